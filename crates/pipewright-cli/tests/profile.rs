@@ -172,6 +172,33 @@ fn a_plan_takes_the_profile_of_its_model_only() {
 }
 
 #[test]
+fn a_plan_with_tensor_ranks_is_checked_and_trained() {
+    let run = Run::new();
+    profile(&run, &[]);
+    let node = "[node]\nranks = 4\nlatency_s = 1e-6\nbytes_per_s = 1e11\n";
+    let text = fs::read_to_string(run.path("p.toml")).expect("the profile");
+    fs::write(run.path("p.toml"), format!("{text}{node}")).expect("a file");
+    let plan = |tensor_ranks: &str, set: &[&str]| {
+        let file = ["plan", "small.toml", "--profile", "p.toml", "-o", "planned.toml"];
+        let mesh = ["--data-parallel", "1", "--tensor-parallel", tensor_ranks];
+        let (code, _, said) = command(&run, &[&file[..], &mesh].concat(), set);
+        assert_eq!(code, Some(0), "{said}");
+        let planned: Table =
+            fs::read_to_string(run.path("planned.toml")).expect("the plan").parse().expect("TOML");
+        [("pipeline", "ranks"), ("mesh", "tensor_parallel")]
+            .map(|(section, key)| planned[section][key].as_integer())
+    };
+    assert_eq!(plan("2", &["pipeline.ranks=4"]), [Some(2), Some(2)]);
+    let (code, printed, said) = command(&run, &["check", "planned.toml"], &[]);
+    assert_eq!(code, Some(0), "{said}");
+    assert!(printed.contains("2 tensor ranks compute each stage together, 4 ranks in all"), "{printed}");
+    let (code, _, said) = command(&run, &["train", "planned.toml"], &[]);
+    assert_eq!(code, Some(0), "{said}");
+    // The plan's mesh replaces that of the configuration, whose ranks are counted.
+    assert_eq!(plan("1", &["pipeline.ranks=2", "mesh.tensor_parallel=2"]), [Some(4), Some(1)]);
+}
+
+#[test]
 fn a_plan_without_a_profile_says_what_it_assumes() {
     let run = Run::new();
     let (code, printed, said) = command(&run, &["plan", "small.toml"], &[]);

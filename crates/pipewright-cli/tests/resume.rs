@@ -108,6 +108,36 @@ fn replicas_that_are_killed_and_hold_wholes_or_parts_in_turn_end_as_if_undisturb
 }
 
 #[test]
+fn a_run_of_tensor_ranks_resumes_under_any_mesh() {
+    // The learning rate must not depend on the number of steps.
+    const SETTINGS: [&str; 2] = ["model.num_attention_heads=4", "optimizer.schedule=constant"];
+    let whole = Run::new();
+    whole.train(&[&SETTINGS[..], &["run.steps=8"]].concat());
+    let expected = whole.figures();
+    let close = |found: &str, expected: &str| {
+        let [found, expected] = [found, expected].map(|figure| figure.parse::<f64>().expect("a number"));
+        (found - expected).abs() <= 2e-5 * expected
+    };
+    for (ranks, replicas, tensor_ranks) in [(1, 2, 1), (4, 1, 1), (1, 1, 4)] {
+        let run = Run::new();
+        run.train(&[&SETTINGS[..], &["run.steps=4", "mesh.tensor_parallel=2"]].concat());
+        let mesh = [
+            format!("pipeline.ranks={ranks}"),
+            format!("mesh.data_parallel={replicas}"),
+            format!("mesh.tensor_parallel={tensor_ranks}"),
+        ];
+        run.resume(&["run.steps=8", &mesh[0], &mesh[1], &mesh[2]]);
+        let found = run.figures();
+        assert_eq!(found.len(), expected.len());
+        for ((_, loss, norm), (step, expected_loss, expected_norm)) in found.iter().zip(&expected) {
+            let is_close = close(loss, expected_loss) && close(norm, expected_norm);
+            assert!(is_close, "{mesh:?}, step {step}: {found:?} {expected:?}");
+        }
+        assert_eq!(inspected(&run)["step"].as_u64(), Some(8));
+    }
+}
+
+#[test]
 fn a_kill_while_saving_loses_nothing() {
     let run = Run::new();
     let (seed, mut random) = seeded();

@@ -286,6 +286,49 @@ fn replicas_share_a_batch() {
 }
 
 #[test]
+fn tensor_ranks_train_as_one() {
+    let folder = folder();
+    let expected = figures(&folder, &[]);
+    let close = |found: &str, expected: &str| {
+        let [found, expected] = [found, expected].map(|figure| figure.parse::<f64>().expect("a number"));
+        (found - expected).abs() <= 1e-5 * expected
+    };
+    for overrides in [&["mesh.tensor_parallel=2"][..], &["mesh.tensor_parallel=2", "mesh.data_parallel=2"]] {
+        let found = figures(&folder, overrides);
+        assert_eq!(found.len(), expected.len());
+        for ((loss, norm), (expected_loss, expected_norm)) in found.iter().zip(&expected) {
+            assert!(close(loss, expected_loss) && close(norm, expected_norm), "{overrides:?}: {found:?}");
+        }
+    }
+}
+
+#[test]
+fn a_model_that_tensor_ranks_cannot_share_is_refused_before_the_run() {
+    let folder = folder();
+    let refused = |arguments: &[&str], expected: &str| {
+        let mut command = Command::cargo_bin("pipewright").expect("the binary is built");
+        let output = command.current_dir(folder.path()).args(arguments).output().expect("it starts");
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {said}");
+        assert!(said.contains(expected), "{arguments:?}: {said}");
+    };
+    let three = ["small.toml", "--set", "mesh.tensor_parallel=3"];
+    let expected = "stage 0: `model.layers.0.self_attn` cannot be split over 3 tensor ranks: \
+                    `model.layers.0.self_attn.q_proj.weight` is split by `num_attention_heads = 2`";
+    for command in ["train", "check"] {
+        refused(&[&[command], &three[..]].concat(), expected);
+    }
+    assert!(!folder.path().join("out").exists());
+    let two = ["small.toml", "--set", "mesh.tensor_parallel=2"];
+    let expected = "`profile` and the schedule `auto` know only layers that one rank computes, and \
+                    `mesh.tensor_parallel` is 2: set it to 1, or name a schedule";
+    refused(&[&["profile"], &two[..]].concat(), expected);
+    for command in ["train", "check"] {
+        refused(&[&[command], &two[..], &["--set", "pipeline.schedule=auto"]].concat(), expected);
+    }
+}
+
+#[test]
 fn recomputation_changes_no_figure() {
     let folder = folder();
     let expected = figures(&folder, &[]);

@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use burn::tensor::Device;
+use pipewright::nn::TensorParallel;
 use pipewright_schedule::ModelDesc;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -53,11 +54,12 @@ impl<F: DecoderFamily> ModelFamily for F {
         self.decoder().initializer_range
     }
 
-    fn build_stage<S>(
+    fn build_split_stage<S>(
         &self,
         layers: Range<usize>,
         source: &mut S,
         device: &Device,
+        tensor: &TensorParallel,
     ) -> Result<DecoderStage, S::Error>
     where
         S: ParameterSource,
@@ -67,6 +69,6 @@ impl<F: DecoderFamily> ModelFamily for F {
         if let Some(mixture) = form.mixture {
             mixture.validate()?;
         }
-        self.decoder().build_stage(&form, layers, source, device)
+        self.decoder().build_stage(&form, layers, source, (device, tensor))
     }
 }

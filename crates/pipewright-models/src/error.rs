@@ -114,6 +114,25 @@ pub enum ConfigError {
         /// The stage, counted from 0.
         stage: usize,
     },
+    /// A layer cannot be split over the ranks that compute a stage together.
+    #[error(
+        "`{layer}` cannot be split over {ranks} tensor ranks: `{parameter}` is split by `{key} = {size}`, which {rule}; use \
+         another `mesh.tensor_parallel`"
+    )]
+    Split {
+        /// The layer.
+        layer: Box<str>,
+        /// A parameter of the layer.
+        parameter: Box<str>,
+        /// The key of the size that is split.
+        key: &'static str,
+        /// The size.
+        size: usize,
+        /// The number of ranks.
+        ranks: u32,
+        /// What is wrong with the size, as a verb with its object.
+        rule: &'static str,
+    },
     /// The range of layers is not a stage of the model.
     #[error("layers {start}..{end} are not a stage of a model of {layers} layers")]
     LayerRange {
@@ -145,7 +164,7 @@ impl ConfigError {
                 Some(message.strip_prefix('`')?.split([' ', '`']).next()?.to_owned())
             }
             Self::EmptyStage { .. } => Some("pattern".to_owned()),
-            Self::LayerRange { .. } => None,
+            Self::LayerRange { .. } | Self::Split { .. } => None,
         }
     }
 }

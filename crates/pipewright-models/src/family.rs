@@ -3,6 +3,8 @@
 use std::ops::Range;
 
 use burn::tensor::Device;
+use pipewright::nn::TensorParallel;
+use pipewright::tensor::TensorRank;
 use pipewright::train::data::{SideError, SideRows, SideTensor};
 use pipewright_schedule::ModelDesc;
 use serde::Serialize;
@@ -97,7 +99,42 @@ pub trait ModelFamily: Clone + Send + Sync + Sized + Serialize + DeserializeOwne
     ) -> Result<Self::Stage, S::Error>
     where
         S: ParameterSource,
+        S::Error: From<ConfigError>,
+    {
+        self.build_split_stage(layers, source, device, &TensorParallel::default())
+    }
+
+    /// As [`ModelFamily::build_stage`], for a rank that computes the stage together with others: with its slices of the
+    /// parameters.
+    ///
+    /// # Errors
+    /// As [`ModelFamily::build_stage`], and when a layer cannot be split over these ranks.
+    fn build_split_stage<S>(
+        &self,
+        layers: Range<usize>,
+        source: &mut S,
+        device: &Device,
+        tensor: &TensorParallel,
+    ) -> Result<Self::Stage, S::Error>
+    where
+        S: ParameterSource,
         S::Error: From<ConfigError>;
+
+    /// As [`ModelFamily::init_stage`], for a rank that computes the stage together with others. The slices of all ranks
+    /// together are the parameters of [`ModelFamily::init_stage`].
+    ///
+    /// # Errors
+    /// As [`ModelFamily::init_stage`], and when a layer cannot be split over these ranks.
+    fn init_split_stage(
+        &self,
+        layers: Range<usize>,
+        seed: u64,
+        device: &Device,
+        tensor: &TensorParallel,
+    ) -> Result<Self::Stage, ConfigError> {
+        let mut source = SeededInit { seed, deviation: self.initializer_range() };
+        self.build_split_stage(layers, &mut source, device, tensor)
+    }
 
     /// Builds the stage that holds `layers`, with initial parameters that depend on `seed` and not on the cut of the
     /// model.
@@ -110,8 +147,7 @@ pub trait ModelFamily: Clone + Send + Sync + Sized + Serialize + DeserializeOwne
         seed: u64,
         device: &Device,
     ) -> Result<Self::Stage, ConfigError> {
-        let mut source = SeededInit { seed, deviation: self.initializer_range() };
-        self.build_stage(layers, &mut source, device)
+        self.init_split_stage(layers, seed, device, &TensorParallel::default())
     }
 
     /// Returns the parameters of the stage that holds `layers`, without their values: nothing is allocated for them.
@@ -119,8 +155,20 @@ pub trait ModelFamily: Clone + Send + Sync + Sized + Serialize + DeserializeOwne
     /// # Errors
     /// When `layers` is empty or reaches past the last layer.
     fn outline(&self, layers: Range<usize>) -> Result<Vec<ParameterSpec>, ConfigError> {
-        let mut outline = Outline::default();
-        self.build_stage(layers, &mut outline, &Device::flex())?;
+        self.split_outline(layers, TensorRank { index: 0, of: 1 })
+    }
+
+    /// As [`ModelFamily::outline`], for a rank that computes the stage together with others: with the shapes of its slices.
+    ///
+    /// # Errors
+    /// As [`ModelFamily::outline`], and when a layer cannot be split over these ranks.
+    fn split_outline(
+        &self,
+        layers: Range<usize>,
+        rank: TensorRank,
+    ) -> Result<Vec<ParameterSpec>, ConfigError> {
+        let (mut outline, tensor) = (Outline::default(), TensorParallel::unconnected(rank));
+        self.build_split_stage(layers, &mut outline, &Device::flex(), &tensor)?;
         Ok(outline.specs)
     }
 }

@@ -36,6 +36,7 @@ pub mod error;
 mod key_check;
 
 mod stage_layers;
+mod split;
 
 pub mod parameter;
 pub mod parameter_group;

@@ -8,7 +8,9 @@ use std::path::{Path, PathBuf};
 
 use burn::tensor::Device;
 use pipewright::checkpoint::Checkpoint;
+use pipewright::nn::TensorParallel;
 use pipewright::stage::Stage;
+use pipewright::tensor::TensorRank;
 use pipewright::train::data::{SideError, SideRows};
 use pipewright_schedule::ModelDesc;
 use serde_json::{Map, Value};
@@ -52,12 +54,15 @@ fn training_stage<F: ModelFamily + 'static>(
     layers: Range<usize>,
     initial: &InitialParameters,
     device: &Device,
+    tensor: &TensorParallel,
 ) -> Result<Stage, HfError> {
     // The sequence length affects only costs.
     let is_last = layers.end == config.describe(1).layers.len();
     let stage: F::Stage = match initial {
-        InitialParameters::Seed(seed) => config.init_stage(layers, *seed, device)?,
-        InitialParameters::Directory(directory) => hf::load_stage(directory, config, layers, device)?,
+        InitialParameters::Seed(seed) => config.init_split_stage(layers, *seed, device, tensor)?,
+        InitialParameters::Directory(directory) => {
+            hf::load_split_stage(directory, config, layers, device, tensor)?
+        }
     };
     Ok(stage.into_stage(is_last))
 }
@@ -206,6 +211,21 @@ macro_rules! families {
                 }
             }
 
+            /// As [`ModelConfig::outline`], for a rank that computes the stage together with others: with the shapes of
+            /// its slices.
+            ///
+            /// # Errors
+            /// As [`ModelConfig::outline`], and when a layer cannot be split over these ranks.
+            pub fn split_outline(
+                &self,
+                layers: Range<usize>,
+                rank: TensorRank,
+            ) -> Result<Vec<ParameterSpec>, ConfigError> {
+                match self {
+                    $(Self::$variant(config) => config.split_outline(layers, rank),)*
+                }
+            }
+
             /// Returns the global paths of the parameters of these groups.
             ///
             /// # Errors
@@ -226,8 +246,22 @@ macro_rules! families {
                 initial: &InitialParameters,
                 device: &Device,
             ) -> Result<Stage, HfError> {
+                self.split_training_stage(layers, initial, device, &TensorParallel::default())
+            }
+
+            /// As [`ModelConfig::training_stage`], for a rank that computes the stage together with others.
+            ///
+            /// # Errors
+            /// As [`ModelConfig::training_stage`], and when a layer cannot be split over these ranks.
+            pub fn split_training_stage(
+                &self,
+                layers: Range<usize>,
+                initial: &InitialParameters,
+                device: &Device,
+                tensor: &TensorParallel,
+            ) -> Result<Stage, HfError> {
                 match self {
-                    $(Self::$variant(config) => training_stage(config, layers, initial, device),)*
+                    $(Self::$variant(config) => training_stage(config, layers, initial, device, tensor),)*
                 }
             }
 

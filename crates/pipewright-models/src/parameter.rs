@@ -3,11 +3,13 @@
 //! A global path is the parameter's name in a Hugging Face directory, such as `model.layers.3.mlp.up_proj.weight`. The
 //! modules of a stage are nested so that Burn's own parameter paths are these names, whatever the cut of the model.
 
+use std::collections::HashMap;
+
 use burn::module::{ModuleVisitor, Param, ParamId};
 use burn::tensor::{Device, Shape, Tensor, TensorData};
-
-use pipewright::nn::{Embedding, Expert, Linear, RmsNorm, TiedHead};
+use pipewright::nn::{Embedding, Expert, Linear, RmsNorm, TensorParallel};
 use pipewright::stage::StageModule;
+use pipewright::tensor::{Placement, Slice};
 
 use crate::error::ConfigError;
 
@@ -33,6 +35,28 @@ pub trait ParameterSource {
     ) -> Result<Param<Tensor<D>>, Self::Error> {
         let values = self.parameter(spec)?;
         Ok(Param::from_data(TensorData::new(values, spec.shape.clone()), device))
+    }
+
+    /// Returns the elements of a slice of the parameter of `spec`.
+    ///
+    /// # Errors
+    /// As [`ParameterSource::parameter`].
+    fn slice_of(&mut self, spec: &ParameterSpec, slice: Slice) -> Result<Vec<f32>, Self::Error> {
+        Ok(slice.cut(self.parameter(spec)?, &spec.shape))
+    }
+
+    /// As [`ParameterSource::slice_of`], in the form that a stage holds.
+    ///
+    /// # Errors
+    /// As [`ParameterSource::parameter`].
+    fn slice<const D: usize>(
+        &mut self,
+        spec: &ParameterSpec,
+        slice: Slice,
+        device: &Device,
+    ) -> Result<Param<Tensor<D>>, Self::Error> {
+        let values = self.slice_of(spec, slice)?;
+        Ok(Param::from_data(TensorData::new(values, slice.shape(&spec.shape)), device))
     }
 }
 
@@ -64,11 +88,93 @@ pub enum ParameterKind {
 pub(crate) struct Builder<'a, S> {
     source: &'a mut S,
     device: &'a Device,
+    /// The ranks that compute the stage together.
+    tensor: TensorParallel,
+    /// How these ranks hold each parameter that was built, by path.
+    placements: HashMap<String, Placement>,
+}
+
+/// How a linear layer is split over the ranks that compute a stage together.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum SplitLinear {
+    /// Every rank has some of the outputs. If there are fewer slices than ranks, neighbours have the same slice.
+    Outputs { slices: u32 },
+    /// Every rank has the weights of some of the inputs, and the whole bias.
+    Inputs,
 }
 
 impl<'a, S: ParameterSource> Builder<'a, S> {
-    pub(crate) fn new(source: &'a mut S, device: &'a Device) -> Self {
-        Self { source, device }
+    /// Returns the builder of a rank, which may compute the stage together with others.
+    pub(crate) fn new(source: &'a mut S, device: &'a Device, tensor: &TensorParallel) -> Self {
+        Self { source, device, tensor: tensor.clone(), placements: HashMap::new() }
+    }
+
+    /// Returns the number of ranks that compute the stage together.
+    pub(crate) fn tensor_ranks(&self) -> u32 {
+        self.tensor.ranks()
+    }
+
+    /// Returns how these ranks hold each parameter, by path.
+    pub(crate) fn into_placements(self) -> HashMap<String, Placement> {
+        self.placements
+    }
+
+    /// Builds a linear layer that is split. `inputs` and `outputs` are those of the whole layer.
+    pub(crate) fn split_linear(
+        &mut self,
+        bias: bool,
+        path: &str,
+        [inputs, outputs]: [usize; 2],
+        split: SplitLinear,
+    ) -> Result<Linear, S::Error> {
+        let (weight, of_bias) = match split {
+            SplitLinear::Outputs { slices } => (Placement::split(1, slices), Placement::split(0, slices)),
+            SplitLinear::Inputs => (Placement::split(0, self.tensor_ranks()), Placement::REPLICATED),
+        };
+        let weight = self.placed(path, "weight", [inputs, outputs], ParameterKind::Matrix, weight)?;
+        let bias = bias.then(|| self.placed(path, "bias", [outputs], ParameterKind::Bias, of_bias));
+        Ok(Linear { weight, bias: bias.transpose()? })
+    }
+
+    /// Builds a table whose rows are split over all ranks. `rows` are those of the whole table.
+    pub(crate) fn split_table(
+        &mut self,
+        path: &str,
+        rows: usize,
+        width: usize,
+    ) -> Result<Param<Tensor<2>>, S::Error> {
+        let placement = Placement::split(0, self.tensor_ranks());
+        self.placed(path, "weight", [rows, width], ParameterKind::Table, placement)
+    }
+
+    /// Builds a normalisation of which every rank computes a part of the gradient.
+    pub(crate) fn partial_norm(
+        &mut self,
+        path: &str,
+        width: usize,
+        epsilon: f64,
+    ) -> Result<RmsNorm, S::Error> {
+        let placement = Placement::REPLICATED_PARTIAL;
+        let weight = self.placed(path, "weight", [width], ParameterKind::Scale, placement)?;
+        Ok(RmsNorm { weight, epsilon })
+    }
+
+    /// Builds a feed-forward layer with a gate whose inner width is split over all ranks.
+    pub(crate) fn split_gated_expert(
+        &mut self,
+        path: &str,
+        width: usize,
+        inner: usize,
+    ) -> Result<Expert, S::Error> {
+        let slices = self.tensor_ranks();
+        let mut outputs = |name: &str| {
+            let split = SplitLinear::Outputs { slices };
+            self.split_linear(false, &format!("{path}.{name}"), [width, inner], split)
+        };
+        let (gate_proj, up_proj) = (Some(outputs("gate_proj")?), outputs("up_proj")?);
+        let path = format!("{path}.down_proj");
+        let down_proj = self.split_linear(false, &path, [inner, width], SplitLinear::Inputs)?;
+        Ok(Expert { gate_proj, up_proj, down_proj })
     }
 
     /// Builds a linear layer. `path` is the layer's path, to which `.weight` is added.
@@ -93,29 +199,9 @@ impl<'a, S: ParameterSource> Builder<'a, S> {
         if bias { self.linear_with_bias(path, inputs, outputs) } else { self.linear(path, inputs, outputs) }
     }
 
-    /// Builds a feed-forward layer with a gate: an expert, or a dense layer of the same form.
-    pub(crate) fn gated_expert(
-        &mut self,
-        path: &str,
-        width: usize,
-        inner: usize,
-    ) -> Result<Expert, S::Error> {
-        Ok(Expert {
-            gate_proj: Some(self.linear(&format!("{path}.gate_proj"), width, inner)?),
-            up_proj: self.linear(&format!("{path}.up_proj"), width, inner)?,
-            down_proj: self.linear(&format!("{path}.down_proj"), inner, width)?,
-        })
-    }
-
     pub(crate) fn embedding(&mut self, path: &str, rows: usize, width: usize) -> Result<Embedding, S::Error> {
         let weight = self.parameter(path, "weight", [rows, width], ParameterKind::Table)?;
         Ok(Embedding { weight })
-    }
-
-    /// Builds a tied head. `path` is the path of the embedding whose table the head copies.
-    pub(crate) fn tied_head(&mut self, path: &str, rows: usize, width: usize) -> Result<TiedHead, S::Error> {
-        let Embedding { weight } = self.embedding(path, rows, width)?;
-        Ok(TiedHead { weight })
     }
 
     pub(crate) fn norm(&mut self, path: &str, width: usize, epsilon: f64) -> Result<RmsNorm, S::Error> {
@@ -131,8 +217,26 @@ impl<'a, S: ParameterSource> Builder<'a, S> {
         shape: [usize; D],
         kind: ParameterKind,
     ) -> Result<Param<Tensor<D>>, S::Error> {
+        self.placed(layer, name, shape, kind, Placement::REPLICATED)
+    }
+
+    /// As [`Builder::parameter`], for a parameter that the ranks hold as `placement` says. `shape` is that of the whole.
+    pub(crate) fn placed<const D: usize>(
+        &mut self,
+        layer: &str,
+        name: &str,
+        shape: [usize; D],
+        kind: ParameterKind,
+        placement: Placement,
+    ) -> Result<Param<Tensor<D>>, S::Error> {
         let spec = ParameterSpec { path: format!("{layer}.{name}"), shape: shape.to_vec(), kind };
-        self.source.param(&spec, self.device)
+        let slice = self.tensor.slice(placement);
+        let parameter = match slice.is_whole() {
+            true => self.source.param(&spec, self.device),
+            false => self.source.slice(&spec, slice, self.device),
+        };
+        self.placements.insert(spec.path, placement);
+        parameter
     }
 }
 
@@ -158,11 +262,27 @@ impl ParameterSource for Outline {
         device: &Device,
     ) -> Result<Param<Tensor<D>>, ConfigError> {
         self.specs.push(spec.clone());
-        let shape = Shape::from(spec.shape.clone());
-        let of_shape = shape.clone();
-        let zeros = move |device: &Device, _requires_grad: bool| Tensor::zeros(of_shape, device);
-        Ok(Param::uninitialized(ParamId::new(), zeros, device.clone(), true, shape))
+        Ok(outlined(&spec.shape, device))
     }
+
+    fn slice<const D: usize>(
+        &mut self,
+        spec: &ParameterSpec,
+        slice: Slice,
+        device: &Device,
+    ) -> Result<Param<Tensor<D>>, ConfigError> {
+        let shape = slice.shape(&spec.shape);
+        self.specs.push(ParameterSpec { shape: shape.clone(), ..spec.clone() });
+        Ok(outlined(&shape, device))
+    }
+}
+
+/// Returns a parameter without storage.
+fn outlined<const D: usize>(shape: &[usize], device: &Device) -> Param<Tensor<D>> {
+    let shape = Shape::from(shape.to_vec());
+    let of_shape = shape.clone();
+    let zeros = move |device: &Device, _requires_grad: bool| Tensor::zeros(of_shape, device);
+    Param::uninitialized(ParamId::new(), zeros, device.clone(), true, shape)
 }
 
 /// Returns the parameters that `stage` contributes to a model directory, in the order in which Burn visits them. The

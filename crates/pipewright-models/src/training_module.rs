@@ -1,9 +1,11 @@
 //! Modules of stages that can be trained: how the last stage of a model computes its loss.
 
-use burn::tensor::Tensor;
+use burn::tensor::{Int, Tensor};
+use pipewright::nn::split_cross_entropy;
 use pipewright::stage::{Stage, StageModule};
 
 use crate::loss::cross_entropy;
+use crate::split::SplitStage;
 
 /// The module of a stage of a model family.
 pub trait TrainingModule: StageModule {
@@ -11,7 +13,21 @@ pub trait TrainingModule: StageModule {
     fn into_stage(self, is_last: bool) -> Stage;
 }
 
-/// Returns the stage of a module that ends in logits, whose loss is the mean cross entropy.
-pub(crate) fn stage_of_logits<M: StageModule<Output = Tensor<3>>>(module: M, is_last: bool) -> Stage {
-    if is_last { Stage::with_loss(module, cross_entropy) } else { Stage::new(module) }
+/// Returns the stage of a module that ends in the logits of its rank's part of the vocabulary, whose loss is the mean cross
+/// entropy.
+pub(crate) fn stage_of_logits<M: StageModule<Output = Tensor<3>>>(
+    module: M,
+    is_last: bool,
+    SplitStage { tensor, vocabulary, .. }: SplitStage,
+) -> Stage {
+    match (is_last, tensor.ranks()) {
+        (false, _) => Stage::new(module),
+        (true, 1) => Stage::with_loss(module, cross_entropy),
+        (true, _) => Stage::with_loss(module, move |logits: Tensor<3>, targets: Tensor<2, Int>| {
+            let [batch, sequence, part] = logits.dims();
+            let tokens = batch * sequence;
+            let (logits, targets) = (logits.reshape([tokens, part]), targets.reshape([tokens]));
+            split_cross_entropy(logits, targets, vocabulary, &tensor)
+        }),
+    }
 }

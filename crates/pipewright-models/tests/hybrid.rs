@@ -8,6 +8,7 @@ use std::sync::OnceLock;
 
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{Device, Gradients, Int, Tensor, TensorData};
+use pipewright::nn::TensorParallel;
 use pipewright::optimizer::AdamW;
 use pipewright::pipeline::{Pipeline, PipelineConfig};
 use pipewright::stage::{StageContext, StageModule};
@@ -87,7 +88,7 @@ impl Reference {
         path.exists().then(|| SideRows::read(&path).expect("the file is sound"))
     }
 
-    fn train(&self, schedule: &str, ranks: u32, microbatches: u32, precision: Precision) -> Vec<Losses> {
+    fn train(&self, schedule: &str, ranks: u32, microbatches: u32, config: &PipelineConfig) -> Vec<Losses> {
         let Expected { batch, seq_len, steps, learning_rate, .. } = self.expected;
         let rows = DataConfig {
             path: vec![self.dir.join("tokens.jsonl").display().to_string()],
@@ -108,7 +109,7 @@ impl Reference {
             warmup_steps: 0,
             steps: steps as u64,
         };
-        let pipeline = self.launch(program(schedule, ranks, microbatches), precision);
+        let pipeline = self.launch(program(schedule, ranks, microbatches, config.data_parallel), config);
         let mut trainer = Trainer::new(pipeline, rows, batch, rate);
         let step = |_| {
             let (metrics, _) = trainer.step().expect("a step");
@@ -126,24 +127,20 @@ impl Reference {
         (0..steps).map(step).collect()
     }
 
-    fn launch(&self, program: ValidatedProgram, precision: Precision) -> Pipeline {
+    fn launch(&self, program: ValidatedProgram, config: &PipelineConfig) -> Pipeline {
         let count = program.placement().stages();
         let weights = self.config.describe(self.expected.seq_len).weights();
         let stages = partition(&weights, count, &Method::Optimal).expect("it divides");
-        let (dir, config) = (self.dir.clone(), self.config.clone());
-        let make = move |stage: StageIndex| -> Result<_, HfError> {
-            let module = hf::load_stage(&dir, &config, stages.range(stage), &Device::flex().autodiff())?;
+        let (dir, model) = (self.dir.clone(), self.config.clone());
+        let make = move |stage: StageIndex, tensor: &TensorParallel| -> Result<_, HfError> {
+            let device = Device::flex().autodiff();
+            let module = hf::load_split_stage(&dir, &model, stages.range(stage), &device, tensor)?;
             Ok(module.into_stage(stage.get() + 1 == count))
         };
         let adam = AdamW { betas: (0.9, 0.95), epsilon: 1e-8, weight_decay: 0.1 };
-        let config = PipelineConfig {
-            optimizer: Some(adam.init()),
-            clip_norm: Some(1.0),
-            precision,
-            ..PipelineConfig::default()
-        };
-        let world = World::local(program.ranks());
-        Pipeline::launch(program, world, &config, make).expect("it starts")
+        let config = PipelineConfig { optimizer: Some(adam.init()), clip_norm: Some(1.0), ..config.clone() };
+        let world = World::local(program.ranks() * config.data_parallel * config.tensor_parallel);
+        Pipeline::launch_split(program, world, &config, make).expect("it starts")
     }
 
     fn assert_close(&self, run: &[Losses], microbatches: u32) {
@@ -168,11 +165,12 @@ impl Reference {
     }
 }
 
-/// Makes the program of a training.
-fn program(schedule: &str, ranks: u32, microbatches: u32) -> ValidatedProgram {
-    let spec = ScheduleSpec { ranks, microbatches, ..ScheduleSpec::default() };
+/// Makes the program of a training. The replicas share the microbatches.
+fn program(schedule: &str, ranks: u32, microbatches: u32, replicas: u32) -> ValidatedProgram {
+    let spec = ScheduleSpec { ranks, microbatches: microbatches / replicas, ..ScheduleSpec::default() };
     let schedule = generate(schedule, &spec).expect("a schedule");
-    for_training(&schedule, &TrainingLowering::default()).expect("it is sound")
+    for_training(&schedule, &TrainingLowering { replicas, ..TrainingLowering::default() })
+        .expect("it is sound")
 }
 
 /// A reference with its runs on one rank, by the logarithm of the number of microbatches.
@@ -189,13 +187,13 @@ impl Model {
     /// Checks that the run is the reference's, and has the bits of one rank.
     fn check(&self, schedule: &str, ranks: u32, microbatches: u32) {
         let reference = Reference::load(self.name);
-        let run = reference.train(schedule, ranks, microbatches, Precision::F32);
+        let run = reference.train(schedule, ranks, microbatches, &PipelineConfig::default());
         // The reference has curves for 1, 2 and 4 microbatches.
         if microbatches <= 4 {
             reference.assert_close(&run, microbatches);
         }
         let one_rank = self.one_rank[microbatches.ilog2() as usize]
-            .get_or_init(|| reference.train("gpipe", 1, microbatches, Precision::F32));
+            .get_or_init(|| reference.train("gpipe", 1, microbatches, &PipelineConfig::default()));
         assert_eq!(&run, one_rank, "{schedule}: the bits of one rank");
     }
 
@@ -203,9 +201,10 @@ impl Model {
     /// `tolerance` of single precision.
     fn check_in(&self, precision: Precision, tolerance: f64) {
         let reference = Reference::load(self.name);
-        let train = |schedule, ranks| reference.train(schedule, ranks, 4, precision);
+        let config = PipelineConfig { precision, ..PipelineConfig::default() };
+        let train = |schedule, ranks| reference.train(schedule, ranks, 4, &config);
         let one_rank = train("gpipe", 1);
-        let single = reference.train("gpipe", 1, 4, Precision::F32);
+        let single = reference.train("gpipe", 1, 4, &PipelineConfig::default());
         assert_ne!(one_rank, single, "nothing is rounded");
         let error = |(found, expected): (&Losses, &Losses)| (found.ce - expected.ce).abs() / expected.ce;
         let largest = one_rank.iter().zip(&single).map(error).fold(0.0, f64::max);
@@ -257,6 +256,20 @@ cases! { FULL:
     full_dualpipev_2_ranks: "dualpipev", 2, 4;
     full_dualpipev_4_ranks: "dualpipev", 4, 8;
     full_weight_gradients_wait: "zb-h1", 4, 4;
+}
+
+#[test]
+fn tensor_ranks_have_the_results_of_the_reference() {
+    let meshes =
+        [("gpipe", 1, 1, 1, 2), ("1f1b", 1, 2, 1, 4), ("zbvzerobubble", 2, 4, 1, 2), ("1f1b", 2, 4, 2, 2)];
+    for (schedule, ranks, microbatches, data_parallel, tensor_parallel) in meshes {
+        for model in ["hybrid-min", "hybrid-full"] {
+            let reference = Reference::load(model);
+            let config = PipelineConfig { data_parallel, tensor_parallel, ..PipelineConfig::default() };
+            let run = reference.train(schedule, ranks, microbatches, &config);
+            reference.assert_close(&run, microbatches);
+        }
+    }
 }
 
 #[test]

@@ -4,6 +4,7 @@ const LAYERS: &[&str] = &[
     "error",
     "key_check",
     "stage_layers",
+    "split",
     "parameter",
     "parameter_group",
     "init",

@@ -3,7 +3,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender};
 use pipewright_schedule::Event;
@@ -15,10 +15,6 @@ use crate::ids::{Attempt, StepNumber, WorldRank};
 use crate::memory::RankMemory;
 use crate::progress::ProgressBoard;
 use crate::stage::Visit;
-use crate::transport::Waited;
-
-/// How long a rank waits before it checks whether other ranks make progress.
-const SHORT_WAIT: Duration = Duration::from_millis(10);
 
 /// A request to a rank's thread. A command that is answered carries the channel for its answer.
 pub(crate) enum Command {
@@ -264,24 +260,12 @@ fn drive(executor: &mut Executor, watch: &Watch) -> Result<(), StepError> {
 
 /// Sleeps until a message arrives. The deadline starts again whenever any rank of the world moves.
 fn park(executor: &mut Executor, watch: &Watch) -> Result<(), StepError> {
-    let patience = watch.deadline + executor.endpoint().detection_lag(watch.deadline);
-    // Reading the progress of all ranks takes longer the more ranks there are, and most waits are short.
-    match executor.endpoint().wait(Instant::now() + patience.min(SHORT_WAIT)) {
-        Waited::Arrived | Waited::Aborted => return Ok(()),
-        Waited::TimedOut => {}
+    // An abort is reported by the next poll.
+    if executor.endpoint().wait_for_news(&watch.board, watch.deadline) {
+        return Ok(());
     }
-    loop {
-        let moves = watch.board.moves();
-        match executor.endpoint().wait(Instant::now() + patience) {
-            // An abort is reported by the next poll.
-            Waited::Arrived | Waited::Aborted => return Ok(()),
-            Waited::TimedOut if watch.board.moves() != moves => {}
-            Waited::TimedOut => {
-                let report = watch.board.report();
-                return Err(executor.error(Cause::Deadline { waited: watch.deadline, report }));
-            }
-        }
-    }
+    let report = watch.board.report();
+    Err(executor.error(Cause::Deadline { waited: watch.deadline, report }))
 }
 
 /// Runs user code; a panic becomes a cause.

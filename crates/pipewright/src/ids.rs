@@ -6,7 +6,6 @@
 
 use std::fmt;
 
-use pipewright_schedule::Rank;
 use serde::{Deserialize, Serialize};
 
 /// Declares a type over a bare number.
@@ -64,12 +63,6 @@ impl WorldRank {
     /// Returns the number as an index into a slice.
     pub const fn index(self) -> usize {
         self.0 as usize
-    }
-
-    /// Returns the row of this rank in a measured timeline. The timeline of a step has one row for each rank of the
-    /// world, and [`pipewright_schedule`] calls every row a rank.
-    pub const fn timeline_row(self) -> Rank {
-        Rank::new(self.0)
     }
 }
 

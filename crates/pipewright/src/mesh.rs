@@ -1,7 +1,8 @@
-//! The mesh of pipelines and replicas, and the coordinates of each rank of the world.
+//! The mesh of pipelines, replicas and tensor groups, and the coordinates of each rank of the world.
 //!
-//! A mesh has `data` replicas of a pipeline of `pipeline` ranks; each replica gets its part of the batch. The ranks of
-//! one replica are consecutive in the world, because they exchange the most data.
+//! A mesh has `data` replicas of a pipeline of `pipeline` ranks; each replica gets its part of the batch. At each rank of a
+//! pipeline, `tensor` ranks of the world compute the stages together: each holds its slices of the parameters. They are
+//! consecutive in the world, because they exchange the most data, and so are the ranks of one replica.
 
 use pipewright_schedule::Rank;
 use serde::{Deserialize, Serialize};
@@ -16,6 +17,8 @@ pub struct Mesh {
     pub pipeline: u32,
     /// Replicas of the pipeline.
     pub data: u32,
+    /// Ranks of the world that compute the stages of one rank of a pipeline together.
+    pub tensor: u32,
 }
 
 /// Which part of the training state each replica holds.
@@ -44,30 +47,58 @@ pub struct MeshCoord {
     pub replica: u32,
     /// The rank within its pipeline.
     pub rank: Rank,
+    /// The place among the ranks that compute the same stages together, from 0.
+    pub tensor: u32,
 }
 
 impl Mesh {
     /// Returns the number of ranks of all replicas; `None` if it exceeds `u32`.
     pub fn ranks(&self) -> Option<u32> {
-        self.pipeline.checked_mul(self.data)
+        self.pipeline.checked_mul(self.data)?.checked_mul(self.tensor)
     }
 
     /// Returns the coordinates of a rank of the world.
     pub fn coord(&self, world: WorldRank) -> MeshCoord {
-        MeshCoord { replica: world.get() / self.pipeline, rank: Rank::new(world.get() % self.pipeline) }
+        let group = world.get() / self.tensor;
+        MeshCoord {
+            replica: group / self.pipeline,
+            rank: Rank::new(group % self.pipeline),
+            tensor: world.get() % self.tensor,
+        }
     }
 
-    /// Returns all ranks of the pipeline of a rank of the world; `None` for a rank outside the mesh.
+    /// Returns the ranks of a rank's pipeline that have the same place in their tensor groups; `None` for a rank outside
+    /// the mesh.
     pub fn pipeline_group(&self, world: WorldRank) -> Option<Group> {
-        let MeshCoord { replica, .. } = self.contains(world).then(|| self.coord(world))?;
-        let ranks = (0..self.pipeline).map(|rank| MeshCoord { replica, rank: Rank::new(rank) });
+        let coord = self.contains(world).then(|| self.coord(world))?;
+        let ranks = (0..self.pipeline).map(|rank| MeshCoord { rank: Rank::new(rank), ..coord });
         self.group(ranks, world)
     }
 
-    /// Returns the ranks of all replicas with the same pipeline rank; `None` for a rank outside the mesh.
+    /// Returns the ranks of all replicas with the same pipeline rank and the same place in their tensor groups; `None` for
+    /// a rank outside the mesh.
     pub fn data_group(&self, world: WorldRank) -> Option<Group> {
-        let MeshCoord { rank, .. } = self.contains(world).then(|| self.coord(world))?;
-        self.group((0..self.data).map(|replica| MeshCoord { replica, rank }), world)
+        let coord = self.contains(world).then(|| self.coord(world))?;
+        self.group((0..self.data).map(|replica| MeshCoord { replica, ..coord }), world)
+    }
+
+    /// Returns the ranks that compute the same stages together; `None` for a rank outside the mesh.
+    pub fn tensor_group(&self, world: WorldRank) -> Option<Group> {
+        let coord = self.contains(world).then(|| self.coord(world))?;
+        self.group((0..self.tensor).map(|tensor| MeshCoord { tensor, ..coord }), world)
+    }
+
+    /// Returns all ranks of a rank's replica; `None` for a rank outside the mesh.
+    pub fn replica_group(&self, world: WorldRank) -> Option<Group> {
+        let coord = self.contains(world).then(|| self.coord(world))?;
+        let first = coord.replica * self.pipeline * self.tensor;
+        let members = (0..self.pipeline * self.tensor).map(|place| self.coord(WorldRank::new(first + place)));
+        self.group(members, world)
+    }
+
+    /// Returns the row of a rank in a step's timeline, which has one row for each tensor group.
+    pub fn timeline_row(&self, world: WorldRank) -> Rank {
+        Rank::new(world.get() / self.tensor)
     }
 
     fn contains(&self, world: WorldRank) -> bool {
@@ -80,7 +111,7 @@ impl Mesh {
 
     /// Returns the rank of the world at the coordinates.
     pub fn world_rank(&self, coord: MeshCoord) -> WorldRank {
-        WorldRank::new(coord.replica * self.pipeline + coord.rank.get())
+        WorldRank::new((coord.replica * self.pipeline + coord.rank.get()) * self.tensor + coord.tensor)
     }
 }
 
@@ -90,18 +121,25 @@ mod tests {
 
     #[test]
     fn every_rank_has_its_own_coordinates() {
-        let mesh = Mesh { pipeline: 3, data: 4 };
-        for world in (0..12).map(WorldRank::new) {
+        let mesh = Mesh { pipeline: 3, data: 4, tensor: 2 };
+        for world in (0..24).map(WorldRank::new) {
             let coord = mesh.coord(world);
-            assert!(coord.rank.get() < 3 && coord.replica < 4, "{coord:?}");
+            assert!(coord.rank.get() < 3 && coord.replica < 4 && coord.tensor < 2, "{coord:?}");
             assert_eq!(mesh.world_rank(coord), world);
+            assert_eq!(mesh.timeline_row(world).get(), coord.replica * 3 + coord.rank.get());
             let groups = mesh.pipeline_group(world).zip(mesh.data_group(world));
             let (pipeline, data) = groups.expect("it is in the mesh");
             assert_eq!((pipeline.members().len(), pipeline.place()), (3, coord.rank.index()));
             assert_eq!((data.members().len(), data.place()), (4, coord.replica as usize));
             assert!(pipeline.members()[pipeline.place()] == world && data.members()[data.place()] == world);
+            let groups = mesh.tensor_group(world).zip(mesh.replica_group(world));
+            let (tensor, replica) = groups.expect("it is in the mesh");
+            let first = world.get() - coord.tensor;
+            assert_eq!(tensor.members(), [first, first + 1].map(WorldRank::new), "neighbours");
+            assert_eq!((replica.members().len(), replica.place()), (6, world.index() % 6));
         }
-        assert_eq!(mesh.data_group(WorldRank::new(12)), None);
-        assert_eq!(Mesh { pipeline: 0, data: 1 }.pipeline_group(WorldRank::new(0)), None);
+        assert_eq!(mesh.data_group(WorldRank::new(24)), None);
+        let empty = Mesh { pipeline: 0, data: 1, tensor: 1 };
+        assert_eq!(empty.pipeline_group(WorldRank::new(0)), None);
     }
 }

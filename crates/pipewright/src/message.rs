@@ -45,9 +45,9 @@ pub enum Tag {
         /// The microbatch of the tensors.
         microbatch: Microbatch,
     },
-    /// The parameter lists of some ranks, from which shared parameters are found: up the tree of a pipeline, at launch.
+    /// The parameter lists of some ranks, from which shared parameters are found: up the tree of a replica, at launch.
     Parameters,
-    /// The parameters that several stages share: down the tree of a pipeline, at launch.
+    /// The parameters that several stages share: down the tree of a replica, at launch.
     SharedParameters,
     /// The gradient of one copy of a shared parameter.
     SharedGradient {
@@ -90,7 +90,12 @@ pub enum Tag {
         /// The number of earlier rounds of the communicator.
         round: u32,
     },
-    /// The sums of squares of the gradients of some ranks, for the gradient norm: up the tree of a pipeline.
+    /// An exchange between the ranks that compute a stage together.
+    TensorGroup {
+        /// The number of earlier exchanges in this attempt.
+        round: u32,
+    },
+    /// The sums of squares of the gradients of some ranks, for the gradient norm: up the tree of a replica.
     Squares,
     /// Replicas have summed their gradients and found them finite: up the tree of the replicas, where parameters are
     /// not sharded.
@@ -149,6 +154,9 @@ impl std::fmt::Display for Tag {
             Self::ReplicaSquares => f.write_str("its part of the squares of gradients"),
             Self::Collective { communicator, round } => {
                 write!(f, "round {round} of communicator {communicator}")
+            }
+            Self::TensorGroup { round } => {
+                write!(f, "its tensors for exchange {round} of the ranks that compute the stage together")
             }
             Self::Squares => f.write_str("its squares of gradients"),
             Self::GlobalNorm => f.write_str("the gradient norm of all ranks"),

@@ -4,7 +4,7 @@
 //! failed when *no* rank has made progress for the whole deadline.
 
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use pipewright_schedule::{Action, Rank, ValidatedProgram};
@@ -23,6 +23,8 @@ pub(crate) struct ProgressBoard {
     ranks: Arc<[RankProgress]>,
     /// The program that the ranks run, and the step.
     program: Arc<Mutex<(Option<Arc<ValidatedProgram>>, StepNumber)>>,
+    /// The ranks that compute each stage together, and run the same row of the program.
+    tensor_ranks: Arc<AtomicU32>,
 }
 
 /// The progress of one rank, on its own cache line because each rank writes to it at every poll.
@@ -125,12 +127,26 @@ impl RankProgress {
 
 impl ProgressBoard {
     pub(crate) fn new(ranks: u32) -> Self {
-        Self { ranks: (0..ranks).map(|_| RankProgress::default()).collect(), program: Arc::default() }
+        Self {
+            ranks: (0..ranks).map(|_| RankProgress::default()).collect(),
+            program: Arc::default(),
+            tensor_ranks: Arc::new(AtomicU32::new(1)),
+        }
     }
 
     /// Returns the number of ranks.
     pub(crate) fn ranks(&self) -> u32 {
         self.ranks.len() as u32
+    }
+
+    /// Sets the number of ranks that compute each stage together.
+    pub(crate) fn set_tensor_ranks(&self, ranks: u32) {
+        self.tensor_ranks.store(ranks.max(1), Ordering::Relaxed);
+    }
+
+    /// Returns the row of `program` that a rank runs. Replicas and tensor groups run the same program.
+    pub(crate) fn row_of(&self, rank: WorldRank, program: &ValidatedProgram) -> Rank {
+        Rank::new(rank.get() / self.tensor_ranks.load(Ordering::Relaxed) % program.ranks())
     }
 
     /// Records the program and the step, for reports.
@@ -144,7 +160,7 @@ impl ProgressBoard {
         let nowhere = RankPosition { rank, step: StepNumber::default(), action: None };
         let Ok(running) = self.program.try_lock() else { return nowhere };
         let (Some(program), step) = &*running else { return nowhere };
-        let row = program.row(Rank::new(rank.get() % program.ranks()));
+        let row = program.row(self.row_of(rank, program));
         let position = self.ranks[rank.index()].position.load(Ordering::Relaxed) as usize;
         RankPosition { rank, step: *step, action: row.get(position).copied() }
     }
@@ -221,10 +237,8 @@ impl ProgressBoard {
     }
 
     fn report_on(&self, program: &ValidatedProgram) -> String {
-        // Replicas run the same program.
-        let pipeline = program.ranks();
         let lines = (0..self.ranks.len() as u32).map(WorldRank::new).map(|rank| {
-            let row = program.row(Rank::new(rank.get() % pipeline));
+            let row = program.row(self.row_of(rank, program));
             let progress = &self.ranks[rank.index()];
             let at = (progress.position.load(Ordering::Relaxed) as usize).min(row.len());
             let done =

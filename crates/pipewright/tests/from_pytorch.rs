@@ -13,7 +13,7 @@ use pipewright::graph::{Graph, GraphBuilder, GraphLayer, GraphStage, PlacedGraph
 use pipewright::hook::{ActionHook, BackwardRun, ForwardRun, OverlapRun};
 use pipewright::ids::WorldRank;
 use pipewright::mesh::DataParallelMode;
-use pipewright::nn::SplitBackward;
+use pipewright::nn::{Linear, SplitBackward, TensorParallel};
 use pipewright::optimizer::{AdamW, ClipGroup, OptimizerGroup, ParameterGradient};
 use pipewright::pipeline::{Layers, Pipeline, PipelineBuilder, StepSummary};
 use pipewright::stage::{Stage, StageContext, StageError, StageModule, WeightWork};
@@ -202,6 +202,10 @@ fn placed<'a>(graph: &'a Graph<u32>, placement: Placement) -> Outcome<PlacedGrap
 
 fn graph_stage<L: GraphLayer + Module>(stage: GraphStage<L>) -> Stage {
     Stage::of_graph(stage)
+}
+
+fn split_over_ranks(up: &Linear, down: &Linear, tensor: TensorParallel, x: Tensor<2>) -> Tensor<2> {
+    down.forward_split_inputs(up.forward(tensor.enter(x)), &tensor)
 }
 
 /// Removes everything that formatting adds, and copies of values that several lines use.

@@ -167,7 +167,10 @@ fn a_world_of_another_size_is_refused() {
     let program = program("1f1b", 2, 4);
     let launched = Pipeline::launch(program, World::local(3), &replicated(2), |index| stage(index, 2));
     let error = launched.err().expect("four ranks are needed");
-    assert!(matches!(error, PipelineError::WorldSize { world: 3, program: 2, replicas: 2 }), "{error}");
+    assert!(
+        matches!(error, PipelineError::WorldSize { world: 3, program: 2, replicas: 2, tensor_ranks: 1 }),
+        "{error}"
+    );
 }
 
 #[test]

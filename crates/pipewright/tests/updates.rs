@@ -91,6 +91,9 @@ fn gradients(module: &Mlp, step: u64, microbatches: u32) -> Gradients {
 
 use pipewright::stage::StageModule;
 
+/// The path, the stage and the elements of a gradient.
+type Seen = (String, u32, Vec<f32>);
+
 fn assert_close(found: &Values, expected: &Values, what: &str) {
     assert_eq!(found.keys().collect::<Vec<_>>(), expected.keys().collect::<Vec<_>>(), "{what}");
     for (path, values) in found {
@@ -207,7 +210,7 @@ fn a_hook_gets_the_mean_gradient_of_each_parameter_once() {
     for (schedule, ranks) in CUTS {
         let program = program(schedule, ranks, MICROBATCHES);
         let stages = program.placement().stages();
-        let seen: Arc<Mutex<Vec<(String, u32, Vec<f32>)>>> = Arc::default();
+        let seen: Arc<Mutex<Vec<Seen>>> = Arc::default();
         let sink = seen.clone();
         let hook = move |gradient: &mut ParameterGradient<'_>| {
             let values: Vec<f32> = match gradient.shape().len() {

@@ -16,11 +16,11 @@ use pipewright_schedule::{Recompute, StageIndex};
 use serde::{Deserialize, Serialize};
 
 use crate::commands::layer_sizes::layers_of;
-use crate::commands::measure::{all_ranks, measure_run, memory_of_rank, workload};
+use crate::commands::measure::{measure_run, memory_of_rank, workload};
 use crate::commands::peak_rates::{assumed_link, assumed_rates, device_name};
 use crate::commands::plan_config::is_named;
 use crate::commands::plan_print::{refused, stages_per_rank, title_of};
-use crate::commands::prepare::read_model;
+use crate::commands::prepare::{read_model, require_whole_layers};
 use crate::commands::process_group::ProcessGroup;
 use crate::commands::profile_file::profile_text;
 use crate::commands::update::state_per_parameter;
@@ -139,8 +139,9 @@ fn decide(
     source: &str,
     mut files: Vec<(String, String)>,
 ) -> Result<Decision, Failure> {
+    require_whole_layers(&settings.mesh)?;
     let request = PlanRequest {
-        ranks: all_ranks(settings),
+        ranks: settings.mesh.ranks(settings.pipeline.ranks),
         microbatches: settings.pipeline.microbatches,
         microbatch_rows: settings.pipeline.microbatch_size,
         memory: memory_of_rank(settings),
@@ -262,7 +263,7 @@ fn profile_file(settings: &Settings) -> Result<String, Failure> {
     read_model(&settings.model)?.to_json().to_string().hash(&mut hasher);
     let by_key = settings.by_key();
     KEYS.map(|key| by_key.get(key)).hash(&mut hasher);
-    all_ranks(settings).hash(&mut hasher);
+    settings.mesh.ranks(settings.pipeline.ranks).hash(&mut hasher);
     device_name(settings).hash(&mut hasher);
     (env!("CARGO_PKG_VERSION"), cfg!(debug_assertions)).hash(&mut hasher);
     Ok(format!("profile-{:016x}.toml", hasher.finish()))

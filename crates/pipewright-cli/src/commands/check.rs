@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
+use pipewright::tensor::TensorRank;
 use pipewright::train::Validation;
 use pipewright_models::ParameterSpec;
 use pipewright_schedule::{LayerDesc, StageIndex};
@@ -37,10 +38,12 @@ pub(crate) fn run(arguments: &RunArguments) -> Result<(), Failure> {
     memory.require_fit()
 }
 
-/// Returns the parameters of each stage.
+/// Returns the parameters of each stage, with the shapes of the first rank's slices.
 fn outlines(prepared: &Prepared) -> Result<Vec<Vec<ParameterSpec>>, Failure> {
     let stages = prepared.program.placement().all_stages();
-    let outline = |stage| prepared.model.outline(prepared.partition.range(stage)).map_err(Failure::input);
+    let rank = TensorRank { index: 0, of: prepared.settings.mesh.tensor_parallel };
+    let outline = |stage| prepared.model.split_outline(prepared.partition.range(stage), rank);
+    let outline = |stage| outline(stage).map_err(Failure::input);
     stages.map(outline).collect()
 }
 
@@ -119,13 +122,18 @@ fn summary(prepared: &Prepared, stages: &[Vec<ParameterSpec>]) -> String {
     let (ranks, microbatches) = (program.ranks(), program.microbatches());
     let schedule = &settings.pipeline.schedule;
     line("schedule", format!("{schedule}: {ranks} ranks, {microbatches} microbatches, proved sound"));
+    let tensor_ranks = settings.mesh.tensor_parallel;
+    if tensor_ranks > 1 {
+        let all = settings.mesh.ranks(ranks);
+        line("mesh", format!("{tensor_ranks} tensor ranks compute each stage together, {all} ranks in all"));
+    }
     if settings.mesh.data_parallel > 1 {
         let replicas = settings.mesh.data_parallel;
         let holds = match settings.mesh.is_sharded() {
             true => format!("each holds 1/{replicas} of the parameters and of the optimizer's state"),
             false => "each holds all parameters".to_owned(),
         };
-        line("mesh", format!("{replicas} replicas, {} ranks in all; {holds}", ranks * replicas));
+        line("mesh", format!("{replicas} replicas, {} ranks in all; {holds}", settings.mesh.ranks(ranks)));
     }
     let batches = settings.run.accumulate.get() as usize;
     let (needed, tokens) = (settings.pipeline.rows() * batches, rows.tokens());

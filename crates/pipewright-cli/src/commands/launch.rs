@@ -8,7 +8,7 @@ use pipewright::checkpoint::Checkpoint;
 use pipewright::device::Devices;
 use pipewright::failure::Cause;
 use pipewright::loss_scale::LossScaling;
-use pipewright::mesh::Mesh;
+use pipewright::nn::TensorParallel;
 use pipewright::pipeline::{Pipeline, PipelineConfig, PipelineError};
 use pipewright::train::{LearningRate, ResumeError, Trainer};
 use pipewright::transport::World;
@@ -49,7 +49,7 @@ pub(super) fn launch(
 ) -> Result<Trainer, Failure> {
     exhaustion::watch();
     let transport = prepared.settings.pipeline.transport;
-    let mesh = Mesh { pipeline: prepared.program.ranks(), data: prepared.settings.mesh.data_parallel };
+    let mesh = prepared.settings.mesh.mesh(prepared.program.ranks());
     let ranks = mesh.ranks().ok_or_else(|| Failure::input(format!("{mesh:?} has too many ranks")))?;
     let mut world = match transport {
         TransportChoice::Local if processes.is_several() => {
@@ -65,7 +65,7 @@ pub(super) fn launch(
         // The failure is reported before any process ends, because a launcher ends all processes when one fails.
         return processes.settle(Err(Failure::input(format!(
             "{} process(es) were started for {ranks} ranks: start `mpirun -n {ranks} pipewright ...`, or set \
-             pipeline.ranks or mesh.data_parallel",
+             pipeline.ranks, mesh.data_parallel or mesh.tensor_parallel",
             world.ranks()
         ))));
     }
@@ -77,11 +77,13 @@ pub(super) fn launch(
     let config = pipeline_config(&settings, &model)?;
     let config = PipelineConfig { interrupt: Some(interrupt.flag()), devices, ..config };
     // Each stage is made on the thread of its rank, in the processor's memory, and then moved to the rank's device.
-    let make_stage = move |stage| {
-        let made = model.training_stage(partition.range(stage), &initial, &Device::flex().autodiff());
+    let make_stage = move |stage, tensor: &TensorParallel| {
+        let device = Device::flex().autodiff();
+        let made = model.split_training_stage(partition.range(stage), &initial, &device, tensor);
         made.map_err(|error| sentence(&error))
     };
-    let pipeline = Pipeline::launch(program, world, &config, make_stage).map_err(|error| failure(&error))?;
+    let pipeline = Pipeline::launch_split(program, world, &config, make_stage);
+    let pipeline = pipeline.map_err(|error| failure(&error))?;
     let OptimizerSettings { learning_rate: peak, schedule: decay, warmup_steps, .. } = settings.optimizer;
     let rate = LearningRate { peak, decay, warmup_steps, steps: settings.run.steps };
     let trainer = Trainer::new(pipeline, rows, settings.pipeline.rows(), rate);
@@ -123,6 +125,7 @@ pub(super) fn pipeline_config(settings: &Settings, model: &ModelConfig) -> Resul
         },
         deadline: settings.run.deadline(),
         data_parallel: settings.mesh.data_parallel,
+        tensor_parallel: settings.mesh.tensor_parallel,
         data_parallel_mode: settings.mesh.data_parallel_mode,
         ..PipelineConfig::default()
     })

@@ -17,7 +17,7 @@ use crate::commands::launch::{failure, pipeline_config};
 use crate::commands::layer_sizes::layers_of;
 use crate::commands::memory::machine_bytes;
 use crate::commands::peak_rates::{assumed_link, assumed_rates, device_name};
-use crate::commands::prepare::{open_training, read_model};
+use crate::commands::prepare::{open_training, read_model, require_whole_layers};
 use crate::commands::process_group::ProcessGroup;
 use crate::config::Settings;
 use crate::config::pipeline::TransportChoice;
@@ -40,6 +40,7 @@ pub(super) fn measure_run(
     processes: &mut ProcessGroup,
     time: Duration,
 ) -> Result<Measurement, Failure> {
+    require_whole_layers(&settings.mesh)?;
     let transport = settings.pipeline.transport;
     processes.join_for(transport)?;
     let subject = Subject::open(settings, processes);
@@ -50,7 +51,7 @@ pub(super) fn measure_run(
     let layers = subject.layers;
     let workload = workload(settings, &layers);
     let mut profile = measured.profile(&workload, link, assumed_link(settings), assumed_rates(settings));
-    if transport == TransportChoice::Mpi && all_ranks(settings) > 1 {
+    if transport == TransportChoice::Mpi && settings.mesh.ranks(settings.pipeline.ranks) > 1 {
         // Each process measures one rank, so no gradients are summed.
         profile.assumed.push("link.reduce_bytes_per_s".to_owned());
     }
@@ -59,7 +60,7 @@ pub(super) fn measure_run(
         memory_bytes: memory_of_rank(settings),
         device: Some(settings.run.devices.to_string()),
         precision: Some(settings.run.precision.to_string()),
-        ranks: Some(all_ranks(settings)),
+        ranks: Some(settings.mesh.ranks(settings.pipeline.ranks)),
         threads_per_rank: Some(settings.pipeline.threads_per_rank),
     });
     Ok(Measurement { profile, measured, layers })
@@ -70,16 +71,11 @@ pub(super) fn workload<'a>(settings: &Settings, layers: &'a ModelDesc) -> Worklo
     Workload { model: layers, tokens: settings.data.seq_len, rows: settings.pipeline.microbatch_size }
 }
 
-/// Returns the number of ranks of all replicas.
-pub(super) fn all_ranks(settings: &Settings) -> u32 {
-    settings.pipeline.ranks.saturating_mul(settings.mesh.data_parallel)
-}
-
 /// Returns the share of the machine's memory that each rank has, if the ranks compute on the processor.
 pub(super) fn memory_of_rank(settings: &Settings) -> Option<u64> {
     let machine = machine_bytes().filter(|_| settings.run.devices.are_processor())?;
     // Processes may be on several machines, which are not known here, or all on this one.
-    Some(machine / u64::from(all_ranks(settings).max(1)))
+    Some(machine / u64::from(settings.mesh.ranks(settings.pipeline.ranks).max(1)))
 }
 
 /// What a process measures, and on what.
@@ -100,7 +96,7 @@ impl Subject {
         let run = &settings.run;
         let (ranks, devices) = match settings.pipeline.transport {
             TransportChoice::Local => {
-                let all = all_ranks(settings);
+                let all = settings.mesh.ranks(settings.pipeline.ranks);
                 (all, run.devices.open(all, run.precision))
             }
             TransportChoice::Mpi => (1, run.devices.open_one(processes.rank(), run.precision)),

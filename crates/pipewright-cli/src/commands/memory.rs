@@ -3,8 +3,9 @@
 //! Parameters, gradients and the optimizer's state are counted exactly. Activations are the peak of the schedule's
 //! simulation, with the sizes in bytes that the model family gives for its layers. If the activations have their peak
 //! before the first gradient exists, as in GPipe, the sum of the columns is a little more than a rank ever holds. The
-//! plan does not include the temporary tensors of an operation, messages in transit, data, and a checkpoint that is
-//! being written. ARCHITECTURE.md has measurements.
+//! plan counts the activations of ranks that compute a stage together as if each computed all of it. It does not include
+//! the temporary tensors of an operation, messages in transit, data, and a checkpoint that is being written.
+//! ARCHITECTURE.md has measurements.
 
 use std::fmt::Write;
 
@@ -48,6 +49,8 @@ pub(super) struct MemoryPlan {
     /// The ranks of one replica. All replicas need the same memory.
     ranks: Vec<RankMemory>,
     replicas: u32,
+    /// The ranks that compute each stage together. All need the memory of the first.
+    tensor_ranks: u32,
     /// Whether all ranks are in one process of this machine.
     is_local: bool,
     /// Whether all ranks compute on the processor. The memory of other devices is not compared.
@@ -84,6 +87,7 @@ impl MemoryPlan {
         Self {
             ranks,
             replicas: settings.mesh.data_parallel,
+            tensor_ranks: settings.mesh.tensor_parallel,
             is_local,
             is_on_processor: settings.run.devices.are_processor(),
             machine: machine_bytes(),
@@ -93,7 +97,7 @@ impl MemoryPlan {
     /// Returns the memory of all ranks together.
     fn total(&self) -> u64 {
         let one_replica = self.ranks.iter().fold(0, |sum: u64, rank| sum.saturating_add(rank.total()));
-        one_replica.saturating_mul(u64::from(self.replicas))
+        one_replica.saturating_mul(u64::from(self.replicas)).saturating_mul(u64::from(self.tensor_ranks))
     }
 
     /// Returns the rank that needs the most memory.
@@ -347,6 +351,7 @@ mod tests {
         let plan = |is_local, replicas| MemoryPlan {
             ranks: vec![rank(40), rank(50)],
             replicas,
+            tensor_ranks: 1,
             is_local,
             is_on_processor: true,
             machine: Some(100),
@@ -368,8 +373,14 @@ mod tests {
     #[test]
     fn of_many_ranks_those_that_need_the_most_are_shown() {
         let ranks = (0..100).map(rank).collect();
-        let plan =
-            MemoryPlan { ranks, replicas: 1, is_local: true, is_on_processor: true, machine: Some(1 << 20) };
+        let plan = MemoryPlan {
+            ranks,
+            replicas: 1,
+            tensor_ranks: 1,
+            is_local: true,
+            is_on_processor: true,
+            machine: Some(1 << 20),
+        };
         let table = plan.table();
         assert!(table.contains("  99  ") && !table.contains("  83  "), "{table}");
         assert!(table.contains("these 16 of 100 ranks need the most"), "{table}");

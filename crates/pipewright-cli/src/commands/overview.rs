@@ -17,7 +17,7 @@ pub(super) fn overview(prepared: &Prepared) -> Overview {
         model: model.to_json()["model_type"].as_str().unwrap_or("model").to_owned(),
         layers: layers.layers.len(),
         parameters: layers.layers.iter().map(|layer| layer.parameters).sum(),
-        ranks: program.ranks() * replicas,
+        ranks: settings.mesh.ranks(program.ranks()),
         replicas,
         stages: program.placement().stages(),
         schedule: match &settings.pipeline.schedule {

@@ -9,7 +9,7 @@ use pipewright_schedule::plan::{PlanRequest, plan};
 use pipewright_schedule::profile::Profile;
 
 use crate::commands::layer_sizes::layers_of;
-use crate::commands::measure::{all_ranks, workload};
+use crate::commands::measure::workload;
 use crate::commands::peak_rates::{assumed_link, assumed_rates};
 use crate::commands::plan_config::write_plan;
 use crate::commands::plan_print::{json, refused, text};
@@ -103,6 +103,7 @@ fn request(
         ))
     };
     let of_settings = settings.map(|settings| &settings.pipeline);
+    let all_ranks = |settings: &Settings| settings.mesh.ranks(settings.pipeline.ranks);
     let ranks = arguments.ranks.or(settings.map(all_ranks)).ok_or_else(|| missing("--ranks"))?;
     let microbatches = arguments.microbatches.or(of_settings.map(|pipeline| pipeline.microbatches));
     let memory = arguments.memory.or(profile.device.as_ref().and_then(|device| device.memory_bytes));

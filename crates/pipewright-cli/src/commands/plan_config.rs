@@ -50,7 +50,7 @@ pub(super) fn write_plan(file: &Path, plan: &Plan, settings: Option<&Settings>) 
     pipeline.push(("recompute", recompute));
     set(&mut config, "pipeline", pipeline);
     let mut mesh = vec![("data_parallel", number(plan.data_parallel))];
-    if plan.tensor_parallel > 1 {
+    if plan.tensor_parallel > 1 || settings.is_some() {
         mesh.push(("tensor_parallel", number(plan.tensor_parallel)));
     }
     set(&mut config, "mesh", mesh);

@@ -9,6 +9,7 @@ use std::num::NonZeroU32;
 use std::path::Path;
 
 use pipewright::device::Devices;
+use pipewright::tensor::TensorRank;
 use pipewright::train::Validation;
 use pipewright::train::data::{
     DOCUMENTS, DataConfig, DataError, DataIdentity, Documents, POSITIONS, SideRows, TokenRows, Tokenizer,
@@ -140,6 +141,7 @@ pub(super) fn prepare_settings(Loaded { settings, schedule }: Loaded) -> Result<
     let stages = program.placement().stages();
     let method = method(&settings.pipeline, &model, &layers, stages)?;
     let partition = partition(&layers.weights(), stages, &method).map_err(Failure::input)?;
+    require_split(&settings.mesh, &model, &partition)?;
     require_one_beginning(&settings.data, &model)?;
     let (rows, validation) = open_data(&settings, &model)?;
     let initial = match &settings.model {
@@ -148,7 +150,7 @@ pub(super) fn prepare_settings(Loaded { settings, schedule }: Loaded) -> Result<
     };
     let devices = match settings.pipeline.transport {
         TransportChoice::Local => {
-            let ranks = program.ranks().saturating_mul(settings.mesh.data_parallel);
+            let ranks = settings.mesh.ranks(program.ranks());
             settings.run.devices.open(ranks, settings.run.precision).map_err(Failure::input)?
         }
         TransportChoice::Mpi => Devices::default(),
@@ -271,6 +273,30 @@ pub(super) fn read_model(settings: &ModelSettings) -> Result<ModelConfig, Failur
     match settings {
         ModelSettings::From { from } => ModelConfig::read(from).map_err(Failure::input),
         ModelSettings::Fresh(model) => Ok(model.config()),
+    }
+}
+
+/// Refuses a model with a layer that cannot be split over the ranks that compute each stage together.
+fn require_split(mesh: &MeshSettings, model: &ModelConfig, partition: &Partition) -> Result<(), Failure> {
+    if mesh.tensor_parallel == 1 {
+        return Ok(());
+    }
+    for (stage, range) in partition.ranges().enumerate() {
+        let rank = TensorRank { index: 0, of: mesh.tensor_parallel };
+        let outline = model.split_outline(range, rank);
+        outline.map_err(|error| Failure::input(format!("stage {stage}: {}", sentence(&error))))?;
+    }
+    Ok(())
+}
+
+/// Refuses several ranks for each stage, for a command that measures layers.
+pub(super) fn require_whole_layers(mesh: &MeshSettings) -> Result<(), Failure> {
+    match mesh.tensor_parallel {
+        1 => Ok(()),
+        ranks => Err(Failure::input(format!(
+            "`profile` and the schedule `auto` know only layers that one rank computes, and `mesh.tensor_parallel` is \
+             {ranks}: set it to 1, or name a schedule"
+        ))),
     }
 }
 

@@ -1,7 +1,7 @@
-//! The `[mesh]` section: the number of replicas of the pipeline. The replicas train together, each on its share of the
-//! batch.
+//! The `[mesh]` section: the number of replicas of the pipeline, and the number of ranks that compute each stage together.
+//! The replicas train together, each on its share of the batch.
 
-use pipewright::mesh::DataParallelMode;
+use pipewright::mesh::{DataParallelMode, Mesh};
 use pipewright_schedule::lower::UnshardConfig;
 use serde::Serialize;
 
@@ -9,11 +9,13 @@ use crate::config::document::Document;
 use crate::config::paths::Surroundings;
 use crate::config::section::Section;
 
-/// The replicas of the pipeline.
+/// The replicas of the pipeline, and the ranks that compute each stage together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct MeshSettings {
     /// The number of replicas of the pipeline.
     pub(crate) data_parallel: u32,
+    /// The number of ranks that compute each stage together, each with its slices of the parameters.
+    pub(crate) tensor_parallel: u32,
     /// Whether each replica holds all parameters or only its part.
     pub(crate) data_parallel_mode: DataParallelMode,
     /// The number of stages of a rank whose parameters are gathered at the same time, if they are sharded.
@@ -21,6 +23,16 @@ pub(crate) struct MeshSettings {
 }
 
 impl MeshSettings {
+    /// Returns the mesh of a pipeline of this many ranks.
+    pub(crate) fn mesh(&self, pipeline: u32) -> Mesh {
+        Mesh { pipeline, data: self.data_parallel, tensor: self.tensor_parallel }
+    }
+
+    /// Returns the number of ranks of all replicas of a pipeline of this many ranks; the largest number if there are more.
+    pub(crate) fn ranks(&self, pipeline: u32) -> u32 {
+        self.mesh(pipeline).ranks().unwrap_or(u32::MAX)
+    }
+
     /// Returns whether each replica holds only a part of the parameters.
     pub(crate) fn is_sharded(&self) -> bool {
         self.data_parallel_mode.shards(self.data_parallel)
@@ -34,6 +46,7 @@ pub(super) fn read(document: &mut Document, surroundings: &Surroundings) -> Mesh
     let mut section = Section::new(document, surroundings, "mesh");
     MeshSettings {
         data_parallel: section.count("data_parallel", 1),
+        tensor_parallel: section.count("tensor_parallel", 1),
         data_parallel_mode: section.choice("data_parallel_mode", DataParallelMode::default(), &MODES),
         unshard_window: section.count("unshard_window", UnshardConfig::default().window.get()),
     }

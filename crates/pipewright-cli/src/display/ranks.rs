@@ -21,7 +21,7 @@ pub(super) fn rank_lines(metrics: &Metrics, width: usize) -> Vec<String> {
     if busy.is_empty() || width < NARROWEST {
         return Vec::new();
     }
-    let held = &metrics.peak_bytes;
+    let held = &of_rows(&metrics.peak_bytes, busy.len());
     if busy.len() > RANKS_SHOWN {
         return over_all_ranks(&busy, held);
     }
@@ -35,6 +35,12 @@ pub(super) fn rank_lines(metrics: &Metrics, width: usize) -> Vec<String> {
     };
     let ranks: Vec<String> = busy.iter().enumerate().map(of_rank).collect();
     ranks.chunks(columns).map(|ranks| ranks.join(&" ".repeat(GAP))).collect()
+}
+
+/// Returns the largest memory of the ranks of each row: the ranks that compute stages together share a row.
+fn of_rows(held: &[u64], rows: usize) -> Vec<u64> {
+    let ranks = (held.len() / rows.max(1)).max(1);
+    held.chunks(ranks).filter_map(|ranks| ranks.iter().copied().max()).collect()
 }
 
 /// Returns one line for the shares and one for the memory, with a character for each rank or for a few neighbours.
@@ -61,6 +67,13 @@ fn over_all_ranks(busy: &[f64], held: &[u64]) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn ranks_that_share_a_row_show_the_largest_memory() {
+        assert_eq!(of_rows(&[1, 4, 3, 2], 2), [4, 3]);
+        assert_eq!(of_rows(&[1, 4], 2), [1, 4]);
+        assert!(of_rows(&[], 2).is_empty());
+    }
 
     fn check(bubbles: &[f64], width: usize, expected: &[&str]) {
         let peak_bytes = (1..=bubbles.len() as u64).map(|rank| rank * (10 << 20)).collect();

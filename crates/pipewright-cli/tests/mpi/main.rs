@@ -206,6 +206,24 @@ fn replicas_train_in_processes_as_in_threads_to_the_bit() {
 }
 
 #[test]
+fn tensor_ranks_train_in_processes_as_in_threads_to_the_bit() {
+    let folder = folder();
+    for (ranks, overrides) in [
+        (4, &["mesh.tensor_parallel=2"][..]),
+        (8, &["mesh.data_parallel=2", "mesh.tensor_parallel=2", "pipeline.schedule=zbvzerobubble"]),
+    ] {
+        let mut alone = Command::new(pipewright());
+        with_overrides(alone.current_dir(folder.path()), overrides);
+        let output = alone.output().expect("it starts");
+        assert_eq!(output.status.code(), Some(0), "{}", words(&output));
+        let expected = figures(folder.path());
+        let output = processes(folder.path(), ranks, overrides);
+        assert_eq!(output.status.code(), Some(0), "{}", words(&output));
+        assert_eq!(figures(folder.path()), expected, "{overrides:?}");
+    }
+}
+
+#[test]
 fn what_a_process_holds_does_not_drift() {
     let folder = folder();
     let output = processes(folder.path(), 2, &["run.steps=200"]);

@@ -2,13 +2,15 @@
 
 use burn::module::Module;
 use burn::tensor::Tensor;
-use pipewright::nn::{Linear, RmsNorm};
+use pipewright::nn::{Linear, RmsNorm, TensorParallel};
 use pipewright::stage::StageContext;
 
 use super::config::DecoderConfig;
 use super::feed_forward::FeedForward;
 use super::form::BlockForm;
-use crate::parameter::{Builder, ParameterSource};
+use crate::error::ConfigError;
+use crate::parameter::{Builder, ParameterSource, SplitLinear};
+use crate::split::head_slices;
 
 #[derive(Module, Debug)]
 pub(super) struct DecoderBlock {
@@ -19,13 +21,17 @@ pub(super) struct DecoderBlock {
 }
 
 impl DecoderBlock {
-    pub(super) fn build<S: ParameterSource>(
+    pub(super) fn build<S>(
         config: &DecoderConfig,
         form: &BlockForm<'_>,
         index: usize,
         path: &str,
         builder: &mut Builder<'_, S>,
-    ) -> Result<Self, S::Error> {
+    ) -> Result<Self, S::Error>
+    where
+        S: ParameterSource,
+        S::Error: From<ConfigError>,
+    {
         let norm = |builder: &mut Builder<'_, S>, name: &str| {
             builder.norm(&format!("{path}.{name}"), config.hidden_size, config.rms_norm_eps)
         };
@@ -38,16 +44,18 @@ impl DecoderBlock {
     }
 
     /// Maps hidden states `[batch * sequence, hidden]` to hidden states of the same shape. `attend` takes queries, keys and
-    /// values and returns what the queries attend to.
+    /// values of this rank's heads and returns what the queries attend to.
     pub(super) fn forward(
         &self,
         hidden: Tensor<2>,
         attend: impl FnOnce([Tensor<2>; 3]) -> Tensor<2>,
+        tensor: &TensorParallel,
         context: &StageContext,
     ) -> Tensor<2> {
-        let attended = self.self_attn.forward(self.input_layernorm.forward(hidden.clone()), attend);
+        let attended = self.self_attn.forward(self.input_layernorm.forward(hidden.clone()), attend, tensor);
         let hidden = hidden + attended;
-        let transformed = self.mlp.forward(self.post_attention_layernorm.forward(hidden.clone()), context);
+        let normalised = self.post_attention_layernorm.forward(hidden.clone());
+        let transformed = self.mlp.forward(normalised, tensor, context);
         hidden + transformed
     }
 }
@@ -64,38 +72,53 @@ struct Attention {
 }
 
 impl Attention {
-    fn build<S: ParameterSource>(
+    fn build<S>(
         config: &DecoderConfig,
         form: &BlockForm<'_>,
         path: &str,
         builder: &mut Builder<'_, S>,
-    ) -> Result<Self, S::Error> {
+    ) -> Result<Self, S::Error>
+    where
+        S: ParameterSource,
+        S::Error: From<ConfigError>,
+    {
         let (hidden, head_dim) = (config.hidden_size, config.head_dim());
         let queries = config.num_attention_heads * head_dim;
         let keys = config.num_key_value_heads * head_dim;
         let bias = form.bias;
-        let mut linear = |name: &str, inputs, outputs, bias| {
-            builder.linear_with_bias_if(bias, &format!("{path}.{name}"), inputs, outputs)
+        let (heads, key_heads) = (config.num_attention_heads, config.num_key_value_heads);
+        let [heads, key_heads] = head_slices(path, heads, key_heads, builder.tensor_ranks())?;
+        let mut inputs = |name: &str, outputs, slices| {
+            let split = SplitLinear::Outputs { slices };
+            builder.split_linear(bias.inputs, &format!("{path}.{name}"), [hidden, outputs], split)
         };
-        let q_proj = linear("q_proj", hidden, queries, bias.inputs)?;
-        let k_proj = linear("k_proj", hidden, keys, bias.inputs)?;
-        let v_proj = linear("v_proj", hidden, keys, bias.inputs)?;
-        let o_proj = linear("o_proj", queries, hidden, bias.output)?;
+        let q_proj = inputs("q_proj", queries, heads)?;
+        let k_proj = inputs("k_proj", keys, key_heads)?;
+        let v_proj = inputs("v_proj", keys, key_heads)?;
+        let output = format!("{path}.o_proj");
+        let o_proj = builder.split_linear(bias.output, &output, [queries, hidden], SplitLinear::Inputs)?;
+        // Each rank normalises its own heads.
         let mut norm = |name: &str| {
             let norm = form
                 .normalises_heads
-                .then(|| builder.norm(&format!("{path}.{name}"), head_dim, config.rms_norm_eps));
+                .then(|| builder.partial_norm(&format!("{path}.{name}"), head_dim, config.rms_norm_eps));
             norm.transpose()
         };
         let (q_norm, k_norm) = (norm("q_norm")?, norm("k_norm")?);
         Ok(Self { q_proj, k_proj, v_proj, o_proj, q_norm, k_norm })
     }
 
-    fn forward(&self, x: Tensor<2>, attend: impl FnOnce([Tensor<2>; 3]) -> Tensor<2>) -> Tensor<2> {
+    fn forward(
+        &self,
+        x: Tensor<2>,
+        attend: impl FnOnce([Tensor<2>; 3]) -> Tensor<2>,
+        tensor: &TensorParallel,
+    ) -> Tensor<2> {
+        let x = tensor.enter(x);
         let q = normalised(self.q_proj.forward(x.clone()), self.q_norm.as_ref());
         let k = normalised(self.k_proj.forward(x.clone()), self.k_norm.as_ref());
         let v = self.v_proj.forward(x);
-        self.o_proj.forward(attend([q, k, v]))
+        self.o_proj.forward_split_inputs(attend([q, k, v]), tensor)
     }
 }
 

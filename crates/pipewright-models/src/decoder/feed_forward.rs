@@ -2,13 +2,15 @@
 
 use burn::module::Module;
 use burn::tensor::Tensor;
-use pipewright::nn::{Expert, Linear, Routing, mix_experts, swiglu};
+use pipewright::nn::{Expert, Linear, Routing, TensorParallel, mix_chosen, swiglu};
 use pipewright::stage::StageContext;
 
 use super::config::DecoderConfig;
 use super::form::BlockForm;
 use super::mixture::MixtureConfig;
-use crate::parameter::{Builder, ParameterSource};
+use crate::error::ConfigError;
+use crate::parameter::{Builder, ParameterSource, SplitLinear};
+use crate::split::require_parts;
 
 /// The name of the router's balance loss in reports.
 const BALANCE: &str = "moe_aux";
@@ -40,19 +42,30 @@ struct Choice {
 }
 
 impl FeedForward {
-    pub(super) fn build<S: ParameterSource>(
+    pub(super) fn build<S>(
         config: &DecoderConfig,
         form: &BlockForm<'_>,
         index: usize,
         path: &str,
         builder: &mut Builder<'_, S>,
-    ) -> Result<Self, S::Error> {
+    ) -> Result<Self, S::Error>
+    where
+        S: ParameterSource,
+        S::Error: From<ConfigError>,
+    {
+        let ranks = builder.tensor_ranks();
         match form.mixture_of(index) {
             Some(mixture) => {
+                let inner = ("moe_intermediate_size", mixture.moe_intermediate_size);
+                require_parts(path, "experts.0.gate_proj.weight", inner, ranks)?;
                 let share = form.balance_share(config.num_hidden_layers);
                 Self::sparse(config, mixture, share, path, builder)
             }
-            None => Self::dense(config, form.mlp_bias, path, builder),
+            None => {
+                let inner = ("intermediate_size", config.intermediate_size);
+                require_parts(path, "gate_proj.weight", inner, ranks)?;
+                Self::dense(config, form.mlp_bias, path, builder)
+            }
         }
     }
 
@@ -63,13 +76,15 @@ impl FeedForward {
         builder: &mut Builder<'_, S>,
     ) -> Result<Self, S::Error> {
         let (hidden, inner) = (config.hidden_size, config.intermediate_size);
-        let mut linear = |name, inputs, outputs| {
-            builder.linear_with_bias_if(bias, &format!("{path}.{name}"), inputs, outputs).map(Some)
+        let slices = builder.tensor_ranks();
+        let mut linear = |name, sizes, split| {
+            builder.split_linear(bias, &format!("{path}.{name}"), sizes, split).map(Some)
         };
+        let outputs = SplitLinear::Outputs { slices };
         Ok(Self {
-            gate_proj: linear("gate_proj", hidden, inner)?,
-            up_proj: linear("up_proj", hidden, inner)?,
-            down_proj: linear("down_proj", inner, hidden)?,
+            gate_proj: linear("gate_proj", [hidden, inner], outputs)?,
+            up_proj: linear("up_proj", [hidden, inner], outputs)?,
+            down_proj: linear("down_proj", [inner, hidden], SplitLinear::Inputs)?,
             gate: None,
             experts: Vec::new(),
             choice: None,
@@ -85,7 +100,9 @@ impl FeedForward {
     ) -> Result<Self, S::Error> {
         let (hidden, inner) = (config.hidden_size, mixture.moe_intermediate_size);
         let gate = Some(builder.linear(&format!("{path}.gate"), hidden, mixture.num_experts)?);
-        let expert = |expert: usize| builder.gated_expert(&format!("{path}.experts.{expert}"), hidden, inner);
+        // Every rank has all experts, each with a part of its inner width.
+        let expert =
+            |expert: usize| builder.split_gated_expert(&format!("{path}.experts.{expert}"), hidden, inner);
         let choice = Choice {
             path: path.to_owned(),
             count: mixture.num_experts_per_tok,
@@ -103,18 +120,21 @@ impl FeedForward {
     }
 
     /// Shapes: `[tokens, hidden]` in and out.
-    pub(super) fn forward(&self, x: Tensor<2>, context: &StageContext) -> Tensor<2> {
+    pub(super) fn forward(&self, x: Tensor<2>, tensor: &TensorParallel, context: &StageContext) -> Tensor<2> {
         if let (Some(gate), Some(choice)) = (&self.gate, &self.choice) {
             // The choice of experts is sensitive to rounding, so the router keeps its precision.
             let logits = gate.forward(x.clone().cast(gate.weight.dtype()));
             let routing = choice.routing(logits, context);
-            return mix_experts(x, &routing, &self.experts);
+            assert_eq!(routing.experts(), self.experts.len(), "the routing is of these experts");
+            let weights = tensor.enter(routing.weights());
+            return tensor.sum(mix_chosen(tensor.enter(x), weights, routing.chosen(), &self.experts));
         }
         let (Some(gate), Some(up), Some(down)) = (&self.gate_proj, &self.up_proj, &self.down_proj) else {
             unreachable!("a feed-forward layer without experts is built with three projections")
         };
+        let x = tensor.enter(x);
         let gate = gate.forward(x.clone());
-        down.forward(swiglu(gate, up.forward(x)))
+        down.forward_split_inputs(swiglu(gate, up.forward(x)), tensor)
     }
 }
 

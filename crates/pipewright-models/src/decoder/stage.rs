@@ -6,9 +6,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use burn::module::Module;
 use burn::tensor::{Device, Int, Tensor};
-use pipewright::nn::{CausalAttention, Embedding, KeyValueCache, Linear, RmsNorm, TiedHead};
+use pipewright::nn::{CausalAttention, Embedding, KeyValueCache, Linear, RmsNorm, TensorParallel, TiedHead};
 use pipewright::stage::{Stage, StageContext, StageModule};
-use pipewright::tensor::{Boundary, BoundaryError, Unpack, ValueKind, Values, pack, unpack};
+use pipewright::tensor::{Boundary, BoundaryError, Placement, Unpack, ValueKind, Values, pack, unpack};
 use pipewright_schedule::{Microbatch, StageIndex};
 
 use super::block::DecoderBlock;
@@ -17,7 +17,8 @@ use super::form::BlockForm;
 use crate::documents::given_scope;
 use crate::error::ConfigError;
 use crate::next_token::{CachedModel, NextToken, device_of, ids, last_row};
-use crate::parameter::{Builder, ParameterSource};
+use crate::parameter::{Builder, ParameterSource, SplitLinear};
+use crate::split::{SplitStage, require_parts};
 use crate::stage_layers::{Layer, stage_layers};
 use crate::training_module::{TrainingModule, stage_of_logits};
 
@@ -34,6 +35,8 @@ pub struct DecoderStage {
     tied_head: Option<TiedHead>,
     #[module(skip)]
     attention: AttentionCache,
+    #[module(skip)]
+    split: SplitStage,
 }
 
 #[derive(Module, Debug)]
@@ -104,7 +107,8 @@ impl DecoderStage {
                             None => whole,
                         }
                     });
-                    hidden = block.forward(hidden, |[q, k, v]| attention.forward(q, k, v), context);
+                    let attend = |[q, k, v]: [Tensor<2>; 3]| attention.forward(q, k, v);
+                    hidden = block.forward(hidden, attend, &self.split.tensor, context);
                 }
             }
             Layer::Head => hidden = self.head(hidden),
@@ -113,10 +117,11 @@ impl DecoderStage {
         hidden.reshape([batch, sequence, width])
     }
 
-    /// Returns the logits `[tokens, vocabulary]` of hidden states `[tokens, hidden]` after the last block.
+    /// Returns the logits `[tokens, vocabulary]` of hidden states `[tokens, hidden]` after the last block: those of this
+    /// rank's part of the vocabulary.
     fn head(&self, mut hidden: Tensor<2>) -> Tensor<2> {
         if let Some(norm) = &self.model.norm {
-            hidden = norm.forward(hidden);
+            hidden = self.split.tensor.enter(norm.forward(hidden));
         }
         if let Some(head) = &self.lm_head {
             hidden = head.forward(hidden);
@@ -129,7 +134,7 @@ impl DecoderStage {
 
     fn embed(&self, tokens: Tensor<2, Int>) -> Tensor<3> {
         let embedding = self.model.embed_tokens.as_ref().expect("the layer is one of this stage's");
-        embedding.forward(tokens)
+        embedding.forward_split(tokens, self.split.vocabulary, &self.split.tensor)
     }
 }
 
@@ -174,6 +179,10 @@ impl StageModule for DecoderStage {
         }
     }
 
+    fn placement(&self, local: &str) -> Placement {
+        self.split.placement(&self.parameter_path(local))
+    }
+
     /// Returns true for the routers of mixtures of experts.
     fn stays_in_single_precision(&self, local: &str) -> bool {
         local.ends_with(".mlp.gate.weight")
@@ -187,7 +196,8 @@ impl StageModule for DecoderStage {
 
 impl TrainingModule for DecoderStage {
     fn into_stage(self, is_last: bool) -> Stage {
-        stage_of_logits(self, is_last)
+        let split = self.split.clone();
+        stage_of_logits(self, is_last, split)
     }
 }
 
@@ -216,7 +226,8 @@ impl CachedModel for CachedDecoder<'_> {
         let [_, count, width] = hidden.dims();
         let mut hidden = hidden.reshape([count, width]);
         for (block, cache) in self.stage.model.layers.iter().flatten().zip(&mut self.caches) {
-            hidden = block.forward(hidden, |[q, k, v]| cache.attend(q, k, v), &context);
+            let attend = |[q, k, v]: [Tensor<2>; 3]| cache.attend(q, k, v);
+            hidden = block.forward(hidden, attend, &self.stage.split.tensor, &context);
         }
         let logits = self.stage.head(hidden.narrow(0, count - 1, 1));
         last_row(logits.unsqueeze())
@@ -250,20 +261,21 @@ impl DecoderConfig {
         form: &BlockForm<'_>,
         layers: Range<usize>,
         source: &mut S,
-        device: &Device,
+        (device, tensor): (&Device, &TensorParallel),
     ) -> Result<DecoderStage, S::Error>
     where
         S: ParameterSource,
         S::Error: From<ConfigError>,
     {
         self.validate()?;
-        let mut builder = Builder::new(source, device);
+        let mut builder = Builder::new(source, device, tensor);
         let mut stage = DecoderStage::empty(self);
         for layer in stage_layers(layers, self.num_hidden_layers)? {
             match layer {
                 Layer::Embedding => {
-                    let table = builder.embedding(EMBEDDING, self.vocab_size, self.hidden_size)?;
-                    stage.model.embed_tokens = Some(table);
+                    require_parts(EMBEDDING, "weight", ("vocab_size", self.vocab_size), tensor.ranks())?;
+                    let weight = builder.split_table(EMBEDDING, self.vocab_size, self.hidden_size)?;
+                    stage.model.embed_tokens = Some(Embedding { weight });
                 }
                 Layer::Block(index) => {
                     let path = format!("model.layers.{index}");
@@ -273,6 +285,8 @@ impl DecoderConfig {
                 Layer::Head => stage.add_head(self, &mut builder)?,
             }
         }
+        let placements = Arc::new(builder.into_placements());
+        stage.split = SplitStage { tensor: tensor.clone(), vocabulary: self.vocab_size, placements };
         Ok(stage)
     }
 }
@@ -285,20 +299,25 @@ impl DecoderStage {
             lm_head: None,
             tied_head: None,
             attention: AttentionCache::new(config),
+            split: SplitStage::default(),
         }
     }
 
-    fn add_head<S: ParameterSource>(
-        &mut self,
-        config: &DecoderConfig,
-        builder: &mut Builder<'_, S>,
-    ) -> Result<(), S::Error> {
+    fn add_head<S>(&mut self, config: &DecoderConfig, builder: &mut Builder<'_, S>) -> Result<(), S::Error>
+    where
+        S: ParameterSource,
+        S::Error: From<ConfigError>,
+    {
         let (vocabulary, hidden) = (config.vocab_size, config.hidden_size);
+        let slices = builder.tensor_ranks();
         self.model.norm = Some(builder.norm("model.norm", hidden, config.rms_norm_eps)?);
         if config.tie_word_embeddings {
-            self.tied_head = Some(builder.tied_head(EMBEDDING, vocabulary, hidden)?);
+            require_parts(EMBEDDING, "weight", ("vocab_size", vocabulary), slices)?;
+            self.tied_head = Some(TiedHead { weight: builder.split_table(EMBEDDING, vocabulary, hidden)? });
         } else {
-            self.lm_head = Some(builder.linear("lm_head", hidden, vocabulary)?);
+            require_parts("lm_head", "weight", ("vocab_size", vocabulary), slices)?;
+            let split = SplitLinear::Outputs { slices };
+            self.lm_head = Some(builder.split_linear(false, "lm_head", [hidden, vocabulary], split)?);
         }
         Ok(())
     }

@@ -6,6 +6,7 @@
 
 use std::fs::File;
 use std::io::{ErrorKind, Read, Seek, SeekFrom};
+use std::ops::Range;
 use std::path::PathBuf;
 
 use burn::tensor::{bf16, f16};
@@ -72,7 +73,19 @@ impl SafetensorsFile {
 
     /// Reads the elements of `tensor`, which must have `shape`.
     pub(super) fn read(&mut self, tensor: &str, shape: &[usize]) -> Result<Vec<f32>, HfError> {
-        let (convert, (start, end)) = self.find(tensor, shape)?;
+        self.read_rows(tensor, shape, 0..shape.first().copied().unwrap_or(1))
+    }
+
+    /// As [`SafetensorsFile::read`], for some rows of the tensor.
+    pub(super) fn read_rows(
+        &mut self,
+        tensor: &str,
+        shape: &[usize],
+        rows: Range<usize>,
+    ) -> Result<Vec<f32>, HfError> {
+        let (convert, (first, last)) = self.find(tensor, shape)?;
+        let in_a_row = (last - first) / shape.first().copied().unwrap_or(1).max(1);
+        let (start, end) = (first + rows.start * in_a_row, first + rows.end * in_a_row);
         let mut bytes = vec![0; end - start];
         let place = SeekFrom::Start(self.data + start as u64);
         let read = self.file.seek(place).and_then(|_| self.file.read_exact(&mut bytes));

@@ -11,6 +11,14 @@ pub(super) fn file_shape(spec: &ParameterSpec) -> Vec<usize> {
     }
 }
 
+/// Returns the dimension in a file that a dimension of the parameter is.
+pub(super) fn file_dimension(spec: &ParameterSpec, dimension: usize) -> usize {
+    match spec.kind {
+        ParameterKind::Matrix => spec.shape.len() - 1 - dimension,
+        ParameterKind::Table | ParameterKind::Scale | ParameterKind::Bias => dimension,
+    }
+}
+
 /// Converts a parameter's elements from Burn's order to the file's.
 pub(super) fn to_file(spec: &ParameterSpec, values: &[f32]) -> Vec<f32> {
     match (spec.kind, spec.shape.as_slice()) {

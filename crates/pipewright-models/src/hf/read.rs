@@ -8,13 +8,15 @@ use std::path::{Path, PathBuf};
 use burn::tensor::Device;
 use pipewright::bounded_file::{self, SMALL_TEXT};
 use pipewright::checkpoint::Checkpoint;
+use pipewright::nn::TensorParallel;
+use pipewright::tensor::Slice;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::export::Stored;
 use super::file::SafetensorsFile;
-use super::layout::{file_shape, from_file};
+use super::layout::{file_dimension, file_shape, from_file};
 use super::{CONFIG, HfError, INDEX, SINGLE};
 use crate::error::ConfigError;
 use crate::family::ModelFamily;
@@ -59,7 +61,21 @@ pub fn load_stage<F: ModelFamily>(
     layers: Range<usize>,
     device: &Device,
 ) -> Result<F::Stage, HfError> {
-    config.build_stage(layers, &mut Weights::open(dir)?, device)
+    load_split_stage(dir, config, layers, device, &TensorParallel::default())
+}
+
+/// As [`load_stage`], for a rank that computes the stage together with others: with its slices of the parameters.
+///
+/// # Errors
+/// As [`load_stage`], and when a layer cannot be split over these ranks.
+pub fn load_split_stage<F: ModelFamily>(
+    dir: &Path,
+    config: &F,
+    layers: Range<usize>,
+    device: &Device,
+    tensor: &TensorParallel,
+) -> Result<F::Stage, HfError> {
+    config.build_split_stage(layers, &mut Weights::open(dir)?, device, tensor)
 }
 
 /// Builds the stage of `config`'s model that holds `layers`, with the parameters of a checkpoint, on `device`.
@@ -168,6 +184,17 @@ impl ParameterSource for Weights {
         let name = self.file_of(&spec.path)?.to_owned();
         let values = self.file(name)?.read(&spec.path, &file_shape(spec))?;
         Ok(from_file(spec, values))
+    }
+
+    /// Reads no more of the file than the slice if its elements follow each other there.
+    fn slice_of(&mut self, spec: &ParameterSpec, slice: Slice) -> Result<Vec<f32>, HfError> {
+        let shape = file_shape(spec);
+        if file_dimension(spec, slice.dimension) != 0 {
+            return Ok(slice.cut(self.parameter(spec)?, &spec.shape));
+        }
+        let name = self.file_of(&spec.path)?.to_owned();
+        let values = self.file(name)?.read_rows(&spec.path, &shape, slice.range(shape[0]))?;
+        Ok(from_file(&ParameterSpec { shape: slice.shape(&spec.shape), ..spec.clone() }, values))
     }
 }
 

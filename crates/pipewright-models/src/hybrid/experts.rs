@@ -4,13 +4,15 @@ use std::sync::Arc;
 
 use burn::module::Module;
 use burn::tensor::Tensor;
-use pipewright::nn::{Expert, Linear, Routing, mix_experts, router_losses};
+use pipewright::nn::{Expert, Linear, Routing, TensorParallel, mix_chosen, router_losses};
 use pipewright::stage::StageContext;
 
 use super::config::HybridConfig;
 use super::pattern::BlockKind;
 use super::tokens::Tokens;
+use crate::error::ConfigError;
 use crate::parameter::{Builder, ParameterSource};
+use crate::split::require_parts;
 
 #[derive(Module, Debug)]
 pub(super) struct ExpertMixer {
@@ -34,20 +36,32 @@ struct Settings {
 }
 
 impl ExpertMixer {
-    pub(super) fn build<S: ParameterSource>(
+    pub(super) fn build<S>(
         config: &HybridConfig,
         path: &str,
         builder: &mut Builder<'_, S>,
-    ) -> Result<Self, S::Error> {
+    ) -> Result<Self, S::Error>
+    where
+        S: ParameterSource,
+        S::Error: From<ConfigError>,
+    {
         let width = config.hidden_size;
+        let ranks = builder.tensor_ranks();
+        let require =
+            |expert: &str, size| require_parts(path, &format!("{expert}.gate_proj.weight"), size, ranks);
+        require("experts.0", ("moe_intermediate_size", config.moe_intermediate_size))?;
         let router = builder.linear(&format!("{path}.router"), width, config.num_experts)?;
-        let mut expert = |path: &str, inner| builder.gated_expert(path, width, inner);
+        // Every rank has all experts, each with a part of its inner width.
+        let mut expert = |path: &str, inner| builder.split_gated_expert(path, width, inner);
         let experts = (0..config.num_experts)
             .map(|index| expert(&format!("{path}.experts.{index}"), config.moe_intermediate_size))
             .collect::<Result<_, _>>()?;
         let shared_expert = match config.shared_expert_intermediate_size {
             0 => None,
-            inner => Some(expert(&format!("{path}.shared_expert"), inner)?),
+            inner => {
+                require("shared_expert", ("shared_expert_intermediate_size", inner))?;
+                Some(expert(&format!("{path}.shared_expert"), inner)?)
+            }
         };
         let settings = Settings {
             path: format!("{path}.router"),
@@ -60,7 +74,12 @@ impl ExpertMixer {
     }
 
     /// Shapes: `[tokens, hidden]` in and out.
-    pub(super) fn forward(&self, x: Tensor<2>, tokens: &Tokens, context: &StageContext) -> Tensor<2> {
+    pub(super) fn forward(
+        &self,
+        x: Tensor<2>,
+        tokens: &Tokens,
+        (tensor, context): (&TensorParallel, &StageContext),
+    ) -> Tensor<2> {
         // The choice of experts is sensitive to rounding, so the router keeps its precision.
         let logits = self.router.forward(x.clone().cast(self.router.weight.dtype()));
         let Settings { path, count, normalised, weights: (balance, z), share } = &self.settings;
@@ -72,12 +91,14 @@ impl ExpertMixer {
         context.auxiliary_loss("moe_aux", *balance, losses.clone().narrow(0, 0, 1));
         context.auxiliary_loss("moe_z", *z, losses.narrow(0, 1, 1));
         // The experts' gradients are added first, and then the router's: see `one_gradient`.
-        let x = one_gradient(x);
-        let mixed = mix_experts(x.clone(), &routing, &self.experts);
-        match &self.shared_expert {
+        let x = tensor.enter(one_gradient(x));
+        assert_eq!(routing.experts(), self.experts.len(), "the routing is of these experts");
+        let weights = tensor.enter(routing.weights());
+        let mixed = mix_chosen(x.clone(), weights, routing.chosen(), &self.experts);
+        tensor.sum(match &self.shared_expert {
             Some(shared) => mixed + shared.forward(x),
             None => mixed,
-        }
+        })
     }
 }
 

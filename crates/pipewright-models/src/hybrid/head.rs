@@ -2,7 +2,7 @@
 
 use burn::module::Module;
 use burn::tensor::{Int, Tensor, TensorData};
-use pipewright::nn::{Embedding, Linear, RmsNorm, ScopedAttention, cross_entropy};
+use pipewright::nn::{Embedding, Linear, RmsNorm, ScopedAttention, split_cross_entropy};
 use pipewright::stage::StageContext;
 
 use super::block::Block;
@@ -10,7 +10,9 @@ use super::boundary::HybridOutput;
 use super::config::HybridConfig;
 use super::pattern::BlockKind;
 use super::tokens::{Tokens, counts};
+use crate::error::ConfigError;
 use crate::parameter::{Builder, ParameterSource};
+use crate::split::SplitStage;
 
 /// Predicts the token after the next one from the hidden states of the last block and the next token.
 #[derive(Module, Debug)]
@@ -23,11 +25,15 @@ pub(super) struct SecondHead {
 }
 
 impl SecondHead {
-    pub(super) fn build<S: ParameterSource>(
+    pub(super) fn build<S>(
         config: &HybridConfig,
         kind: BlockKind,
         builder: &mut Builder<'_, S>,
-    ) -> Result<Self, S::Error> {
+    ) -> Result<Self, S::Error>
+    where
+        S: ParameterSource,
+        S::Error: From<ConfigError>,
+    {
         let width = config.hidden_size;
         let norm = |builder: &mut Builder<'_, S>, name: &str| {
             builder.norm(&format!("mtp.{name}"), width, config.rms_norm_eps)
@@ -51,8 +57,9 @@ impl SecondHead {
         ids: &Tensor<2, Int>,
         table: &Embedding,
         tokens: &Tokens,
-        context: &StageContext,
+        (split, context): (&SplitStage, &StageContext),
     ) -> Tensor<2> {
+        let SplitStage { tensor, vocabulary, .. } = split;
         let [rows, sequence] = ids.dims();
         let last = ids.clone().narrow(1, sequence - 1, 1);
         let next = match sequence {
@@ -60,10 +67,11 @@ impl SecondHead {
             _ => Tensor::cat(vec![ids.clone().narrow(1, 1, sequence - 1), last], 1),
         };
         let [count, width] = hidden.dims();
-        let embedded = self.embed_norm.forward(table.forward(next).reshape([rows * sequence, width]));
+        let embedded = table.forward_split(next, *vocabulary, tensor).reshape([rows * sequence, width]);
+        let embedded = self.embed_norm.forward(embedded);
         let joined = Tensor::cat(vec![self.hidden_norm.forward(hidden), embedded], 1);
         let x = self.proj.forward(joined.reshape([count, 2 * width]));
-        self.norm.forward(self.block.forward(x, tokens, context))
+        self.norm.forward(self.block.forward(x, tokens, (tensor, context)))
     }
 }
 
@@ -75,7 +83,7 @@ pub(super) fn loss(
     weight: f64,
     output: HybridOutput,
     targets: &Tensor<2, Int>,
-    context: &StageContext,
+    (split, context): (&SplitStage, &StageContext),
 ) -> Tensor<1> {
     let HybridOutput::Logits { logits, second } = output else {
         panic!("the last stage returns logits, not hidden states")
@@ -86,29 +94,34 @@ pub(super) fn loss(
         // Position `t` predicts the token after the target of `t`, which is the target of `t + 1`.
         let places = |row: usize| (0..counts[row] - 1).map(move |t| row * sequence + t);
         let places: Vec<usize> = (0..rows).flat_map(places).collect();
-        context.auxiliary_loss("mtp", weight, mean_loss(second, targets, &places, 1));
+        context.auxiliary_loss("mtp", weight, mean_loss(second, targets, (&places, 1), split));
     }
     let places = |row: usize| (0..counts[row]).map(move |t| row * sequence + t);
     let places: Vec<usize> = (0..rows).flat_map(places).collect();
-    mean_loss(logits, targets, &places, 0)
+    mean_loss(logits, targets, (&places, 0), split)
 }
 
 /// Returns the mean cross entropy of the logits at `places` against the targets `ahead` places after them; 0, with a
-/// gradient of 0, if there are no places.
-fn mean_loss(logits: Tensor<3>, targets: &Tensor<2, Int>, places: &[usize], ahead: usize) -> Tensor<1> {
-    let [rows, sequence, vocabulary] = logits.dims();
-    let logits = logits.reshape([rows * sequence, vocabulary]);
+/// gradient of 0, if there are no places. A rank has the logits of its part of the vocabulary.
+fn mean_loss(
+    logits: Tensor<3>,
+    targets: &Tensor<2, Int>,
+    (places, ahead): (&[usize], usize),
+    SplitStage { tensor, vocabulary, .. }: &SplitStage,
+) -> Tensor<1> {
+    let [rows, sequence, part] = logits.dims();
+    let logits = logits.reshape([rows * sequence, part]);
     if places.is_empty() {
         return logits.sum().mul_scalar(0.0);
     }
     let targets = targets.clone().reshape([rows * sequence]);
     if places.len() == rows * sequence {
-        return cross_entropy(logits, targets);
+        return split_cross_entropy(logits, targets, *vocabulary, tensor);
     }
     let ids = |ahead: usize, tensor: &Tensor<1, Int>| {
         let ids: Vec<i64> = places.iter().map(|&place| (place + ahead) as i64).collect();
         Tensor::<1, Int>::from_data(TensorData::new(ids, [places.len()]), &tensor.device())
     };
     let of_targets = targets.clone().select(0, ids(ahead, &targets));
-    cross_entropy(logits.select(0, ids(0, &targets)), of_targets)
+    split_cross_entropy(logits.select(0, ids(0, &targets)), of_targets, *vocabulary, tensor)
 }

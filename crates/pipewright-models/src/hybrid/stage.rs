@@ -1,11 +1,13 @@
 //! A stage of a model: any contiguous range of its layers.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use burn::module::{Module, Param};
 use burn::tensor::{Device, Int, Tensor};
-use pipewright::nn::{Embedding, Linear, RmsNorm, TiedHead};
+use pipewright::nn::{Embedding, Linear, RmsNorm, TensorParallel, TiedHead};
 use pipewright::stage::{Stage, StageContext, StageModule};
+use pipewright::tensor::Placement;
 use pipewright::train::data::{SideError, SideRows};
 use pipewright_schedule::{Microbatch, ModelDesc, StageIndex};
 
@@ -23,7 +25,8 @@ use crate::error::ConfigError;
 use crate::family::ModelFamily;
 use crate::mamba::is_of_scan;
 use crate::next_token::{NextToken, device_of, ids, last_row};
-use crate::parameter::{Builder, ParameterSource, without_variants};
+use crate::parameter::{Builder, ParameterSource, SplitLinear, without_variants};
+use crate::split::{SplitStage, require_parts};
 use crate::stage_layers::{Layer, stage_layers};
 use crate::training_module::TrainingModule;
 
@@ -41,6 +44,8 @@ pub struct HybridStage {
     mtp: Option<SecondHead>,
     #[module(skip)]
     config: HybridConfig,
+    #[module(skip)]
+    split: SplitStage,
 }
 
 #[derive(Module, Debug)]
@@ -69,7 +74,7 @@ impl HybridStage {
         let [batch, sequence, width] = hidden.dims();
         let mut hidden = hidden.reshape([batch * sequence, width]);
         for block in self.model.layers.iter().flatten() {
-            hidden = block.forward(hidden, &tokens, context);
+            hidden = block.forward(hidden, &tokens, (&self.split.tensor, context));
         }
         let Some(norm) = &self.model.norm else {
             return HybridOutput::Hidden(hidden.reshape([batch, sequence, width]), ids);
@@ -77,16 +82,17 @@ impl HybridStage {
         let second = self.mtp.as_ref().map(|second| {
             let copy = self.tied_head.as_ref().expect("a stage with a second head has a copy of the table");
             let table = Embedding { weight: copy.weight.clone() };
-            second.forward(hidden.clone(), &ids, &table, &tokens, context)
+            second.forward(hidden.clone(), &ids, &table, &tokens, (&self.split, context))
         });
         let logits = |x: Tensor<2>| {
+            let x = self.split.tensor.enter(x);
             let logits = match (&self.lm_head, &self.tied_head) {
                 (Some(head), _) => head.forward(x),
                 (None, Some(head)) => head.forward(x),
                 (None, None) => unreachable!("a stage with the last norm has a head"),
             };
-            let vocabulary = logits.dims()[1];
-            logits.reshape([batch, sequence, vocabulary])
+            let part = logits.dims()[1];
+            logits.reshape([batch, sequence, part])
         };
         HybridOutput::Logits { logits: logits(norm.forward(hidden)), second: second.map(logits) }
     }
@@ -103,7 +109,8 @@ impl HybridStage {
             panic!("the first stage takes token ids, not hidden states")
         };
         let tokens = Tokens::new(&self.config, &ids, context);
-        let mut x = table.forward(ids.clone());
+        let SplitStage { tensor, vocabulary, .. } = &self.split;
+        let mut x = table.forward_split(ids.clone(), *vocabulary, tensor);
         if let Some(table) = &self.model.relation_bias {
             // The attentions have copies of the table, which are all that is read.
             x = with_zero_gradient(x, table.weight.val());
@@ -146,6 +153,10 @@ impl StageModule for HybridStage {
         path.unwrap_or_else(|| format!("model.{further}"))
     }
 
+    fn placement(&self, local: &str) -> Placement {
+        self.split.placement(&self.parameter_path(local))
+    }
+
     /// The routers and the numbers of each head of a scan do.
     fn stays_in_single_precision(&self, local: &str) -> bool {
         local.ends_with("router.weight") || is_of_scan(local)
@@ -162,9 +173,9 @@ impl TrainingModule for HybridStage {
         if !is_last {
             return Stage::new(self);
         }
-        let weight = self.config.mtp_loss_weight;
+        let (weight, split) = (self.config.mtp_loss_weight, self.split.clone());
         Stage::with_context_loss(self, move |output, targets: Tensor<2, Int>, context: &StageContext| {
-            loss(weight, output, &targets, context)
+            loss(weight, output, &targets, (&split, context))
         })
     }
 }
@@ -231,27 +242,29 @@ impl ModelFamily for HybridConfig {
         Some(self.pattern.cuts().iter().map(|blocks| blocks + 1).collect())
     }
 
-    fn init_stage(
+    fn init_split_stage(
         &self,
         layers: Range<usize>,
         seed: u64,
         device: &Device,
+        tensor: &TensorParallel,
     ) -> Result<HybridStage, ConfigError> {
-        self.build_stage(layers, &mut InitialParameters::new(self, seed), device)
+        self.build_split_stage(layers, &mut InitialParameters::new(self, seed), device, tensor)
     }
 
-    fn build_stage<S>(
+    fn build_split_stage<S>(
         &self,
         layers: Range<usize>,
         source: &mut S,
         device: &Device,
+        tensor: &TensorParallel,
     ) -> Result<HybridStage, S::Error>
     where
         S: ParameterSource,
         S::Error: From<ConfigError>,
     {
         self.validate()?;
-        let mut builder = Builder::new(source, device);
+        let mut builder = Builder::new(source, device, tensor);
         let mut stage = HybridStage::empty(self);
         for layer in stage_layers(layers, self.blocks().len())? {
             match layer {
@@ -262,6 +275,8 @@ impl ModelFamily for HybridConfig {
                 Layer::Head => stage.add_head(self, &mut builder)?,
             }
         }
+        let placements = Arc::new(builder.into_placements());
+        stage.split = SplitStage { tensor: tensor.clone(), vocabulary: self.vocab_size, placements };
         Ok(stage)
     }
 }
@@ -275,16 +290,21 @@ impl HybridStage {
             tied_head: None,
             mtp: None,
             config: config.clone(),
+            split: SplitStage::default(),
         }
     }
 
-    fn add_embeddings<S: ParameterSource>(
+    fn add_embeddings<S>(
         &mut self,
         config: &HybridConfig,
         builder: &mut Builder<'_, S>,
-    ) -> Result<(), S::Error> {
-        self.model.embed_tokens =
-            Some(builder.embedding(EMBEDDING, config.vocab_size, config.hidden_size)?);
+    ) -> Result<(), S::Error>
+    where
+        S: ParameterSource,
+        S::Error: From<ConfigError>,
+    {
+        self.model.embed_tokens = Some(Embedding { weight: table(config, builder)? });
+        // Every rank has the other tables.
         self.model.further = Some(FurtherEmbeddings::build(config, builder)?);
         if config.num_relations > 0 {
             self.model.relation_bias = Some(RelationBias { weight: relation_table(config, builder)? });
@@ -292,23 +312,36 @@ impl HybridStage {
         Ok(())
     }
 
-    fn add_head<S: ParameterSource>(
-        &mut self,
-        config: &HybridConfig,
-        builder: &mut Builder<'_, S>,
-    ) -> Result<(), S::Error> {
+    fn add_head<S>(&mut self, config: &HybridConfig, builder: &mut Builder<'_, S>) -> Result<(), S::Error>
+    where
+        S: ParameterSource,
+        S::Error: From<ConfigError>,
+    {
         let (vocabulary, hidden) = (config.vocab_size, config.hidden_size);
         self.model.norm = Some(builder.norm("model.norm", hidden, config.rms_norm_eps)?);
         if !config.tie_word_embeddings {
-            self.lm_head = Some(builder.linear("lm_head", hidden, vocabulary)?);
+            let slices = builder.tensor_ranks();
+            require_parts("lm_head", "weight", ("vocab_size", vocabulary), slices)?;
+            let split = SplitLinear::Outputs { slices };
+            self.lm_head = Some(builder.split_linear(false, "lm_head", [hidden, vocabulary], split)?);
         }
         let second = config.second_block();
         if config.tie_word_embeddings || second.is_some() {
-            self.tied_head = Some(builder.tied_head(EMBEDDING, vocabulary, hidden)?);
+            self.tied_head = Some(TiedHead { weight: table(config, builder)? });
         }
         if let Some(kind) = second {
             self.mtp = Some(SecondHead::build(config, kind, builder)?);
         }
         Ok(())
     }
+}
+
+/// Builds the table of the token embeddings, whose rows are split.
+fn table<S>(config: &HybridConfig, builder: &mut Builder<'_, S>) -> Result<Param<Tensor<2>>, S::Error>
+where
+    S: ParameterSource,
+    S::Error: From<ConfigError>,
+{
+    require_parts(EMBEDDING, "weight", ("vocab_size", config.vocab_size), builder.tensor_ranks())?;
+    builder.split_table(EMBEDDING, config.vocab_size, config.hidden_size)
 }

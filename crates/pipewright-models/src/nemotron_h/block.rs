@@ -4,13 +4,15 @@ use std::sync::Arc;
 
 use burn::module::Module;
 use burn::tensor::Tensor;
-use pipewright::nn::{CausalAttention, Linear, Mamba2, RmsNorm, relu_squared};
+use pipewright::nn::{CausalAttention, Linear, Mamba2, RmsNorm, TensorParallel, relu_squared};
 use pipewright::stage::StageContext;
 
 use super::config::{BlockKind, NemotronHConfig};
 use super::experts::ExpertMixer;
+use crate::error::ConfigError;
 use crate::mamba::build_mamba;
-use crate::parameter::{Builder, ParameterSource};
+use crate::parameter::{Builder, ParameterSource, SplitLinear};
+use crate::split::{head_slices, require_parts};
 
 /// `x + mixer(norm(x))`.
 #[derive(Module, Debug)]
@@ -30,23 +32,29 @@ enum Mixer {
 }
 
 impl Block {
-    pub(super) fn build<S: ParameterSource>(
+    pub(super) fn build<S>(
         config: &NemotronHConfig,
         kind: BlockKind,
         path: &str,
         builder: &mut Builder<'_, S>,
-    ) -> Result<Self, S::Error> {
+    ) -> Result<Self, S::Error>
+    where
+        S: ParameterSource,
+        S::Error: From<ConfigError>,
+    {
         let norm = builder.norm(&format!("{path}.norm"), config.hidden_size, config.layer_norm_epsilon)?;
         let path = format!("{path}.mixer");
         let mixer = match kind {
+            // Every rank computes the whole mixer.
             BlockKind::Mamba => {
                 let biases = (config.use_bias, config.use_conv_bias);
                 Mixer::Mamba(build_mamba(config.mamba(), config.hidden_size, biases, &path, builder)?)
             }
             BlockKind::Attention => Mixer::Attention(Attention::build(config, &path, builder)?),
             BlockKind::Mlp => {
-                let inner = config.intermediate_size;
-                Mixer::Mlp(FeedForward::build(config, inner, config.mlp_bias, &path, builder)?)
+                let size = ("intermediate_size", config.intermediate_size);
+                require_parts(&path, "up_proj.weight", size, builder.tensor_ranks())?;
+                Mixer::Mlp(FeedForward::build(config, &path, builder)?)
             }
             BlockKind::Experts => Mixer::Experts(ExpertMixer::build(config, &path, builder)?),
         };
@@ -60,14 +68,14 @@ impl Block {
         hidden: Tensor<2>,
         attention: &CausalAttention,
         documents: Option<&Arc<[u32]>>,
-        context: &StageContext,
+        (tensor, context): (&TensorParallel, &StageContext),
     ) -> Tensor<2> {
         let x = self.norm.forward(hidden.clone());
         let mixed = match &self.mixer {
             Mixer::Mamba(mixer) => mixer.forward(x, attention.sequence(), documents),
-            Mixer::Attention(mixer) => mixer.forward(x, attention),
-            Mixer::Mlp(mixer) => mixer.forward(x),
-            Mixer::Experts(mixer) => mixer.forward(x, context),
+            Mixer::Attention(mixer) => mixer.forward(x, attention, tensor),
+            Mixer::Mlp(mixer) => mixer.forward(x, tensor),
+            Mixer::Experts(mixer) => mixer.forward(x, tensor, context),
         };
         hidden + mixed
     }
@@ -84,36 +92,42 @@ struct Attention {
 }
 
 impl Attention {
-    fn build<S: ParameterSource>(
-        config: &NemotronHConfig,
-        path: &str,
-        builder: &mut Builder<'_, S>,
-    ) -> Result<Self, S::Error> {
+    fn build<S>(config: &NemotronHConfig, path: &str, builder: &mut Builder<'_, S>) -> Result<Self, S::Error>
+    where
+        S: ParameterSource,
+        S::Error: From<ConfigError>,
+    {
         let hidden = config.hidden_size;
         let queries = config.num_attention_heads * config.head_dim;
         let keys = config.num_key_value_heads * config.head_dim;
-        Ok(Self {
-            q_proj: builder.linear(&format!("{path}.q_proj"), hidden, queries)?,
-            k_proj: builder.linear(&format!("{path}.k_proj"), hidden, keys)?,
-            v_proj: builder.linear(&format!("{path}.v_proj"), hidden, keys)?,
-            o_proj: builder.linear(&format!("{path}.o_proj"), queries, hidden)?,
-            head_dim: config.head_dim,
-        })
+        let (heads, key_heads) = (config.num_attention_heads, config.num_key_value_heads);
+        let [heads, key_heads] = head_slices(path, heads, key_heads, builder.tensor_ranks())?;
+        let mut inputs = |name: &str, outputs, slices| {
+            let split = SplitLinear::Outputs { slices };
+            builder.split_linear(false, &format!("{path}.{name}"), [hidden, outputs], split)
+        };
+        let q_proj = inputs("q_proj", queries, heads)?;
+        let k_proj = inputs("k_proj", keys, key_heads)?;
+        let v_proj = inputs("v_proj", keys, key_heads)?;
+        let output = format!("{path}.o_proj");
+        let o_proj = builder.split_linear(false, &output, [queries, hidden], SplitLinear::Inputs)?;
+        Ok(Self { q_proj, k_proj, v_proj, o_proj, head_dim: config.head_dim })
     }
 
-    fn forward(&self, x: Tensor<2>, attention: &CausalAttention) -> Tensor<2> {
+    fn forward(&self, x: Tensor<2>, attention: &CausalAttention, tensor: &TensorParallel) -> Tensor<2> {
+        let x = tensor.enter(x);
         let q = self.q_proj.forward(x.clone());
         let k = self.k_proj.forward(x.clone());
         let v = self.v_proj.forward(x);
         if self.head_dim.is_multiple_of(2) {
-            return self.o_proj.forward(attention.forward(q, k, v));
+            return self.o_proj.forward_split_inputs(attention.forward(q, k, v), tensor);
         }
         // The attention has heads of even widths. A channel of zeros changes no score, and the attention divides the
         // scores by the root of the larger width.
         let width = self.head_dim as f64;
         let q = q.mul_scalar(((width + 1.0) / width).sqrt());
         let [q, k, v] = [q, k, v].map(|x| self.with_zeros(x));
-        self.o_proj.forward(self.without_zeros(attention.forward(q, k, v)))
+        self.o_proj.forward_split_inputs(self.without_zeros(attention.forward(q, k, v)), tensor)
     }
 
     /// Adds a channel of zeros to each head of `[tokens, heads * head_dim]`.
@@ -144,19 +158,20 @@ pub(super) struct FeedForward {
 impl FeedForward {
     pub(super) fn build<S: ParameterSource>(
         config: &NemotronHConfig,
-        inner: usize,
-        bias: bool,
         path: &str,
         builder: &mut Builder<'_, S>,
     ) -> Result<Self, S::Error> {
-        let hidden = config.hidden_size;
+        let (hidden, inner, bias) = (config.hidden_size, config.intermediate_size, config.mlp_bias);
+        let outputs = SplitLinear::Outputs { slices: builder.tensor_ranks() };
+        let (up, down) = (format!("{path}.up_proj"), format!("{path}.down_proj"));
         Ok(Self {
-            up_proj: builder.linear_with_bias_if(bias, &format!("{path}.up_proj"), hidden, inner)?,
-            down_proj: builder.linear_with_bias_if(bias, &format!("{path}.down_proj"), inner, hidden)?,
+            up_proj: builder.split_linear(bias, &up, [hidden, inner], outputs)?,
+            down_proj: builder.split_linear(bias, &down, [inner, hidden], SplitLinear::Inputs)?,
         })
     }
 
-    pub(super) fn forward(&self, x: Tensor<2>) -> Tensor<2> {
-        self.down_proj.forward(relu_squared(self.up_proj.forward(x)))
+    pub(super) fn forward(&self, x: Tensor<2>, tensor: &TensorParallel) -> Tensor<2> {
+        let inner = relu_squared(self.up_proj.forward(tensor.enter(x)));
+        self.down_proj.forward_split_inputs(inner, tensor)
     }
 }

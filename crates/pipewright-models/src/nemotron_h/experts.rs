@@ -2,11 +2,13 @@
 
 use burn::module::{Module, Param};
 use burn::tensor::{Int, Tensor, TensorData, activation};
-use pipewright::nn::{Expert, Linear, mix_chosen};
+use pipewright::nn::{Expert, Linear, TensorParallel, mix_chosen};
 use pipewright::stage::StageContext;
 
 use super::config::{Experts, NemotronHConfig};
-use crate::parameter::{Builder, ParameterKind, ParameterSource};
+use crate::error::ConfigError;
+use crate::parameter::{Builder, ParameterKind, ParameterSource, SplitLinear};
+use crate::split::require_parts;
 
 /// Added to the sum of a token's scores before they are divided by it.
 const EPSILON: f64 = 1e-20;
@@ -36,11 +38,15 @@ struct Router {
 }
 
 impl ExpertMixer {
-    pub(super) fn build<S: ParameterSource>(
+    pub(super) fn build<S>(
         config: &NemotronHConfig,
         path: &str,
         builder: &mut Builder<'_, S>,
-    ) -> Result<Self, S::Error> {
+    ) -> Result<Self, S::Error>
+    where
+        S: ParameterSource,
+        S::Error: From<ConfigError>,
+    {
         let hidden = config.hidden_size;
         let sizes =
             config.experts.as_ref().expect("a validated model with blocks of experts has their sizes");
@@ -58,24 +64,31 @@ impl ExpertMixer {
             fc1_latent_proj = Some(builder.linear(&format!("{path}.fc1_latent_proj"), hidden, latent)?);
             fc2_latent_proj = Some(builder.linear(&format!("{path}.fc2_latent_proj"), latent, hidden)?);
         }
+        let slices = builder.tensor_ranks();
+        let require = |name: &str, size| require_parts(path, &format!("{name}.up_proj.weight"), size, slices);
+        require("experts.0", ("moe_intermediate_size", sizes.moe_intermediate_size))?;
+        let shared = sizes.moe_shared_expert_intermediate_size;
+        require("shared_experts", ("moe_shared_expert_intermediate_size", shared))?;
+        // Every rank has all experts, each with a part of its inner width.
         let mut expert = |path: &str, width, inner| -> Result<Expert, S::Error> {
+            let (outputs, inputs) = (SplitLinear::Outputs { slices }, SplitLinear::Inputs);
+            let (up, down) = (format!("{path}.up_proj"), format!("{path}.down_proj"));
             Ok(Expert {
                 gate_proj: None,
-                up_proj: builder.linear(&format!("{path}.up_proj"), width, inner)?,
-                down_proj: builder.linear(&format!("{path}.down_proj"), inner, width)?,
+                up_proj: builder.split_linear(false, &up, [width, inner], outputs)?,
+                down_proj: builder.split_linear(false, &down, [inner, width], inputs)?,
             })
         };
         let (width, inner) = (sizes.width(hidden), sizes.moe_intermediate_size);
         let experts = (0..count).map(|index| expert(&format!("{path}.experts.{index}"), width, inner));
         let experts = experts.collect::<Result<_, _>>()?;
-        let inner = sizes.moe_shared_expert_intermediate_size;
-        let shared_experts = expert(&format!("{path}.shared_experts"), hidden, inner)?;
+        let shared_experts = expert(&format!("{path}.shared_experts"), hidden, shared)?;
         let choice = Choice::new(sizes);
         Ok(Self { gate, fc1_latent_proj, experts, fc2_latent_proj, shared_experts, choice, path: router })
     }
 
     /// Shapes: `[tokens, hidden]` in and out.
-    pub(super) fn forward(&self, x: Tensor<2>, context: &StageContext) -> Tensor<2> {
+    pub(super) fn forward(&self, x: Tensor<2>, tensor: &TensorParallel, context: &StageContext) -> Tensor<2> {
         let router = Linear { weight: self.gate.weight.clone(), bias: None };
         // The choice of experts is sensitive to rounding, so the router keeps its precision.
         let scores = activation::sigmoid(router.forward(x.clone().cast(router.weight.dtype())));
@@ -97,9 +110,11 @@ impl ExpertMixer {
             Some(projection) => projection.forward(x),
             None => x,
         };
-        let input = projected(&self.fc1_latent_proj, x.clone());
-        let routed = mix_chosen(input, weights * self.choice.factor, &chosen, &self.experts);
-        projected(&self.fc2_latent_proj, routed) + self.shared_experts.forward(x)
+        let input = tensor.enter(projected(&self.fc1_latent_proj, x.clone()));
+        let weights = tensor.enter(weights * self.choice.factor);
+        let routed = tensor.sum(mix_chosen(input, weights, &chosen, &self.experts));
+        let shared = tensor.sum(self.shared_experts.forward(tensor.enter(x)));
+        projected(&self.fc2_latent_proj, routed) + shared
     }
 }
 

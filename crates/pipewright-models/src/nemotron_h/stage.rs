@@ -1,11 +1,13 @@
 //! A stage of a model: any contiguous range of its layers.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use burn::module::Module;
 use burn::tensor::{Device, Tensor};
-use pipewright::nn::{CausalAttention, Embedding, Linear, RmsNorm, TiedHead};
+use pipewright::nn::{CausalAttention, Embedding, Linear, RmsNorm, TensorParallel, TiedHead};
 use pipewright::stage::{Stage, StageContext, StageModule};
+use pipewright::tensor::Placement;
 use pipewright_schedule::{Microbatch, ModelDesc, StageIndex};
 
 use super::block::Block;
@@ -17,7 +19,8 @@ use crate::error::ConfigError;
 use crate::family::ModelFamily;
 use crate::mamba::is_of_scan;
 use crate::next_token::{NextToken, device_of, ids, last_row};
-use crate::parameter::{Builder, ParameterSource, without_variants};
+use crate::parameter::{Builder, ParameterSource, SplitLinear, without_variants};
+use crate::split::{SplitStage, require_parts};
 use crate::stage_layers::{Layer, stage_layers};
 use crate::training_module::{TrainingModule, stage_of_logits};
 
@@ -35,6 +38,8 @@ pub struct NemotronHStage {
     /// The width of the heads that the attention computes with, which is even.
     #[module(skip)]
     head_dim: usize,
+    #[module(skip)]
+    split: SplitStage,
 }
 
 #[derive(Module, Debug)]
@@ -56,8 +61,11 @@ impl NemotronHStage {
     }
 
     fn run_in(&self, input: DecoderInput, context: &StageContext) -> Tensor<3> {
+        let SplitStage { tensor, vocabulary, .. } = &self.split;
         let hidden = match (&self.backbone.embeddings, input) {
-            (Some(embedding), DecoderInput::Tokens(tokens)) => embedding.forward(tokens),
+            (Some(embedding), DecoderInput::Tokens(tokens)) => {
+                embedding.forward_split(tokens, *vocabulary, tensor)
+            }
             (None, DecoderInput::Hidden(hidden)) => hidden,
             (Some(_), DecoderInput::Hidden(_)) => {
                 panic!("the first stage takes token ids, not hidden states")
@@ -75,10 +83,10 @@ impl NemotronHStage {
         let documents = scope.as_ref().map(|scope| &scope.documents);
         let mut hidden = hidden.reshape([batch * sequence, width]);
         for block in self.backbone.layers.iter().flatten() {
-            hidden = block.forward(hidden, &attention, documents, context);
+            hidden = block.forward(hidden, &attention, documents, (tensor, context));
         }
         if let Some(norm) = &self.backbone.norm_f {
-            hidden = norm.forward(hidden);
+            hidden = tensor.enter(norm.forward(hidden));
         }
         if let Some(head) = &self.lm_head {
             hidden = head.forward(hidden);
@@ -108,6 +116,10 @@ impl StageModule for NemotronHStage {
         }
     }
 
+    fn placement(&self, local: &str) -> Placement {
+        self.split.placement(&self.parameter_path(local))
+    }
+
     /// The routers of experts and the numbers of each head of a scan do.
     fn stays_in_single_precision(&self, local: &str) -> bool {
         let of_router = [".gate.weight", ".e_score_correction_bias"];
@@ -122,7 +134,8 @@ impl StageModule for NemotronHStage {
 
 impl TrainingModule for NemotronHStage {
     fn into_stage(self, is_last: bool) -> Stage {
-        stage_of_logits(self, is_last)
+        let split = self.split.clone();
+        stage_of_logits(self, is_last, split)
     }
 }
 
@@ -185,33 +198,36 @@ impl ModelFamily for NemotronHConfig {
         self.initializer_range
     }
 
-    fn init_stage(
+    fn init_split_stage(
         &self,
         layers: Range<usize>,
         seed: u64,
         device: &Device,
+        tensor: &TensorParallel,
     ) -> Result<NemotronHStage, ConfigError> {
-        self.build_stage(layers, &mut InitialParameters::new(self, seed), device)
+        self.build_split_stage(layers, &mut InitialParameters::new(self, seed), device, tensor)
     }
 
-    fn build_stage<S>(
+    fn build_split_stage<S>(
         &self,
         layers: Range<usize>,
         source: &mut S,
         device: &Device,
+        tensor: &TensorParallel,
     ) -> Result<NemotronHStage, S::Error>
     where
         S: ParameterSource,
         S::Error: From<ConfigError>,
     {
         self.validate()?;
-        let mut builder = Builder::new(source, device);
+        let mut builder = Builder::new(source, device, tensor);
         let mut stage = NemotronHStage::empty(self);
         for layer in stage_layers(layers, self.blocks.len())? {
             match layer {
                 Layer::Embedding => {
-                    let table = builder.embedding(EMBEDDING, self.vocab_size, self.hidden_size)?;
-                    stage.backbone.embeddings = Some(table);
+                    require_parts(EMBEDDING, "weight", ("vocab_size", self.vocab_size), tensor.ranks())?;
+                    let weight = builder.split_table(EMBEDDING, self.vocab_size, self.hidden_size)?;
+                    stage.backbone.embeddings = Some(Embedding { weight });
                 }
                 Layer::Block(index) => {
                     let path = format!("backbone.layers.{index}");
@@ -221,6 +237,8 @@ impl ModelFamily for NemotronHConfig {
                 Layer::Head => stage.add_head(self, &mut builder)?,
             }
         }
+        let placements = Arc::new(builder.into_placements());
+        stage.split = SplitStage { tensor: tensor.clone(), vocabulary: self.vocab_size, placements };
         Ok(stage)
     }
 }
@@ -236,20 +254,25 @@ impl NemotronHStage {
                 true => config.head_dim.next_multiple_of(2),
                 false => 2,
             },
+            split: SplitStage::default(),
         }
     }
 
-    fn add_head<S: ParameterSource>(
-        &mut self,
-        config: &NemotronHConfig,
-        builder: &mut Builder<'_, S>,
-    ) -> Result<(), S::Error> {
+    fn add_head<S>(&mut self, config: &NemotronHConfig, builder: &mut Builder<'_, S>) -> Result<(), S::Error>
+    where
+        S: ParameterSource,
+        S::Error: From<ConfigError>,
+    {
         let (vocabulary, hidden) = (config.vocab_size, config.hidden_size);
+        let slices = builder.tensor_ranks();
         self.backbone.norm_f = Some(builder.norm("backbone.norm_f", hidden, config.layer_norm_epsilon)?);
         if config.tie_word_embeddings {
-            self.tied_head = Some(builder.tied_head(EMBEDDING, vocabulary, hidden)?);
+            require_parts(EMBEDDING, "weight", ("vocab_size", vocabulary), slices)?;
+            self.tied_head = Some(TiedHead { weight: builder.split_table(EMBEDDING, vocabulary, hidden)? });
         } else {
-            self.lm_head = Some(builder.linear("lm_head", hidden, vocabulary)?);
+            require_parts("lm_head", "weight", ("vocab_size", vocabulary), slices)?;
+            let split = SplitLinear::Outputs { slices };
+            self.lm_head = Some(builder.split_linear(false, "lm_head", [hidden, vocabulary], split)?);
         }
         Ok(())
     }

@@ -5,6 +5,7 @@ use std::sync::OnceLock;
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use pipewright::loss_scale::LossScaling;
+use pipewright::nn::TensorParallel;
 use pipewright::optimizer::AdamW;
 use pipewright::pipeline::{Pipeline, PipelineConfig};
 use pipewright::stage::Stage;
@@ -119,14 +120,15 @@ impl Model {
     }
 }
 
-fn train(
+/// Trains the reference's model for as many steps as the reference has.
+pub(crate) fn train(
     reference: &Reference,
     schedule: &str,
     ranks: u32,
     microbatches: u32,
     config: &PipelineConfig,
 ) -> Vec<Step> {
-    let program = program(schedule, ranks, microbatches);
+    let program = program(schedule, ranks, microbatches, config.data_parallel);
     match reference.config.clone() {
         ModelConfig::Llama(model) => train_family(reference, model, program, config),
         ModelConfig::Qwen2(model) => train_family(reference, model, program, config),
@@ -137,11 +139,12 @@ fn train(
     }
 }
 
-/// Makes the program of `train`.
-fn program(schedule: &str, ranks: u32, microbatches: u32) -> ValidatedProgram {
-    let spec = ScheduleSpec { ranks, microbatches, ..ScheduleSpec::default() };
+/// Makes the program of `train`. The replicas share the microbatches.
+fn program(schedule: &str, ranks: u32, microbatches: u32, replicas: u32) -> ValidatedProgram {
+    let spec = ScheduleSpec { ranks, microbatches: microbatches / replicas, ..ScheduleSpec::default() };
     let schedule = generate(schedule, &spec).expect("a schedule");
-    for_training(&schedule, &TrainingLowering::default()).expect("it is sound")
+    for_training(&schedule, &TrainingLowering { replicas, ..TrainingLowering::default() })
+        .expect("it is sound")
 }
 
 fn train_family<F>(
@@ -181,7 +184,8 @@ where
     };
     let run = (0..steps).map(step).collect();
     // The final logits of the reference are those of a training without a balance loss, in single precision.
-    if config.precision == Precision::F32 && reference.expected.expected_aux.is_empty() {
+    let is_whole = config.precision == Precision::F32 && config.tensor_parallel == 1;
+    if is_whole && reference.expected.expected_aux.is_empty() {
         let tokens = TensorData::new::<i32, _>(first, [batch, seq_len]);
         let tokens = Tensor::<2, Int>::from_data(tokens, &Device::flex());
         let outputs = trainer.pipeline().eval(tokens, None::<Tensor<2, Int>>).expect("an evaluation").outputs;
@@ -199,13 +203,14 @@ where
     let weights = model.describe(reference.expected.seq_len).weights();
     let stages = partition(&weights, count, &Method::Optimal).expect("it divides");
     let dir = reference.dir.clone();
-    let make = move |stage: StageIndex| -> Result<Stage, HfError> {
-        let module = hf::load_stage(&dir, &model, stages.range(stage), &Device::flex().autodiff())?;
+    let make = move |stage: StageIndex, tensor: &TensorParallel| -> Result<Stage, HfError> {
+        let device = Device::flex().autodiff();
+        let module = hf::load_split_stage(&dir, &model, stages.range(stage), &device, tensor)?;
         let is_last = stage.get() + 1 == count;
         Ok(module.into_stage(is_last))
     };
     let adam = AdamW { betas: (0.9, 0.95), epsilon: 1e-8, weight_decay: 0.1 };
     let config = PipelineConfig { optimizer: Some(adam.init()), clip_norm: Some(1.0), ..config.clone() };
-    let world = World::local(program.ranks());
-    Pipeline::launch(program, world, &config, make).expect("it starts")
+    let world = World::local(program.ranks() * config.data_parallel * config.tensor_parallel);
+    Pipeline::launch_split(program, world, &config, make).expect("it starts")
 }

@@ -221,13 +221,15 @@ impl Batch {
         self
     }
 
-    /// Makes a training step return the last stage's outputs, as an evaluation does.
+    /// Makes a training step return the last stage's outputs, as an evaluation does. Pipelines of tensor ranks refuse it,
+    /// because each rank has a part of these outputs.
     pub fn keep_outputs(mut self) -> Self {
         self.keep_outputs = true;
         self
     }
 
-    /// Makes a training step or an evaluation return the outputs of these stages, by stage.
+    /// Makes a training step or an evaluation return the outputs of these stages, by stage. For the last stage, see
+    /// [`Batch::keep_outputs`].
     pub fn keep_outputs_of(mut self, stages: impl IntoIterator<Item = StageIndex>) -> Self {
         self.kept_stages.extend(stages);
         self

@@ -19,8 +19,11 @@ pub const MANIFEST: &str = "manifest.json";
 /// The format of checkpoints whose tensors are whole.
 const WHOLE: u32 = 1;
 
-/// The newest format that this crate reads, of checkpoints whose tensors are stored in parts.
+/// The format of checkpoints whose tensors are stored in parts.
 const IN_PARTS: u32 = 2;
+
+/// The newest format that this crate reads, of checkpoints whose tensors are stored in slices.
+const IN_SLICES: u32 = 3;
 
 /// The text between the manifest's content and its hash, and the text after the hash.
 const BEFORE_HASH: &str = ",\n  \"hash\": \"";
@@ -53,13 +56,27 @@ pub struct StateFile {
     /// The rows of its tensors that the file has; all rows if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) part: Option<RowShard>,
+    /// Whether the file has slices of some tensors. Its header says which.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub(crate) has_slices: bool,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_false(value: &bool) -> bool {
+    !value
 }
 
 impl Manifest {
     /// Makes a manifest in the oldest format that can hold these files.
     pub fn new(step: u64, cursor: Cursor, description: Map<String, Json>, files: Vec<StateFile>) -> Self {
-        let in_parts = files.iter().any(|file| file.part.is_some());
-        Self { format: if in_parts { IN_PARTS } else { WHOLE }, step, cursor, description, files }
+        let format = if files.iter().any(|file| file.has_slices) {
+            IN_SLICES
+        } else if files.iter().any(|file| file.part.is_some()) {
+            IN_PARTS
+        } else {
+            WHOLE
+        };
+        Self { format, step, cursor, description, files }
     }
 
     /// Reads the manifest in a checkpoint's folder, but not the files that it names.
@@ -76,7 +93,7 @@ impl Manifest {
             Err(source) => return Err(CheckpointError::Io { action: "read", path, source }),
         };
         Self::parse(&bytes).map_err(|flaw| match flaw {
-            Flaw::TooNew(found) => CheckpointError::TooNew { path, found, known: IN_PARTS },
+            Flaw::TooNew(found) => CheckpointError::TooNew { path, found, known: IN_SLICES },
             Flaw::Damaged(reason) => CheckpointError::DamagedManifest { path, reason },
         })
     }
@@ -100,7 +117,7 @@ impl Manifest {
             serde_json::from_str(&format!("{body}\n}}")).map_err(|error| damaged(&error.to_string()))?;
         // A later format may have other members, so the number is checked first.
         match json.get("format").and_then(Json::as_u64).and_then(|format| u32::try_from(format).ok()) {
-            Some(found) if found > IN_PARTS => return Err(Flaw::TooNew(found)),
+            Some(found) if found > IN_SLICES => return Err(Flaw::TooNew(found)),
             _ => {}
         }
         let manifest: Self = serde_json::from_value(json).map_err(|error| damaged(&error.to_string()))?;
@@ -124,8 +141,13 @@ mod tests {
     use super::*;
 
     fn manifest() -> Manifest {
-        let file =
-            StateFile { name: "rank-0000.safetensors".into(), bytes: 12, hash: "ab".into(), part: None };
+        let file = StateFile {
+            name: "rank-0000.safetensors".into(),
+            bytes: 12,
+            hash: "ab".into(),
+            part: None,
+            has_slices: false,
+        };
         let description = Map::from_iter([("epsilon".to_owned(), Json::from(1e-5))]);
         Manifest::new(40, Cursor { epoch: 1, index: 7 }, description, vec![file])
     }
@@ -166,8 +188,8 @@ mod tests {
 
     #[test]
     fn a_later_format_is_not_damage() {
-        let later = Manifest { format: IN_PARTS + 1, ..manifest() };
-        assert_eq!(Manifest::parse(later.to_text().as_bytes()), Err(Flaw::TooNew(IN_PARTS + 1)));
+        let later = Manifest { format: IN_SLICES + 1, ..manifest() };
+        assert_eq!(Manifest::parse(later.to_text().as_bytes()), Err(Flaw::TooNew(IN_SLICES + 1)));
     }
 
     #[test]

@@ -18,6 +18,7 @@ mod error;
 mod folder;
 mod manifest;
 mod optimizer;
+mod place;
 mod read;
 mod save;
 mod state;

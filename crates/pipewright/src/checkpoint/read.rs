@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::{ErrorKind, Read, Seek, SeekFrom};
-use std::ops::Bound;
+use std::ops::{Bound, Range};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -12,9 +12,11 @@ use burn::tensor::{Bytes, DType, Shape, TensorData};
 use super::error::CheckpointError;
 use super::manifest::{Manifest, StateFile};
 use super::optimizer::FIELD;
-use super::save::{LOSS_SCALE, STEP};
+use super::place::{Piece, Place, Slab, StoredSlice, Torn, Unfit, common, copy};
+use super::save::{LOSS_SCALE, SLICES, STEP};
 use super::tensor_file::{Header, from_stored, hash, read_header};
 use crate::loss_scale::LossScale;
+use crate::tensor::Slice;
 use crate::tensor::shard::RowShard;
 
 /// A complete checkpoint whose files have been verified.
@@ -26,27 +28,6 @@ pub struct Checkpoint {
     scalars: BTreeMap<String, String>,
     parameters: BTreeSet<String>,
     loss_scale: Option<LossScale>,
-}
-
-/// The place of a tensor in the files, with its type and shape.
-#[derive(Debug)]
-struct Place {
-    dtype: DType,
-    shape: Vec<usize>,
-    /// Its rows, in order: all in one file, or divided among the files of replicas.
-    pieces: Vec<Piece>,
-    /// Further copies of the same rows.
-    copies: Vec<Piece>,
-}
-
-/// Rows of a tensor that are stored in one file.
-#[derive(Debug)]
-struct Piece {
-    part: RowShard,
-    rows: usize,
-    file: usize,
-    /// The place of their first byte in the file.
-    start: u64,
 }
 
 /// A parameter in a checkpoint.
@@ -71,6 +52,7 @@ impl Checkpoint {
         for (index, file) in manifest.files.iter().enumerate() {
             let header = verify(path, file, manifest.step)?;
             let part = file.part.unwrap_or(RowShard::WHOLE);
+            let slices = slices_of(&path.join(&file.name), &header)?;
             for (name, info) in header.tensors {
                 let unknown =
                     || CheckpointError::ElementType { tensor: name.clone(), dtype: info.dtype.to_string() };
@@ -79,8 +61,10 @@ impl Checkpoint {
                 let piece =
                     Piece { part, rows, file: index, start: header.data + info.data_offsets.0 as u64 };
                 let torn = || CheckpointError::Torn { path: path.to_owned(), tensor: name.clone() };
-                let place = tensors.entry(name.clone()).or_insert_with(|| Place::new(dtype, &info.shape));
-                match place.add(piece, dtype, &info.shape) {
+                let parameter = name.split_once(FIELD).map_or(name.as_str(), |(parameter, _)| parameter);
+                let slice = slices.get(parameter).copied().unwrap_or(StoredSlice::WHOLE);
+                let place = tensors.entry(name.clone()).or_insert_with(|| Place::new(dtype, slice));
+                match place.add(piece, dtype, &info.shape, slice) {
                     Ok(()) => {}
                     Err(Unfit::Part) => return Err(torn()),
                     Err(Unfit::Copy(other)) => return Err(ambiguous(path, &manifest, &name, [other, index])),
@@ -138,24 +122,25 @@ impl Checkpoint {
         shape: &[usize],
         dtype: DType,
     ) -> Result<TensorData, CheckpointError> {
-        self.part_of(parameter, shape, dtype, RowShard::WHOLE)
+        self.part_of(parameter, shape, dtype, (Slice::WHOLE, RowShard::WHOLE))
     }
 
-    /// As [`Checkpoint::parameter`], for the rows of one part; `shape` is the shape of the whole parameter.
+    /// As [`Checkpoint::parameter`], for the rows of one part of a slice; `shape` is the shape of the whole slice.
     pub(crate) fn part_of(
         &self,
         parameter: &Arc<str>,
         shape: &[usize],
         dtype: DType,
-        part: RowShard,
+        (slice, part): (Slice, RowShard),
     ) -> Result<TensorData, CheckpointError> {
         let path = || self.path.clone();
         let Some(place) = self.tensors.get(&**parameter) else {
             return Err(CheckpointError::MissingParameter { path: path(), parameter: parameter.clone() });
         };
-        if place.shape != shape || place.dtype != dtype {
+        let stored = slice.shape(&place.shape);
+        if stored != shape || place.dtype != dtype {
             let words = |dtype: DType, shape: &[usize]| format!("{dtype:?} {shape:?}");
-            let (expected, found) = (words(dtype, shape), words(place.dtype, &place.shape));
+            let (expected, found) = (words(dtype, shape), words(place.dtype, &stored));
             return Err(CheckpointError::Mismatch {
                 path: path(),
                 parameter: parameter.clone(),
@@ -163,7 +148,7 @@ impl Checkpoint {
                 found,
             });
         }
-        self.read(parameter, part)
+        self.read(parameter, slice, part)
     }
 
     /// Returns the tensors of a parameter's optimizer state: the field and the full name of each.
@@ -176,18 +161,53 @@ impl Checkpoint {
         fields(&self.scalars, parameter).map(|(field, _, text)| (field, text.as_str()))
     }
 
-    /// Reads a part of a tensor, which must be in the checkpoint.
-    pub(super) fn read(&self, name: &str, part: RowShard) -> Result<TensorData, CheckpointError> {
+    /// Reads the rows of one part of a slice of a tensor, which must be in the checkpoint.
+    pub(super) fn read(
+        &self,
+        name: &str,
+        slice: Slice,
+        part: RowShard,
+    ) -> Result<TensorData, CheckpointError> {
         let place = &self.tensors[name];
-        let wanted = part.rows(place.rows());
-        let in_a_row = place.bytes_in_a_row();
-        let mut bytes = vec![0; wanted.len() * in_a_row];
+        let (wanted, element) = (place.wanted(slice, part), place.dtype.size());
+        let elements: usize = wanted.iter().map(ExactSizeIterator::len).product();
+        let mut bytes = vec![0; elements * element];
+        for (bounds, slab) in place.slabs() {
+            let Some(common) = common(&bounds, &wanted) else { continue };
+            let first = bounds[0].start;
+            let rows = common[0].start - first..common[0].end - first;
+            if bounds[1..] == wanted[1..] {
+                let in_a_row = slab.elements_in_a_row() * element;
+                let target = (common[0].start - wanted[0].start) * in_a_row;
+                self.read_rows(slab, rows.clone(), in_a_row, &mut bytes[target..][..rows.len() * in_a_row])?;
+                continue;
+            }
+            let in_a_row = slab.elements_in_a_row() * element;
+            let mut source = vec![0; rows.len() * in_a_row];
+            self.read_rows(slab, rows, in_a_row, &mut source)?;
+            let mut held = bounds;
+            held[0] = common[0].clone();
+            copy((&source, &held), (&mut bytes, &wanted), &common, element);
+        }
+        let mut shape = place.shape.clone();
+        shape.iter_mut().zip(&wanted).for_each(|(size, range)| *size = range.len());
+        Ok(TensorData::from_bytes(Bytes::from_bytes_vec(bytes), Shape::from(shape), place.dtype))
+    }
+
+    /// Reads rows of a slice into `target`.
+    fn read_rows(
+        &self,
+        slab: &Slab,
+        wanted: Range<usize>,
+        in_a_row: usize,
+        target: &mut [u8],
+    ) -> Result<(), CheckpointError> {
         let (mut first, mut filled) = (0, 0);
-        for piece in &place.pieces {
+        for piece in &slab.pieces {
             let rows = wanted.start.max(first)..wanted.end.min(first + piece.rows);
             if !rows.is_empty() {
                 let path = self.path.join(&self.manifest.files[piece.file].name);
-                let target = &mut bytes[filled..][..rows.len() * in_a_row];
+                let target = &mut target[filled..][..rows.len() * in_a_row];
                 let start = piece.start + ((rows.start - first) * in_a_row) as u64;
                 let read = File::open(&path).and_then(|mut file| {
                     file.seek(SeekFrom::Start(start))?;
@@ -198,76 +218,21 @@ impl Checkpoint {
             }
             first += piece.rows;
         }
-        let mut shape = place.shape.clone();
-        if let Some(rows) = shape.first_mut() {
-            *rows = wanted.len();
-        }
-        Ok(TensorData::from_bytes(Bytes::from_bytes_vec(bytes), Shape::from(shape), place.dtype))
+        Ok(())
     }
+}
+
+/// Returns the slices of parameters that a file has; other parameters in it are whole.
+fn slices_of(path: &Path, header: &Header) -> Result<BTreeMap<String, StoredSlice>, CheckpointError> {
+    let Some(text) = header.texts.get(SLICES) else { return Ok(BTreeMap::new()) };
+    let understood = serde_json::from_str(text).map_err(std::io::Error::from);
+    understood.map_err(CheckpointError::io("understand", path))
 }
 
 /// Returns the loss scale of a file's header.
 fn scale_of(text: &str) -> Option<LossScale> {
     let (factor, updates) = text.split_once(' ')?;
     Some(LossScale { factor: factor.parse().ok()?, updates: updates.parse().ok()? })
-}
-
-/// The error for parts of a tensor that do not make up the whole.
-struct Torn;
-
-/// The reason why rows do not fit the tensor that they belong to.
-enum Unfit {
-    /// Their shape or type differs from that of the other rows.
-    Part,
-    /// This file has the same rows in another shape.
-    Copy(usize),
-}
-
-impl Place {
-    fn new(dtype: DType, shape: &[usize]) -> Self {
-        Self { dtype, shape: shape.to_vec(), pieces: Vec::new(), copies: Vec::new() }
-    }
-
-    /// Adds rows of the tensor, of this type and shape.
-    fn add(&mut self, piece: Piece, dtype: DType, shape: &[usize]) -> Result<(), Unfit> {
-        let is_alike = dtype == self.dtype && shape.iter().skip(1).eq(self.shape.iter().skip(1));
-        match self.pieces.iter().find(|other| other.part == piece.part) {
-            Some(other) if is_alike && other.rows == piece.rows => self.copies.push(piece),
-            Some(other) => return Err(Unfit::Copy(other.file)),
-            None if is_alike => self.pieces.push(piece),
-            None => return Err(Unfit::Part),
-        }
-        Ok(())
-    }
-
-    fn bytes_in_a_row(&self) -> usize {
-        self.shape.iter().skip(1).product::<usize>() * self.dtype.size()
-    }
-
-    fn rows(&self) -> usize {
-        self.shape.first().copied().unwrap_or(1)
-    }
-
-    /// Puts the pieces in order and sets the shape of the whole tensor.
-    fn join(&mut self) -> Result<(), Torn> {
-        self.pieces.sort_unstable_by_key(|piece| piece.part.index);
-        let rows = self.pieces.iter().map(|piece| piece.rows).sum();
-        let RowShard { index, of } = self.pieces[0].part;
-        // A tensor that every replica has whole is stored by the first replica only.
-        if index == 0 && self.pieces.len() == 1 {
-            return Ok(());
-        }
-        let expected =
-            RowShard::all(of).map(|part| (part, part.rows(rows).len())).filter(|(_, rows)| *rows > 0);
-        let found = self.pieces.iter().map(|piece| (piece.part, piece.rows)).filter(|(_, rows)| *rows > 0);
-        if !expected.eq(found) {
-            return Err(Torn);
-        }
-        if let Some(first) = self.shape.first_mut() {
-            *first = rows;
-        }
-        Ok(())
-    }
 }
 
 /// Returns the entries named `PARAMETER@FIELD`, with their fields.
@@ -290,10 +255,7 @@ fn compare_copies(
     tensor: &str,
     place: &Place,
 ) -> Result<(), CheckpointError> {
-    for copy in &place.copies {
-        let first = place.pieces.iter().find(|piece| piece.part == copy.part);
-        let first = first.expect("a copy is of rows that are there");
-        let bytes = (copy.rows * place.bytes_in_a_row()) as u64;
+    for (first, copy, bytes) in place.copies() {
         let hash_of = |piece: &Piece| {
             let path = path.join(&manifest.files[piece.file].name);
             let hash = File::open(&path).and_then(|mut file| {

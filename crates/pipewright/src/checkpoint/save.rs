@@ -16,17 +16,21 @@ use super::error::CheckpointError;
 use super::folder::{REMOVING, committed_name, scratch_name};
 use super::manifest::{MANIFEST, Manifest, StateFile};
 use super::optimizer::{FIELD, take_apart};
+use super::place::StoredSlice;
 use super::state::{HeldParameter, RankState, StageState};
 use super::tensor_file::{self, Content, Named};
 use crate::ids::WorldRank;
 use crate::loss_scale::LossScale;
-use crate::tensor::ValueKind;
+use crate::tensor::{Slice, ValueKind};
 
 /// The header text that says which step a file belongs to.
 pub(super) const STEP: &str = "step";
 
 /// The header text with the loss scale and the number of updates since it changed.
 pub(super) const LOSS_SCALE: &str = "loss_scale";
+
+/// The header text with the slices of the parameters that the file does not have whole, by path.
+pub(super) const SLICES: &str = "slices";
 
 /// A checkpoint that is being written. If it is dropped before [`Saving::commit`], the process that began it removes
 /// the files.
@@ -83,6 +87,10 @@ impl Saving {
         }
         // All stages of a rank are sharded alike.
         let part = stages.iter().find_map(|stage| stage.part);
+        let slices = slices_of(&stages);
+        if !slices.is_empty() {
+            texts.insert(SLICES.to_owned(), serde_json::to_string(&slices).expect("slices are plain data"));
+        }
         let mut tensors = BTreeMap::new();
         for stage in stages {
             add_stage(stage, &mut tensors, &mut texts)?;
@@ -90,7 +98,7 @@ impl Saving {
         let tensors = tensors.into_iter().map(|(name, content)| Named { name, content }).collect();
         let path = self.scratch.join(&name);
         let (bytes, hash) = tensor_file::write(&path, texts, tensors, &self.written)?;
-        Ok(StateFile { name, bytes, hash: hash.to_hex().to_string(), part })
+        Ok(StateFile { name, bytes, hash: hash.to_hex().to_string(), part, has_slices: !slices.is_empty() })
     }
 
     /// Writes a note for the process that commits: a file of this process is on disk.
@@ -159,14 +167,21 @@ impl Drop for Saving {
 pub(super) fn check_paths(ranks: &[RankState]) -> Result<(), CheckpointError> {
     let mut known = HashSet::new();
     for stage in ranks.iter().flat_map(|rank| &rank.stages) {
-        for HeldParameter { path, .. } in &stage.parameters {
-            // Each sharded replica has its own part.
-            if !known.insert((path, stage.part.map(|part| part.index))) {
+        for HeldParameter { path, slice, .. } in &stage.parameters {
+            // Each tensor rank has its own slice, and each sharded replica its own part.
+            if !known.insert((path, slice.part.index, stage.part.map(|part| part.index))) {
                 return Err(CheckpointError::EqualPaths { parameter: path.clone() });
             }
         }
     }
     Ok(())
+}
+
+/// Returns the slices of the parameters of which these stages have only a slice.
+fn slices_of(stages: &[StageState]) -> BTreeMap<String, StoredSlice> {
+    let held = stages.iter().flat_map(|stage| &stage.parameters).filter(|held| !held.slice.is_whole());
+    let stored = |slice: Slice| StoredSlice { dimension: slice.dimension, part: slice.part };
+    held.map(|held| (held.path.to_string(), stored(held.slice))).collect()
 }
 
 /// Adds a stage's tensors under their names.

@@ -13,8 +13,8 @@ use super::cursor::Cursor;
 use crate::ids::WorldRank;
 use crate::loss_scale::LossScale;
 use crate::memory::RankMemory;
-use crate::tensor::Value;
 use crate::tensor::shard::RowShard;
+use crate::tensor::{Slice, Value};
 
 /// The part of a training run's state between two steps that this process holds.
 #[derive(Debug)]
@@ -53,6 +53,8 @@ pub(crate) struct HeldParameter {
     pub(crate) place: usize,
     pub(crate) path: Arc<str>,
     pub(crate) id: ParamId,
+    /// The slice that the stage holds, or the part's rows of it.
+    pub(crate) slice: Slice,
     pub(crate) value: Value,
 }
 

@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use pipewright_schedule::{Action, Microbatch, StageIndex};
 
+use super::boundary::Crossing;
 use super::machine::Executor;
 use crate::failure::Cause;
 use crate::message::{AwaitedMessage, Direction, Tag};
@@ -142,7 +143,8 @@ impl Executor {
         let Some(source) = self.placement().previous(stage) else { return Ok(None) };
         if self.elsewhere(source).is_some() && self.local_stage(stage).inputs[microbatch.index()].is_none() {
             let awaited = self.boundary(Direction::Forward, source, stage, microbatch);
-            let Some(mut tensors) = self.take_tensors(awaited, stage)? else { return Ok(Some(awaited)) };
+            let Some(tensors) = self.take_tensors(awaited, stage)? else { return Ok(Some(awaited)) };
+            let mut tensors = self.whole(Crossing { from: source, to: stage, microbatch }, tensors)?;
             let receive = Action::RecvForward { stage, microbatch };
             self.show_message(receive, &mut tensors)?;
             let inputs: Values = tensors.into_iter().flatten().collect();
@@ -165,7 +167,8 @@ impl Executor {
         let is_missing = self.local_stage(stage).output_gradients[microbatch.index()].is_none();
         if self.elsewhere(source).is_some() && is_missing {
             let awaited = self.boundary(Direction::Backward, source, stage, microbatch);
-            let Some(mut gradients) = self.take_tensors(awaited, stage)? else { return Ok(Some(awaited)) };
+            let Some(gradients) = self.take_tensors(awaited, stage)? else { return Ok(Some(awaited)) };
+            let mut gradients = self.whole(Crossing { from: source, to: stage, microbatch }, gradients)?;
             let receive = Action::RecvBackward { stage, microbatch };
             self.show_message(receive, &mut gradients)?;
             self.local_stage(stage).output_gradients[microbatch.index()] = Some(gradients);
@@ -191,7 +194,8 @@ impl Executor {
         tensors: OptionalTensors,
     ) {
         let to = self.endpoint.world_rank_of(self.placement().rank_of(stage));
-        self.send_tensors(to, Tag::Boundary { direction, stage, microbatch }, tensors);
+        let parts = self.parts(tensors);
+        self.send_tensors(to, Tag::Boundary { direction, stage, microbatch }, parts);
     }
 
     /// Returns the message of a boundary from the rank of `source` to `stage`.

@@ -210,7 +210,7 @@ impl Stages for Executor {
         let origin = self.step.input.origin;
         let seconds = |at: Instant| at.saturating_duration_since(origin).as_secs_f64();
         self.step.scopes.push(Scope {
-            rank: self.world_rank.timeline_row(),
+            rank: self.endpoint.timeline_row(),
             name: Arc::from(name),
             start: seconds(start),
             end: seconds(end),

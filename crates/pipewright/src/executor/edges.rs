@@ -2,10 +2,11 @@
 
 use pipewright_schedule::{Microbatch, StageIndex};
 
+use super::boundary::Crossing;
 use super::machine::Executor;
 use crate::failure::Cause;
 use crate::message::Direction;
-use crate::tensor::{Flow, MetadataError, OnMismatch, OptionalTensors, Side, TensorMismatch, Values};
+use crate::tensor::{Flow, OnMismatch, OptionalTensors, TensorMismatch, Values};
 
 impl Executor {
     /// Returns all input tensors of a stage for a microbatch; `None` if those of the neighbour have not arrived.
@@ -24,8 +25,8 @@ impl Executor {
         self.append_skips(Direction::Forward, stage, microbatch, &mut inputs);
         let inputs: Values = inputs.into_iter().flatten().collect();
         let looked = self.local_stage(stage).boundaries.check_inputs(microbatch, &inputs);
-        let crossing = Crossing { stage, flow: Flow::Inputs, from: previous, to: stage, microbatch };
-        Some(self.judge(looked, crossing).map(|()| inputs))
+        let crossing = Crossing { from: previous, to: stage, microbatch };
+        Some(self.judge(looked, stage, Flow::Inputs, crossing).map(|()| inputs))
     }
 
     /// Passes on the outputs of a stage. Skip connections are sent at once. The other outputs go to the next stage if
@@ -50,7 +51,7 @@ impl Executor {
         self.send_skips(Direction::Forward, stage, microbatch, &mut outputs);
         let outputs: Values = outputs.into_iter().flatten().collect();
         let looked = self.local_stage(stage).boundaries.check_outputs(&outputs);
-        self.judge(looked, Crossing { stage, flow: Flow::Outputs, from: stage, to: next, microbatch })?;
+        self.judge(looked, stage, Flow::Outputs, Crossing { from: stage, to: next, microbatch })?;
         match self.elsewhere(next) {
             Some(_) => self.local_stage(stage).outputs[place] = Some(outputs),
             None => self.local_stage(next).inputs[place] = Some(outputs),
@@ -67,18 +68,20 @@ impl Executor {
     ) -> Result<(), Cause> {
         let Some(previous) = self.placement().previous(stage) else { return Ok(()) };
         let looked = self.local_stage(stage).boundaries.check_input_gradients(microbatch, gradients);
-        let flow = Flow::InputGradients;
-        self.judge(looked, Crossing { stage, flow, from: stage, to: previous, microbatch })
+        self.judge(looked, stage, Flow::InputGradients, Crossing { from: stage, to: previous, microbatch })
     }
 
-    /// Returns the error for a boundary whose two stages differ in their tensors, or logs it if it is a warning.
-    fn judge(&mut self, looked: Result<(), TensorMismatch>, crossing: Crossing) -> Result<(), Cause> {
-        let Err(TensorMismatch { mismatch, sent, expected }) = looked else { return Ok(()) };
-        let Crossing { stage, flow, from, to, microbatch } = crossing;
-        let rank = |stage| self.endpoint.world_rank_of(self.placement().rank_of(stage));
-        let side = |stage| Side { stage, rank: rank(stage) };
-        let (from, to) = (side(from), side(to));
-        let error = MetadataError { microbatch, mismatch, from, sent, to, expected };
+    /// Returns the error for a boundary whose two stages differ in their tensors, or logs it if it is a warning. `stage`
+    /// has checked them.
+    fn judge(
+        &mut self,
+        looked: Result<(), TensorMismatch>,
+        stage: StageIndex,
+        flow: Flow,
+        crossing: Crossing,
+    ) -> Result<(), Cause> {
+        let Err(found) = looked else { return Ok(()) };
+        let error = self.metadata_error(crossing, found);
         match self.on_mismatch {
             OnMismatch::Fail => Err(Box::new(error).into()),
             OnMismatch::Warn => {
@@ -89,14 +92,4 @@ impl Executor {
             }
         }
     }
-}
-
-/// Tensors that cross a boundary.
-struct Crossing {
-    /// The stage that checks them.
-    stage: StageIndex,
-    flow: Flow,
-    from: StageIndex,
-    to: StageIndex,
-    microbatch: Microbatch,
 }

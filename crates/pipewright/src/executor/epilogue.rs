@@ -15,7 +15,7 @@ impl Executor {
     fn next_phase(&mut self, done: Phase) -> Result<Phase, Cause> {
         Ok(match done {
             Phase::Actions => self.end_program()?,
-            Phase::ReplicaSums => self.end_replica_sums(),
+            Phase::ReplicaSums => self.end_replica_sums()?,
             Phase::SharedGradients(sums) => {
                 self.set_shared_gradients(sums);
                 self.change_gradients()?;
@@ -85,7 +85,7 @@ impl Executor {
             return Ok(self.finish(Outcome { reports: vec![report], collected: Vec::new() }));
         }
         if !self.reduces() {
-            return Ok(self.end_replica_sums());
+            return self.end_replica_sums();
         }
         // The program may have started some of them.
         let stages: Vec<StageIndex> = self.stages.iter().map(|stage| stage.index).collect();
@@ -93,10 +93,12 @@ impl Executor {
         Ok(Phase::ReplicaSums)
     }
 
-    /// Exchanges the gradients of shared parameters, once the sums over replicas are complete.
-    fn end_replica_sums(&mut self) -> Phase {
+    /// Adds the gradients of copies in the tensor group, and exchanges those of shared parameters, once the sums over
+    /// replicas are complete.
+    fn end_replica_sums(&mut self) -> Result<Phase, Cause> {
         self.step.reductions.clear();
-        self.exchange_shared_gradients()
+        self.add_copies()?;
+        Ok(self.exchange_shared_gradients())
     }
 }
 

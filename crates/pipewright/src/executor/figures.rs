@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use pipewright_schedule::{
-    Action, ClockSkew, Event, Microbatch, Scope, SkipAction, SkipEvent, SkipMessage, StageIndex,
+    Action, ClockSkew, Event, Microbatch, Rank, Scope, SkipAction, SkipEvent, SkipMessage, StageIndex,
 };
 use serde::{Deserialize, Serialize};
 
@@ -24,6 +24,7 @@ pub(super) struct Figures {
     update: Duration,
     peak_bytes: u64,
     sends_in_flight: u32,
+    boundary_bytes: u64,
     /// Stage, path and elements.
     undeferred: Vec<(StageIndex, String, usize)>,
     interrupted: bool,
@@ -114,16 +115,17 @@ impl Figures {
             update: report.update,
             peak_bytes: report.peak_bytes,
             sends_in_flight: report.sends_in_flight,
+            boundary_bytes: report.boundary_bytes,
             undeferred: report.undeferred.iter().map(packed_undeferred).collect(),
             interrupted: report.interrupted,
             times: Times { skew, events: events.collect(), skips: skips.collect(), scopes: scopes.collect() },
         }
     }
 
-    /// Returns the report; its times count from `origin`, a time on the common clock.
-    pub(super) fn into_report(self, origin: f64) -> RankReport {
+    /// Returns the report of the rank with this row of the timeline; its times count from `origin`, a time on the common
+    /// clock.
+    pub(super) fn into_report(self, row: Rank, origin: f64) -> RankReport {
         let rank = self.rank;
-        let row = rank.timeline_row();
         let Times { skew, events, skips, scopes } = self.times;
         let event = |(PackedAction(action), start, end)| Event {
             rank: row,
@@ -158,6 +160,7 @@ impl Figures {
             update: self.update,
             peak_bytes: self.peak_bytes,
             sends_in_flight: self.sends_in_flight,
+            boundary_bytes: self.boundary_bytes,
             undeferred: self.undeferred.into_iter().map(unpacked_undeferred).collect(),
             interrupted: self.interrupted,
         }
@@ -201,6 +204,7 @@ mod tests {
             update: Duration::from_nanos(8),
             peak_bytes: 9,
             sends_in_flight: 3,
+            boundary_bytes: 4,
             undeferred: vec![UndeferredParameter {
                 stage: StageIndex::new(5),
                 path: "norm.weight".into(),
@@ -212,7 +216,7 @@ mod tests {
 
     #[test]
     fn events_travel_as_numbers() {
-        let row = WorldRank::new(2).timeline_row();
+        let row = Rank::new(2);
         let texts = ["0F3", "(1F7;2B3)OVERLAP_F_B", "4UNSHARD", "2RECV_B9"];
         let events = texts.map(|text| {
             let action = text.parse().expect("an action");
@@ -226,7 +230,7 @@ mod tests {
         // The step began at 100 s on the common clock here, and at 99 s in the process that merges.
         let bytes = encoded(&Figures::of(&report, |seconds| 100.0 + seconds));
         let found: Figures = decoded(report.rank, Tag::Report, &bytes).expect("a report");
-        let found = found.into_report(99.0);
+        let found = found.into_report(row, 99.0);
         let later = |event: Event| Event { start: event.start + 1.0, end: event.end + 1.0, ..event };
         assert_eq!(found.events, events.map(later));
         let later = |skip: SkipEvent| SkipEvent { start: skip.start + 1.0, end: skip.end + 1.0, ..skip };

@@ -23,6 +23,7 @@ use crate::collective::Exchange;
 use crate::failure::Cause;
 use crate::message::{AwaitedMessage, Tag};
 use crate::stage::{StageError, Visit};
+use crate::tensor::Slice;
 
 /// The results of a visit to the modules of a rank.
 #[derive(Debug, Default)]
@@ -49,6 +50,8 @@ pub struct NamedParameter {
     pub stage: StageIndex,
     /// Its global path.
     pub path: Arc<str>,
+    /// The slice of the parameter that the values are, if several ranks compute the stage together.
+    pub slice: Slice,
     /// Its values.
     pub data: TensorData,
 }
@@ -129,14 +132,18 @@ impl Executor {
     /// Keeps the whole parameters of the stage at this place, or visits its module, and continues with the next stage.
     pub(super) fn collect_stage(&mut self, place: usize, mut collected: Vec<NamedParameter>) -> Phase {
         let is_first = self.endpoint.coord().replica == 0;
+        let tensor_rank = self.endpoint.tensor_rank();
         if let Some(stage) = self.stages.get_mut(place) {
             let (index, runner) = (stage.index, &mut stage.runner);
             match &self.visit {
                 Some(Visit::Read { .. }) if !is_first => {}
-                Some(visit) => self.visited.add(runner.visit(index, visit)),
+                Some(visit) => self.visited.add(runner.visit(index, &visit.clone().on(tensor_rank))),
                 None => {
-                    let named = runner.paths().iter().cloned().zip(runner.parameters());
-                    collected.extend(named.map(|(path, data)| NamedParameter { stage: index, path, data }));
+                    let named = runner.paths().iter().cloned().zip(runner.parameters()).enumerate();
+                    collected.extend(named.map(|(place, (path, data))| {
+                        let slice = runner.placement(place).slice_of(tensor_rank);
+                        NamedParameter { stage: index, path, slice, data }
+                    }));
                 }
             }
             self.release(index);

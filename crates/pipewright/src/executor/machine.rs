@@ -203,7 +203,7 @@ impl Executor {
         let origin = self.step.input.origin;
         let entered = self.step.entered.unwrap_or_else(Instant::now);
         self.step.events.push(Event {
-            rank: self.world_rank.timeline_row(),
+            rank: self.endpoint.timeline_row(),
             action,
             start: entered.saturating_duration_since(origin).as_secs_f64(),
             end: origin.elapsed().as_secs_f64(),
@@ -217,7 +217,7 @@ impl Executor {
         let origin = self.step.input.origin;
         let begin = start.saturating_duration_since(origin);
         self.step.events.push(Event {
-            rank: self.world_rank.timeline_row(),
+            rank: self.endpoint.timeline_row(),
             action: forward,
             start: begin.as_secs_f64(),
             end: (begin + recomputed).as_secs_f64(),

@@ -1,28 +1,53 @@
-//! A rank's end of the transport, with the rank's place in the mesh: its pipeline, the same rank in all replicas, and
-//! the trees over both.
+//! A rank's end of the transport, with the rank's place in the mesh: its replica, the same rank in all replicas, the ranks
+//! that compute stages together with it, and trees over them.
 
+use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
 use std::time::{Duration, Instant};
 
 use burn::tensor::Device;
 use pipewright_schedule::{ClockSkew, Rank};
 
+use super::patience::wait_for_news;
+use super::tensor_group::{SharedEndpoint, TensorGroup};
 use crate::collective::{Group, Tree};
 use crate::device::Devices;
 use crate::failure::{Abort, StepError};
 use crate::ids::{Attempt, WorldRank};
+use crate::memory::RankMemory;
 use crate::mesh::{Mesh, MeshCoord};
 use crate::message::{Message, Payload, Tag};
+use crate::nn::TensorParallel;
+use crate::progress::ProgressBoard;
+use crate::tensor::TensorRank;
 use crate::tensor::shard::RowShard;
-use crate::transport::{Endpoint, Waited};
+use crate::transport::Endpoint;
+
+/// What a mesh endpoint gets from its pipeline.
+pub(crate) struct MeshSettings {
+    pub(crate) mesh: Mesh,
+    /// Whether each replica holds a part of the parameters.
+    pub(crate) is_sharded: bool,
+    /// The devices of all ranks of the world.
+    pub(crate) devices: Devices,
+    pub(crate) deadline: Duration,
+    pub(crate) board: ProgressBoard,
+    pub(crate) memory: RankMemory,
+}
 
 /// The transport of one rank, with its groups and trees.
 pub(crate) struct MeshEndpoint {
-    endpoint: Endpoint,
+    endpoint: SharedEndpoint,
+    rank: WorldRank,
+    abort: Abort,
+    is_distributed: bool,
     mesh: Mesh,
     coord: MeshCoord,
     /// The same rank in all replicas.
     replicas: Group,
-    pipeline_tree: Tree,
+    /// The ranks that compute stages together with this one.
+    tensor: Arc<TensorGroup>,
+    replica_ranks_tree: Tree,
     replica_tree: Tree,
     world_tree: Tree,
     /// The part of its stages' parameters that this replica holds, if they are sharded.
@@ -31,20 +56,65 @@ pub(crate) struct MeshEndpoint {
 }
 
 impl MeshEndpoint {
-    pub(crate) fn new(endpoint: Endpoint, mesh: Mesh, is_sharded: bool) -> Self {
-        let groups = mesh.pipeline_group(endpoint.rank()).zip(mesh.data_group(endpoint.rank()));
-        let (pipeline, replicas) = groups.expect("the world has the mesh's ranks");
-        let coord = mesh.coord(endpoint.rank());
+    pub(crate) fn new(endpoint: Endpoint, settings: MeshSettings) -> Self {
+        let MeshSettings { mesh, is_sharded, devices, deadline, board, memory } = settings;
+        let (rank, world) = (endpoint.rank(), Group::of_world(&endpoint));
+        let groups = mesh.replica_group(rank).zip(mesh.data_group(rank)).zip(mesh.tensor_group(rank));
+        let ((replica, replicas), group) = groups.expect("the world has the mesh's ranks");
+        let coord = mesh.coord(rank);
+        let (abort, is_distributed) = (endpoint.abort().clone(), endpoint.is_distributed());
+        let endpoint = SharedEndpoint::new(endpoint);
+        let tensor = Arc::new(TensorGroup {
+            endpoint: endpoint.clone(),
+            group,
+            devices: devices.clone(),
+            board,
+            memory,
+            deadline,
+            rounds: AtomicU32::new(0),
+        });
+        let [replica_ranks_tree, replica_tree, world_tree] = [&replica, &replicas, &world].map(Tree::over);
         let part = is_sharded.then_some(RowShard { index: coord.replica, of: mesh.data });
-        let [pipeline_tree, replica_tree, world_tree] =
-            [&pipeline, &replicas, &Group::of_world(&endpoint)].map(Tree::over);
-        let devices = Devices::default();
-        Self { endpoint, mesh, coord, replicas, pipeline_tree, replica_tree, world_tree, part, devices }
+        Self {
+            endpoint,
+            rank,
+            abort,
+            is_distributed,
+            mesh,
+            coord,
+            replicas,
+            tensor,
+            replica_ranks_tree,
+            replica_tree,
+            world_tree,
+            part,
+            devices,
+        }
     }
 
-    /// Sets the devices of all ranks of the world.
-    pub(crate) fn with_devices(self, devices: Devices) -> Self {
-        Self { devices, ..self }
+    /// Returns the rank's place among the ranks that compute its stages together.
+    pub(crate) fn tensor_rank(&self) -> TensorRank {
+        TensorRank { index: self.coord.tensor, of: self.mesh.tensor }
+    }
+
+    /// Returns the connection to those ranks, for the stages.
+    pub(crate) fn tensor_parallel(&self) -> TensorParallel {
+        TensorParallel::new(self.tensor_rank(), self.tensor.clone())
+    }
+
+    /// Returns the connection to those ranks.
+    pub(crate) fn tensor_group(&self) -> &TensorGroup {
+        &self.tensor
+    }
+
+    /// Returns the row of this rank in a step's timeline, which has a row for each tensor group.
+    pub(crate) fn timeline_row(&self) -> Rank {
+        self.row_of(self.rank)
+    }
+
+    /// As [`MeshEndpoint::timeline_row`], for another rank.
+    pub(crate) fn row_of(&self, rank: WorldRank) -> Rank {
+        self.mesh.timeline_row(rank)
     }
 
     /// Returns the device to which tensors for a rank of the world are moved before they are sent. `None` if it is not
@@ -59,7 +129,7 @@ impl MeshEndpoint {
 
     /// Returns this rank as a rank of the world.
     pub(crate) fn world_rank(&self) -> WorldRank {
-        self.endpoint.rank()
+        self.rank
     }
 
     /// Returns the number of replicas of this pipeline, including this one.
@@ -72,9 +142,9 @@ impl MeshEndpoint {
         &self.replicas
     }
 
-    /// Returns the tree over the ranks of this pipeline, as ranks of the world.
-    pub(crate) fn pipeline_tree(&self) -> &Tree {
-        &self.pipeline_tree
+    /// Returns the tree over all ranks of this replica, as ranks of the world.
+    pub(crate) fn replica_ranks_tree(&self) -> &Tree {
+        &self.replica_ranks_tree
     }
 
     /// Returns the tree over the same rank in all replicas.
@@ -92,12 +162,8 @@ impl MeshEndpoint {
         self.part
     }
 
-    pub(crate) fn detection_lag(&self, deadline: Duration) -> Duration {
-        self.endpoint.detection_lag(deadline)
-    }
-
     pub(crate) fn is_distributed(&self) -> bool {
-        self.endpoint.is_distributed()
+        self.is_distributed
     }
 
     /// Returns whether sent tensors keep their storage. If not, the sender frees it as soon as the message is encoded.
@@ -106,49 +172,51 @@ impl MeshEndpoint {
     }
 
     pub(crate) fn abort(&self) -> &Abort {
-        self.endpoint.abort()
+        &self.abort
     }
 
     pub(crate) fn begin_step(&mut self, attempt: Attempt) {
-        self.endpoint.begin_step(attempt);
+        self.endpoint.lock().begin_step(attempt);
+        self.tensor.begin_step();
     }
 
     /// Sends a message to a rank of the world.
     pub(crate) fn send_world(&mut self, to: WorldRank, tag: Tag, payload: Payload) {
-        self.endpoint.send(to, tag, payload);
+        self.endpoint.lock().send(to, tag, payload);
     }
 
     /// Takes a message from a rank of the world, if it has arrived.
     pub(crate) fn try_take_world(&mut self, from: WorldRank, tag: Tag) -> Option<Message> {
-        self.endpoint.try_take(from, tag)
+        self.endpoint.lock().try_take(from, tag)
     }
 
     /// Returns whether the message with `tag` to a rank of the world has left.
     pub(crate) fn is_sent(&self, to: WorldRank, tag: Tag) -> bool {
-        self.endpoint.is_sent(to, tag)
+        self.endpoint.lock().is_sent(to, tag)
     }
 
     /// Returns the largest number of boundary messages that were in flight at once in this attempt.
     pub(crate) fn sends_in_flight(&self) -> u32 {
-        self.endpoint.sends_in_flight()
+        self.endpoint.lock().sends_in_flight()
     }
 
     /// Returns an instant on the clock that all processes share, in seconds; `None` within one process.
     pub(crate) fn common_seconds(&self, at: Instant) -> Option<f64> {
-        self.endpoint.common_seconds(at)
+        self.endpoint.lock().common_seconds(at)
     }
 
     /// Returns the accuracy of [`MeshEndpoint::common_seconds`].
     pub(crate) fn clock_skew(&self, at: Instant) -> Option<ClockSkew> {
-        self.endpoint.clock_skew(at)
+        self.endpoint.lock().clock_skew(at)
     }
 
-    pub(crate) fn wait(&mut self, until: Instant) -> Waited {
-        self.endpoint.wait(until)
+    /// Sleeps until a message arrives or a rank fails. Returns false if no rank has made progress for the whole deadline.
+    pub(crate) fn wait_for_news(&mut self, board: &ProgressBoard, deadline: Duration) -> bool {
+        wait_for_news(&mut self.endpoint.lock(), board, deadline)
     }
 
     pub(crate) fn fail(&self, error: StepError) {
-        self.endpoint.fail(error);
+        self.endpoint.lock().fail(error);
     }
 
     /// Converts a rank of this pipeline to a rank of the world.

@@ -11,6 +11,7 @@
 //! | `place.rs` | the action that an error names |
 //! | `step.rs` | a step: its input, its phase, its results so far |
 //! | `actions.rs` | one handler for each kind of action |
+//! | `boundary.rs` | parts of a boundary's tensors, between tensor groups |
 //! | `compute.rs` | the actions that compute, and the hooks that run them |
 //! | `edges.rs` | the inputs and outputs of a stage |
 //! | `skip.rs` | skip connections that go directly to their stage |
@@ -25,10 +26,15 @@
 //! | `figures.rs` | a report as a message |
 //! | `messages.rs` | sending messages and taking those that have arrived |
 //! | `mesh_endpoint.rs` | the transport, with the rank's place in the mesh |
+//! | `patience.rs` | how long a rank waits |
+//! | `tensor_group.rs` | exchanges between the ranks that compute a stage together |
+//! | `copies.rs` | gradients of slices that several of these ranks hold |
 //! | `local_stage.rs` | a stage on its rank, with the tensors between two actions |
 //! | `state.rs` | parameters and optimizer state, read and restored |
 
 mod actions;
+mod boundary;
+mod copies;
 mod compute;
 mod edges;
 mod epilogue;
@@ -41,6 +47,7 @@ mod mesh_endpoint;
 mod messages;
 mod norm;
 mod parameters;
+mod patience;
 mod place;
 mod reduction;
 mod report;
@@ -48,11 +55,12 @@ mod sharing;
 mod skip;
 mod state;
 mod step;
+mod tensor_group;
 
 pub use gather::NamedParameter;
 pub(crate) use gather::Visited;
 pub(crate) use machine::{Executor, ExecutorConfig};
-pub(crate) use mesh_endpoint::MeshEndpoint;
+pub(crate) use mesh_endpoint::{MeshEndpoint, MeshSettings};
 pub use report::UndeferredParameter;
 pub(crate) use report::{AuxiliaryPart, RankReport};
 pub(crate) use step::{Poll, StepInput};

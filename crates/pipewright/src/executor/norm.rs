@@ -1,7 +1,7 @@
 //! The global gradient norm, and the update that follows it.
 //!
 //! The squares of a parameter's gradient are summed on the rank that holds it. The sums go up a tree of the replicas,
-//! then up the tree of the first replica's pipeline. Its root adds them in the order of the parameters' paths, so that
+//! then up the tree of the first replica. Its root adds them in the order of the parameters' paths, so that
 //! every cut of the model gives the same bits, and sends the norm down both trees.
 //!
 //! With a loss scale above the smallest, gradients that are not finite may be too large for f16 only because of the scale.
@@ -64,13 +64,13 @@ impl Executor {
         }
         let parts = if self.endpoint.part().is_some() { self.endpoint.replica_count() as usize } else { 1 };
         let squares = add_parts(&gathered, parts, self.counted_parameters(), self.replica_tag())?;
-        let tree = self.endpoint.pipeline_tree();
+        let tree = self.endpoint.replica_ranks_tree();
         Ok(Phase::Squares(Exchange::gather(squares, Tag::Squares, tree.children())))
     }
 
     /// Passes on the squares of the ranks in this rank's subtree. The root computes the norm.
     pub(super) fn compute_norm(&mut self, gathered: Vec<f64>) -> Result<Phase, Cause> {
-        if let Some(parent) = self.endpoint.pipeline_tree().parent() {
+        if let Some(parent) = self.endpoint.replica_ranks_tree().parent() {
             self.endpoint.send_world(parent, Tag::Squares, Payload::of(&gathered));
             return Ok(Phase::Norm(Exchange::one(parent, Tag::GlobalNorm)));
         }
@@ -81,7 +81,7 @@ impl Executor {
     pub(super) fn send_norms(&mut self, norms: Norms) -> Phase {
         let bytes = encoded(&norms);
         if self.endpoint.coord().replica == 0 {
-            let tree = self.endpoint.pipeline_tree().clone();
+            let tree = self.endpoint.replica_ranks_tree().clone();
             self.send_bytes(tree.children(), Tag::GlobalNorm, &bytes);
         }
         let tree = self.endpoint.replica_tree().clone();

@@ -1,7 +1,7 @@
 //! Which parameters several stages hold, and the order in which squares are added to the gradient norm.
 //!
 //! The ranks compare their parameters at launch, before the first step. Each rank lists its parameters, and the lists
-//! go up the pipeline's tree. The root returns an error if parameters have the same path but their stages do not
+//! go up the replica's tree. The root returns an error if parameters have the same path but their stages do not
 //! declare it as shared. It compares the copies of shared parameters, and sends the list of shared parameters down.
 //! Steps exchange only numbers.
 
@@ -19,12 +19,14 @@ use crate::failure::Cause;
 use crate::message::{MessageError, Payload, Tag, decoded, encoded};
 use crate::optimizer::group_of;
 
-/// One parameter of a rank, in the form that is sent to the root of the pipeline's tree.
+/// One parameter of a rank, in the form that is sent to the root of the replica's tree.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct ListedParameter {
     owner: Owner,
     /// Its global path.
     path: String,
+    /// Whether the rank's copy counts among those of its tensor group.
+    counts: bool,
     /// Whether it may have a gradient; integer and boolean tensors cannot.
     has_gradient: bool,
     /// Shape and values, if its stage declares it as shared.
@@ -47,6 +49,8 @@ pub(super) struct Owner {
     pub(super) place: usize,
     /// The rank, numbered within its pipeline.
     pub(super) rank: Rank,
+    /// The rank's place in its tensor group. Each place has its own slices of parameters.
+    pub(super) tensor: u32,
 }
 
 /// The owners, in order, of a parameter with at least two copies.
@@ -70,13 +74,13 @@ pub(super) struct KnownParameters {
 impl Executor {
     /// Lists this rank's parameters and waits for the lists of its subtree.
     pub(super) fn list_parameters(&mut self) -> Phase {
-        let tree = self.endpoint.pipeline_tree();
+        let tree = self.endpoint.replica_ranks_tree();
         Phase::ParameterLists(Exchange::gather(self.listed_parameters(), Tag::Parameters, tree.children()))
     }
 
     /// Passes on the lists of this rank's subtree. The root compares all lists and answers.
     pub(super) fn find_shared(&mut self, listed: Vec<ListedParameter>) -> Result<Phase, Cause> {
-        let tree = self.endpoint.pipeline_tree().clone();
+        let tree = self.endpoint.replica_ranks_tree().clone();
         if let Some(parent) = tree.parent() {
             self.endpoint.send_world(parent, Tag::Parameters, Payload::of(&listed));
             let message = Exchange::one(parent, Tag::SharedParameters);
@@ -89,11 +93,13 @@ impl Executor {
 
     /// Passes on the list of shared parameters and keeps the entries of this rank.
     pub(super) fn learn_shared(&mut self, order: NormOrder, message: &Arc<[u8]>) -> Result<(), MessageError> {
-        let tree = self.endpoint.pipeline_tree().clone();
+        let tree = self.endpoint.replica_ranks_tree().clone();
         let from = tree.parent().unwrap_or(self.world_rank);
         let shared: Vec<Owners> = decoded(from, Tag::SharedParameters, message)?;
         self.send_bytes(tree.children(), Tag::SharedParameters, message);
-        let is_own = |owners: &Owners| owners.iter().any(|owner| owner.rank == self.rank);
+        let tensor = self.endpoint.coord().tensor;
+        let is_here = |owner: &Owner| owner.rank == self.rank && owner.tensor == tensor;
+        let is_own = |owners: &Owners| owners.iter().any(is_here);
         let shared: Vec<(u32, Owners)> = (0..).zip(shared).filter(|(_, owners)| is_own(owners)).collect();
         let copies = shared.iter().flat_map(|(_, owners)| copies(owners)).collect();
         let clipped_with = order.iter().map(|(path, _)| group_of(&self.clip_groups, path)).collect();
@@ -103,17 +109,20 @@ impl Executor {
 
     /// Returns whether this rank's copy of a parameter is the one that counts for the norm and in checkpoints.
     pub(super) fn counts(&self, stage: StageIndex, place: usize) -> bool {
-        self.parameters.as_ref().is_none_or(|known| !known.copies.contains(&(stage, place)))
+        let chunk = self.placement().chunk_of(stage).index();
+        let is_lowest = |known: &KnownParameters| !known.copies.contains(&(stage, place));
+        self.parameters.as_ref().is_none_or(is_lowest) && self.slice_of(chunk, place).counts()
     }
 
     fn listed_parameters(&self) -> Vec<ListedParameter> {
-        let rank = self.rank;
-        let of_stage = self.stages.iter().map(|stage| {
+        let (rank, tensor) = (self.rank, self.endpoint.coord().tensor);
+        let of_stage = self.stages.iter().enumerate().map(|(chunk, stage)| {
             let trained = stage.runner.paths().len();
             let held = stage.runner.held().into_iter().enumerate();
             held.map(|(place, held)| ListedParameter {
-                owner: Owner { stage: stage.index, place, rank },
+                owner: Owner { stage: stage.index, place, rank, tensor },
                 path: held.path.to_string(),
+                counts: self.slice_of(chunk, place).counts(),
                 has_gradient: place < trained,
                 shared: held
                     .shared
@@ -130,15 +139,15 @@ fn copies(owners: &Owners) -> impl Iterator<Item = (StageIndex, usize)> {
     owners.iter().skip(1).map(|owner| (owner.stage, owner.place))
 }
 
-/// Returns the parameters that several stages share, in the order of their paths, each with its owners in order. All
-/// owners must declare the path as shared, and their copies must be equal.
+/// Returns the parameters that several stages share, in the order of their paths and of the places in the tensor groups,
+/// each with its owners in order. All owners must declare the path as shared, and their copies must be equal.
 fn find_shared(listed: &[ListedParameter]) -> Result<Vec<Owners>, Cause> {
-    let mut by_path: BTreeMap<&str, Vec<&ListedParameter>> = BTreeMap::new();
+    let mut by_path: BTreeMap<(&str, u32), Vec<&ListedParameter>> = BTreeMap::new();
     for parameter in listed {
-        by_path.entry(&parameter.path).or_default().push(parameter);
+        by_path.entry((&parameter.path, parameter.owner.tensor)).or_default().push(parameter);
     }
     let several = by_path.into_iter().filter(|(_, copies)| copies.len() > 1);
-    several.map(|(path, copies)| equal_copies(path, copies)).collect()
+    several.map(|((path, _), copies)| equal_copies(path, copies)).collect()
 }
 
 /// Returns the owners of one parameter in order, if all declare it as shared and their copies are equal.
@@ -164,12 +173,12 @@ fn equal_copies(path: &str, mut copies: Vec<&ListedParameter>) -> Result<Owners,
     Ok(copies.into_iter().map(|copy| copy.owner).collect())
 }
 
-/// Returns the order of the norm. Each rank sends the squares of its parameters that count in the order of its list,
-/// and they are gathered in the order of the ranks.
+/// Returns the order of the norm: by path, and then by the slices. Each rank sends the squares of its parameters that
+/// count in the order of its list, and they are gathered in the order of the ranks.
 fn norm_order(listed: &[ListedParameter], shared: &[Owners]) -> NormOrder {
     let copies: HashSet<(StageIndex, usize)> = shared.iter().flat_map(copies).collect();
     let is_copy = |listed: &ListedParameter| copies.contains(&(listed.owner.stage, listed.owner.place));
-    let counted = listed.iter().filter(|listed| listed.has_gradient && !is_copy(listed));
+    let counted = listed.iter().filter(|listed| listed.has_gradient && listed.counts && !is_copy(listed));
     let mut order: NormOrder = counted.map(|listed| listed.path.as_str().into()).zip(0..).collect();
     order.sort_by(|(a, _), (b, _)| a.cmp(b));
     order
@@ -187,9 +196,9 @@ mod tests {
     use super::*;
 
     fn listed(rank: u32, stage: u32, place: usize, path: &str, hash: Option<u64>) -> ListedParameter {
-        let owner = Owner { stage: StageIndex::new(stage), place, rank: Rank::new(rank) };
+        let owner = Owner { stage: StageIndex::new(stage), place, rank: Rank::new(rank), tensor: 0 };
         let shared = hash.map(|hash| Fingerprint { shape: vec![2], hash });
-        ListedParameter { owner, path: path.to_owned(), has_gradient: true, shared }
+        ListedParameter { owner, path: path.to_owned(), counts: true, has_gradient: true, shared }
     }
 
     #[test]
@@ -208,6 +217,27 @@ mod tests {
         let order = norm_order(&listed, &shared);
         let order: Vec<(&str, usize)> = order.iter().map(|(path, place)| (&**path, *place)).collect();
         assert_eq!(order, [("a", 3), ("b", 2), ("norm", 1), ("table", 0)]);
+    }
+
+    #[test]
+    fn slices_of_one_path_are_not_copies_and_whole_parameters_count_once() {
+        let on = |tensor, listed: ListedParameter| ListedParameter {
+            owner: Owner { tensor, ..listed.owner },
+            counts: tensor == 0 || listed.path == "split",
+            ..listed
+        };
+        let of_rank = |tensor| {
+            ["whole", "split"]
+                .iter()
+                .enumerate()
+                .map(move |(place, path)| on(tensor, listed(0, 0, place, path, None)))
+        };
+        let listed: Vec<ListedParameter> = (0..2).flat_map(of_rank).collect();
+        let shared = find_shared(&listed).expect("each rank has its own");
+        assert!(shared.is_empty());
+        let order = norm_order(&listed, &shared);
+        let order: Vec<(&str, usize)> = order.iter().map(|(path, place)| (&**path, *place)).collect();
+        assert_eq!(order, [("split", 1), ("split", 2), ("whole", 0)]);
     }
 
     #[test]

@@ -21,7 +21,7 @@ use crate::ids::WorldRank;
 use crate::message::{MessageError, Payload, Tag, decoded, encoded};
 use crate::tensor::Values;
 
-/// A rank's report on a finished step.
+/// A rank's report on a finished step. In a tensor group the first rank reports losses, outputs and events for all.
 #[derive(Debug)]
 pub(crate) struct RankReport {
     pub rank: WorldRank,
@@ -53,10 +53,30 @@ pub(crate) struct RankReport {
     pub peak_bytes: u64,
     /// The largest number of boundary messages that were in flight at once.
     pub sends_in_flight: u32,
+    /// The bytes of the boundaries' tensors that the rank has sent.
+    pub boundary_bytes: u64,
     /// See [`UndeferredParameter`]. Empty except in the first report after a `W`.
     pub undeferred: Vec<UndeferredParameter>,
     /// Whether the interrupt flag was raised in this rank's process.
     pub interrupted: bool,
+}
+
+impl RankReport {
+    /// Returns the report without the results and events that all ranks of a tensor group have, because they compute the
+    /// same at the same time.
+    fn without_those_of_its_group(self) -> Self {
+        Self {
+            losses: Vec::new(),
+            auxiliary: Vec::new(),
+            outputs: Vec::new(),
+            stage_outputs: Vec::new(),
+            events: Vec::new(),
+            skips: Vec::new(),
+            scopes: Vec::new(),
+            undeferred: Vec::new(),
+            ..self
+        }
+    }
 }
 
 /// A parameter whose gradient `I` computes because its layer cannot defer it to `W`.
@@ -105,7 +125,7 @@ impl Executor {
         self.memory.give_away_list(&scopes);
         self.memory.give_away_list(&auxiliary);
         self.memory.give_away_list(&undeferred);
-        RankReport {
+        let report = RankReport {
             rank: self.world_rank,
             losses: std::mem::take(&mut self.step.losses),
             auxiliary,
@@ -120,8 +140,13 @@ impl Executor {
             update,
             peak_bytes,
             sends_in_flight: self.endpoint.sends_in_flight(),
+            boundary_bytes: self.step.boundary_bytes,
             undeferred,
             interrupted: self.interrupt.as_ref().is_some_and(|flag| flag.load(Ordering::Relaxed)),
+        };
+        match self.endpoint.tensor_rank().index {
+            0 => report,
+            _ => report.without_those_of_its_group(),
         }
     }
 
@@ -197,7 +222,11 @@ impl Executor {
         }
         let origin = self.common_seconds(self.step.input.origin);
         let others = figures.into_iter().filter(|figures| figures.rank != self.world_rank);
-        outcome.reports.extend(others.map(|figures| figures.into_report(origin)));
+        let report = |figures: Figures| {
+            let row = self.endpoint.row_of(figures.rank);
+            figures.into_report(row, origin)
+        };
+        outcome.reports.extend(others.map(report));
     }
 
     /// Returns an instant on the clock that all processes share.

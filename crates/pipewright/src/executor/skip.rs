@@ -76,7 +76,7 @@ impl Executor {
     fn note_skip(&mut self, action: SkipAction, start: Instant) {
         let origin = self.step.input.origin;
         self.step.skips.push(SkipEvent {
-            rank: self.world_rank.timeline_row(),
+            rank: self.endpoint.timeline_row(),
             action,
             start: start.saturating_duration_since(origin).as_secs_f64(),
             end: origin.elapsed().as_secs_f64(),

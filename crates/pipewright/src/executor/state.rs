@@ -13,7 +13,7 @@ impl Executor {
     /// replicas hold the same state, and only the first replica returns its stages.
     pub(crate) fn state(&self) -> RankState {
         let of_stage = |stage: &LocalStage| {
-            let StageState { parameters, optimizer, part } = stage.runner.state();
+            let StageState { parameters, optimizer, part } = stage.runner.state(self.endpoint.tensor_rank());
             let counts = |parameter: &HeldParameter| self.counts(stage.index, parameter.place);
             StageState { parameters: parameters.into_iter().filter(counts).collect(), optimizer, part }
         };
@@ -27,7 +27,7 @@ impl Executor {
         // Accumulated gradients belong to the old parameters.
         self.reset();
         for stage in &mut self.stages {
-            let restored = stage.runner.restore(checkpoint);
+            let restored = stage.runner.restore(checkpoint, self.endpoint.tensor_rank());
             restored.map_err(|error| Cause::Restore { stage: stage.index, error: Arc::new(error) })?;
             // Reading may take longer than the deadline. This call reports progress.
             self.board.moved(self.world_rank, 0);

@@ -98,6 +98,8 @@ pub(super) struct StepState {
     pub(super) events: Vec<Event>,
     /// The messages of skip connections.
     pub(super) skips: Vec<SkipEvent>,
+    /// The bytes of the boundaries' tensors that this rank has sent.
+    pub(super) boundary_bytes: u64,
     /// The spans that hooks have named.
     pub(super) scopes: Vec<Scope>,
     /// See [`RankReport::exposed_communication`].
@@ -120,6 +122,7 @@ impl StepState {
             entered: None,
             events: Vec::new(),
             skips: Vec::new(),
+            boundary_bytes: 0,
             scopes: Vec::new(),
             exposed: Duration::ZERO,
             losses: Vec::new(),

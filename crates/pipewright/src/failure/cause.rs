@@ -240,6 +240,10 @@ pub enum Cause {
 impl Cause {
     /// Returns the cause for a panic's payload.
     pub(crate) fn from_panic(payload: &(dyn std::any::Any + Send)) -> Self {
+        // A tensor operation that waits for other ranks unwinds with the cause itself.
+        if let Some(cause) = payload.downcast_ref::<Self>() {
+            return cause.clone();
+        }
         let message = panic_message(payload);
         match device_memory(&message) {
             Some(bytes) => Self::DeviceMemory { bytes },

@@ -56,6 +56,9 @@
 //!
 //! The backward has the blocks of its forward, so [`ActionHook::forward`] must also run block by block for the forwards
 //! that are not in an overlap.
+//!
+//! The ranks that compute a stage together exchange tensors inside its blocks, so their hooks must run the same blocks in
+//! the same order.
 
 mod action_run;
 
@@ -123,7 +126,8 @@ pub trait ActionHook: Send + Sync {
     /// Called with the tensors of a message between two stages: in a send before they leave, and in a receive when the
     /// message is taken. It may replace them, for example by compressed ones that the receiver expands again. Stages on
     /// the same rank send no message to each other. Messages of skip connections are not shown, because they are not actions
-    /// of the program.
+    /// of the program. All ranks that compute a stage together get the whole tensors, and must put equal ones in their place,
+    /// because each sends a part.
     ///
     /// # Errors
     /// As [`ActionHook::forward`].

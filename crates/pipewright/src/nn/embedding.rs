@@ -1,15 +1,17 @@
 //! Rows of a table by id, with a table gradient that can be deferred.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use burn::module::{Module, Param, ParamId};
-use burn::tensor::{DType, Int, Tensor, bf16, f16};
+use burn::tensor::{DType, Device, Int, Tensor, bf16, f16};
 
 use super::composed;
 use super::deferred::{Deferred, RowIds, WeightTask, recorded_on};
 use super::operation::{
     CpuTensor, Operation, cpu_tensor, elements, from_cpu, indices, on_cpu, range_of, tensor_of,
 };
+use super::parallel::TensorParallel;
 
 /// Burn's embedding, with the same parameter and record path. Convert one that Burn initialised.
 #[derive(Module, Debug)]
@@ -37,6 +39,51 @@ impl Embedding {
         let ids = ids.reshape([batch * sequence]);
         select(weight, ids, self.weight.id).reshape([batch, sequence, width])
     }
+
+    /// As [`Embedding::forward`], for a table of `ids_in_all` rows that is split over the ranks of `tensor`. The result
+    /// is equal on all ranks.
+    ///
+    /// # Panics
+    /// As [`Embedding::forward`], and when a rank of the group fails.
+    pub fn forward_split(
+        &self,
+        ids: Tensor<2, Int>,
+        ids_in_all: usize,
+        tensor: &TensorParallel,
+    ) -> Tensor<3> {
+        if tensor.ranks() == 1 {
+            return self.forward(ids);
+        }
+        let [batch, sequence] = ids.dims();
+        let weight = self.weight.val();
+        let (width, precision) = (weight.dims()[1], weight.dtype());
+        let (ids, is_here) = local_ids(ids.reshape([batch * sequence]), ids_in_all, tensor);
+        // A rank without the row of an id adds zeros, and its table gets a gradient of zeros.
+        let is_here = is_here.float().cast(precision).unsqueeze_dim(1);
+        let rows = select(weight, ids, self.weight.id);
+        tensor.sum(rows * is_here).reshape([batch, sequence, width])
+    }
+}
+
+/// Returns the places of `ids` in this rank's part of a vocabulary, and 0 or 1 for whether the rank has them. The place of
+/// an id that it does not have is arbitrary.
+///
+/// # Panics
+/// When an id is outside the vocabulary. Only the CPU back end checks this.
+pub(super) fn local_ids(
+    ids: Tensor<1, Int>,
+    vocabulary: usize,
+    tensor: &TensorParallel,
+) -> (Tensor<1, Int>, Tensor<1, Int>) {
+    if ids.device().inner() == Device::flex() {
+        let is_known = indices(ids.clone()).iter().all(|&id| id < vocabulary);
+        assert!(is_known, "an id lies outside the vocabulary of {vocabulary}");
+    }
+    let Range { start, end } = tensor.range(vocabulary);
+    let last = (end - start).saturating_sub(1);
+    let is_here = ids.clone().greater_equal_elem(start as i64).bool_and(ids.clone().lower_elem(end as i64));
+    let places = (ids - start as i64).clamp(0i64, last as i64);
+    (places, is_here.int())
 }
 
 /// Returns rows `ids` of `table`; shapes `[ids, width]`, `[rows]`, result `[rows, width]`.
@@ -102,8 +149,6 @@ impl Operation<1> for SelectBackward {
 
 #[cfg(test)]
 mod tests {
-    use burn::tensor::Device;
-
     use super::super::check::{check, numbers};
     use super::*;
 

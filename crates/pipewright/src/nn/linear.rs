@@ -3,6 +3,7 @@
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
 
+use super::parallel::TensorParallel;
 use super::product::{Layout, multiply};
 
 /// Burn's linear layer, with the same parameters and record paths. Convert one that Burn initialised.
@@ -36,12 +37,21 @@ impl Linear {
     /// # Panics
     /// When the last dimension of `x` is not the weight's inputs.
     pub fn forward<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
+        self.forward_split_inputs(x, &TensorParallel::default())
+    }
+
+    /// Returns `x w + b` for a layer whose inputs are split over the ranks of `tensor`: each rank has its part of the
+    /// inputs and the rows of the weight for them, and all have the whole bias. The result is equal on all ranks.
+    ///
+    /// # Panics
+    /// As [`Linear::forward`], and when a rank of the group fails.
+    pub fn forward_split_inputs<const D: usize>(&self, x: Tensor<D>, tensor: &TensorParallel) -> Tensor<D> {
         let weight = self.weight.val();
         let [inputs, outputs] = weight.dims();
         let mut shape = x.dims();
         let rows = shape[..D - 1].iter().product::<usize>();
         shape[D - 1] = outputs;
-        let mut y = multiply(x.reshape([rows, inputs]), weight, Layout::Plain, self.weight.id);
+        let mut y = tensor.sum(multiply(x.reshape([rows, inputs]), weight, Layout::Plain, self.weight.id));
         if let Some(bias) = &self.bias {
             y = y + bias.val().unsqueeze();
         }

@@ -10,8 +10,8 @@
 //! [`Dropout`] has the same mask for every cut of the model.
 //!
 //! The functions ([`rms_norm`], [`swiglu`], [`relu_squared`], [`CausalAttention`], [`ScopedAttention`],
-//! [`cross_entropy`], [`Routing`], [`mix_experts`], and [`Mamba2`] without its projections) are single operations on
-//! the CPU back end and compositions of Burn's elsewhere.
+//! [`cross_entropy`], [`split_cross_entropy`], [`Routing`], [`mix_experts`], and [`Mamba2`] without its projections) are
+//! single operations on the CPU back end and compositions of Burn's elsewhere.
 
 mod attention;
 mod bundle;
@@ -27,6 +27,7 @@ mod key_value_cache;
 mod linear;
 mod mamba;
 mod operation;
+mod parallel;
 mod product;
 mod relu_squared;
 mod rms_norm;
@@ -37,6 +38,7 @@ mod split_backward;
 mod swiglu;
 mod tied_head;
 mod token_scope;
+mod vocabulary;
 mod weight_list;
 mod weighted_cross_entropy;
 
@@ -60,6 +62,8 @@ pub use key_value_cache::KeyValueCache;
 pub use linear::Linear;
 pub use mamba::{DepthwiseConvolution, GroupNormWeight, Mamba2, MambaSizes};
 pub(crate) use operation::{CpuTensor, cpu, cpu_tensor, elements, from_cpu, node_of, owned};
+pub(crate) use parallel::TensorLink;
+pub use parallel::TensorParallel;
 pub use relu_squared::relu_squared;
 pub use rms_norm::{RmsNorm, rms_norm};
 pub use router_losses::{choice_loss, router_losses};
@@ -70,5 +74,6 @@ pub(crate) use split_backward::SplitTask;
 pub use swiglu::swiglu;
 pub use tied_head::TiedHead;
 pub use token_scope::TokenScope;
+pub use vocabulary::split_cross_entropy;
 pub use weight_list::WeightList;
 pub use weighted_cross_entropy::{weighted_cross_entropy, weights_of_valid};

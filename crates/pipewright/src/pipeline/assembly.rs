@@ -9,12 +9,13 @@ use pipewright_schedule::{Level, StageIndex, ValidatedProgram};
 use super::config::PipelineConfig;
 use super::error::PipelineError;
 use crate::batch::{Batch, LossFactors};
-use crate::executor::{Executor, ExecutorConfig, MeshEndpoint, StepInput};
+use crate::executor::{Executor, ExecutorConfig, MeshEndpoint, MeshSettings, StepInput};
 use crate::failure::{Abort, Cause, StepError};
 use crate::ids::{Attempt, StepNumber, WorldRank};
 use crate::loss_scale::LossScale;
 use crate::memory::RankMemory;
 use crate::mesh::{Mesh, MeshCoord};
+use crate::nn::TensorParallel;
 use crate::optimizer::ClipGroup;
 use crate::progress::ProgressBoard;
 use crate::stage::{Stage, StageSettings};
@@ -65,10 +66,11 @@ impl Assembly {
             return Err(PipelineError::NotLowered { level: program.level() });
         }
         let ranks = endpoints.first().map_or(0, Endpoint::ranks);
-        let mesh = Mesh { pipeline: program.ranks(), data: config.data_parallel };
+        let mesh = config.mesh(program.ranks());
         if mesh.ranks() != Some(ranks) || ranks == 0 {
-            let Mesh { pipeline, data } = mesh;
-            return Err(PipelineError::WorldSize { world: ranks, program: pipeline, replicas: data });
+            let Mesh { pipeline, data, tensor } = mesh;
+            let (program, replicas, tensor_ranks) = (pipeline, data, tensor);
+            return Err(PipelineError::WorldSize { world: ranks, program, replicas, tensor_ranks });
         }
         if config.optimizer.is_none() && !program.is_forward_only() {
             return Err(PipelineError::NoOptimizer);
@@ -87,6 +89,7 @@ impl Assembly {
         }
         let abort = endpoints.first().map(|endpoint| endpoint.abort().clone()).unwrap_or_default();
         let program = Arc::new(program);
+        board.set_tensor_ranks(mesh.tensor);
         board.run(&program, StepNumber::default());
         let evaluation = program.is_forward_only().then(|| program.clone());
         Ok((Self { program, mesh, evaluation, config: config.clone(), board, abort }, endpoints))
@@ -97,7 +100,7 @@ impl Assembly {
         &self,
         endpoint: Endpoint,
         memory: RankMemory,
-        make: &dyn Fn(StageIndex) -> Result<Stage, E>,
+        make: &dyn Fn(StageIndex, &TensorParallel) -> Result<Stage, E>,
     ) -> Result<Executor, StepError> {
         let world_rank = endpoint.rank();
         let rank = self.mesh.coord(world_rank).rank;
@@ -107,17 +110,26 @@ impl Assembly {
             action: None,
             cause: Cause::Build { message },
         };
-        let endpoint = MeshEndpoint::new(endpoint, self.mesh, self.config.is_sharded())
-            .with_devices(self.config.devices.clone());
+        let settings = MeshSettings {
+            mesh: self.mesh,
+            is_sharded: self.config.is_sharded(),
+            devices: self.config.devices.clone(),
+            deadline: self.config.deadline,
+            board: self.board.clone(),
+            memory: memory.clone(),
+        };
+        let endpoint = MeshEndpoint::new(endpoint, settings);
+        let tensor = endpoint.tensor_parallel();
         let placement = self.program.placement();
         let clip_groups: Arc<[ClipGroup]> = self.config.clip_groups.clone().into();
         let mut stages = Vec::new();
         for &stage in placement.stages_of(rank) {
-            let made = make(stage).map_err(|error| failure(format!("stage {stage}: {error}")))?;
+            let made = make(stage, &tensor).map_err(|error| failure(format!("stage {stage}: {error}")))?;
             let settings = StageSettings {
                 device: self.config.devices.of(world_rank).cloned(),
                 precision: self.config.precision,
                 optimizer: self.config.optimizer.clone(),
+                tensor_ranks: self.mesh.tensor,
                 optimizer_groups: self.config.optimizer_groups.clone().into(),
                 clip_groups: clip_groups.clone(),
                 part: endpoint.part(),
@@ -183,6 +195,10 @@ impl Assembly {
         if let Some(&stage) = kept_stages.iter().find(|stage| stage.get() >= stages) {
             return Err(PipelineError::NoStage { stage, stages });
         }
+        let keeps_last = keep_outputs || kept_stages.contains(&self.program.placement().last_stage());
+        if keeps_last && self.mesh.tensor > 1 {
+            return Err(PipelineError::SplitOutputs { tensor_ranks: self.mesh.tensor });
+        }
         let expected = self.microbatches();
         let optional = program.is_forward_only() && targets.is_empty();
         for (what, found) in [("inputs", inputs.len()), ("targets", targets.len())] {
@@ -195,10 +211,12 @@ impl Assembly {
         let last = placement.rank_of(placement.last_stage());
         let share = self.program.microbatches() as usize;
         let of_rank = |world_rank| {
-            let MeshCoord { replica, rank } = self.mesh.coord(world_rank);
+            let MeshCoord { replica, rank, tensor } = self.mesh.coord(world_rank);
+            // The last rank of a tensor group takes the tensors of which the others have copies.
+            let is_last_of_group = tensor + 1 == self.mesh.tensor;
+            let take = if is_last_of_group { take_all } else { copy_all };
             let range = replica as usize * share..(replica as usize + 1) * share;
-            let part =
-                |batch: &mut Vec<Values>| batch.get_mut(range.clone()).map(take_all).unwrap_or_default();
+            let part = |batch: &mut Vec<Values>| batch.get_mut(range.clone()).map(take).unwrap_or_default();
             StepInput {
                 step,
                 attempt,
@@ -240,4 +258,8 @@ pub(super) fn check_metadata(metadata: &Metadata, stages: u32) -> Result<(), Pip
 
 fn take_all(microbatches: &mut [Values]) -> Vec<Values> {
     microbatches.iter_mut().map(std::mem::take).collect()
+}
+
+fn copy_all(microbatches: &mut [Values]) -> Vec<Values> {
+    microbatches.to_vec()
 }

@@ -324,8 +324,8 @@ impl PipelineBuilder {
         }
         let partition = self.cut(program.placement().stages())?;
         let Self { layers, seed, loss, world, config, .. } = self;
-        let world =
-            world.unwrap_or_else(|| World::local(program.ranks().saturating_mul(config.data_parallel)));
+        let ranks = config.mesh(program.ranks()).ranks().unwrap_or(u32::MAX);
+        let world = world.unwrap_or_else(|| World::local(ranks));
         let placement = program.placement().clone();
         let last = placement.last_stage();
         let make = layers.place(Cut { partition, placement, seed }).map_err(BuildError::Graph)?;

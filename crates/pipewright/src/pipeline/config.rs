@@ -11,7 +11,7 @@ use pipewright_schedule::{Recompute, ValidatedProgram};
 use crate::device::Devices;
 use crate::hook::ActionHook;
 use crate::loss_scale::LossScaling;
-use crate::mesh::DataParallelMode;
+use crate::mesh::{DataParallelMode, Mesh};
 use crate::optimizer::{ClipGroup, GradientHook, OptimizerGroup};
 use crate::tensor::{CheckMetadata, Metadata, OnMismatch, Precision};
 use crate::transport::Fields;
@@ -41,8 +41,11 @@ pub struct PipelineConfig {
     /// The time without progress on any rank after which a step fails; at most ten years.
     pub deadline: Duration,
     /// Replicas of the pipeline, each of which gets its share of every batch. The number of ranks in the world is this
-    /// number times the number of ranks of the program.
+    /// number times the number of ranks of the program, times `tensor_parallel`.
     pub data_parallel: u32,
+    /// Ranks of the world that compute the stages of each rank of the program together, each with its slices of the
+    /// parameters; see [`Pipeline::launch_split`](super::Pipeline::launch_split).
+    pub tensor_parallel: u32,
     /// The part of the parameters that each replica holds. If parameters are sharded, the program must be at level
     /// `full`, and the optimizer must work element by element.
     pub data_parallel_mode: DataParallelMode,
@@ -87,6 +90,7 @@ impl Default for PipelineConfig {
             loss_scaling: LossScaling::default(),
             deadline: Duration::from_secs(60),
             data_parallel: 1,
+            tensor_parallel: 1,
             data_parallel_mode: DataParallelMode::default(),
             metadata: Metadata::default(),
             check_metadata: CheckMetadata::default(),
@@ -100,6 +104,11 @@ impl Default for PipelineConfig {
 }
 
 impl PipelineConfig {
+    /// Returns the mesh of a program of this many ranks.
+    pub(crate) fn mesh(&self, pipeline: u32) -> Mesh {
+        Mesh { pipeline, data: self.data_parallel, tensor: self.tensor_parallel }
+    }
+
     /// Returns whether each replica holds a part of the parameters.
     pub(crate) fn is_sharded(&self) -> bool {
         self.data_parallel_mode.shards(self.data_parallel)
@@ -129,6 +138,7 @@ pub(super) fn identity(program: &ValidatedProgram, config: &PipelineConfig) -> F
         ("loss scaling", config.loss_scaling.to_string()),
         ("recompute", config.recompute.to_string()),
         ("replicas", config.data_parallel.to_string()),
+        ("tensor ranks", config.tensor_parallel.to_string()),
         ("data parallel mode", format!("{:?}", config.data_parallel_mode)),
         ("trains", config.optimizer.is_some().to_string()),
     ];

@@ -21,7 +21,8 @@ pub enum PipelineError {
     },
     /// The world has another size than the program needs.
     #[error(
-        "the transport has {world} ranks, and {replicas} replica(s) of a program of {program} ranks need {replicas} x {program}"
+        "the transport has {world} ranks, and {replicas} replica(s) of a program of {program} ranks need {replicas} x {program}{}",
+        if .tensor_ranks == &1 { String::new() } else { format!(" x {tensor_ranks} (tensor ranks)") }
     )]
     WorldSize {
         /// The number of ranks of the transport.
@@ -30,6 +31,25 @@ pub enum PipelineError {
         program: u32,
         /// The number of replicas of the program.
         replicas: u32,
+        /// The number of ranks that compute each stage together.
+        tensor_ranks: u32,
+    },
+    /// The outputs of the last stage were asked for, and each of several ranks has a part of them.
+    #[error(
+        "the outputs of the last stage are split over {tensor_ranks} tensor ranks and are not joined: do not ask for \
+         outputs, or run without tensor parallelism"
+    )]
+    SplitOutputs {
+        /// The number of ranks that compute each stage together.
+        tensor_ranks: u32,
+    },
+    /// A pipeline on one thread cannot compute a stage on several ranks, because these wait for each other.
+    #[error(
+        "a seeded pipeline has one thread, and {tensor_ranks} tensor ranks need one each: set tensor_parallel to 1"
+    )]
+    SeededTensorRanks {
+        /// The number of ranks that compute each stage together.
+        tensor_ranks: u32,
     },
     /// A training step was asked of a pipeline that cannot train.
     #[error("the program is forward-only: call `eval`, or launch the pipeline with a program that trains")]

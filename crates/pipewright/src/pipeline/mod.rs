@@ -11,6 +11,7 @@ mod assembly;
 mod summary;
 mod step_failure;
 mod running;
+mod launch;
 mod replies;
 mod modules;
 mod layers;

@@ -25,7 +25,8 @@ impl Pipeline {
     ///
     /// With several processes, all must call it, and all but the one that has the module get `None`. A process does not know
     /// the modules of the others: a place that does not exist is `None` in all of them. Of several replicas, the first one
-    /// reads.
+    /// reads. If several ranks compute the stage together, `read` is called on each of them, so that it can run the module,
+    /// and the result is that of the first one, which has its slices of the parameters.
     ///
     /// ```
     /// # use burn::module::Module;
@@ -67,11 +68,16 @@ impl Pipeline {
         let (other, kept) = (OtherType::default(), result.clone());
         let noted = other.clone();
         let read: Arc<ReadModule> =
-            Arc::new(move |module: &dyn Any, name| match module.downcast_ref::<M>() {
-                Some(module) => *lock(&kept) = Some(read(module)),
+            Arc::new(move |module: &dyn Any, name, keep| match module.downcast_ref::<M>() {
+                Some(module) => {
+                    let result = read(module);
+                    if keep {
+                        *lock(&kept) = Some(result);
+                    }
+                }
                 None => *lock(&noted) = Some(name),
             });
-        let visited = self.visit(Visit::Read { place: place.clone(), read })?;
+        let visited = self.visit(Visit::Read { place: place.clone(), read, keep: true })?;
         self.check_found::<M>(place, &visited, &other)?;
         let result = lock(&result).take();
         Ok(result)
@@ -82,13 +88,15 @@ impl Pipeline {
     /// and shape keep the state of the optimizer; others begin without.
     ///
     /// `change` is called in every replica and, with several processes, in each that has the module; all processes must
-    /// call this method. It must return the same values everywhere: draw no random numbers in it, or seed them.
+    /// call this method. It must return the same values everywhere: draw no random numbers in it, or seed them. If several
+    /// ranks compute the stage together, it gets the slices of each rank and returns the new ones.
     ///
     /// # Errors
-    /// When no module is at this place, it has another type, two places of the stage would hold one parameter, a layer does
-    /// not compute in the pipeline's precision, or accumulated gradients wait for an update; nothing is changed then, and with
-    /// several processes only those that have the module report it. When the parameters that stages share no longer agree, or
-    /// `change` panics, the pipeline takes no further step.
+    /// When no module is at this place, it has another type, two places of the stage would hold one parameter, the ranks that
+    /// compute the stage together cannot hold a parameter as it says, a layer does not compute in the pipeline's precision, or
+    /// accumulated gradients wait for an update; nothing is changed then, and with several processes only those that have the
+    /// module report it. When the parameters that stages share no longer agree, or `change` panics, the pipeline takes no
+    /// further step.
     pub fn change_module<M: Module + 'static>(
         &mut self,
         place: impl Into<ModulePlace>,
@@ -121,8 +129,8 @@ impl Pipeline {
 
     /// Stops training the parameters for whose global path `contains` returns true. They keep their values and the state of
     /// the optimizer until [`Pipeline::unfreeze`], and their gradients are not computed. Accumulated gradients of these
-    /// parameters are dropped. Returns the number of parameters of this process, over all replicas, that are trained and are
-    /// now frozen.
+    /// parameters are dropped. Returns the number of parameters of this process, over all replicas and tensor ranks, that
+    /// are trained and are now frozen.
     ///
     /// All processes must call it, with functions that return the same. A checkpoint does not say which parameters are
     /// frozen.

@@ -1,34 +1,26 @@
-//! The pipeline: launching its ranks, steps, evaluation, parameters, checkpoints.
+//! A running pipeline: steps, evaluation, parameters, checkpoints.
 
-use std::fmt::Display;
 use std::mem::Discriminant;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use pipewright_schedule::ValidatedProgram;
 use pipewright_schedule::lower::forward_part;
-use pipewright_schedule::{StageIndex, ValidatedProgram};
 
-use super::assembly::{Assembly, StepAttempt, StepKind, check_metadata};
-use super::config::{PipelineConfig, identity};
+use super::assembly::{Assembly, StepAttempt, StepKind};
 use super::error::PipelineError;
 use super::replies::End;
 use super::step_failure::StepFailure;
 use super::summary::{EvalSummary, StepSummary, evaluation, training};
 use crate::batch::{Batch, Reduction, split};
 use crate::checkpoint::{Checkpoint, RankState};
-use crate::driver::{Command, FailedRank, RankSeed, RankThread, Reply, StepReply, ThreadSettings};
+use crate::driver::{Command, FailedRank, RankThread, StepReply};
 use crate::executor::{NamedParameter, RankReport};
 use crate::failure::{Cause, StepError};
 use crate::ids::{Attempt, StepNumber, WorldRank};
 use crate::loss_scale::LossScale;
-use crate::memory::RankMemory;
 use crate::mesh::Mesh;
-use crate::stage::Stage;
-use crate::tensor::{Boundary, Metadata, Values, pack};
-use crate::transport::{LONGEST_WAIT, World};
-
-/// The additional time after a rank's deadline in which the rank itself can report it.
-const GRACE: Duration = Duration::from_millis(250);
+use crate::tensor::{Boundary, Values, pack};
 
 /// Running ranks, each with its stages. Dropping the pipeline ends them.
 pub struct Pipeline {
@@ -55,73 +47,6 @@ pub struct Pipeline {
 }
 
 impl Pipeline {
-    /// Starts a rank for each endpoint of `world`. `make` is called for each stage on the thread of the stage's rank.
-    ///
-    /// # Errors
-    /// When program, world and configuration do not fit together, a stage cannot be made, or two stages have different
-    /// parameters with the same path ([`Cause::EqualPaths`]).
-    pub fn launch<F, E>(
-        program: ValidatedProgram,
-        world: World,
-        config: &PipelineConfig,
-        make: F,
-    ) -> Result<Self, PipelineError>
-    where
-        F: Fn(StageIndex) -> Result<Stage, E> + Send + Sync + 'static,
-        E: Display,
-    {
-        let mut config = PipelineConfig { deadline: config.deadline.min(LONGEST_WAIT), ..config.clone() };
-        let mut world = world;
-        world.set_deadline(config.deadline);
-        let hello = check_metadata(&config.metadata, program.placement().stages());
-        let hello = hello.map(|()| identity(&program, &config)).map_err(|error| error.to_string());
-        world.agree(hello, config.deadline)?;
-        if world.is_distributed() {
-            config.metadata = Metadata::voted(world.vote(config.metadata.votes(), config.deadline)?);
-        }
-        let config = &config;
-        let (assembly, endpoints) = Assembly::new(program, world, config)?;
-        let lag = endpoints.iter().map(|endpoint| endpoint.detection_lag(config.deadline)).max();
-        let patience = config.deadline + lag.unwrap_or_default() + GRACE;
-        let make = Arc::new(make);
-        let (sender, ready) = crossbeam_channel::unbounded();
-        let mut ranks = Vec::new();
-        for endpoint in endpoints {
-            let rank = endpoint.rank();
-            let (building, make) = (assembly.clone(), make.clone());
-            let seed = RankSeed {
-                settings: ThreadSettings {
-                    threads: config.threads_per_rank.max(1),
-                    deadline: config.deadline,
-                },
-                board: assembly.board.clone(),
-                abort: assembly.abort.clone(),
-                memory: RankMemory::new(),
-                build: move |memory| building.build(endpoint, memory, &*make),
-                ready: Reply::new(rank, sender.clone()),
-                rank,
-            };
-            ranks.push(RankThread::start(seed).map_err(|source| PipelineError::Thread { rank, source })?);
-        }
-        let mut pipeline = Self {
-            loss_scale: assembly.loss_scale(),
-            assembly,
-            ranks,
-            step: StepNumber::default(),
-            attempt: Attempt::default(),
-            updates: false,
-            pending: false,
-            reduction: None,
-            patience,
-            end: None,
-            failure: None,
-        };
-        drop(sender);
-        pipeline.await_ranks(&ready, |ready| ready)?;
-        pipeline.find_shared()?;
-        Ok(pipeline)
-    }
-
     /// Lets the ranks find out which parameters their stages share.
     pub(super) fn find_shared(&mut self) -> Result<(), PipelineError> {
         let attempt = self.attempt;
@@ -212,12 +137,18 @@ impl Pipeline {
         let reports = self.run(batch, kind, start)?;
         self.pending = !self.updates;
         let loss_scale = self.loss_scale;
-        let summary = training(step, loss_weights, loss_scale, reports, start.elapsed());
+        let rows = self.timeline_rows();
+        let summary = training(step, loss_weights, loss_scale, (rows, reports), start.elapsed());
         if self.updates {
             self.loss_scale =
                 loss_scale.map(|scale| scale.after(summary.skipped, self.assembly.config.loss_scaling));
         }
         Ok(summary)
+    }
+
+    /// Returns the number of rows of a step's timeline: one for each tensor group.
+    fn timeline_rows(&self) -> u32 {
+        self.assembly.mesh.pipeline * self.assembly.mesh.data
     }
 
     /// Returns the factor of the losses of the next step.
@@ -260,7 +191,7 @@ impl Pipeline {
         }
         let loss_weights = batch.loss_factors(None).shares;
         let reports = self.run(batch, StepKind::Evaluate, Instant::now())?;
-        Ok(evaluation(loss_weights, reports))
+        Ok(evaluation(loss_weights, self.timeline_rows(), reports))
     }
 
     /// Returns the parameters of all stages of this process. If they are sharded over several processes, each process

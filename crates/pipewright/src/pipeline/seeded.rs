@@ -22,6 +22,7 @@ use crate::ids::{Attempt, StepNumber, WorldRank};
 use crate::loss_scale::LossScale;
 use crate::memory::RankMemory;
 use crate::message::Tag;
+use crate::nn::TensorParallel;
 use crate::stage::Stage;
 use crate::transport::{InFlight, Traffic, World};
 
@@ -50,10 +51,14 @@ impl SeededPipeline {
         seed: u64,
         make: impl Fn(StageIndex) -> Result<Stage, E>,
     ) -> Result<Self, PipelineError> {
+        if config.tensor_parallel > 1 {
+            return Err(PipelineError::SeededTensorRanks { tensor_ranks: config.tensor_parallel });
+        }
         let (world, in_flight) = World::controlled(program.ranks().saturating_mul(config.data_parallel));
         let (assembly, endpoints) = Assembly::new(program, world, config)?;
         let abort = assembly.abort.clone();
-        let build = |endpoint| assembly.build(endpoint, RankMemory::new(), &make);
+        let build =
+            |endpoint| assembly.build(endpoint, RankMemory::new(), &|stage, _: &TensorParallel| make(stage));
         let executors = endpoints.into_iter().map(build).collect::<Result<_, _>>()?;
         let (rng, loss_scale) = (ChaCha8Rng::seed_from_u64(seed), assembly.loss_scale());
         let mut pipeline = Self {
@@ -124,7 +129,8 @@ impl SeededPipeline {
             return Err(error.into());
         }
         let reports = self.executors.iter_mut().flat_map(Executor::reports).collect();
-        let summary = training(self.step, loss_weights, self.loss_scale, reports, start.elapsed());
+        let rows = self.executors.len() as u32;
+        let summary = training(self.step, loss_weights, self.loss_scale, (rows, reports), start.elapsed());
         let settings = self.assembly.config.loss_scaling;
         self.loss_scale = self.loss_scale.map(|scale| scale.after(summary.skipped, settings));
         Ok(summary)

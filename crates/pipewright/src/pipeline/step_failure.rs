@@ -40,16 +40,16 @@ pub struct StepFailure {
 impl StepFailure {
     pub(super) fn new(error: StepError, mut ranks: Vec<FailedRank>, board: &ProgressBoard) -> Self {
         let report = ranks.iter_mut().find_map(|rank| rank.report.take()).unwrap_or_else(|| board.report());
-        let grid = board.position_of(error.rank).map(|(program, done)| grid_of(&program, &error, done));
+        let grid = board
+            .position_of(error.rank)
+            .map(|(program, done)| grid_of(&program, board.row_of(error.rank, &program), &error, done));
         let events = ranks.into_iter().flat_map(|rank| rank.events).collect();
         Self { grid: grid.unwrap_or_default(), report, timeline: Timeline::new(board.ranks(), events), error }
     }
 }
 
-/// Draws the schedule around the error. `done` is the number of actions that its rank has done.
-fn grid_of(program: &ValidatedProgram, error: &StepError, done: usize) -> String {
-    // Replicas run the same program.
-    let rank = Rank::new(error.rank.get() % program.ranks());
+/// Draws the schedule around the error on the row `rank`. `done` is the number of actions that its rank has done.
+fn grid_of(program: &ValidatedProgram, rank: Rank, error: &StepError, done: usize) -> String {
     let row = program.row(rank);
     // A row may have equal actions, which gather and release a stage several times.
     let failed = error.action.and_then(|action| match row.get(done) == Some(&action) {

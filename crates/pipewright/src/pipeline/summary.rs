@@ -42,7 +42,7 @@ pub struct StepSummary {
     pub skipped: bool,
     /// The actions of each rank with their times, in seconds since the step began in this process. If ranks are
     /// processes, the first one has the events of all, on one clock ([`Timeline::clock_skew`]), and each other one has
-    /// its own.
+    /// its own. Ranks that compute stages together have one row, with the events of the first of them.
     pub timeline: Timeline,
     /// The time of each rank's optimizer step.
     pub update: Vec<Duration>,
@@ -54,6 +54,9 @@ pub struct StepSummary {
     /// transport still used. 0 within one process, where messages are moved. Waits in the program bound it
     /// ([`wait_send`](pipewright_schedule::lower::wait_send)).
     pub sends_in_flight: Vec<u32>,
+    /// The bytes of the tensors that each rank has sent to neighbouring stages on other ranks: activations and gradients.
+    /// Of ranks that compute a stage together, each sends its part.
+    pub boundary_bytes: Vec<u64>,
     /// The parameters whose gradients `I` computed because their layers cannot defer them, in the order of the stages.
     /// The first step lists them if its program has `W`; later ones list none. A zero-bubble schedule gains little if
     /// most elements are in such parameters: use layers of [`crate::nn`], or make your own a
@@ -119,15 +122,14 @@ fn mean(losses: &[f64], weights: &[f64]) -> f64 {
     counted.sum::<f64>() / losses.len() as f64
 }
 
-/// Merges the reports of all ranks into the results of a training step.
+/// Merges the reports of all ranks into the results of a training step, with this many rows in its timeline.
 pub(crate) fn training(
     step: StepNumber,
     loss_weights: Vec<f64>,
     loss_scale: Option<LossScale>,
-    mut reports: Vec<RankReport>,
+    (rows, mut reports): (u32, Vec<RankReport>),
     wall: Duration,
 ) -> StepSummary {
-    let ranks = reports.len() as u32;
     reports.sort_unstable_by_key(|report| report.rank);
     let (auxiliary, weighted_auxiliary) = auxiliary(&mut reports);
     let gradient_norm = reports.iter().find_map(|report| report.gradient_norm).unwrap_or(0.0);
@@ -146,16 +148,16 @@ pub(crate) fn training(
         exposed_communication: reports.iter().map(|report| report.exposed_communication).collect(),
         peak_bytes: reports.iter().map(|report| report.peak_bytes).collect(),
         sends_in_flight: reports.iter().map(|report| report.sends_in_flight).collect(),
+        boundary_bytes: reports.iter().map(|report| report.boundary_bytes).collect(),
         undeferred: undeferred(&mut reports),
         interrupted: reports.iter().any(|report| report.interrupted),
-        timeline: timeline(ranks, &mut reports),
+        timeline: timeline(rows, &mut reports),
         wall,
     }
 }
 
 /// As [`training`], for a forward-only step.
-pub(crate) fn evaluation(loss_weights: Vec<f64>, mut reports: Vec<RankReport>) -> EvalSummary {
-    let ranks = reports.len() as u32;
+pub(crate) fn evaluation(loss_weights: Vec<f64>, rows: u32, mut reports: Vec<RankReport>) -> EvalSummary {
     reports.sort_unstable_by_key(|report| report.rank);
     let (auxiliary, weighted_auxiliary) = auxiliary(&mut reports);
     EvalSummary {
@@ -165,7 +167,7 @@ pub(crate) fn evaluation(loss_weights: Vec<f64>, mut reports: Vec<RankReport>) -
         losses: reports.iter_mut().flat_map(|report| std::mem::take(&mut report.losses)).collect(),
         outputs: reports.iter_mut().flat_map(|report| std::mem::take(&mut report.outputs)).collect(),
         stage_outputs: stage_outputs(&mut reports),
-        timeline: timeline(ranks, &mut reports),
+        timeline: timeline(rows, &mut reports),
     }
 }
 

@@ -8,7 +8,7 @@ use pipewright_schedule::StageIndex;
 use super::error::StageError;
 use super::module::{StageContext, StageModule};
 use super::place::{ModulePlace, any, any_mut};
-use crate::tensor::{Boundary, Values, pack, unpack};
+use crate::tensor::{Boundary, Placement, Values, pack, unpack};
 
 /// A module that takes the tensors of a boundary without their types and checks them itself.
 pub(crate) trait StageBody: Module + 'static {
@@ -49,6 +49,12 @@ pub(crate) trait StageBody: Module + 'static {
 
     /// Returns whether a parameter has single precision in a pipeline of half precision.
     fn stays_single(&self, local: &str) -> bool;
+
+    /// Returns how the ranks of a tensor group hold a parameter.
+    fn placement(&self, local: &str) -> Placement {
+        let _ = local;
+        Placement::REPLICATED
+    }
 
     /// Returns the global paths of the parameters that have other holders.
     fn shared(&self) -> Vec<String>;
@@ -104,6 +110,10 @@ impl<M: StageModule> StageBody for M {
 
     fn stays_single(&self, local: &str) -> bool {
         self.stays_in_single_precision(local)
+    }
+
+    fn placement(&self, local: &str) -> Placement {
+        StageModule::placement(self, local)
     }
 
     fn shared(&self) -> Vec<String> {

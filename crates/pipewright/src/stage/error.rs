@@ -40,6 +40,24 @@ pub enum StageError {
         /// The number of tensors that the graph declares.
         expected: usize,
     },
+    /// The ranks of a tensor group cannot hold a parameter as its module says.
+    #[error(
+        "the parameter `{parameter}` of shape {shape:?} is cut into {slices} slice(s) along dimension {dimension} for \
+         {tensor_ranks} tensor rank(s): the number of slices must divide that of the ranks, and the dimension must exist \
+         (`StageModule::placement`)"
+    )]
+    Placement {
+        /// The parameter.
+        parameter: Arc<str>,
+        /// The shape of this rank's slice.
+        shape: Vec<usize>,
+        /// The dimension.
+        dimension: usize,
+        /// The number of slices.
+        slices: u32,
+        /// The number of ranks that compute the stage together.
+        tensor_ranks: u32,
+    },
     /// The device does not compute in the precision of the pipeline.
     #[error(
         "the device {device} does not compute in {precision}: use another device, or the precision f32 (run.precision, \

@@ -9,7 +9,7 @@ use pipewright_schedule::{Microbatch, StageIndex};
 
 use crate::batch::{SideInputError, SideInputs};
 use crate::random::{RandomStream, StreamKey};
-use crate::tensor::{Boundary, BoundaryError, Values, pack, unpack};
+use crate::tensor::{Boundary, BoundaryError, Placement, Values, pack, unpack};
 
 /// A stage: a contiguous part of the model, with ordinary tensors at both edges.
 ///
@@ -92,6 +92,14 @@ pub trait StageModule: Module + 'static {
     fn stays_in_single_precision(&self, local: &str) -> bool {
         let _ = local;
         false
+    }
+
+    /// Returns how the ranks of a tensor group hold the parameter that this module knows as `local`
+    /// ([`Pipeline::launch_split`](crate::pipeline::Pipeline::launch_split)). By default every rank holds the whole parameter
+    /// and computes its whole gradient.
+    fn placement(&self, local: &str) -> Placement {
+        let _ = local;
+        Placement::REPLICATED
     }
 
     /// Returns the global paths of the parameters that other stages, or other places of this stage, hold too.

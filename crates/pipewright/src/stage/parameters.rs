@@ -15,7 +15,7 @@ use super::visit::Visit;
 use crate::checkpoint::{Checkpoint, CheckpointError, HeldParameter, StageState, Target, put_together};
 use crate::optimizer::{Factors, GradientHook};
 use crate::tensor::shard::RowShard;
-use crate::tensor::{OptionalTensor, OptionalTensors, Value};
+use crate::tensor::{OptionalTensor, OptionalTensors, Placement, TensorRank, Value};
 
 /// The reason why a stage that needs its shards has them.
 const SHARDED: &str = "a stage was cut before its parameters are gathered";
@@ -47,6 +47,11 @@ impl<M: StageBody> StageParameters for TrainingStage<M> {
     fn undeferred(&self) -> Vec<(Arc<str>, usize)> {
         let (paths, shapes) = (self.sums.paths(), self.sums.shapes());
         self.sums.undeferred().map(|place| (paths[place].clone(), shapes[place].iter().product())).collect()
+    }
+
+    fn placement(&self, place: usize) -> Placement {
+        // Integer and boolean parameters come after the others, and are not split.
+        self.placements.get(place).copied().unwrap_or(Placement::REPLICATED)
     }
 
     fn gradient(&self, place: usize) -> OptionalTensor {
@@ -103,27 +108,29 @@ impl<M: StageBody> StageParameters for TrainingStage<M> {
         parameters_of(self.settled()).into_iter().map(|found| found.value.into_data()).collect()
     }
 
-    fn state(&self) -> StageState {
+    fn state(&self, rank: TensorRank) -> StageState {
         let floats = parameters_of(self.settled()).into_iter().zip(self.sums.paths());
         let found = floats.chain(discrete_of(self.module()).into_iter().zip(&self.discrete)).enumerate();
         let counts = |place| self.shards.as_ref().is_none_or(|shards| shards.counts(place));
         let parameters = found.filter(|(place, _)| counts(*place)).map(|(place, (found, path))| {
             let NamedTensor { id, value, .. } = found;
-            HeldParameter { place, path: path.clone(), id, value }
+            let slice = self.placement(place).slice_of(rank);
+            HeldParameter { place, path: path.clone(), id, slice, value }
         });
         let part = self.shards.as_ref().map(Shards::part);
         StageState { parameters: parameters.collect(), optimizer: self.optimizer.clone(), part }
     }
 
-    fn restore(&mut self, checkpoint: &Checkpoint) -> Result<(), CheckpointError> {
+    fn restore(&mut self, checkpoint: &Checkpoint, rank: TensorRank) -> Result<(), CheckpointError> {
         self.release();
         self.settled();
         let module = self.take_module();
-        let (sums, shards) = (&self.sums, &self.shards);
+        let (sums, shards, placements) = (&self.sums, &self.shards, &self.placements);
+        let slice = |place: usize| placements[place].slice_of(rank);
         let part = |place| shards.as_ref().map_or(RowShard::WHOLE, |shards| shards.part_of(place));
         let (module, outcome) = filled(module, |place, held| {
             let (path, shape) = (&sums.paths()[place], &sums.shapes()[place]);
-            let data = checkpoint.part_of(path, shape, held.dtype(), part(place))?;
+            let data = checkpoint.part_of(path, shape, held.dtype(), (slice(place), part(place)))?;
             Ok(Some(Value::from_data(data, &held.device())))
         });
         let discrete = &self.discrete;
@@ -137,9 +144,14 @@ impl<M: StageBody> StageParameters for TrainingStage<M> {
         if let Some(optimizer) = &self.optimizer {
             let found = parameters_of(self.module());
             // The optimizer does not know a parameter of which this replica has no rows.
-            let held = found.iter().zip(self.sums.paths()).filter(|(found, _)| found.value.shape()[0] > 0);
-            let targets: Vec<Target<'_>> =
-                held.map(|(found, path)| Target { id: found.id, path, local: &found.local }).collect();
+            let slices = (0..found.len()).map(slice);
+            let held = found.iter().zip(self.sums.paths()).zip(slices);
+            let held = held.filter(|((found, _), _)| found.value.shape()[0] > 0);
+            let targets = held.map(|((found, path), slice)| {
+                let NamedTensor { id, local, .. } = found;
+                Target { id: *id, path, slice, local }
+            });
+            let targets: Vec<Target<'_>> = targets.collect();
             // A parameter that is not sharded is not trained either, so it has no optimizer state.
             let part = shards.as_ref().map_or(RowShard::WHOLE, Shards::part);
             self.optimizer = Some(put_together(optimizer.clone(), &targets, part, checkpoint)?);

@@ -105,6 +105,8 @@ pub(crate) struct StageSettings {
     pub precision: Precision,
     /// The optimizer; `None` for a stage that is not trained.
     pub optimizer: Option<ModuleOptimizer>,
+    /// The number of ranks that compute the stage together.
+    pub tensor_ranks: u32,
     /// The groups of parameters with an optimizer of their own.
     pub optimizer_groups: Arc<[OptimizerGroup]>,
     /// The groups of parameters with a largest norm of their own.
@@ -158,6 +160,7 @@ impl<M: StageBody> Unprepared for UnpreparedStage<M> {
         stage.check_paths()?;
         stage.set_up(weight_runner, settings.by_block);
         stage.set_optimizer(settings.optimizer, settings.optimizer_groups, settings.clip_groups);
+        stage.split_over(settings.tensor_ranks)?;
         if let Some(part) = settings.part {
             stage.shard(part)?;
         }

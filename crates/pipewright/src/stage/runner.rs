@@ -18,7 +18,7 @@ use super::visit::Visit;
 use super::weight_work::WeightWork;
 use crate::checkpoint::{Checkpoint, CheckpointError, StageState};
 use crate::optimizer::{Factors, GradientHook};
-use crate::tensor::{OptionalTensor, OptionalTensors, Values};
+use crate::tensor::{OptionalTensor, OptionalTensors, Placement, TensorRank, Values};
 
 /// The options of a forward.
 #[derive(Clone, Copy, Debug)]
@@ -125,6 +125,9 @@ pub(crate) trait StageParameters: Send {
     /// its elements.
     fn undeferred(&self) -> Vec<(Arc<str>, usize)>;
 
+    /// Returns how the ranks of a tensor group hold the parameter at `place` of [`StageParameters::held`].
+    fn placement(&self, place: usize) -> Placement;
+
     /// Returns the gradient sum of the parameter at `place` of [`StageParameters::paths`].
     fn gradient(&self, place: usize) -> OptionalTensor;
 
@@ -169,11 +172,13 @@ pub(crate) trait StageParameters: Send {
     /// them unless they are gathered.
     fn parameters(&self) -> Vec<TensorData>;
 
-    /// Returns the current parameters and optimizer. They share storage with the stage.
-    fn state(&self) -> StageState;
+    /// Returns the current parameters and optimizer. They share storage with the stage, which is that of `rank` of its
+    /// tensor group.
+    fn state(&self, rank: TensorRank) -> StageState;
 
-    /// Restores parameters and optimizer state. After an error, some of them are restored and others are not.
-    fn restore(&mut self, checkpoint: &Checkpoint) -> Result<(), CheckpointError>;
+    /// Restores parameters and optimizer state of `rank` of its tensor group. After an error, some of them are restored and
+    /// others are not.
+    fn restore(&mut self, checkpoint: &Checkpoint, rank: TensorRank) -> Result<(), CheckpointError>;
 }
 
 /// Returns the device of a module's first parameter, or the default device for a module without parameters.

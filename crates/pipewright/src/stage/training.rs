@@ -36,7 +36,7 @@ use crate::autodiff::inner_of;
 use crate::nn::{Deferred, at_least_single};
 use crate::optimizer::mixes_rows;
 use crate::tensor::shard::RowShard;
-use crate::tensor::{OptionalTensors, Precision, Values, pack, unpack};
+use crate::tensor::{OptionalTensors, Placement, Precision, Values, pack, unpack};
 
 /// A loss without the type of its target.
 pub(crate) type Loss<O> = Box<dyn Fn(O, Values, &StageContext) -> Result<Tensor<1>, StageError> + Send>;
@@ -50,6 +50,10 @@ pub(crate) struct TrainingStage<M: StageBody> {
     pub(super) precision: Precision,
     /// Whether each parameter has single precision in the copy too.
     pub(super) stay_single: Vec<bool>,
+    /// The number of ranks that compute the stage together.
+    pub(super) tensor_ranks: u32,
+    /// How these ranks hold each float parameter.
+    pub(super) placements: Vec<Placement>,
     loss: Option<Loss<M::Output>>,
     pub(super) in_flight: HashMap<Microbatch, InFlight>,
     /// Weight gradients of microbatches whose input gradients are done, of each segment from the last to the first.
@@ -138,6 +142,7 @@ impl<M: StageBody> TrainingStage<M> {
         let parameters = Arc::new(sums.ids().collect());
         let stay_single =
             parameters_of(&module).iter().map(|found| module.stays_single(&found.local)).collect();
+        let placements = parameters_of(&module).iter().map(|found| module.placement(&found.local)).collect();
         let has_buffers = parameters_of(&module).iter().any(|found| !found.is_trained);
         let device = device.autodiff();
         Self {
@@ -146,6 +151,8 @@ impl<M: StageBody> TrainingStage<M> {
             rounded: OnceCell::new(),
             precision: Precision::F32,
             stay_single,
+            tensor_ranks: 1,
+            placements,
             loss,
             in_flight: HashMap::new(),
             deferred: HashMap::new(),
@@ -210,19 +217,46 @@ impl<M: StageBody> TrainingStage<M> {
         }
     }
 
+    /// Sets the number of ranks that compute the stage together. Returns an error if they cannot hold the parameters as the
+    /// module says, or if the optimizer's update of a parameter is not that of its parts. The optimizer must be set.
+    pub(super) fn split_over(&mut self, tensor_ranks: u32) -> Result<(), StageError> {
+        self.check_placements(tensor_ranks)?;
+        self.tensor_ranks = tensor_ranks;
+        if tensor_ranks > 1 { self.require_independent_elements() } else { Ok(()) }
+    }
+
+    /// Returns an error if the ranks of a tensor group cannot hold the parameters as the module says.
+    fn check_placements(&self, tensor_ranks: u32) -> Result<(), StageError> {
+        let parameters = self.placements.iter().zip(self.sums.paths()).zip(self.sums.shapes());
+        for ((placement, path), shape) in parameters {
+            let Placement { dimension, slices, .. } = *placement;
+            let divides = slices > 0 && tensor_ranks.is_multiple_of(slices);
+            if !divides || (slices > 1 && dimension >= shape.len()) {
+                let (parameter, shape) = (path.clone(), shape.clone());
+                return Err(StageError::Placement { parameter, shape, dimension, slices, tensor_ranks });
+            }
+        }
+        Ok(())
+    }
+
     pub(super) fn set_up(&mut self, weight_runner: Option<WeightRunner>, by_block: bool) {
         self.weight_runner = weight_runner;
         self.by_block = by_block;
     }
 
+    /// Returns an error if the optimizer's update of a parameter is not that of its parts.
+    fn require_independent_elements(&mut self) -> Result<(), StageError> {
+        let Some(optimizer) = self.fresh_optimizer() else { return Ok(()) };
+        match mixes_rows(&optimizer, self.module()) {
+            Some(place) => Err(StageError::MixesRows { parameter: self.sums.paths()[place].clone() }),
+            None => Ok(()),
+        }
+    }
+
     /// Shards the stage: from this call on it holds only its part of every trained parameter, and needs
     /// [`StageParameters::gather`](super::runner::StageParameters::gather) before it computes. The optimizer must be set.
     pub(super) fn shard(&mut self, part: RowShard) -> Result<(), StageError> {
-        if let Some(optimizer) = self.fresh_optimizer()
-            && let Some(place) = mixes_rows(&optimizer, self.module())
-        {
-            return Err(StageError::MixesRows { parameter: self.sums.paths()[place].clone() });
-        }
+        self.require_independent_elements()?;
         let (module, shards) = Shards::cut(self.take_module(), part, &self.frozen);
         (self.module, self.shards) = (Some(module), Some(shards));
         Ok(())

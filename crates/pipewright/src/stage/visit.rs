@@ -15,31 +15,43 @@ use super::place::ModulePlace;
 use super::shards::Shards;
 use super::training::TrainingStage;
 use crate::optimizer::with_state_of;
+use crate::tensor::TensorRank;
 
 /// A visit to the module of a stage.
 #[derive(Clone)]
 pub(crate) enum Visit {
-    /// Reads the module at a place, in the first replica.
-    Read { place: ModulePlace, read: Arc<ReadModule> },
+    /// Reads the module at a place, in the first replica. All ranks of a tensor group read theirs, so that they can run
+    /// it, and the first one's result is kept.
+    Read { place: ModulePlace, read: Arc<ReadModule>, keep: bool },
     /// Changes the module at a place.
     Change { place: ModulePlace, change: Arc<ChangeModule> },
     /// Freezes the parameters with certain paths, or trains those of them that are frozen.
     Freeze { contains: Arc<dyn Fn(&str) -> bool + Send + Sync>, freeze: bool },
 }
 
-/// Gets the module at the place and the name of its type.
-pub(crate) type ReadModule = dyn Fn(&dyn Any, &'static str) + Send + Sync;
+/// Gets the module at the place, the name of its type, and whether the result is kept.
+pub(crate) type ReadModule = dyn Fn(&dyn Any, &'static str, bool) + Send + Sync;
 
 /// Gets the module, the name of its type, and the device of its stage. Returns whether it has changed it.
 pub(crate) type ChangeModule = dyn Fn(&mut dyn Any, &'static str, &Device) -> bool + Send + Sync;
+
+impl Visit {
+    /// Returns the visit of a rank of a tensor group: only the first one keeps the result.
+    pub(crate) fn on(mut self, rank: TensorRank) -> Self {
+        if let Self::Read { keep, .. } = &mut self {
+            *keep = rank.index == 0;
+        }
+        self
+    }
+}
 
 impl<M: StageBody> TrainingStage<M> {
     /// Visits the module, which has its whole parameters. Returns the number of modules or parameters that it found.
     pub(super) fn visited(&mut self, stage: StageIndex, visit: &Visit) -> Result<usize, StageError> {
         match visit {
-            Visit::Read { place, read } if is_at(place, stage) => {
+            Visit::Read { place, read, keep } if is_at(place, stage) => {
                 let found = self.settled().part(place);
-                found.inspect(|(module, name)| read(*module, name));
+                found.inspect(|(module, name)| read(*module, name, *keep));
                 Ok(usize::from(found.is_some()))
             }
             Visit::Change { place, change } if is_at(place, stage) => self.change(place, &**change),
@@ -73,6 +85,7 @@ impl<M: StageBody> TrainingStage<M> {
         let kept: HashSet<ParamId> = fresh.sums.ids().filter(is_kept).collect();
         fresh.configured = self.configured.clone();
         let optimizer = fresh.fresh_optimizer();
+        fresh.split_over(self.tensor_ranks)?;
         if let Some(part) = self.shards.as_ref().map(Shards::part) {
             fresh.frozen.clone_from(&self.frozen);
             fresh.shard(part)?;
@@ -91,6 +104,7 @@ impl<M: StageBody> TrainingStage<M> {
             discrete: self.discrete,
             parameters: self.parameters,
             stay_single: self.stay_single,
+            placements: self.placements,
             has_buffers: self.has_buffers,
             configured: self.configured,
             optimizer: self.optimizer,

@@ -2,8 +2,8 @@
 //!
 //! A stage is written with ordinary Burn tensors. Between stages the runtime moves [`Values`]: tensors whose number of
 //! dimensions and kind are known at run time. [`Boundary`] converts between the two, [`Metadata`] says what both sides
-//! of a boundary expect, [`Precision`] says in which element type stages compute, and `shard` says which rows of a
-//! parameter a replica holds.
+//! of a boundary expect, [`Precision`] says in which element type stages compute, `shard` says which rows of a parameter a
+//! replica holds, and [`Placement`] says which slice of it a rank holds that computes stages together with others.
 
 mod transfer;
 mod value;
@@ -12,11 +12,15 @@ mod metadata;
 mod boundary_check;
 mod precision;
 pub(crate) mod shard;
+mod placement;
+mod layout;
 
 pub use boundary::{Boundary, BoundaryError, Unpack, pack, unpack};
 pub(crate) use boundary_check::{Boundaries, Flow, TensorMismatch};
 pub use boundary_check::{MetadataError, Mismatch, Side};
+pub(crate) use layout::Layout;
 pub use metadata::{CheckMetadata, Dim, Metadata, OnMismatch, TensorSpec};
 pub(crate) use metadata::{Vote, Votes};
+pub use placement::{CopyGradient, Placement, Slice, TensorRank};
 pub use precision::Precision;
 pub use value::{OptionalTensor, OptionalTensors, Value, ValueKind, Values};

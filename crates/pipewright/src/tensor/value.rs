@@ -7,6 +7,7 @@ use burn::backend::ops::{BoolTensorOps, FloatTensorOps, IntTensorOps};
 use burn::backend::{Dispatch, DispatchTensor, Flex, TensorMetadata};
 use burn::tensor::{Bool, DType, Device, Int, Shape, Tensor, TensorData, kind::Basic};
 
+use super::layout::Layout;
 use super::transfer::queueing;
 
 /// A float, integer or boolean tensor with any number of dimensions. Cloning shares the storage.
@@ -15,6 +16,8 @@ pub struct Value {
     tensor: DispatchTensor,
     /// Whether no stage before this one needs the tensor's gradient.
     constant: bool,
+    /// Present in a message that may have a part of a tensor.
+    layout: Option<Box<Layout>>,
 }
 
 /// The tensors of one boundary, in the order in which the stage returns or takes them.
@@ -49,7 +52,7 @@ impl std::fmt::Display for ValueKind {
 
 impl Value {
     pub(crate) fn from_dispatch(tensor: DispatchTensor) -> Self {
-        Self { tensor, constant: false }
+        Self { tensor, constant: false, layout: None }
     }
 
     pub(crate) fn into_dispatch(self) -> DispatchTensor {
@@ -83,6 +86,26 @@ impl Value {
     /// Returns the tensor marked as one whose gradient a stage before needs.
     pub(crate) fn requiring_grad(self) -> Self {
         Self { constant: false, ..self }
+    }
+
+    /// Returns the tensor with the gradient setting of another one.
+    pub(crate) fn with_settings_of(self, other: &Self) -> Self {
+        Self { constant: other.constant, ..self }
+    }
+
+    /// Returns the tensor as the part of another one.
+    pub(crate) fn with_layout(self, layout: Layout) -> Self {
+        Self { layout: Some(Box::new(layout)), ..self }
+    }
+
+    /// Returns the tensor outside a message.
+    pub(crate) fn without_layout(self) -> Self {
+        Self { layout: None, ..self }
+    }
+
+    /// Returns which part of a tensor this one is, if it is in a message that may have a part.
+    pub(crate) fn layout(&self) -> Option<&Layout> {
+        self.layout.as_deref()
     }
 
     /// Returns whether a stage before this one needs the tensor's gradient.
@@ -119,7 +142,7 @@ impl Value {
             return self;
         }
         let _queueing = queueing(&from, device);
-        let constant = self.constant;
+        let (constant, layout) = (self.constant, self.layout.clone());
         // The number of dimensions does not matter here; 1 is arbitrary.
         let moved = match self.kind() {
             ValueKind::Float => Self::of(Tensor::<1>::from_dispatch(self.tensor).to_device(device)),
@@ -134,7 +157,7 @@ impl Value {
                 }
             }
         };
-        Self { constant, ..moved }
+        Self { constant, layout, ..moved }
     }
 
     /// Returns the range `start..end` of a dimension. Shares the storage if the back end can.
@@ -176,6 +199,14 @@ impl Value {
         } else {
             Dispatch::float_from_data(data, device)
         })
+    }
+
+    /// Joins float tensors along a dimension.
+    pub(crate) fn joined(parts: Vec<Self>, dimension: usize) -> Self {
+        Self::from_dispatch(Dispatch::float_cat(
+            parts.into_iter().map(Self::into_dispatch).collect(),
+            dimension,
+        ))
     }
 
     /// Returns a float tensor times `factor`, in its own storage.

@@ -26,6 +26,8 @@ pub(super) fn joined(earlier: Vec<StepSummary>, last: StepSummary) -> StepSummar
         peaks.for_each(|(most, peak)| *most = (*most).max(peak));
         let sends = whole.sends_in_flight.iter_mut().zip(part.sends_in_flight);
         sends.for_each(|(most, sends)| *most = (*most).max(sends));
+        let bytes = whole.boundary_bytes.iter_mut().zip(part.boundary_bytes);
+        bytes.for_each(|(sum, bytes)| *sum += bytes);
     }
     whole.losses.extend(losses);
     whole.loss_weights.extend(weights);

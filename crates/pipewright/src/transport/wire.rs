@@ -19,7 +19,7 @@ use crate::failure::{Cause, FailureNotice, StepError};
 use crate::ids::{Attempt, StepNumber, WorldRank};
 use crate::message::{Message, Payload, Tag};
 use crate::progress::Heartbeat;
-use crate::tensor::{OptionalTensors, Value};
+use crate::tensor::{Layout, OptionalTensors, Value};
 
 /// Parts of a frame are padded to multiples of this many bytes.
 pub(crate) const BLOCK: usize = 64;
@@ -133,6 +133,7 @@ struct TensorHead {
     shape: Vec<usize>,
     dtype: DType,
     requires_grad: bool,
+    layout: Option<Layout>,
 }
 
 /// A cause for another process: its message, and which peer is lost.
@@ -204,10 +205,10 @@ fn message_head(message: Message, now: Moment) -> (Head, Vec<TensorData>) {
                 .into_iter()
                 .map(|tensor| {
                     let tensor = tensor?;
-                    let requires_grad = tensor.requires_grad();
+                    let (requires_grad, layout) = (tensor.requires_grad(), tensor.layout().cloned());
                     let data = tensor.into_data();
-                    let head =
-                        TensorHead { shape: data.shape().to_vec(), dtype: data.dtype(), requires_grad };
+                    let (shape, dtype) = (data.shape().to_vec(), data.dtype());
+                    let head = TensorHead { shape, dtype, requires_grad, layout };
                     elements.push(data);
                     Some(head)
                 })
@@ -249,7 +250,7 @@ fn tensors(
     mut at: usize,
 ) -> Result<OptionalTensors, WireError> {
     let read = |head: Option<TensorHead>| {
-        let Some(TensorHead { shape, dtype, requires_grad }) = head else { return Ok(None) };
+        let Some(TensorHead { shape, dtype, requires_grad, layout }) = head else { return Ok(None) };
         let elements = shape.iter().try_fold(dtype.size(), |bytes, &size| bytes.checked_mul(size));
         let end = elements.and_then(|length| at.checked_add(length));
         let end = end.filter(|&end| end <= bytes.len());
@@ -260,7 +261,11 @@ fn tensors(
         let data = TensorData::try_from_bytes_vec(elements, shape, dtype);
         let data = data.map_err(|error| WireError::Tensor { from, reason: format!("{error:?}") })?;
         let value = Value::from_data(data, &Device::flex());
-        Ok(Some(if requires_grad { value } else { value.constant() }))
+        let value = if requires_grad { value } else { value.constant() };
+        Ok(Some(match layout {
+            Some(layout) => value.with_layout(layout),
+            None => value,
+        }))
     };
     heads.into_iter().map(read).collect()
 }

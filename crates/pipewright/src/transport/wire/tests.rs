@@ -6,7 +6,7 @@ use pipewright_schedule::{Microbatch, StageIndex};
 use super::*;
 use crate::message::{AwaitedMessage, Direction};
 use crate::progress::Activity;
-use crate::tensor::{pack, unpack};
+use crate::tensor::{TensorRank, pack, unpack};
 
 const FROM: WorldRank = WorldRank::new(3);
 
@@ -44,7 +44,8 @@ fn next(tag: Tag) -> Option<Tag> {
         Tag::GradientSum { .. } => Tag::ParameterShard { stage, round: 6 },
         Tag::ParameterShard { .. } => Tag::ReplicaSquares,
         Tag::ReplicaSquares => Tag::Collective { communicator: 8, round: 9 },
-        Tag::Collective { .. } => Tag::Squares,
+        Tag::Collective { .. } => Tag::TensorGroup { round: 10 },
+        Tag::TensorGroup { .. } => Tag::Squares,
         Tag::Squares => Tag::Ready,
         Tag::Ready => Tag::GlobalNorm,
         Tag::GlobalNorm => Tag::Report,
@@ -124,6 +125,19 @@ fn requires_grad_is_sent_with_a_tensor() {
     let Payload::Tensors(found) = payload(round(message(sent))) else { panic!("tensors were sent") };
     let found: Vec<bool> = found.iter().flatten().map(Value::requires_grad).collect();
     assert_eq!(found, [true, false]);
+}
+
+#[test]
+fn the_layout_of_a_part_is_sent_with_it() {
+    let whole = pack(Tensor::<2>::from_floats([[1.0, 2.0], [3.0, 4.0]], &Device::flex())).remove(0);
+    let part = Layout::of(&whole, TensorRank { index: 1, of: 2 }).cut(whole);
+    let expected = part.layout().cloned();
+    let Payload::Tensors(found) = payload(round(message(Payload::Tensors(vec![Some(part)])))) else {
+        panic!("tensors were sent")
+    };
+    let found = found.into_iter().flatten().next().expect("one tensor");
+    assert!(expected.is_some());
+    assert_eq!(found.layout().cloned(), expected);
 }
 
 #[test]

@@ -1,0 +1,72 @@
+//! How a stage is split over the ranks that compute it together, and checks whether its layers can be split.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use pipewright::nn::TensorParallel;
+use pipewright::tensor::{Placement, TensorRank};
+
+use crate::error::ConfigError;
+
+/// A rank's share of a stage that it computes together with others.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct SplitStage {
+    pub(crate) tensor: TensorParallel,
+    /// The size of the whole vocabulary.
+    pub(crate) vocabulary: usize,
+    /// How the ranks hold each parameter, by path.
+    pub(crate) placements: Arc<HashMap<String, Placement>>,
+}
+
+impl SplitStage {
+    /// Returns how the ranks hold the parameter at a path.
+    pub(crate) fn placement(&self, path: &str) -> Placement {
+        self.placements.get(path).copied().unwrap_or(Placement::REPLICATED)
+    }
+}
+
+/// Requires that each of `ranks` ranks gets a part of a dimension: the size of `key`, along which `parameter` of `layer` is
+/// split.
+pub(crate) fn require_parts(
+    layer: &str,
+    parameter: &str,
+    (key, size): (&'static str, usize),
+    ranks: u32,
+) -> Result<(), ConfigError> {
+    let last = TensorRank { index: ranks.saturating_sub(1), of: ranks };
+    match Placement::split(0, ranks).slice_of(last).range(size).is_empty() {
+        true => Err(error(layer, parameter, (key, size), ranks, "leaves a rank without a part")),
+        false => Ok(()),
+    }
+}
+
+/// Returns the numbers of slices into which the query heads and the key heads of an attention are cut for this number of
+/// ranks. If there are fewer key heads than ranks, neighbouring ranks hold the same key head.
+pub(crate) fn head_slices(
+    layer: &str,
+    heads: usize,
+    key_heads: usize,
+    ranks: u32,
+) -> Result<[u32; 2], ConfigError> {
+    let count = ranks as usize;
+    if !heads.is_multiple_of(count) {
+        let rule = "is not a multiple of the number of ranks";
+        return Err(error(layer, "q_proj.weight", ("num_attention_heads", heads), ranks, rule));
+    }
+    if !key_heads.is_multiple_of(count) && !count.is_multiple_of(key_heads) {
+        let rule = "neither is a multiple of the number of ranks nor divides it";
+        return Err(error(layer, "k_proj.weight", ("num_key_value_heads", key_heads), ranks, rule));
+    }
+    Ok([ranks, ranks.min(key_heads as u32)])
+}
+
+fn error(
+    layer: &str,
+    parameter: &str,
+    (key, size): (&'static str, usize),
+    ranks: u32,
+    rule: &'static str,
+) -> ConfigError {
+    let parameter = format!("{layer}.{parameter}").into();
+    ConfigError::Split { layer: layer.into(), parameter, key, size, ranks, rule }
+}

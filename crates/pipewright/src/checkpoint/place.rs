@@ -1,0 +1,257 @@
+//! Where the elements of a tensor are in the files of a checkpoint.
+//!
+//! Tensor ranks store slices of a tensor, and replicas with sharded parameters store rows of the tensor or of a slice. A
+//! [`Place`] puts them together.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use burn::tensor::DType;
+use serde::{Deserialize, Serialize};
+
+use crate::tensor::Slice;
+use crate::tensor::shard::RowShard;
+
+/// The place of a tensor in the files, with its type and shape.
+#[derive(Debug)]
+pub(super) struct Place {
+    pub(super) dtype: DType,
+    /// The shape of the whole tensor, once it is joined.
+    pub(super) shape: Vec<usize>,
+    slice: StoredSlice,
+    /// The slices by their index.
+    slabs: BTreeMap<u32, Slab>,
+}
+
+/// Which slice of a tensor a file has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct StoredSlice {
+    /// The dimension along which the tensor is cut.
+    pub(super) dimension: usize,
+    /// The slice among all.
+    pub(super) part: RowShard,
+}
+
+impl StoredSlice {
+    pub(super) const WHOLE: Self = Self { dimension: 0, part: RowShard::WHOLE };
+}
+
+/// A slice of a tensor, or a whole one: its rows, in order, in one file or divided among the files of replicas.
+#[derive(Debug)]
+pub(super) struct Slab {
+    shape: Vec<usize>,
+    pub(super) pieces: Vec<Piece>,
+    /// Further copies of the same rows.
+    pub(super) copies: Vec<Piece>,
+}
+
+/// Rows of a tensor that are stored in one file.
+#[derive(Debug)]
+pub(super) struct Piece {
+    pub(super) part: RowShard,
+    pub(super) rows: usize,
+    pub(super) file: usize,
+    /// The place of their first byte in the file.
+    pub(super) start: u64,
+}
+
+/// The error for parts of a tensor that do not make up the whole.
+pub(super) struct Torn;
+
+/// The reason why rows do not fit the tensor that they belong to.
+pub(super) enum Unfit {
+    /// Their shape or type differs from that of the other rows.
+    Part,
+    /// This file has the same rows in another shape.
+    Copy(usize),
+}
+
+/// A range of each dimension of a tensor.
+pub(super) type Bounds = Vec<Range<usize>>;
+
+impl Place {
+    pub(super) fn new(dtype: DType, slice: StoredSlice) -> Self {
+        Self { dtype, shape: Vec::new(), slice, slabs: BTreeMap::new() }
+    }
+
+    /// Adds rows of a slice of the tensor, of this type and shape.
+    pub(super) fn add(
+        &mut self,
+        piece: Piece,
+        dtype: DType,
+        shape: &[usize],
+        slice: StoredSlice,
+    ) -> Result<(), Unfit> {
+        let cut = |slice: StoredSlice| (slice.dimension, slice.part.of);
+        if cut(slice) != cut(self.slice) {
+            return Err(Unfit::Part);
+        }
+        let is_of_type = dtype == self.dtype;
+        let slab = Slab { shape: shape.to_vec(), pieces: Vec::new(), copies: Vec::new() };
+        self.slabs.entry(slice.part.index).or_insert(slab).add(piece, shape, is_of_type)
+    }
+
+    /// Puts the pieces in order and sets the shape of the whole tensor.
+    pub(super) fn join(&mut self) -> Result<(), Torn> {
+        self.slabs.values_mut().try_for_each(Slab::join)?;
+        let StoredSlice { dimension, part: RowShard { of, .. } } = self.slice;
+        let Some(first) = self.slabs.get(&0).filter(|_| self.slabs.len() == of as usize) else {
+            return Err(Torn);
+        };
+        self.shape = first.shape.clone();
+        if of == 1 {
+            return Ok(());
+        }
+        let sizes: Option<Vec<usize>> =
+            self.slabs.values().map(|slab| slab.shape.get(dimension).copied()).collect();
+        let Some(sizes) = sizes else { return Err(Torn) };
+        self.shape[dimension] = sizes.iter().sum();
+        let whole = &self.shape;
+        let fits = |(part, slab): (RowShard, &Slab)| {
+            let mut expected = whole.clone();
+            expected[dimension] = part.rows(whole[dimension]).len();
+            expected == slab.shape
+        };
+        if RowShard::all(of).zip(self.slabs.values()).all(fits) { Ok(()) } else { Err(Torn) }
+    }
+
+    /// Returns the ranges of some rows of a slice of the tensor.
+    pub(super) fn wanted(&self, slice: Slice, part: RowShard) -> Bounds {
+        let mut bounds = whole(&self.shape);
+        if let Some(range) = bounds.get_mut(slice.dimension).filter(|_| !slice.is_whole()) {
+            *range = slice.range(range.len());
+        }
+        let (first, rows) = (bounds[0].start, part.rows(bounds[0].len()));
+        bounds[0] = first + rows.start..first + rows.end;
+        bounds
+    }
+
+    /// Returns the slices with their ranges in the whole tensor.
+    pub(super) fn slabs(&self) -> impl Iterator<Item = (Bounds, &Slab)> {
+        let StoredSlice { dimension, part: RowShard { of, .. } } = self.slice;
+        self.slabs.iter().map(move |(&index, slab)| {
+            let mut bounds = whole(&self.shape);
+            if of > 1 {
+                bounds[dimension] = RowShard { index, of }.rows(self.shape[dimension]);
+            }
+            (bounds, slab)
+        })
+    }
+
+    /// Returns all copies of rows, each with the rows that they must be equal to, and the number of bytes.
+    pub(super) fn copies(&self) -> impl Iterator<Item = (&Piece, &Piece, u64)> {
+        self.slabs.values().flat_map(|slab| {
+            slab.copies.iter().map(|copy| {
+                let first = slab.pieces.iter().find(|piece| piece.part == copy.part);
+                let first = first.expect("a copy is of rows that are there");
+                (first, copy, (copy.rows * slab.elements_in_a_row() * self.dtype.size()) as u64)
+            })
+        })
+    }
+}
+
+impl Slab {
+    fn add(&mut self, piece: Piece, shape: &[usize], is_of_type: bool) -> Result<(), Unfit> {
+        let is_alike = is_of_type && shape.iter().skip(1).eq(self.shape.iter().skip(1));
+        match self.pieces.iter().find(|other| other.part == piece.part) {
+            Some(other) if is_alike && other.rows == piece.rows => self.copies.push(piece),
+            Some(other) => return Err(Unfit::Copy(other.file)),
+            None if is_alike => self.pieces.push(piece),
+            None => return Err(Unfit::Part),
+        }
+        Ok(())
+    }
+
+    pub(super) fn elements_in_a_row(&self) -> usize {
+        self.shape.iter().skip(1).product()
+    }
+
+    /// Puts the pieces in order and sets the number of rows.
+    fn join(&mut self) -> Result<(), Torn> {
+        self.pieces.sort_unstable_by_key(|piece| piece.part.index);
+        let rows = self.pieces.iter().map(|piece| piece.rows).sum();
+        let RowShard { index, of } = self.pieces[0].part;
+        // A tensor that every replica has whole is stored by the first replica only.
+        if index == 0 && self.pieces.len() == 1 {
+            return Ok(());
+        }
+        let expected =
+            RowShard::all(of).map(|part| (part, part.rows(rows).len())).filter(|(_, rows)| *rows > 0);
+        let found = self.pieces.iter().map(|piece| (piece.part, piece.rows)).filter(|(_, rows)| *rows > 0);
+        if !expected.eq(found) {
+            return Err(Torn);
+        }
+        if let Some(first) = self.shape.first_mut() {
+            *first = rows;
+        }
+        Ok(())
+    }
+}
+
+/// Returns the ranges of a whole tensor. A number has one row.
+fn whole(shape: &[usize]) -> Bounds {
+    match shape {
+        [] => std::iter::once(0..1).collect(),
+        _ => shape.iter().map(|&size| 0..size).collect(),
+    }
+}
+
+/// Returns what two boxes have in common; `None` if that is nothing.
+pub(super) fn common(one: &[Range<usize>], other: &[Range<usize>]) -> Option<Bounds> {
+    let ranges = one.iter().zip(other).map(|(one, other)| one.start.max(other.start)..one.end.min(other.end));
+    let ranges: Bounds = ranges.collect();
+    ranges.iter().all(|range| range.start < range.end).then_some(ranges)
+}
+
+/// Copies the elements of `common` from one row-major box to another. An element has `element` bytes.
+pub(super) fn copy(
+    (source, of): (&[u8], &[Range<usize>]),
+    (target, to): (&mut [u8], &[Range<usize>]),
+    common: &[Range<usize>],
+    element: usize,
+) {
+    let ([from, ..], [into, ..], [range, ..]) = (of, to, common) else {
+        return target.copy_from_slice(source);
+    };
+    let size =
+        |bounds: &[Range<usize>]| bounds[1..].iter().map(ExactSizeIterator::len).product::<usize>() * element;
+    let (step, stride) = (size(of), size(to));
+    let start = (range.start - from.start) * step;
+    let place = (range.start - into.start) * stride;
+    // Elements that follow each other in both boxes are copied at once.
+    if common[1..] == of[1..] && common[1..] == to[1..] {
+        let bytes = range.len() * step;
+        return target[place..][..bytes].copy_from_slice(&source[start..][..bytes]);
+    }
+    for row in 0..range.len() {
+        let source = &source[start + row * step..][..step];
+        let target = &mut target[place + row * stride..][..stride];
+        copy((source, &of[1..]), (target, &to[1..]), &common[1..], element);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn boxes_of_one_tensor_are_copied_where_they_overlap() {
+        // Columns 0 to 2 and 2 to 5 of a tensor [2, 5, 2], into rows 1 to 2 and columns 1 to 4.
+        let element = |row: usize, column: usize, inner: usize| (row * 10 + column * 2 + inner) as u8;
+        let filled = |bounds: &Bounds| -> Vec<u8> {
+            let [rows, columns, inner] = [0, 1, 2].map(|dimension: usize| bounds[dimension].clone());
+            let rows = rows.flat_map(|row| columns.clone().map(move |column| (row, column)));
+            rows.flat_map(|(row, column)| inner.clone().map(move |inner| element(row, column, inner)))
+                .collect()
+        };
+        let wanted = vec![1..2, 1..4, 0..2];
+        let mut found = vec![0; 6];
+        for columns in [0..2, 2..5] {
+            let bounds = vec![0..2, columns, 0..2];
+            let common = common(&bounds, &wanted).expect("they overlap");
+            copy((&filled(&bounds), &bounds), (&mut found, &wanted), &common, 1);
+        }
+        assert_eq!(found, filled(&wanted));
+        assert_eq!(common(&[0..2, 0..1], &[0..2, 1..4]), None);
+    }
+}

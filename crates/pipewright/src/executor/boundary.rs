@@ -1,0 +1,151 @@
+//! The tensors of a boundary in a tensor group: each rank sends its part, and the receivers put the parts together.
+//!
+//! A message has the layout of each tensor: the sender's place in its group, the dimension of the cut, and the shape of the
+//! whole. The receiver compares it with its own place and with the tensor that arrived. Activations and gradients have
+//! layouts of their own.
+
+use pipewright_schedule::{Microbatch, StageIndex};
+
+use super::machine::Executor;
+use crate::failure::Cause;
+use crate::tensor::{
+    Layout, MetadataError, Mismatch, OptionalTensors, Side, TensorMismatch, TensorRank, Value,
+};
+
+/// Tensors of a microbatch that cross a boundary.
+#[derive(Clone, Copy)]
+pub(super) struct Crossing {
+    pub(super) from: StageIndex,
+    pub(super) to: StageIndex,
+    pub(super) microbatch: Microbatch,
+}
+
+impl Executor {
+    /// Returns this rank's parts of the tensors that it sends, and counts their bytes.
+    pub(super) fn parts(&mut self, tensors: OptionalTensors) -> OptionalTensors {
+        let rank = self.endpoint.tensor_rank();
+        let part = |whole: Value| match rank.of {
+            1 => whole,
+            _ => Layout::of(&whole, rank).cut(whole),
+        };
+        let parts: OptionalTensors = tensors.into_iter().map(|tensor| tensor.map(part)).collect();
+        let bytes = parts.iter().flatten().map(|part| part.bytes() as u64);
+        self.step.boundary_bytes += bytes.sum::<u64>();
+        parts
+    }
+
+    /// Puts together the tensors of a boundary, of which this rank has received its parts.
+    pub(super) fn whole(&self, crossing: Crossing, parts: OptionalTensors) -> Result<OptionalTensors, Cause> {
+        let rank = self.endpoint.tensor_rank();
+        for (place, part) in parts.iter().enumerate() {
+            let Some(part) = part else { continue };
+            if let Some(expected) = unexpected(part, rank) {
+                return Err(self.other_layout(crossing, place, part, expected));
+            }
+        }
+        if rank.of == 1 {
+            return Ok(parts);
+        }
+        let is_cut = |part: &&Value| part.layout().is_some_and(|layout| layout.dimension.is_some());
+        let cut: OptionalTensors = parts.iter().flatten().filter(is_cut).cloned().map(Some).collect();
+        let of_ranks = match cut.is_empty() {
+            true => Vec::new(),
+            false => self.endpoint.tensor_group().all_gather(cut)?,
+        };
+        let mut of_ranks: Vec<_> = of_ranks.into_iter().map(Vec::into_iter).collect();
+        let mut whole = OptionalTensors::with_capacity(parts.len());
+        for (place, part) in parts.into_iter().enumerate() {
+            let Some(part) = part.as_ref().filter(is_cut) else {
+                whole.push(part.map(Value::without_layout));
+                continue;
+            };
+            let all: OptionalTensors = of_ranks.iter_mut().map(|parts| parts.next().flatten()).collect();
+            whole.push(Some(self.joined_parts(crossing, place, part, all)?));
+        }
+        Ok(whole)
+    }
+
+    /// Joins the parts of a tensor, of which this rank received `own`.
+    fn joined_parts(
+        &self,
+        crossing: Crossing,
+        place: usize,
+        own: &Value,
+        all: OptionalTensors,
+    ) -> Result<Value, Cause> {
+        let layout = own.layout().cloned().unwrap_or_else(|| Layout::of(own, self.endpoint.tensor_rank()));
+        for (index, part) in (0..).zip(&all) {
+            let expected = layout.for_rank(index).part();
+            let fits = |part: &Value| part.shape().to_vec() == expected && part.dtype() == own.dtype();
+            if !part.as_ref().is_some_and(fits) {
+                let expected = format!("{:?} {expected:?} on tensor rank {index}", own.dtype());
+                return Err(self.other_layout(crossing, place, part.as_ref().unwrap_or(own), expected));
+            }
+        }
+        let whole = Value::joined(all.into_iter().flatten().collect(), layout.dimension.unwrap_or(0));
+        Ok(whole.with_settings_of(own))
+    }
+
+    fn other_layout(&self, crossing: Crossing, place: usize, part: &Value, expected: String) -> Cause {
+        let (mismatch, sent) = (Mismatch::Tensor(place), described(part));
+        Box::new(self.metadata_error(crossing, TensorMismatch { mismatch, sent, expected })).into()
+    }
+
+    /// Returns the error for tensors that differ from those that the receiver expects.
+    pub(super) fn metadata_error(&self, crossing: Crossing, found: TensorMismatch) -> MetadataError {
+        let TensorMismatch { mismatch, sent, expected } = found;
+        let Crossing { from, to, microbatch } = crossing;
+        let rank = |stage| self.endpoint.world_rank_of(self.placement().rank_of(stage));
+        let side = |stage| Side { stage, rank: rank(stage) };
+        MetadataError { microbatch, mismatch, from: side(from), sent, to: side(to), expected }
+    }
+}
+
+/// Returns what `rank` expects instead of the part that it received; `None` if it is right.
+fn unexpected(part: &Value, rank: TensorRank) -> Option<String> {
+    let TensorRank { index, of } = rank;
+    match part.layout() {
+        None if of == 1 => None,
+        None => Some(format!("part {index} of {of} of a tensor, with its layout")),
+        Some(_) if of == 1 => Some("a whole tensor".to_owned()),
+        Some(layout) => {
+            let has_dimension = layout.dimension.is_none_or(|dimension| dimension < layout.shape.len());
+            if layout.rank != rank || !has_dimension {
+                return Some(format!("part {index} of {of} along a dimension of the tensor"));
+            }
+            let expected = layout.part();
+            (part.shape().to_vec() != expected).then(|| format!("{expected:?}, {layout}"))
+        }
+    }
+}
+
+fn described(part: &Value) -> String {
+    let layout = part.layout().map(|layout| format!(", {layout}")).unwrap_or_default();
+    format!("{:?} {:?}{layout}", part.dtype(), part.shape().to_vec())
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::{Device, Tensor};
+
+    use super::*;
+
+    #[test]
+    fn a_part_of_another_rank_group_or_shape_is_refused() {
+        let whole = || Value::of(Tensor::<3>::ones([1, 6, 4], &Device::flex()));
+        let rank = TensorRank { index: 1, of: 2 };
+        let part = |rank| Layout::of(&whole(), rank).cut(whole());
+        assert_eq!(unexpected(&part(rank), rank), None);
+        let check = |part: Value, rank, expected: &str| {
+            assert_eq!(unexpected(&part, rank).as_deref(), Some(expected), "{}", described(&part));
+        };
+        let along = "part 1 of 2 along a dimension of the tensor";
+        check(part(TensorRank { index: 0, of: 2 }), rank, along);
+        check(part(TensorRank { index: 1, of: 3 }), rank, along);
+        check(whole(), rank, "part 1 of 2 of a tensor, with its layout");
+        check(part(rank), TensorRank { index: 0, of: 1 }, "a whole tensor");
+        let layout = Layout { shape: vec![1, 8, 4], ..Layout::of(&whole(), rank) };
+        let longer = part(rank).with_layout(layout);
+        check(longer, rank, "[1, 4, 4], part 1 of 2 along dimension 1 of [1, 8, 4]");
+    }
+}

@@ -1,0 +1,151 @@
+//! Exchanges between the ranks that compute a stage together.
+//!
+//! They happen in the middle of a stage's forward or backward, so they block the rank's thread. Everything else that a
+//! rank waits for is part of its state machine.
+//!
+//! # Why it cannot block for ever
+//!
+//! The ranks of a group have the same stages and run the same program, so they make the same exchanges in the same order.
+//! A rank sends its own tensors to all others before it waits for theirs. So the group runs its program as one rank would,
+//! and a validated program ends. A rank that waits has the deadline of any other wait, and a failure of any rank wakes it.
+
+use std::fmt;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use burn::tensor::Device;
+
+use super::patience::wait_for_news;
+use crate::collective::{Exchange, Group};
+use crate::device::Devices;
+use crate::failure::Cause;
+use crate::memory::RankMemory;
+use crate::message::{AwaitedMessage, MessageError, Payload, Tag};
+use crate::nn::TensorLink;
+use crate::progress::{Activity, ProgressBoard};
+use crate::tensor::{OptionalTensors, Value, Values};
+use crate::transport::Endpoint;
+
+/// A rank's endpoint, which its executor and its stages share. Only the rank's thread uses it.
+#[derive(Clone)]
+pub(super) struct SharedEndpoint(Arc<Mutex<Endpoint>>);
+
+impl SharedEndpoint {
+    pub(super) fn new(endpoint: Endpoint) -> Self {
+        Self(Arc::new(Mutex::new(endpoint)))
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, Endpoint> {
+        // No user code runs under the lock.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A rank's connection to the other ranks of its tensor group.
+pub(crate) struct TensorGroup {
+    pub(super) endpoint: SharedEndpoint,
+    pub(super) group: Group,
+    pub(super) devices: Devices,
+    pub(super) board: ProgressBoard,
+    pub(super) memory: RankMemory,
+    pub(super) deadline: Duration,
+    /// The number of exchanges in this attempt.
+    pub(super) rounds: AtomicU32,
+}
+
+impl fmt::Debug for TensorGroup {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TensorGroup").field("group", &self.group).finish_non_exhaustive()
+    }
+}
+
+impl TensorGroup {
+    /// Starts an attempt at a step: an earlier one may have failed at different places on the ranks.
+    pub(super) fn begin_step(&self) {
+        self.rounds.store(0, Ordering::Relaxed);
+    }
+
+    /// Returns the tensors of all ranks, in the order of the group, on the devices of this rank's tensors.
+    pub(super) fn all_gather(&self, own: OptionalTensors) -> Result<Vec<OptionalTensors>, Cause> {
+        let tag = Tag::TensorGroup { round: self.rounds.fetch_add(1, Ordering::Relaxed) };
+        let devices: Vec<Option<Device>> = own.iter().map(|tensor| Some(tensor.as_ref()?.device())).collect();
+        let mut endpoint = self.endpoint.lock();
+        for (_, to) in self.group.others() {
+            let copies = self.copies_for(&endpoint, self.devices.of(to), &own);
+            endpoint.send(to, tag, Payload::Tensors(copies));
+        }
+        let mut exchange = Exchange::among(&self.group, tag, own);
+        while let Some(awaited) = exchange.poll(|awaited| self.take(&mut endpoint, awaited))? {
+            self.wait(&mut endpoint, awaited)?;
+        }
+        drop(endpoint);
+        let here = |list: OptionalTensors| {
+            let moved = list.into_iter().zip(&devices).map(|(tensor, device)| match device {
+                Some(device) => tensor.map(|tensor| tensor.to_device(device)),
+                None => tensor,
+            });
+            moved.collect()
+        };
+        Ok(exchange.into_contents().map(here).collect())
+    }
+
+    /// Returns copies for the receiver, on its device, which this rank no longer counts. No copy is made if encoding or
+    /// moving the tensors makes one.
+    fn copies_for(
+        &self,
+        endpoint: &Endpoint,
+        receiver: Option<&Device>,
+        tensors: &OptionalTensors,
+    ) -> OptionalTensors {
+        if endpoint.is_distributed() {
+            return tensors.clone();
+        }
+        let copy = |tensor: &Value| match receiver {
+            Some(device) if *device != tensor.device() => tensor.clone().to_device(device),
+            _ => tensor.clone().copied(),
+        };
+        let copies: OptionalTensors = tensors.iter().map(|tensor| tensor.as_ref().map(copy)).collect();
+        self.memory.give_away(copies.iter().flatten());
+        copies
+    }
+
+    fn take(
+        &self,
+        endpoint: &mut Endpoint,
+        AwaitedMessage { from, tag }: AwaitedMessage,
+    ) -> Result<Option<(std::time::Instant, OptionalTensors)>, MessageError> {
+        let Some(message) = endpoint.try_take(from, tag) else { return Ok(None) };
+        self.board.keep_alive(endpoint.rank());
+        let sent = message.sent();
+        let tensors = message.into_tensors()?;
+        self.memory.take_over(tensors.iter().flatten());
+        Ok(Some((sent, tensors)))
+    }
+
+    fn wait(&self, endpoint: &mut Endpoint, awaited: AwaitedMessage) -> Result<(), Cause> {
+        let rank = endpoint.rank();
+        self.board.set_activity(rank, Activity::Waits(awaited));
+        let is_in_time = wait_for_news(endpoint, &self.board, self.deadline);
+        if endpoint.abort().is_raised() {
+            let first = endpoint.abort().first().map_or(rank, |error| error.rank);
+            return Err(Cause::Aborted { first });
+        }
+        if !is_in_time {
+            return Err(Cause::Deadline { waited: self.deadline, report: self.board.report() });
+        }
+        self.board.set_activity(rank, Activity::Computes);
+        Ok(())
+    }
+}
+
+impl TensorLink for TensorGroup {
+    fn all_gather(&self, tensors: Values) -> Vec<Values> {
+        let own = tensors.into_iter().map(Some).collect();
+        match TensorGroup::all_gather(self, own) {
+            Ok(lists) => lists.into_iter().map(|list| list.into_iter().flatten().collect()).collect(),
+            // A tensor operation returns no error. The driver reports the cause as that of the action.
+            Err(cause) => std::panic::resume_unwind(Box::new(cause)),
+        }
+    }
+}

@@ -1,0 +1,110 @@
+//! The training loss of a language model whose vocabulary is split over the ranks of a tensor group.
+//!
+//! Each rank has the logits of its part of the vocabulary. The ranks exchange three numbers for each row: the largest
+//! logit, the sum of the exponentials relative to it, and the logit of the target or zero. Each rank then computes the
+//! loss, and in the backward the gradient of its own logits.
+
+use std::sync::Arc;
+
+use burn::tensor::{DType, IndexingUpdateOp, Int, Tensor};
+
+use super::composed::at_least_single;
+use super::cross_entropy::cross_entropy;
+use super::embedding::local_ids;
+use super::parallel::TensorParallel;
+use crate::autodiff::{Rule, inner_of, record};
+
+/// Returns [`cross_entropy`] of a vocabulary of this size, whose logits are split over the ranks of `tensor`.
+///
+/// Shapes: logits `[rows, part of the vocabulary]`, targets `[rows]`, result `[1]`, which is equal on all ranks.
+///
+/// # Panics
+/// When a target is outside the vocabulary, the number of targets is not that of the rows, or a rank of the group fails.
+pub fn split_cross_entropy(
+    logits: Tensor<2>,
+    targets: Tensor<1, Int>,
+    vocabulary: usize,
+    tensor: &TensorParallel,
+) -> Tensor<1> {
+    if tensor.ranks() == 1 {
+        return cross_entropy(logits, targets);
+    }
+    let [rows, _] = logits.dims();
+    assert_eq!(targets.dims(), [rows], "one target a row");
+    let (places, is_here) = local_ids(targets, vocabulary, tensor);
+    let (places, is_here) = (places.unsqueeze_dim::<2>(1), is_here.float().unsqueeze_dim::<2>(1));
+    let precision = logits.dtype();
+    let values = at_least_single(inner_of(logits.clone()));
+    let is_here = is_here.cast(values.dtype());
+
+    let largest = values.clone().max_dim(1);
+    let sums = (values.clone() - largest.clone()).exp().sum_dim(1);
+    let target = values.clone().gather(1, places.clone()) * is_here.clone();
+    let of_ranks = tensor.all_gather(Tensor::cat(vec![largest, sums, target], 1));
+    let column = |index: usize| of_ranks.iter().map(move |rank| rank.clone().narrow(1, index, 1));
+    let largest = column(0).reduce(Tensor::max_pair).expect("a group has this rank");
+    let scaled = column(1).zip(column(0)).map(|(sum, own)| sum * (own - largest.clone()).exp());
+    let sum = scaled.reduce(|sum, part| sum + part).expect("a group has this rank");
+    let target = column(2).reduce(|sum, part| sum + part).expect("a group has this rank");
+    let normalisers = largest + sum.log();
+    let loss = (normalisers.clone() - target).mean().reshape([1, 1]);
+    let rule = LossRule { logits: values, normalisers, places, is_here, precision };
+    record([logits.clone(), logits], loss, Arc::new(rule)).reshape([1])
+}
+
+#[derive(Debug)]
+struct LossRule {
+    logits: Tensor<2>,
+    /// The logarithm of the sum of the exponentials of all logits of a row.
+    normalisers: Tensor<2>,
+    places: Tensor<2, Int>,
+    is_here: Tensor<2>,
+    precision: DType,
+}
+
+impl Rule for LossRule {
+    fn backward(&self, gradient: Tensor<2>, _wanted: [bool; 2]) -> [Option<Tensor<2>>; 2] {
+        let Self { logits, normalisers, places, is_here, precision } = self;
+        let [rows, _] = logits.dims();
+        let probabilities = (logits.clone() - normalisers.clone()).exp();
+        let targets = is_here.clone().neg();
+        let difference = probabilities.scatter(1, places.clone(), targets, IndexingUpdateOp::Add);
+        let gradient = difference * gradient.cast(logits.dtype()) / rows as f64;
+        [Some(if *precision == gradient.dtype() { gradient } else { gradient.cast(*precision) }), None]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::{Device, TensorData, Tolerance};
+
+    use super::super::check::numbers;
+    use super::super::parallel::tests::on_ranks;
+    use super::*;
+
+    #[test]
+    fn the_loss_and_its_gradient_are_those_of_the_whole_vocabulary() {
+        let targets =
+            || Tensor::from_data(TensorData::new(vec![0i64, 19, 2, 9, 10, 3], [6]), &Device::flex());
+        for (ranks, scale) in [(2, 0.3), (3, 5.0), (4, 300.0)] {
+            let whole = numbers([6, 20], scale).autodiff().require_grad();
+            let loss = cross_entropy(whole.clone(), targets());
+            let expected = whole.grad(&loss.clone().backward()).expect("it is a leaf");
+            let found = on_ranks(ranks, |tensor| {
+                let range = tensor.range(20);
+                let own = numbers([6, 20], scale).narrow(1, range.start, range.len());
+                let own = own.autodiff().require_grad();
+                let loss = split_cross_entropy(own.clone(), targets(), 20, &tensor);
+                let gradient = own.grad(&loss.clone().backward()).expect("it is a leaf");
+                (loss.inner().into_data(), gradient)
+            });
+            let tolerance = Tolerance::rel_abs(1e-5, 1e-6);
+            for (own, _) in &found {
+                own.assert_approx_eq::<f32>(&loss.clone().inner().into_data(), tolerance);
+                assert_eq!(own, &found[0].0, "the same bits on all ranks");
+            }
+            let gradient = Tensor::cat(found.into_iter().map(|(_, gradient)| gradient).collect(), 1);
+            gradient.into_data().assert_approx_eq::<f32>(&expected.into_data(), tolerance);
+        }
+    }
+}

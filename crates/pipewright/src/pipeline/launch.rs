@@ -1,0 +1,110 @@
+//! Launching the ranks of a pipeline.
+
+use std::fmt::Display;
+use std::sync::Arc;
+use std::time::Duration;
+
+use pipewright_schedule::{StageIndex, ValidatedProgram};
+
+use super::assembly::{Assembly, check_metadata};
+use super::config::{PipelineConfig, identity};
+use super::error::PipelineError;
+use super::running::Pipeline;
+use crate::driver::{RankSeed, RankThread, Reply, ThreadSettings};
+use crate::ids::{Attempt, StepNumber};
+use crate::memory::RankMemory;
+use crate::nn::TensorParallel;
+use crate::stage::Stage;
+use crate::tensor::Metadata;
+use crate::transport::{LONGEST_WAIT, World};
+
+/// The additional time after a rank's deadline in which the rank itself can report it.
+const GRACE: Duration = Duration::from_millis(250);
+
+impl Pipeline {
+    /// Starts a rank for each endpoint of `world`. `make` is called for each stage on the thread of the stage's rank.
+    ///
+    /// # Errors
+    /// When program, world and configuration do not fit together, a stage cannot be made, or two stages have different
+    /// parameters with the same path ([`Cause::EqualPaths`](crate::failure::Cause::EqualPaths)).
+    pub fn launch<F, E>(
+        program: ValidatedProgram,
+        world: World,
+        config: &PipelineConfig,
+        make: F,
+    ) -> Result<Self, PipelineError>
+    where
+        F: Fn(StageIndex) -> Result<Stage, E> + Send + Sync + 'static,
+        E: Display,
+    {
+        Self::launch_split(program, world, config, move |stage, _: &TensorParallel| make(stage))
+    }
+
+    /// As [`Pipeline::launch`], for stages that several ranks compute together
+    /// ([`PipelineConfig::tensor_parallel`]). `make` is called on each of these ranks and gets its connection to the others.
+    /// It makes the module of that rank: with the rank's slices of the parameters, which [`StageModule::placement`](crate::stage::StageModule::placement) describes.
+    ///
+    /// # Errors
+    /// As [`Pipeline::launch`].
+    pub fn launch_split<F, E>(
+        program: ValidatedProgram,
+        world: World,
+        config: &PipelineConfig,
+        make: F,
+    ) -> Result<Self, PipelineError>
+    where
+        F: Fn(StageIndex, &TensorParallel) -> Result<Stage, E> + Send + Sync + 'static,
+        E: Display,
+    {
+        let mut config = PipelineConfig { deadline: config.deadline.min(LONGEST_WAIT), ..config.clone() };
+        let mut world = world;
+        world.set_deadline(config.deadline);
+        let hello = check_metadata(&config.metadata, program.placement().stages());
+        let hello = hello.map(|()| identity(&program, &config)).map_err(|error| error.to_string());
+        world.agree(hello, config.deadline)?;
+        if world.is_distributed() {
+            config.metadata = Metadata::voted(world.vote(config.metadata.votes(), config.deadline)?);
+        }
+        let config = &config;
+        let (assembly, endpoints) = Assembly::new(program, world, config)?;
+        let lag = endpoints.iter().map(|endpoint| endpoint.detection_lag(config.deadline)).max();
+        let patience = config.deadline + lag.unwrap_or_default() + GRACE;
+        let make = Arc::new(make);
+        let (sender, ready) = crossbeam_channel::unbounded();
+        let mut ranks = Vec::new();
+        for endpoint in endpoints {
+            let rank = endpoint.rank();
+            let (building, make) = (assembly.clone(), make.clone());
+            let seed = RankSeed {
+                settings: ThreadSettings {
+                    threads: config.threads_per_rank.max(1),
+                    deadline: config.deadline,
+                },
+                board: assembly.board.clone(),
+                abort: assembly.abort.clone(),
+                memory: RankMemory::new(),
+                build: move |memory| building.build(endpoint, memory, &*make),
+                ready: Reply::new(rank, sender.clone()),
+                rank,
+            };
+            ranks.push(RankThread::start(seed).map_err(|source| PipelineError::Thread { rank, source })?);
+        }
+        let mut pipeline = Self {
+            loss_scale: assembly.loss_scale(),
+            assembly,
+            ranks,
+            step: StepNumber::default(),
+            attempt: Attempt::default(),
+            updates: false,
+            pending: false,
+            reduction: None,
+            patience,
+            end: None,
+            failure: None,
+        };
+        drop(sender);
+        pipeline.await_ranks(&ready, |ready| ready)?;
+        pipeline.find_shared()?;
+        Ok(pipeline)
+    }
+}
