@@ -7,6 +7,7 @@
 
 mod transfer;
 mod value;
+mod computed;
 mod boundary;
 mod metadata;
 mod boundary_check;
@@ -16,6 +17,7 @@ pub(crate) mod shard;
 pub use boundary::{Boundary, BoundaryError, Unpack, pack, unpack};
 pub(crate) use boundary_check::{Boundaries, Flow, TensorMismatch};
 pub use boundary_check::{MetadataError, Mismatch, Side};
+pub(crate) use computed::wait_until_computed;
 pub use metadata::{CheckMetadata, Dim, Metadata, OnMismatch, TensorSpec};
 pub(crate) use metadata::{Vote, Votes};
 pub use precision::Precision;
