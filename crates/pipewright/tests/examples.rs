@@ -131,7 +131,7 @@ fn overlapped_exchange() {
             exchanged.loss()
         );
     }
-    assert!(learns(&plain.iter().map(|step| step.loss()).collect::<Vec<_>>()));
+    assert!(learns(&plain.iter().map(pipewright::pipeline::StepSummary::loss).collect::<Vec<_>>()));
     // A rank that waits for each exchange computes in none of them.
     assert_eq!(exchanged.iter().map(hidden_share).sum::<f64>(), 0.0);
     assert!(overlapped.iter().all(|step| hidden_share(step) > 0.0));

@@ -100,7 +100,7 @@ fn a_plan_is_what_simulate_predicts() {
 fn a_plan_for_a_cluster_has_a_mesh() {
     let folder = folder();
     let node = "[node]\nranks = 4\nlatency_s = 1e-6\nbytes_per_s = 1e11\n[link]";
-    write(&folder, "p.toml", &PROFILE.replace("[link]", node));
+    write(&folder, "p.toml", PROFILE.replace("[link]", node));
     let size = ["plan", "--profile", "p.toml", "--ranks", "16", "--microbatches", "8"];
     let mesh = ["--data-parallel", "2", "--tensor-parallel", "4"];
     let report =
