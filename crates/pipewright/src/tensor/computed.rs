@@ -4,7 +4,8 @@ use burn::tensor::{Tensor, Transaction};
 
 use super::value::Value;
 
-/// A part of a tensor that begins at a multiple of this many elements is read without a copy on the device.
+/// A part of a tensor is read without a copy on the device if the numbers of elements before and after it are multiples of
+/// this one.
 const ALIGNMENT: usize = 64;
 
 /// Waits until the device of `tensors` has computed all of them. They are float tensors of one device, off the tape.
@@ -23,8 +24,8 @@ pub(crate) fn wait_until_computed(tensors: impl IntoIterator<Item = Value>) -> R
     read.try_execute().map(drop).map_err(|error| error.to_string())
 }
 
-/// Returns the first elements of a tensor, at most [`ALIGNMENT`]; `None` if it has none. The rest has a multiple of
-/// [`ALIGNMENT`] elements.
+/// Returns the first elements of a tensor, at most [`ALIGNMENT`], so that the number of the others is a multiple of
+/// [`ALIGNMENT`]. Returns `None` if the tensor has no elements.
 fn sample(tensor: Value) -> Option<Tensor<1>> {
     let count = tensor.shape().num_elements();
     let length = (count.checked_sub(1)? % ALIGNMENT) + 1;
