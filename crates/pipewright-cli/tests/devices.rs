@@ -61,6 +61,7 @@ mod on_a_device {
     const DEVICE: &str = "wgpu:cpu";
 
     /// Returns whether the tested device is there.
+    #[expect(clippy::print_stdout, reason = "a test that is left out says so")]
     fn is_there() -> bool {
         static IS_THERE: OnceLock<bool> = OnceLock::new();
         *IS_THERE.get_or_init(|| match Devices::open(&[DEVICE.parse::<DeviceChoice>().expect("a device")]) {

@@ -95,6 +95,7 @@ impl StageModule for Losing {
 const MICROBATCHES: u32 = 4;
 
 /// Opens the tested device; returns `None` if it is not there.
+#[expect(clippy::print_stdout, reason = "a test that is left out says so")]
 fn device() -> Option<Devices> {
     let device: DeviceChoice = "wgpu:cpu".parse().expect("a device");
     match Devices::open(&[device]) {

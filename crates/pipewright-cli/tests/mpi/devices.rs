@@ -9,6 +9,7 @@ use super::{figures, folder, pipewright, processes, with_overrides, words};
 
 /// Returns whether there is an adapter that computes on the processor. A test without one prints a message and passes,
 /// unless `PIPEWRIGHT_REQUIRE_DEVICE` is set.
+#[expect(clippy::print_stdout, reason = "a test that is left out says so")]
 fn is_there() -> bool {
     let device: DeviceChoice = "wgpu:cpu".parse().expect("a device");
     let Err(error) = Devices::open(&[device]) else { return true };

@@ -21,6 +21,7 @@ use pipewright::device::{DeviceChoice, Devices};
 pub(crate) const DEVICE: &str = "wgpu:cpu";
 
 /// Returns the devices of these names, or `None` if the tested one is not there.
+#[expect(clippy::print_stdout, reason = "a test that is left out says so")]
 pub(crate) fn devices(names: &[&str]) -> Option<Devices> {
     static IS_THERE: OnceLock<bool> = OnceLock::new();
     let open = |names: &[&str]| {
