@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Builds the command for a machine with a CUDA GPU, on a machine without one: no toolkit is needed, because the driver's
-# libraries are loaded when the command starts.
+# libraries are loaded when the command starts. Burn's build downloads its copy of LLVM from GitHub.
 #
 #   bench/gpu/build.sh [FILE]     (default: bench/gpu/pipewright-cuda)
 #

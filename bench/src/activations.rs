@@ -9,12 +9,14 @@
 //! gradients yet at its peak.
 //!
 //! With `--recompute stage`, a forward keeps its inputs only, and its backward computes it again. The bench then also
-//! measures the time of a step, alternately with and without recomputation.
+//! measures the time of a step, alternately with and without recomputation, and fails if their losses or gradient norms
+//! have different bits.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::error::Error;
 
+use pipewright::pipeline::StepSummary;
 use pipewright::transport::World;
 use pipewright_schedule::costs::{RecomputeSizes, StageSizes};
 use pipewright_schedule::simulate::summarize;
@@ -95,27 +97,38 @@ pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
             );
         }
         if options.recompute != Recompute::None {
-            print_ratio(&plain, &mut bench)?;
+            compare(&plain, &mut bench)?;
         }
     }
     Ok(())
 }
 
-/// Prints the time of a step with recomputation, divided by the time without. Steps of both alternate.
-fn print_ratio(plain: &Setup<'_>, bench: &mut Bench) -> Result<(), Box<dyn Error>> {
+/// Prints the time of a step with recomputation, divided by the time without. Steps of both alternate. They are the same
+/// steps of the same training, so their results have the same bits.
+fn compare(plain: &Setup<'_>, bench: &mut Bench) -> Result<(), Box<dyn Error>> {
     let mut without = Bench::over(World::local(plain.ranks), plain)?;
     without.steps(2, 1)?;
     let mut ratios = Vec::new();
     for _ in 0..PAIRS {
-        let (with, without) = (bench.step()?.wall, without.step()?.wall);
-        ratios.push(with.as_secs_f64() / without.as_secs_f64());
+        let (with, without) = (bench.step()?, without.step()?);
+        if bits(&with) != bits(&without) {
+            return Err(
+                format!("{}: recomputation changed the bits of step {}", plain.schedule, with.step).into()
+            );
+        }
+        ratios.push(with.wall.as_secs_f64() / without.wall.as_secs_f64());
     }
     println!(
-        "{}: a step takes {:.3} of the time without recomputation",
+        "{}: a step takes {:.3} of the time without recomputation, and has the same bits",
         plain.schedule,
         Spread::new(ratios).median()
     );
     Ok(())
+}
+
+/// Returns the bits of a step's losses and gradient norm.
+fn bits(step: &StepSummary) -> Vec<u64> {
+    step.losses.iter().chain([&step.gradient_norm]).map(|number| number.to_bits()).collect()
 }
 
 /// Measures the memory of each of `stages` stages.

@@ -61,6 +61,7 @@ mod on_a_device {
     const DEVICE: &str = "wgpu:cpu";
 
     /// Returns whether the tested device is there.
+    #[expect(clippy::print_stdout, reason = "a test that is left out says so")]
     fn is_there() -> bool {
         static IS_THERE: OnceLock<bool> = OnceLock::new();
         *IS_THERE.get_or_init(|| match Devices::open(&[DEVICE.parse::<DeviceChoice>().expect("a device")]) {
@@ -125,6 +126,28 @@ mod on_a_device {
         let output = moved.command(&["export", "out", "model"]);
         assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
         assert!(moved.path("model/model.safetensors").exists());
+    }
+
+    #[test]
+    fn a_run_that_the_device_cannot_hold_names_the_place_and_the_bytes() {
+        if !is_there() {
+            return;
+        }
+        let run = Run::new();
+        // The mask of an attention over such a row has 6.25 GiB.
+        let text = "the quick brown fox jumps over the lazy dog ".repeat(4 * 40960 / 44 + 1);
+        std::fs::write(run.path("long.txt"), text).expect("the scratch folder takes files");
+        let device = format!("run.device={DEVICE}");
+        let set = ["data.path=long.txt", "data.seq_len=40960", "run.steps=1", &device];
+        let set = set.iter().flat_map(|set| ["--set", set]);
+        let output = run.command(&["train", "small.toml"].into_iter().chain(set).collect::<Vec<_>>());
+        let words = String::from_utf8_lossy(&output.stderr).split_whitespace().collect::<Vec<_>>().join(" ");
+        assert_eq!(output.status.code(), Some(4), "{words}");
+        for part in
+            ["step 1: rank ", ", stage ", ", microbatch ", ", action ", "the device has no memory left: "]
+        {
+            assert!(words.contains(part), "{words}");
+        }
     }
 
     #[test]

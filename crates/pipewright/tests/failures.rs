@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use burn::module::Module;
-use burn::tensor::Tensor;
+use burn::optim::{LearningRate, LionState, ModuleOptimizer, Optimizer};
+use burn::tensor::{Device, Tensor};
 use pipewright::batch::Batch;
 use pipewright::failure::{Cause, StepError};
 use pipewright::pipeline::{Pipeline, PipelineConfig, PipelineError};
@@ -203,6 +204,49 @@ fn a_loss_that_is_not_finite_changes_no_parameter() {
         FaultKind::NotANumber,
         "step 1: rank 0: the loss of microbatch 3 is NaN; the parameters are still",
     );
+}
+
+/// Plain gradient descent. On the thread of rank 1, it panics when it gets its fifth parameter.
+#[derive(Clone, Debug)]
+struct FailingOptimizer {
+    calls: Arc<AtomicU32>,
+}
+
+impl Optimizer for FailingOptimizer {
+    type State<const D: usize> = LionState<D>;
+
+    fn step<const D: usize>(
+        &self,
+        rate: LearningRate,
+        parameter: Tensor<D>,
+        gradient: Tensor<D>,
+        state: Option<LionState<D>>,
+    ) -> (Tensor<D>, Option<LionState<D>>) {
+        let is_on_rank_1 = std::thread::current().name() == Some("rank-1");
+        if is_on_rank_1 && self.calls.fetch_add(1, Ordering::SeqCst) == 4 {
+            panic!("out of cheese");
+        }
+        (parameter - gradient * rate, state)
+    }
+
+    fn to_device<const D: usize>(state: LionState<D>, _device: &Device) -> LionState<D> {
+        state
+    }
+}
+
+#[test]
+fn a_failed_update_is_reported_with_its_stage_and_ends_the_training() {
+    let optimizer = ModuleOptimizer::from(FailingOptimizer { calls: Arc::default() });
+    let config = PipelineConfig { optimizer: Some(optimizer), ..config() };
+    // Rank 1 has the stages 1 and 3, with four parameters each.
+    let program = program("interleaved1f1b", 2, 4);
+    let mut pipeline = Pipeline::launch(program, World::local(2), &config, |index| stage(index, 4))
+        .expect("the pipeline starts");
+    let error = step(&mut pipeline).expect_err("the optimizer panics");
+    assert_eq!(error.to_string(), "step 1: rank 1, stage 3, update: the optimizer panicked: out of cheese");
+    // Rank 0 has updated.
+    let next = pipeline.step(batch(0, 4), batch(100, 4), 1e-2);
+    assert!(matches!(next, Err(PipelineError::Diverged { .. })), "{next:?}");
 }
 
 #[test]

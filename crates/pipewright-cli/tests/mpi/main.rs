@@ -3,6 +3,8 @@
 
 #![cfg(feature = "mpi")]
 
+#[cfg(feature = "wgpu")]
+mod devices;
 mod hosts;
 #[path = "../scratch/mod.rs"]
 mod scratch;

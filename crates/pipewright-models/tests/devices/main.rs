@@ -5,6 +5,7 @@
 
 mod layers;
 mod memory;
+#[expect(dead_code, reason = "these tests use a part of it")]
 #[path = "../support/reference.rs"]
 mod reference;
 mod run;
@@ -12,12 +13,15 @@ mod training;
 
 use std::sync::OnceLock;
 
+use burn::tensor::wgpu::{WgpuBackend, WgpuSetup};
+use burn::tensor::{Device, DeviceKind};
 use pipewright::device::{DeviceChoice, Devices};
 
 /// The name of the tested device.
 pub(crate) const DEVICE: &str = "wgpu:cpu";
 
 /// Returns the devices of these names, or `None` if the tested one is not there.
+#[expect(clippy::print_stdout, reason = "a test that is left out says so")]
 pub(crate) fn devices(names: &[&str]) -> Option<Devices> {
     static IS_THERE: OnceLock<bool> = OnceLock::new();
     let open = |names: &[&str]| {
@@ -33,4 +37,14 @@ pub(crate) fn devices(names: &[&str]) -> Option<Devices> {
         }
     });
     is_there.then(|| open(names).expect("they are there"))
+}
+
+/// Returns a device of its own for Burn, on the tested adapter. It has its own tensors and buffers.
+pub(crate) fn own_device() -> Device {
+    static SETUP: OnceLock<WgpuSetup> = OnceLock::new();
+    let setup = SETUP.get_or_init(|| {
+        let options = Device::wgpu_options().device_kind(DeviceKind::Cpu).graphics_api(WgpuBackend::Vulkan);
+        options.init_with_setup().expect("the adapter is there").1
+    });
+    Device::wgpu_options().setup(setup.clone()).init().expect("the adapter is there")
 }

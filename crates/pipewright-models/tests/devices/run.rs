@@ -26,6 +26,7 @@ pub(crate) struct Run<'a> {
     pub(crate) microbatches: u32,
     pub(crate) replicas: u32,
     pub(crate) is_sharded: bool,
+    pub(crate) recompute: &'a str,
     pub(crate) steps: usize,
 }
 
@@ -38,6 +39,7 @@ impl Default for Run<'_> {
             microbatches: 8,
             replicas: 1,
             is_sharded: false,
+            recompute: "none",
             steps: 3,
         }
     }
@@ -117,6 +119,7 @@ impl Run<'_> {
             optimizer: Some(adam.init()),
             clip_norm: Some(1.0),
             devices: devices.clone(),
+            recompute: self.recompute.parse().expect("a choice"),
             data_parallel: self.replicas,
             data_parallel_mode: match self.is_sharded {
                 true => DataParallelMode::Sharded,

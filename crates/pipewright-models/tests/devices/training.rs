@@ -1,24 +1,31 @@
 //! Losses and gradient norms of whole runs. Norms are clipped at 1, which most steps exceed.
 
+use std::sync::OnceLock;
+
 use burn::module::Module;
 use burn::nn::LinearConfig;
 use burn::optim::AdamWConfig;
 use burn::tensor::{Bool, Device, Int, Tensor};
+use pipewright::device::Devices;
 use pipewright::nn::Linear;
 use pipewright::pipeline::{Layers, Pipeline};
 use pipewright::stage::{StageContext, StageModule};
 
 use crate::reference::Step;
 use crate::run::Run;
-use crate::{DEVICE, devices};
+use crate::{DEVICE, devices, own_device};
+
+/// Returns the steps of one rank on the device.
+fn one_rank(devices: &Devices) -> &'static [Step] {
+    static STEPS: OnceLock<Vec<Step>> = OnceLock::new();
+    STEPS.get_or_init(|| Run::default().check(devices))
+}
 
 /// Checks a run against PyTorch, and against one rank to the bit.
 fn check(schedule: &str, ranks: u32) {
     let Some(devices) = devices(&[DEVICE]) else { return };
-    let run = Run { schedule, ranks, ..Run::default() };
-    let steps = run.check(&devices);
-    let one_rank = Run { schedule: "1f1b", ranks: 1, ..run }.check(&devices);
-    assert_eq!(steps, one_rank, "{schedule} on {ranks} ranks: the bits of one rank");
+    let steps = Run { schedule, ranks, ..Run::default() }.check(&devices);
+    assert_eq!(steps, one_rank(&devices), "{schedule} on {ranks} ranks: the bits of one rank");
 }
 
 #[test]
@@ -59,6 +66,25 @@ fn dual_pipe() {
     check("dualpipev", 1);
     check("dualpipev", 2);
     check("dualpipev", 4);
+}
+
+#[test]
+fn recomputation_keeps_the_bits() {
+    let Some(devices) = devices(&[DEVICE]) else { return };
+    for (recompute, schedule) in [("stage", "1f1b"), ("block", "1f1b"), ("stage", "zbvzerobubble")] {
+        let steps = Run { schedule, ranks: 2, recompute, ..Run::default() }.check(&devices);
+        assert_eq!(steps, one_rank(&devices), "{schedule}, {recompute}");
+    }
+}
+
+#[test]
+fn two_devices_have_the_bits_of_one() {
+    let Some(one) = devices(&[DEVICE]) else { return };
+    let two = Devices::from(vec![own_device(), own_device()]);
+    for schedule in ["1f1b", "zbvzerobubble"] {
+        let steps = Run { schedule, ranks: 2, ..Run::default() }.check(&two);
+        assert_eq!(steps, one_rank(&one), "{schedule}");
+    }
 }
 
 #[test]

@@ -208,7 +208,7 @@ fn add_stage(
             ValueKind::Bool => {
                 Content::Data(parameter.value.into_data().convert_dtype(DType::Bool(BoolStore::Native)))
             }
-            _ => Content::Live(parameter.value),
+            _ => Content::Live(Box::new(parameter.value)),
         };
         tensors.insert(parameter.path.to_string(), content);
     }

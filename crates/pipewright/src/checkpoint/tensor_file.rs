@@ -33,7 +33,7 @@ pub(super) struct Named {
 
 /// The content of a tensor, in memory or on a device.
 pub(super) enum Content {
-    Live(Value),
+    Live(Box<Value>),
     Data(TensorData),
 }
 

@@ -24,7 +24,7 @@ impl Executor {
             Phase::ReplicaSquares(squares) => self.gather_squares(concatenated(squares))?,
             Phase::Squares(squares) => self.compute_norm(concatenated(squares))?,
             Phase::Norm(norms) => self.send_norms(norms.into_one()),
-            Phase::Update { norms } => self.update(&norms),
+            Phase::Update { norms } => self.update(&norms)?,
             Phase::Reports { outcome, reports } => self.pass_reports(outcome, concatenated(reports)),
             Phase::Summary { outcome, message } => self.pass_summary(outcome, &message.into_one())?,
             // Not phases of a step: at launch, and when parameters are collected.

@@ -279,7 +279,7 @@ impl Executor {
 
     /// Returns whether the rank has begun to update its parameters in this step.
     pub(crate) fn has_updated(&self) -> bool {
-        self.step.has_updated
+        self.step.updates.is_some()
     }
 
     /// Drops all data of a failed step, so that the next step starts without it.
@@ -311,7 +311,7 @@ impl Executor {
                 _ => None,
             },
             has_run: self.step.position >= row.len(),
-            has_updated: self.step.has_updated,
+            updates: self.step.updates,
             computes_behind: self.stages.iter().any(|stage| computes_behind(stage.runner.device())),
         };
         let (action, cause) = place(&situation, cause);

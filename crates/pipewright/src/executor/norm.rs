@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use super::machine::Executor;
 use super::step::{Outcome, Phase};
 use crate::collective::Exchange;
-use crate::failure::Cause;
+use crate::failure::{Cause, UpdateFailure};
 use crate::loss_scale::LossScaling;
 use crate::message::{MessageError, Payload, Tag, encoded};
 use crate::optimizer::Factors;
@@ -91,21 +91,35 @@ impl Executor {
 
     /// Scales the gradient sums to the mean over the microbatches, clips them, and takes the optimizer step. If the norm
     /// is not finite, drops the sums instead.
-    pub(super) fn update(&mut self, norms: &Norms) -> Phase {
+    pub(super) fn update(&mut self, norms: &Norms) -> Result<Phase, Cause> {
         let (start, norm) = (Instant::now(), norms.whole);
-        // A skipped update sets this too: a rank that fails from here on may not learn that the loss scale changes.
-        self.step.has_updated = true;
         let factors = self.factors(norms);
         (self.accumulated, self.accumulated_divisor) = (0, 0.0);
         let learning_rate = self.step.input.learning_rate;
         for stage in &mut self.stages {
+            // A skipped update sets this too: a rank that fails from here on may not learn that the loss scale changes.
+            self.step.updates = Some(stage.index);
             match norm.is_finite() {
                 true => stage.runner.update(&factors, learning_rate),
                 false => stage.runner.drop_gradients(),
             }
         }
+        self.await_update()?;
         let report = self.report(Some(norm), start.elapsed());
-        self.finish(Outcome { reports: vec![report], collected: Vec::new() })
+        Ok(self.finish(Outcome { reports: vec![report], collected: Vec::new() }))
+    }
+
+    /// Waits until the devices have updated the parameters. In the next step a failure would be reported as one of its
+    /// actions.
+    fn await_update(&mut self) -> Result<(), Cause> {
+        for stage in &self.stages {
+            self.step.updates = Some(stage.index);
+            stage.runner.await_parameters().map_err(|message| {
+                let failure = UpdateFailure::of_device(message);
+                Cause::Update { stage: stage.index, failure }
+            })?;
+        }
+        Ok(())
     }
 
     /// Returns the factors that make the clipped mean of the gradient sums.

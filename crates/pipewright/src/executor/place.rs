@@ -1,8 +1,8 @@
 //! The place of a failure in a step: the action that an error names, and what it says of the device.
 
-use pipewright_schedule::Action;
+use pipewright_schedule::{Action, StageIndex};
 
-use crate::failure::Cause;
+use crate::failure::{Cause, UpdateFailure};
 
 /// The state of a rank when it failed.
 pub(super) struct Situation<'a> {
@@ -12,8 +12,8 @@ pub(super) struct Situation<'a> {
     pub(super) action: Option<Action>,
     /// Whether all actions of the row have run.
     pub(super) has_run: bool,
-    /// Whether the update has begun.
-    pub(super) has_updated: bool,
+    /// The last stage whose update has begun.
+    pub(super) updates: Option<StageIndex>,
     /// Whether the rank's device computes behind the rank.
     pub(super) computes_behind: bool,
 }
@@ -21,18 +21,30 @@ pub(super) struct Situation<'a> {
 /// Returns the action that an error names, and its cause.
 ///
 /// A device that computes behind its rank may fail in any action of the program, which the rank notices when it reads the
-/// losses or the squares of the gradients. The error then names the last action that the device got.
+/// losses or the squares of the gradients. The error then names the last action that the device got. The update is the last
+/// user code of a step, so an error after its begin names it and its stage.
 pub(super) fn place(situation: &Situation<'_>, cause: Cause) -> (Option<Action>, Cause) {
-    let &Situation { row, action, has_run, has_updated, computes_behind } = situation;
-    let is_late = has_run && !has_updated && computes_behind;
+    let &Situation { row, action, has_run, updates, computes_behind } = situation;
+    if let Some(stage) = updates {
+        return (action, of_update(stage, cause));
+    }
+    let is_late = has_run && computes_behind;
     let last = || row.iter().rev().copied().find(|action| action.is_compute());
     match cause {
-        // The update is the last user code of a step.
-        Cause::Panic { message } if has_updated => (action, Cause::Update { message }),
         Cause::Panic { message } if is_late => (action.or_else(last), Cause::Device { message }),
         cause @ Cause::DeviceMemory { .. } if is_late => (action.or_else(last), cause),
         cause => (action, cause),
     }
+}
+
+/// Returns the cause of a failure in or after the update of `stage`.
+fn of_update(stage: StageIndex, cause: Cause) -> Cause {
+    let failure = match cause {
+        Cause::Panic { message } => UpdateFailure::Optimizer { message },
+        Cause::DeviceMemory { bytes } => UpdateFailure::DeviceMemory { bytes },
+        cause => return cause,
+    };
+    Cause::Update { stage, failure }
 }
 
 #[cfg(test)]
@@ -42,11 +54,12 @@ mod tests {
     const ROW: [&str; 4] = ["1RECV_F0", "1F0", "1B0", "1SEND_B0"];
 
     fn check(action: Option<usize>, has_updated: bool, computes_behind: bool, cause: Cause, expected: &str) {
+        let updates = has_updated.then_some(StageIndex::new(1));
         let row = ROW.map(|text| text.parse::<Action>().expect("an action"));
         let has_run = action.is_none();
         let action = action.map(|place| row[place]);
         let (action, cause) =
-            place(&Situation { row: &row, action, has_run, has_updated, computes_behind }, cause);
+            place(&Situation { row: &row, action, has_run, updates, computes_behind }, cause);
         let action = action.map_or("-".to_owned(), |action| action.to_string());
         assert_eq!(format!("{action} {cause}"), expected);
     }
@@ -65,5 +78,6 @@ mod tests {
         // The processor computes at once, and an optimizer belongs to no action.
         check(None, false, false, panic(), "- the stage panicked: lost");
         check(None, true, true, panic(), "- the optimizer panicked: lost");
+        check(None, true, true, memory(), "- the device has no memory left: 8 bytes were asked for");
     }
 }

@@ -41,7 +41,7 @@ enum State {
     /// The rank waits for the sum.
     Waiting(Exchange<OptionalTensors>),
     /// The sum; `None` if no copy has a gradient.
-    Done(OptionalTensor),
+    Done(Box<OptionalTensor>),
 }
 
 impl Executor {
@@ -114,7 +114,7 @@ impl Executor {
     }
 
     fn complete_shared_sum(&mut self, sum: &mut SharedSum) {
-        let total = match std::mem::replace(&mut sum.state, State::Done(None)) {
+        let total = match std::mem::replace(&mut sum.state, State::Done(Box::default())) {
             State::Adding(gradients) => {
                 let total = added(gradients.into_contents());
                 let receivers: &[Rank] = if sum.others.len() > 1 { &sum.others } else { &[] };
@@ -125,9 +125,9 @@ impl Executor {
                 total
             }
             State::Waiting(message) => message.into_one().into_iter().next().flatten(),
-            State::Done(total) => total,
+            State::Done(total) => *total,
         };
-        sum.state = State::Done(total);
+        sum.state = State::Done(Box::new(total));
     }
 
     /// Sets the gradient of each of this rank's copies to the sum over all copies.

@@ -108,8 +108,8 @@ pub(super) struct StepState {
     pub(super) auxiliary: Vec<AuxiliaryPart>,
     /// Gradients that are being summed over the replicas. The sums may start before the program ends.
     pub(super) reductions: Vec<Reduction>,
-    /// Whether the update has begun. The step can then no longer be undone.
-    pub(super) has_updated: bool,
+    /// The last stage whose update has begun. The step can then no longer be undone.
+    pub(super) updates: Option<StageIndex>,
 }
 
 impl StepState {
@@ -128,7 +128,7 @@ impl StepState {
             losses: Vec::new(),
             auxiliary: Vec::new(),
             reductions: Vec::new(),
-            has_updated: false,
+            updates: None,
         }
     }
 }

@@ -59,10 +59,23 @@ impl std::fmt::Debug for AbortState {
 impl Abort {
     /// Raises the flag; the first error raised is kept, later ones are dropped.
     pub fn raise(&self, error: StepError) {
+        self.raise_first(&mut self.lock(), error);
+    }
+
+    /// As [`Abort::raise`], if `attempt` is not over. Work that a failed step has left behind may fail later, which does
+    /// not concern the next one.
+    #[cfg(any(feature = "mpi", test))]
+    pub(crate) fn raise_in(&self, attempt: Attempt, error: StepError) {
         let mut reasons = self.lock();
+        if attempt >= reasons.attempt && reasons.over.is_none_or(|over| attempt > over) {
+            self.raise_first(&mut reasons, error);
+        }
+    }
+
+    fn raise_first(&self, reasons: &mut Reasons, error: StepError) {
         if reasons.first.is_none() {
             tracing::error!(%error, "a step failed");
-            self.notify(&error, &reasons);
+            self.notify(&error, reasons);
             reasons.first = Some(error);
         }
         self.state.raised.store(true, Ordering::Release);
@@ -206,6 +219,20 @@ mod tests {
         assert!(!abort.is_raised());
         abort.begin_step(Attempt::new(3));
         assert_eq!(abort.first().map(|first| first.step), Some(StepNumber::new(3)));
+    }
+
+    #[test]
+    fn work_of_an_attempt_that_is_over_raises_nothing() {
+        let abort = Abort::default();
+        abort.begin_step(Attempt::new(2));
+        abort.raise_in(Attempt::new(2), error(1));
+        assert!(abort.is_raised());
+        abort.clear();
+        abort.raise_in(Attempt::new(2), error(1));
+        assert!(!abort.is_raised(), "its failure was handled");
+        abort.begin_step(Attempt::new(4));
+        abort.raise_in(Attempt::new(3), error(1));
+        assert!(!abort.is_raised(), "a later attempt has begun");
     }
 
     #[test]

@@ -13,7 +13,7 @@ use crate::tensor::MetadataError;
 
 /// A step that failed: where, and why.
 #[derive(Debug, Clone, thiserror::Error)]
-#[error("step {step}: rank {rank}{}: {cause}", .action.map(Where).map(|place| place.to_string()).unwrap_or_default())]
+#[error("step {step}: rank {rank}{}: {cause}", Where(*.action, .cause))]
 pub struct StepError {
     /// The rank that failed first.
     pub rank: WorldRank,
@@ -26,16 +26,21 @@ pub struct StepError {
     pub cause: Cause,
 }
 
-/// An action spelled out: `, stage 2, microbatch 5, action 2F5`.
-struct Where(Action);
+/// The place of an error spelled out: `, stage 2, microbatch 5, action 2F5` or `, stage 2, update`.
+struct Where<'a>(Option<Action>, &'a Cause);
 
-impl std::fmt::Display for Where {
+impl std::fmt::Display for Where<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, ", stage {}", self.0.stage())?;
-        if let Some(microbatch) = self.0.microbatch() {
+        let &Self(action, cause) = self;
+        if let Cause::Update { stage, .. } = cause {
+            return write!(f, ", stage {stage}, update");
+        }
+        let Some(action) = action else { return Ok(()) };
+        write!(f, ", stage {}", action.stage())?;
+        if let Some(microbatch) = action.microbatch() {
             write!(f, ", microbatch {microbatch}")?;
         }
-        write!(f, ", action {}", self.0)
+        write!(f, ", action {action}")
     }
 }
 
@@ -80,11 +85,13 @@ pub enum Cause {
         /// The block that was to run next. A backward begins with the last block.
         block: usize,
     },
-    /// The optimizer panicked.
-    #[error("the optimizer panicked: {message}")]
+    /// The update of a stage's parameters failed. Other parameters may have been updated.
+    #[error("{failure}")]
     Update {
-        /// The message.
-        message: String,
+        /// The stage.
+        stage: StageIndex,
+        /// Why it failed.
+        failure: UpdateFailure,
     },
     /// The stage does not take the tensors that arrived.
     #[error(transparent)]
@@ -237,6 +244,46 @@ pub enum Cause {
     },
 }
 
+/// Why the update of a stage's parameters failed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum UpdateFailure {
+    /// The optimizer panicked.
+    #[error("the optimizer panicked: {message}")]
+    Optimizer {
+        /// The message.
+        message: String,
+    },
+    /// The stage's device has no memory left.
+    #[error("the device has no memory left: {bytes} bytes were asked for")]
+    DeviceMemory {
+        /// The bytes that were asked for.
+        bytes: u64,
+    },
+    /// The stage's device failed.
+    #[error("the device failed: {message}")]
+    Device {
+        /// The back end's message.
+        message: String,
+    },
+    /// The update failed in another process.
+    #[error("{message}")]
+    Remote {
+        /// The other process's message.
+        message: String,
+    },
+}
+
+impl UpdateFailure {
+    /// Returns the failure of a device from its back end's message.
+    pub(crate) fn of_device(message: String) -> Self {
+        match device_memory(&message) {
+            Some(bytes) => Self::DeviceMemory { bytes },
+            None => Self::Device { message },
+        }
+    }
+}
+
 impl Cause {
     /// Returns the cause for a panic's payload.
     pub(crate) fn from_panic(payload: &(dyn std::any::Any + Send)) -> Self {
@@ -282,6 +329,24 @@ mod tests {
         assert_eq!(cause(read), expected);
         assert_eq!(cause("can't allocate buffer of size: 4096\n"), expected);
         assert_eq!(cause("out of cheese"), "the stage panicked: out of cheese");
+    }
+
+    #[test]
+    fn a_failed_update_names_its_stage() {
+        let stage = StageIndex::new(5);
+        let text =
+            |failure| StepError { cause: Cause::Update { stage, failure }, ..error(1, None) }.to_string();
+        let device = |message: &str| text(UpdateFailure::of_device(message.to_owned()));
+        assert_eq!(device("lost"), "step 3: rank 1, stage 5, update: the device failed: lost");
+        assert_eq!(
+            device("can't allocate buffer of size: 4096"),
+            "step 3: rank 1, stage 5, update: the device has no memory left: 4096 bytes were asked for"
+        );
+        let message = "out of cheese".to_owned();
+        assert_eq!(
+            text(UpdateFailure::Optimizer { message }),
+            "step 3: rank 1, stage 5, update: the optimizer panicked: out of cheese"
+        );
     }
 
     #[test]

@@ -9,4 +9,4 @@ mod cause;
 pub use abort::Abort;
 #[cfg(any(feature = "mpi", test))]
 pub(crate) use abort::FailureNotice;
-pub use cause::{Cause, StepError};
+pub use cause::{Cause, StepError, UpdateFailure};

@@ -13,9 +13,10 @@ use super::shards::Shards;
 use super::training::TrainingStage;
 use super::visit::Visit;
 use crate::checkpoint::{Checkpoint, CheckpointError, HeldParameter, StageState, Target, put_together};
+use crate::device::computes_behind;
 use crate::optimizer::{Factors, GradientHook};
 use crate::tensor::shard::RowShard;
-use crate::tensor::{OptionalTensor, OptionalTensors, Placement, TensorRank, Value};
+use crate::tensor::{OptionalTensor, OptionalTensors, Placement, TensorRank, Value, wait_until_computed};
 
 /// The reason why a stage that needs its shards has them.
 const SHARDED: &str = "a stage was cut before its parameters are gathered";
@@ -98,6 +99,13 @@ impl<M: StageBody> StageParameters for TrainingStage<M> {
 
     fn visit(&mut self, stage: StageIndex, visit: &Visit) -> Result<usize, StageError> {
         self.visited(stage, visit)
+    }
+
+    fn await_parameters(&self) -> Result<(), String> {
+        match computes_behind(&self.device) {
+            true => wait_until_computed(parameters_of(self.module()).into_iter().map(|found| found.value)),
+            false => Ok(()),
+        }
     }
 
     fn drop_gradients(&mut self) {

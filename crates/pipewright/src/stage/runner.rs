@@ -165,6 +165,12 @@ pub(crate) trait StageParameters: Send {
     /// Visits the module, whose parameters must be whole. Returns the number of modules or parameters that it found.
     fn visit(&mut self, stage: StageIndex, visit: &Visit) -> Result<usize, StageError>;
 
+    /// Waits until the stage's device has computed the parameters.
+    ///
+    /// # Errors
+    /// The back end's message, if the device has failed.
+    fn await_parameters(&self) -> Result<(), String>;
+
     /// Drops the gradient sums.
     fn drop_gradients(&mut self);
 

@@ -7,6 +7,7 @@
 
 mod transfer;
 mod value;
+mod computed;
 mod boundary;
 mod metadata;
 mod boundary_check;
@@ -18,6 +19,7 @@ mod layout;
 pub use boundary::{Boundary, BoundaryError, Unpack, pack, unpack};
 pub(crate) use boundary_check::{Boundaries, Flow, TensorMismatch};
 pub use boundary_check::{MetadataError, Mismatch, Side};
+pub(crate) use computed::wait_until_computed;
 pub(crate) use layout::Layout;
 pub use metadata::{CheckMetadata, Dim, Metadata, OnMismatch, TensorSpec};
 pub(crate) use metadata::{Vote, Votes};

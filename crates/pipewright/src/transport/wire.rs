@@ -11,11 +11,11 @@
 use std::time::{Duration, Instant};
 
 use burn::tensor::{DType, Device, TensorData};
-use pipewright_schedule::Action;
+use pipewright_schedule::{Action, StageIndex};
 use serde::{Deserialize, Serialize};
 
 use super::clock::Nanos;
-use crate::failure::{Cause, FailureNotice, StepError};
+use crate::failure::{Cause, FailureNotice, StepError, UpdateFailure};
 use crate::ids::{Attempt, StepNumber, WorldRank};
 use crate::message::{Message, Payload, Tag};
 use crate::progress::Heartbeat;
@@ -136,12 +136,13 @@ struct TensorHead {
     layout: Option<Layout>,
 }
 
-/// A cause for another process: its message, and which peer is lost.
+/// A cause for another process: its message, which peer is lost, and which stage's update failed.
 #[derive(Serialize, Deserialize)]
 enum CauseHead {
     Build(String),
     LostPeer(WorldRank),
     SilentPeer { peer: WorldRank, waited: Duration, report: String },
+    Update { stage: StageIndex, message: String },
     Other(String),
 }
 
@@ -226,6 +227,7 @@ fn failure_head(FailureNotice { error, attempt, diverged }: FailureNotice) -> He
         Cause::SilentPeer { peer, waited, report } => {
             CauseHead::SilentPeer { peer: *peer, waited: *waited, report: report.clone() }
         }
+        Cause::Update { stage, failure } => CauseHead::Update { stage: *stage, message: failure.to_string() },
         cause => CauseHead::Other(cause.to_string()),
     };
     let action = error.action.map(|action| action.to_string());
@@ -238,6 +240,9 @@ impl From<CauseHead> for Cause {
             CauseHead::Build(message) => Self::Build { message },
             CauseHead::LostPeer(peer) => Self::LostPeer { peer },
             CauseHead::SilentPeer { peer, waited, report } => Self::SilentPeer { peer, waited, report },
+            CauseHead::Update { stage, message } => {
+                Self::Update { stage, failure: UpdateFailure::Remote { message } }
+            }
             CauseHead::Other(message) => Self::Remote { message },
         }
     }

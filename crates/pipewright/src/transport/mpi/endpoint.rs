@@ -10,6 +10,7 @@ use pipewright_schedule::ClockSkew;
 
 use super::calls::{Calls, MpiError};
 use super::clock_probe::ClockProbe;
+use super::device_sends::{DeviceSends, Encoder};
 use super::heartbeats::{Heartbeats, detection_lag};
 use super::mpi_thread::{Command, FIRST, MpiThread, ThreadShared};
 use super::process_clock::{ClockError, ProcessClock};
@@ -19,7 +20,6 @@ use crate::ids::{Attempt, WorldRank};
 use crate::message::{Message, Payload, Tag};
 use crate::progress::ProgressBoard;
 use crate::transport::local::{LocalEndpoint, Mailboxes};
-use crate::transport::wire::{self, Frame};
 use crate::transport::{Waited, end_of_wait};
 
 /// This process's rank among those that `mpirun` started.
@@ -27,6 +27,8 @@ pub struct MpiEndpoint {
     inner: LocalEndpoint,
     commands: Sender<Command>,
     shared: Arc<ThreadShared>,
+    /// Present until the endpoint is dropped.
+    sends: Option<DeviceSends>,
     mpi_thread: Option<JoinHandle<()>>,
 }
 
@@ -83,7 +85,9 @@ fn join(
         let _ = fail.send(Command::Fail(notice));
     });
     let inner = LocalEndpoint::new(rank, mailboxes.clone());
-    let endpoint = MpiEndpoint { inner, commands, shared: shared.clone(), mpi_thread: None };
+    let encoder = Encoder { commands: commands.clone(), shared: shared.clone() };
+    let sends = Some(DeviceSends::new(encoder, mailboxes.clone(), board.clone()));
+    let endpoint = MpiEndpoint { inner, commands, shared: shared.clone(), sends, mpi_thread: None };
     let mpi_thread = MpiThread {
         heartbeats: Heartbeats::new(rank, ranks, deadline, Instant::now()),
         local_processes: LocalProcesses::new(),
@@ -126,13 +130,12 @@ impl MpiEndpoint {
         if to == self.rank() {
             return self.inner.send(to, tag, payload);
         }
-        let mut frame = self.shared.buffer();
         let message = (to, self.inner.attempt(), tag);
         self.shared.sends.start(message);
         let envelope = self.inner.envelope(tag, payload);
-        wire::encode(Frame::Message(envelope), self.shared.clock.moment(), &mut frame);
-        // If the MPI thread has ended, it failed and raised the abort flag.
-        let _ = self.commands.send(Command::Send(message, frame));
+        if let Some(sends) = &mut self.sends {
+            sends.send(message, envelope);
+        }
     }
 
     /// Returns whether the buffer of a message is free. A message to this rank is delivered at once.
@@ -180,6 +183,8 @@ impl MpiEndpoint {
 impl Drop for MpiEndpoint {
     /// Leaves MPI with the others; waits for them as long as they send heartbeats.
     fn drop(&mut self) {
+        // The messages that wait for a device are sent first.
+        drop(self.sends.take());
         let _ = self.commands.send(Command::Leave);
         if let Some(mpi_thread) = self.mpi_thread.take() {
             let _ = mpi_thread.join();

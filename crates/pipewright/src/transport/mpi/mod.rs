@@ -11,6 +11,7 @@ mod sends;
 mod calls;
 mod same_machine;
 mod mpi_thread;
+mod device_sends;
 mod endpoint;
 
 pub use self::calls::MpiError;

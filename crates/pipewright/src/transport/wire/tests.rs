@@ -187,6 +187,18 @@ fn a_failure_keeps_its_place_and_its_words() {
 }
 
 #[test]
+fn a_failed_update_keeps_its_stage() {
+    let failure = UpdateFailure::DeviceMemory { bytes: 4096 };
+    let cause = Cause::Update { stage: StageIndex::new(5), failure };
+    let error = StepError { rank: WorldRank::new(1), step: StepNumber::new(4), action: None, cause };
+    let words = error.to_string();
+    let sent = Frame::Failed(FailureNotice { error, attempt: Attempt::new(9), diverged: None });
+    let Frame::Failed(found) = round(sent) else { panic!("a failure was sent") };
+    assert_eq!(found.error.to_string(), words);
+    assert!(matches!(found.error.cause, Cause::Update { stage, .. } if stage == StageIndex::new(5)));
+}
+
+#[test]
 fn heartbeats_are_small_and_name_awaited_messages() {
     let (stage, microbatch) = (StageIndex::new(2000), Microbatch::new(5000));
     let tag = Tag::Boundary { direction: Direction::Forward, stage, microbatch };

@@ -1,0 +1,73 @@
+//! Tests of processes whose ranks compute on a device that is not the processor.
+
+use std::fs;
+use std::process::Command;
+
+use pipewright::device::{DeviceChoice, Devices};
+
+use super::{figures, folder, pipewright, processes, with_overrides, words};
+
+/// Returns whether there is an adapter that computes on the processor. A test without one prints a message and passes,
+/// unless `PIPEWRIGHT_REQUIRE_DEVICE` is set.
+#[expect(clippy::print_stdout, reason = "a test that is left out says so")]
+fn is_there() -> bool {
+    let device: DeviceChoice = "wgpu:cpu".parse().expect("a device");
+    let Err(error) = Devices::open(&[device]) else { return true };
+    assert!(std::env::var_os("PIPEWRIGHT_REQUIRE_DEVICE").is_none(), "{error}");
+    println!("not tested: {error}");
+    false
+}
+
+#[test]
+fn a_device_that_fails_in_one_process_ends_all_with_the_action_that_sends() {
+    if !is_there() {
+        return;
+    }
+    let folder = folder();
+    // The mask of an attention over such a row has 6.25 GiB.
+    let text = "the quick brown fox jumps over the lazy dog ".repeat(16 * 1024);
+    fs::write(folder.path().join("long.txt"), text).expect("the scratch folder takes files");
+    let overrides = [
+        "model.num_hidden_layers=2",
+        "data.path=long.txt",
+        "data.seq_len=40960",
+        // With a second microbatch the rank's own thread might find the failure first, in that forward.
+        "pipeline.microbatches=1",
+        "pipeline.ranks=2",
+        "run.device=wgpu:cpu",
+    ];
+    let output = processes(folder.path(), 2, &overrides);
+    let words = words(&output).split_whitespace().collect::<Vec<_>>().join(" ");
+    assert_eq!(output.status.code(), Some(4), "{words}");
+    for part in
+        ["step 1: rank 0, stage 0, microbatch 0, action 0SEND_F0: ", "the device has no memory left: "]
+    {
+        assert!(words.contains(part), "{words}");
+    }
+}
+
+#[test]
+fn processes_on_a_device_train_as_threads_do_to_the_bit() {
+    if !is_there() {
+        return;
+    }
+    let folder = folder();
+    for devices in ["[\"wgpu:cpu\"]", "[\"wgpu:cpu\", \"flex\"]"] {
+        let devices = format!("run.devices={devices}");
+        let overrides = [
+            "model.num_hidden_layers=4",
+            "pipeline.microbatches=4",
+            "pipeline.ranks=2",
+            "pipeline.schedule=zbvzerobubble",
+            devices.as_str(),
+        ];
+        let mut alone = Command::new(pipewright());
+        with_overrides(alone.current_dir(folder.path()), &overrides);
+        let output = alone.output().expect("it starts");
+        assert_eq!(output.status.code(), Some(0), "{}", words(&output));
+        let expected = figures(folder.path());
+        let output = processes(folder.path(), 2, &overrides);
+        assert_eq!(output.status.code(), Some(0), "{devices}: {}", words(&output));
+        assert_eq!(figures(folder.path()), expected, "{devices}");
+    }
+}
