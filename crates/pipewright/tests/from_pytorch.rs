@@ -101,7 +101,7 @@ impl ActionHook for Functions {
     }
 
     fn weights(&self, _: WorldRank, _: Action, work: &mut WeightWork<'_>) {
-        work.run_all()
+        work.run_all();
     }
 
     fn overlap(&self, run: &mut OverlapRun<'_>) -> Result<(), StageError> {

@@ -561,8 +561,20 @@ fn blocks_that_a_function_leaves_out_are_an_error() {
         assert!(error.to_string().contains(&text), "{error}");
         format!("{action} {block}")
     };
-    assert_eq!(error(Arc::new(Forwards(|run| run.run_block()))), "0F0 1");
-    assert_eq!(error(Arc::new(Backwards(|run| run.run_block()))), "1I0 2");
+    assert_eq!(
+        error(Arc::new(Forwards(|run| {
+            run.run_block()?;
+            Ok(())
+        }))),
+        "0F0 1"
+    );
+    assert_eq!(
+        error(Arc::new(Backwards(|run| {
+            run.run_block()?;
+            Ok(())
+        }))),
+        "1I0 2"
+    );
 }
 
 #[test]
