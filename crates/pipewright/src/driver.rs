@@ -61,6 +61,7 @@ pub(crate) struct StepReply {
 
 /// The data of one rank about a failed step.
 pub(crate) struct FailedRank {
+    pub rank: WorldRank,
     /// The progress of all ranks when this rank failed; `None` if it stopped because another had failed.
     pub report: Option<String>,
     /// The actions of the rank until the failure.
@@ -70,7 +71,8 @@ pub(crate) struct FailedRank {
 impl FailedRank {
     fn of(executor: &mut Executor, error: &StepError, watch: &Watch) -> Self {
         let is_own = !matches!(error.cause, Cause::Aborted { .. });
-        Self { report: is_own.then(|| watch.board.report()), events: executor.failed_events(is_own) }
+        let report = is_own.then(|| watch.board.report());
+        Self { rank: executor.world_rank, report, events: executor.failed_events(is_own) }
     }
 }
 
@@ -261,7 +263,7 @@ fn drive(executor: &mut Executor, watch: &Watch) -> Result<(), StepError> {
 /// Sleeps until a message arrives. The deadline starts again whenever any rank of the world moves.
 fn park(executor: &mut Executor, watch: &Watch) -> Result<(), StepError> {
     // An abort is reported by the next poll.
-    if executor.endpoint().wait_for_news(&watch.board, watch.deadline) {
+    if executor.endpoint().wait_for_message(&watch.board, watch.deadline) {
         return Ok(());
     }
     let report = watch.board.report();

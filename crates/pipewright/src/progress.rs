@@ -133,12 +133,6 @@ impl ProgressBoard {
             tensor_ranks: Arc::new(AtomicU32::new(1)),
         }
     }
-
-    /// Returns the number of ranks.
-    pub(crate) fn ranks(&self) -> u32 {
-        self.ranks.len() as u32
-    }
-
     /// Sets the number of ranks that compute each stage together.
     pub(crate) fn set_tensor_ranks(&self, ranks: u32) {
         self.tensor_ranks.store(ranks.max(1), Ordering::Relaxed);

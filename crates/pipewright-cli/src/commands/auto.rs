@@ -17,13 +17,13 @@ use serde::{Deserialize, Serialize};
 
 use crate::commands::layer_sizes::layers_of;
 use crate::commands::measure::{measure_run, memory_of_rank, workload};
+use crate::commands::memory::state_per_parameter;
 use crate::commands::peak_rates::{assumed_link, assumed_rates, device_name};
 use crate::commands::plan_config::is_named;
 use crate::commands::plan_print::{refused, stages_per_rank, title_of};
 use crate::commands::prepare::{read_model, require_whole_layers};
 use crate::commands::process_group::ProcessGroup;
 use crate::commands::profile_file::profile_text;
-use crate::commands::update::state_per_parameter;
 use crate::config::pipeline::{FoundSchedule, PartitionChoice, ScheduleChoice};
 use crate::config::profile::{ProfiledRun, read_for};
 use crate::config::{Loaded, Settings};

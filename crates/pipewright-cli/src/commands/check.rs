@@ -124,8 +124,11 @@ fn summary(prepared: &Prepared, stages: &[Vec<ParameterSpec>]) -> String {
     line("schedule", format!("{schedule}: {ranks} ranks, {microbatches} microbatches, proved sound"));
     let tensor_ranks = settings.mesh.tensor_parallel;
     if tensor_ranks > 1 {
-        let all = settings.mesh.ranks(ranks);
-        line("mesh", format!("{tensor_ranks} tensor ranks compute each stage together, {all} ranks in all"));
+        let all = match settings.mesh.data_parallel {
+            1 => format!(", {} ranks in all", settings.mesh.ranks(ranks)),
+            _ => String::new(),
+        };
+        line("mesh", format!("{tensor_ranks} tensor ranks compute each stage together{all}"));
     }
     if settings.mesh.data_parallel > 1 {
         let replicas = settings.mesh.data_parallel;

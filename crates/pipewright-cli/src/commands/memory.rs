@@ -10,7 +10,7 @@
 use std::fmt::Write;
 
 use pipewright::tensor::Precision;
-use pipewright_models::ParameterSpec;
+use pipewright_models::{ModelConfig, ParameterSpec};
 use pipewright_schedule::costs::{RecomputeSizes, StageSizes};
 use pipewright_schedule::simulate::{peak_memory, timed};
 use pipewright_schedule::{Costs, ModelDesc, Rank, StageIndex, Timeline};
@@ -19,6 +19,7 @@ use sysinfo::{ProcessRefreshKind, ProcessesToUpdate, System};
 use crate::commands::layer_sizes::layers_of;
 use crate::commands::prepare::Prepared;
 use crate::commands::update::state_bytes;
+use crate::config::Settings;
 use crate::config::pipeline::TransportChoice;
 use crate::display::bytes;
 use crate::failure::{Exit, Failure};
@@ -247,6 +248,18 @@ pub(super) fn copy_bytes(parameters: u64, precision: Precision) -> u64 {
         Precision::F32 => 0,
         half => parameters.saturating_mul(half.bytes()),
     }
+}
+
+/// Returns the bytes that a run holds for each byte of parameters besides these and their gradients: the optimizer's state,
+/// and the copy of half precision.
+pub(super) fn state_per_parameter(settings: &Settings, model: &ModelConfig) -> Result<f64, Failure> {
+    let layers = model.describe(1).layers.len();
+    let specs = model.outline(0..layers).map_err(Failure::input)?;
+    let state = |spec: &ParameterSpec| state_bytes(&settings.optimizer, spec);
+    let held = specs.iter().map(state).fold(0, u64::saturating_add);
+    let copy = copy_bytes(numbers_of(&specs), settings.run.precision);
+    let parameters = numbers_of(&specs).saturating_mul(NUMBER).max(1);
+    Ok(held.saturating_add(copy) as f64 / parameters as f64)
 }
 
 /// Returns the number of elements in these parameters.

@@ -10,12 +10,12 @@ use pipewright_schedule::profile::Profile;
 
 use crate::commands::layer_sizes::layers_of;
 use crate::commands::measure::workload;
+use crate::commands::memory::state_per_parameter;
 use crate::commands::peak_rates::{assumed_link, assumed_rates};
 use crate::commands::plan_config::write_plan;
 use crate::commands::plan_print::{json, refused, text};
 use crate::commands::prepare::{load_settings, read_model};
 use crate::commands::run_arguments::parse_time;
-use crate::commands::update::state_per_parameter;
 use crate::config::profile::ProfiledRun;
 use crate::config::{self, Settings};
 use crate::failure::Failure;

@@ -14,7 +14,6 @@ use globset::{Glob, GlobSet, GlobSetBuilder};
 use pipewright::optimizer::{AdamW, ClipGroup, OptimizerGroup};
 use pipewright_models::{ModelConfig, ParameterGroup, ParameterKind, ParameterSpec};
 
-use crate::commands::memory::{copy_bytes, numbers_of};
 use crate::config::Settings;
 use crate::config::optimizer::{OptimizerName, OptimizerSettings};
 use crate::config::optimizer_groups::{GroupSettings, named_group};
@@ -109,18 +108,6 @@ pub(super) fn state_bytes(settings: &OptimizerSettings, spec: &ParameterSpec) ->
         },
     };
     held.saturating_mul(NUMBER)
-}
-
-/// Returns the bytes that a run holds for each byte of parameters besides these and their gradients: the optimizer's state,
-/// and the copy of half precision.
-pub(super) fn state_per_parameter(settings: &Settings, model: &ModelConfig) -> Result<f64, Failure> {
-    let layers = model.describe(1).layers.len();
-    let specs = model.outline(0..layers).map_err(Failure::input)?;
-    let state = |spec: &ParameterSpec| state_bytes(&settings.optimizer, spec);
-    let held = specs.iter().map(state).fold(0, u64::saturating_add);
-    let copy = copy_bytes(numbers_of(&specs), settings.run.precision);
-    let parameters = numbers_of(&specs).saturating_mul(NUMBER).max(1);
-    Ok(held.saturating_add(copy) as f64 / parameters as f64)
 }
 
 /// Refuses an algorithm that updates whole matrices where each replica has only some rows.

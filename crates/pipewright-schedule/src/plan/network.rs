@@ -5,7 +5,7 @@
 //! of a pipeline ([`MeshOrder`]). A node has ranks with consecutive numbers. Only meshes in which every pipeline lies on
 //! the nodes in the same way have a network, so that one pipeline can be simulated for all.
 //!
-//! **Collectives.** Sums over tensor-parallel ranks run on a ring inside a node. Sums over replicas run on a ring inside
+//! **Collectives.** For sums over tensor-parallel ranks, each rank sends its tensors to all others inside the node, as the runtime does. Sums over replicas run on a ring inside
 //! each node, and then on rings between the nodes, each with its share. These times are assumed, not measured.
 
 use crate::profile::{LinkProfile, Profile};
@@ -110,9 +110,10 @@ impl Network {
         [self.near, self.far].map(|link| link.latency_s + bytes as f64 / link.bytes_per_s)
     }
 
-    /// Returns the time of a sum of `bytes` over the tensor-parallel ranks.
+    /// Returns the time of a sum of `bytes` over the tensor-parallel ranks: each rank sends all of them to every other rank.
     pub(super) fn tensor_sum(&self, bytes: u64) -> f64 {
-        ring(self.near, bytes as f64, self.mesh.tensor)
+        let others = f64::from(self.mesh.tensor.saturating_sub(1));
+        others * (bytes as f64 / self.near.bytes_per_s + self.near.latency_s)
     }
 
     /// Returns the time of a sum of `bytes` over the replicas.
@@ -174,8 +175,8 @@ mod tests {
     fn links_and_sums_depend_on_the_nodes() {
         let network = network(4, 2, 4, MeshOrder::Pipeline).expect("a mesh");
         assert_eq!((network.in_a_row, network.replicas_in_node), (4, 1));
-        // Two of the two tensor-parallel ranks exchange half of 100 bytes twice.
-        assert_eq!(network.tensor_sum(100), 2.0 * 50.0 / 1e2);
+        // Each of two tensor-parallel ranks sends 100 bytes.
+        assert_eq!(network.tensor_sum(100), 100.0 / 1e2);
         // Four replicas in four nodes send three quarters twice.
         assert_eq!(network.replica_sum(100), 6.0 * 25.0 / 1e1);
         let spread = self::network(4, 2, 4, MeshOrder::Replicas).expect("a mesh");

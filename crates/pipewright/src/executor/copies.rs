@@ -1,5 +1,5 @@
-//! Gradients of slices that several ranks of a tensor group hold and of which each computes a part: the parts are added,
-//! so that all copies get the same update.
+//! Adds the gradients of slices that several ranks of a tensor group hold. Each rank computes a part, and all copies get the
+//! same update.
 //!
 //! The ranks exchange all of them in one message at the end of a step, when the sums over replicas are complete.
 

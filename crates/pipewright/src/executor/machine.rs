@@ -45,7 +45,7 @@ pub(crate) struct Executor {
     /// The rank in its pipeline: the row of the program that it runs.
     pub(super) rank: Rank,
     /// The rank in the world, which reports and errors name.
-    pub(super) world_rank: WorldRank,
+    pub(crate) world_rank: WorldRank,
     pub(super) stages: Vec<LocalStage>,
     pub(super) endpoint: MeshEndpoint,
     /// The seed of the random numbers that layers draw.

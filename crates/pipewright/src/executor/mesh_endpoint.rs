@@ -1,14 +1,14 @@
 //! A rank's end of the transport, with the rank's place in the mesh: its replica, the same rank in all replicas, the ranks
 //! that compute stages together with it, and trees over them.
 
-use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use burn::tensor::Device;
 use pipewright_schedule::{ClockSkew, Rank};
 
-use super::patience::wait_for_news;
+use super::patience::wait_for_message;
 use super::tensor_group::{SharedEndpoint, TensorGroup};
 use crate::collective::{Group, Tree};
 use crate::device::Devices;
@@ -23,7 +23,7 @@ use crate::tensor::TensorRank;
 use crate::tensor::shard::RowShard;
 use crate::transport::Endpoint;
 
-/// What a mesh endpoint gets from its pipeline.
+/// The settings of a [`MeshEndpoint`].
 pub(crate) struct MeshSettings {
     pub(crate) mesh: Mesh,
     /// Whether each replica holds a part of the parameters.
@@ -72,6 +72,7 @@ impl MeshEndpoint {
             memory,
             deadline,
             rounds: AtomicU32::new(0),
+            thread: OnceLock::new(),
         });
         let [replica_ranks_tree, replica_tree, world_tree] = [&replica, &replicas, &world].map(Tree::over);
         let part = is_sharded.then_some(RowShard { index: coord.replica, of: mesh.data });
@@ -211,8 +212,8 @@ impl MeshEndpoint {
     }
 
     /// Sleeps until a message arrives or a rank fails. Returns false if no rank has made progress for the whole deadline.
-    pub(crate) fn wait_for_news(&mut self, board: &ProgressBoard, deadline: Duration) -> bool {
-        wait_for_news(&mut self.endpoint.lock(), board, deadline)
+    pub(crate) fn wait_for_message(&mut self, board: &ProgressBoard, deadline: Duration) -> bool {
+        wait_for_message(&mut self.endpoint.lock(), board, deadline)
     }
 
     pub(crate) fn fail(&self, error: StepError) {

@@ -14,6 +14,7 @@
 //! | `boundary.rs` | parts of a boundary's tensors, between tensor groups |
 //! | `compute.rs` | the actions that compute, and the hooks that run them |
 //! | `edges.rs` | the inputs and outputs of a stage |
+//! | `slices.rs` | whether the ranks of a tensor group hold the parts of parameters that their modules say |
 //! | `skip.rs` | skip connections that go directly to their stage |
 //! | `gather.rs` | sharded parameters, gathered before a stage computes |
 //! | `epilogue.rs` | the phases after the program, in order |
@@ -53,6 +54,7 @@ mod reduction;
 mod report;
 mod sharing;
 mod skip;
+mod slices;
 mod state;
 mod step;
 mod tensor_group;

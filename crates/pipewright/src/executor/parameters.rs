@@ -13,29 +13,33 @@ use pipewright_schedule::{Rank, StageIndex};
 use serde::{Deserialize, Serialize};
 
 use super::machine::Executor;
+use super::slices::{HeldSlice, check_slices};
 use super::step::Phase;
 use crate::collective::Exchange;
 use crate::failure::Cause;
 use crate::message::{MessageError, Payload, Tag, decoded, encoded};
 use crate::optimizer::group_of;
+use crate::stage::Held;
 
 /// One parameter of a rank, in the form that is sent to the root of the replica's tree.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct ListedParameter {
-    owner: Owner,
+    pub(super) owner: Owner,
     /// Its global path.
-    path: String,
+    pub(super) path: String,
     /// Whether the rank's copy counts among those of its tensor group.
-    counts: bool,
+    pub(super) counts: bool,
     /// Whether it may have a gradient; integer and boolean tensors cannot.
-    has_gradient: bool,
+    pub(super) has_gradient: bool,
     /// Shape and values, if its stage declares it as shared.
-    shared: Option<Fingerprint>,
+    pub(super) shared: Option<Fingerprint>,
+    /// The part that the rank holds, if several ranks compute the stage together.
+    pub(super) slice: Option<HeldSlice>,
 }
 
 /// The shape and the hash of a shared parameter's values, which all its copies have in common.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct Fingerprint {
+pub(super) struct Fingerprint {
     shape: Vec<usize>,
     /// A hash of the values.
     hash: u64,
@@ -86,6 +90,7 @@ impl Executor {
             let message = Exchange::one(parent, Tag::SharedParameters);
             return Ok(Phase::SharedParameters { order: NormOrder::new(), message });
         }
+        check_slices(&listed)?;
         let shared = find_shared(&listed)?;
         let order = norm_order(&listed, &shared);
         Ok(Phase::SharedParameters { order, message: Exchange::complete(encoded(&shared)) })
@@ -114,6 +119,17 @@ impl Executor {
         self.parameters.as_ref().is_none_or(is_lowest) && self.slice_of(chunk, place).counts()
     }
 
+    /// Returns the part of a parameter that this rank holds, if several ranks compute the stage together.
+    fn held_slice(&self, stage: usize, place: usize, held: &Held) -> Option<HeldSlice> {
+        let tensor = self.endpoint.tensor_rank();
+        (tensor.of > 1).then(|| HeldSlice {
+            placement: self.stages[stage].runner.placement(place),
+            tensor,
+            shape: held.shape.clone(),
+            hash: held.copied.as_ref().map(|values| hash_of(values.as_bytes())),
+        })
+    }
+
     fn listed_parameters(&self) -> Vec<ListedParameter> {
         let (rank, tensor) = (self.rank, self.endpoint.coord().tensor);
         let of_stage = self.stages.iter().enumerate().map(|(chunk, stage)| {
@@ -124,6 +140,7 @@ impl Executor {
                 path: held.path.to_string(),
                 counts: self.slice_of(chunk, place).counts(),
                 has_gradient: place < trained,
+                slice: self.held_slice(chunk, place, &held),
                 shared: held
                     .shared
                     .map(|values| Fingerprint { shape: held.shape, hash: hash_of(values.as_bytes()) }),
@@ -198,7 +215,14 @@ mod tests {
     fn listed(rank: u32, stage: u32, place: usize, path: &str, hash: Option<u64>) -> ListedParameter {
         let owner = Owner { stage: StageIndex::new(stage), place, rank: Rank::new(rank), tensor: 0 };
         let shared = hash.map(|hash| Fingerprint { shape: vec![2], hash });
-        ListedParameter { owner, path: path.to_owned(), counts: true, has_gradient: true, shared }
+        ListedParameter {
+            owner,
+            path: path.to_owned(),
+            counts: true,
+            has_gradient: true,
+            shared,
+            slice: None,
+        }
     }
 
     #[test]

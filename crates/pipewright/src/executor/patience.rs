@@ -9,7 +9,7 @@ use crate::transport::{Endpoint, Waited};
 const SHORT_WAIT: Duration = Duration::from_millis(10);
 
 /// Sleeps until a message arrives or a rank fails. Returns false if no rank has made progress for the whole deadline.
-pub(super) fn wait_for_news(endpoint: &mut Endpoint, board: &ProgressBoard, deadline: Duration) -> bool {
+pub(super) fn wait_for_message(endpoint: &mut Endpoint, board: &ProgressBoard, deadline: Duration) -> bool {
     let patience = deadline + endpoint.detection_lag(deadline);
     // Reading the progress of all ranks takes longer the more ranks there are, and most waits are short.
     match endpoint.wait(Instant::now() + patience.min(SHORT_WAIT)) {

@@ -11,12 +11,13 @@
 
 use std::fmt;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread::ThreadId;
 use std::time::Duration;
 
 use burn::tensor::Device;
 
-use super::patience::wait_for_news;
+use super::patience::wait_for_message;
 use crate::collective::{Exchange, Group};
 use crate::device::Devices;
 use crate::failure::Cause;
@@ -27,7 +28,8 @@ use crate::progress::{Activity, ProgressBoard};
 use crate::tensor::{OptionalTensors, Value, Values};
 use crate::transport::Endpoint;
 
-/// A rank's endpoint, which its executor and its stages share. Only the rank's thread uses it.
+/// A rank's endpoint, which its executor and its stages share. Only the rank's thread uses it, unless a module of several
+/// tensor ranks is taken out of its pipeline and run elsewhere.
 #[derive(Clone)]
 pub(super) struct SharedEndpoint(Arc<Mutex<Endpoint>>);
 
@@ -52,6 +54,8 @@ pub(crate) struct TensorGroup {
     pub(super) deadline: Duration,
     /// The number of exchanges in this attempt.
     pub(super) rounds: AtomicU32,
+    /// The rank's thread, from its first step on.
+    pub(super) thread: OnceLock<ThreadId>,
 }
 
 impl fmt::Debug for TensorGroup {
@@ -64,6 +68,7 @@ impl TensorGroup {
     /// Starts an attempt at a step: an earlier one may have failed at different places on the ranks.
     pub(super) fn begin_step(&self) {
         self.rounds.store(0, Ordering::Relaxed);
+        self.thread.get_or_init(|| std::thread::current().id());
     }
 
     /// Returns the tensors of all ranks, in the order of the group, on the devices of this rank's tensors.
@@ -126,7 +131,7 @@ impl TensorGroup {
     fn wait(&self, endpoint: &mut Endpoint, awaited: AwaitedMessage) -> Result<(), Cause> {
         let rank = endpoint.rank();
         self.board.set_activity(rank, Activity::Waits(awaited));
-        let is_in_time = wait_for_news(endpoint, &self.board, self.deadline);
+        let is_in_time = wait_for_message(endpoint, &self.board, self.deadline);
         if endpoint.abort().is_raised() {
             let first = endpoint.abort().first().map_or(rank, |error| error.rank);
             return Err(Cause::Aborted { first });
@@ -141,6 +146,9 @@ impl TensorGroup {
 
 impl TensorLink for TensorGroup {
     fn all_gather(&self, tensors: Values) -> Vec<Values> {
+        // Another thread would send in the rank's name.
+        let is_here = self.thread.get().is_none_or(|&thread| thread == std::thread::current().id());
+        assert!(is_here, "a module of tensor ranks computes on its ranks only: run it in `Pipeline::module`");
         let own = tensors.into_iter().map(Some).collect();
         match TensorGroup::all_gather(self, own) {
             Ok(lists) => lists.into_iter().map(|list| list.into_iter().flatten().collect()).collect(),

@@ -180,6 +180,35 @@ pub enum Cause {
         /// Their shapes.
         shapes: (Vec<usize>, Vec<usize>),
     },
+    /// A rank of a tensor group holds another part of a parameter than the placement says.
+    #[error(
+        "tensor rank {rank} of stage {stage} holds `{parameter}` with the shape {:?}, and its slice has the shape {:?}: cut the \
+         parameter with `TensorParallel::slice`, and name the cut in `StageModule::placement`",
+        .shapes.1, .shapes.0
+    )]
+    SliceShape {
+        /// The stage.
+        stage: StageIndex,
+        /// The parameter's path.
+        parameter: Arc<str>,
+        /// The rank's place in its tensor group.
+        rank: u32,
+        /// The shape of the slice that the placement gives the rank, and that of the rank's parameter.
+        shapes: (Vec<usize>, Vec<usize>),
+    },
+    /// Ranks of a tensor group should hold the same part of a parameter, and have different values.
+    #[error(
+        "tensor rank {rank} of stage {stage} has other values of `{parameter}` than the first rank with the same part: start \
+         copies with the same values; if each rank holds a slice of its own, name the cut in `StageModule::placement`"
+    )]
+    SliceValues {
+        /// The stage.
+        stage: StageIndex,
+        /// The parameter's path.
+        parameter: Arc<str>,
+        /// The rank's place in its tensor group.
+        rank: u32,
+    },
     /// Two copies of a shared parameter have different initial values.
     #[error(
         "stages {} and {} share the parameter `{parameter}`, but their copies differ: copies must start with the same \

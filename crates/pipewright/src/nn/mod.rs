@@ -10,8 +10,8 @@
 //! [`Dropout`] has the same mask for every cut of the model.
 //!
 //! The functions ([`rms_norm`], [`swiglu`], [`relu_squared`], [`CausalAttention`], [`ScopedAttention`],
-//! [`cross_entropy`], [`split_cross_entropy`], [`Routing`], [`mix_experts`], and [`Mamba2`] without its projections) are
-//! single operations on the CPU back end and compositions of Burn's elsewhere.
+//! [`cross_entropy`], [`Routing`], [`mix_experts`], and [`Mamba2`] without its projections) are single operations on the CPU
+//! back end and compositions of Burn's elsewhere. [`split_cross_entropy`] is a composition everywhere.
 
 mod attention;
 mod bundle;

@@ -49,8 +49,8 @@ impl TensorParallel {
         Self { rank, link: Some(link).filter(|_| rank.of > 1) }
     }
 
-    /// Returns the place of a rank without its connection, to describe what the rank holds. Its operations are those of a
-    /// rank that is alone.
+    /// Returns the place of a rank without its connection, to describe what the rank holds. Do not compute with it: sums
+    /// contain only this rank's part.
     pub fn unconnected(rank: TensorRank) -> Self {
         Self { rank, link: None }
     }

@@ -31,15 +31,16 @@ pub fn split_cross_entropy(
     }
     let [rows, _] = logits.dims();
     assert_eq!(targets.dims(), [rows], "one target a row");
-    let (places, is_here) = local_ids(targets, vocabulary, tensor);
-    let (places, is_here) = (places.unsqueeze_dim::<2>(1), is_here.float().unsqueeze_dim::<2>(1));
+    let (places, presence) = local_ids(targets, vocabulary, tensor);
+    let (places, presence) = (places.unsqueeze_dim::<2>(1), presence.float().unsqueeze_dim::<2>(1));
     let precision = logits.dtype();
     let values = at_least_single(inner_of(logits.clone()));
-    let is_here = is_here.cast(values.dtype());
+    let presence = presence.cast(values.dtype());
 
-    let largest = values.clone().max_dim(1);
+    // A row of which this rank has only masked logits.
+    let largest = values.clone().max_dim(1).clamp_min(f32::MIN);
     let sums = (values.clone() - largest.clone()).exp().sum_dim(1);
-    let target = values.clone().gather(1, places.clone()) * is_here.clone();
+    let target = values.clone().gather(1, places.clone()).mask_fill(presence.clone().equal_elem(0.0), 0.0);
     let of_ranks = tensor.all_gather(Tensor::cat(vec![largest, sums, target], 1));
     let column = |index: usize| of_ranks.iter().map(move |rank| rank.clone().narrow(1, index, 1));
     let largest = column(0).reduce(Tensor::max_pair).expect("a group has this rank");
@@ -48,7 +49,7 @@ pub fn split_cross_entropy(
     let target = column(2).reduce(|sum, part| sum + part).expect("a group has this rank");
     let normalisers = largest + sum.log();
     let loss = (normalisers.clone() - target).mean().reshape([1, 1]);
-    let rule = LossRule { logits: values, normalisers, places, is_here, precision };
+    let rule = LossRule { logits: values, normalisers, places, presence, precision };
     record([logits.clone(), logits], loss, Arc::new(rule)).reshape([1])
 }
 
@@ -58,16 +59,16 @@ struct LossRule {
     /// The logarithm of the sum of the exponentials of all logits of a row.
     normalisers: Tensor<2>,
     places: Tensor<2, Int>,
-    is_here: Tensor<2>,
+    presence: Tensor<2>,
     precision: DType,
 }
 
 impl Rule for LossRule {
     fn backward(&self, gradient: Tensor<2>, _wanted: [bool; 2]) -> [Option<Tensor<2>>; 2] {
-        let Self { logits, normalisers, places, is_here, precision } = self;
+        let Self { logits, normalisers, places, presence, precision } = self;
         let [rows, _] = logits.dims();
         let probabilities = (logits.clone() - normalisers.clone()).exp();
-        let targets = is_here.clone().neg();
+        let targets = presence.clone().neg();
         let difference = probabilities.scatter(1, places.clone(), targets, IndexingUpdateOp::Add);
         let gradient = difference * gradient.cast(logits.dtype()) / rows as f64;
         [Some(if *precision == gradient.dtype() { gradient } else { gradient.cast(*precision) }), None]
@@ -81,6 +82,27 @@ mod tests {
     use super::super::check::numbers;
     use super::super::parallel::tests::on_ranks;
     use super::*;
+
+    /// Masked logits are the lowest number, or minus infinity.
+    #[test]
+    fn a_rank_whose_logits_are_masked_adds_nothing() {
+        let targets = || Tensor::from_data(TensorData::new(vec![0i64, 3], [2]), &Device::flex());
+        let masked = |logits: Tensor<2>| {
+            let low = logits.narrow(1, 0, 4);
+            Tensor::cat(vec![low.clone(), Tensor::full([2, 4], f32::NEG_INFINITY, &low.device())], 1)
+        };
+        let found = on_ranks(2, |tensor| {
+            let own = masked(numbers([2, 8], 1.0)).narrow(1, 4 * tensor.rank().index as usize, 4);
+            let own = own.autodiff().require_grad();
+            let loss = split_cross_entropy(own.clone(), targets(), 8, &tensor);
+            let gradient = own.grad(&loss.clone().backward()).expect("it is a leaf");
+            (loss.inner().into_data(), gradient)
+        });
+        let of_rows = numbers([2, 8], 1.0).narrow(1, 0, 4);
+        let expected = cross_entropy(of_rows, targets()).into_data();
+        found[0].0.assert_approx_eq::<f32>(&expected, Tolerance::rel_abs(1e-5, 1e-6));
+        assert_eq!(found[1].1.to_data(), TensorData::zeros::<f32, _>([2, 4]));
+    }
 
     #[test]
     fn the_loss_and_its_gradient_are_those_of_the_whole_vocabulary() {

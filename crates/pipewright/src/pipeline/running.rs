@@ -280,7 +280,8 @@ impl Pipeline {
             outcome
         });
         let reports = reports.map_err(|error| {
-            self.failure = Some(StepFailure::new(error.clone(), seen, &self.assembly.board));
+            self.failure =
+                Some(StepFailure::new(error.clone(), seen, &self.assembly.board, &self.assembly.mesh));
             self.failed_step(error, any_updated)
         });
         if !self.updates {

@@ -8,6 +8,8 @@ use pipewright_schedule::{Rank, Timeline, ValidatedProgram};
 
 use crate::driver::FailedRank;
 use crate::failure::{Cause, StepError};
+use crate::ids::WorldRank;
+use crate::mesh::Mesh;
 use crate::progress::ProgressBoard;
 
 /// A failed step, as [`Pipeline::step_failure`](super::Pipeline::step_failure) returns it. Its text shows the schedule
@@ -38,13 +40,25 @@ pub struct StepFailure {
 }
 
 impl StepFailure {
-    pub(super) fn new(error: StepError, mut ranks: Vec<FailedRank>, board: &ProgressBoard) -> Self {
+    pub(super) fn new(
+        error: StepError,
+        mut ranks: Vec<FailedRank>,
+        board: &ProgressBoard,
+        mesh: &Mesh,
+    ) -> Self {
         let report = ranks.iter_mut().find_map(|rank| rank.report.take()).unwrap_or_else(|| board.report());
         let grid = board
             .position_of(error.rank)
             .map(|(program, done)| grid_of(&program, board.row_of(error.rank, &program), &error, done));
-        let events = ranks.into_iter().flat_map(|rank| rank.events).collect();
-        Self { grid: grid.unwrap_or_default(), report, timeline: Timeline::new(board.ranks(), events), error }
+        // A tensor group has one row: that of the rank that failed, or that of its first rank.
+        let is_shown = |rank: WorldRank| match mesh.timeline_row(rank) == mesh.timeline_row(error.rank) {
+            true => rank == error.rank,
+            false => rank.get() % mesh.tensor == 0,
+        };
+        let shown = ranks.into_iter().filter(|failed| is_shown(failed.rank));
+        let events = shown.flat_map(|failed| failed.events).collect();
+        let timeline = Timeline::new(mesh.pipeline * mesh.data, events);
+        Self { grid: grid.unwrap_or_default(), report, timeline, error }
     }
 }
 

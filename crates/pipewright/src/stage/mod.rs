@@ -50,6 +50,6 @@ pub use place::ModulePlace;
 pub(crate) use place::{any, any_mut};
 pub use prepare::Stage;
 pub(crate) use prepare::StageSettings;
-pub(crate) use runner::{ForwardTask, InputGradients, StageCompute, StageRunner};
+pub(crate) use runner::{ForwardTask, Held, InputGradients, StageCompute, StageRunner};
 pub(crate) use visit::{ChangeModule, ReadModule, Visit, for_stage};
 pub use weight_work::WeightWork;

@@ -32,14 +32,22 @@ impl<M: StageBody> StageParameters for TrainingStage<M> {
             declared.iter().any(|declared| declared == path).then(|| value.into_data())
         };
         let paths = self.sums.paths().iter().zip(self.sums.shapes().iter().cloned());
-        let floats = parameters_of(self.module()).into_iter().zip(paths).map(|(found, (path, shape))| Held {
-            path: path.clone(),
-            shape,
-            shared: shared(path, found.value),
-        });
+        let placed = self.placements.iter().zip(paths);
+        let floats =
+            parameters_of(self.module()).into_iter().zip(placed).map(|(found, (placement, named))| {
+                let (path, shape) = named;
+                let is_copied = placement.slices < self.tensor_ranks;
+                Held {
+                    path: path.clone(),
+                    shape,
+                    copied: is_copied.then(|| found.value.clone().into_data()),
+                    shared: shared(path, found.value),
+                }
+            });
         let discrete = discrete_of(self.module()).into_iter().zip(&self.discrete).map(|(found, path)| Held {
             path: path.clone(),
             shape: found.value.shape().to_vec(),
+            copied: (self.tensor_ranks > 1).then(|| found.value.clone().into_data()),
             shared: shared(path, found.value),
         });
         floats.chain(discrete).collect()

@@ -56,6 +56,8 @@ pub(crate) struct Held {
     pub shape: Vec<usize>,
     /// Its values if the stage declares it as shared, otherwise `None`.
     pub shared: Option<TensorData>,
+    /// Its values if other ranks of a tensor group hold the same part, otherwise `None`.
+    pub copied: Option<TensorData>,
 }
 
 /// A stage that is prepared for its rank. It exists only after `Stage::prepare`.

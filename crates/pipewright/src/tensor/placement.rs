@@ -29,7 +29,7 @@ pub struct Placement {
     pub dimension: usize,
     /// The number of slices, which divides the number of ranks; 1 if every rank holds the whole parameter.
     pub slices: u32,
-    /// The gradients that the ranks compute that hold the same slice.
+    /// Whether ranks with the same slice compute equal gradients, or parts of one.
     pub gradient: CopyGradient,
 }
 

@@ -1,0 +1,113 @@
+//! Whether the ranks of each tensor group hold the parts of their parameters that their modules say.
+//!
+//! A rank alone cannot see that: a slice of a parameter whose placement is missing looks like a whole parameter. So each
+//! rank lists the shapes of its slices at launch, and the root of the replica's tree compares them
+//! ([`parameters.rs`](super::parameters)).
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use pipewright_schedule::StageIndex;
+use serde::{Deserialize, Serialize};
+
+use super::parameters::ListedParameter;
+use crate::failure::Cause;
+use crate::tensor::{Placement, TensorRank};
+
+/// The part of a parameter that a rank of a tensor group holds.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct HeldSlice {
+    pub(super) placement: Placement,
+    pub(super) tensor: TensorRank,
+    pub(super) shape: Vec<usize>,
+    /// A hash of its values, if other ranks hold the same slice.
+    pub(super) hash: Option<u64>,
+}
+
+/// Returns an error unless the slices of each parameter make up a whole, and ranks with the same slice have equal values.
+pub(super) fn check_slices(listed: &[ListedParameter]) -> Result<(), Cause> {
+    let mut by_place: BTreeMap<(StageIndex, usize), Vec<(&ListedParameter, &HeldSlice)>> = BTreeMap::new();
+    for parameter in listed {
+        if let Some(slice) = &parameter.slice {
+            let place = (parameter.owner.stage, parameter.owner.place);
+            by_place.entry(place).or_default().push((parameter, slice));
+        }
+    }
+    by_place.into_values().try_for_each(|ranks| check_parameter(&ranks))
+}
+
+fn check_parameter(ranks: &[(&ListedParameter, &HeldSlice)]) -> Result<(), Cause> {
+    let (_, first) = ranks[0];
+    let mut whole = first.shape.clone();
+    let dimension = first.placement.dimension;
+    if let (Some(size), true) = (whole.get_mut(dimension), first.placement.slices > 1) {
+        let counted = ranks.iter().filter(|(parameter, _)| parameter.counts);
+        *size = counted.filter_map(|(_, slice)| slice.shape.get(dimension)).sum();
+    }
+    // The hash of each slice, from the first rank that has it.
+    let mut hashes: BTreeMap<u32, u64> = BTreeMap::new();
+    for (parameter, held) in ranks {
+        let (stage, path, rank) =
+            (parameter.owner.stage, Arc::from(parameter.path.as_str()), held.tensor.index);
+        let slice = first.placement.slice_of(held.tensor);
+        let expected = slice.shape(&whole);
+        if held.placement != first.placement || held.shape != expected {
+            let shapes = (expected, held.shape.clone());
+            return Err(Cause::SliceShape { stage, parameter: path, rank, shapes });
+        }
+        if let Some(hash) = held.hash
+            && *hashes.entry(slice.part.index).or_insert(hash) != hash
+        {
+            return Err(Cause::SliceValues { stage, parameter: path, rank });
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use pipewright_schedule::Rank;
+
+    use super::super::parameters::Owner;
+    use super::*;
+
+    /// Lists a parameter that each of the ranks holds with this shape and hash.
+    fn check(placement: Placement, ranks: &[(&[usize], u64)]) -> Result<(), String> {
+        let listed = (0..).zip(ranks).map(|(index, (shape, hash))| {
+            let tensor = TensorRank { index, of: ranks.len() as u32 };
+            let slice = placement.slice_of(tensor);
+            let hash = (slice.copies > 1).then_some(*hash);
+            ListedParameter {
+                owner: Owner { stage: StageIndex::new(2), place: 0, rank: Rank::new(0), tensor: index },
+                path: "up.weight".to_owned(),
+                counts: slice.counts(),
+                has_gradient: true,
+                shared: None,
+                slice: Some(HeldSlice { placement, tensor, shape: shape.to_vec(), hash }),
+            }
+        });
+        check_slices(&listed.collect::<Vec<_>>()).map_err(|cause| cause.to_string())
+    }
+
+    #[test]
+    fn slices_make_up_a_whole() {
+        let columns = Placement::split(1, 3);
+        assert_eq!(check(columns, &[(&[4, 3], 1), (&[4, 3], 2), (&[4, 1], 3)]), Ok(()));
+        let error = check(columns, &[(&[4, 2], 1), (&[4, 2], 2), (&[4, 3], 3)]).expect_err("another cut");
+        assert!(
+            error.starts_with("tensor rank 0 of stage 2 holds `up.weight` with the shape [4, 2], and its slice has the shape [4, 3]"),
+            "{error}"
+        );
+        let halves = Placement::split(0, 2);
+        assert_eq!(check(halves, &[(&[2], 1), (&[2], 1), (&[1], 2), (&[1], 2)]), Ok(()));
+    }
+
+    #[test]
+    fn a_slice_without_a_placement_is_found() {
+        assert_eq!(check(Placement::REPLICATED, &[(&[4], 1), (&[4], 1)]), Ok(()));
+        let error = check(Placement::REPLICATED, &[(&[4], 1), (&[4], 2)]).expect_err("a slice");
+        assert!(error.starts_with("tensor rank 1 of stage 2 has other values of `up.weight`"), "{error}");
+        let error = check(Placement::REPLICATED, &[(&[4], 1), (&[3], 2)]).expect_err("a slice");
+        assert!(error.contains("with the shape [3], and its slice has the shape [4]"), "{error}");
+    }
+}
