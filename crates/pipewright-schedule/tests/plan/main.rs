@@ -355,7 +355,8 @@ fn plans_on_nodes_keep_the_bound_and_the_memory() {
 
 #[test]
 fn the_state_of_the_optimizer_takes_memory() {
-    let profile = Profile { layers: vec![block("layer", 1.0); 4], ..Profile::default() };
+    let link = LinkProfile::new(0.0, 1e12);
+    let profile = Profile { link, layers: vec![block("layer", 1.0); 4], ..Profile::default() };
     let parameters: u64 = profile.each_layer().map(|layer| layer.parameter_bytes).sum();
     let peak = |state_per_parameter| {
         let request =
