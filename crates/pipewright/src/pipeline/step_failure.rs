@@ -53,7 +53,7 @@ impl StepFailure {
         // A tensor group has one row: that of the rank that failed, or that of its first rank.
         let is_shown = |rank: WorldRank| match mesh.timeline_row(rank) == mesh.timeline_row(error.rank) {
             true => rank == error.rank,
-            false => rank.get() % mesh.tensor == 0,
+            false => rank.get().is_multiple_of(mesh.tensor),
         };
         let shown = ranks.into_iter().filter(|failed| is_shown(failed.rank));
         let events = shown.flat_map(|failed| failed.events).collect();
