@@ -176,7 +176,7 @@ impl Executor {
     }
 
     /// Adds the squares of the parameters that no group contains, and those of each group. `squares` has the order of the
-    /// norm. Returns an empty list if there are no groups.
+    /// norm. Without groups, the list is empty.
     fn sums_of_parts(&self, squares: impl Iterator<Item = f64>) -> Vec<f64> {
         if self.clip_groups.is_empty() {
             return Vec::new();

@@ -5,7 +5,7 @@
 //! would fail.
 //!
 //! [`Metadata::Static`] is given in advance. [`Metadata::Dynamic`] is taken from the first microbatch that crosses the
-//! boundary; there is no probe run, so no gradient, buffer or random state changes. [`Metadata::Partial`] is given for some
+//! boundary; no probe run changes gradients, buffers or random states. [`Metadata::Partial`] is given for some
 //! boundaries. Gradients have the metadata of the tensors that they belong to.
 //!
 //! If ranks are processes, each may know other boundaries. Before they start, they vote: a boundary is static on all ranks
