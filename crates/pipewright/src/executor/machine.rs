@@ -179,8 +179,8 @@ impl Executor {
         if let Some(awaited) = self.act_in_scope(action)? {
             return Ok(Some(Blocked::Receiving(awaited)));
         }
-        // The event of a receive is added when its message is taken: from the first attempt to take it until its
-        // arrival.
+        // The event of a receive is added when its message is taken. It lasts from the first attempt to take the message
+        // until its arrival.
         let announces = match action {
             Action::RecvForward { .. } | Action::RecvBackward { .. } => true,
             Action::Unshard { .. } => self.endpoint.part().is_some(),

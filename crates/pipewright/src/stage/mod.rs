@@ -10,7 +10,10 @@
 //! | `prepare.rs` | `Stage`, and how it is prepared for its rank |
 //! | `body.rs` | what a stage computes: layers in a row, or a part of a graph |
 //! | `runner.rs` | the traits through which the executor uses a stage: computing, and access to parameters |
-//! | `training.rs`, `parameters.rs` | `TrainingStage`, which implements them |
+//! | `training.rs` | `TrainingStage`: the state of a stage that trains, and how a part of it runs |
+//! | `compute.rs`, `forward.rs`, `backward.rs` | its computations: in one go, and block by block |
+//! | `parameters.rs`, `update.rs` | access to its parameters, and their update |
+//! | `visit.rs`, `place.rs` | access to its modules after the launch |
 //! | `tape.rs` | the tape of a microbatch in flight |
 //! | `recompute.rs` | forwards that keep only their inputs |
 //! | `weight_work.rs` | weight gradients that are deferred |
