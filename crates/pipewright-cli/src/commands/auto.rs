@@ -288,7 +288,8 @@ mod tests {
     use pipewright_schedule::plan::{Collectives, MeshOrder, PlanSettings};
 
     use super::*;
-    use crate::commands::prepare::{load_settings, prepare_settings, shared_settings};
+    use crate::commands::prepare::{prepare_settings, shared_settings};
+    use crate::commands::run_arguments::load_settings;
 
     /// Returns the settings of the sample, with overrides.
     fn settings(set: &[&str]) -> Settings {

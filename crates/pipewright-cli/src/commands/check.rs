@@ -10,8 +10,8 @@ use pipewright_schedule::{LayerDesc, StageIndex};
 
 use crate::commands::auto::{Chosen, choose_without_profile};
 use crate::commands::memory::{MemoryPlan, simulated};
-use crate::commands::prepare::{Prepared, load_settings, prepare};
-use crate::commands::run_arguments::RunArguments;
+use crate::commands::prepare::{Prepared, prepare};
+use crate::commands::run_arguments::{RunArguments, load_settings};
 use crate::commands::stage_memory::stage_table;
 use crate::commands::update::require_whole;
 use crate::config::Settings;

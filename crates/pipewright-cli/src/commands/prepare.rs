@@ -30,7 +30,7 @@ use crate::config::model::ModelSettings;
 use crate::config::pipeline::{
     FoundSchedule, PartitionChoice, PipelineSettings, ScheduleChoice, TransportChoice,
 };
-use crate::config::{Loaded, Settings, Surroundings, sample};
+use crate::config::{Loaded, Settings, sample};
 use crate::failure::{Exit, Failure, sentence};
 
 /// A run, with all checks done that do not need training.
@@ -121,14 +121,6 @@ pub(super) fn prepare(loaded: Loaded) -> Result<Prepared, Failure> {
         hf::check_weights(directory, &parameters).map_err(Failure::input)?;
     }
     Ok(prepared)
-}
-
-/// Loads the settings from a file, or those of the built-in sample. `--set` arguments override them.
-pub(super) fn load_settings(file: Option<&Path>, set: &[String]) -> Result<Loaded, Failure> {
-    let surroundings = Surroundings::of_process().map_err(|error| {
-        Failure::input(format!("the working folder cannot be found: {error}; go to another"))
-    })?;
-    Ok(Settings::load(file, set, &surroundings)?)
 }
 
 /// Prepares the run that the settings specify. The weights of a model directory are not checked.

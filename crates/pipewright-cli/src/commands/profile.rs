@@ -6,10 +6,10 @@ use std::time::Duration;
 use clap::Args;
 
 use crate::commands::measure::{Measurement, measure_run};
-use crate::commands::prepare::{load_settings, shared_settings};
+use crate::commands::prepare::shared_settings;
 use crate::commands::process_group::ProcessGroup;
 use crate::commands::profile_file::{of_spread, profile_text};
-use crate::commands::run_arguments::{RunArguments, parse_time};
+use crate::commands::run_arguments::{RunArguments, load_settings, parse_time};
 use crate::display::{bytes, say};
 use crate::failure::Failure;
 use crate::output::OutputFile;

@@ -17,7 +17,8 @@ use pipewright_schedule::{Costs, Program, Recompute, ScheduleSpec, Timeline, gen
 
 use crate::commands::layer_sizes::layers_of;
 use crate::commands::other_sizes::other_sizes;
-use crate::commands::prepare::{load_settings, lowering, method};
+use crate::commands::prepare::{lowering, method};
+use crate::commands::run_arguments::load_settings;
 use crate::config::Settings;
 use crate::config::model::ModelSettings;
 use crate::config::pipeline::ScheduleChoice;

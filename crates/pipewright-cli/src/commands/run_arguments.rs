@@ -1,9 +1,12 @@
-//! The arguments that specify a run. The commands that prepare a run share them.
+//! The arguments that specify a run, and the settings that they load. The commands that prepare a run share them.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
+
+use crate::config::{Loaded, Settings, Surroundings};
+use crate::failure::Failure;
 
 /// The configuration of a run.
 #[derive(Debug, Args)]
@@ -14,6 +17,14 @@ pub(crate) struct RunArguments {
     /// Override a key with a TOML value; a value that is not TOML is taken as text
     #[arg(long, value_name = "section.key=value")]
     pub(crate) set: Vec<String>,
+}
+
+/// Loads the settings from a file, or those of the built-in sample. `--set` arguments override them.
+pub(super) fn load_settings(file: Option<&Path>, set: &[String]) -> Result<Loaded, Failure> {
+    let surroundings = Surroundings::of_process().map_err(|error| {
+        Failure::input(format!("the working folder cannot be found: {error}; go to another"))
+    })?;
+    Ok(Settings::load(file, set, &surroundings)?)
 }
 
 /// Reads a time such as `20s`, `500ms` or `2m`.

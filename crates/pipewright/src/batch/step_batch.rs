@@ -25,7 +25,7 @@ use super::reduction::Reduction;
 use super::side_inputs::{Side, SideInputs};
 use super::split_spec::{by_rows, cut, flat};
 use crate::batch::{Nested, SplitError, SplitSpec, split, split_by, split_uneven, tensor_split};
-use crate::tensor::{Boundary, Values, pack};
+use crate::tensor::{Boundary, Value, Values, pack};
 
 /// The data of one step, microbatch by microbatch.
 #[derive(Clone, Debug, Default)]
@@ -101,11 +101,7 @@ impl Batch {
         target_specs: impl Nested<SplitSpec>,
         microbatches: u32,
     ) -> Result<Self, SplitError> {
-        let inputs = pack(inputs);
-        let specs = flat(input_specs, inputs.len())?;
-        let parts = split_by(&inputs, specs.clone(), microbatches)?;
-        let targets = split_by(&pack(targets), target_specs, microbatches)?;
-        Ok(Self { sizes: sizes_of(&parts, &specs), inputs: parts, targets, ..Self::default() })
+        Self::split_with(split_by, (pack(inputs), input_specs), (pack(targets), target_specs), microbatches)
     }
 
     /// Splits a whole batch along dimension 0 into microbatches whose sizes differ by at most one row, as PyTorch does: 9
@@ -137,10 +133,25 @@ impl Batch {
         target_specs: impl Nested<SplitSpec>,
         microbatches: u32,
     ) -> Result<Self, SplitError> {
-        let inputs = pack(inputs);
+        Self::split_with(
+            tensor_split,
+            (pack(inputs), input_specs),
+            (pack(targets), target_specs),
+            microbatches,
+        )
+    }
+
+    /// Splits inputs and targets by their specs with one of the functions that split.
+    fn split_with(
+        split: impl Fn(&[Value], Vec<SplitSpec>, u32) -> Result<Vec<Values>, SplitError>,
+        (inputs, input_specs): (Values, impl Nested<SplitSpec>),
+        (targets, target_specs): (Values, impl Nested<SplitSpec>),
+        microbatches: u32,
+    ) -> Result<Self, SplitError> {
         let specs = flat(input_specs, inputs.len())?;
-        let parts = tensor_split(&inputs, specs.clone(), microbatches)?;
-        let targets = tensor_split(&pack(targets), target_specs, microbatches)?;
+        let parts = split(&inputs, specs.clone(), microbatches)?;
+        let target_specs = flat(target_specs, targets.len())?;
+        let targets = split(&targets, target_specs, microbatches)?;
         Ok(Self { sizes: sizes_of(&parts, &specs), inputs: parts, targets, ..Self::default() })
     }
 

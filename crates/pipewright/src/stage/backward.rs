@@ -115,4 +115,29 @@ impl<M: StageBody> TrainingStage<M> {
         backward.returned = backward.gradients.len();
         Ok(())
     }
+
+    /// Runs the backward of a tape and adds the gradients of parameters to the sums. Returns the gradients of the
+    /// inputs.
+    fn run_backward(
+        &mut self,
+        microbatch: Microbatch,
+        tape: Tape,
+        gradients: OptionalTensors,
+    ) -> Result<OptionalTensors, StageError> {
+        if self.shards.is_some() {
+            // The layers look up their weights, which must be those of the forward.
+            self.computing();
+        }
+        let mut finished = tape.backward(gradients)?;
+        let inputs = finished.input_gradients();
+        let Some(mut gradients) = finished.gradients else { return Ok(inputs) };
+        let module = self.rounded.get().or(self.module.as_ref());
+        let module = module.expect("the module is away only while it is changed");
+        match self.shards {
+            None => self.sums.add(module, &mut gradients),
+            Some(_) => self.sums.add_caught(finished.catches),
+        }
+        self.deferred.entry(microbatch).or_default().extend(finished.deferred);
+        Ok(inputs)
+    }
 }

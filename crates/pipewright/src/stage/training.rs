@@ -36,7 +36,7 @@ use crate::autodiff::inner_of;
 use crate::nn::{Deferred, at_least_single};
 use crate::optimizer::mixes_rows;
 use crate::tensor::shard::RowShard;
-use crate::tensor::{OptionalTensors, Placement, Precision, Values, pack, unpack};
+use crate::tensor::{Placement, Precision, Values, pack, unpack};
 
 /// A loss without the type of its target.
 pub(crate) type Loss<O> = Box<dyn Fn(O, Values, &StageContext) -> Result<Tensor<1>, StageError> + Send>;
@@ -368,30 +368,5 @@ impl<M: StageBody> TrainingStage<M> {
         let rounded = output.into_iter().map(|output| self.precision.rounded(output));
         let (outputs, roots) = rounded.map(off_tape).unzip();
         Ok((Forwarded { outputs, loss: None, auxiliary }, Tape::new(leaves, None, roots, weighted)))
-    }
-
-    /// Runs the backward of a tape and adds the gradients of parameters to the sums. Returns the gradients of the
-    /// inputs.
-    pub(super) fn run_backward(
-        &mut self,
-        microbatch: Microbatch,
-        tape: Tape,
-        gradients: OptionalTensors,
-    ) -> Result<OptionalTensors, StageError> {
-        if self.shards.is_some() {
-            // The layers look up their weights, which must be those of the forward.
-            self.computing();
-        }
-        let mut finished = tape.backward(gradients)?;
-        let inputs = finished.input_gradients();
-        let Some(mut gradients) = finished.gradients else { return Ok(inputs) };
-        let module = self.rounded.get().or(self.module.as_ref());
-        let module = module.expect("the module is away only while it is changed");
-        match self.shards {
-            None => self.sums.add(module, &mut gradients),
-            Some(_) => self.sums.add_caught(finished.catches),
-        }
-        self.deferred.entry(microbatch).or_default().extend(finished.deferred);
-        Ok(inputs)
     }
 }
