@@ -5,6 +5,7 @@
 
 #[expect(dead_code, reason = "the tests of this file use a part of it")]
 mod run;
+mod scratch;
 
 use run::Run;
 

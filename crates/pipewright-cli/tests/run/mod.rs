@@ -8,8 +8,7 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
-#[path = "../scratch/mod.rs"]
-mod scratch;
+use crate::scratch;
 
 const OPTIMIZER: &str = "\
 [optimizer]

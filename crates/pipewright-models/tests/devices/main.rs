@@ -6,7 +6,7 @@
 mod layers;
 mod memory;
 #[expect(dead_code, reason = "these tests use a part of it")]
-#[path = "../support/reference.rs"]
+#[path = "../references/reference.rs"]
 mod reference;
 mod run;
 mod training;

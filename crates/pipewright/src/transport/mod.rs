@@ -4,7 +4,7 @@
 //! rank's thread: it sends without blocking, takes messages that have arrived by their [`Tag`](crate::message::Tag),
 //! and waits, with a deadline, until a message arrives. Messages carry their tag, so they may arrive in any order.
 //!
-//! Every transport passes the suite in `tests/transport/checks.rs`. `mpi/README.md` describes the protocol of the MPI
+//! Every transport passes the suite in `tests/ranks/transport/checks.rs`. `mpi/README.md` describes the protocol of the MPI
 //! transport.
 //!
 //! # Waits always end

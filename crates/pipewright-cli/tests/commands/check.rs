@@ -1,0 +1,209 @@
+//! Tests of the problems that `check` finds: weights that cannot be loaded, and too little memory.
+
+use std::fs;
+
+use safetensors::SafeTensors;
+use safetensors::tensor::{TensorView, serialize};
+use serde_json::json;
+
+use crate::run::Run;
+
+/// Checks `small.toml` with overrides. Returns the exit code, standard output and standard error.
+fn check(run: &Run, set: &[&str]) -> (Option<i32>, String, String) {
+    let set = set.iter().flat_map(|set| ["--set", set]);
+    let output = run.command(&["check", "small.toml"].into_iter().chain(set).collect::<Vec<_>>());
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    (output.status.code(), text(&output.stdout), text(&output.stderr))
+}
+
+/// Returns a run with a model directory beside it.
+fn with_model() -> Run {
+    let run = Run::new();
+    run.train(&["run.steps=1"]);
+    let output = run.command(&["export", "out", "model"]);
+    assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+    run
+}
+
+fn check_refused(run: &Run, words: &[&str]) {
+    let (code, _, said) = check(run, &["model.from=model"]);
+    assert_eq!(code, Some(2), "{said}");
+    assert!(words.iter().all(|word| said.contains(word)), "{said}");
+    // Training refuses the same weights before it changes the folder of the results.
+    let before = fs::read(run.path("out/config.toml")).expect("the first run's");
+    let output = run.command(&["train", "small.toml", "--set", "model.from=model"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert_eq!(fs::read(run.path("out/config.toml")).expect("the first run's"), before);
+}
+
+#[test]
+fn weights_that_are_cut_short_or_missing_are_found() {
+    let run = with_model();
+    assert_eq!(check(&run, &["model.from=model"]).0, Some(0));
+    let path = run.path("model/model.safetensors");
+    let whole = fs::read(&path).expect("weights");
+    for length in [whole.len() - 1, whole.len() / 2, 100, 3, 0] {
+        fs::write(&path, &whole[..length]).expect("a file");
+        check_refused(&run, &["model/model.safetensors: the file has ", "copy or download it again"]);
+    }
+    let mut garbled = whole.clone();
+    garbled[12] = b'!';
+    fs::write(&path, garbled).expect("a file");
+    check_refused(&run, &["model.safetensors: the file does not begin with a safetensors header"]);
+    fs::remove_file(&path).expect("a file");
+    check_refused(
+        &run,
+        &["model: the folder has neither model.safetensors nor model.safetensors.index.json"],
+    );
+}
+
+/// Splits `model.safetensors` into two files with an index. The tensors in `dropped` are left out of their file.
+fn split(run: &Run, dropped: &str) {
+    let bytes = fs::read(run.path("model/model.safetensors")).expect("weights");
+    let file = SafeTensors::deserialize(&bytes).expect("a sound file");
+    let mut tensors = file.tensors();
+    tensors.sort_by(|a, b| a.0.cmp(&b.0));
+    let half = tensors.len() / 2;
+    let mut map = serde_json::Map::new();
+    for (number, tensors) in [(1, &tensors[..half]), (2, &tensors[half..])] {
+        let name = format!("model-0000{number}-of-00002.safetensors");
+        let kept: Vec<(String, TensorView<'_>)> =
+            tensors.iter().filter(|(tensor, _)| tensor != dropped).cloned().collect();
+        map.extend(tensors.iter().map(|(tensor, _)| (tensor.clone(), json!(name))));
+        fs::write(run.path("model").join(name), serialize(kept, None).expect("a sound file"))
+            .expect("a file");
+    }
+    let index = json!({"metadata": {}, "weight_map": map});
+    fs::write(run.path("model/model.safetensors.index.json"), index.to_string()).expect("a file");
+}
+
+#[test]
+fn every_file_of_an_index_is_looked_at() {
+    const LAST: &str = "model/model-00002-of-00002.safetensors";
+    let run = with_model();
+    split(&run, "");
+    fs::remove_file(run.path("model/model.safetensors")).expect("a file");
+    assert_eq!(check(&run, &["model.from=model"]).0, Some(0));
+    let whole = fs::read(run.path(LAST)).expect("weights");
+    fs::write(run.path(LAST), &whole[..whole.len() - 4]).expect("a file");
+    check_refused(&run, &[LAST, "its header asks for"]);
+    fs::remove_file(run.path(LAST)).expect("a file");
+    check_refused(&run, &[LAST, "is missing, and the index beside it names it"]);
+}
+
+#[test]
+fn a_tensor_that_is_missing_or_has_another_shape_is_found() {
+    let run = with_model();
+    split(&run, "model.norm.weight");
+    fs::remove_file(run.path("model/model.safetensors")).expect("a file");
+    check_refused(&run, &["tensor `model.norm.weight` is missing"]);
+
+    let run = with_model();
+    let config = fs::read_to_string(run.path("model/config.json")).expect("a configuration");
+    fs::write(
+        run.path("model/config.json"),
+        config.replace("\"intermediate_size\": 24", "\"intermediate_size\": 32"),
+    )
+    .expect("a file");
+    check_refused(&run, &["mlp.", "the configuration asks for [32, 16]"]);
+}
+
+#[test]
+fn a_run_that_does_not_fit_is_refused_with_what_is_short() {
+    let run = Run::new();
+    let large = [
+        "model.hidden_size=16384",
+        "model.intermediate_size=65536",
+        "model.num_attention_heads=128",
+        "model.num_hidden_layers=80",
+    ];
+    let (code, printed, said) = check(&run, &large);
+    assert_eq!(code, Some(3), "{said}");
+    assert!(
+        printed
+            .contains("\nmemory    rank   parameters    gradients    optimizer  activations       in all\n"),
+        "{printed}"
+    );
+    assert!(said.contains("error: the run does not fit into memory: its ranks together need "), "{said}");
+    assert!(
+        said.contains(" too little; rank 0 needs the most, ") || said.contains(" too little; rank 1 needs"),
+        "{said}"
+    );
+    // With one process per rank, each may run on its own machine. Even one process needs too much memory.
+    let stages = ["pipeline.ranks=4", "pipeline.microbatches=4"];
+    assert_eq!(check(&run, &[&large[..], &stages].concat()).0, Some(3));
+}
+
+#[test]
+fn memory_follows_from_microbatches_schedule_and_sharding() {
+    let run = Run::new();
+    let column = |set: &[&str], column: usize| {
+        let (code, printed, said) = check(&run, set);
+        assert_eq!(code, Some(0), "{said}");
+        let table = printed.lines().skip_while(|line| !line.starts_with("memory ")).nth(1).expect("rank 0");
+        let cells: Vec<&str> = table.split_whitespace().collect();
+        // A row has a rank and five figures of two words each.
+        format!("{} {}", cells[1 + 2 * column], cells[2 + 2 * column])
+    };
+    // Rank 0 holds the embedding of 128 x 16 and two blocks of 2208: 6464 parameters of four bytes.
+    assert_eq!(column(&[], 0), "25.2 KiB");
+    assert_eq!(column(&[], 1), "25.2 KiB");
+    assert_eq!(column(&[], 2), "50.5 KiB");
+    // A block keeps 8 tokens x (4 x 16 + 2 scales + 4 x 16 + 2 heads + 3 x 24) floats, and the embedding keeps 8 ids of
+    // 8 bytes. 1F1B holds two microbatches on the first of two ranks; GPipe holds all four.
+    assert_eq!(column(&[], 3), "25.6 KiB");
+    assert_eq!(column(&["pipeline.schedule=gpipe"], 3), "51.2 KiB");
+    assert_eq!(column(&["pipeline.microbatch_size=2"], 3), "51.2 KiB");
+    // A stage that is recomputed holds the activations of one microbatch. Recomputed by block, it keeps the output of
+    // each layer but the last, 512 bytes, for two microbatches, and the activations of one block.
+    assert_eq!(column(&["pipeline.recompute=stage"], 3), "12.8 KiB");
+    assert_eq!(column(&["pipeline.recompute=block"], 3), "8.4 KiB");
+    // SGD without momentum has no state, with momentum one number for each parameter. Muon has one for each of the 2176
+    // elements of a block's matrices, and AdamW's two for the others; Adafactor has one for each row and column.
+    assert_eq!(column(&["optimizer.name=sgd"], 2), "0 B");
+    assert_eq!(column(&["optimizer.name=sgd", "optimizer.momentum=0.9"], 2), "25.2 KiB");
+    assert_eq!(column(&["optimizer.name=muon"], 2), "33.5 KiB");
+    assert_eq!(column(&["optimizer.name=adafactor"], 2), "2.8 KiB");
+    let sharded = ["mesh.data_parallel=2", "mesh.data_parallel_mode=sharded"];
+    assert_eq!(column(&sharded, 2), "25.2 KiB");
+}
+
+#[test]
+fn each_stage_has_its_bytes() {
+    let run = Run::new();
+    let rows = |set: &[&str]| -> Vec<String> {
+        let (code, printed, said) = check(&run, set);
+        assert_eq!(code, Some(0), "{said}");
+        let table = printed.lines().skip_while(|line| !line.starts_with("stages ")).skip(1);
+        let rows = table.take_while(|line| line.starts_with("stage "));
+        rows.map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ")).collect()
+    };
+    // The embedding of 128 x 16 and both blocks of 2208 parameters; the norm of 16 and the head of 128 x 16. The blocks
+    // keep 6464 bytes each, the embedding 8 ids of 8 bytes, and 1F1B holds two microbatches on the first rank. The last
+    // stage keeps the normalised rows, their scales and the logits: 8 x (16 + 16 + 1 + 128) floats.
+    let expected = rows(&[]);
+    assert_eq!(expected[0], "stage 0 0 25.2 KiB 25.2 KiB 50.5 KiB 25.6 KiB");
+    assert_eq!(expected.len(), 2);
+    // Looped BFS runs all forwards first: a block holds four microbatches.
+    let four = rows(&["pipeline.schedule=loopedbfs", "pipeline.stages_per_rank=2"]);
+    let ranks: Vec<&str> = four.iter().map(|row| row.split(' ').nth(2).expect("a rank")).collect();
+    assert_eq!(ranks, ["0", "1", "0", "1"]);
+    assert_eq!(four[1], "stage 1 1 8.6 KiB 8.6 KiB 17.2 KiB 25.5 KiB");
+    assert_eq!(four[1].split_once("stage 1 1"), four[2].split_once("stage 2 0"), "equal blocks");
+    // A replica holds its part of the parameters and of the state, and whole gradients.
+    let sharded = rows(&["mesh.data_parallel=2", "mesh.data_parallel_mode=sharded"]);
+    assert_eq!(sharded[0], "stage 0 0 12.6 KiB 25.2 KiB 25.2 KiB 25.6 KiB");
+    // In half precision a stage computes with a copy of its parameters, of half their bytes.
+    let half = rows(&["run.precision=bf16"]);
+    assert!(half[0].starts_with("stage 0 0 37.9 KiB 25.2 KiB 50.5 KiB "), "{half:?}");
+}
+
+#[test]
+fn what_stages_share_is_listed() {
+    let run = Run::new();
+    let (_, printed, _) = check(&run, &["model.tie_word_embeddings=true"]);
+    let line = "shared    model.embed_tokens.weight: one parameter, with a copy in each of stages 0 and 1\n";
+    assert!(printed.contains(line), "{printed}");
+    let (_, printed, _) = check(&run, &[]);
+    assert!(!printed.contains("shared"), "{printed}");
+}

@@ -1,0 +1,58 @@
+//! Tests that a run that cannot allocate memory reports where that happened, and ends with the exit code of a failed
+//! rank.
+
+use std::fs;
+use std::process::{Command, Output};
+
+use tempfile::TempDir;
+
+/// A model whose activations of all microbatches need a few gigabytes. GPipe holds them all at the same time.
+const LARGE: &str = "\
+[model]
+vocab_size = 128
+hidden_size = 256
+intermediate_size = 1024
+num_hidden_layers = 8
+num_attention_heads = 2
+[data]
+path = \"text.txt\"
+seq_len = 64
+[pipeline]
+schedule = \"gpipe\"
+microbatches = 128
+microbatch_size = 4
+[run]
+steps = 3
+out = \"out\"
+";
+
+/// The limit of the address space in kibibytes: enough for the start and for a part of the microbatches.
+const LIMIT: u32 = 1 << 20;
+
+fn train_within(folder: &TempDir, kibibytes: u32) -> Output {
+    let binary = assert_cmd::cargo::cargo_bin!("pipewright");
+    let script = format!("ulimit -v {kibibytes}; exec \"$0\" train small.toml");
+    let mut command = Command::new("sh");
+    command.current_dir(folder.path()).args(["-c", &script]).arg(binary);
+    command.output().expect("a shell starts it")
+}
+
+#[test]
+fn a_run_out_of_memory_says_where_and_how_much() {
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    let text = "the quick brown fox jumps over the lazy dog and runs away from it ".repeat(600);
+    for (name, content) in [("small.toml", LARGE), ("text.txt", &text)] {
+        fs::write(folder.path().join(name), content).expect("the scratch folder takes files");
+    }
+    let output = train_within(&folder, LIMIT);
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(4), "{told}");
+    let report = told.lines().find(|line| line.starts_with("error: ")).expect("a report");
+    let places = ["step 1: rank ", ", stage ", ", microbatch ", ", action "];
+    assert!(places.iter().all(|place| report.contains(place)), "{report}");
+    let (_, asked) = report.split_once("no memory is left: ").expect("what was asked for");
+    let numbers: Vec<u64> = asked.split(' ').filter_map(|word| word.parse().ok()).collect();
+    let [bytes, held] = numbers[..] else { panic!("bytes asked for and held: {report}") };
+    assert!(bytes > 0 && held > 64 << 20 && held < u64::from(LIMIT) << 10, "{report}");
+    assert!(report.contains("`pipeline.microbatch_size`"), "{report}");
+}

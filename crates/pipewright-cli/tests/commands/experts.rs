@@ -1,0 +1,118 @@
+//! A family with experts through the command line: its keys, the parts of its loss, its export, and a router that
+//! overflows.
+
+use std::fs;
+use std::process::Output;
+
+use assert_cmd::Command;
+use safetensors::SafeTensors;
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::scratch;
+
+const MODEL: &str = "\
+architecture = \"qwen3_moe\"
+head_dim = 6
+num_experts = 4
+num_experts_per_tok = 2
+decoder_sparse_step = 2
+router_aux_loss_coef = 0.5
+output_router_logits = true
+[data]
+";
+
+/// Four blocks. The second and the fourth have experts.
+fn folder() -> TempDir {
+    scratch::folder(&scratch::small(4, 4, 3).replace("[data]\n", MODEL))
+}
+
+fn run(folder: &TempDir, arguments: &[&str]) -> Output {
+    let mut command = Command::cargo_bin("pipewright").expect("the binary is built");
+    command.current_dir(folder.path()).args(arguments).timeout(std::time::Duration::from_secs(120));
+    command.output().expect("the binary starts")
+}
+
+/// Runs a command that succeeds, with overrides. Returns its standard output and standard error.
+fn succeed(folder: &TempDir, arguments: &[&str], set: &[&str]) -> (String, String) {
+    let set = set.iter().flat_map(|set| ["--set", set]);
+    let output = run(folder, &arguments.iter().copied().chain(set).collect::<Vec<_>>());
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    (text(&output.stdout), text(&output.stderr))
+}
+
+/// Returns the parts of each step's loss, and its gradient norm.
+fn parts(folder: &TempDir) -> Vec<[f64; 4]> {
+    let metrics = fs::read_to_string(folder.path().join("out/metrics.jsonl")).expect("metrics");
+    let parts = |line: &str| {
+        let step: Value = serde_json::from_str(line).expect("a line is an object");
+        let numbers = [&step["loss"], &step["auxiliary"]["moe_aux"], &step["total"], &step["grad_norm"]];
+        numbers.map(|number| number.as_f64().expect("a number"))
+    };
+    metrics.lines().map(parts).collect()
+}
+
+#[test]
+fn every_part_of_the_loss_is_reported_and_is_the_same_for_every_cut() {
+    let folder = folder();
+    let train = |set: &[&str]| {
+        let (_, said) = succeed(&folder, &["train", "small.toml"], set);
+        assert!(said.contains("  moe_aux ") && said.contains("  total "), "{said}");
+        parts(&folder)
+    };
+    let one = train(&["pipeline.ranks=1"]);
+    assert_eq!(one.len(), 3);
+    for [loss, balance, total, _] in &one {
+        assert!((1.9..4.0).contains(balance), "two of four experts are chosen: {balance}");
+        assert!((loss + 0.5 * balance - total).abs() < 1e-12, "{loss} {balance} {total}");
+    }
+    assert_eq!(train(&["pipeline.ranks=2"]), one);
+    assert_eq!(train(&["pipeline.ranks=3", "pipeline.schedule=zb-h1"]), one);
+    assert_eq!(train(&["pipeline.ranks=2", "pipeline.schedule=dualpipev"]), one);
+}
+
+#[test]
+fn check_counts_the_kinds_of_layers() {
+    let folder = folder();
+    let set = ["pipeline.partition=explicit", "pipeline.boundaries=[3]"];
+    let (printed, _) = succeed(&folder, &["check", "small.toml"], &set);
+    assert!(printed.contains("layers 0 to 2 (1 embedding, 1 decoder, 1 mixture), "), "{printed}");
+    assert!(printed.contains("layers 3 to 5 (1 decoder, 1 mixture, 1 head), "), "{printed}");
+}
+
+#[test]
+fn a_router_that_overflows_is_named() {
+    let folder = folder();
+    succeed(&folder, &["train", "small.toml"], &[]);
+    succeed(&folder, &["export", "out", "model"], &[]);
+    let from = ["model.from=model", "run.out=again"];
+    succeed(&folder, &["train", "small.toml"], &from);
+
+    let path = folder.path().join("model/model.safetensors");
+    let mut bytes = fs::read(&path).expect("weights");
+    let router = SafeTensors::deserialize(&bytes).expect("a sound file");
+    let router = router.tensor("model.layers.3.mlp.gate.weight").expect("a router").data();
+    let start = router.as_ptr().addr() - bytes.as_ptr().addr();
+    let largest = f32::MAX.to_le_bytes();
+    let length = router.len();
+    bytes[start..start + length].chunks_exact_mut(4).for_each(|number| number.copy_from_slice(&largest));
+    fs::write(&path, bytes).expect("a file");
+    let output =
+        run(&folder, &["train", "small.toml", "--set", "model.from=model", "--set", "run.out=third"]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(4), "{said}");
+    let words =
+        "a probability of the router `model.layers.3.mlp.gate` is not finite; the parameters are still those";
+    assert!(said.contains(words) && said.contains("stage 1") && said.contains("step 1"), "{said}");
+    let mark = said.split_whitespace().find(|word| word.ends_with('!')).unwrap_or_default();
+    assert!(mark.starts_with("1F"), "the failing action is marked: {said}");
+    assert!(said.contains("\n  rank 0: ") && said.contains("\n  rank 1: "), "last actions: {said}");
+    let page = fs::read_to_string(folder.path().join("third/failed-step-1.html")).expect("a page");
+    assert!(page.contains("failed: step 1: rank 1, stage 1"), "the title says what failed");
+    assert!(said.contains("third/failed-step-1.html"), "{said}");
+    assert!(
+        said.lines().last().is_some_and(|line| line.starts_with("error: ")),
+        "the error comes last: {said}"
+    );
+}

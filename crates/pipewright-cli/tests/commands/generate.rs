@@ -1,0 +1,199 @@
+//! Tests of `pipewright generate`: the same tokens with and without a cache, from a run and from what it exports, and bad
+//! input.
+
+use std::fs;
+use std::process::Output;
+
+use serde_json::Value;
+
+use crate::run::Run;
+
+/// Trains a few steps of a family.
+fn trained(set: &[&str]) -> Run {
+    let run = Run::new();
+    run.train(&[&["run.steps=3"], set].concat());
+    run
+}
+
+fn generate(run: &Run, model: &str, arguments: &[&str]) -> Output {
+    run.command(&[&["generate", model][..], arguments].concat())
+}
+
+fn json(run: &Run, model: &str, arguments: &[&str]) -> Value {
+    let output = generate(run, model, &[arguments, &["--json"]].concat());
+    assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).expect("an object")
+}
+
+fn refuse(run: &Run, model: &str, arguments: &[&str], message: &str) {
+    let output = generate(run, model, arguments);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    assert!(said.contains(message), "{said}");
+    assert!(output.stdout.is_empty());
+}
+
+const GREEDY: [&str; 6] = ["--prompt", "the quick ", "--tokens", "12", "--temperature", "0"];
+
+#[test]
+fn every_family_generates_from_a_run_and_from_its_export() {
+    for (set, has_cache) in [
+        (&["model.architecture=llama"][..], true),
+        (&["model.architecture=qwen2", "model.tie_word_embeddings=true"], true),
+        (&["model.architecture=qwen3", "model.num_key_value_heads=1"], true),
+        (&["model.architecture=qwen3_moe", "model.num_experts=4"], true),
+        (
+            &[
+                "model.architecture=nemotron_h",
+                "model.hybrid_override_pattern=M-*-",
+                "model.num_hidden_layers=4",
+            ],
+            false,
+        ),
+        (
+            &[
+                "model.architecture=hybrid",
+                "model.pattern=AMDE",
+                "model.mtp_loss_weight=0.1",
+                "model.mamba_num_heads=2",
+                "model.mamba_head_dim=8",
+                "model.ssm_state_size=8",
+                "model.num_experts=4",
+                "model.num_experts_per_tok=2",
+                "model.moe_intermediate_size=8",
+                "model.bos_token_id=0",
+            ],
+            false,
+        ),
+    ] {
+        let run = trained(set);
+        let cached = json(&run, "out", &GREEDY);
+        assert_eq!(cached["tokens"].as_array().map(Vec::len), Some(12), "{cached}");
+        assert_eq!(
+            (cached["cache"].as_bool(), cached["stop"].as_str()),
+            (Some(has_cache), Some("length")),
+            "{set:?}"
+        );
+        let uncached = json(&run, "out", &[&GREEDY[..], &["--no-cache"]].concat());
+        assert_eq!(
+            (&uncached["tokens"], uncached["cache"].as_bool()),
+            (&cached["tokens"], Some(false)),
+            "{set:?}"
+        );
+        assert_eq!(run.command(&["export", "out", "exported"]).status.code(), Some(0));
+        assert_eq!(json(&run, "exported", &GREEDY)["tokens"], cached["tokens"], "{set:?}");
+    }
+}
+
+#[test]
+fn a_seed_repeats_a_text() {
+    let run = trained(&[]);
+    let sampled = |seed: &str| {
+        let output = generate(
+            &run,
+            "out/checkpoints/step-00000003",
+            &["--prompt", "fox", "--tokens", "40", "--seed", seed],
+        );
+        assert_eq!(output.status.code(), Some(0), "{output:?}");
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(said.contains("llama: 40 tokens in ") && said.contains("with a key-value cache"), "{said}");
+        assert!(said.contains("the text has 43 tokens, and the model was trained on rows of 8"), "{said}");
+        String::from_utf8(output.stdout).expect("text")
+    };
+    let text = sampled("1");
+    assert!(text.starts_with("fox") && text.ends_with('\n'), "{text:?}");
+    assert_eq!(sampled("1"), text);
+    assert_ne!(sampled("2"), text);
+}
+
+#[test]
+fn a_text_ends_where_the_model_ends_it() {
+    let run = trained(&[]);
+    assert_eq!(run.command(&["export", "out", "exported"]).status.code(), Some(0));
+    let all = json(&run, "exported", &GREEDY);
+    let tokens: Vec<u64> =
+        all["tokens"].as_array().expect("a list").iter().filter_map(Value::as_u64).collect();
+    fs::write(
+        run.path("exported/generation_config.json"),
+        format!("{{\"eos_token_id\": [127, {}]}}", tokens[0]),
+    )
+    .expect("a file");
+    let ended = json(&run, "exported", &GREEDY);
+    assert_eq!((ended["tokens"].as_array().map(Vec::len), ended["stop"].as_str()), (Some(0), Some("eos")));
+}
+
+#[test]
+fn documents_begin_as_in_training() {
+    let run = trained(&["data.bos_id=0", "data.packed=true"]);
+    assert_eq!(
+        json(&run, "out", &GREEDY)["prompt_tokens"].as_array().map(|ids| (ids.len(), ids[0].clone())),
+        Some((11, 0.into()))
+    );
+}
+
+/// A tokenizer of words, among them those of the text.
+const WORDS: &str = r#"{"version": "1.0", "pre_tokenizer": {"type": "Whitespace"}, "added_tokens": [], "model":
+    {"type": "WordLevel", "vocab": {"the": 0, "quick": 1, "brown": 2, "fox": 3, "jumps": 4, "?": 5}, "unk_token": "?"}}"#;
+
+#[cfg(not(feature = "tokenizers"))]
+#[test]
+fn tokenizer_files_need_a_feature() {
+    let run = trained(&[]);
+    fs::write(run.path("words.json"), WORDS).expect("a file");
+    let arguments = ["--prompt", "the quick", "--tokenizer", "words.json"];
+    refuse(&run, "out", &arguments, "words.json: tokenizer files are not compiled in");
+}
+
+#[cfg(feature = "tokenizers")]
+#[test]
+fn a_text_goes_through_the_tokenizer_of_the_run() {
+    let run = Run::new();
+    fs::write(run.path("words.json"), WORDS).expect("a file");
+    run.train(&["run.steps=3", "data.tokenizer=words.json", "data.seq_len=2"]);
+    fs::remove_file(run.path("words.json")).expect("the run has a copy");
+    let arguments = ["--prompt", "the fox", "--tokens", "4", "--temperature", "0"];
+    let of_run = json(&run, "out", &arguments);
+    assert_eq!(of_run["prompt_tokens"], serde_json::json!([0, 3]));
+    assert_eq!(of_run["tokens"].as_array().map(Vec::len), Some(4));
+    assert_eq!(run.command(&["export", "out", "exported"]).status.code(), Some(0));
+    assert_eq!(json(&run, "exported", &arguments)["text"], of_run["text"]);
+}
+
+#[test]
+fn bad_input() {
+    let run = trained(&[]);
+    refuse(&run, "out", &["--prompt", ""], "`--prompt` is empty");
+    refuse(&run, "out", &["--prompt", "caf\u{e9}"], "byte 3: token id 195 lies beyond the vocabulary of 128");
+    refuse(
+        &run,
+        "out",
+        &["--prompt", "a", "--temperature", "-1"],
+        "the temperature is -1: give a finite number",
+    );
+    refuse(&run, "out", &["--prompt", "a", "--top-p", "0"], "the top-p is 0: give a number above 0");
+    refuse(&run, "nowhere", &["--prompt", "a"], "nowhere: there is no model here");
+    fs::create_dir(run.path("empty")).expect("a folder");
+    refuse(&run, "empty", &["--prompt", "a"], "empty: there is no model here");
+
+    assert_eq!(run.command(&["export", "out", "exported"]).status.code(), Some(0));
+    let config = run.path("exported/config.json");
+    let text = fs::read_to_string(&config).expect("a configuration");
+    let mut json: Value = serde_json::from_str(&text).expect("JSON");
+    json["max_position_embeddings"] = 8.into();
+    fs::write(&config, json.to_string()).expect("a file");
+    refuse(
+        &run,
+        "exported",
+        &["--prompt", "fox", "--tokens", "6"],
+        "3 tokens of the prompt and 6 more are above the 8 positions of the model",
+    );
+    assert_eq!(generate(&run, "exported", &["--prompt", "fox", "--tokens", "5"]).status.code(), Some(0));
+
+    let weights = run.path("exported/model.safetensors");
+    let mut bytes = fs::read(&weights).expect("weights");
+    let end = bytes.len();
+    // The last tensor of the file, whichever it is, becomes NaN.
+    bytes[end - 64..].copy_from_slice(&f32::NAN.to_le_bytes().repeat(16));
+    fs::write(&weights, bytes).expect("weights");
+    refuse(&run, "exported", &["--prompt", "fox", "--tokens", "5"], "is not finite");
+}

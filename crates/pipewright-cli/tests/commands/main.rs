@@ -1,0 +1,19 @@
+//! The commands that train, and those that read what a training needs or leaves.
+
+mod command_line;
+mod check;
+mod training;
+mod validation;
+mod optimizers;
+mod optimizer_groups;
+mod experts;
+mod patterns;
+mod generate;
+mod profile;
+mod resume;
+#[cfg(target_os = "linux")]
+mod exhaustion;
+#[path = "../run/mod.rs"]
+mod run;
+#[path = "../scratch/mod.rs"]
+mod scratch;

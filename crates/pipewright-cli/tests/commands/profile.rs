@@ -1,0 +1,267 @@
+//! Tests of `profile`, and of what uses its file: `plan`, and runs whose schedule is `auto`.
+
+use std::fs;
+
+use toml::{Table, Value};
+
+use crate::run::Run;
+
+/// Runs a command with overrides. Returns the exit code, standard output and standard error.
+fn command(run: &Run, arguments: &[&str], set: &[&str]) -> (Option<i32>, String, String) {
+    let set = set.iter().flat_map(|set| ["--set", set]);
+    let output = run.command(&arguments.iter().copied().chain(set).collect::<Vec<_>>());
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    (output.status.code(), text(&output.stdout), text(&output.stderr))
+}
+
+/// Measures a profile, and returns it.
+fn profile(run: &Run, set: &[&str]) -> Table {
+    let arguments = ["profile", "small.toml", "--time-limit", "1s", "-o", "p.toml"];
+    let (code, _, said) = command(run, &arguments, set);
+    assert_eq!(code, Some(0), "{said}");
+    let text = fs::read_to_string(run.path("p.toml")).expect("the profile");
+    text.parse().expect("TOML")
+}
+
+fn layers(profile: &Table) -> Vec<&Table> {
+    profile["layers"].as_array().expect("a list").iter().filter_map(Value::as_table).collect()
+}
+
+/// Blocks below a kibibyte are not counted, so the model is larger than usual where memory matters.
+const SIZES: [&str; 4] =
+    ["model.hidden_size=64", "model.intermediate_size=96", "data.seq_len=32", "data.shuffle=false"];
+
+#[test]
+fn each_kind_of_layer_is_measured_once() {
+    let run = Run::new();
+    for depth in [2, 9] {
+        let depth_key = format!("model.num_hidden_layers={depth}");
+        let profile = profile(&run, &[&SIZES[..], &[depth_key.as_str()]].concat());
+        let layers = layers(&profile);
+        let kinds: Vec<&str> = layers.iter().filter_map(|layer| layer["kind"].as_str()).collect();
+        assert_eq!(kinds, ["embedding", "decoder", "head"]);
+        assert_eq!(layers[1]["count"], Value::Integer(depth));
+        for layer in &layers {
+            for key in ["forward_s", "input_backward_s", "weight_backward_s", "optimizer_s"] {
+                assert!(layer[key].as_float().is_some_and(|time| time > 0.0), "{key} of {layer}");
+            }
+            for key in ["output_bytes", "parameter_bytes", "activation_bytes"] {
+                assert!(layer[key].as_integer().is_some_and(|size| size > 0), "{key} of {layer}");
+            }
+            assert!(
+                layer.contains_key("recompute_s") && layer.contains_key("weight_activation_bytes"),
+                "{layer}"
+            );
+        }
+        let number = |section: &str, key: &str| profile[section][key].as_float().expect(key);
+        assert!(number("link", "latency_s") < 0.1 && number("link", "bytes_per_s") > 1e6);
+        // Two ranks ran at the same time, as replicas whose gradients were summed.
+        assert!(number("link", "reduce_bytes_per_s") > 1e3);
+        assert_eq!(profile["device"]["ranks"], Value::Integer(2));
+        assert!(!profile.contains_key("assumed"), "everything is measured");
+    }
+}
+
+/// What a decoder layer keeps for one row, from the list of its tensors: see `describe` of the model.
+#[test]
+fn the_memory_that_a_layer_keeps_is_measured() {
+    let run = Run::new();
+    let one = profile(&run, &SIZES);
+    let two = profile(&run, &[&SIZES[..], &["pipeline.microbatch_size=2"]].concat());
+    let kept =
+        |profile: &Table| layers(profile)[1]["activation_bytes"].as_integer().expect("a number") as f64;
+    let row = 32.0 * 4.0;
+    // Eleven tensors of the width or less, three of the inner width; norms and attention add a few numbers a token.
+    assert!((6.0 * 64.0 * row..14.0 * 96.0 * row).contains(&kept(&one)), "{}", kept(&one));
+    assert!((kept(&two) / kept(&one) - 2.0).abs() < 0.15, "{} and {}", kept(&one), kept(&two));
+}
+
+#[test]
+fn half_precision_halves_the_messages() {
+    let run = Run::new();
+    let [whole, half] = ["f32", "bf16"].map(|precision| {
+        let precision = format!("run.precision={precision}");
+        profile(&run, &[&SIZES[..], &["pipeline.ranks=1", &precision]].concat())
+    });
+    let size = |profile: &Table, layer: usize, key: &str| layers(profile)[layer][key].as_integer();
+    for layer in [0, 1] {
+        let [whole, half] = [&whole, &half].map(|profile| size(profile, layer, "output_bytes"));
+        assert_eq!(half.map(|half| 2 * half), whole, "layer {layer}");
+    }
+    assert_eq!(size(&half, 1, "parameter_bytes"), size(&whole, 1, "parameter_bytes"));
+    assert_eq!(
+        [&whole, &half].map(|profile| profile["device"]["precision"].as_str()),
+        [Some("f32"), Some("bf16")]
+    );
+    let set = [&SIZES[..], &["run.precision=bf16"]].concat();
+    let (code, _, said) = command(&run, &["plan", "small.toml", "--profile", "p.toml"], &set);
+    assert_eq!(code, Some(0), "{said}");
+    // Estimates halve too.
+    let peaks = |precision: &str| {
+        let precision = format!("run.precision={precision}");
+        let set = [&SIZES[..], &["pipeline.microbatch_size=16", &precision]].concat();
+        let (_, printed, _) = command(&run, &["plan", "small.toml", "--format", "json"], &set);
+        let plan: serde_json::Value = serde_json::from_str(&printed).expect("JSON");
+        plan["plans"][0]["peak_bytes"][0].as_u64().expect("a size")
+    };
+    assert!(peaks("bf16") < peaks("f32"));
+}
+
+#[test]
+fn a_plan_for_larger_microbatches_estimates_the_sizes_of_the_profile_once() {
+    let run = Run::new();
+    profile(&run, &[]);
+    let text = fs::read_to_string(run.path("p.toml")).expect("the profile");
+    let is_size = |line: &&str| line.starts_with("activation_bytes") || line.starts_with("output_bytes");
+    let without: String =
+        text.lines().filter(|line| !is_size(line)).map(|line| format!("{line}\n")).collect();
+    fs::write(run.path("without.toml"), without).expect("a file");
+    let plan = |file: &str, size: &str| {
+        let size = format!("pipeline.microbatch_size={size}");
+        let (code, printed, said) =
+            command(&run, &["plan", "small.toml", "--profile", file, "--format", "json"], &[&size]);
+        assert_eq!(code, Some(0), "{said}");
+        let plan: serde_json::Value = serde_json::from_str(&printed).expect("JSON");
+        let peaks = plan["plans"][0]["peak_bytes"].as_array().expect("a list").clone();
+        peaks.iter().filter_map(serde_json::Value::as_u64).max().expect("a rank") as f64
+    };
+    let growth = |file: &str| plan(file, "16") / plan(file, "1");
+    let (measured, estimated) = (growth("p.toml"), growth("without.toml"));
+    assert!(estimated < 2.0 * measured, "{estimated} and {measured}");
+}
+
+#[test]
+fn a_plan_takes_the_profile_of_its_model_only() {
+    let run = Run::new();
+    profile(&run, &[]);
+    let plan = |set: &[&str]| command(&run, &["plan", "small.toml", "--profile", "p.toml"], set);
+    let (code, printed, said) = plan(&[]);
+    assert_eq!(code, Some(0), "{said}");
+    assert!(printed.starts_with("best  ") && !printed.contains("assumed"), "{printed}");
+
+    let refused = |set: &str, words: &str| {
+        let (code, _, said) = plan(&[set]);
+        assert_eq!(code, Some(2), "{said}");
+        assert!(said.contains("error: p.toml:") && said.contains(words), "{said}");
+    };
+    refused(
+        "model.num_hidden_layers=3",
+        "the profile has 4 layers, and the model of the configuration has 5",
+    );
+    refused(
+        "model.vocab_size=256",
+        "`parameter_bytes` is 8192, and layer 0 of the model (embedding) has 16384",
+    );
+    refused(
+        "run.precision=bf16",
+        "the profile is of the precision f32, and the configuration computes in bf16",
+    );
+    refused("data.seq_len=16", "`output_bytes` is 512, and layer 0 of the model (embedding) has 1024");
+
+    // A figure that is left out is estimated.
+    let text = fs::read_to_string(run.path("p.toml")).expect("the profile");
+    let without: String =
+        text.lines().filter(|line| !line.starts_with("forward_s")).map(|line| format!("{line}\n")).collect();
+    fs::write(run.path("p.toml"), without).expect("a file");
+    let (code, printed, said) = plan(&[]);
+    assert_eq!(code, Some(0), "{said}");
+    let expected = "assumed, not measured: embedding.forward_s, decoder.forward_s, head.forward_s\n";
+    assert!(printed.ends_with(expected), "{printed}");
+}
+
+#[test]
+fn a_plan_with_tensor_ranks_is_checked_and_trained() {
+    let run = Run::new();
+    profile(&run, &[]);
+    let node = "[node]\nranks = 4\nlatency_s = 1e-6\nbytes_per_s = 1e11\n";
+    let text = fs::read_to_string(run.path("p.toml")).expect("the profile");
+    fs::write(run.path("p.toml"), format!("{text}{node}")).expect("a file");
+    let plan = |tensor_ranks: &str, set: &[&str]| {
+        let file = ["plan", "small.toml", "--profile", "p.toml", "-o", "planned.toml"];
+        let mesh = ["--data-parallel", "1", "--tensor-parallel", tensor_ranks];
+        let (code, _, said) = command(&run, &[&file[..], &mesh].concat(), set);
+        assert_eq!(code, Some(0), "{said}");
+        let planned: Table =
+            fs::read_to_string(run.path("planned.toml")).expect("the plan").parse().expect("TOML");
+        [("pipeline", "ranks"), ("mesh", "tensor_parallel")]
+            .map(|(section, key)| planned[section][key].as_integer())
+    };
+    assert_eq!(plan("2", &["pipeline.ranks=4"]), [Some(2), Some(2)]);
+    let (code, printed, said) = command(&run, &["check", "planned.toml"], &[]);
+    assert_eq!(code, Some(0), "{said}");
+    assert!(printed.contains("2 tensor ranks compute each stage together, 4 ranks in all"), "{printed}");
+    let (code, _, said) = command(&run, &["train", "planned.toml"], &[]);
+    assert_eq!(code, Some(0), "{said}");
+    // The plan's mesh replaces that of the configuration, whose ranks are counted.
+    assert_eq!(plan("1", &["pipeline.ranks=2", "mesh.tensor_parallel=2"]), [Some(4), Some(1)]);
+}
+
+#[test]
+fn a_plan_without_a_profile_says_what_it_assumes() {
+    let run = Run::new();
+    let (code, printed, said) = command(&run, &["plan", "small.toml"], &[]);
+    assert_eq!(code, Some(0), "{said}");
+    assert!(
+        printed.contains("assumed, not measured: link.latency_s, link.bytes_per_s, embedding."),
+        "{printed}"
+    );
+    let (_, json, _) = command(&run, &["plan", "small.toml", "--format", "json"], &[]);
+    let json: serde_json::Value = serde_json::from_str(&json).expect("JSON");
+    assert_eq!(json["assumed"][0], "link.latency_s");
+    let (code, _, said) = command(&run, &["plan"], &[]);
+    assert_eq!(code, Some(2), "{said}");
+}
+
+#[test]
+fn auto_measures_plans_and_runs() {
+    let run = Run::new();
+    let auto = ["pipeline.schedule=auto", "run.steps=3"];
+    let (code, _, said) = command(&run, &["train", "small.toml"], &auto);
+    assert_eq!(code, Some(0), "{said}");
+    let chosen = said.lines().find(|line| line.contains("of the best possible"));
+    let chosen = chosen.expect("a line about the choice");
+    assert!(
+        chosen.starts_with("auto: ") && chosen.contains(" of the best possible; measured in "),
+        "{chosen}"
+    );
+    assert_eq!(run.figures().len(), 3);
+
+    // The plan is stored, so resuming and moving the folder work.
+    let config = fs::read_to_string(run.path("out/config.toml")).expect("the configuration");
+    assert!(
+        !config.contains("\"auto\"") && config.contains("boundaries") | config.contains("\"even\""),
+        "{config}"
+    );
+    fs::rename(run.path("out"), run.path("moved")).expect("a folder");
+    let (code, _, said) = command(&run, &["resume", "moved"], &["run.steps=5"]);
+    assert_eq!(code, Some(0), "{said}");
+    assert!(!said.contains("auto: "), "{said}");
+    fs::rename(run.path("moved"), run.path("out")).expect("a folder");
+
+    // The profile is kept, and used by the next run in the folder.
+    let (code, _, said) = command(&run, &["train", "small.toml"], &auto);
+    assert_eq!(code, Some(0), "{said}");
+    assert!(said.contains("measured before (profile-"), "{said}");
+    let (code, _, said) =
+        command(&run, &["train", "small.toml"], &[&auto[..], &["model.hidden_size=32"]].concat());
+    assert_eq!(code, Some(0), "{said}");
+    assert!(said.contains("measured in "), "a profile of another model is not used: {said}");
+}
+
+#[test]
+fn check_says_what_auto_would_do() {
+    let run = Run::new();
+    let (code, printed, said) = command(&run, &["check", "small.toml"], &["pipeline.schedule=auto"]);
+    assert_eq!(code, Some(0), "{said}");
+    assert!(printed.starts_with("auto: ") && printed.contains("for assumed costs: "), "{printed}");
+    assert!(printed.contains("proved sound"), "{printed}");
+}
+
+#[test]
+fn a_run_is_not_resumed_with_another_plan() {
+    let run = Run::new();
+    run.train(&["run.steps=1"]);
+    let (code, _, said) = command(&run, &["resume", "out"], &["pipeline.schedule=auto", "run.steps=2"]);
+    assert_eq!(code, Some(2), "{said}");
+    assert!(said.contains("a run resumes with the plan that it stored"), "{said}");
+}

@@ -1,0 +1,188 @@
+//! Tests of validation data: its loss, the best checkpoint, and the early end of a run.
+
+use std::fs;
+
+use crate::run::Run;
+
+/// Returns a member of each line of the metrics as text; empty where a line does not have it.
+fn members(run: &Run, member: &str) -> Vec<String> {
+    let metrics = fs::read_to_string(run.path("out/metrics.jsonl")).expect("metrics");
+    let of_line = |line: &str| {
+        let value: serde_json::Value = serde_json::from_str(line).expect("a line is an object");
+        value.get(member).map(ToString::to_string).unwrap_or_default()
+    };
+    metrics.lines().map(of_line).collect()
+}
+
+/// Trains six steps in a folder of its own, and returns the loss and the validation loss of each.
+fn losses(set: &[&str]) -> (Vec<String>, Vec<String>) {
+    let run = Run::new();
+    fs::write(run.path("held.txt"), "a slow green turtle walks under the fence and into the pond ".repeat(4))
+        .expect("a file");
+    run.train(&[&["run.steps=6", "optimizer.schedule=constant"], set].concat());
+    (members(&run, "loss"), members(&run, "validation_loss"))
+}
+
+/// Settings with which a step changes no parameter.
+const FROZEN: [&str; 3] =
+    ["optimizer.learning_rate=1e-30", "optimizer.weight_decay=0", "optimizer.warmup_steps=0"];
+
+#[test]
+fn the_validation_loss_has_the_same_bits_for_every_cut() {
+    const SHARE: [&str; 2] = ["data.validation_share=0.25", "run.eval_every=2"];
+    let expected = losses(&[&SHARE[..], &["pipeline.ranks=1"]].concat());
+    let is_there: Vec<bool> = expected.1.iter().map(|loss| !loss.is_empty()).collect();
+    assert_eq!(is_there, [false, true, false, true, false, true]);
+    for set in [
+        &["pipeline.ranks=2"][..],
+        &["pipeline.ranks=4", "pipeline.schedule=gpipe"],
+        &["pipeline.schedule=zbvzerobubble", "pipeline.stages_per_rank=2"],
+        &["pipeline.schedule=interleaved1f1b", "pipeline.stages_per_rank=2"],
+        &["pipeline.recompute=stage"],
+    ] {
+        assert_eq!(losses(&[&SHARE[..], set].concat()), expected, "{set:?}");
+    }
+    let of_mode = |mode: &str| losses(&[&SHARE[..], &["mesh.data_parallel=2", mode]].concat());
+    let [whole, parts] = ["replicated", "sharded"].map(|mode| format!("mesh.data_parallel_mode={mode}"));
+    assert_eq!(of_mode(&parts), of_mode(&whole));
+}
+
+#[test]
+fn the_validation_loss_is_the_loss_of_training_on_that_data() {
+    let evaluated = losses(
+        &[&FROZEN[..], &["data.validation=held.txt", "run.eval_every=1", "run.eval_batches=3"]].concat(),
+    );
+    let trained = losses(&[&FROZEN[..], &["data.path=held.txt", "data.shuffle=false"]].concat()).0;
+    let numbers = trained[..3].iter().map(|loss| loss.parse::<f64>().expect("a number"));
+    let mean = numbers.sum::<f64>() / 3.0;
+    assert_eq!(evaluated.1, vec![mean.to_string(); 6]);
+}
+
+#[test]
+fn an_event_file_has_each_validation_loss() {
+    let run = Run::new();
+    run.train(&["run.steps=6", "data.validation_share=0.25", "run.eval_every=2", "run.tensorboard=true"]);
+    let files = fs::read_dir(run.out()).expect("a folder").map(|entry| entry.expect("an entry").path());
+    let events = files.filter(|path| path.display().to_string().contains("tfevents"));
+    let events: Vec<Vec<u8>> = events.map(|path| fs::read(path).expect("a file")).collect();
+    let name = b"validation/loss";
+    assert_eq!(events.len(), 1);
+    assert_eq!(events[0].windows(name.len()).filter(|window| window == name).count(), 3);
+}
+
+#[test]
+fn what_is_held_out_is_never_trained_on() {
+    let run = Run::new();
+    let text = fs::read_to_string(run.path("text.txt")).expect("the text");
+    let cut = text.len() - (text.len() as f64 * 0.25).round() as usize;
+    fs::write(run.path("text.txt"), &text[..cut]).expect("a file");
+    run.train(&["run.steps=12"]);
+    let expected = run.figures();
+    fs::write(run.path("text.txt"), &text).expect("a file");
+    run.train(&["run.steps=12", "data.validation_share=0.25", "run.eval_every=3"]);
+    assert_eq!(run.figures(), expected);
+}
+
+#[test]
+fn a_run_ends_early_and_keeps_its_best_checkpoint() {
+    let run = Run::new();
+    let set = ["data.validation_share=0.25", "run.eval_every=2", "run.patience=2", "run.keep_checkpoints=1"];
+    let arguments = [&["train", "small.toml"][..], &pairs(&[&set[..], &FROZEN[..]].concat())].concat();
+    let output = run.command(&arguments);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(0), "{said}");
+    assert_eq!(run.figures().len(), 6, "the first evaluation is the best, and two more are no better");
+    assert!(said.contains("ended early after step 6, saved in out/checkpoints/step-00000006"), "{said}");
+    assert!(said.contains(" at best (step 2, checkpoints/best)"), "{said}");
+    assert_eq!(run.checkpoints(), ["best", "step-00000002", "step-00000006"]);
+
+    let inspected = run.command(&["inspect", "out/checkpoints/best"]);
+    assert!(String::from_utf8_lossy(&inspected.stdout).contains("step        2\n"), "{inspected:?}");
+    let exported = run.command(&["export", "out/checkpoints/best", "exported"]);
+    assert_eq!(exported.status.code(), Some(0), "{exported:?}");
+    assert!(run.path("exported/model.safetensors").exists());
+
+    let resumed = run.command(&["resume", "out"]);
+    let said = String::from_utf8_lossy(&resumed.stderr).into_owned();
+    assert_eq!(resumed.status.code(), Some(0), "{said}");
+    assert!(said.contains("the run ended early, after step 6: 2 evaluations had found no lower"), "{said}");
+    assert!(said.trim_end().ends_with("/out --set run.patience=0"), "{said}");
+    run.resume(&["run.patience=3"]);
+    assert_eq!(run.figures().len(), 8, "one more evaluation is no better");
+
+    let from_best =
+        run.command(&["resume", "out/checkpoints/best", "--set", "run.steps=4", "--set", "run.patience=0"]);
+    assert_eq!(from_best.status.code(), Some(0), "{from_best:?}");
+    assert_eq!(run.figures().len(), 4);
+    assert_eq!(run.checkpoints(), ["best", "step-00000002", "step-00000004"]);
+}
+
+#[test]
+fn a_resumed_run_evaluates_as_an_undisturbed_one() {
+    const SET: [&str; 4] =
+        ["data.validation_share=0.25", "run.eval_every=2", "run.patience=9", "optimizer.schedule=constant"];
+    let whole = Run::new();
+    whole.train(&[&SET[..], &["run.steps=10"]].concat());
+    let parts = Run::new();
+    parts.train(&[&SET[..], &["run.steps=5", "pipeline.ranks=1"]].concat());
+    parts.resume(&["run.steps=10", "pipeline.schedule=gpipe"]);
+    assert_eq!(parts.figures(), whole.figures());
+    assert_eq!(members(&parts, "validation_loss"), members(&whole, "validation_loss"));
+    let best = |run: &Run| fs::read_link(run.path("out/checkpoints/best")).expect("a link");
+    assert_eq!(best(&parts), best(&whole));
+}
+
+#[test]
+fn going_back_before_the_best_checkpoint_forgets_it() {
+    let run = Run::new();
+    run.train(&["data.validation_share=0.25", "run.eval_every=2", "run.checkpoint_every=3", "run.steps=8"]);
+    assert_eq!(
+        fs::read_link(run.path("out/checkpoints/best")).expect("a link").to_str(),
+        Some("step-00000008")
+    );
+    let output = run.command(&["resume", "out/checkpoints/step-00000006", "--set", "run.steps=7"]);
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    assert_eq!(
+        fs::read_link(run.path("out/checkpoints/best")).expect("a link").to_str(),
+        Some("step-00000006")
+    );
+}
+
+#[test]
+fn data_that_is_too_short_is_named() {
+    let run = Run::new();
+    fs::write(run.path("short.txt"), "a few words").expect("a file");
+    let refuse = |set: &[&str], message: &str| {
+        let output = run.command(&[&["check", "small.toml"][..], &pairs(set)].concat());
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(2), "{said}");
+        assert!(said.contains(message), "{said}");
+    };
+    let few = "the validation data has 1 rows of seq_len 8, and a batch takes 4";
+    refuse(&["data.validation=short.txt", "run.eval_every=1"], few);
+    refuse(&["data.validation_share=0.05", "run.eval_every=1"], few);
+    refuse(
+        &["data.validation_share=0.95", "run.eval_every=1"],
+        "the data has 1 rows of seq_len 8, and a step's batch",
+    );
+    refuse(&["data.validation=none.txt", "run.eval_every=1"], "none.txt: there is no such data file");
+    refuse(
+        &["data.validation_share=0.25", "run.eval_every=1", "run.eval_batches=3"],
+        "an evaluation takes 3 batches of 4 rows, and the validation data has 2",
+    );
+    let output = run.command(
+        &[
+            &["check", "small.toml"][..],
+            &pairs(&["data.validation_share=0.25", "run.eval_every=5", "run.patience=2"]),
+        ]
+        .concat(),
+    );
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    let line = "evaluate  every 5 steps on 2 batches of 4 rows, from 8 rows of validation data, until 2 in a row find no \
+                lower loss";
+    assert!(said.contains(line), "{said}");
+}
+
+fn pairs<'a>(set: &[&'a str]) -> Vec<&'a str> {
+    set.iter().flat_map(|set| ["--set", set]).collect()
+}

@@ -1,0 +1,225 @@
+//! Trains a reference model with the pipeline. The results must be within tolerance of PyTorch, and bit-identical to
+//! those of one rank with as many microbatches.
+
+use std::sync::OnceLock;
+
+use burn::tensor::{Device, Int, Tensor, TensorData};
+use pipewright::loss_scale::LossScaling;
+use pipewright::nn::TensorParallel;
+use pipewright::optimizer::AdamW;
+use pipewright::pipeline::{Pipeline, PipelineConfig};
+use pipewright::stage::Stage;
+use pipewright::tensor::{Precision, unpack};
+use pipewright::train::Trainer;
+use pipewright::train::data::{Cursor, DataConfig, Tokenizer};
+use pipewright::train::{Decay, LearningRate};
+use pipewright::transport::World;
+use pipewright_models::hf::HfError;
+use pipewright_models::{ModelConfig, ModelFamily, TrainingModule, hf};
+use pipewright_schedule::generate::catalogue;
+use pipewright_schedule::lower::{TrainingLowering, for_training};
+use pipewright_schedule::{
+    Method, Recompute, ScheduleSpec, StageIndex, ValidatedProgram, generate, partition,
+};
+
+use crate::reference::{Balance, Reference, Step};
+
+/// A reference model, and its runs on one rank.
+pub(crate) struct Model {
+    name: &'static str,
+    /// Whether the balance loss of routers is part of the loss, as the reference's `config.json` says.
+    is_balanced: bool,
+    /// By the logarithm of the number of microbatches.
+    one_rank: [OnceLock<Vec<Step>>; 4],
+}
+
+impl Model {
+    pub(crate) const fn new(name: &'static str) -> Self {
+        Self::with_balance(name, true)
+    }
+
+    /// The same model without the balance loss of its routers.
+    pub(crate) const fn unbalanced(name: &'static str) -> Self {
+        Self::with_balance(name, false)
+    }
+
+    const fn with_balance(name: &'static str, is_balanced: bool) -> Self {
+        Self { name, is_balanced, one_rank: [const { OnceLock::new() }; 4] }
+    }
+
+    pub(crate) fn check(&self, schedule: &str, ranks: u32, microbatches: u32) {
+        let (run, one_rank) = self.runs(schedule, ranks, microbatches);
+        assert_eq!(run, one_rank, "{schedule}: the bits of one rank");
+    }
+
+    /// Does the same as [`Model::check`], within a tolerance, for a schedule whose stages do not visit the microbatches
+    /// in ascending order.
+    fn check_out_of_order(&self, schedule: &str, ranks: u32, microbatches: u32) {
+        let (run, one_rank) = self.runs(schedule, ranks, microbatches);
+        for (Step { loss, .. }, Step { loss: expected, .. }) in run.iter().zip(one_rank) {
+            assert!((loss - expected).abs() <= 1e-6 * expected, "{schedule}: {loss} {expected}");
+        }
+    }
+
+    /// Checks every schedule of the catalogue that trains, so that new ones are tested too.
+    pub(crate) fn check_every_schedule(&self, ranks: u32, microbatches: u32) {
+        for generator in catalogue().iter().filter(|generator| generator.name != "forwardonly") {
+            match generator.name {
+                "loopedbfs" => self.check_out_of_order(generator.name, ranks, microbatches),
+                name => self.check(name, ranks, microbatches),
+            }
+        }
+    }
+
+    /// Checks that stages and blocks that compute their forward again have the bits of one rank.
+    pub(crate) fn check_recomputed(&self, schedule: &str, ranks: u32, microbatches: u32) {
+        let reference = self.reference();
+        let one_rank = self.one_rank(&reference, microbatches);
+        for recompute in [Recompute::Stage, Recompute::Block] {
+            let config = PipelineConfig { recompute: recompute.clone(), ..PipelineConfig::default() };
+            let run = train(&reference, schedule, ranks, microbatches, &config);
+            assert_eq!(run, one_rank, "{schedule}, recompute {recompute}");
+        }
+    }
+
+    /// Checks that a training in half precision has the same bits for every cut and schedule, and losses within
+    /// `tolerance` of single precision.
+    pub(crate) fn check_in(&self, precision: Precision, ranks: &[u32], microbatches: u32, tolerance: f64) {
+        let reference = self.reference();
+        // In f16, with a scale that needs no skipped update to become small enough.
+        let loss_scaling = LossScaling { initial: 256.0, ..LossScaling::default() };
+        let config = PipelineConfig { precision, loss_scaling, ..PipelineConfig::default() };
+        let one_rank = train(&reference, "gpipe", 1, microbatches, &config);
+        let single = self.one_rank(&reference, microbatches);
+        let error = |(found, expected): (&Step, &Step)| (found.loss - expected.loss).abs() / expected.loss;
+        let largest = one_rank.iter().zip(single).map(error).fold(0.0, f64::max);
+        assert!(largest <= tolerance, "{largest:.1e}: {one_rank:?} {single:?}");
+        assert_ne!(one_rank, single, "nothing is rounded");
+        for &ranks in ranks {
+            let schedules = catalogue().iter().map(|generator| generator.name);
+            for schedule in schedules.filter(|name| !["forwardonly", "loopedbfs"].contains(name)) {
+                let run = train(&reference, schedule, ranks, microbatches, &config);
+                assert_eq!(run, one_rank, "{schedule} on {ranks} ranks");
+            }
+        }
+    }
+
+    /// Returns a run, which it compares with PyTorch's, and the run of one rank.
+    fn runs(&self, schedule: &str, ranks: u32, microbatches: u32) -> (Vec<Step>, &[Step]) {
+        let reference = self.reference();
+        let run = train(&reference, schedule, ranks, microbatches, &PipelineConfig::default());
+        reference.assert_close(&run, &reference.steps(microbatches));
+        (run, self.one_rank(&reference, microbatches))
+    }
+
+    /// Returns the run of one rank, which the first test that needs it makes.
+    fn one_rank(&self, reference: &Reference, microbatches: u32) -> &[Step] {
+        self.one_rank[microbatches.ilog2() as usize]
+            .get_or_init(|| train(reference, "gpipe", 1, microbatches, &PipelineConfig::default()))
+    }
+
+    fn reference(&self) -> Reference {
+        let mut reference = Reference::load(self.name);
+        if !self.is_balanced {
+            let ModelConfig::Qwen3Moe(config) = &mut reference.config else { panic!("it has no router") };
+            config.mixture.output_router_logits = false;
+            reference.expected.expected_aux.clear();
+        }
+        reference
+    }
+}
+
+/// Trains the reference's model for as many steps as the reference has.
+pub(crate) fn train(
+    reference: &Reference,
+    schedule: &str,
+    ranks: u32,
+    microbatches: u32,
+    config: &PipelineConfig,
+) -> Vec<Step> {
+    let program = program(schedule, ranks, microbatches, config.data_parallel);
+    match reference.config.clone() {
+        ModelConfig::Llama(model) => train_family(reference, model, program, config),
+        ModelConfig::Qwen2(model) => train_family(reference, model, program, config),
+        ModelConfig::Qwen3(model) => train_family(reference, model, program, config),
+        ModelConfig::Qwen3Moe(model) => train_family(reference, model, program, config),
+        ModelConfig::NemotronH(model) => train_family(reference, model, program, config),
+        other => panic!("no reference is of {other:?}"),
+    }
+}
+
+/// Makes the program of `train`. The replicas share the microbatches.
+fn program(schedule: &str, ranks: u32, microbatches: u32, replicas: u32) -> ValidatedProgram {
+    let spec = ScheduleSpec { ranks, microbatches: microbatches / replicas, ..ScheduleSpec::default() };
+    let schedule = generate(schedule, &spec).expect("a schedule");
+    for_training(&schedule, &TrainingLowering { replicas, ..TrainingLowering::default() })
+        .expect("it is sound")
+}
+
+fn train_family<F>(
+    reference: &Reference,
+    model: F,
+    program: ValidatedProgram,
+    config: &PipelineConfig,
+) -> Vec<Step>
+where
+    F: ModelFamily + 'static,
+{
+    let (seq_len, batch) = (reference.expected.seq_len, reference.expected.batch);
+    let steps = reference.expected.steps.len();
+    let rows = DataConfig {
+        path: vec![reference.tokens().display().to_string()],
+        tokenizer: Tokenizer::Bytes,
+        seq_len,
+        shuffle: false,
+        seed: 0,
+        documents: None,
+    };
+    let mut rows = rows.open(model.vocab_size(), batch).expect("the data is here");
+    let first = rows.next_batch(batch).inputs;
+    rows.seek(Cursor { epoch: 0, index: 0 }).expect("the first row");
+    let rate = LearningRate {
+        peak: reference.expected.lr,
+        decay: Decay::Constant,
+        warmup_steps: 0,
+        steps: steps as u64,
+    };
+    let mut trainer = Trainer::new(launch(reference, model, program, config), rows, batch, rate);
+    let step = |_| {
+        let (metrics, _) = trainer.step().expect("a step");
+        let balance = metrics.auxiliary.get("moe_aux");
+        let balance = balance.map(|&loss| Balance { loss, total: metrics.total.expect("the sum") });
+        Step { loss: metrics.loss, grad_norm: metrics.grad_norm, balance }
+    };
+    let run = (0..steps).map(step).collect();
+    // The final logits of the reference are those of a training without a balance loss, in single precision.
+    let is_whole = config.precision == Precision::F32 && config.tensor_parallel == 1;
+    if is_whole && reference.expected.expected_aux.is_empty() {
+        let tokens = TensorData::new::<i32, _>(first, [batch, seq_len]);
+        let tokens = Tensor::<2, Int>::from_data(tokens, &Device::flex());
+        let outputs = trainer.pipeline().eval(tokens, None::<Tensor<2, Int>>).expect("an evaluation").outputs;
+        let logits = outputs.into_iter().next().expect("the first microbatch has the first row");
+        reference.assert_final_logits(unpack(logits).expect("logits"));
+    }
+    run
+}
+
+fn launch<F>(reference: &Reference, model: F, program: ValidatedProgram, config: &PipelineConfig) -> Pipeline
+where
+    F: ModelFamily + 'static,
+{
+    let count = program.placement().stages();
+    let weights = model.describe(reference.expected.seq_len).weights();
+    let stages = partition(&weights, count, &Method::Optimal).expect("it divides");
+    let dir = reference.dir.clone();
+    let make = move |stage: StageIndex, tensor: &TensorParallel| -> Result<Stage, HfError> {
+        let device = Device::flex().autodiff();
+        let module = hf::load_split_stage(&dir, &model, stages.range(stage), &device, tensor)?;
+        let is_last = stage.get() + 1 == count;
+        Ok(module.into_stage(is_last))
+    };
+    let adam = AdamW { betas: (0.9, 0.95), epsilon: 1e-8, weight_decay: 0.1 };
+    let config = PipelineConfig { optimizer: Some(adam.init()), clip_norm: Some(1.0), ..config.clone() };
+    let world = World::local(program.ranks() * config.data_parallel * config.tensor_parallel);
+    Pipeline::launch_split(program, world, &config, make).expect("it starts")
+}

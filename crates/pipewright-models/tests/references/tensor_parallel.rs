@@ -1,0 +1,121 @@
+//! Models whose stages several ranks compute together: losses and gradient norms are within the tolerance of PyTorch that
+//! one rank has.
+
+use pipewright::pipeline::PipelineConfig;
+use pipewright::tensor::TensorRank;
+use pipewright_models::ModelFamily;
+use pipewright_models::decoder::DecoderConfig;
+use pipewright_models::hybrid::HybridConfig;
+use pipewright_models::llama::LlamaConfig;
+use pipewright_schedule::Recompute;
+use pipewright_schedule::generate::catalogue;
+
+use crate::pipelined_run::train;
+use crate::reference::Reference;
+
+fn config(data_parallel: u32, tensor_parallel: u32) -> PipelineConfig {
+    PipelineConfig { data_parallel, tensor_parallel, ..PipelineConfig::default() }
+}
+
+/// Trains a reference model and compares the results with those of PyTorch.
+fn check(model: &str, schedule: &str, ranks: u32, microbatches: u32, config: &PipelineConfig) {
+    let reference = Reference::load(model);
+    let run = train(&reference, schedule, ranks, microbatches, config);
+    reference.assert_close(&run, &reference.steps(microbatches));
+}
+
+const MODELS: [&str; 6] =
+    ["llama-tiny", "llama-tied-tiny", "qwen2-tiny", "qwen3-tiny", "qwen3-moe-tiny", "nemotron-h-tiny"];
+
+#[test]
+fn one_rank_of_a_pipeline_is_two_or_four_tensor_ranks() {
+    for tensor in [2, 4] {
+        for model in MODELS {
+            check(model, "gpipe", 1, 2, &config(1, tensor));
+        }
+    }
+}
+
+#[test]
+fn every_schedule_trains_with_tensor_ranks() {
+    for generator in catalogue().iter().filter(|generator| generator.name != "forwardonly") {
+        check("llama-tiny", generator.name, 2, 8, &config(1, 2));
+    }
+}
+
+#[test]
+fn replicas_of_pipelines_of_tensor_ranks() {
+    for model in MODELS {
+        check(model, "1f1b", 2, 8, &config(2, 2));
+    }
+}
+
+#[test]
+fn recomputed_stages_exchange_again() {
+    let config = PipelineConfig { recompute: Recompute::Block, ..config(1, 2) };
+    check("qwen3-tiny", "zbvzerobubble", 2, 8, &config);
+}
+
+#[test]
+fn a_layer_that_cannot_be_split_is_named() {
+    let refused = |sizes: DecoderConfig, ranks: u32, expected: &str| {
+        let rank = TensorRank { index: 0, of: ranks };
+        let layers = 0..sizes.layers();
+        let error = LlamaConfig::from(sizes).split_outline(layers, rank).expect_err("it cannot be split");
+        assert_eq!(error.to_string(), expected);
+    };
+    let sizes = || DecoderConfig { num_key_value_heads: 2, ..DecoderConfig::new(64, 4) };
+    refused(
+        sizes(),
+        3,
+        "`model.layers.0.self_attn` cannot be split over 3 tensor ranks: \
+         `model.layers.0.self_attn.q_proj.weight` is split by `num_attention_heads = 4`, which is not a multiple of the \
+         number of ranks; use another `mesh.tensor_parallel`",
+    );
+    refused(
+        DecoderConfig { num_attention_heads: 12, num_key_value_heads: 4, hidden_size: 96, ..sizes() },
+        6,
+        "`model.layers.0.self_attn` cannot be split over 6 tensor ranks: \
+         `model.layers.0.self_attn.k_proj.weight` is split by `num_key_value_heads = 4`, which neither is a multiple of \
+         the number of ranks nor divides it; use another `mesh.tensor_parallel`",
+    );
+    refused(
+        DecoderConfig { vocab_size: 3, ..sizes() },
+        4,
+        "`model.embed_tokens` cannot be split over 4 tensor ranks: `model.embed_tokens.weight` is split by \
+         `vocab_size = 3`, which leaves a rank without a part; use another `mesh.tensor_parallel`",
+    );
+    refused(
+        DecoderConfig { intermediate_size: 1, ..sizes() },
+        2,
+        "`model.layers.0.mlp` cannot be split over 2 tensor ranks: `model.layers.0.mlp.gate_proj.weight` is split by \
+         `intermediate_size = 1`, which leaves a rank without a part; use another `mesh.tensor_parallel`",
+    );
+}
+
+#[test]
+fn a_part_of_a_hybrid_that_cannot_be_split_is_named() {
+    let refused = |changes: serde_json::Value, ranks: u32, expected: &str| {
+        let mut json = serde_json::json!({
+            "model_type": "hybrid", "vocab_size": 64, "hidden_size": 32, "pattern": "AE", "num_attention_heads": 8,
+            "num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 8,
+        });
+        json.as_object_mut().expect("an object").extend(changes.as_object().expect("an object").clone());
+        let model = HybridConfig::from_json(json).expect("a model");
+        let rank = TensorRank { index: 0, of: ranks };
+        let error = model.split_outline(0..4, rank).expect_err("it cannot be split").to_string();
+        assert!(error.starts_with(expected), "{error}");
+    };
+    refused(
+        serde_json::json!({ "num_key_value_heads": 8 }),
+        3,
+        "`model.layers.0.mixer` cannot be split over 3 tensor ranks: `model.layers.0.mixer.q_proj.weight` is split by \
+         `num_attention_heads = 8`",
+    );
+    refused(
+        serde_json::json!({ "shared_expert_intermediate_size": 3 }),
+        4,
+        "`model.layers.1.mixer` cannot be split over 4 tensor ranks: \
+         `model.layers.1.mixer.shared_expert.gate_proj.weight` is split by `shared_expert_intermediate_size = 3`",
+    );
+}

@@ -1,0 +1,243 @@
+//! Every line of code in `docs/from-pytorch.md` compiles. The functions here contain the lines and are not called.
+
+#![expect(dead_code, reason = "the compiler checks the functions, and no test calls them")]
+
+use std::collections::BTreeMap;
+use std::error::Error;
+use std::sync::Arc;
+
+use burn::module::{Module, Param};
+use burn::tensor::{Device, Tensor};
+use pipewright::batch::{Batch, Merge, SplitSpec, merge_by};
+use pipewright::graph::{Graph, GraphBuilder, GraphLayer, GraphStage, PlacedGraph};
+use pipewright::hook::{ActionHook, BackwardRun, ForwardRun, OverlapRun};
+use pipewright::ids::WorldRank;
+use pipewright::mesh::DataParallelMode;
+use pipewright::nn::{Linear, SplitBackward, TensorParallel};
+use pipewright::optimizer::{AdamW, ClipGroup, OptimizerGroup, ParameterGradient};
+use pipewright::pipeline::{Layers, Pipeline, PipelineBuilder, StepSummary};
+use pipewright::stage::{Stage, StageContext, StageError, StageModule, WeightWork};
+use pipewright::tensor::{CheckMetadata, Metadata, OnMismatch, TensorSpec, Values};
+use pipewright::train::BurnSchedule;
+use pipewright::transport::World;
+use pipewright_schedule::csv::{parse_program, parse_schedule, print_program};
+use pipewright_schedule::generate::{catalogue, find};
+use pipewright_schedule::simulate::logical;
+use pipewright_schedule::{
+    Action, Level, LowerConfig, Method, Placement, Program, Schedule, StageIndex, ValidatedProgram, lower,
+    validate,
+};
+
+type Outcome<T> = Result<T, Box<dyn Error>>;
+
+struct Adapter {
+    down: Param<Tensor<2>>,
+    up: Param<Tensor<2>>,
+}
+
+impl Adapter {
+    fn forward<L>(&self, layer: L, x: Tensor<2>) -> Tensor<2>
+    where
+        L: SplitBackward<2, 2, Weights = (Tensor<2>, Tensor<2>)>,
+    {
+        layer.apply(x, (&self.down, &self.up))
+    }
+}
+
+fn stages<M: StageModule<Output = Tensor<2>>>(module: M, loss: fn(Tensor<2>, Tensor<2>) -> Tensor<1>) {
+    let stage = Stage::new(module.clone());
+    stage.with_weight_runner(|_, work| work.run_all());
+    Stage::with_loss(module, loss);
+}
+
+fn context(context: &StageContext) -> Outcome<Tensor<2>> {
+    context.stage();
+    Ok(context.side::<Tensor<2>>("mask")?)
+}
+
+fn settings(builder: PipelineBuilder, [first, second]: [Device; 2], spec: TensorSpec) -> PipelineBuilder {
+    let builder = builder.devices(vec![first, second]);
+    let builder = builder.world(World::local(2));
+    let builder = builder.metadata(Metadata::Static { stages: vec![vec![spec]] });
+    let builder = builder.check_metadata(CheckMetadata::Always, OnMismatch::Warn);
+    let builder = builder.data_parallel(2).data_parallel_mode(DataParallelMode::Sharded);
+    let builder = builder.loss(|output: Tensor<2>, target: Tensor<2>| (output - target).square().mean());
+    let builder = builder.partition(Method::Optimal);
+    builder.clip_norm(1.0)
+}
+
+fn updates(builder: PipelineBuilder, adamw: AdamW) -> PipelineBuilder {
+    let builder = builder.clip_group(ClipGroup::new(|path| path.ends_with("bias"), 0.5));
+    let builder = builder
+        .gradient_hook(|gradient: &mut ParameterGradient<'_>| gradient.map(|flat| flat.clamp(-0.5, 0.5)));
+    let builder = builder.gradient_hook(|gradient: &mut ParameterGradient<'_>| drop(gradient.tensor::<2>()));
+    builder.optimizer_group(OptimizerGroup::new(|path| path.ends_with("bias"), adamw).rate(0.1))
+}
+
+fn rates(scheduler: burn::lr_scheduler::linear::LinearLrScheduler) -> BurnSchedule {
+    BurnSchedule::new(scheduler)
+}
+
+fn modules<Middle: StageModule>(pipeline: &mut Pipeline, head: fn() -> Middle) -> Outcome<Option<Middle>> {
+    pipeline.change_module(3, move |_: Middle| head())?;
+    pipeline.freeze(|path| path.starts_with("layers.0."))?;
+    pipeline.unfreeze(|path| path.starts_with("layers.0."))?;
+    Ok(pipeline.module(StageIndex::new(1), |module: &Middle| module.clone())?)
+}
+
+fn hooks(builder: PipelineBuilder, hook: impl ActionHook + 'static) -> PipelineBuilder {
+    builder.hook(Arc::new(hook))
+}
+
+struct Functions;
+
+impl ActionHook for Functions {
+    fn forward(&self, run: &mut ForwardRun<'_>) -> Result<(), StageError> {
+        run.run_all()
+    }
+
+    fn backward(&self, run: &mut BackwardRun<'_>) -> Result<(), StageError> {
+        run.run_all()
+    }
+
+    fn weights(&self, _: WorldRank, _: Action, work: &mut WeightWork<'_>) {
+        work.run_all();
+    }
+
+    fn overlap(&self, run: &mut OverlapRun<'_>) -> Result<(), StageError> {
+        while run.backward().next_block().is_some() {
+            run.backward().run_block()?;
+            run.forward().run_block()?;
+        }
+        run.forward().run_all()
+    }
+}
+
+fn schedules(builder: PipelineBuilder) -> PipelineBuilder {
+    let builder = builder.schedule("gpipe").microbatches(8);
+    let builder = builder.schedule("1f1b");
+    let builder = builder.schedule("interleaved1f1b").stages_per_rank(2);
+    let builder = builder.schedule("loopedbfs").stages_per_rank(2);
+    let builder = builder.schedule("interleavedzerobubble").stages_per_rank(2);
+    let builder = builder.schedule("zbvzerobubble");
+    builder.schedule("dualpipev")
+}
+
+fn tables(builder: PipelineBuilder, text: &str) -> Outcome<PipelineBuilder> {
+    find("1f1b")?;
+    let builder = builder.schedule(parse_schedule(text)?);
+    Ok(builder.schedule(validate(parse_program(text)?, Level::Comms)?))
+}
+
+fn programs(schedule: Schedule, program: Program) -> Outcome<(Program, ValidatedProgram)> {
+    print_program(&program);
+    logical(&program)?;
+    Ok((lower(&schedule, &LowerConfig::from(Level::Comms))?, validate(program, Level::Comms)?))
+}
+
+fn batches(x: Tensor<3>, table: Tensor<2>, y: Tensor<2>, mask: Tensor<2>) -> Outcome<Batch> {
+    Batch::tensor_split(x.clone(), y.clone(), 4)?;
+    let batch = Batch::split_by(
+        (x, table.clone()),
+        (SplitSpec::Along(1), SplitSpec::Replicate),
+        y,
+        SplitSpec::Along(0),
+        4,
+    )?;
+    let batch = batch.with_split("mask", mask.clone())?;
+    let batch = batch.with_split_by("mask", mask, SplitSpec::Along(1))?;
+    Ok(batch.with_replicated("table", table))
+}
+
+fn reductions(batch: Batch, parts: Vec<Tensor<2>>, weights: Tensor<2>) -> Outcome<Batch> {
+    let batch = batch.with_parts("mask", parts)?;
+    let batch = batch.with_token_weights("weights", weights)?;
+    let batch = batch.ignoring(-100)?;
+    Ok(batch.summed())
+}
+
+fn parts(inputs: Vec<Values>, targets: Vec<Values>, outputs: Vec<Values>) -> Outcome<Batch> {
+    merge_by(outputs, (Merge::Along(0), Merge::Mean))?;
+    Ok(Batch::new(inputs, targets))
+}
+
+fn steps(pipeline: &mut Pipeline, batch: Batch, x: Tensor<2>, y: Tensor<2>) -> Outcome<StepSummary> {
+    let summary = pipeline.step(x.clone(), y.clone(), 1e-3)?;
+    summary.timeline.chrome_trace();
+    drop(pipeline.step(x.clone(), y.clone(), 1e-3)?.losses);
+    drop(pipeline.step_batch(batch.clone().keep_outputs(), 1e-3)?.outputs);
+    pipeline.accumulate(batch)?;
+    pipeline.eval(x, Some(y))?;
+    pipeline.parameters()?;
+    pipeline.state()?;
+    pipeline.step_failure();
+    Ok(summary)
+}
+
+fn of_stages(pipeline: &mut Pipeline, batch: Batch) -> Outcome<BTreeMap<StageIndex, Vec<Values>>> {
+    Ok(pipeline.step_batch(batch.keep_outputs_of([StageIndex::new(0)]), 1e-3)?.stage_outputs)
+}
+
+fn kept(pipeline: &mut Pipeline, batch: Batch) -> Outcome<Vec<Values>> {
+    Ok(pipeline.step_batch(batch.keep_outputs(), 1e-3)?.outputs)
+}
+
+fn layers<L, F>(block: F) -> PipelineBuilder
+where
+    L: StageModule + burn::module::ModuleDisplay,
+    F: Fn(usize) -> L + Send + Sync + 'static,
+{
+    Pipeline::builder(Layers::new(12, block)).boundaries([6])
+}
+
+fn graphs(config: u32) -> GraphBuilder<u32> {
+    let graph = Graph::builder().input("x").node("a", config, ["x"]).node("b", config, ["a", "x"]);
+    let graph = graph.split_before("b");
+    graph.tie("b.weight", "a.weight")
+}
+
+fn placed<'a>(graph: &'a Graph<u32>, placement: Placement) -> Outcome<PlacedGraph<'a, u32>> {
+    Ok(graph.place(&placement)?)
+}
+
+fn graph_stage<L: GraphLayer + Module>(stage: GraphStage<L>) -> Stage {
+    Stage::of_graph(stage)
+}
+
+fn split_over_ranks(up: &Linear, down: &Linear, tensor: TensorParallel, x: Tensor<2>) -> Tensor<2> {
+    down.forward_split_inputs(up.forward(tensor.enter(x)), &tensor)
+}
+
+/// Removes everything that formatting adds, and copies of values that several lines use.
+fn unformatted(code: &str) -> String {
+    let dense: String = code.split_whitespace().collect();
+    dense.replace(",)", ")").replace(",]", "]").replace(".clone()", "")
+}
+
+/// Returns the second cell of each row of the page's tables, without the quotes of code.
+fn lines(page: &str) -> Vec<String> {
+    let rows = page.lines().filter(|line| line.starts_with("| `") || line.starts_with("| "));
+    let cells = rows.filter_map(|row| {
+        let row = row.replace("\\|", "\u{1}");
+        let cell = row.split('|').nth(2)?.trim().replace('\u{1}', "|");
+        Some(cell.strip_prefix('`')?.strip_suffix('`')?.to_owned())
+    });
+    cells.collect()
+}
+
+#[test]
+fn every_line_of_the_page_is_compiled_here() {
+    let here = unformatted(include_str!("from_pytorch.rs"));
+    let lines = lines(include_str!("../../../../docs/from-pytorch.md"));
+    assert!(lines.len() > 40, "{lines:?}");
+    let missing: Vec<&String> = lines.iter().filter(|line| !here.contains(&unformatted(line))).collect();
+    assert!(missing.is_empty(), "{missing:#?}");
+}
+
+#[test]
+fn the_page_counts_the_other_schedules() {
+    let page = include_str!("../../../../docs/from-pytorch.md");
+    let named = catalogue().iter().filter(|generator| page.contains(&format!("(\"{}\")", generator.name)));
+    // `forwardonly` is an evaluation.
+    assert_eq!(catalogue().len() - named.count(), 9, "schedules that PyTorch does not have");
+}

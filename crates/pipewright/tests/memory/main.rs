@@ -1,0 +1,11 @@
+//! The bytes that ranks hold, as the allocator of this program counts them.
+
+mod drift;
+mod shards;
+#[path = "../support/mod.rs"]
+mod support;
+
+use pipewright::memory::TrackingAllocator;
+
+#[global_allocator]
+static ALLOCATOR: TrackingAllocator<std::alloc::System> = TrackingAllocator(std::alloc::System);

@@ -1,0 +1,90 @@
+//! Mistakes in a graph are named, when it is built and when its stages run.
+
+use burn::tensor::Tensor;
+use pipewright::failure::Cause;
+use pipewright::graph::{Graph, GraphBuilder, GraphError};
+use pipewright::pipeline::{Pipeline, PipelineError};
+use pipewright::stage::{Stage, StageError};
+use pipewright::transport::World;
+use pipewright_schedule::{Placement, StageIndex};
+
+use super::unet::{Kind, in_stages, make};
+use crate::support::{batch, config, program};
+
+fn check_error(named: GraphBuilder<Kind>, expected: &GraphError) {
+    assert_eq!(named.build().err().as_ref(), Some(expected));
+}
+
+#[test]
+fn mistakes_in_a_graph_are_named() {
+    let start = || Graph::builder().input("x").node("a", Kind::Mix, ["x"]);
+    let name = |name: &str| name.to_owned();
+    check_error(start().node("a", Kind::Mix, ["x"]).output("a"), &GraphError::Duplicate { name: name("a") });
+    check_error(start().node("x", Kind::Mix, ["a"]).output("x"), &GraphError::Duplicate { name: name("x") });
+    let unknown = GraphError::Unknown { user: name("node `b`"), name: name("z") };
+    check_error(start().node("b", Kind::Mix, ["a", "z"]).output("b"), &unknown);
+    let unknown = GraphError::Unknown { user: name("node `b`"), name: name("a:1") };
+    check_error(start().node("b", Kind::Mix, ["a:1"]).output("b"), &unknown);
+    let unknown = GraphError::Unknown { user: name("the graph's output"), name: name("z") };
+    check_error(start().output("a").output("z"), &unknown);
+    let cycle = start().node("b", Kind::Mix, ["c", "a"]).node("c", Kind::Mix, ["b"]).output("c");
+    check_error(cycle, &GraphError::Cycle { nodes: vec![name("b"), name("c")] });
+    check_error(start().node("b", Kind::Mix, ["a"]).output("a"), &GraphError::Unused { name: name("b") });
+    check_error(start().input("y").output("a"), &GraphError::Unused { name: name("y") });
+    let tied = start().output("a").tie("a.linear.weight", "z.linear.weight");
+    check_error(tied, &GraphError::NoParameter { path: name("z.linear.weight") });
+    check_error(start(), &GraphError::NoOutput);
+    check_error(start().output("a").split_before("x"), &GraphError::SplitAtNoNode { name: name("x") });
+    check_error(start().output("a").split_before("a"), &GraphError::EmptyStage { name: name("a") });
+    let twice = start().node("b", Kind::Mix, ["a"]).output("b").split_before("b").split_before("b");
+    check_error(twice, &GraphError::EmptyStage { name: name("b") });
+    let error = in_stages(3).place(&Placement::looped(2, 1).expect("a placement")).err();
+    assert_eq!(error, Some(GraphError::Stages { graph: 3, placement: 2 }));
+}
+
+#[test]
+fn nodes_may_be_named_in_any_order() {
+    let graph =
+        Graph::builder().node("b", Kind::Mix, ["a"]).node("a", Kind::Mix, ["x"]).input("x").output("b");
+    let graph = graph.split_before("b").build().expect("it is a graph");
+    assert_eq!(graph.nodes_of(StageIndex::new(0)).collect::<Vec<_>>(), ["a"]);
+    assert_eq!(graph.nodes_of(StageIndex::new(1)).collect::<Vec<_>>(), ["b"]);
+}
+
+/// Returns the error of the first step of a two-stage graph whose node `b` does not match its connections.
+fn failure(kind: Kind, outputs: u32) -> StageError {
+    let graph = Graph::builder()
+        .input("x")
+        .node("a", Kind::Mix, ["x"])
+        .node_with_outputs("b", kind, ["a"], outputs)
+        .output("b:0")
+        .split_before("b");
+    let graph = graph.build().expect("it is a graph");
+    let program = program("1f1b", 2, 2);
+    let placement = program.placement().clone();
+    let make = move |stage: StageIndex| -> Result<Stage, GraphError> {
+        let part = graph.place(&placement)?.stage(stage, make);
+        let loss = |output: Tensor<2>, target: Tensor<2>| (output - target).square().mean();
+        Ok(if stage.get() == 1 { Stage::of_graph_with_loss(part, loss) } else { Stage::of_graph(part) })
+    };
+    let mut pipeline = Pipeline::launch(program, World::local(2), &config(), make).expect("it starts");
+    match pipeline.step(batch(0, 2), batch(1, 2), 1e-2).expect_err("it does not fit") {
+        PipelineError::Step(error) => match error.cause {
+            Cause::Stage(error) => error,
+            cause => panic!("{cause}"),
+        },
+        error => panic!("{error}"),
+    }
+}
+
+#[test]
+fn a_layer_in_the_wrong_place_is_named() {
+    let error = failure(Kind::Pick, 1).to_string();
+    assert_eq!(
+        error,
+        "the layer `b` cannot take its inputs: tensor 1 is missing: the stage before returns fewer tensors than this one \
+         takes"
+    );
+    let error = failure(Kind::Halves, 3).to_string();
+    assert!(error.starts_with("the layer `b` returned 2 tensor(s), and the graph says 3"), "{error}");
+}

@@ -1,0 +1,8 @@
+//! Models and functions of the user's: graphs, layers that defer their weight gradients, hooks, changes after the launch.
+
+mod graph;
+mod split_backward;
+mod custom;
+mod after_launch;
+#[path = "../support/mod.rs"]
+mod support;

@@ -1,0 +1,223 @@
+//! A thousand interleavings on one thread: the result never changes, and every failure is reported.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use pipewright::batch::Batch;
+use pipewright::failure::{Cause, StepError};
+use pipewright::hook::ActionHook;
+use pipewright::ids::WorldRank;
+use pipewright::mesh::DataParallelMode;
+use pipewright::pipeline::{PipelineConfig, PipelineError, SeededPipeline};
+use pipewright::stage::Stage;
+use pipewright_schedule::generate::catalogue;
+use pipewright_schedule::{Action, Rank, StageIndex, ValidatedProgram};
+
+use crate::support::{LAYERS, Mlp, Step, batch, config, lose_each, loss, program, split, stage};
+
+fn pipeline(program: ValidatedProgram, seed: u64) -> SeededPipeline {
+    let stages = program.placement().stages();
+    SeededPipeline::new(program, &config(), seed, |index| stage(index, stages)).expect("the pipeline starts")
+}
+
+fn step(pipeline: &mut SeededPipeline, step: u64, microbatches: u32) -> Result<Step, PipelineError> {
+    let inputs = split(batch(step, microbatches), microbatches);
+    let targets = split(batch(100 + step, microbatches), microbatches);
+    let report = pipeline.step_batch(Batch::new(inputs, targets), 1e-2)?;
+    Ok((report.losses, report.gradient_norm))
+}
+
+fn check(schedule: &str, ranks: u32, microbatches: u32, seeds: std::ops::Range<u64>) {
+    let program = program(schedule, ranks, microbatches);
+    let run = |seed| {
+        let mut pipeline = pipeline(program.clone(), seed);
+        [0, 1].map(|number| step(&mut pipeline, number, microbatches).expect("a step"))
+    };
+    let expected = run(seeds.start);
+    for seed in seeds {
+        assert_eq!(run(seed), expected, "{schedule} on {ranks} ranks, seed {seed}");
+    }
+}
+
+#[test]
+fn every_interleaving_of_gpipe_gives_the_same_bits() {
+    check("gpipe", 2, 3, 0..200);
+    check("gpipe", 4, 4, 0..100);
+}
+
+#[test]
+fn every_interleaving_of_1f1b_gives_the_same_bits() {
+    check("1f1b", 2, 4, 0..200);
+    check("1f1b", 4, 5, 0..200);
+    check("1f1b", 8, 8, 0..20);
+}
+
+#[test]
+fn every_interleaving_of_every_schedule_gives_the_same_bits() {
+    for generator in catalogue().iter().filter(|generator| generator.name != "forwardonly") {
+        check(generator.name, 2, 4, 0..100);
+    }
+    check("zbvzerobubble", 4, 8, 0..20);
+    check("v-half", 4, 8, 0..20);
+}
+
+/// Panics before the given action, counted over both ranks in the order of execution.
+struct PanicsAt {
+    place: usize,
+    seen: AtomicUsize,
+}
+
+impl ActionHook for PanicsAt {
+    fn before(&self, _rank: WorldRank, action: Action) {
+        let seen = self.seen.fetch_add(1, Ordering::Relaxed);
+        assert!(seen != self.place, "injected before {action}");
+    }
+}
+
+/// Skips the given action, which is an error but not a panic.
+struct LeavesOut {
+    place: usize,
+    seen: AtomicUsize,
+}
+
+impl ActionHook for LeavesOut {
+    fn around(&self, _rank: WorldRank, _action: Action, run: &mut dyn FnMut()) {
+        if self.seen.fetch_add(1, Ordering::Relaxed) != self.place {
+            run();
+        }
+    }
+}
+
+/// Checks that a fault at each action in turn is reported with its action and does not affect the next step.
+fn check_faults(
+    schedule: &str,
+    fault: fn(usize) -> Arc<dyn ActionHook>,
+    is_told: fn(&Cause, Action) -> bool,
+) {
+    let program = || program(schedule, 2, 4);
+    let actions: usize = [0, 1].map(|rank| program().row(Rank::new(rank)).len()).iter().sum();
+    let expected = step(&mut pipeline(program(), 0), 0, 4).expect("a step");
+    for place in 0..actions {
+        let config = PipelineConfig { hook: Some(fault(place)), ..config() };
+        let stages = program().placement().stages();
+        let mut pipeline =
+            SeededPipeline::new(program(), &config, place as u64, |index| stage(index, stages))
+                .expect("the pipeline starts");
+        let error = step(&mut pipeline, 0, 4).expect_err("the fault strikes");
+        let PipelineError::Step(StepError { cause, action: Some(action), .. }) = &error else {
+            panic!("{error}")
+        };
+        assert!(is_told(cause, *action), "{schedule}, action {place}: {error}");
+        assert_eq!(step(&mut pipeline, 0, 4).expect("it is over"), expected, "{schedule}, action {place}");
+    }
+}
+
+#[test]
+fn a_panic_at_any_action_is_reported_and_the_next_step_is_clean() {
+    check_faults(
+        "zbvzerobubble",
+        |place| Arc::new(PanicsAt { place, seen: AtomicUsize::new(0) }),
+        |cause, action| matches!(cause, Cause::Panic { message } if *message == format!("injected before {action}")),
+    );
+}
+
+#[test]
+fn an_error_at_any_action_is_reported_and_the_next_step_is_clean() {
+    for schedule in ["1f1b", "zbvzerobubble", "dualpipev"] {
+        check_faults(
+            schedule,
+            |place| Arc::new(LeavesOut { place, seen: AtomicUsize::new(0) }),
+            |cause, at| matches!(cause, Cause::LeftOut { action } if *action == at),
+        );
+    }
+}
+
+#[test]
+fn a_lost_message_is_reported_and_the_next_step_is_clean() {
+    let expected = step(&mut pipeline(program("1f1b", 2, 4), 0), 0, 4).expect("a step");
+    // 4 activations, 4 gradients, 2 parts of the norm.
+    for lost in 0..10 {
+        let mut pipeline = pipeline(program("1f1b", 2, 4), lost as u64);
+        pipeline.lose_message(lost);
+        let error = step(&mut pipeline, 0, 4).expect_err("a message is missing");
+        let PipelineError::Step(StepError { cause: Cause::Deadline { report, .. }, .. }) = &error else {
+            panic!("{error}")
+        };
+        assert!(report.contains("rank 0: ") && report.contains("rank 1: "), "{report}");
+        match step(&mut pipeline, 0, 4) {
+            Ok(found) => assert_eq!(found, expected, "message {lost}"),
+            // A rank cannot update without the norm, which its peer already has.
+            Err(PipelineError::Diverged { step }) if step.get() == 1 => assert!(lost >= 8, "message {lost}"),
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+#[test]
+fn a_report_names_what_every_rank_waits_for_after_any_loss() {
+    let launch = || {
+        let config = PipelineConfig { data_parallel: 2, ..config() };
+        SeededPipeline::new(program("1f1b", 2, 2), &config, 0, |index| stage(index, 2)).expect("it starts")
+    };
+    let lost = lose_each(launch, || Batch::new(split(batch(0, 4), 4), split(batch(100, 4), 4)));
+    for expected in [
+        "the activations of microbatch 1 for stage 1",
+        "the gradients of microbatch 1 for stage 0",
+        "its part of the gradients of stage 1",
+        "its sum of gradients of stage 0",
+        "its squares of gradients",
+        "whether its replica is ready to update",
+    ] {
+        assert!(lost.contains(expected), "{expected} in {lost}");
+    }
+}
+
+#[test]
+fn a_message_lost_in_any_phase_after_the_program_is_reported() {
+    let lost_in = |mode, expected: &[&str]| {
+        let launch = || {
+            let config = PipelineConfig { data_parallel: 3, data_parallel_mode: mode, ..config() };
+            let program = program("1f1b", 3, 3);
+            SeededPipeline::new(program, &config, 0, |index| stage(index, 3)).expect("it starts")
+        };
+        let lost = lose_each(launch, || Batch::new(split(batch(0, 9), 9), split(batch(100, 9), 9)));
+        for tag in expected {
+            assert!(lost.contains(tag), "{tag} in {lost}");
+        }
+        // Trees have a message for each rank but the root: of 9 ranks in 3 pipelines, and of 3 pipelines on their own.
+        let count = |tag| lost.lines().filter(|&line| line == tag).count();
+        // Parameters are compared at launch, so a step sends no lists of them.
+        assert_eq!(count("the list of its parameters"), 0);
+        assert_eq!(count("the shared parameters of all ranks"), 0);
+        assert_eq!(count("its squares of gradients"), 2);
+        assert_eq!(count("the gradient norm of all ranks"), 8);
+    };
+    lost_in(DataParallelMode::Replicated, &["whether its replica is ready to update"]);
+    lost_in(DataParallelMode::Sharded, &["its part of the squares of gradients"]);
+}
+
+/// Returns the model cut as evenly as it goes; stages beyond the layers have none.
+fn uneven(index: StageIndex, stages: u32) -> Result<Stage, std::convert::Infallible> {
+    let first = |stage: u32| stage as usize * LAYERS / stages as usize;
+    let module = Mlp::new(first(index.get()), first(index.get() + 1) - first(index.get()));
+    Ok(match index.get() + 1 == stages {
+        true => Stage::with_loss(module, loss),
+        false => Stage::new(module),
+    })
+}
+
+#[test]
+fn any_number_of_ranks_adds_squares_in_the_order_of_their_paths() {
+    let run = |ranks: u32| {
+        let program = program("1f1b", ranks, 9);
+        let mut pipeline =
+            SeededPipeline::new(program, &config(), u64::from(ranks), |index| uneven(index, ranks))
+                .expect("it starts");
+        [0, 1].map(|number| step(&mut pipeline, number, 9).expect("a step"))
+    };
+    // One rank adds all squares itself.
+    let expected = run(1);
+    for ranks in 2..=9 {
+        assert_eq!(run(ranks), expected, "{ranks} ranks");
+    }
+}

@@ -1,0 +1,189 @@
+//! A model whose layers are split over tensor ranks, of sizes that the ranks share unevenly.
+
+use std::sync::Arc;
+
+use burn::module::{Module, Param};
+use burn::tensor::{Device, Tensor, activation};
+use pipewright::nn::{Linear, RmsNorm, TensorParallel};
+use pipewright::pipeline::{Pipeline, PipelineConfig, PipelineError, StepSummary};
+use pipewright::stage::{Stage, StageContext, StageModule};
+use pipewright::tensor::Placement;
+use pipewright::transport::World;
+use pipewright_schedule::StageIndex;
+
+use crate::support::{LAYERS, Step, WIDTH, batch, config, loss, numbers, program};
+
+/// The inner width of a layer, which three tensor ranks share as 3, 3 and 1.
+const INNER: usize = 7;
+
+pub(super) const MICROBATCHES: u32 = 8;
+
+/// `x + down(tanh(up(norm(x))))`.
+#[derive(Module, Debug)]
+pub(super) struct Layer {
+    norm: RmsNorm,
+    pub(super) up: Linear,
+    down: Linear,
+}
+
+/// A function that a stage calls for each microbatch, with its tensor rank.
+pub(super) type Fault = Arc<dyn Fn(&StageContext, u32) + Send + Sync>;
+
+#[derive(Module, Debug)]
+pub(super) struct Split {
+    pub(super) layers: Vec<Layer>,
+    #[module(skip)]
+    first: usize,
+    #[module(skip)]
+    tensor: TensorParallel,
+    /// The number of slices of the parameters that are split.
+    #[module(skip)]
+    slices: u32,
+    #[module(skip)]
+    fault: Faulty,
+}
+
+#[derive(Clone, Default)]
+struct Faulty(Option<Fault>);
+
+impl std::fmt::Debug for Faulty {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Faulty")
+    }
+}
+
+impl Split {
+    fn new(first: usize, count: usize, tensor: &TensorParallel, fault: Option<Fault>) -> Self {
+        let layers = (first..first + count).map(|layer| Layer::new(layer as u64, tensor)).collect();
+        Self { layers, first, tensor: tensor.clone(), slices: tensor.ranks(), fault: Faulty(fault) }
+    }
+
+    /// Returns the module, which says that the parameters are cut into this many slices.
+    pub(super) fn held_in_slices(self, slices: u32) -> Self {
+        Self { slices, ..self }
+    }
+}
+
+impl Layer {
+    fn new(layer: u64, tensor: &TensorParallel) -> Self {
+        let device = Device::flex().autodiff();
+        let slice = |placement| tensor.slice(placement);
+        let matrix = |seed, shape: [usize; 2], placement| {
+            let slice = slice(placement);
+            let values = numbers(seed, shape).try_to_vec().expect("floats");
+            let data = burn::tensor::TensorData::new(slice.cut(values, &shape), slice.shape(&shape));
+            Param::from_data(data, &device)
+        };
+        let vector = |seed, width: usize, placement| {
+            let slice = slice(placement);
+            let values = numbers(seed, [width]).try_to_vec().expect("floats");
+            let data = burn::tensor::TensorData::new(slice.cut(values, &[width]), slice.shape(&[width]));
+            Param::from_data(data, &device)
+        };
+        let split = |dimension| Placement::split(dimension, tensor.ranks());
+        Self {
+            norm: RmsNorm { weight: vector(2000 + layer, WIDTH, Placement::REPLICATED), epsilon: 1e-5 },
+            up: Linear {
+                weight: matrix(layer, [WIDTH, INNER], split(1)),
+                bias: Some(vector(1000 + layer, INNER, split(0))),
+            },
+            down: Linear {
+                weight: matrix(3000 + layer, [INNER, WIDTH], split(0)),
+                bias: Some(vector(4000 + layer, WIDTH, Placement::REPLICATED)),
+            },
+        }
+    }
+}
+
+impl StageModule for Split {
+    type Input = Tensor<2>;
+    type Output = Tensor<2>;
+
+    fn forward(&self, input: Tensor<2>, context: &StageContext) -> Tensor<2> {
+        if let Some(fault) = &self.fault.0 {
+            fault(context, self.tensor.rank().index);
+        }
+        self.layers.iter().fold(input, |x, layer| {
+            let inner = layer.up.forward(self.tensor.enter(layer.norm.forward(x.clone())));
+            x + layer.down.forward_split_inputs(activation::tanh(inner), &self.tensor)
+        })
+    }
+
+    fn parameter_path(&self, local: &str) -> String {
+        let mut parts = local.splitn(3, '.');
+        let (Some("layers"), Some(place), Some(rest)) = (parts.next(), parts.next(), parts.next()) else {
+            panic!("unexpected parameter {local}");
+        };
+        format!("layers.{}.{rest}", place.parse::<usize>().expect("a place") + self.first)
+    }
+
+    fn placement(&self, local: &str) -> Placement {
+        match local.splitn(3, '.').nth(2) {
+            Some("up.weight") => Placement::split(1, self.slices),
+            Some("up.bias" | "down.weight") => Placement::split(0, self.slices),
+            _ => Placement::REPLICATED,
+        }
+    }
+}
+
+/// The sizes of a mesh.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Sizes {
+    pub(super) pipeline: u32,
+    pub(super) data: u32,
+    pub(super) tensor: u32,
+}
+
+pub(super) fn sizes(pipeline: u32, data: u32, tensor: u32) -> Sizes {
+    Sizes { pipeline, data, tensor }
+}
+
+pub(super) fn config_of(Sizes { data, tensor, .. }: Sizes) -> PipelineConfig {
+    PipelineConfig { data_parallel: data, tensor_parallel: tensor, ..config() }
+}
+
+pub(super) fn try_launch(
+    schedule: &str,
+    sizes: Sizes,
+    config: &PipelineConfig,
+    fault: Option<Fault>,
+) -> Result<Pipeline, PipelineError> {
+    let program = program(schedule, sizes.pipeline, MICROBATCHES / sizes.data);
+    let stages = program.placement().stages();
+    let world = World::local(sizes.pipeline * sizes.data * sizes.tensor);
+    Pipeline::launch_split(program, world, config, move |stage: StageIndex, tensor: &TensorParallel| {
+        let count = LAYERS / stages as usize;
+        let module = Split::new(stage.index() * count, count, tensor, fault.clone());
+        Ok::<_, std::convert::Infallible>(match stage.get() + 1 == stages {
+            true => Stage::with_loss(module, loss),
+            false => Stage::new(module),
+        })
+    })
+}
+
+pub(super) fn launch(schedule: &str, sizes: Sizes) -> Pipeline {
+    try_launch(schedule, sizes, &config_of(sizes), None).expect("the pipeline starts")
+}
+
+pub(super) fn take_step(pipeline: &mut Pipeline, step: u64) -> Result<StepSummary, PipelineError> {
+    pipeline.step(batch(step, MICROBATCHES), batch(100 + step, MICROBATCHES), 1e-2)
+}
+
+pub(super) fn take_steps(pipeline: &mut Pipeline, steps: std::ops::Range<u64>) -> Vec<Step> {
+    let step = |step| {
+        let summary = take_step(pipeline, step).expect("a step");
+        (summary.losses, summary.gradient_norm)
+    };
+    steps.map(step).collect()
+}
+
+pub(super) fn assert_close(found: &[Step], expected: &[Step], what: &str) {
+    assert_eq!(found.len(), expected.len());
+    let close = |found: f64, expected: f64| (found - expected).abs() <= 2e-5 * expected.abs();
+    for ((losses, norm), (expected, expected_norm)) in found.iter().zip(expected) {
+        assert_eq!(losses.len(), expected.len(), "{what}");
+        let are_close = losses.iter().zip(expected).all(|(found, expected)| close(*found, *expected));
+        assert!(are_close, "{what}: {losses:?} {expected:?}");
+        assert!(close(*norm, *expected_norm), "{what}: {norm} {expected_norm}");
+    }
+}

@@ -1,0 +1,109 @@
+//! How many bytes ranks send for the sums of gradients: over replicas, and over the owners of a shared parameter.
+
+use burn::module::{Module, Param};
+use burn::tensor::{Device, Tensor};
+use pipewright::batch::Batch;
+use pipewright::ids::WorldRank;
+use pipewright::nn::Linear;
+use pipewright::pipeline::{PipelineConfig, SeededPipeline};
+use pipewright::stage::{Stage, StageContext, StageModule};
+use pipewright::transport::Traffic;
+use pipewright_schedule::StageIndex;
+
+use crate::support::{LAYERS, ROWS, WIDTH, batch, config, loss, numbers, program, split, stage};
+
+/// Takes a step on `microbatches` microbatches and returns what each rank sent in it.
+fn sent_in_a_step(pipeline: &mut SeededPipeline, ranks: u32, microbatches: u32) -> Vec<Traffic> {
+    let sent = |pipeline: &SeededPipeline| -> Vec<Traffic> {
+        (0..ranks).map(|rank| pipeline.sent_by(WorldRank::new(rank))).collect()
+    };
+    let before = sent(pipeline);
+    let parts = |seed| split(batch(seed, microbatches), microbatches);
+    pipeline.step_batch(Batch::new(parts(0), parts(100)), 1e-2).expect("a step");
+    let difference = |(after, before): (Traffic, Traffic)| Traffic {
+        messages: after.messages - before.messages,
+        bytes: after.bytes - before.bytes,
+    };
+    sent(pipeline).into_iter().zip(before).map(difference).collect()
+}
+
+#[test]
+fn replicas_send_their_gradients_twice_at_most() {
+    let gradients = (LAYERS * (WIDTH * WIDTH + WIDTH) * 4) as u64;
+    for replicas in [2, 4, 8] {
+        // One rank per replica, so that there are no messages between stages.
+        let config = PipelineConfig { data_parallel: replicas, ..config() };
+        let program = program("gpipe", 1, 2);
+        let mut pipeline =
+            SeededPipeline::new(program, &config, 0, |index| stage(index, 1)).expect("it starts");
+        let sent = sent_in_a_step(&mut pipeline, replicas, 2 * replicas);
+        let others = u64::from(replicas - 1);
+        let total: u64 = sent.iter().map(|traffic| traffic.bytes).sum();
+        // A replica sends all parts but its own, and its sum to each other replica. All replicas together send the
+        // whole gradient twice for each replica but one. The rest is the norm.
+        let sums = 2 * others * gradients;
+        assert!((sums..sums + 32 * u64::from(replicas)).contains(&total), "{replicas}: {total} for {sums}");
+        // Two messages to each other replica, whatever the number of parameters, and those of two trees.
+        let trees = 2 * u64::from(replicas.ilog2());
+        for traffic in &sent {
+            assert!(traffic.messages <= 2 * others + trees, "{replicas}: {traffic:?}");
+            // Parts are whole rows: six rows in eight parts differ from each other.
+            let share = 2.0 * others as f64 / f64::from(replicas) * gradients as f64;
+            assert!((traffic.bytes as f64) < 1.5 * share, "{replicas}: {traffic:?} for {share}");
+        }
+    }
+}
+
+/// `x + tanh(x w + b)` with a weight that all stages share and one bias per stage.
+#[derive(Module, Debug)]
+struct Sharing {
+    layer: Linear,
+    #[module(skip)]
+    stage: StageIndex,
+}
+
+impl StageModule for Sharing {
+    type Input = Tensor<2>;
+    type Output = Tensor<2>;
+
+    fn forward(&self, input: Tensor<2>, _context: &StageContext) -> Tensor<2> {
+        input.clone() + self.layer.forward(input).tanh()
+    }
+
+    fn parameter_path(&self, local: &str) -> String {
+        match local {
+            "layer.weight" => "shared.weight".to_owned(),
+            other => format!("stages.{}.{other}", self.stage),
+        }
+    }
+
+    fn shared_parameters(&self) -> Vec<String> {
+        vec!["shared.weight".to_owned()]
+    }
+}
+
+#[test]
+fn owners_of_a_shared_parameter_send_one_gradient_and_get_one_sum() {
+    const MICROBATCHES: u32 = 8;
+    let weight = (WIDTH * WIDTH * 4) as u64;
+    let boundary = (ROWS * WIDTH * 4) as u64;
+    for owners in [2u32, 3, 4, 8] {
+        let make = |stage: StageIndex| -> Result<Stage, std::convert::Infallible> {
+            let device = Device::flex().autodiff();
+            let weight = Param::from_data(numbers(7, [WIDTH, WIDTH]), &device);
+            let bias = Some(Param::from_data(numbers(u64::from(stage.get()), [WIDTH]), &device));
+            let module = Sharing { layer: Linear { weight, bias }, stage };
+            Ok(if stage.get() + 1 == owners { Stage::with_loss(module, loss) } else { Stage::new(module) })
+        };
+        let program = program("gpipe", owners, MICROBATCHES);
+        let mut pipeline = SeededPipeline::new(program, &config(), 0, make).expect("it starts");
+        let sent = sent_in_a_step(&mut pipeline, owners, MICROBATCHES);
+        let total: u64 = sent.iter().map(|traffic| traffic.bytes).sum();
+        let others = u64::from(owners - 1);
+        let messages = 2 * others * u64::from(MICROBATCHES) * boundary;
+        // Two owners send each other one gradient. More send one each, and get one sum each.
+        let sums = 2 * others * weight;
+        let rest = total - messages;
+        assert!((sums..sums + 64 * u64::from(owners)).contains(&rest), "{owners}: {rest} for {sums}");
+    }
+}

@@ -1,0 +1,15 @@
+//! What a step computes, and the state that it leaves.
+
+mod training;
+mod steps;
+mod batches;
+mod batch_forms;
+mod boundaries;
+mod gradients;
+mod updates;
+mod randomness;
+mod recompute;
+mod precision;
+mod checkpoints;
+#[path = "../support/mod.rs"]
+mod support;
