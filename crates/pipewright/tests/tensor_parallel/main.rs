@@ -1,10 +1,12 @@
-//! Ranks that compute stages together: the results of one rank, the bytes at boundaries, hooks, modules, failures, checkpoints.
+//! Ranks that compute stages together: the results of one rank, also in half precision, the bytes at boundaries, hooks,
+//! modules, failures, checkpoints.
 
 mod checkpoints;
 mod failures;
 mod hooks;
 mod model;
 mod modules;
+mod precision;
 #[path = "../support/mod.rs"]
 mod support;
 
