@@ -69,6 +69,6 @@ impl<F: DecoderFamily> ModelFamily for F {
         if let Some(mixture) = form.mixture {
             mixture.validate()?;
         }
-        self.decoder().build_stage(&form, layers, source, (device, tensor))
+        self.decoder().build_split_stage(&form, layers, source, (device, tensor))
     }
 }

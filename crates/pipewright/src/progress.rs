@@ -144,7 +144,7 @@ impl ProgressBoard {
     }
 
     /// Records the program and the step, for reports.
-    pub(crate) fn run(&self, program: &Arc<ValidatedProgram>, step: StepNumber) {
+    pub(crate) fn set_program(&self, program: &Arc<ValidatedProgram>, step: StepNumber) {
         *self.program.lock().unwrap_or_else(PoisonError::into_inner) = (Some(program.clone()), step);
     }
 
@@ -270,7 +270,10 @@ mod tests {
         let schedule = generate("gpipe", &spec).expect("a schedule");
         let program = lower(&schedule, &LowerConfig::from(Level::Comms)).expect("it lowers");
         let board = ProgressBoard::new(4);
-        board.run(&Arc::new(validate(program, Level::Comms).expect("it is sound")), StepNumber::new(1));
+        board.set_program(
+            &Arc::new(validate(program, Level::Comms).expect("it is sound")),
+            StepNumber::new(1),
+        );
         board
     }
 

@@ -72,7 +72,7 @@ struct Choice {
 }
 
 impl Chosen {
-    /// Returns settings that name a schedule.
+    /// Keeps settings that need no plan.
     pub(super) fn named(loaded: Loaded) -> Self {
         Self { loaded, sentences: Vec::new(), files: Vec::new() }
     }

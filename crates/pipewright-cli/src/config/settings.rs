@@ -42,7 +42,7 @@ pub(crate) struct Settings {
 /// The settings, and the schedule that was generated or read to check them.
 #[derive(Debug)]
 pub(crate) struct Loaded {
-    /// The settings, which do not change later.
+    /// The settings. Only a plan (`pipeline.schedule = "auto"`) changes them.
     pub(crate) settings: Settings,
     /// The schedule that the setting `pipeline.schedule` names.
     pub(crate) schedule: FoundSchedule,

@@ -16,6 +16,7 @@
 //! path, which keeps them equal. Model directories hold the table once.
 
 mod block;
+mod build;
 mod config;
 mod defaults;
 mod describe;

@@ -1,26 +1,25 @@
 //! A stage of a decoder-only model: any contiguous range of its layers.
 
 use std::cell::OnceCell;
-use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use burn::module::Module;
 use burn::tensor::{Device, Int, Tensor};
-use pipewright::nn::{CausalAttention, Embedding, KeyValueCache, Linear, RmsNorm, TensorParallel, TiedHead};
-use pipewright::stage::{Stage, StageContext, StageModule};
+use pipewright::nn::{CausalAttention, Embedding, KeyValueCache, Linear, RmsNorm, TiedHead};
+use pipewright::stage::{StageContext, StageModule};
 use pipewright::tensor::{Boundary, BoundaryError, Placement, Unpack, ValueKind, Values, pack, unpack};
 use pipewright_schedule::{Microbatch, StageIndex};
 
 use super::block::DecoderBlock;
 use super::config::DecoderConfig;
-use super::form::BlockForm;
 use crate::documents::given_scope;
-use crate::error::{ConfigError, SplitModel};
+use crate::error::SplitModel;
 use crate::next_token::{CachedModel, NextToken, device_of, ids, last_row};
-use crate::parameter::{Builder, ParameterSource, SplitLinear};
-use crate::split::{SplitStage, require_parts};
-use crate::stage_layers::{Layer, stage_layers};
-use crate::training_module::{TrainingModule, stage_of_logits};
+use crate::split::SplitStage;
+use crate::stage_layers::Layer;
+
+/// The path of the embedding.
+pub(super) const EMBEDDING: &str = "model.embed_tokens";
 
 /// A contiguous range of layers.
 ///
@@ -29,22 +28,22 @@ use crate::training_module::{TrainingModule, stage_of_logits};
 /// that belong to other stages are `None`, and so is the kind of head that the model does not have.
 #[derive(Module, Debug)]
 pub struct DecoderStage {
-    model: DecoderModel,
-    lm_head: Option<Linear>,
+    pub(super) model: DecoderModel,
+    pub(super) lm_head: Option<Linear>,
     /// The head of a model with tied embeddings, with a copy of the embedding's table.
-    tied_head: Option<TiedHead>,
+    pub(super) tied_head: Option<TiedHead>,
     #[module(skip)]
-    attention: AttentionCache,
+    pub(super) attention: AttentionCache,
     #[module(skip)]
-    split: SplitStage,
+    pub(super) split: SplitStage,
 }
 
 #[derive(Module, Debug)]
-struct DecoderModel {
-    embed_tokens: Option<Embedding>,
+pub(super) struct DecoderModel {
+    pub(super) embed_tokens: Option<Embedding>,
     /// One entry for each block of the whole model.
-    layers: Vec<Option<DecoderBlock>>,
-    norm: Option<RmsNorm>,
+    pub(super) layers: Vec<Option<DecoderBlock>>,
+    pub(super) norm: Option<RmsNorm>,
 }
 
 /// The input of a stage: token ids `[batch, sequence]` if it holds the embedding, otherwise hidden states
@@ -194,13 +193,6 @@ impl StageModule for DecoderStage {
     }
 }
 
-impl TrainingModule for DecoderStage {
-    fn into_stage(self, is_last: bool) -> Stage {
-        let split = self.split.clone();
-        stage_of_logits(self, is_last, split)
-    }
-}
-
 impl NextToken for DecoderStage {
     fn next_token(&self, tokens: &[u32]) -> Result<Vec<f32>, SplitModel> {
         self.split.require_whole()?;
@@ -235,9 +227,6 @@ impl CachedModel for CachedDecoder<'_> {
     }
 }
 
-/// The path of the embedding.
-const EMBEDDING: &str = "model.embed_tokens";
-
 /// An integer tensor holds token ids, any other tensor hidden states.
 impl Boundary for DecoderInput {
     fn pack(self, into: &mut Values) {
@@ -255,78 +244,9 @@ impl Boundary for DecoderInput {
     }
 }
 
-impl DecoderConfig {
-    /// Builds the stage that holds `layers`; see [`ModelFamily::build_stage`](crate::ModelFamily::build_stage).
-    pub(crate) fn build_stage<S>(
-        &self,
-        form: &BlockForm<'_>,
-        layers: Range<usize>,
-        source: &mut S,
-        (device, tensor): (&Device, &TensorParallel),
-    ) -> Result<DecoderStage, S::Error>
-    where
-        S: ParameterSource,
-        S::Error: From<ConfigError>,
-    {
-        self.validate()?;
-        let mut builder = Builder::new(source, device, tensor);
-        let mut stage = DecoderStage::empty(self);
-        for layer in stage_layers(layers, self.num_hidden_layers)? {
-            match layer {
-                Layer::Embedding => {
-                    require_parts(EMBEDDING, "weight", ("vocab_size", self.vocab_size), tensor.ranks())?;
-                    let weight = builder.split_table(EMBEDDING, self.vocab_size, self.hidden_size)?;
-                    stage.model.embed_tokens = Some(Embedding { weight });
-                }
-                Layer::Block(index) => {
-                    let path = format!("model.layers.{index}");
-                    let block = DecoderBlock::build(self, form, index, &path, &mut builder)?;
-                    stage.model.layers[index] = Some(block);
-                }
-                Layer::Head => stage.add_head(self, &mut builder)?,
-            }
-        }
-        let placements = Arc::new(builder.into_placements());
-        stage.split = SplitStage { tensor: tensor.clone(), vocabulary: self.vocab_size, placements };
-        Ok(stage)
-    }
-}
-
-impl DecoderStage {
-    fn empty(config: &DecoderConfig) -> Self {
-        let layers = vec![None; config.num_hidden_layers];
-        Self {
-            model: DecoderModel { embed_tokens: None, layers, norm: None },
-            lm_head: None,
-            tied_head: None,
-            attention: AttentionCache::new(config),
-            split: SplitStage::default(),
-        }
-    }
-
-    fn add_head<S>(&mut self, config: &DecoderConfig, builder: &mut Builder<'_, S>) -> Result<(), S::Error>
-    where
-        S: ParameterSource,
-        S::Error: From<ConfigError>,
-    {
-        let (vocabulary, hidden) = (config.vocab_size, config.hidden_size);
-        let slices = builder.tensor_ranks();
-        self.model.norm = Some(builder.norm("model.norm", hidden, config.rms_norm_eps)?);
-        if config.tie_word_embeddings {
-            require_parts(EMBEDDING, "weight", ("vocab_size", vocabulary), slices)?;
-            self.tied_head = Some(TiedHead { weight: builder.split_table(EMBEDDING, vocabulary, hidden)? });
-        } else {
-            require_parts("lm_head", "weight", ("vocab_size", vocabulary), slices)?;
-            let split = SplitLinear::Outputs { slices };
-            self.lm_head = Some(builder.split_linear(false, "lm_head", [hidden, vocabulary], split)?);
-        }
-        Ok(())
-    }
-}
-
 /// A cache of the attention with its tables for the latest sequence length. A run usually has one length.
 #[derive(Debug, Clone)]
-struct AttentionCache {
+pub(super) struct AttentionCache {
     frequencies: Arc<[f32]>,
     latest: Arc<Mutex<Option<Cached>>>,
 }
@@ -338,7 +258,7 @@ struct Cached {
 }
 
 impl AttentionCache {
-    fn new(config: &DecoderConfig) -> Self {
+    pub(super) fn new(config: &DecoderConfig) -> Self {
         Self { frequencies: config.rotary_frequencies().into(), latest: Arc::default() }
     }
 

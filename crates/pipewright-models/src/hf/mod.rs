@@ -12,6 +12,7 @@ mod file;
 mod layout;
 mod origin;
 mod read;
+mod weights;
 mod write;
 
 pub use error::HfError;

@@ -1,26 +1,22 @@
 //! Reads the configuration and the stages of a model directory.
 
-use std::collections::hash_map::Entry;
-use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Range;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use burn::tensor::Device;
 use pipewright::bounded_file::{self, SMALL_TEXT};
 use pipewright::checkpoint::Checkpoint;
 use pipewright::nn::TensorParallel;
-use pipewright::tensor::Slice;
-use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::export::Stored;
-use super::file::SafetensorsFile;
-use super::layout::{file_dimension, file_shape, from_file};
-use super::{CONFIG, HfError, INDEX, SINGLE};
+use super::layout::file_shape;
+use super::weights::Weights;
+use super::{CONFIG, HfError};
 use crate::error::ConfigError;
 use crate::family::ModelFamily;
-use crate::parameter::{ParameterSource, ParameterSpec};
+use crate::parameter::ParameterSpec;
 
 /// Reads `dir/config.json` with `parse_model`; an error names the file and, if possible, the line.
 ///
@@ -109,95 +105,6 @@ pub fn check_weights(dir: &Path, parameters: &[ParameterSpec]) -> Result<(), HfE
     Ok(())
 }
 
-/// The largest index that is read. An index has about a hundred bytes for each tensor.
-const LARGEST_INDEX: u64 = 1 << 28;
-
-/// The weights of a directory. Files are opened when they are first needed.
-struct Weights {
-    dir: PathBuf,
-    files: WeightFiles,
-    open: HashMap<String, SafetensorsFile>,
-}
-
-/// The file of each tensor.
-enum WeightFiles {
-    Single,
-    Indexed(BTreeMap<String, String>),
-}
-
-#[derive(Deserialize)]
-struct Index {
-    weight_map: BTreeMap<String, String>,
-}
-
-impl Weights {
-    fn open(dir: &Path) -> Result<Self, HfError> {
-        let index = dir.join(INDEX);
-        let files = if dir.join(SINGLE).is_file() {
-            WeightFiles::Single
-        } else if index.is_file() {
-            WeightFiles::Indexed(parse::<Index>(&index, &read_bytes(&index, LARGEST_INDEX)?)?.weight_map)
-        } else {
-            return Err(HfError::NoWeights { dir: dir.to_owned() });
-        };
-        Ok(Self { dir: dir.to_owned(), files, open: HashMap::new() })
-    }
-
-    fn file_of(&self, tensor: &str) -> Result<&str, HfError> {
-        let WeightFiles::Indexed(map) = &self.files else { return Ok(SINGLE) };
-        let missing = || HfError::MissingTensor { path: self.dir.join(INDEX), tensor: tensor.to_owned() };
-        let file = map.get(tensor).ok_or_else(missing)?;
-        self.require_plain_name(tensor, file)?;
-        Ok(file)
-    }
-
-    /// Returns the names of all files with weights.
-    fn file_names(&self) -> Result<BTreeSet<String>, HfError> {
-        let WeightFiles::Indexed(map) = &self.files else { return Ok(BTreeSet::from([SINGLE.to_owned()])) };
-        map.iter().try_for_each(|(tensor, file)| self.require_plain_name(tensor, file))?;
-        Ok(map.values().cloned().collect())
-    }
-
-    /// Returns an error if a name leads out of the directory.
-    fn require_plain_name(&self, tensor: &str, file: &str) -> Result<(), HfError> {
-        if Path::new(file).file_name() == Some(file.as_ref()) {
-            return Ok(());
-        }
-        let (path, tensor, file) = (self.dir.join(INDEX), tensor.to_owned(), file.to_owned());
-        Err(HfError::IndexFile { path, tensor, file })
-    }
-
-    /// Opens the file of this name, unless it is open already.
-    fn file(&mut self, name: String) -> Result<&mut SafetensorsFile, HfError> {
-        let path = self.dir.join(&name);
-        match self.open.entry(name) {
-            Entry::Occupied(entry) => Ok(entry.into_mut()),
-            Entry::Vacant(entry) => Ok(entry.insert(SafetensorsFile::open(path)?)),
-        }
-    }
-}
-
-impl ParameterSource for Weights {
-    type Error = HfError;
-
-    fn parameter(&mut self, spec: &ParameterSpec) -> Result<Vec<f32>, HfError> {
-        let name = self.file_of(&spec.path)?.to_owned();
-        let values = self.file(name)?.read(&spec.path, &file_shape(spec))?;
-        Ok(from_file(spec, values))
-    }
-
-    /// Reads no more of the file than the slice if its elements follow each other there.
-    fn slice_of(&mut self, spec: &ParameterSpec, slice: Slice) -> Result<Vec<f32>, HfError> {
-        let shape = file_shape(spec);
-        if file_dimension(spec, slice.dimension) != 0 {
-            return Ok(slice.cut(self.parameter(spec)?, &spec.shape));
-        }
-        let name = self.file_of(&spec.path)?.to_owned();
-        let values = self.file(name)?.read_rows(&spec.path, &shape, slice.range(shape[0]))?;
-        Ok(from_file(&ParameterSpec { shape: slice.shape(&spec.shape), ..spec.clone() }, values))
-    }
-}
-
 /// Writes bare `Infinity` and `NaN`, which Python puts into files and JSON does not have, as objects with a name, as
 /// version 5 of transformers does. Lines stay the same, so that errors name the right one.
 fn named_floats(text: &[u8]) -> Vec<u8> {
@@ -232,10 +139,10 @@ pub(super) fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T, HfError> 
     parse(path, &named_floats(&read_bytes(path, SMALL_TEXT)?))
 }
 
-fn read_bytes(path: &Path, limit: u64) -> Result<Vec<u8>, HfError> {
+pub(super) fn read_bytes(path: &Path, limit: u64) -> Result<Vec<u8>, HfError> {
     bounded_file::read_regular(path, limit).map_err(HfError::io("read", path))
 }
 
-fn parse<T: DeserializeOwned>(path: &Path, text: &[u8]) -> Result<T, HfError> {
+pub(super) fn parse<T: DeserializeOwned>(path: &Path, text: &[u8]) -> Result<T, HfError> {
     serde_json::from_slice(text).map_err(|source| HfError::Json { path: path.to_owned(), source })
 }

@@ -33,7 +33,8 @@ pub struct LowerConfig {
 /// How ranks send and receive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Messages {
-    /// A send completes when it is received.
+    /// No action waits for a send. The program is sound even if each send blocks until it is received; the runtime's sends
+    /// do not block.
     Blocking,
     /// A send only starts, and a later action waits for it.
     Waited {
@@ -65,6 +66,7 @@ impl From<Level> for LowerConfig {
 /// When the schedule is unsound. Release builds find only mistakes that make a pass fail; validate the result.
 pub fn lower(schedule: &Schedule, config: &LowerConfig) -> Result<Program, LowerError> {
     if cfg!(debug_assertions) {
+        // Names this pass if the schedule is unsound. The program is made below.
         sound("drop bubbles", drop_bubbles(schedule), Level::Compute)?;
     }
     let mut computation = Computation::Scheduled(schedule);

@@ -1,15 +1,18 @@
-//! The tensors of a boundary in a tensor group: each rank sends its part, and the receivers put the parts together.
+//! The tensors that cross a boundary between two ranks: one rank sends them, the other takes them when the action that
+//! uses them runs.
 //!
-//! A message has the layout of each tensor: the sender's place in its group, the dimension of the cut, and the shape of the
+//! In a tensor group each rank sends its part, and the receivers put the parts together. Then a message has the layout of each tensor: the sender's place in its group, the dimension of the cut, and the shape of the
 //! whole. The receiver compares it with its own place and with the tensor that arrived. Activations and gradients have
 //! layouts of their own.
 
-use pipewright_schedule::{Microbatch, StageIndex};
+use pipewright_schedule::{Action, Microbatch, StageIndex};
 
+use super::actions::MADE_BEFORE;
 use super::machine::Executor;
 use crate::failure::Cause;
+use crate::message::{AwaitedMessage, Direction, Tag};
 use crate::tensor::{
-    Layout, MetadataError, Mismatch, OptionalTensors, Side, TensorMismatch, TensorRank, Value,
+    Layout, MetadataError, Mismatch, OptionalTensors, Side, TensorMismatch, TensorRank, Value, Values,
 };
 
 /// Tensors of a microbatch that cross a boundary.
@@ -21,8 +24,115 @@ pub(super) struct Crossing {
 }
 
 impl Executor {
+    pub(super) fn send_forward(
+        &mut self,
+        stage: StageIndex,
+        microbatch: Microbatch,
+    ) -> Result<Option<AwaitedMessage>, Cause> {
+        let outputs = self.local_stage(stage).outputs[microbatch.index()].take().expect(MADE_BEFORE);
+        let next = self.placement().next(stage).expect("a validated program sends from no last stage");
+        let mut outputs = outputs.into_iter().map(Some).collect();
+        self.show_message(Action::SendForward { stage, microbatch }, &mut outputs)?;
+        self.send(Direction::Forward, next, microbatch, outputs);
+        Ok(None)
+    }
+
+    pub(super) fn send_backward(
+        &mut self,
+        stage: StageIndex,
+        microbatch: Microbatch,
+    ) -> Result<Option<AwaitedMessage>, Cause> {
+        let gradients = self.local_stage(stage).input_gradients[microbatch.index()].take();
+        let mut gradients = gradients.expect(MADE_BEFORE);
+        self.show_message(Action::SendBackward { stage, microbatch }, &mut gradients)?;
+        let previous = self.placement().previous(stage);
+        let previous = previous.expect("a validated program sends no gradient from the first stage");
+        self.send(Direction::Backward, previous, microbatch, gradients);
+        Ok(None)
+    }
+
+    /// Takes a forward's inputs if another rank sends them and they are not here yet, or returns the first missing
+    /// message.
+    pub(super) fn fetch_inputs(
+        &mut self,
+        stage: StageIndex,
+        microbatch: Microbatch,
+    ) -> Result<Option<AwaitedMessage>, Cause> {
+        if let Some(awaited) = self.fetch_parameters(stage)? {
+            return Ok(Some(awaited));
+        }
+        let Some(source) = self.placement().previous(stage) else { return Ok(None) };
+        if self.elsewhere(source).is_some() && self.local_stage(stage).inputs[microbatch.index()].is_none() {
+            let awaited = self.awaited_boundary(Direction::Forward, source, stage, microbatch);
+            let Some(tensors) = self.take_tensors(awaited, stage)? else { return Ok(Some(awaited)) };
+            let mut tensors = self.whole(Crossing { from: source, to: stage, microbatch }, tensors)?;
+            let receive = Action::RecvForward { stage, microbatch };
+            self.show_message(receive, &mut tensors)?;
+            let inputs: Values = tensors.into_iter().flatten().collect();
+            self.local_stage(stage).inputs[microbatch.index()] = Some(inputs);
+            self.note_received(receive);
+        }
+        self.fetch_skips(Direction::Forward, stage, microbatch)
+    }
+
+    /// As [`Executor::fetch_inputs`], for the gradients that a backward starts from.
+    pub(super) fn fetch_gradients(
+        &mut self,
+        stage: StageIndex,
+        microbatch: Microbatch,
+    ) -> Result<Option<AwaitedMessage>, Cause> {
+        if let Some(awaited) = self.fetch_parameters(stage)? {
+            return Ok(Some(awaited));
+        }
+        let Some(source) = self.placement().next(stage) else { return Ok(None) };
+        let is_missing = self.local_stage(stage).output_gradients[microbatch.index()].is_none();
+        if self.elsewhere(source).is_some() && is_missing {
+            let awaited = self.awaited_boundary(Direction::Backward, source, stage, microbatch);
+            let Some(gradients) = self.take_tensors(awaited, stage)? else { return Ok(Some(awaited)) };
+            let mut gradients = self.whole(Crossing { from: source, to: stage, microbatch }, gradients)?;
+            let receive = Action::RecvBackward { stage, microbatch };
+            self.show_message(receive, &mut gradients)?;
+            self.local_stage(stage).output_gradients[microbatch.index()] = Some(gradients);
+            self.note_received(receive);
+        }
+        self.fetch_skips(Direction::Backward, stage, microbatch)
+    }
+
+    /// Lets the hook see the tensors of a message, and replace them.
+    fn show_message(&self, action: Action, tensors: &mut OptionalTensors) -> Result<(), Cause> {
+        match &self.hook {
+            Some(hook) => Ok(hook.message(self.world_rank, action, tensors)?),
+            None => Ok(()),
+        }
+    }
+
+    /// Sends a boundary's tensors to the rank of `stage`.
+    fn send(
+        &mut self,
+        direction: Direction,
+        stage: StageIndex,
+        microbatch: Microbatch,
+        tensors: OptionalTensors,
+    ) {
+        let to = self.endpoint.world_rank_of(self.placement().rank_of(stage));
+        let parts = self.cut_for_sending(tensors);
+        self.send_tensors(to, Tag::Boundary { direction, stage, microbatch }, parts);
+    }
+
+    /// Returns the message of a boundary from the rank of `source` to `stage`.
+    fn awaited_boundary(
+        &self,
+        direction: Direction,
+        source: StageIndex,
+        stage: StageIndex,
+        microbatch: Microbatch,
+    ) -> AwaitedMessage {
+        let from = self.placement().rank_of(source);
+        self.awaited(from, Tag::Boundary { direction, stage, microbatch })
+    }
+
     /// Returns this rank's parts of the tensors that it sends, and counts their bytes.
-    pub(super) fn parts(&mut self, tensors: OptionalTensors) -> OptionalTensors {
+    pub(super) fn cut_for_sending(&mut self, tensors: OptionalTensors) -> OptionalTensors {
         let rank = self.endpoint.tensor_rank();
         let part = |whole: Value| match rank.of {
             1 => whole,

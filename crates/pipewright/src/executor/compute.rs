@@ -28,7 +28,7 @@ impl Executor {
                 self.backward_weights(action, (stage, microbatch)).map(drop)
             }
             Action::InputBackward { stage, microbatch } => self.backward_inputs(action, (stage, microbatch)),
-            Action::WeightBackward { stage, microbatch } => self.split_weights(action, (stage, microbatch)),
+            Action::WeightBackward { stage, microbatch } => self.weight_backward(action, (stage, microbatch)),
             Action::Overlap(overlap) => self.overlap(action, overlap.forward(), overlap.backward()),
             _ => unreachable!("other actions do not compute"),
         }
@@ -66,7 +66,7 @@ impl Executor {
     }
 
     fn begin_forward(&mut self, (stage, microbatch): At) -> Result<ForwardState, Cause> {
-        let inputs = self.take_inputs(stage, microbatch).expect(MADE_BEFORE)?;
+        let inputs = self.take_inputs(stage, microbatch)?;
         let place = microbatch.index();
         let replica = self.endpoint.coord().replica;
         let earlier = u64::from(self.accumulated) * u64::from(self.endpoint.replica_count());
@@ -163,7 +163,7 @@ impl Executor {
 
     /// Runs `W`: the weight gradients that `I` deferred. A stage that defers none still trains, but gains nothing from
     /// the split, which is logged once.
-    fn split_weights(&mut self, action: Action, at: At) -> Result<(), Cause> {
+    fn weight_backward(&mut self, action: Action, at: At) -> Result<(), Cause> {
         let tasks = self.backward_weights(action, at)?;
         let (stage, _) = at;
         // A function of a hook's may have computed the weight gradients in `I`.

@@ -2,6 +2,7 @@
 
 use pipewright_schedule::{Microbatch, StageIndex};
 
+use super::actions::MADE_BEFORE;
 use super::boundary::Crossing;
 use super::machine::Executor;
 use crate::failure::Cause;
@@ -9,24 +10,21 @@ use crate::message::Direction;
 use crate::tensor::{Flow, OnMismatch, OptionalTensors, TensorMismatch, Values};
 
 impl Executor {
-    /// Returns all input tensors of a stage for a microbatch; `None` if those of the neighbour have not arrived.
-    pub(super) fn take_inputs(
-        &mut self,
-        stage: StageIndex,
-        microbatch: Microbatch,
-    ) -> Option<Result<Values, Cause>> {
-        let inputs = self.local_stage(stage).inputs[microbatch.index()].take()?;
+    /// Takes the inputs of a stage for a microbatch, adds those of its skip connections, and checks them. An earlier action
+    /// has put them in place.
+    pub(super) fn take_inputs(&mut self, stage: StageIndex, microbatch: Microbatch) -> Result<Values, Cause> {
+        let inputs = self.local_stage(stage).inputs[microbatch.index()].take().expect(MADE_BEFORE);
         let Some(previous) = self.placement().previous(stage) else {
             // The model's input data needs no gradient.
             let device = self.local_stage(stage).runner.device();
-            return Some(Ok(inputs.into_iter().map(|input| input.to_device(device).constant()).collect()));
+            return Ok(inputs.into_iter().map(|input| input.to_device(device).constant()).collect());
         };
         let mut inputs = inputs.into_iter().map(Some).collect();
         self.append_skips(Direction::Forward, stage, microbatch, &mut inputs);
         let inputs: Values = inputs.into_iter().flatten().collect();
         let looked = self.local_stage(stage).boundaries.check_inputs(microbatch, &inputs);
         let crossing = Crossing { from: previous, to: stage, microbatch };
-        Some(self.judge(looked, stage, Flow::Inputs, crossing).map(|()| inputs))
+        self.judge(looked, stage, Flow::Inputs, crossing).map(|()| inputs)
     }
 
     /// Passes on the outputs of a stage. Skip connections are sent at once. The other outputs go to the next stage if

@@ -15,7 +15,7 @@ impl Executor {
     fn next_phase(&mut self, done: Phase) -> Result<Phase, Cause> {
         Ok(match done {
             Phase::Actions => self.end_program()?,
-            Phase::ReplicaSums => self.end_replica_sums()?,
+            Phase::ReplicaSums => self.add_copies_and_shared()?,
             Phase::SharedGradients(sums) => {
                 self.set_shared_gradients(sums);
                 self.change_gradients()?;
@@ -85,7 +85,7 @@ impl Executor {
             return Ok(self.finish(Outcome { reports: vec![report], collected: Vec::new() }));
         }
         if !self.reduces() {
-            return self.end_replica_sums();
+            return self.add_copies_and_shared();
         }
         // The program may have started some of them.
         let stages: Vec<StageIndex> = self.stages.iter().map(|stage| stage.index).collect();
@@ -95,7 +95,7 @@ impl Executor {
 
     /// Adds the gradients of copies in the tensor group, and exchanges those of shared parameters, once the sums over
     /// replicas are complete.
-    fn end_replica_sums(&mut self) -> Result<Phase, Cause> {
+    fn add_copies_and_shared(&mut self) -> Result<Phase, Cause> {
         self.step.reductions.clear();
         self.add_copies()?;
         Ok(self.exchange_shared_gradients())

@@ -26,6 +26,7 @@ use crate::tensor::{Boundaries, CheckMetadata, Metadata, OnMismatch};
 
 /// The settings that an executor gets from its pipeline.
 pub(crate) struct ExecutorConfig {
+    /// The program until the first step. Each step brings its own (`StepInput::program`).
     pub(crate) program: Arc<ValidatedProgram>,
     pub(crate) board: ProgressBoard,
     pub(crate) metadata: Metadata,

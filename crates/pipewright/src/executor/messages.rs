@@ -15,7 +15,8 @@ use crate::message::{AwaitedMessage, Message, Payload, Tag};
 use crate::tensor::{OptionalTensors, Value};
 
 impl Executor {
-    /// Sends tensors to a rank of the world. Their storage is transferred to the receiver, on whose device it then is.
+    /// Sends tensors to a rank of the world. Between threads their storage is transferred to the receiver, on whose
+    /// device it then is.
     pub(super) fn send_tensors(&mut self, to: WorldRank, tag: Tag, mut tensors: OptionalTensors) {
         let start = Instant::now();
         if let Some(device) = self.endpoint.device_of(to) {
@@ -96,7 +97,8 @@ impl Executor {
         })
     }
 
-    /// Takes tensors for a stage of this rank, if they have arrived.
+    /// Takes tensors for a stage of this rank, if they have arrived. Moves those that came in the processor's memory to the
+    /// stage's device, and counts the time in which the rank waited for them.
     pub(super) fn take_tensors(
         &mut self,
         awaited: AwaitedMessage,

@@ -1,7 +1,7 @@
 //! One rank's step as a state machine: its next action, or the message that it waits for.
 //!
-//! An [`Executor`] runs its rank's row of a validated program. [`Executor::poll`] runs at most one action and never
-//! blocks. A driver ([`crate::driver`]) polls, sleeps while the executor waits, and watches the deadline. After the
+//! An [`Executor`] runs its rank's row of a validated program. [`Executor::poll`] runs at most one action, and
+//! blocks only in the exchanges of a tensor group (`tensor_group.rs`). A driver ([`crate::driver`]) polls, sleeps while the executor waits, and watches the deadline. After the
 //! program the ranks sum the gradients of replicas and of shared parameters, compute the gradient norm, and update
 //! their parameters. The protocol of these phases is in `README.md` beside this file.
 //!
@@ -11,7 +11,7 @@
 //! | `place.rs` | the action that an error names |
 //! | `step.rs` | a step: its input, its phase, its results so far |
 //! | `actions.rs` | one handler for each kind of action |
-//! | `boundary.rs` | parts of a boundary's tensors, between tensor groups |
+//! | `boundary.rs` | both ends of a message between two stages; its parts, between tensor groups |
 //! | `compute.rs` | the actions that compute, and the hooks that run them |
 //! | `edges.rs` | the inputs and outputs of a stage |
 //! | `slices.rs` | whether the ranks of a tensor group hold the parts of parameters that their modules say |

@@ -37,6 +37,7 @@ impl Linear {
     /// # Panics
     /// When the last dimension of `x` is not the weight's inputs.
     pub fn forward<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
+        // One rank holds all inputs.
         self.forward_split_inputs(x, &TensorParallel::default())
     }
 

@@ -1,46 +1,25 @@
-//! The settings that all ranks of a pipeline share, and the input of each rank at the start of a step.
+//! The settings that all ranks of a pipeline share: checked at launch, and used by each rank to build its stages.
+//! `step_inputs.rs` has what each rank gets at the start of a step.
 
 use std::fmt::Display;
 use std::sync::Arc;
-use std::time::Instant;
 
 use pipewright_schedule::{Level, StageIndex, ValidatedProgram};
 
 use super::config::PipelineConfig;
 use super::error::PipelineError;
-use crate::batch::{Batch, LossFactors};
-use crate::executor::{Executor, ExecutorConfig, MeshEndpoint, MeshSettings, StepInput};
+use crate::executor::{Executor, ExecutorConfig, MeshEndpoint, MeshSettings};
 use crate::failure::{Abort, Cause, StepError};
-use crate::ids::{Attempt, StepNumber, WorldRank};
+use crate::ids::StepNumber;
 use crate::loss_scale::LossScale;
 use crate::memory::RankMemory;
-use crate::mesh::{Mesh, MeshCoord};
+use crate::mesh::Mesh;
 use crate::nn::TensorParallel;
 use crate::optimizer::ClipGroup;
 use crate::progress::ProgressBoard;
 use crate::stage::{Stage, StageSettings};
-use crate::tensor::{Metadata, Precision, Values};
+use crate::tensor::{Metadata, Precision};
 use crate::transport::{Endpoint, World};
-
-/// The purpose of a step.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum StepKind {
-    /// `unit` is that of the weights of microbatches ([`Batch::unit`]).
-    Train {
-        learning_rate: f64,
-        loss_scale: f64,
-        update: bool,
-        unit: Option<f64>,
-    },
-    Evaluate,
-}
-
-/// A step and the attempt at it.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct StepAttempt {
-    pub step: StepNumber,
-    pub attempt: Attempt,
-}
 
 /// The settings that all ranks of a pipeline share, whether the ranks have their own threads or share one.
 #[derive(Clone)]
@@ -93,7 +72,7 @@ impl Assembly {
         let abort = endpoints.first().map(|endpoint| endpoint.abort().clone()).unwrap_or_default();
         let program = Arc::new(program);
         board.set_tensor_ranks(mesh.tensor);
-        board.run(&program, StepNumber::default());
+        board.set_program(&program, StepNumber::default());
         let evaluation = program.is_forward_only().then(|| program.clone());
         Ok((Self { program, mesh, evaluation, config: config.clone(), board, abort }, endpoints))
     }
@@ -170,75 +149,6 @@ impl Assembly {
     pub(crate) fn microbatches(&self) -> u32 {
         self.program.microbatches() * self.mesh.data
     }
-
-    /// Returns the input of each of `ranks`, in their order. Each replica gets its share of the microbatches: the rank
-    /// of the first stage gets the inputs, that of the last stage the targets.
-    pub(crate) fn step_inputs(
-        &self,
-        ranks: impl Iterator<Item = WorldRank>,
-        StepAttempt { step, attempt }: StepAttempt,
-        batch: Batch,
-        kind: StepKind,
-        origin: Instant,
-    ) -> Result<Vec<StepInput>, PipelineError> {
-        let (program, learning_rate, loss_scale, update, unit) = match (kind, &self.evaluation) {
-            (StepKind::Train { learning_rate, loss_scale, update, unit }, _) => {
-                (&self.program, learning_rate, loss_scale, update, unit)
-            }
-            (StepKind::Evaluate, evaluation) => {
-                (evaluation.as_ref().unwrap_or(&self.program), 0.0, 1.0, false, None)
-            }
-        };
-        self.board.run(program, step);
-        let LossFactors { losses, divisor, is_sum, .. } = batch.loss_factors(unit);
-        let Batch { mut inputs, mut targets, side_inputs, keep_outputs, kept_stages, .. } = batch;
-        let kept_stages: Arc<[StageIndex]> = kept_stages.into();
-        let stages = self.program.placement().stages();
-        if let Some(&stage) = kept_stages.iter().find(|stage| stage.get() >= stages) {
-            return Err(PipelineError::NoStage { stage, stages });
-        }
-        let keeps_last = keep_outputs || kept_stages.contains(&self.program.placement().last_stage());
-        if keeps_last && self.mesh.tensor > 1 {
-            return Err(PipelineError::SplitOutputs { tensor_ranks: self.mesh.tensor });
-        }
-        let expected = self.microbatches();
-        let optional = program.is_forward_only() && targets.is_empty();
-        for (what, found) in [("inputs", inputs.len()), ("targets", targets.len())] {
-            if found != expected as usize && !(what == "targets" && optional) {
-                return Err(PipelineError::Microbatches { what, found, expected });
-            }
-        }
-        let placement = self.program.placement();
-        let first = placement.rank_of(placement.first_stage());
-        let last = placement.rank_of(placement.last_stage());
-        let share = self.program.microbatches() as usize;
-        let of_rank = |world_rank| {
-            let MeshCoord { replica, rank, tensor } = self.mesh.coord(world_rank);
-            // The last rank of a tensor group takes the tensors of which the others have copies.
-            let is_last_of_group = tensor + 1 == self.mesh.tensor;
-            let take = if is_last_of_group { take_all } else { copy_all };
-            let range = replica as usize * share..(replica as usize + 1) * share;
-            let part = |batch: &mut Vec<Values>| batch.get_mut(range.clone()).map(take).unwrap_or_default();
-            StepInput {
-                step,
-                attempt,
-                inputs: if rank == first { part(&mut inputs) } else { Vec::new() },
-                targets: if rank == last { part(&mut targets) } else { Vec::new() },
-                side_inputs: Arc::new(side_inputs.part(range.clone())),
-                loss_weights: losses[range].into(),
-                divisor,
-                is_sum,
-                loss_scale,
-                keep_outputs,
-                kept_stages: kept_stages.clone(),
-                learning_rate,
-                update,
-                program: program.clone(),
-                origin,
-            }
-        };
-        Ok(ranks.map(of_rank).collect())
-    }
 }
 
 /// Returns an error if metadata is given for other stages than those of the program.
@@ -256,12 +166,4 @@ pub(super) fn check_metadata(metadata: &Metadata, stages: u32) -> Result<(), Pip
         }
         _ => Ok(()),
     }
-}
-
-fn take_all(microbatches: &mut [Values]) -> Vec<Values> {
-    microbatches.iter_mut().map(std::mem::take).collect()
-}
-
-fn copy_all(microbatches: &mut [Values]) -> Vec<Values> {
-    microbatches.to_vec()
 }

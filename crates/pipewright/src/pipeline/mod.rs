@@ -8,6 +8,7 @@
 mod config;
 mod error;
 mod assembly;
+mod step_inputs;
 mod summary;
 mod step_failure;
 mod running;

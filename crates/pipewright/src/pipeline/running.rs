@@ -7,10 +7,11 @@ use std::time::{Duration, Instant};
 use pipewright_schedule::ValidatedProgram;
 use pipewright_schedule::lower::forward_part;
 
-use super::assembly::{Assembly, StepAttempt, StepKind};
+use super::assembly::Assembly;
 use super::error::PipelineError;
 use super::replies::End;
 use super::step_failure::StepFailure;
+use super::step_inputs::{StepAttempt, StepKind};
 use super::summary::{EvalSummary, StepSummary, evaluation, training};
 use crate::batch::{Batch, Reduction, split};
 use crate::checkpoint::{Checkpoint, RankState};

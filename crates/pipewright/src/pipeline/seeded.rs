@@ -10,9 +10,10 @@ use pipewright_schedule::{StageIndex, ValidatedProgram};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-use super::assembly::{Assembly, StepAttempt, StepKind};
+use super::assembly::Assembly;
 use super::config::PipelineConfig;
 use super::error::PipelineError;
+use super::step_inputs::{StepAttempt, StepKind};
 use super::summary::{StepSummary, training};
 use crate::batch::Batch;
 use crate::driver::caught;

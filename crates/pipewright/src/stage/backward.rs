@@ -7,8 +7,9 @@ use pipewright_schedule::Microbatch;
 use super::body::StageBody;
 use super::error::StageError;
 use super::runner::InputGradients;
+use super::segment::{Pass, Segment};
 use super::tape::{Tape, all_off_tape};
-use super::training::{Pass, Segment, TrainingStage};
+use super::training::TrainingStage;
 use crate::tensor::{OptionalTensors, Values};
 
 /// A microbatch whose forward has run, and its backward has not.

@@ -13,8 +13,9 @@ use super::body::StageBody;
 use super::error::StageError;
 use super::module::{Auxiliary, StageContext};
 use super::runner::{ForwardTask, Forwarded};
+use super::segment::{Pass, Segment};
 use super::tape::{all_off_tape, split_auxiliary};
-use super::training::{Pass, Segment, TrainingStage};
+use super::training::TrainingStage;
 use crate::tensor::Values;
 
 /// A function that runs instead of a block of the module.

@@ -10,8 +10,10 @@
 //! | `prepare.rs` | `Stage`, and how it is prepared for its rank |
 //! | `body.rs` | what a stage computes: layers in a row, or a part of a graph |
 //! | `runner.rs` | the traits through which the executor uses a stage: computing, and access to parameters |
-//! | `training.rs` | `TrainingStage`: the state of a stage that trains, and how a part of it runs |
+//! | `training.rs` | `TrainingStage`: the state of a stage that trains, and how it is prepared |
+//! | `segment.rs` | how the module or a block of it runs |
 //! | `compute.rs`, `forward.rs`, `backward.rs` | its computations: in one go, and block by block |
+//! | `optimizer.rs` | its optimizer, with groups of parameters |
 //! | `parameters.rs`, `update.rs` | access to its parameters, and their update |
 //! | `visit.rs`, `place.rs` | access to its modules after the launch |
 //! | `tape.rs` | the tape of a microbatch in flight |
@@ -34,6 +36,8 @@ mod tape;
 mod runner;
 mod prepare;
 mod training;
+mod segment;
+mod optimizer;
 mod forward;
 mod backward;
 mod recompute;

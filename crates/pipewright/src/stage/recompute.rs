@@ -32,8 +32,9 @@ use super::error::StageError;
 use super::forward::{ForwardState, copied};
 use super::module_parameters::{parameters_of, with_values};
 use super::runner::Forwarded;
+use super::segment::{Pass, Segment};
 use super::tape::Tape;
-use super::training::{Pass, Segment, TrainingStage};
+use super::training::TrainingStage;
 use crate::autodiff::{inner_of, on_tape_of};
 use crate::tensor::{OptionalTensors, Value, Values};
 

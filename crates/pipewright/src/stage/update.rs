@@ -1,58 +1,17 @@
-//! From a stage's gradient sums to its parameters: the hook, the groups of the optimizer, the update.
+//! From a stage's gradient sums to its parameters: the hook, then the update.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
 
-use burn::module::ParamId;
-use burn::optim::ModuleOptimizer;
 use burn::tensor::Tensor;
 use pipewright_schedule::StageIndex;
 
 use super::body::StageBody;
 use super::error::{StageError, panic_message};
-use super::module_parameters::parameters_of;
 use super::training::TrainingStage;
-use crate::optimizer::{ClipGroup, Factors, GradientHook, OptimizerGroup, ParameterGradient, group_of};
+use crate::optimizer::{Factors, GradientHook, ParameterGradient};
 use crate::tensor::Value;
 
-/// The optimizer of a stage as its pipeline configures it, without state.
-#[derive(Clone, Default)]
-pub(super) struct ConfiguredOptimizer {
-    optimizer: Option<ModuleOptimizer>,
-    groups: Arc<[OptimizerGroup]>,
-    clip_groups: Arc<[ClipGroup]>,
-    /// The group by whose norm each parameter is clipped.
-    clipped_with: Vec<Option<usize>>,
-}
-
 impl<M: StageBody> TrainingStage<M> {
-    /// Sets the optimizer and the groups of parameters. Must be called after the paths are set.
-    pub(super) fn set_optimizer(
-        &mut self,
-        optimizer: Option<ModuleOptimizer>,
-        groups: Arc<[OptimizerGroup]>,
-        clip_groups: Arc<[ClipGroup]>,
-    ) {
-        self.configured = ConfiguredOptimizer { optimizer, groups, clip_groups, clipped_with: Vec::new() };
-        self.optimizer = self.fresh_optimizer();
-    }
-
-    /// Finds the groups of the stage's parameters. Returns the optimizer without state.
-    pub(super) fn fresh_optimizer(&mut self) -> Option<ModuleOptimizer> {
-        let ids: Vec<ParamId> = parameters_of(self.module()).iter().map(|found| found.id).collect();
-        let (paths, configured) = (self.sums.paths(), &mut self.configured);
-        let clipped_with = paths.iter().map(|path| group_of(&configured.clip_groups, path));
-        configured.clipped_with = clipped_with.collect();
-        let groups = &configured.groups;
-        let group_of: Vec<Option<usize>> = paths.iter().map(|path| group_of(groups, path)).collect();
-        let members = |group| {
-            let members = ids.iter().zip(&group_of).filter(|(_, found)| **found == Some(group));
-            members.map(|(id, _)| *id).collect()
-        };
-        let add = |whole, (place, group): (usize, &OptimizerGroup)| group.add_to(whole, members(place));
-        configured.optimizer.clone().map(|whole| groups.iter().enumerate().fold(whole, add))
-    }
-
     /// Calls the hook for each gradient. `factor` makes the mean of the sums. The norm is checked after the hook, so an
     /// element that is not finite before it is not a number after it.
     pub(super) fn show_gradients(
