@@ -168,3 +168,14 @@ impl ConfigError {
         }
     }
 }
+
+/// Why a model that several ranks compute together does not predict a token: each of them has slices of the parameters.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "the model is split over {ranks} tensor ranks and does not predict alone: save a checkpoint, and read the whole model from \
+     it with `ModelConfig::whole`"
+)]
+pub struct SplitModel {
+    /// The number of ranks.
+    pub ranks: u32,
+}

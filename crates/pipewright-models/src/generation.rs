@@ -24,6 +24,7 @@ use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 use thiserror::Error;
 
+use crate::error::SplitModel;
 use crate::next_token::NextToken;
 
 /// The tokens to generate.
@@ -109,6 +110,9 @@ pub enum GenerateError {
         /// The values that it may have.
         range: &'static str,
     },
+    /// The model has slices of its parameters.
+    #[error(transparent)]
+    Split(#[from] SplitModel),
     /// A logit is infinite or not a number.
     #[error(
         "the model's output after {tokens} tokens is not finite, because its parameters are not finite or overflow: \
@@ -123,7 +127,7 @@ pub enum GenerateError {
 /// Generates tokens one by one, and passes each to `each` as soon as it is there.
 ///
 /// # Errors
-/// When the request does not fit the model, or the model's output is not finite.
+/// When the request does not fit the model, the model has slices of its parameters, or its output is not finite.
 pub fn generate(
     model: &dyn NextToken,
     request: &Request<'_>,
@@ -141,7 +145,7 @@ pub fn generate(
     while all.len() < end && !is_ended {
         let logits = match &mut cached {
             Some(cached) => cached.extend(&all[known..]),
-            None => model.next_token(&all),
+            None => model.next_token(&all)?,
         };
         known = all.len();
         if logits.iter().any(|logit| !logit.is_finite()) {
@@ -260,10 +264,10 @@ mod tests {
     struct Fixed(Vec<f32>);
 
     impl NextToken for Fixed {
-        fn next_token(&self, tokens: &[u32]) -> Vec<f32> {
+        fn next_token(&self, tokens: &[u32]) -> Result<Vec<f32>, SplitModel> {
             let mut logits = [0.0; 4];
             logits[tokens.len() % 4] = 9.0;
-            logits.iter().zip(&self.0).map(|(logit, added)| logit + added).collect()
+            Ok(logits.iter().zip(&self.0).map(|(logit, added)| logit + added).collect())
         }
     }
 

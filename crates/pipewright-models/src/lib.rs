@@ -71,7 +71,7 @@ pub mod model_config;
 
 pub mod generation;
 
-pub use error::ConfigError;
+pub use error::{ConfigError, SplitModel};
 pub use family::ModelFamily;
 pub use loss::cross_entropy;
 pub use model_config::{InitialParameters, ModelConfig, ModelSource};

@@ -3,15 +3,21 @@
 use burn::module::Module;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 
+use crate::error::SplitModel;
+
 /// A stage with all layers of a model.
 pub trait NextToken {
     /// Returns the logits of the token after `tokens`, computed from all of them. There must be at least one.
     ///
+    /// # Errors
+    /// When the stage has slices of its parameters, because several ranks compute it together.
+    ///
     /// # Panics
     /// When the stage does not have all layers, or a token is outside the vocabulary.
-    fn next_token(&self, tokens: &[u32]) -> Vec<f32>;
+    fn next_token(&self, tokens: &[u32]) -> Result<Vec<f32>, SplitModel>;
 
-    /// Returns the model with a cache of what it keeps of earlier tokens; `None` if the family has no such cache.
+    /// Returns the model with a cache of what it keeps of earlier tokens; `None` if the family has no such cache, or if
+    /// several ranks compute the stage together.
     fn cached(&self) -> Option<Box<dyn CachedModel + '_>> {
         None
     }
@@ -22,7 +28,7 @@ pub trait CachedModel {
     /// Appends tokens, at least one, and returns the logits of the token after them.
     ///
     /// # Panics
-    /// As [`NextToken::next_token`].
+    /// When the stage does not have all layers, or a token is outside the vocabulary.
     fn extend(&mut self, tokens: &[u32]) -> Vec<f32>;
 }
 

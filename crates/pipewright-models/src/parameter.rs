@@ -289,15 +289,16 @@ fn outlined<const D: usize>(shape: &[usize], device: &Device) -> Param<Tensor<D>
 /// table of a tied head is not among them, because it belongs to the embedding.
 pub fn parameter_specs<M: StageModule>(stage: &M) -> Vec<ParameterSpec> {
     let mut specs = Vec::new();
-    visit_parameters(stage, |spec, _| specs.push(spec));
+    visit_parameters(stage, |spec, _, _| specs.push(spec));
     specs
 }
 
-/// Calls `visit` for each parameter of [`parameter_specs`], with a function that copies its elements out.
+/// Calls `visit` for each parameter of [`parameter_specs`], with how the ranks of a tensor group hold it, and with a function
+/// that copies its elements out.
 pub(crate) fn visit_parameters<M, F>(stage: &M, visit: F)
 where
     M: StageModule,
-    F: FnMut(ParameterSpec, &dyn Fn() -> TensorData),
+    F: FnMut(ParameterSpec, Placement, &dyn Fn() -> TensorData),
 {
     stage.visit(&mut PathVisitor { stage, names: Vec::new(), owners: Vec::new(), visit });
 }
@@ -318,7 +319,7 @@ struct PathVisitor<'a, M, F> {
     visit: F,
 }
 
-impl<M: StageModule, F: FnMut(ParameterSpec, &dyn Fn() -> TensorData)> ModuleVisitor
+impl<M: StageModule, F: FnMut(ParameterSpec, Placement, &dyn Fn() -> TensorData)> ModuleVisitor
     for PathVisitor<'_, M, F>
 {
     fn enter_module(&mut self, name: &str, container_type: &str) {
@@ -340,8 +341,9 @@ impl<M: StageModule, F: FnMut(ParameterSpec, &dyn Fn() -> TensorData)> ModuleVis
             _ => ParameterKind::Scale,
         };
         let value = param.val();
-        let path = self.stage.parameter_path(&self.names.join("."));
+        let local = self.names.join(".");
+        let (path, placement) = (self.stage.parameter_path(&local), self.stage.placement(&local));
         let spec = ParameterSpec { path, shape: value.dims().to_vec(), kind };
-        (self.visit)(spec, &|| value.to_data());
+        (self.visit)(spec, placement, &|| value.to_data());
     }
 }

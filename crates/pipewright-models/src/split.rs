@@ -6,7 +6,7 @@ use std::sync::Arc;
 use pipewright::nn::TensorParallel;
 use pipewright::tensor::{Placement, TensorRank};
 
-use crate::error::ConfigError;
+use crate::error::{ConfigError, SplitModel};
 
 /// A rank's share of a stage that it computes together with others.
 #[derive(Clone, Debug, Default)]
@@ -22,6 +22,14 @@ impl SplitStage {
     /// Returns how the ranks hold the parameter at a path.
     pub(crate) fn placement(&self, path: &str) -> Placement {
         self.placements.get(path).copied().unwrap_or(Placement::REPLICATED)
+    }
+
+    /// Returns an error if other ranks have slices of the stage.
+    pub(crate) fn require_whole(&self) -> Result<(), SplitModel> {
+        match self.tensor.ranks() {
+            1 => Ok(()),
+            ranks => Err(SplitModel { ranks }),
+        }
     }
 }
 

@@ -3,6 +3,9 @@
 //! A mesh has `data` replicas of a pipeline of `pipeline` ranks; each replica gets its part of the batch. At each rank of a
 //! pipeline, `tensor` ranks of the world compute the stages together: each holds its slices of the parameters. They are
 //! consecutive in the world, because they exchange the most data, and so are the ranks of one replica.
+//!
+//! `shards` consecutive replicas form a shard group: together they hold the parameters once, each replica a shard. Each
+//! shard group holds all parameters.
 
 use pipewright_schedule::Rank;
 use serde::{Deserialize, Serialize};
@@ -17,6 +20,8 @@ pub struct Mesh {
     pub pipeline: u32,
     /// Replicas of the pipeline.
     pub data: u32,
+    /// Replicas of a shard group, which divide `data`; 1 if every replica holds all parameters.
+    pub shards: u32,
     /// Ranks of the world that compute the stages of one rank of a pipeline together.
     pub tensor: u32,
 }
@@ -31,12 +36,24 @@ pub enum DataParallelMode {
     /// Every replica holds a shard of each. Whole parameters are gathered from all replicas before their stage
     /// computes, as the program says (`UNSHARD`, `RESHARD`), and gradients are reduced to shards.
     Sharded,
+    /// The replicas form groups of `shards` consecutive ones. Within a group, each replica holds a shard, as in
+    /// [`DataParallelMode::Sharded`]; parameters are gathered from the group alone. Gradients are reduced to shards in each
+    /// group, and then summed over the groups.
+    Hybrid {
+        /// The replicas of a group. The number of all replicas is a multiple of it.
+        shards: u32,
+    },
 }
 
 impl DataParallelMode {
-    /// Returns whether `replicas` replicas hold shards; a single replica always holds everything.
-    pub fn shards(self, replicas: u32) -> bool {
-        self == Self::Sharded && replicas > 1
+    /// Returns the number of replicas, out of `replicas`, that hold the parameters together, each a shard; 1 if every
+    /// replica holds all parameters.
+    pub fn shards(self, replicas: u32) -> u32 {
+        match self {
+            Self::Replicated => 1,
+            Self::Sharded => replicas.max(1),
+            Self::Hybrid { shards } => shards,
+        }
     }
 }
 
@@ -55,6 +72,13 @@ impl Mesh {
     /// Returns the number of ranks of all replicas; `None` if it exceeds `u32`.
     pub fn ranks(&self) -> Option<u32> {
         self.pipeline.checked_mul(self.data)?.checked_mul(self.tensor)
+    }
+
+    /// Returns the number of shard groups, each of which holds all parameters; `None` if the replicas do not form groups of
+    /// equal size.
+    pub fn shard_groups(&self) -> Option<u32> {
+        let is_even = self.shards > 0 && self.data.is_multiple_of(self.shards);
+        is_even.then(|| self.data / self.shards)
     }
 
     /// Returns the coordinates of a rank of the world.
@@ -80,6 +104,24 @@ impl Mesh {
     pub fn data_group(&self, world: WorldRank) -> Option<Group> {
         let coord = self.contains(world).then(|| self.coord(world))?;
         self.group((0..self.data).map(|replica| MeshCoord { replica, ..coord }), world)
+    }
+
+    /// Returns those ranks of [`Mesh::data_group`] that are in the rank's shard group: each holds another shard of the same
+    /// parameters. `None` for a rank outside the mesh.
+    pub fn shard_group(&self, world: WorldRank) -> Option<Group> {
+        let coord = self.contains(world).then(|| self.coord(world))?;
+        let first = coord.replica - coord.replica.checked_rem(self.shards)?;
+        let replicas = first..self.data.min(first.saturating_add(self.shards));
+        self.group(replicas.map(|replica| MeshCoord { replica, ..coord }), world)
+    }
+
+    /// Returns those ranks of [`Mesh::data_group`] that hold the same shard as the rank, one of each shard group; `None` for
+    /// a rank outside the mesh.
+    pub fn copy_group(&self, world: WorldRank) -> Option<Group> {
+        let coord = self.contains(world).then(|| self.coord(world))?;
+        let shard = coord.replica.checked_rem(self.shards)?;
+        let replicas = (shard..self.data).step_by(self.shards as usize);
+        self.group(replicas.map(|replica| MeshCoord { replica, ..coord }), world)
     }
 
     /// Returns the ranks that compute the same stages together; `None` for a rank outside the mesh.
@@ -121,7 +163,7 @@ mod tests {
 
     #[test]
     fn every_rank_has_its_own_coordinates() {
-        let mesh = Mesh { pipeline: 3, data: 4, tensor: 2 };
+        let mesh = Mesh { pipeline: 3, data: 4, shards: 2, tensor: 2 };
         for world in (0..24).map(WorldRank::new) {
             let coord = mesh.coord(world);
             assert!(coord.rank.get() < 3 && coord.replica < 4 && coord.tensor < 2, "{coord:?}");
@@ -132,6 +174,15 @@ mod tests {
             assert_eq!((pipeline.members().len(), pipeline.place()), (3, coord.rank.index()));
             assert_eq!((data.members().len(), data.place()), (4, coord.replica as usize));
             assert!(pipeline.members()[pipeline.place()] == world && data.members()[data.place()] == world);
+            let groups = mesh.shard_group(world).zip(mesh.copy_group(world));
+            let (shards, copies) = groups.expect("it is in the mesh");
+            let places = (shards.place() as u32, copies.place() as u32);
+            assert_eq!(places, (coord.replica % 2, coord.replica / 2));
+            let replicas = |group: &Group| -> Vec<u32> {
+                group.members().iter().map(|&member| mesh.coord(member).replica).collect()
+            };
+            assert_eq!(replicas(&shards), [[0, 1], [2, 3]][places.1 as usize], "consecutive replicas");
+            assert_eq!(replicas(&copies), [[0, 2], [1, 3]][places.0 as usize], "one of each shard group");
             let groups = mesh.tensor_group(world).zip(mesh.replica_group(world));
             let (tensor, replica) = groups.expect("it is in the mesh");
             let first = world.get() - coord.tensor;
@@ -139,7 +190,7 @@ mod tests {
             assert_eq!((replica.members().len(), replica.place()), (6, world.index() % 6));
         }
         assert_eq!(mesh.data_group(WorldRank::new(24)), None);
-        let empty = Mesh { pipeline: 0, data: 1, tensor: 1 };
+        let empty = Mesh { pipeline: 0, data: 1, shards: 1, tensor: 1 };
         assert_eq!(empty.pipeline_group(WorldRank::new(0)), None);
     }
 }

@@ -132,11 +132,17 @@ fn summary(prepared: &Prepared, stages: &[Vec<ParameterSpec>]) -> String {
     }
     if settings.mesh.data_parallel > 1 {
         let replicas = settings.mesh.data_parallel;
-        let holds = match settings.mesh.is_sharded() {
-            true => format!("each holds 1/{replicas} of the parameters and of the optimizer's state"),
-            false => "each holds all parameters".to_owned(),
+        let shards = settings.mesh.shards();
+        let holds = match shards {
+            1 => "each holds all parameters".to_owned(),
+            _ => format!("each holds 1/{shards} of the parameters and of the optimizer's state"),
         };
-        line("mesh", format!("{replicas} replicas, {} ranks in all; {holds}", settings.mesh.ranks(ranks)));
+        let groups = match replicas / shards.max(1) {
+            groups if shards > 1 && groups > 1 => format!(" in {groups} groups of {shards}"),
+            _ => String::new(),
+        };
+        let all = settings.mesh.ranks(ranks);
+        line("mesh", format!("{replicas} replicas{groups}, {all} ranks in all; {holds}"));
     }
     let batches = settings.run.accumulate.get() as usize;
     let (needed, tokens) = (settings.pipeline.rows() * batches, rows.tokens());

@@ -65,7 +65,7 @@ impl MemoryPlan {
     pub(super) fn new(prepared: &Prepared, stages: &[Vec<ParameterSpec>], simulation: &Simulation) -> Self {
         let Prepared { settings, program, .. } = prepared;
         let sharding = settings.mesh.is_sharded().then_some(Sharding {
-            replicas: u64::from(settings.mesh.data_parallel),
+            shards: u64::from(settings.mesh.shards()),
             window: settings.mesh.unshard_window as usize,
         });
         let state = |spec: &ParameterSpec| state_bytes(&settings.optimizer, spec);
@@ -210,7 +210,8 @@ struct StageNumbers {
 /// The distribution of parameters over replicas.
 #[derive(Clone, Copy)]
 struct Sharding {
-    replicas: u64,
+    /// The number of replicas that hold the parameters together.
+    shards: u64,
     /// The number of stages of a rank whose parameters are gathered at the same time.
     window: usize,
 }
@@ -226,18 +227,18 @@ fn held_always(stages: &[StageNumbers], sharding: Option<Sharding>, precision: P
     let whole = sum(&stages);
     let (part, gathered, computing) = match sharding {
         None => (whole, 0, whole),
-        Some(Sharding { replicas, window }) => {
+        Some(Sharding { shards, window }) => {
             stages.sort_unstable_by_key(|stage| u64::MAX - stage);
             stages.truncate(window);
             let gathered = sum(&stages);
-            (whole.div_ceil(replicas), gathered, gathered)
+            (whole.div_ceil(shards), gathered, gathered)
         }
     };
     let copy = copy_bytes(computing, precision);
     RankMemory {
         parameters: part.saturating_add(gathered).saturating_mul(NUMBER).saturating_add(copy),
         gradients: whole.saturating_mul(NUMBER),
-        optimizer: state_bytes.div_ceil(sharding.map_or(1, |sharding| sharding.replicas)),
+        optimizer: state_bytes.div_ceil(sharding.map_or(1, |sharding| sharding.shards)),
         activations: 0,
     }
 }
@@ -349,7 +350,7 @@ mod tests {
         };
         let held_always = |stages, sharding| held_in(stages, sharding, Precision::F32);
         assert_eq!(held_always(vec![10, 30, 20], None), whole);
-        let sharding = |window| Some(Sharding { replicas: 4, window });
+        let sharding = |window| Some(Sharding { shards: 4, window });
         let parts = RankMemory { parameters: 4 * (15 + 30), gradients: 240, optimizer: 120, activations: 0 };
         assert_eq!(held_always(vec![10, 30, 20], sharding(1)), parts);
         assert_eq!(held_always(vec![10, 30, 20], sharding(9)).parameters, 4 * (15 + 60));

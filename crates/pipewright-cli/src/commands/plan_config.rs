@@ -49,7 +49,8 @@ pub(super) fn write_plan(file: &Path, plan: &Plan, settings: Option<&Settings>) 
     };
     pipeline.push(("recompute", recompute));
     set(&mut config, "pipeline", pipeline);
-    let mut mesh = vec![("data_parallel", number(plan.data_parallel))];
+    let replicas = settings.map(|settings| settings.mesh.with_replicas(plan.data_parallel));
+    let mut mesh = vec![("data_parallel", replicas.unwrap_or_else(|| number(plan.data_parallel)))];
     if plan.tensor_parallel > 1 || settings.is_some() {
         mesh.push(("tensor_parallel", number(plan.tensor_parallel)));
     }

@@ -213,8 +213,9 @@ fn sound_program(
     if mesh.is_sharded() && program.level() != Level::Full {
         return Err(Failure::input(format!(
             "{choice}: the schedule already communicates and never gathers parameters, but they are sharded \
-             (`mesh.data_parallel_mode`): give one without communication, one of level `full`, or set \
-             mesh.data_parallel_mode=replicated"
+             (`mesh.data_parallel_mode`, or a list in `mesh.data_parallel`): give one without communication, one of \
+             level `full`, or set mesh.data_parallel={} and mesh.data_parallel_mode=replicated",
+            mesh.data_parallel
         )));
     }
     if program.is_forward_only() {

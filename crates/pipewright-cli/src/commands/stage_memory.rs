@@ -25,7 +25,7 @@ pub(super) fn stage_table(
 ) -> String {
     let Simulation { timeline, sizes } = simulation;
     let (settings, placement) = (&prepared.settings, prepared.program.placement());
-    let replicas = if settings.mesh.is_sharded() { u64::from(settings.mesh.data_parallel) } else { 1 };
+    let shards = u64::from(settings.mesh.shards());
     let mut text = String::new();
     let mut line = |what: &str, cells: [&str; 5]| {
         let [rank, parameters, gradients, optimizer, activations] = cells;
@@ -48,7 +48,7 @@ pub(super) fn stage_table(
         let state =
             specs.iter().map(|spec| state_bytes(&settings.optimizer, spec)).fold(0, u64::saturating_add);
         let cells =
-            [whole.div_ceil(replicas).saturating_add(copy), whole, state.div_ceil(replicas), peak].map(bytes);
+            [whole.div_ceil(shards).saturating_add(copy), whole, state.div_ceil(shards), peak].map(bytes);
         let [parameters, gradients, optimizer, activations] = &cells;
         line(&format!("stage {stage}"), [&rank.to_string(), parameters, gradients, optimizer, activations]);
     }

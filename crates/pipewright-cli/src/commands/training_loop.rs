@@ -221,10 +221,8 @@ impl Checkpoints {
         evaluations: &Evaluations,
     ) -> Result<Self, Failure> {
         let run = &settings.run;
-        // If all replicas hold the same parameters, one of them writes. Sharded replicas each write their part, and tensor
-        // ranks their slices.
-        let replicas = if settings.mesh.is_sharded() { settings.mesh.data_parallel } else { 1 };
-        let ranks = settings.pipeline.ranks * replicas * settings.mesh.tensor_parallel;
+        // The replicas of the first shard group each write their part, and tensor ranks their slices.
+        let ranks = settings.pipeline.ranks * settings.mesh.shards() * settings.mesh.tensor_parallel;
         let writer = match folder {
             Some(folder) => {
                 let (keep, checkpoints) = (run.keep_checkpoints as usize, folder.take_checkpoints());

@@ -4,13 +4,21 @@
 use pipewright::mesh::{DataParallelMode, Mesh};
 use pipewright_schedule::lower::UnshardConfig;
 use serde::Serialize;
+use toml::Value;
 
 use crate::config::document::Document;
 use crate::config::paths::Surroundings;
-use crate::config::section::Section;
+use crate::config::problem::ProblemKind;
+use crate::config::section::{LARGEST_COUNT, Section};
+
+/// The key of the replicas.
+const REPLICAS: &str = "data_parallel";
+/// The key that says what each replica holds.
+const MODE: &str = "data_parallel_mode";
 
 /// The replicas of the pipeline, and the ranks that compute each stage together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(into = "Written")]
 pub(crate) struct MeshSettings {
     /// The number of replicas of the pipeline.
     pub(crate) data_parallel: u32,
@@ -25,7 +33,7 @@ pub(crate) struct MeshSettings {
 impl MeshSettings {
     /// Returns the mesh of a pipeline of this many ranks.
     pub(crate) fn mesh(&self, pipeline: u32) -> Mesh {
-        Mesh { pipeline, data: self.data_parallel, tensor: self.tensor_parallel }
+        Mesh { pipeline, data: self.data_parallel, shards: self.shards(), tensor: self.tensor_parallel }
     }
 
     /// Returns the number of ranks of all replicas of a pipeline of this many ranks; the largest number if there are more.
@@ -33,21 +41,116 @@ impl MeshSettings {
         self.mesh(pipeline).ranks().unwrap_or(u32::MAX)
     }
 
+    /// Returns the number of replicas that hold the parameters together; 1 if each holds all.
+    pub(crate) fn shards(&self) -> u32 {
+        self.data_parallel_mode.shards(self.data_parallel)
+    }
+
     /// Returns whether each replica holds only a part of the parameters.
     pub(crate) fn is_sharded(&self) -> bool {
-        self.data_parallel_mode.shards(self.data_parallel)
+        self.shards() > 1
+    }
+
+    /// Returns the value of `data_parallel` for another number of replicas: in groups of the same size, if the replicas
+    /// form such groups.
+    pub(crate) fn with_replicas(&self, replicas: u32) -> Value {
+        match self.data_parallel_mode {
+            DataParallelMode::Hybrid { shards } if shards > 0 && replicas.is_multiple_of(shards) => {
+                Value::from(vec![replicas / shards, shards])
+            }
+            _ => Value::from(replicas),
+        }
+    }
+}
+
+/// The section as it is written.
+#[derive(Serialize)]
+struct Written {
+    /// The number of replicas, or the number of groups and the replicas of each that share the parameters.
+    data_parallel: Value,
+    tensor_parallel: u32,
+    data_parallel_mode: &'static str,
+    unshard_window: u32,
+}
+
+impl From<MeshSettings> for Written {
+    fn from(settings: MeshSettings) -> Self {
+        let MeshSettings { data_parallel, tensor_parallel, data_parallel_mode, unshard_window } = settings;
+        Self {
+            data_parallel: settings.with_replicas(data_parallel),
+            tensor_parallel,
+            data_parallel_mode: word(data_parallel_mode),
+            unshard_window,
+        }
+    }
+}
+
+/// Returns the word for what each replica holds.
+fn word(mode: DataParallelMode) -> &'static str {
+    match mode {
+        DataParallelMode::Replicated => "replicated",
+        DataParallelMode::Sharded | DataParallelMode::Hybrid { .. } => "sharded",
     }
 }
 
 /// Reads the section.
 pub(super) fn read(document: &mut Document, surroundings: &Surroundings) -> MeshSettings {
-    const MODES: [(&str, DataParallelMode); 2] =
-        [("replicated", DataParallelMode::Replicated), ("sharded", DataParallelMode::Sharded)];
     let mut section = Section::new(document, surroundings, "mesh");
+    let (data_parallel, data_parallel_mode) = replicas(&mut section);
     MeshSettings {
-        data_parallel: section.count("data_parallel", 1),
+        data_parallel,
         tensor_parallel: section.count("tensor_parallel", 1),
-        data_parallel_mode: section.choice("data_parallel_mode", DataParallelMode::default(), &MODES),
+        data_parallel_mode,
         unshard_window: section.count("unshard_window", UnshardConfig::default().window.get()),
     }
+}
+
+/// Reads the number of replicas and what each of them holds. A list says both.
+fn replicas(section: &mut Section<'_>) -> (u32, DataParallelMode) {
+    const MODES: [(&str, DataParallelMode); 2] =
+        [("replicated", DataParallelMode::Replicated), ("sharded", DataParallelMode::Sharded)];
+    let mode = section.choice(MODE, DataParallelMode::default(), &MODES);
+    match section.any(REPLICAS) {
+        Some(value @ Value::Array(_)) => groups(section, mode, &value).unwrap_or((1, mode)),
+        Some(value) if !value.is_integer() => {
+            section.report_wrong_type(REPLICAS, "a whole number or a list of two, such as [2, 4]", &value);
+            (1, mode)
+        }
+        _ => (section.count(REPLICAS, 1), mode),
+    }
+}
+
+/// Reads the number of groups, and the number of replicas of each that share the parameters. Returns the number of all
+/// replicas and what each of them holds, unless there is a problem.
+fn groups(
+    section: &mut Section<'_>,
+    mode: DataParallelMode,
+    value: &Value,
+) -> Option<(u32, DataParallelMode)> {
+    let counts = section.counts(REPLICAS)?;
+    let [groups, shards] = counts[..] else {
+        let range =
+            "two numbers, such as [2, 4] (2 groups of 4 replicas that share the parameters), or one number";
+        section.report(
+            REPLICAS,
+            ProblemKind::OutOfRange { key: REPLICAS, value: value.to_string(), range: range.to_owned() },
+        );
+        return None;
+    };
+    let Some(replicas) = groups.checked_mul(shards).filter(|replicas| *replicas <= LARGEST_COUNT) else {
+        let range = format!("two numbers with a product of at most {LARGEST_COUNT}");
+        section.report(REPLICAS, ProblemKind::OutOfRange { key: REPLICAS, value: value.to_string(), range });
+        return None;
+    };
+    let found = match (groups, shards) {
+        (_, 1) => DataParallelMode::Replicated,
+        (1, _) => DataParallelMode::Sharded,
+        _ => DataParallelMode::Hybrid { shards },
+    };
+    if section.is_sound() && section.is_written(MODE) && word(mode) != word(found) {
+        let (written, meant) = (word(mode), word(found));
+        section.report(MODE, ProblemKind::OtherMode { written, meant, groups: value.to_string(), replicas });
+        return None;
+    }
+    Some((replicas, found))
 }

@@ -274,6 +274,20 @@ pub(crate) enum ProblemKind {
         /// The number of replicas of the pipeline.
         replicas: u32,
     },
+    /// What the replicas hold contradicts the list of replicas.
+    #[error(
+        "`data_parallel_mode` is \"{written}\", and with `data_parallel = {groups}` the parameters are {meant}"
+    )]
+    OtherMode {
+        /// The word as written.
+        written: &'static str,
+        /// The word that follows from the list.
+        meant: &'static str,
+        /// The list as written.
+        groups: String,
+        /// The number of all replicas.
+        replicas: u32,
+    },
     /// The text is empty.
     #[error("`{key}` is empty")]
     Empty {
@@ -424,6 +438,10 @@ impl ProblemKind {
             Self::LayoutStages { stages, .. } => format!("separate {stages} stages with bars"),
             Self::Twice { key, other, .. } => format!("remove `{key}` or `{other}`"),
             Self::UnevenShare { replicas, .. } => format!("write a multiple of {replicas}"),
+            Self::OtherMode { written, meant, replicas, .. } => format!(
+                "write `data_parallel_mode = \"{meant}\"` or leave it out, or write `data_parallel = {replicas}` for {written} \
+                 parameters"
+            ),
             Self::Empty { key } => format!("give `{key}` a value, or leave it out"),
             Self::BesideFrom { key } => format!("remove `{key}`, or remove `from`"),
             Self::NoTraining { key, .. } => format!("write for example `{key} = \"1f1b\"`"),

@@ -16,7 +16,7 @@ use crate::config::place::Place;
 use crate::config::problem::{Problem, ProblemKind, Suggestion};
 
 /// The largest count that a configuration may contain: the largest value of a token id and of the engine's indices.
-const LARGEST_COUNT: u32 = i32::MAX as u32;
+pub(super) const LARGEST_COUNT: u32 = i32::MAX as u32;
 
 /// One section of a document.
 pub(super) struct Section<'a> {

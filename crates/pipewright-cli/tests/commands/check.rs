@@ -166,6 +166,14 @@ fn memory_follows_from_microbatches_schedule_and_sharding() {
     assert_eq!(column(&["optimizer.name=adafactor"], 2), "2.8 KiB");
     let sharded = ["mesh.data_parallel=2", "mesh.data_parallel_mode=sharded"];
     assert_eq!(column(&sharded, 2), "25.2 KiB");
+    // Two groups of two replicas: each holds half, although there are four.
+    let in_groups = ["mesh.data_parallel=[2, 2]", "pipeline.microbatches=8"];
+    assert_eq!(column(&in_groups, 2), "25.2 KiB");
+    assert_eq!(column(&["mesh.data_parallel=[1, 4]", "pipeline.microbatches=8"], 2), "12.6 KiB");
+    let (_, printed, _) = check(&run, &in_groups);
+    let line = "mesh      4 replicas in 2 groups of 2, 8 ranks in all; each holds 1/2 of the parameters and of the \
+                optimizer's state\n";
+    assert!(printed.contains(line), "{printed}");
 }
 
 #[test]
@@ -193,6 +201,7 @@ fn each_stage_has_its_bytes() {
     // A replica holds its part of the parameters and of the state, and whole gradients.
     let sharded = rows(&["mesh.data_parallel=2", "mesh.data_parallel_mode=sharded"]);
     assert_eq!(sharded[0], "stage 0 0 12.6 KiB 25.2 KiB 25.2 KiB 25.6 KiB");
+    assert_eq!(rows(&["mesh.data_parallel=[2, 2]", "pipeline.microbatches=8"])[0], sharded[0]);
     // In half precision a stage computes with a copy of its parameters, of half their bytes.
     let half = rows(&["run.precision=bf16"]);
     assert!(half[0].starts_with("stage 0 0 37.9 KiB 25.2 KiB 50.5 KiB "), "{half:?}");

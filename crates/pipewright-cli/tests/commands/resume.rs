@@ -293,6 +293,29 @@ fn sharded_replicas_store_the_tensors_of_whole_ones() {
 }
 
 #[test]
+fn groups_of_replicas_store_what_any_mesh_goes_on_with() {
+    // The learning rate must not depend on the number of steps.
+    const SETTINGS: [&str; 2] = ["optimizer.schedule=constant", "pipeline.microbatches=8"];
+    let run = |mesh: &[&str], steps: &str| {
+        let run = Run::new();
+        run.train(&[&SETTINGS[..], mesh, &[steps]].concat());
+        run
+    };
+    let whole = run(&["mesh.data_parallel=4"], "run.steps=4");
+    let in_groups = run(&["mesh.data_parallel=[2, 2]"], "run.steps=2");
+    assert_eq!(final_state(&in_groups), final_state(&run(&["mesh.data_parallel=4"], "run.steps=2")));
+    // What each replica holds does not change a bit, so the run ends as if it had never changed.
+    in_groups.resume(&["run.steps=3", "mesh.data_parallel=4", "pipeline.ranks=1"]);
+    in_groups.resume(&["run.steps=4", "mesh.data_parallel=[2, 2]", "pipeline.ranks=2"]);
+    assert_eq!(in_groups.figures(), whole.figures());
+    assert_eq!(final_state(&in_groups), final_state(&whole));
+    // To one pipeline and back, whose gradients are added in another order.
+    in_groups.resume(&["run.steps=5", "mesh.data_parallel=1", "mesh.data_parallel_mode=replicated"]);
+    in_groups.resume(&["run.steps=6", "mesh.data_parallel=[2, 2]", "mesh.data_parallel_mode=sharded"]);
+    assert_eq!(in_groups.figures().len(), 6);
+}
+
+#[test]
 fn a_schedule_that_needs_more_stages_says_which_setting_is_missing() {
     let run = Run::new();
     run.train(&["run.steps=2"]);

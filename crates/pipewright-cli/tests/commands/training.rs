@@ -241,6 +241,22 @@ fn sharded_replicas_train_as_whole_ones_digit_for_digit() {
 }
 
 #[test]
+fn groups_of_replicas_train_as_whole_ones_digit_for_digit() {
+    let folder = folder();
+    for overrides in [
+        &["pipeline.ranks=1", "pipeline.microbatches=4"][..],
+        &["pipeline.ranks=2", "pipeline.microbatches=8", "model.tie_word_embeddings=true"],
+        &["pipeline.schedule=zbvzerobubble", "pipeline.stages_per_rank=2", "pipeline.microbatches=16"],
+    ] {
+        let on = |mesh| figures(&folder, &[overrides, &[mesh, "mesh.unshard_window=1"]].concat());
+        let expected = on("mesh.data_parallel=4");
+        for mesh in ["mesh.data_parallel=[2, 2]", "mesh.data_parallel=[1, 4]", "mesh.data_parallel=[4, 1]"] {
+            assert_eq!(on(mesh), expected, "{overrides:?}, {mesh}");
+        }
+    }
+}
+
+#[test]
 fn a_schedule_that_never_gathers_is_refused_where_parameters_are_sharded() {
     let folder = folder();
     let schedule = |level: &str| {

@@ -208,6 +208,31 @@ fn replicas_train_in_processes_as_in_threads_to_the_bit() {
 }
 
 #[test]
+fn groups_of_replicas_train_in_processes_as_in_threads_to_the_bit() {
+    let folder = folder();
+    let set = ["mesh.data_parallel=[2, 2]", "mesh.unshard_window=1", "run.steps=4", "run.checkpoint_every=2"];
+    let cuts = [(8, "pipeline.schedule=1f1b"), (4, "pipeline.ranks=1")];
+    for (count, cut) in cuts {
+        let overrides = [&set[..], &[cut]].concat();
+        let mut alone = Command::new(pipewright());
+        with_overrides(alone.current_dir(folder.path()), &overrides);
+        assert_eq!(alone.output().expect("it starts").status.code(), Some(0));
+        let expected = figures(folder.path());
+        let output = processes(folder.path(), count, &overrides);
+        assert_eq!(output.status.code(), Some(0), "{}", words(&output));
+        assert_eq!(figures(folder.path()), expected, "{overrides:?}");
+        // The processes of the first group have saved their parts, and threads go on with them.
+        let mut resumed = Command::new(pipewright());
+        resumed.current_dir(folder.path()).args(["resume", "out/checkpoints/step-00000002"]);
+        resumed.args(["--set", "pipeline.transport=local", "--set", "mesh.data_parallel=4"]);
+        let output =
+            resumed.args(["--set", "mesh.data_parallel_mode=replicated"]).output().expect("it starts");
+        assert_eq!(output.status.code(), Some(0), "{}", words(&output));
+        assert_eq!(figures(folder.path()), expected, "{overrides:?}, resumed");
+    }
+}
+
+#[test]
 fn tensor_ranks_train_in_processes_as_in_threads_to_the_bit() {
     let folder = folder();
     for (ranks, overrides) in [

@@ -13,6 +13,7 @@ use pipewright_schedule::{Microbatch, StageIndex};
 use super::block::DecoderBlock;
 use super::config::DecoderConfig;
 use crate::documents::given_scope;
+use crate::error::SplitModel;
 use crate::next_token::{CachedModel, NextToken, device_of, ids, last_row};
 use crate::split::SplitStage;
 use crate::stage_layers::Layer;
@@ -193,12 +194,13 @@ impl StageModule for DecoderStage {
 }
 
 impl NextToken for DecoderStage {
-    fn next_token(&self, tokens: &[u32]) -> Vec<f32> {
-        let logits = self.run(DecoderInput::Tokens(ids(tokens, &device_of(self))));
-        last_row(logits)
+    fn next_token(&self, tokens: &[u32]) -> Result<Vec<f32>, SplitModel> {
+        self.split.require_whole()?;
+        Ok(last_row(self.run(DecoderInput::Tokens(ids(tokens, &device_of(self))))))
     }
 
     fn cached(&self) -> Option<Box<dyn CachedModel + '_>> {
+        self.split.require_whole().ok()?;
         let cache = KeyValueCache::new(Arc::clone(&self.attention.frequencies));
         Some(Box::new(CachedDecoder { stage: self, caches: vec![cache; self.model.layers.len()] }))
     }

@@ -126,6 +126,17 @@ pub enum HfError {
     /// The checkpoint cannot be read, or belongs to another model.
     #[error(transparent)]
     Checkpoint(#[from] pipewright::checkpoint::CheckpointError),
+    /// A stage to write has only a slice of a tensor, because several ranks compute the stage together.
+    #[error(
+        "the stage has one of {slices} slices of tensor `{tensor}`: save a checkpoint and write the model with `export`, \
+         which puts the slices together"
+    )]
+    Slice {
+        /// The tensor.
+        tensor: String,
+        /// The number of slices.
+        slices: u32,
+    },
     /// A tensor was announced twice.
     #[error("tensor `{tensor}` belongs to two stages: each layer must be written once")]
     Duplicate {

@@ -25,8 +25,9 @@ pub const DEFAULT_SHARD_BYTES: u64 = 5_000_000_000;
 /// Writes the model that consists of `stages` into `dir`, which must not exist or must be empty.
 ///
 /// # Errors
-/// As [`Writer`]'s functions.
+/// When a stage has slices of its parameters, because several ranks compute it together, or as [`Writer`]'s functions.
 pub fn save<F: ModelFamily>(dir: &Path, config: &F, stages: &[&F::Stage]) -> Result<(), HfError> {
+    stages.iter().try_for_each(|stage| require_whole(*stage))?;
     let specs = stages.iter().flat_map(|stage| parameter_specs(*stage)).collect();
     let mut writer = Writer::create(dir, config, specs, DEFAULT_SHARD_BYTES)?;
     for stage in stages {
@@ -151,10 +152,12 @@ impl Writer {
     /// Writes all parameters of a stage.
     ///
     /// # Errors
-    /// As [`Writer::write`], for the first parameter that fails.
+    /// When the stage has slices of its parameters, because several ranks compute it together, or as [`Writer::write`], for
+    /// the first parameter that fails.
     pub fn write_stage<M: StageModule>(&mut self, stage: &M) -> Result<(), HfError> {
+        require_whole(stage)?;
         let mut result = Ok(());
-        visit_parameters(stage, |spec, data| {
+        visit_parameters(stage, |spec, _, data| {
             if result.is_ok() {
                 let values: Vec<f32> = data().iter().collect();
                 result = self.write(&spec.path, &values);
@@ -177,6 +180,17 @@ impl Writer {
         require_vacant(&self.target)?;
         self.scratch.rename_to(&self.target)
     }
+}
+
+/// Refuses a stage that has slices of its parameters.
+fn require_whole<M: StageModule>(stage: &M) -> Result<(), HfError> {
+    let mut result = Ok(());
+    visit_parameters(stage, |ParameterSpec { path: tensor, .. }, placement, _| {
+        if result.is_ok() && placement.slices > 1 {
+            result = Err(HfError::Slice { tensor, slices: placement.slices });
+        }
+    });
+    result
 }
 
 /// Distributes tensors over files in path order. There is at least one file, even without tensors.

@@ -21,7 +21,7 @@ use super::pattern::Pattern;
 use super::side_check::check_side;
 use super::tokens::Tokens;
 use crate::decoder::DecoderConfig;
-use crate::error::ConfigError;
+use crate::error::{ConfigError, SplitModel};
 use crate::family::ModelFamily;
 use crate::mamba::is_of_scan;
 use crate::next_token::{NextToken, device_of, ids, last_row};
@@ -181,10 +181,11 @@ impl TrainingModule for HybridStage {
 }
 
 impl NextToken for HybridStage {
-    fn next_token(&self, tokens: &[u32]) -> Vec<f32> {
+    fn next_token(&self, tokens: &[u32]) -> Result<Vec<f32>, SplitModel> {
+        self.split.require_whole()?;
         let context = StageContext::new(StageIndex::new(0), Microbatch::new(0));
         match self.run(HybridInput::Tokens(ids(tokens, &device_of(self))), &context) {
-            HybridOutput::Logits { logits, .. } => last_row(logits),
+            HybridOutput::Logits { logits, .. } => Ok(last_row(logits)),
             HybridOutput::Hidden(..) => unreachable!("a whole model ends in logits"),
         }
     }

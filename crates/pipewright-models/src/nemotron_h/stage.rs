@@ -15,7 +15,7 @@ use super::config::{BlockKind, NemotronHConfig};
 use super::initial::InitialParameters;
 use crate::decoder::{DecoderConfig, DecoderInput};
 use crate::documents::given_scope;
-use crate::error::ConfigError;
+use crate::error::{ConfigError, SplitModel};
 use crate::family::ModelFamily;
 use crate::mamba::is_of_scan;
 use crate::next_token::{NextToken, device_of, ids, last_row};
@@ -140,8 +140,9 @@ impl TrainingModule for NemotronHStage {
 }
 
 impl NextToken for NemotronHStage {
-    fn next_token(&self, tokens: &[u32]) -> Vec<f32> {
-        last_row(self.run(DecoderInput::Tokens(ids(tokens, &device_of(self)))))
+    fn next_token(&self, tokens: &[u32]) -> Result<Vec<f32>, SplitModel> {
+        self.split.require_whole()?;
+        Ok(last_row(self.run(DecoderInput::Tokens(ids(tokens, &device_of(self))))))
     }
 }
 

@@ -1,12 +1,17 @@
 //! Models whose stages several ranks compute together: losses and gradient norms are within the tolerance of PyTorch that
 //! one rank has.
 
+use burn::tensor::Device;
+use pipewright::loss_scale::LossScaling;
+use pipewright::nn::TensorParallel;
 use pipewright::pipeline::PipelineConfig;
-use pipewright::tensor::TensorRank;
-use pipewright_models::ModelFamily;
+use pipewright::tensor::{Precision, TensorRank};
 use pipewright_models::decoder::DecoderConfig;
+use pipewright_models::generation::{Request, generate};
 use pipewright_models::hybrid::HybridConfig;
 use pipewright_models::llama::LlamaConfig;
+use pipewright_models::next_token::NextToken;
+use pipewright_models::{ModelFamily, hf, parameter_specs};
 use pipewright_schedule::Recompute;
 use pipewright_schedule::generate::catalogue;
 
@@ -54,6 +59,56 @@ fn replicas_of_pipelines_of_tensor_ranks() {
 fn recomputed_stages_exchange_again() {
     let config = PipelineConfig { recompute: Recompute::Block, ..config(1, 2) };
     check("qwen3-tiny", "zbvzerobubble", 2, 8, &config);
+}
+
+#[test]
+fn half_precision_on_tensor_ranks_is_near_single_precision() {
+    // The tolerances of one rank (`tests/pipelined.rs`, `tests/families.rs`, `tests/nemotron_h.rs`).
+    let tolerances = [("llama-tiny", 1.3e-3), ("qwen3-moe-tiny", 1.6e-4), ("nemotron-h-tiny", 3.5e-4)];
+    for (model, tolerance) in tolerances {
+        let reference = Reference::load(model);
+        let single = train(&reference, "gpipe", 1, 8, &PipelineConfig::default());
+        for precision in [Precision::Bf16, Precision::F16] {
+            let loss_scaling = LossScaling { initial: 256.0, ..LossScaling::default() };
+            let config = PipelineConfig { precision, loss_scaling, ..config(1, 2) };
+            let found = train(&reference, "1f1b", 2, 8, &config);
+            let errors = found
+                .iter()
+                .zip(&single)
+                .map(|(found, single)| (found.loss - single.loss).abs() / single.loss);
+            let largest = errors.fold(0.0, f64::max);
+            assert!((1e-7..3.0 * tolerance).contains(&largest), "{model}, {precision}: {largest:.1e}");
+        }
+    }
+}
+
+#[test]
+fn a_stage_with_slices_is_neither_saved_nor_generates() {
+    let refused = |error: &str, expected: &str| assert!(error.starts_with(expected), "{error}");
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    let (model, device) = (LlamaConfig::from(DecoderConfig::new(64, 4)), Device::flex());
+    let tensor = TensorParallel::unconnected(TensorRank { index: 1, of: 2 });
+    let layers = model.describe(1).layers.len();
+    let stage = model.init_split_stage(0..layers, 1, &device, &tensor).expect("a stage");
+    let dir = folder.path().join("model");
+    let error = hf::save(&dir, &model, &[&stage]).expect_err("it has slices").to_string();
+    let slices =
+        "the stage has one of 2 slices of tensor `model.embed_tokens.weight`: save a checkpoint and write";
+    refused(&error, slices);
+    let specs = parameter_specs(&stage);
+    let mut writer = hf::Writer::create(&dir, &model, specs, u64::MAX).expect("an empty folder");
+    refused(&writer.write_stage(&stage).expect_err("it has slices").to_string(), slices);
+    drop(writer);
+    assert!(!dir.exists());
+
+    let split = "the model is split over 2 tensor ranks and does not predict alone: save a checkpoint";
+    refused(&stage.next_token(&[1, 2]).expect_err("it has slices").to_string(), split);
+    assert!(stage.cached().is_none());
+    let request = Request { prompt: &[1, 2], tokens: 1, ..Request::default() };
+    refused(&generate(&stage, &request, &mut |_| {}).expect_err("it has slices").to_string(), split);
+    let whole = model.init_stage(0..layers, 1, &device).expect("a stage");
+    assert_eq!(whole.next_token(&[1, 2]).map(|logits| logits.len()), Ok(64));
+    hf::save(&dir, &model, &[&whole]).expect("whole parameters are saved");
 }
 
 #[test]

@@ -158,8 +158,8 @@ impl<'a> Communicator<'a> {
         Ok(gathered.into_iter().map(|parts| parts.into_iter().flatten().collect()).collect())
     }
 
-    /// Takes a list of float tensors for each member and returns the sum, over all members, of those for this one. They
-    /// are added in the order of the members.
+    /// Takes a list of float tensors for each member and returns the sum, over all members, of those for this one. Those of
+    /// neighbouring members are added first, then the sums of the pairs in pairs, and so on.
     ///
     /// # Errors
     /// When a member has not sent its part or brings other shapes, or a rank failed.
@@ -181,7 +181,7 @@ impl<'a> Communicator<'a> {
     }
 
     /// Returns the sum of float tensors over all members, with the same bits on every member: they are added in the
-    /// order of the members.
+    /// order of [`Communicator::reduce_scatter`].
     ///
     /// # Errors
     /// As [`Communicator::reduce_scatter`].

@@ -6,8 +6,8 @@
 //!
 //! # Why point to point
 //!
-//! Every collective consists of messages from rank to rank, over MPI too. So sums are added in the order of the members
-//! on every transport, and have the same bits with every MPI library. The deadlines of a step also detect a lost member
+//! Every collective consists of messages from rank to rank, over MPI too. So sums are added in one order on every
+//! transport, and have the same bits with every MPI library. The deadlines of a step also detect a lost member
 //! in a collective; a collective of the library would wait for it forever and cannot be cancelled. A rank sends as many
 //! bytes as in a ring: `(n - 1) / n` of the tensors for gathering, and the same for reducing.
 //!

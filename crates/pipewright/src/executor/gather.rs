@@ -1,9 +1,9 @@
-//! Sharded parameters: gathered from the replicas before their stage computes, dropped after it.
+//! Sharded parameters: gathered from the replicas of the shard group before their stage computes, dropped after it.
 //!
 //! # Protocol
 //!
-//! At `UNSHARD` a replica sends its rows of the stage's parameters to every other replica ([`Tag::ParameterShard`]) and
-//! continues. The first computation that needs the parameters takes the rows of the others and joins all rows to whole
+//! At `UNSHARD` a replica sends its rows of the stage's parameters to every other replica of its shard group
+//! ([`Tag::ParameterShard`]) and continues. The first computation that needs the parameters takes the rows of the others and joins all rows to whole
 //! parameters; it waits for missing rows. At `RESHARD` the replica drops all rows except its own. All replicas run the
 //! same program: each sends its rows at the same place of the program, and before it waits for the rows of the others.
 //! So no replica can block another.
@@ -68,7 +68,7 @@ impl Executor {
 
     /// Sends this replica's rows of the stage's parameters to the others.
     fn start_gather(&mut self, index: StageIndex) {
-        let replicas = self.endpoint.replicas().clone();
+        let replicas = self.endpoint.shard_group().clone();
         let stage = self.local_stage(index);
         let (rows, round) = (stage.runner.rows(), stage.gathers);
         stage.gathers += 1;

@@ -1,5 +1,5 @@
-//! A rank's end of the transport, with the rank's place in the mesh: its replica, the same rank in all replicas, the ranks
-//! that compute stages together with it, and trees over them.
+//! A rank's end of the transport, with the rank's place in the mesh: its replica, the same rank in all replicas and in those
+//! of its shard group, the ranks that compute stages together with it, and trees over them.
 
 use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, OnceLock};
@@ -26,8 +26,6 @@ use crate::transport::Endpoint;
 /// The settings of a [`MeshEndpoint`].
 pub(crate) struct MeshSettings {
     pub(crate) mesh: Mesh,
-    /// Whether each replica holds a part of the parameters.
-    pub(crate) is_sharded: bool,
     /// The devices of all ranks of the world.
     pub(crate) devices: Devices,
     pub(crate) deadline: Duration,
@@ -43,8 +41,10 @@ pub(crate) struct MeshEndpoint {
     is_distributed: bool,
     mesh: Mesh,
     coord: MeshCoord,
-    /// The same rank in all replicas.
-    replicas: Group,
+    /// The same rank in the replicas that hold the parameters together.
+    shard_group: Group,
+    /// The same rank in the replicas that hold the same shard, one of each shard group.
+    copy_group: Group,
     /// The ranks that compute stages together with this one.
     tensor: Arc<TensorGroup>,
     replica_ranks_tree: Tree,
@@ -57,10 +57,12 @@ pub(crate) struct MeshEndpoint {
 
 impl MeshEndpoint {
     pub(crate) fn new(endpoint: Endpoint, settings: MeshSettings) -> Self {
-        let MeshSettings { mesh, is_sharded, devices, deadline, board, memory } = settings;
+        let MeshSettings { mesh, devices, deadline, board, memory } = settings;
         let (rank, world) = (endpoint.rank(), Group::of_world(&endpoint));
         let groups = mesh.replica_group(rank).zip(mesh.data_group(rank)).zip(mesh.tensor_group(rank));
         let ((replica, replicas), group) = groups.expect("the world has the mesh's ranks");
+        let groups = mesh.shard_group(rank).zip(mesh.copy_group(rank));
+        let (shard_group, copy_group) = groups.expect("the world has the mesh's ranks");
         let coord = mesh.coord(rank);
         let (abort, is_distributed) = (endpoint.abort().clone(), endpoint.is_distributed());
         let endpoint = SharedEndpoint::new(endpoint);
@@ -75,7 +77,8 @@ impl MeshEndpoint {
             thread: OnceLock::new(),
         });
         let [replica_ranks_tree, replica_tree, world_tree] = [&replica, &replicas, &world].map(Tree::over);
-        let part = is_sharded.then_some(RowShard { index: coord.replica, of: mesh.data });
+        let part =
+            (mesh.shards > 1).then(|| RowShard { index: coord.replica % mesh.shards, of: mesh.shards });
         Self {
             endpoint,
             rank,
@@ -83,7 +86,8 @@ impl MeshEndpoint {
             is_distributed,
             mesh,
             coord,
-            replicas,
+            shard_group,
+            copy_group,
             tensor,
             replica_ranks_tree,
             replica_tree,
@@ -138,9 +142,21 @@ impl MeshEndpoint {
         self.mesh.data
     }
 
-    /// Returns the same rank in all replicas, as ranks of the world.
-    pub(crate) fn replicas(&self) -> &Group {
-        &self.replicas
+    /// Returns the same rank in the replicas that hold the parameters together with this one, as ranks of the world. It is
+    /// alone if each replica holds all parameters.
+    pub(crate) fn shard_group(&self) -> &Group {
+        &self.shard_group
+    }
+
+    /// Returns the same rank in the replicas that hold the same part of the parameters, as ranks of the world.
+    pub(crate) fn copy_group(&self) -> &Group {
+        &self.copy_group
+    }
+
+    /// Returns whether this replica is in the first of the groups of replicas that hold all parameters. For the norm and in
+    /// checkpoints, only that group counts.
+    pub(crate) fn is_in_first_group(&self) -> bool {
+        self.coord.replica < self.mesh.shards
     }
 
     /// Returns the tree over all ranks of this replica, as ranks of the world.

@@ -1,8 +1,9 @@
 //! The global gradient norm, and the update that follows it.
 //!
-//! The squares of a parameter's gradient are summed on the rank that holds it. The sums go up a tree of the replicas,
-//! then up the tree of the first replica. Its root adds them in the order of the parameters' paths, so that
-//! every cut of the model gives the same bits, and sends the norm down both trees.
+//! The squares of a parameter's gradient are summed on the rank that holds it, within each of as many parts as there are
+//! replicas. The sums go up a tree of the replicas, whose root adds the parts in their order, then up the tree of the first
+//! replica. Its root adds them in the order of the parameters' paths, so that every cut of the model gives the same bits,
+//! and sends the norm down both trees.
 //!
 //! With a loss scale above the smallest, gradients that are not finite may be too large for f16 only because of the scale.
 //! Then the norm is infinite, and every rank that gets it skips the update.
@@ -45,12 +46,10 @@ impl Executor {
         Ok(())
     }
 
-    /// Sums the squares of this rank's gradients and waits for the other replicas in its subtree. Unless parameters are
-    /// sharded, replicas have the same gradients: then only the squares of the first replica count, and the others send
-    /// none.
+    /// Sums the squares of this rank's gradients and waits for the other replicas in its subtree. All shard groups have the
+    /// same gradients: only the squares of the first group count, and the other replicas send none.
     pub(super) fn gather_replica_squares(&mut self) -> Phase {
-        let counts = self.endpoint.part().is_some() || self.endpoint.coord().replica == 0;
-        let own = if counts { self.squares() } else { Vec::new() };
+        let own = if self.endpoint.is_in_first_group() { self.squares() } else { Vec::new() };
         let tree = self.endpoint.replica_tree();
         Phase::ReplicaSquares(Exchange::gather(own, self.replica_tag(), tree.children()))
     }
@@ -62,7 +61,7 @@ impl Executor {
             self.endpoint.send_world(parent, self.replica_tag(), Payload::of(&gathered));
             return Ok(Phase::Norm(Exchange::one(parent, Tag::GlobalNorm)));
         }
-        let parts = if self.endpoint.part().is_some() { self.endpoint.replica_count() as usize } else { 1 };
+        let parts = self.endpoint.replica_count() as usize;
         let squares = add_parts(&gathered, parts, self.counted_parameters(), self.replica_tag())?;
         let tree = self.endpoint.replica_ranks_tree();
         Ok(Phase::Squares(Exchange::gather(squares, Tag::Squares, tree.children())))
@@ -134,16 +133,19 @@ impl Executor {
         Factors { rest, groups: groups.map(|(group, &norm)| factor(Some(group.norm), norm)).collect() }
     }
 
-    /// Returns the sum of squares of each gradient sum of this rank that counts, in the order of its list of
-    /// parameters.
+    /// Returns the sums of squares of the gradient sums of this rank that count: for each part of their rows, in order, one
+    /// sum for each parameter, in the order of the rank's list of parameters.
     fn squares(&self) -> Vec<f64> {
         // A replica that has all rows adds within the same parts as replicas that have one part each.
-        let parts = if self.endpoint.part().is_some() { 1 } else { self.endpoint.replica_count() };
+        let parts = self.endpoint.copy_group().members().len();
         let of_stages = self.stages.iter().flat_map(|stage| {
-            let squares = stage.runner.gradient_squares(parts).into_iter().enumerate();
-            squares.filter(|(place, _)| self.counts(stage.index, *place)).map(|(_, square)| square)
+            let squares = stage.runner.gradient_squares(parts as u32).into_iter().enumerate();
+            squares.filter(|(place, _)| self.counts(stage.index, *place)).map(|(_, squares)| squares)
         });
-        of_stages.collect()
+        let of_parameters: Vec<Vec<f64>> = of_stages.collect();
+        let of_part =
+            |part| of_parameters.iter().map(move |squares| squares.get(part).copied().unwrap_or(0.0));
+        (0..parts).flat_map(of_part).collect()
     }
 
     /// Returns the number of parameters of this rank that count for the norm.
@@ -204,8 +206,8 @@ impl Executor {
     }
 }
 
-/// Adds the squares of each parameter over `parts` replicas, in their order. `gathered` has the squares of all
-/// parameters for each replica.
+/// Adds the squares of each parameter over the `parts` of its rows, in their order. `gathered` has the squares of all
+/// parameters for each part.
 fn add_parts(gathered: &[f64], parts: usize, parameters: usize, tag: Tag) -> Result<Vec<f64>, MessageError> {
     if gathered.len() != parameters * parts {
         return Err(MessageError::Count { tag, found: gathered.len(), expected: parameters * parts });
@@ -219,7 +221,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn squares_of_replicas_are_added_in_their_order() {
+    fn squares_of_parts_are_added_in_their_order() {
         let (a, b) = ([1e16, 1.0, 1.0], [0.1, 0.2, 0.3]);
         let gathered = [a[0], b[0], a[1], b[1], a[2], b[2]];
         let sums = add_parts(&gathered, 3, 2, Tag::ReplicaSquares).expect("as many as there should be");

@@ -2,24 +2,31 @@
 //!
 //! # Protocol
 //!
-//! Every parameter's gradient is cut into as many parts as there are replicas ([`crate::tensor::shard`]). Each replica
-//! sends every other replica its parts ([`Tag::GradientShard`]) and adds the parts that it receives, in the order of
-//! the replicas: a reduce-scatter. If parameters are sharded, the reduction ends here, because a replica updates only
-//! its own rows. Otherwise each replica sends its sums to all others ([`Tag::GradientSum`]): an all-gather, after which
-//! every replica has the same bits. Sends do not wait, so no order of replicas can block another. The rank continues to
-//! compute meanwhile, and takes arrived messages whenever it is polled.
+//! In a reduce-scatter, every parameter's gradient is cut into as many parts as the group has members
+//! ([`crate::tensor::shard`]). Each member sends every other member its parts ([`Tag::GradientShard`]) and adds the parts
+//! that it receives. In an all-gather, each member sends its sums to all others ([`Tag::GradientSum`]).
 //!
-//! A parameter without a gradient on some replicas counts as zero there. One without a gradient on all replicas has no
-//! sum.
+//! If parameters are sharded, the replicas of a shard group begin with a reduce-scatter. A replica then has the group's sum
+//! of its own rows, which are all that it updates. The replicas that hold the same rows, one of each shard group, add these
+//! sums with a reduce-scatter and an all-gather, after which all of them have the same bits. A group with one member
+//! exchanges nothing. So with one shard group only the first reduce-scatter remains, and without sharding only the other two
+//! exchanges.
+//!
+//! Neighbours are added first (`collective/sum.rs`): the sum over groups of 1, 2, 4 or 8 replicas, and then over the groups,
+//! has the bits of the sum over all replicas.
+//!
+//! Sends do not wait, so no order of replicas can block another. The rank continues to compute meanwhile, and takes arrived
+//! messages whenever it is polled. A parameter without a gradient on some replicas counts as zero there. One without a
+//! gradient on all replicas has no sum.
 
 use pipewright_schedule::StageIndex;
 
 use super::machine::Executor;
-use crate::collective::{Exchange, sum};
+use crate::collective::{Exchange, Group, sum};
 use crate::failure::Cause;
 use crate::message::{AwaitedMessage, Tag};
 use crate::tensor::shard::{RowShard, join};
-use crate::tensor::{OptionalTensors, Value};
+use crate::tensor::{OptionalTensor, OptionalTensors, Value};
 
 /// The gradients of a stage that are being summed.
 pub(super) struct Reduction {
@@ -28,9 +35,11 @@ pub(super) struct Reduction {
 }
 
 enum State {
-    /// The rank waits for the parts that this replica adds, from all replicas.
+    /// The rank waits for its rows of the gradients of the shard group.
+    Sharding(Exchange<OptionalTensors>),
+    /// The rank waits for the parts that it adds, from the replicas that hold the same rows.
     Scattering(Exchange<OptionalTensors>),
-    /// The rank waits for the sums of all replicas.
+    /// The rank waits for the sums of these replicas.
     Gathering(Exchange<OptionalTensors>),
     Done,
 }
@@ -38,7 +47,7 @@ enum State {
 impl State {
     fn missing(&self) -> Option<AwaitedMessage> {
         match self {
-            Self::Scattering(parts) | Self::Gathering(parts) => parts.missing(),
+            Self::Sharding(parts) | Self::Scattering(parts) | Self::Gathering(parts) => parts.missing(),
             Self::Done => None,
         }
     }
@@ -57,32 +66,35 @@ impl Executor {
         }
         self.read_losses()?;
         self.read_auxiliary()?;
-        let replicas = self.endpoint.replicas().clone();
-        let mut parts = self.cut_gradients(stage);
-        let own = std::mem::take(&mut parts[replicas.place()]);
-        let tag = Tag::GradientShard { stage };
-        for (place, to) in replicas.others() {
-            self.send_tensors(to, tag, std::mem::take(&mut parts[place]));
-        }
-        let state = State::Scattering(Exchange::among(&replicas, tag, own));
+        let (shards, copies) = (self.endpoint.shard_group().clone(), self.endpoint.copy_group().clone());
+        let is_sharded = self.endpoint.part().is_some();
+        let group = if is_sharded { &shards } else { &copies };
+        let runner = &mut self.local_stage(stage).runner;
+        let taken = (0..runner.paths().len()).map(|place| {
+            let gradient = runner.gradient(place);
+            runner.set_gradient(place, None);
+            gradient
+        });
+        let parts = cut(taken, group);
+        let exchange = self.scatter(stage, group, parts);
+        let state = if is_sharded { State::Sharding(exchange) } else { State::Scattering(exchange) };
         self.step.reductions.push(Reduction { stage, state });
         self.advance_reductions()
     }
 
-    /// Cuts the stage's gradients into one list per replica. A gradient is dropped as soon as its parts have their own
-    /// storage, so that the parts need no more memory than the gradients did.
-    fn cut_gradients(&mut self, stage: StageIndex) -> Vec<OptionalTensors> {
-        let replicas = self.endpoint.replica_count();
-        let runner = &mut self.local_stage(stage).runner;
-        let mut lists = vec![OptionalTensors::new(); replicas as usize];
-        for place in 0..runner.paths().len() {
-            let gradient = runner.gradient(place);
-            runner.set_gradient(place, None);
-            for (list, part) in lists.iter_mut().zip(RowShard::all(replicas)) {
-                list.push(gradient.as_ref().and_then(|whole| part.cut(whole)).map(Value::copied));
-            }
+    /// Sends each other member of the group its parts, and returns the exchange of this member's.
+    fn scatter(
+        &mut self,
+        stage: StageIndex,
+        group: &Group,
+        mut parts: Vec<OptionalTensors>,
+    ) -> Exchange<OptionalTensors> {
+        let own = std::mem::take(&mut parts[group.place()]);
+        let tag = Tag::GradientShard { stage };
+        for (place, to) in group.others() {
+            self.send_tensors(to, tag, std::mem::take(&mut parts[place]));
         }
-        lists
+        Exchange::among(group, tag, own)
     }
 
     /// Takes the messages that have arrived for any stage, without waiting.
@@ -99,20 +111,28 @@ impl Executor {
     fn advance_reduction(&mut self, stage: StageIndex, state: State) -> Result<State, Cause> {
         let device = self.local_stage(stage).runner.device().clone().inner();
         match state {
+            State::Sharding(mut parts) => {
+                if self.receive_tensors(&mut parts, &device)?.is_some() {
+                    return Ok(State::Sharding(parts));
+                }
+                let (sums, copies) = (sum(parts.into_contents()), self.endpoint.copy_group().clone());
+                if copies.members().len() == 1 {
+                    self.set_gradients(stage, sums);
+                    return Ok(State::Done);
+                }
+                let exchange = self.scatter(stage, &copies, cut(sums, &copies));
+                self.advance_reduction(stage, State::Scattering(exchange))
+            }
             State::Scattering(mut parts) => {
                 if self.receive_tensors(&mut parts, &device)?.is_some() {
                     return Ok(State::Scattering(parts));
                 }
                 let sums = sum(parts.into_contents());
-                if self.endpoint.part().is_some() {
-                    self.set_gradients(stage, sums);
-                    return Ok(State::Done);
-                }
-                let (tag, replicas) = (Tag::GradientSum { stage }, self.endpoint.replicas().clone());
-                for (_, to) in replicas.others() {
+                let (tag, copies) = (Tag::GradientSum { stage }, self.endpoint.copy_group().clone());
+                for (_, to) in copies.others() {
                     self.send_copies(to, tag, sums.clone());
                 }
-                self.advance_reduction(stage, State::Gathering(Exchange::among(&replicas, tag, sums)))
+                self.advance_reduction(stage, State::Gathering(Exchange::among(&copies, tag, sums)))
             }
             State::Gathering(mut sums) => {
                 if self.receive_tensors(&mut sums, &device)?.is_some() {
@@ -139,6 +159,19 @@ impl Executor {
     pub(super) fn awaited_reductions(&self) -> Option<AwaitedMessage> {
         self.stages.iter().find_map(|stage| self.awaited_reduction(stage.index))
     }
+}
+
+/// Cuts gradients into one list for each member of the group. A gradient is dropped as soon as its parts have their own
+/// storage, so that the parts need no more memory than the gradients did.
+fn cut(gradients: impl IntoIterator<Item = OptionalTensor>, group: &Group) -> Vec<OptionalTensors> {
+    let members = group.members().len();
+    let mut lists = vec![OptionalTensors::new(); members];
+    for gradient in gradients {
+        for (list, part) in lists.iter_mut().zip(RowShard::all(members as u32)) {
+            list.push(gradient.as_ref().and_then(|whole| part.cut(whole)).map(Value::copied));
+        }
+    }
+    lists
 }
 
 /// Joins the parts of each replica to whole tensors. A tensor of which no replica has a part is absent.

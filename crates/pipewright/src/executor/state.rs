@@ -9,16 +9,16 @@ use crate::failure::Cause;
 
 impl Executor {
     /// Returns the parameters and optimizer state of all stages, which share storage with the model. If the shared
-    /// parameters are known, only the lowest stage of a shared parameter returns it. Unless parameters are sharded, all
-    /// replicas hold the same state, and only the first replica returns its stages.
+    /// parameters are known, only the lowest stage of a shared parameter returns it. The replicas of a shard group hold the
+    /// state together, and only the replicas of the first group return their stages.
     pub(crate) fn state(&self) -> RankState {
         let of_stage = |stage: &LocalStage| {
             let StageState { parameters, optimizer, part } = stage.runner.state(self.endpoint.tensor_rank());
             let counts = |parameter: &HeldParameter| self.counts(stage.index, parameter.place);
             StageState { parameters: parameters.into_iter().filter(counts).collect(), optimizer, part }
         };
-        let has_own = self.endpoint.coord().replica == 0 || self.endpoint.part().is_some();
-        let stages = self.stages.iter().filter(|_| has_own).map(of_stage).collect();
+        let counts = self.endpoint.is_in_first_group();
+        let stages = self.stages.iter().filter(|_| counts).map(of_stage).collect();
         RankState { rank: self.world_rank, stages, loss_scale: None, memory: self.memory.clone() }
     }
 

@@ -46,8 +46,11 @@ impl Assembly {
         }
         let ranks = endpoints.first().map_or(0, Endpoint::ranks);
         let mesh = config.mesh(program.ranks());
+        if mesh.shard_groups().is_none() {
+            return Err(PipelineError::Shards { replicas: mesh.data, shards: mesh.shards });
+        }
         if mesh.ranks() != Some(ranks) || ranks == 0 {
-            let Mesh { pipeline, data, tensor } = mesh;
+            let Mesh { pipeline, data, tensor, .. } = mesh;
             let (program, replicas, tensor_ranks) = (pipeline, data, tensor);
             return Err(PipelineError::WorldSize { world: ranks, program, replicas, tensor_ranks });
         }
@@ -91,7 +94,6 @@ impl Assembly {
         };
         let settings = MeshSettings {
             mesh: self.mesh,
-            is_sharded: self.config.is_sharded(),
             devices: self.config.devices.clone(),
             deadline: self.config.deadline,
             board: self.board.clone(),

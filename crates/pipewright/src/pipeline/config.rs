@@ -106,12 +106,13 @@ impl Default for PipelineConfig {
 impl PipelineConfig {
     /// Returns the mesh of a program of this many ranks.
     pub(crate) fn mesh(&self, pipeline: u32) -> Mesh {
-        Mesh { pipeline, data: self.data_parallel, tensor: self.tensor_parallel }
+        let (data, tensor) = (self.data_parallel, self.tensor_parallel);
+        Mesh { pipeline, data, shards: self.data_parallel_mode.shards(data), tensor }
     }
 
     /// Returns whether each replica holds a part of the parameters.
     pub(crate) fn is_sharded(&self) -> bool {
-        self.data_parallel_mode.shards(self.data_parallel)
+        self.data_parallel_mode.shards(self.data_parallel) > 1
     }
 }
 

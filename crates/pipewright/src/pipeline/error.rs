@@ -34,6 +34,17 @@ pub enum PipelineError {
         /// The number of ranks that compute each stage together.
         tensor_ranks: u32,
     },
+    /// The replicas do not form groups of this size.
+    #[error(
+        "{replicas} replica(s) cannot form groups of {shards} that hold a shard each: set the shards to a divisor of the \
+         number of replicas"
+    )]
+    Shards {
+        /// The number of replicas of the program.
+        replicas: u32,
+        /// The number of replicas of a group.
+        shards: u32,
+    },
     /// The outputs of the last stage were asked for, and each of several ranks has a part of them.
     #[error(
         "the outputs of the last stage are split over {tensor_ranks} tensor ranks and are not joined: do not ask for \

@@ -212,8 +212,8 @@ impl Pipeline {
         Ok(of_ranks.into_iter().flatten().collect())
     }
 
-    /// Returns the state of all ranks of this process that belong to the first replica, or of all ranks if parameters
-    /// are sharded. The state shares storage with the running model, so nothing is copied here. The next update copies
+    /// Returns the state of all ranks of this process that belong to the first replica or, if parameters are sharded, to
+    /// the first group of replicas that hold all parameters together. The state shares storage with the running model, so nothing is copied here. The next update copies
     /// the storage that it writes to, unless the state is dropped by then.
     ///
     /// # Errors

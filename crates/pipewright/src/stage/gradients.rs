@@ -204,12 +204,12 @@ impl GradientSums {
         Ok(())
     }
 
-    /// Returns the sum of squares of each gradient sum. Squares are added within each of `parts` parts, and then over
-    /// the parts in f64. So the result depends on the parameter alone, and not on the other parameters of its rank.
+    /// Returns the sum of squares of each of `parts` parts of each gradient sum, without the parts that have no rows. A sum
+    /// depends on the parameter alone, and not on the other parameters of its rank.
     ///
     /// The CPU back end adds the squares of a part in f64, in storage order. Another device adds them in f32, in an
     /// order that depends only on the number of elements; its sums are read in one go.
-    pub(crate) fn squares(&self, parts: u32) -> Vec<f64> {
+    pub(crate) fn squares(&self, parts: u32) -> Vec<Vec<f64>> {
         let mut on_device = Vec::new();
         let mut of_parts = |sum: &DispatchTensor| -> Vec<PartSquares> {
             let sum = Value::from_dispatch(sum.clone());
@@ -230,7 +230,7 @@ impl GradientSums {
             PartSquares::Added(square) => square,
             PartSquares::OnDevice(place) => read[place],
         };
-        sums.into_iter().map(|parts| parts.into_iter().map(square).sum()).collect()
+        sums.into_iter().map(|parts| parts.into_iter().map(square).collect()).collect()
     }
 
     /// Takes the sums out, each multiplied by the factor of its place, keyed for Burn's optimizers. The sums are empty

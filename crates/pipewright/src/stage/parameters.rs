@@ -71,7 +71,7 @@ impl<M: StageBody> StageParameters for TrainingStage<M> {
         self.sums.set(place, gradient);
     }
 
-    fn gradient_squares(&self, parts: u32) -> Vec<f64> {
+    fn gradient_squares(&self, parts: u32) -> Vec<Vec<f64>> {
         self.sums.squares(parts)
     }
 

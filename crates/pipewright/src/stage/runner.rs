@@ -137,10 +137,10 @@ pub(crate) trait StageParameters: Send {
     /// replica's rows.
     fn set_gradient(&mut self, place: usize, gradient: OptionalTensor);
 
-    /// Returns the sum of the squares of each parameter's gradient sum, in the order of [`StageParameters::paths`].
-    /// Squares are added within each of `parts` parts first, so that replicas get the same bits whether each has all
-    /// parts or only its own.
-    fn gradient_squares(&self, parts: u32) -> Vec<f64>;
+    /// Cuts the rows of each gradient sum that the stage holds into `parts` parts and returns the sum of squares of each
+    /// part, in the order of [`StageParameters::paths`]. Parts without rows are left out. So replicas get the same bits
+    /// whether each has all parts or some.
+    fn gradient_squares(&self, parts: u32) -> Vec<Vec<f64>>;
 
     /// Returns the rows of each parameter that a sharded stage holds; `None` if it holds no rows or the whole
     /// parameter.

@@ -4,6 +4,7 @@ use std::error::Error;
 
 use burn::tensor::Tensor;
 use pipewright::graph::GraphError;
+use pipewright::mesh::DataParallelMode;
 use pipewright::pipeline::{BuildError, Layers, Pipeline, PipelineBuilder, PipelineError};
 use pipewright_schedule::csv::parse_schedule;
 use pipewright_schedule::{GenerateError, LowerConfig, PartitionError, lower::Messages, lower::ReduceWait};
@@ -37,6 +38,11 @@ fn sizes_that_do_not_exist() {
     check_source::<PartitionError>(complete().ranks(9), "8 layers cannot fill 9 stages");
     check_source::<PartitionError>(complete().boundaries([9]), "boundary 9 is above the last of 8 layers");
     check(complete().data_parallel(0), |error| matches!(error, BuildError::NoReplicas), "0 replicas");
+    let groups = complete().data_parallel(2).data_parallel_mode(DataParallelMode::Hybrid { shards: 3 });
+    let is_uneven = |error: &BuildError| {
+        matches!(error, BuildError::Launch(PipelineError::Shards { replicas: 2, shards: 3 }))
+    };
+    check(groups, is_uneven, "2 replica(s) cannot form groups of 3");
 }
 
 #[test]

@@ -74,13 +74,21 @@ fn peak(schedule: &str, replicas: u32, mode: DataParallelMode) -> u64 {
 /// A limit in bytes: a rank's shards, whole tensors of some stages, and room for activations and for the packed
 /// operands of matrix products.
 fn check(schedule: &str, replicas: u32, stages_beside: u64) {
+    check_mode(schedule, replicas, DataParallelMode::Sharded, stages_beside);
+}
+
+fn check_mode(schedule: &str, replicas: u32, mode: DataParallelMode, stages_beside: u64) {
     let whole = peak(schedule, replicas, DataParallelMode::Replicated);
     // Parameters, gradients and two moments.
     let all = 4 * STAGE * u64::from(STAGES);
     assert!(whole >= all, "{schedule}: {whole} of {all} bytes");
-    let found = peak(schedule, replicas, DataParallelMode::Sharded);
-    let limit = all / u64::from(replicas) + stages_beside * STAGE + STAGE / 2;
-    assert!(found <= limit, "{schedule}, {replicas} replicas: {found} bytes, at most {limit}");
+    let found = peak(schedule, replicas, mode);
+    let part = all / u64::from(mode.shards(replicas));
+    let limit = part + stages_beside * STAGE + STAGE / 2;
+    assert!(
+        (part..=limit).contains(&found),
+        "{schedule}, {replicas} replicas: {found} bytes, at most {limit}"
+    );
 }
 
 #[test]
@@ -88,6 +96,12 @@ fn a_rank_holds_its_part_and_one_stage() {
     // The stage's parameters and gradients, and the messages of both.
     check("loopedbfs", 2, 4);
     check("loopedbfs", 4, 4);
+}
+
+#[test]
+fn a_rank_in_groups_holds_the_part_of_its_group() {
+    check_mode("loopedbfs", 4, DataParallelMode::Hybrid { shards: 2 }, 4);
+    check_mode("loopedbfs", 8, DataParallelMode::Hybrid { shards: 4 }, 4);
 }
 
 #[test]

@@ -1,10 +1,13 @@
-//! Ranks that compute stages together: the results of one rank, the bytes at boundaries, hooks, modules, failures, checkpoints.
+//! Ranks that compute stages together: the results of one rank, also in half precision, the bytes at boundaries, hooks,
+//! modules, failures, checkpoints.
 
 mod checkpoints;
 mod failures;
 mod hooks;
 mod model;
 mod modules;
+mod precision;
+
 use burn::module::ParamGroup;
 use burn::optim::MuonConfig;
 use pipewright::mesh::DataParallelMode;

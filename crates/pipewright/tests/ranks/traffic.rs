@@ -4,6 +4,7 @@ use burn::module::{Module, Param};
 use burn::tensor::{Device, Tensor};
 use pipewright::batch::Batch;
 use pipewright::ids::WorldRank;
+use pipewright::mesh::DataParallelMode;
 use pipewright::nn::Linear;
 use pipewright::pipeline::{PipelineConfig, SeededPipeline};
 use pipewright::stage::{Stage, StageContext, StageModule};
@@ -51,6 +52,30 @@ fn replicas_send_their_gradients_twice_at_most() {
             let share = 2.0 * others as f64 / f64::from(replicas) * gradients as f64;
             assert!((traffic.bytes as f64) < 1.5 * share, "{replicas}: {traffic:?} for {share}");
         }
+    }
+}
+
+#[test]
+fn groups_send_the_gradients_of_a_shard_to_each_other() {
+    const SHARDS: u32 = 2;
+    let gradients = (LAYERS * (WIDTH * WIDTH + WIDTH) * 4) as u64;
+    let sent_by = |replicas: u32| -> u64 {
+        let data_parallel_mode = DataParallelMode::Hybrid { shards: SHARDS };
+        let config = PipelineConfig { data_parallel: replicas, data_parallel_mode, ..config() };
+        let program = program("gpipe", 1, 2);
+        let mut pipeline =
+            SeededPipeline::new(program, &config, 0, |index| stage(index, 1)).expect("it starts");
+        let sent = sent_in_a_step(&mut pipeline, replicas, 2 * replicas);
+        sent.iter().map(|traffic| traffic.bytes).sum()
+    };
+    let one_group = sent_by(SHARDS);
+    for groups in [2, 3] {
+        // Inside a group nothing changes. Each shard is sent to another group twice for each group but one.
+        let replicas = groups * SHARDS;
+        let expected = u64::from(groups) * one_group + 2 * u64::from(groups - 1) * gradients;
+        let found = sent_by(replicas);
+        let norm = 128 * u64::from(replicas) * u64::from(groups);
+        assert!(found.abs_diff(expected) < norm, "{groups} groups: {found} for {expected}");
     }
 }
 

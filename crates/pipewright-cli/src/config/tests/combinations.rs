@@ -30,6 +30,42 @@ fn sizes_that_do_not_fit_each_other() {
 }
 
 #[test]
+fn groups_of_replicas_follow_from_a_list() {
+    let mesh = |arguments: &[&str]| {
+        let arguments = [arguments, &["pipeline.microbatches=16"]].concat();
+        let settings = load(None, &arguments).expect("sound arguments");
+        (settings.mesh.data_parallel, settings.mesh.shards())
+    };
+    assert_eq!(mesh(&["mesh.data_parallel=[2, 4]"]), (8, 4));
+    assert_eq!(mesh(&["mesh.data_parallel=[1, 4]"]), (4, 4));
+    assert_eq!(mesh(&["mesh.data_parallel=[4, 1]"]), (4, 1));
+    assert_eq!(mesh(&["mesh.data_parallel=[2, 2]", "mesh.data_parallel_mode=sharded"]), (4, 2));
+    let refuse = |list: &str, expected: &str| {
+        let argument = format!("mesh.data_parallel={list}");
+        check_set(&[&argument], &[&format!("--set {argument}: `data_parallel` is {expected} is expected")]);
+    };
+    refuse("[0, 4]", "[0, 4], where whole numbers from 1 to 2147483647");
+    let two = "two numbers, such as [2, 4] (2 groups of 4 replicas that share the parameters), or one number";
+    refuse("[2, 2, 2]", &format!("[2, 2, 2], where {two}"));
+    refuse("[]", &format!("[], where {two}"));
+    refuse("[65536, 65536]", "[65536, 65536], where two numbers with a product of at most 2147483647");
+    refuse("[32768, 65536]", "[32768, 65536], where two numbers with a product of at most 2147483647");
+    refuse("two", "a text, where a whole number or a list of two, such as [2, 4]");
+    for (list, mode, meant) in [("[2, 4]", "replicated", "sharded"), ("[4, 1]", "sharded", "replicated")] {
+        let [list, mode] = [format!("mesh.data_parallel={list}"), format!("mesh.data_parallel_mode={mode}")];
+        let (list_only, word) =
+            (list.split_once('=').expect("a value").1, mode.split_once('=').expect("a value").1);
+        check_set(
+            &[&list, &mode],
+            &[&format!(
+                "--set {mode}: `data_parallel_mode` is \"{word}\", and with `data_parallel = {list_only}` the \
+                 parameters are {meant}"
+            )],
+        );
+    }
+}
+
+#[test]
 fn a_warm_up_that_outlasts_the_run() {
     let long = "`warmup_steps` is 100, and the run has 20 steps: the learning rate never reaches its highest";
     check("[optimizer]\nwarmup_steps = 100\n[run]\nsteps = 20", &[&format!("a.toml:2:16: {long}")]);

@@ -30,8 +30,11 @@ fn settings_survive_being_written_and_read() {
     let schedule = folder.path().join("a.csv");
     std::fs::write(&schedule, "0F0,0B0\n1F0,1B0\n").expect("it can be written");
     let schedule = format!("pipeline.schedule={}", schedule.display());
-    let cases: [&[&str]; 10] = [
+    let cases: [&[&str]; 13] = [
         &[],
+        &["mesh.data_parallel=[2, 2]"],
+        &["mesh.data_parallel=[4, 1]", "mesh.tensor_parallel=2"],
+        &["mesh.data_parallel=[1, 4]", "mesh.data_parallel_mode=sharded"],
         &[
             "data.validation=[\"v/*.txt\"]",
             "run.eval_every=5",

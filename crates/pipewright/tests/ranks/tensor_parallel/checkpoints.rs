@@ -59,6 +59,39 @@ fn a_run_resumes_under_any_mesh() {
 }
 
 #[test]
+fn replicas_with_rows_of_slices_resume_under_any_mesh() {
+    use DataParallelMode::{Hybrid, Replicated, Sharded};
+    let expected = take_steps(&mut launch("1f1b", sizes(1, 1, 1)), 0..6);
+    let pairs = Hybrid { shards: 2 };
+    for (mode, before) in [(Sharded, sizes(2, 2, 2)), (pairs, sizes(1, 4, 2)), (Sharded, sizes(1, 2, 3))] {
+        let scratch = tempfile::tempdir().expect("a scratch folder");
+        let mut first = launch_in(mode, before);
+        take_steps(&mut first, 0..3);
+        let checkpoint =
+            save(&mut first, before.pipeline * mode.shards(before.data) * before.tensor, scratch.path());
+        let parameters = stored(&checkpoint);
+        assert_eq!(parameters.len(), 8 * 5, "each parameter is stored once");
+        let meshes = [
+            (Replicated, sizes(1, 1, 1)),
+            (Sharded, sizes(2, 2, 1)),
+            (Sharded, sizes(1, 4, 3)),
+            (pairs, sizes(2, 4, 2)),
+            (Replicated, sizes(1, 2, 4)),
+        ];
+        for (mode, sizes) in meshes {
+            let mut after = launch_in(mode, sizes);
+            after.restore(&checkpoint).expect("it is restored");
+            let scratch = tempfile::tempdir().expect("a scratch folder");
+            let files = sizes.pipeline * mode.shards(sizes.data) * sizes.tensor;
+            let again = save(&mut after, files, scratch.path());
+            assert_eq!(stored(&again), parameters, "{mode:?}, {sizes:?}: nothing is lost or reordered");
+            let what = format!("{before:?} to {mode:?}, {sizes:?}");
+            assert_close(&take_steps(&mut after, 3..6), &expected[3..], &what);
+        }
+    }
+}
+
+#[test]
 fn the_same_mesh_goes_on_with_the_same_bits() {
     for mode in [DataParallelMode::Replicated, DataParallelMode::Sharded] {
         let sizes = sizes(2, 2, 2);

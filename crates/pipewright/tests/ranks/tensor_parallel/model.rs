@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use burn::module::{Module, Param};
 use burn::tensor::{Device, Tensor, activation};
-use pipewright::nn::{Linear, RmsNorm, TensorParallel};
+use pipewright::nn::{Linear, RmsNorm, SplitBackward, TensorParallel};
 use pipewright::pipeline::{Pipeline, PipelineConfig, PipelineError, StepSummary};
 use pipewright::stage::{Stage, StageContext, StageModule};
 use pipewright::tensor::Placement;
@@ -26,8 +26,20 @@ pub(super) struct Layer {
     down: Linear,
 }
 
-/// A function that a stage calls for each microbatch, with its tensor rank.
-pub(super) type Fault = Arc<dyn Fn(&StageContext, u32) + Send + Sync>;
+/// A moment at which a stage calls its fault: before the forward of a microbatch, or within its backward, between two
+/// exchanges.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Moment {
+    pub(super) stage: u32,
+    pub(super) microbatch: u32,
+    /// The tensor rank.
+    pub(super) rank: u32,
+    pub(super) is_backward: bool,
+}
+
+/// A function that each stage calls at each moment. In a backward, what it returns is added to each element of the gradient
+/// of the stage's first `up.bias`, which is split.
+pub(super) type Fault = Arc<dyn Fn(Moment) -> f32 + Send + Sync>;
 
 #[derive(Module, Debug)]
 pub(super) struct Split {
@@ -49,6 +61,37 @@ struct Faulty(Option<Fault>);
 impl std::fmt::Debug for Faulty {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("Faulty")
+    }
+}
+
+/// Calls the fault in the backward.
+struct Trap {
+    fault: Fault,
+    moment: Moment,
+}
+
+impl SplitBackward<2, 2> for Trap {
+    type Weights = Tensor<1>;
+    type Saved = ();
+    type Waiting = Tensor<1>;
+
+    fn forward(&self, input: Tensor<2>, _bias: Tensor<1>) -> (Tensor<2>, ()) {
+        (input, ())
+    }
+
+    fn backward_input(
+        &self,
+        (): &(),
+        bias: Tensor<1>,
+        gradient: Tensor<2>,
+        wanted: bool,
+    ) -> (Option<Tensor<2>>, Tensor<1>) {
+        let added = (self.fault)(self.moment);
+        (wanted.then_some(gradient), bias.zeros_like().add_scalar(added))
+    }
+
+    fn backward_weights(&self, added: Tensor<1>) -> Tensor<1> {
+        added
     }
 }
 
@@ -100,12 +143,21 @@ impl StageModule for Split {
     type Output = Tensor<2>;
 
     fn forward(&self, input: Tensor<2>, context: &StageContext) -> Tensor<2> {
+        let (stage, microbatch) = (context.stage().get(), context.microbatch().get());
+        let moment = Moment { stage, microbatch, rank: self.tensor.rank().index, is_backward: false };
         if let Some(fault) = &self.fault.0 {
-            fault(context, self.tensor.rank().index);
+            fault(moment);
         }
-        self.layers.iter().fold(input, |x, layer| {
+        self.layers.iter().enumerate().fold(input, |x, (place, layer)| {
             let inner = layer.up.forward(self.tensor.enter(layer.norm.forward(x.clone())));
-            x + layer.down.forward_split_inputs(activation::tanh(inner), &self.tensor)
+            let output = x + layer.down.forward_split_inputs(activation::tanh(inner), &self.tensor);
+            match (&self.fault.0, &layer.up.bias) {
+                (Some(fault), Some(bias)) if place == 0 => {
+                    let moment = Moment { is_backward: true, ..moment };
+                    Trap { fault: fault.clone(), moment }.apply(output, bias)
+                }
+                _ => output,
+            }
         })
     }
 
