@@ -31,7 +31,10 @@ fn words(line: &str) -> Vec<String> {
 /// Returns the arguments of `pipewright` in a line, if it calls the command.
 fn arguments(line: &str) -> Option<Vec<String>> {
     let words = words(line);
-    let own = words.iter().position(|word| word == "pipewright" || word.ends_with("/pipewright"));
+    // The value of an option, such as `-p pipewright`, is not the command.
+    let is_value = |at: usize| at > 0 && words[at - 1].starts_with('-') && !words[at - 1].contains('=');
+    let is_name = |word: &str| word == "pipewright" || word.ends_with("/pipewright");
+    let own = (0..words.len()).find(|&at| is_name(&words[at]) && !is_value(at));
     let by_cargo = words.iter().position(|word| word == "--").filter(|_| {
         let starts = |word: &str| words.iter().any(|it| it == word);
         starts("cargo") && starts("run") && !starts("-p")
@@ -40,13 +43,13 @@ fn arguments(line: &str) -> Option<Vec<String>> {
     Some(words[first..].to_vec())
 }
 
-/// Returns what is wrong with a command. In a sentence, arguments may be left out.
+/// Returns what is wrong with a command. In a sentence, arguments and values may be left out.
 fn fault(line: &str, is_sentence: bool) -> Option<String> {
     let arguments = arguments(line).filter(|arguments| !arguments.is_empty())?;
     let error = Arguments::try_parse_from(std::iter::once("pipewright".to_owned()).chain(arguments)).err()?;
     let is_fine = match error.kind() {
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => true,
-        ErrorKind::MissingRequiredArgument => is_sentence,
+        ErrorKind::MissingRequiredArgument | ErrorKind::InvalidValue => is_sentence,
         _ => false,
     };
     (!is_fine).then(|| error.to_string())
@@ -79,6 +82,7 @@ fn a_wrong_flag_is_found() {
         fault("mpirun -n 2 target/release/pipewright train my.toml --set run.steps=2 > log", false).is_none()
     );
     assert!(fault("cargo run --release -- schedule --list   # names", false).is_none());
+    assert!(fault("cargo run -p pipewright --example own_module", false).is_none());
     assert!(fault("pipewright schedule 1f1b --rank 2", true).is_some());
     assert!(fault("pipewright resume", true).is_none());
     assert!(fault("pipewright resume", false).is_some());
