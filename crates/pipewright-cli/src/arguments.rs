@@ -166,6 +166,9 @@ Example:
 }
 
 #[cfg(test)]
+mod book;
+
+#[cfg(test)]
 mod tests {
     use super::*;
 

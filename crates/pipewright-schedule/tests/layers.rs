@@ -28,6 +28,7 @@ const LAYERS: &[&str] = &[
     "generate::error",
     "generate::memory_limit",
     "generate::spec",
+    "generate::guide",
     "generate::generator",
     "generate::ticks",
     "generate::interleaving",

@@ -132,6 +132,11 @@
 #[doc = include_str!("../README.md")]
 struct Readme;
 
+/// Compiles the code in the book.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/own-model.md")]
+struct Book;
+
 // In the order of the layers: a module imports only modules above it. `tests/layers.rs` checks this.
 pub mod ids;
 pub mod bounded_file;

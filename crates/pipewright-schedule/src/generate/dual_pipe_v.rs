@@ -1,9 +1,9 @@
 //! DualPipeV: two stages a rank, placed in a V. A forward of one stage and a backward of the other run as one action,
 //! so that the communication of each overlaps with the computation of the other.
 //!
-//! DeepSeek-AI, "DeepSeek-V3 Technical Report", 2024 (DualPipe), cut in half to a V as in its open-source description,
-//! so that no parameter is held twice. Rank `r` of `p` owns `r`, called chunk 0, and `2 p - 1 - r`, called chunk 1. It
-//! needs at least as many microbatches as stages.
+//! The guide in `GENERATOR` has the source and the formulas. DualPipe is cut in half to a V, so that no parameter is held
+//! twice. Rank `r` of `p` owns `r`, called chunk 0, and `2 p - 1 - r`, called chunk 1. It needs at least as many
+//! microbatches as stages.
 //!
 //! The order of rank `r` for `m` microbatches, where `(F0 B1)` is one overlap:
 //!
@@ -17,14 +17,14 @@
 //! 7. `p - 1 - r` times `W I0`, where `W` is the weight gradient that has waited longest;
 //! 8. the remaining weight gradients, in the order of their input gradients.
 //!
-//! Rank `r` holds at most `2 p + 1` activations of a stage, which is as much as `p + 1/2` activations under 1F1B, whose
-//! stages are twice as large.
+//! The peak is as much as `p + 1/2` activations under 1F1B, whose stages are twice as large.
 
 use std::collections::VecDeque;
 
 use crate::action::Action;
 use crate::generate::error::GenerateError;
 use crate::generate::generator::Generator;
+use crate::generate::guide::{Formula, Guide};
 use crate::generate::spec::ScheduleSpec;
 use crate::generate::stage_cursor::StageCursor;
 use crate::ids::Rank;
@@ -39,6 +39,19 @@ pub(super) const GENERATOR: Generator = Generator {
     summary: "DualPipeV: forward and backward of two stages overlap on a V",
     settings: &[],
     aliases: &[],
+    guide: Guide {
+        source: "DeepSeek-AI, \"DeepSeek-V3 Technical Report\", 2024 (DualPipe), cut in half to a V as in \
+                 its open-source description",
+        order: "There are two stages on each rank, placed in a V: rank `r` has stages `r` and `2 p - 1 - \
+                r`. In the steady state a rank runs the forward of one stage and the backward of the other \
+                as one action.",
+        choice: "Choose it for layers that communicate inside a stage, such as experts on several ranks. A \
+                 function of your own (`ActionHook::overlap`) then runs the exchanges of one microbatch \
+                 while the other one computes. Without such a function, `zbvzerobubble` has the same \
+                 bubble. It needs at least `2 p` microbatches.",
+        bubble: &[Formula::always("(p - 1) / (6 m + p - 1)")],
+        peak: &[Formula::with("p >= 2", "2 p + 1")],
+    },
     generate,
 };
 

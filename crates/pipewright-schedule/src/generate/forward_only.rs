@@ -1,13 +1,11 @@
 //! Forward-only: every microbatch runs forward through every stage, and there is no backward.
 //!
-//! For evaluation and inference, not for training. There is one stage a rank, and microbatches run in ascending order.
-//!
-//! With `p` ranks, `m` microbatches and a forward of equal length on every stage, the bubble is
-//! `(p - 1) / (m + p - 1)`. An activation is freed when its forward ends.
+//! For evaluation and inference, not for training. The guide in `GENERATOR` has the formulas.
 
 use crate::action::Action;
 use crate::generate::error::GenerateError;
 use crate::generate::generator::Generator;
+use crate::generate::guide::{Formula, Guide};
 use crate::generate::spec::ScheduleSpec;
 use crate::ids::{Microbatch, StageIndex};
 use crate::schedule::Schedule;
@@ -19,6 +17,15 @@ pub(super) const GENERATOR: Generator = Generator {
     summary: "forward of every microbatch, no backward; for evaluation",
     settings: &[],
     aliases: &["forward"],
+    guide: Guide {
+        source: "the forwards of GPipe",
+        order: "There is one stage on each rank. All microbatches run forward through all stages, in \
+                ascending order. A rank frees an activation when its forward ends.",
+        choice: "It is for predictions of evaluation and inference. It cannot train. `pipewright train` \
+                 evaluates with the forwards of the schedule that trains.",
+        bubble: &[Formula::always("(p - 1) / (m + p - 1)")],
+        peak: &[Formula::always("1")],
+    },
     generate,
 };
 

@@ -3,6 +3,7 @@
 //! Each generator's file declares one. The list of them is in [`super::catalogue`].
 
 use crate::generate::error::GenerateError;
+use crate::generate::guide::Guide;
 use crate::generate::settings::Setting;
 use crate::generate::spec::ScheduleSpec;
 use crate::schedule::Schedule;
@@ -18,6 +19,8 @@ pub struct Generator {
     pub summary: &'static str,
     /// The settings that it takes besides the size.
     pub settings: &'static [Setting],
+    /// The description for readers who choose a schedule.
+    pub guide: Guide,
     /// Makes the schedule for a size.
     pub(super) generate: fn(&ScheduleSpec) -> Result<Schedule, GenerateError>,
 }

@@ -1,15 +1,12 @@
 //! GPipe: all forwards, then all backwards, each in ascending microbatch order.
 //!
-//! Huang et al., "GPipe: Efficient Training of Giant Neural Networks using Pipeline Parallelism", 2019. There is one
-//! stage a rank.
-//!
-//! With `p` ranks, `m` microbatches, and forward and backward of equal length on every stage, the bubble is
-//! `(p - 1) / (m + p - 1)`, as for 1F1B. Every stage holds the activations of all `m` microbatches at once, while 1F1B
-//! holds at most `p`.
+//! The guide in `GENERATOR` has the paper and the formulas. Every stage holds the activations of all microbatches at
+//! once, while 1F1B holds at most those of as many microbatches as there are ranks.
 
 use crate::action::Action;
 use crate::generate::error::GenerateError;
 use crate::generate::generator::Generator;
+use crate::generate::guide::{Formula, Guide};
 use crate::generate::spec::ScheduleSpec;
 use crate::ids::{Microbatch, StageIndex};
 use crate::schedule::Schedule;
@@ -21,6 +18,17 @@ pub(super) const GENERATOR: Generator = Generator {
     summary: "all forwards, then all backwards; simple, memory grows with microbatches",
     settings: &[],
     aliases: &[],
+    guide: Guide {
+        source: "Huang et al., \"GPipe: Efficient Training of Giant Neural Networks using Pipeline \
+                 Parallelism\", 2019",
+        order: "There is one stage on each rank. A rank runs all forwards and then all backwards, both in \
+                ascending order of the microbatches.",
+        choice: "It is a baseline for the other schedules. Its bubble is that of 1F1B, and it holds the \
+                 activations of `m` microbatches instead of `p`. Slow messages delay it less than 1F1B, \
+                 because no forward waits for a backward.",
+        bubble: &[Formula::always("(p - 1) / (m + p - 1)")],
+        peak: &[Formula::always("m")],
+    },
     generate,
 };
 

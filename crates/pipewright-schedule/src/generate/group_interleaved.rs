@@ -1,8 +1,7 @@
 //! Group-interleaved 1F1B: interleaved 1F1B with groups of fewer microbatches than there are ranks, which takes less
 //! memory.
 //!
-//! The generalised interleaved schedule of Wan et al., "PipeOffload: Improving Scalability of Pipeline Parallelism with
-//! Memory Optimization", 2025. There is any number of stages a rank, placed in a loop.
+//! The guide in `GENERATOR` has the paper and the formulas. There is any number of stages a rank, placed in a loop.
 //!
 //! Notation: `p` ranks, `v` stages a rank, `m` microbatches in groups of `g`, where `p / 2 <= g <= p` and `m` is a
 //! multiple of `g`. The stages of a rank alternate, each for the `g` microbatches of a group (`interleaving.rs`). Rank
@@ -24,6 +23,7 @@
 use crate::action::Action;
 use crate::generate::error::GenerateError;
 use crate::generate::generator::Generator;
+use crate::generate::guide::{Formula, Guide};
 use crate::generate::interleaving::Interleaving;
 use crate::generate::settings::Setting;
 use crate::generate::spec::ScheduleSpec;
@@ -37,6 +37,19 @@ pub(super) const GENERATOR: Generator = Generator {
     summary: "interleaved 1F1B in smaller groups; down to half the memory",
     settings: &[Setting::Group],
     aliases: &["grouped-interleaved"],
+    guide: Guide {
+        source: "Wan et al., \"PipeOffload: Improving Scalability of Pipeline Parallelism with Memory \
+                 Optimization\", 2025, there the generalised interleaved schedule",
+        order: "There is any number of stages on each rank, placed in a loop. The stages of a rank \
+                alternate, each for the `g` microbatches of a group, from half of `p` to `p`. A rank warms \
+                up with forwards, then alternates a forward and a backward, and ends with the remaining \
+                backwards.",
+        choice: "Choose it if interleaved 1F1B does not fit into the memory and the layers cannot defer \
+                 their weight gradients. A smaller group holds fewer activations and idles more. `m` is a \
+                 multiple of `g`.",
+        bubble: &[Formula::with("g = p", "(p - 1) / (v m + p - 1)")],
+        peak: &[Formula::always("min(v m, (v - 1) g + p)")],
+    },
     generate,
 };
 

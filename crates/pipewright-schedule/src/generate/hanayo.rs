@@ -1,7 +1,7 @@
 //! Hanayo: waves that run down the ranks and up again, several times for each microbatch.
 //!
-//! Liu et al., "Hanayo: Harnessing Wave-like Pipeline Parallelism for Enhanced Large Model Training Efficiency",
-//! 2023. There are `2 w` stages a rank for `w` waves, placed down the ranks and up again `w` times.
+//! The guide in `GENERATOR` has the paper and the formulas. There are `2 w` stages a rank for `w` waves, placed down the
+//! ranks and up again `w` times.
 //!
 //! The order is that of a simulated run in which a forward takes one tick, a backward two, and messages none. A free
 //! rank runs an action that can run. Among several it prefers the kind that it did not run last, then the oldest
@@ -18,6 +18,7 @@ use std::cmp::Reverse;
 use crate::action::Action;
 use crate::generate::error::GenerateError;
 use crate::generate::generator::Generator;
+use crate::generate::guide::{Formula, Guide};
 use crate::generate::spec::ScheduleSpec;
 use crate::generate::stage_cursor::StageCursor;
 use crate::ids::StageIndex;
@@ -30,6 +31,26 @@ pub(super) const GENERATOR: Generator = Generator {
     summary: "waves down and up the ranks; two stages a rank for each wave",
     settings: &[],
     aliases: &["wave"],
+    guide: Guide {
+        source: "Liu et al., \"Hanayo: Harnessing Wave-like Pipeline Parallelism for Enhanced Large Model \
+                 Training Efficiency\", 2023",
+        order: "There are `2 w` stages on each rank for `w` waves, placed down the ranks and up again `w` \
+                times. A free rank prefers the kind of action that it did not run last, then the oldest \
+                microbatch, then the last stage.",
+        choice: "Choose it if the layers cannot defer their weight gradients and the first and the last \
+                 stage share parameters: both are on rank 0. If there are about as many microbatches as \
+                 ranks, more waves shorten the bubble. Interleaved 1F1B with as many stages has no larger \
+                 bubble.",
+        bubble: &[
+            Formula::with("v = 2 and m >= 2 p", "(p - 1) / (v m + p - 1)"),
+            Formula::with("v = 2 and m = p", "2 (p - 1) / (3 m + 2 (p - 1))"),
+        ],
+        peak: &[
+            Formula::with("v = 2 and m >= 2 p", "3 p - 1"),
+            Formula::with("v = 2 and m = p", "2 p"),
+            Formula::at_most("", "v min(m, 2 p)"),
+        ],
+    },
     generate,
 };
 

@@ -1,26 +1,23 @@
 //! Interleaved 1F1B: several stages a rank, which divides the bubble by their number.
 //!
-//! Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM", 2021. There is
-//! any number of stages a rank, placed in a loop.
+//! The guide in `GENERATOR` has the paper and the formulas.
 //!
 //! Notation: `p` ranks, `v` stages a rank, `m` microbatches, in `max(1, m / p)` rounds of equal size `g`, so that `m`
 //! must be a multiple of the number of rounds. The stages of a rank alternate, each for the `g` microbatches of a round
 //! (`interleaving.rs`).
 //!
 //! Rank `r` warms up with `w = min(v m, (v - 1) g + 2 (p - 1 - r))` forwards, then alternates a forward and a backward
-//! while forwards remain, and cools down with the remaining backwards. Idle cells, in a grid in which every action
-//! takes one cell: `r` before the first forward; after the warm-up, until the first gradient can arrive from the last
-//! rank; one before each backward of the cool-down, in which other ranks run a forward.
-//!
-//! With `m` a multiple of `p` and forward and backward of equal length on every stage, the bubble is
-//! `(p - 1) / (v m + p - 1)`. Rank `r` holds at most `w + 1` activations of a stage. On rank 0 that is
-//! `(v - 1) p + 2 (p - 1) + 1`, up to `p - 1` more than the `v p` of 1F1B.
+//! while forwards remain, and cools down with the remaining backwards. It holds at most `w + 1` activations of a stage.
+//! Idle cells, in a grid in which every action takes one cell: `r` before the first forward; after the warm-up, until the
+//! first gradient can arrive from the last rank; one before each backward of the cool-down, in which other ranks run a
+//! forward.
 
 use std::iter::repeat_n;
 
 use crate::action::Action;
 use crate::generate::error::GenerateError;
 use crate::generate::generator::Generator;
+use crate::generate::guide::{Formula, Guide};
 use crate::generate::interleaving::Interleaving;
 use crate::generate::spec::ScheduleSpec;
 use crate::generate::stage_cursor::StageCursor;
@@ -35,6 +32,20 @@ pub(super) const GENERATOR: Generator = Generator {
     summary: "1F1B with several stages a rank; smaller bubble, a little more memory",
     settings: &[],
     aliases: &["interleaved", "1f1b-interleaved", "vpp"],
+    guide: Guide {
+        source: "Narayanan et al., \"Efficient Large-Scale Language Model Training on GPU Clusters Using \
+                 Megatron-LM\", 2021",
+        order: "There is any number of stages on each rank, placed in a loop. Microbatches run in rounds of \
+                equal size, with as many rounds as `p` fits into `m`. The stages of a rank alternate, each \
+                for the microbatches of a round. A rank warms up with forwards, then alternates a forward \
+                and a backward, and ends with the remaining backwards.",
+        choice: "Choose it if the layers cannot defer their weight gradients and the model has at least `v` \
+                 layers for each rank. It divides the bubble of 1F1B by `v`, sends `v` times as many \
+                 messages, and needs a little more memory. `m` is a multiple of the number of rounds; every \
+                 multiple of `p` is.",
+        bubble: &[Formula::with("m is a multiple of p", "(p - 1) / (v m + p - 1)")],
+        peak: &[Formula::with("m is a multiple of p", "min(v m, v p + p - 1)")],
+    },
     generate,
 };
 

@@ -1,20 +1,15 @@
 //! Interleaved ZB-H1: the order of interleaved 1F1B with the backward split, at the memory of 1F1B.
 //!
-//! Qi et al., "Zero Bubble Pipeline Parallelism", 2023, and "Pipeline Parallelism with Controllable Memory", 2024,
-//! extended to several stages a rank. There is any number of stages a rank, placed in a loop, and microbatches run in
-//! rounds as in interleaved 1F1B. The papers' B and W are `I` and `W` here.
+//! The guide in `GENERATOR` has the papers and the formulas. The papers' B and W are `I` and `W` here.
 //!
 //! With `p` ranks, `v` stages a rank and rounds of `g` microbatches, rank `r` warms up with `(v - 1) g + (p - 1 - r)`
 //! forwards, then repeats `F I`, with a `W` after each `I` once `r` weight gradients are pending. The setting
 //! `wide_warmup` warms up with `(v - 1) g + 2 (p - 1 - r)` forwards instead, which hides the latency of messages and
-//! costs `p - 1 - r` more activations.
-//!
-//! With `m` a multiple of `p`, and `F`, `I` and `W` of one length, the bubble is `(p - 1) / (3 v m + p - 1)`, about a
-//! `v`th of the bubble of ZB-H1. Every rank holds at most `v p` activations of a stage, as 1F1B does. With
-//! `wide_warmup`, rank 0 holds `v p + p - 1`.
+//! costs `p - 1 - r` more activations: rank 0 then holds `v p + p - 1`. The bubble is about a `v`th of that of ZB-H1.
 
 use crate::generate::error::GenerateError;
 use crate::generate::generator::Generator;
+use crate::generate::guide::{Formula, Guide};
 use crate::generate::interleaving::Interleaving;
 use crate::generate::settings::Setting;
 use crate::generate::spec::ScheduleSpec;
@@ -29,6 +24,20 @@ pub(super) const GENERATOR: Generator = Generator {
     summary: "ZB-H1 with several stages a rank; smallest bubble at the memory of 1F1B",
     settings: &[Setting::WideWarmup],
     aliases: &["interleaved-h1"],
+    guide: Guide {
+        source: "Qi et al., \"Zero Bubble Pipeline Parallelism\", 2023, and \"Pipeline Parallelism with \
+                 Controllable Memory\", 2024, extended to several stages on a rank",
+        order: "There is any number of stages on each rank, placed in a loop, and microbatches run in \
+                rounds as in interleaved 1F1B. Rank `r` warms up with `v - 1` rounds and `p - 1 - r` \
+                further forwards, then repeats `F I`, with a `W` after each `I` once `r` weight gradients \
+                are pending.",
+        choice: "Choose it if the layers defer their weight gradients and the model has at least `v` layers \
+                 for each rank: each further stage on a rank shortens the bubble, and the memory stays that \
+                 of 1F1B. Slow messages cost it much with many stages; `wide_warmup` hides some of them and \
+                 holds up to `p - 1` activations more.",
+        bubble: &[Formula::with("m is a multiple of p", "(p - 1) / (3 v m + p - 1)")],
+        peak: &[Formula::with("m is a multiple of p", "v p")],
+    },
     generate,
 };
 

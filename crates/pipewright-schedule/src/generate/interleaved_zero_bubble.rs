@@ -1,26 +1,20 @@
 //! Interleaved zero bubble (ZB1P): interleaved 1F1B with the backward split, so that weight gradients fill
 //! the cool-down.
 //!
-//! Qi et al., "Zero Bubble Pipeline Parallelism", 2023, there called ZB-H1, extended to several stages a rank as in
-//! PyTorch. There is any number of stages a rank, placed in a loop, and microbatches run in rounds as in interleaved
-//! 1F1B.
-//!
-//! With `p` ranks, `v` stages a rank and rounds of `g` microbatches, rank `r` warms up with
-//! `min(v m, (v - 1) g + p - 1 - r)` forwards and keeps up to `r` weight gradients pending (`split_backward.rs`). The
-//! idle cells are those of the reference: `r` before the first forward, `p - 1 - r` after the warm-up, and before a
-//! forward as many as it waits for the forward of the previous stage, in a grid in which every action takes one cell.
-//! There are no idle cells before backwards, because the reference looks for full backwards, and this schedule has
-//! none. So the cells do not show when gradients arrive. The order is sound nevertheless. [`super::interleaved_zb_h1`]
-//! is the same order without idle cells.
-//!
-//! With `m` a multiple of `p`, and `F`, `I` and `W` of one length, the bubble is
-//! `(p - 1) / (3 v m + p - 1)` and every rank holds `v p` activations of a stage, as 1F1B does.
+//! The guide in `GENERATOR` has the paper and the formulas. With `p` ranks, `v` stages a rank and rounds of `g`
+//! microbatches, rank `r` warms up with `min(v m, (v - 1) g + p - 1 - r)` forwards and keeps up to `r` weight gradients
+//! pending (`split_backward.rs`). The idle cells are those of the reference: `r` before the first forward, `p - 1 - r`
+//! after the warm-up, and before a forward as many as it waits for the forward of the previous stage, in a grid in which
+//! every action takes one cell. There are no idle cells before backwards, because the reference looks for full backwards,
+//! and this schedule has none. So the cells do not show when gradients arrive. The order is sound nevertheless.
+//! [`super::interleaved_zb_h1`] is the same order without idle cells.
 
 use std::iter::repeat_n;
 
 use crate::action::Action;
 use crate::generate::error::GenerateError;
 use crate::generate::generator::Generator;
+use crate::generate::guide::{Formula, Guide};
 use crate::generate::interleaving::Interleaving;
 use crate::generate::spec::ScheduleSpec;
 use crate::generate::split_backward::{Phases, split_backward};
@@ -36,6 +30,18 @@ pub(super) const GENERATOR: Generator = Generator {
     summary: "ZB1P: interleaved, backward split, weight gradients fill the cool-down",
     settings: &[],
     aliases: &["zb1p", "interleaved-zb", "izb"],
+    guide: Guide {
+        source: "Qi et al., \"Zero Bubble Pipeline Parallelism\", 2023, there called ZB-H1, extended to \
+                 several stages on a rank as in PyTorch",
+        order: "There is any number of stages on each rank, placed in a loop, and microbatches run in \
+                rounds as in interleaved 1F1B. Rank `r` warms up with `v - 1` rounds and `p - 1 - r` \
+                further forwards, and then alternates `F` and `I`. It keeps up to `r` weight gradients for \
+                the cool-down.",
+        choice: "Choose it to compare with PyTorch, whose table it has cell by cell. `interleaved-zb-h1` \
+                 has the same order without PyTorch's idle cells.",
+        bubble: &[Formula::with("m is a multiple of p", "(p - 1) / (3 v m + p - 1)")],
+        peak: &[Formula::with("m is a multiple of p", "v p")],
+    },
     generate,
 };
 

@@ -1,21 +1,16 @@
 //! Looped BFS (breadth first): all microbatches run through one stage before the rank's next stage.
 //!
-//! Lamy-Poirier, "Breadth-First Pipeline Parallelism", 2022. There is any number of stages a rank, placed in a loop.
-//!
-//! Rank `r` of `p` runs its stages in ascending order, each for all microbatches forward, then its stages in descending
-//! order, each for all microbatches backward. Within a stage the backwards run from the last microbatch to the first,
-//! so that the latest activations are used first. Each rank idles `r` cells before its first forward and
-//! `2 (p - 1 - r)` cells before its first backward, the ticks until the first gradient arrives from the last rank.
-//!
-//! With `v` stages a rank, `m >= p` microbatches, and forward and backward of equal length on every stage, the bubble
-//! is `(p - 1) / (v m + p - 1)`. Every stage holds the activations of all `m` microbatches at once. Its advantage is
-//! less communication for sharded parameters: a stage is gathered only twice a step.
+//! The guide in `GENERATOR` has the paper, the order and the formulas. Within a stage the backwards run from the last
+//! microbatch to the first, so that the latest activations are used first. Rank `r` of `p` idles `r` cells before its
+//! first forward and `2 (p - 1 - r)` cells before its first backward, the ticks until the first gradient arrives from the
+//! last rank.
 
 use std::iter::repeat_n;
 
 use crate::action::Action;
 use crate::generate::error::GenerateError;
 use crate::generate::generator::Generator;
+use crate::generate::guide::{Formula, Guide};
 use crate::generate::spec::ScheduleSpec;
 use crate::ids::{Microbatch, Rank};
 use crate::placement::Placement;
@@ -28,6 +23,19 @@ pub(super) const GENERATOR: Generator = Generator {
     summary: "several stages a rank, all microbatches through one stage before the next",
     settings: &[],
     aliases: &["bfs", "breadth-first"],
+    guide: Guide {
+        source: "Lamy-Poirier, \"Breadth-First Pipeline Parallelism\", 2022",
+        order: "There is any number of stages on each rank, placed in a loop. A rank runs its stages in \
+                ascending order, each for all microbatches forward, and then its stages in descending \
+                order, each for all microbatches backward. Backwards run from the last microbatch to the \
+                first.",
+        choice: "Choose it with sharded parameters (`mesh.data_parallel_mode = \"sharded\"`): a stage is \
+                 gathered only twice in a step. Slow messages delay it little. Its memory grows with the \
+                 number of microbatches. Gradients are added in descending order of the microbatches, so \
+                 their last bits differ from those of the other schedules.",
+        bubble: &[Formula::with("m >= p", "(p - 1) / (v m + p - 1)")],
+        peak: &[Formula::always("v m")],
+    },
     generate,
 };
 

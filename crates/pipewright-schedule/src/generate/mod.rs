@@ -1,7 +1,7 @@
 //! Generates schedules by name: the computations of each rank, in order.
 //!
-//! Each generator has its own file, which documents its paper, its order, its bubble and its memory. The list of
-//! generators is in `catalogue.rs`. [`mod@crate::lower`] adds communication. Generators share four files:
+//! Each generator has its own file, which documents its paper, its order, its bubble and its memory; [`Guide`] is the
+//! part of it that the book prints. The list of generators is in `catalogue.rs`. [`mod@crate::lower`] adds communication. Generators share four files:
 //! `building_block.rs` (v-half and v-min), `split_backward.rs` (the ZB-H family), `interleaving.rs` (the order of chunks)
 //! and `stage_cursor.rs` (a stage's next action).
 //!
@@ -15,6 +15,7 @@
 mod catalogue;
 mod error;
 mod generator;
+mod guide;
 mod limits;
 mod memory_limit;
 mod settings;
@@ -46,6 +47,7 @@ mod zbv_zero_bubble;
 pub use catalogue::{catalogue, find, generate};
 pub use error::GenerateError;
 pub use generator::Generator;
+pub use guide::{Formula, Guide};
 pub use limits::MAX_COMPUTE_ACTIONS;
 pub use memory_limit::PerStage;
 pub use settings::Setting;

@@ -1,15 +1,13 @@
 //! 1F1B: a forward and a backward alternately, so that no stage holds more microbatches than there are stages.
 //!
-//! Narayanan et al., "PipeDream: Generalized Pipeline Parallelism for DNN Training", 2019, with the flush at the end of
-//! a step from "Memory-Efficient Pipeline-Parallel DNN Training", 2021. There is one stage a rank.
-//!
-//! Stage `s` of `p` warms up with `min(m, p - s)` forwards, then alternates a backward and a forward while forwards
-//! remain, and cools down with the remaining backwards. With forward and backward of equal length on every stage, the
-//! bubble is `(p - 1) / (m + p - 1)`. Stage `s` holds the activations of at most `min(m, p - s)` microbatches.
+//! The guide in `GENERATOR` has the papers and the formulas. Stage `s` of `p` warms up with `min(m, p - s)` forwards,
+//! then alternates a backward and a forward while forwards remain, and cools down with the remaining backwards. It holds
+//! the activations of at most `min(m, p - s)` microbatches.
 
 use crate::action::Action;
 use crate::generate::error::GenerateError;
 use crate::generate::generator::Generator;
+use crate::generate::guide::{Formula, Guide};
 use crate::generate::spec::ScheduleSpec;
 use crate::ids::{Microbatch, StageIndex};
 use crate::schedule::Schedule;
@@ -21,6 +19,19 @@ pub(super) const GENERATOR: Generator = Generator {
     summary: "one forward, one backward in turn; memory bounded by the ranks",
     settings: &[],
     aliases: &["pipedream-flush"],
+    guide: Guide {
+        source: "Narayanan et al., \"PipeDream: Generalized Pipeline Parallelism for DNN Training\", 2019, \
+                 with the flush at the end of a step from \"Memory-Efficient Pipeline-Parallel DNN \
+                 Training\", 2021",
+        order: "There is one stage on each rank. Rank `r` warms up with `p - r` forwards, then alternates a \
+                backward and a forward while forwards remain, and ends with the remaining backwards.",
+        choice: "It is the default of `pipewright train`. Choose it if the layers cannot defer their weight \
+                 gradients, or if there are too few layers for several stages on each rank. Rank `r` holds \
+                 `p - r` activations, so the first ranks need the most memory. Slow messages delay every \
+                 microbatch.",
+        bubble: &[Formula::always("(p - 1) / (m + p - 1)")],
+        peak: &[Formula::always("p")],
+    },
     generate,
 };
 

@@ -1,7 +1,7 @@
 //! V-Half: half the memory of 1F1B, and less than half its bubble.
 //!
-//! Qi et al., "Pipeline Parallelism with Controllable Memory", 2024. There are two stages a rank, placed in a V, and
-//! the backward is split. `building_block.rs` makes the schedule from the block.
+//! The guide in `GENERATOR` has the paper and the formulas. There are two stages a rank, placed in a V, and the backward
+//! is split. `building_block.rs` makes the schedule from the block.
 //!
 //! The block, with `p` ranks: from rank to rank, `F0` moves two slots on the way down, `F1` one on the way up, `I1` two
 //! on the way down, and `I0` one on the way up. There is one slot at each turning point, and for even `p` three more at
@@ -10,13 +10,13 @@
 //! activations together live for `6 p - 3 + e` slots. A microbatch starts every six slots, so about `p` activations are
 //! alive at once, half of the `2 p` of 1F1B.
 //!
-//! Every rank holds at most `2 (p / 2 + 1)` activations of a stage (`/` rounding down). With `F`, `I` and `W` of one
-//! length and `m >= 2 p`, the bubble is `b / (6 m + b)`, where `b` is `3 p - 7` for even `p >= 4` and `3 p - 4` for odd
-//! `p >= 3`. For 1F1B, `b` is `6 (p - 1)`.
+//! In units of an action, the ranks idle `3 p - 7` for even `p >= 4` and `3 p - 4` for odd `p >= 3`; with 1F1B they idle
+//! `6 (p - 1)`.
 
 use crate::generate::building_block::{BuildingBlock, squeezed};
 use crate::generate::error::GenerateError;
 use crate::generate::generator::Generator;
+use crate::generate::guide::{Formula, Guide};
 use crate::generate::spec::ScheduleSpec;
 use crate::schedule::Schedule;
 
@@ -27,6 +27,22 @@ pub(super) const GENERATOR: Generator = Generator {
     summary: "a V at half the memory of 1F1B, less than half its bubble",
     settings: &[],
     aliases: &[],
+    guide: Guide {
+        source: "Qi et al., \"Pipeline Parallelism with Controllable Memory\", 2024",
+        order: "There are two stages on each rank, placed in a V. The actions of a microbatch form a block \
+                of six slots on each rank, which is repeated for every microbatch and then moved together.",
+        choice: "Choose it if 1F1B does not fit into the memory and the layers defer their weight \
+                 gradients: it needs about half of the activations. Slow messages and actions of different \
+                 lengths cost it more than schedules with more memory.",
+        bubble: &[
+            Formula::with("p is even and p >= 4 and m >= 2 p", "(3 p - 7) / (6 m + 3 p - 7)"),
+            Formula::with("p is odd and p >= 3 and m >= 2 p", "(3 p - 4) / (6 m + 3 p - 4)"),
+        ],
+        peak: &[
+            Formula::with("p is even and m >= 2 p", "p + 2"),
+            Formula::with("p is odd and p >= 3 and m >= 2 p", "p + 1"),
+        ],
+    },
     generate,
 };
 

@@ -1,19 +1,16 @@
 //! ZB-H2: no rank idles between its first and its last action, at about twice the memory of 1F1B.
 //!
-//! Qi et al., "Zero Bubble Pipeline Parallelism", 2023. There is one stage a rank. The paper's B and W are `I` and `W`
-//! here.
-//!
-//! Rank `r` of `p` warms up with `2 (p - 1 - r)` forwards, which is enough work until the first gradient arrives, then
-//! repeats `F I`, with a `W` after each `I` once `2 r` weight gradients are pending. Fewer microbatches than `2 p - 1`
-//! are allowed, but then the pipeline is never full.
+//! The guide in `GENERATOR` has the paper, the order and the formulas. The paper's B and W are `I` and `W` here. Fewer
+//! microbatches than `2 p - 1` are allowed, but then the pipeline is never full.
 //!
 //! With `m >= 2 p - 1` and `F`, `I` and `W` of one length, the ranks run without a gap, each one tick after the
-//! previous one. From barrier to barrier the bubble is `(p - 1) / (3 m + p - 1)`, as for ZB-H1. With an optimizer that
-//! does not wait for all ranks there is none. Every rank holds at most `min(m, 2 p - 1)` activations.
+//! previous one. From barrier to barrier the bubble is that of ZB-H1. With an optimizer that does not wait for all ranks
+//! there is none.
 
 use crate::action::Action;
 use crate::generate::error::GenerateError;
 use crate::generate::generator::Generator;
+use crate::generate::guide::{Formula, Guide};
 use crate::generate::spec::ScheduleSpec;
 use crate::generate::split_backward::{Phases, one_stage};
 use crate::ids::StageIndex;
@@ -26,6 +23,18 @@ pub(super) const GENERATOR: Generator = Generator {
     summary: "no idle rank between first and last action, twice the memory of 1F1B",
     settings: &[],
     aliases: &["h2"],
+    guide: Guide {
+        source: "Qi et al., \"Zero Bubble Pipeline Parallelism\", 2023",
+        order: "There is one stage on each rank. Rank `r` warms up with `2 (p - 1 - r)` forwards, which is \
+                enough work until the first gradient arrives, and then repeats `F I`, with a `W` after each \
+                `I` once `2 r` weight gradients are pending.",
+        choice: "Choose it instead of ZB-H1 if messages are slow or the actions differ in length, and there \
+                 is memory for twice the activations. With equal lengths its bubble is that of ZB-H1, \
+                 because a step of Pipewright ends with a gradient norm over all ranks: no rank idles \
+                 between its first and its last action, but the ranks start and end one after the other.",
+        bubble: &[Formula::with("m >= 2 p - 1", "(p - 1) / (3 m + p - 1)")],
+        peak: &[Formula::always("min(m, 2 p - 1)")],
+    },
     generate,
 };
 

@@ -1,7 +1,7 @@
 //! ZBV: zero bubble with two stages a rank, placed in a V, and the memory of 1F1B.
 //!
-//! Qi et al., "Zero Bubble Pipeline Parallelism", 2023, section on ZB-V, in the fixed order of PyTorch. Rank `r` of `p`
-//! owns `r`, called chunk 0, and `2 p - 1 - r`, called chunk 1.
+//! The guide in `GENERATOR` has the paper and the formulas. Rank `r` of `p` owns `r`, called chunk 0, and `2 p - 1 - r`,
+//! called chunk 1.
 //!
 //! The order of rank `r`. `F0` is the next forward of chunk 0. Each kind of action of a chunk visits the microbatches
 //! 0, 1, 2, ... up to `n = max(m, 2 p - 1)`, where `m` is the number of microbatches of the schedule:
@@ -15,17 +15,14 @@
 //! 7. the remaining weight gradients, those of chunk 1 first.
 //!
 //! If `m < 2 p - 1`, actions of microbatches that do not exist are idle cells. There are also `r` idle cells at the
-//! start.
-//!
-//! With `m >= 2 p - 1` and `F`, `I` and `W` of one length, no rank idles between its first and its last action,
-//! and the bubble from barrier to barrier is `(p - 1) / (6 m + p - 1)`. Every rank holds at most `2 p`
-//! activations of a stage, which is what 1F1B holds on rank 0.
+//! start. Otherwise, with `F`, `I` and `W` of one length, no rank idles between its first and its last action.
 
 use std::iter::repeat_n;
 
 use crate::action::Action;
 use crate::generate::error::GenerateError;
 use crate::generate::generator::Generator;
+use crate::generate::guide::{Formula, Guide};
 use crate::generate::spec::ScheduleSpec;
 use crate::generate::stage_cursor::StageCursor;
 use crate::ids::Rank;
@@ -39,6 +36,18 @@ pub(super) const GENERATOR: Generator = Generator {
     summary: "ZBV: zero bubble on a V of two stages a rank, memory of 1F1B",
     settings: &[],
     aliases: &["zbv", "v-zb"],
+    guide: Guide {
+        source: "Qi et al., \"Zero Bubble Pipeline Parallelism\", 2023, section on ZB-V, in the fixed order \
+                 of PyTorch",
+        order: "There are two stages on each rank, placed in a V: rank `r` has stages `r` and `2 p - 1 - \
+                r`. After the warm-up a rank repeats `F I W` for both stages. In the cool-down, input \
+                gradients run before weight gradients.",
+        choice: "Choose it if the layers defer their weight gradients and there are at least `2 p - 1` \
+                 microbatches. The first and the last stage are on rank 0, which suits tied embeddings. It \
+                 is at its best if `F`, `I` and `W` take equally long.",
+        bubble: &[Formula::with("m >= 2 p - 1", "(p - 1) / (6 m + p - 1)")],
+        peak: &[Formula::with("m >= 2 p - 1", "2 p")],
+    },
     generate,
 };
 

@@ -4,6 +4,7 @@ use crate::action::Action;
 use crate::costs::Costs;
 use crate::generate::error::GenerateError;
 use crate::generate::generator::Generator;
+use crate::generate::guide::{Formula, Guide};
 use crate::generate::memory_limit::{PerStage, memory_limits};
 use crate::generate::settings::Setting;
 use crate::generate::spec::ScheduleSpec;
@@ -23,6 +24,17 @@ pub(crate) const GENERATOR: Generator = Generator {
     summary: "made to measured times and a memory limit; never worse than ZB-H1 at its memory",
     settings: &[Setting::Costs, Setting::MemoryLimit],
     aliases: &["greedy"],
+    guide: Guide {
+        source: "the heuristic of Qi et al., \"Zero Bubble Pipeline Parallelism\", 2023",
+        order: "There is one stage on each rank. In a simulated run, a free stage chooses its next action \
+                by rules with a few flags. The generator tries all combinations of the flags, and the \
+                orders of ZB-H1 and ZB-H2 if the limits allow them, and keeps the shortest.",
+        choice: "Choose it if stages differ in length and the costs are known, or if stages have different \
+                 limits of memory. It never exceeds a limit, and with the memory of ZB-H1 it is never \
+                 slower. `pipewright plan` searches such orders for measured costs.",
+        bubble: &[Formula::at_most("m >= p", "(p - 1) / (3 m + p - 1)")],
+        peak: &[Formula::at_most("", "p")],
+    },
     generate,
 };
 

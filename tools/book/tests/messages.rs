@@ -1,0 +1,50 @@
+//! The messages on the page about errors exist in the code.
+
+use std::fs;
+
+use pipewright_book::markdown::{code_blocks, files_below};
+use pipewright_book::root;
+
+/// Returns the code with its texts on one line, and with `...` in place of what a text puts in.
+fn with_dots(code: &str) -> String {
+    let mut lines = code.split("\\\n");
+    let mut joined = lines.next().unwrap_or_default().to_owned();
+    for line in lines {
+        joined += line.trim_start();
+    }
+    let mut dotted = String::new();
+    let mut rest = joined.as_str();
+    while let Some((before, after)) = rest.split_once('{') {
+        dotted += before;
+        // A brace with a line break is a block of code.
+        match after.split_once('}').filter(|(inside, _)| !inside.contains('\n')) {
+            Some((_, after)) => {
+                dotted += "...";
+                rest = after;
+            }
+            None => rest = after,
+        }
+    }
+    (dotted + rest).replace("\\\"", "\"")
+}
+
+#[test]
+fn the_messages_of_the_page_exist() {
+    let page = fs::read_to_string(root().join("docs/troubleshooting.md")).expect("the page");
+    let blocks = code_blocks(&page).into_iter().filter(|block| block.language == "text");
+    let messages: Vec<String> =
+        blocks.flat_map(|block| block.text.lines().map(str::to_owned).collect::<Vec<_>>()).collect();
+    assert!(messages.len() > 40, "{messages:#?}");
+    let sources = files_below(&root().join("crates"), "rs").expect("the sources");
+    let code = sources.iter().filter(|path| path.components().any(|part| part.as_os_str() == "src"));
+    let code: Vec<String> = code.map(|path| with_dots(&fs::read_to_string(path).expect("a file"))).collect();
+    let missing: Vec<&String> =
+        messages.iter().filter(|message| !code.iter().any(|file| file.contains(message.as_str()))).collect();
+    assert!(missing.is_empty(), "no code has these messages of docs/troubleshooting.md: {missing:#?}");
+}
+
+#[test]
+fn texts_are_joined_and_dotted() {
+    let code = "#[error(\n    \"`{key}` is \\\"{value}\\\", \\\n     and {} more\", .0.len()\n)]";
+    assert!(with_dots(code).contains("\"`...` is \"...\", and ... more\""), "{}", with_dots(code));
+}
