@@ -100,10 +100,10 @@ def make_step(model: torch.nn.Module, options: argparse.Namespace) -> Callable[[
 
 
 def parse_options() -> argparse.Namespace:
-    """Reads the command line. The defaults are the fastest settings on one core; `README.md` has their figures."""
+    """Reads the command line. The defaults are the fastest settings on one core, as `README.md` says."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path, help="the model with its tokens.json")
-    parser.add_argument("--experts", default="grouped_mm", choices=["eager", "batched_mm", "grouped_mm"])
+    parser.add_argument("--experts", default="grouped_mm", choices=["eager", "grouped_mm"])
     parser.add_argument("--chunk-size", default=64, type=int, metavar="N", help="of the scan of Mamba-2")
     parser.add_argument("--compile", action="store_true", help="compile each block (needs a C++ compiler)")
     return parser.parse_args()
