@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Installs PyTorch into a virtual environment for `pipeline.py`. Run on request, never by CI.
+# Installs PyTorch and transformers into a virtual environment for `pipeline.py` and `families.py`. Run on request,
+# never by CI.
 #
 #   bench/peer/setup.sh
 #
@@ -12,6 +13,8 @@
 set -euo pipefail
 
 TORCH_VERSION=2.15.0
+TRANSFORMERS_VERSION=5.23.0
+WHAT="PyTorch $TORCH_VERSION with transformers $TRANSFORMERS_VERSION"
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 venv=${PIPEWRIGHT_PEER_VENV:-$here/../.venv}
 base_python=${PIPEWRIGHT_PEER_PYTHON:-python3}
@@ -31,6 +34,12 @@ CUDA_LIBRARIES=(
     nvidia-nccl-cu13==2.30.7 nvidia-nvjitlink==13.5.37 nvidia-nvshmem-cu13==3.7.2
 )
 
+# What `import transformers` needs beside its own wheel and those above, for models and their files.
+TRANSFORMERS_NEEDS=(
+    anyio==4.16.0 h11==0.16.0 httpcore2==2.16.2 httpx2==2.16.2 huggingface_hub==2.4.0 idna==3.20 packaging==26.3
+    pyyaml==6.0.3 regex==2026.11.15 safetensors==0.8.0 tokenizers==0.23.3 tqdm==4.70.1 truststore==0.10.5
+)
+
 main() {
     if [[ $# -gt 0 ]]; then
         sed -n '2,/^$/s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
@@ -38,16 +47,17 @@ main() {
         exit 0
     fi
     if usable 2>/dev/null; then
-        say "PyTorch $TORCH_VERSION is ready in $venv, nothing to do"
+        say "$WHAT is ready in $venv, nothing to do"
         exit 0
     fi
     make_environment
     install "PyTorch $TORCH_VERSION (about 0.5 GB)" "torch==$TORCH_VERSION" "${PURE[@]}"
+    install "transformers $TRANSFORMERS_VERSION" "transformers==$TRANSFORMERS_VERSION" "${TRANSFORMERS_NEEDS[@]}"
     if ! usable 2>/dev/null; then
         install "the CUDA libraries that this wheel is linked against (about 2 GB)" "${CUDA_LIBRARIES[@]}"
     fi
-    usable || die "PyTorch $TORCH_VERSION was installed in $venv but cannot be used; the reason stands above"
-    say "PyTorch $TORCH_VERSION is ready in $venv"
+    usable || die "$WHAT was installed in $venv but cannot be used; the reason stands above"
+    say "$WHAT is ready in $venv"
 }
 
 # Makes the environment, or takes over the one that an interrupted run has left.
@@ -71,17 +81,21 @@ install() {
         die "cannot install $1; pip's message stands above"
 }
 
-# Whether the comparison can run: the right version loads, with pipelining and Gloo.
+# Whether the comparisons can run: the right versions load, with pipelining, Gloo and both families.
 usable() {
-    [[ -x $venv/bin/python ]] && "$venv/bin/python" - "$TORCH_VERSION" <<'PYTHON'
+    [[ -x $venv/bin/python ]] && "$venv/bin/python" - "$TORCH_VERSION" "$TRANSFORMERS_VERSION" <<'PYTHON'
 import sys
 
 import torch
 import torch.distributed
+import transformers
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleZBVZeroBubble
+from transformers import NemotronHForCausalLM, Qwen3MoeForCausalLM
 
 if torch.__version__.split("+")[0] != sys.argv[1]:
     sys.exit(f"found PyTorch {torch.__version__}, need {sys.argv[1]}")
+if transformers.__version__ != sys.argv[2]:
+    sys.exit(f"found transformers {transformers.__version__}, need {sys.argv[2]}")
 if not torch.distributed.is_gloo_available():
     sys.exit("this PyTorch was built without Gloo")
 PYTHON

@@ -15,7 +15,9 @@
 //! cargo run --release -p pipewright-bench -- scan       # Mamba-2's scan in chunks against its recurrence
 //! cargo run --release -p pipewright-bench -- shards     # memory of a rank with sharded parameters
 //! cargo run --release -p pipewright-bench --features mpi -- processes  # two processes against two threads
+//! cargo run --release -p pipewright-bench -- hybrid     # a hybrid model on two ranks, cut by its costs
 //! cargo run --release -p pipewright-bench -- peer       # against PyTorch; needs bench/peer/setup.sh
+//! cargo run --release -p pipewright-bench -- families   # Nemotron-H and Qwen3-MoE against transformers; the same
 //! ```
 
 #![expect(clippy::print_stdout, reason = "a bench prints its figures")]
@@ -26,6 +28,8 @@ mod checkpoints;
 mod engine;
 mod epilogue;
 mod experts;
+mod families;
+mod hybrid;
 mod memory;
 mod model;
 mod overhead;
@@ -84,8 +88,12 @@ enum Bench {
     Shards(shards::Options),
     /// Two processes over MPI against two threads, in turn.
     Processes(processes::Options),
+    /// A hybrid model on two ranks, cut by its costs, against half of the work of one rank.
+    Hybrid(hybrid::Options),
     /// Throughput against PyTorch, in turn.
     Peer(peer::Options),
+    /// Throughput of Nemotron-H and Qwen3-MoE against PyTorch with transformers, step by step in turn.
+    Families(families::Options),
 }
 
 fn main() -> ExitCode {
@@ -106,7 +114,9 @@ fn main() -> ExitCode {
         Bench::Scan(options) => scan::run(&options),
         Bench::Shards(options) => shards::run(&options),
         Bench::Processes(options) => processes::run(&options),
+        Bench::Hybrid(options) => hybrid::run(&options),
         Bench::Peer(options) => peer::run(&options),
+        Bench::Families(options) => families::run(&options),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

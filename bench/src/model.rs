@@ -2,7 +2,6 @@
 
 use std::error::Error;
 use std::num::NonZeroU32;
-use std::sync::Arc;
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use pipewright::checkpoint::RankState;
@@ -10,11 +9,10 @@ use pipewright::mesh::DataParallelMode;
 use pipewright::optimizer::AdamW;
 use pipewright::pipeline::StepSummary;
 use pipewright::pipeline::{Pipeline, PipelineConfig};
-use pipewright::stage::Stage;
 use pipewright::transport::World;
 use pipewright_models::decoder::DecoderConfig;
 use pipewright_models::llama::LlamaConfig;
-use pipewright_models::{ConfigError, ModelFamily, TrainingModule};
+use pipewright_models::{InitialParameters, ModelConfig, ModelFamily};
 use pipewright_schedule::lower::{TrainingLowering, UnshardConfig, for_training};
 use pipewright_schedule::{
     Level, LowerConfig, Method, Recompute, ScheduleSpec, StageIndex, ValidatedProgram, csv, generate, lower,
@@ -27,8 +25,8 @@ pub(crate) const LAYERS: usize = 8;
 pub(crate) const WIDTH: usize = 512;
 pub(crate) const HEADS: usize = 8;
 pub(crate) const INTERMEDIATE: usize = 1376;
-const VOCABULARY: usize = 256;
-const SEED: u64 = 7;
+pub(crate) const VOCABULARY: usize = 256;
+pub(crate) const SEED: u64 = 7;
 
 /// A pipeline of the bench model with its data.
 pub(crate) struct Bench {
@@ -51,6 +49,8 @@ pub(crate) struct Setup<'a> {
     pub(crate) microbatches: u32,
     /// Tokens of a row.
     pub(crate) sequence: usize,
+    /// How the layers are cut into stages.
+    pub(crate) cut: &'a Method,
     pub(crate) replicas: u32,
     pub(crate) mode: DataParallelMode,
     /// The number of stages of a rank that are gathered at once, if parameters are sharded.
@@ -69,6 +69,7 @@ impl<'a> Setup<'a> {
             stages_per_rank: None,
             microbatches,
             sequence: SEQUENCE,
+            cut: &Method::Optimal,
             replicas: 1,
             mode: DataParallelMode::Replicated,
             window: UnshardConfig::default().window,
@@ -105,15 +106,21 @@ impl Bench {
 
     /// Starts the model on the ranks of `world`.
     pub(crate) fn over(world: World, setup: &Setup<'_>) -> Result<Self, Box<dyn Error>> {
-        let model = config();
+        Self::of_model(world, setup, ModelConfig::Llama(config()), InitialParameters::Seed(SEED))
+    }
+
+    /// Starts another model with the bench model's vocabulary.
+    pub(crate) fn of_model(
+        world: World,
+        setup: &Setup<'_>,
+        model: ModelConfig,
+        initial: InitialParameters,
+    ) -> Result<Self, Box<dyn Error>> {
         let weights = model.describe(setup.sequence).weights();
         let program = setup.program()?;
-        let stages = partition(&weights, program.placement().stages(), &Method::Optimal)?;
-        let model = Arc::new(model);
-        let last = program.placement().last_stage();
-        let make = move |stage: StageIndex| -> Result<Stage, ConfigError> {
-            let module = model.init_stage(stages.range(stage), SEED, &Device::flex().autodiff())?;
-            Ok(module.into_stage(stage == last))
+        let stages = partition(&weights, program.placement().stages(), setup.cut)?;
+        let make = move |stage: StageIndex| {
+            model.training_stage(stages.range(stage), &initial, &Device::flex().autodiff())
         };
         let optimizer = AdamW { betas: (0.9, 0.95), epsilon: 1e-8, weight_decay: 0.1 }.init();
         let config = PipelineConfig {
@@ -128,6 +135,18 @@ impl Bench {
         let shape = [(setup.microbatches * setup.replicas) as usize, setup.sequence];
         let [inputs, targets] = [0, 1].map(|shift| tokens(shape, shift));
         Ok(Self { pipeline, inputs, targets, tokens: shape.iter().product() })
+    }
+
+    /// Trains on these rows, each with one id more than the model sees at once, instead of [`tokens`].
+    pub(crate) fn on_rows(mut self, rows: &[Vec<i32>]) -> Self {
+        let part = |start: usize| {
+            let length = rows.first().map_or(0, Vec::len).saturating_sub(1);
+            let ids: Vec<i32> =
+                rows.iter().flat_map(|row| row[start..].iter().take(length)).copied().collect();
+            Tensor::from_data(TensorData::new(ids, [rows.len(), length]), &Device::flex())
+        };
+        (self.inputs, self.targets) = (part(0), part(1));
+        self
     }
 
     /// Returns the program of the ranks.
@@ -152,6 +171,19 @@ impl Bench {
         }
         (0..count).map(|_| self.step()).collect()
     }
+}
+
+/// Runs a step of each pipeline at the same time.
+pub(crate) fn side_by_side(pipelines: &mut [Bench]) -> Result<Vec<StepSummary>, Box<dyn Error>> {
+    let step = |bench: &mut Bench| bench.step().map_err(|error| error.to_string());
+    let reports: Result<Vec<StepSummary>, String> = std::thread::scope(|scope| {
+        let threads: Vec<_> = pipelines.iter_mut().map(|bench| scope.spawn(move || step(bench))).collect();
+        threads
+            .into_iter()
+            .map(|thread| thread.join().unwrap_or_else(|_| Err("a thread panicked".into())))
+            .collect()
+    });
+    Ok(reports?)
 }
 
 /// Returns the bytes of each stage's input for one microbatch, if the model is cut into `stages` stages.
@@ -190,6 +222,17 @@ pub(crate) fn config() -> LlamaConfig {
         ..DecoderConfig::new(VOCABULARY, HEADS)
     };
     decoder.into()
+}
+
+/// Makes rows of ids without a pattern, each with one id more than `sequence`. Routers spread them over all experts.
+pub(crate) fn random_rows(rows: u32, sequence: usize) -> Vec<Vec<i32>> {
+    let mut state = SEED;
+    let mut id = || {
+        // Knuth's generator for 64 bits; its highest bits are the most random.
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 33) as usize % VOCABULARY
+    };
+    (0..rows).map(|_| (0..=sequence).map(|_| id() as i32).collect()).collect()
 }
 
 /// Makes a stream of ids that a model can learn, from position `shift` on.

@@ -17,7 +17,7 @@ use std::time::Duration;
 use pipewright_schedule::costs::StageCosts;
 use pipewright_schedule::{Action, Costs, Event, Rank, StageIndex, simulate};
 
-use crate::model::Bench;
+use crate::model::{Bench, side_by_side};
 use crate::size::Size;
 use crate::statistics::Spread;
 
@@ -115,7 +115,9 @@ fn take_turns(
         turns.programs.push(report.wall.as_secs_f64() - update);
         turns.alone.push(alone.wall.as_secs_f64());
         turns.alone_busy.push(alone.timeline.busy(Rank::new(0)));
-        turns.beside.push(side_by_side(&mut singles)?);
+        let beside = side_by_side(&mut singles)?;
+        let walls: f64 = beside.iter().map(|report| report.wall.as_secs_f64()).sum();
+        turns.beside.push(walls / beside.len() as f64);
         turns.events.extend_from_slice(report.timeline.events());
     }
     Ok(turns)
@@ -128,22 +130,6 @@ fn ratios(of: &[f64], to: &[f64], scale: f64) -> Spread {
 
 fn spread(values: &[f64], figure: impl Fn(f64) -> f64) -> Spread {
     Spread::new(values.iter().copied().map(figure).collect())
-}
-
-/// Runs a step of each pipeline at the same time, and returns the mean of their times in seconds.
-fn side_by_side(pipelines: &mut [Bench]) -> Result<f64, Box<dyn Error>> {
-    let count = pipelines.len() as f64;
-    let step = |bench: &mut Bench| {
-        bench.step().map(|report| report.wall.as_secs_f64()).map_err(|error| error.to_string())
-    };
-    let walls: f64 = std::thread::scope(|scope| {
-        let threads: Vec<_> = pipelines.iter_mut().map(|bench| scope.spawn(move || step(bench))).collect();
-        threads
-            .into_iter()
-            .map(|thread| thread.join().unwrap_or_else(|_| Err("a thread panicked".into())))
-            .sum::<Result<f64, String>>()
-    })?;
-    Ok(walls / count)
 }
 
 /// Measures the cost of splitting backwards: the time of a step with `I` and `W` on one rank, relative to a step with

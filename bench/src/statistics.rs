@@ -19,6 +19,12 @@ impl Spread {
 impl fmt::Display for Spread {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (first, last) = (self.0.first().unwrap_or(&f64::NAN), self.0.last().unwrap_or(&f64::NAN));
-        write!(f, "{:.3} (min {first:.3}, max {last:.3}, n {})", self.median(), self.0.len())
+        let digits = f.precision().unwrap_or(3);
+        write!(
+            f,
+            "{:.digits$} (min {first:.digits$}, max {last:.digits$}, n {})",
+            self.median(),
+            self.0.len()
+        )
     }
 }
