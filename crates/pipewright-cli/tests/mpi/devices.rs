@@ -28,7 +28,8 @@ fn a_device_that_fails_in_one_process_ends_all_with_the_action_that_sends() {
     let text = "the quick brown fox jumps over the lazy dog ".repeat(16 * 1024);
     fs::write(folder.path().join("long.txt"), text).expect("the scratch folder takes files");
     // A second microbatch would let the rank meet the failure in its forward before the thread that sends does.
-    fs::write(folder.path().join("one.csv"), "0F0,,,0B0\n,1F0,1B0,\n").expect("the scratch folder takes files");
+    fs::write(folder.path().join("one.csv"), "0F0,,,0B0\n,1F0,1B0,\n")
+        .expect("the scratch folder takes files");
     let overrides = [
         "model.num_hidden_layers=2",
         "data.path=long.txt",
