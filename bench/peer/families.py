@@ -42,7 +42,6 @@ def main() -> None:
         experts=model.config._experts_implementation,
         attention=model.config._attn_implementation,
         chunk_size=getattr(model.config, "chunk_size", None),
-        compiled=options.compile,
         parameters=sum(parameter.numel() for parameter in model.parameters()),
     )
     for _ in sys.stdin:
@@ -69,9 +68,6 @@ def load(options: argparse.Namespace) -> torch.nn.Module:
         experts_implementation=options.experts,
     )
     model.train()
-    if options.compile:
-        for block in model.model.layers:
-            block.compile()
     return model
 
 
@@ -105,7 +101,6 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("folder", type=Path, help="the model with its tokens.json")
     parser.add_argument("--experts", default="grouped_mm", choices=["eager", "grouped_mm"])
     parser.add_argument("--chunk-size", default=64, type=int, metavar="N", help="of the scan of Mamba-2")
-    parser.add_argument("--compile", action="store_true", help="compile each block (needs a C++ compiler)")
     return parser.parse_args()
 
 

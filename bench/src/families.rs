@@ -38,9 +38,6 @@ pub(crate) struct Options {
     /// Tokens of a row.
     #[arg(long, default_value_t = 256)]
     sequence: usize,
-    /// Compile PyTorch's blocks.
-    #[arg(long)]
-    compile: bool,
     /// The Python that `bench/peer/setup.sh` installed PyTorch and transformers for.
     #[arg(long, default_value = "bench/.venv/bin/python")]
     python: PathBuf,
@@ -165,7 +162,6 @@ impl Peer {
         let mut process = Command::new(&options.python)
             .arg(SCRIPT)
             .arg(folder)
-            .args(options.compile.then_some("--compile"))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
