@@ -26,10 +26,11 @@ impl Names {
         for path in files_below(&root(), "rs").expect("the sources") {
             let parent = path.parent().unwrap_or(&path);
             let name = |path: &Path| path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+            let is_in_tests = parent.parent().is_some_and(|folder| folder.ends_with("tests"));
             match parent.file_name().and_then(|name| name.to_str()) {
+                _ if name(&path) == "main" && is_in_tests => _ = tests.insert(name(parent)),
                 Some("tests") => _ = tests.insert(name(&path)),
                 Some("examples") => _ = examples.insert(name(&path)),
-                _ if name(&path) == "main" => _ = tests.insert(name(parent)),
                 _ => {}
             }
         }
