@@ -7,7 +7,7 @@ averaged over the microbatches, gradients clipped by their global norm, AdamW on
 The first line of the output has the settings. Each further one has a step's loss, gradient norm and seconds. Every line
 is an object in JSON.
 
-Not here: the model and its parameters, which Pipewright's bench writes, and any comparison.
+Pipewright's bench writes the model and its parameters, and compares the results.
 """
 
 import argparse

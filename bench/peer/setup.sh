@@ -19,7 +19,7 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 venv=${PIPEWRIGHT_PEER_VENV:-$here/../.venv}
 base_python=${PIPEWRIGHT_PEER_PYTHON:-python3}
 
-# What `import torch` needs beside its own wheel.
+# The packages that `import torch` needs besides its own wheel.
 PURE=(
     filelock==4.2.11 fsspec==2026.9.0 jinja2==3.1.6 markupsafe==3.0.4 mpmath==1.3.0 networkx==3.6.1
     numpy==2.4.6 setuptools==84.2.1 sympy==1.14.0 typing-extensions==4.16.0
@@ -34,7 +34,7 @@ CUDA_LIBRARIES=(
     nvidia-nccl-cu13==2.30.7 nvidia-nvjitlink==13.5.37 nvidia-nvshmem-cu13==3.7.2
 )
 
-# What `import transformers` needs beside its own wheel and those above, for models and their files.
+# The packages that `import transformers` needs besides its own wheel and those above.
 TRANSFORMERS_NEEDS=(
     anyio==4.16.0 h11==0.16.0 httpcore2==2.16.2 httpx2==2.16.2 huggingface_hub==2.4.0 idna==3.20 packaging==26.3
     pyyaml==6.0.3 regex==2026.11.15 safetensors==0.8.0 tokenizers==0.23.3 tqdm==4.70.1 truststore==0.10.5
@@ -56,7 +56,7 @@ main() {
     if ! usable 2>/dev/null; then
         install "the CUDA libraries that this wheel is linked against (about 2 GB)" "${CUDA_LIBRARIES[@]}"
     fi
-    usable || die "$WHAT was installed in $venv but cannot be used; the reason stands above"
+    usable || die "$WHAT was installed in $venv but cannot be used; see the message above"
     say "$WHAT is ready in $venv"
 }
 

@@ -1,5 +1,5 @@
-//! Compares the throughput of Nemotron-H and Qwen3-MoE with PyTorch and transformers on the same model, each with one
-//! rank and one thread.
+//! Compares the throughput of Nemotron-H and Qwen3-MoE with PyTorch and transformers on the same model. Both sides
+//! use one thread, and Pipewright one rank.
 //!
 //! The bench writes the model as a Hugging Face directory, which both sides load. They train in turn, a step each, so
 //! that changes in the speed of the machine affect both. Their losses must agree: it is the same training.

@@ -4,8 +4,8 @@
 //! Blocks of experts are ten times as heavy as the others, and two of the three are at the beginning. So the cut is good
 //! only if the costs of all kinds of blocks are right relative to each other.
 //!
-//! No cut of `m` microbatches' work `W` over `p` ranks takes less than `W / p` with the fill of the pipeline, `(p - 1)`
-//! forwards and backwards of one microbatch on one rank. Two ranks share the memory and the clock rate of the machine,
+//! If messages follow whole actions, a step of `m` microbatches on `p` ranks takes at least `(1 + (p - 1) / m) W / p`, where
+//! `W` is the time of all computations on one rank. The second summand is the fill of the pipeline. Two ranks share the memory and the clock rate of the machine,
 //! so the work is measured twice: on one rank alone, and on as many one-rank pipelines as there are ranks, side by side.
 //! All runs alternate. Times are without the optimizer, which follows the parameters and not the work.
 
@@ -49,7 +49,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
 
     let rows = random_rows(microbatches, SEQUENCE);
     let start = |schedule, ranks| -> Result<Bench, Box<dyn Error>> {
-        let setup = Setup { cut: &method, ..Setup::new(schedule, ranks, microbatches) };
+        let setup = Setup { cut: &method, send_early: false, ..Setup::new(schedule, ranks, microbatches) };
         let initial = InitialParameters::Seed(SEED);
         Ok(Bench::of_model(World::local(ranks), &setup, model.clone(), initial)?.on_rows(&rows))
     };

@@ -17,7 +17,7 @@
 //! cargo run --release -p pipewright-bench --features mpi -- processes  # two processes against two threads
 //! cargo run --release -p pipewright-bench -- hybrid     # a hybrid model on two ranks, cut by its costs
 //! cargo run --release -p pipewright-bench -- peer       # against PyTorch; needs bench/peer/setup.sh
-//! cargo run --release -p pipewright-bench -- families   # Nemotron-H and Qwen3-MoE against transformers; the same
+//! cargo run --release -p pipewright-bench -- families   # Nemotron-H and Qwen3-MoE against transformers; needs bench/peer/setup.sh
 //! ```
 
 #![expect(clippy::print_stdout, reason = "a bench prints its figures")]

@@ -91,7 +91,7 @@ impl<'a> Setup<'a> {
         }
         let lowering = TrainingLowering {
             replicas: self.replicas,
-            unshard_window: Some(self.window).filter(|_| self.mode == DataParallelMode::Sharded),
+            unshard_window: Some(self.window).filter(|_| self.mode.shards(self.replicas) > 1),
             ..TrainingLowering::default()
         };
         Ok(for_training(&schedule, &lowering)?)

@@ -169,11 +169,12 @@ impl ConfigError {
     }
 }
 
-/// Why a model that several ranks compute together does not predict a token: each of them has slices of the parameters.
+/// The error for a model that several ranks compute together. Each of them has slices of the parameters, so none can predict
+/// a token by itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "the model is split over {ranks} tensor ranks and does not predict alone: save a checkpoint, and read the whole model from \
-     it with `ModelConfig::whole`"
+    "the model is split over {ranks} tensor ranks, and one of them cannot predict a token: save a checkpoint, and read the \
+     whole model from it with `ModelConfig::whole`"
 )]
 pub struct SplitModel {
     /// The number of ranks.

@@ -119,7 +119,7 @@ impl<'a, S: ParameterSource> Builder<'a, S> {
         self.placements
     }
 
-    /// Builds a linear layer that is split. `inputs` and `outputs` are those of the whole layer.
+    /// Builds a linear layer that is split; with one rank it is whole. `inputs` and `outputs` are those of the whole layer.
     pub(crate) fn split_linear(
         &mut self,
         bias: bool,

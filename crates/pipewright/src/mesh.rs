@@ -20,7 +20,7 @@ pub struct Mesh {
     pub pipeline: u32,
     /// Replicas of the pipeline.
     pub data: u32,
-    /// Replicas of a shard group, which divide `data`; 1 if every replica holds all parameters.
+    /// The number of replicas in a shard group, a divisor of `data`; 1 if every replica holds all parameters.
     pub shards: u32,
     /// Ranks of the world that compute the stages of one rank of a pipeline together.
     pub tensor: u32,

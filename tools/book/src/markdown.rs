@@ -1,4 +1,4 @@
-//! What the checks need of a page in Markdown: its code, its links and its headings.
+//! Finds the code, the links and the headings of a page in Markdown.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -31,7 +31,8 @@ struct Parts {
     prose: String,
 }
 
-/// Returns the files below `folder` with this ending, sorted. Folders of builds and hidden folders are left out.
+/// Returns the files below `folder` with this ending, sorted. Folders of builds, hidden folders and
+/// symbolic links to folders are left out.
 ///
 /// # Errors
 /// When a folder cannot be read.
@@ -40,9 +41,10 @@ pub fn files_below(folder: &Path, ending: &str) -> io::Result<Vec<PathBuf>> {
     let mut folders = vec![folder.to_owned()];
     while let Some(folder) = folders.pop() {
         for entry in fs::read_dir(folder)? {
-            let path = entry?.path();
+            let entry = entry?;
+            let path = entry.path();
             let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-            if path.is_dir() && name != "target" && !name.starts_with('.') {
+            if entry.file_type()?.is_dir() && name != "target" && !name.starts_with('.') {
                 folders.push(path);
             } else if path.extension().is_some_and(|found| found == ending) {
                 files.push(path);

@@ -222,7 +222,8 @@ fn read_schedule(section: &mut Section<'_>) -> ScheduleChoice {
     if Path::new(&text).extension().is_some_and(|ending| ending.eq_ignore_ascii_case("csv")) {
         return section.path("schedule").map_or(ScheduleChoice::Named(text), ScheduleChoice::Csv);
     }
-    // An unknown name is reported when the schedule is made. `auto` is not a schedule of the engine.
+    // An alias becomes the generator's own name. An unknown name is kept, and reported when the schedule is made. `auto` is
+    // not a schedule of the engine.
     ScheduleChoice::Named(
         find(&text).map_or_else(|_unknown| text.to_lowercase(), |known| known.name.to_owned()),
     )

@@ -63,7 +63,7 @@ fn recomputed_stages_exchange_again() {
 
 #[test]
 fn half_precision_on_tensor_ranks_is_near_single_precision() {
-    // The tolerances of one rank (`tests/pipelined.rs`, `tests/families.rs`, `tests/nemotron_h.rs`).
+    // The tolerances of one rank: see pipelined.rs, families.rs and nemotron_h.rs.
     let tolerances = [("llama-tiny", 1.3e-3), ("qwen3-moe-tiny", 1.6e-4), ("nemotron-h-tiny", 3.5e-4)];
     for (model, tolerance) in tolerances {
         let reference = Reference::load(model);
@@ -101,7 +101,8 @@ fn a_stage_with_slices_is_neither_saved_nor_generates() {
     drop(writer);
     assert!(!dir.exists());
 
-    let split = "the model is split over 2 tensor ranks and does not predict alone: save a checkpoint";
+    let split =
+        "the model is split over 2 tensor ranks, and one of them cannot predict a token: save a checkpoint";
     refused(&stage.next_token(&[1, 2]).expect_err("it has slices").to_string(), split);
     assert!(stage.cached().is_none());
     let request = Request { prompt: &[1, 2], tokens: 1, ..Request::default() };

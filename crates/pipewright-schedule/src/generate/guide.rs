@@ -37,17 +37,17 @@ pub struct Formula {
 }
 
 impl Formula {
-    /// A value for all sizes.
+    /// Makes a formula that holds for all sizes.
     pub(super) const fn always(value: &'static str) -> Self {
         Self { value, sizes: "", is_bound: false }
     }
 
-    /// A value for some sizes.
+    /// Makes a formula that holds for some sizes.
     pub(super) const fn with(sizes: &'static str, value: &'static str) -> Self {
         Self { value, sizes, is_bound: false }
     }
 
-    /// An upper bound for some sizes.
+    /// Makes an upper bound that holds for some sizes.
     pub(super) const fn at_most(sizes: &'static str, value: &'static str) -> Self {
         Self { value, sizes, is_bound: true }
     }

@@ -39,8 +39,8 @@ pub(super) const GENERATOR: Generator = Generator {
                 microbatch, then the last stage.",
         choice: "Choose it if the layers cannot defer their weight gradients and the first and the last \
                  stage share parameters: both are on rank 0. If there are about as many microbatches as \
-                 ranks, more waves shorten the bubble. Interleaved 1F1B with as many stages has no larger \
-                 bubble.",
+                 ranks, more waves shorten the bubble. The bubble of interleaved 1F1B with the same \
+                 number of stages is not larger.",
         bubble: &[
             Formula::with("v = 2 and m >= 2 p", "(p - 1) / (v m + p - 1)"),
             Formula::with("v = 2 and m = p", "2 (p - 1) / (3 m + 2 (p - 1))"),

@@ -36,7 +36,7 @@ pub(super) const GENERATOR: Generator = Generator {
         source: "Narayanan et al., \"Efficient Large-Scale Language Model Training on GPU Clusters Using \
                  Megatron-LM\", 2021",
         order: "There is any number of stages on each rank, placed in a loop. Microbatches run in rounds of \
-                equal size, with as many rounds as `p` fits into `m`. The stages of a rank alternate, each \
+                equal size. The number of rounds is `m / p`, rounded down, and at least 1. The stages of a rank alternate, each \
                 for the microbatches of a round. A rank warms up with forwards, then alternates a forward \
                 and a backward, and ends with the remaining backwards.",
         choice: "Choose it if the layers cannot defer their weight gradients and the model has at least `v` \

@@ -37,7 +37,7 @@ pub(super) const GENERATOR: Generator = Generator {
                 rounds as in interleaved 1F1B. Rank `r` warms up with `v - 1` rounds and `p - 1 - r` \
                 further forwards, and then alternates `F` and `I`. It keeps up to `r` weight gradients for \
                 the cool-down.",
-        choice: "Choose it to compare with PyTorch, whose table it has cell by cell. `interleaved-zb-h1` \
+        choice: "Choose it to compare with PyTorch: both have the same table, cell by cell. `interleaved-zb-h1` \
                  has the same order without PyTorch's idle cells.",
         bubble: &[Formula::with("m is a multiple of p", "(p - 1) / (3 v m + p - 1)")],
         peak: &[Formula::with("m is a multiple of p", "v p")],

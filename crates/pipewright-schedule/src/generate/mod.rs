@@ -1,9 +1,9 @@
 //! Generates schedules by name: the computations of each rank, in order.
 //!
-//! Each generator has its own file, which documents its paper, its order, its bubble and its memory; [`Guide`] is the
-//! part of it that the book prints. The list of generators is in `catalogue.rs`. [`mod@crate::lower`] adds communication. Generators share four files:
-//! `building_block.rs` (v-half and v-min), `split_backward.rs` (the ZB-H family), `interleaving.rs` (the order of chunks)
-//! and `stage_cursor.rs` (a stage's next action).
+//! Each generator has its own file. Its [`Guide`] has the paper, the order, the bubble and the memory, and the book prints
+//! it. The list of generators is in `catalogue.rs`. [`mod@crate::lower`] adds communication.
+//! Generators share four files: `building_block.rs` (v-half and v-min), `split_backward.rs` (the ZB-H family),
+//! `interleaving.rs` (the order of chunks) and `stage_cursor.rs` (a stage's next action).
 //!
 //! ```
 //! use pipewright_schedule::{ScheduleSpec, csv, generate};

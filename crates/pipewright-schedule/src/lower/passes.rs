@@ -66,7 +66,7 @@ impl From<Level> for LowerConfig {
 /// When the schedule is unsound. Release builds find only mistakes that make a pass fail; validate the result.
 pub fn lower(schedule: &Schedule, config: &LowerConfig) -> Result<Program, LowerError> {
     if cfg!(debug_assertions) {
-        // Names this pass if the schedule is unsound. The program is made below.
+        // So that mistakes of the schedule are not blamed on a pass. This program is dropped.
         sound("drop bubbles", drop_bubbles(schedule), Level::Compute)?;
     }
     let mut computation = Computation::Scheduled(schedule);

@@ -68,7 +68,8 @@ impl std::fmt::Debug for Progress {
 impl CheckpointWriter {
     /// Starts the thread. It keeps the `keep` newest checkpoints of `folder`, and at least one. A checkpoint has the
     /// parts of `ranks` ranks: those of one replica or, if parameters are sharded, of one group of replicas that hold all
-    /// parameters together. The thread waits for the parts of other processes. A wait fails if nothing was written for the whole `deadline`.
+    /// parameters together. The thread waits for the parts of other processes. A wait fails if nothing was written for the
+    /// whole `deadline`.
     ///
     /// # Errors
     /// When the system cannot start a thread.

@@ -1,9 +1,9 @@
 //! One handler for each kind of action; `compute.rs` has those of the actions that compute. A handler blocks only in
-//! the exchanges of a tensor group: if the tensors of an action have not arrived, the handler returns the message that it waits for, and the action is tried
-//! again.
+//! the exchanges of a tensor group. If the tensors of an action have not arrived, the handler returns the message that it
+//! waits for, and the action is tried again.
 //!
-//! A receive only announces that a message will be used. The computation that uses the message takes it, and waits if
-//! it has not arrived. So a rank continues to compute while the message of an early receive is in transit.
+//! A receive does nothing: it marks in the program where the message may arrive. The computation that uses the message
+//! takes it, and waits if it has not arrived. So a rank continues to compute while the message of an early receive is in transit.
 //!
 //! Between stages of one rank (the turn of a V placement) tensors are passed in place, and the program has no
 //! communication for them. `boundary.rs` has both ends of a message between two ranks.
@@ -75,7 +75,8 @@ impl Executor {
         None
     }
 
-    /// Runs `action` inside the hook's scope. Calls the hook only when the messages of the action have arrived.
+    /// Runs `action` inside the hook's scope. Calls the hook only when the messages of the action have arrived; `act` then
+    /// finds them in place.
     pub(super) fn act_in_scope(&mut self, action: Action) -> Result<Option<AwaitedMessage>, Cause> {
         let Some(hook) = self.hook.clone() else { return self.act(action) };
         if let Some(awaited) = self.fetch(action)? {

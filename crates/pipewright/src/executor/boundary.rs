@@ -1,8 +1,8 @@
 //! The tensors that cross a boundary between two ranks: one rank sends them, the other takes them when the action that
-//! uses them runs.
+//! uses them runs. `messages.rs` moves their storage; `gather.rs` and `skip.rs` fetch what else a computation waits for.
 //!
-//! In a tensor group each rank sends its part, and the receivers put the parts together. Then a message has the layout of each tensor: the sender's place in its group, the dimension of the cut, and the shape of the
-//! whole. The receiver compares it with its own place and with the tensor that arrived. Activations and gradients have
+//! In a tensor group each rank sends its part, and the receivers put the parts together. Then a message has the layout of
+//! each tensor: the sender's place in its group, the dimension of the cut, and the shape of the whole. The receiver compares it with its own place and with the tensor that arrived. Activations and gradients have
 //! layouts of their own.
 
 use pipewright_schedule::{Action, Microbatch, StageIndex};

@@ -1,5 +1,5 @@
 //! The actions that compute: `F`, `B`, `I`, `W`, and the overlap of a forward with a backward. The messages that they
-//! need have arrived. A hook may run them in its own way ([`ActionHook::forward`](crate::hook::ActionHook::forward)).
+//! need have arrived; `edges.rs` has their inputs and outputs. A hook may run them in its own way ([`ActionHook::forward`](crate::hook::ActionHook::forward)).
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -116,10 +116,12 @@ impl Executor {
     fn backward_inputs(&mut self, action: Action, at: At) -> Result<(), Cause> {
         let mut backward = self.begin_backward(at);
         let start = Instant::now();
-        let place = Place { rank: self.world_rank, action };
         match self.hook.clone() {
-            None => BackwardRun::new(place, self, &mut backward).run_all()?,
-            Some(hook) => hook.backward(&mut BackwardRun::new(place, self, &mut backward))?,
+            None => self.local_stage(at.0).runner.backward_all(&mut backward)?,
+            Some(hook) => {
+                let place = Place { rank: self.world_rank, action };
+                hook.backward(&mut BackwardRun::new(place, self, &mut backward))?;
+            }
         }
         self.finish_backward(action, at, backward, start)
     }

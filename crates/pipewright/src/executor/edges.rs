@@ -10,8 +10,9 @@ use crate::message::Direction;
 use crate::tensor::{Flow, OnMismatch, OptionalTensors, TensorMismatch, Values};
 
 impl Executor {
-    /// Takes the inputs of a stage for a microbatch, adds those of its skip connections, and checks them. An earlier action
-    /// has put them in place.
+    /// Takes the inputs of a stage for a microbatch, adds those of its skip connections, and checks them. They are in
+    /// place: the start of the step has put the model's inputs there, the stage before on this rank its outputs, and
+    /// `fetch_inputs` those of another rank.
     pub(super) fn take_inputs(&mut self, stage: StageIndex, microbatch: Microbatch) -> Result<Values, Cause> {
         let inputs = self.local_stage(stage).inputs[microbatch.index()].take().expect(MADE_BEFORE);
         let Some(previous) = self.placement().previous(stage) else {

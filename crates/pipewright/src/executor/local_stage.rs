@@ -11,8 +11,8 @@ use crate::message::Direction;
 use crate::stage::{Auxiliary, Skips, StageRunner};
 use crate::tensor::{Boundaries, OptionalTensors, Values};
 
-/// A stage on its rank. Every list has one entry per microbatch. The action that makes the tensors fills the entry, and
-/// the action that uses them empties it.
+/// A stage on its rank. Every list has one entry per microbatch. What makes or receives the tensors fills the entry, and
+/// what uses or sends them empties it.
 pub(crate) struct LocalStage {
     pub(crate) index: StageIndex,
     pub(crate) runner: Box<dyn StageRunner>,

@@ -182,12 +182,12 @@ impl Executor {
         }
         // The event of a receive is added when its message is taken. It lasts from the first attempt to take the message
         // until its arrival.
-        let announces = match action {
+        let is_noted_later = match action {
             Action::RecvForward { .. } | Action::RecvBackward { .. } => true,
             Action::Unshard { .. } => self.endpoint.part().is_some(),
             _ => false,
         };
-        if !announces {
+        if !is_noted_later {
             self.note_event(action);
         }
         if let Some(hook) = &self.hook {

@@ -35,6 +35,7 @@ pub(crate) struct MeshSettings {
 
 /// The transport of one rank, with its groups and trees.
 pub(crate) struct MeshEndpoint {
+    /// The rank's endpoint, locked for each call, because its tensor group uses it too.
     endpoint: SharedEndpoint,
     rank: WorldRank,
     abort: Abort,

@@ -1,9 +1,9 @@
 //! One rank's step as a state machine: its next action, or the message that it waits for.
 //!
-//! An [`Executor`] runs its rank's row of a validated program. [`Executor::poll`] runs at most one action, and
-//! blocks only in the exchanges of a tensor group (`tensor_group.rs`). A driver ([`crate::driver`]) polls, sleeps while the executor waits, and watches the deadline. After the
-//! program the ranks sum the gradients of replicas and of shared parameters, compute the gradient norm, and update
-//! their parameters. The protocol of these phases is in `README.md` beside this file.
+//! An [`Executor`] runs its rank's row of a validated program. [`Executor::poll`] runs at most one action, and blocks only
+//! in the exchanges of a tensor group (`tensor_group.rs`). A driver ([`crate::driver`]) polls, sleeps while the executor
+//! waits, and watches the deadline. After the program the ranks sum the gradients of replicas and of shared parameters,
+//! compute the gradient norm, and update their parameters. The protocol of these phases is in `README.md` beside this file.
 //!
 //! | file | content |
 //! |---|---|

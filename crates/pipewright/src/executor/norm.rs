@@ -1,8 +1,8 @@
 //! The global gradient norm, and the update that follows it.
 //!
-//! The squares of a parameter's gradient are summed on the rank that holds it, within each of as many parts as there are
-//! replicas. The sums go up a tree of the replicas, whose root adds the parts in their order, then up the tree of the first
-//! replica. Its root adds them in the order of the parameters' paths, so that every cut of the model gives the same bits,
+//! Each parameter's rows are cut into as many parts as there are replicas. The rank that holds a part adds the squares of
+//! its gradient. These sums go up a tree of the replicas, whose root adds the parts in their order. The results go up the
+//! tree of the first replica. Its root adds them in the order of the parameters' paths, so that every cut of the model gives the same bits,
 //! and sends the norm down both trees.
 //!
 //! With a loss scale above the smallest, gradients that are not finite may be too large for f16 only because of the scale.

@@ -77,7 +77,10 @@ impl Assembly {
         Ok((Self { program, mesh, evaluation, config: config.clone(), board, abort }, endpoints))
     }
 
-    /// Builds a rank's stages and its executor. Must be called on the rank's own thread.
+    /// Builds a rank's stages and its executor. `make` is the caller's function from [`Pipeline::launch_split`]. Must be
+    /// called on the rank's own thread.
+    ///
+    /// [`Pipeline::launch_split`]: super::Pipeline::launch_split
     pub(crate) fn build<E: Display>(
         &self,
         endpoint: Endpoint,

@@ -36,8 +36,7 @@ pub enum PipelineError {
     },
     /// The replicas do not form groups of this size.
     #[error(
-        "{replicas} replica(s) cannot form groups of {shards} that hold a shard each: set the shards to a divisor of the \
-         number of replicas"
+        "{replicas} replica(s) cannot form groups of {shards}: set `shards` to a divisor of the number of replicas"
     )]
     Shards {
         /// The number of replicas of the program.

@@ -213,8 +213,8 @@ impl Pipeline {
     }
 
     /// Returns the state of all ranks of this process that belong to the first replica or, if parameters are sharded, to
-    /// the first group of replicas that hold all parameters together. The state shares storage with the running model, so nothing is copied here. The next update copies
-    /// the storage that it writes to, unless the state is dropped by then.
+    /// the first group of replicas that hold all parameters together. The state shares storage with the running model, so
+    /// nothing is copied here. The next update copies the storage that it writes to, unless the state is dropped by then.
     ///
     /// # Errors
     /// When gradients wait for an update, a rank fails, or a rank no longer answers.

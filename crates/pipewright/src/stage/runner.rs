@@ -1,5 +1,6 @@
 //! The interface between a stage and the executor, without the types of the user's model: [`StageCompute`] runs
-//! microbatches, [`StageParameters`] gives access to parameters and their gradients.
+//! microbatches, [`StageParameters`] gives access to parameters and their gradients. `TrainingStage` implements both, in
+//! `compute.rs` and `parameters.rs`.
 
 use std::any::Any;
 use std::sync::Arc;

@@ -63,7 +63,9 @@ pub(crate) struct TrainingStage<M: StageBody> {
     pub(super) frozen: HashSet<ParamId>,
     /// The prefixes of the paths, the innermost first.
     pub(super) prefixes: Vec<String>,
+    /// The optimizer with its state; `None` if the stage is not trained, and during an update.
     pub(super) optimizer: Option<ModuleOptimizer>,
+    /// The same without state, with the groups.
     pub(super) configured: ConfiguredOptimizer,
     /// The user's function that computes weight gradients instead of the stage.
     pub(super) weight_runner: Option<WeightRunner>,

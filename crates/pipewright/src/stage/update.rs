@@ -45,6 +45,7 @@ impl<M: StageBody> TrainingStage<M> {
         let module = self.take_module();
         let groups = &self.configured.clipped_with;
         let gradients = self.sums.take(&module, |place| factors.of(groups[place]));
+        // Burn calls the optimizer of its group for each parameter, or that of the whole stage (`optimizer/adamw.rs`).
         self.module = Some(optimizer.step(learning_rate, module, gradients));
         self.optimizer = Some(optimizer);
     }
