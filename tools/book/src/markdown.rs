@@ -15,7 +15,8 @@ pub struct CodeBlock {
     pub text: String,
 }
 
-/// A part of a page: a link's target or the text of inline code.
+/// A part of a page: a link's target, the text of inline code, or a line of a shell (with the line at which its block
+/// begins).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Span {
     /// The line on which it begins, counted from 1.
@@ -83,6 +84,16 @@ pub fn code_blocks(page: &str) -> Vec<CodeBlock> {
 /// Returns the inline code of a page.
 pub fn inline_code(page: &str) -> Vec<Span> {
     spans(&parts(page).prose).0
+}
+
+/// Returns the lines of the blocks of a shell, with continued lines as one.
+pub fn shell_lines(page: &str) -> Vec<Span> {
+    let mut lines = Vec::new();
+    for block in code_blocks(page).into_iter().filter(|block| block.language == "sh") {
+        let joined = block.text.replace("\\\n", " ");
+        lines.extend(joined.lines().map(|text| Span { line: block.line, text: text.to_owned() }));
+    }
+    lines
 }
 
 /// Returns the targets of the links and pictures of a page.

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
-use pipewright_book::markdown::{code_blocks, files_below, inline_code};
+use pipewright_book::markdown::{files_below, inline_code, shell_lines};
 use pipewright_book::root;
 
 /// Words that take the place of a name, and the name of a file that the reader makes.
@@ -84,19 +84,14 @@ fn commands_of_cargo_name_what_exists() {
     let (mut faults, mut count) = (Vec::new(), 0);
     for path in files_below(&root(), "md").expect("the repository") {
         let text = fs::read_to_string(&path).expect("a document");
-        let blocks = code_blocks(&text).into_iter().filter(|block| block.language == "sh");
-        let lines = blocks.flat_map(|block| {
-            let joined = block.text.replace("\\\n", " ");
-            joined.lines().map(|line| (block.line, line.to_owned())).collect::<Vec<_>>()
-        });
-        let inline = inline_code(&text).into_iter().map(|code| (code.line, code.text));
         // In a list of tests, further ones are written without the command.
         let is_command = |text: &str| text.contains("cargo ") || text.starts_with("--test ");
-        for (line, command) in lines.chain(inline).filter(|(_, text)| is_command(text)) {
+        let commands = shell_lines(&text).into_iter().chain(inline_code(&text));
+        for command in commands.filter(|command| is_command(&command.text)) {
             count += 1;
-            let unknown = names.unknown(&command);
-            faults
-                .extend(unknown.into_iter().map(|name| format!("{}:{line}: unknown {name}", path.display())));
+            let place = format!("{}:{}", path.display(), command.line);
+            let unknown = names.unknown(&command.text).into_iter();
+            faults.extend(unknown.map(|name| format!("{place}: unknown {name}")));
         }
     }
     assert!(count > 50, "{count} commands");

@@ -2,7 +2,7 @@
 
 use clap::Parser;
 use clap::error::ErrorKind;
-use pipewright_book::markdown::{code_blocks, files_below, inline_code};
+use pipewright_book::markdown::{Span, files_below, inline_code, shell_lines};
 use pipewright_book::root;
 
 use crate::arguments::Arguments;
@@ -60,13 +60,9 @@ fn the_commands_in_documents_parse() {
     let (mut faults, mut count) = (Vec::new(), 0);
     for path in files_below(&root(), "md").expect("the repository") {
         let text = std::fs::read_to_string(&path).expect("a document");
-        let mut commands = Vec::new();
-        for block in code_blocks(&text).into_iter().filter(|block| block.language == "sh") {
-            let joined = block.text.replace("\\\n", " ");
-            commands.extend(joined.lines().map(|line| (block.line, line.to_owned(), false)));
-        }
-        commands.extend(inline_code(&text).into_iter().map(|code| (code.line, code.text, true)));
-        for (line, command, is_sentence) in commands {
+        let lines = shell_lines(&text).into_iter().map(|line| (line, false));
+        let sentences = inline_code(&text).into_iter().map(|code| (code, true));
+        for (Span { line, text: command }, is_sentence) in lines.chain(sentences) {
             count += usize::from(arguments(&command).is_some());
             let fault = fault(&command, is_sentence);
             faults.extend(fault.map(|fault| format!("{}:{line}: {command}\n{fault}", path.display())));

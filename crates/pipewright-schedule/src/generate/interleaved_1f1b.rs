@@ -8,9 +8,9 @@
 //!
 //! Rank `r` warms up with `w = min(v m, (v - 1) g + 2 (p - 1 - r))` forwards, then alternates a forward and a backward
 //! while forwards remain, and cools down with the remaining backwards. It holds at most `w + 1` activations of a stage.
-//! Idle cells, in a grid in which every action takes one cell: `r` before the first forward; after the warm-up, until the
-//! first gradient can arrive from the last rank; one before each backward of the cool-down, in which other ranks run a
-//! forward.
+//!
+//! Each action has one cell. The idle cells are: `r` before the first forward; after the warm-up, until the first gradient
+//! can arrive from the last rank; one before each backward of the cool-down, in which other ranks run a forward.
 
 use std::iter::repeat_n;
 

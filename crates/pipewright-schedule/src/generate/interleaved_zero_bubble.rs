@@ -3,10 +3,12 @@
 //!
 //! The guide in `GENERATOR` has the paper and the formulas. With `p` ranks, `v` stages a rank and rounds of `g`
 //! microbatches, rank `r` warms up with `min(v m, (v - 1) g + p - 1 - r)` forwards and keeps up to `r` weight gradients
-//! pending (`split_backward.rs`). The idle cells are those of the reference: `r` before the first forward, `p - 1 - r`
-//! after the warm-up, and before a forward as many as it waits for the forward of the previous stage, in a grid in which
-//! every action takes one cell. There are no idle cells before backwards, because the reference looks for full backwards,
-//! and this schedule has none. So the cells do not show when gradients arrive. The order is sound nevertheless.
+//! pending (`split_backward.rs`).
+//!
+//! The idle cells are those of the reference, in which each action has one cell: `r` before the first forward,
+//! `p - 1 - r` after the warm-up, and before a forward as many as it waits for the forward of the previous stage. The
+//! reference adds idle cells before full backwards only. This schedule has no full backwards, so its cells do not show
+//! when gradients arrive. The order is sound nevertheless.
 //! [`super::interleaved_zb_h1`] is the same order without idle cells.
 
 use std::iter::repeat_n;

@@ -24,8 +24,8 @@ pub(super) struct Evaluator {
     ready: Vec<u32>,
     /// The tensor that each rank waits for: its direction and its place among the arrivals.
     waits: Vec<Option<(usize, usize)>>,
-    /// The end of the last weight gradient of each stage so far.
-    weights_ended: Vec<f64>,
+    /// The last weight gradient of each stage so far: its place in the row of its rank, and its end.
+    weights_ended: Vec<(usize, f64)>,
     links: Links,
 }
 
@@ -118,7 +118,7 @@ impl Evaluator {
         self.waits.clear();
         self.waits.resize(ranks, None);
         self.weights_ended.clear();
-        self.weights_ended.resize(rank_of.len(), 0.0);
+        self.weights_ended.resize(rank_of.len(), (0, 0.0));
         self.links.set(rank_of, network);
     }
 
@@ -148,10 +148,10 @@ impl Evaluator {
                 now += again;
             }
             now += duration;
-            position += 1;
             if matches!(cell.kind, Kind::Weight | Kind::Backward) {
-                self.weights_ended[stage] = now;
+                self.weights_ended[stage] = (position, now);
             }
+            position += 1;
             let (direction, target, bytes) = match cell.kind {
                 Kind::Forward if stage < last => (0, at + width, load.output),
                 Kind::Input | Kind::Backward if stage > 0 => (1, at - width, loads[stage - 1].output),
@@ -190,15 +190,16 @@ fn is_followed(row: &[Cell], position: usize) -> bool {
 }
 
 /// Returns the end of the last reduction over replicas. A stage is reduced after its last weight gradient, on a channel
-/// of its rank that takes one reduction at a time. `ended` has the end of each stage's last weight gradient.
-fn last_reduction(order: &Order, loads: &[StageLoad], ended: &[f64]) -> f64 {
+/// of its rank that takes one reduction at a time. `ended` has each stage's last weight gradient: its place in the row of
+/// its rank, and its end. Two of them may end at the same time, so the places decide which stage is reduced first.
+fn last_reduction(order: &Order, loads: &[StageLoad], ended: &[(usize, f64)]) -> f64 {
     let mut latest = 0.0f64;
     for rank in order.placement.all_ranks() {
         let own = order.placement.stages_of(rank);
-        let mut reductions: Vec<(f64, f64)> =
+        let mut reductions: Vec<((usize, f64), f64)> =
             own.iter().map(|stage| (ended[stage.index()], loads[stage.index()].reduce)).collect();
-        reductions.sort_by(|one, other| one.0.total_cmp(&other.0));
-        let channel = reductions.iter().fold(0.0f64, |free, &(start, takes)| free.max(start) + takes);
+        reductions.sort_by_key(|&((place, _), _)| place);
+        let channel = reductions.iter().fold(0.0f64, |free, &((_, start), takes)| free.max(start) + takes);
         latest = latest.max(channel);
     }
     latest
