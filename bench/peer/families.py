@@ -77,7 +77,7 @@ def make_step(model: torch.nn.Module, options: argparse.Namespace) -> Callable[[
     microbatches = [(row[:, :-1].contiguous(), row[:, 1:].flatten()) for row in rows.split(1)]
     parameters = list(model.parameters())
     optimizer = torch.optim.AdamW(
-        parameters, lr=3e-4, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1, fused=True
+        parameters, lr=options.rate, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1, fused=True
     )
 
     def step() -> tuple[float, float]:
@@ -101,6 +101,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("folder", type=Path, help="the model with its tokens.json")
     parser.add_argument("--experts", default="grouped_mm", choices=["eager", "grouped_mm"])
     parser.add_argument("--chunk-size", default=64, type=int, metavar="N", help="of the scan of Mamba-2")
+    parser.add_argument("--rate", default=3e-5, type=float, help="the learning rate")
     return parser.parse_args()
 
 

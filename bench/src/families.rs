@@ -54,6 +54,9 @@ const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/peer/families.py");
 const WARM_UP: usize = 2;
 /// How much the losses of the two sides may differ, relative to the loss.
 const TOLERANCE: f64 = 1e-4;
+/// The learning rate. Both sides round differently, and the first steps of AdamW turn a gradient near zero into a whole
+/// step in either direction. So at higher rates some tokens soon choose other experts on one side.
+const RATE: f64 = 3e-5;
 
 pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
     let mut table = Vec::new();
@@ -105,7 +108,7 @@ fn compare(family: Family, options: &Options, folder: &Path) -> Result<Compared,
     println!("{}: PyTorch's settings {}", family.name(), peer.settings);
     let setup = Setup { sequence, ..Setup::new("gpipe", 1, microbatches) };
     let initial = InitialParameters::Directory(folder.to_owned());
-    let mut bench = Bench::of_model(World::local(1), &setup, model, initial)?.on_rows(&rows);
+    let mut bench = Bench::of_model(World::local(1), &setup, model, initial)?.on_rows(&rows).with_rate(RATE);
     let (mut own_rates, mut peer_rates, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
     for step in 0..WARM_UP + steps {
         let theirs = peer.step()?;
@@ -162,6 +165,7 @@ impl Peer {
         let mut process = Command::new(&options.python)
             .arg(SCRIPT)
             .arg(folder)
+            .arg(format!("--rate={RATE}"))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()

@@ -33,8 +33,12 @@ pub(crate) struct Bench {
     pipeline: Pipeline,
     inputs: Tensor<2, Int>,
     targets: Tensor<2, Int>,
+    rate: f64,
     pub(crate) tokens: usize,
 }
+
+/// The learning rate.
+const RATE: f64 = 3e-4;
 
 /// The settings of training.
 #[derive(Clone, Copy, Debug)]
@@ -134,7 +138,7 @@ impl Bench {
         let pipeline = Pipeline::launch(program, world, &config, make)?;
         let shape = [(setup.microbatches * setup.replicas) as usize, setup.sequence];
         let [inputs, targets] = [0, 1].map(|shift| tokens(shape, shift));
-        Ok(Self { pipeline, inputs, targets, tokens: shape.iter().product() })
+        Ok(Self { pipeline, inputs, targets, rate: RATE, tokens: shape.iter().product() })
     }
 
     /// Trains on these rows, each with one id more than the model sees at once, instead of [`tokens`].
@@ -149,6 +153,11 @@ impl Bench {
         self
     }
 
+    /// Trains with another learning rate.
+    pub(crate) fn with_rate(self, rate: f64) -> Self {
+        Self { rate, ..self }
+    }
+
     /// Returns the program of the ranks.
     pub(crate) fn program(&self) -> &ValidatedProgram {
         self.pipeline.program()
@@ -161,7 +170,7 @@ impl Bench {
 
     /// Runs a training step.
     pub(crate) fn step(&mut self) -> Result<StepSummary, Box<dyn Error>> {
-        Ok(self.pipeline.step(self.inputs.clone(), self.targets.clone(), 3e-4)?)
+        Ok(self.pipeline.step(self.inputs.clone(), self.targets.clone(), self.rate)?)
     }
 
     /// Runs `warmup` steps, then `count` steps whose results it returns.

@@ -1,36 +1,35 @@
 //! Compares what a profile predicts with runs that the profile has not seen.
 //!
-//! The bench measures the layers of the bench model, once with one rank and once with two at the same time, and then
-//! trains it under sixteen configurations on as many ranks. For each it prints the measured step time, busy times of the
-//! ranks, and peaks of memory, and the prediction divided by the measured figure. The memory is that of activations and
-//! gradients, with what an operation holds while it runs.
-//!
-//! At the end the profile is measured again: the ratio of the two says how much the speed of the machine has changed.
+//! The bench trains the bench model under sixteen configurations, and measures its layers with as many ranks at the same
+//! time. The steps of a run and of the measurement alternate, because the speed of a machine changes within seconds. For
+//! each configuration the bench prints the measured step time, busy times of the ranks, and peaks of memory, and the
+//! prediction divided by the measured figure. The memory is that of activations and gradients, with what an operation
+//! holds while it runs.
 //!
 //! `--head` compares the plan for a model whose head is as heavy as four layers with an even cut under 1F1B: the gain
 //! that is predicted, and the gain in runs that alternate.
 
 use std::error::Error;
+use std::time::Duration;
 
+use pipewright::device::Devices;
+use pipewright::transport::{LinkSpeed, World};
 use pipewright_models::decoder::DecoderConfig;
 use pipewright_models::llama::LlamaConfig;
 use pipewright_schedule::plan::{PlanRequest, plan};
-use pipewright_schedule::profile::Profile;
+
 use pipewright_schedule::{Method, ScheduleSpec, generate};
 
 use crate::model::{INTERMEDIATE, WIDTH, config};
-use crate::predicted_run::{Figures, Run, profile};
+use crate::predicted_run::{Figures, Run, in_turn};
 use crate::statistics::Spread;
 
 /// Size of the measurement.
 #[derive(clap::Args)]
 pub(crate) struct Options {
     /// Steps of each configuration that count.
-    #[arg(long, default_value_t = 7)]
+    #[arg(long, default_value_t = 9)]
     steps: usize,
-    /// Seconds that each profile takes.
-    #[arg(long, default_value_t = 12)]
-    seconds: u64,
     /// The model with a heavy head only.
     #[arg(long)]
     head: bool,
@@ -61,7 +60,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
         return heavy_head(options);
     }
     let model = config();
-    let profiles = both(&model, options)?;
+    let link = link()?;
     let mut errors: [Vec<f64>; 3] = Default::default();
     for (name, ranks, stages_per_rank, microbatches, replicas) in CONFIGURATIONS {
         let spec = ScheduleSpec {
@@ -71,9 +70,8 @@ pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
             ..ScheduleSpec::default()
         };
         let run = Run::by_weight(&model, generate(name, &spec)?, replicas)?;
-        let profile = &profiles[(ranks * replicas) as usize - 1];
-        let (predicted, measured) =
-            (run.predicted(&model, profile)?, run.measured(&model, profile, options.steps)?);
+        let (profile, taken) = in_turn(&model, link, ranks * replicas, &[&run], options.steps)?;
+        let (predicted, measured) = (run.predicted(&model, &profile)?, run.measured(&model, &taken[0]));
         let title =
             format!("{name}, {replicas} x {ranks} ranks x {stages_per_rank}, {microbatches} microbatches");
         println!("{title}: {}", compared(&predicted, &measured));
@@ -94,22 +92,12 @@ pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
             most * 100.0
         );
     }
-    for (before, after) in profiles.iter().zip(both(&model, options)?) {
-        let work = |profile: &Profile| -> f64 {
-            let layers = profile.each_layer();
-            layers.map(|layer| layer.forward_s + layer.input_backward_s + layer.weight_backward_s).sum()
-        };
-        println!(
-            "the profile at the end takes {:.3} of the time at the beginning",
-            work(&after) / work(before)
-        );
-    }
     Ok(())
 }
 
-/// Measures the profiles of one and of two ranks.
-fn both(model: &LlamaConfig, options: &Options) -> Result<Vec<Profile>, Box<dyn Error>> {
-    [1, 2].into_iter().map(|ranks| profile(model, ranks, options.seconds)).collect()
+/// Measures the link between two ranks.
+fn link() -> Result<Option<LinkSpeed>, Box<dyn Error>> {
+    Ok(World::local(2).measure_link(&Devices::default(), Duration::from_secs(60))?)
 }
 
 /// Returns the measured figures, each with the ratio of the prediction to it.
@@ -136,7 +124,8 @@ fn heavy_head(options: &Options) -> Result<(), Box<dyn Error>> {
     // A layer has four square matrices and three of WIDTH x INTERMEDIATE, the head one of WIDTH x vocabulary.
     let vocab_size = 4 * (4 * WIDTH + 3 * INTERMEDIATE);
     let model = LlamaConfig::from(DecoderConfig { vocab_size, ..config().decoder });
-    let profile = profile(&model, 2, options.seconds)?;
+    let link = link()?;
+    let (profile, _) = in_turn(&model, link, 2, &[], options.steps)?;
     let request = PlanRequest {
         ranks: 2,
         microbatches: MICROBATCHES,
@@ -155,15 +144,15 @@ fn heavy_head(options: &Options) -> Result<(), Box<dyn Error>> {
     let planned = Run { schedule: best.schedule.clone(), boundaries: best.boundaries.clone(), replicas: 1 };
     let spec = ScheduleSpec { ranks: 2, microbatches: MICROBATCHES, ..ScheduleSpec::default() };
     let even = Run::cut_by(&model, generate("1f1b", &spec)?, 1, &Method::Even)?;
-    let predicted = even.predicted(&model, &profile)?.step / planned.predicted(&model, &profile)?.step;
-    let mut gains = Vec::new();
-    for turn in 0..3 {
-        let steps = [&even, &planned].map(|run| run.measured(&model, &profile, options.steps));
-        let [even, planned] = steps;
-        let (even, planned) = (even?.step, planned?.step);
-        println!("turn {turn}: even 1F1B {:.1} ms, planned {:.1} ms", even * 1e3, planned * 1e3);
-        gains.push(even / planned);
+    let runs = [&even, &planned];
+    let (profile, taken) = in_turn(&model, link, 2, &runs, options.steps)?;
+    for ((name, run), taken) in ["even 1F1B", "planned"].into_iter().zip(runs).zip(&taken) {
+        let (predicted, measured) = (run.predicted(&model, &profile)?, run.measured(&model, taken));
+        println!("{name}: {}", compared(&predicted, &measured));
     }
-    println!("gain: predicted {predicted:.3}, measured {}", Spread::new(gains));
+    let predicted = even.predicted(&model, &profile)?.step / planned.predicted(&model, &profile)?.step;
+    let gains = taken[0].iter().zip(&taken[1]);
+    let gains = gains.map(|(even, planned)| even.wall.as_secs_f64() / planned.wall.as_secs_f64());
+    println!("gain: predicted {predicted:.3}, measured {}", Spread::new(gains.collect()));
     Ok(())
 }

@@ -1,18 +1,20 @@
-//! A model with its profile, and runs of it: what was predicted for each run, and what was measured.
+//! Runs of a model in turn with the measurement of a profile: what the profile predicts for each run, and what was measured.
 
+use std::cell::RefCell;
 use std::error::Error;
+use std::rc::Rc;
 use std::time::Duration;
 
-use burn::tensor::Device;
-use pipewright::device::Devices;
+use burn::tensor::{Device, Int, Tensor};
 use pipewright::optimizer::AdamW;
-use pipewright::pipeline::{Pipeline, PipelineConfig, StepSummary};
+use pipewright::pipeline::{Pipeline, PipelineConfig, PipelineError, StepSummary};
 use pipewright::profile::{MeasureConfig, measure};
 use pipewright::stage::Stage;
-use pipewright::transport::World;
+use pipewright::transport::{LinkSpeed, World};
 use pipewright_models::llama::LlamaConfig;
 use pipewright_models::{ModelFamily, TrainingModule};
 use pipewright_schedule::analytic::{PeakRates, Workload};
+use pipewright_schedule::lower::{TrainingLowering, for_training};
 use pipewright_schedule::plan::{PlanChoice, Prediction, predict};
 use pipewright_schedule::profile::{LinkProfile, Profile};
 use pipewright_schedule::{Method, Rank, Schedule, StageIndex, partition};
@@ -42,14 +44,40 @@ pub(crate) struct Figures {
     pub(crate) activations: Vec<f64>,
 }
 
-/// Measures the profile of a model with this number of ranks at once.
-pub(crate) fn profile(model: &LlamaConfig, ranks: u32, seconds: u64) -> Result<Profile, Box<dyn Error>> {
+/// A run whose steps are taken in turn with others.
+struct Turn {
+    pipeline: Pipeline,
+    inputs: Tensor<2, Int>,
+    targets: Tensor<2, Int>,
+    taken: Vec<StepSummary>,
+}
+
+impl Turn {
+    fn step(&mut self) -> Result<(), PipelineError> {
+        self.taken.push(self.pipeline.step(self.inputs.clone(), self.targets.clone(), 3e-4)?);
+        Ok(())
+    }
+}
+
+/// Measures the profile of a model with this number of ranks at once. Each step of the measurement follows a step of
+/// each run, so that changes in the speed of the machine affect all. Returns the profile and the steps of each run.
+///
+/// Without runs, the measurement takes `steps` steps alone.
+pub(crate) fn in_turn(
+    model: &LlamaConfig,
+    link: Option<LinkSpeed>,
+    ranks: u32,
+    runs: &[&Run],
+    steps: usize,
+) -> Result<(Profile, Vec<Vec<StepSummary>>), Box<dyn Error>> {
+    let turns = runs.iter().map(|run| run.turn(model)).collect::<Result<Vec<_>, _>>()?;
+    let turns = Rc::new(RefCell::new(turns));
     let layers = model.describe(SEQUENCE);
     let config = MeasureConfig {
         pipeline: pipeline_config(),
         ranks,
-        steps: 1000,
-        time_limit: Duration::from_secs(seconds),
+        steps: steps as u32,
+        time_limit: Duration::from_secs(600),
         ..MeasureConfig::default()
     };
     let made = model.clone();
@@ -57,14 +85,22 @@ pub(crate) fn profile(model: &LlamaConfig, ranks: u32, seconds: u64) -> Result<P
     let feed = |mut pipeline: Pipeline| {
         let shape = [(3 * ranks) as usize, SEQUENCE];
         let [inputs, targets] = [0, 1].map(|shift| tokens(shape, shift));
-        move || pipeline.step(inputs.clone(), targets.clone(), 0.0)
+        let turns = Rc::clone(&turns);
+        move || {
+            // The second pipeline of the measurement recomputes, which no run does.
+            for turn in turns.borrow_mut().iter_mut().filter(|turn| turn.taken.len() < WARM_UP + steps) {
+                turn.step()?;
+            }
+            pipeline.step(inputs.clone(), targets.clone(), 0.0)
+        }
     };
     let measured = measure(&layers, &config, make, feed)?;
-    let link = World::local(2).measure_link(&Devices::default(), Duration::from_secs(60))?;
     let workload = Workload { model: &layers, tokens: SEQUENCE as u32, rows: 1 };
     // Nothing is assumed on the processor.
     let rates = PeakRates { flops_per_s: 1e11, bytes_per_s: 1e10 };
-    Ok(measured.profile(&workload, link, LinkProfile::new(1e-5, 1e10), rates))
+    let profile = measured.profile(&workload, link, LinkProfile::new(1e-5, 1e10), rates);
+    let taken = turns.take().into_iter().map(|turn| turn.taken.into_iter().skip(WARM_UP).collect());
+    Ok((profile, taken.collect()))
 }
 
 impl Run {
@@ -136,22 +172,9 @@ impl Run {
         })
     }
 
-    /// Trains, and returns the medians of `steps` steps. With replicas, busy times and memory are the means of each rank
-    /// over the replicas.
-    pub(crate) fn measured(
-        &self,
-        model: &LlamaConfig,
-        profile: &Profile,
-        steps: usize,
-    ) -> Result<Figures, Box<dyn Error>> {
-        let mut pipeline = self.launch(model, profile)?;
-        let shape = [(self.schedule.microbatches() * self.replicas) as usize, SEQUENCE];
-        let [inputs, targets] = [0, 1].map(|shift| tokens(shape, shift));
-        let mut step = || pipeline.step(inputs.clone(), targets.clone(), 3e-4);
-        for _ in 0..WARM_UP {
-            step()?;
-        }
-        let taken = (0..steps).map(|_| step()).collect::<Result<Vec<StepSummary>, _>>()?;
+    /// Returns the medians of steps that were taken. With replicas, busy times and memory are the means of each rank over
+    /// the replicas.
+    pub(crate) fn measured(&self, model: &LlamaConfig, taken: &[StepSummary]) -> Figures {
         let ranks = self.schedule.ranks();
         let median = |of: &dyn Fn(&StepSummary) -> f64| Spread::new(taken.iter().map(of).collect()).median();
         let over_replicas = |of: &dyn Fn(u32) -> f64, rank: u32| {
@@ -161,15 +184,16 @@ impl Run {
         let busy = |rank| median(&|step| over_replicas(&|rank| step.timeline.busy(Rank::new(rank)), rank));
         let peak = |rank| median(&|step| over_replicas(&|rank| step.peak_bytes[rank as usize] as f64, rank));
         let fixed = self.fixed(model);
-        Ok(Figures {
+        Figures {
             step: median(&|step| step.wall.as_secs_f64()),
             busy: (0..ranks).map(busy).collect(),
             activations: (0..ranks).map(|rank| peak(rank) - fixed[rank as usize] as f64).collect(),
-        })
+        }
     }
 
-    fn launch(&self, model: &LlamaConfig, profile: &Profile) -> Result<Pipeline, Box<dyn Error>> {
-        let program = self.prediction(profile)?.program;
+    fn turn(&self, model: &LlamaConfig) -> Result<Turn, Box<dyn Error>> {
+        let lowering = TrainingLowering { replicas: self.replicas, ..TrainingLowering::default() };
+        let program = for_training(&self.schedule, &lowering)?;
         let starts: Vec<usize> = [0]
             .into_iter()
             .chain(self.boundaries.clone())
@@ -179,7 +203,10 @@ impl Run {
         let make = move |index: StageIndex| stage(&model, starts[index.index()]..starts[index.index() + 1]);
         let world = World::local(program.ranks() * self.replicas);
         let config = PipelineConfig { data_parallel: self.replicas, ..pipeline_config() };
-        Ok(Pipeline::launch(program, world, &config, make)?)
+        let pipeline = Pipeline::launch(program, world, &config, make)?;
+        let shape = [(self.schedule.microbatches() * self.replicas) as usize, SEQUENCE];
+        let [inputs, targets] = [0, 1].map(|shift| tokens(shape, shift));
+        Ok(Turn { pipeline, inputs, targets, taken: Vec::new() })
     }
 }
 

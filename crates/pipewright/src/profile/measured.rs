@@ -1,6 +1,7 @@
 //! The figures of each kind of layer, collected from the steps of the short model.
 
 use std::collections::HashMap;
+use std::hash::Hash;
 
 use pipewright_schedule::{Action, ActionKind, Event, ModelDesc, Rank, Timeline};
 
@@ -52,9 +53,10 @@ pub(super) struct Collection<'a> {
     sample: &'a Sample,
     model: &'a ModelDesc,
     rows: u32,
-    /// The times of a kind's actions, for one layer.
+    /// The mean time of a kind's actions in each step, for one layer. A step takes as long as the sum of its actions, so
+    /// the slow ones among them count too.
     times: HashMap<(usize, ActionKind), Vec<f64>>,
-    /// The times of `I` with the forward before it, for one layer.
+    /// As `times`, for `I` with the forward before it.
     recomputing: HashMap<usize, Vec<f64>>,
     /// The times between the end of the program and the end of the step.
     after: Vec<f64>,
@@ -89,11 +91,13 @@ impl<'a> Collection<'a> {
 
     /// Adds a step without recomputation.
     pub(super) fn add(&mut self, step: &StepSummary, holdings: &[Holding]) {
+        let mut in_step: HashMap<(usize, ActionKind), Vec<f64>> = HashMap::new();
         for event in step.timeline.events().iter().filter(|event| event.action.is_compute()) {
             let stage = &self.sample.stages[event.action.stage().index()];
             let seconds = (event.end - event.start) / stage.layers.len() as f64;
-            self.times.entry((stage.kind, event.action.kind())).or_default().push(seconds);
+            in_step.entry((stage.kind, event.action.kind())).or_default().push(seconds);
         }
+        add_means(&mut self.times, in_step);
         self.after.push((step.wall.as_secs_f64() - step.timeline.makespan()).max(0.0));
         self.idle.push(idle(&step.timeline));
         let state = self.sample.parameter_bytes(self.model) / PARAMETER_BYTES * STATE_BYTES;
@@ -105,6 +109,7 @@ impl<'a> Collection<'a> {
 
     /// Adds a step in which every stage is recomputed.
     pub(super) fn add_recomputing(&mut self, timeline: &Timeline) {
+        let mut in_step: HashMap<usize, Vec<f64>> = HashMap::new();
         for rank in (0..timeline.ranks()).map(Rank::new) {
             let mut last: HashMap<(u32, u32), &Event> = HashMap::new();
             for event in timeline.events_of(rank) {
@@ -117,12 +122,13 @@ impl<'a> Collection<'a> {
                         let stage = &self.sample.stages[event.action.stage().index()];
                         let begin = last.get(&key).map_or(event.start, |forward| forward.start);
                         let seconds = (event.end - begin) / stage.layers.len() as f64;
-                        self.recomputing.entry(stage.kind).or_default().push(seconds);
+                        in_step.entry(stage.kind).or_default().push(seconds);
                     }
                     _ => {}
                 }
             }
         }
+        add_means(&mut self.recomputing, in_step);
     }
 
     fn add_holding(&mut self, Holding { action, before, after, peak }: Holding) {
@@ -193,6 +199,14 @@ impl<'a> Collection<'a> {
         });
         let kinds = kinds.collect::<Option<Vec<_>>>()?;
         Some(Measured { rows: self.rows, ranks, kinds, reduce_bytes_per_s: bandwidth(ranks, bytes, idle) })
+    }
+}
+
+/// Adds the mean of each key's values in a step to the means of other steps.
+fn add_means<K: Eq + Hash>(all: &mut HashMap<K, Vec<f64>>, in_step: HashMap<K, Vec<f64>>) {
+    for (key, values) in in_step {
+        let mean = values.iter().sum::<f64>() / values.len() as f64;
+        all.entry(key).or_default().push(mean);
     }
 }
 
