@@ -19,23 +19,34 @@ pub struct Groups {
     starts: Vec<usize>,
     /// The number of assignments of a token.
     count: usize,
+    /// The number of tokens, some of which may have no rows.
+    tokens: usize,
 }
 
 impl Groups {
     /// Sorts the assignments; each token has `count` neighbouring ones in `chosen`.
     pub fn new(chosen: &[usize], experts: usize, count: usize) -> Self {
-        let mut starts = vec![0; experts + 1];
-        chosen.iter().for_each(|&expert| starts[expert + 1] += 1);
-        for expert in 0..experts {
-            starts[expert + 1] += starts[expert];
+        Self::among(chosen, &(0..experts).map(Some).collect::<Vec<_>>(), count)
+    }
+
+    /// As [`Groups::new`], for some of the experts: `places` has the place of each expert among these, and `None` for every
+    /// other expert, whose assignments get no rows.
+    pub fn among(chosen: &[usize], places: &[Option<usize>], count: usize) -> Self {
+        let held = places.iter().flatten().count();
+        let mut starts = vec![0; held + 1];
+        chosen.iter().filter_map(|&expert| places[expert]).for_each(|place| starts[place + 1] += 1);
+        for place in 0..held {
+            starts[place + 1] += starts[place];
         }
         let mut next = starts.clone();
-        let mut assignments = vec![0; chosen.len()];
+        let mut assignments = vec![0; starts[held]];
         for (assignment, &expert) in chosen.iter().enumerate() {
-            assignments[next[expert]] = assignment;
-            next[expert] += 1;
+            if let Some(place) = places[expert] {
+                assignments[next[place]] = assignment;
+                next[place] += 1;
+            }
         }
-        Self { assignments, starts, count }
+        Self { assignments, starts, count, tokens: chosen.len() / count }
     }
 
     /// Returns the number of rows of all groups.
@@ -67,10 +78,9 @@ impl Groups {
         gathered
     }
 
-    /// Returns the sum of each token's rows. Row `i` is multiplied by `factors[i]`.
+    /// Returns the sum of each token's rows, zeros for a token without rows. Row `i` is multiplied by `factors[i]`.
     pub fn scatter(&self, rows: &[f32], factors: Option<&[f32]>, width: usize) -> Vec<f32> {
-        let tokens = self.rows() / self.count;
-        let mut sums = vec![0.0; tokens * width];
+        let mut sums = vec![0.0; self.tokens * width];
         for (row, token) in self.tokens().enumerate() {
             let factor = factors.map_or(1.0, |factors| factors[row]);
             add_scaled(&mut sums[token * width..][..width], &rows[row * width..][..width], factor);
@@ -158,6 +168,18 @@ mod tests {
         assert_eq!(groups.scatter(&gathered, None, 2), [2.0, 4.0, 6.0, 8.0, 10.0, 12.0]);
         let factors = [1.0, 0.0, 0.0, 2.0, 0.0, 3.0];
         assert_eq!(groups.scatter(&gathered, Some(&factors), 2), [1.0, 2.0, 6.0, 8.0, 15.0, 18.0]);
+    }
+
+    #[test]
+    fn assignments_to_experts_that_are_not_there_have_no_rows() {
+        // Experts 1 and 3 of four; the second token chose neither.
+        let groups = Groups::among(&[1, 0, 0, 2, 3, 1], &[None, Some(0), None, Some(1)], 2);
+        assert_eq!(groups.ranges().collect::<Vec<_>>(), [0..2, 2..3]);
+        assert_eq!(groups.assignments(), [0, 5, 4]);
+        assert_eq!(groups.gather(&[1.0, 2.0, 3.0], 1), [1.0, 3.0, 3.0]);
+        assert_eq!(groups.scatter(&[1.0, 2.0, 4.0], None, 1), [1.0, 0.0, 6.0]);
+        let none = Groups::among(&[0, 0], &[None, Some(0)], 1);
+        assert_eq!((none.rows(), none.scatter(&[], None, 2)), (0, vec![0.0; 4]));
     }
 
     #[test]

@@ -133,6 +133,24 @@ pub enum ConfigError {
         /// What is wrong with the size, as a verb with its object.
         rule: &'static str,
     },
+    /// The ranks that compute a stage together should each hold whole experts, and there are fewer experts than ranks.
+    #[error(
+        "`{layer}` cannot be divided among {ranks} tensor ranks that hold whole experts (`mesh.expert_parallel`): \
+         `{parameter}` belongs to one of `{key} = {count}`, so a rank would have none; use another `mesh.tensor_parallel`, or \
+         set `mesh.expert_parallel` to false"
+    )]
+    FewExperts {
+        /// The layer.
+        layer: Box<str>,
+        /// A parameter of its first expert.
+        parameter: Box<str>,
+        /// The key of the number of experts.
+        key: &'static str,
+        /// The number of experts.
+        count: usize,
+        /// The number of ranks.
+        ranks: u32,
+    },
     /// The range of layers is not a stage of the model.
     #[error("layers {start}..{end} are not a stage of a model of {layers} layers")]
     LayerRange {
@@ -164,7 +182,7 @@ impl ConfigError {
                 Some(message.strip_prefix('`')?.split([' ', '`']).next()?.to_owned())
             }
             Self::EmptyStage { .. } => Some("pattern".to_owned()),
-            Self::LayerRange { .. } | Self::Split { .. } => None,
+            Self::LayerRange { .. } | Self::Split { .. } | Self::FewExperts { .. } => None,
         }
     }
 }

@@ -4,7 +4,6 @@ use std::ops::Range;
 
 use burn::tensor::Device;
 use pipewright::nn::TensorParallel;
-use pipewright::tensor::TensorRank;
 use pipewright::train::data::{SideError, SideRows, SideTensor};
 use pipewright_schedule::ModelDesc;
 use serde::Serialize;
@@ -155,20 +154,21 @@ pub trait ModelFamily: Clone + Send + Sync + Sized + Serialize + DeserializeOwne
     /// # Errors
     /// When `layers` is empty or reaches past the last layer.
     fn outline(&self, layers: Range<usize>) -> Result<Vec<ParameterSpec>, ConfigError> {
-        self.split_outline(layers, TensorRank { index: 0, of: 1 })
+        self.split_outline(layers, &TensorParallel::default())
     }
 
-    /// As [`ModelFamily::outline`], for a rank that computes the stage together with others: with the shapes of its slices.
+    /// As [`ModelFamily::outline`], for a rank that computes the stage together with others: with the shapes of its slices. The
+    /// rank need not be connected ([`TensorParallel::unconnected`]).
     ///
     /// # Errors
     /// As [`ModelFamily::outline`], and when a layer cannot be split over these ranks.
     fn split_outline(
         &self,
         layers: Range<usize>,
-        rank: TensorRank,
+        tensor: &TensorParallel,
     ) -> Result<Vec<ParameterSpec>, ConfigError> {
-        let (mut outline, tensor) = (Outline::default(), TensorParallel::unconnected(rank));
-        self.build_split_stage(layers, &mut outline, &Device::flex(), &tensor)?;
+        let mut outline = Outline::default();
+        self.build_split_stage(layers, &mut outline, &Device::flex(), tensor)?;
         Ok(outline.specs)
     }
 }

@@ -40,6 +40,7 @@ mod split;
 
 pub mod parameter;
 pub mod parameter_group;
+mod experts;
 
 pub mod init;
 

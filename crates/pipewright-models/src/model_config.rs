@@ -10,7 +10,6 @@ use burn::tensor::Device;
 use pipewright::checkpoint::Checkpoint;
 use pipewright::nn::TensorParallel;
 use pipewright::stage::Stage;
-use pipewright::tensor::TensorRank;
 use pipewright::train::data::{SideError, SideRows};
 use pipewright_schedule::ModelDesc;
 use serde_json::{Map, Value};
@@ -219,10 +218,10 @@ macro_rules! families {
             pub fn split_outline(
                 &self,
                 layers: Range<usize>,
-                rank: TensorRank,
+                tensor: &TensorParallel,
             ) -> Result<Vec<ParameterSpec>, ConfigError> {
                 match self {
-                    $(Self::$variant(config) => config.split_outline(layers, rank),)*
+                    $(Self::$variant(config) => config.split_outline(layers, tensor),)*
                 }
             }
 

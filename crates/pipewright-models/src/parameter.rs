@@ -7,7 +7,7 @@ use std::collections::HashMap;
 
 use burn::module::{ModuleVisitor, Param, ParamId};
 use burn::tensor::{Device, Shape, Tensor, TensorData};
-use pipewright::nn::{Embedding, Expert, Linear, RmsNorm, TensorParallel};
+use pipewright::nn::{Embedding, Linear, RmsNorm, TensorParallel};
 use pipewright::stage::StageModule;
 use pipewright::tensor::{Placement, Slice};
 
@@ -101,12 +101,19 @@ pub(crate) enum SplitLinear {
     Outputs { slices: u32 },
     /// Every rank has the weights of some of the inputs, and the whole bias.
     Inputs,
+    /// One rank has the whole layer, and the others nothing of it.
+    OneRank,
 }
 
 impl<'a, S: ParameterSource> Builder<'a, S> {
     /// Returns the builder of a rank, which may compute the stage together with others.
     pub(crate) fn new(source: &'a mut S, device: &'a Device, tensor: &TensorParallel) -> Self {
         Self { source, device, tensor: tensor.clone(), placements: HashMap::new() }
+    }
+
+    /// Returns this rank's place among those that compute the stage together.
+    pub(crate) fn tensor(&self) -> &TensorParallel {
+        &self.tensor
     }
 
     /// Returns the number of ranks that compute the stage together.
@@ -130,6 +137,7 @@ impl<'a, S: ParameterSource> Builder<'a, S> {
         let (weight, of_bias) = match split {
             SplitLinear::Outputs { slices } => (Placement::split(1, slices), Placement::split(0, slices)),
             SplitLinear::Inputs => (Placement::split(0, self.tensor_ranks()), Placement::REPLICATED),
+            SplitLinear::OneRank => (Placement::ON_ONE_RANK, Placement::ON_ONE_RANK),
         };
         let weight = self.placed(path, "weight", [inputs, outputs], ParameterKind::Matrix, weight)?;
         let bias = bias.then(|| self.placed(path, "bias", [outputs], ParameterKind::Bias, of_bias));
@@ -157,24 +165,6 @@ impl<'a, S: ParameterSource> Builder<'a, S> {
         let placement = Placement::REPLICATED_PARTIAL;
         let weight = self.placed(path, "weight", [width], ParameterKind::Scale, placement)?;
         Ok(RmsNorm { weight, epsilon })
-    }
-
-    /// Builds a feed-forward layer with a gate whose inner width is split over all ranks.
-    pub(crate) fn split_gated_expert(
-        &mut self,
-        path: &str,
-        width: usize,
-        inner: usize,
-    ) -> Result<Expert, S::Error> {
-        let slices = self.tensor_ranks();
-        let mut outputs = |name: &str| {
-            let split = SplitLinear::Outputs { slices };
-            self.split_linear(false, &format!("{path}.{name}"), [width, inner], split)
-        };
-        let (gate_proj, up_proj) = (Some(outputs("gate_proj")?), outputs("up_proj")?);
-        let path = format!("{path}.down_proj");
-        let down_proj = self.split_linear(false, &path, [inner, width], SplitLinear::Inputs)?;
-        Ok(Expert { gate_proj, up_proj, down_proj })
     }
 
     /// Builds a linear layer. `path` is the layer's path, to which `.weight` is added.

@@ -7,6 +7,7 @@ const LAYERS: &[&str] = &[
     "split",
     "parameter",
     "parameter_group",
+    "experts",
     "init",
     "loss",
     "next_token",

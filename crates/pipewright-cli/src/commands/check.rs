@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-use pipewright::tensor::TensorRank;
 use pipewright::train::Validation;
 use pipewright_models::ParameterSpec;
 use pipewright_schedule::{LayerDesc, StageIndex};
@@ -41,8 +40,8 @@ pub(crate) fn run(arguments: &RunArguments) -> Result<(), Failure> {
 /// Returns the parameters of each stage, with the shapes of the first rank's slices.
 fn outlines(prepared: &Prepared) -> Result<Vec<Vec<ParameterSpec>>, Failure> {
     let stages = prepared.program.placement().all_stages();
-    let rank = TensorRank { index: 0, of: prepared.settings.mesh.tensor_parallel };
-    let outline = |stage| prepared.model.split_outline(prepared.partition.range(stage), rank);
+    let rank = prepared.settings.mesh.first_tensor_rank();
+    let outline = |stage| prepared.model.split_outline(prepared.partition.range(stage), &rank);
     let outline = |stage| outline(stage).map_err(Failure::input);
     stages.map(outline).collect()
 }

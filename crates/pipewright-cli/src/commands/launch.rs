@@ -126,6 +126,7 @@ pub(super) fn pipeline_config(settings: &Settings, model: &ModelConfig) -> Resul
         deadline: settings.run.deadline(),
         data_parallel: settings.mesh.data_parallel,
         tensor_parallel: settings.mesh.tensor_parallel,
+        expert_parallel: settings.mesh.expert_parallel,
         data_parallel_mode: settings.mesh.data_parallel_mode,
         ..PipelineConfig::default()
     })

@@ -9,7 +9,6 @@ use std::num::NonZeroU32;
 use std::path::Path;
 
 use pipewright::device::Devices;
-use pipewright::tensor::TensorRank;
 use pipewright::train::Validation;
 use pipewright::train::data::{
     DOCUMENTS, DataConfig, DataError, DataIdentity, Documents, POSITIONS, SideRows, TokenRows, Tokenizer,
@@ -275,8 +274,7 @@ fn require_split(mesh: &MeshSettings, model: &ModelConfig, partition: &Partition
         return Ok(());
     }
     for (stage, range) in partition.ranges().enumerate() {
-        let rank = TensorRank { index: 0, of: mesh.tensor_parallel };
-        let outline = model.split_outline(range, rank);
+        let outline = model.split_outline(range, &mesh.first_tensor_rank());
         outline.map_err(|error| Failure::input(format!("stage {stage}: {}", sentence(&error))))?;
     }
     Ok(())

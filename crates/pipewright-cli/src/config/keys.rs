@@ -111,7 +111,10 @@ pub(super) const SECTIONS: &[(&str, &[&str])] = &[
             "costs",
         ],
     ),
-    ("mesh", &["data_parallel", "data_parallel_mode", "tensor_parallel", "unshard_window"]),
+    (
+        "mesh",
+        &["data_parallel", "data_parallel_mode", "tensor_parallel", "expert_parallel", "unshard_window"],
+    ),
     (
         "optimizer",
         &[

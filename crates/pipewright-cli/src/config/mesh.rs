@@ -2,6 +2,8 @@
 //! The replicas train together, each on its share of the batch.
 
 use pipewright::mesh::{DataParallelMode, Mesh};
+use pipewright::nn::TensorParallel;
+use pipewright::tensor::TensorRank;
 use pipewright_schedule::lower::UnshardConfig;
 use serde::Serialize;
 use toml::Value;
@@ -24,6 +26,8 @@ pub(crate) struct MeshSettings {
     pub(crate) data_parallel: u32,
     /// The number of ranks that compute each stage together, each with its slices of the parameters.
     pub(crate) tensor_parallel: u32,
+    /// Whether each of these ranks holds whole experts of a mixture, instead of slices of all.
+    pub(crate) expert_parallel: bool,
     /// Whether each replica holds all parameters or only its part.
     pub(crate) data_parallel_mode: DataParallelMode,
     /// The number of stages of a rank whose parameters are gathered at the same time, if they are sharded.
@@ -39,6 +43,12 @@ impl MeshSettings {
     /// Returns the number of ranks of all replicas of a pipeline of this many ranks; the largest number if there are more.
     pub(crate) fn ranks(&self, pipeline: u32) -> u32 {
         self.mesh(pipeline).ranks().unwrap_or(u32::MAX)
+    }
+
+    /// Returns the first of the ranks that compute a stage together, which has the most parameters.
+    pub(crate) fn first_tensor_rank(&self) -> TensorParallel {
+        let rank = TensorRank { index: 0, of: self.tensor_parallel };
+        TensorParallel::unconnected(rank).with_whole_experts(self.expert_parallel)
     }
 
     /// Returns the number of replicas that hold the parameters together; 1 if each holds all.
@@ -69,18 +79,19 @@ struct Written {
     /// The number of replicas, or the number of groups and the replicas of each that share the parameters.
     data_parallel: Value,
     tensor_parallel: u32,
+    expert_parallel: bool,
     data_parallel_mode: &'static str,
     unshard_window: u32,
 }
 
 impl From<MeshSettings> for Written {
     fn from(settings: MeshSettings) -> Self {
-        let MeshSettings { data_parallel, tensor_parallel, data_parallel_mode, unshard_window } = settings;
         Self {
-            data_parallel: settings.with_replicas(data_parallel),
-            tensor_parallel,
-            data_parallel_mode: word(data_parallel_mode),
-            unshard_window,
+            data_parallel: settings.with_replicas(settings.data_parallel),
+            tensor_parallel: settings.tensor_parallel,
+            expert_parallel: settings.expert_parallel,
+            data_parallel_mode: word(settings.data_parallel_mode),
+            unshard_window: settings.unshard_window,
         }
     }
 }
@@ -100,6 +111,7 @@ pub(super) fn read(document: &mut Document, surroundings: &Surroundings) -> Mesh
     MeshSettings {
         data_parallel,
         tensor_parallel: section.count("tensor_parallel", 1),
+        expert_parallel: section.flag("expert_parallel", false),
         data_parallel_mode,
         unshard_window: section.count("unshard_window", UnshardConfig::default().window.get()),
     }

@@ -1,6 +1,7 @@
-//! A family with experts through the command line: its keys, the parts of its loss, its export, and a router that
-//! overflows.
+//! A family with experts through the command line: its keys, the parts of its loss, its export, a router that overflows, and
+//! tensor ranks with whole experts.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::process::Output;
 
@@ -115,4 +116,67 @@ fn a_router_that_overflows_is_named() {
         said.lines().last().is_some_and(|line| line.starts_with("error: ")),
         "the error comes last: {said}"
     );
+}
+
+/// Returns the experts of the second block that the file of a rank has.
+fn stored_experts(folder: &TempDir, rank: u32) -> Vec<String> {
+    let file = format!("out/checkpoints/step-00000003/rank-{rank:04}.safetensors");
+    let bytes = fs::read(folder.path().join(file)).expect("a file of the checkpoint");
+    let stored = SafeTensors::deserialize(&bytes).expect("a sound file");
+    let expert = |name: &str| {
+        let rest = name.strip_prefix("model.layers.1.mlp.experts.")?;
+        rest.split_once('.').map(|(expert, _)| expert.to_owned())
+    };
+    let experts: BTreeSet<String> = stored.names().into_iter().filter_map(expert).collect();
+    experts.into_iter().collect()
+}
+
+#[test]
+fn tensor_ranks_with_whole_experts_train_as_one_and_resume_with_slices() {
+    const SETTINGS: [&str; 2] = ["model.num_attention_heads=4", "model.num_experts=6"];
+    const WHOLE: &str = "mesh.expert_parallel=true";
+    const SLICES: &str = "mesh.expert_parallel=false";
+    let folder = folder();
+    succeed(
+        &folder,
+        &["train", "small.toml"],
+        &[&SETTINGS[..], &["pipeline.ranks=1", "run.steps=6"]].concat(),
+    );
+    let expected = parts(&folder);
+    let four = ["pipeline.ranks=1", "mesh.tensor_parallel=4"];
+    let two = ["pipeline.ranks=2", "mesh.tensor_parallel=2"];
+    for (before, held, after, held_after) in
+        [(four, WHOLE, two, WHOLE), (four, WHOLE, two, SLICES), (two, SLICES, four, WHOLE)]
+    {
+        let set = [&SETTINGS[..], &before, &[held, "run.steps=3"]].concat();
+        succeed(&folder, &["train", "small.toml"], &set);
+        if held == WHOLE {
+            let stored = [0, 1, 2, 3].map(|rank| stored_experts(&folder, rank).join(" "));
+            assert_eq!(stored, ["0 1", "2 3", "4", "5"]);
+        }
+        succeed(&folder, &["resume", "out"], &[&after[..], &[held_after, "run.steps=6"]].concat());
+        let found = parts(&folder);
+        assert_eq!(found.len(), expected.len());
+        for (found, expected) in found.iter().flatten().zip(expected.iter().flatten()) {
+            let is_close = (found - expected).abs() <= 2e-5 * expected;
+            assert!(is_close, "{before:?} {held} to {after:?} {held_after}: {found} {expected}");
+        }
+    }
+}
+
+#[test]
+fn more_tensor_ranks_than_whole_experts_are_refused() {
+    let folder = folder();
+    for command in ["check", "train"] {
+        let set = ["model.num_attention_heads=8", "mesh.tensor_parallel=8", "mesh.expert_parallel=true"];
+        let set = set.into_iter().flat_map(|set| ["--set", set]);
+        let output = run(&folder, &[command, "small.toml"].into_iter().chain(set).collect::<Vec<_>>());
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{said}");
+        let expected = "stage 0: `model.layers.1.mlp` cannot be divided among 8 tensor ranks that hold whole experts \
+                        (`mesh.expert_parallel`): `model.layers.1.mlp.experts.0.gate_proj.weight` belongs to one of \
+                        `num_experts = 4`, so a rank would have none";
+        assert!(said.contains(expected), "{said}");
+    }
+    assert!(!folder.path().join("out").exists());
 }

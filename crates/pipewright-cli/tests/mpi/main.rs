@@ -238,6 +238,16 @@ fn tensor_ranks_train_in_processes_as_in_threads_to_the_bit() {
     for (ranks, overrides) in [
         (4, &["mesh.tensor_parallel=2"][..]),
         (8, &["mesh.data_parallel=2", "mesh.tensor_parallel=2", "pipeline.schedule=zbvzerobubble"]),
+        (
+            4,
+            &[
+                "mesh.tensor_parallel=2",
+                "mesh.expert_parallel=true",
+                "model.architecture=qwen3_moe",
+                "model.num_experts=5",
+                "model.output_router_logits=true",
+            ],
+        ),
     ] {
         let mut alone = Command::new(pipewright());
         with_overrides(alone.current_dir(folder.path()), overrides);

@@ -2,13 +2,14 @@
 
 use burn::module::Module;
 use burn::tensor::Tensor;
-use pipewright::nn::{Expert, Linear, Routing, TensorParallel, mix_chosen, swiglu};
+use pipewright::nn::{Expert, Linear, Routing, TensorParallel, mix_held, swiglu};
 use pipewright::stage::StageContext;
 
 use super::config::DecoderConfig;
 use super::form::BlockForm;
 use super::mixture::MixtureConfig;
 use crate::error::ConfigError;
+use crate::experts::ExpertSizes;
 use crate::parameter::{Builder, ParameterSource, SplitLinear};
 use crate::split::require_parts;
 
@@ -24,7 +25,8 @@ pub(super) struct FeedForward {
     down_proj: Option<Linear>,
     /// The router.
     gate: Option<Linear>,
-    experts: Vec<Expert>,
+    /// `None` in the place of an expert that only another rank holds.
+    experts: Vec<Option<Expert>>,
     #[module(skip)]
     choice: Option<Choice>,
 }
@@ -53,17 +55,14 @@ impl FeedForward {
         S: ParameterSource,
         S::Error: From<ConfigError>,
     {
-        let ranks = builder.tensor_ranks();
         match form.mixture_of(index) {
             Some(mixture) => {
-                let inner = ("moe_intermediate_size", mixture.moe_intermediate_size);
-                require_parts(path, "experts.0.gate_proj.weight", inner, ranks)?;
                 let share = form.balance_share(config.num_hidden_layers);
                 Self::sparse(config, mixture, share, path, builder)
             }
             None => {
                 let inner = ("intermediate_size", config.intermediate_size);
-                require_parts(path, "gate_proj.weight", inner, ranks)?;
+                require_parts(path, "gate_proj.weight", inner, builder.tensor_ranks())?;
                 Self::dense(config, form.mlp_bias, path, builder)
             }
         }
@@ -91,18 +90,25 @@ impl FeedForward {
         })
     }
 
-    fn sparse<S: ParameterSource>(
+    fn sparse<S>(
         config: &DecoderConfig,
         mixture: &MixtureConfig,
         share: f64,
         path: &str,
         builder: &mut Builder<'_, S>,
-    ) -> Result<Self, S::Error> {
-        let (hidden, inner) = (config.hidden_size, mixture.moe_intermediate_size);
+    ) -> Result<Self, S::Error>
+    where
+        S: ParameterSource,
+        S::Error: From<ConfigError>,
+    {
+        let hidden = config.hidden_size;
         let gate = Some(builder.linear(&format!("{path}.gate"), hidden, mixture.num_experts)?);
-        // Every rank has all experts, each with a part of its inner width.
-        let expert =
-            |expert: usize| builder.split_gated_expert(&format!("{path}.experts.{expert}"), hidden, inner);
+        let sizes = ExpertSizes {
+            count: ("num_experts", mixture.num_experts),
+            width: hidden,
+            inner: ("moe_intermediate_size", mixture.moe_intermediate_size),
+            has_gate: true,
+        };
         let choice = Choice {
             path: path.to_owned(),
             count: mixture.num_experts_per_tok,
@@ -114,7 +120,7 @@ impl FeedForward {
             up_proj: None,
             down_proj: None,
             gate,
-            experts: (0..mixture.num_experts).map(expert).collect::<Result<_, S::Error>>()?,
+            experts: builder.experts(path, sizes)?,
             choice: Some(choice),
         })
     }
@@ -127,7 +133,7 @@ impl FeedForward {
             let routing = choice.routing(logits, context);
             assert_eq!(routing.experts(), self.experts.len(), "the routing is of these experts");
             let weights = tensor.enter(routing.weights());
-            return tensor.sum(mix_chosen(tensor.enter(x), weights, routing.chosen(), &self.experts));
+            return tensor.sum(mix_held(tensor.enter(x), weights, routing.chosen(), &self.experts));
         }
         let (Some(gate), Some(up), Some(down)) = (&self.gate_proj, &self.up_proj, &self.down_proj) else {
             unreachable!("a feed-forward layer without experts is built with three projections")

@@ -122,7 +122,7 @@ impl Block {
                 let inner = config.intermediate_size;
                 let size = ("intermediate_size", inner);
                 require_parts(&path, "gate_proj.weight", size, builder.tensor_ranks())?;
-                Mixer::Mlp(builder.split_gated_expert(&path, hidden, inner)?)
+                Mixer::Mlp(builder.split_expert(&path, [hidden, inner], true)?)
             }
             BlockKind::Experts => Mixer::Experts(ExpertMixer::build(config, &path, builder)?),
         };

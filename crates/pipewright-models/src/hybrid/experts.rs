@@ -4,20 +4,22 @@ use std::sync::Arc;
 
 use burn::module::Module;
 use burn::tensor::Tensor;
-use pipewright::nn::{Expert, Linear, Routing, TensorParallel, mix_chosen, router_losses};
+use pipewright::nn::{Expert, Linear, Routing, TensorParallel, mix_held, router_losses};
 use pipewright::stage::StageContext;
 
 use super::config::HybridConfig;
 use super::pattern::BlockKind;
 use super::tokens::Tokens;
 use crate::error::ConfigError;
+use crate::experts::ExpertSizes;
 use crate::parameter::{Builder, ParameterSource};
 use crate::split::require_parts;
 
 #[derive(Module, Debug)]
 pub(super) struct ExpertMixer {
     router: Linear,
-    experts: Vec<Expert>,
+    /// `None` in the place of an expert that only another rank holds.
+    experts: Vec<Option<Expert>>,
     shared_expert: Option<Expert>,
     #[module(skip)]
     settings: Settings,
@@ -46,21 +48,21 @@ impl ExpertMixer {
         S::Error: From<ConfigError>,
     {
         let width = config.hidden_size;
-        let ranks = builder.tensor_ranks();
-        let require =
-            |expert: &str, size| require_parts(path, &format!("{expert}.gate_proj.weight"), size, ranks);
-        require("experts.0", ("moe_intermediate_size", config.moe_intermediate_size))?;
         let router = builder.linear(&format!("{path}.router"), width, config.num_experts)?;
-        // Every rank has all experts, each with a part of its inner width.
-        let mut expert = |path: &str, inner| builder.split_gated_expert(path, width, inner);
-        let experts = (0..config.num_experts)
-            .map(|index| expert(&format!("{path}.experts.{index}"), config.moe_intermediate_size))
-            .collect::<Result<_, _>>()?;
+        let sizes = ExpertSizes {
+            count: ("num_experts", config.num_experts),
+            width,
+            inner: ("moe_intermediate_size", config.moe_intermediate_size),
+            has_gate: true,
+        };
+        let experts = builder.experts(path, sizes)?;
         let shared_expert = match config.shared_expert_intermediate_size {
             0 => None,
             inner => {
-                require("shared_expert", ("shared_expert_intermediate_size", inner))?;
-                Some(expert(&format!("{path}.shared_expert"), inner)?)
+                let (parameter, size) =
+                    ("shared_expert.gate_proj.weight", ("shared_expert_intermediate_size", inner));
+                require_parts(path, parameter, size, builder.tensor_ranks())?;
+                Some(builder.split_expert(&format!("{path}.shared_expert"), [width, inner], true)?)
             }
         };
         let settings = Settings {
@@ -94,7 +96,7 @@ impl ExpertMixer {
         let x = tensor.enter(one_gradient(x));
         assert_eq!(routing.experts(), self.experts.len(), "the routing is of these experts");
         let weights = tensor.enter(routing.weights());
-        let mixed = mix_chosen(x.clone(), weights, routing.chosen(), &self.experts);
+        let mixed = mix_held(x.clone(), weights, routing.chosen(), &self.experts);
         tensor.sum(match &self.shared_expert {
             Some(shared) => mixed + shared.forward(x),
             None => mixed,

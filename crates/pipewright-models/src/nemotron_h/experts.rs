@@ -2,12 +2,13 @@
 
 use burn::module::{Module, Param};
 use burn::tensor::{Int, Tensor, TensorData, activation};
-use pipewright::nn::{Expert, Linear, TensorParallel, mix_chosen};
+use pipewright::nn::{Expert, Linear, TensorParallel, mix_held};
 use pipewright::stage::StageContext;
 
 use super::config::{Experts, NemotronHConfig};
 use crate::error::ConfigError;
-use crate::parameter::{Builder, ParameterKind, ParameterSource, SplitLinear};
+use crate::experts::ExpertSizes;
+use crate::parameter::{Builder, ParameterKind, ParameterSource};
 use crate::split::require_parts;
 
 /// Added to the sum of a token's scores before they are divided by it.
@@ -18,7 +19,8 @@ pub(super) struct ExpertMixer {
     gate: Router,
     /// The projection of the routed experts' inputs, if they have a width of their own.
     fc1_latent_proj: Option<Linear>,
-    experts: Vec<Expert>,
+    /// `None` in the place of an expert that only another rank holds.
+    experts: Vec<Option<Expert>>,
     /// The projection of the sum of their outputs.
     fc2_latent_proj: Option<Linear>,
     shared_experts: Expert,
@@ -64,25 +66,17 @@ impl ExpertMixer {
             fc1_latent_proj = Some(builder.linear(&format!("{path}.fc1_latent_proj"), hidden, latent)?);
             fc2_latent_proj = Some(builder.linear(&format!("{path}.fc2_latent_proj"), latent, hidden)?);
         }
-        let slices = builder.tensor_ranks();
-        let require = |name: &str, size| require_parts(path, &format!("{name}.up_proj.weight"), size, slices);
-        require("experts.0", ("moe_intermediate_size", sizes.moe_intermediate_size))?;
-        let shared = sizes.moe_shared_expert_intermediate_size;
-        require("shared_experts", ("moe_shared_expert_intermediate_size", shared))?;
-        // Every rank has all experts, each with a part of its inner width.
-        let mut expert = |path: &str, width, inner| -> Result<Expert, S::Error> {
-            let (outputs, inputs) = (SplitLinear::Outputs { slices }, SplitLinear::Inputs);
-            let (up, down) = (format!("{path}.up_proj"), format!("{path}.down_proj"));
-            Ok(Expert {
-                gate_proj: None,
-                up_proj: builder.split_linear(false, &up, [width, inner], outputs)?,
-                down_proj: builder.split_linear(false, &down, [inner, width], inputs)?,
-            })
+        let of_experts = ExpertSizes {
+            count: ("n_routed_experts", count),
+            width: sizes.width(hidden),
+            inner: ("moe_intermediate_size", sizes.moe_intermediate_size),
+            has_gate: false,
         };
-        let (width, inner) = (sizes.width(hidden), sizes.moe_intermediate_size);
-        let experts = (0..count).map(|index| expert(&format!("{path}.experts.{index}"), width, inner));
-        let experts = experts.collect::<Result<_, _>>()?;
-        let shared_experts = expert(&format!("{path}.shared_experts"), hidden, shared)?;
+        let experts = builder.experts(path, of_experts)?;
+        let shared = ("moe_shared_expert_intermediate_size", sizes.moe_shared_expert_intermediate_size);
+        require_parts(path, "shared_experts.up_proj.weight", shared, builder.tensor_ranks())?;
+        let shared_experts =
+            builder.split_expert(&format!("{path}.shared_experts"), [hidden, shared.1], false)?;
         let choice = Choice::new(sizes);
         Ok(Self { gate, fc1_latent_proj, experts, fc2_latent_proj, shared_experts, choice, path: router })
     }
@@ -112,7 +106,7 @@ impl ExpertMixer {
         };
         let input = tensor.enter(projected(&self.fc1_latent_proj, x.clone()));
         let weights = tensor.enter(weights * self.choice.factor);
-        let routed = tensor.sum(mix_chosen(input, weights, &chosen, &self.experts));
+        let routed = tensor.sum(mix_held(input, weights, &chosen, &self.experts));
         let shared = tensor.sum(self.shared_experts.forward(tensor.enter(x)));
         projected(&self.fc2_latent_proj, routed) + shared
     }

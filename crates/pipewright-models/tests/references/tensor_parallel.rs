@@ -1,6 +1,8 @@
 //! Models whose stages several ranks compute together: losses and gradient norms are within the tolerance of PyTorch that
 //! one rank has.
 
+use std::path::Path;
+
 use burn::tensor::Device;
 use pipewright::loss_scale::LossScaling;
 use pipewright::nn::TensorParallel;
@@ -11,7 +13,7 @@ use pipewright_models::generation::{Request, generate};
 use pipewright_models::hybrid::HybridConfig;
 use pipewright_models::llama::LlamaConfig;
 use pipewright_models::next_token::NextToken;
-use pipewright_models::{ModelFamily, hf, parameter_specs};
+use pipewright_models::{ModelConfig, ModelFamily, hf, parameter_specs};
 use pipewright_schedule::Recompute;
 use pipewright_schedule::generate::catalogue;
 
@@ -28,6 +30,14 @@ fn check(model: &str, schedule: &str, ranks: u32, microbatches: u32, config: &Pi
     let run = train(&reference, schedule, ranks, microbatches, config);
     reference.assert_close(&run, &reference.steps(microbatches));
 }
+
+/// As [`config`], with whole experts on each rank.
+fn whole_experts(data_parallel: u32, tensor_parallel: u32) -> PipelineConfig {
+    PipelineConfig { expert_parallel: true, ..config(data_parallel, tensor_parallel) }
+}
+
+/// The models with experts, eight in each mixture.
+const MIXTURES: [&str; 2] = ["qwen3-moe-tiny", "nemotron-h-tiny"];
 
 const MODELS: [&str; 6] =
     ["llama-tiny", "llama-tied-tiny", "qwen2-tiny", "qwen3-tiny", "qwen3-moe-tiny", "nemotron-h-tiny"];
@@ -59,6 +69,20 @@ fn replicas_of_pipelines_of_tensor_ranks() {
 fn recomputed_stages_exchange_again() {
     let config = PipelineConfig { recompute: Recompute::Block, ..config(1, 2) };
     check("qwen3-tiny", "zbvzerobubble", 2, 8, &config);
+    let config = PipelineConfig { recompute: Recompute::Block, ..whole_experts(1, 2) };
+    check("qwen3-moe-tiny", "zbvzerobubble", 2, 8, &config);
+}
+
+#[test]
+fn ranks_with_whole_experts_have_the_results_of_one_rank() {
+    for model in MIXTURES {
+        for tensor in [2, 4] {
+            check(model, "gpipe", 1, 2, &whole_experts(1, tensor));
+        }
+        check(model, "1f1b", 2, 8, &whole_experts(2, 2));
+        // Weight gradients wait.
+        check(model, "zbvzerobubble", 2, 8, &whole_experts(1, 4));
+    }
 }
 
 #[test]
@@ -70,14 +94,17 @@ fn half_precision_on_tensor_ranks_is_near_single_precision() {
         let single = train(&reference, "gpipe", 1, 8, &PipelineConfig::default());
         for precision in [Precision::Bf16, Precision::F16] {
             let loss_scaling = LossScaling { initial: 256.0, ..LossScaling::default() };
-            let config = PipelineConfig { precision, loss_scaling, ..config(1, 2) };
-            let found = train(&reference, "1f1b", 2, 8, &config);
-            let errors = found
-                .iter()
-                .zip(&single)
-                .map(|(found, single)| (found.loss - single.loss).abs() / single.loss);
-            let largest = errors.fold(0.0, f64::max);
-            assert!((1e-7..3.0 * tolerance).contains(&largest), "{model}, {precision}: {largest:.1e}");
+            // The models without experts are the same in both.
+            for config in [config(1, 2), whole_experts(1, 2)] {
+                let config = PipelineConfig { precision, loss_scaling, ..config };
+                let found = train(&reference, "1f1b", 2, 8, &config);
+                let errors = found
+                    .iter()
+                    .zip(&single)
+                    .map(|(found, single)| (found.loss - single.loss).abs() / single.loss);
+                let largest = errors.fold(0.0, f64::max);
+                assert!((1e-7..3.0 * tolerance).contains(&largest), "{model}, {precision}: {largest:.1e}");
+            }
         }
     }
 }
@@ -115,9 +142,9 @@ fn a_stage_with_slices_is_neither_saved_nor_generates() {
 #[test]
 fn a_layer_that_cannot_be_split_is_named() {
     let refused = |sizes: DecoderConfig, ranks: u32, expected: &str| {
-        let rank = TensorRank { index: 0, of: ranks };
+        let rank = TensorParallel::unconnected(TensorRank { index: 0, of: ranks });
         let layers = 0..sizes.layers();
-        let error = LlamaConfig::from(sizes).split_outline(layers, rank).expect_err("it cannot be split");
+        let error = LlamaConfig::from(sizes).split_outline(layers, &rank).expect_err("it cannot be split");
         assert_eq!(error.to_string(), expected);
     };
     let sizes = || DecoderConfig { num_key_value_heads: 2, ..DecoderConfig::new(64, 4) };
@@ -149,6 +176,68 @@ fn a_layer_that_cannot_be_split_is_named() {
     );
 }
 
+/// Returns the paths and shapes of the parameters of `model`, which has this number of layers, that a rank holds.
+fn outlined(model: &ModelConfig, rank: &TensorParallel) -> Vec<(String, Vec<usize>)> {
+    let layers = model.describe(1).layers.len();
+    let outline = model.split_outline(0..layers, rank).expect("the ranks can share it");
+    outline.into_iter().map(|spec| (spec.path, spec.shape)).collect()
+}
+
+#[test]
+fn each_expert_is_whole_on_one_rank() {
+    let is_routed = |(path, _): &(String, Vec<usize>)| path.contains(".experts.");
+    for model in [&MIXTURES[..], &["hybrid-full"]].concat() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data").join(model);
+        let model = ModelConfig::read(&folder).expect("it is of a known family");
+        let whole = outlined(&model, &TensorParallel::default());
+        let rank = |index| TensorParallel::unconnected(TensorRank { index, of: 4 });
+        let of_ranks = [0, 1, 2, 3].map(|index| outlined(&model, &rank(index).with_whole_experts(true)));
+        let (mut found, mut expected): (Vec<_>, Vec<_>) = (
+            of_ranks.iter().flatten().filter(|found| is_routed(found)).collect(),
+            whole.iter().filter(|found| is_routed(found)).collect(),
+        );
+        found.sort();
+        expected.sort();
+        assert_eq!(found, expected, "each expert is on one rank, in its whole shape");
+        assert!(of_ranks.iter().all(|rank| rank.iter().any(|found| is_routed(found))));
+        // All other parameters are those of ranks with slices of experts.
+        let others = |found: &[(String, Vec<usize>)]| -> Vec<_> {
+            found.iter().filter(|found| !is_routed(found)).cloned().collect()
+        };
+        assert_eq!(others(&of_ranks[1]), others(&outlined(&model, &rank(1))));
+    }
+}
+
+#[test]
+fn fewer_whole_experts_than_ranks_are_refused() {
+    let refused = |family: &str, keys: serde_json::Value, layer: &str, projection: &str, key: &str| {
+        let keys = keys.as_object().expect("a table").clone();
+        let model = ModelConfig::of_sizes(family, DecoderConfig::new(64, 4), keys).expect("a model");
+        let rank = |of| TensorParallel::unconnected(TensorRank { index: 0, of }).with_whole_experts(true);
+        let error = model.split_outline(1..2, &rank(4)).expect_err("a rank has no expert");
+        assert_eq!(
+            error.to_string(),
+            format!(
+                "`{layer}` cannot be divided among 4 tensor ranks that hold whole experts (`mesh.expert_parallel`): \
+                 `{layer}.experts.0.{projection}.weight` belongs to one of `{key} = 3`, so a rank would have none; use \
+                 another `mesh.tensor_parallel`, or set `mesh.expert_parallel` to false"
+            )
+        );
+        assert!(model.split_outline(1..2, &rank(2)).is_ok(), "three experts on two ranks");
+    };
+    let keys = serde_json::json!({ "num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 8 });
+    refused("qwen3_moe", keys, "model.layers.0.mlp", "gate_proj", "num_experts");
+    let keys = serde_json::json!({
+        "layers_block_type": ["moe"], "n_routed_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 8,
+        "moe_shared_expert_intermediate_size": 8,
+    });
+    refused("nemotron_h", keys, "backbone.layers.0.mixer", "up_proj", "n_routed_experts");
+    let keys = serde_json::json!({
+        "pattern": "E", "num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 8,
+    });
+    refused("hybrid", keys, "model.layers.0.mixer", "gate_proj", "num_experts");
+}
+
 #[test]
 fn a_part_of_a_hybrid_that_cannot_be_split_is_named() {
     let refused = |changes: serde_json::Value, ranks: u32, expected: &str| {
@@ -158,8 +247,8 @@ fn a_part_of_a_hybrid_that_cannot_be_split_is_named() {
         });
         json.as_object_mut().expect("an object").extend(changes.as_object().expect("an object").clone());
         let model = HybridConfig::from_json(json).expect("a model");
-        let rank = TensorRank { index: 0, of: ranks };
-        let error = model.split_outline(0..4, rank).expect_err("it cannot be split").to_string();
+        let rank = TensorParallel::unconnected(TensorRank { index: 0, of: ranks });
+        let error = model.split_outline(0..4, &rank).expect_err("it cannot be split").to_string();
         assert!(error.starts_with(expected), "{error}");
     };
     refused(

@@ -46,7 +46,7 @@ pub(super) struct Fingerprint {
 }
 
 /// A parameter's place in the pipeline. Owners are ordered by stage.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub(super) struct Owner {
     pub(super) stage: StageIndex,
     /// The parameter's place among those of its stage.
@@ -106,7 +106,8 @@ impl Executor {
         let is_here = |owner: &Owner| owner.rank == self.rank && owner.tensor == tensor;
         let is_own = |owners: &Owners| owners.iter().any(is_here);
         let shared: Vec<(u32, Owners)> = (0..).zip(shared).filter(|(_, owners)| is_own(owners)).collect();
-        let copies = shared.iter().flat_map(|(_, owners)| copies(owners)).collect();
+        let copies = shared.iter().flat_map(|(_, owners)| copies(owners));
+        let copies = copies.map(|owner| (owner.stage, owner.place)).collect();
         let clipped_with = order.iter().map(|(path, _)| group_of(&self.clip_groups, path)).collect();
         self.parameters = Some(KnownParameters { shared, copies, order, clipped_with });
         Ok(())
@@ -152,8 +153,8 @@ impl Executor {
 }
 
 /// Returns all owners except the first, which is the only one that counts.
-fn copies(owners: &Owners) -> impl Iterator<Item = (StageIndex, usize)> {
-    owners.iter().skip(1).map(|owner| (owner.stage, owner.place))
+fn copies(owners: &Owners) -> impl Iterator<Item = &Owner> {
+    owners.iter().skip(1)
 }
 
 /// Returns the parameters that several stages share, in the order of their paths and of the places in the tensor groups,
@@ -193,8 +194,8 @@ fn equal_copies(path: &str, mut copies: Vec<&ListedParameter>) -> Result<Owners,
 /// Returns the order of the norm: by path, and then by the slices. Each rank sends the squares of its parameters that
 /// count in the order of its list, and they are gathered in the order of the ranks.
 fn norm_order(listed: &[ListedParameter], shared: &[Owners]) -> NormOrder {
-    let copies: HashSet<(StageIndex, usize)> = shared.iter().flat_map(copies).collect();
-    let is_copy = |listed: &ListedParameter| copies.contains(&(listed.owner.stage, listed.owner.place));
+    let copies: HashSet<Owner> = shared.iter().flat_map(copies).copied().collect();
+    let is_copy = |listed: &ListedParameter| copies.contains(&listed.owner);
     let counted = listed.iter().filter(|listed| listed.has_gradient && listed.counts && !is_copy(listed));
     let mut order: NormOrder = counted.map(|listed| listed.path.as_str().into()).zip(0..).collect();
     order.sort_by(|(a, _), (b, _)| a.cmp(b));
@@ -262,6 +263,26 @@ mod tests {
         let order = norm_order(&listed, &shared);
         let order: Vec<(&str, usize)> = order.iter().map(|(path, place)| (&**path, *place)).collect();
         assert_eq!(order, [("split", 1), ("split", 2), ("whole", 0)]);
+    }
+
+    #[test]
+    fn places_of_a_copy_differ_between_ranks_with_other_parameters() {
+        // Stage 1 shares the table of stage 0. Its first rank has an expert before the table, its second one after it.
+        let on = |tensor, listed: ListedParameter| ListedParameter {
+            owner: Owner { tensor, ..listed.owner },
+            ..listed
+        };
+        let listed = [
+            on(0, listed(0, 0, 0, "table", Some(1))),
+            on(1, listed(0, 0, 0, "table", Some(2))),
+            on(0, listed(1, 1, 0, "experts.0", None)),
+            on(0, listed(1, 1, 1, "table", Some(1))),
+            on(1, listed(1, 1, 0, "table", Some(2))),
+            on(1, listed(1, 1, 1, "experts.1", None)),
+        ];
+        let order = norm_order(&listed, &find_shared(&listed).expect("equal copies"));
+        let paths: Vec<&str> = order.iter().map(|(path, _)| &**path).collect();
+        assert_eq!(paths, ["experts.0", "experts.1", "table", "table"]);
     }
 
     #[test]

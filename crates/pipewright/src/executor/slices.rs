@@ -26,18 +26,28 @@ pub(super) struct HeldSlice {
 
 /// Returns an error unless the slices of each parameter make up a whole, and ranks with the same slice have equal values.
 pub(super) fn check_slices(listed: &[ListedParameter]) -> Result<(), Cause> {
-    let mut by_place: BTreeMap<(StageIndex, usize), Vec<(&ListedParameter, &HeldSlice)>> = BTreeMap::new();
+    // Ranks may have different parameters, so the places of one parameter differ. A stage may have a shared parameter more
+    // than once.
+    let mut times: BTreeMap<(StageIndex, &str, u32), usize> = BTreeMap::new();
+    let mut by_path: BTreeMap<(StageIndex, &str, usize), Vec<_>> = BTreeMap::new();
     for parameter in listed {
         if let Some(slice) = &parameter.slice {
-            let place = (parameter.owner.stage, parameter.owner.place);
-            by_place.entry(place).or_default().push((parameter, slice));
+            let (stage, path) = (parameter.owner.stage, parameter.path.as_str());
+            let earlier = times.entry((stage, path, slice.tensor.index)).or_default();
+            by_path.entry((stage, path, *earlier)).or_default().push((parameter, slice));
+            *earlier += 1;
         }
     }
-    by_place.into_values().try_for_each(|ranks| check_parameter(&ranks))
+    by_path.into_values().try_for_each(|ranks| check_parameter(&ranks))
 }
 
 fn check_parameter(ranks: &[(&ListedParameter, &HeldSlice)]) -> Result<(), Cause> {
-    let (_, first) = ranks[0];
+    let (parameter, first) = ranks[0];
+    let holders = if first.placement.on_one_rank { 1 } else { first.tensor.of as usize };
+    if ranks.len() != holders {
+        let (stage, parameter) = (parameter.owner.stage, Arc::from(parameter.path.as_str()));
+        return Err(Cause::SliceHolders { stage, parameter, ranks: (ranks.len(), holders) });
+    }
     let mut whole = first.shape.clone();
     let dimension = first.placement.dimension;
     if let (Some(size), true) = (whole.get_mut(dimension), first.placement.slices > 1) {
@@ -73,12 +83,23 @@ mod tests {
 
     /// Lists a parameter that each of the ranks holds with this shape and hash.
     fn check(placement: Placement, ranks: &[(&[usize], u64)]) -> Result<(), String> {
+        check_of(placement, ranks, ranks.len() as u32)
+    }
+
+    /// As [`check`], for the first of `of` ranks.
+    fn check_of(placement: Placement, ranks: &[(&[usize], u64)], of: u32) -> Result<(), String> {
         let listed = (0..).zip(ranks).map(|(index, (shape, hash))| {
-            let tensor = TensorRank { index, of: ranks.len() as u32 };
+            let tensor = TensorRank { index, of };
             let slice = placement.slice_of(tensor);
             let hash = (slice.copies > 1).then_some(*hash);
             ListedParameter {
-                owner: Owner { stage: StageIndex::new(2), place: 0, rank: Rank::new(0), tensor: index },
+                // The ranks before have other parameters too.
+                owner: Owner {
+                    stage: StageIndex::new(2),
+                    place: index as usize,
+                    rank: Rank::new(0),
+                    tensor: index,
+                },
                 path: "up.weight".to_owned(),
                 counts: slice.counts(),
                 has_gradient: true,
@@ -109,5 +130,14 @@ mod tests {
         assert!(error.starts_with("tensor rank 1 of stage 2 has other values of `up.weight`"), "{error}");
         let error = check(Placement::REPLICATED, &[(&[4], 1), (&[3], 2)]).expect_err("a slice");
         assert!(error.contains("with the shape [3], and its slice has the shape [4]"), "{error}");
+    }
+
+    #[test]
+    fn a_parameter_is_on_one_rank_or_on_all() {
+        assert_eq!(check_of(Placement::ON_ONE_RANK, &[(&[4], 1)], 3), Ok(()));
+        let error = check(Placement::ON_ONE_RANK, &[(&[4], 1), (&[4], 1)]).expect_err("both have it");
+        assert!(error.starts_with("2 tensor rank(s) of stage 2 hold `up.weight`, and 1 should"), "{error}");
+        let error = check_of(Placement::REPLICATED, &[(&[4], 1)], 2).expect_err("one does not have it");
+        assert!(error.starts_with("1 tensor rank(s) of stage 2 hold `up.weight`, and 2 should"), "{error}");
     }
 }

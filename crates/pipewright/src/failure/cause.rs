@@ -196,6 +196,19 @@ pub enum Cause {
         /// The shape of the slice that the placement gives the rank, and that of the rank's parameter.
         shapes: (Vec<usize>, Vec<usize>),
     },
+    /// More or fewer ranks of a tensor group hold a parameter than the placement says.
+    #[error(
+        "{} tensor rank(s) of stage {stage} hold `{parameter}`, and {} should: give each rank its part, or name \
+         `Placement::ON_ONE_RANK` in `StageModule::placement` on the one rank that holds it", .ranks.0, .ranks.1
+    )]
+    SliceHolders {
+        /// The stage.
+        stage: StageIndex,
+        /// The parameter's path.
+        parameter: Arc<str>,
+        /// The number of ranks that hold it, and of those that should.
+        ranks: (usize, usize),
+    },
     /// Ranks of a tensor group should hold the same part of a parameter, and have different values.
     #[error(
         "tensor rank {rank} of stage {stage} has other values of `{parameter}` than the first rank with the same part: start \

@@ -66,11 +66,11 @@ impl Gradient {
 
 impl Matrices {
     /// Returns `None` if a matrix has no operations of its own on the CPU back end.
-    pub(super) fn new(experts: &[Expert]) -> Option<Self> {
+    pub(super) fn new(experts: &[&Expert]) -> Option<Self> {
         let parts = experts[0].layers().len();
         let mut held = Vec::with_capacity(parts * experts.len());
         let mut bundle = Bundle::new();
-        for layer in experts.iter().flat_map(Expert::layers) {
+        for layer in experts.iter().flat_map(|expert| expert.layers()) {
             let (weight, id) = (layer.weight.val(), layer.weight.id);
             let ([value], _) = on_cpu([weight.clone().into_dispatch()])?;
             let gradient = match Deferred::current(&weight, id) {
@@ -88,7 +88,7 @@ impl Matrices {
 
     /// Returns the tensor through which the tape reaches the matrices: the token of those on the tape. If there are
     /// none, it is a matrix whose gradient is deferred, with its collector; the tape then gets no gradient of it.
-    pub(super) fn token(&self, experts: &[Expert]) -> (Tensor<1>, Option<Deferred>) {
+    pub(super) fn token(&self, experts: &[&Expert]) -> (Tensor<1>, Option<Deferred>) {
         let is_deferred = |held: &HeldMatrix| held.gradient.deferred().is_some();
         match self.held.iter().position(is_deferred).filter(|_| !self.bundle.token.is_tracked()) {
             Some(place) => {

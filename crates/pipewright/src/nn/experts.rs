@@ -6,10 +6,11 @@
 //! without one.
 
 use burn::module::Module;
-use burn::tensor::{Int, Tensor, TensorData};
+use burn::tensor::Tensor;
 use pipewright_kernel::grouped::{Groups, row_products, scale_rows};
 
 use super::deferred::recorded_on;
+use super::expert_composition::composed;
 use super::expert_matrices::{KeptMatrices, Matrices, Parts};
 use super::linear::Linear;
 use super::operation::{CpuTensor, Operation, cpu_tensor, elements, on_cpu, with_dtype};
@@ -63,17 +64,32 @@ pub fn mix_experts(x: Tensor<2>, routing: &Routing, experts: &[Expert]) -> Tenso
 /// When there are no experts, weights and choices are not of the tokens, a choice is not of an expert, or an expert has
 /// a bias or a form or shape that differs from the first one's.
 pub fn mix_chosen(x: Tensor<2>, weights: Tensor<2>, chosen: &[usize], experts: &[Expert]) -> Tensor<2> {
-    assert!(!experts.is_empty(), "a mixture has experts");
+    mix(x, weights, chosen, &experts.iter().map(Some).collect::<Vec<_>>())
+}
+
+/// As [`mix_chosen`], for a rank that holds some of the experts, and has `None` in the place of every other one. A choice of
+/// an expert that is not here adds nothing. The sum over the ranks of a tensor group is the mixture
+/// ([`TensorParallel::experts`](super::TensorParallel::experts)).
+///
+/// # Panics
+/// When the rank holds no expert, or as [`mix_chosen`].
+pub fn mix_held(x: Tensor<2>, weights: Tensor<2>, chosen: &[usize], experts: &[Option<Expert>]) -> Tensor<2> {
+    mix(x, weights, chosen, &experts.iter().map(Option::as_ref).collect::<Vec<_>>())
+}
+
+fn mix(x: Tensor<2>, weights: Tensor<2>, chosen: &[usize], experts: &[Option<&Expert>]) -> Tensor<2> {
+    let held: Vec<&Expert> = experts.iter().copied().flatten().collect();
+    assert!(!held.is_empty(), "a mixture has experts");
     let [tokens, width] = x.dims();
     let [routed, count] = weights.dims();
     assert_eq!((routed, chosen.len()), (tokens, tokens * count), "the choices are of these tokens");
     assert!(chosen.iter().all(|&choice| choice < experts.len()), "each choice is of one of the experts");
-    let inner = check_experts(experts, width);
-    let groups = Groups::new(chosen, experts.len(), count);
-    let Some(matrices) = Matrices::new(experts) else { return composed(x, weights, experts, &groups) };
-    let (token, deferred) = matrices.token(experts);
+    let inner = check_experts(&held, width);
+    let groups = groups(chosen, experts, count);
+    let Some(matrices) = Matrices::new(&held) else { return composed(x, weights, &held, &groups) };
+    let (token, deferred) = matrices.token(&held);
     let inputs = [x.clone().into_dispatch(), weights.clone().into_dispatch(), token.into_dispatch()];
-    let Some(([x, weights, _], tape)) = on_cpu(inputs) else { return composed(x, weights, experts, &groups) };
+    let Some(([x, weights, _], tape)) = on_cpu(inputs) else { return composed(x, weights, &held, &groups) };
     let tape = recorded_on(tape, 2, deferred.as_ref());
 
     let sorted: Vec<f32> = {
@@ -107,8 +123,15 @@ pub fn mix_chosen(x: Tensor<2>, weights: Tensor<2>, chosen: &[usize], experts: &
     })
 }
 
+/// Groups the choices of the experts that are here; each token has `count` choices.
+fn groups(chosen: &[usize], experts: &[Option<&Expert>], count: usize) -> Groups {
+    let mut places = 0..;
+    let places: Vec<_> = experts.iter().map(|expert| expert.and_then(|_| places.next())).collect();
+    Groups::among(chosen, &places, count)
+}
+
 /// Checks that the experts are alike, and returns their inner width.
-fn check_experts(experts: &[Expert], width: usize) -> usize {
+fn check_experts(experts: &[&Expert], width: usize) -> usize {
     let [_, inner] = experts[0].up_proj.weight.dims();
     let has_gate = experts[0].gate_proj.is_some();
     for expert in experts {
@@ -194,47 +217,13 @@ impl Operation<3> for ExpertsBackward {
     }
 }
 
-/// Returns the mixture, composed of Burn's operations. An expert that no token chose computes the first token, and its
-/// result is not used. So its parameters have a gradient, which is zero.
-fn composed(x: Tensor<2>, weights: Tensor<2>, experts: &[Expert], groups: &Groups) -> Tensor<2> {
-    let ([tokens, width], [_, count]) = (x.dims(), weights.dims());
-    let device = x.device();
-    let of_row: Vec<usize> = groups.tokens().collect();
-    let mut places = vec![0; groups.rows()];
-    let (mut inputs, mut sizes) = (Vec::new(), Vec::new());
-    for range in groups.ranges() {
-        for row in range.clone() {
-            places[groups.assignments()[row]] = inputs.len() + row - range.start;
-        }
-        let size = range.len().max(1);
-        inputs.extend(of_row[range].iter().copied().chain([0]).take(size));
-        sizes.push(size);
-    }
-    let ids = |ids: Vec<usize>| {
-        let ids: Vec<i64> = ids.into_iter().map(|id| id as i64).collect();
-        let size = ids.len();
-        Tensor::<1, Int>::from_data(TensorData::new(ids, [size]), &device)
-    };
-    let rows = x.select(0, ids(inputs));
-    let mut start = 0;
-    let outputs = experts.iter().zip(sizes).map(|(expert, size)| {
-        let of_expert = rows.clone().narrow(0, start, size);
-        start += size;
-        expert.forward(of_expert)
-    });
-    let outputs = Tensor::cat(outputs.collect(), 0).select(0, ids(places));
-    let weights = weights.reshape([tokens * count, 1]).cast(outputs.dtype());
-    let weighted = outputs * weights;
-    weighted.reshape([tokens, count, width]).sum_dim(1).reshape([tokens, width])
-}
-
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
 
     use burn::backend::Flex;
     use burn::module::{Param, ParamId};
-    use burn::tensor::{DType, Tolerance};
+    use burn::tensor::{DType, TensorData, Tolerance};
 
     use super::super::check::numbers;
     use super::super::deferred::{Deferred, WeightTask};
@@ -279,9 +268,17 @@ mod tests {
 
     /// Returns the result, and the gradients of the inputs, of the logits, and of each matrix.
     fn run(tokens: usize, count: usize, gated: bool, dtype: DType) -> Vec<TensorData> {
+        run_with((tokens, count, gated, dtype), mix_experts)
+    }
+
+    /// As [`run`], with another function in the place of [`mix_experts`].
+    fn run_with(
+        (tokens, count, gated, dtype): (usize, usize, bool, DType),
+        mix: impl Fn(Tensor<2>, &Routing, &[Expert]) -> Tensor<2>,
+    ) -> Vec<TensorData> {
         let (experts, x, logits) = setup(tokens, count, gated, dtype);
         let routing = Routing::new(logits.clone(), count, true);
-        let y = mix_experts(x.clone(), &routing, &experts);
+        let y = mix(x.clone(), &routing, &experts);
         let gradients = backward(y.clone());
         let gradient = |tensor: Tensor<2>| tensor.grad(&gradients).expect("a gradient").into_data();
         let inputs = [gradient(x), gradient(logits)];
@@ -296,11 +293,31 @@ mod tests {
             [(9, 2, true), (40, 1, true), (1, 3, true), (9, 2, false), (1, 1, false)]
         {
             let run = |dtype| run(tokens, count, gated, dtype);
-            let (found, expected) = (run(DType::F32), run(DType::F64));
-            assert_eq!(found.len(), expected.len());
-            for (found, expected) in found.iter().zip(&expected) {
-                found.assert_approx_eq::<f32>(expected, Tolerance::rel_abs(2e-5, 2e-5));
-            }
+            assert_close(&run(DType::F32), &run(DType::F64));
+        }
+    }
+
+    fn assert_close(found: &[TensorData], expected: &[TensorData]) {
+        assert_eq!(found.len(), expected.len());
+        for (found, expected) in found.iter().zip(expected) {
+            found.assert_approx_eq::<f32>(expected, Tolerance::rel_abs(2e-5, 2e-5));
+        }
+    }
+
+    #[test]
+    fn the_mixtures_of_parts_of_the_experts_add_up() {
+        let held = |experts: &[Expert], held: std::ops::Range<usize>| -> Vec<Option<Expert>> {
+            let hold = |(place, expert): (usize, &Expert)| held.contains(&place).then(|| expert.clone());
+            experts.iter().enumerate().map(hold).collect()
+        };
+        for (dtype, gated) in [(DType::F32, true), (DType::F32, false), (DType::F64, true)] {
+            // No token chooses the last expert, so the last part has no rows.
+            let found = run_with((9, 2, gated, dtype), |x, routing, experts| {
+                let part =
+                    |part| mix_held(x.clone(), routing.weights(), routing.chosen(), &held(experts, part));
+                part(0..1) + part(1..3) + part(3..4)
+            });
+            assert_close(&found, &run(9, 2, gated, DType::F64));
         }
     }
 

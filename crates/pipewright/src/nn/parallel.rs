@@ -35,24 +35,32 @@ pub struct TensorParallel {
     rank: TensorRank,
     /// `None` if the rank is alone.
     link: Option<Arc<dyn TensorLink>>,
+    /// Whether each rank holds whole experts of a mixture.
+    whole_experts: bool,
 }
 
 impl Default for TensorParallel {
     /// A rank that is alone: every operation returns its input.
     fn default() -> Self {
-        Self { rank: TensorRank { index: 0, of: 1 }, link: None }
+        Self::unconnected(TensorRank { index: 0, of: 1 })
     }
 }
 
 impl TensorParallel {
     pub(crate) fn new(rank: TensorRank, link: Arc<dyn TensorLink>) -> Self {
-        Self { rank, link: Some(link).filter(|_| rank.of > 1) }
+        Self { link: Some(link).filter(|_| rank.of > 1), ..Self::unconnected(rank) }
     }
 
     /// Returns the place of a rank without its connection, to describe what the rank holds. Do not compute with it: sums
     /// contain only this rank's part.
     pub fn unconnected(rank: TensorRank) -> Self {
-        Self { rank, link: None }
+        Self { rank, link: None, whole_experts: false }
+    }
+
+    /// Returns the same rank, which holds whole experts of a mixture if `whole`, and otherwise a slice of each expert
+    /// ([`PipelineConfig::expert_parallel`](crate::pipeline::PipelineConfig::expert_parallel)).
+    pub fn with_whole_experts(self, whole: bool) -> Self {
+        Self { whole_experts: whole, ..self }
     }
 
     /// Returns the rank's place in the group.
@@ -73,6 +81,22 @@ impl TensorParallel {
     /// Returns this rank's range of a dimension of this size that is split over all ranks.
     pub fn range(&self, size: usize) -> Range<usize> {
         self.slice(Placement::split(0, self.rank.of)).range(size)
+    }
+
+    /// Returns the experts that this rank holds of a mixture of `count` experts: all if it holds a slice of each of them. If it
+    /// holds whole experts, these are neighbours, and the first ranks have one more each if the numbers do not divide. With
+    /// fewer experts than ranks, the last ranks have none, which a layer should refuse.
+    pub fn experts(&self, count: usize) -> Range<usize> {
+        let TensorRank { index, of } = self.rank;
+        match self.holds_whole_experts() {
+            true => part(count, index as usize, of as usize),
+            false => 0..count,
+        }
+    }
+
+    /// Returns whether several ranks share the experts of a mixture, and each holds whole ones.
+    pub fn holds_whole_experts(&self) -> bool {
+        self.whole_experts && self.ranks() > 1
     }
 
     /// Returns `x`, which is equal on all ranks. The gradients of the result are added over all ranks.
@@ -102,6 +126,13 @@ impl TensorParallel {
             Some(link) => gathered(link.as_ref(), x),
         }
     }
+}
+
+/// Returns a part of `count` things, of `of` parts whose sizes differ by at most one.
+fn part(count: usize, index: usize, of: usize) -> Range<usize> {
+    let (each, extra) = (count / of, count % of);
+    let start = index * each + index.min(extra);
+    start..start + each + usize::from(index < extra)
 }
 
 fn gathered(link: &dyn TensorLink, x: Tensor<2>) -> Vec<Tensor<2>> {
@@ -198,5 +229,19 @@ pub(super) mod tests {
             assert_eq!(y, expected);
             assert_eq!(gradient, (x.zeros_like() + 12.0).into_data(), "2 * (1 + 2 + 3)");
         }
+    }
+
+    #[test]
+    fn ranks_share_experts_evenly() {
+        let experts = |count, of| -> Vec<Range<usize>> {
+            let rank = |index| TensorParallel::unconnected(TensorRank { index, of }).with_whole_experts(true);
+            (0..of).map(|index| rank(index).experts(count)).collect()
+        };
+        assert_eq!(experts(8, 2), [0..4, 4..8]);
+        assert_eq!(experts(6, 4), [0..2, 2..4, 4..5, 5..6]);
+        assert_eq!(experts(2, 3), [0..1, 1..2, 2..2]);
+        let sliced = TensorParallel::unconnected(TensorRank { index: 1, of: 2 });
+        assert_eq!(sliced.experts(8), 0..8);
+        assert!(!TensorParallel::default().with_whole_experts(true).holds_whole_experts());
     }
 }

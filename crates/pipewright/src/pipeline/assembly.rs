@@ -103,7 +103,7 @@ impl Assembly {
             memory: memory.clone(),
         };
         let endpoint = MeshEndpoint::new(endpoint, settings);
-        let tensor = endpoint.tensor_parallel();
+        let tensor = endpoint.tensor_parallel().with_whole_experts(self.config.expert_parallel);
         let placement = self.program.placement();
         let clip_groups: Arc<[ClipGroup]> = self.config.clip_groups.clone().into();
         let mut stages = Vec::new();

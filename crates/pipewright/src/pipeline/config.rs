@@ -46,6 +46,9 @@ pub struct PipelineConfig {
     /// Ranks of the world that compute the stages of each rank of the program together, each with its slices of the
     /// parameters; see [`Pipeline::launch_split`](super::Pipeline::launch_split).
     pub tensor_parallel: u32,
+    /// Whether each of these ranks holds whole experts of a mixture, instead of a slice of each expert. It is passed on to the
+    /// stages ([`TensorParallel::experts`](crate::nn::TensorParallel::experts)), and those without experts do not change.
+    pub expert_parallel: bool,
     /// The part of the parameters that each replica holds. If parameters are sharded, the program must be at level
     /// `full`, and the optimizer must work element by element.
     pub data_parallel_mode: DataParallelMode,
@@ -91,6 +94,7 @@ impl Default for PipelineConfig {
             deadline: Duration::from_secs(60),
             data_parallel: 1,
             tensor_parallel: 1,
+            expert_parallel: false,
             data_parallel_mode: DataParallelMode::default(),
             metadata: Metadata::default(),
             check_metadata: CheckMetadata::default(),
@@ -140,6 +144,7 @@ pub(super) fn identity(program: &ValidatedProgram, config: &PipelineConfig) -> F
         ("recompute", config.recompute.to_string()),
         ("replicas", config.data_parallel.to_string()),
         ("tensor ranks", config.tensor_parallel.to_string()),
+        ("whole experts", config.expert_parallel.to_string()),
         ("data parallel mode", format!("{:?}", config.data_parallel_mode)),
         ("trains", config.optimizer.is_some().to_string()),
     ];

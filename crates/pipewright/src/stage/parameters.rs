@@ -36,7 +36,7 @@ impl<M: StageBody> StageParameters for TrainingStage<M> {
         let floats =
             parameters_of(self.module()).into_iter().zip(placed).map(|(found, (placement, named))| {
                 let (path, shape) = named;
-                let is_copied = placement.slices < self.tensor_ranks;
+                let is_copied = placement.copies(self.tensor_ranks) > 1;
                 Held {
                     path: path.clone(),
                     shape,

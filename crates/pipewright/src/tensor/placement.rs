@@ -22,7 +22,7 @@ pub struct TensorRank {
 /// How the ranks of a tensor group hold a parameter.
 ///
 /// The parameter is cut into slices along one dimension. If there are fewer slices than ranks, neighbouring ranks hold
-/// copies of the same slice.
+/// copies of the same slice. Or one rank holds the whole parameter, and the modules of the others do not have it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Placement {
     /// The dimension along which the parameter is cut.
@@ -31,6 +31,8 @@ pub struct Placement {
     pub slices: u32,
     /// Whether ranks with the same slice compute equal gradients, or parts of one.
     pub gradient: CopyGradient,
+    /// Whether one rank holds the whole parameter, and the others nothing of it. Then there is one slice.
+    pub on_one_rank: bool,
 }
 
 /// The gradients of a slice that several ranks hold.
@@ -44,20 +46,32 @@ pub enum CopyGradient {
 
 impl Placement {
     /// Every rank holds the whole parameter and computes its whole gradient.
-    pub const REPLICATED: Self = Self { dimension: 0, slices: 1, gradient: CopyGradient::Equal };
+    pub const REPLICATED: Self =
+        Self { dimension: 0, slices: 1, gradient: CopyGradient::Equal, on_one_rank: false };
 
     /// Every rank holds the whole parameter and computes a part of its gradient.
-    pub const REPLICATED_PARTIAL: Self = Self { dimension: 0, slices: 1, gradient: CopyGradient::Partial };
+    pub const REPLICATED_PARTIAL: Self = Self { gradient: CopyGradient::Partial, ..Self::REPLICATED };
+
+    /// One rank holds the whole parameter, such as an expert of a mixture, and the others nothing of it.
+    pub const ON_ONE_RANK: Self = Self { on_one_rank: true, ..Self::REPLICATED };
 
     /// Returns the placement of a parameter that is cut into `slices` along `dimension`. Ranks with the same slice compute
     /// parts of its gradient.
     pub const fn split(dimension: usize, slices: u32) -> Self {
-        Self { dimension, slices, gradient: CopyGradient::Partial }
+        Self { dimension, slices, ..Self::REPLICATED_PARTIAL }
     }
 
-    /// Returns the slice of the parameter that `rank` holds.
+    /// Returns the number of ranks, of all ranks of a group, that hold the same slice.
+    pub(crate) fn copies(self, ranks: u32) -> u32 {
+        if self.on_one_rank { 1 } else { (ranks / self.slices.max(1)).max(1) }
+    }
+
+    /// Returns the slice of the parameter that `rank` holds, if it holds one.
     pub fn slice_of(self, rank: TensorRank) -> Slice {
-        let copies = (rank.of / self.slices.max(1)).max(1);
+        if self.on_one_rank {
+            return Slice::WHOLE;
+        }
+        let copies = self.copies(rank.of);
         let (index, copy) = (rank.index / copies, rank.index % copies);
         Slice { dimension: self.dimension, part: RowShard { index, of: self.slices }, copy, copies }
     }
@@ -147,5 +161,7 @@ mod tests {
         assert_eq!(slice(3).shape(&[5, 4]), [5, 2]);
         let whole = Placement::REPLICATED.slice_of(TensorRank { index: 3, of: 4 });
         assert!(whole.is_whole() && !whole.counts());
+        let alone = Placement::ON_ONE_RANK.slice_of(TensorRank { index: 3, of: 4 });
+        assert!(alone.is_whole() && alone.counts());
     }
 }

@@ -1,7 +1,8 @@
 //! Ranks that compute stages together: the results of one rank, also in half precision, the bytes at boundaries, hooks,
-//! modules, failures, checkpoints.
+//! modules, failures, checkpoints, whole experts.
 
 mod checkpoints;
+mod experts;
 mod failures;
 mod hooks;
 mod model;

@@ -33,7 +33,7 @@ fn settings_survive_being_written_and_read() {
     let cases: [&[&str]; 13] = [
         &[],
         &["mesh.data_parallel=[2, 2]"],
-        &["mesh.data_parallel=[4, 1]", "mesh.tensor_parallel=2"],
+        &["mesh.data_parallel=[4, 1]", "mesh.tensor_parallel=2", "mesh.expert_parallel=true"],
         &["mesh.data_parallel=[1, 4]", "mesh.data_parallel_mode=sharded"],
         &[
             "data.validation=[\"v/*.txt\"]",

@@ -13,7 +13,7 @@ use super::model::{Sizes, assert_close, config_of, launch, sizes, take_steps, tr
 
 const DEADLINE: Duration = Duration::from_secs(20);
 
-fn save(pipeline: &mut Pipeline, ranks: u32, into: &Path) -> Arc<Checkpoint> {
+pub(super) fn save(pipeline: &mut Pipeline, ranks: u32, into: &Path) -> Arc<Checkpoint> {
     let folder = CheckpointFolder::own(into).expect("the folder is free");
     let mut writer = CheckpointWriter::start(folder, 1, ranks, DEADLINE).expect("a thread");
     let cursor = Cursor { epoch: 0, index: 3 };
@@ -26,7 +26,7 @@ fn save(pipeline: &mut Pipeline, ranks: u32, into: &Path) -> Arc<Checkpoint> {
 }
 
 /// Returns the parameters of the whole model, by path.
-fn stored(checkpoint: &Checkpoint) -> Vec<(String, Vec<f32>)> {
+pub(super) fn stored(checkpoint: &Checkpoint) -> Vec<(String, Vec<f32>)> {
     let all = checkpoint.parameters().map(|found| {
         let data = checkpoint.parameter(&found.path.into(), found.shape, found.dtype).expect("it is there");
         (found.path.to_owned(), data.iter().collect())

@@ -1,0 +1,179 @@
+//! Mixtures whose experts are whole on one rank of a tensor group: the results of one rank, checkpoints, and modules that name
+//! another placement.
+
+use burn::module::{Module, Param};
+use burn::tensor::{Device, Tensor};
+use pipewright::mesh::DataParallelMode;
+use pipewright::nn::{Expert, Linear, Routing, TensorParallel, mix_held};
+use pipewright::pipeline::{Pipeline, PipelineConfig, PipelineError};
+use pipewright::stage::{Stage, StageContext, StageModule};
+use pipewright::tensor::Placement;
+use pipewright::transport::World;
+use pipewright_schedule::StageIndex;
+
+use super::checkpoints::{save, stored};
+use super::model::{MICROBATCHES, Sizes, assert_close, config_of, sizes, take_steps};
+use crate::support::{LAYERS, WIDTH, loss, numbers, program};
+
+/// The experts of a layer, which three tensor ranks share as 2, 2 and 1.
+const EXPERTS: usize = 5;
+const INNER: usize = 4;
+
+/// `x + mixture(x)`.
+#[derive(Module, Debug)]
+struct Layer {
+    router: Linear,
+    experts: Vec<Option<Expert>>,
+}
+
+#[derive(Module, Debug)]
+struct Mixtures {
+    layers: Vec<Layer>,
+    #[module(skip)]
+    first: usize,
+    #[module(skip)]
+    tensor: TensorParallel,
+    /// How the ranks hold the experts, as the module says.
+    #[module(skip)]
+    placement: Placement,
+}
+
+impl Layer {
+    /// The parameters of an expert depend on its place alone.
+    fn new(layer: usize, experts: std::ops::Range<usize>) -> Self {
+        let device = Device::flex().autodiff();
+        let linear = |seed: usize, shape: [usize; 2]| Linear {
+            weight: Param::from_data(numbers((100 * layer + seed) as u64, shape), &device),
+            bias: None,
+        };
+        let expert = |index: usize| Expert {
+            gate_proj: Some(linear(3 * index, [WIDTH, INNER])),
+            up_proj: linear(3 * index + 1, [WIDTH, INNER]),
+            down_proj: linear(3 * index + 2, [INNER, WIDTH]),
+        };
+        let experts = (0..EXPERTS).map(|index| experts.contains(&index).then(|| expert(index)));
+        Self { router: linear(99, [WIDTH, EXPERTS]), experts: experts.collect() }
+    }
+}
+
+impl StageModule for Mixtures {
+    type Input = Tensor<2>;
+    type Output = Tensor<2>;
+
+    fn forward(&self, input: Tensor<2>, _context: &StageContext) -> Tensor<2> {
+        self.layers.iter().fold(input, |x, layer| {
+            let routing = Routing::new(layer.router.forward(x.clone()), 2, true);
+            let weights = self.tensor.enter(routing.weights());
+            let mixed = mix_held(self.tensor.enter(x.clone()), weights, routing.chosen(), &layer.experts);
+            x + self.tensor.sum(mixed)
+        })
+    }
+
+    fn parameter_path(&self, local: &str) -> String {
+        let (place, rest) =
+            local.strip_prefix("layers.").and_then(|rest| rest.split_once('.')).expect("a layer");
+        format!("layers.{}.{rest}", place.parse::<usize>().expect("a place") + self.first)
+    }
+
+    fn placement(&self, local: &str) -> Placement {
+        if local.contains(".experts.") { self.placement } else { Placement::REPLICATED }
+    }
+}
+
+/// Launches a pipeline with whole experts, each on the ranks that `held` says.
+fn launch_with(
+    schedule: &str,
+    sizes: Sizes,
+    config: &PipelineConfig,
+    held: impl Fn(&TensorParallel) -> (std::ops::Range<usize>, Placement) + Send + Sync + 'static,
+) -> Result<Pipeline, PipelineError> {
+    let program = program(schedule, sizes.pipeline, MICROBATCHES / sizes.data);
+    let stages = program.placement().stages();
+    let world = World::local(sizes.pipeline * sizes.data * sizes.tensor);
+    let config = PipelineConfig { expert_parallel: true, ..config.clone() };
+    Pipeline::launch_split(program, world, &config, move |stage: StageIndex, tensor: &TensorParallel| {
+        let count = LAYERS / stages as usize;
+        let first = stage.index() * count;
+        let (experts, placement) = held(tensor);
+        let layers = (first..first + count).map(|layer| Layer::new(layer, experts.clone())).collect();
+        let module = Mixtures { layers, first, tensor: tensor.clone(), placement };
+        Ok::<_, std::convert::Infallible>(match stage.get() + 1 == stages {
+            true => Stage::with_loss(module, loss),
+            false => Stage::new(module),
+        })
+    })
+}
+
+fn launch_in(schedule: &str, sizes: Sizes, mode: DataParallelMode) -> Pipeline {
+    let config = PipelineConfig { data_parallel_mode: mode, ..config_of(sizes) };
+    let own = |tensor: &TensorParallel| {
+        assert_eq!(tensor.holds_whole_experts(), tensor.ranks() > 1);
+        (tensor.experts(EXPERTS), Placement::ON_ONE_RANK)
+    };
+    launch_with(schedule, sizes, &config, own).expect("it starts")
+}
+
+fn launch(schedule: &str, sizes: Sizes) -> Pipeline {
+    launch_in(schedule, sizes, DataParallelMode::Replicated)
+}
+
+#[test]
+fn every_mesh_has_the_results_of_one_rank() {
+    let expected = take_steps(&mut launch("1f1b", sizes(1, 1, 1)), 0..4);
+    for sizes in [sizes(1, 1, 2), sizes(1, 1, 3), sizes(2, 1, 4), sizes(2, 2, 2)] {
+        for schedule in ["1f1b", "zb-h1"] {
+            let found = take_steps(&mut launch(schedule, sizes), 0..4);
+            assert_close(&found, &expected, &format!("{schedule}, {sizes:?}"));
+            let again = take_steps(&mut launch(schedule, sizes), 0..4);
+            assert_eq!(found, again, "{schedule}, {sizes:?} has the same bits again");
+        }
+    }
+}
+
+#[test]
+fn replicas_may_hold_rows_of_the_experts() {
+    let sizes = sizes(2, 2, 2);
+    let mut sharded = launch_in("zb-h1", sizes, DataParallelMode::Sharded);
+    let replicated = take_steps(&mut launch("zb-h1", sizes), 0..3);
+    assert_eq!(take_steps(&mut sharded, 0..3), replicated, "the same bits");
+}
+
+#[test]
+fn a_run_resumes_with_its_experts_on_other_ranks() {
+    let expected = take_steps(&mut launch("1f1b", sizes(1, 1, 1)), 0..6);
+    for before in [sizes(1, 1, 4), sizes(2, 1, 2), sizes(1, 1, 1)] {
+        let scratch = tempfile::tempdir().expect("a scratch folder");
+        let mut first = launch("1f1b", before);
+        take_steps(&mut first, 0..3);
+        let checkpoint = save(&mut first, before.pipeline * before.tensor, scratch.path());
+        let parameters = stored(&checkpoint);
+        assert_eq!(parameters.len(), LAYERS * (1 + 3 * EXPERTS), "each parameter is stored once");
+        for after in [sizes(2, 1, 2), sizes(1, 1, 3), sizes(4, 1, 1)] {
+            let what = format!("{before:?} to {after:?}");
+            let mut resumed = launch("1f1b", after);
+            resumed.restore(&checkpoint).expect("it is restored");
+            let scratch = tempfile::tempdir().expect("a scratch folder");
+            let again = save(&mut resumed, after.pipeline * after.tensor, scratch.path());
+            assert_eq!(stored(&again), parameters, "{what}: nothing is lost or reordered");
+            assert_close(&take_steps(&mut resumed, 3..6), &expected[3..], &what);
+        }
+    }
+}
+
+#[test]
+fn a_module_that_names_another_placement_is_refused() {
+    let refused = |held: fn(&TensorParallel) -> (std::ops::Range<usize>, Placement), expected: &str| {
+        let sizes = sizes(2, 1, 2);
+        let outcome = launch_with("1f1b", sizes, &config_of(sizes), held);
+        let error = outcome.err().expect("the ranks hold other experts").to_string();
+        assert!(error.contains(expected), "{error}");
+    };
+    refused(
+        |tensor| (tensor.experts(EXPERTS), Placement::REPLICATED),
+        "1 tensor rank(s) of stage 0 hold `layers.0.experts.0.down_proj.weight`, and 2 should",
+    );
+    refused(
+        |_| (0..EXPERTS, Placement::ON_ONE_RANK),
+        "2 tensor rank(s) of stage 0 hold `layers.0.experts.0.down_proj.weight`, and 1 should",
+    );
+}
