@@ -41,6 +41,7 @@ mod split;
 pub mod parameter;
 pub mod parameter_group;
 mod experts;
+mod vocabulary;
 
 pub mod init;
 

@@ -144,17 +144,6 @@ impl<'a, S: ParameterSource> Builder<'a, S> {
         Ok(Linear { weight, bias: bias.transpose()? })
     }
 
-    /// Builds a table whose rows are split over all ranks. `rows` are those of the whole table.
-    pub(crate) fn split_table(
-        &mut self,
-        path: &str,
-        rows: usize,
-        width: usize,
-    ) -> Result<Param<Tensor<2>>, S::Error> {
-        let placement = Placement::split(0, self.tensor_ranks());
-        self.placed(path, "weight", [rows, width], ParameterKind::Table, placement)
-    }
-
     /// Builds a normalisation of which every rank computes a part of the gradient.
     pub(crate) fn partial_norm(
         &mut self,

@@ -12,8 +12,8 @@ use super::config::DecoderConfig;
 use super::form::BlockForm;
 use super::stage::{AttentionCache, DecoderModel, DecoderStage, EMBEDDING};
 use crate::error::ConfigError;
-use crate::parameter::{Builder, ParameterSource, SplitLinear};
-use crate::split::{SplitStage, require_parts};
+use crate::parameter::{Builder, ParameterSource};
+use crate::split::SplitStage;
 use crate::stage_layers::{Layer, stage_layers};
 use crate::training_module::{TrainingModule, stage_of_logits};
 
@@ -37,8 +37,7 @@ impl DecoderConfig {
         for layer in stage_layers(layers, self.num_hidden_layers)? {
             match layer {
                 Layer::Embedding => {
-                    require_parts(EMBEDDING, "weight", ("vocab_size", self.vocab_size), tensor.ranks())?;
-                    let weight = builder.split_table(EMBEDDING, self.vocab_size, self.hidden_size)?;
+                    let weight = builder.token_table(EMBEDDING, self.vocab_size, self.hidden_size)?;
                     stage.model.embed_tokens = Some(Embedding { weight });
                 }
                 Layer::Block(index) => {
@@ -73,15 +72,13 @@ impl DecoderStage {
         S::Error: From<ConfigError>,
     {
         let (vocabulary, hidden) = (config.vocab_size, config.hidden_size);
-        let slices = builder.tensor_ranks();
         self.model.norm = Some(builder.norm("model.norm", hidden, config.rms_norm_eps)?);
-        if config.tie_word_embeddings {
-            require_parts(EMBEDDING, "weight", ("vocab_size", vocabulary), slices)?;
-            self.tied_head = Some(TiedHead { weight: builder.split_table(EMBEDDING, vocabulary, hidden)? });
-        } else {
-            require_parts("lm_head", "weight", ("vocab_size", vocabulary), slices)?;
-            let split = SplitLinear::Outputs { slices };
-            self.lm_head = Some(builder.split_linear(false, "lm_head", [hidden, vocabulary], split)?);
+        match config.tie_word_embeddings {
+            true => {
+                let weight = builder.token_table(EMBEDDING, vocabulary, hidden)?;
+                self.tied_head = Some(TiedHead { weight });
+            }
+            false => self.lm_head = Some(builder.head(vocabulary, hidden)?),
         }
         Ok(())
     }

@@ -25,8 +25,8 @@ use crate::error::{ConfigError, SplitModel};
 use crate::family::ModelFamily;
 use crate::mamba::is_of_scan;
 use crate::next_token::{NextToken, device_of, ids, last_row};
-use crate::parameter::{Builder, ParameterSource, SplitLinear, without_variants};
-use crate::split::{SplitStage, require_parts};
+use crate::parameter::{Builder, ParameterSource, without_variants};
+use crate::split::SplitStage;
 use crate::stage_layers::{Layer, stage_layers};
 use crate::training_module::TrainingModule;
 
@@ -304,7 +304,9 @@ impl HybridStage {
         S: ParameterSource,
         S::Error: From<ConfigError>,
     {
-        self.model.embed_tokens = Some(Embedding { weight: table(config, builder)? });
+        self.model.embed_tokens = Some(Embedding {
+            weight: builder.token_table(EMBEDDING, config.vocab_size, config.hidden_size)?,
+        });
         // Every rank has the other tables.
         self.model.further = Some(FurtherEmbeddings::build(config, builder)?);
         if config.num_relations > 0 {
@@ -321,28 +323,17 @@ impl HybridStage {
         let (vocabulary, hidden) = (config.vocab_size, config.hidden_size);
         self.model.norm = Some(builder.norm("model.norm", hidden, config.rms_norm_eps)?);
         if !config.tie_word_embeddings {
-            let slices = builder.tensor_ranks();
-            require_parts("lm_head", "weight", ("vocab_size", vocabulary), slices)?;
-            let split = SplitLinear::Outputs { slices };
-            self.lm_head = Some(builder.split_linear(false, "lm_head", [hidden, vocabulary], split)?);
+            self.lm_head = Some(builder.head(vocabulary, hidden)?);
         }
         let second = config.second_block();
         if config.tie_word_embeddings || second.is_some() {
-            self.tied_head = Some(TiedHead { weight: table(config, builder)? });
+            self.tied_head = Some(TiedHead {
+                weight: builder.token_table(EMBEDDING, config.vocab_size, config.hidden_size)?,
+            });
         }
         if let Some(kind) = second {
             self.mtp = Some(SecondHead::build(config, kind, builder)?);
         }
         Ok(())
     }
-}
-
-/// Builds the table of the token embeddings, whose rows are split.
-fn table<S>(config: &HybridConfig, builder: &mut Builder<'_, S>) -> Result<Param<Tensor<2>>, S::Error>
-where
-    S: ParameterSource,
-    S::Error: From<ConfigError>,
-{
-    require_parts(EMBEDDING, "weight", ("vocab_size", config.vocab_size), builder.tensor_ranks())?;
-    builder.split_table(EMBEDDING, config.vocab_size, config.hidden_size)
 }

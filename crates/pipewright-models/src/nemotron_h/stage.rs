@@ -19,8 +19,8 @@ use crate::error::{ConfigError, SplitModel};
 use crate::family::ModelFamily;
 use crate::mamba::is_of_scan;
 use crate::next_token::{NextToken, device_of, ids, last_row};
-use crate::parameter::{Builder, ParameterSource, SplitLinear, without_variants};
-use crate::split::{SplitStage, require_parts};
+use crate::parameter::{Builder, ParameterSource, without_variants};
+use crate::split::SplitStage;
 use crate::stage_layers::{Layer, stage_layers};
 use crate::training_module::{TrainingModule, stage_of_logits};
 
@@ -226,8 +226,7 @@ impl ModelFamily for NemotronHConfig {
         for layer in stage_layers(layers, self.blocks.len())? {
             match layer {
                 Layer::Embedding => {
-                    require_parts(EMBEDDING, "weight", ("vocab_size", self.vocab_size), tensor.ranks())?;
-                    let weight = builder.split_table(EMBEDDING, self.vocab_size, self.hidden_size)?;
+                    let weight = builder.token_table(EMBEDDING, self.vocab_size, self.hidden_size)?;
                     stage.backbone.embeddings = Some(Embedding { weight });
                 }
                 Layer::Block(index) => {
@@ -265,15 +264,13 @@ impl NemotronHStage {
         S::Error: From<ConfigError>,
     {
         let (vocabulary, hidden) = (config.vocab_size, config.hidden_size);
-        let slices = builder.tensor_ranks();
         self.backbone.norm_f = Some(builder.norm("backbone.norm_f", hidden, config.layer_norm_epsilon)?);
-        if config.tie_word_embeddings {
-            require_parts(EMBEDDING, "weight", ("vocab_size", vocabulary), slices)?;
-            self.tied_head = Some(TiedHead { weight: builder.split_table(EMBEDDING, vocabulary, hidden)? });
-        } else {
-            require_parts("lm_head", "weight", ("vocab_size", vocabulary), slices)?;
-            let split = SplitLinear::Outputs { slices };
-            self.lm_head = Some(builder.split_linear(false, "lm_head", [hidden, vocabulary], split)?);
+        match config.tie_word_embeddings {
+            true => {
+                let weight = builder.token_table(EMBEDDING, vocabulary, hidden)?;
+                self.tied_head = Some(TiedHead { weight });
+            }
+            false => self.lm_head = Some(builder.head(vocabulary, hidden)?),
         }
         Ok(())
     }
