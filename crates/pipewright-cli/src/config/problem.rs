@@ -317,6 +317,17 @@ pub(crate) enum ProblemKind {
         /// The schedule.
         value: String,
     },
+    /// The schedule cuts microbatches into slices.
+    #[error(
+        "`{key}` is \"{value}\", which cuts microbatches into slices, and models do not run slices yet: train with \"1f1b\", \
+         and predict this one with `pipewright simulate {value}`"
+    )]
+    Slices {
+        /// The key.
+        key: &'static str,
+        /// The schedule.
+        value: String,
+    },
     /// The layers cannot be distributed over the stages.
     #[error(transparent)]
     Partition(#[from] PartitionError),

@@ -12,7 +12,9 @@ use pipewright_schedule::csv::{print_program, print_schedule};
 use pipewright_schedule::generate::{PerStage, Setting, catalogue};
 use pipewright_schedule::lower::Messages;
 use pipewright_schedule::simulate::{logical, timed};
-use pipewright_schedule::{Level, LowerConfig, Program, Schedule, ScheduleSpec, generate, lower, validate};
+use pipewright_schedule::{
+    Level, LowerConfig, Program, Schedule, ScheduleSpec, Slices, generate, lower, validate,
+};
 use proptest::prelude::*;
 use random::any_schedule;
 
@@ -46,10 +48,11 @@ fn check_sound(schedule: &Schedule) -> Result<(), TestCaseError> {
 /// Any generator, at a small size that it may not support, with any settings that it takes.
 fn any_spec() -> impl Strategy<Value = (&'static str, ScheduleSpec)> {
     let size = (1..9u32, prop::option::of(1..5u32), 1..20u32);
-    let settings = (prop::option::of(1..9u32), any::<bool>(), prop::option::of(1..9u32));
+    let settings =
+        (prop::option::of(1..9u32), any::<bool>(), prop::option::of(1..9u32), prop::option::of(1..6u32));
     (prop::sample::select(catalogue()), size, settings).prop_map(|(generator, size, settings)| {
         let (ranks, stages_per_rank, microbatches) = size;
-        let (group, wide_warmup, limit) = settings;
+        let (group, wide_warmup, limit, slices) = settings;
         let takes = |setting| generator.settings.contains(&setting);
         let spec = ScheduleSpec {
             ranks,
@@ -58,6 +61,7 @@ fn any_spec() -> impl Strategy<Value = (&'static str, ScheduleSpec)> {
             group: group.filter(|_| takes(Setting::Group)),
             wide_warmup: wide_warmup && takes(Setting::WideWarmup),
             memory_limit: limit.filter(|_| takes(Setting::MemoryLimit)).map(PerStage::Same),
+            slices: slices.filter(|_| takes(Setting::Slices)).and_then(Slices::new),
             ..ScheduleSpec::default()
         };
         (generator.name, spec)
