@@ -43,7 +43,8 @@ pub(super) const GENERATOR: Generator = Generator {
                 microbatch `m` has the number `m k + s`, and pictures name it `m.s`.",
         choice: "It is for predictions of long sequences: it shows what slices would save. It cannot train, because \
                  models do not run slices yet. With `k` slices its bubble is that of 1F1B with `k` times as many \
-                 microbatches, and a rank holds little more than one microbatch. It sends `k` times as many messages.",
+                 microbatches, and the first rank holds `(p + k - 1) / k` activations instead of `p`. It sends `k` \
+                 times as many messages.",
         bubble: &[Formula::always("(p - 1) / (k m + p - 1)")],
         peak: &[Formula::always("min(k m, p + k - 1) / k")],
     },

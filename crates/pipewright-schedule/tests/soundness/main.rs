@@ -13,7 +13,7 @@ use pipewright_schedule::generate::{PerStage, Setting, catalogue};
 use pipewright_schedule::lower::Messages;
 use pipewright_schedule::simulate::{logical, timed};
 use pipewright_schedule::{
-    Level, LowerConfig, Program, Schedule, ScheduleSpec, Slices, generate, lower, validate,
+    Level, LowerConfig, Program, Schedule, ScheduleSpec, Slices, ViolationKind, generate, lower, validate,
 };
 use proptest::prelude::*;
 use random::any_schedule;
@@ -91,6 +91,29 @@ fn judged(program: Program, level: Level) -> Result<bool, TestCaseError> {
         text
     );
     Ok(executed.is_ok())
+}
+
+#[test]
+fn every_swap_of_slices_is_caught() -> Result<(), TestCaseError> {
+    let slices = Slices::new(3);
+    let spec = ScheduleSpec { ranks: 3, microbatches: 3, slices, ..ScheduleSpec::default() };
+    let schedule = generate("seq1f1b", &spec).expect("a schedule");
+    for level in LEVELS {
+        let mutants = mutations::swapped_slices(&lowered(&schedule, level));
+        // Two pairs of neighbours in each direction, for each microbatch and rank.
+        prop_assert_eq!(mutants.len(), 2 * 2 * 3 * 3);
+        for mutant in mutants {
+            prop_assert!(!judged(mutant.clone(), level)?);
+            let violations = validate(mutant, level).expect_err("a swap");
+            let mut kinds = violations.listed().iter().map(|violation| &violation.kind);
+            prop_assert!(
+                kinds.any(|kind| matches!(kind, ViolationKind::SliceOrder { .. })),
+                "{}",
+                violations
+            );
+        }
+    }
+    Ok(())
 }
 
 proptest! {

@@ -77,6 +77,23 @@ pub(crate) fn swap_any(program: &Program, seed: u64) -> Program {
     swapped.expect("the same sizes").with_slices(program.slices()).expect("the same slices")
 }
 
+/// Returns every program that differs from `program` in one swap of neighbouring slices: two forwards or two backwards of a
+/// microbatch on one stage.
+pub(crate) fn swapped_slices(program: &Program) -> Vec<Program> {
+    let mut mutants = Vec::new();
+    for (rank, row) in program.rows().iter().enumerate() {
+        for at in 0..row.len() {
+            let Some(other) = later_slice(row, at, program.slices()) else { continue };
+            let mut rows = program.rows().to_vec();
+            rows[rank].swap(at, other);
+            let mutant = Program::new(program.placement().clone(), program.microbatches(), rows);
+            let mutant = mutant.expect("the same sizes").with_slices(program.slices());
+            mutants.push(mutant.expect("the same slices"));
+        }
+    }
+    mutants
+}
+
 fn has_place(row: &[Action], at: usize, mutation: Mutation, slices: Slices) -> bool {
     let kind = row[at].kind();
     match mutation {

@@ -85,8 +85,7 @@ fn words() {
     );
     refuse(
         "pipeline.schedule=seq1f1b",
-        "`schedule` is \"seq1f1b\", which cuts microbatches into slices, and models do not run slices yet: train with \
-         \"1f1b\", and predict this one with `pipewright simulate seq1f1b`",
+        "`schedule` is \"seq1f1b\", which cuts microbatches into slices, and models do not run slices yet",
     );
     refuse(
         "pipeline.partition=best",
