@@ -160,7 +160,7 @@ fn time(instance: &Instance, name: &str, chunks: u32, method: &Method) -> Option
 /// Returns the time of the best named schedule with an even or an optimal cut.
 fn best_even_or_optimal(instance: &Instance) -> Result<f64, Box<dyn Error>> {
     let mut best = f64::INFINITY;
-    for generator in catalogue().iter().filter(|generator| generator.name != "forwardonly") {
+    for generator in catalogue().iter().filter(|generator| generator.trains) {
         for chunks in 1..=4 {
             for method in [Method::Even, Method::Optimal] {
                 best = best.min(time(instance, generator.name, chunks, &method).unwrap_or(f64::INFINITY));
@@ -174,7 +174,7 @@ fn best_even_or_optimal(instance: &Instance) -> Result<f64, Box<dyn Error>> {
 fn best_cuts(instance: &Instance) -> f64 {
     let mut best = f64::INFINITY;
     let (ranks, microbatches) = (instance.ranks, instance.microbatches);
-    for generator in catalogue().iter().filter(|generator| generator.name != "forwardonly") {
+    for generator in catalogue().iter().filter(|generator| generator.trains) {
         for chunks in 1..=4 {
             let spec = ScheduleSpec {
                 ranks,

@@ -38,6 +38,10 @@ pub struct Costs {
     pub skips: Vec<SkipTransfer>,
     /// The stages that compute their forward again before their backward.
     pub recompute: Recompute,
+    /// The share of `F` and `I` in which tokens attend to keys, from 0 to 1. If microbatches are cut into slices of equal
+    /// length, this share of the time grows from slice to slice, because a slice attends to the keys of the slices before
+    /// it ([`StageCosts::of_slice`]). With 0, all slices take equally long.
+    pub attention: f64,
 }
 
 /// A message that a stage sends directly to a later stage for each microbatch, in addition to the messages between
@@ -88,6 +92,9 @@ pub struct StageSizes {
     /// The sizes of a forward that is computed again; if they are not known, it keeps nothing, and its backward holds
     /// the whole activation.
     pub recompute: Option<RecomputeSizes>,
+    /// The keys and values of one microbatch, which are part of `activation`. They count only if microbatches are cut into
+    /// slices: then there are also their gradients ([`memory_curve`](crate::simulate::memory_curve)).
+    pub keys_values: u64,
 }
 
 /// The bytes of a forward that is computed again, for one microbatch.
@@ -136,6 +143,12 @@ pub enum CostsError {
         /// The cost.
         name: &'static str,
         /// Its value, as text.
+        value: String,
+    },
+    /// A share of attention that is not a share.
+    #[error("the cost `attention` is {value}; use a share of `F` and `I` from 0 to 1")]
+    Attention {
+        /// The share, as text.
         value: String,
     },
     /// A bandwidth below 1 byte per second.
@@ -220,6 +233,7 @@ impl Default for Costs {
             links: BTreeMap::new(),
             skips: Vec::new(),
             recompute: Recompute::None,
+            attention: 0.0,
         }
     }
 }
@@ -266,6 +280,9 @@ impl Costs {
             let value = if value.abs() < 1e15 { value.to_string() } else { format!("{value:e}") };
             return Err(CostsError::OutOfRange { name, value });
         }
+        if !(0.0..=1.0).contains(&self.attention) {
+            return Err(CostsError::Attention { value: self.attention.to_string() });
+        }
         match links.map(|link| link.bandwidth).find(|&bandwidth| bandwidth.is_nan() || bandwidth < 1.0) {
             Some(bandwidth) => Err(CostsError::Bandwidth { value: bandwidth.to_string() }),
             None => Ok(()),
@@ -278,7 +295,8 @@ impl FromStr for Costs {
 
     /// Reads `F=1,I=1,W=1,B=2,hop=0.1`, in any order and without regard to case. Defaults: `F`, `I` and `W` are 1, `B`
     /// is `I + W`, and `hop`, the latency of every link, is 0. `F=1:1:2` gives each stage a time of its own; the number
-    /// of entries is compared with the number of stages when the costs are used.
+    /// of entries is compared with the number of stages when the costs are used. `attention=0.3` is
+    /// [`Costs::attention`], by default 0.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let mut costs = Self::default();
         let [mut forward, mut input, mut weight] = [const { Vec::new() }; 3];
@@ -299,6 +317,7 @@ impl FromStr for Costs {
                 ("w", _) => weight = values,
                 ("b", _) => backward = values,
                 ("hop", &[latency]) => costs.link.latency = latency,
+                ("attention", &[share]) => costs.attention = share,
                 _ => return Err(no_cost()),
             }
             given.insert(name);
@@ -323,82 +342,4 @@ impl FromStr for Costs {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn check(text: &str, [forward, input, weight, full, hop]: [f64; 5]) {
-        let costs: Costs = text.parse().expect(text);
-        let stage = costs.stages[0];
-        let found =
-            [stage.forward, stage.input_backward, stage.weight_backward, stage.backward, costs.link.latency];
-        assert_eq!(found, [forward, input, weight, full, hop], "{text}");
-    }
-
-    fn check_error(text: &str, message: &str) {
-        assert_eq!(text.parse::<Costs>().expect_err(text).to_string(), message);
-    }
-
-    #[test]
-    fn what_is_left_out_has_a_default() {
-        check("", [1.0, 1.0, 1.0, 2.0, 0.0]);
-        check("F=1,I=1,W=1,hop=0.1", [1.0, 1.0, 1.0, 2.0, 0.1]);
-        check(" w = 3 , B=1e-3", [1.0, 1.0, 3.0, 1e-3, 0.0]);
-    }
-
-    #[test]
-    fn each_stage_may_have_its_own() {
-        let costs: Costs = "F=1:2:3,W=0.5,B=4:5:6".parse().expect("three stages");
-        let found: Vec<_> = costs.stages.iter().map(|stage| (stage.forward, stage.backward)).collect();
-        assert_eq!(found, [(1.0, 4.0), (2.0, 5.0), (3.0, 6.0)]);
-        assert!(costs.stages.iter().all(|stage| (stage.input_backward, stage.weight_backward) == (1.0, 0.5)));
-        check_error("F=1:2,I=1:2:3", "2 entries for the costs of 3 stages; give one for all, or one each");
-    }
-
-    #[test]
-    fn mistakes_are_named() {
-        let usage = "write `F=1,I=1,W=1,B=2,hop=0.1`, and leave out what is not needed";
-        check_error("F=1,X=2", &format!("`X=2` is not a cost; {usage}"));
-        check_error("F", &format!("`F` is not a cost; {usage}"));
-        check_error("F=1,F=2", "the cost `f` is given twice; leave one out");
-        check_error("hop=1,w=2,HOP=1", "the cost `hop` is given twice; leave one out");
-        check_error("hop=1:2", &format!("`hop=1:2` is not a cost; {usage}"));
-        check_error("F=1:", &format!("`F=1:` is not a cost; {usage}"));
-        check_error("F=one", &format!("`F=one` is not a cost; {usage}"));
-        let range = "use a number of seconds from 0 to 1e12";
-        check_error("F=-1", &format!("the cost `F` is -1; {range}"));
-        check_error("hop=inf", &format!("the cost `hop` is inf; {range}"));
-        check_error("W=nan", &format!("the cost `W` is NaN; {range}"));
-        check_error("F=1e308", &format!("the cost `F` is 1e308; {range}"));
-        check_error("B=1e13", &format!("the cost `B` is 10000000000000; {range}"));
-    }
-
-    #[test]
-    fn a_link_must_move() {
-        let costs = Costs { link: Link { latency: 0.0, bandwidth: 0.0 }, ..Costs::default() };
-        assert_eq!(costs.check(1), Err(CostsError::Bandwidth { value: "0".to_owned() }));
-    }
-
-    #[test]
-    fn a_skip_connection_leads_to_a_later_stage() {
-        let check = |from, to| {
-            let (from, to) = (StageIndex::new(from), StageIndex::new(to));
-            let skips = vec![SkipTransfer { from, to, bytes: 1 }];
-            Costs { skips, ..Costs::default() }.check(3).map_err(|error| error.to_string())
-        };
-        assert_eq!(check(0, 2), Ok(()));
-        let message = |from, to| {
-            format!(
-                "a skip connection from stage {from} to stage {to} of 3; let it lead to a later stage that exists"
-            )
-        };
-        assert_eq!(check(1, 1), Err(message(1, 1)));
-        assert_eq!(check(0, 3), Err(message(0, 3)));
-    }
-
-    #[test]
-    fn entries_are_for_all_stages_or_one_each() {
-        let costs = Costs { stages: vec![StageCosts::new(1.0, 1.0, 1.0); 3], ..Costs::default() };
-        assert_eq!(costs.check(3), Ok(()));
-        assert_eq!(costs.check(4), Err(CostsError::Entries { what: "costs", entries: 3, stages: 4 }));
-    }
-}
+mod tests;

@@ -152,8 +152,14 @@ index_type! {
 }
 
 index_type! {
-    /// The position of a microbatch in the batch, from 0.
+    /// The position of a microbatch in the batch, from 0. If microbatches are cut into slices, the number of a slice
+    /// ([`crate::slices`]).
     Microbatch
+}
+
+index_type! {
+    /// The position of a slice in its microbatch, from 0.
+    Slice
 }
 
 index_type! {

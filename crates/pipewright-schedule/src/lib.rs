@@ -18,6 +18,8 @@ struct Readme;
 // Reading order instead of alphabetical order: blank lines keep the formatter from sorting.
 pub mod ids;
 
+pub mod slices;
+
 pub mod model;
 
 pub mod partition;
@@ -41,6 +43,8 @@ pub mod csv;
 pub mod recompute;
 
 pub mod costs;
+
+mod slice_costs;
 
 pub mod generate;
 
@@ -87,5 +91,6 @@ pub use placement::{Placement, PlacementError};
 pub use recompute::Recompute;
 pub use schedule::{Program, Schedule, ScheduleError};
 pub use skip_event::{SkipAction, SkipEvent, SkipMessage};
+pub use slices::Slices;
 pub use timeline::{ClockSkew, Event, Scope, Timeline};
 pub use validate::{ValidatedProgram, Violation, ViolationKind, Violations, validate};

@@ -10,12 +10,14 @@ use thiserror::Error;
 use crate::action::Action;
 use crate::ids::{Rank, StageIndex};
 use crate::placement::{Placement, PlacementError};
+use crate::slices::{Slices, UnevenSlices};
 
 /// The compute actions of every rank in order, with bubbles (`None`) in which a rank idles.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Schedule {
     placement: Placement,
     microbatches: u32,
+    slices: Slices,
     rows: Vec<Vec<Option<Action>>>,
 }
 
@@ -24,6 +26,7 @@ pub struct Schedule {
 pub struct Program {
     placement: Placement,
     microbatches: u32,
+    slices: Slices,
     rows: Vec<Vec<Action>>,
 }
 
@@ -73,6 +76,9 @@ pub enum ScheduleError {
         /// The number of actions in all rows.
         actions: u64,
     },
+    /// The actions do not number whole microbatches.
+    #[error(transparent)]
+    Slices(#[from] UnevenSlices),
     /// No row holds an action, so the sizes cannot be inferred.
     #[error("no action in any row; write one row a rank, with cells such as `0F0`")]
     NoActions,
@@ -118,13 +124,22 @@ impl Schedule {
         }
         let actions = rows.iter().map(|row| row.iter().flatten().count() as u64).sum();
         check_sizes(&placement, microbatches, rows.len(), actions)?;
-        Ok(Self { placement, microbatches, rows })
+        Ok(Self { placement, microbatches, slices: Slices::ONE, rows })
     }
 
     /// Makes a schedule from the rows of a generator, which has checked the sizes and makes only compute actions.
     pub(crate) fn generated(placement: Placement, microbatches: u32, rows: Vec<Vec<Option<Action>>>) -> Self {
         debug_assert_eq!(rows.len(), placement.ranks() as usize);
-        Self { placement, microbatches, rows }
+        Self { placement, microbatches, slices: Slices::ONE, rows }
+    }
+
+    /// Returns the same rows with numbers of slices instead of microbatches ([`crate::slices`]).
+    ///
+    /// # Errors
+    /// When the numbers do not make whole microbatches.
+    pub fn with_slices(self, slices: Slices) -> Result<Self, ScheduleError> {
+        slices.check(self.microbatches)?;
+        Ok(Self { slices, ..self })
     }
 
     /// Makes a schedule, and infers the placement and the number of microbatches from the rows.
@@ -141,9 +156,14 @@ impl Schedule {
         &self.placement
     }
 
-    /// Returns the number of microbatches in a step.
+    /// Returns the number of microbatches in a step; of all their slices, if they are cut ([`crate::slices`]).
     pub fn microbatches(&self) -> u32 {
         self.microbatches
+    }
+
+    /// Returns the number of slices of each microbatch.
+    pub fn slices(&self) -> Slices {
+        self.slices
     }
 
     /// Returns the number of ranks.
@@ -174,7 +194,16 @@ impl Program {
     ) -> Result<Self, ScheduleError> {
         let actions = rows.iter().map(|row| row.len() as u64).sum();
         check_sizes(&placement, microbatches, rows.len(), actions)?;
-        Ok(Self { placement, microbatches, rows })
+        Ok(Self { placement, microbatches, slices: Slices::ONE, rows })
+    }
+
+    /// Returns the same rows with numbers of slices instead of microbatches ([`crate::slices`]).
+    ///
+    /// # Errors
+    /// When the numbers do not make whole microbatches.
+    pub fn with_slices(self, slices: Slices) -> Result<Self, ScheduleError> {
+        slices.check(self.microbatches)?;
+        Ok(Self { slices, ..self })
     }
 
     /// Makes a program, and infers the placement and the number of microbatches from the rows.
@@ -191,9 +220,14 @@ impl Program {
         &self.placement
     }
 
-    /// Returns the number of microbatches in a step.
+    /// Returns the number of microbatches in a step; of all their slices, if they are cut ([`crate::slices`]).
     pub fn microbatches(&self) -> u32 {
         self.microbatches
+    }
+
+    /// Returns the number of slices of each microbatch.
+    pub fn slices(&self) -> Slices {
+        self.slices
     }
 
     /// Returns the number of ranks.
@@ -219,14 +253,19 @@ impl Program {
             actions
         };
         let rows = schedule.rows.iter().map(without).collect();
-        Self { placement: schedule.placement.clone(), microbatches: schedule.microbatches, rows }
+        let &Schedule { microbatches, slices, .. } = schedule;
+        Self { placement: schedule.placement.clone(), microbatches, slices, rows }
     }
 
     /// Makes a program from the rows that a pass has made. A pass adds at most a few times the number of actions, so
     /// the sizes are not checked again.
-    pub(crate) fn lowered(placement: Placement, microbatches: u32, rows: Vec<Vec<Action>>) -> Self {
+    pub(crate) fn lowered(
+        placement: Placement,
+        (microbatches, slices): (u32, Slices),
+        rows: Vec<Vec<Action>>,
+    ) -> Self {
         debug_assert_eq!(rows.len(), placement.ranks() as usize);
-        Self { placement, microbatches, rows }
+        Self { placement, microbatches, slices, rows }
     }
 
     /// Applies `pass` to the rows one after another, so that a large program is not held in memory twice. The pass

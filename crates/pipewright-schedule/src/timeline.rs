@@ -8,6 +8,7 @@ use std::sync::Arc;
 use crate::action::Action;
 use crate::ids::Rank;
 use crate::skip_event::SkipEvent;
+use crate::slices::Slices;
 
 /// An action of a rank with its start and its end, in seconds since a common origin.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -44,6 +45,7 @@ pub struct Timeline {
     skips: Vec<SkipEvent>,
     scopes: Vec<Scope>,
     clock_skew: Option<ClockSkew>,
+    slices: Slices,
 }
 
 /// How well the clocks of several processes agree in a timeline that is merged from all of them.
@@ -72,7 +74,8 @@ impl Timeline {
         events.retain(|event| event.rank.get() < ranks && event.start.is_finite() && event.end.is_finite());
         events.retain(|event| event.start <= event.end);
         events.sort_by(|a, b| a.rank.cmp(&b.rank).then(a.start.total_cmp(&b.start)));
-        Self { ranks, events, skips: Vec::new(), scopes: Vec::new(), clock_skew: None }
+        let (skips, scopes) = (Vec::new(), Vec::new());
+        Self { ranks, events, skips, scopes, clock_skew: None, slices: Slices::ONE }
     }
 
     /// Returns the timeline with the messages of skip connections. Events are left out as in [`Timeline::new`].
@@ -104,11 +107,22 @@ impl Timeline {
         self
     }
 
+    /// Returns the timeline of a program whose actions number slices ([`crate::slices`]).
+    #[must_use]
+    pub fn with_slices(self, slices: Slices) -> Self {
+        Self { slices, ..self }
+    }
+
     /// Returns the same timeline with other actions.
     pub(crate) fn with_events(&self, events: Vec<Event>) -> Self {
         let Self { ranks, events, .. } = Self::new(self.ranks, events);
         let (skips, scopes) = (self.skips.clone(), self.scopes.clone());
-        Self { ranks, events, skips, scopes, clock_skew: self.clock_skew }
+        Self { ranks, events, skips, scopes, clock_skew: self.clock_skew, slices: self.slices }
+    }
+
+    /// The number of slices of each microbatch.
+    pub fn slices(&self) -> Slices {
+        self.slices
     }
 
     /// The number of ranks.

@@ -17,7 +17,7 @@ use pipewright_schedule::generate::catalogue;
 use pipewright_schedule::lower::{Messages, Pass, PassInput, apply};
 use pipewright_schedule::simulate::{LifetimeOf, UNIT, lifetimes, logical, peak_memory, timed};
 use pipewright_schedule::{
-    Level, LowerConfig, Program, Rank, ScheduleSpec, generate, lower, picture, validate,
+    Level, LowerConfig, Program, Rank, ScheduleSpec, Slices, generate, lower, picture, validate,
 };
 
 /// A cell, or a text that resembles one.
@@ -193,6 +193,14 @@ fn exercise(text: &str) {
 }
 
 fn exercise_program(program: &Program) {
+    for slices in (1..4).filter_map(Slices::new) {
+        if let Ok(cut) = program.clone().with_slices(slices) {
+            exercise_slices(&cut);
+        }
+    }
+}
+
+fn exercise_slices(program: &Program) {
     for level in [Level::Compute, Level::Comms, Level::Full] {
         let verdict = validate(program.clone(), level);
         if level != Level::Compute && verdict.is_ok() {

@@ -2,6 +2,7 @@
 
 const LAYERS: &[&str] = &[
     "ids",
+    "slices",
     "model",
     "partition::stages",
     "partition::error",
@@ -22,6 +23,7 @@ const LAYERS: &[&str] = &[
     "csv",
     "recompute",
     "costs",
+    "slice_costs",
     // Schedules by name.
     "generate::settings",
     "generate::limits",
@@ -45,6 +47,7 @@ const LAYERS: &[&str] = &[
     "generate::interleaved_zero_bubble",
     "generate::looped_bfs",
     "generate::one_f_one_b",
+    "generate::seq1f1b",
     "generate::v_half",
     "generate::v_min",
     "generate::zb_h1",

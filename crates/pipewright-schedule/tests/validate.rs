@@ -1,7 +1,7 @@
 //! Every rule of the validator, with a tiny program and the message that a user reads.
 
 use pipewright_schedule::csv::parse_program;
-use pipewright_schedule::{Level, Placement, Program, Rank, StageIndex, validate};
+use pipewright_schedule::{Level, Placement, Program, Rank, Slices, StageIndex, validate};
 
 /// All violations of `program` at `level`, as text.
 fn messages(program: Program, level: Level) -> Vec<String> {
@@ -291,4 +291,53 @@ fn order_of_microbatches() {
     check_in_order("0F0,0F1,0I0,0B1,0W0\n", false);
     check_in_order("0F0,0F1\n", true);
     check_in_order("0F0,1F0,0F1,1F1,1B1,1B0,0B0,0B1\n", true);
+}
+
+/// Checks the violations of a program whose microbatches have `slices` slices.
+fn check_slices(slices: u32, rows: &str, expected: &[&str]) {
+    let program = parse_program(rows).unwrap_or_else(|error| panic!("{error}"));
+    let program = program.with_slices(Slices::new(slices).expect("not 0")).expect("whole microbatches");
+    assert_eq!(messages(program, Level::Compute), expected);
+}
+
+#[test]
+fn slices_run_forward_in_order_and_backward_in_reverse() {
+    check_slices(2, "0F0,0F1,0B1,0B0\n", &[]);
+    check_slices(2, "0F0,0F1,0F2,0I1,0F3,0B3,0I0,0W1,0W0,0B2\n", &[]);
+    check_slices(1, "0F1,0F0,0B0,0B1\n", &[]);
+    // The order of whole microbatches is free.
+    check_slices(2, "0F2,0F0,0F3,0B3,0F1,0B1,0B0,0B2\n", &[]);
+    check_slices(
+        3,
+        "0F3,0F4,0F5,0F1,0F0,0F2,0B5,0B4,0B3,0B2,0B1,0B0\n",
+        &[
+            "rank 0, position 3: 0F1 needs 0F0, which comes only at position 4: at stage 0, slice 1 of microbatch 0 \
+           attends to the keys and values of slice 0; move one of them",
+        ],
+    );
+    check_slices(
+        2,
+        "0F0,0F1,0F2,0F3,0B1,0B0,0I2,0B3,0W2\n",
+        &[
+            "rank 0, position 6: 0I2 needs 0B3, which comes only at position 7: at stage 0, slice 1 of microbatch 1 adds \
+           to the gradients of the keys and values of slice 0; move one of them",
+        ],
+    );
+    // Both halves of an overlap start together.
+    check_slices(2, "0F0,0F1,0F2,0B1,(0F3;0B0)OVERLAP_F_B,0B3,0B2\n", &[]);
+    // A slice that is missing is reported once.
+    check_slices(
+        2,
+        "0F0,0F1,0F3,0B1,0B0,0B3,0B2\n",
+        &["rank 0, position 7: 0F2 is missing; add it to this rank"],
+    );
+}
+
+#[test]
+fn slices_make_whole_microbatches() {
+    let program = parse_program("0F0,0F1,0F2\n").expect("a program");
+    let error = program.with_slices(Slices::new(2).expect("not 0")).expect_err("a slice is missing");
+    let message =
+        "the actions number 3 slices, which do not make microbatches of 2; use a number that divides 3";
+    assert_eq!(error.to_string(), message);
 }

@@ -13,6 +13,8 @@ pub struct Sizes {
     pub stages_per_rank: u32,
     /// `g`, the group size.
     pub group: u32,
+    /// `k`, the number of slices of each microbatch.
+    pub slices: u32,
 }
 
 /// Returns the value of the formula `text`.
@@ -122,12 +124,13 @@ impl Reader<'_> {
         let end = self.rest.find(|letter: char| !letter.is_ascii_alphanumeric()).unwrap_or(self.rest.len());
         let (word, rest) = self.rest.split_at(end);
         self.rest = rest;
-        let Sizes { ranks, microbatches, stages_per_rank, group } = *self.sizes;
+        let Sizes { ranks, microbatches, stages_per_rank, group, slices } = *self.sizes;
         match word {
             "p" => Ok(ranks.into()),
             "m" => Ok(microbatches.into()),
             "v" => Ok(stages_per_rank.into()),
             "g" => Ok(group.into()),
+            "k" => Ok(slices.into()),
             "min" => self.least(),
             number => number.parse().map_err(|_| format!("`{number}` is neither a number nor a size")),
         }
@@ -148,7 +151,7 @@ impl Reader<'_> {
 mod tests {
     use super::*;
 
-    const SIZES: Sizes = Sizes { ranks: 4, microbatches: 10, stages_per_rank: 3, group: 2 };
+    const SIZES: Sizes = Sizes { ranks: 4, microbatches: 10, stages_per_rank: 3, group: 2, slices: 5 };
 
     #[test]
     fn values() {
@@ -159,6 +162,7 @@ mod tests {
         check("(p - 1) / (v m + p - 1)", 3.0 / 33.0);
         check("2 (p - 1) / 3", 2.0);
         check("min(v m, (v - 1) g + p)", 8.0);
+        check("(p + k - 1) / k", 8.0 / 5.0);
     }
 
     #[test]

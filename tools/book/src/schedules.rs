@@ -7,9 +7,7 @@ use pipewright_schedule::generate::{Formula, Generator, Setting, catalogue};
 use pipewright_schedule::lower::{TrainingLowering, for_training};
 use pipewright_schedule::picture::{PictureSettings, svg, with_whole_overlaps};
 use pipewright_schedule::simulate::{Summary, summarize, timed};
-use pipewright_schedule::{
-    ActionKind, Costs, Level, LowerConfig, Program, Schedule, ScheduleSpec, generate, lower,
-};
+use pipewright_schedule::{Costs, Level, LowerConfig, Program, Schedule, ScheduleSpec, generate, lower};
 
 /// A file of the book that is generated.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -37,11 +35,11 @@ underscores in a name do not matter.
 
 In all formulas `p` is the number of ranks, `m` that of microbatches, and `v` that of stages on each rank. The formulas, the
 pictures and the table hold if `F`, `I` and `W` take equally long, `B` takes as long as `I` and `W` together, and messages
-take no time.
+take no time. If microbatches are cut into slices, `k` is the number of slices of each, and slices take equally long.
 
 The *bubble* is the share of a step in which a rank idles, from the start of the step to its end. The *peak* is the largest
 number of activations that any rank holds. An activation is that of one stage and one microbatch; a stage of a rank with
-`v` stages has a `v`th of the rank's layers.
+`v` stages has a `v`th of the rank's layers, and a slice a `k`th of its microbatch's activation.
 
 ";
 
@@ -73,10 +71,9 @@ fn schedule(generator: &Generator, (ranks, microbatches): (u32, u32)) -> Result<
     Ok(generate(generator.name, &ScheduleSpec { ranks, microbatches, ..ScheduleSpec::default() })?)
 }
 
-/// Returns the figures of the program that `pipewright train` runs; `None` for a schedule without backwards.
-fn trained(schedule: &Schedule) -> Result<Option<Summary>, Box<dyn Error>> {
-    let mut actions = schedule.rows().iter().flatten().flatten();
-    if actions.all(|action| action.kind() == ActionKind::Forward) {
+/// Returns the figures of the program that `pipewright train` runs; `None` for a schedule that does not train.
+fn trained(generator: &Generator, schedule: &Schedule) -> Result<Option<Summary>, Box<dyn Error>> {
+    if !generator.trains {
         return Ok(None);
     }
     let program = for_training(schedule, &TrainingLowering::default())?;
@@ -87,7 +84,8 @@ fn push_table(chapter: &mut String) -> Result<(), Box<dyn Error>> {
     let (ranks, microbatches) = TABLE;
     write!(
         chapter,
-        "For {ranks} ranks and {microbatches} microbatches, with two stages on a rank where the number is free:\n\n\
+        "For {ranks} ranks and {microbatches} microbatches, with two stages on a rank and two slices where the number is \
+         free:\n\n\
          | schedule | stages on a rank | bubble | bubble in `pipewright train` | peak, relative to 1F1B |\n\
          |---|---|---|---|---|\n"
     )?;
@@ -95,13 +93,13 @@ fn push_table(chapter: &mut String) -> Result<(), Box<dyn Error>> {
         let schedule = schedule(generator, TABLE)?;
         let stages = schedule.placement().stages() / ranks;
         let figures = summarize(&with_messages(&schedule)?, &Costs::default())?;
-        let trained = trained(&schedule)?.map_or("-".to_owned(), |it| percent(it.bubble_fraction));
+        let trained = trained(generator, &schedule)?.map_or("-".to_owned(), |it| percent(it.bubble_fraction));
         let peak = figures.peak_activations.iter().max().copied().unwrap_or(0);
         writeln!(
             chapter,
             "| [`{name}`](#{name}) | {stages} | {} | {trained} | {:.2} |",
             percent(figures.bubble_fraction),
-            peak as f64 / f64::from(ranks * stages),
+            peak as f64 / f64::from(ranks * stages * figures.slices.unwrap_or(1)),
             name = generator.name,
         )?;
     }
@@ -167,6 +165,11 @@ fn described(setting: Setting) -> &'static str {
         Setting::MemoryLimit => {
             "`pipeline.memory_limit` (`--memory-limit`) is the number of activations that a stage may hold, or a list \
              with one number for each stage. It is `p` unless it is written."
+        }
+        Setting::Slices => {
+            "`--slices` is `k`, the number of slices of each microbatch. It is 2 unless it is written. With `--cost \
+             attention=0.3`, slices have equal length, and attention is 0.3 of the time of `F` and `I`: later slices take \
+             longer, because they attend to more keys."
         }
     }
 }

@@ -11,7 +11,7 @@ const MOST_PROGRAMS: usize = 64;
 /// in equal steps. `make` returns nothing for a number that the schedule does not support. If there is not enough room
 /// for all, those with the nearest numbers are kept.
 pub(super) fn other_sizes(program: &Program, make: impl Fn(u32) -> Option<Program>) -> Vec<Program> {
-    let own = program.microbatches();
+    let own = program.microbatches() / program.slices().get();
     let most = own.saturating_mul(4);
     let step = if most as usize <= MOST_PROGRAMS { 1 } else { (own / 8).max(1) };
     let mut counts: Vec<u32> = (1..=most)

@@ -11,7 +11,7 @@ use pipewright_schedule::{
 use serde_json::json;
 
 use crate::commands::drawing::{Picture, PictureArguments, check_cells, check_size, json_rows};
-use crate::commands::schedule_size::{ScheduleSize, depends_on_costs, is_file_name};
+use crate::commands::schedule_size::{ScheduleSize, depends_on_costs, is_file_name, microbatches};
 use crate::failure::{Exit, Failure};
 use crate::output::OutputFile;
 
@@ -109,8 +109,9 @@ fn print(schedule: &Schedule, arguments: &ScheduleArguments, name: &str) -> Resu
         let program = program(schedule, level.max(Level::Comms))?;
         let timeline = timeline(&program, level, arguments.cost.as_ref())?;
         let name = name.to_ascii_lowercase();
-        let (ranks, microbatches) = (schedule.ranks(), schedule.microbatches());
-        let title = format!("{name}: {ranks} ranks, {microbatches} microbatches");
+        let (ranks, microbatches) =
+            (schedule.ranks(), microbatches(schedule.microbatches(), schedule.slices()));
+        let title = format!("{name}: {ranks} ranks, {microbatches}");
         return Ok(picture.draw(&timeline, &program, &title, &arguments.picture));
     }
     if level == Level::Compute {
@@ -159,5 +160,5 @@ fn timeline(program: &Program, level: Level, costs: Option<&Costs>) -> Result<Ti
         return Ok(timeline.clone());
     }
     let compute = timeline.events().iter().filter(|event| event.action.is_compute()).copied();
-    Ok(Timeline::new(timeline.ranks(), compute.collect()))
+    Ok(Timeline::new(timeline.ranks(), compute.collect()).with_slices(timeline.slices()))
 }

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use clap::Args;
 use pipewright_schedule::generate::{PerStage, Setting, find};
-use pipewright_schedule::{Costs, ScheduleSpec};
+use pipewright_schedule::{Costs, ScheduleSpec, Slices};
 
 use crate::failure::Failure;
 
@@ -31,6 +31,10 @@ pub(super) struct ScheduleSize {
     /// the number of ranks
     #[arg(long, value_name = "N,..", value_delimiter = ',')]
     memory_limit: Vec<u32>,
+    /// The number of slices into which each microbatch is cut along its sequence, for seq1f1b, by default 2; for a schedule
+    /// from a file whose actions number slices, by default 1
+    #[arg(long, value_name = "K", value_parser = slices)]
+    slices: Option<Slices>,
 }
 
 impl ScheduleSize {
@@ -51,10 +55,16 @@ impl ScheduleSize {
                 &[limit] => Some(PerStage::Same(limit)),
                 limits => Some(PerStage::Each(limits.to_vec())),
             },
+            slices: self.slices,
         })
     }
 
-    /// Returns a flag that is given, if any. A schedule from a file does not accept these flags.
+    /// Returns the number of slices that is given, if any.
+    pub(super) fn slices(&self) -> Option<Slices> {
+        self.slices
+    }
+
+    /// Returns a flag that is given, if any, except `--slices`. A schedule from a file does not accept these flags.
     pub(super) fn any_flag(&self) -> Option<&'static str> {
         let flags = [
             ("--ranks", self.ranks.is_some()),
@@ -65,6 +75,19 @@ impl ScheduleSize {
             ("--memory-limit", !self.memory_limit.is_empty()),
         ];
         flags.into_iter().find(|(_, is_given)| *is_given).map(|(flag, _)| flag)
+    }
+}
+
+/// Reads a number of slices.
+pub(super) fn slices(text: &str) -> Result<Slices, String> {
+    text.parse().ok().and_then(Slices::new).ok_or_else(|| "use a whole number, at least 1".to_owned())
+}
+
+/// Returns the number of microbatches and of their slices in words. `numbers` counts all slices.
+pub(super) fn microbatches(numbers: u32, slices: Slices) -> String {
+    match numbers / slices.get() {
+        microbatches if slices.is_one() => format!("{microbatches} microbatches"),
+        microbatches => format!("{microbatches} microbatches of {slices} slices"),
     }
 }
 

@@ -31,7 +31,7 @@ pub(crate) struct SimulateArguments {
     #[arg(long, conflicts_with = "cost")]
     logical: bool,
     /// The costs of actions in seconds; the default is 1, but I + W for B and 0 for a hop; F=1:1:2 gives each stage its
-    /// own cost
+    /// own cost; attention=0.3 is the share of F and I that grows from slice to slice, for seq1f1b
     #[arg(long, value_name = "F=1,I=1,W=1,hop=0.1")]
     cost: Option<Costs>,
     #[command(flatten)]
@@ -117,9 +117,11 @@ fn run_profile(arguments: &SimulateArguments) -> Result<(), Failure> {
             let predicted = arguments.profile.predict_named(&name, &spec, &arguments.recompute)?;
             (name, predicted)
         }
-        Source::File(file) => {
+        Source::File(file, slices) => {
             let schedule =
                 parse_schedule(&read(&file)?).map_err(|error| Failure::input(locate(&file, &error)))?;
+            let uneven = |error| Failure::input(format!("{}: {error}", file.display()));
+            let schedule = schedule.with_slices(slices).map_err(uneven)?;
             (file.display().to_string(), arguments.profile.predict_schedule(&schedule, &arguments.recompute)?)
         }
     };
@@ -136,7 +138,7 @@ fn source(arguments: &SimulateArguments) -> Result<Source, Failure> {
     if let Some(file) = &arguments.csv {
         return match arguments.size.any_flag() {
             Some(flag) => Err(Failure::input(format!("{flag} follows from the file of --csv; leave it out"))),
-            None => Ok(Source::File(file.clone())),
+            None => Ok(Source::File(file.clone(), arguments.size.slices().unwrap_or_default())),
         };
     }
     let name = arguments.name.clone().unwrap_or_default();

@@ -36,10 +36,11 @@ pub(super) fn text(summary: &Summary, timed_program: &TimedProgram, counts_ticks
     line("bubble", format!("{barrier} barrier to barrier, {span} from a rank's first action to its last"));
     line("by rank", list(summary.bubble_per_rank.iter().map(|&fraction| percent(fraction))));
     line("exposed", format!("{} of the time in messages", percent(summary.exposed_comm_fraction)));
-    line(
-        "memory",
-        list(summary.peak_activations.iter().map(u64::to_string)) + " activations at most, by rank",
-    );
+    let held = match summary.slices {
+        None => " activations at most, by rank".to_owned(),
+        Some(slices) => format!(" activations of slices at most, by rank; {slices} slices make a microbatch"),
+    };
+    line("memory", list(summary.peak_activations.iter().map(u64::to_string)) + &held);
     let EngineTimes { generate, lower, validate, simulate } = timed_program.times;
     let ms = |duration: Duration| format!("{:.2}", duration.as_secs_f64() * 1e3);
     let (all, generate, lower) = (ms(timed_program.times.total()), ms(generate), ms(lower));

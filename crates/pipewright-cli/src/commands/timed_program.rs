@@ -5,19 +5,20 @@ use std::time::{Duration, Instant};
 
 use pipewright_schedule::csv::{parse_program, parse_schedule};
 use pipewright_schedule::{
-    Level, LowerConfig, LowerError, Program, Schedule, ScheduleSpec, generate, lower, validate,
+    Level, LowerConfig, LowerError, Program, Schedule, ScheduleSpec, Slices, generate, lower, validate,
 };
 use serde::{Serialize, Serializer};
 
 use crate::commands::schedule_level::{implied_level, locate, read};
+use crate::commands::schedule_size::microbatches;
 use crate::failure::{Exit, Failure};
 
 /// The source of a program.
 pub(super) enum Source {
     /// A schedule by its name.
     Named(String, ScheduleSpec),
-    /// A schedule in a file.
-    File(PathBuf),
+    /// A schedule in a file, and the number of slices that its actions number.
+    File(PathBuf, Slices),
 }
 
 /// A sound program with communication, and the times of the steps that made it.
@@ -52,7 +53,7 @@ impl TimedProgram {
                 let lowered = clocked(&mut times.lower, || lower_to_comms(&made));
                 (name.to_ascii_lowercase(), lowered.map_err(|error| Failure::new(Exit::Bug, error))?)
             }
-            Source::File(file) => (file.display().to_string(), from_file(file, &mut times)?),
+            Source::File(file, slices) => (file.display().to_string(), from_file(file, *slices, &mut times)?),
         };
         let proved = clocked(&mut times.validate, || validate(program, Level::Comms));
         let program = proved.map_err(|violations| unsound(&name, violations))?.into_program();
@@ -67,8 +68,9 @@ impl TimedProgram {
     /// Returns the name of the schedule and its size, on one line.
     pub(super) fn title(&self) -> String {
         let (program, name) = (&self.program, &self.name);
-        let (ranks, microbatches) = (program.ranks(), program.microbatches());
-        format!("{name}: {ranks} ranks, {} stages, {microbatches} microbatches", program.placement().stages())
+        let (ranks, stages) = (program.ranks(), program.placement().stages());
+        let microbatches = microbatches(program.microbatches(), program.slices());
+        format!("{name}: {ranks} ranks, {stages} stages, {microbatches}")
     }
 }
 
@@ -85,16 +87,18 @@ impl EngineTimes {
 }
 
 /// Returns the program of a file. Communication is added if the file does not contain any.
-fn from_file(file: &Path, times: &mut EngineTimes) -> Result<Program, Failure> {
+fn from_file(file: &Path, slices: Slices, times: &mut EngineTimes) -> Result<Program, Failure> {
     let located = |error| Failure::input(locate(file, &error));
+    let uneven = |error| Failure::input(format!("{}: {error}", file.display()));
     let text = read(file)?;
     let program = clocked(&mut times.generate, || parse_program(&text)).map_err(located)?;
+    let program = program.with_slices(slices).map_err(uneven)?;
     if implied_level(&program) > Level::Compute {
         return Ok(program);
     }
     let name = file.display().to_string();
     validate(program, Level::Compute).map_err(|violations| unsound(&name, violations))?;
-    let schedule = parse_schedule(&text).map_err(located)?;
+    let schedule = parse_schedule(&text).map_err(located)?.with_slices(slices).map_err(uneven)?;
     clocked(&mut times.lower, || lower_to_comms(&schedule)).map_err(|error| unsound(&name, error))
 }
 

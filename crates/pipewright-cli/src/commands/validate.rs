@@ -5,10 +5,11 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
 use pipewright_schedule::csv::{CsvError, parse_program};
-use pipewright_schedule::{Level, ValidatedProgram, Violations, picture, validate};
+use pipewright_schedule::{Level, Slices, ValidatedProgram, Violations, picture, validate};
 
 use crate::commands::drawing::check_size;
 use crate::commands::schedule_level::{implied_level, locate, read};
+use crate::commands::schedule_size::{microbatches, slices};
 use crate::failure::{Exit, Failure};
 use crate::output;
 
@@ -21,6 +22,9 @@ pub(crate) struct ValidateArguments {
     /// The level of the file: compute, comms or full; by default, comms if the file sends or receives, else compute
     #[arg(long)]
     level: Option<Level>,
+    /// The number of slices of each microbatch, if the actions number slices; by default, microbatches are whole
+    #[arg(long, value_name = "K", value_parser = slices, default_value = "1")]
+    slices: Slices,
     /// How to print violations
     #[arg(long, value_enum, default_value = "text")]
     format: Format,
@@ -48,6 +52,8 @@ pub(crate) fn run(arguments: &ValidateArguments) -> Result<(), Failure> {
             return Err(unsound(file, 1));
         }
     };
+    let uneven = |error| Failure::input(format!("{}: {error}", file.display()));
+    let program = program.with_slices(arguments.slices).map_err(uneven)?;
     let level = arguments.level.unwrap_or_else(|| implied_level(&program));
     match validate(program, level) {
         Ok(program) => output::write(None, &summary(file, &program)),
@@ -90,11 +96,11 @@ fn lines(violations: &Violations) -> String {
 
 fn summary(file: &Path, program: &ValidatedProgram) -> String {
     format!(
-        "{}: sound at level {}: {} ranks, {} stages, {} microbatches\n",
+        "{}: sound at level {}: {} ranks, {} stages, {}\n",
         file.display(),
         program.level(),
         program.ranks(),
         program.placement().stages(),
-        program.microbatches()
+        microbatches(program.microbatches(), program.slices())
     )
 }

@@ -42,6 +42,7 @@ pub(crate) fn run(arguments: &ViewArguments) -> Result<(), Failure> {
 /// Makes the page of a run: the recorded steps, and the prediction of their program at their median costs.
 fn run_page(arguments: &ViewArguments) -> Result<String, Failure> {
     let flag = arguments.size.any_flag().or(arguments.cost.as_ref().map(|_| "--cost"));
+    let flag = flag.or(arguments.size.slices().map(|_| "--slices"));
     if let Some(flag) = flag {
         return Err(Failure::input(format!("{flag} is for schedules, and a run has its own; leave it out")));
     }
@@ -100,7 +101,7 @@ fn source(arguments: &ViewArguments) -> Result<Source, Failure> {
     if is_file_name(name) {
         return match arguments.size.any_flag() {
             Some(flag) => Err(Failure::input(format!("{flag} follows from the file {name}; leave it out"))),
-            None => Ok(Source::File(target.clone())),
+            None => Ok(Source::File(target.clone(), arguments.size.slices().unwrap_or_default())),
         };
     }
     if target.components().count() != 1 || target.exists() {

@@ -93,5 +93,7 @@ fn keys_of(setting: Setting) -> &'static [&'static str] {
         Setting::WideWarmup => &["wide_warmup", "schedule"],
         Setting::MemoryLimit => &["memory_limit", "schedule"],
         Setting::Costs => &["costs", "schedule"],
+        // Without a key: a schedule with this setting does not train.
+        Setting::Slices => &["schedule"],
     }
 }

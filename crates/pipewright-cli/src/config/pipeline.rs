@@ -373,6 +373,10 @@ fn generate_schedule(
         section.report("schedule", ProblemKind::NoTraining { key: "schedule", value: name.to_owned() });
         return None;
     }
+    if !schedule.slices().is_one() {
+        section.report("schedule", ProblemKind::Slices { key: "schedule", value: name.to_owned() });
+        return None;
+    }
     let stages = schedule.placement().stages();
     pipeline.stages_per_rank = stages / pipeline.ranks;
     if let Some(found) = pipeline.layout.as_ref().map(|layout| layout.boundaries.len() + 1)

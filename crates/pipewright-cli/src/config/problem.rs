@@ -317,6 +317,14 @@ pub(crate) enum ProblemKind {
         /// The schedule.
         value: String,
     },
+    /// The schedule cuts microbatches into slices.
+    #[error("`{key}` is \"{value}\", which cuts microbatches into slices, and models do not run slices yet")]
+    Slices {
+        /// The key.
+        key: &'static str,
+        /// The schedule.
+        value: String,
+    },
     /// The layers cannot be distributed over the stages.
     #[error(transparent)]
     Partition(#[from] PartitionError),
@@ -445,6 +453,9 @@ impl ProblemKind {
             Self::Empty { key } => format!("give `{key}` a value, or leave it out"),
             Self::BesideFrom { key } => format!("remove `{key}`, or remove `from`"),
             Self::NoTraining { key, .. } => format!("write for example `{key} = \"1f1b\"`"),
+            Self::Slices { key, value } => format!(
+                "write for example `{key} = \"1f1b\"`; `pipewright simulate {value}` predicts the schedule without training"
+            ),
             Self::NoBoundaries => "name each later stage's first layer, such as `boundaries = [4]`".into(),
             Self::UnusedBoundaries => "write `partition = \"explicit\"`, or remove `boundaries`".into(),
             Self::NoVariable { variable, .. } => format!("set {variable}, or write the path out"),

@@ -14,9 +14,9 @@ fn run(arguments: &str) -> String {
     pipewright(arguments.split(' ').map(OsStr::new))
 }
 
-/// Returns the events that the schedule crate simulates for a program in a file.
-fn expected(file: &str, cost: &str) -> Vec<Event> {
-    let text = run(&format!("simulate --csv {file} --cost {cost} --format csv"));
+/// Returns the events that the schedule crate simulates for a schedule by name or from a file.
+fn expected(schedule: &str, cost: &str) -> Vec<Event> {
+    let text = run(&format!("simulate {schedule} --cost {cost} --format csv"));
     let event = |line: &str| {
         // An action may contain a semicolon, but no comma.
         let cells: Vec<&str> = line.split(',').collect();
@@ -72,7 +72,8 @@ fn all_events_of_all_schedules_are_equal() {
             run(&format!("schedule {name} --ranks 4 --microbatches 8 --level {level} -o {file}"));
             let program = std::fs::read_to_string(file).expect("a program");
             for (cost, in_page) in costs {
-                let (found, expected) = (found(&mut browser, &program, in_page), expected(file, cost));
+                let expected = expected(&format!("--csv {file}"), cost);
+                let found = found(&mut browser, &program, in_page);
                 assert_eq!(found.len(), expected.len(), "{name}, {level}, {cost}");
                 for (found, expected) in found.iter().zip(&expected) {
                     assert_eq!(found, expected, "{name}, {level}, {cost}");
@@ -80,6 +81,21 @@ fn all_events_of_all_schedules_are_equal() {
             }
         }
     }
+}
+
+#[test]
+fn slices_take_their_shares_and_have_names() {
+    let (schedule, cost) =
+        ("seq1f1b --ranks 3 --microbatches 4 --slices 3", "F=0.7,I=1.3,W=0.4,B=1.9,hop=0.31,attention=0.4");
+    let made = Made::view(&format!("{schedule} --cost {cost}"));
+    let Some(mut browser) = Browser::open(&made.path(), 800, 600) else { return };
+    let program = run(&format!("schedule {schedule} --level comms"));
+    assert_eq!(found(&mut browser, &program, "costsOfWhatIf()"), expected(schedule, cost));
+    for (query, matches) in [("1F2.1", 1), ("1F2", 3), ("microbatch 2", 18), ("1F7", 0), ("1F2.3", 0)] {
+        assert!(browser.holds(&format!("findMatches('{query}').length === {matches}")), "{query}");
+    }
+    assert!(browser.holds("nameOf(partsOf(ranks[1], ranks[1].cells, 2)) === '1F0.2'"));
+    assert!(browser.holds("placeOfPart({ stage: 1, microbatch: 7 }) === 'stage 1, microbatch 2, slice 1'"));
 }
 
 #[test]
@@ -103,7 +119,7 @@ fn messages_of_skip_connections_delay_their_users() {
 
 #[test]
 fn memory_of_the_page_is_that_of_the_crate() {
-    for name in ["1f1b", "zbvzerobubble", "forwardonly"] {
+    for name in ["1f1b", "zbvzerobubble", "forwardonly", "seq1f1b"] {
         let made = Made::view(&format!("{name} --ranks 3 --microbatches 6"));
         let Some(mut browser) = Browser::open(&made.path(), 800, 600) else { return };
         let same = "sourceOfEvents('', simulate(programFor(6), costsOfWhatIf())).lanes.every(({ memory }, rank) => {

@@ -21,7 +21,7 @@ fn names_have_no_case() {
 fn every_listed_schedule_is_made_lowered_and_proved() {
     let folder = folder();
     let list = succeed(&folder, &["schedule", "--list"]);
-    assert_eq!(list.lines().count(), 16);
+    assert_eq!(list.lines().count(), 17);
     for line in list.lines() {
         let (name, summary) = line.split_once("  ").expect("a name and a summary");
         assert!(!summary.trim().is_empty(), "{name}");
@@ -45,6 +45,56 @@ fn settings_of_single_schedules() {
     assert_ne!(of("interleaved-zb-h1", &["--wide-warmup"]), of("interleaved-zb-h1", &[]));
     let unused = [&["schedule", "gpipe", "--group", "2"], &SMALL[..]].concat();
     refuse(&folder, &unused, 2, "error: `gpipe` has no setting `group`; leave it out\n");
+}
+
+#[test]
+fn slices_of_microbatches() {
+    let folder = folder();
+    let seq = |command: &str, further: &[&str]| {
+        let size = ["seq1f1b", "--ranks", "4", "--microbatches", "8", "--slices", "4"];
+        succeed(&folder, &[&[command], &size[..], further].concat())
+    };
+    let made = seq("schedule", &["--level", "comms"]);
+    write(&folder, "seq.csv", &made);
+    let proved = succeed(&folder, &["validate", "seq.csv", "--slices", "4"]);
+    assert_eq!(proved, "seq.csv: sound at level comms: 4 ranks, 4 stages, 8 microbatches of 4 slices\n");
+    // Rank 3 holds the forwards of one microbatch, and rank 0 those of three further slices.
+    let figures = seq("simulate", &[]);
+    assert!(figures.starts_with("seq1f1b: 4 ranks, 4 stages, 8 microbatches of 4 slices\n"), "{figures}");
+    let held = "7 6 5 4 activations of slices at most, by rank; 4 slices make a microbatch\n";
+    assert!(figures.contains(held), "{figures}");
+    let of_file = succeed(&folder, &["simulate", "--csv", "seq.csv", "--slices", "4", "--format", "csv"]);
+    assert_eq!(of_file, seq("simulate", &["--format", "csv"]));
+    assert_ne!(of_file, seq("simulate", &["--format", "csv", "--cost", "attention=0.3"]));
+    assert!(seq("simulate", &["--format", "svg"]).contains("<title>0B7.3 on rank 0, "));
+    // Slice 1 of microbatch 0 before slice 0.
+    write(
+        &folder,
+        "swapped.csv",
+        made.replacen("0F0,", "0F1,", 1).replacen("0SEND_F0,0F1,", "0SEND_F0,0F0,", 1),
+    );
+    let arguments = ["validate", "swapped.csv", "--slices", "4", "--level", "comms"];
+    let output = run(&folder, &arguments);
+    assert_eq!(output.status.code(), Some(3));
+    let found = text(&output.stdout);
+    assert!(
+        found.contains("at stage 0, slice 1 of microbatch 0 attends to the keys and values of slice 0;"),
+        "{found}"
+    );
+}
+
+#[test]
+fn slices_that_do_not_fit_are_refused() {
+    let folder = folder();
+    write(&folder, "s.csv", "0F0,0F1,0F2,0B2,0B1,0B0\n");
+    let uneven = "s.csv: the actions number 3 slices, which do not make microbatches of 2; use a number that divides 3\n";
+    for command in [&["validate", "s.csv"][..], &["simulate", "--csv", "s.csv"], &["view", "s.csv"]] {
+        refuse(&folder, &[command, &["--slices", "2"]].concat(), 2, &format!("error: {uneven}"));
+    }
+    let none = ["schedule", "seq1f1b", "--ranks", "2", "--microbatches", "2", "--slices", "0"];
+    refuse(&folder, &none, 2, "error: invalid value '0' for '--slices <K>': use a whole number, at least 1");
+    let unused = [&["schedule", "1f1b", "--slices", "2"], &SMALL[..]].concat();
+    refuse(&folder, &unused, 2, "error: `1f1b` has no setting `slices`; leave it out\n");
 }
 
 #[test]

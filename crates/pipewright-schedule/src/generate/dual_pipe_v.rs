@@ -38,6 +38,7 @@ pub(super) const GENERATOR: Generator = Generator {
     name: NAME,
     summary: "DualPipeV: forward and backward of two stages overlap on a V",
     settings: &[],
+    trains: true,
     aliases: &[],
     guide: Guide {
         source: "DeepSeek-AI, \"DeepSeek-V3 Technical Report\", 2024 (DualPipe), cut in half to a V as in \

@@ -8,6 +8,7 @@ use crate::generate::settings::Setting;
 use crate::ids::StageIndex;
 use crate::overlap::{MAX_OVERLAPPED_MICROBATCH, MAX_OVERLAPPED_STAGE};
 use crate::placement::PlacementError;
+use crate::slices::Slices;
 
 /// The errors of generating a schedule.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
@@ -27,13 +28,16 @@ pub enum GenerateError {
     NoMicrobatches,
     /// More cells than [`MAX_COMPUTE_ACTIONS`].
     #[error(
-        "{stages} stages and {microbatches} microbatches make more than {MAX_COMPUTE_ACTIONS} actions; use fewer of either"
+        "{stages} stages and {microbatches} microbatches{} make more than {MAX_COMPUTE_ACTIONS} actions; use fewer of either",
+        of_slices(*.slices)
     )]
     TooLarge {
         /// The number of stages.
         stages: u32,
         /// The number of microbatches.
         microbatches: u32,
+        /// The number of slices of each microbatch.
+        slices: Slices,
     },
     /// There are more stages or microbatches than an overlap can name.
     #[error(
@@ -148,6 +152,11 @@ pub enum GenerateError {
     /// The stages cannot be placed on the ranks.
     #[error(transparent)]
     Placement(#[from] PlacementError),
+}
+
+/// Returns the number of slices for an error message; nothing if microbatches are not cut.
+fn of_slices(slices: Slices) -> String {
+    if slices.is_one() { String::new() } else { format!(" of {slices} slices") }
 }
 
 /// Returns the end of the message for an unknown schedule.

@@ -16,6 +16,7 @@ pub(super) const GENERATOR: Generator = Generator {
     name: NAME,
     summary: "forward of every microbatch, no backward; for evaluation",
     settings: &[],
+    trains: false,
     aliases: &["forward"],
     guide: Guide {
         source: "the forwards of GPipe",

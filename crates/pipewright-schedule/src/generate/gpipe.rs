@@ -17,6 +17,7 @@ pub(super) const GENERATOR: Generator = Generator {
     name: NAME,
     summary: "all forwards, then all backwards; simple, memory grows with microbatches",
     settings: &[],
+    trains: true,
     aliases: &[],
     guide: Guide {
         source: "Huang et al., \"GPipe: Efficient Training of Giant Neural Networks using Pipeline \

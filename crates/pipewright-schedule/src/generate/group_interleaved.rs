@@ -36,6 +36,7 @@ pub(super) const GENERATOR: Generator = Generator {
     name: NAME,
     summary: "interleaved 1F1B in smaller groups; down to half the memory",
     settings: &[Setting::Group],
+    trains: true,
     aliases: &["grouped-interleaved"],
     guide: Guide {
         source: "Wan et al., \"PipeOffload: Improving Scalability of Pipeline Parallelism with Memory \

@@ -17,14 +17,16 @@ pub struct Guide {
     pub choice: &'static str,
     /// The share of a step in which a rank idles, from barrier to barrier.
     pub bubble: &'static [Formula],
-    /// The largest number of activations that any rank holds. An activation is that of one stage and one microbatch.
+    /// The largest number of activations that any rank holds. An activation is that of one stage and one microbatch, and a
+    /// slice has its share of it.
     pub peak: &'static [Formula],
 }
 
 /// A formula, as text that people and the tests read.
 ///
-/// `p` is the number of ranks, `m` that of microbatches, `v` that of stages on a rank, and `g` the group size. Factors
-/// stand side by side: `(p - 1) / (v m + p - 1)`. There are `+`, `-`, `/`, parentheses and `min(a, b)`.
+/// `p` is the number of ranks, `m` that of microbatches, `v` that of stages on a rank, `g` the group size, and `k` the
+/// number of slices. Factors stand side by side: `(p - 1) / (v m + p - 1)`. There are `+`, `-`, `/`, parentheses and
+/// `min(a, b)`.
 #[derive(Debug, Clone, Copy)]
 pub struct Formula {
     /// The value.

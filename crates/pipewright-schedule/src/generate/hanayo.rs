@@ -30,6 +30,7 @@ pub(super) const GENERATOR: Generator = Generator {
     name: NAME,
     summary: "waves down and up the ranks; two stages a rank for each wave",
     settings: &[],
+    trains: true,
     aliases: &["wave"],
     guide: Guide {
         source: "Liu et al., \"Hanayo: Harnessing Wave-like Pipeline Parallelism for Enhanced Large Model \

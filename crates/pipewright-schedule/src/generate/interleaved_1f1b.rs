@@ -31,6 +31,7 @@ pub(super) const GENERATOR: Generator = Generator {
     name: NAME,
     summary: "1F1B with several stages a rank; smaller bubble, a little more memory",
     settings: &[],
+    trains: true,
     aliases: &["interleaved", "1f1b-interleaved", "vpp"],
     guide: Guide {
         source: "Narayanan et al., \"Efficient Large-Scale Language Model Training on GPU Clusters Using \

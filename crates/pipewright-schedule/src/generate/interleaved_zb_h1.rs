@@ -23,6 +23,7 @@ pub(super) const GENERATOR: Generator = Generator {
     name: NAME,
     summary: "ZB-H1 with several stages a rank; smallest bubble at the memory of 1F1B",
     settings: &[Setting::WideWarmup],
+    trains: true,
     aliases: &["interleaved-h1"],
     guide: Guide {
         source: "Qi et al., \"Zero Bubble Pipeline Parallelism\", 2023, and \"Pipeline Parallelism with \

@@ -31,6 +31,7 @@ pub(super) const GENERATOR: Generator = Generator {
     name: NAME,
     summary: "ZB1P: interleaved, backward split, weight gradients fill the cool-down",
     settings: &[],
+    trains: true,
     aliases: &["zb1p", "interleaved-zb", "izb"],
     guide: Guide {
         source: "Qi et al., \"Zero Bubble Pipeline Parallelism\", 2023, there called ZB-H1, extended to \

@@ -22,6 +22,7 @@ pub(super) const GENERATOR: Generator = Generator {
     name: NAME,
     summary: "several stages a rank, all microbatches through one stage before the next",
     settings: &[],
+    trains: true,
     aliases: &["bfs", "breadth-first"],
     guide: Guide {
         source: "Lamy-Poirier, \"Breadth-First Pipeline Parallelism\", 2022",

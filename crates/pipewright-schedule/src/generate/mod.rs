@@ -37,6 +37,7 @@ mod interleaved_zb_h1;
 mod interleaved_zero_bubble;
 mod looped_bfs;
 mod one_f_one_b;
+mod seq1f1b;
 mod v_half;
 mod v_min;
 mod zb_greedy;

@@ -18,6 +18,7 @@ pub(super) const GENERATOR: Generator = Generator {
     name: NAME,
     summary: "one forward, one backward in turn; memory bounded by the ranks",
     settings: &[],
+    trains: true,
     aliases: &["pipedream-flush"],
     guide: Guide {
         source: "Narayanan et al., \"PipeDream: Generalized Pipeline Parallelism for DNN Training\", 2019, \
@@ -39,14 +40,16 @@ fn generate(spec: &ScheduleSpec) -> Result<Schedule, GenerateError> {
     let placement = spec.one_stage_a_rank(NAME)?;
     spec.check_fills(NAME, &placement)?;
     let stages = placement.stages();
-    let rows = placement.all_stages().map(|stage| row(stage, stages, spec.microbatches)).collect();
+    let row = |stage: StageIndex| row(stage, stages - stage.get(), spec.microbatches);
+    let rows = placement.all_stages().map(row).collect();
     Ok(Schedule::generated(placement, spec.microbatches, rows))
 }
 
-fn row(stage: StageIndex, stages: u32, microbatches: u32) -> Vec<Option<Action>> {
+/// Makes the row of a stage that runs `warm_up` forwards, or all, before its first backward.
+pub(super) fn row(stage: StageIndex, warm_up: u32, microbatches: u32) -> Vec<Option<Action>> {
     let forward = |microbatch| Some(Action::Forward { stage, microbatch: Microbatch::new(microbatch) });
     let backward = |microbatch| Some(Action::Backward { stage, microbatch: Microbatch::new(microbatch) });
-    let warm_up = microbatches.min(stages - stage.get());
+    let warm_up = microbatches.min(warm_up);
     let mut row = Vec::with_capacity(2 * microbatches as usize);
     row.extend((0..warm_up).map(forward));
     for finished in 0..microbatches {
@@ -67,7 +70,7 @@ mod tests {
         let (stages, microbatches) = (5, 12);
         for stage in (0..stages).map(StageIndex::new) {
             let (mut held, mut peak) = (0u32, 0);
-            for action in row(stage, stages, microbatches).into_iter().flatten() {
+            for action in row(stage, stages - stage.get(), microbatches).into_iter().flatten() {
                 held = if matches!(action, Action::Forward { .. }) { held + 1 } else { held - 1 };
                 peak = peak.max(held);
             }

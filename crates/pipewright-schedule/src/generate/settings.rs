@@ -15,11 +15,13 @@ pub enum Setting {
     Costs,
     /// [`memory_limit`](crate::ScheduleSpec::memory_limit).
     MemoryLimit,
+    /// [`slices`](crate::ScheduleSpec::slices).
+    Slices,
 }
 
 impl Setting {
     /// Every setting.
-    pub const ALL: [Self; 4] = [Self::Group, Self::WideWarmup, Self::Costs, Self::MemoryLimit];
+    pub const ALL: [Self; 5] = [Self::Group, Self::WideWarmup, Self::Costs, Self::MemoryLimit, Self::Slices];
 }
 
 impl fmt::Display for Setting {
@@ -29,6 +31,7 @@ impl fmt::Display for Setting {
             Self::WideWarmup => "wide_warmup",
             Self::Costs => "costs",
             Self::MemoryLimit => "memory_limit",
+            Self::Slices => "slices",
         })
     }
 }

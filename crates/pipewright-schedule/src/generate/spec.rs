@@ -6,6 +6,7 @@ use crate::generate::limits::MAX_COMPUTE_ACTIONS;
 use crate::generate::memory_limit::PerStage;
 use crate::generate::settings::Setting;
 use crate::placement::Placement;
+use crate::slices::Slices;
 
 /// The requested size and settings of a schedule.
 ///
@@ -31,6 +32,9 @@ pub struct ScheduleSpec {
     /// The number of microbatches whose activations a stage may hold at once, for schedules with this setting; `None`
     /// for the number of ranks.
     pub memory_limit: Option<PerStage<u32>>,
+    /// The number of slices into which each microbatch is cut along its sequence, for schedules with this setting; `None`
+    /// for two.
+    pub slices: Option<Slices>,
 }
 
 impl ScheduleSpec {
@@ -41,6 +45,7 @@ impl ScheduleSpec {
             Setting::WideWarmup => self.wide_warmup,
             Setting::Costs => self.costs.is_some(),
             Setting::MemoryLimit => self.memory_limit.is_some(),
+            Setting::Slices => self.slices.is_some(),
         }
     }
 
@@ -93,12 +98,13 @@ impl ScheduleSpec {
         if microbatches == 0 {
             return Err(GenerateError::NoMicrobatches);
         }
+        let slices = self.slices.unwrap_or_default();
         // A forward, and two halves of a backward.
-        let length = 3 * (u128::from(microbatches) + u128::from(idle));
+        let length = 3 * (u128::from(microbatches) * u128::from(slices.get()) + u128::from(idle));
         let cells = u128::from(ranks) * u128::from(stages_per_rank) * length;
         if cells > MAX_COMPUTE_ACTIONS {
             let stages = ranks.saturating_mul(stages_per_rank);
-            return Err(GenerateError::TooLarge { stages, microbatches });
+            return Err(GenerateError::TooLarge { stages, microbatches, slices });
         }
         Ok(())
     }

@@ -26,6 +26,7 @@ pub(super) const GENERATOR: Generator = Generator {
     name: NAME,
     summary: "a V at half the memory of 1F1B, less than half its bubble",
     settings: &[],
+    trains: true,
     aliases: &[],
     guide: Guide {
         source: "Qi et al., \"Pipeline Parallelism with Controllable Memory\", 2024",

@@ -25,6 +25,7 @@ pub(super) const GENERATOR: Generator = Generator {
     name: NAME,
     summary: "a V at a third of the memory of 1F1B, two thirds of its bubble",
     settings: &[],
+    trains: true,
     aliases: &[],
     guide: Guide {
         source: "Qi et al., \"Pipeline Parallelism with Controllable Memory\", 2024",

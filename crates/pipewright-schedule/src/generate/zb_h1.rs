@@ -21,6 +21,7 @@ pub(super) const GENERATOR: Generator = Generator {
     name: NAME,
     summary: "1F1B, backward split; a third of the bubble, same memory",
     settings: &[],
+    trains: true,
     aliases: &["h1"],
     guide: Guide {
         source: "Qi et al., \"Zero Bubble Pipeline Parallelism\", 2023",

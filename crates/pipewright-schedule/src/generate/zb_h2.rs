@@ -22,6 +22,7 @@ pub(super) const GENERATOR: Generator = Generator {
     name: NAME,
     summary: "no idle rank between first and last action, twice the memory of 1F1B",
     settings: &[],
+    trains: true,
     aliases: &["h2"],
     guide: Guide {
         source: "Qi et al., \"Zero Bubble Pipeline Parallelism\", 2023",

@@ -35,6 +35,7 @@ pub(super) const GENERATOR: Generator = Generator {
     name: NAME,
     summary: "ZBV: zero bubble on a V of two stages a rank, memory of 1F1B",
     settings: &[],
+    trains: true,
     aliases: &["zbv", "v-zb"],
     guide: Guide {
         source: "Qi et al., \"Zero Bubble Pipeline Parallelism\", 2023, section on ZB-V, in the fixed order \

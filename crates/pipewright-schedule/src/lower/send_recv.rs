@@ -23,6 +23,7 @@ use crate::placement::Placement;
 use crate::rank_set::RankSet;
 use crate::row_cursors::{RowReaders, RowWriters};
 use crate::schedule::{Program, Schedule};
+use crate::slices::Slices;
 use crate::transfer::Transfer;
 use crate::validate::BlockedRank;
 
@@ -34,14 +35,15 @@ pub fn send_recv(program: Program) -> Result<Program, LowerError> {
     if program.rows().iter().flatten().any(|action| action.is_communication()) {
         return Err(LowerError::AlreadyCommunicates);
     }
-    sweep(program.placement(), program.microbatches(), program.rows(), Bubbles::Dropped)
+    sweep(program.placement(), (program.microbatches(), program.slices()), program.rows(), Bubbles::Dropped)
 }
 
 /// Does the same as [`send_recv`] for a schedule or a program, which must not communicate.
 pub(super) fn send_recv_over(computation: Computation<'_>) -> Result<Program, LowerError> {
     match computation {
         Computation::Scheduled(schedule) => {
-            sweep(schedule.placement(), schedule.microbatches(), schedule.rows(), Bubbles::Dropped)
+            let numbers = (schedule.microbatches(), schedule.slices());
+            sweep(schedule.placement(), numbers, schedule.rows(), Bubbles::Dropped)
         }
         Computation::Changed(program) => send_recv(program),
     }
@@ -53,19 +55,19 @@ pub(super) fn send_recv_over(computation: Computation<'_>) -> Result<Program, Lo
 /// # Errors
 /// When the ranks wait for each other.
 pub fn send_recv_with_bubbles(schedule: &Schedule) -> Result<Program, LowerError> {
-    send_recv_cells(schedule.placement(), schedule.microbatches(), schedule.rows())
+    send_recv_cells(schedule.placement(), (schedule.microbatches(), schedule.slices()), schedule.rows())
 }
 
 /// Does the same as [`send_recv_with_bubbles`] for cells of any kind.
 pub(super) fn send_recv_cells(
     placement: &Placement,
-    microbatches: u32,
+    numbers: (u32, Slices),
     rows: &[Vec<Option<Action>>],
 ) -> Result<Program, LowerError> {
     if rows.iter().flatten().flatten().any(|action| action.is_communication()) {
         return Err(LowerError::AlreadyCommunicates);
     }
-    sweep(placement, microbatches, rows, Bubbles::HoldBack)
+    sweep(placement, numbers, rows, Bubbles::HoldBack)
 }
 
 /// The treatment of the bubbles of a schedule. A program has no bubbles.
@@ -77,14 +79,15 @@ enum Bubbles {
     HoldBack,
 }
 
+/// Adds the messages. `numbers` are the number of microbatches and that of the slices of each.
 fn sweep<Cell: Copy + Into<Option<Action>>>(
     placement: &Placement,
-    microbatches: u32,
+    numbers: (u32, Slices),
     rows: &[Vec<Cell>],
     bubbles: Bubbles,
 ) -> Result<Program, LowerError> {
-    let rows = Sweep::over(placement, microbatches, rows, bubbles).run()?;
-    Ok(Program::lowered(placement.clone(), microbatches, rows))
+    let rows = Sweep::over(placement, numbers.0, rows, bubbles).run()?;
+    Ok(Program::lowered(placement.clone(), numbers, rows))
 }
 
 /// The state of the pass. A cell is an action of a program, or an action or a bubble of a schedule.

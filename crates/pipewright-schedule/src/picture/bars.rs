@@ -1,7 +1,5 @@
 //! The thin bars below the computation: messages, collectives, and the messages of skip connections.
 
-use std::fmt;
-
 use crate::action::Action;
 use crate::ids::Rank;
 use crate::picture::palette::{Sort, sort};
@@ -28,15 +26,6 @@ impl BarOf {
         match self {
             Self::Action(action) => sort(action),
             Self::Skip(_) => Sort::Message,
-        }
-    }
-}
-
-impl fmt::Display for BarOf {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Action(action) => action.fmt(f),
-            Self::Skip(skip) => skip.fmt(f),
         }
     }
 }

@@ -9,11 +9,12 @@ use std::fmt::Write;
 
 use crate::ids::Rank;
 use crate::picture::chunks::Chunks;
+use crate::picture::names::Named;
 use crate::picture::page_data::page_data;
 use crate::picture::palette::{DARK, LIGHT, Sort, Theme, duration, occurring};
 use crate::picture::{PictureSettings, escaped};
 use crate::simulate::peak_memory;
-use crate::timeline::Timeline;
+use crate::timeline::{Event, Timeline};
 
 /// The scripts, in the order in which they use each other.
 pub(super) const SCRIPTS: [&str; 6] = [
@@ -119,8 +120,9 @@ pub(super) fn table(timeline: &Timeline, chunks: &Chunks, settings: &PictureSett
 
 /// Returns the computation of a rank, in order.
 fn order(timeline: &Timeline, rank: Rank) -> String {
+    let name = |event: &Event| Named(event.action, timeline.slices()).to_string();
     let compute = || timeline.events_of(rank).iter().filter(|event| event.action.is_compute());
-    let listed: Vec<String> = compute().take(MOST_LISTED).map(|event| event.action.to_string()).collect();
+    let listed: Vec<String> = compute().take(MOST_LISTED).map(name).collect();
     match compute().count() - listed.len() {
         0 => listed.join(" "),
         more => format!("{} and {more} more", listed.join(" ")),

@@ -5,6 +5,7 @@
 //! viewers.
 
 mod grid;
+mod names;
 mod chunks;
 mod palette;
 mod bars;
@@ -29,7 +30,7 @@ pub struct PictureSettings<'a> {
     /// The heading.
     pub title: &'a str,
     /// The bytes of each stage, one entry per stage or one for all. If empty, memory is counted in activations of one
-    /// stage and microbatch.
+    /// stage and microbatch, or slice.
     pub sizes: &'a [StageSizes],
     /// Whether each rank has a memory lane below its actions. The page can show and hide it. Without this setting the
     /// page shows it at first if there is room.

@@ -23,6 +23,8 @@ const RESOLUTION: f64 = 1e-9;
 pub(super) struct PageData {
     /// The name, the meaning, and the sort of each kind of action.
     kinds: Vec<(&'static str, &'static str, u8)>,
+    /// The number of slices of each microbatch.
+    pub(super) slices: u32,
     themes: [ThemeData; 2],
     /// The quantum of times, in seconds.
     pub(super) quantum: f64,
@@ -59,7 +61,7 @@ pub(super) struct RankData {
     lengths: Vec<u64>,
     /// The chunk of each event; empty if the rank has one chunk.
     chunks: Vec<usize>,
-    /// The microbatch of each event, or -1.
+    /// The microbatch or the slice of each event, or -1.
     microbatches: Vec<i64>,
     /// The chunk and the microbatch of the backward of each overlap.
     backwards: Vec<(usize, i64)>,
@@ -79,6 +81,7 @@ pub(super) fn page(timeline: &Timeline, chunks: &Chunks, settings: &PictureSetti
     let clock = Clock::of(timeline);
     PageData {
         kinds: kinds(),
+        slices: timeline.slices().get(),
         themes: [theme_data(&LIGHT, chunks), theme_data(&DARK, chunks)],
         quantum: clock.quantum(),
         makespan: clock.quanta(timeline.start() + timeline.makespan()),

@@ -76,8 +76,8 @@ struct Contents {
     /// The program, and then those of other numbers of microbatches.
     programs: Vec<SizedProgram>,
     costs: CostsData,
-    /// The bytes or units of each stage's activation, stash and gradient.
-    sizes: Vec<[u64; 3]>,
+    /// The bytes or units of each stage's activation, stash, gradient, and keys and values, for one microbatch or slice.
+    sizes: Vec<[u64; 4]>,
 }
 
 /// A timeline with its own quantum of time.
@@ -109,6 +109,8 @@ struct CostsData {
     skips: Vec<(u32, u32, u64)>,
     /// The links that differ, by sender and receiver with a space between them.
     links: std::collections::BTreeMap<String, LinkData>,
+    /// The share of attention, which grows from slice to slice.
+    attention: f64,
 }
 
 #[derive(Serialize)]
@@ -156,12 +158,12 @@ fn data(view: &View<'_>, chunks: &Chunks) -> ViewData {
     let step = |step: &RecordedStep| source(Some(step.step), &step.timeline, &view.settings);
     let all_programs = std::iter::once(view.program).chain(view.other_programs);
     let program = |program: &Program| SizedProgram {
-        microbatches: program.microbatches(),
+        microbatches: program.microbatches() / program.slices().get(),
         program: print_program(program),
     };
-    let sizes = view.settings.counted_sizes().iter();
+    let sizes = view.settings.counted_sizes().iter().map(|sizes| sizes.of_slice(view.predicted.slices()));
     let mut page = page(&Timeline::new(0, Vec::new()), chunks, &view.settings);
-    page.quantum = predicted.quantum;
+    (page.quantum, page.slices) = (predicted.quantum, view.predicted.slices().get());
     ViewData {
         page,
         gutter: GUTTER,
@@ -171,7 +173,9 @@ fn data(view: &View<'_>, chunks: &Chunks) -> ViewData {
             steps: view.steps.iter().map(step).collect(),
             programs: all_programs.map(program).collect(),
             costs: costs_data(view.costs),
-            sizes: sizes.map(|sizes| [sizes.activation, sizes.stash, sizes.gradient]).collect(),
+            sizes: sizes
+                .map(|sizes| [sizes.activation, sizes.stash, sizes.gradient, sizes.keys_values])
+                .collect(),
             predicted,
         },
     }
@@ -202,6 +206,7 @@ fn costs_data(costs: &Costs) -> CostsData {
         outputs: costs.sizes.iter().map(|sizes| sizes.output).collect(),
         link: link(&costs.link),
         skips: costs.skips.iter().map(|skip| (skip.from.get(), skip.to.get(), skip.bytes)).collect(),
+        attention: costs.attention,
         links: costs.links.iter().map(|((from, to), other)| (format!("{from} {to}"), link(other))).collect(),
     }
 }

@@ -23,7 +23,7 @@ impl Family {
     /// Returns all families for a size.
     pub(super) fn all(ranks: u32, microbatches: u32, layers: usize) -> Vec<Self> {
         let mut families = Vec::new();
-        for generator in catalogue().iter().filter(|generator| generator.name != "forwardonly") {
+        for generator in catalogue().iter().filter(|generator| generator.trains) {
             for chunks in (1..=MAX_CHUNKS).filter(|chunks| (ranks * chunks) as usize <= layers) {
                 for settings in settings(generator, ranks, microbatches) {
                     let is_made_to_measure = generator.settings.contains(&Setting::Costs);
@@ -45,6 +45,7 @@ impl Family {
             wide_warmup: self.settings.wide_warmup,
             costs: self.is_made_to_measure.then(|| costs.clone()),
             memory_limit: self.settings.memory_limit.map(PerStage::Same),
+            slices: None,
         };
         generate(self.name, &spec).map(|schedule| Order::of(&schedule)).map_err(|error| error.to_string())
     }

@@ -17,6 +17,7 @@ use crate::plan::stage_load::{StageLoad, engine_costs, stage_loads};
 use crate::profile::Profile;
 use crate::schedule::Schedule;
 use crate::simulate::{SimulateError, TimedRun, timed};
+use crate::slices::Slices;
 use crate::validate::ValidatedProgram;
 
 /// The choices besides the schedule.
@@ -109,6 +110,15 @@ pub enum PredictError {
         /// The number of ranks of a pipeline.
         ranks: u32,
     },
+    /// The schedule cuts microbatches into slices, and a profile has no times of slices.
+    #[error(
+        "the schedule cuts microbatches into {slices} slices, and a profile has the times of whole microbatches; \
+         simulate it at costs of your own (`--cost`), or choose another schedule, such as `1f1b`"
+    )]
+    Slices {
+        /// The number of slices.
+        slices: Slices,
+    },
     /// The schedule is unsound.
     #[error(transparent)]
     Lower(#[from] LowerError),
@@ -127,12 +137,15 @@ impl Prediction {
 /// Predicts a step of `schedule` at the costs of `profile`, which has no problems.
 ///
 /// # Errors
-/// When the choice does not fit the schedule, or the schedule is unsound.
+/// When the choice does not fit the schedule, or the schedule is unsound or cuts microbatches into slices.
 pub fn predict(
     profile: &Profile,
     schedule: &Schedule,
     choice: &PlanChoice,
 ) -> Result<Prediction, PredictError> {
+    if !schedule.slices().is_one() {
+        return Err(PredictError::Slices { slices: schedule.slices() });
+    }
     let layers = choice.layers(profile, schedule.ranks())?;
     let loads = loads(&layers, schedule.placement().stages(), choice)?;
     let lowering = TrainingLowering { replicas: choice.data_parallel, ..TrainingLowering::default() };

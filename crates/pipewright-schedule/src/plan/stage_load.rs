@@ -116,6 +116,7 @@ pub(super) fn engine_costs(layers: &Layers, loads: &[StageLoad]) -> Costs {
         activation: load.activation(),
         stash: load.stash,
         gradient: load.gradient,
+        ..StageSizes::default()
     });
     let network = &layers.network;
     let of = |link: LinkProfile| Link { latency: link.latency_s, bandwidth: link.bytes_per_s };

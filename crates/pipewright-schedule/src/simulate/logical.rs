@@ -90,7 +90,7 @@ impl<'a> LogicalRun<'a> {
         let events = ranks.flat_map(|rank| {
             self.program.row(rank).iter().zip(self.ticks(rank)).map(move |cell| event(rank, cell))
         });
-        Timeline::new(self.program.ranks(), events.collect())
+        Timeline::new(self.program.ranks(), events.collect()).with_slices(self.program.slices())
     }
 }
 

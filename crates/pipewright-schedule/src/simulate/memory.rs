@@ -7,18 +7,26 @@
 //! computed again: the first one keeps its inputs only ([`StageSizes::recompute`]), the second one allocates the
 //! activation, and the backward after it frees both. Parameters, optimizer state and messages are not included.
 //!
-//! [`UNIT`] counts memory in stage activations of one microbatch, as the papers do: one for an activation, one for a
-//! stash and none for gradients.
+//! If microbatches are cut into slices, a slice has its share of the bytes of its microbatch, rounded up. Two rules are
+//! added: (6) the backward of the last slice of a microbatch allocates the gradients of the keys and values of the other
+//! slices, because the slice attends to all of them, and the backward of each other slice frees those of its slice when it
+//! ends; (7) a forward that is computed again keeps the keys and values of its slice beside its inputs, because later
+//! slices attend to them.
+//!
+//! [`UNIT`] counts memory in stage activations of one microbatch or slice, as the papers do: one for an activation, one
+//! for a stash and none for gradients.
 
 use std::collections::{BTreeSet, HashMap};
 
 use crate::action::{Action, ActionKind};
 use crate::costs::StageSizes;
 use crate::ids::Rank;
+use crate::slices::Slices;
 use crate::timeline::{Event, Timeline};
 
 /// Sizes that count activations.
-pub const UNIT: StageSizes = StageSizes { output: 0, activation: 1, stash: 1, gradient: 0, recompute: None };
+pub const UNIT: StageSizes =
+    StageSizes { output: 0, activation: 1, stash: 1, gradient: 0, recompute: None, keys_values: 0 };
 
 /// A step of the memory of a rank.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -35,6 +43,7 @@ pub fn memory_curve(timeline: &Timeline, rank: Rank, sizes: &[StageSizes]) -> Ve
     let mut held = Held {
         trains: trains(timeline),
         sizes,
+        slices: timeline.slices(),
         bytes: 0,
         stages: BTreeSet::new(),
         forwards: forwards(timeline.events_of(rank)),
@@ -83,10 +92,15 @@ fn trains(timeline: &Timeline) -> bool {
     })
 }
 
+fn makes_input_gradient(part: Action) -> bool {
+    matches!(part.kind(), ActionKind::Backward | ActionKind::InputBackward)
+}
+
 /// The memory while a rank's events are replayed.
 struct Held<'a> {
     trains: bool,
     sizes: &'a [StageSizes],
+    slices: Slices,
     bytes: u64,
     /// The stages whose gradients are allocated.
     stages: BTreeSet<u32>,
@@ -97,22 +111,24 @@ struct Held<'a> {
 impl Held<'_> {
     fn starts(&mut self, time: f64, part: Action) {
         let sizes = self.sizes_of(part);
-        match part.kind() {
-            ActionKind::Forward => {
-                let recompute = sizes.of_recomputed();
-                let forwards = self.forwards.entry(part).or_default();
-                forwards.started += 1;
-                let bytes = match *forwards {
-                    Forwards { all: 0 | 1, .. } => sizes.activation,
-                    Forwards { started: 1, .. } => recompute.kept,
-                    Forwards { .. } => recompute.recomputed,
-                };
-                self.change(time, bytes, 0);
-            }
-            ActionKind::Backward | ActionKind::WeightBackward if self.stages.insert(part.stage().get()) => {
-                self.change(time, sizes.gradient, 0);
-            }
-            _ => {}
+        if part.kind() == ActionKind::Forward {
+            let recompute = sizes.of_recomputed();
+            let forwards = self.forwards.entry(part).or_default();
+            forwards.started += 1;
+            let bytes = match *forwards {
+                Forwards { all: 0 | 1, .. } => sizes.activation,
+                Forwards { started: 1, .. } => recompute.kept.saturating_add(sizes.keys_values),
+                Forwards { .. } => recompute.recomputed,
+            };
+            self.change(time, bytes, 0);
+        }
+        let makes_weight_gradient = matches!(part.kind(), ActionKind::Backward | ActionKind::WeightBackward);
+        if makes_weight_gradient && self.stages.insert(part.stage().get()) {
+            self.change(time, sizes.gradient, 0);
+        }
+        if makes_input_gradient(part) && !self.has_slice_after(part) {
+            let others = u64::from(self.slices.get() - 1);
+            self.change(time, others.saturating_mul(sizes.keys_values), 0);
         }
     }
 
@@ -125,6 +141,14 @@ impl Held<'_> {
             ActionKind::WeightBackward => self.change(time, 0, sizes.stash),
             _ => {}
         }
+        if makes_input_gradient(part) && self.has_slice_after(part) {
+            self.change(time, 0, sizes.keys_values);
+        }
+    }
+
+    /// Returns whether a slice of the same microbatch follows that of `part`.
+    fn has_slice_after(&self, part: Action) -> bool {
+        part.microbatch().is_some_and(|number| self.slices.after(number).is_some())
     }
 
     /// Returns the bytes that the forward of a backward has allocated.
@@ -133,14 +157,16 @@ impl Held<'_> {
         let forward = backward.microbatch().map(|microbatch| Action::Forward { stage, microbatch });
         let recompute = sizes.of_recomputed();
         match forward.and_then(|forward| self.forwards.get(&forward)) {
-            Some(forwards) if forwards.all > 1 => recompute.kept.saturating_add(recompute.recomputed),
+            Some(forwards) if forwards.all > 1 => {
+                recompute.kept.saturating_add(recompute.recomputed).saturating_add(sizes.keys_values)
+            }
             _ => sizes.activation,
         }
     }
 
     fn sizes_of(&self, part: Action) -> StageSizes {
         let at = part.stage().index().min(self.sizes.len().saturating_sub(1));
-        self.sizes.get(at).copied().unwrap_or_default()
+        self.sizes.get(at).copied().unwrap_or_default().of_slice(self.slices)
     }
 
     fn change(&mut self, time: f64, more: u64, less: u64) {
@@ -162,7 +188,7 @@ mod tests {
     use crate::simulate::{logical, timed};
 
     const SIZES: StageSizes =
-        StageSizes { output: 0, activation: 10, stash: 3, gradient: 100, recompute: None };
+        StageSizes { output: 0, activation: 10, stash: 3, gradient: 100, recompute: None, keys_values: 0 };
 
     fn check(rows: &str, sizes: &[StageSizes], expected: &[(f64, u64)]) {
         let program = parse_program(rows).expect("a program");
@@ -201,6 +227,51 @@ mod tests {
         let expected = [(0.0, 2), (1.0, 4), (2.0, 12)].into_iter().chain(weights);
         assert_eq!(found, expected.chain([(5.0, 110), (8.0, 100)]).collect::<Vec<_>>());
         assert_eq!(peak_memory(run.timeline(), &[UNIT]), [1]);
+    }
+
+    /// Checks the memory of microbatches that are cut into `slices` slices.
+    fn check_slices(slices: u32, rows: &str, sizes: StageSizes, expected: &[(f64, u64)]) {
+        let program = parse_program(rows).expect("a program");
+        let program = program.with_slices(Slices::new(slices).expect("not 0")).expect("whole microbatches");
+        let timeline = logical(&program).expect("no deadlock").timeline(1.0);
+        let curve = memory_curve(&timeline, Rank::new(0), &[sizes]);
+        let found: Vec<(f64, u64)> = curve.iter().map(|step| (step.time, step.held)).collect();
+        assert_eq!(found, expected);
+    }
+
+    #[test]
+    fn slices_share_the_bytes_of_their_microbatch() {
+        let sizes = StageSizes { activation: 12, keys_values: 4, ..SIZES };
+        // Each slice has 6 bytes of activations. The last slice adds 2 bytes for the gradients of the other one's keys
+        // and values.
+        let expected = [(0.0, 6), (1.0, 12), (2.0, 112), (2.0, 114), (3.0, 108), (4.0, 102), (4.0, 100)];
+        check_slices(2, "0F0,0F1,0B1,0B0\n", sizes, &expected);
+        check_slices(1, "0F0,0B0\n", sizes, &[(0.0, 12), (1.0, 112), (2.0, 100)]);
+        check_slices(2, "0F0,0F1,0B1,0B0\n", UNIT, &[(0.0, 1), (1.0, 2), (3.0, 1), (4.0, 0)]);
+    }
+
+    #[test]
+    fn gradients_of_keys_wait_for_their_slice() {
+        // 1 byte of keys and values for each of three slices, from the backward of slice 2 to that of each slice.
+        let sizes = StageSizes { activation: 0, stash: 0, gradient: 0, keys_values: 3, ..SIZES };
+        let rows = "0F0,0F1,0F2,0I2,0F3,0F4,0F5,0I1,0W2,0W1,0B0,0B5,0B4,0B3\n";
+        let expected = [(3.0, 2), (8.0, 1), (11.0, 0), (11.0, 2), (13.0, 1), (14.0, 0)];
+        check_slices(3, rows, sizes, &expected);
+    }
+
+    #[test]
+    fn a_slice_that_is_computed_again_keeps_its_keys() {
+        let program = parse_program("0F0,0F1,0B1,0B0\n").expect("a program");
+        let program = program.with_slices(Slices::new(2).expect("not 0")).expect("whole microbatches");
+        let costs = Costs { recompute: Recompute::Stage, ..Costs::default() };
+        let run = timed(&program, &costs).expect("no deadlock");
+        let recompute = Some(RecomputeSizes { kept: 2, recomputed: 8 });
+        let sizes = StageSizes { activation: 10, gradient: 0, keys_values: 4, recompute, ..SIZES };
+        let curve = memory_curve(run.timeline(), Rank::new(0), &[sizes]);
+        let found: Vec<(f64, u64)> = curve.iter().map(|step| (step.time, step.held)).collect();
+        // Slice 0 keeps 1 byte of inputs and 2 of keys and values. Slice 1 is not computed again, because its backward
+        // follows at once; its 5 bytes are an activation, and its backward adds 2 bytes of gradients for slice 0.
+        assert_eq!(found, [(0.0, 3), (0.5, 8), (1.0, 10), (2.0, 5), (2.0, 9), (3.5, 2), (3.5, 0)]);
     }
 
     #[test]

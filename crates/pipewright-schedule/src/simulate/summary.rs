@@ -8,6 +8,8 @@ use crate::simulate::error::SimulateError;
 use crate::simulate::logical::{LogicalRun, logical};
 use crate::simulate::memory::{UNIT, peak_memory};
 use crate::simulate::timed::{TimedRun, timed};
+use crate::slices::Slices;
+use crate::timeline::Timeline;
 
 /// The figures of a run.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -24,8 +26,11 @@ pub struct Summary {
     pub span_bubble_fraction: f64,
     /// The mean share of the makespan in which ranks wait for messages in flight.
     pub exposed_comm_fraction: f64,
-    /// The peak number of stage activations of one microbatch, for each rank.
+    /// The peak number of stage activations of one microbatch, or of one slice, for each rank.
     pub peak_activations: Vec<u64>,
+    /// The number of slices of each microbatch, if microbatches are cut.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub slices: Option<u32>,
     /// The peak bytes of each rank, if the costs give sizes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub peak_bytes: Option<Vec<u64>>,
@@ -55,6 +60,7 @@ impl Summary {
             span_bubble_fraction: timeline.span_bubble_fraction(),
             exposed_comm_fraction: if ticks > 0.0 { messages as f64 / ticks } else { 0.0 },
             peak_activations: peak_memory(&timeline, &[UNIT]),
+            slices: cut_into(&timeline),
             peak_bytes: None,
         }
     }
@@ -71,7 +77,13 @@ impl Summary {
             span_bubble_fraction: timeline.span_bubble_fraction(),
             exposed_comm_fraction: run.exposed_fraction(),
             peak_activations: peak_memory(timeline, &[UNIT]),
+            slices: cut_into(timeline),
             peak_bytes: (!costs.sizes.is_empty()).then(|| peak_memory(timeline, &costs.sizes)),
         }
     }
+}
+
+/// Returns the number of slices of each microbatch; `None` if microbatches are not cut.
+fn cut_into(timeline: &Timeline) -> Option<u32> {
+    Some(timeline.slices()).filter(|slices| !slices.is_one()).map(Slices::get)
 }

@@ -9,7 +9,8 @@
 //! forward and then its backward, each with its own tensors, costs and event, and the forward's output leaves when the
 //! forward ends; (7) the messages of skip connections ([`Costs::skips`]) leave when the computation of their tensor
 //! ends, before the sends that follow it; (8) a backward of a stage that is recomputed ([`Costs::recompute`]) first
-//! computes its forward again, once its tensors have arrived, unless that forward was the rank's last computation.
+//! computes its forward again, once its tensors have arrived, unless that forward was the rank's last computation;
+//! (9) a slice takes its share of the times and bytes of its microbatch ([`StageCosts::of_slice`](crate::costs::StageCosts::of_slice)).
 //! There is one link for each ordered pair of ranks, and messages are buffered: a send does not wait for its receive.
 //!
 //! Rule 6 assumes that a rank computes one thing at a time. An overlap then saves time because the messages of each
@@ -194,7 +195,8 @@ impl<'a> Run<'a> {
         }
         let start = latest.at;
         let again = self.recomputed_by(rank, part);
-        let begin = again.map_or(start, |forward| start + self.costs.stage(forward.stage()).again());
+        let slices = self.program.slices();
+        let begin = again.map_or(start, |forward| start + self.costs.of_part(forward, slices).again());
         let end = begin + self.duration(part);
         let state = &mut self.ranks[rank.index()];
         state.exposed += start - latest.issued.max(now);
@@ -219,7 +221,7 @@ impl<'a> Run<'a> {
     }
 
     fn duration(&self, part: Action) -> f64 {
-        let costs = self.costs.stage(part.stage());
+        let costs = self.costs.of_part(part, self.program.slices());
         match part {
             Action::Forward { .. } => costs.forward,
             Action::InputBackward { .. } => costs.input_backward,
@@ -301,7 +303,7 @@ impl<'a> Run<'a> {
     /// Puts a message on the link from one rank to another as soon as the link is free, and returns when it begins and
     /// ceases to occupy the link.
     fn transmit(&mut self, from: Rank, to: Rank, tensor: BoundaryTensor, bytes: u64, now: f64) -> (f64, f64) {
-        let (occupied, latency) = self.costs.transfer(from, to, bytes);
+        let (occupied, latency) = self.costs.transfer(from, to, self.program.slices().share(bytes));
         let link = self.links.entry((from, to)).or_insert(0.0);
         let start = link.max(now);
         *link = start + occupied;
@@ -360,6 +362,7 @@ impl<'a> Run<'a> {
         }
         let exposed = self.ranks.iter().map(|state| state.exposed).collect();
         let timeline = Timeline::new(self.program.ranks(), events).with_skips(self.skips);
+        let timeline = timeline.with_slices(self.program.slices());
         Ok(TimedRun { timeline, exposed })
     }
 

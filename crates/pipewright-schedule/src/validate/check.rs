@@ -15,8 +15,8 @@ pub(crate) fn check(program: &Program, level: Level) -> Report {
     let forward_only = !has_backward(program);
     let context = Context { program, level, present, neighbours, forward_only };
     coverage::check_all(&context, &mut report);
-    // Most programs are sound, and then the walk above has already checked the order.
-    if !in_order || report.total() > 0 {
+    // Most programs are sound, and then the walk above has already checked the order, except that of slices.
+    if !in_order || report.total() > 0 || !program.slices().is_one() {
         order::check(&context, &mut report);
     }
     if level != Level::Compute {

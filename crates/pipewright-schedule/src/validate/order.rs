@@ -2,8 +2,9 @@
 //!
 //! Rules: (1) a forward follows the action that brings its input: the receive, or the forward of the previous stage on
 //! the same rank; (2) a backward follows its stage's forward and the action that brings its gradient; (3) `W` follows
-//! `I`; (4) a send follows the computation of its tensor; (5) a wait follows the action that it waits for. The halves
-//! of an overlap start together, so neither can provide a tensor for the other.
+//! `I`; (4) a send follows the computation of its tensor; (5) a wait follows the action that it waits for; (6) the forward
+//! of a slice follows that of the slice before it in its microbatch, and its backward that of the slice after it
+//! ([`crate::slices`]). The halves of an overlap start together, so neither can provide a tensor for the other.
 //!
 //! If the needed action is nowhere in the program, other families report it as missing. For a send or a wait, this
 //! family reports it.
@@ -26,6 +27,10 @@ pub(super) fn check(context: &Context<'_>, report: &mut Report) {
                 for needs in needs.filter(|&needs| !done.contains(needs)) {
                     check_missing(context, report, (rank, position), action, needs);
                 }
+                if let Some(needs) = context.neighbouring_slice(action).filter(|&needs| !done.contains(needs))
+                {
+                    check_slice(context, report, (rank, position), action, needs);
+                }
             }
             for action in cell.parts() {
                 done.insert(action);
@@ -34,9 +39,9 @@ pub(super) fn check(context: &Context<'_>, report: &mut Report) {
     }
 }
 
-/// Returns whether `before`, the set of earlier actions, contains the actions that `action` needs on its rank. `action`
-/// is not an overlap. The result is reliable if no action is on a wrong rank or occurs twice, which the coverage rules
-/// check. It may then be false for a correct program, but is never true for a wrong one.
+/// Returns whether `before`, the set of earlier actions, contains the actions that `action` needs on its rank, except
+/// those on other slices. `action` is not an overlap. The result is reliable if no action is on a wrong rank or occurs
+/// twice, which the coverage rules check. It may then be false for a correct program, but is never true for a wrong one.
 #[inline]
 pub(super) fn dependencies_precede(
     action: Action,
@@ -70,6 +75,20 @@ pub(super) fn dependencies_precede(
     }
 }
 
+/// Reports that the neighbouring slice does not come before `action`. If it is nowhere, it is reported as missing.
+fn check_slice(
+    context: &Context<'_>,
+    report: &mut Report,
+    (rank, position): (Rank, usize),
+    action: Action,
+    needs: Action,
+) {
+    if context.present.contains(needs) {
+        let (at, slices) = (|| position_of(context.program, rank, needs), context.program.slices());
+        report.push(rank, || (position, ViolationKind::SliceOrder { action, needs, at: at(), slices }));
+    }
+}
+
 /// Reports that `needs` does not come before `action`, unless another family reports it.
 fn check_missing(
     context: &Context<'_>,
@@ -88,6 +107,21 @@ fn check_missing(
 }
 
 impl Context<'_> {
+    /// Returns the action on a neighbouring slice of the same microbatch that must come before `action`, which is not an
+    /// overlap.
+    fn neighbouring_slice(&self, action: Action) -> Option<Action> {
+        let slices = self.program.slices();
+        match action {
+            Action::Forward { stage, microbatch } => {
+                Some(Action::Forward { stage, microbatch: slices.before(microbatch)? })
+            }
+            Action::Backward { stage, microbatch } | Action::InputBackward { stage, microbatch } => {
+                Some(self.present.input_gradient(stage, slices.after(microbatch)?))
+            }
+            _ => None,
+        }
+    }
+
     /// Returns the actions, at most two, that must come before `action` on its rank. `action` is not an overlap.
     #[inline]
     fn needs(&self, action: Action) -> [Option<Action>; 2] {

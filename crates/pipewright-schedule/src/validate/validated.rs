@@ -5,6 +5,7 @@ use crate::ids::{Rank, StageIndex};
 use crate::level::Level;
 use crate::placement::Placement;
 use crate::schedule::Program;
+use crate::slices::Slices;
 use crate::validate::check::check;
 use crate::validate::context::has_backward;
 use crate::validate::violation::Violations;
@@ -43,9 +44,14 @@ impl ValidatedProgram {
         self.program.placement()
     }
 
-    /// Returns the number of microbatches in a step.
+    /// Returns the number of microbatches in a step; of all their slices, if they are cut ([`crate::slices`]).
     pub fn microbatches(&self) -> u32 {
         self.program.microbatches()
+    }
+
+    /// Returns the number of slices of each microbatch.
+    pub fn slices(&self) -> Slices {
+        self.program.slices()
     }
 
     /// Returns the number of ranks.

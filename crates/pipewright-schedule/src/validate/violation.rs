@@ -4,10 +4,11 @@ use std::fmt;
 
 use thiserror::Error;
 
-use crate::action::Action;
+use crate::action::{Action, ActionKind};
 use crate::ids::Rank;
 use crate::level::Level;
 use crate::schedule::Program;
+use crate::slices::Slices;
 
 /// A violation with its place.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
@@ -94,6 +95,21 @@ pub enum ViolationKind {
         /// The position of that action in the row.
         at: usize,
     },
+    /// The slices of a microbatch run in the wrong order on their stage.
+    #[error(
+        "{action} needs {needs}, which comes only at position {at}: {}; move one of them",
+        why_slices(*.slices, *.action, *.needs)
+    )]
+    SliceOrder {
+        /// The action that comes too early.
+        action: Action,
+        /// The same action for the neighbouring slice.
+        needs: Action,
+        /// The position of that action in the row.
+        at: usize,
+        /// The number of slices of each microbatch.
+        slices: Slices,
+    },
     /// An action needs another that is nowhere in the program.
     #[error("{action} needs {needs}, which is missing; add {needs} or drop {action}")]
     NeverHappens {
@@ -166,6 +182,24 @@ pub enum ViolationKind {
         /// The reduction.
         reduce: Action,
     },
+}
+
+/// Returns why an action on a slice needs that on another slice, for an error message.
+fn why_slices(slices: Slices, action: Action, needs: Action) -> String {
+    let place = |action: Action| action.microbatch().map(|number| slices.place(number));
+    let (Some((microbatch, slice)), Some((_, other))) = (place(action), place(needs)) else {
+        return String::new();
+    };
+    let stage = action.stage();
+    match action.kind() {
+        ActionKind::Forward => format!(
+            "at stage {stage}, slice {slice} of microbatch {microbatch} attends to the keys and values of slice {other}"
+        ),
+        _ => format!(
+            "at stage {stage}, slice {other} of microbatch {microbatch} adds to the gradients of the keys and values of \
+             slice {slice}"
+        ),
+    }
 }
 
 /// A rank that cannot advance.

@@ -5,7 +5,7 @@ mod timing;
 
 use pipewright_schedule::costs::{Link, StageCosts};
 use pipewright_schedule::generate::PerStage;
-use pipewright_schedule::{Costs, Schedule, ScheduleSpec, generate};
+use pipewright_schedule::{Costs, Schedule, ScheduleSpec, Slices, generate};
 use proptest::prelude::*;
 use timing::{Timing, run};
 
@@ -69,6 +69,19 @@ fn documented_formulas_hold() {
                 check_units("interleaved-zb-h1", &spec, bubble(p), v * p);
                 let wide = ScheduleSpec { wide_warmup: true, ..spec };
                 check_units("interleaved-zb-h1", &wide, bubble(p), v * p + p - 1);
+            }
+        }
+    }
+}
+
+#[test]
+fn slices_divide_the_bubble_and_the_memory_of_the_warm_up() {
+    for p in 1..10u32 {
+        for m in [1, 2, p, 3 * p + 1] {
+            for k in 1..7u32 {
+                // A slice takes one unit for each action, and a microbatch `k` units.
+                let spec = ScheduleSpec { slices: Slices::new(k), ..spec(p, None, m) };
+                check_units("seq1f1b", &spec, 3 * u64::from(p - 1), (p + k - 1).min(k * m));
             }
         }
     }

@@ -55,7 +55,7 @@ fn every_cut(layers: usize, stages: usize) -> Vec<Vec<usize>> {
 fn every_spec(instance: &Instance) -> Vec<(&'static str, bool, ScheduleSpec)> {
     let mut specs = Vec::new();
     let (ranks, microbatches) = (instance.ranks, instance.microbatches);
-    for generator in catalogue().iter().filter(|generator| generator.name != "forwardonly") {
+    for generator in catalogue().iter().filter(|generator| generator.trains) {
         let has = |setting| generator.settings.contains(&setting);
         for chunks in 1..=4 {
             let plain = ScheduleSpec {

@@ -18,6 +18,10 @@ enum Thing {
     InputGradient(u32, u32),
     Stash(u32, u32),
     WeightGradient(u32, u32),
+    /// The keys and values of a slice, for the later slices of its microbatch.
+    Keys(u32, u32),
+    /// The gradients of the keys and values of a slice, complete with those of the later slices.
+    KeyGradient(u32, u32),
     Gathered(u32),
     Reducing(u32),
     Reduced(u32),
@@ -27,6 +31,7 @@ struct World<'a> {
     program: &'a Program,
     level: Level,
     stages: u32,
+    slices: u32,
     things: Vec<HashSet<Thing>>,
     next: Vec<usize>,
     trains: bool,
@@ -44,7 +49,8 @@ pub(crate) fn execute(program: &Program, level: Level) -> Result<(), String> {
     });
     let stages = program.placement().stages();
     let things = vec![HashSet::new(); program.rows().len()];
-    let mut world = World { program, level, stages, things, next: vec![0; program.rows().len()], trains };
+    let (slices, next) = (program.slices().get(), vec![0; program.rows().len()]);
+    let mut world = World { program, level, stages, slices, things, next, trains };
     for microbatch in 0..program.microbatches() {
         world.place(0, Thing::Input(0, microbatch));
     }
@@ -132,6 +138,12 @@ impl World<'_> {
             {
                 return Err(format!("{part} lacks parameters"));
             }
+            for thing in self.needs_of_slices(part) {
+                if !self.things[rank].contains(&thing) {
+                    return Err(format!("{part} lacks {thing:?}"));
+                }
+                consumed.extend(matches!(thing, Thing::KeyGradient(..)).then_some(thing));
+            }
             for thing in self.needs(part)? {
                 if !self.things[rank].contains(&thing) {
                     return if self.may_come(thing, rank) {
@@ -162,6 +174,40 @@ impl World<'_> {
         };
         let source = source.and_then(|stage| self.owner(stage));
         self.level == Level::Compute && source.is_some_and(|owner| owner != rank)
+    }
+
+    /// Returns the items of other slices that an action on a slice uses: the keys and values of every earlier slice, and
+    /// the gradients that the later slices have added up.
+    fn needs_of_slices(&self, part: Action) -> Vec<Thing> {
+        let ((s, m), k) = (numbers(part), self.slices);
+        let (first, last) = (m / k * k, m / k * k + k - 1);
+        match part {
+            Action::Forward { .. } => (first..m).map(|earlier| Thing::Keys(s, earlier)).collect(),
+            Action::Backward { .. } | Action::InputBackward { .. } => {
+                let keys = (first..m).map(|earlier| Thing::Keys(s, earlier));
+                keys.chain((m < last).then_some(Thing::KeyGradient(s, m))).collect()
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    /// Adds and drops the items of slices: a forward makes keys and values. A backward drops those of its slice, and
+    /// completes the gradients of the slice before it.
+    fn make_of_slices(&mut self, rank: usize, part: Action) {
+        let ((s, m), k) = (numbers(part), self.slices);
+        if k == 1 {
+            return;
+        }
+        match part {
+            Action::Forward { .. } => drop(self.things[rank].insert(Thing::Keys(s, m))),
+            Action::Backward { .. } | Action::InputBackward { .. } => {
+                self.things[rank].remove(&Thing::Keys(s, m));
+                if m % k > 0 {
+                    self.things[rank].insert(Thing::KeyGradient(s, m - 1));
+                }
+            }
+            _ => {}
+        }
     }
 
     /// Returns the items that an action consumes.
@@ -204,6 +250,7 @@ impl World<'_> {
                 return Err(format!("{part} makes {thing:?} again"));
             }
         }
+        self.make_of_slices(rank, part);
         self.hand_over(rank, part);
         Ok(())
     }
@@ -257,8 +304,9 @@ impl World<'_> {
             | Thing::Output(..)
             | Thing::InputGradient(..)
             | Thing::Stash(..)
+            | Thing::KeyGradient(..)
             | Thing::Reducing(..) => true,
-            Thing::Saved(..) | Thing::OutputGradient(..) => self.trains,
+            Thing::Saved(..) | Thing::OutputGradient(..) | Thing::Keys(..) => self.trains,
             Thing::WeightGradient(..) | Thing::Gathered(..) | Thing::Reduced(..) => false,
         };
         self.things.iter().flatten().find(lost).map_or(Ok(()), |thing| Err(format!("{thing:?} is left over")))

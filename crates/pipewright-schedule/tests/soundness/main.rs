@@ -12,7 +12,9 @@ use pipewright_schedule::csv::{print_program, print_schedule};
 use pipewright_schedule::generate::{PerStage, Setting, catalogue};
 use pipewright_schedule::lower::Messages;
 use pipewright_schedule::simulate::{logical, timed};
-use pipewright_schedule::{Level, LowerConfig, Program, Schedule, ScheduleSpec, generate, lower, validate};
+use pipewright_schedule::{
+    Level, LowerConfig, Program, Schedule, ScheduleSpec, Slices, ViolationKind, generate, lower, validate,
+};
 use proptest::prelude::*;
 use random::any_schedule;
 
@@ -46,10 +48,11 @@ fn check_sound(schedule: &Schedule) -> Result<(), TestCaseError> {
 /// Any generator, at a small size that it may not support, with any settings that it takes.
 fn any_spec() -> impl Strategy<Value = (&'static str, ScheduleSpec)> {
     let size = (1..9u32, prop::option::of(1..5u32), 1..20u32);
-    let settings = (prop::option::of(1..9u32), any::<bool>(), prop::option::of(1..9u32));
+    let settings =
+        (prop::option::of(1..9u32), any::<bool>(), prop::option::of(1..9u32), prop::option::of(1..6u32));
     (prop::sample::select(catalogue()), size, settings).prop_map(|(generator, size, settings)| {
         let (ranks, stages_per_rank, microbatches) = size;
-        let (group, wide_warmup, limit) = settings;
+        let (group, wide_warmup, limit, slices) = settings;
         let takes = |setting| generator.settings.contains(&setting);
         let spec = ScheduleSpec {
             ranks,
@@ -58,6 +61,7 @@ fn any_spec() -> impl Strategy<Value = (&'static str, ScheduleSpec)> {
             group: group.filter(|_| takes(Setting::Group)),
             wide_warmup: wide_warmup && takes(Setting::WideWarmup),
             memory_limit: limit.filter(|_| takes(Setting::MemoryLimit)).map(PerStage::Same),
+            slices: slices.filter(|_| takes(Setting::Slices)).and_then(Slices::new),
             ..ScheduleSpec::default()
         };
         (generator.name, spec)
@@ -87,6 +91,29 @@ fn judged(program: Program, level: Level) -> Result<bool, TestCaseError> {
         text
     );
     Ok(executed.is_ok())
+}
+
+#[test]
+fn every_swap_of_slices_is_caught() -> Result<(), TestCaseError> {
+    let slices = Slices::new(3);
+    let spec = ScheduleSpec { ranks: 3, microbatches: 3, slices, ..ScheduleSpec::default() };
+    let schedule = generate("seq1f1b", &spec).expect("a schedule");
+    for level in LEVELS {
+        let mutants = mutations::swapped_slices(&lowered(&schedule, level));
+        // Two pairs of neighbours in each direction, for each microbatch and rank.
+        prop_assert_eq!(mutants.len(), 2 * 2 * 3 * 3);
+        for mutant in mutants {
+            prop_assert!(!judged(mutant.clone(), level)?);
+            let violations = validate(mutant, level).expect_err("a swap");
+            let mut kinds = violations.listed().iter().map(|violation| &violation.kind);
+            prop_assert!(
+                kinds.any(|kind| matches!(kind, ViolationKind::SliceOrder { .. })),
+                "{}",
+                violations
+            );
+        }
+    }
+    Ok(())
 }
 
 proptest! {

@@ -1,6 +1,6 @@
 //! Mutations that break a sound program. Both judges must notice each of them.
 
-use pipewright_schedule::{Action, ActionKind, Overlap, Program, StageIndex};
+use pipewright_schedule::{Action, ActionKind, Overlap, Program, Slices, StageIndex};
 
 /// A class of mistakes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -12,6 +12,7 @@ pub(crate) enum Mutation {
     Renumber,
     RemoveSend,
     CrossReceives,
+    SwapSlices,
 }
 
 impl Mutation {
@@ -23,6 +24,7 @@ impl Mutation {
         Self::Renumber,
         Self::RemoveSend,
         Self::CrossReceives,
+        Self::SwapSlices,
     ];
 }
 
@@ -30,7 +32,7 @@ impl Mutation {
 pub(crate) fn mutate(program: &Program, mutation: Mutation, seed: u64) -> Option<Program> {
     let mut rows = program.rows().to_vec();
     let places = rows.iter().enumerate().flat_map(|(rank, row)| (0..row.len()).map(move |at| (rank, at)));
-    let fits = |&(rank, at): &(usize, usize)| has_place(&rows[rank], at, mutation);
+    let fits = |&(rank, at): &(usize, usize)| has_place(&rows[rank], at, mutation, program.slices());
     let places: Vec<(usize, usize)> = places.filter(fits).collect();
     let &(rank, at) = places.get(usize::try_from(seed % places.len().max(1) as u64).ok()?)?;
     let row = &mut rows[rank];
@@ -47,8 +49,13 @@ pub(crate) fn mutate(program: &Program, mutation: Mutation, seed: u64) -> Option
             let other = later_receive(row, at)?;
             row.swap(at, other);
         }
+        Mutation::SwapSlices => {
+            let other = later_slice(row, at, program.slices())?;
+            row.swap(at, other);
+        }
     }
     let mutant = Program::new(program.placement().clone(), program.microbatches(), rows).ok()?;
+    let mutant = mutant.with_slices(program.slices()).ok()?;
     // Without its only backward, a program is a sound forward-only program.
     (trains(&mutant) == trains(program)).then_some(mutant)
 }
@@ -66,10 +73,28 @@ pub(crate) fn swap_any(program: &Program, seed: u64) -> Program {
         let at = (seed >> 16) as usize % pairs;
         rows[rank].swap(at, at + 1);
     }
-    Program::new(program.placement().clone(), program.microbatches(), rows).expect("the same sizes")
+    let swapped = Program::new(program.placement().clone(), program.microbatches(), rows);
+    swapped.expect("the same sizes").with_slices(program.slices()).expect("the same slices")
 }
 
-fn has_place(row: &[Action], at: usize, mutation: Mutation) -> bool {
+/// Returns every program that differs from `program` in one swap of neighbouring slices: two forwards or two backwards of a
+/// microbatch on one stage.
+pub(crate) fn swapped_slices(program: &Program) -> Vec<Program> {
+    let mut mutants = Vec::new();
+    for (rank, row) in program.rows().iter().enumerate() {
+        for at in 0..row.len() {
+            let Some(other) = later_slice(row, at, program.slices()) else { continue };
+            let mut rows = program.rows().to_vec();
+            rows[rank].swap(at, other);
+            let mutant = Program::new(program.placement().clone(), program.microbatches(), rows);
+            let mutant = mutant.expect("the same sizes").with_slices(program.slices());
+            mutants.push(mutant.expect("the same slices"));
+        }
+    }
+    mutants
+}
+
+fn has_place(row: &[Action], at: usize, mutation: Mutation, slices: Slices) -> bool {
     let kind = row[at].kind();
     match mutation {
         // A program is sound without its last `RESHARD`.
@@ -80,6 +105,7 @@ fn has_place(row: &[Action], at: usize, mutation: Mutation) -> bool {
         Mutation::Renumber => row[at].microbatch().is_some(),
         Mutation::RemoveSend => matches!(kind, ActionKind::SendForward | ActionKind::SendBackward),
         Mutation::CrossReceives => later_receive(row, at).is_some(),
+        Mutation::SwapSlices => later_slice(row, at, slices).is_some(),
     }
 }
 
@@ -109,6 +135,18 @@ fn later_receive(row: &[Action], at: usize) -> Option<usize> {
     let is_receive = matches!(kind, ActionKind::RecvForward | ActionKind::RecvBackward);
     let same = |action: &Action| action.kind() == kind && action.stage() == row[at].stage();
     is_receive.then(|| row[at + 1..].iter().position(same).map(|distance| at + 1 + distance)).flatten()
+}
+
+/// The same computation of another slice of the same microbatch, which comes later in the row.
+fn later_slice(row: &[Action], at: usize, slices: Slices) -> Option<usize> {
+    let place = |action: Action| action.microbatch().map(|number| slices.place(number).0);
+    let is_ordered =
+        matches!(row[at].kind(), ActionKind::Forward | ActionKind::Backward | ActionKind::InputBackward);
+    let same = |action: &Action| {
+        let is_same = action.kind() == row[at].kind() && action.stage() == row[at].stage();
+        is_same && place(*action) == place(row[at])
+    };
+    is_ordered.then(|| row[at + 1..].iter().position(same).map(|distance| at + 1 + distance)).flatten()
 }
 
 /// Returns `action` with a higher stage and microbatch; for an overlap, those of the forward.

@@ -44,6 +44,9 @@ impl Assembly {
         if program.level() == Level::Compute && program.ranks() > 1 {
             return Err(PipelineError::NotLowered { level: program.level() });
         }
+        if !program.slices().is_one() {
+            return Err(PipelineError::Slices { slices: program.slices() });
+        }
         let ranks = endpoints.first().map_or(0, Endpoint::ranks);
         let mesh = config.mesh(program.ranks());
         if mesh.shard_groups().is_none() {

@@ -1,6 +1,6 @@
 //! Why a pipeline does not start, or does not take a step.
 
-use pipewright_schedule::{Level, LowerError, StageIndex};
+use pipewright_schedule::{Level, LowerError, Slices, StageIndex};
 
 use crate::batch::SplitError;
 use crate::failure::StepError;
@@ -64,6 +64,15 @@ pub enum PipelineError {
     /// A training step was asked of a pipeline that cannot train.
     #[error("the program is forward-only: call `eval`, or launch the pipeline with a program that trains")]
     ForwardOnly,
+    /// The program cuts microbatches into slices.
+    #[error(
+        "the program cuts microbatches into {slices} slices, and stages do not run slices yet: use a schedule of whole \
+         microbatches, such as `1f1b`"
+    )]
+    Slices {
+        /// The number of slices of each microbatch.
+        slices: Slices,
+    },
     /// The forward part of the program cannot be run alone.
     #[error("the forward part of the program cannot be run alone: {0}")]
     NoEvaluation(#[source] LowerError),

@@ -12,6 +12,7 @@ use pipewright::pipeline::{Pipeline, PipelineConfig, PipelineError};
 use pipewright::stage::{Stage, StageContext, StageError, StageModule, WeightWork};
 use pipewright::tensor::unpack;
 use pipewright::transport::World;
+use pipewright_schedule::generate::{Generator, catalogue};
 use pipewright_schedule::{Action, Microbatch, Rank, StageIndex};
 
 use crate::support::{self, Mlp, ROWS, Step, WIDTH, batch, config, loss, program, split, stage};
@@ -187,7 +188,8 @@ fn losses_are_in_microbatch_order_for_every_order_of_execution() {
     sorted.sort_unstable_by(f64::total_cmp);
     sorted.dedup();
     assert_eq!(sorted.len(), 4, "microbatches differ");
-    for generator in pipewright_schedule::generate::catalogue() {
+    let runs = |generator: &&Generator| generator.trains || generator.name == "forwardonly";
+    for generator in catalogue().iter().filter(runs) {
         let program = program(generator.name, 2, 4);
         let stages = program.placement().stages();
         let mut pipeline =

@@ -115,6 +115,18 @@ fn evaluation_returns_outputs_and_losses() {
 }
 
 #[test]
+fn a_program_of_slices_is_refused() {
+    let launched =
+        Pipeline::launch(program("seq1f1b", 1, 2), World::local(1), &config(), |index| stage(index, 1));
+    let error = launched.map(drop).expect_err("stages do not run slices");
+    assert_eq!(
+        error.to_string(),
+        "the program cuts microbatches into 2 slices, and stages do not run slices yet: use a schedule of whole \
+         microbatches, such as `1f1b`"
+    );
+}
+
+#[test]
 fn a_forward_only_program_does_not_train() {
     let config = PipelineConfig { optimizer: None, ..config() };
     let mut only =

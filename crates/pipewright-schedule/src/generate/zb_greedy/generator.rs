@@ -23,6 +23,7 @@ pub(crate) const GENERATOR: Generator = Generator {
     name: NAME,
     summary: "made to measured times and a memory limit; never worse than ZB-H1 at its memory",
     settings: &[Setting::Costs, Setting::MemoryLimit],
+    trains: true,
     aliases: &["greedy"],
     guide: Guide {
         source: "the heuristic of Qi et al., \"Zero Bubble Pipeline Parallelism\", 2023",

@@ -84,7 +84,19 @@ function partsOf(rank, events, at) {
   ];
 }
 
-const nameOfPart = (part) => part.stage + part.letter + (part.microbatch < 0 ? "" : part.microbatch) + part.peer;
+// If microbatches are cut into slices, the number of a microbatch is that of a slice.
+const microbatchOf = (number) => Math.floor(number / data.slices), sliceOf = (number) => number % data.slices;
+
+// Returns the name of a microbatch, or of a slice such as `3.1`.
+const nameOfNumber = (number) => microbatchOf(number) + (data.slices > 1 ? "." + sliceOf(number) : "");
+
+const nameOfPart = (part) => part.stage + part.letter + (part.microbatch < 0 ? "" : nameOfNumber(part.microbatch)) + part.peer;
+
+// Returns the stage, the microbatch and the slice of a part in words.
+function placeOfPart({ stage, microbatch }) {
+  if (microbatch < 0) return `stage ${stage}`;
+  return `stage ${stage}, microbatch ${microbatchOf(microbatch)}` + (data.slices > 1 ? `, slice ${sliceOf(microbatch)}` : "");
+}
 
 function nameOf(parts) {
   return parts.length === 1 ? nameOfPart(parts[0]) : `(${parts.map(nameOfPart).join(";")})OVERLAP_F_B`;

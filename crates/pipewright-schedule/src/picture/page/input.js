@@ -121,14 +121,14 @@ function describeAction({ rank, time, events, at, parts }) {
   const held = rank.memory.held[firstFrom(rank.memory.start, time + Number.EPSILON) - 1] ?? 0, holds = "holds " + amount(held);
   if (!parts) return [`${rank.name}, at ${duration(time)}`, holds];
   const meaning = (part) => data.kinds.find(([name]) => name === part.letter)[1];
-  const words = parts.map((part) => `${meaning(part)}: stage ${part.stage}` + (part.microbatch < 0 ? "" : `, microbatch ${part.microbatch}`));
+  const words = parts.map((part) => `${meaning(part)}: ${placeOfPart(part)}`);
   const [start, end] = [events.start[at], events.end[at]];
   return [`${nameOf(parts)} on ${rank.name}`, ...words, `${duration(start)} to ${duration(end)}, takes ${duration(end - start)}`, holds];
 }
 
 function showTip(event) {
   const place = found(inPlot(event));
-  lightUp(place && place.part && place.part.microbatch >= 0 ? place.part.microbatch : null);
+  lightUp(place && place.part && place.part.microbatch >= 0 ? microbatchOf(place.part.microbatch) : null);
   if (!place) { tip.style.display = "none"; return; }
   tip.textContent = describe(place).join("\n");
   tip.style.display = "block";

@@ -24,7 +24,7 @@ function labelOf(part, width, height, hasChunks, widths) {
   if (height < small) return null;
   if (widthOf(name, widths[0]) <= room && height >= large) return [[name], large];
   if (widthOf(name, widths[1]) <= room) return [[name], small];
-  const microbatch = part.microbatch < 0 ? "" : String(part.microbatch), stage = part.stage + part.letter;
+  const microbatch = part.microbatch < 0 ? "" : nameOfNumber(part.microbatch), stage = part.stage + part.letter;
   const fits = (text) => widthOf(text, widths[1]) <= room;
   const upper = hasChunks && height >= 2 * small && [stage, String(part.stage)].find(fits);
   if (upper && fits(microbatch)) return [[upper, microbatch], small];

@@ -18,7 +18,7 @@ function readTheme() {
   for (const name of ["page", "bubble", "hatch", "memory", "memoryEdge"]) theme[name + "Pixel"] = packed(channels(colours[name]));
 }
 
-const isLit = (microbatch) => hovered === null || hovered === microbatch;
+const isLit = (number) => hovered === null || hovered === microbatchOf(number);
 
 function fillOf(sort, chunk, microbatch) {
   const shades = (isLit(microbatch) ? theme.lit : theme.pale)[sort];

@@ -4,7 +4,8 @@ use std::fmt::{Display, Write};
 
 use crate::action::Action;
 use crate::ids::Rank;
-use crate::picture::bars::bars;
+use crate::picture::bars::{BarOf, bars};
+use crate::picture::names::Named;
 use crate::picture::palette::{LIGHT, duration, ink_on, sort};
 use crate::timeline::Event;
 
@@ -14,15 +15,18 @@ use super::layout::text_width;
 /// Draws the actions of one rank.
 pub(super) fn push_cells(picture: &mut String, drawing: &Drawing<'_>, rank: Rank) {
     for event in drawing.timeline.events_of(rank).iter().filter(|event| event.action.is_compute()) {
-        let Some(lane) = open(picture, drawing, rank, &event.action, [event.start, event.end]) else {
-            continue;
-        };
+        let name = Named(event.action, drawing.timeline.slices());
+        let Some(lane) = open(picture, drawing, rank, &name, [event.start, event.end]) else { continue };
         push_cell(picture, drawing, event, lane);
         picture.push_str("</g>\n");
     }
     // Bars are drawn after the computation that they overlap, and so are on top.
     for bar in bars(drawing.timeline, rank) {
-        let Some(lane) = open(picture, drawing, rank, &bar.of, [bar.start, bar.end]) else { continue };
+        let name: &dyn Display = match &bar.of {
+            BarOf::Action(action) => &Named(*action, drawing.timeline.slices()),
+            BarOf::Skip(skip) => skip,
+        };
+        let Some(lane) = open(picture, drawing, rank, name, [bar.start, bar.end]) else { continue };
         let height = drawing.layout.bar_height();
         let place = Rectangle { y: lane.y + lane.height - height, height, ..lane };
         push_rect(picture, place, &LIGHT.fill(bar.of.sort(), 0, drawing.chunks.most()));
@@ -66,7 +70,7 @@ fn push_cell(picture: &mut String, drawing: &Drawing<'_>, event: &Event, cell: R
         let place = Rectangle { y: cell.y + half as f64 * height, height, ..cell };
         let fill = fill(drawing, event.rank, part);
         push_rect(picture, place, &fill);
-        push_label(picture, part, place, &fill, drawing.chunks.stages_of(event.rank).len() > 1);
+        push_label(picture, drawing, event.rank, part, (place, &fill));
     }
     push_edge(picture, cell);
 }
@@ -97,12 +101,19 @@ fn push_edge(picture: &mut String, Rectangle { x, y, width, height }: Rectangle)
 }
 
 /// Draws the longest label that fits: the whole action, a smaller one, one on two lines, or the microbatch alone.
-fn push_label(picture: &mut String, part: Action, place: Rectangle, fill: &str, has_chunks: bool) {
-    let whole = part.to_string();
-    let microbatch = part.microbatch().map(|microbatch| microbatch.to_string()).unwrap_or_default();
+fn push_label(
+    picture: &mut String,
+    drawing: &Drawing<'_>,
+    rank: Rank,
+    part: Action,
+    (place, fill): (Rectangle, &str),
+) {
+    let slices = drawing.timeline.slices();
+    let whole = Named(part, slices).to_string();
+    let microbatch = part.microbatch().map(|microbatch| slices.name(microbatch)).unwrap_or_default();
     let stage = whole.strip_suffix(microbatch.as_str()).unwrap_or(&whole).to_owned();
     let mut labels = vec![(vec![whole.clone()], 11.0), (vec![whole], 9.0)];
-    if has_chunks {
+    if drawing.chunks.stages_of(rank).len() > 1 {
         // The chunk matters as much as the microbatch; the hue shows the sort of action.
         labels.push((vec![stage, microbatch.clone()], 9.0));
         labels.push((vec![part.stage().to_string(), microbatch.clone()], 9.0));

@@ -122,3 +122,15 @@ fn large_drawings_stay_below_a_megabyte() {
         }
     }
 }
+
+#[test]
+fn slices_are_named_by_their_microbatch() {
+    let timeline = predicted("seq1f1b", 2, 2, "hop=0.1");
+    let picture = svg(&timeline, &PictureSettings::default());
+    for name in ["<title>0B1.0 on rank 0, ", ">0F0.1</text>", "<title>1RECV_F0.0 on rank 1, "] {
+        assert!(picture.contains(name), "{name}: {picture}");
+    }
+    assert!(!picture.contains(">0F3<"), "{picture}");
+    let page = crate::picture::html(&timeline, &PictureSettings::default());
+    assert!(page.contains("\"slices\":2,") && page.contains("<td>0F0.0 0F0.1 0F1.0 0B0.1 "), "{page}");
+}

@@ -81,7 +81,7 @@ function explainChain(chain, title) {
 
 function explainCell({ lane, at, from, to, chain }) {
   const parts = partsOf(lane, lane.cells, at), median = medianOf(lane, at);
-  const meaning = (part) => `${data.kinds.find(([name]) => name === part.letter)[1]}: stage ${part.stage}, microbatch ${part.microbatch}`;
+  const meaning = (part) => `${data.kinds.find(([name]) => name === part.letter)[1]}: ${placeOfPart(part)}`;
   const nodes = [element("h2", {}, `${nameOf(parts)} on ${rankOf(lane)}`),
     element("p", { className: "where" }, `${nameOfSource(lane.source)}: ${time(from)} to ${time(to)}`), ...parts.map(meaning).map(paragraph)];
   const ratio = (to - from) / median, isUnusual = Math.abs(ratio - 1) > 0.02;

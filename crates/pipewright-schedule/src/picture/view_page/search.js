@@ -4,17 +4,18 @@
 const searchBox = document.getElementById("search"), searchCount = document.getElementById("found");
 let matches = [], matchAt = -1;
 
-// Returns a test of a part for a query such as `1F3`, `1F`, `F`, `stage 1`, `microbatch 3` or `rank 0`; null if the
-// query is none of these.
+// Returns a test of a part for a query such as `1F3`, `1F3.1`, `1F`, `F`, `stage 1`, `microbatch 3` or `rank 0`; null if
+// the query is none of these.
 function queryTest(query) {
-  const field = /^(rank|stage|microbatch|mb)\s*(\d+)$/i.exec(query), name = /^(\d*)([FBIW])(\d*)$/i.exec(query);
+  const field = /^(rank|stage|microbatch|mb)\s*(\d+)$/i.exec(query), name = /^(\d*)([FBIW])([\d.]*)$/i.exec(query);
   if (field) {
     const [key, wanted] = [field[1].toLowerCase(), +field[2]];
-    return (part, lane) => ({ rank: lane.rank, stage: part.stage, microbatch: part.microbatch, mb: part.microbatch })[key] === wanted;
+    return (part, lane) => ({ rank: lane.rank, stage: part.stage, microbatch: microbatchOf(part.microbatch), mb: microbatchOf(part.microbatch) })[key] === wanted;
   }
   if (!name) return null;
   const [stage, letter, microbatch] = [name[1], name[2].toUpperCase(), name[3]];
-  return (part) => part.letter === letter && (stage === "" || part.stage === +stage) && (microbatch === "" || part.microbatch === +microbatch);
+  const isNamed = (number) => microbatch === "" || microbatchOf(number) === +microbatch || nameOfNumber(number) === microbatch;
+  return (part) => part.letter === letter && (stage === "" || part.stage === +stage) && isNamed(part.microbatch);
 }
 
 function findMatches(query) {

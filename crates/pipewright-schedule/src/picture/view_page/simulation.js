@@ -28,7 +28,7 @@ const skipKey = (isGradient, skip, microbatch) => -1 - tensorKey(isGradient, ski
 
 class Simulation {
   constructor(program, costs) {
-    Object.assign(this, { program, costs, arrivals: new Map(), links: new Map(), gathered: [], reduced: [] });
+    Object.assign(this, { program, costs, slices: data.slices, arrivals: new Map(), links: new Map(), gathered: [], reduced: [] });
     this.ranks = program.rows.map(() => ({ next: 0, free: 0, collectives: 0, exposed: 0, waitsFor: null, firstHalf: null, events: [] }));
     this.ready = program.rows.map((_, rank) => rank).reverse();
   }
@@ -78,6 +78,16 @@ class Simulation {
 
   costOf(stage) { return this.costs.stages[Math.min(stage, this.costs.stages.length - 1)]; }
 
+  // Returns the time of a part. A slice has its share of the time of its microbatch, and its share of attention grows with
+  // the keys before it.
+  timeOf({ kind, stage, microbatch }) {
+    const { slices, costs: { attention } } = this, cost = this.costOf(stage);
+    if (slices === 1) return cost[kind];
+    const factor = (1 - attention + attention * ((2 * (microbatch % slices) + 1) / slices)) / slices;
+    const times = { F: cost.F * factor, I: cost.I * factor, W: cost.W / slices }, halves = cost.I + cost.W;
+    return kind === "B" ? cost.B * (halves > 0 ? (times.I + times.W) / halves : factor) : times[kind];
+  }
+
   // Computes the parts of an action. Returns the key of a tensor that is missing, or null.
   compute(rank, action) {
     const parts = action.parts ?? [action], state = this.ranks[rank];
@@ -113,7 +123,7 @@ class Simulation {
     let latest = { issued: now, at: now };
     const arrivals = this.needs(part).map((key) => this.arrivals.get(key)), gathered = { issued: now, at: this.gathered[part.stage] ?? 0 };
     for (const one of [...arrivals, gathered]) if (one.at > latest.at) latest = one;
-    const start = latest.at, end = start + this.costOf(part.stage)[part.kind];
+    const start = latest.at, end = start + this.timeOf(part);
     state.exposed += start - Math.max(latest.issued, now);
     state.free = end;
     const made = this.makes(part);
@@ -147,7 +157,7 @@ class Simulation {
   // Puts a message on the link to the rank of a stage as soon as the link is free.
   transmit(rank, key, stage, bytes, now) {
     const name = rank + " " + this.program.owner[stage], link = this.costs.links?.[name] ?? this.costs;
-    const start = Math.max(this.links.get(name) ?? 0, now), end = start + bytes / (link.bandwidth ?? Infinity);
+    const start = Math.max(this.links.get(name) ?? 0, now), end = start + Math.ceil(bytes / this.slices) / (link.bandwidth ?? Infinity);
     this.links.set(name, end);
     this.arrive(key, stage, { issued: now, at: end + link.latency });
     return [start, end];
@@ -209,15 +219,19 @@ function memoryOf(events, sizes, trains) {
   const computed = events.filter(({ kind }) => "FBIW".includes(kind)), idOf = ({ stage, microbatch }) => stage + " " + microbatch;
   for (const event of computed.filter(({ kind }) => kind === "F")) forwards.set(idOf(event), event);
   for (const event of computed) {
-    const { kind, stage, start, end } = event, [activation, stash, gradient] = sizes[Math.min(stage, sizes.length - 1)] ?? [0, 0, 0];
+    const { kind, stage, start, end } = event, [activation, stash, gradient, keysValues] = sizes[Math.min(stage, sizes.length - 1)] ?? [0, 0, 0, 0];
+    const isLast = sliceOf(event.microbatch) === data.slices - 1;
     // Of a forward that is computed again, only the last one keeps its activation.
     if (kind === "F" && forwards.get(idOf(event)) === event) change(start, activation, 0);
     if ("BW".includes(kind) && !graded.has(stage)) change(start, gradient, 0);
     if ("BW".includes(kind)) graded.add(stage);
+    // The gradients of the keys and values of the other slices.
+    if ("BI".includes(kind) && isLast) change(start, (data.slices - 1) * keysValues, 0);
     if (kind === "F" && !trains) change(end, 0, activation);
     if (kind === "B") change(end, 0, activation);
     if (kind === "I") change(end, stash, activation);
     if (kind === "W") change(end, 0, stash);
+    if ("BI".includes(kind) && !isLast) change(end, 0, keysValues);
   }
   return memory;
 }

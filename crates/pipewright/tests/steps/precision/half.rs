@@ -26,8 +26,8 @@ fn check_cuts(precision: Precision) {
     let half = in_precision(precision);
     let expected = run("gpipe", 1, &half, STEPS).expect("one stage");
     // Looped BFS does not visit the microbatches in ascending order.
-    let names = catalogue().iter().map(|generator| generator.name);
-    for schedule in names.filter(|name| !["forwardonly", "loopedbfs"].contains(name)) {
+    let names = catalogue().iter().filter(|generator| generator.trains).map(|generator| generator.name);
+    for schedule in names.filter(|name| *name != "loopedbfs") {
         for ranks in [1, 2, 4] {
             let Some(found) = run(schedule, ranks, &half, STEPS) else { continue };
             assert_eq!(found, expected, "{schedule} on {ranks} ranks");
