@@ -2,8 +2,8 @@
 //! uses them runs. `messages.rs` moves their storage; `gather.rs` and `skip.rs` fetch what else a computation waits for.
 //!
 //! In a tensor group each rank sends its part, and the receivers put the parts together. Then a message has the layout of
-//! each tensor: the sender's place in its group, the dimension of the cut, and the shape of the whole. The receiver compares it with its own place and with the tensor that arrived. Activations and gradients have
-//! layouts of their own.
+//! each tensor: the sender's place in its group, the dimension of the cut, and the shape of the whole. The receiver
+//! compares it with its own place and with the tensor that arrived. Activations and gradients have layouts of their own.
 
 use pipewright_schedule::{Action, Microbatch, StageIndex};
 
@@ -21,6 +21,13 @@ pub(super) struct Crossing {
     pub(super) from: StageIndex,
     pub(super) to: StageIndex,
     pub(super) microbatch: Microbatch,
+}
+
+/// What has arrived over a boundary.
+enum Received {
+    All(OptionalTensors),
+    /// The message is not here yet.
+    NotYet(AwaitedMessage),
 }
 
 impl Executor {
@@ -62,15 +69,15 @@ impl Executor {
             return Ok(Some(awaited));
         }
         let Some(source) = self.placement().previous(stage) else { return Ok(None) };
-        if self.elsewhere(source).is_some() && self.local_stage(stage).inputs[microbatch.index()].is_none() {
-            let awaited = self.awaited_boundary(Direction::Forward, source, stage, microbatch);
-            let Some(tensors) = self.take_tensors(awaited, stage)? else { return Ok(Some(awaited)) };
-            let mut tensors = self.whole(Crossing { from: source, to: stage, microbatch }, tensors)?;
-            let receive = Action::RecvForward { stage, microbatch };
-            self.show_message(receive, &mut tensors)?;
+        let is_missing = self.local_stage(stage).inputs[microbatch.index()].is_none();
+        if self.elsewhere(source).is_some() && is_missing {
+            let crossing = Crossing { from: source, to: stage, microbatch };
+            let tensors = match self.receive_boundary(Direction::Forward, crossing)? {
+                Received::All(tensors) => tensors,
+                Received::NotYet(awaited) => return Ok(Some(awaited)),
+            };
             let inputs: Values = tensors.into_iter().flatten().collect();
             self.local_stage(stage).inputs[microbatch.index()] = Some(inputs);
-            self.note_received(receive);
         }
         self.fetch_skips(Direction::Forward, stage, microbatch)
     }
@@ -87,15 +94,29 @@ impl Executor {
         let Some(source) = self.placement().next(stage) else { return Ok(None) };
         let is_missing = self.local_stage(stage).output_gradients[microbatch.index()].is_none();
         if self.elsewhere(source).is_some() && is_missing {
-            let awaited = self.awaited_boundary(Direction::Backward, source, stage, microbatch);
-            let Some(gradients) = self.take_tensors(awaited, stage)? else { return Ok(Some(awaited)) };
-            let mut gradients = self.whole(Crossing { from: source, to: stage, microbatch }, gradients)?;
-            let receive = Action::RecvBackward { stage, microbatch };
-            self.show_message(receive, &mut gradients)?;
+            let crossing = Crossing { from: source, to: stage, microbatch };
+            let gradients = match self.receive_boundary(Direction::Backward, crossing)? {
+                Received::All(gradients) => gradients,
+                Received::NotYet(awaited) => return Ok(Some(awaited)),
+            };
             self.local_stage(stage).output_gradients[microbatch.index()] = Some(gradients);
-            self.note_received(receive);
         }
         self.fetch_skips(Direction::Backward, stage, microbatch)
+    }
+
+    /// Takes the tensors that cross a boundary to this rank.
+    fn receive_boundary(&mut self, direction: Direction, crossing: Crossing) -> Result<Received, Cause> {
+        let Crossing { from, to: stage, microbatch } = crossing;
+        let awaited = self.awaited_boundary(direction, from, stage, microbatch);
+        let Some(parts) = self.take_tensors(awaited, stage)? else { return Ok(Received::NotYet(awaited)) };
+        let mut tensors = self.whole(crossing, parts)?;
+        let receive = match direction {
+            Direction::Forward => Action::RecvForward { stage, microbatch },
+            Direction::Backward => Action::RecvBackward { stage, microbatch },
+        };
+        self.show_message(receive, &mut tensors)?;
+        self.note_received(receive);
+        Ok(Received::All(tensors))
     }
 
     /// Lets the hook see the tensors of a message, and replace them.
