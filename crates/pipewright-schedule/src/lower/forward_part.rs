@@ -57,6 +57,7 @@ fn most_gathered(program: &ValidatedProgram) -> Option<NonZeroU32> {
 mod tests {
     use super::*;
     use crate::csv::{parse_program, parse_schedule, print_program};
+    use crate::slices::Slices;
 
     fn check(level: Level, rows: &str, expected: &str) {
         let program = validate(parse_program(rows).expect("a program"), level).expect("a sound program");
@@ -73,6 +74,15 @@ mod tests {
              1RECV_F0,1F0,1RECV_F1,1B0,1SEND_B0,1F1,1B1,1SEND_B1\n",
             "0F0,0SEND_F0,0F1,0SEND_F1\n1RECV_F0,1F0,1RECV_F1,1F1\n",
         );
+    }
+
+    #[test]
+    fn slices_stay_slices() {
+        let program = parse_program("0F0,0F1,0B1,0B0\n").expect("a program");
+        let program = program.with_slices(Slices::new(2).expect("not 0")).expect("whole microbatches");
+        let program = validate(program, Level::Compute).expect("a sound program");
+        let forwards = forward_part(&program).expect("its forwards are a program");
+        assert_eq!(forwards.slices(), program.slices());
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use proptest::prelude::*;
 
+use crate::generate::{ScheduleSpec, generate};
 use crate::ids::Rank;
 use crate::lower::{TrainingLowering, for_training};
 use crate::plan::balance::{Layout, Numbers, even};
@@ -13,6 +14,7 @@ use crate::plan::greedy::{Rules, Task, greedy};
 use crate::plan::layers::Layers;
 use crate::plan::network::{Mesh, MeshOrder, Network};
 use crate::plan::order::Order;
+use crate::plan::predict::{PlanChoice, predict};
 use crate::plan::rank_times::Step;
 use crate::plan::request::ADAMW_STATE;
 use crate::plan::stage_load::{StageLoad, engine_costs, stage_loads};
@@ -175,4 +177,16 @@ proptest! {
             }
         }
     }
+}
+
+#[test]
+fn slices_have_no_times_in_a_profile() {
+    let layers = vec![LayerProfile { kind: "layer".into(), forward_s: 1.0, ..LayerProfile::default() }; 2];
+    let profile = Profile { link: LinkProfile::new(0.0, 1e9), layers, ..Profile::default() };
+    let spec = ScheduleSpec { ranks: 2, microbatches: 2, ..ScheduleSpec::default() };
+    let schedule = generate("seq1f1b", &spec).expect("a schedule");
+    let error = predict(&profile, &schedule, &PlanChoice::default()).map(drop).expect_err("slices");
+    let message = "the schedule cuts microbatches into 2 slices, and a profile has the times of whole microbatches; \
+                   simulate it at costs of your own (`--cost`), or choose another schedule, such as `1f1b`";
+    assert_eq!(error.to_string(), message);
 }
