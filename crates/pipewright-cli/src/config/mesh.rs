@@ -147,7 +147,9 @@ fn groups(
         (1, _) => DataParallelMode::Sharded,
         _ => DataParallelMode::Hybrid { shards },
     };
-    if section.is_sound() && section.is_written(MODE) && word(mode) != word(found) {
+    // A mode that is not one of the words has been reported.
+    let is_read = section.any(MODE).is_some_and(|written| written.as_str() == Some(word(mode)));
+    if is_read && word(mode) != word(found) {
         let (written, meant) = (word(mode), word(found));
         section.report(MODE, ProblemKind::OtherMode { written, meant, groups: value.to_string(), replicas });
         return None;
