@@ -57,6 +57,7 @@ const LAYERS: &[&str] = &[
     "generate::catalogue",
     "generate",
     "level",
+    "sharding",
     // Shared by validation, lowering and simulation.
     "action_set",
     "neighbours",

@@ -5,12 +5,12 @@ use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
 use pipewright_schedule::analytic::estimate;
-use pipewright_schedule::plan::{PlanRequest, plan};
+use pipewright_schedule::plan::{PlanRequest, TrainingState, plan};
 use pipewright_schedule::profile::Profile;
 
 use crate::commands::layer_sizes::layers_of;
 use crate::commands::measure::workload;
-use crate::commands::memory::state_per_parameter;
+use crate::commands::memory::training_state;
 use crate::commands::peak_rates::{assumed_link, assumed_rates};
 use crate::commands::plan_config::write_plan;
 use crate::commands::plan_print::{json, refused, text};
@@ -107,16 +107,16 @@ fn request(
     let ranks = arguments.ranks.or(settings.map(all_ranks)).ok_or_else(|| missing("--ranks"))?;
     let microbatches = arguments.microbatches.or(of_settings.map(|pipeline| pipeline.microbatches));
     let memory = arguments.memory.or(profile.device.as_ref().and_then(|device| device.memory_bytes));
-    let state_per_parameter = match settings {
-        Some(settings) => state_per_parameter(settings, &read_model(&settings.model)?)?,
-        None => PlanRequest::default().state_per_parameter,
+    let state = match settings {
+        Some(settings) => training_state(settings, &read_model(&settings.model)?)?,
+        None => TrainingState::default(),
     };
     Ok(PlanRequest {
         ranks,
         microbatches: microbatches.ok_or_else(|| missing("--microbatches"))?,
         microbatch_rows: of_settings.map_or(profile.rows, |pipeline| pipeline.microbatch_size),
         memory,
-        state_per_parameter,
+        state,
         data_parallel: arguments.data_parallel,
         tensor_parallel: arguments.tensor_parallel,
         ..PlanRequest::default()

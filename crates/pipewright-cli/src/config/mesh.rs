@@ -3,6 +3,7 @@
 
 use pipewright::mesh::{DataParallelMode, Mesh};
 use pipewright_schedule::lower::UnshardConfig;
+use pipewright_schedule::sharding::ShardGroups;
 use serde::Serialize;
 use toml::Value;
 
@@ -46,6 +47,15 @@ impl MeshSettings {
         self.data_parallel_mode.shards(self.data_parallel)
     }
 
+    /// Returns the replicas that hold the parameters together, for any number of replicas.
+    pub(crate) fn shard_groups(&self) -> ShardGroups {
+        match self.data_parallel_mode {
+            DataParallelMode::Replicated => ShardGroups::Whole,
+            DataParallelMode::Sharded => ShardGroups::All,
+            DataParallelMode::Hybrid { shards } => ShardGroups::Of(shards),
+        }
+    }
+
     /// Returns whether each replica holds only a part of the parameters.
     pub(crate) fn is_sharded(&self) -> bool {
         self.shards() > 1
@@ -55,7 +65,7 @@ impl MeshSettings {
     /// form such groups.
     pub(crate) fn with_replicas(&self, replicas: u32) -> Value {
         match self.data_parallel_mode {
-            DataParallelMode::Hybrid { shards } if shards > 0 && replicas.is_multiple_of(shards) => {
+            DataParallelMode::Hybrid { shards } if self.shard_groups().shards(replicas) == shards => {
                 Value::from(vec![replicas / shards, shards])
             }
             _ => Value::from(replicas),
