@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
+use pipewright::mesh::DataParallelMode;
 use pipewright_schedule::analytic::estimate;
 use pipewright_schedule::plan::{PlanRequest, TrainingState, plan};
 use pipewright_schedule::profile::Profile;
@@ -85,9 +86,11 @@ pub(crate) fn run(arguments: &PlanArguments) -> Result<(), Failure> {
         let best = report.plans.first().ok_or_else(|| Failure::input("there is no plan to write"))?;
         write_plan(output, best, settings.as_ref())?;
     }
+    let replicas = report.plans.first().map(|best| best.data_parallel);
+    let note = settings.as_ref().zip(replicas).and_then(|(settings, replicas)| one_group(settings, replicas));
     let printed = match arguments.format {
-        Format::Text => text(&report, &request, seconds, &profile),
-        Format::Json => json(&report, seconds, &profile.assumed),
+        Format::Text => text(&report, &request, seconds, &profile, note.as_deref()),
+        Format::Json => json(&report, seconds, &profile.assumed, note.as_deref()),
     };
     output::write(None, &printed)
 }
@@ -120,6 +123,17 @@ fn request(
         data_parallel: arguments.data_parallel,
         tensor_parallel: arguments.tensor_parallel,
         ..PlanRequest::default()
+    })
+}
+
+/// Returns that all replicas of a plan form one group, if the groups of the configuration do not divide their number.
+fn one_group(settings: &Settings, replicas: u32) -> Option<String> {
+    let DataParallelMode::Hybrid { shards } = settings.mesh.data_parallel_mode else { return None };
+    (settings.mesh.shard_groups().shards(replicas) != shards).then(|| {
+        format!(
+            "mesh.data_parallel: groups of {shards} do not divide the number of replicas of the plan, {replicas}, so all \
+             replicas form one group"
+        )
     })
 }
 

@@ -220,6 +220,28 @@ fn a_model_that_fits_only_when_replicas_share_it() {
 }
 
 #[test]
+fn a_plan_says_that_groups_become_one() {
+    let folder = folder();
+    let planned = |replicas: &str, format: &str| {
+        let sizes = ["--ranks", replicas, "--data-parallel", replicas, "--microbatches", "12"];
+        let further = ["plan", "--time-limit", "1s", "--format", format, "-o", "best.toml"];
+        let set = ["--set", "mesh.data_parallel=[2, 2]"];
+        let printed = succeed(&folder, &[&further[..], &sizes, &set].concat());
+        let config = std::fs::read_to_string(folder.path().join("best.toml")).expect("the configuration");
+        (printed, config)
+    };
+    let note = "mesh.data_parallel: groups of 2 do not divide the number of replicas of the plan, 3, so all replicas form \
+                one group";
+    let (printed, config) = planned("3", "text");
+    assert!(printed.lines().any(|line| line == note), "{printed}");
+    assert!(config.contains("data_parallel = 3") && config.contains("\"sharded\""), "{config}");
+    assert_eq!(json(&planned("3", "json").0)["note"], note);
+    let (printed, config) = planned("4", "text");
+    assert!(!printed.contains("one group"), "{printed}");
+    assert!(config.contains("data_parallel = [2, 2]"), "{config}");
+}
+
+#[test]
 fn absurd_sizes_neither_hang_nor_exhaust_the_memory() {
     let folder = folder();
     write(&folder, "p.toml", PROFILE);
