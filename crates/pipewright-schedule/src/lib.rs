@@ -50,6 +50,8 @@ pub mod generate;
 
 pub mod level;
 
+pub mod sharding;
+
 mod action_set;
 mod neighbours;
 mod rank_set;

@@ -60,6 +60,7 @@ const LAYERS: &[&str] = &[
     "generate::catalogue",
     "generate",
     "level",
+    "sharding",
     // Shared by validation, lowering and simulation.
     "action_set",
     "neighbours",

@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::commands::layer_sizes::layers_of;
 use crate::commands::measure::{measure_run, memory_of_rank, workload};
-use crate::commands::memory::state_per_parameter;
+use crate::commands::memory::training_state;
 use crate::commands::peak_rates::{assumed_link, assumed_rates, device_name};
 use crate::commands::plan_config::is_named;
 use crate::commands::plan_print::{refused, stages_per_rank, title_of};
@@ -148,7 +148,7 @@ fn decide(
         data_parallel: settings.mesh.is_sharded().then_some(settings.mesh.data_parallel),
         // The cost of tensor-parallel ranks is assumed, and only plans that the user asks for rely on it.
         tensor_parallel: Some(1),
-        state_per_parameter: state_per_parameter(settings, &read_model(&settings.model)?)?,
+        state: training_state(settings, &read_model(&settings.model)?)?,
         plans: usize::MAX,
         ..PlanRequest::default()
     };

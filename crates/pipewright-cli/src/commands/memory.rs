@@ -12,6 +12,8 @@ use std::fmt::Write;
 use pipewright::tensor::Precision;
 use pipewright_models::{ModelConfig, ParameterSpec};
 use pipewright_schedule::costs::{RecomputeSizes, StageSizes};
+use pipewright_schedule::plan::TrainingState;
+use pipewright_schedule::sharding::{Sharding, StateBytes};
 use pipewright_schedule::simulate::{peak_memory, timed};
 use pipewright_schedule::{Costs, ModelDesc, Rank, StageIndex, Timeline};
 use sysinfo::{ProcessRefreshKind, ProcessesToUpdate, System};
@@ -25,7 +27,7 @@ use crate::display::bytes;
 use crate::failure::{Exit, Failure};
 
 /// The size of a parameter or of its gradient in bytes.
-pub(super) const NUMBER: u64 = 4;
+const NUMBER: u64 = 4;
 /// The largest number of ranks in the table. If there are more ranks, the table shows those that need the most memory.
 const ROWS: usize = 16;
 
@@ -64,20 +66,12 @@ impl MemoryPlan {
     /// Plans the memory of a run whose stages have these parameters.
     pub(super) fn new(prepared: &Prepared, stages: &[Vec<ParameterSpec>], simulation: &Simulation) -> Self {
         let Prepared { settings, program, .. } = prepared;
-        let sharding = settings.mesh.is_sharded().then_some(Sharding {
-            shards: u64::from(settings.mesh.shards()),
-            window: settings.mesh.unshard_window as usize,
-        });
-        let state = |spec: &ParameterSpec| state_bytes(&settings.optimizer, spec);
-        let sizes = |specs: &Vec<ParameterSpec>| StageNumbers {
-            parameters: numbers_of(specs),
-            state_bytes: specs.iter().map(state).fold(0, u64::saturating_add),
-        };
-        let numbers: Vec<StageNumbers> = stages.iter().map(sizes).collect();
+        let sharding = Sharding { shards: settings.mesh.shards(), window: settings.mesh.unshard_window };
+        let states: Vec<StateBytes> = stages.iter().map(|specs| state_of(settings, specs)).collect();
         let placement = program.placement();
         let of_rank = |rank: Rank| {
-            let own = placement.stages_of(rank).iter().map(|stage| numbers[stage.index()]);
-            held_always(&own.collect::<Vec<_>>(), sharding, settings.run.precision)
+            let own = placement.stages_of(rank).iter().map(|stage| states[stage.index()]);
+            held_always(&own.collect::<Vec<_>>(), sharding)
         };
         let mut ranks: Vec<RankMemory> = placement.all_ranks().map(of_rank).collect();
         let Simulation { timeline, sizes } = simulation;
@@ -198,73 +192,53 @@ impl MemoryPlan {
     }
 }
 
-/// The sizes of a stage that do not depend on the schedule.
-#[derive(Clone, Copy)]
-struct StageNumbers {
-    /// The elements of its parameters.
-    parameters: u64,
-    /// The bytes of the optimizer's state.
-    state_bytes: u64,
-}
-
-/// The distribution of parameters over replicas.
-#[derive(Clone, Copy)]
-struct Sharding {
-    /// The number of replicas that hold the parameters together.
-    shards: u64,
-    /// The number of stages of a rank whose parameters are gathered at the same time.
-    window: usize,
-}
-
 /// Returns the memory of a rank with these stages, without activations. Gradients are whole until a stage's last
-/// microbatch, so sharding does not lower their peak.
-///
-/// In half precision a stage computes with a rounded copy of its parameters, which it has as long as the parameters.
-fn held_always(stages: &[StageNumbers], sharding: Option<Sharding>, precision: Precision) -> RankMemory {
-    let state_bytes = stages.iter().map(|stage| stage.state_bytes).fold(0, u64::saturating_add);
-    let mut stages: Vec<u64> = stages.iter().map(|stage| stage.parameters).collect();
-    let sum = |stages: &[u64]| stages.iter().fold(0, |sum: u64, stage| sum.saturating_add(*stage));
-    let whole = sum(&stages);
-    let (part, gathered, computing) = match sharding {
-        None => (whole, 0, whole),
-        Some(Sharding { shards, window }) => {
-            stages.sort_unstable_by_key(|stage| u64::MAX - stage);
-            stages.truncate(window);
-            let gathered = sum(&stages);
-            (whole.div_ceil(shards), gathered, gathered)
-        }
-    };
-    let copy = copy_bytes(computing, precision);
+/// microbatch, so sharding does not lower their peak. The copy of half precision counts as parameters.
+fn held_always(stages: &[StateBytes], sharding: Sharding) -> RankMemory {
+    let held = sharding.held(stages.iter().copied());
     RankMemory {
-        parameters: part.saturating_add(gathered).saturating_mul(NUMBER).saturating_add(copy),
-        gradients: whole.saturating_mul(NUMBER),
-        optimizer: state_bytes.div_ceil(sharding.map_or(1, |sharding| sharding.shards)),
+        parameters: held.parameters.saturating_add(held.copy),
+        gradients: stages.iter().map(|stage| stage.parameters).fold(0, u64::saturating_add),
+        optimizer: held.optimizer,
         activations: 0,
     }
 }
 
+/// Returns what training needs for these parameters, without their gradients.
+pub(super) fn state_of(settings: &Settings, specs: &[ParameterSpec]) -> StateBytes {
+    let state = |spec: &ParameterSpec| state_bytes(&settings.optimizer, spec);
+    let numbers = numbers_of(specs);
+    StateBytes {
+        parameters: numbers.saturating_mul(NUMBER),
+        copy: copy_bytes(numbers, settings.run.precision),
+        optimizer: specs.iter().map(state).fold(0, u64::saturating_add),
+    }
+}
+
 /// Returns the bytes of the copy of these parameters with which a stage computes in half precision.
-pub(super) fn copy_bytes(parameters: u64, precision: Precision) -> u64 {
+fn copy_bytes(parameters: u64, precision: Precision) -> u64 {
     match precision {
         Precision::F32 => 0,
         half => parameters.saturating_mul(half.bytes()),
     }
 }
 
-/// Returns the bytes that a run holds for each byte of parameters besides these and their gradients: the optimizer's state,
-/// and the copy of half precision.
-pub(super) fn state_per_parameter(settings: &Settings, model: &ModelConfig) -> Result<f64, Failure> {
+/// Returns what ranks hold for each byte of parameters, for a plan.
+pub(super) fn training_state(settings: &Settings, model: &ModelConfig) -> Result<TrainingState, Failure> {
     let layers = model.describe(1).layers.len();
     let specs = model.outline(0..layers).map_err(Failure::input)?;
-    let state = |spec: &ParameterSpec| state_bytes(&settings.optimizer, spec);
-    let held = specs.iter().map(state).fold(0, u64::saturating_add);
-    let copy = copy_bytes(numbers_of(&specs), settings.run.precision);
-    let parameters = numbers_of(&specs).saturating_mul(NUMBER).max(1);
-    Ok(held.saturating_add(copy) as f64 / parameters as f64)
+    let whole = state_of(settings, &specs);
+    let share = |bytes: u64| bytes as f64 / whole.parameters.max(1) as f64;
+    Ok(TrainingState {
+        optimizer: share(whole.optimizer),
+        copy: share(whole.copy),
+        groups: settings.mesh.shard_groups(),
+        window: settings.mesh.unshard_window,
+    })
 }
 
 /// Returns the number of elements in these parameters.
-pub(super) fn numbers_of(specs: &[ParameterSpec]) -> u64 {
+fn numbers_of(specs: &[ParameterSpec]) -> u64 {
     let numbers = |spec: &ParameterSpec| {
         spec.shape.iter().fold(1, |product: u64, &size| product.saturating_mul(size as u64))
     };
@@ -344,20 +318,24 @@ mod tests {
     #[test]
     fn replicas_that_share_hold_their_part_and_what_is_gathered() {
         let whole = RankMemory { parameters: 240, gradients: 240, optimizer: 480, activations: 0 };
-        let held_in = |stages: Vec<u64>, sharding, precision| {
-            let adamw = |parameters| StageNumbers { parameters, state_bytes: 8 * parameters };
-            held_always(&stages.into_iter().map(adamw).collect::<Vec<_>>(), sharding, precision)
+        let held_in = |numbers: Vec<u64>, shards, window, precision| {
+            let adamw = |numbers: u64| StateBytes {
+                parameters: NUMBER * numbers,
+                copy: copy_bytes(numbers, precision),
+                optimizer: 8 * numbers,
+            };
+            let stages: Vec<StateBytes> = numbers.into_iter().map(adamw).collect();
+            held_always(&stages, Sharding { shards, window })
         };
-        let held_always = |stages, sharding| held_in(stages, sharding, Precision::F32);
-        assert_eq!(held_always(vec![10, 30, 20], None), whole);
-        let sharding = |window| Some(Sharding { shards: 4, window });
+        let held_always = |shards, window| held_in(vec![10, 30, 20], shards, window, Precision::F32);
+        assert_eq!(held_always(1, 1), whole);
         let parts = RankMemory { parameters: 4 * (15 + 30), gradients: 240, optimizer: 120, activations: 0 };
-        assert_eq!(held_always(vec![10, 30, 20], sharding(1)), parts);
-        assert_eq!(held_always(vec![10, 30, 20], sharding(9)).parameters, 4 * (15 + 60));
+        assert_eq!(held_always(4, 1), parts);
+        assert_eq!(held_always(4, 9).parameters, 4 * (15 + 60));
         // With the rounded copy of the parameters that compute.
-        let in_half = |sharding| held_in(vec![10, 30, 20], sharding, Precision::Bf16).parameters;
-        assert_eq!(in_half(None), (4 + 2) * 60);
-        assert_eq!(in_half(sharding(1)), 4 * (15 + 30) + 2 * 30);
+        let in_half = |shards| held_in(vec![10, 30, 20], shards, 1, Precision::Bf16).parameters;
+        assert_eq!(in_half(1), (4 + 2) * 60);
+        assert_eq!(in_half(4), 4 * (15 + 30) + 2 * 30);
     }
 
     #[test]

@@ -4,13 +4,14 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
+use pipewright::mesh::DataParallelMode;
 use pipewright_schedule::analytic::estimate;
-use pipewright_schedule::plan::{PlanRequest, plan};
+use pipewright_schedule::plan::{PlanRequest, TrainingState, plan};
 use pipewright_schedule::profile::Profile;
 
 use crate::commands::layer_sizes::layers_of;
 use crate::commands::measure::workload;
-use crate::commands::memory::state_per_parameter;
+use crate::commands::memory::training_state;
 use crate::commands::peak_rates::{assumed_link, assumed_rates};
 use crate::commands::plan_config::write_plan;
 use crate::commands::plan_print::{json, refused, text};
@@ -85,9 +86,11 @@ pub(crate) fn run(arguments: &PlanArguments) -> Result<(), Failure> {
         let best = report.plans.first().ok_or_else(|| Failure::input("there is no plan to write"))?;
         write_plan(output, best, settings.as_ref())?;
     }
+    let replicas = report.plans.first().map(|best| best.data_parallel);
+    let note = settings.as_ref().zip(replicas).and_then(|(settings, replicas)| one_group(settings, replicas));
     let printed = match arguments.format {
-        Format::Text => text(&report, &request, seconds, &profile),
-        Format::Json => json(&report, seconds, &profile.assumed),
+        Format::Text => text(&report, &request, seconds, &profile, note.as_deref()),
+        Format::Json => json(&report, seconds, &profile.assumed, note.as_deref()),
     };
     output::write(None, &printed)
 }
@@ -107,19 +110,30 @@ fn request(
     let ranks = arguments.ranks.or(settings.map(all_ranks)).ok_or_else(|| missing("--ranks"))?;
     let microbatches = arguments.microbatches.or(of_settings.map(|pipeline| pipeline.microbatches));
     let memory = arguments.memory.or(profile.device.as_ref().and_then(|device| device.memory_bytes));
-    let state_per_parameter = match settings {
-        Some(settings) => state_per_parameter(settings, &read_model(&settings.model)?)?,
-        None => PlanRequest::default().state_per_parameter,
+    let state = match settings {
+        Some(settings) => training_state(settings, &read_model(&settings.model)?)?,
+        None => TrainingState::default(),
     };
     Ok(PlanRequest {
         ranks,
         microbatches: microbatches.ok_or_else(|| missing("--microbatches"))?,
         microbatch_rows: of_settings.map_or(profile.rows, |pipeline| pipeline.microbatch_size),
         memory,
-        state_per_parameter,
+        state,
         data_parallel: arguments.data_parallel,
         tensor_parallel: arguments.tensor_parallel,
         ..PlanRequest::default()
+    })
+}
+
+/// Returns that all replicas of a plan form one group, if the groups of the configuration do not divide their number.
+fn one_group(settings: &Settings, replicas: u32) -> Option<String> {
+    let DataParallelMode::Hybrid { shards } = settings.mesh.data_parallel_mode else { return None };
+    (settings.mesh.shard_groups().shards(replicas) != shards).then(|| {
+        format!(
+            "mesh.data_parallel: groups of {shards} do not divide the number of replicas of the plan, {replicas}, so all \
+             replicas form one group"
+        )
     })
 }
 

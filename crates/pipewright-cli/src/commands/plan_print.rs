@@ -20,6 +20,9 @@ struct Report<'a> {
     stopped: bool,
     /// The figures of the profile that were not measured.
     assumed: &'a [String],
+    /// What the configuration has that the plan cannot keep.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    note: Option<&'a str>,
 }
 
 #[derive(Serialize)]
@@ -90,7 +93,7 @@ pub(super) fn stages_per_rank(plan: &Plan) -> u32 {
 }
 
 /// Returns the report as JSON.
-pub(super) fn json(report: &PlanReport, seconds: f64, assumed: &[String]) -> String {
+pub(super) fn json(report: &PlanReport, seconds: f64, assumed: &[String], note: Option<&str>) -> String {
     let report = Report {
         plans: report.plans.iter().map(plan_json).collect(),
         lower_bound_s: report.lower_bound_s,
@@ -99,6 +102,7 @@ pub(super) fn json(report: &PlanReport, seconds: f64, assumed: &[String]) -> Str
         simulated: report.simulated,
         stopped: report.stopped,
         assumed,
+        note,
     };
     serde_json::to_string(&report).expect("numbers can be written as JSON") + "\n"
 }
@@ -152,8 +156,14 @@ pub(super) fn refused(error: PlanError) -> Failure {
     }
 }
 
-/// Returns the report as text.
-pub(super) fn text(report: &PlanReport, request: &PlanRequest, seconds: f64, profile: &Profile) -> String {
+/// Returns the report as text, with a note about what the plan cannot keep of the configuration.
+pub(super) fn text(
+    report: &PlanReport,
+    request: &PlanRequest,
+    seconds: f64,
+    profile: &Profile,
+    note: Option<&str>,
+) -> String {
     let mut text = String::new();
     let mut line = |words: String| writeln!(text, "{words}").expect("a string takes all text");
     for (place, plan) in report.plans.iter().enumerate() {
@@ -193,6 +203,9 @@ pub(super) fn text(report: &PlanReport, request: &PlanRequest, seconds: f64, pro
         .filter(|outcome| Some(outcome.name) != report.plans.first().map(|plan| plan.name))
     {
         line(format!("lost  {}: {}", outcome.name, reason(&outcome.result, best)));
+    }
+    if let Some(note) = note {
+        line(note.to_owned());
     }
     if request.memory.is_none() {
         line("memory is not limited; --memory limits it".to_owned());

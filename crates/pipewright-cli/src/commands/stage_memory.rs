@@ -8,11 +8,11 @@ use std::fmt::Write;
 use pipewright_models::ParameterSpec;
 use pipewright_schedule::StageIndex;
 use pipewright_schedule::costs::StageSizes;
+use pipewright_schedule::sharding::StateBytes;
 use pipewright_schedule::simulate::memory_curve;
 
-use crate::commands::memory::{NUMBER, Simulation, copy_bytes, numbers_of};
+use crate::commands::memory::{Simulation, state_of};
 use crate::commands::prepare::Prepared;
-use crate::commands::update::state_bytes;
 use crate::display::bytes;
 
 /// Returns a table with a row for each stage. If parameters are sharded, a replica holds its part of them and of the
@@ -42,13 +42,9 @@ pub(super) fn stage_table(
             |other: StageIndex| if other == stage { sizes[other.index()] } else { StageSizes::default() };
         let only: Vec<StageSizes> = placement.all_stages().map(own).collect();
         let peak = memory_curve(timeline, rank, &only).iter().map(|step| step.held).max().unwrap_or(0);
-        let numbers = numbers_of(specs);
-        let whole = numbers.saturating_mul(NUMBER);
-        let copy = copy_bytes(numbers, settings.run.precision);
-        let state =
-            specs.iter().map(|spec| state_bytes(&settings.optimizer, spec)).fold(0, u64::saturating_add);
+        let StateBytes { parameters: whole, copy, optimizer } = state_of(settings, specs);
         let cells =
-            [whole.div_ceil(shards).saturating_add(copy), whole, state.div_ceil(shards), peak].map(bytes);
+            [whole.div_ceil(shards).saturating_add(copy), whole, optimizer.div_ceil(shards), peak].map(bytes);
         let [parameters, gradients, optimizer, activations] = &cells;
         line(&format!("stage {stage}"), [&rank.to_string(), parameters, gradients, optimizer, activations]);
     }

@@ -5,6 +5,7 @@ use pipewright::mesh::{DataParallelMode, Mesh};
 use pipewright::nn::TensorParallel;
 use pipewright::tensor::TensorRank;
 use pipewright_schedule::lower::UnshardConfig;
+use pipewright_schedule::sharding::ShardGroups;
 use serde::Serialize;
 use toml::Value;
 
@@ -56,6 +57,15 @@ impl MeshSettings {
         self.data_parallel_mode.shards(self.data_parallel)
     }
 
+    /// Returns the replicas that hold the parameters together, for any number of replicas.
+    pub(crate) fn shard_groups(&self) -> ShardGroups {
+        match self.data_parallel_mode {
+            DataParallelMode::Replicated => ShardGroups::Whole,
+            DataParallelMode::Sharded => ShardGroups::All,
+            DataParallelMode::Hybrid { shards } => ShardGroups::Of(shards),
+        }
+    }
+
     /// Returns whether each replica holds only a part of the parameters.
     pub(crate) fn is_sharded(&self) -> bool {
         self.shards() > 1
@@ -65,7 +75,7 @@ impl MeshSettings {
     /// form such groups.
     pub(crate) fn with_replicas(&self, replicas: u32) -> Value {
         match self.data_parallel_mode {
-            DataParallelMode::Hybrid { shards } if shards > 0 && replicas.is_multiple_of(shards) => {
+            DataParallelMode::Hybrid { shards } if self.shard_groups().shards(replicas) == shards => {
                 Value::from(vec![replicas / shards, shards])
             }
             _ => Value::from(replicas),
@@ -159,7 +169,9 @@ fn groups(
         (1, _) => DataParallelMode::Sharded,
         _ => DataParallelMode::Hybrid { shards },
     };
-    if section.is_sound() && section.is_written(MODE) && word(mode) != word(found) {
+    // A mode that is not one of the words has been reported.
+    let is_read = section.any(MODE).is_some_and(|written| written.as_str() == Some(word(mode)));
+    if is_read && word(mode) != word(found) {
         let (written, meant) = (word(mode), word(found));
         section.report(MODE, ProblemKind::OtherMode { written, meant, groups: value.to_string(), replicas });
         return None;

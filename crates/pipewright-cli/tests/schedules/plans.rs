@@ -191,6 +191,56 @@ fn a_plan_replaces_the_choices_of_the_configuration() {
     succeed(&folder, &["check", "best.toml"]);
 }
 
+/// Two replicas of one rank each; rows are short, so that nearly all bytes are parameters and their state.
+#[test]
+fn a_model_that_fits_only_when_replicas_share_it() {
+    let folder = folder();
+    let planned = |mesh: &str, memory: Option<u64>| {
+        let set = ["model.hidden_size=512", "model.intermediate_size=1024", "data.seq_len=16", mesh];
+        let memory = memory.map_or_else(|| "1TiB".to_owned(), |bytes| bytes.to_string());
+        let sizes =
+            ["plan", "--ranks", "2", "--data-parallel", "2", "--format", "json", "--time-limit", "2s"];
+        let set = set.iter().flat_map(|set| ["--set", set]);
+        let arguments: Vec<&str> = sizes.into_iter().chain(["--memory", &memory]).chain(set).collect();
+        let output = run(&folder, &arguments);
+        (output.status.code(), text(&output.stdout))
+    };
+    let (code, whole) = planned("mesh.data_parallel=2", None);
+    assert_eq!(code, Some(0));
+    let peaks = |report: &str| -> Vec<u64> {
+        let plans = json(report)["plans"].as_array().expect("plans").clone();
+        plans.iter().map(|plan| plan["peak_bytes"][0].as_u64().expect("a number")).collect()
+    };
+    let least = peaks(&whole).into_iter().min().expect("a plan");
+    let memory = Some(least / 100 * 97);
+    assert_eq!(planned("mesh.data_parallel=2", memory).0, Some(3), "whole on each replica");
+    let (code, shared) = planned("mesh.data_parallel=[1,2]", memory);
+    assert_eq!(code, Some(0), "half on each replica");
+    assert!(peaks(&shared).into_iter().all(|peak| Some(peak) <= memory), "{shared}");
+}
+
+#[test]
+fn a_plan_says_that_groups_become_one() {
+    let folder = folder();
+    let planned = |replicas: &str, format: &str| {
+        let sizes = ["--ranks", replicas, "--data-parallel", replicas, "--microbatches", "12"];
+        let further = ["plan", "--time-limit", "1s", "--format", format, "-o", "best.toml"];
+        let set = ["--set", "mesh.data_parallel=[2, 2]"];
+        let printed = succeed(&folder, &[&further[..], &sizes, &set].concat());
+        let config = std::fs::read_to_string(folder.path().join("best.toml")).expect("the configuration");
+        (printed, config)
+    };
+    let note = "mesh.data_parallel: groups of 2 do not divide the number of replicas of the plan, 3, so all replicas form \
+                one group";
+    let (printed, config) = planned("3", "text");
+    assert!(printed.lines().any(|line| line == note), "{printed}");
+    assert!(config.contains("data_parallel = 3") && config.contains("\"sharded\""), "{config}");
+    assert_eq!(json(&planned("3", "json").0)["note"], note);
+    let (printed, config) = planned("4", "text");
+    assert!(!printed.contains("one group"), "{printed}");
+    assert!(config.contains("data_parallel = [2, 2]"), "{config}");
+}
+
 #[test]
 fn absurd_sizes_neither_hang_nor_exhaust_the_memory() {
     let folder = folder();

@@ -153,10 +153,11 @@ pub(super) fn even(layers: usize, stages: usize) -> Vec<usize> {
 
 impl<'a> Walk<'a> {
     fn of(step: Step<'a>, memory: Option<u64>, layout: Layout) -> Self {
+        let chunks = layout.rank_of.len().div_ceil((step.ranks as usize).max(1));
         let mut bytes = vec![0u64];
         for layer in &step.layers.list {
-            // Parameters, gradients, two moments; and a little for activations.
-            let always = layer.parameters.saturating_mul(4).saturating_add(layer.output);
+            // A little for activations.
+            let always = step.layers.rank_bytes(layer, chunks).saturating_add(layer.output);
             bytes.push(bytes[bytes.len() - 1].saturating_add(always));
         }
         let all = step.layers.work(0..step.layers.count());

@@ -8,6 +8,7 @@ use crate::plan::network::Network;
 use crate::plan::order::{Cell, Kind, Order};
 use crate::plan::stage_load::StageLoad;
 use crate::profile::LinkProfile;
+use crate::sharding::Sharding;
 
 /// A time that is not known yet.
 const UNKNOWN: f64 = -1.0;
@@ -207,14 +208,14 @@ fn last_reduction(order: &Order, loads: &[StageLoad], ended: &[(usize, f64)]) ->
 
 /// Returns the peak bytes of each rank: parameters, optimizer state, gradients and activations, and what an operation
 /// holds while it runs.
-pub(super) fn peaks(order: &Order, loads: &[StageLoad]) -> Vec<u64> {
+pub(super) fn peaks(order: &Order, loads: &[StageLoad], sharding: Sharding) -> Vec<u64> {
     let trains = order.rows.iter().flatten().any(|cell| cell.kind != Kind::Forward);
-    (0..order.rows.len()).map(|rank| peak(order, loads, rank, trains)).collect()
+    (0..order.rows.len()).map(|rank| peak(order, loads, sharding, rank, trains)).collect()
 }
 
-fn peak(order: &Order, loads: &[StageLoad], rank: usize, trains: bool) -> u64 {
+fn peak(order: &Order, loads: &[StageLoad], sharding: Sharding, rank: usize, trains: bool) -> u64 {
     let own = order.placement.stages_of(crate::ids::Rank::new(rank as u32));
-    let mut held: u64 = own.iter().map(|stage| loads[stage.index()].fixed).fold(0, u64::saturating_add);
+    let mut held = sharding.held(own.iter().map(|stage| loads[stage.index()].state)).total();
     let mut peak = held;
     let mut with_gradient: Vec<u32> = Vec::new();
     let row = &order.rows[rank];

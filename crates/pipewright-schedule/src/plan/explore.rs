@@ -100,9 +100,9 @@ fn choices(search: &Search<'_>, shape: &Shape, cut: &Cut) -> Vec<Vec<bool>> {
         return every_choice(stages).collect();
     }
     let loads = stage_loads(&shape.layers, &cut.layout.starts, &none);
-    let ranks = shape.ranks as usize;
-    let as_1f1b = to_hold(&loads, &cut.layout.rank_of, memory, |rank| (ranks - rank) as u64);
-    let twice = to_hold(&loads, &cut.layout.rank_of, memory, |rank| 2 * (ranks - rank) as u64);
+    let (ranks, sharding) = (shape.ranks as usize, shape.layers.sharding);
+    let as_1f1b = to_hold(&loads, &cut.layout.rank_of, sharding, memory, |rank| (ranks - rank) as u64);
+    let twice = to_hold(&loads, &cut.layout.rank_of, sharding, memory, |rank| 2 * (ranks - rank) as u64);
     let mut choices = vec![none, as_1f1b, twice, vec![true; stages]];
     choices.dedup();
     choices

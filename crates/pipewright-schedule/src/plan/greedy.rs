@@ -26,6 +26,7 @@ use crate::plan::evaluate::Links;
 use crate::plan::network::Network;
 use crate::plan::order::{Cell, Kind, Order};
 use crate::plan::stage_load::StageLoad;
+use crate::sharding::Sharding;
 
 /// The rules of a searched order.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -90,6 +91,7 @@ pub(super) struct Task<'a> {
     pub(super) microbatches: u32,
     pub(super) loads: &'a [StageLoad],
     pub(super) network: &'a Network,
+    pub(super) sharding: Sharding,
     /// The memory of a rank, in bytes.
     pub(super) memory: Option<u64>,
 }
@@ -366,8 +368,7 @@ fn drains(task: &Task<'_>, rank_of: &[u32]) -> Vec<f64> {
 /// `None` if not even one microbatch fits.
 fn rank_limit(task: &Task<'_>, own: &[usize], stages: &mut [StageState]) -> Option<u64> {
     let loads = own.iter().map(|&stage| &task.loads[stage]);
-    let always =
-        loads.clone().map(|load| load.fixed.saturating_add(load.gradient)).fold(0, u64::saturating_add);
+    let always = StageLoad::fixed(loads.clone(), task.sharding);
     let temporary = loads.clone().map(|load| load.temporary).max().unwrap_or(0);
     let mut room = loads.map(growth).max().unwrap_or(0);
     for &stage in own.iter().rev() {

@@ -8,7 +8,9 @@
 use std::ops::Range;
 
 use crate::plan::network::Network;
+use crate::plan::request::TrainingState;
 use crate::profile::{LayerProfile, Profile, TENSOR_SUMS};
+use crate::sharding::{Sharding, StateBytes};
 
 /// The costs of one layer for one microbatch.
 #[derive(Debug, Clone, Copy)]
@@ -32,8 +34,8 @@ pub(super) struct Layer {
 pub(super) struct Layers {
     pub(super) list: Vec<Layer>,
     pub(super) network: Network,
-    /// [`PlanRequest::state_per_parameter`](crate::plan::PlanRequest::state_per_parameter).
-    state_per_parameter: f64,
+    pub(super) sharding: Sharding,
+    state: TrainingState,
     forward: Vec<f64>,
     input: Vec<f64>,
     work: Vec<f64>,
@@ -42,7 +44,7 @@ pub(super) struct Layers {
 impl Layers {
     /// Scales `profile` to microbatches of `rows` rows and to the tensor-parallel ranks of `network`. Times and sizes
     /// grow with the rows, except for the optimizer and the parameters.
-    pub(super) fn of(profile: &Profile, rows: u32, network: Network, state_per_parameter: f64) -> Self {
+    pub(super) fn of(profile: &Profile, rows: u32, network: Network, state: TrainingState) -> Self {
         let scale = f64::from(rows) / f64::from(profile.rows);
         let bytes = |bytes: u64| {
             let scaled = u128::from(bytes) * u128::from(rows) / u128::from(profile.rows);
@@ -75,12 +77,31 @@ impl Layers {
         let forward = sums(&list, |layer| layer.forward);
         let input = sums(&list, |layer| layer.input);
         let work = sums(&list, |layer| layer.forward + layer.input + layer.weight);
-        Self { list, network, state_per_parameter, forward, input, work }
+        let sharding = Sharding { shards: state.groups.shards(network.mesh.replicas), window: state.window };
+        Self { list, network, sharding, state, forward, input, work }
     }
 
-    /// Returns the bytes that a rank always holds for parameters of this size: these, and the state for them.
-    pub(super) fn fixed_bytes(&self, parameters: u64) -> u64 {
-        parameters.saturating_add((parameters as f64 * self.state_per_parameter).ceil() as u64)
+    /// Returns what training needs for parameters of this size, without their gradients.
+    pub(super) fn state_of(&self, parameters: u64) -> StateBytes {
+        let of = |factor: f64| (parameters as f64 * factor).ceil() as u64;
+        StateBytes { parameters, copy: of(self.state.copy), optimizer: of(self.state.optimizer) }
+    }
+
+    /// Returns the part of a rank's parameters, gradients and optimizer state that belongs to a layer. If replicas hold
+    /// them together, it has the share of the gathered parameters that stages of equal size have, with `chunks` stages on the
+    /// rank.
+    pub(super) fn rank_bytes(&self, layer: &Layer, chunks: usize) -> u64 {
+        let state = self.state_of(layer.parameters);
+        let part = Sharding { window: 0, ..self.sharding }.held([state]).total();
+        let gathered = match self.sharding.shards {
+            ..=1 => 0,
+            _ => {
+                let (whole, window) = (state.parameters.saturating_add(state.copy), self.sharding.window);
+                u128::from(whole) * u128::from(window).min(chunks as u128) / (chunks as u128).max(1)
+            }
+        };
+        let gathered = u64::try_from(gathered).unwrap_or(u64::MAX);
+        layer.parameters.saturating_add(part).saturating_add(gathered)
     }
 
     /// Returns the number of layers.

@@ -57,4 +57,4 @@ pub use predict::{PlanChoice, PredictError, Prediction, choice_costs, predict};
 pub use report::{
     Collectives, Outcome, OutcomeKind, Plan, PlanError, PlanReport, PlanSettings, SEARCHED, Shortage,
 };
-pub use request::PlanRequest;
+pub use request::{PlanRequest, TrainingState};

@@ -128,7 +128,7 @@ fn finished(
         tensor_parallel: shape.mesh.tensor,
         mesh_order: shape.mesh.order,
         microbatch_rows: shape.microbatch_rows,
-        state_per_parameter: request.state_per_parameter,
+        state: request.state,
     };
     let prediction = predict(profile, &schedule, &choice)?;
     Ok(Plan {

@@ -11,7 +11,7 @@ use crate::plan::layers::Layers;
 use crate::plan::network::{Mesh, MeshOrder, Network};
 use crate::plan::order::{Cell, Kind, Order};
 use crate::plan::report::Collectives;
-use crate::plan::request::ADAMW_STATE;
+use crate::plan::request::TrainingState;
 use crate::plan::search::optimizer_time;
 use crate::plan::stage_load::{StageLoad, engine_costs, stage_loads};
 use crate::profile::Profile;
@@ -35,8 +35,8 @@ pub struct PlanChoice {
     pub mesh_order: MeshOrder,
     /// The number of rows of a microbatch.
     pub microbatch_rows: u32,
-    /// [`PlanRequest::state_per_parameter`](crate::plan::PlanRequest::state_per_parameter).
-    pub state_per_parameter: f64,
+    /// What ranks hold for their parameters.
+    pub state: TrainingState,
 }
 
 impl Default for PlanChoice {
@@ -49,7 +49,7 @@ impl Default for PlanChoice {
             tensor_parallel: 1,
             mesh_order: MeshOrder::default(),
             microbatch_rows: 1,
-            state_per_parameter: ADAMW_STATE,
+            state: TrainingState::default(),
         }
     }
 }
@@ -60,7 +60,7 @@ impl PlanChoice {
         let Self { data_parallel: replicas, tensor_parallel: tensor, mesh_order: order, .. } = *self;
         let network = Network::of(profile, Mesh { tensor, replicas, ranks, order });
         let network = network.ok_or(PredictError::Mesh { tensor, replicas, ranks })?;
-        Ok(Layers::of(profile, self.microbatch_rows, network, self.state_per_parameter))
+        Ok(Layers::of(profile, self.microbatch_rows, network, self.state))
     }
 }
 
@@ -153,7 +153,7 @@ pub fn predict(
     let costs = engine_costs(&layers, &loads);
     let run = timed(program.as_program(), &costs)?;
     let order = Order::of(schedule);
-    let (optimizer_s, peak_bytes) = (optimizer_time(&order, &loads), peaks(&order, &loads));
+    let (optimizer_s, peak_bytes) = (optimizer_time(&order, &loads), peaks(&order, &loads, layers.sharding));
     let collectives = collectives(&order, &loads);
     Ok(Prediction { program, costs, run, optimizer_s, peak_bytes, collectives })
 }

@@ -4,6 +4,7 @@ use crate::plan::evaluate::peaks;
 use crate::plan::layers::Layers;
 use crate::plan::order::Order;
 use crate::plan::stage_load::{StageLoad, stage_loads};
+use crate::sharding::Sharding;
 
 /// The largest number of stages for which all choices are tried.
 pub(super) const ALL_CHOICES: usize = 6;
@@ -19,7 +20,7 @@ pub(super) fn to_fit(layers: &Layers, starts: &[usize], order: &Order, memory: u
     let mut choice = vec![false; starts.len() - 1];
     loop {
         let loads = stage_loads(layers, starts, &choice);
-        let peaks = peaks(order, &loads);
+        let peaks = peaks(order, &loads, layers.sharding);
         let mut changed = false;
         for (rank, _) in order.placement.all_ranks().zip(peaks).filter(|&(_, peak)| peak > memory) {
             let own = order.placement.stages_of(rank).iter().map(|stage| stage.index());
@@ -40,16 +41,16 @@ pub(super) fn to_fit(layers: &Layers, starts: &[usize], order: &Order, memory: u
 pub(super) fn to_hold(
     loads: &[StageLoad],
     rank_of: &[u32],
+    sharding: Sharding,
     memory: u64,
     wanted: impl Fn(usize) -> u64,
 ) -> Vec<bool> {
     let ranks = rank_of.iter().max().map_or(0, |&last| last as usize + 1);
-    let (mut fixed, mut kept) = (vec![0u64; ranks], vec![0u64; ranks]);
-    for (stage, load) in loads.iter().enumerate() {
-        let rank = rank_of[stage] as usize;
-        fixed[rank] = fixed[rank].saturating_add(load.fixed).saturating_add(load.gradient);
-        kept[rank] = kept[rank].saturating_add(load.kept);
-    }
-    let lacks = |rank: usize| fixed[rank].saturating_add(kept[rank].saturating_mul(wanted(rank))) > memory;
-    (0..loads.len()).map(|stage| lacks(rank_of[stage] as usize)).collect()
+    let lacks = |rank: usize| {
+        let own = loads.iter().zip(rank_of).filter(|&(_, &of)| of as usize == rank).map(|(load, _)| load);
+        let kept = own.clone().map(|load| load.kept).fold(0, u64::saturating_add);
+        StageLoad::fixed(own, sharding).saturating_add(kept.saturating_mul(wanted(rank))) > memory
+    };
+    let lacking: Vec<bool> = (0..ranks).map(lacks).collect();
+    rank_of.iter().map(|&rank| lacking[rank as usize]).collect()
 }

@@ -38,7 +38,8 @@ pub(super) fn descended(
     let (layers, ranks) = (step.layers.count(), class.ranks as usize);
     let mut bytes = vec![0u64];
     for layer in &step.layers.list {
-        bytes.push(bytes[bytes.len() - 1].saturating_add(layer.parameters.saturating_mul(4)));
+        let always = step.layers.rank_bytes(layer, class.chunks as usize);
+        bytes.push(bytes[bytes.len() - 1].saturating_add(always));
     }
     let mut numbers = Numbers(seed);
     let rank_of = class.ranks_of();

@@ -1,7 +1,30 @@
 //! The input of a plan.
 
+use crate::sharding::ShardGroups;
+
 /// The bytes of the two moments of AdamW for each byte of parameters.
-pub(super) const ADAMW_STATE: f64 = 2.0;
+const ADAMW_STATE: f64 = 2.0;
+
+/// What ranks hold for their parameters besides the gradients, which have the size of the parameters.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct TrainingState {
+    /// The bytes of the optimizer's state for each byte of parameters; 2 for AdamW.
+    pub optimizer: f64,
+    /// The bytes of the copy of the parameters with which stages compute in half precision, for each byte of parameters; 0
+    /// in single precision.
+    pub copy: f64,
+    /// The replicas that hold parameters and optimizer state together.
+    pub groups: ShardGroups,
+    /// The number of stages of a rank whose parameters are gathered at the same time, if replicas hold them together.
+    pub window: u32,
+}
+
+impl Default for TrainingState {
+    /// AdamW in single precision, all of it on each replica.
+    fn default() -> Self {
+        Self { optimizer: ADAMW_STATE, copy: 0.0, groups: ShardGroups::default(), window: 1 }
+    }
+}
 
 /// The sizes and limits of a plan. The costs are in the profile.
 #[derive(Debug, Clone, PartialEq)]
@@ -14,9 +37,8 @@ pub struct PlanRequest {
     pub microbatch_rows: u32,
     /// The memory of each rank in bytes; `None` for any amount.
     pub memory: Option<u64>,
-    /// The bytes that a rank holds for each byte of its parameters, besides these and their gradients: the state of the
-    /// optimizer, and the copy of the parameters with which stages compute in half precision. 2 for AdamW in single precision.
-    pub state_per_parameter: f64,
+    /// What ranks hold for their parameters.
+    pub state: TrainingState,
     /// The number of replicas; `None` to search it.
     pub data_parallel: Option<u32>,
     /// The number of tensor-parallel ranks of each stage; `None` to search it, if the profile has nodes. They share a node.
@@ -44,7 +66,7 @@ impl Default for PlanRequest {
             microbatches: 8,
             microbatch_rows: 1,
             memory: None,
-            state_per_parameter: ADAMW_STATE,
+            state: TrainingState::default(),
             data_parallel: None,
             tensor_parallel: None,
             larger_microbatches: true,

@@ -14,6 +14,7 @@ use crate::plan::report::{PlanSettings, SEARCHED, Shortage};
 use crate::plan::request::PlanRequest;
 use crate::plan::shape::Shape;
 use crate::plan::stage_load::{StageLoad, stage_loads};
+use crate::sharding::Sharding;
 
 /// A gap below which the search ends.
 pub(super) const GOOD_ENOUGH: f64 = 5e-4;
@@ -118,8 +119,8 @@ impl<'a> Search<'a> {
     ) -> Option<f64> {
         let shape = &shapes[choice.shape];
         let loads = stage_loads(&shape.layers, choice.starts, choice.recompute);
-        let peaks = peaks(order, &loads);
-        if let Some(shortage) = self.shortage(order, &loads, &peaks) {
+        let peaks = peaks(order, &loads, shape.layers.sharding);
+        if let Some(shortage) = self.shortage(order, &loads, &peaks, shape.layers.sharding) {
             self.keep_shortage(label.name, shortage, shape, choice);
             return None;
         }
@@ -148,6 +149,7 @@ impl<'a> Search<'a> {
             microbatches: shape.microbatches,
             loads: &loads,
             network: &shape.layers.network,
+            sharding: shape.layers.sharding,
             memory: self.request.memory,
         };
         let mut work = 0;
@@ -156,8 +158,8 @@ impl<'a> Search<'a> {
         self.charge(work.max(8 * loads.len() as u64));
         let (order, _) = made?;
         let order = Rc::new(order);
-        let peaks = peaks(&order, &loads);
-        if let Some(shortage) = self.shortage(&order, &loads, &peaks) {
+        let peaks = peaks(&order, &loads, shape.layers.sharding);
+        if let Some(shortage) = self.shortage(&order, &loads, &peaks, shape.layers.sharding) {
             self.keep_shortage(SEARCHED, shortage, shape, choice);
             return None;
         }
@@ -201,12 +203,17 @@ impl<'a> Search<'a> {
     }
 
     /// Returns what an order lacks on the rank that lacks the most, if it does not fit.
-    fn shortage(&self, order: &Order, loads: &[StageLoad], peaks: &[u64]) -> Option<Shortage> {
+    fn shortage(
+        &self,
+        order: &Order,
+        loads: &[StageLoad],
+        peaks: &[u64],
+        sharding: Sharding,
+    ) -> Option<Shortage> {
         let memory = self.request.memory?;
         let (rank, &needed) = (0..).map(Rank::new).zip(peaks).max_by_key(|&(_, peak)| peak)?;
-        let of_stage = |load: &StageLoad| load.fixed.saturating_add(load.gradient);
-        let own = order.placement.stages_of(rank).iter().map(|stage| of_stage(&loads[stage.index()]));
-        let fixed = own.fold(0, u64::saturating_add);
+        let own = order.placement.stages_of(rank).iter().map(|stage| &loads[stage.index()]);
+        let fixed = StageLoad::fixed(own, sharding);
         (needed > memory).then_some(Shortage { rank, needed, fixed, memory })
     }
 

@@ -6,6 +6,7 @@ use crate::plan::network::{Mesh, MeshOrder, Network};
 use crate::plan::rank_times::Step;
 use crate::plan::request::PlanRequest;
 use crate::profile::Profile;
+use crate::sharding::Sharding;
 
 /// One division.
 pub(super) struct Shape {
@@ -45,7 +46,7 @@ impl Shape {
                     ranks,
                     microbatches: microbatches / mesh.replicas,
                     microbatch_rows,
-                    layers: Layers::of(profile, microbatch_rows, network, request.state_per_parameter),
+                    layers: Layers::of(profile, microbatch_rows, network, request.state),
                     classes: Class::all(ranks, count),
                 });
             }
@@ -54,10 +55,12 @@ impl Shape {
     }
 
     /// Returns the bytes of all parameters, gradients and optimizer state of a replica, as the share of one
-    /// tensor-parallel rank.
+    /// tensor-parallel rank. Of parameters that replicas hold together, these are the replica's part.
     pub(super) fn fixed_bytes(&self) -> u128 {
+        let parts = Sharding { window: 0, ..self.layers.sharding };
         let bytes = |layer: &Layer| {
-            u128::from(layer.parameters) + u128::from(self.layers.fixed_bytes(layer.parameters))
+            let held = parts.held([self.layers.state_of(layer.parameters)]);
+            u128::from(layer.parameters) + u128::from(held.total())
         };
         self.layers.list.iter().map(bytes).sum()
     }

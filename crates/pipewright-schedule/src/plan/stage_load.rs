@@ -3,13 +3,15 @@
 //! A stage that recomputes keeps its input instead of its activations. Before `I` (or `B`) it computes its forward once
 //! more, and its activations exist until the end of `I`. A forward that its own backward follows at once keeps its
 //! activations and is not computed again ([`mod@crate::recompute`]). Each byte of parameters needs a byte of gradients,
-//! from the first weight gradient of the step, and, always, the optimizer's state for it.
+//! from the first weight gradient of the step, and, always, the optimizer's state for it. Replicas may hold parameters and
+//! optimizer state together ([`crate::sharding`]).
 
 use crate::costs::{Costs, Link, RecomputeSizes, StageCosts, StageSizes};
 use crate::ids::{Rank, StageIndex};
 use crate::plan::layers::Layers;
 use crate::profile::LinkProfile;
 use crate::recompute::Recompute;
+use crate::sharding::{Sharding, StateBytes};
 
 /// The times and sizes of a stage for one microbatch.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -30,8 +32,8 @@ pub(super) struct StageLoad {
     /// The bytes that `I` keeps until `W`.
     pub(super) stash: u64,
     pub(super) gradient: u64,
-    /// Parameters and optimizer state.
-    pub(super) fixed: u64,
+    /// Parameters and optimizer state of all replicas that hold them together.
+    pub(super) state: StateBytes,
     /// What the operations of a layer hold only while they run.
     pub(super) temporary: u64,
     /// The part of `forward`, and that of `input`, in which tensor-parallel ranks add their results.
@@ -41,6 +43,12 @@ pub(super) struct StageLoad {
 }
 
 impl StageLoad {
+    /// Returns the bytes that a rank with these stages always holds, and its gradients.
+    pub(super) fn fixed<'a>(loads: impl Iterator<Item = &'a Self> + Clone, sharding: Sharding) -> u64 {
+        let gradients = loads.clone().map(|load| load.gradient).fold(0, u64::saturating_add);
+        sharding.held(loads.map(|load| load.state)).total().saturating_add(gradients)
+    }
+
     /// Returns what a forward keeps that is not computed again.
     pub(super) fn activation(&self) -> u64 {
         self.kept.saturating_add(self.rebuilt)
@@ -67,7 +75,7 @@ fn stage_load(layers: &Layers, start: usize, end: usize, recomputes: bool) -> St
         rebuilt: 0,
         stash: 0,
         gradient: 0,
-        fixed: 0,
+        state: StateBytes::default(),
         temporary: 0,
         sums: 0.0,
         replica_sums: 0.0,
@@ -85,7 +93,7 @@ fn stage_load(layers: &Layers, start: usize, end: usize, recomputes: bool) -> St
         load.temporary = load.temporary.max(layer.temporary);
         load.sums += layer.sums;
     }
-    load.fixed = layers.fixed_bytes(load.gradient);
+    load.state = layers.state_of(load.gradient);
     if recomputes {
         let whole = load.kept;
         load.again = Some(again);

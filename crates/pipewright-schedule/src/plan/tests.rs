@@ -16,9 +16,10 @@ use crate::plan::network::{Mesh, MeshOrder, Network};
 use crate::plan::order::Order;
 use crate::plan::predict::{PlanChoice, predict};
 use crate::plan::rank_times::Step;
-use crate::plan::request::ADAMW_STATE;
+use crate::plan::request::TrainingState;
 use crate::plan::stage_load::{StageLoad, engine_costs, stage_loads};
 use crate::profile::{LayerProfile, LinkProfile, NodeProfile, Profile};
+use crate::sharding::{ShardGroups, Sharding};
 use crate::simulate::{peak_memory, timed};
 
 /// Returns random layers for a mesh with so many ranks of a pipeline; the ranks may lie on nodes, and have tensor-parallel
@@ -50,7 +51,9 @@ pub(super) fn model(seed: u64, count: usize, ranks: u32, replicas: u32) -> Layer
         Network::of(&profile, Mesh { tensor: 1, replicas, ranks, order })
             .expect("without nodes, there is a network")
     });
-    Layers::of(&profile, 1, network, ADAMW_STATE)
+    let groups = [ShardGroups::Whole, ShardGroups::All, ShardGroups::Of(2)][number(2) as usize];
+    let state = TrainingState { groups, window: 1 + number(2) as u32, copy: 0.5, ..TrainingState::default() };
+    Layers::of(&profile, 1, network, state)
 }
 
 /// Checks that the evaluation of an order gives the numbers of the simulator, and that no bound is above them.
@@ -66,7 +69,7 @@ fn check(layers: &Layers, order: &Order, layout: &Layout, recompute: &[bool]) ->
     let loads: Vec<StageLoad> = loads.into_iter().map(|load| StageLoad { gradient: 0, ..load }).collect();
     let held = |rank: Rank| -> u64 {
         let own = || order.placement.stages_of(rank).iter().map(|stage| &loads[stage.index()]);
-        let fixed: u64 = own().map(|load| load.fixed).sum();
+        let fixed = layers.sharding.held(own().map(|load| load.state)).total();
         fixed + own().map(|load| load.temporary).max().unwrap_or(0)
     };
     let sizes: Vec<_> = engine_costs(layers, &loads).sizes;
@@ -75,7 +78,7 @@ fn check(layers: &Layers, order: &Order, layout: &Layout, recompute: &[bool]) ->
         .zip(order.placement.all_ranks())
         .map(|(peak, rank)| peak + held(rank))
         .collect();
-    prop_assert_eq!(peaks(order, &loads), expected);
+    prop_assert_eq!(peaks(order, &loads, layers.sharding), expected);
 
     let step = Step::of(layers, order.placement.ranks(), order.microbatches);
     let time = run.timeline().makespan() * (1.0 + 1e-9);
@@ -103,10 +106,11 @@ fn gradients_take_the_place_of_what_they_need() {
     let network =
         Network::of(&profile, Mesh { tensor: 1, replicas: 1, ranks: 1, order: MeshOrder::Replicas });
     let network = network.expect("a network");
-    let loads = stage_loads(&Layers::of(&profile, 1, network, ADAMW_STATE), &[0, 1], &[false]);
+    let loads = stage_loads(&Layers::of(&profile, 1, network, TrainingState::default()), &[0, 1], &[false]);
     let peak = |rows: &str| {
         let schedule = crate::csv::parse_schedule(rows).expect("a schedule");
-        peaks(&Order::of(&schedule), &loads)[0] - loads[0].fixed
+        let whole = Sharding { shards: 1, window: 1 };
+        peaks(&Order::of(&schedule), &loads, whole)[0] - loads[0].state.total()
     };
     // The gradient is there after the first `W`, and so is what the second `I` has made.
     assert_eq!(peak("0F0,0I0,0W0\n"), 100);
@@ -160,8 +164,9 @@ proptest! {
             let loads: Vec<StageLoad> = stage_loads(&layers, &layout.starts, &recompute);
             let all = Rules::all(ranks, class.stages() as u32);
             let rules = all[numbers.below(all.len())];
+            let sharding = layers.sharding;
             for memory in [None, Some(room)] {
-                let task = Task { placement: &placement, microbatches, loads: &loads, network: &layers.network, memory };
+                let task = Task { placement: &placement, microbatches, loads: &loads, network: &layers.network, sharding, memory };
                 let mut work = 0;
                 let Some((order, end)) = greedy(&task, rules, f64::INFINITY, &mut work) else {
                     prop_assert!(memory.is_some(), "without a limit there is always an order");
@@ -171,7 +176,7 @@ proptest! {
                 let program = for_training(&order.schedule(), &TrainingLowering::default());
                 prop_assert!(program.is_ok(), "{:?}", program.err());
                 if let Some(memory) = memory {
-                    prop_assert!(peaks(&order, &loads).iter().all(|&peak| peak <= memory));
+                    prop_assert!(peaks(&order, &loads, sharding).iter().all(|&peak| peak <= memory));
                 }
                 check(&layers, &order, &layout, &recompute)?;
             }

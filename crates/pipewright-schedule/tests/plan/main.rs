@@ -2,6 +2,7 @@
 
 #[expect(dead_code, reason = "the report of the planner uses the other instances")]
 mod instances;
+mod memory;
 
 use instances::{Instance, Numbers, block};
 use pipewright_schedule::generate::{PerStage, Setting, catalogue};
@@ -351,20 +352,6 @@ fn plans_on_nodes_keep_the_bound_and_the_memory() {
         let mut peaks = limited.plans.iter().flat_map(|plan| &plan.peak_bytes);
         assert!(peaks.all(|&peak| Some(peak) <= memory), "seed {seed}");
     }
-}
-
-#[test]
-fn the_state_of_the_optimizer_takes_memory() {
-    let link = LinkProfile::new(0.0, 1e12);
-    let profile = Profile { link, layers: vec![block("layer", 1.0); 4], ..Profile::default() };
-    let parameters: u64 = profile.each_layer().map(|layer| layer.parameter_bytes).sum();
-    let peak = |state_per_parameter| {
-        let request =
-            PlanRequest { ranks: 1, microbatches: 1, state_per_parameter, ..PlanRequest::default() };
-        plan(&profile, &request, &mut || true).expect("a plan").plans[0].peak_bytes[0]
-    };
-    assert_eq!(peak(2.0) - peak(0.0), 2 * parameters);
-    assert_eq!(peak(2.5) - peak(2.0), parameters / 2);
 }
 
 #[test]

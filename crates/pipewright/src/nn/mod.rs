@@ -11,7 +11,8 @@
 //!
 //! The functions ([`rms_norm`], [`swiglu`], [`relu_squared`], [`CausalAttention`], [`ScopedAttention`],
 //! [`cross_entropy`], [`Routing`], [`mix_experts`], and [`Mamba2`] without its projections) are single operations on the CPU
-//! back end and compositions of Burn's elsewhere. [`split_cross_entropy`] is a composition everywhere.
+//! back end and compositions of Burn's elsewhere. [`weighted_cross_entropy`], [`split_cross_entropy`] and
+//! [`split_weighted_cross_entropy`] are compositions everywhere.
 
 mod attention;
 mod bundle;
@@ -75,6 +76,6 @@ pub(crate) use split_backward::SplitTask;
 pub use swiglu::swiglu;
 pub use tied_head::TiedHead;
 pub use token_scope::TokenScope;
-pub use vocabulary::split_cross_entropy;
+pub use vocabulary::{split_cross_entropy, split_weighted_cross_entropy};
 pub use weight_list::WeightList;
 pub use weighted_cross_entropy::{weighted_cross_entropy, weights_of_valid};

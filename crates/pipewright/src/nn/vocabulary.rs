@@ -12,6 +12,7 @@ use super::composed::at_least_single;
 use super::cross_entropy::cross_entropy;
 use super::embedding::local_ids;
 use super::parallel::TensorParallel;
+use super::weighted_cross_entropy::{WeightedRows, weighted_cross_entropy};
 use crate::autodiff::{Rule, inner_of, record};
 
 /// Returns [`cross_entropy`] of a vocabulary of this size, whose logits are split over the ranks of `tensor`.
@@ -26,9 +27,44 @@ pub fn split_cross_entropy(
     vocabulary: usize,
     tensor: &TensorParallel,
 ) -> Tensor<1> {
-    if tensor.ranks() == 1 {
-        return cross_entropy(logits, targets);
+    match tensor.ranks() {
+        1 => cross_entropy(logits, targets),
+        _ => split(logits, targets, None, vocabulary, tensor),
     }
+}
+
+/// Returns [`weighted_cross_entropy`] of a vocabulary of this size, whose logits are split over the ranks of `tensor`.
+///
+/// Shapes: logits `[rows, part of the vocabulary]`, targets `[rows]`, weights `[rows]`, result `[1]`, which is equal on all
+/// ranks. All ranks have the same targets and weights.
+///
+/// # Panics
+/// When the target of a row with a weight is outside the vocabulary, the number of targets or of weights is not that of the
+/// rows, or a rank of the group fails.
+pub fn split_weighted_cross_entropy(
+    logits: Tensor<2>,
+    targets: Tensor<1, Int>,
+    weights: Tensor<1>,
+    vocabulary: usize,
+    tensor: &TensorParallel,
+) -> Tensor<1> {
+    if tensor.ranks() == 1 {
+        return weighted_cross_entropy(logits, targets, weights);
+    }
+    let [rows, _] = logits.dims();
+    let WeightedRows { targets, weights, whole } = WeightedRows::of(rows, targets, inner_of(weights));
+    let shares = (weights / whole).unsqueeze_dim::<2>(1);
+    split(logits, targets, Some(shares), vocabulary, tensor)
+}
+
+/// Returns the sum of the losses of all rows times their `shares`, `[rows, 1]`, or without shares their mean.
+fn split(
+    logits: Tensor<2>,
+    targets: Tensor<1, Int>,
+    shares: Option<Tensor<2>>,
+    vocabulary: usize,
+    tensor: &TensorParallel,
+) -> Tensor<1> {
     let [rows, _] = logits.dims();
     assert_eq!(targets.dims(), [rows], "one target a row");
     let (places, presence) = local_ids(targets, vocabulary, tensor);
@@ -48,8 +84,14 @@ pub fn split_cross_entropy(
     let sum = scaled.reduce(|sum, part| sum + part).expect("a group has this rank");
     let target = column(2).reduce(|sum, part| sum + part).expect("a group has this rank");
     let normalisers = largest + sum.log();
-    let loss = (normalisers.clone() - target).mean().reshape([1, 1]);
-    let rule = LossRule { logits: values, normalisers, places, presence, precision };
+    let losses = normalisers.clone() - target;
+    let shares = shares.map(|shares| shares.cast(losses.dtype()));
+    let loss = match &shares {
+        None => losses.mean(),
+        Some(shares) => (losses * shares.clone()).sum(),
+    };
+    let loss = loss.reshape([1, 1]);
+    let rule = LossRule { logits: values, normalisers, places, presence, shares, precision };
     record([logits.clone(), logits], loss, Arc::new(rule)).reshape([1])
 }
 
@@ -60,17 +102,23 @@ struct LossRule {
     normalisers: Tensor<2>,
     places: Tensor<2, Int>,
     presence: Tensor<2>,
+    /// The factors of the rows in the loss; `None` if it is their mean.
+    shares: Option<Tensor<2>>,
     precision: DType,
 }
 
 impl Rule for LossRule {
     fn backward(&self, gradient: Tensor<2>, _wanted: [bool; 2]) -> [Option<Tensor<2>>; 2] {
-        let Self { logits, normalisers, places, presence, precision } = self;
+        let Self { logits, normalisers, places, presence, shares, precision } = self;
         let [rows, _] = logits.dims();
         let probabilities = (logits.clone() - normalisers.clone()).exp();
         let targets = presence.clone().neg();
         let difference = probabilities.scatter(1, places.clone(), targets, IndexingUpdateOp::Add);
-        let gradient = difference * gradient.cast(logits.dtype()) / rows as f64;
+        let gradient = difference * gradient.cast(logits.dtype());
+        let gradient = match shares {
+            None => gradient / rows as f64,
+            Some(shares) => gradient * shares.clone(),
+        };
         [Some(if *precision == gradient.dtype() { gradient } else { gradient.cast(*precision) }), None]
     }
 }
@@ -81,6 +129,7 @@ mod tests {
 
     use super::super::check::numbers;
     use super::super::parallel::tests::on_ranks;
+    use super::super::weighted_cross_entropy::weights_of_valid;
     use super::*;
 
     /// Masked logits are the lowest number, or minus infinity.
@@ -102,6 +151,59 @@ mod tests {
         let expected = cross_entropy(of_rows, targets()).into_data();
         found[0].0.assert_approx_eq::<f32>(&expected, Tolerance::rel_abs(1e-5, 1e-6));
         assert_eq!(found[1].1.to_data(), TensorData::zeros::<f32, _>([2, 4]));
+    }
+
+    /// Compares the weighted loss and its gradient with those of the whole vocabulary, on 2 and 4 ranks.
+    fn check_weighted(targets: &[i64], weights: impl Fn(Tensor<1, Int>) -> Tensor<1> + Sync, scale: f32) {
+        let rows = targets.len();
+        let targets = || Tensor::from_data(TensorData::new(targets.to_vec(), [rows]), &Device::flex());
+        let whole = numbers([rows, 10], scale).autodiff().require_grad();
+        let loss = weighted_cross_entropy(whole.clone(), targets(), weights(targets()).autodiff());
+        let expected = whole.grad(&(loss.clone() * 3.0).backward()).expect("it is a leaf");
+        for ranks in [2, 4] {
+            let found = on_ranks(ranks, |tensor| {
+                let range = tensor.range(10);
+                let own = numbers([rows, 10], scale).narrow(1, range.start, range.len());
+                let own = own.autodiff().require_grad();
+                let loss =
+                    split_weighted_cross_entropy(own.clone(), targets(), weights(targets()), 10, &tensor);
+                let gradient = own.grad(&(loss.clone() * 3.0).backward()).expect("it is a leaf");
+                (loss.inner().into_data(), gradient)
+            });
+            let tolerance = Tolerance::rel_abs(1e-5, 1e-6);
+            for (own, _) in &found {
+                own.assert_approx_eq::<f32>(&loss.clone().inner().into_data(), tolerance);
+                assert_eq!(own, &found[0].0, "the same bits on all ranks");
+            }
+            let gradient = Tensor::cat(found.into_iter().map(|(_, gradient)| gradient).collect(), 1);
+            gradient.into_data().assert_approx_eq::<f32>(&expected.clone().into_data(), tolerance);
+        }
+    }
+
+    #[test]
+    fn weighted_rows_count_as_for_the_whole_vocabulary() {
+        let weights =
+            |values: [f32; 5]| move |_: Tensor<1, Int>| Tensor::from_floats(values, &Device::flex());
+        check_weighted(&[0, 9, 2, 4, 5], weights([0.5, 2.0, 1.0, 0.25, 3.0]), 0.3);
+        check_weighted(&[0, 9, 2, 4, 5], weights([0.5, 2.0, 1.0, 0.25, 3.0]), 300.0);
+        // The targets of rows without weight may be any numbers.
+        check_weighted(&[0, -7, 2, 400, 5], weights([0.5, 0.0, 1.0, 0.0, 3.0]), 5.0);
+        check_weighted(&[-100; 5], weights([0.0; 5]), 5.0);
+    }
+
+    #[test]
+    fn ignored_targets_do_not_count() {
+        check_weighted(&[0, -100, 9, -100, -100, 3], |targets| weights_of_valid(targets, -100), 1.0);
+    }
+
+    #[test]
+    fn a_rank_that_is_alone_has_the_whole_vocabulary() {
+        let ids = || Tensor::from_data(TensorData::new(vec![1i64, -100, 4], [3]), &Device::flex());
+        let alone = TensorParallel::default();
+        let logits = || numbers([3, 5], 1.0);
+        let weights = || weights_of_valid(ids(), -100);
+        let found = split_weighted_cross_entropy(logits(), ids(), weights(), 5, &alone);
+        assert_eq!(found.into_data(), weighted_cross_entropy(logits(), ids(), weights()).into_data());
     }
 
     #[test]

@@ -10,6 +10,9 @@ use super::composed::at_least_single;
 /// Shapes: logits `[rows, vocabulary]`, targets `[rows]`, weights `[rows]`, result `[1]`. The loss has at least single
 /// precision.
 ///
+/// [`split_weighted_cross_entropy`](super::split_weighted_cross_entropy) is the same for logits that are split over the ranks
+/// of a tensor group.
+///
 /// The loss of a step is the mean over its microbatches. For the mean over all tokens of the batch, each microbatch must
 /// count by its weights: [`Batch::ignoring`](crate::batch::Batch::ignoring),
 /// [`Batch::with_token_weights`](crate::batch::Batch::with_token_weights).
@@ -29,16 +32,32 @@ use super::composed::at_least_single;
 /// When the number of targets or of weights is not that of the rows.
 pub fn weighted_cross_entropy(logits: Tensor<2>, targets: Tensor<1, Int>, weights: Tensor<1>) -> Tensor<1> {
     let [rows, _] = logits.dims();
-    assert_eq!(targets.dims(), [rows], "one target a row");
-    assert_eq!(weights.dims(), [rows], "one weight a row");
-    let targets = targets.mask_fill(weights.clone().equal_elem(0.0), 0);
     let logits = at_least_single(logits);
-    let weights = weights.cast(logits.dtype());
+    let WeightedRows { targets, weights, whole } =
+        WeightedRows::of(rows, targets, weights.cast(logits.dtype()));
     let losses = activation::log_softmax(logits, 1).gather(1, targets.unsqueeze_dim(1)).reshape([rows]).neg();
-    let whole = weights.clone().sum();
-    // Without weights the sum is 0, and so is the loss.
-    let whole = whole.clone().mask_fill(whole.equal_elem(0.0), 1.0);
     (losses * weights).sum() / whole
+}
+
+/// The targets and weights of rows, of which those of weight 0 have target 0.
+pub(super) struct WeightedRows {
+    pub(super) targets: Tensor<1, Int>,
+    pub(super) weights: Tensor<1>,
+    /// The sum of the weights; 1 if all are 0, because the sum of the losses is then 0, and so is their mean.
+    pub(super) whole: Tensor<1>,
+}
+
+impl WeightedRows {
+    /// Panics if the number of targets or of weights is not that of the rows.
+    pub(super) fn of(rows: usize, targets: Tensor<1, Int>, weights: Tensor<1>) -> Self {
+        assert_eq!(targets.dims(), [rows], "one target a row");
+        assert_eq!(weights.dims(), [rows], "one weight a row");
+        let targets = targets.mask_fill(weights.clone().equal_elem(0.0), 0);
+        let weights = at_least_single(weights);
+        let whole = weights.clone().sum();
+        let whole = whole.clone().mask_fill(whole.equal_elem(0.0), 1.0);
+        Self { targets, weights, whole }
+    }
 }
 
 /// Returns weights of 1 for the targets that are not `ignored`, and 0 for the others.

@@ -66,6 +66,27 @@ fn groups_of_replicas_follow_from_a_list() {
 }
 
 #[test]
+fn another_mistake_does_not_hide_that_a_list_has_another_mode() {
+    let other = "--set mesh.data_parallel_mode=replicated: `data_parallel_mode` is \"replicated\", and with \
+                 `data_parallel = [2, 4]` the parameters are sharded";
+    check_set(
+        &["data.seq_len=0", "mesh.data_parallel=[2, 4]", "mesh.data_parallel_mode=replicated"],
+        &[
+            "--set data.seq_len=0: `seq_len` is 0, where a whole number from 1 to 2147483647 is expected",
+            other,
+        ],
+    );
+    // A mode that is not one of the words is one mistake.
+    check_set(
+        &["mesh.data_parallel=[2, 4]", "mesh.data_parallel_mode=replicate"],
+        &[
+            "--set mesh.data_parallel_mode=replicate: `data_parallel_mode` is \"replicate\", where replicated, sharded is \
+             expected",
+        ],
+    );
+}
+
+#[test]
 fn a_warm_up_that_outlasts_the_run() {
     let long = "`warmup_steps` is 100, and the run has 20 steps: the learning rate never reaches its highest";
     check("[optimizer]\nwarmup_steps = 100\n[run]\nsteps = 20", &[&format!("a.toml:2:16: {long}")]);

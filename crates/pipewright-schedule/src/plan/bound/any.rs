@@ -139,6 +139,7 @@ mod tests {
     use super::*;
     use crate::plan::layers::Layers;
     use crate::plan::network::{Mesh, MeshOrder, Network};
+    use crate::plan::request::TrainingState;
     use crate::profile::{LayerProfile, LinkProfile, Profile};
 
     fn check(layers: usize, ranks: u32, microbatches: u32, expected: f64) {
@@ -152,7 +153,7 @@ mod tests {
         let profile = Profile { link, layers: vec![layer; layers], ..Profile::default() };
         let mesh = Mesh { tensor: 1, replicas: 1, ranks, order: MeshOrder::default() };
         let network = Network::of(&profile, mesh).expect("a mesh");
-        let layers = Layers::of(&profile, 1, network, 2.0);
+        let layers = Layers::of(&profile, 1, network, TrainingState::default());
         let found = bound(Step::of(&layers, ranks, microbatches));
         // The bisection ends below the bound.
         assert!((expected * 0.999..=expected).contains(&found), "{found} {expected}");

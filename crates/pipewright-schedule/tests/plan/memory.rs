@@ -1,0 +1,57 @@
+//! The memory that plans count for parameters and optimizer state.
+
+use pipewright_schedule::plan::{PlanChoice, PlanError, PlanRequest, TrainingState, plan, predict};
+use pipewright_schedule::profile::{LayerProfile, LinkProfile, Profile};
+use pipewright_schedule::sharding::ShardGroups;
+use pipewright_schedule::{ScheduleSpec, generate};
+
+use crate::instances::block;
+
+#[test]
+fn the_state_of_the_optimizer_takes_memory() {
+    let link = LinkProfile::new(0.0, 1e12);
+    let profile = Profile { link, layers: vec![block("layer", 1.0); 4], ..Profile::default() };
+    let parameters: u64 = profile.each_layer().map(|layer| layer.parameter_bytes).sum();
+    let peak = |optimizer| {
+        let state = TrainingState { optimizer, ..TrainingState::default() };
+        let request = PlanRequest { ranks: 1, microbatches: 1, state, ..PlanRequest::default() };
+        plan(&profile, &request, &mut || true).expect("a plan").plans[0].peak_bytes[0]
+    };
+    assert_eq!(peak(2.0) - peak(0.0), 2 * parameters);
+    assert_eq!(peak(2.5) - peak(2.0), parameters / 2);
+}
+
+/// Replicas of one rank whose layers have only parameters.
+#[test]
+fn replicas_that_hold_the_parameters_together_need_less_memory() {
+    const PARAMETERS: u64 = 1 << 20;
+    let layer = LayerProfile { parameter_bytes: PARAMETERS / 4, activation_bytes: 0, ..block("layer", 1.0) };
+    let link = LinkProfile::new(0.0, 1e12);
+    let profile = Profile { link, layers: vec![layer; 4], ..Profile::default() };
+    let schedule = generate("gpipe", &ScheduleSpec { ranks: 1, microbatches: 2, ..ScheduleSpec::default() });
+    let schedule = schedule.expect("a schedule");
+    let quarters = |data_parallel, groups, copy| {
+        let state = TrainingState { groups, copy, ..TrainingState::default() };
+        let choice = PlanChoice { data_parallel, state, ..PlanChoice::default() };
+        let peaks = predict(&profile, &schedule, &choice).expect("it fits the schedule").peak_bytes;
+        4.0 * peaks[0] as f64 / PARAMETERS as f64
+    };
+    // Parameters, two moments, gradients.
+    assert_eq!(quarters(2, ShardGroups::Whole, 0.0), 16.0);
+    // Half of the parameters and moments; the gathered parameters; gradients.
+    assert_eq!(quarters(2, ShardGroups::All, 0.0), 6.0 + 4.0 + 4.0);
+    assert_eq!(quarters(4, ShardGroups::All, 0.0), 3.0 + 4.0 + 4.0);
+    assert_eq!(quarters(4, ShardGroups::Of(2), 0.0), 6.0 + 4.0 + 4.0);
+    // Groups of three do not divide four replicas.
+    assert_eq!(quarters(4, ShardGroups::Of(3), 0.0), 3.0 + 4.0 + 4.0);
+    // The copy of half precision is that of the gathered parameters.
+    assert_eq!(quarters(2, ShardGroups::All, 0.5), 6.0 + 4.0 + 2.0 + 4.0);
+    let fits = |groups| {
+        let state = TrainingState { groups, ..TrainingState::default() };
+        let (memory, data_parallel) = (Some(15 * PARAMETERS / 4), Some(2));
+        let request = PlanRequest { state, memory, data_parallel, ..PlanRequest::default() };
+        plan(&profile, &request, &mut || true).map(drop)
+    };
+    assert!(matches!(fits(ShardGroups::Whole), Err(PlanError::DoesNotFit { .. })));
+    assert_eq!(fits(ShardGroups::All), Ok(()));
+}
