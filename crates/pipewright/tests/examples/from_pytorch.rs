@@ -15,7 +15,7 @@ use pipewright::ids::WorldRank;
 use pipewright::mesh::DataParallelMode;
 use pipewright::nn::{Linear, SplitBackward, TensorParallel};
 use pipewright::optimizer::{AdamW, ClipGroup, OptimizerGroup, ParameterGradient};
-use pipewright::pipeline::{Layers, Pipeline, PipelineBuilder, StepSummary};
+use pipewright::pipeline::{Layers, Pipeline, PipelineBuilder, PipelineConfig, StepSummary};
 use pipewright::stage::{Stage, StageContext, StageError, StageModule, WeightWork};
 use pipewright::tensor::{CheckMetadata, Metadata, OnMismatch, TensorSpec, Values};
 use pipewright::train::BurnSchedule;
@@ -207,6 +207,10 @@ fn graph_stage<L: GraphLayer + Module>(stage: GraphStage<L>) -> Stage {
 
 fn split_over_ranks(up: &Linear, down: &Linear, tensor: TensorParallel, x: Tensor<2>) -> Tensor<2> {
     down.forward_split_inputs(up.forward(tensor.enter(x)), &tensor)
+}
+
+fn whole_experts() -> PipelineConfig {
+    PipelineConfig { tensor_parallel: 4, expert_parallel: true, ..PipelineConfig::default() }
 }
 
 /// Removes everything that formatting adds, and copies of values that several lines use.
