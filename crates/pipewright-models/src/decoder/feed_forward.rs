@@ -25,7 +25,7 @@ pub(super) struct FeedForward {
     down_proj: Option<Linear>,
     /// The router.
     gate: Option<Linear>,
-    /// `None` in the place of an expert that only another rank holds.
+    /// One entry for each expert; `None` if only another rank holds it.
     experts: Vec<Option<Expert>>,
     #[module(skip)]
     choice: Option<Choice>,

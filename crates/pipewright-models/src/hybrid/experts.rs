@@ -18,7 +18,7 @@ use crate::split::require_parts;
 #[derive(Module, Debug)]
 pub(super) struct ExpertMixer {
     router: Linear,
-    /// `None` in the place of an expert that only another rank holds.
+    /// One entry for each expert; `None` if only another rank holds it.
     experts: Vec<Option<Expert>>,
     shared_expert: Option<Expert>,
     #[module(skip)]

@@ -19,7 +19,7 @@ pub(super) struct ExpertMixer {
     gate: Router,
     /// The projection of the routed experts' inputs, if they have a width of their own.
     fc1_latent_proj: Option<Linear>,
-    /// `None` in the place of an expert that only another rank holds.
+    /// One entry for each expert; `None` if only another rank holds it.
     experts: Vec<Option<Expert>>,
     /// The projection of the sum of their outputs.
     fc2_latent_proj: Option<Linear>,

@@ -67,8 +67,8 @@ pub fn mix_chosen(x: Tensor<2>, weights: Tensor<2>, chosen: &[usize], experts: &
     mix(x, weights, chosen, &experts.iter().map(Some).collect::<Vec<_>>())
 }
 
-/// As [`mix_chosen`], for a rank that holds some of the experts, and has `None` in the place of every other one. A choice of
-/// an expert that is not here adds nothing. The sum over the ranks of a tensor group is the mixture
+/// As [`mix_chosen`], for a rank that holds some of the experts; the entries of the others are `None`. A choice of an expert
+/// that is not here adds nothing. The sum over the ranks of a tensor group is the mixture
 /// ([`TensorParallel::experts`](super::TensorParallel::experts)).
 ///
 /// # Panics
@@ -271,7 +271,7 @@ mod tests {
         run_with((tokens, count, gated, dtype), mix_experts)
     }
 
-    /// As [`run`], with another function in the place of [`mix_experts`].
+    /// As [`run`], with `mix` instead of [`mix_experts`].
     fn run_with(
         (tokens, count, gated, dtype): (usize, usize, bool, DType),
         mix: impl Fn(Tensor<2>, &Routing, &[Expert]) -> Tensor<2>,
