@@ -129,6 +129,16 @@ impl Endpoint {
         }
     }
 
+    /// Returns the number of messages that have arrived in receives that were posted for them before they were sent; 0
+    /// within a process, where messages are moved.
+    pub fn posted_receives(&self) -> u64 {
+        match self {
+            Self::Local(_) | Self::Controlled(_) => 0,
+            #[cfg(feature = "mpi")]
+            Self::Mpi(endpoint) => endpoint.posted_receives(),
+        }
+    }
+
     /// Returns an instant on the clock that all processes share, in seconds; `None` within one process.
     pub(crate) fn common_seconds(&self, at: Instant) -> Option<f64> {
         #[cfg(not(feature = "mpi"))]

@@ -35,6 +35,11 @@ pub(crate) enum Frame {
     Heartbeats(Vec<Heartbeat>),
     /// The sender's process.
     Process(ProcessId),
+    /// The size of the receives that the sender has posted for the boundary messages of the receiver.
+    Room {
+        /// The size of each in bytes.
+        bytes: usize,
+    },
     /// A question for the first process's time.
     ClockRequest {
         /// The sender's time.
@@ -113,6 +118,9 @@ enum Head {
     },
     Heartbeats(Vec<Heartbeat>),
     Process(ProcessId),
+    Room {
+        bytes: usize,
+    },
     ClockRequest {
         sent: Nanos,
     },
@@ -154,6 +162,7 @@ pub(crate) fn encode(frame: Frame, now: Moment, buffer: &mut Vec<u8>) {
         Frame::Failed(notice) => (failure_head(notice), Vec::new()),
         Frame::Heartbeats(heartbeats) => (Head::Heartbeats(heartbeats), Vec::new()),
         Frame::Process(process) => (Head::Process(process), Vec::new()),
+        Frame::Room { bytes } => (Head::Room { bytes }, Vec::new()),
         Frame::ClockRequest { sent } => (Head::ClockRequest { sent }, Vec::new()),
         Frame::ClockAnswer { sent, answered } => (Head::ClockAnswer { sent, answered }, Vec::new()),
     };
@@ -178,6 +187,7 @@ pub(crate) fn decode(from: WorldRank, bytes: &[u8], now: Moment) -> Result<Frame
     Ok(match head {
         Head::Heartbeats(heartbeats) => Frame::Heartbeats(heartbeats),
         Head::Process(process) => Frame::Process(process),
+        Head::Room { bytes } => Frame::Room { bytes },
         Head::ClockRequest { sent } => Frame::ClockRequest { sent },
         Head::ClockAnswer { sent, answered } => Frame::ClockAnswer { sent, answered },
         Head::Failed { attempt, diverged, rank, step, action, cause } => {

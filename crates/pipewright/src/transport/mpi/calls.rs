@@ -3,6 +3,7 @@
 //! The safe layer of the `mpi` crate drops return codes, so this file calls the functions below it. One thread makes
 //! all calls, the one that called [`Calls::init`]: `MPI_THREAD_FUNNELED` suffices.
 
+use std::collections::VecDeque;
 use std::ffi::{c_int, c_void};
 use std::ptr;
 
@@ -12,8 +13,14 @@ use super::sends::SentMessage;
 use crate::ids::WorldRank;
 use crate::transport::wire::BLOCK;
 
-/// All frames have one MPI tag. Frames describe themselves, so MPI's limit on tags does not matter.
-const TAG: c_int = 1;
+/// How the receiver gets a frame; each way has an MPI tag. Frames describe themselves, so they need no other tags.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Way {
+    /// MPI announces the frame, and the receiver then makes room for it.
+    Announced = 1,
+    /// The receiver has posted a receive that is large enough.
+    Posted = 2,
+}
 
 /// Why an MPI call failed.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -38,6 +45,19 @@ pub enum MpiError {
         function: &'static str,
         /// MPI's message.
         message: String,
+    },
+    /// A message is longer than the receive that was posted for it.
+    #[error(
+        "rank {from} sent a message that is longer than the {posted} bytes that rank {to} has announced to it: the ranks run \
+         different versions of the program"
+    )]
+    Longer {
+        /// The sender.
+        from: WorldRank,
+        /// The receiver.
+        to: WorldRank,
+        /// The size of the receive in bytes.
+        posted: usize,
     },
     /// The first process did not answer when this process measured its clock.
     #[error(
@@ -65,6 +85,14 @@ pub(super) struct Done {
     pub(super) peer: WorldRank,
 }
 
+/// The end of a receive that was posted.
+pub(super) struct Received {
+    pub(super) buffer: Vec<u8>,
+    /// The number of bytes that arrived; `None` if the receive was cancelled.
+    pub(super) bytes: Option<usize>,
+    pub(super) peer: WorldRank,
+}
+
 /// A transfer in progress; [`Calls::next_done`] returns its buffer when it is complete.
 pub(super) struct Transfer {
     request: ffi::MPI_Request,
@@ -73,6 +101,7 @@ pub(super) struct Transfer {
     /// The other rank.
     peer: WorldRank,
     message: Option<SentMessage>,
+    is_cancelled: bool,
 }
 
 impl Transfer {
@@ -118,6 +147,16 @@ fn words(code: c_int) -> String {
     match code_of_call == ffi::MPI_SUCCESS as c_int {
         true => String::from_utf8_lossy(&text[..length.clamp(0, 4096) as usize]).into_owned(),
         false => format!("error code {code}"),
+    }
+}
+
+/// Returns the class of an error code.
+fn class_of(code: c_int) -> c_int {
+    let mut class = 0;
+    // SAFETY: the pointer is to living memory.
+    match unsafe { ffi::MPI_Error_class(code, &mut class) } == ffi::MPI_SUCCESS as c_int {
+        true => class,
+        false => code,
     }
 }
 
@@ -170,14 +209,22 @@ impl Calls {
     }
 
     /// Starts to send a buffer of whole blocks.
-    pub(super) fn send(&self, to: WorldRank, buffer: Vec<u8>) -> Result<Transfer, MpiError> {
+    pub(super) fn send(&self, to: WorldRank, buffer: Vec<u8>, way: Way) -> Result<Transfer, MpiError> {
         let blocks = blocks(&buffer);
         let (address, peer) = (buffer.as_ptr(), to.get() as c_int);
         self.start("MPI_Isend", to, buffer, |request| {
             // SAFETY: the buffer has so many blocks and is kept in the transfer, whose heap memory does not move, until
             // the request is done.
             unsafe {
-                ffi::MPI_Isend(address.cast(), blocks, self.block, peer, TAG, self.communicator, request)
+                ffi::MPI_Isend(
+                    address.cast(),
+                    blocks,
+                    self.block,
+                    peer,
+                    way as c_int,
+                    self.communicator,
+                    request,
+                )
             }
         })
     }
@@ -192,17 +239,17 @@ impl Calls {
         let mut status: ffi::MPI_Status = unsafe { std::mem::zeroed() };
         // SAFETY: the null handle and the wildcard are MPI's constants; all pointers are to living memory.
         let (mut message, any) = unsafe { (ffi::RSMPI_MESSAGE_NULL, ffi::RSMPI_ANY_SOURCE) };
+        let announced = Way::Announced as c_int;
         // SAFETY: as above.
         checked("MPI_Improbe", || unsafe {
-            ffi::MPI_Improbe(any, TAG, self.communicator, &mut there, &mut message, &mut status)
+            ffi::MPI_Improbe(any, announced, self.communicator, &mut there, &mut message, &mut status)
         })?;
         if there == 0 {
             return Ok(None);
         }
-        let mut blocks = 0;
-        // SAFETY: the status was filled by MPI_Improbe, and the pointers are to living memory.
-        checked("MPI_Get_count", || unsafe { ffi::MPI_Get_count(&status, self.block, &mut blocks) })?;
-        let mut buffer = buffer(blocks.max(0) as usize * BLOCK);
+        let bytes = self.bytes_of(&status)?;
+        let mut buffer = buffer(bytes);
+        let blocks = blocks(&buffer);
         let address: *mut c_void = buffer.as_mut_ptr().cast();
         let from = WorldRank::new(status.MPI_SOURCE as u32);
         let transfer = self.start("MPI_Imrecv", from, buffer, |request| {
@@ -210,6 +257,56 @@ impl Calls {
             unsafe { ffi::MPI_Imrecv(address, blocks, self.block, &mut message, request) }
         })?;
         Ok(Some(transfer))
+    }
+
+    /// Posts a receive for a frame from a rank that fits into a buffer of whole blocks.
+    pub(super) fn post(&self, from: WorldRank, mut buffer: Vec<u8>) -> Result<Transfer, MpiError> {
+        let (address, blocks): (*mut c_void, _) = (buffer.as_mut_ptr().cast(), blocks(&buffer));
+        let (peer, way) = (from.get() as c_int, Way::Posted as c_int);
+        self.start("MPI_Irecv", from, buffer, |request| {
+            // SAFETY: the buffer has room for so many blocks and is kept in the transfer until the request is done.
+            unsafe { ffi::MPI_Irecv(address, blocks, self.block, peer, way, self.communicator, request) }
+        })
+    }
+
+    /// Cancels a posted receive, unless a frame has begun to arrive. [`Calls::received`] tells which.
+    pub(super) fn cancel(&self, receive: &mut Transfer) -> Result<(), MpiError> {
+        if std::mem::replace(&mut receive.is_cancelled, true) {
+            return Ok(());
+        }
+        // SAFETY: the request came from MPI, and no test has found it done.
+        checked("MPI_Cancel", || unsafe { ffi::MPI_Cancel(&mut receive.request) })
+    }
+
+    /// Removes and returns the oldest posted receive, if it is done.
+    pub(super) fn received(&self, receives: &mut VecDeque<Transfer>) -> Result<Option<Received>, MpiError> {
+        let Some(oldest) = receives.front_mut() else { return Ok(None) };
+        // SAFETY: an all-zero status is a valid value of that C struct.
+        let mut status: ffi::MPI_Status = unsafe { std::mem::zeroed() };
+        let (mut done, mut cancelled) = (0, 0);
+        // SAFETY: the request came from MPI and is not done; the pointers are to living memory.
+        let code = unsafe { ffi::MPI_Test(&mut oldest.request, &mut done, &mut status) };
+        if class_of(code) == ffi::MPI_ERR_TRUNCATE as c_int {
+            let (from, to, posted) = (oldest.peer, self.rank, oldest.buffer.len());
+            return Err(MpiError::Longer { from, to, posted });
+        }
+        checked("MPI_Test", || code)?;
+        if done == 0 {
+            return Ok(None);
+        }
+        // SAFETY: the status was filled by MPI_Test, and the pointers are to living memory.
+        checked("MPI_Test_cancelled", || unsafe { ffi::MPI_Test_cancelled(&status, &mut cancelled) })?;
+        let bytes = if cancelled == 0 { Some(self.bytes_of(&status)?) } else { None };
+        let done = receives.pop_front();
+        Ok(done.map(|mut done| Received { buffer: std::mem::take(&mut done.buffer), bytes, peer: done.peer }))
+    }
+
+    /// Returns the size of the frame that a status describes.
+    fn bytes_of(&self, status: &ffi::MPI_Status) -> Result<usize, MpiError> {
+        let mut blocks = 0;
+        // SAFETY: the status was filled by MPI, and the pointers are to living memory.
+        checked("MPI_Get_count", || unsafe { ffi::MPI_Get_count(status, self.block, &mut blocks) })?;
+        Ok(blocks.max(0) as usize * BLOCK)
     }
 
     fn start(
@@ -222,7 +319,7 @@ impl Calls {
         // SAFETY: the null request is one of MPI's constants.
         let mut request = unsafe { ffi::RSMPI_REQUEST_NULL };
         checked(function, || call(&mut request))?;
-        Ok(Transfer { request, buffer, peer, message: None })
+        Ok(Transfer { request, buffer, peer, message: None, is_cancelled: false })
     }
 
     /// Removes and returns a completed transfer, if there is one.

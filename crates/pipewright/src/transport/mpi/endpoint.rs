@@ -1,5 +1,6 @@
 //! The endpoint of a process's rank, and how the process joins MPI.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
@@ -13,6 +14,7 @@ use super::clock_probe::ClockProbe;
 use super::device_sends::{DeviceSends, Encoder};
 use super::heartbeats::{Heartbeats, detection_lag};
 use super::mpi_thread::{Command, FIRST, MpiThread, ThreadShared};
+use super::posted::PostedReceives;
 use super::process_clock::{ClockError, ProcessClock};
 use super::same_machine::LocalProcesses;
 use crate::failure::{Abort, StepError};
@@ -102,6 +104,8 @@ fn join(
         deadline,
         sending: Vec::new(),
         receiving: Vec::new(),
+        posted: PostedReceives::default(),
+        room: BTreeMap::new(),
     };
     if joined.send(Ok((endpoint, board))).is_ok() {
         mpi_thread.run();
@@ -145,6 +149,10 @@ impl MpiEndpoint {
 
     pub(crate) fn sends_in_flight(&self) -> u32 {
         self.shared.sends.peak()
+    }
+
+    pub(crate) fn posted_receives(&self) -> u64 {
+        self.shared.posted.load(Ordering::Relaxed)
     }
 
     pub(crate) fn common_seconds(&self, at: Instant) -> f64 {

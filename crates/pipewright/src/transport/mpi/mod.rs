@@ -9,6 +9,7 @@ mod clock_probe;
 mod process_clock;
 mod sends;
 mod calls;
+mod posted;
 mod same_machine;
 mod mpi_thread;
 mod device_sends;

@@ -3,18 +3,20 @@
 //! Frames move while the rank computes, because this thread makes all MPI calls. It sleeps between two polls: for a
 //! short time if the rank waits for a frame, longer if the rank computes.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError};
 
-use super::calls::{Calls, MpiError, Transfer};
+use super::calls::{Calls, MpiError, Transfer, Way};
 use super::clock_probe::ClockProbe;
 use super::heartbeats::Heartbeats;
+use super::posted::PostedReceives;
 use super::process_clock::ProcessClock;
 use super::same_machine::LocalProcesses;
-use super::sends::{Sends, SentMessage};
+use super::sends::{Sends, SentMessage, is_boundary};
 use crate::failure::{Cause, FailureNotice, StepError};
 use crate::ids::WorldRank;
 use crate::progress::ProgressBoard;
@@ -56,21 +58,23 @@ pub(super) struct ThreadShared {
     pub(super) waits: AtomicBool,
     pub(super) clock: ProcessClock,
     pub(super) sends: Sends,
+    /// The number of messages that have arrived in receives that were posted for them.
+    pub(super) posted: AtomicU64,
     buffers: Mutex<Vec<Vec<u8>>>,
 }
 
 impl ThreadShared {
     pub(super) fn new(clock: ProcessClock) -> Self {
-        Self { waits: AtomicBool::new(false), clock, sends: Sends::default(), buffers: Mutex::default() }
+        let (waits, posted) = (AtomicBool::new(false), AtomicU64::new(0));
+        Self { waits, clock, sends: Sends::default(), posted, buffers: Mutex::default() }
     }
 
-    /// Returns an empty buffer, reused if possible.
+    /// Returns a buffer with any content, reused if possible.
     pub(super) fn buffer(&self) -> Vec<u8> {
         self.buffers.lock().unwrap_or_else(PoisonError::into_inner).pop().unwrap_or_default()
     }
 
-    fn put_back(&self, mut buffer: Vec<u8>) {
-        buffer.clear();
+    fn put_back(&self, buffer: Vec<u8>) {
         let mut buffers = self.buffers.lock().unwrap_or_else(PoisonError::into_inner);
         if buffers.len() < BUFFERS {
             buffers.push(buffer);
@@ -96,6 +100,9 @@ pub(super) struct MpiThread {
     pub(super) deadline: Duration,
     pub(super) sending: Vec<Transfer>,
     pub(super) receiving: Vec<Transfer>,
+    pub(super) posted: PostedReceives,
+    /// The size of the receives that other ranks have posted for the boundary messages of this one.
+    pub(super) room: BTreeMap<WorldRank, usize>,
 }
 
 impl MpiThread {
@@ -144,7 +151,7 @@ impl MpiThread {
 
     fn run_command(&mut self, command: Command) -> Result<(), MpiError> {
         match command {
-            Command::Send(message, frame) => self.send(message.0, frame, Some(message)),
+            Command::Send(message, frame) => self.send_message(message, frame),
             Command::Fail(notice) => self.send_all(|| Frame::Failed(notice.clone())),
             Command::SetDeadline(deadline) => {
                 self.deadline = deadline;
@@ -184,6 +191,15 @@ impl MpiThread {
             }
             moved = true;
         }
+        while let Some(received) = self.posted.next_done(&self.calls)? {
+            if let Some(bytes) = received.bytes {
+                self.shared.posted.fetch_add(1, Ordering::Relaxed);
+                self.open(received.peer, &received.buffer[..bytes])?;
+            }
+            let told = self.posted.post_again(&self.calls, received.peer, received.buffer)?;
+            self.tell_room(received.peer, told)?;
+            moved = true;
+        }
         let room = |bytes| {
             let mut buffer = self.shared.buffer();
             buffer.resize(bytes, 0);
@@ -194,7 +210,8 @@ impl MpiThread {
             moved = true;
         }
         while let Some(received) = self.calls.next_done(&mut self.receiving)? {
-            self.open(received.peer, received.buffer)?;
+            self.open(received.peer, &received.buffer)?;
+            self.shared.put_back(received.buffer);
             moved = true;
         }
         Ok(moved)
@@ -204,9 +221,11 @@ impl MpiThread {
     /// none is left.
     fn finish_frames(&mut self) -> Result<bool, MpiError> {
         let start = Instant::now();
+        self.posted.close(&self.calls)?;
         loop {
             let moved = self.move_transfers()?;
-            if self.sending.is_empty() && self.receiving.is_empty() && !moved {
+            let is_idle = self.sending.is_empty() && self.receiving.is_empty() && self.posted.is_empty();
+            if is_idle && !moved {
                 return Ok(true);
             }
             if start.elapsed() > PARTING {
@@ -215,16 +234,26 @@ impl MpiThread {
         }
     }
 
-    fn send(&mut self, to: WorldRank, frame: Vec<u8>, message: Option<SentMessage>) -> Result<(), MpiError> {
-        let transfer = self.calls.send(to, frame)?;
-        self.sending.push(transfer.of(message));
+    /// Sends a message; that of a boundary to a receive that the other rank has posted, if it fits.
+    fn send_message(&mut self, message: SentMessage, frame: Vec<u8>) -> Result<(), MpiError> {
+        let (to, _, tag) = message;
+        let fits = self.room.get(&to).is_some_and(|&bytes| frame.len() <= bytes);
+        let way = if fits && is_boundary(tag) { Way::Posted } else { Way::Announced };
+        let transfer = self.calls.send(to, frame, way)?;
+        self.sending.push(transfer.of(Some(message)));
         Ok(())
+    }
+
+    /// Tells a rank the size of the receives that are posted for it, if it has changed.
+    fn tell_room(&mut self, to: WorldRank, bytes: Option<usize>) -> Result<(), MpiError> {
+        bytes.map_or(Ok(()), |bytes| self.send_frame(to, Frame::Room { bytes }))
     }
 
     fn send_frame(&mut self, to: WorldRank, frame: Frame) -> Result<(), MpiError> {
         let mut bytes = self.shared.buffer();
         wire::encode(frame, self.shared.clock.moment(), &mut bytes);
-        self.send(to, bytes, None)
+        self.sending.push(self.calls.send(to, bytes, Way::Announced)?);
+        Ok(())
     }
 
     fn send_all(&mut self, frame: impl Fn() -> Frame) -> Result<(), MpiError> {
@@ -236,9 +265,19 @@ impl MpiThread {
     }
 
     /// Decodes a frame that has arrived and handles it.
-    fn open(&mut self, from: WorldRank, frame: Vec<u8>) -> Result<(), MpiError> {
-        match wire::decode(from, &frame, self.shared.clock.moment()) {
-            Ok(Frame::Message(message)) => self.mailboxes.deliver(self.calls.rank(), message),
+    fn open(&mut self, from: WorldRank, frame: &[u8]) -> Result<(), MpiError> {
+        match wire::decode(from, frame, self.shared.clock.moment()) {
+            Ok(Frame::Message(message)) => {
+                let is_boundary = is_boundary(message.tag);
+                self.mailboxes.deliver(self.calls.rank(), message);
+                if is_boundary {
+                    let told = self.posted.make_room(&self.calls, from, frame.len())?;
+                    self.tell_room(from, told)?;
+                }
+            }
+            Ok(Frame::Room { bytes }) => {
+                self.room.insert(from, bytes);
+            }
             Ok(Frame::Failed(notice)) => self.mailboxes.fail_from_remote(notice),
             Ok(Frame::Process(process)) => self.local_processes.add(from, &process),
             Ok(Frame::Heartbeats(lines)) => self.heartbeats.merge(&lines, &self.board, Instant::now()),
@@ -256,7 +295,6 @@ impl MpiThread {
             }
             Err(error) => self.mailboxes.fail(self.error(Cause::Transport { message: error.to_string() })),
         }
-        self.shared.put_back(frame);
         Ok(())
     }
 

@@ -42,7 +42,7 @@ impl Sends {
     /// Adds a message whose buffer is about to be sent.
     pub(super) fn start(&self, message: SentMessage) {
         let mut state = self.lock();
-        if state.in_flight.insert(message) && is_boundary(&message) {
+        if state.in_flight.insert(message) && is_boundary(message.2) {
             state.boundaries += 1;
             state.peak = state.peak.max(state.boundaries);
         }
@@ -52,7 +52,7 @@ impl Sends {
     /// to be sent.
     pub(super) fn complete(&self, message: &SentMessage) -> bool {
         let mut state = self.lock();
-        if state.in_flight.remove(message) && is_boundary(message) {
+        if state.in_flight.remove(message) && is_boundary(message.2) {
             state.boundaries -= 1;
         }
         std::mem::take(&mut state.is_awaited)
@@ -72,7 +72,8 @@ impl Sends {
     }
 }
 
-fn is_boundary((_, _, tag): &SentMessage) -> bool {
+/// Returns whether a message has the tensors of a boundary.
+pub(super) fn is_boundary(tag: Tag) -> bool {
     matches!(tag, Tag::Boundary { .. })
 }
 

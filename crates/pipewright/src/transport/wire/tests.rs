@@ -155,6 +155,12 @@ fn the_time_of_sending_is_converted_between_clocks() {
 }
 
 #[test]
+fn the_size_of_posted_receives_is_kept() {
+    let Frame::Room { bytes } = round(Frame::Room { bytes: 1 << 33 }) else { panic!("a size was sent") };
+    assert_eq!(bytes, 1 << 33);
+}
+
+#[test]
 fn clock_frames_keep_their_times() {
     let Frame::ClockRequest { sent } = round(Frame::ClockRequest { sent: -5 }) else { panic!("a request") };
     let answer = Frame::ClockAnswer { sent, answered: i64::MAX };

@@ -1,7 +1,7 @@
 //! A model of one linear layer per stage, for tests in which only the messages matter.
 
 use burn::module::Module;
-use burn::nn::{Linear, LinearConfig};
+use burn::nn::{Initializer, Linear, LinearConfig};
 use burn::optim::AdamWConfig;
 use burn::tensor::{Device, Tensor};
 use pipewright::pipeline::{Pipeline, PipelineConfig};
@@ -35,7 +35,10 @@ impl StageModule for Layer {
 pub(crate) fn launch(program: ValidatedProgram, world: World, config: PipelineConfig) -> Pipeline {
     let last = program.placement().last_stage();
     let make = move |stage: StageIndex| -> Result<Stage, std::convert::Infallible> {
-        let linear = LinearConfig::new(FEATURES, FEATURES).init(&Device::flex().autodiff());
+        // The same values in every process.
+        let config =
+            LinearConfig::new(FEATURES, FEATURES).with_initializer(Initializer::Constant { value: 0.1 });
+        let linear = config.init(&Device::flex().autodiff());
         let layer = Layer { linear, stage };
         let loss = |output: Tensor<2>, target: Tensor<2>| (output - target).square().mean();
         Ok(if stage == last { Stage::with_loss(layer, loss) } else { Stage::new(layer) })

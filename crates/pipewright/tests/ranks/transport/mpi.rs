@@ -5,6 +5,7 @@ mod clocks;
 mod linear;
 #[path = "../../mpirun/mod.rs"]
 mod mpirun;
+mod posted;
 mod sends;
 
 use std::process::ExitCode;
@@ -27,13 +28,17 @@ use checks::{CHECKS, STEPS, barrier};
 fn main() -> ExitCode {
     let checks = (1..=8).map(|processes| (processes, CONFORMS));
     let others = [(2, EQUAL_PATHS), (2, METADATA), (2, CLOCKS), (4, CLOCKS), (2, UNBOUNDED), (2, BOUNDED)];
-    let tasks: Vec<_> = checks.chain(others).collect();
+    let posted = [(2, REUSED), (2, TRAINED), (2, LONGER)];
+    let tasks: Vec<_> = checks.chain(others).chain(posted).collect();
     mpirun::run(&tasks, |task| match task {
         EQUAL_PATHS => refuse_equal_paths(),
         METADATA => vote_on_metadata(),
         CLOCKS => clocks::compare_clocks(),
         UNBOUNDED => sends::count_sends(None),
         BOUNDED => sends::count_sends(Some(2)),
+        REUSED => posted::reuse_buffers(),
+        TRAINED => posted::train(),
+        LONGER => posted::refuse_longer(),
         _ => run_checks(),
     })
 }
@@ -44,6 +49,9 @@ const METADATA: &str = "metadata";
 const CLOCKS: &str = "clocks";
 const UNBOUNDED: &str = "sends without waits";
 const BOUNDED: &str = "at most two sends";
+const REUSED: &str = "posted receives";
+const TRAINED: &str = "training with posted receives";
+const LONGER: &str = "longer than its receive";
 
 /// A stage that does not know its place in the model.
 #[derive(Module, Debug)]
