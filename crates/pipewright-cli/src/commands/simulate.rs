@@ -148,7 +148,7 @@ fn source(arguments: &SimulateArguments) -> Result<Source, Failure> {
         )));
     }
     let spec = arguments.size.spec(&name, arguments.cost.as_ref())?;
-    Ok(Source::Named(name, spec))
+    Ok(Source::Named(name, Box::new(spec)))
 }
 
 /// Returns the failure for an error of the simulation. Only costs for another number of stages are a user's mistake.

@@ -16,7 +16,7 @@ use crate::failure::{Exit, Failure};
 /// The source of a program.
 pub(super) enum Source {
     /// A schedule by its name.
-    Named(String, ScheduleSpec),
+    Named(String, Box<ScheduleSpec>),
     /// A schedule in a file, and the number of slices that its actions number.
     File(PathBuf, Slices),
 }

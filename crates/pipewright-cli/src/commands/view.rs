@@ -113,5 +113,6 @@ fn source(arguments: &ViewArguments) -> Result<Source, Failure> {
             ),
         ));
     }
-    Ok(Source::Named(name.to_owned(), arguments.size.spec(name, arguments.cost.as_ref())?))
+    let spec = arguments.size.spec(name, arguments.cost.as_ref())?;
+    Ok(Source::Named(name.to_owned(), Box::new(spec)))
 }
