@@ -8,6 +8,7 @@ const LAYERS: &[&str] = &[
     "parameter",
     "parameter_group",
     "experts",
+    "vocabulary",
     "init",
     "loss",
     "next_token",
