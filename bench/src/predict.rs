@@ -21,7 +21,7 @@ use pipewright_schedule::plan::{PlanRequest, plan};
 use pipewright_schedule::{Method, ScheduleSpec, generate};
 
 use crate::model::{INTERMEDIATE, WIDTH, config};
-use crate::predicted_run::{Figures, Run, in_turn};
+use crate::predicted_run::{Figures, InTurn, Run, in_turn};
 use crate::statistics::Spread;
 
 /// Size of the measurement.
@@ -70,7 +70,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
             ..ScheduleSpec::default()
         };
         let run = Run::by_weight(&model, generate(name, &spec)?, replicas)?;
-        let (profile, taken) = in_turn(&model, link, ranks * replicas, &[&run], options.steps)?;
+        let InTurn { profile, taken } = in_turn(&model, link, ranks * replicas, &[&run], options.steps)?;
         let (predicted, measured) = (run.predicted(&model, &profile)?, run.measured(&model, &taken[0]));
         let title =
             format!("{name}, {replicas} x {ranks} ranks x {stages_per_rank}, {microbatches} microbatches");
@@ -125,7 +125,7 @@ fn heavy_head(options: &Options) -> Result<(), Box<dyn Error>> {
     let vocab_size = 4 * (4 * WIDTH + 3 * INTERMEDIATE);
     let model = LlamaConfig::from(DecoderConfig { vocab_size, ..config().decoder });
     let link = link()?;
-    let (profile, _) = in_turn(&model, link, 2, &[], options.steps)?;
+    let InTurn { profile, .. } = in_turn(&model, link, 2, &[], options.steps)?;
     let request = PlanRequest {
         ranks: 2,
         microbatches: MICROBATCHES,
@@ -145,7 +145,7 @@ fn heavy_head(options: &Options) -> Result<(), Box<dyn Error>> {
     let spec = ScheduleSpec { ranks: 2, microbatches: MICROBATCHES, ..ScheduleSpec::default() };
     let even = Run::cut_by(&model, generate("1f1b", &spec)?, 1, &Method::Even)?;
     let runs = [&even, &planned];
-    let (profile, taken) = in_turn(&model, link, 2, &runs, options.steps)?;
+    let InTurn { profile, taken } = in_turn(&model, link, 2, &runs, options.steps)?;
     for ((name, run), taken) in ["even 1F1B", "planned"].into_iter().zip(runs).zip(&taken) {
         let (predicted, measured) = (run.predicted(&model, &profile)?, run.measured(&model, taken));
         println!("{name}: {}", compared(&predicted, &measured));

@@ -59,8 +59,15 @@ impl Turn {
     }
 }
 
+/// What was measured in turn.
+pub(crate) struct InTurn {
+    pub(crate) profile: Profile,
+    /// The steps of each run that count.
+    pub(crate) taken: Vec<Vec<StepSummary>>,
+}
+
 /// Measures the profile of a model with this number of ranks at once. Each step of the measurement follows a step of
-/// each run, so that changes in the speed of the machine affect all. Returns the profile and the steps of each run.
+/// each run, so that changes in the speed of the machine affect all.
 ///
 /// Without runs, the measurement takes `steps` steps alone.
 pub(crate) fn in_turn(
@@ -69,7 +76,7 @@ pub(crate) fn in_turn(
     ranks: u32,
     runs: &[&Run],
     steps: usize,
-) -> Result<(Profile, Vec<Vec<StepSummary>>), Box<dyn Error>> {
+) -> Result<InTurn, Box<dyn Error>> {
     let turns = runs.iter().map(|run| run.turn(model)).collect::<Result<Vec<_>, _>>()?;
     let turns = Rc::new(RefCell::new(turns));
     let layers = model.describe(SEQUENCE);
@@ -100,7 +107,7 @@ pub(crate) fn in_turn(
     let rates = PeakRates { flops_per_s: 1e11, bytes_per_s: 1e10 };
     let profile = measured.profile(&workload, link, LinkProfile::new(1e-5, 1e10), rates);
     let taken = turns.take().into_iter().map(|turn| turn.taken.into_iter().skip(WARM_UP).collect());
-    Ok((profile, taken.collect()))
+    Ok(InTurn { profile, taken: taken.collect() })
 }
 
 impl Run {
