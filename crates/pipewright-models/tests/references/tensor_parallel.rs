@@ -199,7 +199,7 @@ fn each_expert_is_whole_on_one_rank() {
         found.sort();
         expected.sort();
         assert_eq!(found, expected, "each expert is on one rank, in its whole shape");
-        assert!(of_ranks.iter().all(|rank| rank.iter().any(|found| is_routed(found))));
+        assert!(of_ranks.iter().all(|rank| rank.iter().any(is_routed)));
         // All other parameters are those of ranks with slices of experts.
         let others = |found: &[(String, Vec<usize>)]| -> Vec<_> {
             found.iter().filter(|found| !is_routed(found)).cloned().collect()
