@@ -7,7 +7,7 @@ use crate::ids::Rank;
 use crate::lower::{TrainingLowering, for_training};
 use crate::plan::balance::{Layout, Numbers, even};
 use crate::plan::bound::{lower_bound, reduction_bound};
-use crate::plan::class::Class;
+use crate::plan::class::{Class, Path};
 use crate::plan::evaluate::{Evaluator, peaks};
 use crate::plan::families::Family;
 use crate::plan::greedy::{Rules, Task, greedy};
@@ -84,11 +84,12 @@ fn check(layers: &Layers, order: &Order, layout: &Layout, recompute: &[bool]) ->
     let time = run.timeline().makespan() * (1.0 + 1e-9);
     let cut_time = step.cut_time(&layout.rank_of, &layout.starts);
     prop_assert!(cut_time <= time, "the bound {cut_time} of a cut that takes {time}");
-    if let Some(class) = Class::of(&order.placement) {
-        for is_free in [false, true] {
-            let bound = lower_bound(step, &[class], is_free).max(reduction_bound(step));
-            prop_assert!(bound <= time, "the bound {bound} of {class:?}, free {is_free}, that takes {time}");
-        }
+    // In every placement of these tests, each round visits every rank, and the first one in order.
+    let (ranks, chunks) = (order.placement.ranks(), order.placement.stages() / order.placement.ranks());
+    let fixed = Class::of(&order.placement).map(|class| (class, false));
+    for (class, is_free) in fixed.into_iter().chain([(Class { ranks, chunks, path: Path::Loop }, true)]) {
+        let bound = lower_bound(step, &[class], is_free).max(reduction_bound(step));
+        prop_assert!(bound <= time, "the bound {bound} of {class:?}, free {is_free}, that takes {time}");
     }
     Ok(())
 }

@@ -137,23 +137,10 @@ fn fits(items: &[f64], bins: usize, size: f64) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plan::layers::Layers;
-    use crate::plan::network::{Mesh, MeshOrder, Network};
-    use crate::plan::request::TrainingState;
-    use crate::profile::{LayerProfile, LinkProfile, Profile};
+    use crate::plan::bound::equal_layers;
 
     fn check(layers: usize, ranks: u32, microbatches: u32, expected: f64) {
-        let layer = LayerProfile {
-            forward_s: 1.0,
-            input_backward_s: 1.0,
-            weight_backward_s: 1.0,
-            ..LayerProfile::default()
-        };
-        let link = LinkProfile::new(0.0, f64::INFINITY);
-        let profile = Profile { link, layers: vec![layer; layers], ..Profile::default() };
-        let mesh = Mesh { tensor: 1, replicas: 1, ranks, order: MeshOrder::default() };
-        let network = Network::of(&profile, mesh).expect("a mesh");
-        let layers = Layers::of(&profile, 1, network, TrainingState::default());
+        let layers = equal_layers(layers, ranks);
         let found = bound(Step::of(&layers, ranks, microbatches));
         // The bisection ends below the bound.
         assert!((expected * 0.999..=expected).contains(&found), "{found} {expected}");

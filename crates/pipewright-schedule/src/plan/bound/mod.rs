@@ -2,15 +2,17 @@
 //!
 //! For a number of ranks and microbatches, each arrangement of stages ([`Class`]) has its own bound, and the smallest
 //! counts. `any.rs` holds for every assignment of layers to ranks; `one.rs` is exact for one stage a rank, `two.rs` for
-//! two, and `few.rs` tries all cuts where there are few. All of them test whether a time is long enough, and bisection
+//! two, and `few.rs` tries all cuts where there are few; `idle.rs` counts the idle time of all ranks with several stages a
+//! rank. All of them test whether a time is long enough, and bisection
 //! finds the longest time that is proved too short.
 
 mod any;
 mod few;
+mod idle;
 mod one;
 mod two;
 
-use crate::plan::class::{Class, Path};
+use crate::plan::class::{Class, MAX_CHUNKS, Path};
 use crate::plan::rank_times::Step;
 
 /// The accuracy of the bisections, as a share.
@@ -22,6 +24,11 @@ const ROUNDING: f64 = 1e-9;
 /// free, rounds may visit the ranks in any order.
 pub(super) fn lower_bound(step: Step<'_>, classes: &[Class], is_free: bool) -> f64 {
     let any = any::bound(step);
+    // The bound of rounds is the same for loops and Vs.
+    let idle: Vec<f64> = (0..=MAX_CHUNKS)
+        .map(|chunks| classes.iter().find(|class| chunks > 1 && class.chunks == chunks))
+        .map(|class| class.map_or(any, |&class| idle::bound(step, class, any)))
+        .collect();
     let of_class = |&class: &Class| {
         let own =
             if is_free && class.chunks > 1 { few::matched(step, class) } else { few::bound(step, class) };
@@ -32,7 +39,7 @@ pub(super) fn lower_bound(step: Step<'_>, classes: &[Class], is_free: bool) -> f
             (2, Path::Loop) => two::loop_bound(step, any),
             _ => None,
         });
-        own.unwrap_or(any).max(any)
+        own.unwrap_or(any).max(idle[class.chunks as usize])
     };
     let smallest = classes.iter().map(of_class).reduce(f64::min).unwrap_or(any);
     smallest * (1.0 - ROUNDING)
@@ -75,4 +82,24 @@ fn bisect(low: f64, is_enough: impl Fn(f64) -> bool) -> f64 {
         if is_enough(middle) { high = middle } else { low = middle }
     }
     low
+}
+
+/// Returns layers whose three times are 1, on links that take no time.
+#[cfg(test)]
+fn equal_layers(count: usize, ranks: u32) -> crate::plan::layers::Layers {
+    use crate::plan::layers::Layers;
+    use crate::plan::network::{Mesh, MeshOrder, Network};
+    use crate::plan::request::TrainingState;
+    use crate::profile::{LayerProfile, LinkProfile, Profile};
+
+    let layer = LayerProfile {
+        forward_s: 1.0,
+        input_backward_s: 1.0,
+        weight_backward_s: 1.0,
+        ..LayerProfile::default()
+    };
+    let link = LinkProfile::new(0.0, f64::INFINITY);
+    let profile = Profile { link, layers: vec![layer; count], ..Profile::default() };
+    let mesh = Mesh { tensor: 1, replicas: 1, ranks, order: MeshOrder::default() };
+    Layers::of(&profile, 1, Network::of(&profile, mesh).expect("a mesh"), TrainingState::default())
 }
