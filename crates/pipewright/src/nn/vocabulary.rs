@@ -153,30 +153,47 @@ mod tests {
         assert_eq!(found[1].1.to_data(), TensorData::zeros::<f32, _>([2, 4]));
     }
 
-    /// Compares the weighted loss and its gradient with those of the whole vocabulary, on 2 and 4 ranks.
-    fn check_weighted(targets: &[i64], weights: impl Fn(Tensor<1, Int>) -> Tensor<1> + Sync, scale: f32) {
-        let rows = targets.len();
-        let targets = || Tensor::from_data(TensorData::new(targets.to_vec(), [rows]), &Device::flex());
-        let whole = numbers([rows, 10], scale).autodiff().require_grad();
-        let loss = weighted_cross_entropy(whole.clone(), targets(), weights(targets()).autodiff());
+    /// Compares three times a loss of split logits, `[rows, vocabulary]`, and its gradient with those of the whole vocabulary.
+    fn check(
+        [rows, vocabulary]: [usize; 2],
+        (ranks, scale): (u32, f32),
+        of_whole: impl Fn(Tensor<2>) -> Tensor<1>,
+        of_split: impl Fn(Tensor<2>, &TensorParallel) -> Tensor<1> + Sync,
+    ) {
+        let whole = numbers([rows, vocabulary], scale).autodiff().require_grad();
+        let loss = of_whole(whole.clone());
         let expected = whole.grad(&(loss.clone() * 3.0).backward()).expect("it is a leaf");
+        let found = on_ranks(ranks, |tensor| {
+            let range = tensor.range(vocabulary);
+            let own = numbers([rows, vocabulary], scale).narrow(1, range.start, range.len());
+            let own = own.autodiff().require_grad();
+            let loss = of_split(own.clone(), &tensor);
+            let gradient = own.grad(&(loss.clone() * 3.0).backward()).expect("it is a leaf");
+            (loss.inner().into_data(), gradient)
+        });
+        let tolerance = Tolerance::rel_abs(1e-5, 1e-6);
+        for (own, _) in &found {
+            own.assert_approx_eq::<f32>(&loss.clone().inner().into_data(), tolerance);
+            assert_eq!(own, &found[0].0, "the same bits on all ranks");
+        }
+        let gradient = Tensor::cat(found.into_iter().map(|(_, gradient)| gradient).collect(), 1);
+        gradient.into_data().assert_approx_eq::<f32>(&expected.into_data(), tolerance);
+    }
+
+    fn ids(targets: &[i64]) -> Tensor<1, Int> {
+        Tensor::from_data(TensorData::new(targets.to_vec(), [targets.len()]), &Device::flex())
+    }
+
+    /// As [`check`], with weights, on 2 and 4 ranks.
+    fn check_weighted(targets: &[i64], weights: impl Fn(Tensor<1, Int>) -> Tensor<1> + Sync, scale: f32) {
+        let weights = || weights(ids(targets));
         for ranks in [2, 4] {
-            let found = on_ranks(ranks, |tensor| {
-                let range = tensor.range(10);
-                let own = numbers([rows, 10], scale).narrow(1, range.start, range.len());
-                let own = own.autodiff().require_grad();
-                let loss =
-                    split_weighted_cross_entropy(own.clone(), targets(), weights(targets()), 10, &tensor);
-                let gradient = own.grad(&(loss.clone() * 3.0).backward()).expect("it is a leaf");
-                (loss.inner().into_data(), gradient)
-            });
-            let tolerance = Tolerance::rel_abs(1e-5, 1e-6);
-            for (own, _) in &found {
-                own.assert_approx_eq::<f32>(&loss.clone().inner().into_data(), tolerance);
-                assert_eq!(own, &found[0].0, "the same bits on all ranks");
-            }
-            let gradient = Tensor::cat(found.into_iter().map(|(_, gradient)| gradient).collect(), 1);
-            gradient.into_data().assert_approx_eq::<f32>(&expected.clone().into_data(), tolerance);
+            check(
+                [targets.len(), 10],
+                (ranks, scale),
+                |logits| weighted_cross_entropy(logits, ids(targets), weights().autodiff()),
+                |logits, tensor| split_weighted_cross_entropy(logits, ids(targets), weights(), 10, tensor),
+            );
         }
     }
 
@@ -198,7 +215,7 @@ mod tests {
 
     #[test]
     fn a_rank_that_is_alone_has_the_whole_vocabulary() {
-        let ids = || Tensor::from_data(TensorData::new(vec![1i64, -100, 4], [3]), &Device::flex());
+        let ids = || ids(&[1, -100, 4]);
         let alone = TensorParallel::default();
         let logits = || numbers([3, 5], 1.0);
         let weights = || weights_of_valid(ids(), -100);
@@ -208,27 +225,14 @@ mod tests {
 
     #[test]
     fn the_loss_and_its_gradient_are_those_of_the_whole_vocabulary() {
-        let targets =
-            || Tensor::from_data(TensorData::new(vec![0i64, 19, 2, 9, 10, 3], [6]), &Device::flex());
-        for (ranks, scale) in [(2, 0.3), (3, 5.0), (4, 300.0)] {
-            let whole = numbers([6, 20], scale).autodiff().require_grad();
-            let loss = cross_entropy(whole.clone(), targets());
-            let expected = whole.grad(&loss.clone().backward()).expect("it is a leaf");
-            let found = on_ranks(ranks, |tensor| {
-                let range = tensor.range(20);
-                let own = numbers([6, 20], scale).narrow(1, range.start, range.len());
-                let own = own.autodiff().require_grad();
-                let loss = split_cross_entropy(own.clone(), targets(), 20, &tensor);
-                let gradient = own.grad(&loss.clone().backward()).expect("it is a leaf");
-                (loss.inner().into_data(), gradient)
-            });
-            let tolerance = Tolerance::rel_abs(1e-5, 1e-6);
-            for (own, _) in &found {
-                own.assert_approx_eq::<f32>(&loss.clone().inner().into_data(), tolerance);
-                assert_eq!(own, &found[0].0, "the same bits on all ranks");
-            }
-            let gradient = Tensor::cat(found.into_iter().map(|(_, gradient)| gradient).collect(), 1);
-            gradient.into_data().assert_approx_eq::<f32>(&expected.into_data(), tolerance);
+        let targets = [0, 19, 2, 9, 10, 3];
+        for of in [(2, 0.3), (3, 5.0), (4, 300.0)] {
+            check(
+                [6, 20],
+                of,
+                |logits| cross_entropy(logits, ids(&targets)),
+                |logits, tensor| split_cross_entropy(logits, ids(&targets), 20, tensor),
+            );
         }
     }
 }
