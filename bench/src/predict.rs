@@ -33,6 +33,9 @@ pub(crate) struct Options {
     /// The model with a heavy head only.
     #[arg(long)]
     head: bool,
+    /// The hidden size of the model with a heavy head.
+    #[arg(long, default_value_t = WIDTH, requires = "head")]
+    width: usize,
 }
 
 /// Schedule, ranks, stages of a rank, microbatches of a replica, replicas.
@@ -121,9 +124,12 @@ fn compared(predicted: &Figures, measured: &Figures) -> String {
 /// Compares the plan for a model with a heavy head with an even cut under 1F1B.
 fn heavy_head(options: &Options) -> Result<(), Box<dyn Error>> {
     const MICROBATCHES: u32 = 8;
-    // A layer has four square matrices and three of WIDTH x INTERMEDIATE, the head one of WIDTH x vocabulary.
-    let vocab_size = 4 * (4 * WIDTH + 3 * INTERMEDIATE);
-    let model = LlamaConfig::from(DecoderConfig { vocab_size, ..config().decoder });
+    let hidden_size = options.width;
+    let intermediate_size = hidden_size * INTERMEDIATE / WIDTH;
+    // A layer has four square matrices and three of hidden x intermediate size, the head one of hidden size x vocabulary.
+    let vocab_size = 4 * (4 * hidden_size + 3 * intermediate_size);
+    let decoder = DecoderConfig { hidden_size, intermediate_size, vocab_size, ..config().decoder };
+    let model = LlamaConfig::from(decoder);
     let link = link()?;
     let InTurn { profile, .. } = in_turn(&model, link, 2, &[], options.steps)?;
     let request = PlanRequest {
