@@ -15,7 +15,7 @@ use std::sync::Arc;
 use burn::tensor::Tensor;
 
 use super::composed::at_least_single;
-use crate::autodiff::{Rule, inner_of, record};
+use crate::autodiff::{Rule, inner_of, on_tape_of, record};
 use crate::tensor::{Placement, Slice, TensorRank, Value, Values};
 
 /// The exchange of tensors between the ranks of a group.
@@ -109,21 +109,30 @@ impl TensorParallel {
         record([x.clone(), x.clone()], inner_of(x), rule)
     }
 
-    /// Returns the sum of `x` over all ranks, whose gradient is the gradient of each `x`.
+    /// Returns the sum of `x` over all ranks, whose gradient is the gradient of each `x`. If any rank's `x` needs a
+    /// gradient, the sum needs one on all ranks, so that all of them run the same backward.
     ///
     /// # Panics
     /// When a rank of the group fails.
     pub fn sum(&self, x: Tensor<2>) -> Tensor<2> {
         let Some(link) = &self.link else { return x };
-        let sum = sum(link.as_ref(), inner_of(x.clone()));
-        record([x.clone(), x], sum, Arc::new(SameGradient))
+        let own = Value::of(inner_of(x.clone()));
+        let own = if x.is_tracked() { own } else { own.constant() };
+        let of_ranks = gathered(link.as_ref(), own);
+        let is_tracked = of_ranks.iter().any(Value::requires_grad);
+        let sum = sum(of_ranks);
+        match is_tracked && !x.is_tracked() {
+            // The trained parameters are on other ranks, such as the experts of a mixture that are not frozen.
+            true => on_tape_of(sum, &x).require_grad(),
+            false => record([x.clone(), x], sum, Arc::new(SameGradient)),
+        }
     }
 
     /// Returns the tensors of all ranks, in the order of the ranks, off the tape.
     pub(super) fn all_gather(&self, x: Tensor<2>) -> Vec<Tensor<2>> {
         match &self.link {
             None => vec![x],
-            Some(link) => gathered(link.as_ref(), x),
+            Some(link) => gathered(link.as_ref(), Value::of(x)).into_iter().map(tensor_of).collect(),
         }
     }
 }
@@ -135,15 +144,21 @@ fn part(count: usize, index: usize, of: usize) -> Range<usize> {
     start..start + each + usize::from(index < extra)
 }
 
-fn gathered(link: &dyn TensorLink, x: Tensor<2>) -> Vec<Tensor<2>> {
-    let of_ranks = link.all_gather(vec![Value::of(x)]).into_iter().flatten();
-    of_ranks.map(|value| Tensor::from_dispatch(value.into_dispatch())).collect()
+/// Returns the tensors of all ranks.
+fn gathered(link: &dyn TensorLink, own: Value) -> Values {
+    link.all_gather(vec![own]).into_iter().flatten().collect()
 }
 
-fn sum(link: &dyn TensorLink, x: Tensor<2>) -> Tensor<2> {
-    let precision = x.dtype();
-    let parts = gathered(link, x).into_iter().map(at_least_single);
-    let sum = parts.reduce(|sum, part| sum + part).expect("a group has this rank");
+fn tensor_of(value: Value) -> Tensor<2> {
+    Tensor::from_dispatch(value.into_dispatch())
+}
+
+/// Returns the sum of the tensors of all ranks.
+fn sum(of_ranks: Values) -> Tensor<2> {
+    let parts: Vec<Tensor<2>> = of_ranks.into_iter().map(tensor_of).collect();
+    let precision = parts[0].dtype();
+    let sum = parts.into_iter().map(at_least_single).reduce(|sum, part| sum + part);
+    let sum = sum.expect("a group has this rank");
     if sum.dtype() == precision { sum } else { sum.cast(precision) }
 }
 
@@ -154,7 +169,7 @@ struct SumOfGradients {
 
 impl Rule for SumOfGradients {
     fn backward(&self, gradient: Tensor<2>, _wanted: [bool; 2]) -> [Option<Tensor<2>>; 2] {
-        [Some(sum(self.link.as_ref(), gradient)), None]
+        [Some(sum(gathered(self.link.as_ref(), Value::of(gradient)))), None]
     }
 }
 
@@ -229,6 +244,22 @@ pub(super) mod tests {
             assert_eq!(y, expected);
             assert_eq!(gradient, (x.zeros_like() + 12.0).into_data(), "2 * (1 + 2 + 3)");
         }
+    }
+
+    #[test]
+    fn a_sum_needs_a_gradient_on_all_ranks_if_one_rank_needs_it() {
+        let tracked = |needs: fn(u32) -> bool| {
+            on_ranks(3, |tensor| {
+                let x = numbers([2, 3], 1.0).autodiff();
+                let x = if needs(tensor.rank().index) { x.require_grad() } else { x };
+                tensor.sum(x * 2.0).is_tracked()
+            })
+        };
+        assert_eq!(tracked(|_| false), [false; 3]);
+        assert_eq!(tracked(|rank| rank == 1), [true; 3]);
+        // Without a tape, no rank has a backward.
+        let found = on_ranks(2, |tensor| tensor.sum(numbers([2, 3], 1.0)).is_autodiff());
+        assert_eq!(found, [false; 2]);
     }
 
     #[test]
