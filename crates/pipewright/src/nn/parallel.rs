@@ -20,10 +20,11 @@ use crate::tensor::{Placement, Slice, TensorRank, Value, Values};
 
 /// The exchange of tensors between the ranks of a group.
 pub(crate) trait TensorLink: Debug + Send + Sync {
-    /// Returns the tensors of all ranks, in the order of the ranks. All ranks of the group must call it.
+    /// Sends tensors to each rank of the group, this one included, and returns what each rank has sent to this one. Both lists
+    /// are in the order of the ranks. All ranks of the group must call it.
     ///
     /// If a rank of the group fails, the call unwinds with the cause as its payload.
-    fn all_gather(&self, tensors: Values) -> Vec<Values>;
+    fn exchange(&self, to_ranks: Vec<Values>) -> Vec<Values>;
 }
 
 /// A rank's place in its tensor group, and its connection to the other ranks.
@@ -105,7 +106,7 @@ impl TensorParallel {
     /// In the backward, when a rank of the group fails.
     pub fn enter(&self, x: Tensor<2>) -> Tensor<2> {
         let Some(link) = &self.link else { return x };
-        let rule = Arc::new(SumOfGradients { link: link.clone() });
+        let rule = Arc::new(SumOfGradients { link: link.clone(), ranks: self.rank.of });
         record([x.clone(), x.clone()], inner_of(x), rule)
     }
 
@@ -116,11 +117,7 @@ impl TensorParallel {
     /// When a rank of the group fails.
     pub fn sum(&self, x: Tensor<2>) -> Tensor<2> {
         let Some(link) = &self.link else { return x };
-        let own = Value::of(inner_of(x.clone()));
-        let own = if x.is_tracked() { own } else { own.constant() };
-        let of_ranks = gathered(link.as_ref(), own);
-        let is_tracked = of_ranks.iter().any(Value::requires_grad);
-        let sum = sum(of_ranks);
+        let (sum, is_tracked) = sum(link.as_ref(), self.rank.of, inner_of(x.clone()), x.is_tracked());
         match is_tracked && !x.is_tracked() {
             // The trained parameters are on other ranks, such as the experts of a mixture that are not frozen.
             true => on_tape_of(sum, &x).require_grad(),
@@ -132,7 +129,10 @@ impl TensorParallel {
     pub(super) fn all_gather(&self, x: Tensor<2>) -> Vec<Tensor<2>> {
         match &self.link {
             None => vec![x],
-            Some(link) => gathered(link.as_ref(), Value::of(x)).into_iter().map(tensor_of).collect(),
+            Some(link) => exchanged(link.as_ref(), vec![Value::of(x); self.rank.of as usize])
+                .into_iter()
+                .map(tensor_of)
+                .collect(),
         }
     }
 }
@@ -144,18 +144,40 @@ fn part(count: usize, index: usize, of: usize) -> Range<usize> {
     start..start + each + usize::from(index < extra)
 }
 
-/// Returns the tensors of all ranks.
-fn gathered(link: &dyn TensorLink, own: Value) -> Values {
-    link.all_gather(vec![own]).into_iter().flatten().collect()
+/// Sends a tensor to each rank, and returns those of all ranks.
+fn exchanged(link: &dyn TensorLink, to_ranks: Values) -> Values {
+    link.exchange(to_ranks.into_iter().map(|tensor| vec![tensor]).collect()).into_iter().flatten().collect()
 }
 
 fn tensor_of(value: Value) -> Tensor<2> {
     Tensor::from_dispatch(value.into_dispatch())
 }
 
-/// Returns the sum of the tensors of all ranks.
-fn sum(of_ranks: Values) -> Tensor<2> {
-    let parts: Vec<Tensor<2>> = of_ranks.into_iter().map(tensor_of).collect();
+/// Returns the sum of the ranks' `x`, and whether any of them is `marked`.
+///
+/// With three and more ranks, each rank adds a part of the rows, and the ranks then exchange the sums: a rank sends
+/// `2 (n - 1) / n` of its `x` instead of `n - 1` times all of it. The additions are the same, in the same order.
+fn sum(link: &dyn TensorLink, ranks: u32, x: Tensor<2>, marked: bool) -> (Tensor<2>, bool) {
+    let ranks = ranks as usize;
+    let mark = |value: Value| if marked { value } else { value.constant() };
+    let [rows, _] = x.dims();
+    let in_parts = ranks > 2 && rows >= ranks;
+    let own = match in_parts {
+        true => (0..ranks).map(|rank| part(rows, rank, ranks)).map(|rows| x.clone().slice(rows)).collect(),
+        false => vec![x; ranks],
+    };
+    let of_ranks = exchanged(link, own.into_iter().map(Value::of).map(mark).collect());
+    let any_marked = of_ranks.iter().any(Value::requires_grad);
+    let sum = added(of_ranks.into_iter().map(tensor_of).collect());
+    if !in_parts {
+        return (sum, any_marked);
+    }
+    let sums = exchanged(link, vec![Value::of(sum); ranks]);
+    (Tensor::cat(sums.into_iter().map(tensor_of).collect(), 0), any_marked)
+}
+
+/// Returns the sum of tensors, added in their order in single precision.
+fn added(parts: Vec<Tensor<2>>) -> Tensor<2> {
     let precision = parts[0].dtype();
     let sum = parts.into_iter().map(at_least_single).reduce(|sum, part| sum + part);
     let sum = sum.expect("a group has this rank");
@@ -165,11 +187,12 @@ fn sum(of_ranks: Values) -> Tensor<2> {
 #[derive(Debug)]
 struct SumOfGradients {
     link: Arc<dyn TensorLink>,
+    ranks: u32,
 }
 
 impl Rule for SumOfGradients {
     fn backward(&self, gradient: Tensor<2>, _wanted: [bool; 2]) -> [Option<Tensor<2>>; 2] {
-        [Some(sum(gathered(self.link.as_ref(), Value::of(gradient)))), None]
+        [Some(sum(self.link.as_ref(), self.ranks, gradient, true).0), None]
     }
 }
 
@@ -185,15 +208,20 @@ impl Rule for SameGradient {
 /// Ranks on threads of a test.
 #[cfg(test)]
 pub(super) mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
     use std::sync::{Barrier, Mutex};
+
+    use burn::tensor::DType;
 
     use super::super::check::numbers;
     use super::*;
 
-    /// The tensors of all ranks of a test's group.
+    /// What each rank of a test's group sends to each rank.
     #[derive(Debug)]
     struct Shared {
-        tensors: Mutex<Vec<Values>>,
+        tensors: Mutex<Vec<Vec<Values>>>,
+        /// The bytes that all ranks have sent to others.
+        sent: AtomicUsize,
         barrier: Barrier,
     }
 
@@ -204,20 +232,29 @@ pub(super) mod tests {
     }
 
     impl TensorLink for Member {
-        fn all_gather(&self, tensors: Values) -> Vec<Values> {
-            self.shared.tensors.lock().expect("no panic")[self.index] = tensors;
+        fn exchange(&self, to_ranks: Vec<Values>) -> Vec<Values> {
+            let others = to_ranks.iter().enumerate().filter(|(rank, _)| *rank != self.index);
+            let bytes: usize = others.flat_map(|(_, values)| values).map(Value::bytes).sum();
+            self.shared.sent.fetch_add(bytes, Ordering::Relaxed);
+            self.shared.tensors.lock().expect("no panic")[self.index] = to_ranks;
             self.shared.barrier.wait();
             let all = self.shared.tensors.lock().expect("no panic").clone();
             self.shared.barrier.wait();
-            all
+            all.into_iter().map(|mut of_rank| of_rank.swap_remove(self.index)).collect()
         }
     }
 
     /// Runs `rank` on each rank of a group and returns the results.
     pub(in super::super) fn on_ranks<T: Send>(of: u32, rank: impl Fn(TensorParallel) -> T + Sync) -> Vec<T> {
-        let tensors = Mutex::new(vec![Values::new(); of as usize]);
-        let shared = Arc::new(Shared { tensors, barrier: Barrier::new(of as usize) });
-        std::thread::scope(|scope| {
+        counted(of, rank).0
+    }
+
+    /// As [`on_ranks`], with the bytes that all ranks together have sent to others.
+    fn counted<T: Send>(of: u32, rank: impl Fn(TensorParallel) -> T + Sync) -> (Vec<T>, usize) {
+        let tensors = Mutex::new(vec![Vec::new(); of as usize]);
+        let shared =
+            Arc::new(Shared { tensors, sent: AtomicUsize::new(0), barrier: Barrier::new(of as usize) });
+        let results = std::thread::scope(|scope| {
             let start = |index| {
                 let link = Arc::new(Member { shared: shared.clone(), index: index as usize });
                 let tensor = TensorParallel::new(TensorRank { index, of }, link);
@@ -226,7 +263,8 @@ pub(super) mod tests {
             };
             let threads: Vec<_> = (0..of).map(start).collect();
             threads.into_iter().map(|thread| thread.join().expect("no panic")).collect()
-        })
+        });
+        (results, shared.sent.load(Ordering::Relaxed))
     }
 
     #[test]
@@ -260,6 +298,32 @@ pub(super) mod tests {
         // Without a tape, no rank has a backward.
         let found = on_ranks(2, |tensor| tensor.sum(numbers([2, 3], 1.0)).is_autodiff());
         assert_eq!(found, [false; 2]);
+    }
+
+    #[test]
+    fn each_of_many_ranks_sends_less_than_twice_its_tensor() {
+        const TENSOR: usize = 8 * 6 * 4;
+        for (ranks, each) in [(2, TENSOR), (4, 2 * 3 * TENSOR / 4), (8, 2 * 7 * TENSOR / 8)] {
+            let sum = |tensor: TensorParallel| drop(tensor.sum(numbers([8, 6], 1.0)));
+            assert_eq!(counted(ranks, sum).1, ranks as usize * each, "{ranks} ranks");
+        }
+    }
+
+    /// Parts are rows, which the ranks may share unevenly; with fewer rows than ranks, or two ranks, there is one part.
+    #[test]
+    fn a_sum_in_parts_has_the_bits_of_the_sum_in_one() {
+        for precision in [DType::F32, DType::BF16] {
+            for (ranks, rows) in [(2, 5), (3, 7), (4, 4), (4, 13), (8, 9), (4, 3), (4, 1)] {
+                let of_rank = |rank: u32| {
+                    let x = numbers([rows, 6], 1.0) * (1.1 + f64::from(rank)).powi(5) + f64::from(rank);
+                    x.cast(precision)
+                };
+                let found = on_ranks(ranks, |tensor| tensor.sum(of_rank(tensor.rank().index)).into_data());
+                let all = (0..ranks).map(|rank| of_rank(rank).cast(DType::F32));
+                let expected = all.reduce(|sum, x| sum + x).expect("a rank").cast(precision).into_data();
+                assert!(found.iter().all(|found| *found == expected), "{ranks} ranks, {rows} rows");
+            }
+        }
     }
 
     #[test]
