@@ -17,6 +17,7 @@ const LAYERS: &[&str] = &[
     // Parts that several commands share.
     "commands::schedule_level",
     "commands::schedule_size",
+    "commands::slice_hint",
     "commands::drawing",
     "commands::plan_choice",
     "commands::plan_print",

@@ -41,6 +41,7 @@ mod schedule_level;
 mod schedule_size;
 pub(crate) mod simulate;
 mod simulation_text;
+mod slice_hint;
 mod stage_memory;
 mod step_prediction;
 mod timed_program;

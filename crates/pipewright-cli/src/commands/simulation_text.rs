@@ -7,6 +7,7 @@ use pipewright_schedule::Timeline;
 use pipewright_schedule::simulate::Summary;
 use serde::Serialize;
 
+use crate::commands::slice_hint::slice_hint;
 use crate::commands::timed_program::{EngineTimes, TimedProgram};
 
 /// The output of `--format json`: the keys of the summary and the times of the engine.
@@ -41,6 +42,9 @@ pub(super) fn text(summary: &Summary, timed_program: &TimedProgram, counts_ticks
         Some(slices) => format!(" activations of slices at most, by rank; {slices} slices make a microbatch"),
     };
     line("memory", list(summary.peak_activations.iter().map(u64::to_string)) + &held);
+    if let Some(hint) = slice_hint(&timed_program.program) {
+        line("slices", hint);
+    }
     let EngineTimes { generate, lower, validate, simulate } = timed_program.times;
     let ms = |duration: Duration| format!("{:.2}", duration.as_secs_f64() * 1e3);
     let (all, generate, lower) = (ms(timed_program.times.total()), ms(generate), ms(lower));

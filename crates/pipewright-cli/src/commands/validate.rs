@@ -10,6 +10,7 @@ use pipewright_schedule::{Level, Slices, ValidatedProgram, Violations, picture, 
 use crate::commands::drawing::check_size;
 use crate::commands::schedule_level::{implied_level, locate, read};
 use crate::commands::schedule_size::{microbatches, slices};
+use crate::commands::slice_hint::slice_hint;
 use crate::failure::{Exit, Failure};
 use crate::output;
 
@@ -95,8 +96,9 @@ fn lines(violations: &Violations) -> String {
 }
 
 fn summary(file: &Path, program: &ValidatedProgram) -> String {
+    let hint = slice_hint(program.as_program()).map_or_else(String::new, |hint| hint + "\n");
     format!(
-        "{}: sound at level {}: {} ranks, {} stages, {}\n",
+        "{}: sound at level {}: {} ranks, {} stages, {}\n{hint}",
         file.display(),
         program.level(),
         program.ranks(),

@@ -58,6 +58,12 @@ fn slices_of_microbatches() {
     write(&folder, "seq.csv", &made);
     let proved = succeed(&folder, &["validate", "seq.csv", "--slices", "4"]);
     assert_eq!(proved, "seq.csv: sound at level comms: 4 ranks, 4 stages, 8 microbatches of 4 slices\n");
+    // The table alone says nothing of slices.
+    let whole = succeed(&folder, &["validate", "seq.csv"]);
+    let (first, hint) = whole.split_once('\n').expect("two lines");
+    assert_eq!(first, "seq.csv: sound at level comms: 4 ranks, 4 stages, 32 microbatches");
+    assert!(hint.ends_with("if the actions number slices, add --slices 4\n"), "{hint}");
+    assert!(succeed(&folder, &["simulate", "--csv", "seq.csv"]).contains(hint), "{hint}");
     // Rank 3 holds the forwards of one microbatch, and rank 0 those of three further slices.
     let figures = seq("simulate", &[]);
     assert!(figures.starts_with("seq1f1b: 4 ranks, 4 stages, 8 microbatches of 4 slices\n"), "{figures}");
@@ -67,6 +73,12 @@ fn slices_of_microbatches() {
     assert_eq!(of_file, seq("simulate", &["--format", "csv"]));
     assert_ne!(of_file, seq("simulate", &["--format", "csv", "--cost", "attention=0.3"]));
     assert!(seq("simulate", &["--format", "svg"]).contains("<title>0B7.3 on rank 0, "));
+    let size = ["--ranks", "4", "--microbatches", "8"];
+    for other in ["gpipe", "1f1b", "interleaved1f1b", "zbvzerobubble", "loopedbfs"] {
+        write(&folder, "s.csv", succeed(&folder, &[&["schedule", other], &size[..]].concat()));
+        let proved = succeed(&folder, &["validate", "s.csv"]);
+        assert_eq!(proved.lines().count(), 1, "{other}: {proved}");
+    }
     // Slice 1 of microbatch 0 before slice 0.
     write(
         &folder,

@@ -27,6 +27,8 @@ use safetensors::tensor::TensorView;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
+use crate::cases::{cases, changed_json};
+
 /// A reference below `data`.
 struct Reference {
     dir: PathBuf,
@@ -218,15 +220,6 @@ impl Model {
 
 static MIN: Model = Model::new("hybrid-min");
 static FULL: Model = Model::new("hybrid-full");
-
-macro_rules! cases {
-    ($model:ident: $($name:ident: $schedule:literal, $ranks:literal, $microbatches:literal;)*) => {$(
-        #[test]
-        fn $name() {
-            $model.check($schedule, $ranks, $microbatches);
-        }
-    )*};
-}
 
 cases! { MIN:
     min_1_microbatch: "gpipe", 1, 1;
@@ -490,14 +483,7 @@ fn renamed(from: &Path, to: &Path) {
 
 /// Returns the configuration of the full reference with changes.
 fn changed(changes: Value) -> Result<HybridConfig, String> {
-    let mut json = Reference::load("hybrid-full").config.to_json();
-    for (key, value) in changes.as_object().expect("it is one") {
-        json[key] = value.clone();
-    }
-    HybridConfig::from_json(json).map_err(|error| {
-        use std::error::Error;
-        error.source().map_or_else(|| error.to_string(), |source| format!("{error}: {source}"))
-    })
+    changed_json(Reference::load("hybrid-full").config.to_json(), changes, HybridConfig::from_json)
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! The families compared with reference runs, most of them in PyTorch: in one piece, and trained in the pipeline.
 
+mod cases;
 mod golden;
 mod pipelined;
 mod tied;

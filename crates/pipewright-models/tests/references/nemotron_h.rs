@@ -18,6 +18,7 @@ use pipewright_models::{
 use serde::Deserialize;
 use serde_json::{Value, json};
 
+use crate::cases::changed_json;
 use crate::pipelined_run::Model;
 use crate::reference::Reference;
 
@@ -396,14 +397,8 @@ impl ModuleVisitor for ByName {
 fn changed(changes: Value) -> Result<NemotronHConfig, String> {
     let path = Reference::load(NAME).dir.join("config.json");
     let text = read_to_string(path).expect("the file is here");
-    let mut json: Value = serde_json::from_str(&text).expect("it is JSON");
-    for (key, value) in changes.as_object().expect("it is one") {
-        json[key] = value.clone();
-    }
-    NemotronHConfig::from_json(json).map_err(|error| {
-        use std::error::Error;
-        error.source().map_or_else(|| error.to_string(), |source| format!("{error}: {source}"))
-    })
+    let json = serde_json::from_str(&text).expect("it is JSON");
+    changed_json(json, changes, NemotronHConfig::from_json)
 }
 
 #[test]

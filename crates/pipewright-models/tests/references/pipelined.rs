@@ -3,19 +3,11 @@
 
 use pipewright::tensor::Precision;
 
+use crate::cases::cases;
 use crate::pipelined_run::Model;
 
 static LLAMA: Model = Model::new("llama-tiny");
 static QWEN2: Model = Model::new("qwen2-tiny");
-
-macro_rules! cases {
-    ($model:ident: $($name:ident: $schedule:literal, $ranks:literal, $microbatches:literal;)*) => {$(
-        #[test]
-        fn $name() {
-            $model.check($schedule, $ranks, $microbatches);
-        }
-    )*};
-}
 
 // These schedules need at least as many microbatches as stages.
 cases! { LLAMA:

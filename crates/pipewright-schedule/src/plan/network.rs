@@ -5,8 +5,9 @@
 //! of a pipeline ([`MeshOrder`]). A node has ranks with consecutive numbers. Only meshes in which every pipeline lies on
 //! the nodes in the same way have a network, so that one pipeline can be simulated for all.
 //!
-//! **Collectives.** For sums over tensor-parallel ranks, each rank sends its tensors to all others inside the node, as the runtime does. Sums over replicas run on a ring inside
-//! each node, and then on rings between the nodes, each with its share. These times are assumed, not measured.
+//! **Collectives.** For sums over tensor-parallel ranks, each rank adds a part and sends the sum to all others inside the
+//! node, as the runtime does; two ranks send everything to each other. Sums over replicas run on a ring inside each node, and
+//! then on rings between the nodes, each with its share. These times are assumed, not measured.
 
 use crate::profile::{LinkProfile, Profile};
 
@@ -110,10 +111,14 @@ impl Network {
         [self.near, self.far].map(|link| link.latency_s + bytes as f64 / link.bytes_per_s)
     }
 
-    /// Returns the time of a sum of `bytes` over the tensor-parallel ranks: each rank sends all of them to every other rank.
+    /// Returns the time of a sum of `bytes` over the tensor-parallel ranks. Two ranks send all of them to each other; each of
+    /// more ranks sends every byte but its own share twice.
     pub(super) fn tensor_sum(&self, bytes: u64) -> f64 {
-        let others = f64::from(self.mesh.tensor.saturating_sub(1));
-        others * (bytes as f64 / self.near.bytes_per_s + self.near.latency_s)
+        match self.mesh.tensor {
+            ..=1 => 0.0,
+            2 => bytes as f64 / self.near.bytes_per_s + self.near.latency_s,
+            ranks => ring(self.near, bytes as f64, ranks),
+        }
     }
 
     /// Returns the time of a sum of `bytes` over the replicas.
@@ -177,6 +182,9 @@ mod tests {
         assert_eq!((network.in_a_row, network.replicas_in_node), (4, 1));
         // Each of two tensor-parallel ranks sends 100 bytes.
         assert_eq!(network.tensor_sum(100), 100.0 / 1e2);
+        // Each of four sends a quarter to three others, twice.
+        let four = self::network(2, 4, 2, MeshOrder::Pipeline).expect("a mesh");
+        assert_eq!(four.tensor_sum(100), 2.0 * 3.0 * 25.0 / 1e2);
         // Four replicas in four nodes send three quarters twice.
         assert_eq!(network.replica_sum(100), 6.0 * 25.0 / 1e1);
         let spread = self::network(4, 2, 4, MeshOrder::Replicas).expect("a mesh");

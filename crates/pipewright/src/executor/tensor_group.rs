@@ -73,11 +73,19 @@ impl TensorGroup {
 
     /// Returns the tensors of all ranks, in the order of the group, on the devices of this rank's tensors.
     pub(super) fn all_gather(&self, own: OptionalTensors) -> Result<Vec<OptionalTensors>, Cause> {
+        self.exchange(vec![own; self.group.members().len()])
+    }
+
+    /// Sends a list of tensors to each rank, and returns the lists that the ranks have sent to this one, on the devices of
+    /// its own list. Both are in the order of the group.
+    fn exchange(&self, mut to_ranks: Vec<OptionalTensors>) -> Result<Vec<OptionalTensors>, Cause> {
         let tag = Tag::TensorGroup { round: self.rounds.fetch_add(1, Ordering::Relaxed) };
+        let own = std::mem::take(&mut to_ranks[self.group.place()]);
         let devices: Vec<Option<Device>> = own.iter().map(|tensor| Some(tensor.as_ref()?.device())).collect();
         let mut endpoint = self.endpoint.lock();
-        for (_, to) in self.group.others() {
-            let copies = self.copies_for(&endpoint, self.devices.of(to), &own);
+        for (place, to) in self.group.others() {
+            let tensors = std::mem::take(&mut to_ranks[place]);
+            let copies = self.copies_for(&endpoint, self.devices.of(to), tensors);
             endpoint.send(to, tag, Payload::Tensors(copies));
         }
         let mut exchange = Exchange::among(&self.group, tag, own);
@@ -101,16 +109,16 @@ impl TensorGroup {
         &self,
         endpoint: &Endpoint,
         receiver: Option<&Device>,
-        tensors: &OptionalTensors,
+        tensors: OptionalTensors,
     ) -> OptionalTensors {
         if endpoint.is_distributed() {
-            return tensors.clone();
+            return tensors;
         }
-        let copy = |tensor: &Value| match receiver {
-            Some(device) if *device != tensor.device() => tensor.clone().to_device(device),
-            _ => tensor.clone().copied(),
+        let copy = |tensor: Value| match receiver {
+            Some(device) if *device != tensor.device() => tensor.to_device(device),
+            _ => tensor.copied(),
         };
-        let copies: OptionalTensors = tensors.iter().map(|tensor| tensor.as_ref().map(copy)).collect();
+        let copies: OptionalTensors = tensors.into_iter().map(|tensor| tensor.map(copy)).collect();
         self.memory.give_away(copies.iter().flatten());
         copies
     }
@@ -145,12 +153,12 @@ impl TensorGroup {
 }
 
 impl TensorLink for TensorGroup {
-    fn all_gather(&self, tensors: Values) -> Vec<Values> {
+    fn exchange(&self, to_ranks: Vec<Values>) -> Vec<Values> {
         // Another thread would send in the rank's name.
         let is_here = self.thread.get().is_none_or(|&thread| thread == std::thread::current().id());
         assert!(is_here, "a module of tensor ranks computes on its ranks only: run it in `Pipeline::module`");
-        let own = tensors.into_iter().map(Some).collect();
-        match TensorGroup::all_gather(self, own) {
+        let to_ranks = to_ranks.into_iter().map(|list| list.into_iter().map(Some).collect()).collect();
+        match TensorGroup::exchange(self, to_ranks) {
             Ok(lists) => lists.into_iter().map(|list| list.into_iter().flatten().collect()).collect(),
             // A tensor operation returns no error. The driver reports the cause as that of the action.
             Err(cause) => std::panic::resume_unwind(Box::new(cause)),

@@ -15,15 +15,16 @@ use std::sync::Arc;
 use burn::tensor::Tensor;
 
 use super::composed::at_least_single;
-use crate::autodiff::{Rule, inner_of, record};
+use crate::autodiff::{Rule, inner_of, on_tape_of, record};
 use crate::tensor::{Placement, Slice, TensorRank, Value, Values};
 
 /// The exchange of tensors between the ranks of a group.
 pub(crate) trait TensorLink: Debug + Send + Sync {
-    /// Returns the tensors of all ranks, in the order of the ranks. All ranks of the group must call it.
+    /// Sends tensors to each rank of the group, this one included, and returns what each rank has sent to this one. Both lists
+    /// are in the order of the ranks. All ranks of the group must call it.
     ///
     /// If a rank of the group fails, the call unwinds with the cause as its payload.
-    fn all_gather(&self, tensors: Values) -> Vec<Values>;
+    fn exchange(&self, to_ranks: Vec<Values>) -> Vec<Values>;
 }
 
 /// A rank's place in its tensor group, and its connection to the other ranks.
@@ -105,25 +106,33 @@ impl TensorParallel {
     /// In the backward, when a rank of the group fails.
     pub fn enter(&self, x: Tensor<2>) -> Tensor<2> {
         let Some(link) = &self.link else { return x };
-        let rule = Arc::new(SumOfGradients { link: link.clone() });
+        let rule = Arc::new(SumOfGradients { link: link.clone(), ranks: self.rank.of });
         record([x.clone(), x.clone()], inner_of(x), rule)
     }
 
-    /// Returns the sum of `x` over all ranks, whose gradient is the gradient of each `x`.
+    /// Returns the sum of `x` over all ranks, whose gradient is the gradient of each `x`. If any rank's `x` needs a
+    /// gradient, the sum needs one on all ranks, so that all of them run the same backward.
     ///
     /// # Panics
     /// When a rank of the group fails.
     pub fn sum(&self, x: Tensor<2>) -> Tensor<2> {
         let Some(link) = &self.link else { return x };
-        let sum = sum(link.as_ref(), inner_of(x.clone()));
-        record([x.clone(), x], sum, Arc::new(SameGradient))
+        let (sum, is_tracked) = sum(link.as_ref(), self.rank.of, inner_of(x.clone()), x.is_tracked());
+        match is_tracked && !x.is_tracked() {
+            // The trained parameters are on other ranks, such as the experts of a mixture that are not frozen.
+            true => on_tape_of(sum, &x).require_grad(),
+            false => record([x.clone(), x], sum, Arc::new(SameGradient)),
+        }
     }
 
     /// Returns the tensors of all ranks, in the order of the ranks, off the tape.
     pub(super) fn all_gather(&self, x: Tensor<2>) -> Vec<Tensor<2>> {
         match &self.link {
             None => vec![x],
-            Some(link) => gathered(link.as_ref(), x),
+            Some(link) => exchanged(link.as_ref(), vec![Value::of(x); self.rank.of as usize])
+                .into_iter()
+                .map(tensor_of)
+                .collect(),
         }
     }
 }
@@ -135,26 +144,55 @@ fn part(count: usize, index: usize, of: usize) -> Range<usize> {
     start..start + each + usize::from(index < extra)
 }
 
-fn gathered(link: &dyn TensorLink, x: Tensor<2>) -> Vec<Tensor<2>> {
-    let of_ranks = link.all_gather(vec![Value::of(x)]).into_iter().flatten();
-    of_ranks.map(|value| Tensor::from_dispatch(value.into_dispatch())).collect()
+/// Sends a tensor to each rank, and returns those of all ranks.
+fn exchanged(link: &dyn TensorLink, to_ranks: Values) -> Values {
+    link.exchange(to_ranks.into_iter().map(|tensor| vec![tensor]).collect()).into_iter().flatten().collect()
 }
 
-fn sum(link: &dyn TensorLink, x: Tensor<2>) -> Tensor<2> {
-    let precision = x.dtype();
-    let parts = gathered(link, x).into_iter().map(at_least_single);
-    let sum = parts.reduce(|sum, part| sum + part).expect("a group has this rank");
+fn tensor_of(value: Value) -> Tensor<2> {
+    Tensor::from_dispatch(value.into_dispatch())
+}
+
+/// Returns the sum of the ranks' `x`, and whether any of them is `marked`.
+///
+/// With three and more ranks, each rank adds a part of the rows, and the ranks then exchange the sums: a rank sends
+/// `2 (n - 1) / n` of its `x` instead of `n - 1` times all of it. The additions are the same, in the same order.
+fn sum(link: &dyn TensorLink, ranks: u32, x: Tensor<2>, marked: bool) -> (Tensor<2>, bool) {
+    let ranks = ranks as usize;
+    let mark = |value: Value| if marked { value } else { value.constant() };
+    let [rows, _] = x.dims();
+    let in_parts = ranks > 2 && rows >= ranks;
+    let own = match in_parts {
+        true => (0..ranks).map(|rank| part(rows, rank, ranks)).map(|rows| x.clone().slice(rows)).collect(),
+        false => vec![x; ranks],
+    };
+    let of_ranks = exchanged(link, own.into_iter().map(Value::of).map(mark).collect());
+    let any_marked = of_ranks.iter().any(Value::requires_grad);
+    let sum = added(of_ranks.into_iter().map(tensor_of).collect());
+    if !in_parts {
+        return (sum, any_marked);
+    }
+    let sums = exchanged(link, vec![Value::of(sum); ranks]);
+    (Tensor::cat(sums.into_iter().map(tensor_of).collect(), 0), any_marked)
+}
+
+/// Returns the sum of tensors, added in their order in single precision.
+fn added(parts: Vec<Tensor<2>>) -> Tensor<2> {
+    let precision = parts[0].dtype();
+    let sum = parts.into_iter().map(at_least_single).reduce(|sum, part| sum + part);
+    let sum = sum.expect("a group has this rank");
     if sum.dtype() == precision { sum } else { sum.cast(precision) }
 }
 
 #[derive(Debug)]
 struct SumOfGradients {
     link: Arc<dyn TensorLink>,
+    ranks: u32,
 }
 
 impl Rule for SumOfGradients {
     fn backward(&self, gradient: Tensor<2>, _wanted: [bool; 2]) -> [Option<Tensor<2>>; 2] {
-        [Some(sum(self.link.as_ref(), gradient)), None]
+        [Some(sum(self.link.as_ref(), self.ranks, gradient, true).0), None]
     }
 }
 
@@ -170,15 +208,20 @@ impl Rule for SameGradient {
 /// Ranks on threads of a test.
 #[cfg(test)]
 pub(super) mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
     use std::sync::{Barrier, Mutex};
+
+    use burn::tensor::DType;
 
     use super::super::check::numbers;
     use super::*;
 
-    /// The tensors of all ranks of a test's group.
+    /// What each rank of a test's group sends to each rank.
     #[derive(Debug)]
     struct Shared {
-        tensors: Mutex<Vec<Values>>,
+        tensors: Mutex<Vec<Vec<Values>>>,
+        /// The bytes that all ranks have sent to others.
+        sent: AtomicUsize,
         barrier: Barrier,
     }
 
@@ -189,20 +232,29 @@ pub(super) mod tests {
     }
 
     impl TensorLink for Member {
-        fn all_gather(&self, tensors: Values) -> Vec<Values> {
-            self.shared.tensors.lock().expect("no panic")[self.index] = tensors;
+        fn exchange(&self, to_ranks: Vec<Values>) -> Vec<Values> {
+            let others = to_ranks.iter().enumerate().filter(|(rank, _)| *rank != self.index);
+            let bytes: usize = others.flat_map(|(_, values)| values).map(Value::bytes).sum();
+            self.shared.sent.fetch_add(bytes, Ordering::Relaxed);
+            self.shared.tensors.lock().expect("no panic")[self.index] = to_ranks;
             self.shared.barrier.wait();
             let all = self.shared.tensors.lock().expect("no panic").clone();
             self.shared.barrier.wait();
-            all
+            all.into_iter().map(|mut of_rank| of_rank.swap_remove(self.index)).collect()
         }
     }
 
     /// Runs `rank` on each rank of a group and returns the results.
     pub(in super::super) fn on_ranks<T: Send>(of: u32, rank: impl Fn(TensorParallel) -> T + Sync) -> Vec<T> {
-        let tensors = Mutex::new(vec![Values::new(); of as usize]);
-        let shared = Arc::new(Shared { tensors, barrier: Barrier::new(of as usize) });
-        std::thread::scope(|scope| {
+        counted(of, rank).0
+    }
+
+    /// As [`on_ranks`], with the bytes that all ranks together have sent to others.
+    fn counted<T: Send>(of: u32, rank: impl Fn(TensorParallel) -> T + Sync) -> (Vec<T>, usize) {
+        let tensors = Mutex::new(vec![Vec::new(); of as usize]);
+        let shared =
+            Arc::new(Shared { tensors, sent: AtomicUsize::new(0), barrier: Barrier::new(of as usize) });
+        let results = std::thread::scope(|scope| {
             let start = |index| {
                 let link = Arc::new(Member { shared: shared.clone(), index: index as usize });
                 let tensor = TensorParallel::new(TensorRank { index, of }, link);
@@ -211,7 +263,8 @@ pub(super) mod tests {
             };
             let threads: Vec<_> = (0..of).map(start).collect();
             threads.into_iter().map(|thread| thread.join().expect("no panic")).collect()
-        })
+        });
+        (results, shared.sent.load(Ordering::Relaxed))
     }
 
     #[test]
@@ -228,6 +281,51 @@ pub(super) mod tests {
         for (y, gradient) in found {
             assert_eq!(y, expected);
             assert_eq!(gradient, (x.zeros_like() + 12.0).into_data(), "2 * (1 + 2 + 3)");
+        }
+    }
+
+    #[test]
+    fn a_sum_needs_a_gradient_on_all_ranks_if_one_rank_needs_it() {
+        let tracked = |needs: fn(u32) -> bool| {
+            on_ranks(3, |tensor| {
+                let x = numbers([2, 3], 1.0).autodiff();
+                let x = if needs(tensor.rank().index) { x.require_grad() } else { x };
+                tensor.sum(x * 2.0).is_tracked()
+            })
+        };
+        assert_eq!(tracked(|_| false), [false; 3]);
+        assert_eq!(tracked(|rank| rank == 1), [true; 3]);
+        // Without a tape, no rank has a backward.
+        let found = on_ranks(2, |tensor| tensor.sum(numbers([2, 3], 1.0)).is_autodiff());
+        assert_eq!(found, [false; 2]);
+    }
+
+    #[test]
+    fn each_of_many_ranks_sends_less_than_twice_its_tensor() {
+        const ROW: usize = 6 * 4;
+        let sent = |ranks: u32, rows| {
+            let sum = |tensor: TensorParallel| drop(tensor.sum(numbers([rows, 6], 1.0)));
+            counted(ranks, sum).1 / ranks as usize
+        };
+        assert_eq!([2, 4, 8].map(|ranks| sent(ranks, 8)), [8 * ROW, 2 * 6 * ROW, 2 * 7 * ROW]);
+        // Ranks without a row would have no part.
+        assert_eq!(sent(4, 3), 3 * 3 * ROW);
+    }
+
+    /// Parts are rows, which the ranks may share unevenly; with fewer rows than ranks, or two ranks, there is one part.
+    #[test]
+    fn a_sum_in_parts_has_the_bits_of_the_sum_in_one() {
+        for precision in [DType::F32, DType::BF16] {
+            for (ranks, rows) in [(2, 5), (3, 7), (4, 4), (4, 13), (8, 9), (4, 3), (4, 1)] {
+                let of_rank = |rank: u32| {
+                    let x = numbers([rows, 6], 1.0) * (1.1 + f64::from(rank)).powi(5) + f64::from(rank);
+                    x.cast(precision)
+                };
+                let found = on_ranks(ranks, |tensor| tensor.sum(of_rank(tensor.rank().index)).into_data());
+                let all = (0..ranks).map(|rank| of_rank(rank).cast(DType::F32));
+                let expected = all.reduce(|sum, x| sum + x).expect("a rank").cast(precision).into_data();
+                assert!(found.iter().all(|found| *found == expected), "{ranks} ranks, {rows} rows");
+            }
         }
     }
 

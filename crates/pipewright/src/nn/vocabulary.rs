@@ -12,7 +12,7 @@ use super::composed::at_least_single;
 use super::cross_entropy::cross_entropy;
 use super::embedding::local_ids;
 use super::parallel::TensorParallel;
-use super::weighted_cross_entropy::{WeightedRows, weighted_cross_entropy};
+use super::weighted_cross_entropy::{WeightedRows, weighted_cross_entropy, weighted_sum};
 use crate::autodiff::{Rule, inner_of, record};
 
 /// Returns [`cross_entropy`] of a vocabulary of this size, whose logits are split over the ranks of `tensor`.
@@ -88,7 +88,7 @@ fn split(
     let shares = shares.map(|shares| shares.cast(losses.dtype()));
     let loss = match &shares {
         None => losses.mean(),
-        Some(shares) => (losses * shares.clone()).sum(),
+        Some(shares) => weighted_sum(losses, shares.clone()),
     };
     let loss = loss.reshape([1, 1]);
     let rule = LossRule { logits: values, normalisers, places, presence, shares, precision };
@@ -211,6 +211,33 @@ mod tests {
     #[test]
     fn ignored_targets_do_not_count() {
         check_weighted(&[0, -100, 9, -100, -100, 3], |targets| weights_of_valid(targets, -100), 1.0);
+    }
+
+    #[test]
+    fn the_first_id_may_be_masked_in_rows_of_weight_0() {
+        let (targets, weights) = ([1, -100, 9, 5], [0.5, 0.0, 2.0, 1.0]);
+        let weights = || Tensor::<1>::from_floats(weights, &Device::flex());
+        let masked = |logits: Tensor<2>| {
+            let [_, width] = logits.dims();
+            let rest = logits.clone().narrow(1, 1, width - 1);
+            Tensor::cat(vec![logits.narrow(1, 0, 1).full_like(f32::NEG_INFINITY), rest], 1)
+        };
+        for ranks in [2, 4] {
+            check(
+                [targets.len(), 10],
+                (ranks, 1.0),
+                |logits| {
+                    let row = |row: usize| logits.clone().narrow(0, row, 1);
+                    let valid = masked(Tensor::cat(vec![row(0), row(2), row(3)], 0));
+                    let weights = Tensor::from_floats([0.5, 2.0, 1.0], &Device::flex().autodiff());
+                    weighted_cross_entropy(valid, ids(&[1, 9, 5]), weights)
+                },
+                |logits, tensor| {
+                    let own = if tensor.rank().index == 0 { masked(logits) } else { logits };
+                    split_weighted_cross_entropy(own, ids(&targets), weights(), 10, tensor)
+                },
+            );
+        }
     }
 
     #[test]

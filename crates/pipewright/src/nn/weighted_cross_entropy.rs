@@ -36,7 +36,13 @@ pub fn weighted_cross_entropy(logits: Tensor<2>, targets: Tensor<1, Int>, weight
     let WeightedRows { targets, weights, whole } =
         WeightedRows::of(rows, targets, weights.cast(logits.dtype()));
     let losses = activation::log_softmax(logits, 1).gather(1, targets.unsqueeze_dim(1)).reshape([rows]).neg();
-    (losses * weights).sum() / whole
+    weighted_sum(losses, weights) / whole
+}
+
+/// Returns the sum of all losses times their weights. A loss of weight 0 adds nothing, even if it is infinite: the target of
+/// such a row is any id, whose logit may be masked.
+pub(super) fn weighted_sum<const D: usize>(losses: Tensor<D>, weights: Tensor<D>) -> Tensor<1> {
+    (losses.mask_fill(weights.clone().equal_elem(0.0), 0.0) * weights).sum()
 }
 
 /// The targets and weights of rows, of which those of weight 0 have target 0.
@@ -82,10 +88,22 @@ mod tests {
     }
 
     fn check(targets: &[i64], weights: &[f32], expected: impl FnOnce(Tensor<2>) -> Tensor<1>) {
-        let (one, other) = (logits(targets.len()), logits(targets.len()));
+        compare(targets.len(), |logits| weighted(logits, targets, weights), expected);
+    }
+
+    fn weighted(logits: Tensor<2>, targets: &[i64], weights: &[f32]) -> Tensor<1> {
         let weights = Tensor::from_floats(weights, &Device::flex().autodiff());
-        let (found, expected) =
-            (weighted_cross_entropy(one.clone(), ids(targets), weights), expected(other.clone()));
+        weighted_cross_entropy(logits, ids(targets), weights)
+    }
+
+    /// Compares two losses of the same logits, and their gradients.
+    fn compare(
+        rows: usize,
+        found: impl FnOnce(Tensor<2>) -> Tensor<1>,
+        expected: impl FnOnce(Tensor<2>) -> Tensor<1>,
+    ) {
+        let (one, other) = (logits(rows), logits(rows));
+        let (found, expected) = (found(one.clone()), expected(other.clone()));
         let close = |a: Tensor<2>, b: Tensor<2>| {
             a.into_data()
                 .assert_approx_eq::<f32>(&b.into_data(), burn::tensor::Tolerance::rel_abs(1e-5, 1e-6));
@@ -106,6 +124,22 @@ mod tests {
             let valid = Tensor::cat(vec![logits.clone().narrow(0, 0, 1), logits.narrow(0, 2, 1)], 0);
             cross_entropy(valid, ids(&[1, 0]))
         });
+    }
+
+    #[test]
+    fn the_first_id_may_be_masked_in_rows_of_weight_0() {
+        let masked = |logits: Tensor<2>| {
+            let rest = logits.clone().narrow(1, 1, 4);
+            Tensor::cat(vec![logits.narrow(1, 0, 1).full_like(f32::NEG_INFINITY), rest], 1)
+        };
+        compare(
+            3,
+            |logits| weighted(masked(logits), &[1, -100, 4], &[1.0, 0.0, 3.0]),
+            |logits| {
+                let valid = Tensor::cat(vec![logits.clone().narrow(0, 0, 1), logits.narrow(0, 2, 1)], 0);
+                weighted(masked(valid), &[1, 4], &[1.0, 3.0])
+            },
+        );
     }
 
     #[test]

@@ -216,7 +216,8 @@ impl Value {
 
     /// Copies a float tensor into its own storage, so that it can be sent without the tensor that it is a part of.
     pub(crate) fn copied(self) -> Self {
-        self.scaled(1.0)
+        let constant = self.constant;
+        Self { constant, ..self.scaled(1.0) }
     }
 
     /// Returns the same elements in another shape.

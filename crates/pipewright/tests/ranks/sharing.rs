@@ -53,7 +53,7 @@ impl StageModule for Sharing {
     }
 }
 
-fn stage(stage: StageIndex, stages: u32) -> Result<Stage, std::convert::Infallible> {
+pub(super) fn stage(stage: StageIndex, stages: u32) -> Result<Stage, std::convert::Infallible> {
     let module = Sharing::new(stage);
     Ok(if stage.get() + 1 == stages { Stage::with_loss(module, loss) } else { Stage::new(module) })
 }

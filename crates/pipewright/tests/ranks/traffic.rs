@@ -1,17 +1,13 @@
 //! How many bytes ranks send for the sums of gradients: over replicas, and over the owners of a shared parameter.
 
-use burn::module::{Module, Param};
-use burn::tensor::{Device, Tensor};
 use pipewright::batch::Batch;
 use pipewright::ids::WorldRank;
 use pipewright::mesh::DataParallelMode;
-use pipewright::nn::Linear;
 use pipewright::pipeline::{PipelineConfig, SeededPipeline};
-use pipewright::stage::{Stage, StageContext, StageModule};
 use pipewright::transport::Traffic;
-use pipewright_schedule::StageIndex;
 
-use crate::support::{LAYERS, ROWS, WIDTH, batch, config, loss, numbers, program, split, stage};
+use crate::sharing;
+use crate::support::{LAYERS, ROWS, WIDTH, batch, config, program, split, stage};
 
 /// Takes a step on `microbatches` microbatches and returns what each rank sent in it.
 fn sent_in_a_step(pipeline: &mut SeededPipeline, ranks: u32, microbatches: u32) -> Vec<Traffic> {
@@ -79,49 +75,15 @@ fn groups_send_the_gradients_of_a_shard_to_each_other() {
     }
 }
 
-/// `x + tanh(x w + b)` with a weight that all stages share and one bias per stage.
-#[derive(Module, Debug)]
-struct Sharing {
-    layer: Linear,
-    #[module(skip)]
-    stage: StageIndex,
-}
-
-impl StageModule for Sharing {
-    type Input = Tensor<2>;
-    type Output = Tensor<2>;
-
-    fn forward(&self, input: Tensor<2>, _context: &StageContext) -> Tensor<2> {
-        input.clone() + self.layer.forward(input).tanh()
-    }
-
-    fn parameter_path(&self, local: &str) -> String {
-        match local {
-            "layer.weight" => "shared.weight".to_owned(),
-            other => format!("stages.{}.{other}", self.stage),
-        }
-    }
-
-    fn shared_parameters(&self) -> Vec<String> {
-        vec!["shared.weight".to_owned()]
-    }
-}
-
 #[test]
 fn owners_of_a_shared_parameter_send_one_gradient_and_get_one_sum() {
     const MICROBATCHES: u32 = 8;
     let weight = (WIDTH * WIDTH * 4) as u64;
     let boundary = (ROWS * WIDTH * 4) as u64;
     for owners in [2u32, 3, 4, 8] {
-        let make = |stage: StageIndex| -> Result<Stage, std::convert::Infallible> {
-            let device = Device::flex().autodiff();
-            let weight = Param::from_data(numbers(7, [WIDTH, WIDTH]), &device);
-            let bias = Some(Param::from_data(numbers(u64::from(stage.get()), [WIDTH]), &device));
-            let module = Sharing { layer: Linear { weight, bias }, stage };
-            Ok(if stage.get() + 1 == owners { Stage::with_loss(module, loss) } else { Stage::new(module) })
-        };
         let program = program("gpipe", owners, MICROBATCHES);
-        let mut pipeline = SeededPipeline::new(program, &config(), 0, make).expect("it starts");
+        let mut pipeline = SeededPipeline::new(program, &config(), 0, |stage| sharing::stage(stage, owners))
+            .expect("it starts");
         let sent = sent_in_a_step(&mut pipeline, owners, MICROBATCHES);
         let total: u64 = sent.iter().map(|traffic| traffic.bytes).sum();
         let others = u64::from(owners - 1);

@@ -1,6 +1,8 @@
 //! Mixtures whose experts are whole on one rank of a tensor group: the results of one rank, checkpoints, and modules that name
 //! another placement.
 
+use std::time::Duration;
+
 use burn::module::{Module, Param};
 use burn::tensor::{Device, Tensor};
 use pipewright::mesh::DataParallelMode;
@@ -9,7 +11,7 @@ use pipewright::pipeline::{Pipeline, PipelineConfig, PipelineError};
 use pipewright::stage::{Stage, StageContext, StageModule};
 use pipewright::tensor::Placement;
 use pipewright::transport::World;
-use pipewright_schedule::StageIndex;
+use pipewright_schedule::{Recompute, StageIndex};
 
 use super::checkpoints::{save, stored};
 use super::model::{MICROBATCHES, Sizes, assert_close, config_of, sizes, take_steps};
@@ -105,12 +107,15 @@ fn launch_with(
 }
 
 fn launch_in(schedule: &str, sizes: Sizes, mode: DataParallelMode) -> Pipeline {
-    let config = PipelineConfig { data_parallel_mode: mode, ..config_of(sizes) };
+    launch_as(schedule, sizes, &PipelineConfig { data_parallel_mode: mode, ..config_of(sizes) })
+}
+
+fn launch_as(schedule: &str, sizes: Sizes, config: &PipelineConfig) -> Pipeline {
     let own = |tensor: &TensorParallel| {
         assert_eq!(tensor.holds_whole_experts(), tensor.ranks() > 1);
         (tensor.experts(EXPERTS), Placement::ON_ONE_RANK)
     };
-    launch_with(schedule, sizes, &config, own).expect("it starts")
+    launch_with(schedule, sizes, config, own).expect("it starts")
 }
 
 fn launch(schedule: &str, sizes: Sizes) -> Pipeline {
@@ -136,6 +141,33 @@ fn replicas_may_hold_rows_of_the_experts() {
     let mut sharded = launch_in("zb-h1", sizes, DataParallelMode::Sharded);
     let replicated = take_steps(&mut launch("zb-h1", sizes), 0..3);
     assert_eq!(take_steps(&mut sharded, 0..3), replicated, "the same bits");
+}
+
+/// The trained expert is on the last rank of the group. All layers between it and the last one are frozen, and the ranks
+/// exchange their gradients all the same.
+#[test]
+fn one_expert_may_be_trained_while_all_others_are_frozen() {
+    let steps = |sizes, config: &PipelineConfig| {
+        let config = PipelineConfig { deadline: Duration::from_secs(20), ..config.clone() };
+        let mut pipeline = launch_as("1f1b", sizes, &config);
+        let is_trained =
+            |path: &str| path.starts_with("layers.1.experts.4.") || path.starts_with("layers.7.");
+        pipeline.freeze(move |path| !is_trained(path)).expect("they are frozen");
+        let mut steps = take_steps(&mut pipeline, 0..2);
+        pipeline.unfreeze(|path| path.starts_with("layers.1.experts.0.")).expect("they are trained again");
+        steps.extend(take_steps(&mut pipeline, 2..3));
+        steps
+    };
+    let expected = steps(sizes(1, 1, 1), &config_of(sizes(1, 1, 1)));
+    let whole = DataParallelMode::Replicated;
+    for (sizes, data_parallel_mode, recompute) in [
+        (sizes(1, 1, 3), whole, Recompute::None),
+        (sizes(2, 1, 2), whole, Recompute::Stage),
+        (sizes(1, 2, 2), DataParallelMode::Sharded, Recompute::None),
+    ] {
+        let config = PipelineConfig { recompute, data_parallel_mode, ..config_of(sizes) };
+        assert_close(&steps(sizes, &config), &expected, &format!("{sizes:?}"));
+    }
 }
 
 #[test]
