@@ -3,6 +3,7 @@
 mod golden;
 mod pipelined;
 mod tied;
+mod slices;
 mod families;
 mod nemotron_h;
 mod hybrid;
