@@ -10,6 +10,8 @@
 //! from one query to the next (documents, windows). Scores of keys before the run of a block's first query are not
 //! computed.
 //!
+//! The queries may be those of the last part of each sequence, whose keys and values are given from its beginning on.
+//!
 //! Scores are not kept: the backward pass computes them again from `q`, `k` and each row's normaliser (Dao et al.,
 //! 2022). With `D = sum(g out)` by row: `dP = g vᵀ`, `dS = P (dP - D)`, `dv = Pᵀ g`, `dq = dS k`, `dk = dSᵀ q`.
 
@@ -17,19 +19,23 @@ use multiversion::multiversion;
 
 use super::exp::exp;
 use super::product::{Matrix, add_product, product_into};
+pub use super::rotary::Rotary;
+use super::rotary::{turn, turn_back};
 use super::simd::{max, sum};
 
 /// Rows of queries in a block. Smaller blocks waste less work above the diagonal; larger ones make longer products.
 const CHUNK: usize = 64;
 
 /// Sizes of an attention. `q` and the result are `[batch * sequence, heads * head_dim]`, `k` and `v` `[batch *
-/// sequence, kv_heads * head_dim]`; each key head serves `heads / kv_heads` neighbouring query heads.
+/// (earlier + sequence), kv_heads * head_dim]`; each key head serves `heads / kv_heads` neighbouring query heads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Dims {
     /// Sequences.
     pub batch: usize,
-    /// Positions of a sequence.
+    /// Queries of a sequence.
     pub sequence: usize,
+    /// Keys of a sequence before the key of its first query.
+    pub earlier: usize,
     /// Query heads.
     pub heads: usize,
     /// Key heads, which divide the query heads.
@@ -47,6 +53,10 @@ impl Dims {
         self.kv_heads * self.head_dim
     }
 
+    fn keys(self) -> usize {
+        self.earlier + self.sequence
+    }
+
     fn group(self) -> usize {
         self.heads / self.kv_heads
     }
@@ -56,76 +66,19 @@ impl Dims {
         (0..self.batch).flat_map(move |batch| (0..self.kv_heads).map(move |head| (batch, head)))
     }
 
-    /// Returns the offset of a head in a tensor whose rows are `width` wide.
-    fn start(self, batch: usize, head: usize, width: usize) -> usize {
-        batch * self.sequence * width + head * self.head_dim
+    /// Returns the offset of a query head.
+    fn query_start(self, batch: usize, head: usize) -> usize {
+        batch * self.sequence * self.query_width() + head * self.head_dim
+    }
+
+    /// Returns the offset of a key head.
+    fn key_start(self, batch: usize, head: usize) -> usize {
+        batch * self.keys() * self.key_width() + head * self.head_dim
     }
 
     /// Returns the row ranges of the blocks.
     fn chunks(self) -> impl Iterator<Item = (usize, usize)> {
         (0..self.sequence).step_by(CHUNK).map(move |start| (start, (start + CHUNK).min(self.sequence)))
-    }
-}
-
-/// Cosines and sines, `head_dim / 2` for each position, times a scale.
-#[derive(Clone, Copy, Debug)]
-pub struct Rotary<'a> {
-    /// `[sequence, head_dim / 2]`, or as many for each sequence.
-    pub cos: &'a [f32],
-    /// As `cos`.
-    pub sin: &'a [f32],
-    /// The factor of all tables.
-    pub scale: f32,
-}
-
-impl<'a> Rotary<'a> {
-    /// Returns the tables of a sequence: its own if each sequence has tables, otherwise those of all sequences.
-    fn of(self, dims: Dims, batch: usize) -> Self {
-        let size = dims.sequence * dims.head_dim / 2;
-        let start = if self.cos.len() > size { batch * size } else { 0 };
-        Self { cos: &self.cos[start..][..size], sin: &self.sin[start..][..size], ..self }
-    }
-}
-
-/// Rotates a head, whose rows are `stride` apart in `from`, into rows of `width`.
-#[multiversion(targets = "simd")]
-fn turn(by: Rotary<'_>, from: &[f32], stride: usize, to: &mut [f32], width: usize) {
-    let half = width / 2;
-    for (place, to) in to.chunks_exact_mut(width).enumerate() {
-        let (first, second) = from[place * stride..][..width].split_at(half);
-        let (to_first, to_second) = to.split_at_mut(half);
-        let (cos, sin) = (&by.cos[place * half..][..half], &by.sin[place * half..][..half]);
-        turn_pairs((first, second), (to_first, to_second), cos, sin, by.scale, 1.0);
-    }
-}
-
-/// Applies the transpose of the rotation, from rows of `width` to rows that are `stride` apart.
-#[multiversion(targets = "simd")]
-fn turn_back(by: Rotary<'_>, from: &[f32], width: usize, to: &mut [f32], stride: usize) {
-    let half = width / 2;
-    for (place, from) in from.chunks_exact(width).enumerate() {
-        let (first, second) = from.split_at(half);
-        let (to_first, to_second) = to[place * stride..][..width].split_at_mut(half);
-        let (cos, sin) = (&by.cos[place * half..][..half], &by.sin[place * half..][..half]);
-        turn_pairs((first, second), (to_first, to_second), cos, sin, by.scale, -1.0);
-    }
-}
-
-/// Rotates pairs by the angles of `cos` and `sin`; `sign` is 1 forward and -1 backward.
-#[inline(always)]
-fn turn_pairs(
-    (first, second): (&[f32], &[f32]),
-    (to_first, to_second): (&mut [f32], &mut [f32]),
-    cos: &[f32],
-    sin: &[f32],
-    scale: f32,
-    sign: f32,
-) {
-    let to = to_first.iter_mut().zip(to_second);
-    for (((a, b), (to_a, to_b)), (cos, sin)) in first.iter().zip(second).zip(to).zip(cos.iter().zip(sin)) {
-        let (a, b, sin) = (a * scale, b * scale, sin * sign);
-        *to_a = a * cos - b * sin;
-        *to_b = b * cos + a * sin;
     }
 }
 
@@ -209,6 +162,9 @@ impl<'a> Bias<'a> {
 #[derive(Clone, Copy)]
 struct Rows<'a> {
     first: usize,
+    count: usize,
+    /// The keys of the sequence before that of its first query.
+    earlier: usize,
     low: usize,
     end: usize,
     /// The first key of each query of the block.
@@ -220,7 +176,8 @@ impl<'a> Rows<'a> {
         let of_sequence = |starts: &'a [u32]| &starts[batch * inputs.dims.sequence..];
         let starts = inputs.starts.map(|starts| &of_sequence(starts)[first..end]);
         let low = starts.map_or(0, |starts| starts[0] as usize);
-        Self { first, low, end, starts }
+        let earlier = inputs.dims.earlier;
+        Self { first, count: end - first, earlier, low, end: earlier + end, starts }
     }
 
     fn span(self) -> usize {
@@ -232,7 +189,7 @@ impl<'a> Rows<'a> {
     fn split(self, row: usize, scores: &mut [f32]) -> [&mut [f32]; 3] {
         let start = self.starts.map_or(0, |starts| starts[row] as usize - self.low);
         let (before, rest) = scores.split_at_mut(start);
-        let (seen, after) = rest.split_at_mut(self.first + row + 1 - self.low - start);
+        let (seen, after) = rest.split_at_mut(self.earlier + self.first + row + 1 - self.low - start);
         [before, seen, after]
     }
 }
@@ -244,15 +201,16 @@ pub fn forward(inputs: Inputs<'_>) -> (Vec<f32>, Vec<f32>) {
     let (wide, narrow) = (dims.query_width(), dims.key_width());
     let mut out = vec![0f32; dims.batch * sequence * wide];
     let mut normalisers = vec![0f32; dims.batch * dims.heads * sequence];
-    let mut scores = vec![0f32; CHUNK.min(sequence) * sequence];
-    let (mut queries, mut keys) = (vec![0f32; sequence * head_dim], vec![0f32; sequence * head_dim]);
+    let mut scores = vec![0f32; CHUNK.min(sequence) * dims.keys()];
+    let (mut queries, mut keys) = (vec![0f32; sequence * head_dim], vec![0f32; dims.keys() * head_dim]);
     for (batch, key_head) in dims.key_heads() {
-        let key_start = dims.start(batch, key_head, narrow);
-        let (turn_q, turn_k) = (turn_q.of(dims, batch), turn_k.of(dims, batch));
+        let key_start = dims.key_start(batch, key_head);
+        let (turn_q, turn_k) =
+            (turn_q.of(sequence, head_dim, batch), turn_k.of(dims.keys(), head_dim, batch));
         turn(turn_k, &k[key_start..], narrow, &mut keys, head_dim);
         let values = &v[key_start..];
         for head in key_head * dims.group()..(key_head + 1) * dims.group() {
-            let start = dims.start(batch, head, wide);
+            let start = dims.query_start(batch, head);
             turn(turn_q, &q[start..], wide, &mut queries, head_dim);
             let normalisers = &mut normalisers[(batch * dims.heads + head) * sequence..][..sequence];
             for (first, end) in dims.chunks() {
@@ -292,17 +250,19 @@ pub fn backward(inputs: Inputs<'_>, out: &[f32], normalisers: &[f32], gradient: 
     let (wide, narrow) = (dims.query_width(), dims.key_width());
     let (mut d_q, mut d_k, mut d_v) = (vec![0f32; q.len()], vec![0f32; k.len()], vec![0f32; v.len()]);
     let mut d_table = vec![0f32; bias.map_or(0, |bias| bias.table.len())];
-    let head = || vec![0f32; sequence * head_dim];
-    let (mut queries, mut keys, mut d_queries, mut d_keys) = (head(), head(), head(), head());
-    let chunk = || vec![0f32; CHUNK.min(sequence) * sequence];
+    let head = |rows| vec![0f32; rows * head_dim];
+    let (mut queries, mut d_queries) = (head(sequence), head(sequence));
+    let (mut keys, mut d_keys) = (head(dims.keys()), head(dims.keys()));
+    let chunk = || vec![0f32; CHUNK.min(sequence) * dims.keys()];
     let (mut weights, mut d_scores) = (chunk(), chunk());
     for (batch, key_head) in dims.key_heads() {
-        let key_start = dims.start(batch, key_head, narrow);
-        let (turn_q, turn_k) = (turn_q.of(dims, batch), turn_k.of(dims, batch));
+        let key_start = dims.key_start(batch, key_head);
+        let (turn_q, turn_k) =
+            (turn_q.of(sequence, head_dim, batch), turn_k.of(dims.keys(), head_dim, batch));
         turn(turn_k, &k[key_start..], narrow, &mut keys, head_dim);
         d_keys.fill(0.0);
         for head in key_head * dims.group()..(key_head + 1) * dims.group() {
-            let start = dims.start(batch, head, wide);
+            let start = dims.query_start(batch, head);
             turn(turn_q, &q[start..], wide, &mut queries, head_dim);
             let normalisers = &normalisers[(batch * dims.heads + head) * sequence..][..sequence];
             for (first, end) in dims.chunks() {
@@ -342,8 +302,8 @@ pub fn backward(inputs: Inputs<'_>, out: &[f32], normalisers: &[f32], gradient: 
 
 /// Computes the scores of a block of queries.
 fn score(scores: &mut [f32], queries: &[f32], keys: &[f32], head_dim: usize, rows: Rows<'_>) {
-    let Rows { first, low, end, .. } = rows;
-    let queries = Matrix::new(&queries[first * head_dim..], end - first, head_dim);
+    let Rows { first, count, low, .. } = rows;
+    let queries = Matrix::new(&queries[first * head_dim..], count, head_dim);
     let keys = Matrix::new(&keys[low * head_dim..], rows.span(), head_dim);
     product_into(scores, rows.span(), queries, keys.transposed());
 }

@@ -24,6 +24,7 @@ pub mod half;
 pub mod product;
 pub mod relu_squared;
 pub mod rms_norm;
+mod rotary;
 pub mod router_losses;
 pub mod routing;
 pub mod scan;

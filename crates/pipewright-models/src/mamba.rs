@@ -6,6 +6,9 @@ use crate::cost::{ELEMENT, GATE_PASSES, NORM_PASSES};
 use crate::init::Uniform;
 use crate::parameter::{Builder, ParameterKind, ParameterSource, ParameterSpec};
 
+/// Why a model with mixers cannot run slices of microbatches.
+pub(crate) const NO_SLICES: &str = "its Mamba layers do not pass their state from slice to slice";
+
 /// Builds a mixer for hidden states of width `hidden`. `path` is the mixer's path. `biases` says whether the
 /// projections have a bias, and whether the convolution has one.
 pub(crate) fn build_mamba<S: ParameterSource>(

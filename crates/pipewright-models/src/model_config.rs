@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use burn::tensor::Device;
 use pipewright::checkpoint::Checkpoint;
 use pipewright::nn::TensorParallel;
-use pipewright::stage::Stage;
+use pipewright::stage::{Stage, StageModule};
 use pipewright::train::data::{SideError, SideRows};
 use pipewright_schedule::ModelDesc;
 use serde_json::{Map, Value};
@@ -68,10 +68,14 @@ fn training_stage<F: ModelFamily + 'static>(
 
 /// Returns the global paths of the parameters of these groups.
 fn group_paths<F: ModelFamily>(config: &F, groups: &[ParameterGroup]) -> Result<Vec<String>, ConfigError> {
+    Ok(parameter_group::group_paths(&outline_of(config)?, groups))
+}
+
+/// Returns the module of the whole model, without the values of its parameters.
+fn outline_of<F: ModelFamily>(config: &F) -> Result<F::Stage, ConfigError> {
     // The sequence length affects only costs.
     let layers = config.describe(1).layers.len();
-    let stage = config.build_stage(0..layers, &mut Outline::default(), &Device::flex())?;
-    Ok(parameter_group::group_paths(&stage, groups))
+    config.build_stage(0..layers, &mut Outline::default(), &Device::flex())
 }
 
 /// Builds the whole of `config`'s model for generation.
@@ -232,6 +236,17 @@ macro_rules! families {
             pub fn group_paths(&self, groups: &[ParameterGroup]) -> Result<Vec<String>, ConfigError> {
                 match self {
                     $(Self::$variant(config) => group_paths(config, groups),)*
+                }
+            }
+
+            /// Returns why stages of the model cannot run slices of microbatches; `None` if they can
+            /// ([`StageModule::refuses_slices`]).
+            ///
+            /// # Errors
+            /// As [`ModelFamily::outline`].
+            pub fn refuses_slices(&self) -> Result<Option<String>, ConfigError> {
+                match self {
+                    $(Self::$variant(config) => Ok(outline_of(config)?.refuses_slices()),)*
                 }
             }
 

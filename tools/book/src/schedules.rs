@@ -167,9 +167,9 @@ fn described(setting: Setting) -> &'static str {
              with one number for each stage. It is `p` unless it is written."
         }
         Setting::Slices => {
-            "`--slices` is `k`, the number of slices of each microbatch. It is 2 unless it is written. With `--cost \
-             attention=0.3`, slices have equal length, and attention is 0.3 of the time of `F` and `I`: later slices take \
-             longer, because they attend to more keys."
+            "`pipeline.slices` (`--slices`) is `k`, the number of slices of each microbatch, which are equally long. It is 2 \
+             unless it is written, and must divide `data.seq_len`. With `--cost attention=0.3`, attention is 0.3 of the \
+             time of `F` and `I`: later slices take longer, because they attend to more keys."
         }
     }
 }

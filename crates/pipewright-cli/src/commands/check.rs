@@ -11,6 +11,7 @@ use crate::commands::auto::{Chosen, choose_without_profile};
 use crate::commands::memory::{MemoryPlan, simulated};
 use crate::commands::prepare::{Prepared, prepare};
 use crate::commands::run_arguments::{RunArguments, load_settings};
+use crate::commands::schedule_size::microbatches;
 use crate::commands::stage_memory::stage_table;
 use crate::commands::update::require_whole;
 use crate::config::Settings;
@@ -118,9 +119,9 @@ fn summary(prepared: &Prepared, stages: &[Vec<ParameterSpec>]) -> String {
     for (path, stages) in shared(stages) {
         line("shared", format!("{path}: one parameter, with a copy in each of stages {}", listed(&stages)));
     }
-    let (ranks, microbatches) = (program.ranks(), program.microbatches());
+    let (ranks, microbatches) = (program.ranks(), microbatches(program.microbatches(), program.slices()));
     let schedule = &settings.pipeline.schedule;
-    line("schedule", format!("{schedule}: {ranks} ranks, {microbatches} microbatches, proved sound"));
+    line("schedule", format!("{schedule}: {ranks} ranks, {microbatches}, proved sound"));
     let tensor_ranks = settings.mesh.tensor_parallel;
     if tensor_ranks > 1 {
         let all = match settings.mesh.data_parallel {

@@ -4,7 +4,8 @@
 //! simulation, with the sizes in bytes that the model family gives for its layers. If the activations have their peak
 //! before the first gradient exists, as in GPipe, the sum of the columns is a little more than a rank ever holds. The
 //! plan counts the activations of ranks that compute a stage together as if each computed all of it. It does not include
-//! the temporary tensors of an operation, messages in transit, data, and a checkpoint that is being written.
+//! the temporary tensors of an operation, the gradients of keys and values between the backwards of two slices, messages in
+//! transit, data, and a checkpoint that is being written.
 //! ARCHITECTURE.md has measurements.
 
 use std::fmt::Write;

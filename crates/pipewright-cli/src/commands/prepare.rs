@@ -133,6 +133,7 @@ pub(super) fn prepare_settings(Loaded { settings, schedule }: Loaded) -> Result<
     let method = method(&settings.pipeline, &model, &layers, stages)?;
     let partition = partition(&layers.weights(), stages, &method).map_err(Failure::input)?;
     require_split(&settings.mesh, &model, &partition)?;
+    require_slices(&program, &model)?;
     require_one_beginning(&settings.data, &model)?;
     let (rows, validation) = open_data(&settings, &model)?;
     let initial = match &settings.model {
@@ -278,6 +279,18 @@ fn require_split(mesh: &MeshSettings, model: &ModelConfig, partition: &Partition
         outline.map_err(|error| Failure::input(format!("stage {stage}: {}", sentence(&error))))?;
     }
     Ok(())
+}
+
+/// Refuses a model that cannot run the slices into which the schedule cuts microbatches.
+fn require_slices(program: &ValidatedProgram, model: &ModelConfig) -> Result<(), Failure> {
+    let slices = program.slices();
+    match model.refuses_slices().map_err(Failure::input)? {
+        Some(reason) if !slices.is_one() => Err(Failure::input(format!(
+            "the schedule cuts microbatches into {slices} slices, and the model cannot run them: {reason}; or write for \
+             example `schedule = \"1f1b\"` in [pipeline]"
+        ))),
+        _ => Ok(()),
+    }
 }
 
 /// Refuses several ranks for each stage, for a command that measures layers.

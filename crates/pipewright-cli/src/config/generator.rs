@@ -1,7 +1,7 @@
 //! The settings of `[pipeline]` that only some schedules have.
 
 use pipewright_schedule::generate::{PerStage, Setting};
-use pipewright_schedule::{Costs, GenerateError, ScheduleSpec};
+use pipewright_schedule::{Costs, GenerateError, ScheduleSpec, Slices};
 use serde::Serialize;
 
 use crate::config::problem::ProblemKind;
@@ -22,14 +22,18 @@ pub(crate) struct GeneratorSettings {
     /// The costs for which the schedule is optimised, as in `pipewright simulate --cost`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) costs: Option<String>,
+    /// The number of slices into which microbatches are cut along their sequence.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) slices: Option<u32>,
 }
 
 /// The settings by key.
-pub(crate) const KEYS: [(&str, Setting); 4] = [
+pub(crate) const KEYS: [(&str, Setting); 5] = [
     ("group_size", Setting::Group),
     ("wide_warmup", Setting::WideWarmup),
     ("memory_limit", Setting::MemoryLimit),
     ("costs", Setting::Costs),
+    ("slices", Setting::Slices),
 ];
 
 impl GeneratorSettings {
@@ -42,7 +46,9 @@ impl GeneratorSettings {
         };
         // The text was checked when it was read.
         let costs = self.costs.as_ref().and_then(|costs| costs.parse().ok());
-        ScheduleSpec { group: self.group_size, wide_warmup: self.wide_warmup, costs, memory_limit, ..size }
+        let slices = self.slices.and_then(Slices::new);
+        let (group, wide_warmup) = (self.group_size, self.wide_warmup);
+        ScheduleSpec { group, wide_warmup, costs, memory_limit, slices, ..size }
     }
 }
 
@@ -57,6 +63,7 @@ pub(super) fn read(section: &mut Section<'_>) -> GeneratorSettings {
         wide_warmup: section.flag("wide_warmup", false),
         memory_limit: section.count_or_counts("memory_limit"),
         costs,
+        slices: section.is_written("slices").then(|| section.count("slices", 1)),
     }
 }
 
@@ -93,7 +100,6 @@ fn keys_of(setting: Setting) -> &'static [&'static str] {
         Setting::WideWarmup => &["wide_warmup", "schedule"],
         Setting::MemoryLimit => &["memory_limit", "schedule"],
         Setting::Costs => &["costs", "schedule"],
-        // Without a key: a schedule with this setting does not train.
-        Setting::Slices => &["schedule"],
+        Setting::Slices => &["slices", "schedule"],
     }
 }

@@ -109,6 +109,7 @@ pub(super) const SECTIONS: &[(&str, &[&str])] = &[
             "wide_warmup",
             "memory_limit",
             "costs",
+            "slices",
         ],
     ),
     (

@@ -29,6 +29,7 @@ mod section;
 mod settings;
 #[cfg(test)]
 mod tests;
+mod slices;
 mod validation;
 
 pub(crate) use paths::Surroundings;

@@ -7,7 +7,7 @@ use pipewright_schedule::csv::parse_program;
 use pipewright_schedule::generate::find;
 use pipewright_schedule::partition::{Layout, Method, partition};
 use pipewright_schedule::{
-    Action, ModelDesc, Program, Recompute, Schedule, ScheduleSpec, StageIndex, generate,
+    Action, ModelDesc, Program, Recompute, Schedule, ScheduleSpec, Slices, StageIndex, generate,
 };
 use serde::{Serialize, Serializer};
 
@@ -84,6 +84,15 @@ pub(crate) enum FoundSchedule {
 }
 
 impl FoundSchedule {
+    /// Returns the number of slices into which it cuts each microbatch.
+    pub(super) fn slices(&self) -> Slices {
+        match self {
+            Self::Auto => Slices::ONE,
+            Self::Generated(schedule) => schedule.slices(),
+            Self::Read { program, .. } => program.slices(),
+        }
+    }
+
     /// Returns the number of stages, if it is known.
     fn stages(&self) -> Option<u32> {
         match self {
@@ -371,10 +380,6 @@ fn generate_schedule(
     };
     if !trains(&schedule) {
         section.report("schedule", ProblemKind::NoTraining { key: "schedule", value: name.to_owned() });
-        return None;
-    }
-    if !schedule.slices().is_one() {
-        section.report("schedule", ProblemKind::Slices { key: "schedule", value: name.to_owned() });
         return None;
     }
     let stages = schedule.placement().stages();

@@ -317,13 +317,11 @@ pub(crate) enum ProblemKind {
         /// The schedule.
         value: String,
     },
-    /// The schedule cuts microbatches into slices.
-    #[error("`{key}` is \"{value}\", which cuts microbatches into slices, and models do not run slices yet")]
-    Slices {
+    /// The key needs whole microbatches, and the schedule cuts them into slices.
+    #[error("`{key}` does not work with a schedule that cuts microbatches into slices")]
+    BesideSlices {
         /// The key.
         key: &'static str,
-        /// The schedule.
-        value: String,
     },
     /// The layers cannot be distributed over the stages.
     #[error(transparent)]
@@ -453,9 +451,9 @@ impl ProblemKind {
             Self::Empty { key } => format!("give `{key}` a value, or leave it out"),
             Self::BesideFrom { key } => format!("remove `{key}`, or remove `from`"),
             Self::NoTraining { key, .. } => format!("write for example `{key} = \"1f1b\"`"),
-            Self::Slices { key, value } => format!(
-                "write for example `{key} = \"1f1b\"`; `pipewright simulate {value}` predicts the schedule without training"
-            ),
+            Self::BesideSlices { key } => {
+                format!("leave `{key}` out, or write for example `schedule = \"1f1b\"` in [pipeline]")
+            }
             Self::NoBoundaries => "name each later stage's first layer, such as `boundaries = [4]`".into(),
             Self::UnusedBoundaries => "write `partition = \"explicit\"`, or remove `boundaries`".into(),
             Self::NoVariable { variable, .. } => format!("set {variable}, or write the path out"),

@@ -20,6 +20,7 @@ use crate::config::problem::{ConfigError, ProblemKind};
 use crate::config::run::{self, RunSettings};
 use crate::config::sample;
 use crate::config::section::Section;
+use crate::config::slices;
 use crate::config::validation;
 
 /// Everything that a run depends on. It is checked, and missing keys have their defaults.
@@ -86,6 +87,9 @@ impl Settings {
         let run = run::read(&mut document, surroundings);
         check_warmup(&mut document, surroundings, &optimizer, &run);
         validation::check(&mut document, surroundings, &data, &run);
+        if let Some(schedule) = &schedule {
+            slices::check(&mut document, surroundings, schedule.slices(), (&data, &pipeline, &mesh));
+        }
         match schedule {
             Some(schedule) if document.problems.is_empty() => {
                 let settings = Self { model, data, pipeline, mesh, optimizer, run };

@@ -4,6 +4,7 @@ mod command_line;
 mod check;
 mod training;
 mod validation;
+mod slices;
 mod optimizers;
 mod optimizer_groups;
 mod experts;

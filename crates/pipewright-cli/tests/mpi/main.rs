@@ -69,7 +69,7 @@ fn schedules() -> Vec<String> {
     let output = Command::new(pipewright()).args(["schedule", "--list"]).output().expect("it starts");
     let list = String::from_utf8(output.stdout).expect("text");
     let names = list.lines().filter_map(|line| line.split_whitespace().next()).map(str::to_owned);
-    names.filter(|name| !["forwardonly", "seq1f1b"].contains(&name.as_str())).collect()
+    names.filter(|name| name != "forwardonly").collect()
 }
 
 /// Trains with threads and with processes, and compares the figures. Returns the number of compared schedules.

@@ -43,6 +43,11 @@ impl DecoderBlock {
         })
     }
 
+    /// Returns the path of the block's mixture if its balance loss is part of the training loss.
+    pub(super) fn balanced(&self) -> Option<&str> {
+        self.mlp.balanced()
+    }
+
     /// Maps hidden states `[batch * sequence, hidden]` to hidden states of the same shape. `attend` takes queries, keys and
     /// values of this rank's heads and returns what the queries attend to.
     pub(super) fn forward(

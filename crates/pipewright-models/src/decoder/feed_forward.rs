@@ -125,6 +125,11 @@ impl FeedForward {
         })
     }
 
+    /// Returns the path of the layer if its balance loss is part of the training loss.
+    pub(super) fn balanced(&self) -> Option<&str> {
+        self.choice.as_ref().filter(|choice| choice.balance.is_some()).map(|choice| &*choice.path)
+    }
+
     /// Shapes: `[tokens, hidden]` in and out.
     pub(super) fn forward(&self, x: Tensor<2>, tensor: &TensorParallel, context: &StageContext) -> Tensor<2> {
         if let (Some(gate), Some(choice)) = (&self.gate, &self.choice) {

@@ -100,13 +100,17 @@ impl DecoderStage {
             Layer::Block(index) => {
                 if let Some(block) = &self.model.layers[index] {
                     let attention = attention.get_or_init(|| {
-                        let whole = self.attention.get(sequence, &device);
+                        let length = sequence * context.slice().1.get() as usize;
+                        let whole = self.attention.get(length, &device);
                         match given_scope(context, [batch, sequence]) {
                             Some(scope) => Arc::new(whole.with_scope(&scope)),
                             None => whole,
                         }
                     });
-                    let attend = |[q, k, v]: [Tensor<2>; 3]| attention.forward(q, k, v);
+                    let attend = |[q, k, v]: [Tensor<2>; 3]| match context.slice().1.is_one() {
+                        true => attention.forward(q, k, v),
+                        false => attend_to_slices(attention, [q, k, v], [batch, sequence], index, context),
+                    };
                     hidden = block.forward(hidden, attend, &self.split.tensor, context);
                 }
             }
@@ -135,6 +139,30 @@ impl DecoderStage {
         let embedding = self.model.embed_tokens.as_ref().expect("the layer is one of this stage's");
         embedding.forward_split(tokens, self.split.vocabulary, &self.split.tensor)
     }
+}
+
+/// Runs the attention of a block for a slice: over the keys and values of this slice and of those before it.
+fn attend_to_slices(
+    attention: &CausalAttention,
+    inputs: [Tensor<2>; 3],
+    [batch, length]: [usize; 2],
+    block: usize,
+    context: &StageContext,
+) -> Tensor<2> {
+    let [q, k, v] = inputs.map(|x| {
+        let width = x.dims()[1];
+        x.reshape([batch, length, width])
+    });
+    let up_to_this = |what: &str, own: Tensor<3>| {
+        let name = format!("model.layers.{block}.self_attn.{what}");
+        let mut slices = context.earlier_slices(&name);
+        context.keep_for_later_slices(&name, &own);
+        slices.push(own);
+        slices
+    };
+    let attended = attention.forward_slice(q, up_to_this("keys", k), up_to_this("values", v));
+    let width = attended.dims()[2];
+    attended.reshape([batch * length, width])
 }
 
 /// The attention of all blocks of a stage for a microbatch, which the first block makes.
@@ -180,6 +208,15 @@ impl StageModule for DecoderStage {
 
     fn placement(&self, local: &str) -> Placement {
         self.split.placement(&self.parameter_path(local))
+    }
+
+    /// Returns a reason if the balance loss of routers is part of the loss: it depends on all tokens of a microbatch together.
+    fn refuses_slices(&self) -> Option<String> {
+        let path = self.model.layers.iter().flatten().find_map(DecoderBlock::balanced)?;
+        Some(format!(
+            "the balance loss of the router `{path}.gate` is that of whole microbatches, so set `output_router_logits = false` \
+             to train without it"
+        ))
     }
 
     /// Returns true for the routers of mixtures of experts.

@@ -23,7 +23,7 @@ use super::tokens::Tokens;
 use crate::decoder::DecoderConfig;
 use crate::error::{ConfigError, SplitModel};
 use crate::family::ModelFamily;
-use crate::mamba::is_of_scan;
+use crate::mamba::{NO_SLICES, is_of_scan};
 use crate::next_token::{NextToken, device_of, ids, last_row};
 use crate::parameter::{Builder, ParameterSource, without_variants};
 use crate::split::SplitStage;
@@ -155,6 +155,10 @@ impl StageModule for HybridStage {
 
     fn placement(&self, local: &str) -> Placement {
         self.split.placement(&self.parameter_path(local))
+    }
+
+    fn refuses_slices(&self) -> Option<String> {
+        Some(NO_SLICES.to_owned())
     }
 
     /// The routers and the numbers of each head of a scan do.

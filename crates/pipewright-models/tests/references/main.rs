@@ -4,6 +4,7 @@ mod cases;
 mod golden;
 mod pipelined;
 mod tied;
+mod slices;
 mod families;
 mod nemotron_h;
 mod hybrid;

@@ -1,10 +1,12 @@
 //! Trains a reference model with the pipeline. The results must be within tolerance of PyTorch, and bit-identical to
 //! those of one rank with as many microbatches.
 
+use std::num::NonZeroU32;
 use std::sync::OnceLock;
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use pipewright::loss_scale::LossScaling;
+use pipewright::mesh::DataParallelMode;
 use pipewright::nn::TensorParallel;
 use pipewright::optimizer::AdamW;
 use pipewright::pipeline::{Pipeline, PipelineConfig};
@@ -154,7 +156,19 @@ fn train_steps(
     config: &PipelineConfig,
     steps: usize,
 ) -> Vec<Step> {
-    let program = program(schedule, ranks, microbatches, config.data_parallel);
+    let spec = ScheduleSpec { ranks, microbatches, ..ScheduleSpec::default() };
+    train_spec(reference, schedule, spec, config, steps)
+}
+
+/// As [`train_steps`], with all settings of the schedule. The replicas share the microbatches of `spec`.
+pub(crate) fn train_spec(
+    reference: &Reference,
+    schedule: &str,
+    spec: ScheduleSpec,
+    config: &PipelineConfig,
+    steps: usize,
+) -> Vec<Step> {
+    let program = program(schedule, spec, config);
     match reference.config.clone() {
         ModelConfig::Llama(model) => train_family(reference, model, program, config, steps),
         ModelConfig::Qwen2(model) => train_family(reference, model, program, config, steps),
@@ -166,11 +180,14 @@ fn train_steps(
 }
 
 /// Makes the program of `train`. The replicas share the microbatches.
-fn program(schedule: &str, ranks: u32, microbatches: u32, replicas: u32) -> ValidatedProgram {
-    let spec = ScheduleSpec { ranks, microbatches: microbatches / replicas, ..ScheduleSpec::default() };
+fn program(schedule: &str, spec: ScheduleSpec, config: &PipelineConfig) -> ValidatedProgram {
+    let replicas = config.data_parallel;
+    let spec = ScheduleSpec { microbatches: spec.microbatches / replicas, ..spec };
     let schedule = generate(schedule, &spec).expect("a schedule");
-    for_training(&schedule, &TrainingLowering { replicas, ..TrainingLowering::default() })
-        .expect("it is sound")
+    let is_sharded = config.data_parallel_mode == DataParallelMode::Sharded;
+    let unshard_window = NonZeroU32::new(1).filter(|_| is_sharded);
+    let lowering = TrainingLowering { replicas, unshard_window, ..TrainingLowering::default() };
+    for_training(&schedule, &lowering).expect("it is sound")
 }
 
 fn train_family<F>(
@@ -210,7 +227,9 @@ where
     };
     let run = (0..steps).map(step).collect();
     // The final logits of the reference are those of a training without a balance loss, in single precision.
-    let is_whole = config.precision == Precision::F32 && config.tensor_parallel == 1;
+    let is_whole = config.precision == Precision::F32
+        && config.tensor_parallel == 1
+        && steps == reference.expected.steps.len();
     if is_whole && reference.expected.expected_aux.is_empty() {
         let tokens = TensorData::new::<i32, _>(first, [batch, seq_len]);
         let tokens = Tensor::<2, Int>::from_data(tokens, &Device::flex());

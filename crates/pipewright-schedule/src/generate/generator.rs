@@ -19,7 +19,7 @@ pub struct Generator {
     pub summary: &'static str,
     /// The settings that it takes besides the size.
     pub settings: &'static [Setting],
-    /// Whether the runtime can train with the schedule: it runs whole microbatches, forward and backward.
+    /// Whether every model can train with the schedule: it runs whole microbatches, forward and backward.
     pub trains: bool,
     /// The description for readers who choose a schedule.
     pub guide: Guide,

@@ -28,7 +28,7 @@ const DEFAULT_SLICES: Slices = Slices::new(2).expect("2 is not 0");
 
 pub(super) const GENERATOR: Generator = Generator {
     name: NAME,
-    summary: "1F1B over slices of the sequence; smaller bubble, less memory; for predictions",
+    summary: "1F1B over slices of the sequence; smaller bubble, less memory",
     settings: &[Setting::Slices],
     trains: false,
     aliases: &["seq"],
@@ -41,8 +41,10 @@ pub(super) const GENERATOR: Generator = Generator {
                 slices of a microbatch in ascending order and backwards in descending order, because a slice \
                 attends to the keys and values of the slices before it. Actions number slices: slice `s` of \
                 microbatch `m` has the number `m k + s`, and pictures name it `m.s`.",
-        choice: "It is for predictions of long sequences: it shows what slices would save. It cannot train, because \
-                 models do not run slices yet. With `k` slices its bubble is that of 1F1B with `k` times as many \
+        choice: "It is for long sequences and few microbatches. It trains models whose layers can run slices: `llama`, \
+                 `qwen2`, `qwen3`, `qwen3_moe` without the balance loss of its routers, and your own layers that say \
+                 so. Losses and gradients are those of whole microbatches up to rounding. It does not work with \
+                 recomputation, tensor ranks, packed documents or side inputs. With `k` slices its bubble is that of 1F1B with `k` times as many \
                  microbatches, and the first rank holds `(p + k - 1) / k` activations instead of `p`. It sends `k` \
                  times as many messages.",
         bubble: &[Formula::always("(p - 1) / (k m + p - 1)")],

@@ -147,6 +147,34 @@ pub enum SplitError {
     /// No microbatch has a weight above 0.
     #[error("no token of the batch counts, so its loss has no mean: leave the batch out")]
     NoWeight,
+    /// A tensor cannot be cut into slices of its sequence.
+    #[error(
+        "the schedule cuts sequences into {slices} slices, and tensor {tensor} has the shape {shape:?}: dimension 1 is the \
+         sequence, whose length must be a multiple of {slices}"
+    )]
+    SliceLength {
+        /// The tensor's index.
+        tensor: usize,
+        /// The tensor's shape.
+        shape: Vec<usize>,
+        /// The number of slices.
+        slices: u32,
+    },
+    /// A batch whose sequences are cut has a side input.
+    #[error(
+        "the schedule cuts sequences into slices, and the tensors of side input `{name}` are not cut: leave it out, or use a \
+         schedule of whole microbatches, such as `1f1b`"
+    )]
+    SliceSide {
+        /// Its name.
+        name: String,
+    },
+    /// A batch whose sequences are cut has weights that say nothing of slices.
+    #[error(
+        "the schedule cuts sequences into slices, and the weights of the microbatches do not say how much each slice counts: \
+         use `Batch::ignoring`, or a schedule of whole microbatches, such as `1f1b`"
+    )]
+    SliceWeights,
     /// The targets have no tensor of token ids.
     #[error("the targets of microbatch {microbatch} have no integer tensor whose elements could be counted")]
     NoIds {

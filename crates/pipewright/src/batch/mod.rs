@@ -10,12 +10,14 @@ mod microbatch;
 mod side_inputs;
 mod reduction;
 mod step_batch;
+mod slices;
 
 pub use error::SplitError;
 pub use microbatch::*;
 pub(crate) use reduction::{LossFactors, Reduction};
 pub use side_inputs::SideInputError;
 pub(crate) use side_inputs::SideInputs;
+pub(crate) use slices::joined_slices;
 pub(crate) use split_spec::common_size;
 pub use split_spec::{Merge, Nested, SplitSpec, merge_by, split_by, tensor_split};
 pub use step_batch::Batch;

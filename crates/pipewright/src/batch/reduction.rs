@@ -63,7 +63,7 @@ impl Batch {
         if weights.iter().all(|weight| *weight == 0.0) {
             return Err(SplitError::NoWeight);
         }
-        self.reduction = Reduction::Weights(weights);
+        (self.reduction, self.ignored) = (Reduction::Weights(weights), None);
         Ok(self)
     }
 
@@ -79,7 +79,9 @@ impl Batch {
             ids.map(|ids| valid(ids.clone(), ignored)).ok_or(SplitError::NoIds { microbatch })
         };
         let counts = self.targets.iter().enumerate().map(count).collect::<Result<Vec<f64>, _>>()?;
-        self.weighted(counts)
+        let mut batch = self.weighted(counts)?;
+        batch.ignored = Some(ignored);
+        Ok(batch)
     }
 
     /// Adds the weights of tokens as the side input `name`, split along dimension 0, and sets the weight of each microbatch
@@ -151,7 +153,7 @@ impl Batch {
 }
 
 /// Returns the number of elements that differ from `ignored`.
-fn valid(ids: Value, ignored: i64) -> f64 {
+pub(super) fn valid(ids: Value, ignored: i64) -> f64 {
     // The number of dimensions does not matter for a sum over all elements; 1 is arbitrary.
     let ids = Tensor::<1, Int>::from_dispatch(ids.into_dispatch());
     ids.not_equal_elem(ignored).int().sum().into_data().iter::<i64>().sum::<i64>() as f64

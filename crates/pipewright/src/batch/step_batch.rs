@@ -39,6 +39,8 @@ pub struct Batch {
     pub(crate) kept_stages: Vec<StageIndex>,
     /// How the losses of the microbatches make the loss of the step.
     pub(super) reduction: Reduction,
+    /// The targets that do not count, if the reduction has a weight for each of the others.
+    pub(super) ignored: Option<i64>,
     /// The size of each microbatch along the dimension in which the inputs are split; empty if that is the rows.
     sizes: Vec<usize>,
 }

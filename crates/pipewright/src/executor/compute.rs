@@ -75,22 +75,24 @@ impl Executor {
             step: self.step.input.step,
             microbatch: earlier + u64::from(replica * self.program().microbatches() + microbatch.get()),
         };
+        let (is_training, slices) = (!self.program().is_forward_only(), self.program().slices());
         let input = &self.step.input;
         let side_inputs = input.side_inputs.clone();
         // A forward that its backward follows at once has nothing to save.
         let recompute = self.recompute.applies_to(stage)
             && !backward_follows(self.program().row(self.rank), self.step.position);
         let task = ForwardTask {
-            loss_weight: input.loss_weights[place] * input.loss_scale,
+            loss_weight: input.loss_weights[place] * input.slice_shares[place] * input.loss_scale,
+            auxiliary_weight: input.loss_weights[place] / f64::from(slices.get()) * input.loss_scale,
             keep_outputs: input.keep_outputs || input.kept_stages.contains(&stage),
             recompute,
         };
-        let is_training = !self.program().is_forward_only();
         let local_stage = self.local_stage(stage);
         let device = local_stage.runner.device();
         let target = local_stage.targets[place].take();
         let target = target.map(|target| target.into_iter().map(|value| value.to_device(device)).collect());
-        let context = StageContext::new(stage, microbatch).with_side_inputs(side_inputs, device.clone());
+        let context = StageContext::of_number(stage, microbatch, slices);
+        let context = context.with_side_inputs(side_inputs, device.clone());
         Ok(match is_training {
             true => ForwardState::new(context.with_random(random), inputs, target, Some(task)),
             false => ForwardState::new(context, inputs, target, None),

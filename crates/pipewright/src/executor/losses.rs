@@ -15,16 +15,21 @@ impl Executor {
     /// Reads the losses in microbatch order. Training fails if one is not finite.
     pub(super) fn read_losses(&mut self) -> Result<(), Cause> {
         let evaluates = self.program().is_forward_only();
-        let first = self.first_microbatch();
+        let (first, slices) = (self.first_microbatch(), self.program().slices());
         let last = self.stages.last_mut().expect("every rank owns a stage");
-        let found = (first..).map(Microbatch::new).zip(&mut last.losses);
-        let (microbatches, losses): (Vec<_>, Vec<_>) =
-            found.filter_map(|(microbatch, loss)| Some((microbatch, loss.take()?))).unzip();
-        for (microbatch, loss) in microbatches.into_iter().zip(read(losses)) {
+        let found = last.losses.iter_mut().enumerate();
+        let (places, losses): (Vec<_>, Vec<_>) =
+            found.filter_map(|(place, loss)| Some((place, loss.take()?))).unzip();
+        for (place, loss) in places.into_iter().zip(read(losses)) {
+            let (microbatch, slice) = slices.place(Microbatch::new(first + place as u32));
             if !loss.is_finite() && !evaluates {
                 return Err(Cause::LossNotFinite { microbatch, loss });
             }
-            self.step.losses.push(loss);
+            let loss = loss * self.step.input.slice_shares[place];
+            match self.step.losses.last_mut() {
+                Some(sum) if slice.get() > 0 => *sum += loss,
+                _ => self.step.losses.push(loss),
+            }
         }
         Ok(())
     }
@@ -32,7 +37,7 @@ impl Executor {
     /// Reads the auxiliary losses, each with its share in the loss of the step.
     pub(super) fn read_auxiliary(&mut self) -> Result<(), Cause> {
         let evaluates = self.program().is_forward_only();
-        let first = self.first_microbatch();
+        let (first, slices) = (self.first_microbatch(), self.program().slices());
         let divisor = self.step.input.divisor;
         for stage in &mut self.stages {
             let lists = stage.auxiliary.iter_mut().map(std::mem::take).enumerate();
@@ -45,9 +50,11 @@ impl Executor {
             for ((place, name, weight), loss) in names.into_iter().zip(read(losses)) {
                 let microbatch = Microbatch::new(first + place as u32);
                 if !loss.is_finite() && !evaluates {
+                    let (microbatch, _) = slices.place(microbatch);
                     return Err(Cause::AuxiliaryNotFinite { stage: stage.index, microbatch, name, loss });
                 }
-                let loss_weight = self.step.input.loss_weights[place] / divisor;
+                let share = self.step.input.loss_weights[place] / f64::from(slices.get());
+                let loss_weight = share / divisor;
                 let (stage, loss) = (stage.index, loss_weight * loss);
                 self.step.auxiliary.push(AuxiliaryPart { name, stage, microbatch, weight, loss });
             }
@@ -55,7 +62,7 @@ impl Executor {
         Ok(())
     }
 
-    /// Returns the first microbatch of this replica. Errors and reports number microbatches over all replicas.
+    /// Returns the first microbatch of this replica, or the number of its first slice. Errors and reports number microbatches over all replicas.
     fn first_microbatch(&self) -> u32 {
         self.endpoint.coord().replica * self.program().microbatches()
     }

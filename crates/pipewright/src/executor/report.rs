@@ -96,7 +96,7 @@ pub struct UndeferredParameter {
 pub(crate) struct AuxiliaryPart {
     pub name: Arc<str>,
     pub stage: StageIndex,
-    /// Numbered over all replicas.
+    /// Numbered over all replicas, by slices if microbatches are cut.
     pub microbatch: Microbatch,
     /// The weight of the loss in the sum that is minimised.
     pub weight: f64,

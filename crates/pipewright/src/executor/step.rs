@@ -29,8 +29,10 @@ pub(crate) struct StepInput {
     pub targets: Vec<Values>,
     /// Tensors that every stage may read, the same on all ranks.
     pub side_inputs: Arc<SideInputs>,
-    /// The factor of the losses of each microbatch in their backward.
+    /// The factor of the losses of each microbatch in their backward, for each of its slices.
     pub loss_weights: Arc<[f64]>,
+    /// The share of each slice in the loss of its microbatch.
+    pub slice_shares: Arc<[f64]>,
     /// What the step adds to the divisor of the gradient sums, and the divisor of its auxiliary losses.
     pub divisor: f64,
     /// Whether gradient sums are not divided.
@@ -61,6 +63,7 @@ impl StepInput {
             targets: Vec::new(),
             side_inputs: Arc::default(),
             loss_weights: Arc::default(),
+            slice_shares: Arc::default(),
             divisor: 1.0,
             is_sum: false,
             loss_scale: 1.0,

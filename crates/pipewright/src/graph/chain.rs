@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use burn::module::{Module, ModuleDisplay};
 
-use super::layer::{GraphLayer, variant_of};
+use super::layer::{GraphLayer, refusal_of, variant_of};
 use crate::stage::{
     ModulePlace, NO_SKIPS, Skips, StageBody, StageContext, StageError, StageModule, any, any_mut,
 };
@@ -106,6 +106,11 @@ impl<L: StageModule + ModuleDisplay> StageBody for TypedChain<L> {
         self.layers[place].stays_in_single_precision(rest)
     }
 
+    fn refuses_slices(&self) -> Option<String> {
+        let mut layers = self.layers.iter().zip(&self.places.names);
+        layers.find_map(|(layer, name)| refusal_of(name, layer.refuses_slices()))
+    }
+
     fn shared(&self) -> Vec<String> {
         self.layers.iter().flat_map(L::shared_parameters).collect()
     }
@@ -156,6 +161,11 @@ impl<L: GraphLayer> StageBody for MixedChain<L> {
 
     fn stays_single(&self, _local: &str) -> bool {
         false
+    }
+
+    fn refuses_slices(&self) -> Option<String> {
+        let mut layers = self.layers.iter().zip(&self.places.names);
+        layers.find_map(|(layer, name)| refusal_of(name, layer.refuses_slices()))
     }
 
     fn shared(&self) -> Vec<String> {

@@ -21,6 +21,12 @@ pub trait GraphLayer: Module + ModuleDisplay + 'static {
     /// # Errors
     /// When the tensors are not those that the layer takes.
     fn forward(&self, inputs: Values, context: &StageContext) -> Result<Values, BoundaryError>;
+
+    /// Returns why the layer cannot run slices of microbatches; `None` if it can. See
+    /// [`StageModule::refuses_slices`](crate::stage::StageModule::refuses_slices).
+    fn refuses_slices(&self) -> Option<String> {
+        Some("it does not say that it can (`GraphLayer::refuses_slices`)".to_owned())
+    }
 }
 
 /// The layers of one stage. A parameter's global path is `node.parameter`, whatever the cut.
@@ -123,6 +129,11 @@ impl<L: GraphLayer> StageBody for GraphStage<L> {
         false
     }
 
+    fn refuses_slices(&self) -> Option<String> {
+        let mut layers = self.layers.iter().zip(&self.plan.steps);
+        layers.find_map(|(layer, step)| refusal_of(&step.name, layer.refuses_slices()))
+    }
+
     fn shared(&self) -> Vec<String> {
         self.plan.tied.values().cloned().collect()
     }
@@ -130,6 +141,11 @@ impl<L: GraphLayer> StageBody for GraphStage<L> {
     fn skips(&self) -> &Skips {
         &self.plan.skips
     }
+}
+
+/// Returns why a stage with the layer `name` cannot run slices, if this layer cannot.
+pub(super) fn refusal_of(name: &str, reason: Option<String>) -> Option<String> {
+    reason.map(|reason| format!("of the layer `{name}`: {reason}"))
 }
 
 impl Stage {

@@ -1,5 +1,6 @@
 //! Causal attention with grouped queries and, as an option, rotary positions.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use burn::backend::Flex;
@@ -7,7 +8,7 @@ use burn::tensor::{Bool, Device, Int, Tensor, TensorData, activation};
 use pipewright_kernel::attention::{Dims, Inputs, Rotary, backward, forward};
 
 use super::composed::at_least_single;
-use super::operation::{CpuTensor, Operation, cpu_tensor, elements, on_cpu, row_major};
+use super::operation::{CpuTensor, Operation, Tape, cpu_tensor, elements, on_cpu, row_major};
 use super::token_scope::TokenScope;
 
 /// An attention over sequences of one length, with its tables of positions.
@@ -114,9 +115,58 @@ impl CausalAttention {
         let inputs = [&q, &k, &v].map(|tensor| tensor.clone().into_dispatch());
         let Some(tables) = self.cpu_tables() else { return self.composed(q, k, v, dims) };
         let Some(([q, k, v], tape)) = on_cpu(inputs) else { return self.composed(q, k, v, dims) };
-        let saved = Saved { dims, q, k, v, tables, starts: self.starts.clone() };
+        let saved = Saved { dims, q, k: vec![k], v: vec![v], tables, starts: self.starts.clone() };
         let (out, normalisers) = saved.with_inputs(forward);
-        tape.record(out, shape, |out| AttentionBackward { saved, out: out.clone(), normalisers })
+        saved.record(tape, (out, normalisers), shape)
+    }
+
+    /// As [`CausalAttention::forward`], for the queries of a slice of each sequence. `keys` and `values` are those of every
+    /// slice up to this one, in order. The backward keeps these tensors, not a copy of all of them together.
+    ///
+    /// Shapes: `q [batch, length, heads * head_dim]`, where `length` is that of the slice; each tensor of `keys` and
+    /// `values` `[batch, length of its slice, kv_heads * head_dim]`; the result has the shape of `q`.
+    ///
+    /// # Panics
+    /// When the shapes do not match, the slices are longer than the sequences, or the tokens have documents
+    /// ([`CausalAttention::with_scope`]).
+    pub fn forward_slice(&self, q: Tensor<3>, keys: Vec<Tensor<3>>, values: Vec<Tensor<3>>) -> Tensor<3> {
+        let dims = self.slice_dims(&q, &keys, &values);
+        let shape = q.dims();
+        let on_their_own = [&keys, &values].map(|slices| each_on_cpu(slices));
+        let [k, v] = [keys, values].map(|slices| Tensor::cat(slices, 1));
+        let inputs = [&q, &k, &v].map(|tensor| tensor.clone().into_dispatch());
+        let (Some(tables), [Some(keys), Some(values)]) = (self.cpu_tables(), on_their_own) else {
+            return self.composed(q, k, v, dims);
+        };
+        let Some(([q, k, v], tape)) = on_cpu(inputs) else { return self.composed(q, k, v, dims) };
+        let saved = Saved { dims, q, k: vec![k], v: vec![v], tables, starts: None };
+        let results = saved.with_inputs(forward);
+        Saved { k: keys, v: values, ..saved }.record(tape, results, shape)
+    }
+
+    fn slice_dims(&self, q: &Tensor<3>, keys: &[Tensor<3>], values: &[Tensor<3>]) -> Dims {
+        let shapes = |slices: &[Tensor<3>]| slices.iter().map(Tensor::dims).collect::<Vec<_>>();
+        let ([batch, length, wide], head_dim) = (q.dims(), self.head_dim);
+        let of_keys = shapes(keys);
+        let narrow = of_keys.last().map_or(0, |shape| shape[2]);
+        let fits = of_keys.last().is_some_and(|shape| shape[1] == length)
+            && of_keys.iter().all(|shape| shape[0] == batch && shape[2] == narrow)
+            && of_keys == shapes(values)
+            && narrow > 0
+            && narrow.is_multiple_of(head_dim)
+            && wide.is_multiple_of(narrow);
+        let all: usize = of_keys.iter().map(|shape| shape[1]).sum();
+        let is_plain = self.starts.is_none() && self.cos.dims()[0] == self.sequence;
+        assert!(
+            fits && is_plain && all <= self.sequence,
+            "queries {:?}, keys {of_keys:?} and values {:?} are not slices of sequences of {} with heads of {head_dim}, or \
+             tokens have documents",
+            q.dims(),
+            shapes(values),
+            self.sequence,
+        );
+        let (heads, kv_heads) = (wide / head_dim, narrow / head_dim);
+        Dims { batch, sequence: length, earlier: all - length, heads, kv_heads, head_dim }
     }
 
     fn dims(&self, q: &Tensor<2>, k: &Tensor<2>, v: &Tensor<2>) -> Dims {
@@ -140,6 +190,7 @@ impl CausalAttention {
         Dims {
             batch: rows / sequence,
             sequence,
+            earlier: 0,
             heads: wide / head_dim,
             kv_heads: narrow / head_dim,
             head_dim,
@@ -151,32 +202,38 @@ impl CausalAttention {
         Some([table(&self.cos)?, table(&self.sin)?])
     }
 
-    fn composed(&self, q: Tensor<2>, k: Tensor<2>, v: Tensor<2>, dims: Dims) -> Tensor<2> {
-        let Dims { batch, sequence, heads, kv_heads, head_dim } = dims;
-        let split =
-            |x: Tensor<2>, heads: usize| x.reshape([batch, sequence, heads, head_dim]).swap_dims(1, 2);
+    fn composed<const D: usize>(&self, q: Tensor<D>, k: Tensor<D>, v: Tensor<D>, dims: Dims) -> Tensor<D> {
+        let Dims { batch, sequence, earlier, heads, kv_heads, head_dim } = dims;
+        let (shape, keys) = (q.dims(), earlier + sequence);
+        let split = |x: Tensor<D>, rows: usize, heads: usize| {
+            x.reshape([batch, rows, heads, head_dim]).swap_dims(1, 2)
+        };
         let share = |x: Tensor<4>| repeat_heads(x, heads / kv_heads);
-        let q = self.turn(split(q, heads));
-        let k = share(self.turn(split(k, kv_heads)));
-        let v = share(split(v, kv_heads));
+        let q = self.turn(split(q, sequence, heads), earlier);
+        let k = share(self.turn(split(k, keys, kv_heads), 0));
+        let v = share(split(v, keys, kv_heads));
         let precision = q.dtype();
         let scores = at_least_single(q.matmul(k.transpose())) / (head_dim as f64).sqrt();
         let hidden = match &self.starts {
             Some(starts) => hidden_by_starts(starts, dims, &scores.device()),
-            None => Tensor::<2>::ones([sequence, sequence], &scores.device()).triu(1).bool().unsqueeze(),
+            None => {
+                let after = Tensor::<2>::ones([sequence, keys], &scores.device()).triu(earlier as i64 + 1);
+                after.bool().unsqueeze()
+            }
         };
         let weights = activation::softmax(scores.mask_fill(hidden, f32::NEG_INFINITY), 3);
-        weights.cast(precision).matmul(v).swap_dims(1, 2).reshape([batch * sequence, heads * head_dim])
+        weights.cast(precision).matmul(v).swap_dims(1, 2).reshape(shape)
     }
 
-    fn turn(&self, x: Tensor<4>) -> Tensor<4> {
-        let (half, precision) = (self.head_dim / 2, x.dtype());
+    /// Rotates heads whose first position is `first`.
+    fn turn(&self, x: Tensor<4>, first: usize) -> Tensor<4> {
+        let (half, precision, positions) = (self.head_dim / 2, x.dtype(), x.dims()[2]);
         let x = at_least_single(x);
         let (a, b) = (x.clone().narrow(3, 0, half), x.narrow(3, half, half));
         let rows = self.cos.dims()[0] / self.sequence;
         // Burn puts the tables on the tape of the other operand, whatever its kind.
-        let [cos, sin] =
-            [&self.cos, &self.sin].map(|table| table.clone().reshape([rows, 1, self.sequence, half]));
+        let [cos, sin] = [&self.cos, &self.sin]
+            .map(|table| table.clone().reshape([rows, 1, self.sequence, half]).narrow(2, first, positions));
         let first = a.clone() * cos.clone() - b.clone() * sin.clone();
         Tensor::cat(vec![first, b * cos + a * sin], 3).cast(precision)
     }
@@ -202,6 +259,28 @@ pub(super) fn hidden_by_starts(starts: &[u32], dims: Dims, device: &Device) -> T
     Tensor::from_data(TensorData::new(hidden, [batch, 1, sequence, sequence]), device)
 }
 
+/// Returns tensors in row-major order on the CPU back end; `None` if one is elsewhere.
+fn each_on_cpu(tensors: &[Tensor<3>]) -> Option<Vec<CpuTensor>> {
+    let alone = |tensor: &Tensor<3>| on_cpu([tensor.clone().into_dispatch()]).map(|([tensor], _)| tensor);
+    tensors.iter().map(alone).collect()
+}
+
+/// Returns the elements of slices `[batch, length, width]` of the same sequences, joined along the sequences.
+fn joined(slices: &[CpuTensor], batch: usize) -> Cow<'_, [f32]> {
+    let parts: Vec<_> = slices.iter().map(elements).collect();
+    if let [_] = parts[..] {
+        return parts.into_iter().next().expect("there is one");
+    }
+    let mut all = Vec::with_capacity(parts.iter().map(|part| part.len()).sum());
+    for sequence in 0..batch {
+        for part in &parts {
+            let size = part.len() / batch;
+            all.extend_from_slice(&part[sequence * size..][..size]);
+        }
+    }
+    Cow::Owned(all)
+}
+
 /// Repeats each head of `[batch, heads, sequence, head_dim]` `group` times.
 pub(super) fn repeat_heads(x: Tensor<4>, group: usize) -> Tensor<4> {
     let [batch, heads, sequence, width] = x.dims();
@@ -213,8 +292,9 @@ pub(super) fn repeat_heads(x: Tensor<4>, group: usize) -> Tensor<4> {
 struct Saved {
     dims: Dims,
     q: CpuTensor,
-    k: CpuTensor,
-    v: CpuTensor,
+    /// Of each slice of the sequences; one if they are whole.
+    k: Vec<CpuTensor>,
+    v: Vec<CpuTensor>,
     tables: [CpuTensor; 2],
     starts: Option<Arc<[u32]>>,
 }
@@ -222,12 +302,31 @@ struct Saved {
 impl Saved {
     fn with_inputs<R>(&self, pass: impl FnOnce(Inputs<'_>) -> R) -> R {
         let [cos, sin] = self.tables.each_ref().map(elements);
-        let [q, k, v] = [&self.q, &self.k, &self.v].map(elements);
-        let turn_k = Rotary { cos: &cos, sin: &sin, scale: 1.0 };
+        let (q, [k, v]) =
+            (elements(&self.q), [&self.k, &self.v].map(|slices| joined(slices, self.dims.batch)));
         // The scale of the scores is part of the queries' rotation, so it costs nothing.
-        let turn_q = Rotary { scale: 1.0 / (self.dims.head_dim as f32).sqrt(), ..turn_k };
+        let Dims { sequence, earlier, head_dim, .. } = self.dims;
+        let (half, scale) = (head_dim / 2, 1.0 / (head_dim as f32).sqrt());
+        // Each token of rows with documents may have a position of its own. Slices have none, and may be the first part of
+        // the tables.
+        let [of_keys, of_queries] = match self.starts {
+            Some(_) => [0..cos.len(), 0..cos.len()],
+            None => [0..(earlier + sequence) * half, earlier * half..(earlier + sequence) * half],
+        };
+        let turn_k = Rotary { cos: &cos[of_keys.clone()], sin: &sin[of_keys], scale: 1.0 };
+        let turn_q = Rotary { cos: &cos[of_queries.clone()], sin: &sin[of_queries], scale };
         let starts = self.starts.as_deref();
         pass(Inputs { dims: self.dims, q: &q, k: &k, v: &v, turn_q, turn_k, starts, bias: None })
+    }
+
+    /// Records the pass that computed these results.
+    fn record<const D: usize>(
+        self,
+        tape: Tape<3>,
+        (out, normalisers): (Vec<f32>, Vec<f32>),
+        shape: [usize; D],
+    ) -> Tensor<D> {
+        tape.record(out, shape, |out| AttentionBackward { saved: self, out: out.clone(), normalisers })
     }
 }
 
@@ -243,80 +342,16 @@ impl Operation<3> for AttentionBackward {
         let Self { saved, out, normalisers } = &self;
         let (out, gradient) = (elements(out), elements(&gradient));
         let d = saved.with_inputs(|inputs| backward(inputs, &out, normalisers, &gradient));
-        let like = |d: Vec<f32>, tensor: &CpuTensor| Some(cpu_tensor(d, tensor.layout().shape().clone()));
-        [like(d.q, &saved.q), like(d.k, &saved.k), like(d.v, &saved.v)]
+        let query_shape = saved.q.layout().shape().clone();
+        let mut key_shape = saved.k[0].layout().shape().clone();
+        // Slices have a dimension for the batch.
+        if let [_, keys, _] = &mut key_shape[..] {
+            *keys = saved.dims.earlier + saved.dims.sequence;
+        }
+        let of_keys = |d: Vec<f32>| Some(cpu_tensor(d, key_shape.clone()));
+        [Some(cpu_tensor(d.q, query_shape)), of_keys(d.k), of_keys(d.v)]
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::super::check::{check as compare, numbers};
-    use super::*;
-
-    fn check(attention: &CausalAttention, batch: usize, heads: usize, kv_heads: usize) {
-        let rows = batch * attention.sequence;
-        let (wide, narrow) = (heads * attention.head_dim, kv_heads * attention.head_dim);
-        let shaped = |[q, k, v]: [Tensor<1>; 3]| {
-            (q.reshape([rows, wide]), k.reshape([rows, narrow]), v.reshape([rows, narrow]))
-        };
-        compare(
-            [numbers([rows * wide], 2.0), numbers([rows * narrow], 2.0), numbers([rows * narrow], 1.0)],
-            |inputs| {
-                let (q, k, v) = shaped(inputs);
-                attention.forward(q, k, v)
-            },
-            |inputs| {
-                let (q, k, v) = shaped(inputs);
-                let dims = attention.dims(&q, &k, &v);
-                attention.composed(q, k, v, dims)
-            },
-        );
-    }
-
-    fn rotary(sequence: usize, head_dim: usize) -> CausalAttention {
-        CausalAttention::rotary(sequence, head_dim, 100.0, &Device::flex())
-    }
-
-    #[test]
-    fn equals_its_composition() {
-        check(&rotary(5, 4), 1, 1, 1);
-        check(&rotary(1, 2), 2, 2, 2);
-        check(&rotary(7, 6), 2, 6, 2);
-        // More than one block of rows; the last block is shorter.
-        check(&rotary(150, 8), 1, 2, 1);
-        check(&CausalAttention::new(9, 4, &Device::flex()), 2, 2, 1);
-    }
-
-    #[test]
-    fn documents_equal_their_composition() {
-        let documents: Arc<[u32]> = [0, 0, 1, 1, 1, 2, 2, 0, 0, 0, 0, 0, 1, 1].into();
-        let scope = TokenScope { documents, ..TokenScope::whole(2, 7) };
-        check(&rotary(7, 4).with_scope(&scope), 2, 4, 2);
-        let positions: Arc<[u32]> = [0, 1, 0, 1, 2, 0, 1, 0, 1, 2, 3, 4, 0, 1].into();
-        check(&rotary(7, 4).with_scope(&TokenScope { positions, ..scope }), 2, 4, 2);
-    }
-
-    #[test]
-    fn pairs_turn_by_the_position_times_their_frequency() {
-        let attention = rotary(3, 4);
-        let x = Tensor::<4>::from_data([[[[1.0, 2.0, 3.0, 4.0]; 3]]], &Device::flex());
-        let turned: Vec<f32> = attention.turn(x).into_data().iter().collect();
-        let angle = |j: i32| 2.0 / 10f32.powi(j);
-        let expected = [
-            angle(0).cos() - 3.0 * angle(0).sin(),
-            2.0 * angle(1).cos() - 4.0 * angle(1).sin(),
-            3.0 * angle(0).cos() + angle(0).sin(),
-            4.0 * angle(1).cos() + 2.0 * angle(1).sin(),
-        ];
-        assert!(
-            turned[8..].iter().zip(expected).all(|(a, b)| (a - b).abs() < 1e-6),
-            "{turned:?} {expected:?}"
-        );
-    }
-
-    #[test]
-    #[should_panic(expected = "do not fit sequences of 4 and heads of 2")]
-    fn shapes_are_checked() {
-        rotary(4, 2).forward(numbers([6, 4], 1.0), numbers([6, 4], 1.0), numbers([6, 4], 1.0));
-    }
-}
+mod tests;

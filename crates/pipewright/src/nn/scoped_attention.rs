@@ -96,7 +96,7 @@ impl ScopedAttention {
             scope.documents.len(),
         );
         let (heads, kv_heads) = (wide / head_dim, narrow / head_dim);
-        Dims { batch: rows / sequence, sequence, heads, kv_heads, head_dim }
+        Dims { batch: rows / sequence, sequence, earlier: 0, heads, kv_heads, head_dim }
     }
 }
 
@@ -189,7 +189,7 @@ fn composed(
     dims: Dims,
     places: &Places,
 ) -> Tensor<2> {
-    let Dims { batch, sequence, heads, kv_heads, head_dim } = dims;
+    let Dims { batch, sequence, heads, kv_heads, head_dim, .. } = dims;
     let (device, precision, half) = (q.device(), q.dtype(), head_dim / 2);
     // Positions and softmax of half precision are computed in single precision.
     let wide = if precision == DType::F64 { DType::F64 } else { DType::F32 };

@@ -4,7 +4,7 @@
 use std::fmt::Display;
 use std::sync::Arc;
 
-use pipewright_schedule::{Level, StageIndex, ValidatedProgram};
+use pipewright_schedule::{Level, Recompute, Slices, StageIndex, ValidatedProgram};
 
 use super::config::PipelineConfig;
 use super::error::PipelineError;
@@ -44,9 +44,7 @@ impl Assembly {
         if program.level() == Level::Compute && program.ranks() > 1 {
             return Err(PipelineError::NotLowered { level: program.level() });
         }
-        if !program.slices().is_one() {
-            return Err(PipelineError::Slices { slices: program.slices() });
-        }
+        check_slices(program.slices(), config)?;
         let ranks = endpoints.first().map_or(0, Endpoint::ranks);
         let mesh = config.mesh(program.ranks());
         if mesh.shard_groups().is_none() {
@@ -121,6 +119,7 @@ impl Assembly {
                 clip_groups: clip_groups.clone(),
                 part: endpoint.part(),
                 must_have_loss: stage == placement.last_stage() && !self.program.is_forward_only(),
+                slices: self.program.slices(),
                 by_block: self.config.recompute.is_by_block(),
             };
             let runner =
@@ -153,8 +152,19 @@ impl Assembly {
 
     /// Returns the number of microbatches of a step, over all replicas.
     pub(crate) fn microbatches(&self) -> u32 {
-        self.program.microbatches() * self.mesh.data
+        self.program.microbatches() / self.program.slices().get() * self.mesh.data
     }
+}
+
+/// Returns an error if a setting needs whole microbatches, and the program cuts them.
+fn check_slices(slices: Slices, config: &PipelineConfig) -> Result<(), PipelineError> {
+    let beside = match config {
+        _ if slices.is_one() => return Ok(()),
+        PipelineConfig { recompute, .. } if *recompute != Recompute::None => "recomputation (`recompute`)",
+        PipelineConfig { tensor_parallel, .. } if *tensor_parallel > 1 => "tensor ranks (`tensor_parallel`)",
+        _ => return Ok(()),
+    };
+    Err(PipelineError::Slices { slices, beside })
 }
 
 /// Returns an error if metadata is given for other stages than those of the program.

@@ -358,11 +358,10 @@ impl PipelineBuilder {
         if replicas == 0 {
             return Err(BuildError::NoReplicas);
         }
+        let whole = program.microbatches() / program.slices().get();
         let microbatches = match self.microbatches {
-            Some(Microbatches::InAll(asked)) => {
-                Some((asked, program.microbatches().saturating_mul(replicas)))
-            }
-            Some(Microbatches::EachReplica(asked)) => Some((asked, program.microbatches())),
+            Some(Microbatches::InAll(asked)) => Some((asked, whole.saturating_mul(replicas))),
+            Some(Microbatches::EachReplica(asked)) => Some((asked, whole)),
             None => None,
         };
         let stages_per_rank = program.placement().stages() / ranks.max(1);

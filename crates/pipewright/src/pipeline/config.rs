@@ -134,6 +134,7 @@ pub(super) fn identity(program: &ValidatedProgram, config: &PipelineConfig) -> F
         ("program", format!("{:016x}", rows.finish())),
         ("placement", stages.collect::<Vec<_>>().join(" ")),
         ("microbatches", program.microbatches().to_string()),
+        ("slices", program.slices().to_string()),
         ("clip norm", format!("{:?}", config.clip_norm)),
         ("clip groups", format!("{:?}", config.clip_groups)),
         ("optimizer groups", format!("{:?}", config.optimizer_groups)),

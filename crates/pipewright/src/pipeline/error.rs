@@ -64,14 +64,28 @@ pub enum PipelineError {
     /// A training step was asked of a pipeline that cannot train.
     #[error("the program is forward-only: call `eval`, or launch the pipeline with a program that trains")]
     ForwardOnly,
-    /// The program cuts microbatches into slices.
+    /// The program cuts microbatches into slices, and a setting needs whole ones.
     #[error(
-        "the program cuts microbatches into {slices} slices, and stages do not run slices yet: use a schedule of whole \
-         microbatches, such as `1f1b`"
+        "the program cuts microbatches into {slices} slices, which does not work with {beside}: leave that out, or use a \
+         schedule of whole microbatches, such as `1f1b`"
     )]
     Slices {
         /// The number of slices of each microbatch.
         slices: Slices,
+        /// The setting.
+        beside: &'static str,
+    },
+    /// The outputs of a training step whose schedule cuts microbatches into slices were asked for.
+    #[error(
+        "a training step whose schedule cuts microbatches into slices returns no outputs: do not ask for outputs, or evaluate \
+         the batch"
+    )]
+    SliceOutputs,
+    /// The microbatches cannot be cut into slices, or their outputs cannot be joined.
+    #[error("the slices of the microbatches: {source}")]
+    Cut {
+        /// Why not.
+        source: SplitError,
     },
     /// The forward part of the program cannot be run alone.
     #[error("the forward part of the program cannot be run alone: {0}")]

@@ -12,8 +12,8 @@ use super::error::PipelineError;
 use super::replies::End;
 use super::step_failure::StepFailure;
 use super::step_inputs::{StepAttempt, StepKind};
-use super::summary::{EvalSummary, StepSummary, evaluation, training};
-use crate::batch::{Batch, Reduction, split};
+use super::summary::{EvalSummary, StepSummary, TimelineRows, evaluation, training};
+use crate::batch::{Batch, Reduction, SplitError, joined_slices, split};
 use crate::checkpoint::{Checkpoint, RankState};
 use crate::driver::{Command, FailedRank, RankThread, StepReply};
 use crate::executor::{NamedParameter, RankReport};
@@ -147,9 +147,9 @@ impl Pipeline {
         Ok(summary)
     }
 
-    /// Returns the number of rows of a step's timeline: one for each tensor group.
-    fn timeline_rows(&self) -> u32 {
-        self.assembly.mesh.pipeline * self.assembly.mesh.data
+    fn timeline_rows(&self) -> TimelineRows {
+        let Assembly { mesh, program, .. } = &self.assembly;
+        TimelineRows { count: mesh.pipeline * mesh.data, slices: program.slices() }
     }
 
     /// Returns the factor of the losses of the next step.
@@ -191,8 +191,20 @@ impl Pipeline {
             self.assembly.evaluation = Some(Arc::new(program));
         }
         let loss_weights = batch.loss_factors(None).shares;
-        let reports = self.run(batch, StepKind::Evaluate, Instant::now())?;
+        let mut reports = self.run(batch, StepKind::Evaluate, Instant::now())?;
+        let joined = reports.iter_mut().try_for_each(|report| self.join_outputs(report));
+        joined.map_err(|source| PipelineError::Cut { source })?;
         Ok(evaluation(loss_weights, self.timeline_rows(), reports))
+    }
+
+    /// Joins the outputs of the slices of each microbatch.
+    fn join_outputs(&self, report: &mut RankReport) -> Result<(), SplitError> {
+        let slices = self.assembly.program.slices();
+        let lists = report.stage_outputs.iter_mut().map(|(_, outputs)| outputs);
+        for outputs in lists.chain([&mut report.outputs]) {
+            *outputs = joined_slices(std::mem::take(outputs), slices)?;
+        }
+        Ok(())
     }
 
     /// Returns the parameters of all stages of this process. If they are sharded over several processes, each process

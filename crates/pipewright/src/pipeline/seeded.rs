@@ -14,7 +14,7 @@ use super::assembly::Assembly;
 use super::config::PipelineConfig;
 use super::error::PipelineError;
 use super::step_inputs::{StepAttempt, StepKind};
-use super::summary::{StepSummary, training};
+use super::summary::{StepSummary, TimelineRows, training};
 use crate::batch::Batch;
 use crate::driver::caught;
 use crate::executor::{Executor, Poll};
@@ -130,7 +130,8 @@ impl SeededPipeline {
             return Err(error.into());
         }
         let reports = self.executors.iter_mut().flat_map(Executor::reports).collect();
-        let rows = self.executors.len() as u32;
+        let count = self.executors.len() as u32;
+        let rows = TimelineRows { count, slices: self.assembly.program.slices() };
         let summary = training(self.step, loss_weights, self.loss_scale, (rows, reports), start.elapsed());
         let settings = self.assembly.config.loss_scaling;
         self.loss_scale = self.loss_scale.map(|scale| scale.after(summary.skipped, settings));

@@ -54,6 +54,10 @@ impl Assembly {
         };
         self.board.set_program(program, step);
         let LossFactors { losses, divisor, is_sum, .. } = batch.loss_factors(unit);
+        self.check_count(&batch, program.is_forward_only())?;
+        let (mut batch, slices) = (batch, program.slices().get() as usize);
+        let shares = batch.cut_into(program.slices()).map_err(|source| PipelineError::Cut { source })?;
+        let losses: Vec<f64> = (0..shares.len()).map(|number| losses[number / slices]).collect();
         let Batch { mut inputs, mut targets, side_inputs, keep_outputs, kept_stages, .. } = batch;
         let kept_stages: Arc<[StageIndex]> = kept_stages.into();
         let stages = self.program.placement().stages();
@@ -64,12 +68,8 @@ impl Assembly {
         if keeps_last && self.mesh.tensor > 1 {
             return Err(PipelineError::SplitOutputs { tensor_ranks: self.mesh.tensor });
         }
-        let expected = self.microbatches();
-        let optional = program.is_forward_only() && targets.is_empty();
-        for (what, found) in [("inputs", inputs.len()), ("targets", targets.len())] {
-            if found != expected as usize && !(what == "targets" && optional) {
-                return Err(PipelineError::Microbatches { what, found, expected });
-            }
+        if slices > 1 && !program.is_forward_only() && (keep_outputs || !kept_stages.is_empty()) {
+            return Err(PipelineError::SliceOutputs);
         }
         let placement = self.program.placement();
         let first = placement.rank_of(placement.first_stage());
@@ -87,8 +87,9 @@ impl Assembly {
                 attempt,
                 inputs: if rank == first { part(&mut inputs) } else { Vec::new() },
                 targets: if rank == last { part(&mut targets) } else { Vec::new() },
-                side_inputs: Arc::new(side_inputs.part(range.clone())),
-                loss_weights: losses[range].into(),
+                side_inputs: Arc::new(side_inputs.part(range.start / slices..range.end / slices)),
+                loss_weights: losses[range.clone()].into(),
+                slice_shares: shares[range].into(),
                 divisor,
                 is_sum,
                 loss_scale,
@@ -101,6 +102,18 @@ impl Assembly {
             }
         };
         Ok(ranks.map(of_rank).collect())
+    }
+
+    /// Returns an error if a batch has another number of microbatches than a step.
+    fn check_count(&self, batch: &Batch, is_forward_only: bool) -> Result<(), PipelineError> {
+        let expected = self.microbatches();
+        let optional = is_forward_only && batch.targets.is_empty();
+        for (what, found) in [("inputs", batch.inputs.len()), ("targets", batch.targets.len())] {
+            if found != expected as usize && !(what == "targets" && optional) {
+                return Err(PipelineError::Microbatches { what, found, expected });
+            }
+        }
+        Ok(())
     }
 }
 

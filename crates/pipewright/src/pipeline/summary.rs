@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use pipewright_schedule::{ClockSkew, StageIndex, Timeline};
+use pipewright_schedule::{ClockSkew, Slices, StageIndex, Timeline};
 
 use crate::executor::{AuxiliaryPart, RankReport, UndeferredParameter};
 use crate::ids::StepNumber;
@@ -122,12 +122,20 @@ fn mean(losses: &[f64], weights: &[f64]) -> f64 {
     counted.sum::<f64>() / losses.len() as f64
 }
 
-/// Merges the reports of all ranks into the results of a training step, with this many rows in its timeline.
+/// The rows of a step's timeline: one for each tensor group.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct TimelineRows {
+    pub count: u32,
+    /// The number of slices of each microbatch, which the actions number.
+    pub slices: Slices,
+}
+
+/// Merges the reports of all ranks into the results of a training step, with these rows in its timeline.
 pub(crate) fn training(
     step: StepNumber,
     loss_weights: Vec<f64>,
     loss_scale: Option<LossScale>,
-    (rows, mut reports): (u32, Vec<RankReport>),
+    (rows, mut reports): (TimelineRows, Vec<RankReport>),
     wall: Duration,
 ) -> StepSummary {
     reports.sort_unstable_by_key(|report| report.rank);
@@ -157,7 +165,11 @@ pub(crate) fn training(
 }
 
 /// As [`training`], for a forward-only step.
-pub(crate) fn evaluation(loss_weights: Vec<f64>, rows: u32, mut reports: Vec<RankReport>) -> EvalSummary {
+pub(crate) fn evaluation(
+    loss_weights: Vec<f64>,
+    rows: TimelineRows,
+    mut reports: Vec<RankReport>,
+) -> EvalSummary {
     reports.sort_unstable_by_key(|report| report.rank);
     let (auxiliary, weighted_auxiliary) = auxiliary(&mut reports);
     EvalSummary {
@@ -204,10 +216,11 @@ fn undeferred(reports: &mut [RankReport]) -> Vec<UndeferredParameter> {
     all
 }
 
-fn timeline(ranks: u32, reports: &mut [RankReport]) -> Timeline {
+fn timeline(rows: TimelineRows, reports: &mut [RankReport]) -> Timeline {
     let skew = reports.iter().filter_map(|report| report.clock_skew).reduce(ClockSkew::max);
     let skips = reports.iter_mut().flat_map(|report| std::mem::take(&mut report.skips)).collect();
     let events = reports.iter_mut().flat_map(|report| std::mem::take(&mut report.events)).collect();
     let scopes = reports.iter_mut().flat_map(|report| std::mem::take(&mut report.scopes)).collect();
-    Timeline::new(ranks, events).with_skips(skips).with_scopes(scopes).with_clock_skew(skew)
+    let timeline = Timeline::new(rows.count, events).with_slices(rows.slices);
+    timeline.with_skips(skips).with_scopes(scopes).with_clock_skew(skew)
 }

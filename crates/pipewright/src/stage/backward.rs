@@ -8,7 +8,8 @@ use super::body::StageBody;
 use super::error::StageError;
 use super::runner::InputGradients;
 use super::segment::{Pass, Segment};
-use super::tape::{Tape, all_off_tape};
+use super::tape::Tape;
+use super::tape_ends::all_off_tape;
 use super::training::TrainingStage;
 use crate::tensor::{OptionalTensors, Values};
 
@@ -114,6 +115,10 @@ impl<M: StageBody> TrainingStage<M> {
         };
         backward.gradients = self.run_backward(backward.microbatch, tape, gradients)?;
         backward.returned = backward.gradients.len();
+        if backward.in_flight.parts.is_empty() && self.slices.before(backward.microbatch).is_none() {
+            // No earlier slice is left that would take gradients.
+            self.carries.remove(&self.slices.place(backward.microbatch).0);
+        }
         Ok(())
     }
 
@@ -131,6 +136,7 @@ impl<M: StageBody> TrainingStage<M> {
         }
         let mut finished = tape.backward(gradients)?;
         let inputs = finished.input_gradients();
+        finished.pass_to_earlier_slices();
         let Some(mut gradients) = finished.gradients else { return Ok(inputs) };
         let module = self.rounded.get().or(self.module.as_ref());
         let module = module.expect("the module is away only while it is changed");

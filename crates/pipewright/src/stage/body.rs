@@ -56,6 +56,9 @@ pub(crate) trait StageBody: Module + 'static {
         Placement::REPLICATED
     }
 
+    /// Returns why the module cannot run slices of microbatches; `None` if it can.
+    fn refuses_slices(&self) -> Option<String>;
+
     /// Returns the global paths of the parameters that have other holders.
     fn shared(&self) -> Vec<String>;
 
@@ -114,6 +117,10 @@ impl<M: StageModule> StageBody for M {
 
     fn placement(&self, local: &str) -> Placement {
         StageModule::placement(self, local)
+    }
+
+    fn refuses_slices(&self) -> Option<String> {
+        StageModule::refuses_slices(self)
     }
 
     fn shared(&self) -> Vec<String> {

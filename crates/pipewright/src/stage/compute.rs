@@ -31,8 +31,11 @@ impl<M: StageBody> StageCompute for TrainingStage<M> {
     fn finish_forward(&mut self, forward: ForwardState) -> Result<Forwarded, StageError> {
         let is_trained = forward.task.is_some();
         let (forwarded, parts, pass) = forward.into_forwarded()?;
+        let microbatch = pass.context.number();
+        if self.slices.after(microbatch).is_none() {
+            self.end_forwards_of(pass.context.microbatch(), is_trained);
+        }
         if is_trained {
-            let microbatch = pass.context.microbatch();
             let is_saved = parts.iter().any(|part| matches!(part.kept, Kept::Inputs(_)));
             self.in_flight.insert(microbatch, InFlight { parts, pass: is_saved.then_some(pass) });
         }
@@ -92,6 +95,7 @@ impl<M: StageBody> StageCompute for TrainingStage<M> {
     fn reset(&mut self) {
         self.in_flight.clear();
         self.deferred.clear();
+        self.carries.clear();
         self.sums.clear();
         self.release();
     }

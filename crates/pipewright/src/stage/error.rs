@@ -4,7 +4,7 @@ use std::any::Any;
 use std::sync::Arc;
 
 use burn::tensor::DType;
-use pipewright_schedule::Action;
+use pipewright_schedule::{Action, Slices};
 
 use crate::tensor::{BoundaryError, Precision};
 
@@ -68,6 +68,16 @@ pub enum StageError {
         device: Arc<str>,
         /// The precision.
         precision: Precision,
+    },
+    /// The schedule cuts microbatches into slices, and the stage's module cannot run them.
+    #[error(
+        "its module cannot run microbatches in {slices} slices: {reason}; use a schedule of whole microbatches, such as `1f1b`"
+    )]
+    Slices {
+        /// The number of slices of each microbatch.
+        slices: Slices,
+        /// Why it cannot.
+        reason: String,
     },
     /// A layer has running statistics, which a pipeline of half precision would not update.
     #[error(

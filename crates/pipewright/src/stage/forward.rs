@@ -2,7 +2,8 @@
 //!
 //! By block, each block has a tape of its own, and the values between two blocks are off the tape. So the caller may
 //! read and replace them, and the backward runs block by block too ([`super::backward`]). Losses and gradients have the
-//! bits of the whole forward, except in half precision, where the values between blocks are rounded.
+//! bits of the whole forward, except in half precision, where the values between blocks are rounded, and of slices, where
+//! gradients are added in another order.
 
 use std::any::Any;
 
@@ -14,7 +15,8 @@ use super::error::StageError;
 use super::module::{Auxiliary, StageContext};
 use super::runner::{ForwardTask, Forwarded};
 use super::segment::{Pass, Segment};
-use super::tape::{all_off_tape, split_auxiliary};
+use super::tape::split_auxiliary;
+use super::tape_ends::all_off_tape;
 use super::training::TrainingStage;
 use crate::tensor::Values;
 
@@ -49,9 +51,10 @@ impl ForwardState {
         target: Option<Values>,
         task: Option<ForwardTask>,
     ) -> Self {
-        let loss_weight = task.map_or(1.0, |task| task.loss_weight);
+        let weights = task.map_or((1.0, 1.0), |task| (task.loss_weight, task.auxiliary_weight));
+        let (loss_weight, auxiliary_weight) = weights;
         Self {
-            pass: Pass { context, target, loss_weight },
+            pass: Pass { context, target, loss_weight, auxiliary_weight },
             task,
             values: inputs,
             next: Some(0),
@@ -133,6 +136,7 @@ impl<M: StageBody> TrainingStage<M> {
         replacement: Option<Replacement<'_>>,
     ) -> Result<(), StageError> {
         let inputs = std::mem::take(&mut forward.values);
+        self.join_carry(forward);
         let found = match forward.task {
             None => self.infer(segment, inputs, forward, replacement)?,
             // A function of the caller's cannot be called again.
@@ -151,6 +155,15 @@ impl<M: StageBody> TrainingStage<M> {
         forward.auxiliary.extend(found.auxiliary);
         (forward.values, forward.loss) = (found.outputs, found.loss);
         Ok(())
+    }
+
+    /// Gives the forward of a slice access to what the other slices of its microbatch have kept.
+    fn join_carry(&mut self, forward: &mut ForwardState) {
+        let context = &mut forward.pass.context;
+        if !context.slice().1.is_one() {
+            let tape = forward.task.map(|_| self.device.clone());
+            context.join(self.carries.entry(context.microbatch()).or_default(), tape);
+        }
     }
 
     /// Runs a segment without a tape.

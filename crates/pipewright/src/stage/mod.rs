@@ -16,7 +16,8 @@
 //! | `optimizer.rs` | its optimizer, with groups of parameters |
 //! | `parameters.rs`, `update.rs` | access to its parameters, and their update |
 //! | `visit.rs`, `place.rs` | access to its modules after the launch |
-//! | `tape.rs` | the tape of a microbatch in flight |
+//! | `tape.rs`, `tape_ends.rs` | the tape of a microbatch in flight |
+//! | `carry.rs` | what the slices of a microbatch pass to each other |
 //! | `recompute.rs` | forwards that keep only their inputs |
 //! | `weight_work.rs` | weight gradients that are deferred |
 //! | `gradients.rs` | the sums of gradients |
@@ -25,6 +26,8 @@
 //! | `error.rs` | errors of stages |
 
 mod error;
+mod tape_ends;
+mod carry;
 mod module;
 mod place;
 mod body;

@@ -5,11 +5,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use burn::module::Module;
 use burn::tensor::{Device, Tensor};
-use pipewright_schedule::{Microbatch, StageIndex};
+use pipewright_schedule::ids::Slice;
+use pipewright_schedule::{Microbatch, Slices, StageIndex};
 
+use super::carry::{CarryEnds, SequenceCarry, SliceCarry};
 use crate::batch::{SideInputError, SideInputs};
 use crate::random::{RandomStream, StreamKey};
-use crate::tensor::{Boundary, BoundaryError, Placement, Values, pack, unpack};
+use crate::tensor::{Boundary, BoundaryError, Placement, Value, Values, pack, unpack};
 
 /// A stage: a contiguous part of the model, with ordinary tensors at both edges.
 ///
@@ -102,6 +104,18 @@ pub trait StageModule: Module + 'static {
         Placement::REPLICATED
     }
 
+    /// Returns why the module cannot run slices of microbatches; `None` if it can. A pipeline whose schedule cuts microbatches
+    /// does not start if a module cannot.
+    ///
+    /// The forward of a slice gets a part of each sequence: its input has fewer tokens along dimension 1. A module can run
+    /// slices if its forwards of all slices of a microbatch, in ascending order, compute what its forward of the whole
+    /// microbatch computes. A layer that treats each token by itself can without more. A layer whose tokens depend on
+    /// earlier ones takes what it needs of them from [`StageContext::earlier_slices`], and numbers positions from
+    /// [`StageContext::slice`]. An auxiliary loss ([`StageContext::auxiliary_loss`]) must be a mean over tokens.
+    fn refuses_slices(&self) -> Option<String> {
+        Some("it does not say that it can (`StageModule::refuses_slices`)".to_owned())
+    }
+
     /// Returns the global paths of the parameters that other stages, or other places of this stage, hold too.
     ///
     /// Each holder has its own copy and names the path here. The copies must start equal. The pipeline sums their
@@ -117,6 +131,10 @@ pub trait StageModule: Module + 'static {
 pub struct StageContext {
     stage: StageIndex,
     microbatch: Microbatch,
+    slice: Slice,
+    slices: Slices,
+    /// `None` if microbatches are whole, and outside a pipeline.
+    carry: Option<SliceCarry>,
     device: Device,
     side_inputs: Arc<SideInputs>,
     /// `None` in an evaluation.
@@ -139,12 +157,37 @@ impl StageContext {
         Self {
             stage,
             microbatch,
+            slice: Slice::new(0),
+            slices: Slices::ONE,
+            carry: None,
             device: Device::flex(),
             side_inputs: Arc::default(),
             random: None,
             auxiliary: Arc::default(),
             not_finite: Arc::default(),
         }
+    }
+
+    /// Makes the context of the slice with this number.
+    pub(crate) fn of_number(stage: StageIndex, number: Microbatch, slices: Slices) -> Self {
+        let (microbatch, slice) = slices.place(number);
+        Self { slice, slices, ..Self::new(stage, microbatch) }
+    }
+
+    /// Returns the number of the slice, as actions have it.
+    pub(super) fn number(&self) -> Microbatch {
+        Microbatch::new(self.microbatch.get() * self.slices.get() + self.slice.get())
+    }
+
+    /// Gives the forward access to what the slices of its microbatch have kept. `tape` is the device with the kind of its
+    /// tape, if it records one.
+    pub(super) fn join(&mut self, carry: &SequenceCarry, tape: Option<Device>) {
+        self.carry = Some(carry.part(self.slice, self.slices, tape));
+    }
+
+    /// Takes out where the tape that was just recorded meets those of other slices.
+    pub(super) fn take_carry(&self) -> Option<CarryEnds> {
+        self.carry.as_ref().map(SliceCarry::take_ends)
     }
 
     pub(crate) fn with_side_inputs(mut self, side_inputs: Arc<SideInputs>, device: Device) -> Self {
@@ -168,6 +211,46 @@ impl StageContext {
     /// Returns the microbatch for which the stage runs.
     pub fn microbatch(&self) -> Microbatch {
         self.microbatch
+    }
+
+    /// Returns the slice of the microbatch for which the stage runs, and the number of its slices. All slices are equally
+    /// long, so the first token of slice `s` has the position `s` times the length of this forward's input. Without slices,
+    /// the slice is 0 of 1.
+    pub fn slice(&self) -> (Slice, Slices) {
+        (self.slice, self.slices)
+    }
+
+    /// Returns the tensors that the forwards of earlier slices of this microbatch have kept under `name` on this stage, in
+    /// order. There are none in the first slice, and without slices. Their gradients flow back to those slices.
+    ///
+    /// ```
+    /// use burn::tensor::Tensor;
+    /// use pipewright::stage::StageContext;
+    ///
+    /// /// Returns the keys of all tokens up to the last one of this slice, `[batch, tokens, width]`.
+    /// fn all_keys(keys: Tensor<3>, context: &StageContext) -> Tensor<3> {
+    ///     let mut slices = context.earlier_slices("layers.3.keys");
+    ///     context.keep_for_later_slices("layers.3.keys", &keys);
+    ///     slices.push(keys);
+    ///     Tensor::cat(slices, 1)
+    /// }
+    /// ```
+    ///
+    /// # Panics
+    /// When a tensor has another number of dimensions.
+    pub fn earlier_slices<const D: usize>(&self, name: &str) -> Vec<Tensor<D>> {
+        let values = self.carry.as_ref().map(|carry| carry.earlier(name)).unwrap_or_default();
+        let typed =
+            |value| unpack(vec![value]).unwrap_or_else(|error| panic!("`{name}` of earlier slices: {error}"));
+        values.into_iter().map(typed).collect()
+    }
+
+    /// Keeps a tensor for the forwards of later slices of this microbatch on this stage
+    /// ([`StageContext::earlier_slices`]). Use a name that no other layer uses.
+    pub fn keep_for_later_slices<const D: usize>(&self, name: &str, tensor: &Tensor<D>) {
+        if let Some(carry) = &self.carry {
+            carry.keep(name, Value::of(tensor.clone()));
+        }
     }
 
     /// Returns the random numbers of the layer `name` for this microbatch and step.

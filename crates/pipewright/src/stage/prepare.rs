@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use burn::optim::ModuleOptimizer;
 use burn::tensor::{Device, Tensor};
-use pipewright_schedule::Microbatch;
+use pipewright_schedule::{Microbatch, Slices};
 
 use super::body::StageBody;
 use super::error::StageError;
@@ -115,6 +115,8 @@ pub(crate) struct StageSettings {
     pub part: Option<RowShard>,
     /// Whether the stage must end in a loss.
     pub must_have_loss: bool,
+    /// The number of slices into which microbatches are cut.
+    pub slices: Slices,
     /// Whether a forward that is recomputed is recomputed block by block instead of as a whole.
     pub by_block: bool,
 }
@@ -158,6 +160,7 @@ impl<M: StageBody> Unprepared for UnpreparedStage<M> {
         stage.compute_in(settings.precision)?;
         prefixes.iter().for_each(|prefix| stage.add_prefix(prefix));
         stage.check_paths()?;
+        stage.run_slices(settings.slices)?;
         stage.set_up(weight_runner, settings.by_block);
         stage.set_optimizer(settings.optimizer, settings.optimizer_groups, settings.clip_groups);
         stage.split_over(settings.tensor_ranks)?;

@@ -24,9 +24,11 @@ use crate::tensor::{OptionalTensor, OptionalTensors, Placement, TensorRank, Valu
 /// The options of a forward.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ForwardTask {
-    /// The weight of the microbatch times the loss scale: all its losses are multiplied by it on the tape. It is 1 unless
-    /// microbatches differ in size or losses are scaled.
+    /// The weight of the microbatch times the loss scale, by which its loss is multiplied on the tape, and of a slice its
+    /// share of that. It is 1 unless microbatches differ in size, are cut into slices, or losses are scaled.
     pub loss_weight: f64,
+    /// The same for auxiliary losses, of which all slices have equal shares.
+    pub auxiliary_weight: f64,
     /// Whether the last stage returns its outputs in addition to its loss.
     pub keep_outputs: bool,
     /// Whether the stage keeps only its inputs, and its backward computes the forward again.

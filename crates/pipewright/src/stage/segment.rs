@@ -8,7 +8,8 @@ use super::forward::Replacement;
 use super::module::StageContext;
 use super::runner::Forwarded;
 use super::shards::Catches;
-use super::tape::{Tape, all_off_tape, as_leaf, check_scalar, off_tape, scaled, split_auxiliary};
+use super::tape::{Tape, check_scalar, scaled, split_auxiliary};
+use super::tape_ends::{all_off_tape, as_leaf, off_tape};
 use super::training::TrainingStage;
 use crate::autodiff::inner_of;
 use crate::nn::{Deferred, at_least_single};
@@ -19,6 +20,7 @@ pub(super) struct Pass {
     pub(super) context: StageContext,
     pub(super) target: Option<Values>,
     pub(super) loss_weight: f64,
+    pub(super) auxiliary_weight: f64,
 }
 
 /// A part of a stage's module.
@@ -111,7 +113,7 @@ impl<M: StageBody> TrainingStage<M> {
         keep_outputs: bool,
         replacement: Option<Replacement<'_>>,
     ) -> Result<(Forwarded, Tape), StageError> {
-        let Pass { context, target, loss_weight } = pass;
+        let Pass { context, target, loss_weight, auxiliary_weight } = pass;
         let rounded = inputs.into_iter().map(|input| self.precision.rounded(input));
         let (inputs, leaves) = rounded.map(|input| as_leaf(input, &self.device)).unzip();
         let output = segment.run(module, inputs, context, replacement)?;
@@ -123,14 +125,16 @@ impl<M: StageBody> TrainingStage<M> {
             let outputs = if keep_outputs { all_off_tape(&output) } else { Values::new() };
             let loss =
                 self.loss_of(output, target.clone(), context)?.expect("a stage with a loss computes it");
-            let (auxiliary, weighted) = split_auxiliary(context.take_auxiliary(), *loss_weight)?;
+            let (auxiliary, weighted) = split_auxiliary(context.take_auxiliary(), *auxiliary_weight)?;
             let report = inner_of(loss.clone());
             let tape = Tape::new(leaves, Some(scaled(loss, *loss_weight)), Vec::new(), weighted);
+            let tape = tape.with_carry(context.take_carry());
             return Ok((Forwarded { outputs, loss: Some(report), auxiliary }, tape));
         }
-        let (auxiliary, weighted) = split_auxiliary(context.take_auxiliary(), *loss_weight)?;
+        let (auxiliary, weighted) = split_auxiliary(context.take_auxiliary(), *auxiliary_weight)?;
         let rounded = output.into_iter().map(|output| self.precision.rounded(output));
         let (outputs, roots) = rounded.map(off_tape).unzip();
-        Ok((Forwarded { outputs, loss: None, auxiliary }, Tape::new(leaves, None, roots, weighted)))
+        let tape = Tape::new(leaves, None, roots, weighted).with_carry(context.take_carry());
+        Ok((Forwarded { outputs, loss: None, auxiliary }, tape))
     }
 }

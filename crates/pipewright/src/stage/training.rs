@@ -16,10 +16,11 @@ use std::sync::Arc;
 use burn::module::ParamId;
 use burn::optim::ModuleOptimizer;
 use burn::tensor::{DType, Device, Tensor};
-use pipewright_schedule::Microbatch;
+use pipewright_schedule::{Microbatch, Slices};
 
 use super::backward::InFlight;
 use super::body::StageBody;
+use super::carry::SequenceCarry;
 use super::error::StageError;
 use super::gradients::GradientSums;
 use super::module::StageContext;
@@ -51,6 +52,11 @@ pub(crate) struct TrainingStage<M: StageBody> {
     /// How these ranks hold each float parameter.
     pub(super) placements: Vec<Placement>,
     pub(super) loss: Option<Loss<M::Output>>,
+    /// The number of slices into which microbatches are cut.
+    pub(super) slices: Slices,
+    /// What the slices of microbatches in flight pass to each other.
+    pub(super) carries: HashMap<Microbatch, SequenceCarry>,
+    /// By the number of the microbatch, or of the slice.
     pub(super) in_flight: HashMap<Microbatch, InFlight>,
     /// Weight gradients of microbatches whose input gradients are done, of each segment from the last to the first.
     pub(super) deferred: HashMap<Microbatch, Vec<Deferred>>,
@@ -101,6 +107,8 @@ impl<M: StageBody> TrainingStage<M> {
             tensor_ranks: 1,
             placements,
             loss,
+            slices: Slices::ONE,
+            carries: HashMap::new(),
             in_flight: HashMap::new(),
             deferred: HashMap::new(),
             sums,
@@ -154,6 +162,23 @@ impl<M: StageBody> TrainingStage<M> {
             });
         }
         Ok(())
+    }
+
+    /// Sets the number of slices of microbatches. Returns an error if the module cannot run slices.
+    pub(super) fn run_slices(&mut self, slices: Slices) -> Result<(), StageError> {
+        self.slices = slices;
+        match self.module().refuses_slices() {
+            Some(reason) if !slices.is_one() => Err(StageError::Slices { slices, reason }),
+            _ => Ok(()),
+        }
+    }
+
+    /// Drops what the forwards of a microbatch have passed to each other, when they are done.
+    pub(super) fn end_forwards_of(&mut self, microbatch: Microbatch, is_trained: bool) {
+        match self.carries.get(&microbatch) {
+            Some(carry) if is_trained => carry.drop_values(),
+            _ => drop(self.carries.remove(&microbatch)),
+        }
     }
 
     /// Returns an error if two places of the stage hold one parameter.

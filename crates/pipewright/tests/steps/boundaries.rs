@@ -118,11 +118,11 @@ fn evaluation_returns_outputs_and_losses() {
 fn a_program_of_slices_is_refused() {
     let launched =
         Pipeline::launch(program("seq1f1b", 1, 2), World::local(1), &config(), |index| stage(index, 1));
-    let error = launched.map(drop).expect_err("stages do not run slices");
+    let error = launched.map(drop).expect_err("its stage does not run slices");
     assert_eq!(
         error.to_string(),
-        "the program cuts microbatches into 2 slices, and stages do not run slices yet: use a schedule of whole \
-         microbatches, such as `1f1b`"
+        "step 0: rank 0: the stage cannot be made: stage 0: its module cannot run microbatches in 2 slices: it does not say \
+         that it can (`StageModule::refuses_slices`); use a schedule of whole microbatches, such as `1f1b`"
     );
 }
 

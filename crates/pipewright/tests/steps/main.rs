@@ -9,6 +9,7 @@ mod gradients;
 mod updates;
 mod randomness;
 mod recompute;
+mod slices;
 mod precision;
 mod checkpoints;
 #[path = "../support/mod.rs"]

@@ -142,6 +142,25 @@ fn evaluations_that_contradict_the_data() {
 }
 
 #[test]
+fn slices_need_rows_that_divide() {
+    const SLICES: [&str; 2] = ["pipeline.schedule=seq1f1b", "pipeline.slices=3"];
+    let refuse = |arguments: &[&str], place: &str, message: &str| {
+        check_set(&[&SLICES[..], arguments].concat(), &[&format!("{place}: {message}")]);
+    };
+    let sum = "`seq_len` is 256, where a multiple of 3, the number of slices, is expected";
+    refuse(&[], "--set pipeline.slices=3", sum);
+    refuse(&["data.seq_len=256"], "--set data.seq_len=256", sum);
+    let set = ["data.seq_len=255", "pipeline.recompute=block"];
+    let beside = "`recompute` does not work with a schedule that cuts microbatches into slices";
+    refuse(&set, "--set pipeline.recompute=block", beside);
+    assert!(load(None, &[&SLICES[..], &["data.seq_len=255"]].concat()).is_ok());
+    check_set(
+        &["pipeline.slices=2"],
+        &["--set pipeline.slices=2: `1f1b` has no setting `slices`; leave it out"],
+    );
+}
+
+#[test]
 fn documents_need_their_beginnings() {
     check_set(&["data.packed=true"], &["--set data.packed=true: `packed` has no effect without `bos_id`"]);
     check_set(

@@ -123,6 +123,7 @@ fn settings_of_generators_are_for_schedules_that_have_them() {
         ("pipeline.wide_warmup=true", "wide_warmup"),
         ("pipeline.memory_limit=2", "memory_limit"),
         ("pipeline.costs=F=2", "costs"),
+        ("pipeline.slices=2", "slices"),
     ] {
         refuse(&[set], set, &format!("`1f1b` has no setting `{setting}`; leave it out"));
         let key = set.split(['.', '=']).nth(1).expect("a key");

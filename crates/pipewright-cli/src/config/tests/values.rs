@@ -84,10 +84,6 @@ fn words() {
         "`schedule` is \"forwardonly\", which has no backward and cannot train",
     );
     refuse(
-        "pipeline.schedule=seq1f1b",
-        "`schedule` is \"seq1f1b\", which cuts microbatches into slices, and models do not run slices yet",
-    );
-    refuse(
         "pipeline.partition=best",
         "`partition` is \"best\", where even, weighted, optimal, explicit, pattern is expected",
     );

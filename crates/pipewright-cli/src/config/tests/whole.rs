@@ -30,7 +30,7 @@ fn settings_survive_being_written_and_read() {
     let schedule = folder.path().join("a.csv");
     std::fs::write(&schedule, "0F0,0B0\n1F0,1B0\n").expect("it can be written");
     let schedule = format!("pipeline.schedule={}", schedule.display());
-    let cases: [&[&str]; 13] = [
+    let cases: [&[&str]; 14] = [
         &[],
         &["mesh.data_parallel=[2, 2]"],
         &["mesh.data_parallel=[4, 1]", "mesh.tensor_parallel=2", "mesh.expert_parallel=true"],
@@ -43,6 +43,7 @@ fn settings_survive_being_written_and_read() {
         ],
         &["pipeline.schedule=group-interleaved", "pipeline.microbatches=6", "pipeline.group_size=1"],
         &["pipeline.schedule=zb-greedy", "pipeline.memory_limit=[2, 1]", "pipeline.costs=F=1,I=2,W=1"],
+        &["pipeline.schedule=seq1f1b", "pipeline.slices=8"],
         &[
             "optimizer.name=muon",
             "optimizer.momentum=0.9",

@@ -1,0 +1,137 @@
+//! Tests of training with slices of microbatches: figures as with whole ones, resumption between both, and refusals.
+
+use std::fs;
+
+use tempfile::TempDir;
+
+use crate::run::{Figures, Run};
+use crate::scratch;
+
+/// The largest relative difference from whole microbatches.
+const CLOSE: f64 = 1e-5;
+
+const SLICES: [&str; 2] = ["pipeline.schedule=seq1f1b", "pipeline.slices=4"];
+
+/// Trains ten steps with these settings.
+fn figures(set: &[&str]) -> Vec<Figures> {
+    let run = Run::new();
+    run.train(&[&["run.steps=10"], set].concat());
+    run.figures()
+}
+
+fn assert_close(what: &str, found: &[Figures], expected: &[Figures]) {
+    assert_eq!(found.len(), expected.len(), "{what}");
+    for ((step, loss, norm), (_, expected_loss, expected_norm)) in found.iter().zip(expected) {
+        for (found, expected) in [(loss, expected_loss), (norm, expected_norm)] {
+            let [found, expected] = [found, expected].map(|text| text.parse::<f64>().expect("a number"));
+            let error = ((found - expected) / expected).abs();
+            assert!(error <= CLOSE, "{what}, step {step}: {found} for {expected}");
+        }
+    }
+}
+
+#[test]
+fn slices_train_as_whole_microbatches_do() {
+    let whole = figures(&["pipeline.ranks=1"]);
+    assert_eq!(figures(&[SLICES[0], "pipeline.slices=1"]), whole, "one slice");
+    for set in [
+        &["pipeline.ranks=1", SLICES[0], SLICES[1]][..],
+        &["pipeline.ranks=2", SLICES[0]],
+        &["pipeline.ranks=4", SLICES[0], SLICES[1]],
+        &["mesh.data_parallel=2", SLICES[0], SLICES[1]],
+        &["mesh.data_parallel=2", "mesh.data_parallel_mode=sharded", SLICES[0], SLICES[1]],
+    ] {
+        assert_close(&format!("{set:?}"), &figures(set), &whole);
+    }
+}
+
+#[test]
+fn a_run_resumes_with_slices_and_without() {
+    const RATE: &str = "optimizer.schedule=constant";
+    const WHOLE: &str = "pipeline.schedule=1f1b";
+    let whole = figures(&[RATE]);
+    for (first, then) in [(SLICES[0], WHOLE), (WHOLE, SLICES[0])] {
+        let run = Run::new();
+        run.train(&["run.steps=5", RATE, first]);
+        run.resume(&["run.steps=10", then]);
+        assert_close(then, &run.figures(), &whole);
+    }
+}
+
+#[test]
+fn an_evaluation_in_slices_has_the_loss_of_whole_microbatches() {
+    let validation = |set: &[&str]| {
+        let run = Run::new();
+        let set = [&["run.steps=4", "data.validation_share=0.25", "run.eval_every=2"], set].concat();
+        run.train(&set);
+        let metrics = fs::read_to_string(run.path("out/metrics.jsonl")).expect("metrics");
+        let of_line = |line: &str| {
+            let value: serde_json::Value = serde_json::from_str(line).expect("a line is an object");
+            value["validation_loss"].as_f64()
+        };
+        metrics.lines().filter_map(of_line).collect::<Vec<f64>>()
+    };
+    let (found, expected) = (validation(&SLICES), validation(&[]));
+    assert_eq!((found.len(), expected.len()), (2, 2));
+    for (found, expected) in found.into_iter().zip(expected) {
+        assert!((found - expected).abs() <= CLOSE * expected, "{found} for {expected}");
+    }
+}
+
+#[test]
+fn check_and_the_trace_know_slices() {
+    let run = Run::new();
+    let check = run.command(&["check", "small.toml", "--set", SLICES[0], "--set", SLICES[1]]);
+    let words = String::from_utf8_lossy(&check.stdout).into_owned();
+    assert!(words.contains("seq1f1b: 2 ranks, 4 microbatches of 4 slices, proved sound"), "{words}");
+    run.train(&[&["run.steps=1"], &SLICES[..]].concat());
+    let config = fs::read_to_string(run.path("out/config.toml")).expect("a configuration");
+    assert!(config.contains("slices = 4"), "{config}");
+    // Traces have the numbers of slices: this is slice 3 of microbatch 3.
+    let trace = fs::read_to_string(run.path("out/timeline.json")).expect("a trace");
+    assert!(trace.contains("\"0F15\"") && !trace.contains("\"0F16\""), "16 slices run");
+    let page = run.command(&["view", "out", "-o", "view.html"]);
+    assert_eq!(page.status.code(), Some(0), "{}", String::from_utf8_lossy(&page.stderr));
+}
+
+/// Checks that `train` refuses these settings with this message.
+fn refuse(folder: &TempDir, set: &[&str], expected: &str) {
+    let mut command = assert_cmd::Command::cargo_bin("pipewright").expect("the binary is built");
+    command.current_dir(folder.path()).args(["train", "small.toml"]);
+    let output = command.args(set.iter().flat_map(|set| ["--set", set])).output().expect("it starts");
+    let words = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(2), "{set:?}: {words}");
+    assert!(words.contains(expected), "{set:?}: {words}");
+    assert!(!folder.path().join("out").exists(), "nothing has begun");
+}
+
+#[test]
+fn what_slices_cannot_do_is_refused() {
+    let folder = scratch::folder(&scratch::small(2, 4, 4));
+    let refuse = |set: &[&str], expected: &str| refuse(&folder, &[&SLICES[..], set].concat(), expected);
+    refuse(&["data.seq_len=10"], "`seq_len` is 10, where a multiple of 4, the number of slices, is expected");
+    for (key, value) in
+        [("pipeline.recompute", "stage"), ("mesh.tensor_parallel", "2"), ("data.packed", "true")]
+    {
+        let (short, set) = (key.split('.').nth(1).expect("a key"), format!("{key}={value}"));
+        let expected = format!("`{short}` does not work with a schedule that cuts microbatches into slices");
+        refuse(&["data.bos_id=32", &set], &expected);
+    }
+    refuse(
+        &["model.architecture=qwen3_moe", "model.num_experts=4", "model.output_router_logits=true"],
+        "the schedule cuts microbatches into 4 slices, and the model cannot run them: the balance loss of the router \
+         `model.layers.0.mlp.gate` is that of whole microbatches, so set `output_router_logits = false` to train without it",
+    );
+    for model in [
+        &["model.architecture=nemotron_h", "model.hybrid_override_pattern=M*"][..],
+        &["model.architecture=hybrid", "model.pattern=AM"],
+    ] {
+        let sizes = ["model.mamba_num_heads=2", "model.mamba_head_dim=8", "model.ssm_state_size=8"];
+        refuse(
+            &[model, &sizes[..]].concat(),
+            "the model cannot run them: its Mamba layers do not pass their state from slice to slice; or write for example",
+        );
+    }
+    let without = ["pipeline.schedule=1f1b"];
+    refuse(&without, "`1f1b` has no setting `slices`; leave it out");
+}

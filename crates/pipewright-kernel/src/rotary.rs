@@ -1,0 +1,66 @@
+//! Rotation of the heads of queries and keys by their positions.
+
+use multiversion::multiversion;
+
+/// Cosines and sines, `head_dim / 2` for each position, times a scale.
+#[derive(Clone, Copy, Debug)]
+pub struct Rotary<'a> {
+    /// `[positions, head_dim / 2]`, or as many for each sequence.
+    pub cos: &'a [f32],
+    /// As `cos`.
+    pub sin: &'a [f32],
+    /// The factor of all tables.
+    pub scale: f32,
+}
+
+impl<'a> Rotary<'a> {
+    /// Returns the tables of a sequence with so many positions: its own if each sequence has tables, otherwise those of
+    /// all sequences.
+    pub(crate) fn of(self, positions: usize, head_dim: usize, batch: usize) -> Self {
+        let size = positions * head_dim / 2;
+        let start = if self.cos.len() > size { batch * size } else { 0 };
+        Self { cos: &self.cos[start..][..size], sin: &self.sin[start..][..size], ..self }
+    }
+}
+
+/// Rotates a head, whose rows are `stride` apart in `from`, into rows of `width`.
+#[multiversion(targets = "simd")]
+pub(crate) fn turn(by: Rotary<'_>, from: &[f32], stride: usize, to: &mut [f32], width: usize) {
+    let half = width / 2;
+    for (place, to) in to.chunks_exact_mut(width).enumerate() {
+        let (first, second) = from[place * stride..][..width].split_at(half);
+        let (to_first, to_second) = to.split_at_mut(half);
+        let (cos, sin) = (&by.cos[place * half..][..half], &by.sin[place * half..][..half]);
+        turn_pairs((first, second), (to_first, to_second), cos, sin, by.scale, 1.0);
+    }
+}
+
+/// Applies the transpose of the rotation, from rows of `width` to rows that are `stride` apart.
+#[multiversion(targets = "simd")]
+pub(crate) fn turn_back(by: Rotary<'_>, from: &[f32], width: usize, to: &mut [f32], stride: usize) {
+    let half = width / 2;
+    for (place, from) in from.chunks_exact(width).enumerate() {
+        let (first, second) = from.split_at(half);
+        let (to_first, to_second) = to[place * stride..][..width].split_at_mut(half);
+        let (cos, sin) = (&by.cos[place * half..][..half], &by.sin[place * half..][..half]);
+        turn_pairs((first, second), (to_first, to_second), cos, sin, by.scale, -1.0);
+    }
+}
+
+/// Rotates pairs by the angles of `cos` and `sin`; `sign` is 1 forward and -1 backward.
+#[inline(always)]
+fn turn_pairs(
+    (first, second): (&[f32], &[f32]),
+    (to_first, to_second): (&mut [f32], &mut [f32]),
+    cos: &[f32],
+    sin: &[f32],
+    scale: f32,
+    sign: f32,
+) {
+    let to = to_first.iter_mut().zip(to_second);
+    for (((a, b), (to_a, to_b)), (cos, sin)) in first.iter().zip(second).zip(to).zip(cos.iter().zip(sin)) {
+        let (a, b, sin) = (a * scale, b * scale, sin * sign);
+        *to_a = a * cos - b * sin;
+        *to_b = b * cos + a * sin;
+    }
+}

@@ -1,0 +1,116 @@
+//! Tests of causal attention: against its composition, and slices against whole sequences.
+
+use super::super::check::{check as compare, numbers};
+use super::*;
+
+fn check(attention: &CausalAttention, batch: usize, heads: usize, kv_heads: usize) {
+    let rows = batch * attention.sequence;
+    let (wide, narrow) = (heads * attention.head_dim, kv_heads * attention.head_dim);
+    let shaped = |[q, k, v]: [Tensor<1>; 3]| {
+        (q.reshape([rows, wide]), k.reshape([rows, narrow]), v.reshape([rows, narrow]))
+    };
+    compare(
+        [numbers([rows * wide], 2.0), numbers([rows * narrow], 2.0), numbers([rows * narrow], 1.0)],
+        |inputs| {
+            let (q, k, v) = shaped(inputs);
+            attention.forward(q, k, v)
+        },
+        |inputs| {
+            let (q, k, v) = shaped(inputs);
+            let dims = attention.dims(&q, &k, &v);
+            attention.composed(q, k, v, dims)
+        },
+    );
+}
+
+fn rotary(sequence: usize, head_dim: usize) -> CausalAttention {
+    CausalAttention::rotary(sequence, head_dim, 100.0, &Device::flex())
+}
+
+#[test]
+fn equals_its_composition() {
+    check(&rotary(5, 4), 1, 1, 1);
+    check(&rotary(1, 2), 2, 2, 2);
+    check(&rotary(7, 6), 2, 6, 2);
+    // More than one block of rows; the last block is shorter.
+    check(&rotary(150, 8), 1, 2, 1);
+    check(&CausalAttention::new(9, 4, &Device::flex()), 2, 2, 1);
+}
+
+#[test]
+fn documents_equal_their_composition() {
+    let documents: Arc<[u32]> = [0, 0, 1, 1, 1, 2, 2, 0, 0, 0, 0, 0, 1, 1].into();
+    let scope = TokenScope { documents, ..TokenScope::whole(2, 7) };
+    check(&rotary(7, 4).with_scope(&scope), 2, 4, 2);
+    let positions: Arc<[u32]> = [0, 1, 0, 1, 2, 0, 1, 0, 1, 2, 3, 4, 0, 1].into();
+    check(&rotary(7, 4).with_scope(&TokenScope { positions, ..scope }), 2, 4, 2);
+}
+
+#[test]
+fn pairs_turn_by_the_position_times_their_frequency() {
+    let attention = rotary(3, 4);
+    let x = Tensor::<4>::from_data([[[[1.0, 2.0, 3.0, 4.0]; 3]]], &Device::flex());
+    let turned: Vec<f32> = attention.turn(x, 0).into_data().iter().collect();
+    let angle = |j: i32| 2.0 / 10f32.powi(j);
+    let expected = [
+        angle(0).cos() - 3.0 * angle(0).sin(),
+        2.0 * angle(1).cos() - 4.0 * angle(1).sin(),
+        3.0 * angle(0).cos() + angle(0).sin(),
+        4.0 * angle(1).cos() + 2.0 * angle(1).sin(),
+    ];
+    assert!(turned[8..].iter().zip(expected).all(|(a, b)| (a - b).abs() < 1e-6), "{turned:?} {expected:?}");
+}
+
+#[test]
+#[should_panic(expected = "do not fit sequences of 4 and heads of 2")]
+fn shapes_are_checked() {
+    rotary(4, 2).forward(numbers([6, 4], 1.0), numbers([6, 4], 1.0), numbers([6, 4], 1.0));
+}
+
+/// Checks that the slices of sequences, each with the keys of all slices up to it, make up the whole attention.
+fn check_slices(attention: &CausalAttention, batch: usize, heads: usize, kv_heads: usize, lengths: &[usize]) {
+    let sequence: usize = lengths.iter().sum();
+    let (wide, narrow) = (heads * attention.head_dim, kv_heads * attention.head_dim);
+    let shaped = |x: Tensor<1>, width: usize| x.reshape([batch, sequence, width]);
+    let whole =
+        CausalAttention { sequence, cos: attention.cos.clone().narrow(0, 0, sequence), ..attention.clone() };
+    let whole = CausalAttention { sin: attention.sin.clone().narrow(0, 0, sequence), ..whole };
+    let rows = batch * sequence;
+    compare(
+        [numbers([rows * wide], 2.0), numbers([rows * narrow], 2.0), numbers([rows * narrow], 1.0)],
+        |[q, k, v]| {
+            let (q, k, v) = (shaped(q, wide), shaped(k, narrow), shaped(v, narrow));
+            let (mut start, mut slices) = (0, [Vec::new(), Vec::new()]);
+            let outputs = lengths.iter().map(|&length| {
+                let part = |x: &Tensor<3>| x.clone().narrow(1, start, length);
+                slices[0].push(part(&k));
+                slices[1].push(part(&v));
+                let [keys, values] = slices.clone();
+                let output = attention.forward_slice(part(&q), keys, values);
+                start += length;
+                output
+            });
+            Tensor::cat(outputs.collect(), 1).reshape([rows, wide])
+        },
+        |[q, k, v]| {
+            let flat = |x: Tensor<1>, width: usize| x.reshape([rows, width]);
+            whole.forward(flat(q, wide), flat(k, narrow), flat(v, narrow))
+        },
+    );
+}
+
+#[test]
+fn slices_make_up_the_whole() {
+    check_slices(&rotary(8, 4), 1, 2, 1, &[4, 4]);
+    check_slices(&rotary(9, 4), 3, 4, 2, &[3, 3, 3]);
+    check_slices(&rotary(6, 2), 2, 1, 1, &[1, 2, 3]);
+    // More than one block of queries, and tables for longer sequences.
+    check_slices(&rotary(200, 8), 2, 2, 1, &[75, 75]);
+}
+
+#[test]
+#[should_panic(expected = "are not slices of sequences of 4 with heads of 2")]
+fn slices_longer_than_the_tables_are_refused() {
+    let x = || numbers([1, 3, 2], 1.0);
+    rotary(4, 2).forward_slice(x(), vec![x(), x()], vec![x(), x()]);
+}
