@@ -3,13 +3,15 @@
 //! For a number of ranks and microbatches, each arrangement of stages ([`Class`]) has its own bound, and the smallest
 //! counts. `any.rs` holds for every assignment of layers to ranks; `one.rs` is exact for one stage a rank, `two.rs` for
 //! two, and `few.rs` tries all cuts where there are few; `idle.rs` counts the idle time of all ranks with several stages a
-//! rank. All of them test whether a time is long enough, and bisection
-//! finds the longest time that is proved too short.
+//! rank, and `pairs.rs` searches for two stages of each rank that fit into its time. All of them test whether a time is long
+//! enough, and bisection finds the longest time that is proved too short.
 
 mod any;
 mod few;
 mod idle;
 mod one;
+mod pairs;
+mod terms;
 mod two;
 
 use crate::plan::class::{Class, MAX_CHUNKS, Path};
@@ -24,14 +26,14 @@ const ROUNDING: f64 = 1e-9;
 /// free, rounds may visit the ranks in any order.
 pub(super) fn lower_bound(step: Step<'_>, classes: &[Class], is_free: bool) -> f64 {
     let any = any::bound(step);
-    // The bound of rounds is the same for loops and Vs.
-    let idle: Vec<f64> = (0..=MAX_CHUNKS)
+    // The bounds of rounds are the same for loops and Vs.
+    let rounds: Vec<f64> = (0..=MAX_CHUNKS)
         .map(|chunks| classes.iter().find(|class| chunks > 1 && class.chunks == chunks))
-        .map(|class| class.map_or(any, |&class| idle::bound(step, class, any)))
+        .map(|class| class.map_or(any, |&class| of_rounds(step, class, any, classes)))
         .collect();
     let of_class = |&class: &Class| {
-        let own =
-            if is_free && class.chunks > 1 { few::matched(step, class) } else { few::bound(step, class) };
+        let is_fixed = !is_free || class.chunks == 1;
+        let own = if is_fixed { few::bound(step, class) } else { None };
         let own = own.or_else(|| match (class.chunks, class.path) {
             (2.., _) if is_free => None,
             (1, _) => Some(one::bound(step, any)),
@@ -39,10 +41,18 @@ pub(super) fn lower_bound(step: Step<'_>, classes: &[Class], is_free: bool) -> f
             (2, Path::Loop) => two::loop_bound(step, any),
             _ => None,
         });
-        own.unwrap_or(any).max(idle[class.chunks as usize])
+        own.unwrap_or(any).max(rounds[class.chunks as usize])
     };
     let smallest = classes.iter().map(of_class).reduce(f64::min).unwrap_or(any);
     smallest * (1.0 - ROUNDING)
+}
+
+/// Returns the bound for the rounds of a class, whichever ranks the later ones visit first.
+fn of_rounds(step: Step<'_>, class: Class, low: f64, classes: &[Class]) -> f64 {
+    let low = idle::bound(step, class, low);
+    // Where there may be more stages a rank, their bound is hardly larger than that of two.
+    let has_more = classes.iter().any(|other| other.chunks > 2);
+    if class.chunks == 2 && !has_more { pairs::bound(step, class, low) } else { low }
 }
 
 /// Returns the bound on the time of the optimizer: the rank with the most layers to update.
