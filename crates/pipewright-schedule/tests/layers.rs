@@ -108,6 +108,7 @@ const LAYERS: &[&str] = &[
     "profile",
     "analytic",
     "plan::request",
+    "plan::head_parts",
     "plan::network",
     "plan::report",
     "plan::layers",
