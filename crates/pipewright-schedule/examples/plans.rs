@@ -4,6 +4,7 @@
 //! cargo run --release -p pipewright-schedule --example plans            # 200 random models
 //! cargo run --release -p pipewright-schedule --example plans -- 20 each # 20 of them, each on a line
 //! cargo run --release -p pipewright-schedule --example plans -- 20 cuts # and compares with the best cuts of all schedules
+//! cargo run --release -p pipewright-schedule --example plans -- 200 parts # and cuts the heads of heterogeneous models
 //! ```
 
 #[path = "../tests/plan/instances.rs"]
@@ -25,14 +26,15 @@ use pipewright_schedule::{ScheduleSpec, generate};
 fn main() -> Result<(), Box<dyn Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let count: u64 = arguments.first().map_or(Ok(200), |text| text.parse())?;
-    let [each, cuts] = ["each", "cuts"].map(|word| arguments.iter().skip(1).any(|text| text == word));
+    let has = |word: &str| arguments.iter().skip(1).any(|text| text == word);
+    let [each, cuts, parts] = ["each", "cuts", "parts"].map(has);
     let mut out = std::io::stdout().lock();
 
     let (mut gaps, mut times) = (Vec::new(), Vec::new());
     let mut worse = 0;
     for seed in 0..count {
         let instance = instances::random(seed);
-        let (report, seconds) = planned(&instance, None)?;
+        let (report, seconds) = planned(&instance, None, &[])?;
         let named = report.outcomes.iter().filter(|it| it.name != SEARCHED).count();
         let best_named = if cuts { best_cuts(&instance) } else { best_even_or_optimal(&instance)? };
         worse += usize::from(report.plans[0].step_s > best_named * (1.0 + 1e-9));
@@ -68,11 +70,11 @@ fn main() -> Result<(), Box<dyn Error>> {
     writeln!(out, "time {median:.2} s median, {ninth:.2} s 90th percentile, {most:.2} s at most")?;
     let cut = if cuts { "its best cut" } else { "an even or optimal cut" };
     writeln!(out, "{worse} plans are worse than a named schedule with {cut}")?;
-    gains(count.div_ceil(4), each, &mut out)?;
+    gains(count.div_ceil(4), each, parts, &mut out)?;
 
     let deep = instances::deep();
     let (report, seconds) =
-        planned(&deep, deep.profile.device.as_ref().and_then(|device| device.memory_bytes))?;
+        planned(&deep, deep.profile.device.as_ref().and_then(|device| device.memory_bytes), &[])?;
     let best = &report.plans[0];
     writeln!(
         out,
@@ -111,8 +113,13 @@ fn cluster(out: &mut impl Write) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-fn planned(instance: &Instance, memory: Option<u64>) -> Result<(PlanReport, f64), Box<dyn Error>> {
+fn planned(
+    instance: &Instance,
+    memory: Option<u64>,
+    head_parts: &[u32],
+) -> Result<(PlanReport, f64), Box<dyn Error>> {
     let request = PlanRequest {
+        head_parts: head_parts.to_vec(),
         ranks: instance.ranks,
         microbatches: instance.microbatches,
         data_parallel: Some(1),
@@ -199,22 +206,29 @@ fn best_cuts(instance: &Instance) -> f64 {
 }
 
 /// Prints the mean gain over interleaved 1F1B with an even split and two stages a rank, and the mean of the largest gains
-/// that the bounds allow, for each kind of model.
-fn gains(count: u64, each: bool, out: &mut impl Write) -> Result<(), Box<dyn Error>> {
+/// that the bounds allow, for each kind of model. With `parts`, heads may be cut into as many parts as there are ranks, or
+/// twice as many.
+fn gains(count: u64, each: bool, parts: bool, out: &mut impl Write) -> Result<(), Box<dyn Error>> {
+    let mut times = Vec::new();
     let mut gains: Vec<(&str, f64, f64)> = Vec::new();
     for seed in 0..count {
         let instance = instances::heterogeneous(seed);
         let usual = time(&instance, "interleaved1f1b", 2, &Method::Even);
         let Some(usual) = usual else { continue };
-        let (report, _) = planned(&instance, None)?;
+        let may_cut = parts && instance.what == "head";
+        let head_parts: &[u32] = if may_cut { &[1, instance.ranks, 2 * instance.ranks] } else { &[] };
+        let (report, seconds) = planned(&instance, None, head_parts)?;
+        times.push(seconds);
         let (gain, most) = (usual / report.plans[0].step_s, usual / report.lower_bound_s);
         if each {
             writeln!(
                 out,
-                "{:8} {} layers, {} ranks: {gain:.2} times as fast, at most {most:.2}",
+                "{:8} {} layers, {} ranks: {gain:.2} times as fast, at most {most:.2}, head in {} parts, {}, {seconds:.2} s",
                 instance.what,
                 instance.profile.layers.len(),
                 instance.ranks,
+                report.plans[0].head_parts,
+                report.plans[0].name,
             )?;
         }
         gains.push((instance.what, gain, most));
@@ -230,8 +244,10 @@ fn gains(count: u64, each: bool, out: &mut impl Write) -> Result<(), Box<dyn Err
     let (gain, most) = (mean(gains.iter().map(|it| it.1)), mean(gains.iter().map(|it| it.2)));
     writeln!(
         out,
-        "{} heterogeneous models: {gain:.2} times as fast as interleaved 1F1B with an even split, at most {most:.2}",
-        gains.len()
+        "{} heterogeneous models: {gain:.3} times as fast as interleaved 1F1B with an even split, at most {most:.3}; {:.2} s at \
+         most",
+        gains.len(),
+        spread(&mut times).2
     )?;
     Ok(())
 }

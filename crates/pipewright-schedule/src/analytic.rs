@@ -133,7 +133,13 @@ pub fn estimate(workload: &Workload<'_>, rates: PeakRates, link: LinkProfile) ->
         count: u32::try_from(run.len()).unwrap_or(u32::MAX),
         ..estimated_layer(&workload.model.layers[run.start], workload, rates)
     });
-    let mut profile = Profile { rows: workload.rows, link, layers: layers.collect(), ..Profile::default() };
+    let mut profile = Profile {
+        rows: workload.rows,
+        tokens: Some(workload.tokens),
+        link,
+        layers: layers.collect(),
+        ..Profile::default()
+    };
     assume_link(&mut profile);
     for index in 0..profile.layers.len() {
         Figure::ALL.into_iter().for_each(|figure| assume(&mut profile, index, figure));
@@ -145,6 +151,7 @@ pub fn estimate(workload: &Workload<'_>, rates: PeakRates, link: LinkProfile) ->
 /// those of the workload's model. Estimates are for the rows of the profile, which may differ from those of the workload.
 pub fn fill(profile: &mut Profile, missing: &[Missing], workload: &Workload<'_>, rates: PeakRates) {
     let workload = &Workload { rows: profile.rows, ..*workload };
+    profile.tokens = Some(workload.tokens);
     let mut first = 0;
     let estimates: Vec<LayerProfile> = profile
         .layers

@@ -24,6 +24,10 @@ pub const MAX_PROFILE_BYTES: u64 = 1_000_000_000_000_000;
 /// The largest bandwidth in bytes per second.
 pub const MAX_BYTES_PER_SECOND: f64 = 1e18;
 
+/// The kind of a layer that is one of the parts into which the head is cut along the vocabulary. Such layers are the last
+/// ones of a profile.
+pub const HEAD_PART: &str = "head part";
+
 /// The costs of a model on a device.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -31,6 +35,9 @@ pub struct Profile {
     /// The rows of the microbatch that the times and sizes are for.
     #[serde(default = "one")]
     pub rows: u32,
+    /// The tokens of a row. Parts of a head send two numbers for each of them; `None` if these do not count.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tokens: Option<u32>,
     /// The device.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device: Option<DeviceProfile>,
@@ -187,6 +194,7 @@ impl Default for Profile {
     fn default() -> Self {
         Self {
             rows: 1,
+            tokens: None,
             device: None,
             link: LinkProfile::default(),
             node: None,

@@ -164,7 +164,7 @@ fn described(setting: Setting) -> &'static str {
         }
         Setting::MemoryLimit => {
             "`pipeline.memory_limit` (`--memory-limit`) is the number of activations that a stage may hold, or a list \
-             with one number for each stage. It is `p` unless it is written."
+             with one number for each stage. The description above says what it is unless it is written."
         }
         Setting::Slices => {
             "`pipeline.slices` (`--slices`) is `k`, the number of slices of each microbatch, which are equally long. It is 2 \

@@ -361,6 +361,7 @@ mod tests {
             name,
             settings: PlanSettings::default(),
             schedule: parse_schedule("0F0,0B0\n").expect("a schedule"),
+            head_parts: 1,
             boundaries: Vec::new(),
             recompute: vec![false],
             data_parallel: 1,

@@ -47,6 +47,10 @@ pub(crate) struct PlanArguments {
     /// The number of tensor-parallel ranks of each stage; by default, it is searched if the profile has a [node]
     #[arg(long, value_name = "T")]
     tensor_parallel: Option<u32>,
+    /// The numbers of parts into which the plan may cut the head along the vocabulary, such as 1,4,8; by default, the number
+    /// that the profile or the configuration has
+    #[arg(long, value_name = "K,..", value_delimiter = ',')]
+    head_parts: Vec<u32>,
     /// The memory of a rank, such as 16GiB; by default, that of the profile, or any amount
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     memory: Option<u64>,
@@ -122,6 +126,7 @@ fn request(
         state,
         data_parallel: arguments.data_parallel,
         tensor_parallel: arguments.tensor_parallel,
+        head_parts: arguments.head_parts.clone(),
         ..PlanRequest::default()
     })
 }

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use pipewright_schedule::plan::{PlanChoice, best_cut, choice_costs, predict};
+use pipewright_schedule::plan::{PlanChoice, best_cut, choice_costs, predict, with_head_parts};
 use pipewright_schedule::profile::Profile;
 use pipewright_schedule::simulate::{Summary, logical};
 use pipewright_schedule::{Recompute, Schedule, ScheduleSpec, StageIndex, generate};
@@ -21,6 +21,10 @@ pub(super) struct ProfileArguments {
     /// With --profile, the first layer of each stage except stage 0; by default, the best partition
     #[arg(long, value_name = "LAYER,..", value_delimiter = ',', requires = "profile")]
     boundaries: Vec<usize>,
+    /// With --profile, the number of parts into which the head is cut along the vocabulary, each a layer; by default, the
+    /// number that the profile has
+    #[arg(long, value_name = "K", requires = "profile", value_parser = clap::value_parser!(u32).range(1..=1000))]
+    head_parts: Option<u32>,
 }
 
 /// The predicted figures, and what they are for.
@@ -67,7 +71,7 @@ impl ProfileArguments {
     fn choices(&self, schedule: &Schedule, recompute: &Recompute) -> Result<Choices, Failure> {
         let file = self.profile.as_deref().unwrap_or_else(|| std::path::Path::new("-"));
         Ok(Choices {
-            profile: config::profile::read(file)?,
+            profile: with_head_parts(&config::profile::read(file)?, self.head_parts).into_owned(),
             boundaries: self.boundaries.clone(),
             recompute: recompute_of(recompute, schedule.placement().stages())?,
         })

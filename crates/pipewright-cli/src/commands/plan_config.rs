@@ -7,6 +7,7 @@ use pipewright_schedule::plan::{Plan, PlanSettings, SEARCHED};
 use toml::{Table, Value};
 
 use crate::commands::plan_print::{Recompute, stages_per_rank};
+use crate::commands::schedule_size::depends_on_costs;
 use crate::config::Settings;
 use crate::config::generator;
 use crate::failure::Failure;
@@ -41,6 +42,10 @@ pub(super) fn write_plan(file: &Path, plan: &Plan, settings: Option<&Settings>) 
         pipeline.push(("partition", Value::String("explicit".to_owned())));
         pipeline.push(("boundaries", Value::Array(boundaries)));
     }
+    let says_parts = config.get("pipeline").is_some_and(|pipeline| pipeline.get("head_parts").is_some());
+    if plan.head_parts > 1 || says_parts {
+        pipeline.push(("head_parts", number(plan.head_parts)));
+    }
     let recompute = match Recompute::of(plan) {
         Recompute::Word(word) => Value::String(word.to_owned()),
         Recompute::Stages(stages) => {
@@ -61,7 +66,7 @@ pub(super) fn write_plan(file: &Path, plan: &Plan, settings: Option<&Settings>) 
 
 /// Returns whether the configuration of a plan names its schedule: it has a name, and it depends on its size alone.
 pub(super) fn is_named(plan: &Plan) -> bool {
-    plan.name != SEARCHED && plan.name != "zb-greedy" && plan.settings == PlanSettings::default()
+    plan.name != SEARCHED && !depends_on_costs(plan.name) && plan.settings == PlanSettings::default()
 }
 
 /// Sets keys of a section.

@@ -33,6 +33,9 @@ struct PlanJson<'a> {
     microbatches: u32,
     microbatch_size: u32,
     boundaries: &'a [usize],
+    /// Left out for a whole head.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    head_parts: Option<u32>,
     data_parallel: u32,
     /// Left out without tensor-parallel ranks.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -117,6 +120,7 @@ fn plan_json(plan: &Plan) -> PlanJson<'_> {
         microbatches: plan.microbatches(),
         microbatch_size: plan.microbatch_rows,
         boundaries: &plan.boundaries,
+        head_parts: Some(plan.head_parts).filter(|&parts| parts > 1),
         data_parallel: plan.data_parallel,
         tensor_parallel: Some(plan.tensor_parallel).filter(|&ranks| ranks > 1),
         rank_order: is_mesh(plan).then(|| rank_order(plan)),
@@ -230,6 +234,10 @@ pub(super) fn title_of(plan: &Plan) -> String {
         1 => String::new(),
         ranks => format!(" times {ranks} tensor-parallel ones"),
     };
+    let head = match plan.head_parts {
+        1 => String::new(),
+        parts => format!(", head in {parts} parts"),
+    };
     let recompute = match Recompute::of(plan) {
         Recompute::Word("none") => "",
         Recompute::Word(_) => ", all stages recompute",
@@ -238,7 +246,7 @@ pub(super) fn title_of(plan: &Plan) -> String {
     let (ranks, stages) = (plan.schedule.ranks(), plan.schedule.placement().stages());
     let (microbatches, rows) = (plan.microbatches(), plan.microbatch_rows);
     format!(
-        "{}: {replicas}{ranks} ranks{tensor}, {stages} stages, {microbatches} microbatches of {rows} rows{recompute}",
+        "{}: {replicas}{ranks} ranks{tensor}, {stages} stages{head}, {microbatches} microbatches of {rows} rows{recompute}",
         plan.name
     )
 }

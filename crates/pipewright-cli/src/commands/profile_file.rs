@@ -18,6 +18,9 @@ pub(super) fn profile_text(profile: &Profile, measured: &Measured, layers: &Mode
         writeln!(text, "{key} = {value}").expect("a string takes all text");
     };
     line("rows", profile.rows.to_string());
+    if let Some(tokens) = profile.tokens {
+        line("tokens", tokens.to_string());
+    }
     if !profile.assumed.is_empty() {
         line("assumed", list(&profile.assumed));
     }
@@ -168,6 +171,7 @@ mod tests {
         let link = LinkProfile { reduce_bytes_per_s: Some(5e9), ..LinkProfile::new(1e-5, 1e9) };
         let profile = Profile {
             rows: 2,
+            tokens: Some(64),
             device: Some(device),
             link,
             node: Some(NodeProfile { ranks: 8, latency_s: 1e-6, bytes_per_s: 1e11 }),

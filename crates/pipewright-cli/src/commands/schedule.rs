@@ -26,7 +26,7 @@ pub(crate) struct ScheduleArguments {
     list: bool,
     #[command(flatten)]
     size: ScheduleSize,
-    /// The costs of actions, for zb-greedy and for the pictures; the default is 1, but 0 for a hop
+    /// The costs of actions, for zb-greedy and vocab1f1b, and for the pictures; the default is 1, but 0 for a hop
     #[arg(long, value_name = "F=1,I=1,W=1,hop=0.1")]
     cost: Option<Costs>,
     /// The level to lower to: compute, comms (adds sends and receives) or full (adds sharding and reduction)

@@ -27,8 +27,8 @@ pub(super) struct ScheduleSize {
     /// Warm up with two more forwards for each later rank, for interleaved-zb-h1
     #[arg(long)]
     wide_warmup: bool,
-    /// The number of activations that a stage may hold, one for all stages or one for each, for zb-greedy; by default,
-    /// the number of ranks
+    /// The number of activations that a stage may hold, one for all stages or one for each, for zb-greedy, by default
+    /// the number of ranks, and for vocab1f1b, by default two more
     #[arg(long, value_name = "N,..", value_delimiter = ',')]
     memory_limit: Vec<u32>,
     /// The number of slices into which each microbatch is cut along its sequence, for seq1f1b, by default 2; for a schedule

@@ -111,7 +111,7 @@ fn parse(source: Source, may_lack: bool, problems: &mut Vec<Problem>) -> Option<
         }
     }
     let whole = place(0..0);
-    let (rows, assumed) = reader.top(whole.clone(), top);
+    let (rows, tokens, assumed) = reader.top(whole.clone(), top);
     let Reader { places, missing, problems, .. } = reader;
     let has = [("link", link.is_some()), ("layers", !layers.is_empty())];
     for (key, _) in has.into_iter().filter(|(_, is_there)| !is_there) {
@@ -120,7 +120,7 @@ fn parse(source: Source, may_lack: bool, problems: &mut Vec<Problem>) -> Option<
     if !problems.is_empty() {
         return None;
     }
-    let profile = Profile { rows, device, link: link?, node, layers, assumed };
+    let profile = Profile { rows, tokens, device, link: link?, node, layers, assumed };
     let found = Found { profile, missing, places, whole };
     for problem in found.profile.problems() {
         let place = found.place(problem.part, problem.key);
@@ -141,9 +141,9 @@ struct Reader<'a, P: Fn(Range<usize>) -> Place> {
 }
 
 impl<P: Fn(Range<usize>) -> Place> Reader<'_, P> {
-    fn top(&mut self, place: Place, keys: DeTable<'_>) -> (u32, Vec<String>) {
+    fn top(&mut self, place: Place, keys: DeTable<'_>) -> (u32, Option<u32>, Vec<String>) {
         let mut keys = Keys::of(0, place, keys, self.place, self.problems);
-        let read = (keys.optional("rows").unwrap_or(1), keys.texts("assumed"));
+        let read = (keys.optional("rows").unwrap_or(1), keys.optional("tokens"), keys.texts("assumed"));
         keys.keep(ProfilePart::Top, &mut self.places);
         read
     }

@@ -97,6 +97,44 @@ fn a_plan_is_what_simulate_predicts() {
 }
 
 #[test]
+fn a_heavy_head_is_planned_in_parts() {
+    let folder = folder();
+    let head = "kind = \"head\"\nforward_s = 3e-3";
+    write(
+        &folder,
+        "p.toml",
+        format!("tokens = 128\n{}", PROFILE.replace(head, &head.replace("3e-3", "36e-3"))),
+    );
+    let size = ["--profile", "p.toml", "--ranks", "2", "--microbatches", "8", "--data-parallel", "1"];
+    let parts = ["--head-parts", "1,8", "-o", "best.toml"];
+    let planned = succeed(&folder, &[&["plan"], &size[..], &parts[..], &["--format", "json"]].concat());
+    let report = json(&planned);
+    let best = &report["plans"][0];
+    assert_eq!(best["head_parts"], 8, "{best}");
+    assert!(report["lower_bound_s"].as_f64() <= best["predicted_step_s"].as_f64(), "{planned}");
+    let config = std::fs::read_to_string(folder.path().join("best.toml")).expect("the configuration");
+    assert!(config.contains("head_parts = 8"), "{config}");
+    let text = succeed(&folder, &[&["plan"], &size[..], &parts[..2]].concat());
+    assert!(text.contains("stages, head in 8 parts, "), "{text}");
+    // The schedule is in a file beside the configuration, if it has no name.
+    assert_eq!(best["microbatch_size"], 1, "{best}");
+    let chunks = best["stages_per_rank"].to_string();
+    let name = best["schedule"].as_str().expect("a name");
+    let microbatches = best["microbatches"].to_string();
+    let named = [name, "--ranks", "2", "--stages-per-rank", &chunks, "--microbatches", &microbatches];
+    let schedule = if folder.path().join("best.csv").exists() { &["--csv", "best.csv"] } else { &named[..] };
+    let boundaries: Vec<String> =
+        best["boundaries"].as_array().expect("a list").iter().map(ToString::to_string).collect();
+    let choice = ["--profile", "p.toml", "--head-parts", "8", "--boundaries", &boundaries.join(",")];
+    let simulate = [&["simulate"], schedule, &choice[..], &["--format", "json"]].concat();
+    let simulated = json(&succeed(&folder, &simulate));
+    assert_eq!(simulated["makespan"], best["predicted_step_s"]);
+    assert_eq!(simulated["peak_bytes"], best["peak_bytes"]);
+    let none = [&["plan"], &size[..], &["--head-parts", "0"]].concat();
+    refuse(&folder, &none, 2, "error: a head in 0 parts was asked for");
+}
+
+#[test]
 fn a_plan_for_a_cluster_has_a_mesh() {
     let folder = folder();
     let node = "[node]\nranks = 4\nlatency_s = 1e-6\nbytes_per_s = 1e11\n[link]";

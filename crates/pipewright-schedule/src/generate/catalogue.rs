@@ -6,8 +6,8 @@ use crate::generate::settings::Setting;
 use crate::generate::spec::ScheduleSpec;
 use crate::generate::{
     dual_pipe_v, forward_only, gpipe, group_interleaved, hanayo, interleaved_1f1b, interleaved_zb_h1,
-    interleaved_zero_bubble, looped_bfs, one_f_one_b, seq1f1b, v_half, v_min, zb_greedy, zb_h1, zb_h2,
-    zbv_zero_bubble,
+    interleaved_zero_bubble, looped_bfs, one_f_one_b, seq1f1b, v_half, v_min, vocab_1f1b, zb_greedy, zb_h1,
+    zb_h2, zbv_zero_bubble,
 };
 use crate::schedule::Schedule;
 
@@ -29,6 +29,7 @@ const CATALOGUE: &[Generator] = &[
     group_interleaved::GENERATOR,
     hanayo::GENERATOR,
     zb_greedy::GENERATOR,
+    vocab_1f1b::GENERATOR,
     seq1f1b::GENERATOR,
 ];
 
@@ -114,6 +115,7 @@ mod tests {
         check(&["vmin"], "v-min");
         check(&["greedy"], "zb-greedy");
         check(&["wave"], "hanayo");
+        check(&["vocab", "Vocab-1F1B"], "vocab1f1b");
         check(&["Seq-1F1B", "seq"], "seq1f1b");
     }
 

@@ -52,13 +52,15 @@ pub enum GenerateError {
     /// The search would take too long.
     #[error(
         "`{schedule}` tries out a dozen orders, which takes too long at this size; use at most {most} microbatches, \
-         or zb-h1"
+         or {other}"
     )]
     TooLargeToSearch {
         /// The schedule.
         schedule: &'static str,
         /// The most microbatches at this number of ranks.
         most: u64,
+        /// A similar schedule that does not search.
+        other: &'static str,
     },
     /// There are too few microbatches to fill the pipeline.
     #[error(

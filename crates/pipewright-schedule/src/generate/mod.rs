@@ -40,6 +40,7 @@ mod one_f_one_b;
 mod seq1f1b;
 mod v_half;
 mod v_min;
+mod vocab_1f1b;
 mod zb_greedy;
 mod zb_h1;
 mod zb_h2;

@@ -30,7 +30,7 @@ pub struct ScheduleSpec {
     /// The costs for which a schedule with this setting is optimised; `None` for [`Costs::default`].
     pub costs: Option<Costs>,
     /// The number of microbatches whose activations a stage may hold at once, for schedules with this setting; `None`
-    /// for the number of ranks.
+    /// for the number that the schedule has by itself, which its guide says.
     pub memory_limit: Option<PerStage<u32>>,
     /// The number of slices into which each microbatch is cut along its sequence, for schedules with this setting; `None`
     /// for two.
@@ -62,6 +62,12 @@ impl ScheduleSpec {
         let stages_per_rank = self.stages_per_rank.unwrap_or(2);
         self.check_size(stages_per_rank, 2 * u64::from(self.ranks))?;
         Ok(Placement::looped(self.ranks, stages_per_rank)?)
+    }
+
+    /// Returns the placement of two stages on each rank in a loop, and checks the size.
+    pub(super) fn one_loop(&self, schedule: &'static str) -> Result<Placement, GenerateError> {
+        self.check_stages_per_rank(schedule, 2)?;
+        self.looped()
     }
 
     /// Returns the placement of two stages on each rank down the ranks and up again, and checks the size.

@@ -6,7 +6,8 @@
 //!
 //! A capital letter is a layer: `E` the embedding, `L` the head, any other letter a layer of that kind. A bar ends a
 //! stage. `*3` repeats the layer or the group before it; a group in parentheses may contain bars. Spaces do not matter.
-//! The embedding comes first and the head last, each exactly once, and no stage is empty.
+//! The embedding comes first and the head last, each exactly once, and no stage is empty. A head that is cut into parts
+//! along the vocabulary is as many layers, each with its own `L` ([`Layout::with_head_parts`]).
 //!
 //! ```
 //! use pipewright_schedule::partition::Layout;
@@ -77,6 +78,13 @@ pub enum LayoutErrorKind {
     TooDeep,
     /// More than [`MAX_LAYOUT_LAYERS`] layers.
     TooLong,
+    /// More or fewer letters of the head than it has parts, of which there are several.
+    HeadParts {
+        /// The number of letters.
+        found: usize,
+        /// The number of parts.
+        parts: u32,
+    },
     /// A second embedding or head.
     Twice(char),
     /// An embedding that is not the first layer, or a head that is not the last.
@@ -120,12 +128,7 @@ impl FromStr for Layout {
     type Err = LayoutError;
 
     fn from_str(text: &str) -> Result<Self, LayoutError> {
-        let mut parser = Parser { text, letters: text.chars().collect(), at: 0 };
-        let parts = parser.sequence(0)?;
-        if parser.at < parser.letters.len() {
-            return Err(parser.error(parser.at, LayoutErrorKind::Unopened));
-        }
-        parser.assemble(&parts)
+        Self::with_head_parts(text, 1)
     }
 }
 
@@ -215,7 +218,7 @@ impl Parser<'_> {
     }
 
     /// Splits the parts at their bars, and checks the stages and the ends.
-    fn assemble(&self, parts: &[Part]) -> Result<Layout, LayoutError> {
+    fn assemble(&self, parts: &[Part], head_parts: u32) -> Result<Layout, LayoutError> {
         let (mut kinds, mut boundaries) = (String::new(), Vec::new());
         let mut is_empty = true;
         let layers: Vec<Part> = parts.iter().copied().filter(|part| part.letter != '|').collect();
@@ -237,24 +240,48 @@ impl Parser<'_> {
         if kinds.len() > MAX_LAYOUT_LAYERS {
             return Err(self.error(self.letters.len(), LayoutErrorKind::TooLong));
         }
-        for (letter, place) in ENDS.into_iter().zip([0, layers.len() - 1]) {
-            let mut found = layers.iter().enumerate().filter(|(_, part)| part.letter == letter);
-            let first = found.next();
-            let missing = if letter == ENDS[0] { 0 } else { self.letters.len() };
-            let (at, part) = first.ok_or_else(|| self.error(missing, LayoutErrorKind::Missing(letter)))?;
-            if let Some((_, second)) = found.next() {
-                return Err(self.error(second.column, LayoutErrorKind::Twice(letter)));
-            }
-            if at != place {
-                return Err(self.error(part.column, LayoutErrorKind::OutOfPlace(letter)));
-            }
-        }
+        self.check_end(&layers, ENDS[0], 1)?;
+        self.check_end(&layers, ENDS[1], head_parts)?;
         let columns = layers.iter().map(|part| part.column).collect();
         Ok(Layout { text: self.text.to_owned(), kinds, boundaries, columns })
+    }
+
+    /// Checks that the embedding, or each of the head's parts, is where its letter belongs, and nowhere else.
+    fn check_end(&self, layers: &[Part], letter: char, parts: u32) -> Result<(), LayoutError> {
+        let count = parts as usize;
+        let is_first = letter == ENDS[0];
+        let found: Vec<usize> = (0..layers.len()).filter(|&at| layers[at].letter == letter).collect();
+        let missing = if is_first { 0 } else { self.letters.len() };
+        let (column, kind) = match found.len() {
+            0 => (missing, LayoutErrorKind::Missing(letter)),
+            2.. if count == 1 => (layers[found[1]].column, LayoutErrorKind::Twice(letter)),
+            other if other != count => {
+                let column = found.get(count).map_or(missing, |&at| layers[at].column);
+                (column, LayoutErrorKind::HeadParts { found: other, parts })
+            }
+            _ => match found.iter().find(|&&at| if is_first { at > 0 } else { at + count < layers.len() }) {
+                Some(&at) => (layers[at].column, LayoutErrorKind::OutOfPlace(letter)),
+                None => return Ok(()),
+            },
+        };
+        Err(self.error(column, kind))
     }
 }
 
 impl Layout {
+    /// Reads a layout of a model whose head is cut into `parts` layers along the vocabulary.
+    ///
+    /// # Errors
+    /// At the first mistake, also if `L` is not written once for each part.
+    pub fn with_head_parts(text: &str, parts: u32) -> Result<Self, LayoutError> {
+        let mut parser = Parser { text, letters: text.chars().collect(), at: 0 };
+        let sequence = parser.sequence(0)?;
+        if parser.at < parser.letters.len() {
+            return Err(parser.error(parser.at, LayoutErrorKind::Unopened));
+        }
+        parser.assemble(&sequence, parts.max(1))
+    }
+
     /// Checks that a model has as many layers as the layout, and that layers with one letter are of one kind.
     ///
     /// # Errors
@@ -301,6 +328,10 @@ impl fmt::Display for LayoutErrorKind {
                 write!(f, "groups are nested more than {MAX_DEPTH} deep; write some of them out")
             }
             Self::TooLong => write!(f, "the layout has more than {MAX_LAYOUT_LAYERS} layers; use fewer"),
+            Self::HeadParts { found, parts } => write!(
+                f,
+                "the head has {parts} parts, and the layout {found}; write `L` {parts} times, as the last layers"
+            ),
             Self::Twice(letter) => write!(f, "a second {}; write `{letter}` once", name(letter)),
             Self::OutOfPlace('E') => f.write_str("the embedding is not the first layer; write `E` first"),
             Self::OutOfPlace(letter) => {

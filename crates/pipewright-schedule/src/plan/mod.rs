@@ -24,6 +24,7 @@
 //! ```
 
 mod request;
+mod head_parts;
 mod network;
 mod report;
 mod layers;
@@ -51,6 +52,7 @@ mod planner;
 mod tests;
 
 pub use best_cut::best_cut;
+pub use head_parts::with_head_parts;
 pub use network::MeshOrder;
 pub use planner::plan;
 pub use predict::{PlanChoice, PredictError, Prediction, choice_costs, predict};

@@ -29,18 +29,16 @@ pub(super) fn named(search: &mut Search<'_>, shape: &Shape) -> Vec<Named> {
         if !search.may_try() {
             break;
         }
-        if family.is_made_to_measure {
-            let class = shape.classes.iter().copied().find(|class| class.chunks == 1);
-            let class = class.filter(|_| family.chunks == 1);
-            let stages = (family.ranks * family.chunks) as usize;
-            named.push(Named { family, class, stages, order: None });
-            continue;
-        }
-        match family.order(&crate::costs::Costs::default()) {
+        // The placement of an order that depends on the costs does not depend on the microbatches.
+        let is_made_to_measure = family.is_made_to_measure;
+        let sample =
+            Family { microbatches: if is_made_to_measure { 1 } else { family.microbatches }, ..family };
+        match sample.order(&crate::costs::Costs::default()) {
             Ok(order) => {
                 let class = Class::of(&order.placement);
                 let stages = order.placement.stages() as usize;
-                named.push(Named { family, class, stages, order: Some(Rc::new(order)) });
+                let order = (!is_made_to_measure).then(|| Rc::new(order));
+                named.push(Named { family, class, stages, order });
             }
             Err(reason) => {
                 search.refused.entry(family.name).or_insert(reason);

@@ -7,7 +7,10 @@ use crate::plan::report::{Outcome, OutcomeKind, Plan, PlanError, PlanReport};
 use crate::plan::request::PlanRequest;
 use crate::plan::search::{Candidate, Search};
 use crate::plan::shape::Shape;
-use crate::profile::Profile;
+use crate::profile::{MAX_LAYERS, Profile};
+
+/// The share by which the bound of a head in more parts must be lower, so that it is preferred.
+const SAME_BOUND: f64 = 2e-3;
 
 /// Searches the best plans. `keep_going` is asked before each simulation; once it says no, the search ends with what it
 /// has.
@@ -27,6 +30,10 @@ pub fn plan(
     if ranks == 0 || microbatches == 0 || request.microbatch_rows == 0 {
         return Err(PlanError::Empty { ranks, microbatches });
     }
+    let most = MAX_LAYERS.saturating_sub(profile.layer_count()).max(1) as u32;
+    if let Some(&parts) = request.head_parts.iter().find(|&parts| !(1..=most).contains(parts)) {
+        return Err(PlanError::HeadParts { parts, most });
+    }
     let shapes = Shape::all(profile, request);
     if shapes.is_empty() {
         return Err(no_shape(profile, request));
@@ -35,8 +42,17 @@ pub fn plan(
     let bounds: Vec<f64> = shapes.iter().map(|shape| bound_of(shape, request)).collect();
     let bound = bounds.iter().copied().fold(f64::INFINITY, f64::min);
     let mut search = Search::new(request, keep_going);
-    for at in by_promise(&mut search, &shapes, &bounds) {
+    let preferred = preferred(&shapes, &bounds);
+    let others = (0..shapes.len()).filter(|at| !preferred.contains(at));
+    let others: Vec<usize> = others.collect();
+    for at in by_promise(&mut search, &shapes, &bounds, preferred) {
         if bounds[at] < search.best_time() {
+            explore(&mut search, &shapes, at, bound);
+        }
+    }
+    // Of a small model, there is time for the other numbers of parts.
+    for at in others {
+        if bounds[at] < search.best_time() && search.goes_on(request.effort / 2) {
             explore(&mut search, &shapes, at, bound);
         }
     }
@@ -73,12 +89,28 @@ fn with_room(shapes: Vec<Shape>, request: &PlanRequest) -> Vec<Shape> {
     }
 }
 
+/// Returns, of the shapes that differ only in the parts of the head, the one with the fewest parts whose bound is nearly the
+/// lowest.
+fn preferred(shapes: &[Shape], bounds: &[f64]) -> Vec<usize> {
+    let is_preferred = |&at: &usize| {
+        let alike = || (0..shapes.len()).filter(|&other| shapes[other].is_like(&shapes[at]));
+        let lowest = alike().map(|other| bounds[other]).fold(f64::INFINITY, f64::min);
+        let good = alike().filter(|&other| bounds[other] <= lowest * (1.0 + SAME_BOUND));
+        good.min_by_key(|&other| shapes[other].head_parts) == Some(at)
+    };
+    (0..shapes.len()).filter(is_preferred).collect()
+}
+
 /// Returns the shapes in the order in which they are searched. If there are several, one plan of each that may be the
 /// best is simulated, and the fastest comes first.
-fn by_promise(search: &mut Search<'_>, shapes: &[Shape], bounds: &[f64]) -> Vec<usize> {
-    let mut order: Vec<usize> = (0..shapes.len()).collect();
+fn by_promise(
+    search: &mut Search<'_>,
+    shapes: &[Shape],
+    bounds: &[f64],
+    mut order: Vec<usize>,
+) -> Vec<usize> {
     order.sort_by(|&one, &other| bounds[one].total_cmp(&bounds[other]));
-    if shapes.len() > 1 {
+    if order.len() > 1 {
         let mut times = vec![f64::INFINITY; shapes.len()];
         for &at in &order {
             if bounds[at] < search.best_time() {
@@ -122,6 +154,7 @@ fn finished(
     let schedule = candidate.order.schedule();
     let boundaries = candidate.starts[1..candidate.starts.len() - 1].to_vec();
     let choice = PlanChoice {
+        head_parts: Some(shape.head_parts),
         boundaries,
         recompute: candidate.recompute.clone(),
         data_parallel: shape.mesh.replicas,
@@ -135,6 +168,7 @@ fn finished(
         name: candidate.name,
         settings: candidate.settings,
         schedule,
+        head_parts: shape.head_parts,
         boundaries: choice.boundaries,
         recompute: choice.recompute,
         data_parallel: choice.data_parallel,

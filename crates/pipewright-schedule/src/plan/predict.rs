@@ -7,6 +7,7 @@ use crate::lower::{LowerError, TrainingLowering, for_training};
 use crate::partition::{Method, PartitionError, partition};
 use crate::placement::Placement;
 use crate::plan::evaluate::{peaks, recomputes};
+use crate::plan::head_parts::with_head_parts;
 use crate::plan::layers::Layers;
 use crate::plan::network::{Mesh, MeshOrder, Network};
 use crate::plan::order::{Cell, Kind, Order};
@@ -23,6 +24,9 @@ use crate::validate::ValidatedProgram;
 /// The choices besides the schedule.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PlanChoice {
+    /// The number of parts into which the head is cut along the vocabulary, each a layer of its own; `None` for the number
+    /// that the profile has.
+    pub head_parts: Option<u32>,
     /// The first layer of each stage except the first.
     pub boundaries: Vec<usize>,
     /// For each stage, whether it recomputes its forward.
@@ -43,6 +47,7 @@ impl Default for PlanChoice {
     /// One stage on one rank that does not recompute, for microbatches of one row.
     fn default() -> Self {
         Self {
+            head_parts: None,
             boundaries: Vec::new(),
             recompute: vec![false],
             data_parallel: 1,
@@ -60,7 +65,7 @@ impl PlanChoice {
         let Self { data_parallel: replicas, tensor_parallel: tensor, mesh_order: order, .. } = *self;
         let network = Network::of(profile, Mesh { tensor, replicas, ranks, order });
         let network = network.ok_or(PredictError::Mesh { tensor, replicas, ranks })?;
-        Ok(Layers::of(profile, self.microbatch_rows, network, self.state))
+        Ok(Layers::of(&with_head_parts(profile, self.head_parts), self.microbatch_rows, network, self.state))
     }
 }
 

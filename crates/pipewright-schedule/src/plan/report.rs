@@ -34,6 +34,8 @@ pub struct Plan {
     pub settings: PlanSettings,
     /// The computations of each rank of a replica.
     pub schedule: Schedule,
+    /// The number of parts into which the head is cut along the vocabulary. Each is a layer.
+    pub head_parts: u32,
     /// The first layer of each stage except the first.
     pub boundaries: Vec<usize>,
     /// For each stage, whether it recomputes its forward.
@@ -122,6 +124,14 @@ pub enum PlanError {
         ranks: u32,
         /// The number of microbatches.
         microbatches: u32,
+    },
+    /// A number of parts of the head is 0 or too large.
+    #[error("a head in {parts} parts was asked for; use a number from 1 to {most}")]
+    HeadParts {
+        /// The number of parts.
+        parts: u32,
+        /// The largest number.
+        most: u32,
     },
     /// Tensor-parallel ranks are asked for without a node that they could share.
     #[error(

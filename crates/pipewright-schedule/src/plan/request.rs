@@ -47,6 +47,9 @@ pub struct PlanRequest {
     pub larger_microbatches: bool,
     /// Whether orders that no named schedule has may be tried.
     pub searched: bool,
+    /// The numbers of parts into which the head may be cut along the vocabulary, each part a layer of its own; empty for
+    /// the number that the profile has.
+    pub head_parts: Vec<u32>,
     /// The work of the search, in simulated computations. About ten million take a second.
     pub effort: u64,
     /// The number of plans to return.
@@ -71,6 +74,7 @@ impl Default for PlanRequest {
             tensor_parallel: None,
             larger_microbatches: true,
             searched: true,
+            head_parts: Vec::new(),
             effort: Self::EFFORT,
             plans: 5,
         }

@@ -223,12 +223,16 @@ impl<'a> Search<'a> {
         }
         let recomputes = choice.recompute.iter().filter(|&&recomputes| recomputes).count();
         let plan = format!(
-            "{name}, {} replicas of {} ranks{}, {} stages, {recomputes} of them recomputing",
+            "{name}, {} replicas of {} ranks{}{}, {} stages, {recomputes} of them recomputing",
             shape.mesh.replicas,
             shape.ranks,
             match shape.mesh.tensor {
                 1 => String::new(),
                 tensor => format!(" times {tensor} tensor-parallel ones"),
+            },
+            match shape.head_parts {
+                1 => String::new(),
+                parts => format!(", head in {parts} parts"),
             },
             choice.starts.len() - 1
         );

@@ -1,6 +1,9 @@
 //! The division of ranks and rows: the mesh, and the microbatches of each replica.
 
+use std::borrow::Cow;
+
 use crate::plan::class::Class;
+use crate::plan::head_parts::{parts_of, with_head_parts};
 use crate::plan::layers::{Layer, Layers};
 use crate::plan::network::{Mesh, MeshOrder, Network};
 use crate::plan::rank_times::Step;
@@ -11,6 +14,8 @@ use crate::sharding::Sharding;
 /// One division.
 pub(super) struct Shape {
     pub(super) mesh: Mesh,
+    /// The number of parts of the head.
+    pub(super) head_parts: u32,
     /// The ranks of a pipeline.
     pub(super) ranks: u32,
     /// The microbatches of a replica.
@@ -27,6 +32,16 @@ const MOST_COMPUTATIONS: u128 = 1 << 21;
 impl Shape {
     /// Returns all divisions of a request with at most [`MOST_COMPUTATIONS`].
     pub(super) fn all(profile: &Profile, request: &PlanRequest) -> Vec<Self> {
+        let asked = request.head_parts.iter().map(|&parts| with_head_parts(profile, Some(parts)));
+        let mut profiles: Vec<Cow<'_, Profile>> = asked.collect();
+        if profiles.is_empty() {
+            profiles.push(Cow::Borrowed(profile));
+        }
+        profiles.iter().flat_map(|profile| Self::of_profile(profile, request)).collect()
+    }
+
+    /// Returns all divisions for the head of the profile.
+    fn of_profile(profile: &Profile, request: &PlanRequest) -> Vec<Self> {
         let mut shapes = Vec::new();
         let networks = networks(profile, request);
         let may_group = |&rows: &u32| rows == 1 || request.larger_microbatches;
@@ -43,6 +58,7 @@ impl Shape {
                 }
                 shapes.push(Self {
                     mesh,
+                    head_parts: parts_of(profile),
                     ranks,
                     microbatches: microbatches / mesh.replicas,
                     microbatch_rows,
@@ -52,6 +68,11 @@ impl Shape {
             }
         }
         shapes
+    }
+
+    /// Returns whether two divisions differ in nothing but the number of parts of the head.
+    pub(super) fn is_like(&self, other: &Self) -> bool {
+        (self.mesh, self.microbatch_rows) == (other.mesh, other.microbatch_rows)
     }
 
     /// Returns the bytes of all parameters, gradients and optimizer state of a replica, as the share of one

@@ -5,7 +5,7 @@ mod timing;
 
 use pipewright_schedule::costs::{Link, StageCosts};
 use pipewright_schedule::generate::PerStage;
-use pipewright_schedule::{Costs, Schedule, ScheduleSpec, Slices, generate};
+use pipewright_schedule::{ActionKind, Costs, Schedule, ScheduleSpec, Slices, generate};
 use proptest::prelude::*;
 use timing::{Timing, run};
 
@@ -133,6 +133,70 @@ fn waves_help_where_microbatches_are_few() {
         let timing = unit("hanayo", &spec(8, Some(2 * waves), 32));
         let found = ((timing.bubble() * 1000.0).round(), timing.peaks.iter().max().copied());
         assert_eq!(found, (bubble, Some(peak)));
+    }
+}
+
+/// Returns the costs of a step in which the head's time on a rank is `head` tenths of that of the layers.
+fn with_head(ranks: u32, head: u64) -> Vec<[u64; 3]> {
+    let layers = vec![[10; 3]; ranks as usize];
+    layers.into_iter().chain(vec![[head; 3]; ranks as usize]).collect()
+}
+
+/// Runs the vocabulary-parallel schedule that is made for these costs.
+fn vocabulary(ranks: u32, microbatches: u32, head: u64, limit: Option<u32>) -> (Schedule, Timing) {
+    let costs = with_head(ranks, head);
+    let seconds = costs.iter().map(|cost| cost.map(|ticks| ticks as f64));
+    let stages = seconds.map(|[forward, input, weight]| StageCosts::new(forward, input, weight)).collect();
+    let spec = ScheduleSpec {
+        costs: Some(Costs { stages, ..Costs::default() }),
+        memory_limit: limit.map(PerStage::Same),
+        ..spec(ranks, None, microbatches)
+    };
+    let schedule = made("vocab1f1b", &spec);
+    let timing = run(&schedule, |stage| costs[stage.index()], 0);
+    (schedule, timing)
+}
+
+/// Returns the largest number of microbatches between the forward and the backward of each stage.
+fn in_flight(schedule: &Schedule) -> Vec<u32> {
+    let stages = schedule.placement().stages() as usize;
+    let (mut held, mut most) = (vec![0u32; stages], vec![0u32; stages]);
+    for action in schedule.rows().iter().flatten().flatten() {
+        let stage = action.stage().index();
+        match action.kind() {
+            ActionKind::Forward => held[stage] += 1,
+            _ => held[stage] -= 1,
+        }
+        most[stage] = most[stage].max(held[stage]);
+    }
+    most
+}
+
+#[test]
+fn a_part_of_the_head_on_each_rank_takes_two_more_than_the_ranks() {
+    for ranks in [1, 2, 3, 4, 5, 8, 13] {
+        for microbatches in [1, 2, ranks, ranks + 3, 4 * ranks, 9 * ranks + 1] {
+            for head in [1, 3, 10, 25, 40] {
+                let (schedule, _) = vocabulary(ranks, microbatches, head, None);
+                let most = in_flight(&schedule);
+                let expected = (ranks + 2).min(microbatches);
+                assert!(most.iter().all(|&held| held <= expected), "{ranks} {microbatches} {head}: {most:?}");
+                if head == 10 && ranks > 1 {
+                    assert_eq!(most[0], expected, "{ranks} {microbatches}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn the_work_of_a_head_in_parts_is_shared_evenly() {
+    for ranks in [2, 4, 8] {
+        for head in [1, 5, 10, 20, 40] {
+            let (_, timing) = vocabulary(ranks, 64 * ranks, head, Some(2 * ranks));
+            assert_eq!(timing.work, u64::from(64 * ranks) * 3 * (10 + head));
+            assert!(timing.bubble() < 0.05, "{ranks} ranks, {head}: a bubble of {}", timing.bubble());
+        }
     }
 }
 

@@ -3,6 +3,7 @@
 #[expect(dead_code, reason = "the report of the planner uses the other instances")]
 mod instances;
 mod memory;
+mod parts;
 
 use instances::{Instance, Numbers, block};
 use pipewright_schedule::generate::{PerStage, Setting, catalogue};
@@ -85,8 +86,9 @@ fn every_spec(instance: &Instance) -> Vec<(&'static str, bool, ScheduleSpec)> {
 }
 
 /// Returns the time of the best named schedule over all cuts and all choices of recomputation.
-fn by_trying(instance: &Instance, memory: Option<u64>) -> f64 {
-    let layers = instance.profile.layers.len();
+fn by_trying(instance: &Instance, memory: Option<u64>, head_parts: u32) -> f64 {
+    let layers = instance.profile.layers.len() - 1 + head_parts as usize;
+    let head_parts = Some(head_parts);
     let mut best = f64::INFINITY;
     for (name, is_made_to_measure, spec) in every_spec(instance) {
         let stages = (spec.ranks * spec.stages_per_rank.unwrap_or(1)) as usize;
@@ -98,8 +100,8 @@ fn by_trying(instance: &Instance, memory: Option<u64>) -> f64 {
             let choices = if memory.is_some() { 1u32 << stages } else { 1 };
             let schedule = if is_made_to_measure {
                 let recompute = vec![false; stages];
-                let choice =
-                    PlanChoice { boundaries: boundaries.clone(), recompute, ..PlanChoice::default() };
+                let boundaries = boundaries.clone();
+                let choice = PlanChoice { head_parts, boundaries, recompute, ..PlanChoice::default() };
                 let Ok(plain) = &plain else { continue };
                 let costs = choice_costs(&instance.profile, plain.placement(), &choice).expect("a cut");
                 generate(name, &ScheduleSpec { costs: Some(costs), ..spec.clone() })
@@ -109,7 +111,9 @@ fn by_trying(instance: &Instance, memory: Option<u64>) -> f64 {
             let Ok(schedule) = schedule else { continue };
             for bits in 0..choices {
                 let recompute = (0..stages).map(|stage| bits >> stage & 1 == 1).collect();
-                let prediction = predicted(&instance.profile, &schedule, &boundaries, recompute);
+                let boundaries = boundaries.clone();
+                let choice = PlanChoice { head_parts, boundaries, recompute, ..PlanChoice::default() };
+                let prediction = predict(&instance.profile, &schedule, &choice).expect("a sound schedule");
                 if memory.is_none_or(|memory| prediction.peak_bytes.iter().all(|&peak| peak <= memory)) {
                     best = best.min(prediction.step_s());
                 }
@@ -124,7 +128,7 @@ fn check_against_trying(seed: u64, memory: Option<u64>) {
     if instance.ranks as usize > instance.profile.layers.len() {
         return;
     }
-    let best = by_trying(&instance, memory);
+    let best = by_trying(&instance, memory, 1);
     let named = plan(&instance.profile, &request(&instance, memory, false), &mut || true);
     match named {
         Ok(report) => {
@@ -370,6 +374,13 @@ fn impossible_requests_are_refused() {
     assert!(
         of(&|request| request.tensor_parallel = Some(2))
             .starts_with("2 tensor-parallel ranks were asked for")
+    );
+    assert_eq!(
+        of(&|request| request.head_parts = vec![1, 0]),
+        "a head in 0 parts was asked for; use a number from 1 to 9996"
+    );
+    assert!(
+        of(&|request| request.head_parts = vec![4_000_000_000]).starts_with("a head in 4000000000 parts")
     );
     let empty = Profile::default();
     let error = plan(&empty, &PlanRequest::default(), &mut || true).expect_err("no layers").to_string();

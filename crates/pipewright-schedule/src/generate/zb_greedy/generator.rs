@@ -29,7 +29,8 @@ pub(crate) const GENERATOR: Generator = Generator {
         source: "the heuristic of Qi et al., \"Zero Bubble Pipeline Parallelism\", 2023",
         order: "There is one stage on each rank. In a simulated run, a free stage chooses its next action \
                 by rules with a few flags. The generator tries all combinations of the flags, and the \
-                orders of ZB-H1 and ZB-H2 if the limits allow them, and keeps the shortest.",
+                orders of ZB-H1 and ZB-H2 if the limits allow them, and keeps the shortest. \
+                A stage holds at most `p` activations, or as many as `memory_limit` says.",
         choice: "Choose it if stages differ in length and the costs are known, or if stages have different \
                  limits of memory. It never exceeds a limit, and with the memory of ZB-H1 it is never \
                  slower. `pipewright plan` searches such orders for measured costs.",
@@ -44,7 +45,7 @@ fn generate(spec: &ScheduleSpec) -> Result<Schedule, GenerateError> {
     let actions = 3 * u64::from(placement.stages()) * u64::from(spec.microbatches);
     if actions > MAX_SEARCHED {
         let most = MAX_SEARCHED / 3 / u64::from(placement.stages());
-        return Err(GenerateError::TooLargeToSearch { schedule: NAME, most });
+        return Err(GenerateError::TooLargeToSearch { schedule: NAME, most, other: "zb-h1" });
     }
     let (ranks, stages) = (placement.ranks(), placement.stages());
     let as_1f1b = PerStage::Same(ranks);

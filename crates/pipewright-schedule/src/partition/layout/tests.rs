@@ -51,6 +51,28 @@ fn mistakes_have_a_column() {
 }
 
 #[test]
+fn a_head_in_parts_has_a_letter_for_each() {
+    let kinds = |text: &str, parts| Layout::with_head_parts(text, parts).map(|layout| layout.kinds);
+    assert_eq!(kinds("E | A*3 L | L | L*2", 4), Ok("EAAALLLL".into()));
+    assert_eq!(kinds("E L", 1), kinds("E L", 0));
+    let check = |text: &str, parts, column, kind| {
+        let error = LayoutError { text: text.to_owned(), column, kind };
+        assert_eq!(kinds(text, parts), Err(error), "{text}");
+    };
+    let count = |found, parts| LayoutErrorKind::HeadParts { found, parts };
+    check("E A | L L L", 2, 10, count(3, 2));
+    check("E A | L L", 3, 9, count(2, 3));
+    check("E L", 9, 3, count(1, 9));
+    check("E A", 2, 3, LayoutErrorKind::Missing('L'));
+    check("E L A L", 2, 2, LayoutErrorKind::OutOfPlace('L'));
+    check("A L L", 2, 0, LayoutErrorKind::Missing('E'));
+    let error = Layout::with_head_parts("E | A L", 2).expect_err("one part is missing").to_string();
+    let message = "column 8: the head has 2 parts, and the layout 1; write `L` 2 times, as the last layers\n  \
+                   E | A L\n         ^";
+    assert_eq!(error, message);
+}
+
+#[test]
 fn a_layout_is_compared_with_a_model() {
     let model = |kinds: &str| {
         let layer = |kind: char| LayerDesc {

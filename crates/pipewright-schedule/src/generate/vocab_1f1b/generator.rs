@@ -1,0 +1,81 @@
+//! The lists that are tried, and the choice among their runs.
+
+use crate::costs::Costs;
+use crate::generate::error::GenerateError;
+use crate::generate::generator::Generator;
+use crate::generate::guide::{Formula, Guide};
+use crate::generate::memory_limit::{PerStage, memory_limits};
+use crate::generate::settings::Setting;
+use crate::generate::spec::ScheduleSpec;
+use crate::generate::ticks::ticks;
+use crate::generate::vocab_1f1b::run::{Kind, Outcome, Task, run};
+use crate::schedule::Schedule;
+
+const NAME: &str = "vocab1f1b";
+
+/// The number of microbatches beyond the ranks whose activations a stage holds without another limit.
+const SPARE: u32 = 2;
+/// The largest number of actions for which the search runs: about ten seconds on one core.
+const MAX_SEARCHED: u64 = 1 << 24;
+
+pub(crate) const GENERATOR: Generator = Generator {
+    name: NAME,
+    summary: "1F1B with a part of the head on every rank; p + 2 activations of a stage",
+    settings: &[Setting::Costs, Setting::MemoryLimit],
+    trains: true,
+    aliases: &["vocabulary-1f1b", "vocab"],
+    guide: Guide {
+        source: "the memory of Yeung et al., \"Balancing Pipeline Parallelism with Vocabulary Parallelism\", 2024, \
+                 with messages between neighbours instead of collectives",
+        order: "There are two stages on each rank, placed in a loop: the first round for the layers, the second one for \
+                the parts of the head (`pipeline.head_parts`). In a simulated run, a free rank chooses among a forward \
+                and a backward of each stage by a fixed order of preference. The generator tries several orders of \
+                preference and keeps the shortest run. A stage holds the activations of at most `p + 2` microbatches, \
+                or of as many as `memory_limit` says.",
+        choice: "Choose it to spread the parameters and the work of a large head over all ranks. A limit of `2 p` \
+                 makes steps shorter, and needs more memory. If only time matters, `1f1b` with a cut through the head \
+                 has stages that are as well balanced, and sends fewer messages; it leaves the head on the last ranks.",
+        bubble: &[Formula::at_most("m >= p", "2 p / (m + 2 p)")],
+        peak: &[Formula::at_most("", "2 p + 4")],
+    },
+    generate,
+};
+
+/// The orders of preference that are tried.
+const ORDERS: [[Kind; 4]; 8] = {
+    use Kind::{HeadBackward, HeadForward, LayerBackward, LayerForward};
+    [
+        [LayerForward, HeadForward, HeadBackward, LayerBackward],
+        [LayerForward, HeadBackward, HeadForward, LayerBackward],
+        [LayerForward, LayerBackward, HeadBackward, HeadForward],
+        [HeadForward, HeadBackward, LayerForward, LayerBackward],
+        [HeadBackward, HeadForward, LayerForward, LayerBackward],
+        [HeadForward, LayerForward, HeadBackward, LayerBackward],
+        [LayerBackward, LayerForward, HeadBackward, HeadForward],
+        [HeadBackward, LayerForward, HeadForward, LayerBackward],
+    ]
+};
+
+fn generate(spec: &ScheduleSpec) -> Result<Schedule, GenerateError> {
+    let placement = spec.one_loop(NAME)?;
+    let actions = 2 * u64::from(placement.stages()) * u64::from(spec.microbatches);
+    if actions > MAX_SEARCHED {
+        let most = MAX_SEARCHED / 2 / u64::from(placement.stages());
+        return Err(GenerateError::TooLargeToSearch { schedule: NAME, most, other: "interleaved1f1b" });
+    }
+    let usual = PerStage::Same(placement.ranks().saturating_add(SPARE));
+    let task = Task {
+        microbatches: spec.microbatches,
+        costs: ticks(spec.costs.as_ref().unwrap_or(&Costs::default()), &placement)?,
+        limits: memory_limits(spec.memory_limit.as_ref().unwrap_or(&usual), placement.stages())?,
+        placement: &placement,
+    };
+    let mut best: Option<Outcome> = None;
+    for order in ORDERS {
+        // A run stops when it is longer than the best one.
+        let shorter = run(&task, order, best.as_ref().map_or(u64::MAX, |best| best.makespan));
+        best = shorter.or(best);
+    }
+    let rows = best.expect("limits of at least one are kept, so that the first run comes to an end").rows;
+    Ok(Schedule::generated(placement, spec.microbatches, rows))
+}
