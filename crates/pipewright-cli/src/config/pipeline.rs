@@ -47,6 +47,8 @@ pub(crate) struct PipelineSettings {
     /// boundaries.
     #[serde(skip)]
     pub(crate) layout: Option<Layout>,
+    /// The number of layers into which the output head is cut along the vocabulary.
+    pub(crate) head_parts: u32,
     /// The transport of tensors between ranks.
     pub(crate) transport: TransportChoice,
     /// The number of threads that each rank computes with.
@@ -197,12 +199,14 @@ pub(super) fn read(
         partition: section.choice("partition", PartitionChoice::Optimal, &PARTITIONS),
         boundaries: section.counts("boundaries"),
         layout: None,
+        head_parts: section.count("head_parts", 1),
         transport: read_transport(&mut section),
         threads_per_rank: section.count_to("threads_per_rank", 1, 1024),
         recompute: read_recompute(&mut section),
         generator: generator::read(&mut section),
     };
     read_layout(&mut section, &mut pipeline);
+    check_head_parts(&mut section, pipeline.head_parts);
     if section.is_sound() {
         check_boundaries(&mut section, &pipeline);
     }
@@ -245,6 +249,14 @@ fn check_recompute(section: &mut Section<'_>, recompute: &Recompute, stages: u32
             "recompute",
             ProblemKind::OutOfRange { key: "recompute", value: stage.to_string(), range },
         );
+    }
+}
+
+/// Refuses a head in parts.
+fn check_head_parts(section: &mut Section<'_>, parts: u32) {
+    if parts > 1 {
+        let (key, value) = ("head_parts", parts.to_string());
+        section.report(key, ProblemKind::OutOfRange { key, value, range: "1".to_owned() });
     }
 }
 
