@@ -3,6 +3,7 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
+use pipewright_models::{CutModel, ModelConfig};
 use pipewright_schedule::csv::parse_program;
 use pipewright_schedule::generate::find;
 use pipewright_schedule::partition::{Layout, Method, partition};
@@ -14,6 +15,7 @@ use serde::{Serialize, Serializer};
 use crate::config::document::Document;
 use crate::config::generator::{self, GeneratorSettings};
 use crate::config::layout::{check_boundaries, read_layout};
+use crate::config::mesh::MeshSettings;
 use crate::config::paths::Surroundings;
 use crate::config::place::Place;
 use crate::config::problem::ProblemKind;
@@ -174,13 +176,13 @@ impl Serialize for ScheduleChoice {
     }
 }
 
-/// Reads the section. `layers` describes the model's layers if the configuration contains them. `replicas` is the number
-/// of replicas that share the microbatches. Returns a schedule unless there is a problem.
+/// Reads the section. `model` is the model with the tokens of a row, if the configuration contains its sizes. Returns a
+/// schedule unless there is a problem.
 pub(super) fn read(
     document: &mut Document,
     surroundings: &Surroundings,
-    layers: Option<&ModelDesc>,
-    replicas: u32,
+    model: Option<(ModelConfig, usize)>,
+    mesh: &MeshSettings,
 ) -> (PipelineSettings, Option<FoundSchedule>) {
     const PARTITIONS: [(&str, PartitionChoice); 5] = [
         ("even", PartitionChoice::Even),
@@ -206,15 +208,18 @@ pub(super) fn read(
         generator: generator::read(&mut section),
     };
     read_layout(&mut section, &mut pipeline);
-    check_head_parts(&mut section, pipeline.head_parts);
+    let layers = cut_head(&mut section, pipeline.head_parts, model, mesh);
+    let replicas = mesh.data_parallel;
     if section.is_sound() {
         check_boundaries(&mut section, &pipeline);
     }
     if section.is_sound() {
         check_file_sizes(&mut section, &pipeline, replicas);
     }
-    let schedule =
-        section.is_sound().then(|| find_schedule(&mut section, &mut pipeline, layers, replicas)).flatten();
+    let schedule = section
+        .is_sound()
+        .then(|| find_schedule(&mut section, &mut pipeline, layers.as_ref(), replicas))
+        .flatten();
     if let Some(stages) = schedule.as_ref().and_then(FoundSchedule::stages) {
         check_recompute(&mut section, &pipeline.recompute, stages);
     }
@@ -252,12 +257,23 @@ fn check_recompute(section: &mut Section<'_>, recompute: &Recompute, stages: u32
     }
 }
 
-/// Refuses a head in parts.
-fn check_head_parts(section: &mut Section<'_>, parts: u32) {
-    if parts > 1 {
-        let (key, value) = ("head_parts", parts.to_string());
-        section.report(key, ProblemKind::OutOfRange { key, value, range: "1".to_owned() });
-    }
+/// Returns the layers of the model with its head in parts. Refuses parts of a head that cannot be cut, and parts beside
+/// tensor ranks.
+fn cut_head(
+    section: &mut Section<'_>,
+    parts: u32,
+    model: Option<(ModelConfig, usize)>,
+    mesh: &MeshSettings,
+) -> Option<ModelDesc> {
+    let cut = match model {
+        _ if parts > 1 && mesh.tensor_parallel > 1 => {
+            let ranks = mesh.tensor_parallel;
+            Err(pipewright_models::ConfigError::HeadPartsOfRanks { parts, ranks })
+        }
+        None => return None,
+        Some((model, tokens)) => CutModel::new(model, parts).map(|model| model.describe(tokens)),
+    };
+    cut.map_err(|error| section.report("head_parts", error.into())).ok()
 }
 
 fn read_transport(section: &mut Section<'_>) -> TransportChoice {

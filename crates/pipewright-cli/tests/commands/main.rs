@@ -7,6 +7,7 @@ mod validation;
 mod optimizers;
 mod optimizer_groups;
 mod experts;
+mod head_parts;
 mod patterns;
 mod generate;
 mod profile;

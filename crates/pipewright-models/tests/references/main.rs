@@ -4,6 +4,7 @@ mod golden;
 mod pipelined;
 mod tied;
 mod families;
+mod head_parts;
 mod nemotron_h;
 mod hybrid;
 mod tensor_parallel;

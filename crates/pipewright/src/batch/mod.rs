@@ -18,4 +18,4 @@ pub use side_inputs::SideInputError;
 pub(crate) use side_inputs::SideInputs;
 pub(crate) use split_spec::common_size;
 pub use split_spec::{Merge, Nested, SplitSpec, merge_by, split_by, tensor_split};
-pub use step_batch::Batch;
+pub use step_batch::{Batch, TARGETS};
