@@ -20,9 +20,10 @@ pub fn forward(logits: &[f32], targets: &[usize], vocabulary: usize) -> (f32, Ve
 }
 
 #[multiversion(targets = "simd")]
-fn normalise(logits: &[f32], vocabulary: usize, normalisers: &mut [f32]) {
+pub(super) fn normalise(logits: &[f32], vocabulary: usize, normalisers: &mut [f32]) {
     for (row, normaliser) in logits.chunks_exact(vocabulary).zip(normalisers) {
-        let largest = max(row);
+        // A row of which all logits are masked has a sum of 0.
+        let largest = max(row).max(f32::MIN);
         *normaliser = sum(vocabulary, |i| exp(row[i] - largest)).ln() + largest;
     }
 }
@@ -31,22 +32,28 @@ fn normalise(logits: &[f32], vocabulary: usize, normalisers: &mut [f32]) {
 pub fn backward(logits: &[f32], targets: &[usize], normalisers: &[f32], gradient: f32) -> Vec<f32> {
     let vocabulary = logits.len() / targets.len().max(1);
     let share = gradient / targets.len() as f32;
-    let mut d_logits = fresh(logits.len());
-    probabilities(logits, normalisers, share, &mut d_logits);
-    // SAFETY: there is a normaliser for each row of `logits`, whose elements were written.
-    let mut d_logits = unsafe { written(d_logits) };
+    let mut d_logits = scaled_probabilities(logits, normalisers, &vec![share; targets.len()]);
     for (row, &target) in d_logits.chunks_exact_mut(vocabulary.max(1)).zip(targets) {
         row[target] -= share;
     }
     d_logits
 }
 
+/// Returns `share exp(logits - normaliser)`, with a normaliser and a share for each row.
+pub(super) fn scaled_probabilities(logits: &[f32], normalisers: &[f32], shares: &[f32]) -> Vec<f32> {
+    let mut scaled = fresh(logits.len());
+    probabilities(logits, normalisers, shares, &mut scaled);
+    // SAFETY: there are a normaliser and a share for each row of `logits`, whose elements were written.
+    unsafe { written(scaled) }
+}
+
 #[multiversion(targets = "simd")]
-fn probabilities(logits: &[f32], normalisers: &[f32], share: f32, d_logits: &mut [MaybeUninit<f32>]) {
+fn probabilities(logits: &[f32], normalisers: &[f32], shares: &[f32], d_logits: &mut [MaybeUninit<f32>]) {
     let width = (logits.len() / normalisers.len().max(1)).max(1);
     assert_eq!(logits.len(), normalisers.len() * width, "rows are whole");
+    assert_eq!(normalisers.len(), shares.len(), "one share a row");
     let rows = logits.chunks_exact(width).zip(d_logits.chunks_exact_mut(width));
-    for ((logits, d_logits), normaliser) in rows.zip(normalisers) {
+    for (((logits, d_logits), normaliser), share) in rows.zip(normalisers).zip(shares) {
         for (d, logit) in d_logits.iter_mut().zip(logits) {
             d.write(exp(logit - normaliser) * share);
         }

@@ -31,3 +31,4 @@ pub mod scan;
 mod simd;
 pub mod squares;
 pub mod swiglu;
+pub mod vocabulary_part;

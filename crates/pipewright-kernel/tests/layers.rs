@@ -12,6 +12,7 @@ const LAYERS: &[&str] = &[
     "relu_squared",
     "swiglu",
     "cross_entropy",
+    "vocabulary_part",
     "rotary",
     "attention",
     "cached_attention",

@@ -11,6 +11,7 @@ use serde::de::DeserializeOwned;
 use crate::decoder::{BlockForm, DecoderConfig, DecoderStage};
 use crate::error::ConfigError;
 use crate::family::ModelFamily;
+use crate::head_form::HeadForm;
 use crate::parameter::ParameterSource;
 
 /// A family of decoder-only models. [`From`] returns the family's model of some sizes, with its usual values for
@@ -48,6 +49,10 @@ impl<F: DecoderFamily> ModelFamily for F {
 
     fn describe(&self, sequence: usize) -> ModelDesc {
         self.decoder().describe(&self.form(), sequence)
+    }
+
+    fn head(&self) -> Option<HeadForm> {
+        Some(self.decoder().head())
     }
 
     fn initializer_range(&self) -> f64 {

@@ -151,6 +151,48 @@ pub enum ConfigError {
         /// The number of ranks.
         ranks: u32,
     },
+    /// The head of this family is one layer.
+    #[error(
+        "the head of this model cannot be cut into {parts} parts: its loss does not consist of one mean over all tokens; set \
+         `pipeline.head_parts` to 1, or use one of the families {}", .families.join(", ")
+    )]
+    WholeHead {
+        /// The number of parts.
+        parts: u32,
+        /// The families whose head can be cut.
+        families: Vec<&'static str>,
+    },
+    /// The head uses the table of the embedding.
+    #[error(
+        "the head cannot be cut into {parts} parts, because it uses the table of the embedding, which the first stage has whole: \
+         set `tie_word_embeddings` to false, or `pipeline.head_parts` to 1"
+    )]
+    TiedHead {
+        /// The number of parts.
+        parts: u32,
+    },
+    /// A part of the head would have no token.
+    #[error(
+        "{parts} parts of a vocabulary of {vocabulary} tokens leave a part without a token; use a smaller \
+         `pipeline.head_parts`"
+    )]
+    HeadParts {
+        /// The number of parts.
+        parts: u32,
+        /// The size of the vocabulary.
+        vocabulary: usize,
+    },
+    /// Several ranks compute the stages of a model whose head is cut.
+    #[error(
+        "the head is cut into {parts} parts, and {ranks} tensor ranks split the vocabulary already: set `pipeline.head_parts` \
+         or `mesh.tensor_parallel` to 1"
+    )]
+    HeadPartsOfRanks {
+        /// The number of parts.
+        parts: u32,
+        /// The number of ranks.
+        ranks: u32,
+    },
     /// The range of layers is not a stage of the model.
     #[error("layers {start}..{end} are not a stage of a model of {layers} layers")]
     LayerRange {
@@ -182,7 +224,13 @@ impl ConfigError {
                 Some(message.strip_prefix('`')?.split([' ', '`']).next()?.to_owned())
             }
             Self::EmptyStage { .. } => Some("pattern".to_owned()),
-            Self::LayerRange { .. } | Self::Split { .. } | Self::FewExperts { .. } => None,
+            Self::LayerRange { .. }
+            | Self::Split { .. }
+            | Self::FewExperts { .. }
+            | Self::WholeHead { .. }
+            | Self::TiedHead { .. }
+            | Self::HeadParts { .. }
+            | Self::HeadPartsOfRanks { .. } => None,
         }
     }
 }

@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 
 use crate::decoder::DecoderConfig;
 use crate::error::ConfigError;
+use crate::head_form::HeadForm;
 use crate::init::SeededInit;
 use crate::next_token::NextToken;
 use crate::parameter::{Outline, ParameterSource, ParameterSpec};
@@ -83,8 +84,19 @@ pub trait ModelFamily: Clone + Send + Sync + Sized + Serialize + DeserializeOwne
         self.clone()
     }
 
+    /// Returns the last norm and the head, if the head can be cut along the vocabulary
+    /// ([`CutModel`](crate::CutModel)).
+    fn head(&self) -> Option<HeadForm> {
+        None
+    }
+
     /// Returns the standard deviation of initial parameters.
     fn initializer_range(&self) -> f64;
+
+    /// Returns the initial parameters, which depend on `seed` and not on the cut of the model.
+    fn initial(&self, seed: u64) -> impl ParameterSource<Error = ConfigError> {
+        SeededInit { seed, deviation: self.initializer_range() }
+    }
 
     /// Builds the stage that holds `layers`, with parameters from `source`, on `device`.
     ///
@@ -131,8 +143,7 @@ pub trait ModelFamily: Clone + Send + Sync + Sized + Serialize + DeserializeOwne
         device: &Device,
         tensor: &TensorParallel,
     ) -> Result<Self::Stage, ConfigError> {
-        let mut source = SeededInit { seed, deviation: self.initializer_range() };
-        self.build_split_stage(layers, &mut source, device, tensor)
+        self.build_split_stage(layers, &mut self.initial(seed), device, tensor)
     }
 
     /// Builds the stage that holds `layers`, with initial parameters that depend on `seed` and not on the cut of the

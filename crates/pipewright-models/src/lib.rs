@@ -51,6 +51,7 @@ pub mod training_module;
 mod documents;
 
 mod cost;
+mod head_form;
 
 mod mamba;
 
@@ -59,6 +60,7 @@ pub mod decoder;
 pub mod family;
 
 mod decoder_family;
+mod cut_stage;
 
 pub mod hybrid;
 pub mod llama;
@@ -70,11 +72,14 @@ pub mod qwen3_moe;
 pub mod hf;
 
 pub mod model_config;
+mod cut_model;
 
 pub mod generation;
 
+pub use cut_model::CutModel;
 pub use error::{ConfigError, SplitModel};
 pub use family::ModelFamily;
+pub use head_form::HeadForm;
 pub use loss::cross_entropy;
 pub use model_config::{InitialParameters, ModelConfig, ModelSource};
 pub use parameter::{ParameterKind, ParameterSource, ParameterSpec, parameter_specs};

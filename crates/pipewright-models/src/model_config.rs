@@ -14,9 +14,11 @@ use pipewright::train::data::{SideError, SideRows};
 use pipewright_schedule::ModelDesc;
 use serde_json::{Map, Value};
 
+use crate::cut_stage::{self, build_training_stage};
 use crate::decoder::DecoderConfig;
 use crate::error::ConfigError;
 use crate::family::ModelFamily;
+use crate::head_form::HeadForm;
 use crate::hf::{self, HfError};
 use crate::hybrid::HybridConfig;
 use crate::llama::LlamaConfig;
@@ -27,7 +29,6 @@ use crate::parameter_group::{self, ParameterGroup};
 use crate::qwen2::Qwen2Config;
 use crate::qwen3::Qwen3Config;
 use crate::qwen3_moe::Qwen3MoeConfig;
-use crate::training_module::TrainingModule;
 
 /// The source of the parameters with which training starts.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -47,23 +48,35 @@ pub enum ModelSource<'a> {
     Checkpoint(&'a Checkpoint),
 }
 
-/// Builds the stage of `config` that holds `layers`. The last stage computes the loss.
-fn training_stage<F: ModelFamily + 'static>(
+/// Builds the stage of `config` with `parts` parts of its head that holds `layers`. The last stage computes the loss.
+fn training_stage<F: ModelFamily>(
     config: &F,
+    parts: u32,
     layers: Range<usize>,
     initial: &InitialParameters,
-    device: &Device,
-    tensor: &TensorParallel,
+    place: (&Device, &TensorParallel),
 ) -> Result<Stage, HfError> {
-    // The sequence length affects only costs.
-    let is_last = layers.end == config.describe(1).layers.len();
-    let stage: F::Stage = match initial {
-        InitialParameters::Seed(seed) => config.init_split_stage(layers, *seed, device, tensor)?,
-        InitialParameters::Directory(directory) => {
-            hf::load_split_stage(directory, config, layers, device, tensor)?
+    match initial {
+        InitialParameters::Seed(seed) => {
+            Ok(build_training_stage(config, parts, layers, &mut config.initial(*seed), place)?)
         }
-    };
-    Ok(stage.into_stage(is_last))
+        InitialParameters::Directory(directory) => {
+            build_training_stage(config, parts, layers, &mut hf::open_weights(directory)?, place)
+        }
+    }
+}
+
+/// Returns the parameters of a stage of `config` with `parts` parts of its head.
+fn outline<F: ModelFamily>(
+    config: &F,
+    parts: u32,
+    layers: Range<usize>,
+    tensor: &TensorParallel,
+) -> Result<Vec<ParameterSpec>, ConfigError> {
+    let Some(form) = config.head().filter(|_| parts > 1) else { return config.split_outline(layers, tensor) };
+    let mut outline = Outline::default();
+    cut_stage::build(config, (form, parts), layers, &mut outline, (&Device::flex(), tensor))?;
+    Ok(outline.specs)
 }
 
 /// Returns the global paths of the parameters of these groups.
@@ -274,8 +287,38 @@ macro_rules! families {
                 device: &Device,
                 tensor: &TensorParallel,
             ) -> Result<Stage, HfError> {
+                self.cut_stage(1, layers, initial, (device, tensor))
+            }
+
+            /// Returns the last norm and the head, if the head can be cut.
+            pub(crate) fn head(&self) -> Option<HeadForm> {
                 match self {
-                    $(Self::$variant(config) => training_stage(config, layers, initial, device, tensor),)*
+                    $(Self::$variant(config) => config.head(),)*
+                }
+            }
+
+            /// As [`ModelConfig::split_training_stage`], with the head in `parts` parts.
+            pub(crate) fn cut_stage(
+                &self,
+                parts: u32,
+                layers: Range<usize>,
+                initial: &InitialParameters,
+                place: (&Device, &TensorParallel),
+            ) -> Result<Stage, HfError> {
+                match self {
+                    $(Self::$variant(config) => training_stage(config, parts, layers, initial, place),)*
+                }
+            }
+
+            /// As [`ModelConfig::split_outline`], with the head in `parts` parts.
+            pub(crate) fn cut_outline(
+                &self,
+                parts: u32,
+                layers: Range<usize>,
+                tensor: &TensorParallel,
+            ) -> Result<Vec<ParameterSpec>, ConfigError> {
+                match self {
+                    $(Self::$variant(config) => outline(config, parts, layers, tensor),)*
                 }
             }
 
@@ -329,6 +372,13 @@ fn parts<W: AsRef<str>>(words: impl Iterator<Item = W>) -> [bool; 2] {
 }
 
 impl ModelConfig {
+    /// Returns the names of the families whose head can be cut into parts.
+    pub(crate) fn families_with_parts() -> Vec<&'static str> {
+        let model = |name: &str| Self::of_sizes(name, DecoderConfig::new(8, 2), Map::new());
+        let has_parts = |name: &&str| model(name).is_ok_and(|model| model.head().is_some());
+        Self::MODEL_TYPES.iter().copied().filter(has_parts).collect()
+    }
+
     /// Returns the error of a model of an unknown family, whose `config.json` has these keys. The nearest family has
     /// the parts of the model and the fewest others; among equals, its name is the most similar.
     fn unknown<'a>(found: &str, keys: impl Iterator<Item = &'a str>) -> ConfigError {

@@ -1,5 +1,6 @@
 //! Modules of stages that can be trained: how the last stage of a model computes its loss.
 
+use burn::module::ModuleDisplay;
 use burn::tensor::{Int, Tensor};
 use pipewright::nn::split_cross_entropy;
 use pipewright::stage::{Stage, StageModule};
@@ -8,7 +9,7 @@ use crate::loss::cross_entropy;
 use crate::split::SplitStage;
 
 /// The module of a stage of a model family.
-pub trait TrainingModule: StageModule {
+pub trait TrainingModule: StageModule + ModuleDisplay {
     /// Returns the stage for training. The last stage of a model computes the loss from target ids `[batch, sequence]`.
     fn into_stage(self, is_last: bool) -> Stage;
 }

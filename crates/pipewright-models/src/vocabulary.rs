@@ -11,7 +11,7 @@ use crate::parameter::{Builder, ParameterKind, ParameterSource, SplitLinear};
 use crate::split::require_parts;
 
 /// The path of an output head that has a matrix of its own.
-const HEAD: &str = "lm_head";
+pub(crate) const HEAD: &str = "lm_head";
 
 impl<S> Builder<'_, S>
 where

@@ -15,6 +15,7 @@ const LAYERS: &[&str] = &[
     "training_module",
     "documents",
     "cost",
+    "head_form",
     "mamba",
     "decoder::defaults",
     "decoder::rope",
@@ -29,6 +30,7 @@ const LAYERS: &[&str] = &[
     "decoder",
     "family",
     "decoder_family",
+    "cut_stage",
     "hybrid::side_inputs",
     "hybrid::boundary",
     "hybrid::pattern",
@@ -59,6 +61,7 @@ const LAYERS: &[&str] = &[
     "qwen3_moe",
     "hf",
     "model_config",
+    "cut_model",
     "generation",
 ];
 

@@ -120,7 +120,7 @@ pub(super) fn choose(loaded: Loaded, processes: &mut ProcessGroup) -> Result<Cho
 /// Plans a run for estimated costs, without measuring.
 pub(super) fn choose_without_profile(loaded: Loaded) -> Result<Chosen, Failure> {
     let settings = loaded.settings;
-    let layers = layers_of(&settings, &read_model(&settings.model)?);
+    let layers = layers_of(&settings, &read_model(&settings)?);
     let (rates, link) = (assumed_rates(&settings), assumed_link(&settings));
     let profile = estimate(&workload(&settings, &layers), rates, link);
     let source = format!(
@@ -148,7 +148,7 @@ fn decide(
         data_parallel: settings.mesh.is_sharded().then_some(settings.mesh.data_parallel),
         // The cost of tensor-parallel ranks is assumed, and only plans that the user asks for rely on it.
         tensor_parallel: Some(1),
-        state: training_state(settings, &read_model(&settings.model)?)?,
+        state: training_state(settings, read_model(settings)?.model())?,
         plans: usize::MAX,
         ..PlanRequest::default()
     };
@@ -244,7 +244,7 @@ fn apply(mut settings: Settings, decision: Decision) -> Result<Chosen, Failure> 
 /// Returns the name of the profile's file, with a hash of the model, the device, and the settings that change the times
 /// of a layer.
 fn profile_file(settings: &Settings) -> Result<String, Failure> {
-    const KEYS: [&str; 13] = [
+    const KEYS: [&str; 14] = [
         "data.bos_id",
         "data.packed",
         "data.restart_positions",
@@ -253,6 +253,7 @@ fn profile_file(settings: &Settings) -> Result<String, Failure> {
         "pipeline.microbatch_size",
         "pipeline.threads_per_rank",
         "pipeline.transport",
+        "pipeline.head_parts",
         "optimizer.momentum",
         "optimizer.name",
         "run.device",
@@ -260,7 +261,7 @@ fn profile_file(settings: &Settings) -> Result<String, Failure> {
         "run.precision",
     ];
     let mut hasher = DefaultHasher::new();
-    read_model(&settings.model)?.to_json().to_string().hash(&mut hasher);
+    read_model(settings)?.model().to_json().to_string().hash(&mut hasher);
     let by_key = settings.by_key();
     KEYS.map(|key| by_key.get(key)).hash(&mut hasher);
     settings.mesh.ranks(settings.pipeline.ranks).hash(&mut hasher);
@@ -271,7 +272,7 @@ fn profile_file(settings: &Settings) -> Result<String, Failure> {
 
 /// Reads a profile that an earlier run has left, with its text. A profile that cannot be used is measured again.
 fn read_profile(settings: &Settings, file: &Path) -> Option<(Profile, String)> {
-    let layers = layers_of(settings, &read_model(&settings.model).ok()?);
+    let layers = layers_of(settings, &read_model(settings).ok()?);
     let run = ProfiledRun {
         workload: workload(settings, &layers),
         rates: assumed_rates(settings),

@@ -74,7 +74,7 @@ pub(super) fn launch(
     if transport == TransportChoice::Mpi {
         devices = processes.settle(own_device(&settings, &mut world))?;
     }
-    let config = pipeline_config(&settings, &model)?;
+    let config = pipeline_config(&settings, model.model())?;
     let config = PipelineConfig { interrupt: Some(interrupt.flag()), devices, ..config };
     // Each stage is made on the thread of its rank, in the processor's memory, and then moved to the rank's device.
     let make_stage = move |stage, tensor: &TensorParallel| {

@@ -1,13 +1,13 @@
 //! The bytes of a layer's tensors in the precision of a run. A model describes its layers in single precision.
 
 use pipewright::tensor::Precision;
-use pipewright_models::ModelConfig;
+use pipewright_models::CutModel;
 use pipewright_schedule::{LayerDesc, ModelDesc};
 
 use crate::config::Settings;
 
 /// Returns the layers of a run's model, with their sizes in the precision of the run.
-pub(super) fn layers_of(settings: &Settings, model: &ModelConfig) -> ModelDesc {
+pub(super) fn layers_of(settings: &Settings, model: &CutModel) -> ModelDesc {
     in_precision(&model.describe(settings.data.seq_len as usize), settings.run.precision)
 }
 

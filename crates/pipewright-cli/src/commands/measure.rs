@@ -8,7 +8,7 @@ use pipewright::pipeline::{Pipeline, PipelineConfig};
 use pipewright::profile::{MeasureConfig, Measured, measure};
 use pipewright::train::data::TokenRows;
 use pipewright::train::{Decay, LearningRate, Trainer};
-use pipewright_models::{InitialParameters, ModelConfig};
+use pipewright_models::{CutModel, InitialParameters};
 use pipewright_schedule::ModelDesc;
 use pipewright_schedule::analytic::Workload;
 use pipewright_schedule::profile::{DeviceProfile, Profile};
@@ -80,7 +80,7 @@ pub(super) fn memory_of_rank(settings: &Settings) -> Option<u64> {
 
 /// What a process measures, and on what.
 struct Subject {
-    model: ModelConfig,
+    model: CutModel,
     layers: ModelDesc,
     rows: TokenRows,
     /// The ranks of this process.
@@ -90,9 +90,9 @@ struct Subject {
 
 impl Subject {
     fn open(settings: &Settings, processes: &ProcessGroup) -> Result<Self, Failure> {
-        let model = read_model(&settings.model)?;
+        let model = read_model(settings)?;
         let layers = layers_of(settings, &model);
-        let rows = open_training(settings, &model)?;
+        let rows = open_training(settings, model.model())?;
         let run = &settings.run;
         let (ranks, devices) = match settings.pipeline.transport {
             TransportChoice::Local => {
@@ -109,7 +109,7 @@ fn measure_layers(settings: &Settings, subject: &Subject, time: Duration) -> Res
     let Subject { model, layers, rows: data, ranks, devices } = subject;
     let (ranks, rows) = (*ranks, settings.pipeline.microbatch_size);
     let config = MeasureConfig {
-        pipeline: PipelineConfig { devices: devices.clone(), ..pipeline_config(settings, model)? },
+        pipeline: PipelineConfig { devices: devices.clone(), ..pipeline_config(settings, model.model())? },
         ranks,
         rows,
         time_limit: time,

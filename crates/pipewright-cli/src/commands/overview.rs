@@ -14,7 +14,7 @@ pub(super) fn overview(prepared: &Prepared) -> Overview {
     let replicas = settings.mesh.data_parallel;
     let file_name = |path: &Path| path.file_name().map(|name| name.to_string_lossy().into_owned());
     Overview {
-        model: model.to_json()["model_type"].as_str().unwrap_or("model").to_owned(),
+        model: model.model().to_json()["model_type"].as_str().unwrap_or("model").to_owned(),
         layers: layers.layers.len(),
         parameters: layers.layers.iter().map(|layer| layer.parameters).sum(),
         ranks: settings.mesh.ranks(program.ranks()),

@@ -115,7 +115,7 @@ fn request(
     let microbatches = arguments.microbatches.or(of_settings.map(|pipeline| pipeline.microbatches));
     let memory = arguments.memory.or(profile.device.as_ref().and_then(|device| device.memory_bytes));
     let state = match settings {
-        Some(settings) => training_state(settings, &read_model(&settings.model)?)?,
+        Some(settings) => training_state(settings, read_model(settings)?.model())?,
         None => TrainingState::default(),
     };
     Ok(PlanRequest {
@@ -153,7 +153,7 @@ fn profile(arguments: &PlanArguments, settings: Option<&Settings>) -> Result<Pro
         })?;
         return Ok(config::profile::read(file)?);
     };
-    let layers = layers_of(settings, &read_model(&settings.model)?);
+    let layers = layers_of(settings, &read_model(settings)?);
     let (workload, rates) = (workload(settings, &layers), assumed_rates(settings));
     match &arguments.profile {
         None => Ok(estimate(&workload, rates, assumed_link(settings))),

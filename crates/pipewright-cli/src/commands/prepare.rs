@@ -14,7 +14,7 @@ use pipewright::train::data::{
     DOCUMENTS, DataConfig, DataError, DataIdentity, Documents, POSITIONS, SideRows, TokenRows, Tokenizer,
 };
 use pipewright::transport::Fields;
-use pipewright_models::{InitialParameters, ModelConfig, hf};
+use pipewright_models::{CutModel, InitialParameters, ModelConfig, hf};
 use pipewright_schedule::csv::parse_schedule;
 use pipewright_schedule::lower::{TrainingLowering, for_training};
 use pipewright_schedule::partition::{Method, Partition, partition};
@@ -37,7 +37,7 @@ pub(super) struct Prepared {
     /// The settings.
     pub(super) settings: Settings,
     /// The model's configuration.
-    pub(super) model: ModelConfig,
+    pub(super) model: CutModel,
     /// The model's initial parameters.
     pub(super) initial: InitialParameters,
     /// The model's layers.
@@ -116,7 +116,9 @@ fn weights(initial: &InitialParameters) -> String {
 pub(super) fn prepare(loaded: Loaded) -> Result<Prepared, Failure> {
     let prepared = prepare_settings(loaded)?;
     if let InitialParameters::Directory(directory) = &prepared.initial {
-        let parameters = prepared.model.outline(0..prepared.layers.layers.len()).map_err(Failure::input)?;
+        let model = prepared.model.model();
+        // The sequence length affects only costs.
+        let parameters = model.outline(0..model.describe(1).layers.len()).map_err(Failure::input)?;
         hf::check_weights(directory, &parameters).map_err(Failure::input)?;
     }
     Ok(prepared)
@@ -125,17 +127,17 @@ pub(super) fn prepare(loaded: Loaded) -> Result<Prepared, Failure> {
 /// Prepares the run that the settings specify. The weights of a model directory are not checked.
 pub(super) fn prepare_settings(Loaded { settings, schedule }: Loaded) -> Result<Prepared, Failure> {
     let program = sound_program(schedule, &settings.pipeline, &settings.mesh)?;
-    let model = read_model(&settings.model)?;
+    let model = read_model(&settings)?;
     // A group without parameters is found here, before the folder of the results changes.
-    update(&settings.optimizer, &model)?;
+    update(&settings.optimizer, model.model())?;
     let layers = model.describe(settings.data.seq_len as usize);
     let stages = program.placement().stages();
-    let method = method(&settings.pipeline, &model, &layers, stages)?;
+    let method = method(&settings.pipeline, model.model(), &layers, stages)?;
     let partition = partition(&layers.weights(), stages, &method).map_err(Failure::input)?;
     require_split(&settings.mesh, &model, &partition)?;
-    require_slices(&program, &model)?;
-    require_one_beginning(&settings.data, &model)?;
-    let (rows, validation) = open_data(&settings, &model)?;
+    require_slices(&program, model.model())?;
+    require_one_beginning(&settings.data, model.model())?;
+    let (rows, validation) = open_data(&settings, model.model())?;
     let initial = match &settings.model {
         ModelSettings::From { from } => InitialParameters::Directory(from.clone()),
         ModelSettings::Fresh(_) => InitialParameters::Seed(settings.run.seed),
@@ -261,16 +263,17 @@ pub(super) fn lowering(mesh: &MeshSettings) -> TrainingLowering {
     }
 }
 
-/// Returns the configuration of the model that the settings name.
-pub(super) fn read_model(settings: &ModelSettings) -> Result<ModelConfig, Failure> {
-    match settings {
-        ModelSettings::From { from } => ModelConfig::read(from).map_err(Failure::input),
-        ModelSettings::Fresh(model) => Ok(model.config()),
-    }
+/// Returns the configuration of the model that the settings name, with its head in as many parts.
+pub(super) fn read_model(settings: &Settings) -> Result<CutModel, Failure> {
+    let model = match &settings.model {
+        ModelSettings::From { from } => ModelConfig::read(from).map_err(Failure::input)?,
+        ModelSettings::Fresh(model) => model.config(),
+    };
+    CutModel::new(model, settings.pipeline.head_parts).map_err(Failure::input)
 }
 
 /// Refuses a model with a layer that cannot be split over the ranks that compute each stage together.
-fn require_split(mesh: &MeshSettings, model: &ModelConfig, partition: &Partition) -> Result<(), Failure> {
+fn require_split(mesh: &MeshSettings, model: &CutModel, partition: &Partition) -> Result<(), Failure> {
     if mesh.tensor_parallel == 1 {
         return Ok(());
     }

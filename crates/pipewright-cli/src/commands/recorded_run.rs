@@ -7,7 +7,6 @@
 
 use std::path::Path;
 
-use pipewright_models::ModelConfig;
 use pipewright_schedule::costs::StageSizes;
 use pipewright_schedule::lower::for_training;
 use pipewright_schedule::measured::{costs_of, join_replicas, on_one_clock, program_of, replicas};
@@ -17,10 +16,9 @@ use pipewright_schedule::{Costs, Program, Recompute, ScheduleSpec, Timeline, gen
 
 use crate::commands::layer_sizes::layers_of;
 use crate::commands::other_sizes::other_sizes;
-use crate::commands::prepare::{lowering, method};
+use crate::commands::prepare::{lowering, method, read_model};
 use crate::commands::run_arguments::load_settings;
 use crate::config::Settings;
-use crate::config::model::ModelSettings;
 use crate::config::pipeline::ScheduleChoice;
 use crate::failure::Failure;
 use crate::run_folder::CONFIG;
@@ -96,13 +94,10 @@ fn title(run: &Path, program: &Program, replicas: usize, settings: Option<&Setti
 
 /// Returns the sizes of each stage's activations. `I` keeps for `W` about as much as the activations.
 fn sizes(settings: &Settings, program: &Program) -> Option<Vec<StageSizes>> {
-    let model = match &settings.model {
-        ModelSettings::From { from } => ModelConfig::read(from).ok()?,
-        ModelSettings::Fresh(model) => model.config(),
-    };
+    let model = read_model(settings).ok()?;
     let layers = layers_of(settings, &model);
     let stages = program.placement().stages();
-    let method = method(&settings.pipeline, &model, &layers, stages).ok()?;
+    let method = method(&settings.pipeline, model.model(), &layers, stages).ok()?;
     let cut = partition(&layers.weights(), stages, &method).ok()?;
     let rows = u64::from(settings.pipeline.microbatch_size);
     let size = |stage| {

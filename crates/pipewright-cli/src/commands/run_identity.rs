@@ -17,7 +17,7 @@ pub(super) const LOSS: &str = "loss";
 
 /// Returns the description of a run. Reads all data once.
 pub(super) fn describe(prepared: &Prepared) -> Map<String, Value> {
-    let (model, data) = (prepared.model.to_json(), json!(prepared.rows.identity()));
+    let (model, data) = (prepared.model.model().to_json(), json!(prepared.rows.identity()));
     Map::from_iter([(MODEL.to_owned(), model), (DATA.to_owned(), data)])
 }
 

@@ -117,6 +117,13 @@ pub(super) fn require_whole(settings: &Settings) -> Result<(), Failure> {
         OptimizerName::Adafactor => "adafactor",
         OptimizerName::AdamW | OptimizerName::Adam | OptimizerName::Sgd => return Ok(()),
     };
+    if settings.pipeline.head_parts > 1 && settings.optimizer.name == OptimizerName::Adafactor {
+        return Err(Failure::input(format!(
+            "`optimizer.name = \"adafactor\"` updates whole matrices, and with `pipeline.head_parts = {}` each layer has only \
+             some rows of the head; use adamw, adam, sgd or muon, or write `head_parts = 1`",
+            settings.pipeline.head_parts
+        )));
+    }
     match settings.mesh.is_sharded() {
         false => Ok(()),
         true => Err(Failure::input(format!(

@@ -102,6 +102,7 @@ pub(super) const SECTIONS: &[(&str, &[&str])] = &[
             "partition",
             "boundaries",
             "layout",
+            "head_parts",
             "transport",
             "threads_per_rank",
             "recompute",

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
+use pipewright_models::{CutModel, ModelConfig};
 use pipewright_schedule::csv::parse_program;
 use pipewright_schedule::generate::find;
 use pipewright_schedule::partition::{Layout, Method, partition};
@@ -14,6 +15,7 @@ use serde::{Serialize, Serializer};
 use crate::config::document::Document;
 use crate::config::generator::{self, GeneratorSettings};
 use crate::config::layout::{check_boundaries, read_layout};
+use crate::config::mesh::MeshSettings;
 use crate::config::paths::Surroundings;
 use crate::config::place::Place;
 use crate::config::problem::ProblemKind;
@@ -47,6 +49,8 @@ pub(crate) struct PipelineSettings {
     /// boundaries.
     #[serde(skip)]
     pub(crate) layout: Option<Layout>,
+    /// The number of layers into which the output head is cut along the vocabulary.
+    pub(crate) head_parts: u32,
     /// The transport of tensors between ranks.
     pub(crate) transport: TransportChoice,
     /// The number of threads that each rank computes with.
@@ -181,13 +185,13 @@ impl Serialize for ScheduleChoice {
     }
 }
 
-/// Reads the section. `layers` describes the model's layers if the configuration contains them. `replicas` is the number
-/// of replicas that share the microbatches. Returns a schedule unless there is a problem.
+/// Reads the section. `model` is the model with the tokens of a row, if the configuration contains its sizes. Returns a
+/// schedule unless there is a problem.
 pub(super) fn read(
     document: &mut Document,
     surroundings: &Surroundings,
-    layers: Option<&ModelDesc>,
-    replicas: u32,
+    model: Option<(ModelConfig, usize)>,
+    mesh: &MeshSettings,
 ) -> (PipelineSettings, Option<FoundSchedule>) {
     const PARTITIONS: [(&str, PartitionChoice); 5] = [
         ("even", PartitionChoice::Even),
@@ -206,20 +210,25 @@ pub(super) fn read(
         partition: section.choice("partition", PartitionChoice::Optimal, &PARTITIONS),
         boundaries: section.counts("boundaries"),
         layout: None,
+        head_parts: section.count("head_parts", 1),
         transport: read_transport(&mut section),
         threads_per_rank: section.count_to("threads_per_rank", 1, 1024),
         recompute: read_recompute(&mut section),
         generator: generator::read(&mut section),
     };
     read_layout(&mut section, &mut pipeline);
+    let layers = cut_head(&mut section, pipeline.head_parts, model, mesh);
+    let replicas = mesh.data_parallel;
     if section.is_sound() {
         check_boundaries(&mut section, &pipeline);
     }
     if section.is_sound() {
         check_file_sizes(&mut section, &pipeline, replicas);
     }
-    let schedule =
-        section.is_sound().then(|| find_schedule(&mut section, &mut pipeline, layers, replicas)).flatten();
+    let schedule = section
+        .is_sound()
+        .then(|| find_schedule(&mut section, &mut pipeline, layers.as_ref(), replicas))
+        .flatten();
     if let Some(stages) = schedule.as_ref().and_then(FoundSchedule::stages) {
         check_recompute(&mut section, &pipeline.recompute, stages);
     }
@@ -255,6 +264,25 @@ fn check_recompute(section: &mut Section<'_>, recompute: &Recompute, stages: u32
             ProblemKind::OutOfRange { key: "recompute", value: stage.to_string(), range },
         );
     }
+}
+
+/// Returns the layers of the model with its head in parts. Refuses parts of a head that cannot be cut, and parts beside
+/// tensor ranks.
+fn cut_head(
+    section: &mut Section<'_>,
+    parts: u32,
+    model: Option<(ModelConfig, usize)>,
+    mesh: &MeshSettings,
+) -> Option<ModelDesc> {
+    let cut = match model {
+        _ if parts > 1 && mesh.tensor_parallel > 1 => {
+            let ranks = mesh.tensor_parallel;
+            Err(pipewright_models::ConfigError::HeadPartsOfRanks { parts, ranks })
+        }
+        None => return None,
+        Some((model, tokens)) => CutModel::new(model, parts).map(|model| model.describe(tokens)),
+    };
+    cut.map_err(|error| section.report("head_parts", error.into())).ok()
 }
 
 fn read_transport(section: &mut Section<'_>) -> TransportChoice {

@@ -74,15 +74,14 @@ impl Settings {
         let mut document = Document::new(Some(source), arguments);
         let model = model::read(&mut document, surroundings);
         let data = data::read(&mut document, surroundings);
-        let layers = match &model {
+        let fresh = match &model {
             ModelSettings::Fresh(model) if document.problems.is_empty() => {
-                Some(model.config().describe(data.seq_len as usize))
+                Some((model.config(), data.seq_len as usize))
             }
             ModelSettings::Fresh(_) | ModelSettings::From { .. } => None,
         };
         let mesh = mesh::read(&mut document, surroundings);
-        let (pipeline, schedule) =
-            pipeline::read(&mut document, surroundings, layers.as_ref(), mesh.data_parallel);
+        let (pipeline, schedule) = pipeline::read(&mut document, surroundings, fresh, &mesh);
         let optimizer = optimizer::read(&mut document, surroundings);
         let run = run::read(&mut document, surroundings);
         check_warmup(&mut document, surroundings, &optimizer, &run);

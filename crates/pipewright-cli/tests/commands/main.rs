@@ -8,6 +8,7 @@ mod slices;
 mod optimizers;
 mod optimizer_groups;
 mod experts;
+mod head_parts;
 mod patterns;
 mod generate;
 mod profile;

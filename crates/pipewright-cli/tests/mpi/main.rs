@@ -106,6 +106,25 @@ fn processes_train_as_threads_do_to_the_bit() {
 }
 
 #[test]
+fn parts_of_a_head_train_in_processes_as_in_threads_to_the_bit() {
+    let folder = folder();
+    let parts = [
+        "pipeline.ranks=4",
+        "pipeline.head_parts=3",
+        "pipeline.partition=explicit",
+        "pipeline.boundaries=[9, 18, 19]",
+    ];
+    let mut alone = Command::new(pipewright());
+    with_overrides(alone.current_dir(folder.path()), &parts);
+    let output = alone.output().expect("it starts");
+    assert_eq!(output.status.code(), Some(0), "{}", words(&output));
+    let expected = figures(folder.path());
+    let output = processes(folder.path(), 4, &parts);
+    assert_eq!(output.status.code(), Some(0), "{}", words(&output));
+    assert_eq!(figures(folder.path()), expected);
+}
+
+#[test]
 fn experts_train_in_processes_as_in_threads_to_the_bit() {
     let folder = folder();
     let model = ["model.architecture=qwen3_moe", "model.num_experts=4", "model.output_router_logits=true"];

@@ -10,8 +10,9 @@ use pipewright::stage::Stage;
 use super::block::DecoderBlock;
 use super::config::DecoderConfig;
 use super::form::BlockForm;
-use super::stage::{AttentionCache, DecoderModel, DecoderStage, EMBEDDING};
+use super::stage::{AttentionCache, DecoderModel, DecoderStage, EMBEDDING, NORM};
 use crate::error::ConfigError;
+use crate::head_form::HeadForm;
 use crate::parameter::{Builder, ParameterSource};
 use crate::split::SplitStage;
 use crate::stage_layers::{Layer, stage_layers};
@@ -54,6 +55,19 @@ impl DecoderConfig {
     }
 }
 
+impl DecoderConfig {
+    /// Returns the last norm and the head; see [`ModelFamily::head`](crate::ModelFamily::head).
+    pub(crate) fn head(&self) -> HeadForm {
+        HeadForm {
+            norm: NORM,
+            epsilon: self.rms_norm_eps,
+            width: self.hidden_size,
+            vocabulary: self.vocab_size,
+            is_tied: self.tie_word_embeddings,
+        }
+    }
+}
+
 impl DecoderStage {
     fn empty(config: &DecoderConfig) -> Self {
         let layers = vec![None; config.num_hidden_layers];
@@ -72,7 +86,7 @@ impl DecoderStage {
         S::Error: From<ConfigError>,
     {
         let (vocabulary, hidden) = (config.vocab_size, config.hidden_size);
-        self.model.norm = Some(builder.norm("model.norm", hidden, config.rms_norm_eps)?);
+        self.model.norm = Some(builder.norm(NORM, hidden, config.rms_norm_eps)?);
         match config.tie_word_embeddings {
             true => {
                 let weight = builder.token_table(EMBEDDING, vocabulary, hidden)?;

@@ -20,6 +20,8 @@ use crate::stage_layers::Layer;
 
 /// The path of the embedding.
 pub(super) const EMBEDDING: &str = "model.embed_tokens";
+/// The path of the last norm.
+pub(super) const NORM: &str = "model.norm";
 
 /// A contiguous range of layers.
 ///

@@ -18,8 +18,8 @@ mod write;
 pub use error::HfError;
 pub use export::export;
 pub use origin::{TOKENIZER, end_tokens, keep_origin};
-pub(crate) use read::read_config;
 pub use read::{check_weights, load_split_stage, load_stage, restore_stage};
+pub(crate) use read::{open_weights, read_config};
 pub use write::{DEFAULT_SHARD_BYTES, Writer, save};
 
 const CONFIG: &str = "config.json";

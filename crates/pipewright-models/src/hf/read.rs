@@ -16,7 +16,7 @@ use super::weights::Weights;
 use super::{CONFIG, HfError};
 use crate::error::ConfigError;
 use crate::family::ModelFamily;
-use crate::parameter::ParameterSpec;
+use crate::parameter::{ParameterSource, ParameterSpec};
 
 /// Reads `dir/config.json` with `parse_model`; an error names the file and, if possible, the line.
 ///
@@ -72,6 +72,11 @@ pub fn load_split_stage<F: ModelFamily>(
     tensor: &TensorParallel,
 ) -> Result<F::Stage, HfError> {
     config.build_split_stage(layers, &mut Weights::open(dir)?, device, tensor)
+}
+
+/// Returns the weights of a directory, whose files are opened when they are first needed.
+pub(crate) fn open_weights(dir: &Path) -> Result<impl ParameterSource<Error = HfError>, HfError> {
+    Weights::open(dir)
 }
 
 /// Builds the stage of `config`'s model that holds `layers`, with the parameters of a checkpoint, on `device`.

@@ -247,14 +247,8 @@ impl ModelFamily for HybridConfig {
         Some(self.pattern.cuts().iter().map(|blocks| blocks + 1).collect())
     }
 
-    fn init_split_stage(
-        &self,
-        layers: Range<usize>,
-        seed: u64,
-        device: &Device,
-        tensor: &TensorParallel,
-    ) -> Result<HybridStage, ConfigError> {
-        self.build_split_stage(layers, &mut InitialParameters::new(self, seed), device, tensor)
+    fn initial(&self, seed: u64) -> impl ParameterSource<Error = ConfigError> {
+        InitialParameters::new(self, seed)
     }
 
     fn build_split_stage<S>(

@@ -17,6 +17,7 @@ use crate::decoder::{DecoderConfig, DecoderInput};
 use crate::documents::given_scope;
 use crate::error::{ConfigError, SplitModel};
 use crate::family::ModelFamily;
+use crate::head_form::HeadForm;
 use crate::mamba::{NO_SLICES, is_of_scan};
 use crate::next_token::{NextToken, device_of, ids, last_row};
 use crate::parameter::{Builder, ParameterSource, without_variants};
@@ -26,6 +27,8 @@ use crate::training_module::{TrainingModule, stage_of_logits};
 
 /// The path of the embedding.
 const EMBEDDING: &str = "backbone.embeddings";
+/// The path of the last norm.
+const NORM: &str = "backbone.norm_f";
 
 /// A contiguous range of layers. As in a [`DecoderStage`](crate::decoder::DecoderStage), parameters have the paths of
 /// a Hugging Face directory, so the struct has fields for the whole model.
@@ -203,14 +206,18 @@ impl ModelFamily for NemotronHConfig {
         self.initializer_range
     }
 
-    fn init_split_stage(
-        &self,
-        layers: Range<usize>,
-        seed: u64,
-        device: &Device,
-        tensor: &TensorParallel,
-    ) -> Result<NemotronHStage, ConfigError> {
-        self.build_split_stage(layers, &mut InitialParameters::new(self, seed), device, tensor)
+    fn head(&self) -> Option<HeadForm> {
+        Some(HeadForm {
+            norm: NORM,
+            epsilon: self.layer_norm_epsilon,
+            width: self.hidden_size,
+            vocabulary: self.vocab_size,
+            is_tied: self.tie_word_embeddings,
+        })
+    }
+
+    fn initial(&self, seed: u64) -> impl ParameterSource<Error = ConfigError> {
+        InitialParameters::new(self, seed)
     }
 
     fn build_split_stage<S>(
@@ -268,7 +275,7 @@ impl NemotronHStage {
         S::Error: From<ConfigError>,
     {
         let (vocabulary, hidden) = (config.vocab_size, config.hidden_size);
-        self.backbone.norm_f = Some(builder.norm("backbone.norm_f", hidden, config.layer_norm_epsilon)?);
+        self.backbone.norm_f = Some(builder.norm(NORM, hidden, config.layer_norm_epsilon)?);
         match config.tie_word_embeddings {
             true => {
                 let weight = builder.token_table(EMBEDDING, vocabulary, hidden)?;

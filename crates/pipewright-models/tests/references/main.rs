@@ -6,6 +6,7 @@ mod pipelined;
 mod tied;
 mod slices;
 mod families;
+mod head_parts;
 mod nemotron_h;
 mod hybrid;
 mod tensor_parallel;

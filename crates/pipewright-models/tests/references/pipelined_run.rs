@@ -10,19 +10,15 @@ use pipewright::mesh::DataParallelMode;
 use pipewright::nn::TensorParallel;
 use pipewright::optimizer::AdamW;
 use pipewright::pipeline::{Pipeline, PipelineConfig};
-use pipewright::stage::Stage;
 use pipewright::tensor::{Precision, unpack};
 use pipewright::train::Trainer;
 use pipewright::train::data::{Cursor, DataConfig, Tokenizer};
 use pipewright::train::{Decay, LearningRate};
 use pipewright::transport::World;
-use pipewright_models::hf::HfError;
-use pipewright_models::{ModelConfig, ModelFamily, TrainingModule, hf};
+use pipewright_models::{CutModel, InitialParameters, ModelConfig};
 use pipewright_schedule::generate::catalogue;
 use pipewright_schedule::lower::{TrainingLowering, for_training};
-use pipewright_schedule::{
-    Method, Recompute, ScheduleSpec, StageIndex, ValidatedProgram, generate, partition,
-};
+use pipewright_schedule::{Recompute, ScheduleSpec, StageIndex, ValidatedProgram, generate, partition};
 
 use crate::reference::{Balance, Reference, Step};
 
@@ -168,15 +164,7 @@ pub(crate) fn train_spec(
     config: &PipelineConfig,
     steps: usize,
 ) -> Vec<Step> {
-    let program = program(schedule, spec, config);
-    match reference.config.clone() {
-        ModelConfig::Llama(model) => train_family(reference, model, program, config, steps),
-        ModelConfig::Qwen2(model) => train_family(reference, model, program, config, steps),
-        ModelConfig::Qwen3(model) => train_family(reference, model, program, config, steps),
-        ModelConfig::Qwen3Moe(model) => train_family(reference, model, program, config, steps),
-        ModelConfig::NemotronH(model) => train_family(reference, model, program, config, steps),
-        other => panic!("no reference is of {other:?}"),
-    }
+    train_program(reference, program(schedule, spec, config), config, steps)
 }
 
 /// Makes the program of `train`. The replicas share the microbatches.
@@ -190,16 +178,12 @@ fn program(schedule: &str, spec: ScheduleSpec, config: &PipelineConfig) -> Valid
     for_training(&schedule, &lowering).expect("it is sound")
 }
 
-fn train_family<F>(
+fn train_program(
     reference: &Reference,
-    model: F,
     program: ValidatedProgram,
     config: &PipelineConfig,
     steps: usize,
-) -> Vec<Step>
-where
-    F: ModelFamily + 'static,
-{
+) -> Vec<Step> {
     let (seq_len, batch) = (reference.expected.seq_len, reference.expected.batch);
     let rows = DataConfig {
         path: vec![reference.tokens().display().to_string()],
@@ -209,7 +193,7 @@ where
         seed: 0,
         documents: None,
     };
-    let mut rows = rows.open(model.vocab_size(), batch).expect("the data is here");
+    let mut rows = rows.open(reference.config.vocab_size(), batch).expect("the data is here");
     let first = rows.next_batch(batch).inputs;
     rows.seek(Cursor { epoch: 0, index: 0 }).expect("the first row");
     let rate = LearningRate {
@@ -218,7 +202,7 @@ where
         warmup_steps: 0,
         steps: steps as u64,
     };
-    let mut trainer = Trainer::new(launch(reference, model, program, config), rows, batch, rate);
+    let mut trainer = Trainer::new(launch(reference, program, config), rows, batch, rate);
     let step = |_| {
         let (metrics, _) = trainer.step().expect("a step");
         let balance = metrics.auxiliary.get("moe_aux");
@@ -229,6 +213,7 @@ where
     // The final logits of the reference are those of a training without a balance loss, in single precision.
     let is_whole = config.precision == Precision::F32
         && config.tensor_parallel == 1
+        && reference.cut.head_parts == 1
         && steps == reference.expected.steps.len();
     if is_whole && reference.expected.expected_aux.is_empty() {
         let tokens = TensorData::new::<i32, _>(first, [batch, seq_len]);
@@ -240,19 +225,14 @@ where
     run
 }
 
-fn launch<F>(reference: &Reference, model: F, program: ValidatedProgram, config: &PipelineConfig) -> Pipeline
-where
-    F: ModelFamily + 'static,
-{
+fn launch(reference: &Reference, program: ValidatedProgram, config: &PipelineConfig) -> Pipeline {
     let count = program.placement().stages();
+    let model = CutModel::new(reference.config.clone(), reference.cut.head_parts).expect("it can be cut");
     let weights = model.describe(reference.expected.seq_len).weights();
-    let stages = partition(&weights, count, &Method::Optimal).expect("it divides");
-    let dir = reference.dir.clone();
-    let make = move |stage: StageIndex, tensor: &TensorParallel| -> Result<Stage, HfError> {
-        let device = Device::flex().autodiff();
-        let module = hf::load_split_stage(&dir, &model, stages.range(stage), &device, tensor)?;
-        let is_last = stage.get() + 1 == count;
-        Ok(module.into_stage(is_last))
+    let stages = partition(&weights, count, &reference.cut.method).expect("it divides");
+    let initial = InitialParameters::Directory(reference.dir.clone());
+    let make = move |stage: StageIndex, tensor: &TensorParallel| {
+        model.split_training_stage(stages.range(stage), &initial, &Device::flex().autodiff(), tensor)
     };
     let adam = AdamW { betas: (0.9, 0.95), epsilon: 1e-8, weight_decay: 0.1 };
     let config = PipelineConfig { optimizer: Some(adam.init()), clip_norm: Some(1.0), ..config.clone() };

@@ -7,12 +7,22 @@ use std::path::{Path, PathBuf};
 
 use burn::tensor::Tensor;
 use pipewright_models::ModelConfig;
+use pipewright_schedule::Method;
 use serde::Deserialize;
 
 pub(crate) struct Reference {
     pub(crate) dir: PathBuf,
     pub(crate) config: ModelConfig,
     pub(crate) expected: Expected,
+    pub(crate) cut: Cut,
+}
+
+/// How the model is cut into stages.
+#[derive(Clone)]
+pub(crate) struct Cut {
+    /// The parts of the output head.
+    pub(crate) head_parts: u32,
+    pub(crate) method: Method,
 }
 
 /// The fields of `expected.json` about training.
@@ -88,7 +98,8 @@ impl Reference {
         let config = ModelConfig::read(&dir).expect("it is of a known family");
         let text = read_to_string(dir.join("expected.json")).expect("the file is here");
         let expected = serde_json::from_str(&text).expect("it is JSON");
-        Self { dir, config, expected }
+        let cut = Cut { head_parts: 1, method: Method::Optimal };
+        Self { dir, config, expected, cut }
     }
 
     pub(crate) fn tokens(&self) -> PathBuf {

@@ -20,4 +20,4 @@ pub(crate) use side_inputs::SideInputs;
 pub(crate) use slices::joined_slices;
 pub(crate) use split_spec::common_size;
 pub use split_spec::{Merge, Nested, SplitSpec, merge_by, split_by, tensor_split};
-pub use step_batch::Batch;
+pub use step_batch::{Batch, TARGETS};

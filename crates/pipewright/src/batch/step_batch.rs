@@ -27,6 +27,9 @@ use super::split_spec::{by_rows, cut, flat};
 use crate::batch::{Nested, SplitError, SplitSpec, split, split_by, split_uneven, tensor_split};
 use crate::tensor::{Boundary, Value, Values, pack};
 
+/// The name of the side input with the targets ([`Batch::with_targets_for_all`]).
+pub const TARGETS: &str = "targets";
+
 /// The data of one step, microbatch by microbatch.
 #[derive(Clone, Debug, Default)]
 pub struct Batch {
@@ -220,6 +223,13 @@ impl Batch {
         }
         self.side_inputs.0.insert(name.into(), Side::Split(parts));
         Ok(self)
+    }
+
+    /// Makes the targets a side input that every stage may read, under the name [`TARGETS`]. Layers that compute a part of a
+    /// model's output head look their targets up there. They must have been given already.
+    pub fn with_targets_for_all(mut self) -> Self {
+        self.side_inputs.0.insert(TARGETS.into(), Side::Split(self.targets.clone()));
+        self
     }
 
     /// Adds tensors that every stage may read, the same for every microbatch.

@@ -13,7 +13,7 @@ use super::error::CheckpointError;
 use super::manifest::{Manifest, StateFile};
 use super::optimizer::FIELD;
 use super::place::{Piece, Place, Slab, StoredSlice, Torn, Unfit, common, copy};
-use super::save::{LOSS_SCALE, SLICES, STEP};
+use super::save::{INDEX, LOSS_SCALE, SLICES, STEP};
 use super::tensor_file::{Header, from_stored, hash, read_header};
 use crate::loss_scale::LossScale;
 use crate::tensor::Slice;
@@ -60,9 +60,10 @@ impl Checkpoint {
                 let rows = info.shape.first().copied().unwrap_or(1);
                 let piece =
                     Piece { part, rows, file: index, start: header.data + info.data_offsets.0 as u64 };
-                let torn = || CheckpointError::Torn { path: path.to_owned(), tensor: name.clone() };
                 let parameter = name.split_once(FIELD).map_or(name.as_str(), |(parameter, _)| parameter);
                 let slice = slices.get(parameter).copied().unwrap_or(StoredSlice::WHOLE);
+                let name = if file.has_several { without_index(&name, &slices) } else { name };
+                let torn = || CheckpointError::Torn { path: path.to_owned(), tensor: name.clone() };
                 let place = tensors.entry(name.clone()).or_insert_with(|| Place::new(dtype, slice));
                 match place.add(piece, dtype, &info.shape, slice) {
                     Ok(()) => {}
@@ -72,7 +73,8 @@ impl Checkpoint {
             }
             // All files have the same.
             loss_scale = loss_scale.or(header.texts.get(LOSS_SCALE).and_then(|text| scale_of(text)));
-            scalars.extend(header.texts.into_iter().filter(|(name, _)| name.contains(FIELD)));
+            let of_file = header.texts.into_iter().filter(|(name, _)| name.contains(FIELD));
+            scalars.extend(of_file.map(|(name, text)| (without_index(&name, &slices), text)));
         }
         for (tensor, place) in &mut tensors {
             compare_copies(path, &manifest, tensor, place)?;
@@ -227,6 +229,17 @@ fn slices_of(path: &Path, header: &Header) -> Result<BTreeMap<String, StoredSlic
     let Some(text) = header.texts.get(SLICES) else { return Ok(BTreeMap::new()) };
     let understood = serde_json::from_str(text).map_err(std::io::Error::from);
     understood.map_err(CheckpointError::io("understand", path))
+}
+
+/// Returns the name of a tensor or of a number without the index of its slice, if it has one.
+fn without_index(name: &str, slices: &BTreeMap<String, StoredSlice>) -> String {
+    let (parameter, field) = name.split_once(FIELD).map_or((name, None), |(path, field)| (path, Some(field)));
+    let is_index =
+        |index: &str| slices.get(parameter).is_some_and(|slice| slice.part.index.to_string() == index);
+    match parameter.rsplit_once(INDEX).filter(|(_, index)| is_index(index)) {
+        Some((path, _)) => field.map_or(path.to_owned(), |field| format!("{path}{FIELD}{field}")),
+        None => name.to_owned(),
+    }
 }
 
 /// Returns the loss scale of a file's header.

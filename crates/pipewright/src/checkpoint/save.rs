@@ -21,7 +21,7 @@ use super::state::{HeldParameter, RankState, StageState};
 use super::tensor_file::{self, Content, Named};
 use crate::ids::WorldRank;
 use crate::loss_scale::LossScale;
-use crate::tensor::{Slice, ValueKind};
+use crate::tensor::ValueKind;
 
 /// The header text that says which step a file belongs to.
 pub(super) const STEP: &str = "step";
@@ -29,7 +29,9 @@ pub(super) const STEP: &str = "step";
 /// The header text with the loss scale and the number of updates since it changed.
 pub(super) const LOSS_SCALE: &str = "loss_scale";
 
-/// The header text with the slices of the parameters that the file does not have whole, by path.
+/// Separates the path of a parameter from the index of its slice, if a file has several slices of it.
+pub(super) const INDEX: char = '#';
+/// The header text with the slices of the parameters that the file does not have whole, by name.
 pub(super) const SLICES: &str = "slices";
 
 /// A checkpoint that is being written. If it is dropped before [`Saving::commit`], the process that began it removes
@@ -87,18 +89,21 @@ impl Saving {
         }
         // All stages of a rank are sharded alike.
         let part = stages.iter().find_map(|stage| stage.part);
-        let slices = slices_of(&stages);
+        let names = Names::of(&stages);
+        let slices = names.slices(&stages);
         if !slices.is_empty() {
             texts.insert(SLICES.to_owned(), serde_json::to_string(&slices).expect("slices are plain data"));
         }
         let mut tensors = BTreeMap::new();
         for stage in stages {
-            add_stage(stage, &mut tensors, &mut texts)?;
+            add_stage(stage, &names, &mut tensors, &mut texts)?;
         }
         let tensors = tensors.into_iter().map(|(name, content)| Named { name, content }).collect();
         let path = self.scratch.join(&name);
         let (bytes, hash) = tensor_file::write(&path, texts, tensors, &self.written)?;
-        Ok(StateFile { name, bytes, hash: hash.to_hex().to_string(), part, has_slices: !slices.is_empty() })
+        let hash = hash.to_hex().to_string();
+        let (has_slices, has_several) = (!slices.is_empty(), !names.several.is_empty());
+        Ok(StateFile { name, bytes, hash, part, has_slices, has_several })
     }
 
     /// Writes a note for the process that commits: a file of this process is on disk.
@@ -177,16 +182,38 @@ pub(super) fn check_paths(ranks: &[RankState]) -> Result<(), CheckpointError> {
     Ok(())
 }
 
-/// Returns the slices of the parameters of which these stages have only a slice.
-fn slices_of(stages: &[StageState]) -> BTreeMap<String, StoredSlice> {
-    let held = stages.iter().flat_map(|stage| &stage.parameters).filter(|held| !held.slice.is_whole());
-    let stored = |slice: Slice| StoredSlice { dimension: slice.dimension, part: slice.part };
-    held.map(|held| (held.path.to_string(), stored(held.slice))).collect()
+/// The names of the parameters in a file: their paths. Slices of one parameter have the path with their index.
+struct Names {
+    /// The parameters of which the file has several slices.
+    several: HashSet<Arc<str>>,
+}
+
+impl Names {
+    fn of(stages: &[StageState]) -> Self {
+        let mut known = HashSet::new();
+        let held = stages.iter().flat_map(|stage| &stage.parameters);
+        let again = held.filter(|held| !known.insert(&held.path)).map(|held| held.path.clone());
+        Self { several: again.collect() }
+    }
+
+    fn of_parameter(&self, held: &HeldParameter) -> Arc<str> {
+        match self.several.contains(&held.path) {
+            true => format!("{}{INDEX}{}", held.path, held.slice.part.index).into(),
+            false => held.path.clone(),
+        }
+    }
+
+    /// Returns the slices of the parameters of which these stages have only slices, by name.
+    fn slices(&self, stages: &[StageState]) -> BTreeMap<String, StoredSlice> {
+        let held = stages.iter().flat_map(|stage| &stage.parameters).filter(|held| !held.slice.is_whole());
+        held.map(|held| (self.of_parameter(held).to_string(), held.stored_slice())).collect()
+    }
 }
 
 /// Adds a stage's tensors under their names.
 fn add_stage(
     stage: StageState,
+    names: &Names,
     tensors: &mut BTreeMap<String, Content>,
     texts: &mut HashMap<String, String>,
 ) -> Result<(), CheckpointError> {
@@ -194,7 +221,7 @@ fn add_stage(
     if let Some(parameter) = parameters.iter().find(|parameter| parameter.path.contains(FIELD)) {
         return Err(CheckpointError::Path { parameter: parameter.path.clone() });
     }
-    let paths = parameters.iter().map(|parameter| (parameter.id, parameter.path.clone())).collect();
+    let paths = parameters.iter().map(|parameter| (parameter.id, names.of_parameter(parameter))).collect();
     if let Some(optimizer) = optimizer {
         let parts = take_apart(&optimizer, &paths)?;
         texts.extend(parts.scalars);
@@ -203,6 +230,7 @@ fn add_stage(
     // A part has no rows of a parameter that has fewer rows than there are parts.
     let is_there = |parameter: &HeldParameter| part.is_none() || parameter.value.shape()[0] > 0;
     for parameter in parameters.into_iter().filter(is_there) {
+        let name = names.of_parameter(&parameter).to_string();
         let content = match parameter.value.kind() {
             // Devices store booleans in different ways; a file stores them in one.
             ValueKind::Bool => {
@@ -210,7 +238,7 @@ fn add_stage(
             }
             _ => Content::Live(Box::new(parameter.value)),
         };
-        tensors.insert(parameter.path.to_string(), content);
+        tensors.insert(name, content);
     }
     Ok(())
 }

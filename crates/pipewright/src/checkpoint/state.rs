@@ -10,6 +10,7 @@ use burn::optim::ModuleOptimizer;
 use serde_json::{Map, Value as Json};
 
 use super::cursor::Cursor;
+use super::place::StoredSlice;
 use crate::ids::WorldRank;
 use crate::loss_scale::LossScale;
 use crate::memory::RankMemory;
@@ -56,6 +57,13 @@ pub(crate) struct HeldParameter {
     /// The slice that the stage holds, or the part's rows of it.
     pub(crate) slice: Slice,
     pub(crate) value: Value,
+}
+
+impl HeldParameter {
+    /// Returns which slice of the parameter a file has.
+    pub(super) fn stored_slice(&self) -> StoredSlice {
+        StoredSlice { dimension: self.slice.dimension, part: self.slice.part }
+    }
 }
 
 impl RankState {

@@ -35,6 +35,8 @@ pub(super) struct ListedParameter {
     pub(super) shared: Option<Fingerprint>,
     /// The part that the rank holds, if several ranks compute the stage together.
     pub(super) slice: Option<HeldSlice>,
+    /// The slice that the layer has, and the number of slices, if other layers have the others.
+    pub(super) of_layer: Option<(u32, u32)>,
 }
 
 /// The shape and the hash of a shared parameter's values, which all its copies have in common.
@@ -91,6 +93,7 @@ impl Executor {
             return Ok(Phase::SharedParameters { order: NormOrder::new(), message });
         }
         check_slices(&listed)?;
+        check_layers(&listed)?;
         let shared = find_shared(&listed)?;
         let order = norm_order(&listed, &shared);
         Ok(Phase::SharedParameters { order, message: Exchange::complete(encoded(&shared)) })
@@ -138,6 +141,10 @@ impl Executor {
             let held = stage.runner.held().into_iter().enumerate();
             held.map(|(place, held)| ListedParameter {
                 owner: Owner { stage: stage.index, place, rank, tensor },
+                of_layer: {
+                    let placement = stage.runner.placement(place);
+                    placement.of_layer.map(|index| (index, placement.slices))
+                },
                 path: held.path.to_string(),
                 counts: self.slice_of(chunk, place).counts(),
                 has_gradient: place < trained,
@@ -157,15 +164,32 @@ fn copies(owners: &Owners) -> impl Iterator<Item = &Owner> {
     owners.iter().skip(1)
 }
 
-/// Returns the parameters that several stages share, in the order of their paths and of the places in the tensor groups,
-/// each with its owners in order. All owners must declare the path as shared, and their copies must be equal.
+/// Returns the parameters that several stages share, in the order of their paths, of the slices of layers and of the places
+/// in the tensor groups, each with its owners in order. All owners must declare the path as shared, and their copies must be
+/// equal. Different slices of a parameter are not copies.
 fn find_shared(listed: &[ListedParameter]) -> Result<Vec<Owners>, Cause> {
-    let mut by_path: BTreeMap<(&str, u32), Vec<&ListedParameter>> = BTreeMap::new();
+    let mut by_path: BTreeMap<(&str, Option<(u32, u32)>, u32), Vec<&ListedParameter>> = BTreeMap::new();
     for parameter in listed {
-        by_path.entry((&parameter.path, parameter.owner.tensor)).or_default().push(parameter);
+        let key = (parameter.path.as_str(), parameter.of_layer, parameter.owner.tensor);
+        by_path.entry(key).or_default().push(parameter);
     }
     let several = by_path.into_iter().filter(|(_, copies)| copies.len() > 1);
-    several.map(|((path, _), copies)| equal_copies(path, copies)).collect()
+    several.map(|((path, ..), copies)| equal_copies(path, copies)).collect()
+}
+
+/// Returns an error if layers cut a parameter into different numbers of slices. Some slices may be missing, as in a model of
+/// which only some layers are measured.
+fn check_layers(listed: &[ListedParameter]) -> Result<(), Cause> {
+    let mut by_path: BTreeMap<&str, (StageIndex, u32)> = BTreeMap::new();
+    for parameter in listed {
+        let found = (parameter.owner.stage, parameter.of_layer.map_or(1, |(_, slices)| slices));
+        let first = *by_path.entry(&parameter.path).or_insert(found);
+        if first.1 != found.1 {
+            let (stages, slices) = ((first.0, found.0), (first.1, found.1));
+            return Err(Cause::LayerSlices { parameter: parameter.path.as_str().into(), stages, slices });
+        }
+    }
+    Ok(())
 }
 
 /// Returns the owners of one parameter in order, if all declare it as shared and their copies are equal.
@@ -191,15 +215,15 @@ fn equal_copies(path: &str, mut copies: Vec<&ListedParameter>) -> Result<Owners,
     Ok(copies.into_iter().map(|copy| copy.owner).collect())
 }
 
-/// Returns the order of the norm: by path, and then by the slices. Each rank sends the squares of its parameters that
+/// Returns the order of the norm: by path, and then by the slices of layers and of ranks. Each rank sends the squares of its parameters that
 /// count in the order of its list, and they are gathered in the order of the ranks.
 fn norm_order(listed: &[ListedParameter], shared: &[Owners]) -> NormOrder {
     let copies: HashSet<Owner> = shared.iter().flat_map(copies).copied().collect();
     let is_copy = |listed: &ListedParameter| copies.contains(&listed.owner);
     let counted = listed.iter().filter(|listed| listed.has_gradient && listed.counts && !is_copy(listed));
-    let mut order: NormOrder = counted.map(|listed| listed.path.as_str().into()).zip(0..).collect();
-    order.sort_by(|(a, _), (b, _)| a.cmp(b));
-    order
+    let mut order: Vec<_> = counted.map(|listed| (listed.path.as_str(), listed.of_layer)).zip(0..).collect();
+    order.sort_by_key(|(key, _)| *key);
+    order.into_iter().map(|((path, _), place)| (path.into(), place)).collect()
 }
 
 /// Returns a hash that is the same for the same bytes in every process of one build.
@@ -223,6 +247,7 @@ mod tests {
             has_gradient: true,
             shared,
             slice: None,
+            of_layer: None,
         }
     }
 
@@ -263,6 +288,27 @@ mod tests {
         let order = norm_order(&listed, &shared);
         let order: Vec<(&str, usize)> = order.iter().map(|(path, place)| (&**path, *place)).collect();
         assert_eq!(order, [("split", 1), ("split", 2), ("whole", 0)]);
+    }
+
+    #[test]
+    fn slices_of_layers_are_one_parameter_and_have_their_order() {
+        let of_layer = |rank, stage, index, slices| ListedParameter {
+            of_layer: Some((index, slices)),
+            ..listed(rank, stage, 0, "head", None)
+        };
+        let all = [of_layer(0, 2, 1, 3), of_layer(1, 1, 0, 3), of_layer(1, 3, 2, 3)];
+        assert!(find_shared(&all).expect("each is a slice of its own").is_empty());
+        check_layers(&all).expect("three slices each");
+        let places: Vec<usize> = norm_order(&all, &[]).into_iter().map(|(_, place)| place).collect();
+        assert_eq!(places, [1, 0, 2]);
+        let refused = |second: ListedParameter, slices: &str| {
+            let error = check_layers(&[of_layer(0, 0, 0, 2), second]).expect_err("another cut").to_string();
+            let expected = format!("stages 0 and 1 cut the parameter `head` into 2 and {slices} slice(s)");
+            assert!(error.starts_with(&expected), "{error}");
+        };
+        refused(of_layer(0, 1, 1, 3), "3");
+        refused(listed(0, 1, 0, "head", None), "1");
+        assert!(find_shared(&[of_layer(0, 0, 1, 2), of_layer(1, 1, 1, 2)]).is_err(), "twice the same");
     }
 
     #[test]

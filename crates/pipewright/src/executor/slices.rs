@@ -104,6 +104,7 @@ mod tests {
                 counts: slice.counts(),
                 has_gradient: true,
                 shared: None,
+                of_layer: None,
                 slice: Some(HeldSlice { placement, tensor, shape: shape.to_vec(), hash }),
             }
         });

@@ -166,6 +166,19 @@ pub enum Cause {
         /// The first stage that does not declare the path.
         undeclared: StageIndex,
     },
+    /// Layers have slices of one parameter, and cut it in different ways.
+    #[error(
+        "stages {} and {} cut the parameter `{parameter}` into {} and {} slice(s): name the same number in \
+         `StageModule::placement` of all layers that have a slice of it", .stages.0, .stages.1, .slices.0, .slices.1
+    )]
+    LayerSlices {
+        /// The path.
+        parameter: Arc<str>,
+        /// The stages.
+        stages: (StageIndex, StageIndex),
+        /// The number of slices on each of them; 1 if it holds the whole parameter.
+        slices: (u32, u32),
+    },
     /// Two stages share a parameter but hold it with different shapes.
     #[error(
         "stages {} and {} share the parameter `{parameter}`, but hold it with shapes {:?} and {:?}: give different \

@@ -57,7 +57,7 @@ impl Embedding {
         let [batch, sequence] = ids.dims();
         let weight = self.weight.val();
         let (width, precision) = (weight.dims()[1], weight.dtype());
-        let (ids, is_here) = local_ids(ids.reshape([batch * sequence]), ids_in_all, tensor);
+        let (ids, is_here) = local_ids(ids.reshape([batch * sequence]), ids_in_all, tensor.range(ids_in_all));
         // A rank without the row of an id adds zeros, and its table gets a gradient of zeros.
         let is_here = is_here.float().cast(precision).unsqueeze_dim(1);
         let rows = select(weight, ids, self.weight.id);
@@ -65,7 +65,7 @@ impl Embedding {
     }
 }
 
-/// Returns the places of `ids` in this rank's part of a vocabulary, and 0 or 1 for whether the rank has them. The place of
+/// Returns the places of `ids` in the part `range` of a vocabulary, and 0 or 1 for whether the part has them. The place of
 /// an id that it does not have is arbitrary.
 ///
 /// # Panics
@@ -73,13 +73,13 @@ impl Embedding {
 pub(super) fn local_ids(
     ids: Tensor<1, Int>,
     vocabulary: usize,
-    tensor: &TensorParallel,
+    range: Range<usize>,
 ) -> (Tensor<1, Int>, Tensor<1, Int>) {
     if ids.device().inner() == Device::flex() {
         let is_known = indices(ids.clone()).iter().all(|&id| id < vocabulary);
         assert!(is_known, "an id lies outside the vocabulary of {vocabulary}");
     }
-    let Range { start, end } = tensor.range(vocabulary);
+    let Range { start, end } = range;
     let last = (end - start).saturating_sub(1);
     let is_here = ids.clone().greater_equal_elem(start as i64).bool_and(ids.clone().lower_elem(end as i64));
     let places = (ids - start as i64).clamp(0i64, last as i64);

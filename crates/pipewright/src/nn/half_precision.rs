@@ -2,6 +2,7 @@
 //! rounded. The hand-written operations and the compositions are both tested; Burn's tape with checkpointing has only the
 //! latter.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use burn::module::{Param, ParamId};
@@ -11,7 +12,7 @@ use super::check::numbers;
 use super::{
     CausalAttention, DepthwiseConvolution, Embedding, Expert, GroupNormWeight, Linear, Mamba2, MambaSizes,
     Relations, Routing, ScopedAttention, TiedHead, TokenScope, choice_loss, cross_entropy, mix_experts,
-    relu_squared, rms_norm, router_losses, swiglu,
+    relu_squared, rms_norm, router_losses, statistics_loss, swiglu, vocabulary_statistics,
 };
 
 /// The result of an operation and the gradients of its inputs.
@@ -122,6 +123,14 @@ fn losses_have_single_precision() {
     check([numbers([6, 20], 3.0)], ResultType::Single, |[logits]| {
         let targets = Tensor::<1, Int>::from_data([0, 19, 2, 1, 1, 3], &Device::flex());
         cross_entropy(logits, targets).unsqueeze()
+    });
+    check([numbers([6, 20], 3.0)], ResultType::Single, |[logits]| {
+        let targets = || Tensor::<1, Int>::from_data([0, 19, 2, 1, 11, 3], &Device::flex());
+        let part = |range: Range<usize>, earlier| {
+            let own = logits.clone().narrow(1, range.start, range.len());
+            vocabulary_statistics(own, targets(), (range, 20), earlier)
+        };
+        statistics_loss(part(12..20, Some(part(0..12, None)))).unsqueeze()
     });
     check([numbers([7, 5], 3.0)], ResultType::Single, |[logits]| {
         Routing::new(logits, 2, true).balance_loss().unsqueeze()

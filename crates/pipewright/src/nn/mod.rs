@@ -10,7 +10,7 @@
 //! [`Dropout`] has the same mask for every cut of the model.
 //!
 //! The functions ([`rms_norm`], [`swiglu`], [`relu_squared`], [`CausalAttention`], [`ScopedAttention`],
-//! [`cross_entropy`], [`Routing`], [`mix_experts`], and [`Mamba2`] without its projections) are single operations on the CPU
+//! [`cross_entropy`], [`vocabulary_statistics`], [`Routing`], [`mix_experts`], and [`Mamba2`] without its projections) are single operations on the CPU
 //! back end and compositions of Burn's elsewhere. [`weighted_cross_entropy`], [`split_cross_entropy`] and
 //! [`split_weighted_cross_entropy`] are compositions everywhere.
 
@@ -41,6 +41,7 @@ mod swiglu;
 mod tied_head;
 mod token_scope;
 mod vocabulary;
+mod vocabulary_part;
 mod weight_list;
 mod weighted_cross_entropy;
 
@@ -77,5 +78,6 @@ pub use swiglu::swiglu;
 pub use tied_head::TiedHead;
 pub use token_scope::TokenScope;
 pub use vocabulary::{split_cross_entropy, split_weighted_cross_entropy};
+pub use vocabulary_part::{statistics_loss, vocabulary_statistics};
 pub use weight_list::WeightList;
 pub use weighted_cross_entropy::{weighted_cross_entropy, weights_of_valid};

@@ -67,7 +67,7 @@ fn split(
 ) -> Tensor<1> {
     let [rows, _] = logits.dims();
     assert_eq!(targets.dims(), [rows], "one target a row");
-    let (places, presence) = local_ids(targets, vocabulary, tensor);
+    let (places, presence) = local_ids(targets, vocabulary, tensor.range(vocabulary));
     let (places, presence) = (places.unsqueeze_dim::<2>(1), presence.float().unsqueeze_dim::<2>(1));
     let precision = logits.dtype();
     let values = at_least_single(inner_of(logits.clone()));

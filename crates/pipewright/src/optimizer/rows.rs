@@ -21,12 +21,16 @@ const ROWS: usize = 6;
 const WIDTH: usize = 4;
 
 /// Returns the index of a parameter of `module` whose rows depend on each other in the optimizer's update, if there is
-/// one.
-pub(crate) fn mixes_rows<M: Module>(optimizer: &ModuleOptimizer, module: &M) -> Option<usize> {
+/// one among those that `is_cut` names.
+pub(crate) fn mixes_rows<M: Module>(
+    optimizer: &ModuleOptimizer,
+    module: &M,
+    is_cut: impl Fn(usize) -> bool,
+) -> Option<usize> {
     let [whole, upper, lower] =
         [0..ROWS, 0..ROWS / 2, ROWS / 2..ROWS].map(|rows| trained(optimizer.clone(), module.clone(), rows));
     let same = |place: usize| whole[place] == [upper[place].as_slice(), &lower[place]].concat();
-    (0..whole.len()).find(|&place| !same(place))
+    (0..whole.len()).find(|&place| is_cut(place) && !same(place))
 }
 
 /// Returns the updated values of some rows of each trial parameter.
@@ -114,7 +118,9 @@ mod tests {
         let device = Device::flex().autodiff();
         let norm = BatchNormConfig::new(8).init(&device);
         let linear = LinearConfig::new(8, 8).with_bias(false).init(&device);
-        assert_eq!(mixes_rows(optimizer, &Model { norm, linear }), expected);
+        let model = Model { norm, linear };
+        assert_eq!(mixes_rows(optimizer, &model, |_| true), expected);
+        assert_eq!(mixes_rows(optimizer, &model, |place| Some(place) != expected && place != 1), None);
     }
 
     #[test]

@@ -43,8 +43,8 @@ pub enum StageError {
     /// The ranks of a tensor group cannot hold a parameter as its module says.
     #[error(
         "the parameter `{parameter}` of shape {shape:?} is cut into {slices} slice(s) along dimension {dimension} for \
-         {tensor_ranks} tensor rank(s): the number of slices must divide that of the ranks, and the dimension must exist \
-         (`StageModule::placement`)"
+         {tensor_ranks} tensor rank(s): the number of slices must divide that of the ranks, a layer's own slice must be one of \
+         them and needs a single rank, and the dimension must exist (`StageModule::placement`)"
     )]
     Placement {
         /// The parameter.
@@ -122,10 +122,10 @@ pub enum StageError {
         /// The path of the second place.
         second: Arc<str>,
     },
-    /// Parameters are sharded, but the optimizer's update of an element depends on other elements.
+    /// A parameter is cut, but the optimizer's update of an element depends on other elements.
     #[error(
-        "the optimizer's update of an element of `{parameter}` depends on other elements, and parameters are sharded: use \
-         one that works element by element, such as `AdamW`, or keep parameters replicated"
+        "the optimizer's update of an element of `{parameter}` depends on other elements, and parameters are sharded or cut \
+         into slices: use one that works element by element, such as `AdamW`, or keep parameters replicated and whole"
     )]
     MixesRows {
         /// A parameter with such an update.

@@ -194,16 +194,25 @@ impl<M: StageBody> TrainingStage<M> {
     pub(super) fn split_over(&mut self, tensor_ranks: u32) -> Result<(), StageError> {
         self.check_placements(tensor_ranks)?;
         self.tensor_ranks = tensor_ranks;
-        if tensor_ranks > 1 { self.require_independent_elements() } else { Ok(()) }
+        let of_layer: Vec<bool> =
+            self.placements.iter().map(|placement| placement.of_layer.is_some()).collect();
+        match (tensor_ranks, of_layer.contains(&true)) {
+            (1, false) => Ok(()),
+            (1, true) => self.require_independent_elements(|place| of_layer[place]),
+            _ => self.require_independent_elements(|_| true),
+        }
     }
 
     /// Returns an error if the ranks of a tensor group cannot hold the parameters as the module says.
     fn check_placements(&self, tensor_ranks: u32) -> Result<(), StageError> {
         let parameters = self.placements.iter().zip(self.sums.paths()).zip(self.sums.shapes());
         for ((placement, path), shape) in parameters {
-            let Placement { dimension, slices, .. } = *placement;
-            let divides = slices > 0 && tensor_ranks.is_multiple_of(slices);
-            if !divides || (slices > 1 && dimension >= shape.len()) {
+            let Placement { dimension, slices, of_layer, .. } = *placement;
+            let fits = match of_layer {
+                None => slices > 0 && tensor_ranks.is_multiple_of(slices),
+                Some(index) => index < slices && tensor_ranks == 1,
+            };
+            if !fits || (slices > 1 && dimension >= shape.len()) {
                 let (parameter, shape) = (path.clone(), shape.clone());
                 return Err(StageError::Placement { parameter, shape, dimension, slices, tensor_ranks });
             }
@@ -216,10 +225,10 @@ impl<M: StageBody> TrainingStage<M> {
         self.by_block = by_block;
     }
 
-    /// Returns an error if the optimizer's update of a parameter is not that of its parts.
-    fn require_independent_elements(&mut self) -> Result<(), StageError> {
+    /// Returns an error if the optimizer's update of a parameter that is cut is not that of its parts.
+    fn require_independent_elements(&mut self, is_cut: impl Fn(usize) -> bool) -> Result<(), StageError> {
         let Some(optimizer) = self.fresh_optimizer() else { return Ok(()) };
-        match mixes_rows(&optimizer, self.module()) {
+        match mixes_rows(&optimizer, self.module(), is_cut) {
             Some(place) => Err(StageError::MixesRows { parameter: self.sums.paths()[place].clone() }),
             None => Ok(()),
         }
@@ -228,7 +237,7 @@ impl<M: StageBody> TrainingStage<M> {
     /// Shards the stage: from this call on it holds only its part of every trained parameter, and needs
     /// [`StageParameters::gather`](super::runner::StageParameters::gather) before it computes. The optimizer must be set.
     pub(super) fn shard(&mut self, part: RowShard) -> Result<(), StageError> {
-        self.require_independent_elements()?;
+        self.require_independent_elements(|_| true)?;
         let (module, shards) = Shards::cut(self.take_module(), part, &self.frozen);
         (self.module, self.shards) = (Some(module), Some(shards));
         Ok(())

@@ -22,17 +22,21 @@ pub struct TensorRank {
 /// How the ranks of a tensor group hold a parameter.
 ///
 /// The parameter is cut into slices along one dimension. If there are fewer slices than ranks, neighbouring ranks hold
-/// copies of the same slice. Or one rank holds the whole parameter, and the modules of the others do not have it.
+/// copies of the same slice. Or one rank holds the whole parameter, and the modules of the others do not have it. Or the
+/// slices belong to different layers, each of which one rank computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Placement {
     /// The dimension along which the parameter is cut.
     pub dimension: usize,
-    /// The number of slices, which divides the number of ranks; 1 if every rank holds the whole parameter.
+    /// The number of slices, which divides the number of ranks unless they belong to different layers; 1 if every rank
+    /// holds the whole parameter.
     pub slices: u32,
     /// Whether ranks with the same slice compute equal gradients, or parts of one.
     pub gradient: CopyGradient,
     /// Whether one rank holds the whole parameter, and the others nothing of it. Then there is one slice.
     pub on_one_rank: bool,
+    /// The slice that the layer has, if other layers have the others.
+    pub of_layer: Option<u32>,
 }
 
 /// The gradients of a slice that several ranks hold.
@@ -47,7 +51,7 @@ pub enum CopyGradient {
 impl Placement {
     /// Every rank holds the whole parameter and computes its whole gradient.
     pub const REPLICATED: Self =
-        Self { dimension: 0, slices: 1, gradient: CopyGradient::Equal, on_one_rank: false };
+        Self { dimension: 0, slices: 1, gradient: CopyGradient::Equal, on_one_rank: false, of_layer: None };
 
     /// Every rank holds the whole parameter and computes a part of its gradient.
     pub const REPLICATED_PARTIAL: Self = Self { gradient: CopyGradient::Partial, ..Self::REPLICATED };
@@ -61,6 +65,13 @@ impl Placement {
         Self { dimension, slices, ..Self::REPLICATED_PARTIAL }
     }
 
+    /// Returns the placement of the slice `index` of a parameter that is cut into `slices` along `dimension`, if other layers
+    /// have the other slices. All of them give the parameter the same path, on the same stage or on others. One rank computes
+    /// each of their stages.
+    pub const fn of_layer(dimension: usize, index: u32, slices: u32) -> Self {
+        Self { dimension, slices, of_layer: Some(index), ..Self::REPLICATED }
+    }
+
     /// Returns the number of ranks, of all ranks of a group, that hold the same slice.
     pub(crate) fn copies(self, ranks: u32) -> u32 {
         if self.on_one_rank { 1 } else { (ranks / self.slices.max(1)).max(1) }
@@ -70,6 +81,10 @@ impl Placement {
     pub fn slice_of(self, rank: TensorRank) -> Slice {
         if self.on_one_rank {
             return Slice::WHOLE;
+        }
+        if let Some(index) = self.of_layer {
+            let part = RowShard { index, of: self.slices };
+            return Slice { dimension: self.dimension, part, copy: 0, copies: 1 };
         }
         let copies = self.copies(rank.of);
         let (index, copy) = (rank.index / copies, rank.index % copies);
@@ -163,5 +178,7 @@ mod tests {
         assert!(whole.is_whole() && !whole.counts());
         let alone = Placement::ON_ONE_RANK.slice_of(TensorRank { index: 3, of: 4 });
         assert_eq!(alone, Slice::WHOLE);
+        let of_layer = Placement::of_layer(1, 2, 3).slice_of(TensorRank { index: 0, of: 1 });
+        assert_eq!((of_layer.range(7), of_layer.shape(&[5, 7])), (6..7, vec![5, 1]));
     }
 }

@@ -12,7 +12,7 @@ pub(super) fn split(pipeline: &Pipeline, batch: Batch) -> Result<StepBatch, Pipe
     // Every rank moves its microbatches to its own device.
     let device = Device::flex();
     let tensor = |ids| Tensor::<2, Int>::from_data(TensorData::new::<i32, _>(ids, shape), &device);
-    let step = pipeline.split_batch(tensor(batch.inputs), tensor(batch.targets))?;
+    let step = pipeline.split_batch(tensor(batch.inputs), tensor(batch.targets))?.with_targets_for_all();
     with_side(step, batch.side, &device)
         .map_err(|source| PipelineError::Split { what: "side inputs", source })
 }

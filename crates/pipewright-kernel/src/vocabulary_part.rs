@@ -1,0 +1,79 @@
+//! Cross entropy of a softmax whose vocabulary is cut into parts that are computed one after another.
+//!
+//! Each part adds its logits to two statistics of a row: the logarithm of the sum of the exponentials of all logits so far
+//! (a *normaliser*), and the logit of the target, or 0 as long as no part had it. The loss of a row is their difference
+//! after the last part. The statistics of rows are `[rows, 2]`. Before the first part they are [`NOTHING`].
+
+use super::cross_entropy::{normalise, scaled_probabilities};
+
+/// The statistics of a row before the first part. The normaliser is finite, so that differences with it are numbers.
+pub const NOTHING: [f32; 2] = [f32::MIN, 0.0];
+
+/// Returns the statistics after a part from those before it. `places` has the place of each row's target in the part, or
+/// any larger number if another part has it.
+pub fn forward(logits: &[f32], places: &[usize], earlier: &[f32]) -> Vec<f32> {
+    let width = logits.len() / places.len().max(1);
+    let mut own = vec![0.0; places.len()];
+    normalise(logits, width.max(1), &mut own);
+    let rows = logits.chunks_exact(width.max(1)).zip(places).zip(own).zip(earlier.as_chunks().0);
+    let of_row = |(((row, &place), own), &[normaliser, target]): (((&[f32], &usize), f32), &[f32; 2])| {
+        [joined(normaliser, own), target + row.get(place).copied().unwrap_or(0.0)]
+    };
+    rows.flat_map(of_row).collect()
+}
+
+/// Returns `ln(e^a + e^b)`; not a number if one of them is not.
+fn joined(a: f32, b: f32) -> f32 {
+    let (larger, smaller) = if a > b { (a, b) } else { (b, a) };
+    if smaller == f32::NEG_INFINITY { larger } else { larger + (smaller - larger).exp().ln_1p() }
+}
+
+/// Returns the gradients of the logits and of the earlier statistics, from the gradients of the later ones.
+///
+/// With `L` the later normaliser and `g`, `h` the gradients of a row's statistics: `g exp(logits - L)`, plus `h` at the
+/// target, and `g exp(earlier - L)` and `h`.
+pub fn backward(
+    logits: &[f32],
+    places: &[usize],
+    (earlier, later): (&[f32], &[f32]),
+    gradient: &[f32],
+) -> (Vec<f32>, Vec<f32>) {
+    let width = (logits.len() / places.len().max(1)).max(1);
+    let column = |statistics: &[f32]| statistics.as_chunks().0.iter().map(|&[first, _]| first).collect();
+    let (normalisers, shares): (Vec<f32>, Vec<f32>) = (column(later), column(gradient));
+    let mut d_logits = scaled_probabilities(logits, &normalisers, &shares);
+    let gradients = gradient.as_chunks().0.iter().copied();
+    for ((row, &place), [_, of_target]) in d_logits.chunks_exact_mut(width).zip(places).zip(gradients.clone())
+    {
+        if let Some(d) = row.get_mut(place) {
+            *d += of_target;
+        }
+    }
+    let rows = earlier.as_chunks().0.iter().zip(normalisers).zip(gradients);
+    let d_earlier = rows
+        .flat_map(|((&[before, _], after), [share, of_target])| [share * (before - after).exp(), of_target]);
+    (d_logits, d_earlier.collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sums_of_exponentials_are_joined() {
+        assert!((joined(1.0, 2.0) - (1f32.exp() + 2f32.exp()).ln()).abs() < 1e-6);
+        assert_eq!(joined(f32::MIN, 3.0), 3.0);
+        assert_eq!(joined(3.0, f32::NEG_INFINITY), 3.0);
+        assert_eq!(joined(1e30, -1e30), 1e30);
+        assert!(joined(f32::NAN, 1.0).is_nan() && joined(1.0, f32::NAN).is_nan());
+        assert_eq!(joined(f32::INFINITY, 1.0), f32::INFINITY);
+    }
+
+    #[test]
+    fn a_part_without_the_target_leaves_its_logit() {
+        let found = forward(&[0.0, 0.0], &[usize::MAX], &[f32::MIN, 0.5]);
+        assert_eq!(found, [2f32.ln(), 0.5]);
+        let found = forward(&[0.0, 4.0], &[1], &NOTHING);
+        assert_eq!(found[1], 4.0);
+    }
+}

@@ -1,0 +1,281 @@
+//! A stage of a model whose head is cut along the vocabulary: any contiguous range of its layers, where each part of the head
+//! is a layer.
+//!
+//! The first part normalises the hidden states. Every part computes its logits from them, adds them to the statistics of the
+//! parts before it ([`vocabulary_statistics`]), and returns the normalised hidden states with the statistics. The last part
+//! returns the statistics only, which give the loss. Each part looks up the target ids as a side input ([`TARGETS`]).
+
+use std::ops::Range;
+
+use burn::module::Module;
+use burn::tensor::{DType, Device, Int, Tensor};
+use pipewright::batch::TARGETS;
+use pipewright::nn::{Linear, RmsNorm, TensorParallel, statistics_loss, vocabulary_statistics};
+use pipewright::stage::{Stage, StageContext, StageModule};
+use pipewright::tensor::{BoundaryError, Placement, Values, pack, unpack};
+
+use crate::error::ConfigError;
+use crate::family::ModelFamily;
+use crate::head_form::HeadForm;
+use crate::parameter::{Builder, ParameterKind, ParameterSource};
+use crate::training_module::TrainingModule;
+use crate::vocabulary::HEAD;
+
+/// A contiguous range of the layers of a model whose head is cut. `M` is the module of the layers before the head.
+#[derive(Module, Debug)]
+pub(crate) struct CutStage<M: Module> {
+    /// The layers before the head.
+    body: Option<M>,
+    /// The last norm, beside the first part.
+    norm: Option<RmsNorm>,
+    /// One entry for each part of the head.
+    parts: Vec<Option<Linear>>,
+    #[module(skip)]
+    form: HeadForm,
+}
+
+/// Builds the stage of a model with `parts` parts of its head that holds `layers`, for training.
+pub(crate) fn build_training_stage<F, S>(
+    config: &F,
+    parts: u32,
+    layers: Range<usize>,
+    source: &mut S,
+    (device, tensor): (&Device, &TensorParallel),
+) -> Result<Stage, S::Error>
+where
+    F: ModelFamily,
+    S: ParameterSource,
+    S::Error: From<ConfigError>,
+{
+    // The sequence length affects only costs.
+    let count = config.describe(1).layers.len() - 1 + parts as usize;
+    let is_last = layers.end == count;
+    match config.head().filter(|_| parts > 1) {
+        None => Ok(config.build_split_stage(layers, source, device, tensor)?.into_stage(is_last)),
+        Some(form) => {
+            let stage = build(config, (form, parts), layers, source, (device, tensor))?;
+            Ok(match is_last {
+                true => Stage::with_loss(stage, |statistics, _: Tensor<2, Int>| loss(statistics)),
+                false => Stage::new(stage),
+            })
+        }
+    }
+}
+
+/// Builds the stage that holds `layers`.
+pub(crate) fn build<F, S>(
+    config: &F,
+    (form, parts): (HeadForm, u32),
+    layers: Range<usize>,
+    source: &mut S,
+    (device, tensor): (&Device, &TensorParallel),
+) -> Result<CutStage<F::Stage>, S::Error>
+where
+    F: ModelFamily,
+    S: ParameterSource,
+    S::Error: From<ConfigError>,
+{
+    form.check(parts)?;
+    if tensor.ranks() > 1 {
+        return Err(ConfigError::HeadPartsOfRanks { parts, ranks: tensor.ranks() }.into());
+    }
+    let before = config.describe(1).layers.len() - 1;
+    let (Range { start, end }, count) = (layers, before + parts as usize);
+    if start >= end || end > count {
+        return Err(ConfigError::LayerRange { start, end, layers: count }.into());
+    }
+    let body = (start < before)
+        .then(|| config.build_split_stage(start..end.min(before), source, device, tensor))
+        .transpose()?;
+    let mut stage = CutStage { body, norm: None, parts: vec![None; parts as usize], form };
+    let mut builder = Builder::new(source, device, tensor);
+    for part in start.max(before)..end.max(before) {
+        let index = part - before;
+        if index == 0 {
+            stage.norm = Some(builder.norm(form.norm, form.width, form.epsilon)?);
+        }
+        let (shape, placement) = ([form.width, form.vocabulary], Placement::of_layer(1, index as u32, parts));
+        let weight = builder.placed(HEAD, "weight", shape, ParameterKind::Matrix, placement)?;
+        stage.parts[index] = Some(Linear { weight, bias: None });
+    }
+    Ok(stage)
+}
+
+/// Returns the mean cross entropy in nats from what the last part returns.
+fn loss(statistics: Values) -> Tensor<1> {
+    let statistics: Tensor<3> = unpack(statistics).expect("the last part returns the statistics");
+    let [rows, sequence, numbers] = statistics.dims();
+    statistics_loss(statistics.reshape([rows * sequence, numbers]))
+}
+
+impl<M: TrainingModule> CutStage<M> {
+    /// Runs a part of the head.
+    fn run_part(&self, index: usize, input: Values, context: &StageContext) -> Result<Values, BoundaryError> {
+        let (hidden, earlier) = match index {
+            0 => (unpack::<Tensor<3>>(input)?, None),
+            _ => {
+                let (hidden, earlier): (Tensor<3>, Tensor<3>) = unpack(input)?;
+                (hidden, Some(earlier))
+            }
+        };
+        let [rows, sequence, width] = hidden.dims();
+        let tokens = rows * sequence;
+        let mut x = hidden.reshape([tokens, width]);
+        if let (0, Some(norm)) = (index, &self.norm) {
+            x = norm.forward(x);
+        }
+        let earlier = earlier.map(|pieces| joined(pieces.flatten(0, 1)));
+        let part = self.parts[index].as_ref().expect("the part is one of this stage's");
+        let ids = self.form.ids(index as u32, self.parts.len() as u32);
+        let of_part = (ids, self.form.vocabulary);
+        let later = vocabulary_statistics(part.forward(x.clone()), targets(context), of_part, earlier);
+        if index + 1 == self.parts.len() {
+            return Ok(pack(later.reshape([rows, sequence, STATISTICS])));
+        }
+        let pieces = in_pieces(later, x.dtype());
+        let numbers = pieces.dims()[1];
+        Ok(pack((x.reshape([rows, sequence, width]), pieces.reshape([rows, sequence, numbers]))))
+    }
+
+    /// Returns the indices of the parts that the stage has, in order.
+    fn held(&self) -> impl Iterator<Item = usize> {
+        (0..self.parts.len()).filter(|&index| self.parts[index].is_some())
+    }
+
+    fn blocks_of_body(&self) -> usize {
+        self.body.as_ref().map_or(0, StageModule::blocks)
+    }
+
+    /// Returns what `of_body` says of a parameter of the body, by its path inside the body, or else `other`.
+    fn of_body<T>(&self, local: &str, of_body: impl FnOnce(&M, &str) -> T, other: T) -> T {
+        match (&self.body, local.strip_prefix("body.")) {
+            (Some(body), Some(local)) => of_body(body, local),
+            _ => other,
+        }
+    }
+}
+
+/// The numbers of a token that parts send on.
+const STATISTICS: usize = 2;
+
+/// Returns the target ids of all tokens of the microbatch.
+///
+/// # Panics
+/// When the step has no such side input.
+fn targets(context: &StageContext) -> Tensor<1, Int> {
+    match context.side::<Tensor<2, Int>>(TARGETS) {
+        Ok(targets) => targets.flatten(0, 1),
+        Err(error) => panic!(
+            "a part of the head needs the target ids: {error}; give the batch targets, and call \
+             `Batch::with_targets_for_all`"
+        ),
+    }
+}
+
+/// Returns statistics in the form that crosses a boundary. Half precision rounds what crosses it, so the statistics are cut
+/// into three numbers each, which have that precision and whose sum they are. Gradients flow through the last one.
+fn in_pieces(statistics: Tensor<2>, precision: DType) -> Tensor<2> {
+    if !matches!(precision, DType::F16 | DType::BF16) {
+        return statistics;
+    }
+    let rounded = |x: Tensor<2>| x.cast(precision).cast(DType::F32);
+    let high = rounded(statistics.clone().detach());
+    let middle = rounded(statistics.clone().detach() - high.clone());
+    let low = statistics - high.clone() - middle.clone();
+    Tensor::cat(vec![high, middle, low], 1).cast(precision)
+}
+
+/// Returns the statistics that [`in_pieces`] cut.
+fn joined(pieces: Tensor<2>) -> Tensor<2> {
+    let [_, numbers] = pieces.dims();
+    if numbers == STATISTICS {
+        return pieces;
+    }
+    let pieces = pieces.cast(DType::F32);
+    let piece = |index: usize| pieces.clone().narrow(1, index * STATISTICS, STATISTICS);
+    piece(0) + piece(1) + piece(2)
+}
+
+impl<M: TrainingModule> StageModule for CutStage<M> {
+    type Input = Values;
+    type Output = Values;
+
+    /// # Panics
+    /// When the input is not that of the stage, or the step has no targets.
+    fn forward(&self, input: Values, context: &StageContext) -> Values {
+        let input = match &self.body {
+            None => input,
+            Some(body) => pack(body.forward(unpack(input).expect("the input is that of the stage"), context)),
+        };
+        let mut parts = self.held();
+        let output = parts.try_fold(input, |input, part| self.run_part(part, input, context));
+        output.expect("the input is that of the stage")
+    }
+
+    /// Returns the number of blocks of the layers before the head, and one for each part.
+    fn blocks(&self) -> usize {
+        self.blocks_of_body() + self.held().count()
+    }
+
+    fn forward_block(
+        &self,
+        block: usize,
+        input: Values,
+        context: &StageContext,
+    ) -> Result<Values, BoundaryError> {
+        match (&self.body, block.checked_sub(self.blocks_of_body())) {
+            (Some(body), None) => body.forward_block(block, input, context),
+            (_, place) => {
+                let part =
+                    place.and_then(|place| self.held().nth(place)).expect("the block is one of this stage's");
+                self.run_part(part, input, context)
+            }
+        }
+    }
+
+    /// Gives every part the path of the whole head.
+    fn parameter_path(&self, local: &str) -> String {
+        let of_head = match local {
+            "norm.weight" => format!("{}.weight", self.form.norm),
+            _ => format!("{HEAD}.weight"),
+        };
+        self.of_body(local, M::parameter_path, of_head)
+    }
+
+    fn placement(&self, local: &str) -> Placement {
+        let part = local.strip_prefix("parts.").and_then(|local| local.split('.').next()?.parse().ok());
+        let of_head =
+            part.map_or(Placement::REPLICATED, |part| Placement::of_layer(1, part, self.parts.len() as u32));
+        self.of_body(local, M::placement, of_head)
+    }
+
+    fn stays_in_single_precision(&self, local: &str) -> bool {
+        self.of_body(local, M::stays_in_single_precision, false)
+    }
+
+    fn shared_parameters(&self) -> Vec<String> {
+        self.body.as_ref().map(M::shared_parameters).unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_keep_every_bit() {
+        let numbers = [0.1f32, -7.654_321, 11.098_765, 0.0, 1e-3, 250.123_46];
+        for half in [DType::BF16, DType::F16] {
+            let statistics = Tensor::<1>::from_floats(numbers, &Device::flex()).reshape([3, 2]);
+            let statistics = statistics.autodiff().require_grad();
+            let pieces = in_pieces(statistics.clone(), half);
+            assert_eq!(pieces.dims(), [3, 6]);
+            let found = joined(pieces);
+            assert_eq!(found.clone().inner().into_data(), statistics.clone().inner().into_data(), "{half:?}");
+            let gradient = statistics.grad(&(found * 0.25).sum().backward()).expect("it is a leaf");
+            assert_eq!(gradient.into_data(), Tensor::<2>::full([3, 2], 0.25, &Device::flex()).into_data());
+        }
+        let single = Tensor::<2>::ones([3, 2], &Device::flex());
+        assert_eq!(joined(in_pieces(single, DType::F32)).dims(), [3, 2]);
+    }
+}

@@ -1,0 +1,264 @@
+//! The training loss of a language model whose vocabulary is cut into parts that are computed one after another, each by a
+//! layer of its own.
+//!
+//! A part adds its logits to the statistics of the parts before it ([`vocabulary_statistics`]), and the statistics after
+//! the last part give the loss ([`statistics_loss`]). No part sees the logits of another one: the statistics are two numbers
+//! of each row. This is the idea of vocabulary parallelism (Yeung, Qi, Lin and Wan, 2024, arXiv:2411.05288) in a form for
+//! stages that compute one after another.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use burn::tensor::{DType, Device, IndexingUpdateOp, Int, Tensor, TensorData};
+use pipewright_kernel::vocabulary_part::{NOTHING, backward, forward};
+
+use super::composed::at_least_single;
+use super::embedding::local_ids;
+use super::operation::{CpuTensor, Operation, cpu_tensor, elements, indices, on_cpu};
+use crate::autodiff::{Rule, inner_of, record};
+
+/// Returns the statistics of rows after a part of the vocabulary: the logarithm of the sum of the exponentials of all logits
+/// so far, and the logit of the target, or 0 as long as no part had it. `earlier` has the statistics after the part before;
+/// the first part has none.
+///
+/// Shapes: logits `[rows, part]`, which are those of the token ids `range`, targets `[rows]`, statistics `[rows, 2]`. The
+/// statistics have at least single precision.
+///
+/// # Panics
+/// When a target is outside the vocabulary, or the shapes do not fit each other. Only the CPU back end checks the targets.
+pub fn vocabulary_statistics(
+    logits: Tensor<2>,
+    targets: Tensor<1, Int>,
+    (range, vocabulary): (Range<usize>, usize),
+    earlier: Option<Tensor<2>>,
+) -> Tensor<2> {
+    let [rows, width] = logits.dims();
+    assert_eq!(targets.dims(), [rows], "one target a row");
+    assert_eq!(width, range.len(), "one logit for each token id of the part");
+    let earlier = earlier.unwrap_or_else(|| nothing(rows, &logits));
+    assert_eq!(earlier.dims(), [rows, 2], "two statistics a row");
+    let operands = [logits.clone().into_dispatch(), earlier.clone().into_dispatch()];
+    let Some(([logits, earlier], tape)) = on_cpu(operands) else {
+        return composed(logits, targets, (range, vocabulary), earlier);
+    };
+    let ids = indices(targets);
+    assert!(ids.iter().all(|&id| id < vocabulary), "a target lies outside the vocabulary of {vocabulary}");
+    // The place of an id of an earlier part wraps to one that is larger than all places.
+    let places: Vec<usize> = ids.iter().map(|id| id.wrapping_sub(range.start)).collect();
+    let later = forward(&elements(&logits), &places, &elements(&earlier));
+    let tape = tape.in_single();
+    tape.record(later, [rows, 2], |later| StatisticsBackward {
+        logits,
+        places,
+        earlier,
+        later: later.clone(),
+    })
+}
+
+/// Returns the mean loss of rows, in nats, from their statistics after the last part of the vocabulary.
+///
+/// The loss of a row is the difference of its two statistics, for a loss that weighs rows.
+///
+/// Shapes: statistics `[rows, 2]`, result `[1]`.
+pub fn statistics_loss(statistics: Tensor<2>) -> Tensor<1> {
+    let [rows, _] = statistics.dims();
+    let Some(([values], tape)) = on_cpu([statistics.clone().into_dispatch()]) else {
+        return (statistics.clone().narrow(1, 0, 1) - statistics.narrow(1, 1, 1)).mean();
+    };
+    // The mean is computed in f64, as that of `cross_entropy` is.
+    let losses = elements(&values)
+        .as_chunks()
+        .0
+        .iter()
+        .map(|&[all, target]| f64::from(all) - f64::from(target))
+        .sum::<f64>();
+    tape.record(vec![(losses / rows as f64) as f32], [1], |_| LossBackward { rows })
+}
+
+/// Returns the statistics before the first part.
+fn nothing(rows: usize, logits: &Tensor<2>) -> Tensor<2> {
+    let device: Device = logits.device().inner();
+    let values = Tensor::<2>::from_data(TensorData::new(NOTHING.repeat(rows), [rows, 2]), &device);
+    // Double precision has its own statistics.
+    if logits.dtype() == DType::F64 { values.cast(DType::F64) } else { values }
+}
+
+#[derive(Clone, Debug)]
+struct StatisticsBackward {
+    logits: CpuTensor,
+    places: Vec<usize>,
+    earlier: CpuTensor,
+    later: CpuTensor,
+}
+
+impl Operation<2> for StatisticsBackward {
+    fn backward(self, gradient: CpuTensor, _wanted: [bool; 2]) -> [Option<CpuTensor>; 2] {
+        let Self { logits, places, earlier, later } = &self;
+        let statistics = (elements(earlier), elements(later));
+        let (d_logits, d_earlier) =
+            backward(&elements(logits), places, (&statistics.0, &statistics.1), &elements(&gradient));
+        let like = |values, tensor: &CpuTensor| Some(cpu_tensor(values, tensor.layout().shape().clone()));
+        [like(d_logits, logits), like(d_earlier, earlier)]
+    }
+}
+
+#[derive(Clone, Debug)]
+struct LossBackward {
+    rows: usize,
+}
+
+impl Operation<1> for LossBackward {
+    fn backward(self, gradient: CpuTensor, _wanted: [bool; 1]) -> [Option<CpuTensor>; 1] {
+        let share = elements(&gradient)[0] / self.rows as f32;
+        [Some(cpu_tensor([share, -share].repeat(self.rows), [self.rows, 2]))]
+    }
+}
+
+fn composed(
+    logits: Tensor<2>,
+    targets: Tensor<1, Int>,
+    (range, vocabulary): (Range<usize>, usize),
+    earlier: Tensor<2>,
+) -> Tensor<2> {
+    let (places, presence) = local_ids(targets, vocabulary, range);
+    let precision = logits.dtype();
+    let values = at_least_single(inner_of(logits.clone()));
+    let places = places.unsqueeze_dim::<2>(1);
+    let presence = presence.unsqueeze_dim::<2>(1).float().cast(values.dtype());
+    let before = inner_of(earlier.clone());
+    let [normaliser, target] = [0, 1].map(|column| before.clone().narrow(1, column, 1));
+    let largest = values.clone().max_dim(1).clamp_min(f32::MIN);
+    let own = (values.clone() - largest.clone()).exp().sum_dim(1).log() + largest;
+    let larger = own.clone().max_pair(normaliser.clone());
+    let joined = ((own - larger.clone()).exp() + (normaliser - larger.clone()).exp()).log() + larger;
+    let of_part = values.clone().gather(1, places.clone());
+    let target = target + of_part.mask_fill(presence.clone().equal_elem(0.0), 0.0);
+    let later = Tensor::cat(vec![joined.clone(), target], 1);
+    let rule = StatisticsRule { logits: values, places, presence, earlier: before, later: joined, precision };
+    record([logits, earlier], later, Arc::new(rule))
+}
+
+#[derive(Debug)]
+struct StatisticsRule {
+    logits: Tensor<2>,
+    places: Tensor<2, Int>,
+    /// 1 for the rows whose target is in the part, 0 for the others.
+    presence: Tensor<2>,
+    earlier: Tensor<2>,
+    /// The normalisers after the part.
+    later: Tensor<2>,
+    precision: DType,
+}
+
+impl Rule for StatisticsRule {
+    fn backward(&self, gradient: Tensor<2>, _wanted: [bool; 2]) -> [Option<Tensor<2>>; 2] {
+        let Self { logits, places, presence, earlier, later, precision } = self;
+        let [share, of_target] = [0, 1].map(|column| gradient.clone().narrow(1, column, 1));
+        let scaled = (logits.clone() - later.clone()).exp() * share.clone();
+        let at_target = of_target.clone() * presence.clone();
+        let d_logits = scaled.scatter(1, places.clone(), at_target, IndexingUpdateOp::Add);
+        let d_logits = if d_logits.dtype() == *precision { d_logits } else { d_logits.cast(*precision) };
+        let before = (earlier.clone().narrow(1, 0, 1) - later.clone()).exp() * share;
+        [Some(d_logits), Some(Tensor::cat(vec![before, of_target], 1))]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::Tolerance;
+
+    use super::super::check::{check, numbers};
+    use super::super::{cross_entropy, weighted_cross_entropy};
+    use super::*;
+
+    const ROWS: usize = 6;
+    const VOCABULARY: usize = 20;
+
+    fn targets() -> Tensor<1, Int> {
+        Tensor::from_data(TensorData::new(vec![0i64, 19, 7, 9, 10, 13], [ROWS]), &Device::flex())
+    }
+
+    /// Returns the statistics of all parts, which begin at these ids.
+    fn statistics(logits: &Tensor<2>, starts: &[usize]) -> Tensor<2> {
+        let ends = starts.iter().skip(1).copied().chain([VOCABULARY]);
+        let parts = starts.iter().zip(ends).map(|(&start, end)| start..end);
+        let statistics = parts.fold(None, |earlier, range| {
+            let own = logits.clone().narrow(1, range.start, range.len());
+            Some(vocabulary_statistics(own, targets(), (range, VOCABULARY), earlier))
+        });
+        statistics.expect("there is a part")
+    }
+
+    fn check_at(scale: f32) {
+        for starts in [&[0][..], &[0, 7, 14], &[0, 1, 2, 19]] {
+            check(
+                [numbers([ROWS * VOCABULARY], scale)],
+                |[x]| statistics_loss(statistics(&x.reshape([ROWS, VOCABULARY]), starts)).unsqueeze(),
+                |[x]| cross_entropy(x.reshape([ROWS, VOCABULARY]), targets()).unsqueeze(),
+            );
+        }
+    }
+
+    #[test]
+    fn the_loss_of_parts_is_that_of_the_whole_vocabulary() {
+        check_at(0.3);
+        check_at(5.0);
+        check_at(300.0);
+    }
+
+    /// The gradients of the statistics differ from row to row, as those of a weighted loss do.
+    #[test]
+    fn rows_with_weights() {
+        let weights = || Tensor::<1>::from_floats([0.5, 2.0, 0.0, 0.25, 3.0, 1.0], &Device::flex());
+        check(
+            [numbers([ROWS * VOCABULARY], 3.0)],
+            |[x]| {
+                let found = statistics(&x.reshape([ROWS, VOCABULARY]), &[0, 7, 14]);
+                let losses = found.clone().narrow(1, 0, 1) - found.narrow(1, 1, 1);
+                let weights = crate::autodiff::on_tape_of(weights(), &losses);
+                let whole = weights.clone().sum();
+                ((losses.reshape([ROWS]) * weights).sum() / whole).unsqueeze()
+            },
+            |[x]| {
+                let x = x.reshape([ROWS, VOCABULARY]);
+                let weights = crate::autodiff::on_tape_of(weights(), &x);
+                weighted_cross_entropy(x, targets(), weights).unsqueeze()
+            },
+        );
+    }
+
+    /// The statistics differ in the last bits, but those before the first part are not a number that spoils them.
+    #[test]
+    fn logits_of_a_part_may_be_masked() {
+        let logits = numbers([ROWS, VOCABULARY], 1.0);
+        let masked = Tensor::cat(
+            vec![Tensor::full([ROWS, 7], f32::NEG_INFINITY, &Device::flex()), logits.narrow(1, 7, 13)],
+            1,
+        );
+        let targets =
+            || Tensor::from_data(TensorData::new(vec![7i64, 19, 7, 9, 10, 13], [ROWS]), &Device::flex());
+        for device in [Device::flex().autodiff(), Device::flex().autodiff().gradient_checkpointing()] {
+            let leaf = Tensor::<2>::from_data(masked.to_data(), &device).require_grad();
+            let of_part = |range: Range<usize>, earlier| {
+                let own = leaf.clone().narrow(1, range.start, range.len());
+                vocabulary_statistics(own, targets(), (range, VOCABULARY), earlier)
+            };
+            let first = of_part(0..7, None);
+            let loss = statistics_loss(of_part(7..20, Some(first)));
+            let expected = cross_entropy(masked.clone(), targets());
+            loss.clone()
+                .inner()
+                .into_data()
+                .assert_approx_eq::<f32>(&expected.into_data(), Tolerance::rel_abs(1e-5, 1e-6));
+            let gradient = leaf.grad(&loss.backward()).expect("it is a leaf");
+            assert_eq!(gradient.narrow(1, 0, 7).into_data(), TensorData::zeros::<f32, _>([ROWS, 7]));
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "outside the vocabulary of 20")]
+    fn a_target_beyond_the_vocabulary_is_refused() {
+        let targets = Tensor::from_data([20], &Device::flex());
+        vocabulary_statistics(Tensor::zeros([1, 7], &Device::flex()), targets, (0..7, VOCABULARY), None);
+    }
+}
