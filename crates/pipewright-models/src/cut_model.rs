@@ -7,6 +7,7 @@ use pipewright::nn::TensorParallel;
 use pipewright::stage::Stage;
 use pipewright_schedule::ModelDesc;
 
+use crate::cut_stage::NO_SLICES;
 use crate::error::ConfigError;
 use crate::hf::HfError;
 use crate::model_config::{InitialParameters, ModelConfig};
@@ -58,6 +59,17 @@ impl CutModel {
     /// Returns the number of parts.
     pub fn parts(&self) -> u32 {
         self.parts
+    }
+
+    /// Returns why stages of the model cannot run slices of microbatches; `None` if they can.
+    ///
+    /// # Errors
+    /// As [`ModelConfig::refuses_slices`].
+    pub fn refuses_slices(&self) -> Result<Option<String>, ConfigError> {
+        match self.parts {
+            1 => self.model.refuses_slices(),
+            _ => Ok(Some(NO_SLICES.to_owned())),
+        }
     }
 
     /// Returns the layers in order; see [`ModelFamily::describe`](crate::ModelFamily::describe).

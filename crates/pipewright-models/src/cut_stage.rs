@@ -21,6 +21,9 @@ use crate::parameter::{Builder, ParameterKind, ParameterSource};
 use crate::training_module::TrainingModule;
 use crate::vocabulary::HEAD;
 
+/// Why the parts of a head cannot run slices of microbatches.
+pub(crate) const NO_SLICES: &str = "the parts of its head take the targets of whole microbatches";
+
 /// A contiguous range of the layers of a model whose head is cut. `M` is the module of the layers before the head.
 #[derive(Module, Debug)]
 pub(crate) struct CutStage<M: Module> {
@@ -247,6 +250,10 @@ impl<M: TrainingModule> StageModule for CutStage<M> {
         let of_head =
             part.map_or(Placement::REPLICATED, |part| Placement::of_layer(1, part, self.parts.len() as u32));
         self.of_body(local, M::placement, of_head)
+    }
+
+    fn refuses_slices(&self) -> Option<String> {
+        Some(NO_SLICES.to_owned())
     }
 
     fn stays_in_single_precision(&self, local: &str) -> bool {

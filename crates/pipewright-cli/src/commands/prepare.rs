@@ -135,7 +135,7 @@ pub(super) fn prepare_settings(Loaded { settings, schedule }: Loaded) -> Result<
     let method = method(&settings.pipeline, model.model(), &layers, stages)?;
     let partition = partition(&layers.weights(), stages, &method).map_err(Failure::input)?;
     require_split(&settings.mesh, &model, &partition)?;
-    require_slices(&program, model.model())?;
+    require_slices(&program, &model)?;
     require_one_beginning(&settings.data, model.model())?;
     let (rows, validation) = open_data(&settings, model.model())?;
     let initial = match &settings.model {
@@ -285,7 +285,7 @@ fn require_split(mesh: &MeshSettings, model: &CutModel, partition: &Partition) -
 }
 
 /// Refuses a model that cannot run the slices into which the schedule cuts microbatches.
-fn require_slices(program: &ValidatedProgram, model: &ModelConfig) -> Result<(), Failure> {
+fn require_slices(program: &ValidatedProgram, model: &CutModel) -> Result<(), Failure> {
     let slices = program.slices();
     match model.refuses_slices().map_err(Failure::input)? {
         Some(reason) if !slices.is_one() => Err(Failure::input(format!(

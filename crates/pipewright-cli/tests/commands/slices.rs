@@ -132,6 +132,10 @@ fn what_slices_cannot_do_is_refused() {
             "the model cannot run them: its Mamba layers do not pass their state from slice to slice; or write for example",
         );
     }
+    refuse(
+        &["pipeline.head_parts=2"],
+        "the model cannot run them: the parts of its head take the targets of whole microbatches; or write for example",
+    );
     let without = ["pipeline.schedule=1f1b"];
     refuse(&without, "`1f1b` has no setting `slices`; leave it out");
 }
