@@ -1,10 +1,12 @@
 //! Trains a reference model with the pipeline. The results must be within tolerance of PyTorch, and bit-identical to
 //! those of one rank with as many microbatches.
 
+use std::num::NonZeroU32;
 use std::sync::OnceLock;
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use pipewright::loss_scale::LossScaling;
+use pipewright::mesh::DataParallelMode;
 use pipewright::nn::TensorParallel;
 use pipewright::optimizer::AdamW;
 use pipewright::pipeline::{Pipeline, PipelineConfig};
@@ -150,15 +152,20 @@ fn train_steps(
     config: &PipelineConfig,
     steps: usize,
 ) -> Vec<Step> {
-    let program = program(schedule, ranks, microbatches, config.data_parallel);
+    let program = program(schedule, ranks, microbatches, config);
     train_program(reference, program, config, steps)
 }
 
 /// Makes the program of `train`. The replicas share the microbatches.
-fn program(schedule: &str, ranks: u32, microbatches: u32, replicas: u32) -> ValidatedProgram {
+fn program(schedule: &str, ranks: u32, microbatches: u32, config: &PipelineConfig) -> ValidatedProgram {
+    let replicas = config.data_parallel;
+    let unshard_window = match config.data_parallel_mode {
+        DataParallelMode::Replicated => None,
+        _ => NonZeroU32::new(1),
+    };
     let spec = ScheduleSpec { ranks, microbatches: microbatches / replicas, ..ScheduleSpec::default() };
     let schedule = generate(schedule, &spec).expect("a schedule");
-    for_training(&schedule, &TrainingLowering { replicas, ..TrainingLowering::default() })
+    for_training(&schedule, &TrainingLowering { replicas, unshard_window, ..TrainingLowering::default() })
         .expect("it is sound")
 }
 
