@@ -16,10 +16,10 @@ pub fn forward(logits: &[f32], places: &[usize], earlier: &[f32]) -> Vec<f32> {
     let mut own = vec![0.0; places.len()];
     normalise(logits, width.max(1), &mut own);
     let rows = logits.chunks_exact(width.max(1)).zip(places).zip(own).zip(earlier.as_chunks().0);
-    let of_row = |(((row, &place), own), &[normaliser, target]): (((&[f32], &usize), f32), &[f32; 2])| {
+    let of_parts = rows.flat_map(|(((row, &place), own), &[normaliser, target])| {
         [joined(normaliser, own), target + row.get(place).copied().unwrap_or(0.0)]
-    };
-    rows.flat_map(of_row).collect()
+    });
+    of_parts.collect()
 }
 
 /// Returns `ln(e^a + e^b)`; not a number if one of them is not.

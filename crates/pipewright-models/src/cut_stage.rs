@@ -176,7 +176,8 @@ fn targets(context: &StageContext) -> Tensor<1, Int> {
 }
 
 /// Returns statistics in the form that crosses a boundary. Half precision rounds what crosses it, so the statistics are cut
-/// into three numbers each, which have that precision and whose sum they are. Gradients flow through the last one.
+/// into three numbers each, which have that precision and whose sum they are, except that f16 has no bits below 2^-24.
+/// Gradients flow through the last one.
 fn in_pieces(statistics: Tensor<2>, precision: DType) -> Tensor<2> {
     if !matches!(precision, DType::F16 | DType::BF16) {
         return statistics;
@@ -270,7 +271,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pieces_keep_every_bit() {
+    fn pieces_keep_the_statistics() {
         let numbers = [0.1f32, -7.654_321, 11.098_765, 0.0, 1e-3, 250.123_46];
         for half in [DType::BF16, DType::F16] {
             let statistics = Tensor::<1>::from_floats(numbers, &Device::flex()).reshape([3, 2]);
@@ -278,7 +279,12 @@ mod tests {
             let pieces = in_pieces(statistics.clone(), half);
             assert_eq!(pieces.dims(), [3, 6]);
             let found = joined(pieces);
-            assert_eq!(found.clone().inner().into_data(), statistics.clone().inner().into_data(), "{half:?}");
+            // The smallest number of f16 is 2^-24.
+            let lost = if half == DType::F16 { 2f32.powi(-24) } else { 0.0 };
+            let found_numbers = found.clone().inner().into_data();
+            for (found, expected) in found_numbers.iter::<f32>().zip(numbers) {
+                assert!((found - expected).abs() <= lost, "{half:?}: {found} {expected}");
+            }
             let gradient = statistics.grad(&(found * 0.25).sum().backward()).expect("it is a leaf");
             assert_eq!(gradient.into_data(), Tensor::<2>::full([3, 2], 0.25, &Device::flex()).into_data());
         }
