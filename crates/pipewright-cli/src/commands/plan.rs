@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
 use pipewright::mesh::DataParallelMode;
+use pipewright_models::CutModel;
 use pipewright_schedule::analytic::estimate;
 use pipewright_schedule::plan::{PlanRequest, TrainingState, plan};
 use pipewright_schedule::profile::Profile;
@@ -48,7 +49,7 @@ pub(crate) struct PlanArguments {
     #[arg(long, value_name = "T")]
     tensor_parallel: Option<u32>,
     /// The numbers of parts into which the plan may cut the head along the vocabulary, such as 1,4,8; by default, the number
-    /// that the profile or the configuration has
+    /// that the profile or the configuration has, and for a whole head that can be cut also one and two for each rank
     #[arg(long, value_name = "K,..", value_delimiter = ',')]
     head_parts: Vec<u32>,
     /// The memory of a rank, such as 16GiB; by default, that of the profile, or any amount
@@ -126,9 +127,25 @@ fn request(
         state,
         data_parallel: arguments.data_parallel,
         tensor_parallel: arguments.tensor_parallel,
-        head_parts: arguments.head_parts.clone(),
+        head_parts: head_parts(arguments, profile, settings, ranks)?,
         ..PlanRequest::default()
     })
+}
+
+/// Returns the numbers of parts into which the plan may cut the head; none for the number of the profile.
+fn head_parts(
+    arguments: &PlanArguments,
+    profile: &Profile,
+    settings: Option<&Settings>,
+    ranks: u32,
+) -> Result<Vec<u32>, Failure> {
+    let whole = settings.filter(|settings| settings.pipeline.head_parts == 1);
+    // The ranks of a node may become tensor ranks, which split the vocabulary themselves.
+    let may_search = arguments.head_parts.is_empty() && profile.node.is_none();
+    let Some(settings) = whole.filter(|_| may_search) else { return Ok(arguments.head_parts.clone()) };
+    let model = read_model(settings)?;
+    let can_be = |parts: &u32| CutModel::new(model.model().clone(), *parts).is_ok();
+    Ok([1, ranks, ranks.saturating_mul(2)].into_iter().filter(can_be).collect())
 }
 
 /// Returns that all replicas of a plan form one group, if the groups of the configuration do not divide their number.

@@ -13,7 +13,7 @@ pub(super) fn read_layout(section: &mut Section<'_>, pipeline: &mut PipelineSett
         section.report("layout", ProblemKind::Twice { what: "the cut", key: "layout", other });
         return;
     }
-    match text.parse::<Layout>() {
+    match Layout::with_head_parts(&text, pipeline.head_parts) {
         Ok(layout) => {
             pipeline.partition = PartitionChoice::Explicit;
             pipeline.boundaries = Some(layout.boundaries.iter().map(|&layer| layer as u32).collect());

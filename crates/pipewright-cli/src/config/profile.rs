@@ -9,9 +9,11 @@ use std::path::Path;
 use std::sync::Arc;
 
 use pipewright::tensor::Precision;
+use pipewright_schedule::ModelDesc;
 use pipewright_schedule::analytic::{Figure, Missing, PeakRates, Workload, fill};
+use pipewright_schedule::plan::with_head_parts;
 use pipewright_schedule::profile::{
-    DeviceProfile, LayerProfile, LinkProfile, NodeProfile, Profile, ProfilePart,
+    DeviceProfile, HEAD_PART, LayerProfile, LinkProfile, NodeProfile, Profile, ProfilePart,
 };
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
@@ -63,12 +65,22 @@ pub(crate) fn read_for(file: &Path, run: &ProfiledRun<'_>) -> Result<Profile, Co
     let mut problems = Vec::new();
     let found = parse(read_source(file)?, true, &mut problems).filter(|_| problems.is_empty());
     let Some(mut found) = found else { return Err(ConfigError::Problems(problems)) };
+    if found.missing.is_empty() {
+        // The figures of a part follow from those of the whole head.
+        found.profile = with_head_parts(&found.profile, Some(parts_of(run.workload.model))).into_owned();
+    }
     check_run(&found, run, &mut problems);
     if !problems.is_empty() {
         return Err(ConfigError::Problems(problems));
     }
     fill(&mut found.profile, &found.missing, &run.workload, run.rates);
     Ok(found.profile)
+}
+
+/// Returns the number of parts of a model's head.
+fn parts_of(model: &ModelDesc) -> u32 {
+    let parts = model.layers.iter().rev().take_while(|layer| layer.kind == HEAD_PART);
+    u32::try_from(parts.count()).unwrap_or(u32::MAX).max(1)
 }
 
 /// Reads a profile. With `may_lack`, figures of layers may be missing.

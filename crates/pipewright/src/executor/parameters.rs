@@ -168,12 +168,12 @@ fn copies(owners: &Owners) -> impl Iterator<Item = &Owner> {
 /// in the tensor groups, each with its owners in order. All owners must declare the path as shared, and their copies must be
 /// equal. Different slices of a parameter are not copies.
 fn find_shared(listed: &[ListedParameter]) -> Result<Vec<Owners>, Cause> {
-    let mut by_path: BTreeMap<(&str, Option<(u32, u32)>, u32), Vec<&ListedParameter>> = BTreeMap::new();
+    let mut by_key: BTreeMap<_, Vec<&ListedParameter>> = BTreeMap::new();
     for parameter in listed {
         let key = (parameter.path.as_str(), parameter.of_layer, parameter.owner.tensor);
-        by_path.entry(key).or_default().push(parameter);
+        by_key.entry(key).or_default().push(parameter);
     }
-    let several = by_path.into_iter().filter(|(_, copies)| copies.len() > 1);
+    let several = by_key.into_iter().filter(|(_, copies)| copies.len() > 1);
     several.map(|((path, ..), copies)| equal_copies(path, copies)).collect()
 }
 
