@@ -4,7 +4,7 @@ use pipewright_schedule::Slices;
 
 use super::reduction::{Reduction, valid};
 use super::side_inputs::Side;
-use crate::batch::{Batch, Merge, SplitError, merge_by};
+use crate::batch::{Batch, Merge, SplitError, TARGETS, merge_by};
 use crate::tensor::{Value, ValueKind, Values};
 
 /// The dimension of inputs, targets and outputs that is their sequence.
@@ -12,7 +12,8 @@ const SEQUENCE: usize = 1;
 
 impl Batch {
     /// Cuts the inputs and the targets of each microbatch into slices of equal length, in order. Returns the share of each
-    /// slice in the loss of its microbatch: that of its tokens among those over which the loss is a mean.
+    /// slice in the loss of its microbatch: that of its tokens among those over which the loss is a mean. The side input
+    /// [`TARGETS`] is dropped.
     ///
     /// # Errors
     /// When a tensor has no sequence, or one whose length the number of slices does not divide; when the batch has side
@@ -21,6 +22,8 @@ impl Batch {
         if slices.is_one() {
             return Ok(vec![1.0; self.microbatches()]);
         }
+        // A trainer adds the targets to every batch. The layers that look them up refuse slices.
+        self.side_inputs.0.remove(TARGETS);
         let is_tensor = |side: &Side| !matches!(side, Side::Value(_));
         if let Some((name, _)) = self.side_inputs.0.iter().find(|(_, side)| is_tensor(side)) {
             return Err(SplitError::SliceSide { name: name.to_string() });

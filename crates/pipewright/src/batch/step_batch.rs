@@ -226,7 +226,8 @@ impl Batch {
     }
 
     /// Makes the targets a side input that every stage may read, under the name [`TARGETS`]. Layers that compute a part of a
-    /// model's output head look their targets up there. They must have been given already.
+    /// model's output head look their targets up there. They must have been given already. Steps that run slices of
+    /// microbatches leave the side input out.
     pub fn with_targets_for_all(mut self) -> Self {
         self.side_inputs.0.insert(TARGETS.into(), Side::Split(self.targets.clone()));
         self
