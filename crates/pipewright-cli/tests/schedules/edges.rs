@@ -21,7 +21,7 @@ fn names_have_no_case() {
 fn every_listed_schedule_is_made_lowered_and_proved() {
     let folder = folder();
     let list = succeed(&folder, &["schedule", "--list"]);
-    assert_eq!(list.lines().count(), 17);
+    assert_eq!(list.lines().count(), 18);
     for line in list.lines() {
         let (name, summary) = line.split_once("  ").expect("a name and a summary");
         assert!(!summary.trim().is_empty(), "{name}");
