@@ -27,6 +27,7 @@ const LAYERS: &[&str] = &[
     "commands::run_arguments",
     "commands::update",
     "commands::prepare",
+    "commands::head_parts",
     "commands::other_sizes",
     "commands::layer_sizes",
     "commands::recorded_run",

@@ -15,6 +15,7 @@ use pipewright_schedule::profile::Profile;
 use pipewright_schedule::{Recompute, StageIndex};
 use serde::{Deserialize, Serialize};
 
+use crate::commands::head_parts::tried_head_parts;
 use crate::commands::layer_sizes::layers_of;
 use crate::commands::measure::{measure_run, memory_of_rank, workload};
 use crate::commands::memory::training_state;
@@ -69,6 +70,8 @@ struct Choice {
     /// The stages that recompute.
     recompute: Vec<u32>,
     data_parallel: u32,
+    /// The parts of the output head.
+    head_parts: u32,
 }
 
 impl Chosen {
@@ -140,8 +143,10 @@ fn decide(
     mut files: Vec<(String, String)>,
 ) -> Result<Decision, Failure> {
     require_whole_layers(&settings.mesh)?;
+    let ranks = settings.mesh.ranks(settings.pipeline.ranks);
     let request = PlanRequest {
-        ranks: settings.mesh.ranks(settings.pipeline.ranks),
+        ranks,
+        head_parts: tried_head_parts(settings, profile, ranks)?,
         microbatches: settings.pipeline.microbatches,
         microbatch_rows: settings.pipeline.microbatch_size,
         memory: memory_of_rank(settings),
@@ -169,7 +174,13 @@ fn chosen(report: &PlanReport, microbatch_size: u32) -> &Plan {
     let near = report.plans.iter().filter(|plan| plan.step_s <= best.step_s * (1.0 + NEAR));
     let simplest = near.min_by_key(|plan| {
         let is_other_size = plan.microbatch_rows != microbatch_size;
-        (is_other_size, plan.recompute.contains(&true), !is_named(plan), plan.boundaries.len())
+        (
+            is_other_size,
+            plan.recompute.contains(&true),
+            plan.head_parts,
+            !is_named(plan),
+            plan.boundaries.len(),
+        )
     });
     simplest.unwrap_or(best)
 }
@@ -210,6 +221,7 @@ impl Choice {
             boundaries: plan.boundaries.iter().map(layer).collect(),
             recompute: recomputing.map(|(stage, _)| stage).collect(),
             data_parallel: plan.data_parallel,
+            head_parts: plan.head_parts,
         }
     }
 }
@@ -232,6 +244,7 @@ fn apply(mut settings: Settings, decision: Decision) -> Result<Chosen, Failure> 
         false => (PartitionChoice::Explicit, Some(choice.boundaries)),
     };
     pipeline.layout = None;
+    pipeline.head_parts = choice.head_parts;
     pipeline.recompute = match choice.recompute.is_empty() {
         true => Recompute::None,
         false => Recompute::Stages(choice.recompute.into_iter().map(StageIndex::new).collect()),

@@ -9,6 +9,7 @@ mod drawing;
 mod evaluations;
 pub(crate) mod export;
 pub(crate) mod generate;
+mod head_parts;
 pub(crate) mod init;
 pub(crate) mod inspect;
 mod launch;

@@ -5,11 +5,11 @@ use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
 use pipewright::mesh::DataParallelMode;
-use pipewright_models::CutModel;
 use pipewright_schedule::analytic::estimate;
 use pipewright_schedule::plan::{PlanRequest, TrainingState, plan};
 use pipewright_schedule::profile::Profile;
 
+use crate::commands::head_parts::tried_head_parts;
 use crate::commands::layer_sizes::layers_of;
 use crate::commands::measure::workload;
 use crate::commands::memory::training_state;
@@ -119,6 +119,10 @@ fn request(
         Some(settings) => training_state(settings, read_model(settings)?.model())?,
         None => TrainingState::default(),
     };
+    let head_parts = match settings.filter(|_| arguments.head_parts.is_empty()) {
+        Some(settings) => tried_head_parts(settings, profile, ranks)?,
+        None => arguments.head_parts.clone(),
+    };
     Ok(PlanRequest {
         ranks,
         microbatches: microbatches.ok_or_else(|| missing("--microbatches"))?,
@@ -127,25 +131,9 @@ fn request(
         state,
         data_parallel: arguments.data_parallel,
         tensor_parallel: arguments.tensor_parallel,
-        head_parts: head_parts(arguments, profile, settings, ranks)?,
+        head_parts,
         ..PlanRequest::default()
     })
-}
-
-/// Returns the numbers of parts into which the plan may cut the head; none for the number of the profile.
-fn head_parts(
-    arguments: &PlanArguments,
-    profile: &Profile,
-    settings: Option<&Settings>,
-    ranks: u32,
-) -> Result<Vec<u32>, Failure> {
-    let whole = settings.filter(|settings| settings.pipeline.head_parts == 1);
-    // The ranks of a node may become tensor ranks, which split the vocabulary themselves.
-    let may_search = arguments.head_parts.is_empty() && profile.node.is_none();
-    let Some(settings) = whole.filter(|_| may_search) else { return Ok(arguments.head_parts.clone()) };
-    let model = read_model(settings)?;
-    let can_be = |parts: &u32| CutModel::new(model.model().clone(), *parts).is_ok();
-    Ok([1, ranks, ranks.saturating_mul(2)].into_iter().filter(can_be).collect())
 }
 
 /// Returns that all replicas of a plan form one group, if the groups of the configuration do not divide their number.

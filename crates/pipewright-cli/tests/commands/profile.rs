@@ -249,6 +249,17 @@ fn auto_measures_plans_and_runs() {
 }
 
 #[test]
+fn auto_cuts_a_heavy_head() {
+    let run = Run::new();
+    let set = ["pipeline.schedule=auto", "run.steps=2", "model.vocab_size=4096"];
+    let (code, _, said) = command(&run, &["train", "small.toml"], &set);
+    assert_eq!(code, Some(0), "{said}");
+    assert!(said.lines().any(|line| line.starts_with("auto: ") && line.contains(", head in ")), "{said}");
+    let config = fs::read_to_string(run.path("out/config.toml")).expect("the configuration");
+    assert!(config.contains("head_parts = ") && !config.contains("head_parts = 1\n"), "{config}");
+}
+
+#[test]
 fn check_says_what_auto_would_do() {
     let run = Run::new();
     let (code, printed, said) = command(&run, &["check", "small.toml"], &["pipeline.schedule=auto"]);
