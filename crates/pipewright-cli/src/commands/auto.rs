@@ -322,6 +322,7 @@ mod tests {
             boundaries: vec![5],
             recompute: vec![0],
             data_parallel: 1,
+            head_parts: 1,
         };
         let csv = choice.csv.clone();
         let decision = Decision { choice, sentences: Vec::new(), files: Vec::new() };

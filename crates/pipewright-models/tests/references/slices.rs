@@ -51,7 +51,7 @@ fn check(model: &str, ranks: u32, microbatches: u32, slices: u32, config: &Pipel
 
 #[test]
 fn llama_in_slices_retraces_the_reference() {
-    for (ranks, microbatches, slices) in [(1, 1, 2), (1, 2, 4), (2, 2, 4), (2, 8, 2), (4, 4, 4), (4, 8, 8)] {
+    for (ranks, microbatches, slices) in [(1, 2, 4), (2, 8, 2), (4, 4, 4), (4, 8, 8)] {
         check("llama-tiny", ranks, microbatches, slices, &PipelineConfig::default());
     }
 }
@@ -66,7 +66,7 @@ fn other_families_in_slices_retrace_theirs() {
 #[test]
 fn replicas_run_slices_whole_and_sharded() {
     use DataParallelMode::{Replicated, Sharded};
-    for (ranks, data_parallel, data_parallel_mode) in [(2, 2, Replicated), (2, 2, Sharded), (1, 4, Sharded)] {
+    for (ranks, data_parallel, data_parallel_mode) in [(1, 2, Replicated), (2, 2, Sharded)] {
         let config = PipelineConfig { data_parallel, data_parallel_mode, ..PipelineConfig::default() };
         check("llama-tiny", ranks, 8, 2, &config);
     }

@@ -116,7 +116,7 @@ fn ranks_hold_slices_instead_of_whole_microbatches() {
 
 #[test]
 fn what_slices_pass_on_is_dropped() {
-    let peaks = peaks("seq1f1b", Some(4), &[5, 20]);
+    let peaks = peaks("seq1f1b", Some(4), &[5, 12]);
     for (rank, (early, late)) in peaks[0].iter().zip(&peaks[1]).enumerate() {
         // Less than the keys and values of one slice, and more than the lists of messages that wait.
         let slack = (2 * TOKENS / 4 * WIDTH * 4) as u64 * 2;
