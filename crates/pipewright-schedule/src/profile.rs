@@ -38,6 +38,9 @@ pub struct Profile {
     /// The tokens of a row. Parts of a head send two numbers for each of them; `None` if these do not count.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tokens: Option<u32>,
+    /// What a stage holds all the time besides parameters and optimizer state, such as tables of positions.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub stage_bytes: u64,
     /// The device.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device: Option<DeviceProfile>,
@@ -195,6 +198,7 @@ impl Default for Profile {
         Self {
             rows: 1,
             tokens: None,
+            stage_bytes: 0,
             device: None,
             link: LinkProfile::default(),
             node: None,
@@ -271,6 +275,7 @@ impl Profile {
         if self.rows == 0 {
             found.push(problem(ProfilePart::Top, "rows", self.rows, "at least 1"));
         }
+        check_bytes(&mut found, ProfilePart::Top, "stage_bytes", self.stage_bytes);
         if let Some(memory) = self.device.as_ref().and_then(|device| device.memory_bytes) {
             check_bytes(&mut found, ProfilePart::Device, "memory_bytes", memory);
         }

@@ -21,6 +21,9 @@ pub(super) fn profile_text(profile: &Profile, measured: &Measured, layers: &Mode
     if let Some(tokens) = profile.tokens {
         line("tokens", tokens.to_string());
     }
+    if profile.stage_bytes > 0 {
+        line("stage_bytes", profile.stage_bytes.to_string());
+    }
     if !profile.assumed.is_empty() {
         line("assumed", list(&profile.assumed));
     }
@@ -144,7 +147,13 @@ mod tests {
             temporary_bytes: Some(2),
         };
         let layers = ModelDesc { layers: vec![described; 2] };
-        let measured = Measured { rows: 2, ranks: 2, kinds: vec![kind], reduce_bytes_per_s: Some(5e9) };
+        let measured = Measured {
+            rows: 2,
+            ranks: 2,
+            kinds: vec![kind],
+            reduce_bytes_per_s: Some(5e9),
+            stage_bytes: Some(4096),
+        };
         let layer = LayerProfile {
             kind: "a \"b\"".into(),
             count: 2,
@@ -172,6 +181,7 @@ mod tests {
         let profile = Profile {
             rows: 2,
             tokens: Some(64),
+            stage_bytes: 4096,
             device: Some(device),
             link,
             node: Some(NodeProfile { ranks: 8, latency_s: 1e-6, bytes_per_s: 1e11 }),

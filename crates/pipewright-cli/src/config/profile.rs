@@ -123,7 +123,7 @@ fn parse(source: Source, may_lack: bool, problems: &mut Vec<Problem>) -> Option<
         }
     }
     let whole = place(0..0);
-    let (rows, tokens, assumed) = reader.top(whole.clone(), top);
+    let top = reader.top(whole.clone(), top);
     let Reader { places, missing, problems, .. } = reader;
     let has = [("link", link.is_some()), ("layers", !layers.is_empty())];
     for (key, _) in has.into_iter().filter(|(_, is_there)| !is_there) {
@@ -132,7 +132,7 @@ fn parse(source: Source, may_lack: bool, problems: &mut Vec<Problem>) -> Option<
     if !problems.is_empty() {
         return None;
     }
-    let profile = Profile { rows, tokens, device, link: link?, node, layers, assumed };
+    let profile = Profile { device, link: link?, node, layers, ..top };
     let found = Found { profile, missing, places, whole };
     for problem in found.profile.problems() {
         let place = found.place(problem.part, problem.key);
@@ -153,11 +153,18 @@ struct Reader<'a, P: Fn(Range<usize>) -> Place> {
 }
 
 impl<P: Fn(Range<usize>) -> Place> Reader<'_, P> {
-    fn top(&mut self, place: Place, keys: DeTable<'_>) -> (u32, Option<u32>, Vec<String>) {
+    /// Reads the keys outside of any section.
+    fn top(&mut self, place: Place, keys: DeTable<'_>) -> Profile {
         let mut keys = Keys::of(0, place, keys, self.place, self.problems);
-        let read = (keys.optional("rows").unwrap_or(1), keys.optional("tokens"), keys.texts("assumed"));
+        let profile = Profile {
+            rows: keys.optional("rows").unwrap_or(1),
+            tokens: keys.optional("tokens"),
+            stage_bytes: keys.optional("stage_bytes").unwrap_or(0),
+            assumed: keys.texts("assumed"),
+            ..Profile::default()
+        };
         keys.keep(ProfilePart::Top, &mut self.places);
-        read
+        profile
     }
 
     fn device(&mut self, place: Place, keys: DeTable<'_>) -> DeviceProfile {

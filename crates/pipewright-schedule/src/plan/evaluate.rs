@@ -1,12 +1,15 @@
 //! The time and the memory of an order, without a timeline: the same numbers as [`crate::simulate::timed()`] and
-//! [`crate::simulate::peak_memory`] give for the program that trains, to the bit, in a fraction of the time.
+//! [`crate::simulate::peak_memory`] give for the program that trains, to the bit, in a fraction of the time. The memory also
+//! includes what is not in a simulation: what a rank holds all the time, only while an action runs, or between two of its
+//! stages.
 //!
 //! The arithmetic follows the timed simulation operation by operation. The memory of a rank depends on the order of its
 //! row alone, because a rank computes one thing at a time.
 
+use crate::ids::Rank;
 use crate::plan::network::Network;
 use crate::plan::order::{Cell, Kind, Order};
-use crate::plan::stage_load::StageLoad;
+use crate::plan::stage_load::{StageLoad, passing};
 use crate::profile::LinkProfile;
 use crate::sharding::Sharding;
 
@@ -206,16 +209,16 @@ fn last_reduction(order: &Order, loads: &[StageLoad], ended: &[(usize, f64)]) ->
     latest
 }
 
-/// Returns the peak bytes of each rank: parameters, optimizer state, gradients and activations, and what an operation
-/// holds while it runs.
+/// Returns the peak bytes of each rank: parameters, optimizer state, gradients and activations, and what is held only while
+/// actions run.
 pub(super) fn peaks(order: &Order, loads: &[StageLoad], sharding: Sharding) -> Vec<u64> {
     let trains = order.rows.iter().flatten().any(|cell| cell.kind != Kind::Forward);
     (0..order.rows.len()).map(|rank| peak(order, loads, sharding, rank, trains)).collect()
 }
 
 fn peak(order: &Order, loads: &[StageLoad], sharding: Sharding, rank: usize, trains: bool) -> u64 {
-    let own = order.placement.stages_of(crate::ids::Rank::new(rank as u32));
-    let mut held = sharding.held(own.iter().map(|stage| loads[stage.index()].state)).total();
+    let own = order.placement.stages_of(Rank::new(rank as u32));
+    let mut held = StageLoad::always(own.iter().map(|stage| &loads[stage.index()]), sharding);
     let mut peak = held;
     let mut with_gradient: Vec<u32> = Vec::new();
     let row = &order.rows[rank];
@@ -243,6 +246,5 @@ fn peak(order: &Order, loads: &[StageLoad], sharding: Sharding, rank: usize, tra
         held = held.saturating_add(made).saturating_sub(less);
         peak = peak.max(held);
     }
-    let temporary = own.iter().map(|stage| loads[stage.index()].temporary).max().unwrap_or(0);
-    peak.saturating_add(temporary)
+    peak.saturating_add(passing(own, loads))
 }

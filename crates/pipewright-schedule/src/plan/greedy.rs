@@ -20,12 +20,13 @@
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
+use crate::ids::StageIndex;
 use crate::placement::Placement;
 use crate::plan::balance::Numbers;
 use crate::plan::evaluate::Links;
 use crate::plan::network::Network;
 use crate::plan::order::{Cell, Kind, Order};
-use crate::plan::stage_load::StageLoad;
+use crate::plan::stage_load::{StageLoad, passing};
 use crate::sharding::Sharding;
 
 /// The rules of a searched order.
@@ -183,7 +184,7 @@ impl<'a> Run<'a> {
         let drains = drains(task, &rank_of);
         let ranks = placement.all_ranks().map(|rank| {
             let own: Vec<usize> = placement.stages_of(rank).iter().map(|stage| stage.index()).collect();
-            let limit = rank_limit(task, &own, &mut stages)?;
+            let limit = rank_limit(task, placement.stages_of(rank), &mut stages)?;
             let row = Vec::with_capacity(3 * own.len() * task.microbatches as usize);
             let loads = own.iter().map(|&stage| &task.loads[stage]);
             let critical = loads.clone().map(|load| load.forward + load.input).sum::<f64>();
@@ -366,16 +367,17 @@ fn drains(task: &Task<'_>, rank_of: &[u32]) -> Vec<f64> {
 
 /// Returns the bytes that a rank has for activations, and sets the room that a forward of each of its stages needs;
 /// `None` if not even one microbatch fits.
-fn rank_limit(task: &Task<'_>, own: &[usize], stages: &mut [StageState]) -> Option<u64> {
-    let loads = own.iter().map(|&stage| &task.loads[stage]);
-    let always = StageLoad::fixed(loads.clone(), task.sharding);
-    let temporary = loads.clone().map(|load| load.temporary).max().unwrap_or(0);
+fn rank_limit(task: &Task<'_>, own: &[StageIndex], stages: &mut [StageState]) -> Option<u64> {
+    let loads = own.iter().map(|stage| &task.loads[stage.index()]);
+    let gradients = loads.clone().map(|load| load.gradient).fold(0, u64::saturating_add);
+    let other = [gradients, StageLoad::always(loads.clone(), task.sharding), passing(own, &task.loads)];
     let mut room = loads.map(growth).max().unwrap_or(0);
-    for &stage in own.iter().rev() {
+    for stage in own.iter().rev().map(|stage| stage.index()) {
         room = room.saturating_add(task.loads[stage].kept);
         stages[stage].room = room;
     }
-    let limit = task.memory.unwrap_or(u64::MAX).checked_sub(always.saturating_add(temporary))?;
+    let limit =
+        task.memory.unwrap_or(u64::MAX).checked_sub(other.into_iter().fold(0, u64::saturating_add))?;
     (room <= limit).then_some(limit)
 }
 

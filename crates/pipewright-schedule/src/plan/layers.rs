@@ -35,6 +35,8 @@ pub(super) struct Layers {
     pub(super) list: Vec<Layer>,
     pub(super) network: Network,
     pub(super) sharding: Sharding,
+    /// What a stage holds all the time besides parameters and optimizer state.
+    pub(super) stage_bytes: u64,
     state: TrainingState,
     forward: Vec<f64>,
     input: Vec<f64>,
@@ -78,7 +80,7 @@ impl Layers {
         let input = sums(&list, |layer| layer.input);
         let work = sums(&list, |layer| layer.forward + layer.input + layer.weight);
         let sharding = Sharding { shards: state.groups.shards(network.mesh.replicas), window: state.window };
-        Self { list, network, sharding, state, forward, input, work }
+        Self { list, network, sharding, stage_bytes: profile.stage_bytes, state, forward, input, work }
     }
 
     /// Returns what training needs for parameters of this size, without their gradients.

@@ -4,7 +4,8 @@
 //! more, and its activations exist until the end of `I`. A forward that its own backward follows at once keeps its
 //! activations and is not computed again ([`mod@crate::recompute`]). Each byte of parameters needs a byte of gradients,
 //! from the first weight gradient of the step, and, always, the optimizer's state for it. Replicas may hold parameters and
-//! optimizer state together ([`crate::sharding`]).
+//! optimizer state together ([`crate::sharding`]). A stage also holds what does not depend on its layers, such as tables of
+//! positions.
 
 use crate::costs::{Costs, Link, RecomputeSizes, StageCosts, StageSizes};
 use crate::ids::{Rank, StageIndex};
@@ -34,6 +35,8 @@ pub(super) struct StageLoad {
     pub(super) gradient: u64,
     /// Parameters and optimizer state of all replicas that hold them together.
     pub(super) state: StateBytes,
+    /// What the stage holds all the time besides.
+    pub(super) base: u64,
     /// What is held only while an action runs: by the operations of a layer, and the messages of the action.
     pub(super) temporary: u64,
     /// The part of `forward`, and that of `input`, in which tensor-parallel ranks add their results.
@@ -43,7 +46,13 @@ pub(super) struct StageLoad {
 }
 
 impl StageLoad {
-    /// Returns the bytes that a rank with these stages always holds, and its gradients.
+    /// Returns the bytes that a rank with these stages always holds.
+    pub(super) fn always<'a>(loads: impl Iterator<Item = &'a Self> + Clone, sharding: Sharding) -> u64 {
+        let base = loads.clone().map(|load| load.base).fold(0, u64::saturating_add);
+        sharding.held(loads.map(|load| load.state)).total().saturating_add(base)
+    }
+
+    /// Returns the bytes of parameters, gradients and optimizer state of a rank with these stages.
     pub(super) fn fixed<'a>(loads: impl Iterator<Item = &'a Self> + Clone, sharding: Sharding) -> u64 {
         let gradients = loads.clone().map(|load| load.gradient).fold(0, u64::saturating_add);
         sharding.held(loads.map(|load| load.state)).total().saturating_add(gradients)
@@ -53,6 +62,15 @@ impl StageLoad {
     pub(super) fn activation(&self) -> u64 {
         self.kept.saturating_add(self.rebuilt)
     }
+}
+
+/// Returns what a rank holds beside that: what the action that runs needs, and a tensor that waits between two neighbouring
+/// stages of the rank, where a V turns.
+pub(super) fn passing(own: &[StageIndex], loads: &[StageLoad]) -> u64 {
+    let of = |stage: &StageIndex| loads[stage.index()];
+    let temporary = own.iter().map(|stage| of(stage).temporary).max().unwrap_or(0);
+    let turns = own.windows(2).filter(|pair| pair[0].index() + 1 == pair[1].index());
+    turns.fold(temporary, |sum, pair| sum.saturating_add(of(&pair[0]).output))
 }
 
 /// Returns the loads of all stages. `starts` has the first layer of each stage and the number of layers at the end;
@@ -76,6 +94,7 @@ fn stage_load(layers: &Layers, start: usize, end: usize, recomputes: bool) -> St
         stash: 0,
         gradient: 0,
         state: StateBytes::default(),
+        base: layers.stage_bytes,
         temporary: 0,
         sums: 0.0,
         replica_sums: 0.0,

@@ -17,7 +17,7 @@ use crate::plan::order::Order;
 use crate::plan::predict::{PlanChoice, predict};
 use crate::plan::rank_times::Step;
 use crate::plan::request::TrainingState;
-use crate::plan::stage_load::{StageLoad, engine_costs, stage_loads};
+use crate::plan::stage_load::{StageLoad, engine_costs, passing, stage_loads};
 use crate::profile::{LayerProfile, LinkProfile, NodeProfile, Profile};
 use crate::sharding::{ShardGroups, Sharding};
 use crate::simulate::{peak_memory, timed};
@@ -44,7 +44,8 @@ pub(super) fn model(seed: u64, count: usize, ranks: u32, replicas: u32) -> Layer
     let node = NodeProfile { ranks: 1 << number(3) as u32, latency_s: number(4) / 64.0, bytes_per_s: 400.0 };
     let order = [MeshOrder::Replicas, MeshOrder::Pipeline][number(1) as usize];
     let tensor = if number(1) == 0.0 { 1 } else { node.ranks.min(2) };
-    let mut profile = Profile { link, layers, node: Some(node), ..Profile::default() };
+    let stage_bytes = number(3) as u64;
+    let mut profile = Profile { stage_bytes, link, layers, node: Some(node), ..Profile::default() };
     let network = Network::of(&profile, Mesh { tensor, replicas, ranks, order });
     let network = network.filter(|_| number(2) > 0.0).unwrap_or_else(|| {
         profile.node = None;
@@ -69,8 +70,8 @@ fn check(layers: &Layers, order: &Order, layout: &Layout, recompute: &[bool]) ->
     let loads: Vec<StageLoad> = loads.into_iter().map(|load| StageLoad { gradient: 0, ..load }).collect();
     let held = |rank: Rank| -> u64 {
         let own = || order.placement.stages_of(rank).iter().map(|stage| &loads[stage.index()]);
-        let fixed = layers.sharding.held(own().map(|load| load.state)).total();
-        fixed + own().map(|load| load.temporary).max().unwrap_or(0)
+        let state = layers.sharding.held(own().map(|load| load.state)).total();
+        state + layers.stage_bytes * own().count() as u64 + passing(order.placement.stages_of(rank), &loads)
     };
     let sizes: Vec<_> = engine_costs(layers, &loads).sizes;
     let expected: Vec<u64> = peak_memory(run.timeline(), &sizes)
@@ -103,20 +104,39 @@ fn gradients_take_the_place_of_what_they_need() {
         weight_activation_bytes: Some(30),
         ..LayerProfile::default()
     };
-    let profile = Profile { link: LinkProfile::new(0.0, 1.0), layers: vec![layer], ..Profile::default() };
+    // The gradient is there after the first `W`, and so is what the second `I` has made.
+    check_peak(&layer, 1, "0F0,0I0,0W0\n", 100);
+    check_peak(&layer, 1, "0F0,0F1,0I0,0I1,0W0,0W1\n", 130);
+    check_peak(&layer, 1, "0F0,0F1,0B0,0B1\n", 110);
+}
+
+/// Checks the peak of a rank with all stages of equal layers, besides parameters and optimizer state.
+fn check_peak(layer: &LayerProfile, stages: usize, row: &str, expected: u64) {
+    let layers = vec![layer.clone(); stages];
+    let profile = Profile { link: LinkProfile::new(0.0, 1.0), layers, ..Profile::default() };
     let network =
         Network::of(&profile, Mesh { tensor: 1, replicas: 1, ranks: 1, order: MeshOrder::Replicas });
-    let network = network.expect("a network");
-    let loads = stage_loads(&Layers::of(&profile, 1, network, TrainingState::default()), &[0, 1], &[false]);
-    let peak = |rows: &str| {
-        let schedule = crate::csv::parse_schedule(rows).expect("a schedule");
-        let whole = Sharding { shards: 1, window: 1 };
-        peaks(&Order::of(&schedule), &loads, whole)[0] - loads[0].state.total()
+    let layers = Layers::of(&profile, 1, network.expect("a network"), TrainingState::default());
+    let loads = stage_loads(&layers, &(0..=stages).collect::<Vec<_>>(), &vec![false; stages]);
+    let whole = Sharding { shards: 1, window: 1 };
+    let schedule = crate::csv::parse_schedule(row).expect("a schedule");
+    let found = peaks(&Order::of(&schedule), &loads, whole)[0];
+    assert_eq!(found - StageLoad::always(loads.iter(), whole), expected, "{row}");
+}
+
+#[test]
+fn what_passes_between_two_stages_of_a_rank_waits_there() {
+    let layer = LayerProfile {
+        kind: "layer".into(),
+        output_bytes: 7,
+        activation_bytes: 10,
+        weight_activation_bytes: Some(0),
+        ..LayerProfile::default()
     };
-    // The gradient is there after the first `W`, and so is what the second `I` has made.
-    assert_eq!(peak("0F0,0I0,0W0\n"), 100);
-    assert_eq!(peak("0F0,0F1,0I0,0I1,0W0,0W1\n"), 130);
-    assert_eq!(peak("0F0,0F1,0B0,0B1\n"), 110);
+    // Stage 0 holds its output, of 7 bytes, while an action runs.
+    check_peak(&layer, 1, "0F0,0B0\n", 10);
+    check_peak(&layer, 2, "0F0,1F0,1B0,0B0\n", 10 + 10 + 7 + 7);
+    check_peak(&layer, 3, "0F0,1F0,2F0,2B0,1B0,0B0\n", 10 + 10 + 10 + 7 + 7 + 7);
 }
 
 /// Returns random boundaries.

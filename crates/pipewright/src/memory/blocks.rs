@@ -75,17 +75,27 @@ pub(super) fn remove(address: usize) -> Option<Block> {
     Some(block)
 }
 
-/// Moves a block to another count, or to none. An address that is not in the table has no effect.
-pub(super) fn hand_over(address: usize, to: Option<&Arc<Count>>) {
-    let new = to.cloned();
-    let handed = change(address, |blocks| {
+/// Removes a block from its count. An address that is not in the table has no effect.
+pub(super) fn give_away(address: usize) {
+    let given = change(address, |blocks| {
         let block = blocks.get_mut(&address)?;
-        Some((block.bytes as i64, std::mem::replace(&mut block.owner, new)))
+        Some((block.bytes as i64, block.owner.take()?))
     });
-    let Some((bytes, old)) = handed else { return };
-    // The old count is reduced first, so that a block that keeps its owner does not raise the peak.
-    old.iter().for_each(|owner| owner.add(-bytes));
-    to.iter().for_each(|owner| owner.add(bytes));
+    if let Some((bytes, owner)) = given {
+        owner.add(-bytes);
+    }
+}
+
+/// Adds a block that is on no count to this one. An address that is not in the table has no effect.
+pub(super) fn take_over(address: usize, by: &Arc<Count>) {
+    let taken = change(address, |blocks| {
+        let block = blocks.get_mut(&address).filter(|block| block.owner.is_none())?;
+        block.owner = Some(by.clone());
+        Some(block.bytes as i64)
+    });
+    if let Some(bytes) = taken {
+        by.add(bytes);
+    }
 }
 
 /// Returns whether blocks are counted in this process.

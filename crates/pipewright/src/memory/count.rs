@@ -133,19 +133,25 @@ impl RankMemory {
         let _ = self.count.locate.set(Box::new(locate));
     }
 
-    /// Removes storage that moves to another thread from this rank's count.
+    /// Removes storage that moves to another thread from this rank's count, unless this rank goes on using it.
     pub(crate) fn give_away<'a>(&self, tensors: impl IntoIterator<Item = &'a Value>) {
-        hand_over(tensors, None);
+        if blocks::is_in_use() {
+            let moved = tensors.into_iter().filter_map(Value::storage).filter(|storage| !storage.is_shared);
+            moved.for_each(|storage| blocks::give_away(storage.address));
+        }
     }
 
     /// As [`RankMemory::give_away`], for all elements of a list.
     pub(crate) fn give_away_list<T>(&self, list: &[T]) {
-        blocks::hand_over(list.as_ptr().addr(), None);
+        blocks::give_away(list.as_ptr().addr());
     }
 
-    /// Adds storage that came from another thread to this rank's count.
+    /// Adds storage that came from another thread to this rank's count, unless it is on another rank's.
     pub(crate) fn take_over<'a>(&self, tensors: impl IntoIterator<Item = &'a Value>) {
-        hand_over(tensors, Some(&self.count));
+        if blocks::is_in_use() {
+            let arrived = tensors.into_iter().filter_map(Value::storage);
+            arrived.for_each(|storage| blocks::take_over(storage.address, &self.count));
+        }
     }
 
     /// Resets the peak to the current count.
@@ -156,12 +162,5 @@ impl RankMemory {
     /// Returns the highest count since [`RankMemory::restart_peak`]; 0 if blocks are not counted.
     pub(crate) fn peak(&self) -> u64 {
         self.count.peak()
-    }
-}
-
-fn hand_over<'a>(tensors: impl IntoIterator<Item = &'a Value>, to: Option<&Arc<Count>>) {
-    if blocks::is_in_use() {
-        let addresses = tensors.into_iter().filter_map(Value::address);
-        addresses.for_each(|address| blocks::hand_over(address, to));
     }
 }

@@ -79,16 +79,19 @@ where
 {
     let ranks = config.ranks.max(1);
     let sample = sample(model, config, ranks);
-    let mut collection = Collection::new(&sample, model, config.rows);
-    // Recomputation has one figure a layer and needs fewer steps.
+    let split = sample.split();
+    let mut collection = Collection::new(&sample, &split, model, config.rows);
+    // Recomputation has one figure a layer and needs fewer steps. Each layer is then a stage, which shows what a stage holds.
     let runs = [
         Run { recompute: Recompute::None, steps: config.steps, time: config.time_limit * 2 / 3 },
         Run { recompute: Recompute::Stage, steps: config.steps / 3, time: config.time_limit / 3 },
     ];
     for run in runs {
-        run.steps(&sample, config, ranks, make.clone(), &mut feed, |step, holdings| match run.recompute {
-            Recompute::None => collection.add(&step, &holdings),
-            _ => collection.add_recomputing(&step.timeline),
+        let recomputes = run.recompute != Recompute::None;
+        let layers = if recomputes { &split } else { &sample };
+        run.steps(layers, config, ranks, make.clone(), &mut feed, |step, holdings| match recomputes {
+            false => collection.add(&step, &holdings),
+            true => collection.add_recomputing(&step.timeline, &holdings),
         })?;
     }
     Ok(collection.finish(ranks).expect("every stage of a model with layers has run"))

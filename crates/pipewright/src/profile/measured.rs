@@ -21,6 +21,9 @@ pub struct Measured {
     pub kinds: Vec<KindFigures>,
     /// The bandwidth of sums of gradients over the ranks as replicas; `None` with one rank.
     pub reduce_bytes_per_s: Option<f64>,
+    /// What a stage holds all the time besides parameters and optimizer state; `None` if the memory is not counted, or no
+    /// layers of one kind follow each other.
+    pub stage_bytes: Option<u64>,
 }
 
 /// The figures of one layer of a kind, for one microbatch. Times are in seconds.
@@ -43,14 +46,16 @@ pub struct KindFigures {
     pub activation_bytes: Option<u64>,
     /// The bytes that `I` keeps until `W`.
     pub weight_activation_bytes: Option<u64>,
-    /// The most bytes that an action holds only while it runs, with what the rank holds between steps besides parameters
-    /// and optimizer state.
+    /// The most bytes that an action holds only while it runs, with what the rank holds between steps besides its stages,
+    /// parameters and optimizer state.
     pub temporary_bytes: Option<u64>,
 }
 
 /// The times and sizes of all steps, by stage.
 pub(super) struct Collection<'a> {
     sample: &'a Sample,
+    /// The same layers, each a stage.
+    split: &'a Sample,
     model: &'a ModelDesc,
     rows: u32,
     /// The mean time of a kind's actions in each step, for one layer. A step takes as long as the sum of its actions, so
@@ -67,15 +72,18 @@ pub(super) struct Collection<'a> {
     temporary: HashMap<usize, u64>,
     /// The bytes at the beginnings of steps, besides parameters and optimizer state.
     between: Vec<f64>,
+    /// As `between`, for steps in which each layer is a stage.
+    between_split: Vec<f64>,
 }
 
 /// The bytes of a parameter with two moments.
 const STATE_BYTES: u64 = 12;
 
 impl<'a> Collection<'a> {
-    pub(super) fn new(sample: &'a Sample, model: &'a ModelDesc, rows: u32) -> Self {
+    pub(super) fn new(sample: &'a Sample, split: &'a Sample, model: &'a ModelDesc, rows: u32) -> Self {
         Self {
             sample,
+            split,
             model,
             rows,
             times: HashMap::new(),
@@ -86,6 +94,7 @@ impl<'a> Collection<'a> {
             stashed: HashMap::new(),
             temporary: HashMap::new(),
             between: Vec::new(),
+            between_split: Vec::new(),
         }
     }
 
@@ -100,15 +109,21 @@ impl<'a> Collection<'a> {
         add_means(&mut self.times, in_step);
         self.after.push((step.wall.as_secs_f64() - step.timeline.makespan()).max(0.0));
         self.idle.push(idle(&step.timeline));
-        let state = self.sample.parameter_bytes(self.model) / PARAMETER_BYTES * STATE_BYTES;
-        self.between.extend(holdings.first().map(|first| first.before.saturating_sub(state) as f64));
+        self.between.extend(self.held_between(holdings));
         for holding in holdings {
             self.add_holding(*holding);
         }
     }
 
-    /// Adds a step in which every stage is recomputed.
-    pub(super) fn add_recomputing(&mut self, timeline: &Timeline) {
+    /// Returns what the rank held before the first action, besides parameters and optimizer state.
+    fn held_between(&self, holdings: &[Holding]) -> Option<f64> {
+        let state = self.sample.parameter_bytes(self.model) / PARAMETER_BYTES * STATE_BYTES;
+        holdings.first().map(|first| first.before.saturating_sub(state) as f64)
+    }
+
+    /// Adds a step in which every layer is a stage and is recomputed.
+    pub(super) fn add_recomputing(&mut self, timeline: &Timeline, holdings: &[Holding]) {
+        self.between_split.extend(self.held_between(holdings));
         let mut in_step: HashMap<usize, Vec<f64>> = HashMap::new();
         for rank in (0..timeline.ranks()).map(Rank::new) {
             let mut last: HashMap<(u32, u32), &Event> = HashMap::new();
@@ -119,10 +134,9 @@ impl<'a> Collection<'a> {
                     // The second forward replaces the first.
                     ActionKind::Forward => drop(last.insert(key, event)),
                     ActionKind::InputBackward => {
-                        let stage = &self.sample.stages[event.action.stage().index()];
+                        let stage = &self.split.stages[event.action.stage().index()];
                         let begin = last.get(&key).map_or(event.start, |forward| forward.start);
-                        let seconds = (event.end - begin) / stage.layers.len() as f64;
-                        in_step.entry(stage.kind).or_default().push(seconds);
+                        in_step.entry(stage.kind).or_default().push(event.end - begin);
                     }
                     _ => {}
                 }
@@ -171,7 +185,7 @@ impl<'a> Collection<'a> {
         let bytes = self.sample.parameter_bytes(self.model);
         let after = Spread::of(std::mem::take(&mut self.after))?.median;
         let idle = Spread::of(std::mem::take(&mut self.idle))?.median;
-        let between = Spread::of(std::mem::take(&mut self.between)).map_or(0, |bytes| bytes.median as u64);
+        let (between, stage_bytes) = self.between_steps();
         let first_layers = self.sample.kinds.clone();
         let kinds = first_layers.into_iter().enumerate().map(|(kind, layer)| {
             let mut of = |action| Spread::of(self.times.remove(&(kind, action))?);
@@ -198,7 +212,27 @@ impl<'a> Collection<'a> {
             })
         });
         let kinds = kinds.collect::<Option<Vec<_>>>()?;
-        Some(Measured { rows: self.rows, ranks, kinds, reduce_bytes_per_s: bandwidth(ranks, bytes, idle) })
+        Some(Measured {
+            rows: self.rows,
+            ranks,
+            kinds,
+            reduce_bytes_per_s: bandwidth(ranks, bytes, idle),
+            stage_bytes,
+        })
+    }
+
+    /// Returns what the rank holds between steps besides its stages, parameters and optimizer state, and what each stage
+    /// adds to that. The more stages have the same layers, the more the rank holds.
+    fn between_steps(&mut self) -> (u64, Option<u64>) {
+        let median = |values: &mut Vec<f64>| Spread::of(std::mem::take(values)).map(|bytes| bytes.median);
+        let Some(between) = median(&mut self.between) else { return (0, None) };
+        let stages = self.sample.stages.len();
+        let more = self.split.stages.len() - stages;
+        let stage_bytes = median(&mut self.between_split)
+            .filter(|_| more > 0)
+            .map(|split| ((split - between) / more as f64).clamp(0.0, between / stages as f64));
+        let alone = between - stage_bytes.unwrap_or(0.0) * stages as f64;
+        (alone as u64, stage_bytes.map(|bytes| bytes.round() as u64))
     }
 }
 

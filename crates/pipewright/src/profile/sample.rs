@@ -49,6 +49,14 @@ impl Sample {
         sample
     }
 
+    /// Returns the same layers, each a stage.
+    pub(super) fn split(&self) -> Self {
+        let stages = self.stages.iter().flat_map(|stage| {
+            stage.layers.clone().map(|layer| SampleStage { layers: layer..layer + 1, kind: stage.kind })
+        });
+        Self { stages: stages.collect(), kinds: self.kinds.clone() }
+    }
+
     /// Returns the bytes of the parameters of all stages.
     pub(super) fn parameter_bytes(&self, model: &ModelDesc) -> u64 {
         let layers = self.stages.iter().flat_map(|stage| &model.layers[stage.layers.clone()]);
@@ -76,6 +84,9 @@ mod tests {
         assert_eq!(found, expected, "{kinds}");
         let layers: usize = expected.iter().map(|(range, _)| range.len()).sum();
         assert_eq!(sample.parameter_bytes(&model), layers as u64 * 40);
+        let split = sample.split();
+        assert!(split.stages.len() == layers && split.stages.iter().all(|stage| stage.layers.len() == 1));
+        assert_eq!(split.parameter_bytes(&model), layers as u64 * 40);
     }
 
     #[test]

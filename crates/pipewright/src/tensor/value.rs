@@ -3,6 +3,8 @@
 //! Stages are written with ordinary `Tensor<D, K>` arguments, which [`super::boundary`] converts. Everything between
 //! two stages (executor, transports, splitting into microbatches) moves [`Values`] and never reads their elements.
 
+use std::sync::Arc;
+
 use burn::backend::ops::{BoolTensorOps, FloatTensorOps, IntTensorOps};
 use burn::backend::{Dispatch, DispatchTensor, Flex, TensorMetadata};
 use burn::tensor::{Bool, DType, Device, Int, Shape, Tensor, TensorData, kind::Basic};
@@ -18,6 +20,13 @@ pub struct Value {
     constant: bool,
     /// Present in a message that may have a part of a tensor.
     layout: Option<Box<Layout>>,
+}
+
+/// The memory of a tensor's elements.
+pub(crate) struct Storage {
+    pub(crate) address: usize,
+    /// Whether other tensors use it too.
+    pub(crate) is_shared: bool,
 }
 
 /// The tensors of one boundary, in the order in which the stage returns or takes them.
@@ -118,8 +127,8 @@ impl Value {
         self.shape().num_elements() * self.dtype().size()
     }
 
-    /// Returns the address of the storage, if it is in the host's memory and the tensor is not on a tape.
-    pub(crate) fn address(&self) -> Option<usize> {
+    /// Returns where the elements are, if they are in the host's memory and the tensor is not on a tape.
+    pub(crate) fn storage(&self) -> Option<Storage> {
         let tensor = self.tensor.clone();
         // The number of dimensions does not matter here; 1 is arbitrary.
         let storage = match self.kind() {
@@ -127,7 +136,9 @@ impl Value {
             ValueKind::Int => Tensor::<1, Int>::from_dispatch(tensor).try_into_primitive::<Flex>(),
             ValueKind::Bool => Tensor::<1, Bool>::from_dispatch(tensor).try_into_primitive::<Flex>(),
         };
-        Some(storage.ok()?.bytes().as_ptr().addr())
+        let bytes = storage.ok()?.data_arc();
+        // This tensor and `bytes` are two users.
+        Some(Storage { address: bytes.as_ptr().addr(), is_shared: Arc::strong_count(&bytes) > 2 })
     }
 
     /// Returns the device that holds the elements.
