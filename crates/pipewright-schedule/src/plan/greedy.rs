@@ -370,7 +370,7 @@ fn drains(task: &Task<'_>, rank_of: &[u32]) -> Vec<f64> {
 fn rank_limit(task: &Task<'_>, own: &[StageIndex], stages: &mut [StageState]) -> Option<u64> {
     let loads = own.iter().map(|stage| &task.loads[stage.index()]);
     let gradients = loads.clone().map(|load| load.gradient).fold(0, u64::saturating_add);
-    let other = [gradients, StageLoad::always(loads.clone(), task.sharding), passing(own, &task.loads)];
+    let other = [gradients, StageLoad::always(loads.clone(), task.sharding), passing(own, task.loads)];
     let mut room = loads.map(growth).max().unwrap_or(0);
     for stage in own.iter().rev().map(|stage| stage.index()) {
         room = room.saturating_add(task.loads[stage].kept);
