@@ -10,6 +10,7 @@ mod experts;
 mod patterns;
 mod generate;
 mod profile;
+mod plan_memory;
 mod resume;
 #[cfg(target_os = "linux")]
 mod exhaustion;

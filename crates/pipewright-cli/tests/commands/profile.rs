@@ -7,7 +7,7 @@ use toml::{Table, Value};
 use crate::run::Run;
 
 /// Runs a command with overrides. Returns the exit code, standard output and standard error.
-fn command(run: &Run, arguments: &[&str], set: &[&str]) -> (Option<i32>, String, String) {
+pub(super) fn command(run: &Run, arguments: &[&str], set: &[&str]) -> (Option<i32>, String, String) {
     let set = set.iter().flat_map(|set| ["--set", set]);
     let output = run.command(&arguments.iter().copied().chain(set).collect::<Vec<_>>());
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
@@ -15,7 +15,7 @@ fn command(run: &Run, arguments: &[&str], set: &[&str]) -> (Option<i32>, String,
 }
 
 /// Measures a profile, and returns it.
-fn profile(run: &Run, set: &[&str]) -> Table {
+pub(super) fn profile(run: &Run, set: &[&str]) -> Table {
     let arguments = ["profile", "small.toml", "--time-limit", "1s", "-o", "p.toml"];
     let (code, _, said) = command(run, &arguments, set);
     assert_eq!(code, Some(0), "{said}");

@@ -34,7 +34,7 @@ pub(super) struct StageLoad {
     pub(super) gradient: u64,
     /// Parameters and optimizer state of all replicas that hold them together.
     pub(super) state: StateBytes,
-    /// What the operations of a layer hold only while they run.
+    /// What is held only while an action runs: by the operations of a layer, and the messages of the action.
     pub(super) temporary: u64,
     /// The part of `forward`, and that of `input`, in which tensor-parallel ranks add their results.
     pub(super) sums: f64,
@@ -100,6 +100,12 @@ fn stage_load(layers: &Layers, start: usize, end: usize, recomputes: bool) -> St
         // The input of the stage is part of its activations.
         load.kept = start.checked_sub(1).map_or(0, |before| layers.list[before].output).min(whole);
         load.rebuilt = whole - load.kept;
+    }
+    if end < layers.count() {
+        // A forward holds its output until that is sent, and a backward the gradient of it that has arrived. If the forward
+        // is computed again, there are both.
+        let messages = if recomputes { 2 } else { 1 };
+        load.temporary = load.temporary.saturating_add(load.output.saturating_mul(messages));
     }
     if layers.network.mesh.replicas > 1 {
         load.reduce = layers.network.replica_sum(load.gradient);
