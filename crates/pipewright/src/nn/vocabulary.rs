@@ -226,7 +226,12 @@ mod tests {
             check(
                 [targets.len(), 10],
                 (ranks, 1.0),
-                |logits| weighted_cross_entropy(masked(logits), ids(&targets), weights().autodiff()),
+                |logits| {
+                    let row = |row: usize| logits.clone().narrow(0, row, 1);
+                    let valid = masked(Tensor::cat(vec![row(0), row(2), row(3)], 0));
+                    let weights = Tensor::from_floats([0.5, 2.0, 1.0], &Device::flex().autodiff());
+                    weighted_cross_entropy(valid, ids(&[1, 9, 5]), weights)
+                },
                 |logits, tensor| {
                     let own = if tensor.rank().index == 0 { masked(logits) } else { logits };
                     split_weighted_cross_entropy(own, ids(&targets), weights(), 10, tensor)

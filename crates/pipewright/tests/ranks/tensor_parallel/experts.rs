@@ -153,22 +153,20 @@ fn one_expert_may_be_trained_while_all_others_are_frozen() {
         let is_trained =
             |path: &str| path.starts_with("layers.1.experts.4.") || path.starts_with("layers.7.");
         pipeline.freeze(move |path| !is_trained(path)).expect("they are frozen");
-        let mut steps = take_steps(&mut pipeline, 0..3);
+        let mut steps = take_steps(&mut pipeline, 0..2);
         pipeline.unfreeze(|path| path.starts_with("layers.1.experts.0.")).expect("they are trained again");
-        steps.extend(take_steps(&mut pipeline, 3..5));
+        steps.extend(take_steps(&mut pipeline, 2..3));
         steps
     };
     let expected = steps(sizes(1, 1, 1), &config_of(sizes(1, 1, 1)));
-    for sizes in [sizes(1, 1, 2), sizes(2, 1, 3), sizes(2, 2, 2)] {
-        for recompute in [Recompute::None, Recompute::Stage] {
-            let data_parallel_mode = match recompute {
-                Recompute::None => DataParallelMode::Replicated,
-                _ => DataParallelMode::Sharded,
-            };
-            let what = format!("{sizes:?}, {recompute:?}");
-            let config = PipelineConfig { recompute, data_parallel_mode, ..config_of(sizes) };
-            assert_close(&steps(sizes, &config), &expected, &what);
-        }
+    let whole = DataParallelMode::Replicated;
+    for (sizes, data_parallel_mode, recompute) in [
+        (sizes(1, 1, 3), whole, Recompute::None),
+        (sizes(2, 1, 2), whole, Recompute::Stage),
+        (sizes(1, 2, 2), DataParallelMode::Sharded, Recompute::None),
+    ] {
+        let config = PipelineConfig { recompute, data_parallel_mode, ..config_of(sizes) };
+        assert_close(&steps(sizes, &config), &expected, &format!("{sizes:?}"));
     }
 }
 
