@@ -21,6 +21,7 @@ mod memory_limit;
 mod settings;
 mod spec;
 mod ticks;
+mod search;
 
 mod interleaving;
 mod split_backward;
