@@ -18,6 +18,7 @@ use crate::commands::layer_sizes::layers_of;
 use crate::commands::other_sizes::other_sizes;
 use crate::commands::prepare::{lowering, method, read_model};
 use crate::commands::run_arguments::load_settings;
+use crate::commands::schedule_size::microbatches;
 use crate::config::Settings;
 use crate::config::pipeline::ScheduleChoice;
 use crate::failure::Failure;
@@ -78,18 +79,16 @@ impl RecordedRun {
 }
 
 fn same_size(one: &Program, other: &Program) -> bool {
-    one.placement() == other.placement() && one.microbatches() == other.microbatches()
+    let size = |program: &Program| (program.microbatches(), program.slices());
+    one.placement() == other.placement() && size(one) == size(other)
 }
 
 fn title(run: &Path, program: &Program, replicas: usize, settings: Option<&Settings>) -> String {
     let schedule = settings.map_or(String::new(), |settings| format!(", {}", settings.pipeline.schedule));
     let replicas = if replicas > 1 { format!("{replicas} replicas of ") } else { String::new() };
-    let (ranks, stages, microbatches) =
-        (program.ranks(), program.placement().stages(), program.microbatches());
-    format!(
-        "{}{schedule}: {replicas}{ranks} ranks, {stages} stages, {microbatches} microbatches",
-        run.display()
-    )
+    let (ranks, stages) = (program.ranks(), program.placement().stages());
+    let microbatches = microbatches(program.microbatches(), program.slices());
+    format!("{}{schedule}: {replicas}{ranks} ranks, {stages} stages, {microbatches}", run.display())
 }
 
 /// Returns the sizes of each stage's activations. `I` keeps for `W` about as much as the activations.
@@ -119,7 +118,8 @@ fn others(settings: &Settings, program: &Program) -> Vec<Program> {
     let ranks = program.ranks();
     let stages_per_rank = Some(program.placement().stages() / ranks.max(1));
     other_sizes(program, |microbatches| {
-        let spec = ScheduleSpec { ranks, stages_per_rank, microbatches, ..ScheduleSpec::default() };
+        let size = ScheduleSpec { ranks, stages_per_rank, microbatches, ..ScheduleSpec::default() };
+        let spec = settings.pipeline.generator.spec(size);
         let lowered = for_training(&generate(name, &spec).ok()?, &lowering(&settings.mesh)).ok()?;
         Some(lowered.into_program())
     })

@@ -90,8 +90,13 @@ fn check_and_the_trace_know_slices() {
     // Traces have the numbers of slices: this is slice 3 of microbatch 3.
     let trace = fs::read_to_string(run.path("out/timeline.json")).expect("a trace");
     assert!(trace.contains("\"0F15\"") && !trace.contains("\"0F16\""), "16 slices run");
+    // Pages have their names.
     let page = run.command(&["view", "out", "-o", "view.html"]);
     assert_eq!(page.status.code(), Some(0), "{}", String::from_utf8_lossy(&page.stderr));
+    let page = fs::read_to_string(run.path("view.html")).expect("a page");
+    assert!(page.contains("seq1f1b: 2 ranks, 2 stages, 4 microbatches of 4 slices"), "the title");
+    assert!(page.contains("\"slices\":4,") && page.contains("<td>0F0.0 "), "slices are named");
+    assert!(page.contains(" 0F3.3 ") && !page.contains(" 0F15 "), "slices are named");
 }
 
 /// Checks that `train` refuses these settings with this message.
