@@ -12,7 +12,7 @@ use pipewright_schedule::lower::for_training;
 use pipewright_schedule::measured::{costs_of, join_replicas, on_one_clock, program_of, replicas};
 use pipewright_schedule::partition::partition;
 use pipewright_schedule::picture::RecordedStep;
-use pipewright_schedule::{Costs, Program, Recompute, ScheduleSpec, Timeline, generate};
+use pipewright_schedule::{Costs, LayerDesc, Program, Recompute, ScheduleSpec, Timeline, generate};
 
 use crate::commands::layer_sizes::layers_of;
 use crate::commands::other_sizes::other_sizes;
@@ -100,10 +100,13 @@ fn sizes(settings: &Settings, program: &Program) -> Option<Vec<StageSizes>> {
     let cut = partition(&layers.weights(), stages, &method).ok()?;
     let rows = u64::from(settings.pipeline.microbatch_size);
     let size = |stage| {
-        let of_row = layers.layers[cut.range(stage)].iter().map(|layer| layer.activation_bytes);
-        let bytes = of_row.map(|bytes| bytes.saturating_mul(rows));
-        let activation = bytes.fold(0, u64::saturating_add);
-        StageSizes { activation, stash: activation, ..StageSizes::default() }
+        let bytes = |of: fn(&LayerDesc) -> u64| {
+            let of_row = layers.layers[cut.range(stage)].iter().map(of).fold(0, u64::saturating_add);
+            of_row.saturating_mul(rows)
+        };
+        let activation = bytes(|layer| layer.activation_bytes);
+        let keys_values = bytes(|layer| layer.keys_values_bytes);
+        StageSizes { activation, stash: activation, keys_values, ..StageSizes::default() }
     };
     Some(program.placement().all_stages().map(size).collect())
 }
