@@ -15,6 +15,7 @@
 //! cargo run --release -p pipewright-bench -- scan       # Mamba-2's scan in chunks against its recurrence
 //! cargo run --release -p pipewright-bench -- shards     # memory of a rank with sharded parameters
 //! cargo run --release -p pipewright-bench --features mpi -- processes  # two processes against two threads
+//! cargo run --release -p pipewright-bench --features mpi -- ping-pong  # messages over MPI, with and without posted receives
 //! cargo run --release -p pipewright-bench -- hybrid     # a hybrid model on two ranks, cut by its costs
 //! cargo run --release -p pipewright-bench -- peer       # against PyTorch; needs bench/peer/setup.sh
 //! cargo run --release -p pipewright-bench -- families   # Nemotron-H and Qwen3-MoE against transformers; needs bench/peer/setup.sh
@@ -34,6 +35,7 @@ mod memory;
 mod model;
 mod overhead;
 mod peer;
+mod ping_pong;
 mod predict;
 mod predicted_run;
 mod processes;
@@ -88,6 +90,8 @@ enum Bench {
     Shards(shards::Options),
     /// Two processes over MPI against two threads, in turn.
     Processes(processes::Options),
+    /// Messages between two processes over MPI, with and without receives that are posted for them.
+    PingPong(ping_pong::Options),
     /// A hybrid model on two ranks, cut by its costs, against half of the work of one rank.
     Hybrid(hybrid::Options),
     /// Throughput against PyTorch, in turn.
@@ -114,6 +118,7 @@ fn main() -> ExitCode {
         Bench::Scan(options) => scan::run(&options),
         Bench::Shards(options) => shards::run(&options),
         Bench::Processes(options) => processes::run(&options),
+        Bench::PingPong(options) => ping_pong::run(&options),
         Bench::Hybrid(options) => hybrid::run(&options),
         Bench::Peer(options) => peer::run(&options),
         Bench::Families(options) => families::run(&options),

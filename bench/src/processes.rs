@@ -87,10 +87,18 @@ pub(crate) fn rate(schedule: &str, steps: usize) -> Result<f64, Box<dyn Error>> 
 
 fn run_processes(schedule: &str, steps: usize) -> Result<Figures, Box<dyn Error>> {
     let steps = steps.to_string();
+    let figures = mpirun(&["processes", "--child", "--schedule", schedule, "--steps", &steps])?;
+    let figures: serde_json::Value = serde_json::from_str(&figures)?;
+    let figure = |name: &str| figures[name].as_f64().ok_or_else(|| format!("no `{name}` in {figures}"));
+    Ok(Figures { rate: figure("rate")?, exposed: figure("exposed")? })
+}
+
+/// Runs this program in two processes, and returns what they print.
+pub(crate) fn mpirun(arguments: &[&str]) -> Result<String, Box<dyn Error>> {
     let output = Command::new("mpirun")
         .args(["-n", &RANKS.to_string()])
         .arg(std::env::current_exe()?)
-        .args(["processes", "--child", "--schedule", schedule, "--steps", &steps])
+        .args(arguments)
         // In a container the only user is often root.
         .env("OMPI_ALLOW_RUN_AS_ROOT", "1")
         .env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
@@ -99,7 +107,5 @@ fn run_processes(schedule: &str, steps: usize) -> Result<Figures, Box<dyn Error>
     if !output.status.success() {
         return Err(format!("the processes failed: {}", String::from_utf8_lossy(&output.stderr)).into());
     }
-    let figures: serde_json::Value = serde_json::from_slice(&output.stdout)?;
-    let figure = |name: &str| figures[name].as_f64().ok_or_else(|| format!("no `{name}` in {figures}"));
-    Ok(Figures { rate: figure("rate")?, exposed: figure("exposed")? })
+    Ok(String::from_utf8(output.stdout)?)
 }

@@ -6,8 +6,9 @@
 
 use super::cross_entropy::{normalise, scaled_probabilities};
 
-/// The statistics of a row before the first part. The normaliser is finite, so that differences with it are numbers.
-pub const NOTHING: [f32; 2] = [f32::MIN, 0.0];
+/// The statistics of a row before the first part: the logarithm of 0, and no logit. If all logits of a row are masked, they
+/// are minus infinity, and the normaliser stays so; the loss of the row is then not a number, as that of the whole vocabulary.
+pub const NOTHING: [f32; 2] = [f32::NEG_INFINITY, 0.0];
 
 /// Returns the statistics after a part from those before it. `places` has the place of each row's target in the part, or
 /// any larger number if another part has it.
@@ -31,7 +32,8 @@ fn joined(a: f32, b: f32) -> f32 {
 /// Returns the gradients of the logits and of the earlier statistics, from the gradients of the later ones.
 ///
 /// With `L` the later normaliser and `g`, `h` the gradients of a row's statistics: `g exp(logits - L)`, plus `h` at the
-/// target, and `g exp(earlier - L)` and `h`.
+/// target, and `g exp(earlier - L)` and `h`. A row whose logits are all masked up to this part has gradients of 0 if a later
+/// part has a logit that is not: `g` is then 0.
 pub fn backward(
     logits: &[f32],
     places: &[usize],
@@ -39,8 +41,13 @@ pub fn backward(
     gradient: &[f32],
 ) -> (Vec<f32>, Vec<f32>) {
     let width = (logits.len() / places.len().max(1)).max(1);
-    let column = |statistics: &[f32]| statistics.as_chunks().0.iter().map(|&[first, _]| first).collect();
-    let (normalisers, shares): (Vec<f32>, Vec<f32>) = (column(later), column(gradient));
+    let normaliser = |(&[after, _], &[share, _]): (&[f32; 2], &[f32; 2])| {
+        // Infinities have no difference.
+        let after = if share == 0.0 { after.max(f32::MIN) } else { after };
+        (after, share)
+    };
+    let (normalisers, shares): (Vec<f32>, Vec<f32>) =
+        later.as_chunks().0.iter().zip(gradient.as_chunks().0).map(normaliser).unzip();
     let mut d_logits = scaled_probabilities(logits, &normalisers, &shares);
     let gradients = gradient.as_chunks().0.iter().copied();
     for ((row, &place), [_, of_target]) in d_logits.chunks_exact_mut(width).zip(places).zip(gradients.clone())
@@ -62,7 +69,8 @@ mod tests {
     #[test]
     fn sums_of_exponentials_are_joined() {
         assert!((joined(1.0, 2.0) - (1f32.exp() + 2f32.exp()).ln()).abs() < 1e-6);
-        assert_eq!(joined(f32::MIN, 3.0), 3.0);
+        assert_eq!(joined(f32::NEG_INFINITY, 3.0), 3.0);
+        assert_eq!(joined(f32::NEG_INFINITY, f32::NEG_INFINITY), f32::NEG_INFINITY);
         assert_eq!(joined(3.0, f32::NEG_INFINITY), 3.0);
         assert_eq!(joined(1e30, -1e30), 1e30);
         assert!(joined(f32::NAN, 1.0).is_nan() && joined(1.0, f32::NAN).is_nan());
@@ -71,7 +79,7 @@ mod tests {
 
     #[test]
     fn a_part_without_the_target_leaves_its_logit() {
-        let found = forward(&[0.0, 0.0], &[usize::MAX], &[f32::MIN, 0.5]);
+        let found = forward(&[0.0, 0.0], &[usize::MAX], &[f32::NEG_INFINITY, 0.5]);
         assert_eq!(found, [2f32.ln(), 0.5]);
         let found = forward(&[0.0, 4.0], &[1], &NOTHING);
         assert_eq!(found[1], 4.0);

@@ -66,6 +66,7 @@ impl HeadForm {
             // The input of the product, the logits, and the statistics before and after the part.
             activation_bytes: numbers(kept + ids + 2 * STATISTICS),
             output_bytes: numbers(if part + 1 == parts { STATISTICS } else { width + STATISTICS }),
+            keys_values_bytes: 0,
         }
     }
 }
@@ -90,6 +91,7 @@ mod tests {
             weight: 0,
             activation_bytes: 0,
             output_bytes: 0,
+            keys_values_bytes: 0,
         };
         let model = form(10).describe(ModelDesc { layers: vec![head] }, 3, 5);
         let of = |number: fn(&LayerDesc) -> u64| model.layers.iter().map(number).collect::<Vec<_>>();

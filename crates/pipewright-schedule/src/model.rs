@@ -30,6 +30,10 @@ pub struct LayerDesc {
     pub activation_bytes: u64,
     /// The bytes of the layer's output, for a microbatch of one row.
     pub output_bytes: u64,
+    /// The bytes of the keys and values that an attention of the layer keeps for later slices, for a microbatch of one row:
+    /// a part of `activation_bytes`. 0 for other layers.
+    #[serde(default)]
+    pub keys_values_bytes: u64,
 }
 
 impl ModelDesc {
@@ -54,9 +58,7 @@ impl ModelDesc {
 impl LayerDesc {
     /// Returns whether two layers differ in nothing but their path.
     pub fn is_like(&self, other: &Self) -> bool {
-        let Self { path: _, kind, parameters, weight, activation_bytes, output_bytes } = self;
-        (kind, parameters, weight, activation_bytes, output_bytes)
-            == (&other.kind, &other.parameters, &other.weight, &other.activation_bytes, &other.output_bytes)
+        Self { path: self.path.clone(), ..other.clone() } == *self
     }
 }
 
@@ -73,6 +75,7 @@ mod tests {
             weight: 2,
             activation_bytes: 3,
             output_bytes: 4,
+            keys_values_bytes: 0,
         };
         let layers = vec![layer("a", "0"), layer("b", "1"), layer("b", "2"), layer("a", "3")];
         assert_eq!(ModelDesc { layers }.runs(), [0..1, 1..3, 3..4]);

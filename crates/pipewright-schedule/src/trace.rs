@@ -6,7 +6,8 @@
 //! with the category `scope`. Slices have the name of their sort (`forward`,
 //! `send`), by which viewers group and colour them; the action, its stage and its microbatch are arguments. An arrow
 //! leads from each send to its receive. If the events come from several processes, the trace's `otherData` says how
-//! well their clocks agree. The pictures that need no viewer are in [`crate::picture`].
+//! well their clocks agree. If the actions number slices of microbatches, `otherData` has the number of slices of each
+//! microbatch. The pictures that need no viewer are in [`crate::picture`].
 
 use std::borrow::Cow;
 use std::collections::{BTreeSet, HashMap};
@@ -39,9 +40,12 @@ impl Timeline {
         let arrows = arrows(self, &threads, &skip_threads);
         let events =
             names.into_iter().chain(slices).chain(skips).chain(scopes).chain(memory).chain(arrows).collect();
-        let other_data = self.clock_skew().map(|skew| OtherData {
-            clock_uncertainty_us: skew.uncertainty * 1e6,
-            clock_change_us: skew.change * 1e6,
+        let slices = Some(self.slices().get()).filter(|_| !self.slices().is_one());
+        let has_other = self.clock_skew().is_some() || slices.is_some();
+        let other_data = has_other.then(|| OtherData {
+            clock_uncertainty_us: self.clock_skew().map(|skew| skew.uncertainty * 1e6),
+            clock_change_us: self.clock_skew().map(|skew| skew.change * 1e6),
+            slices,
         });
         let trace = Trace { display_time_unit: "ms", other_data, trace_events: events };
         serde_json::to_string(&trace).expect("a trace holds numbers and texts alone, which JSON can express")
@@ -57,11 +61,17 @@ struct Trace {
     trace_events: Vec<TraceEvent>,
 }
 
-/// The accuracy of the times, in microseconds; see [`crate::timeline::ClockSkew`].
+/// What concerns the whole timeline.
 #[derive(Serialize)]
 struct OtherData {
-    clock_uncertainty_us: f64,
-    clock_change_us: f64,
+    /// The accuracy of the times, in microseconds; see [`crate::timeline::ClockSkew`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    clock_uncertainty_us: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    clock_change_us: Option<f64>,
+    /// The number of slices of each microbatch, if microbatches are cut.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    slices: Option<u32>,
 }
 
 /// An entry of the format. `ph` is its kind: `M` is a name, `X` a slice, `C` a counter, and `s` and `f` are the start

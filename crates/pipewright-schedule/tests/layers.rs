@@ -53,6 +53,7 @@ const LAYERS: &[&str] = &[
     "generate::zb_h1",
     "generate::zb_h2",
     "generate::zbv_zero_bubble",
+    "generate::search",
     "generate::vocab_1f1b::run",
     "generate::vocab_1f1b::generator",
     "generate::vocab_1f1b",

@@ -13,7 +13,7 @@ use crate::commands::prepare::{Prepared, prepare};
 use crate::commands::run_arguments::{RunArguments, load_settings};
 use crate::commands::schedule_size::microbatches;
 use crate::commands::stage_memory::stage_table;
-use crate::commands::update::require_whole;
+use crate::commands::update::{require_elementwise, require_whole};
 use crate::config::Settings;
 use crate::failure::Failure;
 use crate::output;
@@ -30,6 +30,7 @@ pub(crate) fn run(arguments: &RunArguments) -> Result<(), Failure> {
     run_folder::probe(&prepared.settings.run.out, &files).map_err(Failure::input)?;
     require_whole(&prepared.settings)?;
     let stages = outlines(&prepared)?;
+    require_elementwise(&prepared.settings, &stages)?;
     let simulation = simulated(&prepared)?;
     let memory = MemoryPlan::new(&prepared, &stages, &simulation);
     let chosen: String = sentences.iter().map(|sentence| format!("{sentence}\n")).collect();

@@ -24,6 +24,7 @@ fn in_precision(model: &ModelDesc, precision: Precision) -> ModelDesc {
         LayerDesc {
             activation_bytes: scaled(layer.activation_bytes - stays).saturating_add(stays),
             output_bytes: scaled(layer.output_bytes),
+            keys_values_bytes: scaled(layer.keys_values_bytes),
             ..layer.clone()
         }
     };
@@ -43,10 +44,12 @@ mod tests {
             weight: 1,
             activation_bytes,
             output_bytes,
+            keys_values_bytes: output_bytes,
         };
         let model = ModelDesc { layers: vec![layer(80, 400), layer(4000, 400), layer(1200, 800)] };
         let sizes = |precision| {
             let layers = in_precision(&model, precision).layers;
+            assert!(layers.iter().all(|layer| layer.keys_values_bytes == layer.output_bytes), "{layers:?}");
             layers.iter().map(|layer| (layer.activation_bytes, layer.output_bytes)).collect::<Vec<_>>()
         };
         assert_eq!(sizes(Precision::F32), [(80, 400), (4000, 400), (1200, 800)]);

@@ -4,8 +4,7 @@
 //! simulation, with the sizes in bytes that the model family gives for its layers. If the activations have their peak
 //! before the first gradient exists, as in GPipe, the sum of the columns is a little more than a rank ever holds. The
 //! plan counts the activations of ranks that compute a stage together as if each computed all of it. It does not include
-//! the temporary tensors of an operation, the gradients of keys and values between the backwards of two slices, messages in
-//! transit, data, and a checkpoint that is being written.
+//! the temporary tensors of an operation, messages in transit, data, and a checkpoint that is being written.
 //! ARCHITECTURE.md has measurements.
 
 use std::fmt::Write;
@@ -16,7 +15,7 @@ use pipewright_schedule::costs::{RecomputeSizes, StageSizes};
 use pipewright_schedule::plan::TrainingState;
 use pipewright_schedule::sharding::{Sharding, StateBytes};
 use pipewright_schedule::simulate::{peak_memory, timed};
-use pipewright_schedule::{Costs, ModelDesc, Rank, StageIndex, Timeline};
+use pipewright_schedule::{Costs, LayerDesc, ModelDesc, Rank, StageIndex, Timeline};
 use sysinfo::{ProcessRefreshKind, ProcessesToUpdate, System};
 
 use crate::commands::layer_sizes::layers_of;
@@ -259,13 +258,22 @@ pub(super) fn simulated(prepared: &Prepared) -> Result<Simulation, Failure> {
     let layers = layers_of(settings, &prepared.model);
     let rows = u64::from(settings.pipeline.microbatch_size);
     let size = |stage: StageIndex| {
-        let of_layers = layers.layers[partition.range(stage)].iter().map(|layer| layer.activation_bytes);
-        let of_row = of_layers.fold(0, u64::saturating_add);
-        let activation = of_row.saturating_mul(rows);
+        let bytes = |of: fn(&LayerDesc) -> u64| {
+            let of_row = layers.layers[partition.range(stage)].iter().map(of).fold(0, u64::saturating_add);
+            of_row.saturating_mul(rows)
+        };
+        let activation = bytes(|layer| layer.activation_bytes);
+        let keys_values = bytes(|layer| layer.keys_values_bytes);
         let recompute = recompute_sizes(prepared, &layers, stage);
         // `I` keeps the inputs and the output gradients of the matrix products for `W`. Together they are about as
         // large as the activations.
-        StageSizes { activation, stash: activation, recompute: Some(recompute), ..StageSizes::default() }
+        StageSizes {
+            activation,
+            stash: activation,
+            recompute: Some(recompute),
+            keys_values,
+            ..StageSizes::default()
+        }
     };
     // A rank runs its actions in the order of its row for any costs, so unit costs give the same peaks.
     let costs = Costs {

@@ -134,6 +134,7 @@ mod tests {
             weight: 1,
             activation_bytes: 9,
             output_bytes: 4,
+            keys_values_bytes: 0,
         };
         let kind = KindFigures {
             layer: 0,

@@ -12,12 +12,13 @@ use pipewright_schedule::lower::for_training;
 use pipewright_schedule::measured::{costs_of, join_replicas, on_one_clock, program_of, replicas};
 use pipewright_schedule::partition::partition;
 use pipewright_schedule::picture::RecordedStep;
-use pipewright_schedule::{Costs, Program, Recompute, ScheduleSpec, Timeline, generate};
+use pipewright_schedule::{Costs, LayerDesc, Program, Recompute, ScheduleSpec, Timeline, generate};
 
 use crate::commands::layer_sizes::layers_of;
 use crate::commands::other_sizes::other_sizes;
 use crate::commands::prepare::{lowering, method, read_model};
 use crate::commands::run_arguments::load_settings;
+use crate::commands::schedule_size::microbatches;
 use crate::config::Settings;
 use crate::config::pipeline::ScheduleChoice;
 use crate::failure::Failure;
@@ -78,18 +79,16 @@ impl RecordedRun {
 }
 
 fn same_size(one: &Program, other: &Program) -> bool {
-    one.placement() == other.placement() && one.microbatches() == other.microbatches()
+    let size = |program: &Program| (program.microbatches(), program.slices());
+    one.placement() == other.placement() && size(one) == size(other)
 }
 
 fn title(run: &Path, program: &Program, replicas: usize, settings: Option<&Settings>) -> String {
     let schedule = settings.map_or(String::new(), |settings| format!(", {}", settings.pipeline.schedule));
     let replicas = if replicas > 1 { format!("{replicas} replicas of ") } else { String::new() };
-    let (ranks, stages, microbatches) =
-        (program.ranks(), program.placement().stages(), program.microbatches());
-    format!(
-        "{}{schedule}: {replicas}{ranks} ranks, {stages} stages, {microbatches} microbatches",
-        run.display()
-    )
+    let (ranks, stages) = (program.ranks(), program.placement().stages());
+    let microbatches = microbatches(program.microbatches(), program.slices());
+    format!("{}{schedule}: {replicas}{ranks} ranks, {stages} stages, {microbatches}", run.display())
 }
 
 /// Returns the sizes of each stage's activations. `I` keeps for `W` about as much as the activations.
@@ -101,10 +100,13 @@ fn sizes(settings: &Settings, program: &Program) -> Option<Vec<StageSizes>> {
     let cut = partition(&layers.weights(), stages, &method).ok()?;
     let rows = u64::from(settings.pipeline.microbatch_size);
     let size = |stage| {
-        let of_row = layers.layers[cut.range(stage)].iter().map(|layer| layer.activation_bytes);
-        let bytes = of_row.map(|bytes| bytes.saturating_mul(rows));
-        let activation = bytes.fold(0, u64::saturating_add);
-        StageSizes { activation, stash: activation, ..StageSizes::default() }
+        let bytes = |of: fn(&LayerDesc) -> u64| {
+            let of_row = layers.layers[cut.range(stage)].iter().map(of).fold(0, u64::saturating_add);
+            of_row.saturating_mul(rows)
+        };
+        let activation = bytes(|layer| layer.activation_bytes);
+        let keys_values = bytes(|layer| layer.keys_values_bytes);
+        StageSizes { activation, stash: activation, keys_values, ..StageSizes::default() }
     };
     Some(program.placement().all_stages().map(size).collect())
 }
@@ -119,7 +121,8 @@ fn others(settings: &Settings, program: &Program) -> Vec<Program> {
     let ranks = program.ranks();
     let stages_per_rank = Some(program.placement().stages() / ranks.max(1));
     other_sizes(program, |microbatches| {
-        let spec = ScheduleSpec { ranks, stages_per_rank, microbatches, ..ScheduleSpec::default() };
+        let size = ScheduleSpec { ranks, stages_per_rank, microbatches, ..ScheduleSpec::default() };
+        let spec = settings.pipeline.generator.spec(size);
         let lowered = for_training(&generate(name, &spec).ok()?, &lowering(&settings.mesh)).ok()?;
         Some(lowered.into_program())
     })

@@ -12,6 +12,7 @@ use burn::optim::{
 };
 use globset::{Glob, GlobSet, GlobSetBuilder};
 use pipewright::optimizer::{AdamW, ClipGroup, OptimizerGroup};
+use pipewright::stage::StageError;
 use pipewright_models::{ModelConfig, ParameterGroup, ParameterKind, ParameterSpec};
 
 use crate::config::Settings;
@@ -108,6 +109,27 @@ pub(super) fn state_bytes(settings: &OptimizerSettings, spec: &ParameterSpec) ->
         },
     };
     held.saturating_mul(NUMBER)
+}
+
+/// Refuses an algorithm that updates whole matrices if several ranks compute each stage together, as the launch does.
+/// `stages` are the parameters of each stage.
+pub(super) fn require_elementwise(settings: &Settings, stages: &[Vec<ParameterSpec>]) -> Result<(), Failure> {
+    if settings.mesh.tensor_parallel == 1 {
+        return Ok(());
+    }
+    let uses_matrix = |spec: &&ParameterSpec| {
+        let name = algorithm_of(settings.optimizer.name, spec);
+        matches!(name, OptimizerName::Muon | OptimizerName::Adafactor)
+    };
+    let refused =
+        stages.iter().enumerate().find_map(|(stage, specs)| Some((stage, specs.iter().find(uses_matrix)?)));
+    match refused {
+        None => Ok(()),
+        Some((stage, spec)) => {
+            let error = StageError::MixesRows { parameter: spec.path.as_str().into() };
+            Err(Failure::input(format!("stage {stage}: {error}")))
+        }
+    }
 }
 
 /// Refuses an algorithm that updates whole matrices where each replica has only some rows.

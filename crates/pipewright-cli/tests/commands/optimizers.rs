@@ -81,6 +81,34 @@ fn optimizers_that_use_whole_matrices_refuse_shards() {
 }
 
 #[test]
+fn optimizers_that_use_whole_matrices_refuse_slices_of_tensor_ranks() {
+    let said = |command: &str, name: &str| {
+        let set = name
+            .split(',')
+            .chain(["mesh.tensor_parallel=2", "pipeline.ranks=1", "run.steps=1"])
+            .flat_map(|set| ["--set", set]);
+        let arguments: Vec<&str> = [command, "small.toml"].into_iter().chain(set).collect();
+        let output = Run::new().command(&arguments);
+        let said = String::from_utf8_lossy(&output.stderr).split_whitespace().collect::<Vec<_>>().join(" ");
+        (output.status.code(), said)
+    };
+    for name in NAMES {
+        let (checked, trained) = (said("check", name), said("train", name));
+        let expected = if name.ends_with("muon") || name.ends_with("adafactor") { 2 } else { 0 };
+        assert_eq!(
+            (checked.0, trained.0),
+            (Some(expected), Some(expected)),
+            "{name}: {checked:?} {trained:?}"
+        );
+        if expected == 2 {
+            let refusal = checked.1.strip_prefix("error: ").expect(name);
+            assert!(refusal.contains("depends on other elements"), "{name}: {refusal}");
+            assert!(trained.1.ends_with(refusal), "{name}: {refusal}, {}", trained.1);
+        }
+    }
+}
+
+#[test]
 fn muon_updates_the_matrices_of_blocks_and_adamw_the_rest() {
     let (muon, adamw) = (after_a_step(&["optimizer.name=muon"]), after_a_step(&[]));
     let before = initial();

@@ -90,8 +90,56 @@ fn check_and_the_trace_know_slices() {
     // Traces have the numbers of slices: this is slice 3 of microbatch 3.
     let trace = fs::read_to_string(run.path("out/timeline.json")).expect("a trace");
     assert!(trace.contains("\"0F15\"") && !trace.contains("\"0F16\""), "16 slices run");
+    // Pages have their names.
     let page = run.command(&["view", "out", "-o", "view.html"]);
     assert_eq!(page.status.code(), Some(0), "{}", String::from_utf8_lossy(&page.stderr));
+    let page = fs::read_to_string(run.path("view.html")).expect("a page");
+    assert!(page.contains("seq1f1b: 2 ranks, 2 stages, 4 microbatches of 4 slices"), "the title");
+    assert!(page.contains("\"slices\":4,") && page.contains("<td>0F0.0 "), "slices are named");
+    assert!(page.contains(" 0F3.3 ") && !page.contains(" 0F15 "), "slices are named");
+}
+
+/// A model whose keys and values are a large part of what a step keeps. The activations of both ranks are so large that
+/// `check` prints them with three digits or more.
+const LONG: [&str; 9] = [
+    "model.vocab_size=128",
+    "model.hidden_size=64",
+    "model.intermediate_size=64",
+    "model.num_hidden_layers=16",
+    "model.num_attention_heads=4",
+    "model.num_key_value_heads=4",
+    "data.seq_len=512",
+    "pipeline.ranks=2",
+    "pipeline.microbatches=8",
+];
+
+/// Returns each rank's measured peak, as a share of what `check` estimates.
+fn measured_share(set: &[&str]) -> [f64; 2] {
+    let run = Run::new();
+    fs::write(run.path("text.txt"), "the quick brown fox jumps over the lazy dog ".repeat(1000))
+        .expect("a text");
+    let set = [&LONG[..], &["run.steps=2"], set].concat();
+    let arguments = set.iter().flat_map(|set| ["--set", set]);
+    let check = run.command(&["check", "small.toml"].into_iter().chain(arguments).collect::<Vec<_>>());
+    let words = String::from_utf8_lossy(&check.stdout).into_owned();
+    let estimate = |rank: usize| {
+        let table = words.split_once("\nmemory ").expect("a table").1;
+        let line = table.lines().nth(1 + rank).expect("a line of the rank");
+        let mib = line.strip_suffix(" MiB").and_then(|line| line.rsplit(' ').next());
+        mib.and_then(|mib| mib.parse::<f64>().ok()).expect("mebibytes") * f64::from(1 << 20)
+    };
+    run.train(&set);
+    let metrics = fs::read_to_string(run.path("out/metrics.jsonl")).expect("metrics");
+    let last: serde_json::Value =
+        serde_json::from_str(metrics.lines().last().expect("a step")).expect("JSON");
+    [0, 1].map(|rank| last["peak_bytes"][rank].as_f64().expect("bytes") / estimate(rank))
+}
+
+#[test]
+fn the_estimate_of_memory_is_as_close_for_slices_as_for_whole_microbatches() {
+    let (whole, sliced) = (measured_share(&[]), measured_share(&SLICES));
+    let worst = |shares: [f64; 2]| shares.map(|share| (share - 1.0).abs()).into_iter().fold(0.0, f64::max);
+    assert!(worst(sliced) <= worst(whole), "{sliced:?} {whole:?}");
 }
 
 /// Checks that `train` refuses these settings with this message.

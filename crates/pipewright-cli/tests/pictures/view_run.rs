@@ -7,6 +7,7 @@ use std::process::{Command, Output};
 use tempfile::TempDir;
 
 use crate::browser::Browser;
+use crate::simulation::same_memory;
 
 #[path = "../scratch/mod.rs"]
 mod scratch;
@@ -71,6 +72,22 @@ fn a_run_keeps_timelines_and_its_page_shows_them() {
     assert!(browser.holds("whatIfSource.end > predictedSource.end"));
     let path = "criticalPath(measuredSource())";
     assert!(browser.holds(&format!("{path}.length > 3 && {path}.at(-1).cause.via === 'start'")));
+}
+
+#[test]
+fn slices_of_a_run_have_names_and_gradients_of_keys() {
+    let folder = trained(&["pipeline.schedule=seq1f1b", "pipeline.slices=4"]);
+    let output = pipewright(folder.path(), &["view", "out", "-o", "view.html"]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let Some(mut browser) = Browser::open(&folder.path().join("view.html"), 1400, 900) else { return };
+    for (query, matches) in [("0F3.3", 2), ("0F15", 0), ("1F3", 8)] {
+        assert!(browser.holds(&format!("findMatches('{query}').length === {matches}")), "{query}");
+    }
+    assert!(browser.holds("data.view.sizes.some(([, , , keysValues]) => keysValues > 0)"));
+    assert!(browser.holds(&same_memory(4)));
+    // Other numbers of microbatches have as many slices.
+    browser.enter("#whatif-microbatches", "8");
+    assert!(browser.holds("whatIfSource.end > predictedSource.end"));
 }
 
 #[test]

@@ -26,7 +26,9 @@ impl DecoderConfig {
             weight: 4 * ELEMENT * hidden,
             activation_bytes: tokens * TOKEN_ID,
             output_bytes: tokens * FLOAT * hidden,
+            keys_values_bytes: 0,
         };
+        let keys_values = 2 * (self.num_key_value_heads * self.head_dim()) as u64;
         let block = |index| {
             let mixture = form.mixture_of(index);
             let parts = [attention(self, form, tokens), feed_forward(self, form, mixture, tokens)];
@@ -39,6 +41,7 @@ impl DecoderConfig {
                 weight: sum(|part| part.operations) + ELEMENT * 2 * NORM_PASSES * hidden,
                 activation_bytes: tokens * FLOAT * (sum(|part| part.activations) + norms),
                 output_bytes: tokens * FLOAT * hidden,
+                keys_values_bytes: tokens * FLOAT * keys_values,
             }
         };
         let head = LayerDesc {
@@ -49,6 +52,7 @@ impl DecoderConfig {
             // The input and the output of the norm, and the logits with a normaliser, which the loss keeps.
             activation_bytes: tokens * FLOAT * (norm(hidden) + self.vocab_size as u64 + 1),
             output_bytes: tokens * FLOAT * self.vocab_size as u64,
+            keys_values_bytes: 0,
         };
 
         let mut layers = vec![embedding];

@@ -27,6 +27,7 @@ impl HybridConfig {
             weight: ELEMENT * self.hidden_size as u64 * (4 * self.tables() + NORM_PASSES),
             activation_bytes: tokens * (TOKEN_ID * self.tables() + 2 * FLOAT * self.hidden_size as u64),
             output_bytes: tokens * FLOAT * self.hidden_size as u64,
+            keys_values_bytes: 0,
         };
         let block = |index: usize| {
             let cost = self.block_cost(index, tokens);
@@ -37,6 +38,7 @@ impl HybridConfig {
                 weight: cost.weight,
                 activation_bytes: tokens * FLOAT * cost.kept,
                 output_bytes: tokens * FLOAT * self.hidden_size as u64,
+                keys_values_bytes: 0,
             }
         };
         let head = self.head_cost(tokens);
@@ -47,6 +49,7 @@ impl HybridConfig {
             weight: head.weight,
             activation_bytes: tokens * FLOAT * head.kept,
             output_bytes: tokens * FLOAT * self.vocab_size as u64,
+            keys_values_bytes: 0,
         };
         let blocks = (0..self.blocks().len()).map(block);
         ModelDesc { layers: std::iter::once(embedding).chain(blocks).chain([head]).collect() }

@@ -30,6 +30,7 @@ impl NemotronHConfig {
             weight: 4 * ELEMENT * hidden,
             activation_bytes: tokens * TOKEN_ID,
             output_bytes: tokens * FLOAT * self.hidden_size as u64,
+            keys_values_bytes: 0,
         };
         let block = |(index, &kind): (usize, &BlockKind)| {
             let cost = self.mixer_cost(kind, tokens);
@@ -40,6 +41,7 @@ impl NemotronHConfig {
                 weight: cost.weight + ELEMENT * NORM_PASSES * hidden,
                 activation_bytes: tokens * FLOAT * (cost.kept + 2 * hidden + 1),
                 output_bytes: tokens * FLOAT * self.hidden_size as u64,
+                keys_values_bytes: 0,
             }
         };
         let vocabulary = self.vocab_size as u64;
@@ -50,6 +52,7 @@ impl NemotronHConfig {
             weight: 6 * table + ELEMENT * (NORM_PASSES * hidden + LOSS_PASSES * vocabulary),
             activation_bytes: tokens * FLOAT * (2 * hidden + 1 + vocabulary + 1),
             output_bytes: tokens * FLOAT * self.vocab_size as u64,
+            keys_values_bytes: 0,
         };
         let blocks = self.blocks.iter().enumerate().map(block);
         ModelDesc { layers: std::iter::once(embedding).chain(blocks).chain([head]).collect() }

@@ -2,8 +2,9 @@
 //!
 //! Each generator has its own file. Its [`Guide`] has the paper, the order, the bubble and the memory, and the book prints
 //! it. The list of generators is in `catalogue.rs`. [`mod@crate::lower`] adds communication.
-//! Generators share four files: `building_block.rs` (v-half and v-min), `split_backward.rs` (the ZB-H family),
-//! `interleaving.rs` (the order of chunks) and `stage_cursor.rs` (a stage's next action).
+//! Generators share five files: `building_block.rs` (v-half and v-min), `split_backward.rs` (the ZB-H family),
+//! `interleaving.rs` (the order of chunks), `stage_cursor.rs` (a stage's next action) and `search.rs` (the shortest of
+//! several runs).
 //!
 //! ```
 //! use pipewright_schedule::{ScheduleSpec, csv, generate};
@@ -21,6 +22,7 @@ mod memory_limit;
 mod settings;
 mod spec;
 mod ticks;
+mod search;
 
 mod interleaving;
 mod split_backward;

@@ -52,7 +52,7 @@ pub fn on_one_clock(timeline: &Timeline) -> Timeline {
         SkipEvent { start: skip.start + delay, end: skip.end + delay, ..*skip }
     });
     let moved = Timeline::new(timeline.ranks(), moved.collect());
-    moved.with_skips(skips.collect()).with_clock_skew(timeline.clock_skew())
+    moved.with_skips(skips.collect()).with_clock_skew(timeline.clock_skew()).with_slices(timeline.slices())
 }
 
 fn messages(timeline: &Timeline) -> Vec<Message> {

@@ -4,6 +4,7 @@ use std::collections::{BTreeSet, HashMap};
 
 use crate::action::{Action, ActionKind};
 use crate::costs::{Costs, Link, SkipTransfer, StageCosts};
+use crate::ids::Slice;
 use crate::timeline::{Event, Timeline};
 use crate::transfer::Transfer;
 
@@ -13,8 +14,11 @@ use crate::transfer::Transfer;
 /// then the end of the receive is the arrival. It is the latency of the link, because the sizes of messages are not
 /// measured. The messages of skip connections take as long. An action that did not occur takes no time, but a missing
 /// `B` takes as long as `I` and `W`.
+///
+/// If microbatches are cut into slices, the time of a microbatch is the sum of the medians of its slices. The share of
+/// attention is not measured, so all slices take equally long in a simulation.
 pub fn costs_of(replicas: &[Timeline]) -> Costs {
-    let mut times: HashMap<(u32, ActionKind), Vec<f64>> = HashMap::new();
+    let mut times: HashMap<(u32, ActionKind, Slice), Vec<f64>> = HashMap::new();
     let mut transits = Vec::new();
     let mut stages = 1;
     let mut skips = BTreeSet::new();
@@ -25,12 +29,18 @@ pub fn costs_of(replicas: &[Timeline]) -> Costs {
         );
         for event in timeline.events() {
             stages = stages.max(event.action.stage().get().saturating_add(1));
-            let key = (event.action.stage().get(), event.action.kind());
+            let place = event.action.microbatch().map(|number| timeline.slices().place(number));
+            let slice = place.map_or(Slice::new(0), |(_, slice)| slice);
+            let key = (event.action.stage().get(), event.action.kind(), slice);
             times.entry(key).or_default().push(event.end - event.start);
         }
         transits.extend(transits_of(timeline));
     }
-    let mut median_of = |stage, kind| times.get_mut(&(stage, kind)).map_or(0.0, |times| median(times));
+    let slices = replicas.iter().map(Timeline::slices).max().unwrap_or_default();
+    let mut median_of = |stage, kind| -> f64 {
+        let of_slice = |slice| times.get_mut(&(stage, kind, Slice::new(slice))).map(|times| median(times));
+        (0..slices.get()).filter_map(of_slice).sum()
+    };
     let stage_costs = |stage| {
         let [forward, input, weight, backward, unshard, reduce] = [
             ActionKind::Forward,
@@ -81,11 +91,14 @@ mod tests {
     use crate::lower::{TrainingLowering, for_training};
     use crate::measured::program_of;
     use crate::simulate::timed;
+    use crate::slices::Slices;
 
     #[test]
     fn the_costs_of_a_simulated_run_predict_it() {
-        for name in ["1f1b", "zbvzerobubble", "interleaved1f1b"] {
-            let spec = ScheduleSpec { ranks: 3, microbatches: 6, ..ScheduleSpec::default() };
+        for (name, slices) in
+            [("1f1b", None), ("zbvzerobubble", None), ("interleaved1f1b", None), ("seq1f1b", Slices::new(4))]
+        {
+            let spec = ScheduleSpec { ranks: 3, microbatches: 6, slices, ..ScheduleSpec::default() };
             let schedule = generate(name, &spec).expect("a schedule");
             let program = for_training(&schedule, &TrainingLowering::default()).expect("a sound program");
             let stages = program.placement().stages();

@@ -1,6 +1,8 @@
 //! Reads the trace format that [`Timeline::chrome_trace`] writes.
 //!
-//! Only slices with an action and the accuracy of the clocks are read. Counters, names and arrows follow from them.
+//! Only slices with an action, the accuracy of the clocks and the number of slices of each microbatch are read. Counters, names and arrows follow from them.
+
+use std::num::NonZeroU32;
 
 use serde::Deserialize;
 use thiserror::Error;
@@ -8,6 +10,7 @@ use thiserror::Error;
 use crate::action::Action;
 use crate::ids::{Microbatch, Rank, StageIndex};
 use crate::skip_event::{SkipAction, SkipEvent, SkipMessage};
+use crate::slices::Slices;
 use crate::timeline::{ClockSkew, Event, Timeline};
 
 /// The largest number of ranks. A larger process number is a mistake, and a timeline has room for every rank.
@@ -54,6 +57,7 @@ struct Trace {
 struct Other {
     clock_uncertainty_us: Option<f64>,
     clock_change_us: Option<f64>,
+    slices: Option<NonZeroU32>,
 }
 
 #[derive(Deserialize)]
@@ -108,11 +112,13 @@ pub fn read_trace(text: &str) -> Result<Timeline, TraceError> {
     if events.is_empty() {
         return Err(TraceError::Empty);
     }
+    let slices = trace.other.as_ref().and_then(|other| other.slices);
+    let slices = slices.and_then(|count| Slices::new(count.get())).unwrap_or_default();
     let skew = trace.other.and_then(|other| {
         let (uncertainty, change) = (other.clock_uncertainty_us?, other.clock_change_us?);
         Some(ClockSkew { uncertainty: uncertainty / 1e6, change: change / 1e6 })
     });
-    Ok(Timeline::new(ranks, events).with_skips(skips).with_clock_skew(skew))
+    Ok(Timeline::new(ranks, events).with_skips(skips).with_clock_skew(skew).with_slices(slices))
 }
 
 /// Returns what a rank does with a message of a skip connection; nothing if an argument is missing.
@@ -128,6 +134,7 @@ fn skip(name: &str, arguments: &Arguments) -> Option<SkipAction> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::costs::Costs;
     use crate::csv::parse_program;
     use crate::simulate::timed;
 
@@ -159,12 +166,28 @@ mod tests {
     }
 
     #[test]
+    fn the_number_of_slices_is_read() {
+        let program = parse_program("0F0,0F1,0B1,0B0\n").expect("a program");
+        for slices in [1, 2] {
+            let slices = Slices::new(slices).expect("not 0");
+            let program = program.clone().with_slices(slices).expect("whole microbatches");
+            let trace = timed(&program, &Costs::default()).expect("no deadlock").timeline().chrome_trace();
+            assert_eq!(read_trace(&trace).expect("its own trace").slices(), slices);
+            assert_eq!(trace.contains("otherData"), !slices.is_one(), "{trace}");
+        }
+    }
+
+    #[test]
     fn mistakes_are_located() {
         let check = |text: &str, expected: &str| {
             let message = read_trace(text).expect_err(text).to_string();
             assert!(message.contains(expected), "{message}");
         };
         check("{\"traceEvents\":[\n{]}", "line 2 column 2");
+        check(
+            "{\"traceEvents\":[],\"otherData\":{\"slices\":0}}",
+            "not a trace of Pipewright: invalid value",
+        );
         check("[]", "not a trace of Pipewright");
         check("{\"traceEvents\":[]}", "no action of a rank");
         let slice = |pid: u32, action: &str| {

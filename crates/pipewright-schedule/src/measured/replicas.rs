@@ -48,7 +48,7 @@ pub fn replicas(timeline: &Timeline) -> Result<Vec<Timeline>, MeasuredError> {
         let skips = (index * size..(index + 1) * size).flat_map(|rank| timeline.skips_of(Rank::new(rank)));
         let skips = skips.map(|skip| SkipEvent { rank: place(skip.rank), ..*skip });
         let replica = Timeline::new(size, renumbered.collect()).with_skips(skips.collect());
-        replica.with_clock_skew(timeline.clock_skew())
+        replica.with_clock_skew(timeline.clock_skew()).with_slices(timeline.slices())
     };
     Ok((0..replicas).map(replica).collect())
 }
@@ -65,7 +65,8 @@ pub fn join_replicas(replicas: &[Timeline]) -> Timeline {
         replica.skips().iter().map(move |skip| SkipEvent { rank: place(index, skip.rank), ..*skip })
     });
     let joined = Timeline::new(size * replicas.len() as u32, events.collect()).with_skips(skips.collect());
-    joined.with_clock_skew(replicas.iter().find_map(Timeline::clock_skew))
+    let slices = replicas.first().map(Timeline::slices).unwrap_or_default();
+    joined.with_clock_skew(replicas.iter().find_map(Timeline::clock_skew)).with_slices(slices)
 }
 
 /// Returns the program that one replica ran: the actions of each rank in the order of their starts.
@@ -74,7 +75,7 @@ pub fn join_replicas(replicas: &[Timeline]) -> Timeline {
 /// When the actions do not form a program, for example because those of a stage are missing.
 pub fn program_of(replica: &Timeline) -> Result<Program, MeasuredError> {
     let row = |rank| replica.events_of(Rank::new(rank)).iter().map(|event| event.action).collect();
-    Ok(Program::infer((0..replica.ranks()).map(row).collect())?)
+    Ok(Program::infer((0..replica.ranks()).map(row).collect())?.with_slices(replica.slices())?)
 }
 
 #[cfg(test)]

@@ -8,9 +8,9 @@
 //! activation, and the backward after it frees both. Parameters, optimizer state and messages are not included.
 //!
 //! If microbatches are cut into slices, a slice has its share of the bytes of its microbatch, rounded up. Two rules are
-//! added: (6) the backward of the last slice of a microbatch allocates the gradients of the keys and values of the other
-//! slices, because the slice attends to all of them, and the backward of each other slice frees those of its slice when it
-//! ends; (7) a forward that is computed again keeps the keys and values of its slice beside its inputs, because later
+//! added: (6) the backward of a slice allocates the gradients of the keys and values of the slices before it, because it
+//! attends to them; those of the last slice stay as sums when it ends, and those of each other slice are added to the sums and
+//! freed, together with the sums of its own slice; (7) a forward that is computed again keeps the keys and values of its slice beside its inputs, because later
 //! slices attend to them.
 //!
 //! [`UNIT`] counts memory in stage activations of one microbatch or slice, as the papers do: one for an activation, one
@@ -126,9 +126,8 @@ impl Held<'_> {
         if makes_weight_gradient && self.stages.insert(part.stage().get()) {
             self.change(time, sizes.gradient, 0);
         }
-        if makes_input_gradient(part) && !self.has_slice_after(part) {
-            let others = u64::from(self.slices.get() - 1);
-            self.change(time, others.saturating_mul(sizes.keys_values), 0);
+        if makes_input_gradient(part) {
+            self.change(time, self.slices_before(part).saturating_mul(sizes.keys_values), 0);
         }
     }
 
@@ -142,8 +141,13 @@ impl Held<'_> {
             _ => {}
         }
         if makes_input_gradient(part) && self.has_slice_after(part) {
-            self.change(time, 0, sizes.keys_values);
+            self.change(time, 0, (self.slices_before(part) + 1).saturating_mul(sizes.keys_values));
         }
+    }
+
+    /// Returns the number of slices before that of `part` in the same microbatch.
+    fn slices_before(&self, part: Action) -> u64 {
+        part.microbatch().map_or(0, |number| u64::from(self.slices.place(number).1.get()))
     }
 
     /// Returns whether a slice of the same microbatch follows that of `part`.
@@ -252,10 +256,11 @@ mod tests {
 
     #[test]
     fn gradients_of_keys_wait_for_their_slice() {
-        // 1 byte of keys and values for each of three slices, from the backward of slice 2 to that of each slice.
+        // 1 byte of keys and values for each of three slices, from the backward of slice 2 to that of each slice. The
+        // backward of slice 1 has those of slice 0 a second time.
         let sizes = StageSizes { activation: 0, stash: 0, gradient: 0, keys_values: 3, ..SIZES };
         let rows = "0F0,0F1,0F2,0I2,0F3,0F4,0F5,0I1,0W2,0W1,0B0,0B5,0B4,0B3\n";
-        let expected = [(3.0, 2), (8.0, 1), (11.0, 0), (11.0, 2), (13.0, 1), (14.0, 0)];
+        let expected = [(3.0, 2), (7.0, 3), (8.0, 1), (11.0, 0), (11.0, 2), (12.0, 3), (13.0, 1), (14.0, 0)];
         check_slices(3, rows, sizes, &expected);
     }
 

@@ -129,7 +129,7 @@ fn composed(
     let [normaliser, target] = [0, 1].map(|column| before.clone().narrow(1, column, 1));
     let largest = values.clone().max_dim(1).clamp_min(f32::MIN);
     let own = (values.clone() - largest.clone()).exp().sum_dim(1).log() + largest;
-    let larger = own.clone().max_pair(normaliser.clone());
+    let larger = own.clone().max_pair(normaliser.clone()).clamp_min(f32::MIN);
     let joined = ((own - larger.clone()).exp() + (normaliser - larger.clone()).exp()).log() + larger;
     let of_part = values.clone().gather(1, places.clone());
     let target = target + of_part.mask_fill(presence.clone().equal_elem(0.0), 0.0);
@@ -154,11 +154,14 @@ impl Rule for StatisticsRule {
     fn backward(&self, gradient: Tensor<2>, _wanted: [bool; 2]) -> [Option<Tensor<2>>; 2] {
         let Self { logits, places, presence, earlier, later, precision } = self;
         let [share, of_target] = [0, 1].map(|column| gradient.clone().narrow(1, column, 1));
+        // Infinities have no difference. A share of 0 says that later parts have the logits that are not masked.
+        let later =
+            later.clone().mask_where(share.clone().equal_elem(0.0), later.clone().clamp_min(f32::MIN));
         let scaled = (logits.clone() - later.clone()).exp() * share.clone();
         let at_target = of_target.clone() * presence.clone();
         let d_logits = scaled.scatter(1, places.clone(), at_target, IndexingUpdateOp::Add);
         let d_logits = if d_logits.dtype() == *precision { d_logits } else { d_logits.cast(*precision) };
-        let before = (earlier.clone().narrow(1, 0, 1) - later.clone()).exp() * share;
+        let before = (earlier.clone().narrow(1, 0, 1) - later).exp() * share;
         [Some(d_logits), Some(Tensor::cat(vec![before, of_target], 1))]
     }
 }
@@ -227,7 +230,7 @@ mod tests {
         );
     }
 
-    /// The statistics differ in the last bits, but those before the first part are not a number that spoils them.
+    /// The statistics differ in the last bits, but those before the first part do not spoil them.
     #[test]
     fn logits_of_a_part_may_be_masked() {
         let logits = numbers([ROWS, VOCABULARY], 1.0);
@@ -252,6 +255,34 @@ mod tests {
                 .assert_approx_eq::<f32>(&expected.into_data(), Tolerance::rel_abs(1e-5, 1e-6));
             let gradient = leaf.grad(&loss.backward()).expect("it is a leaf");
             assert_eq!(gradient.narrow(1, 0, 7).into_data(), TensorData::zeros::<f32, _>([ROWS, 7]));
+        }
+    }
+
+    /// Such a row has no loss, and the others have theirs.
+    #[test]
+    fn all_logits_of_a_row_may_be_masked() {
+        let masked = Tensor::full([1, VOCABULARY], f32::NEG_INFINITY, &Device::flex());
+        let masked = Tensor::cat(vec![masked, numbers([ROWS - 1, VOCABULARY], 1.0)], 0).into_data();
+        for device in [Device::flex().autodiff(), Device::flex().autodiff().gradient_checkpointing()] {
+            let leaf = || Tensor::<2>::from_data(masked.clone(), &device).require_grad();
+            let (parts, whole) = (leaf(), leaf());
+            let losses =
+                [statistics_loss(statistics(&parts, &[0, 7, 14])), cross_entropy(whole.clone(), targets())];
+            assert!(
+                losses.clone().map(|loss| loss.into_scalar::<f32>().is_nan()).iter().all(|is_nan| *is_nan)
+            );
+            let [parts, whole] = [(parts, &losses[0]), (whole, &losses[1])].map(|(leaf, loss)| {
+                let gradient = leaf.grad(&loss.backward()).expect("it is a leaf").into_data();
+                gradient.try_to_vec::<f32>().expect("single precision")
+            });
+            for (place, (part, whole)) in parts.into_iter().zip(whole).enumerate() {
+                assert_eq!(
+                    (part.is_nan(), whole.is_nan()),
+                    (place < VOCABULARY, place < VOCABULARY),
+                    "{place}"
+                );
+                assert!(place < VOCABULARY || (part - whole).abs() < 1e-6, "{place}: {part} {whole}");
+            }
         }
     }
 

@@ -77,6 +77,7 @@ mod tests {
             weight: 1,
             activation_bytes: 1,
             output_bytes: 1,
+            keys_values_bytes: 0,
         };
         let model = ModelDesc { layers: kinds.chars().map(layer).collect() };
         let sample = Sample::of(&model, copies);

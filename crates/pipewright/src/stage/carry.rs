@@ -129,10 +129,11 @@ impl CarryEnds {
             let Some(gradient) = leaf.grad_remove(gradients) else { continue };
             let sum = match kept.gradients.remove(&key) {
                 // The number of dimensions does not matter here; 1 is arbitrary.
-                Some(sum) => Tensor::<1>::from_dispatch(sum.into_dispatch()) + gradient,
-                None => gradient,
+                Some(sum) => Value::of(Tensor::<1>::from_dispatch(sum.into_dispatch()) + gradient),
+                // It may be a part of the gradients of all keys, which would stay with it.
+                None => Value::of(gradient).copied(),
             };
-            kept.gradients.insert(key, Value::of(sum));
+            kept.gradients.insert(key, sum);
         }
     }
 }

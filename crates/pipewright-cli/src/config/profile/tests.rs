@@ -95,6 +95,7 @@ fn check_for(from: &str, to: &str, expected: &[&str], assumed: &[&str]) {
         weight: 6 << 20,
         activation_bytes: 6_291_456,
         output_bytes: 524_288,
+        keys_values_bytes: 0,
     };
     let model = ModelDesc { layers: vec![layer; 12] };
     let run = ProfiledRun {

@@ -5,10 +5,11 @@ use crate::generate::error::GenerateError;
 use crate::generate::generator::Generator;
 use crate::generate::guide::{Formula, Guide};
 use crate::generate::memory_limit::{PerStage, memory_limits};
+use crate::generate::search::shortest;
 use crate::generate::settings::Setting;
 use crate::generate::spec::ScheduleSpec;
 use crate::generate::ticks::ticks;
-use crate::generate::vocab_1f1b::run::{Kind, Outcome, Task, run};
+use crate::generate::vocab_1f1b::run::{Kind, Task, run};
 use crate::schedule::Schedule;
 
 const NAME: &str = "vocab1f1b";
@@ -73,12 +74,7 @@ fn generate(spec: &ScheduleSpec) -> Result<Schedule, GenerateError> {
         limits: memory_limits(spec.memory_limit.as_ref().unwrap_or(&usual), placement.stages())?,
         placement: &placement,
     };
-    let mut best: Option<Outcome> = None;
-    for order in ORDERS {
-        // A run stops when it is longer than the best one.
-        let shorter = run(&task, order, best.as_ref().map_or(u64::MAX, |best| best.makespan));
-        best = shorter.or(best);
-    }
+    let best = shortest(ORDERS, |order, before| run(&task, order, before));
     let rows = best.expect("limits of at least one are kept, so that the first run comes to an end").rows;
     Ok(Schedule::generated(placement, spec.microbatches, rows))
 }

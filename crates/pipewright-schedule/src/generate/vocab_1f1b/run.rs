@@ -8,6 +8,7 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
 use crate::action::Action;
+use crate::generate::search::Outcome;
 use crate::generate::stage_cursor::StageCursor;
 use crate::generate::ticks::StageTicks;
 use crate::ids::StageIndex;
@@ -40,14 +41,6 @@ impl Kind {
     fn is_of_head(self) -> bool {
         matches!(self, Self::HeadForward | Self::HeadBackward)
     }
-}
-
-/// The result of a run.
-#[derive(Debug)]
-pub(super) struct Outcome {
-    /// The end of the last action.
-    pub(super) makespan: u64,
-    pub(super) rows: Vec<Vec<Option<Action>>>,
 }
 
 /// The state of a stage during a run.

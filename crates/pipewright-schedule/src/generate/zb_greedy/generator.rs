@@ -6,11 +6,12 @@ use crate::generate::error::GenerateError;
 use crate::generate::generator::Generator;
 use crate::generate::guide::{Formula, Guide};
 use crate::generate::memory_limit::{PerStage, memory_limits};
+use crate::generate::search::{Outcome, shortest};
 use crate::generate::settings::Setting;
 use crate::generate::spec::ScheduleSpec;
 use crate::generate::ticks::ticks;
 use crate::generate::zb_greedy::rules::Rules;
-use crate::generate::zb_greedy::run::{Outcome, Plan, Task, run};
+use crate::generate::zb_greedy::run::{Plan, Task, run};
 use crate::generate::{zb_h1, zb_h2};
 use crate::schedule::Schedule;
 
@@ -63,12 +64,7 @@ fn generate(spec: &ScheduleSpec) -> Result<Schedule, GenerateError> {
 fn best_of(task: &Task, ranks: u32) -> Outcome {
     let fixed =
         [zb_h1::rows, zb_h2::rows].map(|rows| -> Vec<Vec<Option<Action>>> { rows(ranks, task.microbatches) });
-    let mut best: Option<Outcome> = None;
     let plans = fixed.iter().map(|rows| Plan::Order(rows)).chain(Rules::all().map(Plan::Rules));
-    for plan in plans {
-        // A candidate stops when it is longer than the best one.
-        let shorter = run(task, plan, best.as_ref().map_or(u64::MAX, |best| best.makespan));
-        best = shorter.or(best);
-    }
+    let best = shortest(plans, |plan, before| run(task, plan, before));
     best.expect("rules keep the limits, so that their runs come to an end")
 }

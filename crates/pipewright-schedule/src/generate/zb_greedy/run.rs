@@ -8,6 +8,7 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
 use crate::action::Action;
+use crate::generate::search::Outcome;
 use crate::generate::stage_cursor::StageCursor;
 use crate::generate::ticks::StageTicks;
 use crate::generate::zb_greedy::rules::{Rules, StageState, Step};
@@ -29,14 +30,6 @@ pub(super) enum Plan<'a> {
     Rules(Rules),
     /// In the order of a row for each stage.
     Order(&'a [Vec<Option<Action>>]),
-}
-
-/// The result of a run.
-#[derive(Debug)]
-pub(super) struct Outcome {
-    /// The end of the last action.
-    pub(super) makespan: u64,
-    pub(super) rows: Vec<Vec<Option<Action>>>,
 }
 
 /// The state of a stage during a run.

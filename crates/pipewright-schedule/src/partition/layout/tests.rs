@@ -82,6 +82,7 @@ fn a_layout_is_compared_with_a_model() {
             weight: 1,
             activation_bytes: 0,
             output_bytes: 0,
+            keys_values_bytes: 0,
         };
         ModelDesc { layers: kinds.chars().map(layer).collect() }
     };

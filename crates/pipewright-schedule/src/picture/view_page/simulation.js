@@ -220,18 +220,19 @@ function memoryOf(events, sizes, trains) {
   for (const event of computed.filter(({ kind }) => kind === "F")) forwards.set(idOf(event), event);
   for (const event of computed) {
     const { kind, stage, start, end } = event, [activation, stash, gradient, keysValues] = sizes[Math.min(stage, sizes.length - 1)] ?? [0, 0, 0, 0];
-    const isLast = sliceOf(event.microbatch) === data.slices - 1;
+    const slice = sliceOf(event.microbatch);
     // Of a forward that is computed again, only the last one keeps its activation.
     if (kind === "F" && forwards.get(idOf(event)) === event) change(start, activation, 0);
     if ("BW".includes(kind) && !graded.has(stage)) change(start, gradient, 0);
     if ("BW".includes(kind)) graded.add(stage);
-    // The gradients of the keys and values of the other slices.
-    if ("BI".includes(kind) && isLast) change(start, (data.slices - 1) * keysValues, 0);
+    // The gradients of the keys and values of the slices before.
+    if ("BI".includes(kind)) change(start, slice * keysValues, 0);
     if (kind === "F" && !trains) change(end, 0, activation);
     if (kind === "B") change(end, 0, activation);
     if (kind === "I") change(end, stash, activation);
     if (kind === "W") change(end, 0, stash);
-    if ("BI".includes(kind) && !isLast) change(end, 0, keysValues);
+    // They are added to their sums, and those of the slice itself are used.
+    if ("BI".includes(kind) && slice < data.slices - 1) change(end, 0, (slice + 1) * keysValues);
   }
   return memory;
 }

@@ -23,11 +23,15 @@ const ERRORS: [ClockError; 4] = [
 const MICROBATCHES: u32 = 4;
 const STEPS: u32 = 16;
 
+/// Returns the number that the launcher gave this process, which is also MPI's.
+pub(crate) fn own_rank() -> usize {
+    let rank = std::env::var("OMPI_COMM_WORLD_RANK").or_else(|_| std::env::var("PMI_RANK"));
+    rank.expect("a launcher started this process").parse().expect("a number")
+}
+
 pub(crate) fn compare_clocks() {
     let deadline = Duration::from_secs(20);
-    // The launcher numbers the processes as MPI does.
-    let rank = std::env::var("OMPI_COMM_WORLD_RANK").or_else(|_| std::env::var("PMI_RANK"));
-    let rank: usize = rank.expect("a launcher started this process").parse().expect("a number");
+    let rank = own_rank();
     let world = World::mpi_with_clock_error(deadline, ERRORS[rank]).expect("mpirun started this process");
     let ranks = world.ranks();
     let spec = ScheduleSpec { ranks, microbatches: MICROBATCHES, ..ScheduleSpec::default() };

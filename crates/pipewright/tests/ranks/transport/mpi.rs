@@ -3,6 +3,7 @@
 mod checks;
 mod clocks;
 mod linear;
+mod longer;
 #[path = "../../mpirun/mod.rs"]
 mod mpirun;
 mod posted;
@@ -28,7 +29,7 @@ use checks::{CHECKS, STEPS, barrier};
 fn main() -> ExitCode {
     let checks = (1..=8).map(|processes| (processes, CONFORMS));
     let others = [(2, EQUAL_PATHS), (2, METADATA), (2, CLOCKS), (4, CLOCKS), (2, UNBOUNDED), (2, BOUNDED)];
-    let posted = [(2, REUSED), (2, TRAINED), (2, LONGER)];
+    let posted = [(2, REUSED), (2, TRAINED), (2, LONGER), (2, LONGER_FRAME)];
     let tasks: Vec<_> = checks.chain(others).chain(posted).collect();
     mpirun::run(&tasks, |task| match task {
         EQUAL_PATHS => refuse_equal_paths(),
@@ -39,6 +40,7 @@ fn main() -> ExitCode {
         REUSED => posted::reuse_buffers(),
         TRAINED => posted::train(),
         LONGER => posted::refuse_longer(),
+        LONGER_FRAME => longer::refuse_longer_frame(),
         _ => run_checks(),
     })
 }
@@ -52,6 +54,7 @@ const BOUNDED: &str = "at most two sends";
 const REUSED: &str = "posted receives";
 const TRAINED: &str = "training with posted receives";
 const LONGER: &str = "longer than its receive";
+const LONGER_FRAME: &str = "a frame longer than its receive";
 
 /// A stage that does not know its place in the model.
 #[derive(Module, Debug)]
