@@ -107,7 +107,7 @@ impl Polished {
             };
             return fits.then_some(Change::Shift { first, last, is_up });
         }
-        let &Block { rank, first, last } = self.blocks.get(numbers.below(self.blocks.len()))?;
+        let &Block { rank, first, last } = self.blocks.get(numbers.below(self.blocks.len().max(1)))?;
         if first == last {
             return None;
         }
