@@ -132,6 +132,7 @@ const LAYERS: &[&str] = &[
     "plan::pool",
     "plan::named",
     "plan::explore",
+    "plan::polish",
     "plan::planner",
     "plan",
     "trace",

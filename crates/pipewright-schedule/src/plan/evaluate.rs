@@ -31,6 +31,18 @@ pub(super) struct Evaluator {
     /// The last weight gradient of each stage so far: its place in the row of its rank, and its end.
     weights_ended: Vec<(usize, f64)>,
     links: Links,
+    /// The computations of each rank that have run.
+    ended: Vec<Vec<Ended>>,
+    /// The time of the computations of each rank that have not run, without second forwards.
+    rest: Vec<f64>,
+}
+
+/// When a computation ended.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Ended {
+    pub(super) at: f64,
+    /// Whether its rank was idle before it, until a message arrived.
+    pub(super) has_waited: bool,
 }
 
 /// The links that messages of each stage take.
@@ -93,21 +105,46 @@ pub(super) fn ranks_of_stages(order: &Order) -> Vec<u32> {
 impl Evaluator {
     /// Returns the time of `order`, without the optimizer; `None` if the ranks wait for each other.
     pub(super) fn time(&mut self, order: &Order, loads: &[StageLoad], network: &Network) -> Option<f64> {
+        self.time_before(order, loads, network, f64::INFINITY)
+    }
+
+    /// Returns the same; `None` also if the time is not below `before`, as soon as the rest of a rank's work shows it.
+    pub(super) fn time_before(
+        &mut self,
+        order: &Order,
+        loads: &[StageLoad],
+        network: &Network,
+        before: f64,
+    ) -> Option<f64> {
         let rank_of = ranks_of_stages(order);
-        self.reset(order, &rank_of, network);
+        self.reset(order, loads, &rank_of, network);
         let mut makespan = 0.0f64;
         while let Some(rank) = self.ready.pop() {
             makespan = makespan.max(self.advance(order, loads, &rank_of, rank as usize));
+            // The sums of times are not exact.
+            if (self.free[rank as usize] + self.rest[rank as usize]) * (1.0 - 1e-9) >= before {
+                return None;
+            }
         }
         let finished = self.position.iter().zip(&order.rows).all(|(&position, row)| position == row.len());
         let has_replicas = loads.iter().any(|load| load.reduce > 0.0);
         if has_replicas {
             makespan = makespan.max(last_reduction(order, loads, &self.weights_ended));
         }
-        finished.then_some(makespan)
+        (finished && makespan < before).then_some(makespan)
     }
 
-    fn reset(&mut self, order: &Order, rank_of: &[u32], network: &Network) {
+    /// Returns the computations of each rank that ran in the last evaluation.
+    pub(super) fn ended(&self) -> &[Vec<Ended>] {
+        &self.ended
+    }
+
+    /// Returns the number of computations that ran in the last evaluation.
+    pub(super) fn computations(&self) -> u64 {
+        self.ended.iter().map(|row| row.len() as u64).sum()
+    }
+
+    fn reset(&mut self, order: &Order, loads: &[StageLoad], rank_of: &[u32], network: &Network) {
         let (ranks, cells) = (order.rows.len(), rank_of.len() * order.microbatches as usize);
         for arrivals in &mut self.arrivals {
             arrivals.clear();
@@ -124,6 +161,14 @@ impl Evaluator {
         self.weights_ended.clear();
         self.weights_ended.resize(rank_of.len(), (0, 0.0));
         self.links.set(rank_of, network);
+        self.ended.resize(ranks, Vec::new());
+        self.ended.iter_mut().for_each(Vec::clear);
+        self.rest.clear();
+        self.rest.resize(ranks, 0.0);
+        for (load, &rank) in loads.iter().zip(rank_of) {
+            let work = load.forward + load.input + load.weight;
+            self.rest[rank as usize] += f64::from(order.microbatches) * work;
+        }
     }
 
     /// Runs a rank as far as it can, and returns the end of its last computation.
@@ -140,6 +185,7 @@ impl Evaluator {
                 Kind::Weight => (None, load.weight),
                 Kind::Backward => ((stage < last).then_some(1), load.input + load.weight),
             };
+            let free = now;
             if let Some(direction) = needs {
                 let arrival = self.arrivals[direction][at];
                 if arrival == UNKNOWN {
@@ -148,10 +194,13 @@ impl Evaluator {
                 }
                 now = now.max(arrival);
             }
+            let has_waited = now > free;
             if let Some(again) = again {
                 now += again;
             }
             now += duration;
+            self.rest[rank] -= duration;
+            self.ended[rank].push(Ended { at: now, has_waited });
             if matches!(cell.kind, Kind::Weight | Kind::Backward) {
                 self.weights_ended[stage] = (position, now);
             }

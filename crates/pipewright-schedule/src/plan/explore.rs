@@ -16,6 +16,9 @@ use crate::plan::stage_load::stage_loads;
 
 /// The most episodes of annealing.
 const EPISODES: usize = 24;
+/// The number of plans that are simulated before the best one is changed, if they have the most stages, for each microbatch
+/// of a rank. With more microbatches, the cut matters more than the order.
+const PLANS: u64 = 1000;
 /// The attempts of an episode for each stage.
 const TRIES: usize = 20;
 /// The share by which a plan may become slower at the beginning of an episode.
@@ -25,7 +28,8 @@ const WORSE: f64 = 0.01;
 pub(super) fn explore(search: &mut Search<'_>, shapes: &[Shape], at: usize, bound: f64) {
     let cuts = pool(search, &shapes[at]);
     let is_hopeful = cuts.first().is_some_and(|cut| cut.bound < search.best_time());
-    let budget = search.left();
+    let budget = share(search, &shapes[at]);
+    let reserve = search.left() - budget;
     if is_hopeful {
         first_looks(search, shapes, at, &cuts);
     }
@@ -33,10 +37,23 @@ pub(super) fn explore(search: &mut Search<'_>, shapes: &[Shape], at: usize, boun
     let named = named(search, &shapes[at]);
     try_named(search, shapes, at, &cuts, &named);
     if search.request.searched && is_hopeful {
-        try_rules(search, shapes, at, &cuts, bound, budget / 4 * 3);
-        anneal(search, shapes, at, &cuts, bound, budget / 20);
+        try_rules(search, shapes, at, &cuts, bound, reserve + budget / 4 * 3);
+        anneal(search, shapes, at, &cuts, bound, reserve + budget / 20);
     }
-    climb_named(search, shapes, at, &named, bound);
+    climb_named(search, shapes, at, &named, bound, reserve);
+}
+
+/// Returns the work for the plans of a shape: that of some plans with the most stages, and at least a part of what is
+/// left. The rest is for other shapes, and for changes of the best plan.
+fn share(search: &Search<'_>, shape: &Shape) -> u64 {
+    let left = search.left();
+    if !search.request.searched {
+        return left;
+    }
+    let stages = shape.classes.iter().map(|class| class.stages() as u64).max().unwrap_or(1);
+    let (microbatches, ranks) = (u64::from(shape.microbatches), u64::from(shape.ranks.max(1)));
+    let plans = PLANS * (microbatches / ranks).max(1);
+    (plans * 3 * stages).saturating_mul(microbatches).clamp(left / 6, left - left / 10)
 }
 
 /// Simulates one plan of a shape, with one stage a rank, and returns its time; infinity if it does not fit.

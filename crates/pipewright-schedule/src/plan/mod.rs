@@ -47,6 +47,7 @@ mod best_cut;
 mod pool;
 mod named;
 mod explore;
+mod polish;
 mod planner;
 #[cfg(test)]
 mod tests;

@@ -126,8 +126,16 @@ fn try_cut(
     best
 }
 
-/// Moves the boundaries of the best named plans, one at a time, as long as that helps.
-pub(super) fn climb_named(search: &mut Search<'_>, shapes: &[Shape], at: usize, named: &[Named], bound: f64) {
+/// Moves the boundaries of the best named plans, one at a time, as long as that helps and more than
+/// `reserve` of the work is left.
+pub(super) fn climb_named(
+    search: &mut Search<'_>,
+    shapes: &[Shape],
+    at: usize,
+    named: &[Named],
+    bound: f64,
+    reserve: u64,
+) {
     let mut order: Vec<(f64, &'static str)> = search
         .best
         .values()
@@ -147,7 +155,7 @@ pub(super) fn climb_named(search: &mut Search<'_>, shapes: &[Shape], at: usize, 
             let Some(it) = it else { break };
             for boundary in 1..best.starts.len() - 1 {
                 for up in [false, true] {
-                    if search.best_time() <= bound * (1.0 + GOOD_ENOUGH) || !search.goes_on(0) {
+                    if search.best_time() <= bound * (1.0 + GOOD_ENOUGH) || !search.goes_on(reserve) {
                         return;
                     }
                     let mut starts = search.best[name].starts.clone();

@@ -2,6 +2,7 @@
 
 use crate::plan::bound::{lower_bound, optimizer_bound, reduction_bound};
 use crate::plan::explore::{explore, scout};
+use crate::plan::polish::polish;
 use crate::plan::predict::{PlanChoice, PredictError, predict};
 use crate::plan::report::{Outcome, OutcomeKind, Plan, PlanError, PlanReport};
 use crate::plan::request::PlanRequest;
@@ -55,6 +56,9 @@ pub fn plan(
         if bounds[at] < search.best_time() && search.goes_on(request.effort / 2) {
             explore(&mut search, &shapes, at, bound);
         }
+    }
+    if request.searched {
+        polish(&mut search, &shapes, bound);
     }
     finish(profile, request, &search, &shapes, bound)
 }

@@ -7,7 +7,7 @@ use std::rc::Rc;
 
 use crate::ids::Rank;
 use crate::placement::Placement;
-use crate::plan::evaluate::{Evaluator, peaks};
+use crate::plan::evaluate::{Ended, Evaluator, peaks};
 use crate::plan::greedy::{Rules, Task, greedy};
 use crate::plan::order::Order;
 use crate::plan::report::{PlanSettings, SEARCHED, Shortage};
@@ -18,6 +18,8 @@ use crate::sharding::Sharding;
 
 /// A gap below which the search ends.
 pub(super) const GOOD_ENOUGH: f64 = 5e-4;
+/// The computations of a given order that are evaluated in the time in which rules choose one.
+const EVALUATED: u64 = 4;
 
 /// A plan that was simulated and fits.
 #[derive(Debug, Clone)]
@@ -25,7 +27,7 @@ pub(super) struct Candidate {
     pub(super) name: &'static str,
     pub(super) settings: PlanSettings,
     pub(super) order: Rc<Order>,
-    /// The rules that made the order, if it is searched.
+    /// The rules that made the order, if rules made it.
     pub(super) rules: Option<Rules>,
     pub(super) starts: Vec<usize>,
     pub(super) recompute: Vec<bool>,
@@ -168,6 +170,48 @@ impl<'a> Search<'a> {
         let label = Label { name: SEARCHED, settings: PlanSettings::default() };
         self.keep(label, &order, Some(rules), choice, time, peaks.into_iter().max().unwrap_or(0));
         (time < before).then_some(time)
+    }
+
+    /// Returns the time of a changed order if it is below `before`.
+    pub(super) fn time_before(
+        &mut self,
+        shapes: &[Shape],
+        shape: usize,
+        order: &Order,
+        loads: &[StageLoad],
+        before: f64,
+    ) -> Option<f64> {
+        let (network, optimizer) = (&shapes[shape].layers.network, optimizer_time(order, loads));
+        let time = self.evaluator.time_before(order, loads, network, before - optimizer);
+        self.charge(self.evaluator.computations() / EVALUATED + loads.len() as u64);
+        time.map(|time| time + optimizer)
+    }
+
+    /// Returns when the computations of the last order that was evaluated ended.
+    pub(super) fn ended(&self) -> &[Vec<Ended>] {
+        self.evaluator.ended()
+    }
+
+    /// Returns whether an order fits into the memory.
+    pub(super) fn fits(&self, shapes: &[Shape], shape: usize, order: &Order, loads: &[StageLoad]) -> bool {
+        let sharding = shapes[shape].layers.sharding;
+        self.request
+            .memory
+            .is_none_or(|memory| peaks(order, loads, sharding).into_iter().all(|peak| peak <= memory))
+    }
+
+    /// Keeps a changed order that fits, if it is the best.
+    pub(super) fn keep_changed(
+        &mut self,
+        shapes: &[Shape],
+        order: &Rc<Order>,
+        loads: &[StageLoad],
+        choice: Choice<'_>,
+        time: f64,
+    ) {
+        let peaks = peaks(order, loads, shapes[choice.shape].layers.sharding);
+        let label = Label { name: SEARCHED, settings: PlanSettings::default() };
+        self.keep(label, order, None, choice, time, peaks.into_iter().max().unwrap_or(0));
     }
 
     fn charge(&mut self, work: u64) {

@@ -66,6 +66,11 @@ fn check(layers: &Layers, order: &Order, layout: &Layout, recompute: &[bool]) ->
     let program = for_training(&order.schedule(), &lowering).expect("a sound order");
     let run = timed(program.as_program(), &engine_costs(layers, &loads)).expect("no deadlock");
     prop_assert_eq!(found, Some(run.timeline().makespan()));
+    for share in [0.5, 0.9, 0.999, 1.0, 1.001] {
+        let before = share * run.timeline().makespan();
+        let early = Evaluator::default().time_before(order, &loads, &layers.network, before);
+        prop_assert_eq!(early, found.filter(|&time| time < before), "before {}", before);
+    }
     // Gradients are compared in a test of their own: the simulation makes them before what they need is freed.
     let loads: Vec<StageLoad> = loads.into_iter().map(|load| StageLoad { gradient: 0, ..load }).collect();
     let held = |rank: Rank| -> u64 {

@@ -1,0 +1,365 @@
+//! The last phase of the search: small changes of the best plan, at random, that keep what helps.
+//!
+//! A change moves one computation within a block of the critical path, or the boundaries of a few neighbouring stages by
+//! one layer. The critical path is a chain of computations without a gap that ends with the step: each starts when the
+//! one before it on its rank ends, or when its message arrives. A block is a part of it on one rank. Only a change that
+//! puts another computation first or last in a block can shorten the path, as in the job shop problem (Nowicki and
+//! Smutnicki, "A fast taboo search algorithm for the job shop problem", 1996). A change may make the plan a little slower,
+//! the less the more of the work is done.
+
+use std::rc::Rc;
+
+use crate::ids::StageIndex;
+use crate::plan::balance::Numbers;
+use crate::plan::evaluate::Ended;
+use crate::plan::order::{Cell, Kind, Order};
+use crate::plan::search::{Candidate, Choice, GOOD_ENOUGH, Search};
+use crate::plan::shape::Shape;
+use crate::plan::stage_load::{StageLoad, stage_loads};
+
+/// The share by which a change may make the plan slower at first, times a random number.
+const WORSE: f64 = 0.002;
+/// One of so many changes moves boundaries.
+const BOUNDARIES: usize = 10;
+/// The most boundaries that one change moves.
+const MOST_BOUNDARIES: usize = 8;
+/// The most places by which a computation moves.
+const REACH: usize = 12;
+/// The most changes that are tried, for each computation of the order.
+const TRIES: usize = 600;
+
+/// Part of a critical path: computations of one rank without a gap.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Block {
+    rank: usize,
+    first: usize,
+    last: usize,
+}
+
+/// A change of a plan.
+#[derive(Debug, Clone, Copy)]
+enum Change {
+    /// A computation of a rank moves from one place to another.
+    Move { rank: usize, from: usize, to: usize },
+    /// The first layers of the stages from `first` to `last` move up or down by one.
+    Shift { first: usize, last: usize, is_up: bool },
+}
+
+/// The plan that is changed.
+struct Polished {
+    order: Order,
+    starts: Vec<usize>,
+    recompute: Vec<bool>,
+    shape: usize,
+    loads: Vec<StageLoad>,
+    time: f64,
+    blocks: Vec<Block>,
+}
+
+/// Changes the best plan while there is work left. `bound` is the lower bound of all plans.
+pub(super) fn polish(search: &mut Search<'_>, shapes: &[Shape], bound: f64) {
+    let best = search.best.values().min_by(|one, other| one.time.total_cmp(&other.time));
+    let Some(mut plan) = best.cloned().and_then(|best| Polished::of(search, shapes, best)) else { return };
+    let mut numbers = Numbers(3);
+    let whole = search.left().max(1) as f64;
+    let computations: usize = plan.order.rows.iter().map(Vec::len).sum();
+    for _ in 0..TRIES * computations {
+        if search.best_time() <= bound * (1.0 + GOOD_ENOUGH) || !search.goes_on(0) {
+            return;
+        }
+        let tolerance = WORSE * drawn_tolerance(&mut numbers) * search.left() as f64 / whole;
+        let before = plan.time * (1.0 + tolerance);
+        let Some(change) = plan.draw(&mut numbers) else { continue };
+        if plan.make(search, shapes, change, before) && plan.time < search.best_time() {
+            let choice = Choice { shape: plan.shape, starts: &plan.starts, recompute: &plan.recompute };
+            search.keep_changed(shapes, &Rc::new(plan.order.clone()), &plan.loads, choice, plan.time);
+        }
+    }
+}
+
+/// Returns a random number from 0 to 20, with a mean of 2.2. Most are small.
+fn drawn_tolerance(numbers: &mut Numbers) -> f64 {
+    let drawn = numbers.below(1 << 20) as f64 / f64::from(1 << 20);
+    (1.0 - drawn) / (drawn + 0.05)
+}
+
+impl Polished {
+    fn of(search: &mut Search<'_>, shapes: &[Shape], plan: Candidate) -> Option<Self> {
+        let loads = stage_loads(&shapes[plan.shape].layers, &plan.starts, &plan.recompute);
+        let Candidate { starts, recompute, shape, .. } = plan;
+        let order = (*plan.order).clone();
+        let time = search.time_before(shapes, shape, &order, &loads, f64::INFINITY)?;
+        let blocks = critical(&order, search.ended());
+        Some(Self { order, starts, recompute, shape, loads, time, blocks })
+    }
+
+    /// Returns a change at random; `None` if the drawn one cannot be.
+    fn draw(&self, numbers: &mut Numbers) -> Option<Change> {
+        let stages = self.recompute.len();
+        if stages > 1 && numbers.below(BOUNDARIES) == 0 {
+            let first = 1 + numbers.below(stages - 1);
+            let more = numbers.below((stages - first).min(MOST_BOUNDARIES));
+            let last = if numbers.below(3) == 0 { first + more } else { first };
+            let is_up = numbers.below(2) == 0;
+            let fits = match is_up {
+                true => self.starts[last] + 1 < self.starts[last + 1],
+                false => self.starts[first] - 1 > self.starts[first - 1],
+            };
+            return fits.then_some(Change::Shift { first, last, is_up });
+        }
+        let &Block { rank, first, last } = self.blocks.get(numbers.below(self.blocks.len().max(1)))?;
+        if first == last {
+            return None;
+        }
+        let far = numbers.below((last - first).min(REACH));
+        let (from, to) = match numbers.below(4) {
+            0 => (first, first + 1),
+            1 => (last - 1, last),
+            2 => (first + 1 + far, first),
+            _ => (last - 1 - far, last),
+        };
+        may_move(&self.order.rows[rank], from, to).then_some(Change::Move { rank, from, to })
+    }
+
+    /// Makes a change if the time is then below `before` and the plan fits into the memory. Returns whether it does.
+    fn make(&mut self, search: &mut Search<'_>, shapes: &[Shape], change: Change, before: f64) -> bool {
+        self.apply(change);
+        let loads = match change {
+            Change::Shift { .. } => {
+                Some(stage_loads(&shapes[self.shape].layers, &self.starts, &self.recompute))
+            }
+            Change::Move { .. } => None,
+        };
+        let now = loads.as_ref().unwrap_or(&self.loads);
+        let time = search.time_before(shapes, self.shape, &self.order, now, before);
+        let Some(time) = time.filter(|_| search.fits(shapes, self.shape, &self.order, now)) else {
+            self.apply(change.reversed());
+            return false;
+        };
+        self.time = time;
+        self.blocks = critical(&self.order, search.ended());
+        if let Some(loads) = loads {
+            self.loads = loads;
+        }
+        true
+    }
+
+    fn apply(&mut self, change: Change) {
+        match change {
+            Change::Move { rank, from, to } if from < to => self.order.rows[rank][from..=to].rotate_left(1),
+            Change::Move { rank, from, to } => self.order.rows[rank][to..=from].rotate_right(1),
+            Change::Shift { first, last, is_up } => {
+                for start in &mut self.starts[first..=last] {
+                    *start = if is_up { *start + 1 } else { *start - 1 };
+                }
+            }
+        }
+    }
+}
+
+impl Change {
+    /// Returns the change that takes this one back.
+    fn reversed(self) -> Self {
+        match self {
+            Self::Move { rank, from, to } => Self::Move { rank, from: to, to: from },
+            Self::Shift { first, last, is_up } => Self::Shift { first, last, is_up: !is_up },
+        }
+    }
+}
+
+/// Returns whether a computation may move to another place of its row: the computations of a microbatch on a stage keep
+/// their order, and so do equal computations of a stage. If ranks then wait for each other, the evaluation finds it.
+fn may_move(row: &[Cell], from: usize, to: usize) -> bool {
+    let moved = row[from];
+    let crossed = if from < to { &row[from + 1..=to] } else { &row[to..from] };
+    let sends_gradient = |cell: &Cell| matches!(cell.kind, Kind::Input | Kind::Backward);
+    crossed.iter().all(|cell| {
+        let are_alike = cell.kind == moved.kind || sends_gradient(cell) && sends_gradient(&moved);
+        cell.stage != moved.stage || cell.microbatch != moved.microbatch && !are_alike
+    })
+}
+
+/// Returns the blocks of a critical path of an order, the last one first. `ended` has what the evaluation of the order
+/// found.
+fn critical(order: &Order, ended: &[Vec<Ended>]) -> Vec<Block> {
+    let mut blocks = Vec::new();
+    let end_of = |rank: usize| ended[rank].last().map_or(0.0, |ended| ended.at);
+    let latest = (0..ended.len()).max_by(|&one, &other| end_of(one).total_cmp(&end_of(other)));
+    let Some((mut rank, mut last)) = latest.and_then(|rank| Some((rank, ended[rank].len().checked_sub(1)?)))
+    else {
+        return blocks;
+    };
+    loop {
+        let first = (0..=last).rev().find(|&at| ended[rank][at].has_waited).unwrap_or(0);
+        blocks.push(Block { rank, first, last });
+        let cell = order.rows[rank][first];
+        let is_forward = cell.kind == Kind::Forward;
+        if !ended[rank][first].has_waited {
+            return blocks;
+        }
+        let stage = if is_forward { cell.stage - 1 } else { cell.stage + 1 };
+        let sends = |it: &Cell| {
+            let is_sender = (it.kind == Kind::Forward) == is_forward && it.kind != Kind::Weight;
+            is_sender && it.stage == stage && it.microbatch == cell.microbatch
+        };
+        let from = order.placement.rank_of(StageIndex::new(stage)).index();
+        let Some(at) = order.rows[from].iter().position(sends) else { return blocks };
+        (rank, last) = (from, at);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::placement::Placement;
+    use crate::plan::balance::even;
+    use crate::plan::evaluate::Evaluator;
+    use crate::plan::greedy::{Rules, Task, greedy};
+    use crate::plan::request::PlanRequest;
+    use crate::profile::{LayerProfile, LinkProfile, Profile};
+
+    fn profile(seed: u64, layers: usize) -> Profile {
+        let mut numbers = Numbers(seed);
+        let mut time = || (1 + numbers.below(20)) as f64;
+        let layer = |_| LayerProfile {
+            kind: "layer".into(),
+            forward_s: time(),
+            input_backward_s: time(),
+            weight_backward_s: time(),
+            activation_bytes: 10,
+            ..LayerProfile::default()
+        };
+        let layers = (0..layers).map(layer).collect();
+        Profile { link: LinkProfile::new(0.0, f64::INFINITY), layers, ..Profile::default() }
+    }
+
+    /// Returns a request for 3 ranks, and its shape.
+    fn asked(profile: &Profile, memory: Option<u64>, effort: u64) -> (PlanRequest, Vec<Shape>) {
+        let request = PlanRequest {
+            ranks: 3,
+            microbatches: 4,
+            data_parallel: Some(1),
+            larger_microbatches: false,
+            memory,
+            effort,
+            ..PlanRequest::default()
+        };
+        let shapes = Shape::all(profile, &request);
+        (request, shapes)
+    }
+
+    /// Returns an order of 6 stages by rules, with its cut.
+    fn made(shape: &Shape, memory: Option<u64>) -> (Order, Vec<usize>) {
+        let starts = even(shape.layers.count(), 6);
+        let loads = stage_loads(&shape.layers, &starts, &[false; 6]);
+        let placement = Placement::looped(3, 2).expect("a placement");
+        let (network, sharding) = (&shape.layers.network, shape.layers.sharding);
+        let task = Task { placement: &placement, microbatches: 4, loads: &loads, network, sharding, memory };
+        let order = greedy(&task, Rules::all(3, 6)[0], f64::INFINITY, &mut 0).expect("an order").0;
+        (order, starts)
+    }
+
+    #[test]
+    fn the_critical_path_takes_the_time_of_the_step() {
+        for seed in 0..50 {
+            let profile = profile(seed, 9);
+            let (_, shapes) = asked(&profile, None, 0);
+            let (order, starts) = made(&shapes[0], None);
+            let loads = stage_loads(&shapes[0].layers, &starts, &[false; 6]);
+            let mut evaluator = Evaluator::default();
+            let time = evaluator.time(&order, &loads, &shapes[0].layers.network).expect("no deadlock");
+            let takes = |cell: &Cell| {
+                let load = &loads[cell.stage as usize];
+                match cell.kind {
+                    Kind::Forward => load.forward,
+                    Kind::Input => load.input,
+                    Kind::Weight => load.weight,
+                    Kind::Backward => load.input + load.weight,
+                }
+            };
+            let blocks = critical(&order, evaluator.ended());
+            let of_block = |block: &Block| &order.rows[block.rank][block.first..=block.last];
+            let sum: f64 = blocks.iter().flat_map(of_block).map(takes).sum();
+            assert!((sum - time).abs() < 1e-9 * time, "seed {seed}: {sum} of {time}");
+            assert!(blocks.iter().all(|block| block.first <= block.last));
+        }
+    }
+
+    /// Checks that the computations of each microbatch on each stage, and those of each kind, keep their order.
+    fn check_order(order: &Order) {
+        for row in &order.rows {
+            for (at, cell) in row.iter().enumerate() {
+                for later in row[at + 1..].iter().filter(|later| later.stage == cell.stage) {
+                    let kinds = [cell.kind as u8, later.kind as u8];
+                    let same = cell.microbatch == later.microbatch;
+                    assert!(!same || kinds[0] < kinds[1], "{cell:?} before {later:?}");
+                    assert!(kinds[0] != kinds[1] || cell.microbatch < later.microbatch);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn changes_keep_what_must_come_first_and_can_be_taken_back() {
+        for seed in 0..10 {
+            let profile = profile(seed, 9);
+            let (request, shapes) = asked(&profile, None, 1_000_000);
+            let mut keep_going = || true;
+            let mut search = Search::new(&request, &mut keep_going);
+            let mut plan = start(&mut search, &shapes, None);
+            let mut numbers = Numbers(seed);
+            let (mut made, mut refused) = (0, 0);
+            for _ in 0..2_000 {
+                let Some(change) = plan.draw(&mut numbers) else { continue };
+                let before = (plan.order.clone(), plan.starts.clone());
+                if plan.make(&mut search, &shapes, change, plan.time * 1.02) {
+                    made += 1;
+                    assert_eq!(plan.loads, stage_loads(&shapes[0].layers, &plan.starts, &plan.recompute));
+                } else {
+                    refused += 1;
+                    assert_eq!((&plan.order, &plan.starts), (&before.0, &before.1), "{change:?}");
+                }
+                check_order(&plan.order);
+                assert!(plan.starts.is_sorted_by(|one, other| one < other));
+            }
+            assert!(made > 0 && refused > 0, "seed {seed}: {made} made, {refused} refused");
+        }
+    }
+
+    /// Returns a plan by rules, which the search knows.
+    fn start(search: &mut Search<'_>, shapes: &[Shape], memory: Option<u64>) -> Polished {
+        let (order, starts) = made(&shapes[0], memory);
+        let recompute = vec![false; 6];
+        let loads = stage_loads(&shapes[0].layers, &starts, &recompute);
+        let time = search.time_before(shapes, 0, &order, &loads, f64::INFINITY).expect("no deadlock");
+        let choice = Choice { shape: 0, starts: &starts, recompute: &recompute };
+        search.keep_changed(shapes, &Rc::new(order), &loads, choice, time);
+        let candidate = search.best.values().next().cloned().expect("a plan");
+        Polished::of(search, shapes, candidate).expect("no deadlock")
+    }
+
+    #[test]
+    fn changed_plans_are_faster_and_keep_to_the_memory() {
+        let mut faster = 0;
+        for seed in 0..10 {
+            let profile = profile(seed, 9);
+            let memory = (seed % 2 == 0).then_some(120);
+            let (request, shapes) = asked(&profile, memory, 200_000);
+            let mut keep_going = || true;
+            let mut search = Search::new(&request, &mut keep_going);
+            let first = start(&mut search, &shapes, memory).time;
+            polish(&mut search, &shapes, 0.0);
+            let best = search.best.values().next().expect("a plan");
+            assert!(best.time <= first, "seed {seed}");
+            faster += usize::from(best.time < 0.97 * first);
+            let loads = stage_loads(&shapes[0].layers, &best.starts, &best.recompute);
+            let time = Evaluator::default().time(&best.order, &loads, &shapes[0].layers.network);
+            assert_eq!(time, Some(best.time));
+            let limit = memory.unwrap_or(u64::MAX);
+            let peaks = crate::plan::evaluate::peaks(&best.order, &loads, shapes[0].layers.sharding);
+            assert!(peaks.iter().all(|&peak| peak <= limit), "seed {seed}: {peaks:?}");
+            check_order(&best.order);
+        }
+        assert!(faster >= 6, "{faster} of 10");
+    }
+}
