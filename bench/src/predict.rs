@@ -28,7 +28,7 @@ use crate::statistics::Spread;
 #[derive(clap::Args)]
 pub(crate) struct Options {
     /// Steps of each configuration that count.
-    #[arg(long, default_value_t = 9)]
+    #[arg(long, default_value_t = 21)]
     steps: usize,
     /// The model with a heavy head only.
     #[arg(long)]

@@ -2,6 +2,7 @@
 
 mod drift;
 mod shards;
+mod shared;
 mod slices;
 #[path = "../support/mod.rs"]
 mod support;
