@@ -1,7 +1,9 @@
-//! The bytes of a layer's tensors in the precision of a run. A model describes its layers in single precision.
+//! The bytes of a layer's tensors in the precision of a run, and of a stage's. A model describes its layers in single
+//! precision.
 
 use pipewright::tensor::Precision;
 use pipewright_models::CutModel;
+use pipewright_schedule::costs::StageSizes;
 use pipewright_schedule::{LayerDesc, ModelDesc};
 
 use crate::config::Settings;
@@ -9,6 +11,19 @@ use crate::config::Settings;
 /// Returns the layers of a run's model, with their sizes in the precision of the run.
 pub(super) fn layers_of(settings: &Settings, model: &CutModel) -> ModelDesc {
     in_precision(&model.describe(settings.data.seq_len as usize), settings.run.precision)
+}
+
+/// Returns the sizes of the activations of a stage with these layers, for a microbatch of `rows` rows.
+///
+/// `I` keeps the inputs and the output gradients of the matrix products for `W`. Together they are about as large as the
+/// activations.
+pub(super) fn stage_sizes(layers: &[LayerDesc], rows: u32) -> StageSizes {
+    let bytes = |of: fn(&LayerDesc) -> u64| {
+        layers.iter().map(of).fold(0, u64::saturating_add).saturating_mul(u64::from(rows))
+    };
+    let activation = bytes(|layer| layer.activation_bytes);
+    let keys_values = bytes(|layer| layer.keys_values_bytes);
+    StageSizes { activation, stash: activation, keys_values, ..StageSizes::default() }
 }
 
 /// Returns the description of a model whose stages compute in `precision`. The first layer keeps token ids, and the loss

@@ -15,10 +15,10 @@ use pipewright_schedule::costs::{RecomputeSizes, StageSizes};
 use pipewright_schedule::plan::TrainingState;
 use pipewright_schedule::sharding::{Sharding, StateBytes};
 use pipewright_schedule::simulate::{peak_memory, timed};
-use pipewright_schedule::{Costs, LayerDesc, ModelDesc, Rank, StageIndex, Timeline};
+use pipewright_schedule::{Costs, ModelDesc, Rank, StageIndex, Timeline};
 use sysinfo::{ProcessRefreshKind, ProcessesToUpdate, System};
 
-use crate::commands::layer_sizes::layers_of;
+use crate::commands::layer_sizes::{layers_of, stage_sizes};
 use crate::commands::prepare::Prepared;
 use crate::commands::update::state_bytes;
 use crate::config::Settings;
@@ -256,24 +256,9 @@ pub(super) struct Simulation {
 pub(super) fn simulated(prepared: &Prepared) -> Result<Simulation, Failure> {
     let Prepared { settings, program, partition, .. } = prepared;
     let layers = layers_of(settings, &prepared.model);
-    let rows = u64::from(settings.pipeline.microbatch_size);
-    let size = |stage: StageIndex| {
-        let bytes = |of: fn(&LayerDesc) -> u64| {
-            let of_row = layers.layers[partition.range(stage)].iter().map(of).fold(0, u64::saturating_add);
-            of_row.saturating_mul(rows)
-        };
-        let activation = bytes(|layer| layer.activation_bytes);
-        let keys_values = bytes(|layer| layer.keys_values_bytes);
-        let recompute = recompute_sizes(prepared, &layers, stage);
-        // `I` keeps the inputs and the output gradients of the matrix products for `W`. Together they are about as
-        // large as the activations.
-        StageSizes {
-            activation,
-            stash: activation,
-            recompute: Some(recompute),
-            keys_values,
-            ..StageSizes::default()
-        }
+    let size = |stage: StageIndex| StageSizes {
+        recompute: Some(recompute_sizes(prepared, &layers, stage)),
+        ..stage_sizes(&layers.layers[partition.range(stage)], settings.pipeline.microbatch_size)
     };
     // A rank runs its actions in the order of its row for any costs, so unit costs give the same peaks.
     let costs = Costs {

@@ -12,9 +12,9 @@ use pipewright_schedule::lower::for_training;
 use pipewright_schedule::measured::{costs_of, join_replicas, on_one_clock, program_of, replicas};
 use pipewright_schedule::partition::partition;
 use pipewright_schedule::picture::RecordedStep;
-use pipewright_schedule::{Costs, LayerDesc, Program, Recompute, ScheduleSpec, Timeline, generate};
+use pipewright_schedule::{Costs, Program, Recompute, ScheduleSpec, Timeline, generate};
 
-use crate::commands::layer_sizes::layers_of;
+use crate::commands::layer_sizes::{layers_of, stage_sizes};
 use crate::commands::other_sizes::other_sizes;
 use crate::commands::prepare::{lowering, method, read_model};
 use crate::commands::run_arguments::load_settings;
@@ -91,23 +91,14 @@ fn title(run: &Path, program: &Program, replicas: usize, settings: Option<&Setti
     format!("{}{schedule}: {replicas}{ranks} ranks, {stages} stages, {microbatches}", run.display())
 }
 
-/// Returns the sizes of each stage's activations. `I` keeps for `W` about as much as the activations.
+/// Returns the sizes of each stage's activations.
 fn sizes(settings: &Settings, program: &Program) -> Option<Vec<StageSizes>> {
     let model = read_model(settings).ok()?;
     let layers = layers_of(settings, &model);
     let stages = program.placement().stages();
     let method = method(&settings.pipeline, model.model(), &layers, stages).ok()?;
     let cut = partition(&layers.weights(), stages, &method).ok()?;
-    let rows = u64::from(settings.pipeline.microbatch_size);
-    let size = |stage| {
-        let bytes = |of: fn(&LayerDesc) -> u64| {
-            let of_row = layers.layers[cut.range(stage)].iter().map(of).fold(0, u64::saturating_add);
-            of_row.saturating_mul(rows)
-        };
-        let activation = bytes(|layer| layer.activation_bytes);
-        let keys_values = bytes(|layer| layer.keys_values_bytes);
-        StageSizes { activation, stash: activation, keys_values, ..StageSizes::default() }
-    };
+    let size = |stage| stage_sizes(&layers.layers[cut.range(stage)], settings.pipeline.microbatch_size);
     Some(program.placement().all_stages().map(size).collect())
 }
 
