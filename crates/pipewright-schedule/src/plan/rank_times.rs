@@ -10,11 +10,12 @@
 //!    other one leads to one. It is followed by the input backwards of all earlier layers, and a weight gradient.
 //! 3. **Path.** `(F + I)(all layers) + 2 (p - 1) hop + W(layer 0)`, plus `m - 1` times the larger of `F` and `I` of the
 //!    layers of any one stage: each microbatch passes all ranks and returns, and a stage takes one after another.
-//! 4. **Starvation.** Before its first backward, at the earliest at `t`, a rank runs forwards only. One microbatch has by
-//!    then passed all stages, and the input backwards of the stages after the rank's last one. The forward of
-//!    microbatch `n` (from 0) of a stage starts no earlier than `F(layers before) + n slowest`, where `slowest` is the
-//!    largest `F` of the stages up to this one. So the work that the rank can have done by `t` is limited, and the step
-//!    takes at least `t` and the rest of its work.
+//! 4. **Starvation.** The forward of microbatch `n` (from 0) of a stage starts no earlier than
+//!    `F(layers before) + n slowest` and the time of the messages, where `slowest` is the largest `F` of the stages up to
+//!    this one. The first backward of a stage starts when one microbatch has passed all stages, and the input backwards of
+//!    the stages after it. So for any time `t`, the step takes at least `t` and the work of the rank that cannot start
+//!    before `t`. The earliest starts of the first forwards and of the first backwards of its stages are tried for `t`. The
+//!    first one of them is bound 1.
 
 use std::ops::Range;
 
@@ -111,37 +112,37 @@ impl<'a> Step<'a> {
     /// Returns the bounds 1, 2 and 4 of every rank for a cut. `rank_of` has the rank of each stage; the first stages
     /// are on the ranks of their number.
     pub(super) fn rank_times(&self, rank_of: &[u32], starts: &[usize]) -> Vec<f64> {
-        let (ranks, end) = (self.ranks as usize, self.layers.count());
-        let mut sums = vec![RankSums::default(); ranks];
-        let mut hops_before = 0.0;
+        let end = self.layers.count();
+        let mut of_ranks = vec![Vec::new(); self.ranks as usize];
         let all_hops = self.layout_hops(rank_of);
+        let (mut hops, mut slowest) = (0.0, 0.0f64);
         for (stage, &rank) in rank_of.iter().enumerate() {
             let range = starts[stage]..starts[stage + 1];
-            let sum = &mut sums[rank as usize];
-            let forward = self.layers.forward(range.clone());
-            sum.work += self.layers.work(range.clone());
-            sum.critical += forward + self.layers.input(range.clone());
-            if stage > 0 {
-                hops_before += self.hop(rank_of[stage - 1], rank);
-            }
-            let hops = all_hops + (all_hops - hops_before);
-            sum.first_backward = self.layers.forward(0..end) + self.layers.input(range.end..end) + hops;
-        }
-        let mut slowest = 0.0f64;
-        for (stage, &rank) in rank_of.iter().enumerate() {
-            let range = starts[stage]..starts[stage + 1];
-            let sum = &mut sums[rank as usize];
             let forward = self.layers.forward(range.clone());
             slowest = slowest.max(forward);
-            let since = sum.first_backward - self.layers.forward(0..range.start);
-            let begun = if slowest > 0.0 { (since / slowest).ceil().max(0.0) } else { f64::INFINITY };
-            sum.available += forward * begun.min(self.microbatches);
+            if stage > 0 {
+                hops += self.hop(rank_of[stage - 1], rank);
+            }
+            let after = self.layers.input(range.end..end) + all_hops + (all_hops - hops);
+            of_ranks[rank as usize].push(StageTimes {
+                forward,
+                input: self.layers.input(range.clone()),
+                work: self.layers.work(range.clone()),
+                slowest,
+                first_forward: self.layers.forward(0..range.start) + hops,
+                first_backward: self.layers.forward(0..end) + after,
+            });
         }
-        let of_rank = |(rank, sum): (usize, &RankSums)| {
-            let idle = sum.first_backward + (self.microbatches * sum.work - sum.available);
-            self.rank_time(rank, starts[rank], sum.work, sum.critical).max(idle)
+        let of_rank = |(rank, stages): (usize, &Vec<StageTimes>)| {
+            let critical: f64 = stages.iter().map(|stage| stage.forward + stage.input).sum();
+            let ends = self.fill(rank, starts[rank]) + self.drain(rank, starts[rank]);
+            let from = |time: f64| {
+                time + stages.iter().map(|stage| stage.work_from(time, self.microbatches)).sum::<f64>()
+            };
+            let times = stages.iter().flat_map(|stage| [stage.first_forward, stage.first_backward]);
+            times.map(from).fold(ends + self.microbatches * critical, f64::max)
         };
-        sums.iter().enumerate().map(of_rank).collect()
+        of_ranks.iter().enumerate().map(of_rank).collect()
     }
 
     /// Returns the bound for a cut: the largest of all.
@@ -180,15 +181,65 @@ impl OwnSums {
     }
 }
 
-/// The sums over the stages of a rank.
-#[derive(Debug, Clone, Copy, Default)]
-struct RankSums {
-    /// `F + I + W`.
+/// The times of a stage in a cut: those of one microbatch, and the earliest starts.
+#[derive(Debug, Clone, Copy)]
+struct StageTimes {
+    /// `F`, `I`, and `F + I + W`.
+    forward: f64,
+    input: f64,
     work: f64,
-    /// `F + I`.
-    critical: f64,
-    /// The earliest start of the first backward: of the last stage of the rank.
+    /// The largest `F` of the stages up to this one.
+    slowest: f64,
+    first_forward: f64,
     first_backward: f64,
-    /// The most work that the rank can have done by then.
-    available: f64,
+}
+
+impl StageTimes {
+    /// Returns the work of the stage that cannot start before `time`.
+    fn work_from(&self, time: f64, microbatches: f64) -> f64 {
+        let since = time - self.first_forward;
+        let begun = match self.slowest > 0.0 {
+            true => (since / self.slowest).ceil().clamp(0.0, microbatches),
+            false => microbatches,
+        };
+        let backward =
+            if self.first_backward < time { 0.0 } else { microbatches * (self.work - self.forward) };
+        (microbatches - begun) * self.forward + backward
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::class::{Class, Path};
+    use crate::plan::network::{Mesh, MeshOrder, Network};
+    use crate::plan::request::TrainingState;
+    use crate::profile::{LayerProfile, LinkProfile, Profile};
+
+    /// Checks the bounds of two stages a rank in a loop, one layer each. `I` and `W` take 1.
+    fn check(forward: &[f64], ranks: u32, microbatches: u32, expected: &[f64]) {
+        let layer = |&forward_s: &f64| LayerProfile {
+            forward_s,
+            input_backward_s: 1.0,
+            weight_backward_s: 1.0,
+            ..LayerProfile::default()
+        };
+        let link = LinkProfile::new(0.0, f64::INFINITY);
+        let profile = Profile { link, layers: forward.iter().map(layer).collect(), ..Profile::default() };
+        let mesh = Mesh { tensor: 1, replicas: 1, ranks, order: MeshOrder::default() };
+        let network = Network::of(&profile, mesh).expect("a mesh");
+        let layers = Layers::of(&profile, 1, network, TrainingState::default());
+        let starts: Vec<usize> = (0..=forward.len()).collect();
+        let rank_of = Class { ranks, chunks: 2, path: Path::Loop }.ranks_of();
+        assert_eq!(Step::of(&layers, ranks, microbatches).rank_times(&rank_of, &starts), expected);
+    }
+
+    #[test]
+    fn ranks_wait_for_the_forwards_and_backwards_of_each_stage() {
+        // At the first backwards, at 5 and 4, rank 0 has work of 8 left, and rank 1 a forward more.
+        check(&[1.0; 4], 2, 2, &[13.0, 13.0]);
+        // Rank 0 has work of 30. At 4, when the first forward of its second stage can start, 28 of it are left. At the first
+        // backwards of the others, at 19, 18 and 17, work of 9 is left.
+        check(&[1.0, 1.0, 1.0, 1.0, 10.0, 1.0, 1.0, 1.0], 4, 2, &[32.0, 28.0, 27.0, 26.0]);
+    }
 }
