@@ -7,6 +7,10 @@ use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
+/// The kind of a layer that is one of the parts into which the head is cut along the vocabulary. Such layers are the last
+/// ones of a model.
+pub const HEAD_PART: &str = "head part";
+
 /// The description of a model: its layers in order.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct ModelDesc {
@@ -59,6 +63,13 @@ impl LayerDesc {
     /// Returns whether two layers differ in nothing but their path.
     pub fn is_like(&self, other: &Self) -> bool {
         Self { path: self.path.clone(), ..other.clone() } == *self
+    }
+
+    /// Returns the bytes of the activations that the layer before this one also keeps, if both are in one stage, for a
+    /// microbatch of one row: for two parts of a head, the output of the first, which both need.
+    pub fn shared_bytes(&self, before: &Self) -> u64 {
+        let are_parts = [self, before].iter().all(|layer| layer.kind == HEAD_PART);
+        if are_parts { before.output_bytes.min(self.activation_bytes) } else { 0 }
     }
 }
 

@@ -24,9 +24,7 @@ pub const MAX_PROFILE_BYTES: u64 = 1_000_000_000_000_000;
 /// The largest bandwidth in bytes per second.
 pub const MAX_BYTES_PER_SECOND: f64 = 1e18;
 
-/// The kind of a layer that is one of the parts into which the head is cut along the vocabulary. Such layers are the last
-/// ones of a profile.
-pub const HEAD_PART: &str = "head part";
+pub use crate::model::HEAD_PART;
 
 /// The costs of a model on a device.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

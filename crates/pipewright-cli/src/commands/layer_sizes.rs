@@ -18,12 +18,17 @@ pub(super) fn layers_of(settings: &Settings, model: &CutModel) -> ModelDesc {
 /// `I` keeps the inputs and the output gradients of the matrix products for `W`. Together they are about as large as the
 /// activations.
 pub(super) fn stage_sizes(layers: &[LayerDesc], rows: u32) -> StageSizes {
-    let bytes = |of: fn(&LayerDesc) -> u64| {
-        layers.iter().map(of).fold(0, u64::saturating_add).saturating_mul(u64::from(rows))
-    };
-    let activation = bytes(|layer| layer.activation_bytes);
-    let keys_values = bytes(|layer| layer.keys_values_bytes);
+    let activation = kept_bytes(layers).saturating_mul(u64::from(rows));
+    let keys_values = layers.iter().map(|layer| layer.keys_values_bytes).fold(0, u64::saturating_add);
+    let keys_values = keys_values.saturating_mul(u64::from(rows));
     StageSizes { activation, stash: activation, keys_values, ..StageSizes::default() }
+}
+
+/// Returns the bytes that the forward of a stage with these layers keeps for its backward, for a row.
+pub(super) fn kept_bytes(layers: &[LayerDesc]) -> u64 {
+    let all = layers.iter().map(|layer| layer.activation_bytes).fold(0, u64::saturating_add);
+    let shared = layers.windows(2).map(|pair| pair[1].shared_bytes(&pair[0]));
+    shared.fold(all, u64::saturating_sub)
 }
 
 /// Returns the description of a model whose stages compute in `precision`. The first layer keeps token ids, and the loss
@@ -48,11 +53,12 @@ fn in_precision(model: &ModelDesc, precision: Precision) -> ModelDesc {
 
 #[cfg(test)]
 mod tests {
+    use pipewright_schedule::profile::HEAD_PART;
+
     use super::*;
 
-    #[test]
-    fn half_precision_halves_all_but_ids_and_logits() {
-        let layer = |activation_bytes, output_bytes| LayerDesc {
+    fn layer(activation_bytes: u64, output_bytes: u64) -> LayerDesc {
+        LayerDesc {
             path: String::new(),
             kind: String::new(),
             parameters: 0,
@@ -60,7 +66,20 @@ mod tests {
             activation_bytes,
             output_bytes,
             keys_values_bytes: output_bytes,
-        };
+        }
+    }
+
+    #[test]
+    fn parts_of_a_head_share_what_one_sends_to_the_next() {
+        let part = |activation_bytes| LayerDesc { kind: HEAD_PART.into(), ..layer(activation_bytes, 5) };
+        let layers = [layer(40, 5), part(14), part(9), part(9)];
+        assert_eq!(stage_sizes(&layers, 3).activation, 3 * (40 + 14 + 4 + 4));
+        assert_eq!(kept_bytes(&layers[1..2]), 14);
+        assert_eq!(kept_bytes(&[layer(7, 5), layer(7, 5)]), 14);
+    }
+
+    #[test]
+    fn half_precision_halves_all_but_ids_and_logits() {
         let model = ModelDesc { layers: vec![layer(80, 400), layer(4000, 400), layer(1200, 800)] };
         let sizes = |precision| {
             let layers = in_precision(&model, precision).layers;

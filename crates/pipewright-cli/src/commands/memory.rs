@@ -18,7 +18,7 @@ use pipewright_schedule::simulate::{peak_memory, timed};
 use pipewright_schedule::{Costs, ModelDesc, Rank, StageIndex, Timeline};
 use sysinfo::{ProcessRefreshKind, ProcessesToUpdate, System};
 
-use crate::commands::layer_sizes::{layers_of, stage_sizes};
+use crate::commands::layer_sizes::{kept_bytes, layers_of, stage_sizes};
 use crate::commands::prepare::Prepared;
 use crate::commands::update::state_bytes;
 use crate::config::Settings;
@@ -277,10 +277,13 @@ fn recompute_sizes(prepared: &Prepared, layers: &ModelDesc, stage: StageIndex) -
     // The first layer's inputs are token ids, which its activations include.
     let input = |layer: usize| layer.checked_sub(1).map_or(0, |before| layers.layers[before].output_bytes);
     let range = prepared.partition.range(stage);
-    let of_layers = layers.layers[range.clone()].iter().map(|layer| layer.activation_bytes);
+    let own = &layers.layers[range.clone()];
     let (kept, recomputed) = match settings.recompute.is_by_block() {
-        true => (range.map(input).fold(0, u64::saturating_add), of_layers.max().unwrap_or(0)),
-        false => (input(range.start), of_layers.fold(0, u64::saturating_add)),
+        true => {
+            let largest = own.iter().map(|layer| layer.activation_bytes).max();
+            (range.map(input).fold(0, u64::saturating_add), largest.unwrap_or(0))
+        }
+        false => (input(range.start), kept_bytes(own)),
     };
     RecomputeSizes { kept: kept.saturating_mul(rows), recomputed: recomputed.saturating_mul(rows) }
 }

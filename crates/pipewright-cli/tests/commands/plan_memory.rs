@@ -98,12 +98,62 @@ fn check(plan: &Value, limit: u64, found: &[u64]) {
     }
 }
 
-#[test]
-fn a_plan_holds_what_it_may_and_no_more() {
+/// Makes a folder with a text that is long enough for the model, and measures the model.
+fn profiled() -> Run {
     let run = Run::new();
     fs::write(run.path("text.txt"), "the quick brown fox jumps over the lazy dog ".repeat(400))
         .expect("a text");
     profile(&run, &MODEL);
+    run
+}
+
+/// Checks that the memory of a run with its head in parts is predicted from a profile of the whole head, and from one of
+/// that number of parts.
+fn check_parts(run: &Run, schedule: &str, stages_per_rank: u32, boundaries: &str, parts: u32) {
+    let set = [
+        format!("pipeline.schedule={schedule}"),
+        format!("pipeline.stages_per_rank={stages_per_rank}"),
+        format!("pipeline.boundaries=[{boundaries}]"),
+        format!("pipeline.head_parts={parts}"),
+        "pipeline.partition=explicit".to_owned(),
+    ];
+    let model = MODEL.iter().map(|&key| key.to_owned());
+    let found = measured(run, "small.toml", &model.chain(set).collect::<Vec<_>>());
+    for profile in ["p.toml", &format!("p{parts}.toml")] {
+        let (stages, parts) = (stages_per_rank.to_string(), parts.to_string());
+        let choice = ["--boundaries", boundaries, "--stages-per-rank", &stages, "--head-parts", &parts];
+        let size = ["--ranks", "2", "--microbatches", "8", "--format", "json", "--profile", profile];
+        let (code, printed, said) =
+            command(run, &[&["simulate", schedule][..], &choice, &size].concat(), &[]);
+        assert_eq!(code, Some(0), "{said}");
+        let prediction: Value = serde_json::from_str(&printed).expect("JSON");
+        for (found, predicted) in found.iter().zip(peaks(&prediction)) {
+            let ratio = *found as f64 / predicted as f64;
+            let what = format!("{schedule} {boundaries} in {parts} parts, {profile}: {found} of {predicted}");
+            assert!((1.0 - ERROR..=1.0 + ERROR).contains(&ratio), "{ratio}: {what}");
+        }
+    }
+}
+
+#[test]
+fn the_memory_of_the_parts_of_a_head_is_predicted() {
+    let run = profiled();
+    for parts in ["2", "4"] {
+        let (name, key) = (format!("p{parts}.toml"), format!("pipeline.head_parts={parts}"));
+        let arguments = ["profile", "small.toml", "--time-limit", "1s", "-o", &name];
+        let (code, _, said) = command(&run, &arguments, &[&MODEL[..], &[key.as_str()]].concat());
+        assert_eq!(code, Some(0), "{said}");
+    }
+    // Parts that share their stage, that are alone on a rank, and that are apart on one rank.
+    check_parts(&run, "loopedbfs", 3, "1,2,4,6,8", 4);
+    check_parts(&run, "1f1b", 1, "7", 4);
+    check_parts(&run, "interleaved1f1b", 2, "4,7,9", 4);
+    check_parts(&run, "zbvzerobubble", 2, "2,5,8", 2);
+}
+
+#[test]
+fn a_plan_holds_what_it_may_and_no_more() {
+    let run = profiled();
     let (mut limit, mut choices) = (1 << 40, BTreeSet::new());
     let (code, said) = loop {
         let plans = match plan(&run, limit) {

@@ -7,6 +7,7 @@
 
 use std::ops::Range;
 
+use crate::plan::head_parts::shared_bytes;
 use crate::plan::network::Network;
 use crate::plan::request::TrainingState;
 use crate::profile::{LayerProfile, Profile, TENSOR_SUMS};
@@ -24,6 +25,8 @@ pub(super) struct Layer {
     pub(super) parameters: u64,
     pub(super) activation: u64,
     pub(super) stash: u64,
+    /// What it keeps in `activation` and `stash` that the layer before it keeps too, if both are in one stage.
+    pub(super) shared: u64,
     pub(super) temporary: u64,
     /// The part of `forward`, and that of `input`, in which tensor-parallel ranks add their results.
     pub(super) sums: f64,
@@ -52,7 +55,7 @@ impl Layers {
             let scaled = u128::from(bytes) * u128::from(rows) / u128::from(profile.rows);
             u64::try_from(scaled).unwrap_or(u64::MAX)
         };
-        let layer = |layer: &LayerProfile| Layer {
+        let layer = |(layer, shared): (&LayerProfile, u64)| Layer {
             forward: layer.forward_s * scale,
             input: layer.input_backward_s * scale,
             weight: layer.weight_backward_s * scale,
@@ -62,10 +65,11 @@ impl Layers {
             parameters: layer.parameter_bytes,
             activation: bytes(layer.activation_bytes),
             stash: bytes(layer.stash_bytes()),
+            shared: bytes(shared),
             temporary: bytes(layer.temporary_bytes),
             sums: 0.0,
         };
-        let mut list: Vec<Layer> = profile.each_layer().map(layer).collect();
+        let mut list: Vec<Layer> = profile.each_layer().zip(shared_bytes(profile)).map(layer).collect();
         if network.mesh.tensor > 1 {
             let counts = profile.each_layer().map(|layer| layer.tensor_sums.unwrap_or(TENSOR_SUMS));
             // The input of the first layer is not known. Its output has the size of hidden states, as other inputs have.

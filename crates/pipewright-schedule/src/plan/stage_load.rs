@@ -100,14 +100,15 @@ fn stage_load(layers: &Layers, start: usize, end: usize, recomputes: bool) -> St
         replica_sums: 0.0,
     };
     let mut again = 0.0;
-    for layer in &layers.list[start..end] {
+    for (position, layer) in layers.list[start..end].iter().enumerate() {
         load.forward += layer.forward;
         load.input += layer.input;
         load.weight += layer.weight;
         load.optimizer += layer.optimizer;
         again += layer.recompute;
-        load.kept = load.kept.saturating_add(layer.activation);
-        load.stash = load.stash.saturating_add(layer.stash);
+        let shared = if position > 0 { layer.shared } else { 0 };
+        load.kept = load.kept.saturating_add(layer.activation.saturating_sub(shared));
+        load.stash = load.stash.saturating_add(layer.stash.saturating_sub(shared));
         load.gradient = load.gradient.saturating_add(layer.parameters);
         load.temporary = load.temporary.max(layer.temporary);
         load.sums += layer.sums;

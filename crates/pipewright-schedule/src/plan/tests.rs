@@ -18,7 +18,7 @@ use crate::plan::predict::{PlanChoice, predict};
 use crate::plan::rank_times::Step;
 use crate::plan::request::TrainingState;
 use crate::plan::stage_load::{StageLoad, engine_costs, passing, stage_loads};
-use crate::profile::{LayerProfile, LinkProfile, NodeProfile, Profile};
+use crate::profile::{HEAD_PART, LayerProfile, LinkProfile, NodeProfile, Profile};
 use crate::sharding::{ShardGroups, Sharding};
 use crate::simulate::{peak_memory, timed};
 
@@ -115,14 +115,35 @@ fn gradients_take_the_place_of_what_they_need() {
     check_peak(&layer, 1, "0F0,0F1,0B0,0B1\n", 110);
 }
 
+#[test]
+fn parts_of_a_head_share_their_hidden_states_in_a_stage() {
+    let of = |kind: &str, activation_bytes, stash| LayerProfile {
+        kind: kind.into(),
+        output_bytes: 7,
+        activation_bytes,
+        weight_activation_bytes: Some(stash),
+        ..LayerProfile::default()
+    };
+    let layers = vec![of("layer", 1, 0), of(HEAD_PART, 24, 17), of(HEAD_PART, 17, 17), of(HEAD_PART, 17, 17)];
+    // A stage that sends 7 bytes holds them while an action runs, and they wait where the next stage follows it.
+    check_peak_of(layers.clone(), 1, "0F0,0F1,0I0,0I1,0W0,0W1\n", 2 * (1 + 24 + 10 + 10));
+    check_peak_of(layers[..3].to_vec(), 3, "0F0,1F0,2F0,2B0,1B0,0B0\n", 1 + 24 + 17 + 7 + 7 + 7);
+    check_peak_of(layers, 1, "0F0,0I0,0F1,0I1,0W0,0W1\n", 17 + 10 + 10 + 1 + 24 + 10 + 10);
+}
+
 /// Checks the peak of a rank with all stages of equal layers, besides parameters and optimizer state.
 fn check_peak(layer: &LayerProfile, stages: usize, row: &str, expected: u64) {
-    let layers = vec![layer.clone(); stages];
+    check_peak_of(vec![layer.clone(); stages], stages, row, expected);
+}
+
+/// Checks the same for layers that lie evenly on the stages.
+fn check_peak_of(layers: Vec<LayerProfile>, stages: usize, row: &str, expected: u64) {
+    let count = layers.len();
     let profile = Profile { link: LinkProfile::new(0.0, 1.0), layers, ..Profile::default() };
     let network =
         Network::of(&profile, Mesh { tensor: 1, replicas: 1, ranks: 1, order: MeshOrder::Replicas });
     let layers = Layers::of(&profile, 1, network.expect("a network"), TrainingState::default());
-    let loads = stage_loads(&layers, &(0..=stages).collect::<Vec<_>>(), &vec![false; stages]);
+    let loads = stage_loads(&layers, &even(count, stages), &vec![false; stages]);
     let whole = Sharding { shards: 1, window: 1 };
     let schedule = crate::csv::parse_schedule(row).expect("a schedule");
     let found = peaks(&Order::of(&schedule), &loads, whole)[0];

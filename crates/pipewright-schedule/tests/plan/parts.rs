@@ -34,8 +34,15 @@ fn a_part_has_its_share_of_the_head() {
     assert!((part.backward - 2e-3).abs() < 1e-12);
     // Hidden states, and two numbers for each token.
     assert_eq!(prediction.costs.sizes[0].output, 524_288 + 8 * 1000);
-    // The hidden states, and a quarter of the rest.
-    assert_eq!(prediction.costs.sizes[1].activation, 524_288 + (9_000_000 - 524_288) / 4);
+    // The normalised hidden states, a quarter of the logits, and what the part keeps of each token.
+    let (logits, tokens) = (9_000_000 - 2 * 524_288, 32 * 1000);
+    let sizes = |last| of_two(&profile, Some(4), 7, last).costs.sizes;
+    assert_eq!(sizes(1)[1].activation, 524_288 + logits / 4 + tokens);
+    // All parts of a stage hold the same hidden states. The first one holds those before the norm too.
+    assert_eq!(sizes(2)[1].activation, 524_288 + 2 * (logits / 4 + tokens));
+    assert_eq!(sizes(4)[1].activation, 2 * 524_288 + 4 * (logits / 4 + tokens));
+    // Half of the activations is kept for `W`: that of the head, of which a half of the logits.
+    assert_eq!(sizes(2)[1].stash, 524_288 + 2 * ((4_500_000 - 524_288) / 4 + tokens));
     assert_eq!(prediction.costs.sizes[1].gradient, 4_000_000);
     // One boundary is at the same place in both profiles, so the whole has the same times.
     let (cut, one) = (of_two(&profile, Some(4), 7, 4), of_two(&profile, None, 4, 1));

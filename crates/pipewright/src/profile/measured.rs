@@ -3,7 +3,8 @@
 use std::collections::HashMap;
 use std::hash::Hash;
 
-use pipewright_schedule::{Action, ActionKind, Event, ModelDesc, Rank, Timeline};
+use pipewright_schedule::profile::HEAD_PART;
+use pipewright_schedule::{Action, ActionKind, Event, LayerDesc, ModelDesc, Rank, Timeline};
 
 use super::probe::Holding;
 use super::sample::{PARAMETER_BYTES, Sample};
@@ -180,6 +181,22 @@ impl<'a> Collection<'a> {
         stage.checked_sub(1).map_or(0, |before| self.output_bytes(before))
     }
 
+    /// Returns the bytes of the normalised hidden states that a part of a head received and that it sent, 0 for other
+    /// layers. All parts keep the same hidden states, and a part that is alone on its rank holds all of them. In the short
+    /// model they are counted once: `F` of the last part keeps them, `W` of the first part frees them.
+    fn hidden_states(&self, layer: usize) -> (u64, u64) {
+        let layers = &self.model.layers;
+        let is_part = |layer: &LayerDesc| layer.kind == HEAD_PART;
+        if !is_part(&layers[layer]) {
+            return (0, 0);
+        }
+        let first = layers.iter().position(is_part).unwrap_or(layer);
+        let before = first.checked_sub(1).map_or(0, |before| layers[before].output_bytes);
+        let hidden = before.saturating_mul(u64::from(self.rows));
+        let of = |has: bool| if has { hidden } else { 0 };
+        (of(layer > first), of(layer + 1 < layers.len()))
+    }
+
     /// Returns the figures; `None` if a kind has not run.
     pub(super) fn finish(mut self, ranks: u32) -> Option<Measured> {
         let bytes = self.sample.parameter_bytes(self.model);
@@ -195,6 +212,7 @@ impl<'a> Collection<'a> {
             let share =
                 self.model.layers[layer].parameters as f64 * PARAMETER_BYTES as f64 / bytes.max(1) as f64;
             let median = |values: Option<Vec<f64>>| Some(Spread::of(values?)?.median.round() as u64);
+            let (received, sent_and_kept) = self.hidden_states(layer);
             let recomputing = self.recomputing.remove(&kind).map(|mut times| {
                 times.iter_mut().for_each(|time| *time = (*time - input_backward.median).max(0.0));
                 times
@@ -206,8 +224,8 @@ impl<'a> Collection<'a> {
                 weight_backward,
                 recompute: recomputing.and_then(Spread::of),
                 optimizer_s: after * share,
-                activation_bytes: median(self.kept.remove(&kind)),
-                weight_activation_bytes: median(self.stashed.remove(&kind)),
+                activation_bytes: median(self.kept.remove(&kind)).map(|bytes| bytes + sent_and_kept),
+                weight_activation_bytes: median(self.stashed.remove(&kind)).map(|bytes| bytes + received),
                 temporary_bytes: self.temporary.remove(&kind).map(|bytes| bytes + between),
             })
         });
