@@ -272,17 +272,19 @@ fn launch_error(builder: PipelineBuilder) -> String {
 #[test]
 fn stages_that_cannot_run_slices_are_refused() {
     let forgets = |layer| Running { runs_slices: layer != 5, ..Running::new(layer) };
-    let spec = || spec(2, Some(2));
-    let of_layers =
-        |layers: Layers| Pipeline::builder(layers).schedule("seq1f1b").spec(spec()).optimizer(optimizer());
+    let of_layers = |layers: Layers, ranks| {
+        let builder = Pipeline::builder(layers).schedule("seq1f1b").optimizer(optimizer());
+        builder.spec(spec(ranks, Some(2)))
+    };
     let loss = |output: Tensor<3>, target: Tensor<3>| (output - target).mean();
-    let forgets = of_layers(Layers::new(LAYERS, forgets)).loss(loss);
+    let forgets = of_layers(Layers::new(LAYERS, forgets), 2).loss(loss);
     assert_eq!(
         launch_error(forgets),
         "step 0: rank 1: the stage cannot be made: stage 1: its module cannot run microbatches in 2 slices: of the layer \
          `layers.5`: it has forgotten how; use a schedule of whole microbatches, such as `1f1b`"
     );
-    let plain = of_layers(Layers::new(LAYERS, |layer| Mlp::new(layer, 1))).loss(crate::support::loss);
+    // Of two ranks, either one may be the first to refuse.
+    let plain = of_layers(Layers::new(LAYERS, |layer| Mlp::new(layer, 1)), 1).loss(crate::support::loss);
     let error = launch_error(plain);
     let silent = "of the layer `layers.0`: it does not say that it can (`StageModule::refuses_slices`)";
     assert!(error.contains(silent), "{error}");
