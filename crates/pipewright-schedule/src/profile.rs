@@ -135,8 +135,8 @@ pub struct LayerProfile {
     /// The size of the tensors that `I` keeps until `W`; `None` for half of `activation_bytes`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub weight_activation_bytes: Option<u64>,
-    /// The most bytes that the layer's operations hold only while they run. A rank needs them once, for the layer with the
-    /// most.
+    /// The most bytes that the layer's operations hold only while they run. An action needs them once, for the layer of its
+    /// stage with the most.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub temporary_bytes: u64,
     /// The number of sums over tensor-parallel ranks in `F`, each of the size of the layer's input, and as many in `I`;

@@ -64,13 +64,10 @@ impl StageLoad {
     }
 }
 
-/// Returns what a rank holds beside that: what the action that runs needs, and a tensor that waits between two neighbouring
-/// stages of the rank, where a V turns.
-pub(super) fn passing(own: &[StageIndex], loads: &[StageLoad]) -> u64 {
-    let of = |stage: &StageIndex| loads[stage.index()];
-    let temporary = own.iter().map(|stage| of(stage).temporary).max().unwrap_or(0);
+/// Returns the bytes of tensors that wait between two neighbouring stages of a rank, where a V turns.
+pub(super) fn waiting(own: &[StageIndex], loads: &[StageLoad]) -> u64 {
     let turns = own.windows(2).filter(|pair| pair[0].index() + 1 == pair[1].index());
-    turns.fold(temporary, |sum, pair| sum.saturating_add(of(&pair[0]).output))
+    turns.map(|pair| loads[pair[0].index()].output).fold(0, u64::saturating_add)
 }
 
 /// Returns the loads of all stages. `starts` has the first layer of each stage and the number of layers at the end;
