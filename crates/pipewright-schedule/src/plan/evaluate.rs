@@ -185,20 +185,19 @@ impl Evaluator {
                 Kind::Weight => (None, load.weight),
                 Kind::Backward => ((stage < last).then_some(1), load.input + load.weight),
             };
-            let free = now;
+            let mut arrival = now;
             if let Some(direction) = needs {
-                let arrival = self.arrivals[direction][at];
+                arrival = self.arrivals[direction][at];
                 if arrival == UNKNOWN {
                     self.waits[rank] = Some((direction, at));
                     break;
                 }
-                now = now.max(arrival);
             }
-            let has_waited = now > free;
             if let Some(again) = again {
                 now += again;
             }
-            now += duration;
+            let has_waited = arrival > now;
+            now = now.max(arrival) + duration;
             self.rest[rank] -= duration;
             self.ended[rank].push(Ended { at: now, has_waited });
             if matches!(cell.kind, Kind::Weight | Kind::Backward) {

@@ -279,7 +279,7 @@ impl<'a> Run<'a> {
 
     /// Runs a computation and returns its end.
     ///
-    /// It starts as soon as its rank was free and its tensor had arrived, which may lie in the past: a rank that waits for
+    /// It starts as soon as its rank was free, with the forward that it computes again, and its tensor had arrived, which may lie in the past: a rank that waits for
     /// one message may find at another that a weight gradient must make room first. The order of the rank is the same,
     /// and so is the time that the simulator gives it.
     fn perform(&mut self, rank: usize, cell: Cell) -> f64 {
@@ -315,7 +315,8 @@ impl<'a> Run<'a> {
                 (None, 0.0, load.weight)
             }
         };
-        let end = arrival.map_or(state.free, |arrival| state.free.max(arrival)) + again + takes;
+        let ready = state.free + again;
+        let end = arrival.map_or(ready, |arrival| ready.max(arrival)) + takes;
         state.row.push(cell);
         state.free = end;
         self.left -= 1;
