@@ -37,6 +37,8 @@ pub(super) struct StageLoad {
     pub(super) state: StateBytes,
     /// What the stage holds all the time besides.
     pub(super) base: u64,
+    /// What its rank holds all the time besides its stages.
+    pub(super) of_rank: u64,
     /// What is held only while an action runs: by the operations of a layer, and the messages of the action.
     pub(super) temporary: u64,
     /// The part of `forward`, and that of `input`, in which tensor-parallel ranks add their results.
@@ -48,7 +50,8 @@ pub(super) struct StageLoad {
 impl StageLoad {
     /// Returns the bytes that a rank with these stages always holds.
     pub(super) fn always<'a>(loads: impl Iterator<Item = &'a Self> + Clone, sharding: Sharding) -> u64 {
-        let base = loads.clone().map(|load| load.base).fold(0, u64::saturating_add);
+        let of_rank = loads.clone().map(|load| load.of_rank).max().unwrap_or(0);
+        let base = loads.clone().map(|load| load.base).fold(of_rank, u64::saturating_add);
         sharding.held(loads.map(|load| load.state)).total().saturating_add(base)
     }
 
@@ -92,6 +95,7 @@ fn stage_load(layers: &Layers, start: usize, end: usize, recomputes: bool) -> St
         gradient: 0,
         state: StateBytes::default(),
         base: layers.stage_bytes,
+        of_rank: layers.rank_bytes,
         temporary: 0,
         sums: 0.0,
         replica_sums: 0.0,
@@ -110,7 +114,7 @@ fn stage_load(layers: &Layers, start: usize, end: usize, recomputes: bool) -> St
         load.temporary = load.temporary.max(layer.temporary);
         load.sums += layer.sums;
     }
-    load.state = layers.state_of(load.gradient);
+    load.state = layers.state_of(&layers.list[start..end]);
     if recomputes {
         let whole = load.kept;
         load.again = Some(again);

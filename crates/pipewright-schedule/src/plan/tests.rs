@@ -44,8 +44,9 @@ pub(super) fn model(seed: u64, count: usize, ranks: u32, replicas: u32) -> Layer
     let node = NodeProfile { ranks: 1 << number(3) as u32, latency_s: number(4) / 64.0, bytes_per_s: 400.0 };
     let order = [MeshOrder::Replicas, MeshOrder::Pipeline][number(1) as usize];
     let tensor = if number(1) == 0.0 { 1 } else { node.ranks.min(2) };
-    let stage_bytes = number(3) as u64;
-    let mut profile = Profile { stage_bytes, link, layers, node: Some(node), ..Profile::default() };
+    let (stage_bytes, rank_bytes) = (number(3) as u64, number(3) as u64);
+    let mut profile =
+        Profile { stage_bytes, rank_bytes, link, layers, node: Some(node), ..Profile::default() };
     let network = Network::of(&profile, Mesh { tensor, replicas, ranks, order });
     let network = network.filter(|_| number(2) > 0.0).unwrap_or_else(|| {
         profile.node = None;
@@ -80,7 +81,7 @@ fn check(layers: &Layers, order: &Order, layout: &Layout, recompute: &[bool]) ->
         let own = || order.placement.stages_of(rank).iter().map(|stage| &loads[stage.index()]);
         let state = layers.sharding.held(own().map(|load| load.state)).total();
         let waiting = waiting(order.placement.stages_of(rank), &loads);
-        state + layers.stage_bytes * own().count() as u64 + waiting + temporary
+        state + layers.rank_bytes + layers.stage_bytes * own().count() as u64 + waiting + temporary
     };
     let sizes: Vec<_> = engine_costs(layers, &loads).sizes;
     let expected: Vec<u64> = peak_memory(run.timeline(), &sizes)
