@@ -316,6 +316,13 @@ fn recompute_sizes(prepared: &Prepared, layers: &ModelDesc, stage: StageIndex) -
     RecomputeSizes { kept: kept.saturating_mul(rows), recomputed: recomputed.saturating_mul(rows) }
 }
 
+/// Returns the bytes that this process can have: the memory that it may use, and the machine's swap space.
+pub(super) fn most_bytes() -> Option<u64> {
+    let mut system = System::new();
+    system.refresh_memory();
+    Some(machine_bytes()?.saturating_add(system.total_swap()))
+}
+
 /// Returns the memory that this process may use, in bytes: that of the machine, or the limit of its control group.
 pub(super) fn machine_bytes() -> Option<u64> {
     let mut system = System::new();
