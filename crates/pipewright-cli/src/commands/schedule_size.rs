@@ -38,8 +38,10 @@ pub(super) struct ScheduleSize {
 }
 
 impl ScheduleSize {
-    /// Returns the specification for the schedule called `name`. It includes `costs` if the schedule depends on them.
+    /// Returns the specification for the schedule called `name`, which must exist. It includes `costs` if the schedule
+    /// depends on them.
     pub(super) fn spec(&self, name: &str, costs: Option<&Costs>) -> Result<ScheduleSpec, Failure> {
+        find(name).map_err(Failure::input)?;
         let missing = |flag: &str| {
             Failure::input(format!("{flag} is missing; give a size, such as --ranks 4 --microbatches 8"))
         };

@@ -32,6 +32,7 @@ mod tests;
 mod slices;
 mod validation;
 
+pub(crate) use keys::nearest;
 pub(crate) use paths::Surroundings;
 pub(crate) use problem::ConfigError;
 pub(crate) use settings::{Loaded, Settings};

@@ -307,22 +307,17 @@ fn read_transport(section: &mut Section<'_>) -> TransportChoice {
 
 /// Refuses sizes that differ from those of the schedule's file.
 ///
-/// A schedule from `--set` replaces the schedule and the sizes of the configuration file. [`find_schedule`]
-/// reports a schedule that cannot be read.
+/// A schedule from `--set` replaces the schedule and the sizes of the configuration file, which a note says.
+/// [`find_schedule`] reports a schedule that cannot be read.
 fn check_file_sizes(section: &mut Section<'_>, pipeline: &PipelineSettings, replicas: u32) {
     let ScheduleChoice::Csv(file) = &pipeline.schedule else { return };
     let replaces_sizes = matches!(section.place("schedule"), Place::Set { .. });
-    let binds = |section: &Section<'_>, key: &str| match section.place(key) {
-        Place::File { .. } => !replaces_sizes,
-        Place::Set { .. } => true,
-        Place::Default => false,
-    };
     let sizes = [
         ("ranks", pipeline.ranks),
         ("stages_per_rank", pipeline.stages_per_rank),
         ("microbatches", pipeline.microbatches),
     ];
-    if !sizes.iter().any(|(key, _)| binds(section, key)) {
+    if !sizes.iter().any(|(key, _)| section.is_written(key)) {
         return;
     }
     let Ok((_, program)) = read_schedule_file(file) else { return };
@@ -334,8 +329,24 @@ fn check_file_sizes(section: &mut Section<'_>, pipeline: &PipelineSettings, repl
         u64::from(program.microbatches()) * u64::from(replicas),
     ];
     for ((key, value), found) in sizes.into_iter().zip(found) {
-        if binds(section, key) && u64::from(value) != found {
-            section.report(key, ProblemKind::NotOfFile { key, value, file: file.clone(), found });
+        if u64::from(value) == found {
+            continue;
+        }
+        match section.place(key) {
+            Place::Default => {}
+            Place::File { source, .. } if replaces_sizes => {
+                let written = section.text("schedule").unwrap_or_default();
+                let shared = match replicas {
+                    replicas if replicas > 1 && key == "microbatches" => format!(" for {replicas} replicas"),
+                    _ => String::new(),
+                };
+                let name = &source.name;
+                section
+                    .note(format!("{key} = {value} of {name} is replaced by {found} of {written}{shared}"));
+            }
+            Place::File { .. } | Place::Set { .. } => {
+                section.report(key, ProblemKind::NotOfFile { key, value, file: file.clone(), found });
+            }
         }
     }
 }

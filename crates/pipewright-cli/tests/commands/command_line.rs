@@ -115,6 +115,14 @@ fn sizes_that_do_not_fit_each_other() {
 fn missing_configurations() {
     let expected = "error: none.toml: cannot read the configuration: No such file or directory (os error 2)";
     fail(&folder(), &["train", "none.toml"], 2, &[expected]);
+    let expected = "error: none.toml: cannot read the profile: No such file or directory (os error 2)";
+    for arguments in [
+        &["plan", "--profile", "none.toml", "--ranks", "2", "--microbatches", "4"][..],
+        &["plan", "small.toml", "--profile", "none.toml"],
+        &["simulate", "1f1b", "--ranks", "2", "--microbatches", "4", "--profile", "none.toml"],
+    ] {
+        fail(&folder(), arguments, 2, &[expected]);
+    }
 }
 
 #[test]
@@ -192,6 +200,8 @@ data      264 tokens, 32 rows, 16 steps of 2 rows an epoch
     let (summary, run) = found.split_at(found.find("run ").expect("a line on the run"));
     assert_eq!(summary, expected);
     assert!(run.starts_with("run       3 steps, results in /"), "{run}");
+    let line = "\n          temporary tensors and messages of a step come on top\nmachine ";
+    assert!(run.contains(line), "{run}");
     assert!(!folder.path().join("out").exists());
 }
 
@@ -216,58 +226,102 @@ fn init_writes_a_configuration_once() {
     fail(&folder, &["init"], 2, &[message]);
 }
 
-/// The commands whose examples run at once in an empty folder.
-const QUICK: [&str; 11] = [
-    "check",
-    "init",
-    "schedule",
-    "lower",
-    "validate",
-    "simulate",
-    "view",
-    "partition",
-    "vpp",
-    "completions",
-    "man",
-];
+/// Returns the names of all commands, in the order of the help.
+fn commands() -> Vec<String> {
+    let help = succeed(&folder(), &["--help"]);
+    let list = help.split("Commands:\n").nth(1).and_then(|rest| rest.split("\n\n").next());
+    let lines = list.expect("a list of commands").lines().filter(|line| indentation(line) == 2);
+    let names = lines.filter_map(|line| line.split_whitespace().next()).map(str::to_owned);
+    names.filter(|name| name != "help").collect()
+}
+
+/// Makes a folder with a run in `runs/sample`, whose last step is to be taken again.
+fn folder_with_run() -> TempDir {
+    let folder = folder();
+    let overrides = ["--set", "run.out=runs/sample", "--set", "run.checkpoint_every=1"];
+    succeed(&folder, &[&["train", "small.toml"], &overrides[..]].concat());
+    let checkpoints = folder.path().join("runs/sample/checkpoints");
+    fs::remove_dir_all(checkpoints.join("step-00000003")).expect("the last checkpoint");
+    folder
+}
+
+/// Returns the words of a command line, some of which have quotes.
+fn words(line: &str) -> Vec<&str> {
+    let parts = line.split('\'').enumerate();
+    parts
+        .flat_map(|(index, part)| match index % 2 {
+            0 => part.split_whitespace().collect(),
+            _ => vec![part],
+        })
+        .collect()
+}
 
 #[test]
 fn the_examples_of_the_help_work_as_typed() {
-    for command in QUICK {
-        let folder = folder();
-        let help = succeed(&folder, &[command, "--help"]);
+    let with_run = folder_with_run();
+    let (commands, mut typed) = (commands(), 0);
+    for command in &commands {
+        let fresh = folder();
+        // The limits only make the test shorter.
+        let (folder, limits) = match command.as_str() {
+            "train" => (&fresh, &["--set", "model.num_hidden_layers=2", "--set", "data.seq_len=16"][..]),
+            "profile" => (&with_run, &["--time-limit", "200ms"][..]),
+            "plan" => (&with_run, &["--time-limit", "500ms"][..]),
+            "resume" | "inspect" | "export" | "generate" | "report" => (&with_run, &[][..]),
+            _ => (&fresh, &[][..]),
+        };
+        let help = succeed(folder, &[command, "--help"]);
         let example = help.split("Example:\n").nth(1).expect(command).trim();
         for line in example.lines() {
-            let words: Vec<&str> = line.split_whitespace().skip(1).collect();
-            succeed(&folder, &words);
+            succeed(folder, &[&words(line)[1..], limits].concat());
+            typed += 1;
         }
     }
+    assert!(typed > commands.len(), "{typed} examples of {} commands", commands.len());
+    let inside = |name: &str| fs::read_to_string(with_run.path().join(name)).expect(name);
+    assert_eq!(inside("runs/sample/metrics.jsonl").lines().count(), 3, "the example of resume takes a step");
+    assert!(inside("runs/sample/config.toml").contains("ranks = 1\n"));
+    assert!(inside("profile.toml").contains("[[layers]]") && inside("report.html").contains("<html"));
+}
+
+/// Returns whether a line of help continues the paragraph of the line before it.
+fn continues(before: &str, line: &str) -> bool {
+    let (is_blank, column) = (before.trim().is_empty() || line.trim().is_empty(), indentation(line));
+    // Commands, arguments and examples begin in column 2. Options and their values begin with a hyphen.
+    let is_item = column == 2 || (column > 0 && line.trim_start().starts_with('-'));
+    let is_below = column == indentation(before) && !is_item;
+    // The description of a command, an argument or an option may begin beside its name.
+    let beside = before.get(..column).zip(before.get(column..));
+    let is_beside = beside.is_some_and(|(name, description)| {
+        name.ends_with("  ") && !name.trim().is_empty() && !description.starts_with(' ')
+    });
+    !is_blank && (is_below || is_beside)
 }
 
 #[test]
 fn help_is_wrapped_once() {
     let folder = folder();
-    let all = QUICK.into_iter().chain(["train", "resume", "inspect", "export", "generate", "report"]);
+    let all: Vec<Vec<String>> = commands().into_iter().map(|name| vec![name]).chain([vec![]]).collect();
     for width in [80, 120] {
-        for command in all.clone() {
+        for command in &all {
             let mut binary = Command::cargo_bin("pipewright").expect("the binary is built");
-            binary.current_dir(folder.path()).args([command, "--help"]).env("COLUMNS", width.to_string());
+            binary.current_dir(folder.path()).args(command).arg("--help").env("COLUMNS", width.to_string());
             let help = text(&binary.output().expect("the binary starts").stdout);
             let lines: Vec<&str> = help.lines().collect();
             for pair in lines.windows(2) {
-                assert!(pair[0].chars().count() <= width, "{command} at {width}: {}", pair[0]);
+                assert!(pair[0].chars().count() <= width, "{command:?} at {width}: {}", pair[0]);
                 // The last line of a paragraph may be short. Any other line must be full.
                 let next = pair[1].split_whitespace().next().unwrap_or_default();
-                let is_one_paragraph = !pair[0].trim().is_empty()
-                    && !next.is_empty()
-                    && indentation(pair[0]) == indentation(pair[1])
-                    && !pair.iter().any(|line| line.trim_start().starts_with(['-', '<', '[', 'p']));
                 let limit = width.min(100);
                 assert!(
-                    !is_one_paragraph || pair[0].chars().count() + 1 + next.chars().count() > limit,
-                    "{command} at {width}: a line is broken early: {pair:?}"
+                    !continues(pair[0], pair[1])
+                        || pair[0].chars().count() + 1 + next.chars().count() > limit,
+                    "{command:?} at {width}: a line is broken early: {pair:?}"
                 );
             }
+            let example = lines.iter().skip_while(|line| **line != "Example:").skip(1);
+            let mut broken = example.filter(|line| !line.starts_with("  pipewright "));
+            assert_eq!(broken.next(), None, "{command:?} at {width}: a line of the example is broken");
         }
     }
 }
@@ -390,6 +444,13 @@ fn schedules_that_contradict_the_configuration() {
     );
     succeed(&folder, &["check", "csv.toml", "--set", "pipeline.ranks=2"]);
     succeed(&folder, &["check", "small.toml", "--set", "pipeline.schedule=s.csv"]);
+    write(&folder, "six.csv", succeed(&folder, &["schedule", "1f1b", "--ranks", "2", "--microbatches", "6"]));
+    for command in ["train", "check"] {
+        let told = run_in(folder.path(), &[command, "small.toml", "--set", "pipeline.schedule=six.csv"]);
+        let note = "microbatches = 2 of small.toml is replaced by 6 of six.csv";
+        let told = text(&told.stderr);
+        assert_eq!(told.lines().filter(|line| *line == note).count(), 1, "{command}: {told}");
+    }
     refuse(
         "optimizer.warmup_steps=4",
         &[
@@ -419,6 +480,15 @@ fn passes_and_costs_that_contradict_each_other() {
     let message = "error: comms.csv: the file has messages already, and the pass send-early must run before they are \
                    added; start from a file without messages, or leave send-early out";
     fail(&folder, &["lower", "comms.csv", "--pass", "send-early"], 2, &[message]);
+    for pass in ["wait-send", "wait-send=2", "defer-recv", "merge-bw,defer-recv"] {
+        let name = pass.split([',', '=']).find(|name| *name != "merge-bw").expect("a pass");
+        let message = format!(
+            "s.csv: the file has no messages, so the pass {name} has no effect; name send-recv before it, or leave it out"
+        );
+        refuse(&[pass], &message);
+        succeed(&folder, &["lower", "s.csv", "--pass", &format!("send-recv,{pass}")]);
+        succeed(&folder, &["lower", "comms.csv", "--pass", pass]);
+    }
     let twice = ["simulate", "--csv", "s.csv", "--cost", "F=1,F=2"];
     let message = "error: invalid value 'F=1,F=2' for '--cost <F=1,I=1,W=1,hop=0.1>': the cost `f` is given twice; \
                    leave one out";
@@ -508,12 +578,23 @@ fn the_written_configuration_trains_as_it_is_and_on_other_text() {
     let folder = tempfile::tempdir().expect("a scratch folder");
     succeed(&folder, &["init"]);
     succeed(&folder, &["check", "pipewright.toml"]);
+    // A smaller model and batch make the test shorter.
+    let sizes =
+        ["run.steps=1", "optimizer.warmup_steps=1", "model.num_hidden_layers=2", "pipeline.microbatches=2"];
+    let arguments: Vec<&str> = sizes.iter().flat_map(|set| ["--set", set]).collect();
+    let train_a_step = || {
+        succeed(&folder, &[&["train", "pipewright.toml"], &arguments[..]].concat());
+        let metrics = fs::read_to_string(folder.path().join("runs/sample/metrics.jsonl")).expect("metrics");
+        assert_eq!(metrics.lines().count(), 1, "{metrics}");
+    };
+    train_a_step();
     // The comment in the file says: name your files.
     let template = fs::read_to_string(folder.path().join("pipewright.toml")).expect("it is written");
     write(&folder, "pipewright.toml", template.replace("\"built-in\" ", "[\"**/*.txt\", \"!**/old/**\"] "));
     write(&folder, "a.txt", "some text ".repeat(300));
     let checked = succeed(&folder, &["check", "pipewright.toml"]);
     assert!(checked.contains("3000 tokens"), "{checked}");
+    train_a_step();
 }
 
 #[test]
