@@ -9,6 +9,7 @@
 
 pub(crate) mod data;
 mod devices;
+mod file_sizes;
 mod document;
 pub(crate) mod generator;
 mod keys;
