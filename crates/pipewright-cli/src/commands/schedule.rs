@@ -11,7 +11,7 @@ use pipewright_schedule::{
 use serde_json::json;
 
 use crate::commands::drawing::{Picture, PictureArguments, check_cells, check_size, json_rows};
-use crate::commands::schedule_size::{ScheduleSize, depends_on_costs, is_file_name, microbatches};
+use crate::commands::schedule_size::{ScheduleSize, depends_on_costs, is_file_name, microbatches, own_name};
 use crate::commands::timed_program::refused;
 use crate::failure::{Exit, Failure};
 use crate::output::OutputFile;
@@ -109,7 +109,7 @@ fn print(schedule: &Schedule, arguments: &ScheduleArguments, name: &str) -> Resu
         // any level.
         let program = program(schedule, level.max(Level::Comms))?;
         let timeline = timeline(&program, level, arguments.cost.as_ref())?;
-        let name = name.to_ascii_lowercase();
+        let name = own_name(name);
         let (ranks, microbatches) =
             (schedule.ranks(), microbatches(schedule.microbatches(), schedule.slices()));
         let title = format!("{name}: {ranks} ranks, {microbatches}");

@@ -98,6 +98,11 @@ pub(super) fn is_file_name(name: &str) -> bool {
     Path::new(name).extension().is_some_and(|ending| ending.eq_ignore_ascii_case("csv"))
 }
 
+/// Returns the generator's own name of the schedule called `name`, which may be an alias.
+pub(super) fn own_name(name: &str) -> String {
+    find(name).map_or_else(|_unknown| name.to_ascii_lowercase(), |generator| generator.name.to_owned())
+}
+
 /// Returns whether the schedule called `name` depends on the costs of its actions.
 pub(super) fn depends_on_costs(name: &str) -> bool {
     find(name).is_ok_and(|generator| generator.settings.contains(&Setting::Costs))

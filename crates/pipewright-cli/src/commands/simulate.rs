@@ -10,7 +10,7 @@ use pipewright_schedule::{Costs, Recompute, Timeline, picture};
 use crate::commands::drawing::{Picture, PictureArguments, check_cells, check_size};
 use crate::commands::plan_choice::{Predicted, ProfileArguments};
 use crate::commands::schedule_level::{locate, read};
-use crate::commands::schedule_size::{ScheduleSize, is_file_name};
+use crate::commands::schedule_size::{ScheduleSize, is_file_name, own_name};
 use crate::commands::simulation_text::{events, json, text};
 use crate::commands::timed_program::{EngineTimes, Source, TimedProgram, refused};
 use crate::failure::{Exit, Failure};
@@ -133,7 +133,7 @@ fn run_profile(arguments: &SimulateArguments) -> Result<(), Failure> {
         Source::Named(name, spec) => {
             let predicted =
                 arguments.profile.predict_named(&name, &spec, &arguments.recompute, &mut times)?;
-            (name.to_ascii_lowercase(), predicted)
+            (own_name(&name), predicted)
         }
         Source::File(file, slices) => {
             let text = read(&file)?;

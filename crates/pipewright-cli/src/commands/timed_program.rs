@@ -12,7 +12,7 @@ use pipewright_schedule::{
 use serde::{Serialize, Serializer};
 
 use crate::commands::schedule_level::{implied_level, locate, read};
-use crate::commands::schedule_size::microbatches;
+use crate::commands::schedule_size::{microbatches, own_name};
 use crate::failure::{Exit, Failure};
 
 /// The source of a program.
@@ -53,7 +53,7 @@ impl TimedProgram {
             Source::Named(name, spec) => {
                 let made = clocked(&mut times.generate, || generate(name, spec)).map_err(Failure::input)?;
                 let lowered = clocked(&mut times.lower, || lower_to_comms(&made));
-                (name.to_ascii_lowercase(), lowered.map_err(|error| Failure::new(Exit::Bug, error))?)
+                (own_name(name), lowered.map_err(|error| Failure::new(Exit::Bug, error))?)
             }
             Source::File(file, slices) => (file.display().to_string(), from_file(file, *slices, &mut times)?),
         };

@@ -97,6 +97,8 @@ fn ticks_are_counted() {
 fn people_read_the_engines_clock() {
     let found = succeed(&folder(), &["simulate", "1F1B", "--ranks", "2", "--microbatches", "2"]);
     assert!(found.starts_with("1f1b: 2 ranks, 2 stages, 2 microbatches\nmakespan   9 s, 10 logical steps\n"));
+    let alias = succeed(&folder(), &["simulate", "Schedule1F1B", "--ranks", "2", "--microbatches", "2"]);
+    assert_eq!(alias.lines().next(), found.lines().next(), "the schedule has one name");
     let last = found.lines().last().expect("a line");
     for step in ["engine ", " ms: generate ", ", lower ", ", validate ", ", simulate "] {
         assert!(last.contains(step), "{last}");
