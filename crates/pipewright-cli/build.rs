@@ -1,14 +1,18 @@
-//! Gathers the text of the built-in sample: the documents and sources of the workspace, in the order of their paths.
+//! Gathers the text of the built-in sample: the documents and sources of the workspace, in the order of their paths. A crate
+//! that was packaged alone gathers its own sources.
 
 use std::error::Error;
 use std::path::{Path, PathBuf};
 use std::{env, fs};
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let root = Path::new(&env::var("CARGO_MANIFEST_DIR")?).join("../..");
+    let manifest = env::var("CARGO_MANIFEST_DIR")?;
+    let root = Path::new(&manifest).join("../..");
+    let starts = ["README.md", "ARCHITECTURE.md", "docs", "crates"].map(|start| root.join(start));
     let mut files = Vec::new();
-    for start in ["README.md", "ARCHITECTURE.md", "docs", "crates"] {
-        gather(&root.join(start), &mut files)?;
+    match starts.iter().all(|start| start.exists()) {
+        true => starts.iter().try_for_each(|start| gather(start, &mut files))?,
+        false => gather(&Path::new(&manifest).join("src"), &mut files)?,
     }
     files.sort();
     let mut text = String::new();

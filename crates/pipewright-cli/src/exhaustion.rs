@@ -5,16 +5,21 @@
 use std::fmt::{self, Write as _};
 use std::io::Write as _;
 
-use pipewright::memory::{Exhaustion, on_exhaustion};
+use pipewright::memory::{Exhaustion, limit_memory, on_exhaustion};
 
+use crate::display::screen;
 use crate::failure::Exit;
 
 /// The length of the longest message in bytes.
 const LONGEST: usize = 1024;
 
-/// Installs the handler that reports a failed allocation and ends the process.
-pub(crate) fn watch() {
+/// Installs the handler that reports a failed allocation and ends the process. Allocations fail beyond `limit` bytes,
+/// because the system kills a process that outgrows the machine without a report.
+pub(crate) fn watch(limit: Option<u64>) {
     on_exhaustion(end);
+    if let Some(bytes) = limit {
+        limit_memory(bytes);
+    }
 }
 
 fn end(exhaustion: &Exhaustion) -> ! {
@@ -22,6 +27,8 @@ fn end(exhaustion: &Exhaustion) -> ! {
     let advice = "make `pipeline.microbatch_size` or the model smaller, use more ranks or give the process more memory";
     // Text that does not fit is cut off.
     let _ = writeln!(text, "error: {exhaustion}; {advice}");
+    // The report must not be in the frame of the display, which is drawn over.
+    screen::leave_from_signal_handler();
     // If standard error is closed, the error cannot be reported anywhere.
     let _ = std::io::stderr().write_all(&text.bytes[..text.length]);
     // The process's exit handlers are skipped, because they may need memory or wait for other threads.

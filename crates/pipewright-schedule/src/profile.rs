@@ -39,6 +39,9 @@ pub struct Profile {
     /// What a stage holds all the time besides parameters and optimizer state, such as tables of positions.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub stage_bytes: u64,
+    /// What a rank holds all the time besides its stages, such as the workspace of matrix products.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub rank_bytes: u64,
     /// The device.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device: Option<DeviceProfile>,
@@ -135,8 +138,12 @@ pub struct LayerProfile {
     /// The size of the tensors that `I` keeps until `W`; `None` for half of `activation_bytes`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub weight_activation_bytes: Option<u64>,
-    /// The most bytes that the layer's operations hold only while they run. A rank needs them once, for the layer with the
-    /// most.
+    /// The size of the optimizer's state; `None` for the share of the parameters that a plan's request has. It depends on the
+    /// run and is not in files.
+    #[serde(skip)]
+    pub optimizer_bytes: Option<u64>,
+    /// The most bytes that the layer's operations hold only while they run. An action needs them once, for the layer of its
+    /// stage with the most.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub temporary_bytes: u64,
     /// The number of sums over tensor-parallel ranks in `F`, each of the size of the layer's input, and as many in `I`;
@@ -197,6 +204,7 @@ impl Default for Profile {
             rows: 1,
             tokens: None,
             stage_bytes: 0,
+            rank_bytes: 0,
             device: None,
             link: LinkProfile::default(),
             node: None,
@@ -223,6 +231,7 @@ impl Default for LayerProfile {
             weight_activation_bytes: None,
             temporary_bytes: 0,
             tensor_sums: None,
+            optimizer_bytes: None,
         }
     }
 }
@@ -273,7 +282,9 @@ impl Profile {
         if self.rows == 0 {
             found.push(problem(ProfilePart::Top, "rows", self.rows, "at least 1"));
         }
-        check_bytes(&mut found, ProfilePart::Top, "stage_bytes", self.stage_bytes);
+        for (key, bytes) in [("stage_bytes", self.stage_bytes), ("rank_bytes", self.rank_bytes)] {
+            check_bytes(&mut found, ProfilePart::Top, key, bytes);
+        }
         if let Some(memory) = self.device.as_ref().and_then(|device| device.memory_bytes) {
             check_bytes(&mut found, ProfilePart::Device, "memory_bytes", memory);
         }

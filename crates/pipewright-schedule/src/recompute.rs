@@ -1,4 +1,7 @@
-//! Recomputation: a forward keeps its inputs only, and its backward computes the forward again before it begins.
+//! Recomputation: a forward keeps its inputs only, and the rank computes it again before its backward.
+//!
+//! The second forward fills the bubble before the backward: it runs while the gradients are on their way, when the rank has
+//! nothing else to do. Block by block, it runs with the backward.
 //!
 //! This saves the activations between the forward and the backward of a microbatch, for the time of another forward.
 //! A forward that its own backward follows at once, with no other computation of the rank in between, is not

@@ -39,6 +39,20 @@ fn a_message_takes_its_hop() {
     );
 }
 
+#[test]
+fn a_second_forward_fills_the_bubble_before_its_backward() {
+    let rows = "0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0B0,0RECV_B1,0B1\n\
+                1RECV_F0,1F0,1B0,1SEND_B0,1RECV_F1,1F1,1B1,1SEND_B1\n";
+    let other = "1RECV_F0@1-1 1F0@1-2 1B0@2-4 1SEND_B0@4-4 1RECV_F1@4-4 1F1@4-5 1B1@5-7 1SEND_B1@7-7";
+    let costs = |recompute: &str| Costs { recompute: recompute.parse().expect("a choice"), ..with_hop(0.0) };
+    let early =
+        "0F0@0-1 0SEND_F0@1-1 0F1@1-2 0SEND_F1@2-2 0F0@2-3 0RECV_B0@4-4 0B0@4-6 0F1@6-7 0RECV_B1@7-7 0B1@7-9";
+    check(&costs("0"), rows, &format!("{early} {other}"));
+    // Blocks are computed again with their backwards.
+    let late = "0F0@0-1 0SEND_F0@1-1 0F1@1-2 0SEND_F1@2-2 0RECV_B0@4-4 0F0@4-5 0B0@5-7 0RECV_B1@7-7 0F1@7-8 0B1@8-10";
+    check(&costs("block"), rows, &format!("{late} {other}"));
+}
+
 /// Costs with a skip connection from the first of three stages to the last, which occupies its link for `seconds`.
 fn with_skip(seconds: u64) -> Costs {
     let skip = SkipTransfer { from: StageIndex::new(0), to: StageIndex::new(2), bytes: seconds };

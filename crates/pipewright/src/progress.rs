@@ -154,6 +154,10 @@ impl ProgressBoard {
         let nowhere = RankPosition { rank, step: StepNumber::default(), action: None };
         let Ok(running) = self.program.try_lock() else { return nowhere };
         let (Some(program), step) = &*running else { return nowhere };
+        if *step == StepNumber::default() {
+            // The rank makes its stages, and runs no action.
+            return nowhere;
+        }
         let row = program.row(self.row_of(rank, program));
         let position = self.ranks[rank.index()].position.load(Ordering::Relaxed) as usize;
         RankPosition { rank, step: *step, action: row.get(position).copied() }

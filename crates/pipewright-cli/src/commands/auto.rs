@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 use crate::commands::head_parts::tried_head_parts;
 use crate::commands::layer_sizes::layers_of;
 use crate::commands::measure::{measure_run, memory_of_rank, workload};
-use crate::commands::memory::training_state;
+use crate::commands::memory::{training_state, with_optimizer_state};
 use crate::commands::peak_rates::{assumed_link, assumed_rates, device_name};
 use crate::commands::plan_config::is_named;
 use crate::commands::plan_print::{refused, stages_per_rank, title_of};
@@ -158,7 +158,8 @@ fn decide(
         ..PlanRequest::default()
     };
     let start = Instant::now();
-    let report = plan(profile, &request, &mut || start.elapsed() < SEARCH).map_err(refused)?;
+    let profile = with_optimizer_state(profile.clone(), settings)?;
+    let report = plan(&profile, &request, &mut || start.elapsed() < SEARCH).map_err(refused)?;
     let chosen = chosen(&report, settings.pipeline.microbatch_size);
     let choice = Choice::of(chosen);
     if choice.name.is_none() {

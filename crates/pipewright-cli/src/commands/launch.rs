@@ -14,6 +14,7 @@ use pipewright::train::{LearningRate, ResumeError, Trainer};
 use pipewright::transport::World;
 use pipewright_models::{InitialParameters, ModelConfig};
 
+use crate::commands::memory::most_bytes;
 use crate::commands::prepare::Prepared;
 use crate::commands::process_group::{ProcessGroup, disagreement, lost};
 use crate::commands::update::{Update, update};
@@ -47,7 +48,7 @@ pub(super) fn launch(
     processes: &mut ProcessGroup,
     interrupt: &Interrupt,
 ) -> Result<Trainer, Failure> {
-    exhaustion::watch();
+    exhaustion::watch(most_bytes());
     let transport = prepared.settings.pipeline.transport;
     let mesh = prepared.settings.mesh.mesh(prepared.program.ranks());
     let ranks = mesh.ranks().ok_or_else(|| Failure::input(format!("{mesh:?} has too many ranks")))?;

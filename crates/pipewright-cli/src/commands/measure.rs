@@ -15,7 +15,7 @@ use pipewright_schedule::profile::{DeviceProfile, Profile};
 
 use crate::commands::launch::{failure, pipeline_config};
 use crate::commands::layer_sizes::layers_of;
-use crate::commands::memory::machine_bytes;
+use crate::commands::memory::{layer_states, machine_bytes};
 use crate::commands::peak_rates::{assumed_link, assumed_rates, device_name};
 use crate::commands::prepare::{open_training, read_model, require_whole_layers};
 use crate::commands::process_group::ProcessGroup;
@@ -114,6 +114,7 @@ fn measure_layers(settings: &Settings, subject: &Subject, time: Duration) -> Res
         rows,
         time_limit: time,
         memory: memory_of_rank(settings).map(|of_rank| of_rank.saturating_mul(u64::from(ranks))),
+        state_bytes: layer_states(settings, model)?.iter().map(|state| state.total()).collect(),
         ..MeasureConfig::default()
     };
     let feed = |pipeline: Pipeline| {

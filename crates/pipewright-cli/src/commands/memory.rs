@@ -9,17 +9,19 @@
 
 use std::fmt::Write;
 
-use pipewright::tensor::Precision;
-use pipewright_models::{ModelConfig, ParameterSpec};
+use pipewright::nn::TensorParallel;
+use pipewright::tensor::{Precision, TensorRank};
+use pipewright_models::{CutModel, ModelConfig, ParameterSpec};
 use pipewright_schedule::costs::{RecomputeSizes, StageSizes};
 use pipewright_schedule::plan::TrainingState;
+use pipewright_schedule::profile::Profile;
 use pipewright_schedule::sharding::{Sharding, StateBytes};
 use pipewright_schedule::simulate::{peak_memory, timed};
 use pipewright_schedule::{Costs, ModelDesc, Rank, StageIndex, Timeline};
 use sysinfo::{ProcessRefreshKind, ProcessesToUpdate, System};
 
 use crate::commands::layer_sizes::{kept_bytes, layers_of, stage_sizes};
-use crate::commands::prepare::Prepared;
+use crate::commands::prepare::{Prepared, read_model};
 use crate::commands::update::state_bytes;
 use crate::config::Settings;
 use crate::config::pipeline::TransportChoice;
@@ -239,6 +241,32 @@ pub(super) fn training_state(settings: &Settings, model: &ModelConfig) -> Result
     })
 }
 
+/// Returns what training needs for the parameters of each layer, without their gradients.
+pub(super) fn layer_states(settings: &Settings, model: &CutModel) -> Result<Vec<StateBytes>, Failure> {
+    // The sequence length affects only costs.
+    let layers = 0..model.describe(1).layers.len();
+    let of_layer = |layer| {
+        let specs = model
+            .split_outline(layer..layer + 1, &TensorParallel::unconnected(TensorRank { index: 0, of: 1 }));
+        Ok(state_of(settings, &specs.map_err(Failure::input)?))
+    };
+    layers.map(of_layer).collect()
+}
+
+/// Returns a profile whose layers have the optimizer's state of a run. A profile with another number of layers keeps
+/// none, and a plan then counts the share of the parameters that the whole model needs.
+pub(super) fn with_optimizer_state(mut profile: Profile, settings: &Settings) -> Result<Profile, Failure> {
+    let states = layer_states(settings, &read_model(settings)?)?;
+    if profile.layer_count() == states.len() as u64 {
+        let mut first = 0;
+        for layer in &mut profile.layers {
+            layer.optimizer_bytes = states.get(first).map(|state| state.optimizer);
+            first += layer.count as usize;
+        }
+    }
+    Ok(profile)
+}
+
 /// Returns the number of elements in these parameters.
 fn numbers_of(specs: &[ParameterSpec]) -> u64 {
     let numbers = |spec: &ParameterSpec| {
@@ -288,6 +316,13 @@ fn recompute_sizes(prepared: &Prepared, layers: &ModelDesc, stage: StageIndex) -
         false => (input(range.start), kept_bytes(own)),
     };
     RecomputeSizes { kept: kept.saturating_mul(rows), recomputed: recomputed.saturating_mul(rows) }
+}
+
+/// Returns the bytes that this process can have: the memory that it may use, and the machine's swap space.
+pub(super) fn most_bytes() -> Option<u64> {
+    let mut system = System::new();
+    system.refresh_memory();
+    Some(machine_bytes()?.saturating_add(system.total_swap()))
 }
 
 /// Returns the memory that this process may use, in bytes: that of the machine, or the limit of its control group.

@@ -12,7 +12,7 @@ use pipewright_schedule::profile::Profile;
 use crate::commands::head_parts::tried_head_parts;
 use crate::commands::layer_sizes::layers_of;
 use crate::commands::measure::workload;
-use crate::commands::memory::training_state;
+use crate::commands::memory::{training_state, with_optimizer_state};
 use crate::commands::peak_rates::{assumed_link, assumed_rates};
 use crate::commands::plan_config::write_plan;
 use crate::commands::plan_print::{json, refused, text};
@@ -82,6 +82,10 @@ pub(crate) fn run(arguments: &PlanArguments) -> Result<(), Failure> {
         false => None,
     };
     let profile = profile(arguments, settings.as_ref())?;
+    let profile = match &settings {
+        Some(settings) => with_optimizer_state(profile, settings)?,
+        None => profile,
+    };
     let request = request(arguments, &profile, settings.as_ref())?;
     let start = Instant::now();
     let mut keep_going = || start.elapsed() < arguments.time_limit;

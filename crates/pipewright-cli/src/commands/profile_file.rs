@@ -21,8 +21,10 @@ pub(super) fn profile_text(profile: &Profile, measured: &Measured, layers: &Mode
     if let Some(tokens) = profile.tokens {
         line("tokens", tokens.to_string());
     }
-    if profile.stage_bytes > 0 {
-        line("stage_bytes", profile.stage_bytes.to_string());
+    for (key, bytes) in [("stage_bytes", profile.stage_bytes), ("rank_bytes", profile.rank_bytes)] {
+        if bytes > 0 {
+            line(key, bytes.to_string());
+        }
     }
     if !profile.assumed.is_empty() {
         line("assumed", list(&profile.assumed));
@@ -154,6 +156,7 @@ mod tests {
             kinds: vec![kind],
             reduce_bytes_per_s: Some(5e9),
             stage_bytes: Some(4096),
+            rank_bytes: Some(1 << 20),
         };
         let layer = LayerProfile {
             kind: "a \"b\"".into(),
@@ -169,6 +172,7 @@ mod tests {
             weight_activation_bytes: Some(3),
             temporary_bytes: 2,
             tensor_sums: Some(3),
+            optimizer_bytes: None,
         };
         let device = DeviceProfile {
             name: "x".into(),
@@ -183,6 +187,7 @@ mod tests {
             rows: 2,
             tokens: Some(64),
             stage_bytes: 4096,
+            rank_bytes: 1 << 20,
             device: Some(device),
             link,
             node: Some(NodeProfile { ranks: 8, latency_s: 1e-6, bytes_per_s: 1e11 }),

@@ -160,6 +160,7 @@ impl<P: Fn(Range<usize>) -> Place> Reader<'_, P> {
             rows: keys.optional("rows").unwrap_or(1),
             tokens: keys.optional("tokens"),
             stage_bytes: keys.optional("stage_bytes").unwrap_or(0),
+            rank_bytes: keys.optional("rank_bytes").unwrap_or(0),
             assumed: keys.texts("assumed"),
             ..Profile::default()
         };
@@ -213,6 +214,7 @@ impl<P: Fn(Range<usize>) -> Place> Reader<'_, P> {
             weight_activation_bytes: keys.optional("weight_activation_bytes"),
             temporary_bytes: keys.optional("temporary_bytes").unwrap_or(0),
             tensor_sums: keys.optional("tensor_sums"),
+            optimizer_bytes: None,
         };
         if self.may_lack {
             let missing = keys.take_missing();

@@ -13,7 +13,10 @@ use crate::config::problem::{Problem, ProblemKind};
 
 /// The sections of a profile with their keys. The first has the keys outside of any section.
 pub(super) const SECTIONS: [(&str, &[&str]); 5] = [
-    ("the profile", &["rows", "tokens", "stage_bytes", "assumed", "device", "link", "node", "layers"]),
+    (
+        "the profile",
+        &["rows", "tokens", "stage_bytes", "rank_bytes", "assumed", "device", "link", "node", "layers"],
+    ),
     ("[device]", &["name", "memory_bytes", "device", "precision", "ranks", "threads_per_rank"]),
     ("[link]", &["latency_s", "bytes_per_s", "reduce_bytes_per_s"]),
     (

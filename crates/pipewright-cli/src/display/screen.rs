@@ -11,7 +11,7 @@
 
 use std::fmt::Write as _;
 use std::io::{IsTerminal, Write as _};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rustix::termios::{Winsize, tcgetwinsize};
@@ -29,6 +29,9 @@ const MOST_LINES: usize = 16;
 static SCREEN: Mutex<Screen> = Mutex::new(Screen { frame: Vec::new(), takes_frames: false });
 /// The number of lines of the frame on the terminal, for the signal handler, which must not take a lock.
 static LINES_DRAWN: AtomicUsize = AtomicUsize::new(0);
+
+/// Whether the process ends, and no frame follows.
+static ENDS: AtomicBool = AtomicBool::new(false);
 
 /// The size of a terminal in characters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,7 +86,7 @@ pub(crate) fn open() {
 /// terminal's width.
 pub(crate) fn draw(compose: impl FnOnce(Size) -> Vec<String>) {
     let mut screen = screen();
-    if !screen.takes_frames {
+    if !screen.takes_frames || ENDS.load(Ordering::Relaxed) {
         return;
     }
     let size = size();
@@ -112,9 +115,10 @@ pub(crate) fn has_colour() -> bool {
     is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
 }
 
-/// Moves the cursor below the frame. Does not lock or allocate, so a signal handler may call it before it ends the
-/// process.
+/// Moves the cursor below the frame, which is the last one. Does not lock or allocate, so a signal handler may call it
+/// before it ends the process.
 pub(crate) fn leave_from_signal_handler() {
+    ENDS.store(true, Ordering::Relaxed);
     const LINE_ENDS: [u8; MOST_LINES] = [b'\n'; MOST_LINES];
     let lines = LINES_DRAWN.load(Ordering::Relaxed).min(MOST_LINES);
     // The process ends even if this write fails.

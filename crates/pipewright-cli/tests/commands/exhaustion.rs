@@ -37,13 +37,51 @@ fn train_within(folder: &TempDir, kibibytes: u32) -> Output {
     command.output().expect("a shell starts it")
 }
 
-#[test]
-fn a_run_out_of_memory_says_where_and_how_much() {
+/// A model whose parameters need 134 MB, and as much for their gradients and each of two moments.
+const WIDE: &str = "\
+[model]
+vocab_size = 16384
+hidden_size = 1024
+intermediate_size = 64
+num_hidden_layers = 1
+num_attention_heads = 2
+[data]
+path = \"text.txt\"
+seq_len = 16
+[pipeline]
+microbatches = 2
+[run]
+steps = 3
+out = \"out\"
+";
+
+fn folder(config: &str) -> TempDir {
     let folder = tempfile::tempdir().expect("a scratch folder");
     let text = "the quick brown fox jumps over the lazy dog and runs away from it ".repeat(600);
-    for (name, content) in [("small.toml", LARGE), ("text.txt", &text)] {
+    for (name, content) in [("small.toml", config), ("text.txt", &text)] {
         fs::write(folder.path().join(name), content).expect("the scratch folder takes files");
     }
+    folder
+}
+
+#[test]
+fn memory_may_end_before_the_first_action_and_after_the_last() {
+    let places = [
+        (400_000, "step 0: rank ", ", while its stages are made: "),
+        (800_000, "step 1: rank ", ": in the update or in a copy"),
+    ];
+    for (kibibytes, step, place) in places {
+        let output = train_within(&folder(WIDE), kibibytes);
+        let told = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(4), "{told}");
+        let report = told.lines().find(|line| line.starts_with("error: ")).expect("a report");
+        assert!(report.contains(step) && report.contains(place) && !report.contains(", action"), "{report}");
+    }
+}
+
+#[test]
+fn a_run_out_of_memory_says_where_and_how_much() {
+    let folder = folder(LARGE);
     let output = train_within(&folder, LIMIT);
     let told = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(4), "{told}");

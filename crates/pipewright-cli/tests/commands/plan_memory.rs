@@ -25,14 +25,14 @@ const MODEL: [&str; 9] = [
 /// The next limit, as a share of what the last plan needs.
 const TIGHTER: f64 = 0.8;
 
-/// What the lists of a rank's tape may take. They are not in a profile, and their size does not depend on that of the tensors.
+/// What lists of a rank may take that are not in a profile. Their size does not depend on that of the tensors.
 const LISTS: u64 = 96 << 10;
 
 /// A predicted peak is that of the run within this share.
 const ERROR: f64 = 0.05;
 
 /// Plans for a limit, and writes the best plan to `planned.toml`. Returns the plans, or the refusal.
-fn plan(run: &Run, limit: u64) -> Result<Vec<Value>, (Option<i32>, String)> {
+fn plan(run: &Run, limit: u64, set: &[&str]) -> Result<Vec<Value>, (Option<i32>, String)> {
     let limit = limit.to_string();
     let arguments = [
         "plan",
@@ -50,7 +50,7 @@ fn plan(run: &Run, limit: u64) -> Result<Vec<Value>, (Option<i32>, String)> {
         "-o",
         "planned.toml",
     ];
-    let (code, printed, said) = command(run, &arguments, &MODEL);
+    let (code, printed, said) = command(run, &arguments, set);
     match code {
         Some(0) => {
             let report: Value = serde_json::from_str(&printed).expect("JSON");
@@ -63,6 +63,11 @@ fn plan(run: &Run, limit: u64) -> Result<Vec<Value>, (Option<i32>, String)> {
 /// Returns the bytes of each rank in a list.
 fn peaks(of: &Value) -> Vec<u64> {
     of["peak_bytes"].as_array().expect("a list").iter().map(|bytes| bytes.as_u64().expect("bytes")).collect()
+}
+
+/// Returns the bytes of the rank with the most.
+fn most(plan: &Value) -> u64 {
+    peaks(plan).into_iter().max().expect("a rank")
 }
 
 /// Trains and returns each rank's highest peak.
@@ -152,15 +157,30 @@ fn the_memory_of_the_parts_of_a_head_is_predicted() {
 }
 
 #[test]
+fn a_plan_counts_the_state_of_the_optimizer() {
+    let run = profiled();
+    for name in ["sgd", "muon", "adafactor"] {
+        let key = format!("optimizer.name={name}");
+        let set = [&MODEL[..], &[key.as_str()]].concat();
+        profile(&run, &set);
+        let mut limit = 1 << 40;
+        for _ in 0..2 {
+            let plans = plan(&run, limit, &set).expect("a plan");
+            check(&plans[0], limit, &measured(&run, "planned.toml", &[]));
+            limit = (most(&plans[0]) as f64 * TIGHTER) as u64;
+        }
+    }
+}
+
+#[test]
 fn a_plan_holds_what_it_may_and_no_more() {
     let run = profiled();
     let (mut limit, mut choices) = (1 << 40, BTreeSet::new());
     let (code, said) = loop {
-        let plans = match plan(&run, limit) {
+        let plans = match plan(&run, limit, &MODEL) {
             Ok(plans) => plans,
             Err(refusal) => break refusal,
         };
-        let most = |plan: &Value| peaks(plan).into_iter().max().expect("a rank");
         assert!(plans.iter().all(|plan| most(plan) <= limit), "{plans:?}");
         check(&plans[0], limit, &measured(&run, "planned.toml", &[]));
         // The orders of the others also depend on measured costs.

@@ -77,6 +77,28 @@ fn the_error_of_a_full_disk_is_the_last_thing_on_the_screen() {
 }
 
 #[test]
+fn the_report_of_exhausted_memory_is_the_last_thing_on_the_screen() {
+    // Parameters of 134 MB and more, with gradients and optimizer state: the first or the second step does not fit.
+    let large =
+        ["model.vocab_size=16384", "model.hidden_size=1024", "data.seq_len=16", "pipeline.microbatches=2"];
+    let set: String = large.iter().map(|set| format!(" --set {set}")).collect();
+    for columns in WIDTHS {
+        let folder = folder();
+        let mut command = Command::new("sh");
+        let binary = assert_cmd::cargo::cargo_bin!("pipewright").display().to_string();
+        let script = format!("ulimit -v 1000000; exec '{binary}' train small.toml {set}");
+        command.current_dir(folder.path()).args(["-c", &script]);
+        let mut terminal = Terminal::start(command, columns, &[]);
+        let (code, lines) = terminal.wait_for_end();
+        assert_eq!(code, Some(4), "{lines:?}");
+        let text = joined(&lines);
+        assert!(text.contains("error: step ") && text.contains(": rank "), "at {columns} columns: {lines:?}");
+        assert!(text.ends_with("or give the process more memory"), "at {columns} columns: {lines:?}");
+        assert!(lines[0].starts_with("llama") && count(&lines, "/40") == 1, "the display: {lines:?}");
+    }
+}
+
+#[test]
 fn the_display_fits_every_width_that_it_is_given_in_turn() {
     let folder = folder();
     let mut terminal = train(&folder, 120, &["run.steps=1000000"]);

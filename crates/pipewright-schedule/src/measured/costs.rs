@@ -90,14 +90,15 @@ mod tests {
     use crate::generate::{ScheduleSpec, generate};
     use crate::lower::{TrainingLowering, for_training};
     use crate::measured::program_of;
+    use crate::recompute::Recompute;
     use crate::simulate::timed;
     use crate::slices::Slices;
 
     #[test]
     fn the_costs_of_a_simulated_run_predict_it() {
-        for (name, slices) in
-            [("1f1b", None), ("zbvzerobubble", None), ("interleaved1f1b", None), ("seq1f1b", Slices::new(4))]
-        {
+        let whole = ["1f1b", "zbvzerobubble", "interleaved1f1b"].map(|name| (name, None));
+        let cases = whole.into_iter().flat_map(|case| [(case, Recompute::None), (case, Recompute::Stage)]);
+        for ((name, slices), recompute) in cases.chain([(("seq1f1b", Slices::new(4)), Recompute::None)]) {
             let spec = ScheduleSpec { ranks: 3, microbatches: 6, slices, ..ScheduleSpec::default() };
             let schedule = generate(name, &spec).expect("a schedule");
             let program = for_training(&schedule, &TrainingLowering::default()).expect("a sound program");
@@ -106,6 +107,7 @@ mod tests {
             let costs = Costs {
                 stages: (0..stages).map(of_stage).collect(),
                 link: Link { latency: 0.25, bandwidth: f64::INFINITY },
+                recompute,
                 ..Costs::default()
             };
             let run = timed(program.as_program(), &costs).expect("no deadlock");

@@ -157,7 +157,7 @@ impl<'a> Walk<'a> {
         let mut bytes = vec![0u64];
         for layer in &step.layers.list {
             // A little for activations.
-            let always = step.layers.rank_bytes(layer, chunks).saturating_add(layer.output);
+            let always = step.layers.layer_bytes(layer, chunks).saturating_add(layer.output);
             bytes.push(bytes[bytes.len() - 1].saturating_add(always));
         }
         let all = step.layers.work(0..step.layers.count());

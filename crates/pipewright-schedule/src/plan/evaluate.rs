@@ -9,7 +9,7 @@
 use crate::ids::Rank;
 use crate::plan::network::Network;
 use crate::plan::order::{Cell, Kind, Order};
-use crate::plan::stage_load::{StageLoad, passing};
+use crate::plan::stage_load::{StageLoad, waiting};
 use crate::profile::LinkProfile;
 use crate::sharding::Sharding;
 
@@ -185,20 +185,19 @@ impl Evaluator {
                 Kind::Weight => (None, load.weight),
                 Kind::Backward => ((stage < last).then_some(1), load.input + load.weight),
             };
-            let free = now;
+            let mut arrival = now;
             if let Some(direction) = needs {
-                let arrival = self.arrivals[direction][at];
+                arrival = self.arrivals[direction][at];
                 if arrival == UNKNOWN {
                     self.waits[rank] = Some((direction, at));
                     break;
                 }
-                now = now.max(arrival);
             }
-            let has_waited = now > free;
             if let Some(again) = again {
                 now += again;
             }
-            now += duration;
+            let has_waited = arrival > now;
+            now = now.max(arrival) + duration;
             self.rest[rank] -= duration;
             self.ended[rank].push(Ended { at: now, has_waited });
             if matches!(cell.kind, Kind::Weight | Kind::Backward) {
@@ -267,7 +266,8 @@ pub(super) fn peaks(order: &Order, loads: &[StageLoad], sharding: Sharding) -> V
 
 fn peak(order: &Order, loads: &[StageLoad], sharding: Sharding, rank: usize, trains: bool) -> u64 {
     let own = order.placement.stages_of(Rank::new(rank as u32));
-    let mut held = StageLoad::always(own.iter().map(|stage| &loads[stage.index()]), sharding);
+    let always = StageLoad::always(own.iter().map(|stage| &loads[stage.index()]), sharding);
+    let mut held = always.saturating_add(waiting(own, loads));
     let mut peak = held;
     let mut with_gradient: Vec<u32> = Vec::new();
     let row = &order.rows[rank];
@@ -284,7 +284,7 @@ fn peak(order: &Order, loads: &[StageLoad], sharding: Sharding, rank: usize, tra
             Kind::Weight => (0, load.stash),
         };
         held = held.saturating_add(more);
-        peak = peak.max(held);
+        peak = peak.max(held.saturating_add(load.temporary));
         let mut made = if cell.kind == Kind::Input { load.stash } else { 0 };
         let weighs = matches!(cell.kind, Kind::Weight | Kind::Backward);
         if weighs && !with_gradient.contains(&cell.stage) {
@@ -293,7 +293,7 @@ fn peak(order: &Order, loads: &[StageLoad], sharding: Sharding, rank: usize, tra
             made = load.gradient;
         }
         held = held.saturating_add(made).saturating_sub(less);
-        peak = peak.max(held);
+        peak = peak.max(held.saturating_add(load.temporary));
     }
-    peak.saturating_add(passing(own, loads))
+    peak
 }

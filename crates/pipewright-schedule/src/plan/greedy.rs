@@ -26,7 +26,7 @@ use crate::plan::balance::Numbers;
 use crate::plan::evaluate::Links;
 use crate::plan::network::Network;
 use crate::plan::order::{Cell, Kind, Order};
-use crate::plan::stage_load::{StageLoad, passing};
+use crate::plan::stage_load::{StageLoad, waiting};
 use crate::sharding::Sharding;
 
 /// The rules of a searched order.
@@ -279,7 +279,7 @@ impl<'a> Run<'a> {
 
     /// Runs a computation and returns its end.
     ///
-    /// It starts as soon as its rank was free and its tensor had arrived, which may lie in the past: a rank that waits for
+    /// It starts as soon as its rank was free, with the forward that it computes again, and its tensor had arrived, which may lie in the past: a rank that waits for
     /// one message may find at another that a weight gradient must make room first. The order of the rank is the same,
     /// and so is the time that the simulator gives it.
     fn perform(&mut self, rank: usize, cell: Cell) -> f64 {
@@ -315,7 +315,8 @@ impl<'a> Run<'a> {
                 (None, 0.0, load.weight)
             }
         };
-        let end = arrival.map_or(state.free, |arrival| state.free.max(arrival)) + again + takes;
+        let ready = state.free + again;
+        let end = arrival.map_or(ready, |arrival| ready.max(arrival)) + takes;
         state.row.push(cell);
         state.free = end;
         self.left -= 1;
@@ -370,7 +371,9 @@ fn drains(task: &Task<'_>, rank_of: &[u32]) -> Vec<f64> {
 fn rank_limit(task: &Task<'_>, own: &[StageIndex], stages: &mut [StageState]) -> Option<u64> {
     let loads = own.iter().map(|stage| &task.loads[stage.index()]);
     let gradients = loads.clone().map(|load| load.gradient).fold(0, u64::saturating_add);
-    let other = [gradients, StageLoad::always(loads.clone(), task.sharding), passing(own, task.loads)];
+    let temporary = loads.clone().map(|load| load.temporary).max().unwrap_or(0);
+    let always = StageLoad::always(loads.clone(), task.sharding);
+    let other = [gradients, always, temporary, waiting(own, task.loads)];
     let mut room = loads.map(growth).max().unwrap_or(0);
     for stage in own.iter().rev().map(|stage| stage.index()) {
         room = room.saturating_add(task.loads[stage].kept);

@@ -3,9 +3,7 @@
 //! A part adds its share of the vocabulary to running statistics of the loss, and sends the hidden states on with them.
 //! From the figures of the whole head, a part of `k` has
 //!
-//! - a `k`-th of its times and its parameters;
-//! - a `k`-th of what its operations hold only while they run, beyond the least that any layer of the profile has: a
-//!   measurement includes what a rank holds between steps;
+//! - a `k`-th of its times, its parameters, their optimizer's state, and what its operations hold only while they run;
 //! - of the activations, and of what `W` needs of them, the normalised hidden states as a whole, a `k`-th of the rest, and
 //!   [`KEPT`] bytes a token; the first part also has the hidden states before the norm, as the head has;
 //! - an output of the size of the hidden states and [`STATISTICS`] bytes a token. The last part has the output of the head.
@@ -92,8 +90,6 @@ struct Common {
     statistics: u64,
     /// What a part keeps besides the hidden states and logits.
     kept: u64,
-    /// The least that any layer of the profile holds while an action runs.
-    temporary: u64,
 }
 
 impl Common {
@@ -104,7 +100,6 @@ impl Common {
             hidden: before.map_or(0, |before| before.output_bytes),
             statistics: tokens.saturating_mul(STATISTICS),
             kept: tokens.saturating_mul(KEPT),
-            temporary: profile.layers.iter().map(|layer| layer.temporary_bytes).min().unwrap_or(0),
         }
     }
 
@@ -135,10 +130,12 @@ impl Common {
             weight_activation_bytes: Some(
                 self.hidden.saturating_add(bytes(&|part| beyond(part.stash_bytes()))),
             ),
-            temporary_bytes: self
-                .temporary
-                .saturating_add(bytes(&|part| part.temporary_bytes.saturating_sub(self.temporary))),
+            temporary_bytes: bytes(&|part| part.temporary_bytes),
             tensor_sums: parts.iter().filter_map(|part| part.tensor_sums).max(),
+            optimizer_bytes: parts
+                .iter()
+                .all(|part| part.optimizer_bytes.is_some())
+                .then(|| bytes(&|part| part.optimizer_bytes.unwrap_or(0))),
         }
     }
 
@@ -162,10 +159,9 @@ impl Common {
             parameter_bytes: head.parameter_bytes.div_ceil(divisor),
             activation_bytes: kept(head.activation_bytes, self.hidden.saturating_mul(2)),
             weight_activation_bytes: Some(kept(head.stash_bytes(), self.hidden)),
-            temporary_bytes: self
-                .temporary
-                .saturating_add(head.temporary_bytes.saturating_sub(self.temporary).div_ceil(divisor)),
+            temporary_bytes: head.temporary_bytes.div_ceil(divisor),
             tensor_sums: head.tensor_sums,
+            optimizer_bytes: head.optimizer_bytes.map(|bytes| bytes.div_ceil(divisor)),
         };
         let inner =
             LayerProfile { output_bytes: self.hidden.saturating_add(self.statistics), ..last.clone() };

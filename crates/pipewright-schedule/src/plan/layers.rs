@@ -23,6 +23,8 @@ pub(super) struct Layer {
     pub(super) optimizer: f64,
     pub(super) output: u64,
     pub(super) parameters: u64,
+    /// The optimizer's state.
+    pub(super) optimizer_bytes: u64,
     pub(super) activation: u64,
     pub(super) stash: u64,
     /// What it keeps in `activation` and `stash` that the layer before it keeps too, if both are in one stage.
@@ -40,6 +42,8 @@ pub(super) struct Layers {
     pub(super) sharding: Sharding,
     /// What a stage holds all the time besides parameters and optimizer state.
     pub(super) stage_bytes: u64,
+    /// What a rank holds all the time besides its stages.
+    pub(super) rank_bytes: u64,
     state: TrainingState,
     forward: Vec<f64>,
     input: Vec<f64>,
@@ -63,6 +67,9 @@ impl Layers {
             optimizer: layer.optimizer_s,
             output: bytes(layer.output_bytes),
             parameters: layer.parameter_bytes,
+            optimizer_bytes: layer
+                .optimizer_bytes
+                .unwrap_or_else(|| part_of(layer.parameter_bytes, state.optimizer)),
             activation: bytes(layer.activation_bytes),
             stash: bytes(layer.stash_bytes()),
             shared: bytes(shared),
@@ -84,20 +91,23 @@ impl Layers {
         let input = sums(&list, |layer| layer.input);
         let work = sums(&list, |layer| layer.forward + layer.input + layer.weight);
         let sharding = Sharding { shards: state.groups.shards(network.mesh.replicas), window: state.window };
-        Self { list, network, sharding, stage_bytes: profile.stage_bytes, state, forward, input, work }
+        let (stage_bytes, rank_bytes) = (profile.stage_bytes, profile.rank_bytes);
+        Self { list, network, sharding, stage_bytes, rank_bytes, state, forward, input, work }
     }
 
-    /// Returns what training needs for parameters of this size, without their gradients.
-    pub(super) fn state_of(&self, parameters: u64) -> StateBytes {
-        let of = |factor: f64| (parameters as f64 * factor).ceil() as u64;
-        StateBytes { parameters, copy: of(self.state.copy), optimizer: of(self.state.optimizer) }
+    /// Returns what training needs for the parameters of a range of layers, without their gradients.
+    pub(super) fn state_of(&self, layers: &[Layer]) -> StateBytes {
+        let of = |bytes: fn(&Layer) -> u64| layers.iter().map(bytes).fold(0, u64::saturating_add);
+        let parameters = of(|layer| layer.parameters);
+        let copy = part_of(parameters, self.state.copy);
+        StateBytes { parameters, copy, optimizer: of(|layer| layer.optimizer_bytes) }
     }
 
     /// Returns the part of a rank's parameters, gradients and optimizer state that belongs to a layer. If replicas hold
     /// them together, it has the share of the gathered parameters that stages of equal size have, with `chunks` stages on the
     /// rank.
-    pub(super) fn rank_bytes(&self, layer: &Layer, chunks: usize) -> u64 {
-        let state = self.state_of(layer.parameters);
+    pub(super) fn layer_bytes(&self, layer: &Layer, chunks: usize) -> u64 {
+        let state = self.state_of(std::slice::from_ref(layer));
         let part = Sharding { window: 0, ..self.sharding }.held([state]).total();
         let gathered = match self.sharding.shards {
             ..=1 => 0,
@@ -148,6 +158,7 @@ fn divide(layer: &mut Layer, input: u64, sums: u32, network: &Network) {
     layer.recompute = layer.recompute * share + layer.sums;
     layer.optimizer *= share;
     layer.parameters = layer.parameters.div_ceil(ranks);
+    layer.optimizer_bytes = layer.optimizer_bytes.div_ceil(ranks);
     let whole = u64::from(sums).saturating_mul(input);
     let divided = |bytes: u64| {
         let whole = whole.min(bytes);
@@ -156,6 +167,11 @@ fn divide(layer: &mut Layer, input: u64, sums: u32, network: &Network) {
     layer.activation = divided(layer.activation);
     layer.stash = divided(layer.stash);
     layer.temporary = layer.temporary.div_ceil(ranks);
+}
+
+/// Returns a share of the bytes of parameters, rounded up.
+fn part_of(parameters: u64, share: f64) -> u64 {
+    (parameters as f64 * share).ceil() as u64
 }
 
 fn sums(layers: &[Layer], of: impl Fn(&Layer) -> f64) -> Vec<f64> {

@@ -14,8 +14,8 @@
 //!    `F(layers before) + n slowest` and the time of the messages, where `slowest` is the largest `F` of the stages up to
 //!    this one. The first backward of a stage starts when one microbatch has passed all stages, and the input backwards of
 //!    the stages after it. So for any time `t`, the step takes at least `t` and the work of the rank that cannot start
-//!    before `t`. The earliest starts of the first forwards and of the first backwards of its stages are tried for `t`. The
-//!    first one of them is bound 1.
+//!    before `t`. The earliest starts of the first forwards and of the first backwards of its stages are tried for `t`. With
+//!    the first one of them, this is bound 1.
 
 use std::ops::Range;
 

@@ -38,7 +38,7 @@ pub(super) fn descended(
     let (layers, ranks) = (step.layers.count(), class.ranks as usize);
     let mut bytes = vec![0u64];
     for layer in &step.layers.list {
-        let always = step.layers.rank_bytes(layer, class.chunks as usize);
+        let always = step.layers.layer_bytes(layer, class.chunks as usize);
         bytes.push(bytes[bytes.len() - 1].saturating_add(always));
     }
     let mut numbers = Numbers(seed);

@@ -37,6 +37,8 @@ pub(super) struct StageLoad {
     pub(super) state: StateBytes,
     /// What the stage holds all the time besides.
     pub(super) base: u64,
+    /// What its rank holds all the time besides its stages.
+    pub(super) of_rank: u64,
     /// What is held only while an action runs: by the operations of a layer, and the messages of the action.
     pub(super) temporary: u64,
     /// The part of `forward`, and that of `input`, in which tensor-parallel ranks add their results.
@@ -48,7 +50,8 @@ pub(super) struct StageLoad {
 impl StageLoad {
     /// Returns the bytes that a rank with these stages always holds.
     pub(super) fn always<'a>(loads: impl Iterator<Item = &'a Self> + Clone, sharding: Sharding) -> u64 {
-        let base = loads.clone().map(|load| load.base).fold(0, u64::saturating_add);
+        let of_rank = loads.clone().map(|load| load.of_rank).max().unwrap_or(0);
+        let base = loads.clone().map(|load| load.base).fold(of_rank, u64::saturating_add);
         sharding.held(loads.map(|load| load.state)).total().saturating_add(base)
     }
 
@@ -64,13 +67,10 @@ impl StageLoad {
     }
 }
 
-/// Returns what a rank holds beside that: what the action that runs needs, and a tensor that waits between two neighbouring
-/// stages of the rank, where a V turns.
-pub(super) fn passing(own: &[StageIndex], loads: &[StageLoad]) -> u64 {
-    let of = |stage: &StageIndex| loads[stage.index()];
-    let temporary = own.iter().map(|stage| of(stage).temporary).max().unwrap_or(0);
+/// Returns the bytes of tensors that wait between two neighbouring stages of a rank, where a V turns.
+pub(super) fn waiting(own: &[StageIndex], loads: &[StageLoad]) -> u64 {
     let turns = own.windows(2).filter(|pair| pair[0].index() + 1 == pair[1].index());
-    turns.fold(temporary, |sum, pair| sum.saturating_add(of(&pair[0]).output))
+    turns.map(|pair| loads[pair[0].index()].output).fold(0, u64::saturating_add)
 }
 
 /// Returns the loads of all stages. `starts` has the first layer of each stage and the number of layers at the end;
@@ -95,6 +95,7 @@ fn stage_load(layers: &Layers, start: usize, end: usize, recomputes: bool) -> St
         gradient: 0,
         state: StateBytes::default(),
         base: layers.stage_bytes,
+        of_rank: layers.rank_bytes,
         temporary: 0,
         sums: 0.0,
         replica_sums: 0.0,
@@ -113,7 +114,7 @@ fn stage_load(layers: &Layers, start: usize, end: usize, recomputes: bool) -> St
         load.temporary = load.temporary.max(layer.temporary);
         load.sums += layer.sums;
     }
-    load.state = layers.state_of(load.gradient);
+    load.state = layers.state_of(&layers.list[start..end]);
     if recomputes {
         let whole = load.kept;
         load.again = Some(again);

@@ -17,7 +17,7 @@ use crate::plan::order::Order;
 use crate::plan::predict::{PlanChoice, predict};
 use crate::plan::rank_times::Step;
 use crate::plan::request::TrainingState;
-use crate::plan::stage_load::{StageLoad, engine_costs, passing, stage_loads};
+use crate::plan::stage_load::{StageLoad, engine_costs, stage_loads, waiting};
 use crate::profile::{HEAD_PART, LayerProfile, LinkProfile, NodeProfile, Profile};
 use crate::sharding::{ShardGroups, Sharding};
 use crate::simulate::{peak_memory, timed};
@@ -44,8 +44,9 @@ pub(super) fn model(seed: u64, count: usize, ranks: u32, replicas: u32) -> Layer
     let node = NodeProfile { ranks: 1 << number(3) as u32, latency_s: number(4) / 64.0, bytes_per_s: 400.0 };
     let order = [MeshOrder::Replicas, MeshOrder::Pipeline][number(1) as usize];
     let tensor = if number(1) == 0.0 { 1 } else { node.ranks.min(2) };
-    let stage_bytes = number(3) as u64;
-    let mut profile = Profile { stage_bytes, link, layers, node: Some(node), ..Profile::default() };
+    let (stage_bytes, rank_bytes) = (number(3) as u64, number(3) as u64);
+    let mut profile =
+        Profile { stage_bytes, rank_bytes, link, layers, node: Some(node), ..Profile::default() };
     let network = Network::of(&profile, Mesh { tensor, replicas, ranks, order });
     let network = network.filter(|_| number(2) > 0.0).unwrap_or_else(|| {
         profile.node = None;
@@ -71,12 +72,16 @@ fn check(layers: &Layers, order: &Order, layout: &Layout, recompute: &[bool]) ->
         let early = Evaluator::default().time_before(order, &loads, &layers.network, before);
         prop_assert_eq!(early, found.filter(|&time| time < before), "before {}", before);
     }
-    // Gradients are compared in a test of their own: the simulation makes them before what they need is freed.
-    let loads: Vec<StageLoad> = loads.into_iter().map(|load| StageLoad { gradient: 0, ..load }).collect();
+    // Gradients are compared in a test of their own: the simulation makes them before what they need is freed. So is what
+    // an action needs while it runs: here all need the same.
+    let temporary = loads.iter().map(|load| load.temporary).max().unwrap_or(0);
+    let loads: Vec<StageLoad> =
+        loads.into_iter().map(|load| StageLoad { gradient: 0, temporary, ..load }).collect();
     let held = |rank: Rank| -> u64 {
         let own = || order.placement.stages_of(rank).iter().map(|stage| &loads[stage.index()]);
         let state = layers.sharding.held(own().map(|load| load.state)).total();
-        state + layers.stage_bytes * own().count() as u64 + passing(order.placement.stages_of(rank), &loads)
+        let waiting = waiting(order.placement.stages_of(rank), &loads);
+        state + layers.rank_bytes + layers.stage_bytes * own().count() as u64 + waiting + temporary
     };
     let sizes: Vec<_> = engine_costs(layers, &loads).sizes;
     let expected: Vec<u64> = peak_memory(run.timeline(), &sizes)
@@ -116,6 +121,26 @@ fn gradients_take_the_place_of_what_they_need() {
 }
 
 #[test]
+fn an_action_needs_what_the_layers_of_its_stage_need() {
+    let layer = |temporary_bytes, activation_bytes| LayerProfile {
+        kind: "layer".into(),
+        activation_bytes,
+        weight_activation_bytes: Some(0),
+        temporary_bytes,
+        ..LayerProfile::default()
+    };
+    // The first stage needs most, and runs when the second one holds nothing.
+    check_peak_of(vec![layer(50, 10), layer(5, 20)], 2, "0F0,1F0,1B0,0B0\n", 10 + 50);
+    check_peak_of(vec![layer(50, 10), layer(5, 60)], 2, "0F0,1F0,1B0,0B0\n", 10 + 60 + 5);
+    check_peak_of(
+        vec![layer(50, 10), layer(5, 20)],
+        2,
+        "0F0,1F0,0F1,1B0,0B0,1F1,1B1,0B1\n",
+        2 * 10 + 20 + 50,
+    );
+}
+
+#[test]
 fn parts_of_a_head_share_their_hidden_states_in_a_stage() {
     let of = |kind: &str, activation_bytes, stash| LayerProfile {
         kind: kind.into(),
@@ -125,9 +150,8 @@ fn parts_of_a_head_share_their_hidden_states_in_a_stage() {
         ..LayerProfile::default()
     };
     let layers = vec![of("layer", 1, 0), of(HEAD_PART, 24, 17), of(HEAD_PART, 17, 17), of(HEAD_PART, 17, 17)];
-    // A stage that sends 7 bytes holds them while an action runs, and they wait where the next stage follows it.
     check_peak_of(layers.clone(), 1, "0F0,0F1,0I0,0I1,0W0,0W1\n", 2 * (1 + 24 + 10 + 10));
-    check_peak_of(layers[..3].to_vec(), 3, "0F0,1F0,2F0,2B0,1B0,0B0\n", 1 + 24 + 17 + 7 + 7 + 7);
+    check_peak_of(layers[..3].to_vec(), 3, "0F0,1F0,2F0,2B0,1B0,0B0\n", 1 + 24 + 17 + 7 + 7);
     check_peak_of(layers, 1, "0F0,0I0,0F1,0I1,0W0,0W1\n", 17 + 10 + 10 + 1 + 24 + 10 + 10);
 }
 
@@ -159,10 +183,11 @@ fn what_passes_between_two_stages_of_a_rank_waits_there() {
         weight_activation_bytes: Some(0),
         ..LayerProfile::default()
     };
-    // Stage 0 holds its output, of 7 bytes, while an action runs.
     check_peak(&layer, 1, "0F0,0B0\n", 10);
-    check_peak(&layer, 2, "0F0,1F0,1B0,0B0\n", 10 + 10 + 7 + 7);
-    check_peak(&layer, 3, "0F0,1F0,2F0,2B0,1B0,0B0\n", 10 + 10 + 10 + 7 + 7 + 7);
+    check_peak(&layer, 2, "0F0,1F0,1B0,0B0\n", 10 + 10 + 7);
+    check_peak(&layer, 3, "0F0,1F0,2F0,2B0,1B0,0B0\n", 10 + 10 + 10 + 7 + 7);
+    // An action of stage 0 also holds the 7 bytes that it sends or has got.
+    check_peak(&layer, 2, "0F0,1F0,0F1,1B0,0B0,1F1,1B1,0B1\n", 3 * 10 + 7 + 7);
 }
 
 /// Returns random boundaries.

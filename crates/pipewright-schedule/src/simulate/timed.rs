@@ -8,8 +8,9 @@
 //! a stage computes once it is gathered, and `WAIT_REDUCE_GRAD` waits for the reduction; (6) an overlap runs its
 //! forward and then its backward, each with its own tensors, costs and event, and the forward's output leaves when the
 //! forward ends; (7) the messages of skip connections ([`Costs::skips`]) leave when the computation of their tensor
-//! ends, before the sends that follow it; (8) a backward of a stage that is recomputed ([`Costs::recompute`]) first
-//! computes its forward again, once its tensors have arrived, unless that forward was the rank's last computation;
+//! ends, before the sends that follow it; (8) before a backward of a stage that is recomputed ([`Costs::recompute`]), the
+//! rank computes its forward again, unless that forward was the rank's last computation: while the gradients are on their
+//! way, or, if it is recomputed block by block, once they have arrived;
 //! (9) a slice takes its share of the times and bytes of its microbatch ([`StageCosts::of_slice`](crate::costs::StageCosts::of_slice)).
 //! There is one link for each ordered pair of ranks, and messages are buffered: a send does not wait for its receive.
 //!
@@ -186,27 +187,36 @@ impl<'a> Run<'a> {
 
     /// Starts `part` when its tensors have arrived, delivers its output, and returns its end.
     fn compute_part(&mut self, rank: Rank, part: Action) -> Result<f64, BoundaryTensor> {
-        let now = self.ranks[rank.index()].free;
-        let mut latest = Arrival { issued: now, at: now };
-        for arrival in [self.arrival_for(part)?, self.gathered_for(part, now)].into_iter().flatten() {
+        let (tensors, parameters) = (self.arrival_for(part)?, self.gathered_for(part));
+        let again = self.recomputed_by(rank, part);
+        let is_early = !self.costs.recompute.is_by_block();
+        if let Some(forward) = again {
+            let start = self.wait_for(rank, [parameters, tensors.filter(|_| !is_early)]);
+            let end = start + self.costs.of_part(forward, self.program.slices()).again();
+            self.ranks[rank.index()].free = end;
+            self.events[rank.index()].push(Event { rank, action: forward, start, end });
+        }
+        let begin = self.wait_for(rank, [parameters, tensors]);
+        let end = begin + self.duration(part);
+        let state = &mut self.ranks[rank.index()];
+        (state.free, state.computed) = (end, Some(part));
+        self.deliver(rank, part, end);
+        self.events[rank.index()].push(Event { rank, action: part, start: begin, end });
+        Ok(end)
+    }
+
+    /// Makes `rank` wait for arrivals, and returns the end of its wait.
+    fn wait_for(&mut self, rank: Rank, arrivals: [Option<Arrival>; 2]) -> f64 {
+        let state = &mut self.ranks[rank.index()];
+        let mut latest = Arrival { issued: state.free, at: state.free };
+        for arrival in arrivals.into_iter().flatten() {
             if arrival.at > latest.at {
                 latest = arrival;
             }
         }
-        let start = latest.at;
-        let again = self.recomputed_by(rank, part);
-        let slices = self.program.slices();
-        let begin = again.map_or(start, |forward| start + self.costs.of_part(forward, slices).again());
-        let end = begin + self.duration(part);
-        let state = &mut self.ranks[rank.index()];
-        state.exposed += start - latest.issued.max(now);
-        (state.free, state.computed) = (end, Some(part));
-        if let Some(forward) = again {
-            self.events[rank.index()].push(Event { rank, action: forward, start, end: begin });
-        }
-        self.deliver(rank, part, end);
-        self.events[rank.index()].push(Event { rank, action: part, start: begin, end });
-        Ok(end)
+        state.exposed += latest.at - latest.issued.max(state.free);
+        state.free = latest.at;
+        latest.at
     }
 
     /// Returns the forward that a backward computes again.
@@ -245,9 +255,10 @@ impl<'a> Run<'a> {
         Ok(last)
     }
 
-    fn gathered_for(&self, part: Action, now: f64) -> Option<Arrival> {
+    fn gathered_for(&self, part: Action) -> Option<Arrival> {
         let &at = self.gathered.get(part.stage().index())?;
-        Some(Arrival { issued: now, at })
+        // Its messages are in flight all the time.
+        Some(Arrival { issued: 0.0, at })
     }
 
     /// Gives the output of `part` to the neighbouring stage if that is on the same rank, and sends it over the skip

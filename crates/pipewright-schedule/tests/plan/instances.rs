@@ -134,6 +134,7 @@ pub(crate) fn block(kind: &str, weight: f64) -> LayerProfile {
         weight_activation_bytes: None,
         temporary_bytes: 0,
         tensor_sums: None,
+        optimizer_bytes: None,
     }
 }
 

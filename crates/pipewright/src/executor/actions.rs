@@ -94,7 +94,12 @@ impl Executor {
         match action {
             Action::Forward { stage, microbatch } => self.fetch_inputs(stage, microbatch),
             Action::Backward { stage, microbatch } | Action::InputBackward { stage, microbatch } => {
-                self.fetch_gradients(stage, microbatch)
+                match self.fetch_gradients(stage, microbatch)? {
+                    Some(awaited) if self.recompute_early(awaited, stage, microbatch)? => {
+                        self.fetch_gradients(stage, microbatch)
+                    }
+                    fetched => Ok(fetched),
+                }
             }
             Action::Overlap(_) => action.parts().find_map(|part| self.fetch(part).transpose()).transpose(),
             Action::WaitReduceGrad { stage } => Ok(self.awaited_reduction(stage)),

@@ -1,6 +1,7 @@
 //! The allocator that counts large blocks.
 
 use std::alloc::{GlobalAlloc, Layout};
+use std::ptr;
 
 use super::blocks::{self, Block};
 use super::count::of_this_thread;
@@ -19,15 +20,21 @@ fn note(pointer: *mut u8, bytes: usize) -> *mut u8 {
     pointer
 }
 
-// SAFETY: every call is passed on unchanged. Counting neither accesses the memory nor unwinds, and its own allocations
+// SAFETY: every call is passed on unchanged, or fails if the process has reached its limit. Counting neither accesses the memory nor unwinds, and its own allocations
 // are not counted.
 unsafe impl<A: GlobalAlloc> GlobalAlloc for TrackingAllocator<A> {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        if !blocks::may_grow(0, layout.size()) {
+            return note(ptr::null_mut(), layout.size());
+        }
         // SAFETY: the caller's contract is the inner allocator's.
         note(unsafe { self.0.alloc(layout) }, layout.size())
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        if !blocks::may_grow(0, layout.size()) {
+            return note(ptr::null_mut(), layout.size());
+        }
         // SAFETY: as above.
         note(unsafe { self.0.alloc_zeroed(layout) }, layout.size())
     }
@@ -42,6 +49,9 @@ unsafe impl<A: GlobalAlloc> GlobalAlloc for TrackingAllocator<A> {
     }
 
     unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, new_size: usize) -> *mut u8 {
+        if !blocks::may_grow(layout.size(), new_size) {
+            return note(ptr::null_mut(), new_size);
+        }
         let earlier = blocks::counts(layout.size()).then(|| blocks::remove(pointer.addr())).flatten();
         // SAFETY: as above.
         let moved = unsafe { self.0.realloc(pointer, layout, new_size) };

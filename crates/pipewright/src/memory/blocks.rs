@@ -10,7 +10,7 @@
 use std::cell::Cell;
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::count::Count;
@@ -38,6 +38,11 @@ struct Part(Mutex<Blocks>);
 static TABLE: [Part; PARTS] =
     [const { Part(Mutex::new(HashMap::with_hasher(BuildHasherDefault::new()))) }; PARTS];
 
+/// The bytes of all blocks in the table.
+static TOTAL: AtomicU64 = AtomicU64::new(0);
+/// The bytes that all blocks may have together.
+static LIMIT: AtomicU64 = AtomicU64::new(u64::MAX);
+
 /// Whether any block was ever added. Without the allocator the table is empty, and lookups are skipped.
 static IN_USE: AtomicBool = AtomicBool::new(false);
 
@@ -51,6 +56,19 @@ pub(super) fn counts(bytes: usize) -> bool {
     bytes >= SMALLEST && !CHANGING.get()
 }
 
+/// Limits the bytes of all blocks of this process together: an allocation beyond `bytes` fails. Systems that promise more
+/// memory than they have would otherwise end the process without a report.
+pub fn limit_memory(bytes: u64) {
+    LIMIT.store(bytes, Ordering::Relaxed);
+}
+
+/// Returns whether a block may grow from `earlier` to `bytes`, or a new one from 0.
+pub(super) fn may_grow(earlier: usize, bytes: usize) -> bool {
+    let more = bytes.saturating_sub(earlier) as u64;
+    // Small blocks are not in the total.
+    !counts(bytes) || TOTAL.load(Ordering::Relaxed).saturating_add(more) <= LIMIT.load(Ordering::Relaxed)
+}
+
 /// Adds a block. If there is no memory for its entry, the block is not counted.
 pub(super) fn add(address: usize, block: Block) {
     if !IN_USE.load(Ordering::Relaxed) {
@@ -61,6 +79,7 @@ pub(super) fn add(address: usize, block: Block) {
             if let Some(owner) = &block.owner {
                 owner.add(block.bytes as i64);
             }
+            TOTAL.fetch_add(block.bytes as u64, Ordering::Relaxed);
             blocks.insert(address, block);
         }
     });
@@ -69,6 +88,7 @@ pub(super) fn add(address: usize, block: Block) {
 /// Removes a block and subtracts it from its count.
 pub(super) fn remove(address: usize) -> Option<Block> {
     let block = change(address, |blocks| blocks.remove(&address))?;
+    TOTAL.fetch_sub(block.bytes as u64, Ordering::Relaxed);
     if let Some(owner) = &block.owner {
         owner.add(-(block.bytes as i64));
     }

@@ -9,6 +9,7 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 use super::count::{RankPosition, of_this_thread};
+use crate::ids::StepNumber;
 
 /// An allocation that failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,17 +22,24 @@ pub struct Exhaustion {
     pub held: u64,
 }
 
-/// Prints, for example, `step 3: rank 1, stage 1, microbatch 0, action 1F0: no memory is left: ...`.
+/// Prints, for example, `step 3: rank 1, stage 1, microbatch 0, action 1F0: no memory is left: ...`. A rank that runs no
+/// action makes its stages before step 1, and updates them after its last action of a step.
 impl fmt::Display for Exhaustion {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(RankPosition { rank, step, action }) = self.place {
             write!(f, "step {step}: rank {rank}")?;
-            if let Some(action) = action {
-                write!(f, ", stage {}", action.stage())?;
-                if let Some(microbatch) = action.microbatch() {
-                    write!(f, ", microbatch {microbatch}")?;
+            match action {
+                Some(action) => {
+                    write!(f, ", stage {}", action.stage())?;
+                    if let Some(microbatch) = action.microbatch() {
+                        write!(f, ", microbatch {microbatch}")?;
+                    }
+                    write!(f, ", action {action}")?;
                 }
-                write!(f, ", action {action}")?;
+                None if step == StepNumber::default() => f.write_str(", while its stages are made")?,
+                None => {
+                    f.write_str(", after its last action: in the update or in a copy for a checkpoint")?
+                }
             }
             f.write_str(": ")?;
         }
@@ -58,7 +66,7 @@ thread_local! {
 /// Its own allocations may fail, so it should not allocate. Other threads whose allocations fail meanwhile sleep.
 ///
 /// If the system kills the process, for example because it exceeds its control group's limit, the function is not
-/// called.
+/// called. A limit that is not above the system's prevents that ([`limit_memory`](super::limit_memory)).
 pub fn on_exhaustion(handler: fn(&Exhaustion) -> !) {
     let _ = HANDLER.set(handler);
 }

@@ -20,6 +20,7 @@ mod count;
 mod exhaustion;
 
 pub use allocator::TrackingAllocator;
+pub use blocks::limit_memory;
 pub use count::RankPosition;
 pub(crate) use count::{RankMemory, held_and_peak, restart_peak};
 pub use exhaustion::{Exhaustion, on_exhaustion};

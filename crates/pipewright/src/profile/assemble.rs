@@ -41,8 +41,9 @@ impl Measured {
         let measured = link.map(|link| LinkProfile::new(link.latency_s, link.bytes_per_s));
         let link =
             LinkProfile { reduce_bytes_per_s: self.reduce_bytes_per_s, ..measured.unwrap_or(assumed_link) };
-        let stage_bytes = self.stage_bytes.unwrap_or(0);
-        let mut profile = Profile { rows: self.rows, stage_bytes, link, layers, ..Profile::default() };
+        let [stage_bytes, rank_bytes] = [self.stage_bytes, self.rank_bytes].map(Option::unwrap_or_default);
+        let mut profile =
+            Profile { rows: self.rows, stage_bytes, rank_bytes, link, layers, ..Profile::default() };
         if measured.is_none() {
             assume_link(&mut profile);
         }

@@ -33,6 +33,9 @@ pub struct MeasureConfig {
     pub time_limit: Duration,
     /// The memory that all ranks may use together; with less than that, one layer of each kind is measured.
     pub memory: Option<u64>,
+    /// For each layer of the model, the bytes of its parameters and of what training holds for them all the time: the
+    /// optimizer's state, and the copy of half precision. If empty, parameters in single precision with two moments.
+    pub state_bytes: Vec<u64>,
 }
 
 impl Default for MeasureConfig {
@@ -46,12 +49,15 @@ impl Default for MeasureConfig {
             steps: 12,
             time_limit: Duration::from_secs(8),
             memory: None,
+            state_bytes: Vec::new(),
         }
     }
 }
 
 /// The tensors of a parameter's size that training holds: the parameter, its gradient and two moments.
 const TENSORS: u64 = 4;
+/// The bytes of a parameter with two moments.
+const STATE_BYTES: u64 = 12;
 /// The steps before those that count.
 const WARM_UP: u32 = 2;
 /// The steps that are taken whatever their time.
@@ -80,7 +86,12 @@ where
     let ranks = config.ranks.max(1);
     let sample = sample(model, config, ranks);
     let split = sample.split();
-    let mut collection = Collection::new(&sample, &split, model, config.rows);
+    let parameters = model.layers.iter().map(|layer| layer.parameters);
+    let state = match config.state_bytes.len() == model.layers.len() {
+        true => config.state_bytes.clone(),
+        false => parameters.map(|number| number.saturating_mul(STATE_BYTES)).collect(),
+    };
+    let mut collection = Collection::new(&sample, &split, model, state, config.rows);
     // Recomputation has one figure a layer and needs fewer steps. Each layer is then a stage, which shows what a stage holds.
     let runs = [
         Run { recompute: Recompute::None, steps: config.steps, time: config.time_limit * 2 / 3 },

@@ -42,6 +42,10 @@ impl<M: StageBody> StageCompute for TrainingStage<M> {
         Ok(forwarded)
     }
 
+    fn recompute(&mut self, microbatch: Microbatch) -> Result<bool, StageError> {
+        self.record_early(microbatch)
+    }
+
     fn begin_backward(&mut self, microbatch: Microbatch, gradients: OptionalTensors) -> BackwardState {
         let in_flight = self.in_flight.remove(&microbatch);
         let in_flight = in_flight.expect("a validated program runs a forward before its backward");

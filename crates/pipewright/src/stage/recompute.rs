@@ -5,6 +5,8 @@
 //! inputs, in the same context, so random streams draw the same numbers, and then runs the backward of that tape. It
 //! reports no loss a second time, and running statistics return to the values before it.
 //!
+//! A forward as a whole may run again before the gradients have arrived, while the rank would be idle.
+//!
 //! A stage is recomputed as its forward ran: as a whole, or block by block ([`StageBody::blocks`]). By block, it keeps the
 //! inputs of each block, and a backward records one block at a time, from the last to the first.
 //!
@@ -25,8 +27,9 @@ use std::collections::HashMap;
 
 use burn::module::{ModuleMapper, Param};
 use burn::tensor::Tensor;
+use pipewright_schedule::Microbatch;
 
-use super::backward::{Kept, Part};
+use super::backward::{InFlight, Kept, Part};
 use super::body::StageBody;
 use super::error::StageError;
 use super::forward::{ForwardState, copied};
@@ -67,6 +70,33 @@ impl<M: StageBody> TrainingStage<M> {
             None => as_promised(found.outputs, promised),
         };
         Ok(Forwarded { outputs, ..found })
+    }
+
+    /// Computes the forward of a microbatch again, as a whole, and keeps its tape. Running statistics then have the values
+    /// from before. Returns false if the forward has its tape, or ran block by block.
+    pub(super) fn record_early(&mut self, microbatch: Microbatch) -> Result<bool, StageError> {
+        let is_saved = |in_flight: &InFlight| {
+            in_flight
+                .parts
+                .iter()
+                .all(|part| part.segment == Segment::Whole && matches!(part.kept, Kept::Inputs(_)))
+        };
+        if !self.in_flight.get(&microbatch).is_some_and(is_saved) {
+            return Ok(false);
+        }
+        let buffers = self.buffers();
+        let mut in_flight = self.in_flight.remove(&microbatch);
+        if let Some(InFlight { parts, pass: Some(pass) }) = &mut in_flight {
+            for part in parts {
+                if let Kept::Inputs(inputs) = &mut part.kept {
+                    let tape = self.record_again(part.segment, std::mem::take(inputs), pass)?;
+                    part.kept = Kept::Recorded(Box::new(tape));
+                }
+            }
+        }
+        self.in_flight.extend(in_flight.map(|in_flight| (microbatch, in_flight)));
+        self.restore_buffers(buffers);
+        Ok(true)
     }
 
     /// Computes a segment again and records its backward.

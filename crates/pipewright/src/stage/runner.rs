@@ -83,6 +83,10 @@ pub(crate) trait StageCompute: Send {
     /// Ends a forward that has run all blocks, and keeps the tensors that its backward needs. An evaluation keeps none.
     fn finish_forward(&mut self, forward: ForwardState) -> Result<Forwarded, StageError>;
 
+    /// Computes the forward of a microbatch again if the stage has kept only its inputs, so that the backward does not need
+    /// to. Returns whether it did. A forward that is recomputed block by block is left to the backward.
+    fn recompute(&mut self, microbatch: Microbatch) -> Result<bool, StageError>;
+
     /// Begins the backward of a microbatch with the gradients of the outputs.
     fn begin_backward(&mut self, microbatch: Microbatch, gradients: OptionalTensors) -> BackwardState;
 

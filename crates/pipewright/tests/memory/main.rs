@@ -1,6 +1,7 @@
 //! The bytes that ranks hold, as the allocator of this program counts them.
 
 mod drift;
+mod limit;
 mod shards;
 mod shared;
 mod slices;

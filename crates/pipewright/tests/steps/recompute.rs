@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
 use burn::module::{Module, Param};
 use burn::nn::{BatchNorm, BatchNormConfig, LinearConfig};
@@ -180,6 +181,58 @@ fn the_timeline_shows_the_second_forward_unless_the_backward_follows_at_once() {
         compute.windows(2).all(|pair| pair[0].end <= pair[1].start + 1e-6),
         "computations do not overlap"
     );
+}
+
+/// A layer that counts its forwards, or waits in its own until another one has counted that many.
+#[derive(Module, Debug)]
+struct Watched {
+    linear: Linear,
+    #[module(skip)]
+    calls: Arc<AtomicUsize>,
+    #[module(skip)]
+    awaits: Option<usize>,
+}
+
+impl StageModule for Watched {
+    type Input = Tensor<2>;
+    type Output = Tensor<2>;
+
+    fn forward(&self, input: Tensor<2>, _context: &StageContext) -> Tensor<2> {
+        let deadline = Instant::now() + Duration::from_secs(20);
+        match self.awaits {
+            None => drop(self.calls.fetch_add(1, Ordering::Relaxed)),
+            Some(count) => {
+                while self.calls.load(Ordering::Relaxed) < count && Instant::now() < deadline {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+            }
+        }
+        self.linear.forward(input)
+    }
+}
+
+#[test]
+fn a_forward_runs_again_while_its_gradients_are_on_their_way() {
+    let calls = Arc::new(AtomicUsize::new(0));
+    // The other rank returns no gradient before a forward has run a second time.
+    let once_more = MICROBATCHES as usize + 1;
+    let of_stages = [None, Some(once_more)];
+    let counted = calls.clone();
+    let make = move |stage: StageIndex| -> Result<Stage, std::convert::Infallible> {
+        let weight = Param::from_data(numbers(0, [WIDTH, WIDTH]), &Device::flex().autodiff());
+        let linear = Linear { weight, bias: None };
+        let module = Watched { linear, calls: counted.clone(), awaits: of_stages[stage.index()] };
+        let stage_of = if stage.get() == 1 { Stage::with_loss(module, loss) } else { Stage::new(module) };
+        Ok(stage_of.with_prefix(&format!("layers.{stage}")))
+    };
+    let recompute = Recompute::Stages([StageIndex::new(0)].into());
+    let config = PipelineConfig { recompute, ..config() };
+    let program = program("gpipe", 2, MICROBATCHES);
+    let mut pipeline = Pipeline::launch(program, World::local(2), &config, make).expect("it starts");
+    let summary = step(&mut pipeline, 0);
+    assert!(summary.wall < Duration::from_secs(20), "the forward ran again with its backward");
+    assert_eq!(calls.load(Ordering::Relaxed), 2 * MICROBATCHES as usize);
+    assert_eq!(forwards(&summary, 0), 2 * MICROBATCHES as usize);
 }
 
 #[test]
