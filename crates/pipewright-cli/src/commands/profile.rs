@@ -164,6 +164,7 @@ mod tests {
                 kinds: vec![kind],
                 reduce_bytes_per_s: None,
                 stage_bytes: None,
+                rank_bytes: None,
             };
             busy_note(&measured, &layers)
         };
