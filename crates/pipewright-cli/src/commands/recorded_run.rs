@@ -12,7 +12,7 @@ use pipewright_schedule::lower::for_training;
 use pipewright_schedule::measured::{costs_of, join_replicas, on_one_clock, program_of, replicas};
 use pipewright_schedule::partition::partition;
 use pipewright_schedule::picture::RecordedStep;
-use pipewright_schedule::{Costs, Program, Recompute, ScheduleSpec, Timeline, generate};
+use pipewright_schedule::{Action, Costs, Program, Recompute, ScheduleSpec, Timeline, generate};
 
 use crate::commands::layer_sizes::{layers_of, stage_sizes};
 use crate::commands::other_sizes::other_sizes;
@@ -28,10 +28,13 @@ use crate::run_record::{RecordedTimeline, require_run, timelines};
 /// A run with everything that its page shows.
 pub(super) struct RecordedRun {
     pub(super) title: String,
+    /// The recorded steps that ran the program.
     pub(super) steps: Vec<RecordedStep>,
+    /// The number of recorded steps that ran another program.
+    pub(super) left_out: usize,
     /// The program of the last step, of one replica.
     pub(super) program: Program,
-    /// The median costs of the recorded steps that ran this program.
+    /// The median costs of `steps`.
     pub(super) costs: Costs,
     /// The sizes of each stage in bytes; empty if they are not known.
     pub(super) sizes: Vec<StageSizes>,
@@ -53,18 +56,16 @@ impl RecordedRun {
         }
         let (_, last) = steps.last().expect("a run without timelines is refused");
         let program = program_of(&last[0]).map_err(located)?;
-        // A resumed run may have had another cut in earlier steps. The first step also warms up caches.
-        let comparable =
-            |replica: &&Timeline| program_of(replica).is_ok_and(|other| same_size(&other, &program));
-        let all: Vec<Timeline> = steps
-            .iter()
-            .filter(|(step, _)| *step > 1 || steps.len() == 1)
-            .flat_map(|(_, replicas)| replicas)
-            .filter(comparable)
-            .cloned()
-            .collect();
-        let costs = costs_of(&all);
         let count = last.len();
+        // A resumed run may have had another cut or another schedule in earlier steps, so the prediction and the sizes of
+        // the stages are not theirs.
+        let recorded = steps.len();
+        steps.retain(|(_, replicas)| {
+            program_of(&replicas[0]).is_ok_and(|other| computes_the_same(&other, &program))
+        });
+        // The first step also warms up caches.
+        let warm = steps.iter().filter(|(step, _)| *step > 1 || steps.len() == 1);
+        let costs = costs_of(&warm.flat_map(|(_, replicas)| replicas).cloned().collect::<Vec<Timeline>>());
         let settings = load_settings(Some(&run.join(CONFIG)), &[]).ok().map(|loaded| loaded.settings);
         let title = title(run, &program, count, settings.as_ref());
         let sizes = settings.as_ref().and_then(|settings| sizes(settings, &program)).unwrap_or_default();
@@ -73,14 +74,19 @@ impl RecordedRun {
             step,
             timeline: join_replicas(&replicas),
         };
-        let steps = steps.into_iter().map(joined).collect();
-        Ok(Self { title, steps, program, costs, sizes, other_programs: others })
+        let steps: Vec<RecordedStep> = steps.into_iter().map(joined).collect();
+        let left_out = recorded - steps.len();
+        Ok(Self { title, steps, left_out, program, costs, sizes, other_programs: others })
     }
 }
 
-fn same_size(one: &Program, other: &Program) -> bool {
-    let size = |program: &Program| (program.microbatches(), program.slices());
-    one.placement() == other.placement() && size(one) == size(other)
+/// Returns whether the ranks of both programs run the same computations in the same order.
+fn computes_the_same(one: &Program, other: &Program) -> bool {
+    let computations = |program: &Program| -> Vec<Vec<Action>> {
+        let row = |row: &Vec<Action>| row.iter().copied().filter(|action| action.is_compute()).collect();
+        program.rows().iter().map(row).collect()
+    };
+    one.slices() == other.slices() && computations(one) == computations(other)
 }
 
 fn title(run: &Path, program: &Program, replicas: usize, settings: Option<&Settings>) -> String {

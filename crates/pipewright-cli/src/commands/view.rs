@@ -65,6 +65,7 @@ fn run_page(arguments: &ViewArguments) -> Result<String, Failure> {
         program: &run.program,
         costs: &run.costs,
         steps: &run.steps,
+        left_out: run.left_out,
         other_programs: &run.other_programs,
     }))
 }
@@ -96,6 +97,7 @@ fn schedule_page(arguments: &ViewArguments) -> Result<String, Failure> {
         program: &timed_program.program,
         costs: &costs,
         steps: &[],
+        left_out: 0,
         other_programs: &other_programs,
     }))
 }

@@ -69,9 +69,10 @@ struct Figures {
     tokens_per_second: Option<f64>,
     step_ms: Option<f64>,
     predicted_step_ms: Option<f64>,
+    /// The share of the time in which ranks do not compute, a mean over the ranks.
     bubble: Option<f64>,
     exposed: Option<f64>,
-    /// The share of the time in which each rank computes: the mean over the run, or that of the last step.
+    /// The share of the time in which each rank computes: the median over the run, or that of the last step.
     utilisation: Vec<f64>,
     peak_bytes: Vec<f64>,
 }
@@ -156,7 +157,8 @@ impl Figures {
             tokens_per_second: median_of(|step| step.tokens_per_second),
             step_ms: median_of(|step| step.step_ms),
             predicted_step_ms: median_of(|step| step.predicted_step_ms),
-            bubble: median_of(|step| step.bubble_fraction),
+            bubble: median_of(|step| step.bubble_fraction)
+                .or_else(|| Some(run.timeline.as_ref()?.bubble_fraction())),
             exposed: median_of(|step| step.exposed_comm_fraction),
             utilisation: utilisation(run),
             peak_bytes: peaks(steps),
@@ -229,5 +231,24 @@ mod tests {
         assert_eq!(run["figures"]["peak_bytes"], serde_json::json!([2.0, 9.0]));
         assert_eq!(run["series"]["auxiliary moe_z"]["mean"], serde_json::json!([null, null, 0.5]));
         assert!(run["series"].get("total").is_none(), "{run}");
+    }
+
+    #[test]
+    fn a_run_without_metrics_has_the_bubble_of_its_timeline() {
+        let event = |rank, end| pipewright_schedule::Event {
+            rank: pipewright_schedule::Rank::new(rank),
+            action: "0F0".parse().expect("an action"),
+            start: 0.0,
+            end,
+        };
+        let source = RunSource {
+            name: "a".to_owned(),
+            steps: Vec::new(),
+            config: String::new(),
+            timeline: Some(Timeline::new(2, vec![event(0, 4.0), event(1, 2.0)])),
+            links: RunLinks::default(),
+        };
+        let figures = Figures::of(&source);
+        assert_eq!((figures.bubble, figures.utilisation), (Some(0.25), vec![1.0, 0.5]));
     }
 }

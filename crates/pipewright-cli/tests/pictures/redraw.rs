@@ -39,9 +39,10 @@ fn check(name: &str, made: &Made) {
     // During the first sweep the browser compiles the page's script, so its times do not count.
     sweep(&mut browser);
     let mut rows = sweep(&mut browser);
-    // Other programs may use the processor at the same time, so slow results are measured again.
-    for _ in 0..5 {
-        if rows.iter().all(|row| row[1] <= FRAME) {
+    // Other programs may use the processor at the same time, so slow results are measured again, and the best median of
+    // each zoom counts.
+    for _ in 0..10 {
+        if rows.iter().all(|row| row[2] <= FRAME) {
             break;
         }
         for (row, again) in rows.iter_mut().zip(sweep(&mut browser)) {
@@ -49,8 +50,8 @@ fn check(name: &str, made: &Made) {
         }
     }
     report(name, &rows);
-    for [zoom, fastest, _] in rows {
-        assert!(fastest <= FRAME, "{name} at zoom {zoom}: {fastest:.1} ms");
+    for [zoom, _, median] in rows {
+        assert!(median <= FRAME, "{name} at zoom {zoom}: median {median:.1} ms");
     }
 }
 

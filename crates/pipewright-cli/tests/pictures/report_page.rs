@@ -110,7 +110,13 @@ fn runs_are_compared_side_by_side() {
         figures.contains("steps\t4,000\t50") && figures.contains("memory, largest rank\t2.0 MiB\t–"),
         "{figures}"
     );
-    assert!(figures.contains("98.5 ms (measured +1.5 %)"), "{figures}");
+    assert!(figures.contains("98.5 ms (measured +1.5\u{a0}%)"), "{figures}");
+    // Both are of the same steps and ranks, so together they are the whole.
+    assert!(
+        figures.contains("bubble, median\t25.0\u{a0}%")
+            && figures.contains("utilisation (without the bubble)\t75.0\u{a0}%"),
+        "{figures}"
+    );
     let differences = browser.text("#config");
     assert!(
         differences.contains("run.steps\t4000\t50") && !differences.contains("run.seed\t"),
@@ -145,6 +151,85 @@ fn runs_are_compared_side_by_side() {
     let rough = browser.value("document.querySelector('path:not(.range)').getAttribute('d')");
     browser.enter("#smooth", "50");
     assert_ne!(browser.value("document.querySelector('path:not(.range)').getAttribute('d')"), rough);
+}
+
+#[test]
+fn entries_of_a_list_are_compared_one_by_one() {
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    for (name, rate) in [("a", 0.1), ("b", 0.2)] {
+        write_run(folder.path(), name, 3, "[5,6]");
+        let groups = format!(
+            "[[optimizer.groups]]\nparameters = [\"head\"]\nlearning_rate = {rate}\n\n\
+             [[optimizer.groups]]\nparameters = [\"norm\"]\nlearning_rate = 0.3\n\n[run]\nseed = 42\n"
+        );
+        fs::write(folder.path().join(name).join("config.toml"), groups).expect("a file");
+    }
+    report(folder.path(), &["a", "b"]);
+    let Some(mut browser) = Browser::open(&folder.path().join("report.html"), 1400, 900) else { return };
+    let differences = browser.text("#config table");
+    assert!(differences.contains("optimizer.groups.0.learning_rate\t0.1\t0.2"), "{differences}");
+    assert!(!differences.contains("groups.1") && !differences.contains("seed"), "{differences}");
+    assert!(browser.holds("keysOf(runs[1].config).get('run.seed') === '42'"));
+}
+
+#[test]
+fn marks_of_axes_are_round_and_at_least_two() {
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    write_run(folder.path(), "a", 20, "[5,6]");
+    report(folder.path(), &["a"]);
+    let Some(mut browser) = Browser::open(&folder.path().join("report.html"), 1400, 900) else { return };
+    let mut check = |script: &str, expected: &[&str]| {
+        assert_eq!(browser.value(script), serde_json::json!(expected), "{script}");
+    };
+    let times = |least: f64, most: f64, count: u32| {
+        format!(
+            "(({{ ticks, step }}) => ticks.map((tick) => clockMark(tick, step)))(ticksOf({least}, {most}, {count}, clockSteps))"
+        )
+    };
+    check(&times(1.0, 7000.0, 4), &["30:00", "1:00:00", "1:30:00"]);
+    check(&times(0.0, 6000.0, 3), &["0:00", "1:00:00"]);
+    check(&times(5.0, 190.0, 4), &["1:00", "2:00", "3:00"]);
+    check(&times(0.4, 2.1, 4), &["0.5 s", "1 s", "1.5 s", "2 s"]);
+    check(&times(0.0, 150_000.0, 4), &["0:00", "15:00:00", "30:00:00"]);
+    // A single mark would not show the scale: 5 is the only multiple of 5.
+    check("ticksOf(1, 9.9, 2).ticks.map(String)", &["2", "4", "6", "8"]);
+    let logs = |least: f64, most: f64| {
+        format!(
+            "logTicksOf(Math.log10({least}), Math.log10({most}), 5).map((tick) => significant(10 ** tick))"
+        )
+    };
+    check(&logs(2.9, 5.6), &["3", "4", "5"]);
+    check(&logs(0.8, 30.0), &["1", "2", "5", "10", "20"]);
+    check(&logs(0.001, 2e4), &["0.01", "1", "100", "10000"]);
+    // Every axis of this run has two marks at least, and whole numbers of steps.
+    for axis in ["steps", "tokens", "seconds"] {
+        browser.enter("#axis", axis);
+        let fewest = "Math.min(...[...document.querySelectorAll('figure svg')].map((picture) =>
+            [...picture.querySelectorAll('.grid')].filter((mark) => mark.getAttribute('x1') === mark.getAttribute('x2')).length))";
+        assert!(browser.number(fewest) >= 2.0, "{axis}");
+    }
+    assert!(browser.text("#controls").contains("logarithmic loss and gradient norm"));
+}
+
+#[test]
+fn points_at_the_edges_of_a_chart_are_whole() {
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    write_run(folder.path(), "a", 40, "[5,6]");
+    report(folder.path(), &["a"]);
+    let Some(mut browser) = Browser::open(&folder.path().join("report.html"), 1400, 900) else { return };
+    let cut = "[...document.querySelectorAll('circle')].filter((point) => {
+        const region = document.querySelector(point.parentNode.getAttribute('clip-path').slice(4, -1) + ' rect');
+        const [x, y, width, height] = ['x', 'y', 'width', 'height'].map((name) => +region.getAttribute(name));
+        const [cx, cy, r] = ['cx', 'cy', 'r'].map((name) => +point.getAttribute(name));
+        return cx - r < x || cx + r > x + width || cy - r < y || cy + r > y + height;
+    }).length";
+    assert!(
+        browser.holds("document.querySelectorAll('circle').length === 4"),
+        "a validation every ten steps"
+    );
+    assert_eq!(browser.number(cut), 0.0);
+    // The lowest value has room below it.
+    assert!(browser.holds("charts[0].bottom < Math.min(...charts[0].lines.flatMap(({ values }) => values.filter((value) => value !== null)))"));
 }
 
 #[test]

@@ -167,6 +167,44 @@ fn the_what_if_panel_simulates_as_the_command_does() {
 }
 
 #[test]
+fn names_letters_legend_and_help_fit_the_timelines_that_the_page_has() {
+    let Some((_made, mut browser)) = open("1f1b --ranks 32 --microbatches 32", 1400) else { return };
+    // Rows are too low for the name of the timeline.
+    let texts = browser.texts();
+    assert!(texts.contains(&"rank 0".to_owned()) && !texts.contains(&"rank 0 p".to_owned()), "{texts:?}");
+    assert!(browser.text("#legend").contains("message"), "{}", browser.text("#legend"));
+    assert!(
+        browser.holds("document.getElementById('help-steps').hidden"),
+        "a schedule has no recorded steps"
+    );
+    assert!(!browser.text("#help").contains("steps"), "{}", browser.text("#help"));
+    browser.enter("#whatif-hop", "500");
+    browser.resize(1400, 1500);
+    browser.frame();
+    let texts = browser.texts();
+    assert!(["rank 0 p", "rank 0 w"].iter().all(|name| texts.iter().any(|text| text == name)), "{texts:?}");
+    assert!(browser.text("#legend").contains("p: predicted, w: what if"), "{}", browser.text("#legend"));
+    // No entry of the help is broken in two.
+    for width in [700, 1000, 1300] {
+        browser.resize(width, 800);
+        assert!(browser.holds("[...document.querySelectorAll('#help span:not([hidden])')].every((entry) => new Set([...entry.getClientRects()].map(({ top }) => top)).size === 1)"), "{width}");
+    }
+}
+
+#[test]
+fn halves_of_an_overlap_are_separate_actions() {
+    let Some((_made, mut browser)) = open("dualpipev --ranks 4 --microbatches 10 --cost hop=0.1", 1400)
+    else {
+        return;
+    };
+    // The message of the first half leaves before the second half ends, so a cause may be a half.
+    assert!(browser.holds("ranks.every(({ cells }) => !cells.kind.includes(overlap))"));
+    let halves = "(from) => ranks.some((lane) => lane.cells.start.some((start, at) => causeOf(lane, at).via === 'message'
+        && data.kinds[causeOf(lane, at).lane.cells.kind[causeOf(lane, at).at]][0] === from))";
+    assert!(browser.holds(&format!("({halves})('F') && ({halves})('B')")));
+}
+
+#[test]
 fn screen_readers_get_names_and_the_table() {
     let Some((_made, mut browser)) = open(SMALL, 1000) else { return };
     let nodes = browser.accessible();

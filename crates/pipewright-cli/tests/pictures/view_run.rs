@@ -61,6 +61,27 @@ fn a_run_keeps_timelines_and_its_page_shows_them() {
     let ratio = browser.number("predictedSource.end / measuredSource().end");
     assert!(ratio > 0.02 && ratio < 50.0, "{ratio}");
     assert!(browser.text("#figures").contains("step 12 "), "{}", browser.text("#figures"));
+    // The page says which steps its medians are from, and that times and memory are not those of the whole step.
+    assert!(
+        browser.text("#why").contains("The update after it is not part of them"),
+        "{}",
+        browser.text("#why")
+    );
+    assert!(
+        browser.text("#whatif").contains("Times are medians over all recorded steps but the first."),
+        "{}",
+        browser.text("#whatif")
+    );
+    assert!(
+        browser.holds("slowActions(measuredSource()).length === 0")
+            || browser.text("#why").contains("longer than the median of its stage in this step")
+    );
+    assert!(browser.text("#bar").contains("memory, computed"));
+    let tips = "[0, 1].map((index) => describe({ rank: ranks[index], time: whole / 2 })[1])";
+    assert!(browser.holds(&format!(
+        "{tips}[0].endsWith(', computed for activations only') && !{tips}[1].includes('computed')"
+    )));
+    assert!(browser.holds("!document.getElementById('help-steps').hidden"));
     browser.key("[", "[");
     assert!(browser.holds("measuredSource().step === data.view.steps.at(-2).step"));
     browser.enter("#step", "0");
@@ -99,6 +120,47 @@ fn replicas_share_the_prediction() {
     assert!(browser.holds("ranks.length === 6 && measuredSource().lanes.length === 4"));
     assert!(browser.holds("measuredSource().lanes.map(({ replica }) => replica).join() === '0,0,1,1'"));
     assert!(browser.holds("criticalPath(measuredSource()).length > 3"));
+    // The step ends when the gradients are summed, as in the metrics. This is after the last computation.
+    let metrics = fs::read_to_string(folder.path().join("out/metrics.jsonl")).expect("metrics");
+    let last: serde_json::Value =
+        serde_json::from_str(metrics.lines().last().expect("a line")).expect("metrics");
+    let bubble = last["bubble_fraction"].as_f64().expect("a number");
+    let shown = browser.number("bubbleShare(measuredSource())");
+    assert!((shown - bubble).abs() < 1e-3, "{shown}, not {bubble}");
+    // Gaps of a measured step that are too short to have a cause are in no part of its path.
+    for (source, tolerance) in [("measuredSource()", 0.1), ("predictedSource", 1e-6)] {
+        let ends = format!(
+            "Math.max(...{source}.lanes.flatMap(({{ bars }}) => bars.end)) <= {source}.end * (1 + 1e-6)"
+        );
+        assert!(browser.holds(&ends), "{source}");
+        let sum = format!(
+            "[...timesOfStep({source}).values()].reduce((sum, time) => sum + time, 0) / {source}.end"
+        );
+        let sum = browser.number(&sum);
+        assert!((sum - 1.0).abs() < tolerance, "{source}: {sum}");
+    }
+    let waits = "predictedSource.lanes.some(({ bars }) => bars.kind.some((kind) => data.kinds[kind][0] === 'WAIT_REDUCE_GRAD'))";
+    assert!(browser.holds(waits));
+    assert!(browser.text("#legend").contains("gather, reduce"), "{}", browser.text("#legend"));
+}
+
+#[test]
+fn steps_before_another_cut_are_left_out() {
+    let folder = trained(&["run.timelines=3", "run.checkpoint_every=12"]);
+    let resumed = ["resume", "out", "--set", "pipeline.ranks=1", "--set", "run.steps=16"];
+    let output = pipewright(folder.path(), &resumed);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let output = pipewright(folder.path(), &["view", "out", "-o", "view.html"]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let Some(mut browser) = Browser::open(&folder.path().join("view.html"), 1400, 900) else { return };
+    assert!(browser.holds("data.view.steps.length > 0 && data.view.steps.every(({ step, ranks }) => step > 12 && ranks.length === 1)"));
+    let (note, shown) = (browser.text("#note"), browser.number("data.view.steps.length"));
+    let numbers: Vec<f64> = note.split(' ').filter_map(|word| word.parse().ok()).collect();
+    assert!(
+        note.contains("recorded steps are left out: they ran another program than the last step"),
+        "{note}"
+    );
+    assert!(numbers.len() == 2 && numbers[0] >= 4.0 && numbers[1] == numbers[0] + shown, "{note}");
 }
 
 #[test]

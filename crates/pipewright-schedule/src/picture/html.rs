@@ -5,6 +5,7 @@
 //! readers. The page's markup, style and scripts are in the folder `page`; this file joins them with the colours, the
 //! legend, the table and the data.
 
+use std::collections::BTreeSet;
 use std::fmt::Write;
 
 use crate::ids::Rank;
@@ -40,7 +41,7 @@ pub fn html(timeline: &Timeline, settings: &PictureSettings<'_>) -> String {
     // title.
     include_str!("page/page.html")
         .replace("{{style}}", &style)
-        .replace("{{legend}}", &(legend(timeline, &chunks) + &bubble(timeline)))
+        .replace("{{legend}}", &(legend(&occurring(timeline), &chunks) + &bubble(timeline)))
         .replace("{{table}}", &table(timeline, &chunks, settings))
         .replace("{{title}}", &escaped(settings.title).replace('{', "&#123;"))
         .replace("{{script}}", &script)
@@ -72,10 +73,10 @@ fn bubble(timeline: &Timeline) -> String {
     format!("<li><i class=\"bubble\"></i>bubble, {bubble:.1} %</li>")
 }
 
-/// Returns the sorts that occur with their shades, and the meaning of the shades.
-pub(super) fn legend(timeline: &Timeline, chunks: &Chunks) -> String {
+/// Returns the sorts of actions with their shades, and the meaning of the shades.
+pub(super) fn legend(sorts: &BTreeSet<Sort>, chunks: &Chunks) -> String {
     let mut legend = String::new();
-    for sort in occurring(timeline) {
+    for &sort in sorts {
         let shades = LIGHT.shades(sort, chunks.most()).len();
         let fills = (0..shades).map(|chunk| {
             let (from, to) = (chunk * 100 / shades, (chunk + 1) * 100 / shades);

@@ -12,7 +12,7 @@ use crate::csv::print_program;
 use crate::picture::chunks::Chunks;
 use crate::picture::html::{self, legend, table, variables};
 use crate::picture::page_data::{Clock, PageData, RankData, page, ranks};
-use crate::picture::palette::{DARK, LIGHT};
+use crate::picture::palette::{DARK, LIGHT, Sort, occurring};
 use crate::picture::{PictureSettings, escaped};
 use crate::schedule::Program;
 use crate::timeline::Timeline;
@@ -54,6 +54,8 @@ pub struct View<'a> {
     pub costs: &'a Costs,
     /// The measured steps in their order; none for a schedule that has not run.
     pub steps: &'a [RecordedStep],
+    /// The number of measured steps that are not in `steps` because they ran another program. The page mentions them.
+    pub left_out: usize,
     /// The same schedule for other numbers of microbatches, which the page can simulate.
     pub other_programs: &'a [Program],
 }
@@ -145,12 +147,29 @@ pub fn view(view: &View<'_>) -> String {
     let script = (html::SCRIPTS.concat() + &SCRIPTS.concat()).replace("\"{{data}}\"", &data);
     let measured = view.steps.last().map_or(view.predicted, |step| &step.timeline);
     let bubble = "<li><i class=\"bubble\"></i>bubble</li>";
+    let shown = view.steps.iter().map(|step| &step.timeline).chain([view.predicted]);
+    // The simulation in the page may have messages that take time even if the shown timelines have none.
+    let sorts = shown.flat_map(occurring).chain([Sort::Message]).collect();
     include_str!("view_page/view.html")
         .replace("{{style}}", &style)
-        .replace("{{legend}}", &(legend(view.predicted, &chunks) + bubble))
+        .replace("{{legend}}", &(legend(&sorts, &chunks) + bubble))
+        .replace("{{note}}", &note(view))
         .replace("{{table}}", &table(measured, &Chunks::of(measured), &view.settings))
         .replace("{{title}}", &escaped(view.settings.title).replace('{', "&#123;"))
         .replace("{{script}}", &script)
+}
+
+/// Returns the sentence about the steps that are left out; nothing if the page shows all.
+fn note(view: &View<'_>) -> String {
+    let (number, all) = (view.left_out, view.left_out + view.steps.len());
+    let (verb, subject) = if number == 1 { ("is", "it") } else { ("are", "they") };
+    match number {
+        0 => String::new(),
+        _ => format!(
+            "<p id=\"note\">{number} of {all} recorded steps {verb} left out: {subject} ran another program than the last \
+             step, for example before the run was resumed with another cut.</p>\n"
+        ),
+    }
 }
 
 fn data(view: &View<'_>, chunks: &Chunks) -> ViewData {
@@ -229,6 +248,7 @@ mod tests {
             program: &program,
             costs: &costs,
             steps: &[RecordedStep { step: 7, timeline: run.timeline().clone() }],
+            left_out: 2,
             other_programs: &[],
         });
         for reference in ["http://", "https://", "src=", "@import", "url("] {
@@ -238,5 +258,8 @@ mod tests {
         assert_eq!(page.matches("</script>").count(), 1);
         assert!(page.contains("\"bandwidth\":null") && page.contains("\"step\":7,"), "{page}");
         assert!(page.contains("1RECV_F0,1F0,1B0,1SEND_B0\\n"));
+        assert!(page.contains(">2 of 3 recorded steps are left out: they ran another program"), "{page}");
+        // The costs have messages that take no time, and the reader may change that.
+        assert!(page.contains("</i>message</li>"), "{page}");
     }
 }

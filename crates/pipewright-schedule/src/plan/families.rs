@@ -1,7 +1,7 @@
 //! The named schedules that the search tries, with their parameters.
 
 use crate::costs::Costs;
-use crate::generate::ScheduleSpec;
+use crate::generate::{GenerateError, ScheduleSpec};
 use crate::generate::{Generator, PerStage, Setting, catalogue, generate};
 use crate::plan::class::MAX_CHUNKS;
 use crate::plan::order::Order;
@@ -36,7 +36,7 @@ impl Family {
     }
 
     /// Returns the order of the family at these costs.
-    pub(super) fn order(&self, costs: &Costs) -> Result<Order, String> {
+    pub(super) fn order(&self, costs: &Costs) -> Result<Order, GenerateError> {
         let spec = ScheduleSpec {
             ranks: self.ranks,
             stages_per_rank: Some(self.chunks),
@@ -47,7 +47,7 @@ impl Family {
             memory_limit: self.settings.memory_limit.map(PerStage::Same),
             slices: None,
         };
-        generate(self.name, &spec).map(|schedule| Order::of(&schedule)).map_err(|error| error.to_string())
+        generate(self.name, &spec).map(|schedule| Order::of(&schedule))
     }
 }
 

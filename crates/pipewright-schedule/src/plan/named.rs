@@ -2,6 +2,7 @@
 
 use std::rc::Rc;
 
+use crate::generate::GenerateError;
 use crate::plan::class::Class;
 use crate::plan::cuts::count_cuts;
 use crate::plan::families::Family;
@@ -40,12 +41,20 @@ pub(super) fn named(search: &mut Search<'_>, shape: &Shape) -> Vec<Named> {
                 let order = (!is_made_to_measure).then(|| Rc::new(order));
                 named.push(Named { family, class, stages, order });
             }
-            Err(reason) => {
-                search.refused.entry(family.name).or_insert(reason);
-            }
+            Err(reason) => refuse(search, family.name, reason),
         }
     }
     named
+}
+
+/// Records why a schedule cannot run at a size. A reason at a number of stages that the schedule does not have counts only if
+/// there is no other one.
+fn refuse(search: &mut Search<'_>, name: &'static str, reason: GenerateError) {
+    let is_about_stages = |reason: &GenerateError| matches!(reason, GenerateError::StagesPerRank { .. });
+    let known = search.refused.get(name);
+    if known.is_none_or(|known| is_about_stages(known) && !is_about_stages(&reason)) {
+        search.refused.insert(name, reason);
+    }
 }
 
 /// Simulates the named schedules: all cuts where there are few, otherwise the best cuts of their arrangement; and the
@@ -98,7 +107,7 @@ fn try_cut(
             match named.family.order(&engine_costs(&shape.layers, &loads)) {
                 Ok(order) => Rc::new(order),
                 Err(reason) => {
-                    search.refused.entry(named.family.name).or_insert(reason);
+                    refuse(search, named.family.name, reason);
                     return None;
                 }
             }

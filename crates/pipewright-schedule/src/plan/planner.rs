@@ -1,5 +1,6 @@
 //! The planner: from a profile and a request to the best plans and the proved bound.
 
+use crate::generate::{Generator, Setting, catalogue};
 use crate::plan::bound::{lower_bound, optimizer_bound, reduction_bound};
 use crate::plan::explore::{explore, scout};
 use crate::plan::polish::polish;
@@ -186,12 +187,16 @@ fn finished(
     })
 }
 
+/// Why schedules with slices are not searched.
+const SLICED: &str = "it cuts microbatches into slices, whose times are not in a profile; `simulate` compares it with others \
+                      at costs of your own";
+
 fn failure(search: &Search<'_>) -> PlanError {
     let least = search.shortages.values().min_by_key(|(shortage, _)| shortage.needed);
     match least {
         Some((shortage, plan)) => PlanError::DoesNotFit { plan: plan.clone(), shortage: *shortage },
         None => {
-            let refused = search.refused.iter().next().map(|(_, reason)| reason.clone());
+            let refused = search.refused.iter().next().map(|(_, reason)| reason.to_string());
             let reason = refused.unwrap_or_else(|| "the search was stopped at once".to_owned());
             PlanError::NothingTried { reason }
         }
@@ -201,9 +206,14 @@ fn failure(search: &Search<'_>) -> PlanError {
 fn outcomes(search: &Search<'_>) -> Vec<Outcome> {
     let takes = search.best.values().map(|best| (best.name, OutcomeKind::Takes(best.time)));
     let too_large = search.shortages.iter().map(|(&name, (it, _))| (name, OutcomeKind::TooLarge(*it)));
-    let refused = search.refused.iter().map(|(&name, why)| (name, OutcomeKind::Refused(why.clone())));
+    let refused = search.refused.iter().map(|(&name, why)| (name, OutcomeKind::Refused(why.to_string())));
+    let has_slices = |generator: &&Generator| generator.settings.contains(&Setting::Slices);
+    let sliced = catalogue()
+        .iter()
+        .filter(has_slices)
+        .map(|generator| (generator.name, OutcomeKind::Refused(SLICED.to_owned())));
     let mut outcomes: Vec<Outcome> = Vec::new();
-    for (name, result) in takes.chain(too_large).chain(refused) {
+    for (name, result) in takes.chain(too_large).chain(refused).chain(sliced) {
         if !outcomes.iter().any(|known| known.name == name) {
             outcomes.push(Outcome { name, result });
         }

@@ -5,6 +5,7 @@
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
+use crate::generate::GenerateError;
 use crate::ids::Rank;
 use crate::placement::Placement;
 use crate::plan::evaluate::{Ended, Evaluator, peaks};
@@ -52,7 +53,7 @@ pub(super) struct Search<'a> {
     pub(super) best: BTreeMap<&'static str, Candidate>,
     /// The smallest shortage of each schedule, with a description of the plan.
     pub(super) shortages: BTreeMap<&'static str, (Shortage, String)>,
-    pub(super) refused: BTreeMap<&'static str, String>,
+    pub(super) refused: BTreeMap<&'static str, GenerateError>,
 }
 
 /// The name of a schedule and its settings.

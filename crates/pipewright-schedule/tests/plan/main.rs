@@ -9,7 +9,8 @@ use instances::{Instance, Numbers, block};
 use pipewright_schedule::generate::{PerStage, Setting, catalogue};
 use pipewright_schedule::partition::{Method, partition};
 use pipewright_schedule::plan::{
-    Plan, PlanChoice, PlanError, PlanReport, PlanRequest, Prediction, best_cut, choice_costs, plan, predict,
+    OutcomeKind, Plan, PlanChoice, PlanError, PlanReport, PlanRequest, Prediction, best_cut, choice_costs,
+    plan, predict,
 };
 use pipewright_schedule::profile::{LinkProfile, NodeProfile, Profile};
 use pipewright_schedule::{ActionKind, Rank, Schedule, ScheduleSpec, generate};
@@ -356,6 +357,27 @@ fn plans_on_nodes_keep_the_bound_and_the_memory() {
         let mut peaks = limited.plans.iter().flat_map(|plan| &plan.peak_bytes);
         assert!(peaks.all(|&peak| Some(peak) <= memory), "seed {seed}");
     }
+}
+
+#[test]
+fn a_plan_says_why_a_schedule_was_not_tried() {
+    let layers = vec![instances::block("layer", 1.0); 12];
+    let profile = Profile { link: LinkProfile::new(1e-6, 1e12), layers, ..Profile::default() };
+    let request =
+        PlanRequest { ranks: 3, microbatches: 4, larger_microbatches: false, ..PlanRequest::default() };
+    let report =
+        plan(&profile, &PlanRequest { data_parallel: Some(1), effort: 100_000, ..request }, &mut || true);
+    let outcomes = report.expect("a plan").outcomes;
+    let reason = |name: &str| {
+        let outcome = outcomes.iter().find(|outcome| outcome.name == name).expect("every schedule is listed");
+        match &outcome.result {
+            OutcomeKind::Refused(reason) => reason.clone(),
+            other => panic!("{name}: {other:?}"),
+        }
+    };
+    // Not that it has two stages a rank, which is tried.
+    assert_eq!(reason("dualpipev"), "4 microbatches cannot fill the 6 stages of `dualpipev`; use at least 6");
+    assert!(reason("seq1f1b").starts_with("it cuts microbatches into slices"), "{}", reason("seq1f1b"));
 }
 
 #[test]

@@ -94,12 +94,11 @@ impl Executor {
         match action {
             Action::Forward { stage, microbatch } => self.fetch_inputs(stage, microbatch),
             Action::Backward { stage, microbatch } | Action::InputBackward { stage, microbatch } => {
-                match self.fetch_gradients(stage, microbatch)? {
-                    Some(awaited) if self.recompute_early(awaited, stage, microbatch)? => {
-                        self.fetch_gradients(stage, microbatch)
-                    }
-                    fetched => Ok(fetched),
+                if let Some(awaited) = self.fetch_parameters(stage)? {
+                    return Ok(Some(awaited));
                 }
+                self.recompute_early(stage, microbatch)?;
+                self.fetch_gradients(stage, microbatch)
             }
             Action::Overlap(_) => action.parts().find_map(|part| self.fetch(part).transpose()).transpose(),
             Action::WaitReduceGrad { stage } => Ok(self.awaited_reduction(stage)),

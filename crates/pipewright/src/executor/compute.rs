@@ -11,7 +11,7 @@ use super::actions::MADE_BEFORE;
 use super::machine::Executor;
 use crate::failure::Cause;
 use crate::hook::{BackwardRun, ForwardRun, OverlapRun, Place, Stages};
-use crate::message::{AwaitedMessage, Direction, Tag};
+use crate::message::Direction;
 use crate::random::StreamKey;
 use crate::stage::{BackwardState, ForwardState, ForwardTask, InputGradients, StageCompute, StageContext};
 
@@ -128,24 +128,18 @@ impl Executor {
         self.finish_backward(action, at, backward, start)
     }
 
-    /// Computes a forward again while the gradients for its backward, `awaited`, are on their way. Returns whether there
-    /// was one. Where a hook watches the actions, the forward is left to the backward.
-    pub(super) fn recompute_early(
-        &mut self,
-        awaited: AwaitedMessage,
-        stage: StageIndex,
-        microbatch: Microbatch,
-    ) -> Result<bool, Cause> {
-        let are_gradients = matches!(awaited.tag, Tag::Boundary { .. } | Tag::Skip { .. });
-        if !are_gradients || self.hook.is_some() || !self.recompute.applies_to(stage) {
-            return Ok(false);
+    /// Computes a forward again before the gradients for its backward are taken, so that it runs while they are on their
+    /// way. It also runs first where they have arrived: the ranks of a tensor group exchange parts of the forward and of
+    /// the gradients, all in the same order. Where a hook watches the actions, the forward is left to the backward.
+    pub(super) fn recompute_early(&mut self, stage: StageIndex, microbatch: Microbatch) -> Result<(), Cause> {
+        if self.hook.is_some() || !self.recompute.applies_to(stage) {
+            return Ok(());
         }
         let start = Instant::now();
-        let is_recomputed = self.local_stage(stage).runner.recompute(microbatch)?;
-        if is_recomputed {
+        if self.local_stage(stage).runner.recompute(microbatch)? {
             self.note_recomputed(Action::Forward { stage, microbatch }, start, start.elapsed());
         }
-        Ok(is_recomputed)
+        Ok(())
     }
 
     fn begin_backward(&mut self, (stage, microbatch): At) -> BackwardState {

@@ -4,7 +4,7 @@
 // The namespace of SVG, which is a name and not an address.
 const svgNames = "http://www.w3.org/2000/svg";
 const margins = { left: 52, right: 10, top: 8, bottom: 22 };
-const tip = document.getElementById("tip"), charts = [];
+const pointRadius = 3, tip = document.getElementById("tip"), charts = [];
 
 function svg(tag, attributes, text) {
   const made = document.createElementNS(svgNames, tag);
@@ -23,22 +23,48 @@ function smoothed(values) {
   });
 }
 
-// Returns round numbers between two values.
-function ticksOf(least, most, count) {
-  const power = 10 ** Math.floor(Math.log10((most - least) / count));
-  const step = [1, 2, 5, 10].map((times) => times * power).find((step) => (most - least) / step <= count) ?? power * 10;
-  const first = Math.ceil(least / step - 1e-9);
-  return Array.from({ length: Math.max(Math.floor(most / step + 1e-9) - first + 1, 0) }, (_, at) => (first + at) * step);
+// Returns distances of ticks, ascending: 1, 2 or 5 times a power of ten, around a length.
+function decimalSteps(length) {
+  const power = 10 ** Math.floor(Math.log10(length));
+  return [0.1, 0.2, 0.5, 1, 2, 5, 10].map((times) => times * power);
 }
 
-// Returns the range of the values. The first steps of a run are often far slower than all others, so values far above
+// As `decimalSteps`, for seconds: distances of a minute and more are round on a clock.
+function clockSteps(length) {
+  const round = [1, 60, 3600].flatMap((unit) => [1, 2, 5, 10, 15, 30].map((times) => times * unit)), longest = round.at(-1);
+  return [...decimalSteps(length).filter((step) => step < 1), ...round, ...[2, 5, 10, 20, 50, 100].map((times) => times * longest)];
+}
+
+// Returns round numbers between two values, and their distance: at most `count` numbers, but not fewer than two.
+function ticksOf(least, most, count, stepsOf = decimalSteps) {
+  const steps = stepsOf((most - least) / count), marks = (step) => {
+    const first = Math.ceil(least / step - 1e-9), last = Math.floor(most / step + 1e-9);
+    return Array.from({ length: Math.max(last - first + 1, 0) }, (_, at) => +((first + at) * step).toPrecision(12));
+  };
+  let at = steps.findIndex((step) => (most - least) / step <= count);
+  if (at < 0) at = steps.length - 1;
+  while (at > 0 && marks(steps[at]).length < 2) at--;
+  return { ticks: marks(steps[at]), step: steps[at] };
+}
+
+// Returns the logarithms of round numbers, for an axis between two logarithms: 1, 2 and 5 times powers of ten or, for a
+// range of less than a decade, numbers at equal distances.
+function logTicksOf(bottom, top, count) {
+  if (top - bottom < 1) return ticksOf(10 ** bottom, 10 ** top, count).ticks.map(Math.log10);
+  const digits = top - bottom < 2 ? [1, 2, 5] : [1], every = Math.ceil((top - bottom) / count), ticks = [];
+  for (let power = Math.floor(bottom / every) * every; power <= top; power += every)
+    ticks.push(...digits.map((digit) => power + Math.log10(digit)).filter((tick) => tick >= bottom - 1e-9 && tick <= top + 1e-9));
+  return ticks;
+}
+
+// Returns the range of the values, with room for the points at its ends. The first steps of a run are often far slower than all others, so values far above
 // nearly all others do not stretch the range.
 function rangeOf(lines, isFromZero) {
   const values = lines.flatMap(({ values }) => values.filter((value) => value !== null)).sort((one, other) => one - other);
   if (!values.length) return [0, 1];
   const usual = values[Math.floor((values.length - 1) * 0.98)], top = values.at(-1) > 2 * usual && usual > 0 ? usual * 1.15 : values.at(-1);
-  const bottom = isFromZero ? Math.min(0, values[0]) : values[0];
-  return top > bottom ? [bottom, top + (top - bottom) * 0.04] : [bottom - Math.abs(bottom || 1) * 0.1, bottom + Math.abs(bottom || 1) * 0.1];
+  const bottom = isFromZero ? Math.min(0, values[0]) : values[0], room = (top - bottom) * 0.04;
+  return top > bottom ? [isFromZero && bottom === 0 ? 0 : bottom - room, top + room] : [bottom - Math.abs(bottom || 1) * 0.1, bottom + Math.abs(bottom || 1) * 0.1];
 }
 
 // A chart of some series of all runs. `lines` are { name, key, dash }; `format` turns a value into text.
@@ -76,7 +102,9 @@ class Chart {
     this.y = (value) => margins.top + (this.top - value) / (this.top - this.bottom) * (this.height - margins.top - margins.bottom);
     const clip = "clip-" + charts.indexOf(this);
     const region = svg("clipPath", { id: clip });
-    region.append(svg("rect", { x: margins.left, y: 0, width: Math.max(this.width - margins.left - margins.right + 2, 1), height: this.height - margins.bottom + 1 }));
+    // The region has room for half a point on each side.
+    const width = Math.max(this.width - margins.left - margins.right, 1) + 2 * pointRadius;
+    region.append(svg("rect", { x: margins.left - pointRadius, y: 0, width, height: this.height - margins.bottom + pointRadius }));
     this.cursor = svg("line", { class: "cursor", y1: margins.top, y2: this.height - margins.bottom, visibility: "hidden" });
     const lines = svg("g", { "clip-path": `url(#${clip})` });
     lines.append(...this.lines.flatMap((line) => this.trace(line)));
@@ -85,14 +113,16 @@ class Chart {
 
   axes() {
     const marks = [], right = this.width - margins.right, bottom = this.height - margins.bottom;
-    for (const value of ticksOf(this.bottom, this.top, 5)) {
+    for (const value of this.isLog ? logTicksOf(this.bottom, this.top, 5) : ticksOf(this.bottom, this.top, 5).ticks) {
       const y = this.y(value), shown = this.isLog ? 10 ** value : value;
       marks.push(svg("line", { class: "grid", x1: margins.left, x2: right, y1: y, y2: y }));
       marks.push(svg("text", { x: margins.left - 6, y: y + 4, "text-anchor": "end" }, this.format(shown)));
     }
-    const ticks = ticksOf(this.first, this.last, Math.max(Math.floor(this.width / 110), 1));
+    // Steps and tokens are whole numbers.
+    const isTime = chosen.axis === "seconds", stepsOf = isTime ? clockSteps : (length) => decimalSteps(Math.max(length, 1)).filter((step) => step >= 1);
+    const { ticks, step } = ticksOf(this.first, this.last, Math.max(Math.floor(this.width / 110), 2), stepsOf);
     for (const value of ticks) {
-      const text = chosen.axis === "seconds" ? clock(value) : short(value);
+      const text = isTime ? clockMark(value, step) : short(value);
       marks.push(svg("line", { class: "grid", x1: this.x(value), x2: this.x(value), y1: bottom, y2: bottom + 4 }));
       marks.push(svg("text", { x: this.x(value), y: this.height - 5, "text-anchor": this.x(value) > right - 16 ? "end" : "middle" }, text));
     }
@@ -110,7 +140,7 @@ class Chart {
     }
     const points = present(values);
     if (points.length) shapes.push(svg("path", { d: path(points), style: `stroke:${colourOf(index)}`, "stroke-dasharray": dash }));
-    if (isSparse || points.length === 1) shapes.push(...points.map(([cx, cy]) => svg("circle", { cx, cy, r: 3, style: `fill:${colourOf(index)}` })));
+    if (isSparse || points.length === 1) shapes.push(...points.map(([cx, cy]) => svg("circle", { cx, cy, r: pointRadius, style: `fill:${colourOf(index)}` })));
     return shapes;
   }
 

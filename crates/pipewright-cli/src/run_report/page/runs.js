@@ -17,7 +17,7 @@ function element(tag, properties, ...children) {
 
 const significant = (value, digits = 4) => String(+value.toPrecision(digits));
 const grouped = (value) => Math.round(value).toLocaleString("en-US");
-const percent = (share) => (share * 100).toFixed(1) + " %";
+const percent = (share) => (share * 100).toFixed(1) + "\u00a0%";
 
 function short(value) {
   const unit = [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"]].find(([size]) => Math.abs(value) >= size * 0.9995);
@@ -36,6 +36,9 @@ function clock(seconds) {
   const [hours, minutes] = [Math.floor(whole / 3600), Math.floor(whole / 60) % 60];
   return hours ? `${hours}:${two(minutes)}:${two(whole % 60)}` : `${minutes}:${two(whole % 60)}`;
 }
+
+// Formats a time of an axis whose marks are this many seconds apart.
+const clockMark = (seconds, step) => step < 1 ? significant(seconds) + " s" : clock(Math.round(seconds));
 
 // The position of each group of steps on the axis that the reader chose.
 const positionsOf = (run) => run[chosen.axis];

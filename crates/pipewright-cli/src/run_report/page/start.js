@@ -8,7 +8,7 @@ const specs = [
     lines: [line("training", "loss"), line("validation", "validation_loss", "7 4"), line("total", "total", "2 3")] },
   { title: "Gradient norm", note: "before clipping", format: short, canBeLog: true, lines: [line("gradient norm", "grad_norm")] },
   { title: "Throughput", note: "tokens per second", format: short, isFromZero: true, lines: [line("tokens per second", "tokens_per_second")] },
-  { title: "Step time", note: "dashed: predicted", format: milliseconds, isFromZero: true, lines: [line("measured", "step_ms"), line("predicted", "predicted_step_ms", "7 4")] },
+  { title: "Step time", note: "whole steps; dashed: predicted", format: milliseconds, isFromZero: true, lines: [line("measured", "step_ms"), line("predicted", "predicted_step_ms", "7 4")] },
   { title: "Bubble", note: "mean of ranks; dashed: only communication", format: percent, isFromZero: true,
     lines: [line("bubble", "bubble_fraction"), line("only communication", "exposed_comm_fraction", "7 4")] },
   { title: "Learning rate", format: (value) => value > 0 && value < 0.01 ? value.toExponential(1) : significant(value, 3), isFromZero: true, lines: [line("learning rate", "learning_rate")] },

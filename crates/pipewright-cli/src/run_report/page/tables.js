@@ -16,12 +16,11 @@ function runNames() {
 // Returns how far a time is from a prediction.
 function difference(measured, predicted) {
   const share = (measured / predicted - 1) * 100;
-  return `${milliseconds(predicted)} (measured ${share < 0 ? "\u2212" : "+"}${Math.abs(share).toFixed(1)} %)`;
+  return `${milliseconds(predicted)} (measured ${share < 0 ? "\u2212" : "+"}${Math.abs(share).toFixed(1)}\u00a0%)`;
 }
 
 function figureRows() {
   const format = (value, text) => value === null || value === undefined ? null : text(value), loss = (value) => value.toFixed(4);
-  const mean = (values) => values.length ? values.reduce((sum, value) => sum + value, 0) / values.length : null;
   return [
     ["steps", ({ steps }) => grouped(steps)],
     ["first loss", ({ first_loss }) => format(first_loss, loss)],
@@ -32,11 +31,11 @@ function figureRows() {
     ["tokens", ({ tokens }) => format(tokens, grouped)],
     ["time", ({ seconds }) => format(seconds, clock)],
     ["tokens per second, median", ({ tokens_per_second }) => format(tokens_per_second, grouped)],
-    ["step, median", ({ step_ms }) => format(step_ms, milliseconds)],
-    ["step, predicted", ({ step_ms, predicted_step_ms }) => format(predicted_step_ms, (value) => difference(step_ms, value))],
+    ["whole step, median", ({ step_ms }) => format(step_ms, milliseconds)],
+    ["whole step, predicted", ({ step_ms, predicted_step_ms }) => format(predicted_step_ms, (value) => difference(step_ms, value))],
     ["bubble, median", ({ bubble }) => format(bubble, percent)],
     ["only communication, median", ({ exposed }) => format(exposed, percent)],
-    ["utilisation, mean of ranks", ({ utilisation }) => format(mean(utilisation), percent)],
+    ["utilisation (without the bubble)", ({ bubble }) => format(bubble, (share) => percent(1 - share))],
     ["memory, largest rank", ({ peak_bytes }) => peak_bytes.some((held) => held > 0) ? bytes(Math.max(...peak_bytes)) : null],
   ];
 }
@@ -83,7 +82,7 @@ function showRanks() {
   document.getElementById("ranks").replaceChildren(...runs.map((run) => {
     const { utilisation, peak_bytes } = run.figures;
     return element("div", { className: "run-ranks" }, element("h3", {}, run.name),
-      utilisation.length ? rankTable("utilisation", utilisation, percent, 1) : null,
+      utilisation.length ? rankTable("utilisation, median over the steps", utilisation, percent, 1) : null,
       peak_bytes.some((held) => held > 0) ? rankTable("most memory", peak_bytes, bytes, Math.max(...peak_bytes)) : null,
       run.bubble.length ? heatMap(run) : null);
   }));
@@ -99,13 +98,16 @@ function showTimelines() {
   }));
 }
 
-// Reads a configuration as a list of keys with their sections.
+// Reads a configuration as a list of keys with their sections. The entries of a list of sections have numbers from 0.
 function keysOf(config) {
-  const keys = new Map();
+  const keys = new Map(), counts = new Map();
   let section = "";
   for (const line of config.split("\n")) {
-    const head = /^\[(.+)\]$/.exec(line.trim()), entry = /^([\w.-]+)\s*=\s*(.*)$/.exec(line.trim());
-    if (head) section = head[1] + ".";
+    const list = /^\[\[(.+)\]\]$/.exec(line.trim())?.[1], head = /^\[([^[].*)\]$/.exec(line.trim()), entry = /^([\w.-]+)\s*=\s*(.*)$/.exec(line.trim());
+    if (list) {
+      counts.set(list, (counts.get(list) ?? -1) + 1);
+      section = `${list}.${counts.get(list)}.`;
+    } else if (head) section = head[1] + ".";
     else if (entry) keys.set(section + entry[1], entry[2]);
   }
   return keys;

@@ -68,8 +68,8 @@ function drawNames(indices) {
   paint.textAlign = "right";
   for (const index of indices.filter((index) => index % every === 0)) {
     const { top, bottom, memoryTop, memoryBottom } = rowOf(index);
-    const { name, tag } = ranks[index], middle = (top + bottom) / 2, hasTag = tag && bottom - top >= 22;
-    drawName(tag && !hasTag ? `${name} ${tag[0]}` : name, hasTag ? middle - 6 : middle, 11, theme.colours.ink);
+    const { name, tag, letter } = ranks[index], middle = (top + bottom) / 2, hasTag = tag && bottom - top >= 22;
+    drawName(letter && !hasTag ? `${name} ${letter}` : name, hasTag ? middle - 6 : middle, 11, theme.colours.ink);
     if (hasTag) drawName(tag, middle + 6, 10, theme.colours.faint);
     if (!view.showsMemory || rowHeight() < 26) continue;
     const held = amount(ranks[index].peak).replace(/activations?/, "act.");

@@ -118,7 +118,8 @@ function describe(place) {
 }
 
 function describeAction({ rank, time, events, at, parts }) {
-  const held = rank.memory.held[firstFrom(rank.memory.start, time + Number.EPSILON) - 1] ?? 0, holds = "holds " + amount(held);
+  const held = rank.memory.held[firstFrom(rank.memory.start, time + Number.EPSILON) - 1] ?? 0, limits = rank.source?.step ? ", computed for activations only" : "";
+  const holds = "holds " + amount(held) + limits;
   if (!parts) return [`${rank.name}, at ${duration(time)}`, holds];
   const meaning = (part) => data.kinds.find(([name]) => name === part.letter)[1];
   const words = parts.map((part) => `${meaning(part)}: ${placeOfPart(part)}`);

@@ -20,6 +20,12 @@ pub(super) fn push_cells(picture: &mut String, drawing: &Drawing<'_>, rank: Rank
         push_cell(picture, drawing, event, lane);
         picture.push_str("</g>\n");
     }
+    push_bars(picture, drawing, rank);
+    push_labels(picture, drawing, rank);
+}
+
+/// Draws the messages and collectives of one rank.
+fn push_bars(picture: &mut String, drawing: &Drawing<'_>, rank: Rank) {
     // Bars are drawn after the computation that they overlap, and so are on top.
     for bar in bars(drawing.timeline, rank) {
         let name: &dyn Display = match &bar.of {
@@ -53,26 +59,45 @@ fn open(
     [start, end]: [f64; 2],
 ) -> Option<Rectangle> {
     let layout = &drawing.layout;
-    let (x, width) = (layout.x(start), layout.length(end - start));
-    if width <= 0.0 {
-        return None;
-    }
+    let place = place(drawing, rank, [start, end])?;
     let [from, to] = [start, end].map(|time| duration(layout.since_start(time), layout.makespan));
     write!(picture, "<g><title>{name} on rank {rank}, {from} to {to}</title>")
         .expect("writing to a string does not fail");
-    Some(Rectangle { x, y: layout.top(rank), width, height: layout.lane_height() })
+    Some(place)
 }
 
-/// Draws one cell. The cell of an overlap has one half per action.
+/// Returns the place of a cell or bar in its lane, or `None` if it takes no time.
+fn place(drawing: &Drawing<'_>, rank: Rank, [start, end]: [f64; 2]) -> Option<Rectangle> {
+    let layout = &drawing.layout;
+    let (x, width) = (layout.x(start), layout.length(end - start));
+    (width > 0.0).then(|| Rectangle { x, y: layout.top(rank), width, height: layout.lane_height() })
+}
+
+/// Draws one cell without its labels. The cell of an overlap has one half per action.
 fn push_cell(picture: &mut String, drawing: &Drawing<'_>, event: &Event, cell: Rectangle) {
-    let height = cell.height / event.action.parts().count() as f64;
-    for (half, part) in event.action.parts().enumerate() {
-        let place = Rectangle { y: cell.y + half as f64 * height, height, ..cell };
-        let fill = fill(drawing, event.rank, part);
-        push_rect(picture, place, &fill);
-        push_label(picture, drawing, event.rank, part, (place, &fill));
+    for (part, place) in halves(event, cell) {
+        push_rect(picture, place, &fill(drawing, event.rank, part));
     }
     push_edge(picture, cell);
+}
+
+/// Returns the actions of a cell, each with its place: one, or the upper and the lower half of an overlap.
+fn halves(event: &Event, cell: Rectangle) -> impl Iterator<Item = (Action, Rectangle)> {
+    let height = cell.height / event.action.parts().count() as f64;
+    let place = move |half: usize| Rectangle { y: cell.y + half as f64 * height, height, ..cell };
+    event.action.parts().enumerate().map(move |(half, part)| (part, place(half)))
+}
+
+/// Draws the labels of one rank, after its bars, which would cover those of overlaps. The pointer finds the cells below.
+fn push_labels(picture: &mut String, drawing: &Drawing<'_>, rank: Rank) {
+    picture.push_str("<g pointer-events=\"none\">");
+    for event in drawing.timeline.events_of(rank).iter().filter(|event| event.action.is_compute()) {
+        let cell = place(drawing, rank, [event.start, event.end]);
+        for (part, place) in cell.into_iter().flat_map(|cell| halves(event, cell)) {
+            push_label(picture, drawing, rank, part, (place, &fill(drawing, rank, part)));
+        }
+    }
+    picture.push_str("</g>\n");
 }
 
 fn fill(drawing: &Drawing<'_>, rank: Rank, part: Action) -> String {

@@ -79,6 +79,21 @@ fn an_overlap_is_one_cell_of_two_halves() {
 }
 
 #[test]
+fn labels_are_on_top_of_messages() {
+    let picture = svg(&predicted("1f1b", 2, 2, "hop=0.5"), &PictureSettings::default());
+    for (rank, label) in [(0, ">0B1</text>"), (1, ">1B1</text>")] {
+        let bar = picture.rfind(&format!(" on rank {rank}, ")).expect("a bar");
+        let title = &picture[picture[..bar].rfind("<title>").expect("a title")..bar];
+        assert!(
+            title.contains("SEND") || title.contains("RECV"),
+            "the last cell with a title is a bar: {title}"
+        );
+        assert!(picture.find(label).is_some_and(|label| label > bar), "{label}: {picture}");
+    }
+    check_is_closed(&picture);
+}
+
+#[test]
 fn chunks_have_shades_and_narrow_cells_tell_the_stage() {
     let picture = svg(&predicted("zbvzerobubble", 4, 8, ""), &PictureSettings::default());
     for shade in LIGHT.shades(crate::picture::palette::Sort::Forward, 2) {

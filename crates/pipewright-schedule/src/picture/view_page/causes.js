@@ -122,6 +122,18 @@ function timesOf(chain) {
   return times;
 }
 
+// Returns the time from the end of the last computation to the end of the step. In this time ranks wait for messages,
+// or for the sums of gradients over the replicas.
+function timeAfterLast(source) {
+  const last = criticalPath(source)[0], rest = last ? source.end - last.lane.cells.end[last.at] : 0;
+  return rest > source.slack ? rest : 0;
+}
+
+// Returns the time that a step spends in each part of its critical path, and after it.
+function timesOfStep(source) {
+  return timesOf(criticalPath(source)).set("communication at the end", timeAfterLast(source));
+}
+
 // Returns the bubble of a lane at a time: its start, its end, and the action that follows, or -1 after the last one.
 function bubbleAt(lane, time) {
   const { start, end } = lane.cells, next = firstFrom(start, time), from = next > 0 ? end[next - 1] : 0;
@@ -145,7 +157,7 @@ function bubblesOf(source) {
   return source.bubbles;
 }
 
-// Returns the median time of each kind of action of each stage, by kind and stage.
+// Returns the median time of each kind of action of each stage in this timeline alone, by kind and stage.
 function mediansOf(source) {
   if (source.medians) return source.medians;
   const times = new Map();

@@ -3,6 +3,8 @@
 
 const panel = document.getElementById("why");
 const mostRuns = 12, mostListed = 5;
+const aboutTimes = "Measured and predicted times here are those of the program, which runs the microbatches. The update after it is not part "
+  + "of them; the report compares whole steps. If a step accumulates several batches, its last one is shown.";
 
 function element(tag, properties, ...children) {
   const made = Object.assign(document.createElement(tag), properties);
@@ -14,6 +16,7 @@ const paragraph = (text) => element("p", {}, text);
 const rankOf = (lane) => `rank ${lane.rank}`;
 const goTo = (text, action) => element("button", { type: "button", className: "go", onclick: action }, text);
 const cellButton = (lane, at) => goTo(nameOfCell(lane, at), () => goToCell(lane, at));
+const inThisStep = (source) => source.step ? " in this step" : "";
 const nameOfSource = (source) => source.step ? `step ${source.step}, measured` : source.name;
 
 // Returns why a rank did not start an action earlier, as nodes of a sentence. `free` is when the rank became free.
@@ -32,7 +35,7 @@ function sentenceOf(lane, at, cause, free) {
 // Returns a bar with the share of each kind of action, of messages and of gaps in the time of a chain.
 function shareBar(times) {
   const all = [...times.values()].reduce((sum, time) => sum + time, 0) || 1;
-  const sort = { F: 0, B: 1, I: 2, W: 3, overlap: 1, messages: 4 }, bar = element("div", { className: "shares" });
+  const sort = { F: 0, B: 1, I: 2, W: 3, overlap: 1, messages: 4, "communication at the end": 5 }, bar = element("div", { className: "shares" });
   const list = element("ul", { className: "keys" });
   for (const [name, spent] of [...times].sort((one, other) => other[1] - one[1]).filter(([, spent]) => spent > 0)) {
     const fill = name === "gaps" ? "var(--hatch)" : `var(--fill-${sort[name]}-0)`;
@@ -66,17 +69,20 @@ function explainBubble({ lane, next, from, to, chain }) {
   const nodes = [element("h2", {}, title), element("p", { className: "where" }, `${nameOfSource(lane.source)}: ${time(from)} to ${time(to)}`)];
   if (next < 0) {
     const { lane: last, at } = chain[0];
-    nodes.push(element("p", {}, "The rank has no work left. The step ends when ", cellButton(last, at), ` on ${rankOf(last)} ends.`));
+    const rest = timeAfterLast(lane.source), after = `; the step ends after ${time(rest)} of communication.`;
+    nodes.push(element("p", {}, "The rank has no work left. ", rest ? "The last computation is " : "The step ends when ", cellButton(last, at),
+      ` on ${rankOf(last)}${rest ? after : " ends."}`));
   } else {
     const cause = chain[0].cause;
     nodes.push(element("p", {}, "The rank waits until it can run ", cellButton(lane, next), ". ", ...sentenceOf(lane, next, cause, from)));
     if (next === 0 && cause.via === "message") nodes.push(paragraph("The pipeline is filling: the first microbatch has to pass the earlier stages."));
   }
-  return [...nodes, ...explainChain(chain, next < 0 ? "The critical path of the step" : "The chain of causes")];
+  if (next < 0) return [...nodes, ...explainChain(chain, "The critical path of the step", timesOfStep(lane.source))];
+  return [...nodes, ...explainChain(chain, "The chain of causes", timesOf(chain))];
 }
 
-function explainChain(chain, title) {
-  return [element("h3", {}, title), shareBar(timesOf(chain)), chainList(chain)];
+function explainChain(chain, title, times) {
+  return [element("h3", {}, title), shareBar(times), chainList(chain)];
 }
 
 function explainCell({ lane, at, from, to, chain }) {
@@ -85,7 +91,7 @@ function explainCell({ lane, at, from, to, chain }) {
   const nodes = [element("h2", {}, `${nameOf(parts)} on ${rankOf(lane)}`),
     element("p", { className: "where" }, `${nameOfSource(lane.source)}: ${time(from)} to ${time(to)}`), ...parts.map(meaning).map(paragraph)];
   const ratio = (to - from) / median, isUnusual = Math.abs(ratio - 1) > 0.02;
-  nodes.push(paragraph(`It takes ${time(to - from)}` + (isUnusual ? `, ${ratio.toFixed(2)} times the median of its stage.` : ", as usual for its stage.")));
+  nodes.push(paragraph(`It takes ${time(to - from)}` + (isUnusual ? `, ${ratio.toFixed(2)} times the median of its stage${inThisStep(lane.source)}.` : ", as usual for its stage.")));
   const cause = chain[0].cause, free = freeFrom(lane, at), before = bubbleAt(lane, (free + from) / 2);
   nodes.push(element("p", {}, ...sentenceOf(lane, at, cause, free)));
   if (before && from - free > lane.source.slack)
@@ -95,7 +101,7 @@ function explainCell({ lane, at, from, to, chain }) {
     const { start, end } = twin.lane.cells, late = from - start[twin.at];
     nodes.push(paragraph(`Predicted: ${time(start[twin.at])} to ${time(end[twin.at])}. It starts ${time(Math.abs(late))} ${late < 0 ? "earlier" : "later"}.`));
   }
-  return [...nodes, ...explainChain(chain, "The chain of causes")];
+  return [...nodes, ...explainChain(chain, "The chain of causes", timesOf(chain))];
 }
 
 function listOf(title, entries, none) {
@@ -105,16 +111,18 @@ function listOf(title, entries, none) {
 
 // Describes the whole step: where its time goes, and the places to look at first.
 function explainStep(source) {
-  const path = criticalPath(source), bubbles = bubblesOf(source).slice(0, mostListed), slow = slowActions(source).slice(0, mostListed);
+  const bubbles = bubblesOf(source).slice(0, mostListed), slow = slowActions(source).slice(0, mostListed);
+  const spends = timeAfterLast(source) ? "It and the communication after it spend their time in:" : "It spends its time in:";
   const bubbleEntry = (bubble) => [goTo(`${time(bubble.to - bubble.from)} on ${rankOf(bubble.lane)}`, () => goToBubble(bubble)), ` from ${time(bubble.from)}`];
-  const slowEntry = ({ lane, at, loss }) => [cellButton(lane, at), ` on ${rankOf(lane)}: ${time(loss)} longer than its median, ${time(medianOf(lane, at))}`];
+  const slowEntry = ({ lane, at, loss }) => [cellButton(lane, at), ` on ${rankOf(lane)}: ${time(loss)} longer than the median of its stage in this step, ${time(medianOf(lane, at))}`];
   return [
     element("h2", {}, `Why it takes ${time(source.end)}`), element("p", { className: "where" }, nameOfSource(source)),
-    paragraph("The critical path, the chain of causes that ends with the last action, spends its time in:"), shareBar(timesOf(path)),
+    paragraph(`The critical path is the chain of causes that ends with the last computation. ${spends}`), shareBar(timesOfStep(source)),
     ...listOf("Longest bubbles", bubbles.map(bubbleEntry), "None: every rank computes all the time."),
-    ...source.step ? listOf("Slowest against their median", slow.map(slowEntry), "None takes 1.2 times the median of its stage and kind.") : [],
+    ...source.step ? listOf("Slowest against the medians of this step", slow.map(slowEntry), "None takes 1.2 times the median of its stage and kind.") : [],
     ...source.uncertainty ? [paragraph(`The clocks of the processes agree within ${time(source.uncertainty / data.quantum)}.`)] : [],
     paragraph("Click an action or a bubble to see its cause."),
+    ...recorded.length ? [element("p", { className: "more" }, aboutTimes)] : [],
   ];
 }
 

@@ -8,18 +8,17 @@ const readSteps = new Map();
 const isNarrow = matchMedia("(max-width: 1099px)");
 let whatIfSource = null, stepAt = recorded.length - 1;
 
-// Names the lanes of a timeline and finds its end.
+// Names the lanes of a timeline. Its `end` is that of its last action, which may be a wait after the last computation.
 function completeSource(source) {
   source.lanes.forEach((lane, rank) => {
     Object.assign(lane, { source, rank, name: "rank " + rank, tag: source.name, replica: Math.floor(rank / pipelineRanks) });
   });
-  source.end = source.lanes.reduce((end, { cells }) => cells.end.reduce((end, at) => Math.max(end, at), end), 0);
   return source;
 }
 
-function readSource(name, { step, quantum, uncertainty, ranks }) {
-  const scale = quantum / data.quantum;
-  return completeSource({ name, step, uncertainty, lanes: ranks.map((rank, index) => readRank(rank, index, scale)) });
+function readSource(name, { step, quantum, makespan, uncertainty, ranks }) {
+  const scale = quantum / data.quantum, end = makespan / data.quantum;
+  return completeSource({ name, step, uncertainty, end, lanes: ranks.map((rank, index) => readRank(rank, index, scale)) });
 }
 
 const predictedSource = readSource("predicted", data.view.predicted);
@@ -46,7 +45,9 @@ function showSources() {
   const sources = sourcesInSight(), count = Math.max(...sources.map(({ lanes }) => lanes.length), 0);
   const seen = view.zoom > 1 ? { from: view.left, to: view.left + span() } : null;
   ranks = Array.from({ length: count }, (_, rank) => sources.map(({ lanes }) => lanes[rank])).flat().filter(Boolean);
-  ranks.forEach((lane, index) => { lane.index = index; });
+  // A letter in front of the names tells the timelines apart where rows are too low for the tag; the legend explains it.
+  ranks.forEach((lane, index) => Object.assign(lane, { index, letter: sources.length > 1 ? lane.tag[0] : "" }));
+  document.getElementById("letters").textContent = sources.length > 1 ? sources.map(({ name }) => `${name[0]}: ${name}`).join(", ") : "";
   whole = Math.max(...sources.map(({ end }) => end), 0) || 1;
   peak = ranks.reduce((most, lane) => Math.max(most, lane.peak), 1);
   overviewImage = null;
@@ -66,7 +67,7 @@ overlays.push((indices) => {
     if (index > 0 && ranks[index].rank !== ranks[index - 1].rank) paint.fillRect(8, Math.round(axisHeight + rowOf(index).top) - 2, plot.clientWidth - 16, 1);
 });
 
-const percentOf = (part, all) => (all > 0 ? 100 * part / all : 0).toFixed(1) + " %";
+const percentOf = (part, all) => (all > 0 ? 100 * part / all : 0).toFixed(1) + "\u00a0%";
 
 // Returns the share of a timeline in which its ranks do not compute, from its start to its end.
 function bubbleShare(source) {
@@ -79,7 +80,7 @@ function showFigures() {
   const list = document.getElementById("figures"), measured = measuredSource();
   const difference = (source) => {
     const change = (source.end / predictedSource.end - 1) * 100;
-    return source === predictedSource ? "" : ` (${change < 0 ? "\u2212" : "+"}${Math.abs(change).toFixed(1)} %)`;
+    return source === predictedSource ? "" : ` (${change < 0 ? "\u2212" : "+"}${Math.abs(change).toFixed(1)}\u00a0%)`;
   };
   list.replaceChildren(...[predictedSource, measured, whatIfSource].filter(Boolean).map((source) => {
     const item = document.createElement("li"), name = document.createElement("b");

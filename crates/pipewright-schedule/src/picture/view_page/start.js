@@ -43,7 +43,7 @@ for (const name of ["predicted", "measured", "what-if"]) {
 }
 document.getElementById("show-what-if").disabled = true;
 document.getElementById("choose-measured").hidden = recorded.length === 0;
-document.getElementById("steps").hidden = recorded.length < 2;
+for (const id of ["steps", "help-steps"]) document.getElementById(id).hidden = recorded.length < 2;
 stepBox.max = recorded.length - 1;
 stepBox.addEventListener("input", () => showStep(+stepBox.value));
 isNarrow.addEventListener("change", showSources);

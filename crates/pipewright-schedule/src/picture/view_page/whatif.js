@@ -57,7 +57,8 @@ function laneOf(events, stages, trains) {
 function sourceOfEvents(name, events) {
   const trains = events.flat().some(({ kind }) => "BIW".includes(kind));
   const stagesOf = (rank) => [...new Set(events[rank].map(({ stage }) => stage))].sort((one, other) => one - other);
-  return completeSource({ name, lanes: events.map((own, rank) => laneOf(own, stagesOf(rank), trains)) });
+  const end = events.flat().reduce((last, { end }) => Math.max(last, end), 0) / data.quantum;
+  return completeSource({ name, end, lanes: events.map((own, rank) => laneOf(own, stagesOf(rank), trains)) });
 }
 
 const isChanged = () => whatIf.latency !== data.view.costs.latency || whatIf.microbatches !== data.view.programs[0].microbatches
@@ -65,7 +66,7 @@ const isChanged = () => whatIf.latency !== data.view.costs.latency || whatIf.mic
 
 function change(from, to) {
   const share = (to / from - 1) * 100;
-  return `${time(from)} \u2192 ${time(to)} (${share < 0 ? "\u2212" : "+"}${Math.abs(share).toFixed(1)} %)`;
+  return `${time(from)} \u2192 ${time(to)} (${share < 0 ? "\u2212" : "+"}${Math.abs(share).toFixed(1)}\u00a0%)`;
 }
 
 function showOutcome() {
@@ -131,6 +132,9 @@ function listenToWhatIf() {
   microbatchBox.append(...counts.map((count) => option(count, count)));
   microbatchBox.disabled = counts.length < 2;
   document.getElementById("whatif-unit").textContent = hopUnit;
+  const isFirstUsed = recorded.length < 2 || recorded[0].step > 1;
+  document.getElementById("whatif-base").textContent = recorded.length
+    ? `Times are medians over all recorded steps${isFirstUsed ? "" : " but the first"}.` : "";
   stageBox.addEventListener("change", () => { whatIf.stage = +stageBox.value; showFactors(); });
   hopBox.addEventListener("input", () => { whatIf.latency = Math.max(+hopBox.value || 0, 0) / hopFactor; simulateWhatIf(); });
   microbatchBox.addEventListener("change", () => { whatIf.microbatches = +microbatchBox.value; simulateWhatIf(); });
