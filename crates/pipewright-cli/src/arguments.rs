@@ -145,7 +145,7 @@ writes a configuration for `train`, and beside it the schedule as a CSV file if 
 fits into the memory.
 
 Example:
-  pipewright plan --profile profile.toml --ranks 4 --microbatches 16 --memory 8GiB")]
+  pipewright plan --profile profile.toml --ranks 4 --microbatches 16")]
     Plan(plan::PlanArguments),
     /// Distribute layers over stages.
     #[command(after_help = "\

@@ -251,7 +251,7 @@ fn apply(mut settings: Settings, decision: Decision) -> Result<Chosen, Failure> 
         false => Recompute::Stages(choice.recompute.into_iter().map(StageIndex::new).collect()),
     };
     settings.mesh.data_parallel = choice.data_parallel;
-    let loaded = Loaded { settings, schedule: FoundSchedule::Generated(schedule) };
+    let loaded = Loaded { settings, schedule: FoundSchedule::Generated(schedule), notes: Vec::new() };
     Ok(Chosen { loaded, sentences, files })
 }
 

@@ -15,6 +15,7 @@ use crate::commands::schedule_size::microbatches;
 use crate::commands::stage_memory::stage_table;
 use crate::commands::update::{require_elementwise, require_whole};
 use crate::config::Settings;
+use crate::display::say;
 use crate::failure::Failure;
 use crate::output;
 use crate::run_folder;
@@ -22,6 +23,7 @@ use crate::run_folder;
 /// Runs the command.
 pub(crate) fn run(arguments: &RunArguments) -> Result<(), Failure> {
     let loaded = load_settings(arguments.config.as_deref(), &arguments.set)?;
+    loaded.notes.iter().for_each(|note| say(note));
     let Chosen { loaded, sentences, files } = match loaded.is_auto() {
         true => choose_without_profile(loaded)?,
         false => Chosen::named(loaded),

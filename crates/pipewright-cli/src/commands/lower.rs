@@ -71,16 +71,8 @@ pub(crate) fn run(arguments: &LowerArguments) -> Result<(), Failure> {
     let rows = parse_rows(&read(file)?).map_err(|error| Failure::input(locate(file, &error)))?;
     require_microbatches(&rows, arguments.microbatches)
         .map_err(|message| Failure::input(format!("{}: {message}", file.display())))?;
-    let mut actions = rows.iter().flatten().flatten();
-    if passes.iter().any(|pass| matches!(pass, Pass::SendEarly(_)))
-        && actions.any(|action| action.is_communication())
-    {
-        return Err(Failure::input(format!(
-            "{}: the file has messages already, and the pass send-early must run before they are added; start from a \
-             file without messages, or leave send-early out",
-            file.display()
-        )));
-    }
+    check_messages(&rows, &passes)
+        .map_err(|message| Failure::input(format!("{}: {message}", file.display())))?;
     let stage_to_rank = (!arguments.stage_to_rank.is_empty())
         .then(|| arguments.stage_to_rank.iter().copied().map(Rank::new).collect());
     let input = PassInput { rows, stage_to_rank, microbatches: arguments.microbatches };
@@ -101,6 +93,24 @@ fn require_microbatches(rows: &[Vec<Option<Action>>], given: Option<u32>) -> Res
             "--microbatches is {given}, and the rows have the microbatch {last}; give more, or leave the number out"
         )),
         _ => Ok(()),
+    }
+}
+
+/// Refuses a pass that must run before the messages of the file were added, or that has no messages to work on.
+fn check_messages(rows: &[Vec<Option<Action>>], passes: &[Pass]) -> Result<(), String> {
+    let has_messages = rows.iter().flatten().flatten().any(|action| action.is_communication());
+    let named = |name: &str| passes.iter().any(|pass| pass.name() == name);
+    if has_messages && named("send-early") {
+        return Err("the file has messages already, and the pass send-early must run before they are added; start from \
+                    a file without messages, or leave send-early out"
+            .to_owned());
+    }
+    let idle = ["wait-send", "defer-recv"].into_iter().find(|name| named(name));
+    match idle.filter(|_| !has_messages && !named("send-recv")) {
+        Some(pass) => Err(format!(
+            "the file has no messages, so the pass {pass} has no effect; name send-recv before it, or leave it out"
+        )),
+        None => Ok(()),
     }
 }
 

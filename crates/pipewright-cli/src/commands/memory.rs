@@ -129,6 +129,8 @@ impl MemoryPlan {
             writeln!(text, "{:9} these {ROWS} of {} ranks need the most", "", self.ranks.len())
                 .expect("a string takes all text");
         }
+        writeln!(text, "{:9} temporary tensors and messages of a step come on top", "")
+            .expect("a string takes all text");
         writeln!(text, "{:9} {}", "machine", self.balance()).expect("a string takes all text");
         text
     }

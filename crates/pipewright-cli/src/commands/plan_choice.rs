@@ -9,6 +9,7 @@ use pipewright_schedule::simulate::{Summary, logical};
 use pipewright_schedule::{Recompute, Schedule, ScheduleSpec, StageIndex, generate};
 
 use crate::commands::schedule_size::depends_on_costs;
+use crate::commands::timed_program::EngineTimes;
 use crate::config;
 use crate::failure::{Exit, Failure};
 
@@ -31,40 +32,46 @@ pub(super) struct ProfileArguments {
 pub(super) struct Predicted {
     pub(super) summary: Summary,
     pub(super) prediction: pipewright_schedule::plan::Prediction,
+    pub(super) schedule: Schedule,
 }
 
 impl ProfileArguments {
-    /// Predicts the schedule called `name`.
+    /// Predicts the schedule called `name`, and adds the time of its generation to `times`.
     pub(super) fn predict_named(
         &self,
         name: &str,
         spec: &ScheduleSpec,
         recompute: &Recompute,
+        times: &mut EngineTimes,
     ) -> Result<Predicted, Failure> {
-        let plain = generate(name, spec).map_err(Failure::input)?;
+        let mut generated =
+            |spec: &ScheduleSpec| times.generate(|| generate(name, spec)).map_err(Failure::input);
+        let plain = generated(spec)?;
         let choices = self.choices(&plain, recompute)?;
         if !depends_on_costs(name) {
-            return choices.predict(&plain, choices.boundaries(&plain)?);
+            let boundaries = choices.boundaries(&plain)?;
+            return choices.predict(plain, boundaries);
         }
-        let made = |boundaries: &[usize]| {
+        let mut made = |boundaries: &[usize]| {
             let choice = choices.choice(boundaries.to_vec());
             let costs = choice_costs(&choices.profile, plain.placement(), &choice).map_err(Failure::input)?;
             let spec = ScheduleSpec { costs: Some(costs), ..spec.clone() };
-            generate(name, &spec).map_err(Failure::input)
+            generated(&spec)
         };
         let measured = made(&choices.boundaries(&plain)?)?;
         let boundaries = choices.boundaries(&measured)?;
-        choices.predict(&made(&boundaries)?, boundaries)
+        choices.predict(made(&boundaries)?, boundaries)
     }
 
     /// Predicts a schedule.
     pub(super) fn predict_schedule(
         &self,
-        schedule: &Schedule,
+        schedule: Schedule,
         recompute: &Recompute,
     ) -> Result<Predicted, Failure> {
-        let choices = self.choices(schedule, recompute)?;
-        choices.predict(schedule, choices.boundaries(schedule)?)
+        let choices = self.choices(&schedule, recompute)?;
+        let boundaries = choices.boundaries(&schedule)?;
+        choices.predict(schedule, boundaries)
     }
 
     /// Reads the profile and checks the choices for a schedule.
@@ -101,9 +108,9 @@ impl Choices {
         })
     }
 
-    fn predict(&self, schedule: &Schedule, boundaries: Vec<usize>) -> Result<Predicted, Failure> {
+    fn predict(&self, schedule: Schedule, boundaries: Vec<usize>) -> Result<Predicted, Failure> {
         let prediction =
-            predict(&self.profile, schedule, &self.choice(boundaries)).map_err(Failure::input)?;
+            predict(&self.profile, &schedule, &self.choice(boundaries)).map_err(Failure::input)?;
         let steps = logical(prediction.program.as_program());
         let steps = steps.map_err(|error| Failure::new(Exit::Bug, error))?.steps();
         let summary = Summary {
@@ -111,7 +118,7 @@ impl Choices {
             peak_bytes: Some(prediction.peak_bytes.clone()),
             ..Summary::of(&prediction.run, steps, &prediction.costs)
         };
-        Ok(Predicted { summary, prediction })
+        Ok(Predicted { summary, prediction, schedule })
     }
 
     fn choice(&self, boundaries: Vec<usize>) -> PlanChoice {

@@ -125,7 +125,7 @@ pub(super) fn prepare(loaded: Loaded) -> Result<Prepared, Failure> {
 }
 
 /// Prepares the run that the settings specify. The weights of a model directory are not checked.
-pub(super) fn prepare_settings(Loaded { settings, schedule }: Loaded) -> Result<Prepared, Failure> {
+pub(super) fn prepare_settings(Loaded { settings, schedule, .. }: Loaded) -> Result<Prepared, Failure> {
     let program = sound_program(schedule, &settings.pipeline, &settings.mesh)?;
     let model = read_model(&settings)?;
     // A group without parameters is found here, before the folder of the results changes.

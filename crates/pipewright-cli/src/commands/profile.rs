@@ -4,6 +4,8 @@ use std::fmt::Write;
 use std::time::Duration;
 
 use clap::Args;
+use pipewright::profile::Measured;
+use pipewright_schedule::ModelDesc;
 
 use crate::commands::measure::{Measurement, measure_run};
 use crate::commands::prepare::shared_settings;
@@ -13,6 +15,15 @@ use crate::commands::run_arguments::{RunArguments, load_settings, parse_time};
 use crate::display::{bytes, say};
 use crate::failure::Failure;
 use crate::output::OutputFile;
+
+/// What the columns of the table are.
+const CAPTION: &str = "\
+median times of a microbatch: F forward, I gradients of inputs, W gradients of
+weights, again the forward computed again; below them, the number of
+measurements and half the distance of their quartiles, in % of the median;
+kept: bytes from forward to backward; passing: bytes of temporary tensors";
+/// The spread of a time above which it is not reliable, as a share of the median.
+const UNSTEADY: f64 = 0.5;
 
 /// The arguments of `pipewright profile`.
 #[derive(Debug, Args)]
@@ -41,14 +52,40 @@ fn run_with(arguments: &ProfileArguments, processes: &mut ProcessGroup) -> Resul
         return Ok(());
     }
     say(&summary(&measurement));
+    if let Some(note) = busy_note(&measurement.measured, &measurement.layers) {
+        say(&note);
+    }
     let Measurement { profile, measured, layers } = &measurement;
     arguments.output.write(&profile_text(profile, measured, layers))
+}
+
+/// Returns a note if the measurements of a time differ so much that something else ran on the machine.
+fn busy_note(measured: &Measured, layers: &ModelDesc) -> Option<String> {
+    let times = measured.kinds.iter().flat_map(|kind| {
+        let times = [
+            ("F", Some(kind.forward)),
+            ("I", Some(kind.input_backward)),
+            ("W", Some(kind.weight_backward)),
+            ("again", kind.recompute),
+        ];
+        times.map(|(name, spread)| (&layers.layers[kind.layer].kind, name, spread))
+    });
+    let spreads = times.filter_map(|(kind, name, spread)| Some((spread?.relative(), kind, name)));
+    let (spread, kind, name) = spreads.max_by(|a, b| a.0.total_cmp(&b.0))?;
+    (spread > UNSTEADY).then(|| {
+        format!(
+            "note: the times {name} of {kind} differ by {:.0}%: the machine was busy with something else; measure again \
+             when it is idle",
+            spread * 100.0
+        )
+    })
 }
 
 /// Returns a table of the layers, and a line about the links.
 fn summary(measurement: &Measurement) -> String {
     let Measurement { profile, measured, layers } = measurement;
     let mut text = String::new();
+    writeln!(text, "{CAPTION}").expect("a string takes all text");
     let mut line = |cells: [&str; 7]| {
         let [kind, forward, input, weight, again, kept, temporary] = cells;
         let columns = format!(
@@ -87,4 +124,59 @@ fn summary(measurement: &Measurement) -> String {
             .expect("a string takes all text");
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use pipewright::profile::{KindFigures, Spread};
+    use pipewright_schedule::LayerDesc;
+
+    use super::*;
+
+    #[test]
+    fn unsteady_times_have_a_note() {
+        let steady = Spread { low: 0.9, median: 1.0, high: 1.1, count: 9 };
+        let described = LayerDesc {
+            path: String::new(),
+            kind: "decoder".into(),
+            parameters: 5,
+            weight: 1,
+            activation_bytes: 9,
+            output_bytes: 4,
+            keys_values_bytes: 0,
+        };
+        let layers = ModelDesc { layers: vec![described] };
+        let note = |input_backward, recompute| {
+            let kind = KindFigures {
+                layer: 0,
+                forward: steady,
+                input_backward,
+                weight_backward: steady,
+                recompute,
+                optimizer_s: 0.25,
+                activation_bytes: None,
+                weight_activation_bytes: None,
+                temporary_bytes: None,
+            };
+            let measured = Measured {
+                rows: 1,
+                ranks: 1,
+                kinds: vec![kind],
+                reduce_bytes_per_s: None,
+                stage_bytes: None,
+                rank_bytes: None,
+            };
+            busy_note(&measured, &layers)
+        };
+        let unsteady = Spread { high: 2.5, ..steady };
+        let expected = |name: &str| {
+            format!(
+                "note: the times {name} of decoder differ by 80%: the machine was busy with something else; measure \
+                 again when it is idle"
+            )
+        };
+        assert_eq!(note(steady, Some(steady)), None);
+        assert_eq!(note(unsteady, None), Some(expected("I")));
+        assert_eq!(note(steady, Some(unsteady)), Some(expected("again")));
+    }
 }

@@ -11,7 +11,8 @@ use pipewright_schedule::{
 use serde_json::json;
 
 use crate::commands::drawing::{Picture, PictureArguments, check_cells, check_size, json_rows};
-use crate::commands::schedule_size::{ScheduleSize, depends_on_costs, is_file_name, microbatches};
+use crate::commands::schedule_size::{ScheduleSize, depends_on_costs, is_file_name, microbatches, own_name};
+use crate::commands::timed_program::refused;
 use crate::failure::{Exit, Failure};
 use crate::output::OutputFile;
 
@@ -108,7 +109,7 @@ fn print(schedule: &Schedule, arguments: &ScheduleArguments, name: &str) -> Resu
         // any level.
         let program = program(schedule, level.max(Level::Comms))?;
         let timeline = timeline(&program, level, arguments.cost.as_ref())?;
-        let name = name.to_ascii_lowercase();
+        let name = own_name(name);
         let (ranks, microbatches) =
             (schedule.ranks(), microbatches(schedule.microbatches(), schedule.slices()));
         let title = format!("{name}: {ranks} ranks, {microbatches}");
@@ -153,8 +154,7 @@ fn program(schedule: &Schedule, level: Level) -> Result<Program, Failure> {
 /// Returns the timeline of the predicted run. At the level `compute`, it contains only the computation.
 fn timeline(program: &Program, level: Level, costs: Option<&Costs>) -> Result<Timeline, Failure> {
     check_size(program)?;
-    let run =
-        timed(program, costs.unwrap_or(&Costs::default())).map_err(|error| Failure::new(Exit::Bug, error))?;
+    let run = timed(program, costs.unwrap_or(&Costs::default())).map_err(refused)?;
     let timeline = run.timeline();
     if level > Level::Compute {
         return Ok(timeline.clone());

@@ -38,8 +38,10 @@ pub(super) struct ScheduleSize {
 }
 
 impl ScheduleSize {
-    /// Returns the specification for the schedule called `name`. It includes `costs` if the schedule depends on them.
+    /// Returns the specification for the schedule called `name`, which must exist. It includes `costs` if the schedule
+    /// depends on them.
     pub(super) fn spec(&self, name: &str, costs: Option<&Costs>) -> Result<ScheduleSpec, Failure> {
+        find(name).map_err(Failure::input)?;
         let missing = |flag: &str| {
             Failure::input(format!("{flag} is missing; give a size, such as --ranks 4 --microbatches 8"))
         };
@@ -94,6 +96,11 @@ pub(super) fn microbatches(numbers: u32, slices: Slices) -> String {
 /// Returns whether a schedule's name is the name of a file.
 pub(super) fn is_file_name(name: &str) -> bool {
     Path::new(name).extension().is_some_and(|ending| ending.eq_ignore_ascii_case("csv"))
+}
+
+/// Returns the generator's own name of the schedule called `name`, which may be an alias.
+pub(super) fn own_name(name: &str) -> String {
+    find(name).map_or_else(|_unknown| name.to_ascii_lowercase(), |generator| generator.name.to_owned())
 }
 
 /// Returns whether the schedule called `name` depends on the costs of its actions.

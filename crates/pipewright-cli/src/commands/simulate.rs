@@ -10,9 +10,9 @@ use pipewright_schedule::{Costs, Recompute, Timeline, picture};
 use crate::commands::drawing::{Picture, PictureArguments, check_cells, check_size};
 use crate::commands::plan_choice::{Predicted, ProfileArguments};
 use crate::commands::schedule_level::{locate, read};
-use crate::commands::schedule_size::{ScheduleSize, is_file_name};
+use crate::commands::schedule_size::{ScheduleSize, is_file_name, own_name};
 use crate::commands::simulation_text::{events, json, text};
-use crate::commands::timed_program::{Source, TimedProgram};
+use crate::commands::timed_program::{EngineTimes, Source, TimedProgram, refused};
 use crate::failure::{Exit, Failure};
 use crate::output::OutputFile;
 
@@ -81,9 +81,7 @@ impl Format {
 /// Runs the command.
 pub(crate) fn run(arguments: &SimulateArguments) -> Result<(), Failure> {
     if arguments.format == Format::Grid && !arguments.logical {
-        return Err(Failure::input(
-            "--format grid has one column per tick; add --logical, or use --format svg",
-        ));
+        return Err(Failure::input(no_grid(arguments)));
     }
     arguments.picture.check(arguments.format.picture())?;
     if arguments.profile.profile.is_some() {
@@ -110,23 +108,45 @@ pub(crate) fn run(arguments: &SimulateArguments) -> Result<(), Failure> {
     arguments.output.write(&printed)
 }
 
+/// Returns why the arguments give no grid, and arguments that do.
+fn no_grid(arguments: &SimulateArguments) -> String {
+    let costs = [
+        ("--profile", arguments.profile.profile.is_some()),
+        ("--cost", arguments.cost.is_some()),
+        ("--recompute", arguments.recompute != Recompute::None),
+    ];
+    let advice = match costs.into_iter().find(|(_, is_given)| *is_given) {
+        Some((flag, _)) => {
+            format!(
+                "--logical has them, without costs: leave {flag} out and add --logical, or use --format svg"
+            )
+        }
+        None => "add --logical, or use --format svg".to_owned(),
+    };
+    format!("--format grid has one column per tick; {advice}")
+}
+
 /// Simulates at the costs of a profile: the program that `train` runs.
 fn run_profile(arguments: &SimulateArguments) -> Result<(), Failure> {
+    let mut times = EngineTimes::default();
     let (name, predicted) = match source(arguments)? {
         Source::Named(name, spec) => {
-            let predicted = arguments.profile.predict_named(&name, &spec, &arguments.recompute)?;
-            (name, predicted)
+            let predicted =
+                arguments.profile.predict_named(&name, &spec, &arguments.recompute, &mut times)?;
+            (own_name(&name), predicted)
         }
         Source::File(file, slices) => {
-            let schedule =
-                parse_schedule(&read(&file)?).map_err(|error| Failure::input(locate(&file, &error)))?;
+            let text = read(&file)?;
+            let schedule = times
+                .generate(|| parse_schedule(&text))
+                .map_err(|error| Failure::input(locate(&file, &error)))?;
             let uneven = |error| Failure::input(format!("{}: {error}", file.display()));
             let schedule = schedule.with_slices(slices).map_err(uneven)?;
-            (file.display().to_string(), arguments.profile.predict_schedule(&schedule, &arguments.recompute)?)
+            (file.display().to_string(), arguments.profile.predict_schedule(schedule, &arguments.recompute)?)
         }
     };
-    let Predicted { summary, prediction } = predicted;
-    let timed_program = TimedProgram::of_program(&name, prediction.program.into_program());
+    let Predicted { summary, prediction, schedule } = predicted;
+    let timed_program = TimedProgram::of_prediction(name, &schedule, &prediction.costs, times)?;
     if !matches!(arguments.format, Format::Text | Format::Json | Format::Csv) {
         check_size(&timed_program.program)?;
     }
@@ -149,14 +169,6 @@ fn source(arguments: &SimulateArguments) -> Result<Source, Failure> {
     }
     let spec = arguments.size.spec(&name, arguments.cost.as_ref())?;
     Ok(Source::Named(name, Box::new(spec)))
-}
-
-/// Returns the failure for an error of the simulation. Only costs for another number of stages are a user's mistake.
-fn refused(error: SimulateError) -> Failure {
-    match error {
-        SimulateError::Costs(error) => Failure::input(error),
-        error => bug(error),
-    }
 }
 
 /// Returns the failure for an error that is a bug, because a sound program always runs to its end.

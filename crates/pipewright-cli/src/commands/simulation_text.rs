@@ -9,6 +9,7 @@ use serde::Serialize;
 
 use crate::commands::slice_hint::slice_hint;
 use crate::commands::timed_program::{EngineTimes, TimedProgram};
+use crate::display::bytes;
 
 /// The output of `--format json`: the keys of the summary and the times of the engine.
 #[derive(Serialize)]
@@ -35,13 +36,17 @@ pub(super) fn text(summary: &Summary, timed_program: &TimedProgram, counts_ticks
     let seconds = format!("{} s, {} logical steps", rounded(summary.makespan), summary.steps);
     line("makespan", if counts_ticks { format!("{} ticks", summary.steps) } else { seconds });
     line("bubble", format!("{barrier} barrier to barrier, {span} from a rank's first action to its last"));
-    line("by rank", list(summary.bubble_per_rank.iter().map(|&fraction| percent(fraction))));
+    line("by rank", list(summary.bubble_per_rank.iter().map(|&fraction| percent(fraction)), " "));
     line("exposed", format!("{} of the time in messages", percent(summary.exposed_comm_fraction)));
     let held = match summary.slices {
         None => " activations at most, by rank".to_owned(),
         Some(slices) => format!(" activations of slices at most, by rank; {slices} slices make a microbatch"),
     };
-    line("memory", list(summary.peak_activations.iter().map(u64::to_string)) + &held);
+    line("memory", list(summary.peak_activations.iter().map(u64::to_string), " ") + &held);
+    if let Some(peaks) = &summary.peak_bytes {
+        let held = " at most, by rank: parameters, optimizer state, gradients and activations";
+        line("", list(peaks.iter().map(|&peak| bytes(peak)), "  ") + held);
+    }
     if let Some(hint) = slice_hint(&timed_program.program) {
         line("slices", hint);
     }
@@ -66,15 +71,15 @@ pub(super) fn events(timeline: &Timeline) -> String {
     text
 }
 
-/// Joins entries with spaces. A long list is shortened.
-fn list(entries: impl ExactSizeIterator<Item = String>) -> String {
+/// Joins entries with `gap`. A long list is shortened.
+fn list(entries: impl ExactSizeIterator<Item = String>, gap: &str) -> String {
     const SHOWN: usize = 16;
     let more = entries.len().saturating_sub(SHOWN);
     let mut shown: Vec<String> = entries.take(SHOWN).collect();
     if more > 0 {
         shown.push(format!("(and {more} more)"));
     }
-    shown.join(" ")
+    shown.join(gap)
 }
 
 /// Rounds a number to six decimals.

@@ -4,13 +4,15 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use pipewright_schedule::csv::{parse_program, parse_schedule};
+use pipewright_schedule::lower::TrainingLowering;
+use pipewright_schedule::simulate::{SimulateError, timed};
 use pipewright_schedule::{
-    Level, LowerConfig, LowerError, Program, Schedule, ScheduleSpec, Slices, generate, lower, validate,
+    Costs, Level, LowerConfig, LowerError, Program, Schedule, ScheduleSpec, Slices, generate, lower, validate,
 };
 use serde::{Serialize, Serializer};
 
 use crate::commands::schedule_level::{implied_level, locate, read};
-use crate::commands::schedule_size::microbatches;
+use crate::commands::schedule_size::{microbatches, own_name};
 use crate::failure::{Exit, Failure};
 
 /// The source of a program.
@@ -51,7 +53,7 @@ impl TimedProgram {
             Source::Named(name, spec) => {
                 let made = clocked(&mut times.generate, || generate(name, spec)).map_err(Failure::input)?;
                 let lowered = clocked(&mut times.lower, || lower_to_comms(&made));
-                (name.to_ascii_lowercase(), lowered.map_err(|error| Failure::new(Exit::Bug, error))?)
+                (own_name(name), lowered.map_err(|error| Failure::new(Exit::Bug, error))?)
             }
             Source::File(file, slices) => (file.display().to_string(), from_file(file, *slices, &mut times)?),
         };
@@ -60,9 +62,21 @@ impl TimedProgram {
         Ok(Self { name, program, times })
     }
 
-    /// Returns a sound program that was made elsewhere, whose times are 0.
-    pub(super) fn of_program(name: &str, program: Program) -> Self {
-        Self { name: name.to_ascii_lowercase(), program, times: EngineTimes::default() }
+    /// Makes the program of a prediction for a profile, and simulates it at its `costs`, to measure each step of the
+    /// engine. `times` has the time to generate the schedule.
+    pub(super) fn of_prediction(
+        name: String,
+        schedule: &Schedule,
+        costs: &Costs,
+        mut times: EngineTimes,
+    ) -> Result<Self, Failure> {
+        let passes = LowerConfig::from(TrainingLowering::default());
+        let lowered = clocked(&mut times.lower, || lower(schedule, &passes));
+        let lowered = lowered.map_err(|error| unsound(&name, error))?;
+        let proved = clocked(&mut times.validate, || validate(lowered, Level::Comms));
+        let program = proved.map_err(|violations| unsound(&name, violations))?.into_program();
+        times.simulate(|| timed(&program, costs)).map_err(refused)?;
+        Ok(Self { name, program, times })
     }
 
     /// Returns the name of the schedule and its size, on one line.
@@ -75,6 +89,11 @@ impl TimedProgram {
 }
 
 impl EngineTimes {
+    /// Generates or parses a schedule, and adds the time.
+    pub(super) fn generate<T>(&mut self, generation: impl FnOnce() -> T) -> T {
+        clocked(&mut self.generate, generation)
+    }
+
     /// Runs a simulation and measures its time.
     pub(super) fn simulate<T>(&mut self, simulation: impl FnOnce() -> T) -> T {
         clocked(&mut self.simulate, simulation)
@@ -104,6 +123,15 @@ fn from_file(file: &Path, slices: Slices, times: &mut EngineTimes) -> Result<Pro
 
 fn lower_to_comms(schedule: &Schedule) -> Result<Program, LowerError> {
     lower(schedule, &LowerConfig::from(Level::Comms))
+}
+
+/// Returns the failure for an error of the simulation. Only costs for another number of stages are a user's mistake: a
+/// sound program always runs to its end.
+pub(super) fn refused(error: SimulateError) -> Failure {
+    match error {
+        SimulateError::Costs(error) => Failure::input(error),
+        error => Failure::new(Exit::Bug, error),
+    }
 }
 
 fn unsound(name: &str, error: impl std::error::Error) -> Failure {

@@ -34,7 +34,7 @@ fn run_with(arguments: &RunArguments, processes: &mut ProcessGroup) -> Result<()
     };
     let prepared = chosen.and_then(|Chosen { loaded, sentences, files }| {
         if processes.is_leader() {
-            sentences.iter().for_each(|sentence| display::say(sentence));
+            sentences.iter().chain(&loaded.notes).for_each(|sentence| display::say(sentence));
         }
         let prepared = prepare(loaded)?;
         processes.set_deadline(prepared.settings.run.deadline());

@@ -1,19 +1,25 @@
 //! `pipewright view`: a page that compares predicted and measured timelines and explains them.
 
-use std::path::PathBuf;
+use std::fs;
+use std::path::{Path, PathBuf};
 
 use clap::Args;
+use pipewright_schedule::generate::find;
 use pipewright_schedule::picture::{PictureSettings, View, view};
 use pipewright_schedule::simulate::timed;
-use pipewright_schedule::{Costs, Level, LowerConfig, generate, lower};
+use pipewright_schedule::{Costs, GenerateError, Level, LowerConfig, generate, lower};
 
 use crate::commands::drawing::check_size;
 use crate::commands::other_sizes::other_sizes;
 use crate::commands::recorded_run::RecordedRun;
 use crate::commands::schedule_size::{ScheduleSize, is_file_name};
 use crate::commands::timed_program::{Source, TimedProgram};
-use crate::failure::{Exit, Failure};
+use crate::config::nearest;
+use crate::failure::Failure;
 use crate::output::OutputFile;
+
+/// The folder in which runs are by default.
+const RUNS: &str = "runs";
 
 /// The arguments of `pipewright view`.
 #[derive(Debug, Args)]
@@ -107,14 +113,44 @@ fn source(arguments: &ViewArguments) -> Result<Source, Failure> {
         };
     }
     if target.components().count() != 1 || target.exists() {
-        let place = target.display();
-        return Err(Failure::new(
-            Exit::WrongInput,
-            format!(
-                "{place}: not a folder; name the folder of a run, a schedule's file that ends with .csv, or a schedule"
-            ),
-        ));
+        let advice = match near_entries(target).as_slice() {
+            [] => "name the folder of a run, a schedule's file that ends with .csv, or a schedule".to_owned(),
+            near => format!("did you mean {}?", near.join(" or ")),
+        };
+        return Err(Failure::input(format!("{}: not a folder; {advice}", target.display())));
+    }
+    if let Err(error) = find(name) {
+        return Err(Failure::input(neither(target, &error)));
     }
     let spec = arguments.size.spec(name, arguments.cost.as_ref())?;
     Ok(Source::Named(name.to_owned(), Box::new(spec)))
+}
+
+/// Returns the sentence about a target that is not a folder, a file or a schedule, with the nearest names.
+fn neither(target: &Path, unknown: &GenerateError) -> String {
+    let mut near = near_entries(target);
+    near.extend(near_entries(&Path::new(RUNS).join(target)));
+    if let GenerateError::UnknownSchedule { suggestion: Some(name), .. } = unknown {
+        near.push(format!("`{name}`"));
+    }
+    let advice = match near.as_slice() {
+        [] => "check the path, or see the schedules with `pipewright schedule --list`".to_owned(),
+        near => format!("did you mean {}?", near.join(" or ")),
+    };
+    format!("{}: neither the folder of a run, nor a file, nor a schedule; {advice}", target.display())
+}
+
+/// Returns the folder, and the schedule's file, whose name is nearest to that of `target`, beside it.
+fn near_entries(target: &Path) -> Vec<String> {
+    let folder = target.parent().filter(|folder| !folder.as_os_str().is_empty());
+    let entries = fs::read_dir(folder.unwrap_or(Path::new("."))).into_iter().flatten().flatten();
+    let is_candidate = |entry: &fs::DirEntry| {
+        let name = entry.file_name();
+        entry.path().is_dir() || name.to_str().is_some_and(is_file_name)
+    };
+    let names: Vec<String> =
+        entries.filter(is_candidate).filter_map(|entry| entry.file_name().into_string().ok()).collect();
+    let sought = target.file_name().and_then(|name| name.to_str());
+    let found = sought.and_then(|sought| nearest(sought, names.iter().map(String::as_str)));
+    found.map(|name| format!("`{}`", target.with_file_name(name).display())).into_iter().collect()
 }

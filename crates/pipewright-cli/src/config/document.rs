@@ -19,6 +19,8 @@ use crate::config::problem::{Problem, ProblemKind};
 pub(super) struct Document {
     entries: BTreeMap<(String, String), Entry>,
     pub(super) problems: Vec<Problem>,
+    /// Sentences about keys that have no effect, which is not a mistake.
+    pub(super) notes: Vec<String>,
 }
 
 /// One key that was written.

@@ -185,7 +185,7 @@ pub(super) fn suggest_key(section: &str, key: &str) -> Option<Suggestion> {
 }
 
 /// Returns the candidate that `name` probably misspells: at most a third of the letters differ.
-pub(super) fn nearest<'a>(name: &str, candidates: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+pub(crate) fn nearest<'a>(name: &str, candidates: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     let name = name.to_lowercase();
     let distance = |candidate: &str| strsim::damerau_levenshtein(&name, candidate);
     candidates

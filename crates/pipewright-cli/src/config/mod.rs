@@ -9,6 +9,7 @@
 
 pub(crate) mod data;
 mod devices;
+mod file_sizes;
 mod document;
 pub(crate) mod generator;
 mod keys;
@@ -32,6 +33,7 @@ mod tests;
 mod slices;
 mod validation;
 
+pub(crate) use keys::nearest;
 pub(crate) use paths::Surroundings;
 pub(crate) use problem::ConfigError;
 pub(crate) use settings::{Loaded, Settings};

@@ -4,7 +4,6 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 use pipewright_models::{CutModel, ModelConfig};
-use pipewright_schedule::csv::parse_program;
 use pipewright_schedule::generate::find;
 use pipewright_schedule::partition::{Layout, Method, partition};
 use pipewright_schedule::{
@@ -13,14 +12,13 @@ use pipewright_schedule::{
 use serde::{Serialize, Serializer};
 
 use crate::config::document::Document;
+use crate::config::file_sizes::{check_file_sizes, read_schedule_file};
 use crate::config::generator::{self, GeneratorSettings};
 use crate::config::layout::{check_boundaries, read_layout};
 use crate::config::mesh::MeshSettings;
 use crate::config::paths::Surroundings;
-use crate::config::place::Place;
 use crate::config::problem::ProblemKind;
 use crate::config::section::Section;
-use crate::schedule_file::{self, ScheduleFileError};
 
 /// The schedule if the configuration does not name one.
 const DEFAULT_SCHEDULE: &str = "1f1b";
@@ -305,41 +303,6 @@ fn read_transport(section: &mut Section<'_>) -> TransportChoice {
     TransportChoice::Local
 }
 
-/// Refuses sizes that differ from those of the schedule's file.
-///
-/// A schedule from `--set` replaces the schedule and the sizes of the configuration file. [`find_schedule`]
-/// reports a schedule that cannot be read.
-fn check_file_sizes(section: &mut Section<'_>, pipeline: &PipelineSettings, replicas: u32) {
-    let ScheduleChoice::Csv(file) = &pipeline.schedule else { return };
-    let replaces_sizes = matches!(section.place("schedule"), Place::Set { .. });
-    let binds = |section: &Section<'_>, key: &str| match section.place(key) {
-        Place::File { .. } => !replaces_sizes,
-        Place::Set { .. } => true,
-        Place::Default => false,
-    };
-    let sizes = [
-        ("ranks", pipeline.ranks),
-        ("stages_per_rank", pipeline.stages_per_rank),
-        ("microbatches", pipeline.microbatches),
-    ];
-    if !sizes.iter().any(|(key, _)| binds(section, key)) {
-        return;
-    }
-    let Ok((_, program)) = read_schedule_file(file) else { return };
-    let placement = program.placement();
-    let stages_per_rank = placement.all_ranks().map(|rank| placement.stages_of(rank).len() as u64).max();
-    let found = [
-        u64::from(program.ranks()),
-        stages_per_rank.unwrap_or(1),
-        u64::from(program.microbatches()) * u64::from(replicas),
-    ];
-    for ((key, value), found) in sizes.into_iter().zip(found) {
-        if binds(section, key) && u64::from(value) != found {
-            section.report(key, ProblemKind::NotOfFile { key, value, file: file.clone(), found });
-        }
-    }
-}
-
 /// Generates or reads the schedule, and completes the sizes that follow from it.
 fn find_schedule(
     section: &mut Section<'_>,
@@ -369,13 +332,6 @@ fn find_schedule(
             found.map_err(|kind| section.report("schedule", kind)).ok()
         }
     }
-}
-
-fn read_schedule_file(file: &Path) -> Result<(String, Program), ScheduleFileError> {
-    let text = schedule_file::read(file)?;
-    let program =
-        parse_program(&text).map_err(|source| ScheduleFileError::Csv { path: file.to_owned(), source })?;
-    Ok((text, program))
 }
 
 /// Generates the schedule, and checks that the model can be cut into its stages.

@@ -20,8 +20,10 @@ use crate::schedule_file::ScheduleFileError;
 #[derive(Debug, Error)]
 pub(crate) enum ConfigError {
     /// The file cannot be read.
-    #[error("{}: cannot read the configuration", path.display())]
+    #[error("{}: cannot read the {what}", path.display())]
     Read {
+        /// The kind of file: a configuration or a profile.
+        what: &'static str,
         /// The file.
         path: PathBuf,
         /// The operating system's reason.

@@ -51,7 +51,7 @@ struct Found {
 /// Fails if the file cannot be read, or with every mistake in it.
 pub(crate) fn read(file: &Path) -> Result<Profile, ConfigError> {
     let mut problems = Vec::new();
-    match parse(read_source(file)?, false, &mut problems) {
+    match parse(read_source(file, "profile")?, false, &mut problems) {
         Some(found) if problems.is_empty() => Ok(found.profile),
         _ => Err(ConfigError::Problems(problems)),
     }
@@ -63,7 +63,7 @@ pub(crate) fn read(file: &Path) -> Result<Profile, ConfigError> {
 /// As [`read`], and if the profile is of another model, device or precision.
 pub(crate) fn read_for(file: &Path, run: &ProfiledRun<'_>) -> Result<Profile, ConfigError> {
     let mut problems = Vec::new();
-    let found = parse(read_source(file)?, true, &mut problems).filter(|_| problems.is_empty());
+    let found = parse(read_source(file, "profile")?, true, &mut problems).filter(|_| problems.is_empty());
     let Some(mut found) = found else { return Err(ConfigError::Problems(problems)) };
     if found.missing.is_empty() {
         // The figures of a part follow from those of the whole head.

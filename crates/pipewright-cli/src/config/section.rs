@@ -356,6 +356,11 @@ impl<'a> Section<'a> {
         self.document.problems.push(Problem { place, kind });
     }
 
+    /// Records a sentence about a key that has no effect.
+    pub(super) fn note(&mut self, sentence: String) {
+        self.document.notes.push(sentence);
+    }
+
     /// Records a problem of several keys, at the first key that is written.
     pub(super) fn report_at_first_of(&mut self, keys: &[&str], kind: ProblemKind) {
         let written = keys.iter().find(|key| self.is_written(key));

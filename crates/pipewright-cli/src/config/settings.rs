@@ -47,6 +47,8 @@ pub(crate) struct Loaded {
     pub(crate) settings: Settings,
     /// The schedule that the setting `pipeline.schedule` names.
     pub(crate) schedule: FoundSchedule,
+    /// Sentences about keys of the file that the arguments replace.
+    pub(crate) notes: Vec<String>,
 }
 
 impl Loaded {
@@ -68,7 +70,7 @@ impl Settings {
         surroundings: &Surroundings,
     ) -> Result<Loaded, ConfigError> {
         let source = match file {
-            Some(file) => read_source(file)?,
+            Some(file) => read_source(file, "configuration")?,
             None => Source { name: sample::NAME.to_owned(), text: sample::CONFIG.to_owned() },
         };
         let mut document = Document::new(Some(source), arguments);
@@ -92,7 +94,7 @@ impl Settings {
         match schedule {
             Some(schedule) if document.problems.is_empty() => {
                 let settings = Self { model, data, pipeline, mesh, optimizer, run };
-                Ok(Loaded { settings, schedule })
+                Ok(Loaded { settings, schedule, notes: document.notes })
             }
             _ => Err(ConfigError::Problems(document.problems)),
         }
@@ -170,9 +172,10 @@ fn require_utf8(path: &Path) -> std::io::Result<()> {
     }
 }
 
-pub(super) fn read_source(path: &Path) -> Result<Source, ConfigError> {
+/// Reads a file of the kind `what`.
+pub(super) fn read_source(path: &Path, what: &'static str) -> Result<Source, ConfigError> {
     let text = require_utf8(path)
         .and_then(|()| read_text(path, SMALL_TEXT))
-        .map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
+        .map_err(|source| ConfigError::Read { what, path: path.to_owned(), source })?;
     Ok(Source { name: path.display().to_string(), text })
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use anstyle::{AnsiColor, Style};
 use pipewright::train::Metrics;
 
-use crate::display::chart::{CHART_LINES, chart, sparkline};
+use crate::display::chart::{CHART_LINES, loss_chart, sparkline};
 use crate::display::figures::{
     bytes, clock, counted, grouped, loss_parts, loss_scale, milliseconds, per_rank, percent, remaining,
     short_count,
@@ -29,11 +29,6 @@ const NARROWEST: usize = 6;
 const USUAL_COLUMNS: usize = 80;
 const ROWS_FOR_RANKS: usize = 12;
 const ROWS_FOR_CHART: usize = 24;
-/// The smallest number of losses and the largest width of that curve.
-const FEWEST_LOSSES: usize = 8;
-const WIDEST_CHART: usize = 100;
-/// The width of the labels beside that curve.
-const CHART_LABELS: usize = 24;
 
 /// The state of a run during training.
 #[derive(Clone, Debug)]
@@ -75,21 +70,15 @@ pub(super) fn compose(state: &State, elapsed: Duration, size: Size, has_colour: 
     };
     let is_wide = size.columns >= USUAL_COLUMNS;
     let ranks = if is_wide && size.rows >= ROWS_FOR_RANKS { rank_lines(metrics, width) } else { Vec::new() };
-    let has_chart = is_wide && size.rows >= ROWS_FOR_CHART && state.losses.len() >= FEWEST_LOSSES;
-    let curve = if has_chart && !state.is_final { loss_chart(state, width) } else { Vec::new() };
+    let has_chart = is_wide && size.rows >= ROWS_FOR_CHART && !state.is_final;
+    let by_frequency = state.overview.frequency_loss;
+    let curve = if has_chart { loss_chart(&state.losses, by_frequency, size.columns) } else { Vec::new() };
+    debug_assert!(curve.len() <= CHART_LINES, "the frame has room for the chart");
     let losses: &[f64] = if curve.is_empty() { &state.losses } else { &[] };
     lines.push(learning(metrics, state.validation, losses, width));
     lines.push(speed(metrics, ranks.is_empty()));
     let texts = lines.into_iter().map(|fields| line(fields, width, has_colour));
     texts.chain(ranks).chain(curve).collect()
-}
-
-/// Returns the curve of the loss with its labels.
-fn loss_chart(state: &State, width: usize) -> Vec<String> {
-    let level = (state.overview.frequency_loss, "by frequency");
-    let lines = chart(&state.losses, width.saturating_sub(CHART_LABELS).min(WIDEST_CHART), Some(level));
-    debug_assert!(lines.len() <= CHART_LINES, "the frame has room for the chart");
-    lines
 }
 
 /// Returns the header as one line of any length.

@@ -15,6 +15,7 @@ mod ranks;
 pub(crate) mod screen;
 mod summary;
 mod undeferred;
+mod wrap;
 
 pub(crate) use figures::bytes;
 pub(crate) use overview::Overview;

@@ -72,6 +72,6 @@ impl Display {
 
     /// Prints the summary of the run.
     pub(crate) fn summarize(&self, ending: &Ending<'_>) {
-        say(&summary(&self.overview, &self.tally, ending));
+        say(&summary(&self.overview, &self.tally, ending, screen::columns()));
     }
 }

@@ -16,6 +16,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rustix::termios::{Winsize, tcgetwinsize};
 
+use crate::display::wrap::wrap;
 use crate::quiet::is_quiet;
 
 /// The size if the terminal does not report its own.
@@ -48,11 +49,19 @@ struct Screen {
     takes_frames: bool,
 }
 
-/// Writes text on separate lines above the frame, unless `--quiet` was given.
+/// Writes text on separate lines above the frame, unless `--quiet` was given. On a terminal, long lines are broken
+/// between words.
 pub(crate) fn say(words: &str) {
-    if !is_quiet() {
-        screen().write_above(&format!("{words}\n"));
+    if is_quiet() {
+        return;
     }
+    let text = if is_terminal() { wrap(words, size().columns) } else { words.to_owned() };
+    screen().write_above(&format!("{text}\n"));
+}
+
+/// Returns the width of the terminal, or the usual width elsewhere.
+pub(crate) fn columns() -> usize {
+    if is_terminal() { size().columns } else { STANDARD.columns }
 }
 
 /// Writes a library's log messages above the frame. `text` must end with a line end.

@@ -5,14 +5,9 @@ use std::time::Duration;
 
 use pipewright::train::Metrics;
 
-use crate::display::chart::chart;
+use crate::display::chart::loss_chart;
 use crate::display::figures::{clock, grouped};
 use crate::display::overview::Overview;
-
-/// The width of the loss curve in characters.
-const CURVE: usize = 56;
-/// The smallest number of steps for which a curve is drawn.
-const FEWEST_STEPS: usize = 8;
 
 /// The figures of the steps that this process has taken.
 #[derive(Debug, Default)]
@@ -63,8 +58,8 @@ impl Tally {
     }
 }
 
-/// Returns the text at the end of a run.
-pub(super) fn summary(overview: &Overview, tally: &Tally, ending: &Ending<'_>) -> String {
+/// Returns the text at the end of a run, with a curve for a terminal of this width.
+pub(super) fn summary(overview: &Overview, tally: &Tally, ending: &Ending<'_>, columns: usize) -> String {
     let (Tally { first: Some(first), best: Some(best), last: Some(last), losses, .. }, done) =
         (tally, ending.done)
     else {
@@ -81,21 +76,22 @@ pub(super) fn summary(overview: &Overview, tally: &Tally, ending: &Ending<'_>) -
     }
     lines.push(took(first, last));
     let (step, best) = *best;
+    // A resumed run knows only the losses of its own steps.
+    let since = if first.step > 1 { format!(" since step {}:", first.step) } else { String::new() };
     lines.push(format!(
-        "loss {:.4} at first, {best:.4} at best (step {step}), {:.4} at last",
+        "loss{since} {:.4} at first, {best:.4} at best (step {step}), {:.4} at last",
         first.loss, last.loss
     ));
     if let Some((step, best)) = ending.best {
         let last = tally.validation.map(|last| format!(", {last:.4} at last")).unwrap_or_default();
-        lines.push(format!("validation loss {best:.4} at best (step {step}, checkpoints/best){last}"));
+        let whole = if first.step > 1 { " of the whole run:" } else { "" };
+        lines.push(format!("validation loss{whole} {best:.4} at best (step {step}, checkpoints/best){last}"));
     }
     let by_frequency = overview.frequency_loss;
     if by_frequency > 0.0 {
         lines.push(format!("guessing each token by how often it occurs has a loss of {by_frequency:.4}"));
     }
-    if losses.len() >= FEWEST_STEPS {
-        lines.extend(chart(losses, CURVE, Some((by_frequency, "by frequency"))));
-    }
+    lines.extend(loss_chart(losses, by_frequency, columns));
     lines.push(format!("results in {}", short(ending.out)));
     lines.extend(next(ending));
     lines.join("\n")
@@ -137,7 +133,7 @@ fn next(ending: &Ending<'_>) -> Vec<String> {
         (more, effect),
         (format!("pipewright inspect {out}"), "shows the newest checkpoint"),
         (format!("pipewright generate {out} --prompt TEXT"), "samples text from it"),
-        (format!("pipewright export {out} DIR"), "writes it as a Hugging Face directory"),
+        (format!("pipewright export {out} DIR"), "writes a Hugging Face directory"),
     ];
     let width = commands.iter().map(|(command, _)| command.chars().count()).max().unwrap_or(0);
     commands.iter().map(|(command, effect)| format!("  {command:width$}  {effect}")).collect()
@@ -186,7 +182,7 @@ mod tests {
         let done = tally.last.as_ref().map_or(7, |last| last.step);
         let saved = saved.map(Path::new);
         let ending = Ending { done, reason, saved, best: None, out: Path::new("/runs/a b") };
-        assert_eq!(summary(&overview, tally, &ending), expected);
+        assert_eq!(summary(&overview, tally, &ending, 80), expected);
     }
 
     #[test]
@@ -199,7 +195,7 @@ results in /runs/a b
   pipewright resume '/runs/a b' --set run.steps=6  trains further
   pipewright inspect '/runs/a b'                   shows the newest checkpoint
   pipewright generate '/runs/a b' --prompt TEXT    samples text from it
-  pipewright export '/runs/a b' DIR                writes it as a Hugging Face directory";
+  pipewright export '/runs/a b' DIR                writes a Hugging Face directory";
         check(
             &tally(1, &[5.5, 2.0, 2.25]),
             Reason::Complete,
@@ -213,13 +209,13 @@ results in /runs/a b
         let expected = "\
 stopped by a signal after step 22, saved in /c
 trained 2 steps in 0:00: 2,000 tokens at 10,000 tokens/s
-loss 2.5000 at first, 2.2500 at best (step 22), 2.2500 at last
+loss since step 21: 2.5000 at first, 2.2500 at best (step 22), 2.2500 at last
 guessing each token by how often it occurs has a loss of 3.1250
 results in /runs/a b
   pipewright resume '/runs/a b'                  resumes the run
   pipewright inspect '/runs/a b'                 shows the newest checkpoint
   pipewright generate '/runs/a b' --prompt TEXT  samples text from it
-  pipewright export '/runs/a b' DIR              writes it as a Hugging Face directory";
+  pipewright export '/runs/a b' DIR              writes a Hugging Face directory";
         check(&tally(21, &[2.5, 2.25]), Reason::Signal, Some("/c"), expected);
     }
 
@@ -238,8 +234,15 @@ results in /r
   pipewright resume /r --set run.patience=0  trains further
   pipewright inspect /r                      shows the newest checkpoint
   pipewright generate /r --prompt TEXT       samples text from it
-  pipewright export /r DIR                   writes it as a Hugging Face directory";
-        assert_eq!(summary(&Overview::default(), &tally, &ending), expected);
+  pipewright export /r DIR                   writes a Hugging Face directory";
+        assert_eq!(summary(&Overview::default(), &tally, &ending, 80), expected);
+        for metrics in [&mut tally.first, &mut tally.last].into_iter().flatten() {
+            metrics.step += 20;
+        }
+        let resumed = summary(&Overview::default(), &tally, &ending, 80);
+        let lines = "\nloss since step 21: 2.5000 at first, 2.2500 at best (step 2), 2.2500 at last\n\
+                     validation loss of the whole run: 2.5000 at best (step 1, checkpoints/best), 2.6250 at last\n";
+        assert!(resumed.contains(lines), "{resumed}");
     }
 
     #[test]
@@ -254,7 +257,7 @@ results in /r
         let overview = Overview::default();
         let ending =
             Ending { done: 1, reason: Reason::Complete, saved: None, best: None, out: Path::new("/out") };
-        let text = summary(&overview, &tally, &ending);
+        let text = summary(&overview, &tally, &ending, 80);
         assert!(text.ends_with("no checkpoint was kept; --set run.checkpoint_every=N keeps some"), "{text}");
         assert!(!text.contains("guessing"), "{text}");
     }
@@ -265,8 +268,14 @@ results in /r
         let overview = Overview { frequency_loss: 3.0, ..Overview::default() };
         let ending =
             Ending { done: 100, reason: Reason::Complete, saved: None, best: None, out: Path::new("/out") };
-        let text = summary(&overview, &tally(1, &falling), &ending);
-        assert!(text.contains("  6.00 ┤") && text.contains("· by frequency\n"), "{text}");
-        assert!(text.lines().all(|line| line.chars().count() < 80), "{text}");
+        let at = |columns| summary(&overview, &tally(1, &falling), &ending, columns);
+        for columns in [50, 80, 120] {
+            let text = at(columns);
+            assert!(text.contains("┤") && text.contains("· by frequency\n"), "{text}");
+            let mut chart = text.lines().filter(|line| line.contains('┤'));
+            assert!(chart.all(|line| line.chars().count() < columns), "{text}");
+        }
+        assert!(at(80).contains("  6.00 ┤"), "{}", at(80));
+        assert!(!at(30).contains('┤'), "{}", at(30));
     }
 }

@@ -13,7 +13,7 @@ fn small() -> String {
     scratch::small(2, 2, 3)
 }
 
-fn folder() -> TempDir {
+pub(super) fn folder() -> TempDir {
     scratch::folder(&small())
 }
 
@@ -27,12 +27,12 @@ fn run_in(folder: &Path, arguments: &[&str]) -> Output {
     command.output().expect("the binary starts")
 }
 
-fn text(bytes: &[u8]) -> String {
+pub(super) fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
 /// Runs a command that succeeds. Returns its standard output.
-fn succeed(folder: &TempDir, arguments: &[&str]) -> String {
+pub(super) fn succeed(folder: &TempDir, arguments: &[&str]) -> String {
     let output = run_in(folder.path(), arguments);
     assert_eq!(output.status.code(), Some(0), "{arguments:?}: {}", text(&output.stderr));
     text(&output.stdout)
@@ -115,6 +115,14 @@ fn sizes_that_do_not_fit_each_other() {
 fn missing_configurations() {
     let expected = "error: none.toml: cannot read the configuration: No such file or directory (os error 2)";
     fail(&folder(), &["train", "none.toml"], 2, &[expected]);
+    let expected = "error: none.toml: cannot read the profile: No such file or directory (os error 2)";
+    for arguments in [
+        &["plan", "--profile", "none.toml", "--ranks", "2", "--microbatches", "4"][..],
+        &["plan", "small.toml", "--profile", "none.toml"],
+        &["simulate", "1f1b", "--ranks", "2", "--microbatches", "4", "--profile", "none.toml"],
+    ] {
+        fail(&folder(), arguments, 2, &[expected]);
+    }
 }
 
 #[test]
@@ -192,6 +200,8 @@ data      264 tokens, 32 rows, 16 steps of 2 rows an epoch
     let (summary, run) = found.split_at(found.find("run ").expect("a line on the run"));
     assert_eq!(summary, expected);
     assert!(run.starts_with("run       3 steps, results in /"), "{run}");
+    let line = "\n          temporary tensors and messages of a step come on top\nmachine ";
+    assert!(run.contains(line), "{run}");
     assert!(!folder.path().join("out").exists());
 }
 
@@ -214,66 +224,6 @@ fn init_writes_a_configuration_once() {
     succeed(&folder, &["check", "pipewright.toml", "--set", "data.path=text.txt", "--set", "data.seq_len=4"]);
     let message = "error: pipewright.toml: it exists already and is left as it is; name another file";
     fail(&folder, &["init"], 2, &[message]);
-}
-
-/// The commands whose examples run at once in an empty folder.
-const QUICK: [&str; 11] = [
-    "check",
-    "init",
-    "schedule",
-    "lower",
-    "validate",
-    "simulate",
-    "view",
-    "partition",
-    "vpp",
-    "completions",
-    "man",
-];
-
-#[test]
-fn the_examples_of_the_help_work_as_typed() {
-    for command in QUICK {
-        let folder = folder();
-        let help = succeed(&folder, &[command, "--help"]);
-        let example = help.split("Example:\n").nth(1).expect(command).trim();
-        for line in example.lines() {
-            let words: Vec<&str> = line.split_whitespace().skip(1).collect();
-            succeed(&folder, &words);
-        }
-    }
-}
-
-#[test]
-fn help_is_wrapped_once() {
-    let folder = folder();
-    let all = QUICK.into_iter().chain(["train", "resume", "inspect", "export", "generate", "report"]);
-    for width in [80, 120] {
-        for command in all.clone() {
-            let mut binary = Command::cargo_bin("pipewright").expect("the binary is built");
-            binary.current_dir(folder.path()).args([command, "--help"]).env("COLUMNS", width.to_string());
-            let help = text(&binary.output().expect("the binary starts").stdout);
-            let lines: Vec<&str> = help.lines().collect();
-            for pair in lines.windows(2) {
-                assert!(pair[0].chars().count() <= width, "{command} at {width}: {}", pair[0]);
-                // The last line of a paragraph may be short. Any other line must be full.
-                let next = pair[1].split_whitespace().next().unwrap_or_default();
-                let is_one_paragraph = !pair[0].trim().is_empty()
-                    && !next.is_empty()
-                    && indentation(pair[0]) == indentation(pair[1])
-                    && !pair.iter().any(|line| line.trim_start().starts_with(['-', '<', '[', 'p']));
-                let limit = width.min(100);
-                assert!(
-                    !is_one_paragraph || pair[0].chars().count() + 1 + next.chars().count() > limit,
-                    "{command} at {width}: a line is broken early: {pair:?}"
-                );
-            }
-        }
-    }
-}
-
-fn indentation(line: &str) -> usize {
-    line.len() - line.trim_start().len()
 }
 
 #[test]
@@ -390,6 +340,13 @@ fn schedules_that_contradict_the_configuration() {
     );
     succeed(&folder, &["check", "csv.toml", "--set", "pipeline.ranks=2"]);
     succeed(&folder, &["check", "small.toml", "--set", "pipeline.schedule=s.csv"]);
+    write(&folder, "six.csv", succeed(&folder, &["schedule", "1f1b", "--ranks", "2", "--microbatches", "6"]));
+    for command in ["train", "check"] {
+        let told = run_in(folder.path(), &[command, "small.toml", "--set", "pipeline.schedule=six.csv"]);
+        let note = "microbatches = 2 of small.toml is replaced by 6 of six.csv";
+        let told = text(&told.stderr);
+        assert_eq!(told.lines().filter(|line| *line == note).count(), 1, "{command}: {told}");
+    }
     refuse(
         "optimizer.warmup_steps=4",
         &[
@@ -419,6 +376,15 @@ fn passes_and_costs_that_contradict_each_other() {
     let message = "error: comms.csv: the file has messages already, and the pass send-early must run before they are \
                    added; start from a file without messages, or leave send-early out";
     fail(&folder, &["lower", "comms.csv", "--pass", "send-early"], 2, &[message]);
+    for pass in ["wait-send", "wait-send=2", "defer-recv", "merge-bw,defer-recv"] {
+        let name = pass.split([',', '=']).find(|name| *name != "merge-bw").expect("a pass");
+        let message = format!(
+            "s.csv: the file has no messages, so the pass {name} has no effect; name send-recv before it, or leave it out"
+        );
+        refuse(&[pass], &message);
+        succeed(&folder, &["lower", "s.csv", "--pass", &format!("send-recv,{pass}")]);
+        succeed(&folder, &["lower", "comms.csv", "--pass", pass]);
+    }
     let twice = ["simulate", "--csv", "s.csv", "--cost", "F=1,F=2"];
     let message = "error: invalid value 'F=1,F=2' for '--cost <F=1,I=1,W=1,hop=0.1>': the cost `f` is given twice; \
                    leave one out";
@@ -508,12 +474,23 @@ fn the_written_configuration_trains_as_it_is_and_on_other_text() {
     let folder = tempfile::tempdir().expect("a scratch folder");
     succeed(&folder, &["init"]);
     succeed(&folder, &["check", "pipewright.toml"]);
+    // A smaller model and batch make the test shorter.
+    let sizes =
+        ["run.steps=1", "optimizer.warmup_steps=1", "model.num_hidden_layers=2", "pipeline.microbatches=2"];
+    let arguments: Vec<&str> = sizes.iter().flat_map(|set| ["--set", set]).collect();
+    let train_a_step = || {
+        succeed(&folder, &[&["train", "pipewright.toml"], &arguments[..]].concat());
+        let metrics = fs::read_to_string(folder.path().join("runs/sample/metrics.jsonl")).expect("metrics");
+        assert_eq!(metrics.lines().count(), 1, "{metrics}");
+    };
+    train_a_step();
     // The comment in the file says: name your files.
     let template = fs::read_to_string(folder.path().join("pipewright.toml")).expect("it is written");
     write(&folder, "pipewright.toml", template.replace("\"built-in\" ", "[\"**/*.txt\", \"!**/old/**\"] "));
     write(&folder, "a.txt", "some text ".repeat(300));
     let checked = succeed(&folder, &["check", "pipewright.toml"]);
     assert!(checked.contains("3000 tokens"), "{checked}");
+    train_a_step();
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! The commands that train, and those that read what a training needs or leaves.
 
 mod command_line;
+mod help;
 mod check;
 mod training;
 mod validation;

@@ -19,6 +19,8 @@ pub(super) fn profile(run: &Run, set: &[&str]) -> Table {
     let arguments = ["profile", "small.toml", "--time-limit", "1s", "-o", "p.toml"];
     let (code, _, said) = command(run, &arguments, set);
     assert_eq!(code, Some(0), "{said}");
+    let caption = "median times of a microbatch: F forward, I gradients of inputs, W gradients of\n";
+    assert!(said.starts_with(caption) && said.contains("\nlayer "), "{said}");
     let text = fs::read_to_string(run.path("p.toml")).expect("the profile");
     text.parse().expect("TOML")
 }

@@ -191,6 +191,15 @@ fn folders_that_are_no_complete_run_are_refused() {
     );
     check_error(folder.path(), &["report", "nowhere"], "nowhere: not the folder of a run");
     check_error(folder.path(), &["view", "some/where"], "some/where: not a folder; name the folder of a run");
+    fs::create_dir_all(folder.path().join("runs/sample")).expect("a folder");
+    fs::write(folder.path().join("zb.csv"), "0F0,0B0\n").expect("a file");
+    let neither = "neither the folder of a run, nor a file, nor a schedule; ";
+    let suggested = |target: &str, words: &str| check_error(folder.path(), &["view", target], words);
+    suggested("runs/sampel", "runs/sampel: not a folder; did you mean `runs/sample`?");
+    suggested("sampel", &format!("sampel: {neither}did you mean `runs/sample`?"));
+    suggested("ouut", &format!("ouut: {neither}did you mean `out`?"));
+    suggested("gpip", &format!("gpip: {neither}did you mean `gpipe`?"));
+    suggested("nosuch", &format!("nosuch: {neither}check the path, or see the schedules with "));
     check_error(
         folder.path(),
         &["view", "out", "--ranks", "2"],

@@ -148,6 +148,10 @@ fn schedules_that_do_not_exist() {
     };
     refuse("gpip", "unknown schedule `gpip`; did you mean `gpipe`?");
     refuse("gpipe", "2 microbatches cannot fill the 4 stages of `gpipe`; use at least 4");
+    for command in ["schedule", "simulate"] {
+        let unsized_name = "error: unknown schedule `nosuch`; the schedules are forwardonly, gpipe, 1f1b, ";
+        crate::refuse(&folder(), &[command, "nosuch"], 2, unsized_name);
+    }
     let missing = "error: --microbatches is missing; give a size, such as --ranks 4 --microbatches 8\n";
     crate::refuse(&folder(), &["schedule", "gpipe", "--ranks", "2"], 2, missing);
 }

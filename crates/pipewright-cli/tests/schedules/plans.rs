@@ -333,6 +333,30 @@ fn the_best_partition_is_the_default() {
 }
 
 #[test]
+fn a_simulation_for_a_profile_names_its_file_its_bytes_and_its_times() {
+    let folder = folder();
+    write(&folder, "p.toml", PROFILE);
+    let size = ["--ranks", "2", "--microbatches", "4"];
+    write(&folder, "Mixed.csv", succeed(&folder, &[&["schedule", "1f1b"], &size[..]].concat()));
+    let of_file = ["simulate", "--csv", "Mixed.csv", "--profile", "p.toml"];
+    let of_name = [&["simulate", "ZB-Greedy"], &size[..], &["--profile", "p.toml"]].concat();
+    for (arguments, title) in [(&of_file[..], "Mixed.csv: 2 ranks, "), (&of_name, "zb-greedy: 2 ranks, ")] {
+        let found = json(&succeed(&folder, &[arguments, &["--format", "json"]].concat()));
+        for step in ["generate", "lower", "validate", "simulate"] {
+            assert!(found["engine_ms"][step].as_f64().is_some_and(|ms| ms > 0.0), "{step}: {found}");
+        }
+        let text = succeed(&folder, arguments);
+        assert!(text.starts_with(title), "{text}");
+        assert!(!text.contains("engine     0.00 ms"), "{text}");
+        let held = found["peak_bytes"].as_array().expect("a list");
+        let mebibytes = |bytes: &Value| format!("{:.1} MiB", bytes.as_f64().expect("a size") / 1_048_576.0);
+        let bytes = held.iter().map(mebibytes).collect::<Vec<_>>().join("  ");
+        let line = format!("\n           {bytes} at most, by rank: parameters, ");
+        assert!(text.contains(&line), "{line}{text}");
+    }
+}
+
+#[test]
 fn a_layout_is_a_partition() {
     let folder = folder();
     let printed = succeed(&folder, &["partition", "--layout", "E | A*3 | (A M)*2 | A L", "--format", "json"]);

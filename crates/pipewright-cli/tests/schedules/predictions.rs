@@ -45,6 +45,11 @@ fn each_stage_may_cost_its_own() {
     assert_eq!(makespan("F=1:3"), 13.0, "costs that are left out have their defaults on all stages");
     let arguments = ["simulate", "gpipe", "--ranks", "2", "--microbatches", "2", "--cost", "F=1:2:3"];
     refuse(&folder(), &arguments, 2, "error: 3 entries for the costs of 2 stages");
+    for format in ["svg", "html", "trace"] {
+        let cost = ["--format", format, "--cost", "F=1:2"];
+        let arguments = [&["schedule", "1f1b", "--ranks", "4", "--microbatches", "8"], &cost[..]].concat();
+        refuse(&folder(), &arguments, 2, "error: 2 entries for the costs of 4 stages");
+    }
 }
 
 #[test]
@@ -73,12 +78,27 @@ fn ticks_are_counted() {
     let grid = [&["simulate"], &size[..], &["--logical", "--format", "grid"]].concat();
     let row = "rank 1  .    1RECV_F0  1F0  1RECV_F1  1B0  1SEND_B0  1F1  1B1  1SEND_B1\n";
     assert!(succeed(&folder(), &grid).ends_with(row));
+    let refuse_grid = |further: &[&str], advice: &str| {
+        let arguments = [&["simulate"], &size[..], &["--format", "grid"], further].concat();
+        let message =
+            format!("error: --format grid has one column per tick; {advice}, or use --format svg\n");
+        refuse(&folder(), &arguments, 2, &message);
+    };
+    refuse_grid(&[], "add --logical");
+    let choices = [["--profile", "p.toml"], ["--cost", "F=2"], ["--recompute", "stage"]];
+    for choice in choices {
+        let flag = choice[0];
+        let advice = format!("--logical has them, without costs: leave {flag} out and add --logical");
+        refuse_grid(&choice, &advice);
+    }
 }
 
 #[test]
 fn people_read_the_engines_clock() {
     let found = succeed(&folder(), &["simulate", "1F1B", "--ranks", "2", "--microbatches", "2"]);
     assert!(found.starts_with("1f1b: 2 ranks, 2 stages, 2 microbatches\nmakespan   9 s, 10 logical steps\n"));
+    let alias = succeed(&folder(), &["simulate", "Schedule1F1B", "--ranks", "2", "--microbatches", "2"]);
+    assert_eq!(alias.lines().next(), found.lines().next(), "the schedule has one name");
     let last = found.lines().last().expect("a line");
     for step in ["engine ", " ms: generate ", ", lower ", ", validate ", ", simulate "] {
         assert!(last.contains(step), "{last}");

@@ -196,6 +196,25 @@ fn a_run_ends_with_its_figures_and_the_next_commands() {
 }
 
 #[test]
+fn the_summary_fits_the_terminal() {
+    for columns in WIDTHS {
+        let folder = folder();
+        let (code, lines) = train(&folder, columns, &["run.checkpoint_every=20"]).wait_for_end();
+        assert_eq!(code, Some(0), "{lines:?}");
+        let fits = |line: &String| line.chars().count() <= columns.into();
+        assert!(lines.iter().all(fits), "the terminal breaks a line of {columns} columns: {lines:?}");
+        assert_eq!(count(&lines, "┤"), 8, "{lines:?}");
+        let text = lines.join(" ").split_whitespace().collect::<Vec<_>>().join(" ");
+        for words in
+            [" tokens/s loss ", " at best (step ", "trains further", "writes a Hugging Face directory"]
+        {
+            assert!(text.contains(words), "{words} at {columns} columns: {lines:?}");
+        }
+        assert_eq!(count(&lines, "  pipewright resume out --set run.steps=80"), 1, "{lines:?}");
+    }
+}
+
+#[test]
 fn colour_can_be_turned_off() {
     let folder = folder();
     let colours = |variables: &[(&str, &str)]| {

@@ -39,7 +39,7 @@ pub fn catalogue() -> &'static [Generator] {
 }
 
 /// Returns the generator of the schedule `name`, which may be an alias. Case, hyphens, underscores and spaces do not
-/// matter.
+/// matter, nor does the word `Schedule` before the name, as in PyTorch's classes.
 ///
 /// # Errors
 /// When there is no such schedule; the error suggests the nearest name.
@@ -62,9 +62,11 @@ pub fn generate(name: &str, spec: &ScheduleSpec) -> Result<Schedule, GenerateErr
     (generator.generate)(spec)
 }
 
-/// Returns a name in lower case, without hyphens, underscores and spaces.
+/// Returns a name in lower case, without hyphens, underscores, spaces, and the word `schedule` before it.
 fn normal(name: &str) -> String {
-    name.chars().filter(|letter| !matches!(letter, '-' | '_' | ' ')).flat_map(char::to_lowercase).collect()
+    let letters = name.chars().filter(|letter| !matches!(letter, '-' | '_' | ' '));
+    let name: String = letters.flat_map(char::to_lowercase).collect();
+    name.strip_prefix("schedule").map(str::to_owned).unwrap_or(name)
 }
 
 fn unknown_schedule(name: &str) -> GenerateError {
@@ -117,6 +119,13 @@ mod tests {
         check(&["wave"], "hanayo");
         check(&["vocab", "Vocab-1F1B"], "vocab1f1b");
         check(&["Seq-1F1B", "seq"], "seq1f1b");
+        check(&["afab", "AFAB", "ScheduleGPipe"], "gpipe");
+        check(&["pipedream", "PipeDream-Flush", "Schedule1F1B"], "1f1b");
+        check(&["ScheduleLoopedBFS"], "loopedbfs");
+        check(&["ScheduleInterleaved1F1B"], "interleaved1f1b");
+        check(&["ScheduleInterleavedZeroBubble"], "interleavedzerobubble");
+        check(&["ScheduleZBVZeroBubble"], "zbvzerobubble");
+        check(&["ScheduleDualPipeV"], "dualpipev");
     }
 
     #[test]
@@ -135,6 +144,7 @@ mod tests {
         check_unknown("dualpipe", "unknown schedule `dualpipe`; did you mean `dualpipev`?");
         check_unknown("zbw", "unknown schedule `zbw`; did you mean `zbvzerobubble`?");
         check_unknown("1F2B", "unknown schedule `1F2B`; did you mean `1f1b`?");
+        check_unknown("ScheduleGPip", "unknown schedule `ScheduleGPip`; did you mean `gpipe`?");
         let spec = ScheduleSpec { ranks: 1, microbatches: 1, ..ScheduleSpec::default() };
         let far = generate("zigzag", &spec).expect_err("no such schedule").to_string();
         assert!(far.starts_with("unknown schedule `zigzag`; the schedules are forwardonly, gpipe, 1f1b, "));

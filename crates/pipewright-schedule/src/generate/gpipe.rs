@@ -18,7 +18,7 @@ pub(super) const GENERATOR: Generator = Generator {
     summary: "all forwards, then all backwards; simple, memory grows with microbatches",
     settings: &[],
     trains: true,
-    aliases: &[],
+    aliases: &["afab"],
     guide: Guide {
         source: "Huang et al., \"GPipe: Efficient Training of Giant Neural Networks using Pipeline \
                  Parallelism\", 2019",

@@ -19,7 +19,7 @@ pub(super) const GENERATOR: Generator = Generator {
     summary: "one forward, one backward in turn; memory bounded by the ranks",
     settings: &[],
     trains: true,
-    aliases: &["pipedream-flush"],
+    aliases: &["pipedream-flush", "pipedream"],
     guide: Guide {
         source: "Narayanan et al., \"PipeDream: Generalized Pipeline Parallelism for DNN Training\", 2019, \
                  with the flush at the end of a step from \"Memory-Efficient Pipeline-Parallel DNN \

@@ -106,6 +106,22 @@ fn sizes_beside_a_schedule_from_a_file() {
         load(Some("[pipeline]\nranks = 3"), &[&argument]).is_ok(),
         "an argument replaces the file's sizes"
     );
+    let notes = |sizes: &str, further: &[&str]| {
+        let file = format!("[pipeline]\n{sizes}");
+        let notes =
+            load_all(Some(&file), &[&[argument.as_str()], further].concat()).expect("no mistake").notes;
+        notes
+            .iter()
+            .map(|note| note.split_once("a.toml ").map_or("", |(_, words)| words).to_owned())
+            .collect()
+    };
+    let found: Vec<String> = notes("ranks = 3\nstages_per_rank = 1\nmicrobatches = 8", &[]);
+    let replaced = |size: &str| format!("is replaced by {size} of {schedule}");
+    assert_eq!(found, [replaced("2"), replaced("2")]);
+    let found: Vec<String> = notes("ranks = 2\nmicrobatches = 2", &["mesh.data_parallel=2"]);
+    assert_eq!(found, [format!("{} for 2 replicas", replaced("4"))]);
+    let found: Vec<String> = notes("ranks = 2\nmicrobatches = 2", &[]);
+    assert!(found.is_empty(), "{found:?}");
 }
 
 #[test]

@@ -52,7 +52,8 @@ impl DataConfig {
     /// Text of all files is one stream, cut into rows that share one token with the next row: the last target of a
     /// row is the first input of the next. An incomplete row at the end is left out. The ids are held in memory, in
     /// one byte each for a vocabulary of up to 256 ids, two up to 65,536, else four. They may take half of the memory
-    /// that is available.
+    /// that is available. While documents are divided or a tokenizer is used, the bytes of the file that is read count
+    /// too.
     ///
     /// # Errors
     /// When a pattern matches no file, a file cannot be read, is not a regular file, is not UTF-8 or not an array of

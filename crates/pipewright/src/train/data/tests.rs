@@ -221,8 +221,18 @@ fn a_cursor_resumes() {
     assert_eq!(error.to_string(), message);
 }
 
-/// Opens one sparse file of that name and size with this much memory for data.
+/// Opens one sparse file of that name and size with this much memory for data. Returns the error.
 fn open_within(budget: u64, name: &str, size: u64) -> String {
+    open_documents_within(budget, name, size, None).expect_err("too much data")
+}
+
+/// As [`open_within`], with documents.
+fn open_documents_within(
+    budget: u64,
+    name: &str,
+    size: u64,
+    documents: Option<Documents>,
+) -> Result<(), String> {
     let folder = tempfile::tempdir().expect("a scratch folder");
     let path = folder.path().join(name);
     std::fs::File::create(&path).and_then(|file| file.set_len(size)).expect("a file");
@@ -233,10 +243,20 @@ fn open_within(budget: u64, name: &str, size: u64) -> String {
         seq_len: 4,
         shuffle: false,
         seed: 1,
-        documents: None,
+        documents,
     };
-    let error = config.open_within(MemoryBudget::of(budget), 256, 1).expect_err("too much data");
-    error.to_string().replace(&format!("{}/", folder.path().display()), "")
+    let opened = config.open_within(MemoryBudget::of(budget), 256, 1).map(drop);
+    opened.map_err(|error| error.to_string().replace(&format!("{}/", folder.path().display()), ""))
+}
+
+#[test]
+fn the_text_of_a_document_counts_beside_its_ids() {
+    let documents = Some(Documents { bos_id: 1, packed: false, restart_positions: false });
+    let opened = |size| open_documents_within(1 << 20, "a.txt", size, documents);
+    assert_eq!(opened(500 << 10), Ok(()));
+    let error = opened(600 << 10).expect_err("the bytes and the ids together are too much");
+    assert!(error.starts_with("a.txt: reading this file takes 1.1 MiB, and 1 MiB of the memory"), "{error}");
+    assert_eq!(open_documents_within(1 << 20, "a.txt", 600 << 10, None), Ok(()), "the bytes are the ids");
 }
 
 #[test]

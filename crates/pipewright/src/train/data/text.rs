@@ -23,7 +23,10 @@ pub(super) fn read(
         bytes.clear();
         append(path, &mut bytes, budget)?;
         check(path, &bytes, vocab_size)?;
-        budget.take(path, ((bytes.len() + 1) * ids.width()) as u64)?;
+        let of_ids = ((bytes.len() + 1) * ids.width()) as u64;
+        // The file's bytes and its ids are in memory at the same time.
+        budget.require(path, (bytes.len() as u64).saturating_add(of_ids))?;
+        budget.take(path, of_ids)?;
         ids.push_document(Some(bos), bytes.iter().copied().map(u32::from));
     }
     Ok(ids)
