@@ -165,17 +165,18 @@ fn unsound_files_are_not_simulated() {
 
 #[test]
 fn a_backward_that_computes_its_forward_again_takes_longer_and_holds_less() {
-    let size = ["1f1b", "--ranks", "2", "--microbatches", "2"];
+    let size = ["1f1b", "--ranks", "2", "--microbatches", "3"];
     let found = simulated(&[&size[..], &["--recompute", "stage"]].concat());
-    // On rank 1 each backward follows its forward at once, so only rank 0 takes two seconds more. One of them is in a
-    // bubble.
-    assert_eq!((simulated(&size)["makespan"].as_f64(), found["makespan"].as_f64()), (Some(9.0), Some(10.0)));
+    // On rank 1 each backward follows its forward at once, so only rank 0 computes three seconds more. Two of them are in
+    // bubbles.
+    assert_eq!((simulated(&size)["makespan"].as_f64(), found["makespan"].as_f64()), (Some(12.0), Some(13.0)));
     assert_eq!(found["peak_activations"], serde_json::json!([1, 1]));
-    assert_eq!(simulated(&[&size[..], &["--recompute", "1"]].concat())["makespan"], 9.0);
+    assert_eq!(simulated(&[&size[..], &["--recompute", "1"]].concat())["makespan"], 12.0);
     let print = |format| {
         succeed(&folder(), &[&["simulate"], &size[..], &["--recompute", "0", "--format", format]].concat())
     };
-    assert!(print("csv").contains("\n0,0F0,4,5\n0,0B0,5,7\n"), "{}", print("csv"));
+    let csv = print("csv");
+    assert!(["\n0,0F0,2,3\n", "\n0,0B0,4,6\n"].iter().all(|line| csv.contains(line)), "{csv}");
     // The second forward is a cell of its own in pictures and a slice of its own in traces.
     assert_eq!(print("svg").matches("<title>0F0 on rank 0, ").count(), 2);
     assert_eq!(print("trace").matches("\"action\":\"0F0\"").count(), 2);

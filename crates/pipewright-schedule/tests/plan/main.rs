@@ -361,7 +361,7 @@ fn plans_on_nodes_keep_the_bound_and_the_memory() {
 
 #[test]
 fn a_plan_says_why_a_schedule_was_not_tried() {
-    let layers = vec![instances::block("layer", 1.0); 12];
+    let layers = vec![block("layer", 1.0); 12];
     let profile = Profile { link: LinkProfile::new(1e-6, 1e12), layers, ..Profile::default() };
     let request =
         PlanRequest { ranks: 3, microbatches: 4, larger_microbatches: false, ..PlanRequest::default() };

@@ -38,7 +38,7 @@ impl fmt::Display for Exhaustion {
                 }
                 None if step == StepNumber::default() => f.write_str(", while its stages are made")?,
                 None => {
-                    f.write_str(", after its last action: in the update or in a copy for a checkpoint")?
+                    f.write_str(", after its last action: in the update or in a copy for a checkpoint")?;
                 }
             }
             f.write_str(": ")?;
