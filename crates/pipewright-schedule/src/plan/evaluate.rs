@@ -6,10 +6,10 @@
 //! The arithmetic follows the timed simulation operation by operation. The memory of a rank depends on the order of its
 //! row alone, because a rank computes one thing at a time.
 
-use crate::ids::Rank;
+use crate::ids::{Rank, StageIndex};
 use crate::plan::network::Network;
 use crate::plan::order::{Cell, Kind, Order};
-use crate::plan::stage_load::{StageLoad, waiting};
+use crate::plan::stage_load::{StageLoad, beside, waiting};
 use crate::profile::LinkProfile;
 use crate::sharding::Sharding;
 
@@ -272,7 +272,7 @@ fn peak(order: &Order, loads: &[StageLoad], sharding: Sharding, rank: usize, tra
     let mut with_gradient: Vec<u32> = Vec::new();
     let row = &order.rows[rank];
     for (position, cell) in row.iter().enumerate() {
-        let load = &loads[cell.stage as usize];
+        let load = beside(StageIndex::new(cell.stage), own, loads);
         let (more, less) = match cell.kind {
             Kind::Forward if trains && !is_followed(row, position) => (load.kept, 0),
             Kind::Forward if trains => (load.activation(), 0),

@@ -32,6 +32,8 @@ pub(super) struct StageLoad {
     pub(super) rebuilt: u64,
     /// The bytes that `I` keeps until `W`.
     pub(super) stash: u64,
+    /// The part of `kept` and `stash` that the stage before it holds too, if that is on the same rank.
+    pub(super) shared: u64,
     pub(super) gradient: u64,
     /// Parameters and optimizer state of all replicas that hold them together.
     pub(super) state: StateBytes,
@@ -67,6 +69,16 @@ impl StageLoad {
     }
 }
 
+/// Returns what a stage of a rank holds beside the stage before it: tensors that both keep count once.
+pub(super) fn beside(stage: StageIndex, own: &[StageIndex], loads: &[StageLoad]) -> StageLoad {
+    let mut load = loads[stage.index()];
+    if own.iter().any(|other| other.index() + 1 == stage.index()) {
+        load.kept = load.kept.saturating_sub(load.shared);
+        load.stash = load.stash.saturating_sub(load.shared);
+    }
+    load
+}
+
 /// Returns the bytes of tensors that wait between two neighbouring stages of a rank, where a V turns.
 pub(super) fn waiting(own: &[StageIndex], loads: &[StageLoad]) -> u64 {
     let turns = own.windows(2).filter(|pair| pair[0].index() + 1 == pair[1].index());
@@ -92,6 +104,7 @@ fn stage_load(layers: &Layers, start: usize, end: usize, recomputes: bool) -> St
         kept: 0,
         rebuilt: 0,
         stash: 0,
+        shared: layers.list[start].shared,
         gradient: 0,
         state: StateBytes::default(),
         base: layers.stage_bytes,

@@ -151,7 +151,8 @@ fn parts_of_a_head_share_their_hidden_states_in_a_stage() {
     };
     let layers = vec![of("layer", 1, 0), of(HEAD_PART, 24, 17), of(HEAD_PART, 17, 17), of(HEAD_PART, 17, 17)];
     check_peak_of(layers.clone(), 1, "0F0,0F1,0I0,0I1,0W0,0W1\n", 2 * (1 + 24 + 10 + 10));
-    check_peak_of(layers[..3].to_vec(), 3, "0F0,1F0,2F0,2B0,1B0,0B0\n", 1 + 24 + 17 + 7 + 7);
+    // Stages of one rank that follow each other share them too.
+    check_peak_of(layers[..3].to_vec(), 3, "0F0,1F0,2F0,2B0,1B0,0B0\n", 1 + 24 + 10 + 7 + 7);
     check_peak_of(layers, 1, "0F0,0I0,0F1,0I1,0W0,0W1\n", 17 + 10 + 10 + 1 + 24 + 10 + 10);
 }
 
