@@ -24,7 +24,9 @@ fn break_before(line: &str, columns: usize) -> Option<usize> {
     let (limit, _) = line.char_indices().nth(columns)?;
     let begin = line.len() - line.trim_start().len();
     let is_break = |&place: &usize| place > begin;
-    let last = line[..=limit.min(line.len() - 1)].rfind(' ').filter(is_break);
+    // A space at the limit itself is left out of the line.
+    let last = if line[limit..].starts_with(' ') { Some(limit) } else { line[..limit].rfind(' ') };
+    let last = last.filter(is_break);
     last.or_else(|| line[begin..].find(' ').map(|place| begin + place))
 }
 
@@ -39,6 +41,7 @@ mod tests {
         assert_eq!(wrap("to be or not to be", 6), "to be\nor not\nto be");
         assert_eq!(wrap("a\n\nto be or", 5), "a\n\nto be\nor");
         assert_eq!(wrap("é é é", 3), "é é\né");
+        assert_eq!(wrap("an éééé é", 5), "an\néééé\né");
     }
 
     #[test]
