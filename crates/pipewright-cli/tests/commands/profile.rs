@@ -262,6 +262,17 @@ fn auto_cuts_a_heavy_head() {
 }
 
 #[test]
+fn a_plan_leaves_a_head_whole_that_the_optimizer_updates_as_a_whole() {
+    let run = Run::new();
+    let set = ["optimizer.name=adafactor", "model.vocab_size=4096"];
+    let arguments = ["plan", "small.toml", "--time-limit", "1s", "-o", "planned.toml"];
+    let (code, _, said) = command(&run, &arguments, &set);
+    assert_eq!(code, Some(0), "{said}");
+    let (code, _, said) = command(&run, &["check", "planned.toml"], &[]);
+    assert_eq!(code, Some(0), "{said}");
+}
+
+#[test]
 fn check_says_what_auto_would_do() {
     let run = Run::new();
     let (code, printed, said) = command(&run, &["check", "small.toml"], &["pipeline.schedule=auto"]);
