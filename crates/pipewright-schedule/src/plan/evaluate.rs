@@ -271,8 +271,9 @@ fn peak(order: &Order, loads: &[StageLoad], sharding: Sharding, rank: usize, tra
     let mut peak = held;
     let mut with_gradient: Vec<u32> = Vec::new();
     let row = &order.rows[rank];
+    let own_loads: Vec<StageLoad> = own.iter().map(|&stage| beside(stage, own, loads)).collect();
     for (position, cell) in row.iter().enumerate() {
-        let load = beside(StageIndex::new(cell.stage), own, loads);
+        let load = &own_loads[order.placement.chunk_of(StageIndex::new(cell.stage)).index()];
         let (more, less) = match cell.kind {
             Kind::Forward if trains && !is_followed(row, position) => (load.kept, 0),
             Kind::Forward if trains => (load.activation(), 0),

@@ -1,8 +1,7 @@
 //! The named schedules that the search tries, with their parameters.
 
 use crate::costs::Costs;
-use crate::generate::{GenerateError, ScheduleSpec};
-use crate::generate::{Generator, PerStage, Setting, catalogue, generate};
+use crate::generate::{GenerateError, Generator, PerStage, ScheduleSpec, Setting, catalogue, generate};
 use crate::plan::class::MAX_CHUNKS;
 use crate::plan::order::Order;
 use crate::plan::report::PlanSettings;

@@ -279,9 +279,9 @@ impl<'a> Run<'a> {
 
     /// Runs a computation and returns its end.
     ///
-    /// It starts as soon as its rank was free, with the forward that it computes again, and its tensor had arrived, which may lie in the past: a rank that waits for
-    /// one message may find at another that a weight gradient must make room first. The order of the rank is the same,
-    /// and so is the time that the simulator gives it.
+    /// It starts as soon as its tensor had arrived and its rank was free and had computed the forward again. That may lie in
+    /// the past: a rank that waits for one message may find at another that a weight gradient must make room first. The
+    /// order of the rank is the same, and so is the time that the simulator gives it.
     fn perform(&mut self, rank: usize, cell: Cell) -> f64 {
         let stage = &mut self.stages[cell.stage as usize];
         let load = &self.task.loads[cell.stage as usize];

@@ -47,8 +47,8 @@ pub(super) fn named(search: &mut Search<'_>, shape: &Shape) -> Vec<Named> {
     named
 }
 
-/// Records why a schedule cannot run at a size. A reason at a number of stages that the schedule does not have counts only if
-/// there is no other one.
+/// Records why a schedule cannot run at a size. Most schedules refuse some numbers of stages a rank, so any other reason
+/// replaces that one.
 fn refuse(search: &mut Search<'_>, name: &'static str, reason: GenerateError) {
     let is_about_stages = |reason: &GenerateError| matches!(reason, GenerateError::StagesPerRank { .. });
     let known = search.refused.get(name);
