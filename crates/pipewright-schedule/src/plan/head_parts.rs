@@ -8,7 +8,8 @@
 //!   [`KEPT`] bytes a token; the first part also has the hidden states before the norm, as the head has;
 //! - an output of the size of the hidden states and [`STATISTICS`] bytes a token. The last part has the output of the head.
 //!
-//! Parts in one stage hold the same normalised hidden states, which count once ([`shared_bytes`]).
+//! Parts in one stage, or in stages that follow each other on a rank, hold the same normalised hidden states, which count
+//! once ([`shared_bytes`]).
 //!
 //! If the last layers of a profile are measured parts ([`HEAD_PART`]), the figures of the whole head are their sums, and
 //! the number of parts that was measured keeps its figures.
