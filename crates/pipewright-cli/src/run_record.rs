@@ -27,6 +27,7 @@ pub(crate) struct StepMetrics {
     pub(crate) learning_rate: Option<f64>,
     pub(crate) tokens_per_second: Option<f64>,
     pub(crate) step_ms: Option<f64>,
+    pub(crate) planned_step_ms: Option<f64>,
     pub(crate) predicted_step_ms: Option<f64>,
     pub(crate) elapsed_s: Option<f64>,
     pub(crate) tokens: Option<f64>,

@@ -20,7 +20,7 @@ use crate::commands::layer_sizes::layers_of;
 use crate::commands::measure::{measure_run, memory_of_rank, workload};
 use crate::commands::memory::{training_state, with_optimizer_state};
 use crate::commands::peak_rates::{assumed_link, assumed_rates, device_name};
-use crate::commands::plan_config::is_named;
+use crate::commands::plan_config::{is_named, plan_milliseconds};
 use crate::commands::plan_print::{refused, stages_per_rank, title_of};
 use crate::commands::prepare::{read_model, require_whole_layers};
 use crate::commands::process_group::ProcessGroup;
@@ -72,6 +72,8 @@ struct Choice {
     data_parallel: u32,
     /// The parts of the output head.
     head_parts: u32,
+    /// The predicted time of a step in seconds.
+    step_s: f64,
 }
 
 impl Chosen {
@@ -223,6 +225,7 @@ impl Choice {
             recompute: recomputing.map(|(stage, _)| stage).collect(),
             data_parallel: plan.data_parallel,
             head_parts: plan.head_parts,
+            step_s: plan.step_s,
         }
     }
 }
@@ -251,6 +254,7 @@ fn apply(mut settings: Settings, decision: Decision) -> Result<Chosen, Failure> 
         false => Recompute::Stages(choice.recompute.into_iter().map(StageIndex::new).collect()),
     };
     settings.mesh.data_parallel = choice.data_parallel;
+    settings.run.planned_step_ms = plan_milliseconds(choice.step_s, Some(&settings));
     let loaded = Loaded { settings, schedule: FoundSchedule::Generated(schedule), notes: Vec::new() };
     Ok(Chosen { loaded, sentences, files })
 }
@@ -324,6 +328,7 @@ mod tests {
             recompute: vec![0],
             data_parallel: 1,
             head_parts: 1,
+            step_s: 0.25,
         };
         let csv = choice.csv.clone();
         let decision = Decision { choice, sentences: Vec::new(), files: Vec::new() };

@@ -60,8 +60,21 @@ pub(super) fn write_plan(file: &Path, plan: &Plan, settings: Option<&Settings>) 
         mesh.push(("tensor_parallel", number(plan.tensor_parallel)));
     }
     set(&mut config, "mesh", mesh);
+    let planned = plan_milliseconds(plan.step_s, settings);
+    set(
+        &mut config,
+        "run",
+        planned.map(|planned| ("planned_step_ms", Value::Float(planned))).into_iter().collect(),
+    );
     let text = toml::to_string(&config).expect("a table of plain values can be written as TOML");
     output::write(Some(file), &text)
+}
+
+/// Returns the milliseconds of a step that takes as long as planned. A plan is of one batch, so there are none for steps of
+/// several batches.
+pub(super) fn plan_milliseconds(step_s: f64, settings: Option<&Settings>) -> Option<f64> {
+    let batches = settings.map_or(1, |settings| settings.run.accumulate.get());
+    (batches == 1).then_some(step_s * 1e3)
 }
 
 /// Returns whether the configuration of a plan names its schedule: it has a name, and it depends on its size alone.
@@ -79,6 +92,8 @@ fn set(config: &mut Table, section: &str, keys: Vec<(&str, Value)>) {
                 table.remove(key);
             }
         }
+        // A plan for other settings may have written it.
+        table.remove("planned_step_ms");
         table.extend(keys.into_iter().map(|(key, value)| (key.to_owned(), value)));
     }
 }

@@ -28,8 +28,7 @@ pub(super) struct StepPrediction {
 }
 
 impl StepPrediction {
-    /// Adds the prediction to the metrics of a step if there is one and the metrics have none, and learns from the step
-    /// otherwise.
+    /// Adds the prediction to the metrics of a step if there is one, and learns from the step otherwise.
     pub(super) fn observe(&mut self, metrics: &mut Metrics, report: &StepSummary) {
         self.observe_timeline(metrics, &report.timeline);
     }
@@ -48,7 +47,7 @@ impl StepPrediction {
             }
             return;
         }
-        metrics.predicted_step_ms = metrics.predicted_step_ms.or(self.milliseconds);
+        metrics.predicted_step_ms = self.milliseconds;
     }
 
     fn predict(&mut self) -> Option<f64> {

@@ -123,6 +123,8 @@ struct Log {
     timeline: Option<Timeline>,
     recorder: TimelineRecorder,
     prediction: StepPrediction,
+    /// The milliseconds of a step that the plan of the run predicts.
+    planned_step_ms: Option<f64>,
     /// The event file for TensorBoard, if one is asked for.
     tensorboard: Option<EventFile>,
 }
@@ -144,12 +146,14 @@ impl Log {
             timeline: None,
             recorder: TimelineRecorder::new(done, run.steps, run.timelines),
             prediction: StepPrediction::default(),
+            planned_step_ms: run.planned_step_ms,
             tensorboard: tensorboard.map_err(Failure::input)?,
         })
     }
 
     fn step(&mut self, metrics: &mut Metrics, report: StepSummary) -> Result<(), Failure> {
         let (Some(folder), Some(display)) = (&mut self.folder, &mut self.display) else { return Ok(()) };
+        metrics.planned_step_ms = self.planned_step_ms;
         self.prediction.observe(metrics, &report);
         self.recorder.record(folder, metrics.step, &report.timeline).map_err(Failure::input)?;
         if let Some(tensorboard) = &mut self.tensorboard {

@@ -152,6 +152,7 @@ pub(super) const SECTIONS: &[(&str, &[&str])] = &[
             "loss_scale_interval",
             "timelines",
             "tensorboard",
+            "planned_step_ms",
             "accumulate",
             "eval_every",
             "eval_batches",

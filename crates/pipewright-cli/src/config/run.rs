@@ -50,6 +50,9 @@ pub(crate) struct RunSettings {
     pub(crate) timelines: u64,
     /// Whether the metrics are also written as TensorBoard event files.
     pub(crate) tensorboard: bool,
+    /// The wall time of a step that the plan of these settings predicts, in milliseconds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) planned_step_ms: Option<f64>,
     /// The number of batches whose gradients are summed before an update.
     pub(crate) accumulate: NonZeroU32,
     /// The number of steps between two evaluations; 0: none.
@@ -69,6 +72,7 @@ impl RunSettings {
 
 /// Reads the section.
 pub(super) fn read(document: &mut Document, surroundings: &Surroundings) -> RunSettings {
+    let is_changed = changes_steps(document);
     let mut section = Section::new(document, surroundings, "run");
     RunSettings {
         steps: section.whole("steps", 100, 1, i64::MAX as u64),
@@ -83,11 +87,36 @@ pub(super) fn read(document: &mut Document, surroundings: &Surroundings) -> RunS
         loss_scale_interval: section.count("loss_scale_interval", LossScaling::default().interval),
         timelines: section.whole("timelines", 8, 0, 10_000),
         tensorboard: section.flag("tensorboard", false),
+        planned_step_ms: read_planned(&mut section, is_changed),
         accumulate: NonZeroU32::new(section.count("accumulate", 1)).unwrap_or(NonZeroU32::MIN),
         eval_every: section.whole("eval_every", 0, 0, i64::MAX as u64),
         eval_batches: section.count_from_0("eval_batches"),
         patience: section.whole("patience", 0, 0, i64::MAX as u64),
     }
+}
+
+/// Returns whether an argument changes a setting on which the time of a step depends, so that the time that was planned
+/// for the file is of another step.
+fn changes_steps(document: &Document) -> bool {
+    const KEYS: [(&str, &[&str]); 3] = [
+        ("data", &["seq_len", "side", "bos_id", "packed", "restart_positions"]),
+        ("optimizer", &["name", "momentum", "clip_norm", "groups"]),
+        ("run", &["device", "devices", "precision", "accumulate"]),
+    ];
+    let is_argument = |place: &Place| matches!(place, Place::Set { .. });
+    let any = |section: &str| document.written(section).any(|(_, place)| is_argument(place));
+    let one_of = |(section, keys): (&str, &[&str])| {
+        document.written(section).any(|(key, place)| keys.contains(&key) && is_argument(place))
+    };
+    ["model", "pipeline", "mesh"].into_iter().any(any) || KEYS.into_iter().any(one_of)
+}
+
+/// Reads the planned time of a step. One from the file does not count if arguments change what was planned.
+fn read_planned(section: &mut Section<'_>, is_changed: bool) -> Option<f64> {
+    const KEY: &str = "planned_step_ms";
+    let is_argument = matches!(section.place(KEY), Place::Set { .. });
+    let planned = section.is_written(KEY).then(|| section.number(KEY, 0.0, &Bound::Positive));
+    planned.filter(|_| is_argument || !is_changed)
 }
 
 /// Reads the folder of the results. It is relative to the working folder, wherever the configuration is.

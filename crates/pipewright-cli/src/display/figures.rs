@@ -31,6 +31,18 @@ pub(super) fn loss_scale(metrics: &Metrics) -> Option<String> {
     metrics.loss_scale.map(|scale| format!("loss scale {scale}{skipped}"))
 }
 
+/// Returns the time that a step was expected to take, in milliseconds, after a word for it: that of the plan, or else the
+/// one predicted from earlier steps.
+pub(super) fn expected_step(metrics: &Metrics) -> Option<(&'static str, f64)> {
+    let planned = metrics.planned_step_ms.map(|planned| ("planned", planned));
+    planned.or_else(|| metrics.predicted_step_ms.map(|predicted| ("predicted", predicted)))
+}
+
+/// Formats how much longer a time is than another one, as a percentage with its sign.
+pub(super) fn longer_by(time: f64, other: f64) -> String {
+    format!("{:+.0}%", (time / other - 1.0) * 100.0)
+}
+
 /// Formats a fraction as a percentage.
 pub(super) fn percent(share: f64) -> String {
     format!("{:.1}%", share * 100.0)

@@ -11,8 +11,8 @@ use pipewright::train::Metrics;
 
 use crate::display::chart::{CHART_LINES, loss_chart, sparkline};
 use crate::display::figures::{
-    bytes, clock, counted, grouped, loss_parts, loss_scale, milliseconds, per_rank, percent, remaining,
-    short_count,
+    bytes, clock, counted, expected_step, grouped, longer_by, loss_parts, loss_scale, milliseconds, per_rank,
+    percent, remaining, short_count,
 };
 use crate::display::overview::Overview;
 use crate::display::ranks::rank_lines;
@@ -177,14 +177,15 @@ fn speed(metrics: &Metrics, names_ranks: bool) -> Vec<Field> {
     ]
 }
 
-/// Returns the time of the step beside its prediction, from the longest to the shortest text.
+/// Returns the time of the step beside that of the plan, or beside its prediction if there is no plan, from the longest to
+/// the shortest text.
 fn step_times(metrics: &Metrics, step: String) -> Vec<String> {
     let mut texts = vec![format!("step time {step}"), step.clone()];
-    if let Some(predicted) = metrics.predicted_step_ms {
-        let text = milliseconds(predicted);
-        let more = format!("{:+.0}%", (metrics.step_ms / predicted - 1.0) * 100.0);
-        texts.insert(0, format!("step time {step}, predicted {text} ({more})"));
-        texts.insert(1, format!("step {step}, predicted {text}"));
+    if let Some((word, expected)) = expected_step(metrics) {
+        let text = milliseconds(expected);
+        let more = longer_by(metrics.step_ms, expected);
+        texts.insert(0, format!("step time {step}, {word} {text} ({more})"));
+        texts.insert(1, format!("step {step}, {word} {text}"));
     }
     texts
 }
@@ -345,7 +346,7 @@ mod tests {
     #[test]
     fn the_usual_terminal_shows_ranks_and_the_curve() {
         let metrics = Metrics { predicted_step_ms: Some(128.0), ..metrics() };
-        let mut state = state(Some(metrics));
+        let mut state = state(Some(metrics.clone()));
         let size = Size { columns: 80, rows: 24 };
         let lines = compose(&state, Duration::from_secs(12), size, false);
         assert_eq!(lines[2], "loss 2.4312  grad norm 0.620  learning rate 2.90e-3");
@@ -366,6 +367,9 @@ mod tests {
         let wide = compose(&state, Duration::from_secs(12), Size { columns: 120, rows: 12 }, false);
         let time = "31,305 tokens/s  step time 131 ms, predicted 128 ms (+2%)  bubble 10.6%  memory 27.3 MiB";
         assert_eq!(wide[3], time);
+        let planned = Metrics { planned_step_ms: Some(125.0), ..metrics };
+        let lines = compose(&State { last: Some(planned), ..state }, Duration::ZERO, size, false);
+        assert_eq!(lines[3], "31,305 tokens/s  step 131 ms, planned 125 ms  bubble 10.6%  memory 27.3 MiB");
     }
 
     #[test]

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use pipewright::train::Metrics;
 
 use crate::display::figures::{
-    bytes, clock, loss_parts, loss_scale, milliseconds, per_rank, percent, remaining,
+    bytes, clock, expected_step, loss_parts, loss_scale, milliseconds, per_rank, percent, remaining,
 };
 
 /// The shortest time between two lines.
@@ -64,11 +64,11 @@ fn line(metrics: &Metrics, done: u64, steps: u64, elapsed: Duration) -> String {
     )
 }
 
-/// Returns the time of the step, and its prediction if there is one.
+/// Returns the time of the step, and that of the plan or the prediction if there is one.
 fn step_time(metrics: &Metrics) -> String {
     let time = milliseconds(metrics.step_ms);
-    match metrics.predicted_step_ms {
-        Some(predicted) => format!("{time} (predicted {})", milliseconds(predicted)),
+    match expected_step(metrics) {
+        Some((word, expected)) => format!("{time} ({word} {})", milliseconds(expected)),
         None => time,
     }
 }
@@ -99,6 +99,9 @@ mod tests {
         let predicted = Metrics { predicted_step_ms: Some(18.4), ..metrics(2) };
         let text = line(&predicted, 0, 10, Duration::from_secs(3));
         assert!(text.contains("  20 ms (predicted 18 ms)  bubble "), "{text}");
+        let planned = Metrics { planned_step_ms: Some(19.4), ..predicted };
+        let text = line(&planned, 0, 10, Duration::from_secs(3));
+        assert!(text.contains("  20 ms (planned 19 ms)  bubble "), "{text}");
         let resumed = line(&metrics(2), 1, 10, Duration::from_secs(3));
         assert!(resumed.ends_with("remaining 0:24"), "{resumed}");
     }

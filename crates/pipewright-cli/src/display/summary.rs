@@ -6,7 +6,7 @@ use std::time::Duration;
 use pipewright::train::Metrics;
 
 use crate::display::chart::loss_chart;
-use crate::display::figures::{clock, grouped};
+use crate::display::figures::{clock, counted, grouped, longer_by, milliseconds};
 use crate::display::overview::Overview;
 
 /// The figures of the steps that this process has taken.
@@ -16,6 +16,8 @@ pub(super) struct Tally {
     best: Option<(u64, f64)>,
     last: Option<Metrics>,
     losses: Vec<f64>,
+    /// The milliseconds of the steps for which there is a plan.
+    planned_steps: Vec<f64>,
     /// The last validation loss.
     validation: Option<f64>,
 }
@@ -53,6 +55,9 @@ impl Tally {
             self.best = Some((metrics.step, metrics.loss));
         }
         self.losses.push(metrics.loss);
+        if metrics.planned_step_ms.is_some() {
+            self.planned_steps.push(metrics.step_ms);
+        }
         self.validation = metrics.validation_loss.or(self.validation);
         self.last = Some(metrics.clone());
     }
@@ -75,6 +80,7 @@ pub(super) fn summary(overview: &Overview, tally: &Tally, ending: &Ending<'_>, c
         Reason::Signal => lines.push(format!("stopped by a signal after step {done}{saved}")),
     }
     lines.push(took(first, last));
+    lines.extend(last.planned_step_ms.and_then(|planned| against_plan(&tally.planned_steps, planned)));
     let (step, best) = *best;
     // A resumed run knows only the losses of its own steps.
     let since = if first.step > 1 { format!(" since step {}:", first.step) } else { String::new() };
@@ -106,11 +112,21 @@ fn took(first: &Metrics, last: &Metrics) -> String {
     let tokens = (last.tokens - first.tokens) as f64 + per_step;
     format!(
         "trained {} in {}: {} tokens at {} tokens/s",
-        crate::display::figures::counted(steps, "step"),
+        counted(steps, "step"),
         clock(Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)),
         grouped(tokens.round() as u64),
         grouped((tokens / seconds).round() as u64),
     )
+}
+
+/// Returns a sentence with the median time of the steps and the time that was planned. The first step is left out, because
+/// caches and memory are cold then.
+fn against_plan(steps: &[f64], planned: f64) -> Option<String> {
+    let mut steps = steps.get(1..)?.to_vec();
+    steps.sort_by(f64::total_cmp);
+    let median = *steps.get(steps.len() / 2)?;
+    let (text, more) = (milliseconds(median), longer_by(median, planned));
+    Some(format!("median step {text}, planned {} ({more})", milliseconds(planned)))
 }
 
 /// Returns the commands that the user may run next.
@@ -202,6 +218,23 @@ results in /runs/a b
             Some("/runs/a b/checkpoints/step-00000003"),
             expected,
         );
+    }
+
+    #[test]
+    fn a_run_with_a_plan() {
+        let line = |steps: &[f64]| {
+            let mut tally = Tally::default();
+            for (step, &step_ms) in (1..).zip(steps) {
+                tally.step(&Metrics { step, step_ms, planned_step_ms: Some(120.0), ..Metrics::default() });
+            }
+            let ending =
+                Ending { done: 4, reason: Reason::Complete, saved: None, best: None, out: Path::new("/r") };
+            let text = summary(&Overview::default(), &tally, &ending, 80);
+            text.lines().find(|line| line.contains("planned")).map(str::to_owned)
+        };
+        let expected = "median step 126 ms, planned 120 ms (+5%)";
+        assert_eq!(line(&[900.0, 126.0, 100.0, 127.0]).as_deref(), Some(expected));
+        assert_eq!(line(&[900.0]), None);
     }
 
     #[test]

@@ -68,6 +68,7 @@ struct Figures {
     /// Medians.
     tokens_per_second: Option<f64>,
     step_ms: Option<f64>,
+    planned_step_ms: Option<f64>,
     predicted_step_ms: Option<f64>,
     /// The share of the time in which ranks do not compute, a mean over the ranks.
     bubble: Option<f64>,
@@ -113,7 +114,7 @@ impl RunData {
 /// Returns every value that occurs in the steps, by its name.
 fn all_series(steps: &[StepMetrics], groups: &[(usize, usize)]) -> BTreeMap<String, Series> {
     type Value = fn(&StepMetrics) -> Option<f64>;
-    let named: [(&str, Value); 10] = [
+    let named: [(&str, Value); 11] = [
         ("loss", |step| step.loss),
         ("total", |step| step.total),
         ("validation_loss", |step| step.validation_loss),
@@ -121,6 +122,7 @@ fn all_series(steps: &[StepMetrics], groups: &[(usize, usize)]) -> BTreeMap<Stri
         ("learning_rate", |step| step.learning_rate),
         ("tokens_per_second", |step| step.tokens_per_second),
         ("step_ms", |step| step.step_ms),
+        ("planned_step_ms", |step| step.planned_step_ms),
         ("predicted_step_ms", |step| step.predicted_step_ms),
         ("bubble_fraction", |step| step.bubble_fraction),
         ("exposed_comm_fraction", |step| step.exposed_comm_fraction),
@@ -156,6 +158,7 @@ impl Figures {
             seconds: last_of(|step| step.elapsed_s),
             tokens_per_second: median_of(|step| step.tokens_per_second),
             step_ms: median_of(|step| step.step_ms),
+            planned_step_ms: last_of(|step| step.planned_step_ms),
             predicted_step_ms: median_of(|step| step.predicted_step_ms),
             bubble: median_of(|step| step.bubble_fraction)
                 .or_else(|| Some(run.timeline.as_ref()?.bubble_fraction())),

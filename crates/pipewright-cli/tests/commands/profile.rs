@@ -227,6 +227,13 @@ fn auto_measures_plans_and_runs() {
         "{chosen}"
     );
     assert_eq!(run.figures().len(), 3);
+    // The display, the summary and the metrics compare the run with the plan.
+    assert!(said.contains(" (planned ") && said.contains("\nmedian step "), "{said}");
+    let metrics = fs::read_to_string(run.path("out/metrics.jsonl")).expect("the metrics");
+    let steps =
+        metrics.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).expect("an object"));
+    let planned: Vec<f64> = steps.filter_map(|step| step["planned_step_ms"].as_f64()).collect();
+    assert!(planned.len() == 3 && planned[0] > 0.0 && planned[1..] == [planned[0]; 2], "{planned:?}");
 
     // The plan is stored, so resuming and moving the folder work.
     let config = fs::read_to_string(run.path("out/config.toml")).expect("the configuration");
@@ -237,7 +244,7 @@ fn auto_measures_plans_and_runs() {
     fs::rename(run.path("out"), run.path("moved")).expect("a folder");
     let (code, _, said) = command(&run, &["resume", "moved"], &["run.steps=5"]);
     assert_eq!(code, Some(0), "{said}");
-    assert!(!said.contains("auto: "), "{said}");
+    assert!(!said.contains("auto: ") && said.contains(" (planned "), "{said}");
     fs::rename(run.path("moved"), run.path("out")).expect("a folder");
 
     // The profile is kept, and used by the next run in the folder.

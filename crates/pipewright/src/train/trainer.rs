@@ -83,7 +83,12 @@ pub struct Metrics {
     pub validation_loss: Option<f64>,
     /// As `bubble_fraction`, for each rank.
     pub bubble_per_rank: Vec<f64>,
-    /// The wall time that was predicted for this step, in milliseconds; left out if there is no prediction.
+    /// The wall time of a step that the run's plan predicts, in milliseconds; left out if the run has no plan. The caller
+    /// sets it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub planned_step_ms: Option<f64>,
+    /// The wall time that was predicted for this step from earlier ones, in milliseconds; left out if there is no
+    /// prediction. The caller sets it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub predicted_step_ms: Option<f64>,
 }
@@ -219,6 +224,7 @@ impl Trainer {
             peak_bytes: report.peak_bytes.clone(),
             validation_loss: None,
             bubble_per_rank: report.timeline.bubble_per_rank(),
+            planned_step_ms: None,
             predicted_step_ms: None,
         }
     }

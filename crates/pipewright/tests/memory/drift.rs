@@ -124,6 +124,15 @@ fn ten_thousand_steps_hold_what_ten_do() {
 }
 
 #[test]
+#[ignore = "takes half an hour"]
+fn every_schedule_holds_after_ten_thousand_steps_what_it_holds_after_ten() {
+    for generator in catalogue().iter().filter(|generator| generator.trains) {
+        let name = generator.name;
+        check(name, launch(program(name, 2, 4), 1, Replicated), 4, 10_000, None);
+    }
+}
+
+#[test]
 fn replicas_and_checkpoints_do_not_drift() {
     for (mode, shards) in [(Replicated, 2), (Sharded, 4)] {
         for name in ["1f1b", "interleaved1f1b"] {

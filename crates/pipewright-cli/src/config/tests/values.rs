@@ -24,6 +24,33 @@ fn wrong_types() {
     );
 }
 
+/// The time that was planned is that of the file's steps, not of other ones.
+#[test]
+fn a_planned_time_is_of_the_settings_of_the_plan() {
+    let planned = |arguments: &[&str]| {
+        let settings = load(Some("[run]\nplanned_step_ms = 12.5"), arguments).expect("settings");
+        settings.run.planned_step_ms
+    };
+    for same in ["run.steps=7", "run.out=elsewhere", "optimizer.learning_rate=1e-4", "data.shuffle=false"] {
+        assert_eq!(planned(&[same]), Some(12.5), "{same}");
+    }
+    for other in [
+        "pipeline.microbatches=4",
+        "mesh.data_parallel=2",
+        "model.hidden_size=64",
+        "data.seq_len=32",
+        "run.accumulate=2",
+    ] {
+        assert_eq!(planned(&[other]), None, "{other}");
+        assert_eq!(planned(&[other, "run.planned_step_ms=20"]), Some(20.0), "{other}");
+    }
+    assert_eq!(load(Some(""), &[]).expect("settings").run.planned_step_ms, None);
+    check(
+        "[run]\nplanned_step_ms = 0.0",
+        &["a.toml:2:19: `planned_step_ms` is 0.0, where a finite number above 0 is expected"],
+    );
+}
+
 #[test]
 fn numbers_out_of_range() {
     let out_of_range = |argument: &str, range: &str| {
