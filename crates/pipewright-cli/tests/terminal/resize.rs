@@ -9,8 +9,16 @@ use tempfile::TempDir;
 use crate::pty::Terminal;
 use crate::{WIDTHS, count, folder, joined, train};
 
-/// The widths that a terminal has in turn while a run goes on.
-const IN_TURN: [u16; 7] = [100, 50, 120, 44, 80, 50, 130];
+/// The widths that a terminal has in turn while a run goes on, each with a word that the display's first line has at this
+/// width, and one that it lacks.
+const IN_TURN: [(u16, &str, &str); 6] = [
+    (120, "4 layers", "\0"),
+    (50, "1f1b", "microbatches"),
+    (80, "microbatches", "4 layers"),
+    (50, "1f1b", "microbatches"),
+    (80, "microbatches", "4 layers"),
+    (120, "4 layers", "\0"),
+];
 
 /// Returns a folder with a text that is long enough for steps of several hundred milliseconds.
 fn folder_of_long_steps() -> TempDir {
@@ -22,12 +30,16 @@ fn folder_of_long_steps() -> TempDir {
 /// Resizes the terminal several times, waits for the display to fit each width, and leaves the terminal `columns` wide
 /// with a display for another width.
 fn resize_in_turn(terminal: &mut Terminal, columns: u16) {
-    for width in IN_TURN {
+    for (width, present, absent) in IN_TURN {
         terminal.resize(width);
         terminal.wait_until(|lines| {
             let is_whole = lines.iter().all(|line| line.chars().count() < width.into());
             let starts = |word: &str| lines.iter().filter(|line| line.starts_with(word)).count();
-            is_whole && lines[0].starts_with("llama") && ["llama", "step ", "loss "].map(starts) == [1, 1, 1]
+            let is_of_width = lines[0].contains(present) && !lines[0].contains(absent);
+            is_whole
+                && is_of_width
+                && lines[0].starts_with("llama")
+                && ["llama", "step ", "loss "].map(starts) == [1, 1, 1]
         });
         assert!(terminal.is_running(), "the run ends before the terminal has had all widths");
     }
@@ -51,7 +63,7 @@ fn the_error_of_a_failing_step_stays_after_resizing() {
             "optimizer.learning_rate=1e30",
             "optimizer.clip_norm=0",
             "data.seq_len=64",
-            "pipeline.microbatches=400",
+            "pipeline.microbatches=800",
         ];
         let mut terminal = train(&folder, 80, &set);
         terminal.wait_until(|lines| count(lines, "step 1/40") == 1);
