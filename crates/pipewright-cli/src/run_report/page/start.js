@@ -11,7 +11,7 @@ const specs = [
   { title: "Step time", note: "whole steps; dashed: predicted", format: milliseconds, isFromZero: true, lines: [line("measured", "step_ms"), line("predicted", "predicted_step_ms", "7 4")] },
   { title: "Bubble", note: "mean of ranks; dashed: only communication", format: percent, isFromZero: true,
     lines: [line("bubble", "bubble_fraction"), line("only communication", "exposed_comm_fraction", "7 4")] },
-  { title: "Learning rate", format: (value) => value > 0 && value < 0.01 ? value.toExponential(1) : significant(value, 3), isFromZero: true, lines: [line("learning rate", "learning_rate")] },
+  { title: "Learning rate", format: (value) => value > 0 && value < 0.001 ? value.toExponential(1) : significant(value, 3), isFromZero: true, lines: [line("learning rate", "learning_rate")] },
   ...auxiliary.map((key) => ({ title: key.replace("auxiliary ", "Auxiliary loss "), format: short, lines: [line(key, key)] })),
 ];
 
