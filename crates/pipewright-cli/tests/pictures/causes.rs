@@ -179,3 +179,52 @@ fn a_skip_connection_is_a_cause() {
     check(&mut browser, "skipped", "skips", &["message"]);
     assert!(browser.holds("producersOf(skipped.lanes[2], partsOf(skipped.lanes[2], skipped.lanes[2].cells, 0)[0]).some(({ tensor, lane }) => tensor === 'skip connection' && lane.rank === 0)"));
 }
+
+#[test]
+fn recorded_communication_in_a_gap_is_its_cause() {
+    let made = Made::view("1f1b --ranks 2 --microbatches 4");
+    let Some(mut browser) = open(&made.path()) else { return };
+    // Rank 0 sends between its actions. The message of 0F1 is made at 2.9 and received from 3 to 6.
+    browser.value(
+        "window.event = (kind, stage, microbatch, start, end) => ({ kind, stage, microbatch, start, end });
+        window.recorded_ = sourceOfEvents('measured', [
+            [event('F', 0, 0, 0, 1), event('SEND_F', 0, 0, 1, 1.8), event('F', 0, 1, 1.9, 2.9), event('F', 0, 2, 5, 6)],
+            [event('F', 1, 0, 2, 3), event('RECV_F', 1, 1, 3, 6), event('F', 1, 1, 6, 7)]]);
+        recorded_.step = 3; 0",
+    );
+    assert_eq!(browser.value("faults(recorded_)"), json!([]));
+    let words = |browser: &mut Browser, rank: u32, next: u32| {
+        let bubble = format!(
+            "bubblesOf(recorded_).find((bubble) => bubble.lane.rank === {rank} && bubble.next === {next})"
+        );
+        browser.value(&format!("wordsOf({bubble})[2]")).as_str().unwrap_or_default().to_owned()
+    };
+    let sends = "No message is missing. The runtime or the machine took the time before it. For most of it the rank ran 0SEND_F0, which took 800 ms.";
+    assert!(words(&mut browser, 0, 1).ends_with(sends), "{}", words(&mut browser, 0, 1));
+    let idle = words(&mut browser, 0, 2);
+    assert!(idle.ends_with("The runtime or the machine took the time before it."), "{idle}");
+    let receives = words(&mut browser, 1, 1);
+    assert!(
+        receives.contains("the message of 0F1 from rank 0")
+            && receives.ends_with("the message arrived at 6 s."),
+        "{receives}"
+    );
+}
+
+#[test]
+fn a_forward_that_is_computed_again_waits_for_the_gradient_of_its_backward() {
+    let made = Made::view("1f1b --ranks 3 --microbatches 4");
+    let Some(mut browser) = open(&made.path()) else { return };
+    browser.value(
+        "window.event = (kind, stage, microbatch, start, end) => ({ kind, stage, microbatch, start, end });
+        window.again = sourceOfEvents('what if', [
+            [event('F', 0, 0, 0, 1), event('B', 0, 0, 8, 10)],
+            [event('F', 1, 0, 1, 2), event('F', 1, 0, 5, 6), event('B', 1, 0, 6, 8)],
+            [event('F', 2, 0, 2, 3), event('B', 2, 0, 3, 5)]]); 0",
+    );
+    let cause = "causeOf(again.lanes[1], 1)";
+    assert!(
+        browser
+            .holds(&format!("{cause}.via === 'message' && nameOfCell({cause}.lane, {cause}.at) === '2B0'"))
+    );
+}
