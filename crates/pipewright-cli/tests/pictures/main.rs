@@ -6,6 +6,7 @@
 
 mod browser;
 mod made;
+mod causes;
 mod drawing;
 mod page_input;
 mod page_look;

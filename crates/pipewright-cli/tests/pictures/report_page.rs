@@ -191,6 +191,11 @@ fn marks_of_axes_are_round_and_at_least_two() {
     check(&times(5.0, 190.0, 4), &["1:00", "2:00", "3:00"]);
     check(&times(0.4, 2.1, 4), &["0.5 s", "1 s", "1.5 s", "2 s"]);
     check(&times(0.0, 150_000.0, 4), &["0:00", "15:00:00", "30:00:00"]);
+    // A clock would show 0:00 for a run of less than a second.
+    check("[0.618, 9.94, 12.7, 3700].map(elapsed)", &["0.62 s", "9.9 s", "0:12", "1:01:40"]);
+    // The marks of an axis from 0 to 0.01 have one form.
+    let rate = "specs.find(({ title }) => title === 'Learning rate').format";
+    check(&format!("[0.01, 0.005, 3e-4, 0].map({rate})"), &["0.01", "0.005", "3.0e-4", "0"]);
     // A single mark would not show the scale: 5 is the only multiple of 5.
     check("ticksOf(1, 9.9, 2).ticks.map(String)", &["2", "4", "6", "8"]);
     let logs = |least: f64, most: f64| {

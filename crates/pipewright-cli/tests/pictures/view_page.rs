@@ -192,6 +192,21 @@ fn names_letters_legend_and_help_fit_the_timelines_that_the_page_has() {
 }
 
 #[test]
+fn numbers_of_the_what_if_panel_are_not_cut() {
+    let Some((_made, mut browser)) = open(SMALL, 1400) else { return };
+    for number in ["834.1", "1.234", "0.00012"] {
+        browser.value(&format!("hopBox.value = '{number}', 0"));
+        assert!(browser.holds("hopBox.scrollWidth <= hopBox.clientWidth"), "{number}");
+    }
+    let factors = "[...document.querySelectorAll('#whatif-factors input')].every((box) => box.scrollWidth <= box.clientWidth)";
+    assert!(browser.holds(factors));
+    let unit = "document.getElementById('whatif-unit').getBoundingClientRect().right";
+    assert!(
+        browser.holds(&format!("{unit} <= document.getElementById('whatif').getBoundingClientRect().right"))
+    );
+}
+
+#[test]
 fn halves_of_an_overlap_are_separate_actions() {
     let Some((_made, mut browser)) = open("dualpipev --ranks 4 --microbatches 10 --cost hop=0.1", 1400)
     else {

@@ -3,6 +3,7 @@
 #![cfg(unix)]
 
 mod pty;
+mod resize;
 #[path = "../scratch/mod.rs"]
 mod scratch;
 

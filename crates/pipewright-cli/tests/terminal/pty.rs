@@ -71,6 +71,16 @@ impl Terminal {
         set_size(&self.outside, columns);
     }
 
+    /// Returns the number of the process.
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Returns whether the command has not ended.
+    pub(crate) fn is_running(&mut self) -> bool {
+        self.child.try_wait().expect("it is ours to wait for").is_none()
+    }
+
     /// Presses Ctrl-C.
     pub(crate) fn interrupt(&mut self) {
         self.outside.write_all(b"\x03").expect("the terminal takes keys");

@@ -18,9 +18,10 @@ use crate::schedule::Program;
 use crate::timeline::Timeline;
 
 /// The scripts that follow those of the page, in the order in which they use each other.
-const SCRIPTS: [&str; 8] = [
+const SCRIPTS: [&str; 9] = [
     include_str!("view_page/sources.js"),
     include_str!("view_page/causes.js"),
+    include_str!("view_page/waits.js"),
     include_str!("view_page/path.js"),
     include_str!("view_page/panel.js"),
     include_str!("view_page/simulation.js"),

@@ -37,9 +37,12 @@ function clock(seconds) {
   return hours ? `${hours}:${two(minutes)}:${two(whole % 60)}` : `${minutes}:${two(whole % 60)}`;
 }
 
+// Formats a duration. A clock shows too little of one that is shorter than ten seconds.
+const elapsed = (seconds) => seconds < 10 ? significant(seconds, 2) + " s" : clock(seconds);
+
 // Formats a time of an axis whose marks are this many seconds apart.
 const clockMark = (seconds, step) => step < 1 ? significant(seconds) + " s" : clock(Math.round(seconds));
 
 // The position of each group of steps on the axis that the reader chose.
 const positionsOf = (run) => run[chosen.axis];
-const axisText = { steps: (value) => "step " + grouped(value), tokens: (value) => short(value) + " tokens", seconds: clock };
+const axisText = { steps: (value) => "step " + grouped(value), tokens: (value) => short(value) + " tokens", seconds: elapsed };

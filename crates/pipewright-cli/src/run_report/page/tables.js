@@ -29,7 +29,7 @@ function figureRows() {
     ["best validation loss", ({ best_validation_loss }) => format(best_validation_loss, ([value, step]) => `${loss(value)} (step ${grouped(step)})`)],
     ["last validation loss", ({ validation_loss }) => format(validation_loss, loss)],
     ["tokens", ({ tokens }) => format(tokens, grouped)],
-    ["time", ({ seconds }) => format(seconds, clock)],
+    ["time", ({ seconds }) => format(seconds, elapsed)],
     ["tokens per second, median", ({ tokens_per_second }) => format(tokens_per_second, grouped)],
     ["whole step, median", ({ step_ms }) => format(step_ms, milliseconds)],
     ["whole step, planned", ({ step_ms, planned_step_ms }) => format(planned_step_ms, (value) => difference(step_ms, value))],

@@ -19,13 +19,23 @@ const cellButton = (lane, at) => goTo(nameOfCell(lane, at), () => goToCell(lane,
 const inThisStep = (source) => source.step ? " in this step" : "";
 const nameOfSource = (source) => source.step ? `step ${source.step}, measured` : source.name;
 
+const tookTheTime = " The runtime or the machine took the time before it.";
+
+// Returns a sentence with the longest communication that a rank ran itself in most of a gap; nothing without one.
+function ranBetween({ bars, stages }, from, to) {
+  const inGap = (at) => Math.min(bars.end[at], to) - Math.max(bars.start[at], from);
+  const longest = bars.start.reduce((best, _, at) => best < 0 || inGap(at) > inGap(best) ? at : best, -1);
+  if (longest < 0 || 2 * inGap(longest) < to - from) return "";
+  return ` For most of it the rank ran ${nameOf(partsOf({ stages }, bars, longest))}, which took ${time(inGap(longest))}.`;
+}
+
 // Returns why a rank did not start an action earlier, as nodes of a sentence. `free` is when the rank became free.
 function sentenceOf(lane, at, cause, free) {
   const { cells } = lane, start = cells.start[at];
-  if (cause.via === "start") return ["It is the first action of its rank and needs no message."];
+  if (cause.via === "start") return ["It is the first action of its rank and needs no message." + (start > lane.source.slack ? tookTheTime : "")];
+  if (cause.waiting) return sentenceOfWait(cause);
   if (cause.via === "order") return ["It starts as soon as ", cellButton(cause.lane, cause.at), " before it ends."];
-  if (cause.via === "delay")
-    return ["No message is missing. The runtime or the machine took the time between the actions."];
+  if (cause.via === "delay") return [`No message is missing.${tookTheTime}${ranBetween(lane, free, start)}`];
   const made = cause.lane.cells.end[cause.at], inFlight = start - Math.max(made, free);
   const intro = [`It needs its ${cause.tensor}: the message of `, cellButton(cause.lane, cause.at), ` from ${rankOf(cause.lane)}. `];
   if (made < free) return [...intro, `That action ended at ${time(made)}, and the message arrived at ${time(start)}.`];
@@ -35,7 +45,7 @@ function sentenceOf(lane, at, cause, free) {
 // Returns a bar with the share of each kind of action, of messages and of gaps in the time of a chain.
 function shareBar(times) {
   const all = [...times.values()].reduce((sum, time) => sum + time, 0) || 1;
-  const sort = { F: 0, B: 1, I: 2, W: 3, overlap: 1, messages: 4, "communication at the end": 5 }, bar = element("div", { className: "shares" });
+  const sort = { F: 0, B: 1, I: 2, W: 3, overlap: 1, messages: 4, "gather, reduce": 5, "communication at the end": 5 }, bar = element("div", { className: "shares" });
   const list = element("ul", { className: "keys" });
   for (const [name, spent] of [...times].sort((one, other) => other[1] - one[1]).filter(([, spent]) => spent > 0)) {
     const fill = name === "gaps" ? "var(--hatch)" : `var(--fill-${sort[name]}-0)`;
@@ -52,10 +62,11 @@ function shareBar(times) {
 // Returns the chain as a list, from the selection back to the start. Actions of a rank without a pause are one entry.
 function chainList(chain) {
   const runs = runsOf(chain), list = element("ol", { className: "chain" });
-  const how = { message: "after a message from", delay: "after a pause on", start: "at the start of the step" };
+  const how = { message: "after a message from", delay: "after a pause on", start: "at the start of the step",
+    gather: "after parameters were gathered on", sum: "after gradients were summed over the replicas, at last those of", send: "after a message left" };
   runs.slice(0, mostRuns).forEach(({ lane, first, last, cause }) => {
     const names = first === last ? [cellButton(lane, first)] : [cellButton(lane, first), " to ", cellButton(lane, last)];
-    const source = cause.via === "start" ? "" : ` ${rankOf(cause.lane)}`;
+    const source = cause.via === "start" ? "" : ` ${rankOf(cause.lane ?? cause.waiting)}`;
     const count = first === last ? "" : `, ${last - first + 1} actions without a pause`;
     list.append(element("li", {}, element("b", {}, rankOf(lane)), " ", ...names,
       `${count}: ${time(lane.cells.start[first])} to ${time(lane.cells.end[last])}, ${how[cause.via]}${source}`));
@@ -64,14 +75,21 @@ function chainList(chain) {
   return list;
 }
 
+// Returns when the step ends and why, as nodes of a sentence.
+function sentenceOfEnd(source) {
+  const { lane, at, cause } = endOfStep(source), rest = timeAfterLast(source);
+  if (cause) return [`The step ends with a wait of ${rankOf(cause.waiting)}. `, ...sentenceOfWait(cause)];
+  if (!rest) return ["The step ends when ", cellButton(lane, at), ` on ${rankOf(lane)} ends.`];
+  return ["The last computation is ", cellButton(lane, at), ` on ${rankOf(lane)}; the step ends after ${time(rest)} of communication.`];
+}
+
 function explainBubble({ lane, next, from, to, chain }) {
   const title = `Bubble of ${time(to - from)} on ${rankOf(lane)}`;
   const nodes = [element("h2", {}, title), element("p", { className: "where" }, `${nameOfSource(lane.source)}: ${time(from)} to ${time(to)}`)];
   if (next < 0) {
-    const { lane: last, at } = chain[0];
-    const rest = timeAfterLast(lane.source), after = `; the step ends after ${time(rest)} of communication.`;
-    nodes.push(element("p", {}, "The rank has no work left. ", rest ? "The last computation is " : "The step ends when ", cellButton(last, at),
-      ` on ${rankOf(last)}${rest ? after : " ends."}`));
+    const { wait, isLast } = waitAtEnd(lane);
+    if (wait) nodes.push(element("p", {}, "The rank has computed all its actions. ", ...sentenceOfWait(wait)));
+    nodes.push(element("p", {}, ...isLast ? ["The step ends then."] : ["The rank has no work left. ", ...sentenceOfEnd(lane.source)]));
   } else {
     const cause = chain[0].cause;
     nodes.push(element("p", {}, "The rank waits until it can run ", cellButton(lane, next), ". ", ...sentenceOf(lane, next, cause, from)));
@@ -117,7 +135,7 @@ function explainStep(source) {
   const slowEntry = ({ lane, at, loss }) => [cellButton(lane, at), ` on ${rankOf(lane)}: ${time(loss)} longer than the median of its stage in this step, ${time(medianOf(lane, at))}`];
   return [
     element("h2", {}, `Why it takes ${time(source.end)}`), element("p", { className: "where" }, nameOfSource(source)),
-    paragraph(`The critical path is the chain of causes that ends with the last computation. ${spends}`), shareBar(timesOfStep(source)),
+    paragraph(`The critical path is the chain of causes that ends with the step. ${spends}`), shareBar(timesOfStep(source)),
     ...listOf("Longest bubbles", bubbles.map(bubbleEntry), "None: every rank computes all the time."),
     ...source.step ? listOf("Slowest against the medians of this step", slow.map(slowEntry), "None takes 1.2 times the median of its stage and kind.") : [],
     ...source.uncertainty ? [paragraph(`The clocks of the processes agree within ${time(source.uncertainty / data.quantum)}.`)] : [],
@@ -132,14 +150,20 @@ function showPanel() {
   panel.replaceChildren(...nodes);
 }
 
-// The tip says of a bubble what it waits for.
+// Returns what the rank waits for in a bubble, in a few words.
+function reasonOf({ lane, next }) {
+  if (next < 0) {
+    const { wait, isLast } = waitAtEnd(lane), { lane: last, at, cause } = endOfStep(lane.source);
+    const own = wait ? `it waits ${purposeOfWait(wait)}` : "no work is left", end = cause ? `${rankOf(cause.waiting)} has waited ${purposeOfWait(cause)}` : `${nameOfCell(last, at)} on ${rankOf(last)} ends`;
+    return `: ${own}; the step ends ${isLast ? "then" : `when ${end}`}`;
+  }
+  const cause = causeOf(lane, next), name = nameOfCell(lane, next);
+  if (cause.via === "message") return `: ${name} waits for the message of ${nameOfCell(cause.lane, cause.at)} from ${rankOf(cause.lane)}`;
+  return cause.waiting ? ` before ${name}: it waits ${purposeOfWait(cause)}` : ` before ${name}: no message is missing, the runtime or the machine took the time`;
+}
+
+// The tip says of a bubble what it waited for.
 describers.push((place) => {
-  if (place.parts) return [];
-  const bubble = bubbleAt(place.rank, place.time);
-  if (!bubble) return [];
-  const length = `bubble of ${time(bubble.to - bubble.from)}`;
-  if (bubble.next < 0) return [`${length}: no work is left`];
-  const { lane, next } = bubble, cause = causeOf(lane, next), name = nameOfCell(lane, next);
-  if (cause.via !== "message") return [`${length} before ${name}: no message is missing`];
-  return [`${length}: ${name} waits for the message of ${nameOfCell(cause.lane, cause.at)} from ${rankOf(cause.lane)}`];
+  const bubble = place.parts ? null : bubbleAt(place.rank, place.time);
+  return bubble ? [`bubble of ${time(bubble.to - bubble.from)}${reasonOf(bubble)}`] : [];
 });

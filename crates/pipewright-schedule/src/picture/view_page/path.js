@@ -1,6 +1,6 @@
 
 // Draws the selection and the chain of causes on top of the lanes: a frame around the actions of a rank that ran
-// without a pause, and a line for each message from one rank to another.
+// without a pause, and a line for each message or sum that leads from one rank to another.
 
 const pathBox = document.getElementById("path");
 let selected = null;
@@ -38,8 +38,9 @@ function traceChain(chain) {
       const [x, until] = [gutter + Math.max(xOf(start), -4), gutter + Math.min(xOf(end), plotWidth() + 4)];
       paint.rect(x + 0.5, top + 1, Math.max(until - x - 1.5, 1), Math.max(bottom - top - 2, 1));
     }
-    const made = cause.via === "message" ? cause.lane.cells.end[cause.at] : start;
-    if (cause.via !== "message" || ranks[cause.lane.index] !== cause.lane || start < left || made > right) continue;
+    if (!cause.lane || cause.lane === lane || ranks[cause.lane.index] !== cause.lane) continue;
+    const made = cause.lane.cells.end[cause.at];
+    if (start < left || made > right) continue;
     const from = edgesOf(cause.lane), isDown = from.middle < middle;
     paint.moveTo(gutter + xOf(made) - 0.5, isDown ? from.bottom : from.top);
     paint.lineTo(gutter + xOf(start) + 0.5, isDown ? top : bottom);

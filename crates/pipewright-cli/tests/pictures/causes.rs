@@ -1,0 +1,230 @@
+//! Tests of the causes that the page of `view` gives for bubbles, for predicted and measured timelines of several
+//! schedules, with collectives and waits for sends.
+
+use std::ffi::OsStr;
+use std::path::Path;
+
+use serde_json::json;
+
+use crate::browser::Browser;
+use crate::made::{Made, pipewright};
+use crate::view_run::trained;
+
+/// Defines `faults(source)`, which returns the bubbles of a timeline that the page does not explain: their tip and their
+/// panel have to name a cause, and their chain of causes has to end. In a prediction every gap has a cause: the chain
+/// begins at the start of the step, and the times in it add up to the time at which it ends. Also defines `kinds(source)`,
+/// which counts the causes.
+const FAULTS: &str = "
+    window.chainOf = ({ lane, next }) => next < 0 ? criticalPath(lane.source) : chainTo(lane, next);
+    window.wordsOf = (bubble) => explainBubble({ ...bubble, chain: chainOf(bubble) }).map(({ textContent }) => textContent);
+    window.tipOf = ({ lane, from, to }) => describe({ rank: lane, time: (from + to) / 2 }).at(-1);
+    window.faultOf = (bubble) => {
+        const { lane, next, to } = bubble, { source } = lane, chain = chainOf(bubble), [title, , why] = wordsOf(bubble), tip = tipOf(bubble);
+        if (!title.startsWith('Bubble of ') || !(why.length > 60 || why.includes('The step ends when ')) || /undefined|null|NaN/.test(wordsOf(bubble).join() + tip)) return 'words: ' + why;
+        if (!/^bubble of .*( waits? (for|until) |; the step ends |: no message is missing)/.test(tip)) return 'tip: ' + tip;
+        if (chain.at(-1).cause.lane || chain.length > source.lanes.reduce((sum, { cells }) => sum + cells.start.length, 0)) return 'chain: ' + tip;
+        if (source.step) return null;
+        const times = next < 0 ? timesOfStep(source) : timesOf(chain), sum = [...times.values()].reduce((sum, time) => sum + time, 0);
+        if (times.has('gaps') && times.get('gaps') > source.slack) return 'gaps: ' + tip;
+        const end = next < 0 ? source.end : lane.cells.end[next];
+        return Math.abs(sum - end) > 1e-6 * source.end ? `the chain spends ${sum}, not ${end}: ` + tip : null;
+    };
+    window.faults = (source) => bubblesOf(source).map(faultOf).filter(Boolean);
+    window.kinds = (source) => {
+        const counts = {};
+        for (const { lane, next } of bubblesOf(source)) {
+            const via = next < 0 ? 'end' : causeOf(lane, next).via;
+            counts[via] = (counts[via] ?? 0) + 1;
+        }
+        return counts;
+    };";
+
+/// The simulation of the page's program with collectives that take time.
+const COLLECTIVES: &str = "(() => {
+    const costs = costsOfWhatIf();
+    costs.stages = costs.stages.map((stage) => ({ ...stage, unshard: 0.6, reduce: 0.8 }));
+    return sourceOfEvents('what if', simulate(parseProgram(data.view.programs[0].program), costs));
+})()";
+
+fn open(page: &Path) -> Option<Browser> {
+    let mut browser = Browser::open(page, 1200, 900)?;
+    browser.value(&format!("(() => {{ {FAULTS} }})()"));
+    Some(browser)
+}
+
+/// Checks that the page explains every bubble of a timeline, and that each of these causes occurs.
+fn check(browser: &mut Browser, source: &str, name: &str, causes: &[&str]) {
+    assert_eq!(browser.value(&format!("faults({source})")), json!([]), "{name}");
+    let kinds = browser.value(&format!("kinds({source})"));
+    for cause in causes {
+        assert!(kinds[cause].as_u64().is_some_and(|count| count > 0), "{name}: {cause} in {kinds}");
+    }
+}
+
+/// Makes the page of a schedule's program, lowered further by `pass` if there is one.
+fn lowered(schedule: &str, level: &str, pass: Option<&str>) -> Made {
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    let file = folder.path().join("program.csv");
+    let run = |arguments: &str| {
+        pipewright(arguments.split(' ').map(OsStr::new).chain([OsStr::new("-o"), file.as_os_str()]));
+    };
+    run(&format!("schedule {schedule} --ranks 4 --microbatches 8 --level {level}"));
+    if let Some(pass) = pass {
+        run(&format!("lower {} --pass {pass}", file.display()));
+    }
+    Made::view(&format!("{} --cost hop=0.25", file.display()))
+}
+
+#[test]
+fn every_bubble_of_a_prediction_has_a_cause() {
+    for name in ["1f1b", "interleaved1f1b", "zbvzerobubble", "dualpipev"] {
+        let made = lowered(name, "full", None);
+        let Some(mut browser) = open(&made.path()) else { return };
+        check(&mut browser, "predictedSource", name, &["message", "end"]);
+        check(&mut browser, COLLECTIVES, name, &["message", "end", "gather"]);
+        // Only a rank with several stages waits for a sum before it has computed everything.
+        let has_chunks = name != "1f1b";
+        let sums = browser.holds(&format!("kinds({COLLECTIVES}).sum > 0"));
+        assert_eq!(sums, has_chunks, "{name}");
+    }
+}
+
+#[test]
+fn waits_for_sends_and_collectives_are_named_with_what_they_wait_for() {
+    let made = lowered("1f1b", "comms", Some("wait-send"));
+    let Some(mut browser) = open(&made.path()) else { return };
+    check(&mut browser, "predictedSource", "wait-send", &["message", "end"]);
+    // With messages that take longer than two actions, ranks wait for their own messages in between.
+    let slow = "sourceOfEvents('what if', simulate(parseProgram('0F0,0SEND_F0,0WAIT_SEND_F0,0F1,0SEND_F1\\n1RECV_F0,1F0,1RECV_F1,1F1\\n'), { ...costsOfWhatIf(), latency: 5 }))";
+    check(&mut browser, slow, "slow", &["send", "message"]);
+    let words = browser.value(&format!(
+        "wordsOf(bubblesOf({slow}).find(({{ lane, next }}) => lane.rank === 0 && next === 1))"
+    ));
+    let words = words[2].as_str().unwrap_or_default().to_owned();
+    let expected = "The program waits (WAIT_SEND_F) until the message of 0F0, which ends at 1 s, has left. That is at 6 s.";
+    assert!(words.ends_with(expected), "{words}");
+    let made = lowered("interleaved1f1b", "full", None);
+    drop(browser);
+    let Some(mut browser) = open(&made.path()) else { return };
+    let words = |browser: &mut Browser, which: &str| {
+        let words = browser.value(&format!("wordsOf(bubblesOf({COLLECTIVES}).find({which})).join(' ')"));
+        words.as_str().unwrap_or_default().to_owned()
+    };
+    let gather = words(&mut browser, "({ lane, next }) => lane.rank === 0 && next === 0");
+    let expected = "It waits for the parameters of stage 0. The communication begins at the start of the step and ends at 600 ms. \
+                    The other replicas are not in this picture; the prediction assumes that they are as far as this one.";
+    assert!(gather.contains(expected), "{gather}");
+    let sum = words(&mut browser, "({ lane, next }) => next >= 0 && causeOf(lane, next).via === 'sum'");
+    assert!(
+        sum.contains("The program waits (WAIT_REDUCE_GRAD) for the sum of the gradients of stage ")
+            && sum.contains("The communication begins after "),
+        "{sum}"
+    );
+    let end = words(&mut browser, "({ lane, next }) => next < 0 && lane.rank === 3");
+    assert!(end.contains("The rank has computed all its actions. The program waits (WAIT_REDUCE_GRAD) for the sum of the gradients of stage 3"), "{end}");
+    assert!(end.contains("The rank has no work left. The step ends with a wait of rank 0."), "{end}");
+    let last = words(&mut browser, "({ lane, next }) => next < 0 && lane.rank === 0");
+    assert!(last.contains("The step ends then."), "{last}");
+}
+
+#[test]
+fn every_bubble_of_a_run_with_replicas_has_a_cause() {
+    let replicas = "mesh.data_parallel=2";
+    let sharded = [
+        replicas,
+        "mesh.data_parallel_mode=sharded",
+        "pipeline.schedule=interleaved1f1b",
+        "pipeline.stages_per_rank=2",
+    ];
+    let runs = [
+        vec![replicas],
+        sharded.to_vec(),
+        vec!["pipeline.schedule=zbvzerobubble", "pipeline.stages_per_rank=2"],
+    ];
+    for set in runs {
+        let folder = trained(&[set.as_slice(), &["run.timelines=3"]].concat());
+        let page = folder.path().join("view.html");
+        pipewright([
+            OsStr::new("view"),
+            folder.path().join("out").as_os_str(),
+            OsStr::new("-o"),
+            page.as_os_str(),
+        ]);
+        let Some(mut browser) = open(&page) else { return };
+        for step in 0..browser.number("recorded.length") as u32 {
+            browser.value(&format!("showStep({step})"));
+            check(&mut browser, "measuredSource()", &format!("{set:?}"), &["message"]);
+        }
+        check(&mut browser, "predictedSource", &format!("{set:?}"), &["message"]);
+        // A rank that receives a tensor of the next action waits for its message.
+        let receives = "bubblesOf(measuredSource()).filter(({ lane, next, from, to }) => next >= 0 && receives(lane, next, from, to)
+            && causeOf(lane, next).via === 'delay').length";
+        assert_eq!(browser.number(receives), 0.0, "{set:?}");
+        let ends = "bubblesOf(measuredSource()).filter(({ next }) => next < 0).map((bubble) => wordsOf(bubble).join(' '))";
+        let added = format!(
+            "{ends}.some((words) => words.includes('The last replica begins to add its gradients after '))"
+        );
+        assert_eq!(browser.holds(&added), set.contains(&replicas), "{set:?}");
+    }
+}
+
+#[test]
+fn a_skip_connection_is_a_cause() {
+    let made = Made::view("1f1b --ranks 3 --microbatches 4");
+    let Some(mut browser) = open(&made.path()) else { return };
+    // The message from stage 0 to stage 2 takes longer than both messages over stage 1.
+    browser.value("data.view.costs.skips = [[0, 2, 6]], data.view.costs.bandwidth = 1, 0");
+    let source = "sourceOfEvents('what if', simulate(programFor(4), { ...costsOfWhatIf(), outputs: [0], latency: 0.1 }))";
+    browser.value(&format!("window.skipped = {source}, 0"));
+    check(&mut browser, "skipped", "skips", &["message"]);
+    assert!(browser.holds("producersOf(skipped.lanes[2], partsOf(skipped.lanes[2], skipped.lanes[2].cells, 0)[0]).some(({ tensor, lane }) => tensor === 'skip connection' && lane.rank === 0)"));
+}
+
+#[test]
+fn recorded_communication_in_a_gap_is_its_cause() {
+    let made = Made::view("1f1b --ranks 2 --microbatches 4");
+    let Some(mut browser) = open(&made.path()) else { return };
+    // Rank 0 sends between its actions. The message of 0F1 is made at 2.9 and received from 3 to 6.
+    browser.value(
+        "window.event = (kind, stage, microbatch, start, end) => ({ kind, stage, microbatch, start, end });
+        window.recorded_ = sourceOfEvents('measured', [
+            [event('F', 0, 0, 0, 1), event('SEND_F', 0, 0, 1, 1.8), event('F', 0, 1, 1.9, 2.9), event('F', 0, 2, 5, 6)],
+            [event('F', 1, 0, 2, 3), event('RECV_F', 1, 1, 3, 6), event('F', 1, 1, 6, 7)]]);
+        recorded_.step = 3; 0",
+    );
+    assert_eq!(browser.value("faults(recorded_)"), json!([]));
+    let words = |browser: &mut Browser, rank: u32, next: u32| {
+        let bubble = format!(
+            "bubblesOf(recorded_).find((bubble) => bubble.lane.rank === {rank} && bubble.next === {next})"
+        );
+        browser.value(&format!("wordsOf({bubble})[2]")).as_str().unwrap_or_default().to_owned()
+    };
+    let sends = "No message is missing. The runtime or the machine took the time before it. For most of it the rank ran 0SEND_F0, which took 800 ms.";
+    assert!(words(&mut browser, 0, 1).ends_with(sends), "{}", words(&mut browser, 0, 1));
+    let idle = words(&mut browser, 0, 2);
+    assert!(idle.ends_with("The runtime or the machine took the time before it."), "{idle}");
+    let receives = words(&mut browser, 1, 1);
+    assert!(
+        receives.contains("the message of 0F1 from rank 0")
+            && receives.ends_with("the message arrived at 6 s."),
+        "{receives}"
+    );
+}
+
+#[test]
+fn a_forward_that_is_computed_again_waits_for_the_gradient_of_its_backward() {
+    let made = Made::view("1f1b --ranks 3 --microbatches 4");
+    let Some(mut browser) = open(&made.path()) else { return };
+    browser.value(
+        "window.event = (kind, stage, microbatch, start, end) => ({ kind, stage, microbatch, start, end });
+        window.again = sourceOfEvents('what if', [
+            [event('F', 0, 0, 0, 1), event('B', 0, 0, 8, 10)],
+            [event('F', 1, 0, 1, 2), event('F', 1, 0, 5, 6), event('B', 1, 0, 6, 8)],
+            [event('F', 2, 0, 2, 3), event('B', 2, 0, 3, 5)]]); 0",
+    );
+    let cause = "causeOf(again.lanes[1], 1)";
+    assert!(
+        browser
+            .holds(&format!("{cause}.via === 'message' && nameOfCell({cause}.lane, {cause}.at) === '2B0'"))
+    );
+}
