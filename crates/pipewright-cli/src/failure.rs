@@ -10,6 +10,9 @@ use pipewright::ids::WorldRank;
 use crate::config::ConfigError;
 use crate::display::screen;
 
+/// The most mistakes in a configuration or a profile that are shown. The input may not be such a file at all.
+const MOST_PROBLEMS: usize = 50;
+
 /// The reason why the command ends with a code other than 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Exit {
@@ -118,13 +121,23 @@ impl From<ConfigError> for Failure {
     fn from(error: ConfigError) -> Self {
         match error {
             ConfigError::Read { .. } => Self::input(error),
-            ConfigError::Problems(problems) => Self {
-                exit: Exit::WrongInput,
-                is_reported: false,
-                lost: None,
-                context: String::new(),
-                problems: problems.into_iter().map(|problem| Box::new(problem) as _).collect(),
-            },
+            ConfigError::Problems(problems) => {
+                let more = problems.len().saturating_sub(MOST_PROBLEMS);
+                let shown = problems.into_iter().take(MOST_PROBLEMS);
+                let mut shown: Vec<Box<dyn Diagnostic + Send + Sync>> =
+                    shown.map(|problem| Box::new(problem) as _).collect();
+                if more > 0 {
+                    let message = format!("{more} more mistakes in the same input are not shown");
+                    shown.push(Box::new(MietteDiagnostic::new(message)));
+                }
+                Self {
+                    exit: Exit::WrongInput,
+                    is_reported: false,
+                    lost: None,
+                    context: String::new(),
+                    problems: shown,
+                }
+            }
         }
     }
 }

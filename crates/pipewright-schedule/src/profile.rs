@@ -21,6 +21,10 @@ pub const MAX_LAYERS: u64 = 10_000;
 pub const MAX_PROFILE_SECONDS: f64 = 1e6;
 /// The largest size in bytes. Sums over the largest model fit 64 bits.
 pub const MAX_PROFILE_BYTES: u64 = 1_000_000_000_000_000;
+/// The largest numbers of rows in a microbatch and of tokens in a row.
+pub const MAX_PROFILE_ROWS: u32 = 1_000_000;
+/// See [`MAX_PROFILE_ROWS`].
+pub const MAX_PROFILE_TOKENS: u32 = 1_000_000_000;
 /// The largest bandwidth in bytes per second.
 pub const MAX_BYTES_PER_SECOND: f64 = 1e18;
 
@@ -65,7 +69,7 @@ pub struct DeviceProfile {
     /// The name, for people.
     #[serde(default)]
     pub name: String,
-    /// The memory of one rank.
+    /// The memory of one rank, of as many as `ranks` says.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_bytes: Option<u64>,
     /// The device as a configuration of a run names it, such as `flex` or `cuda:1`.
@@ -161,7 +165,7 @@ pub const MAX_TENSOR_SUMS: u32 = 1_000;
 pub const MAX_NODE_RANKS: u32 = 65_536;
 
 /// The part of a profile that a problem is in.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ProfilePart {
     /// The keys before the first section.
     Top,
@@ -275,17 +279,33 @@ impl Profile {
             let expected = "at least one [[layers]] section";
             found.push(problem(ProfilePart::Top, "layers", "empty", expected));
         }
-        if self.layer_count() > MAX_LAYERS {
-            let expected = format!("at most {MAX_LAYERS} layers in all");
-            found.push(problem(ProfilePart::Top, "layers", self.layer_count(), expected));
-        }
-        if self.rows == 0 {
-            found.push(problem(ProfilePart::Top, "rows", self.rows, "at least 1"));
+        self.check_count(&mut found);
+        let counts =
+            [("rows", Some(self.rows), MAX_PROFILE_ROWS), ("tokens", self.tokens, MAX_PROFILE_TOKENS)];
+        for (key, count, most) in counts {
+            if let Some(count) = count.filter(|count| !(1..=most).contains(count)) {
+                found.push(problem(ProfilePart::Top, key, count, format!("a number from 1 to {most}")));
+            }
         }
         for (key, bytes) in [("stage_bytes", self.stage_bytes), ("rank_bytes", self.rank_bytes)] {
             check_bytes(&mut found, ProfilePart::Top, key, bytes);
         }
-        if let Some(memory) = self.device.as_ref().and_then(|device| device.memory_bytes) {
+        let device = self.device.as_ref();
+        let counts = [
+            ("ranks", device.and_then(|device| device.ranks)),
+            ("threads_per_rank", device.and_then(|device| device.threads_per_rank)),
+        ];
+        for (key, count) in counts {
+            if let Some(count) = count.filter(|count| !(1..=MAX_NODE_RANKS).contains(count)) {
+                let expected = format!("a number from 1 to {MAX_NODE_RANKS}");
+                found.push(problem(ProfilePart::Device, key, count, expected));
+            }
+        }
+        if let Some(memory) = device.and_then(|device| device.memory_bytes) {
+            if memory == 0 {
+                let expected = format!("a number of bytes from 1 to {MAX_PROFILE_BYTES}");
+                found.push(problem(ProfilePart::Device, "memory_bytes", memory, expected));
+            }
             check_bytes(&mut found, ProfilePart::Device, "memory_bytes", memory);
         }
         check_link(&mut found, ProfilePart::Link, &self.link);
@@ -300,6 +320,19 @@ impl Profile {
             check_layer(&mut found, ProfilePart::Layer(index), layer);
         }
         found
+    }
+
+    /// Reports the layer with which there are too many.
+    fn check_count(&self, found: &mut Vec<ProfileProblem>) {
+        let mut layers = 0;
+        for (index, layer) in self.layers.iter().enumerate() {
+            layers += u64::from(layer.count);
+            if layers > MAX_LAYERS {
+                let expected = format!("at most {MAX_LAYERS} layers in all");
+                found.push(problem(ProfilePart::Layer(index), "count", layer.count, expected));
+                return;
+            }
+        }
     }
 }
 

@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::commands::head_parts::tried_head_parts;
 use crate::commands::layer_sizes::layers_of;
-use crate::commands::measure::{measure_run, memory_of_rank, workload};
+use crate::commands::measure::{measure_run, memory_of_rank, profiled_run, workload};
 use crate::commands::memory::{training_state, with_optimizer_state};
 use crate::commands::peak_rates::{assumed_link, assumed_rates, device_name};
 use crate::commands::plan_config::{is_named, plan_milliseconds};
@@ -26,7 +26,7 @@ use crate::commands::prepare::{read_model, require_whole_layers};
 use crate::commands::process_group::ProcessGroup;
 use crate::commands::profile_file::profile_text;
 use crate::config::pipeline::{FoundSchedule, PartitionChoice, ScheduleChoice};
-use crate::config::profile::{ProfiledRun, read_for};
+use crate::config::profile::read_for;
 use crate::config::{Loaded, Settings};
 use crate::display::say;
 use crate::failure::{Exit, Failure};
@@ -291,12 +291,7 @@ fn profile_file(settings: &Settings) -> Result<String, Failure> {
 /// Reads a profile that an earlier run has left, with its text. A profile that cannot be used is measured again.
 fn read_profile(settings: &Settings, file: &Path) -> Option<(Profile, String)> {
     let layers = layers_of(settings, &read_model(settings).ok()?);
-    let run = ProfiledRun {
-        workload: workload(settings, &layers),
-        rates: assumed_rates(settings),
-        device: settings.run.devices.to_string(),
-        precision: settings.run.precision,
-    };
+    let run = profiled_run(settings, workload(settings, &layers));
     Some((read_for(file, &run).ok()?, std::fs::read_to_string(file).ok()?))
 }
 

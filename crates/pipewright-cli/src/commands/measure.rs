@@ -21,6 +21,7 @@ use crate::commands::prepare::{open_training, read_model, require_whole_layers};
 use crate::commands::process_group::ProcessGroup;
 use crate::config::Settings;
 use crate::config::pipeline::TransportChoice;
+use crate::config::profile::ProfiledRun;
 use crate::failure::{Exit, Failure, sentence};
 
 /// The microbatches of a measured step, for each rank.
@@ -69,6 +70,17 @@ pub(super) fn measure_run(
 /// Returns what a microbatch of a run computes.
 pub(super) fn workload<'a>(settings: &Settings, layers: &'a ModelDesc) -> Workload<'a> {
     Workload { model: layers, tokens: settings.data.seq_len, rows: settings.pipeline.microbatch_size }
+}
+
+/// Returns the run that a profile must be for.
+pub(super) fn profiled_run<'a>(settings: &Settings, workload: Workload<'a>) -> ProfiledRun<'a> {
+    ProfiledRun {
+        workload,
+        rates: assumed_rates(settings),
+        device: settings.run.devices.to_string(),
+        precision: settings.run.precision,
+        threads_per_rank: settings.pipeline.threads_per_rank,
+    }
 }
 
 /// Returns the share of the machine's memory that each rank has, if the ranks compute on the processor.

@@ -11,14 +11,13 @@ use pipewright_schedule::profile::Profile;
 
 use crate::commands::head_parts::tried_head_parts;
 use crate::commands::layer_sizes::layers_of;
-use crate::commands::measure::workload;
+use crate::commands::measure::{profiled_run, workload};
 use crate::commands::memory::{training_state, with_optimizer_state};
 use crate::commands::peak_rates::{assumed_link, assumed_rates};
 use crate::commands::plan_config::write_plan;
 use crate::commands::plan_print::{json, refused, text};
 use crate::commands::prepare::read_model;
 use crate::commands::run_arguments::{load_settings, parse_time};
-use crate::config::profile::ProfiledRun;
 use crate::config::{self, Settings};
 use crate::failure::Failure;
 use crate::output;
@@ -118,7 +117,7 @@ fn request(
     let all_ranks = |settings: &Settings| settings.mesh.ranks(settings.pipeline.ranks);
     let ranks = arguments.ranks.or(settings.map(all_ranks)).ok_or_else(|| missing("--ranks"))?;
     let microbatches = arguments.microbatches.or(of_settings.map(|pipeline| pipeline.microbatches));
-    let memory = arguments.memory.or(profile.device.as_ref().and_then(|device| device.memory_bytes));
+    let memory = arguments.memory.or(memory_of_profile(profile, ranks));
     let state = match settings {
         Some(settings) => training_state(settings, read_model(settings)?.model())?,
         None => TrainingState::default(),
@@ -138,6 +137,17 @@ fn request(
         head_parts,
         ..PlanRequest::default()
     })
+}
+
+/// Returns the memory of each rank in bytes, if the profile has it. A profile that was measured with another number of ranks
+/// has the share of one of those: the machine's memory is shared anew.
+fn memory_of_profile(profile: &Profile, ranks: u32) -> Option<u64> {
+    let device = profile.device.as_ref()?;
+    let memory = device.memory_bytes?;
+    match device.ranks {
+        Some(measured) => Some(memory.saturating_mul(measured.into()) / u64::from(ranks.max(1))),
+        None => Some(memory),
+    }
 }
 
 /// Returns that all replicas of a plan form one group, if the groups of the configuration do not divide their number.
@@ -163,13 +173,10 @@ fn profile(arguments: &PlanArguments, settings: Option<&Settings>) -> Result<Pro
         return Ok(config::profile::read(file)?);
     };
     let layers = layers_of(settings, &read_model(settings)?);
-    let (workload, rates) = (workload(settings, &layers), assumed_rates(settings));
+    let workload = workload(settings, &layers);
     match &arguments.profile {
-        None => Ok(estimate(&workload, rates, assumed_link(settings))),
-        Some(file) => {
-            let (device, precision) = (settings.run.devices.to_string(), settings.run.precision);
-            Ok(config::profile::read_for(file, &ProfiledRun { workload, rates, device, precision })?)
-        }
+        None => Ok(estimate(&workload, assumed_rates(settings), assumed_link(settings))),
+        Some(file) => Ok(config::profile::read_for(file, &profiled_run(settings, workload))?),
     }
 }
 

@@ -44,6 +44,15 @@ impl Place {
         let line_start = before.rfind('\n').map_or(0, |newline| newline + 1);
         Some((before.matches('\n').count() + 1, before[line_start..].chars().count() + 1))
     }
+
+    /// Returns the number of bytes of the lines of a place in a file, or 0.
+    pub(crate) fn line_length(&self) -> usize {
+        let Self::File { source, span } = self else { return 0 };
+        let (before, after) = (source.text.get(..span.start), source.text.get(span.end..));
+        let [before, after] = [before, after].map(Option::unwrap_or_default);
+        let line_start = before.rfind('\n').map_or(0, |newline| newline + 1);
+        span.len() + (before.len() - line_start) + after.find('\n').unwrap_or(after.len())
+    }
 }
 
 impl fmt::Display for Place {

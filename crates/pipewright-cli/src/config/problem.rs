@@ -16,6 +16,9 @@ use toml::Value;
 use crate::config::place::Place;
 use crate::schedule_file::ScheduleFileError;
 
+/// The longest line of a file that is shown, in bytes. The message has the place of a mistake in any case.
+const LONGEST_LINE: usize = 4096;
+
 /// The reason why there are no settings.
 #[derive(Debug, Error)]
 pub(crate) enum ConfigError {
@@ -147,6 +150,18 @@ pub(crate) enum ProblemKind {
         found: String,
         /// The device of the configuration.
         expected: String,
+    },
+    /// A profile was measured with another value of a setting on which its figures depend.
+    #[error("`{key}` of the profile is {found}, and `{setting}` of the configuration is {expected}")]
+    OtherSetting {
+        /// The key of the profile.
+        key: &'static str,
+        /// Its value.
+        found: u32,
+        /// The key of the configuration.
+        setting: &'static str,
+        /// Its value.
+        expected: u32,
     },
     /// A profile was measured in another precision.
     #[error("the profile is of the precision {found}, and the configuration computes in {expected}")]
@@ -423,7 +438,10 @@ impl ProblemKind {
             Self::UnknownKeyOf { suggestion: Some(meant), .. } => format!("did you mean `{meant}`?"),
             Self::UnknownKeyOf { known, .. } => format!("the keys are {}", known.join(", ")),
             Self::Unit { meant, .. } => format!("write `{meant}`, and convert the value"),
-            Self::OtherLayers { .. } | Self::OtherLayer { .. } | Self::OtherDevice { .. } => {
+            Self::OtherLayers { .. }
+            | Self::OtherLayer { .. }
+            | Self::OtherDevice { .. }
+            | Self::OtherSetting { .. } => {
                 "use the profile of this run: `pipewright profile` with its configuration measures one".into()
             }
             Self::OtherPrecision { expected, .. } => format!(
@@ -481,8 +499,8 @@ impl miette::Diagnostic for Problem {
 
     fn source_code(&self) -> Option<&dyn SourceCode> {
         match &self.place {
-            Place::File { source, .. } => Some(&source.text),
-            Place::Set { .. } | Place::Default => None,
+            Place::File { source, .. } if self.place.line_length() <= LONGEST_LINE => Some(&source.text),
+            _ => None,
         }
     }
 

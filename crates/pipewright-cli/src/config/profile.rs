@@ -13,14 +13,14 @@ use pipewright_schedule::ModelDesc;
 use pipewright_schedule::analytic::{Figure, Missing, PeakRates, Workload, fill};
 use pipewright_schedule::plan::with_head_parts;
 use pipewright_schedule::profile::{
-    DeviceProfile, HEAD_PART, LayerProfile, LinkProfile, NodeProfile, Profile, ProfilePart,
+    DeviceProfile, HEAD_PART, LayerProfile, LinkProfile, MAX_LAYERS, NodeProfile, Profile, ProfilePart,
 };
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 use crate::config::place::{Place, Source};
 use crate::config::problem::{ConfigError, Problem, ProblemKind};
-use crate::config::profile_keys::{Keys, Places, missing_problem};
+use crate::config::profile_keys::{Keys, Places, SECTION, missing_problem};
 use crate::config::settings::read_source;
 
 /// The run that a profile must be for.
@@ -33,6 +33,8 @@ pub(crate) struct ProfiledRun<'a> {
     pub(crate) device: String,
     /// The precision.
     pub(crate) precision: Precision,
+    /// The threads that each rank computes with.
+    pub(crate) threads_per_rank: u32,
 }
 
 /// A profile as it was read.
@@ -105,6 +107,13 @@ fn parse(source: Source, may_lack: bool, problems: &mut Vec<Problem>) -> Option<
             ("link", DeValue::Table(keys)) => link = Some(reader.link(key_place, keys)),
             ("node", DeValue::Table(keys)) => node = Some(reader.node(key_place, keys)),
             ("layers", DeValue::Array(items)) => {
+                // The places of many more, and the mistakes in them, might not fit into memory.
+                if let Some(item) = items.get(MAX_LAYERS as usize) {
+                    let (value, range) = (items.len().to_string(), format!("at most {MAX_LAYERS} sections"));
+                    let kind = ProblemKind::OutOfRange { key: "layers", value, range };
+                    reader.problems.push(Problem { place: place(item.span()), kind });
+                    return None;
+                }
                 for (index, item) in items.into_iter().enumerate() {
                     let item_place = place(item.span());
                     match item.into_inner() {
@@ -236,27 +245,43 @@ impl<P: Fn(Range<usize>) -> Place> Reader<'_, P> {
 }
 
 impl Found {
-    /// Returns the place of a value, or the beginning of the file if it is not written.
-    fn place(&self, part: ProfilePart, key: &str) -> Place {
-        let known = self.places.iter().find(|(known, known_key, _)| (*known, *known_key) == (part, key));
-        known.map_or(self.whole.clone(), |(_, _, place)| place.clone())
+    /// Returns the place of a value, or that of its section if it is not written.
+    fn place(&self, part: ProfilePart, key: &'static str) -> Place {
+        let place = self.places.get(&(part, key)).or_else(|| self.places.get(&(part, SECTION)));
+        place.unwrap_or(&self.whole).clone()
     }
 }
 
-/// Reports a profile of another model, device or precision than those of the run. Sizes may differ by a hundredth,
+fn device_of(profile: &Profile) -> Option<&DeviceProfile> {
+    profile.device.as_ref()
+}
+
+/// Reports a profile of another model, device, precision or length of rows than those of the run. Sizes may differ by a hundredth,
 /// because they may be written by hand.
 fn check_run(found: &Found, run: &ProfiledRun<'_>, problems: &mut Vec<Problem>) {
     let (profile, layers) = (&found.profile, &run.workload.model.layers);
-    let device = profile.device.as_ref().and_then(|device| device.device.as_ref());
+    let device = device_of(profile).and_then(|device| device.device.as_ref());
     if let Some(device) = device.filter(|device| **device != run.device) {
         let kind = ProblemKind::OtherDevice { found: device.clone(), expected: run.device.clone() };
         problems.push(Problem { place: found.place(ProfilePart::Device, "device"), kind });
     }
-    let precision = profile.device.as_ref().and_then(|device| device.precision.clone());
+    let precision = device_of(profile).and_then(|device| device.precision.clone());
     let precision = precision.unwrap_or_else(|| Precision::F32.to_string());
     if precision != run.precision.to_string() {
         let kind = ProblemKind::OtherPrecision { found: precision, expected: run.precision };
         problems.push(Problem { place: found.place(ProfilePart::Device, "precision"), kind });
+    }
+    let tokens = u32::try_from(run.workload.tokens).unwrap_or(u32::MAX);
+    let threads = device_of(profile).and_then(|device| device.threads_per_rank);
+    let settings = [
+        (ProfilePart::Top, "tokens", profile.tokens, "data.seq_len", tokens),
+        (ProfilePart::Device, "threads_per_rank", threads, "pipeline.threads_per_rank", run.threads_per_rank),
+    ];
+    for (part, key, found_value, setting, expected) in settings {
+        if let Some(value) = found_value.filter(|value| *value != expected) {
+            let kind = ProblemKind::OtherSetting { key, found: value, setting, expected };
+            problems.push(Problem { place: found.place(part, key), kind });
+        }
     }
     if profile.layer_count() != layers.len() as u64 {
         let part = ProfilePart::Layer(profile.layers.len() - 1);

@@ -1,5 +1,6 @@
 //! The keys of one section of a profile: which there are, and the values that are written.
 
+use std::collections::HashMap;
 use std::ops::Range;
 
 use pipewright_schedule::profile::ProfilePart;
@@ -54,10 +55,15 @@ pub(super) struct Keys<'a> {
     /// Keys that must be written, and are not.
     missing: Vec<&'static str>,
     problems: &'a mut Vec<Problem>,
+    /// The number of problems before this section.
+    before: usize,
 }
 
-/// Where each value of a profile is written.
-pub(super) type Places = Vec<(ProfilePart, &'static str, Place)>;
+/// Where each value of a profile is written, and under [`SECTION`] each section itself.
+pub(super) type Places = HashMap<(ProfilePart, &'static str), Place>;
+
+/// The name under which the places have a section.
+pub(super) const SECTION: &str = "";
 
 impl<'a> Keys<'a> {
     pub(super) fn of(
@@ -68,6 +74,7 @@ impl<'a> Keys<'a> {
         problems: &'a mut Vec<Problem>,
     ) -> Self {
         let (name, known) = SECTIONS[section];
+        let before = problems.len();
         let mut entries = Vec::new();
         for (key, value) in keys {
             let (key_place, value_place) = (place(key.span()), place(value.span()));
@@ -85,7 +92,7 @@ impl<'a> Keys<'a> {
                 }
             }
         }
-        Self { section, place: section_place, entries, missing: Vec::new(), problems }
+        Self { section, place: section_place, entries, missing: Vec::new(), problems, before }
     }
 
     fn entry(&self, key: &str) -> Option<(Place, Value)> {
@@ -99,7 +106,7 @@ impl<'a> Keys<'a> {
             ProblemKind::Unit { meant, .. } => *meant == key,
             _ => false,
         };
-        if !self.problems.iter().any(is_reported) {
+        if !self.problems[self.before..].iter().any(is_reported) {
             self.missing.push(key);
         }
     }
@@ -147,7 +154,11 @@ impl<'a> Keys<'a> {
             (place, Value::Integer(number)) => {
                 let fits = Number::try_from(number).ok();
                 if fits.is_none() {
-                    let range = "a whole number, 0 or above".to_owned();
+                    // Only 32 bits are too few for a number that is not negative.
+                    let range = match number {
+                        0.. => format!("a whole number from 0 to {}", u32::MAX),
+                        _ => "a whole number, 0 or above".to_owned(),
+                    };
                     let kind = ProblemKind::OutOfRange { key, value: number.to_string(), range };
                     self.problems.push(Problem { place, kind });
                 }
@@ -181,9 +192,10 @@ impl<'a> Keys<'a> {
 
     /// Reports the keys that are missing, and keeps the places of the others for problems with their values.
     pub(super) fn keep(self, part: ProfilePart, places: &mut Places) {
-        let Self { section, place, entries, missing, problems } = self;
+        let Self { section, place, entries, missing, problems, .. } = self;
         problems.extend(missing.into_iter().map(|key| missing_problem(section, key, place.clone())));
-        places.extend(entries.into_iter().map(|(key, place, _)| (part, key, place)));
+        places.insert((part, SECTION), place);
+        places.extend(entries.into_iter().map(|(key, place, _)| ((part, key), place)));
     }
 }
 

@@ -177,5 +177,7 @@ pub(super) fn read_source(path: &Path, what: &'static str) -> Result<Source, Con
     let text = require_utf8(path)
         .and_then(|()| read_text(path, SMALL_TEXT))
         .map_err(|source| ConfigError::Read { what, path: path.to_owned(), source })?;
+    // The mark of some editors at the beginning is not part of the first line.
+    let text = text.strip_prefix('\u{feff}').map(str::to_owned).unwrap_or(text);
     Ok(Source { name: path.display().to_string(), text })
 }

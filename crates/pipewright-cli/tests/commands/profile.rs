@@ -296,3 +296,54 @@ fn a_run_is_not_resumed_with_another_plan() {
     assert_eq!(code, Some(2), "{said}");
     assert!(said.contains("a run resumes with the plan that it stored"), "{said}");
 }
+
+/// Input that is no profile at all ends at once, with a place, and with few of its mistakes.
+#[test]
+fn files_of_another_kind_are_refused_at_once() {
+    let run = Run::new();
+    let nested = format!("a = {}", "[".repeat(100_000));
+    let keys: String = (0..20_000).map(|key| format!("key{key} = 1\n")).collect();
+    let sections = "[[layers]]\n".repeat(200_000);
+    for (text, expected) in [
+        (nested, "wrong.toml:1:"),
+        (keys, "19952 more mistakes in the same input are not shown"),
+        (sections, "wrong.toml:10001:1: `layers` is 200000, where at most 10000 sections is expected"),
+        ("\u{feff}rowz = 1\n".to_owned(), "wrong.toml:1:1: unknown key `rowz`"),
+    ] {
+        fs::write(run.path("wrong.toml"), text).expect("a file");
+        let arguments = ["plan", "--profile", "wrong.toml", "--ranks", "2", "--microbatches", "4"];
+        let (code, _, said) = command(&run, &arguments, &[]);
+        assert_eq!(code, Some(2), "{said}");
+        assert!(said.contains(expected), "{said}");
+    }
+}
+
+/// The memory of a rank is a share of the machine, so more ranks than were measured have less each.
+#[test]
+fn more_ranks_than_were_measured_share_the_memory() {
+    let run = Run::new();
+    let layer = "[[layers]]\nkind = \"block\"\ncount = 4\nforward_s = 1e-3\ninput_backward_s = 1e-3\n\
+                 weight_backward_s = 1e-3\noutput_bytes = 1000\nparameter_bytes = 1000000\nactivation_bytes = 1000\n";
+    let link = "[link]\nlatency_s = 0.0\nbytes_per_s = 1e9\n";
+    let device = "[device]\nname = \"x\"\nranks = 1\nmemory_bytes = 16200000\n";
+    fs::write(run.path("p.toml"), format!("{device}{link}{layer}")).expect("a file");
+    let plan = |ranks: &str| {
+        let arguments = [
+            "plan",
+            "--profile",
+            "p.toml",
+            "--ranks",
+            ranks,
+            "--microbatches",
+            "4",
+            "--data-parallel",
+            ranks,
+        ];
+        command(&run, &arguments, &[])
+    };
+    // Parameters, gradients and the state of AdamW of four layers: 16 MB a rank.
+    let (code, _, said) = plan("1");
+    assert_eq!(code, Some(0), "{said}");
+    let (code, _, said) = plan("2");
+    assert_eq!(code, Some(3), "{said}");
+}

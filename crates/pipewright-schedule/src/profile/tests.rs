@@ -50,7 +50,14 @@ fn values_that_cannot_be_are_found() {
     );
     check(
         |profile| profile.layers[0].count = 20_000,
-        &["`layers` of the profile is 20000, where at most 10000 layers in all is expected"],
+        &["`count` of [[layers]] number 1 is 20000, where at most 10000 layers in all is expected"],
     );
-    check(|profile| profile.rows = 0, &["`rows` of the profile is 0, where at least 1 is expected"]);
+    check(
+        |profile| profile.rows = 0,
+        &["`rows` of the profile is 0, where a number from 1 to 1000000 is expected"],
+    );
+    check(
+        |profile| profile.tokens = Some(u32::MAX),
+        &["`tokens` of the profile is 4294967295, where a number from 1 to 1000000000 is expected"],
+    );
 }

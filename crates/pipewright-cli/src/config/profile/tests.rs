@@ -55,6 +55,38 @@ fn every_mistake_has_its_line() {
         "bytes_per_s = 0",
         &["p.toml:3:15: `bytes_per_s` is 0, where a number from 1 to 1e18 is expected"],
     );
+    check(
+        "[link]",
+        "rows = 4000000000\ntokens = 0\n[device]\nmemory_bytes = 0\n[link]",
+        &[
+            "p.toml:1:8: `rows` is 4000000000, where a number from 1 to 1000000 is expected",
+            "p.toml:2:10: `tokens` is 0, where a number from 1 to 1000000000 is expected",
+            "p.toml:4:16: `memory_bytes` is 0, where a number of bytes from 1 to 1000000000000000 is expected",
+        ],
+    );
+    check(
+        "count = 12",
+        "count = 99999",
+        &["p.toml:6:9: `count` is 99999, where at most 10000 layers in all is expected"],
+    );
+    check(
+        "[link]",
+        "[device]\nranks = 0\nthreads_per_rank = 70000\n[link]",
+        &[
+            "p.toml:2:9: `ranks` is 0, where a number from 1 to 65536 is expected",
+            "p.toml:3:20: `threads_per_rank` is 70000, where a number from 1 to 65536 is expected",
+        ],
+    );
+    check(
+        "count = 12",
+        "count = 5000000000",
+        &["p.toml:6:9: `count` is 5000000000, where a whole number from 0 to 4294967295 is expected"],
+    );
+    let many = "[[layers]]\n".repeat(10_001);
+    assert_eq!(
+        problems(&format!("[link]\nlatency_s = 0\nbytes_per_s = 1e9\n{many}")),
+        ["p.toml:10004:1: `layers` is 10001, where at most 10000 sections is expected"]
+    );
     let node = "[node]\nranks = 0\nlatency_s = 1e-6\nbytes_per_s = 1e11\n[link]";
     check("[link]", &node.replace("= 0", "= 8"), &[]);
     check("[link]", node, &["p.toml:2:9: `ranks` is 0, where a number from 1 to 65536 is expected"]);
@@ -103,6 +135,7 @@ fn check_for(from: &str, to: &str, expected: &[&str], assumed: &[&str]) {
         rates: PeakRates { flops_per_s: 1e12, bytes_per_s: 1e12 },
         device: "flex".into(),
         precision: Precision::F32,
+        threads_per_rank: 1,
     };
     let file = tempfile::NamedTempFile::new().expect("a file");
     std::fs::write(file.path(), GOOD.replacen(from, to, 1)).expect("a file");
@@ -150,6 +183,22 @@ fn a_profile_of_another_run_is_refused_where_it_differs() {
         &[],
     );
     check_for("[link]", "[device]\nprecision = \"f32\"\n[link]", &[], &[]);
+    // The name is for people, and a profile may be of a machine that is not at hand.
+    check_for("[link]", "[device]\nname = \"another\"\nthreads_per_rank = 1\n[link]", &[], &[]);
+    check_for(
+        "[link]",
+        "[device]\nthreads_per_rank = 4\n[link]",
+        &[
+            "p.toml:2:20: `threads_per_rank` of the profile is 4, and `pipeline.threads_per_rank` of the configuration is 1",
+        ],
+        &[],
+    );
+    check_for(
+        "[link]",
+        "tokens = 128\n[link]",
+        &["p.toml:1:10: `tokens` of the profile is 128, and `data.seq_len` of the configuration is 256"],
+        &[],
+    );
     check_for(
         "[link]",
         "[device]\nprecision = \"bf16\"\n[link]",
