@@ -13,9 +13,10 @@ use pipewright_schedule::ModelDesc;
 use pipewright_schedule::analytic::Workload;
 use pipewright_schedule::profile::{DeviceProfile, Profile};
 
+use crate::commands::device_memory::least_share;
 use crate::commands::launch::{failure, pipeline_config};
 use crate::commands::layer_sizes::layers_of;
-use crate::commands::memory::{layer_states, machine_bytes};
+use crate::commands::memory::layer_states;
 use crate::commands::peak_rates::{assumed_link, assumed_rates, device_name};
 use crate::commands::prepare::{open_training, read_model, require_whole_layers};
 use crate::commands::process_group::ProcessGroup;
@@ -83,11 +84,10 @@ pub(super) fn profiled_run<'a>(settings: &Settings, workload: Workload<'a>) -> P
     }
 }
 
-/// Returns the share of the machine's memory that each rank has, if the ranks compute on the processor.
+/// Returns the memory that each rank has if the ranks of a device share it equally; of several devices, the least. Processes
+/// may be on several machines, which are not known here, or all on this one. `None` if the memory of a device is not known.
 pub(super) fn memory_of_rank(settings: &Settings) -> Option<u64> {
-    let machine = machine_bytes().filter(|_| settings.run.devices.are_processor())?;
-    // Processes may be on several machines, which are not known here, or all on this one.
-    Some(machine / u64::from(settings.mesh.ranks(settings.pipeline.ranks).max(1)))
+    least_share(settings)
 }
 
 /// What a process measures, and on what.

@@ -1,4 +1,4 @@
-//! Compares the memory that each rank of a run needs with the memory of the machine.
+//! Compares the memory that each rank of a run needs with the memory of the machine, or of its devices.
 //!
 //! Parameters, gradients and the optimizer's state are counted exactly. Activations are the peak of the schedule's
 //! simulation, with the sizes in bytes that the model family gives for its layers. If the activations have their peak
@@ -9,6 +9,7 @@
 
 use std::fmt::Write;
 
+use pipewright::ids::WorldRank;
 use pipewright::nn::TensorParallel;
 use pipewright::tensor::{Precision, TensorRank};
 use pipewright_models::{CutModel, ModelConfig, ParameterSpec};
@@ -20,6 +21,7 @@ use pipewright_schedule::simulate::{peak_memory, timed};
 use pipewright_schedule::{Costs, ModelDesc, Rank, StageIndex, Timeline};
 use sysinfo::{ProcessRefreshKind, ProcessesToUpdate, System};
 
+use crate::commands::device_memory::{DeviceLoad, device_loads};
 use crate::commands::layer_sizes::{kept_bytes, layers_of, stage_sizes};
 use crate::commands::prepare::{Prepared, read_model};
 use crate::commands::update::state_bytes;
@@ -58,8 +60,8 @@ pub(super) struct MemoryPlan {
     tensor_ranks: u32,
     /// Whether all ranks are in one process of this machine.
     is_local: bool,
-    /// Whether all ranks compute on the processor. The memory of other devices is not compared.
-    is_on_processor: bool,
+    /// The devices, if not all ranks compute on the processor.
+    devices: Vec<DeviceLoad>,
     /// The memory of this machine that the process may use, in bytes; `None` if the system does not report it.
     machine: Option<u64>,
 }
@@ -81,12 +83,19 @@ impl MemoryPlan {
             rank.activations = peak;
         }
         let is_local = settings.pipeline.transport == TransportChoice::Local;
+        // The tensor ranks of a rank are consecutive, and so are the ranks of a replica.
+        let tensor_ranks = settings.mesh.tensor_parallel as usize;
+        let needs = |rank: WorldRank| ranks[rank.index() / tensor_ranks % ranks.len()].total();
+        let devices = match settings.run.devices.are_processor() {
+            true => Vec::new(),
+            false => device_loads(settings, needs),
+        };
         Self {
             ranks,
             replicas: settings.mesh.data_parallel,
             tensor_ranks: settings.mesh.tensor_parallel,
             is_local,
-            is_on_processor: settings.run.devices.are_processor(),
+            devices,
             machine: machine_bytes(),
         }
     }
@@ -131,7 +140,12 @@ impl MemoryPlan {
         }
         writeln!(text, "{:9} temporary tensors and messages of a step come on top", "")
             .expect("a string takes all text");
-        writeln!(text, "{:9} {}", "machine", self.balance()).expect("a string takes all text");
+        if self.devices.is_empty() {
+            line_of(&mut text, "machine", &self.balance());
+        }
+        for load in &self.devices {
+            line_of(&mut text, "device", &load.balance());
+        }
         text
     }
 
@@ -146,16 +160,16 @@ impl MemoryPlan {
         } else {
             format!("each process needs at most {}", bytes(self.largest().1.total()))
         };
-        if !self.is_on_processor {
-            return format!("the memory of the devices is not compared; {needed}");
-        }
         format!("{has} on this one; {needed}")
     }
 
     /// Fails with [`Exit::CheckFailed`] if the run needs more memory than the machine has. If the run has several
     /// processes, they may run on other machines, so each process alone must fit into this machine.
     pub(super) fn require_fit(&self) -> Result<(), Failure> {
-        let Some(has) = self.machine.filter(|_| self.is_on_processor) else { return Ok(()) };
+        if !self.devices.is_empty() {
+            return self.devices.iter().try_for_each(DeviceLoad::require_fit);
+        }
+        let Some(has) = self.machine else { return Ok(()) };
         let (rank, most) = self.largest();
         let (needs, who) = match self.is_local {
             true => (self.total(), "its ranks together need"),
@@ -194,6 +208,10 @@ impl MemoryPlan {
             ),
         ))
     }
+}
+
+fn line_of(text: &mut String, what: &str, words: &str) {
+    writeln!(text, "{what:9} {words}").expect("a string takes all text");
 }
 
 /// Returns the memory of a rank with these stages, without activations. Gradients are whole until a stage's last
@@ -379,7 +397,7 @@ mod tests {
             replicas,
             tensor_ranks: 1,
             is_local,
-            is_on_processor: true,
+            devices: Vec::new(),
             machine: Some(100),
         };
         assert!(plan(true, 1).require_fit().is_ok());
@@ -393,7 +411,6 @@ mod tests {
         );
         assert!(MemoryPlan { machine: Some(49), ..plan(false, 1) }.require_fit().is_err());
         assert!(MemoryPlan { machine: None, ..plan(true, 2) }.require_fit().is_ok());
-        assert!(MemoryPlan { is_on_processor: false, ..plan(true, 2) }.require_fit().is_ok());
     }
 
     #[test]
@@ -404,7 +421,7 @@ mod tests {
             replicas: 1,
             tensor_ranks: 1,
             is_local: true,
-            is_on_processor: true,
+            devices: Vec::new(),
             machine: Some(1 << 20),
         };
         let table = plan.table();

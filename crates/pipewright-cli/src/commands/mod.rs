@@ -4,6 +4,7 @@ mod auto;
 pub(crate) mod check;
 mod checkpoint_path;
 pub(crate) mod completions;
+mod device_memory;
 pub(crate) mod devices;
 mod drawing;
 mod evaluations;

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
+use pipewright::device::BackEnd;
 use pipewright::mesh::DataParallelMode;
 use pipewright_schedule::analytic::estimate;
 use pipewright_schedule::plan::{PlanRequest, TrainingState, plan};
@@ -140,11 +141,12 @@ fn request(
 }
 
 /// Returns the memory of each rank in bytes, if the profile has it. A profile that was measured with another number of ranks
-/// has the share of one of those: the machine's memory is shared anew.
+/// has the share of one of those: the memory of a processor's machine is shared anew.
 fn memory_of_profile(profile: &Profile, ranks: u32) -> Option<u64> {
     let device = profile.device.as_ref()?;
     let memory = device.memory_bytes?;
-    match device.ranks {
+    let is_processor = device.device.as_deref().is_none_or(|name| name == BackEnd::Flex.name());
+    match device.ranks.filter(|_| is_processor) {
         Some(measured) => Some(memory.saturating_mul(measured.into()) / u64::from(ranks.max(1))),
         None => Some(memory),
     }

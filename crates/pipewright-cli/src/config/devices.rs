@@ -67,7 +67,8 @@ impl DeviceSettings {
         self.exclusive.then(|| format!("`{}` of {host}", self.choice_of(rank).resolved()))
     }
 
-    fn choice_of(&self, rank: WorldRank) -> DeviceChoice {
+    /// Returns the device of a rank as the configuration names it.
+    pub(crate) fn choice_of(&self, rank: WorldRank) -> DeviceChoice {
         let choices = self.choices();
         choices[rank.index() % choices.len()]
     }

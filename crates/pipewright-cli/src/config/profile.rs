@@ -271,10 +271,9 @@ fn check_run(found: &Found, run: &ProfiledRun<'_>, problems: &mut Vec<Problem>) 
         let kind = ProblemKind::OtherPrecision { found: precision, expected: run.precision };
         problems.push(Problem { place: found.place(ProfilePart::Device, "precision"), kind });
     }
-    let tokens = u32::try_from(run.workload.tokens).unwrap_or(u32::MAX);
     let threads = device_of(profile).and_then(|device| device.threads_per_rank);
     let settings = [
-        (ProfilePart::Top, "tokens", profile.tokens, "data.seq_len", tokens),
+        (ProfilePart::Top, "tokens", profile.tokens, "data.seq_len", run.workload.tokens),
         (ProfilePart::Device, "threads_per_rank", threads, "pipeline.threads_per_rank", run.threads_per_rank),
     ];
     for (part, key, found_value, setting, expected) in settings {

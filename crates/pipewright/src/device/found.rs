@@ -24,6 +24,11 @@ pub fn found() -> Vec<FoundDevice> {
     BackEnd::ALL.into_iter().flat_map(of_back_end).collect()
 }
 
+/// Returns a device that this build can use; `None` if it is not there.
+pub fn describe(choice: DeviceChoice) -> Option<FoundDevice> {
+    open(&choice).ok().map(|_| described(choice))
+}
+
 fn of_back_end(back_end: BackEnd) -> Vec<FoundDevice> {
     adapters(back_end).into_iter().map(|adapter| described(DeviceChoice { back_end, adapter })).collect()
 }

@@ -22,6 +22,6 @@ mod ranks;
 pub use back_end::BackEnd;
 pub use choice::{Adapter, DeviceChoice};
 pub use error::DeviceError;
-pub use found::{FoundDevice, found};
+pub use found::{FoundDevice, describe, found};
 pub(crate) use memory::{computes_behind, held_on};
 pub use ranks::Devices;
