@@ -31,6 +31,7 @@ const LAYERS: &[&str] = &[
     "commands::other_sizes",
     "commands::layer_sizes",
     "commands::recorded_run",
+    "commands::device_memory",
     "commands::memory",
     "commands::stage_memory",
     "commands::plan_config",

@@ -3,8 +3,8 @@
 
 use pipewright::device::{BackEnd, DeviceChoice, describe};
 use pipewright::ids::WorldRank;
+use sysinfo::{ProcessRefreshKind, ProcessesToUpdate, System};
 
-use crate::commands::memory::machine_bytes;
 use crate::config::Settings;
 use crate::config::pipeline::TransportChoice;
 use crate::display::bytes;
@@ -46,6 +46,22 @@ fn memory_of(device: DeviceChoice) -> Option<u64> {
         BackEnd::Flex => machine_bytes(),
         _ => describe(device)?.memory,
     }
+}
+
+/// Returns the memory that this process may use, in bytes: that of the machine, or the limit of its control group.
+pub(super) fn machine_bytes() -> Option<u64> {
+    let mut system = System::new();
+    system.refresh_memory();
+    let of_process = sysinfo::get_current_pid().ok().and_then(|pid| {
+        system.refresh_processes_specifics(
+            ProcessesToUpdate::Some(&[pid]),
+            false,
+            ProcessRefreshKind::nothing(),
+        );
+        system.process(pid)?.cgroup_limits()
+    });
+    let limits = [of_process, system.cgroup_limits()].into_iter().flatten().map(|limits| limits.total_memory);
+    limits.chain([system.total_memory()]).filter(|bytes| *bytes > 0).min()
 }
 
 fn loads(
@@ -164,5 +180,10 @@ mod tests {
         let expected =
             "`wgpu` has an amount of memory that its back end does not know; its 9 ranks together need 450 B";
         assert_eq!(loads[0].balance(), expected);
+    }
+
+    #[test]
+    fn this_machine_has_memory() {
+        assert!(machine_bytes().is_some_and(|bytes| bytes > 1 << 20));
     }
 }

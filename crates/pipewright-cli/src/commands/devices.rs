@@ -6,7 +6,7 @@ use clap::{Args, ValueEnum};
 use pipewright::device::{BackEnd, FoundDevice, found};
 use serde_json::json;
 
-use crate::commands::memory::machine_bytes;
+use crate::commands::device_memory::machine_bytes;
 use crate::display::bytes;
 use crate::failure::Failure;
 use crate::output::OutputFile;

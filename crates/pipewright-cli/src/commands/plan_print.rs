@@ -155,7 +155,7 @@ fn rank_order(plan: &Plan) -> [&'static str; 3] {
 /// Returns the failure for an error of the planner.
 pub(super) fn refused(error: PlanError) -> Failure {
     match error {
-        PlanError::DoesNotFit { .. } => Failure::new(Exit::CheckFailed, error),
+        PlanError::DoesNotFit { .. } | PlanError::Stopped => Failure::new(Exit::CheckFailed, error),
         error => Failure::input(error),
     }
 }

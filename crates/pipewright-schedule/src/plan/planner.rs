@@ -1,7 +1,7 @@
 //! The planner: from a profile and a request to the best plans and the proved bound.
 
 use crate::generate::{Generator, Setting, catalogue};
-use crate::plan::bound::{lower_bound, optimizer_bound, reduction_bound};
+use crate::plan::bound::{lower_bound, optimizer_bound, reduction_bound, simple_bound};
 use crate::plan::explore::{explore, scout};
 use crate::plan::polish::polish;
 use crate::plan::predict::{PlanChoice, PredictError, predict};
@@ -15,7 +15,7 @@ use crate::profile::{MAX_LAYERS, Profile};
 const SAME_BOUND: f64 = 2e-3;
 
 /// Searches the best plans. `keep_going` is asked before each simulation; once it says no, the search ends with what it
-/// has.
+/// has. At least one plan is tried. If it says no while the bound is computed, the bound of the rest is a simpler one.
 ///
 /// # Errors
 /// When the profile or the request has values that cannot be, or when no plan fits into the memory.
@@ -41,9 +41,9 @@ pub fn plan(
         return Err(no_shape(profile, request));
     }
     let shapes = with_room(shapes, request);
-    let bounds: Vec<f64> = shapes.iter().map(|shape| bound_of(shape, request)).collect();
-    let bound = bounds.iter().copied().fold(f64::INFINITY, f64::min);
     let mut search = Search::new(request, keep_going);
+    let bounds: Vec<f64> = shapes.iter().map(|shape| bound_of(shape, &mut search)).collect();
+    let bound = bounds.iter().copied().fold(f64::INFINITY, f64::min);
     let preferred = preferred(&shapes, &bounds);
     let others = (0..shapes.len()).filter(|at| !preferred.contains(at));
     let others: Vec<usize> = others.collect();
@@ -77,10 +77,13 @@ fn no_shape(profile: &Profile, request: &PlanRequest) -> PlanError {
     }
 }
 
-fn bound_of(shape: &Shape, request: &PlanRequest) -> f64 {
+fn bound_of(shape: &Shape, search: &mut Search<'_>) -> f64 {
     let step = shape.step();
-    let program = lower_bound(step, &shape.classes, request.searched).max(reduction_bound(step));
-    program + optimizer_bound(step)
+    let program = match search.may_try() {
+        true => lower_bound(step, &shape.classes, search.request.searched),
+        false => simple_bound(step),
+    };
+    program.max(reduction_bound(step)) + optimizer_bound(step)
 }
 
 /// Removes the shapes whose ranks together have too little memory for the parameters, gradients and optimizer state,
@@ -194,12 +197,13 @@ const SLICED: &str = "it cuts microbatches into slices, whose times are not in a
 fn failure(search: &Search<'_>) -> PlanError {
     let least = search.shortages.values().min_by_key(|(shortage, _)| shortage.needed);
     match least {
-        Some((shortage, plan)) => PlanError::DoesNotFit { plan: plan.clone(), shortage: *shortage },
-        None => {
-            let refused = search.refused.iter().next().map(|(_, reason)| reason.to_string());
-            let reason = refused.unwrap_or_else(|| "the search was stopped at once".to_owned());
-            PlanError::NothingTried { reason }
+        Some((shortage, plan)) => {
+            PlanError::DoesNotFit { plan: plan.clone(), shortage: *shortage, stopped: search.stopped }
         }
+        None => match search.refused.values().next() {
+            Some(reason) => PlanError::NothingTried { reason: reason.to_string() },
+            None => PlanError::Stopped,
+        },
     }
 }
 

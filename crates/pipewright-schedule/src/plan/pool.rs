@@ -35,14 +35,17 @@ pub(super) struct Cut {
 pub(super) fn pool(search: &mut Search<'_>, shape: &Shape) -> Vec<Cut> {
     let (step, layers, memory) = (shape.step(), shape.layers.count(), search.request.memory);
     let mut cuts: Vec<Cut> = Vec::new();
-    let mut add = |class: Option<Class>, layout: Layout| {
-        let bound = step.cut_time(&layout.rank_of, &layout.starts);
-        if !cuts.iter().any(|cut| cut.layout == layout) {
-            cuts.push(Cut { bound, class, layout });
-        }
-    };
     let mut numbers = Numbers(1);
     for &class in &shape.classes {
+        if !cuts.is_empty() && !search.may_try() {
+            break;
+        }
+        let mut add = |class: Option<Class>, layout: Layout| {
+            let bound = step.cut_time(&layout.rank_of, &layout.starts);
+            if !cuts.iter().any(|cut| cut.layout == layout) {
+                cuts.push(Cut { bound, class, layout });
+            }
+        };
         let rank_of = class.ranks_of();
         let steps = (WALK_STEPS * class.stages()).min(MOST_WALK_STEPS);
         let even = Layout { starts: even(layers, class.stages()), rank_of: rank_of.clone() };

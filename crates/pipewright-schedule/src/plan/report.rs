@@ -170,22 +170,31 @@ pub enum PlanError {
     },
     /// No plan fits into the memory.
     #[error(
-        "no plan fits: rank {} of the smallest one ({plan}) needs {} bytes, {} of them for parameters, gradients and \
-         optimizer state, and has {}, which is {} too few; use more ranks or more memory",
-        .shortage.rank, .shortage.needed, .shortage.fixed, .shortage.memory, .shortage.needed - .shortage.memory
+        "no plan {}fits: rank {} of the smallest one ({plan}) needs {} bytes, {} of them for parameters, gradients and \
+         optimizer state, and has {}, which is {} too few; use more ranks{} more memory",
+        if *.stopped { "that was tried before the search was stopped " } else { "" },
+        .shortage.rank, .shortage.needed, .shortage.fixed, .shortage.memory, .shortage.needed - .shortage.memory,
+        if *.stopped { ", more time or" } else { " or" }
     )]
     DoesNotFit {
         /// The plan that lacks the least.
         plan: String,
         /// The memory that it lacks.
         shortage: Shortage,
+        /// Whether the search was stopped before it tried all that it would.
+        stopped: bool,
     },
-    /// The schedules of the space do not exist at this size, or the search was stopped before it tried one.
+    /// The schedules of the space do not exist at this size.
     #[error("no schedule was tried: {reason}")]
     NothingTried {
         /// The reason.
         reason: String,
     },
+    /// The search was stopped before it had a plan that fits into the memory.
+    #[error(
+        "the search was stopped before it had a plan that fits; give it more time, more ranks or more memory"
+    )]
+    Stopped,
 }
 
 impl PlanReport {

@@ -92,18 +92,16 @@ impl<'a> Search<'a> {
         self.left
     }
 
-    /// Returns whether the search may simulate more while more than `reserve` of the work is left.
+    /// Returns whether the search may simulate more while more than `reserve` of the work is left. The first plan is
+    /// tried whatever the caller says.
     pub(super) fn goes_on(&mut self, reserve: u64) -> bool {
-        if !self.stopped && !(self.keep_going)() {
-            self.stopped = true;
-        }
-        !self.stopped && self.left > reserve
+        let has_tried = self.simulated > 0 || !self.shortages.is_empty();
+        (self.may_try() || !has_tried) && self.left > reserve
     }
 
-    /// Returns whether the caller lets the search simulate more, whatever its work. The plans that are tried in any case
-    /// are few.
+    /// Returns whether the caller lets the search go on, whatever its work. The plans that are tried in any case are few.
     pub(super) fn may_try(&mut self) -> bool {
-        self.goes_on(0);
+        self.stopped = self.stopped || !(self.keep_going)();
         !self.stopped
     }
 

@@ -208,6 +208,33 @@ fn plans_keep_to_the_memory() {
     }
 }
 
+/// A search that is stopped has a plan and a sound bound, however early that happens.
+#[test]
+fn a_search_may_be_stopped_at_any_time() {
+    for seed in 0..2 {
+        let instance = instances::random(seed);
+        let request = PlanRequest { effort: 100_000, ..request(&instance, None, true) };
+        let whole = plan(&instance.profile, &request, &mut || true).expect("a plan");
+        for calls in [0, 1, 2, 4, 8, 32] {
+            let mut left = calls;
+            let mut keep_going = || {
+                left -= i32::from(left > 0);
+                left > 0
+            };
+            let report = plan(&instance.profile, &request, &mut keep_going).expect("a plan");
+            check_plan(&instance, &report.plans[0], None);
+            assert!(
+                report.stopped && report.lower_bound_s <= whole.lower_bound_s,
+                "seed {seed}, {calls} calls"
+            );
+            assert!(report.plans[0].step_s >= whole.plans[0].step_s, "seed {seed}, {calls} calls");
+        }
+        let request = PlanRequest { memory: Some(1_000_000), ..request };
+        let error = plan(&instance.profile, &request, &mut || false).expect_err("a megabyte is too little");
+        assert_eq!(error, PlanError::Stopped, "seed {seed}");
+    }
+}
+
 #[test]
 fn what_does_not_fit_is_said() {
     let instance = small(1);

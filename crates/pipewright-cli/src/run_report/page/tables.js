@@ -33,7 +33,7 @@ function figureRows() {
     ["tokens per second, median", ({ tokens_per_second }) => format(tokens_per_second, grouped)],
     ["whole step, median", ({ step_ms }) => format(step_ms, milliseconds)],
     ["whole step, planned", ({ step_ms, planned_step_ms }) => format(planned_step_ms, (value) => difference(step_ms, value))],
-    ["whole step, predicted from the first steps", ({ step_ms, predicted_step_ms }) => format(predicted_step_ms, (value) => difference(step_ms, value))],
+    ["whole step, predicted", ({ step_ms, predicted_step_ms }) => format(predicted_step_ms, (value) => difference(step_ms, value))],
     ["bubble, median", ({ bubble }) => format(bubble, percent)],
     ["only communication, median", ({ exposed }) => format(exposed, percent)],
     ["utilisation (without the bubble)", ({ bubble }) => format(bubble, (share) => percent(1 - share))],

@@ -10,8 +10,16 @@ use crate::plan::bound::terms::{Arrivals, Terms, weights};
 use crate::plan::class::Class;
 use crate::plan::rank_times::Step;
 
-/// Returns a time that no step with the rounds of `class` is below. `low` is a bound already.
+/// The largest table over stages, first and last layers for which the bound is computed: a second on one core.
+const LARGEST_TABLE: usize = 8_000_000;
+
+/// Returns a time that no step with the rounds of `class` is below; `low`, which is a bound already, if the model has so many
+/// layers that this takes too long.
 pub(super) fn bound(step: Step<'_>, class: Class, low: f64) -> f64 {
+    let layers = step.layers.count();
+    if class.stages().saturating_mul(layers).saturating_mul(layers) > LARGEST_TABLE {
+        return low;
+    }
     let arrivals = Arrivals::of(step);
     let ranks = f64::from(step.ranks);
     let work = step.microbatches * step.layers.work(0..step.layers.count());

@@ -47,6 +47,11 @@ pub(super) fn lower_bound(step: Step<'_>, classes: &[Class], is_free: bool) -> f
     smallest * (1.0 - ROUNDING)
 }
 
+/// Returns a lower bound for all arrangements, which is at most [`lower_bound`] and takes little time.
+pub(super) fn simple_bound(step: Step<'_>) -> f64 {
+    any::bound(step) * (1.0 - ROUNDING)
+}
+
 /// Returns the bound for the rounds of a class, whichever ranks the later ones visit first.
 fn of_rounds(step: Step<'_>, class: Class, low: f64, classes: &[Class]) -> f64 {
     let low = idle::bound(step, class, low);
