@@ -4,10 +4,12 @@
 //! reported with the right one. If the model is known, the profile must be of that model, and figures that it lacks are
 //! estimated.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
+use pipewright::device::DeviceChoice;
 use pipewright::tensor::Precision;
 use pipewright_schedule::ModelDesc;
 use pipewright_schedule::analytic::{Figure, Missing, PeakRates, Workload, fill};
@@ -35,6 +37,15 @@ pub(crate) struct ProfiledRun<'a> {
     pub(crate) precision: Precision,
     /// The threads that each rank computes with.
     pub(crate) threads_per_rank: u32,
+}
+
+/// Returns the kinds of devices in a list of their names. A profile of one GPU is also for several like it.
+fn kinds_of(devices: &str) -> BTreeSet<String> {
+    let kind = |name: &str| match name.parse::<DeviceChoice>() {
+        Ok(choice) => choice.kind().to_string(),
+        Err(_) => name.to_owned(),
+    };
+    devices.split(',').map(|name| kind(name.trim())).collect()
 }
 
 /// A profile as it was read.
@@ -261,7 +272,7 @@ fn device_of(profile: &Profile) -> Option<&DeviceProfile> {
 fn check_run(found: &Found, run: &ProfiledRun<'_>, problems: &mut Vec<Problem>) {
     let (profile, layers) = (&found.profile, &run.workload.model.layers);
     let device = device_of(profile).and_then(|device| device.device.as_ref());
-    if let Some(device) = device.filter(|device| **device != run.device) {
+    if let Some(device) = device.filter(|device| kinds_of(device) != kinds_of(&run.device)) {
         let kind = ProblemKind::OtherDevice { found: device.clone(), expected: run.device.clone() };
         problems.push(Problem { place: found.place(ProfilePart::Device, "device"), kind });
     }

@@ -55,6 +55,18 @@ impl DeviceChoice {
             _ => self,
         }
     }
+
+    /// Returns the choice of the first device of the same kind: the numbers of devices do not tell how fast they are.
+    pub fn kind(self) -> Self {
+        let resolved = self.resolved();
+        let adapter = match resolved.adapter {
+            Adapter::Gpu(_) => Adapter::Gpu(0),
+            Adapter::Integrated(_) => Adapter::Integrated(0),
+            Adapter::Virtual(_) => Adapter::Virtual(0),
+            adapter @ (Adapter::Default | Adapter::Cpu) => adapter,
+        };
+        Self { adapter, ..resolved }
+    }
 }
 
 impl Default for DeviceChoice {

@@ -112,7 +112,7 @@ fn check(what: &str, mut pipeline: Pipeline, microbatches: usize, steps: u64, mu
 fn no_schedule_drifts() {
     for generator in catalogue().iter().filter(|generator| generator.trains) {
         let name = generator.name;
-        check(name, launch(program(name, 4, 8), 1, Replicated), 8, 150, None);
+        check(name, launch(program(name, 4, 8), 1, Replicated), 8, 80, None);
     }
 }
 

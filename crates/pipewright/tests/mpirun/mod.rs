@@ -7,9 +7,14 @@ use std::process::{Command, ExitCode};
 /// The environment variable with the task of a process that `mpirun` starts.
 const TASK: &str = "PIPEWRIGHT_TEST_TASK";
 
+/// Returns the task of this process, if `mpirun` has started it.
+pub(crate) fn task() -> Option<String> {
+    std::env::var(TASK).ok()
+}
+
 /// Runs each task with its number of processes; every process calls `work` with the task.
 pub(crate) fn run(tasks: &[(u32, &str)], work: fn(&str)) -> ExitCode {
-    if let Ok(task) = std::env::var(TASK) {
+    if let Some(task) = task() {
         work(&task);
         return ExitCode::SUCCESS;
     }

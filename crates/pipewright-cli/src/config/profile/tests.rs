@@ -117,8 +117,13 @@ fn a_value_in_place_of_a_section_is_named() {
     assert_eq!(found.first().map(String::as_str), Some(expected));
 }
 
-/// Checks a profile for a model of 12 layers.
+/// Checks a profile for a model of 12 layers on the processor.
 fn check_for(from: &str, to: &str, expected: &[&str], assumed: &[&str]) {
+    check_on("flex", from, to, expected, assumed);
+}
+
+/// Checks a profile for a model of 12 layers on devices with these names.
+fn check_on(device: &str, from: &str, to: &str, expected: &[&str], assumed: &[&str]) {
     use pipewright_schedule::{LayerDesc, ModelDesc};
     let layer = LayerDesc {
         path: String::new(),
@@ -133,7 +138,7 @@ fn check_for(from: &str, to: &str, expected: &[&str], assumed: &[&str]) {
     let run = ProfiledRun {
         workload: Workload { model: &model, tokens: 256, rows: 1 },
         rates: PeakRates { flops_per_s: 1e12, bytes_per_s: 1e12 },
-        device: "flex".into(),
+        device: device.into(),
         precision: Precision::F32,
         threads_per_rank: 1,
     };
@@ -205,6 +210,24 @@ fn a_profile_of_another_run_is_refused_where_it_differs() {
         &["p.toml:2:13: the profile is of the precision bf16, and the configuration computes in f32"],
         &[],
     );
+}
+
+#[test]
+fn a_profile_is_for_all_devices_of_its_kind() {
+    let check = |profile: &str, run: &str, is_refused: bool| {
+        let expected = format!(
+            "p.toml:2:10: the profile is of the device {profile}, and the configuration computes on {run}"
+        );
+        let to = format!("[device]\ndevice = \"{profile}\"\n[link]");
+        check_on(run, "[link]", &to, &[expected.as_str()][usize::from(!is_refused)..], &[]);
+    };
+    check("cuda", "cuda:0", false);
+    check("cuda:1", "cuda:0, cuda:1, cuda:2", false);
+    check("wgpu:integrated", "wgpu:integrated:1", false);
+    check("cuda", "rocm", true);
+    check("wgpu:cpu", "wgpu:0", true);
+    check("flex", "flex, cuda", true);
+    check("a device of its own", "cuda", true);
 }
 
 #[test]
