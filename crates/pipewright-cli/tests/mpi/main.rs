@@ -5,6 +5,7 @@
 
 #[cfg(feature = "wgpu")]
 mod devices;
+mod exhaustion;
 mod hosts;
 #[path = "../scratch/mod.rs"]
 mod scratch;

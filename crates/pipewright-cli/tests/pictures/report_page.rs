@@ -238,6 +238,18 @@ fn points_at_the_edges_of_a_chart_are_whole() {
 }
 
 #[test]
+fn values_above_a_chart_are_mentioned_in_it() {
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    write_run(folder.path(), "a", 40, "[5,6]");
+    write_run(folder.path(), "b", 30, "[5,6]");
+    report(folder.path(), &["a", "b"]);
+    let Some(mut browser) = Browser::open(&folder.path().join("report.html"), 1400, 900) else { return };
+    let notes = "JSON.stringify([...document.querySelectorAll('svg .above')].map((note) =>
+        note.closest('figure').querySelector('figcaption').firstChild.textContent + ': ' + note.textContent))";
+    assert_eq!(browser.value(notes), "[\"Step time: ↑ 2 above the chart, up to 2 s\"]");
+}
+
+#[test]
 fn the_page_fits_and_has_both_themes() {
     let folder = tempfile::tempdir().expect("a scratch folder");
     write_run(folder.path(), "a", 20, "[5,6]");

@@ -14,8 +14,9 @@ mod training;
 use std::sync::OnceLock;
 
 use burn::tensor::wgpu::{WgpuBackend, WgpuSetup};
-use burn::tensor::{Device, DeviceKind};
+use burn::tensor::{Device, DeviceKind, Tensor};
 use pipewright::device::{DeviceChoice, Devices};
+use pipewright::ids::WorldRank;
 
 /// The name of the tested device.
 pub(crate) const DEVICE: &str = "wgpu:cpu";
@@ -29,7 +30,10 @@ pub(crate) fn devices(names: &[&str]) -> Option<Devices> {
         Devices::open(&choices)
     };
     let is_there = *IS_THERE.get_or_init(|| match open(&[DEVICE]) {
-        Ok(_) => true,
+        Ok(devices) => {
+            start_threads(devices.of(WorldRank::new(0)).expect("the device of all ranks"));
+            true
+        }
         Err(error) if std::env::var_os("PIPEWRIGHT_REQUIRE_DEVICE").is_some() => panic!("{error}"),
         Err(error) => {
             println!("not tested: {error}");
@@ -39,6 +43,18 @@ pub(crate) fn devices(names: &[&str]) -> Option<Devices> {
     is_there.then(|| open(names).expect("they are there"))
 }
 
+/// Starts the threads that compute for `device`. They have the priority of the thread that starts them, which must not be
+/// that of a rank ([`take_lowest_priority`]).
+fn start_threads(device: &Device) {
+    assert_eq!(Tensor::<1>::ones([2], device).sum().into_scalar::<f32>(), 2.0);
+}
+
+/// Gives the calling thread, which is that of a rank, the lowest priority. Burn waits for a busy device in a loop that sleeps
+/// only after milliseconds. The tested device computes on the same processor, so the ranks would take its time.
+pub(crate) fn take_lowest_priority() {
+    rustix::process::nice(19).expect("a thread may lower its own priority");
+}
+
 /// Returns a device of its own for Burn, on the tested adapter. It has its own tensors and buffers.
 pub(crate) fn own_device() -> Device {
     static SETUP: OnceLock<WgpuSetup> = OnceLock::new();
@@ -46,5 +62,7 @@ pub(crate) fn own_device() -> Device {
         let options = Device::wgpu_options().device_kind(DeviceKind::Cpu).graphics_api(WgpuBackend::Vulkan);
         options.init_with_setup().expect("the adapter is there").1
     });
-    Device::wgpu_options().setup(setup.clone()).init().expect("the adapter is there")
+    let device = Device::wgpu_options().setup(setup.clone()).init().expect("the adapter is there");
+    start_threads(&device);
+    device
 }

@@ -15,6 +15,7 @@ use pipewright_schedule::lower::{TrainingLowering, for_training};
 use pipewright_schedule::{Method, ScheduleSpec, StageIndex, ValidatedProgram, generate, partition};
 
 use crate::reference::{Reference, Step, Within};
+use crate::take_lowest_priority;
 
 /// A run of a reference model with PyTorch's batches.
 #[derive(Clone, Copy)]
@@ -36,7 +37,7 @@ impl Default for Run<'_> {
             model: "llama-tiny",
             schedule: "1f1b",
             ranks: 1,
-            microbatches: 8,
+            microbatches: 4,
             replicas: 1,
             is_sharded: false,
             recompute: "none",
@@ -110,6 +111,7 @@ impl Run<'_> {
         let stages = partition(&weights, count, &Method::Optimal).expect("it divides");
         let dir = reference.dir.clone();
         let make = move |stage: StageIndex| -> Result<Stage, HfError> {
+            take_lowest_priority();
             let module = hf::load_stage(&dir, &model, stages.range(stage), &Device::flex().autodiff())?;
             let is_last = stage.get() + 1 == count;
             Ok(module.into_stage(is_last))

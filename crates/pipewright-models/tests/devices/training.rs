@@ -37,7 +37,6 @@ fn all_steps_retrace_pytorch() {
 #[test]
 fn gpipe() {
     check("gpipe", 1);
-    check("gpipe", 2);
     check("gpipe", 4);
 }
 
@@ -50,14 +49,12 @@ fn one_f_one_b() {
 #[test]
 fn interleaved() {
     check("interleaved1f1b", 1);
-    check("interleaved1f1b", 2);
     check("interleaved1f1b", 4);
 }
 
 #[test]
 fn zero_bubble() {
     check("zbvzerobubble", 1);
-    check("zbvzerobubble", 2);
     check("zbvzerobubble", 4);
 }
 
@@ -65,7 +62,6 @@ fn zero_bubble() {
 fn dual_pipe() {
     check("dualpipev", 1);
     check("dualpipev", 2);
-    check("dualpipev", 4);
 }
 
 #[test]
@@ -112,7 +108,7 @@ fn replicas_and_shards() {
             assert!((a.loss - b.loss).abs() <= 1e-6 * b.loss, "{} {}", a.loss, b.loss);
         }
     };
-    let run = Run { ranks: 2, microbatches: 4, replicas: 2, ..Run::default() };
+    let run = Run { ranks: 2, microbatches: 2, replicas: 2, ..Run::default() };
     for names in [&[DEVICE][..], &["flex", DEVICE]] {
         let Some(devices) = devices(names) else { return };
         let replicated = run.check(&devices);

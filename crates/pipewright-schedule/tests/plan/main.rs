@@ -86,10 +86,10 @@ fn every_spec(instance: &Instance) -> Vec<(&'static str, bool, ScheduleSpec)> {
     specs
 }
 
-/// Returns the time of the best named schedule over all cuts and all choices of recomputation.
-fn by_trying(instance: &Instance, memory: Option<u64>, head_parts: u32) -> f64 {
-    let layers = instance.profile.layers.len() - 1 + head_parts as usize;
-    let head_parts = Some(head_parts);
+/// Returns the time of the best named schedule over all cuts and all choices of recomputation. `size` has the number of
+/// replicas, each of which has the ranks and microbatches of `instance`, the rows of a microbatch and the parts of the head.
+fn by_trying(instance: &Instance, memory: Option<u64>, size: &PlanChoice) -> f64 {
+    let layers = instance.profile.layers.len() - 1 + size.head_parts.unwrap_or(1) as usize;
     let mut best = f64::INFINITY;
     for (name, is_made_to_measure, spec) in every_spec(instance) {
         let stages = (spec.ranks * spec.stages_per_rank.unwrap_or(1)) as usize;
@@ -101,8 +101,7 @@ fn by_trying(instance: &Instance, memory: Option<u64>, head_parts: u32) -> f64 {
             let choices = if memory.is_some() { 1u32 << stages } else { 1 };
             let schedule = if is_made_to_measure {
                 let recompute = vec![false; stages];
-                let boundaries = boundaries.clone();
-                let choice = PlanChoice { head_parts, boundaries, recompute, ..PlanChoice::default() };
+                let choice = PlanChoice { boundaries: boundaries.clone(), recompute, ..size.clone() };
                 let Ok(plain) = &plain else { continue };
                 let costs = choice_costs(&instance.profile, plain.placement(), &choice).expect("a cut");
                 generate(name, &ScheduleSpec { costs: Some(costs), ..spec.clone() })
@@ -112,8 +111,7 @@ fn by_trying(instance: &Instance, memory: Option<u64>, head_parts: u32) -> f64 {
             let Ok(schedule) = schedule else { continue };
             for bits in 0..choices {
                 let recompute = (0..stages).map(|stage| bits >> stage & 1 == 1).collect();
-                let boundaries = boundaries.clone();
-                let choice = PlanChoice { head_parts, boundaries, recompute, ..PlanChoice::default() };
+                let choice = PlanChoice { boundaries: boundaries.clone(), recompute, ..size.clone() };
                 let prediction = predict(&instance.profile, &schedule, &choice).expect("a sound schedule");
                 if memory.is_none_or(|memory| prediction.peak_bytes.iter().all(|&peak| peak <= memory)) {
                     best = best.min(prediction.step_s());
@@ -124,14 +122,43 @@ fn by_trying(instance: &Instance, memory: Option<u64>, head_parts: u32) -> f64 {
     best
 }
 
+/// Returns the time of the best named schedule over all numbers of replicas and sizes of microbatches too, and its number of
+/// replicas.
+fn by_trying_all_sizes(instance: &Instance, memory: Option<u64>) -> (f64, u32) {
+    let Instance { profile, ranks, microbatches, .. } = instance;
+    let mut best = (f64::INFINITY, 1);
+    for data_parallel in (1..=*ranks).filter(|replicas| ranks.is_multiple_of(*replicas)) {
+        for rows in (1..=*microbatches).filter(|rows| microbatches.is_multiple_of(rows * data_parallel)) {
+            let ranks = ranks / data_parallel;
+            let replica = Instance {
+                what: instance.what,
+                profile: profile.clone(),
+                ranks,
+                microbatches: microbatches / (rows * data_parallel),
+            };
+            let size = PlanChoice { data_parallel, microbatch_rows: rows, ..PlanChoice::default() };
+            let time = by_trying(&replica, memory, &size);
+            if time < best.0 {
+                best = (time, data_parallel);
+            }
+        }
+    }
+    best
+}
+
+/// Checks the plan for one replica and microbatches of one row against all named schedules.
 fn check_against_trying(seed: u64, memory: Option<u64>) {
     let instance = small(seed);
     if instance.ranks as usize > instance.profile.layers.len() {
         return;
     }
-    let best = by_trying(&instance, memory, 1);
-    let named = plan(&instance.profile, &request(&instance, memory, false), &mut || true);
-    match named {
+    let best = by_trying(&instance, memory, &PlanChoice::default());
+    check_against(best, &instance, &request(&instance, memory, false), seed);
+}
+
+/// Checks a plan against the time of the best named schedule.
+fn check_against(best: f64, instance: &Instance, request: &PlanRequest, seed: u64) {
+    match plan(&instance.profile, request, &mut || true) {
         Ok(report) => {
             let found = report.plans[0].step_s;
             assert!((found - best).abs() <= 1e-12 * best, "seed {seed}: {found} instead of {best}");
@@ -146,7 +173,8 @@ fn check_against_trying(seed: u64, memory: Option<u64>) {
         }
         Err(error) => assert!(best.is_infinite(), "seed {seed}: {error}"),
     }
-    if let Ok(report) = plan(&instance.profile, &request(&instance, memory, true), &mut || true) {
+    let searched = PlanRequest { searched: true, ..request.clone() };
+    if let Ok(report) = plan(&instance.profile, &searched, &mut || true) {
         assert!(report.plans[0].step_s <= best * (1.0 + 1e-12), "seed {seed}: a searched plan is worse");
         assert!(report.lower_bound_s <= report.plans[0].step_s, "seed {seed}");
     }
@@ -157,6 +185,28 @@ fn small_plans_are_the_best_of_all() {
     for seed in 0..25 {
         check_against_trying(seed, None);
     }
+}
+
+#[test]
+fn small_plans_of_any_size_are_the_best_of_all() {
+    let mut replicated = 0;
+    for seed in 200..224 {
+        let mut instance = small(seed);
+        // Replicas sum their gradients, over links that are slow for some.
+        instance.profile.link.bytes_per_s = 10f64.powi(9 + (seed % 3) as i32);
+        instance.ranks = 2 + (seed % 2) as u32;
+        instance.microbatches = [2, 3, 4, 6][seed as usize / 2 % 4];
+        let memory = (seed % 5 == 0).then_some(120_000_000);
+        let (best, data_parallel) = by_trying_all_sizes(&instance, memory);
+        let of_any_size = PlanRequest {
+            data_parallel: None,
+            larger_microbatches: true,
+            ..request(&instance, memory, false)
+        };
+        check_against(best, &instance, &of_any_size, seed);
+        replicated += u32::from(data_parallel > 1);
+    }
+    assert!((3..21).contains(&replicated), "{replicated} of 24 with replicas");
 }
 
 #[test]

@@ -72,7 +72,9 @@ fn small_plans_of_heads_in_parts_are_the_best_of_all() {
         let mut instance = small(seed);
         let head = instance.profile.layers.len() - 1;
         instance.profile.layers[head] = block("head", 4.0);
-        let times = [1, 2, 3].map(|parts| by_trying(&instance, None, parts));
+        let times = [1, 2, 3].map(|parts| {
+            by_trying(&instance, None, &PlanChoice { head_parts: Some(parts), ..PlanChoice::default() })
+        });
         let best = times.into_iter().fold(f64::INFINITY, f64::min);
         let with_parts = PlanRequest { head_parts: vec![1, 2, 3], ..request(&instance, None, false) };
         let Ok(report) = plan(&instance.profile, &with_parts, &mut || true) else { continue };

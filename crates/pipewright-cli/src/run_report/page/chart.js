@@ -108,7 +108,17 @@ class Chart {
     this.cursor = svg("line", { class: "cursor", y1: margins.top, y2: this.height - margins.bottom, visibility: "hidden" });
     const lines = svg("g", { "clip-path": `url(#${clip})` });
     lines.append(...this.lines.flatMap((line) => this.trace(line)));
-    this.picture.replaceChildren(region, ...this.axes(), lines, this.cursor);
+    this.picture.replaceChildren(region, ...this.axes(), lines, ...this.above(), this.cursor);
+  }
+
+  // Returns a note on the values above the chart.
+  above() {
+    const drawn = ({ values, most }) => most.length ? most : values;
+    const above = this.lines.flatMap((line) => drawn(line).filter((value) => value !== null && value > this.top));
+    if (!above.length) return [];
+    const highest = Math.max(...above), shown = this.format(this.isLog ? 10 ** highest : highest);
+    const place = { class: "above", x: this.width - margins.right, y: margins.top + 10, "text-anchor": "end" };
+    return [svg("text", place, `↑ ${above.length} above the chart, up to ${shown}`)];
   }
 
   axes() {
