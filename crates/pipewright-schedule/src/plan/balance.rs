@@ -3,20 +3,23 @@
 //! A random walk from a fixed seed. It moves the boundary between two stages, or several boundaries in a row at once,
 //! which hands a layer from a stage to a stage far away; and in free placements, it swaps the ranks of two stages of a
 //! round. It minimises the sum of a high power of the bounds of all ranks, which behaves like their maximum but also
-//! rewards a rank that is lighter than another. A rank whose parameters, gradients and optimizer state exceed the
-//! memory counts as much slower.
+//! rewards a rank that is lighter than another. The bounds do not know all that a long stage delays, so a rank with one
+//! counts as a little slower. A rank whose parameters, gradients and optimizer state exceed the memory counts as much slower.
 //!
-//! A change touches the sums of few ranks, and only their bounds are computed again: those of fill, work and drain, and of
-//! starvation without the spacing of microbatches ([`Step::own_time`]).
+//! A change touches few stages, and only the bounds of their ranks are computed again. Messages take the time that they
+//! take where the walk begins.
 
 use std::ops::Range;
 
-use crate::plan::rank_times::{OwnSums, Step};
+use crate::plan::rank_times::{StageTimes, Step, set_slowest};
 
 /// The high power, which makes the sum behave like the maximum.
 const POWER: i32 = 24;
 /// The share by which a step of the walk may be worse, at first.
 const TOLERANCE: f64 = 2.0;
+/// The part of what `F + I` of a rank's longest stage has above the mean of all stages by which the rank counts as slower,
+/// for as many microbatches as there are ranks. So many wait for the stage while the pipeline fills.
+const LONG_STAGE: f64 = 0.3;
 
 /// A generator of pseudo-random numbers: SplitMix64 of Steele, Lea and Flood, 2014.
 #[derive(Debug, Clone)]
@@ -110,10 +113,18 @@ struct Walk<'a> {
     /// Running sums of the bytes that a rank always holds.
     bytes: Vec<u64>,
     layout: Layout,
+    /// The times of the messages from the first stage to each one.
+    hops: Vec<f64>,
+    times: Vec<StageTimes>,
     /// The stages of each rank, in order.
     stages_of: Vec<Vec<usize>>,
     /// The power of each rank's bound.
     powers: Vec<f64>,
+    /// The ranks whose bounds must be computed again.
+    is_old: Vec<bool>,
+    /// What the last change replaced, in order.
+    old_times: Vec<(usize, StageTimes)>,
+    old_powers: Vec<(usize, f64)>,
 }
 
 /// Returns a layout near `layout` with balanced ranks. `steps` is the length of the walk.
@@ -135,12 +146,13 @@ pub(super) fn balanced(
         walk.make(&change);
         let found = walk.energy();
         if found > energy * (1.0 + tolerance) {
-            walk.make(&change.reversed());
+            walk.take_back(&change);
             continue;
         }
         energy = found;
         if energy < best.0 {
-            best = (energy, walk.layout.clone());
+            best.0 = energy;
+            best.1.clone_from(&walk.layout);
         }
     }
     best.1
@@ -153,6 +165,11 @@ pub(super) fn even(layers: usize, stages: usize) -> Vec<usize> {
 
 impl<'a> Walk<'a> {
     fn of(step: Step<'a>, memory: Option<u64>, layout: Layout) -> Self {
+        let hops = step.hops_before(&layout.rank_of);
+        Self::with_hops(step, memory, layout, hops)
+    }
+
+    fn with_hops(step: Step<'a>, memory: Option<u64>, layout: Layout, hops: Vec<f64>) -> Self {
         let chunks = layout.rank_of.len().div_ceil((step.ranks as usize).max(1));
         let mut bytes = vec![0u64];
         for layer in &step.layers.list {
@@ -161,14 +178,26 @@ impl<'a> Walk<'a> {
             bytes.push(bytes[bytes.len() - 1].saturating_add(always));
         }
         let all = step.layers.work(0..step.layers.count());
-        let scale = (step.microbatches * all / f64::from(step.ranks)).max(f64::MIN_POSITIVE);
         let ranks = step.ranks as usize;
         let mut stages_of = vec![Vec::new(); ranks];
         for (stage, &rank) in layout.rank_of.iter().enumerate() {
             stages_of[rank as usize].push(stage);
         }
-        let mut walk = Self { step, memory, scale, bytes, layout, stages_of, powers: vec![0.0; ranks] };
-        (0..ranks).for_each(|rank| walk.update(rank));
+        let mut walk = Self {
+            step,
+            memory,
+            scale: (step.microbatches * all / f64::from(step.ranks)).max(f64::MIN_POSITIVE),
+            bytes,
+            times: step.stage_times(&hops, &layout.starts),
+            hops,
+            layout,
+            stages_of,
+            powers: vec![0.0; ranks],
+            is_old: vec![true; ranks],
+            old_times: Vec::new(),
+            old_powers: Vec::new(),
+        };
+        walk.update();
         walk
     }
 
@@ -179,43 +208,86 @@ impl<'a> Walk<'a> {
 
     /// Makes a change, and computes the powers of the ranks that it touches.
     fn make(&mut self, change: &Change) {
+        self.old_times.clear();
+        self.old_powers.clear();
         self.layout.apply(change);
         match change {
-            Change::Swap(stages) => {
-                let ranks = stages.map(|stage| self.layout.rank_of[stage] as usize);
-                if ranks[0] == ranks[1] {
-                    return;
-                }
-                for (to, stage, from) in [(ranks[0], stages[0], ranks[1]), (ranks[1], stages[1], ranks[0])] {
-                    self.stages_of[from].retain(|&own| own != stage);
-                    self.stages_of[to].push(stage);
-                }
-                for rank in ranks {
-                    self.stages_of[rank].sort_unstable();
-                    self.update(rank);
-                }
-            }
+            Change::Swap(stages) => self.swap(*stages),
             // The stage before the first one has another end.
-            Change::Shift { stages, .. } if stages.len() < self.powers.len() => {
+            Change::Shift { stages, .. } => {
+                let Self { step, layout, hops, times, is_old, old_times, .. } = self;
                 for stage in stages.start - 1..stages.end {
-                    self.update(self.layout.rank_of[stage] as usize);
+                    let range = layout.starts[stage]..layout.starts[stage + 1];
+                    let slowest = times[stage];
+                    old_times.push((stage, slowest));
+                    times[stage] = StageTimes::of(step, range, hops, stage).with_slowest_of(&slowest);
+                    is_old[layout.rank_of[stage] as usize] = true;
                 }
+                set_slowest(times, |stage, old| {
+                    old_times.push((stage, old));
+                    is_old[layout.rank_of[stage] as usize] = true;
+                });
             }
-            Change::Shift { .. } => (0..self.powers.len()).for_each(|rank| self.update(rank)),
+        }
+        self.update();
+    }
+
+    /// Takes the last change back.
+    fn take_back(&mut self, change: &Change) {
+        self.layout.apply(&change.reversed());
+        if let Change::Swap(stages) = change {
+            self.swap(*stages);
+            self.is_old.fill(false);
+        }
+        for (stage, times) in self.old_times.drain(..).rev() {
+            self.times[stage] = times;
+        }
+        for (rank, power) in self.old_powers.drain(..) {
+            self.powers[rank] = power;
         }
     }
 
-    /// Computes the power of a rank's bound.
-    fn update(&mut self, rank: usize) {
-        let (mut sums, mut bytes) = (OwnSums::default(), 0u64);
-        for &stage in &self.stages_of[rank] {
-            let range = self.layout.starts[stage]..self.layout.starts[stage + 1];
-            bytes = bytes.saturating_add(self.bytes[range.end] - self.bytes[range.start]);
-            sums.add(&self.step, range);
+    /// Gives two stages, whose ranks the layout has exchanged, to their new ranks.
+    fn swap(&mut self, stages: [usize; 2]) {
+        let ranks = stages.map(|stage| self.layout.rank_of[stage] as usize);
+        if ranks[0] == ranks[1] {
+            return;
         }
-        let time = self.step.own_time(rank, self.layout.starts[rank], &sums);
-        let excess = self.memory.map_or(1.0, |memory| (bytes as f64 / memory.max(1) as f64).max(1.0));
-        self.powers[rank] = (time / self.scale * excess * excess).powi(POWER);
+        for (to, stage, from) in [(ranks[0], stages[0], ranks[1]), (ranks[1], stages[1], ranks[0])] {
+            self.stages_of[from].retain(|&own| own != stage);
+            self.stages_of[to].push(stage);
+        }
+        for rank in ranks {
+            self.stages_of[rank].sort_unstable();
+            self.is_old[rank] = true;
+        }
+    }
+
+    /// Computes the powers of the bounds that have changed.
+    fn update(&mut self) {
+        let all = 0..self.step.layers.count();
+        let critical = self.step.layers.forward(all.clone()) + self.step.layers.input(all);
+        let mean = critical / self.times.len() as f64;
+        for rank in 0..self.powers.len() {
+            if !std::mem::replace(&mut self.is_old[rank], false) {
+                continue;
+            }
+            let own = self.stages_of[rank].iter().map(|&stage| &self.times[stage]);
+            let longest = own.clone().map(|stage| stage.forward + stage.input).fold(mean, f64::max);
+            let time =
+                self.step.time_of_rank(own) + LONG_STAGE * f64::from(self.step.ranks) * (longest - mean);
+            self.old_powers.push((rank, self.powers[rank]));
+            self.powers[rank] = (time / self.scale * self.excess(rank).powi(2)).powi(POWER);
+        }
+    }
+
+    /// Returns how many times the memory a rank holds, at least 1.
+    fn excess(&self, rank: usize) -> f64 {
+        let Some(memory) = self.memory else { return 1.0 };
+        let starts = &self.layout.starts;
+        let of_stage = |&stage: &usize| self.bytes[starts[stage + 1]] - self.bytes[starts[stage]];
+        let bytes = self.stages_of[rank].iter().map(of_stage).fold(0, u64::saturating_add);
+        (bytes as f64 / memory.max(1) as f64).max(1.0)
     }
 }
 
@@ -236,12 +308,10 @@ mod tests {
                 let Some(change) = walk.layout.draw(4, true, &mut numbers) else { continue };
                 let before = (walk.layout.clone(), walk.powers.clone());
                 walk.make(&change);
-                assert_eq!(
-                    walk.powers,
-                    Walk::of(step, Some(2_000), walk.layout.clone()).powers,
-                    "{change:?}"
-                );
-                walk.make(&change.reversed());
+                // Messages take the time that they take where the walk begins.
+                let other = Walk::with_hops(step, Some(2_000), walk.layout.clone(), walk.hops.clone());
+                assert_eq!((&walk.powers, &walk.times), (&other.powers, &other.times), "{change:?}");
+                walk.take_back(&change);
                 assert_eq!((&walk.layout, &walk.powers), (&before.0, &before.1), "{change:?}");
                 walk.make(&change);
             }

@@ -2,7 +2,7 @@
 
 use crate::partition::Method;
 use crate::placement::Placement;
-use crate::plan::balance::{Layout, Numbers};
+use crate::plan::balance::{Layout, Numbers, balanced};
 use crate::plan::class::{Class, Path};
 use crate::plan::evaluate::ranks_of_stages;
 use crate::plan::greedy::Rules;
@@ -15,12 +15,18 @@ use crate::plan::shape::Shape;
 use crate::plan::stage_load::stage_loads;
 
 /// The most episodes of annealing.
-const EPISODES: usize = 24;
+const EPISODES: usize = 100;
 /// The number of plans that are simulated before the best one is changed, if they have the most stages, for each microbatch
 /// of a rank. With more microbatches, the cut matters more than the order.
 const PLANS: u64 = 1000;
 /// The attempts of an episode for each stage.
 const TRIES: usize = 20;
+/// The most random changes of a layout that is then balanced again.
+const CHANGES: usize = 8;
+/// The steps of the walk that balances it.
+const BALANCING: usize = 120;
+/// In one of so many of them, stages may change their ranks.
+const FREE: usize = 5;
 /// The share by which a plan may become slower at the beginning of an episode.
 const WORSE: f64 = 0.01;
 
@@ -149,9 +155,8 @@ fn try_rules(search: &mut Search<'_>, shapes: &[Shape], at: usize, cuts: &[Cut],
     }
 }
 
-/// Anneals plans with searched orders: changes the layout, the recomputation and the rules at random, and keeps changes
-/// that make the plan faster, or at first only a little slower. Episodes begin with the best plan and with the cuts that
-/// have the lowest bounds in turn.
+/// Anneals plans with searched orders: makes random changes, and keeps those that make the plan faster, or at first only a
+/// little slower. Episodes begin with the best plan and with the cuts that have the lowest bounds in turn.
 fn anneal(search: &mut Search<'_>, shapes: &[Shape], at: usize, cuts: &[Cut], bound: f64, reserve: u64) {
     let shape = &shapes[at];
     let mut numbers = Numbers(2);
@@ -189,6 +194,34 @@ struct State {
     time: f64,
 }
 
+/// Changes a plan at random: sometimes its rules and its recomputation, and always its layout. Half of the time, that is a
+/// small change; otherwise a larger one, after which a short walk balances the ranks again.
+fn changed(search: &mut Search<'_>, shape: &Shape, now: &State, numbers: &mut Numbers) -> State {
+    let mut next = now.clone();
+    let (ranks, stages) = (shape.ranks as usize, now.recompute.len());
+    if numbers.below(6) == 0 {
+        next.rules.shake(shape.ranks, stages as u32, numbers);
+    }
+    let memory = search.request.memory;
+    if memory.is_some() && numbers.below(4) == 0 {
+        let stage = numbers.below(stages);
+        next.recompute[stage] = !next.recompute[stage];
+    }
+    if numbers.below(2) == 0 {
+        for _ in 0..=numbers.below(2) {
+            next.layout.shake(ranks, true, numbers);
+        }
+        return next;
+    }
+    let is_free = numbers.below(FREE) == 0;
+    for _ in 0..=numbers.below(CHANGES) {
+        next.layout.shake(ranks, is_free, numbers);
+    }
+    search.charge_walk(BALANCING as u64);
+    next.layout = balanced(shape.step(), memory, next.layout, is_free, numbers, BALANCING);
+    next
+}
+
 /// Runs one episode; returns whether another one may follow.
 fn run_episode(
     search: &mut Search<'_>,
@@ -200,29 +233,18 @@ fn run_episode(
     reserve: u64,
 ) -> bool {
     let shape = &shapes[at];
-    let (step, ranks) = (shape.step(), shape.ranks as usize);
-    let stages = now.recompute.len();
-    let tries = TRIES * stages;
+    let step = shape.step();
+    let tries = TRIES * now.recompute.len();
     for attempt in 0..tries {
         if search.best_time() <= bound * (1.0 + GOOD_ENOUGH) || !search.goes_on(reserve) {
             return false;
         }
         let left = (tries - attempt) as f64 / tries as f64;
         let before = now.time * (1.0 + WORSE * left * left);
-        let mut next = now.clone();
-        if attempt > 0 {
-            if numbers.below(6) == 0 {
-                next.rules.shake(shape.ranks, stages as u32, numbers);
-            }
-            if search.request.memory.is_some() && numbers.below(4) == 0 {
-                let stage = numbers.below(stages);
-                next.recompute[stage] = !next.recompute[stage];
-            }
-            for _ in 0..=numbers.below(2) {
-                next.layout.shake(ranks, true, numbers);
-            }
-        }
-        if step.cut_time(&next.layout.rank_of, &next.layout.starts) >= before {
+        let mut next = if attempt == 0 { now.clone() } else { changed(search, shape, &now, numbers) };
+        let is_same = attempt > 0
+            && (&next.layout, &next.recompute, next.rules) == (&now.layout, &now.recompute, now.rules);
+        if is_same || step.cut_time(&next.layout.rank_of, &next.layout.starts) >= before {
             continue;
         }
         let choice = Choice { shape: at, starts: &next.layout.starts, recompute: &next.recompute };

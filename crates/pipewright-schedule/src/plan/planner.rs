@@ -7,7 +7,7 @@ use crate::plan::polish::polish;
 use crate::plan::predict::{PlanChoice, PredictError, predict};
 use crate::plan::report::{Outcome, OutcomeKind, Plan, PlanError, PlanReport};
 use crate::plan::request::PlanRequest;
-use crate::plan::search::{Candidate, Search};
+use crate::plan::search::{Candidate, GOOD_ENOUGH, Search};
 use crate::plan::shape::Shape;
 use crate::profile::{MAX_LAYERS, Profile};
 
@@ -54,7 +54,8 @@ pub fn plan(
     }
     // Of a small model, there is time for the other numbers of parts.
     for at in others {
-        if bounds[at] < search.best_time() && search.goes_on(request.effort / 2) {
+        let may_gain = bounds[at] * (1.0 + GOOD_ENOUGH) < search.best_time();
+        if may_gain && search.goes_on(request.effort / 2) {
             explore(&mut search, &shapes, at, bound);
         }
     }

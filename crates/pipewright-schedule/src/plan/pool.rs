@@ -16,9 +16,11 @@ const WALKS: u64 = 2;
 /// The attempts of a descent.
 const DESCENTS: usize = 150;
 /// The steps of a walk for each stage.
-const WALK_STEPS: usize = 1_500;
+const WALK_STEPS: usize = 750;
 /// The most steps of a walk.
-const MOST_WALK_STEPS: usize = 40_000;
+const MOST_WALK_STEPS: usize = 20_000;
+/// A walk has one step for so many computations that the search may still simulate.
+const WALK_SHARE: u64 = 200;
 /// The number of times that a walk is longer if rounds may visit the ranks in any order.
 const FREE_WALKS: usize = 3;
 
@@ -47,7 +49,8 @@ pub(super) fn pool(search: &mut Search<'_>, shape: &Shape) -> Vec<Cut> {
             }
         };
         let rank_of = class.ranks_of();
-        let steps = (WALK_STEPS * class.stages()).min(MOST_WALK_STEPS);
+        let affordable = (search.left() / WALK_SHARE) as usize;
+        let steps = (WALK_STEPS * class.stages()).min(MOST_WALK_STEPS).min(affordable);
         let even = Layout { starts: even(layers, class.stages()), rank_of: rank_of.clone() };
         if search.request.searched && class.chunks > 1 && class.path == Path::Loop {
             for _ in 0..WALKS {

@@ -13,7 +13,8 @@
 //! 4. **Starvation.** The forward of microbatch `n` (from 0) of a stage starts no earlier than
 //!    `F(layers before) + n slowest` and the time of the messages, where `slowest` is the largest `F` of the stages up to
 //!    this one. The first backward of a stage starts when one microbatch has passed all stages, and the input backwards of
-//!    the stages after it. So for any time `t`, the step takes at least `t` and the work of the rank that cannot start
+//!    the stages after it; backward `n` starts `n slowest` later, with the largest of `F` of all stages and `I` of this stage
+//!    and those after it. So for any time `t`, the step takes at least `t` and the work of the rank that cannot start
 //!    before `t`. The earliest starts of the first forwards and of the first backwards of its stages are tried for `t`. With
 //!    the first one of them, this is bound 1.
 
@@ -95,9 +96,14 @@ impl<'a> Step<'a> {
         filled.max(drained)
     }
 
-    /// Returns the shortest time of the messages from the first stage to the last one.
-    fn layout_hops(&self, rank_of: &[u32]) -> f64 {
-        rank_of.windows(2).map(|pair| self.hop(pair[0], pair[1])).sum()
+    /// Returns the shortest time of the messages from the first stage to each one.
+    pub(super) fn hops_before(&self, rank_of: &[u32]) -> Vec<f64> {
+        let mut hops = vec![0.0];
+        hops.extend(rank_of.windows(2).scan(0.0, |sum, pair| {
+            *sum += self.hop(pair[0], pair[1]);
+            Some(*sum)
+        }));
+        hops
     }
 
     /// Returns the bounds 1 and 2 of a rank, and bound 4 as if forwards arrived at once. `first` is the first layer of the
@@ -112,37 +118,33 @@ impl<'a> Step<'a> {
     /// Returns the bounds 1, 2 and 4 of every rank for a cut. `rank_of` has the rank of each stage; the first stages
     /// are on the ranks of their number.
     pub(super) fn rank_times(&self, rank_of: &[u32], starts: &[usize]) -> Vec<f64> {
-        let end = self.layers.count();
+        let times = self.stage_times(&self.hops_before(rank_of), starts);
         let mut of_ranks = vec![Vec::new(); self.ranks as usize];
-        let all_hops = self.layout_hops(rank_of);
-        let (mut hops, mut slowest) = (0.0, 0.0f64);
-        for (stage, &rank) in rank_of.iter().enumerate() {
-            let range = starts[stage]..starts[stage + 1];
-            let forward = self.layers.forward(range.clone());
-            slowest = slowest.max(forward);
-            if stage > 0 {
-                hops += self.hop(rank_of[stage - 1], rank);
-            }
-            let after = self.layers.input(range.end..end) + all_hops + (all_hops - hops);
-            of_ranks[rank as usize].push(StageTimes {
-                forward,
-                input: self.layers.input(range.clone()),
-                work: self.layers.work(range.clone()),
-                slowest,
-                first_forward: self.layers.forward(0..range.start) + hops,
-                first_backward: self.layers.forward(0..end) + after,
-            });
+        for (times, &rank) in times.iter().zip(rank_of) {
+            of_ranks[rank as usize].push(times);
         }
-        let of_rank = |(rank, stages): (usize, &Vec<StageTimes>)| {
-            let critical: f64 = stages.iter().map(|stage| stage.forward + stage.input).sum();
-            let ends = self.fill(rank, starts[rank]) + self.drain(rank, starts[rank]);
-            let from = |time: f64| {
-                time + stages.iter().map(|stage| stage.work_from(time, self.microbatches)).sum::<f64>()
-            };
-            let times = stages.iter().flat_map(|stage| [stage.first_forward, stage.first_backward]);
-            times.map(from).fold(ends + self.microbatches * critical, f64::max)
-        };
-        of_ranks.iter().enumerate().map(of_rank).collect()
+        of_ranks.iter().map(|own| self.time_of_rank(own.iter().copied())).collect()
+    }
+
+    /// Returns the times of all stages of a cut. `hops` has the times of the messages from the first stage to each one.
+    pub(super) fn stage_times(&self, hops: &[f64], starts: &[usize]) -> Vec<StageTimes> {
+        let of_stage =
+            |(stage, range): (usize, &[usize])| StageTimes::of(self, range[0]..range[1], hops, stage);
+        let mut times: Vec<StageTimes> = starts.windows(2).enumerate().map(of_stage).collect();
+        set_slowest(&mut times, |_, _| {});
+        times
+    }
+
+    /// Returns the bounds 1, 2 and 4 of a rank with these stages.
+    pub(super) fn time_of_rank<'s>(&self, own: impl Iterator<Item = &'s StageTimes> + Clone) -> f64 {
+        let critical: f64 = own.clone().map(|stage| stage.forward + stage.input).sum();
+        let ends = own.clone().next().map_or(0.0, |first| first.first_forward + first.drain);
+        let mut longest = ends + self.microbatches * critical;
+        for time in own.clone().flat_map(|stage| [stage.first_forward, stage.first_backward]) {
+            let left = own.clone().map(|stage| stage.work_from(time, self.microbatches)).sum::<f64>();
+            longest = longest.max(time + left);
+        }
+        longest
     }
 
     /// Returns the bound for a cut: the largest of all.
@@ -152,7 +154,8 @@ impl<'a> Step<'a> {
             self.layers.forward(range.clone()).max(self.layers.input(range))
         };
         let slowest = starts.windows(2).map(of_stage).fold(0.0, f64::max);
-        let hops = 2.0 * (self.layout_hops(rank_of) - self.hops(self.ranks as usize - 1));
+        let to_last = self.hops_before(rank_of)[rank_of.len() - 1];
+        let hops = 2.0 * (to_last - self.hops(self.ranks as usize - 1));
         let path = self.path() + hops.max(0.0) + (self.microbatches - 1.0) * slowest;
         self.rank_times(rank_of, starts).into_iter().fold(path, f64::max)
     }
@@ -182,29 +185,83 @@ impl OwnSums {
 }
 
 /// The times of a stage in a cut: those of one microbatch, and the earliest starts.
-#[derive(Debug, Clone, Copy)]
-struct StageTimes {
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct StageTimes {
     /// `F`, `I`, and `F + I + W`.
-    forward: f64,
-    input: f64,
+    pub(super) forward: f64,
+    pub(super) input: f64,
     work: f64,
     /// The largest `F` of the stages up to this one.
-    slowest: f64,
+    slowest_forward: f64,
+    /// The largest of `F` of all stages and `I` of this stage and those after it.
+    slowest_backward: f64,
     first_forward: f64,
     first_backward: f64,
+    /// The time after the last input backward of the stage.
+    drain: f64,
 }
 
 impl StageTimes {
+    /// Returns the times of a stage without the slowest stages.
+    pub(super) fn of(step: &Step<'_>, range: Range<usize>, hops: &[f64], stage: usize) -> Self {
+        let (layers, end) = (step.layers, step.layers.count());
+        let (hops, all_hops) = (hops[stage], hops[hops.len() - 1]);
+        let way_back = if range.start == 0 { 0.0 } else { layers.input(0..range.start) + hops };
+        Self {
+            forward: layers.forward(range.clone()),
+            input: layers.input(range.clone()),
+            work: layers.work(range.clone()),
+            slowest_forward: 0.0,
+            slowest_backward: 0.0,
+            first_forward: layers.forward(0..range.start) + hops,
+            first_backward: layers.forward(0..end) + layers.input(range.end..end) + 2.0 * all_hops - hops,
+            drain: way_back + layers.list[0].weight,
+        }
+    }
+
+    /// Returns the times with the slowest stages of others.
+    pub(super) fn with_slowest_of(self, other: &Self) -> Self {
+        let Self { slowest_forward, slowest_backward, .. } = *other;
+        Self { slowest_forward, slowest_backward, ..self }
+    }
+
     /// Returns the work of the stage that cannot start before `time`.
     fn work_from(&self, time: f64, microbatches: f64) -> f64 {
-        let since = time - self.first_forward;
-        let begun = match self.slowest > 0.0 {
-            true => (since / self.slowest).ceil().clamp(0.0, microbatches),
-            false => microbatches,
-        };
-        let backward =
-            if self.first_backward < time { 0.0 } else { microbatches * (self.work - self.forward) };
-        (microbatches - begun) * self.forward + backward
+        let forwards = left(time - self.first_forward, self.slowest_forward, microbatches);
+        let backwards = left(time - self.first_backward, self.slowest_backward, microbatches);
+        forwards * self.forward + backwards * (self.work - self.forward)
+    }
+}
+
+/// Returns the number of microbatches that start at `since` or later, if the first one starts at 0 and each other one at
+/// least `slowest` after the one before it.
+fn left(since: f64, slowest: f64, microbatches: f64) -> f64 {
+    if since <= 0.0 {
+        return microbatches;
+    }
+    // Without a distance, the quotient is infinite.
+    let begun = (since / slowest).min(microbatches);
+    // Many processors need a call for `ceil`.
+    let whole = f64::from(begun as u32);
+    microbatches - if whole < begun { whole + 1.0 } else { whole }
+}
+
+/// Sets the slowest stages of all stages. Calls `change` with a stage and its times before they change.
+pub(super) fn set_slowest(times: &mut [StageTimes], mut change: impl FnMut(usize, StageTimes)) {
+    let mut slowest = 0.0f64;
+    for (stage, times) in times.iter_mut().enumerate() {
+        slowest = slowest.max(times.forward);
+        if times.slowest_forward != slowest {
+            change(stage, *times);
+            times.slowest_forward = slowest;
+        }
+    }
+    for (stage, times) in times.iter_mut().enumerate().rev() {
+        slowest = slowest.max(times.input);
+        if times.slowest_backward != slowest {
+            change(stage, *times);
+            times.slowest_backward = slowest;
+        }
     }
 }
 
@@ -238,8 +295,9 @@ mod tests {
     fn ranks_wait_for_the_forwards_and_backwards_of_each_stage() {
         // At the first backwards, at 5 and 4, rank 0 has work of 8 left, and rank 1 a forward more.
         check(&[1.0; 4], 2, 2, &[13.0, 13.0]);
-        // Rank 0 has work of 30. At 4, when the first forward of its second stage can start, 28 of it are left. At the first
-        // backwards of the others, at 19, 18 and 17, work of 9 is left.
-        check(&[1.0, 1.0, 1.0, 1.0, 10.0, 1.0, 1.0, 1.0], 4, 2, &[32.0, 28.0, 27.0, 26.0]);
+        // Rank 0 has work of 30. At 4, when the first forward of its second stage can start, 28 of it are left. The first
+        // backwards of the first stages of the others start at 23, 22 and 21, when work of 4 is left in these stages, and
+        // the second microbatch in the second stages, which it reaches 10 after the first one: work of 3.
+        check(&[1.0, 1.0, 1.0, 1.0, 10.0, 1.0, 1.0, 1.0], 4, 2, &[32.0, 30.0, 29.0, 28.0]);
     }
 }

@@ -21,6 +21,8 @@ use crate::sharding::Sharding;
 pub(super) const GOOD_ENOUGH: f64 = 5e-4;
 /// The computations of a given order that are evaluated in the time in which rules choose one.
 const EVALUATED: u64 = 4;
+/// The computations that rules choose in the time of a step of a walk.
+const WALKED: u64 = 5;
 
 /// A plan that was simulated and fits.
 #[derive(Debug, Clone)]
@@ -211,6 +213,11 @@ impl<'a> Search<'a> {
         let peaks = peaks(order, loads, shapes[choice.shape].layers.sharding);
         let label = Label { name: SEARCHED, settings: PlanSettings::default() };
         self.keep(label, order, None, choice, time, peaks.into_iter().max().unwrap_or(0));
+    }
+
+    /// Charges the steps of a walk.
+    pub(super) fn charge_walk(&mut self, steps: u64) {
+        self.left = self.left.saturating_sub(steps * WALKED);
     }
 
     fn charge(&mut self, work: u64) {
