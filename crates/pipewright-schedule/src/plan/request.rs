@@ -58,7 +58,7 @@ pub struct PlanRequest {
 
 impl PlanRequest {
     /// The usual work of a search, in simulated computations.
-    pub const EFFORT: u64 = 14_000_000;
+    pub const EFFORT: u64 = 12_000_000;
 }
 
 impl Default for PlanRequest {
