@@ -17,8 +17,8 @@ use crate::plan::rank_times::{StageTimes, Step, set_slowest};
 const POWER: i32 = 24;
 /// The share by which a step of the walk may be worse, at first.
 const TOLERANCE: f64 = 2.0;
-/// The part of what `F + I` of a rank's longest stage has above the mean of all stages by which the rank counts as slower,
-/// for as many microbatches as there are ranks. So many wait for the stage while the pipeline fills.
+/// The part of a delay by which a rank counts as slower: the time by which its longest stage (`F + I`) exceeds the mean of
+/// all stages, for as many microbatches as there are ranks. That many wait for the stage while the pipeline fills.
 const LONG_STAGE: f64 = 0.3;
 
 /// A generator of pseudo-random numbers: SplitMix64 of Steele, Lea and Flood, 2014.
@@ -110,7 +110,9 @@ struct Walk<'a> {
     step: Step<'a>,
     memory: Option<u64>,
     scale: f64,
-    /// Running sums of the bytes that a rank always holds.
+    /// The mean `F + I` of all stages.
+    mean: f64,
+    /// Running sums of the bytes that a rank always holds, if memory is limited.
     bytes: Vec<u64>,
     layout: Layout,
     /// The times of the messages from the first stage to each one.
@@ -172,12 +174,14 @@ impl<'a> Walk<'a> {
     fn with_hops(step: Step<'a>, memory: Option<u64>, layout: Layout, hops: Vec<f64>) -> Self {
         let chunks = layout.rank_of.len().div_ceil((step.ranks as usize).max(1));
         let mut bytes = vec![0u64];
-        for layer in &step.layers.list {
+        for layer in step.layers.list.iter().filter(|_| memory.is_some()) {
             // A little for activations.
             let always = step.layers.layer_bytes(layer, chunks).saturating_add(layer.output);
             bytes.push(bytes[bytes.len() - 1].saturating_add(always));
         }
-        let all = step.layers.work(0..step.layers.count());
+        let all = 0..step.layers.count();
+        let critical = step.layers.forward(all.clone()) + step.layers.input(all.clone());
+        let work = step.microbatches * step.layers.work(all);
         let ranks = step.ranks as usize;
         let mut stages_of = vec![Vec::new(); ranks];
         for (stage, &rank) in layout.rank_of.iter().enumerate() {
@@ -186,7 +190,8 @@ impl<'a> Walk<'a> {
         let mut walk = Self {
             step,
             memory,
-            scale: (step.microbatches * all / f64::from(step.ranks)).max(f64::MIN_POSITIVE),
+            scale: (work / f64::from(step.ranks)).max(f64::MIN_POSITIVE),
+            mean: critical / layout.rank_of.len() as f64,
             bytes,
             times: step.stage_times(&hops, &layout.starts),
             hops,
@@ -212,15 +217,20 @@ impl<'a> Walk<'a> {
         self.old_powers.clear();
         self.layout.apply(change);
         match change {
-            Change::Swap(stages) => self.swap(*stages),
+            Change::Swap(stages) => {
+                self.swap(*stages);
+                for &stage in stages {
+                    self.is_old[self.layout.rank_of[stage] as usize] = true;
+                }
+            }
             // The stage before the first one has another end.
             Change::Shift { stages, .. } => {
                 let Self { step, layout, hops, times, is_old, old_times, .. } = self;
                 for stage in stages.start - 1..stages.end {
                     let range = layout.starts[stage]..layout.starts[stage + 1];
-                    let slowest = times[stage];
-                    old_times.push((stage, slowest));
-                    times[stage] = StageTimes::of(step, range, hops, stage).with_slowest_of(&slowest);
+                    let old = times[stage];
+                    old_times.push((stage, old));
+                    times[stage] = StageTimes::of(step, range, hops, stage).with_slowest_of(old);
                     is_old[layout.rank_of[stage] as usize] = true;
                 }
                 set_slowest(times, |stage, old| {
@@ -237,7 +247,6 @@ impl<'a> Walk<'a> {
         self.layout.apply(&change.reversed());
         if let Change::Swap(stages) = change {
             self.swap(*stages);
-            self.is_old.fill(false);
         }
         for (stage, times) in self.old_times.drain(..).rev() {
             self.times[stage] = times;
@@ -259,23 +268,20 @@ impl<'a> Walk<'a> {
         }
         for rank in ranks {
             self.stages_of[rank].sort_unstable();
-            self.is_old[rank] = true;
         }
     }
 
     /// Computes the powers of the bounds that have changed.
     fn update(&mut self) {
-        let all = 0..self.step.layers.count();
-        let critical = self.step.layers.forward(all.clone()) + self.step.layers.input(all);
-        let mean = critical / self.times.len() as f64;
+        let delayed = LONG_STAGE * f64::from(self.step.ranks);
         for rank in 0..self.powers.len() {
             if !std::mem::replace(&mut self.is_old[rank], false) {
                 continue;
             }
             let own = self.stages_of[rank].iter().map(|&stage| &self.times[stage]);
-            let longest = own.clone().map(|stage| stage.forward + stage.input).fold(mean, f64::max);
-            let time =
-                self.step.time_of_rank(own) + LONG_STAGE * f64::from(self.step.ranks) * (longest - mean);
+            let longest = own.clone().map(|stage| stage.forward + stage.input).fold(self.mean, f64::max);
+            let bound = self.step.time_of_rank(rank, self.layout.starts[rank], own);
+            let time = bound + delayed * (longest - self.mean);
             self.old_powers.push((rank, self.powers[rank]));
             self.powers[rank] = (time / self.scale * self.excess(rank).powi(2)).powi(POWER);
         }

@@ -217,7 +217,7 @@ fn changed(search: &mut Search<'_>, shape: &Shape, now: &State, numbers: &mut Nu
     for _ in 0..=numbers.below(CHANGES) {
         next.layout.shake(ranks, is_free, numbers);
     }
-    search.charge_walk(BALANCING as u64);
+    search.charge_walk(BALANCING);
     next.layout = balanced(shape.step(), memory, next.layout, is_free, numbers, BALANCING);
     next
 }
@@ -241,10 +241,10 @@ fn run_episode(
         }
         let left = (tries - attempt) as f64 / tries as f64;
         let before = now.time * (1.0 + WORSE * left * left);
-        let mut next = if attempt == 0 { now.clone() } else { changed(search, shape, &now, numbers) };
-        let is_same = attempt > 0
-            && (&next.layout, &next.recompute, next.rules) == (&now.layout, &now.recompute, now.rules);
-        if is_same || step.cut_time(&next.layout.rank_of, &next.layout.starts) >= before {
+        let is_first = attempt == 0 && now.time.is_infinite();
+        let mut next = if is_first { now.clone() } else { changed(search, shape, &now, numbers) };
+        let is_same = (&next.layout, &next.recompute, next.rules) == (&now.layout, &now.recompute, now.rules);
+        if is_same && !is_first || step.cut_time(&next.layout.rank_of, &next.layout.starts) >= before {
             continue;
         }
         let choice = Choice { shape: at, starts: &next.layout.starts, recompute: &next.recompute };

@@ -19,7 +19,7 @@ const DESCENTS: usize = 150;
 const WALK_STEPS: usize = 750;
 /// The most steps of a walk.
 const MOST_WALK_STEPS: usize = 20_000;
-/// A walk has one step for so many computations that the search may still simulate.
+/// A walk has at most one step for so many computations that the search may still simulate.
 const WALK_SHARE: u64 = 600;
 /// The number of times that a walk is longer if rounds may visit the ranks in any order.
 const FREE_WALKS: usize = 3;
@@ -38,6 +38,7 @@ pub(super) fn pool(search: &mut Search<'_>, shape: &Shape) -> Vec<Cut> {
     let (step, layers, memory) = (shape.step(), shape.layers.count(), search.request.memory);
     let mut cuts: Vec<Cut> = Vec::new();
     let mut numbers = Numbers(1);
+    let affordable = (search.left() / WALK_SHARE) as usize;
     for &class in &shape.classes {
         if !cuts.is_empty() && !search.may_try() {
             break;
@@ -49,7 +50,6 @@ pub(super) fn pool(search: &mut Search<'_>, shape: &Shape) -> Vec<Cut> {
             }
         };
         let rank_of = class.ranks_of();
-        let affordable = (search.left() / WALK_SHARE) as usize;
         let steps = (WALK_STEPS * class.stages()).min(MOST_WALK_STEPS).min(affordable);
         let even = Layout { starts: even(layers, class.stages()), rank_of: rank_of.clone() };
         if search.request.searched && class.chunks > 1 && class.path == Path::Loop {

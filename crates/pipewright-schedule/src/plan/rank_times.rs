@@ -115,17 +115,6 @@ impl<'a> Step<'a> {
         self.rank_time(rank, first, sums.work, sums.critical).max(starved)
     }
 
-    /// Returns the bounds 1, 2 and 4 of every rank for a cut. `rank_of` has the rank of each stage; the first stages
-    /// are on the ranks of their number.
-    pub(super) fn rank_times(&self, rank_of: &[u32], starts: &[usize]) -> Vec<f64> {
-        let times = self.stage_times(&self.hops_before(rank_of), starts);
-        let mut of_ranks = vec![Vec::new(); self.ranks as usize];
-        for (times, &rank) in times.iter().zip(rank_of) {
-            of_ranks[rank as usize].push(times);
-        }
-        of_ranks.iter().map(|own| self.time_of_rank(own.iter().copied())).collect()
-    }
-
     /// Returns the times of all stages of a cut. `hops` has the times of the messages from the first stage to each one.
     pub(super) fn stage_times(&self, hops: &[f64], starts: &[usize]) -> Vec<StageTimes> {
         let of_stage =
@@ -135,10 +124,15 @@ impl<'a> Step<'a> {
         times
     }
 
-    /// Returns the bounds 1, 2 and 4 of a rank with these stages.
-    pub(super) fn time_of_rank<'s>(&self, own: impl Iterator<Item = &'s StageTimes> + Clone) -> f64 {
+    /// Returns the bounds 1, 2 and 4 of a rank with these stages. `first` is the first layer of the first one.
+    pub(super) fn time_of_rank<'s>(
+        &self,
+        rank: usize,
+        first: usize,
+        own: impl Iterator<Item = &'s StageTimes> + Clone,
+    ) -> f64 {
         let critical: f64 = own.clone().map(|stage| stage.forward + stage.input).sum();
-        let ends = own.clone().next().map_or(0.0, |first| first.first_forward + first.drain);
+        let ends = self.fill(rank, first) + self.drain(rank, first);
         let mut longest = ends + self.microbatches * critical;
         for time in own.clone().flat_map(|stage| [stage.first_forward, stage.first_backward]) {
             let left = own.clone().map(|stage| stage.work_from(time, self.microbatches)).sum::<f64>();
@@ -147,17 +141,28 @@ impl<'a> Step<'a> {
         longest
     }
 
-    /// Returns the bound for a cut: the largest of all.
+    /// Returns the bound for a cut: the largest of all. `rank_of` has the rank of each stage; the first stages are on the
+    /// ranks of their number.
     pub(super) fn cut_time(&self, rank_of: &[u32], starts: &[usize]) -> f64 {
-        let of_stage = |range: &[usize]| {
-            let range = range[0]..range[1];
-            self.layers.forward(range.clone()).max(self.layers.input(range))
-        };
-        let slowest = starts.windows(2).map(of_stage).fold(0.0, f64::max);
-        let to_last = self.hops_before(rank_of)[rank_of.len() - 1];
-        let hops = 2.0 * (to_last - self.hops(self.ranks as usize - 1));
-        let path = self.path() + hops.max(0.0) + (self.microbatches - 1.0) * slowest;
-        self.rank_times(rank_of, starts).into_iter().fold(path, f64::max)
+        let hops = self.hops_before(rank_of);
+        let times = self.stage_times(&hops, starts);
+        let slowest = times.iter().map(|stage| stage.forward.max(stage.input)).fold(0.0, f64::max);
+        let more_hops = 2.0 * (hops[hops.len() - 1] - self.hops(self.ranks as usize - 1));
+        let path = self.path() + more_hops.max(0.0) + (self.microbatches - 1.0) * slowest;
+        self.rank_times(rank_of, starts, &times).fold(path, f64::max)
+    }
+
+    /// Returns the bounds 1, 2 and 4 of every rank.
+    fn rank_times<'s>(
+        &'s self,
+        rank_of: &'s [u32],
+        starts: &'s [usize],
+        times: &'s [StageTimes],
+    ) -> impl Iterator<Item = f64> {
+        (0..self.ranks).map(move |rank| {
+            let own = rank_of.iter().zip(times).filter(move |&(&of, _)| of == rank).map(|(_, times)| times);
+            self.time_of_rank(rank as usize, starts[rank as usize], own)
+        })
     }
 }
 
@@ -197,8 +202,6 @@ pub(super) struct StageTimes {
     slowest_backward: f64,
     first_forward: f64,
     first_backward: f64,
-    /// The time after the last input backward of the stage.
-    drain: f64,
 }
 
 impl StageTimes {
@@ -206,7 +209,6 @@ impl StageTimes {
     pub(super) fn of(step: &Step<'_>, range: Range<usize>, hops: &[f64], stage: usize) -> Self {
         let (layers, end) = (step.layers, step.layers.count());
         let (hops, all_hops) = (hops[stage], hops[hops.len() - 1]);
-        let way_back = if range.start == 0 { 0.0 } else { layers.input(0..range.start) + hops };
         Self {
             forward: layers.forward(range.clone()),
             input: layers.input(range.clone()),
@@ -215,13 +217,12 @@ impl StageTimes {
             slowest_backward: 0.0,
             first_forward: layers.forward(0..range.start) + hops,
             first_backward: layers.forward(0..end) + layers.input(range.end..end) + 2.0 * all_hops - hops,
-            drain: way_back + layers.list[0].weight,
         }
     }
 
     /// Returns the times with the slowest stages of others.
-    pub(super) fn with_slowest_of(self, other: &Self) -> Self {
-        let Self { slowest_forward, slowest_backward, .. } = *other;
+    pub(super) fn with_slowest_of(self, other: Self) -> Self {
+        let Self { slowest_forward, slowest_backward, .. } = other;
         Self { slowest_forward, slowest_backward, ..self }
     }
 
@@ -288,7 +289,9 @@ mod tests {
         let layers = Layers::of(&profile, 1, network, TrainingState::default());
         let starts: Vec<usize> = (0..=forward.len()).collect();
         let rank_of = Class { ranks, chunks: 2, path: Path::Loop }.ranks_of();
-        assert_eq!(Step::of(&layers, ranks, microbatches).rank_times(&rank_of, &starts), expected);
+        let step = Step::of(&layers, ranks, microbatches);
+        let times = step.stage_times(&step.hops_before(&rank_of), &starts);
+        assert_eq!(step.rank_times(&rank_of, &starts, &times).collect::<Vec<_>>(), expected);
     }
 
     #[test]
@@ -296,8 +299,8 @@ mod tests {
         // At the first backwards, at 5 and 4, rank 0 has work of 8 left, and rank 1 a forward more.
         check(&[1.0; 4], 2, 2, &[13.0, 13.0]);
         // Rank 0 has work of 30. At 4, when the first forward of its second stage can start, 28 of it are left. The first
-        // backwards of the first stages of the others start at 23, 22 and 21, when work of 4 is left in these stages, and
-        // the second microbatch in the second stages, which it reaches 10 after the first one: work of 3.
+        // backwards of the first stages of the others start at 23, 22 and 21. Then work of 4 is left in these stages, and
+        // work of 3 in the second ones: the second microbatch, which arrives 10 after the first one.
         check(&[1.0, 1.0, 1.0, 1.0, 10.0, 1.0, 1.0, 1.0], 4, 2, &[32.0, 30.0, 29.0, 28.0]);
     }
 }

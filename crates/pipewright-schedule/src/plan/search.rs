@@ -19,6 +19,8 @@ use crate::sharding::Sharding;
 
 /// A gap below which the search ends.
 pub(super) const GOOD_ENOUGH: f64 = 5e-4;
+/// The share by which equal times differ because their sums are not exact.
+const ROUNDING: f64 = 1e-12;
 /// The computations of a given order that are evaluated in the time in which rules choose one.
 const EVALUATED: u64 = 4;
 /// The computations that rules choose in the time of a step of a walk.
@@ -216,8 +218,8 @@ impl<'a> Search<'a> {
     }
 
     /// Charges the steps of a walk.
-    pub(super) fn charge_walk(&mut self, steps: u64) {
-        self.left = self.left.saturating_sub(steps * WALKED);
+    pub(super) fn charge_walk(&mut self, steps: usize) {
+        self.left = self.left.saturating_sub(steps as u64 * WALKED);
     }
 
     fn charge(&mut self, work: u64) {
@@ -234,7 +236,10 @@ impl<'a> Search<'a> {
         time: f64,
         peak: u64,
     ) {
-        let is_better = self.best.get(label.name).is_none_or(|best| (time, peak) < (best.time, best.peak));
+        let is_better = self
+            .best
+            .get(label.name)
+            .is_none_or(|best| time < best.time * (1.0 - ROUNDING) || time <= best.time && peak < best.peak);
         if !is_better {
             return;
         }
