@@ -1,100 +1,77 @@
-//! The time and the memory of an order, without a timeline: the same numbers as [`crate::simulate::timed()`] and
-//! [`crate::simulate::peak_memory`] give for the program that trains, to the bit, in a fraction of the time. The memory also
-//! includes what is not in a simulation: what a rank holds all the time, only while an action runs, or between two of its
-//! stages.
+//! The time of an order, without a timeline: the same number as [`crate::simulate::timed()`] gives for the program that
+//! trains, to the bit, in a fraction of the time.
 //!
-//! The arithmetic follows the timed simulation operation by operation. The memory of a rank depends on the order of its
-//! row alone, because a rank computes one thing at a time.
+//! The arithmetic follows the timed simulation operation by operation. After a change of an order, only what the change can
+//! reach is computed again: whatever ended before the first changed computation could start is as it was, because it
+//! depends only on what ended before it. The messages of a link are sent in the order of the sender's row.
 
-use crate::ids::{Rank, StageIndex};
+use crate::plan::links::{Links, NO_LINK};
 use crate::plan::network::Network;
 use crate::plan::order::{Cell, Kind, Order};
-use crate::plan::stage_load::{StageLoad, beside, waiting};
-use crate::profile::LinkProfile;
-use crate::sharding::Sharding;
+use crate::plan::stage_load::StageLoad;
 
-/// A time that is not known yet.
-const UNKNOWN: f64 = -1.0;
-/// No link: the neighbouring stage is on the same rank, or there is none.
-const NO_LINK: u32 = u32::MAX;
-
-/// The buffers of an evaluation, kept between evaluations.
+/// Evaluates an order, and then changes of it.
 #[derive(Debug, Default)]
 pub(super) struct Evaluator {
-    /// The arrivals of inputs and of gradients, by stage and microbatch.
-    arrivals: [Vec<f64>; 2],
-    free: Vec<f64>,
-    position: Vec<usize>,
-    ready: Vec<u32>,
-    /// The tensor that each rank waits for: its direction and its place among the arrivals.
-    waits: Vec<Option<(usize, usize)>>,
-    /// The last weight gradient of each stage so far: its place in the row of its rank, and its end.
-    weights_ended: Vec<(usize, f64)>,
+    rank_of: Vec<u32>,
     links: Links,
-    /// The computations of each rank that have run.
+    /// The links on which each rank sends.
+    links_of: Vec<Vec<u32>>,
+    /// The inputs of all stages and microbatches, and then the gradients.
+    messages: Vec<Message>,
+    /// The time of all computations of each rank, without second forwards.
+    work: Vec<f64>,
+    /// The computations of each rank in the order that is kept.
     ended: Vec<Vec<Ended>>,
-    /// The time of the computations of each rank that have not run, without second forwards.
-    rest: Vec<f64>,
+    /// The number of this evaluation.
+    evaluation: u32,
+    /// What ended before this time is as it was.
+    since: f64,
+    /// The messages that this evaluation has replaced, if it is not kept yet.
+    replaced: Vec<(usize, Message)>,
+    /// The number of computations of each rank that are as they were, and those after them.
+    kept: Vec<usize>,
+    changed: Vec<Vec<Ended>>,
+    ready: Vec<u32>,
+    /// The tensor that each rank waits for.
+    waits: Vec<Option<usize>>,
+    /// Whether the sizes of the messages and the work are those of an order that is not kept.
+    has_other_sizes: bool,
+}
+
+/// A tensor that a stage receives.
+#[derive(Debug, Clone, Copy)]
+struct Message {
+    /// The end of the computation that sends it.
+    sent: f64,
+    arrival: f64,
+    /// The time from which its link is free.
+    free: f64,
+    /// The evaluation that found these times.
+    evaluation: u32,
+}
+
+impl Message {
+    const UNKNOWN: Self = Self { sent: f64::INFINITY, arrival: 0.0, free: 0.0, evaluation: 0 };
 }
 
 /// When a computation ended.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Ended {
     pub(super) at: f64,
+    /// The time of the computations of its rank that have not run by then, without second forwards.
+    rest: f64,
     /// Whether its rank was idle before it, until a message arrived.
     pub(super) has_waited: bool,
 }
 
-/// The links that messages of each stage take.
-#[derive(Debug, Default)]
-pub(super) struct Links {
-    /// For each stage, the link of its output and that of the gradient of its input.
-    pub(super) of: Vec<[u32; 2]>,
-    /// The time from which each link is free.
-    free: Vec<f64>,
-    /// The costs of each link.
-    costs: Vec<LinkProfile>,
-}
-
-impl Links {
-    /// Numbers the links between the ranks of neighbouring stages.
-    pub(super) fn set(&mut self, rank_of: &[u32], network: &Network) {
-        let mut known: Vec<(u32, u32)> = Vec::new();
-        let mut number = |from: u32, to: u32| {
-            if from == to {
-                return NO_LINK;
-            }
-            // There are few pairs: each rank has at most two neighbours in a loop or a V.
-            let found = known.iter().rposition(|&pair| pair == (from, to));
-            found.unwrap_or_else(|| {
-                known.push((from, to));
-                known.len() - 1
-            }) as u32
-        };
-        self.of.clear();
-        for (stage, &rank) in rank_of.iter().enumerate() {
-            let output = rank_of.get(stage + 1).map_or(NO_LINK, |&next| number(rank, next));
-            let gradient = stage.checked_sub(1).map_or(NO_LINK, |before| number(rank, rank_of[before]));
-            self.of.push([output, gradient]);
-        }
-        self.free.clear();
-        self.free.resize(known.len(), 0.0);
-        self.costs.clear();
-        self.costs.extend(known.iter().map(|&(from, to)| network.link(from, to)));
-    }
-
-    /// Sends `bytes` over `link` at `now`, and returns the arrival.
-    pub(super) fn send(&mut self, link: u32, bytes: u64, now: f64) -> f64 {
-        if link == NO_LINK {
-            return now;
-        }
-        let costs = self.costs[link as usize];
-        let occupied = bytes as f64 / costs.bytes_per_s;
-        let free = &mut self.free[link as usize];
-        let start = free.max(now);
-        *free = start + occupied;
-        start + occupied + costs.latency_s
-    }
+/// The computations of an order that may have other times than before.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Changed {
+    /// All.
+    Everything,
+    /// Those of a row from this position on, and what depends on them.
+    Row { rank: usize, from: usize },
 }
 
 /// Returns the rank of each stage.
@@ -116,109 +93,238 @@ impl Evaluator {
         network: &Network,
         before: f64,
     ) -> Option<f64> {
-        let rank_of = ranks_of_stages(order);
-        self.reset(order, loads, &rank_of, network);
+        self.begin(order, loads, network);
+        let time = self.time_changed(order, loads, Changed::Everything, before);
+        self.keep_change();
+        time
+    }
+
+    /// Returns the time of an order that differs from the one that is kept in what `changed` says, if it is below `before`.
+    pub(super) fn time_changed(
+        &mut self,
+        order: &Order,
+        loads: &[StageLoad],
+        changed: Changed,
+        before: f64,
+    ) -> Option<f64> {
+        let is_whole = matches!(changed, Changed::Everything);
+        if is_whole || self.has_other_sizes {
+            self.links.set_sizes(loads);
+            self.set_work(order, loads);
+        }
+        self.has_other_sizes = is_whole;
+        self.restart(order, changed);
         let mut makespan = 0.0f64;
         while let Some(rank) = self.ready.pop() {
-            makespan = makespan.max(self.advance(order, loads, &rank_of, rank as usize));
+            let last = self.advance(order, loads, rank as usize);
+            makespan = makespan.max(last.at);
             // The sums of times are not exact.
-            if (self.free[rank as usize] + self.rest[rank as usize]) * (1.0 - 1e-9) >= before {
+            if (last.at + last.rest) * (1.0 - 1e-9) >= before {
                 return None;
             }
         }
-        let finished = self.position.iter().zip(&order.rows).all(|(&position, row)| position == row.len());
-        let has_replicas = loads.iter().any(|load| load.reduce > 0.0);
-        if has_replicas {
-            makespan = makespan.max(last_reduction(order, loads, &self.weights_ended));
+        let has_ended =
+            |(rank, row): (usize, &Vec<Cell>)| self.kept[rank] + self.changed[rank].len() == row.len();
+        let finished = order.rows.iter().enumerate().all(has_ended);
+        if finished && loads.iter().any(|load| load.reduce > 0.0) {
+            makespan = makespan.max(self.last_reduction(order, loads));
         }
         (finished && makespan < before).then_some(makespan)
     }
 
-    /// Returns the computations of each rank that ran in the last evaluation.
+    /// Keeps the order that was evaluated last. Otherwise the next evaluation begins with the one before it.
+    pub(super) fn keep_change(&mut self) {
+        self.replaced.clear();
+        self.has_other_sizes = false;
+        for ((ended, changed), &kept) in self.ended.iter_mut().zip(&self.changed).zip(&self.kept) {
+            ended.truncate(kept);
+            ended.extend_from_slice(changed);
+        }
+    }
+
+    /// Returns the computations of each rank of the order that is kept.
     pub(super) fn ended(&self) -> &[Vec<Ended>] {
         &self.ended
     }
 
     /// Returns the number of computations that ran in the last evaluation.
     pub(super) fn computations(&self) -> u64 {
-        self.ended.iter().map(|row| row.len() as u64).sum()
+        self.changed.iter().map(|row| row.len() as u64).sum()
     }
 
-    fn reset(&mut self, order: &Order, loads: &[StageLoad], rank_of: &[u32], network: &Network) {
-        let (ranks, cells) = (order.rows.len(), rank_of.len() * order.microbatches as usize);
-        for arrivals in &mut self.arrivals {
-            arrivals.clear();
-            arrivals.resize(cells, UNKNOWN);
-        }
-        self.free.clear();
-        self.free.resize(ranks, 0.0);
-        self.position.clear();
-        self.position.resize(ranks, 0);
-        self.ready.clear();
-        self.ready.extend((0..ranks as u32).rev());
-        self.waits.clear();
-        self.waits.resize(ranks, None);
-        self.weights_ended.clear();
-        self.weights_ended.resize(rank_of.len(), (0, 0.0));
-        self.links.set(rank_of, network);
-        self.ended.resize(ranks, Vec::new());
-        self.ended.iter_mut().for_each(Vec::clear);
-        self.rest.clear();
-        self.rest.resize(ranks, 0.0);
-        for (load, &rank) in loads.iter().zip(rank_of) {
-            let work = load.forward + load.input + load.weight;
-            self.rest[rank as usize] += f64::from(order.microbatches) * work;
-        }
-    }
-
-    /// Runs a rank as far as it can, and returns the end of its last computation.
-    fn advance(&mut self, order: &Order, loads: &[StageLoad], rank_of: &[u32], rank: usize) -> f64 {
-        let (width, last) = (order.microbatches as usize, rank_of.len() - 1);
-        let (mut now, mut position) = (self.free[rank], self.position[rank]);
-        while let Some(&cell) = order.rows[rank].get(position) {
-            let stage = cell.stage as usize;
-            let (at, load) = (stage * width + cell.microbatch as usize, &loads[stage]);
-            let again = recomputes(&order.rows[rank], loads, position);
-            let (needs, duration) = match cell.kind {
-                Kind::Forward => ((stage > 0).then_some(0), load.forward),
-                Kind::Input => ((stage < last).then_some(1), load.input),
-                Kind::Weight => (None, load.weight),
-                Kind::Backward => ((stage < last).then_some(1), load.input + load.weight),
-            };
-            let mut arrival = now;
-            if let Some(direction) = needs {
-                arrival = self.arrivals[direction][at];
-                if arrival == UNKNOWN {
-                    self.waits[rank] = Some((direction, at));
-                    break;
+    /// Forgets all orders.
+    fn begin(&mut self, order: &Order, loads: &[StageLoad], network: &Network) {
+        self.rank_of = ranks_of_stages(order);
+        self.links.set(&self.rank_of, loads, network);
+        let ranks = order.rows.len();
+        self.links_of.resize(ranks, Vec::new());
+        self.links_of.iter_mut().for_each(Vec::clear);
+        for (links, &rank) in self.links.of.iter().zip(&self.rank_of) {
+            for &link in links.iter().filter(|&&link| link != NO_LINK) {
+                let known = &mut self.links_of[rank as usize];
+                if !known.contains(&link) {
+                    known.push(link);
                 }
             }
-            if let Some(again) = again {
-                now += again;
+        }
+        self.replaced.clear();
+        self.messages.resize(2 * self.rank_of.len() * order.microbatches as usize, Message::UNKNOWN);
+        self.ended.resize(ranks, Vec::new());
+        self.ended.iter_mut().for_each(Vec::clear);
+        self.changed.resize(ranks, Vec::new());
+    }
+
+    /// Goes back to the order that is kept, and to the time at which a change of it may have an effect.
+    fn restart(&mut self, order: &Order, changed: Changed) {
+        for (at, message) in self.replaced.drain(..).rev() {
+            self.messages[at] = message;
+        }
+        self.evaluation = self.evaluation.checked_add(1).unwrap_or_else(|| {
+            self.messages.iter_mut().for_each(|message| message.evaluation = 0);
+            1
+        });
+        self.since = match changed {
+            Changed::Row { rank, from: from @ 1.. } => self.ended[rank][from - 1].at,
+            _ => f64::NEG_INFINITY,
+        };
+        self.kept.clear();
+        self.kept.extend(self.ended.iter().map(|row| row.partition_point(|ended| ended.at < self.since)));
+        self.changed.iter_mut().for_each(Vec::clear);
+        self.ready.clear();
+        self.ready.extend((0..order.rows.len() as u32).rev());
+        self.waits.clear();
+        self.waits.resize(order.rows.len(), None);
+        self.links.free.fill(0.0);
+        for rank in 0..order.rows.len() {
+            self.free_links(order, rank);
+        }
+    }
+
+    /// Sets the times from which the links of a rank are free after the computations that are kept.
+    fn free_links(&mut self, order: &Order, rank: usize) {
+        let mut left = self.links_of[rank].len();
+        for &cell in order.rows[rank][..self.kept[rank]].iter().rev() {
+            if left == 0 {
+                return;
             }
-            let has_waited = arrival > now;
-            now = now.max(arrival) + duration;
-            self.rest[rank] -= duration;
-            self.ended[rank].push(Ended { at: now, has_waited });
-            if matches!(cell.kind, Kind::Weight | Kind::Backward) {
-                self.weights_ended[stage] = (position, now);
-            }
-            position += 1;
-            let (direction, target, bytes) = match cell.kind {
-                Kind::Forward if stage < last => (0, at + width, load.output),
-                Kind::Input | Kind::Backward if stage > 0 => (1, at - width, loads[stage - 1].output),
-                _ => continue,
-            };
-            self.arrivals[direction][target] = self.links.send(self.links.of[stage][direction], bytes, now);
-            let receiver = rank_of[if direction == 0 { stage + 1 } else { stage - 1 }];
-            if self.waits[receiver as usize] == Some((direction, target)) {
-                self.waits[receiver as usize] = None;
-                self.ready.push(receiver);
+            let Some((direction, target)) = self.sends(cell, order.microbatches as usize) else { continue };
+            let link = self.links.of[cell.stage as usize][direction];
+            if let Some(free) = self.links.free.get_mut(link as usize).filter(|free| **free == 0.0) {
+                *free = self.messages[target].free;
+                left -= 1;
             }
         }
-        self.free[rank] = now;
-        self.position[rank] = position;
-        now
+    }
+
+    /// Returns the direction and the message of what a computation sends to another stage.
+    fn sends(&self, cell: Cell, width: usize) -> Option<(usize, usize)> {
+        let (stage, stages) = (cell.stage as usize, self.rank_of.len());
+        let at = stage * width + cell.microbatch as usize;
+        match cell.kind {
+            Kind::Forward if stage + 1 < stages => Some((0, at + width)),
+            Kind::Input | Kind::Backward if stage > 0 => Some((1, (stages - 1) * width + at)),
+            _ => None,
+        }
+    }
+
+    /// Runs a rank as far as it can, and returns its last computation.
+    fn advance(&mut self, order: &Order, loads: &[StageLoad], rank: usize) -> Ended {
+        let width = order.microbatches as usize;
+        let mut position = self.kept[rank] + self.changed[rank].len();
+        let before =
+            self.changed[rank].last().or_else(|| self.ended[rank][..self.kept[rank]].last()).copied();
+        let start = || Ended { at: 0.0, rest: self.work[rank], has_waited: false };
+        let mut ended = before.unwrap_or_else(start);
+        while let Some(&cell) = order.rows[rank].get(position) {
+            let mut now = ended.at;
+            let mut arrival = now;
+            if let Some(needs) = self.needs(cell, width) {
+                let message = &self.messages[needs];
+                if message.evaluation != self.evaluation && message.sent >= self.since {
+                    self.waits[rank] = Some(needs);
+                    break;
+                }
+                arrival = message.arrival;
+            }
+            if let Some(again) = recomputes(&order.rows[rank], loads, position) {
+                now += again;
+            }
+            let (has_waited, takes) = (arrival > now, duration(cell, &loads[cell.stage as usize]));
+            ended = Ended { at: now.max(arrival) + takes, rest: ended.rest - takes, has_waited };
+            self.changed[rank].push(ended);
+            position += 1;
+            self.send(cell, width, ended.at);
+        }
+        ended
+    }
+
+    /// Sends what a computation makes for another stage, if there is one.
+    fn send(&mut self, cell: Cell, width: usize, sent: f64) {
+        let Some((direction, target)) = self.sends(cell, width) else { return };
+        let stage = cell.stage as usize;
+        let arrival = self.links.send(stage, direction, sent);
+        let free = self.links.free.get(self.links.of[stage][direction] as usize).copied().unwrap_or(0.0);
+        let message = Message { sent, arrival, free, evaluation: self.evaluation };
+        self.replaced.push((target, std::mem::replace(&mut self.messages[target], message)));
+        let receiver = self.rank_of[if direction == 0 { stage + 1 } else { stage - 1 }] as usize;
+        if self.waits[receiver] == Some(target) {
+            self.waits[receiver] = None;
+            self.ready.push(receiver as u32);
+        }
+    }
+
+    /// Returns the message that a computation needs from another stage.
+    fn needs(&self, cell: Cell, width: usize) -> Option<usize> {
+        let (stage, stages) = (cell.stage as usize, self.rank_of.len());
+        let at = stage * width + cell.microbatch as usize;
+        match cell.kind {
+            Kind::Forward if stage > 0 => Some(at),
+            Kind::Input | Kind::Backward if stage + 1 < stages => Some(stages * width + at),
+            _ => None,
+        }
+    }
+
+    /// Sets the times of all computations of each rank.
+    fn set_work(&mut self, order: &Order, loads: &[StageLoad]) {
+        self.work.clear();
+        self.work.resize(order.rows.len(), 0.0);
+        for (load, &rank) in loads.iter().zip(&self.rank_of) {
+            let work = load.forward + load.input + load.weight;
+            self.work[rank as usize] += f64::from(order.microbatches) * work;
+        }
+    }
+
+    /// Returns the end of the last reduction over replicas. A stage is reduced after its last weight gradient, on a channel
+    /// of its rank that takes one reduction at a time, in the order of the weight gradients in the row of the rank.
+    fn last_reduction(&self, order: &Order, loads: &[StageLoad]) -> f64 {
+        let mut latest = 0.0f64;
+        for (rank, row) in order.rows.iter().enumerate() {
+            let kept = self.kept[rank];
+            let end_of = |at: usize| match at.checked_sub(kept) {
+                Some(changed) => self.changed[rank][changed].at,
+                None => self.ended[rank][at].at,
+            };
+            let mut reductions: Vec<(usize, u32)> = Vec::new();
+            for (at, cell) in row.iter().enumerate().rev() {
+                let is_last = !reductions.iter().any(|&(_, stage)| stage == cell.stage);
+                if matches!(cell.kind, Kind::Weight | Kind::Backward) && is_last {
+                    reductions.push((at, cell.stage));
+                }
+            }
+            let ends = reductions.iter().rev().map(|&(at, stage)| (end_of(at), loads[stage as usize].reduce));
+            latest = latest.max(ends.fold(0.0f64, |free, (start, takes)| free.max(start) + takes));
+        }
+        latest
+    }
+}
+
+/// Returns the time of a computation, without a second forward.
+fn duration(cell: Cell, load: &StageLoad) -> f64 {
+    match cell.kind {
+        Kind::Forward => load.forward,
+        Kind::Input => load.input,
+        Kind::Weight => load.weight,
+        Kind::Backward => load.input + load.weight,
     }
 }
 
@@ -231,7 +337,7 @@ pub(super) fn recomputes(row: &[Cell], loads: &[StageLoad], position: usize) -> 
 }
 
 /// Returns whether the cell at `position` is a forward that its own backward follows.
-fn is_followed(row: &[Cell], position: usize) -> bool {
+pub(super) fn is_followed(row: &[Cell], position: usize) -> bool {
     let forward = row[position];
     row.get(position + 1).is_some_and(|next| {
         let is_backward = matches!(next.kind, Kind::Input | Kind::Backward);
@@ -239,62 +345,4 @@ fn is_followed(row: &[Cell], position: usize) -> bool {
             && is_backward
             && (next.stage, next.microbatch) == (forward.stage, forward.microbatch)
     })
-}
-
-/// Returns the end of the last reduction over replicas. A stage is reduced after its last weight gradient, on a channel
-/// of its rank that takes one reduction at a time. `ended` has each stage's last weight gradient: its place in the row of
-/// its rank, and its end. Two of them may end at the same time, so the places decide which stage is reduced first.
-fn last_reduction(order: &Order, loads: &[StageLoad], ended: &[(usize, f64)]) -> f64 {
-    let mut latest = 0.0f64;
-    for rank in order.placement.all_ranks() {
-        let own = order.placement.stages_of(rank);
-        let mut reductions: Vec<((usize, f64), f64)> =
-            own.iter().map(|stage| (ended[stage.index()], loads[stage.index()].reduce)).collect();
-        reductions.sort_by_key(|&((place, _), _)| place);
-        let channel = reductions.iter().fold(0.0f64, |free, &((_, start), takes)| free.max(start) + takes);
-        latest = latest.max(channel);
-    }
-    latest
-}
-
-/// Returns the peak bytes of each rank: parameters, optimizer state, gradients and activations, and what is held only while
-/// actions run.
-pub(super) fn peaks(order: &Order, loads: &[StageLoad], sharding: Sharding) -> Vec<u64> {
-    let trains = order.rows.iter().flatten().any(|cell| cell.kind != Kind::Forward);
-    (0..order.rows.len()).map(|rank| peak(order, loads, sharding, rank, trains)).collect()
-}
-
-fn peak(order: &Order, loads: &[StageLoad], sharding: Sharding, rank: usize, trains: bool) -> u64 {
-    let own = order.placement.stages_of(Rank::new(rank as u32));
-    let always = StageLoad::always(own.iter().map(|stage| &loads[stage.index()]), sharding);
-    let mut held = always.saturating_add(waiting(own, loads));
-    let mut peak = held;
-    let mut with_gradient: Vec<u32> = Vec::new();
-    let row = &order.rows[rank];
-    let own_loads: Vec<StageLoad> = own.iter().map(|&stage| beside(stage, own, loads)).collect();
-    for (position, cell) in row.iter().enumerate() {
-        let load = &own_loads[order.placement.chunk_of(StageIndex::new(cell.stage)).index()];
-        let (more, less) = match cell.kind {
-            Kind::Forward if trains && !is_followed(row, position) => (load.kept, 0),
-            Kind::Forward if trains => (load.activation(), 0),
-            Kind::Forward => (load.activation(), load.activation()),
-            Kind::Input | Kind::Backward if position > 0 && is_followed(row, position - 1) => {
-                (0, load.activation())
-            }
-            Kind::Input | Kind::Backward => (load.rebuilt, load.activation()),
-            Kind::Weight => (0, load.stash),
-        };
-        held = held.saturating_add(more);
-        peak = peak.max(held.saturating_add(load.temporary));
-        let mut made = if cell.kind == Kind::Input { load.stash } else { 0 };
-        let weighs = matches!(cell.kind, Kind::Weight | Kind::Backward);
-        if weighs && !with_gradient.contains(&cell.stage) {
-            // One parameter after the other gets its gradient, and what that needed is freed.
-            with_gradient.push(cell.stage);
-            made = load.gradient;
-        }
-        held = held.saturating_add(made).saturating_sub(less);
-        peak = peak.max(held.saturating_add(load.temporary));
-    }
-    peak
 }

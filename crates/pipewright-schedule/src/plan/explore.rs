@@ -217,7 +217,7 @@ fn changed(search: &mut Search<'_>, shape: &Shape, now: &State, numbers: &mut Nu
     for _ in 0..=numbers.below(CHANGES) {
         next.layout.shake(ranks, is_free, numbers);
     }
-    search.charge_walk(BALANCING);
+    search.charge_walk(BALANCING, stages / ranks);
     next.layout = balanced(shape.step(), memory, next.layout, is_free, numbers, BALANCING);
     next
 }

@@ -23,7 +23,7 @@ use std::collections::{BinaryHeap, VecDeque};
 use crate::ids::StageIndex;
 use crate::placement::Placement;
 use crate::plan::balance::Numbers;
-use crate::plan::evaluate::Links;
+use crate::plan::links::Links;
 use crate::plan::network::Network;
 use crate::plan::order::{Cell, Kind, Order};
 use crate::plan::stage_load::{StageLoad, waiting};
@@ -168,7 +168,7 @@ impl<'a> Run<'a> {
         let placement = task.placement;
         let rank_of: Vec<u32> = placement.all_stages().map(|stage| placement.rank_of(stage).get()).collect();
         let mut links = Links::default();
-        links.set(&rank_of, task.network);
+        links.set(&rank_of, task.loads, task.network);
         let mut stages: Vec<StageState> = rank_of
             .iter()
             .map(|&rank| StageState {
@@ -327,16 +327,16 @@ impl<'a> Run<'a> {
 
     fn deliver(&mut self, cell: Cell, end: f64) {
         let (stage, last) = (cell.stage as usize, self.stages.len() - 1);
-        let (direction, target, bytes) = match cell.kind {
+        let (direction, target) = match cell.kind {
             Kind::Forward if stage == last => {
                 self.stages[stage].gradient_at.push(end);
                 return;
             }
-            Kind::Forward => (0, stage + 1, self.task.loads[stage].output),
-            Kind::Input if stage > 0 => (1, stage - 1, self.task.loads[stage - 1].output),
+            Kind::Forward => (0, stage + 1),
+            Kind::Input if stage > 0 => (1, stage - 1),
             _ => return,
         };
-        let arrival = self.links.send(self.links.of[stage][direction], bytes, end);
+        let arrival = self.links.send(stage, direction, end);
         let target = &mut self.stages[target];
         let queue = if direction == 0 { &mut target.input_at } else { &mut target.gradient_at };
         queue.push(arrival);

@@ -42,7 +42,7 @@ pub fn plan(
     }
     let shapes = with_room(shapes, request);
     let mut search = Search::new(request, keep_going);
-    let bounds: Vec<f64> = shapes.iter().map(|shape| bound_of(shape, &mut search)).collect();
+    let bounds = bounds_of(&shapes, &mut search);
     let bound = bounds.iter().copied().fold(f64::INFINITY, f64::min);
     let preferred = preferred(&shapes, &bounds);
     let others = (0..shapes.len()).filter(|at| !preferred.contains(at));
@@ -78,13 +78,25 @@ fn no_shape(profile: &Profile, request: &PlanRequest) -> PlanError {
     }
 }
 
-fn bound_of(shape: &Shape, search: &mut Search<'_>) -> f64 {
-    let step = shape.step();
-    let program = match search.may_try() {
-        true => lower_bound(step, &shape.classes, search.request.searched),
-        false => simple_bound(step),
+/// Returns the bounds of all shapes. A simple bound is enough for those that it shows to be worse than another one.
+fn bounds_of(shapes: &[Shape], search: &mut Search<'_>) -> Vec<f64> {
+    let others = |shape: &Shape, program: f64| {
+        let step = shape.step();
+        program.max(reduction_bound(step)) + optimizer_bound(step)
     };
-    program.max(reduction_bound(step)) + optimizer_bound(step)
+    let mut bounds: Vec<f64> = shapes.iter().map(|shape| others(shape, simple_bound(shape.step()))).collect();
+    let mut order: Vec<usize> = (0..shapes.len()).collect();
+    order.sort_by(|&one, &other| bounds[one].total_cmp(&bounds[other]));
+    let mut smallest = f64::INFINITY;
+    for at in order {
+        if bounds[at] > smallest * (1.0 + SAME_BOUND) || !search.may_try() {
+            break;
+        }
+        let shape = &shapes[at];
+        bounds[at] = others(shape, lower_bound(shape.step(), &shape.classes, search.request.searched));
+        smallest = smallest.min(bounds[at]);
+    }
+    bounds
 }
 
 /// Removes the shapes whose ranks together have too little memory for the parameters, gradients and optimizer state,

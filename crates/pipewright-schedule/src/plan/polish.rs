@@ -1,4 +1,7 @@
-//! The last phase of the search: small changes of the best plan, at random, that keep what helps.
+//! The last phase of the search: small changes of the best plans, at random, that keep what helps.
+//!
+//! It begins with the best plans of each number of stages, because a slower plan often becomes the faster one. All of them get
+//! the same work, the better half of them gets the same again, and so on until one is left.
 //!
 //! A change moves one computation within a block of the critical path, or the boundaries of a few neighbouring stages by
 //! one layer. The critical path is a chain of computations without a gap that ends with the step: each starts when the
@@ -11,9 +14,9 @@ use std::rc::Rc;
 
 use crate::ids::StageIndex;
 use crate::plan::balance::Numbers;
-use crate::plan::evaluate::Ended;
+use crate::plan::evaluate::{Changed, Ended, Evaluator};
 use crate::plan::order::{Cell, Kind, Order};
-use crate::plan::search::{Candidate, Choice, GOOD_ENOUGH, Search};
+use crate::plan::search::{Candidate, Choice, GOOD_ENOUGH, Search, optimizer_time};
 use crate::plan::shape::Shape;
 use crate::plan::stage_load::{StageLoad, stage_loads};
 
@@ -25,8 +28,12 @@ const BOUNDARIES: usize = 10;
 const MOST_BOUNDARIES: usize = 8;
 /// The most places by which a computation moves.
 const REACH: usize = 12;
-/// The most changes that are tried, for each computation of the order.
+/// The most changes that are tried in a round, for each computation of the order.
 const TRIES: usize = 600;
+/// The number of plans that are changed.
+const STARTS: usize = 16;
+/// How many times the time of the best plan such a plan takes at most.
+const NEAR: f64 = 1.1;
 
 /// Part of a critical path: computations of one rank without a gap.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -52,29 +59,48 @@ struct Polished {
     recompute: Vec<bool>,
     shape: usize,
     loads: Vec<StageLoad>,
+    evaluator: Evaluator,
+    /// The time of the optimizer, which is a part of the time.
+    optimizer: f64,
     time: f64,
+    /// The shortest time so far.
+    least: f64,
     blocks: Vec<Block>,
 }
 
-/// Changes the best plan while there is work left. `bound` is the lower bound of all plans.
+/// Changes several plans while there is work left. In each round, all plans get the same work, and the better half of them
+/// goes on. `bound` is the lower bound of all plans.
 pub(super) fn polish(search: &mut Search<'_>, shapes: &[Shape], bound: f64) {
-    let best = search.best.values().min_by(|one, other| one.time.total_cmp(&other.time));
-    let Some(mut plan) = best.cloned().and_then(|best| Polished::of(search, shapes, best)) else { return };
+    let starts = starts(search);
+    let mut plans: Vec<Polished> = starts.into_iter().filter_map(|plan| Polished::of(shapes, plan)).collect();
     let mut numbers = Numbers(3);
-    let whole = search.left().max(1) as f64;
-    let computations: usize = plan.order.rows.iter().map(Vec::len).sum();
-    for _ in 0..TRIES * computations {
-        if search.best_time() <= bound * (1.0 + GOOD_ENOUGH) || !search.goes_on(0) {
+    while !plans.is_empty() && search.best_time() > bound * (1.0 + GOOD_ENOUGH) {
+        let rounds = 1 + u64::from(plans.len().next_power_of_two().ilog2());
+        let share = search.left() / rounds / plans.len() as u64;
+        for plan in &mut plans {
+            plan.change(search, shapes, bound, search.left() - share, &mut numbers);
+        }
+        if plans.len() == 1 {
             return;
         }
-        let tolerance = WORSE * drawn_tolerance(&mut numbers) * search.left() as f64 / whole;
-        let before = plan.time * (1.0 + tolerance);
-        let Some(change) = plan.draw(&mut numbers) else { continue };
-        if plan.make(search, shapes, change, before) && plan.time < search.best_time() {
-            let choice = Choice { shape: plan.shape, starts: &plan.starts, recompute: &plan.recompute };
-            search.keep_changed(shapes, &Rc::new(plan.order.clone()), &plan.loads, choice, plan.time);
-        }
+        plans.sort_by(|one, other| one.least.total_cmp(&other.least));
+        plans.truncate(plans.len().div_ceil(2));
     }
+}
+
+/// Returns the plans to change: the best one of all, and the best ones of each number of stages by rules.
+fn starts(search: &Search<'_>) -> Vec<Candidate> {
+    let best = search.best.values().min_by(|one, other| one.time.total_cmp(&other.time)).cloned();
+    let limit = search.best_time() * NEAR;
+    let near: Vec<&Candidate> = search.promising.iter().filter(|plan| plan.time < limit).collect();
+    // The place of each plan among those with as many stages.
+    let place =
+        |at: usize| near[..at].iter().filter(|other| other.starts.len() == near[at].starts.len()).count();
+    let mut order: Vec<usize> = (0..near.len()).collect();
+    order.sort_by_key(|&at| place(at));
+    let is_best = |plan: &Candidate| best.as_ref().is_some_and(|best| best.time == plan.time);
+    let others = order.into_iter().map(|at| near[at]).filter(|plan| !is_best(plan)).cloned();
+    best.clone().into_iter().chain(others).take(STARTS).collect()
 }
 
 /// Returns a random number from 0 to 20, with a mean of 2.2. Most are small.
@@ -84,13 +110,56 @@ fn drawn_tolerance(numbers: &mut Numbers) -> f64 {
 }
 
 impl Polished {
-    fn of(search: &mut Search<'_>, shapes: &[Shape], plan: Candidate) -> Option<Self> {
-        let loads = stage_loads(&shapes[plan.shape].layers, &plan.starts, &plan.recompute);
+    fn of(shapes: &[Shape], plan: Candidate) -> Option<Self> {
         let Candidate { starts, recompute, shape, .. } = plan;
+        let layers = &shapes[shape].layers;
+        let loads = stage_loads(layers, &starts, &recompute);
         let order = (*plan.order).clone();
-        let time = search.time_before(shapes, shape, &order, &loads, f64::INFINITY)?;
-        let blocks = critical(&order, search.ended());
-        Some(Self { order, starts, recompute, shape, loads, time, blocks })
+        let mut evaluator = Evaluator::default();
+        let optimizer = optimizer_time(&order, &loads);
+        let time = evaluator.time(&order, &loads, &layers.network)? + optimizer;
+        let blocks = critical(&order, evaluator.ended());
+        Some(Self { order, starts, recompute, shape, loads, evaluator, optimizer, time, least: time, blocks })
+    }
+
+    /// Changes the plan while more than `reserve` of the work is left.
+    fn change(
+        &mut self,
+        search: &mut Search<'_>,
+        shapes: &[Shape],
+        bound: f64,
+        reserve: u64,
+        numbers: &mut Numbers,
+    ) {
+        let whole = (search.left() - reserve).max(1) as f64;
+        let computations: usize = self.order.rows.iter().map(Vec::len).sum();
+        for _ in 0..TRIES * computations {
+            let best = search.best_time();
+            if best.min(self.time) <= bound * (1.0 + GOOD_ENOUGH) || !search.goes_on(reserve) {
+                break;
+            }
+            let tolerance = WORSE * drawn_tolerance(numbers) * (search.left() - reserve) as f64 / whole;
+            let Some(change) = self.draw(numbers) else { continue };
+            let time = self.time;
+            if self.make(search, shapes, change, time * (1.0 + tolerance)) && time < best && self.time > time
+            {
+                // Only the last of many small improvements is kept.
+                self.apply(change.reversed());
+                self.keep(search, shapes, time);
+                self.apply(change);
+            }
+            self.least = self.least.min(self.time);
+        }
+        if self.time < search.best_time() {
+            self.keep(search, shapes, self.time);
+        }
+    }
+
+    /// Keeps the plan, which takes `time`.
+    fn keep(&self, search: &mut Search<'_>, shapes: &[Shape], time: f64) {
+        let loads = stage_loads(&shapes[self.shape].layers, &self.starts, &self.recompute);
+        let choice = Choice { shape: self.shape, starts: &self.starts, recompute: &self.recompute };
+        search.keep_changed(shapes, &Rc::new(self.order.clone()), &loads, choice, time);
     }
 
     /// Returns a change at random; `None` if the drawn one cannot be.
@@ -124,20 +193,24 @@ impl Polished {
     /// Makes a change if the time is then below `before` and the plan fits into the memory. Returns whether it does.
     fn make(&mut self, search: &mut Search<'_>, shapes: &[Shape], change: Change, before: f64) -> bool {
         self.apply(change);
-        let loads = match change {
+        let (changed, loads) = match change {
             Change::Shift { .. } => {
-                Some(stage_loads(&shapes[self.shape].layers, &self.starts, &self.recompute))
+                let loads = stage_loads(&shapes[self.shape].layers, &self.starts, &self.recompute);
+                (Changed::Everything, Some(loads))
             }
-            Change::Move { .. } => None,
+            Change::Move { rank, from, to } => (Changed::Row { rank, from: from.min(to) }, None),
         };
         let now = loads.as_ref().unwrap_or(&self.loads);
-        let time = search.time_before(shapes, self.shape, &self.order, now, before);
+        let optimizer = if loads.is_some() { optimizer_time(&self.order, now) } else { self.optimizer };
+        let time = self.evaluator.time_changed(&self.order, now, changed, before - optimizer);
+        search.charge_evaluation(self.evaluator.computations(), self.recompute.len());
         let Some(time) = time.filter(|_| search.fits(shapes, self.shape, &self.order, now)) else {
             self.apply(change.reversed());
             return false;
         };
-        self.time = time;
-        self.blocks = critical(&self.order, search.ended());
+        self.evaluator.keep_change();
+        (self.time, self.optimizer) = (time + optimizer, optimizer);
+        self.blocks = critical(&self.order, self.evaluator.ended());
         if let Some(loads) = loads {
             self.loads = loads;
         }
@@ -213,7 +286,6 @@ mod tests {
     use super::*;
     use crate::placement::Placement;
     use crate::plan::balance::even;
-    use crate::plan::evaluate::Evaluator;
     use crate::plan::greedy::{Rules, Task, greedy};
     use crate::plan::request::PlanRequest;
     use crate::profile::{LayerProfile, LinkProfile, Profile};
@@ -231,6 +303,14 @@ mod tests {
         };
         let layers = (0..layers).map(layer).collect();
         Profile { link: LinkProfile::new(0.0, f64::INFINITY), layers, ..Profile::default() }
+    }
+
+    /// Returns the same model with messages that take as long as some layers, so that they wait for each other.
+    fn with_messages(seed: u64, layers: usize) -> Profile {
+        let mut profile = profile(seed, layers);
+        let mut numbers = Numbers(seed + 1);
+        profile.layers.iter_mut().for_each(|layer| layer.output_bytes = 1 + numbers.below(10) as u64);
+        Profile { link: LinkProfile::new(1.0, 0.7), ..profile }
     }
 
     /// Returns a request for 3 ranks, and its shape.
@@ -302,7 +382,7 @@ mod tests {
     #[test]
     fn changes_keep_what_must_come_first_and_can_be_taken_back() {
         for seed in 0..10 {
-            let profile = profile(seed, 9);
+            let profile = with_messages(seed, 9);
             let (request, shapes) = asked(&profile, None, 1_000_000);
             let mut keep_going = || true;
             let mut search = Search::new(&request, &mut keep_going);
@@ -320,6 +400,9 @@ mod tests {
                     assert_eq!((&plan.order, &plan.starts), (&before.0, &before.1), "{change:?}");
                 }
                 check_order(&plan.order);
+                let evaluated =
+                    Evaluator::default().time(&plan.order, &plan.loads, &shapes[0].layers.network);
+                assert_eq!(evaluated.map(|time| time + plan.optimizer), Some(plan.time), "{change:?}");
                 assert!(plan.starts.is_sorted_by(|one, other| one < other));
             }
             assert!(made > 0 && refused > 0, "seed {seed}: {made} made, {refused} refused");
@@ -331,11 +414,11 @@ mod tests {
         let (order, starts) = made(&shapes[0], memory);
         let recompute = vec![false; 6];
         let loads = stage_loads(&shapes[0].layers, &starts, &recompute);
-        let time = search.time_before(shapes, 0, &order, &loads, f64::INFINITY).expect("no deadlock");
+        let time = Evaluator::default().time(&order, &loads, &shapes[0].layers.network).expect("no deadlock");
         let choice = Choice { shape: 0, starts: &starts, recompute: &recompute };
         search.keep_changed(shapes, &Rc::new(order), &loads, choice, time);
         let candidate = search.best.values().next().cloned().expect("a plan");
-        Polished::of(search, shapes, candidate).expect("no deadlock")
+        Polished::of(shapes, candidate).expect("no deadlock")
     }
 
     #[test]
@@ -356,7 +439,7 @@ mod tests {
             let time = Evaluator::default().time(&best.order, &loads, &shapes[0].layers.network);
             assert_eq!(time, Some(best.time));
             let limit = memory.unwrap_or(u64::MAX);
-            let peaks = crate::plan::evaluate::peaks(&best.order, &loads, shapes[0].layers.sharding);
+            let peaks = crate::plan::peaks::peaks(&best.order, &loads, shapes[0].layers.sharding);
             assert!(peaks.iter().all(|&peak| peak <= limit), "seed {seed}: {peaks:?}");
             check_order(&best.order);
         }

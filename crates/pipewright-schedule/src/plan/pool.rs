@@ -54,6 +54,7 @@ pub(super) fn pool(search: &mut Search<'_>, shape: &Shape) -> Vec<Cut> {
         let even = Layout { starts: even(layers, class.stages()), rank_of: rank_of.clone() };
         if search.request.searched && class.chunks > 1 && class.path == Path::Loop {
             for _ in 0..WALKS {
+                search.charge_walk(FREE_WALKS * steps, class.chunks as usize);
                 add(None, balanced(step, memory, even.clone(), true, &mut numbers, FREE_WALKS * steps));
             }
         }
@@ -66,6 +67,7 @@ pub(super) fn pool(search: &mut Search<'_>, shape: &Shape) -> Vec<Cut> {
         for seed in 0..WALKS {
             let starts = descended(step, class, memory, seed, DESCENTS);
             add(Some(class), Layout { starts, rank_of: rank_of.clone() });
+            search.charge_walk(steps, class.chunks as usize);
             add(Some(class), balanced(step, memory, even.clone(), false, &mut numbers, steps));
         }
         add(Some(class), even);

@@ -61,7 +61,7 @@ impl<'a> Step<'a> {
     }
 
     /// Returns the shortest time of `count` messages between any ranks.
-    fn shortest_hops(&self, count: usize) -> f64 {
+    pub(super) fn shortest_hops(&self, count: usize) -> f64 {
         let [near, far] = self.hops;
         count as f64 * if self.layers.network.in_a_row > 1 { near.min(far) } else { far }
     }
@@ -196,10 +196,11 @@ pub(super) struct StageTimes {
     pub(super) forward: f64,
     pub(super) input: f64,
     work: f64,
-    /// The largest `F` of the stages up to this one.
-    slowest_forward: f64,
-    /// The largest of `F` of all stages and `I` of this stage and those after it.
-    slowest_backward: f64,
+    /// The largest `F` of the stages up to this one, and the largest of `F` of all stages and `I` of this stage and those
+    /// after it.
+    slowest: [f64; 2],
+    /// The inverse of these times.
+    paces: [f64; 2],
     first_forward: f64,
     first_backward: f64,
 }
@@ -213,8 +214,8 @@ impl StageTimes {
             forward: layers.forward(range.clone()),
             input: layers.input(range.clone()),
             work: layers.work(range.clone()),
-            slowest_forward: 0.0,
-            slowest_backward: 0.0,
+            slowest: [0.0; 2],
+            paces: [f64::INFINITY; 2],
             first_forward: layers.forward(0..range.start) + hops,
             first_backward: layers.forward(0..end) + layers.input(range.end..end) + 2.0 * all_hops - hops,
         }
@@ -222,26 +223,31 @@ impl StageTimes {
 
     /// Returns the times with the slowest stages of others.
     pub(super) fn with_slowest_of(self, other: Self) -> Self {
-        let Self { slowest_forward, slowest_backward, .. } = other;
-        Self { slowest_forward, slowest_backward, ..self }
+        let Self { slowest, paces, .. } = other;
+        Self { slowest, paces, ..self }
+    }
+
+    /// Sets the slowest stage for forwards (0) or backwards (1).
+    fn set_slowest(&mut self, of: usize, time: f64) {
+        self.slowest[of] = time;
+        self.paces[of] = time.recip();
     }
 
     /// Returns the work of the stage that cannot start before `time`.
     fn work_from(&self, time: f64, microbatches: f64) -> f64 {
-        let forwards = left(time - self.first_forward, self.slowest_forward, microbatches);
-        let backwards = left(time - self.first_backward, self.slowest_backward, microbatches);
+        let forwards = left(time - self.first_forward, self.paces[0], microbatches);
+        let backwards = left(time - self.first_backward, self.paces[1], microbatches);
         forwards * self.forward + backwards * (self.work - self.forward)
     }
 }
 
-/// Returns the number of microbatches that start at `since` or later, if the first one starts at 0 and each other one at
-/// least `slowest` after the one before it.
-fn left(since: f64, slowest: f64, microbatches: f64) -> f64 {
+/// Returns the number of microbatches that start at `since` or later, if the first one starts at 0 and the others follow at
+/// most at this pace.
+fn left(since: f64, pace: f64, microbatches: f64) -> f64 {
     if since <= 0.0 {
         return microbatches;
     }
-    // Without a distance, the quotient is infinite.
-    let begun = (since / slowest).min(microbatches);
+    let begun = (since * pace).min(microbatches);
     // Many processors need a call for `ceil`.
     let whole = f64::from(begun as u32);
     microbatches - if whole < begun { whole + 1.0 } else { whole }
@@ -252,16 +258,16 @@ pub(super) fn set_slowest(times: &mut [StageTimes], mut change: impl FnMut(usize
     let mut slowest = 0.0f64;
     for (stage, times) in times.iter_mut().enumerate() {
         slowest = slowest.max(times.forward);
-        if times.slowest_forward != slowest {
+        if times.slowest[0] != slowest {
             change(stage, *times);
-            times.slowest_forward = slowest;
+            times.set_slowest(0, slowest);
         }
     }
     for (stage, times) in times.iter_mut().enumerate().rev() {
         slowest = slowest.max(times.input);
-        if times.slowest_backward != slowest {
+        if times.slowest[1] != slowest {
             change(stage, *times);
-            times.slowest_backward = slowest;
+            times.set_slowest(1, slowest);
         }
     }
 }

@@ -1,8 +1,8 @@
 //! The stages that recompute their forward, to fit into the memory.
 
-use crate::plan::evaluate::peaks;
 use crate::plan::layers::Layers;
 use crate::plan::order::Order;
+use crate::plan::peaks::peaks;
 use crate::plan::stage_load::{StageLoad, stage_loads};
 use crate::sharding::Sharding;
 

@@ -50,7 +50,7 @@ pub struct PlanRequest {
     /// The numbers of parts into which the head may be cut along the vocabulary, each part a layer of its own; empty for
     /// the number that the profile has.
     pub head_parts: Vec<u32>,
-    /// The work of the search, in simulated computations. About ten million take a second.
+    /// The work of the search, in computations that rules choose. About thirteen million take a second.
     pub effort: u64,
     /// The number of plans to return.
     pub plans: usize,
@@ -58,7 +58,7 @@ pub struct PlanRequest {
 
 impl PlanRequest {
     /// The usual work of a search, in simulated computations.
-    pub const EFFORT: u64 = 12_000_000;
+    pub const EFFORT: u64 = 20_000_000;
 }
 
 impl Default for PlanRequest {

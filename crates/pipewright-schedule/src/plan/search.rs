@@ -8,9 +8,10 @@ use std::rc::Rc;
 use crate::generate::GenerateError;
 use crate::ids::Rank;
 use crate::placement::Placement;
-use crate::plan::evaluate::{Ended, Evaluator, peaks};
+use crate::plan::evaluate::Evaluator;
 use crate::plan::greedy::{Rules, Task, greedy};
 use crate::plan::order::Order;
+use crate::plan::peaks::peaks;
 use crate::plan::report::{PlanSettings, SEARCHED, Shortage};
 use crate::plan::request::PlanRequest;
 use crate::plan::shape::Shape;
@@ -22,9 +23,14 @@ pub(super) const GOOD_ENOUGH: f64 = 5e-4;
 /// The share by which equal times differ because their sums are not exact.
 const ROUNDING: f64 = 1e-12;
 /// The computations of a given order that are evaluated in the time in which rules choose one.
-const EVALUATED: u64 = 4;
-/// The computations that rules choose in the time of a step of a walk.
-const WALKED: u64 = 5;
+const EVALUATED: u64 = 5;
+/// The computations that rules choose in the time of a step of a walk with one stage a rank, without those for each pair of
+/// stages of a rank.
+const WALKED: u64 = 3;
+/// The most plans of a number of stages that are kept for later changes, and the most computations that they have, unless
+/// one has more.
+const PROMISING: usize = 16;
+const MOST_COMPUTATIONS: usize = 1 << 20;
 
 /// A plan that was simulated and fits.
 #[derive(Debug, Clone)]
@@ -55,6 +61,9 @@ pub(super) struct Search<'a> {
     pub(super) stopped: bool,
     /// The best plan of each schedule.
     pub(super) best: BTreeMap<&'static str, Candidate>,
+    /// The best plans by rules, the fastest first: one of each layout, and at most [`most_promising`] of each number of
+    /// stages.
+    pub(super) promising: Vec<Candidate>,
     /// The smallest shortage of each schedule, with a description of the plan.
     pub(super) shortages: BTreeMap<&'static str, (Shortage, String)>,
     pub(super) refused: BTreeMap<&'static str, GenerateError>,
@@ -86,6 +95,7 @@ impl<'a> Search<'a> {
             simulated: 0,
             stopped: false,
             best: BTreeMap::new(),
+            promising: Vec::new(),
             shortages: BTreeMap::new(),
             refused: BTreeMap::new(),
         }
@@ -175,24 +185,9 @@ impl<'a> Search<'a> {
         (time < before).then_some(time)
     }
 
-    /// Returns the time of a changed order if it is below `before`.
-    pub(super) fn time_before(
-        &mut self,
-        shapes: &[Shape],
-        shape: usize,
-        order: &Order,
-        loads: &[StageLoad],
-        before: f64,
-    ) -> Option<f64> {
-        let (network, optimizer) = (&shapes[shape].layers.network, optimizer_time(order, loads));
-        let time = self.evaluator.time_before(order, loads, network, before - optimizer);
-        self.charge(self.evaluator.computations() / EVALUATED + loads.len() as u64);
-        time.map(|time| time + optimizer)
-    }
-
-    /// Returns when the computations of the last order that was evaluated ended.
-    pub(super) fn ended(&self) -> &[Vec<Ended>] {
-        self.evaluator.ended()
+    /// Charges an evaluation that ran `computations` computations of an order with `stages` stages.
+    pub(super) fn charge_evaluation(&mut self, computations: u64, stages: usize) {
+        self.charge(computations / EVALUATED + stages as u64 / 4 + 4);
     }
 
     /// Returns whether an order fits into the memory.
@@ -217,9 +212,10 @@ impl<'a> Search<'a> {
         self.keep(label, order, None, choice, time, peaks.into_iter().max().unwrap_or(0));
     }
 
-    /// Charges the steps of a walk.
-    pub(super) fn charge_walk(&mut self, steps: usize) {
-        self.left = self.left.saturating_sub(steps as u64 * WALKED);
+    /// Charges the steps of a walk with so many stages a rank.
+    pub(super) fn charge_walk(&mut self, steps: usize, chunks: usize) {
+        let of_step = WALKED + (chunks * chunks) as u64;
+        self.left = self.left.saturating_sub(steps as u64 * of_step);
     }
 
     fn charge(&mut self, work: u64) {
@@ -240,7 +236,8 @@ impl<'a> Search<'a> {
             .best
             .get(label.name)
             .is_none_or(|best| time < best.time * (1.0 - ROUNDING) || time <= best.time && peak < best.peak);
-        if !is_better {
+        let is_promising = rules.is_some() && self.may_be_promising(order, choice, time);
+        if !is_better && !is_promising {
             return;
         }
         let candidate = Candidate {
@@ -254,7 +251,39 @@ impl<'a> Search<'a> {
             time,
             peak,
         };
-        self.best.insert(label.name, candidate);
+        if is_promising {
+            self.keep_promising(candidate.clone());
+        }
+        if is_better {
+            self.best.insert(label.name, candidate);
+        }
+    }
+
+    /// Returns whether a plan by rules is faster than one of the promising plans with as many stages, or these are few.
+    fn may_be_promising(&self, order: &Order, choice: Choice<'_>, time: f64) -> bool {
+        let mut alike = self.promising.iter().filter(|other| other.starts.len() == choice.starts.len());
+        alike.nth(most_promising(order) - 1).is_none_or(|last| time < last.time)
+    }
+
+    /// Keeps a plan among the promising ones, in the place of a slower one with the same layout.
+    fn keep_promising(&mut self, plan: Candidate) {
+        let has_layout = |other: &Candidate| {
+            (other.shape, &other.starts) == (plan.shape, &plan.starts)
+                && other.order.placement == plan.order.placement
+        };
+        if let Some(known) = self.promising.iter().position(has_layout) {
+            if self.promising[known].time <= plan.time {
+                return;
+            }
+            self.promising.remove(known);
+        }
+        let (stages, most) = (plan.starts.len(), most_promising(&plan.order));
+        let place = self.promising.partition_point(|other| other.time <= plan.time);
+        self.promising.insert(place, plan);
+        let mut alike = (0..self.promising.len()).filter(|&at| self.promising[at].starts.len() == stages);
+        if let Some(last) = alike.nth(most) {
+            self.promising.remove(last);
+        }
     }
 
     /// Returns what an order lacks on the rank that lacks the most, if it does not fit.
@@ -293,6 +322,12 @@ impl<'a> Search<'a> {
         );
         self.shortages.insert(name, (shortage, plan));
     }
+}
+
+/// Returns how many plans with as many stages are kept for later changes.
+fn most_promising(order: &Order) -> usize {
+    let computations: usize = order.rows.iter().map(Vec::len).sum();
+    (MOST_COMPUTATIONS / computations.max(1)).clamp(1, PROMISING)
 }
 
 /// Returns the time of the optimizer, which all ranks begin together.

@@ -1,17 +1,45 @@
 //! The bound for several stages a rank from the time in which ranks are idle, over all cuts and all orders of the later
 //! rounds.
 //!
-//! The sum of the idle times of all ranks is a sum over stages (`terms.rs`), so a table over stages and layers finds the
-//! cut with the smallest sum. The ranks together have `p T`, which is at least their work and their idle time. Cuts in
-//! which the work of one stage exceeds `T` do not count.
+//! Until any time `t`, a rank computes no more than what has arrived, so a step takes at least `t` and the rest of the work
+//! of the rank (bound 4 of `rank_times.rs`). For a suitable `t` this is a sum over the stages of the rank (`sizes.rs`), and
+//! summed over all ranks it is a sum over the stages of the cut, at most `p T`. The means of several such sums, with any
+//! weights, are at most `p T` too. A table over stages and layers finds the cut with the smallest mean, and the weights are
+//! changed until that mean is large ([`Cuts::bound`]).
+//!
+//! The slowest stage sets the pace at which microbatches arrive. So cuts are divided by the longest forward of their
+//! stages, each part has its own bound, and the smallest one counts. In the table, a cut also has a level: the longest
+//! forward of its stages so far, rounded down to one of a few times.
 
-use crate::plan::bound::bisect;
-use crate::plan::bound::terms::{Arrivals, Terms, weights};
+use std::ops::Range;
+
+use crate::plan::bound::sizes::{SizeTerms, Sizes, TERMS};
 use crate::plan::class::Class;
 use crate::plan::rank_times::Step;
 
 /// The largest table over stages, first and last layers for which the bound is computed: a second on one core.
 const LARGEST_TABLE: usize = 8_000_000;
+/// The share by which the bound is raised at a time.
+const RAISE: f64 = 0.02;
+/// The quotient of the longest forwards of two parts of the cuts.
+const PART: f64 = 1.12;
+/// The share of the forwards of all layers up to which the longest forward of the first part reaches at least.
+const SHORTEST: f64 = 1e-3;
+/// The most changes of the weights of a part.
+const CHANGES: usize = 60;
+/// How far weights follow the sums at first, and the changes after which they do so half as far.
+const RATE: f64 = 40.0;
+const SLOWER: f64 = 10.0;
+/// The smallest weight.
+const SMALLEST: f64 = 1e-9;
+/// The share by which a bound must become larger within so many changes.
+const PROGRESS: f64 = 1e-4;
+const PATIENCE: usize = 10;
+/// The most levels, and the rows of the table that they may have.
+const LEVELS: usize = 6;
+const ROWS: usize = 15_000;
+/// The share by which sums may differ by rounding.
+const ROUNDING: f64 = 1e-9;
 
 /// Returns a time that no step with the rounds of `class` is below; `low`, which is a bound already, if the model has so many
 /// layers that this takes too long.
@@ -20,62 +48,221 @@ pub(super) fn bound(step: Step<'_>, class: Class, low: f64) -> f64 {
     if class.stages().saturating_mul(layers).saturating_mul(layers) > LARGEST_TABLE {
         return low;
     }
-    let arrivals = Arrivals::of(step);
-    let ranks = f64::from(step.ranks);
-    let work = step.microbatches * step.layers.work(0..step.layers.count());
-    let weights = weights();
-    bisect(low, |time| {
-        // A cut that is short enough for one mean is often short enough for others.
-        let mut known: Vec<Vec<usize>> = Vec::new();
-        weights.iter().all(|&weights| {
-            let terms = Terms { step, class, arrivals: &arrivals, weights };
-            let is_enough = |idle: f64| work + idle <= ranks * time;
-            if known.iter().any(|starts| is_enough(of_cut(&terms, starts))) {
-                return true;
-            }
-            let Some((idle, starts)) = least(&terms, time) else { return false };
-            known.push(starts);
-            is_enough(idle)
-        })
-    })
+    let mut low = low;
+    loop {
+        let target = low * (1.0 + RAISE);
+        let found = least(step, class, low, target);
+        if found < target || !target.is_finite() {
+            return low.max(found);
+        }
+        low = target;
+    }
 }
 
-/// Returns the smallest idle time of all ranks together, and its cut; `None` if every cut has a stage with more work
-/// than `time`.
-fn least(terms: &Terms<'_>, time: f64) -> Option<(f64, Vec<usize>)> {
-    let (layers, stages) = (terms.step.layers.count(), terms.class.stages());
-    let mut before = vec![f64::INFINITY; layers + 1];
-    before[0] = 0.0;
-    // For each stage and each end of it, its best first layer.
-    let mut firsts = vec![0; stages * (layers + 1)];
-    for stage in 0..stages {
-        let mut after = vec![f64::INFINITY; layers + 1];
-        let last = layers - (stages - stage - 1);
-        for first in (stage..last).filter(|&first| before[first].is_finite()) {
-            let start = terms.start(stage, first);
-            for end in first + 1..=last {
-                if start + terms.step.microbatches * terms.step.layers.work(first..end) > time {
-                    break;
-                }
-                let sum = before[first] + terms.idle(stage, first..end);
-                if sum < after[end] {
-                    after[end] = sum;
-                    firsts[stage * (layers + 1) + end] = first;
-                }
+/// Returns a time that no step is below; at most `target`. If it is not above `low`, it may be lower than necessary.
+fn least(step: Step<'_>, class: Class, low: f64, target: f64) -> f64 {
+    let all = step.layers.forward(0..step.layers.count());
+    // The microbatches pass the slowest stage one after another.
+    let longest = all.min((target - step.path()) / (step.microbatches - 1.0));
+    let mut shortest = shortest(step, class.stages());
+    let mut least = target;
+    while shortest <= longest && least > low {
+        let next = (shortest * PART).max(all * SHORTEST);
+        least = Cuts::of(step, class, target, shortest..next).bound(low, least);
+        if next <= shortest {
+            break;
+        }
+        shortest = next;
+    }
+    least
+}
+
+/// Returns a time that the longest forward of the stages of any cut is not below.
+fn shortest(step: Step<'_>, stages: usize) -> f64 {
+    let layers = step.layers.count();
+    let are_enough = |time: f64| {
+        let (mut used, mut first) = (0, 0);
+        while first < layers && used < stages {
+            let ends = first + 1..=layers;
+            let fits = ends.take_while(|&end| step.layers.forward(first..end) <= time).last();
+            let Some(end) = fits else { return false };
+            (used, first) = (used + 1, end);
+        }
+        first == layers
+    };
+    let (mut low, mut high) = (0.0, step.layers.forward(0..layers));
+    while high - low > ROUNDING * high {
+        let middle = low + (high - low) / 2.0;
+        if middle <= low {
+            break;
+        }
+        if are_enough(middle) { high = middle } else { low = middle }
+    }
+    low
+}
+
+/// A stage that a cut may have.
+#[derive(Debug, Clone, Copy)]
+struct Piece {
+    first: usize,
+    end: usize,
+    /// The level of a cut that ends with this stage, if it was not higher before.
+    level: usize,
+    /// The row of its sizes at this level. Those of higher levels follow.
+    row: usize,
+}
+
+/// Cuts whose longest forward is in some range.
+struct Cuts {
+    ranks: usize,
+    layers: usize,
+    levels: usize,
+    /// The pieces of each stage, in the order of their first layers.
+    stages: Vec<Vec<Piece>>,
+    rows: Vec<Sizes>,
+}
+
+impl Cuts {
+    fn of(step: Step<'_>, class: Class, time: f64, longest: Range<f64>) -> Self {
+        let (layers, stages) = (step.layers.count(), class.stages());
+        let terms = SizeTerms::of(step, class, &longest);
+        let mut found: Vec<Vec<Range<usize>>> = Vec::new();
+        for stage in 0..stages {
+            let mut of_stage = Vec::new();
+            let last = layers - (stages - stage - 1);
+            for first in stage..last {
+                let left = time * (1.0 + ROUNDING) - terms.start(stage, first);
+                let fits = |end: &usize| {
+                    let work = step.microbatches * step.layers.work(first..*end);
+                    work <= left && step.layers.forward(first..*end) <= longest.end
+                };
+                of_stage.extend((first + 1..=last).take_while(fits).map(|end| first..end));
+            }
+            found.push(of_stage);
+        }
+        let count: usize = found.iter().map(Vec::len).sum();
+        let levels = (ROWS / count.max(1)).clamp(1, LEVELS);
+        let edges: Vec<f64> = (0..levels).map(|level| edge(level, levels, longest.start)).collect();
+        let mut cuts =
+            Self { ranks: class.ranks as usize, layers, levels, stages: Vec::new(), rows: Vec::new() };
+        for (stage, of_stage) in found.into_iter().enumerate() {
+            let mut pieces = Vec::new();
+            for range in of_stage {
+                let own = terms.slowest(stage, &range);
+                let level = edges.iter().rposition(|&edge| edge <= own * (1.0 + ROUNDING)).unwrap_or(0);
+                let row = cuts.rows.len();
+                cuts.rows
+                    .extend(edges[level..].iter().map(|&edge| terms.sizes(stage, &range, own.max(edge))));
+                pieces.push(Piece { first: range.start, end: range.end, level, row });
+            }
+            cuts.stages.push(pieces);
+        }
+        cuts.keep_with_partners(time * (1.0 + ROUNDING));
+        cuts
+    }
+
+    /// Removes the pieces that do not fit into `time` with the smallest pieces of all other rounds.
+    fn keep_with_partners(&mut self, time: f64) {
+        let rounds = self.stages.len() / self.ranks;
+        let mut smallest = vec![[f64::INFINITY; TERMS]; rounds];
+        for (stage, pieces) in self.stages.iter().enumerate() {
+            let smallest = &mut smallest[stage / self.ranks];
+            for piece in pieces {
+                let sizes = &self.rows[piece.row];
+                *smallest = std::array::from_fn(|at| smallest[at].min(sizes[at]));
             }
         }
-        before = after;
+        for (stage, pieces) in self.stages.iter_mut().enumerate() {
+            let others = smallest.iter().enumerate().filter(|&(round, _)| round != stage / self.ranks);
+            let others: Vec<&Sizes> = others.map(|(_, sizes)| sizes).collect();
+            let rows = &self.rows;
+            pieces.retain(|piece| {
+                let sizes = &rows[piece.row];
+                (0..TERMS).all(|at| sizes[at] + others.iter().map(|other| other[at]).sum::<f64>() <= time)
+            });
+        }
     }
-    let mut starts = vec![layers; stages + 1];
-    for stage in (0..stages).rev() {
-        starts[stage] = firsts[stage * (layers + 1) + starts[stage + 1]];
+
+    /// Returns a time that no step with one of these cuts is below; at most `target`, and less precise if it is not above
+    /// `low`.
+    fn bound(&self, low: f64, target: f64) -> f64 {
+        let mut weights: Sizes = [1.0 / TERMS as f64; TERMS];
+        let (mut most, mut since) = (0.0f64, 0);
+        // No weights prove more than the largest sum of any cut.
+        let mut limit = f64::INFINITY;
+        for change in 0..CHANGES {
+            let Some(sums) = self.smallest(&weights) else { return target };
+            let times: Sizes = sums.map(|sum| sum / self.ranks as f64);
+            let mean: f64 = times.iter().zip(&weights).map(|(time, weight)| time * weight).sum();
+            let largest = times.iter().copied().fold(0.0, f64::max);
+            limit = limit.min(largest);
+            since = if mean > most * (1.0 + PROGRESS) { 0 } else { since + 1 };
+            most = most.max(mean);
+            if most >= target {
+                return target;
+            }
+            if limit <= low.max(most * (1.0 + PROGRESS)) || since > PATIENCE {
+                break;
+            }
+            let rate = RATE / (1.0 + change as f64 / SLOWER);
+            for (weight, time) in weights.iter_mut().zip(times) {
+                *weight = (*weight * (rate * (time / largest - 1.0)).max(-2.0).exp()).max(SMALLEST);
+            }
+            let all: f64 = weights.iter().sum();
+            weights.iter_mut().for_each(|weight| *weight /= all);
+        }
+        most
     }
-    before[layers].is_finite().then_some((before[layers], starts))
+
+    /// Returns the sums of the cut with the smallest mean; `None` if there is no cut.
+    fn smallest(&self, weights: &Sizes) -> Option<Sizes> {
+        let of_row = |sizes: &Sizes| sizes.iter().zip(weights).map(|(size, weight)| size * weight).sum();
+        let means: Vec<f64> = self.rows.iter().map(of_row).collect();
+        let (levels, width) = (self.levels, (self.layers + 1) * self.levels);
+        let mut before = vec![f64::INFINITY; width];
+        before[0] = 0.0;
+        // For each stage, each end of it, and each level there: the place before it, and the row.
+        let mut found = vec![(0u32, 0u32); self.stages.len() * width];
+        for (stage, pieces) in self.stages.iter().enumerate() {
+            let mut after = vec![f64::INFINITY; width];
+            let found = &mut found[stage * width..][..width];
+            for piece in pieces {
+                for level in 0..levels {
+                    let from = piece.first * levels + level;
+                    let now = level.max(piece.level);
+                    let (row, to) = (piece.row + now - piece.level, piece.end * levels + now);
+                    let sum = before[from] + means[row];
+                    if sum < after[to] {
+                        after[to] = sum;
+                        found[to] = (from as u32, row as u32);
+                    }
+                }
+            }
+            before = after;
+        }
+        let ends = self.layers * levels..width;
+        let mut at = ends.min_by(|&one, &other| before[one].total_cmp(&before[other]))?;
+        if before[at].is_infinite() {
+            return None;
+        }
+        let mut sums = Sizes::default();
+        for stage in (0..self.stages.len()).rev() {
+            let (from, row) = found[stage * width + at];
+            let sizes = &self.rows[row as usize];
+            sums = std::array::from_fn(|at| sums[at] + sizes[at]);
+            at = from as usize;
+        }
+        Some(sums)
+    }
 }
 
-/// Returns the idle time of all ranks together for a cut.
-fn of_cut(terms: &Terms<'_>, starts: &[usize]) -> f64 {
-    starts.windows(2).enumerate().map(|(stage, range)| terms.idle(stage, range[0]..range[1])).sum()
+/// Returns the longest forward at which a level begins: 0, then a half of `longest` to all of it.
+fn edge(level: usize, levels: usize, longest: f64) -> f64 {
+    match level {
+        0 => 0.0,
+        _ if level + 1 == levels => longest,
+        _ => longest * 0.5f64.powf(1.0 - (level - 1) as f64 / (levels - 2) as f64),
+    }
 }
 
 #[cfg(test)]
@@ -83,15 +270,16 @@ mod tests {
     use super::*;
     use crate::plan::bound::equal_layers;
     use crate::plan::class::Path;
+    use crate::plan::cuts::for_each_cut;
+    use crate::plan::tests::model;
 
     /// Checks the bound for two stages a rank of one layer each, whose three times are 1. No order and no placement is
-    /// faster than `optimum`.
-    fn check(ranks: u32, microbatches: u32, expected: f64, optimum: f64) {
+    /// faster than `optimum`; the idle times of single ranks give `simple` in the mean.
+    fn check(ranks: u32, microbatches: u32, simple: f64, optimum: f64) {
         let layers = equal_layers(2 * ranks as usize, ranks);
         let step = Step::of(&layers, ranks, microbatches);
-        let found = bound(step, Class { ranks, chunks: 2, path: Path::Loop }, 0.0);
-        // The bisection ends below the bound.
-        assert!((expected * 0.999..=expected).contains(&found) && found <= optimum, "{found} {expected}");
+        let found = bound(step, Class { ranks, chunks: 2, path: Path::Loop }, 1.0);
+        assert!(found >= simple * 0.999 && found <= optimum, "{found} of {simple} to {optimum}");
     }
 
     /// The last stage of each rank receives few forwards before its first backward. An enumeration of all orders gave
@@ -113,5 +301,43 @@ mod tests {
     #[test]
     fn enough_microbatches_keep_ranks_busy() {
         check(4, 40, 240.0 + 1.5, f64::INFINITY);
+    }
+
+    /// The bound of a part holds for every cut in it: the smallest one does, and is found.
+    #[test]
+    fn no_cut_is_below_the_bound_of_its_part() {
+        for seed in 0..30 {
+            let (ranks, count) = (2 + (seed % 2) as u32, 9 + (seed % 3) as usize);
+            let layers = model(seed, count, ranks, 1);
+            let step = Step::of(&layers, ranks, 1 + (seed % 6) as u32);
+            let class = Class { ranks, chunks: 2 + (seed % 2) as u32, path: Path::Loop };
+            let (all, mut parts) = (step.layers.forward(0..count), 0);
+            let mut shortest = shortest(step, class.stages());
+            while shortest <= all {
+                let longest = shortest..shortest * PART;
+                let cuts = Cuts::of(step, class, 1e9, longest.clone());
+                let found = cuts.bound(0.0, 1e9);
+                let terms = SizeTerms::of(step, class, &longest);
+                let mut least = f64::INFINITY;
+                for_each_cut(count, class.stages(), &mut |starts| {
+                    let ranges = || starts.windows(2).map(|range| range[0]..range[1]).enumerate();
+                    let forward = |(_, range): (usize, Range<usize>)| step.layers.forward(range);
+                    if !longest.contains(&ranges().map(forward).fold(0.0, f64::max)) {
+                        return;
+                    }
+                    let (mut slowest, mut sums) = (0.0f64, Sizes::default());
+                    for (stage, range) in ranges() {
+                        slowest = slowest.max(terms.slowest(stage, &range));
+                        let sizes = terms.sizes(stage, &range, slowest);
+                        sums = std::array::from_fn(|at| sums[at] + sizes[at]);
+                    }
+                    least = least.min(sums.into_iter().fold(0.0, f64::max) / f64::from(ranks));
+                });
+                assert!(found <= least * (1.0 + 1e-9), "seed {seed}, {longest:?}: {found} above {least}");
+                parts += usize::from(least.is_finite());
+                shortest *= PART;
+            }
+            assert!(parts > 0, "seed {seed}");
+        }
     }
 }

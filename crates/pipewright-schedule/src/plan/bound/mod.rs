@@ -11,6 +11,7 @@ mod few;
 mod idle;
 mod one;
 mod pairs;
+mod sizes;
 mod terms;
 mod two;
 
@@ -26,11 +27,6 @@ const ROUNDING: f64 = 1e-9;
 /// free, rounds may visit the ranks in any order.
 pub(super) fn lower_bound(step: Step<'_>, classes: &[Class], is_free: bool) -> f64 {
     let any = any::bound(step);
-    // The bounds of rounds are the same for loops and Vs.
-    let rounds: Vec<f64> = (0..=MAX_CHUNKS)
-        .map(|chunks| classes.iter().find(|class| chunks > 1 && class.chunks == chunks))
-        .map(|class| class.map_or(any, |&class| of_rounds(step, class, any, classes)))
-        .collect();
     let of_class = |&class: &Class| {
         let is_fixed = !is_free || class.chunks == 1;
         let own = if is_fixed { few::bound(step, class) } else { None };
@@ -41,10 +37,24 @@ pub(super) fn lower_bound(step: Step<'_>, classes: &[Class], is_free: bool) -> f
             (2, Path::Loop) => two::loop_bound(step, any),
             _ => None,
         });
-        own.unwrap_or(any).max(rounds[class.chunks as usize])
+        own.unwrap_or(any).max(any)
     };
-    let smallest = classes.iter().map(of_class).reduce(f64::min).unwrap_or(any);
-    smallest * (1.0 - ROUNDING)
+    let mut bounds: Vec<f64> = classes.iter().map(of_class).collect();
+    // The bounds of rounds take longer, and are the same for loops and Vs. So only those are computed that are the smallest.
+    let mut known = [false; MAX_CHUNKS as usize + 1];
+    known[..2].fill(true);
+    loop {
+        let smallest = (0..classes.len()).min_by(|&one, &other| bounds[one].total_cmp(&bounds[other]));
+        let Some(smallest) = smallest else { return any * (1.0 - ROUNDING) };
+        let chunks = classes[smallest].chunks;
+        if std::mem::replace(&mut known[chunks as usize], true) {
+            return bounds[smallest] * (1.0 - ROUNDING);
+        }
+        let of_rounds = of_rounds(step, classes[smallest], bounds[smallest], classes);
+        for (bound, _) in bounds.iter_mut().zip(classes).filter(|(_, class)| class.chunks == chunks) {
+            *bound = bound.max(of_rounds);
+        }
+    }
 }
 
 /// Returns a lower bound for all arrangements, which is at most [`lower_bound`] and takes little time.

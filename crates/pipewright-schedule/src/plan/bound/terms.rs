@@ -19,16 +19,6 @@ use std::ops::Range;
 use crate::plan::class::Class;
 use crate::plan::rank_times::Step;
 
-/// The weights of the three bounds are multiples of one over this number.
-const PARTS: u32 = 4;
-
-/// Returns all weights of the three bounds.
-pub(super) fn weights() -> Vec<[f64; 3]> {
-    let share = |parts: u32| f64::from(parts) / f64::from(PARTS);
-    let with = |one: u32| (0..=PARTS - one).map(move |two| [one, two, PARTS - one - two].map(share));
-    (0..=PARTS).flat_map(with).collect()
-}
-
 /// The times at which forwards can start.
 pub(super) struct Arrivals<'a> {
     step: Step<'a>,
@@ -45,20 +35,32 @@ impl<'a> Arrivals<'a> {
         Self { step, slowest }
     }
 
+    /// Returns a time that the largest `F` of the stages up to this one is not below. `stage` stages come before it.
+    pub(super) fn slowest(&self, stage: usize, layers: &Range<usize>) -> f64 {
+        let forward = self.step.layers.forward(layers.clone());
+        let mean = self.step.layers.forward(0..layers.end) / (stage + 1) as f64;
+        self.slowest[layers.end].max(forward).max(mean)
+    }
+
     /// Returns the most time that a stage of these layers, which starts at `start` at the earliest, computes forwards
     /// until `until`. `stage` stages come before it.
     fn computed(&self, stage: usize, layers: &Range<usize>, start: f64, until: f64) -> f64 {
         let forward = self.step.layers.forward(layers.clone());
-        let mean = self.step.layers.forward(0..layers.end) / (stage + 1) as f64;
-        let slowest = self.slowest[layers.end].max(forward).max(mean);
-        let since = (until - start).max(0.0);
-        let all = self.step.microbatches * forward;
-        if since >= self.step.microbatches * slowest {
-            return all;
-        }
-        let whole = (since / slowest).floor();
-        (whole * forward + (since - whole * slowest).min(forward)).min(all)
+        arrived(until - start, self.slowest(stage, layers), forward, self.step.microbatches)
     }
+}
+
+/// Returns the most time that a stage computes within `since` of its start, if its computations, which take `each`, arrive
+/// `pace` after each other.
+pub(super) fn arrived(since: f64, pace: f64, each: f64, microbatches: f64) -> f64 {
+    if since <= 0.0 {
+        return 0.0;
+    }
+    if since >= microbatches * pace {
+        return microbatches * each;
+    }
+    let whole = (since / pace).floor();
+    (whole * each + (since - whole * pace).min(each)).min(microbatches * each)
 }
 
 /// The terms of the stages of a class with weights of the three bounds.

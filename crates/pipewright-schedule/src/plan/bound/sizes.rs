@@ -1,0 +1,120 @@
+//! The terms of a stage in sums that no step is below `p` times: for the bound of `idle.rs`.
+//!
+//! Each term belongs to a time `t` of every rank. Until then the rank has done no more than what has arrived of its stages'
+//! work, and the rest comes after `t`. So `t` and the rest, summed over the stages of the rank, are at most the time of the
+//! step. The time `t` counts for the first or the last stage of the rank.
+//!
+//! 1. `t` is the start of the rank's first stage: nothing has been done by then.
+//! 2. `t` is the first backward of the rank's last stage, which all its other backwards follow. The forwards of its other
+//!    stages count as done.
+//! 3. `t` is a time that all ranks share. There are several.
+//!
+//! Forwards of a stage follow each other no faster than the slowest stage so far takes them. Backwards follow each other no
+//! faster than forwards of the slowest stage of all, or input backwards of the stage itself. Every round visits all ranks,
+//! so the messages of a round pass from each rank to another one.
+
+use std::ops::Range;
+
+use crate::plan::bound::terms::{Arrivals, arrived};
+use crate::plan::class::Class;
+use crate::plan::rank_times::Step;
+
+/// The times before the first backward can begin, and from then on, that all ranks share.
+const EARLY: usize = 3;
+const LATE: usize = 5;
+/// The share of the input backwards of all layers that the last of these times lies after the first backward.
+const LAST: f64 = 0.65;
+/// The number of terms.
+pub(super) const TERMS: usize = 2 + EARLY + LATE;
+
+/// The terms of a stage, in the order of the list above.
+pub(super) type Sizes = [f64; TERMS];
+
+/// What the terms of all stages share.
+pub(super) struct SizeTerms<'a> {
+    step: Step<'a>,
+    class: Class,
+    /// The longest forward of a cut is not below this.
+    longest: f64,
+    arrivals: Arrivals<'a>,
+    /// The times that all ranks share.
+    times: [f64; EARLY + LATE],
+}
+
+impl<'a> SizeTerms<'a> {
+    pub(super) fn of(step: Step<'a>, class: Class, longest: &Range<f64>) -> Self {
+        let arrivals = Arrivals::of(step);
+        let mut terms = Self { step, class, longest: longest.start, arrivals, times: [0.0; EARLY + LATE] };
+        let layers = step.layers.count();
+        let turn = terms.first_backward(class.stages() - 1, layers);
+        let all_inputs = LAST * step.layers.input(0..layers);
+        terms.times = std::array::from_fn(|at| match at.checked_sub(EARLY) {
+            None => turn * (at + 1) as f64 / (EARLY + 1) as f64,
+            Some(late) => turn + all_inputs * late as f64 / (LATE - 1) as f64,
+        });
+        terms
+    }
+
+    fn round(&self, stage: usize) -> (usize, usize) {
+        (stage / self.class.ranks as usize, stage % self.class.ranks as usize)
+    }
+
+    /// Returns the earliest start of a stage. The first round visits the ranks in order, and each later one visits all of
+    /// them.
+    pub(super) fn start(&self, stage: usize, first: usize) -> f64 {
+        let others = self.class.ranks as usize - 1;
+        match self.round(stage) {
+            (0, place) => self.step.fill(place, first),
+            (round, place) => {
+                self.step.fill(others, first) + self.step.shortest_hops((round - 1) * others + place)
+            }
+        }
+    }
+
+    /// Returns the earliest first backward of a stage that ends before layer `end`.
+    fn first_backward(&self, stage: usize, end: usize) -> f64 {
+        let others = self.class.ranks as usize - 1;
+        let later = self.class.chunks as usize - 1;
+        let (round, place) = self.round(stage);
+        let back = (later - round) * others + others - place;
+        self.step.first_backward(end, later * others + back)
+    }
+
+    /// Returns a time that the longest forward of the stages up to this one is not below.
+    pub(super) fn slowest(&self, stage: usize, layers: &Range<usize>) -> f64 {
+        self.arrivals.slowest(stage, layers)
+    }
+
+    /// Returns the terms of a stage whose forwards follow each other by at least `pace`.
+    pub(super) fn sizes(&self, stage: usize, layers: &Range<usize>, pace: f64) -> Sizes {
+        let microbatches = self.step.microbatches;
+        let forward = self.step.layers.forward(layers.clone());
+        let input = self.step.layers.input(layers.clone());
+        let work = microbatches * self.step.layers.work(layers.clone());
+        let backward = work / microbatches - forward;
+        let (start, turn) = (self.start(stage, layers.start), self.first_backward(stage, layers.end));
+        let forwards = |time: f64| arrived(time - start, pace, forward, microbatches);
+        // Backwards follow each other no faster than forwards of any stage.
+        let backwards = |time: f64| {
+            let since = time - turn;
+            if since <= 0.0 {
+                return 0.0;
+            }
+            let begun = (since / self.longest.max(input)).floor() + 1.0;
+            (begun.min(microbatches) * backward).min(since)
+        };
+        let (round, _) = self.round(stage);
+        let (is_first, is_last) = (round == 0, round + 1 == self.class.chunks as usize);
+        let once = |is_here: bool, time: f64| if is_here { time } else { 0.0 };
+        std::array::from_fn(|at| match at {
+            0 => work + once(is_first, start),
+            1 if is_last => turn + work - forwards(turn),
+            // By then, the forwards of the rank's other stages may have run.
+            1 => work - microbatches * forward,
+            _ => {
+                let time = self.times[at - 2];
+                work - forwards(time) - backwards(time) + once(is_first, time)
+            }
+        })
+    }
+}

@@ -1,0 +1,51 @@
+//! The peak memory of each rank for an order: the same bytes as [`crate::simulate::peak_memory`] gives for the program that
+//! trains, and what is not in a simulation: what a rank holds all the time, only while an action runs, or between two of
+//! its stages. The memory of a rank depends on the order of its row alone, because a rank computes one thing at a time.
+
+use crate::ids::{Rank, StageIndex};
+use crate::plan::evaluate::is_followed;
+use crate::plan::order::{Kind, Order};
+use crate::plan::stage_load::{StageLoad, beside, waiting};
+use crate::sharding::Sharding;
+
+/// Returns the peak bytes of each rank: parameters, optimizer state, gradients and activations, and what is held only while
+/// actions run.
+pub(super) fn peaks(order: &Order, loads: &[StageLoad], sharding: Sharding) -> Vec<u64> {
+    let trains = order.rows.iter().flatten().any(|cell| cell.kind != Kind::Forward);
+    (0..order.rows.len()).map(|rank| peak(order, loads, sharding, rank, trains)).collect()
+}
+
+fn peak(order: &Order, loads: &[StageLoad], sharding: Sharding, rank: usize, trains: bool) -> u64 {
+    let own = order.placement.stages_of(Rank::new(rank as u32));
+    let always = StageLoad::always(own.iter().map(|stage| &loads[stage.index()]), sharding);
+    let mut held = always.saturating_add(waiting(own, loads));
+    let mut peak = held;
+    let mut with_gradient: Vec<u32> = Vec::new();
+    let row = &order.rows[rank];
+    let own_loads: Vec<StageLoad> = own.iter().map(|&stage| beside(stage, own, loads)).collect();
+    for (position, cell) in row.iter().enumerate() {
+        let load = &own_loads[order.placement.chunk_of(StageIndex::new(cell.stage)).index()];
+        let (more, less) = match cell.kind {
+            Kind::Forward if trains && !is_followed(row, position) => (load.kept, 0),
+            Kind::Forward if trains => (load.activation(), 0),
+            Kind::Forward => (load.activation(), load.activation()),
+            Kind::Input | Kind::Backward if position > 0 && is_followed(row, position - 1) => {
+                (0, load.activation())
+            }
+            Kind::Input | Kind::Backward => (load.rebuilt, load.activation()),
+            Kind::Weight => (0, load.stash),
+        };
+        held = held.saturating_add(more);
+        peak = peak.max(held.saturating_add(load.temporary));
+        let mut made = if cell.kind == Kind::Input { load.stash } else { 0 };
+        let weighs = matches!(cell.kind, Kind::Weight | Kind::Backward);
+        if weighs && !with_gradient.contains(&cell.stage) {
+            // One parameter after the other gets its gradient, and what that needed is freed.
+            with_gradient.push(cell.stage);
+            made = load.gradient;
+        }
+        held = held.saturating_add(made).saturating_sub(less);
+        peak = peak.max(held.saturating_add(load.temporary));
+    }
+    peak
+}
