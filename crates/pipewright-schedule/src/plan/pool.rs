@@ -20,7 +20,7 @@ const WALK_STEPS: usize = 750;
 /// The most steps of a walk.
 const MOST_WALK_STEPS: usize = 20_000;
 /// A walk has at most one step for so many computations that the search may still simulate.
-const WALK_SHARE: u64 = 600;
+const WALK_SHARE: u64 = 1_000;
 /// The number of times that a walk is longer if rounds may visit the ranks in any order.
 const FREE_WALKS: usize = 3;
 
