@@ -42,10 +42,10 @@ const ROWS: usize = 15_000;
 const ROUNDING: f64 = 1e-9;
 
 /// Returns a time that no step with the rounds of `class` is below; `low`, which is a bound already, if the model has so many
-/// layers that this takes too long.
+/// layers that this takes too long, or if no layer takes any time.
 pub(super) fn bound(step: Step<'_>, class: Class, low: f64) -> f64 {
     let layers = step.layers.count();
-    if class.stages().saturating_mul(layers).saturating_mul(layers) > LARGEST_TABLE {
+    if class.stages().saturating_mul(layers).saturating_mul(layers) > LARGEST_TABLE || low <= 0.0 {
         return low;
     }
     let mut low = low;
@@ -301,6 +301,13 @@ mod tests {
     #[test]
     fn enough_microbatches_keep_ranks_busy() {
         check(4, 40, 240.0 + 1.5, f64::INFINITY);
+    }
+
+    #[test]
+    fn layers_that_take_no_time_have_no_bound() {
+        let layers = equal_layers(4, 2);
+        let step = Step::of(&layers, 2, 3);
+        assert_eq!(bound(step, Class { ranks: 2, chunks: 2, path: Path::Loop }, 0.0), 0.0);
     }
 
     /// The bound of a part holds for every cut in it: the smallest one does, and is found.

@@ -55,6 +55,7 @@ impl<'a> SizeTerms<'a> {
         terms
     }
 
+    /// Returns the round of a stage, and its place in the round.
     fn round(&self, stage: usize) -> (usize, usize) {
         (stage / self.class.ranks as usize, stage % self.class.ranks as usize)
     }
