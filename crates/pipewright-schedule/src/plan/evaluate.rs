@@ -1,14 +1,17 @@
 //! The time of an order, without a timeline: the same number as [`crate::simulate::timed()`] gives for the program that
 //! trains, to the bit, in a fraction of the time.
 //!
-//! The arithmetic follows the timed simulation operation by operation. After a change of an order, only what the change can
-//! reach is computed again: whatever ended before the first changed computation could start is as it was, because it
-//! depends only on what ended before it. The messages of a link are sent in the order of the sender's row.
+//! The arithmetic follows the timed simulation operation by operation. After a change of an order, only computations that end
+//! at or after the first possible effect of the change are computed again. Earlier ones depend only on computations that
+//! ended before them. The messages of a link are sent in the order of the sender's row.
 
 use crate::plan::links::{Links, NO_LINK};
 use crate::plan::network::Network;
 use crate::plan::order::{Cell, Kind, Order};
 use crate::plan::stage_load::StageLoad;
+
+/// The time from which a link is free is not known, or nothing was sent on it. It is before all other times.
+const UNKNOWN: f64 = -1.0;
 
 /// Evaluates an order, and then changes of it.
 #[derive(Debug, Default)]
@@ -25,12 +28,13 @@ pub(super) struct Evaluator {
     ended: Vec<Vec<Ended>>,
     /// The number of this evaluation.
     evaluation: u32,
-    /// What ended before this time is as it was.
+    /// Computations that ended before this time keep their times.
     since: f64,
     /// The messages that this evaluation has replaced, if it is not kept yet.
     replaced: Vec<(usize, Message)>,
-    /// The number of computations of each rank that are as they were, and those after them.
+    /// The number of computations of each rank whose times are kept.
     kept: Vec<usize>,
+    /// The later computations of each rank in this evaluation.
     changed: Vec<Vec<Ended>>,
     ready: Vec<u32>,
     /// The tensor that each rank waits for.
@@ -132,7 +136,8 @@ impl Evaluator {
         (finished && makespan < before).then_some(makespan)
     }
 
-    /// Keeps the order that was evaluated last. Otherwise the next evaluation begins with the one before it.
+    /// Keeps the order of the last evaluation, which must be complete before a [`Changed::Row`] follows. If it is not called,
+    /// the next evaluation starts from the order that was kept before.
     pub(super) fn keep_change(&mut self) {
         self.replaced.clear();
         self.has_other_sizes = false;
@@ -174,7 +179,7 @@ impl Evaluator {
         self.changed.resize(ranks, Vec::new());
     }
 
-    /// Goes back to the order that is kept, and to the time at which a change of it may have an effect.
+    /// Restores the order that is kept, and keeps all computations that the change cannot affect.
     fn restart(&mut self, order: &Order, changed: Changed) {
         for (at, message) in self.replaced.drain(..).rev() {
             self.messages[at] = message;
@@ -194,7 +199,7 @@ impl Evaluator {
         self.ready.extend((0..order.rows.len() as u32).rev());
         self.waits.clear();
         self.waits.resize(order.rows.len(), None);
-        self.links.free.fill(0.0);
+        self.links.free.fill(UNKNOWN);
         for rank in 0..order.rows.len() {
             self.free_links(order, rank);
         }
@@ -209,7 +214,7 @@ impl Evaluator {
             }
             let Some((direction, target)) = self.sends(cell, order.microbatches as usize) else { continue };
             let link = self.links.of[cell.stage as usize][direction];
-            if let Some(free) = self.links.free.get_mut(link as usize).filter(|free| **free == 0.0) {
+            if let Some(free) = self.links.free.get_mut(link as usize).filter(|free| **free == UNKNOWN) {
                 *free = self.messages[target].free;
                 left -= 1;
             }

@@ -1,5 +1,5 @@
-//! The links between ranks: which messages take which one, and when they arrive. A link takes one message at a time, as in the
-//! timed simulation.
+//! The links between ranks: the link of each message, and its arrival. A link takes one message at a time, as in the timed
+//! simulation.
 
 use crate::plan::network::Network;
 use crate::plan::stage_load::StageLoad;
@@ -29,7 +29,7 @@ impl Links {
             if from == to {
                 return NO_LINK;
             }
-            // There are few pairs: each rank has at most two neighbours in a loop or a V.
+            // There are few pairs: at most two for each stage.
             let found = known.iter().rposition(|&pair| pair == (from, to));
             found.unwrap_or_else(|| {
                 known.push((from, to));

@@ -1,14 +1,15 @@
 //! The last phase of the search: small changes of the best plans, at random, that keep what helps.
 //!
-//! It begins with the best plans of each number of stages, because a slower plan often becomes the faster one. All of them get
-//! the same work, the better half of them gets the same again, and so on until one is left.
+//! It begins with the best plans of each number of stages, because a slower plan often becomes the faster one. All rounds get
+//! the same work. In the first round it is divided among all plans, in the next one among the faster half, and so on until
+//! one plan is left.
 //!
 //! A change moves one computation within a block of the critical path, or the boundaries of a few neighbouring stages by
 //! one layer. The critical path is a chain of computations without a gap that ends with the step: each starts when the
 //! one before it on its rank ends, or when its message arrives. A block is a part of it on one rank. Only a change that
 //! puts another computation first or last in a block can shorten the path, as in the job shop problem (Nowicki and
-//! Smutnicki, "A fast taboo search algorithm for the job shop problem", 1996). A change may make the plan a little slower,
-//! the less the more of the work is done.
+//! Smutnicki, "A fast taboo search algorithm for the job shop problem", 1996). A change may make the plan a little slower. The
+//! less work is left in the round, the less slower it may become.
 
 use std::rc::Rc;
 
@@ -32,7 +33,7 @@ const REACH: usize = 12;
 const TRIES: usize = 600;
 /// The number of plans that are changed.
 const STARTS: usize = 16;
-/// How many times the time of the best plan such a plan takes at most.
+/// Only plans that take less than this many times the time of the best plan are changed.
 const NEAR: f64 = 1.1;
 
 /// Part of a critical path: computations of one rank without a gap.
@@ -68,11 +69,15 @@ struct Polished {
     blocks: Vec<Block>,
 }
 
-/// Changes several plans while there is work left. In each round, all plans get the same work, and the better half of them
+/// Changes several plans while there is work left. In each round, all plans get the same work, and the faster half of them
 /// goes on. `bound` is the lower bound of all plans.
 pub(super) fn polish(search: &mut Search<'_>, shapes: &[Shape], bound: f64) {
-    let starts = starts(search);
-    let mut plans: Vec<Polished> = starts.into_iter().filter_map(|plan| Polished::of(shapes, plan)).collect();
+    let mut plans = Vec::new();
+    for plan in starts(search) {
+        if search.goes_on(0) {
+            plans.extend(Polished::of(search, shapes, plan));
+        }
+    }
     let mut numbers = Numbers(3);
     while !plans.is_empty() && search.best_time() > bound * (1.0 + GOOD_ENOUGH) {
         let rounds = 1 + u64::from(plans.len().next_power_of_two().ilog2());
@@ -88,7 +93,7 @@ pub(super) fn polish(search: &mut Search<'_>, shapes: &[Shape], bound: f64) {
     }
 }
 
-/// Returns the plans to change: the best one of all, and the best ones of each number of stages by rules.
+/// Returns the plans to change: the best one of all, and then the best ones by rules, in turn for each number of stages.
 fn starts(search: &Search<'_>) -> Vec<Candidate> {
     let best = search.best.values().min_by(|one, other| one.time.total_cmp(&other.time)).cloned();
     let limit = search.best_time() * NEAR;
@@ -110,7 +115,7 @@ fn drawn_tolerance(numbers: &mut Numbers) -> f64 {
 }
 
 impl Polished {
-    fn of(shapes: &[Shape], plan: Candidate) -> Option<Self> {
+    fn of(search: &mut Search<'_>, shapes: &[Shape], plan: Candidate) -> Option<Self> {
         let Candidate { starts, recompute, shape, .. } = plan;
         let layers = &shapes[shape].layers;
         let loads = stage_loads(layers, &starts, &recompute);
@@ -118,6 +123,7 @@ impl Polished {
         let mut evaluator = Evaluator::default();
         let optimizer = optimizer_time(&order, &loads);
         let time = evaluator.time(&order, &loads, &layers.network)? + optimizer;
+        search.charge_evaluation(evaluator.computations(), recompute.len());
         let blocks = critical(&order, evaluator.ended());
         Some(Self { order, starts, recompute, shape, loads, evaluator, optimizer, time, least: time, blocks })
     }
@@ -139,7 +145,10 @@ impl Polished {
                 break;
             }
             let tolerance = WORSE * drawn_tolerance(numbers) * (search.left() - reserve) as f64 / whole;
-            let Some(change) = self.draw(numbers) else { continue };
+            let Some(change) = self.draw(numbers) else {
+                search.charge_draw();
+                continue;
+            };
             let time = self.time;
             if self.make(search, shapes, change, time * (1.0 + tolerance)) && time < best && self.time > time
             {
@@ -252,8 +261,8 @@ fn may_move(row: &[Cell], from: usize, to: usize) -> bool {
     })
 }
 
-/// Returns the blocks of a critical path of an order, the last one first. `ended` has what the evaluation of the order
-/// found.
+/// Returns the blocks of a critical path of an order, the last one first. `ended` has the ends that the
+/// evaluation found.
 fn critical(order: &Order, ended: &[Vec<Ended>]) -> Vec<Block> {
     let mut blocks = Vec::new();
     let end_of = |rank: usize| ended[rank].last().map_or(0.0, |ended| ended.at);
@@ -305,12 +314,18 @@ mod tests {
         Profile { link: LinkProfile::new(0.0, f64::INFINITY), layers, ..Profile::default() }
     }
 
-    /// Returns the same model with messages that take as long as some layers, so that they wait for each other.
+    /// Returns the same model with messages that take as long as some layers, so that they wait for each other. Some layers
+    /// take no time, and nor do their messages.
     fn with_messages(seed: u64, layers: usize) -> Profile {
         let mut profile = profile(seed, layers);
         let mut numbers = Numbers(seed + 1);
-        profile.layers.iter_mut().for_each(|layer| layer.output_bytes = 1 + numbers.below(10) as u64);
-        Profile { link: LinkProfile::new(1.0, 0.7), ..profile }
+        for (at, layer) in profile.layers.iter_mut().enumerate() {
+            layer.output_bytes = numbers.below(10) as u64;
+            if at < 4 && numbers.below(3) > 0 {
+                (layer.forward_s, layer.input_backward_s, layer.output_bytes) = (0.0, 0.0, 0);
+            }
+        }
+        Profile { link: LinkProfile::new((seed % 2) as f64, 0.7), ..profile }
     }
 
     /// Returns a request for 3 ranks, and its shape.
@@ -418,7 +433,7 @@ mod tests {
         let choice = Choice { shape: 0, starts: &starts, recompute: &recompute };
         search.keep_changed(shapes, &Rc::new(order), &loads, choice, time);
         let candidate = search.best.values().next().cloned().expect("a plan");
-        Polished::of(shapes, candidate).expect("no deadlock")
+        Polished::of(search, shapes, candidate).expect("no deadlock")
     }
 
     #[test]

@@ -67,10 +67,11 @@ impl<'a> Step<'a> {
     }
 
     /// Returns the earliest start of the first backward of the rank whose last layer comes before `after`, which is also
-    /// the first layer after it. At least `behind` other ranks have layers from there on.
-    pub(super) fn first_backward(&self, after: usize, behind: usize) -> f64 {
+    /// the first layer after it. Besides the messages from the first rank to the last one, at least `more_hops` messages come
+    /// before it.
+    pub(super) fn first_backward(&self, after: usize, more_hops: usize) -> f64 {
         let end = self.layers.count();
-        let hops = self.hops(self.ranks as usize - 1) + self.shortest_hops(behind);
+        let hops = self.hops(self.ranks as usize - 1) + self.shortest_hops(more_hops);
         self.layers.forward(0..end) + self.layers.input(after..end) + hops
     }
 

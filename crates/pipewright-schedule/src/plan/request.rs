@@ -57,7 +57,7 @@ pub struct PlanRequest {
 }
 
 impl PlanRequest {
-    /// The usual work of a search, in simulated computations.
+    /// The usual work of a search, in the unit of [`PlanRequest::effort`].
     pub const EFFORT: u64 = 20_000_000;
 }
 

@@ -20,17 +20,17 @@ use crate::sharding::Sharding;
 
 /// A gap below which the search ends.
 pub(super) const GOOD_ENOUGH: f64 = 5e-4;
-/// The share by which equal times differ because their sums are not exact.
+/// Times that differ by at most this share count as equal, because sums are not exact.
 const ROUNDING: f64 = 1e-12;
 /// The computations of a given order that are evaluated in the time in which rules choose one.
 const EVALUATED: u64 = 5;
-/// The computations that rules choose in the time of a step of a walk with one stage a rank, without those for each pair of
-/// stages of a rank.
+/// A step of a walk takes the time in which rules choose this many computations, and one more for each ordered pair of
+/// stages of a rank, a stage and itself included.
 const WALKED: u64 = 3;
-/// The most plans of a number of stages that are kept for later changes, and the most computations that they have, unless
-/// one has more.
+/// The most plans of a number of stages that are kept for later changes.
 const PROMISING: usize = 16;
-const MOST_COMPUTATIONS: usize = 1 << 20;
+/// The most computations of a plan that is kept for later changes. Larger ones take too much memory.
+const LARGEST: usize = 1 << 16;
 
 /// A plan that was simulated and fits.
 #[derive(Debug, Clone)]
@@ -55,14 +55,13 @@ pub(super) struct Search<'a> {
     pub(super) request: &'a PlanRequest,
     keep_going: &'a mut dyn FnMut() -> bool,
     evaluator: Evaluator,
-    /// The work that is left, in computations.
+    /// The work that is left, in the unit of [`PlanRequest::effort`].
     left: u64,
     pub(super) simulated: u64,
     pub(super) stopped: bool,
     /// The best plan of each schedule.
     pub(super) best: BTreeMap<&'static str, Candidate>,
-    /// The best plans by rules, the fastest first: one of each layout, and at most [`most_promising`] of each number of
-    /// stages.
+    /// The best plans by rules, the fastest first: one of each layout, and at most [`PROMISING`] of each number of stages.
     pub(super) promising: Vec<Candidate>,
     /// The smallest shortage of each schedule, with a description of the plan.
     pub(super) shortages: BTreeMap<&'static str, (Shortage, String)>,
@@ -212,6 +211,11 @@ impl<'a> Search<'a> {
         self.keep(label, order, None, choice, time, peaks.into_iter().max().unwrap_or(0));
     }
 
+    /// Charges a change that was drawn and cannot be made.
+    pub(super) fn charge_draw(&mut self) {
+        self.left = self.left.saturating_sub(1);
+    }
+
     /// Charges the steps of a walk with so many stages a rank.
     pub(super) fn charge_walk(&mut self, steps: usize, chunks: usize) {
         let of_step = WALKED + (chunks * chunks) as u64;
@@ -260,9 +264,11 @@ impl<'a> Search<'a> {
     }
 
     /// Returns whether a plan by rules is faster than one of the promising plans with as many stages, or these are few.
+    /// Large plans are not kept.
     fn may_be_promising(&self, order: &Order, choice: Choice<'_>, time: f64) -> bool {
+        let computations: usize = order.rows.iter().map(Vec::len).sum();
         let mut alike = self.promising.iter().filter(|other| other.starts.len() == choice.starts.len());
-        alike.nth(most_promising(order) - 1).is_none_or(|last| time < last.time)
+        computations <= LARGEST && alike.nth(PROMISING - 1).is_none_or(|last| time < last.time)
     }
 
     /// Keeps a plan among the promising ones, in the place of a slower one with the same layout.
@@ -277,11 +283,11 @@ impl<'a> Search<'a> {
             }
             self.promising.remove(known);
         }
-        let (stages, most) = (plan.starts.len(), most_promising(&plan.order));
+        let stages = plan.starts.len();
         let place = self.promising.partition_point(|other| other.time <= plan.time);
         self.promising.insert(place, plan);
         let mut alike = (0..self.promising.len()).filter(|&at| self.promising[at].starts.len() == stages);
-        if let Some(last) = alike.nth(most) {
+        if let Some(last) = alike.nth(PROMISING) {
             self.promising.remove(last);
         }
     }
@@ -322,12 +328,6 @@ impl<'a> Search<'a> {
         );
         self.shortages.insert(name, (shortage, plan));
     }
-}
-
-/// Returns how many plans with as many stages are kept for later changes.
-fn most_promising(order: &Order) -> usize {
-    let computations: usize = order.rows.iter().map(Vec::len).sum();
-    (MOST_COMPUTATIONS / computations.max(1)).clamp(1, PROMISING)
 }
 
 /// Returns the time of the optimizer, which all ranks begin together.

@@ -5,7 +5,7 @@
 //! of the rank (bound 4 of `rank_times.rs`). For a suitable `t` this is a sum over the stages of the rank (`sizes.rs`), and
 //! summed over all ranks it is a sum over the stages of the cut, at most `p T`. The means of several such sums, with any
 //! weights, are at most `p T` too. A table over stages and layers finds the cut with the smallest mean, and the weights are
-//! changed until that mean is large ([`Cuts::bound`]).
+//! changed until it hardly grows ([`Cuts::bound`]).
 //!
 //! The slowest stage sets the pace at which microbatches arrive. So cuts are divided by the longest forward of their
 //! stages, each part has its own bound, and the smallest one counts. In the table, a cut also has a level: the longest
@@ -17,26 +17,29 @@ use crate::plan::bound::sizes::{SizeTerms, Sizes, TERMS};
 use crate::plan::class::Class;
 use crate::plan::rank_times::Step;
 
-/// The largest table over stages, first and last layers for which the bound is computed: a second on one core.
-const LARGEST_TABLE: usize = 8_000_000;
-/// The share by which the bound is raised at a time.
+/// The most pieces of cuts for which the bound is computed: about a second on one core.
+const MOST_PIECES: usize = 100_000;
+/// The share by which the bound is raised in a step.
 const RAISE: f64 = 0.02;
-/// The quotient of the longest forwards of two parts of the cuts.
+/// A part contains the cuts whose longest forward is at most this many times its smallest one.
 const PART: f64 = 1.12;
-/// The share of the forwards of all layers up to which the longest forward of the first part reaches at least.
+/// The first part reaches at least to this share of `F` of all layers.
 const SHORTEST: f64 = 1e-3;
 /// The most changes of the weights of a part.
 const CHANGES: usize = 60;
-/// How far weights follow the sums at first, and the changes after which they do so half as far.
+/// The rate at which weights follow the sums, at first.
 const RATE: f64 = 40.0;
+/// The rate is half as large after this many changes.
 const SLOWER: f64 = 10.0;
 /// The smallest weight.
 const SMALLEST: f64 = 1e-9;
-/// The share by which a bound must become larger within so many changes.
+/// The search for weights ends if the bound does not grow by this share within some changes.
 const PROGRESS: f64 = 1e-4;
+/// The number of these changes.
 const PATIENCE: usize = 10;
-/// The most levels, and the rows of the table that they may have.
+/// The most levels.
 const LEVELS: usize = 6;
+/// The most rows of the table, if there is more than one level.
 const ROWS: usize = 15_000;
 /// The share by which sums may differ by rounding.
 const ROUNDING: f64 = 1e-9;
@@ -44,14 +47,13 @@ const ROUNDING: f64 = 1e-9;
 /// Returns a time that no step with the rounds of `class` is below; `low`, which is a bound already, if the model has so many
 /// layers that this takes too long, or if no layer takes any time.
 pub(super) fn bound(step: Step<'_>, class: Class, low: f64) -> f64 {
-    let layers = step.layers.count();
-    if class.stages().saturating_mul(layers).saturating_mul(layers) > LARGEST_TABLE || low <= 0.0 {
+    if low <= 0.0 {
         return low;
     }
     let mut low = low;
     loop {
         let target = low * (1.0 + RAISE);
-        let found = least(step, class, low, target);
+        let Some(found) = least(step, class, low, target) else { return low };
         if found < target || !target.is_finite() {
             return low.max(found);
         }
@@ -59,8 +61,9 @@ pub(super) fn bound(step: Step<'_>, class: Class, low: f64) -> f64 {
     }
 }
 
-/// Returns a time that no step is below; at most `target`. If it is not above `low`, it may be lower than necessary.
-fn least(step: Step<'_>, class: Class, low: f64, target: f64) -> f64 {
+/// Returns a time that no step is below; at most `target`. If it is not above `low`, it may be lower than necessary. `None`
+/// if there are too many pieces.
+fn least(step: Step<'_>, class: Class, low: f64, target: f64) -> Option<f64> {
     let all = step.layers.forward(0..step.layers.count());
     // The microbatches pass the slowest stage one after another.
     let longest = all.min((target - step.path()) / (step.microbatches - 1.0));
@@ -68,16 +71,16 @@ fn least(step: Step<'_>, class: Class, low: f64, target: f64) -> f64 {
     let mut least = target;
     while shortest <= longest && least > low {
         let next = (shortest * PART).max(all * SHORTEST);
-        least = Cuts::of(step, class, target, shortest..next).bound(low, least);
+        least = Cuts::of(step, class, target, shortest..next)?.bound(low, least);
         if next <= shortest {
             break;
         }
         shortest = next;
     }
-    least
+    Some(least)
 }
 
-/// Returns a time that the longest forward of the stages of any cut is not below.
+/// Returns a lower bound on the longest forward of any cut.
 fn shortest(step: Step<'_>, stages: usize) -> f64 {
     let layers = step.layers.count();
     let are_enough = |time: f64| {
@@ -123,10 +126,12 @@ struct Cuts {
 }
 
 impl Cuts {
-    fn of(step: Step<'_>, class: Class, time: f64, longest: Range<f64>) -> Self {
+    /// Returns the cuts that may fit into `time`; `None` if there are too many pieces.
+    fn of(step: Step<'_>, class: Class, time: f64, longest: Range<f64>) -> Option<Self> {
         let (layers, stages) = (step.layers.count(), class.stages());
         let terms = SizeTerms::of(step, class, &longest);
         let mut found: Vec<Vec<Range<usize>>> = Vec::new();
+        let mut count = 0;
         for stage in 0..stages {
             let mut of_stage = Vec::new();
             let last = layers - (stages - stage - 1);
@@ -138,9 +143,12 @@ impl Cuts {
                 };
                 of_stage.extend((first + 1..=last).take_while(fits).map(|end| first..end));
             }
+            count += of_stage.len();
+            if count > MOST_PIECES {
+                return None;
+            }
             found.push(of_stage);
         }
-        let count: usize = found.iter().map(Vec::len).sum();
         let levels = (ROWS / count.max(1)).clamp(1, LEVELS);
         let edges: Vec<f64> = (0..levels).map(|level| edge(level, levels, longest.start)).collect();
         let mut cuts =
@@ -151,14 +159,14 @@ impl Cuts {
                 let own = terms.slowest(stage, &range);
                 let level = edges.iter().rposition(|&edge| edge <= own * (1.0 + ROUNDING)).unwrap_or(0);
                 let row = cuts.rows.len();
-                cuts.rows
-                    .extend(edges[level..].iter().map(|&edge| terms.sizes(stage, &range, own.max(edge))));
+                cuts.rows.push(terms.sizes(stage, &range, own));
+                cuts.rows.extend(edges[level + 1..].iter().map(|&edge| terms.sizes(stage, &range, edge)));
                 pieces.push(Piece { first: range.start, end: range.end, level, row });
             }
             cuts.stages.push(pieces);
         }
         cuts.keep_with_partners(time * (1.0 + ROUNDING));
-        cuts
+        Some(cuts)
     }
 
     /// Removes the pieces that do not fit into `time` with the smallest pieces of all other rounds.
@@ -183,8 +191,7 @@ impl Cuts {
         }
     }
 
-    /// Returns a time that no step with one of these cuts is below; at most `target`, and less precise if it is not above
-    /// `low`.
+    /// Returns a lower bound for these cuts, at most `target`. Once it cannot exceed `low`, it is not improved further.
     fn bound(&self, low: f64, target: f64) -> f64 {
         let mut weights: Sizes = [1.0 / TERMS as f64; TERMS];
         let (mut most, mut since) = (0.0f64, 0);
@@ -240,8 +247,8 @@ impl Cuts {
             }
             before = after;
         }
-        let ends = self.layers * levels..width;
-        let mut at = ends.min_by(|&one, &other| before[one].total_cmp(&before[other]))?;
+        // The longest forward of every cut here is at the last level, at least.
+        let mut at = width - 1;
         if before[at].is_infinite() {
             return None;
         }
@@ -256,7 +263,8 @@ impl Cuts {
     }
 }
 
-/// Returns the longest forward at which a level begins: 0, then a half of `longest` to all of it.
+/// Returns the longest forward at which a level begins. The first level begins at 0, the others from half of `longest` to
+/// `longest`.
 fn edge(level: usize, levels: usize, longest: f64) -> f64 {
     match level {
         0 => 0.0,
@@ -322,7 +330,7 @@ mod tests {
             let mut shortest = shortest(step, class.stages());
             while shortest <= all {
                 let longest = shortest..shortest * PART;
-                let cuts = Cuts::of(step, class, 1e9, longest.clone());
+                let cuts = Cuts::of(step, class, 1e9, longest.clone()).expect("few pieces");
                 let found = cuts.bound(0.0, 1e9);
                 let terms = SizeTerms::of(step, class, &longest);
                 let mut least = f64::INFINITY;

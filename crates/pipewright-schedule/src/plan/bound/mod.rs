@@ -3,8 +3,9 @@
 //! For a number of ranks and microbatches, each arrangement of stages ([`Class`]) has its own bound, and the smallest
 //! counts. `any.rs` holds for every assignment of layers to ranks; `one.rs` is exact for one stage a rank, `two.rs` for
 //! two, and `few.rs` tries all cuts where there are few; `idle.rs` counts the idle time of all ranks with several stages a
-//! rank, and `pairs.rs` searches for two stages of each rank that fit into its time. All of them test whether a time is long
-//! enough, and bisection finds the longest time that is proved too short.
+//! rank, and `pairs.rs` searches for two stages of each rank that fit into its time. Most of them test whether a time is
+//! long enough, and bisection finds the longest time that is proved too short. `few.rs` takes a minimum over cuts, and
+//! `idle.rs` raises its bound step by step.
 
 mod any;
 mod few;
@@ -40,7 +41,8 @@ pub(super) fn lower_bound(step: Step<'_>, classes: &[Class], is_free: bool) -> f
         own.unwrap_or(any).max(any)
     };
     let mut bounds: Vec<f64> = classes.iter().map(of_class).collect();
-    // The bounds of rounds take longer, and are the same for loops and Vs. So only those are computed that are the smallest.
+    // The bounds of rounds take longer, and are the same for loops and Vs. They are computed only for the class with the
+    // smallest bound, until the smallest bound includes them.
     let mut known = [false; MAX_CHUNKS as usize + 1];
     known[..2].fill(true);
     loop {

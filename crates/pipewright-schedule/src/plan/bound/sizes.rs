@@ -1,4 +1,4 @@
-//! The terms of a stage in sums that no step is below `p` times: for the bound of `idle.rs`.
+//! Terms of the stages for the bound of `idle.rs`. Summed over the stages of a rank, each term is at most the time of the step.
 //!
 //! Each term belongs to a time `t` of every rank. Until then the rank has done no more than what has arrived of its stages'
 //! work, and the rest comes after `t`. So `t` and the rest, summed over the stages of the rank, are at most the time of the
@@ -11,7 +11,7 @@
 //!
 //! Forwards of a stage follow each other no faster than the slowest stage so far takes them. Backwards follow each other no
 //! faster than forwards of the slowest stage of all, or input backwards of the stage itself. Every round visits all ranks,
-//! so the messages of a round pass from each rank to another one.
+//! so each message within a round goes to another rank.
 
 use std::ops::Range;
 
@@ -19,10 +19,10 @@ use crate::plan::bound::terms::{Arrivals, arrived};
 use crate::plan::class::Class;
 use crate::plan::rank_times::Step;
 
-/// The times before the first backward can begin, and from then on, that all ranks share.
+/// The numbers of shared times before the earliest first backward, and from it on.
 const EARLY: usize = 3;
 const LATE: usize = 5;
-/// The share of the input backwards of all layers that the last of these times lies after the first backward.
+/// The last shared time is this share of `I` of all layers after the earliest first backward.
 const LAST: f64 = 0.65;
 /// The number of terms.
 pub(super) const TERMS: usize = 2 + EARLY + LATE;
@@ -81,7 +81,7 @@ impl<'a> SizeTerms<'a> {
         self.step.first_backward(end, later * others + back)
     }
 
-    /// Returns a time that the longest forward of the stages up to this one is not below.
+    /// Returns a lower bound on the longest forward of the stages up to this one.
     pub(super) fn slowest(&self, stage: usize, layers: &Range<usize>) -> f64 {
         self.arrivals.slowest(stage, layers)
     }
@@ -110,7 +110,7 @@ impl<'a> SizeTerms<'a> {
         std::array::from_fn(|at| match at {
             0 => work + once(is_first, start),
             1 if is_last => turn + work - forwards(turn),
-            // By then, the forwards of the rank's other stages may have run.
+            // All forwards of this stage may have run before the first backward of the rank's last stage.
             1 => work - microbatches * forward,
             _ => {
                 let time = self.times[at - 2];

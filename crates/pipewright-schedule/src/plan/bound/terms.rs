@@ -35,7 +35,7 @@ impl<'a> Arrivals<'a> {
         Self { step, slowest }
     }
 
-    /// Returns a time that the largest `F` of the stages up to this one is not below. `stage` stages come before it.
+    /// Returns a lower bound on the largest `F` of the stages up to this one. `stage` stages come before it.
     pub(super) fn slowest(&self, stage: usize, layers: &Range<usize>) -> f64 {
         let forward = self.step.layers.forward(layers.clone());
         let mean = self.step.layers.forward(0..layers.end) / (stage + 1) as f64;
