@@ -23,7 +23,7 @@ const MODEL: [&str; 9] = [
 ];
 
 /// The next limit, as a share of what the last plan needs.
-const TIGHTER: f64 = 0.85;
+const TIGHTER: f64 = 0.9;
 
 /// What lists of a rank may take that are not in a profile. Their size does not depend on that of the tensors.
 const LISTS: u64 = 96 << 10;
@@ -201,5 +201,5 @@ fn a_plan_holds_what_it_may_and_no_more() {
         "{said}"
     );
     let recomputes = |choice: &String| !choice.ends_with("\"none\"");
-    assert!(choices.len() > 2 && choices.iter().any(recomputes), "{choices:?}");
+    assert!(choices.len() > 3 && choices.iter().any(recomputes), "{choices:?}");
 }

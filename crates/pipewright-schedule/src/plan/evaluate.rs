@@ -97,7 +97,7 @@ impl Evaluator {
         network: &Network,
         before: f64,
     ) -> Option<f64> {
-        self.begin(order, loads, network);
+        self.begin(order, network);
         let time = self.time_changed(order, loads, Changed::Everything, before);
         self.keep_change();
         time
@@ -158,9 +158,9 @@ impl Evaluator {
     }
 
     /// Forgets all orders.
-    fn begin(&mut self, order: &Order, loads: &[StageLoad], network: &Network) {
+    fn begin(&mut self, order: &Order, network: &Network) {
         self.rank_of = ranks_of_stages(order);
-        self.links.set(&self.rank_of, loads, network);
+        self.links.set(&self.rank_of, network);
         let ranks = order.rows.len();
         self.links_of.resize(ranks, Vec::new());
         self.links_of.iter_mut().for_each(Vec::clear);

@@ -168,7 +168,8 @@ impl<'a> Run<'a> {
         let placement = task.placement;
         let rank_of: Vec<u32> = placement.all_stages().map(|stage| placement.rank_of(stage).get()).collect();
         let mut links = Links::default();
-        links.set(&rank_of, task.loads, task.network);
+        links.set(&rank_of, task.network);
+        links.set_sizes(task.loads);
         let mut stages: Vec<StageState> = rank_of
             .iter()
             .map(|&rank| StageState {

@@ -22,8 +22,8 @@ pub(super) struct Links {
 }
 
 impl Links {
-    /// Numbers the links between the ranks of neighbouring stages.
-    pub(super) fn set(&mut self, rank_of: &[u32], loads: &[StageLoad], network: &Network) {
+    /// Numbers the links between the ranks of neighbouring stages. The messages have no sizes until [`Links::set_sizes`].
+    pub(super) fn set(&mut self, rank_of: &[u32], network: &Network) {
         let mut known: Vec<(u32, u32)> = Vec::new();
         let mut number = |from: u32, to: u32| {
             if from == to {
@@ -46,7 +46,6 @@ impl Links {
         self.free.resize(known.len(), 0.0);
         self.costs.clear();
         self.costs.extend(known.iter().map(|&(from, to)| network.link(from, to)));
-        self.set_sizes(loads);
     }
 
     /// Sets the sizes of the messages.

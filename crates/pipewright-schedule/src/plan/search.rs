@@ -271,7 +271,7 @@ impl<'a> Search<'a> {
         computations <= LARGEST && alike.nth(PROMISING - 1).is_none_or(|last| time < last.time)
     }
 
-    /// Keeps a plan among the promising ones, in the place of a slower one with the same layout.
+    /// Adds a plan to the promising ones. It replaces a slower plan with the same layout.
     fn keep_promising(&mut self, plan: Candidate) {
         let has_layout = |other: &Candidate| {
             (other.shape, &other.starts) == (plan.shape, &plan.starts)

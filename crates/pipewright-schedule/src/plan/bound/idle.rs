@@ -221,7 +221,7 @@ impl Cuts {
         most
     }
 
-    /// Returns the sums of the cut with the smallest mean; `None` if there is no cut.
+    /// Returns the sums of the cut with the smallest mean, or `None` if there is no cut.
     fn smallest(&self, weights: &Sizes) -> Option<Sizes> {
         let of_row = |sizes: &Sizes| sizes.iter().zip(weights).map(|(size, weight)| size * weight).sum();
         let means: Vec<f64> = self.rows.iter().map(of_row).collect();
@@ -282,33 +282,35 @@ mod tests {
     use crate::plan::tests::model;
 
     /// Checks the bound for two stages a rank of one layer each, whose three times are 1. No order and no placement is
-    /// faster than `optimum`; the idle times of single ranks give `simple` in the mean.
-    fn check(ranks: u32, microbatches: u32, simple: f64, optimum: f64) {
+    /// faster than `optimum`.
+    fn check(ranks: u32, microbatches: u32, expected: f64, optimum: f64) {
         let layers = equal_layers(2 * ranks as usize, ranks);
         let step = Step::of(&layers, ranks, microbatches);
         let found = bound(step, Class { ranks, chunks: 2, path: Path::Loop }, 1.0);
-        assert!(found >= simple * 0.999 && found <= optimum, "{found} of {simple} to {optimum}");
+        // The search for weights ends near the largest bound.
+        let is_near = (expected * 0.999..=expected * 1.001).contains(&found);
+        assert!(is_near && found <= optimum, "{found}, expected {expected}, at most {optimum}");
     }
 
     /// The last stage of each rank receives few forwards before its first backward. An enumeration of all orders gave
-    /// the optima.
+    /// the optima of two and three ranks, and a plan takes that of four.
     #[test]
     fn ranks_are_idle_before_their_first_backwards() {
         // Work of 12 a rank. Before its first backward, one rank is idle for 1 of 4, and the other one for 1 of 5.
         check(2, 2, 13.0, 13.0);
-        check(2, 1, 8.5, 9.0);
-        check(2, 3, 18.5, 19.0);
-        check(3, 1, 11.0, 13.0);
-        check(3, 2, 46.0 / 3.0, 16.0);
-        check(3, 3, 59.0 / 3.0, 20.0);
-        // Work of 24 a rank. The ranks are idle for 3 of 8, 2 of 9, 2 of 10 and 3 of 11.
-        check(4, 4, 26.5, f64::INFINITY);
+        // Single moments prove 8.5, 18.5, 11, 46/3, 59/3 and 26.5; several together prove more.
+        check(2, 1, 8.831, 9.0);
+        check(2, 3, 18.742, 19.0);
+        check(3, 1, 12.865, 13.0);
+        check(3, 2, 15.996, 16.0);
+        check(3, 3, 19.890, 20.0);
+        check(4, 4, 26.769, 27.0);
     }
 
     /// With many microbatches, only the fill is left.
     #[test]
     fn enough_microbatches_keep_ranks_busy() {
-        check(4, 40, 240.0 + 1.5, f64::INFINITY);
+        check(4, 40, 240.0 + 1.5, 243.0);
     }
 
     #[test]
