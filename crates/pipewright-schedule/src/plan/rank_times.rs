@@ -200,8 +200,6 @@ pub(super) struct StageTimes {
     /// The largest `F` of the stages up to this one, and the largest of `F` of all stages and `I` of this stage and those
     /// after it.
     slowest: [f64; 2],
-    /// The inverse of these times.
-    paces: [f64; 2],
     first_forward: f64,
     first_backward: f64,
 }
@@ -216,7 +214,6 @@ impl StageTimes {
             input: layers.input(range.clone()),
             work: layers.work(range.clone()),
             slowest: [0.0; 2],
-            paces: [f64::INFINITY; 2],
             first_forward: layers.forward(0..range.start) + hops,
             first_backward: layers.forward(0..end) + layers.input(range.end..end) + 2.0 * all_hops - hops,
         }
@@ -224,31 +221,25 @@ impl StageTimes {
 
     /// Returns the times with the slowest stages of others.
     pub(super) fn with_slowest_of(self, other: Self) -> Self {
-        let Self { slowest, paces, .. } = other;
-        Self { slowest, paces, ..self }
-    }
-
-    /// Sets the slowest stage for forwards (0) or backwards (1).
-    fn set_slowest(&mut self, of: usize, time: f64) {
-        self.slowest[of] = time;
-        self.paces[of] = time.recip();
+        Self { slowest: other.slowest, ..self }
     }
 
     /// Returns the work of the stage that cannot start before `time`.
     fn work_from(&self, time: f64, microbatches: f64) -> f64 {
-        let forwards = left(time - self.first_forward, self.paces[0], microbatches);
-        let backwards = left(time - self.first_backward, self.paces[1], microbatches);
+        let forwards = left(time - self.first_forward, self.slowest[0], microbatches);
+        let backwards = left(time - self.first_backward, self.slowest[1], microbatches);
         forwards * self.forward + backwards * (self.work - self.forward)
     }
 }
 
-/// Returns the number of microbatches that start at `since` or later, if the first one starts at 0 and the others follow at
-/// most at this pace.
-fn left(since: f64, pace: f64, microbatches: f64) -> f64 {
+/// Returns the number of microbatches that start at `since` or later, if the first one starts at 0 and each other one at
+/// least `slowest` after the one before it.
+fn left(since: f64, slowest: f64, microbatches: f64) -> f64 {
     if since <= 0.0 {
         return microbatches;
     }
-    let begun = (since * pace).min(microbatches);
+    // Without a distance, the quotient is infinite.
+    let begun = (since / slowest).min(microbatches);
     // Many processors need a call for `ceil`.
     let whole = f64::from(begun as u32);
     microbatches - if whole < begun { whole + 1.0 } else { whole }
@@ -261,14 +252,14 @@ pub(super) fn set_slowest(times: &mut [StageTimes], mut change: impl FnMut(usize
         slowest = slowest.max(times.forward);
         if times.slowest[0] != slowest {
             change(stage, *times);
-            times.set_slowest(0, slowest);
+            times.slowest[0] = slowest;
         }
     }
     for (stage, times) in times.iter_mut().enumerate().rev() {
         slowest = slowest.max(times.input);
         if times.slowest[1] != slowest {
             change(stage, *times);
-            times.set_slowest(1, slowest);
+            times.slowest[1] = slowest;
         }
     }
 }

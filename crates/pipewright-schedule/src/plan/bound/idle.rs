@@ -293,7 +293,7 @@ mod tests {
     }
 
     /// The last stage of each rank receives few forwards before its first backward. An enumeration of all orders gave
-    /// the optima of two and three ranks, and a plan takes that of four.
+    /// the optima for two and three ranks. With four ranks, there is a plan that takes as long.
     #[test]
     fn ranks_are_idle_before_their_first_backwards() {
         // Work of 12 a rank. Before its first backward, one rank is idle for 1 of 4, and the other one for 1 of 5.
