@@ -10,16 +10,19 @@ use crate::plan::network::Network;
 use crate::plan::order::{Cell, Kind, Order};
 use crate::plan::stage_load::StageLoad;
 
-/// The time from which a link is free is not known, or nothing was sent on it. It is before all other times.
+/// The time from which a link is free is not known.
 const UNKNOWN: f64 = -1.0;
+
+/// No tensor: a computation needs nothing of another stage, or sends nothing.
+const NONE: usize = usize::MAX;
 
 /// Evaluates an order, and then changes of it.
 #[derive(Debug, Default)]
 pub(super) struct Evaluator {
     rank_of: Vec<u32>,
+    /// What each stage computes: for each of them, one for each [`Kind`].
+    roles: Vec<Role>,
     links: Links,
-    /// The links on which each rank sends.
-    links_of: Vec<Vec<u32>>,
     /// The inputs of all stages and microbatches, and then the gradients.
     messages: Vec<Message>,
     /// The time of all computations of each rank, without second forwards.
@@ -39,8 +42,25 @@ pub(super) struct Evaluator {
     ready: Vec<u32>,
     /// The tensor that each rank waits for.
     waits: Vec<Option<usize>>,
-    /// Whether the sizes of the messages and the work are those of an order that is not kept.
-    has_other_sizes: bool,
+    /// Whether the roles and the work are those of an order that is not kept.
+    has_other_loads: bool,
+}
+
+/// What the computations of one kind of a stage have in common.
+#[derive(Debug, Clone, Copy)]
+struct Role {
+    takes: f64,
+    /// The time of the second forward before it.
+    again: Option<f64>,
+    /// The first of the messages that it receives, one for each microbatch; [`NONE`] if there are none.
+    needs: usize,
+    /// The same for what it sends to another stage.
+    sends: usize,
+    /// The rank of that stage, and the link to it: the time that a message occupies it, and the time until it then arrives.
+    receiver: u32,
+    link: u32,
+    occupied: f64,
+    latency: f64,
 }
 
 /// A tensor that a stage receives.
@@ -53,10 +73,12 @@ struct Message {
     free: f64,
     /// The evaluation that found these times.
     evaluation: u32,
+    /// The place of that computation in the row of its rank.
+    place: u32,
 }
 
 impl Message {
-    const UNKNOWN: Self = Self { sent: f64::INFINITY, arrival: 0.0, free: 0.0, evaluation: 0 };
+    const UNKNOWN: Self = Self { sent: f64::INFINITY, arrival: 0.0, free: 0.0, evaluation: 0, place: 0 };
 }
 
 /// When a computation ended.
@@ -112,15 +134,15 @@ impl Evaluator {
         before: f64,
     ) -> Option<f64> {
         let is_whole = matches!(changed, Changed::Everything);
-        if is_whole || self.has_other_sizes {
-            self.links.set_sizes(loads);
+        if is_whole || self.has_other_loads {
+            self.set_roles(order, loads);
             self.set_work(order, loads);
         }
-        self.has_other_sizes = is_whole;
+        self.has_other_loads = is_whole;
         self.restart(order, changed);
         let mut makespan = 0.0f64;
         while let Some(rank) = self.ready.pop() {
-            let last = self.advance(order, loads, rank as usize);
+            let last = self.advance(&order.rows[rank as usize], rank as usize);
             makespan = makespan.max(last.at);
             // The sums of times are not exact.
             if (last.at + last.rest) * (1.0 - 1e-9) >= before {
@@ -140,7 +162,7 @@ impl Evaluator {
     /// the next evaluation starts from the order that was kept before.
     pub(super) fn keep_change(&mut self) {
         self.replaced.clear();
-        self.has_other_sizes = false;
+        self.has_other_loads = false;
         for ((ended, changed), &kept) in self.ended.iter_mut().zip(&self.changed).zip(&self.kept) {
             ended.truncate(kept);
             ended.extend_from_slice(changed);
@@ -150,6 +172,16 @@ impl Evaluator {
     /// Returns the computations of each rank of the order that is kept.
     pub(super) fn ended(&self) -> &[Vec<Ended>] {
         &self.ended
+    }
+
+    /// Returns the rank and the place of the computation that sends what `cell` needs, in the order that is kept; `None` if it
+    /// needs nothing of another stage.
+    pub(super) fn sender_of(&self, cell: Cell) -> Option<(usize, usize)> {
+        let needs = self.roles[role_of(cell)].needs;
+        let stage = cell.stage as usize;
+        let sender = if cell.kind == Kind::Forward { stage.checked_sub(1) } else { Some(stage + 1) };
+        let place = self.messages.get(needs.checked_add(cell.microbatch as usize)?)?.place as usize;
+        Some((*self.rank_of.get(sender?)? as usize, place))
     }
 
     /// Returns the number of computations that ran in the last evaluation.
@@ -162,16 +194,6 @@ impl Evaluator {
         self.rank_of = ranks_of_stages(order);
         self.links.set(&self.rank_of, network);
         let ranks = order.rows.len();
-        self.links_of.resize(ranks, Vec::new());
-        self.links_of.iter_mut().for_each(Vec::clear);
-        for (links, &rank) in self.links.of.iter().zip(&self.rank_of) {
-            for &link in links.iter().filter(|&&link| link != NO_LINK) {
-                let known = &mut self.links_of[rank as usize];
-                if !known.contains(&link) {
-                    known.push(link);
-                }
-            }
-        }
         self.replaced.clear();
         self.messages.resize(2 * self.rank_of.len() * order.microbatches as usize, Message::UNKNOWN);
         self.ended.resize(ranks, Vec::new());
@@ -200,92 +222,82 @@ impl Evaluator {
         self.waits.clear();
         self.waits.resize(order.rows.len(), None);
         self.links.free.fill(UNKNOWN);
-        for rank in 0..order.rows.len() {
-            self.free_links(order, rank);
-        }
-    }
-
-    /// Sets the times from which the links of a rank are free after the computations that are kept.
-    fn free_links(&mut self, order: &Order, rank: usize) {
-        let mut left = self.links_of[rank].len();
-        for &cell in order.rows[rank][..self.kept[rank]].iter().rev() {
-            if left == 0 {
-                return;
-            }
-            let Some((direction, target)) = self.sends(cell, order.microbatches as usize) else { continue };
-            let link = self.links.of[cell.stage as usize][direction];
-            if let Some(free) = self.links.free.get_mut(link as usize).filter(|free| **free == UNKNOWN) {
-                *free = self.messages[target].free;
-                left -= 1;
-            }
-        }
-    }
-
-    /// Returns the direction and the message of what a computation sends to another stage.
-    fn sends(&self, cell: Cell, width: usize) -> Option<(usize, usize)> {
-        let (stage, stages) = (cell.stage as usize, self.rank_of.len());
-        let at = stage * width + cell.microbatch as usize;
-        match cell.kind {
-            Kind::Forward if stage + 1 < stages => Some((0, at + width)),
-            Kind::Input | Kind::Backward if stage > 0 => Some((1, (stages - 1) * width + at)),
-            _ => None,
-        }
     }
 
     /// Runs a rank as far as it can, and returns its last computation.
-    fn advance(&mut self, order: &Order, loads: &[StageLoad], rank: usize) -> Ended {
-        let width = order.microbatches as usize;
-        let mut position = self.kept[rank] + self.changed[rank].len();
-        let before =
-            self.changed[rank].last().or_else(|| self.ended[rank][..self.kept[rank]].last()).copied();
+    fn advance(&mut self, row: &[Cell], rank: usize) -> Ended {
+        let Self { roles, messages, replaced, links, waits, ready, since, evaluation, .. } = self;
+        let changed = &mut self.changed[rank];
+        let mut position = self.kept[rank] + changed.len();
+        let before = changed.last().or_else(|| self.ended[rank][..self.kept[rank]].last()).copied();
         let start = || Ended { at: 0.0, rest: self.work[rank], has_waited: false };
         let mut ended = before.unwrap_or_else(start);
-        while let Some(&cell) = order.rows[rank].get(position) {
+        while let Some(&cell) = row.get(position) {
+            let (role, microbatch) = (&roles[role_of(cell)], cell.microbatch as usize);
             let mut now = ended.at;
             let mut arrival = now;
-            if let Some(needs) = self.needs(cell, width) {
-                let message = &self.messages[needs];
-                if message.evaluation != self.evaluation && message.sent >= self.since {
-                    self.waits[rank] = Some(needs);
+            if role.needs != NONE {
+                let needs = role.needs + microbatch;
+                let message = &messages[needs];
+                if message.evaluation != *evaluation && message.sent >= *since {
+                    waits[rank] = Some(needs);
                     break;
                 }
                 arrival = message.arrival;
             }
-            if let Some(again) = recomputes(&order.rows[rank], loads, position) {
+            if let Some(again) = role.again.filter(|_| position == 0 || !is_followed(row, position - 1)) {
                 now += again;
             }
-            let (has_waited, takes) = (arrival > now, duration(cell, &loads[cell.stage as usize]));
-            ended = Ended { at: now.max(arrival) + takes, rest: ended.rest - takes, has_waited };
-            self.changed[rank].push(ended);
+            let sent = now.max(arrival) + role.takes;
+            ended = Ended { at: sent, rest: ended.rest - role.takes, has_waited: arrival > now };
+            changed.push(ended);
+            if role.sends != NONE {
+                let target = role.sends + microbatch;
+                let (mut free, mut arrival) = (0.0, sent);
+                if let Some(link) = links.free.get_mut(role.link as usize) {
+                    if *link == UNKNOWN {
+                        *link = freed(roles, messages, &row[..self.kept[rank]], role.link);
+                    }
+                    *link = link.max(sent) + role.occupied;
+                    (free, arrival) = (*link, *link + role.latency);
+                }
+                let message =
+                    Message { sent, arrival, free, evaluation: *evaluation, place: position as u32 };
+                replaced.push((target, std::mem::replace(&mut messages[target], message)));
+                let receiver = role.receiver as usize;
+                if waits[receiver] == Some(target) {
+                    waits[receiver] = None;
+                    ready.push(role.receiver);
+                }
+            }
             position += 1;
-            self.send(cell, width, ended.at);
         }
         ended
     }
 
-    /// Sends what a computation makes for another stage, if there is one.
-    fn send(&mut self, cell: Cell, width: usize, sent: f64) {
-        let Some((direction, target)) = self.sends(cell, width) else { return };
-        let stage = cell.stage as usize;
-        let arrival = self.links.send(stage, direction, sent);
-        let free = self.links.free.get(self.links.of[stage][direction] as usize).copied().unwrap_or(0.0);
-        let message = Message { sent, arrival, free, evaluation: self.evaluation };
-        self.replaced.push((target, std::mem::replace(&mut self.messages[target], message)));
-        let receiver = self.rank_of[if direction == 0 { stage + 1 } else { stage - 1 }] as usize;
-        if self.waits[receiver] == Some(target) {
-            self.waits[receiver] = None;
-            self.ready.push(receiver as u32);
-        }
-    }
-
-    /// Returns the message that a computation needs from another stage.
-    fn needs(&self, cell: Cell, width: usize) -> Option<usize> {
-        let (stage, stages) = (cell.stage as usize, self.rank_of.len());
-        let at = stage * width + cell.microbatch as usize;
-        match cell.kind {
-            Kind::Forward if stage > 0 => Some(at),
-            Kind::Input | Kind::Backward if stage + 1 < stages => Some(stages * width + at),
-            _ => None,
+    /// Sets what each stage computes.
+    fn set_roles(&mut self, order: &Order, loads: &[StageLoad]) {
+        self.links.set_sizes(loads);
+        self.roles.clear();
+        let (stages, width) = (loads.len(), order.microbatches as usize);
+        for (stage, load) in loads.iter().enumerate() {
+            // The inputs of all stages come first, then the gradients of their outputs.
+            let input = if stage > 0 { stage * width } else { NONE };
+            let gradient = if stage + 1 < stages { (stages + stage) * width } else { NONE };
+            let [forward, backward] =
+                [(stage + 1, 0), (stage.wrapping_sub(1), 1)].map(|(target, direction)| {
+                    let (link, occupied, latency) = self.links.costs(stage, direction);
+                    let Some(&receiver) = self.rank_of.get(target) else {
+                        return Role { sends: NONE, receiver: 0, link, occupied, latency, ..Role::NOTHING };
+                    };
+                    let sends = (direction * stages + target) * width;
+                    Role { sends, receiver, link, occupied, latency, ..Role::NOTHING }
+                });
+            let again = load.again;
+            self.roles.push(Role { takes: load.forward, needs: input, ..forward });
+            self.roles.push(Role { takes: load.input, again, needs: gradient, ..backward });
+            self.roles.push(Role { takes: load.weight, ..Role::NOTHING });
+            self.roles.push(Role { takes: load.input + load.weight, again, needs: gradient, ..backward });
         }
     }
 
@@ -323,14 +335,30 @@ impl Evaluator {
     }
 }
 
-/// Returns the time of a computation, without a second forward.
-fn duration(cell: Cell, load: &StageLoad) -> f64 {
-    match cell.kind {
-        Kind::Forward => load.forward,
-        Kind::Input => load.input,
-        Kind::Weight => load.weight,
-        Kind::Backward => load.input + load.weight,
-    }
+impl Role {
+    /// What takes no time, and needs and sends nothing.
+    const NOTHING: Self = Self {
+        takes: 0.0,
+        again: None,
+        needs: NONE,
+        sends: NONE,
+        receiver: 0,
+        link: NO_LINK,
+        occupied: 0.0,
+        latency: 0.0,
+    };
+}
+
+/// Returns the time from which a link is free after computations that are kept.
+fn freed(roles: &[Role], messages: &[Message], kept: &[Cell], link: u32) -> f64 {
+    let sends = |cell: &&Cell| roles[role_of(**cell)].link == link;
+    let last = kept.iter().rev().find(sends);
+    last.map_or(0.0, |&cell| messages[roles[role_of(cell)].sends + cell.microbatch as usize].free)
+}
+
+/// Returns the place of a computation's role.
+fn role_of(cell: Cell) -> usize {
+    4 * cell.stage as usize + cell.kind as usize
 }
 
 /// Returns the time that the cell at `position` of a row takes to compute its forward again; `None` for other cells, and

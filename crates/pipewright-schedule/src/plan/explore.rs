@@ -18,7 +18,7 @@ use crate::plan::stage_load::stage_loads;
 const EPISODES: usize = 100;
 /// The number of plans that are simulated before the best one is changed, if they have the most stages, for each microbatch
 /// of a rank. With more microbatches, the cut matters more than the order.
-const PLANS: u64 = 1000;
+const PLANS: u64 = 500;
 /// The attempts of an episode for each stage.
 const TRIES: usize = 20;
 /// The most random changes of a layout that is then balanced again.
@@ -217,7 +217,7 @@ fn changed(search: &mut Search<'_>, shape: &Shape, now: &State, numbers: &mut Nu
     for _ in 0..=numbers.below(CHANGES) {
         next.layout.shake(ranks, is_free, numbers);
     }
-    search.charge_walk(BALANCING, stages / ranks);
+    search.charge_walk(BALANCING, stages, shape.ranks);
     next.layout = balanced(shape.step(), memory, next.layout, is_free, numbers, BALANCING);
     next
 }

@@ -60,6 +60,14 @@ impl Links {
         }));
     }
 
+    /// Returns the link of the output of a stage (direction 0), or of the gradient of its input (1), the time that a message
+    /// occupies it, and its latency.
+    pub(super) fn costs(&self, stage: usize, direction: usize) -> (u32, f64, f64) {
+        let link = self.of[stage][direction];
+        let latency = self.costs.get(link as usize).map_or(0.0, |costs| costs.latency_s);
+        (link, self.occupied[stage][direction], latency)
+    }
+
     /// Sends the output of a stage (direction 0), or the gradient of its input (1), at `now`. Returns the arrival.
     pub(super) fn send(&mut self, stage: usize, direction: usize, now: f64) -> f64 {
         let link = self.of[stage][direction] as usize;

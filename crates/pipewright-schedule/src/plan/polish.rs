@@ -13,9 +13,8 @@
 
 use std::rc::Rc;
 
-use crate::ids::StageIndex;
 use crate::plan::balance::Numbers;
-use crate::plan::evaluate::{Changed, Ended, Evaluator};
+use crate::plan::evaluate::{Changed, Evaluator};
 use crate::plan::order::{Cell, Kind, Order};
 use crate::plan::search::{Candidate, Choice, GOOD_ENOUGH, Search, optimizer_time};
 use crate::plan::shape::Shape;
@@ -124,7 +123,7 @@ impl Polished {
         let optimizer = optimizer_time(&order, &loads);
         let time = evaluator.time(&order, &loads, &layers.network)? + optimizer;
         search.charge_evaluation(evaluator.computations(), recompute.len());
-        let blocks = critical(&order, evaluator.ended());
+        let blocks = critical(&order, &evaluator);
         Some(Self { order, starts, recompute, shape, loads, evaluator, optimizer, time, least: time, blocks })
     }
 
@@ -219,7 +218,7 @@ impl Polished {
         };
         self.evaluator.keep_change();
         (self.time, self.optimizer) = (time + optimizer, optimizer);
-        self.blocks = critical(&self.order, self.evaluator.ended());
+        self.blocks = critical(&self.order, &self.evaluator);
         if let Some(loads) = loads {
             self.loads = loads;
         }
@@ -261,9 +260,9 @@ fn may_move(row: &[Cell], from: usize, to: usize) -> bool {
     })
 }
 
-/// Returns the blocks of a critical path of an order, the last one first. `ended` has the ends that the
-/// evaluation found.
-fn critical(order: &Order, ended: &[Vec<Ended>]) -> Vec<Block> {
+/// Returns the blocks of a critical path of an order, which the evaluation keeps, the last one first.
+fn critical(order: &Order, evaluator: &Evaluator) -> Vec<Block> {
+    let ended = evaluator.ended();
     let mut blocks = Vec::new();
     let end_of = |rank: usize| ended[rank].last().map_or(0.0, |ended| ended.at);
     let latest = (0..ended.len()).max_by(|&one, &other| end_of(one).total_cmp(&end_of(other)));
@@ -274,19 +273,11 @@ fn critical(order: &Order, ended: &[Vec<Ended>]) -> Vec<Block> {
     loop {
         let first = (0..=last).rev().find(|&at| ended[rank][at].has_waited).unwrap_or(0);
         blocks.push(Block { rank, first, last });
-        let cell = order.rows[rank][first];
-        let is_forward = cell.kind == Kind::Forward;
         if !ended[rank][first].has_waited {
             return blocks;
         }
-        let stage = if is_forward { cell.stage - 1 } else { cell.stage + 1 };
-        let sends = |it: &Cell| {
-            let is_sender = (it.kind == Kind::Forward) == is_forward && it.kind != Kind::Weight;
-            is_sender && it.stage == stage && it.microbatch == cell.microbatch
-        };
-        let from = order.placement.rank_of(StageIndex::new(stage)).index();
-        let Some(at) = order.rows[from].iter().position(sends) else { return blocks };
-        (rank, last) = (from, at);
+        let Some(sender) = evaluator.sender_of(order.rows[rank][first]) else { return blocks };
+        (rank, last) = sender;
     }
 }
 
@@ -372,7 +363,7 @@ mod tests {
                     Kind::Backward => load.input + load.weight,
                 }
             };
-            let blocks = critical(&order, evaluator.ended());
+            let blocks = critical(&order, &evaluator);
             let of_block = |block: &Block| &order.rows[block.rank][block.first..=block.last];
             let sum: f64 = blocks.iter().flat_map(of_block).map(takes).sum();
             assert!((sum - time).abs() < 1e-9 * time, "seed {seed}: {sum} of {time}");

@@ -21,8 +21,11 @@ const WALK_STEPS: usize = 750;
 const MOST_WALK_STEPS: usize = 20_000;
 /// A walk has at most one step for so many computations that the search may still simulate.
 const WALK_SHARE: u64 = 1_000;
-/// The number of times that a walk is longer if rounds may visit the ranks in any order.
-const FREE_WALKS: usize = 3;
+/// The number of walks in which rounds may visit the ranks in any order. Many short ones find better cuts than a few long ones,
+/// and the cuts differ more.
+const FREE_WALKS: usize = 32;
+/// Together, they have so many times the steps of another walk.
+const FREE_STEPS: usize = 6;
 
 /// A cut of an arrangement, and the bound on its time.
 #[derive(Debug, Clone)]
@@ -53,9 +56,10 @@ pub(super) fn pool(search: &mut Search<'_>, shape: &Shape) -> Vec<Cut> {
         let steps = (WALK_STEPS * class.stages()).min(MOST_WALK_STEPS).min(affordable);
         let even = Layout { starts: even(layers, class.stages()), rank_of: rank_of.clone() };
         if search.request.searched && class.chunks > 1 && class.path == Path::Loop {
-            for _ in 0..WALKS {
-                search.charge_walk(FREE_WALKS * steps, class.chunks as usize);
-                add(None, balanced(step, memory, even.clone(), true, &mut numbers, FREE_WALKS * steps));
+            search.charge_walk(FREE_STEPS * steps, class.stages(), class.ranks);
+            for _ in 0..FREE_WALKS {
+                let steps = FREE_STEPS * steps / FREE_WALKS;
+                add(None, balanced(step, memory, even.clone(), true, &mut numbers, steps));
             }
         }
         if count_cuts(layers, class.stages()) <= ALL_CUTS {
@@ -67,7 +71,7 @@ pub(super) fn pool(search: &mut Search<'_>, shape: &Shape) -> Vec<Cut> {
         for seed in 0..WALKS {
             let starts = descended(step, class, memory, seed, DESCENTS);
             add(Some(class), Layout { starts, rank_of: rank_of.clone() });
-            search.charge_walk(steps, class.chunks as usize);
+            search.charge_walk(steps, class.stages(), class.ranks);
             add(Some(class), balanced(step, memory, even.clone(), false, &mut numbers, steps));
         }
         add(Some(class), even);

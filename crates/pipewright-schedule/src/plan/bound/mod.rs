@@ -41,19 +41,21 @@ pub(super) fn lower_bound(step: Step<'_>, classes: &[Class], is_free: bool) -> f
         own.unwrap_or(any).max(any)
     };
     let mut bounds: Vec<f64> = classes.iter().map(of_class).collect();
-    // The bounds of rounds take longer, and are the same for loops and Vs. They are computed only for the class with the
-    // smallest bound, until the smallest bound includes them.
-    let mut known = [false; MAX_CHUNKS as usize + 1];
-    known[..2].fill(true);
+    // The bounds of rounds take longer, and are the same for loops and Vs. One after another is computed for the class with the
+    // smallest bound, until the smallest bound includes all of its own.
+    let mut known = [0; MAX_CHUNKS as usize + 1];
     loop {
         let smallest = (0..classes.len()).min_by(|&one, &other| bounds[one].total_cmp(&bounds[other]));
         let Some(smallest) = smallest else { return any * (1.0 - ROUNDING) };
-        let chunks = classes[smallest].chunks;
-        if std::mem::replace(&mut known[chunks as usize], true) {
-            return bounds[smallest] * (1.0 - ROUNDING);
-        }
-        let of_rounds = of_rounds(step, classes[smallest], bounds[smallest], classes);
-        for (bound, _) in bounds.iter_mut().zip(classes).filter(|(_, class)| class.chunks == chunks) {
+        let (class, low) = (classes[smallest], bounds[smallest]);
+        let of_rounds = match (class.chunks, known[class.chunks as usize]) {
+            (2.., 0) => idle::bound(step, class, low),
+            // With more layers, the search is too long to prove anything.
+            (2, 1) if step.layers.count() < 2 * class.stages() => pairs::bound(step, class, low),
+            _ => return low * (1.0 - ROUNDING),
+        };
+        known[class.chunks as usize] += 1;
+        for (bound, _) in bounds.iter_mut().zip(classes).filter(|(_, other)| other.chunks == class.chunks) {
             *bound = bound.max(of_rounds);
         }
     }
@@ -62,14 +64,6 @@ pub(super) fn lower_bound(step: Step<'_>, classes: &[Class], is_free: bool) -> f
 /// Returns a lower bound for all arrangements, which is at most [`lower_bound`] and takes little time.
 pub(super) fn simple_bound(step: Step<'_>) -> f64 {
     any::bound(step) * (1.0 - ROUNDING)
-}
-
-/// Returns the bound for the rounds of a class, whichever ranks the later ones visit first.
-fn of_rounds(step: Step<'_>, class: Class, low: f64, classes: &[Class]) -> f64 {
-    let low = idle::bound(step, class, low);
-    // Where there may be more stages a rank, their bound is hardly larger than that of two.
-    let has_more = classes.iter().any(|other| other.chunks > 2);
-    if class.chunks == 2 && !has_more { pairs::bound(step, class, low) } else { low }
 }
 
 /// Returns the bound on the time of the optimizer: the rank with the most layers to update.
@@ -95,7 +89,7 @@ pub(super) fn reduction_bound(step: Step<'_>) -> f64 {
 }
 
 /// Returns the longest time that `is_enough` proves too short, within [`ACCURACY`]; at least `low`, which is a bound.
-fn bisect(low: f64, is_enough: impl Fn(f64) -> bool) -> f64 {
+fn bisect(low: f64, mut is_enough: impl FnMut(f64) -> bool) -> f64 {
     let (mut low, mut high) = (low, low);
     while !is_enough(high) {
         low = high;

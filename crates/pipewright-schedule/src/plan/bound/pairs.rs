@@ -19,7 +19,9 @@ use crate::plan::rank_times::Step;
 /// The weights of the three bounds of `terms.rs` that are tried together.
 const WEIGHTS: [[f64; 3]; 4] = [[1.0, 0.0, 0.0], [0.5, 0.0, 0.5], [0.0, 0.0, 1.0], [0.5, 0.25, 0.25]];
 /// The most beginnings of cuts that are visited for a time.
-const MOST: usize = 40_000;
+const MOST: usize = 300_000;
+/// The most of them that are visited for all times together, which takes a tenth of a second.
+const MOST_OF_ALL: usize = 1_000_000;
 /// The share by which sums may differ by rounding.
 const ROUNDING: f64 = 1e-9;
 
@@ -29,7 +31,14 @@ type Sizes = [f64; WEIGHTS.len()];
 pub(super) fn bound(step: Step<'_>, class: Class, low: f64) -> f64 {
     let arrivals = Arrivals::of(step);
     let all = WEIGHTS.map(|weights| Terms { step, class, arrivals: &arrivals, weights });
-    bisect(low, |time| Fit::of(&all, time).is_found(0, Sizes::default()))
+    let mut left = MOST_OF_ALL;
+    bisect(low, |time| {
+        let may_visit = left.min(MOST);
+        let mut fit = Fit::of(&all, time, may_visit);
+        let is_found = fit.is_found(0, Sizes::default());
+        left -= may_visit - fit.left;
+        is_found
+    })
 }
 
 /// A stage that a cut may have: the first layer after it, and its size for each of the weights.
@@ -55,7 +64,7 @@ struct Fit {
 }
 
 impl Fit {
-    fn of(all: &[Terms<'_>; WEIGHTS.len()], time: f64) -> Self {
+    fn of(all: &[Terms<'_>; WEIGHTS.len()], time: f64, left: usize) -> Self {
         let (step, class) = (all[0].step, all[0].class);
         let (layers, stages, ranks) = (step.layers.count(), class.stages(), class.ranks as usize);
         let time = time * (1.0 + ROUNDING);
@@ -91,7 +100,7 @@ impl Fit {
                 after[stage][first] = least;
             }
         }
-        Self { ranks, layers, time, pieces, after, chosen: Vec::new(), left: MOST }
+        Self { ranks, layers, time, pieces, after, chosen: Vec::new(), left }
     }
 
     /// Returns whether a cut that begins with the chosen stages may fit. `sums` are the sums of their sizes.
