@@ -305,8 +305,8 @@ mod tests {
         Profile { link: LinkProfile::new(0.0, f64::INFINITY), layers, ..Profile::default() }
     }
 
-    /// Returns the same model with messages that take as long as some layers, so that they wait for each other. Some layers
-    /// take no time, and nor do their messages.
+    /// Returns the same model with messages that take as long as some layers, or much longer for half of the seeds, so that they
+    /// wait for each other. Some layers take no time, and nor do their messages.
     fn with_messages(seed: u64, layers: usize) -> Profile {
         let mut profile = profile(seed, layers);
         let mut numbers = Numbers(seed + 1);
@@ -316,7 +316,8 @@ mod tests {
                 (layer.forward_s, layer.input_backward_s, layer.output_bytes) = (0.0, 0.0, 0);
             }
         }
-        Profile { link: LinkProfile::new((seed % 2) as f64, 0.7), ..profile }
+        let bytes_per_s = if seed % 4 < 2 { 0.7 } else { 0.07 };
+        Profile { link: LinkProfile::new((seed % 2) as f64, bytes_per_s), ..profile }
     }
 
     /// Returns a request for 3 ranks, and its shape.
