@@ -21,11 +21,13 @@ const WALK_STEPS: usize = 750;
 const MOST_WALK_STEPS: usize = 20_000;
 /// A walk has at most one step for so many computations that the search may still simulate.
 const WALK_SHARE: u64 = 1_000;
-/// The number of walks in which rounds may visit the ranks in any order. Many short ones find better cuts than a few long ones,
-/// and the cuts differ more.
-const FREE_WALKS: usize = 32;
-/// Together, they have so many times the steps of another walk.
+/// The steps of all walks in which rounds may visit the ranks in any order, as a multiple of those of another walk.
 const FREE_STEPS: usize = 6;
+/// The steps of one of them for each pair of stages. Many short walks find better cuts than a few long ones, and the cuts
+/// differ more, but a walk over many stages must not end too early.
+const FREE_STEPS_OF_PAIR: usize = 10;
+/// The fewest and the most of these walks.
+const FREE_WALKS: [usize; 2] = [2, 32];
 
 /// A cut of an arrangement, and the bound on its time.
 #[derive(Debug, Clone)]
@@ -56,10 +58,12 @@ pub(super) fn pool(search: &mut Search<'_>, shape: &Shape) -> Vec<Cut> {
         let steps = (WALK_STEPS * class.stages()).min(MOST_WALK_STEPS).min(affordable);
         let even = Layout { starts: even(layers, class.stages()), rank_of: rank_of.clone() };
         if search.request.searched && class.chunks > 1 && class.path == Path::Loop {
-            search.charge_walk(FREE_STEPS * steps, class.stages(), class.ranks);
-            for _ in 0..FREE_WALKS {
-                let steps = FREE_STEPS * steps / FREE_WALKS;
-                add(None, balanced(step, memory, even.clone(), true, &mut numbers, steps));
+            let all = FREE_STEPS * steps;
+            let [fewest, most] = FREE_WALKS;
+            let walks = (all / (FREE_STEPS_OF_PAIR * class.stages().pow(2))).clamp(fewest, most);
+            search.charge_walk(all, class.stages(), class.ranks);
+            for _ in 0..walks {
+                add(None, balanced(step, memory, even.clone(), true, &mut numbers, all / walks));
             }
         }
         if count_cuts(layers, class.stages()) <= ALL_CUTS {
