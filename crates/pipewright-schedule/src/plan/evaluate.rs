@@ -20,8 +20,8 @@ const NONE: usize = usize::MAX;
 #[derive(Debug, Default)]
 pub(super) struct Evaluator {
     rank_of: Vec<u32>,
-    /// What each stage computes: for each of them, one for each [`Kind`].
-    roles: Vec<Role>,
+    /// The roles of each stage, in the order of [`Kind`].
+    roles: Vec<[Role; 4]>,
     links: Links,
     /// The inputs of all stages and microbatches, and then the gradients.
     messages: Vec<Message>,
@@ -46,20 +46,23 @@ pub(super) struct Evaluator {
     has_other_loads: bool,
 }
 
-/// What the computations of one kind of a stage have in common.
+/// What all computations of one kind on one stage share.
 #[derive(Debug, Clone, Copy)]
 struct Role {
     takes: f64,
     /// The time of the second forward before it.
     again: Option<f64>,
-    /// The first of the messages that it receives, one for each microbatch; [`NONE`] if there are none.
+    /// The first of the messages that it receives, one for each microbatch; [`NONE`] if it receives none.
     needs: usize,
-    /// The same for what it sends to another stage.
+    /// The first of the messages that it sends to another stage, one for each microbatch; [`NONE`] if it sends none.
     sends: usize,
-    /// The rank of that stage, and the link to it: the time that a message occupies it, and the time until it then arrives.
+    /// The rank of that stage.
     receiver: u32,
+    /// The link to that rank.
     link: u32,
+    /// The time that a message occupies the link.
     occupied: f64,
+    /// The latency of the link.
     latency: f64,
 }
 
@@ -73,7 +76,7 @@ struct Message {
     free: f64,
     /// The evaluation that found these times.
     evaluation: u32,
-    /// The place of that computation in the row of its rank.
+    /// The place of the computation that sends it in the row of its rank.
     place: u32,
 }
 
@@ -126,6 +129,7 @@ impl Evaluator {
     }
 
     /// Returns the time of an order that differs from the one that is kept in what `changed` says, if it is below `before`.
+    /// For a [`Changed::Row`], `loads` are those of the order that is kept.
     pub(super) fn time_changed(
         &mut self,
         order: &Order,
@@ -174,13 +178,16 @@ impl Evaluator {
         &self.ended
     }
 
-    /// Returns the rank and the place of the computation that sends what `cell` needs, in the order that is kept; `None` if it
-    /// needs nothing of another stage.
+    /// Returns the rank and the place of the computation that sends what `cell` needs; `None` if it needs nothing of another
+    /// stage. The last evaluation must have been kept.
     pub(super) fn sender_of(&self, cell: Cell) -> Option<(usize, usize)> {
-        let needs = self.roles[role_of(cell)].needs;
+        let needs = role_of(&self.roles, cell).needs;
+        if needs == NONE {
+            return None;
+        }
         let stage = cell.stage as usize;
         let sender = if cell.kind == Kind::Forward { stage.checked_sub(1) } else { Some(stage + 1) };
-        let place = self.messages.get(needs.checked_add(cell.microbatch as usize)?)?.place as usize;
+        let place = self.messages.get(needs + cell.microbatch as usize)?.place as usize;
         Some((*self.rank_of.get(sender?)? as usize, place))
     }
 
@@ -233,7 +240,7 @@ impl Evaluator {
         let start = || Ended { at: 0.0, rest: self.work[rank], has_waited: false };
         let mut ended = before.unwrap_or_else(start);
         while let Some(&cell) = row.get(position) {
-            let (role, microbatch) = (&roles[role_of(cell)], cell.microbatch as usize);
+            let (role, microbatch) = (role_of(roles, cell), cell.microbatch as usize);
             let mut now = ended.at;
             let mut arrival = now;
             if role.needs != NONE {
@@ -275,7 +282,7 @@ impl Evaluator {
         ended
     }
 
-    /// Sets what each stage computes.
+    /// Sets the roles of all stages.
     fn set_roles(&mut self, order: &Order, loads: &[StageLoad]) {
         self.links.set_sizes(loads);
         self.roles.clear();
@@ -286,18 +293,21 @@ impl Evaluator {
             let gradient = if stage + 1 < stages { (stages + stage) * width } else { NONE };
             let [forward, backward] =
                 [(stage + 1, 0), (stage.wrapping_sub(1), 1)].map(|(target, direction)| {
-                    let (link, occupied, latency) = self.links.costs(stage, direction);
+                    let (link, occupied, latency) = self.links.route(stage, direction);
                     let Some(&receiver) = self.rank_of.get(target) else {
-                        return Role { sends: NONE, receiver: 0, link, occupied, latency, ..Role::NOTHING };
+                        return Role::NOTHING;
                     };
                     let sends = (direction * stages + target) * width;
                     Role { sends, receiver, link, occupied, latency, ..Role::NOTHING }
                 });
             let again = load.again;
-            self.roles.push(Role { takes: load.forward, needs: input, ..forward });
-            self.roles.push(Role { takes: load.input, again, needs: gradient, ..backward });
-            self.roles.push(Role { takes: load.weight, ..Role::NOTHING });
-            self.roles.push(Role { takes: load.input + load.weight, again, needs: gradient, ..backward });
+            // In the order of the kinds.
+            self.roles.push([
+                Role { takes: load.forward, needs: input, ..forward },
+                Role { takes: load.input, again, needs: gradient, ..backward },
+                Role { takes: load.weight, ..Role::NOTHING },
+                Role { takes: load.input + load.weight, again, needs: gradient, ..backward },
+            ]);
         }
     }
 
@@ -336,7 +346,7 @@ impl Evaluator {
 }
 
 impl Role {
-    /// What takes no time, and needs and sends nothing.
+    /// The role of a computation that takes no time, and neither receives nor sends anything.
     const NOTHING: Self = Self {
         takes: 0.0,
         again: None,
@@ -349,16 +359,16 @@ impl Role {
     };
 }
 
-/// Returns the time from which a link is free after computations that are kept.
-fn freed(roles: &[Role], messages: &[Message], kept: &[Cell], link: u32) -> f64 {
-    let sends = |cell: &&Cell| roles[role_of(**cell)].link == link;
+/// Returns the time from which a link is free after the kept computations of the rank that sends on it; 0 if none did.
+fn freed(roles: &[[Role; 4]], messages: &[Message], kept: &[Cell], link: u32) -> f64 {
+    let sends = |cell: &&Cell| role_of(roles, **cell).link == link;
     let last = kept.iter().rev().find(sends);
-    last.map_or(0.0, |&cell| messages[roles[role_of(cell)].sends + cell.microbatch as usize].free)
+    last.map_or(0.0, |&cell| messages[role_of(roles, cell).sends + cell.microbatch as usize].free)
 }
 
-/// Returns the place of a computation's role.
-fn role_of(cell: Cell) -> usize {
-    4 * cell.stage as usize + cell.kind as usize
+/// Returns the role of a computation.
+fn role_of(roles: &[[Role; 4]], cell: Cell) -> &Role {
+    &roles[cell.stage as usize][cell.kind as usize]
 }
 
 /// Returns the time that the cell at `position` of a row takes to compute its forward again; `None` for other cells, and

@@ -12,7 +12,7 @@ pub(super) const NO_LINK: u32 = u32::MAX;
 #[derive(Debug, Default)]
 pub(super) struct Links {
     /// For each stage, the link of its output and that of the gradient of its input.
-    pub(super) of: Vec<[u32; 2]>,
+    of: Vec<[u32; 2]>,
     /// The times that these messages occupy their links.
     occupied: Vec<[f64; 2]>,
     /// The time from which each link is free.
@@ -62,7 +62,7 @@ impl Links {
 
     /// Returns the link of the output of a stage (direction 0), or of the gradient of its input (1), the time that a message
     /// occupies it, and its latency.
-    pub(super) fn costs(&self, stage: usize, direction: usize) -> (u32, f64, f64) {
+    pub(super) fn route(&self, stage: usize, direction: usize) -> (u32, f64, f64) {
         let link = self.of[stage][direction];
         let latency = self.costs.get(link as usize).map_or(0.0, |costs| costs.latency_s);
         (link, self.occupied[stage][direction], latency)

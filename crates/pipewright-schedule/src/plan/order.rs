@@ -8,7 +8,7 @@ use crate::ids::{Microbatch, StageIndex};
 use crate::placement::Placement;
 use crate::schedule::Schedule;
 
-/// The kind of a computation.
+/// The kind of a computation. Tables by kind have this order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     Forward,

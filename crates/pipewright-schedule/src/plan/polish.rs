@@ -260,7 +260,7 @@ fn may_move(row: &[Cell], from: usize, to: usize) -> bool {
     })
 }
 
-/// Returns the blocks of a critical path of an order, which the evaluation keeps, the last one first.
+/// Returns the blocks of a critical path of the order that `evaluator` keeps, the last one first.
 fn critical(order: &Order, evaluator: &Evaluator) -> Vec<Block> {
     let ended = evaluator.ended();
     let mut blocks = Vec::new();

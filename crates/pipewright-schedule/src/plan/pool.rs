@@ -15,16 +15,16 @@ pub(super) const ALL_CUTS: u64 = 300;
 const WALKS: u64 = 2;
 /// The attempts of a descent.
 const DESCENTS: usize = 150;
-/// The steps of a walk for each stage.
+/// The steps of a walk with given ranks, for each stage.
 const WALK_STEPS: usize = 750;
-/// The most steps of a walk.
+/// The most steps of such a walk.
 const MOST_WALK_STEPS: usize = 20_000;
-/// A walk has at most one step for so many computations that the search may still simulate.
+/// Such a walk has at most one step for so many computations that the search may still simulate.
 const WALK_SHARE: u64 = 1_000;
-/// The steps of all walks in which rounds may visit the ranks in any order, as a multiple of those of another walk.
+/// The steps of all walks in which rounds may visit the ranks in any order, as a multiple of those of a walk with given ranks.
 const FREE_STEPS: usize = 6;
-/// The steps of one of them for each pair of stages. Many short walks find better cuts than a few long ones, and the cuts
-/// differ more, but a walk over many stages must not end too early.
+/// If there are more than the fewest of them, each has at least so many steps for each ordered pair of stages. Many short
+/// walks find better cuts than a few long ones, and the cuts differ more, but a walk over many stages must not end too early.
 const FREE_STEPS_OF_PAIR: usize = 10;
 /// The fewest and the most of these walks.
 const FREE_WALKS: [usize; 2] = [2, 32];

@@ -24,11 +24,11 @@ pub(super) const GOOD_ENOUGH: f64 = 5e-4;
 const ROUNDING: f64 = 1e-12;
 /// The computations of a given order that are evaluated in the time in which rules choose one.
 const EVALUATED: u64 = 5;
-/// A step of a walk takes the time in which rules choose this many computations, one more for each ordered pair of stages of
-/// a rank, a stage and itself included, and one more for each [`STAGES`] stages.
+/// A step of a walk takes the time in which rules choose this many computations, and one more for each ordered pair of
+/// stages of a rank, a stage and itself included.
 const WALKED: u64 = 3;
-/// See [`WALKED`].
-const STAGES: usize = 16;
+/// It takes one more for each this many stages.
+const WALKED_STAGES: usize = 16;
 /// The most plans of a number of stages that are kept for later changes.
 const PROMISING: usize = 16;
 /// The most computations of a plan that is kept for later changes. Larger ones take too much memory.
@@ -221,7 +221,7 @@ impl<'a> Search<'a> {
     /// Charges the steps of a walk over so many stages on so many ranks.
     pub(super) fn charge_walk(&mut self, steps: usize, stages: usize, ranks: u32) {
         let chunks = stages as u64 / u64::from(ranks);
-        let of_step = WALKED + chunks * chunks + (stages / STAGES) as u64;
+        let of_step = WALKED + chunks * chunks + (stages / WALKED_STAGES) as u64;
         self.left = self.left.saturating_sub(steps as u64 * of_step);
     }
 

@@ -41,20 +41,20 @@ pub(super) fn lower_bound(step: Step<'_>, classes: &[Class], is_free: bool) -> f
         own.unwrap_or(any).max(any)
     };
     let mut bounds: Vec<f64> = classes.iter().map(of_class).collect();
-    // The bounds of rounds take longer, and are the same for loops and Vs. One after another is computed for the class with the
-    // smallest bound, until the smallest bound includes all of its own.
-    let mut known = [0; MAX_CHUNKS as usize + 1];
+    // The bounds of rounds take longer, and are the same for loops and Vs. They are computed one at a time, always for the
+    // class with the smallest bound, until there is no further one for that class.
+    let mut computed = [0; MAX_CHUNKS as usize + 1];
     loop {
         let smallest = (0..classes.len()).min_by(|&one, &other| bounds[one].total_cmp(&bounds[other]));
         let Some(smallest) = smallest else { return any * (1.0 - ROUNDING) };
         let (class, low) = (classes[smallest], bounds[smallest]);
-        let of_rounds = match (class.chunks, known[class.chunks as usize]) {
+        let of_rounds = match (class.chunks, computed[class.chunks as usize]) {
             (2.., 0) => idle::bound(step, class, low),
-            // With more layers, the search is too long to prove anything.
+            // With more layers, the search reaches its limit before it proves anything.
             (2, 1) if step.layers.count() < 2 * class.stages() => pairs::bound(step, class, low),
             _ => return low * (1.0 - ROUNDING),
         };
-        known[class.chunks as usize] += 1;
+        computed[class.chunks as usize] += 1;
         for (bound, _) in bounds.iter_mut().zip(classes).filter(|(_, other)| other.chunks == class.chunks) {
             *bound = bound.max(of_rounds);
         }

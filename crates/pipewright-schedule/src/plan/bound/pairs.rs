@@ -20,7 +20,7 @@ use crate::plan::rank_times::Step;
 const WEIGHTS: [[f64; 3]; 4] = [[1.0, 0.0, 0.0], [0.5, 0.0, 0.5], [0.0, 0.0, 1.0], [0.5, 0.25, 0.25]];
 /// The most beginnings of cuts that are visited for a time.
 const MOST: usize = 300_000;
-/// The most of them that are visited for all times together, which takes a tenth of a second.
+/// The most of them that are visited for all times together. With 16 ranks, that takes a tenth of a second.
 const MOST_OF_ALL: usize = 1_000_000;
 /// The share by which sums may differ by rounding.
 const ROUNDING: f64 = 1e-9;
@@ -29,11 +29,16 @@ type Sizes = [f64; WEIGHTS.len()];
 
 /// Returns a time that no step with two rounds is below. `low` is a bound already.
 pub(super) fn bound(step: Step<'_>, class: Class, low: f64) -> f64 {
+    limited(step, class, low, MOST, MOST_OF_ALL)
+}
+
+/// Returns the bound that a search with at most `most` visits for a time, and `most_of_all` for all times, proves.
+fn limited(step: Step<'_>, class: Class, low: f64, most: usize, most_of_all: usize) -> f64 {
     let arrivals = Arrivals::of(step);
     let all = WEIGHTS.map(|weights| Terms { step, class, arrivals: &arrivals, weights });
-    let mut left = MOST_OF_ALL;
+    let mut left = most_of_all;
     bisect(low, |time| {
-        let may_visit = left.min(MOST);
+        let may_visit = left.min(most);
         let mut fit = Fit::of(&all, time, may_visit);
         let is_found = fit.is_found(0, Sizes::default());
         left -= may_visit - fit.left;
@@ -227,6 +232,10 @@ mod tests {
             let (found, best) = (bound(step, class, 0.0), by_trying(step, class));
             // The bisection ends below the bound.
             assert!((best * 0.999..=best * (1.0 + 1e-8)).contains(&found), "seed {seed}: {found} {best}");
+            for most in [0, 1, 5, 20] {
+                let found = limited(step, class, 0.0, most, 3 * most);
+                assert!(found <= best * (1.0 + 1e-8), "seed {seed}, {most} visits: {found} {best}");
+            }
         }
     }
 }
