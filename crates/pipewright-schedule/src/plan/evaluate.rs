@@ -5,7 +5,7 @@
 //! at or after the first possible effect of the change are computed again. Earlier ones depend only on computations that
 //! ended before them. The messages of a link are sent in the order of the sender's row.
 
-use crate::plan::links::{Links, NO_LINK};
+use crate::plan::links::{Links, Route};
 use crate::plan::network::Network;
 use crate::plan::order::{Cell, Kind, Order};
 use crate::plan::stage_load::StageLoad;
@@ -58,12 +58,8 @@ struct Role {
     sends: usize,
     /// The rank of that stage.
     receiver: u32,
-    /// The link to that rank.
-    link: u32,
-    /// The time that a message occupies the link.
-    occupied: f64,
-    /// The latency of the link.
-    latency: f64,
+    /// The way to that rank.
+    route: Route,
 }
 
 /// A tensor that a stage receives.
@@ -186,9 +182,9 @@ impl Evaluator {
             return None;
         }
         let stage = cell.stage as usize;
-        let sender = if cell.kind == Kind::Forward { stage.checked_sub(1) } else { Some(stage + 1) };
-        let place = self.messages.get(needs + cell.microbatch as usize)?.place as usize;
-        Some((*self.rank_of.get(sender?)? as usize, place))
+        let sender = if cell.kind == Kind::Forward { stage - 1 } else { stage + 1 };
+        let place = self.messages[needs + cell.microbatch as usize].place as usize;
+        Some((self.rank_of[sender] as usize, place))
     }
 
     /// Returns the number of computations that ran in the last evaluation.
@@ -252,7 +248,7 @@ impl Evaluator {
                 }
                 arrival = message.arrival;
             }
-            if let Some(again) = role.again.filter(|_| position == 0 || !is_followed(row, position - 1)) {
+            if let Some(again) = role.again.filter(|_| !follows_forward(row, position)) {
                 now += again;
             }
             let sent = now.max(arrival) + role.takes;
@@ -261,12 +257,13 @@ impl Evaluator {
             if role.sends != NONE {
                 let target = role.sends + microbatch;
                 let (mut free, mut arrival) = (0.0, sent);
-                if let Some(link) = links.free.get_mut(role.link as usize) {
-                    if *link == UNKNOWN {
-                        *link = freed(roles, messages, &row[..self.kept[rank]], role.link);
+                let link = role.route.link;
+                if let Some(of_link) = links.free.get_mut(link as usize) {
+                    if *of_link == UNKNOWN {
+                        *of_link = freed(roles, messages, &row[..self.kept[rank]], link);
                     }
-                    *link = link.max(sent) + role.occupied;
-                    (free, arrival) = (*link, *link + role.latency);
+                    arrival = role.route.send(of_link, sent);
+                    free = *of_link;
                 }
                 let message =
                     Message { sent, arrival, free, evaluation: *evaluation, place: position as u32 };
@@ -293,12 +290,9 @@ impl Evaluator {
             let gradient = if stage + 1 < stages { (stages + stage) * width } else { NONE };
             let [forward, backward] =
                 [(stage + 1, 0), (stage.wrapping_sub(1), 1)].map(|(target, direction)| {
-                    let (link, occupied, latency) = self.links.route(stage, direction);
-                    let Some(&receiver) = self.rank_of.get(target) else {
-                        return Role::NOTHING;
-                    };
+                    let Some(&receiver) = self.rank_of.get(target) else { return Role::NOTHING };
                     let sends = (direction * stages + target) * width;
-                    Role { sends, receiver, link, occupied, latency, ..Role::NOTHING }
+                    Role { sends, receiver, route: self.links.route(stage, direction), ..Role::NOTHING }
                 });
             let again = load.again;
             // In the order of the kinds.
@@ -347,21 +341,13 @@ impl Evaluator {
 
 impl Role {
     /// The role of a computation that takes no time, and neither receives nor sends anything.
-    const NOTHING: Self = Self {
-        takes: 0.0,
-        again: None,
-        needs: NONE,
-        sends: NONE,
-        receiver: 0,
-        link: NO_LINK,
-        occupied: 0.0,
-        latency: 0.0,
-    };
+    const NOTHING: Self =
+        Self { takes: 0.0, again: None, needs: NONE, sends: NONE, receiver: 0, route: Route::NONE };
 }
 
 /// Returns the time from which a link is free after the kept computations of the rank that sends on it; 0 if none did.
 fn freed(roles: &[[Role; 4]], messages: &[Message], kept: &[Cell], link: u32) -> f64 {
-    let sends = |cell: &&Cell| role_of(roles, **cell).link == link;
+    let sends = |cell: &&Cell| role_of(roles, **cell).route.link == link;
     let last = kept.iter().rev().find(sends);
     last.map_or(0.0, |&cell| messages[role_of(roles, cell).sends + cell.microbatch as usize].free)
 }
@@ -376,7 +362,12 @@ fn role_of(roles: &[[Role; 4]], cell: Cell) -> &Role {
 pub(super) fn recomputes(row: &[Cell], loads: &[StageLoad], position: usize) -> Option<f64> {
     let again = loads[row[position].stage as usize].again?;
     let is_backward = matches!(row[position].kind, Kind::Input | Kind::Backward);
-    (is_backward && !(position > 0 && is_followed(row, position - 1))).then_some(again)
+    (is_backward && !follows_forward(row, position)).then_some(again)
+}
+
+/// Returns whether the cell at `position` is a backward that follows its own forward at once.
+pub(super) fn follows_forward(row: &[Cell], position: usize) -> bool {
+    position > 0 && is_followed(row, position - 1)
 }
 
 /// Returns whether the cell at `position` is a forward that its own backward follows.

@@ -8,6 +8,28 @@ use crate::profile::LinkProfile;
 /// No link: the neighbouring stage is on the same rank, or there is none.
 pub(super) const NO_LINK: u32 = u32::MAX;
 
+/// How a message travels.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Route {
+    /// [`NO_LINK`] between stages of one rank.
+    pub(super) link: u32,
+    /// The time that the message occupies the link.
+    occupied: f64,
+    /// The latency of the link.
+    latency: f64,
+}
+
+impl Route {
+    /// The route of a message between stages of one rank, which takes no time.
+    pub(super) const NONE: Self = Self { link: NO_LINK, occupied: 0.0, latency: 0.0 };
+
+    /// Sends a message at `now`. `free` is the time from which the link is free. Returns the arrival.
+    pub(super) fn send(self, free: &mut f64, now: f64) -> f64 {
+        *free = free.max(now) + self.occupied;
+        *free + self.latency
+    }
+}
+
 /// The links that messages of each stage take.
 #[derive(Debug, Default)]
 pub(super) struct Links {
@@ -60,19 +82,19 @@ impl Links {
         }));
     }
 
-    /// Returns the link of the output of a stage (direction 0), or of the gradient of its input (1), the time that a message
-    /// occupies it, and its latency.
-    pub(super) fn route(&self, stage: usize, direction: usize) -> (u32, f64, f64) {
+    /// Returns the route of the output of a stage (direction 0), or of the gradient of its input (1).
+    pub(super) fn route(&self, stage: usize, direction: usize) -> Route {
         let link = self.of[stage][direction];
-        let latency = self.costs.get(link as usize).map_or(0.0, |costs| costs.latency_s);
-        (link, self.occupied[stage][direction], latency)
+        let costs = self.costs.get(link as usize);
+        costs.map_or(Route::NONE, |costs| {
+            let occupied = self.occupied[stage][direction];
+            Route { link, occupied, latency: costs.latency_s }
+        })
     }
 
     /// Sends the output of a stage (direction 0), or the gradient of its input (1), at `now`. Returns the arrival.
     pub(super) fn send(&mut self, stage: usize, direction: usize, now: f64) -> f64 {
-        let link = self.of[stage][direction] as usize;
-        let Some(free) = self.free.get_mut(link) else { return now };
-        *free = free.max(now) + self.occupied[stage][direction];
-        *free + self.costs[link].latency_s
+        let route = self.route(stage, direction);
+        self.free.get_mut(route.link as usize).map_or(now, |free| route.send(free, now))
     }
 }

@@ -3,7 +3,7 @@
 //! its stages. The memory of a rank depends on the order of its row alone, because a rank computes one thing at a time.
 
 use crate::ids::{Rank, StageIndex};
-use crate::plan::evaluate::is_followed;
+use crate::plan::evaluate::{follows_forward, is_followed};
 use crate::plan::order::{Kind, Order};
 use crate::plan::stage_load::{StageLoad, beside, waiting};
 use crate::sharding::Sharding;
@@ -29,9 +29,7 @@ fn peak(order: &Order, loads: &[StageLoad], sharding: Sharding, rank: usize, tra
             Kind::Forward if trains && !is_followed(row, position) => (load.kept, 0),
             Kind::Forward if trains => (load.activation(), 0),
             Kind::Forward => (load.activation(), load.activation()),
-            Kind::Input | Kind::Backward if position > 0 && is_followed(row, position - 1) => {
-                (0, load.activation())
-            }
+            Kind::Input | Kind::Backward if follows_forward(row, position) => (0, load.activation()),
             Kind::Input | Kind::Backward => (load.rebuilt, load.activation()),
             Kind::Weight => (0, load.stash),
         };

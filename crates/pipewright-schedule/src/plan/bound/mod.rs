@@ -41,8 +41,8 @@ pub(super) fn lower_bound(step: Step<'_>, classes: &[Class], is_free: bool) -> f
         own.unwrap_or(any).max(any)
     };
     let mut bounds: Vec<f64> = classes.iter().map(of_class).collect();
-    // The bounds of rounds take longer, and are the same for loops and Vs. They are computed one at a time, always for the
-    // class with the smallest bound, until there is no further one for that class.
+    // The bounds of rounds take longer, and are the same for loops and Vs. They are computed one at a time, each for the class
+    // that then has the smallest bound. Once that class has no other, its bound is the result.
     let mut computed = [0; MAX_CHUNKS as usize + 1];
     loop {
         let smallest = (0..classes.len()).min_by(|&one, &other| bounds[one].total_cmp(&bounds[other]));
