@@ -125,6 +125,7 @@ const LAYERS: &[&str] = &[
     "plan::evaluate",
     "plan::peaks",
     "plan::greedy",
+    "plan::justify",
     "plan::families",
     "plan::recompute",
     "plan::shape",

@@ -129,7 +129,8 @@ struct Walk<'a> {
     old_powers: Vec<(usize, f64)>,
 }
 
-/// Returns a layout near `layout` with balanced ranks. `steps` is the length of the walk.
+/// Returns a layout near `layout` with balanced ranks. `steps` is the length of the walk. Adds the number of changes that
+/// were made to `changes`.
 pub(super) fn balanced(
     step: Step<'_>,
     memory: Option<u64>,
@@ -137,6 +138,7 @@ pub(super) fn balanced(
     is_free: bool,
     numbers: &mut Numbers,
     steps: usize,
+    changes: &mut u64,
 ) -> Layout {
     let mut walk = Walk::of(step, memory, layout);
     let mut energy = walk.energy();
@@ -146,6 +148,7 @@ pub(super) fn balanced(
         let tolerance = TOLERANCE * left * left * left;
         let Some(change) = walk.layout.draw(step.ranks as usize, is_free, numbers) else { continue };
         walk.make(&change);
+        *changes += 1;
         let found = walk.energy();
         if found > energy * (1.0 + tolerance) {
             walk.take_back(&change);

@@ -45,7 +45,8 @@ pub fn best_cut(profile: &Profile, schedule: &Schedule, choice: &PlanChoice) -> 
     if (0..schedule.ranks()).zip(&rank_of).all(|(rank, &of_stage)| rank == of_stage) {
         let step = Step::of(&layers, schedule.ranks(), schedule.microbatches());
         let layout = Layout { starts: even, rank_of };
-        let walked = balanced(step, None, layout, false, &mut Numbers(1), WALK_STEPS * stages).starts;
+        let (mut numbers, steps) = (Numbers(1), WALK_STEPS * stages);
+        let walked = balanced(step, None, layout, false, &mut numbers, steps, &mut 0).starts;
         best.consider(time(&walked), &walked);
     }
     let mut improved = true;

@@ -14,11 +14,13 @@ use crate::plan::search::{Choice, GOOD_ENOUGH, Search};
 use crate::plan::shape::Shape;
 use crate::plan::stage_load::stage_loads;
 
+/// The plans of a shape get at least one of so many parts of the work that is left.
+const SHARE: u64 = 6;
+/// The number of plans that are simulated before the best ones are changed, if they have the most stages, for each
+/// microbatch of a rank.
+const PLANS: u64 = 125;
 /// The most episodes of annealing.
 const EPISODES: usize = 100;
-/// The number of plans that are simulated before the best one is changed, if they have the most stages, for each microbatch
-/// of a rank. With more microbatches, the cut matters more than the order.
-const PLANS: u64 = 500;
 /// The attempts of an episode for each stage.
 const TRIES: usize = 20;
 /// The most random changes of a layout that is then balanced again.
@@ -59,7 +61,7 @@ fn share(search: &Search<'_>, shape: &Shape) -> u64 {
     let stages = shape.classes.iter().map(|class| class.stages() as u64).max().unwrap_or(1);
     let (microbatches, ranks) = (u64::from(shape.microbatches), u64::from(shape.ranks.max(1)));
     let plans = PLANS * (microbatches / ranks).max(1);
-    (plans * 3 * stages).saturating_mul(microbatches).clamp(left / 6, left - left / 10)
+    (plans * 3 * stages).saturating_mul(microbatches).clamp(left / SHARE, left - left / 10)
 }
 
 /// Simulates one plan of a shape, with one stage a rank, and returns its time; infinity if it does not fit.
@@ -217,8 +219,9 @@ fn changed(search: &mut Search<'_>, shape: &Shape, now: &State, numbers: &mut Nu
     for _ in 0..=numbers.below(CHANGES) {
         next.layout.shake(ranks, is_free, numbers);
     }
-    search.charge_walk(BALANCING, stages, shape.ranks);
-    next.layout = balanced(shape.step(), memory, next.layout, is_free, numbers, BALANCING);
+    let mut changes = 0;
+    next.layout = balanced(shape.step(), memory, next.layout, is_free, numbers, BALANCING, &mut changes);
+    search.charge_walk(changes, (stages / ranks) as u32);
     next
 }
 

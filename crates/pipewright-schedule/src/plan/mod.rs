@@ -40,6 +40,7 @@ mod links;
 mod evaluate;
 mod peaks;
 mod greedy;
+mod justify;
 mod families;
 mod recompute;
 mod shape;

@@ -105,7 +105,10 @@ fn try_cut(
         None => {
             let loads = stage_loads(&shape.layers, starts, &none);
             match named.family.order(&engine_costs(&shape.layers, &loads)) {
-                Ok(order) => Rc::new(order),
+                Ok(order) => {
+                    search.charge_made(&order);
+                    Rc::new(order)
+                }
                 Err(reason) => {
                     refuse(search, named.family.name, reason);
                     return None;

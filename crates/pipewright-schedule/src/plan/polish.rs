@@ -29,9 +29,9 @@ const MOST_BOUNDARIES: usize = 8;
 /// The most places by which a computation moves.
 const REACH: usize = 12;
 /// The most changes that are tried in a round, for each computation of the order.
-const TRIES: usize = 600;
+const TRIES: usize = 1200;
 /// The number of plans that are changed.
-const STARTS: usize = 16;
+const STARTS: usize = 8;
 /// Only plans that take less than this many times the time of the best plan are changed.
 const NEAR: f64 = 1.1;
 

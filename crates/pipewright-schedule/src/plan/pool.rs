@@ -22,7 +22,7 @@ const MOST_WALK_STEPS: usize = 20_000;
 /// Such a walk has at most one step for so many computations that the search may still simulate.
 const WALK_SHARE: u64 = 1_000;
 /// The steps of all walks in which rounds may visit the ranks in any order, as a multiple of those of a walk with given ranks.
-const FREE_STEPS: usize = 6;
+const FREE_STEPS: usize = 12;
 /// If there are more than the fewest of them, each has at least so many steps for each ordered pair of stages. Many short
 /// walks find better cuts than a few long ones, and the cuts differ more, but a walk over many stages must not end too early.
 const FREE_STEPS_OF_PAIR: usize = 10;
@@ -55,33 +55,35 @@ pub(super) fn pool(search: &mut Search<'_>, shape: &Shape) -> Vec<Cut> {
             }
         };
         let rank_of = class.ranks_of();
+        let mut changes = 0;
         let steps = (WALK_STEPS * class.stages()).min(MOST_WALK_STEPS).min(affordable);
         let even = Layout { starts: even(layers, class.stages()), rank_of: rank_of.clone() };
         if search.request.searched && class.chunks > 1 && class.path == Path::Loop {
             let all = FREE_STEPS * steps;
             let [fewest, most] = FREE_WALKS;
             let walks = (all / (FREE_STEPS_OF_PAIR * class.stages().pow(2))).clamp(fewest, most);
-            search.charge_walk(all, class.stages(), class.ranks);
             for _ in 0..walks {
-                add(None, balanced(step, memory, even.clone(), true, &mut numbers, all / walks));
+                let even = even.clone();
+                add(None, balanced(step, memory, even, true, &mut numbers, all / walks, &mut changes));
             }
         }
         if count_cuts(layers, class.stages()) <= ALL_CUTS {
             for_each_cut(layers, class.stages(), &mut |starts| {
                 add(Some(class), Layout { starts: starts.to_vec(), rank_of: rank_of.clone() });
             });
-            continue;
+        } else {
+            for seed in 0..WALKS {
+                let starts = descended(step, class, memory, seed, DESCENTS);
+                add(Some(class), Layout { starts, rank_of: rank_of.clone() });
+                let even = even.clone();
+                add(Some(class), balanced(step, memory, even, false, &mut numbers, steps, &mut changes));
+            }
+            add(Some(class), even);
+            if let Some(starts) = cut_by(shape, class.stages(), &Method::Optimal) {
+                add(Some(class), Layout { starts, rank_of });
+            }
         }
-        for seed in 0..WALKS {
-            let starts = descended(step, class, memory, seed, DESCENTS);
-            add(Some(class), Layout { starts, rank_of: rank_of.clone() });
-            search.charge_walk(steps, class.stages(), class.ranks);
-            add(Some(class), balanced(step, memory, even.clone(), false, &mut numbers, steps));
-        }
-        add(Some(class), even);
-        if let Some(starts) = cut_by(shape, class.stages(), &Method::Optimal) {
-            add(Some(class), Layout { starts, rank_of });
-        }
+        search.charge_walk(changes, class.chunks);
     }
     cuts.sort_by(|one, other| one.bound.total_cmp(&other.bound));
     cuts

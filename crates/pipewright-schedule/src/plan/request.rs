@@ -58,7 +58,7 @@ pub struct PlanRequest {
 
 impl PlanRequest {
     /// The usual work of a search, in the unit of [`PlanRequest::effort`].
-    pub const EFFORT: u64 = 26_000_000;
+    pub const EFFORT: u64 = 23_000_000;
 }
 
 impl Default for PlanRequest {

@@ -10,6 +10,7 @@ use crate::ids::Rank;
 use crate::placement::Placement;
 use crate::plan::evaluate::Evaluator;
 use crate::plan::greedy::{Rules, Task, greedy};
+use crate::plan::justify::justified;
 use crate::plan::order::Order;
 use crate::plan::peaks::peaks;
 use crate::plan::report::{PlanSettings, SEARCHED, Shortage};
@@ -24,11 +25,14 @@ pub(super) const GOOD_ENOUGH: f64 = 5e-4;
 const ROUNDING: f64 = 1e-12;
 /// The computations of a given order that are evaluated in the time in which rules choose one.
 const EVALUATED: u64 = 5;
-/// A step of a walk takes the time in which rules choose this many computations, and one more for each ordered pair of
-/// stages of a rank, a stage and itself included.
-const WALKED: u64 = 3;
-/// It takes one more for each this many stages.
-const WALKED_STAGES: usize = 16;
+/// A change of a walk takes the time in which rules choose this many computations, for each stage of a rank.
+const WALKED: u64 = 4;
+/// A computation of a schedule that is made for its costs takes the time in which rules choose this many.
+const MADE: u64 = 10;
+/// Both passes over a computation take the time in which rules choose this many.
+const JUSTIFIED: u64 = 3;
+/// An order by rules may be slower than the limit by this share before it is justified.
+const SLOWER: f64 = 0.02;
 /// The most plans of a number of stages that are kept for later changes.
 const PROMISING: usize = 16;
 /// The most computations of a plan that is kept for later changes. Larger ones take too much memory.
@@ -135,18 +139,17 @@ impl<'a> Search<'a> {
     ) -> Option<f64> {
         let shape = &shapes[choice.shape];
         let loads = stage_loads(&shape.layers, choice.starts, choice.recompute);
-        let peaks = peaks(order, &loads, shape.layers.sharding);
-        if let Some(shortage) = self.shortage(order, &loads, &peaks, shape.layers.sharding) {
+        if let Some(shortage) = self.shortage(order, &loads, shape.layers.sharding) {
             self.keep_shortage(label.name, shortage, shape, choice);
             return None;
         }
         self.charge(order.rows.iter().map(|row| row.len() as u64).sum());
         let time = self.evaluator.time(order, &loads, &shape.layers.network)? + optimizer_time(order, &loads);
-        self.keep(label, order, None, choice, time, peaks.into_iter().max().unwrap_or(0));
+        self.keep(label, order, None, choice, time, peak(order, &loads, shape.layers.sharding));
         Some(time)
     }
 
-    /// Makes an order by rules, and keeps it if it is the best. Returns its time if it is better than `before`.
+    /// Makes an order by rules, justifies it, and keeps it if it is the best. Returns its time if it is better than `before`.
     pub(super) fn search_order(
         &mut self,
         shapes: &[Shape],
@@ -169,34 +172,44 @@ impl<'a> Search<'a> {
             memory: self.request.memory,
         };
         let mut work = 0;
-        let made = greedy(&task, rules, before - optimizer, &mut work);
+        let made = greedy(&task, rules, before * (1.0 + SLOWER) - optimizer, &mut work);
         // An order that fits into no memory costs the loads of its stages.
         self.charge(work.max(8 * loads.len() as u64));
         let (order, _) = made?;
-        let order = Rc::new(order);
-        let peaks = peaks(&order, &loads, shape.layers.sharding);
-        if let Some(shortage) = self.shortage(&order, &loads, &peaks, shape.layers.sharding) {
+        if let Some(shortage) = self.shortage(&order, &loads, shape.layers.sharding) {
             self.keep_shortage(SEARCHED, shortage, shape, choice);
             return None;
         }
-        let time =
-            self.evaluator.time(&order, &loads, &shape.layers.network)? + optimizer_time(&order, &loads);
+        let (order, time) = self.justified(order, &loads, shape)?;
+        let time = time + optimizer_time(&order, &loads);
         let label = Label { name: SEARCHED, settings: PlanSettings::default() };
-        self.keep(label, &order, Some(rules), choice, time, peaks.into_iter().max().unwrap_or(0));
+        let peak = peak(&order, &loads, shape.layers.sharding);
+        self.keep(label, &Rc::new(order), Some(rules), choice, time, peak);
         (time < before).then_some(time)
+    }
+
+    /// Returns the faster one of an order and the justified order, if that fits into the memory, with its time without the
+    /// optimizer.
+    fn justified(&mut self, order: Order, loads: &[StageLoad], shape: &Shape) -> Option<(Order, f64)> {
+        let layers = &shape.layers;
+        let time = self.evaluator.time(&order, loads, &layers.network)?;
+        self.left = self.left.saturating_sub(JUSTIFIED * self.evaluator.computations());
+        let other = justified(&order, self.evaluator.ended(), loads, &layers.network);
+        let faster = self.evaluator.time_before(&other, loads, &layers.network, time);
+        match faster.filter(|_| self.shortage(&other, loads, layers.sharding).is_none()) {
+            Some(faster) => Some((other, faster)),
+            None => Some((order, time)),
+        }
     }
 
     /// Charges an evaluation that ran `computations` computations of an order with `stages` stages.
     pub(super) fn charge_evaluation(&mut self, computations: u64, stages: usize) {
-        self.charge(computations / EVALUATED + stages as u64 / 4 + 4);
+        self.charge(computations / EVALUATED + stages as u64 / 8 + 2);
     }
 
     /// Returns whether an order fits into the memory.
     pub(super) fn fits(&self, shapes: &[Shape], shape: usize, order: &Order, loads: &[StageLoad]) -> bool {
-        let sharding = shapes[shape].layers.sharding;
-        self.request
-            .memory
-            .is_none_or(|memory| peaks(order, loads, sharding).into_iter().all(|peak| peak <= memory))
+        self.shortage(order, loads, shapes[shape].layers.sharding).is_none()
     }
 
     /// Keeps a changed order that fits, if it is the best.
@@ -208,9 +221,9 @@ impl<'a> Search<'a> {
         choice: Choice<'_>,
         time: f64,
     ) {
-        let peaks = peaks(order, loads, shapes[choice.shape].layers.sharding);
+        let peak = peak(order, loads, shapes[choice.shape].layers.sharding);
         let label = Label { name: SEARCHED, settings: PlanSettings::default() };
-        self.keep(label, order, None, choice, time, peaks.into_iter().max().unwrap_or(0));
+        self.keep(label, order, None, choice, time, peak);
     }
 
     /// Charges a change that was drawn and cannot be made.
@@ -218,11 +231,15 @@ impl<'a> Search<'a> {
         self.left = self.left.saturating_sub(1);
     }
 
-    /// Charges the steps of a walk over so many stages on so many ranks.
-    pub(super) fn charge_walk(&mut self, steps: usize, stages: usize, ranks: u32) {
-        let chunks = stages as u64 / u64::from(ranks);
-        let of_step = WALKED + chunks * chunks + (stages / WALKED_STAGES) as u64;
-        self.left = self.left.saturating_sub(steps as u64 * of_step);
+    /// Charges so many changes of a walk with so many stages a rank.
+    pub(super) fn charge_walk(&mut self, changes: u64, chunks: u32) {
+        self.left = self.left.saturating_sub(WALKED * u64::from(chunks) * changes);
+    }
+
+    /// Charges the making of a schedule for its costs.
+    pub(super) fn charge_made(&mut self, order: &Order) {
+        let computations: usize = order.rows.iter().map(Vec::len).sum();
+        self.left = self.left.saturating_sub(MADE * computations as u64);
     }
 
     fn charge(&mut self, work: u64) {
@@ -296,15 +313,10 @@ impl<'a> Search<'a> {
     }
 
     /// Returns what an order lacks on the rank that lacks the most, if it does not fit.
-    fn shortage(
-        &self,
-        order: &Order,
-        loads: &[StageLoad],
-        peaks: &[u64],
-        sharding: Sharding,
-    ) -> Option<Shortage> {
+    fn shortage(&self, order: &Order, loads: &[StageLoad], sharding: Sharding) -> Option<Shortage> {
         let memory = self.request.memory?;
-        let (rank, &needed) = (0..).map(Rank::new).zip(peaks).max_by_key(|&(_, peak)| peak)?;
+        let peaks = peaks(order, loads, sharding);
+        let (rank, needed) = (0..).map(Rank::new).zip(peaks).max_by_key(|&(_, peak)| peak)?;
         let own = order.placement.stages_of(rank).iter().map(|stage| &loads[stage.index()]);
         let fixed = StageLoad::fixed(own, sharding);
         (needed > memory).then_some(Shortage { rank, needed, fixed, memory })
@@ -331,6 +343,11 @@ impl<'a> Search<'a> {
         );
         self.shortages.insert(name, (shortage, plan));
     }
+}
+
+/// Returns the peak bytes of the rank with the most.
+fn peak(order: &Order, loads: &[StageLoad], sharding: Sharding) -> u64 {
+    peaks(order, loads, sharding).into_iter().max().unwrap_or(0)
 }
 
 /// Returns the time of the optimizer, which all ranks begin together.

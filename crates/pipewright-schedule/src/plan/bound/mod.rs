@@ -107,7 +107,7 @@ fn bisect(low: f64, mut is_enough: impl FnMut(f64) -> bool) -> f64 {
 
 /// Returns layers whose three times are 1, on links that take no time.
 #[cfg(test)]
-fn equal_layers(count: usize, ranks: u32) -> crate::plan::layers::Layers {
+pub(super) fn equal_layers(count: usize, ranks: u32) -> crate::plan::layers::Layers {
     use crate::plan::layers::Layers;
     use crate::plan::network::{Mesh, MeshOrder, Network};
     use crate::plan::request::TrainingState;

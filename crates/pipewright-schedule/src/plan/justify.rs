@@ -1,0 +1,328 @@
+//! Forward-backward improvement of an order: all computations as late as possible, then as early as possible.
+//!
+//! The first pass goes through the computations from the last end to the first one. It moves each of them to the latest free
+//! time of its rank before the computations that need it. Their starts then tell how urgent they are: a computation that
+//! starts later makes the step longer. The second pass goes through them in the order of these starts, and moves each to
+//! the earliest free time after the computations that it needs. Without queues on links, no pass makes the step longer, and
+//! both together often make it shorter (Li and Willis, "An iterative scheduling technique for resource-constrained project
+//! scheduling", 1992; Valls, Ballestín and Quintanilla, "Justification and RCPSP: a technique that pays", 2005).
+//!
+//! The passes take links for free and memory for unlimited, so the caller evaluates the result.
+
+use std::cmp::Ordering;
+
+use crate::plan::evaluate::{Ended, ranks_of_stages};
+use crate::plan::links::Links;
+use crate::plan::network::Network;
+use crate::plan::order::{Cell, Kind, Order};
+use crate::plan::stage_load::StageLoad;
+
+/// The share of its time by which a computation may be longer than a gap that it fills, because sums are not exact.
+const ROUNDING: f64 = 1e-9;
+
+/// Returns the order after both passes. `ended` has the ends of the computations of `order`.
+pub(super) fn justified(
+    order: &Order,
+    ended: &[Vec<Ended>],
+    loads: &[StageLoad],
+    network: &Network,
+) -> Order {
+    let passes = Passes {
+        stages: stages(order, loads, network),
+        ranks: order.rows.len(),
+        microbatches: order.microbatches as usize,
+    };
+    let mut items: Vec<Item> = Vec::with_capacity(order.rows.iter().map(Vec::len).sum());
+    for (row, ended) in order.rows.iter().zip(ended) {
+        // From the last one to the first one, because rows in the order of the pass are sorted faster.
+        items.extend(row.iter().zip(ended).rev().map(|(&cell, ended)| passes.item(cell, ended.at)));
+    }
+    items.sort_by(|one, other| compare(other, one));
+    let before_end = passes.starts(&items, Pass::Late);
+    for item in &mut items {
+        item.key = -before_end[passes.place_of(item.cell)];
+    }
+    items.sort_unstable_by(compare);
+    let starts = passes.starts(&items, Pass::Early);
+    let mut rows: Vec<Vec<(f64, Cell)>> =
+        order.rows.iter().map(|row| Vec::with_capacity(row.len())).collect();
+    for &Item { cell, .. } in &items {
+        rows[passes.stages[cell.stage as usize].rank as usize].push((starts[passes.place_of(cell)], cell));
+    }
+    let cells = |mut row: Vec<(f64, Cell)>| {
+        // Computations with the same start stay in the order of the pass.
+        row.sort_by(|one, other| one.0.total_cmp(&other.0));
+        row.into_iter().map(|(_, cell)| cell).collect()
+    };
+    let rows = rows.into_iter().map(cells).collect();
+    Order { placement: order.placement.clone(), microbatches: order.microbatches, rows }
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Pass {
+    /// From the end of the step. Times count back from it.
+    Late,
+    Early,
+}
+
+/// A computation, and the time by which a pass orders it.
+#[derive(Debug, Clone, Copy)]
+struct Item {
+    key: f64,
+    /// Larger than the levels of all computations that it needs: their order where the times are equal.
+    level: u32,
+    cell: Cell,
+}
+
+fn compare(one: &Item, other: &Item) -> Ordering {
+    let levels = (one.level, one.cell.microbatch).cmp(&(other.level, other.cell.microbatch));
+    one.key.total_cmp(&other.key).then(levels)
+}
+
+/// The times of a stage.
+#[derive(Debug, Clone, Copy)]
+struct Stage {
+    rank: u32,
+    /// Of its computations, by kind.
+    takes: [f64; 4],
+    /// Of the messages that carry its output, and the gradient of its input.
+    messages: [f64; 2],
+}
+
+fn stages(order: &Order, loads: &[StageLoad], network: &Network) -> Vec<Stage> {
+    let rank_of = ranks_of_stages(order);
+    let mut links = Links::default();
+    links.set(&rank_of, network);
+    links.set_sizes(loads);
+    let of_stage = |(stage, (load, &rank)): (usize, (&StageLoad, &u32))| {
+        let input = load.input + load.again.unwrap_or(0.0);
+        let messages = [0, 1].map(|direction| links.route(stage, direction).send(&mut 0.0, 0.0));
+        Stage { rank, takes: [load.forward, input, load.weight, input + load.weight], messages }
+    };
+    loads.iter().zip(&rank_of).enumerate().map(of_stage).collect()
+}
+
+/// What both passes need to know about an order.
+struct Passes {
+    stages: Vec<Stage>,
+    ranks: usize,
+    microbatches: usize,
+}
+
+impl Passes {
+    fn item(&self, cell: Cell, key: f64) -> Item {
+        let stages = self.stages.len() as u32;
+        let level = match cell.kind {
+            Kind::Forward => cell.stage,
+            Kind::Input | Kind::Backward => 2 * stages - 1 - cell.stage,
+            Kind::Weight => 2 * stages,
+        };
+        Item { key, level, cell }
+    }
+
+    /// Returns the place of a computation in tables of all computations: `F`, `I` or `B`, and `W`.
+    fn place_of(&self, cell: Cell) -> usize {
+        let kind = if cell.kind == Kind::Backward { Kind::Input } else { cell.kind };
+        self.computations_of_kind() * kind as usize
+            + self.microbatches * cell.stage as usize
+            + cell.microbatch as usize
+    }
+
+    fn computations_of_kind(&self) -> usize {
+        self.stages.len() * self.microbatches
+    }
+
+    /// Moves all computations in the order of `items`. Returns their starts: in a late pass, the times from their starts to
+    /// the end of the step.
+    fn starts(&self, items: &[Item], pass: Pass) -> Vec<f64> {
+        let mut starts = vec![0.0; 3 * self.computations_of_kind()];
+        let mut ends = starts.clone();
+        let mut free = vec![Free::default(); self.ranks];
+        for stage in &self.stages {
+            let free = &mut free[stage.rank as usize];
+            free.shortest = stage.takes.iter().copied().fold(free.shortest, f64::min);
+        }
+        for &Item { cell, .. } in items {
+            let (stage, place) = (&self.stages[cell.stage as usize], self.place_of(cell));
+            let others = self.others(cell, pass).into_iter().flatten();
+            let since = others.map(|(other, message)| ends[other] + message).fold(0.0, f64::max);
+            let takes = stage.takes[cell.kind as usize];
+            starts[place] = free[stage.rank as usize].take(since, takes);
+            ends[place] = starts[place] + takes;
+        }
+        match pass {
+            Pass::Early => starts,
+            Pass::Late => ends,
+        }
+    }
+
+    /// Returns the places of the computations that `cell` follows in a pass, and the times of the messages between: those
+    /// that it needs, or those that need it.
+    fn others(&self, cell: Cell, pass: Pass) -> [Option<(usize, f64)>; 2] {
+        let (width, kinds) = (self.microbatches, self.computations_of_kind());
+        let (stage, place) = (cell.stage as usize, self.place_of(cell));
+        let before = stage.checked_sub(1).map(|before| (place - width, before));
+        let after = (stage + 1 < self.stages.len()).then_some((place + width, stage + 1));
+        let output = |stage: usize| self.stages[stage].messages[0];
+        let gradient = |stage: usize| self.stages[stage].messages[1];
+        match (cell.kind, pass) {
+            (Kind::Forward, Pass::Early) => [before.map(|(place, before)| (place, output(before))), None],
+            (Kind::Forward, Pass::Late) => {
+                [after.map(|(place, _)| (place, output(stage))), Some((place + kinds, 0.0))]
+            }
+            (Kind::Input | Kind::Backward, Pass::Early) => {
+                [after.map(|(place, after)| (place, gradient(after))), Some((place - kinds, 0.0))]
+            }
+            (Kind::Input, Pass::Late) => {
+                [before.map(|(place, _)| (place, gradient(stage))), Some((place + kinds, 0.0))]
+            }
+            (Kind::Backward, Pass::Late) => [before.map(|(place, _)| (place, gradient(stage))), None],
+            (Kind::Weight, Pass::Early) => [Some((place - kinds, 0.0)), None],
+            (Kind::Weight, Pass::Late) => [None, None],
+        }
+    }
+}
+
+/// The free times of a rank.
+#[derive(Debug, Clone)]
+struct Free {
+    /// The gaps between computations, in order.
+    gaps: Vec<(f64, f64)>,
+    /// The end of the last computation.
+    end: f64,
+    /// The time of the shortest computation. Shorter gaps are not kept.
+    shortest: f64,
+}
+
+impl Default for Free {
+    fn default() -> Self {
+        Self { gaps: Vec::new(), end: 0.0, shortest: f64::INFINITY }
+    }
+}
+
+impl Free {
+    /// Takes the first free time from `since` on. Returns its start.
+    fn take(&mut self, since: f64, takes: f64) -> f64 {
+        let needed = takes * (1.0 - ROUNDING);
+        let first = self.gaps.partition_point(|gap| gap.1 < since + needed);
+        let fits = |&at: &usize| self.gaps[at].0.max(since) + needed <= self.gaps[at].1;
+        let Some(at) = (first..self.gaps.len()).find(fits) else {
+            let start = self.end.max(since);
+            if self.is_useful(self.end, start) {
+                self.gaps.push((self.end, start));
+            }
+            self.end = start + takes;
+            return start;
+        };
+        let (low, high) = self.gaps[at];
+        let start = low.max(since);
+        let after = (start + takes, high);
+        match (self.is_useful(low, start), self.is_useful(after.0, after.1)) {
+            (false, false) => {
+                self.gaps.remove(at);
+            }
+            (true, false) => self.gaps[at] = (low, start),
+            (false, true) => self.gaps[at] = after,
+            (true, true) => {
+                self.gaps[at] = after;
+                self.gaps.insert(at, (low, start));
+            }
+        }
+        start
+    }
+
+    fn is_useful(&self, low: f64, high: f64) -> bool {
+        high > low && high - low >= self.shortest
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::csv::parse_schedule;
+    use crate::ids::Rank;
+    use crate::placement::Placement;
+    use crate::plan::balance::{Layout, Numbers, even};
+    use crate::plan::bound::equal_layers;
+    use crate::plan::evaluate::Evaluator;
+    use crate::plan::greedy::{Rules, Task, greedy};
+    use crate::plan::stage_load::stage_loads;
+    use crate::plan::tests::model;
+
+    /// Checks what an order of one stage a rank, whose computations take 1, becomes.
+    fn check(text: &str, expected: &str) {
+        let order = Order::of(&parse_schedule(text).expect("a schedule"));
+        let stages = order.rows.len();
+        let layers = equal_layers(stages, stages as u32);
+        let loads = stage_loads(&layers, &even(stages, stages), &vec![false; stages]);
+        let mut evaluator = Evaluator::default();
+        evaluator.time(&order, &loads, &layers.network).expect("a possible order");
+        let found = justified(&order, evaluator.ended(), &loads, &layers.network);
+        assert_eq!(found.rows, Order::of(&parse_schedule(expected).expect("a schedule")).rows);
+    }
+
+    #[test]
+    fn urgent_computations_come_first() {
+        // The last stage delays the second gradient by a weight gradient that nothing needs.
+        check(
+            "0F0,0F1,0I0,0W0,0I1,0W1\n1F0,1I0,1W0,1F1,1I1,1W1\n",
+            "0F0,0F1,0I0,0W0,0I1,0W1\n1F0,1I0,1F1,1I1,1W0,1W1\n",
+        );
+        // Nothing is faster than this.
+        let fastest = "0F0,0F1,0I0,0W0,0I1,0W1\n1F0,1I0,1F1,1I1,1W0,1W1\n";
+        check(fastest, fastest);
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(200))]
+
+        /// The ranks compute the same as before, and do not wait for each other. Without queues on links and without second
+        /// forwards, the step is not longer.
+        #[test]
+        fn justified_orders_are_possible(
+            seed in 0u64..1 << 20,
+            ranks in 1u32..5,
+            chunks in 1u32..4,
+            microbatches in 1u32..9,
+        ) {
+            let stages = (ranks * chunks) as usize;
+            let layers = model(seed, 2 * stages, ranks, 1);
+            let (network, sharding) = (&layers.network, layers.sharding);
+            let mut numbers = Numbers(seed);
+            let rank_of = (0..stages as u32).map(|stage| stage % ranks).collect();
+            let mut layout = Layout { starts: even(2 * stages, stages), rank_of };
+            for _ in 0..8 {
+                layout.shake(ranks as usize, true, &mut numbers);
+            }
+            let placement = Placement::explicit(layout.rank_of.into_iter().map(Rank::new).collect());
+            let placement = placement.expect("the first round visits every rank");
+            let is_free = seed % 2 == 0;
+            let recompute: Vec<bool> = (0..stages).map(|_| !is_free && numbers.below(3) == 0).collect();
+            let mut loads = stage_loads(&layers, &layout.starts, &recompute);
+            for load in loads.iter_mut().filter(|_| is_free) {
+                load.output = 0;
+            }
+            let task = Task { placement: &placement, microbatches, loads: &loads, network, sharding, memory: None };
+            let rules = Rules::all(ranks, stages as u32);
+            let rules = rules[numbers.below(rules.len())];
+            let (order, _) = greedy(&task, rules, f64::INFINITY, &mut 0).expect("an order");
+            let mut evaluator = Evaluator::default();
+            let before = evaluator.time(&order, &loads, network).expect("a possible order");
+            let found = justified(&order, evaluator.ended(), &loads, network);
+            for (row, other) in order.rows.iter().zip(&found.rows) {
+                prop_assert_eq!(sorted(row), sorted(other));
+            }
+            let time = evaluator.time(&found, &loads, network);
+            prop_assert!(time.is_some(), "ranks wait for each other");
+            prop_assert!(!is_free || time <= Some(before * (1.0 + 1e-9)), "{:?} after {}", time, before);
+        }
+    }
+
+    fn sorted(row: &[Cell]) -> Vec<Cell> {
+        let mut row = row.to_vec();
+        row.sort_by_key(|cell| (cell.kind as u32, cell.stage, cell.microbatch));
+        row
+    }
+}
