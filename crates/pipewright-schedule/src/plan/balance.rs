@@ -130,7 +130,7 @@ struct Walk<'a> {
 }
 
 /// Returns a layout near `layout` with balanced ranks. `steps` is the length of the walk. Adds the number of changes that
-/// were made to `changes`.
+/// it makes, also of those that it takes back, to `changes`, and one for its start.
 pub(super) fn balanced(
     step: Step<'_>,
     memory: Option<u64>,
@@ -141,6 +141,7 @@ pub(super) fn balanced(
     changes: &mut u64,
 ) -> Layout {
     let mut walk = Walk::of(step, memory, layout);
+    *changes += 1;
     let mut energy = walk.energy();
     let mut best = (energy, walk.layout.clone());
     for round in 0..steps {

@@ -14,10 +14,9 @@ use crate::plan::search::{Choice, GOOD_ENOUGH, Search};
 use crate::plan::shape::Shape;
 use crate::plan::stage_load::stage_loads;
 
-/// The plans of a shape get at least one of so many parts of the work that is left.
+/// The plans of a shape get at least one part in this many of the work that is left.
 const SHARE: u64 = 6;
-/// The number of plans that are simulated before the best ones are changed, if they have the most stages, for each
-/// microbatch of a rank.
+/// They get at least the work in which rules make this many plans with the most stages, for each microbatch per rank.
 const PLANS: u64 = 125;
 /// The most episodes of annealing.
 const EPISODES: usize = 100;

@@ -1,13 +1,18 @@
-//! Forward-backward improvement of an order: all computations as late as possible, then as early as possible.
+//! Justifies an order: moves all computations as late as possible, and then as early as possible (forward-backward
+//! improvement).
 //!
-//! The first pass goes through the computations from the last end to the first one. It moves each of them to the latest free
-//! time of its rank before the computations that need it. Their starts then tell how urgent they are: a computation that
-//! starts later makes the step longer. The second pass goes through them in the order of these starts, and moves each to
-//! the earliest free time after the computations that it needs. Without queues on links, no pass makes the step longer, and
-//! both together often make it shorter (Li and Willis, "An iterative scheduling technique for resource-constrained project
-//! scheduling", 1992; Valls, Ballestín and Quintanilla, "Justification and RCPSP: a technique that pays", 2005).
+//! The late pass visits the computations in decreasing order of their ends. It moves each one to the latest free time of its
+//! rank from which its output still arrives in time. The earlier a computation then starts, the more urgent it is. The early
+//! pass visits them in the order of these starts, and moves each one to the earliest free time after its inputs arrive. If
+//! messages do not wait for each other on a link, no forward is computed again, and no gradients are summed over replicas,
+//! neither pass makes the step longer. Together they often make it shorter (Li and Willis, "An iterative scheduling technique
+//! for resource-constrained project scheduling", 1992; Valls, Ballestín and Quintanilla, "Justification and RCPSP: a technique
+//! that pays", 2005).
 //!
-//! The passes take links for free and memory for unlimited, so the caller evaluates the result.
+//! The passes ignore queues on links, memory limits and sums over replicas, and a second forward counts as part of its
+//! backward. So the caller evaluates the result.
+//!
+//! **Time.** A sort of all computations, and for each of them a search of the gaps of its rank.
 
 use std::cmp::Ordering;
 
@@ -32,27 +37,28 @@ pub(super) fn justified(
         ranks: order.rows.len(),
         microbatches: order.microbatches as usize,
     };
-    let mut items: Vec<Item> = Vec::with_capacity(order.rows.iter().map(Vec::len).sum());
+    let mut items: Vec<Item> = Vec::with_capacity(order.computations());
     for (row, ended) in order.rows.iter().zip(ended) {
-        // From the last one to the first one, because rows in the order of the pass are sorted faster.
-        items.extend(row.iter().zip(ended).rev().map(|(&cell, ended)| passes.item(cell, ended.at)));
+        // In reverse, because the sort is faster if the rows are already in the order of the late pass.
+        items.extend(
+            row.iter().zip(ended).rev().map(|(&cell, ended)| passes.item(cell, -ended.at, Pass::Late)),
+        );
     }
-    items.sort_by(|one, other| compare(other, one));
+    items.sort_by(compare);
     let before_end = passes.starts(&items, Pass::Late);
     for item in &mut items {
-        item.key = -before_end[passes.place_of(item.cell)];
+        *item = passes.item(item.cell, -before_end[passes.place_of(item.cell)], Pass::Early);
     }
     items.sort_unstable_by(compare);
     let starts = passes.starts(&items, Pass::Early);
-    let mut rows: Vec<Vec<(f64, Cell)>> =
-        order.rows.iter().map(|row| Vec::with_capacity(row.len())).collect();
-    for &Item { cell, .. } in &items {
-        rows[passes.stages[cell.stage as usize].rank as usize].push((starts[passes.place_of(cell)], cell));
+    let mut rows: Vec<Vec<Item>> = order.rows.iter().map(|row| Vec::with_capacity(row.len())).collect();
+    for item in items {
+        let start = starts[passes.place_of(item.cell)];
+        rows[passes.stages[item.cell.stage as usize].rank as usize].push(Item { key: start, ..item });
     }
-    let cells = |mut row: Vec<(f64, Cell)>| {
-        // Computations with the same start stay in the order of the pass.
-        row.sort_by(|one, other| one.0.total_cmp(&other.0));
-        row.into_iter().map(|(_, cell)| cell).collect()
+    let cells = |mut row: Vec<Item>| {
+        row.sort_by(compare);
+        row.into_iter().map(|item| item.cell).collect()
     };
     let rows = rows.into_iter().map(cells).collect();
     Order { placement: order.placement.clone(), microbatches: order.microbatches, rows }
@@ -65,27 +71,33 @@ enum Pass {
     Early,
 }
 
-/// A computation, and the time by which a pass orders it.
+/// A computation, with what a pass orders it by.
 #[derive(Debug, Clone, Copy)]
 struct Item {
+    /// The time by which it is ordered; negative in a late pass.
     key: f64,
-    /// Larger than the levels of all computations that it needs: their order where the times are equal.
-    level: u32,
+    takes: f64,
+    /// The order of computations with the same times: in an early pass, a computation comes after all computations that it
+    /// needs, and in a late one before them.
+    tie: i64,
     cell: Cell,
 }
 
+/// Orders the computations of a pass. Of two with the same key, the shorter one comes first: one that takes no time finds its
+/// place before the other one takes it. This keeps the order of two computations that depend on each other, because the first
+/// one of them in the pass then takes no time.
 fn compare(one: &Item, other: &Item) -> Ordering {
-    let levels = (one.level, one.cell.microbatch).cmp(&(other.level, other.cell.microbatch));
-    one.key.total_cmp(&other.key).then(levels)
+    let by_time = one.key.total_cmp(&other.key).then(one.takes.total_cmp(&other.takes));
+    by_time.then(one.tie.cmp(&other.tie))
 }
 
-/// The times of a stage.
+/// A stage, as the passes see it.
 #[derive(Debug, Clone, Copy)]
 struct Stage {
     rank: u32,
-    /// Of its computations, by kind.
+    /// The times of its computations, by kind.
     takes: [f64; 4],
-    /// Of the messages that carry its output, and the gradient of its input.
+    /// The times of the messages with its output and with the gradient of its input.
     messages: [f64; 2],
 }
 
@@ -110,14 +122,21 @@ struct Passes {
 }
 
 impl Passes {
-    fn item(&self, cell: Cell, key: f64) -> Item {
-        let stages = self.stages.len() as u32;
+    fn item(&self, cell: Cell, key: f64, pass: Pass) -> Item {
+        let stages = self.stages.len() as i64;
+        let stage = i64::from(cell.stage);
         let level = match cell.kind {
-            Kind::Forward => cell.stage,
-            Kind::Input | Kind::Backward => 2 * stages - 1 - cell.stage,
-            Kind::Weight => 2 * stages,
+            Kind::Forward => stage,
+            Kind::Input | Kind::Backward => 2 * stages - 1 - stage,
+            Kind::Weight => 2 * stages + stage,
         };
-        Item { key, level, cell }
+        let tie = level * self.microbatches as i64 + i64::from(cell.microbatch);
+        let tie = if matches!(pass, Pass::Late) { -tie } else { tie };
+        Item { key, takes: self.takes(cell), tie, cell }
+    }
+
+    fn takes(&self, cell: Cell) -> f64 {
+        self.stages[cell.stage as usize].takes[cell.kind as usize]
     }
 
     /// Returns the place of a computation in tables of all computations: `F`, `I` or `B`, and `W`.
@@ -132,21 +151,20 @@ impl Passes {
         self.stages.len() * self.microbatches
     }
 
-    /// Moves all computations in the order of `items`. Returns their starts: in a late pass, the times from their starts to
-    /// the end of the step.
+    /// Places all computations in the order of `items`. Returns the start of each one; for a late pass, the time from its start
+    /// to the end of the step.
     fn starts(&self, items: &[Item], pass: Pass) -> Vec<f64> {
         let mut starts = vec![0.0; 3 * self.computations_of_kind()];
         let mut ends = starts.clone();
-        let mut free = vec![Free::default(); self.ranks];
+        let mut free = vec![Free { gaps: Vec::new(), end: 0.0, shortest: f64::INFINITY }; self.ranks];
         for stage in &self.stages {
-            let free = &mut free[stage.rank as usize];
-            free.shortest = stage.takes.iter().copied().fold(free.shortest, f64::min);
+            let shortest = &mut free[stage.rank as usize].shortest;
+            *shortest = stage.takes.iter().copied().fold(*shortest, f64::min);
         }
-        for &Item { cell, .. } in items {
+        for &Item { cell, takes, .. } in items {
             let (stage, place) = (&self.stages[cell.stage as usize], self.place_of(cell));
             let others = self.others(cell, pass).into_iter().flatten();
             let since = others.map(|(other, message)| ends[other] + message).fold(0.0, f64::max);
-            let takes = stage.takes[cell.kind as usize];
             starts[place] = free[stage.rank as usize].take(since, takes);
             ends[place] = starts[place] + takes;
         }
@@ -156,27 +174,26 @@ impl Passes {
         }
     }
 
-    /// Returns the places of the computations that `cell` follows in a pass, and the times of the messages between: those
-    /// that it needs, or those that need it.
+    /// Returns the places of the computations that come before `cell` in a pass, with the times of the messages between: in
+    /// an early pass those that `cell` needs, in a late pass those that need `cell`.
     fn others(&self, cell: Cell, pass: Pass) -> [Option<(usize, f64)>; 2] {
         let (width, kinds) = (self.microbatches, self.computations_of_kind());
         let (stage, place) = (cell.stage as usize, self.place_of(cell));
-        let before = stage.checked_sub(1).map(|before| (place - width, before));
-        let after = (stage + 1 < self.stages.len()).then_some((place + width, stage + 1));
+        let (has_before, has_after) = (stage > 0, stage + 1 < self.stages.len());
         let output = |stage: usize| self.stages[stage].messages[0];
         let gradient = |stage: usize| self.stages[stage].messages[1];
         match (cell.kind, pass) {
-            (Kind::Forward, Pass::Early) => [before.map(|(place, before)| (place, output(before))), None],
+            (Kind::Forward, Pass::Early) => [has_before.then(|| (place - width, output(stage - 1))), None],
             (Kind::Forward, Pass::Late) => {
-                [after.map(|(place, _)| (place, output(stage))), Some((place + kinds, 0.0))]
+                [has_after.then(|| (place + width, output(stage))), Some((place + kinds, 0.0))]
             }
             (Kind::Input | Kind::Backward, Pass::Early) => {
-                [after.map(|(place, after)| (place, gradient(after))), Some((place - kinds, 0.0))]
+                [has_after.then(|| (place + width, gradient(stage + 1))), Some((place - kinds, 0.0))]
             }
-            (Kind::Input, Pass::Late) => {
-                [before.map(|(place, _)| (place, gradient(stage))), Some((place + kinds, 0.0))]
+            (Kind::Input | Kind::Backward, Pass::Late) => {
+                let weight = (cell.kind == Kind::Input).then_some((place + kinds, 0.0));
+                [has_before.then(|| (place - width, gradient(stage))), weight]
             }
-            (Kind::Backward, Pass::Late) => [before.map(|(place, _)| (place, gradient(stage))), None],
             (Kind::Weight, Pass::Early) => [Some((place - kinds, 0.0)), None],
             (Kind::Weight, Pass::Late) => [None, None],
         }
@@ -194,14 +211,8 @@ struct Free {
     shortest: f64,
 }
 
-impl Default for Free {
-    fn default() -> Self {
-        Self { gaps: Vec::new(), end: 0.0, shortest: f64::INFINITY }
-    }
-}
-
 impl Free {
-    /// Takes the first free time from `since` on. Returns its start.
+    /// Reserves `takes` in the first gap at or after `since` that is long enough, or after all computations. Returns the start.
     fn take(&mut self, since: f64, takes: f64) -> f64 {
         let needed = takes * (1.0 - ROUNDING);
         let first = self.gaps.partition_point(|gap| gap.1 < since + needed);
@@ -232,7 +243,7 @@ impl Free {
     }
 
     fn is_useful(&self, low: f64, high: f64) -> bool {
-        high > low && high - low >= self.shortest
+        high > low && high - low >= self.shortest * (1.0 - ROUNDING)
     }
 }
 
@@ -251,7 +262,7 @@ mod tests {
     use crate::plan::stage_load::stage_loads;
     use crate::plan::tests::model;
 
-    /// Checks what an order of one stage a rank, whose computations take 1, becomes.
+    /// Checks the justified form of an order with one stage a rank and computations that take 1.
     fn check(text: &str, expected: &str) {
         let order = Order::of(&parse_schedule(text).expect("a schedule"));
         let stages = order.rows.len();
@@ -312,7 +323,8 @@ mod tests {
             let before = evaluator.time(&order, &loads, network).expect("a possible order");
             let found = justified(&order, evaluator.ended(), &loads, network);
             for (row, other) in order.rows.iter().zip(&found.rows) {
-                prop_assert_eq!(sorted(row), sorted(other));
+                // Equal computations of a stage keep their order.
+                prop_assert_eq!(by_role(row), by_role(other));
             }
             let time = evaluator.time(&found, &loads, network);
             prop_assert!(time.is_some(), "ranks wait for each other");
@@ -320,9 +332,9 @@ mod tests {
         }
     }
 
-    fn sorted(row: &[Cell]) -> Vec<Cell> {
+    fn by_role(row: &[Cell]) -> Vec<Cell> {
         let mut row = row.to_vec();
-        row.sort_by_key(|cell| (cell.kind as u32, cell.stage, cell.microbatch));
+        row.sort_by_key(|cell| (cell.kind as u32, cell.stage));
         row
     }
 }

@@ -49,6 +49,11 @@ impl Order {
         Self { placement, microbatches: schedule.microbatches(), rows }
     }
 
+    /// Returns the number of computations of all ranks.
+    pub(super) fn computations(&self) -> usize {
+        self.rows.iter().map(Vec::len).sum()
+    }
+
     /// Returns the schedule of the order.
     pub(super) fn schedule(&self) -> Schedule {
         let row = |row: &Vec<Cell>| row.iter().map(|&cell| Some(action(cell))).collect();

@@ -30,7 +30,7 @@ const MOST_BOUNDARIES: usize = 8;
 const REACH: usize = 12;
 /// The most changes that are tried in a round, for each computation of the order.
 const TRIES: usize = 1200;
-/// The number of plans that are changed.
+/// The most plans that are changed.
 const STARTS: usize = 8;
 /// Only plans that take less than this many times the time of the best plan are changed.
 const NEAR: f64 = 1.1;
@@ -137,8 +137,7 @@ impl Polished {
         numbers: &mut Numbers,
     ) {
         let whole = (search.left() - reserve).max(1) as f64;
-        let computations: usize = self.order.rows.iter().map(Vec::len).sum();
-        for _ in 0..TRIES * computations {
+        for _ in 0..TRIES * self.order.computations() {
             let best = search.best_time();
             if best.min(self.time) <= bound * (1.0 + GOOD_ENOUGH) || !search.goes_on(reserve) {
                 break;

@@ -19,9 +19,10 @@ const DESCENTS: usize = 150;
 const WALK_STEPS: usize = 750;
 /// The most steps of such a walk.
 const MOST_WALK_STEPS: usize = 20_000;
-/// Such a walk has at most one step for so many computations that the search may still simulate.
+/// Such a walk has at most one step for each this many units of the work that is left.
 const WALK_SHARE: u64 = 1_000;
-/// The steps of all walks in which rounds may visit the ranks in any order, as a multiple of those of a walk with given ranks.
+/// The steps of all walks in which rounds may visit the ranks in any order, as a multiple of the steps of one walk with
+/// given ranks.
 const FREE_STEPS: usize = 12;
 /// If there are more than the fewest of them, each has at least so many steps for each ordered pair of stages. Many short
 /// walks find better cuts than a few long ones, and the cuts differ more, but a walk over many stages must not end too early.
@@ -63,8 +64,8 @@ pub(super) fn pool(search: &mut Search<'_>, shape: &Shape) -> Vec<Cut> {
             let [fewest, most] = FREE_WALKS;
             let walks = (all / (FREE_STEPS_OF_PAIR * class.stages().pow(2))).clamp(fewest, most);
             for _ in 0..walks {
-                let even = even.clone();
-                add(None, balanced(step, memory, even, true, &mut numbers, all / walks, &mut changes));
+                let steps = all / walks;
+                add(None, balanced(step, memory, even.clone(), true, &mut numbers, steps, &mut changes));
             }
         }
         if count_cuts(layers, class.stages()) <= ALL_CUTS {

@@ -50,7 +50,7 @@ pub struct PlanRequest {
     /// The numbers of parts into which the head may be cut along the vocabulary, each part a layer of its own; empty for
     /// the number that the profile has.
     pub head_parts: Vec<u32>,
-    /// The work of the search, in computations that rules choose. About twenty million take a second.
+    /// The work of the search. A unit is the time in which rules choose a computation. About fifteen million take a second.
     pub effort: u64,
     /// The number of plans to return.
     pub plans: usize,

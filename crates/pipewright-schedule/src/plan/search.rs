@@ -25,13 +25,13 @@ pub(super) const GOOD_ENOUGH: f64 = 5e-4;
 const ROUNDING: f64 = 1e-12;
 /// The computations of a given order that are evaluated in the time in which rules choose one.
 const EVALUATED: u64 = 5;
-/// A change of a walk takes the time in which rules choose this many computations, for each stage of a rank.
+/// A change of a walk costs this many choices of the rules for each stage of a rank.
 const WALKED: u64 = 4;
-/// A computation of a schedule that is made for its costs takes the time in which rules choose this many.
+/// Making a schedule for its costs takes this many choices of the rules for each of its computations.
 const MADE: u64 = 10;
-/// Both passes over a computation take the time in which rules choose this many.
+/// To justify an order, and to evaluate the result, takes this many choices of the rules for each computation.
 const JUSTIFIED: u64 = 3;
-/// An order by rules may be slower than the limit by this share before it is justified.
+/// An order by rules is still justified if it is slower than the limit by at most this share.
 const SLOWER: f64 = 0.02;
 /// The most plans of a number of stages that are kept for later changes.
 const PROMISING: usize = 16;
@@ -143,13 +143,14 @@ impl<'a> Search<'a> {
             self.keep_shortage(label.name, shortage, shape, choice);
             return None;
         }
-        self.charge(order.rows.iter().map(|row| row.len() as u64).sum());
+        self.charge(order.computations() as u64);
         let time = self.evaluator.time(order, &loads, &shape.layers.network)? + optimizer_time(order, &loads);
         self.keep(label, order, None, choice, time, peak(order, &loads, shape.layers.sharding));
         Some(time)
     }
 
-    /// Makes an order by rules, justifies it, and keeps it if it is the best. Returns its time if it is better than `before`.
+    /// Makes an order by rules and justifies it. Keeps the faster one of the two if it is among the best plans. Returns its
+    /// time if that is below `before`.
     pub(super) fn search_order(
         &mut self,
         shapes: &[Shape],
@@ -180,7 +181,7 @@ impl<'a> Search<'a> {
             self.keep_shortage(SEARCHED, shortage, shape, choice);
             return None;
         }
-        let (order, time) = self.justified(order, &loads, shape)?;
+        let (order, time) = self.improved(order, &loads, shape)?;
         let time = time + optimizer_time(&order, &loads);
         let label = Label { name: SEARCHED, settings: PlanSettings::default() };
         let peak = peak(&order, &loads, shape.layers.sharding);
@@ -188,14 +189,14 @@ impl<'a> Search<'a> {
         (time < before).then_some(time)
     }
 
-    /// Returns the faster one of an order and the justified order, if that fits into the memory, with its time without the
-    /// optimizer.
-    fn justified(&mut self, order: Order, loads: &[StageLoad], shape: &Shape) -> Option<(Order, f64)> {
+    /// Justifies an order. Returns the justified order if it is faster and fits into the memory, and otherwise the order
+    /// itself; with the time without the optimizer.
+    fn improved(&mut self, order: Order, loads: &[StageLoad], shape: &Shape) -> Option<(Order, f64)> {
         let layers = &shape.layers;
         let time = self.evaluator.time(&order, loads, &layers.network)?;
         self.left = self.left.saturating_sub(JUSTIFIED * self.evaluator.computations());
         let other = justified(&order, self.evaluator.ended(), loads, &layers.network);
-        let faster = self.evaluator.time_before(&other, loads, &layers.network, time);
+        let faster = self.evaluator.time_before(&other, loads, &layers.network, time * (1.0 - ROUNDING));
         match faster.filter(|_| self.shortage(&other, loads, layers.sharding).is_none()) {
             Some(faster) => Some((other, faster)),
             None => Some((order, time)),
@@ -231,15 +232,14 @@ impl<'a> Search<'a> {
         self.left = self.left.saturating_sub(1);
     }
 
-    /// Charges so many changes of a walk with so many stages a rank.
+    /// Charges `changes` changes of a walk over layouts with `chunks` stages a rank.
     pub(super) fn charge_walk(&mut self, changes: u64, chunks: u32) {
         self.left = self.left.saturating_sub(WALKED * u64::from(chunks) * changes);
     }
 
     /// Charges the making of a schedule for its costs.
     pub(super) fn charge_made(&mut self, order: &Order) {
-        let computations: usize = order.rows.iter().map(Vec::len).sum();
-        self.left = self.left.saturating_sub(MADE * computations as u64);
+        self.left = self.left.saturating_sub(MADE * order.computations() as u64);
     }
 
     fn charge(&mut self, work: u64) {
@@ -286,9 +286,8 @@ impl<'a> Search<'a> {
     /// Returns whether a plan by rules is faster than one of the promising plans with as many stages, or these are few.
     /// Large plans are not kept.
     fn may_be_promising(&self, order: &Order, choice: Choice<'_>, time: f64) -> bool {
-        let computations: usize = order.rows.iter().map(Vec::len).sum();
         let mut alike = self.promising.iter().filter(|other| other.starts.len() == choice.starts.len());
-        computations <= LARGEST && alike.nth(PROMISING - 1).is_none_or(|last| time < last.time)
+        order.computations() <= LARGEST && alike.nth(PROMISING - 1).is_none_or(|last| time < last.time)
     }
 
     /// Adds a plan to the promising ones. It replaces a slower plan with the same layout.
@@ -317,9 +316,12 @@ impl<'a> Search<'a> {
         let memory = self.request.memory?;
         let peaks = peaks(order, loads, sharding);
         let (rank, needed) = (0..).map(Rank::new).zip(peaks).max_by_key(|&(_, peak)| peak)?;
+        if needed <= memory {
+            return None;
+        }
         let own = order.placement.stages_of(rank).iter().map(|stage| &loads[stage.index()]);
         let fixed = StageLoad::fixed(own, sharding);
-        (needed > memory).then_some(Shortage { rank, needed, fixed, memory })
+        Some(Shortage { rank, needed, fixed, memory })
     }
 
     fn keep_shortage(&mut self, name: &'static str, shortage: Shortage, shape: &Shape, choice: Choice<'_>) {
