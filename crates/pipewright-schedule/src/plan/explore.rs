@@ -85,13 +85,16 @@ pub(super) fn scout(search: &mut Search<'_>, shapes: &[Shape], at: usize) -> f64
     f64::INFINITY
 }
 
-/// Tries a few rules on the best cuts of each arrangement.
+/// Tries a few rules on the best cuts of each arrangement. Those with few stages come first, because their plans take the
+/// least work, and there may be little of it.
 fn first_looks(search: &mut Search<'_>, shapes: &[Shape], at: usize, cuts: &[Cut]) {
     if !search.request.searched {
         return;
     }
     let shape = &shapes[at];
     let mut seen: Vec<(Option<Class>, usize)> = Vec::new();
+    let mut cuts: Vec<&Cut> = cuts.iter().collect();
+    cuts.sort_by_key(|cut| cut.layout.rank_of.len());
     for cut in cuts {
         let kind = (cut.class, cut.layout.rank_of.len());
         if seen.iter().filter(|&&known| known == kind).count() > 1 || cut.bound >= search.best_time() {

@@ -263,7 +263,7 @@ fn plans_keep_to_the_memory() {
 fn a_search_may_be_stopped_at_any_time() {
     for seed in 0..2 {
         let instance = instances::random(seed);
-        let request = PlanRequest { effort: 1_000_000, ..request(&instance, None, true) };
+        let request = PlanRequest { effort: 100_000, ..request(&instance, None, true) };
         let whole = plan(&instance.profile, &request, &mut || true).expect("a plan");
         for calls in [0, 1, 2, 4, 8, 32] {
             let mut left = calls;
