@@ -1,10 +1,10 @@
 //! The only writer of standard error. It writes permanent text and, on a terminal, a frame of a few lines below the
 //! text. The frame is redrawn in place.
 //!
-//! Between two writes the cursor is in the first column of the frame's first line. Clearing from the cursor to the end
-//! of the screen therefore erases the frame. This also works after the terminal is resized: some terminals cut off long
-//! lines and others wrap them, so the number of rows of the frame is unknown, but all of them keep the cursor at the
-//! same character.
+//! Between two writes the cursor is in the first column of the frame's first line. Erasing everything from the cursor on
+//! therefore erases the frame. This also works after the terminal is resized: some terminals cut off long lines and
+//! others wrap them, so the number of rows of the frame is unknown, but all of them keep the cursor at the same
+//! character.
 //!
 //! The screen is global because standard error belongs to the whole process. When an error is printed, the frame stays
 //! on the terminal, and no frame is drawn after it.
@@ -21,8 +21,10 @@ use crate::quiet::is_quiet;
 
 /// The size if the terminal does not report its own.
 const STANDARD: Size = Size { columns: 80, rows: 24 };
-/// Clears from the cursor to the end of the screen.
-const CLEAR: &str = "\r\x1b[J";
+/// Erases the cursor's line, then everything from its second column to the end of the screen, and returns to the first
+/// column. A terminal that is told to erase everything from its first character on may move the text to its scrollback
+/// first, as tmux does (`scroll-on-clear`); each frame would then stay there.
+const CLEAR: &str = "\r\x1b[K\x1b[C\x1b[J\r";
 /// The most lines of a frame.
 const MOST_LINES: usize = 16;
 

@@ -6,6 +6,7 @@ mod pty;
 mod resize;
 #[path = "../scratch/mod.rs"]
 mod scratch;
+mod tmux;
 
 use std::fs;
 use std::process::Command;
