@@ -4,6 +4,7 @@
 //! libraries need too belongs in the libraries.
 
 mod arguments;
+mod browser;
 mod commands;
 mod config;
 mod display;
@@ -16,6 +17,7 @@ mod run_folder;
 mod run_record;
 mod run_report;
 mod schedule_file;
+mod shell;
 mod signal;
 mod tensorboard;
 

@@ -5,6 +5,8 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 
+use crate::browser;
+use crate::display::say;
 use crate::failure::Failure;
 
 /// The file that a command writes, if one is named.
@@ -27,8 +29,66 @@ impl OutputFile {
     }
 }
 
-/// Writes `text` to `file`, or to standard output if there is no file or its name is `-`. Succeeds even if the reader
-/// of standard output closes it early.
+/// The file that a command writes a page to, and whether the page is opened.
+#[derive(Debug, Args)]
+pub(crate) struct PageOutput {
+    #[command(flatten)]
+    output: OutputFile,
+    /// Open the page in a browser: that of $BROWSER or of the desktop. Without -o, its file has a name that the command
+    /// prints
+    #[arg(long)]
+    open: bool,
+}
+
+impl PageOutput {
+    /// Returns whether the page is opened.
+    pub(crate) fn is_opened(&self) -> bool {
+        self.open
+    }
+
+    /// Returns the file of the page: the named one, or `unnamed` if the page is opened or if `flag`, which is given, needs
+    /// a file. `None` is standard output.
+    ///
+    /// # Errors
+    /// When a file is needed, and the page is to be written to standard output.
+    pub(crate) fn file(
+        &self,
+        flag: Option<&str>,
+        unnamed: impl FnOnce() -> PathBuf,
+    ) -> Result<Option<PathBuf>, Failure> {
+        let flag = flag.or(self.open.then_some("--open"));
+        match (self.output.path(), flag) {
+            (Some(path), _) => Ok(Some(path.to_owned())),
+            (None, Some(flag)) if self.output.output.is_some() => {
+                Err(Failure::input(format!("{flag} needs a file, and -o - is standard output; name a file")))
+            }
+            (None, Some(_)) => Ok(Some(unnamed())),
+            (None, None) => Ok(None),
+        }
+    }
+
+    /// Writes the page to a file or to standard output, and opens the file if this is asked for.
+    pub(crate) fn write_to(&self, file: Option<&Path>, text: &str) -> Result<(), Failure> {
+        write(file, text)?;
+        match file.filter(|_| self.open) {
+            Some(file) => browser::open(file),
+            None => Ok(()),
+        }
+    }
+
+    /// Writes the page to where the arguments say; [`Self::file`] says what `unnamed` is.
+    pub(crate) fn write(&self, text: &str, unnamed: impl FnOnce() -> PathBuf) -> Result<(), Failure> {
+        self.write_to(self.file(None, unnamed)?.as_deref(), text)
+    }
+}
+
+/// Returns the file of a page about a schedule that no file is named for.
+pub(crate) fn page_of(schedule: &str, extension: &str) -> PathBuf {
+    format!("pipewright-{schedule}.{extension}").into()
+}
+
+/// Writes `text` to `file` and prints the file's path, or writes it to standard output if there is no file or its name is
+/// `-`. Succeeds even if the reader of standard output closes it early.
 pub(crate) fn write(file: Option<&Path>, text: &str) -> Result<(), Failure> {
     let Some(path) = file.filter(|path| *path != Path::new("-")) else {
         let mut out = std::io::stdout().lock();
@@ -39,6 +99,24 @@ pub(crate) fn write(file: Option<&Path>, text: &str) -> Result<(), Failure> {
             _ => Ok(()),
         };
     };
+    write_file(path, text)?;
+    say(&format!("wrote {}", path.display()));
+    Ok(())
+}
+
+/// Replaces a file by one with this text, in one step, so that a reader never finds a part of it.
+pub(crate) fn replace_file(path: &Path, text: &str) -> Result<(), Failure> {
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    name.push(".part");
+    let part = path.with_file_name(name);
+    write_file(&part, text)?;
+    std::fs::rename(&part, path).map_err(|error| {
+        Failure::input(format!("{}: cannot be replaced: {error}; choose another file", path.display()))
+    })
+}
+
+/// Writes `text` to a file. The caller prints its path.
+pub(crate) fn write_file(path: &Path, text: &str) -> Result<(), Failure> {
     let unwritable = |error| format!("{}: cannot be written: {error}; choose another file", path.display());
     std::fs::write(path, text).map_err(|error| Failure::input(unwritable(error)))
 }

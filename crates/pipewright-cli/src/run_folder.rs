@@ -22,6 +22,10 @@ pub(crate) const METRICS: &str = "metrics.jsonl";
 /// The folder of the checkpoints.
 const CHECKPOINTS: &str = "checkpoints";
 pub(crate) const CONFIG: &str = "config.toml";
+/// The page that `pipewright view` makes of a run.
+pub(crate) const VIEW: &str = "view.html";
+/// The page that `pipewright report` makes of a run.
+pub(crate) const REPORT: &str = "report.html";
 /// The timeline of the last step.
 pub(crate) const TIMELINE: &str = "timeline.json";
 /// The folder of the timelines of further steps.

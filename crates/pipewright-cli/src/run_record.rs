@@ -96,6 +96,17 @@ pub(crate) struct RecordedTimeline {
     pub(crate) timeline: Timeline,
 }
 
+/// Returns the median of a value over the steps that have it.
+pub(crate) fn median_of(steps: &[StepMetrics], value: fn(&StepMetrics) -> Option<f64>) -> Option<f64> {
+    median(steps.iter().filter_map(value).collect())
+}
+
+/// Returns the median, the upper of two.
+pub(crate) fn median(mut values: Vec<f64>) -> Option<f64> {
+    let middle = values.len() / 2;
+    (!values.is_empty()).then(|| *values.select_nth_unstable_by(middle, f64::total_cmp).1)
+}
+
 /// Checks that a path is the folder of a run.
 pub(crate) fn require_run(run: &Path) -> Result<(), RunRecordError> {
     let is_run = [METRICS, TIMELINE].iter().any(|name| run.join(name).is_file());

@@ -3,11 +3,13 @@
 const LAYERS: &[&str] = &[
     "quiet",
     "schedule_file",
+    "shell",
     "config",
     "display",
     "failure",
     "exhaustion",
     "panic",
+    "browser",
     "output",
     "run_folder",
     "run_record",

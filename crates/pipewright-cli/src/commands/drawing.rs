@@ -5,6 +5,7 @@ use pipewright_schedule::picture::{PictureSettings, html, svg, with_whole_overla
 use pipewright_schedule::{Action, Program, Timeline};
 
 use crate::failure::Failure;
+use crate::output::PageOutput;
 
 /// The largest number of actions that is drawn. A browser cannot show more, and the text of a larger program would fill
 /// the memory.
@@ -31,9 +32,12 @@ pub(super) struct PictureArguments {
 
 impl PictureArguments {
     /// Refuses arguments that have no effect on the output. `picture` is the picture that the format draws, if any.
-    pub(super) fn check(&self, picture: Option<Picture>) -> Result<(), Failure> {
+    pub(super) fn check(&self, picture: Option<Picture>, output: &PageOutput) -> Result<(), Failure> {
         match picture {
             Some(Picture::Svg | Picture::Html) => Ok(()),
+            _ if output.is_opened() => {
+                Err(Failure::input("--open is for drawings; add --format html or --format svg"))
+            }
             _ if self.memory_lane => {
                 Err(Failure::input("--memory-lane is for drawings; add --format svg or --format html"))
             }
@@ -43,6 +47,15 @@ impl PictureArguments {
 }
 
 impl Picture {
+    /// Returns the ending of a file with this picture.
+    pub(super) fn extension(self) -> &'static str {
+        match self {
+            Self::Svg => "svg",
+            Self::Html => "html",
+            Self::Trace => "json",
+        }
+    }
+
     /// Draws the timeline of `program`, with a title if the picture has one.
     pub(super) fn draw(
         self,

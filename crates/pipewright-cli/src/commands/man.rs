@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use clap::{Args, Command};
 use clap_mangen::Man;
 
+use crate::display::say;
 use crate::failure::Failure;
 use crate::output;
 
@@ -28,7 +29,9 @@ pub(crate) fn run(arguments: &ManArguments, mut program: Command) -> Result<(), 
     fs::create_dir_all(folder).map_err(|error| {
         Failure::input(format!("{}: cannot be created: {error}; choose another folder", folder.display()))
     })?;
-    pages.iter().try_for_each(|(name, text)| output::write(Some(&folder.join(name)), text))
+    pages.iter().try_for_each(|(name, text)| output::write_file(&folder.join(name), text))?;
+    say(&format!("wrote {} pages to {}", pages.len(), folder.display()));
+    Ok(())
 }
 
 /// Returns the file name and the content of a command's page.

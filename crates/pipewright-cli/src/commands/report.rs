@@ -1,16 +1,20 @@
 //! `pipewright report`: one page about one or more runs.
 
 use std::path::{Component, Path, PathBuf};
+use std::time::Duration;
 
 use clap::Args;
 
+use crate::commands::run_arguments::parse_time;
 use crate::failure::Failure;
-use crate::output::OutputFile;
+use crate::output::{PageOutput, replace_file};
+use crate::run_folder::{REPORT, VIEW};
 use crate::run_record::{config_text, metrics, read_timeline, require_run, timeline_files};
 use crate::run_report::{RunLinks, RunSource, page};
+use crate::shell::quoted;
 
-/// The name of the page of the timelines in a run's folder.
-const VIEW: &str = "view.html";
+/// The file of a page about several runs, if no other one is named.
+const PAGE_OF_SEVERAL: &str = "pipewright-report.html";
 
 /// The arguments of `pipewright report`.
 #[derive(Debug, Args)]
@@ -18,19 +22,64 @@ pub(crate) struct ReportArguments {
     /// The folders of the runs
     #[arg(value_name = "RUN_DIR", required = true)]
     runs: Vec<PathBuf>,
+    /// Write the page again whenever the runs have new steps, until they have all their steps; the page loads itself
+    /// again at this interval
+    #[arg(long, value_name = "TIME", value_parser = parse_interval, num_args = 0..=1, require_equals = true,
+        default_missing_value = "5s")]
+    follow: Option<Duration>,
     #[command(flatten)]
-    output: OutputFile,
+    output: PageOutput,
 }
 
 /// Runs the command.
 pub(crate) fn run(arguments: &ReportArguments) -> Result<(), Failure> {
-    let place = match arguments.output.path() {
-        Some(file) => file.parent().map(Path::to_owned).unwrap_or_default(),
-        None => PathBuf::new(),
+    let unnamed = || match arguments.runs.as_slice() {
+        [run] => run.join(REPORT),
+        _ => PAGE_OF_SEVERAL.into(),
     };
-    let runs: Result<Vec<RunSource>, Failure> =
-        arguments.runs.iter().map(|run| source(run, &place)).collect();
-    arguments.output.write(&page(&runs?))
+    let flag = arguments.follow.map(|_| "--follow");
+    let file = arguments.output.file(flag, unnamed)?;
+    let place = file.as_deref().and_then(Path::parent).map(Path::to_owned).unwrap_or_default();
+    let read = || arguments.runs.iter().map(|run| source(run, &place)).collect::<Result<Vec<_>, _>>();
+    let runs = read()?;
+    let interval = arguments.follow.filter(|_| !runs.iter().all(RunSource::is_complete));
+    let text = page(&runs, interval);
+    arguments.output.write_to(file.as_deref(), &text)?;
+    match interval.zip(file) {
+        Some((interval, file)) => follow(&file, text, interval, read),
+        None => Ok(()),
+    }
+}
+
+/// Writes the page again whenever it has changed, until the runs are complete.
+fn follow(
+    file: &Path,
+    mut written: String,
+    interval: Duration,
+    read: impl Fn() -> Result<Vec<RunSource>, Failure>,
+) -> Result<(), Failure> {
+    loop {
+        std::thread::sleep(interval);
+        let runs = read()?;
+        let is_complete = runs.iter().all(RunSource::is_complete);
+        let text = page(&runs, Some(interval).filter(|_| !is_complete));
+        if text != written {
+            replace_file(file, &text)?;
+            written = text;
+        }
+        if is_complete {
+            return Ok(());
+        }
+    }
+}
+
+/// Reads the time between two versions of the page.
+fn parse_interval(text: &str) -> Result<Duration, String> {
+    let interval = parse_time(text)?;
+    if interval < Duration::from_millis(100) {
+        return Err("write at least 100ms".to_owned());
+    }
+    Ok(interval)
 }
 
 /// Reads a run. Links are relative to `place`, the folder of the page.
@@ -42,7 +91,11 @@ fn source(run: &Path, place: &Path) -> Result<RunSource, Failure> {
     let links = RunLinks {
         view: view.is_file().then(|| link(place, &view)),
         timelines: files.iter().map(|(step, path)| (*step, link(place, path))).collect(),
-        command: format!("pipewright view {0} -o {0}/{VIEW}", run.display()),
+        command: format!(
+            "pipewright view {} -o {}",
+            quoted(&run.to_string_lossy()),
+            quoted(&view.to_string_lossy())
+        ),
     };
     Ok(RunSource {
         name: run.display().to_string(),

@@ -21,6 +21,7 @@ use crate::commands::training_loop::TrainingLoop;
 use crate::display;
 use crate::failure::Failure;
 use crate::run_folder::{self, RunFolder};
+use crate::shell::quoted;
 use crate::signal::Interrupt;
 
 /// The arguments of `pipewright resume`.
@@ -144,7 +145,7 @@ impl ResumableRun {
     /// Returns a sentence that says from which step the run resumes, or why it does not.
     fn introduction(&self) -> String {
         let run = &self.prepared.settings.run;
-        let out = run.out.display();
+        let out = quoted(&run.out.to_string_lossy());
         match &self.checkpoint {
             Some(checkpoint) if checkpoint.step() < run.steps && self.is_finished() => format!(
                 "the run ended early, after step {}: {} evaluations had found no lower validation loss; to train on \

@@ -14,7 +14,7 @@ use crate::commands::drawing::{Picture, PictureArguments, check_cells, check_siz
 use crate::commands::schedule_size::{ScheduleSize, depends_on_costs, is_file_name, microbatches, own_name};
 use crate::commands::timed_program::refused;
 use crate::failure::{Exit, Failure};
-use crate::output::OutputFile;
+use crate::output::{self, PageOutput, page_of};
 
 /// The arguments of `pipewright schedule`.
 #[derive(Debug, Args)]
@@ -39,7 +39,7 @@ pub(crate) struct ScheduleArguments {
     #[command(flatten)]
     picture: PictureArguments,
     #[command(flatten)]
-    output: OutputFile,
+    output: PageOutput,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -60,23 +60,29 @@ enum Format {
 
 /// Runs the command.
 pub(crate) fn run(arguments: &ScheduleArguments) -> Result<(), Failure> {
-    let Some(name) = &arguments.name else { return arguments.output.write(&list()) };
+    let Some(name) = &arguments.name else { return output::write(None, &list()) };
     if is_file_name(name) {
         return Err(Failure::input(format!(
             "{name}: this command makes schedules by name; for a file use `pipewright lower`, `validate` or `simulate`"
         )));
     }
-    arguments.picture.check(arguments.format.picture())?;
+    arguments.picture.check(arguments.format.picture(), &arguments.output)?;
     let mut spec = arguments.size.spec(name, arguments.cost.as_ref())?;
     if arguments.format.picture().is_none() && arguments.cost.is_some() && !depends_on_costs(name) {
         // The generator refuses costs that have no effect.
         spec.costs.clone_from(&arguments.cost);
     }
     let schedule = generate(name, &spec).map_err(Failure::input)?;
-    arguments.output.write(&print(&schedule, arguments, name)?)
+    let text = print(&schedule, arguments, name)?;
+    arguments.output.write(&text, || page_of(&own_name(name), arguments.format.extension()))
 }
 
 impl Format {
+    /// Returns the ending of a file in this format.
+    fn extension(self) -> &'static str {
+        self.picture().map_or("txt", Picture::extension)
+    }
+
     /// Returns the picture of a run, if the format is a picture.
     fn picture(self) -> Option<Picture> {
         match self {

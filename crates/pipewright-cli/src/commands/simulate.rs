@@ -14,7 +14,7 @@ use crate::commands::schedule_size::{ScheduleSize, is_file_name, own_name};
 use crate::commands::simulation_text::{events, json, text};
 use crate::commands::timed_program::{EngineTimes, Source, TimedProgram, refused};
 use crate::failure::{Exit, Failure};
-use crate::output::OutputFile;
+use crate::output::{PageOutput, page_of};
 
 /// The arguments of `pipewright simulate`.
 #[derive(Debug, Args)]
@@ -45,7 +45,7 @@ pub(crate) struct SimulateArguments {
     #[command(flatten)]
     picture: PictureArguments,
     #[command(flatten)]
-    output: OutputFile,
+    output: PageOutput,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -83,7 +83,7 @@ pub(crate) fn run(arguments: &SimulateArguments) -> Result<(), Failure> {
     if arguments.format == Format::Grid && !arguments.logical {
         return Err(Failure::input(no_grid(arguments)));
     }
-    arguments.picture.check(arguments.format.picture())?;
+    arguments.picture.check(arguments.format.picture(), &arguments.output)?;
     if arguments.profile.profile.is_some() {
         return run_profile(arguments);
     }
@@ -105,7 +105,18 @@ pub(crate) fn run(arguments: &SimulateArguments) -> Result<(), Failure> {
         let summary = || Summary::of(&run, steps, &costs);
         print(summary, run.timeline(), &timed_program, arguments)
     };
-    arguments.output.write(&printed)
+    write(arguments, &printed)
+}
+
+/// Writes the output to where the arguments say.
+fn write(arguments: &SimulateArguments, text: &str) -> Result<(), Failure> {
+    let schedule = || match (&arguments.name, &arguments.csv) {
+        (Some(name), _) => own_name(name),
+        (None, Some(file)) => file.file_stem().unwrap_or_default().to_string_lossy().into_owned(),
+        (None, None) => String::new(),
+    };
+    let extension = arguments.format.picture().map_or("txt", Picture::extension);
+    arguments.output.write(text, || page_of(&schedule(), extension))
 }
 
 /// Returns why the arguments give no grid, and arguments that do.
@@ -150,7 +161,7 @@ fn run_profile(arguments: &SimulateArguments) -> Result<(), Failure> {
     if !matches!(arguments.format, Format::Text | Format::Json | Format::Csv) {
         check_size(&timed_program.program)?;
     }
-    arguments.output.write(&print(|| summary.clone(), prediction.run.timeline(), &timed_program, arguments))
+    write(arguments, &print(|| summary.clone(), prediction.run.timeline(), &timed_program, arguments))
 }
 
 /// Returns the schedule to simulate.

@@ -22,7 +22,8 @@ use crate::commands::timeline_recorder::TimelineRecorder;
 use crate::config::Settings;
 use crate::display::{Display, Ending, Overview, Reason};
 use crate::failure::{Exit, Failure, sentence};
-use crate::run_folder::{self, RunFolder};
+use crate::run_folder::{self, RunFolder, TIMELINE};
+use crate::shell::quoted;
 use crate::signal::Interrupt;
 use crate::tensorboard::EventFile;
 
@@ -76,7 +77,8 @@ impl TrainingLoop<'_> {
         let saved = processes.settle(checkpoints.finish(&mut trainer))?;
         if processes.is_leader() {
             let (saved, best) = (saved.as_deref(), evaluations.lowest());
-            log.summarize(&Ending { done, reason, saved, best, out: &run.out });
+            let has_timeline = run.out.join(TIMELINE).is_file();
+            log.summarize(&Ending { done, reason, saved, best, out: &run.out, has_timeline });
         }
         match reason {
             Reason::Complete | Reason::LossNoLongerFalls => Ok(()),
@@ -281,7 +283,7 @@ impl Checkpoints {
             Ok(Some(path)) => self.newest = Some(path),
             Ok(None) => {}
             Err(error) => {
-                let run = self.run.display();
+                let run = quoted(&self.run.to_string_lossy());
                 let mut failure = Failure::input(format!(
                     "{}; earlier checkpoints are complete: free some space, then resume with: pipewright resume {run}",
                     sentence(&error)

@@ -16,7 +16,8 @@ use crate::commands::schedule_size::{ScheduleSize, is_file_name};
 use crate::commands::timed_program::{Source, TimedProgram};
 use crate::config::nearest;
 use crate::failure::Failure;
-use crate::output::OutputFile;
+use crate::output::{PageOutput, page_of};
+use crate::run_folder::VIEW;
 
 /// The folder in which runs are by default.
 const RUNS: &str = "runs";
@@ -36,13 +37,17 @@ pub(crate) struct ViewArguments {
     #[arg(long)]
     memory_lane: bool,
     #[command(flatten)]
-    output: OutputFile,
+    output: PageOutput,
 }
 
 /// Runs the command.
 pub(crate) fn run(arguments: &ViewArguments) -> Result<(), Failure> {
-    let page = if arguments.target.is_dir() { run_page(arguments) } else { schedule_page(arguments) };
-    arguments.output.write(&page?)
+    let target = &arguments.target;
+    if target.is_dir() {
+        return arguments.output.write(&run_page(arguments)?, || target.join(VIEW));
+    }
+    let name = target.file_stem().unwrap_or_default().to_string_lossy();
+    arguments.output.write(&schedule_page(arguments)?, || page_of(&name, "html"))
 }
 
 /// Makes the page of a run: the recorded steps, and the prediction of their program at their median costs.

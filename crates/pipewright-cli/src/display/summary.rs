@@ -8,6 +8,7 @@ use pipewright::train::Metrics;
 use crate::display::chart::loss_chart;
 use crate::display::figures::{clock, counted, grouped, longer_by, milliseconds};
 use crate::display::overview::Overview;
+use crate::shell::quoted;
 
 /// The figures of the steps that this process has taken.
 #[derive(Debug, Default)]
@@ -35,6 +36,8 @@ pub(crate) struct Ending<'a> {
     pub(crate) best: Option<(u64, f64)>,
     /// The folder of the results.
     pub(crate) out: &'a Path,
+    /// Whether it has the timeline of a step.
+    pub(crate) has_timeline: bool,
 }
 
 /// Why a run ended.
@@ -142,17 +145,35 @@ fn next(ending: &Ending<'_>) -> Vec<String> {
         }
         Reason::Signal => (format!("pipewright resume {out}"), "resumes the run"),
     };
-    if ending.saved.is_none() {
-        return vec!["no checkpoint was kept; --set run.checkpoint_every=N keeps some".to_owned()];
+    let (mut lines, mut commands) = (Vec::new(), Vec::new());
+    if ending.saved.is_some() {
+        commands.extend([
+            (more, effect),
+            (format!("pipewright inspect {out}"), "shows the newest checkpoint"),
+            (format!("pipewright generate {out} --prompt TEXT"), "samples text from it"),
+            (format!("pipewright export {out} DIR"), "writes a Hugging Face directory"),
+        ]);
+    } else {
+        lines.push("no checkpoint was kept; --set run.checkpoint_every=N keeps some".to_owned());
     }
-    let commands = [
-        (more, effect),
-        (format!("pipewright inspect {out}"), "shows the newest checkpoint"),
-        (format!("pipewright generate {out} --prompt TEXT"), "samples text from it"),
-        (format!("pipewright export {out} DIR"), "writes a Hugging Face directory"),
-    ];
+    commands.extend(pages(ending));
     let width = commands.iter().map(|(command, _)| command.chars().count()).max().unwrap_or(0);
-    commands.iter().map(|(command, effect)| format!("  {command:width$}  {effect}")).collect()
+    lines.extend(commands.iter().map(|(command, effect)| format!("  {command:width$}  {effect}")));
+    lines
+}
+
+/// Returns the commands that make pages about the run.
+fn pages(ending: &Ending<'_>) -> Vec<(String, &'static str)> {
+    let folder = short(ending.out);
+    let command = |name: &str| {
+        let page = Path::new(&folder).join(name).with_extension("html");
+        format!("pipewright {name} {} -o {}", quoted(&folder), quoted(&page.to_string_lossy()))
+    };
+    let mut commands = vec![(command("report"), "makes a page about the run")];
+    if ending.has_timeline {
+        commands.push((command("view"), "explains its steps"));
+    }
+    commands
 }
 
 /// Returns the path relative to the working folder if it is inside that folder.
@@ -164,12 +185,6 @@ fn short(path: &Path) -> String {
         .unwrap_or_else(|| path.to_owned())
         .display()
         .to_string()
-}
-
-/// Returns the word, quoted for a shell if necessary.
-fn quoted(word: &str) -> String {
-    let is_plain = |character: char| character.is_alphanumeric() || "/._-+:@%".contains(character);
-    if word.chars().all(is_plain) { word.to_owned() } else { format!("'{}'", word.replace('\'', "'\\''")) }
 }
 
 #[cfg(test)]
@@ -197,7 +212,8 @@ mod tests {
         let overview = Overview { frequency_loss: 3.125, ..Overview::default() };
         let done = tally.last.as_ref().map_or(7, |last| last.step);
         let saved = saved.map(Path::new);
-        let ending = Ending { done, reason, saved, best: None, out: Path::new("/runs/a b") };
+        let ending =
+            Ending { done, reason, saved, best: None, out: Path::new("/runs/a b"), has_timeline: true };
         assert_eq!(summary(&overview, tally, &ending, 80), expected);
     }
 
@@ -208,10 +224,12 @@ trained 3 steps in 0:00: 3,000 tokens at 10,000 tokens/s
 loss 5.5000 at first, 2.0000 at best (step 2), 2.2500 at last
 guessing each token by how often it occurs has a loss of 3.1250
 results in /runs/a b
-  pipewright resume '/runs/a b' --set run.steps=6  trains further
-  pipewright inspect '/runs/a b'                   shows the newest checkpoint
-  pipewright generate '/runs/a b' --prompt TEXT    samples text from it
-  pipewright export '/runs/a b' DIR                writes a Hugging Face directory";
+  pipewright resume '/runs/a b' --set run.steps=6           trains further
+  pipewright inspect '/runs/a b'                            shows the newest checkpoint
+  pipewright generate '/runs/a b' --prompt TEXT             samples text from it
+  pipewright export '/runs/a b' DIR                         writes a Hugging Face directory
+  pipewright report '/runs/a b' -o '/runs/a b/report.html'  makes a page about the run
+  pipewright view '/runs/a b' -o '/runs/a b/view.html'      explains its steps";
         check(
             &tally(1, &[5.5, 2.0, 2.25]),
             Reason::Complete,
@@ -227,8 +245,14 @@ results in /runs/a b
             for (step, &step_ms) in (1..).zip(steps) {
                 tally.step(&Metrics { step, step_ms, planned_step_ms: Some(120.0), ..Metrics::default() });
             }
-            let ending =
-                Ending { done: 4, reason: Reason::Complete, saved: None, best: None, out: Path::new("/r") };
+            let ending = Ending {
+                done: 4,
+                reason: Reason::Complete,
+                saved: None,
+                best: None,
+                out: Path::new("/r"),
+                has_timeline: false,
+            };
             let text = summary(&Overview::default(), &tally, &ending, 80);
             text.lines().find(|line| line.contains("planned")).map(str::to_owned)
         };
@@ -245,10 +269,12 @@ trained 2 steps in 0:00: 2,000 tokens at 10,000 tokens/s
 loss since step 21: 2.5000 at first, 2.2500 at best (step 22), 2.2500 at last
 guessing each token by how often it occurs has a loss of 3.1250
 results in /runs/a b
-  pipewright resume '/runs/a b'                  resumes the run
-  pipewright inspect '/runs/a b'                 shows the newest checkpoint
-  pipewright generate '/runs/a b' --prompt TEXT  samples text from it
-  pipewright export '/runs/a b' DIR              writes a Hugging Face directory";
+  pipewright resume '/runs/a b'                             resumes the run
+  pipewright inspect '/runs/a b'                            shows the newest checkpoint
+  pipewright generate '/runs/a b' --prompt TEXT             samples text from it
+  pipewright export '/runs/a b' DIR                         writes a Hugging Face directory
+  pipewright report '/runs/a b' -o '/runs/a b/report.html'  makes a page about the run
+  pipewright view '/runs/a b' -o '/runs/a b/view.html'      explains its steps";
         check(&tally(21, &[2.5, 2.25]), Reason::Signal, Some("/c"), expected);
     }
 
@@ -257,7 +283,14 @@ results in /runs/a b
         let mut tally = tally(1, &[2.5, 2.25]);
         tally.validation = Some(2.625);
         let (reason, saved) = (Reason::LossNoLongerFalls, Some(Path::new("/c")));
-        let ending = Ending { done: 2, reason, saved, best: Some((1, 2.5)), out: Path::new("/r") };
+        let ending = Ending {
+            done: 2,
+            reason,
+            saved,
+            best: Some((1, 2.5)),
+            out: Path::new("/r"),
+            has_timeline: false,
+        };
         let expected = "\
 ended early after step 2, saved in /c: the validation loss no longer falls
 trained 2 steps in 0:00: 2,000 tokens at 10,000 tokens/s
@@ -267,7 +300,8 @@ results in /r
   pipewright resume /r --set run.patience=0  trains further
   pipewright inspect /r                      shows the newest checkpoint
   pipewright generate /r --prompt TEXT       samples text from it
-  pipewright export /r DIR                   writes a Hugging Face directory";
+  pipewright export /r DIR                   writes a Hugging Face directory
+  pipewright report /r -o /r/report.html     makes a page about the run";
         assert_eq!(summary(&Overview::default(), &tally, &ending, 80), expected);
         for metrics in [&mut tally.first, &mut tally.last].into_iter().flatten() {
             metrics.step += 20;
@@ -288,10 +322,18 @@ results in /r
         );
         let tally = tally(1, &[3.0; 1]);
         let overview = Overview::default();
-        let ending =
-            Ending { done: 1, reason: Reason::Complete, saved: None, best: None, out: Path::new("/out") };
+        let ending = Ending {
+            done: 1,
+            reason: Reason::Complete,
+            saved: None,
+            best: None,
+            out: Path::new("/out"),
+            has_timeline: false,
+        };
         let text = summary(&overview, &tally, &ending, 80);
-        assert!(text.ends_with("no checkpoint was kept; --set run.checkpoint_every=N keeps some"), "{text}");
+        let end = "no checkpoint was kept; --set run.checkpoint_every=N keeps some
+  pipewright report /out -o /out/report.html  makes a page about the run";
+        assert!(text.ends_with(end), "{text}");
         assert!(!text.contains("guessing"), "{text}");
     }
 
@@ -299,8 +341,14 @@ results in /r
     fn a_long_run_has_a_curve() {
         let falling: Vec<f64> = (0..100).map(|step| 6.0 - f64::from(step) / 25.0).collect();
         let overview = Overview { frequency_loss: 3.0, ..Overview::default() };
-        let ending =
-            Ending { done: 100, reason: Reason::Complete, saved: None, best: None, out: Path::new("/out") };
+        let ending = Ending {
+            done: 100,
+            reason: Reason::Complete,
+            saved: None,
+            best: None,
+            out: Path::new("/out"),
+            has_timeline: false,
+        };
         let at = |columns| summary(&overview, &tally(1, &falling), &ending, columns);
         for columns in [50, 80, 120] {
             let text = at(columns);

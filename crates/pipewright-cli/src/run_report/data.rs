@@ -1,11 +1,12 @@
 //! The data of the page.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use pipewright_schedule::Timeline;
 use serde::Serialize;
 
-use crate::run_record::StepMetrics;
+use crate::run_record::{StepMetrics, median, median_of};
 use crate::run_report::groups::{Series, groups, series};
 
 /// A run as its folder shows it.
@@ -34,6 +35,8 @@ pub(crate) struct RunLinks {
 #[derive(Serialize)]
 pub(super) struct ReportData {
     runs: Vec<RunData>,
+    /// The milliseconds after which the page loads itself again.
+    reload: Option<f64>,
 }
 
 #[derive(Serialize)]
@@ -78,9 +81,20 @@ struct Figures {
     peak_bytes: Vec<f64>,
 }
 
+impl RunSource {
+    /// Returns whether the run has taken all the steps that its configuration asks for.
+    pub(crate) fn is_complete(&self) -> bool {
+        let config = self.config.parse::<toml::Table>().unwrap_or_default();
+        let steps = config.get("run").and_then(|run| run.get("steps")?.as_integer());
+        let done = self.steps.last().map_or(0, |step| step.step);
+        steps.is_none_or(|steps| i64::try_from(done).unwrap_or(i64::MAX) >= steps)
+    }
+}
+
 impl ReportData {
-    pub(super) fn of(runs: &[RunSource]) -> Self {
-        Self { runs: runs.iter().map(RunData::of).collect() }
+    pub(super) fn of(runs: &[RunSource], interval: Option<Duration>) -> Self {
+        let reload = interval.map(|interval| interval.as_secs_f64() * 1e3);
+        Self { runs: runs.iter().map(RunData::of).collect(), reload }
     }
 }
 
@@ -145,8 +159,7 @@ impl Figures {
         let losses = steps.iter().filter_map(|step| Some((step.loss?, step.step)));
         let validation = steps.iter().filter_map(|step| Some((step.validation_loss?, step.step)));
         // The first steps are slower than all others, so medians describe the run better than means.
-        let median_of =
-            |value: fn(&StepMetrics) -> Option<f64>| median(steps.iter().filter_map(value).collect());
+        let median_of = |value: fn(&StepMetrics) -> Option<f64>| median_of(steps, value);
         Self {
             steps: steps.last().map_or(0, |step| step.step),
             first_loss: steps.iter().find_map(|step| step.loss),
@@ -191,12 +204,6 @@ fn peaks(steps: &[StepMetrics]) -> Vec<f64> {
     (0..ranks).map(peak).collect()
 }
 
-/// Returns the median, the upper of two.
-fn median(mut values: Vec<f64>) -> Option<f64> {
-    let middle = values.len() / 2;
-    (!values.is_empty()).then(|| *values.select_nth_unstable_by(middle, f64::total_cmp).1)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -222,7 +229,7 @@ mod tests {
             timeline: None,
             links: RunLinks::default(),
         };
-        let data = serde_json::to_value(ReportData::of(&[source])).expect("JSON");
+        let data = serde_json::to_value(ReportData::of(&[source], None)).expect("JSON");
         let run = &data["runs"][0];
         assert_eq!(run["figures"]["best_loss"], serde_json::json!([2.0, 2]));
         assert_eq!(

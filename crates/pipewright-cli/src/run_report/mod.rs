@@ -6,6 +6,8 @@
 mod data;
 mod groups;
 
+use std::time::Duration;
+
 use data::ReportData;
 pub(crate) use data::{RunLinks, RunSource};
 
@@ -17,9 +19,9 @@ const SCRIPTS: [&str; 4] = [
     include_str!("page/start.js"),
 ];
 
-/// Makes the page of some runs.
-pub(crate) fn page(runs: &[RunSource]) -> String {
-    let data = serde_json::to_string(&ReportData::of(runs)).expect("numbers and texts are JSON");
+/// Makes the page of some runs. The page loads itself again at the interval, if there is one.
+pub(crate) fn page(runs: &[RunSource], interval: Option<Duration>) -> String {
+    let data = serde_json::to_string(&ReportData::of(runs, interval)).expect("numbers and texts are JSON");
     // A text in the data, such as a path, may contain the end of a script.
     let data = data.replace('<', "\\u003c");
     include_str!("page/report.html")

@@ -2,6 +2,7 @@
 
 mod command_line;
 mod help;
+mod written_files;
 mod check;
 mod training;
 mod validation;

@@ -179,15 +179,19 @@ fn a_run_ends_with_its_figures_and_the_next_commands() {
         "{lines:?}"
     );
     assert!(lines[6].starts_with("loss ") && lines[6].contains(" at first, "), "{lines:?}");
-    let last: Vec<&str> = lines[lines.len() - 5..].iter().map(|line| line.trim_start()).collect();
+    let last: Vec<&str> = lines[lines.len() - 7..].iter().map(|line| line.trim_start()).collect();
     assert_eq!(last[0], "results in out");
     assert!(last[1].starts_with("pipewright resume out --set run.steps=80 "), "{lines:?}");
     assert!(
         last[2].starts_with("pipewright inspect out ") && last[4].starts_with("pipewright export out DIR ")
     );
     assert!(last[3].starts_with("pipewright generate out --prompt TEXT "), "{lines:?}");
+    assert!(last[5].starts_with("pipewright report out -o out/report.html "), "{lines:?}");
+    assert!(last[6].starts_with("pipewright view out -o out/view.html "), "{lines:?}");
     for arguments in [
-        &["resume", "out", "--set", "run.steps=80"][..],
+        &["report", "out", "-o", "out/report.html"][..],
+        &["view", "out", "-o", "out/view.html"],
+        &["resume", "out", "--set", "run.steps=80"],
         &["inspect", "out"],
         &["generate", "out", "--prompt", "TEXT"],
         &["export", "out", "DIR"],
