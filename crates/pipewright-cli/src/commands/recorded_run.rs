@@ -11,7 +11,7 @@ use pipewright_schedule::costs::StageSizes;
 use pipewright_schedule::lower::for_training;
 use pipewright_schedule::measured::{costs_of, join_replicas, on_one_clock, program_of, replicas};
 use pipewright_schedule::partition::partition;
-use pipewright_schedule::picture::RecordedStep;
+use pipewright_schedule::picture::{RecordedStep, WholeStep};
 use pipewright_schedule::{Action, Costs, Program, Recompute, ScheduleSpec, Timeline, generate};
 
 use crate::commands::layer_sizes::{layers_of, stage_sizes};
@@ -23,7 +23,7 @@ use crate::config::Settings;
 use crate::config::pipeline::ScheduleChoice;
 use crate::failure::Failure;
 use crate::run_folder::CONFIG;
-use crate::run_record::{RecordedTimeline, require_run, timelines};
+use crate::run_record::{RecordedTimeline, StepMetrics, median_of, metrics, require_run, timelines};
 
 /// A run with everything that its page shows.
 pub(super) struct RecordedRun {
@@ -32,6 +32,8 @@ pub(super) struct RecordedRun {
     pub(super) steps: Vec<RecordedStep>,
     /// The number of recorded steps that ran another program.
     pub(super) left_out: usize,
+    /// The time of whole steps, as `report` has it.
+    pub(super) whole_step: Option<WholeStep>,
     /// The program of the last step, of one replica.
     pub(super) program: Program,
     /// The median costs of `steps`.
@@ -76,8 +78,16 @@ impl RecordedRun {
         };
         let steps: Vec<RecordedStep> = steps.into_iter().map(joined).collect();
         let left_out = recorded - steps.len();
-        Ok(Self { title, steps, left_out, program, costs, sizes, other_programs: others })
+        let whole_step = whole_step(&metrics(run).map_err(Failure::input)?);
+        Ok(Self { title, steps, left_out, whole_step, program, costs, sizes, other_programs: others })
     }
+}
+
+/// Returns the time of whole steps, if the metrics have it.
+fn whole_step(metrics: &[StepMetrics]) -> Option<WholeStep> {
+    let seconds = |value| median_of(metrics, value).map(|milliseconds| milliseconds * 1e-3);
+    let predicted = seconds(|step| step.predicted_step_ms);
+    Some(WholeStep { measured: seconds(|step| step.step_ms)?, predicted })
 }
 
 /// Returns whether the ranks of both programs run the same computations in the same order.

@@ -71,6 +71,7 @@ fn run_page(arguments: &ViewArguments) -> Result<String, Failure> {
         costs: &run.costs,
         steps: &run.steps,
         left_out: run.left_out,
+        whole_step: run.whole_step,
         other_programs: &run.other_programs,
     }))
 }
@@ -103,6 +104,7 @@ fn schedule_page(arguments: &ViewArguments) -> Result<String, Failure> {
         costs: &costs,
         steps: &[],
         left_out: 0,
+        whole_step: None,
         other_programs: &other_programs,
     }))
 }

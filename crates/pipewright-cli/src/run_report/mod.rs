@@ -12,10 +12,12 @@ use data::ReportData;
 pub(crate) use data::{RunLinks, RunSource};
 
 /// The scripts, in the order in which they use each other.
-const SCRIPTS: [&str; 4] = [
+const SCRIPTS: [&str; 6] = [
     include_str!("page/runs.js"),
+    include_str!("page/zoom.js"),
     include_str!("page/chart.js"),
     include_str!("page/tables.js"),
+    include_str!("page/state.js"),
     include_str!("page/start.js"),
 ];
 

@@ -36,6 +36,8 @@ pub(crate) struct Browser {
     session: Option<String>,
     /// The errors of the page.
     exceptions: Vec<String>,
+    /// The modifier keys that are held while the mouse is used.
+    pub(crate) held: u32,
     _profile: TempDir,
     _turn: MutexGuard<'static, ()>,
 }
@@ -56,6 +58,7 @@ impl Browser {
             last_id: 0,
             session: None,
             exceptions: Vec::new(),
+            held: 0,
             _profile: profile,
             _turn: turn,
         };
@@ -92,6 +95,13 @@ impl Browser {
         self.frame();
     }
 
+    /// Shows the page as on paper, for a reader who prefers dark colours.
+    pub(crate) fn emulate_paper(&mut self) {
+        let features = json!([{"name": "prefers-color-scheme", "value": "dark"}]);
+        self.call("Emulation.setEmulatedMedia", json!({"media": "print", "features": features}));
+        self.frame();
+    }
+
     fn navigate(&mut self, file: &Path) {
         self.call("Page.navigate", json!({"url": format!("file://{}", file.display())}));
         let start = Instant::now();
@@ -100,6 +110,21 @@ impl Browser {
             thread::sleep(Duration::from_millis(20));
         }
         self.frame();
+    }
+
+    /// Prints the page, as a person would.
+    pub(crate) fn print(&mut self) {
+        self.call("Page.printToPDF", json!({}));
+    }
+
+    /// Waits until an expression holds, also while the page loads itself again.
+    pub(crate) fn wait_until(&mut self, expression: &str) {
+        let start = Instant::now();
+        let settings = json!({"expression": expression, "returnByValue": true});
+        while self.call("Runtime.evaluate", settings.clone())["result"]["value"] != json!(true) {
+            assert!(start.elapsed() < PATIENCE, "{expression} does not become true");
+            thread::sleep(Duration::from_millis(20));
+        }
     }
 
     /// Waits until the page has drawn the requested state.
@@ -142,8 +167,10 @@ impl Browser {
     pub(crate) fn mouse(&mut self, kind: &str, [x, y]: [f64; 2], pressed: bool, clicks: u32) {
         let button = if kind == "mouseMoved" && !pressed { "none" } else { "left" };
         let buttons = u32::from(pressed);
-        let event =
-            json!({"type": kind, "x": x, "y": y, "button": button, "buttons": buttons, "clickCount": clicks});
+        let event = json!({
+            "type": kind, "x": x, "y": y, "button": button, "buttons": buttons, "clickCount": clicks,
+            "modifiers": self.held
+        });
         self.call("Input.dispatchMouseEvent", event);
     }
 

@@ -8,6 +8,7 @@ mod browser;
 mod made;
 mod causes;
 mod drawing;
+mod escaping;
 mod page_input;
 mod page_look;
 mod redraw;

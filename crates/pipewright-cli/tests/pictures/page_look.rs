@@ -153,3 +153,88 @@ fn the_memory_lane_is_shown_on_request() {
         assert!(browser.holds("ranks.length * rowHeight() <= plotHeight() + 0.01"));
     }
 }
+
+/// Compares the columns of some lanes with the shares of their time. Returns the number of columns that differ, and the
+/// number of columns with at least two sorts.
+const COLUMNS: &str = "(() => {
+    const width = Math.round(plotWidth()), pixels = paint.getImageData(gutter, axisHeight, width, Math.round(plotHeight()));
+    const words = new Uint32Array(pixels.data.buffer), bubbles = [theme.bubblePixel, theme.hatchPixel];
+    const sortOfPixel = (word) => bubbles.includes(word) ? 'bubble'
+        : 'FBIW'[theme.lit.slice(0, 4).findIndex((shades) => shades.some(({ pixel }) => pixel === word))] ?? 'blend';
+    let [wrong, mixed] = [0, 0];
+    for (const index of [3, 20, 40, 61]) {
+        const row = rowOf(index), [top, bottom] = [Math.round(row.top), Math.round(row.bottom)];
+        for (let x = 0; x < width; x++) {
+            const counts = new Map(), pixel = span() / width, from = view.left + x * pixel;
+            for (let y = top; y < bottom; y++) {
+                const sort = sortOfPixel(words[y * width + x]);
+                counts.set(sort, (counts.get(sort) ?? 0) + 1);
+            }
+            const times = timesBetween(ranks[index], from, from + pixel);
+            mixed += counts.size > 1;
+            const isRight = ['F', 'B', 'I', 'W', 'bubble'].every((sort) =>
+                Math.abs((counts.get(sort) ?? 0) - (times.get(sort) ?? 0) / pixel * (bottom - top)) <= 1.01);
+            wrong += !isRight || counts.has('blend');
+        }
+    }
+    return [wrong, mixed];
+})()";
+
+#[test]
+fn a_column_of_pixels_shows_shares_instead_of_a_blend() {
+    for (arguments, zoom) in [
+        (LARGE, 1.0),
+        ("simulate zbvzerobubble --ranks 64 --microbatches 256", 1.0),
+        ("simulate interleaved1f1b --ranks 64 --microbatches 256", 1.2),
+    ] {
+        let made = Made::page(arguments);
+        let Some(mut browser) = Browser::open(&made.path(), 1400, 800) else { return };
+        browser.value(&format!("view.zoom = {zoom}, draw(), 0"));
+        let counts = browser.value(COLUMNS);
+        let [wrong, mixed] = [0, 1].map(|at| counts[at].as_f64().expect("a number"));
+        assert!(wrong == 0.0 && mixed > 500.0, "{arguments}: {wrong} columns are wrong, {mixed} have shares");
+        // The tip has the shares as numbers.
+        let tip = browser.value("describe({ rank: ranks[20], time: whole / 2 }).join('\\n')");
+        let tip = tip.as_str().expect("a text");
+        assert!(tip.contains("this column of pixels: ") && tip.ends_with('%'), "{tip}");
+    }
+}
+
+#[test]
+fn few_ranks_use_the_height_of_the_window() {
+    for (ranks, height) in [(1, 500), (2, 900), (4, 900), (8, 1200)] {
+        let made = Made::page(&format!("simulate 1f1b --ranks {ranks} --microbatches 8"));
+        let Some(mut browser) = Browser::open(&made.path(), 1000, height) else { return };
+        for zoom in [1, 3] {
+            browser.value(&format!("view.zoom = {zoom}, draw(), 0"));
+            let unused = browser.number("plotHeight() - ranks.length * rowHeight()");
+            assert!(unused.abs() < 1.0, "{ranks} ranks at {height}, zoom {zoom}: {unused} pixels are empty");
+        }
+        assert!(browser.holds("document.documentElement.scrollHeight <= innerHeight"));
+    }
+}
+
+#[test]
+fn printing_is_light_and_keeps_colours() {
+    for made in [
+        Made::page("simulate 1f1b --ranks 4 --microbatches 8"),
+        Made::view("1f1b --ranks 4 --microbatches 8 --cost hop=0.1"),
+    ] {
+        let Some(mut browser) = Browser::open(&made.path(), 1000, 600) else { return };
+        browser.prefer("dark");
+        browser.value(
+            "addEventListener('beforeprint', () => { window.printed = [theme.colours.page, paint.canvas.width]; }), 0",
+        );
+        let [light, dark] = [0, 1].map(|theme| browser.value(&format!("data.themes[{theme}].page")));
+        let width = browser.number("plot.width");
+        assert_eq!(browser.value("theme.colours.page"), dark);
+        browser.print();
+        assert_eq!(browser.value("printed[0]"), light);
+        assert_eq!(browser.number("printed[1]"), 2.0 * width, "the picture is sharp on paper");
+        assert_eq!(browser.value("theme.colours.page"), dark, "the screen is dark again");
+        // The style of the paper.
+        browser.emulate_paper();
+        assert_eq!(browser.value("getComputedStyle(document.body).backgroundColor"), "rgb(255, 255, 255)");
+        assert_eq!(browser.value("getComputedStyle(plot).printColorAdjust"), "exact");
+    }
+}

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use crate::browser::Browser;
+use crate::browser::{Browser, CTRL};
 use crate::view_run::trained;
 
 fn report(folder: &Path, runs: &[&str]) {
@@ -265,4 +265,176 @@ fn the_page_fits_and_has_both_themes() {
     assert_eq!(browser.value(background), "rgb(255, 255, 255)");
     browser.prefer("dark");
     assert_eq!(browser.value(background), "rgb(22, 25, 29)");
+}
+
+/// Returns a point of the first chart, at a share of the length of its axis.
+fn point_of_chart(browser: &mut Browser, share: f64) -> [f64; 2] {
+    let x = format!("box.x + charts[0].x(charts[0].first + {share} * (charts[0].last - charts[0].first))");
+    [x, "box.y + 100".to_owned()].map(|side| {
+        browser.number(&format!(
+            "(() => {{ const box = charts[0].picture.getBoundingClientRect(); return {side}; }})()"
+        ))
+    })
+}
+
+#[test]
+fn all_charts_zoom_together() {
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    write_run(folder.path(), "a", 101, "[5,6]");
+    report(folder.path(), &["a"]);
+    let Some(mut browser) = Browser::open(&folder.path().join("report.html"), 1400, 900) else { return };
+    let top = browser.number("charts[0].top");
+    let (from, to) = (point_of_chart(&mut browser, 0.2), point_of_chart(&mut browser, 0.6));
+    browser.drag(from, to);
+    let range = "charts.every(({ first, last }) => Math.abs(first - 21) < 0.5 && Math.abs(last - 61) < 0.5)";
+    assert!(browser.holds(range), "{}", browser.value("charts.map(({ first, last }) => [first, last])"));
+    assert!(browser.number("charts[0].top") < top, "the other axis suits what is in sight");
+    let length = "charts[1].last - charts[1].first";
+    let middle = point_of_chart(&mut browser, 0.5);
+    browser.wheel(middle, [0.0, -200.0], CTRL);
+    assert!(browser.number(length) < 39.0);
+    browser.click(middle, 2);
+    assert!(browser.holds("chosen.range === null && charts[0].first === 1 && charts[0].last === 101"));
+    assert!(browser.holds("document.getElementById('zoom-all').disabled"));
+    // Keys of a chart that has the focus.
+    browser.value("charts[0].picture.focus(), 0");
+    browser.key("+", "+");
+    assert!(browser.number(length) < 70.0);
+    let first = browser.number("charts[0].first");
+    browser.value("charts[0].picture.dispatchEvent(new KeyboardEvent('keydown', { key: 'ArrowRight', shiftKey: true })), 0");
+    assert!(browser.number("charts[0].first") > first);
+    browser.key("0", "0");
+    assert_eq!(browser.number(length), 100.0);
+    // A part of the axis of steps is no part of another axis.
+    browser.key("+", "+");
+    browser.enter("#axis", "tokens");
+    assert!(browser.holds("chosen.range === null && charts[0].last === 10100"));
+    browser.value("zoomTo([200, 300]), 0");
+    browser.click_on("#zoom-all");
+    assert!(browser.holds("chosen.range === null"));
+}
+
+#[test]
+fn the_legend_switches_runs_off_and_on() {
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    write_run(folder.path(), "a", 40, "[5,6]");
+    write_run(folder.path(), "b", 30, "[5,6]");
+    report(folder.path(), &["a", "b"]);
+    let Some(mut browser) = Browser::open(&folder.path().join("report.html"), 1400, 900) else { return };
+    let runs = "JSON.stringify(charts.map(({ lines }) => [...new Set(lines.map(({ run }) => run.name))].join()).filter((names, at, all) => all.indexOf(names) === at))";
+    assert_eq!(browser.value(runs), "[\"a,b\"]");
+    browser.click_on("#runs button");
+    assert_eq!((browser.value(runs), browser.number("charts[0].last")), ("[\"b\"]".into(), 30.0));
+    assert_eq!(browser.value("document.querySelector('#runs button').getAttribute('aria-pressed')"), "false");
+    browser.click_on("#runs li:last-child button");
+    assert!(browser.holds("charts.every(({ lines }) => lines.length === 0)"));
+    browser.click_on("#runs button");
+    browser.click_on("#runs li:last-child button");
+    assert_eq!((browser.value(runs), browser.number("charts[0].last")), ("[\"a,b\"]".into(), 40.0));
+}
+
+#[test]
+fn a_page_that_follows_its_run_keeps_what_was_chosen() {
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    write_run(folder.path(), "a", 40, "[5,6]");
+    write_run(folder.path(), "b", 30, "[5,6]");
+    fs::write(folder.path().join("a/config.toml"), "[run]\nsteps = 50\n").expect("a file");
+    let mut command = Command::new(assert_cmd::cargo::cargo_bin!("pipewright"));
+    command.current_dir(folder.path()).args(["report", "a", "b", "-o", "report.html", "--follow=500ms"]);
+    let mut following = command.spawn().expect("the binary starts");
+    let file = folder.path().join("report.html");
+    while !fs::read_to_string(&file).is_ok_and(|page| page.ends_with("</html>\n")) {
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    let browser = Browser::open(&file, 1400, 900);
+    following.kill().and_then(|()| following.wait()).expect("it is ours to end");
+    let Some(mut browser) = browser else { return };
+    browser.wait_until("document.getElementById('following')?.textContent.includes('every 0.5 s') ?? false");
+    browser.wait_until(
+        "window.isOld = true, switchRun(1, document.querySelectorAll('#runs button')[1]), zoomTo([10, 20]), document.getElementById('log').click(), true",
+    );
+    browser.wait_until("window.isOld === undefined && typeof charts === 'object' && charts.length > 3");
+    let kept = "chosen.log && document.getElementById('log').checked && charts[0].first === 10 && charts[0].last === 20
+        && charts[0].lines.every(({ index }) => index === 0)";
+    browser.wait_until(kept);
+    assert!(browser.requests().is_empty(), "the page loads nothing else");
+}
+
+/// Returns metrics in which the ranks change from four to two after the tenth step.
+fn fewer_ranks() -> String {
+    let line = |step: u64| {
+        let values = if step <= 10 { "[0.1,0.2,0.3,0.4]" } else { "[0.1,0.2]" };
+        format!("{{\"step\":{step},\"loss\":2.0,\"bubble_per_rank\":{values},\"peak_bytes\":{values}}}\n")
+    };
+    (1..=20).map(line).collect()
+}
+
+#[test]
+fn ranks_that_were_not_there_are_named() {
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    write_run(folder.path(), "a", 20, "[5,6]");
+    write_run(folder.path(), "b", 20, "[5,6,7,8,9,9]");
+    fs::write(folder.path().join("a/metrics.jsonl"), fewer_ranks()).expect("a file");
+    report(folder.path(), &["a", "b"]);
+    let Some(mut browser) = Browser::open(&folder.path().join("report.html"), 1400, 900) else { return };
+    let of_run = |browser: &mut Browser, run: u32| browser.text(&format!(".run-ranks:nth-child({run})"));
+    let a = of_run(&mut browser, 1);
+    for words in [
+        "ranks 2 to 3\tonly until step 10",
+        "ranks 4 to 5\tnot in this run",
+        "Grey: the run had fewer ranks.",
+    ] {
+        assert!(a.contains(words), "{words}: {a}");
+    }
+    let b = of_run(&mut browser, 2);
+    assert!(b.contains("ranks 2 to 5\tnot in this run") || b.contains("only"), "{b}");
+    let grey = "(() => { const canvas = document.querySelector('.heat canvas'), paint = canvas.getContext('2d');
+        return [[0, 0], [0, 3], [15, 1], [15, 3]].map(([x, y]) => [...paint.getImageData(x, y, 1, 1).data].join()); })()";
+    let pixels = browser.value(grey);
+    assert!(pixels[3] != pixels[2] && pixels[3] != pixels[1], "{pixels}");
+    // A rank that came later says since when.
+    let reversed: Vec<String> = fewer_ranks()
+        .lines()
+        .enumerate()
+        .map(|(at, _)| fewer_ranks().lines().nth(19 - at).expect("a line").to_owned())
+        .enumerate()
+        .map(|(at, line)| line.replacen(&format!("\"step\":{}", 20 - at), &format!("\"step\":{}", at + 1), 1))
+        .collect();
+    fs::write(folder.path().join("a/metrics.jsonl"), reversed.join("\n") + "\n").expect("a file");
+    report(folder.path(), &["a"]);
+    let mut browser = {
+        drop(browser);
+        Browser::open(&folder.path().join("report.html"), 1400, 900).expect("it was opened before")
+    };
+    let text = browser.text("#ranks");
+    assert!(text.contains("rank 3, from step 11") && !text.contains("rank 1, from"), "{text}");
+}
+
+#[test]
+fn both_pages_have_one_prediction_of_the_step() {
+    let folder = trained(&[]);
+    report(folder.path(), &["out"]);
+    let output = Command::new(assert_cmd::cargo::cargo_bin!("pipewright"))
+        .current_dir(folder.path())
+        .args(["view", "out", "-o", "view.html"])
+        .output()
+        .expect("the binary starts");
+    assert!(output.status.success());
+    let Some(mut browser) = Browser::open(&folder.path().join("report.html"), 1400, 900) else { return };
+    let [predicted, measured] =
+        ["predicted_step_ms", "step_ms"].map(|name| browser.number(&format!("runs[0].figures.{name}")));
+    drop(browser);
+    let mut browser = Browser::open(&folder.path().join("view.html"), 1400, 900).expect("as before");
+    for (name, expected) in [("predicted", predicted), ("measured", measured)] {
+        let shown = browser.number(&format!("data.view.wholeStep.{name}")) * 1e3;
+        assert!((shown / expected - 1.0).abs() < 1e-9, "{name}: {shown}, not {expected}");
+    }
+    let figures = browser.text("#figures");
+    let text = browser.value(&format!("time({predicted} / 1e3 / data.quantum)"));
+    assert!(
+        figures.starts_with("whole step ")
+            && figures.contains(&format!("predicted {}", text.as_str().expect("a text"))),
+        "{figures}"
+    );
+    assert!(figures.contains("program of a step, predicted "), "{figures}");
 }

@@ -1,6 +1,6 @@
 //! Tests of the page of `view` for a schedule: causes, critical path, search, keys, and the what-if panel.
 
-use crate::browser::Browser;
+use crate::browser::{Browser, CTRL, SHIFT};
 use crate::made::{Made, pipewright};
 
 const SMALL: &str = "1f1b --ranks 4 --microbatches 8 --cost F=1,I=1,W=1,hop=0.25";
@@ -229,4 +229,101 @@ fn screen_readers_get_names_and_the_table() {
         says("searchbox", "Search") && says("checkbox", "critical path") && says("spinbutton", "F forward"),
         "{nodes:?}"
     );
+}
+
+/// What is selected, as a text.
+const SELECTION: &str = "selected && [selected.lane.name, selected.from, selected.to].join(' ')";
+/// Whether the selection is in sight.
+const IS_IN_SIGHT: &str = "selected.from >= view.left - 1e-6 && selected.to <= view.left + span() + 1e-6";
+
+#[test]
+fn zooming_keeps_the_selection_in_sight() {
+    let Some((_made, mut browser)) = open("1f1b --ranks 16 --microbatches 64", 1400) else { return };
+    browser.key("/", "/");
+    browser.enter("#search", "9F40");
+    browser.value("searchBox.blur(), fit(), draw(), 0");
+    let selection = browser.value(SELECTION);
+    for (key, presses) in [("+", 6), ("-", 2), ("+", 8)] {
+        for _ in 0..presses {
+            browser.key(key, key);
+            assert_eq!(browser.value(SELECTION), selection);
+        }
+        assert!(browser.holds(IS_IN_SIGHT), "after {key}");
+    }
+    assert!(browser.number("view.zoom") > 50.0);
+    // Also from another place, with the wheel, and back to everything.
+    browser.key("ArrowRight", "");
+    browser.value("view.left = 0, draw(), 0");
+    browser.click_on("#zoom-in");
+    assert!(browser.holds(IS_IN_SIGHT));
+    browser.wheel([600.0, 400.0], [0.0, -300.0], CTRL);
+    assert_eq!(browser.value(SELECTION), selection);
+    let empty = browser.number("plot.getBoundingClientRect().y + axisHeight + 3");
+    browser.click([600.0, empty], 2);
+    assert_eq!(browser.number("view.zoom"), 1.0);
+    assert_eq!(browser.value(SELECTION), selection, "a double click keeps it");
+    browser.key("f", "f");
+    let share = browser.number("(selected.to - selected.from) / span()");
+    assert!(browser.holds(IS_IN_SIGHT) && (share - 0.8).abs() < 0.01, "{share}");
+    browser.key("Escape", "");
+    let zoom = browser.number("view.zoom");
+    browser.key("f", "f");
+    assert_eq!(browser.number("view.zoom"), zoom, "there is nothing to focus");
+}
+
+#[test]
+fn a_range_has_sums_for_each_kind() {
+    let Some((_made, mut browser)) = open(SMALL, 1400) else { return };
+    let point = |browser: &mut Browser, rank: u32, time: f64| {
+        let y = browser.number(&format!(
+            "plot.getBoundingClientRect().y + axisHeight + (rowOf({rank}).top + rowOf({rank}).bottom) / 2"
+        ));
+        let x =
+            browser.number(&format!("plot.getBoundingClientRect().x + gutter + xOf({time} / data.quantum)"));
+        [x, y]
+    };
+    let (from, to) = (point(&mut browser, 0, 0.0), point(&mut browser, 1, 12.0));
+    browser.held = SHIFT;
+    browser.drag(from, to);
+    browser.held = 0;
+    assert!(browser.holds("view.zoom === 1 && selected.isRange && selected.lanes.length === 2"));
+    // In 12 units, rank 0 runs four forwards and waits for 0B0 until 11.75; rank 1 has one unit of its first backward.
+    let expected = "(() => { const sums = new Map();
+        for (const { cells, bars } of ranks.slice(0, 2)) cells.start.forEach((start, at) => {
+            const time = Math.min(cells.end[at], selected.to) - Math.max(start, selected.from), [name] = data.kinds[cells.kind[at]];
+            if (time > 0) sums.set(name, (sums.get(name) ?? 0) + time);
+        });
+        return [...sums].every(([name, time]) => Math.abs(sumsOf(selected.lanes, selected.from, selected.to).get(name) - time) < 1e-6) && sums.size === 2; })()";
+    assert!(browser.holds(expected));
+    let whole = "['F', 'B', 'bubble'].reduce((sum, name) => sum + sumsOf(selected.lanes, selected.from, selected.to).get(name), 0)
+        / (2 * (selected.to - selected.from))";
+    assert!((browser.number(whole) - 1.0).abs() < 1e-6);
+    let text = browser.text("#why");
+    for words in
+        ["F forward", "B backward", "bubble", "messages, beside it", "rank 0 to rank 1, sums over the ranks"]
+    {
+        assert!(text.contains(words), "{words}: {text}");
+    }
+    // Zooming keeps the range, `f` shows it, and Escape ends it.
+    browser.key("+", "+");
+    browser.key("f", "f");
+    assert!(browser.holds("selected.isRange && selected.to <= view.left + span()"));
+    browser.key("Escape", "");
+    assert!(browser.text("#why").contains("Why it takes"));
+    browser.key("0", "0");
+    browser.key("r", "r");
+    assert!(
+        browser
+            .holds("selected.lanes.length === ranks.length && selected.from === 0 && selected.to === whole")
+    );
+    // A range of a timeline that is no longer shown is forgotten.
+    browser.enter("#whatif-F", "50");
+    browser.key("r", "r");
+    assert!(browser.text("#why").contains("what if: rank 0 to rank 3"), "{}", browser.text("#why"));
+    browser.click_on("#whatif-reset");
+    assert!(browser.holds("selected === null"));
+    // A click with the Shift key selects as a click does.
+    browser.held = SHIFT;
+    browser.click_at(0, 0.5);
+    assert!(browser.text("#why h2").contains("0F0 on rank 0"));
 }

@@ -88,6 +88,23 @@ fn a_run_keeps_timelines_and_its_page_shows_them() {
     assert!(browser.text("#step-name").starts_with("step 1 (1 of "), "{}", browser.text("#step-name"));
     browser.click_on("#show-predicted");
     assert!(browser.holds("ranks.length === 2 && ranks.every(({ tag }) => tag === 'measured')"));
+    // A receive that waits is drawn as waiting until its message is sent.
+    let waits = "ranks.flatMap(({ bars }) => bars.kind.map((_, at) => ({ name: data.kinds[bars.kind[at]][0], start: bars.start[at], sent: bars.sent[at], end: bars.end[at] })))
+        .filter(({ start, sent }) => sent > start)";
+    assert!(browser.number(&format!("{waits}.length")) >= 2.0, "ranks wait for their first messages");
+    assert!(browser.holds(&format!(
+        "{waits}.every(({{ name, sent, end }}) => name.startsWith('RECV_') && sent <= end)"
+    )));
+    assert!(browser.text("#legend").contains("waits for a message"), "{}", browser.text("#legend"));
+    let painted = "(() => { const lane = ranks.find(({ bars }) => bars.sent.some((sent, at) => sent - bars.start[at] > whole / 50));
+        const at = lane.bars.sent.findIndex((sent, at) => sent - lane.bars.start[at] > whole / 50), y = axisHeight + rowOf(lane.index).bottom - 1;
+        const colour = (time) => packed([...paint.getImageData(Math.round(gutter + xOf(time)), Math.floor(y), 1, 1).data]);
+        const message = theme.lit[messageSort][0].pixel, { start, sent, end } = { start: lane.bars.start[at], sent: lane.bars.sent[at], end: lane.bars.end[at] };
+        hovered = null, draw();
+        return [colour((start + sent) / 2) === message, describe({ rank: lane, time: start, events: lane.bars, at, parts: partsOf(lane, lane.bars, at) }).join()]; })()";
+    let painted = browser.value(painted);
+    assert_eq!(painted[0], false, "the time before the message is sent is not that of the message");
+    assert!(painted[1].as_str().expect("a tip").contains("until the message is sent"), "{painted}");
     // The schedule is known from the configuration, so other numbers of microbatches can be simulated.
     browser.enter("#whatif-microbatches", "8");
     assert!(browser.holds("whatIfSource.end > predictedSource.end"));

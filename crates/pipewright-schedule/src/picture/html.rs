@@ -18,13 +18,15 @@ use crate::simulate::peak_memory;
 use crate::timeline::{Event, Timeline};
 
 /// The scripts, in the order in which they use each other.
-pub(super) const SCRIPTS: [&str; 6] = [
+pub(super) const SCRIPTS: [&str; 8] = [
     include_str!("page/data.js"),
     include_str!("page/view.js"),
+    include_str!("page/shares.js"),
     include_str!("page/lanes.js"),
     include_str!("page/labels.js"),
     include_str!("page/draw.js"),
     include_str!("page/input.js"),
+    include_str!("page/print.js"),
 ];
 
 /// The most actions of a rank that the table lists.

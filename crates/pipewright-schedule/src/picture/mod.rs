@@ -19,7 +19,7 @@ pub use grid::{grid, grid_around};
 pub use html::html;
 pub use overlaps::with_whole_overlaps;
 pub use svg::svg;
-pub use view::{RecordedStep, View, view};
+pub use view::{RecordedStep, View, WholeStep, view};
 
 use crate::costs::StageSizes;
 use crate::simulate::UNIT;

@@ -18,11 +18,12 @@ use crate::schedule::Program;
 use crate::timeline::Timeline;
 
 /// The scripts that follow those of the page, in the order in which they use each other.
-const SCRIPTS: [&str; 9] = [
+const SCRIPTS: [&str; 10] = [
     include_str!("view_page/sources.js"),
     include_str!("view_page/causes.js"),
     include_str!("view_page/waits.js"),
     include_str!("view_page/path.js"),
+    include_str!("view_page/range.js"),
     include_str!("view_page/panel.js"),
     include_str!("view_page/simulation.js"),
     include_str!("view_page/whatif.js"),
@@ -42,6 +43,15 @@ pub struct RecordedStep {
     pub timeline: Timeline,
 }
 
+/// The time of whole steps of a run, each with its program and the update after it, in seconds.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct WholeStep {
+    /// The median of the steps.
+    pub measured: f64,
+    /// What the run predicted.
+    pub predicted: Option<f64>,
+}
+
 /// The content of the page.
 #[derive(Debug, Clone, Copy)]
 pub struct View<'a> {
@@ -57,6 +67,8 @@ pub struct View<'a> {
     pub steps: &'a [RecordedStep],
     /// The number of measured steps that are not in `steps` because they ran another program. The page mentions them.
     pub left_out: usize,
+    /// The time of whole steps; `None` for a schedule that has not run.
+    pub whole_step: Option<WholeStep>,
     /// The same schedule for other numbers of microbatches, which the page can simulate.
     pub other_programs: &'a [Program],
 }
@@ -76,6 +88,8 @@ struct Contents {
     stages: u32,
     predicted: Source,
     steps: Vec<Source>,
+    #[serde(rename = "wholeStep")]
+    whole_step: Option<WholeStep>,
     /// The program, and then those of other numbers of microbatches.
     programs: Vec<SizedProgram>,
     costs: CostsData,
@@ -191,6 +205,7 @@ fn data(view: &View<'_>, chunks: &Chunks) -> ViewData {
             ranks: view.program.ranks(),
             stages: view.program.placement().stages(),
             steps: view.steps.iter().map(step).collect(),
+            whole_step: view.whole_step,
             programs: all_programs.map(program).collect(),
             costs: costs_data(view.costs),
             sizes: sizes
@@ -250,6 +265,7 @@ mod tests {
             costs: &costs,
             steps: &[RecordedStep { step: 7, timeline: run.timeline().clone() }],
             left_out: 2,
+            whole_step: None,
             other_programs: &[],
         });
         for reference in ["http://", "https://", "src=", "@import", "url("] {

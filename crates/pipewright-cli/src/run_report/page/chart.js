@@ -60,7 +60,8 @@ function logTicksOf(bottom, top, count) {
 // Returns the range of the values, with room for the points at its ends. The first steps of a run are often far slower than all others, so values far above
 // nearly all others do not stretch the range.
 function rangeOf(lines, isFromZero) {
-  const values = lines.flatMap(({ values }) => values.filter((value) => value !== null)).sort((one, other) => one - other);
+  const shown = (isShown) => lines.flatMap(({ values, isInSight }) => values.filter((value, at) => value !== null && isShown(isInSight, at)));
+  const inSight = shown((isInSight, at) => isInSight(at)), values = (inSight.length ? inSight : shown(() => true)).sort((one, other) => one - other);
   if (!values.length) return [0, 1];
   const usual = values[Math.floor((values.length - 1) * 0.98)], top = values.at(-1) > 2 * usual && usual > 0 ? usual * 1.15 : values.at(-1);
   const bottom = isFromZero ? Math.min(0, values[0]) : values[0], room = (top - bottom) * 0.04;
@@ -73,8 +74,13 @@ class Chart {
     const picture = svg("svg", { tabindex: 0, role: "img", "aria-label": title });
     Object.assign(this, { picture, format, isFromZero, canBeLog, specs: lines });
     this.figure = element("figure", {}, element("figcaption", {}, title, element("span", {}, note ? ` ${note}` : "")), picture);
+    picture.addEventListener("pointerdown", (event) => this.press(event));
     picture.addEventListener("pointermove", (event) => this.hover(event));
+    picture.addEventListener("pointerup", (event) => this.release(event));
+    picture.addEventListener("pointercancel", () => this.stretch(null));
     picture.addEventListener("pointerleave", () => moveCursor(null));
+    picture.addEventListener("wheel", (event) => this.wheel(event), { passive: false });
+    picture.addEventListener("dblclick", () => zoomTo(null));
     picture.addEventListener("keydown", (event) => this.key(event));
     picture.addEventListener("blur", () => moveCursor(null));
     charts.push(this);
@@ -83,16 +89,16 @@ class Chart {
   // Reads the lines that the runs have.
   read() {
     const isLog = chosen.log && this.canBeLog, scale = (value) => value === null ? null : isLog ? (value > 0 ? Math.log10(value) : null) : value;
-    this.lines = runs.flatMap((run, index) => this.specs.filter(({ key }) => run.series[key]).map(({ name, key, dash }) => {
+    this.lines = runs.flatMap((run, index) => this.specs.filter(({ key }) => run.series[key] && !isHidden(index)).map(({ name, key, dash }) => {
       const { mean, least, most } = run.series[key];
       return { run, index, name, dash: dash || dashOf(index), isSparse: mean.filter((value) => value !== null).length < mean.length / 3,
         positions: positionsOf(run), values: smoothed(mean).map(scale), raw: mean, least: least.map(scale), most: most.map(scale) };
     }));
     this.isLog = isLog;
-    [this.bottom, this.top] = rangeOf(this.lines, this.isFromZero && !isLog);
-    const all = this.lines.flatMap(({ positions }) => [positions[0], positions.at(-1)]).filter((value) => value !== null && value !== undefined);
-    [this.first, this.last] = all.length ? [Math.min(...all), Math.max(...all)] : [0, 1];
+    [this.first, this.last] = chosen.range ?? wholeAxis();
     if (this.last <= this.first) this.last = this.first + 1;
+    for (const line of this.lines) line.isInSight = (at) => line.positions[at] >= this.first && line.positions[at] <= this.last;
+    [this.bottom, this.top] = rangeOf(this.lines, this.isFromZero && !isLog);
   }
 
   draw() {
@@ -108,13 +114,16 @@ class Chart {
     this.cursor = svg("line", { class: "cursor", y1: margins.top, y2: this.height - margins.bottom, visibility: "hidden" });
     const lines = svg("g", { "clip-path": `url(#${clip})` });
     lines.append(...this.lines.flatMap((line) => this.trace(line)));
-    this.picture.replaceChildren(region, ...this.axes(), lines, ...this.above(), this.cursor);
+    this.stretched = svg("rect", { class: "stretched", y: margins.top, height: this.height - margins.top - margins.bottom, visibility: "hidden" });
+    // On paper the chart may have another width.
+    this.picture.setAttribute("viewBox", `0 0 ${this.width} ${this.height}`);
+    this.picture.replaceChildren(region, ...this.axes(), this.stretched, lines, ...this.above(), this.cursor);
   }
 
   // Returns a note on the values above the chart.
   above() {
     const drawn = ({ values, most }) => most.length ? most : values;
-    const above = this.lines.flatMap((line) => drawn(line).filter((value) => value !== null && value > this.top));
+    const above = this.lines.flatMap((line) => drawn(line).filter((value, at) => value !== null && value > this.top && line.isInSight(at)));
     if (!above.length) return [];
     const highest = Math.max(...above), shown = this.format(this.isLog ? 10 ** highest : highest);
     const place = { class: "above", x: this.width - margins.right, y: margins.top + 10, "text-anchor": "end" };
@@ -154,14 +163,58 @@ class Chart {
     return shapes;
   }
 
-  hover(event) {
+  // Returns the position on the axis below the pointer.
+  positionAt(event) {
     const box = this.picture.getBoundingClientRect(), share = (event.clientX - box.left - margins.left) / (this.width - margins.left - margins.right);
-    this.point(this.first + Math.min(Math.max(share, 0), 1) * (this.last - this.first), event.clientX, event.clientY);
+    return this.first + Math.min(Math.max(share, 0), 1) * (this.last - this.first);
   }
 
-  // The arrow keys move the cursor by a hundredth of the axis.
+  hover(event) {
+    const position = this.positionAt(event);
+    if (pressed?.chart === this) this.stretch([pressed.position, position]);
+    this.point(position, event.clientX, event.clientY);
+  }
+
+  // A mouse or a pen that is dragged chooses a part of the axis. A finger moves the cursor, or the page.
+  press(event) {
+    if (event.button !== 0 || event.pointerType === "touch") return;
+    this.picture.setPointerCapture(event.pointerId);
+    pressed = { chart: this, position: this.positionAt(event), x: event.clientX };
+  }
+
+  release(event) {
+    if (pressed?.chart !== this) return;
+    const from = pressed;
+    this.stretch(null);
+    if (Math.abs(event.clientX - from.x) >= leastDrag) zoomTo([from.position, this.positionAt(event)]);
+  }
+
+  // Shows the part of the axis that is being chosen; nothing ends the choice.
+  stretch(range) {
+    if (!range) pressed = null;
+    const [from, to] = (range ?? [this.first, this.first]).map((position) => this.x(position)).sort((one, other) => one - other);
+    this.stretched.setAttribute("visibility", range ? "visible" : "hidden");
+    this.stretched.setAttribute("x", from);
+    this.stretched.setAttribute("width", to - from);
+  }
+
+  // The wheel zooms with Ctrl; without it, the page scrolls.
+  wheel(event) {
+    if (!event.ctrlKey && !event.metaKey) return;
+    event.preventDefault();
+    zoomAround(this.positionAt(event), Math.exp(event.deltaY * 0.003));
+  }
+
+  // The arrow keys move the cursor by a hundredth of the axis, or with Shift the charts; + and - zoom, and 0 shows all.
   key(event) {
+    const middle = cursorAt ?? (this.first + this.last) / 2, factor = { "+": 1 / 1.5, "=": 1 / 1.5, "-": 1.5 }[event.key];
+    if (factor && !event.ctrlKey && !event.metaKey) return zoomAround(middle, factor);
+    if (event.key === "0") return zoomTo(null);
     const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+    if (step && event.shiftKey) {
+      event.preventDefault();
+      return moveCharts(step * (this.last - this.first) / 10);
+    }
     if (!step) return;
     event.preventDefault();
     const from = cursorAt ?? this.first, at = Math.min(Math.max(from + step * (this.last - this.first) / 100, this.first), this.last);

@@ -3,7 +3,10 @@
 // The runs, the colours of their lines, and the formats of numbers.
 const data = "{{data}}";
 const { runs } = data, mostColours = 6;
-const chosen = { axis: "steps", log: false, smooth: 0 };
+// What the reader has chosen. `range` is the part of the axis that the charts show, or null for all of it; `hidden` has the
+// indices of the runs that are switched off.
+const chosen = { axis: "steps", log: false, smooth: 0, range: null, hidden: [] };
+const isHidden = (index) => chosen.hidden.includes(index);
 
 const colourOf = (index) => `var(--run-${index % mostColours})`;
 // Runs after the sixth share the colours of the first ones and are dashed.

@@ -27,20 +27,31 @@ const withNote = (spec) => {
 const drawAll = () => charts.forEach((chart) => chart.draw());
 
 function listen() {
-  document.getElementById("axis").addEventListener("change", ({ target }) => { chosen.axis = target.value; drawAll(); });
+  // A part of one axis is no part of another.
+  document.getElementById("axis").addEventListener("change", ({ target }) => { chosen.axis = target.value; zoomTo(null); });
+  document.getElementById("zoom-all").addEventListener("click", () => zoomTo(null));
   document.getElementById("log").addEventListener("change", ({ target }) => { chosen.log = target.checked; drawAll(); });
   document.getElementById("smooth").addEventListener("input", ({ target }) => { chosen.smooth = +target.value; drawAll(); });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", showRanks);
+  for (const [type, isNow] of [["beforeprint", true], ["afterprint", false]])
+    addEventListener(type, () => { isPrinting = isNow; showRanks(); });
   new ResizeObserver(drawAll).observe(document.getElementById("charts"));
 }
 
 document.getElementById("title").textContent = runs.length === 1 ? runs[0].name : `${runs.length} runs`;
 document.title = (runs.length === 1 ? runs[0].name : `${runs.length} runs`) + " \u2013 Pipewright";
+const before = savedState();
+restoreChoices(before);
+document.getElementById("axis").value = chosen.axis;
+document.getElementById("log").checked = chosen.log;
+document.getElementById("smooth").value = chosen.smooth;
 document.getElementById("runs").replaceChildren(...(runs.length > 1 ? runNames() : []));
 document.getElementById("charts").append(...specs.filter(hasLine).map((spec) => new Chart(withNote(spec)).figure));
 showFigures();
 showRanks();
 showTimelines();
 showConfig();
-drawAll();
+restoreDetails(before);
+zoomTo(chosen.range);
 listen();
+follow();

@@ -2,6 +2,7 @@
 // The tables: the figures of all runs side by side, the ranks of each run, the links, and the configurations.
 
 const cell = (text, isNumber = true) => element("td", { className: isNumber ? "number" : "" }, text);
+let isPrinting = false;
 const rowHead = (text) => element("th", { scope: "row" }, text);
 
 function runNames() {
@@ -9,8 +10,17 @@ function runNames() {
     const mark = element("span", { className: "line" });
     mark.style.borderColor = colourOf(index);
     mark.style.borderTopStyle = dashOf(index) ? "dashed" : "solid";
-    return element("li", {}, mark, run.name);
+    const button = element("button", { type: "button", onclick: () => switchRun(index, button) }, mark, run.name);
+    button.setAttribute("aria-pressed", !isHidden(index));
+    return element("li", {}, button);
   });
+}
+
+// Shows a run in the charts, or hides it.
+function switchRun(index, button) {
+  chosen.hidden = isHidden(index) ? chosen.hidden.filter((other) => other !== index) : [...chosen.hidden, index];
+  button.setAttribute("aria-pressed", !isHidden(index));
+  zoomTo(chosen.range);
 }
 
 // Returns how far a time is from a prediction.
@@ -50,15 +60,43 @@ function showFigures() {
     element("tbody", {}, ...present.map(([name, texts]) => element("tr", {}, rowHead(name), ...texts.map((text) => cell(text ?? "\u2013", false))))));
 }
 
-// Returns a table with a bar for each rank.
-function rankTable(title, values, text, most) {
+// Returns for each rank that a run ever had whether it was in all its steps, and if not, in which, in words. Another number
+// of ranks comes from a run that was resumed with another cut.
+function presenceOf({ steps, bubble, memory }) {
+  const series = bubble.length >= memory.length ? bubble : memory, known = steps.map((_, at) => at).filter((at) => series.some(({ mean }) => mean[at] !== null));
+  return series.map(({ mean }) => {
+    const own = known.filter((at) => mean[at] !== null), [first, last] = [own[0], own.at(-1)], words = [];
+    if (first !== known[0]) words.push(`from step ${grouped(steps[first])}`);
+    if (last !== known.at(-1)) words.push(`until step ${grouped(steps[last])}`);
+    return words.join(" ");
+  });
+}
+
+// Returns rows for the ranks without a value: those that the run has lost, and those that only another run has.
+function absentRows(run, from, most) {
+  const presence = presenceOf(run), rows = [];
+  for (let rank = from; rank < Math.max(presence.length, most); ) {
+    const words = rank < presence.length ? `only ${presence[rank] || "in some steps"}` : "not in this run";
+    let end = rank + 1;
+    while (end < Math.max(presence.length, most) && (end < presence.length) === (rank < presence.length) && presence[end] === presence[rank]) end++;
+    const name = end === rank + 1 ? `rank ${rank}` : `ranks ${rank} to ${end - 1}`;
+    rows.push(element("tr", { className: "absent" }, rowHead(name), element("td", { colSpan: 2 }, words)));
+    rank = end;
+  }
+  return rows;
+}
+
+// Returns a table with a bar for each rank, and with a note on ranks that were not there.
+function rankTable(run, title, values, text, most) {
   const bar = (value) => {
     const made = element("i", {});
     made.style.width = 100 * value / (most || 1) + "%";
     return element("td", { className: "bar" }, made);
   };
-  const rows = values.map((value, rank) => element("tr", {}, rowHead("rank " + rank), cell(text(value)), bar(value)));
-  return element("div", {}, element("table", {}, element("caption", {}, title), element("tbody", {}, ...rows)));
+  const presence = presenceOf(run), name = (rank) => `rank ${rank}${presence[rank] ? ", " + presence[rank] : ""}`;
+  const rows = values.map((value, rank) => element("tr", {}, rowHead(name(rank)), cell(text(value)), bar(value)));
+  const absent = absentRows(run, values.length, Math.max(...runs.map(({ bubble, memory }) => Math.max(bubble.length, memory.length))));
+  return element("div", {}, element("table", {}, element("caption", {}, title), element("tbody", {}, ...rows, ...absent)));
 }
 
 // Draws the bubble of each rank over the steps: a row for each rank, the darker the more idle.
@@ -68,14 +106,18 @@ function heatMap(run) {
   canvas.setAttribute("role", "img");
   canvas.setAttribute("aria-label", "Bubble of each rank over the steps");
   const paint = canvas.getContext("2d"), most = Math.max(...run.bubble.flatMap(({ mean }) => mean.filter((value) => value !== null)), 0.01);
-  const ink = getComputedStyle(document.documentElement).getPropertyValue("--bar");
+  const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(isPrinting ? `--${name}-on-paper` : `--${name}`);
+  const [ink, absent] = [colour("bar"), colour("rule")], isKnown = (at) => run.bubble.some(({ mean }) => mean[at] !== null);
+  let hasAbsent = false;
   run.bubble.forEach(({ mean }, rank) => mean.forEach((value, at) => {
-    if (value === null) return;
-    paint.globalAlpha = value / most;
-    paint.fillStyle = ink;
+    if (value === null && !isKnown(at)) return;
+    hasAbsent ||= value === null;
+    paint.globalAlpha = value === null ? 1 : value / most;
+    paint.fillStyle = value === null ? absent : ink;
     paint.fillRect(at, rank, 1, 1);
   }));
-  const words = `Bubble of each rank, from rank 0 at the top, over the steps. Empty: 0 %, full colour: ${percent(most)}.`;
+  const grey = hasAbsent ? " Grey: the run had fewer ranks." : "";
+  const words = `Bubble of each rank, from rank 0 at the top, over the steps. Empty: 0 %, full colour: ${percent(most)}.${grey}`;
   return element("div", { className: "heat" }, element("p", {}, words), canvas);
 }
 
@@ -83,8 +125,8 @@ function showRanks() {
   document.getElementById("ranks").replaceChildren(...runs.map((run) => {
     const { utilisation, peak_bytes } = run.figures;
     return element("div", { className: "run-ranks" }, element("h3", {}, run.name),
-      utilisation.length ? rankTable("utilisation, median over the steps", utilisation, percent, 1) : null,
-      peak_bytes.some((held) => held > 0) ? rankTable("most memory", peak_bytes, bytes, Math.max(...peak_bytes)) : null,
+      utilisation.length ? rankTable(run, "utilisation, median over the steps", utilisation, percent, 1) : null,
+      peak_bytes.some((held) => held > 0) ? rankTable(run, "most memory", peak_bytes, bytes, Math.max(...peak_bytes)) : null,
       run.bubble.length ? heatMap(run) : null);
   }));
 }

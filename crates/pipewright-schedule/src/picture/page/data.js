@@ -10,11 +10,14 @@ const [forwardSort, backwardSort, messageSort] = [0, 1, 4];
 const sortOf = (kind) => data.kinds[kind][2];
 const isCompute = (kind) => sortOf(kind) < messageSort;
 
-// One list for each property of the events that `isWanted` chooses. An overlap has its forward in `chunk` and
-// `microbatch` and its backward in `otherChunk` and `otherMicrobatch`. A message of a skip connection has its other end
-// in `peer`. `scale` converts times to quanta of the page.
+// One list for each property of some events. An overlap has its forward in `chunk` and `microbatch` and its backward in
+// `otherChunk` and `otherMicrobatch`. A message of a skip connection has its other end in `peer`. A receive may begin before
+// its message is sent; `sent` is the time from which the message is on its way, and equals `start` for other events.
+const noEvents = () => ({ kind: [], start: [], sent: [], end: [], chunk: [], microbatch: [], otherChunk: [], otherMicrobatch: [], peer: [] });
+
+// Reads the events that `isWanted` chooses. `scale` converts times to quanta of the page.
 function readEvents(rank, isWanted, scale) {
-  const events = { kind: [], start: [], end: [], chunk: [], microbatch: [], otherChunk: [], otherMicrobatch: [], peer: [] };
+  const events = noEvents();
   let start = 0, overlaps = 0, skips = 0;
   for (let at = 0; at < rank.kinds.length; at++) {
     start += rank.starts[at];
@@ -24,6 +27,7 @@ function readEvents(rank, isWanted, scale) {
     if (!isWanted(kind)) continue;
     events.kind.push(kind);
     events.start.push(start * scale);
+    events.sent.push(start * scale);
     events.end.push((start + rank.lengths[at]) * scale);
     events.chunk.push(rank.chunks.length ? rank.chunks[at] : 0);
     events.microbatch.push(rank.microbatches[at]);
@@ -50,7 +54,44 @@ function completeLane(lane) {
   const longestOf = ({ start, end }) => start.reduce((most, start, at) => Math.max(most, end[at] - start), 0);
   const [longestCell, longestBar] = [lane.cells, lane.bars].map(longestOf);
   const peak = lane.memory.held.reduce((most, held) => Math.max(most, held), 0);
-  return Object.assign(lane, { longestCell, longestBar, peak, overlaps: lane.cells.kind.includes(overlap) });
+  return Object.assign(lane, { longestCell, longestBar, peak, narrowCell: narrowOf(lane.cells), overlaps: lane.cells.kind.includes(overlap) });
+}
+
+// Returns the mean length of the cells of the shortest sort.
+function narrowOf({ kind, start, end }) {
+  const sums = new Map();
+  kind.forEach((kind, at) => {
+    const sum = sums.get(kind) ?? [0, 0];
+    sums.set(kind, [sum[0] + end[at] - start[at], sum[1] + 1]);
+  });
+  return [...sums.values()].reduce((least, [length, count]) => length > 0 ? Math.min(least, length / count) : least, Infinity);
+}
+
+// Returns a name that a send and the receive of its message share, with the replica of their lanes.
+function nameOfMessage(lane, replica, at) {
+  const { kind, chunk, microbatch, peer } = lane.bars, stage = lane.stages[chunk[at]];
+  const [, direction, skip, letter] = /^(SEND|RECV)_(SKIP_)?([FB])$/.exec(data.kinds[kind[at]][0]) ?? [];
+  if (!direction) return null;
+  const other = skip ? +peer[at].replace(/\D+/, "") : stage + ((direction === "SEND") === (letter === "F") ? 1 : -1);
+  const [from, to] = direction === "SEND" ? [stage, other] : [other, stage];
+  return { direction, name: [replica, skip, letter, from, to, microbatch[at]].join(" ") };
+}
+
+// Sets when the messages of the receives of a timeline were sent. Replicas have lanes with the same stages.
+function findSends(lanes) {
+  const sends = new Map(), receives = [], replicas = new Map();
+  for (const lane of lanes) {
+    const first = lane.stages[0], replica = replicas.get(first) ?? 0;
+    replicas.set(first, replica + 1);
+    lane.bars.kind.forEach((_, at) => {
+      const message = nameOfMessage(lane, replica, at);
+      if (message?.direction === "SEND") sends.set(message.name, lane.bars.start[at]);
+      if (message?.direction === "RECV") receives.push([lane.bars, at, message.name]);
+    });
+  }
+  for (const [bars, at, name] of receives)
+    bars.sent[at] = Math.min(Math.max(sends.get(name) ?? bars.start[at], bars.start[at]), bars.end[at]);
+  return lanes;
 }
 
 function readRank(rank, index, scale) {
@@ -59,7 +100,7 @@ function readRank(rank, index, scale) {
 }
 
 // The lanes of the picture, from top to bottom. Most pages have one lane for each rank.
-let ranks = data.ranks.map((rank, index) => readRank(rank, index, 1));
+let ranks = findSends(data.ranks.map((rank, index) => readRank(rank, index, 1)));
 let peak = ranks.reduce((most, rank) => Math.max(most, rank.peak), 1);
 
 // Returns the place of the first of the ascending starts that is at or after a time.

@@ -2,7 +2,7 @@
 
 const overview = document.getElementById("overview");
 const paint = plot.getContext("2d", { alpha: false }), paintOverview = overview.getContext("2d", { alpha: false });
-const ratioOf = () => window.devicePixelRatio || 1;
+const ratioOf = () => isPrinting ? 2 : window.devicePixelRatio || 1;
 let surface = null, overviewImage = null, isDrawRequested = false;
 // Functions that draw on top of the lanes; each gets the indices of the visible lanes.
 const overlays = [];

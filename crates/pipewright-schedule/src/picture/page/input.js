@@ -1,10 +1,13 @@
 // Handles the reader's input: wheel, pointers, keys, buttons.
 
 const tip = document.getElementById("tip"), memoryBox = document.getElementById("memory");
-const pointers = new Map();
+const pointers = new Map(), tapTravel = 4;
 let travelled = 0;
 // Functions that run at a click or a tap on a point of the plot, and functions that add text to the tip of a point.
 const onTap = [], describers = [];
+// Functions that run while the reader drags over a range with the Shift key, with the points of its corners.
+const onRange = [];
+let rangeFrom = null;
 
 const inPlot = (event) => [event.offsetX - gutter, event.offsetY - axisHeight];
 
@@ -37,6 +40,7 @@ function onPointerDown(event) {
   if (event.button !== 0) return;
   if (pointers.size === 0) travelled = 0;
   pointers.set(event.pointerId, inPlot(event));
+  rangeFrom = event.shiftKey && onRange.length && pointers.size === 1 ? inPlot(event) : null;
   plot.setPointerCapture(event.pointerId);
   plot.classList.add("moving");
   hideTip();
@@ -49,13 +53,17 @@ function onPointerMove(event) {
   pointers.set(event.pointerId, inPlot(event));
   const after = grip();
   travelled += Math.hypot(after.x - before.x, after.y - before.y);
+  if (rangeFrom) {
+    if (travelled >= tapTravel) onRange.forEach((use) => use(rangeFrom, inPlot(event)));
+    return requestDraw();
+  }
   if (pointers.size > 1 && before.spread > 0 && after.spread > 0) zoomBy(after.spread / before.spread, before.x, before.y);
   panBy(before.x - after.x, before.y - after.y);
   requestDraw();
 }
 
 function onPointerUp(event) {
-  const isTap = pointers.size === 1 && travelled < 4 && event.type === "pointerup";
+  const isTap = pointers.size === 1 && travelled < tapTravel && event.type === "pointerup";
   pointers.delete(event.pointerId);
   if (pointers.size === 0) plot.classList.remove("moving");
   if (isTap && event.pointerType === "touch") showTip(event);
@@ -73,7 +81,9 @@ const keys = {
   0: () => { fit(); return true; },
 };
 
-const zoomMiddle = (factor) => zoomBy(factor, plotWidth() / 2, plotHeight() / 2);
+// Zooms around the middle, or around the point that `anchorOf` returns.
+let anchorOf = () => [plotWidth() / 2, plotHeight() / 2];
+const zoomMiddle = (factor) => zoomBy(factor, ...anchorOf());
 
 function onKey(event) {
   const isTyping = event.target instanceof Element && event.target.matches("[type=search], [type=number], [type=range], select");
@@ -114,7 +124,7 @@ function lightUp(microbatch) {
 }
 
 function describe(place) {
-  return [...describeAction(place), ...describers.flatMap((more) => more(place))];
+  return [...describeAction(place), ...describeShares(place), ...describers.flatMap((more) => more(place))];
 }
 
 function describeAction({ rank, time, events, at, parts }) {
@@ -123,8 +133,18 @@ function describeAction({ rank, time, events, at, parts }) {
   if (!parts) return [`${rank.name}, at ${duration(time)}`, holds];
   const meaning = (part) => data.kinds.find(([name]) => name === part.letter)[1];
   const words = parts.map((part) => `${meaning(part)}: ${placeOfPart(part)}`);
-  const [start, end] = [events.start[at], events.end[at]];
-  return [`${nameOf(parts)} on ${rank.name}`, ...words, `${duration(start)} to ${duration(end)}, takes ${duration(end - start)}`, holds];
+  const [start, sent, end] = [events.start[at], events.sent[at], events.end[at]];
+  const waits = sent > start ? [`waits from ${duration(start)} until the message is sent`] : [];
+  return [`${nameOf(parts)} on ${rank.name}`, ...words, ...waits, `${duration(sent)} to ${duration(end)}, takes ${duration(end - sent)}`, holds];
+}
+
+// Returns the shares of what a column of pixels shows, if cells are too narrow to be seen.
+function describeShares({ rank, time }) {
+  const pixel = span() / plotWidth() / ratioOf();
+  if (!areCellsNarrow(rank, 1 / pixel, Math.max(Math.round(ratioOf()), 1))) return [];
+  const from = Math.floor((time - view.left) / pixel) * pixel + view.left, times = timesBetween(rank, from, from + pixel);
+  const shown = [...times].filter(([name]) => name === "bubble" || name.length === 1);
+  return [`this column of pixels: ${shown.map(([name, time]) => `${name} ${Math.round(100 * time / pixel)}\u00a0%`).join(", ")}`];
 }
 
 function showTip(event) {
@@ -135,6 +155,11 @@ function showTip(event) {
   tip.style.display = "block";
   tip.style.left = Math.max(Math.min(event.clientX + 14, innerWidth - tip.offsetWidth - 8), 0) + "px";
   tip.style.top = Math.max(Math.min(event.clientY + 14, innerHeight - tip.offsetHeight - 8), 0) + "px";
+}
+
+// The legend explains the dotted lines of receives that wait, if there are any.
+function showWaitingInLegend() {
+  document.getElementById("waiting").hidden = !ranks.some(({ bars }) => bars.sent.some((sent, at) => sent > bars.start[at]));
 }
 
 function hideTip() {
@@ -183,5 +208,6 @@ function listen() {
 // Memory is shown if it is asked for, or if all ranks have room for it.
 view.showsMemory = data.memoryLane || ranks.length * (laneMost + memoryMost) <= plotHeight();
 memoryBox.checked = view.showsMemory;
+showWaitingInLegend();
 listen();
 draw();

@@ -1,8 +1,8 @@
-// Paints lanes pixel by pixel. A timeline may have a hundred thousand cells, and most are thinner than a pixel;
-// a pixel then gets the mean colour of what it covers. All lengths are in pixels of the device.
+// Paints lanes pixel by pixel. A timeline may have a hundred thousand cells, and most are thinner than a pixel; a column of
+// pixels then shows the shares of what it covers (`shares.js`). All lengths are in pixels of the device.
 
 const isDark = matchMedia("(prefers-color-scheme: dark)");
-let theme = null, hovered = null;
+let theme = null, hovered = null, isPrinting = false;
 
 const channels = (colour) => [1, 3, 5].map((at) => parseInt(colour.slice(at, at + 2), 16));
 const packed = ([red, green, blue]) => (0xff000000 | blue << 16 | green << 8 | red) >>> 0;
@@ -11,7 +11,7 @@ const towards = (from, to, share) => from.map((value, at) => Math.round(value + 
 
 // Reads the theme of the page. Colours that are not highlighted are paler.
 function readTheme() {
-  const colours = data.themes[isDark.matches ? 1 : 0], page = channels(colours.page);
+  const colours = data.themes[isDark.matches && !isPrinting ? 1 : 0], page = channels(colours.page);
   const lit = colours.fills.map((shades) => shades.map(([fill]) => light(channels(fill))));
   const pale = colours.fills.map((shades) => shades.map(([fill]) => light(towards(channels(fill), page, 0.75))));
   theme = { colours, lit, pale, page: light(page), bubble: light(channels(colours.bubble)) };
@@ -100,6 +100,7 @@ class Surface {
     Object.assign(this, { width, height, image: new ImageData(width, height) });
     this.pixels = new Uint32Array(this.image.data.buffer);
     this.rows = [new Row(width), new Row(width)];
+    this.shares = new Shares(width);
     this.level = new Int32Array(width);
   }
 
@@ -121,13 +122,17 @@ class Surface {
   }
 }
 
-// Paints messages and collectives as thin bars along the lower edge of the lane.
-function paintBars(surface, rank, from, to, top, bottom) {
-  const { kind, start, end, microbatch } = rank.bars, scale = surface.width / (to - from);
+// Paints messages and collectives as thin bars along the lower edge of the lane. A receive whose message has not been sent
+// is a dotted line.
+function paintBars(surface, rank, from, to, top, bottom, edge) {
+  const { kind, start, sent, end, microbatch } = rank.bars, scale = surface.width / (to - from), middle = (top + bottom - edge) >> 1;
   for (let at = firstFrom(start, from - rank.longestBar); at < start.length && start[at] < to; at++) {
-    const left = Math.round((start[at] - from) * scale);
-    const right = Math.max(Math.round((end[at] - from) * scale), left + 1);
-    if (right > 0) surface.block(left, right, top, bottom, fillOf(sortOf(kind[at]), 0, microbatch[at]).pixel);
+    const [left, until, last] = [start[at], sent[at], end[at]].map((time) => Math.round((time - from) * scale));
+    const right = Math.max(last, until + 1), { pixel } = fillOf(sortOf(kind[at]), 0, microbatch[at]);
+    if (right <= 0) continue;
+    for (let x = Math.max(left, left % (4 * edge)); x < Math.min(until, surface.width); x += 4 * edge)
+      surface.block(x, Math.min(x + 2 * edge, until), middle, middle + edge, pixel);
+    surface.block(until, right, top, bottom, pixel);
   }
 }
 
@@ -158,10 +163,13 @@ function paintRanks(surface, from, to, indices, place, ratio) {
   surface.pixels.fill(theme.pagePixel);
   for (const index of indices) {
     const rank = ranks[index], { top, bottom, bars, memoryTop, memoryBottom } = place(index);
-    const upper = paintCells(upperRow, rank, from, to, true, edge);
-    const lower = rank.overlaps ? paintCells(lowerRow, rank, from, to, false, edge) : upper;
-    surface.lane(upper, lower, top, bottom, 6 * edge);
-    paintBars(surface, rank, from, to, bars, bottom);
+    if (areCellsNarrow(rank, surface.width / (to - from), edge)) paintShares(surface, rank, from, to, top, bottom, 6 * edge);
+    else {
+      const upper = paintCells(upperRow, rank, from, to, true, edge);
+      const lower = rank.overlaps ? paintCells(lowerRow, rank, from, to, false, edge) : upper;
+      surface.lane(upper, lower, top, bottom, 6 * edge);
+    }
+    paintBars(surface, rank, from, to, bars, bottom, edge);
     if (memoryBottom > memoryTop) paintMemory(surface, rank, from, to, memoryTop, memoryBottom, edge);
   }
 }

@@ -10,9 +10,10 @@ const plotWidth = () => Math.max(plot.clientWidth - gutter - rightMargin, 1);
 const plotHeight = () => Math.max(plot.clientHeight - axisHeight, 1);
 const span = () => whole / view.zoom;
 const rowMost = () => laneMost + (view.showsMemory ? memoryMost : 0);
-const rowThatFits = () => Math.min(Math.max(plotHeight() / Math.max(ranks.length, 1), rowLeast), rowMost());
-// The height of a rank with its memory and the space below. Rows grow with the zoom up to a size for labels.
-const rowHeight = () => Math.min(rowThatFits() * view.zoom, rowMost());
+const rowThatFits = () => Math.max(plotHeight() / Math.max(ranks.length, 1), rowLeast);
+// The height of a rank with its memory and the space below. Few ranks share the height of the plot. The rows of many ranks
+// grow with the zoom up to a size for labels.
+const rowHeight = () => Math.max(Math.min(rowThatFits() * view.zoom, rowMost()), rowThatFits());
 const memoryShare = () => view.showsMemory ? memoryMost / rowMost() : 0;
 
 const xOf = (time) => (time - view.left) / span() * plotWidth();

@@ -4,7 +4,7 @@
 const panel = document.getElementById("why");
 const mostRuns = 12, mostListed = 5;
 const aboutTimes = "Measured and predicted times here are those of the program, which runs the microbatches. The update after it is not part "
-  + "of them; the report compares whole steps. If a step accumulates several batches, its last one is shown.";
+  + "of them; the time of the whole step, above and in the report, includes it. If a step accumulates several batches, its last one is shown.";
 
 function element(tag, properties, ...children) {
   const made = Object.assign(document.createElement(tag), properties);
@@ -23,7 +23,7 @@ const tookTheTime = " The runtime or the machine took the time before it.";
 
 // Returns a sentence with the longest communication that a rank ran itself in most of a gap; nothing without one.
 function ranBetween({ bars, stages }, from, to) {
-  const inGap = (at) => Math.min(bars.end[at], to) - Math.max(bars.start[at], from);
+  const inGap = (at) => Math.min(bars.end[at], to) - Math.max(bars.sent[at], from);
   const longest = bars.start.reduce((best, _, at) => best < 0 || inGap(at) > inGap(best) ? at : best, -1);
   if (longest < 0 || 2 * inGap(longest) < to - from) return "";
   return ` For most of it the rank ran ${nameOf(partsOf({ stages }, bars, longest))}, which took ${time(inGap(longest))}.`;
@@ -43,12 +43,12 @@ function sentenceOf(lane, at, cause, free) {
 }
 
 // Returns a bar with the share of each kind of action, of messages and of gaps in the time of a chain.
-function shareBar(times) {
+function shareBar(times, hasKeys = true) {
   const all = [...times.values()].reduce((sum, time) => sum + time, 0) || 1;
   const sort = { F: 0, B: 1, I: 2, W: 3, overlap: 1, messages: 4, "gather, reduce": 5, "communication at the end": 5 }, bar = element("div", { className: "shares" });
   const list = element("ul", { className: "keys" });
   for (const [name, spent] of [...times].sort((one, other) => other[1] - one[1]).filter(([, spent]) => spent > 0)) {
-    const fill = name === "gaps" ? "var(--hatch)" : `var(--fill-${sort[name]}-0)`;
+    const fill = name === "gaps" || name === "bubble" ? "var(--hatch)" : `var(--fill-${sort[name]}-0)`;
     const piece = element("i", { title: `${name}: ${time(spent)}` });
     piece.style.cssText = `width:${100 * spent / all}%;background:${fill}`;
     bar.append(piece);
@@ -56,7 +56,7 @@ function shareBar(times) {
     key.style.background = fill;
     list.append(element("li", {}, key, `${name} ${time(spent)}, ${percentOf(spent, all)}`));
   }
-  return element("div", {}, bar, list);
+  return element("div", {}, bar, hasKeys ? list : null);
 }
 
 // Returns the chain as a list, from the selection back to the start. Actions of a rank without a pause are one entry.
@@ -139,13 +139,14 @@ function explainStep(source) {
     ...listOf("Longest bubbles", bubbles.map(bubbleEntry), "None: every rank computes all the time."),
     ...source.step ? listOf("Slowest against the medians of this step", slow.map(slowEntry), "None takes 1.2 times the median of its stage and kind.") : [],
     ...source.uncertainty ? [paragraph(`The clocks of the processes agree within ${time(source.uncertainty / data.quantum)}.`)] : [],
-    paragraph("Click an action or a bubble to see its cause."),
+    paragraph("Click an action or a bubble to see its cause. Drag with the Shift key to sum up a range."),
     ...recorded.length ? [element("p", { className: "more" }, aboutTimes)] : [],
   ];
 }
 
 function showPanel() {
-  const nodes = !selected ? explainStep(mainSource()) : selected.isBubble ? explainBubble(selected) : explainCell(selected);
+  const explain = !selected ? null : selected.isRange ? explainRange : selected.isBubble ? explainBubble : explainCell;
+  const nodes = explain ? explain(selected) : explainStep(mainSource());
   if (selected) nodes.unshift(element("button", { type: "button", id: "close", onclick: () => select(null) }, "back to the whole step"));
   panel.replaceChildren(...nodes);
 }

@@ -47,10 +47,11 @@ function traceChain(chain) {
   }
 }
 
-// Draws the frame of the selection: an action, or a bubble.
+// Draws the frame of the selection: an action, a bubble, or a range of some lanes.
 function traceSelection() {
-  const { lane, from, to } = selected, { top, bottom } = edgesOf(lane);
-  if (ranks[lane.index] !== lane) return;
+  const { lanes, from, to } = selected, shown = lanes.filter((lane) => ranks[lane.index] === lane);
+  if (!shown.length) return;
+  const [top, bottom] = [edgesOf(shown[0]).top, edgesOf(shown.at(-1)).bottom];
   paint.rect(gutter + xOf(from), top - 1, Math.max((to - from) / span() * plotWidth(), 2), bottom - top + 2);
 }
 
@@ -77,12 +78,12 @@ function select(selection) {
 }
 
 function selectCell(lane, at) {
-  select({ lane, at, from: lane.cells.start[at], to: lane.cells.end[at], chain: chainTo(lane, at) });
+  select({ lane, lanes: [lane], at, from: lane.cells.start[at], to: lane.cells.end[at], chain: chainTo(lane, at) });
 }
 
 function selectBubble(bubble) {
   const { lane, next } = bubble, path = criticalPath(lane.source);
-  select({ ...bubble, isBubble: true, chain: next >= 0 ? chainTo(lane, next) : path });
+  select({ ...bubble, lanes: [lane], isBubble: true, chain: next >= 0 ? chainTo(lane, next) : path });
 }
 
 function selectPlace(place) {
@@ -92,7 +93,16 @@ function selectPlace(place) {
   if (bubble) selectBubble(bubble); else select(null);
 }
 
-onTap.push(selectPlace);
+// The selections before the last two taps.
+let beforeTaps = [null, null];
+
+onTap.push((place) => {
+  beforeTaps = [beforeTaps[1], selected];
+  selectPlace(place);
+});
+
+// A double click shows everything, and keeps what was selected before its two clicks.
+plot.addEventListener("dblclick", () => select(beforeTaps[0]));
 
 // Moves the view so that a span of a lane can be seen with its surroundings.
 function reveal(lane, from, to) {

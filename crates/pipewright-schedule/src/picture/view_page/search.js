@@ -59,7 +59,7 @@ function goToBubbleBy(step) {
 
 // Goes to the action before or after the selected one on its rank.
 function goToNeighbour(step) {
-  if (!selected) return false;
+  if (!selected || selected.isRange) return false;
   const { lane, at, next } = selected, count = lane.cells.start.length;
   const target = selected.isBubble ? (step > 0 ? next : (next < 0 ? count : next) - 1) : at + step;
   if (target < 0 || target >= count) return false;

@@ -18,7 +18,7 @@ function completeSource(source) {
 
 function readSource(name, { step, quantum, makespan, uncertainty, ranks }) {
   const scale = quantum / data.quantum, end = makespan / data.quantum;
-  return completeSource({ name, step, uncertainty, end, lanes: ranks.map((rank, index) => readRank(rank, index, scale)) });
+  return completeSource({ name, step, uncertainty, end, lanes: findSends(ranks.map((rank, index) => readRank(rank, index, scale))) });
 }
 
 const predictedSource = readSource("predicted", data.view.predicted);
@@ -51,6 +51,7 @@ function showSources() {
   whole = Math.max(...sources.map(({ end }) => end), 0) || 1;
   peak = ranks.reduce((most, lane) => Math.max(most, lane.peak), 1);
   overviewImage = null;
+  showWaitingInLegend();
   // On a narrow page the explanation is below the plot, which then is only as high as its lanes.
   const lanes = axisHeight + ranks.length * (laneMost + memoryMost) + 8;
   plot.style.height = isNarrow.matches ? Math.min(Math.max(lanes, 260), Math.max(innerHeight * 0.6, 260)) + "px" : "";
@@ -75,6 +76,18 @@ function bubbleShare(source) {
   return 1 - sums.reduce((sum, busy) => sum + busy, 0) / (source.end * source.lanes.length || 1);
 }
 
+// Returns the time of the whole step, with the update after the program, as the report has it; nothing for a schedule.
+function wholeStepItem() {
+  const { wholeStep } = data.view;
+  if (!wholeStep) return null;
+  const item = document.createElement("li"), name = document.createElement("b");
+  name.textContent = "whole step";
+  const timeOf = (seconds) => time(seconds / data.quantum);
+  const predicted = wholeStep.predicted === null ? "" : `, predicted ${timeOf(wholeStep.predicted)}`;
+  item.append(name, ` ${timeOf(wholeStep.measured)}, median${predicted}`);
+  return item;
+}
+
 // Shows the times and bubbles of all timelines in the header.
 function showFigures() {
   const list = document.getElementById("figures"), measured = measuredSource();
@@ -82,12 +95,14 @@ function showFigures() {
     const change = (source.end / predictedSource.end - 1) * 100;
     return source === predictedSource ? "" : ` (${change < 0 ? "\u2212" : "+"}${Math.abs(change).toFixed(1)}\u00a0%)`;
   };
-  list.replaceChildren(...[predictedSource, measured, whatIfSource].filter(Boolean).map((source) => {
-    const item = document.createElement("li"), name = document.createElement("b");
-    name.textContent = source.step ? `step ${source.step}` : source.name;
+  const items = [predictedSource, measured, whatIfSource].filter(Boolean).map((source) => {
+    const item = document.createElement("li"), name = document.createElement("b"), own = source.step ? `step ${source.step}` : source.name;
+    // A recorded run also has the times of whole steps, so these are called those of the program.
+    name.textContent = data.view.wholeStep ? `program of ${source.step ? own : "a step, " + own}` : own;
     item.append(name, ` ${time(source.end)}${difference(source)}, bubble ${percentOf(bubbleShare(source), 1)}`);
     return item;
-  }));
+  });
+  list.replaceChildren(...[wholeStepItem(), ...items].filter(Boolean));
 }
 
 // Formats a time for people, with four digits in the unit that suits it.

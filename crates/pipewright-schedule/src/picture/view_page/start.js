@@ -14,7 +14,7 @@ function showStep(at) {
 
 // Shows other timelines. The selection belongs to a timeline, so it ends with it.
 function changeSources() {
-  if (selected && !sourcesInSight().includes(selected.lane.source)) selected = null;
+  if (selected && !selected.lanes.every(({ source }) => sourcesInSight().includes(source))) selected = null;
   forgetMatches();
   showSources();
   showFigures();
@@ -29,6 +29,8 @@ Object.assign(keys, {
   B: () => { goToBubbleBy(-1); return true; },
   c: () => { pathBox.checked = !pathBox.checked; if (selected) select(null); return true; },
   m: () => { view.showsMemory = memoryBox.checked = !memoryBox.checked; return true; },
+  f: focusSelection,
+  r: selectSight,
   ",": () => goToNeighbour(-1),
   ".": () => goToNeighbour(1),
   "[": () => { if (recorded.length) showStep(stepAt - 1); return true; },

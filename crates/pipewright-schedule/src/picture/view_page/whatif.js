@@ -36,13 +36,13 @@ function costsOfWhatIf() {
 // Turns the events of a simulation into lanes like those of the data.
 function laneOf(events, stages, trains) {
   const toQuanta = 1 / data.quantum, kinds = new Map(data.kinds.map(([name], kind) => [name, kind]));
-  const list = () => ({ kind: [], start: [], end: [], chunk: [], microbatch: [], otherChunk: [], otherMicrobatch: [], peer: [] });
-  const cells = list(), bars = list(), memory = memoryOf(events, data.view.sizes, trains);
+  const cells = noEvents(), bars = noEvents(), memory = memoryOf(events, data.view.sizes, trains);
   for (const { kind, stage, microbatch, start, end } of events) {
     const number = kinds.get(kind), into = isCompute(number) ? cells : bars;
     if (into === bars && end <= start) continue;
     into.kind.push(number);
     into.start.push(start * toQuanta);
+    into.sent.push(start * toQuanta);
     into.end.push(end * toQuanta);
     into.chunk.push(Math.max(stages.indexOf(stage), 0));
     into.microbatch.push(microbatch);
@@ -86,7 +86,7 @@ function simulateWhatIf() {
   const box = document.getElementById("show-what-if");
   if (wasShown !== (whatIfSource !== null)) shown["what if"] = box.checked = whatIfSource !== null;
   box.disabled = !whatIfSource;
-  if (selected && selected.lane.source.name === "what if") selected = null;
+  if (selected && selected.lanes.some(({ source }) => source.name === "what if")) selected = null;
   showSources();
   showFigures();
   showOutcome();
