@@ -4,6 +4,7 @@
 //! If Chromium is not installed, these tests print a note to standard error and pass. Continuous integration sets
 //! `PIPEWRIGHT_REQUIRE_CHROMIUM=1`, so that they fail instead.
 
+mod book;
 mod browser;
 mod made;
 mod causes;
