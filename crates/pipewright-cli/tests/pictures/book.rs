@@ -33,7 +33,11 @@ fn the_book_can_be_read_at_every_width() {
         browser.resize(width, 800);
         browser.frame();
         assert!(browser.holds("document.documentElement.scrollWidth <= innerWidth"), "at {width}");
-        assert_eq!(browser.holds("document.getElementById('wide').classList.contains('is-list')"), is_list, "{width}");
+        assert_eq!(
+            browser.holds("document.getElementById('wide').classList.contains('is-list')"),
+            is_list,
+            "{width}"
+        );
         assert!(!browser.holds("document.getElementById('narrow').classList.contains('is-list')"), "{width}");
         assert_eq!(is_shown(&mut browser, ".nav-wide-wrapper"), has_arrows, "at {width}");
         assert_eq!(is_shown(&mut browser, ".nav-wrapper"), !has_arrows, "at {width}");

@@ -438,3 +438,24 @@ fn both_pages_have_one_prediction_of_the_step() {
     );
     assert!(figures.contains("program of a step, predicted "), "{figures}");
 }
+
+#[test]
+fn printing_is_light_and_keeps_colours() {
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    write_run(folder.path(), "a", 20, "[5,6]");
+    report(folder.path(), &["a"]);
+    let Some(mut browser) = Browser::open(&folder.path().join("report.html"), 1000, 800) else { return };
+    browser.prefer("dark");
+    let pixel =
+        "[...document.querySelector('.heat canvas').getContext('2d').getImageData(0, 1, 1, 1).data].join()";
+    let dark = browser.value(pixel);
+    browser.value(&format!("addEventListener('beforeprint', () => {{ window.printed = {pixel}; }}), 0"));
+    browser.print();
+    assert_ne!(browser.value("printed"), dark, "the picture of the ranks is light");
+    assert_eq!(browser.value(pixel), dark, "the screen is dark again");
+    browser.emulate_paper();
+    assert_eq!(browser.value("getComputedStyle(document.body).backgroundColor"), "rgb(255, 255, 255)");
+    assert_eq!(browser.value("getComputedStyle(document.querySelector('.bar i')).printColorAdjust"), "exact");
+    // The charts keep their form at any width.
+    assert!(browser.holds("charts.every(({ picture, width, height }) => picture.getAttribute('viewBox') === `0 0 ${width} ${height}`)"));
+}

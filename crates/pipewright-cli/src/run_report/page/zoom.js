@@ -16,9 +16,9 @@ function wholeAxis() {
 function zoomTo(range) {
   const [first, last] = wholeAxis();
   const [from, to] = [...range ?? [first, last]].sort((one, other) => one - other).map((position) => Math.min(Math.max(position, first), last));
-  // Steps are whole, so a part without two of them would be empty.
+  // Steps are whole, so a part without two of them would be empty; the part stays as it is.
   const least = chosen.axis === "steps" ? 1 : (last - first) * 1e-6;
-  if (range && to - from < least) return;
+  if (range && to - from < least) return drawAll();
   chosen.range = range && (from > first || to < last) ? [from, to] : null;
   document.getElementById("zoom-all").disabled = !chosen.range;
   drawAll();
