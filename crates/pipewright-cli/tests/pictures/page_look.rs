@@ -162,7 +162,8 @@ const COLUMNS: &str = "(() => {
     const sortOfPixel = (word) => bubbles.includes(word) ? 'bubble'
         : 'FBIW'[theme.lit.slice(0, 4).findIndex((shades) => shades.some(({ pixel }) => pixel === word))] ?? 'blend';
     let [wrong, mixed] = [0, 0];
-    for (const index of [3, 20, 40, 61]) {
+    const isInSight = (index) => rowOf(index).top >= 0 && rowOf(index).bottom <= plotHeight() - 1;
+    for (const index of [3, 20, 40, 61].filter(isInSight)) {
         const row = rowOf(index), [top, bottom] = [Math.round(row.top), Math.round(row.bottom)];
         for (let x = 0; x < width; x++) {
             const counts = new Map(), pixel = span() / width, from = view.left + x * pixel;
