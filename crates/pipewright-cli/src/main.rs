@@ -19,7 +19,6 @@ mod run_report;
 mod schedule_file;
 mod shell;
 mod signal;
-mod tensorboard;
 
 use std::process::ExitCode;
 

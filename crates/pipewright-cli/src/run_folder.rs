@@ -14,22 +14,18 @@ use std::path::{Path, PathBuf};
 
 use pipewright::checkpoint::{CheckpointError, CheckpointFolder};
 use pipewright::ids::StepNumber;
-use pipewright::train::Metrics;
+pub(crate) use pipewright::train::{
+    CONFIG_FILE as CONFIG, METRICS_FILE as METRICS, TIMELINE_FILE as TIMELINE,
+};
+use pipewright::train::{Metrics, TIMELINES_FOLDER, timeline_name};
 use thiserror::Error;
 
-/// The file with one line of metrics per step.
-pub(crate) const METRICS: &str = "metrics.jsonl";
 /// The folder of the checkpoints.
 const CHECKPOINTS: &str = "checkpoints";
-pub(crate) const CONFIG: &str = "config.toml";
 /// The page that `pipewright view` makes of a run.
 pub(crate) const VIEW: &str = "view.html";
 /// The page that `pipewright report` makes of a run.
 pub(crate) const REPORT: &str = "report.html";
-/// The timeline of the last step.
-pub(crate) const TIMELINE: &str = "timeline.json";
-/// The folder of the timelines of further steps.
-const TIMELINES: &str = "timelines";
 
 /// A run's folder, ready to be written to.
 #[derive(Debug)]
@@ -224,12 +220,7 @@ impl RunFolder {
 
 /// Returns the folder of the timelines of a run's steps.
 fn timelines_of(run: &Path) -> PathBuf {
-    run.join(TIMELINES)
-}
-
-/// Returns the name of the timeline of a step. Names sort by step.
-fn timeline_name(step: u64) -> String {
-    format!("step-{step:08}.json")
+    run.join(TIMELINES_FOLDER)
 }
 
 /// Returns the steps of a run whose timelines are kept, each with its file, in their order. No folder means no steps.

@@ -14,7 +14,6 @@ const LAYERS: &[&str] = &[
     "run_folder",
     "run_record",
     "run_report",
-    "tensorboard",
     "signal",
     // Parts that several commands share.
     "commands::schedule_level",

@@ -14,7 +14,7 @@ use crate::failure::{Abort, Cause, StepError};
 use crate::ids::{Attempt, StepNumber, WorldRank};
 use crate::memory::RankMemory;
 use crate::progress::ProgressBoard;
-use crate::stage::Visit;
+use crate::stage::{RestoredPaths, Visit};
 
 /// A request to a rank's thread. A command that is answered carries the channel for its answer.
 pub(crate) enum Command {
@@ -43,7 +43,9 @@ pub(crate) enum Command {
     },
     Restore {
         checkpoint: Arc<Checkpoint>,
-        reply: Reply<Result<(), StepError>>,
+        /// Whether parameters that the checkpoint does not have keep their values.
+        may_miss: bool,
+        reply: Reply<Result<RestoredPaths, StepError>>,
     },
     /// Drops the gradients that wait for an update.
     Reset,
@@ -191,8 +193,8 @@ where
                 Command::State { reply } => {
                     reply.send(caught(|| Box::new(executor.state())).map_err(failure));
                 }
-                Command::Restore { checkpoint, reply } => {
-                    let restored = caught(|| executor.restore(&checkpoint)).unwrap_or_else(Err);
+                Command::Restore { checkpoint, may_miss, reply } => {
+                    let restored = caught(|| executor.restore(&checkpoint, may_miss)).unwrap_or_else(Err);
                     reply.send(restored.map_err(failure));
                 }
                 Command::Reset => executor.reset(),

@@ -108,6 +108,9 @@
 //! Each is one short file in the crate's `examples` folder; `cargo run -p pipewright --example NAME` runs it.
 //!
 //! - `own_module`: a model of your own, in about ten lines from layers to steps.
+//! - `two_stages`: a program next to the script for PyTorch that it translates.
+//! - `transformer`: a GPT with token ids, attention and dropout, with validation, checkpoints and a log.
+//! - `dropout`: dropout and other random numbers, the same under every cut.
 //! - `training_loop`: a loop of your own with checkpoints, and a run that resumes under another cut.
 //! - `own_optimizer`: an optimizer of your own, and a learning rate that changes from step to step.
 //! - `skip_connections`: a model that is a [`graph`] of layers rather than a list.
@@ -164,3 +167,4 @@ mod driver;
 pub mod pipeline;
 pub mod profile;
 pub mod train;
+pub mod prelude;

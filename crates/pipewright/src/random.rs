@@ -1,9 +1,12 @@
 //! Random numbers that do not depend on how the model is cut.
 //!
-//! A device's own generator is shared by all ranks of a process, so the numbers that a layer draws from it depend on
-//! the other ranks. In this module each layer has a [`RandomStream`] of its own for each microbatch of each step. The
-//! stream depends only on the run's seed, the step, the microbatch and the layer's name. So a layer draws the same
-//! numbers under every cut and every schedule, after a resume, and when its forward is computed a second time.
+//! Each layer has a [`RandomStream`] of its own for each microbatch of each step. The stream depends only on the run's
+//! seed, the step, the microbatch and the layer's name. So a layer draws the same numbers under every cut and every
+//! schedule, after a resume, and when its forward is computed a second time.
+//!
+//! Layers that draw from the generator of their device, such as Burn's own `Dropout`, have the same properties:
+//! `generators.rs` seeds it for each forward. All ranks of a process share this generator, so the forwards of such layers
+//! run one at a time, and ranks that compute a stage together cannot have them.
 //!
 //! ```
 //! use burn::tensor::{Device, Tensor};
@@ -18,6 +21,10 @@
 //! let [first, second] = outputs.map(Tensor::into_data);
 //! assert_eq!(first, second);
 //! ```
+
+mod generators;
+
+pub(crate) use generators::{DrawsTogether, LayerDraws, alone};
 
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -35,6 +42,18 @@ pub struct StreamKey {
     pub microbatch: u64,
 }
 
+impl StreamKey {
+    /// Hashes the key with the name of a layer.
+    fn hash_with(self, name: &str) -> blake3::Hash {
+        let mut hasher = blake3::Hasher::new();
+        for number in [self.seed, self.step.get(), self.microbatch] {
+            hasher.update(&number.to_le_bytes());
+        }
+        hasher.update(name.as_bytes());
+        hasher.finalize()
+    }
+}
+
 /// The random numbers of one layer for one microbatch of one step.
 #[derive(Clone, Debug)]
 pub struct RandomStream {
@@ -45,12 +64,7 @@ pub struct RandomStream {
 impl RandomStream {
     /// Returns the stream of the layer `name`. Layers of different names draw independent numbers.
     pub fn new(key: StreamKey, name: &str) -> Self {
-        let mut hasher = blake3::Hasher::new();
-        for number in [key.seed, key.step.get(), key.microbatch] {
-            hasher.update(&number.to_le_bytes());
-        }
-        hasher.update(name.as_bytes());
-        Self { generator: Some(ChaCha8Rng::from_seed(*hasher.finalize().as_bytes())) }
+        Self { generator: Some(ChaCha8Rng::from_seed(*key.hash_with(name).as_bytes())) }
     }
 
     /// Returns the stream of an evaluation. Layers that use random numbers only in training, such as dropout, are then

@@ -35,6 +35,7 @@ const LAYERS: &[&str] = &[
     "pipeline",
     "profile",
     "train",
+    "prelude",
 ];
 
 #[test]

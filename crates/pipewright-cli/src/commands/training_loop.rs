@@ -8,7 +8,7 @@ use std::path::PathBuf;
 
 use pipewright::checkpoint::{CheckpointError, CheckpointWriter};
 use pipewright::pipeline::{PipelineError, StepFailure, StepSummary};
-use pipewright::train::{Metrics, Trainer};
+use pipewright::train::{EventFile, Metrics, Trainer};
 use pipewright_schedule::Timeline;
 use pipewright_schedule::picture::{PictureSettings, html};
 use serde_json::{Map, Value};
@@ -25,7 +25,6 @@ use crate::failure::{Exit, Failure, sentence};
 use crate::run_folder::{self, RunFolder, TIMELINE};
 use crate::shell::quoted;
 use crate::signal::Interrupt;
-use crate::tensorboard::EventFile;
 
 /// Everything that the steps of a run need besides the ranks.
 pub(super) struct TrainingLoop<'a> {

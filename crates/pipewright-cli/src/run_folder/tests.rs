@@ -12,7 +12,7 @@ fn metrics(step: u64) -> Metrics {
         step_ms: 20.0,
         elapsed_s: 1.5,
         tokens: 64,
-        epoch: 0.25,
+        epoch: Some(0.25),
         bubble_fraction: 0.125,
         peak_bytes: vec![3, 4],
         ..Metrics::default()

@@ -13,7 +13,7 @@ use super::error::CheckpointError;
 use super::manifest::{Manifest, StateFile};
 use super::optimizer::FIELD;
 use super::place::{Piece, Place, Slab, StoredSlice, Torn, Unfit, common, copy};
-use super::save::{INDEX, LOSS_SCALE, SLICES, STEP};
+use super::save::{FROZEN, INDEX, LOSS_SCALE, SLICES, STEP};
 use super::tensor_file::{Header, from_stored, hash, read_header};
 use crate::loss_scale::LossScale;
 use crate::tensor::Slice;
@@ -27,6 +27,7 @@ pub struct Checkpoint {
     tensors: BTreeMap<String, Place>,
     scalars: BTreeMap<String, String>,
     parameters: BTreeSet<String>,
+    frozen: BTreeSet<String>,
     loss_scale: Option<LossScale>,
 }
 
@@ -49,10 +50,12 @@ impl Checkpoint {
     pub fn open(path: &Path) -> Result<Self, CheckpointError> {
         let manifest = Manifest::read(path)?;
         let (mut tensors, mut scalars, mut loss_scale) = (BTreeMap::new(), BTreeMap::new(), None);
+        let mut frozen = BTreeSet::new();
         for (index, file) in manifest.files.iter().enumerate() {
             let header = verify(path, file, manifest.step)?;
             let part = file.part.unwrap_or(RowShard::WHOLE);
             let slices = slices_of(&path.join(&file.name), &header)?;
+            frozen.extend(frozen_of(&path.join(&file.name), &header)?);
             for (name, info) in header.tensors {
                 let unknown =
                     || CheckpointError::ElementType { tensor: name.clone(), dtype: info.dtype.to_string() };
@@ -83,7 +86,7 @@ impl Checkpoint {
                 .map_err(|Torn| CheckpointError::Torn { path: path.to_owned(), tensor: tensor.clone() })?;
         }
         let parameters = tensors.keys().filter(|name| !name.contains(FIELD)).cloned().collect();
-        Ok(Self { path: path.to_owned(), manifest, tensors, scalars, parameters, loss_scale })
+        Ok(Self { path: path.to_owned(), manifest, tensors, scalars, parameters, frozen, loss_scale })
     }
 
     /// Returns the checkpoint's folder.
@@ -112,6 +115,21 @@ impl Checkpoint {
             let place = &self.tensors[path];
             StoredTensor { path, shape: &place.shape, dtype: place.dtype }
         })
+    }
+
+    /// Returns whether the checkpoint has a parameter of this path.
+    pub(crate) fn has(&self, path: &str) -> bool {
+        self.parameters.contains(path)
+    }
+
+    /// Returns the paths of the parameters that were frozen ([`Pipeline::freeze`](crate::pipeline::Pipeline::freeze)) when
+    /// the checkpoint was written.
+    pub fn frozen(&self) -> impl Iterator<Item = &str> {
+        self.frozen.iter().map(String::as_str)
+    }
+
+    pub(crate) fn is_frozen(&self, path: &str) -> bool {
+        self.frozen.contains(path)
     }
 
     /// Reads the values of a parameter, which must have this shape and element type.
@@ -227,6 +245,13 @@ impl Checkpoint {
 /// Returns the slices of parameters that a file has; other parameters in it are whole.
 fn slices_of(path: &Path, header: &Header) -> Result<BTreeMap<String, StoredSlice>, CheckpointError> {
     let Some(text) = header.texts.get(SLICES) else { return Ok(BTreeMap::new()) };
+    let understood = serde_json::from_str(text).map_err(std::io::Error::from);
+    understood.map_err(CheckpointError::io("understand", path))
+}
+
+/// Returns the paths of the frozen parameters in a file.
+fn frozen_of(path: &Path, header: &Header) -> Result<Vec<String>, CheckpointError> {
+    let Some(text) = header.texts.get(FROZEN) else { return Ok(Vec::new()) };
     let understood = serde_json::from_str(text).map_err(std::io::Error::from);
     understood.map_err(CheckpointError::io("understand", path))
 }

@@ -31,6 +31,8 @@ pub(super) const LOSS_SCALE: &str = "loss_scale";
 
 /// Separates the path of a parameter from the index of its slice, if a file has several slices of it.
 pub(super) const INDEX: char = '#';
+/// The header text with the paths of frozen parameters, as a list.
+pub(super) const FROZEN: &str = "frozen";
 /// The header text with the slices of the parameters that the file does not have whole, by name.
 pub(super) const SLICES: &str = "slices";
 
@@ -93,6 +95,11 @@ impl Saving {
         let slices = names.slices(&stages);
         if !slices.is_empty() {
             texts.insert(SLICES.to_owned(), serde_json::to_string(&slices).expect("slices are plain data"));
+        }
+        let held = stages.iter().flat_map(|stage| &stage.parameters);
+        let frozen: Vec<&str> = held.filter(|held| held.is_frozen).map(|held| &*held.path).collect();
+        if !frozen.is_empty() {
+            texts.insert(FROZEN.to_owned(), serde_json::to_string(&frozen).expect("paths are plain data"));
         }
         let mut tensors = BTreeMap::new();
         for stage in stages {

@@ -56,6 +56,8 @@ pub(crate) struct HeldParameter {
     pub(crate) id: ParamId,
     /// The slice that the stage holds, or the part's rows of it.
     pub(crate) slice: Slice,
+    /// Whether it was frozen while the pipeline ran.
+    pub(crate) is_frozen: bool,
     pub(crate) value: Value,
 }
 

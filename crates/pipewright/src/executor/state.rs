@@ -6,6 +6,7 @@ use super::local_stage::LocalStage;
 use super::machine::Executor;
 use crate::checkpoint::{Checkpoint, HeldParameter, RankState, StageState};
 use crate::failure::Cause;
+use crate::stage::RestoredPaths;
 
 impl Executor {
     /// Returns the parameters and optimizer state of all stages, which share storage with the model. If the shared
@@ -22,16 +23,25 @@ impl Executor {
         RankState { rank: self.world_rank, stages, loss_scale: None, memory: self.memory.clone() }
     }
 
-    /// Restores the state of all stages. After an error some stages are restored and others are not.
-    pub(crate) fn restore(&mut self, checkpoint: &Checkpoint) -> Result<(), Cause> {
+    /// Restores the state of all stages. If `may_miss`, parameters that the checkpoint does not have keep their values.
+    /// After an error some stages are restored and others are not.
+    pub(crate) fn restore(
+        &mut self,
+        checkpoint: &Checkpoint,
+        may_miss: bool,
+    ) -> Result<RestoredPaths, Cause> {
         // Accumulated gradients belong to the old parameters.
         self.reset();
+        let mut all = RestoredPaths::default();
         for stage in &mut self.stages {
-            let restored = stage.runner.restore(checkpoint, self.endpoint.tensor_rank());
-            restored.map_err(|error| Cause::Restore { stage: stage.index, error: Arc::new(error) })?;
+            let paths = stage.runner.restore(checkpoint, self.endpoint.tensor_rank(), may_miss);
+            let paths =
+                paths.map_err(|error| Cause::Restore { stage: stage.index, error: Arc::new(error) })?;
+            all.restored.extend(paths.restored);
+            all.missing.extend(paths.missing);
             // Reading may take longer than the deadline. This call reports progress.
             self.board.moved(self.world_rank, 0);
         }
-        Ok(())
+        Ok(all)
     }
 }

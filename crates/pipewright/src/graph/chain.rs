@@ -6,13 +6,12 @@
 use std::any::Any;
 use std::sync::Arc;
 
-use burn::module::{Module, ModuleDisplay};
+use burn::module::Module;
 
+use super::any_layer::ChainLayer;
 use super::layer::{GraphLayer, refusal_of, variant_of};
-use crate::stage::{
-    ModulePlace, NO_SKIPS, Skips, StageBody, StageContext, StageError, StageModule, any, any_mut,
-};
-use crate::tensor::{Values, pack, unpack};
+use crate::stage::{ModulePlace, NO_SKIPS, Skips, StageBody, StageContext, StageError, any, any_mut};
+use crate::tensor::Values;
 
 /// Contiguous layers with a typed forward, as a stage.
 #[derive(Module, Debug)]
@@ -57,7 +56,7 @@ impl<L: Module> MixedChain<L> {
     }
 }
 
-impl<L: StageModule + ModuleDisplay> StageBody for TypedChain<L> {
+impl<L: ChainLayer> StageBody for TypedChain<L> {
     type Output = Values;
 
     fn run(&self, inputs: Values, context: &StageContext) -> Result<Values, StageError> {
@@ -70,16 +69,16 @@ impl<L: StageModule + ModuleDisplay> StageBody for TypedChain<L> {
 
     fn run_block(&self, block: usize, inputs: Values, context: &StageContext) -> Result<Values, StageError> {
         let (layer, name) = (&self.layers[block], &self.places.names[block]);
-        let input = unpack(inputs).map_err(|source| StageError::Layer { layer: name.clone(), source })?;
-        Ok(pack(layer.forward(input, context)))
+        let outputs = context.run_layer(name, || layer.forward(inputs, context))?;
+        outputs.map_err(|source| StageError::Layer { layer: name.clone(), source })
     }
 
     fn part(&self, place: &ModulePlace) -> Option<(&dyn Any, &'static str)> {
-        self.places.part(&self.layers, place)
+        self.layers.get(self.places.layer(place)?).map(L::part)
     }
 
     fn part_mut(&mut self, place: &ModulePlace) -> Option<(&mut dyn Any, &'static str)> {
-        self.places.part_mut(&mut self.layers, place)
+        self.layers.get_mut(self.places.layer(place)?).map(L::part_mut)
     }
 
     fn parts_changed(&mut self) {
@@ -133,7 +132,8 @@ impl<L: GraphLayer> StageBody for MixedChain<L> {
 
     fn run_block(&self, block: usize, inputs: Values, context: &StageContext) -> Result<Values, StageError> {
         let (layer, name) = (&self.layers[block], &self.places.names[block]);
-        layer.forward(inputs, context).map_err(|source| StageError::Layer { layer: name.clone(), source })
+        let outputs = context.run_layer(name, || layer.forward(inputs, context))?;
+        outputs.map_err(|source| StageError::Layer { layer: name.clone(), source })
     }
 
     fn part(&self, place: &ModulePlace) -> Option<(&dyn Any, &'static str)> {

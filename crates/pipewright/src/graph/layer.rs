@@ -73,8 +73,8 @@ impl<L: GraphLayer> GraphStage<L> {
         }
         for (layer, step) in self.layers.iter().zip(&self.plan.steps) {
             let inputs = live.take(&step.inputs);
-            let outputs = layer
-                .forward(inputs, context)
+            let outputs = context
+                .run_layer(&step.name, || layer.forward(inputs, context))?
                 .map_err(|source| StageError::Layer { layer: step.name.clone(), source })?;
             if outputs.len() != step.outputs.len() {
                 let (found, expected) = (outputs.len(), step.outputs.len());

@@ -63,11 +63,14 @@
 //! tape adds.
 
 mod builder;
-mod chain;
 mod layer;
+mod any_parameter;
+mod any_layer;
+mod chain;
 mod plan;
 mod route;
 
+pub use any_layer::AnyLayer;
 pub use builder::{Graph, GraphBuilder, GraphError};
 pub(crate) use chain::{MixedChain, TypedChain};
 pub use layer::{GraphLayer, GraphStage};

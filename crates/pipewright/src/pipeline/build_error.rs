@@ -20,6 +20,29 @@ pub enum BuildError {
         /// The number of layers of the model.
         layers: usize,
     },
+    /// A layer takes other tensors than the layer before it returns.
+    #[error(
+        "layer {layer} returns {returns}, and the next layer takes {takes}: layers that follow each other have one type \
+         between them (`StageModule::Output`, `StageModule::Input`)"
+    )]
+    Neighbours {
+        /// The layer, counted from 0.
+        layer: usize,
+        /// The type that it returns.
+        returns: String,
+        /// The type that the next layer takes.
+        takes: String,
+    },
+    /// The loss takes other tensors than the last layer returns.
+    #[error("layer {layer}, the last one, returns {returns}, and the loss takes {takes}")]
+    LossType {
+        /// The last layer, counted from 0.
+        layer: usize,
+        /// The type that it returns.
+        returns: String,
+        /// The type that the loss takes.
+        takes: String,
+    },
     /// The number of replicas is 0.
     #[error("0 replicas of the pipeline have nothing to run: `data_parallel` needs at least 1")]
     NoReplicas,

@@ -15,6 +15,7 @@ use pipewright_schedule::{
 
 use super::build_error::BuildError;
 use super::config::PipelineConfig;
+use super::layer_list::{EdgeType, check_types};
 use super::layers::{Cut, Layers, SharedLoss};
 use super::running::Pipeline;
 use super::schedule_source::{ScheduleSource, check_made, lower_to_run};
@@ -43,6 +44,8 @@ pub struct PipelineBuilder {
     method: Option<Method>,
     seed: Option<u64>,
     loss: Option<SharedLoss>,
+    /// The type of the outputs that the loss takes.
+    loss_takes: Option<EdgeType>,
     world: Option<World>,
     pub(super) config: PipelineConfig,
 }
@@ -105,6 +108,7 @@ impl Pipeline {
             method: None,
             seed: Some(0),
             loss: None,
+            loss_takes: None,
             world: None,
             config: PipelineConfig::default(),
         }
@@ -184,7 +188,7 @@ impl PipelineBuilder {
     /// microbatch (shape `[1]`).
     pub fn loss<O, T, F>(self, loss: F) -> Self
     where
-        O: Boundary,
+        O: Boundary + 'static,
         T: Boundary,
         F: Fn(O, T) -> Tensor<1> + Send + Sync + 'static,
     {
@@ -194,10 +198,11 @@ impl PipelineBuilder {
     /// As [`loss`](Self::loss), for a loss that also reads side inputs or values, or adds auxiliary losses.
     pub fn context_loss<O, T, F>(mut self, loss: F) -> Self
     where
-        O: Boundary,
+        O: Boundary + 'static,
         T: Boundary,
         F: Fn(O, T, &StageContext) -> Tensor<1> + Send + Sync + 'static,
     {
+        self.loss_takes = Some(EdgeType::of::<O>());
         self.loss = Some(Arc::new(move |output, target, context: &StageContext| {
             let output = unpack(output).map_err(StageError::Output)?;
             Ok(loss(output, unpack(target).map_err(StageError::Target)?, context))
@@ -317,6 +322,7 @@ impl PipelineBuilder {
     /// When a setting of the pipeline is impossible or missing, which is found before a thread starts, or when the
     /// pipeline does not start.
     pub fn launch(self) -> Result<Pipeline, BuildError> {
+        check_types(&self.layers.types, self.loss_takes)?;
         let program = self.program()?;
         if !program.is_forward_only() {
             self.loss.as_ref().ok_or(BuildError::NoLoss)?;

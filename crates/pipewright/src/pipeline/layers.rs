@@ -11,11 +11,16 @@ use burn::module::{Module, ModuleDisplay, ModuleVisitor, Param};
 use burn::tensor::{Bool, Device, Int, Tensor};
 use pipewright_schedule::{Partition, Placement, StageIndex};
 
+use super::layer_list::{LayerList, LayerTypes};
 use crate::graph::{Graph, GraphError, GraphLayer, MixedChain, TypedChain};
+use crate::random::alone;
 use crate::stage::{Stage, StageBody, StageContext, StageError, StageModule};
 use crate::tensor::Values;
 
 /// The layers of a model, before they are cut into stages.
+///
+/// [`Layers::new`] makes layers of one type, [`LayerList`] layers of different types, and [`Layers::graph`] the nodes of a
+/// graph.
 ///
 /// Layers are numbered from 0 in the order of the data flow. The parameter that layer 3 calls `linear.weight` has the
 /// path `layers.3.linear.weight` under every cut, so a run can resume from a checkpoint under any cut. If a layer is an
@@ -27,6 +32,8 @@ pub struct Layers {
     pub(super) weights: Option<Vec<u64>>,
     /// The first layer of each stage except the first, if the model itself has splits.
     pub(super) splits: Vec<usize>,
+    /// The types at the edges of each layer, if layers have different types.
+    pub(super) types: Vec<LayerTypes>,
     place: Box<dyn FnOnce(Cut) -> Result<MakeStage, GraphError> + Send>,
 }
 
@@ -68,8 +75,8 @@ impl Layers {
         Self::chain(count, make, TypedChain::new)
     }
 
-    /// As [`Layers::try_new`], for layers with different kinds of tensors between them, such as token ids before an
-    /// embedding and activations after it. The layer type is usually an enum of all kinds of layers.
+    /// As [`Layers::try_new`], for an enum of all kinds of layers that the model has, or another type that takes different
+    /// tensors at different places. A [`LayerList`] needs no such type.
     pub fn mixed<L, E, F>(count: usize, make: F) -> Self
     where
         L: GraphLayer,
@@ -104,7 +111,7 @@ impl Layers {
             };
             Ok(Box::new(stage))
         };
-        Self { count, weights: None, splits, place: Box::new(place) }
+        Self { count, weights: None, splits, types: Vec::new(), place: Box::new(place) }
     }
 
     /// Sets the cost of each layer, in any unit. By default all layers cost the same.
@@ -137,7 +144,14 @@ impl Layers {
             };
             Ok(Box::new(stage))
         };
-        Self { count, weights: None, splits: Vec::new(), place: Box::new(place) }
+        Self { count, weights: None, splits: Vec::new(), types: Vec::new(), place: Box::new(place) }
+    }
+}
+
+impl From<LayerList> for Layers {
+    fn from(list: LayerList) -> Self {
+        let types = list.types();
+        Self { types: types.clone(), ..Self::chain(types.len(), list.into_make(), TypedChain::new) }
     }
 }
 
@@ -178,14 +192,14 @@ fn stage_of<B: StageBody<Output = Values>>(body: B, loss: Option<SharedLoss>) ->
 /// Returns the layer that `make` makes, with parameters drawn from the seed and the layer's place. They are the same on
 /// every rank, in every order of construction, and in every replica.
 fn drawn<L: Module, E>(seed: Option<u64>, place: usize, make: impl FnOnce() -> Result<L, E>) -> Result<L, E> {
-    /// The generator belongs to the whole process, so one layer is drawn at a time.
-    static DRAWING: Mutex<()> = Mutex::new(());
     let Some(seed) = seed else { return make() };
-    let _drawing = DRAWING.lock().unwrap_or_else(PoisonError::into_inner);
-    Device::flex().seed(mixed(seed, place as u64));
-    let layer = make()?;
-    layer.visit(&mut Draw);
-    Ok(layer)
+    // The generator belongs to the whole process, so one layer is drawn at a time.
+    alone(|| {
+        Device::flex().seed(mixed(seed, place as u64));
+        let layer = make()?;
+        layer.visit(&mut Draw);
+        Ok(layer)
+    })
 }
 
 /// Mixes two numbers into one so that every bit of both matters (the finalizer of `SplitMix64`; Steele, Lea and Flood,

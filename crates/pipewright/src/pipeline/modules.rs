@@ -132,8 +132,8 @@ impl Pipeline {
     /// parameters are dropped. Returns the number of parameters of this process, over all replicas and tensor ranks, that
     /// are trained and are now frozen.
     ///
-    /// All processes must call it, with functions that return the same. A checkpoint does not say which parameters are
-    /// frozen.
+    /// All processes must call it, with functions that return the same. A checkpoint has the values of frozen parameters,
+    /// and [`Pipeline::restore`] freezes them again.
     ///
     /// # Errors
     /// When a rank fails. The pipeline then takes no further step.

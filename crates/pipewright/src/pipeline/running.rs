@@ -1,5 +1,6 @@
 //! A running pipeline: steps, evaluation, parameters, checkpoints.
 
+use std::collections::BTreeSet;
 use std::mem::Discriminant;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,7 +13,7 @@ use super::error::PipelineError;
 use super::replies::End;
 use super::step_failure::StepFailure;
 use super::step_inputs::{StepAttempt, StepKind};
-use super::summary::{EvalSummary, StepSummary, TimelineRows, evaluation, training};
+use super::summary::{EvalSummary, StepSummary, TimelineRows, Unmatched, evaluation, training};
 use crate::batch::{Batch, Reduction, SplitError, joined_slices, split};
 use crate::checkpoint::{Checkpoint, RankState};
 use crate::driver::{Command, FailedRank, RankThread, StepReply};
@@ -21,6 +22,7 @@ use crate::failure::{Cause, StepError};
 use crate::ids::{Attempt, StepNumber, WorldRank};
 use crate::loss_scale::LossScale;
 use crate::mesh::Mesh;
+use crate::stage::RestoredPaths;
 use crate::tensor::{Boundary, Values, pack};
 
 /// Running ranks, each with its stages. Dropping the pipeline ends them.
@@ -242,25 +244,54 @@ impl Pipeline {
     }
 
     /// Restores parameters, optimizer state and the loss scale from a checkpoint, which any cut and schedule may have
-    /// written. The next step is the one after the checkpoint's.
+    /// written. Parameters that were frozen ([`Pipeline::freeze`]) are frozen again. The next step is the one after the
+    /// checkpoint's.
     ///
     /// # Errors
     /// When the checkpoint lacks a parameter or has one of another shape, when the optimizer does not accept its state,
     /// or when a rank no longer answers. The pipeline then takes no further step.
     pub fn restore(&mut self, checkpoint: &Arc<Checkpoint>) -> Result<(), PipelineError> {
-        let replies = self.command(|reply| Command::Restore { checkpoint: checkpoint.clone(), reply })?;
-        let restored = self.await_ranks(&replies, |restored| restored);
-        if let Err(error) = restored {
+        self.restore_paths(checkpoint, false).map(drop)
+    }
+
+    /// As [`Pipeline::restore`], for a model that has other parameters than the one that wrote the checkpoint, such as
+    /// adapters or another head. Parameters of the same path are restored. Others of the model keep their values and begin
+    /// without the optimizer's state. Returns the paths that are in one of the two only, as PyTorch's `load_state_dict` with
+    /// `strict=False` does.
+    ///
+    /// # Errors
+    /// As [`Pipeline::restore`], except that the checkpoint may lack parameters.
+    pub fn restore_matching(&mut self, checkpoint: &Arc<Checkpoint>) -> Result<Unmatched, PipelineError> {
+        let of_ranks = self.restore_paths(checkpoint, true)?;
+        let restored: BTreeSet<&str> =
+            of_ranks.iter().flat_map(|paths| &paths.restored).map(|path| &**path).collect();
+        let missing: BTreeSet<Arc<str>> = of_ranks.iter().flat_map(|paths| &paths.missing).cloned().collect();
+        let has_all_ranks = Some(self.ranks.len() as u32) == self.assembly.mesh.ranks();
+        let paths = checkpoint.parameters().map(|stored| stored.path);
+        let unused =
+            has_all_ranks.then(|| paths.filter(|path| !restored.contains(path)).map(Into::into).collect());
+        Ok(Unmatched { missing: missing.into_iter().collect(), unused })
+    }
+
+    /// Restores a checkpoint, and returns the paths of the parameters of each rank of this process.
+    fn restore_paths(
+        &mut self,
+        checkpoint: &Arc<Checkpoint>,
+        may_miss: bool,
+    ) -> Result<Vec<RestoredPaths>, PipelineError> {
+        let replies =
+            self.command(|reply| Command::Restore { checkpoint: checkpoint.clone(), may_miss, reply })?;
+        let restored = self.await_ranks(&replies, |restored| restored).map_err(|error| {
             if !matches!(self.end, Some(End::Lost(_))) {
                 self.end = Some(End::HalfRestored);
             }
-            return Err(error.into());
-        }
+            error
+        })?;
         (self.step, self.pending) = (StepNumber::new(checkpoint.step()), false);
         // A run in another precision has no scale, and one from before a restore belongs to other parameters.
         let scale = self.assembly.loss_scale();
         self.loss_scale = scale.map(|initial| checkpoint.loss_scale().unwrap_or(initial));
-        Ok(())
+        Ok(restored)
     }
 
     fn split(&self, what: &'static str, batch: impl Boundary) -> Result<Vec<Values>, PipelineError> {

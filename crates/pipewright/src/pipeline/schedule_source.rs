@@ -1,5 +1,7 @@
 //! The sources of a builder's program, and the lowering of a schedule to a program that trains.
 
+use std::borrow::Cow;
+
 use pipewright_schedule::lower::{TrainingLowering, UnshardConfig, drop_bubbles};
 use pipewright_schedule::{Level, LowerConfig, Program, Schedule, ValidatedProgram, lower, validate};
 
@@ -21,6 +23,18 @@ pub enum ScheduleSource {
 impl From<&str> for ScheduleSource {
     fn from(name: &str) -> Self {
         Self::Named(name.to_owned())
+    }
+}
+
+impl From<&String> for ScheduleSource {
+    fn from(name: &String) -> Self {
+        Self::Named(name.clone())
+    }
+}
+
+impl From<Cow<'_, str>> for ScheduleSource {
+    fn from(name: Cow<'_, str>) -> Self {
+        Self::Named(name.into_owned())
     }
 }
 

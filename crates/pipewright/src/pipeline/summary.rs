@@ -90,6 +90,17 @@ pub struct EvalSummary {
     pub timeline: Timeline,
 }
 
+/// The parameters that are in a model or in a checkpoint, but not in both
+/// ([`Pipeline::restore_matching`](crate::pipeline::Pipeline::restore_matching)).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Unmatched {
+    /// The paths of the model that the checkpoint does not have, of the ranks of this process, in alphabetical order.
+    pub missing: Vec<Arc<str>>,
+    /// The paths of the checkpoint that the model does not have, in alphabetical order; `None` if other processes have a
+    /// part of the model.
+    pub unused: Option<Vec<Arc<str>>>,
+}
+
 impl StepSummary {
     /// Returns the loss of the step: the mean of the losses, in which each microbatch counts by its weight, or their sum.
     pub fn loss(&self) -> f64 {

@@ -6,6 +6,7 @@ use pipewright_schedule::Microbatch;
 
 use super::body::StageBody;
 use super::error::StageError;
+use super::fingerprint::Fingerprint;
 use super::runner::InputGradients;
 use super::segment::{Pass, Segment};
 use super::tape::Tape;
@@ -30,8 +31,8 @@ pub(super) struct Part {
 pub(super) enum Kept {
     /// Everything that the backward needs.
     Recorded(Box<Tape>),
-    /// The inputs, from which the backward computes the segment again.
-    Inputs(Values),
+    /// The inputs, from which the backward computes the segment again, and what its results must be.
+    Inputs(Values, Fingerprint),
 }
 
 /// A backward that has begun.
@@ -90,7 +91,7 @@ impl<M: StageBody> TrainingStage<M> {
     pub(super) fn run_back(&mut self, backward: &mut BackwardState, count: usize) -> Result<(), StageError> {
         let count = count.min(backward.in_flight.parts.len());
         let mut next = backward.in_flight.parts.iter().rev().take(count);
-        let buffers = match next.any(|part| matches!(part.kept, Kept::Inputs(_))) {
+        let buffers = match next.any(|part| matches!(part.kept, Kept::Inputs(..))) {
             true => self.buffers(),
             false => OptionalTensors::new(),
         };
@@ -105,13 +106,13 @@ impl<M: StageBody> TrainingStage<M> {
         let gradients = std::mem::take(&mut backward.gradients);
         let tape = match (kept, &backward.in_flight.pass) {
             (Kept::Recorded(tape), _) => *tape,
-            (Kept::Inputs(inputs), Some(pass)) => {
+            (Kept::Inputs(inputs, first), Some(pass)) => {
                 let start = Instant::now();
-                let tape = self.record_again(segment, inputs, pass)?;
+                let tape = self.record_again(segment, inputs, pass, &first)?;
                 backward.recomputed += start.elapsed();
                 tape
             }
-            (Kept::Inputs(_), None) => unreachable!("a microbatch that is computed again keeps its context"),
+            (Kept::Inputs(..), None) => unreachable!("a microbatch that is computed again keeps its context"),
         };
         backward.gradients = self.run_backward(backward.microbatch, tape, gradients)?;
         backward.returned = backward.gradients.len();

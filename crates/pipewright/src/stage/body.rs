@@ -88,7 +88,8 @@ impl<M: StageModule> StageBody for M {
     type Output = M::Output;
 
     fn run(&self, inputs: Values, context: &StageContext) -> Result<M::Output, StageError> {
-        Ok(self.forward(unpack(inputs).map_err(StageError::Input)?, context))
+        let input = unpack(inputs).map_err(StageError::Input)?;
+        context.run_layer(&format!("stage {}", context.stage()), || self.forward(input, context))
     }
 
     fn blocks(&self) -> usize {
@@ -96,7 +97,8 @@ impl<M: StageModule> StageBody for M {
     }
 
     fn run_block(&self, block: usize, inputs: Values, context: &StageContext) -> Result<Values, StageError> {
-        self.forward_block(block, inputs, context).map_err(StageError::Input)
+        let name = format!("stage {}, block {block}", context.stage());
+        context.run_layer(&name, || self.forward_block(block, inputs, context))?.map_err(StageError::Input)
     }
 
     fn part(&self, place: &ModulePlace) -> Option<(&dyn Any, &'static str)> {

@@ -36,7 +36,7 @@ impl<M: StageBody> StageCompute for TrainingStage<M> {
             self.end_forwards_of(pass.context.microbatch(), is_trained);
         }
         if is_trained {
-            let is_saved = parts.iter().any(|part| matches!(part.kept, Kept::Inputs(_)));
+            let is_saved = parts.iter().any(|part| matches!(part.kept, Kept::Inputs(..)));
             self.in_flight.insert(microbatch, InFlight { parts, pass: is_saved.then_some(pass) });
         }
         Ok(forwarded)

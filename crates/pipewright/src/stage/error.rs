@@ -152,6 +152,21 @@ pub enum StageError {
         /// The output's place.
         index: usize,
     },
+    /// The second run of a forward had other results than the first.
+    #[error(
+        "a forward has other results when it is computed again: `forward` must depend only on the module, its input and its \
+         context; random numbers come from `StageContext::random`, as in `nn::Dropout`"
+    )]
+    RecomputedResult,
+    /// A layer that several ranks compute together draws from the generator of its device, which they share.
+    #[error(
+        "`{layer}`, or a layer that ran at the same time, draws from the generator of its device, and several ranks compute \
+         the stage together: use `nn::Dropout` instead of Burn's, or the random numbers of `StageContext::random`"
+    )]
+    DrawsTogether {
+        /// The layer.
+        layer: Arc<str>,
+    },
     /// A layer returned a weight gradient of another shape than the weight.
     #[error(
         "the layer `{layer}` returned a gradient of shape {found:?} for its parameter `{parameter}` of shape {expected:?}: \

@@ -136,6 +136,7 @@ impl<M: StageBody> TrainingStage<M> {
         replacement: Option<Replacement<'_>>,
     ) -> Result<(), StageError> {
         let inputs = std::mem::take(&mut forward.values);
+        forward.pass.context.draw_through(&self.draws);
         self.join_carry(forward);
         let found = match forward.task {
             None => self.infer(segment, inputs, forward, replacement)?,

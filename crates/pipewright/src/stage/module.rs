@@ -9,8 +9,9 @@ use pipewright_schedule::ids::Slice;
 use pipewright_schedule::{Microbatch, Slices, StageIndex};
 
 use super::carry::{CarryEnds, SequenceCarry, SliceCarry};
+use super::error::StageError;
 use crate::batch::{SideInputError, SideInputs};
-use crate::random::{RandomStream, StreamKey};
+use crate::random::{DrawsTogether, LayerDraws, RandomStream, StreamKey};
 use crate::tensor::{Boundary, BoundaryError, Placement, Value, Values, pack, unpack};
 
 /// A stage: a contiguous part of the model, with ordinary tensors at both edges.
@@ -139,6 +140,8 @@ pub struct StageContext {
     side_inputs: Arc<SideInputs>,
     /// `None` in an evaluation.
     random: Option<StreamKey>,
+    /// Runs layers that draw from the generator of their device; `None` outside a pipeline.
+    draws: Option<Arc<LayerDraws>>,
     auxiliary: Arc<Mutex<Vec<Auxiliary>>>,
     not_finite: Arc<Mutex<Option<String>>>,
 }
@@ -163,6 +166,7 @@ impl StageContext {
             device: Device::flex(),
             side_inputs: Arc::default(),
             random: None,
+            draws: None,
             auxiliary: Arc::default(),
             not_finite: Arc::default(),
         }
@@ -188,6 +192,23 @@ impl StageContext {
     /// Takes out where the tape that was just recorded meets those of other slices.
     pub(super) fn take_carry(&self) -> Option<CarryEnds> {
         self.carry.as_ref().map(SliceCarry::take_ends)
+    }
+
+    /// Sets what runs the layers of the stage.
+    pub(super) fn draw_through(&mut self, draws: &Arc<LayerDraws>) {
+        self.draws = Some(draws.clone());
+    }
+
+    /// Calls `run`, the forward of the layer `name` of this stage, with the random numbers of this layer and microbatch in
+    /// the generator of the device.
+    pub(crate) fn run_layer<R>(&self, name: &str, run: impl FnOnce() -> R) -> Result<R, StageError> {
+        let Some(draws) = &self.draws else { return Ok(run()) };
+        let is_training = self.random.is_some();
+        let of_evaluation =
+            || StreamKey { microbatch: u64::from(self.number().get()), ..StreamKey::default() };
+        let key = self.random.unwrap_or_else(of_evaluation);
+        let result = draws.run(name, key, is_training, run);
+        result.map_err(|DrawsTogether| StageError::DrawsTogether { layer: name.into() })
     }
 
     pub(crate) fn with_side_inputs(mut self, side_inputs: Arc<SideInputs>, device: Device) -> Self {

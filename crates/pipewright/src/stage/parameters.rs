@@ -8,7 +8,7 @@ use pipewright_schedule::StageIndex;
 use super::body::StageBody;
 use super::error::StageError;
 use super::module_parameters::{NamedTensor, discrete_of, filled, parameters_of, with_discrete};
-use super::runner::{Held, StageParameters};
+use super::runner::{Held, RestoredPaths, StageParameters};
 use super::shards::Shards;
 use super::training::TrainingStage;
 use super::visit::Visit;
@@ -131,26 +131,45 @@ impl<M: StageBody> StageParameters for TrainingStage<M> {
         let parameters = found.filter(|(place, _)| counts(*place)).map(|(place, (found, path))| {
             let NamedTensor { id, value, .. } = found;
             let slice = self.placement(place).slice_of(rank);
-            HeldParameter { place, path: path.clone(), id, slice, value }
+            HeldParameter {
+                place,
+                path: path.clone(),
+                id,
+                slice,
+                is_frozen: self.frozen.contains(&id),
+                value,
+            }
         });
         let part = self.shards.as_ref().map(Shards::part);
         StageState { parameters: parameters.collect(), optimizer: self.optimizer.clone(), part }
     }
 
-    fn restore(&mut self, checkpoint: &Checkpoint, rank: TensorRank) -> Result<(), CheckpointError> {
+    fn restore(
+        &mut self,
+        checkpoint: &Checkpoint,
+        rank: TensorRank,
+        may_miss: bool,
+    ) -> Result<RestoredPaths, CheckpointError> {
         self.release();
         self.settled();
         let module = self.take_module();
         let (sums, shards, placements) = (&self.sums, &self.shards, &self.placements);
+        let keeps = |path: &str| may_miss && !checkpoint.has(path);
         let slice = |place: usize| placements[place].slice_of(rank);
         let part = |place| shards.as_ref().map_or(RowShard::WHOLE, |shards| shards.part_of(place));
         let (module, outcome) = filled(module, |place, held| {
             let (path, shape) = (&sums.paths()[place], &sums.shapes()[place]);
+            if keeps(path) {
+                return Ok(None);
+            }
             let data = checkpoint.part_of(path, shape, held.dtype(), (slice(place), part(place)))?;
             Ok(Some(Value::from_data(data, &held.device())))
         });
         let discrete = &self.discrete;
         let (module, discrete_outcome) = with_discrete(module, |place, held| {
+            if keeps(&discrete[place]) {
+                return Ok(held.clone());
+            }
             let data = checkpoint.parameter(&discrete[place], &held.shape(), held.dtype())?;
             Ok(Value::from_data(data.convert_dtype(held.dtype()), &held.device()))
         });
@@ -172,6 +191,9 @@ impl<M: StageBody> StageParameters for TrainingStage<M> {
             let part = shards.as_ref().map_or(RowShard::WHOLE, Shards::part);
             self.optimizer = Some(put_together(optimizer.clone(), &targets, part, checkpoint)?);
         }
-        Ok(())
+        self.freeze(&|path| checkpoint.is_frozen(path), true);
+        let paths = self.sums.paths().iter().chain(&self.discrete).cloned();
+        let (missing, restored) = paths.partition(|path| keeps(path));
+        Ok(RestoredPaths { restored, missing })
     }
 }

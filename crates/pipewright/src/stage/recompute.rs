@@ -17,6 +17,12 @@
 //! Later forwards mark the same outputs. If a recomputed forward gives a gradient to another output, that is an error
 //! ([`StageError::RecomputedOutput`]).
 //!
+//! # Results that must be the same
+//!
+//! A gradient is right only if the second forward computes what the first has computed. On the processor, the losses and
+//! some elements of the outputs of both are compared, and an error ends the step if they differ
+//! ([`StageError::RecomputedResult`]).
+//!
 //! # Burn's gradient checkpointing
 //!
 //! Burn's own strategy (`Device::gradient_checkpointing`) recomputes single operations that are cheap, and keeps the
@@ -32,6 +38,7 @@ use pipewright_schedule::Microbatch;
 use super::backward::{InFlight, Kept, Part};
 use super::body::StageBody;
 use super::error::StageError;
+use super::fingerprint::Fingerprint;
 use super::forward::{ForwardState, copied};
 use super::module_parameters::{parameters_of, with_values};
 use super::runner::Forwarded;
@@ -53,17 +60,19 @@ impl<M: StageBody> TrainingStage<M> {
         forward: &mut ForwardState,
         keep_outputs: bool,
     ) -> Result<Forwarded, StageError> {
-        forward.parts.push(Part { segment, kept: Kept::Inputs(inputs.clone()) });
+        let saved = inputs.clone();
         let key = (segment, requires_grad(&inputs));
         let Some(promised) = self.promises.get(&key) else {
             let (found, tape) = self.record(segment, inputs, &forward.pass, keep_outputs, None)?;
             tape.discard();
             self.promises.insert(key, requires_grad(&found.outputs));
+            forward.parts.push(Part { segment, kept: Kept::Inputs(saved, Fingerprint::of(&found)) });
             return Ok(found);
         };
         let module: &M = copied(&mut forward.copy, || self.computing().clone().map(&mut WithoutGradients));
         let inputs = inputs.into_iter().map(Value::constant).collect();
         let (found, _) = self.run_segment(module, segment, inputs, &forward.pass, keep_outputs, None)?;
+        forward.parts.push(Part { segment, kept: Kept::Inputs(saved, Fingerprint::of(&found)) });
         // Outputs beside a loss go to the caller.
         let outputs = match found.loss {
             Some(_) => found.outputs,
@@ -79,7 +88,7 @@ impl<M: StageBody> TrainingStage<M> {
             in_flight
                 .parts
                 .iter()
-                .all(|part| part.segment == Segment::Whole && matches!(part.kept, Kept::Inputs(_)))
+                .all(|part| part.segment == Segment::Whole && matches!(part.kept, Kept::Inputs(..)))
         };
         if !self.in_flight.get(&microbatch).is_some_and(is_saved) {
             return Ok(false);
@@ -88,8 +97,8 @@ impl<M: StageBody> TrainingStage<M> {
         let mut in_flight = self.in_flight.remove(&microbatch);
         if let Some(InFlight { parts, pass: Some(pass) }) = &mut in_flight {
             for part in parts {
-                if let Kept::Inputs(inputs) = &mut part.kept {
-                    let tape = self.record_again(part.segment, std::mem::take(inputs), pass)?;
+                if let Kept::Inputs(inputs, first) = &mut part.kept {
+                    let tape = self.record_again(part.segment, std::mem::take(inputs), pass, first)?;
                     part.kept = Kept::Recorded(Box::new(tape));
                 }
             }
@@ -99,12 +108,13 @@ impl<M: StageBody> TrainingStage<M> {
         Ok(true)
     }
 
-    /// Computes a segment again and records its backward.
+    /// Computes a segment again and records its backward. The results must be those of the `first` time.
     pub(super) fn record_again(
         &self,
         segment: Segment,
         inputs: Values,
         pass: &Pass,
+        first: &Fingerprint,
     ) -> Result<Tape, StageError> {
         let key = (segment, requires_grad(&inputs));
         let (found, tape) = self.record(segment, inputs, pass, false, None)?;
@@ -112,6 +122,7 @@ impl<M: StageBody> TrainingStage<M> {
         let mut broken = found.outputs.iter().zip(promised);
         match broken.position(|(value, promised)| value.requires_grad() && !promised) {
             Some(index) => Err(StageError::RecomputedOutput { index }),
+            None if Fingerprint::of(&found) != *first => Err(StageError::RecomputedResult),
             None => Ok(tape),
         }
     }

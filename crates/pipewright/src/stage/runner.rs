@@ -53,6 +53,15 @@ pub(crate) struct InputGradients {
     pub recomputed: Duration,
 }
 
+/// The paths of parameters after a restore.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct RestoredPaths {
+    /// Those that the checkpoint has.
+    pub restored: Vec<Arc<str>>,
+    /// Those that it does not have.
+    pub missing: Vec<Arc<str>>,
+}
+
 /// A parameter of a stage, as described to other ranks.
 pub(crate) struct Held {
     pub path: Arc<str>,
@@ -191,9 +200,15 @@ pub(crate) trait StageParameters: Send {
     /// tensor group.
     fn state(&self, rank: TensorRank) -> StageState;
 
-    /// Restores parameters and optimizer state of `rank` of its tensor group. After an error, some of them are restored and
-    /// others are not.
-    fn restore(&mut self, checkpoint: &Checkpoint, rank: TensorRank) -> Result<(), CheckpointError>;
+    /// Restores parameters and optimizer state of `rank` of its tensor group, and freezes the parameters that were frozen. If
+    /// `may_miss`, parameters that the checkpoint does not have keep their values. After an error, some parameters are
+    /// restored and others are not.
+    fn restore(
+        &mut self,
+        checkpoint: &Checkpoint,
+        rank: TensorRank,
+        may_miss: bool,
+    ) -> Result<RestoredPaths, CheckpointError>;
 }
 
 /// Returns the device of a module's first parameter, or the default device for a module without parameters.

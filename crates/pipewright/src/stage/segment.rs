@@ -76,7 +76,8 @@ impl<M: StageBody> TrainingStage<M> {
     ) -> Result<Option<Tensor<1>>, StageError> {
         let Some(loss) = &self.loss else { return Ok(None) };
         let target = target.ok_or(StageError::NoTarget)?;
-        let loss = loss(unpack(output).map_err(StageError::Input)?, target, context)?;
+        let output = unpack(output).map_err(StageError::Input)?;
+        let loss = context.run_layer("the loss", || loss(output, target, context))??;
         check_scalar(&loss, || "the loss".to_owned())?;
         Ok(Some(at_least_single(loss)))
     }

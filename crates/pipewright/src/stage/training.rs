@@ -32,6 +32,7 @@ use super::shards::Shards;
 use super::weight_work::WeightRunner;
 use crate::nn::Deferred;
 use crate::optimizer::mixes_rows;
+use crate::random::LayerDraws;
 use crate::tensor::shard::RowShard;
 use crate::tensor::{Placement, Precision, Values};
 
@@ -78,6 +79,8 @@ pub(crate) struct TrainingStage<M: StageBody> {
     pub(super) device: Device,
     /// Present if the parameters are sharded over replicas.
     pub(super) shards: Option<Shards>,
+    /// Runs the layers, some of which may draw from the generator of their device.
+    pub(super) draws: Arc<LayerDraws>,
     /// Whether a forward that is recomputed runs block by block.
     pub(super) by_block: bool,
     /// Which outputs of the recomputed forwards need a gradient.
@@ -98,6 +101,7 @@ impl<M: StageBody> TrainingStage<M> {
         let placements = parameters_of(&module).iter().map(|found| module.placement(&found.local)).collect();
         let has_buffers = parameters_of(&module).iter().any(|found| !found.is_trained);
         let device = device.autodiff();
+        let draws = Arc::new(LayerDraws::new(&device, false));
         Self {
             parameters,
             module: Some(module),
@@ -120,6 +124,7 @@ impl<M: StageBody> TrainingStage<M> {
             weight_runner: None,
             device,
             shards: None,
+            draws,
             by_block: false,
             promises: Promises::default(),
             has_buffers,
@@ -194,6 +199,7 @@ impl<M: StageBody> TrainingStage<M> {
     pub(super) fn split_over(&mut self, tensor_ranks: u32) -> Result<(), StageError> {
         self.check_placements(tensor_ranks)?;
         self.tensor_ranks = tensor_ranks;
+        self.draws = Arc::new(LayerDraws::new(&self.device, tensor_ranks > 1));
         let of_layer: Vec<bool> =
             self.placements.iter().map(|placement| placement.of_layer.is_some()).collect();
         match (tensor_ranks, of_layer.contains(&true)) {

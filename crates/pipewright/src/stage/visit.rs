@@ -48,6 +48,9 @@ impl Visit {
 impl<M: StageBody> TrainingStage<M> {
     /// Visits the module, which has its whole parameters. Returns the number of modules or parameters that it found.
     pub(super) fn visited(&mut self, stage: StageIndex, visit: &Visit) -> Result<usize, StageError> {
+        if !matches!(visit, Visit::Read { .. }) {
+            self.draws.forget();
+        }
         match visit {
             Visit::Read { place, read, keep } if is_at(place, stage) => {
                 let found = self.settled().part(place);
@@ -115,7 +118,7 @@ impl<M: StageBody> TrainingStage<M> {
     }
 
     /// Freezes or trains parameters. Returns their number.
-    fn freeze(&mut self, contains: &dyn Fn(&str) -> bool, freeze: bool) -> usize {
+    pub(super) fn freeze(&mut self, contains: &dyn Fn(&str) -> bool, freeze: bool) -> usize {
         let found = parameters_of(self.module());
         let paths = self.sums.paths();
         let mut chosen = HashSet::new();

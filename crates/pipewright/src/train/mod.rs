@@ -1,4 +1,5 @@
-//! The training loop: data, learning rate, validation, and the [`Trainer`] that feeds a pipeline with them.
+//! The training loop: data, learning rate, validation, the [`Trainer`] that feeds a pipeline with them, and the [`RunLog`]
+//! that writes the results.
 
 pub mod data;
 mod learning_rate;
@@ -8,9 +9,13 @@ mod token_batch;
 mod validation;
 mod accumulation;
 mod trainer;
+mod tensorboard;
+mod run_log;
 
 pub use best_loss::*;
 pub use learning_rate::*;
 pub use rate_schedule::*;
+pub use run_log::*;
+pub use tensorboard::*;
 pub use trainer::*;
 pub use validation::*;

@@ -64,8 +64,9 @@ pub struct Metrics {
     pub elapsed_s: f64,
     /// Input tokens of all the run's steps.
     pub tokens: u64,
-    /// The number of passes over the data, with the fraction of the current epoch.
-    pub epoch: f64,
+    /// The number of passes over the data, with the fraction of the current epoch; left out if it is not known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub epoch: Option<f64>,
     /// Share of the ranks' time in which they did not compute, from the first action to the last.
     pub bubble_fraction: f64,
     /// Share of the ranks' time in which they only communicated.
@@ -204,9 +205,22 @@ impl Trainer {
     }
 
     fn metrics(&self, report: &StepSummary, learning_rate: f64, tokens: usize) -> Metrics {
-        let seconds = report.wall.as_secs_f64();
         Metrics {
             step: self.steps_done,
+            elapsed_s: self.elapsed().as_secs_f64(),
+            tokens: self.rows.tokens_seen(),
+            epoch: Some(self.rows.epochs_seen()),
+            ..Metrics::of(report, learning_rate, tokens as u64)
+        }
+    }
+}
+
+impl Metrics {
+    /// Returns the metrics of a step, as if it were the first one of a run. `tokens` is the number of tokens of its batch.
+    pub fn of(report: &StepSummary, learning_rate: f64, tokens: u64) -> Self {
+        let seconds = report.wall.as_secs_f64();
+        Self {
+            step: report.step.get(),
             loss: report.loss(),
             grad_norm: report.gradient_norm,
             loss_scale: report.loss_scale,
@@ -214,9 +228,9 @@ impl Trainer {
             learning_rate,
             tokens_per_second: tokens as f64 / seconds,
             step_ms: seconds * 1e3,
-            elapsed_s: self.elapsed().as_secs_f64(),
-            tokens: self.rows.tokens_seen(),
-            epoch: self.rows.epochs_seen(),
+            elapsed_s: seconds,
+            tokens,
+            epoch: None,
             bubble_fraction: report.timeline.bubble_fraction(),
             exposed_comm_fraction: report.exposed_communication_fraction(),
             auxiliary: report.auxiliary.iter().map(|(name, &loss)| (name.to_string(), loss)).collect(),

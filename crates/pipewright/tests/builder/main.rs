@@ -1,6 +1,7 @@
 //! A builder gives the same bits as the separate calls, for every cut of the model and every kind of layer.
 
 mod bad_input;
+mod lists;
 mod model;
 mod setters;
 #[path = "../support/mod.rs"]

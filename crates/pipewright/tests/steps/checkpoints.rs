@@ -2,6 +2,7 @@
 
 mod buffers;
 mod damage;
+mod other_model;
 mod owners;
 
 use std::fs;

@@ -9,8 +9,9 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use pipewright::train::Metrics;
 use thiserror::Error;
+
+use crate::train::trainer::Metrics;
 
 /// The version that TensorBoard expects in the first event.
 const VERSION: &str = "brain.Event:2";
@@ -31,22 +32,27 @@ const STARTS: u64 = 1;
 
 /// An event file that grows by one event for each step.
 #[derive(Debug)]
-pub(crate) struct EventFile {
+pub struct EventFile {
     path: PathBuf,
     file: File,
 }
 
 /// An event file cannot be written.
 #[derive(Debug, Error)]
-#[error("{}: cannot be written: {source}; free some space, or set run.tensorboard=false", path.display())]
-pub(crate) struct EventFileError {
+#[error(
+    "{}: cannot be written: {source}; free some space, or write no event file (run.tensorboard=false)", path.display()
+)]
+pub struct EventFileError {
     path: PathBuf,
     source: io::Error,
 }
 
 impl EventFile {
     /// Creates the event file of a process in the folder of a run whose first `done` steps are finished.
-    pub(crate) fn create(run: &Path, done: u64) -> Result<Self, EventFileError> {
+    ///
+    /// # Errors
+    /// When the file cannot be written.
+    pub fn create(run: &Path, done: u64) -> Result<Self, EventFileError> {
         let name = format!("events.out.tfevents.{:010.0}.pipewright.{}", now().floor(), std::process::id());
         let path = run.join(name);
         let file = File::create_new(&path).map_err(|source| EventFileError { path: path.clone(), source })?;
@@ -61,7 +67,10 @@ impl EventFile {
     }
 
     /// Appends the metrics of a step, which other programs can read immediately.
-    pub(crate) fn step(&mut self, metrics: &Metrics) -> Result<(), EventFileError> {
+    ///
+    /// # Errors
+    /// When the file cannot be written.
+    pub fn step(&mut self, metrics: &Metrics) -> Result<(), EventFileError> {
         let summary = summary(&scalars(metrics));
         self.write(&event(now(), metrics.step, SUMMARY, &summary))
     }

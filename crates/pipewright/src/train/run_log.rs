@@ -1,0 +1,257 @@
+//! [`RunLog`]: the folder of a run of your own, which `pipewright report` and `pipewright view` read.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use pipewright_schedule::Timeline;
+use serde_json::Value as Json;
+
+use crate::pipeline::StepSummary;
+use crate::train::tensorboard::{EventFile, EventFileError};
+use crate::train::trainer::Metrics;
+
+/// The file of a run's folder that has one line of metrics per step.
+pub const METRICS_FILE: &str = "metrics.jsonl";
+/// The file of a run's folder that has its settings.
+pub const CONFIG_FILE: &str = "config.toml";
+/// The file of a run's folder that has the timeline of the last step.
+pub const TIMELINE_FILE: &str = "timeline.json";
+/// The folder of the timelines of further steps, in a run's folder.
+pub const TIMELINES_FOLDER: &str = "timelines";
+
+/// Returns the name of the file with the timeline of a step, in [`TIMELINES_FOLDER`]. Names sort by step.
+pub fn timeline_name(step: u64) -> String {
+    format!("step-{step:08}.json")
+}
+
+/// Writes the results of a run into a folder: the metrics of each step, timelines, and event files for TensorBoard.
+///
+/// With several processes, only the first one writes a log. Checkpoints may be in the same folder, under `checkpoints`.
+///
+/// ```
+/// use pipewright::pipeline::{Pipeline, PipelineError};
+/// use pipewright::prelude::*;
+///
+/// fn train(pipeline: &mut Pipeline, x: Tensor<2>, y: Tensor<2>) -> Result<(), Box<dyn std::error::Error>> {
+///     let mut log = RunLog::open("runs/mine", 0)?.with_tensorboard()?;
+///     for _ in 0..100 {
+///         let (rate, rows) = (1e-3, x.dims()[0]);
+///         let summary = pipeline.step(x.clone(), y.clone(), rate)?;
+///         let metrics = log.metrics(&summary, rate, rows as u64);
+///         log.step(&metrics, &summary)?;
+///     }
+///     log.finish()?;
+///     Ok(())
+/// }
+/// ```
+#[derive(Debug)]
+pub struct RunLog {
+    folder: PathBuf,
+    metrics: File,
+    /// The number of steps in the metrics.
+    done: u64,
+    /// The tokens and the seconds of these steps.
+    tokens: u64,
+    elapsed_s: f64,
+    began: Instant,
+    events: Option<EventFile>,
+    last: Option<Timeline>,
+}
+
+/// Why a run's results cannot be written.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RunLogError {
+    /// The folder has the results of an earlier run.
+    #[error(
+        "{}: the folder has the results of a run: choose another folder, or continue that run after its checkpoint",
+        path.display()
+    )]
+    HasRun {
+        /// The file of the earlier results.
+        path: PathBuf,
+    },
+    /// Another process writes to the folder.
+    #[error("{}: another process writes to this folder: wait until it has ended, or choose another folder", path.display())]
+    InUse {
+        /// The file that the other process writes.
+        path: PathBuf,
+    },
+    /// The file was moved or deleted while the run was under way.
+    #[error("{}: the file was moved or deleted during the run: its results are no longer written", path.display())]
+    Gone {
+        /// The file.
+        path: PathBuf,
+    },
+    /// A file or a folder cannot be read or written.
+    #[error("{}: cannot be {action}: {source}", path.display())]
+    Io {
+        /// The action that failed, as in "cannot be written".
+        action: &'static str,
+        /// The file or the folder.
+        path: PathBuf,
+        /// The system's reason.
+        source: io::Error,
+    },
+    /// The event file cannot be written.
+    #[error(transparent)]
+    Events(#[from] EventFileError),
+}
+
+impl RunLog {
+    /// Opens the folder of a run whose first `done` steps are finished, and creates it for a run that starts. Lines of later
+    /// steps, which the run takes again, are moved to `metrics.1.jsonl`, or the next free number.
+    ///
+    /// # Errors
+    /// When a run that starts finds the results of another one, another process writes to the folder, or the folder
+    /// cannot be written.
+    pub fn open(folder: impl AsRef<Path>, done: u64) -> Result<Self, RunLogError> {
+        let folder = folder.as_ref().to_owned();
+        let path = folder.join(METRICS_FILE);
+        if done == 0 && path.exists() {
+            return Err(RunLogError::HasRun { path });
+        }
+        fs::create_dir_all(&folder).map_err(failed("created", &folder))?;
+        let opened = OpenOptions::new().append(true).create(true).open(&path);
+        let metrics = opened.map_err(failed("opened", &path))?;
+        match metrics.try_lock() {
+            Err(fs::TryLockError::WouldBlock) => return Err(RunLogError::InUse { path }),
+            Err(fs::TryLockError::Error(source)) => return Err(failed("locked", &path)(source)),
+            Ok(()) => {}
+        }
+        let last = keep_lines(&path, &metrics, done)?;
+        let figure = |name| last.as_ref().and_then(|line| line.get(name));
+        Ok(Self {
+            done,
+            tokens: figure("tokens").and_then(Json::as_u64).unwrap_or_default(),
+            elapsed_s: figure("elapsed_s").and_then(Json::as_f64).unwrap_or_default(),
+            folder,
+            metrics,
+            began: Instant::now(),
+            events: None,
+            last: None,
+        })
+    }
+
+    /// Also writes an event file for TensorBoard.
+    ///
+    /// # Errors
+    /// When the file cannot be written.
+    pub fn with_tensorboard(self) -> Result<Self, RunLogError> {
+        let events = EventFile::create(&self.folder, self.done)?;
+        Ok(Self { events: Some(events), ..self })
+    }
+
+    /// Writes the settings of the run, which the page of `pipewright report` shows. Any text will do.
+    ///
+    /// # Errors
+    /// When the file cannot be written.
+    pub fn write_config(&self, text: &str) -> Result<(), RunLogError> {
+        let path = self.folder.join(CONFIG_FILE);
+        fs::write(&path, text).map_err(failed("written", &path))
+    }
+
+    /// Returns the metrics of a step. `tokens` is the number of tokens, or rows, of its batch. The caller may change them, for
+    /// example add the validation loss.
+    pub fn metrics(&self, summary: &StepSummary, learning_rate: f64, tokens: u64) -> Metrics {
+        Metrics {
+            tokens: self.tokens + tokens,
+            elapsed_s: self.elapsed_s + self.began.elapsed().as_secs_f64(),
+            ..Metrics::of(summary, learning_rate, tokens)
+        }
+    }
+
+    /// Appends the metrics of a step, which other programs can read immediately, and keeps its timeline for
+    /// [`RunLog::finish`].
+    ///
+    /// # Errors
+    /// When the file was moved or deleted, or cannot be written.
+    pub fn step(&mut self, metrics: &Metrics, summary: &StepSummary) -> Result<(), RunLogError> {
+        let path = self.folder.join(METRICS_FILE);
+        if !is_at(&self.metrics, &path) {
+            return Err(RunLogError::Gone { path });
+        }
+        let mut line =
+            serde_json::to_string(metrics).map_err(|error| failed("written", &path)(error.into()))?;
+        line.push('\n');
+        let written = self.metrics.write_all(line.as_bytes()).and_then(|()| self.metrics.flush());
+        written.map_err(failed("written", &path))?;
+        if let Some(events) = &mut self.events {
+            events.step(metrics)?;
+        }
+        (self.done, self.tokens) = (metrics.step, metrics.tokens);
+        self.last = Some(summary.timeline.clone());
+        Ok(())
+    }
+
+    /// Writes the timeline of a step next to those of other steps, which `pipewright view` shows together.
+    ///
+    /// # Errors
+    /// When the file cannot be written.
+    pub fn keep_timeline(&self, summary: &StepSummary) -> Result<(), RunLogError> {
+        let folder = self.folder.join(TIMELINES_FOLDER);
+        fs::create_dir_all(&folder).map_err(failed("created", &folder))?;
+        let path = folder.join(timeline_name(summary.step.get()));
+        fs::write(&path, summary.timeline.chrome_trace()).map_err(failed("written", &path))
+    }
+
+    /// Writes the timeline of the last step.
+    ///
+    /// # Errors
+    /// When the file cannot be written.
+    pub fn finish(self) -> Result<(), RunLogError> {
+        let Some(timeline) = &self.last else { return Ok(()) };
+        let path = self.folder.join(TIMELINE_FILE);
+        fs::write(&path, timeline.chrome_trace()).map_err(failed("written", &path))
+    }
+
+    /// Returns the path of the folder.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+}
+
+/// Cuts the metrics after the line of step `done`, and moves later lines to another file. Returns the last line that stays.
+fn keep_lines(path: &Path, file: &File, done: u64) -> Result<Option<Json>, RunLogError> {
+    let text = fs::read_to_string(path).map_err(failed("read", path))?;
+    let (mut kept, mut last) = (0, None);
+    for line in text.split_inclusive('\n') {
+        let figures = serde_json::from_str::<Json>(line).ok().filter(|_| line.ends_with('\n'));
+        let step = figures.as_ref().and_then(|figures| figures.get("step")?.as_u64());
+        if step.is_none_or(|step| step > done) {
+            break;
+        }
+        (kept, last) = (kept + line.len(), figures);
+    }
+    if kept < text.len() {
+        let numbers = (1..).map(|number: u32| path.with_file_name(format!("metrics.{number}.jsonl")));
+        let aside = numbers.into_iter().find(|path| !path.exists()).unwrap_or_default();
+        fs::write(&aside, &text[kept..]).map_err(failed("written", &aside))?;
+        file.set_len(kept as u64).map_err(failed("written", path))?;
+    }
+    Ok(last)
+}
+
+/// Returns whether the open file is still the one at this path.
+#[cfg(unix)]
+fn is_at(file: &File, path: &Path) -> bool {
+    use std::os::unix::fs::MetadataExt;
+    let identity = |metadata: fs::Metadata| (metadata.dev(), metadata.ino());
+    match (file.metadata(), fs::metadata(path)) {
+        (Ok(open), Ok(found)) => identity(open) == identity(found),
+        _ => false,
+    }
+}
+
+/// Returns whether a file is still at this path.
+#[cfg(not(unix))]
+fn is_at(_file: &File, path: &Path) -> bool {
+    path.is_file()
+}
+
+/// Returns a function for `map_err` that adds the action and the path to the system's reason.
+fn failed(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> RunLogError {
+    move |source| RunLogError::Io { action, path: path.to_owned(), source }
+}
