@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use pipewright_book::markdown::{anchors, files_below, inline_code, links, with_includes};
+use pipewright_book::markdown::{anchors, code_blocks, files_below, inline_code, links, with_includes};
 use pipewright_book::root;
 
 /// The folders whose paths the documents name.
@@ -115,7 +115,11 @@ fn every_page_is_a_chapter() {
 fn rust_on_a_page_is_compiled() {
     let library = fs::read_to_string(root().join("crates/pipewright/src/lib.rs")).expect("the library");
     for (document, text) in documents().iter().filter(|(document, _)| is_page(document)) {
-        let has_rust = text.contains("\n```rust");
+        // Parts of an example are compiled with it, and imports where the lines that need them are.
+        let elsewhere = ["rust,example", "rust,imports"];
+        let has_rust = code_blocks(text)
+            .iter()
+            .any(|block| block.language.starts_with("rust") && !elsewhere.contains(&block.language.as_str()));
         // An included document is compiled where it is.
         let is_included = text.contains("The text of this page is");
         let line = format!("include_str!(\"../../../{}\")", document.display());
@@ -124,4 +128,24 @@ fn rust_on_a_page_is_compiled() {
             "crates/pipewright/src/lib.rs lacks {line}"
         );
     }
+}
+
+#[test]
+fn parts_of_examples_are_in_the_example_that_the_page_names() {
+    let mut count = 0;
+    for (document, text) in documents().iter().filter(|(document, _)| is_page(document)) {
+        let parts: Vec<_> =
+            code_blocks(text).into_iter().filter(|block| block.language == "rust,example").collect();
+        let named: Vec<String> = links(text).into_iter().map(|link| link.text).collect();
+        let examples = named.iter().filter(|link| link.contains("/examples/") && link.ends_with(".rs"));
+        let examples: Vec<String> = examples
+            .map(|link| fs::read_to_string(root().join("docs").join(link)).expect("a link that exists"))
+            .collect();
+        for part in &parts {
+            let is_there = examples.iter().any(|example| example.contains(part.text.trim_end()));
+            assert!(is_there, "{}:{}: no example of the page has this part", document.display(), part.line);
+        }
+        count += parts.len();
+    }
+    assert!(count > 5, "{count} parts of examples");
 }

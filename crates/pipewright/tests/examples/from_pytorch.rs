@@ -240,6 +240,14 @@ fn every_line_of_the_page_is_compiled_here() {
 }
 
 #[test]
+fn the_imports_of_the_page_are_those_of_the_lines() {
+    let page = include_str!("../../../../docs/from-pytorch.md");
+    let (_, imports) = page.split_once("```rust,imports\n").expect("the imports");
+    let imports = imports.split("```").next().expect("the end of the block").trim_end();
+    assert!(include_str!("from_pytorch.rs").contains(imports), "{imports}");
+}
+
+#[test]
 fn the_page_counts_the_other_schedules() {
     let page = include_str!("../../../../docs/from-pytorch.md");
     let named = catalogue().iter().filter(|generator| page.contains(&format!("(\"{}\")", generator.name)));

@@ -6,6 +6,8 @@ mod from_pytorch;
 
 #[path = "../../examples/auxiliary_losses.rs"]
 mod auxiliary_losses;
+#[path = "../../examples/dropout.rs"]
+mod dropout;
 #[path = "../../examples/own_module.rs"]
 mod own_module;
 #[path = "../../examples/own_optimizer.rs"]
@@ -22,8 +24,13 @@ mod processes;
 mod skip_connections;
 #[path = "../../examples/training_loop.rs"]
 mod training_loop;
+#[path = "../../examples/transformer.rs"]
+mod transformer;
+#[path = "../../examples/two_stages.rs"]
+mod two_stages;
 
 use std::error::Error;
+use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Keeps examples from running at the same time: the generator of random numbers belongs to the whole process.
@@ -60,6 +67,37 @@ fn training_loop() {
     let text = printed(training_loop::run);
     assert!(text.contains("from the checkpoint of step 6:"), "{text}");
     assert!(text.ends_with("the last losses differ by 0\n"), "{text}");
+}
+
+#[test]
+fn dropout() {
+    let text = printed(dropout::run);
+    let losses: Vec<&str> = text.lines().filter_map(|line| Some(line.split_once("losses ")?.1)).collect();
+    assert!(losses.len() == 3 && losses.iter().all(|line| *line == losses[0]), "{text}");
+}
+
+#[test]
+fn two_stages() {
+    let text = printed(two_stages::run);
+    assert!(learns(&numbers(&text, "loss")), "{text}");
+}
+
+#[test]
+fn transformer() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let [whole, stopped] = ["whole", "stopped"].map(|name| folder.path().join(name));
+    let train = |run: &Path, ranks, schedule, steps| {
+        printed(|out| transformer::run(out, run, ranks, schedule, steps))
+    };
+    let text = train(&whole, 2, "1f1b", 20);
+    assert!(learns(&numbers(&text, "loss")) && learns(&numbers(&text, "validation")), "{text}");
+    train(&stopped, 2, "1f1b", 10);
+    // Other ranks and another schedule continue the run with the same bits.
+    let resumed = train(&stopped, 3, "zbvzerobubble", 20);
+    assert_eq!(resumed.lines().last(), text.lines().last());
+    let metrics = std::fs::read_to_string(stopped.join("metrics.jsonl")).expect("a log");
+    assert_eq!((metrics.lines().count(), metrics.matches("validation_loss").count()), (20, 2), "{metrics}");
+    assert!(stopped.join("timeline.json").exists());
 }
 
 #[test]
