@@ -6,6 +6,7 @@ use std::process::ExitCode;
 
 use miette::{Diagnostic, GraphicalReportHandler, GraphicalTheme, MietteDiagnostic};
 use pipewright::ids::WorldRank;
+pub(crate) use pipewright_schedule::error_text::with_causes as sentence;
 
 use crate::config::ConfigError;
 use crate::display::screen;
@@ -140,22 +141,6 @@ impl From<ConfigError> for Failure {
             }
         }
     }
-}
-
-/// Returns the message of an error, followed by the messages of its causes.
-///
-/// A cause that a message already contains is not repeated.
-pub(crate) fn sentence(error: &(dyn Error + 'static)) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        let message = error.to_string();
-        if !text.contains(&message) {
-            text = format!("{text}: {message}");
-        }
-        cause = error.source();
-    }
-    text
 }
 
 /// Returns the renderer of problems. It does not wrap messages, so that scripts and editors find the places in them.

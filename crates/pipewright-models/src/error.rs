@@ -1,7 +1,7 @@
 //! The errors of configuring a model and of cutting it into stages.
 
 /// An error of configuring a model, or of cutting it into stages.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 pub enum ConfigError {
     /// No family has this name.
     #[error(
@@ -205,6 +205,8 @@ pub enum ConfigError {
     },
 }
 
+pipewright_schedule::message_as_debug!(ConfigError);
+
 impl ConfigError {
     /// Returns the key of `config.json` that caused the error; `None` if no key of that file did.
     pub fn key(&self) -> Option<String> {
@@ -237,7 +239,7 @@ impl ConfigError {
 
 /// The error for a model that several ranks compute together. Each of them has slices of the parameters, so none can predict
 /// a token by itself.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error(
     "the model is split over {ranks} tensor ranks, and one of them cannot predict a token: save a checkpoint, and read the \
      whole model from it with `ModelConfig::whole`"
@@ -246,3 +248,5 @@ pub struct SplitModel {
     /// The number of ranks.
     pub ranks: u32,
 }
+
+pipewright_schedule::message_as_debug!(SplitModel);

@@ -82,7 +82,7 @@ pub struct Generated {
 }
 
 /// Why no tokens can be generated.
-#[derive(Debug, Clone, PartialEq, Error)]
+#[derive(Clone, PartialEq, Error)]
 pub enum GenerateError {
     /// The prompt has no tokens.
     #[error("the prompt is empty: give at least one token")]
@@ -123,6 +123,8 @@ pub enum GenerateError {
         tokens: usize,
     },
 }
+
+pipewright_schedule::message_as_debug!(GenerateError);
 
 /// Generates tokens one by one, and passes each to `each` as soon as it is there.
 ///

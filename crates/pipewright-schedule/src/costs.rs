@@ -123,7 +123,7 @@ pub struct Link {
 }
 
 /// The errors of costs.
-#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[derive(Clone, PartialEq, Eq, Error)]
 pub enum CostsError {
     /// A part of the text is not `NAME=NUMBER`.
     #[error("`{part}` is not a cost; write `F=1,I=1,W=1,B=2,hop=0.1`, and leave out what is not needed")]
@@ -188,6 +188,8 @@ pub enum CostsError {
         stages: u32,
     },
 }
+
+crate::message_as_debug!(CostsError);
 
 impl StageCosts {
     /// Makes costs from the times of `F`, `I` and `W` in seconds. `B` takes as long as `I` and `W` together, and

@@ -26,7 +26,7 @@ use crate::notation::ParseActionError;
 use crate::schedule::{Program, Schedule, ScheduleError};
 
 /// Why a text is not a schedule or a program.
-#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[derive(Clone, PartialEq, Eq, Error)]
 pub enum CsvError {
     /// A cell does not contain an action.
     #[error("line {line}, column {column}: {source}")]
@@ -50,6 +50,8 @@ pub enum CsvError {
     #[error(transparent)]
     Rows(#[from] ScheduleError),
 }
+
+crate::message_as_debug!(CsvError);
 
 /// What a quoted cell must look like, as a message.
 pub const QUOTED_CELL: &str = "a cell that begins with a quote must end with the next quote, such as `\"0F0\"`; correct or remove the quotes";

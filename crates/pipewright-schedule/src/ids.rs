@@ -63,12 +63,14 @@ macro_rules! index_type {
 pub struct StageIndex([u8; 3]);
 
 /// A number that is above [`StageIndex::LARGEST`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+#[derive(Clone, Copy, PartialEq, Eq, Error)]
 #[error("stage {number} is above the largest, {}; number stages from 0 without gaps", StageIndex::LARGEST)]
 pub struct StageTooLarge {
     /// The number.
     pub number: u32,
 }
+
+crate::message_as_debug!(StageTooLarge);
 
 impl StageIndex {
     /// The largest stage, far above the size of any cluster.

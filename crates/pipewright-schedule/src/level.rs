@@ -20,12 +20,14 @@ pub enum Level {
 }
 
 /// A text that is not the name of a [`Level`].
-#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[derive(Clone, PartialEq, Eq, Error)]
 #[error("unknown level `{name}`; use `compute`, `comms` or `full`")]
 pub struct UnknownLevel {
     /// The text.
     pub name: String,
 }
+
+crate::message_as_debug!(UnknownLevel);
 
 impl fmt::Display for Level {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

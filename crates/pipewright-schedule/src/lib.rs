@@ -16,6 +16,8 @@
 struct Readme;
 
 // Reading order instead of alphabetical order: blank lines keep the formatter from sorting.
+pub mod error_text;
+
 pub mod ids;
 
 pub mod slices;

@@ -14,7 +14,7 @@ use crate::ids::{Microbatch, StageIndex};
 use crate::overlap::{MAX_OVERLAPPED_MICROBATCH, MAX_OVERLAPPED_STAGE, Overlap};
 
 /// The error of a text that is not an action, with the place of the mistake.
-#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[derive(Clone, PartialEq, Eq, Error)]
 #[error("{kind}")]
 pub struct ParseActionError {
     /// The byte of the mistake, counted from 1.
@@ -23,8 +23,10 @@ pub struct ParseActionError {
     pub kind: ParseActionErrorKind,
 }
 
+crate::message_as_debug!(ParseActionError);
+
 /// A mistake in the text of an action.
-#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[derive(Clone, PartialEq, Eq, Error)]
 pub enum ParseActionErrorKind {
     /// The text is empty.
     #[error("no action; write one such as `0F0`")]
@@ -68,6 +70,8 @@ pub enum ParseActionErrorKind {
         expected: &'static str,
     },
 }
+
+crate::message_as_debug!(ParseActionErrorKind);
 
 /// Returns the end of an error message, which suggests a similar name or lists all names.
 fn did_you_mean(suggestion: &Option<&'static str>) -> String {

@@ -28,7 +28,7 @@ pub struct Placement {
 }
 
 /// The errors of placing stages on ranks.
-#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[derive(Clone, PartialEq, Eq, Error)]
 pub enum PlacementError {
     /// There is no stage or no rank.
     #[error(
@@ -55,6 +55,8 @@ pub enum PlacementError {
         rank: Rank,
     },
 }
+
+crate::message_as_debug!(PlacementError);
 
 impl Placement {
     /// Places stage `s` on rank `s mod ranks`: the loop of interleaved schedules. With one stage a rank it is the plain

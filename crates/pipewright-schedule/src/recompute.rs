@@ -40,7 +40,7 @@ pub enum Recompute {
 }
 
 /// A text that does not say what is recomputed.
-#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[derive(Clone, PartialEq, Eq, Error)]
 #[error(
     "`{text}` is not a choice of what is recomputed; write `none`, `stage`, `block`, or stages such as `0,2`"
 )]
@@ -48,6 +48,8 @@ pub struct RecomputeError {
     /// The text.
     pub text: String,
 }
+
+crate::message_as_debug!(RecomputeError);
 
 impl Recompute {
     /// Whether `stage` computes its forward again.

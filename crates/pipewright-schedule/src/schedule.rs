@@ -31,7 +31,7 @@ pub struct Program {
 }
 
 /// The errors of making a schedule or a program from rows.
-#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[derive(Clone, PartialEq, Eq, Error)]
 pub enum ScheduleError {
     /// There are more or fewer rows than ranks.
     #[error("{rows} rows for {ranks} ranks; give one row to each rank")]
@@ -104,6 +104,8 @@ pub enum ScheduleError {
     #[error(transparent)]
     Placement(#[from] PlacementError),
 }
+
+crate::message_as_debug!(ScheduleError);
 
 impl Schedule {
     /// Makes a schedule from its rows, one for each rank.

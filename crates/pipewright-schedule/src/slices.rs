@@ -28,7 +28,7 @@ use crate::ids::{Microbatch, Slice};
 pub struct Slices(NonZeroU32);
 
 /// Actions that do not number the slices of whole microbatches.
-#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[derive(Clone, PartialEq, Eq, Error)]
 #[error(
     "the actions number {numbers} slices, which do not make microbatches of {slices}; use a number that divides {numbers}"
 )]
@@ -38,6 +38,8 @@ pub struct UnevenSlices {
     /// The number of slices of each microbatch.
     pub slices: Slices,
 }
+
+crate::message_as_debug!(UnevenSlices);
 
 impl Slices {
     /// Whole microbatches.

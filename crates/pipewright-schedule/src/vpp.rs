@@ -55,7 +55,7 @@ pub struct VppTables {
 }
 
 /// The errors of making tables.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+#[derive(Clone, Copy, PartialEq, Eq, Error)]
 pub enum VppError {
     /// A number is 0 that must be at least 1.
     #[error("{what} is 0; use at least 1")]
@@ -76,6 +76,8 @@ pub enum VppError {
         microbatches: u32,
     },
 }
+
+crate::message_as_debug!(VppError);
 
 /// Makes the tables of `pipeline`.
 ///

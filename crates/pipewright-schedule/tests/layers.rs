@@ -1,6 +1,7 @@
 //! The order of the crate's modules: a module imports only modules before it. The rules are in `tools/layers`.
 
 const LAYERS: &[&str] = &[
+    "error_text",
     "ids",
     "slices",
     "model",

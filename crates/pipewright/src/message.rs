@@ -225,7 +225,7 @@ pub(crate) fn decoded<T: DeserializeOwned>(
 }
 
 /// An error in the content of a message.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum MessageError {
     /// The message has the other kind of content.
@@ -263,6 +263,8 @@ pub enum MessageError {
         expected: usize,
     },
 }
+
+pipewright_schedule::message_as_debug!(MessageError);
 
 /// A message that is sent or has arrived.
 #[derive(Debug)]

@@ -136,11 +136,10 @@ fn parts_of_examples_are_in_the_example_that_the_page_names() {
     for (document, text) in documents().iter().filter(|(document, _)| is_page(document)) {
         let parts: Vec<_> =
             code_blocks(text).into_iter().filter(|block| block.language == "rust,example").collect();
-        let named: Vec<String> = links(text).into_iter().map(|link| link.text).collect();
-        let examples = named.iter().filter(|link| link.contains("/examples/") && link.ends_with(".rs"));
-        let examples: Vec<String> = examples
-            .map(|link| fs::read_to_string(root().join("docs").join(link)).expect("a link that exists"))
-            .collect();
+        let named: Vec<String> = inline_code(text).into_iter().map(|code| code.text).collect();
+        let examples = named.iter().filter(|path| path.contains("/examples/") && path.ends_with(".rs"));
+        let examples: Vec<String> =
+            examples.map(|path| fs::read_to_string(root().join(path)).expect("a path that exists")).collect();
         for part in &parts {
             let is_there = examples.iter().any(|example| example.contains(part.text.trim_end()));
             assert!(is_there, "{}:{}: no example of the page has this part", document.display(), part.line);

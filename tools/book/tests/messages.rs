@@ -1,6 +1,7 @@
 //! The messages on the page about errors exist in the code.
 
 use std::fs;
+use std::path::Path;
 
 use pipewright_book::markdown::{code_blocks, files_below};
 use pipewright_book::root;
@@ -47,4 +48,26 @@ fn the_messages_of_the_page_exist() {
 fn texts_are_joined_and_dotted() {
     let code = "#[error(\n    \"`{key}` is \\\"{value}\\\", \\\n     and {} more\", .0.len()\n)]";
     assert!(with_dots(code).contains("\"`...` is \"...\", and ... more\""), "{}", with_dots(code));
+}
+
+#[test]
+fn public_errors_print_their_message_with_debug() {
+    let is_library = |path: &Path| {
+        path.iter().any(|part| part == "src") && !path.iter().any(|part| part == "pipewright-cli")
+    };
+    let sources = files_below(&root().join("crates"), "rs").expect("the sources");
+    let mut derived = Vec::new();
+    for path in sources.iter().filter(|path| is_library(path)) {
+        let code = fs::read_to_string(path).expect("a file");
+        let derives = code.match_indices("#[derive(").filter_map(|(start, _)| {
+            let (traits, after) = code[start + 9..].split_once(")]")?;
+            let names: Vec<&str> = traits.split(", ").collect();
+            let is_error = names.contains(&"Error") || names.contains(&"thiserror::Error");
+            // The type's own line is the first one that is no attribute and no comment.
+            let item = after.lines().find(|line| line.starts_with("pub "))?;
+            (is_error && names.contains(&"Debug")).then(|| format!("{}: {item}", path.display()))
+        });
+        derived.extend(derives);
+    }
+    assert!(derived.is_empty(), "use `message_as_debug!` instead of `Debug`: {derived:#?}");
 }

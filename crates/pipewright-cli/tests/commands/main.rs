@@ -2,6 +2,7 @@
 
 mod command_line;
 mod help;
+mod library_run;
 mod written_files;
 mod check;
 mod training;

@@ -8,7 +8,7 @@ use safetensors::Dtype;
 use crate::error::ConfigError;
 
 /// Why a model directory cannot be read or written.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 pub enum HfError {
     /// The system refused.
     #[error("{}: cannot {action} it", path.display())]
@@ -166,6 +166,8 @@ pub enum HfError {
         tensor: String,
     },
 }
+
+pipewright_schedule::message_as_debug!(HfError);
 
 /// Prints a line number after a path.
 fn after_colon(line: Option<usize>) -> String {

@@ -11,7 +11,7 @@ use crate::placement::PlacementError;
 use crate::slices::Slices;
 
 /// The errors of generating a schedule.
-#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[derive(Clone, PartialEq, Eq, Error)]
 pub enum GenerateError {
     /// There is no schedule of this name.
     #[error("unknown schedule `{name}`; {}", suggest(.suggestion, .known))]
@@ -155,6 +155,8 @@ pub enum GenerateError {
     #[error(transparent)]
     Placement(#[from] PlacementError),
 }
+
+crate::message_as_debug!(GenerateError);
 
 /// Returns the number of slices for an error message; nothing if microbatches are not cut.
 fn of_slices(slices: Slices) -> String {

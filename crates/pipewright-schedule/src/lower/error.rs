@@ -6,7 +6,7 @@ use crate::schedule::ScheduleError;
 use crate::validate::{BlockedRank, Violations, list_blocked};
 
 /// The errors of lowering.
-#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[derive(Clone, PartialEq, Eq, Error)]
 pub enum LowerError {
     /// The program is unsound after a pass. After the first pass, the schedule itself is unsound.
     #[error("after the pass `{pass}`: {violations}")]
@@ -32,3 +32,5 @@ pub enum LowerError {
     #[error("the program already communicates; add sends and receives only once")]
     AlreadyCommunicates,
 }
+
+crate::message_as_debug!(LowerError);

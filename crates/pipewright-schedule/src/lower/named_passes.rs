@@ -51,7 +51,7 @@ pub enum Pass {
 }
 
 /// A text that is not a [`Pass`].
-#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[derive(Clone, PartialEq, Eq, Error)]
 pub enum ParsePassError {
     /// There is no pass of this name.
     #[error("unknown pass `{name}`; the passes are {}", NAMES.join(", "))]
@@ -68,6 +68,8 @@ pub enum ParsePassError {
         setting: String,
     },
 }
+
+crate::message_as_debug!(ParsePassError);
 
 const NAMES: [&str; 7] =
     ["merge-bw", "unshard", "reduce-grad", "send-early", "send-recv", "wait-send", "defer-recv"];

@@ -17,7 +17,7 @@ use crate::timeline::{ClockSkew, Event, Timeline};
 const MOST_RANKS: u32 = 1 << 20;
 
 /// Why a text is not the trace of a timeline.
-#[derive(Debug, Error)]
+#[derive(Error)]
 pub enum TraceError {
     /// The text is not JSON, or its members are not those of a trace. The source names the line and the column.
     #[error("not a trace of Pipewright: {0}")]
@@ -44,6 +44,8 @@ pub enum TraceError {
     #[error("the trace contains no action of a rank")]
     Empty,
 }
+
+crate::message_as_debug!(TraceError);
 
 #[derive(Deserialize)]
 struct Trace {

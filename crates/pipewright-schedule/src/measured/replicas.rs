@@ -11,7 +11,7 @@ use crate::skip_event::SkipEvent;
 use crate::timeline::{Event, Timeline};
 
 /// Why the replicas or the program of a timeline cannot be found.
-#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[derive(Clone, PartialEq, Eq, Error)]
 pub enum MeasuredError {
     /// The number of ranks is not a multiple of the number of replicas.
     #[error("{ranks} ranks cannot be {replicas} replicas of one pipeline; the timeline is incomplete")]
@@ -25,6 +25,8 @@ pub enum MeasuredError {
     #[error("the actions of the timeline do not form a program")]
     Program(#[from] ScheduleError),
 }
+
+crate::message_as_debug!(MeasuredError);
 
 /// Returns the timeline of each replica, with ranks counted from 0 in each. The ranks of a replica are consecutive, and
 /// there are as many replicas as ranks that run stage 0.

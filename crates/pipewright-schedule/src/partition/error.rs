@@ -3,7 +3,7 @@
 use thiserror::Error;
 
 /// The errors of cutting layers into stages.
-#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[derive(Clone, PartialEq, Eq, Error)]
 pub enum PartitionError {
     /// The number of stages is 0.
     #[error("a partition needs at least one stage")]
@@ -43,3 +43,5 @@ pub enum PartitionError {
         layers: usize,
     },
 }
+
+crate::message_as_debug!(PartitionError);

@@ -46,7 +46,7 @@ pub struct Layout {
 }
 
 /// A mistake in a layout. Its text has the layout and a caret below the mistake.
-#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[derive(Clone, PartialEq, Eq, Error)]
 #[error("column {}: {kind}\n  {text}\n  {}^", .column + 1, " ".repeat(*.column))]
 pub struct LayoutError {
     /// The layout.
@@ -56,6 +56,8 @@ pub struct LayoutError {
     /// The mistake.
     pub kind: LayoutErrorKind,
 }
+
+crate::message_as_debug!(LayoutError);
 
 /// A kind of mistake in a layout.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -27,7 +27,7 @@ pub enum Method {
 }
 
 /// A text that is not the name of a [`Method`].
-#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[derive(Clone, PartialEq, Eq, Error)]
 #[error(
     "unknown partition method `{text}`; use `even`, `weighted`, `optimal`, or `explicit:4,8` with the first layer of each later stage"
 )]
@@ -35,6 +35,8 @@ pub struct UnknownMethod {
     /// The text.
     pub text: String,
 }
+
+crate::message_as_debug!(UnknownMethod);
 
 /// Cuts layers with these weights into `stages` stages.
 ///

@@ -88,7 +88,7 @@ pub struct Prediction {
 }
 
 /// The errors of a prediction.
-#[derive(Debug, Error)]
+#[derive(Error)]
 pub enum PredictError {
     /// The boundaries do not cut the layers into the stages of the schedule.
     #[error(transparent)]
@@ -132,6 +132,8 @@ pub enum PredictError {
     #[error(transparent)]
     Simulate(#[from] SimulateError),
 }
+
+crate::message_as_debug!(PredictError);
 
 impl Prediction {
     /// Returns the time of a step, in seconds.

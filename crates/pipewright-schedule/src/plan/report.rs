@@ -112,7 +112,7 @@ pub struct Shortage {
 }
 
 /// The errors of a plan.
-#[derive(Debug, Clone, PartialEq, Error)]
+#[derive(Clone, PartialEq, Error)]
 pub enum PlanError {
     /// The profile has values that cannot be.
     #[error("{} problems in the profile, the first: {}", .0.len(), .0[0])]
@@ -196,6 +196,8 @@ pub enum PlanError {
     )]
     Stopped,
 }
+
+crate::message_as_debug!(PlanError);
 
 impl PlanReport {
     /// Returns how much longer the best plan takes than the lower bound, as a share of the lower bound.

@@ -6,7 +6,7 @@ use crate::costs::CostsError;
 use crate::validate::{BlockedRank, list_blocked};
 
 /// The errors of a simulation.
-#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[derive(Clone, PartialEq, Eq, Error)]
 pub enum SimulateError {
     /// No rank can advance, in the logical simulation.
     #[error("deadlock at tick {tick}: {}; validate the program", list_blocked(.blocked))]
@@ -26,3 +26,5 @@ pub enum SimulateError {
     #[error(transparent)]
     Costs(#[from] CostsError),
 }
+
+crate::message_as_debug!(SimulateError);

@@ -11,7 +11,7 @@ use crate::schedule::Program;
 use crate::slices::Slices;
 
 /// A violation with its place.
-#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[derive(Clone, PartialEq, Eq, Error)]
 #[error("rank {rank}, position {position}: {kind}")]
 pub struct Violation {
     /// The rank whose row has the violation.
@@ -23,8 +23,10 @@ pub struct Violation {
     pub kind: ViolationKind,
 }
 
+crate::message_as_debug!(Violation);
+
 /// The kind of a violation.
-#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[derive(Clone, PartialEq, Eq, Error)]
 pub enum ViolationKind {
     /// The program has no microbatches.
     #[error("the program has no microbatch; use at least one")]
@@ -184,6 +186,8 @@ pub enum ViolationKind {
     },
 }
 
+crate::message_as_debug!(ViolationKind);
+
 /// Returns why an action on a slice needs that on another slice, for an error message.
 fn why_slices(slices: Slices, action: Action, needs: Action) -> String {
     let place = |action: Action| action.microbatch().map(|number| slices.place(number));
@@ -247,7 +251,7 @@ impl fmt::Display for Chain<'_> {
 }
 
 /// All violations of a program, and the program itself.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct Violations {
     // Boxed, so that a `Result` with this error stays small.
     program: Box<Program>,
@@ -286,6 +290,8 @@ impl fmt::Display for Violations {
 }
 
 impl std::error::Error for Violations {}
+
+crate::message_as_debug!(Violations);
 
 /// Collects violations while the rules run. Bad input may break a rule a million times, so only the first violations
 /// are kept and the others are counted.

@@ -3,7 +3,7 @@
 use crate::tensor::ValueKind;
 
 /// Why a batch cannot be split, or outputs cannot be joined.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SplitError {
     /// There is nothing to split.
     #[error("the batch holds no tensor")]
@@ -182,3 +182,5 @@ pub enum SplitError {
         microbatch: usize,
     },
 }
+
+pipewright_schedule::message_as_debug!(SplitError);

@@ -23,7 +23,7 @@ pub(super) enum Side {
 }
 
 /// Why a side input is not available.
-#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[derive(Clone, PartialEq, thiserror::Error)]
 pub enum SideInputError {
     /// The step has no side input of that name.
     #[error("the step has no side input `{name}`; it has {known:?}")]
@@ -59,6 +59,8 @@ pub enum SideInputError {
         source: BoundaryError,
     },
 }
+
+pipewright_schedule::message_as_debug!(SideInputError);
 
 impl SideInputs {
     /// Returns the side inputs of a replica that has these microbatches, which it counts from 0.

@@ -8,7 +8,7 @@ use std::time::Duration;
 use thiserror::Error;
 
 /// Why a checkpoint cannot be written, read or restored.
-#[derive(Debug, Error)]
+#[derive(Error)]
 #[non_exhaustive]
 pub enum CheckpointError {
     /// The system reported an error.
@@ -242,6 +242,8 @@ pub enum CheckpointError {
         path: PathBuf,
     },
 }
+
+pipewright_schedule::message_as_debug!(CheckpointError);
 
 impl CheckpointError {
     /// Returns a function for `map_err` that adds the action and the path to the system's reason.

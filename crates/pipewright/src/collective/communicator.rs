@@ -23,7 +23,7 @@ pub struct Communicator<'a> {
 }
 
 /// Why a collective failed.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CollectiveError {
     /// A member has not sent its part.
@@ -108,6 +108,8 @@ pub enum CollectiveError {
     #[error(transparent)]
     Message(#[from] MessageError),
 }
+
+pipewright_schedule::message_as_debug!(CollectiveError);
 
 impl<'a> Communicator<'a> {
     /// Makes a communicator of `group`. Its `number` is the same on all members and differs from those of all other

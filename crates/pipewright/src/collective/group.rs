@@ -13,7 +13,7 @@ pub struct Group {
 }
 
 /// Why a list of ranks is not a group.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum GroupError {
     /// The rank that made the group is not a member.
@@ -29,6 +29,8 @@ pub enum GroupError {
         rank: WorldRank,
     },
 }
+
+pipewright_schedule::message_as_debug!(GroupError);
 
 impl Group {
     /// Makes the group of `members`, which is the same list on each of them, for the member `own`.

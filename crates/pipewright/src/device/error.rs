@@ -4,7 +4,7 @@ use super::back_end::BackEnd;
 use super::choice::DeviceChoice;
 
 /// Why a device cannot be used.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DeviceError {
     /// No back end has this name.
@@ -50,6 +50,8 @@ pub enum DeviceError {
         devices: usize,
     },
 }
+
+pipewright_schedule::message_as_debug!(DeviceError);
 
 /// Describes the texts that name a back end's devices.
 fn forms(back_end: BackEnd) -> String {

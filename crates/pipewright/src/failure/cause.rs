@@ -12,7 +12,7 @@ use crate::stage::{StageError, panic_message};
 use crate::tensor::MetadataError;
 
 /// A step that failed: where, and why.
-#[derive(Debug, Clone, thiserror::Error)]
+#[derive(Clone, thiserror::Error)]
 #[error("step {step}: rank {rank}{}: {cause}", Where(*.action, .cause))]
 pub struct StepError {
     /// The rank that failed first.
@@ -25,6 +25,8 @@ pub struct StepError {
     #[source]
     pub cause: Cause,
 }
+
+pipewright_schedule::message_as_debug!(StepError);
 
 /// The place of an error spelled out: `, stage 2, microbatch 5, action 2F5` or `, stage 2, update`.
 struct Where<'a>(Option<Action>, &'a Cause);
@@ -45,7 +47,7 @@ impl std::fmt::Display for Where<'_> {
 }
 
 /// Why a rank failed.
-#[derive(Debug, Clone, thiserror::Error)]
+#[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Cause {
     /// The stage's code or a hook panicked.
@@ -299,8 +301,10 @@ pub enum Cause {
     },
 }
 
+pipewright_schedule::message_as_debug!(Cause);
+
 /// Why the update of a stage's parameters failed.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum UpdateFailure {
     /// The optimizer panicked.
@@ -328,6 +332,8 @@ pub enum UpdateFailure {
         message: String,
     },
 }
+
+pipewright_schedule::message_as_debug!(UpdateFailure);
 
 impl UpdateFailure {
     /// Returns the failure of a device from its back end's message.

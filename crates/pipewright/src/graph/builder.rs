@@ -55,7 +55,7 @@ struct Named<C> {
 }
 
 /// Why the names do not form a graph, or the graph does not match a placement.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 pub enum GraphError {
     /// Two inputs or nodes have the same name.
     #[error("two inputs or nodes are called `{name}`: give each a name of its own")]
@@ -121,6 +121,8 @@ pub enum GraphError {
         placement: u32,
     },
 }
+
+pipewright_schedule::message_as_debug!(GraphError);
 
 impl<C> GraphBuilder<C> {
     /// Adds an input: one tensor of a microbatch. Inputs are ordered as they are named.

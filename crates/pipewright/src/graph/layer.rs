@@ -12,7 +12,8 @@ use crate::autodiff::branch;
 use crate::stage::{ModulePlace, Skips, Stage, StageBody, StageContext, StageError, any, any_mut};
 use crate::tensor::{Boundary, BoundaryError, Value, Values, unpack};
 
-/// A layer of a graph: usually an enum of all kinds of layers that the model has, each a Burn module.
+/// A layer of a graph. [`AnyLayer`](super::AnyLayer) is one for layers of different types; an enum of all kinds of layers that the
+/// model has is another.
 pub trait GraphLayer: Module + ModuleDisplay + 'static {
     /// Returns the layer's outputs for one microbatch. `inputs` are the tensors of the nodes that the graph names, in
     /// that order. [`unpack`](crate::tensor::unpack) and [`pack`](crate::tensor::pack) convert from and to ordinary

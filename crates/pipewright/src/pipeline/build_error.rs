@@ -6,7 +6,7 @@ use super::error::PipelineError;
 use crate::graph::GraphError;
 
 /// Why a [`PipelineBuilder`](super::PipelineBuilder) does not launch a pipeline.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum BuildError {
     /// The model has no layers.
@@ -95,3 +95,5 @@ pub enum BuildError {
     #[error(transparent)]
     Launch(#[from] PipelineError),
 }
+
+pipewright_schedule::message_as_debug!(BuildError);

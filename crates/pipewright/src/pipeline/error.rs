@@ -10,7 +10,7 @@ use crate::stage::{ModulePlace, StageError};
 use crate::transport::AgreementError;
 
 /// Why a pipeline does not start, or does not take a step.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum PipelineError {
     /// The program has several ranks but no communication.
@@ -249,3 +249,5 @@ pub enum PipelineError {
     )]
     HalfChanged,
 }
+
+pipewright_schedule::message_as_debug!(PipelineError);

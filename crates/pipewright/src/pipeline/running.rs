@@ -281,12 +281,11 @@ impl Pipeline {
     ) -> Result<Vec<RestoredPaths>, PipelineError> {
         let replies =
             self.command(|reply| Command::Restore { checkpoint: checkpoint.clone(), may_miss, reply })?;
-        let restored = self.await_ranks(&replies, |restored| restored).map_err(|error| {
-            if !matches!(self.end, Some(End::Lost(_))) {
-                self.end = Some(End::HalfRestored);
-            }
-            error
-        })?;
+        let restored = self.await_ranks(&replies, |restored| restored);
+        if restored.is_err() && !matches!(self.end, Some(End::Lost(_))) {
+            self.end = Some(End::HalfRestored);
+        }
+        let restored = restored?;
         (self.step, self.pending) = (StepNumber::new(checkpoint.step()), false);
         // A run in another precision has no scale, and one from before a restore belongs to other parameters.
         let scale = self.assembly.loss_scale();

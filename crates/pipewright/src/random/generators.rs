@@ -12,6 +12,7 @@
 //! time as all others. After each layer that draws, the generators continue from a number that they gave before it. So
 //! the program's own draws between two steps do not repeat, and depend on the program's own seed only.
 
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
@@ -26,6 +27,24 @@ static ALONE: Mutex<()> = Mutex::new(());
 /// Calls `run` while no other call of this function runs in this process.
 pub(crate) fn alone<R>(run: impl FnOnce() -> R) -> R {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    run()
+}
+
+thread_local! {
+    /// Whether this thread runs a layer. Layers inside of it share its random numbers.
+    static IN_LAYER: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Calls `run` as the forward of a layer of this thread.
+fn in_layer<R>(run: impl FnOnce() -> R) -> R {
+    struct Leave;
+    impl Drop for Leave {
+        fn drop(&mut self) {
+            IN_LAYER.set(false);
+        }
+    }
+    IN_LAYER.set(true);
+    let _leave = Leave;
     run()
 }
 
@@ -77,9 +96,10 @@ impl LayerDraws {
     ) -> Result<R, DrawsTogether> {
         let known = if is_training { &self.in_training } else { &self.in_evaluation };
         let draws = known.lock().unwrap_or_else(PoisonError::into_inner).get(name).copied();
-        if draws == Some(false) {
+        if draws == Some(false) || IN_LAYER.get() {
             return Ok(run());
         }
+        let run = || in_layer(run);
         let seed =
             key.hash_with(name).as_bytes().iter().take(8).fold(0, |seed, byte| seed << 8 | u64::from(*byte));
         let (result, drew) = match (draws, self.is_split) {
@@ -192,6 +212,17 @@ mod tests {
         assert_ne!(drawn("a", StreamKey { microbatch: 4, ..key }), first);
         draws.forget();
         assert_eq!(drawn("a", key), first);
+    }
+
+    #[test]
+    fn a_layer_inside_of_another_has_its_numbers() {
+        let draws = LayerDraws::new(&Device::flex(), false);
+        let inner = || draws.run("inner", StreamKey::default(), true, number).expect("it may draw");
+        let outer = || draws.run("outer", StreamKey::default(), true, inner).expect("it may draw");
+        assert_eq!(
+            [outer(), outer()],
+            [draws.run("outer", StreamKey::default(), true, number).expect("it may draw"); 2]
+        );
     }
 
     #[test]

@@ -9,7 +9,7 @@ use pipewright_schedule::{Action, Slices};
 use crate::tensor::{BoundaryError, Precision};
 
 /// Why a stage cannot be prepared or cannot run an action.
-#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[derive(Clone, PartialEq, thiserror::Error)]
 pub enum StageError {
     /// The tensors that arrived do not fit the stage's input type.
     #[error("the stage cannot take its input: {0}")]
@@ -296,6 +296,8 @@ pub enum StageError {
         gradient: Vec<usize>,
     },
 }
+
+pipewright_schedule::message_as_debug!(StageError);
 
 impl StageError {
     /// Makes the error of a function of the caller's that runs an action ([`ActionHook`](crate::hook::ActionHook)).

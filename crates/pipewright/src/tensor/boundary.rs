@@ -78,7 +78,7 @@ pub fn unpack<T: Boundary>(values: Values) -> Result<T, BoundaryError> {
 }
 
 /// Why a stage cannot take the tensors that arrived.
-#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[derive(Clone, PartialEq, thiserror::Error)]
 pub enum BoundaryError {
     /// Fewer tensors arrived than the stage takes.
     #[error("tensor {index} is missing: the stage before returns fewer tensors than this one takes")]
@@ -111,6 +111,8 @@ pub enum BoundaryError {
         found_shape: Vec<usize>,
     },
 }
+
+pipewright_schedule::message_as_debug!(BoundaryError);
 
 impl Boundary for () {
     fn pack(self, _into: &mut Values) {}

@@ -25,7 +25,7 @@ impl fmt::Display for Side {
 }
 
 /// The two sides of a boundary disagree.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "microbatch {microbatch}: {mismatch}: {from} sent {sent}, {to} expects {expected}; {}", .mismatch.hint()
 )]
@@ -43,6 +43,8 @@ pub struct MetadataError {
     /// A description of the tensors that it expects.
     pub expected: String,
 }
+
+pipewright_schedule::message_as_debug!(MetadataError);
 
 /// What differs between the sides of a boundary.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -80,9 +80,11 @@ impl TryFrom<String> for RowShard {
 }
 
 /// The text is not a shard.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("expected a shard such as `2/4`: its index, from 0, and the number of shards")]
 pub(crate) struct InvalidRowShard;
+
+pipewright_schedule::message_as_debug!(InvalidRowShard);
 
 /// Concatenates the shards of a float tensor; `None` if there are no rows.
 pub(crate) fn join(parts: impl IntoIterator<Item = Value>) -> Option<Value> {

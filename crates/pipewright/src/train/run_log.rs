@@ -61,7 +61,7 @@ pub struct RunLog {
 }
 
 /// Why a run's results cannot be written.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum RunLogError {
     /// The folder has the results of an earlier run.
@@ -99,6 +99,8 @@ pub enum RunLogError {
     #[error(transparent)]
     Events(#[from] EventFileError),
 }
+
+pipewright_schedule::message_as_debug!(RunLogError);
 
 impl RunLog {
     /// Opens the folder of a run whose first `done` steps are finished, and creates it for a run that starts. Lines of later

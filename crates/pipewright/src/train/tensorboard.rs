@@ -38,7 +38,7 @@ pub struct EventFile {
 }
 
 /// An event file cannot be written.
-#[derive(Debug, Error)]
+#[derive(Error)]
 #[error(
     "{}: cannot be written: {source}; free some space, or write no event file (run.tensorboard=false)", path.display()
 )]
@@ -46,6 +46,8 @@ pub struct EventFileError {
     path: PathBuf,
     source: io::Error,
 }
+
+pipewright_schedule::message_as_debug!(EventFileError);
 
 impl EventFile {
     /// Creates the event file of a process in the folder of a run whose first `done` steps are finished.

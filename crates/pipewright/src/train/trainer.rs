@@ -95,7 +95,7 @@ pub struct Metrics {
 }
 
 /// Why a run cannot resume from a checkpoint.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 pub enum ResumeError {
     /// The data is not that of the checkpoint's run.
     #[error(transparent)]
@@ -104,6 +104,8 @@ pub enum ResumeError {
     #[error(transparent)]
     Pipeline(#[from] PipelineError),
 }
+
+pipewright_schedule::message_as_debug!(ResumeError);
 
 impl Trainer {
     /// Returns a trainer whose batches have `batch_rows` rows, a multiple of the program's microbatches.

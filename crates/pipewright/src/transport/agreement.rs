@@ -22,7 +22,7 @@ use crate::message::{Message, MessageError, Payload, Tag, encoded};
 pub type Fields = BTreeMap<String, String>;
 
 /// Why the processes cannot run together.
-#[derive(Debug, Clone, thiserror::Error)]
+#[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum AgreementError {
     /// The processes differ, or some cannot run.
@@ -49,6 +49,8 @@ pub enum AgreementError {
     #[error(transparent)]
     Unreadable(#[from] MessageError),
 }
+
+pipewright_schedule::message_as_debug!(AgreementError);
 
 /// What a rank has not done, after "has not".
 struct Missing(Tag);

@@ -69,7 +69,7 @@ pub(crate) struct ProcessId {
 }
 
 /// Why bytes are not a frame.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 pub(crate) enum WireError {
     /// The head cannot be decoded.
     #[error("a frame from rank {from} has a head that cannot be decoded: {source}")]
@@ -98,6 +98,8 @@ pub(crate) enum WireError {
         reason: String,
     },
 }
+
+pipewright_schedule::message_as_debug!(WireError);
 
 #[derive(Serialize, Deserialize)]
 enum Head {

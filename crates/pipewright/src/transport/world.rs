@@ -25,7 +25,7 @@ pub struct World {
 }
 
 /// Why a transport is not available.
-#[derive(Debug, Clone, thiserror::Error)]
+#[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum WorldError {
     /// The transport is not compiled in.
@@ -39,6 +39,8 @@ pub enum WorldError {
     #[error("MPI cannot be joined: {0}")]
     Mpi(#[from] MpiError),
 }
+
+pipewright_schedule::message_as_debug!(WorldError);
 
 impl World {
     /// Returns a world whose ranks are threads of this process. Messages are moved, never copied.

@@ -84,7 +84,9 @@ fn layers_of_different_types_train_alike_under_every_cut() {
     paths.sort();
     assert_eq!(paths[..2], ["layers.0.embedding.weight", "layers.1.linear.bias"]);
     let of_two = train(builder(list()).ranks(2).recompute(Recompute::Block)).0;
-    let of_four = train(builder(list()).ranks(2).schedule(&"zbvzerobubble".to_owned())).0;
+    let schedule = "zbvzerobubble".to_owned();
+    let of_four = train(builder(list()).ranks(2).schedule(&schedule)).0;
+    assert_eq!(of_four, train(builder(list()).ranks(1).schedule(&schedule)).0);
     assert_eq!((of_two, of_four), (losses.clone(), losses));
 }
 

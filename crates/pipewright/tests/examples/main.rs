@@ -31,6 +31,7 @@ mod two_stages;
 
 use std::error::Error;
 use std::path::Path;
+use std::process::Command;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Keeps examples from running at the same time: the generator of random numbers belongs to the whole process.
@@ -177,4 +178,22 @@ fn overlapped_exchange() {
     assert!(overlapped.iter().all(|step| hidden_share(step) > 0.0));
     let trace = overlapped[2].timeline.chrome_trace();
     assert!(trace.contains("\"name\":\"exchange of "), "{trace}");
+}
+
+/// Runs an example that fails, in a process of its own, as a program whose `main` returns the error.
+#[test]
+fn an_error_reaches_people_as_its_message() -> Result<(), Box<dyn Error>> {
+    const FAILS: &str = "PIPEWRIGHT_TEST_EXAMPLE_FAILS";
+    if std::env::var_os(FAILS).is_some() {
+        // Nine ranks cannot share six layers.
+        return transformer::run(&mut Vec::new(), Path::new("unused"), 9, "1f1b", 1);
+    }
+    let mut program = Command::new(std::env::current_exe()?);
+    let name = "an_error_reaches_people_as_its_message";
+    let output = program.args(["--exact", name, "--nocapture"]).env(FAILS, "1").output()?;
+    let text =
+        String::from_utf8_lossy(&output.stderr).into_owned() + &String::from_utf8_lossy(&output.stdout);
+    assert!(!output.status.success(), "{text}");
+    assert!(text.contains("Error: ") && !text.contains("BuildError") && !text.contains(" { "), "{text}");
+    Ok(())
 }

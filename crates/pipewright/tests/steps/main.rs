@@ -12,5 +12,6 @@ mod recompute;
 mod slices;
 mod precision;
 mod checkpoints;
+mod run_log;
 #[path = "../support/mod.rs"]
 mod support;

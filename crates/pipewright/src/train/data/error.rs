@@ -8,7 +8,7 @@ use thiserror::Error;
 use crate::bounded_file::Size;
 
 /// Why training data cannot be read.
-#[derive(Debug, Error)]
+#[derive(Error)]
 pub enum DataError {
     /// No pattern is given, or all of them exclude.
     #[error("no data path is given; name text files, such as \"notes/**/*.txt\"")]
@@ -265,6 +265,8 @@ pub enum DataError {
         rows: usize,
     },
 }
+
+pipewright_schedule::message_as_debug!(DataError);
 
 /// The place of a token in a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

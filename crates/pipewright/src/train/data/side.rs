@@ -12,7 +12,7 @@ use crate::bounded_file::read_regular;
 const LARGEST: u64 = 1 << 36;
 
 /// Why a companion cannot be used.
-#[derive(Debug, Error)]
+#[derive(Error)]
 pub enum SideError {
     /// The file cannot be read.
     #[error("{}: cannot be read", path.display())]
@@ -41,6 +41,8 @@ pub enum SideError {
         problem: String,
     },
 }
+
+pipewright_schedule::message_as_debug!(SideError);
 
 /// The side inputs of all rows.
 #[derive(Clone, Debug)]

@@ -23,7 +23,7 @@ pub(super) enum Way {
 }
 
 /// Why an MPI call failed.
-#[derive(Debug, Clone, thiserror::Error)]
+#[derive(Clone, thiserror::Error)]
 pub enum MpiError {
     /// The process has joined MPI before; it can join only once.
     #[error("this process has joined MPI before: MPI allows that once a process; keep the first world")]
@@ -76,6 +76,8 @@ pub enum MpiError {
         message: String,
     },
 }
+
+pipewright_schedule::message_as_debug!(MpiError);
 
 /// A completed transfer; MPI no longer uses its buffer.
 pub(super) struct Done {
