@@ -6,19 +6,22 @@ use std::collections::BTreeMap;
 use std::error::Error;
 use std::sync::Arc;
 
-use burn::module::{Module, Param};
+use burn::module::{Module, ModuleDisplay, Param};
 use burn::tensor::{Device, Tensor};
 use pipewright::batch::{Batch, Merge, SplitSpec, merge_by};
+use pipewright::checkpoint::Checkpoint;
 use pipewright::graph::{Graph, GraphBuilder, GraphLayer, GraphStage, PlacedGraph};
 use pipewright::hook::{ActionHook, BackwardRun, ForwardRun, OverlapRun};
 use pipewright::ids::WorldRank;
 use pipewright::mesh::DataParallelMode;
-use pipewright::nn::{Linear, SplitBackward, TensorParallel};
+use pipewright::nn::{Dropout, Linear, SplitBackward, TensorParallel};
 use pipewright::optimizer::{AdamW, ClipGroup, OptimizerGroup, ParameterGradient};
-use pipewright::pipeline::{Layers, Pipeline, PipelineBuilder, PipelineConfig, StepSummary};
+use pipewright::pipeline::{
+    LayerList, Layers, Pipeline, PipelineBuilder, PipelineConfig, StepSummary, Unmatched,
+};
 use pipewright::stage::{Stage, StageContext, StageError, StageModule, WeightWork};
 use pipewright::tensor::{CheckMetadata, Metadata, OnMismatch, TensorSpec, Values};
-use pipewright::train::BurnSchedule;
+use pipewright::train::{BurnSchedule, RunLog};
 use pipewright::transport::World;
 use pipewright_schedule::csv::{parse_program, parse_schedule, print_program};
 use pipewright_schedule::generate::{catalogue, find};
@@ -183,9 +186,30 @@ fn kept(pipeline: &mut Pipeline, batch: Batch) -> Outcome<Vec<Values>> {
     Ok(pipeline.step_batch(batch.keep_outputs(), 1e-3)?.outputs)
 }
 
+fn restored(pipeline: &mut Pipeline, checkpoint: Arc<Checkpoint>) -> Outcome<Unmatched> {
+    Ok(pipeline.restore_matching(&checkpoint)?)
+}
+
+fn logged() -> Outcome<RunLog> {
+    Ok(RunLog::open("runs/mine", 0)?.with_tensorboard()?)
+}
+
+fn dropped(dropout: &Dropout, x: Tensor<2>, context: &StageContext) -> Tensor<2> {
+    dropout.forward(x, context.random("layers.3.dropout"))
+}
+
+fn different<T, B, H>(tokens: fn() -> T, block: fn(usize) -> B, head: fn() -> H) -> LayerList
+where
+    T: StageModule + ModuleDisplay,
+    B: StageModule + ModuleDisplay,
+    H: StageModule + ModuleDisplay,
+{
+    LayerList::new().layer(tokens).layers(12, block).layer(head)
+}
+
 fn layers<L, F>(block: F) -> PipelineBuilder
 where
-    L: StageModule + burn::module::ModuleDisplay,
+    L: StageModule + ModuleDisplay,
     F: Fn(usize) -> L + Send + Sync + 'static,
 {
     Pipeline::builder(Layers::new(12, block)).boundaries([6])
