@@ -89,15 +89,15 @@ pub(super) fn read(document: &mut Document, surroundings: &Surroundings) -> Opti
     let (momentum, nesterov) = read_momentum(&mut section, name);
     OptimizerSettings {
         name,
-        learning_rate: section.number("learning_rate", 3e-4, &Bound::Positive),
-        betas: section.pair("betas", [0.9, 0.95], &Bound::Fraction),
-        eps: section.number("eps", 1e-8, &Bound::Positive),
+        learning_rate: section.single("learning_rate", 3e-4, &Bound::Positive),
+        betas: section.single_pair("betas", [0.9, 0.95], &Bound::Fraction),
+        eps: section.single("eps", 1e-8, &Bound::Positive),
         momentum,
         nesterov,
-        weight_decay: section.number("weight_decay", 0.1, &Bound::NonNegative),
+        weight_decay: section.single("weight_decay", 0.1, &Bound::NonNegative),
         no_decay: section.choices("no_decay", &groups),
-        clip_norm: section.number("clip_norm", 1.0, &Bound::NonNegative),
-        clip_value: section.number("clip_value", 0.0, &Bound::NonNegative),
+        clip_norm: section.single("clip_norm", 1.0, &Bound::NonNegative),
+        clip_value: section.single("clip_value", 0.0, &Bound::NonNegative),
         schedule: section.choice("schedule", Decay::Constant, &DECAYS),
         warmup_steps: section.whole("warmup_steps", 0, 0, i64::MAX as u64),
         groups: optimizer_groups::read(&mut section),
@@ -115,6 +115,6 @@ fn read_momentum(section: &mut Section<'_>, name: OptimizerName) -> (Option<f64>
         }
         return (None, None);
     };
-    let momentum = section.number("momentum", momentum, &Bound::Fraction);
+    let momentum = section.single("momentum", momentum, &Bound::Fraction);
     (Some(momentum), Some(section.flag("nesterov", nesterov)))
 }

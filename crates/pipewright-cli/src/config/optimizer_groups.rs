@@ -13,7 +13,7 @@ use toml::{Table, Value};
 
 use crate::config::keys::nearest;
 use crate::config::problem::ProblemKind;
-use crate::config::section::{Bound, Section, as_number};
+use crate::config::section::{Bound, Section, as_number, shown};
 
 /// The key of the list.
 const GROUPS: &str = "groups";
@@ -85,10 +85,12 @@ fn group(section: &mut Section<'_>, table: &Table) -> Option<GroupSettings> {
 
 fn number(section: &mut Section<'_>, table: &Table, key: &'static str, bound: &Bound) -> Option<f64> {
     let value = table.get(key)?;
-    let number = as_number(value).filter(|number| bound.holds(*number));
-    if number.is_none() {
-        let range = bound.words().to_owned();
-        section.report(GROUPS, ProblemKind::OutOfRange { key, value: value.to_string(), range });
+    let number = as_number(value);
+    let refused =
+        number.map_or_else(|| Some(bound.words().to_owned()), |number| bound.refuses_single(number));
+    if let Some(range) = refused {
+        section.report(GROUPS, ProblemKind::OutOfRange { key, value: shown(value), range });
+        return None;
     }
     number
 }

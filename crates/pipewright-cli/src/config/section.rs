@@ -56,6 +56,19 @@ impl Bound {
             Self::Share => "a number above 0 and below 1",
         }
     }
+
+    /// Returns the range in words if it does not have the number, or does not have it after rounding to single precision, in
+    /// which the optimizer computes.
+    pub(super) fn refuses_single(&self, number: f64) -> Option<String> {
+        let rounded = number as f32;
+        if !self.holds(number) {
+            Some(self.words().to_owned())
+        } else if !self.holds(rounded.into()) {
+            Some(format!("{} in single precision, which rounds {number:?} to {rounded},", self.words()))
+        } else {
+            None
+        }
+    }
 }
 
 impl<'a> Section<'a> {
@@ -148,7 +161,7 @@ impl<'a> Section<'a> {
             Some(number) if bound.holds(number) => number,
             Some(_) => {
                 let range = bound.words().to_owned();
-                self.report(key, ProblemKind::OutOfRange { key, value: value.to_string(), range });
+                self.report(key, ProblemKind::OutOfRange { key, value: shown(&value), range });
                 default
             }
             None => {
@@ -158,20 +171,31 @@ impl<'a> Section<'a> {
         }
     }
 
-    /// Reads two numbers.
-    pub(super) fn pair(&mut self, key: &'static str, default: [f64; 2], bound: &Bound) -> [f64; 2] {
+    /// As [`Section::number`], for a number that the optimizer rounds to single precision.
+    pub(super) fn single(&mut self, key: &'static str, default: f64, bound: &Bound) -> f64 {
+        let number = self.number(key, default, bound);
+        if let Some(range) = bound.refuses_single(number) {
+            self.report(key, ProblemKind::OutOfRange { key, value: format!("{number:?}"), range });
+        }
+        number
+    }
+
+    /// Reads two numbers that the optimizer rounds to single precision.
+    pub(super) fn single_pair(&mut self, key: &'static str, default: [f64; 2], bound: &Bound) -> [f64; 2] {
         let Some(value) = self.value(key) else { return default };
         let numbers = match &value {
             Value::Array(items) => items.iter().map(as_number).collect::<Option<Vec<f64>>>(),
             _ => None,
         };
         match numbers.and_then(|numbers| <[f64; 2]>::try_from(numbers).ok()) {
-            Some(pair) if pair.iter().all(|number| bound.holds(*number)) => pair,
-            Some(_) => {
-                let range = format!("for each of the two {}", bound.words());
-                self.report(key, ProblemKind::OutOfRange { key, value: value.to_string(), range });
-                default
-            }
+            Some(pair) => match pair.iter().find_map(|number| bound.refuses_single(*number)) {
+                None => pair,
+                Some(range) => {
+                    let range = format!("for each of the two {range}");
+                    self.report(key, ProblemKind::OutOfRange { key, value: shown(&value), range });
+                    default
+                }
+            },
             None => {
                 self.report(key, ProblemKind::wrong_type(key, "a list of two numbers", &value));
                 default
@@ -385,6 +409,15 @@ impl<'a> Section<'a> {
     fn value(&self, key: &'static str) -> Option<Value> {
         debug_assert!(keys_of(self.name).is_some_and(|keys| keys.contains(&key)), "{key} is not in SECTIONS");
         self.document.entry(self.name, key).map(|Entry { value, .. }| value.clone())
+    }
+}
+
+/// Returns the text of a value. A large number keeps its exponent: TOML's own text of 1e308 has 309 digits.
+pub(super) fn shown(value: &Value) -> String {
+    match value {
+        Value::Float(number) if number.is_finite() => format!("{number:?}"),
+        Value::Array(items) => format!("[{}]", items.iter().map(shown).collect::<Vec<_>>().join(", ")),
+        other => other.to_string(),
     }
 }
 

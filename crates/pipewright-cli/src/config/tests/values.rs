@@ -245,3 +245,41 @@ fn momentum_belongs_to_algorithms_that_have_it() {
         &["--set optimizer.momentum=0.9: `momentum` has no effect without `name = \"sgd\"` or \"muon\""],
     );
 }
+
+/// The optimizer computes in single precision, so a number must be in its range there too.
+#[test]
+fn numbers_of_the_optimizer_hold_in_single_precision() {
+    const POSITIVE: &str = "a finite number above 0";
+    const NON_NEGATIVE: &str = "a finite number, 0 or above";
+    const FRACTION: &str = "a number from 0 to below 1";
+    let refused = |key: &str, value: &str, range: &str, number: &str, rounded: &str| {
+        check(
+            &format!("[optimizer]\nname = \"sgd\"\n{key} = {value}"),
+            &[&format!(
+                "a.toml:3:{}: `{key}` is {value}, where {range} in single precision, which rounds {number} to {rounded}, is \
+                 expected",
+                key.len() + 4
+            )],
+        );
+    };
+    let infinite = |key: &str, range: &str| refused(key, "1e308", range, "1e308", "inf");
+    ["learning_rate", "eps"].iter().for_each(|key| infinite(key, POSITIVE));
+    ["weight_decay", "clip_norm", "clip_value"].iter().for_each(|key| infinite(key, NON_NEGATIVE));
+    refused("learning_rate", "1e-60", POSITIVE, "1e-60", "0");
+    refused("eps", "1e-46", POSITIVE, "1e-46", "0");
+    refused("momentum", "0.99999999", FRACTION, "0.99999999", "1");
+    let each = format!("for each of the two {FRACTION}");
+    refused("betas", "[0.9, 0.99999999]", &each, "0.99999999", "1");
+    refused("betas", "[0.999999999, 0.5]", &each, "0.999999999", "1");
+    check(
+        "[optimizer]\ngroups = [{ parameters = [\"norm\"], learning_rate = 1e39 }]",
+        &[
+            "a.toml:2:10: `learning_rate` is 1e39, where a finite number above 0 in single precision, which rounds 1e39 to inf, \
+           is expected",
+        ],
+    );
+    check(
+        "[optimizer]\nlearning_rate = 3e38\nbetas = [0.9, 0.9999999]\neps = 1e-44\nweight_decay = 1e-300",
+        &[],
+    );
+}
