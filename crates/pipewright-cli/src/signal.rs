@@ -1,5 +1,8 @@
-//! Signals that ask the process to end. The first signal sets a flag; the second ends the process immediately, with the
-//! cursor below the live display.
+//! Signals that ask the process to end: SIGINT, SIGTERM, and SIGHUP, which a closed terminal sends. The first signal sets a
+//! flag. A second SIGINT or SIGTERM ends the process immediately, with the cursor below the live display.
+//!
+//! SIGHUP never ends the process immediately: a shell may send it again when its terminal is closed. A process that was
+//! started with SIGHUP ignored, by `nohup` for example, goes on ignoring it.
 
 use std::io;
 use std::sync::Arc;
@@ -23,25 +26,47 @@ impl Interrupt {
         self.0.clone()
     }
 
-    /// Starts to watch for SIGINT and SIGTERM. Before this call, they end the process.
+    /// Starts to watch for the signals. Before this call, they end the process.
     ///
     /// # Errors
     /// Fails if the system refuses.
     pub(crate) fn watch(&self) -> io::Result<()> {
+        let is_asked = Arc::new(AtomicBool::new(false));
         for signal in [SIGINT, SIGTERM] {
-            let is_raised = self.flag();
+            let was_asked = is_asked.clone();
             let end = move || {
-                if is_raised.load(Ordering::SeqCst) {
+                if was_asked.swap(true, Ordering::SeqCst) {
                     screen::leave_from_signal_handler();
                     low_level::exit(ENDED_BY_SIGNAL + signal);
                 }
             };
-            // The order of the two actions matters: the first signal finds the flag unset, and then sets it.
             // SAFETY: the action reads atomics, writes to a file descriptor and ends the process. It does not lock or
             // allocate.
             unsafe { low_level::register(signal, end) }?;
             flag::register(signal, self.flag())?;
         }
+        #[cfg(unix)]
+        if !hangup::is_ignored() {
+            flag::register(signal_hook::consts::SIGHUP, self.flag())?;
+        }
         Ok(())
+    }
+}
+
+/// The signal SIGHUP.
+#[cfg(unix)]
+mod hangup {
+    use std::mem::MaybeUninit;
+    use std::ptr;
+
+    /// Returns whether this process ignores the signal.
+    pub(super) fn is_ignored() -> bool {
+        let mut action = MaybeUninit::<libc::sigaction>::uninit();
+        // SAFETY: a null pointer asks for the present action without changing it, and the result is read only if the call
+        // has filled it in.
+        unsafe {
+            libc::sigaction(libc::SIGHUP, ptr::null(), action.as_mut_ptr()) == 0
+                && action.assume_init().sa_sigaction == libc::SIG_IGN
+        }
     }
 }
