@@ -1,15 +1,17 @@
 //! The failure of a command: an exit code for scripts, and messages for people.
 
 use std::error::Error;
+use std::fmt;
 use std::io::IsTerminal;
 use std::process::ExitCode;
 
-use miette::{Diagnostic, GraphicalReportHandler, GraphicalTheme, MietteDiagnostic};
+use miette::{Diagnostic, GraphicalReportHandler, GraphicalTheme, LabeledSpan, MietteDiagnostic, SourceCode};
 use pipewright::ids::WorldRank;
 pub(crate) use pipewright_schedule::error_text::with_causes as sentence;
 
 use crate::config::ConfigError;
 use crate::display::screen;
+use crate::escape::escape;
 
 /// The most mistakes in a configuration or a profile that are shown. The input may not be such a file at all.
 const MOST_PROBLEMS: usize = 50;
@@ -105,16 +107,44 @@ impl Failure {
         }
         let is_terminal = std::io::stderr().is_terminal();
         let handler = handler(is_terminal, std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty()));
-        let mut text = std::mem::take(&mut self.context);
+        let mut text = escape(&std::mem::take(&mut self.context)).into_owned();
         for problem in &self.problems {
             let mut rendered = String::new();
             // Writing to a string does not fail, but rendering a diagnostic may fail.
-            if handler.render_report(&mut rendered, problem.as_ref()).is_err() {
+            let problem = Shown(problem.as_ref());
+            if handler.render_report(&mut rendered, &problem).is_err() {
                 rendered = format!("error: {problem}\n");
             }
             text.push_str(rendered.trim_start());
         }
         screen::print_error(&text);
+    }
+}
+
+/// A problem as it is shown: control characters are escapes.
+#[derive(Debug)]
+struct Shown<'a>(&'a dyn Diagnostic);
+
+impl fmt::Display for Shown<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&escape(&self.0.to_string()))
+    }
+}
+
+impl Error for Shown<'_> {}
+
+impl Diagnostic for Shown<'_> {
+    fn help<'a>(&'a self) -> Option<Box<dyn fmt::Display + 'a>> {
+        let help = self.0.help()?.to_string();
+        Some(Box::new(escape(&help).into_owned()))
+    }
+
+    fn source_code(&self) -> Option<&dyn SourceCode> {
+        self.0.source_code()
+    }
+
+    fn labels(&self) -> Option<Box<dyn Iterator<Item = LabeledSpan> + '_>> {
+        self.0.labels()
     }
 }
 

@@ -8,6 +8,7 @@ mod browser;
 mod commands;
 mod config;
 mod display;
+mod escape;
 mod exhaustion;
 mod failure;
 mod output;

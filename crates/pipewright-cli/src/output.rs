@@ -1,12 +1,14 @@
 //! Writes a command's data to a file or to standard output.
 
-use std::io::{ErrorKind, Write};
+use std::borrow::Cow;
+use std::io::{ErrorKind, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 
 use clap::Args;
 
 use crate::browser;
 use crate::display::say;
+use crate::escape::escape;
 use crate::failure::Failure;
 
 /// The file that a command writes, if one is named.
@@ -87,11 +89,18 @@ pub(crate) fn page_of(schedule: &str, extension: &str) -> PathBuf {
     format!("pipewright-{schedule}.{extension}").into()
 }
 
+/// Writes a text for people to standard output, with control characters as escapes.
+pub(crate) fn show(text: &str) -> Result<(), Failure> {
+    write(None, &escape(text))
+}
+
 /// Writes `text` to `file` and prints the file's path, or writes it to standard output if there is no file or its name is
-/// `-`. Succeeds even if the reader of standard output closes it early.
+/// `-`. Succeeds even if the reader of standard output closes it early. On a terminal, control characters are shown as
+/// escapes; files and pipes get the data as it is.
 pub(crate) fn write(file: Option<&Path>, text: &str) -> Result<(), Failure> {
     let Some(path) = file.filter(|path| *path != Path::new("-")) else {
         let mut out = std::io::stdout().lock();
+        let text = if out.is_terminal() { escape(text) } else { Cow::Borrowed(text) };
         return match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
             Err(error) if error.kind() != ErrorKind::BrokenPipe => {
                 Err(Failure::input(format!("standard output cannot be written: {error}")))

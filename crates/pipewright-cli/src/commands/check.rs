@@ -37,7 +37,7 @@ pub(crate) fn run(arguments: &RunArguments) -> Result<(), Failure> {
     let memory = MemoryPlan::new(&prepared, &stages, &simulation);
     let chosen: String = sentences.iter().map(|sentence| format!("{sentence}\n")).collect();
     let by_stage = stage_table(&prepared, &stages, &simulation);
-    output::write(None, &(chosen + &summary(&prepared, &stages) + &by_stage + &memory.table()))?;
+    output::show(&(chosen + &summary(&prepared, &stages) + &by_stage + &memory.table()))?;
     memory.require_fit()
 }
 

@@ -7,6 +7,7 @@ use pipewright_schedule::{Action, ValidatedProgram};
 use crate::commands::prepare::Prepared;
 use crate::config::pipeline::ScheduleChoice;
 use crate::display::Overview;
+use crate::escape::escape;
 
 /// Returns the overview of a run. Reads all data once.
 pub(super) fn overview(prepared: &Prepared) -> Overview {
@@ -14,7 +15,7 @@ pub(super) fn overview(prepared: &Prepared) -> Overview {
     let replicas = settings.mesh.data_parallel;
     let file_name = |path: &Path| path.file_name().map(|name| name.to_string_lossy().into_owned());
     Overview {
-        model: model.model().to_json()["model_type"].as_str().unwrap_or("model").to_owned(),
+        model: model.model().to_json()["model_type"].as_str().map_or("model".into(), escape).into_owned(),
         layers: layers.layers.len(),
         parameters: layers.layers.iter().map(|layer| layer.parameters).sum(),
         ranks: settings.mesh.ranks(program.ranks()),
@@ -22,7 +23,7 @@ pub(super) fn overview(prepared: &Prepared) -> Overview {
         stages: program.placement().stages(),
         schedule: match &settings.pipeline.schedule {
             ScheduleChoice::Named(name) => name.clone(),
-            ScheduleChoice::Csv(path) => file_name(path).unwrap_or_default(),
+            ScheduleChoice::Csv(path) => escape(&file_name(path).unwrap_or_default()).into_owned(),
         },
         defers_weights: defers_weights(program),
         microbatches: settings.pipeline.microbatches,

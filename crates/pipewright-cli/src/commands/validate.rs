@@ -49,7 +49,7 @@ pub(crate) fn run(arguments: &ValidateArguments) -> Result<(), Failure> {
         }
         // The cells are valid actions, but together they are not a program, so the schedule is unsound.
         Err(error @ CsvError::Rows(_)) => {
-            output::write(None, &format!("{error}\n"))?;
+            output::show(&format!("{error}\n"))?;
             return Err(unsound(file, 1));
         }
     };
@@ -57,12 +57,12 @@ pub(crate) fn run(arguments: &ValidateArguments) -> Result<(), Failure> {
     let program = program.with_slices(arguments.slices).map_err(uneven)?;
     let level = arguments.level.unwrap_or_else(|| implied_level(&program));
     match validate(program, level) {
-        Ok(program) => output::write(None, &summary(file, &program)),
+        Ok(program) => output::show(&summary(file, &program)),
         Err(violations) => {
             if arguments.format == Format::Grid {
-                output::write(None, &grid(&violations)?)?;
+                output::show(&grid(&violations)?)?;
             }
-            output::write(None, &lines(&violations))?;
+            output::show(&lines(&violations))?;
             Err(unsound(file, violations.listed().len() as u64 + violations.omitted()))
         }
     }

@@ -14,6 +14,7 @@ use thiserror::Error;
 use toml::Value;
 
 use crate::config::place::Place;
+use crate::escape::escape;
 use crate::schedule_file::ScheduleFileError;
 
 /// The longest line of a file that is shown, in bytes. The message has the place of a mistake in any case.
@@ -499,7 +500,12 @@ impl miette::Diagnostic for Problem {
 
     fn source_code(&self) -> Option<&dyn SourceCode> {
         match &self.place {
-            Place::File { source, .. } if self.place.line_length() <= LONGEST_LINE => Some(&source.text),
+            // The line is shown as it is, so it must not have control characters.
+            Place::File { source, .. }
+                if self.place.line_length() <= LONGEST_LINE && escape(&source.text) == source.text =>
+            {
+                Some(&source.text)
+            }
             _ => None,
         }
     }

@@ -6,6 +6,8 @@
 //! others wrap them, so the number of rows of the frame is unknown, but all of them keep the cursor at the same
 //! character.
 //!
+//! Names in texts may come from files, so control characters other than this program's colours are shown as escapes.
+//!
 //! The screen is global because standard error belongs to the whole process. When an error is printed, the frame stays
 //! on the terminal, and no frame is drawn after it.
 
@@ -17,6 +19,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use rustix::termios::{Winsize, tcgetwinsize};
 
 use crate::display::wrap::wrap;
+use crate::escape::{escape, escape_all_but_colours};
 use crate::quiet::is_quiet;
 
 /// The size if the terminal does not report its own.
@@ -51,13 +54,14 @@ struct Screen {
     takes_frames: bool,
 }
 
-/// Writes text on separate lines above the frame, unless `--quiet` was given. On a terminal, long lines are broken
-/// between words.
+/// Writes text on separate lines above the frame, unless `--quiet` was given. Control characters are shown as escapes. On a
+/// terminal, long lines are broken between words.
 pub(crate) fn say(words: &str) {
     if is_quiet() {
         return;
     }
-    let text = if is_terminal() { wrap(words, size().columns) } else { words.to_owned() };
+    let words = escape(words);
+    let text = if is_terminal() { wrap(&words, size().columns) } else { words.into_owned() };
     screen().write_above(&format!("{text}\n"));
 }
 
@@ -68,7 +72,7 @@ pub(crate) fn columns() -> usize {
 
 /// Writes a library's log messages above the frame. `text` must end with a line end.
 pub(crate) fn log(text: &str) {
-    screen().write_above(text);
+    screen().write_above(&escape_all_but_colours(text));
 }
 
 /// Writes an error. The frame stays on the terminal, and no frames follow it. `text` must end with a line end.
@@ -76,7 +80,7 @@ pub(crate) fn print_error(text: &str) {
     let mut screen = screen();
     screen.leave_frame();
     screen.takes_frames = false;
-    write(text);
+    write(&escape_all_but_colours(text));
 }
 
 /// Allows frames to be drawn.

@@ -1,0 +1,76 @@
+//! Shows control characters of foreign texts as escapes: a tensor's name in a file, for example, must not move the cursor of
+//! the terminal that shows it.
+
+use std::borrow::Cow;
+
+/// Returns the text with control characters as escapes such as `\u{1b}`, except line ends and tabs. Characters that change
+/// the direction of writing count as control characters, because they change the order of what follows.
+pub(crate) fn escape(text: &str) -> Cow<'_, str> {
+    if !text.contains(is_hidden) {
+        return Cow::Borrowed(text);
+    }
+    let mut escaped = String::with_capacity(text.len() + 8);
+    for character in text.chars() {
+        if is_hidden(character) {
+            escaped.extend(character.escape_default());
+        } else {
+            escaped.push(character);
+        }
+    }
+    Cow::Owned(escaped)
+}
+
+/// As [`escape`], for a text that this program has coloured: the sequences that set colours stay.
+pub(crate) fn escape_all_but_colours(text: &str) -> String {
+    let mut escaped = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(start) = rest.find('\u{1b}') {
+        let (before, sequence) = rest.split_at(start);
+        escaped.push_str(&escape(before));
+        let length = colour(sequence).unwrap_or(0);
+        escaped.push_str(&sequence[..length]);
+        rest = &sequence[length..];
+        if length == 0 {
+            escaped.push_str(&escape(&rest[..1]));
+            rest = &rest[1..];
+        }
+    }
+    escaped.push_str(&escape(rest));
+    escaped
+}
+
+/// Returns the length of the sequence that sets a colour at the start of the text: `ESC [`, numbers, `m`.
+fn colour(text: &str) -> Option<usize> {
+    let numbers = text.strip_prefix("\u{1b}[")?;
+    let end = numbers.find(|character: char| !character.is_ascii_digit() && character != ';')?;
+    numbers[end..].starts_with('m').then_some("\u{1b}[".len() + end + 1)
+}
+
+fn is_hidden(character: char) -> bool {
+    let turns = matches!(
+        character,
+        '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}'
+    );
+    turns || (character.is_control() && !matches!(character, '\n' | '\t'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn control_characters_are_escaped_and_others_are_not() {
+        let check = |text: &str, expected: &str| assert_eq!(escape(text), expected);
+        check("a\n\tb é 漢 😀", "a\n\tb é 漢 😀");
+        check("\u{1b}[2J\u{7}\r\u{7f}", r"\u{1b}[2J\u{7}\r\u{7f}");
+        check("\u{9b}31m a\u{202e}b\0", r"\u{9b}31m a\u{202e}b\u{0}");
+    }
+
+    #[test]
+    fn colours_stay() {
+        let check = |text: &str, expected: &str| assert_eq!(escape_all_but_colours(text), expected);
+        check("\u{1b}[1;31mred\u{1b}[0m", "\u{1b}[1;31mred\u{1b}[0m");
+        check("\u{1b}[2J\u{1b}]0;title\u{7}\u{1b}", r"\u{1b}[2J\u{1b}]0;title\u{7}\u{1b}");
+        check("\u{1b}[31", r"\u{1b}[31");
+    }
+}
