@@ -21,7 +21,7 @@ use crate::memory::RankMemory;
 use crate::message::{AwaitedMessage, Tag};
 use crate::optimizer::{ClipGroup, GradientHook};
 use crate::progress::{Activity, Blocked, ProgressBoard};
-use crate::stage::{StageRunner, Visit};
+use crate::stage::{StageError, StageRunner, Visit};
 use crate::tensor::{Boundaries, CheckMetadata, Metadata, OnMismatch};
 
 /// The settings that an executor gets from its pipeline.
@@ -123,6 +123,7 @@ impl Executor {
         for stage in &mut self.stages {
             stage.gathers = 0;
             stage.boundaries.begin_step();
+            stage.runner.keep_buffers(!self.step.input.program.is_forward_only());
         }
         self.board.set_activity(self.world_rank, Activity::Computes);
         self.board.moved(self.world_rank, 0);
@@ -248,7 +249,10 @@ impl Executor {
         self.endpoint.begin_step(attempt);
         let input = StepInput::empty(self.step.input.step, self.step.input.program.clone());
         self.step = StepState::new(StepInput { attempt, ..input });
-        self.stages.iter_mut().for_each(|stage| stage.gathers = 0);
+        for stage in &mut self.stages {
+            stage.gathers = 0;
+            stage.runner.keep_buffers(false);
+        }
         self.step.phase = self.begin_collecting(0, Vec::new());
         self.board.set_activity(self.world_rank, Activity::Computes);
     }
@@ -315,8 +319,21 @@ impl Executor {
             updates: self.step.updates,
             computes_behind: self.stages.iter().any(|stage| computes_behind(stage.runner.device())),
         };
-        let (action, cause) = place(&situation, cause);
+        let (action, cause) = place(&situation, self.explained(cause));
         StepError { rank: self.world_rank, step: self.step.input.step, action, cause }
+    }
+
+    /// Returns the deeper cause of a number that is not finite: a parameter that an earlier update has ruined.
+    fn explained(&self, cause: Cause) -> Cause {
+        let is_number = match &cause {
+            Cause::LossNotFinite { .. }
+            | Cause::AuxiliaryNotFinite { .. }
+            | Cause::GradientNotFinite { .. } => true,
+            Cause::Stage(error) => matches!(error, StageError::NotFinite { .. }),
+            _ => false,
+        };
+        let ruined = if is_number { self.ruined_parameter() } else { None };
+        ruined.map_or(cause, |(parameter, found)| Cause::ParameterNotFinite { parameter, found })
     }
 
     pub(crate) fn endpoint(&mut self) -> &mut MeshEndpoint {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::local_stage::LocalStage;
 use super::machine::Executor;
-use crate::checkpoint::{Checkpoint, HeldParameter, RankState, StageState};
+use crate::checkpoint::{Checkpoint, HeldParameter, NotFinite, RankState, StageState};
 use crate::failure::Cause;
 use crate::stage::RestoredPaths;
 
@@ -21,6 +21,19 @@ impl Executor {
         let counts = self.endpoint.is_in_first_group();
         let stages = self.stages.iter().filter(|_| counts).map(of_stage).collect();
         RankState { rank: self.world_rank, stages, loss_scale: None, memory: self.memory.clone() }
+    }
+
+    /// Returns a trained parameter of this rank that has elements that are not finite, and their number.
+    pub(super) fn ruined_parameter(&self) -> Option<(Arc<str>, NotFinite)> {
+        let states = self.stages.iter().map(|stage| stage.runner.state(self.endpoint.tensor_rank()));
+        let trained = states.flat_map(|state| state.parameters).filter(|parameter| parameter.is_trained);
+        let mut looked_at = trained.map(|HeldParameter { path, value, .. }| {
+            let data = value.into_data();
+            let mut found = NotFinite::default();
+            found.scan(data.dtype(), data.as_bytes());
+            (path, found)
+        });
+        looked_at.find(|(_, found)| !found.is_empty())
     }
 
     /// Restores the state of all stages. If `may_miss`, parameters that the checkpoint does not have keep their values.

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use pipewright_schedule::{Action, Microbatch, StageIndex};
 
-use crate::checkpoint::CheckpointError;
+use crate::checkpoint::{CheckpointError, NotFinite};
 use crate::ids::{StepNumber, WorldRank};
 use crate::message::MessageError;
 use crate::stage::{StageError, panic_message};
@@ -153,6 +153,17 @@ pub enum Cause {
     GradientNotFinite {
         /// The first such parameter, by path.
         parameter: Arc<str>,
+    },
+    /// A loss or gradient is not finite because a parameter is not. The parameters are those before the step.
+    #[error(
+        "the parameter `{parameter}` has {found} since an earlier step, whose update has ruined it: lower the learning rate or \
+         the weight decay, or clip gradients, and start again from a checkpoint before that step"
+    )]
+    ParameterNotFinite {
+        /// The first such parameter of the rank.
+        parameter: Arc<str>,
+        /// Its elements that are not finite.
+        found: NotFinite,
     },
     /// Two parameters have one path, and a stage that holds it does not declare it as shared.
     #[error(

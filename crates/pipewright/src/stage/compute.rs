@@ -14,6 +14,7 @@ use super::training::TrainingStage;
 use super::weight_work::WeightWork;
 use crate::nn::Deferred;
 use crate::tensor::OptionalTensors;
+use crate::tensor::shard::RowShard;
 
 impl<M: StageBody> StageCompute for TrainingStage<M> {
     fn run_forward(&mut self, forward: &mut ForwardState) -> Result<(), StageError> {
@@ -96,11 +97,26 @@ impl<M: StageBody> StageCompute for TrainingStage<M> {
         &self.device
     }
 
+    fn keep_buffers(&mut self, trains: bool) {
+        self.kept_buffers = if trains { self.buffers() } else { OptionalTensors::new() };
+        if let Some(shards) = &self.shards {
+            // Between two steps, the rows of sharded parameters count as not trained.
+            let sharded = (0..).zip(&mut self.kept_buffers);
+            let sharded = sharded.filter(|(place, _)| shards.part_of(*place) != RowShard::WHOLE);
+            sharded.for_each(|(_, kept)| *kept = None);
+        }
+    }
+
     fn reset(&mut self) {
         self.in_flight.clear();
         self.deferred.clear();
         self.carries.clear();
         self.sums.clear();
+        let kept = std::mem::take(&mut self.kept_buffers);
+        // An update that fails may lose the module; the stage is not used again then.
+        if self.module.is_some() {
+            self.restore_buffers(kept);
+        }
         self.release();
     }
 }

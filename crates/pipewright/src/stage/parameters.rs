@@ -129,16 +129,14 @@ impl<M: StageBody> StageParameters for TrainingStage<M> {
         let found = floats.chain(discrete_of(self.module()).into_iter().zip(&self.discrete)).enumerate();
         let counts = |place| self.shards.as_ref().is_none_or(|shards| shards.counts(place));
         let parameters = found.filter(|(place, _)| counts(*place)).map(|(place, (found, path))| {
-            let NamedTensor { id, value, .. } = found;
+            let NamedTensor { id, value, is_trained, .. } = found;
             let slice = self.placement(place).slice_of(rank);
-            HeldParameter {
-                place,
-                path: path.clone(),
-                id,
-                slice,
-                is_frozen: self.frozen.contains(&id),
-                value,
-            }
+            // The rows of a sharded parameter have no gradient of their own.
+            let is_sharded =
+                self.shards.as_ref().is_some_and(|shards| shards.part_of(place) != RowShard::WHOLE);
+            let is_trained = is_trained || is_sharded;
+            let is_frozen = self.frozen.contains(&id);
+            HeldParameter { place, path: path.clone(), id, slice, is_frozen, value, is_trained }
         });
         let part = self.shards.as_ref().map(Shards::part);
         StageState { parameters: parameters.collect(), optimizer: self.optimizer.clone(), part }

@@ -138,7 +138,7 @@ impl<M: StageBody> TrainingStage<M> {
         found.into_iter().map(|found| (!found.is_trained).then_some(found.value)).collect()
     }
 
-    /// Undoes the changes of a second forward to the running statistics.
+    /// Undoes the changes of a second forward, or of a failed step, to the running statistics.
     pub(super) fn restore_buffers(&mut self, buffers: OptionalTensors) {
         if !buffers.is_empty() {
             self.settled();

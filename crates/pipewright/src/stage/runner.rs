@@ -126,7 +126,12 @@ pub(crate) trait StageCompute: Send {
     /// Returns the device on which the stage computes.
     fn device(&self) -> &Device;
 
-    /// Drops every microbatch in flight and every gradient, which restores the state before the step.
+    /// Remembers the values of parameters that the forward changes, such as running statistics, so that [`Self::reset`]
+    /// restores them; or forgets them if the next command is not a training step.
+    fn keep_buffers(&mut self, trains: bool);
+
+    /// Drops every microbatch in flight and every gradient, and puts running statistics back, which restores the state before
+    /// the step.
     fn reset(&mut self);
 }
 

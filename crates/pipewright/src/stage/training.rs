@@ -34,7 +34,7 @@ use crate::nn::Deferred;
 use crate::optimizer::mixes_rows;
 use crate::random::LayerDraws;
 use crate::tensor::shard::RowShard;
-use crate::tensor::{Placement, Precision, Values};
+use crate::tensor::{OptionalTensors, Placement, Precision, Values};
 
 /// A loss without the type of its target.
 pub(crate) type Loss<O> = Box<dyn Fn(O, Values, &StageContext) -> Result<Tensor<1>, StageError> + Send>;
@@ -87,6 +87,8 @@ pub(crate) struct TrainingStage<M: StageBody> {
     pub(super) promises: Promises,
     /// Whether some float parameters are not trained, such as running statistics.
     pub(super) has_buffers: bool,
+    /// Their values before the step in progress.
+    pub(super) kept_buffers: OptionalTensors,
 }
 
 impl<M: StageBody> TrainingStage<M> {
@@ -128,6 +130,7 @@ impl<M: StageBody> TrainingStage<M> {
             by_block: false,
             promises: Promises::default(),
             has_buffers,
+            kept_buffers: OptionalTensors::new(),
         }
     }
 
