@@ -5,14 +5,18 @@
 //! and so on to the name. `resume` from a checkpoint before the run's last step moves the later lines of the metrics to
 //! `metrics.1.jsonl`, the later checkpoints to `checkpoints.1` and the later timelines to `timelines.1`. If the folder
 //! contains files of the same names that do not belong to a run, the run is refused. The folder of the checkpoints is
-//! locked during a run, so two runs never write to the same folder.
+//! locked during a run, so two runs never write to the same folder. If the path leads to another folder during the run, for
+//! example because a user moved the folder, nothing more is written, and the folder is never created again.
 
 use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
-use pipewright::checkpoint::{CheckpointError, CheckpointFolder};
+use pipewright::bounded_file::{
+    create_regular, read_regular, read_regular_text, refuse_special, write_regular,
+};
+use pipewright::checkpoint::{CheckpointError, CheckpointFolder, FolderIdentity};
 use pipewright::ids::StepNumber;
 pub(crate) use pipewright::train::{
     CONFIG_FILE as CONFIG, METRICS_FILE as METRICS, TIMELINE_FILE as TIMELINE,
@@ -26,6 +30,8 @@ const CHECKPOINTS: &str = "checkpoints";
 pub(crate) const VIEW: &str = "view.html";
 /// The page that `pipewright report` makes of a run.
 pub(crate) const REPORT: &str = "report.html";
+/// The most bytes of a file in a run's folder that are read: the metrics of some million steps.
+pub(crate) const LARGEST: u64 = 2 << 30;
 
 /// A run's folder, ready to be written to.
 #[derive(Debug)]
@@ -36,6 +42,8 @@ pub(crate) struct RunFolder {
     moved: Vec<String>,
     /// The folder of the checkpoints, until the writer of checkpoints takes it.
     checkpoints: Option<CheckpointFolder>,
+    /// The folder of the checkpoints, to recognise this run's folder before each write.
+    identity: FolderIdentity,
 }
 
 /// The reason why results cannot be written.
@@ -83,6 +91,26 @@ pub(crate) enum RunFolderError {
     },
 }
 
+impl RunFolderError {
+    /// Returns whether the run's folder was moved, removed or replaced during the run.
+    pub(crate) fn is_lost_folder(&self) -> bool {
+        matches!(self, Self::Checkpoints(error) if is_lost_folder(error))
+    }
+
+    /// Returns the message without the advice to choose another folder, for a run that goes on.
+    pub(crate) fn reason(&self) -> String {
+        match self {
+            Self::Write { path, source } => format!("{}: {source}", path.display()),
+            other => other.to_string(),
+        }
+    }
+}
+
+/// Returns whether a run's folder was moved, removed or replaced during the run.
+pub(crate) fn is_lost_folder(error: &CheckpointError) -> bool {
+    matches!(error, CheckpointError::FolderGone { .. } | CheckpointError::FolderReplaced { .. })
+}
+
 /// Checks that a run could be written to `path` with these `files`, and leaves the file system unchanged.
 ///
 /// # Errors
@@ -117,15 +145,16 @@ impl RunFolder {
             moved.push(format!("moved the earlier run to {}", move_run_aside(path)?.display()));
         }
         fs::create_dir_all(path).map_err(write_error(path))?;
-        let checkpoints = Some(own_checkpoints(path)?);
+        let checkpoints = own_checkpoints(path)?;
         let metrics_path = path.join(METRICS);
         let metrics = File::create_new(&metrics_path).map_err(write_error(&metrics_path))?;
         for (name, text) in files {
             let file = path.join(name);
-            fs::write(&file, text).map_err(write_error(&file))?;
+            write_regular(&file, text.as_bytes()).map_err(write_error(&file))?;
         }
         write_config(path, config)?;
-        Ok(Self { path: path.to_owned(), metrics, moved, checkpoints })
+        let identity = checkpoints.identity().clone();
+        Ok(Self { path: path.to_owned(), metrics, moved, checkpoints: Some(checkpoints), identity })
     }
 
     /// Resumes the run in the folder after step `done`: moves aside the checkpoints and the metrics of later steps, and
@@ -139,6 +168,8 @@ impl RunFolder {
         done: u64,
         checkpoints: CheckpointFolder,
     ) -> Result<Self, RunFolderError> {
+        let identity = checkpoints.identity().clone();
+        identity.require()?;
         // Checkpoints are moved first: if this process is killed in between, the run can still be resumed.
         let mut moved: Vec<String> = move_later_checkpoints(path, done)?.into_iter().collect();
         keep_last_timeline(path)?;
@@ -146,12 +177,20 @@ impl RunFolder {
         let (metrics, cut) = cut_metrics(path, done)?;
         moved.extend(cut);
         write_config(path, config)?;
-        Ok(Self { path: path.to_owned(), metrics, moved, checkpoints: Some(checkpoints) })
+        Ok(Self { path: path.to_owned(), metrics, moved, checkpoints: Some(checkpoints), identity })
     }
 
     /// Takes the folder of the checkpoints. The second call panics.
     pub(crate) fn take_checkpoints(&mut self) -> CheckpointFolder {
         self.checkpoints.take().expect("one writer of checkpoints a run")
+    }
+
+    /// Checks that the run's folder is still at its path. Each write checks it too.
+    ///
+    /// # Errors
+    /// Fails if the folder was moved or removed, or if another folder is at its path.
+    pub(crate) fn require(&self) -> Result<(), RunFolderError> {
+        Ok(self.identity.require()?)
     }
 
     /// Returns one sentence for each file or folder that was moved aside.
@@ -164,6 +203,7 @@ impl RunFolder {
     /// # Errors
     /// Fails if the file cannot be written.
     pub(crate) fn write_metrics(&mut self, metrics: &Metrics) -> Result<(), RunFolderError> {
+        self.require()?;
         let mut line = serde_json::to_string(metrics).expect("figures can be written as JSON");
         line.push('\n');
         let written = self.metrics.write_all(line.as_bytes()).and_then(|()| self.metrics.flush());
@@ -175,8 +215,7 @@ impl RunFolder {
     /// # Errors
     /// Fails if the file cannot be written.
     pub(crate) fn write_timeline(&self, trace: &str) -> Result<(), RunFolderError> {
-        let path = self.path.join(TIMELINE);
-        fs::write(&path, trace).map_err(write_error(&path))
+        self.write(&self.path.join(TIMELINE), trace)
     }
 
     /// Writes the picture of a step that failed, and returns its path.
@@ -185,7 +224,7 @@ impl RunFolder {
     /// Fails if the file cannot be written.
     pub(crate) fn write_failed_step(&self, step: StepNumber, page: &str) -> Result<PathBuf, RunFolderError> {
         let path = self.path.join(format!("failed-step-{step}.html"));
-        fs::write(&path, page).map_err(write_error(&path))?;
+        self.write(&path, page)?;
         Ok(path)
     }
 
@@ -194,10 +233,10 @@ impl RunFolder {
     /// # Errors
     /// Fails if the file cannot be written.
     pub(crate) fn keep_timeline(&self, step: u64, trace: &str) -> Result<(), RunFolderError> {
+        self.require()?;
         let folder = timelines_of(&self.path);
-        fs::create_dir_all(&folder).map_err(write_error(&folder))?;
-        let path = folder.join(timeline_name(step));
-        fs::write(&path, trace).map_err(write_error(&path))
+        create_in_run(&folder)?;
+        self.write(&folder.join(timeline_name(step)), trace)
     }
 
     /// Removes the timeline of a step.
@@ -205,6 +244,7 @@ impl RunFolder {
     /// # Errors
     /// Fails if the file exists and cannot be removed.
     pub(crate) fn drop_timeline(&self, step: u64) -> Result<(), RunFolderError> {
+        self.require()?;
         let path = timelines_of(&self.path).join(timeline_name(step));
         match fs::remove_file(&path) {
             Err(error) if error.kind() != ErrorKind::NotFound => Err(write_error(&path)(error)),
@@ -212,9 +252,28 @@ impl RunFolder {
         }
     }
 
+    /// Writes a file of this folder. After a failure there is no part of it.
+    fn write(&self, path: &Path, text: &str) -> Result<(), RunFolderError> {
+        self.require()?;
+        refuse_special(path).map_err(write_error(path))?;
+        write_regular(path, text.as_bytes()).map_err(|error| {
+            // Best effort: the file may not exist.
+            let _ = fs::remove_file(path);
+            write_error(path)(error)
+        })
+    }
+
     /// Returns the path of the folder.
     pub(crate) fn path(&self) -> &Path {
         &self.path
+    }
+}
+
+/// Creates a folder inside a run's folder, unless it exists. The run's folder itself is never created here.
+fn create_in_run(folder: &Path) -> Result<(), RunFolderError> {
+    match fs::create_dir(folder) {
+        Err(error) if error.kind() != ErrorKind::AlreadyExists => Err(write_error(folder)(error)),
+        _ => Ok(()),
     }
 }
 
@@ -279,7 +338,7 @@ pub(crate) fn lines_to(metrics: &str, done: u64) -> usize {
 /// Replaces the configuration atomically: if the process is killed, either the previous or the given one remains.
 fn write_config(run: &Path, config: &str) -> Result<(), RunFolderError> {
     let (path, scratch) = (run.join(CONFIG), run.join(format!(".{CONFIG}")));
-    let written = File::create(&scratch).and_then(|mut file| {
+    let written = create_regular(&scratch).and_then(|mut file| {
         file.write_all(config.as_bytes())?;
         file.sync_all()?;
         fs::rename(&scratch, &path)
@@ -299,7 +358,7 @@ fn is_run(path: &Path) -> bool {
 
 /// Refuses a folder without a run if a file in it would be overwritten. One of `files` may be there with the same text.
 fn refuse_foreign_files(path: &Path, files: &[(String, String)]) -> Result<(), RunFolderError> {
-    let is_other = |file: &Path, text: &str| match fs::read(file) {
+    let is_other = |file: &Path, text: &str| match read_regular(file, LARGEST) {
         Ok(found) => found != text.as_bytes(),
         Err(_) => file.exists(),
     };
@@ -345,12 +404,12 @@ fn move_later_checkpoints(run: &Path, done: u64) -> Result<Option<String>, RunFo
 /// is of another step than this timeline.
 fn keep_last_timeline(run: &Path) -> Result<(), RunFolderError> {
     let (last, folder) = (run.join(TIMELINE), timelines_of(run));
-    let metrics = fs::read_to_string(run.join(METRICS)).unwrap_or_default();
+    let metrics = read_regular_text(&run.join(METRICS), LARGEST).unwrap_or_default();
     let step_of = |line: &str| serde_json::from_str::<serde_json::Value>(line).ok()?.get("step")?.as_u64();
     let Some(step) = metrics.lines().rev().find_map(step_of).filter(|_| last.is_file()) else {
         return Ok(());
     };
-    fs::create_dir_all(&folder).map_err(write_error(&folder))?;
+    create_in_run(&folder)?;
     fs::rename(&last, folder.join(timeline_name(step))).map_err(move_error(&last))
 }
 
@@ -376,7 +435,7 @@ fn move_later_timelines(run: &Path, done: u64) -> Result<Option<String>, RunFold
 /// are cut off. The returned sentence names that file.
 fn cut_metrics(run: &Path, done: u64) -> Result<(File, Option<String>), RunFolderError> {
     let path = run.join(METRICS);
-    let bytes = match fs::read(&path) {
+    let bytes = match read_regular(&path, LARGEST) {
         Err(error) if error.kind() == ErrorKind::NotFound => Vec::new(),
         read => read.map_err(write_error(&path))?,
     };

@@ -4,16 +4,16 @@
 //! missing ones are `None` or empty. [`crate::run_folder`] writes the folder.
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
+use pipewright::bounded_file::{SMALL_TEXT, read_regular, read_regular_text};
 use pipewright_schedule::Timeline;
 use pipewright_schedule::measured::{TraceError, read_trace};
 use serde::Deserialize;
 use thiserror::Error;
 
-use crate::run_folder::{CONFIG, METRICS, TIMELINE, kept_timelines};
+use crate::run_folder::{CONFIG, LARGEST, METRICS, TIMELINE, kept_timelines};
 
 /// The metrics of a step, as far as the line has them. JSON has no infinite numbers, so they may be null.
 #[derive(Clone, Debug, Deserialize)]
@@ -117,7 +117,7 @@ pub(crate) fn require_run(run: &Path) -> Result<(), RunRecordError> {
 /// is left out if it is incomplete.
 pub(crate) fn metrics(run: &Path) -> Result<Vec<StepMetrics>, RunRecordError> {
     let path = run.join(METRICS);
-    let text = match fs::read(&path) {
+    let text = match read_regular(&path, LARGEST) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
         read => read.map_err(read_error(&path))?,
     };
@@ -136,7 +136,7 @@ pub(crate) fn metrics(run: &Path) -> Result<Vec<StepMetrics>, RunRecordError> {
 /// Returns the text of the run's configuration; nothing if there is none.
 pub(crate) fn config_text(run: &Path) -> Result<String, RunRecordError> {
     let path = run.join(CONFIG);
-    match fs::read_to_string(&path) {
+    match read_regular_text(&path, SMALL_TEXT) {
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(String::new()),
         read => read.map_err(read_error(&path)),
     }
@@ -171,7 +171,7 @@ pub(crate) fn timelines(run: &Path) -> Result<Vec<RecordedTimeline>, RunRecordEr
 
 /// Reads one timeline.
 pub(crate) fn read_timeline(path: &Path) -> Result<Timeline, RunRecordError> {
-    let text = fs::read_to_string(path).map_err(read_error(path))?;
+    let text = read_regular_text(path, LARGEST).map_err(read_error(path))?;
     read_trace(&text).map_err(|source| RunRecordError::Timeline { path: path.to_owned(), source })
 }
 
@@ -182,6 +182,8 @@ fn read_error(path: &Path) -> impl FnOnce(io::Error) -> RunRecordError {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     fn run(metrics: &str) -> tempfile::TempDir {

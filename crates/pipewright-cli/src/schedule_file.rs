@@ -3,7 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use pipewright::bounded_file::read_text;
+use pipewright::bounded_file::{read_regular_text, read_text};
 use pipewright_schedule::csv::{CsvError, QUOTED_CELL};
 use thiserror::Error;
 
@@ -31,9 +31,15 @@ pub(crate) enum ScheduleFileError {
     },
 }
 
-/// Returns the text of a schedule's file.
+/// Returns the text of a schedule's file, which may be a pipe.
 pub(crate) fn read(file: &Path) -> Result<String, ScheduleFileError> {
     read_text(file, LARGEST_SCHEDULE)
+        .map_err(|source| ScheduleFileError::Read { path: file.to_owned(), source })
+}
+
+/// Returns the text of a schedule's file, which must be a regular file.
+pub(crate) fn read_regular(file: &Path) -> Result<String, ScheduleFileError> {
+    read_regular_text(file, LARGEST_SCHEDULE)
         .map_err(|source| ScheduleFileError::Read { path: file.to_owned(), source })
 }
 

@@ -2,6 +2,7 @@
 
 const LAYERS: &[&str] = &[
     "quiet",
+    "escape",
     "schedule_file",
     "shell",
     "config",
@@ -39,6 +40,7 @@ const LAYERS: &[&str] = &[
     "commands::overview",
     "commands::run_identity",
     "commands::process_group",
+    "commands::shared_folder",
     "commands::checkpoint_path",
     "commands::origin",
     "commands::trained_model",

@@ -1,9 +1,12 @@
-//! Reads whole files up to a limit: a path that a user names may lead to an endless device, to a pipe without a writer,
-//! or to a file that is larger than the memory.
+//! Reads whole files up to a limit: a path may lead to an endless device, to a pipe without a writer, or to a file that is
+//! larger than the memory.
+//!
+//! A file that the user names on the command line may be a pipe: [`read`] and [`read_text`]. Any other path must lead to a
+//! regular file: [`read_regular`], [`read_regular_text`] and [`open_regular`], and for writing [`create_regular`].
 
 use std::fmt;
 use std::fs::{File, Metadata};
-use std::io::{self, ErrorKind, Read};
+use std::io::{self, ErrorKind, Read, Write};
 use std::path::Path;
 
 /// The limit for text files that people write or that describe a model, such as configurations.
@@ -16,6 +19,52 @@ pub const SMALL_TEXT: u64 = 16 << 20;
 pub fn read_regular(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
     require_regular(path)?;
     read(path, limit)
+}
+
+/// As [`read_regular`], for text in UTF-8.
+///
+/// # Errors
+/// As [`read_regular`], and when the content is not UTF-8.
+pub fn read_regular_text(path: &Path, limit: u64) -> io::Result<String> {
+    require_regular(path)?;
+    read_text(path, limit)
+}
+
+/// Opens a regular file for reading.
+///
+/// # Errors
+/// When the path does not lead to a regular file, or when the system reports an error.
+pub fn open_regular(path: &Path) -> io::Result<File> {
+    require_regular(path)?;
+    File::open(path)
+}
+
+/// Creates a file, or empties a regular file. Opening a pipe for writing would wait for its reader.
+///
+/// # Errors
+/// When something else than a regular file has this path, or when the system reports an error.
+pub fn create_regular(path: &Path) -> io::Result<File> {
+    refuse_special(path)?;
+    File::create(path)
+}
+
+/// Writes a whole file. As [`create_regular`], it never writes to a device or a pipe.
+///
+/// # Errors
+/// When something else than a regular file has this path, or when the system reports an error.
+pub fn write_regular(path: &Path, content: &[u8]) -> io::Result<()> {
+    create_regular(path)?.write_all(content)
+}
+
+/// Checks that a path leads to a regular file or to nothing.
+///
+/// # Errors
+/// When something else has this path, or when the system reports an error.
+pub fn refuse_special(path: &Path) -> io::Result<()> {
+    match require_regular(path) {
+        Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
 }
 
 /// Returns the content of a file or pipe, up to `limit` bytes. Waits for a pipe to be closed.
@@ -120,6 +169,28 @@ mod tests {
         assert_eq!(error.to_string(), "this is a device or a pipe; copy its content to a regular file");
         let error = read_regular(Path::new("/dev"), 1 << 20).expect_err("a folder");
         assert_eq!(error.to_string(), "this is a folder; name a file");
+    }
+
+    #[test]
+    #[cfg(unix)]
+    fn only_regular_files_are_opened_and_written() {
+        let folder = tempfile::tempdir().expect("a scratch folder");
+        let path = folder.path().join("a");
+        assert_eq!(open_regular(&path).expect_err("no file").kind(), ErrorKind::NotFound);
+        write_regular(&path, b"one").expect("a new file");
+        write_regular(&path, b"two").expect("the same file");
+        assert_eq!(read_regular_text(&path, 3).ok().as_deref(), Some("two"));
+        let device = folder.path().join("device");
+        std::os::unix::fs::symlink("/dev/zero", &device).expect("a link");
+        let refusals = [
+            open_regular(&device).map(drop),
+            create_regular(&device).map(drop),
+            write_regular(&device, b""),
+            read_regular_text(&device, 3).map(drop),
+        ];
+        for refused in refusals {
+            assert_eq!(refused.expect_err("a device").kind(), ErrorKind::InvalidInput);
+        }
     }
 
     #[test]

@@ -8,6 +8,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use pipewright::bounded_file::{SMALL_TEXT, read_regular_text};
 use pipewright_schedule::analytic::estimate;
 use pipewright_schedule::csv::{parse_schedule, print_schedule};
 use pipewright_schedule::plan::{Outcome, OutcomeKind, Plan, PlanReport, PlanRequest, plan};
@@ -290,9 +291,10 @@ fn profile_file(settings: &Settings) -> Result<String, Failure> {
 
 /// Reads a profile that an earlier run has left, with its text. A profile that cannot be used is measured again.
 fn read_profile(settings: &Settings, file: &Path) -> Option<(Profile, String)> {
+    let text = read_regular_text(file, SMALL_TEXT).ok()?;
     let layers = layers_of(settings, &read_model(settings).ok()?);
     let run = profiled_run(settings, workload(settings, &layers));
-    Some((read_for(file, &run).ok()?, std::fs::read_to_string(file).ok()?))
+    Some((read_for(file, &run).ok()?, text))
 }
 
 #[cfg(test)]

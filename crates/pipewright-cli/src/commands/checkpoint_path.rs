@@ -58,6 +58,22 @@ pub(super) fn open(path: &Path) -> Result<Checkpoint, Failure> {
     })
 }
 
+/// Returns a sentence about the parameters that have elements that are not finite; `None` if there are none.
+pub(super) fn not_finite(checkpoint: &Checkpoint) -> Option<String> {
+    let flaws: Vec<_> = checkpoint.not_finite().collect();
+    let (first, found) = flaws.first()?;
+    let others = match flaws.len() - 1 {
+        0 => String::new(),
+        1 => ", and 1 more parameter has such elements".to_owned(),
+        others => format!(", and {others} more parameters have such elements"),
+    };
+    Some(format!(
+        "{}: the model is ruined: after step {} the parameter `{first}` has {found}{others}; use an earlier checkpoint",
+        checkpoint.path().display(),
+        checkpoint.step()
+    ))
+}
+
 #[cfg(test)]
 mod tests {
     use std::fs;

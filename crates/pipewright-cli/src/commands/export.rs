@@ -39,6 +39,9 @@ pub(crate) fn run(arguments: &ExportArguments) -> Result<(), Failure> {
         true => "with its tokenizer",
         false => "without a tokenizer: the folder of the run has no model/tokenizer.json",
     };
+    if let Some(flaws) = checkpoint_path::not_finite(&checkpoint) {
+        display::say(&format!("warning: {flaws}"));
+    }
     display::say(&format!("wrote the model of step {step} to {to}, {tokenizer}"));
     Ok(())
 }

@@ -1,17 +1,20 @@
 //! `pipewright inspect`: verifies a checkpoint, and shows its contents and the losses of the run up to it.
+//!
+//! The check fails if parameters have elements that are not finite, because the model is ruined.
 
+use std::collections::BTreeMap;
 use std::fmt::Write;
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
-use pipewright::checkpoint::Checkpoint;
+use pipewright::bounded_file::read_regular_text;
+use pipewright::checkpoint::{Checkpoint, NotFinite};
 use serde_json::{Value, json};
 
-use crate::commands::checkpoint_path;
-use crate::failure::Failure;
+use crate::commands::checkpoint_path::{self, not_finite};
+use crate::failure::{Exit, Failure};
 use crate::output;
-use crate::run_folder::{METRICS, lines_to};
+use crate::run_folder::{LARGEST, METRICS, lines_to};
 
 /// The arguments of `pipewright inspect`.
 #[derive(Debug, Args)]
@@ -34,17 +37,18 @@ enum Format {
 pub(crate) fn run(arguments: &InspectArguments) -> Result<(), Failure> {
     let checkpoint = checkpoint_path::open(&arguments.path)?;
     let losses = losses_to(&checkpoint);
-    let text = match arguments.format {
-        Format::Text => text(&checkpoint, &losses),
-        Format::Json => format!("{:#}\n", json(&checkpoint, &losses)),
-    };
-    output::write(None, &text)
+    match arguments.format {
+        Format::Text => output::show(&text(&checkpoint, &losses))?,
+        Format::Json => output::write(None, &format!("{:#}\n", json(&checkpoint, &losses)))?,
+    }
+    // The content comes first: it helps to find the cause.
+    not_finite(&checkpoint).map_or(Ok(()), |flaws| Err(Failure::new(Exit::CheckFailed, flaws)))
 }
 
 /// Returns the losses of all steps up to the checkpoint's, if the checkpoint is in the folder of its run.
 fn losses_to(checkpoint: &Checkpoint) -> Vec<f64> {
     let run = checkpoint.path().parent().and_then(Path::parent).unwrap_or(Path::new(""));
-    let metrics = fs::read_to_string(run.join(METRICS)).unwrap_or_default();
+    let metrics = read_regular_text(&run.join(METRICS), LARGEST).unwrap_or_default();
     let lines = &metrics[..lines_to(&metrics, checkpoint.step())];
     let loss = |line: &str| serde_json::from_str::<Value>(line).ok()?.get("loss")?.as_f64();
     lines.lines().filter_map(loss).collect()
@@ -67,8 +71,10 @@ fn text(checkpoint: &Checkpoint, losses: &[f64]) -> String {
     }
     let elements: usize = checkpoint.parameters().map(|found| found.shape.iter().product::<usize>()).sum();
     line("parameters", format!("{elements} in {} tensors", checkpoint.parameters().count()));
+    let flaws: BTreeMap<&str, NotFinite> = checkpoint.not_finite().collect();
     for parameter in checkpoint.parameters() {
-        line("", format!("{:?} {:?}  {}", parameter.dtype, parameter.shape, parameter.path));
+        let flaw = flaws.get(parameter.path).map(|flaw| format!("  has {flaw}")).unwrap_or_default();
+        line("", format!("{:?} {:?}  {}{flaw}", parameter.dtype, parameter.shape, parameter.path));
     }
     text
 }
@@ -79,6 +85,9 @@ fn json(checkpoint: &Checkpoint, losses: &[f64]) -> Value {
         let dtype = format!("{:?}", parameter.dtype);
         json!({"path": parameter.path, "shape": parameter.shape, "dtype": dtype})
     });
+    let flaws = checkpoint
+        .not_finite()
+        .map(|(path, flaw)| json!({"path": path, "nan": flaw.nan, "infinite": flaw.infinite}));
     json!({
         "checkpoint": checkpoint.path(),
         "step": manifest.step,
@@ -87,7 +96,8 @@ fn json(checkpoint: &Checkpoint, losses: &[f64]) -> Value {
         "losses": losses,
         "shards": manifest.files,
         "parameters": parameters.collect::<Vec<_>>(),
-        // Opening the checkpoint verified it; a damaged checkpoint ends the command with an error.
+        "not_finite": flaws.collect::<Vec<_>>(),
+        // Opening the checkpoint compared all bytes with their hashes; a damaged checkpoint ends the command with an error.
         "verified": true,
     })
 }

@@ -42,6 +42,7 @@ pub(crate) mod schedule;
 mod schedule_level;
 mod schedule_size;
 pub(crate) mod simulate;
+mod shared_folder;
 mod simulation_text;
 mod slice_hint;
 mod stage_memory;

@@ -6,6 +6,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use pipewright::bounded_file::{refuse_special, require_regular};
 use pipewright::checkpoint::Checkpoint;
 use pipewright_models::hf;
 
@@ -29,7 +30,12 @@ pub(super) fn keep(settings: &Settings) -> Result<(), Failure> {
         return Ok(());
     }
     let target = folder.join(hf::TOKENIZER);
-    let copied = fs::create_dir_all(&folder).and_then(|()| fs::copy(&settings.data.tokenizer, &target));
+    let tokenizer = Path::new(&settings.data.tokenizer);
+    let copied = require_regular(tokenizer).and_then(|_| {
+        refuse_special(&target)?;
+        fs::create_dir_all(&folder)?;
+        fs::copy(tokenizer, &target)
+    });
     copied.map(drop).map_err(|error| {
         Failure::input(format!("{}: the tokenizer cannot be copied here: {error}", target.display()))
     })

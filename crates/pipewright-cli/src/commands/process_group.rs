@@ -124,6 +124,11 @@ impl ProcessGroup {
         Ok(())
     }
 
+    /// Returns the time that this process waits for the others.
+    pub(crate) fn deadline(&self) -> Duration {
+        self.deadline
+    }
+
     /// Sets the time that this process waits for the others, to the value in the configuration.
     pub(crate) fn set_deadline(&mut self, deadline: Duration) {
         self.deadline = deadline;

@@ -9,7 +9,7 @@ use pipewright::checkpoint::{Checkpoint, CheckpointError, CheckpointFolder};
 use pipewright::transport::Fields;
 use serde_json::{Map, Value};
 
-use crate::commands::checkpoint_path::RunPath;
+use crate::commands::checkpoint_path::{RunPath, not_finite};
 use crate::commands::evaluations::Evaluations;
 use crate::commands::launch::{abandon, launch, launch_from};
 use crate::commands::overview::overview;
@@ -17,6 +17,7 @@ use crate::commands::prepare::{Prepared, identity, prepare_settings};
 use crate::commands::process_group::ProcessGroup;
 use crate::commands::run_arguments::load_settings;
 use crate::commands::run_identity::{describe, require_same};
+use crate::commands::shared_folder;
 use crate::commands::training_loop::TrainingLoop;
 use crate::display;
 use crate::failure::Failure;
@@ -46,6 +47,7 @@ fn run_with(arguments: &ResumeArguments, processes: &mut ProcessGroup) -> Result
     // The leader locks the folder and cleans it up before the other processes read it.
     let owned = own(arguments, processes.is_leader());
     let owned = processes.agree(owned, |_| Fields::new())?;
+    shared_folder::require(processes, &RunPath::of(&arguments.run)?.run)?;
     let found = ResumableRun::find(arguments, owned).inspect(|found| {
         processes.set_deadline(found.prepared.settings.run.deadline());
     });
@@ -87,8 +89,11 @@ fn run_with(arguments: &ResumeArguments, processes: &mut ProcessGroup) -> Result
 /// Locks the run's folder if this process writes to it, so that no other run can write to it.
 fn own(arguments: &ResumeArguments, owns: bool) -> Result<Option<CheckpointFolder>, Failure> {
     let out = RunPath::of(&arguments.run)?.run;
+    if !owns {
+        return Ok(None);
+    }
     run_folder::config_of(&out).map_err(Failure::input)?;
-    owns.then(|| run_folder::own_checkpoints(&out)).transpose().map_err(Failure::input)
+    run_folder::own_checkpoints(&out).map(Some).map_err(Failure::input)
 }
 
 /// A run to resume.
@@ -120,6 +125,7 @@ impl ResumableRun {
         let description = describe(&prepared);
         if let Some(checkpoint) = &checkpoint {
             require_same(&description, checkpoint)?;
+            require_numbers(checkpoint)?;
             require_no_more_steps(&prepared, checkpoint)?;
         }
         let evaluations = Evaluations::new(&prepared, checkpoint.as_deref());
@@ -181,6 +187,14 @@ fn open(path: &RunPath) -> Result<Option<Arc<Checkpoint>>, Failure> {
         Err(CheckpointError::NoneComplete { .. }) => Ok(None),
         Err(error) => Err(Failure::input(error)),
     }
+}
+
+/// Refuses a checkpoint with a parameter that has NaN: every loss would be NaN.
+fn require_numbers(checkpoint: &Checkpoint) -> Result<(), Failure> {
+    if checkpoint.not_finite().all(|(_, found)| found.nan == 0) {
+        return Ok(());
+    }
+    Err(Failure::input(not_finite(checkpoint).unwrap_or_default()))
 }
 
 /// Refuses settings with fewer steps than the checkpoint.

@@ -9,6 +9,7 @@ use crate::commands::prepare::{identity, prepare, shared_settings};
 use crate::commands::process_group::ProcessGroup;
 use crate::commands::run_arguments::{RunArguments, load_settings};
 use crate::commands::run_identity::describe;
+use crate::commands::shared_folder;
 use crate::commands::training_loop::TrainingLoop;
 use crate::display;
 use crate::failure::Failure;
@@ -46,6 +47,7 @@ fn run_with(arguments: &RunArguments, processes: &mut ProcessGroup) -> Result<()
     });
     let (prepared, description, files) =
         processes.agree(prepared, |(prepared, description, _)| identity(prepared, description))?;
+    shared_folder::require(processes, &prepared.settings.run.out)?;
     let (settings, overview) = (prepared.settings.clone(), overview(&prepared));
     let evaluations = Evaluations::new(&prepared, None);
     let interrupt = Interrupt::default();

@@ -3,7 +3,7 @@
 use std::error::Error;
 use std::path::{Path, PathBuf};
 
-use pipewright::bounded_file::{SMALL_TEXT, read_text};
+use pipewright::bounded_file::{SMALL_TEXT, read_regular_text};
 use pipewright::checkpoint::{Checkpoint, CheckpointFolder};
 use pipewright::train::data::{TokenCodec, Tokenizer};
 use pipewright_models::{ModelConfig, ModelSource, hf};
@@ -137,7 +137,7 @@ fn data_of_run(checkpoint: &Checkpoint) -> Result<Option<toml::Table>, Failure> 
         let reason = sentence(error);
         Failure::input(format!("{}: the configuration of the run cannot be read: {reason}", config.display()))
     };
-    let text = read_text(&config, SMALL_TEXT).map_err(|error| unreadable(&error))?;
+    let text = read_regular_text(&config, SMALL_TEXT).map_err(|error| unreadable(&error))?;
     let mut table: toml::Table = text.parse().map_err(|error| unreadable(&error))?;
     Ok(match table.remove("data") {
         Some(toml::Value::Table(data)) => Some(data),

@@ -4,6 +4,8 @@
 //! If there are several processes, only the leader shows and writes metrics. All processes save their ranks' parts of a
 //! checkpoint after the same steps.
 
+use std::error::Error;
+use std::io;
 use std::path::PathBuf;
 
 use pipewright::checkpoint::{CheckpointError, CheckpointWriter};
@@ -20,9 +22,9 @@ use crate::commands::run_identity::LOSS;
 use crate::commands::step_prediction::StepPrediction;
 use crate::commands::timeline_recorder::TimelineRecorder;
 use crate::config::Settings;
-use crate::display::{Display, Ending, Overview, Reason};
+use crate::display::{Display, Ending, Overview, Reason, say};
 use crate::failure::{Exit, Failure, sentence};
-use crate::run_folder::{self, RunFolder, TIMELINE};
+use crate::run_folder::{self, RunFolder, RunFolderError, TIMELINE, is_lost_folder};
 use crate::shell::quoted;
 use crate::signal::Interrupt;
 
@@ -106,6 +108,7 @@ fn steps(
         let (mut metrics, report) = trainer.step().map_err(Stop::Rank)?;
         let interrupted = report.interrupted;
         let is_best = evaluations.after_step(trainer, &mut metrics).map_err(Stop::Rank)?;
+        log.require_folder().map_err(|error| Stop::Other(checkpoints.lost(&error)))?;
         checkpoints.poll(&metrics, evaluations).map_err(Stop::Other)?;
         log.step(&mut metrics, report).map_err(Stop::Other)?;
         checkpoints.after_step(trainer, is_best).map_err(Stop::Other)?;
@@ -128,6 +131,8 @@ struct Log {
     planned_step_ms: Option<f64>,
     /// The event file for TensorBoard, if one is asked for.
     tensorboard: Option<EventFile>,
+    /// Whether a timeline could not be written, and the user was told.
+    lacks_timelines: bool,
 }
 
 impl Log {
@@ -149,19 +154,26 @@ impl Log {
             prediction: StepPrediction::default(),
             planned_step_ms: run.planned_step_ms,
             tensorboard: tensorboard.map_err(Failure::input)?,
+            lacks_timelines: false,
         })
+    }
+
+    /// Checks that the run's folder is still at its path, if this process writes to it.
+    fn require_folder(&self) -> Result<(), RunFolderError> {
+        self.folder.as_ref().map_or(Ok(()), RunFolder::require)
     }
 
     fn step(&mut self, metrics: &mut Metrics, report: StepSummary) -> Result<(), Failure> {
         let (Some(folder), Some(display)) = (&mut self.folder, &mut self.display) else { return Ok(()) };
         metrics.planned_step_ms = self.planned_step_ms;
         self.prediction.observe(metrics, &report);
-        self.recorder.record(folder, metrics.step, &report.timeline).map_err(Failure::input)?;
+        let kept = self.recorder.record(folder, metrics.step, &report.timeline);
+        note_timeline(kept, &mut self.lacks_timelines)?;
         if let Some(tensorboard) = &mut self.tensorboard {
             tensorboard.step(metrics).map_err(Failure::input)?;
         }
         self.timeline = Some(report.timeline);
-        folder.write_metrics(metrics).map_err(Failure::input)?;
+        folder.write_metrics(metrics).map_err(write_failure)?;
         display.step(metrics);
         // Only the first step lists them.
         display.note_undeferred(&report.undeferred);
@@ -192,7 +204,8 @@ impl Log {
         }
         match (&self.folder, self.timeline.take()) {
             (Some(folder), Some(timeline)) => {
-                folder.write_timeline(&timeline.chrome_trace()).map_err(Failure::input)
+                let written = folder.write_timeline(&timeline.chrome_trace());
+                note_timeline(written, &mut self.lacks_timelines)
             }
             _ => Ok(()),
         }
@@ -205,6 +218,29 @@ impl Log {
     }
 }
 
+/// Warns once if a timeline could not be written, because a run is worth more than its timelines. Fails if the run's folder
+/// is gone.
+fn note_timeline(written: Result<(), RunFolderError>, is_noted: &mut bool) -> Result<(), Failure> {
+    match written {
+        Err(error) if error.is_lost_folder() => Err(write_failure(error)),
+        Err(error) => {
+            if !std::mem::replace(is_noted, true) {
+                let reason = error.reason();
+                say(&format!(
+                    "warning: a timeline is not written, and the training goes on without it: {reason}"
+                ));
+            }
+            Ok(())
+        }
+        Ok(()) => Ok(()),
+    }
+}
+
+/// Returns the failure for results that cannot be written.
+fn write_failure(error: RunFolderError) -> Failure {
+    if error.is_lost_folder() { Failure::new(Exit::RankFailed, error) } else { Failure::input(error) }
+}
+
 /// The checkpoints of a run.
 struct Checkpoints {
     writer: CheckpointWriter,
@@ -213,6 +249,8 @@ struct Checkpoints {
     requested: Option<u64>,
     description: Map<String, Value>,
     newest: Option<PathBuf>,
+    /// The last step whose checkpoint is complete; 0 if there is none.
+    saved: u64,
     /// The run's folder.
     run: PathBuf,
 }
@@ -241,7 +279,7 @@ impl Checkpoints {
         // A resumed run already has the checkpoint of the step that it resumes from.
         let requested = (done > 0).then_some(done);
         let (writer, every) = (writer.map_err(Failure::input)?, run.checkpoint_every);
-        Ok(Self { writer, every, requested, description, newest: None, run: run.out.clone() })
+        Ok(Self { writer, every, requested, description, newest: None, saved: done, run: run.out.clone() })
     }
 
     /// Checks the outcome of earlier checkpoints, and records the losses for the next checkpoint.
@@ -249,7 +287,7 @@ impl Checkpoints {
         self.description.insert(LOSS.to_owned(), metrics.loss.into());
         evaluations.describe(&mut self.description);
         let outcome = self.writer.poll();
-        self.note(outcome)
+        self.note(outcome, self.requested)
     }
 
     /// Saves a checkpoint after every `run.checkpoint_every` steps, and after a step with the lowest validation loss.
@@ -261,9 +299,9 @@ impl Checkpoints {
 
     fn save(&mut self, trainer: &mut Trainer, is_best: bool) -> Result<(), Failure> {
         let state = trainer.state(self.description.clone()).map_err(|error| failure(&error))?;
-        self.requested = Some(state.step);
+        let earlier = self.requested.replace(state.step);
         let outcome = if is_best { self.writer.save_best(state) } else { self.writer.save(state) };
-        self.note(outcome)
+        self.note(outcome, earlier)
     }
 
     /// Saves the state of the last step unless it is already saved, and waits for the writer. Returns the path of the
@@ -273,25 +311,60 @@ impl Checkpoints {
             self.save(trainer, false)?;
         }
         let outcome = self.writer.wait();
-        self.note(outcome)?;
+        self.note(outcome, self.requested)?;
         Ok(self.newest)
     }
 
-    fn note(&mut self, outcome: Result<Option<PathBuf>, CheckpointError>) -> Result<(), Failure> {
+    /// Records the outcome of the checkpoint of `step`.
+    fn note(
+        &mut self,
+        outcome: Result<Option<PathBuf>, CheckpointError>,
+        step: Option<u64>,
+    ) -> Result<(), Failure> {
         match outcome {
-            Ok(Some(path)) => self.newest = Some(path),
-            Ok(None) => {}
+            Ok(Some(path)) => {
+                self.newest = Some(path);
+                self.saved = step.unwrap_or(self.saved);
+                Ok(())
+            }
+            Ok(None) => Ok(()),
+            // The leader learns of these by itself.
+            Err(error) if is_lost_folder(&error) => Err(self.lost(&error)),
+            Err(error @ CheckpointError::NotFinite { .. }) => {
+                Err(Failure::new(Exit::RankFailed, self.with_resumption(&error)))
+            }
             Err(error) => {
-                let run = quoted(&self.run.to_string_lossy());
-                let mut failure = Failure::input(format!(
-                    "{}; earlier checkpoints are complete: free some space, then resume with: pipewright resume {run}",
-                    sentence(&error)
-                ));
+                let mut failure = Failure::input(self.with_resumption(&error));
                 // Only this process knows of the failure, so it reports the failure even if it is not the leader.
                 failure.report();
-                return Err(failure);
+                Err(failure)
             }
         }
-        Ok(())
+    }
+
+    /// Returns the failure of a run whose folder is gone.
+    fn lost(&self, error: &(dyn Error + 'static)) -> Failure {
+        let lost = match self.saved {
+            0 => "no step of this run is saved".to_owned(),
+            saved => format!(
+                "the steps after {saved} are not saved, and the checkpoint of step {saved} is only where the folder was \
+                 moved to"
+            ),
+        };
+        Failure::new(Exit::RankFailed, format!("{}; {lost}", sentence(error)))
+    }
+
+    /// Returns the message of an error, and how the run can be resumed.
+    fn with_resumption(&self, error: &CheckpointError) -> String {
+        let (message, run) = (sentence(error), quoted(&self.run.to_string_lossy()));
+        let is_full = |source: &io::Error| {
+            matches!(source.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+        };
+        let advice = match error {
+            CheckpointError::Io { source, .. } if is_full(source) => "free some space, then resume with",
+            _ if self.saved == 0 => return format!("{message}; no step of this run is saved"),
+            _ => "resume with",
+        };
+        format!("{message}; earlier checkpoints are complete: {advice}: pipewright resume {run}")
     }
 }

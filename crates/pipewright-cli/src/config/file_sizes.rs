@@ -57,9 +57,9 @@ pub(super) fn check_file_sizes(section: &mut Section<'_>, pipeline: &PipelineSet
     }
 }
 
-/// Reads the text of a schedule's file, and its actions.
+/// Reads the text of a schedule's file, and its actions. The file is read several times, so it may not be a pipe.
 pub(super) fn read_schedule_file(file: &Path) -> Result<(String, Program), ScheduleFileError> {
-    let text = schedule_file::read(file)?;
+    let text = schedule_file::read_regular(file)?;
     let program =
         parse_program(&text).map_err(|source| ScheduleFileError::Csv { path: file.to_owned(), source })?;
     Ok((text, program))

@@ -17,6 +17,10 @@ mod generate;
 mod profile;
 mod plan_memory;
 mod resume;
+mod folders;
+mod ruined;
+#[cfg(unix)]
+mod hostile_files;
 #[cfg(target_os = "linux")]
 mod exhaustion;
 #[path = "../run/mod.rs"]

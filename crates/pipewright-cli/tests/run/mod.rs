@@ -55,9 +55,44 @@ impl Run {
 
     /// Starts a command with overrides, without waiting for it.
     pub(crate) fn start(&self, command: &str, arguments: &[&str], set: &[&str]) -> Child {
+        self.start_heard(command, arguments, set, Stdio::null())
+    }
+
+    /// As [`Run::start`], with a place for standard error.
+    pub(crate) fn start_heard(
+        &self,
+        command: &str,
+        arguments: &[&str],
+        set: &[&str],
+        stderr: Stdio,
+    ) -> Child {
         let set = set.iter().flat_map(|set| ["--set", set]);
         let all: Vec<&str> = [command].into_iter().chain(arguments.iter().copied()).chain(set).collect();
-        self.process(&all).stderr(Stdio::null()).spawn().expect("the binary starts")
+        self.process(&all).stderr(stderr).spawn().expect("the binary starts")
+    }
+
+    /// As [`Run::start`], in a process that ignores SIGHUP, as `nohup` starts it.
+    pub(crate) fn start_without_hangup(&self, command: &str, arguments: &[&str], set: &[&str]) -> Child {
+        let binary = assert_cmd::cargo::cargo_bin!("pipewright");
+        let mut shell = Command::new("sh");
+        shell.current_dir(self.0.path()).args(["-c", "trap '' HUP; exec \"$@\"", "sh"]).arg(binary);
+        shell.arg(command).args(arguments).args(set.iter().flat_map(|set| ["--set", set]));
+        shell.stdin(Stdio::null()).stderr(Stdio::null()).spawn().expect("a shell")
+    }
+
+    /// Runs a command that must end soon, even if it finds a file without an end.
+    pub(crate) fn command_within(&self, seconds: u64, arguments: &[&str]) -> Output {
+        let child = self.process(arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+        let mut child = child.expect("the binary starts");
+        let start = Instant::now();
+        while child.try_wait().expect("the process is ours").is_none() {
+            if start.elapsed() > Duration::from_secs(seconds) {
+                child.kill().expect("the process is ours");
+                panic!("{arguments:?} does not end");
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        child.wait_with_output().expect("its output is short")
     }
 
     pub(crate) fn train(&self, set: &[&str]) {
@@ -97,6 +132,23 @@ impl Run {
         let mut names: Vec<String> = folder.map(name).filter(|name| name != "lock").collect();
         names.sort();
         names
+    }
+
+    /// Changes the first file of a checkpoint, and corrects the manifest, as another program could do.
+    pub(crate) fn change_checkpoint(&self, name: &str, change: impl Fn(&mut Vec<u8>)) {
+        let checkpoint = self.path("out/checkpoints").join(name);
+        let path = checkpoint.join("rank-0000.safetensors");
+        let mut bytes = fs::read(&path).expect("a file");
+        change(&mut bytes);
+        let manifest = checkpoint.join("manifest.json");
+        let text = fs::read_to_string(&manifest).expect("a manifest");
+        let json: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+        let hash = json["shards"][0]["hash"].as_str().expect("a hash");
+        let text = text.replace(hash, blake3::hash(&bytes).to_hex().as_str());
+        let (body, _) = text.rsplit_once(",\n  \"hash\"").expect("the manifest's own hash");
+        let own_hash = blake3::hash(body.as_bytes()).to_hex();
+        let sealed = format!("{body},\n  \"hash\": \"{own_hash}\"\n}}\n");
+        fs::write(path, bytes).and_then(|()| fs::write(manifest, sealed)).expect("files");
     }
 
     /// Waits until the metrics contain this step.

@@ -7,7 +7,7 @@
 use std::fs;
 use std::path::Path;
 
-use pipewright::bounded_file::require_regular;
+use pipewright::bounded_file::{refuse_special, require_regular};
 use serde_json::Value;
 
 use super::read::read_json;
@@ -81,6 +81,7 @@ fn copy(from: &Path, to: &Path, name: &str) -> Result<(), HfError> {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
         result => result.map_err(HfError::io("read", &source))?,
     };
+    refuse_special(&target).map_err(HfError::io("write", &target))?;
     fs::copy(&source, &target).map(drop).map_err(HfError::io("copy", &source))
 }
 

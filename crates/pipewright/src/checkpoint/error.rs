@@ -7,6 +7,8 @@ use std::time::Duration;
 
 use thiserror::Error;
 
+use super::finite::NotFinite;
+
 /// Why a checkpoint cannot be written, read or restored.
 #[derive(Error)]
 #[non_exhaustive]
@@ -31,6 +33,54 @@ pub enum CheckpointError {
         path: PathBuf,
         /// The owner's process id, if it can be read.
         owner: Option<String>,
+    },
+    /// The folder was moved or removed while this process wrote to it.
+    #[error(
+        "{}: the folder was moved or removed while this process wrote to it: nothing more is written here; start again, and \
+         leave the folder in its place",
+        path.display()
+    )]
+    FolderGone {
+        /// The folder.
+        path: PathBuf,
+    },
+    /// Another folder has taken the place of the one that this process wrote to.
+    #[error(
+        "{}: this is not the folder any more that this process wrote to: its lock file was removed, or another folder was put \
+         in its place; nothing more is written here; start again, and leave the folder in its place",
+        path.display()
+    )]
+    FolderReplaced {
+        /// The folder.
+        path: PathBuf,
+    },
+    /// This process does not find the folder that another process writes to.
+    #[error(
+        "{}: this process has not found the folder of the checkpoints within {:.1} s: every process of the run must see this \
+         folder; use a shared file system",
+        path.display(), waited.as_secs_f64()
+    )]
+    NotSeen {
+        /// The folder.
+        path: PathBuf,
+        /// The time of the search.
+        waited: Duration,
+    },
+    /// A parameter has elements that are not finite, so the checkpoint is not written.
+    #[error(
+        "{}: the checkpoint of step {step} is not written, because after this step the parameter `{parameter}` has {found}; \
+         lower the learning rate or the weight decay, or clip gradients",
+        path.display()
+    )]
+    NotFinite {
+        /// The folder of the checkpoints.
+        path: PathBuf,
+        /// The steps taken.
+        step: u64,
+        /// The parameter's global path.
+        parameter: Arc<str>,
+        /// The elements that are not finite.
+        found: NotFinite,
     },
     /// A folder of checkpoints has no complete checkpoint.
     #[error("{}: there is no complete checkpoint in this folder", path.display())]

@@ -8,14 +8,15 @@ use std::io::{ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
 
 use super::error::CheckpointError;
+use super::identity::{FolderIdentity, LOCK};
 use super::manifest::{MANIFEST, Manifest};
 use super::read::Checkpoint;
 use super::save::{publish, remove_committed, remove_folder};
+use crate::bounded_file::refuse_special;
 
 const COMMITTED: &str = "step-";
 const SAVING: &str = ".saving-";
 pub(super) const REMOVING: &str = ".removing-";
-const LOCK: &str = "lock";
 /// The link to the best checkpoint, and its name before it replaces an earlier link.
 const BEST: &str = "best";
 const LINKING: &str = ".linking-best";
@@ -34,11 +35,13 @@ pub(super) fn scratch_name(step: u64) -> String {
 ///
 /// The folder's `lock` file holds the owner's process id. The system locks it, and unlocks it when the process ends for
 /// any reason, so a lock never remains.
+///
+/// The path may lead to another folder while the process runs, for example if a user moves the folder. Every method that
+/// writes fails then, and changes nothing.
 #[derive(Debug)]
 pub struct CheckpointFolder {
-    path: PathBuf,
-    /// Locked while it is open.
-    _lock: File,
+    /// Its lock file is locked while it is open.
+    identity: FolderIdentity,
 }
 
 impl CheckpointFolder {
@@ -49,11 +52,13 @@ impl CheckpointFolder {
     /// When another process owns it, or the system reports an error.
     pub fn own(path: &Path) -> Result<Self, CheckpointError> {
         fs::create_dir_all(path).map_err(CheckpointError::io("create", path))?;
-        let folder = Self { path: path.to_owned(), _lock: lock(path)? };
+        let folder = Self { identity: FolderIdentity::new(path, lock(path)?) };
         for name in names(path)? {
             let leftover = path.join(&name);
             match Manifest::read(&leftover) {
-                Ok(manifest) if name.starts_with(SAVING) => publish(&leftover, path, manifest.step)?,
+                Ok(manifest) if name.starts_with(SAVING) => {
+                    publish(&leftover, &folder.identity, manifest.step)?;
+                }
                 _ if name.starts_with(SAVING) || name.starts_with(REMOVING) => remove_folder(&leftover)?,
                 _ => {}
             }
@@ -63,29 +68,39 @@ impl CheckpointFolder {
 
     /// Returns the folder's path.
     pub fn path(&self) -> &Path {
-        &self.path
+        self.identity.path()
+    }
+
+    /// Returns the identity of the folder, for others that write next to the checkpoints. The lock remains while a clone of
+    /// it exists.
+    pub fn identity(&self) -> &FolderIdentity {
+        &self.identity
     }
 
     /// Removes all checkpoints but the `keep` newest and the best.
     ///
     /// # Errors
-    /// When the system reports an error.
+    /// When the path leads to another folder, or the system reports an error.
     pub fn keep_newest(&self, keep: usize) -> Result<(), CheckpointError> {
-        let all = Self::list(&self.path)?;
-        let best = fs::read_link(self.path.join(BEST)).map(|name| self.path.join(name)).ok();
+        self.identity.require()?;
+        let path = self.path();
+        let all = Self::list(path)?;
+        let best = fs::read_link(path.join(BEST)).map(|name| path.join(name)).ok();
         let old = all[..all.len().saturating_sub(keep)].iter().map(|(_, checkpoint)| checkpoint);
         old.filter(|checkpoint| best.as_ref() != Some(*checkpoint))
-            .try_for_each(|checkpoint| remove_committed(checkpoint))
+            .try_for_each(|checkpoint| remove_committed(checkpoint, &self.identity))
     }
 
     /// Makes `best` a link to the checkpoint of a step, which [`CheckpointFolder::keep_newest`] then keeps. Removes the link
     /// if there is no step or no complete checkpoint of it.
     ///
     /// # Errors
-    /// When the system reports an error.
+    /// When the path leads to another folder, or the system reports an error.
     pub fn set_best(&self, step: Option<u64>) -> Result<(), CheckpointError> {
-        let (link, scratch) = (self.path.join(BEST), self.path.join(LINKING));
-        let name = step.map(committed_name).filter(|name| self.path.join(name).join(MANIFEST).exists());
+        self.identity.require()?;
+        let path = self.path();
+        let (link, scratch) = (path.join(BEST), path.join(LINKING));
+        let name = step.map(committed_name).filter(|name| path.join(name).join(MANIFEST).exists());
         let Some(name) = name else { return remove_link(&link) };
         remove_link(&scratch)?;
         symlink(&name, &scratch).map_err(CheckpointError::io("create", &scratch))?;
@@ -164,14 +179,18 @@ fn names(path: &Path) -> Result<Vec<String>, CheckpointError> {
 }
 
 fn lock(folder: &Path) -> Result<File, CheckpointError> {
+    /// The most bytes that the owner's process id has.
+    const LONGEST: u64 = 64;
     let path = folder.join(LOCK);
+    refuse_special(&path).map_err(CheckpointError::io("open", &path))?;
     let opened = File::options().read(true).write(true).create(true).truncate(false).open(&path);
     let mut file = opened.map_err(CheckpointError::io("open", &path))?;
     match file.try_lock() {
         Ok(()) => {}
         Err(TryLockError::WouldBlock) => {
             let mut owner = String::new();
-            let owner = file.read_to_string(&mut owner).ok().map(|_| owner.trim().to_owned());
+            let read = file.take(LONGEST).read_to_string(&mut owner);
+            let owner = read.ok().map(|_| owner.trim().to_owned());
             let owner = owner.filter(|owner| !owner.is_empty());
             return Err(CheckpointError::Locked { path: folder.to_owned(), owner });
         }

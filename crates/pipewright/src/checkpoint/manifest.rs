@@ -2,7 +2,6 @@
 //!
 //! The file is a JSON object whose last member is the hash of all text before it.
 
-use std::fs;
 use std::io;
 use std::path::Path;
 
@@ -11,6 +10,7 @@ use serde_json::{Map, Value as Json};
 
 use super::cursor::Cursor;
 use super::error::CheckpointError;
+use crate::bounded_file::{SMALL_TEXT, read_regular};
 use crate::tensor::shard::RowShard;
 
 /// The manifest's name in a checkpoint's folder.
@@ -93,7 +93,7 @@ impl Manifest {
     /// When it is missing, damaged, or of a later format.
     pub fn read(checkpoint: &Path) -> Result<Self, CheckpointError> {
         let path = checkpoint.join(MANIFEST);
-        let bytes = match fs::read(&path) {
+        let bytes = match read_regular(&path, SMALL_TEXT) {
             Ok(bytes) => bytes,
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 return Err(CheckpointError::NoManifest { path });

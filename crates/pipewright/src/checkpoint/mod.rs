@@ -15,7 +15,9 @@
 
 mod cursor;
 mod error;
+mod finite;
 mod folder;
+mod identity;
 mod manifest;
 mod optimizer;
 mod place;
@@ -27,7 +29,9 @@ mod writer;
 
 pub use cursor::Cursor;
 pub use error::CheckpointError;
+pub use finite::NotFinite;
 pub use folder::CheckpointFolder;
+pub use identity::FolderIdentity;
 pub use manifest::{MANIFEST, Manifest, StateFile};
 pub(crate) use optimizer::{Target, put_together};
 pub use read::{Checkpoint, StoredTensor};

@@ -1,7 +1,6 @@
 //! Reading a checkpoint: everything is verified when it is opened, then tensors are read by global path.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::File;
 use std::io::{ErrorKind, Read, Seek, SeekFrom};
 use std::ops::{Bound, Range};
 use std::path::{Path, PathBuf};
@@ -10,11 +9,13 @@ use std::sync::Arc;
 use burn::tensor::{Bytes, DType, Shape, TensorData};
 
 use super::error::CheckpointError;
+use super::finite::NotFinite;
 use super::manifest::{Manifest, StateFile};
 use super::optimizer::FIELD;
 use super::place::{Piece, Place, Slab, StoredSlice, Torn, Unfit, common, copy};
 use super::save::{FROZEN, INDEX, LOSS_SCALE, SLICES, STEP};
-use super::tensor_file::{Header, from_stored, hash, read_header};
+use super::tensor_file::{Header, from_stored, hash, hash_tensors, read_header};
+use crate::bounded_file::open_regular;
 use crate::loss_scale::LossScale;
 use crate::tensor::Slice;
 use crate::tensor::shard::RowShard;
@@ -29,6 +30,7 @@ pub struct Checkpoint {
     parameters: BTreeSet<String>,
     frozen: BTreeSet<String>,
     loss_scale: Option<LossScale>,
+    not_finite: BTreeMap<String, NotFinite>,
 }
 
 /// A parameter in a checkpoint.
@@ -51,11 +53,16 @@ impl Checkpoint {
         let manifest = Manifest::read(path)?;
         let (mut tensors, mut scalars, mut loss_scale) = (BTreeMap::new(), BTreeMap::new(), None);
         let mut frozen = BTreeSet::new();
+        let mut not_finite: BTreeMap<String, NotFinite> = BTreeMap::new();
         for (index, file) in manifest.files.iter().enumerate() {
-            let header = verify(path, file, manifest.step)?;
+            let (header, flaws) = verify(path, file, manifest.step)?;
             let part = file.part.unwrap_or(RowShard::WHOLE);
             let slices = slices_of(&path.join(&file.name), &header)?;
             frozen.extend(frozen_of(&path.join(&file.name), &header)?);
+            for (name, found) in flaws.into_iter().filter(|(name, _)| !name.contains(FIELD)) {
+                let name = if file.has_several { without_index(&name, &slices) } else { name };
+                not_finite.entry(name).or_default().add(found);
+            }
             for (name, info) in header.tensors {
                 let unknown =
                     || CheckpointError::ElementType { tensor: name.clone(), dtype: info.dtype.to_string() };
@@ -86,7 +93,8 @@ impl Checkpoint {
                 .map_err(|Torn| CheckpointError::Torn { path: path.to_owned(), tensor: tensor.clone() })?;
         }
         let parameters = tensors.keys().filter(|name| !name.contains(FIELD)).cloned().collect();
-        Ok(Self { path: path.to_owned(), manifest, tensors, scalars, parameters, frozen, loss_scale })
+        let path = path.to_owned();
+        Ok(Self { path, manifest, tensors, scalars, parameters, frozen, loss_scale, not_finite })
     }
 
     /// Returns the checkpoint's folder.
@@ -130,6 +138,13 @@ impl Checkpoint {
 
     pub(crate) fn is_frozen(&self, path: &str) -> bool {
         self.frozen.contains(path)
+    }
+
+    /// Returns the parameters with elements that are not finite, by path. A parameter that several stages share may be
+    /// counted several times. Checkpoints are written without such parameters, except for infinite numbers in a parameter
+    /// that is not trained; other programs, and earlier versions of this one, may have written them.
+    pub fn not_finite(&self) -> impl Iterator<Item = (&str, NotFinite)> {
+        self.not_finite.iter().map(|(path, found)| (path.as_str(), *found))
     }
 
     /// Reads the values of a parameter, which must have this shape and element type.
@@ -229,7 +244,7 @@ impl Checkpoint {
                 let path = self.path.join(&self.manifest.files[piece.file].name);
                 let target = &mut target[filled..][..rows.len() * in_a_row];
                 let start = piece.start + ((rows.start - first) * in_a_row) as u64;
-                let read = File::open(&path).and_then(|mut file| {
+                let read = open_regular(&path).and_then(|mut file| {
                     file.seek(SeekFrom::Start(start))?;
                     file.read_exact(target)
                 });
@@ -296,7 +311,7 @@ fn compare_copies(
     for (first, copy, bytes) in place.copies() {
         let hash_of = |piece: &Piece| {
             let path = path.join(&manifest.files[piece.file].name);
-            let hash = File::open(&path).and_then(|mut file| {
+            let hash = open_regular(&path).and_then(|mut file| {
                 file.seek(SeekFrom::Start(piece.start))?;
                 hash(file.take(bytes))
             });
@@ -314,10 +329,15 @@ fn ambiguous(path: &Path, manifest: &Manifest, tensor: &str, files: [usize; 2]) 
     CheckpointError::Ambiguous { path: path.to_owned(), tensor: tensor.to_owned(), files: (first, second) }
 }
 
-/// Reads the whole file once and returns its header if the content matches the manifest.
-fn verify(checkpoint: &Path, entry: &StateFile, step: u64) -> Result<Header, CheckpointError> {
+/// Reads the whole file once. Returns its header if the content matches the manifest, and the elements of its tensors that
+/// are not finite.
+fn verify(
+    checkpoint: &Path,
+    entry: &StateFile,
+    step: u64,
+) -> Result<(Header, Vec<(String, NotFinite)>), CheckpointError> {
     let path = checkpoint.join(&entry.name);
-    let mut file = match File::open(&path) {
+    let mut file = match open_regular(&path) {
         Ok(file) => file,
         Err(error) if error.kind() == ErrorKind::NotFound => {
             return Err(CheckpointError::MissingFile { path });
@@ -331,17 +351,15 @@ fn verify(checkpoint: &Path, entry: &StateFile, step: u64) -> Result<Header, Che
     {
         return Err(CheckpointError::ForeignFile { path, expected: step, found });
     }
-    let read = |file: &mut File| {
-        let found = file.metadata()?.len();
-        file.rewind()?;
-        Ok((found, hash(file)?))
-    };
-    let (found, hash) = read(&mut file).map_err(CheckpointError::io("read", &path))?;
+    let found = file.metadata().map_err(CheckpointError::io("read", &path))?.len();
     if found != entry.bytes {
         return Err(CheckpointError::FileLength { path, expected: entry.bytes, found });
     }
-    match header {
-        Some(header) if hash.to_hex().as_str() == entry.hash => Ok(header),
-        _ => Err(CheckpointError::DamagedFile { path }),
+    let Some(header) = header else { return Err(CheckpointError::DamagedFile { path }) };
+    let read = file.rewind().and_then(|()| hash_tensors(&mut file, &header));
+    let (hash, flaws) = read.map_err(CheckpointError::io("read", &path))?;
+    if hash.to_hex().as_str() != entry.hash {
+        return Err(CheckpointError::DamagedFile { path });
     }
+    Ok((header, flaws))
 }

@@ -11,14 +11,18 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use burn::tensor::{BoolStore, DType};
+use serde::{Deserialize, Serialize};
 
 use super::error::CheckpointError;
-use super::folder::{REMOVING, committed_name, scratch_name};
+use super::finite::NotFinite;
+use super::folder::{CheckpointFolder, REMOVING, committed_name, scratch_name};
+use super::identity::FolderIdentity;
 use super::manifest::{MANIFEST, Manifest, StateFile};
 use super::optimizer::{FIELD, take_apart};
 use super::place::StoredSlice;
 use super::state::{HeldParameter, RankState, StageState};
-use super::tensor_file::{self, Content, Named};
+use super::tensor_file::{self, Accepted, Content, Named, WriteError};
+use crate::bounded_file::{SMALL_TEXT, read_regular, write_regular};
 use crate::ids::WorldRank;
 use crate::loss_scale::LossScale;
 use crate::tensor::ValueKind;
@@ -40,7 +44,7 @@ pub(super) const SLICES: &str = "slices";
 /// the files.
 #[derive(Debug)]
 pub struct Saving {
-    folder: PathBuf,
+    folder: FolderIdentity,
     scratch: PathBuf,
     step: u64,
     /// Whether this process removes the scratch folder.
@@ -49,25 +53,30 @@ pub struct Saving {
 }
 
 impl Saving {
-    /// Begins the checkpoint of `step` in a folder of checkpoints, which this process must own
-    /// ([`CheckpointFolder::own`](super::CheckpointFolder::own)).
+    /// Begins the checkpoint of `step` in a folder of checkpoints.
     ///
     /// # Errors
-    /// When the system reports an error.
-    pub fn begin(folder: &Path, step: u64) -> Result<Self, CheckpointError> {
-        let mut saving = Self::join(folder, step)?;
+    /// When the path leads to another folder by now, or the system reports an error.
+    pub fn begin(folder: &CheckpointFolder, step: u64) -> Result<Self, CheckpointError> {
+        let mut saving = Self::join(folder.identity(), step)?;
         saving.owns_scratch = true;
         Ok(saving)
     }
 
-    /// Takes part in a checkpoint that another process has begun or will begin.
+    /// Takes part in a checkpoint that another process, the folder's owner, has begun or will begin.
     ///
     /// # Errors
-    /// When the system reports an error.
-    pub fn join(folder: &Path, step: u64) -> Result<Self, CheckpointError> {
-        let scratch = folder.join(scratch_name(step));
-        fs::create_dir_all(&scratch).map_err(CheckpointError::io("create", &scratch))?;
-        Ok(Self { folder: folder.to_owned(), scratch, step, owns_scratch: false, written: Arc::default() })
+    /// When the path leads to another folder by now, or the system reports an error.
+    pub fn join(folder: &FolderIdentity, step: u64) -> Result<Self, CheckpointError> {
+        folder.require()?;
+        let scratch = folder.path().join(scratch_name(step));
+        match fs::create_dir(&scratch) {
+            Err(error) if error.kind() != ErrorKind::AlreadyExists => {
+                return Err(folder.explain(CheckpointError::io("create", &scratch)(error)));
+            }
+            _ => {}
+        }
+        Ok(Self { folder: folder.clone(), scratch, step, owns_scratch: false, written: Arc::default() })
     }
 
     /// Counts in `written` the bytes that are passed to the system.
@@ -79,8 +88,14 @@ impl Saving {
     /// Writes a rank's part and drops its tensors. The part is on disk when this returns.
     ///
     /// # Errors
-    /// When the system reports an error, a tensor's element type cannot be stored, or two parameters have one path.
+    /// When the path leads to another folder by now, the system reports an error, a tensor's element type cannot be stored,
+    /// two parameters have one path, or a parameter is not finite.
     pub fn write_file(&self, state: RankState) -> Result<StateFile, CheckpointError> {
+        self.folder.require()?;
+        self.write_part(state).map_err(|error| self.folder.explain(error))
+    }
+
+    fn write_part(&self, state: RankState) -> Result<StateFile, CheckpointError> {
         check_paths(std::slice::from_ref(&state))?;
         let RankState { rank, stages, loss_scale, memory } = state;
         let _counted = memory.count_this_thread();
@@ -105,40 +120,69 @@ impl Saving {
         for stage in stages {
             add_stage(stage, &names, &mut tensors, &mut texts)?;
         }
-        let tensors = tensors.into_iter().map(|(name, content)| Named { name, content }).collect();
+        let tensors = tensors.into_values().collect();
         let path = self.scratch.join(&name);
-        let (bytes, hash) = tensor_file::write(&path, texts, tensors, &self.written)?;
+        let (bytes, hash) =
+            tensor_file::write(&path, texts, tensors, &self.written).map_err(|error| match error {
+                WriteError::NotFinite { name, found } => self.not_finite(names.path_of(&name), found),
+                WriteError::Other(error) => error,
+            })?;
         let hash = hash.to_hex().to_string();
         let (has_slices, has_several) = (!slices.is_empty(), !names.several.is_empty());
         Ok(StateFile { name, bytes, hash, part, has_slices, has_several })
     }
 
-    /// Writes a note for the process that commits: a file of this process is on disk.
+    /// Writes a rank's part, and a note for the process that commits: the file is on disk, or a parameter of the rank is
+    /// not finite.
     ///
     /// # Errors
-    /// When the system reports an error.
-    pub fn leave_note(&self, rank: WorldRank, file: &StateFile) -> Result<(), CheckpointError> {
+    /// As [`Saving::write_file`].
+    pub fn write_with_note(&self, state: RankState) -> Result<(), CheckpointError> {
+        let rank = state.rank();
+        let written = self.write_file(state);
+        let note = match &written {
+            Ok(file) => Note::File(file.clone()),
+            Err(CheckpointError::NotFinite { parameter, found, .. }) => {
+                Note::Refused { parameter: parameter.to_string(), found: *found }
+            }
+            Err(_) => return written.map(drop),
+        };
+        self.leave_note(rank, &note)?;
+        written.map(drop)
+    }
+
+    fn leave_note(&self, rank: WorldRank, note: &Note) -> Result<(), CheckpointError> {
+        self.folder.require()?;
         let (path, draft) = (self.note(rank), self.note(rank).with_extension("draft"));
-        let text = serde_json::to_string(file).expect("a file is plain data");
-        let written = fs::write(&draft, text).and_then(|()| fs::rename(&draft, &path));
+        let text = serde_json::to_string(note).expect("a note is plain data");
+        let written = write_regular(&draft, text.as_bytes()).and_then(|()| fs::rename(&draft, &path));
         written.map_err(CheckpointError::io("write", &path))
     }
 
     /// Returns the file that the note of `rank` describes, and removes the note; `None` if there is no note.
     ///
     /// # Errors
-    /// When the note cannot be read.
+    /// When the path leads to another folder by now, the note cannot be read, or a parameter of that rank is not finite.
     pub fn take_note(&self, rank: WorldRank) -> Result<Option<StateFile>, CheckpointError> {
+        self.folder.require()?;
         let path = self.note(rank);
-        let text = match fs::read(&path) {
+        let text = match read_regular(&path, SMALL_TEXT) {
             Ok(text) => text,
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
             Err(source) => return Err(CheckpointError::Io { action: "read", path, source }),
         };
-        let file = serde_json::from_slice(&text).map_err(std::io::Error::from);
-        let file = file.map_err(CheckpointError::io("understand", &path))?;
+        let note = serde_json::from_slice(&text).map_err(std::io::Error::from);
+        let note = note.map_err(CheckpointError::io("understand", &path))?;
         fs::remove_file(&path).map_err(CheckpointError::io("remove", &path))?;
-        Ok(Some(file))
+        match note {
+            Note::File(file) => Ok(Some(file)),
+            Note::Refused { parameter, found } => Err(self.not_finite(&parameter, found)),
+        }
+    }
+
+    fn not_finite(&self, parameter: &str, found: NotFinite) -> CheckpointError {
+        let path = self.folder.path().to_owned();
+        CheckpointError::NotFinite { path, step: self.step, parameter: parameter.into(), found }
     }
 
     fn note(&self, rank: WorldRank) -> PathBuf {
@@ -149,25 +193,35 @@ impl Saving {
     /// and the manifest's step must be that of [`Saving::begin`].
     ///
     /// # Errors
-    /// When the system reports an error.
+    /// When the path leads to another folder by now, or the system reports an error.
     pub fn commit(mut self, manifest: &Manifest) -> Result<PathBuf, CheckpointError> {
+        self.folder.require()?;
         let path = self.scratch.join(MANIFEST);
         let written = File::create_new(&path).and_then(|mut file| {
             file.write_all(manifest.to_text().as_bytes())?;
             file.sync_all()
         });
-        written.map_err(CheckpointError::io("write", &path))?;
+        written.map_err(CheckpointError::io("write", &path)).map_err(|error| self.folder.explain(error))?;
         sync_folder(&self.scratch)?;
         // The checkpoint is complete except for its name, so this process must not remove it any more.
         self.owns_scratch = false;
-        publish(&self.scratch, &self.folder, self.step)?;
-        Ok(self.folder.join(committed_name(self.step)))
+        publish(&self.scratch, &self.folder, self.step).map_err(|error| self.folder.explain(error))?;
+        Ok(self.folder.path().join(committed_name(self.step)))
     }
+}
+
+/// The message of a process to the one that commits.
+#[derive(Debug, Serialize, Deserialize)]
+enum Note {
+    /// The rank's file is on disk.
+    File(StateFile),
+    /// A parameter of the rank is not finite, so the checkpoint must not be committed.
+    Refused { parameter: String, found: NotFinite },
 }
 
 impl Drop for Saving {
     fn drop(&mut self) {
-        if self.owns_scratch {
+        if self.owns_scratch && self.folder.require().is_ok() {
             // Best effort: the next owner of the folder removes the remaining files.
             let _ = fs::remove_dir_all(&self.scratch);
         }
@@ -210,6 +264,12 @@ impl Names {
         }
     }
 
+    /// Returns the path of the parameter with this name.
+    fn path_of<'a>(&self, name: &'a str) -> &'a str {
+        let path = name.rsplit_once(INDEX).map_or(name, |(path, _)| path);
+        if self.several.contains(path) { path } else { name }
+    }
+
     /// Returns the slices of the parameters of which these stages have only slices, by name.
     fn slices(&self, stages: &[StageState]) -> BTreeMap<String, StoredSlice> {
         let held = stages.iter().flat_map(|stage| &stage.parameters).filter(|held| !held.slice.is_whole());
@@ -221,7 +281,7 @@ impl Names {
 fn add_stage(
     stage: StageState,
     names: &Names,
-    tensors: &mut BTreeMap<String, Content>,
+    tensors: &mut BTreeMap<String, Named>,
     texts: &mut HashMap<String, String>,
 ) -> Result<(), CheckpointError> {
     let StageState { parameters, optimizer, part } = stage;
@@ -232,7 +292,10 @@ fn add_stage(
     if let Some(optimizer) = optimizer {
         let parts = take_apart(&optimizer, &paths)?;
         texts.extend(parts.scalars);
-        tensors.extend(parts.tensors.into_iter().map(|(name, data)| (name, Content::Data(data))));
+        tensors.extend(parts.tensors.into_iter().map(|(name, data)| {
+            let (content, accepted) = (Content::Data(data), Accepted::Any);
+            (name.clone(), Named { name, content, accepted })
+        }));
     }
     // A part has no rows of a parameter that has fewer rows than there are parts.
     let is_there = |parameter: &HeldParameter| part.is_none() || parameter.value.shape()[0] > 0;
@@ -245,21 +308,24 @@ fn add_stage(
             }
             _ => Content::Live(Box::new(parameter.value)),
         };
-        tensors.insert(name, content);
+        let accepted = if parameter.is_trained { Accepted::Finite } else { Accepted::Infinite };
+        tensors.insert(name.clone(), Named { name, content, accepted });
     }
     Ok(())
 }
 
 /// Gives a complete scratch folder its final name, and removes an earlier checkpoint of the same step.
-pub(super) fn publish(scratch: &Path, folder: &Path, step: u64) -> Result<(), CheckpointError> {
-    let committed = folder.join(committed_name(step));
-    remove_committed(&committed)?;
+pub(super) fn publish(scratch: &Path, folder: &FolderIdentity, step: u64) -> Result<(), CheckpointError> {
+    let committed = folder.path().join(committed_name(step));
+    remove_committed(&committed, folder)?;
+    folder.require()?;
     fs::rename(scratch, &committed).map_err(CheckpointError::io("create", &committed))?;
-    sync_folder(folder)
+    sync_folder(folder.path())
 }
 
-/// Removes a checkpoint so that an incomplete one never has the name of a complete one.
-pub(super) fn remove_committed(checkpoint: &Path) -> Result<(), CheckpointError> {
+/// Removes a checkpoint of this folder so that an incomplete one never has the name of a complete one.
+pub(super) fn remove_committed(checkpoint: &Path, folder: &FolderIdentity) -> Result<(), CheckpointError> {
+    folder.require()?;
     let name = checkpoint.file_name().unwrap_or_default().to_string_lossy();
     let doomed = checkpoint.with_file_name(format!("{REMOVING}{name}"));
     remove_folder(&doomed)?;

@@ -59,6 +59,8 @@ pub(crate) struct HeldParameter {
     /// Whether it was frozen while the pipeline ran.
     pub(crate) is_frozen: bool,
     pub(crate) value: Value,
+    /// Whether the training changes it.
+    pub(crate) is_trained: bool,
 }
 
 impl HeldParameter {

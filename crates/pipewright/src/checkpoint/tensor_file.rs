@@ -13,6 +13,8 @@ use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
 
 use super::error::CheckpointError;
+use super::finite::NotFinite;
+use crate::bounded_file::create_regular;
 use crate::tensor::Value;
 
 /// Bytes that are written and then hashed while they are still in the cache.
@@ -29,6 +31,42 @@ const LONGEST_HEADER: u64 = 100_000_000;
 pub(super) struct Named {
     pub(super) name: String,
     pub(super) content: Content,
+    pub(super) accepted: Accepted,
+}
+
+/// The numbers that a tensor may have when it is stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Accepted {
+    /// Finite numbers: the tensor is a parameter that the training changes.
+    Finite,
+    /// All but NaN: the training does not change the tensor, which may be a mask.
+    Infinite,
+    /// All: the tensor belongs to the optimizer.
+    Any,
+}
+
+impl Accepted {
+    fn holds(self, found: NotFinite) -> bool {
+        match self {
+            Self::Finite => found.is_empty(),
+            Self::Infinite => found.nan == 0,
+            Self::Any => true,
+        }
+    }
+}
+
+/// Why a file is not written.
+pub(super) enum WriteError {
+    /// A tensor has elements that it may not have.
+    NotFinite { name: String, found: NotFinite },
+    /// Another error.
+    Other(CheckpointError),
+}
+
+impl From<CheckpointError> for WriteError {
+    fn from(error: CheckpointError) -> Self {
+        Self::Other(error)
+    }
 }
 
 /// The content of a tensor, in memory or on a device.
@@ -101,20 +139,25 @@ pub(super) fn from_stored(dtype: Dtype) -> Option<DType> {
 }
 
 /// Writes a file, waits until it is on disk, and returns its length and hash. `written` counts the bytes during the
-/// write.
+/// write. Ends early at the first tensor with elements that it may not have.
 pub(super) fn write(
     path: &Path,
     texts: HashMap<String, String>,
     tensors: Vec<Named>,
     written: &AtomicU64,
-) -> Result<(u64, blake3::Hash), CheckpointError> {
+) -> Result<(u64, blake3::Hash), WriteError> {
     let header = header(texts, &tensors)?;
-    let file = File::create(path).map_err(CheckpointError::io("create", path))?;
+    let file = create_regular(path).map_err(CheckpointError::io("create", path))?;
     let mut sink = Sink { file, hasher: blake3::Hasher::new(), bytes: 0, unsynced: 0, written };
-    let mut put = |bytes: &[u8]| sink.put(bytes).map_err(CheckpointError::io("write", path));
-    put(&header)?;
-    for tensor in tensors {
-        put(tensor.content.into_data().as_bytes())?;
+    sink.put(&header, |_| ()).map_err(CheckpointError::io("write", path))?;
+    for Named { name, content, accepted } in tensors {
+        let data = content.into_data();
+        let mut found = NotFinite::default();
+        let put = sink.put(data.as_bytes(), |piece| found.scan(data.dtype(), piece));
+        put.map_err(CheckpointError::io("write", path))?;
+        if !accepted.holds(found) {
+            return Err(WriteError::NotFinite { name, found });
+        }
     }
     sink.file.sync_all().map_err(CheckpointError::io("write", path))?;
     Ok((sink.bytes, sink.hasher.finalize()))
@@ -130,10 +173,12 @@ struct Sink<'a> {
 }
 
 impl Sink<'_> {
-    fn put(&mut self, bytes: &[u8]) -> io::Result<()> {
+    /// Writes bytes in pieces of whole elements, and calls `look` for each piece while it is in the cache.
+    fn put(&mut self, bytes: &[u8], mut look: impl FnMut(&[u8])) -> io::Result<()> {
         for piece in bytes.chunks(PIECE) {
             self.file.write_all(piece)?;
             self.hasher.update(piece);
+            look(piece);
             self.bytes += piece.len() as u64;
             self.unsynced += piece.len() as u64;
             if self.unsynced >= SYNC_EVERY {
@@ -150,7 +195,7 @@ impl Sink<'_> {
 fn header(texts: HashMap<String, String>, tensors: &[Named]) -> Result<Vec<u8>, CheckpointError> {
     let mut offset = 0;
     let mut infos = Vec::with_capacity(tensors.len());
-    for Named { name, content } in tensors {
+    for Named { name, content, .. } in tensors {
         let dtype = content.dtype();
         let unknown = || CheckpointError::ElementType { tensor: name.clone(), dtype: format!("{dtype:?}") };
         let stored = to_stored(dtype).ok_or_else(unknown)?;
@@ -195,14 +240,60 @@ pub(super) fn read_header(file: &mut impl Read) -> Option<Header> {
     Some(Header { texts, tensors, data: LENGTH_FIELD + length })
 }
 
-/// Hashes the rest of a file.
-pub(super) fn hash(mut file: impl Read) -> io::Result<blake3::Hash> {
-    let mut hasher = blake3::Hasher::new();
-    let mut piece = vec![0; PIECE];
-    loop {
-        match file.read(&mut piece)? {
-            0 => return Ok(hasher.finalize()),
-            read => hasher.update(&piece[..read]),
-        };
+/// Hashes a whole file, and returns the elements of its tensors that are not finite, by name.
+pub(super) fn hash_tensors(
+    mut file: impl Read,
+    header: &Header,
+) -> io::Result<(blake3::Hash, Vec<(String, NotFinite)>)> {
+    let mut ranges: Vec<_> =
+        header.tensors.iter().map(|(name, info)| (info.data_offsets, name, info)).collect();
+    ranges.sort_unstable_by_key(|(offsets, ..)| *offsets);
+    let mut pass = Pass { hasher: blake3::Hasher::new(), piece: vec![0; PIECE] };
+    let (mut place, mut flaws) = (0, Vec::new());
+    for ((start, end), name, info) in ranges {
+        let (start, end) = (header.data + start as u64, header.data + end as u64);
+        let Some(dtype) = from_stored(info.dtype).filter(|_| place <= start) else { continue };
+        pass.read(file.by_ref().take(start - place), |_| ())?;
+        let mut found = NotFinite::default();
+        pass.read(file.by_ref().take(end - start), |piece| found.scan(dtype, piece))?;
+        if !found.is_empty() {
+            flaws.push((name.clone(), found));
+        }
+        place = end;
     }
+    pass.read(file, |_| ())?;
+    Ok((pass.hasher.finalize(), flaws))
+}
+
+/// A file that is hashed while it is read.
+struct Pass {
+    hasher: blake3::Hasher,
+    piece: Vec<u8>,
+}
+
+impl Pass {
+    /// Reads to the end, and calls `look` for each piece. Each piece but the last is full, so it has whole elements.
+    fn read(&mut self, mut source: impl Read, mut look: impl FnMut(&[u8])) -> io::Result<()> {
+        loop {
+            let mut filled = 0;
+            while filled < self.piece.len() {
+                match source.read(&mut self.piece[filled..])? {
+                    0 => break,
+                    read => filled += read,
+                }
+            }
+            self.hasher.update(&self.piece[..filled]);
+            look(&self.piece[..filled]);
+            if filled < self.piece.len() {
+                return Ok(());
+            }
+        }
+    }
+}
+
+/// Hashes the rest of a file.
+pub(super) fn hash(file: impl Read) -> io::Result<blake3::Hash> {
+    let mut pass = Pass { hasher: blake3::Hasher::new(), piece: vec![0; PIECE] };
+    pass.read(file, |_| ())?;
+    Ok(pass.hasher.finalize())
 }

@@ -1,5 +1,6 @@
 //! A thread that writes checkpoints while training continues.
 
+use std::cell::OnceCell;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -11,6 +12,7 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
 
 use super::error::CheckpointError;
 use super::folder::{CheckpointFolder, committed_name};
+use super::identity::FolderIdentity;
 use super::manifest::Manifest;
 use super::save::{Saving, check_paths};
 use super::state::TrainingState;
@@ -92,23 +94,31 @@ impl CheckpointWriter {
     }
 
     /// As [`CheckpointWriter::start`], in a process that writes its ranks' parts of checkpoints that another process
-    /// commits. The path of a checkpoint is returned when its part is written, before the checkpoint is committed.
+    /// commits. The path of a checkpoint is returned when its part is written, before the checkpoint is committed. The first
+    /// checkpoint waits until the owner has created the folder.
     ///
     /// # Errors
     /// When the system cannot start a thread.
     pub fn join(folder: &Path, deadline: Duration) -> Result<Self, CheckpointError> {
         let path = folder.to_owned();
+        // If the folder exists, another one must not take its place before the first checkpoint.
+        let found =
+            FolderIdentity::find(&path, Duration::ZERO).map_or_else(|_| OnceCell::new(), OnceCell::from);
         Self::spawn(path.clone(), deadline, move |Job { state, .. }, written| {
             let committed = path.join(committed_name(state.step));
             if state.ranks.is_empty() {
                 // No process waits for this one, and the checkpoint may be committed already.
                 return Ok(committed);
             }
-            let saving = Saving::join(&path, state.step)?.counting(written.clone());
-            for part in state.ranks {
-                let rank = part.rank();
-                saving.leave_note(rank, &saving.write_file(part)?)?;
-            }
+            let folder = match found.get() {
+                Some(folder) => folder,
+                None => {
+                    let folder = FolderIdentity::find(&path, deadline)?;
+                    found.get_or_init(|| folder)
+                }
+            };
+            let saving = Saving::join(folder, state.step)?.counting(written.clone());
+            state.ranks.into_iter().try_for_each(|part| saving.write_with_note(part))?;
             Ok(committed)
         })
     }
@@ -252,7 +262,7 @@ fn commit(
 ) -> Result<PathBuf, CheckpointError> {
     let TrainingState { step, cursor, description, ranks: parts } = state;
     check_paths(&parts)?;
-    let saving = Saving::begin(folder.path(), step)?.counting(written.clone());
+    let saving = Saving::begin(folder, step)?.counting(written.clone());
     let own: BTreeSet<u32> = parts.iter().map(|part| part.rank().get()).collect();
     let mut missing: BTreeSet<u32> = (0..ranks).filter(|rank| !own.contains(rank)).collect();
     let written_here = parts.into_iter().map(|part| saving.write_file(part));

@@ -1,4 +1,5 @@
-//! The learning rate over time: a linear warm-up, then constant, or a linear or cosine decay to 0.
+//! The learning rate over time: a linear warm-up, then constant, or a linear or cosine decay towards 0, which the step after the
+//! last one would have, as in PyTorch and transformers. So the last step still learns.
 //!
 //! The rate is a pure function of the step, so a resumed run needs no state for it.
 //!

@@ -4,6 +4,7 @@ mod buffers;
 mod damage;
 mod other_model;
 mod owners;
+mod ruined;
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -10,7 +10,7 @@ use pipewright::stage::{Stage, StageContext, StageModule};
 use pipewright::transport::World;
 use pipewright_schedule::StageIndex;
 
-use super::{DEADLINE, MICROBATCHES, adamw, folder, newest, state, take_steps};
+use super::{DEADLINE, MICROBATCHES, adamw, folder, newest, parameters, state, take_steps};
 use crate::support::{self, Mlp, batch, config, loss, program};
 
 /// Layers with a running statistic, and with buffers that are not floats.
@@ -88,5 +88,20 @@ fn buffers_of_every_kind_come_back() {
         after.restore(&newest(scratch.path())).expect("it fits");
         assert_eq!(evaluate(&mut after), evaluate(&mut before), "running statistics and buffers");
         assert_eq!(take_steps(&mut after, 3..5), take_steps(&mut before, 3..5));
+    }
+}
+
+#[test]
+fn a_failed_step_leaves_running_statistics_as_they_were() {
+    for (replicas, mode) in [(1, DataParallelMode::Replicated), (2, DataParallelMode::Sharded)] {
+        let mut pipeline = with_buffers(1, replicas, mode);
+        take_steps(&mut pipeline, 0..2);
+        let before = parameters(&mut pipeline);
+        let wrong = batch(110, MICROBATCHES).mul_scalar(f32::NAN);
+        let refused = pipeline.step(batch(10, MICROBATCHES), wrong, 1e-2).expect_err("the targets are NaN");
+        assert!(refused.to_string().contains("the parameters are still those before this step"), "{refused}");
+        assert_eq!(parameters(&mut pipeline), before);
+        take_steps(&mut pipeline, 2..3);
+        assert_ne!(parameters(&mut pipeline), before, "the next step changes them");
     }
 }

@@ -107,7 +107,8 @@ fn two_parameters_of_one_path_are_not_written() {
 
 /// Writes the states as two processes do that do not know each other's parameters.
 fn written_apart(scratch: &Path, ranks: [RankState; 2]) -> Result<Checkpoint, CheckpointError> {
-    let saving = Saving::begin(scratch, 1).expect("a scratch folder");
+    let folder = CheckpointFolder::own(scratch).expect("no other process owns it");
+    let saving = Saving::begin(&folder, 1).expect("a scratch folder");
     let files = ranks.map(|rank| saving.write_file(rank).expect("it is written"));
     let manifest = Manifest::new(1, Cursor::default(), Default::default(), files.into());
     Checkpoint::open(&saving.commit(&manifest).expect("it is committed"))

@@ -1,11 +1,13 @@
 //! Folders of checkpoints: the newest are kept, one process owns a folder, and a full disk loses nothing.
 
 use std::fs;
+use std::path::Path;
 
-use pipewright::checkpoint::{CheckpointError, CheckpointFolder};
+use pipewright::checkpoint::{CheckpointError, CheckpointFolder, CheckpointWriter, Manifest, Saving};
+use pipewright::train::data::Cursor;
 use tempfile::TempDir;
 
-use super::{adamw, folder, launch, newest, save, take_steps};
+use super::{DEADLINE, adamw, folder, launch, newest, save, state, take_steps};
 
 #[test]
 fn the_newest_are_kept_and_leftovers_removed() {
@@ -46,6 +48,72 @@ fn a_folder_has_one_owner() {
     assert!(error.to_string().contains(&format!("process {} ", std::process::id())), "{error}");
     drop(owner);
     CheckpointFolder::own(scratch.path()).expect("no process owns it");
+}
+
+/// Saves step 1, then changes the folder with `change` and saves step 2. Returns the error and the scratch folder.
+fn save_into_a_changed_folder(change: impl Fn(&Path, &Path)) -> (CheckpointError, TempDir) {
+    let scratch = folder();
+    let [path, aside] = ["checkpoints", "aside"].map(|name| scratch.path().join(name));
+    let mut pipeline = launch("1f1b", 2, adamw());
+    let owned = CheckpointFolder::own(&path).expect("no process owns it");
+    let mut writer = CheckpointWriter::start(owned, 1, 1, DEADLINE).expect("a thread");
+    writer.save(state(&mut pipeline, 1)).and_then(|_| writer.wait()).expect("it is saved");
+    change(&path, &aside);
+    let saved = writer.save(state(&mut pipeline, 2)).and_then(|_| writer.wait());
+    (saved.expect_err("another folder"), scratch)
+}
+
+#[test]
+fn a_folder_that_vanishes_is_not_created_again() {
+    let changes: [fn(&Path, &Path); 2] = [
+        |path, aside| fs::rename(path, aside).expect("a move"),
+        |path, _| fs::remove_dir_all(path).expect("a folder"),
+    ];
+    for change in changes {
+        let (error, scratch) = save_into_a_changed_folder(change);
+        assert!(matches!(error, CheckpointError::FolderGone { .. }), "{error}");
+        assert!(!scratch.path().join("checkpoints").exists());
+    }
+}
+
+#[test]
+fn checkpoints_of_another_owner_are_neither_written_nor_removed() {
+    let (error, scratch) = save_into_a_changed_folder(|path, aside| {
+        fs::rename(path, aside).expect("a move");
+        let mut other = launch("gpipe", 1, adamw());
+        for step in 5..8 {
+            save(&mut other, step, path, 9).expect("it is saved");
+        }
+    });
+    assert!(matches!(error, CheckpointError::FolderReplaced { .. }), "{error}");
+    let steps = |name: &str| {
+        let all = CheckpointFolder::list(&scratch.path().join(name)).expect("a folder");
+        all.into_iter().map(|(step, _)| step).collect::<Vec<_>>()
+    };
+    assert_eq!((steps("checkpoints"), steps("aside")), (vec![5, 6, 7], vec![1]));
+}
+
+#[test]
+fn every_write_of_an_owner_looks_at_the_folder() {
+    let scratch = folder();
+    let path = scratch.path().join("checkpoints");
+    let owned = CheckpointFolder::own(&path).expect("no process owns it");
+    let saving = Saving::begin(&owned, 1).expect("the folder");
+    fs::rename(&path, scratch.path().join("aside")).expect("a move");
+    let _other = CheckpointFolder::own(&path).expect("no process owns it");
+    let manifest = Manifest::new(1, Cursor::default(), Default::default(), Vec::new());
+    let refusals = [
+        saving.commit(&manifest).map(drop),
+        owned.keep_newest(1),
+        owned.set_best(None),
+        Saving::begin(&owned, 2).map(drop),
+        Saving::join(owned.identity(), 2).map(drop),
+        owned.identity().require(),
+    ];
+    for (index, refused) in refusals.into_iter().enumerate() {
+        assert!(matches!(refused, Err(CheckpointError::FolderReplaced { .. })), "{index}: {refused:?}");
+    }
+    assert_eq!(fs::read_dir(&path).expect("a folder").count(), 1, "only the lock of the other owner");
 }
 
 /// A mounted file system of limited size, where mounting is allowed.
