@@ -8,8 +8,9 @@ use std::time::Duration;
 use crossbeam_channel::{Receiver, Sender};
 use pipewright_schedule::Event;
 
+use crate::batch::StepForm;
 use crate::checkpoint::{Checkpoint, RankState};
-use crate::executor::{Executor, NamedParameter, Poll, RankReport, StepInput, Visited};
+use crate::executor::{Agreement, Executor, NamedParameter, Poll, RankReport, StepInput, Visited};
 use crate::failure::{Abort, Cause, StepError};
 use crate::ids::{Attempt, StepNumber, WorldRank};
 use crate::memory::RankMemory;
@@ -22,6 +23,13 @@ pub(crate) enum Command {
     FindShared {
         attempt: Attempt,
         reply: Reply<Result<(), StepError>>,
+    },
+    /// Compares what the processes know of a step.
+    Agree {
+        step: StepNumber,
+        attempt: Attempt,
+        form: Arc<StepForm>,
+        reply: Reply<Result<Agreement, StepError>>,
     },
     Step {
         input: Box<StepInput>,
@@ -180,6 +188,14 @@ where
             match command {
                 Command::FindShared { attempt, reply } => {
                     reply.send(find_shared(&mut executor, attempt, &watch));
+                }
+                Command::Agree { step, attempt, form, reply } => {
+                    executor.begin_agreeing(step, attempt, (*form).clone());
+                    let outcome = run(&mut executor, &watch);
+                    let agreed = settle(&mut executor, outcome).map(|()| executor.agreed());
+                    reply.send(
+                        agreed.map(|agreed| agreed.expect("ranks that have compared batches agree or not")),
+                    );
                 }
                 Command::Step { input, reply } => reply.send(step(&mut executor, *input, &watch)),
                 Command::Parameters { attempt, reply } => {

@@ -80,6 +80,11 @@ pub enum Tag {
         /// The number of times that the stage was gathered before in this step.
         round: u32,
     },
+    /// The parameters of a stage that a replica's forwards have changed: running statistics.
+    Statistics {
+        /// The stage.
+        stage: StageIndex,
+    },
     /// The sums of squares of the gradients' parts that replicas hold, where parameters are sharded: up the tree of the
     /// replicas.
     ReplicaSquares,
@@ -102,6 +107,10 @@ pub enum Tag {
     Ready,
     /// The gradient norm over all ranks: down both trees.
     GlobalNorm,
+    /// What some ranks know of the batch of a step: up the tree of all ranks, before the step.
+    StepForms,
+    /// What all processes agree on, or why they do not: down the tree of all ranks, before the step.
+    AgreedStep,
     /// The reports of some ranks on a finished step: up the tree of all ranks.
     Report,
     /// The reports of all ranks without their events: down the tree of all ranks.
@@ -151,6 +160,7 @@ impl std::fmt::Display for Tag {
             Self::ParameterShard { stage, round } => {
                 write!(f, "its part of the parameters of stage {stage}, gathering {round}")
             }
+            Self::Statistics { stage } => write!(f, "its running statistics of stage {stage}"),
             Self::ReplicaSquares => f.write_str("its part of the squares of gradients"),
             Self::Collective { communicator, round } => {
                 write!(f, "round {round} of communicator {communicator}")
@@ -161,6 +171,8 @@ impl std::fmt::Display for Tag {
             Self::Squares => f.write_str("its squares of gradients"),
             Self::GlobalNorm => f.write_str("the gradient norm of all ranks"),
             Self::Ready => f.write_str("whether its replica is ready to update"),
+            Self::StepForms => f.write_str("what it knows of the batch"),
+            Self::AgreedStep => f.write_str("whether all processes take the same step"),
             Self::Report => f.write_str("its report of the step"),
             Self::Summary => f.write_str("the summary of the step"),
             Self::Hello => f.write_str("the description of its run"),

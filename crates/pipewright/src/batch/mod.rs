@@ -11,8 +11,14 @@ mod side_inputs;
 mod reduction;
 mod step_batch;
 mod slices;
+mod agreement;
+mod input_gradients;
 
+pub use agreement::BatchDisagreement;
+pub(crate) use agreement::{AgreedBatch, Purpose, StepForm, agree};
 pub use error::SplitError;
+pub use input_gradients::InputGradientError;
+pub(crate) use input_gradients::{InputGradients, ReplicaGradients};
 pub use microbatch::*;
 pub(crate) use reduction::{LossFactors, Reduction};
 pub use side_inputs::SideInputError;

@@ -5,12 +5,13 @@
 //! them.
 
 use burn::tensor::{Int, Tensor};
+use serde::{Deserialize, Serialize};
 
 use crate::batch::{Batch, SplitError};
 use crate::tensor::{Value, ValueKind, Values};
 
 /// How the losses of the microbatches make the loss of the step.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) enum Reduction {
     /// Their mean, in which each microbatch counts by its rows.
     #[default]
@@ -53,7 +54,8 @@ impl Batch {
     pub fn weighted(mut self, weights: impl Into<Vec<f64>>) -> Result<Self, SplitError> {
         let weights = weights.into();
         let (found, expected) = (weights.len(), self.microbatches());
-        if found != expected {
+        // A process that has neither inputs nor targets does not know the number yet.
+        if found != expected && expected > 0 {
             return Err(SplitError::Weights { found, expected });
         }
         let is_bad = |weight: &f64| !weight.is_finite() || *weight < 0.0;
@@ -112,24 +114,23 @@ impl Batch {
         self
     }
 
-    /// Returns the factors of the batch. `unit` is the unit of the weights of the batches that are accumulated with it.
+    /// Returns the factors of the batch. `unit` is the unit of the weights of the batches that are accumulated with it; by
+    /// default it is the batch's own.
     pub(crate) fn loss_factors(&self, unit: Option<f64>) -> LossFactors {
-        let count = self.microbatches();
-        let weights: Vec<f64> = match &self.reduction {
-            Reduction::Rows => self.sizes().into_iter().map(|size| size as f64).collect(),
-            Reduction::Weights(weights) => weights.clone(),
-            Reduction::Sum => {
-                let (losses, shares) = (vec![1.0; count], vec![count as f64; count]);
-                return LossFactors { losses, divisor: 1.0, is_sum: true, shares };
-            }
+        let Some(weights) = self.weights() else {
+            let count = self.microbatches();
+            let (losses, shares) = (vec![1.0; count], vec![count as f64; count]);
+            return LossFactors { losses, divisor: 1.0, is_sum: true, shares };
         };
-        let mean = weights.iter().sum::<f64>() / count.max(1) as f64;
+        let mean = mean(&weights);
         let in_units = |unit: f64| -> Vec<f64> {
             weights.iter().map(|&weight| if weight == unit { 1.0 } else { weight / unit }).collect()
         };
         let shares = in_units(mean);
-        match unit {
-            None => LossFactors { losses: shares.clone(), divisor: count as f64, is_sum: false, shares },
+        match unit.filter(|&unit| unit != mean) {
+            None => {
+                LossFactors { losses: shares.clone(), divisor: weights.len() as f64, is_sum: false, shares }
+            }
             Some(unit) => {
                 let divisor = weights.iter().sum::<f64>() / unit;
                 LossFactors { losses: in_units(unit), divisor, is_sum: false, shares }
@@ -137,12 +138,24 @@ impl Batch {
         }
     }
 
-    /// Returns the unit in which the weights of batches that are accumulated with this one are expressed; `None` if each
-    /// microbatch counts by its rows in its own batch, or if losses are added.
+    /// Returns the unit in which the weights of batches that are accumulated with this one are expressed, so that all rows
+    /// or tokens of a step have the same weight; `None` if losses are added.
     pub(crate) fn unit(&self) -> Option<f64> {
+        self.weights().map(|weights| mean(&weights))
+    }
+
+    /// Returns what the batch counts in a mean over several batches: its rows, or the sum of its weights. It is the number
+    /// of microbatches if losses are added.
+    pub(crate) fn weight(&self) -> f64 {
+        self.weights().map_or(self.microbatches() as f64, |weights| weights.iter().sum())
+    }
+
+    /// Returns the weight of each microbatch in the mean; `None` if losses are added.
+    fn weights(&self) -> Option<Vec<f64>> {
         match &self.reduction {
-            Reduction::Weights(weights) => Some(weights.iter().sum::<f64>() / weights.len().max(1) as f64),
-            Reduction::Rows | Reduction::Sum => None,
+            Reduction::Rows => Some(self.sizes().into_iter().map(|size| size as f64).collect()),
+            Reduction::Weights(weights) => Some(weights.clone()),
+            Reduction::Sum => None,
         }
     }
 
@@ -150,6 +163,10 @@ impl Batch {
     pub(crate) fn reduction_kind(&self) -> std::mem::Discriminant<Reduction> {
         std::mem::discriminant(&self.reduction)
     }
+}
+
+fn mean(weights: &[f64]) -> f64 {
+    weights.iter().sum::<f64>() / weights.len().max(1) as f64
 }
 
 /// Returns the number of elements that differ from `ignored`.

@@ -2,13 +2,14 @@
 
 use pipewright_schedule::Slices;
 
+use super::agreement::has_tensors;
 use super::reduction::{Reduction, valid};
 use super::side_inputs::Side;
 use crate::batch::{Batch, Merge, SplitError, TARGETS, merge_by};
 use crate::tensor::{Value, ValueKind, Values};
 
 /// The dimension of inputs, targets and outputs that is their sequence.
-const SEQUENCE: usize = 1;
+pub(super) const SEQUENCE: usize = 1;
 
 impl Batch {
     /// Cuts the inputs and the targets of each microbatch into slices of equal length, in order. Returns the share of each
@@ -31,15 +32,16 @@ impl Batch {
         if self.ignored.is_none() && matches!(self.reduction, Reduction::Weights(_)) {
             return Err(SplitError::SliceWeights);
         }
+        let (microbatches, count) = (self.microbatches(), slices.get() as usize);
         self.inputs = all_slices(&self.inputs, slices)?;
         let targets = all_slices(&self.targets, slices)?;
-        let count = slices.get() as usize;
         let shares = match self.ignored {
-            None => vec![1.0 / count as f64; self.inputs.len()],
-            Some(ignored) => {
+            Some(ignored) if has_tensors(&targets) => {
                 let counts = targets.iter().map(|target| counted(target, ignored)).collect::<Vec<_>>();
                 counts.chunks(count).flat_map(shares_of).collect()
             }
+            // A process without targets does not need them.
+            _ => vec![1.0 / count as f64; microbatches * count],
         };
         self.targets = targets;
         Ok(shares)

@@ -229,7 +229,11 @@ fn merge_one(tensor: usize, column: Values, spec: Merge) -> Result<Values, Split
 }
 
 /// Checks that tensors agree in element type and in every dimension but the one along which they are joined.
-fn check_alike(tensor: usize, column: &[Value], dimension: Option<usize>) -> Result<(), SplitError> {
+pub(super) fn check_alike(
+    tensor: usize,
+    column: &[Value],
+    dimension: Option<usize>,
+) -> Result<(), SplitError> {
     let without = |value: &Value| {
         let mut shape = value.shape().to_vec();
         if let Some(size) = dimension.and_then(|dimension| shape.get_mut(dimension)) {

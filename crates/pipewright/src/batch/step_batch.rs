@@ -21,6 +21,8 @@ use std::sync::Arc;
 
 use pipewright_schedule::StageIndex;
 
+use super::agreement::has_tensors;
+use super::input_gradients::WantedGradients;
 use super::reduction::Reduction;
 use super::side_inputs::{Side, SideInputs};
 use super::split_spec::{by_rows, cut, flat};
@@ -44,8 +46,16 @@ pub struct Batch {
     pub(super) reduction: Reduction,
     /// The targets that do not count, if the reduction has a weight for each of the others.
     pub(super) ignored: Option<i64>,
+    /// The inputs whose gradients the step returns.
+    pub(super) wanted: WantedGradients,
+    /// How each input is split; empty if all are split along dimension 0.
+    pub(super) specs: Vec<SplitSpec>,
     /// The size of each microbatch along the dimension in which the inputs are split; empty if that is the rows.
-    sizes: Vec<usize>,
+    pub(super) sizes: Vec<usize>,
+    /// The same of the targets.
+    target_sizes: Vec<usize>,
+    /// Whether a function of this module has split the inputs and the targets.
+    pub(super) is_split: bool,
 }
 
 impl Batch {
@@ -55,16 +65,17 @@ impl Batch {
         Self { inputs, targets, ..Self::default() }
     }
 
-    /// Splits a whole batch along dimension 0 into equal microbatches.
+    /// Splits a whole batch along dimension 0 into equal microbatches. The inputs may be `()` in a process without the first
+    /// stage, and the targets in one without the last stage.
     ///
     /// # Errors
-    /// As [`split`].
+    /// As [`split`], and when both are `()`.
     pub fn split(
         inputs: impl Boundary,
         targets: impl Boundary,
         microbatches: u32,
     ) -> Result<Self, SplitError> {
-        Ok(Self::new(split(&pack(inputs), microbatches)?, split(&pack(targets), microbatches)?))
+        Self::split_rows(split, (pack(inputs), pack(targets)), microbatches)
     }
 
     /// Splits a batch whose rows do not divide evenly: the last microbatch is shorter. Each row has the same weight in
@@ -77,7 +88,7 @@ impl Batch {
         targets: impl Boundary,
         microbatches: u32,
     ) -> Result<Self, SplitError> {
-        Ok(Self::new(split_uneven(&pack(inputs), microbatches)?, split_uneven(&pack(targets), microbatches)?))
+        Self::split_rows(split_uneven, (pack(inputs), pack(targets)), microbatches)
     }
 
     /// Splits each tensor as its [`SplitSpec`] says; the specs have the nesting of the inputs and of the targets. The
@@ -119,12 +130,29 @@ impl Batch {
         targets: impl Boundary,
         microbatches: u32,
     ) -> Result<Self, SplitError> {
-        let (inputs, targets) = (pack(inputs), pack(targets));
-        if inputs.is_empty() {
+        let split = |tensors: &[Value], microbatches| tensor_split(tensors, by_rows(tensors), microbatches);
+        Self::split_rows(split, (pack(inputs), pack(targets)), microbatches)
+    }
+
+    /// Splits inputs and targets along dimension 0 with one of the functions that split. Each may be left out, but not both.
+    fn split_rows(
+        split: impl Fn(&[Value], u32) -> Result<Vec<Values>, SplitError>,
+        (inputs, targets): (Values, Values),
+        microbatches: u32,
+    ) -> Result<Self, SplitError> {
+        if inputs.is_empty() && targets.is_empty() {
             return Err(SplitError::Empty);
         }
-        let parts = tensor_split(&inputs, by_rows(&inputs), microbatches)?;
-        Ok(Self::new(parts, tensor_split(&targets, by_rows(&targets), microbatches)?))
+        let parts = |tensors: Values| match tensors.is_empty() {
+            true => Ok(vec![Values::new(); microbatches as usize]),
+            false => split(&tensors, microbatches),
+        };
+        Ok(Self::of_parts(parts(inputs)?, parts(targets)?))
+    }
+
+    /// Makes a batch of the parts of whole tensors, which were split along dimension 0.
+    pub(crate) fn of_parts(inputs: Vec<Values>, targets: Vec<Values>) -> Self {
+        Self { is_split: true, ..Self::new(inputs, targets) }
     }
 
     /// As [`Batch::split_by`], with the sizes of [`Batch::tensor_split`].
@@ -156,8 +184,10 @@ impl Batch {
         let specs = flat(input_specs, inputs.len())?;
         let parts = split(&inputs, specs.clone(), microbatches)?;
         let target_specs = flat(target_specs, targets.len())?;
-        let targets = split(&targets, target_specs, microbatches)?;
-        Ok(Self { sizes: sizes_of(&parts, &specs), inputs: parts, targets, ..Self::default() })
+        let targets = split(&targets, target_specs.clone(), microbatches)?;
+        let sizes = if parts.iter().all(Vec::is_empty) { Vec::new() } else { sizes_of(&parts, &specs) };
+        let target_sizes = sizes_of(&targets, &target_specs);
+        Ok(Self { sizes, target_sizes, specs, is_split: true, inputs: parts, targets, ..Self::default() })
     }
 
     /// Adds tensors that every stage may read, split along dimension 0 as the inputs are.
@@ -217,8 +247,9 @@ impl Batch {
         parts: impl IntoIterator<Item = T>,
     ) -> Result<Self, SplitError> {
         let parts: Vec<Values> = parts.into_iter().map(pack).collect();
-        let (found, expected) = (parts.len(), self.inputs.len());
-        if found != expected {
+        let (found, expected) = (parts.len(), self.microbatches());
+        // A process that has neither inputs nor targets does not know the number yet.
+        if found != expected && expected > 0 {
             return Err(SplitError::SideParts { name: name.to_owned(), found, expected });
         }
         self.side_inputs.0.insert(name.into(), Side::Split(parts));
@@ -259,16 +290,28 @@ impl Batch {
         self
     }
 
-    /// Returns the number of microbatches.
+    /// Returns the number of microbatches; 0 if the batch has neither inputs nor targets.
     pub fn microbatches(&self) -> usize {
-        self.inputs.len()
+        match self.inputs.len() {
+            0 => self.targets.len().max(self.sizes.len()),
+            count => count,
+        }
     }
 
-    /// Returns the rows of each microbatch.
+    /// Returns the rows of each microbatch: those of the inputs, or of the targets if there are no inputs.
     pub(super) fn sizes(&self) -> Vec<usize> {
-        match self.sizes.is_empty() {
+        match has_tensors(&self.inputs) {
+            _ if !self.sizes.is_empty() => self.sizes.clone(),
             true => self.inputs.iter().map(rows_of).collect(),
-            false => self.sizes.clone(),
+            false => self.target_sizes(),
+        }
+    }
+
+    /// Returns the size of the targets of each microbatch.
+    pub(super) fn target_sizes(&self) -> Vec<usize> {
+        match self.target_sizes.is_empty() {
+            true => self.targets.iter().map(rows_of).collect(),
+            false => self.target_sizes.clone(),
         }
     }
 }

@@ -90,7 +90,11 @@ impl Executor {
         let local_stage = self.local_stage(stage);
         let device = local_stage.runner.device();
         let target = local_stage.targets[place].take();
-        let target = target.map(|target| target.into_iter().map(|value| value.to_device(device)).collect());
+        let target = target.map(|target| {
+            let values = target.into_iter().map(|value| value.to_device(device)).collect();
+            local_stage.runner.admitted("target", values)
+        });
+        let target = target.transpose()?;
         let context = StageContext::of_number(stage, microbatch, slices);
         let context = context.with_side_inputs(side_inputs, device.clone());
         Ok(match is_training {
@@ -173,6 +177,9 @@ impl Executor {
                 self.local_stage(previous).output_gradients[place] = Some(gradients);
             }
             Some(_) => self.local_stage(stage).input_gradients[place] = Some(gradients),
+            None if self.step.input.wanted_gradients.contains(&true) => {
+                self.local_stage(stage).input_gradients[place] = Some(gradients);
+            }
             // The model's input data needs no gradient.
             None => {}
         }

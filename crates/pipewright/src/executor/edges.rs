@@ -7,7 +7,8 @@ use super::boundary::Crossing;
 use super::machine::Executor;
 use crate::failure::Cause;
 use crate::message::Direction;
-use crate::tensor::{Flow, OnMismatch, OptionalTensors, TensorMismatch, Values};
+use crate::stage::without_tape;
+use crate::tensor::{Flow, OnMismatch, OptionalTensors, TensorMismatch, Value, Values};
 
 impl Executor {
     /// Takes the inputs of a stage for a microbatch, adds those of its skip connections, and checks them. They are in
@@ -16,9 +17,14 @@ impl Executor {
     pub(super) fn take_inputs(&mut self, stage: StageIndex, microbatch: Microbatch) -> Result<Values, Cause> {
         let inputs = self.local_stage(stage).inputs[microbatch.index()].take().expect(MADE_BEFORE);
         let Some(previous) = self.placement().previous(stage) else {
-            // The model's input data needs no gradient.
+            let wanted = self.step.input.wanted_gradients.clone();
             let device = self.local_stage(stage).runner.device();
-            return Ok(inputs.into_iter().map(|input| input.to_device(device).constant()).collect());
+            let input = |(place, input): (usize, Value)| match wanted.get(place) {
+                Some(true) => without_tape(input).to_device(device).requiring_grad(),
+                _ => input.to_device(device).constant(),
+            };
+            let inputs = inputs.into_iter().enumerate().map(input).collect();
+            return Ok(self.local_stage(stage).runner.admitted("input", inputs)?);
         };
         let mut inputs = inputs.into_iter().map(Some).collect();
         self.append_skips(Direction::Forward, stage, microbatch, &mut inputs);

@@ -15,6 +15,7 @@ impl Executor {
     fn next_phase(&mut self, done: Phase) -> Result<Phase, Cause> {
         Ok(match done {
             Phase::Actions => self.end_program()?,
+            Phase::Statistics(means) => self.set_statistics(means)?,
             Phase::ReplicaSums => self.add_copies_and_shared()?,
             Phase::SharedGradients(sums) => {
                 self.set_shared_gradients(sums);
@@ -27,7 +28,9 @@ impl Executor {
             Phase::Update { norms } => self.update(&norms)?,
             Phase::Reports { outcome, reports } => self.pass_reports(outcome, concatenated(reports)),
             Phase::Summary { outcome, message } => self.pass_summary(outcome, &message.into_one())?,
-            // Not phases of a step: at launch, and when parameters are collected.
+            // Not phases of a step: before it, at launch, and when parameters are collected.
+            Phase::StepForms(forms) => self.pass_forms(concatenated(forms)),
+            Phase::AgreedStep(message) => self.pass_agreement(&message.into_one())?,
             Phase::ParameterLists(lists) => self.find_shared(concatenated(lists))?,
             Phase::SharedParameters { order, message } => {
                 self.learn_shared(order, &message.into_one())?;
@@ -41,15 +44,17 @@ impl Executor {
     /// Takes the messages of a phase that have arrived, or returns a missing one.
     fn receive_phase(&mut self, phase: &mut Phase) -> Result<Option<AwaitedMessage>, Cause> {
         match phase {
+            Phase::Statistics(means) => self.receive_statistics(means),
             Phase::ReplicaSums => Ok(self.awaited_reductions()),
             Phase::ParameterLists(lists) => self.receive(lists),
             Phase::SharedGradients(sums) => self.receive_shared_gradients(sums),
             Phase::ReplicaSquares(squares) | Phase::Squares(squares) => self.receive(squares),
             Phase::Norm(norms) => self.receive(norms),
             Phase::Reports { reports, .. } => self.receive(reports),
-            Phase::SharedParameters { message, .. } | Phase::Summary { message, .. } => {
-                self.receive_bytes(message)
-            }
+            Phase::StepForms(forms) => self.receive(forms),
+            Phase::SharedParameters { message, .. }
+            | Phase::Summary { message, .. }
+            | Phase::AgreedStep(message) => self.receive_bytes(message),
             Phase::Collect { place, .. } => {
                 let stage = self.stages.get(*place).map(|stage| stage.index);
                 stage.map_or(Ok(None), |stage| self.fetch_parameters(stage))
@@ -76,13 +81,18 @@ impl Executor {
         self.release_all();
         self.read_losses()?;
         self.read_auxiliary()?;
+        self.exchange_statistics()
+    }
+
+    /// Ends a step without an update, or starts to sum the gradients over replicas.
+    pub(super) fn end_training(&mut self) -> Result<Phase, Cause> {
         if self.program().is_forward_only() || !self.step.input.update {
             if !self.program().is_forward_only() {
                 self.accumulated += self.program().microbatches();
                 self.accumulated_divisor += self.step.input.divisor;
             }
             let report = self.report(None, Duration::ZERO);
-            return Ok(self.finish(Outcome { reports: vec![report], collected: Vec::new() }));
+            return Ok(self.finish(Outcome { reports: vec![report], ..Outcome::default() }));
         }
         if !self.reduces() {
             return self.add_copies_and_shared();

@@ -122,9 +122,9 @@ impl Executor {
             // As in a step, no process finishes before all ranks have.
             None if is_sharded => {
                 let report = self.report(None, Duration::ZERO);
-                return self.finish(Outcome { reports: vec![report], collected });
+                return self.finish(Outcome { reports: vec![report], collected, ..Outcome::default() });
             }
-            None => return Phase::Done(Outcome { reports: Vec::new(), collected }),
+            None => return Phase::Done(Outcome { collected, ..Outcome::default() }),
         }
         Phase::Collect { place, collected }
     }

@@ -120,10 +120,14 @@ impl Executor {
         self.step = StepState::new(input);
         self.step.phase = Phase::Actions;
         self.step.events.reserve(self.program().row(self.rank).len());
+        let is_training = !self.program().is_forward_only() && self.endpoint.replica_count() > 1;
         for stage in &mut self.stages {
             stage.gathers = 0;
             stage.boundaries.begin_step();
             stage.runner.keep_buffers(!self.step.input.program.is_forward_only());
+            if is_training {
+                stage.runner.note_statistics();
+            }
         }
         self.board.set_activity(self.world_rank, Activity::Computes);
         self.board.moved(self.world_rank, 0);
@@ -275,7 +279,7 @@ impl Executor {
         self.take_outcome().reports
     }
 
-    fn take_outcome(&mut self) -> Outcome {
+    pub(super) fn take_outcome(&mut self) -> Outcome {
         match std::mem::take(&mut self.step.phase) {
             Phase::Done(outcome) => outcome,
             _ => Outcome::default(),

@@ -42,6 +42,8 @@ pub(crate) struct MeshEndpoint {
     is_distributed: bool,
     mesh: Mesh,
     coord: MeshCoord,
+    /// The same rank in all replicas.
+    data_group: Group,
     /// The same rank in the replicas that hold the parameters together.
     shard_group: Group,
     /// The same rank in the replicas that hold the same shard, one of each shard group.
@@ -87,6 +89,7 @@ impl MeshEndpoint {
             is_distributed,
             mesh,
             coord,
+            data_group: replicas,
             shard_group,
             copy_group,
             tensor,
@@ -141,6 +144,11 @@ impl MeshEndpoint {
     /// Returns the number of replicas of this pipeline, including this one.
     pub(crate) fn replica_count(&self) -> u32 {
         self.mesh.data
+    }
+
+    /// Returns the same rank in all replicas, as ranks of the world.
+    pub(crate) fn data_group(&self) -> &Group {
+        &self.data_group
     }
 
     /// Returns the same rank in the replicas that hold the parameters together with this one, as ranks of the world. It is

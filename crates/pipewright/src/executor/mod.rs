@@ -10,6 +10,7 @@
 //! | `machine.rs` | the executor: polling, running actions |
 //! | `place.rs` | the action that an error names |
 //! | `step.rs` | a step: its input, its phase, its results so far |
+//! | `agreement.rs` | the comparison of the processes' batches before a step |
 //! | `actions.rs` | one handler for each kind of action |
 //! | `boundary.rs` | both ends of a message between two stages; its parts, between tensor groups |
 //! | `compute.rs` | the actions that compute, and the hooks that run them |
@@ -19,6 +20,7 @@
 //! | `gather.rs` | sharded parameters, gathered before a stage computes |
 //! | `epilogue.rs` | the phases after the program, in order |
 //! | `losses.rs` | losses, read and checked |
+//! | `statistics.rs` | running statistics, averaged over replicas |
 //! | `reduction.rs` | gradients, summed over replicas |
 //! | `parameters.rs` | which parameters are shared, and the order of the norm: computed once |
 //! | `sharing.rs` | gradients of shared parameters |
@@ -34,6 +36,7 @@
 //! | `state.rs` | parameters and optimizer state, read and restored |
 
 mod actions;
+mod agreement;
 mod boundary;
 mod copies;
 mod compute;
@@ -56,9 +59,11 @@ mod sharing;
 mod skip;
 mod slices;
 mod state;
+mod statistics;
 mod step;
 mod tensor_group;
 
+pub(crate) use agreement::Agreement;
 pub use gather::NamedParameter;
 pub(crate) use gather::Visited;
 pub(crate) use machine::{Executor, ExecutorConfig};

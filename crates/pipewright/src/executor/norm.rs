@@ -105,7 +105,7 @@ impl Executor {
         }
         self.await_update()?;
         let report = self.report(Some(norm), start.elapsed());
-        Ok(self.finish(Outcome { reports: vec![report], collected: Vec::new() }))
+        Ok(self.finish(Outcome { reports: vec![report], ..Outcome::default() }))
     }
 
     /// Waits until the devices have updated the parameters. In the next step a failure would be reported as one of its

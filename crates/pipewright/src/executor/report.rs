@@ -19,7 +19,7 @@ use crate::collective::Exchange;
 use crate::device::held_on;
 use crate::ids::WorldRank;
 use crate::message::{MessageError, Payload, Tag, decoded, encoded};
-use crate::tensor::Values;
+use crate::tensor::{OptionalTensors, Values};
 
 /// A rank's report on a finished step. In a tensor group the first rank reports losses, outputs and events for all.
 #[derive(Debug)]
@@ -33,6 +33,9 @@ pub(crate) struct RankReport {
     pub outputs: Vec<Values>,
     /// The outputs of each microbatch, of the stages that were asked for.
     pub stage_outputs: Vec<(StageIndex, Vec<Values>)>,
+    /// The gradients of the model's inputs of each microbatch, on the rank of the first stage, if the step asks for them.
+    /// Every rank of a tensor group has them.
+    pub input_gradients: Vec<OptionalTensors>,
     /// Global norm of the gradient before clipping; `None` for forward-only programs. It is infinite if the update was
     /// skipped.
     pub gradient_norm: Option<f64>,
@@ -112,6 +115,7 @@ impl Executor {
         let peak_bytes = held_on_device.unwrap_or_else(|| self.memory.peak());
         let outputs: Vec<Values> = last.outputs.iter_mut().filter_map(Option::take).collect();
         let stage_outputs = self.kept_outputs();
+        let input_gradients = self.input_gradients();
         let (events, skips) = (std::mem::take(&mut self.step.events), std::mem::take(&mut self.step.skips));
         let scopes = std::mem::take(&mut self.step.scopes);
         let auxiliary = std::mem::take(&mut self.step.auxiliary);
@@ -120,6 +124,7 @@ impl Executor {
         self.step.input.side_inputs = Arc::default();
         self.memory.give_away(outputs.iter().flatten());
         self.memory.give_away(stage_outputs.iter().flat_map(|(_, outputs)| outputs).flatten());
+        self.memory.give_away(input_gradients.iter().flatten().flatten());
         self.memory.give_away_list(&events);
         self.memory.give_away_list(&skips);
         self.memory.give_away_list(&scopes);
@@ -131,6 +136,7 @@ impl Executor {
             auxiliary,
             outputs,
             stage_outputs,
+            input_gradients,
             gradient_norm,
             events,
             skips,
@@ -155,6 +161,12 @@ impl Executor {
         let wanted = self.step.input.kept_stages.clone();
         let stages = self.stages.iter_mut().filter(|stage| wanted.contains(&stage.index));
         stages.map(|stage| (stage.index, stage.kept.iter_mut().filter_map(Option::take).collect())).collect()
+    }
+
+    /// Takes out the gradients of the model's inputs. A stage that is not the first one has sent those of its own.
+    fn input_gradients(&mut self) -> Vec<OptionalTensors> {
+        let first = self.stages.first_mut().expect("every rank owns a stage");
+        first.input_gradients.iter_mut().filter_map(Option::take).collect()
     }
 
     /// Returns the parameters of the stages whose report on them is due.

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use pipewright_schedule::{Event, Scope, SkipEvent, StageIndex, ValidatedProgram};
 
+use super::agreement::Agreement;
 use super::figures::Figures;
 use super::gather::NamedParameter;
 use super::norm::Norms;
@@ -12,9 +13,10 @@ use super::parameters::{ListedParameter, NormOrder};
 use super::reduction::Reduction;
 use super::report::{AuxiliaryPart, RankReport};
 use super::sharing::SharedSum;
-use crate::batch::SideInputs;
+use super::statistics::StatisticsMean;
+use crate::batch::{SideInputs, StepForm};
 use crate::collective::Exchange;
-use crate::ids::{Attempt, StepNumber};
+use crate::ids::{Attempt, StepNumber, WorldRank};
 use crate::tensor::Values;
 
 /// The input of a rank's step.
@@ -25,6 +27,8 @@ pub(crate) struct StepInput {
     pub attempt: Attempt,
     /// The first stage's input of each microbatch; empty on other ranks.
     pub inputs: Vec<Values>,
+    /// Whether the step returns the gradient of each of these inputs.
+    pub wanted_gradients: Arc<[bool]>,
     /// The last stage's targets of each microbatch; empty on other ranks.
     pub targets: Vec<Values>,
     /// Tensors that every stage may read, the same on all ranks.
@@ -60,6 +64,7 @@ impl StepInput {
             step,
             attempt: Attempt::default(),
             inputs: Vec::new(),
+            wanted_gradients: Arc::default(),
             targets: Vec::new(),
             side_inputs: Arc::default(),
             loss_weights: Arc::default(),
@@ -144,6 +149,8 @@ pub(super) enum Phase {
     Idle,
     /// The rank runs the actions of its row of the program.
     Actions,
+    /// The rank waits for the running statistics of its replicas.
+    Statistics(Vec<StatisticsMean>),
     /// The rank waits for the gradient sums over the replicas ([`StepState::reductions`]).
     ReplicaSums,
     /// The rank waits for the gradients of shared parameters from their other owners.
@@ -157,6 +164,10 @@ pub(super) enum Phase {
     Norm(Exchange<Norms>),
     /// The rank updates its parameters.
     Update { norms: Norms },
+    /// Across processes, before a step: the rank waits for what its subtree knows of the batch.
+    StepForms(Exchange<Vec<(WorldRank, StepForm)>>),
+    /// Across processes, before a step: the rank waits for what all processes agree on.
+    AgreedStep(Exchange<Arc<[u8]>>),
     /// Across processes: the rank waits for the reports of its subtree.
     Reports { outcome: Outcome, reports: Exchange<Vec<Figures>> },
     /// Across processes: the rank waits for the encoded reports of all ranks from the root.
@@ -179,4 +190,6 @@ pub(super) struct Outcome {
     pub(super) reports: Vec<RankReport>,
     /// The whole parameters, if the rank was asked to collect them.
     pub(super) collected: Vec<NamedParameter>,
+    /// What all processes agree on, if the rank was asked to compare their batches.
+    pub(super) agreed: Option<Agreement>,
 }

@@ -10,7 +10,9 @@ use burn::module::Module;
 
 use super::any_layer::ChainLayer;
 use super::layer::{GraphLayer, refusal_of, variant_of};
-use crate::stage::{ModulePlace, NO_SKIPS, Skips, StageBody, StageContext, StageError, any, any_mut};
+use crate::stage::{
+    ModulePlace, NO_SKIPS, Skips, StageBody, StageContext, StageError, any, any_mut, in_layer,
+};
 use crate::tensor::Values;
 
 /// Contiguous layers with a typed forward, as a stage.
@@ -69,7 +71,7 @@ impl<L: ChainLayer> StageBody for TypedChain<L> {
 
     fn run_block(&self, block: usize, inputs: Values, context: &StageContext) -> Result<Values, StageError> {
         let (layer, name) = (&self.layers[block], &self.places.names[block]);
-        let outputs = context.run_layer(name, || layer.forward(inputs, context))?;
+        let outputs = in_layer(name, || context.run_layer(name, || layer.forward(inputs, context)))?;
         outputs.map_err(|source| StageError::Layer { layer: name.clone(), source })
     }
 
@@ -132,7 +134,7 @@ impl<L: GraphLayer> StageBody for MixedChain<L> {
 
     fn run_block(&self, block: usize, inputs: Values, context: &StageContext) -> Result<Values, StageError> {
         let (layer, name) = (&self.layers[block], &self.places.names[block]);
-        let outputs = context.run_layer(name, || layer.forward(inputs, context))?;
+        let outputs = in_layer(name, || context.run_layer(name, || layer.forward(inputs, context)))?;
         outputs.map_err(|source| StageError::Layer { layer: name.clone(), source })
     }
 

@@ -9,7 +9,7 @@ use burn::tensor::Tensor;
 use super::builder::ValueId;
 use super::plan::Plan;
 use crate::autodiff::branch;
-use crate::stage::{ModulePlace, Skips, Stage, StageBody, StageContext, StageError, any, any_mut};
+use crate::stage::{ModulePlace, Skips, Stage, StageBody, StageContext, StageError, any, any_mut, in_layer};
 use crate::tensor::{Boundary, BoundaryError, Value, Values, unpack};
 
 /// A layer of a graph. [`AnyLayer`](super::AnyLayer) is one for layers of different types; an enum of all kinds of layers that the
@@ -74,8 +74,8 @@ impl<L: GraphLayer> GraphStage<L> {
         }
         for (layer, step) in self.layers.iter().zip(&self.plan.steps) {
             let inputs = live.take(&step.inputs);
-            let outputs = context
-                .run_layer(&step.name, || layer.forward(inputs, context))?
+            let run = || context.run_layer(&step.name, || layer.forward(inputs, context));
+            let outputs = in_layer(&step.name, run)?
                 .map_err(|source| StageError::Layer { layer: step.name.clone(), source })?;
             if outputs.len() != step.outputs.len() {
                 let (found, expected) = (outputs.len(), step.outputs.len());

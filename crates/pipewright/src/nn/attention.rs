@@ -182,7 +182,7 @@ impl CausalAttention {
             && self.starts.as_ref().is_none_or(|starts| starts.len() == rows);
         assert!(
             fits,
-            "queries {:?}, keys {:?} and values {:?} do not fit sequences of {sequence} and heads of {head_dim}",
+            "CausalAttention takes sequences of {sequence} and heads of {head_dim}, got queries {:?}, keys {:?} and values {:?}",
             q.dims(),
             k.dims(),
             v.dims(),

@@ -14,7 +14,8 @@ use super::operation::{CpuTensor, Operation, cpu_tensor, elements, indices, on_c
 /// When a target is outside the vocabulary, or the number of targets is not that of the rows.
 pub fn cross_entropy(logits: Tensor<2>, targets: Tensor<1, Int>) -> Tensor<1> {
     let [rows, vocabulary] = logits.dims();
-    assert_eq!(targets.dims(), [rows], "one target a row");
+    let [found] = targets.dims();
+    assert!(found == rows, "cross_entropy takes a target for each of {rows} row(s), got {found}");
     let Some(([logits], tape)) = on_cpu([logits.clone().into_dispatch()]) else {
         return composed(logits, targets);
     };

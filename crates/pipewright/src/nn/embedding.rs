@@ -76,8 +76,13 @@ pub(super) fn local_ids(
     range: Range<usize>,
 ) -> (Tensor<1, Int>, Tensor<1, Int>) {
     if ids.device().inner() == Device::flex() {
-        let is_known = indices(ids.clone()).iter().all(|&id| id < vocabulary);
-        assert!(is_known, "an id lies outside the vocabulary of {vocabulary}");
+        let ids = indices(ids.clone());
+        let outside = ids.iter().find(|&&id| id >= vocabulary);
+        assert!(
+            outside.is_none(),
+            "an id lies outside the vocabulary of {vocabulary}: got {}",
+            shown_id(outside)
+        );
     }
     let Range { start, end } = range;
     let last = (end - start).saturating_sub(1);
@@ -94,7 +99,8 @@ fn select(table: Tensor<2>, ids: Tensor<1, Int>, id: ParamId) -> Tensor<2> {
         return composed::select(table, ids, id, deferred);
     };
     let ids: Arc<[usize]> = indices(ids).into();
-    assert!(ids.iter().all(|&id| id < count), "an id lies outside the table of {count}");
+    let outside = ids.iter().find(|&&id| id >= count);
+    assert!(outside.is_none(), "an id lies outside the table of {count}: got {}", shown_id(outside));
     let shape = [ids.len(), width];
     // A whole table is too large to be converted for a few of its rows.
     let rows = match weight.dtype() {
@@ -104,6 +110,14 @@ fn select(table: Tensor<2>, ids: Tensor<1, Int>, id: ParamId) -> Tensor<2> {
     };
     let tape = recorded_on(tape, 0, deferred.as_ref());
     tape.record_tensor(rows, |_| SelectBackward { ids, count, width, id, deferred })
+}
+
+/// Returns an id as text. Negative ids are read as the largest one.
+fn shown_id(id: Option<&usize>) -> String {
+    match id {
+        Some(&usize::MAX) => "a negative one".to_owned(),
+        id => id.map(usize::to_string).unwrap_or_default(),
+    }
 }
 
 fn rows_of<E: Copy>(table: &[E], ids: &[usize], width: usize) -> Vec<E> {

@@ -5,6 +5,7 @@ use burn::tensor::Tensor;
 
 use super::parallel::TensorParallel;
 use super::product::{Layout, multiply};
+use super::shape_check::takes_features;
 
 /// Burn's linear layer, with the same parameters and record paths. Convert one that Burn initialised.
 ///
@@ -50,6 +51,7 @@ impl Linear {
         let weight = self.weight.val();
         let [inputs, outputs] = weight.dims();
         let mut shape = x.dims();
+        takes_features("Linear", inputs, &shape);
         let rows = shape[..D - 1].iter().product::<usize>();
         shape[D - 1] = outputs;
         let mut y = tensor.sum(multiply(x.reshape([rows, inputs]), weight, Layout::Plain, self.weight.id));

@@ -31,6 +31,7 @@ mod mamba;
 mod operation;
 mod parallel;
 mod product;
+mod shape_check;
 mod relu_squared;
 mod rms_norm;
 mod router_losses;

@@ -5,6 +5,7 @@ use burn::tensor::Tensor;
 
 use super::composed::at_least_single;
 use super::operation::{CpuTensor, Operation, cpu_tensor, elements, on_cpu};
+use super::shape_check::takes_features;
 
 /// [`rms_norm`] with its weight, named as checkpoints name it.
 #[derive(Module, Debug)]
@@ -34,7 +35,7 @@ impl RmsNorm {
 /// When the weight is not as wide as the rows.
 pub fn rms_norm(x: Tensor<2>, weight: Tensor<1>, epsilon: f64) -> Tensor<2> {
     let shape = x.dims();
-    assert_eq!(weight.dims(), [shape[1]], "the weight is as wide as the rows");
+    takes_features("RmsNorm", weight.dims()[0], &shape);
     let inputs = [x.clone().into_dispatch(), weight.clone().into_dispatch()];
     let Some(([x, weight], tape)) = on_cpu(inputs) else { return composed(x, weight, epsilon) };
     let (y, scales) = pipewright_kernel::rms_norm::forward(&elements(&x), &elements(&weight), epsilon as f32);

@@ -10,7 +10,8 @@ use super::operation::{CpuTensor, Operation, cpu_tensor, elements, on_cpu};
 /// When the shapes differ.
 pub fn swiglu(gate: Tensor<2>, up: Tensor<2>) -> Tensor<2> {
     let shape = gate.dims();
-    assert_eq!(shape, up.dims(), "gate and up have one shape");
+    let of_up = up.dims();
+    assert!(shape == of_up, "swiglu takes two tensors of one shape, got {shape:?} and {of_up:?}");
     let inputs = [gate.clone().into_dispatch(), up.clone().into_dispatch()];
     let Some(([gate, up], tape)) = on_cpu(inputs) else { return composed(gate, up) };
     let y = pipewright_kernel::swiglu::forward(&elements(&gate), &elements(&up));

@@ -8,6 +8,7 @@ use burn::module::{Module, Param};
 use burn::tensor::Tensor;
 
 use super::product::{Layout, multiply};
+use super::shape_check::takes_features;
 
 /// A linear layer without bias whose weight has the layout of an [`Embedding`](super::Embedding)'s table.
 ///
@@ -35,6 +36,7 @@ impl TiedHead {
         let table = self.weight.val();
         let [vocabulary, width] = table.dims();
         let mut shape = x.dims();
+        takes_features("TiedHead", width, &shape);
         let rows = shape[..D - 1].iter().product::<usize>();
         shape[D - 1] = vocabulary;
         multiply(x.reshape([rows, width]), table, Layout::Transposed, self.weight.id).reshape(shape)

@@ -2,7 +2,7 @@
 
 use pipewright_schedule::{Level, LowerError, Slices, StageIndex};
 
-use crate::batch::SplitError;
+use crate::batch::{BatchDisagreement, InputGradientError, SplitError};
 use crate::failure::StepError;
 use crate::ids::{StepNumber, WorldRank};
 use crate::loss_scale::LossScaling;
@@ -168,6 +168,12 @@ pub enum PipelineError {
         /// The number of stages of the program.
         stages: u32,
     },
+    /// The processes have different batches, or one of them cannot take the step. No process takes it.
+    #[error(transparent)]
+    Disagreement(#[from] BatchDisagreement),
+    /// The step cannot return the gradients of its inputs, or would lose some.
+    #[error(transparent)]
+    InputGradients(#[from] InputGradientError),
     /// Batches whose gradients are accumulated reduce their losses in different ways.
     #[error(
         "this batch and those whose gradients wait for an update reduce their losses in different ways: accumulate batches \

@@ -105,6 +105,7 @@ impl Pipeline {
             updates: false,
             pending: false,
             reduction: None,
+            undeferred: Vec::new(),
             patience,
             end: None,
             failure: None,

@@ -13,11 +13,11 @@ use super::error::PipelineError;
 use super::replies::End;
 use super::step_failure::StepFailure;
 use super::step_inputs::{StepAttempt, StepKind};
-use super::summary::{EvalSummary, StepSummary, TimelineRows, Unmatched, evaluation, training};
-use crate::batch::{Batch, Reduction, SplitError, joined_slices, split};
+use super::summary::{EvalSummary, StepSummary, TakenStep, TimelineRows, Unmatched, evaluation, training};
+use crate::batch::{Batch, Purpose, Reduction, SplitError, StepForm, joined_slices, split};
 use crate::checkpoint::{Checkpoint, RankState};
 use crate::driver::{Command, FailedRank, RankThread, StepReply};
-use crate::executor::{NamedParameter, RankReport};
+use crate::executor::{NamedParameter, RankReport, UndeferredParameter};
 use crate::failure::{Cause, StepError};
 use crate::ids::{Attempt, StepNumber, WorldRank};
 use crate::loss_scale::LossScale;
@@ -38,6 +38,8 @@ pub struct Pipeline {
     pub(super) pending: bool,
     /// How the batches whose gradients wait for an update reduce their losses, and the unit of their weights.
     pub(super) reduction: Option<(Discriminant<Reduction>, Option<f64>)>,
+    /// The parameters that batches have reported since the last update ([`StepSummary::undeferred`]).
+    pub(super) undeferred: Vec<UndeferredParameter>,
     /// The loss scale of the next step; `None` if losses are not scaled.
     pub(super) loss_scale: Option<LossScale>,
     /// How long the pipeline waits without progress on any rank. It is longer than the ranks' own deadline, because
@@ -86,8 +88,8 @@ impl Pipeline {
         targets: impl Boundary,
         learning_rate: f64,
     ) -> Result<StepSummary, PipelineError> {
-        let batch = self.split_batch(inputs, targets)?;
-        self.step_batch(batch, learning_rate)
+        let batch = self.split_batch(inputs, targets);
+        self.train(batch, Purpose::Update { learning_rate })
     }
 
     /// Splits a batch into the program's microbatches, for [`Pipeline::step_batch`].
@@ -96,7 +98,7 @@ impl Pipeline {
         inputs: impl Boundary,
         targets: impl Boundary,
     ) -> Result<Batch, PipelineError> {
-        Ok(Batch::new(self.split("inputs", inputs)?, self.split("targets", targets)?))
+        Ok(Batch::of_parts(self.split("inputs", inputs)?, self.split("targets", targets)?))
     }
 
     /// As [`Pipeline::step`], with a batch that is split already and may have side inputs.
@@ -104,45 +106,52 @@ impl Pipeline {
     /// # Errors
     /// As [`Pipeline::step`].
     pub fn step_batch(&mut self, batch: Batch, learning_rate: f64) -> Result<StepSummary, PipelineError> {
-        self.train(batch, learning_rate, true)
+        self.train(Ok(batch), Purpose::Update { learning_rate })
     }
 
     /// As [`Pipeline::step_batch`], without an update. The gradients are kept, and those of the next steps are added to
-    /// them. The step that updates takes the mean over all microbatches since the last update, over all their tokens
-    /// ([`Batch::weighted`]), or their sum ([`Batch::summed`]); all of them together are
-    /// one step, with the random numbers of a batch that has all their rows. A step that fails drops them.
+    /// them. The step that updates takes the mean over all rows since the last update, over all their tokens
+    /// ([`Batch::weighted`]), or their sum ([`Batch::summed`]). All batches together are one step, with the random numbers of
+    /// a batch that has all their rows. They may have different numbers of rows. A step that fails drops them.
     ///
     /// # Errors
     /// As [`Pipeline::step`].
     pub fn accumulate(&mut self, batch: Batch) -> Result<StepSummary, PipelineError> {
-        self.train(batch, 0.0, false)
+        self.train(Ok(batch), Purpose::Accumulate)
     }
 
     fn train(
         &mut self,
-        batch: Batch,
-        learning_rate: f64,
-        update: bool,
+        batch: Result<Batch, PipelineError>,
+        purpose: Purpose,
     ) -> Result<StepSummary, PipelineError> {
         if self.assembly.program.is_forward_only() {
             return Err(PipelineError::ForwardOnly);
         }
+        let start = Instant::now();
+        let batch = self.agreed(batch, purpose)?;
         let (own, pending) =
             ((batch.reduction_kind(), batch.unit()), self.reduction.filter(|_| self.pending));
         let (reduction, unit) = pending.unwrap_or(own);
         if own.0 != reduction {
             return Err(PipelineError::MixedReductions);
         }
+        let (learning_rate, update) = match purpose {
+            Purpose::Update { learning_rate } => (learning_rate, true),
+            Purpose::Accumulate | Purpose::Evaluate => (0.0, false),
+        };
         let kind = StepKind::Train { learning_rate, loss_scale: self.loss_factor(), update, unit };
+        let taken = TakenStep::new(&self.assembly, (self.step.next(), self.loss_scale), &batch, unit)?;
         self.reduction = Some((reduction, unit));
-        let start = Instant::now();
-        let (step, loss_weights) = (self.step.next(), batch.loss_factors(unit).shares);
-        let reports = self.run(batch, kind, start)?;
+        let reports = self.run(batch, kind)?;
         self.pending = !self.updates;
         let loss_scale = self.loss_scale;
-        let rows = self.timeline_rows();
-        let summary = training(step, loss_weights, loss_scale, (rows, reports), start.elapsed());
+        let summary = training(taken, reports, start.elapsed());
+        let mut summary = summary.map_err(|source| PipelineError::Cut { source })?;
+        self.undeferred.append(&mut summary.undeferred);
+        summary.undeferred.clone_from(&self.undeferred);
         if self.updates {
+            self.undeferred.clear();
             self.loss_scale =
                 loss_scale.map(|scale| scale.after(summary.skipped, self.assembly.config.loss_scaling));
         }
@@ -169,9 +178,11 @@ impl Pipeline {
         inputs: impl Boundary,
         targets: Option<impl Boundary>,
     ) -> Result<EvalSummary, PipelineError> {
-        let inputs = self.split("inputs", inputs)?;
-        let targets = targets.map(|targets| self.split("targets", targets)).transpose()?.unwrap_or_default();
-        self.eval_batch(Batch::new(inputs, targets))
+        let batch = self.split("inputs", inputs).and_then(|inputs| {
+            let targets = targets.map(|targets| self.split("targets", targets)).transpose()?;
+            Ok(Batch::of_parts(inputs, targets.unwrap_or_default()).keep_outputs())
+        });
+        self.evaluate(batch)
     }
 
     /// As [`Pipeline::eval`], with a batch that is split already and may have side inputs.
@@ -188,12 +199,17 @@ impl Pipeline {
     /// # Errors
     /// As [`Pipeline::step`].
     pub fn eval_losses(&mut self, batch: Batch) -> Result<EvalSummary, PipelineError> {
+        self.evaluate(Ok(batch))
+    }
+
+    fn evaluate(&mut self, batch: Result<Batch, PipelineError>) -> Result<EvalSummary, PipelineError> {
         if self.assembly.evaluation.is_none() {
             let program = forward_part(&self.assembly.program).map_err(PipelineError::NoEvaluation)?;
             self.assembly.evaluation = Some(Arc::new(program));
         }
+        let batch = self.agreed(batch, Purpose::Evaluate)?;
         let loss_weights = batch.loss_factors(None).shares;
-        let mut reports = self.run(batch, StepKind::Evaluate, Instant::now())?;
+        let mut reports = self.run(batch, StepKind::Evaluate)?;
         let joined = reports.iter_mut().try_for_each(|report| self.join_outputs(report));
         joined.map_err(|source| PipelineError::Cut { source })?;
         Ok(evaluation(loss_weights, self.timeline_rows(), reports))
@@ -293,18 +309,50 @@ impl Pipeline {
         Ok(restored)
     }
 
+    /// Splits inputs or targets. A process without the stage that takes them may pass `()`.
     fn split(&self, what: &'static str, batch: impl Boundary) -> Result<Vec<Values>, PipelineError> {
-        split(&pack(batch), self.assembly.microbatches())
-            .map_err(|source| PipelineError::Split { what, source })
+        let (batch, microbatches) = (pack(batch), self.assembly.microbatches());
+        match batch.is_empty() {
+            true => Ok(vec![Values::new(); microbatches as usize]),
+            false => split(&batch, microbatches).map_err(|source| PipelineError::Split { what, source }),
+        }
     }
 
-    fn run(
+    /// Checks a batch, and compares it with those of the other processes. A batch that one process cannot use is an error in
+    /// all of them, so that none waits.
+    fn agreed(
         &mut self,
-        batch: Batch,
-        kind: StepKind,
-        origin: Instant,
-    ) -> Result<Vec<RankReport>, PipelineError> {
+        batch: Result<Batch, PipelineError>,
+        purpose: Purpose,
+    ) -> Result<Batch, PipelineError> {
         self.failure = None;
+        let ranks = || self.ranks.iter().map(|thread| thread.rank);
+        let batch =
+            batch.and_then(|batch| self.assembly.check_batch(ranks(), &batch, purpose).map(|()| batch));
+        if self.assembly.mesh.ranks() == Some(self.ranks.len() as u32) {
+            return batch;
+        }
+        let form = Arc::new(match &batch {
+            Ok(batch) => batch.form(purpose),
+            Err(error) => StepForm::refused(purpose, error.to_string()),
+        });
+        let done = self.step;
+        (self.step, self.attempt) = (done.next(), self.attempt.next());
+        let (step, attempt) = (self.step, self.attempt);
+        let agreed = self.command(|reply| Command::Agree { step, attempt, form: form.clone(), reply });
+        let agreed = agreed.and_then(|replies| {
+            self.await_ranks(&replies, |agreed| agreed).map_err(|error| self.failed_step(error, false))
+        });
+        self.step = done;
+        let mut batch = batch?;
+        if let Some(agreed) = agreed?.into_iter().next() {
+            batch.adopt(agreed?, self.assembly.microbatches() as usize);
+        }
+        Ok(batch)
+    }
+
+    fn run(&mut self, batch: Batch, kind: StepKind) -> Result<Vec<RankReport>, PipelineError> {
+        let origin = Instant::now();
         let ranks = self.ranks.iter().map(|thread| thread.rank);
         let done = self.step;
         let number = StepAttempt { step: done.next(), attempt: self.attempt.next() };

@@ -14,8 +14,8 @@ use super::assembly::Assembly;
 use super::config::PipelineConfig;
 use super::error::PipelineError;
 use super::step_inputs::{StepAttempt, StepKind};
-use super::summary::{StepSummary, TimelineRows, training};
-use crate::batch::Batch;
+use super::summary::{StepSummary, TakenStep, training};
+use crate::batch::{Batch, Purpose};
 use crate::driver::caught;
 use crate::executor::{Executor, Poll};
 use crate::failure::{Abort, Cause, StepError};
@@ -104,11 +104,14 @@ impl SeededPipeline {
         }
         let start = Instant::now();
         self.step = self.step.next();
-        let (loss_weights, unit) = (batch.loss_factors(None).shares, batch.unit());
+        let ranks = || (0..self.executors.len() as u32).map(WorldRank::new);
+        self.assembly.check_batch(ranks(), &batch, Purpose::Update { learning_rate })?;
+        let unit = batch.unit();
+        let taken = TakenStep::new(&self.assembly, (self.step, self.loss_scale), &batch, unit)?;
         let loss_scale = self.loss_scale.map_or(1.0, |scale| scale.factor);
         let kind = StepKind::Train { learning_rate, loss_scale, update: true, unit };
         let inputs = self.assembly.step_inputs(
-            (0..self.executors.len() as u32).map(WorldRank::new),
+            ranks(),
             StepAttempt { step: self.step, attempt: Attempt::new(self.step.get()) },
             batch,
             kind,
@@ -130,9 +133,8 @@ impl SeededPipeline {
             return Err(error.into());
         }
         let reports = self.executors.iter_mut().flat_map(Executor::reports).collect();
-        let count = self.executors.len() as u32;
-        let rows = TimelineRows { count, slices: self.assembly.program.slices() };
-        let summary = training(self.step, loss_weights, self.loss_scale, (rows, reports), start.elapsed());
+        let summary = training(taken, reports, start.elapsed());
+        let summary = summary.map_err(|source| PipelineError::Cut { source })?;
         let settings = self.assembly.config.loss_scaling;
         self.loss_scale = self.loss_scale.map(|scale| scale.after(summary.skipped, settings));
         Ok(summary)

@@ -3,11 +3,11 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use pipewright_schedule::StageIndex;
+use pipewright_schedule::{StageIndex, ValidatedProgram};
 
 use super::assembly::Assembly;
 use super::error::PipelineError;
-use crate::batch::{Batch, LossFactors};
+use crate::batch::{Batch, InputGradientError, LossFactors, Purpose};
 use crate::executor::StepInput;
 use crate::ids::{Attempt, StepNumber, WorldRank};
 use crate::mesh::MeshCoord;
@@ -34,8 +34,9 @@ pub(crate) struct StepAttempt {
 }
 
 impl Assembly {
-    /// Returns the input of each of `ranks`, in their order. Each replica gets its share of the microbatches: the rank
-    /// of the first stage gets the inputs, that of the last stage the targets.
+    /// Returns the input of each of `ranks`, in their order. The batch must be checked ([`Assembly::check_batch`]). Each
+    /// replica gets its share of the microbatches: the rank of the first stage gets the inputs, that of the last stage the
+    /// targets.
     pub(crate) fn step_inputs(
         &self,
         ranks: impl Iterator<Item = WorldRank>,
@@ -44,33 +45,20 @@ impl Assembly {
         kind: StepKind,
         origin: Instant,
     ) -> Result<Vec<StepInput>, PipelineError> {
-        let (program, learning_rate, loss_scale, update, unit) = match (kind, &self.evaluation) {
-            (StepKind::Train { learning_rate, loss_scale, update, unit }, _) => {
-                (&self.program, learning_rate, loss_scale, update, unit)
+        let (program, learning_rate, loss_scale, update, unit, wanted_gradients) = match kind {
+            StepKind::Train { learning_rate, loss_scale, update, unit } => {
+                let wanted = batch.input_gradients()?.wanted();
+                (&self.program, learning_rate, loss_scale, update, unit, wanted)
             }
-            (StepKind::Evaluate, evaluation) => {
-                (evaluation.as_ref().unwrap_or(&self.program), 0.0, 1.0, false, None)
-            }
+            StepKind::Evaluate => (self.evaluation_program(), 0.0, 1.0, false, None, Arc::default()),
         };
         self.board.set_program(program, step);
         let LossFactors { losses, divisor, is_sum, .. } = batch.loss_factors(unit);
-        self.check_count(&batch, program.is_forward_only())?;
         let (mut batch, slices) = (batch, program.slices().get() as usize);
         let shares = batch.cut_into(program.slices()).map_err(|source| PipelineError::Cut { source })?;
         let losses: Vec<f64> = (0..shares.len()).map(|number| losses[number / slices]).collect();
         let Batch { mut inputs, mut targets, side_inputs, keep_outputs, kept_stages, .. } = batch;
         let kept_stages: Arc<[StageIndex]> = kept_stages.into();
-        let stages = self.program.placement().stages();
-        if let Some(&stage) = kept_stages.iter().find(|stage| stage.get() >= stages) {
-            return Err(PipelineError::NoStage { stage, stages });
-        }
-        let keeps_last = keep_outputs || kept_stages.contains(&self.program.placement().last_stage());
-        if keeps_last && self.mesh.tensor > 1 {
-            return Err(PipelineError::SplitOutputs { tensor_ranks: self.mesh.tensor });
-        }
-        if slices > 1 && !program.is_forward_only() && (keep_outputs || !kept_stages.is_empty()) {
-            return Err(PipelineError::SliceOutputs);
-        }
         let placement = self.program.placement();
         let first = placement.rank_of(placement.first_stage());
         let last = placement.rank_of(placement.last_stage());
@@ -86,6 +74,7 @@ impl Assembly {
                 step,
                 attempt,
                 inputs: if rank == first { part(&mut inputs) } else { Vec::new() },
+                wanted_gradients: wanted_gradients.clone(),
                 targets: if rank == last { part(&mut targets) } else { Vec::new() },
                 side_inputs: Arc::new(side_inputs.part(range.start / slices..range.end / slices)),
                 loss_weights: losses[range.clone()].into(),
@@ -104,16 +93,70 @@ impl Assembly {
         Ok(ranks.map(of_rank).collect())
     }
 
-    /// Returns an error if a batch has another number of microbatches than a step.
-    fn check_count(&self, batch: &Batch, is_forward_only: bool) -> Result<(), PipelineError> {
-        let expected = self.microbatches();
-        let optional = is_forward_only && batch.targets.is_empty();
-        for (what, found) in [("inputs", batch.inputs.len()), ("targets", batch.targets.len())] {
-            if found != expected as usize && !(what == "targets" && optional) {
+    /// Returns the program that evaluates.
+    fn evaluation_program(&self) -> &Arc<ValidatedProgram> {
+        self.evaluation.as_ref().unwrap_or(&self.program)
+    }
+
+    /// Returns an error if `ranks`, those of this process, cannot take a step or an evaluation with a batch.
+    pub(crate) fn check_batch(
+        &self,
+        ranks: impl Iterator<Item = WorldRank>,
+        batch: &Batch,
+        purpose: Purpose,
+    ) -> Result<(), PipelineError> {
+        let is_training = purpose != Purpose::Evaluate;
+        self.check_count(ranks, batch, is_training)?;
+        self.check_outputs(batch, is_training)?;
+        if is_training {
+            batch.input_gradients()?;
+        } else if batch.wants_gradients() {
+            return Err(InputGradientError::Evaluation.into());
+        }
+        let slices = self.program.slices();
+        if !slices.is_one() {
+            batch.clone().cut_into(slices).map_err(|source| PipelineError::Cut { source })?;
+        }
+        Ok(())
+    }
+
+    /// Returns an error if a batch has another number of microbatches than a step. Only the processes with the first and the
+    /// last stage need inputs and targets.
+    fn check_count(
+        &self,
+        ranks: impl Iterator<Item = WorldRank>,
+        batch: &Batch,
+        is_training: bool,
+    ) -> Result<(), PipelineError> {
+        let (placement, expected) = (self.program.placement(), self.microbatches());
+        let [first, last] =
+            [placement.first_stage(), placement.last_stage()].map(|stage| placement.rank_of(stage));
+        let ranks: Vec<_> = ranks.map(|rank| self.mesh.coord(rank).rank).collect();
+        let inputs = ("inputs", batch.inputs.len(), ranks.contains(&first));
+        let targets = ("targets", batch.targets.len(), is_training && ranks.contains(&last));
+        for (what, found, is_needed) in [inputs, targets] {
+            if found != expected as usize && (is_needed || found > 0) {
                 return Err(PipelineError::Microbatches { what, found, expected });
             }
         }
         Ok(())
+    }
+
+    /// Returns an error if a batch asks for outputs that do not exist.
+    fn check_outputs(&self, batch: &Batch, is_training: bool) -> Result<(), PipelineError> {
+        let (stages, last) = (self.program.placement().stages(), self.program.placement().last_stage());
+        let kept = &batch.kept_stages;
+        if let Some(&stage) = kept.iter().find(|stage| stage.get() >= stages) {
+            return Err(PipelineError::NoStage { stage, stages });
+        }
+        if (batch.keep_outputs || kept.contains(&last)) && self.mesh.tensor > 1 {
+            return Err(PipelineError::SplitOutputs { tensor_ranks: self.mesh.tensor });
+        }
+        let keeps = batch.keep_outputs || !kept.is_empty();
+        match keeps && is_training && !self.program.slices().is_one() {
+            true => Err(PipelineError::SliceOutputs),
+            false => Ok(()),
+        }
     }
 }
 

@@ -4,12 +4,16 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use burn::tensor::Tensor;
 use pipewright_schedule::{ClockSkew, Slices, StageIndex, Timeline};
 
+use super::assembly::Assembly;
+use crate::batch::{Batch, InputGradientError, InputGradients, LossFactors, ReplicaGradients, SplitError};
 use crate::executor::{AuxiliaryPart, RankReport, UndeferredParameter};
 use crate::ids::StepNumber;
 use crate::loss_scale::LossScale;
-use crate::tensor::Values;
+use crate::mesh::Mesh;
+use crate::tensor::{BoundaryError, OptionalTensors, Values, unpack};
 
 /// The results of a training step.
 #[derive(Debug)]
@@ -33,6 +37,16 @@ pub struct StepSummary {
     /// ([`Batch::keep_outputs_of`](crate::batch::Batch::keep_outputs_of)), of each microbatch in order. A process has those
     /// of its own stages. Tensors of skip connections follow those of the next stage.
     pub stage_outputs: BTreeMap<StageIndex, Vec<Values>>,
+    /// The gradient of each input with respect to [`StepSummary::total`], if the batch asked for it
+    /// ([`Batch::keep_input_gradients`](crate::batch::Batch::keep_input_gradients)); empty in processes without the first
+    /// stage. Each has the shape of the whole input; if the input is the same for all microbatches, the gradient is the sum
+    /// over them. It is not clipped. It is absent if the loss does not depend on the input. A process with some of the
+    /// replicas has the rows of their microbatches. Multiply the gradients of accumulated batches by the batch's share in
+    /// the sum of their [`StepSummary::weight`]s.
+    pub input_gradients: OptionalTensors,
+    /// What the batch counts among batches whose gradients are accumulated: its rows, or the sum of its weights. If losses
+    /// are added, it is the number of microbatches.
+    pub weight: f64,
     /// Global norm of the gradient of the loss, before clipping; infinite if the update was skipped.
     pub gradient_norm: f64,
     /// The factor of the losses in the backwards of this step; `None` if losses are not scaled, as in any precision but f16.
@@ -58,7 +72,7 @@ pub struct StepSummary {
     /// Of ranks that compute a stage together, each sends its part.
     pub boundary_bytes: Vec<u64>,
     /// The parameters whose gradients `I` computed because their layers cannot defer them, in the order of the stages.
-    /// The first step lists them if its program has `W`; later ones list none. A zero-bubble schedule gains little if
+    /// The first step lists them if its program has `W`, and so do the batches that it accumulates; later ones list none. A zero-bubble schedule gains little if
     /// most elements are in such parameters: use layers of [`crate::nn`], or make your own a
     /// [`SplitBackward`](crate::nn::SplitBackward).
     pub undeferred: Vec<UndeferredParameter>,
@@ -102,6 +116,15 @@ pub struct Unmatched {
 }
 
 impl StepSummary {
+    /// Returns the gradient of an input ([`StepSummary::input_gradients`]), counted from 0. It is off the tape.
+    ///
+    /// # Errors
+    /// When the summary does not have it, or it has another number of dimensions.
+    pub fn input_gradient<const D: usize>(&self, input: usize) -> Result<Tensor<D>, BoundaryError> {
+        let gradient = self.input_gradients.get(input).cloned().flatten();
+        unpack(vec![gradient.ok_or(BoundaryError::Missing { index: input })?])
+    }
+
     /// Returns the loss of the step: the mean of the losses, in which each microbatch counts by its weight, or their sum.
     pub fn loss(&self) -> f64 {
         mean(&self.losses, &self.loss_weights)
@@ -141,25 +164,86 @@ pub(crate) struct TimelineRows {
     pub slices: Slices,
 }
 
-/// Merges the reports of all ranks into the results of a training step, with these rows in its timeline.
+/// What the caller knows of a training step before it runs.
+pub(crate) struct TakenStep {
+    pub number: StepNumber,
+    pub mesh: Mesh,
+    pub rows: TimelineRows,
+    pub microbatches: u32,
+    pub factors: LossFactors,
+    pub weight: f64,
+    pub loss_scale: Option<LossScale>,
+    pub input_gradients: InputGradients,
+}
+
+impl TakenStep {
+    /// Returns what is known of a step of the pipeline with this batch. `unit` is that of the batches that are accumulated.
+    pub(crate) fn new(
+        assembly: &Assembly,
+        (number, loss_scale): (StepNumber, Option<LossScale>),
+        batch: &Batch,
+        unit: Option<f64>,
+    ) -> Result<Self, InputGradientError> {
+        let factors = batch.loss_factors(unit);
+        let divisor = if factors.is_sum { 1.0 } else { factors.divisor };
+        let scale = loss_scale.map_or(1.0, |scale| scale.factor);
+        let Assembly { mesh, program, .. } = assembly;
+        Ok(Self {
+            number,
+            mesh: *mesh,
+            rows: TimelineRows { count: mesh.pipeline * mesh.data, slices: program.slices() },
+            microbatches: program.microbatches(),
+            weight: batch.weight(),
+            factors,
+            loss_scale,
+            input_gradients: batch.input_gradients()?.times(1.0 / divisor / scale),
+        })
+    }
+
+    /// Joins the gradients of the inputs. The ranks of a tensor group have the same, so the first one of this process counts.
+    fn join_input_gradients(&self, reports: &mut [RankReport]) -> Result<OptionalTensors, SplitError> {
+        let mut replicas = BTreeMap::new();
+        for report in reports {
+            let parts = std::mem::take(&mut report.input_gradients);
+            if !parts.is_empty() {
+                replicas.entry(self.mesh.coord(report.rank).replica).or_insert(parts);
+            }
+        }
+        let microbatches = (self.microbatches / self.rows.slices.get()) as usize;
+        let replicas = replicas.into_iter();
+        let replicas = replicas
+            .map(|(replica, parts)| ReplicaGradients { first: replica as usize * microbatches, parts });
+        match replicas.collect::<Vec<_>>() {
+            none if none.is_empty() => Ok(OptionalTensors::new()),
+            replicas => self.input_gradients.join(&replicas, self.rows.slices),
+        }
+    }
+}
+
+/// Merges the reports of all ranks into the results of a training step.
+///
+/// # Errors
+/// When the gradients of the inputs do not make up a whole.
 pub(crate) fn training(
-    step: StepNumber,
-    loss_weights: Vec<f64>,
-    loss_scale: Option<LossScale>,
-    (rows, mut reports): (TimelineRows, Vec<RankReport>),
+    taken: TakenStep,
+    mut reports: Vec<RankReport>,
     wall: Duration,
-) -> StepSummary {
+) -> Result<StepSummary, SplitError> {
     reports.sort_unstable_by_key(|report| report.rank);
     let (auxiliary, weighted_auxiliary) = auxiliary(&mut reports);
     let gradient_norm = reports.iter().find_map(|report| report.gradient_norm).unwrap_or(0.0);
-    StepSummary {
-        step,
+    let input_gradients = taken.join_input_gradients(&mut reports)?;
+    let TakenStep { number, rows, factors, weight, loss_scale, .. } = taken;
+    Ok(StepSummary {
+        step: number,
         losses: reports.iter_mut().flat_map(|report| std::mem::take(&mut report.losses)).collect(),
-        loss_weights,
+        loss_weights: factors.shares,
         auxiliary,
         weighted_auxiliary,
         outputs: reports.iter_mut().flat_map(|report| std::mem::take(&mut report.outputs)).collect(),
         stage_outputs: stage_outputs(&mut reports),
+        input_gradients,
+        weight,
         gradient_norm,
         loss_scale: loss_scale.map(|scale| scale.factor),
         skipped: !gradient_norm.is_finite(),
@@ -172,7 +256,7 @@ pub(crate) fn training(
         interrupted: reports.iter().any(|report| report.interrupted),
         timeline: timeline(rows, &mut reports),
         wall,
-    }
+    })
 }
 
 /// As [`training`], for a forward-only step.

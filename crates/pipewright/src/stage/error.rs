@@ -1,6 +1,7 @@
 //! The errors of a stage.
 
 use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 
 use burn::tensor::DType;
@@ -28,6 +29,9 @@ pub enum StageError {
         /// The error of the boundary.
         source: BoundaryError,
     },
+    /// A tensor of the batch has another element type than the stage computes with.
+    #[error(transparent)]
+    ElementType(Box<ElementTypeError>),
     /// A layer of a graph returned a number of tensors that differs from the graph.
     #[error(
         "the layer `{layer}` returned {found} tensor(s), and the graph says {expected}: see `node_with_outputs`"
@@ -297,12 +301,48 @@ pub enum StageError {
     },
 }
 
-pipewright_schedule::message_as_debug!(StageError);
+pipewright_schedule::message_as_debug!(ElementTypeError, StageError);
 
 impl StageError {
     /// Makes the error of a function of the caller's that runs an action ([`ActionHook`](crate::hook::ActionHook)).
     pub fn function(message: impl std::fmt::Display) -> Self {
         Self::Function { message: message.to_string() }
+    }
+}
+
+/// A tensor of the batch has another element type than the stage computes with, and a conversion would lose something.
+#[derive(Clone, PartialEq, thiserror::Error)]
+#[error("{what} has elements of type {found:?}, and the stage computes with {expected:?}: {}", advice(.value.as_deref(), *.expected))]
+pub struct ElementTypeError {
+    /// The input or the target, with its number.
+    pub what: String,
+    /// Its element type.
+    pub found: DType,
+    /// The type with which the stage computes.
+    pub expected: DType,
+    /// The integer that does not fit; `None` if digits would be lost.
+    pub value: Option<String>,
+}
+
+/// Returns what to do about a tensor that is not converted.
+fn advice(value: Option<&str>, expected: DType) -> String {
+    match value {
+        Some(value) => format!("the value {value} does not fit into it"),
+        None => {
+            format!("a conversion would lose digits, so make it yourself with `cast(DType::{expected:?})`")
+        }
+    }
+}
+
+/// Runs a layer. If it panics, the panic continues with the layer's name in its message.
+pub(crate) fn in_layer<T>(layer: &str, run: impl FnOnce() -> T) -> T {
+    // The panic continues, so nothing sees a state that it has left half changed.
+    match catch_unwind(AssertUnwindSafe(run)) {
+        Ok(result) => result,
+        Err(payload) if payload.is::<&str>() || payload.is::<String>() => {
+            resume_unwind(Box::new(format!("the layer `{layer}`: {}", panic_message(&*payload))))
+        }
+        Err(payload) => resume_unwind(payload),
     }
 }
 

@@ -22,6 +22,7 @@
 //! | `weight_work.rs` | weight gradients that are deferred |
 //! | `gradients.rs` | the sums of gradients |
 //! | `module_parameters.rs` | the parameters of a module as a list |
+//! | `statistics.rs` | running statistics, which forwards change |
 //! | `shards.rs` | parameters of which each replica holds some rows |
 //! | `error.rs` | errors of stages |
 
@@ -45,6 +46,7 @@ mod optimizer;
 mod forward;
 mod backward;
 mod recompute;
+mod statistics;
 mod compute;
 mod parameters;
 mod update;
@@ -52,8 +54,8 @@ mod visit;
 
 pub(crate) use backward::BackwardState;
 pub(crate) use body::{NO_SKIPS, Skip, Skips, StageBody};
-pub use error::StageError;
-pub(crate) use error::panic_message;
+pub use error::{ElementTypeError, StageError};
+pub(crate) use error::{in_layer, panic_message};
 pub(crate) use forward::ForwardState;
 pub(crate) use module::Auxiliary;
 pub use module::{StageContext, StageModule};
@@ -62,5 +64,6 @@ pub(crate) use place::{any, any_mut};
 pub use prepare::Stage;
 pub(crate) use prepare::StageSettings;
 pub(crate) use runner::{ForwardTask, Held, InputGradients, RestoredPaths, StageCompute, StageRunner};
+pub(crate) use tape_ends::without_tape;
 pub(crate) use visit::{ChangeModule, ReadModule, Visit, for_stage};
 pub use weight_work::WeightWork;

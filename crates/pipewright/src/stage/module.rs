@@ -229,7 +229,8 @@ impl StageContext {
         self.stage
     }
 
-    /// Returns the microbatch for which the stage runs.
+    /// Returns the microbatch for which the stage runs. Each replica counts its own microbatches from 0; errors and the lists
+    /// of a step's summary count those of all replicas.
     pub fn microbatch(&self) -> Microbatch {
         self.microbatch
     }

@@ -10,6 +10,7 @@ use super::error::StageError;
 use super::module_parameters::{NamedTensor, discrete_of, filled, parameters_of, with_discrete};
 use super::runner::{Held, RestoredPaths, StageParameters};
 use super::shards::Shards;
+use super::statistics::changed;
 use super::training::TrainingStage;
 use super::visit::Visit;
 use crate::checkpoint::{Checkpoint, CheckpointError, HeldParameter, StageState, Target, put_together};
@@ -90,6 +91,19 @@ impl<M: StageBody> StageParameters for TrainingStage<M> {
         let Some(shards) = &mut self.shards else { return };
         drop(self.rounded.take());
         self.module = self.module.take().map(|module| shards.release(module));
+    }
+
+    fn note_statistics(&mut self) {
+        self.statistics = self.statistics_of_module();
+    }
+
+    fn changed_statistics(&mut self) -> Option<OptionalTensors> {
+        let before = std::mem::take(&mut self.statistics);
+        (!before.is_empty()).then(|| changed(before, self.statistics_of_module()))
+    }
+
+    fn set_statistics(&mut self, values: OptionalTensors) {
+        self.restore_buffers(values);
     }
 
     fn change_gradients(

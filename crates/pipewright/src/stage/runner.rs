@@ -79,6 +79,10 @@ impl<S: StageCompute + StageParameters> StageRunner for S {}
 
 /// The computation of a stage.
 pub(crate) trait StageCompute: Send {
+    /// Returns tensors of a batch in the element types with which the stage computes. Converts those for which nothing is
+    /// lost. `what` names a tensor, whose number follows.
+    fn admitted(&self, what: &str, values: Values) -> Result<Values, StageError>;
+
     /// Runs what is left of a forward.
     fn run_forward(&mut self, forward: &mut ForwardState) -> Result<(), StageError>;
 
@@ -173,6 +177,17 @@ pub(crate) trait StageParameters: Send {
 
     /// Reduces the parameters of a sharded stage to its part again.
     fn release(&mut self);
+
+    /// Notes the values of the parameters that are not trained, before the forwards of a step.
+    fn note_statistics(&mut self);
+
+    /// Returns the parameters that are not trained and that forwards have changed since
+    /// [`StageParameters::note_statistics`], in the order of [`StageParameters::paths`]; the others are absent. `None` if the
+    /// stage has no parameter that a forward may change.
+    fn changed_statistics(&mut self) -> Option<OptionalTensors>;
+
+    /// Replaces the values of parameters that are not trained. Those that are absent do not change.
+    fn set_statistics(&mut self, values: OptionalTensors);
 
     /// Calls `hook` for each gradient sum times `factor`.
     fn change_gradients(

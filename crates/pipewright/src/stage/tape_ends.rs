@@ -52,11 +52,16 @@ pub(super) fn off_tape(output: Value) -> (Value, OutputRoot) {
 
 /// Returns copies of values off the tape, which share their storage.
 pub(super) fn all_off_tape(values: &[Value]) -> Values {
-    let off_tape = |value: &Value| match value.kind() {
-        ValueKind::Float => Value::of(inner_of(Tensor::<1>::from_dispatch(value.clone().into_dispatch()))),
-        _ => value.clone(),
-    };
-    values.iter().map(off_tape).collect()
+    values.iter().cloned().map(without_tape).collect()
+}
+
+/// Returns a value off the tape. It shares its storage.
+pub(crate) fn without_tape(value: Value) -> Value {
+    match value.kind() {
+        // The number of dimensions does not matter on the tape; 1 is arbitrary.
+        ValueKind::Float => Value::of(inner_of(Tensor::<1>::from_dispatch(value.into_dispatch()))),
+        _ => value,
+    }
 }
 
 /// Adds scalars from which a backward starts.

@@ -34,7 +34,7 @@ use crate::nn::Deferred;
 use crate::optimizer::mixes_rows;
 use crate::random::LayerDraws;
 use crate::tensor::shard::RowShard;
-use crate::tensor::{OptionalTensors, Placement, Precision, Values};
+use crate::tensor::{OptionalTensors, Placement, Precision, Values, float_type_of};
 
 /// A loss without the type of its target.
 pub(crate) type Loss<O> = Box<dyn Fn(O, Values, &StageContext) -> Result<Tensor<1>, StageError> + Send>;
@@ -89,6 +89,10 @@ pub(crate) struct TrainingStage<M: StageBody> {
     pub(super) has_buffers: bool,
     /// Their values before the step in progress.
     pub(super) kept_buffers: OptionalTensors,
+    /// The element type of all float parameters; `None` if they differ or there are none.
+    pub(super) float_type: Option<DType>,
+    /// The values that they had before a step, if the step compares them.
+    pub(super) statistics: OptionalTensors,
 }
 
 impl<M: StageBody> TrainingStage<M> {
@@ -101,7 +105,10 @@ impl<M: StageBody> TrainingStage<M> {
         let stay_single =
             parameters_of(&module).iter().map(|found| module.stays_single(&found.local)).collect();
         let placements = parameters_of(&module).iter().map(|found| module.placement(&found.local)).collect();
-        let has_buffers = parameters_of(&module).iter().any(|found| !found.is_trained);
+        let found = parameters_of(&module);
+        let has_buffers = found.iter().any(|found| !found.is_trained);
+        let float_type = float_type_of(found.iter().map(|found| &found.value));
+        drop(found);
         let device = device.autodiff();
         let draws = Arc::new(LayerDraws::new(&device, false));
         Self {
@@ -131,6 +138,8 @@ impl<M: StageBody> TrainingStage<M> {
             promises: Promises::default(),
             has_buffers,
             kept_buffers: OptionalTensors::new(),
+            float_type,
+            statistics: OptionalTensors::new(),
         }
     }
 

@@ -109,6 +109,7 @@ impl<M: StageBody> TrainingStage<M> {
             stay_single: self.stay_single,
             placements: self.placements,
             has_buffers: self.has_buffers,
+            float_type: self.float_type,
             configured: self.configured,
             optimizer: self.optimizer,
             shards: self.shards,

@@ -14,7 +14,7 @@ use super::value::{Value, ValueKind};
 /// half precision. Parameters, sums of gradients, their norm, the optimizer's state, checkpoints and losses have single
 /// precision, and so have the statistics of norms, softmax and cross entropy inside the layers of [`nn`](crate::nn).
 ///
-/// Only tensors of single precision are rounded: integers, booleans and double precision stay. Side inputs stay too, so
+/// Only tensors of single precision are rounded: integers and booleans stay, and double precision within a stage. Side inputs stay too, so
 /// that a loss sees them as they were given; a layer casts a float side input to the type of its hidden states.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Precision {

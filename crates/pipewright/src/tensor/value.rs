@@ -122,6 +122,12 @@ impl Value {
         !self.constant && self.kind() == ValueKind::Float
     }
 
+    /// Returns whether the tensor is on a tape that leads to a tensor that requires a gradient.
+    pub(crate) fn is_tracked(&self) -> bool {
+        // The number of dimensions does not matter here; 1 is arbitrary.
+        self.kind() == ValueKind::Float && Tensor::<1>::from_dispatch(self.tensor.clone()).is_tracked()
+    }
+
     /// Returns the size of the elements in bytes.
     pub fn bytes(&self) -> usize {
         self.shape().num_elements() * self.dtype().size()

@@ -3,15 +3,20 @@
 use crate::pipeline::StepSummary;
 
 /// Joins the results of the batches of one step, of which the last one has the update: losses of all batches, means of
-/// the auxiliary losses, and the timeline of the last batch.
+/// the auxiliary losses, and the timeline of the last batch. A batch counts by its rows or its tokens.
 pub(super) fn joined(earlier: Vec<StepSummary>, last: StepSummary) -> StepSummary {
     if earlier.is_empty() {
         return last;
     }
     let batches = (earlier.len() + 1) as f64;
-    let mut whole = StepSummary { losses: Vec::new(), loss_weights: Vec::new(), outputs: Vec::new(), ..last };
-    let (losses, weights, outputs) = (last.losses, last.loss_weights, last.outputs);
+    let total = earlier.iter().map(|part| part.weight).sum::<f64>() + last.weight;
+    // The share of a batch, times the number of batches.
+    let share = |part: &StepSummary| part.weight * batches / total;
+    let mut whole = weighed(last, share);
+    let (losses, weights) = (std::mem::take(&mut whole.losses), std::mem::take(&mut whole.loss_weights));
+    let outputs = std::mem::take(&mut whole.outputs);
     for part in earlier {
+        let part = weighed(part, share);
         whole.losses.extend(part.losses);
         whole.loss_weights.extend(part.loss_weights);
         whole.outputs.extend(part.outputs);
@@ -21,7 +26,6 @@ pub(super) fn joined(earlier: Vec<StepSummary>, last: StepSummary) -> StepSummar
         whole.weighted_auxiliary += part.weighted_auxiliary;
         whole.wall += part.wall;
         whole.interrupted |= part.interrupted;
-        whole.undeferred.extend(part.undeferred);
         let peaks = whole.peak_bytes.iter_mut().zip(part.peak_bytes);
         peaks.for_each(|(most, peak)| *most = (*most).max(peak));
         let sends = whole.sends_in_flight.iter_mut().zip(part.sends_in_flight);
@@ -34,5 +38,15 @@ pub(super) fn joined(earlier: Vec<StepSummary>, last: StepSummary) -> StepSummar
     whole.outputs.extend(outputs);
     whole.auxiliary.values_mut().for_each(|loss| *loss /= batches);
     whole.weighted_auxiliary /= batches;
+    whole.weight = total;
     whole
+}
+
+/// Multiplies the weights of the losses of a batch, and its auxiliary losses, by its share.
+fn weighed(mut part: StepSummary, share: impl Fn(&StepSummary) -> f64) -> StepSummary {
+    let share = share(&part);
+    part.loss_weights.iter_mut().for_each(|weight| *weight *= share);
+    part.auxiliary.values_mut().for_each(|loss| *loss *= share);
+    part.weighted_auxiliary *= share;
+    part
 }

@@ -178,9 +178,10 @@ impl World {
         (Self::new(endpoints, ProgressBoard::new(ranks)), in_flight)
     }
 
-    /// Returns a world for each rank, as if each rank were a process.
-    #[cfg(test)]
-    pub(crate) fn apart(self) -> Vec<Self> {
+    /// Returns a world for each rank, as if each rank were a process. The worlds share no reports: a process knows only the
+    /// losses of its own ranks.
+    #[cfg(any(test, feature = "testing"))]
+    pub fn apart(self) -> Vec<Self> {
         let Self { endpoints, board, .. } = self;
         endpoints.into_iter().map(|endpoint| Self::new(vec![endpoint], board.clone())).collect()
     }

@@ -170,6 +170,7 @@ fn steps(pipeline: &mut Pipeline, batch: Batch, x: Tensor<2>, y: Tensor<2>) -> O
     summary.timeline.chrome_trace();
     drop(pipeline.step(x.clone(), y.clone(), 1e-3)?.losses);
     drop(pipeline.step_batch(batch.clone().keep_outputs(), 1e-3)?.outputs);
+    pipeline.step(x.clone(), (), 1e-3)?;
     pipeline.accumulate(batch)?;
     pipeline.eval(x, Some(y))?;
     pipeline.parameters()?;
@@ -180,6 +181,10 @@ fn steps(pipeline: &mut Pipeline, batch: Batch, x: Tensor<2>, y: Tensor<2>) -> O
 
 fn of_stages(pipeline: &mut Pipeline, batch: Batch) -> Outcome<BTreeMap<StageIndex, Vec<Values>>> {
     Ok(pipeline.step_batch(batch.keep_outputs_of([StageIndex::new(0)]), 1e-3)?.stage_outputs)
+}
+
+fn of_inputs(pipeline: &mut Pipeline, batch: Batch) -> Outcome<Tensor<2>> {
+    Ok(pipeline.step_batch(batch.keep_input_gradients(), 1e-3)?.input_gradient::<2>(0)?)
 }
 
 fn kept(pipeline: &mut Pipeline, batch: Batch) -> Outcome<Vec<Values>> {

@@ -1,5 +1,6 @@
 //! What a step computes, and the state that it leaves.
 
+mod element_types;
 mod training;
 mod steps;
 mod batches;

@@ -1,5 +1,6 @@
 //! The conformance suite over MPI: this program starts itself under `mpirun`, with 1 to 8 processes.
 
+mod batches;
 mod checks;
 mod clocks;
 mod linear;
@@ -29,7 +30,7 @@ use checks::{CHECKS, STEPS, barrier};
 fn main() -> ExitCode {
     let checks = (1..=8).map(|processes| (processes, CONFORMS));
     let others = [(2, EQUAL_PATHS), (2, METADATA), (2, CLOCKS), (4, CLOCKS), (2, UNBOUNDED), (2, BOUNDED)];
-    let posted = [(2, REUSED), (2, TRAINED), (2, LONGER), (2, LONGER_FRAME)];
+    let posted = [(2, PARTS), (2, REUSED), (2, TRAINED), (2, LONGER), (2, LONGER_FRAME)];
     let tasks: Vec<_> = checks.chain(others).chain(posted).collect();
     mpirun::run(&tasks, |task| match task {
         EQUAL_PATHS => refuse_equal_paths(),
@@ -37,6 +38,7 @@ fn main() -> ExitCode {
         CLOCKS => clocks::compare_clocks(),
         UNBOUNDED => sends::count_sends(None),
         BOUNDED => sends::count_sends(Some(2)),
+        PARTS => batches::train_on_parts(),
         REUSED => posted::reuse_buffers(),
         TRAINED => posted::train(),
         LONGER => posted::refuse_longer(),
@@ -51,6 +53,7 @@ const METADATA: &str = "metadata";
 const CLOCKS: &str = "clocks";
 const UNBOUNDED: &str = "sends without waits";
 const BOUNDED: &str = "at most two sends";
+const PARTS: &str = "parts of a batch";
 const REUSED: &str = "posted receives";
 const TRAINED: &str = "training with posted receives";
 const LONGER: &str = "longer than its receive";

@@ -3,6 +3,7 @@
 use burn::module::{Module, Param, ParamId};
 use burn::nn::{BatchNorm, BatchNormConfig};
 use burn::tensor::{Bool, Device, Int, Tensor, TensorData};
+use pipewright::batch::Batch;
 use pipewright::checkpoint::{CheckpointFolder, CheckpointWriter};
 use pipewright::mesh::DataParallelMode;
 use pipewright::pipeline::{Pipeline, PipelineConfig};
@@ -42,6 +43,11 @@ impl StageModule for Buffers {
 
 /// Launches two stages of such layers, with buffers that depend on `seed`.
 fn with_buffers(seed: i32, replicas: u32, mode: DataParallelMode) -> Pipeline {
+    launch(seed, MICROBATCHES / replicas, replicas, mode)
+}
+
+/// As [`with_buffers`], with this number of microbatches of each replica.
+fn launch(seed: i32, microbatches: u32, replicas: u32, mode: DataParallelMode) -> Pipeline {
     let make = move |index: StageIndex| -> Result<Stage, std::convert::Infallible> {
         let device = Device::flex().autodiff();
         let width = support::WIDTH as i32;
@@ -64,25 +70,35 @@ fn with_buffers(seed: i32, replicas: u32, mode: DataParallelMode) -> Pipeline {
         data_parallel_mode: mode,
         ..config()
     };
-    let program = program("1f1b", 2, MICROBATCHES / replicas);
+    let program = program("1f1b", 2, microbatches);
     Pipeline::launch(program, World::local(2 * replicas), &config, make).expect("it starts")
 }
 
+const MESHES: [(u32, DataParallelMode); 4] = [
+    (1, DataParallelMode::Replicated),
+    (2, DataParallelMode::Replicated),
+    (2, DataParallelMode::Sharded),
+    (4, DataParallelMode::Hybrid { shards: 2 }),
+];
+
 #[test]
 fn buffers_of_every_kind_come_back() {
-    for (replicas, mode) in [(1, DataParallelMode::Replicated), (2, DataParallelMode::Sharded)] {
+    for (replicas, mode) in MESHES {
+        // The replicas that hold all parameters together write them.
+        let writers = match mode {
+            DataParallelMode::Replicated => 2,
+            _ => 4,
+        };
         let scratch = folder();
         let mut before = with_buffers(1, replicas, mode);
         take_steps(&mut before, 0..3);
         let folder = CheckpointFolder::own(scratch.path()).expect("no other process owns it");
-        let mut writer = CheckpointWriter::start(folder, 1, 2 * replicas, DEADLINE).expect("a thread");
+        let mut writer = CheckpointWriter::start(folder, 1, writers, DEADLINE).expect("a thread");
         writer.save(state(&mut before, 3)).and_then(|_| writer.wait()).expect("it is saved");
         let mut after = with_buffers(4, replicas, mode);
         let evaluate = |pipeline: &mut Pipeline| {
             let evaluated = pipeline.eval(batch(9, MICROBATCHES), Some(batch(10, MICROBATCHES)));
-            // Each replica has running statistics of its own, and the first one's are stored.
-            let own = (MICROBATCHES / replicas) as usize;
-            evaluated.expect("an evaluation").losses[..own].to_vec()
+            evaluated.expect("an evaluation").losses
         };
         assert_ne!(evaluate(&mut after), evaluate(&mut before), "the buffers differ");
         after.restore(&newest(scratch.path())).expect("it fits");
@@ -103,5 +119,58 @@ fn a_failed_step_leaves_running_statistics_as_they_were() {
         assert_eq!(parameters(&mut pipeline), before);
         take_steps(&mut pipeline, 2..3);
         assert_ne!(parameters(&mut pipeline), before, "the next step changes them");
+    }
+}
+
+/// Returns the losses of the same data on each replica.
+fn evaluate_on_each(pipeline: &mut Pipeline, replicas: u32) -> Vec<Vec<f64>> {
+    let own = MICROBATCHES / replicas;
+    let same = |seed| Tensor::cat(vec![batch(seed, own); replicas as usize], 0);
+    let losses = pipeline.eval(same(9), Some(same(10))).expect("an evaluation").losses;
+    losses.chunks(own as usize).map(<[f64]>::to_vec).collect()
+}
+
+/// Returns the running means and variances of a pipeline.
+fn statistics(pipeline: &mut Pipeline) -> Vec<Vec<f32>> {
+    let means = |norm: &BatchNorm| [norm.running_mean.value_sync(), norm.running_var.value_sync()];
+    let of_stage = |pipeline: &mut Pipeline, stage| {
+        pipeline
+            .module(StageIndex::new(stage), move |module: &Buffers| means(&module.norm))
+            .expect("it exists")
+    };
+    let all = [of_stage(pipeline, 0), of_stage(pipeline, 1)].into_iter().flatten().flatten();
+    all.map(|values| values.into_data().iter().collect()).collect()
+}
+
+#[test]
+fn replicas_have_the_mean_of_their_running_statistics() {
+    for (replicas, mode) in MESHES {
+        let mut pipeline = with_buffers(1, replicas, mode);
+        let fresh = statistics(&mut pipeline);
+        take_steps(&mut pipeline, 0..2);
+        let losses = evaluate_on_each(&mut pipeline, replicas);
+        assert!(losses.iter().all(|of_replica| *of_replica == losses[0]), "{replicas} {mode:?}: {losses:?}");
+        let batch = Batch::split(batch(3, MICROBATCHES), batch(4, MICROBATCHES), MICROBATCHES);
+        pipeline.accumulate(batch.expect("it divides")).expect("a batch");
+        let losses = evaluate_on_each(&mut pipeline, replicas);
+        assert!(losses.iter().all(|of_replica| *of_replica == losses[0]), "also before the update");
+        assert_ne!(statistics(&mut pipeline), fresh);
+    }
+}
+
+#[test]
+fn the_mean_is_that_of_pipelines_alone() {
+    let rows = support::ROWS * MICROBATCHES as usize;
+    let of = |replicas, rows: std::ops::Range<usize>| {
+        let mut pipeline = launch(1, MICROBATCHES / 2, replicas, DataParallelMode::Replicated);
+        let part = |seed| batch(seed, MICROBATCHES).slice_dim(0, rows.clone());
+        pipeline.step(part(0), part(1), 1e-2).expect("a step");
+        statistics(&mut pipeline)
+    };
+    let both = of(2, 0..rows);
+    let (first, second) = (of(1, 0..rows / 2), of(1, rows / 2..rows));
+    for ((mean, first), second) in both.iter().zip(&first).zip(&second) {
+        let expected: Vec<f32> = first.iter().zip(second).map(|(a, b)| (a + b) * 0.5).collect();
+        assert_eq!(*mean, expected);
     }
 }

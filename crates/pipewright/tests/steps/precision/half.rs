@@ -18,7 +18,7 @@ use pipewright::transport::World;
 use pipewright_schedule::generate::catalogue;
 use pipewright_schedule::{Microbatch, Recompute, StageIndex};
 
-use super::run::{HALF, MICROBATCHES, STEPS, batch_of, in_precision, launch, run, saved, train};
+use super::run::{HALF, MICROBATCHES, Outcome, STEPS, batch_of, in_precision, launch, run, saved, train};
 use crate::support::{LAYERS, ROWS, WIDTH, config, loss, numbers, program, stage};
 
 /// Checks that a run has the same bits for every schedule and cut, and with recomputation.
@@ -79,6 +79,30 @@ fn replicas_have_the_same_bits_whole_and_sharded() {
         let whole = run(schedule, 2, &of(DataParallelMode::Replicated), STEPS).expect("it has stages");
         let sharded = run(schedule, 2, &of(DataParallelMode::Sharded), STEPS).expect("it has stages");
         assert_eq!(sharded, whole, "{schedule}");
+    }
+}
+
+/// Checks that the losses and norms of two runs differ in their last digits only, but do differ.
+fn assert_near_but_not_equal(found: &Outcome, expected: &Outcome, what: &str) {
+    assert_ne!(found, expected, "{what}: the page on precision says that they differ");
+    let losses = found.losses.iter().flatten().zip(expected.losses.iter().flatten());
+    for (found, expected) in losses.chain(found.norms.iter().zip(&expected.norms)) {
+        assert!((found - expected).abs() <= 0.01 * expected, "{what}: {found} {expected}");
+    }
+}
+
+#[test]
+fn other_orders_of_the_sums_have_other_last_digits() {
+    for precision in [Precision::F32, Precision::Bf16] {
+        let config = in_precision(precision);
+        let expected = run("1f1b", 2, &config, STEPS).expect("two stages");
+        let looped = run("loopedbfs", 2, &config, STEPS).expect("four stages");
+        assert_near_but_not_equal(&looped, &expected, "looped BFS");
+        // Its own bits do not depend on the number of ranks.
+        assert_eq!(run("loopedbfs", 1, &config, STEPS).expect("two stages"), looped);
+        let replicas = PipelineConfig { data_parallel: 2, ..config.clone() };
+        let replicas = run("1f1b", 2, &replicas, STEPS).expect("two stages");
+        assert_near_but_not_equal(&replicas, &expected, "replicas");
     }
 }
 

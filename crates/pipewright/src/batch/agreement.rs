@@ -1,0 +1,351 @@
+//! What each process says of its batch at the start of a step, and what all processes agree on.
+//!
+//! A process needs inputs only if it has the first stage, and targets only if it has the last one. The weights of the
+//! microbatches follow from the whole batch, so the processes compare what each of them knows: the rows of each microbatch,
+//! how losses are reduced, and what kind of step they take. A process that does not know something takes it from the
+//! others.
+
+use serde::{Deserialize, Serialize};
+
+use super::reduction::Reduction;
+use crate::batch::Batch;
+use crate::ids::WorldRank;
+use crate::tensor::Values;
+
+/// The most numbers of a list that an error shows.
+const SHOWN: usize = 64;
+
+/// The purpose of a step.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) enum Purpose {
+    Update { learning_rate: f64 },
+    Accumulate,
+    Evaluate,
+}
+
+/// What a process says of its step.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct StepForm {
+    purpose: Purpose,
+    /// `None` if the process has no inputs.
+    inputs: Option<Sizes>,
+    /// `None` if the process has no targets.
+    targets: Option<Sizes>,
+    /// How losses are reduced, and the targets that do not count; `None` if the process does not say it.
+    reduction: Option<(Reduction, Option<i64>)>,
+    /// Why the process cannot take the step.
+    refused: Option<String>,
+}
+
+/// The sizes of the microbatches of a process's inputs or targets.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+struct Sizes {
+    by_microbatch: Vec<u64>,
+    /// Whether they are parts of one tensor, so that inputs and targets have rows in the same proportions.
+    are_parts: bool,
+}
+
+/// What all processes agree on.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct AgreedBatch {
+    sizes: Option<Vec<u64>>,
+    reduction: Option<(Reduction, Option<i64>)>,
+}
+
+/// Why processes do not take a step together.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+pub enum BatchDisagreement {
+    /// Two processes have different batches, or take different kinds of steps.
+    #[error(
+        "the processes take different steps: rank {} has {}, and rank {} has {}: give every process the same batch; a \
+         process without the first stage may leave out the inputs, and one without the last stage the targets",
+        .first.0, .first.1, .second.0, .second.1
+    )]
+    Different {
+        /// The first process's lowest rank, and what it has.
+        first: (WorldRank, String),
+        /// The same of the other process.
+        second: (WorldRank, String),
+    },
+    /// The batch of another process cannot be used.
+    #[error("rank {rank} cannot take the step: {reason}")]
+    Refused {
+        /// The lowest rank of the process.
+        rank: WorldRank,
+        /// The reason.
+        reason: String,
+    },
+}
+
+pipewright_schedule::message_as_debug!(BatchDisagreement);
+
+impl StepForm {
+    /// Makes the form of a process whose batch cannot be used.
+    pub(crate) fn refused(purpose: Purpose, reason: String) -> Self {
+        Self { purpose, inputs: None, targets: None, reduction: None, refused: Some(reason) }
+    }
+}
+
+impl Batch {
+    /// Returns what this process says of the batch.
+    pub(crate) fn form(&self, purpose: Purpose) -> StepForm {
+        let are_parts = self.is_split;
+        let sizes = |sizes: Vec<usize>| Sizes {
+            by_microbatch: sizes.into_iter().map(|size| size as u64).collect(),
+            are_parts,
+        };
+        let inputs = has_tensors(&self.inputs).then(|| sizes(self.sizes()));
+        let targets = has_tensors(&self.targets).then(|| sizes(self.target_sizes()));
+        // A process with a part of the batch does not know how the others reduce its losses, unless the batch says it.
+        let is_whole = inputs.is_some() && targets.is_some();
+        let says = is_whole || self.reduction != Reduction::Rows;
+        let reduction = says.then(|| (self.reduction.clone(), self.ignored));
+        StepForm { purpose, inputs, targets, reduction, refused: None }
+    }
+
+    /// Takes what all processes agree on; the batch has `count` microbatches.
+    pub(crate) fn adopt(&mut self, agreed: AgreedBatch, count: usize) {
+        let AgreedBatch { sizes, reduction } = agreed;
+        self.sizes = match sizes {
+            Some(sizes) => sizes.into_iter().map(|size| size as usize).collect(),
+            None => vec![1; count],
+        };
+        if let Some((reduction, ignored)) = reduction {
+            (self.reduction, self.ignored) = (reduction, ignored);
+        }
+    }
+}
+
+/// Returns whether any microbatch has a tensor.
+pub(super) fn has_tensors(microbatches: &[Values]) -> bool {
+    microbatches.iter().any(|values| !values.is_empty())
+}
+
+/// Compares the forms of all ranks, in the order of the ranks.
+pub(crate) fn agree(forms: &[(WorldRank, StepForm)]) -> Result<AgreedBatch, BatchDisagreement> {
+    let refused = forms.iter().find_map(|(rank, form)| Some((*rank, form.refused.clone()?)));
+    if let Some((rank, reason)) = refused {
+        return Err(BatchDisagreement::Refused { rank, reason });
+    }
+    common(forms, |form| Some(&form.purpose), described_purpose)?;
+    let inputs = common(forms, |form| form.inputs.as_ref(), |sizes| described_sizes("inputs", sizes))?;
+    let targets = common(forms, |form| form.targets.as_ref(), |sizes| described_sizes("targets", sizes))?;
+    let reduction = common(forms, |form| form.reduction.as_ref(), described_reduction)?;
+    if let (Some((first, inputs)), Some((second, targets))) = (inputs, targets)
+        && !are_proportional(inputs, targets)
+    {
+        let first = (first, described_sizes("inputs", inputs));
+        return Err(BatchDisagreement::Different {
+            first,
+            second: (second, described_sizes("targets", targets)),
+        });
+    }
+    let sizes = inputs.or(targets).map(|(_, sizes)| sizes.by_microbatch.clone());
+    Ok(AgreedBatch { sizes, reduction: reduction.map(|(_, reduction)| reduction.clone()) })
+}
+
+/// Returns what all ranks that say something say, with the first of these ranks.
+fn common<'a, T: PartialEq>(
+    forms: &'a [(WorldRank, StepForm)],
+    part: impl Fn(&'a StepForm) -> Option<&'a T>,
+    describe: impl Fn(&T) -> String,
+) -> Result<Option<(WorldRank, &'a T)>, BatchDisagreement> {
+    let mut said = forms.iter().filter_map(|(rank, form)| Some((*rank, part(form)?)));
+    let Some((rank, expected)) = said.next() else { return Ok(None) };
+    match said.find(|(_, other)| *other != expected) {
+        None => Ok(Some((rank, expected))),
+        Some((other_rank, other)) => Err(BatchDisagreement::Different {
+            first: (rank, describe(expected)),
+            second: (other_rank, describe(other)),
+        }),
+    }
+}
+
+/// Returns whether each microbatch has the same share of the inputs and of the targets. Targets may have several rows for
+/// each row of the inputs. Microbatches that the caller has split may have any number of targets.
+fn are_proportional(inputs: &Sizes, targets: &Sizes) -> bool {
+    if !inputs.are_parts || !targets.are_parts {
+        return inputs.by_microbatch.len() == targets.by_microbatch.len();
+    }
+    let total = |sizes: &Sizes| sizes.by_microbatch.iter().copied().map(u128::from).sum::<u128>();
+    let (of_inputs, of_targets) = (total(inputs), total(targets));
+    let mut pairs = inputs.by_microbatch.iter().zip(&targets.by_microbatch);
+    inputs.by_microbatch.len() == targets.by_microbatch.len()
+        && pairs.all(|(&a, &b)| u128::from(a) * of_targets == u128::from(b) * of_inputs)
+}
+
+fn described_purpose(purpose: &Purpose) -> String {
+    match purpose {
+        Purpose::Update { learning_rate } => {
+            format!("a step that updates with the learning rate {learning_rate}")
+        }
+        Purpose::Accumulate => "a batch to accumulate".to_owned(),
+        Purpose::Evaluate => "an evaluation".to_owned(),
+    }
+}
+
+fn described_sizes(what: &str, Sizes { by_microbatch, .. }: &Sizes) -> String {
+    let rows: u64 = by_microbatch.iter().sum();
+    format!("{rows} row(s) of {what}, by microbatch {}", shown(by_microbatch))
+}
+
+fn described_reduction((reduction, ignored): &(Reduction, Option<i64>)) -> String {
+    match (reduction, ignored) {
+        (Reduction::Rows, _) => "microbatches that count by their rows".to_owned(),
+        (Reduction::Sum, _) => "losses that are added".to_owned(),
+        (Reduction::Weights(weights), None) => format!("microbatches of the weights {}", shown(weights)),
+        (Reduction::Weights(weights), Some(ignored)) => {
+            format!("microbatches of the weights {}, which ignore target {ignored}", shown(weights))
+        }
+    }
+}
+
+/// Returns the first numbers of a list.
+fn shown<T: std::fmt::Debug>(numbers: &[T]) -> String {
+    match numbers.len() {
+        0..=SHOWN => format!("{numbers:?}"),
+        count => format!("{:?} and {} more", &numbers[..SHOWN], count - SHOWN),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::{Device, Int, Tensor};
+
+    use super::*;
+    use crate::batch::tensor_split;
+    use crate::tensor::pack;
+
+    const TRAIN: Purpose = Purpose::Update { learning_rate: 0.5 };
+
+    fn rows(rows: usize) -> Tensor<2> {
+        Tensor::zeros([rows, 2], &Device::flex())
+    }
+
+    fn inputs(count: usize) -> Batch {
+        Batch::tensor_split(rows(count), (), 6).expect("it splits")
+    }
+
+    fn targets(count: usize) -> Batch {
+        Batch::tensor_split((), rows(count), 6).expect("it splits")
+    }
+
+    fn both(count: usize) -> Batch {
+        Batch::tensor_split(rows(count), rows(count), 6).expect("it splits")
+    }
+
+    fn parts(inputs: usize, targets: usize) -> Batch {
+        let split = |count: usize| match count {
+            0 => Vec::new(),
+            _ => tensor_split(&pack(rows(count)), crate::batch::SplitSpec::Along(0), 6).expect("it splits"),
+        };
+        Batch::new(split(inputs), split(targets))
+    }
+
+    fn agreed(forms: Vec<StepForm>) -> Result<AgreedBatch, String> {
+        let forms: Vec<_> = (0..).map(WorldRank::new).zip(forms).collect();
+        agree(&forms).map_err(|error| error.to_string())
+    }
+
+    fn check(batches: &[Batch], expected: Result<&[usize], &str>) {
+        let found = agreed(batches.iter().map(|batch| batch.form(TRAIN)).collect());
+        match (found, expected) {
+            (Ok(agreed), Ok(expected)) => {
+                for batch in batches {
+                    let mut batch = batch.clone();
+                    batch.adopt(agreed.clone(), 6);
+                    assert_eq!((batch.sizes(), batch.microbatches()), (expected.to_vec(), 6));
+                    assert_eq!(batch.loss_factors(None).divisor, 6.0);
+                }
+            }
+            (Err(error), Err(expected)) => {
+                assert!(
+                    error.starts_with(&format!("the processes take different steps: {expected}: ")),
+                    "{error}"
+                );
+            }
+            (found, expected) => panic!("{found:?}, not {expected:?}"),
+        }
+    }
+
+    const THIRTEEN: &[usize] = &[3, 2, 2, 2, 2, 2];
+
+    #[test]
+    fn a_process_takes_from_the_others_what_it_does_not_know() {
+        let middle = Batch::default;
+        check(&[inputs(13), targets(13)], Ok(THIRTEEN));
+        check(&[inputs(13), middle(), targets(13)], Ok(THIRTEEN));
+        check(&[both(13), middle(), targets(13)], Ok(THIRTEEN));
+        check(&[inputs(13), both(13)], Ok(THIRTEEN));
+        check(&[parts(13, 0), middle(), parts(0, 13)], Ok(THIRTEEN));
+        check(&[middle(), middle()], Ok(&[1; 6]));
+        // Several targets belong to each row, and an image has any number of boxes.
+        let flat = Batch::split((), rows(24), 6).expect("it splits");
+        check(&[inputs(6), flat], Ok(&[1; 6]));
+        check(&[parts(13, 0), parts(0, 12)], Ok(THIRTEEN));
+    }
+
+    #[test]
+    fn both_sides_of_a_difference_are_named() {
+        check(
+            &[inputs(13), Batch::default(), targets(12)],
+            Err(
+                "rank 0 has 13 row(s) of inputs, by microbatch [3, 2, 2, 2, 2, 2], and rank 2 has 12 row(s) of targets, by \
+                 microbatch [2, 2, 2, 2, 2, 2]",
+            ),
+        );
+        check(
+            &[both(13), both(12)],
+            Err(
+                "rank 0 has 13 row(s) of inputs, by microbatch [3, 2, 2, 2, 2, 2], and rank 1 has 12 row(s) of inputs, by \
+                 microbatch [2, 2, 2, 2, 2, 2]",
+            ),
+        );
+        check(
+            &[both(12), targets(18)],
+            Err(
+                "rank 0 has 12 row(s) of targets, by microbatch [2, 2, 2, 2, 2, 2], and rank 1 has 18 row(s) of targets, by \
+                 microbatch [3, 3, 3, 3, 3, 3]",
+            ),
+        );
+        check(
+            &[both(12), both(12).summed()],
+            Err("rank 0 has microbatches that count by their rows, and rank 1 has losses that are added"),
+        );
+        let weighted =
+            |batch: Batch, last| batch.weighted([1.0, 2.0, 1.0, 1.0, 1.0, last]).expect("six weights");
+        check(
+            &[weighted(both(12), 1.0), weighted(both(12), 3.0)],
+            Err(
+                "rank 0 has microbatches of the weights [1.0, 2.0, 1.0, 1.0, 1.0, 1.0], and rank 1 has microbatches of the \
+                 weights [1.0, 2.0, 1.0, 1.0, 1.0, 3.0]",
+            ),
+        );
+    }
+
+    #[test]
+    fn the_kinds_of_steps_are_compared() {
+        let form = |purpose| both(12).form(purpose);
+        let error = agreed(vec![form(TRAIN), form(Purpose::Accumulate)]).expect_err("they differ");
+        assert!(error.contains(
+            "a step that updates with the learning rate 0.5, and rank 1 has a batch to accumulate"
+        ));
+        let other = Purpose::Update { learning_rate: 0.25 };
+        assert!(agreed(vec![form(TRAIN), form(other)]).is_err());
+        assert!(agreed(vec![form(TRAIN), form(Purpose::Evaluate)]).is_err());
+        let refused = StepForm::refused(TRAIN, "no rows".to_owned());
+        let error = agreed(vec![form(TRAIN), refused]).expect_err("one refuses");
+        assert_eq!(error, "rank 1 cannot take the step: no rows");
+    }
+
+    #[test]
+    fn weights_of_the_process_with_the_targets_are_those_of_all() {
+        let ids = Tensor::<2, Int>::from_data([[1, -1], [1, 1]], &Device::flex());
+        let last =
+            Batch::split((), ids, 2).and_then(|batch| batch.ignoring(-1)).expect("three targets count");
+        let mut first = Batch::split(rows(2), (), 2).expect("it splits");
+        let agreed = agreed(vec![first.form(TRAIN), last.form(TRAIN)]).expect("only one says it");
+        first.adopt(agreed, 2);
+        assert_eq!(first.loss_factors(None), last.loss_factors(None));
+    }
+}
