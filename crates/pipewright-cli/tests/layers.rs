@@ -28,6 +28,7 @@ const LAYERS: &[&str] = &[
     "commands::layer_weights",
     "commands::run_arguments",
     "commands::update",
+    "commands::model_notes",
     "commands::prepare",
     "commands::head_parts",
     "commands::other_sizes",

@@ -8,6 +8,7 @@ use pipewright_schedule::ModelDesc;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use crate::config_key::KeyTable;
 use crate::decoder::{BlockForm, DecoderConfig, DecoderStage};
 use crate::error::ConfigError;
 use crate::family::ModelFamily;
@@ -23,8 +24,10 @@ pub(crate) trait DecoderFamily:
     const NAME: &'static str;
     /// The entry of `architectures` in `config.json`.
     const CLASS: &'static str;
-    /// The keys of `config.json` that the family adds to those of all families.
-    const OWN_KEYS: &'static [&'static str];
+    /// What each key of `config.json` means for the family.
+    const KEY_TABLE: &'static KeyTable;
+    /// The values of keys that a file leaves out.
+    const ABSENT_KEYS: &'static [(&'static str, u32)] = &[];
 
     /// Returns the sizes and constants.
     fn decoder(&self) -> &DecoderConfig;
@@ -36,7 +39,8 @@ pub(crate) trait DecoderFamily:
 impl<F: DecoderFamily> ModelFamily for F {
     const MODEL_TYPE: &'static str = F::NAME;
     const ARCHITECTURE: &'static str = F::CLASS;
-    const KEYS: &'static [&'static str] = F::OWN_KEYS;
+    const TABLE: &'static KeyTable = F::KEY_TABLE;
+    const ABSENT: &'static [(&'static str, u32)] = F::ABSENT_KEYS;
     type Stage = DecoderStage;
 
     fn of_sizes(sizes: DecoderConfig) -> Self {

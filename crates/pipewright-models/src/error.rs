@@ -4,22 +4,35 @@
 #[derive(thiserror::Error)]
 pub enum ConfigError {
     /// No family has this name.
-    #[error(
-        "{}: set `model_type` (or `architectures`) to one of {}",
-        if found.is_empty() {
-            "no model family is named".to_owned()
-        } else {
-            format!("model family `{found}` is not supported, and the nearest one is `{nearest}`")
-        },
-        .known.join(", ")
-    )]
+    #[error("{}", unknown_family(found, nearest, refused, known))]
     UnknownFamily {
         /// The name that was found; empty if there is none.
-        found: String,
+        found: Box<str>,
         /// The family that is most like it: by its experts and state spaces, and then by its name.
         nearest: &'static str,
+        /// The keys of the file that this family cannot compute.
+        refused: Vec<RefusedKey>,
         /// The names of all families.
         known: &'static [&'static str],
+    },
+    /// The family cannot compute what a key asks for.
+    #[error(transparent)]
+    Refused(Box<RefusedKey>),
+    /// The family cannot compute what several keys ask for.
+    #[error("{} keys are not supported: {}", keys.len(), listed(keys))]
+    SeveralRefused {
+        /// The keys.
+        keys: Vec<RefusedKey>,
+    },
+    /// The weights are quantised.
+    #[error(
+        "`quantization_config` says that the weights are quantised ({method}), and training needs them whole: use the model from \
+         which the quantised one was made, or write it without quantisation (`model.dequantize()` and `save_pretrained` of \
+         transformers)"
+    )]
+    Quantised {
+        /// The method, as the file names it.
+        method: String,
     },
     /// A key is missing.
     #[error(transparent)]
@@ -41,6 +54,20 @@ pub enum ConfigError {
         value: String,
         /// The value or values that work.
         supported: &'static str,
+    },
+    /// A table has a key that means nothing there.
+    #[error(
+        "`{table}.{key}` is not a key of the type `{rope_type}`, whose keys are {}: correct it, or remove it", known.join(", ")
+    )]
+    UnknownEntry {
+        /// The key of the table.
+        table: &'static str,
+        /// The key in the table.
+        key: Box<str>,
+        /// The type of the positions.
+        rope_type: &'static str,
+        /// The keys of that type.
+        known: Box<[&'static str]>,
     },
     /// A value is outside its range.
     #[error("`{key} = {value}` is out of range: it must be {range}")]
@@ -207,12 +234,53 @@ pub enum ConfigError {
 
 pipewright_schedule::message_as_debug!(ConfigError);
 
+/// A key of `config.json` whose value a family cannot compute.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("`{key} = {value}` is not supported: only {only} is")]
+pub struct RefusedKey {
+    /// The key.
+    pub key: String,
+    /// The value, or the part of it that is not supported.
+    pub value: String,
+    /// The values that are supported.
+    pub only: String,
+}
+
+fn listed(keys: &[RefusedKey]) -> String {
+    let each =
+        keys.iter().map(|RefusedKey { key, value, only }| format!("`{key} = {value}` (only {only} is)"));
+    each.collect::<Vec<_>>().join(", ")
+}
+
+fn unknown_family(found: &str, nearest: &str, refused: &[RefusedKey], known: &[&str]) -> String {
+    let known = known.join(", ");
+    if found.is_empty() {
+        return format!(
+            "no model family is named: `model_type` (or `architectures`) is missing; the families are {known}"
+        );
+    }
+    let difference = match refused {
+        [] => "which may compute other things even where the keys are the same".to_owned(),
+        keys => {
+            let keys = keys.iter().map(|RefusedKey { key, value, .. }| format!("`{key} = {value}`"));
+            format!("which cannot compute {}", keys.collect::<Vec<_>>().join(", "))
+        }
+    };
+    format!(
+        "model family `{found}` is not supported: the families are {known}; the nearest one is `{nearest}`, {difference}"
+    )
+}
+
 impl ConfigError {
     /// Returns the key of `config.json` that caused the error; `None` if no key of that file did.
     pub fn key(&self) -> Option<String> {
         match self {
             Self::UnknownFamily { found, .. } => (!found.is_empty()).then(|| "model_type".to_owned()),
             Self::Value { key, .. } => Some(key.clone()),
+            Self::UnknownEntry { table, key, .. } => Some(format!("{table}.{key}")),
+            Self::Refused(refused) => Some(refused.key.clone()),
+            Self::SeveralRefused { keys } => keys.first().map(|refused| refused.key.clone()),
+            Self::Quantised { .. } => Some("quantization_config".to_owned()),
             Self::ForeignKey { key, .. } => Some(key.clone()),
             Self::NotSupported { key, .. }
             | Self::NotANumber { key }

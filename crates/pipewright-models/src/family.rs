@@ -10,8 +10,9 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
+use crate::config_key::KeyTable;
 use crate::decoder::DecoderConfig;
-use crate::error::ConfigError;
+use crate::error::{ConfigError, RefusedKey};
 use crate::head_form::HeadForm;
 use crate::init::SeededInit;
 use crate::next_token::NextToken;
@@ -25,9 +26,12 @@ pub trait ModelFamily: Clone + Send + Sync + Sized + Serialize + DeserializeOwne
     const MODEL_TYPE: &'static str;
     /// The entry of `architectures` in `config.json`.
     const ARCHITECTURE: &'static str;
-    /// The keys of `config.json` that the family adds to those of all families, and that a configuration of sizes may
-    /// set.
-    const KEYS: &'static [&'static str];
+    /// What each key of `config.json` means for the family.
+    const TABLE: &'static KeyTable;
+    /// The values of keys that a file leaves out, where they differ from those that the configuration type fills in.
+    const ABSENT: &'static [(&'static str, u32)] = &[];
+    /// Older names of keys, each with the name that it stands for. If a file has both, the older one counts, as in transformers.
+    const RENAMED: &'static [(&'static str, &'static str)] = &[];
     /// The module of a stage.
     type Stage: TrainingModule + NextToken;
 
@@ -37,8 +41,17 @@ pub trait ModelFamily: Clone + Send + Sync + Sized + Serialize + DeserializeOwne
     /// Reads the configuration from a parsed `config.json`. Keys that do not affect the results are ignored.
     ///
     /// # Errors
-    /// When a key is missing or out of range, or has a value that the family does not support.
+    /// When a key is missing or out of range, when it has a value that the family does not support, or when it is not
+    /// known and has the name of a part of a computation.
     fn from_json(json: Value) -> Result<Self, ConfigError> {
+        let has_keys = |settings: &&Value| settings.as_object().is_some_and(|settings| !settings.is_empty());
+        if let Some(quantised) = json.get("quantization_config").filter(has_keys) {
+            let method = quantised["quant_method"].as_str().unwrap_or("no method is named").to_owned();
+            return Err(ConfigError::Quantised { method });
+        }
+        check_class::<Self>(&json)?;
+        Self::TABLE.check(&json)?;
+        let json = renamed::<Self>(json);
         match Self::deserialize(&json) {
             Ok(config) => Ok(config),
             Err(source) => Err(parse_error::<Self>(&json, source)),
@@ -182,6 +195,32 @@ pub trait ModelFamily: Clone + Send + Sync + Sized + Serialize + DeserializeOwne
         self.build_split_stage(layers, &mut outline, &Device::flex(), tensor)?;
         Ok(outline.specs)
     }
+}
+
+/// Returns a file's keys under the names that the family reads.
+fn renamed<F: ModelFamily>(mut json: Value) -> Value {
+    if let Some(keys) = json.as_object_mut() {
+        for (older, name) in F::RENAMED {
+            if let Some(value) = keys.remove(*older).filter(|value| !value.is_null()) {
+                keys.insert((*name).to_owned(), value);
+            }
+        }
+    }
+    json
+}
+
+/// Refuses a file whose `architectures` name a class of another family.
+fn check_class<F: ModelFamily>(json: &Value) -> Result<(), ConfigError> {
+    let family = |class: &str| {
+        let stem = class.split("For").next().unwrap_or(class);
+        stem.strip_suffix("Model").unwrap_or(stem).to_lowercase()
+    };
+    let classes = json.get("architectures").and_then(Value::as_array).into_iter().flatten();
+    let other = classes.filter_map(Value::as_str).find(|class| family(class) != family(F::ARCHITECTURE));
+    other.map_or(Ok(()), |class| {
+        let (key, value, only) = ("architectures".to_owned(), class.to_owned(), F::ARCHITECTURE.to_owned());
+        Err(ConfigError::Refused(Box::new(RefusedKey { key, value, only })))
+    })
 }
 
 /// Adds the key that causes the error, if there is one. Removing that key changes the error.

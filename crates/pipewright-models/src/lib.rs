@@ -34,6 +34,7 @@
 pub mod error;
 
 mod key_check;
+mod config_key;
 
 mod stage_layers;
 mod split;
@@ -76,8 +77,9 @@ mod cut_model;
 
 pub mod generation;
 
+pub use config_key::{KeyTable, KeyUse};
 pub use cut_model::CutModel;
-pub use error::{ConfigError, SplitModel};
+pub use error::{ConfigError, RefusedKey, SplitModel};
 pub use family::ModelFamily;
 pub use head_form::HeadForm;
 pub use loss::cross_entropy;

@@ -2,7 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::decoder::{AttentionBias, BlockForm, DecoderConfig};
+use crate::config_key::{Harmless, KeyTable, Refused};
+use crate::decoder::{AttentionBias, BlockForm, COMPUTED_KEYS, DecoderConfig, REFUSED_KEYS};
 use crate::decoder_family::DecoderFamily;
 
 /// A Llama model.
@@ -28,7 +29,14 @@ impl From<DecoderConfig> for LlamaConfig {
 impl DecoderFamily for LlamaConfig {
     const NAME: &'static str = "llama";
     const CLASS: &'static str = "LlamaForCausalLM";
-    const OWN_KEYS: &'static [&'static str] = &["attention_bias", "mlp_bias"];
+    const KEY_TABLE: &'static KeyTable = &KeyTable {
+        computes: &[COMPUTED_KEYS, &["attention_bias", "mlp_bias"]],
+        ignored: &[&["max_window_layers"]],
+        refused: &[
+            REFUSED_KEYS,
+            &[Refused { key: "sliding_window", harmless: Harmless::Without("use_sliding_window") }],
+        ],
+    };
 
     fn decoder(&self) -> &DecoderConfig {
         &self.decoder

@@ -14,12 +14,13 @@ use pipewright::train::data::{SideError, SideRows};
 use pipewright_schedule::ModelDesc;
 use serde_json::{Map, Value};
 
+use crate::config_key::{KeyTable, KeyUse};
 use crate::cut_stage::{self, build_training_stage};
 use crate::decoder::DecoderConfig;
 use crate::error::ConfigError;
 use crate::family::ModelFamily;
 use crate::head_form::HeadForm;
-use crate::hf::{self, HfError};
+use crate::hf::{self, ExportOptions, HfError, WeightType};
 use crate::hybrid::HybridConfig;
 use crate::llama::LlamaConfig;
 use crate::nemotron_h::NemotronHConfig;
@@ -61,7 +62,7 @@ fn training_stage<F: ModelFamily>(
             Ok(build_training_stage(config, parts, layers, &mut config.initial(*seed), place)?)
         }
         InitialParameters::Directory(directory) => {
-            build_training_stage(config, parts, layers, &mut hf::open_weights(directory)?, place)
+            build_training_stage(config, parts, layers, &mut hf::open_weights(directory, config)?, place)
         }
     }
 }
@@ -119,8 +120,11 @@ macro_rules! families {
             /// The names by which [`ModelConfig::from_json`] finds a family.
             pub const MODEL_TYPES: &'static [&'static str] = &[$(<$config>::MODEL_TYPE),*];
 
-            /// The keys that each family adds, in the order of [`ModelConfig::MODEL_TYPES`].
-            const ALL_KEYS: &'static [&'static [&'static str]] = &[$(<$config>::KEYS),*];
+            /// The table of keys of each family, in the order of [`ModelConfig::MODEL_TYPES`].
+            const TABLES: &'static [&'static KeyTable] = &[$(<$config>::TABLE),*];
+
+            /// The values of keys that a file of each family leaves out.
+            const ABSENT: &'static [&'static [(&'static str, u32)]] = &[$(<$config>::ABSENT),*];
 
             /// Reads the configuration in a parsed `config.json`. The family is that of its `model_type`, or of its
             /// first architecture if there is no `model_type`.
@@ -132,16 +136,16 @@ macro_rules! families {
                 $(if name == <$config>::MODEL_TYPE || name == <$config>::ARCHITECTURE {
                     return <$config>::from_json(json).map(Self::$variant);
                 })*
-                let keys = json.as_object().into_iter().flat_map(Map::keys);
-                Err(Self::unknown(name, keys.map(String::as_str)))
+                Err(Self::unknown(name, json.as_object().unwrap_or(&Map::new())))
             }
 
-            /// Reads the configuration of a Hugging Face directory.
+            /// Reads the configuration of a Hugging Face directory, or of a file `config.json`. [`ModelConfig::unknown_keys`]
+            /// returns the keys of that file that nobody knows.
             ///
             /// # Errors
             /// When `config.json` cannot be read, or as [`ModelConfig::from_json`].
             pub fn read(dir: &Path) -> Result<Self, HfError> {
-                hf::read_config(dir, Self::from_json)
+                hf::read_config(dir, |json| Self::from_json(Self::with_absent_keys(json)))
             }
 
             /// Makes the configuration of the family `model_type`, one of [`ModelConfig::MODEL_TYPES`]: `sizes`, the
@@ -156,24 +160,35 @@ macro_rules! families {
                 keys: Map<String, Value>,
             ) -> Result<Self, ConfigError> {
                 $(if model_type == <$config>::MODEL_TYPE {
-                    if let Some(key) = keys.keys().find(|key| !is_key_of::<$config>(key)) {
+                    let table = <$config>::TABLE;
+                    if let Some(key) = keys.keys().find(|key| Self::is_foreign(table, &keys, key)) {
                         return Err(Self::foreign(key, model_type));
                     }
                     let mut json = <$config>::of_sizes(sizes).to_json();
                     if let Some(table) = json.as_object_mut() {
-                        // `rope_theta` is written beside it, and `keys` may have `rope_scaling`.
+                        // `rope_theta` is written next to it, and `keys` may have `rope_scaling`.
                         table.remove("rope_parameters");
+                        let replaced = REPLACED.iter().filter(|(key, _)| keys.contains_key(*key));
+                        replaced.for_each(|(_, other)| drop(table.remove(*other)));
                         table.extend(keys);
                     }
                     return <$config>::from_json(json).map(Self::$variant);
                 })*
-                Err(Self::unknown(model_type, keys.keys().map(String::as_str)))
+                Err(Self::unknown(model_type, &keys))
+            }
+
+            /// Returns the name of the family with this `model_type` or class.
+            pub fn family_of(name: &str) -> Option<&'static str> {
+                $(if name == <$config>::MODEL_TYPE || name == <$config>::ARCHITECTURE {
+                    return Some(<$config>::MODEL_TYPE);
+                })*
+                None
             }
 
             /// Returns the error of a key that `family` does not have.
             fn foreign(key: &str, family: &str) -> ConfigError {
                 let mut families = Vec::new();
-                $(if is_key_of::<$config>(key) {
+                $(if <$config>::TABLE.computes(key) {
                     families.push(<$config>::MODEL_TYPE);
                 })*
                 ConfigError::ForeignKey { key: key.to_owned(), family: family.to_owned(), families }
@@ -339,23 +354,24 @@ macro_rules! families {
             pub fn export(
                 &self,
                 checkpoint: &Checkpoint,
-                origin: Option<&Path>,
+                options: &ExportOptions<'_>,
                 dir: &Path,
-            ) -> Result<(), HfError> {
+            ) -> Result<WeightType, HfError> {
                 match self {
-                    $(Self::$variant(config) => hf::export(checkpoint, config, origin, dir),)*
+                    $(Self::$variant(config) => hf::export(checkpoint, config, options, dir),)*
                 }
             }
         }
     };
 }
 
-/// The keys of `config.json` that every family has in addition to its sizes.
-const COMMON_KEYS: [&str; 2] = ["head_dim", "rope_scaling"];
-
-fn is_key_of<F: ModelFamily>(key: &str) -> bool {
-    COMMON_KEYS.contains(&key) || F::KEYS.contains(&key)
-}
+/// Keys that say the same as others, which have the usual values of a family and must not contradict them.
+const REPLACED: [(&str, &str); 4] = [
+    ("hybrid_override_pattern", "layers_block_type"),
+    ("num_local_experts", "num_experts"),
+    ("norm_eps", "layer_norm_epsilon"),
+    ("attention_head_dim", "head_dim"),
+];
 
 /// Words in the keys and the names of models with experts, and of models with state spaces.
 const PARTS: [&[&str]; 2] = [&["expert", "moe"], &["mamba", "ssm"]];
@@ -379,13 +395,62 @@ impl ModelConfig {
         Self::MODEL_TYPES.iter().copied().filter(has_parts).collect()
     }
 
+    /// Returns the table of a family's keys.
+    fn table(family: &str) -> Option<&'static KeyTable> {
+        let place = Self::MODEL_TYPES.iter().position(|known| *known == family)?;
+        Some(Self::TABLES[place])
+    }
+
+    /// Returns whether only other families compute with a key, and its value does not turn it off.
+    fn is_foreign(table: &KeyTable, keys: &Map<String, Value>, key: &str) -> bool {
+        let is_of_others = !table.computes(key) && Self::TABLES.iter().any(|other| other.computes(key));
+        let is_refused = || table.refused(keys).iter().any(|refused| refused.key == key);
+        is_of_others && (table.use_of(key).is_none() || is_refused())
+    }
+
+    /// Returns whether any family knows a key of `config.json`, even if the key has no effect or is refused.
+    pub fn is_known_key(key: &str) -> bool {
+        Self::TABLES.iter().any(|table| table.use_of(key).is_some())
+    }
+
+    /// Returns what a key of `config.json` means for the family `model_type`; `None` if the family does not know it.
+    pub fn key_use(model_type: &str, key: &str) -> Option<KeyUse> {
+        Self::table(model_type)?.use_of(key)
+    }
+
+    /// Returns the keys of the `config.json` of a directory that no table of keys lists, and whose effect is unknown. Keys with
+    /// the names of parts of a computation are refused instead ([`ModelConfig::read`]).
+    ///
+    /// # Errors
+    /// When the file cannot be read.
+    pub fn unknown_keys(dir: &Path) -> Result<Vec<String>, HfError> {
+        hf::read_config(dir, |json| {
+            let family = family_name(&json).unwrap_or_default();
+            Ok(Self::family_of(family)
+                .and_then(Self::table)
+                .map_or_else(Vec::new, |table| table.unknown_keys(&json)))
+        })
+    }
+
+    /// Returns a file's keys with the values that transformers assumes for those that the file leaves out.
+    fn with_absent_keys(mut json: Value) -> Value {
+        let family = family_name(&json).and_then(Self::family_of);
+        let place = family.and_then(|family| Self::MODEL_TYPES.iter().position(|known| *known == family));
+        if let (Some(place), Some(keys)) = (place, json.as_object_mut()) {
+            for (key, value) in Self::ABSENT[place] {
+                keys.entry(*key).or_insert_with(|| (*value).into());
+            }
+        }
+        json
+    }
+
     /// Returns the error of a model of an unknown family, whose `config.json` has these keys. The nearest family has
     /// the parts of the model and the fewest others; among equals, its name is the most similar.
-    fn unknown<'a>(found: &str, keys: impl Iterator<Item = &'a str>) -> ConfigError {
+    fn unknown(found: &str, json: &Map<String, Value>) -> ConfigError {
         let name = found.strip_suffix("ForCausalLM").unwrap_or(found).to_lowercase();
-        let wanted = parts(keys.map(str::to_owned).chain([name.clone()]));
-        let likeness = |&(family, keys): &(&'static str, &'static [&'static str])| {
-            let own = parts(keys.iter());
+        let wanted = parts(json.keys().cloned().chain([name.clone()]));
+        let likeness = |(family, table): &(&'static str, &'static KeyTable)| {
+            let own = parts(table.computed_keys());
             let points = own.iter().zip(&wanted).map(|pair| match pair {
                 (true, true) => 3u8,
                 (false, false) => 1,
@@ -393,11 +458,12 @@ impl ModelConfig {
             });
             f64::from(points.sum::<u8>()) + strsim::jaro_winkler(&name, family)
         };
-        let families = Self::MODEL_TYPES.iter().copied().zip(Self::ALL_KEYS.iter().copied());
+        let families = Self::MODEL_TYPES.iter().copied().zip(Self::TABLES.iter().copied());
         let nearest = families.max_by(|one, other| likeness(one).total_cmp(&likeness(other)));
         ConfigError::UnknownFamily {
-            found: found.to_owned(),
+            found: found.into(),
             nearest: nearest.map_or("", |(family, _)| family),
+            refused: nearest.map_or_else(Vec::new, |(_, table)| table.refused(json)),
             known: Self::MODEL_TYPES,
         }
     }

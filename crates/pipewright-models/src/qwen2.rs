@@ -3,7 +3,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::decoder::{AttentionBias, BlockForm, DecoderConfig};
+use crate::config_key::{Harmless, KeyTable, Refused};
+use crate::decoder::{AttentionBias, BlockForm, COMPUTED_KEYS, DecoderConfig, REFUSED_KEYS, WINDOW_KEYS};
 use crate::decoder_family::DecoderFamily;
 
 /// A Qwen2 model.
@@ -30,7 +31,12 @@ impl From<DecoderConfig> for Qwen2Config {
 impl DecoderFamily for Qwen2Config {
     const NAME: &'static str = "qwen2";
     const CLASS: &'static str = "Qwen2ForCausalLM";
-    const OWN_KEYS: &'static [&'static str] = &[];
+    const KEY_TABLE: &'static KeyTable = &KeyTable {
+        computes: &[COMPUTED_KEYS],
+        ignored: &[WINDOW_KEYS, &["attention_bias"]],
+        refused: &[REFUSED_KEYS, &[Refused { key: "mlp_bias", harmless: Harmless::False }]],
+    };
+    const ABSENT_KEYS: &'static [(&'static str, u32)] = &[("num_key_value_heads", 32)];
 
     fn decoder(&self) -> &DecoderConfig {
         &self.decoder

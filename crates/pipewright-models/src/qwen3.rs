@@ -3,7 +3,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::decoder::{AttentionBias, BlockForm, DecoderConfig};
+use crate::config_key::{Harmless, KeyTable, Refused};
+use crate::decoder::{AttentionBias, BlockForm, COMPUTED_KEYS, DecoderConfig, REFUSED_KEYS, WINDOW_KEYS};
 use crate::decoder_family::DecoderFamily;
 
 /// A Qwen3 model.
@@ -26,7 +27,19 @@ impl From<DecoderConfig> for Qwen3Config {
 impl DecoderFamily for Qwen3Config {
     const NAME: &'static str = "qwen3";
     const CLASS: &'static str = "Qwen3ForCausalLM";
-    const OWN_KEYS: &'static [&'static str] = &["attention_bias"];
+    const KEY_TABLE: &'static KeyTable = &KeyTable {
+        computes: &[COMPUTED_KEYS, &["attention_bias"]],
+        ignored: &[WINDOW_KEYS],
+        refused: &[
+            REFUSED_KEYS,
+            &[
+                Refused { key: "mlp_bias", harmless: Harmless::False },
+                Refused { key: "use_qk_norm", harmless: Harmless::True },
+                Refused { key: "qk_norm", harmless: Harmless::True },
+            ],
+        ],
+    };
+    const ABSENT_KEYS: &'static [(&'static str, u32)] = &[("num_key_value_heads", 32), ("head_dim", 128)];
 
     fn decoder(&self) -> &DecoderConfig {
         &self.decoder

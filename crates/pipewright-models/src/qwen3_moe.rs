@@ -9,7 +9,10 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::decoder::{AttentionBias, BlockForm, DecoderConfig, MixtureConfig};
+use crate::config_key::{Harmless, KeyTable, Refused};
+use crate::decoder::{
+    AttentionBias, BlockForm, COMPUTED_KEYS, DecoderConfig, MixtureConfig, REFUSED_KEYS, WINDOW_KEYS,
+};
 use crate::decoder_family::DecoderFamily;
 
 /// A Qwen3-MoE model.
@@ -36,17 +39,33 @@ impl From<DecoderConfig> for Qwen3MoeConfig {
 impl DecoderFamily for Qwen3MoeConfig {
     const NAME: &'static str = "qwen3_moe";
     const CLASS: &'static str = "Qwen3MoeForCausalLM";
-    const OWN_KEYS: &'static [&'static str] = &[
-        "attention_bias",
-        "num_experts",
-        "num_experts_per_tok",
-        "moe_intermediate_size",
-        "norm_topk_prob",
-        "decoder_sparse_step",
-        "mlp_only_layers",
-        "router_aux_loss_coef",
-        "output_router_logits",
-    ];
+    const KEY_TABLE: &'static KeyTable = &KeyTable {
+        computes: &[
+            COMPUTED_KEYS,
+            &[
+                "attention_bias",
+                "num_experts",
+                "num_local_experts",
+                "num_experts_per_tok",
+                "moe_intermediate_size",
+                "norm_topk_prob",
+                "decoder_sparse_step",
+                "mlp_only_layers",
+                "router_aux_loss_coef",
+                "output_router_logits",
+            ],
+        ],
+        ignored: &[WINDOW_KEYS],
+        refused: &[
+            REFUSED_KEYS,
+            &[
+                Refused { key: "mlp_bias", harmless: Harmless::False },
+                Refused { key: "use_qk_norm", harmless: Harmless::True },
+                Refused { key: "qk_norm", harmless: Harmless::True },
+            ],
+        ],
+    };
+    const ABSENT_KEYS: &'static [(&'static str, u32)] = &[("num_key_value_heads", 4)];
 
     fn decoder(&self) -> &DecoderConfig {
         &self.decoder

@@ -29,6 +29,7 @@ pub(crate) fn run(arguments: &RunArguments) -> Result<(), Failure> {
         false => Chosen::named(loaded),
     };
     let prepared = prepare(loaded)?;
+    prepared.notes.iter().for_each(|note| say(note));
     run_folder::probe(&prepared.settings.run.out, &files).map_err(Failure::input)?;
     require_whole(&prepared.settings)?;
     let stages = outlines(&prepared)?;

@@ -2,7 +2,8 @@
 
 use std::path::PathBuf;
 
-use clap::Args;
+use clap::{Args, ValueEnum};
+use pipewright_models::hf::{ExportOptions, WeightType};
 use pipewright_models::{ModelConfig, hf};
 
 use crate::commands::run_identity::MODEL;
@@ -19,6 +20,30 @@ pub(crate) struct ExportArguments {
     /// The folder to write; it must be empty or not exist
     #[arg(value_name = "DIR")]
     to: PathBuf,
+    /// The element type of the weights; by default, that of the model that training started from, or float32
+    #[arg(long, value_enum)]
+    dtype: Option<ElementType>,
+}
+
+/// The element types of weights in files.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum ElementType {
+    /// 32 bits
+    Float32,
+    /// 16 bits with the range of float32
+    Bfloat16,
+    /// 16 bits, up to 65504
+    Float16,
+}
+
+impl From<ElementType> for WeightType {
+    fn from(kind: ElementType) -> Self {
+        match kind {
+            ElementType::Float32 => Self::Float32,
+            ElementType::Bfloat16 => Self::Bfloat16,
+            ElementType::Float16 => Self::Float16,
+        }
+    }
 }
 
 /// Runs the command.
@@ -33,7 +58,9 @@ pub(crate) fn run(arguments: &ExportArguments) -> Result<(), Failure> {
     let model = ModelConfig::from_json(model)
         .map_err(|error| Failure::input(format!("{place}: the checkpoint's model: {}", sentence(&error))))?;
     let origin = origin::of_checkpoint(&checkpoint);
-    model.export(&checkpoint, origin.as_deref(), &arguments.to).map_err(Failure::input)?;
+    let options =
+        ExportOptions { origin: origin.as_deref(), weight_type: arguments.dtype.map(WeightType::from) };
+    let kind = model.export(&checkpoint, &options, &arguments.to).map_err(Failure::input)?;
     let (step, to) = (checkpoint.step(), arguments.to.display());
     let tokenizer = match arguments.to.join(hf::TOKENIZER).is_file() {
         true => "with its tokenizer",
@@ -42,6 +69,6 @@ pub(crate) fn run(arguments: &ExportArguments) -> Result<(), Failure> {
     if let Some(flaws) = checkpoint_path::not_finite(&checkpoint) {
         display::say(&format!("warning: {flaws}"));
     }
-    display::say(&format!("wrote the model of step {step} to {to}, {tokenizer}"));
+    display::say(&format!("wrote the model of step {step} in {} to {to}, {tokenizer}", kind.name()));
     Ok(())
 }

@@ -8,6 +8,7 @@ use clap::Args;
 use pipewright_models::generation::{Generated, Request, Sampling, generate};
 use serde_json::json;
 
+use crate::commands::model_notes::{check_weights, unknown_note};
 use crate::commands::trained_model::{self, Origin, TrainedModel};
 use crate::display::say;
 use crate::failure::Failure;
@@ -58,6 +59,10 @@ pub(crate) fn run(arguments: &GenerateArguments) -> Result<(), Failure> {
         return Err(Failure::input("`--prompt` is empty: give at least one character"));
     }
     let found = trained_model::open(&arguments.model, arguments.tokenizer.as_deref())?;
+    if let Origin::Directory(directory) = &found.origin {
+        let notes = [unknown_note(directory)?, check_weights(directory, &found.model)?];
+        notes.iter().flatten().for_each(|note| say(note));
+    }
     let prompt = prompt(&found, &arguments.prompt)?;
     let request = Request {
         prompt: &prompt,
@@ -95,10 +100,10 @@ pub(crate) fn run(arguments: &GenerateArguments) -> Result<(), Failure> {
 
 /// Returns the tokens of the prompt, begun as the model's documents begin.
 fn prompt(found: &TrainedModel, text: &str) -> Result<Vec<u32>, Failure> {
-    // Training data has no special tokens. The models of other directories were trained with those of their tokenizers.
-    let special = matches!(found.origin, Origin::Directory(_));
-    let encoded = found.codec.encode(text, found.model.vocab_size(), special).map_err(Failure::input)?;
-    Ok(found.bos_id.into_iter().chain(encoded).collect())
+    // Models are trained with the special tokens of their tokenizers, one of which may be the token that begins a document.
+    let encoded = found.codec.encode(text, found.model.vocab_size(), true).map_err(Failure::input)?;
+    let bos = found.bos_id.filter(|bos| encoded.first() != Some(bos));
+    Ok(bos.into_iter().chain(encoded).collect())
 }
 
 /// Returns the number of positions that the model knows, if it says so.

@@ -29,6 +29,7 @@ pub(crate) mod plan;
 mod plan_choice;
 mod plan_config;
 mod plan_print;
+mod model_notes;
 mod prepare;
 mod process_group;
 pub(crate) mod profile;

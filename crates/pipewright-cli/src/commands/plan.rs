@@ -14,12 +14,14 @@ use crate::commands::head_parts::tried_head_parts;
 use crate::commands::layer_sizes::layers_of;
 use crate::commands::measure::{profiled_run, workload};
 use crate::commands::memory::{training_state, with_optimizer_state};
+use crate::commands::model_notes::model_notes;
 use crate::commands::peak_rates::{assumed_link, assumed_rates};
 use crate::commands::plan_config::write_plan;
 use crate::commands::plan_print::{json, refused, text};
 use crate::commands::prepare::read_model;
 use crate::commands::run_arguments::{load_settings, parse_time};
 use crate::config::{self, Settings};
+use crate::display::say;
 use crate::failure::Failure;
 use crate::output;
 
@@ -81,6 +83,10 @@ pub(crate) fn run(arguments: &PlanArguments) -> Result<(), Failure> {
         true => Some(load_settings(arguments.config.as_deref(), &arguments.set)?.settings),
         false => None,
     };
+    if let Some(settings) = &settings {
+        let notes = model_notes(settings, read_model(settings)?.model())?;
+        notes.iter().for_each(|note| say(note));
+    }
     let profile = profile(arguments, settings.as_ref())?;
     let profile = match &settings {
         Some(settings) => with_optimizer_state(profile, settings)?,

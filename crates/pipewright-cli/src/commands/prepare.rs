@@ -21,6 +21,7 @@ use pipewright_schedule::partition::{Method, Partition, partition};
 use pipewright_schedule::{Action, Level, ModelDesc, Program, ValidatedProgram, validate};
 use serde_json::{Map, Value, json};
 
+use crate::commands::model_notes::{check_weights, model_notes};
 use crate::commands::schedule_level::{implied_level, locate};
 use crate::commands::update::update;
 use crate::config::data::{BYTES, DataSettings};
@@ -52,6 +53,8 @@ pub(super) struct Prepared {
     pub(super) validation: Option<Validation>,
     /// The identity of the validation data, once it was asked for.
     validation_identity: OnceCell<DataIdentity>,
+    /// Sentences about the files of the model that the user should know.
+    pub(super) notes: Vec<String>,
     /// The devices of all ranks. With several processes each one finds the device of its own rank later.
     pub(super) devices: Devices,
 }
@@ -114,12 +117,11 @@ fn weights(initial: &InitialParameters) -> String {
 
 /// Prepares the run that the settings specify, and checks the files that contain its parameters.
 pub(super) fn prepare(loaded: Loaded) -> Result<Prepared, Failure> {
-    let prepared = prepare_settings(loaded)?;
+    let mut prepared = prepare_settings(loaded)?;
+    let model = prepared.model.model();
+    prepared.notes = model_notes(&prepared.settings, model)?;
     if let InitialParameters::Directory(directory) = &prepared.initial {
-        let model = prepared.model.model();
-        // The sequence length affects only costs.
-        let parameters = model.outline(0..model.describe(1).layers.len()).map_err(Failure::input)?;
-        hf::check_weights(directory, &parameters).map_err(Failure::input)?;
+        prepared.notes.extend(check_weights(directory, model)?);
     }
     Ok(prepared)
 }
@@ -139,8 +141,10 @@ pub(super) fn prepare_settings(Loaded { settings, schedule, .. }: Loaded) -> Res
     require_one_beginning(&settings.data, model.model())?;
     let (rows, validation) = open_data(&settings, model.model())?;
     let initial = match &settings.model {
-        ModelSettings::From { from } => InitialParameters::Directory(from.clone()),
-        ModelSettings::Fresh(_) => InitialParameters::Seed(settings.run.seed),
+        ModelSettings::From { from } if !hf::is_config_alone(from) => {
+            InitialParameters::Directory(from.clone())
+        }
+        ModelSettings::From { .. } | ModelSettings::Fresh(_) => InitialParameters::Seed(settings.run.seed),
     };
     let devices = match settings.pipeline.transport {
         TransportChoice::Local => {
@@ -160,6 +164,7 @@ pub(super) fn prepare_settings(Loaded { settings, schedule, .. }: Loaded) -> Res
         rows,
         validation,
         validation_identity,
+        notes: Vec::new(),
         devices,
     })
 }

@@ -40,6 +40,7 @@ fn run_with(arguments: &RunArguments, processes: &mut ProcessGroup) -> Result<()
         let prepared = prepare(loaded)?;
         processes.set_deadline(prepared.settings.run.deadline());
         if processes.is_leader() {
+            prepared.notes.iter().for_each(|note| display::say(note));
             run_folder::probe(&prepared.settings.run.out, &files).map_err(Failure::input)?;
         }
         let description = describe(&prepared);

@@ -49,6 +49,7 @@ impl Origin {
 
 /// Opens the model that a path names. `tokenizer` is `bytes` or a file, in place of the model's own.
 pub(super) fn open(path: &Path, tokenizer: Option<&str>) -> Result<TrainedModel, Failure> {
+    let path = &hf::resolve(path).map_err(Failure::input)?;
     let is_of_run = CheckpointFolder::is_checkpoint(path)
         || checkpoints_of(path).is_dir()
         || CheckpointFolder::list(path).is_ok_and(|checkpoints| !checkpoints.is_empty());

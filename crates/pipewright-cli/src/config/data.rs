@@ -2,10 +2,12 @@
 
 use std::path::PathBuf;
 
+use pipewright_models::hf;
 use serde::Serialize;
 use toml::Value;
 
 use crate::config::document::Document;
+use crate::config::model::ModelSettings;
 use crate::config::paths::Surroundings;
 use crate::config::problem::ProblemKind;
 use crate::config::section::{Bound, Section};
@@ -61,14 +63,19 @@ impl DataSettings {
 }
 
 /// Reads the section.
-pub(super) fn read(document: &mut Document, surroundings: &Surroundings) -> DataSettings {
+pub(super) fn read(
+    document: &mut Document,
+    surroundings: &Surroundings,
+    model: &ModelSettings,
+) -> DataSettings {
     let mut section = Section::new(document, surroundings, "data");
     let path = match section.is_written("path") {
         true => section.patterns("path").unwrap_or_default(),
         false => vec![BUILT_IN.to_owned()],
     };
     let tokenizer = match section.text("tokenizer") {
-        None => BYTES.to_owned(),
+        None if section.is_written("tokenizer") || is_ids(&path) => BYTES.to_owned(),
+        None => tokenizer_of(&mut section, model).unwrap_or_else(|| BYTES.to_owned()),
         Some(name) if name == BYTES => name,
         Some(_) => {
             section.path("tokenizer").map_or_else(String::new, |path| path.to_string_lossy().into_owned())
@@ -106,6 +113,28 @@ pub(super) fn read(document: &mut Document, surroundings: &Surroundings) -> Data
         packed,
         restart_positions,
     }
+}
+
+/// Returns whether the data is rows of token ids, which need no tokenizer.
+fn is_ids(path: &[String]) -> bool {
+    path.iter().any(|pattern| !pattern.starts_with('!') && pattern.ends_with(".jsonl"))
+}
+
+/// Returns the tokenizer in the folder of the model, if there is one. A tokenizer in a form that is not read is a problem.
+fn tokenizer_of(section: &mut Section<'_>, model: &ModelSettings) -> Option<String> {
+    /// Other forms of a tokenizer.
+    const OTHERS: [&str; 5] = ["tokenizer.model", "spiece.model", "tekken.json", "vocab.json", "vocab.txt"];
+    let ModelSettings::From { from } = model else { return None };
+    let folder = if from.is_file() { from.parent()? } else { from };
+    let own = folder.join(hf::TOKENIZER);
+    if own.exists() {
+        return Some(own.to_string_lossy().into_owned());
+    }
+    if let Some(file) = OTHERS.into_iter().find(|name| folder.join(name).exists()) {
+        let folder = folder.to_owned();
+        section.report("tokenizer", ProblemKind::OtherTokenizer { key: "tokenizer", folder, file });
+    }
+    None
 }
 
 /// Reads the files of the validation data, and its share of the data. `validation` may be the share too.

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
+use pipewright_models::ModelConfig;
 use serde::Deserialize;
 use toml::de::{DeTable, DeValue, ValueDeserializer};
 use toml::{Spanned, Value};
@@ -55,6 +56,12 @@ impl Document {
     pub(super) fn written(&self, section: &str) -> impl Iterator<Item = (&str, &Place)> {
         let entries = self.entries.iter().filter(move |((owner, _), _)| owner == section);
         entries.map(|((_, key), entry)| (key.as_str(), &entry.place))
+    }
+
+    /// Returns the keys that were written in a section, with their values.
+    pub(super) fn values(&self, section: &str) -> impl Iterator<Item = (&str, &Value)> {
+        let entries = self.entries.iter().filter(move |((owner, _), _)| owner == section);
+        entries.map(|((_, key), entry)| (key.as_str(), &entry.value))
     }
 
     /// Removes the entry that was written for a key.
@@ -140,7 +147,9 @@ impl Document {
         key_place: Place,
         value_place: Place,
     ) {
-        if !keys_of(section).is_some_and(|keys| keys.contains(&key)) {
+        // A `config.json` may be pasted into [model]: its keys are known, even those that have no effect.
+        let is_pasted = section == "model" && ModelConfig::is_known_key(key);
+        if !is_pasted && !keys_of(section).is_some_and(|keys| keys.contains(&key)) {
             let kind = ProblemKind::UnknownKey {
                 section: section.to_owned(),
                 key: key.to_owned(),

@@ -7,13 +7,12 @@ use std::path::PathBuf;
 
 use pipewright_models::decoder::DecoderConfig;
 use pipewright_models::llama::LlamaConfig;
-use pipewright_models::{ConfigError, ModelConfig, ModelFamily};
+use pipewright_models::{ConfigError, KeyUse, ModelConfig, ModelFamily, hf};
 use serde::Serialize;
-use serde_json::Map;
+use serde_json::{Map, json};
 use toml::Value;
 
 use crate::config::document::Document;
-use crate::config::keys::keys_of;
 use crate::config::paths::Surroundings;
 use crate::config::place::Place;
 use crate::config::problem::ProblemKind;
@@ -57,7 +56,7 @@ pub(crate) struct FreshModel {
     pub(crate) tie_word_embeddings: bool,
     /// The other keys that are written. The family has the defaults of those that are not.
     #[serde(flatten)]
-    pub(crate) others: BTreeMap<&'static str, Value>,
+    pub(crate) others: BTreeMap<String, Value>,
 }
 
 impl FreshModel {
@@ -69,9 +68,8 @@ impl FreshModel {
     fn checked_config(&self) -> Result<ModelConfig, ConfigError> {
         let decoder = self.decoder();
         decoder.validate()?;
-        let json = |(key, value): (&&str, &Value)| Ok(((*key).to_owned(), serde_json::to_value(value)?));
-        let others = self.others.iter().map(json).collect::<Result<Map<_, _>, serde_json::Error>>()?;
-        ModelConfig::of_sizes(self.architecture, decoder, others)
+        let others = self.others.iter().map(|(key, value)| (key.clone(), json_of(value)));
+        ModelConfig::of_sizes(self.architecture, decoder, others.collect())
     }
 
     fn decoder(&self) -> DecoderConfig {
@@ -98,13 +96,15 @@ pub(super) fn read(document: &mut Document, surroundings: &Surroundings) -> Mode
     let others: Vec<String> =
         document.written("model").map(|(key, _)| key.to_owned()).filter(|key| key != "from").collect();
     let mut section = Section::new(document, surroundings, "model");
-    let from = section.path("from");
+    // A cache folder without a clear snapshot is reported when the model is read.
+    let from = section.path("from").map(|from| hf::resolve(&from).unwrap_or(from));
     if section.is_written("from") {
         for key in others {
             section.report(&key, ProblemKind::BesideFrom { key: key.clone() });
         }
     }
-    let model = read_sizes(&mut section);
+    let written = written_keys(&section);
+    let model = read_sizes(&mut section, &written);
     match from {
         Some(from) => ModelSettings::From { from },
         None => ModelSettings::Fresh(model),
@@ -125,12 +125,19 @@ fn remove_file_keys(document: &mut Document) {
 const LARGEST_WIDTH: u32 = 1 << 20;
 const MOST_LAYERS: u32 = 1 << 16;
 
-fn read_sizes(section: &mut Section<'_>) -> FreshModel {
-    let families: Vec<_> = ModelConfig::MODEL_TYPES.iter().map(|family| (*family, *family)).collect();
-    let others = keys_of("model").unwrap_or_default().iter().filter(|key| !OWN.contains(key));
+/// Returns the keys of the section that are not read as sizes, with their values.
+fn written_keys(section: &Section<'_>) -> BTreeMap<String, Value> {
+    section
+        .written()
+        .filter(|(key, _)| !OWN.contains(key))
+        .map(|(key, value)| (key.to_owned(), value.clone()))
+        .collect()
+}
+
+fn read_sizes(section: &mut Section<'_>, written: &BTreeMap<String, Value>) -> FreshModel {
     let num_attention_heads = section.count_to("num_attention_heads", 8, LARGEST_WIDTH);
-    let model = FreshModel {
-        architecture: section.choice("architecture", LlamaConfig::MODEL_TYPE, &families),
+    let mut model = FreshModel {
+        architecture: read_family(section, written),
         vocab_size: section.count("vocab_size", 256),
         hidden_size: section.count_to("hidden_size", 512, LARGEST_WIDTH),
         intermediate_size: section.count_to("intermediate_size", 1376, LARGEST_WIDTH),
@@ -140,8 +147,12 @@ fn read_sizes(section: &mut Section<'_>) -> FreshModel {
         rms_norm_eps: section.number("rms_norm_eps", 1e-5, &Bound::Positive),
         rope_theta: section.number("rope_theta", 10_000.0, &Bound::Positive),
         tie_word_embeddings: section.flag("tie_word_embeddings", false),
-        others: others.filter_map(|&key| Some((key, section.any(key)?))).collect(),
+        others: written.clone(),
     };
+    for (key, value) in written.iter().filter(|(_, value)| has_date(value)) {
+        let (key, message) = (key.clone(), format!("no value of a model is a date, and this is {value}"));
+        section.report(&key.clone(), ProblemKind::Unrepresentable { key, message });
+    }
     if section.is_sound()
         && let Err(error) = model.checked_config()
     {
@@ -149,7 +160,83 @@ fn read_sizes(section: &mut Section<'_>) -> FreshModel {
         let culprits: Vec<&str> = culprits.iter().map(String::as_str).collect();
         section.report_at_first_of(&culprits, error.into());
     }
+    drop_ignored(section, &mut model);
     model
+}
+
+/// Reads the family: `architecture`, or a key of a `config.json` that says it.
+fn read_family(section: &mut Section<'_>, written: &BTreeMap<String, Value>) -> &'static str {
+    let families: Vec<_> = ModelConfig::MODEL_TYPES.iter().map(|family| (*family, *family)).collect();
+    let of_model_type = written.get("model_type").and_then(Value::as_str);
+    let of_class = written.get("architectures").and_then(|classes| classes.get(0)?.as_str());
+    let Some(name) = of_model_type.or(of_class) else {
+        return section.choice("architecture", LlamaConfig::MODEL_TYPE, &families);
+    };
+    let place = if of_model_type.is_some() { "model_type" } else { "architectures" };
+    let family = ModelConfig::family_of(name).unwrap_or_else(|| {
+        let keys: Map<_, _> = written.iter().map(|(key, value)| (key.clone(), json_of(value))).collect();
+        if let Err(error) = ModelConfig::from_json(keys.into()) {
+            section.report(place, error.into());
+        }
+        LlamaConfig::MODEL_TYPE
+    });
+    if section.is_written("architecture") && section.choice("architecture", family, &families) != family {
+        section.report(
+            place,
+            ProblemKind::Twice { what: "the family, differently", key: "architecture", other: "model_type" },
+        );
+    }
+    family
+}
+
+/// Keys that do not affect training, but are written with an exported model.
+pub(crate) const TOKEN_IDS: [&str; 3] = ["bos_token_id", "eos_token_id", "pad_token_id"];
+
+/// Removes the keys of a pasted `config.json` with which the family does not compute, and names them.
+fn drop_ignored(section: &mut Section<'_>, model: &mut FreshModel) {
+    let family = model.architecture;
+    let is_kept = |key: &str| {
+        TOKEN_IDS.contains(&key)
+            || ModelConfig::key_use(family, key).is_none_or(|usage| usage == KeyUse::Computes)
+    };
+    let ignored: Vec<String> = model.others.keys().filter(|key| !is_kept(key)).cloned().collect();
+    model.others.retain(|key, _| is_kept(key));
+    let ignored: Vec<String> = ignored
+        .into_iter()
+        .filter(|key| !["model_type", "architectures"].contains(&key.as_str()))
+        .map(|key| format!("`{key}`"))
+        .collect();
+    if !ignored.is_empty() {
+        section.note(format!(
+            "[model]: {} of config.json do not change what `{family}` computes in training, and are ignored",
+            ignored.join(", ")
+        ));
+    }
+}
+
+fn has_date(value: &Value) -> bool {
+    match value {
+        Value::Datetime(_) => true,
+        Value::Array(items) => items.iter().any(has_date),
+        Value::Table(keys) => keys.values().any(has_date),
+        _ => false,
+    }
+}
+
+/// Returns a value as JSON. Numbers that JSON does not have get the form that version 5 of transformers writes.
+fn json_of(value: &Value) -> serde_json::Value {
+    let named = |name: &str| json!({"__float__": name});
+    match value {
+        Value::Float(number) if number.is_nan() => named("NaN"),
+        Value::Float(number) if number.is_infinite() => {
+            named(if *number > 0.0 { "Infinity" } else { "-Infinity" })
+        }
+        Value::Array(items) => items.iter().map(json_of).collect(),
+        Value::Table(keys) => {
+            serde_json::Value::Object(keys.iter().map(|(key, value)| (key.clone(), json_of(value))).collect())
+        }
+        plain => json!(plain),
+    }
 }
 
 /// The keys that are read here. The model family reads the others: keys that only some families have, and keys without

@@ -359,6 +359,20 @@ pub(crate) enum ProblemKind {
     /// `boundaries` is given, but `partition` is not `"explicit"`.
     #[error("`boundaries` are given, and `partition` is not \"explicit\"")]
     UnusedBoundaries,
+    /// The model's folder has a tokenizer in a form that is not read, and the data is text.
+    #[error(
+        "`{key}` is not written, and the tokenizer of {} is in a form that is not read ({file}): the text would be trained \
+         as bytes",
+        folder.display()
+    )]
+    OtherTokenizer {
+        /// The key.
+        key: &'static str,
+        /// The folder of the model.
+        folder: PathBuf,
+        /// The file of the tokenizer.
+        file: &'static str,
+    },
     /// A path begins with a variable that is not set.
     #[error("`{key}` begins with ${variable}, which is not set in the environment")]
     NoVariable {
@@ -425,6 +439,9 @@ impl ProblemKind {
             | Self::Layout(_) => return None,
             Self::BothDeviceKeys => "remove one of them".into(),
             Self::Syntax { .. } => "write keys as `key = value` below a `[section]`".into(),
+            Self::Unrepresentable { message, .. } if message.contains("date") => {
+                "write the value that the key has in config.json".into()
+            }
             Self::Unrepresentable { .. } => "write a number that fits 64 bits".into(),
             Self::SetForm => "write for example --set pipeline.ranks=4".into(),
             Self::UnknownSection { suggestion: Some(meant), .. }
@@ -477,6 +494,10 @@ impl ProblemKind {
             }
             Self::NoBoundaries => "name each later stage's first layer, such as `boundaries = [4]`".into(),
             Self::UnusedBoundaries => "write `partition = \"explicit\"`, or remove `boundaries`".into(),
+            Self::OtherTokenizer { key, .. } => format!(
+                "write a `tokenizer.json` (`AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)` of transformers), or \
+                 `{key} = \"bytes\"`"
+            ),
             Self::NoVariable { variable, .. } => format!("set {variable}, or write the path out"),
         })
     }

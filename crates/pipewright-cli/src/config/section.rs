@@ -396,6 +396,11 @@ impl<'a> Section<'a> {
         self.document.problems.is_empty()
     }
 
+    /// Returns the keys of the section that are written, with their values.
+    pub(super) fn written(&self) -> impl Iterator<Item = (&str, &Value)> {
+        self.document.values(self.name)
+    }
+
     /// Returns whether the key is written.
     pub(super) fn is_written(&self, key: &str) -> bool {
         self.document.entry(self.name, key).is_some()

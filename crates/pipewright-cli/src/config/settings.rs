@@ -75,7 +75,7 @@ impl Settings {
         };
         let mut document = Document::new(Some(source), arguments);
         let model = model::read(&mut document, surroundings);
-        let data = data::read(&mut document, surroundings);
+        let data = data::read(&mut document, surroundings, &model);
         let fresh = match &model {
             ModelSettings::Fresh(model) if document.problems.is_empty() => {
                 Some((model.config(), data.seq_len as usize))

@@ -21,7 +21,7 @@ fn write(folder: &TempDir, name: &str, content: impl AsRef<[u8]>) {
     fs::write(folder.path().join(name), content).expect("the scratch folder takes files");
 }
 
-fn run_in(folder: &Path, arguments: &[&str]) -> Output {
+pub(super) fn run_in(folder: &Path, arguments: &[&str]) -> Output {
     let mut command = Command::cargo_bin("pipewright").expect("the binary is built");
     command.current_dir(folder).args(arguments).timeout(std::time::Duration::from_secs(60));
     command.output().expect("the binary starts")
@@ -309,7 +309,9 @@ fn an_exported_model_keeps_its_tokenizer_and_settings() {
     );
     write(&folder, "m/tokenizer.json", "{\"some\": \"tokenizer\"}");
     write(&folder, "m/generation_config.json", "{\"temperature\": 0.6}");
-    let arguments = ["train", "small.toml", "--set", "run.checkpoint_every=3", "--set", "model.from=m"];
+    let bytes = "data.tokenizer=bytes";
+    let arguments =
+        ["train", "small.toml", "--set", "run.checkpoint_every=3", "--set", "model.from=m", "--set", bytes];
     succeed(&folder, &arguments);
     // The run no longer needs the folder of its original model.
     fs::remove_dir_all(folder.path().join("m")).expect("the folder is there");

@@ -16,6 +16,7 @@ mod patterns;
 mod generate;
 mod profile;
 mod plan_memory;
+mod real_files;
 mod resume;
 mod folders;
 mod ruined;

@@ -1,8 +1,5 @@
 //! The configuration in the form of Hugging Face's `config.json`, in old and new versions. Absent keys get defaults.
-//! Settings that change the results but are not implemented are errors.
-//!
-//! Some of the rejected keys belong to a single family. They are rejected for all families, because files of other
-//! families do not set them.
+//! Keys that families refuse are in [`super::keys`].
 
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -10,7 +7,8 @@ use serde_json::{Value, json};
 
 use super::config::DecoderConfig;
 use super::defaults;
-use super::rope::{RopeKeys, RopeScaling};
+use super::rope::RopeScaling;
+use super::rope_json::read_rope;
 use crate::error::ConfigError;
 
 /// The keys of `config.json` that affect the results, without those that a family adds.
@@ -34,17 +32,8 @@ struct RawConfig {
     rope_scaling: Option<Value>,
     #[serde(default)]
     tie_word_embeddings: bool,
-    #[serde(default, skip_serializing)]
-    mlp_bias: bool,
-    #[serde(default, skip_serializing)]
-    use_sliding_window: bool,
-    #[serde(skip_serializing)]
-    attention_dropout: Option<f64>,
-    #[serde(skip_serializing)]
-    partial_rotary_factor: Option<f64>,
-    #[serde(skip_serializing)]
-    layer_types: Option<Vec<String>>,
-    #[serde(default = "defaults::hidden_act")]
+    /// The only activation, which files name.
+    #[serde(default = "defaults::hidden_act", skip_deserializing)]
     hidden_act: String,
     #[serde(default = "defaults::initializer_range")]
     initializer_range: f64,
@@ -68,8 +57,8 @@ impl TryFrom<RawConfig> for DecoderConfig {
     type Error = ConfigError;
 
     fn try_from(raw: RawConfig) -> Result<Self, ConfigError> {
-        raw.refuse_unsupported()?;
-        let rope = read_rope(raw.rope_parameters.as_ref(), raw.rope_scaling.as_ref())?;
+        let tables = (raw.rope_parameters.as_ref(), raw.rope_scaling.as_ref());
+        let rope = read_rope(tables.0, tables.1, raw.max_position_embeddings)?;
         let config = Self {
             vocab_size: raw.vocab_size,
             hidden_size: raw.hidden_size,
@@ -87,111 +76,6 @@ impl TryFrom<RawConfig> for DecoderConfig {
         };
         config.validate()?;
         Ok(config)
-    }
-}
-
-impl RawConfig {
-    fn refuse_unsupported(&self) -> Result<(), ConfigError> {
-        let refuse = |key, value: &dyn ToString, supported| {
-            Err(ConfigError::NotSupported { key, value: value.to_string(), supported })
-        };
-        let flags = [("mlp_bias", self.mlp_bias), ("use_sliding_window", self.use_sliding_window)];
-        if let Some((key, _)) = flags.into_iter().find(|(_, set)| *set) {
-            return refuse(key, &true, "false");
-        }
-        let mut layer_types = self.layer_types.iter().flatten();
-        if let Some(other) = layer_types.find(|layer_type| *layer_type != FULL_ATTENTION) {
-            return refuse("layer_types", other, FULL_ATTENTION);
-        }
-        if self.hidden_act != "silu" {
-            return refuse("hidden_act", &self.hidden_act, "silu");
-        }
-        if let Some(rate) = self.attention_dropout.filter(|&rate| rate != 0.0) {
-            return refuse("attention_dropout", &rate, "0");
-        }
-        match self.partial_rotary_factor.filter(|&share| share != 1.0) {
-            Some(share) => refuse("partial_rotary_factor", &share, "1"),
-            None => Ok(()),
-        }
-    }
-}
-
-/// The rotary positions as `rope_parameters` and `rope_scaling` give them.
-struct Rope {
-    theta: Option<f64>,
-    scaling: Option<RopeScaling>,
-}
-
-const PARAMETERS: RopeKeys = RopeKeys {
-    table: "rope_parameters",
-    rope_type: "rope_parameters.rope_type",
-    factor: "rope_parameters.factor",
-    low: "rope_parameters.low_freq_factor",
-    high: "rope_parameters.high_freq_factor",
-    length: "rope_parameters.original_max_position_embeddings",
-};
-const SCALING: RopeKeys = RopeKeys {
-    table: "rope_scaling",
-    rope_type: "rope_scaling.rope_type",
-    factor: "rope_scaling.factor",
-    low: "rope_scaling.low_freq_factor",
-    high: "rope_scaling.high_freq_factor",
-    length: "rope_scaling.original_max_position_embeddings",
-};
-
-fn read_rope(parameters: Option<&Value>, scaling: Option<&Value>) -> Result<Rope, ConfigError> {
-    let read = |table: Option<&Value>, keys| {
-        let table = table.filter(|table| !table.is_null());
-        table.map(|table| read_scaling(table, keys)).transpose()
-    };
-    let (own, other) = (read(parameters, &PARAMETERS)?, read(scaling, &SCALING)?);
-    if let (Some(own), Some(other)) = (&own, &other)
-        && own != other
-    {
-        return Err(ConfigError::NotSupported {
-            key: SCALING.table,
-            value: "another scaling".to_owned(),
-            supported: "the same as in `rope_parameters`",
-        });
-    }
-    let theta = parameters.and_then(|table| table.get("rope_theta"));
-    let theta = theta
-        .map(|theta| theta.as_f64().ok_or(ConfigError::NotANumber { key: "rope_parameters.rope_theta" }));
-    Ok(Rope { theta: theta.transpose()?, scaling: own.or(other).flatten() })
-}
-
-/// Reads one of the two tables; `None` if its type scales nothing.
-fn read_scaling(table: &Value, keys: &RopeKeys) -> Result<Option<RopeScaling>, ConfigError> {
-    let refuse = |key, value: &Value, supported| {
-        let value = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
-        Err(ConfigError::NotSupported { key, value, supported })
-    };
-    let entries = table.as_object().into_iter().flat_map(|table| table.values());
-    if !table.is_object() || entries.into_iter().any(Value::is_object) {
-        return refuse(keys.table, table, "one table for all layers");
-    }
-    if let Some(share) = table.get("partial_rotary_factor").filter(|share| share.as_f64() != Some(1.0)) {
-        return refuse("partial_rotary_factor", share, "1");
-    }
-    let rope_type = table.get("rope_type").or_else(|| table.get("type"));
-    match rope_type.map(|rope_type| rope_type.as_str().unwrap_or_default()) {
-        Some("default") => Ok(None),
-        None if table.get("factor").is_none() => Ok(None),
-        Some("llama3") => {
-            let number = |key: &'static str| {
-                let name = key.rsplit('.').next().unwrap_or(key);
-                table.get(name).and_then(Value::as_f64).ok_or(ConfigError::NotANumber { key })
-            };
-            let scaling = RopeScaling {
-                factor: number(keys.factor)?,
-                low_freq_factor: number(keys.low)?,
-                high_freq_factor: number(keys.high)?,
-                original_max_position_embeddings: number(keys.length)? as usize,
-            };
-            scaling.validate(keys)?;
-            Ok(Some(scaling))
-        }
-        _ => refuse(keys.rope_type, rope_type.unwrap_or(&Value::Null), "default or llama3"),
     }
 }
 
@@ -226,20 +110,12 @@ impl From<DecoderConfig> for RawConfig {
             rope_parameters: Some(write_rope(config.rope_theta, config.rope_scaling)),
             rope_scaling: None,
             tie_word_embeddings: config.tie_word_embeddings,
-            mlp_bias: false,
-            use_sliding_window: false,
-            attention_dropout: None,
-            partial_rotary_factor: None,
-            layer_types: None,
             hidden_act: defaults::hidden_act(),
             initializer_range: config.initializer_range,
             max_position_embeddings: config.max_position_embeddings,
         }
     }
 }
-
-/// The entry of `layer_types` for attention to all earlier tokens.
-const FULL_ATTENTION: &str = "full_attention";
 
 #[cfg(test)]
 mod tests {
@@ -288,22 +164,6 @@ mod tests {
 
     #[test]
     fn unsupported_settings_name_their_key() {
-        let flag = |key| format!("`{key} = true` is not supported: only false is");
-        check_refused(json!({"mlp_bias": true}), &flag("mlp_bias"));
-        check_refused(json!({"use_sliding_window": true}), &flag("use_sliding_window"));
-        check_refused(
-            json!({"layer_types": ["full_attention", "sliding_attention"]}),
-            "`layer_types = sliding_attention` is not supported: only full_attention is",
-        );
-        check_refused(json!({"hidden_act": "gelu"}), "`hidden_act = gelu` is not supported: only silu is");
-        check_refused(
-            json!({"attention_dropout": 0.1}),
-            "`attention_dropout = 0.1` is not supported: only 0 is",
-        );
-        check_refused(
-            json!({"partial_rotary_factor": 0.5}),
-            "`partial_rotary_factor = 0.5` is not supported: only 1 is",
-        );
         check_refused(
             json!({"rope_parameters": {"rope_type": "yarn"}}),
             "`rope_parameters.rope_type = yarn` is not supported: only default or llama3 is",

@@ -23,12 +23,15 @@ mod describe;
 mod feed_forward;
 mod form;
 mod json;
+mod keys;
 mod mixture;
 mod rope;
+mod rope_json;
 mod stage;
 
 pub use config::DecoderConfig;
 pub(crate) use form::{AttentionBias, BlockForm};
+pub(crate) use keys::{COMPUTED_KEYS, REFUSED_KEYS, WINDOW_KEYS};
 pub use mixture::MixtureConfig;
 pub use rope::RopeScaling;
 pub use stage::{DecoderInput, DecoderStage};

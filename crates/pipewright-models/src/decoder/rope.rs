@@ -48,10 +48,12 @@ impl RopeScaling {
 pub(super) struct RopeKeys {
     pub(super) table: &'static str,
     pub(super) rope_type: &'static str,
+    pub(super) theta: &'static str,
     pub(super) factor: &'static str,
     pub(super) low: &'static str,
     pub(super) high: &'static str,
     pub(super) length: &'static str,
+    pub(super) rotated: &'static str,
 }
 
 #[cfg(test)]

@@ -5,6 +5,8 @@ use std::path::{Path, PathBuf};
 
 use safetensors::Dtype;
 
+use super::directory::OtherForm;
+use super::weight_type::WeightType;
 use crate::error::ConfigError;
 
 /// Why a model directory cannot be read or written.
@@ -49,6 +51,80 @@ pub enum HfError {
     NoWeights {
         /// The folder.
         dir: PathBuf,
+    },
+    /// The path has a model in a form that is not read, or no model.
+    #[error("{}: {form}", path.display())]
+    OtherForm {
+        /// The file or folder.
+        path: PathBuf,
+        /// What it is.
+        form: OtherForm,
+    },
+    /// A cache folder of the hub does not say which of its snapshots is meant.
+    #[error("{}: the cache folder has {found} snapshots, and no reference to one of them; name one of these folders", dir.display())]
+    Snapshots {
+        /// The folder with the snapshots.
+        dir: PathBuf,
+        /// The number of snapshots.
+        found: usize,
+    },
+    /// A small text file stands for a file that Git LFS has not downloaded.
+    #[error(
+        "{}: this is a Git LFS pointer, not the file itself: run `git lfs pull` in its folder, or download the file", path.display()
+    )]
+    LfsPointer {
+        /// The file.
+        path: PathBuf,
+    },
+    /// Some of a model's files do not exist, and there is no index.
+    #[error("{}: {} of the model's files are missing: {}; copy or download them again", dir.display(), missing.len(), first_of(missing))]
+    MissingShards {
+        /// The folder.
+        dir: PathBuf,
+        /// The names of the files.
+        missing: Vec<String>,
+    },
+    /// The files have more layers than the configuration.
+    #[error(
+        "{}: the files have {found} layers, and the configuration asks for {expected}: a model without its last layers is \
+         another model; correct the number of layers, or write a model of that size with transformers", path.display()
+    )]
+    FurtherLayers {
+        /// The file or index.
+        path: PathBuf,
+        /// The number of layers of the configuration.
+        expected: usize,
+        /// The number of layers in the files.
+        found: usize,
+    },
+    /// The head in the files differs from the embeddings, although the configuration ties them.
+    #[error(
+        "{}: tensor `lm_head.weight` differs from `{embedding}`, and `tie_word_embeddings` is true: set it to false in config.json, \
+         which transformers assumes for such files too, or remove the tensor", path.display()
+    )]
+    UntiedHead {
+        /// The file.
+        path: PathBuf,
+        /// The tensor with the embeddings.
+        embedding: String,
+    },
+    /// A tensor has a value that is not a finite number.
+    #[error("{}: tensor `{tensor}` has the value {value}, which is not finite: copy or download the weights again", path.display())]
+    NotFinite {
+        /// The file.
+        path: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// The value.
+        value: f32,
+    },
+    /// A value is too large for the element type of the written file.
+    #[error("tensor `{tensor}` has values that are too large for {}: choose float32 or bfloat16", kind.name())]
+    TooLarge {
+        /// The tensor.
+        tensor: String,
+        /// The element type.
+        kind: WeightType,
     },
     /// A file of weights that the index names does not exist.
     #[error("{} is missing, and the index beside it names it: copy or download it again", path.display())]
@@ -168,6 +244,12 @@ pub enum HfError {
 }
 
 pipewright_schedule::message_as_debug!(HfError);
+
+/// Returns the first three of some names, and says if there are more.
+fn first_of(names: &[String]) -> String {
+    let first = names.iter().take(3).cloned().collect::<Vec<_>>().join(", ");
+    if names.len() > 3 { format!("{first}, ...") } else { first }
+}
 
 /// Prints a line number after a path.
 fn after_colon(line: Option<usize>) -> String {

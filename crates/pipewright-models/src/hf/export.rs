@@ -6,22 +6,36 @@ use std::sync::Arc;
 use burn::tensor::{DType, Device};
 use pipewright::checkpoint::Checkpoint;
 
-use super::{DEFAULT_SHARD_BYTES, HfError, Writer};
+use super::{DEFAULT_SHARD_BYTES, HfError, WeightType, WeightTypes, Writer};
 use crate::family::ModelFamily;
 use crate::parameter::{ParameterSource, ParameterSpec, parameter_specs};
 
-/// Writes the model of a checkpoint into `dir`, which must be empty or not exist. `origin` is a folder that
-/// [`super::keep_origin`] filled; its tokenizer, its generation settings and the further keys of its `config.json` are
-/// written too.
+/// The choices of an export.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ExportOptions<'a> {
+    /// A folder that [`super::keep_origin`] filled. Its tokenizer, its generation settings and the further keys of its
+    /// `config.json` are written too.
+    pub origin: Option<&'a Path>,
+    /// The element type of all tensors; by default, each tensor has that of the original model, or single precision.
+    pub weight_type: Option<WeightType>,
+}
+
+/// Writes the model of a checkpoint into `dir`, which must be empty or not exist. Returns the element type of most tensors.
 ///
 /// # Errors
-/// When the checkpoint does not belong to `config`'s model, or as [`Writer`]'s functions.
+/// When the checkpoint does not belong to `config`'s model, when a value is too large for its element type, or as [`Writer`]'s
+/// functions.
 pub fn export<F: ModelFamily>(
     checkpoint: &Checkpoint,
     config: &F,
-    origin: Option<&Path>,
+    options: &ExportOptions<'_>,
     dir: &Path,
-) -> Result<(), HfError> {
+) -> Result<WeightType, HfError> {
+    let types = match (options.weight_type, options.origin) {
+        (Some(kind), _) => WeightTypes::all(kind),
+        (None, Some(origin)) => WeightTypes::read(origin)?,
+        (None, None) => WeightTypes::default(),
+    };
     let device = Device::flex();
     // Only costs depend on the sequence length.
     let layers = config.describe(1).layers.len();
@@ -30,14 +44,15 @@ pub fn export<F: ModelFamily>(
     for index in 0..layers {
         specs.extend(parameter_specs(&layer(index)?));
     }
-    let mut writer = Writer::create(dir, config, specs, DEFAULT_SHARD_BYTES)?;
-    if let Some(origin) = origin {
-        writer.add_origin(config, origin)?;
+    let mut writer = Writer::create_as(dir, config, specs, &types, DEFAULT_SHARD_BYTES)?;
+    if let Some(origin) = options.origin {
+        writer.add_origin(origin)?;
     }
     for index in 0..layers {
         writer.write_stage(&layer(index)?)?;
     }
-    writer.finish()
+    writer.finish()?;
+    Ok(types.default)
 }
 
 /// The parameters of a checkpoint as a source for a stage: paths and layouts are the same in both.

@@ -10,11 +10,12 @@ use std::ops::Range;
 use std::path::PathBuf;
 
 use burn::tensor::{bf16, f16};
-use pipewright::bounded_file::require_regular;
+use pipewright::bounded_file::{LFS_POINTER, require_regular};
 use safetensors::Dtype;
 use safetensors::tensor::Metadata;
 
 use super::HfError;
+use super::weight_type::WeightType;
 
 /// The longest header that is read; the format has the same limit.
 const MAX_HEADER: u64 = 100_000_000;
@@ -47,6 +48,9 @@ impl SafetensorsFile {
             }
         };
 
+        if is_lfs_pointer(&mut file, found).map_err(HfError::io("read", &path))? {
+            return Err(HfError::LfsPointer { path });
+        }
         require(LENGTH_FIELD)?;
         let mut field = [0; LENGTH_FIELD as usize];
         file.read_exact(&mut field).map_err(HfError::io("read", &path))?;
@@ -69,6 +73,16 @@ impl SafetensorsFile {
             return Err(HfError::Length { path, expected, found });
         }
         Ok(Self { path, file, metadata, data })
+    }
+
+    /// Returns the names of the tensors.
+    pub(super) fn tensors(&self) -> Vec<String> {
+        self.metadata.tensors().into_keys().collect()
+    }
+
+    /// Returns the element type of a tensor, if it can be read.
+    pub(super) fn element_type(&self, tensor: &str) -> Option<WeightType> {
+        WeightType::of_dtype(self.metadata.info(tensor)?.dtype)
     }
 
     /// Reads the elements of `tensor`, which must have `shape`.
@@ -116,6 +130,18 @@ impl SafetensorsFile {
         };
         Ok((convert, info.data_offsets))
     }
+}
+
+/// Returns whether a file of `length` bytes stands for one that Git LFS has not downloaded. The file is read from its beginning
+/// afterwards.
+fn is_lfs_pointer(file: &mut File, length: u64) -> std::io::Result<bool> {
+    let mut start = [0; LFS_POINTER.len()];
+    if length < start.len() as u64 {
+        return Ok(false);
+    }
+    file.read_exact(&mut start)?;
+    file.rewind()?;
+    Ok(start == LFS_POINTER)
 }
 
 type Convert = fn(&[u8]) -> Vec<f32>;

@@ -7,10 +7,12 @@
 use std::fs;
 use std::path::Path;
 
-use pipewright::bounded_file::{refuse_special, require_regular};
-use serde_json::Value;
+use pipewright::bounded_file::{read_regular, refuse_special, require_regular};
+use serde_json::{Map, Value, json};
 
+use super::directory::{is_config_alone, resolve};
 use super::read::read_json;
+use super::weight_type::WeightTypes;
 use super::{CONFIG, HfError};
 
 /// The file name of a tokenizer.
@@ -45,9 +47,61 @@ const DROPPED: [&str; 5] =
 /// When the system reports an error.
 pub fn keep_origin(from: &Path, to: &Path) -> Result<(), HfError> {
     fs::create_dir_all(to).map_err(HfError::io("create", to))?;
+    if from.is_file() {
+        let target = to.join(CONFIG);
+        return fs::copy(from, &target).map(drop).map_err(HfError::io("copy", from));
+    }
+    let from = &resolve(from)?;
     copy(from, to, CONFIG)?;
-    copy_files(from, to)
+    copy_files(from, to)?;
+    match is_config_alone(from) {
+        true => Ok(()),
+        false => WeightTypes::of_directory(from)?.write(to),
+    }
 }
+
+/// Writes keys of a model without an original directory, which its export adds to its `config.json`, into the folder `to`.
+///
+/// # Errors
+/// When the system reports an error.
+pub fn keep_keys(keys: &Map<String, Value>, to: &Path) -> Result<(), HfError> {
+    fs::create_dir_all(to).map_err(HfError::io("create", to))?;
+    let path = to.join(CONFIG);
+    fs::write(&path, json!(keys).to_string()).map_err(HfError::io("write", &path))
+}
+
+/// The tokens that begin and end a text.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TextEnds {
+    /// The id that begins a text.
+    pub bos: Option<u64>,
+    /// The id that ends a text.
+    pub eos: Option<u64>,
+}
+
+/// Returns the tokens that begin and end a text according to the files next to a `tokenizer.json`. A token that no file names, or
+/// whose id the tokenizer does not have, is not returned.
+pub fn text_ends(tokenizer: &Path) -> TextEnds {
+    let read = |path: &Path| {
+        let text = read_regular(path, LARGEST_TOKENIZER).unwrap_or_default();
+        serde_json::from_slice::<Value>(&text).unwrap_or_default()
+    };
+    let settings = ["tokenizer_config.json", "special_tokens_map.json"]
+        .map(|name| read(&tokenizer.with_file_name(name)));
+    let tokens = read(tokenizer);
+    let id = |key: &str| {
+        let name = settings.iter().find_map(|settings| {
+            let token = &settings[key];
+            token.as_str().or_else(|| token["content"].as_str())
+        })?;
+        let added = tokens["added_tokens"].as_array()?.iter();
+        added.filter(|token| token["content"] == name).find_map(|token| token["id"].as_u64())
+    };
+    TextEnds { bos: id("bos_token"), eos: id("eos_token") }
+}
+
+/// The largest `tokenizer.json` that is read.
+const LARGEST_TOKENIZER: u64 = 1 << 29;
 
 /// Returns the tokens that end a text, which `generation_config.json` and `config.json` name as `eos_token_id`: one or a
 /// list. Files that do not exist name none.
@@ -55,6 +109,7 @@ pub fn keep_origin(from: &Path, to: &Path) -> Result<(), HfError> {
 /// # Errors
 /// When a file cannot be read or is not JSON.
 pub fn end_tokens(dir: &Path) -> Result<Vec<u32>, HfError> {
+    let dir = resolve(dir)?;
     let mut ends = Vec::new();
     for path in [GENERATION, CONFIG].map(|name| dir.join(name)).into_iter().filter(|path| path.is_file()) {
         let settings: Value = read_json(&path)?;
@@ -91,7 +146,7 @@ pub(super) fn with_original_keys(mut ours: Value, origin: &Path) -> Result<Value
     if !path.exists() {
         return Ok(ours);
     }
-    let original: serde_json::Map<String, Value> = read_json(&path)?;
+    let original: Map<String, Value> = read_json(&path)?;
     if let Some(keys) = ours.as_object_mut() {
         for (key, value) in original {
             if !DROPPED.contains(&key.as_str()) {

@@ -1,22 +1,37 @@
 //! Reads the configuration and the stages of a model directory.
 
 use std::ops::Range;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use burn::tensor::Device;
-use pipewright::bounded_file::{self, SMALL_TEXT};
+use pipewright::bounded_file::{self, LFS_POINTER, SMALL_TEXT};
 use pipewright::checkpoint::Checkpoint;
 use pipewright::nn::TensorParallel;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
+use super::contents::unused;
+use super::directory::{OtherForm, other_form, resolve};
 use super::export::Stored;
-use super::layout::file_shape;
 use super::weights::Weights;
 use super::{CONFIG, HfError};
 use crate::error::ConfigError;
 use crate::family::ModelFamily;
-use crate::parameter::{ParameterSource, ParameterSpec};
+use crate::parameter::ParameterSource;
+
+/// Returns the path of the `config.json` in a directory, or of a model that is only such a file.
+fn config_path(dir: &Path) -> Result<PathBuf, HfError> {
+    let form = |form| HfError::OtherForm { path: dir.to_owned(), form };
+    if dir.is_file() {
+        return match other_form(dir) {
+            Some(found) => Err(form(found)),
+            None => Ok(dir.to_owned()),
+        };
+    }
+    let path = resolve(dir)?.join(CONFIG);
+    let missing = (!path.exists()).then(|| other_form(dir).or(dir.is_dir().then_some(OtherForm::NoConfig)));
+    missing.flatten().map_or(Ok(path), |found| Err(form(found)))
+}
 
 /// Reads `dir/config.json` with `parse_model`; an error names the file and, if possible, the line.
 ///
@@ -26,7 +41,7 @@ pub(crate) fn read_config<T>(
     dir: &Path,
     parse_model: impl FnOnce(Value) -> Result<T, ConfigError>,
 ) -> Result<T, HfError> {
-    let path = dir.join(CONFIG);
+    let path = config_path(dir)?;
     let text = read_bytes(&path, SMALL_TEXT)?;
     let json = parse(&path, &named_floats(&text))?;
     parse_model(json).map_err(|source| {
@@ -50,7 +65,8 @@ fn line_of(json: &[u8], key: &str) -> Option<usize> {
 ///
 /// # Errors
 /// When a file is missing, cut short or corrupt, when a tensor is missing or has another shape or an unknown element
-/// type, or when `layers` is not a range of the model's layers.
+/// type, when a value is not finite, when the files have more layers than the model or another head than its tied one, or when
+/// `layers` is not a range of the model's layers.
 pub fn load_stage<F: ModelFamily>(
     dir: &Path,
     config: &F,
@@ -71,12 +87,20 @@ pub fn load_split_stage<F: ModelFamily>(
     device: &Device,
     tensor: &TensorParallel,
 ) -> Result<F::Stage, HfError> {
-    config.build_split_stage(layers, &mut Weights::open(dir)?, device, tensor)
+    config.build_split_stage(layers, &mut open_weights(dir, config)?, device, tensor)
 }
 
-/// Returns the weights of a directory, whose files are opened when they are first needed.
-pub(crate) fn open_weights(dir: &Path) -> Result<impl ParameterSource<Error = HfError>, HfError> {
-    Weights::open(dir)
+/// Returns the weights of a directory, whose files are opened when they are first needed. They must not contradict the
+/// configuration ([`super::check_weights`] says how).
+pub(crate) fn open_weights<F: ModelFamily>(
+    dir: &Path,
+    config: &F,
+) -> Result<impl ParameterSource<Error = HfError>, HfError> {
+    let mut weights = Weights::open(dir)?;
+    // The sequence length affects only costs.
+    let parameters = config.outline(0..config.describe(1).layers.len())?;
+    unused(&mut weights, &parameters)?;
+    Ok(weights)
 }
 
 /// Builds the stage of `config`'s model that holds `layers`, with the parameters of a checkpoint, on `device`.
@@ -90,24 +114,6 @@ pub fn restore_stage<F: ModelFamily>(
     device: &Device,
 ) -> Result<F::Stage, HfError> {
     config.build_stage(layers, &mut Stored(checkpoint), device)
-}
-
-/// Checks that `dir` has weights for the `parameters` of a model. It reads the headers and lengths of the files, but no
-/// tensors. Every file that an index names must exist and be complete, whether the model needs it or not.
-///
-/// # Errors
-/// When a file is missing, cut short or not a safetensors file, or when a tensor is missing or has another shape or an
-/// unknown element type.
-pub fn check_weights(dir: &Path, parameters: &[ParameterSpec]) -> Result<(), HfError> {
-    let mut weights = Weights::open(dir)?;
-    for name in weights.file_names()? {
-        weights.file(name)?;
-    }
-    for spec in parameters {
-        let name = weights.file_of(&spec.path)?.to_owned();
-        weights.file(name)?.check(&spec.path, &file_shape(spec))?;
-    }
-    Ok(())
 }
 
 /// Writes bare `Infinity` and `NaN`, which Python puts into files and JSON does not have, as objects with a name, as
@@ -145,7 +151,11 @@ pub(super) fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T, HfError> 
 }
 
 pub(super) fn read_bytes(path: &Path, limit: u64) -> Result<Vec<u8>, HfError> {
-    bounded_file::read_regular(path, limit).map_err(HfError::io("read", path))
+    let bytes = bounded_file::read_regular(path, limit).map_err(HfError::io("read", path))?;
+    if bytes.starts_with(LFS_POINTER) {
+        return Err(HfError::LfsPointer { path: path.to_owned() });
+    }
+    Ok(bytes)
 }
 
 pub(super) fn parse<T: DeserializeOwned>(path: &Path, text: &[u8]) -> Result<T, HfError> {

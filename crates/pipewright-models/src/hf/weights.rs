@@ -1,5 +1,6 @@
 //! The weights of a model directory as a source of parameters: which file has which tensor.
 
+use std::borrow::Cow;
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
@@ -7,9 +8,11 @@ use std::path::{Path, PathBuf};
 use pipewright::tensor::Slice;
 use serde::Deserialize;
 
+use super::directory::{names, other_form, resolve};
 use super::file::SafetensorsFile;
 use super::layout::{file_dimension, file_shape, from_file};
 use super::read::{parse, read_bytes};
+use super::weight_type::WeightType;
 use super::{HfError, INDEX, SINGLE};
 use crate::parameter::{ParameterSource, ParameterSpec};
 
@@ -19,14 +22,11 @@ const LARGEST_INDEX: u64 = 1 << 28;
 /// The weights of a directory. Files are opened when they are first needed.
 pub(super) struct Weights {
     dir: PathBuf,
-    files: WeightFiles,
+    /// The file or folder that says which tensors there are.
+    index: PathBuf,
+    /// The file of each tensor.
+    files: BTreeMap<String, String>,
     open: HashMap<String, SafetensorsFile>,
-}
-
-/// The file of each tensor.
-enum WeightFiles {
-    Single,
-    Indexed(BTreeMap<String, String>),
 }
 
 #[derive(Deserialize)]
@@ -36,30 +36,77 @@ struct Index {
 
 impl Weights {
     pub(super) fn open(dir: &Path) -> Result<Self, HfError> {
-        let index = dir.join(INDEX);
-        let files = if dir.join(SINGLE).is_file() {
-            WeightFiles::Single
+        let dir = resolve(dir)?;
+        let (index, single) = (dir.join(INDEX), dir.join(SINGLE));
+        let mut weights =
+            Self { dir: dir.clone(), index: index.clone(), files: BTreeMap::new(), open: HashMap::new() };
+        if single.is_file() {
+            weights.index = single;
+            weights.add_file(SINGLE.to_owned())?;
         } else if index.is_file() {
-            WeightFiles::Indexed(parse::<Index>(&index, &read_bytes(&index, LARGEST_INDEX)?)?.weight_map)
+            weights.files = parse::<Index>(&index, &read_bytes(&index, LARGEST_INDEX)?)?.weight_map;
         } else {
-            return Err(HfError::NoWeights { dir: dir.to_owned() });
-        };
-        Ok(Self { dir: dir.to_owned(), files, open: HashMap::new() })
+            weights.index.clone_from(&dir);
+            for shard in shards(&dir)? {
+                weights.add_file(shard)?;
+            }
+        }
+        Ok(weights)
     }
 
-    pub(super) fn file_of(&self, tensor: &str) -> Result<&str, HfError> {
-        let WeightFiles::Indexed(map) = &self.files else { return Ok(SINGLE) };
-        let missing = || HfError::MissingTensor { path: self.dir.join(INDEX), tensor: tensor.to_owned() };
-        let file = map.get(tensor).ok_or_else(missing)?;
-        self.require_plain_name(tensor, file)?;
-        Ok(file)
+    /// Opens a file that no index describes, and adds its tensors.
+    fn add_file(&mut self, name: String) -> Result<(), HfError> {
+        let tensors = self.file(name.clone())?.tensors();
+        self.files.extend(tensors.into_iter().map(|tensor| (tensor, name.clone())));
+        Ok(())
+    }
+
+    /// Returns the name under which the files have a parameter. Those of the model without its head have no prefix.
+    pub(super) fn name_of<'s>(&self, parameter: &'s str) -> Option<Cow<'s, str>> {
+        let rest = ["model.", "backbone."].into_iter().find_map(|prefix| parameter.strip_prefix(prefix));
+        let of_backbone =
+            rest.filter(|_| parameter.starts_with("backbone.")).map(|rest| format!("model.{rest}"));
+        let names = [Some(parameter.into()), of_backbone.map(Into::into), rest.map(Into::into)];
+        names.into_iter().flatten().find(|name: &Cow<'s, str>| self.files.contains_key(&**name))
+    }
+
+    /// Returns the name of a parameter in the files, and the file that has it.
+    pub(super) fn find(&self, parameter: &str) -> Result<(String, String), HfError> {
+        let missing = || HfError::MissingTensor { path: self.index.clone(), tensor: parameter.to_owned() };
+        let tensor = self.name_of(parameter).ok_or_else(missing)?.into_owned();
+        let file = self.files[&tensor].clone();
+        self.require_plain_name(&tensor, &file)?;
+        Ok((tensor, file))
+    }
+
+    /// Returns the names of all tensors.
+    pub(super) fn tensors(&self) -> impl Iterator<Item = &str> {
+        self.files.keys().map(String::as_str)
+    }
+
+    /// Returns the file or folder that says which tensors there are.
+    pub(super) fn index(&self) -> &Path {
+        &self.index
+    }
+
+    pub(super) fn directory(&self) -> &Path {
+        &self.dir
     }
 
     /// Returns the names of all files with weights.
     pub(super) fn file_names(&self) -> Result<BTreeSet<String>, HfError> {
-        let WeightFiles::Indexed(map) = &self.files else { return Ok(BTreeSet::from([SINGLE.to_owned()])) };
-        map.iter().try_for_each(|(tensor, file)| self.require_plain_name(tensor, file))?;
-        Ok(map.values().cloned().collect())
+        self.files.iter().try_for_each(|(tensor, file)| self.require_plain_name(tensor, file))?;
+        Ok(self.files.values().cloned().collect())
+    }
+
+    /// Returns the element types of all tensors, under the names that the files have. Types that are not read count as single precision.
+    pub(super) fn types(&mut self) -> Result<BTreeMap<String, WeightType>, HfError> {
+        let mut types = BTreeMap::new();
+        for (tensor, file) in self.files.clone() {
+            let kind = self.file(file)?.element_type(&tensor).unwrap_or_default();
+            types.insert(tensor, kind);
+        }
+        Ok(types)
     }
 
     /// Returns an error if a name leads out of the directory.
@@ -79,15 +126,63 @@ impl Weights {
             Entry::Vacant(entry) => Ok(entry.insert(SafetensorsFile::open(path)?)),
         }
     }
+
+    /// Refuses values that training cannot start from.
+    fn require_finite(&self, tensor: &str, file: &str, values: Vec<f32>) -> Result<Vec<f32>, HfError> {
+        match values.iter().position(|value| !value.is_finite()) {
+            None => Ok(values),
+            Some(element) => Err(HfError::NotFinite {
+                path: self.dir.join(file),
+                tensor: tensor.to_owned(),
+                value: values[element],
+            }),
+        }
+    }
+}
+
+/// Returns the files of a model in several files, such as `model-00001-of-00002.safetensors`, if all of them are in the folder.
+fn shards(dir: &Path) -> Result<Vec<String>, HfError> {
+    let found: Vec<(String, u32, u32)> = names(dir).into_iter().filter_map(shard).collect();
+    let Some(&(ref first, number, count)) = found.first() else {
+        return Err(match other_form(dir) {
+            Some(form) => HfError::OtherForm { path: dir.to_owned(), form },
+            None => HfError::NoWeights { dir: dir.to_owned() },
+        });
+    };
+    let name = |index: u32| {
+        let (own, wanted) = (format!("-{number:05}-of-"), format!("-{index:05}-of-"));
+        first.replacen(&own, &wanted, 1)
+    };
+    let has = |name: &String| found.iter().any(|(other, ..)| other == name);
+    let missing: Vec<String> = (1..=count).map(name).filter(|name| !has(name)).collect();
+    if missing.is_empty() {
+        Ok((1..=count).map(name).collect())
+    } else {
+        Err(HfError::MissingShards { dir: dir.to_owned(), missing })
+    }
+}
+
+/// Returns the number of a file among those of its model, and their count.
+fn shard(name: String) -> Option<(String, u32, u32)> {
+    /// More files are a mistake.
+    const MOST: u32 = 10_000;
+    let (start, count) = name.strip_suffix(".safetensors")?.rsplit_once("-of-")?;
+    let (stem, number) = start.rsplit_once('-')?;
+    let is_number = |digits: &str| digits.len() == 5 && digits.bytes().all(|digit| digit.is_ascii_digit());
+    if !is_number(number) || !is_number(count) || stem.starts_with("consolidated") {
+        return None;
+    }
+    let (number, count) = (number.parse().ok()?, count.parse().ok()?);
+    (count <= MOST).then_some((name, number, count))
 }
 
 impl ParameterSource for Weights {
     type Error = HfError;
 
     fn parameter(&mut self, spec: &ParameterSpec) -> Result<Vec<f32>, HfError> {
-        let name = self.file_of(&spec.path)?.to_owned();
-        let values = self.file(name)?.read(&spec.path, &file_shape(spec))?;
-        Ok(from_file(spec, values))
+        let (tensor, file) = self.find(&spec.path)?;
+        let values = self.file(file.clone())?.read(&tensor, &file_shape(spec))?;
+        Ok(from_file(spec, self.require_finite(&tensor, &file, values)?))
     }
 
     /// Reads no more of the file than the slice if its elements follow each other there.
@@ -96,8 +191,9 @@ impl ParameterSource for Weights {
         if file_dimension(spec, slice.dimension) != 0 {
             return Ok(slice.cut(self.parameter(spec)?, &spec.shape));
         }
-        let name = self.file_of(&spec.path)?.to_owned();
-        let values = self.file(name)?.read_rows(&spec.path, &shape, slice.range(shape[0]))?;
+        let (tensor, file) = self.find(&spec.path)?;
+        let values = self.file(file.clone())?.read_rows(&tensor, &shape, slice.range(shape[0]))?;
+        let values = self.require_finite(&tensor, &file, values)?;
         Ok(from_file(&ParameterSpec { shape: slice.shape(&spec.shape), ..spec.clone() }, values))
     }
 }

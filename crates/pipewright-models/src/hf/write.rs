@@ -9,12 +9,12 @@ use std::io::{self, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
 use pipewright::stage::StageModule;
-use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::layout::{file_shape, to_file};
 use super::origin::{copy_files, with_original_keys};
+use super::weight_type::{WeightType, WeightTypes};
 use super::{CONFIG, HfError, INDEX, SINGLE};
 use crate::family::ModelFamily;
 use crate::parameter::{ParameterSpec, parameter_specs, visit_parameters};
@@ -42,15 +42,30 @@ pub fn save<F: ModelFamily>(dir: &Path, config: &F, stages: &[&F::Stage]) -> Res
 pub struct Writer {
     target: PathBuf,
     scratch: Scratch,
+    /// The content of `config.json`.
+    config: Value,
     files: Vec<(PathBuf, File)>,
     /// The tensors that are not written yet.
     pending: BTreeMap<String, Slot>,
 }
 
+/// A tensor with its element type.
+#[derive(Debug)]
+struct Typed {
+    spec: ParameterSpec,
+    kind: WeightType,
+}
+
+impl Typed {
+    fn bytes(&self) -> u64 {
+        self.spec.shape.iter().product::<usize>() as u64 * self.kind.bytes() as u64
+    }
+}
+
 /// A tensor's place.
 #[derive(Debug)]
 struct Slot {
-    spec: ParameterSpec,
+    tensor: Typed,
     file: usize,
     offset: u64,
 }
@@ -67,6 +82,20 @@ impl Writer {
         tensors: Vec<ParameterSpec>,
         max_shard_bytes: u64,
     ) -> Result<Self, HfError> {
+        Self::create_as(dir, config, tensors, &WeightTypes::default(), max_shard_bytes)
+    }
+
+    /// As [`Writer::create`], with other element types than single precision.
+    ///
+    /// # Errors
+    /// As [`Writer::create`].
+    pub fn create_as<F: ModelFamily>(
+        dir: &Path,
+        config: &F,
+        tensors: Vec<ParameterSpec>,
+        types: &WeightTypes,
+        max_shard_bytes: u64,
+    ) -> Result<Self, HfError> {
         let target = std::path::absolute(dir).map_err(HfError::io("resolve", dir))?;
         require_vacant(&target)?;
         let mut sorted = BTreeMap::new();
@@ -75,18 +104,23 @@ impl Writer {
                 return Err(HfError::Duplicate { tensor: spec.path });
             }
         }
-        let shards = plan(sorted.into_values(), max_shard_bytes);
+        let typed = sorted.into_values().map(|spec| {
+            let kind = types.of(&spec.path);
+            Typed { spec, kind }
+        });
+        let shards = plan(typed, max_shard_bytes);
 
         let scratch = Scratch::create(&target)?;
-        let mut writer = Self { target, scratch, files: Vec::new(), pending: BTreeMap::new() };
+        let config = file_json(config, types.default);
+        let mut writer = Self { target, scratch, config, files: Vec::new(), pending: BTreeMap::new() };
         let count = shards.len();
         let mut total: u64 = 0;
         let mut weight_map = BTreeMap::new();
         for (index, shard) in shards.into_iter().enumerate() {
             let name = file_name(index, count);
-            for spec in &shard {
-                total += bytes(spec);
-                weight_map.insert(spec.path.clone(), name.clone());
+            for tensor in &shard {
+                total += tensor.bytes();
+                weight_map.insert(tensor.spec.path.clone(), name.clone());
             }
             writer.create_file(&name, shard)?;
         }
@@ -94,26 +128,26 @@ impl Writer {
             let index = json!({"metadata": {"total_size": total}, "weight_map": weight_map});
             writer.scratch.write_json(INDEX, &index)?;
         }
-        writer.scratch.write_json(CONFIG, &config.to_json())?;
+        writer.scratch.write_json(CONFIG, &writer.config)?;
         Ok(writer)
     }
 
-    /// Adds the files of a folder that [`super::keep_origin`] filled, and the keys of its `config.json` that `config`
+    /// Adds the files of a folder that [`super::keep_origin`] filled, and the keys of its `config.json` that the configuration
     /// does not have.
     ///
     /// # Errors
     /// When a file of the folder cannot be read, or when the system reports an error.
-    pub fn add_origin<F: ModelFamily>(&mut self, config: &F, origin: &Path) -> Result<(), HfError> {
+    pub fn add_origin(&mut self, origin: &Path) -> Result<(), HfError> {
         copy_files(origin, &self.scratch.path)?;
-        let config = with_original_keys(config.to_json(), origin)?;
+        let config = with_original_keys(self.config.clone(), origin)?;
         self.scratch.write_json(CONFIG, &config)
     }
 
     /// Creates a file at its full length, with its header, and a slot for each tensor.
-    fn create_file(&mut self, name: &str, specs: Vec<ParameterSpec>) -> Result<(), HfError> {
+    fn create_file(&mut self, name: &str, tensors: Vec<Typed>) -> Result<(), HfError> {
         let path = self.scratch.path.join(name);
         let (header, length) =
-            header(&specs).map_err(|source| HfError::Header { path: path.clone(), source })?;
+            header(&tensors).map_err(|source| HfError::Header { path: path.clone(), source })?;
         let file = File::create_new(&path).and_then(|mut file| {
             file.set_len(header.len() as u64 + length)?;
             file.write_all(&header)?;
@@ -121,9 +155,9 @@ impl Writer {
         });
         let file = file.map_err(HfError::io("write", &path))?;
         let mut offset = header.len() as u64;
-        for spec in specs {
-            let next = offset + bytes(&spec);
-            self.pending.insert(spec.path.clone(), Slot { spec, file: self.files.len(), offset });
+        for tensor in tensors {
+            let next = offset + tensor.bytes();
+            self.pending.insert(tensor.spec.path.clone(), Slot { tensor, file: self.files.len(), offset });
             offset = next;
         }
         self.files.push((path, file));
@@ -137,11 +171,13 @@ impl Writer {
     /// reports an error.
     pub fn write(&mut self, path: &str, values: &[f32]) -> Result<(), HfError> {
         let slot = self.pending.get(path).ok_or_else(|| HfError::Unexpected { tensor: path.to_owned() })?;
-        let expected = slot.spec.shape.iter().product();
+        let Typed { spec, kind } = &slot.tensor;
+        let expected = spec.shape.iter().product();
         if values.len() != expected {
             return Err(HfError::Elements { tensor: path.to_owned(), expected, found: values.len() });
         }
-        let data: Vec<u8> = to_file(&slot.spec, values).into_iter().flat_map(f32::to_le_bytes).collect();
+        let too_large = || HfError::TooLarge { tensor: path.to_owned(), kind: *kind };
+        let data = kind.encode(&to_file(spec, values)).ok_or_else(too_large)?;
         let (file_path, file) = &mut self.files[slot.file];
         let written = file.seek(SeekFrom::Start(slot.offset)).and_then(|_| file.write_all(&data));
         written.map_err(HfError::io("write", file_path))?;
@@ -194,17 +230,17 @@ fn require_whole<M: StageModule>(stage: &M) -> Result<(), HfError> {
 }
 
 /// Distributes tensors over files in path order. There is at least one file, even without tensors.
-fn plan(specs: impl Iterator<Item = ParameterSpec>, max_shard_bytes: u64) -> Vec<Vec<ParameterSpec>> {
+fn plan(tensors: impl Iterator<Item = Typed>, max_shard_bytes: u64) -> Vec<Vec<Typed>> {
     let mut shards = vec![Vec::new()];
     let mut used = 0;
-    for spec in specs {
-        let size = bytes(&spec);
+    for tensor in tensors {
+        let size = tensor.bytes();
         if used > 0 && used + size > max_shard_bytes {
             shards.push(Vec::new());
             used = 0;
         }
         used += size;
-        shards.last_mut().expect("there is one from the start").push(spec);
+        shards.last_mut().expect("there is one from the start").push(tensor);
     }
     shards
 }
@@ -213,19 +249,29 @@ fn file_name(index: usize, count: usize) -> String {
     if count == 1 { SINGLE.to_owned() } else { format!("model-{:05}-of-{count:05}.safetensors", index + 1) }
 }
 
-fn bytes(spec: &ParameterSpec) -> u64 {
-    spec.shape.iter().product::<usize>() as u64 * size_of::<f32>() as u64
+/// Returns the content of a model's `config.json`, with the keys that transformers would fill in differently.
+fn file_json<F: ModelFamily>(config: &F, kind: WeightType) -> Value {
+    let mut json = config.to_json();
+    // The name up to version 4 of transformers, and the one from version 5 on.
+    json["torch_dtype"] = kind.name().into();
+    json["dtype"] = kind.name().into();
+    let assumes_width = F::ABSENT.iter().any(|(key, _)| *key == "head_dim");
+    let sizes = (json["hidden_size"].as_u64(), json["num_attention_heads"].as_u64());
+    if let (true, None, (Some(width), Some(heads))) = (assumes_width, json.get("head_dim"), sizes) {
+        json["head_dim"] = (width / heads.max(1)).into();
+    }
+    json
 }
 
 /// Returns the length field and header of a file with these tensors, and the number of bytes of the tensors.
-fn header(specs: &[ParameterSpec]) -> Result<(Vec<u8>, u64), serde_json::Error> {
+fn header(tensors: &[Typed]) -> Result<(Vec<u8>, u64), serde_json::Error> {
     let mut offset = 0;
-    let tensors = specs.iter().map(|spec| {
-        let start = offset;
-        offset += bytes(spec) as usize;
+    let tensors = tensors.iter().map(|tensor| {
+        let (start, spec) = (offset, &tensor.spec);
+        offset += tensor.bytes() as usize;
         (
             spec.path.clone(),
-            TensorInfo { dtype: Dtype::F32, shape: file_shape(spec), data_offsets: (start, offset) },
+            TensorInfo { dtype: tensor.kind.dtype(), shape: file_shape(spec), data_offsets: (start, offset) },
         )
     });
     let tensors = tensors.collect();
@@ -273,7 +319,7 @@ impl Scratch {
         unreachable!("a folder cannot contain 2^64 others")
     }
 
-    fn write_json(&self, name: &str, json: &serde_json::Value) -> Result<(), HfError> {
+    fn write_json(&self, name: &str, json: &Value) -> Result<(), HfError> {
         let path = self.path.join(name);
         let written = File::create(&path).and_then(|mut file| {
             file.write_all(format!("{json:#}\n").as_bytes())?;

@@ -6,6 +6,7 @@ use pipewright::nn::{MambaSizes, ScopedAttention};
 use serde::{Deserialize, Deserializer, Serialize};
 
 use super::pattern::{BlockKind, Pattern};
+use crate::config_key::KeyTable;
 use crate::stage_layers;
 
 /// The configuration of a hybrid model. Keys of a part that the model does not have may be left out.
@@ -138,42 +139,52 @@ pub enum EmbedNorm {
     Dyt,
 }
 
-/// The keys that the family adds to those of all families.
-pub(super) const KEYS: [&str; 33] = [
-    "pattern",
-    "bos_token_id",
-    "embed_scale",
-    "embed_norm",
-    "ngram_orders",
-    "ngram_buckets",
-    "structure_vocab_sizes",
-    "platform_vocab_size",
-    "num_relations",
-    "initializer_range",
-    "window_sizes",
-    "nope_layers",
-    "mamba_num_heads",
-    "mamba_head_dim",
-    "ssm_state_size",
-    "n_groups",
-    "conv_kernel",
-    "num_experts",
-    "num_experts_per_tok",
-    "moe_intermediate_size",
-    "shared_expert_intermediate_size",
-    "norm_topk_prob",
-    "moe_aux_loss_weight",
-    "moe_router_z_loss_weight",
-    "mod_layers",
-    "mod_capacity_factor",
-    "mod_aux_loss_weight",
-    "mtp_loss_weight",
-    "mtp_block",
-    "intermediate_size",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "rope_theta",
-];
+/// What each key of `config.json` means for the family.
+pub(super) const TABLE: KeyTable = KeyTable {
+    computes: &[&[
+        "vocab_size",
+        "hidden_size",
+        "rms_norm_eps",
+        "tie_word_embeddings",
+        "head_dim",
+        "pattern",
+        "bos_token_id",
+        "embed_scale",
+        "embed_norm",
+        "ngram_orders",
+        "ngram_buckets",
+        "structure_vocab_sizes",
+        "platform_vocab_size",
+        "num_relations",
+        "initializer_range",
+        "window_sizes",
+        "nope_layers",
+        "mamba_num_heads",
+        "mamba_head_dim",
+        "ssm_state_size",
+        "n_groups",
+        "conv_kernel",
+        "num_experts",
+        "num_experts_per_tok",
+        "moe_intermediate_size",
+        "shared_expert_intermediate_size",
+        "norm_topk_prob",
+        "moe_aux_loss_weight",
+        "moe_router_z_loss_weight",
+        "mod_layers",
+        "mod_capacity_factor",
+        "mod_aux_loss_weight",
+        "mtp_loss_weight",
+        "mtp_block",
+        "intermediate_size",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "rope_theta",
+        "num_hidden_layers",
+    ]],
+    ignored: &[],
+    refused: &[],
+};
 
 fn rms_norm_eps() -> f64 {
     1e-6

@@ -20,6 +20,7 @@ use super::initial::InitialParameters;
 use super::pattern::Pattern;
 use super::side_check::check_side;
 use super::tokens::Tokens;
+use crate::config_key::KeyTable;
 use crate::decoder::DecoderConfig;
 use crate::error::{ConfigError, SplitModel};
 use crate::family::ModelFamily;
@@ -198,7 +199,7 @@ impl NextToken for HybridStage {
 impl ModelFamily for HybridConfig {
     const MODEL_TYPE: &'static str = "hybrid";
     const ARCHITECTURE: &'static str = "HybridForCausalLM";
-    const KEYS: &'static [&'static str] = &super::config::KEYS;
+    const TABLE: &'static KeyTable = &super::config::TABLE;
     type Stage = HybridStage;
 
     /// Returns a model of attention and feed-forward layers in turn: `num_hidden_layers` of each.

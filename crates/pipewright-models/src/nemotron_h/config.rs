@@ -58,9 +58,10 @@ pub struct NemotronHConfig {
     pub use_conv_bias: bool,
     /// Whether the projections of a Mamba-2 mixer have biases.
     pub use_bias: bool,
-    /// The lowest and the highest step.
+    /// The limits of the steps in the published code of these models. They have no effect: as in transformers, the lowest step
+    /// is the lower end of [`NemotronHConfig::time_step_range`]. They are kept only so that written files contain them.
     pub time_step_limit: (f64, f64),
-    /// The range from which initial steps are drawn.
+    /// The range from which initial steps are drawn. Its lower end is also the lowest step of the scan.
     pub time_step_range: (f64, f64),
     /// The lowest initial step.
     pub time_step_floor: f64,
@@ -108,7 +109,7 @@ impl NemotronHConfig {
             groups: self.n_groups,
             state: self.ssm_state_size,
             taps: self.conv_kernel,
-            limits: self.time_step_limit,
+            limits: (self.time_step_range.0, f64::INFINITY),
             epsilon: self.layer_norm_epsilon,
         }
     }

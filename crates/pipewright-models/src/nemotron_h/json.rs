@@ -28,8 +28,6 @@ struct RawConfig {
     intermediate_size: Option<usize>,
     #[serde(default)]
     mlp_bias: bool,
-    mlp_hidden_act: Option<String>,
-    mamba_hidden_act: Option<String>,
     mamba_num_heads: Option<usize>,
     mamba_head_dim: Option<usize>,
     n_groups: Option<usize>,
@@ -53,45 +51,7 @@ struct RawConfig {
     moe_shared_expert_intermediate_size: Option<usize>,
     n_shared_experts: Option<usize>,
     moe_latent_size: Option<usize>,
-    sliding_window: Option<usize>,
-    attention_dropout: Option<f64>,
-    hidden_dropout: Option<f64>,
 }
-
-/// The keys that the family adds to those of all families.
-pub(super) const KEYS: [&str; 31] = [
-    "layers_block_type",
-    "hybrid_override_pattern",
-    "layer_norm_epsilon",
-    "mlp_bias",
-    "mlp_hidden_act",
-    "mamba_hidden_act",
-    "mamba_num_heads",
-    "mamba_head_dim",
-    "n_groups",
-    "ssm_state_size",
-    "conv_kernel",
-    "use_conv_bias",
-    "use_bias",
-    "time_step_limit",
-    "time_step_min",
-    "time_step_max",
-    "time_step_floor",
-    "rescale_prenorm_residual",
-    "initializer_range",
-    "n_routed_experts",
-    "num_experts_per_tok",
-    "n_group",
-    "topk_group",
-    "norm_topk_prob",
-    "routed_scaling_factor",
-    "moe_intermediate_size",
-    "moe_shared_expert_intermediate_size",
-    "n_shared_experts",
-    "moe_latent_size",
-    "norm_eps",
-    "attention_head_dim",
-];
 
 /// A number that may be infinite, which JSON cannot write.
 #[derive(Deserialize)]
@@ -155,61 +115,47 @@ impl BlockKind {
     }
 }
 
+fn listed_blocks(names: &[String]) -> Result<Vec<BlockKind>, ConfigError> {
+    let block = |(place, name): (usize, &String)| {
+        let (key, found) = ("layers_block_type", name.clone());
+        BlockKind::from_name(name).ok_or(ConfigError::Block { key, place, found, known: NAMES })
+    };
+    names.iter().enumerate().map(block).collect()
+}
+
+fn lettered_blocks(pattern: &str) -> Result<Vec<BlockKind>, ConfigError> {
+    let block = |(place, letter): (usize, char)| {
+        let (key, found) = ("hybrid_override_pattern", letter.to_string());
+        BlockKind::from_letter(letter).ok_or(ConfigError::Block { key, place, found, known: LETTERS })
+    };
+    pattern.chars().enumerate().map(block).collect()
+}
+
 impl RawConfig {
-    /// Returns the blocks of the pattern or, if there is none, of the list. An error says which block is unknown.
+    /// Returns the blocks of the list or of the pattern, which must agree if both are written. An error says which block is
+    /// unknown.
     fn blocks(&self) -> Result<Vec<BlockKind>, ConfigError> {
-        if let Some(names) =
-            self.layers_block_type.as_ref().filter(|_| self.hybrid_override_pattern.is_none())
-        {
-            let block = |(place, name): (usize, &String)| {
-                BlockKind::from_name(name).ok_or_else(|| ConfigError::Block {
-                    key: "layers_block_type",
-                    place,
-                    found: name.clone(),
-                    known: NAMES,
-                })
-            };
-            return names.iter().enumerate().map(block).collect();
-        }
-        let pattern = self.hybrid_override_pattern.as_deref().ok_or_else(|| {
-            ConfigError::Parse(Error::custom(
-                "missing field `layers_block_type` (or `hybrid_override_pattern`): the kinds of the blocks",
-            ))
-        })?;
-        let block = |(place, letter): (usize, char)| {
-            BlockKind::from_letter(letter).ok_or_else(|| ConfigError::Block {
+        let listed = self.layers_block_type.as_deref().map(listed_blocks).transpose()?;
+        let pattern = self.hybrid_override_pattern.as_deref();
+        let lettered = pattern.map(lettered_blocks).transpose()?;
+        match (listed, lettered) {
+            (Some(listed), Some(lettered)) if listed != lettered => Err(ConfigError::NotSupported {
                 key: "hybrid_override_pattern",
-                place,
-                found: letter.to_string(),
-                known: LETTERS,
-            })
-        };
-        pattern.chars().enumerate().map(block).collect()
+                value: pattern.unwrap_or_default().to_owned(),
+                supported: "the same as in `layers_block_type`",
+            }),
+            (listed, lettered) => listed.or(lettered).ok_or_else(|| {
+                ConfigError::Parse(Error::custom(
+                    "missing field `layers_block_type` (or `hybrid_override_pattern`): the kinds of the blocks",
+                ))
+            }),
+        }
     }
 
     fn refuse_unsupported(&self, blocks: &[BlockKind]) -> Result<(), ConfigError> {
         let refuse = |key, value: &dyn ToString, supported| {
             Err(ConfigError::NotSupported { key, value: value.to_string(), supported })
         };
-        let acts = [
-            ("mlp_hidden_act", &self.mlp_hidden_act, "relu2"),
-            ("mamba_hidden_act", &self.mamba_hidden_act, "silu"),
-        ];
-        for (key, found, supported) in acts {
-            if let Some(found) = found.as_ref().filter(|found| *found != supported) {
-                return refuse(key, found, supported);
-            }
-        }
-        for (key, rate) in
-            [("attention_dropout", self.attention_dropout), ("hidden_dropout", self.hidden_dropout)]
-        {
-            if let Some(rate) = rate.filter(|rate| *rate != 0.0) {
-                return refuse(key, &rate, "0");
-            }
-        }
-        if let Some(window) = self.sliding_window {
-            return refuse("sliding_window", &window, "null");
-        }
         if !blocks.contains(&BlockKind::Experts) {
             return Ok(());
         }

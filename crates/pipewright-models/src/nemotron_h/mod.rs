@@ -11,6 +11,7 @@ mod describe;
 mod experts;
 mod initial;
 mod json;
+mod keys;
 mod stage;
 
 pub use config::{BlockKind, Experts, NemotronHConfig};

@@ -13,6 +13,7 @@ use pipewright_schedule::{Microbatch, ModelDesc, StageIndex};
 use super::block::Block;
 use super::config::{BlockKind, NemotronHConfig};
 use super::initial::InitialParameters;
+use crate::config_key::KeyTable;
 use crate::decoder::{DecoderConfig, DecoderInput};
 use crate::documents::given_scope;
 use crate::error::{ConfigError, SplitModel};
@@ -156,7 +157,8 @@ impl NextToken for NemotronHStage {
 impl ModelFamily for NemotronHConfig {
     const MODEL_TYPE: &'static str = "nemotron_h";
     const ARCHITECTURE: &'static str = "NemotronHForCausalLM";
-    const KEYS: &'static [&'static str] = &super::json::KEYS;
+    const TABLE: &'static KeyTable = &super::keys::TABLE;
+    const RENAMED: &'static [(&'static str, &'static str)] = &super::keys::RENAMED;
     type Stage = NemotronHStage;
 
     /// Returns a model of Mamba-2 mixers and feed-forward layers in turn, with attention in every eighth block.

@@ -2,5 +2,7 @@
 
 mod head_parts;
 mod stages;
+mod config_keys;
 mod hf;
 mod packed;
+mod real_files;

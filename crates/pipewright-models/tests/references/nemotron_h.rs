@@ -401,6 +401,33 @@ fn changed(changes: Value) -> Result<NemotronHConfig, String> {
     changed_json(json, changes, NemotronHConfig::from_json)
 }
 
+/// The step of the scan is at least `time_step_min`, and `time_step_limit` has no effect. The losses are those of transformers
+/// 5.23 for the same weights and tokens.
+#[test]
+fn the_lowest_step_is_that_of_transformers() {
+    let device = Device::flex();
+    let loss = |changes: Value| -> f32 {
+        let config = changed(changes).expect("it is valid");
+        let dir = Reference::load(NAME).dir;
+        let layers = 0..config.describe(1).layers.len();
+        let stage = hf::load_stage(&dir, &config, layers, &device).expect("it loads");
+        let ids = |from: i64| {
+            let ids: Vec<i64> = (from..from + 15).collect();
+            Tensor::<2, Int>::from_data(TensorData::new(ids, [1, 15]), &device)
+        };
+        cross_entropy(stage.run(DecoderInput::Tokens(ids(40))), ids(41)).into_scalar()
+    };
+    let check = |changes: Value, expected: f32| {
+        let found = loss(changes.clone());
+        assert!((found - expected).abs() < 1e-5, "{changes}: {found} for {expected}");
+    };
+    let infinity = json!({"__float__": "Infinity"});
+    check(json!({}), 5.469_294_5);
+    check(json!({"time_step_limit": [0.0, infinity], "time_step_min": 0.3}), 5.465_152_3);
+    check(json!({"time_step_limit": [0.3, infinity]}), 5.469_294_5);
+    check(json!({"time_step_limit": [0.3, 0.31]}), 5.469_294_5);
+}
+
 #[test]
 fn a_pattern_of_letters_is_the_same_model() {
     let listed = changed(json!({})).expect("it is the reference");

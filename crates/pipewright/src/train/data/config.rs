@@ -56,7 +56,7 @@ impl DataConfig {
     /// too.
     ///
     /// # Errors
-    /// When a pattern matches no file, a file cannot be read, is not a regular file, is not UTF-8 or not an array of
+    /// When a pattern matches no file, a file cannot be read, is not a regular file, is not text in UTF-8 or not an array of
     /// ids, a row has another length, an id is not below `vocab_size`, there is no token at all, there is too much data
     /// for the memory, there are fewer rows than a batch takes, or the id that begins documents is not below
     /// `vocab_size`.

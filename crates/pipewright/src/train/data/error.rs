@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use thiserror::Error;
 
 use crate::bounded_file::Size;
+use crate::train::data::content::Binary;
 
 /// Why training data cannot be read.
 #[derive(Error)]
@@ -74,6 +75,22 @@ pub enum DataError {
         path: PathBuf,
         /// How many bytes of the file are valid.
         offset: u64,
+    },
+    /// A file has a format that is not text.
+    #[error("{}: {binary}", path.display())]
+    NotText {
+        /// The file.
+        path: PathBuf,
+        /// What it is.
+        binary: Binary,
+    },
+    /// A file stands for another one, which Git LFS has not downloaded.
+    #[error(
+        "{}: this is a Git LFS pointer, not the file itself: run `git lfs pull` in its folder, or download the file", path.display()
+    )]
+    LfsPointer {
+        /// The file.
+        path: PathBuf,
     },
     /// All files together hold no token.
     #[error("{}: the data is empty; name files that hold text", path.display())]
@@ -206,7 +223,8 @@ pub enum DataError {
     },
     /// The library was built without tokenizers.
     #[error(
-        "{}: tokenizer files are not compiled in; use the tokenizer \"bytes\", or build with the feature `tokenizers`",
+        "{}: tokenizer files are not compiled in; use the tokenizer \"bytes\", or build with the feature `tokenizers` \
+         (`cargo build --release --features tokenizers`)",
         path.display()
     )]
     TokenizersNotCompiledIn {

@@ -5,6 +5,7 @@ use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 
 use crate::bounded_file::require_regular;
+use crate::train::data::content;
 use crate::train::data::error::{DataError, TokenPlace};
 use crate::train::data::ids::Ids;
 use crate::train::data::memory_budget::MemoryBudget;
@@ -28,11 +29,12 @@ pub(super) fn read(
         if read == 0 {
             break;
         }
+        let row = if line == 1 { first_line(path, &text)? } else { &text };
         if read as u64 > limit {
             return Err(DataError::LongLine { path: path.to_owned(), line, limit, seq_len });
         }
-        if !text.iter().all(u8::is_ascii_whitespace) {
-            let row = parse(path, line, &text)?;
+        if !row.iter().all(u8::is_ascii_whitespace) {
+            let row = parse(path, line, row)?;
             check_row(path, line, &row, seq_len, vocab_size)?;
             budget.take(path, (row.len() * ids.width()) as u64)?;
             // Every id is below vocab_size, which fits, so the conversion loses nothing.
@@ -40,6 +42,17 @@ pub(super) fn read(
         }
     }
     Ok(ids)
+}
+
+/// Returns the first line without the byte-order mark that some editors write. A file of another format is refused.
+fn first_line<'a>(path: &Path, line: &'a [u8]) -> Result<&'a [u8], DataError> {
+    if content::is_lfs_pointer(line) {
+        return Err(DataError::LfsPointer { path: path.to_owned() });
+    }
+    match content::binary(line) {
+        Some(binary) => Err(DataError::NotText { path: path.to_owned(), binary }),
+        None => Ok(line.strip_prefix(b"\xef\xbb\xbf").unwrap_or(line)),
+    }
 }
 
 /// Returns the longest accepted line in bytes: room for every id with its comma and much white space.

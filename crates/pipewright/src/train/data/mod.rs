@@ -28,6 +28,7 @@
 
 mod codec;
 mod config;
+mod content;
 mod documents;
 mod error;
 mod files;
@@ -46,6 +47,7 @@ mod tokenizer;
 pub use crate::checkpoint::Cursor;
 pub use codec::TokenCodec;
 pub use config::{DataConfig, Tokenizer};
+pub use content::Binary;
 pub use documents::{DOCUMENTS, Documents, POSITIONS};
 pub use error::{DataError, TokenPlace};
 pub use rows::{Batch, DataIdentity, TokenRows};

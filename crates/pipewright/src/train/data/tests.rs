@@ -338,7 +338,7 @@ fn tokenizer_files_need_a_feature() {
     let tokenizer = Tokenizer::File(Path::new("t.json").to_owned());
     let result = open_with("a.txt", b"abc", 256, 1, |config| config.tokenizer = tokenizer);
     let message = "t.json: tokenizer files are not compiled in; use the tokenizer \"bytes\", or build with the feature \
-                   `tokenizers`";
+                   `tokenizers` (`cargo build --release --features tokenizers`)";
     assert_eq!(result.expect_err("the feature is off"), message);
 }
 
@@ -360,4 +360,81 @@ fn a_tokenizer_file_gives_the_ids() {
     assert_eq!(read(tokenizer, 300).expect_err("a small vocabulary"), beyond);
     let error = read("{}", 300).expect_err("no tokenizer");
     assert_eq!(error, "t.json: not a tokenizer.json of Hugging Face (the other choice is \"bytes\")");
+}
+
+/// A tokenizer that puts `<s>` (id 1) before a text.
+#[cfg(feature = "tokenizers")]
+const BEGINNING: &str = r#"{"version": "1.0", "pre_tokenizer": {"type": "Whitespace"},
+    "added_tokens": [{"id": 1, "content": "<s>", "single_word": false, "lstrip": false, "rstrip": false, "normalized": false,
+        "special": true}],
+    "post_processor": {"type": "TemplateProcessing",
+        "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+        "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+        "special_tokens": {"<s>": {"id": "<s>", "ids": [1], "tokens": ["<s>"]}}},
+    "model": {"type": "WordLevel", "vocab": {"?": 0, "<s>": 1, "to": 2, "be": 3}, "unk_token": "?"}}"#;
+
+#[cfg(feature = "tokenizers")]
+#[test]
+fn a_tokenizer_adds_its_special_tokens_to_each_document_once() {
+    let read = |bos: Option<u32>| {
+        let read = open_with("a.txt", b"to be", 8, 1, |config| {
+            let tokenizer = config.path[0].replace("a.txt", "t.json");
+            std::fs::write(&tokenizer, BEGINNING).expect("a file");
+            let second = config.path[0].replace("a.txt", "b.txt");
+            std::fs::write(&second, "be to").expect("a file");
+            config.path.push(second);
+            config.documents =
+                bos.map(|bos_id| Documents { bos_id, packed: false, restart_positions: false });
+            (config.tokenizer, config.seq_len) = (Tokenizer::File(Path::new(&tokenizer).to_owned()), 5);
+        });
+        let batch = read.expect("good data").next_batch(1);
+        batch.inputs.into_iter().chain(batch.targets.last().copied()).collect::<Vec<i32>>()
+    };
+    assert_eq!(read(None), [1, 2, 3, 1, 3, 2]);
+    assert_eq!(read(Some(1)), [1, 2, 3, 1, 3, 2], "the token is not doubled");
+    assert_eq!(read(Some(0)), [0, 1, 2, 3, 0, 1]);
+}
+
+#[cfg(feature = "tokenizers")]
+#[test]
+fn a_tokenizer_that_cuts_and_fills_texts_gives_all_of_their_tokens() {
+    let cutting = BEGINNING.replacen(
+        '{',
+        r#"{"truncation": {"direction": "Right", "max_length": 3, "strategy": "LongestFirst", "stride": 0},
+            "padding": {"strategy": {"Fixed": 9}, "direction": "Right", "pad_to_multiple_of": null, "pad_id": 0,
+                "pad_type_id": 0, "pad_token": "?"},"#,
+        1,
+    );
+    let rows = open_with("a.txt", b"to be to be", 8, 1, |config| {
+        let path = config.path[0].replace("a.txt", "t.json");
+        std::fs::write(&path, cutting).expect("a file");
+        config.tokenizer = Tokenizer::File(Path::new(&path).to_owned());
+    });
+    assert_eq!(rows.map(|rows| rows.tokens()), Ok(5));
+}
+
+#[test]
+fn a_byte_order_mark_begins_a_file_of_ids() {
+    let mut rows = open("a.jsonl", b"\xef\xbb\xbf[1, 2, 3]\n[4, 5, 6]\n", 2, 256).expect("good data");
+    assert_eq!(rows.next_batch(2).inputs, [1, 2, 4, 5]);
+    assert!(open("a.jsonl", b"\xef\xbb\xbf\n[1, 2, 3]\n[4, 5, 6]", 2, 256).is_ok());
+}
+
+#[test]
+fn what_is_not_text_is_refused_with_what_it_is() {
+    let check = |name: &str, content: &[u8], part: &str| {
+        let error = open(name, content, 4, 256).expect_err(part);
+        assert!(error.starts_with(&format!("{name}: ")) && error.contains(part), "{error}");
+    };
+    let ids: Vec<u8> = [72u16, 105, 10, 400].into_iter().flat_map(u16::to_le_bytes).collect();
+    check("train.bin", &ids, "byte 1 is 0");
+    check("a.txt", b"\x1f\x8b\x08\0rest", "a gzip archive");
+    check("a.jsonl", b"\x1f\x8b\x08\0rest", "a gzip archive");
+    check("a.jsonl.gz", b"\x1f\x8b\x08\0rest", "a gzip archive");
+    check("a.parquet", b"PAR1\x15\0\x15", "a Parquet file");
+    let pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n";
+    check("a.txt", pointer, "this is a Git LFS pointer");
+    check("a.jsonl", pointer, "this is a Git LFS pointer");
+    let mut rows = open("a.txt", "ж 世界🦀".as_bytes(), 2, 256).expect("text in any language");
+    assert_eq!(rows.next_batch(2).inputs[..2], [0xd0, 0xb6]);
 }

@@ -5,6 +5,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use crate::bounded_file::require_regular;
+use crate::train::data::content;
 use crate::train::data::error::{DataError, TokenPlace};
 use crate::train::data::ids::Ids;
 use crate::train::data::memory_budget::MemoryBudget;
@@ -76,8 +77,14 @@ pub(super) fn append(path: &Path, bytes: &mut Vec<u8>, budget: &MemoryBudget) ->
     budget.require(path, read as u64)
 }
 
-/// Returns the text in a file's bytes.
+/// Returns the text in a file's bytes. A file that is not text is refused with what it is.
 pub(super) fn utf8<'a>(path: &Path, bytes: &'a [u8]) -> Result<&'a str, DataError> {
+    if let Some(binary) = content::binary(bytes) {
+        return Err(DataError::NotText { path: path.to_owned(), binary });
+    }
+    if content::is_lfs_pointer(bytes) {
+        return Err(DataError::LfsPointer { path: path.to_owned() });
+    }
     std::str::from_utf8(bytes)
         .map_err(|error| DataError::NotUtf8 { path: path.to_owned(), offset: error.valid_up_to() as u64 })
 }

@@ -1,7 +1,7 @@
 //! Reads text files through a `tokenizer.json` in Hugging Face's format; needs the feature `tokenizers`.
 //!
-//! A file's text is tokenized as a whole, without special tokens, because cutting it would change the tokens at the
-//! cut. While a file is read, its tokens take many times the memory of its text.
+//! A file's text is one document. It is tokenized as a whole, because cutting it would change the tokens at the cut, and with the
+//! special tokens that the tokenizer puts around a text, such as the one that begins it. While a file is read, its tokens take many times the memory of its text.
 
 use std::path::{Path, PathBuf};
 
@@ -47,8 +47,8 @@ pub(super) fn read(
         text::append(path, &mut bytes, budget)?;
         budget.require(path, MEMORY_OF_A_BYTE.saturating_mul(bytes.len() as u64))?;
         let before = ids.len();
-        let document = encoder.encode(text::utf8(path, &bytes)?, path, vocab_size, false)?;
-        ids.push_document(bos, document);
+        let document = encoder.encode(text::utf8(path, &bytes)?, path, vocab_size, true)?;
+        ids.push_document(beginning(bos, &document), document);
         budget.take(path, ((ids.len() - before) * ids.width()) as u64)?;
     }
     Ok(ids)
@@ -63,9 +63,14 @@ pub(super) fn of_text(
     vocab_size: usize,
 ) -> Result<Ids, DataError> {
     let mut ids = Ids::new(vocab_size);
-    let document = Encoder::load(tokenizer)?.encode(text, name, vocab_size, false)?;
-    ids.push_document(bos, document);
+    let document = Encoder::load(tokenizer)?.encode(text, name, vocab_size, true)?;
+    ids.push_document(beginning(bos, &document), document);
     Ok(ids)
+}
+
+/// Returns the id to put before a document, which the tokenizer may have put there already.
+fn beginning(bos: Option<u32>, document: &[u32]) -> Option<u32> {
+    bos.filter(|bos| document.first() != Some(bos))
 }
 
 #[cfg(feature = "tokenizers")]
@@ -74,8 +79,13 @@ impl Encoder {
     pub(super) fn load(path: &Path) -> Result<Self, DataError> {
         let content = crate::bounded_file::read_regular(path, LARGEST_TOKENIZER)
             .map_err(|source| DataError::Read { path: path.to_owned(), source })?;
-        let tokenizer = tokenizers::Tokenizer::from_bytes(content)
-            .map_err(|source| DataError::Tokenizer { path: path.to_owned(), source })?;
+        if crate::train::data::content::is_lfs_pointer(&content) {
+            return Err(DataError::LfsPointer { path: path.to_owned() });
+        }
+        let unusable = |source| DataError::Tokenizer { path: path.to_owned(), source };
+        let mut tokenizer = tokenizers::Tokenizer::from_bytes(content).map_err(unusable)?;
+        // The file may say how its author cut and filled texts. Both would lose or invent tokens here.
+        tokenizer.with_padding(None).with_truncation(None).map_err(unusable)?;
         Ok(Self { path: path.to_owned(), tokenizer: Box::new(tokenizer) })
     }
 

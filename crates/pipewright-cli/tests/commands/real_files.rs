@@ -1,0 +1,169 @@
+//! Models and data as they are found in practice, on the command line.
+
+use std::fs;
+
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use super::command_line::{folder, run_in, succeed, text};
+
+/// Writes a small trained model to the folder `m` and returns its configuration.
+fn exported() -> (TempDir, Value) {
+    let folder = folder();
+    succeed(&folder, &["train", "small.toml"]);
+    succeed(&folder, &["export", "out", "m"]);
+    let config = fs::read(folder.path().join("m/config.json")).expect("a configuration");
+    (folder, serde_json::from_slice(&config).expect("JSON"))
+}
+
+fn write(folder: &TempDir, name: &str, content: impl AsRef<[u8]>) {
+    fs::write(folder.path().join(name), content).expect("the scratch folder takes files");
+}
+
+/// Runs a command on `small.toml` with overrides. Returns its exit code and standard error.
+fn told(folder: &TempDir, command: &str, set: &[&str]) -> (Option<i32>, String) {
+    let set = set.iter().flat_map(|set| ["--set", set]);
+    let output = run_in(folder.path(), &[command, "small.toml"].into_iter().chain(set).collect::<Vec<_>>());
+    (output.status.code(), text(&output.stderr))
+}
+
+fn check_refused(folder: &TempDir, set: &[&str], part: &str) {
+    let (code, words) = told(folder, "check", set);
+    assert_eq!(code, Some(2), "{words}");
+    assert!(words.contains(part), "{words}\nhas not: {part}");
+}
+
+fn check_accepted(folder: &TempDir, command: &str, set: &[&str], part: &str) {
+    let (code, words) = told(folder, command, set);
+    assert_eq!(code, Some(0), "{words}");
+    assert!(words.contains(part), "{words}\nhas not: {part}");
+}
+
+const FROM: &str = "model.from=m";
+
+#[test]
+fn a_configuration_alone_starts_from_random_weights() {
+    let (folder, _) = exported();
+    fs::remove_file(folder.path().join("m/model.safetensors")).expect("it is there");
+    let note = "there are no weights: training starts from random ones";
+    for command in ["check", "plan", "train"] {
+        check_accepted(&folder, command, &[FROM, "run.out=other"], note);
+    }
+    check_accepted(&folder, "check", &["model.from=m/config.json", "run.out=other"], note);
+}
+
+#[test]
+fn a_pasted_configuration_is_taken_and_what_has_no_effect_is_named() {
+    let folder = folder();
+    let paste = |lines: &str| {
+        let config = format!(
+            "[model]\n{lines}\n[data]\npath = \"text.txt\"\nseq_len = 8\n[run]\nsteps = 1\nout = \"out\"\n"
+        );
+        write(&folder, "small.toml", config);
+    };
+    let sizes = "vocab_size = 128\nhidden_size = 16\nintermediate_size = 24\nnum_hidden_layers = 2\nnum_attention_heads = 2\n\
+                 num_key_value_heads = 1\nhead_dim = 8\nrms_norm_eps = 1e-6\ntie_word_embeddings = true\n";
+    let rest = "architectures = [\"Qwen3ForCausalLM\"]\nmodel_type = \"qwen3\"\ntorch_dtype = \"bfloat16\"\nuse_cache = true\n\
+                hidden_act = \"silu\"\nattention_bias = false\nattention_dropout = 0.0\nuse_sliding_window = false\n\
+                max_window_layers = 2\nmax_position_embeddings = 4096\ninitializer_range = 0.02\ntransformers_version = \"4.51.0\"\n\
+                bos_token_id = 3\neos_token_id = 5\nrope_theta = 1000000\n";
+    paste(&format!("{sizes}{rest}"));
+    let (code, words) = told(&folder, "train", &[]);
+    assert_eq!(code, Some(0), "{words}");
+    let note = "`hidden_act`, `max_window_layers`, `torch_dtype`, `transformers_version`, `use_cache`, `use_sliding_window`";
+    assert!(words.contains(note), "{words}");
+    succeed(&folder, &["export", "out", "m"]);
+    let config = fs::read(folder.path().join("m/config.json")).expect("a configuration");
+    let config: Value = serde_json::from_slice(&config).expect("JSON");
+    assert_eq!(config["model_type"], "qwen3");
+    let found = ["eos_token_id", "bos_token_id", "max_position_embeddings"].map(|key| config[key].clone());
+    assert_eq!(found, [json!(5), json!(3), json!(4096)]);
+
+    for (line, part) in [
+        ("model_type = \"granite\"\nlogits_scaling = 8.0", "which cannot compute `logits_scaling = 8.0`"),
+        ("hidden_act = \"gelu\"", "`hidden_act = gelu` is not supported"),
+        ("sliding_window = 4096", "`sliding_window = 4096` is not supported"),
+        ("rope_scaling = { rope_typ = \"llama3\" }", "`rope_scaling.rope_typ` is not a key"),
+        ("rope_scaling = nan", "rope_scaling"),
+        ("rope_scaling = 2025-01-01", "no value of a model is a date"),
+        ("rope_scaling = { factor = 2025-01-01 }", "no value of a model is a date"),
+        ("hidden_siez = 3", "unknown key `hidden_siez`"),
+    ] {
+        paste(&format!("{sizes}{line}\n"));
+        check_refused(&folder, &[], part);
+    }
+}
+
+#[test]
+fn unused_tensors_and_unknown_keys_are_named() {
+    let (folder, mut config) = exported();
+    config["my_note"] = json!("x");
+    config["model_type"] = json!("qwen2");
+    config["architectures"] = json!(["Qwen2ForCausalLM"]);
+    write(&folder, "m/config.json", config.to_string());
+    check_refused(&folder, &[FROM], ".bias` is missing");
+    config["model_type"] = json!("llama");
+    config["architectures"] = json!(["LlamaForCausalLM"]);
+    write(&folder, "m/config.json", config.to_string());
+    check_accepted(&folder, "train", &[FROM], "config.json has keys that are not known: `my_note`");
+    config["logits_scaling"] = json!(8.0);
+    write(&folder, "m/config.json", config.to_string());
+    check_refused(&folder, &[FROM], "`logits_scaling = 8.0` is not supported: only 1 is");
+}
+
+/// A tokenizer that puts `<s>` before a text.
+const TOKENIZER: &str = r#"{"version": "1.0", "pre_tokenizer": {"type": "Whitespace"},
+    "added_tokens": [{"id": 1, "content": "<s>", "single_word": false, "lstrip": false, "rstrip": false, "normalized": false,
+        "special": true}],
+    "post_processor": {"type": "TemplateProcessing",
+        "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+        "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+        "special_tokens": {"<s>": {"id": "<s>", "ids": [1], "tokens": ["<s>"]}}},
+    "model": {"type": "WordLevel", "vocab": {"?": 0, "<s>": 1, "the": 2, "fox": 3}, "unk_token": "?"}}"#;
+
+#[test]
+fn the_tokenizer_of_the_model_is_the_default() {
+    let (folder, _) = exported();
+    write(&folder, "m/tokenizer.json", TOKENIZER);
+    if cfg!(feature = "tokenizers") {
+        let output = succeed(&folder, &["check", "small.toml", "--set", FROM]);
+        // 14 words in each of four sentences, and the token that begins the text.
+        assert!(output.contains("57 tokens"), "{output}");
+    } else {
+        check_refused(&folder, &[FROM], "cargo build --release --features tokenizers");
+    }
+    let output = succeed(&folder, &["check", "small.toml", "--set", FROM, "--set", "data.tokenizer=bytes"]);
+    assert!(output.contains("264 tokens"), "{output}");
+    fs::remove_file(folder.path().join("m/tokenizer.json")).expect("it is there");
+    write(&folder, "m/tokenizer.model", "x");
+    check_refused(&folder, &[FROM], "in a form that is not read (tokenizer.model)");
+}
+
+#[test]
+fn an_export_keeps_the_element_type_of_the_weights() {
+    let (folder, _) = exported();
+    succeed(&folder, &["export", "out", "half", "--dtype", "bfloat16"]);
+    succeed(&folder, &["train", "small.toml", "--set", "model.from=half", "--set", "run.out=second"]);
+    succeed(&folder, &["export", "second", "again"]);
+    succeed(&folder, &["export", "second", "single", "--dtype", "float32"]);
+    let length =
+        |name: &str| fs::metadata(folder.path().join(name).join("model.safetensors")).expect("weights").len();
+    assert_eq!(length("again"), length("half"));
+    assert!(length("single") > length("half") * 3 / 2);
+    let config = fs::read_to_string(folder.path().join("again/config.json")).expect("a configuration");
+    assert!(config.contains("\"dtype\": \"bfloat16\""), "{config}");
+}
+
+#[test]
+fn other_forms_of_models_and_data_are_named() {
+    let folder = folder();
+    check_refused(&folder, &["model.from=meta-llama/Llama-3.2-1B"], "hf download meta-llama/Llama-3.2-1B");
+    write(&folder, "m.gguf", "GGUF");
+    check_refused(&folder, &["model.from=m.gguf"], "this is a GGUF file");
+    write(&folder, "ids.bin", [72u16, 105, 300].map(u16::to_le_bytes).concat());
+    check_refused(&folder, &["data.path=ids.bin"], "ids.bin: byte 1 is 0");
+    write(&folder, "a.parquet", b"PAR1\x15\0\x15\0");
+    check_refused(&folder, &["data.path=a.parquet"], "the file is a Parquet file, not text: export");
+    write(&folder, "a.txt.gz", b"\x1f\x8b\x08\0\0");
+    check_refused(&folder, &["data.path=a.txt.gz"], "the file is a gzip archive, not text: unpack it");
+}

@@ -1,0 +1,33 @@
+//! The keys of `config.json` that all families of this form share.
+
+use crate::config_key::{Harmless, Refused};
+
+/// The keys with which every family of this form computes.
+pub(crate) const COMPUTED_KEYS: &[&str] = &[
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "rms_norm_eps",
+    "rope_theta",
+    "rope_parameters",
+    "rope_scaling",
+    "tie_word_embeddings",
+    "initializer_range",
+    "max_position_embeddings",
+];
+
+/// The keys that every family of this form refuses.
+pub(crate) const REFUSED_KEYS: &[Refused] = &[
+    Refused { key: "hidden_act", harmless: Harmless::Word("silu") },
+    Refused { key: "attention_dropout", harmless: Harmless::Number(0.0) },
+    Refused { key: "partial_rotary_factor", harmless: Harmless::Number(1.0) },
+    Refused { key: "use_sliding_window", harmless: Harmless::False },
+    Refused { key: "layer_types", harmless: Harmless::AllOf("full_attention") },
+];
+
+/// The keys of windows, which have no effect unless `use_sliding_window` is true.
+pub(crate) const WINDOW_KEYS: &[&str] = &["sliding_window", "max_window_layers"];

@@ -1,0 +1,93 @@
+//! Compares the tensors in the files of a directory with those of the model that its configuration describes.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use super::HfError;
+use super::layout::file_shape;
+use super::weights::Weights;
+use crate::parameter::{ParameterKind, ParameterSpec};
+
+/// The head's matrix, which a model with tied embeddings does not have.
+const HEAD: &str = "lm_head.weight";
+
+/// Checks that `dir` has weights for the `parameters` of a model, and no further layers. It reads the headers and lengths of the
+/// files. Every file that an index names must exist and be complete, whether the model needs it or not. Returns the names of
+/// the tensors that the model does not use.
+///
+/// # Errors
+/// When a file is missing, cut short or not a safetensors file, when a tensor is missing or has another shape or an
+/// unknown element type, when the files have more layers than the model, or when the model's head is tied to the embeddings and
+/// the files have another head.
+pub fn check_weights(dir: &Path, parameters: &[ParameterSpec]) -> Result<Vec<String>, HfError> {
+    let mut weights = Weights::open(dir)?;
+    for name in weights.file_names()? {
+        weights.file(name)?;
+    }
+    for spec in parameters {
+        let (tensor, file) = weights.find(&spec.path)?;
+        weights.file(file)?.check(&tensor, &file_shape(spec))?;
+    }
+    unused(&mut weights, parameters)
+}
+
+/// Returns the names of the tensors that the model with these parameters does not use, if they do not contradict it.
+pub(super) fn unused(weights: &mut Weights, parameters: &[ParameterSpec]) -> Result<Vec<String>, HfError> {
+    let used: BTreeSet<String> =
+        parameters.iter().filter_map(|spec| weights.name_of(&spec.path)).map(Into::into).collect();
+    // The frequencies of the positions follow from the configuration.
+    let is_unused = |tensor: &&str| !used.contains(*tensor) && !tensor.ends_with("rotary_emb.inv_freq");
+    let mut unused: Vec<String> = weights.tensors().filter(is_unused).map(str::to_owned).collect();
+    require_no_further_layers(weights, &used, &unused)?;
+    if unused.iter().any(|tensor| tensor == HEAD) && is_tied_to(weights, parameters)? {
+        unused.retain(|tensor| tensor != HEAD);
+    }
+    Ok(unused)
+}
+
+/// Returns the index of the layer that a tensor belongs to.
+fn layer_of(tensor: &str) -> Option<usize> {
+    let rest = ["model.", "backbone."].into_iter().find_map(|prefix| tensor.strip_prefix(prefix));
+    rest.unwrap_or(tensor).strip_prefix("layers.")?.split('.').next()?.parse().ok()
+}
+
+fn require_no_further_layers(
+    weights: &Weights,
+    used: &BTreeSet<String>,
+    unused: &[String],
+) -> Result<(), HfError> {
+    let layers = |names: &mut dyn Iterator<Item = &String>| names.filter_map(|name| layer_of(name)).max();
+    let expected = layers(&mut used.iter()).map_or(0, |last| last + 1);
+    match layers(&mut unused.iter()).map(|last| last + 1) {
+        Some(found) if found > expected => {
+            Err(HfError::FurtherLayers { path: weights.index().to_owned(), expected, found })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Returns whether the head in the files equals the embeddings, to which the model ties its head.
+fn is_tied_to(weights: &mut Weights, parameters: &[ParameterSpec]) -> Result<bool, HfError> {
+    /// Rows that are compared at a time.
+    const ROWS: usize = 1024;
+    let Some(table) = parameters.iter().find(|spec| spec.kind == ParameterKind::Table) else {
+        return Ok(false);
+    };
+    let ((tensor, file), (_, head_file)) = (weights.find(&table.path)?, weights.find(HEAD)?);
+    let shape = file_shape(table);
+    let path = weights.directory().join(&head_file);
+    let different = || HfError::UntiedHead { path: path.clone(), embedding: tensor.clone() };
+    if weights.file(head_file.clone())?.check(HEAD, &shape).is_err() {
+        return Err(different());
+    }
+    for start in (0..shape[0]).step_by(ROWS) {
+        let rows = start..(start + ROWS).min(shape[0]);
+        let own = weights.file(file.clone())?.read_rows(&tensor, &shape, rows.clone())?;
+        let head = weights.file(head_file.clone())?.read_rows(HEAD, &shape, rows)?;
+        // Values that are not numbers are reported when they are loaded.
+        if own.iter().zip(&head).any(|(own, head)| own != head && !own.is_nan()) {
+            return Err(different());
+        }
+    }
+    Ok(true)
+}

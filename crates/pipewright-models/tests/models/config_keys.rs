@@ -1,0 +1,186 @@
+//! Every key of `config.json` is computed, harmless, or refused with its name.
+
+use pipewright_models::ModelConfig;
+use serde_json::{Value, json};
+
+/// Returns the configuration of a small model of a family with some keys changed.
+fn changed(family: &str, change: Value) -> Value {
+    let mut json = json!({
+        "model_type": family, "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8
+    });
+    if family == "nemotron_h" {
+        json["hybrid_override_pattern"] = json!("M*-");
+    }
+    let (Value::Object(json), Value::Object(change)) = (&mut json, change) else { panic!("both are tables") };
+    json.extend(change);
+    Value::Object(json.clone())
+}
+
+const FAMILIES: [&str; 5] = ["llama", "qwen2", "qwen3", "qwen3_moe", "nemotron_h"];
+
+fn check_accepted(families: &[&str], change: Value) {
+    for family in families {
+        let read = ModelConfig::from_json(changed(family, change.clone()));
+        assert!(read.is_ok(), "{family} {change}: {:?}", read.map_err(|error| error.to_string()));
+    }
+}
+
+/// Checks that every family refuses a change, with an error that names its key.
+fn check_refused(families: &[&str], change: Value) {
+    let key = change.as_object().and_then(|change| change.keys().next().cloned()).expect("a key");
+    for family in families {
+        let error = ModelConfig::from_json(changed(family, change.clone())).expect_err(family).to_string();
+        assert!(error.contains(&key), "{family} {change}: {error}");
+    }
+}
+
+#[test]
+fn keys_that_change_the_computation_are_refused() {
+    let refused = [
+        json!({"sliding_window": 4096, "use_sliding_window": true}),
+        json!({"attention_dropout": 0.1}),
+        json!({"attention_multiplier": 0.0078}),
+        json!({"embedding_multiplier": 12.0}),
+        json!({"residual_multiplier": 0.22}),
+        json!({"logits_scaling": 8}),
+        json!({"logit_scale": 0.0625}),
+        json!({"final_logit_softcapping": 30.0}),
+        json!({"attn_logit_softcapping": 50.0}),
+        json!({"query_pre_attn_scalar": 256}),
+        json!({"qk_layernorm": true}),
+        json!({"clip_qkv": 8.0}),
+        json!({"alibi": true}),
+        json!({"no_rope_layers": [1, 0]}),
+        json!({"use_parallel_residual": true}),
+        json!({"hidden_activation": "gelu_pytorch_tanh"}),
+        json!({"embd_pdrop": 0.1}),
+        json!({"rope_interleaved": true}),
+        json!({"use_mrope": true}),
+        json!({"per_layer_config": {"0": {"head_dim": 2}}}),
+        json!({"kv_lora_rank": 512}),
+        json!({"attention_temperature": 2.0}),
+        json!({"is_encoder_decoder": true}),
+        json!({"architectures": ["MistralForCausalLM"]}),
+        json!({"quantization_config": {"quant_method": "gptq", "bits": 4}}),
+    ];
+    refused.into_iter().for_each(|change| check_refused(&FAMILIES, change));
+    check_refused(&["llama", "qwen2", "nemotron_h"], json!({"use_qk_norm": true}));
+    check_refused(&["qwen3", "qwen3_moe"], json!({"use_qk_norm": false}));
+    let decoders = &FAMILIES[..4];
+    check_refused(decoders, json!({"hidden_act": "gelu"}));
+    check_refused(decoders, json!({"partial_rotary_factor": 0.5}));
+    check_refused(decoders, json!({"layer_types": ["full_attention", "sliding_attention"]}));
+    check_refused(&["llama"], json!({"sliding_window": 4096}));
+    check_refused(&["qwen2", "qwen3", "qwen3_moe"], json!({"mlp_bias": true}));
+    check_refused(&["nemotron_h"], json!({"mlp_hidden_act": "silu"}));
+    check_refused(&["nemotron_h"], json!({"attention_bias": true}));
+}
+
+#[test]
+fn harmless_values_are_accepted() {
+    let harmless = [
+        json!({"sliding_window": null, "use_sliding_window": false, "max_window_layers": 28}),
+        json!({"attention_bias": false, "attention_dropout": 0.0}),
+        json!({"embedding_multiplier": 1.0, "residual_multiplier": 1, "logits_scaling": 1.0}),
+        json!({"qkv_bias": false, "clip_qkv": null, "embd_pdrop": 0.0, "no_rope_layers": []}),
+        json!({"rope_interleaved": false, "use_mrope": false, "quantization_config": null}),
+        json!({"pruned_heads": {}, "is_encoder_decoder": false, "torchscript": false, "tie_encoder_decoder": false}),
+        json!({"bos_token_id": 1, "eos_token_id": [2, 3], "pad_token_id": -1, "pretraining_tp": 2, "use_cache": true}),
+        json!({"unsloth_version": "2024.9", "_name_or_path": "x", "torch_dtype": "bfloat16", "max_length": 20}),
+        json!({"temperature": 0.6, "top_p": 0.9, "auto_map": {"AutoConfig": "c.C"}}),
+    ];
+    check_accepted(
+        &["qwen3", "qwen3_moe"],
+        json!({"use_qk_norm": true, "shared_expert_intermediate_size": 0}),
+    );
+    check_accepted(&["llama"], json!({"is_llama_config": true, "transformers.js_config": {"dtype": "q4"}}));
+    // A window is accepted where nothing turns it on.
+    check_accepted(&["llama"], json!({"sliding_window": 4096, "use_sliding_window": false}));
+    check_accepted(&["qwen2", "qwen3", "qwen3_moe"], json!({"sliding_window": 4096}));
+    harmless.into_iter().for_each(|change| check_accepted(&FAMILIES[..4], change));
+    check_accepted(&["llama"], json!({"architectures": ["LlamaModel"], "mlp_bias": false}));
+    check_accepted(
+        &["nemotron_h"],
+        json!({"expand": 2, "chunk_size": 128, "rope_theta": 1e4, "sliding_window": null, "residual_in_fp32": false,
+            "mamba_proj_bias": false, "use_mamba_kernels": true, "num_nextn_predict_layers": 0}),
+    );
+}
+
+#[test]
+fn several_keys_are_named_together() {
+    let json = changed("llama", json!({"embedding_multiplier": 12.0, "residual_multiplier": 0.22}));
+    let error = ModelConfig::from_json(json).expect_err("a Granite").to_string();
+    assert_eq!(
+        error,
+        "2 keys are not supported: `embedding_multiplier = 12.0` (only 1 is), `residual_multiplier = 0.22` (only 1 is)"
+    );
+}
+
+/// No advice turns a model of another family into one that computes something else.
+#[test]
+fn an_unknown_family_is_refused_with_the_keys_that_differ() {
+    let check = |family: &str, change: Value, named: &[&str]| {
+        let error = ModelConfig::from_json(changed(family, change)).expect_err(family).to_string();
+        assert!(!error.contains("set `model_type`"), "{error}");
+        named.iter().for_each(|key| assert!(error.contains(key), "{family}: {error}"));
+    };
+    check(
+        "granite",
+        json!({"logits_scaling": 8.0, "attention_multiplier": 0.01, "embedding_multiplier": 12}),
+        &["logits_scaling", "attention_multiplier", "embedding_multiplier"],
+    );
+    check("mistral", json!({"sliding_window": 4096}), &["`sliding_window = 4096`"]);
+    check("ernie4_5", json!({"use_bias": true}), &["use_bias"]);
+    check("hunyuan_v1_dense", json!({"use_cla": true}), &["use_cla"]);
+    check("phi9", json!({}), &["may compute other things even where the keys are the same"]);
+}
+
+#[test]
+fn every_key_of_the_positions_counts_or_is_refused() {
+    let decoders = &FAMILIES[..4];
+    let llama3 = |change: Value| {
+        let mut table = json!({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 64});
+        table.as_object_mut().expect("a table").extend(change.as_object().expect("a table").clone());
+        table
+    };
+    for table in [
+        json!({"rope_typ": "llama3"}),
+        json!({"rope_type": "default", "factor": 2.0}),
+        json!({"rope_type": "default", "mrope_section": [1, 1, 2]}),
+        json!({"rope_type": "default", "rope_theta": {"__float__": "NaN"}}),
+        json!({"alpha": 1000.0}),
+        json!({"__float__": "NaN"}),
+        json!({"$__toml_private_datetime": "2025-01-01"}),
+        json!(["default"]),
+        json!(2.0),
+        llama3(json!({"factor": {"__float__": "NaN"}})),
+        llama3(json!({"attention_factor": 1.0})),
+        llama3(json!({"original_max_position_embeddings": 8.5})),
+    ] {
+        check_refused(decoders, json!({"rope_scaling": table}));
+        check_refused(decoders, json!({"rope_parameters": table}));
+    }
+    // As in transformers, the base in the table counts more than the one beside it.
+    for name in ["rope_scaling", "rope_parameters"] {
+        let json =
+            changed("llama", json!({"rope_theta": 10.0, name: {"type": "default", "rope_theta": 777.0}}));
+        assert_eq!(ModelConfig::from_json(json).expect("it is valid").to_json()["rope_theta"], 777.0);
+    }
+    let mut scaled = llama3(json!({}));
+    scaled.as_object_mut().expect("a table").remove("original_max_position_embeddings");
+    let json = changed("llama", json!({"max_position_embeddings": 128, "rope_scaling": scaled}));
+    let read = ModelConfig::from_json(json).expect("the length of the model stands for it").to_json();
+    assert_eq!(read["rope_parameters"]["original_max_position_embeddings"], 128);
+}
+
+#[test]
+fn older_names_of_nemotron_keys_are_read() {
+    let read = |change| ModelConfig::from_json(changed("nemotron_h", change)).expect("it is valid");
+    let older = json!({"mamba_dt_min": 0.01, "mamba_d_conv": 3, "mamba_n_groups": 2, "time_step_min": 0.5});
+    assert_eq!(read(older), read(json!({"time_step_min": 0.01, "conv_kernel": 3, "n_groups": 2})));
+    let error = ModelConfig::from_json(changed("nemotron_h", json!({"layers_block_type": ["mlp"]})));
+    let error = error.expect_err("two lists of blocks").to_string();
+    assert!(error.contains("the same as in `layers_block_type`"), "{error}");
+}

@@ -1,0 +1,372 @@
+//! Model directories as they are found in practice: other names, several files, other formats, and weights that contradict
+//! their configuration.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use burn::tensor::Device;
+use pipewright_models::decoder::DecoderConfig;
+use pipewright_models::hf::{self, HfError, WeightType, WeightTypes};
+use pipewright_models::llama::LlamaConfig;
+use pipewright_models::qwen3::Qwen3Config;
+use pipewright_models::{ModelConfig, ModelFamily, parameter_specs};
+use safetensors::tensor::TensorView;
+use safetensors::{Dtype, SafeTensors};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+const LLAMA: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/llama-tiny");
+const QWEN3: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/qwen3-tiny");
+const TIED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/llama-tied-tiny");
+
+/// A tensor of a file: its name, type, shape and bytes.
+type Stored = (String, Dtype, Vec<usize>, Vec<u8>);
+
+/// A scratch copy of a reference model.
+struct Copy(TempDir);
+
+impl Copy {
+    fn of(reference: &str) -> Self {
+        let copy = Self(TempDir::new().expect("a temporary folder"));
+        for name in ["config.json", "model.safetensors"] {
+            fs::copy(Path::new(reference).join(name), copy.path(name)).expect("the file is here");
+        }
+        copy
+    }
+
+    fn dir(&self) -> &Path {
+        self.0.path()
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir().join(name)
+    }
+
+    fn write(&self, name: &str, content: impl AsRef<[u8]>) {
+        fs::write(self.path(name), content).expect("it is writable");
+    }
+
+    /// Changes keys of the configuration.
+    fn configure(&self, change: &Value) {
+        let text = fs::read(self.path("config.json")).expect("the file is here");
+        let mut json: Value = serde_json::from_slice(&text).expect("JSON");
+        json.as_object_mut().expect("a table").extend(change.as_object().expect("a table").clone());
+        self.write("config.json", json.to_string());
+    }
+
+    fn tensors(&self) -> Vec<Stored> {
+        let bytes = fs::read(self.path("model.safetensors")).expect("the file is here");
+        let file = SafeTensors::deserialize(&bytes).expect("it is sound");
+        let stored = |(name, view): (String, TensorView<'_>)| {
+            (name, view.dtype(), view.shape().to_vec(), view.data().to_vec())
+        };
+        file.tensors().into_iter().map(stored).collect()
+    }
+
+    /// Writes a file with these tensors.
+    fn store(&self, name: &str, tensors: &[Stored]) {
+        let view = |(name, dtype, shape, bytes): &Stored| {
+            (name.clone(), TensorView::new(*dtype, shape.clone(), bytes).expect("they fit").data().to_vec())
+        };
+        let data: Vec<(String, Vec<u8>)> = tensors.iter().map(view).collect();
+        let views = tensors.iter().zip(&data).map(|((name, dtype, shape, _), (_, bytes))| {
+            (name.clone(), TensorView::new(*dtype, shape.clone(), bytes).expect("they fit"))
+        });
+        let file = safetensors::serialize(views, None).expect("it is sound");
+        self.write(name, file);
+    }
+
+    /// Rewrites the file of the weights.
+    fn edit(&self, edit: impl FnOnce(&mut Vec<Stored>)) {
+        let mut tensors = self.tensors();
+        edit(&mut tensors);
+        self.store("model.safetensors", &tensors);
+    }
+
+    /// Checks the weights, and returns the names of the tensors that the model does not use, or the error.
+    fn check(&self) -> Result<Vec<String>, String> {
+        let told = |error: HfError| {
+            let source = std::error::Error::source(&error).map(|source| format!(": {source}"));
+            let text = format!("{error}{}", source.unwrap_or_default());
+            text.replace(&self.dir().display().to_string(), "DIR")
+        };
+        let model = ModelConfig::read(self.dir()).map_err(told)?;
+        let parameters = model.outline(0..model.describe(1).layers.len()).expect("it has layers");
+        hf::check_weights(self.dir(), &parameters).map_err(told)
+    }
+
+    fn check_refused(&self, parts: &[&str]) {
+        let error = self.check().expect_err("it is refused");
+        parts.iter().for_each(|part| assert!(error.contains(part), "{error}\nhas not: {part}"));
+    }
+
+    /// Returns the values of all parameters of a Llama.
+    fn values(&self) -> Result<Vec<f32>, String> {
+        let Ok(ModelConfig::Llama(config)) = ModelConfig::read(self.dir()) else { panic!("it is a Llama") };
+        let layers = 0..config.describe(1).layers.len();
+        let stage = hf::load_stage(self.dir(), &config, layers, &Device::flex());
+        let stage = stage.map_err(|error| error.to_string())?;
+        let mut values = Vec::new();
+        struct Collect<'a>(&'a mut Vec<f32>);
+        impl burn::module::ModuleVisitor for Collect<'_> {
+            fn visit_float<const D: usize>(&mut self, param: &burn::module::Param<burn::tensor::Tensor<D>>) {
+                self.0.extend(param.val().into_data().iter::<f32>());
+            }
+        }
+        burn::module::Module::visit(&stage, &mut Collect(&mut values));
+        Ok(values)
+    }
+}
+
+#[test]
+fn names_without_the_prefix_of_the_model_are_read() {
+    let copy = Copy::of(LLAMA);
+    let expected = copy.values().expect("it loads");
+    copy.edit(|tensors| {
+        for (name, ..) in tensors {
+            *name = name.strip_prefix("model.").unwrap_or(name).to_owned();
+        }
+    });
+    assert_eq!(copy.check(), Ok(Vec::new()));
+    assert!(copy.values() == Ok(expected));
+}
+
+#[test]
+fn several_files_need_no_index_if_they_are_complete() {
+    let copy = Copy::of(LLAMA);
+    let expected = copy.values().expect("it loads");
+    let tensors = copy.tensors();
+    for (index, part) in (1..).zip(tensors.chunks(tensors.len().div_ceil(3))) {
+        copy.store(&format!("model-{index:05}-of-00003.safetensors"), part);
+    }
+    fs::remove_file(copy.path("model.safetensors")).expect("it is there");
+    assert_eq!(copy.check(), Ok(Vec::new()));
+    assert!(copy.values() == Ok(expected));
+    fs::remove_file(copy.path("model-00002-of-00003.safetensors")).expect("it is there");
+    copy.check_refused(&["DIR: 1 of the model's files are missing: model-00002-of-00003.safetensors"]);
+}
+
+#[test]
+fn tensors_that_the_model_does_not_use_are_named() {
+    let copy = Copy::of(LLAMA);
+    let extra = |name: &str| (name.to_owned(), Dtype::F32, vec![1], vec![0; 4]);
+    copy.edit(|tensors| {
+        tensors.push(extra("model.layers.0.self_attn.rotary_emb.inv_freq"));
+        tensors.push(extra("visual.patch.weight"));
+    });
+    assert_eq!(copy.check(), Ok(vec!["visual.patch.weight".to_owned()]));
+
+    let relabelled = Copy::of(QWEN3);
+    relabelled.configure(&json!({"model_type": "llama"}));
+    relabelled.check_refused(&["`architectures = Qwen3ForCausalLM`"]);
+    relabelled.configure(&json!({"architectures": ["LlamaForCausalLM"]}));
+    let unused = relabelled.check().expect("Llama needs no other tensors");
+    assert_eq!((unused.len(), unused[0].as_str()), (16, "model.layers.0.self_attn.k_norm.weight"));
+}
+
+#[test]
+fn files_with_more_layers_than_the_configuration_are_refused() {
+    let copy = Copy::of(LLAMA);
+    copy.configure(&json!({"num_hidden_layers": 5}));
+    let message = "DIR/model.safetensors: the files have 8 layers, and the configuration asks for 5";
+    copy.check_refused(&[message]);
+    assert!(copy.values().expect_err("the same without the check").contains("the files have 8 layers"));
+}
+
+#[test]
+fn a_tied_model_with_another_head_in_the_file_is_refused() {
+    let copy = Copy::of(TIED);
+    let table = |tensors: &[Stored]| {
+        let found = tensors.iter().find(|(name, ..)| name == "model.embed_tokens.weight");
+        found.cloned().expect("it has embeddings")
+    };
+    copy.edit(|tensors| {
+        let (_, dtype, shape, bytes) = table(tensors);
+        tensors.push(("lm_head.weight".to_owned(), dtype, shape, bytes));
+    });
+    assert_eq!(copy.check(), Ok(Vec::new()), "an equal one is the same");
+    assert!(copy.values().is_ok());
+    copy.edit(|tensors| {
+        let head = tensors.iter_mut().find(|(name, ..)| name == "lm_head.weight").expect("it was added");
+        *head.3.last_mut().expect("it has values") ^= 0x40;
+    });
+    copy.check_refused(&[
+        "tensor `lm_head.weight` differs from `model.embed_tokens.weight`",
+        "set it to false",
+    ]);
+    assert!(copy.values().is_err());
+    copy.configure(&json!({"tie_word_embeddings": false}));
+    assert_eq!(copy.check(), Ok(Vec::new()));
+}
+
+#[test]
+fn a_value_that_is_not_finite_is_named_with_its_tensor_and_file() {
+    for (value, shown) in [(f32::NAN, "NaN"), (f32::INFINITY, "inf")] {
+        let copy = Copy::of(LLAMA);
+        copy.edit(|tensors| {
+            let norm = tensors.iter_mut().find(|(name, ..)| name == "model.norm.weight").expect("it has one");
+            norm.3[8..12].copy_from_slice(&value.to_le_bytes());
+        });
+        let error = copy.values().expect_err("it is refused");
+        let expected = format!("model.safetensors: tensor `model.norm.weight` has the value {shown}");
+        assert!(error.contains(&expected), "{error}");
+    }
+}
+
+#[test]
+fn pointers_of_git_lfs_are_named() {
+    let pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 4000\n";
+    for name in ["model.safetensors", "config.json"] {
+        let copy = Copy::of(LLAMA);
+        copy.write(name, pointer);
+        copy.check_refused(&[&format!("DIR/{name}: this is a Git LFS pointer"), "git lfs pull"]);
+    }
+}
+
+#[test]
+fn other_forms_of_a_model_have_their_own_sentence() {
+    let check = |files: &[(&str, &str)], parts: &[&str]| {
+        let copy = Copy::of(LLAMA);
+        fs::remove_file(copy.path("model.safetensors")).expect("it is there");
+        for (name, content) in files {
+            match *content {
+                "" => fs::remove_file(copy.path(name)).expect("it is there"),
+                content => copy.write(name, content),
+            }
+        }
+        copy.check_refused(parts);
+        assert!(!hf::is_config_alone(copy.dir()), "{parts:?}");
+    };
+    check(&[("pytorch_model.bin", "PK")], &["Python pickle (`pytorch_model.bin`)", "save_pretrained"]);
+    check(&[("consolidated.safetensors", "x")], &["consolidated"]);
+    check(&[("consolidated.00.pth", "x")], &["consolidated"]);
+    check(&[("tf_model.h5", "x")], &["another library (`tf_model.h5`)"]);
+    check(&[("llama-q4.gguf", "GGUF")], &["GGUF"]);
+    check(&[("llama-q4.gguf", "GGUF"), ("config.json", "")], &["GGUF"]);
+    let adapter = r#"{"base_model_name_or_path": "meta-llama/Llama-3.2-1B"}"#;
+    let parts = ["PEFT adapter", "`meta-llama/Llama-3.2-1B`", "merge_and_unload"];
+    check(
+        &[("adapter_config.json", adapter), ("adapter_model.safetensors", "x"), ("config.json", "")],
+        &parts,
+    );
+    check(&[("adapter_config.json", adapter), ("adapter_model.safetensors", "x")], &parts);
+    let quantised = Copy::of(LLAMA);
+    quantised.configure(&json!({"quantization_config": {"quant_method": "fp8"}}));
+    quantised.check_refused(&["quantised (fp8)"]);
+}
+
+#[test]
+fn paths_that_are_no_folder_of_a_model() {
+    let check = |path: &Path, part: &str| {
+        let error = ModelConfig::read(path).expect_err("there is no model").to_string();
+        assert!(error.contains(part), "{error}");
+    };
+    check(Path::new("/nowhere/meta-llama/Llama-3.2-1B"), "hf download meta-llama/Llama-3.2-1B --local-dir");
+    let folder = TempDir::new().expect("a temporary folder");
+    check(folder.path(), "the folder has no `config.json`");
+    for (name, part) in [("m.gguf", "GGUF"), ("m.safetensors", "name its folder"), ("m.bin", "Python pickle")]
+    {
+        fs::write(folder.path().join(name), "x").expect("it is writable");
+        check(&folder.path().join(name), part);
+    }
+}
+
+#[test]
+fn a_cache_folder_leads_to_its_snapshot() {
+    let cache = TempDir::new().expect("a temporary folder");
+    let repository = cache.path().join("models--meta-llama--Llama-3.2-1B");
+    let add = |snapshot: &str| {
+        let dir = repository.join("snapshots").join(snapshot);
+        fs::create_dir_all(&dir).expect("a folder");
+        for name in ["config.json", "model.safetensors"] {
+            fs::copy(Path::new(LLAMA).join(name), dir.join(name)).expect("the file is here");
+        }
+        dir
+    };
+    let first = add("0a1b");
+    assert_eq!(hf::resolve(&repository).ok(), Some(first));
+    assert_eq!(ModelConfig::read(&repository).ok(), ModelConfig::read(Path::new(LLAMA)).ok());
+    let second = add("2c3d");
+    let error = hf::resolve(&repository).expect_err("two of them").to_string();
+    assert!(error.contains("has 2 snapshots"), "{error}");
+    fs::create_dir_all(repository.join("refs")).expect("a folder");
+    fs::write(repository.join("refs/main"), "2c3d\n").expect("it is writable");
+    assert_eq!(hf::resolve(&repository).ok(), Some(second));
+    assert_eq!(hf::resolve(Path::new(LLAMA)).ok(), Some(PathBuf::from(LLAMA)));
+}
+
+#[test]
+fn a_configuration_alone_is_recognised() {
+    let copy = Copy::of(LLAMA);
+    assert!(!hf::is_config_alone(copy.dir()));
+    fs::remove_file(copy.path("model.safetensors")).expect("it is there");
+    assert!(hf::is_config_alone(copy.dir()));
+    assert!(hf::is_config_alone(&copy.path("config.json")));
+    assert!(ModelConfig::read(&copy.path("config.json")).is_ok());
+}
+
+#[test]
+fn unknown_keys_are_listed() {
+    let copy = Copy::of(LLAMA);
+    copy.configure(&json!({"my_note": "x", "other": 3, "nothing": null, "_private": 1}));
+    assert_eq!(
+        ModelConfig::unknown_keys(copy.dir()).ok(),
+        Some(vec!["my_note".to_owned(), "other".to_owned()])
+    );
+}
+
+/// Keys that a file leaves out have the values that transformers assumes.
+#[test]
+fn absent_keys_have_the_defaults_of_transformers() {
+    let copy = Copy::of(QWEN3);
+    copy.write(
+        "config.json",
+        json!({"model_type": "qwen3", "vocab_size": 64, "hidden_size": 64, "intermediate_size": 8, "num_hidden_layers": 1,
+            "num_attention_heads": 32})
+        .to_string(),
+    );
+    let Ok(ModelConfig::Qwen3(config)) = ModelConfig::read(copy.dir()) else { panic!("it is a Qwen3") };
+    assert_eq!((config.decoder.head_dim(), config.decoder.num_key_value_heads), (128, 32));
+    // A model from sizes has the usual width, and its file says so.
+    let fresh = Qwen3Config::from(DecoderConfig::new(16, 4));
+    let stage = fresh.init_stage(0..4, 1, &Device::flex()).expect("it has four layers");
+    let dir = copy.path("fresh");
+    hf::save(&dir, &fresh, &[&stage]).expect("it is written");
+    let written: Value =
+        serde_json::from_slice(&fs::read(dir.join("config.json")).expect("a file")).expect("JSON");
+    assert_eq!(written["head_dim"], 16);
+}
+
+/// Writes a small model with this value in every place, in a type.
+fn write_in(kind: WeightType, value: f32) -> Result<(TempDir, Value), HfError> {
+    let folder = TempDir::new().expect("a temporary folder");
+    let config = LlamaConfig::from(DecoderConfig::new(16, 4));
+    let stage = config.init_stage(0..1, 1, &Device::flex()).expect("it has four layers");
+    let dir = folder.path().join("m");
+    let mut writer =
+        hf::Writer::create_as(&dir, &config, parameter_specs(&stage), &WeightTypes::all(kind), u64::MAX)?;
+    writer.write("model.embed_tokens.weight", &[value; 16 * 64])?;
+    writer.finish()?;
+    let json = fs::read(dir.join("config.json")).expect("a file");
+    Ok((folder, serde_json::from_slice(&json).expect("JSON")))
+}
+
+#[test]
+fn models_are_written_in_other_element_types() {
+    for kind in WeightType::ALL {
+        let (folder, json) = write_in(kind, 1.5).expect("it is written");
+        assert_eq!((&json["dtype"], &json["torch_dtype"]), (&json!(kind.name()), &json!(kind.name())));
+        let bytes = fs::read(folder.path().join("m/model.safetensors")).expect("a file");
+        let file = SafeTensors::deserialize(&bytes).expect("it is sound");
+        let width = if kind == WeightType::Float32 { 4 } else { 2 };
+        assert_eq!(
+            file.tensor("model.embed_tokens.weight").expect("it has one").data().len(),
+            16 * 64 * width
+        );
+    }
+    let error = write_in(WeightType::Float16, 1e6).expect_err("too large").to_string();
+    assert!(
+        error.contains("`model.embed_tokens.weight` has values that are too large for float16"),
+        "{error}"
+    );
+}
