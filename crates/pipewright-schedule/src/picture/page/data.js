@@ -77,18 +77,31 @@ function nameOfMessage(lane, replica, at) {
   return { direction, name: [replica, skip, letter, from, to, microbatch[at]].join(" ") };
 }
 
+// Adds when the tensors of a lane were made, for messages whose sends take no time and are no bars.
+function addMade(sends, lane, replica) {
+  const { cells } = lane;
+  cells.kind.forEach((_, at) => {
+    for (const { letter, stage, microbatch } of partsOf(lane, cells, at)) {
+      const name = [replica, "", letter === "F" ? "F" : "B", stage, stage + (letter === "F" ? 1 : -1), microbatch].join(" ");
+      if (letter !== "W" && !sends.has(name)) sends.set(name, cells.end[at]);
+    }
+  });
+}
+
 // Sets when the messages of the receives of a timeline were sent. Replicas have lanes with the same stages.
 function findSends(lanes) {
-  const sends = new Map(), receives = [], replicas = new Map();
+  const sends = new Map(), receives = [], replicas = new Map(), replicaOf = [];
   for (const lane of lanes) {
     const first = lane.stages[0], replica = replicas.get(first) ?? 0;
     replicas.set(first, replica + 1);
+    replicaOf.push(replica);
     lane.bars.kind.forEach((_, at) => {
       const message = nameOfMessage(lane, replica, at);
       if (message?.direction === "SEND") sends.set(message.name, lane.bars.start[at]);
       if (message?.direction === "RECV") receives.push([lane.bars, at, message.name]);
     });
   }
+  if (receives.some(([, , name]) => !sends.has(name))) lanes.forEach((lane, index) => addMade(sends, lane, replicaOf[index]));
   for (const [bars, at, name] of receives)
     bars.sent[at] = Math.min(Math.max(sends.get(name) ?? bars.start[at], bars.start[at]), bars.end[at]);
   return lanes;
