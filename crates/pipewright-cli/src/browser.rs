@@ -57,7 +57,8 @@ fn desktop_command(file: &OsStr) -> Words {
     let words: &[&str] = if cfg!(target_os = "macos") {
         &["open"]
     } else if cfg!(windows) {
-        &["explorer"]
+        // The empty word is the title of a window.
+        &["cmd", "/C", "start", ""]
     } else {
         &["xdg-open"]
     };
