@@ -8,6 +8,23 @@ use tempfile::TempDir;
 
 use crate::scratch;
 
+/// The costs of four equal layers.
+const PROFILE: &str = "\
+[link]
+latency_s = 5e-6
+bytes_per_s = 1e10
+[[layers]]
+kind = \"a\"
+count = 4
+forward_s = 1e-3
+input_backward_s = 1e-3
+weight_backward_s = 1e-3
+optimizer_s = 1e-4
+output_bytes = 1024
+parameter_bytes = 1024
+activation_bytes = 1024
+";
+
 const SIZE: &[&str] = &["1f1b", "--ranks", "2", "--microbatches", "2"];
 
 /// Runs the command in a folder, without a desktop and with this value of `BROWSER`.
@@ -47,11 +64,7 @@ fn browser(folder: &Path, code: i32) -> String {
 fn every_command_says_which_file_it_has_written() {
     let folder = trained();
     fs::write(folder.path().join("zb.csv"), "0F0,0B0\n").expect("a file");
-    fs::write(
-        folder.path().join("profile.toml"),
-        "[[layers]]\nkind = \"a\"\ncount = 4\nforward_s = 1e-3\ninput_backward_s = 1e-3\nweight_backward_s = 1e-3\n",
-    )
-    .expect("a file");
+    fs::write(folder.path().join("profile.toml"), PROFILE).expect("a file");
     let check = |arguments: &[&str], file: &str| {
         let output = pipewright(folder.path(), arguments, None);
         assert!(output.status.success(), "{arguments:?}: {}", words(&output));
