@@ -7,8 +7,8 @@ use clap::{Parser, Subcommand};
 
 use crate::commands::run_arguments::RunArguments;
 use crate::commands::{
-    completions, devices, export, generate, init, inspect, lower, man, partition, plan, profile, report,
-    resume, schedule, simulate, validate, view, vpp,
+    compare, completions, devices, export, generate, init, inspect, lower, man, partition, plan, profile,
+    report, resume, schedule, simulate, validate, view, vpp,
 };
 
 /// Trains models that do not fit on one device, by pipeline parallelism.
@@ -112,6 +112,15 @@ tick. The last line says how long the engine itself took.
 Example:
   pipewright simulate 1f1b --ranks 4 --microbatches 8 --cost F=1,I=1,W=1")]
     Simulate(simulate::SimulateArguments),
+    /// Compare schedules: time, bubble, memory and messages in a table, or their pictures on one scale.
+    #[command(after_help = "\
+Each schedule is predicted as `train` runs it, for the same model: a stage of a schedule with several stages on a rank has \
+its part of the costs. A schedule that does not exist at this size is in the table with the reason.
+
+Example:
+  pipewright compare 1f1b zb-h1 zbv --ranks 4 --microbatches 16
+  pipewright compare 1f1b zb-h1 zbv --ranks 4 --microbatches 16 --format html -o compare.html")]
+    Compare(compare::CompareArguments),
     /// Make a page that shows and explains the timelines of a run or a schedule.
     #[command(after_help = "\
 The page compares the predicted and the measured timeline of each rank, names the cause of every bubble, highlights the \

@@ -71,6 +71,7 @@ fn run(command: &Command) -> Result<(), Failure> {
         Command::Lower(arguments) => commands::lower::run(arguments),
         Command::Validate(arguments) => commands::validate::run(arguments),
         Command::Simulate(arguments) => commands::simulate::run(arguments),
+        Command::Compare(arguments) => commands::compare::run(arguments),
         Command::View(arguments) => commands::view::run(arguments),
         Command::Report(arguments) => commands::report::run(arguments),
         Command::Profile(arguments) => commands::profile::run(arguments),

@@ -25,6 +25,7 @@ const LAYERS: &[&str] = &[
     "commands::plan_choice",
     "commands::plan_print",
     "commands::simulation_text",
+    "commands::compare_print",
     "commands::layer_weights",
     "commands::run_arguments",
     "commands::update",

@@ -215,9 +215,10 @@ impl StageCosts {
     fn named(&self) -> [(&'static str, f64); 7] {
         [
             ("F", self.forward),
+            // Before its halves, which may follow from it.
+            ("B", self.backward),
             ("I", self.input_backward),
             ("W", self.weight_backward),
-            ("B", self.backward),
             ("recompute", self.again()),
             ("UNSHARD", self.unshard),
             ("REDUCE_GRAD", self.reduce_grad),
@@ -296,7 +297,8 @@ impl FromStr for Costs {
     type Err = CostsError;
 
     /// Reads `F=1,I=1,W=1,B=2,hop=0.1`, in any order and without regard to case. Defaults: `F`, `I` and `W` are 1, `B`
-    /// is `I + W`, and `hop`, the latency of every link, is 0. `F=1:1:2` gives each stage a time of its own; the number
+    /// is `I + W`, and `hop`, the latency of every link, is 0. If `B` is given, `I` and `W` are half of it each, or one of
+    /// them is what the other leaves, because a lowered program may have both in place of `B`. `F=1:1:2` gives each stage a time of its own; the number
     /// of entries is compared with the number of stages when the costs are used. `attention=0.3` is
     /// [`Costs::attention`], by default 0.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
@@ -333,13 +335,28 @@ impl FromStr for Costs {
             |list: &[f64], stage: usize| list.get(stage.min(list.len().saturating_sub(1))).copied();
         costs.stages = (0..stages)
             .map(|stage| {
-                let cost = |list| of_stage(list, stage).unwrap_or(1.0);
-                let halves = StageCosts::new(cost(&forward), cost(&input), cost(&weight));
-                StageCosts { backward: of_stage(&backward, stage).unwrap_or(halves.backward), ..halves }
+                let [forward, input, weight, backward] =
+                    [&forward, &input, &weight, &backward].map(|list| of_stage(list, stage));
+                let (input, weight) = halves(input, weight, backward);
+                let costs = StageCosts::new(forward.unwrap_or(1.0), input, weight);
+                StageCosts { backward: backward.unwrap_or(costs.backward), ..costs }
             })
             .collect();
         costs.check(stages as u32)?;
         Ok(costs)
+    }
+}
+
+/// Returns the times of `I` and `W`, from those that are given.
+fn halves(input: Option<f64>, weight: Option<f64>, backward: Option<f64>) -> (f64, f64) {
+    let rest = |half: f64| backward.map_or(1.0, |backward| (backward - half).max(0.0));
+    match (input, weight) {
+        (Some(input), weight) => (input, weight.unwrap_or_else(|| rest(input))),
+        (None, Some(weight)) => (rest(weight), weight),
+        (None, None) => {
+            let half = backward.map_or(1.0, |backward| backward / 2.0);
+            (half, half)
+        }
     }
 }
 

@@ -6,6 +6,9 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
+use crate::action::{Action, ActionKind};
+use crate::schedule::Program;
+
 /// The level to which a program is lowered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -39,6 +42,63 @@ impl fmt::Display for Level {
     }
 }
 
+impl Program {
+    /// Returns the level of the program by the actions that it has: [`Level::Comms`] if any action sends, receives or
+    /// waits for a send, otherwise [`Level::Compute`]; [`Level::Full`] if also every stage gathers its parameters and
+    /// reduces its gradients. A program of one rank needs no messages for it. The program may be unsound at this level.
+    pub fn level(&self) -> Level {
+        let communicates = self.communicates();
+        if (communicates || self.ranks() == 1) && self.is_sharded() {
+            Level::Full
+        } else if communicates {
+            Level::Comms
+        } else {
+            Level::Compute
+        }
+    }
+
+    /// Returns whether any action sends, receives or waits for a send.
+    pub fn communicates(&self) -> bool {
+        self.rows().iter().flatten().any(|action| action.is_communication())
+    }
+
+    /// Returns whether any action gathers or drops parameters.
+    pub fn gathers(&self) -> bool {
+        self.has(&[ActionKind::Unshard, ActionKind::Reshard])
+    }
+
+    /// Returns whether any action reduces gradients or waits for a reduction.
+    pub fn reduces(&self) -> bool {
+        self.has(&[ActionKind::ReduceGrad, ActionKind::WaitReduceGrad])
+    }
+
+    fn has(&self, kinds: &[ActionKind]) -> bool {
+        self.rows().iter().flatten().any(|action| kinds.contains(&action.kind()))
+    }
+
+    /// Returns whether every stage gathers its parameters and, if it has a backward, reduces its gradients.
+    fn is_sharded(&self) -> bool {
+        let stages = self.placement().stages() as usize;
+        let (mut gathered, mut reduced, mut awaited) =
+            (vec![false; stages], vec![false; stages], vec![false; stages]);
+        let mut has_backward = false;
+        for part in self.rows().iter().flatten().flat_map(|action| action.parts()) {
+            has_backward |= part.is_compute() && part.kind() != ActionKind::Forward;
+            let list = match part {
+                Action::Unshard { .. } => &mut gathered,
+                Action::ReduceGrad { .. } => &mut reduced,
+                Action::WaitReduceGrad { .. } => &mut awaited,
+                _ => continue,
+            };
+            if let Some(entry) = list.get_mut(part.stage().index()) {
+                *entry = true;
+            }
+        }
+        let all = |list: &[bool]| list.iter().all(|&entry| entry);
+        all(&gathered) && (!has_backward || all(&reduced) && all(&awaited))
+    }
+}
+
 impl FromStr for Level {
     type Err = UnknownLevel;
 
@@ -53,6 +113,22 @@ impl FromStr for Level {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::csv::parse_program;
+
+    fn check(rows: &str, level: Level) {
+        assert_eq!(parse_program(rows).expect("rows").level(), level, "{rows}");
+    }
+
+    #[test]
+    fn a_program_has_the_level_of_its_actions() {
+        check("0F0,0B0\n1F0,1B0\n", Level::Compute);
+        check("0UNSHARD,0F0,0B0,0REDUCE_GRAD,0WAIT_REDUCE_GRAD\n1F0,1B0\n", Level::Compute);
+        check("0F0,0SEND_F0\n1RECV_F0,1F0\n", Level::Comms);
+        check("0UNSHARD,0F0,0SEND_F0\n1RECV_F0,1F0\n", Level::Comms);
+        check("0UNSHARD,0F0,0SEND_F0\n1UNSHARD,1RECV_F0,1F0\n", Level::Full);
+        check("0UNSHARD,0F0,0B0,0REDUCE_GRAD,0WAIT_REDUCE_GRAD\n", Level::Full);
+        check("0UNSHARD,0F0,0B0,0REDUCE_GRAD\n", Level::Compute);
+    }
 
     #[test]
     fn names_round_trip() {

@@ -247,6 +247,19 @@ impl Program {
         &self.rows
     }
 
+    /// Returns the computation of the program in the same order, without communication.
+    pub fn computation(&self) -> Schedule {
+        let row = |row: &Vec<Action>| {
+            row.iter().copied().filter(|action| action.is_compute()).map(Some).collect::<Vec<_>>()
+        };
+        Schedule {
+            placement: self.placement.clone(),
+            microbatches: self.microbatches,
+            slices: self.slices,
+            rows: self.rows.iter().map(row).collect(),
+        }
+    }
+
     /// Makes the program of the actions of `schedule`, in the same order and without its bubbles.
     pub(crate) fn without_bubbles(schedule: &Schedule) -> Self {
         let without = |row: &Vec<Option<Action>>| {

@@ -95,6 +95,7 @@ const LAYERS: &[&str] = &[
     "lower::passes",
     "lower::named_passes",
     "lower::forward_part",
+    "lower::source",
     "lower::training",
     "lower",
     "skip_event",

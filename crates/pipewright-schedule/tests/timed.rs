@@ -2,9 +2,11 @@
 
 use pipewright_schedule::costs::{Link, SkipTransfer, StageCosts, StageSizes};
 use pipewright_schedule::csv::parse_program;
+use pipewright_schedule::lower::{ProgramSource, ReduceWait, TrainingLowering};
 use pipewright_schedule::simulate::{logical, summarize, timed};
 use pipewright_schedule::{
-    Costs, Level, LowerConfig, Program, Rank, ScheduleSpec, Slices, StageIndex, generate, lower,
+    ActionKind, Costs, Level, LowerConfig, Program, Rank, ScheduleSpec, Slices, StageIndex, generate, lower,
+    validate,
 };
 
 fn program(rows: &str) -> Program {
@@ -351,4 +353,65 @@ fn attention_makes_later_slices_longer() {
     let work =
         |summary: &pipewright_schedule::simulate::Summary| summary.makespan * (1.0 - summary.bubble_fraction);
     assert!((work(&even) - work(&uneven)).abs() < 1e-9);
+}
+
+/// Returns `program` with the actions of these kinds removed.
+fn without(program: &Program, kinds: &[ActionKind]) -> Program {
+    let rows = program
+        .rows()
+        .iter()
+        .map(|row| row.iter().copied().filter(|action| !kinds.contains(&action.kind())).collect());
+    Program::new(program.placement().clone(), program.microbatches(), rows.collect()).expect("rows")
+}
+
+#[test]
+fn rows_of_any_level_run_if_and_only_if_they_are_sound() {
+    const KINDS: [&[ActionKind]; 6] = [
+        &[ActionKind::Unshard],
+        &[ActionKind::Reshard],
+        &[ActionKind::ReduceGrad],
+        &[ActionKind::WaitReduceGrad],
+        &[ActionKind::SendForward, ActionKind::RecvForward],
+        &[ActionKind::SendBackward, ActionKind::RecvBackward],
+    ];
+    let (mut sound, mut unsound) = (0, 0);
+    for (name, ranks) in
+        [("1f1b", 1), ("1f1b", 3), ("interleaved1f1b", 2), ("zbvzerobubble", 2), ("dualpipev", 2)]
+    {
+        let spec = ScheduleSpec { ranks, microbatches: 2 * ranks, ..ScheduleSpec::default() };
+        let schedule = generate(name, &spec).expect("a schedule");
+        for wait in [ReduceWait::AtOnce, ReduceWait::AtEnd] {
+            let passes = LowerConfig { reduce_grad: Some(wait), ..LowerConfig::from(Level::Full) };
+            let full = lower(&schedule, &passes).expect("a program");
+            for subset in 0..1 << KINDS.len() {
+                let removed = KINDS.iter().enumerate().filter(|(index, _)| subset >> index & 1 == 1);
+                let removed: Vec<ActionKind> = removed.flat_map(|(_, kinds)| kinds.iter().copied()).collect();
+                let rows = without(&full, &removed);
+                let is_sound = validate(rows.clone(), rows.level()).is_ok();
+                let made = ProgramSource::Rows(rows).program(&TrainingLowering::default().into());
+                assert_eq!(made.is_ok(), is_sound, "{name} without {removed:?}: {made:?}");
+                let Ok(program) = made else {
+                    unsound += 1;
+                    continue;
+                };
+                sound += 1;
+                let whole = program.as_program();
+                let runs = timed(whole, &Costs::default()).is_ok() && logical(whole).is_ok();
+                assert!(runs, "{name} without {removed:?}");
+            }
+        }
+    }
+    assert!(sound > 100 && unsound > 100, "{sound} and {unsound}");
+}
+
+#[test]
+fn training_sends_before_it_computes_weight_gradients() {
+    let spec = ScheduleSpec { ranks: 4, microbatches: 8, ..ScheduleSpec::default() };
+    let makespan = |passes: LowerConfig| {
+        let source = ProgramSource::Named("1f1b".to_owned(), Box::new(spec.clone()));
+        let program = source.program(&passes).expect("a program");
+        timed(program.as_program(), &with_hop(0.1)).expect("it runs").timeline().makespan()
+    };
+    assert!((makespan(TrainingLowering::default().into()) - 30.6).abs() < 1e-9);
+    assert!((makespan(Level::Comms.into()) - 34.6).abs() < 1e-9);
 }

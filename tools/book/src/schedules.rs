@@ -5,7 +5,7 @@ use std::fmt::Write;
 
 use pipewright_schedule::generate::{Formula, Generator, Setting, catalogue};
 use pipewright_schedule::lower::{TrainingLowering, for_training};
-use pipewright_schedule::picture::{PictureSettings, svg, with_whole_overlaps};
+use pipewright_schedule::picture::{PictureSettings, TimeUnit, svg, with_whole_overlaps};
 use pipewright_schedule::simulate::{Summary, summarize, timed};
 use pipewright_schedule::{Costs, Level, LowerConfig, Program, Schedule, ScheduleSpec, generate, lower};
 
@@ -105,7 +105,8 @@ fn push_table(chapter: &mut String) -> Result<(), Box<dyn Error>> {
     }
     chapter.push_str(
         "\n`pipewright train` sends the gradient of the inputs before it computes that of the weights, which shortens the \
-         bubble of\nschedules whose backwards are whole.\n",
+         bubble of\nschedules whose backwards are whole. `pipewright simulate` predicts that program. With `--level comms` it predicts the one \
+         in\nwhich messages follow whole actions, as in the papers and in PyTorch; the other figures of this chapter are for it.\n",
     );
     Ok(())
 }
@@ -192,6 +193,11 @@ fn picture(generator: &Generator) -> Result<String, Box<dyn Error>> {
     let run = timed(&program, &Costs::default())?;
     let (ranks, microbatches) = PICTURE;
     let title = format!("{}: {ranks} ranks, {microbatches} microbatches", generator.name);
-    let settings = PictureSettings { title: &title, memory_lane: true, ..PictureSettings::default() };
+    let settings = PictureSettings {
+        title: &title,
+        memory_lane: true,
+        unit: TimeUnit::Costs,
+        ..PictureSettings::default()
+    };
     Ok(svg(&with_whole_overlaps(run.timeline(), &program), &settings))
 }

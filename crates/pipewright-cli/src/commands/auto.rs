@@ -391,7 +391,7 @@ mod tests {
             bubble_fraction: 0.0,
             peak_bytes: vec![0],
         };
-        let outcome = |name, result| Outcome { name, result };
+        let outcome = |name, result| Outcome { name, result, mesh: None, on_best_mesh_s: None };
         let report = PlanReport {
             plans: vec![plan("gpipe", 1.0), plan("1f1b", 2.0)],
             lower_bound_s: 1.0,

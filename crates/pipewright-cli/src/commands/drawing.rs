@@ -1,7 +1,7 @@
 //! Draws pictures of a program, in the formats that several commands share.
 
 use clap::{Args, ValueEnum};
-use pipewright_schedule::picture::{PictureSettings, html, svg, with_whole_overlaps};
+use pipewright_schedule::picture::{PictureSettings, TimeUnit, html, svg, with_whole_overlaps};
 use pipewright_schedule::{Action, Program, Timeline};
 
 use crate::failure::Failure;
@@ -61,11 +61,11 @@ impl Picture {
         self,
         timeline: &Timeline,
         program: &Program,
-        title: &str,
+        (title, unit): (&str, TimeUnit),
         arguments: &PictureArguments,
     ) -> String {
-        let settings =
-            PictureSettings { title, memory_lane: arguments.memory_lane, ..PictureSettings::default() };
+        let memory_lane = arguments.memory_lane;
+        let settings = PictureSettings { title, memory_lane, unit, ..PictureSettings::default() };
         match self {
             Self::Svg => svg(&with_whole_overlaps(timeline, program), &settings),
             Self::Html => html(&with_whole_overlaps(timeline, program), &settings),

@@ -3,6 +3,8 @@
 mod auto;
 pub(crate) mod check;
 mod checkpoint_path;
+pub(crate) mod compare;
+mod compare_print;
 pub(crate) mod completions;
 mod device_memory;
 pub(crate) mod devices;

@@ -3,13 +3,16 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use pipewright_schedule::plan::{PlanChoice, best_cut, choice_costs, predict, with_head_parts};
+use pipewright_schedule::lower::ProgramSource;
+use pipewright_schedule::plan::{
+    PlanChoice, Prediction, best_cut, choice_costs, predict_program, with_head_parts,
+};
 use pipewright_schedule::profile::Profile;
 use pipewright_schedule::simulate::{Summary, logical};
-use pipewright_schedule::{Recompute, Schedule, ScheduleSpec, StageIndex, generate};
+use pipewright_schedule::{Recompute, Schedule, ScheduleSpec, StageIndex, ValidatedProgram, generate};
 
 use crate::commands::schedule_size::depends_on_costs;
-use crate::commands::timed_program::EngineTimes;
+use crate::commands::timed_program::{EngineTimes, Source, training};
 use crate::config;
 use crate::failure::{Exit, Failure};
 
@@ -31,13 +34,41 @@ pub(super) struct ProfileArguments {
 /// The predicted figures, and what they are for.
 pub(super) struct Predicted {
     pub(super) summary: Summary,
-    pub(super) prediction: pipewright_schedule::plan::Prediction,
+    pub(super) prediction: Prediction,
     pub(super) schedule: Schedule,
 }
 
 impl ProfileArguments {
-    /// Predicts the schedule called `name`, and adds the time of its generation to `times`.
-    pub(super) fn predict_named(
+    /// Returns the arguments for a profile, with the best partition.
+    pub(super) fn of(profile: PathBuf) -> Self {
+        Self { profile: Some(profile), boundaries: Vec::new(), head_parts: None }
+    }
+
+    /// Predicts a schedule, and adds the times to make its program to `times`.
+    pub(super) fn predict(
+        &self,
+        source: Source,
+        recompute: &Recompute,
+        times: &mut EngineTimes,
+    ) -> Result<Predicted, Failure> {
+        let name = source.name();
+        match source {
+            Source::Named(_, spec) if depends_on_costs(&name) => {
+                self.predict_measured(&name, &spec, recompute, times)
+            }
+            source => {
+                let source = source.read(times)?;
+                let schedule = source.computation().map_err(Failure::input)?;
+                let program = times.prove(&name, source, &training())?;
+                let choices = self.choices(&schedule, recompute)?;
+                let boundaries = choices.boundaries(&schedule)?;
+                choices.predict(schedule, program, boundaries)
+            }
+        }
+    }
+
+    /// Predicts a schedule that is made to measure: for the costs of its best cut.
+    fn predict_measured(
         &self,
         name: &str,
         spec: &ScheduleSpec,
@@ -48,30 +79,16 @@ impl ProfileArguments {
             |spec: &ScheduleSpec| times.generate(|| generate(name, spec)).map_err(Failure::input);
         let plain = generated(spec)?;
         let choices = self.choices(&plain, recompute)?;
-        if !depends_on_costs(name) {
-            let boundaries = choices.boundaries(&plain)?;
-            return choices.predict(plain, boundaries);
-        }
         let mut made = |boundaries: &[usize]| {
             let choice = choices.choice(boundaries.to_vec());
             let costs = choice_costs(&choices.profile, plain.placement(), &choice).map_err(Failure::input)?;
-            let spec = ScheduleSpec { costs: Some(costs), ..spec.clone() };
-            generated(&spec)
+            generated(&ScheduleSpec { costs: Some(costs), ..spec.clone() })
         };
         let measured = made(&choices.boundaries(&plain)?)?;
         let boundaries = choices.boundaries(&measured)?;
-        choices.predict(made(&boundaries)?, boundaries)
-    }
-
-    /// Predicts a schedule.
-    pub(super) fn predict_schedule(
-        &self,
-        schedule: Schedule,
-        recompute: &Recompute,
-    ) -> Result<Predicted, Failure> {
-        let choices = self.choices(&schedule, recompute)?;
-        let boundaries = choices.boundaries(&schedule)?;
-        choices.predict(schedule, boundaries)
+        let schedule = made(&boundaries)?;
+        let program = times.prove(name, ProgramSource::Schedule(schedule.clone()), &training())?;
+        choices.predict(schedule, program, boundaries)
     }
 
     /// Reads the profile and checks the choices for a schedule.
@@ -108,9 +125,14 @@ impl Choices {
         })
     }
 
-    fn predict(&self, schedule: Schedule, boundaries: Vec<usize>) -> Result<Predicted, Failure> {
-        let prediction =
-            predict(&self.profile, &schedule, &self.choice(boundaries)).map_err(Failure::input)?;
+    fn predict(
+        &self,
+        schedule: Schedule,
+        program: ValidatedProgram,
+        boundaries: Vec<usize>,
+    ) -> Result<Predicted, Failure> {
+        let prediction = predict_program(&self.profile, &schedule, program, &self.choice(boundaries))
+            .map_err(Failure::input)?;
         let steps = logical(prediction.program.as_program());
         let steps = steps.map_err(|error| Failure::new(Exit::Bug, error))?.steps();
         let summary = Summary {

@@ -2,7 +2,10 @@
 
 use std::fmt::Write;
 
-use pipewright_schedule::plan::{MeshOrder, OutcomeKind, Plan, PlanError, PlanReport, PlanRequest};
+use pipewright_schedule::picture::TimeUnit;
+use pipewright_schedule::plan::{
+    MeshOrder, Outcome, OutcomeKind, Plan, PlanError, PlanMesh, PlanReport, PlanRequest,
+};
 use pipewright_schedule::profile::Profile;
 use serde::Serialize;
 
@@ -28,6 +31,8 @@ struct Report<'a> {
 #[derive(Serialize)]
 struct PlanJson<'a> {
     schedule: &'a str,
+    /// A name for people; for a searched order one of its own.
+    name: String,
     ranks: u32,
     stages_per_rank: u32,
     microbatches: u32,
@@ -115,6 +120,7 @@ fn plan_json(plan: &Plan) -> PlanJson<'_> {
     let placement = schedule.placement();
     PlanJson {
         schedule: name,
+        name: plan.title(),
         ranks: schedule.ranks(),
         stages_per_rank: stages_per_rank(plan),
         microbatches: plan.microbatches(),
@@ -172,41 +178,27 @@ pub(super) fn text(
     let mut line = |words: String| writeln!(text, "{words}").expect("a string takes all text");
     for (place, plan) in report.plans.iter().enumerate() {
         let title = if place == 0 { "best" } else { "then" };
-        line(format!(
-            "{title}  {}  {:.6} s a step, bubble {:.1}%",
-            title_of(plan),
-            plan.step_s,
-            plan.bubble_fraction * 100.0
-        ));
+        let (step, bubble) = (time(plan.step_s), plan.bubble_fraction * 100.0);
+        line(format!("{title}  {}  {step} per step, bubble {bubble:.1}%", title_of(plan)));
         if place == 0 {
-            line(format!("      boundaries {:?}", plan.boundaries));
-            if let Recompute::Stages(stages) = Recompute::of(plan) {
-                line(format!("      stages that recompute {stages:?}"));
-            }
-            line(format!("      memory by rank {}", memory(&plan.peak_bytes)));
-            if is_mesh(plan) {
-                line(format!("      ranks are numbered by {}", rank_order(plan).join(", then by ")));
-                line(format!(
-                    "      assumed collectives: {:.6} s in sums over tensor-parallel ranks, {:.6} s in sums over replicas",
-                    plan.collectives.tensor_s, plan.collectives.replicas_s
-                ));
-            }
+            details(plan).into_iter().for_each(&mut line);
         }
     }
     let stopped = if report.stopped { ", stopped by the time limit" } else { "" };
     line(format!(
-        "within {:.1}% of the best possible ({:.6} s); {} plans simulated in {seconds:.1} s{stopped}",
+        "within {:.1}% of the best possible ({}); {} plans simulated in {seconds:.1} s{stopped}",
         report.gap() * 100.0,
-        report.lower_bound_s,
+        time(report.lower_bound_s),
         report.simulated
     ));
-    let best = report.plans.first().map_or(0.0, |plan| plan.step_s);
-    for outcome in report
-        .outcomes
-        .iter()
-        .filter(|outcome| Some(outcome.name) != report.plans.first().map(|plan| plan.name))
-    {
-        line(format!("lost  {}: {}", outcome.name, reason(&outcome.result, best)));
+    if let Some(best) = report.plans.first() {
+        let others = report.outcomes.iter().filter(|outcome| outcome.name != best.name);
+        for outcome in others {
+            // A searched order has a name of its own.
+            let plan = report.plans.iter().find(|plan| plan.name == outcome.name);
+            let name = plan.map_or_else(|| outcome.name.to_owned(), Plan::title);
+            line(format!("lost  {name}: {}", reason(outcome, best)));
+        }
     }
     if let Some(note) = note {
         line(note.to_owned());
@@ -226,15 +218,33 @@ pub(super) fn text(
     text
 }
 
+/// Returns the lines about the best plan.
+fn details(plan: &Plan) -> Vec<String> {
+    let mut lines = vec![format!("      boundaries {:?}", plan.boundaries)];
+    if let Recompute::Stages(stages) = Recompute::of(plan) {
+        lines.push(format!("      stages that recompute {stages:?}"));
+    }
+    lines.push(format!("      memory by rank {}", memory(&plan.peak_bytes)));
+    if is_mesh(plan) {
+        lines.push(format!("      ranks are numbered by {}", rank_order(plan).join(", then by ")));
+        lines.push(format!(
+            "      assumed collectives: {} in sums over tensor-parallel ranks, {} in sums over replicas",
+            time(plan.collectives.tensor_s),
+            time(plan.collectives.replicas_s)
+        ));
+    }
+    lines
+}
+
+/// Formats a time in the unit that suits it.
+fn time(seconds: f64) -> String {
+    TimeUnit::Seconds.format(seconds, seconds)
+}
+
 /// Describes a plan in a few words.
 pub(super) fn title_of(plan: &Plan) -> String {
-    let replicas =
-        if plan.data_parallel > 1 { format!("{} replicas of ", plan.data_parallel) } else { String::new() };
-    let tensor = match plan.tensor_parallel {
-        1 => String::new(),
-        ranks => format!(" times {ranks} tensor-parallel ones"),
-    };
-    let head = match plan.head_parts {
+    let PlanMesh { microbatches, microbatch_rows: rows, head_parts, .. } = plan.mesh();
+    let head = match head_parts {
         1 => String::new(),
         parts => format!(", head in {parts} parts"),
     };
@@ -243,25 +253,60 @@ pub(super) fn title_of(plan: &Plan) -> String {
         Recompute::Word(_) => ", all stages recompute",
         Recompute::Stages(_) => ", some stages recompute",
     };
-    let (ranks, stages) = (plan.schedule.ranks(), plan.schedule.placement().stages());
-    let (microbatches, rows) = (plan.microbatches(), plan.microbatch_rows);
-    format!(
-        "{}: {replicas}{ranks} ranks{tensor}, {stages} stages{head}, {microbatches} microbatches of {rows} rows{recompute}",
-        plan.name
-    )
+    let (name, ranks, stages) = (plan.title(), ranks_of(plan.mesh()), plan.schedule.placement().stages());
+    format!("{name}: {ranks}, {stages} stages{head}, {microbatches} microbatches of {rows} rows{recompute}")
 }
 
-fn reason(result: &OutcomeKind, best: f64) -> String {
-    match result {
-        OutcomeKind::Takes(time) => format!("{time:.6} s, {:.1}% longer", (time / best - 1.0) * 100.0),
-        OutcomeKind::TooLarge(shortage) => format!(
+/// Describes the ranks of a mesh.
+fn ranks_of(mesh: PlanMesh) -> String {
+    let replicas = match mesh.data_parallel {
+        1 => String::new(),
+        replicas => format!("{replicas} replicas of "),
+    };
+    let tensor = match mesh.tensor_parallel {
+        1 => String::new(),
+        ranks => format!(" times {ranks} tensor-parallel ones"),
+    };
+    format!("{replicas}{} ranks{tensor}", mesh.ranks)
+}
+
+/// Describes a mesh that differs from `best` by what differs.
+fn difference(mesh: PlanMesh, best: PlanMesh) -> String {
+    let mut words = Vec::new();
+    if ranks_of(mesh) != ranks_of(best) {
+        words.push(ranks_of(mesh));
+    }
+    if mesh.microbatch_rows != best.microbatch_rows {
+        words.push(format!("{} microbatches of {} rows", mesh.microbatches, mesh.microbatch_rows));
+    }
+    if mesh.head_parts != best.head_parts {
+        words.push(format!("a head in {} parts", mesh.head_parts));
+    }
+    words.join(", ")
+}
+
+/// Returns why a schedule is not the best: its time on the mesh of the best plan, and on its own best mesh.
+fn reason(outcome: &Outcome, best: &Plan) -> String {
+    let longer = |found: f64| format!("{}, {:.1}% longer", time(found), (found / best.step_s - 1.0) * 100.0);
+    let elsewhere =
+        outcome.mesh.filter(|&mesh| mesh != best.mesh()).map(|mesh| difference(mesh, best.mesh()));
+    match (&outcome.result, outcome.on_best_mesh_s, elsewhere) {
+        (OutcomeKind::Takes(found), Some(here), Some(mesh)) if *found < here * (1.0 - 1e-6) => {
+            format!("{} on the same mesh; with {mesh} {}", longer(here), longer(*found))
+        }
+        (OutcomeKind::Takes(_), Some(here), _) => format!("{} on the same mesh", longer(here)),
+        (OutcomeKind::Takes(found), None, Some(mesh)) => {
+            format!("{} with {mesh}; none was tried on the mesh of the best", longer(*found))
+        }
+        (OutcomeKind::Takes(found), None, None) => longer(*found),
+        (OutcomeKind::TooLarge(shortage), ..) => format!(
             "rank {} needs {} of {}, {} too much",
             shortage.rank,
             bytes(shortage.needed),
             bytes(shortage.memory),
             bytes(shortage.needed - shortage.memory)
         ),
-        OutcomeKind::Refused(reason) => reason.clone(),
+        (OutcomeKind::Refused(reason), ..) => reason.clone(),
     }
 }
 

@@ -4,7 +4,6 @@
 //! This module does not write files, does not create or read parameters, and does not change the settings.
 
 use std::cell::OnceCell;
-use std::error::Error;
 use std::num::NonZeroU32;
 use std::path::Path;
 
@@ -15,21 +14,17 @@ use pipewright::train::data::{
 };
 use pipewright::transport::Fields;
 use pipewright_models::{CutModel, InitialParameters, ModelConfig, hf};
-use pipewright_schedule::csv::parse_schedule;
-use pipewright_schedule::lower::{TrainingLowering, for_training};
+use pipewright_schedule::lower::{ProgramSource, TrainingLowering};
 use pipewright_schedule::partition::{Method, Partition, partition};
-use pipewright_schedule::{Action, Level, ModelDesc, Program, ValidatedProgram, validate};
+use pipewright_schedule::{Level, LowerConfig, ModelDesc, ValidatedProgram};
 use serde_json::{Map, Value, json};
 
 use crate::commands::model_notes::{check_weights, model_notes};
-use crate::commands::schedule_level::{implied_level, locate};
 use crate::commands::update::update;
 use crate::config::data::{BYTES, DataSettings};
 use crate::config::mesh::MeshSettings;
 use crate::config::model::ModelSettings;
-use crate::config::pipeline::{
-    FoundSchedule, PartitionChoice, PipelineSettings, ScheduleChoice, TransportChoice,
-};
+use crate::config::pipeline::{FoundSchedule, PartitionChoice, PipelineSettings, TransportChoice};
 use crate::config::{Loaded, Settings, sample};
 use crate::failure::{Exit, Failure, sentence};
 
@@ -205,18 +200,19 @@ fn sound_program(
     mesh: &MeshSettings,
 ) -> Result<ValidatedProgram, Failure> {
     let choice = &pipeline.schedule;
-    let program = match schedule {
+    let (source, exit) = match schedule {
         FoundSchedule::Auto => {
             return Err(Failure::input(
                 "`pipeline.schedule` is \"auto\", which only `train` and `check` plan: a run resumes with the plan that \
                  it stored, so leave the key out, or name a schedule",
             ));
         }
-        FoundSchedule::Generated(schedule) => {
-            for_training(&schedule, &lowering(mesh)).map_err(|error| Failure::new(Exit::Bug, error))?
-        }
-        FoundSchedule::Read { text, program } => lower_file(&pipeline.schedule, &text, program, mesh)?,
+        FoundSchedule::Generated(schedule) => (ProgramSource::Schedule(schedule), Exit::Bug),
+        FoundSchedule::Read(program) => (ProgramSource::Rows(program), Exit::CheckFailed),
     };
+    let program = source
+        .program(&LowerConfig::from(lowering(mesh)))
+        .map_err(|error| Failure::new(exit, format!("{choice}: {}", sentence(&error))))?;
     if mesh.is_sharded() && program.level() != Level::Full {
         return Err(Failure::input(format!(
             "{choice}: the schedule already communicates and never gathers parameters, but they are sharded \
@@ -231,32 +227,6 @@ fn sound_program(
         )));
     }
     Ok(program)
-}
-
-/// Returns the program of a schedule's file. A program that already contains communication or gathers parameters is not
-/// changed. Any other program is lowered.
-fn lower_file(
-    choice: &ScheduleChoice,
-    text: &str,
-    program: Program,
-    mesh: &MeshSettings,
-) -> Result<ValidatedProgram, Failure> {
-    let unsound = |error: &(dyn Error + 'static)| {
-        Failure::new(Exit::CheckFailed, format!("{choice}: {}", sentence(error)))
-    };
-    let gathers = program.rows().iter().flatten().any(|action| matches!(action, Action::Unshard { .. }));
-    if implied_level(&program) > Level::Compute || gathers {
-        let level = if mesh.is_sharded() && gathers { Level::Full } else { Level::Comms };
-        return validate(program, level).map_err(|error| unsound(&error));
-    }
-    validate(program, Level::Compute).map_err(|error| unsound(&error))?;
-    let schedule = parse_schedule(text).map_err(|error| {
-        Failure::input(match choice {
-            ScheduleChoice::Csv(file) => locate(file, &error),
-            ScheduleChoice::Named(name) => format!("{name}: {error}"),
-        })
-    })?;
-    for_training(&schedule, &lowering(mesh)).map_err(|error| unsound(&error))
 }
 
 /// Returns the settings of the lowering.

@@ -4,6 +4,8 @@ use std::fmt::Write;
 
 use clap::{Args, ValueEnum};
 use pipewright_schedule::generate::catalogue;
+use pipewright_schedule::lower::ProgramSource;
+use pipewright_schedule::picture::{TimeGrid, TimeUnit};
 use pipewright_schedule::simulate::timed;
 use pipewright_schedule::{
     Action, Costs, Level, LowerConfig, Placement, Program, Schedule, Timeline, csv, generate, lower, picture,
@@ -12,7 +14,7 @@ use serde_json::json;
 
 use crate::commands::drawing::{Picture, PictureArguments, check_cells, check_size, json_rows};
 use crate::commands::schedule_size::{ScheduleSize, depends_on_costs, is_file_name, microbatches, own_name};
-use crate::commands::timed_program::refused;
+use crate::commands::timed_program::{refused, training};
 use crate::failure::{Exit, Failure};
 use crate::output::{self, PageOutput, page_of};
 
@@ -27,7 +29,7 @@ pub(crate) struct ScheduleArguments {
     list: bool,
     #[command(flatten)]
     size: ScheduleSize,
-    /// The costs of actions, for zb-greedy and vocab1f1b, and for the pictures; the default is 1, but 0 for a hop
+    /// The costs of actions, for zb-greedy and vocab1f1b, and for the grid and the pictures; the default is 1, but 0 for a hop
     #[arg(long, value_name = "F=1,I=1,W=1,hop=0.1")]
     cost: Option<Costs>,
     /// The level to lower to: compute, comms (adds sends and receives) or full (adds sharding and reduction)
@@ -46,7 +48,7 @@ pub(crate) struct ScheduleArguments {
 enum Format {
     /// One row per rank, in a format that PyTorch can read
     Csv,
-    /// A table for people
+    /// A table for people: when each rank computes what, and with a level, its actions one after another
     Grid,
     /// The same rows as JSON, with the rank of each stage
     Json,
@@ -68,13 +70,25 @@ pub(crate) fn run(arguments: &ScheduleArguments) -> Result<(), Failure> {
     }
     arguments.picture.check(arguments.format.picture(), &arguments.output)?;
     let mut spec = arguments.size.spec(name, arguments.cost.as_ref())?;
-    if arguments.format.picture().is_none() && arguments.cost.is_some() && !depends_on_costs(name) {
+    if !arguments.is_timed() && arguments.cost.is_some() && !depends_on_costs(name) {
         // The generator refuses costs that have no effect.
         spec.costs.clone_from(&arguments.cost);
     }
     let schedule = generate(name, &spec).map_err(Failure::input)?;
     let text = print(&schedule, arguments, name)?;
     arguments.output.write(&text, || page_of(&own_name(name), arguments.format.extension()))
+}
+
+impl ScheduleArguments {
+    /// Returns whether the output shows when ranks compute, which depends on costs.
+    fn is_timed(&self) -> bool {
+        self.format.picture().is_some() || self.has_time_grid()
+    }
+
+    /// Returns whether the output is a table with columns of time.
+    fn has_time_grid(&self) -> bool {
+        self.format == Format::Grid && self.level == Level::Compute
+    }
 }
 
 impl Format {
@@ -111,15 +125,18 @@ fn list() -> String {
 fn print(schedule: &Schedule, arguments: &ScheduleArguments, name: &str) -> Result<String, Failure> {
     let ScheduleArguments { level, format, .. } = *arguments;
     if let Some(picture) = format.picture() {
-        // The time at which a rank can continue depends on messages, so a program with communication is simulated at
-        // any level.
-        let program = program(schedule, level.max(Level::Comms))?;
-        let timeline = timeline(&program, level, arguments.cost.as_ref())?;
+        let (program, timeline) = predicted(schedule, level, arguments.cost.as_ref())?;
         let name = own_name(name);
         let (ranks, microbatches) =
             (schedule.ranks(), microbatches(schedule.microbatches(), schedule.slices()));
         let title = format!("{name}: {ranks} ranks, {microbatches}");
-        return Ok(picture.draw(&timeline, &program, &title, &arguments.picture));
+        return Ok(picture.draw(&timeline, &program, (&title, TimeUnit::Costs), &arguments.picture));
+    }
+    if arguments.has_time_grid() {
+        let (_, timeline) = predicted(schedule, level, arguments.cost.as_ref())?;
+        let grid = TimeGrid::of(&timeline);
+        check_cells(grid.cells())?;
+        return Ok(grid.to_string());
     }
     if level == Level::Compute {
         if format == Format::Csv {
@@ -157,14 +174,28 @@ fn program(schedule: &Schedule, level: Level) -> Result<Program, Failure> {
     lower(schedule, &LowerConfig::from(level)).map_err(|error| Failure::new(Exit::Bug, error))
 }
 
-/// Returns the timeline of the predicted run. At the level `compute`, it contains only the computation.
-fn timeline(program: &Program, level: Level, costs: Option<&Costs>) -> Result<Timeline, Failure> {
-    check_size(program)?;
-    let run = timed(program, costs.unwrap_or(&Costs::default())).map_err(refused)?;
-    let timeline = run.timeline();
-    if level > Level::Compute {
-        return Ok(timeline.clone());
-    }
-    let compute = timeline.events().iter().filter(|event| event.action.is_compute()).copied();
-    Ok(Timeline::new(timeline.ranks(), compute.collect()).with_slices(timeline.slices()))
+/// Returns a program and its predicted run. The time at which a rank can continue depends on messages, so there is always
+/// communication. At the level `compute`, the program is the one that `train` runs, and the run has the schedule's own
+/// computations alone.
+fn predicted(
+    schedule: &Schedule,
+    level: Level,
+    costs: Option<&Costs>,
+) -> Result<(Program, Timeline), Failure> {
+    // Before the lowering, which takes time.
+    check_cells(schedule.rows().iter().map(|row| row.len() as u64).sum())?;
+    let program = match level {
+        Level::Compute => {
+            let lowered = ProgramSource::Schedule(schedule.clone()).program(&training());
+            lowered.map_err(|error| Failure::new(Exit::Bug, error))?.into_program()
+        }
+        level => program(schedule, level)?,
+    };
+    check_size(&program)?;
+    let run = timed(&program, costs.unwrap_or(&Costs::default())).map_err(refused)?;
+    let timeline = match level {
+        Level::Compute => picture::computation_of(schedule, run.timeline()),
+        _ => run.timeline().clone(),
+    };
+    Ok((program, timeline))
 }

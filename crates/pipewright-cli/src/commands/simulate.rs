@@ -3,16 +3,16 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-use pipewright_schedule::csv::{parse_schedule, print_rows};
+use pipewright_schedule::csv::print_rows;
+use pipewright_schedule::lower::ProgramSource;
 use pipewright_schedule::simulate::{LogicalRun, SimulateError, Summary, logical, timed};
-use pipewright_schedule::{Costs, Recompute, Timeline, picture};
+use pipewright_schedule::{Costs, Level, LowerConfig, Recompute, Timeline, picture};
 
 use crate::commands::drawing::{Picture, PictureArguments, check_cells, check_size};
 use crate::commands::plan_choice::{Predicted, ProfileArguments};
-use crate::commands::schedule_level::{locate, read};
 use crate::commands::schedule_size::{ScheduleSize, is_file_name, own_name};
 use crate::commands::simulation_text::{events, json, text};
-use crate::commands::timed_program::{EngineTimes, Source, TimedProgram, refused};
+use crate::commands::timed_program::{EngineTimes, Source, TimedProgram, refused, training};
 use crate::failure::{Exit, Failure};
 use crate::output::{PageOutput, page_of};
 
@@ -30,8 +30,13 @@ pub(crate) struct SimulateArguments {
     /// Count every action, including messages, as one tick
     #[arg(long, conflicts_with = "cost")]
     logical: bool,
-    /// The costs of actions in seconds; the default is 1, but I + W for B and 0 for a hop; F=1:1:2 gives each stage its
-    /// own cost; attention=0.3 is the share of F and I that grows from slice to slice, for seq1f1b
+    /// The program to simulate, for a schedule without communication: as PyTorch lowers it to a level; by default, the
+    /// program that `train` runs, or with --logical that of the level comms
+    #[arg(long, value_enum, conflicts_with = "profile")]
+    level: Option<SimulatedLevel>,
+    /// The costs of actions, in any one unit; the default is 1, but I + W for B (and halves of B for I and W if it is given)
+    /// and 0 for a hop; F=1:1:2 gives each stage its own cost; attention=0.3 is the share of F and I that grows from slice
+    /// to slice, for seq1f1b
     #[arg(long, value_name = "F=1,I=1,W=1,hop=0.1")]
     cost: Option<Costs>,
     #[command(flatten)]
@@ -66,6 +71,24 @@ enum Format {
     Html,
 }
 
+/// The levels of programs that can be simulated: those with messages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum SimulatedLevel {
+    /// With sends and receives, which follow whole actions
+    Comms,
+    /// Also with the gathering of parameters and the reduction of gradients
+    Full,
+}
+
+impl From<SimulatedLevel> for Level {
+    fn from(level: SimulatedLevel) -> Self {
+        match level {
+            SimulatedLevel::Comms => Self::Comms,
+            SimulatedLevel::Full => Self::Full,
+        }
+    }
+}
+
 impl Format {
     /// Returns the picture of a run, if the format is a picture.
     fn picture(self) -> Option<Picture> {
@@ -89,7 +112,7 @@ pub(crate) fn run(arguments: &SimulateArguments) -> Result<(), Failure> {
     }
     let costs =
         Costs { recompute: arguments.recompute.clone(), ..arguments.cost.clone().unwrap_or_default() };
-    let mut timed_program = TimedProgram::of(source(arguments)?)?;
+    let mut timed_program = program(arguments)?;
     if !matches!(arguments.format, Format::Text | Format::Json | Format::Csv) {
         check_size(&timed_program.program)?;
     }
@@ -140,28 +163,41 @@ fn no_grid(arguments: &SimulateArguments) -> String {
 /// Simulates at the costs of a profile: the program that `train` runs.
 fn run_profile(arguments: &SimulateArguments) -> Result<(), Failure> {
     let mut times = EngineTimes::default();
-    let (name, predicted) = match source(arguments)? {
-        Source::Named(name, spec) => {
-            let predicted =
-                arguments.profile.predict_named(&name, &spec, &arguments.recompute, &mut times)?;
-            (own_name(&name), predicted)
-        }
-        Source::File(file, slices) => {
-            let text = read(&file)?;
-            let schedule = times
-                .generate(|| parse_schedule(&text))
-                .map_err(|error| Failure::input(locate(&file, &error)))?;
-            let uneven = |error| Failure::input(format!("{}: {error}", file.display()));
-            let schedule = schedule.with_slices(slices).map_err(uneven)?;
-            (file.display().to_string(), arguments.profile.predict_schedule(schedule, &arguments.recompute)?)
-        }
-    };
-    let Predicted { summary, prediction, schedule } = predicted;
-    let timed_program = TimedProgram::of_prediction(name, &schedule, &prediction.costs, times)?;
+    let source = source(arguments)?;
+    let name = source.name();
+    let Predicted { summary, prediction, .. } =
+        arguments.profile.predict(source, &arguments.recompute, &mut times)?;
+    let timed_program = TimedProgram::of_prediction(name, &prediction, times)?;
     if !matches!(arguments.format, Format::Text | Format::Json | Format::Csv) {
         check_size(&timed_program.program)?;
     }
     write(arguments, &print(|| summary.clone(), prediction.run.timeline(), &timed_program, arguments))
+}
+
+/// Makes the program that is simulated.
+fn program(arguments: &SimulateArguments) -> Result<TimedProgram, Failure> {
+    let mut times = EngineTimes::default();
+    let source = source(arguments)?;
+    let name = source.name();
+    let source = source.read(&mut times)?;
+    if let (ProgramSource::Rows(rows), Some(_)) = (&source, arguments.level)
+        && rows.communicates()
+    {
+        return Err(Failure::input(format!(
+            "{name}: the file has messages already, and --level is for a schedule without; leave it out"
+        )));
+    }
+    TimedProgram::made(name, source, &passes(arguments), times)
+}
+
+/// Returns the passes that make the program: those of `--level`, those of the level that PyTorch's dry run has, or those
+/// of training.
+fn passes(arguments: &SimulateArguments) -> LowerConfig {
+    match arguments.level {
+        Some(level) => LowerConfig::from(Level::from(level)),
+        None if arguments.logical => LowerConfig::from(Level::Comms),
+        None => training(),
+    }
 }
 
 /// Returns the schedule to simulate.
@@ -214,7 +250,8 @@ fn print(
 ) -> String {
     match (arguments.format, arguments.format.picture()) {
         (_, Some(picture)) => {
-            picture.draw(timeline, &timed_program.program, &timed_program.title(), &arguments.picture)
+            let title = timed_program.title();
+            picture.draw(timeline, &timed_program.program, (&title, timed_program.unit), &arguments.picture)
         }
         (Format::Text, None) => text(&summary(), timed_program, arguments.logical),
         (Format::Json, None) => json(&summary(), timed_program),

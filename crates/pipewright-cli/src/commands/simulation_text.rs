@@ -3,25 +3,63 @@
 use std::fmt::Write;
 use std::time::Duration;
 
-use pipewright_schedule::Timeline;
-use pipewright_schedule::simulate::Summary;
+use pipewright_schedule::picture::TimeUnit;
+use pipewright_schedule::simulate::{LifetimeOf, LiveRange, Summary, lifetimes};
+use pipewright_schedule::{Program, StageIndex, Timeline};
 use serde::Serialize;
 
 use crate::commands::slice_hint::slice_hint;
 use crate::commands::timed_program::{EngineTimes, TimedProgram};
 use crate::display::bytes;
 
-/// The output of `--format json`: the keys of the summary and the times of the engine.
+/// The output of `--format json`: the keys of the summary, the buffers for activations, and the times of the
+/// engine.
 #[derive(Serialize)]
 struct Report<'a> {
     #[serde(flatten)]
     summary: &'a Summary,
+    /// The buffers for activations on each rank.
+    activation_buffers: Vec<Buffers>,
     engine_ms: &'a EngineTimes,
+}
+
+/// The buffers that the activations of a rank need.
+#[derive(Serialize)]
+struct Buffers {
+    slots: u32,
+    live: Vec<Live>,
+}
+
+/// The first and the last action of a rank's row in which the activations of a forward are used, and their buffer.
+#[derive(Serialize)]
+struct Live {
+    stage: u32,
+    microbatch: u32,
+    first: usize,
+    last: usize,
+    slot: u32,
+}
+
+/// Returns the buffers of each rank.
+fn activation_buffers(program: &Program) -> Vec<Buffers> {
+    let live = |range: &LiveRange| Live {
+        stage: range.stage.map_or(0, StageIndex::get),
+        microbatch: range.microbatch.get(),
+        first: range.first,
+        last: range.last,
+        slot: range.slot,
+    };
+    let of_rank = |rank| {
+        let lifetimes = lifetimes(program, rank, LifetimeOf::StageAndMicrobatch);
+        Buffers { slots: lifetimes.slots(), live: lifetimes.ranges().iter().map(live).collect() }
+    };
+    program.placement().all_ranks().map(of_rank).collect()
 }
 
 /// Returns the summary as JSON.
 pub(super) fn json(summary: &Summary, timed_program: &TimedProgram) -> String {
-    let report = Report { summary, engine_ms: &timed_program.times };
+    let activation_buffers = activation_buffers(&timed_program.program);
+    let report = Report { summary, activation_buffers, engine_ms: &timed_program.times };
     serde_json::to_string(&report).expect("numbers can be written as JSON") + "\n"
 }
 
@@ -33,8 +71,13 @@ pub(super) fn text(summary: &Summary, timed_program: &TimedProgram, counts_ticks
     };
     let percent = |fraction: f64| format!("{:.1}%", fraction * 100.0);
     let (barrier, span) = (percent(summary.bubble_fraction), percent(summary.span_bubble_fraction));
-    let seconds = format!("{} s, {} logical steps", rounded(summary.makespan), summary.steps);
-    line("makespan", if counts_ticks { format!("{} ticks", summary.steps) } else { seconds });
+    let time = rounded(summary.makespan);
+    let time = match timed_program.unit {
+        _ if counts_ticks => format!("{} ticks", summary.steps),
+        TimeUnit::Costs => format!("{time} units, {} logical steps", summary.steps),
+        TimeUnit::Seconds => format!("{time} s, {} logical steps", summary.steps),
+    };
+    line("makespan", time);
     line("bubble", format!("{barrier} barrier to barrier, {span} from a rank's first action to its last"));
     line("by rank", list(summary.bubble_per_rank.iter().map(|&fraction| percent(fraction)), " "));
     line("exposed", format!("{} of the time in messages", percent(summary.exposed_comm_fraction)));
@@ -61,7 +104,7 @@ pub(super) fn text(summary: &Summary, timed_program: &TimedProgram, counts_ticks
     text
 }
 
-/// Returns one line for each event: rank, action, start and end in seconds.
+/// Returns one line for each event: rank, action, start and end.
 pub(super) fn events(timeline: &Timeline) -> String {
     let mut text = "rank,action,start,end\n".to_owned();
     for event in timeline.events() {

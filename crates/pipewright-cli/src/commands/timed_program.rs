@@ -1,19 +1,19 @@
 //! Turns a schedule's name or file into a sound program, and measures the time of each step.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use pipewright_schedule::csv::{parse_program, parse_schedule};
-use pipewright_schedule::lower::TrainingLowering;
+use pipewright_schedule::csv::parse_program;
+use pipewright_schedule::lower::{ProgramSource, SourceError, TrainingLowering};
+use pipewright_schedule::picture::TimeUnit;
+use pipewright_schedule::plan::Prediction;
 use pipewright_schedule::simulate::{SimulateError, timed};
-use pipewright_schedule::{
-    Costs, Level, LowerConfig, LowerError, Program, Schedule, ScheduleSpec, Slices, generate, lower, validate,
-};
+use pipewright_schedule::{LowerConfig, LowerError, Program, ScheduleSpec, Slices, ValidatedProgram};
 use serde::{Serialize, Serializer};
 
-use crate::commands::schedule_level::{implied_level, locate, read};
+use crate::commands::schedule_level::{locate, read};
 use crate::commands::schedule_size::{microbatches, own_name};
-use crate::failure::{Exit, Failure};
+use crate::failure::{Exit, Failure, sentence};
 
 /// The source of a program.
 pub(super) enum Source {
@@ -27,6 +27,8 @@ pub(super) enum Source {
 pub(super) struct TimedProgram {
     /// The name by which the user refers to the schedule.
     name: String,
+    /// The unit of its simulated times.
+    pub(super) unit: TimeUnit,
     pub(super) program: Program,
     pub(super) times: EngineTimes,
 }
@@ -46,37 +48,36 @@ pub(super) struct EngineTimes {
 }
 
 impl TimedProgram {
-    /// Generates or reads a schedule, lowers it, and validates the program.
-    pub(super) fn of(source: Source) -> Result<Self, Failure> {
+    /// Generates or reads a schedule, lowers it with `passes` unless it communicates, and validates the program.
+    pub(super) fn of(source: Source, passes: &LowerConfig) -> Result<Self, Failure> {
         let mut times = EngineTimes::default();
-        let (name, program) = match &source {
-            Source::Named(name, spec) => {
-                let made = clocked(&mut times.generate, || generate(name, spec)).map_err(Failure::input)?;
-                let lowered = clocked(&mut times.lower, || lower_to_comms(&made));
-                (own_name(name), lowered.map_err(|error| Failure::new(Exit::Bug, error))?)
-            }
-            Source::File(file, slices) => (file.display().to_string(), from_file(file, *slices, &mut times)?),
-        };
-        let proved = clocked(&mut times.validate, || validate(program, Level::Comms));
-        let program = proved.map_err(|violations| unsound(&name, violations))?.into_program();
-        Ok(Self { name, program, times })
+        let name = source.name();
+        let source = source.read(&mut times)?;
+        Self::made(name, source, passes, times)
     }
 
-    /// Makes the program of a prediction for a profile, and simulates it at its `costs`, to measure each step of the
-    /// engine. `times` has the time to generate the schedule.
-    pub(super) fn of_prediction(
+    /// Lowers a schedule that is called `name` with `passes` unless it communicates, and validates the program. `times` has
+    /// the time to make the schedule.
+    pub(super) fn made(
         name: String,
-        schedule: &Schedule,
-        costs: &Costs,
+        source: ProgramSource,
+        passes: &LowerConfig,
         mut times: EngineTimes,
     ) -> Result<Self, Failure> {
-        let passes = LowerConfig::from(TrainingLowering::default());
-        let lowered = clocked(&mut times.lower, || lower(schedule, &passes));
-        let lowered = lowered.map_err(|error| unsound(&name, error))?;
-        let proved = clocked(&mut times.validate, || validate(lowered, Level::Comms));
-        let program = proved.map_err(|violations| unsound(&name, violations))?.into_program();
-        times.simulate(|| timed(&program, costs)).map_err(refused)?;
-        Ok(Self { name, program, times })
+        let program = times.prove(&name, source, passes)?.into_program();
+        Ok(Self { name, unit: TimeUnit::Costs, program, times })
+    }
+
+    /// Returns the program of a prediction for a profile, and simulates it again at its costs, to measure the engine.
+    /// `times` has the times of the steps that made it.
+    pub(super) fn of_prediction(
+        name: String,
+        prediction: &Prediction,
+        mut times: EngineTimes,
+    ) -> Result<Self, Failure> {
+        let program = prediction.program.as_program().clone();
+        times.simulate(|| timed(&program, &prediction.costs)).map_err(refused)?;
+        Ok(Self { name, unit: TimeUnit::Seconds, program, times })
     }
 
     /// Returns the name of the schedule and its size, on one line.
@@ -88,7 +89,48 @@ impl TimedProgram {
     }
 }
 
+impl Source {
+    /// Returns the name by which the user refers to the schedule.
+    pub(super) fn name(&self) -> String {
+        match self {
+            Self::Named(name, _) => own_name(name),
+            Self::File(file, _) => file.display().to_string(),
+        }
+    }
+
+    /// Generates the schedule, or reads the rows of the file, and adds the time.
+    pub(super) fn read(self, times: &mut EngineTimes) -> Result<ProgramSource, Failure> {
+        match self {
+            Self::Named(name, spec) => {
+                times.generate(|| ProgramSource::Named(name, spec).generated()).map_err(Failure::input)
+            }
+            Self::File(file, slices) => {
+                let text = read(&file)?;
+                let rows = times.generate(|| parse_program(&text));
+                let rows = rows.map_err(|error| Failure::input(locate(&file, &error)))?;
+                let uneven = |error| Failure::input(format!("{}: {error}", file.display()));
+                Ok(ProgramSource::Rows(rows.with_slices(slices).map_err(uneven)?))
+            }
+        }
+    }
+}
+
 impl EngineTimes {
+    /// Lowers and validates the program of a source that is called `name`, and adds the times.
+    pub(super) fn prove(
+        &mut self,
+        name: &str,
+        source: ProgramSource,
+        passes: &LowerConfig,
+    ) -> Result<ValidatedProgram, Failure> {
+        let is_own = matches!(source, ProgramSource::Rows(_));
+        let exit = if is_own { Exit::CheckFailed } else { Exit::Bug };
+        let unsound = |error: SourceError| Failure::new(exit, format!("{name}: {}", sentence(&error)));
+        let lowered = clocked(&mut self.lower, || source.lowered(passes)).map_err(unsound)?;
+        let proved = clocked(&mut self.validate, || lowered.validated());
+        proved.map_err(|violations| unsound(LowerError::from(violations).into()))
+    }
+
     /// Generates or parses a schedule, and adds the time.
     pub(super) fn generate<T>(&mut self, generation: impl FnOnce() -> T) -> T {
         clocked(&mut self.generate, generation)
@@ -105,24 +147,9 @@ impl EngineTimes {
     }
 }
 
-/// Returns the program of a file. Communication is added if the file does not contain any.
-fn from_file(file: &Path, slices: Slices, times: &mut EngineTimes) -> Result<Program, Failure> {
-    let located = |error| Failure::input(locate(file, &error));
-    let uneven = |error| Failure::input(format!("{}: {error}", file.display()));
-    let text = read(file)?;
-    let program = clocked(&mut times.generate, || parse_program(&text)).map_err(located)?;
-    let program = program.with_slices(slices).map_err(uneven)?;
-    if implied_level(&program) > Level::Compute {
-        return Ok(program);
-    }
-    let name = file.display().to_string();
-    validate(program, Level::Compute).map_err(|violations| unsound(&name, violations))?;
-    let schedule = parse_schedule(&text).map_err(located)?.with_slices(slices).map_err(uneven)?;
-    clocked(&mut times.lower, || lower_to_comms(&schedule)).map_err(|error| unsound(&name, error))
-}
-
-fn lower_to_comms(schedule: &Schedule) -> Result<Program, LowerError> {
-    lower(schedule, &LowerConfig::from(Level::Comms))
+/// Returns the passes of the program that `train` runs on one replica.
+pub(super) fn training() -> LowerConfig {
+    LowerConfig::from(TrainingLowering::default())
 }
 
 /// Returns the failure for an error of the simulation. Only costs for another number of stages are a user's mistake: a
@@ -132,10 +159,6 @@ pub(super) fn refused(error: SimulateError) -> Failure {
         SimulateError::Costs(error) => Failure::input(error),
         error => Failure::new(Exit::Bug, error),
     }
-}
-
-fn unsound(name: &str, error: impl std::error::Error) -> Failure {
-    Failure::new(Exit::CheckFailed, format!("{name}: {error}"))
 }
 
 fn clocked<T>(clock: &mut Duration, step: impl FnOnce() -> T) -> T {

@@ -8,7 +8,7 @@ use pipewright_schedule::csv::{CsvError, parse_program};
 use pipewright_schedule::{Level, Slices, ValidatedProgram, Violations, picture, validate};
 
 use crate::commands::drawing::check_size;
-use crate::commands::schedule_level::{implied_level, locate, read};
+use crate::commands::schedule_level::{locate, read};
 use crate::commands::schedule_size::{microbatches, slices};
 use crate::commands::slice_hint::slice_hint;
 use crate::failure::{Exit, Failure};
@@ -20,7 +20,8 @@ pub(crate) struct ValidateArguments {
     /// The schedule: one row per rank
     #[arg(value_name = "FILE.csv")]
     file: PathBuf,
-    /// The level of the file: compute, comms or full; by default, comms if the file sends or receives, else compute
+    /// The level of the file: compute, comms or full; by default, full if it sends or receives and every stage
+    /// gathers its parameters and reduces its gradients, comms if it only sends or receives, else compute
     #[arg(long)]
     level: Option<Level>,
     /// The number of slices of each microbatch, if the actions number slices; by default, microbatches are whole
@@ -55,7 +56,7 @@ pub(crate) fn run(arguments: &ValidateArguments) -> Result<(), Failure> {
     };
     let uneven = |error| Failure::input(format!("{}: {error}", file.display()));
     let program = program.with_slices(arguments.slices).map_err(uneven)?;
-    let level = arguments.level.unwrap_or_else(|| implied_level(&program));
+    let level = arguments.level.unwrap_or_else(|| program.level());
     match validate(program, level) {
         Ok(program) => output::show(&summary(file, &program)),
         Err(violations) => {

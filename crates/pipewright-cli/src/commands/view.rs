@@ -5,15 +5,16 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use pipewright_schedule::generate::find;
+use pipewright_schedule::lower::ProgramSource;
 use pipewright_schedule::picture::{PictureSettings, View, view};
 use pipewright_schedule::simulate::timed;
-use pipewright_schedule::{Costs, GenerateError, Level, LowerConfig, generate, lower};
+use pipewright_schedule::{Costs, GenerateError, ScheduleSpec, ValidatedProgram};
 
 use crate::commands::drawing::check_size;
 use crate::commands::other_sizes::other_sizes;
 use crate::commands::recorded_run::RecordedRun;
 use crate::commands::schedule_size::{ScheduleSize, is_file_name};
-use crate::commands::timed_program::{Source, TimedProgram};
+use crate::commands::timed_program::{Source, TimedProgram, training};
 use crate::config::nearest;
 use crate::failure::Failure;
 use crate::output::{PageOutput, page_of};
@@ -30,7 +31,7 @@ pub(crate) struct ViewArguments {
     target: PathBuf,
     #[command(flatten)]
     size: ScheduleSize,
-    /// The costs of actions in seconds, for a schedule; a run has measured its own
+    /// The costs of actions in any one unit, for a schedule; a run has measured its own
     #[arg(long, value_name = "F=1,I=1,W=1,hop=0.1")]
     cost: Option<Costs>,
     /// Show the memory of each rank at first, even if there is little room
@@ -65,6 +66,7 @@ fn run_page(arguments: &ViewArguments) -> Result<String, Failure> {
             title: &run.title,
             sizes: &run.sizes,
             memory_lane: arguments.memory_lane,
+            ..PictureSettings::default()
         },
         predicted: predicted.timeline(),
         program: &run.program,
@@ -78,7 +80,7 @@ fn run_page(arguments: &ViewArguments) -> Result<String, Failure> {
 
 /// Makes the page of a schedule, which has not run.
 fn schedule_page(arguments: &ViewArguments) -> Result<String, Failure> {
-    let timed_program = TimedProgram::of(source(arguments)?)?;
+    let timed_program = TimedProgram::of(source(arguments)?, &training())?;
     check_size(&timed_program.program)?;
     let costs = arguments.cost.clone().unwrap_or_default();
     let predicted = timed(&timed_program.program, &costs).map_err(Failure::input)?;
@@ -86,9 +88,9 @@ fn schedule_page(arguments: &ViewArguments) -> Result<String, Failure> {
         Some(name) => {
             let spec = arguments.size.spec(name, arguments.cost.as_ref())?;
             other_sizes(&timed_program.program, |microbatches| {
-                let schedule =
-                    generate(name, &pipewright_schedule::ScheduleSpec { microbatches, ..spec.clone() });
-                lower(&schedule.ok()?, &LowerConfig::from(Level::Comms)).ok()
+                let spec = ScheduleSpec { microbatches, ..spec.clone() };
+                let source = ProgramSource::Named(name.to_owned(), Box::new(spec));
+                source.program(&training()).ok().map(ValidatedProgram::into_program)
             })
         }
         None => Vec::new(),
@@ -97,6 +99,7 @@ fn schedule_page(arguments: &ViewArguments) -> Result<String, Failure> {
         settings: PictureSettings {
             title: &timed_program.title(),
             memory_lane: arguments.memory_lane,
+            unit: timed_program.unit,
             ..PictureSettings::default()
         },
         predicted: predicted.timeline(),

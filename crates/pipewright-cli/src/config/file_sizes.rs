@@ -26,7 +26,7 @@ pub(super) fn check_file_sizes(section: &mut Section<'_>, pipeline: &PipelineSet
     if !sizes.iter().any(|(key, _)| section.is_written(key)) {
         return;
     }
-    let Ok((_, program)) = read_schedule_file(file) else { return };
+    let Ok(program) = read_schedule_file(file) else { return };
     let placement = program.placement();
     let stages_per_rank = placement.all_ranks().map(|rank| placement.stages_of(rank).len() as u64).max();
     let found = [
@@ -57,10 +57,8 @@ pub(super) fn check_file_sizes(section: &mut Section<'_>, pipeline: &PipelineSet
     }
 }
 
-/// Reads the text of a schedule's file, and its actions. The file is read several times, so it may not be a pipe.
-pub(super) fn read_schedule_file(file: &Path) -> Result<(String, Program), ScheduleFileError> {
+/// Reads the actions of a schedule's file. It is read several times, so it may not be a pipe.
+pub(super) fn read_schedule_file(file: &Path) -> Result<Program, ScheduleFileError> {
     let text = schedule_file::read_regular(file)?;
-    let program =
-        parse_program(&text).map_err(|source| ScheduleFileError::Csv { path: file.to_owned(), source })?;
-    Ok((text, program))
+    parse_program(&text).map_err(|source| ScheduleFileError::Csv { path: file.to_owned(), source })
 }

@@ -101,7 +101,8 @@ fn waits_for_sends_and_collectives_are_named_with_what_they_wait_for() {
         "wordsOf(bubblesOf({slow}).find(({{ lane, next }}) => lane.rank === 0 && next === 1))"
     ));
     let words = words[2].as_str().unwrap_or_default().to_owned();
-    let expected = "The program waits (WAIT_SEND_F) until the message of 0F0, which ends at 1 s, has left. That is at 6 s.";
+    let expected =
+        "The program waits (WAIT_SEND_F) until the message of 0F0, which ends at 1, has left. That is at 6.";
     assert!(words.ends_with(expected), "{words}");
     let made = lowered("interleaved1f1b", "full", None);
     drop(browser);
@@ -111,7 +112,7 @@ fn waits_for_sends_and_collectives_are_named_with_what_they_wait_for() {
         words.as_str().unwrap_or_default().to_owned()
     };
     let gather = words(&mut browser, "({ lane, next }) => lane.rank === 0 && next === 0");
-    let expected = "It waits for the parameters of stage 0. The communication begins at the start of the step and ends at 600 ms. \
+    let expected = "It waits for the parameters of stage 0. The communication begins at the start of the step and ends at 0.6. \
                     The other replicas are not in this picture; the prediction assumes that they are as far as this one.";
     assert!(gather.contains(expected), "{gather}");
     let sum = words(&mut browser, "({ lane, next }) => next >= 0 && causeOf(lane, next).via === 'sum'");
@@ -199,14 +200,14 @@ fn recorded_communication_in_a_gap_is_its_cause() {
         );
         browser.value(&format!("wordsOf({bubble})[2]")).as_str().unwrap_or_default().to_owned()
     };
-    let sends = "No message is missing. The runtime or the machine took the time before it. For most of it the rank ran 0SEND_F0, which took 800 ms.";
+    let sends = "No message is missing. The runtime or the machine took the time before it. For most of it the rank ran 0SEND_F0, which took 0.8.";
     assert!(words(&mut browser, 0, 1).ends_with(sends), "{}", words(&mut browser, 0, 1));
     let idle = words(&mut browser, 0, 2);
     assert!(idle.ends_with("The runtime or the machine took the time before it."), "{idle}");
     let receives = words(&mut browser, 1, 1);
     assert!(
         receives.contains("the message of 0F1 from rank 0")
-            && receives.ends_with("the message arrived at 6 s."),
+            && receives.ends_with("the message arrived at 6."),
         "{receives}"
     );
 }

@@ -183,7 +183,7 @@ fn hovering_names_the_action_and_lights_up_its_microbatch() {
     let tip = browser.value("tip.style.display + tip.textContent");
     let tip = tip.as_str().expect("a text");
     assert!(
-        tip.starts_with("block0F1 on rank 0\nF forward: stage 0, microbatch 1\n1 s to 2 s, takes 1 s"),
+        tip.starts_with("block0F1 on rank 0\nF forward: stage 0, microbatch 1\n1 to 2, takes 1"),
         "{tip}"
     );
     let lit = browser.texts();

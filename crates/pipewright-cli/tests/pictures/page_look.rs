@@ -37,7 +37,7 @@ fn everything_fits_at_first() {
         // The first forward and the last backward are visible.
         let (forward, backward) = (browser.fill(0, 0, 0), browser.fill(0, 1, 0));
         assert_eq!(browser.colour(30.0, 0, 0.5), forward);
-        let last = browser.colour(956.0, 0, 0.5);
+        let last = browser.colour(893.0, 0, 0.5);
         assert!(last == backward, "{last}, not {backward}");
         // The overview contains the colours of the timeline.
         let overview = "new Set(new Uint32Array(paintOverview.getImageData(0, 0, overview.width, overview.height).data.buffer)).size";
@@ -59,7 +59,10 @@ fn axis_legend_and_names_stay_in_sight() {
     let texts = browser.texts();
     let names: Vec<&String> = texts.iter().filter(|text| text.starts_with("rank ")).collect();
     assert!(names.len() > 5 && !names.contains(&&"rank 0".to_owned()), "{names:?}");
-    assert!(texts.iter().filter(|text| text.ends_with(" s")).count() >= 3, "marks of the axis: {texts:?}");
+    assert!(
+        texts.iter().filter(|text| text.parse::<f64>().is_ok()).count() >= 3,
+        "marks of the axis: {texts:?}"
+    );
 }
 
 #[test]
@@ -96,7 +99,7 @@ fn chunks_have_shades_and_narrow_cells_tell_the_stage() {
 
 #[test]
 fn an_overlap_is_one_cell_of_two_halves() {
-    let made = Made::page("simulate dualpipev --ranks 4 --microbatches 10");
+    let made = Made::page("schedule dualpipev --ranks 4 --microbatches 10");
     let Some(mut browser) = Browser::open(&made.path(), 1400, 500) else { return };
     let at = browser.number("ranks[0].cells.kind.indexOf(overlap)");
     let [start, end] =

@@ -72,21 +72,21 @@ fn every_bubble_names_its_cause_and_the_chain_ends_at_the_start() {
 #[test]
 fn clicking_a_bubble_explains_it_and_escape_returns() {
     let Some((_made, mut browser)) = open(SMALL, 1400) else { return };
-    assert!(browser.text("#why").contains("Why it takes 37 s"), "{}", browser.text("#why"));
+    assert!(browser.text("#why").contains("Why it takes 31.5"), "{}", browser.text("#why"));
     // Rank 2 waits for the first microbatch, which passes ranks 0 and 1.
     browser.click_at(2, 1.0);
     let text = browser.text("#why");
-    assert!(text.contains("Bubble of 2.5 s on rank 2"), "{text}");
+    assert!(text.contains("Bubble of 2.5 on rank 2"), "{text}");
     assert!(text.contains("It needs its input: the message of 1F0 from rank 1."), "{text}");
-    assert!(text.contains("That action ends at 2.25 s; the message takes 250 ms."), "{text}");
-    assert!(text.contains("rank 0 0F0: 0 s to 1 s, at the start of the step"), "{text}");
+    assert!(text.contains("That action ends at 2.25; the message takes 0.25."), "{text}");
+    assert!(text.contains("rank 0 0F0: 0 to 1, at the start of the step"), "{text}");
     // A link in the chain leads to the action.
     browser.click_on("#why .chain .go");
     assert!(browser.text("#why h2").contains("2F0 on rank 2"));
     browser.key("Escape", "");
     assert!(browser.text("#why").contains("Why it takes"));
     // The end of a rank's work has its own words.
-    browser.click_at(3, 34.0);
+    browser.click_at(3, 28.5);
     assert!(
         browser.text("#why").contains("The rank has no work left. The step ends when 0B7 on rank 0 ends.")
     );
@@ -100,7 +100,7 @@ fn hovering_a_bubble_says_what_it_waits_for() {
     browser.mouse("mouseMoved", [x, y], false, 0);
     browser.frame();
     let tip = browser.text("#tip");
-    assert!(tip.contains("bubble of 1.25 s: 1F0 waits for the message of 0F0 from rank 0"), "{tip}");
+    assert!(tip.contains("bubble of 1.25: 1F0 waits for the message of 0F0 from rank 0"), "{tip}");
 }
 
 #[test]
@@ -114,9 +114,9 @@ fn search_and_keys_find_actions_and_bubbles() {
     assert_eq!(browser.text("#found"), "1 of 1");
     assert!(browser.text("#why h2").contains("2F3 on rank 2"));
     browser.enter("#search", "microbatch 5");
-    assert_eq!(browser.text("#found"), "1 of 8");
+    assert_eq!(browser.text("#found"), "1 of 11");
     browser.key("Enter", "\r");
-    assert_eq!(browser.text("#found"), "2 of 8");
+    assert_eq!(browser.text("#found"), "2 of 11");
     browser.enter("#search", "9F9");
     assert_eq!(browser.text("#found"), "nothing found");
     browser.key("Escape", "");
@@ -144,7 +144,7 @@ fn search_and_keys_find_actions_and_bubbles() {
 #[test]
 fn the_what_if_panel_simulates_as_the_command_does() {
     let Some((_made, mut browser)) = open(SMALL, 1400) else { return };
-    assert_eq!(browser.text("#whatif-unit"), "ms");
+    assert_eq!(browser.text("#whatif-unit"), "");
     let mut check = |selector: &str, value: &str, arguments: &str| {
         browser.enter(selector, value);
         let found = browser.number("whatIfSource.end * data.quantum");
@@ -154,15 +154,15 @@ fn the_what_if_panel_simulates_as_the_command_does() {
         assert!(browser.holds("ranks.length === 8 && ranks[1].tag === 'what if'"), "each rank has two lanes");
     };
     check("#whatif-F", "50", "1f1b --ranks 4 --microbatches 8 --cost F=0.5,I=1,W=1,hop=0.25");
-    check("#whatif-hop", "1000", "1f1b --ranks 4 --microbatches 8 --cost F=0.5,I=1,W=1,hop=1");
+    check("#whatif-hop", "1", "1f1b --ranks 4 --microbatches 8 --cost F=0.5,I=1,W=1,hop=1");
     check("#whatif-microbatches", "13", "1f1b --ranks 4 --microbatches 13 --cost F=0.5,I=1,W=1,hop=1");
     browser.click_on("#whatif-reset");
     assert!(browser.holds("whatIfSource === null && ranks.length === 4"));
     // One stage alone.
     browser.enter("#whatif-stage", "2");
-    browser.enter("#whatif-B", "200");
+    browser.enter("#whatif-I", "200");
     let found = browser.number("whatIfSource.end * data.quantum");
-    let expected = makespan("1f1b --ranks 4 --microbatches 8 --cost F=1,B=2:2:4:2,hop=0.25");
+    let expected = makespan("1f1b --ranks 4 --microbatches 8 --cost F=1,I=1:1:2:1,hop=0.25");
     assert!((found / expected - 1.0).abs() < 1e-9, "{found}, not {expected}");
 }
 
@@ -216,7 +216,7 @@ fn halves_of_an_overlap_are_separate_actions() {
     assert!(browser.holds("ranks.every(({ cells }) => !cells.kind.includes(overlap))"));
     let halves = "(from) => ranks.some((lane) => lane.cells.start.some((start, at) => causeOf(lane, at).via === 'message'
         && data.kinds[causeOf(lane, at).lane.cells.kind[causeOf(lane, at).at]][0] === from))";
-    assert!(browser.holds(&format!("({halves})('F') && ({halves})('B')")));
+    assert!(browser.holds(&format!("({halves})('F') && ({halves})('I')")));
 }
 
 #[test]

@@ -69,6 +69,10 @@ fn slices_of_microbatches() {
     assert!(figures.starts_with("seq1f1b: 4 ranks, 4 stages, 8 microbatches of 4 slices\n"), "{figures}");
     let held = "7 6 5 4 activations of slices at most, by rank; 4 slices make a microbatch\n";
     assert!(figures.contains(held), "{figures}");
+    // The file has the messages of PyTorch's program.
+    let of_file = succeed(&folder, &["simulate", "--csv", "seq.csv", "--slices", "4", "--format", "csv"]);
+    assert_eq!(of_file, seq("simulate", &["--level", "comms", "--format", "csv"]));
+    write(&folder, "seq.csv", seq("schedule", &[]));
     let of_file = succeed(&folder, &["simulate", "--csv", "seq.csv", "--slices", "4", "--format", "csv"]);
     assert_eq!(of_file, seq("simulate", &["--format", "csv"]));
     assert_ne!(of_file, seq("simulate", &["--format", "csv", "--cost", "attention=0.3"]));
@@ -115,7 +119,26 @@ fn grids_and_json() {
     let of = |format: &str| {
         succeed(&folder, &["schedule", "gpipe", "--ranks", "2", "--microbatches", "2", "--format", format])
     };
-    assert!(of("grid").ends_with("rank 1  1F0  1F1  1B0  1B1\n"), "{}", of("grid"));
+    let grid = "        0   1   2   3   4   5   6   7\n\
+                rank 0  0F0 0F1         0B0---- 0B1----\n\
+                rank 1      1F0 1F1 1B0---- 1B1----\n";
+    assert_eq!(of("grid"), grid);
+    let of_level =
+        ["schedule", "gpipe", "--ranks", "2", "--microbatches", "2", "--format", "grid", "--level", "comms"];
+    assert!(
+        succeed(&folder, &of_level).contains("rank 0  0F0       0SEND_F0  0F1  0SEND_F1"),
+        "messages on request"
+    );
+    assert!(
+        succeed(&folder, &[&of_level[..8], &["--cost", "F=2"]].concat())
+            .contains("rank 0  0F0 0F1       0B0 0B1\n")
+    );
+    refuse(
+        &folder,
+        &[&of_level[..], &["--cost", "F=2"]].concat(),
+        2,
+        "error: `gpipe` has no setting `costs`",
+    );
     let json = "{\"level\":\"compute\",\"rows\":[[\"0F0\",\"0F1\",\"0B0\",\"0B1\"],[\"1F0\",\"1F1\",\"1B0\",\"1B1\"]],\
                 \"stage_to_rank\":[0,1]}\n";
     assert_eq!(of("json"), json);

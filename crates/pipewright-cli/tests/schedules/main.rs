@@ -1,5 +1,6 @@
 //! Tests of the schedule commands through the binary: agreement with the reference, and edge cases for scripts.
 
+mod comparisons;
 mod edges;
 mod golden;
 mod plans;
@@ -30,10 +31,12 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// Runs a command that succeeds with an empty standard error. Returns its standard output.
+/// Runs a command that succeeds, and whose standard error names written files at most. Returns its standard output.
 fn succeed(folder: &TempDir, arguments: &[&str]) -> String {
     let output = run(folder, arguments);
-    assert_eq!((output.status.code(), text(&output.stderr).as_str()), (Some(0), ""), "{arguments:?}");
+    let stderr = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(0), "{arguments:?}: {stderr}");
+    assert!(stderr.lines().all(|line| line.starts_with("wrote ")), "{arguments:?}: {stderr}");
     text(&output.stdout)
 }
 

@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use crate::{folder, refuse, run, succeed, text, write};
 
-const PROFILE: &str = "\
+pub(crate) const PROFILE: &str = "\
 [device]
 name = \"by hand\"
 memory_bytes = 17179869184
@@ -368,4 +368,32 @@ fn a_layout_is_a_partition() {
         stderr.contains("column 5: this stage has no layer") && stderr.contains("  E | | L\n      ^"),
         "{stderr}"
     );
+}
+
+#[test]
+fn a_plan_compares_schedules_on_one_mesh_and_has_a_name() {
+    let folder = folder();
+    write(&folder, "p.toml", PROFILE);
+    let size = ["plan", "--profile", "p.toml", "--ranks", "4", "--microbatches", "8"];
+    let printed = succeed(&folder, &size);
+    let best = printed.lines().next().expect("a line");
+    assert!(best.starts_with("best  ") && best.contains(" ms per step, bubble "), "{printed}");
+    assert!(!printed.contains("0.0"), "times have units that fit: {printed}");
+    let lost: Vec<&str> = printed.lines().filter(|line| line.contains("% longer")).collect();
+    assert!(!lost.is_empty(), "{printed}");
+    for line in lost {
+        let has_mesh = line.contains(" on the same mesh") || line.contains(" with ");
+        assert!(has_mesh && line.contains(" ms"), "{line}");
+    }
+    let report = json(&succeed(&folder, &[&size[..], &["--format", "json"]].concat()));
+    for plan in report["plans"].as_array().expect("plans") {
+        let (schedule, name) =
+            (plan["schedule"].as_str().expect("text"), plan["name"].as_str().expect("text"));
+        match schedule {
+            "searched" => {
+                assert!(name.starts_with("searched-") && printed.contains(name), "{name}: {printed}");
+            }
+            named => assert_eq!(name, named),
+        }
+    }
 }

@@ -18,7 +18,15 @@ fn check_error(text: &str, message: &str) {
 fn what_is_left_out_has_a_default() {
     check("", [1.0, 1.0, 1.0, 2.0, 0.0]);
     check("F=1,I=1,W=1,hop=0.1", [1.0, 1.0, 1.0, 2.0, 0.1]);
-    check(" w = 3 , B=1e-3", [1.0, 1.0, 3.0, 1e-3, 0.0]);
+    check(" w = 3 , B=1e-3", [1.0, 0.0, 3.0, 1e-3, 0.0]);
+}
+
+#[test]
+fn the_halves_of_a_backward_follow_from_it() {
+    check("B=4", [1.0, 2.0, 2.0, 4.0, 0.0]);
+    check("B=4,I=1", [1.0, 1.0, 3.0, 4.0, 0.0]);
+    check("W=0.5,B=4", [1.0, 3.5, 0.5, 4.0, 0.0]);
+    check("I=1,W=1,B=1.5", [1.0, 1.0, 1.0, 1.5, 0.0]);
 }
 
 #[test]
@@ -26,7 +34,9 @@ fn each_stage_may_have_its_own() {
     let costs: Costs = "F=1:2:3,W=0.5,B=4:5:6".parse().expect("three stages");
     let found: Vec<_> = costs.stages.iter().map(|stage| (stage.forward, stage.backward)).collect();
     assert_eq!(found, [(1.0, 4.0), (2.0, 5.0), (3.0, 6.0)]);
-    assert!(costs.stages.iter().all(|stage| (stage.input_backward, stage.weight_backward) == (1.0, 0.5)));
+    let halves: Vec<_> =
+        costs.stages.iter().map(|stage| (stage.input_backward, stage.weight_backward)).collect();
+    assert_eq!(halves, [(3.5, 0.5), (4.5, 0.5), (5.5, 0.5)]);
     check_error("F=1:2,I=1:2:3", "2 entries for the costs of 3 stages; give one for all, or one each");
 }
 

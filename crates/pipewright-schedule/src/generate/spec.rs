@@ -39,13 +39,26 @@ pub struct ScheduleSpec {
 
 impl ScheduleSpec {
     /// Returns whether `setting` has a value.
-    pub(super) fn gives(&self, setting: Setting) -> bool {
+    pub fn gives(&self, setting: Setting) -> bool {
         match setting {
             Setting::Group => self.group.is_some(),
             Setting::WideWarmup => self.wide_warmup,
             Setting::Costs => self.costs.is_some(),
             Setting::MemoryLimit => self.memory_limit.is_some(),
             Setting::Slices => self.slices.is_some(),
+        }
+    }
+
+    /// Removes the settings that are not in the list, for a schedule that would refuse them.
+    pub fn keep_only(&mut self, settings: &[Setting]) {
+        for setting in Setting::ALL.into_iter().filter(|setting| !settings.contains(setting)) {
+            match setting {
+                Setting::Group => self.group = None,
+                Setting::WideWarmup => self.wide_warmup = false,
+                Setting::Costs => self.costs = None,
+                Setting::MemoryLimit => self.memory_limit = None,
+                Setting::Slices => self.slices = None,
+            }
         }
     }
 

@@ -1,8 +1,9 @@
 //! Lowers a schedule to a program: a list of small passes, each with its own file, rules and tests.
 //!
 //! [`lower`] runs the passes in order, [`for_training`] with the settings of training, and [`apply`] runs a list of the
-//! user's choice. In debug builds, `lower` validates the program after each pass. Passes take time linear in the
-//! program, and take ownership of rows instead of copying them.
+//! user's choice. [`ProgramSource`] is the way from a name, a schedule or the rows of a file to a proved program. In debug
+//! builds, `lower` validates the program after each pass. Passes take time linear in the program, and take ownership of rows
+//! instead of copying them.
 //!
 //! ```
 //! use pipewright_schedule::{Level, LowerConfig, csv, lower};
@@ -22,6 +23,7 @@ mod passes;
 mod reduce_grad;
 mod send_early;
 mod send_recv;
+mod source;
 mod training;
 mod unshard;
 mod wait_send;
@@ -36,6 +38,7 @@ pub use passes::{LowerConfig, Messages, lower};
 pub use reduce_grad::{ReduceWait, reduce_grad};
 pub use send_early::{Overlaps, send_early};
 pub use send_recv::{send_recv, send_recv_with_bubbles};
+pub use source::{Lowered, ProgramSource, SourceError};
 pub use training::{TrainingLowering, for_training};
 pub use unshard::{UnshardConfig, unshard};
 pub use wait_send::wait_send;

@@ -69,7 +69,23 @@ pub fn lower(schedule: &Schedule, config: &LowerConfig) -> Result<Program, Lower
         // So that mistakes of the schedule are not blamed on a pass. This program is dropped.
         sound("drop bubbles", drop_bubbles(schedule), Level::Compute)?;
     }
-    let mut computation = Computation::Scheduled(schedule);
+    run_passes(Computation::Scheduled(schedule), config)
+}
+
+/// Lowers rows that may gather parameters or reduce gradients already. The passes for what the rows have are left out.
+///
+/// # Errors
+/// When the rows are unsound, as [`lower`], or communicate already.
+pub(super) fn lower_rows(rows: Program, config: &LowerConfig) -> Result<Program, LowerError> {
+    let config = LowerConfig {
+        unshard: config.unshard.filter(|_| !rows.gathers()),
+        reduce_grad: config.reduce_grad.filter(|_| !rows.reduces()),
+        ..*config
+    };
+    run_passes(Computation::Changed(rows), &config)
+}
+
+fn run_passes(mut computation: Computation<'_>, config: &LowerConfig) -> Result<Program, LowerError> {
     if config.merge_bw {
         let merged = merge_bw(computation.into_program());
         computation = Computation::Changed(sound("merge-bw", merged, Level::Compute)?);

@@ -11,9 +11,10 @@ use crate::level::Level;
 use crate::lower::error::LowerError;
 use crate::lower::passes::{LowerConfig, lower};
 use crate::lower::reduce_grad::ReduceWait;
+use crate::lower::source::Lowered;
 use crate::lower::unshard::UnshardConfig;
 use crate::schedule::Schedule;
-use crate::validate::{ValidatedProgram, validate};
+use crate::validate::ValidatedProgram;
 
 /// How a schedule is lowered for training.
 ///
@@ -54,8 +55,7 @@ impl Default for TrainingLowering {
 /// When the schedule is unsound.
 pub fn for_training(schedule: &Schedule, config: &TrainingLowering) -> Result<ValidatedProgram, LowerError> {
     let passes = LowerConfig::from(*config);
-    let level = if passes.unshard.is_some() { Level::Full } else { Level::Comms };
-    Ok(validate(lower(schedule, &passes)?, level)?)
+    Ok(Lowered::by(&passes, lower(schedule, &passes)?).validated()?)
 }
 
 impl From<TrainingLowering> for LowerConfig {

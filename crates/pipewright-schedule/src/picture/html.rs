@@ -12,7 +12,7 @@ use crate::ids::Rank;
 use crate::picture::chunks::Chunks;
 use crate::picture::names::Named;
 use crate::picture::page_data::page_data;
-use crate::picture::palette::{DARK, LIGHT, Sort, Theme, duration, occurring};
+use crate::picture::palette::{DARK, LIGHT, Sort, Theme, occurring};
 use crate::picture::{PictureSettings, escaped};
 use crate::simulate::peak_memory;
 use crate::timeline::{Event, Timeline};
@@ -112,7 +112,7 @@ pub(super) fn table(timeline: &Timeline, chunks: &Chunks, settings: &PictureSett
             rows,
             "<tr><th scope=\"row\">{rank}</th><td>{}</td><td>{}</td><td>{:.1} %</td><td>{peak}</td><td>{}</td></tr>",
             stages.join(", "),
-            duration(timeline.busy(rank), makespan),
+            settings.unit.format(timeline.busy(rank), makespan),
             bubble * 100.0,
             order(timeline, rank)
         )

@@ -7,10 +7,10 @@ use serde::Serialize;
 
 use crate::action::{Action, ActionKind};
 use crate::ids::{Microbatch, Rank};
-use crate::picture::PictureSettings;
 use crate::picture::chunks::Chunks;
 use crate::picture::palette::{DARK, LIGHT, Theme};
 use crate::picture::palette::{Sort, ink_on};
+use crate::picture::{PictureSettings, TimeUnit};
 use crate::simulate::memory_curve;
 use crate::skip_event::{SkipAction, SkipEvent};
 use crate::timeline::{Event, Timeline};
@@ -26,8 +26,10 @@ pub(super) struct PageData {
     /// The number of slices of each microbatch.
     pub(super) slices: u32,
     themes: [ThemeData; 2],
-    /// The quantum of times, in seconds.
+    /// The quantum of times.
     pub(super) quantum: f64,
+    /// Whether times are in seconds; otherwise they have no unit.
+    seconds: bool,
     makespan: u64,
     /// The unit of memory.
     unit: &'static str,
@@ -84,6 +86,7 @@ pub(super) fn page(timeline: &Timeline, chunks: &Chunks, settings: &PictureSetti
         slices: timeline.slices().get(),
         themes: [theme_data(&LIGHT, chunks), theme_data(&DARK, chunks)],
         quantum: clock.quantum(),
+        seconds: settings.unit == TimeUnit::Seconds,
         makespan: clock.quanta(timeline.start() + timeline.makespan()),
         unit: if settings.sizes.is_empty() { "activations" } else { "bytes" },
         memory_lane: settings.memory_lane,

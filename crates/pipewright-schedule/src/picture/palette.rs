@@ -175,20 +175,6 @@ fn luminance([red, green, blue]: [f64; 3]) -> f64 {
     0.2126 * red + 0.7152 * green + 0.0722 * blue
 }
 
-/// Formats a time in a unit that suits the longest time on the page.
-pub(super) fn duration(seconds: f64, longest: f64) -> String {
-    match longest {
-        _ if longest >= 1.0 => format!("{} s", rounded(seconds)),
-        _ if longest >= 1e-3 => format!("{} ms", rounded(seconds * 1e3)),
-        _ => format!("{} us", rounded(seconds * 1e6)),
-    }
-}
-
-/// Rounds to three decimals, without trailing zeros.
-fn rounded(value: f64) -> f64 {
-    (value * 1e3).round() / 1e3
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -269,12 +255,5 @@ mod tests {
                 assert!(contrast(&fill, ink_on(&fill)) > 4.5, "{fill}");
             }
         }
-    }
-
-    #[test]
-    fn durations_suit_the_longest() {
-        assert_eq!(duration(0.5, 30.0), "0.5 s");
-        assert_eq!(duration(0.0125, 0.03), "12.5 ms");
-        assert_eq!(duration(2e-6, 5e-5), "2 us");
     }
 }

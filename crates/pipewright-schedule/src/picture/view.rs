@@ -9,6 +9,7 @@ use serde::Serialize;
 
 use crate::costs::{Costs, Link};
 use crate::csv::print_program;
+use crate::picture::buffers::buffers;
 use crate::picture::chunks::Chunks;
 use crate::picture::html::{self, legend, table, variables};
 use crate::picture::page_data::{Clock, PageData, RankData, page, ranks};
@@ -169,6 +170,7 @@ pub fn view(view: &View<'_>) -> String {
         .replace("{{style}}", &style)
         .replace("{{legend}}", &(legend(&sorts, &chunks) + bubble))
         .replace("{{note}}", &note(view))
+        .replace("{{buffers}}", &buffers(view.program))
         .replace("{{table}}", &table(measured, &Chunks::of(measured), &view.settings))
         .replace("{{title}}", &escaped(view.settings.title).replace('{', "&#123;"))
         .replace("{{script}}", &script)

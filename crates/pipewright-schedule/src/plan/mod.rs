@@ -59,8 +59,9 @@ pub use best_cut::best_cut;
 pub use head_parts::with_head_parts;
 pub use network::MeshOrder;
 pub use planner::plan;
-pub use predict::{PlanChoice, PredictError, Prediction, choice_costs, predict};
+pub use predict::{PlanChoice, PredictError, Prediction, choice_costs, predict, predict_program};
 pub use report::{
-    Collectives, Outcome, OutcomeKind, Plan, PlanError, PlanReport, PlanSettings, SEARCHED, Shortage,
+    Collectives, Outcome, OutcomeKind, Plan, PlanError, PlanMesh, PlanReport, PlanSettings, SEARCHED,
+    Shortage,
 };
 pub use request::{PlanRequest, TrainingState};

@@ -159,7 +159,7 @@ fn finish(
     if plans.is_empty() {
         return Err(failure(search));
     }
-    let outcomes = outcomes(search);
+    let outcomes = outcomes(search, shapes);
     plans.truncate(request.plans.max(1));
     let (simulated, stopped) = (search.simulated, search.stopped);
     Ok(PlanReport { plans, lower_bound_s, outcomes, simulated, stopped })
@@ -220,7 +220,7 @@ fn failure(search: &Search<'_>) -> PlanError {
     }
 }
 
-fn outcomes(search: &Search<'_>) -> Vec<Outcome> {
+fn outcomes(search: &Search<'_>, shapes: &[Shape]) -> Vec<Outcome> {
     let takes = search.best.values().map(|best| (best.name, OutcomeKind::Takes(best.time)));
     let too_large = search.shortages.iter().map(|(&name, (it, _))| (name, OutcomeKind::TooLarge(*it)));
     let refused = search.refused.iter().map(|(&name, why)| (name, OutcomeKind::Refused(why.to_string())));
@@ -229,14 +229,18 @@ fn outcomes(search: &Search<'_>) -> Vec<Outcome> {
         .iter()
         .filter(has_slices)
         .map(|generator| (generator.name, OutcomeKind::Refused(SLICED.to_owned())));
+    let best = search.best.values().min_by(|one, other| one.time.total_cmp(&other.time));
     let mut outcomes: Vec<Outcome> = Vec::new();
     for (name, result) in takes.chain(too_large).chain(refused).chain(sliced) {
         if !outcomes.iter().any(|known| known.name == name) {
-            outcomes.push(Outcome { name, result });
+            let mesh = search.best.get(name).map(|own| shapes[own.shape].plan_mesh());
+            let on_best_mesh_s = best.and_then(|best| search.times.get(&(name, best.shape)).copied());
+            outcomes.push(Outcome { name, result, mesh, on_best_mesh_s });
         }
     }
+    // Plans on the mesh of the best one come in the order of their times there.
     let rank = |outcome: &Outcome| match &outcome.result {
-        OutcomeKind::Takes(time) => (0, *time),
+        OutcomeKind::Takes(time) => (0, outcome.on_best_mesh_s.unwrap_or(*time)),
         OutcomeKind::TooLarge(shortage) => (1, shortage.needed as f64),
         OutcomeKind::Refused(_) => (2, 0.0),
     };

@@ -151,13 +151,25 @@ pub fn predict(
     schedule: &Schedule,
     choice: &PlanChoice,
 ) -> Result<Prediction, PredictError> {
+    let lowering = TrainingLowering { replicas: choice.data_parallel, ..TrainingLowering::default() };
+    predict_program(profile, schedule, for_training(schedule, &lowering)?, choice)
+}
+
+/// Does the same for a program that is already lowered. `schedule` is its computation, by which memory is counted.
+///
+/// # Errors
+/// When the choice does not fit the schedule, or the schedule cuts microbatches into slices.
+pub fn predict_program(
+    profile: &Profile,
+    schedule: &Schedule,
+    program: ValidatedProgram,
+    choice: &PlanChoice,
+) -> Result<Prediction, PredictError> {
     if !schedule.slices().is_one() {
         return Err(PredictError::Slices { slices: schedule.slices() });
     }
     let layers = choice.layers(profile, schedule.ranks())?;
     let loads = loads(&layers, schedule.placement().stages(), choice)?;
-    let lowering = TrainingLowering { replicas: choice.data_parallel, ..TrainingLowering::default() };
-    let program = for_training(schedule, &lowering)?;
     let costs = engine_costs(&layers, &loads);
     let run = timed(program.as_program(), &costs)?;
     let order = Order::of(schedule);

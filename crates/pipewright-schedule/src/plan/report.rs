@@ -2,6 +2,7 @@
 
 use thiserror::Error;
 
+use crate::csv::print_schedule;
 use crate::ids::Rank;
 use crate::plan::network::MeshOrder;
 use crate::profile::ProfileProblem;
@@ -85,6 +86,27 @@ pub struct Outcome {
     pub name: &'static str,
     /// The result.
     pub result: OutcomeKind,
+    /// The mesh of its best plan; `None` if it has no plan.
+    pub mesh: Option<PlanMesh>,
+    /// The time of its best plan on the mesh of the best plan of all, in seconds; `None` if the search has none there.
+    pub on_best_mesh_s: Option<f64>,
+}
+
+/// The division of all ranks, of the batch and of the head in a plan. Times of schedules can be compared if it is equal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PlanMesh {
+    /// The number of ranks of a pipeline, without tensor-parallel ones.
+    pub ranks: u32,
+    /// The number of replicas.
+    pub data_parallel: u32,
+    /// The number of tensor-parallel ranks of each stage.
+    pub tensor_parallel: u32,
+    /// The number of microbatches of a step, over all replicas.
+    pub microbatches: u32,
+    /// The number of rows of a microbatch.
+    pub microbatch_rows: u32,
+    /// The number of parts into which the head is cut.
+    pub head_parts: u32,
 }
 
 /// The result of trying a schedule.
@@ -199,6 +221,13 @@ pub enum PlanError {
 
 crate::message_as_debug!(PlanError);
 
+/// Returns a number that differs for most texts (FNV-1a, folded to 16 bits).
+fn mark(text: &str) -> u16 {
+    let add = |hash: u32, byte: u8| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193);
+    let hash = text.bytes().fold(0x811c_9dc5, add);
+    (hash ^ (hash >> 16)) as u16
+}
+
 impl PlanReport {
     /// Returns how much longer the best plan takes than the lower bound, as a share of the lower bound.
     pub fn gap(&self) -> f64 {
@@ -210,6 +239,28 @@ impl PlanReport {
 }
 
 impl Plan {
+    /// Returns the mesh.
+    pub fn mesh(&self) -> PlanMesh {
+        PlanMesh {
+            ranks: self.schedule.ranks(),
+            data_parallel: self.data_parallel,
+            tensor_parallel: self.tensor_parallel,
+            microbatches: self.microbatches(),
+            microbatch_rows: self.microbatch_rows,
+            head_parts: self.head_parts,
+        }
+    }
+
+    /// Returns a name by which people can tell plans apart: that of the schedule; for a searched order its ranks, stages on
+    /// a rank, and a mark of its computations, such as `searched-4x2-1f3a`.
+    pub fn title(&self) -> String {
+        if self.name != SEARCHED {
+            return self.name.to_owned();
+        }
+        let (ranks, stages) = (self.schedule.ranks(), self.schedule.placement().stages());
+        format!("{SEARCHED}-{ranks}x{}-{:04x}", stages / ranks.max(1), mark(&print_schedule(&self.schedule)))
+    }
+
     /// Returns the number of microbatches of a step, over all replicas.
     pub fn microbatches(&self) -> u32 {
         self.schedule.microbatches() * self.data_parallel

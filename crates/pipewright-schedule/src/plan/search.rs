@@ -67,6 +67,8 @@ pub(super) struct Search<'a> {
     pub(super) stopped: bool,
     /// The best plan of each schedule.
     pub(super) best: BTreeMap<&'static str, Candidate>,
+    /// The time of the best plan of each schedule and shape.
+    pub(super) times: BTreeMap<(&'static str, usize), f64>,
     /// The best plans by rules, the fastest first: one of each layout, and at most [`PROMISING`] of each number of stages.
     pub(super) promising: Vec<Candidate>,
     /// The smallest shortage of each schedule, with a description of the plan.
@@ -100,6 +102,7 @@ impl<'a> Search<'a> {
             simulated: 0,
             stopped: false,
             best: BTreeMap::new(),
+            times: BTreeMap::new(),
             promising: Vec::new(),
             shortages: BTreeMap::new(),
             refused: BTreeMap::new(),
@@ -256,6 +259,8 @@ impl<'a> Search<'a> {
         time: f64,
         peak: u64,
     ) {
+        let best_of_shape = self.times.entry((label.name, choice.shape)).or_insert(f64::INFINITY);
+        *best_of_shape = best_of_shape.min(time);
         let is_better = self
             .best
             .get(label.name)

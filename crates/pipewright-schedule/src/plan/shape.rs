@@ -7,6 +7,7 @@ use crate::plan::head_parts::{parts_of, with_head_parts};
 use crate::plan::layers::{Layer, Layers};
 use crate::plan::network::{Mesh, MeshOrder, Network};
 use crate::plan::rank_times::Step;
+use crate::plan::report::PlanMesh;
 use crate::plan::request::PlanRequest;
 use crate::profile::Profile;
 use crate::sharding::Sharding;
@@ -68,6 +69,18 @@ impl Shape {
             }
         }
         shapes
+    }
+
+    /// Returns the division as plans have it.
+    pub(super) fn plan_mesh(&self) -> PlanMesh {
+        PlanMesh {
+            ranks: self.ranks,
+            data_parallel: self.mesh.replicas,
+            tensor_parallel: self.mesh.tensor,
+            microbatches: self.microbatches * self.mesh.replicas,
+            microbatch_rows: self.microbatch_rows,
+            head_parts: self.head_parts,
+        }
     }
 
     /// Returns whether two divisions differ in nothing but the number of parts of the head.

@@ -1,5 +1,6 @@
 //! Why a builder does not launch a pipeline.
 
+use pipewright_schedule::lower::SourceError;
 use pipewright_schedule::{GenerateError, LowerError, PartitionError, Violations};
 
 use super::error::PipelineError;
@@ -97,3 +98,13 @@ pub enum BuildError {
 }
 
 pipewright_schedule::message_as_debug!(BuildError);
+
+impl From<SourceError> for BuildError {
+    fn from(error: SourceError) -> Self {
+        match error {
+            SourceError::Generate(error) => Self::Schedule(error),
+            SourceError::Lower(LowerError::Invalid(violations)) => Self::Unsound(Box::new(violations)),
+            SourceError::Lower(error) => Self::Lower(error),
+        }
+    }
+}

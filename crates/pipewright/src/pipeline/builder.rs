@@ -1,16 +1,16 @@
 //! Makes a running pipeline from layers in one expression, for the common ways of training.
 //!
 //! [`PipelineBuilder`] makes the schedule, lowers and validates it, cuts the layers into stages, and launches ranks. It
-//! uses only [`generate`], [`lower`](pipewright_schedule::lower()), [`validate`](pipewright_schedule::validate),
-//! [`partition`](partition()) and [`Pipeline::launch`]; each of its methods replaces one of its default choices.
+//! uses only [`ProgramSource`], [`partition`](partition()) and [`Pipeline::launch`]; each of its methods replaces one of its
+//! default choices.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use burn::tensor::Tensor;
+use pipewright_schedule::lower::{ProgramSource, drop_bubbles};
 use pipewright_schedule::{
-    LowerConfig, Method, Partition, Recompute, ScheduleSpec, StageIndex, ValidatedProgram, generate,
-    partition,
+    LowerConfig, Method, Partition, Recompute, ScheduleSpec, StageIndex, ValidatedProgram, partition,
 };
 
 use super::build_error::BuildError;
@@ -18,7 +18,7 @@ use super::config::PipelineConfig;
 use super::layer_list::{EdgeType, check_types};
 use super::layers::{Cut, Layers, SharedLoss};
 use super::running::Pipeline;
-use super::schedule_source::{ScheduleSource, check_made, lower_to_run};
+use super::schedule_source::{ScheduleSource, training_passes};
 use crate::device::Devices;
 use crate::hook::ActionHook;
 use crate::loss_scale::LossScaling;
@@ -301,15 +301,14 @@ impl PipelineBuilder {
     /// When the schedule does not exist at this size, cannot be lowered, or has other sizes than the builder was asked
     /// for.
     pub fn program(&self) -> Result<ValidatedProgram, BuildError> {
+        let lowered = |source: ProgramSource| {
+            source.program(&self.lower.unwrap_or_else(|| training_passes(&self.config)))
+        };
         let program = match &self.schedule {
             ScheduleSource::Named(name) => {
-                let schedule = generate(name, &self.size()?).map_err(BuildError::Schedule)?;
-                lower_to_run(&schedule, self.lower, &self.config)?
+                lowered(ProgramSource::Named(name.clone(), Box::new(self.size()?)))?
             }
-            ScheduleSource::Made(schedule) => {
-                check_made(schedule)?;
-                lower_to_run(schedule, self.lower, &self.config)?
-            }
+            ScheduleSource::Made(schedule) => lowered(ProgramSource::Rows(drop_bubbles(schedule)))?,
             ScheduleSource::Program(program) => program.clone(),
         };
         self.check_size(&program)?;

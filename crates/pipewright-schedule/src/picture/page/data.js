@@ -156,11 +156,16 @@ function nameOf(parts) {
   return parts.length === 1 ? nameOfPart(parts[0]) : `(${parts.map(nameOfPart).join(";")})OVERLAP_F_B`;
 }
 
+// Returns the factor and the name of the unit for times like this one. Costs that are not seconds have no unit.
+function unitOf(time) {
+  if (!data.seconds) return [1, ""];
+  return time >= 1 || time === 0 ? [1, "s"] : time >= 1e-3 ? [1e3, "ms"] : [1e6, "us"];
+}
+
 // Formats a duration in a unit that suits the whole timeline.
 function duration(quanta) {
-  const longest = whole * data.quantum;
-  const [factor, unit] = longest >= 1 ? [1, "s"] : longest >= 1e-3 ? [1e3, "ms"] : [1e6, "us"];
-  return +(quanta * data.quantum * factor).toPrecision(6) + " " + unit;
+  const [factor, unit] = unitOf(whole * data.quantum);
+  return `${+(quanta * data.quantum * factor).toPrecision(6)} ${unit}`.trim();
 }
 
 function amount(held) {

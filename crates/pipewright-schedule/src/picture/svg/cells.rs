@@ -6,7 +6,7 @@ use crate::action::Action;
 use crate::ids::Rank;
 use crate::picture::bars::{BarOf, bars};
 use crate::picture::names::Named;
-use crate::picture::palette::{LIGHT, duration, ink_on, sort};
+use crate::picture::palette::{LIGHT, ink_on, sort};
 use crate::timeline::Event;
 
 use super::Drawing;
@@ -60,7 +60,7 @@ fn open(
 ) -> Option<Rectangle> {
     let layout = &drawing.layout;
     let place = place(drawing, rank, [start, end])?;
-    let [from, to] = [start, end].map(|time| duration(layout.since_start(time), layout.makespan));
+    let [from, to] = [start, end].map(|time| layout.time(layout.since_start(time)));
     write!(picture, "<g><title>{name} on rank {rank}, {from} to {to}</title>")
         .expect("writing to a string does not fail");
     Some(place)

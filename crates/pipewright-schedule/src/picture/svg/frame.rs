@@ -4,10 +4,10 @@ use std::fmt::Write;
 
 use crate::ids::Rank;
 use crate::picture::escaped;
-use crate::picture::palette::{LIGHT, duration, occurring};
+use crate::picture::palette::{LIGHT, occurring};
 
 use super::Drawing;
-use super::layout::{LABEL, Layout, PLOT, text_width};
+use super::layout::{LABEL, Layout, text_width};
 
 pub(super) fn push_title(picture: &mut String, layout: &Layout, title: &str) {
     if !title.is_empty() {
@@ -24,10 +24,10 @@ pub(super) fn push_title(picture: &mut String, layout: &Layout, title: &str) {
 
 /// Draws the background of a lane, and the name of its rank.
 pub(super) fn push_lane(picture: &mut String, layout: &Layout, rank: Rank) {
-    let (y, height) = (layout.top(rank), layout.lane_height());
+    let (y, width, height) = (layout.top(rank), layout.lane_width(), layout.lane_height());
     writeln!(
         picture,
-        "<rect x=\"{LABEL}\" y=\"{y:.2}\" width=\"{PLOT}\" height=\"{height:.2}\" fill=\"url(#bubble)\"/>\n\
+        "<rect x=\"{LABEL}\" y=\"{y:.2}\" width=\"{width}\" height=\"{height:.2}\" fill=\"url(#bubble)\"/>\n\
          <text x=\"{}\" y=\"{:.2}\" text-anchor=\"end\" fill=\"{}\">rank {rank}</text>",
         LABEL - 8.0,
         y + height / 2.0 + 4.0,
@@ -41,8 +41,8 @@ pub(super) fn push_axis(picture: &mut String, layout: &Layout) {
     let step = round_step(layout.makespan);
     let marks = if step > 0.0 { (layout.makespan / step + 1e-9) as u32 } else { 0 };
     let (head, bottom) = (layout.head(), layout.bottom());
-    for seconds in (0..=marks).map(|mark| f64::from(mark) * step) {
-        let x = LABEL + layout.length(seconds);
+    for time in (0..=marks).map(|mark| f64::from(mark) * step) {
+        let x = LABEL + layout.length(time);
         writeln!(
             picture,
             "<line x1=\"{x:.2}\" x2=\"{x:.2}\" y1=\"{head}\" y2=\"{:.2}\" stroke=\"{}\" stroke-width=\"0.7\"/>\
@@ -51,7 +51,7 @@ pub(super) fn push_axis(picture: &mut String, layout: &Layout) {
             LIGHT.rule,
             bottom + 18.0,
             LIGHT.faint,
-            duration(seconds, layout.makespan)
+            layout.time(time)
         )
         .expect("writing to a string does not fail");
     }

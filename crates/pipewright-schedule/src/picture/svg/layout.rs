@@ -1,7 +1,7 @@
-//! The positions in the drawing: converts seconds and ranks to lengths in the picture's own units.
+//! The positions in the drawing: converts times and ranks to lengths in the picture's own units.
 
 use crate::ids::Rank;
-use crate::picture::PictureSettings;
+use crate::picture::{PictureSettings, TimeUnit};
 use crate::timeline::Timeline;
 
 /// The width of the rank names.
@@ -22,7 +22,11 @@ pub(super) fn text_width(text: &str, size: f64) -> f64 {
 /// The lengths of one drawing.
 pub(super) struct Layout {
     start: f64,
+    /// The time that the whole width shows.
     pub(super) makespan: f64,
+    /// The time from the first event to the end of the last.
+    own: f64,
+    unit: TimeUnit,
     ranks: u32,
     head: f64,
     /// The height of a lane with the space below it.
@@ -37,12 +41,24 @@ impl Layout {
         let lane = (720.0 / f64::from(timeline.ranks().max(1))).clamp(12.0, 34.0);
         Self {
             start: timeline.start(),
-            makespan: timeline.makespan(),
+            makespan: settings.span.unwrap_or(0.0).max(timeline.makespan()),
+            own: timeline.makespan(),
+            unit: settings.unit,
             ranks: timeline.ranks(),
             head: HEAD + if settings.title.is_empty() { 0.0 } else { TITLE },
             lane,
             memory: if settings.memory_lane { lane * 0.8 } else { 0.0 },
         }
+    }
+
+    /// Returns the width of a lane, with two decimals at most.
+    pub(super) fn lane_width(&self) -> f64 {
+        if self.own > 0.0 { (self.length(self.own) * 100.0).round() / 100.0 } else { PLOT }
+    }
+
+    /// Formats a time since the start.
+    pub(super) fn time(&self, time: f64) -> String {
+        self.unit.format(time, self.makespan)
     }
 
     pub(super) fn width(&self) -> f64 {

@@ -107,7 +107,6 @@ function showFigures() {
 
 // Formats a time for people, with four digits in the unit that suits it.
 function time(quanta) {
-  const seconds = quanta * data.quantum, size = Math.abs(seconds);
-  const [factor, unit] = size >= 1 || size === 0 ? [1, "s"] : size >= 1e-3 ? [1e3, "ms"] : [1e6, "us"];
-  return +(seconds * factor).toPrecision(4) + " " + unit;
+  const size = quanta * data.quantum, [factor, unit] = unitOf(Math.abs(size));
+  return `${+(size * factor).toPrecision(4)} ${unit}`.trim();
 }

@@ -9,7 +9,7 @@ const [stageBox, hopBox, microbatchBox] = ["stage", "hop", "microbatches"].map((
 const factorBoxes = document.getElementById("whatif-factors"), outcome = document.getElementById("whatif-outcome");
 // The unit in which the time of a message is shown. If messages take no time, it is the unit of the shortest action.
 const shortest = Math.min(...data.view.costs.stages.flatMap((costs) => Object.keys(kindNames).map((kind) => costs[kind]).filter((cost) => cost > 0)));
-const hopUnit = time((data.view.costs.latency || shortest) / data.quantum).split(" ")[1], hopFactor = { s: 1, ms: 1e3, us: 1e6 }[hopUnit];
+const [hopFactor, hopUnit] = unitOf(data.view.costs.latency || shortest);
 
 function programFor(microbatches) {
   if (!parsedPrograms.has(microbatches)) {

@@ -1,0 +1,176 @@
+//! `pipewright compare`: the figures of several schedules side by side, and a page with their pictures on one scale.
+//!
+//! The schedules have equal numbers of ranks and microbatches, and train the same model. So a cost is that of a rank's
+//! whole share of the model, and a stage of a schedule with several stages on a rank has its part of it.
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+use pipewright_schedule::costs::StageCosts;
+use pipewright_schedule::generate::{Generator, Setting, find};
+use pipewright_schedule::lower::ProgramSource;
+use pipewright_schedule::picture::{TimeUnit, computation_of};
+use pipewright_schedule::simulate::{Summary, logical, timed};
+use pipewright_schedule::{Action, Costs, Program, Recompute, Schedule, ScheduleSpec, Timeline, generate};
+
+use crate::commands::compare_print::{Compared, Figures, json, page, text};
+use crate::commands::drawing::check_cells;
+use crate::commands::plan_choice::ProfileArguments;
+use crate::commands::schedule_size::{ScheduleSize, depends_on_costs, is_file_name};
+use crate::commands::timed_program::{EngineTimes, Source, refused, training};
+use crate::config;
+use crate::failure::{Exit, Failure};
+use crate::output::{PageOutput, page_of};
+
+/// The arguments of `pipewright compare`.
+#[derive(Debug, Args)]
+pub(crate) struct CompareArguments {
+    /// The schedules, without regard to case
+    #[arg(required = true, value_name = "NAME")]
+    names: Vec<String>,
+    #[command(flatten)]
+    size: ScheduleSize,
+    /// The costs of actions for all layers of a rank, in any one unit; a stage of a schedule with several stages on a rank
+    /// has its part. F=1:1:2 gives each stage its own cost, for schedules with that many stages
+    #[arg(long, value_name = "F=1,I=1,W=1,hop=0.1", conflicts_with = "profile")]
+    cost: Option<Costs>,
+    /// The costs of layers and links, from a file that `profile` wrote or that is written by hand; each schedule has its
+    /// best partition
+    #[arg(long, value_name = "PROFILE.toml")]
+    profile: Option<PathBuf>,
+    /// What to print
+    #[arg(long, value_enum, default_value = "text")]
+    format: Format,
+    #[command(flatten)]
+    output: PageOutput,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Format {
+    /// A table
+    Text,
+    /// The same figures as JSON
+    Json,
+    /// A page with the table and a picture of each schedule, all on one scale
+    Html,
+}
+
+/// Runs the command.
+pub(crate) fn run(arguments: &CompareArguments) -> Result<(), Failure> {
+    if arguments.output.is_opened() && arguments.format != Format::Html {
+        return Err(Failure::input("--open is for pages; add --format html"));
+    }
+    let specs = specs(arguments)?;
+    if let Some(file) = &arguments.profile {
+        // A mistake in the profile is not the schedules' fault.
+        config::profile::read(file)?;
+    }
+    let compared: Vec<Compared> =
+        specs.into_iter().map(|(name, spec)| compared(name, spec, arguments)).collect();
+    if compared.iter().all(|it| it.outcome.is_err()) {
+        let reasons =
+            compared.iter().filter_map(|it| Some(format!("{}: {}", it.name, it.outcome.as_ref().err()?)));
+        let reasons = reasons.collect::<Vec<_>>().join("\n");
+        return Err(Failure::input(format!("no schedule of the list has this size\n{reasons}")));
+    }
+    let unit = if arguments.profile.is_some() { TimeUnit::Seconds } else { TimeUnit::Costs };
+    let text = match arguments.format {
+        Format::Text => text(&compared, unit),
+        Format::Json => json(&compared),
+        Format::Html => {
+            let timelines = compared.iter().filter_map(|it| Some(&it.outcome.as_ref().ok()?.timeline));
+            check_cells(timelines.map(|timeline| timeline.events().len() as u64).sum())?;
+            page(&compared, unit)
+        }
+    };
+    arguments.output.write(&text, || page_of("comparison", "html"))
+}
+
+/// Returns the schedules with their sizes. Each has the settings that it knows; every setting must belong to one of them.
+fn specs(arguments: &CompareArguments) -> Result<Vec<(&'static str, ScheduleSpec)>, Failure> {
+    let mut generators = Vec::new();
+    for name in &arguments.names {
+        if is_file_name(name) {
+            return Err(Failure::input(format!(
+                "{name}: this command compares schedules by name; for a file use `pipewright simulate --csv`"
+            )));
+        }
+        generators.push(find(name).map_err(Failure::input)?);
+    }
+    let given = arguments.size.spec(generators[0].name, None)?;
+    let is_known = |setting: &Setting| generators.iter().any(|it| it.settings.contains(setting));
+    if let Some(setting) = Setting::ALL.into_iter().find(|it| given.gives(*it) && !is_known(it)) {
+        return Err(Failure::input(format!(
+            "no schedule of the list has the setting `{setting}`; leave it out"
+        )));
+    }
+    let spec = |generator: &Generator| {
+        let mut spec = arguments.size.spec(generator.name, arguments.cost.as_ref())?;
+        spec.keep_only(generator.settings);
+        Ok((generator.name, spec))
+    };
+    generators.into_iter().map(spec).collect()
+}
+
+/// Predicts a schedule.
+fn compared(name: &'static str, spec: ScheduleSpec, arguments: &CompareArguments) -> Compared {
+    let figures = match &arguments.profile {
+        Some(file) => profiled(name, spec, file.clone()),
+        None => costed(name, spec, arguments.cost.clone().unwrap_or_default()),
+    };
+    Compared { name, outcome: figures.map_err(|failure| failure.text()) }
+}
+
+/// Predicts a schedule at the costs of a profile.
+fn profiled(name: &str, spec: ScheduleSpec, file: PathBuf) -> Result<Figures, Failure> {
+    let source = Source::Named(name.to_owned(), Box::new(spec.clone()));
+    let arguments = ProfileArguments::of(file);
+    let predicted = arguments.predict(source, &Recompute::None, &mut EngineTimes::default())?;
+    let program = predicted.prediction.program.as_program();
+    Ok(figures(predicted.summary, program, &predicted.schedule, predicted.prediction.run.timeline()))
+}
+
+/// Predicts a schedule at costs of a rank's share of the model.
+fn costed(name: &str, spec: ScheduleSpec, costs: Costs) -> Result<Figures, Failure> {
+    let plain = generate(name, &spec).map_err(Failure::input)?;
+    let costs = shared(costs, plain.placement().stages() / plain.ranks().max(1));
+    let schedule = if depends_on_costs(name) {
+        let spec = ScheduleSpec { costs: Some(costs.clone()), ..spec };
+        generate(name, &spec).map_err(Failure::input)?
+    } else {
+        plain
+    };
+    let source = ProgramSource::Schedule(schedule.clone());
+    let program = EngineTimes::default().prove(name, source, &training())?.into_program();
+    let run = timed(&program, &costs).map_err(refused)?;
+    let steps = logical(&program).map_err(|error| Failure::new(Exit::Bug, error))?.steps();
+    Ok(figures(Summary::of(&run, steps, &costs), &program, &schedule, run.timeline()))
+}
+
+/// Returns the costs of a stage if those of a rank are the given ones, for a rank with `stages`. Costs that each stage has
+/// for itself do not change.
+fn shared(costs: Costs, stages: u32) -> Costs {
+    let part = |time: f64| time / f64::from(stages.max(1));
+    let of_stage = |costs: &StageCosts| StageCosts {
+        forward: part(costs.forward),
+        input_backward: part(costs.input_backward),
+        weight_backward: part(costs.weight_backward),
+        backward: part(costs.backward),
+        ..*costs
+    };
+    match costs.stages.as_slice() {
+        [of_rank] => Costs { stages: vec![of_stage(of_rank)], ..costs },
+        _ => costs,
+    }
+}
+
+fn figures(summary: Summary, program: &Program, schedule: &Schedule, run: &Timeline) -> Figures {
+    let sends = |action: &&Action| matches!(action, Action::SendForward { .. } | Action::SendBackward { .. });
+    Figures {
+        summary,
+        ranks: program.ranks(),
+        stages_per_rank: program.placement().stages() / program.ranks().max(1),
+        messages: program.rows().iter().flatten().filter(sends).count(),
+        timeline: computation_of(schedule, run),
+    }
+}
