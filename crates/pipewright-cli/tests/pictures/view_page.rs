@@ -282,12 +282,12 @@ fn a_range_has_sums_for_each_kind() {
             browser.number(&format!("plot.getBoundingClientRect().x + gutter + xOf({time} / data.quantum)"));
         [x, y]
     };
-    let (from, to) = (point(&mut browser, 0, 0.0), point(&mut browser, 1, 12.0));
+    let (from, to) = (point(&mut browser, 0, 0.0), point(&mut browser, 1, 8.0));
     browser.held = SHIFT;
     browser.drag(from, to);
     browser.held = 0;
     assert!(browser.holds("view.zoom === 1 && selected.isRange && selected.lanes.length === 2"));
-    // In 12 units, rank 0 runs four forwards and waits for 0B0 until 11.75; rank 1 has one unit of its first backward.
+    // In 8 units, rank 0 runs four forwards and waits for 0B0; rank 1 has the first part of its first backward.
     let expected = "(() => { const sums = new Map();
         for (const { cells, bars } of ranks.slice(0, 2)) cells.start.forEach((start, at) => {
             const time = Math.min(cells.end[at], selected.to) - Math.max(start, selected.from), [name] = data.kinds[cells.kind[at]];
@@ -295,12 +295,12 @@ fn a_range_has_sums_for_each_kind() {
         });
         return [...sums].every(([name, time]) => Math.abs(sumsOf(selected.lanes, selected.from, selected.to).get(name) - time) < 1e-6) && sums.size === 2; })()";
     assert!(browser.holds(expected));
-    let whole = "['F', 'B', 'bubble'].reduce((sum, name) => sum + sumsOf(selected.lanes, selected.from, selected.to).get(name), 0)
+    let whole = "['F', 'I', 'bubble'].reduce((sum, name) => sum + sumsOf(selected.lanes, selected.from, selected.to).get(name), 0)
         / (2 * (selected.to - selected.from))";
     assert!((browser.number(whole) - 1.0).abs() < 1e-6);
     let text = browser.text("#why");
     for words in
-        ["F forward", "B backward", "bubble", "messages, beside it", "rank 0 to rank 1, sums over the ranks"]
+        ["F forward", "I backward", "bubble", "messages, beside it", "rank 0 to rank 1, sums over the ranks"]
     {
         assert!(text.contains(words), "{words}: {text}");
     }

@@ -126,7 +126,7 @@ fn grids_and_json() {
     let of_level =
         ["schedule", "gpipe", "--ranks", "2", "--microbatches", "2", "--format", "grid", "--level", "comms"];
     assert!(
-        succeed(&folder, &of_level).contains("rank 0  0F0       0SEND_F0  0F1  0SEND_F1"),
+        succeed(&folder, &of_level).contains("rank 0  0F0       0SEND_F0  0F1       0SEND_F1"),
         "messages on request"
     );
     assert!(
