@@ -3,13 +3,15 @@
 //! Each paragraph of help is one line in the source, because clap wraps it to the terminal's width. The lines of
 //! examples are short, so that clap does not wrap them.
 
+use clap::error::{ContextKind, ContextValue};
 use clap::{Parser, Subcommand};
 
 use crate::commands::run_arguments::RunArguments;
 use crate::commands::{
-    compare, completions, devices, export, generate, init, inspect, lower, man, partition, plan, profile,
-    report, resume, schedule, simulate, validate, view, vpp,
+    check, compare, completions, devices, export, generate, init, inspect, lower, man, partition, plan,
+    profile, report, resume, schedule, simulate, validate, view, vpp,
 };
+use crate::shortened::shortened;
 
 /// Trains models that do not fit on one device, by pipeline parallelism.
 #[derive(Debug, Parser)]
@@ -20,6 +22,20 @@ pub(crate) struct Arguments {
     /// Print errors only: no progress, no warnings, no summary on standard error
     #[arg(short, long, global = true)]
     pub(crate) quiet: bool,
+}
+
+impl Arguments {
+    /// Parses the arguments of the process. If they are wrong, it prints why and ends the process, as [`Parser::parse`] does,
+    /// but it does not repeat a very long value.
+    pub(crate) fn parse_shortened() -> Self {
+        Self::try_parse().unwrap_or_else(|mut error| {
+            if let Some(ContextValue::String(value)) = error.get(ContextKind::InvalidValue) {
+                let value = ContextValue::String(shortened(value).into_owned());
+                error.insert(ContextKind::InvalidValue, value);
+            }
+            error.exit()
+        })
+    }
 }
 
 const EXITS: &str = "\
@@ -71,8 +87,8 @@ Example:
   pipewright generate runs/sample --prompt 'fn main' --temperature 0.7")]
     Generate(generate::GenerateArguments),
     /// Check everything that can be checked without training.
-    #[command(after_help = "Example:\n  pipewright check --set pipeline.ranks=4")]
-    Check(RunArguments),
+    #[command(after_help = "Example:\n  pipewright check --set pipeline.ranks=4 --format json")]
+    Check(check::CheckArguments),
     /// List the devices that this build can use on this machine.
     #[command(after_help = "\
 `run.device` and `run.devices` take the names in the first column. The build contains the back ends that were chosen with \

@@ -12,6 +12,7 @@ pub(crate) use pipewright_schedule::error_text::with_causes as sentence;
 use crate::config::ConfigError;
 use crate::display::screen;
 use crate::escape::escape;
+use crate::schedule_memory::OutOfMemory;
 
 /// The most mistakes in a configuration or a profile that are shown. The input may not be such a file at all.
 const MOST_PROBLEMS: usize = 50;
@@ -118,6 +119,12 @@ impl Failure {
             text.push_str(rendered.trim_start());
         }
         screen::print_error(&text);
+    }
+}
+
+impl From<OutOfMemory> for Failure {
+    fn from(error: OutOfMemory) -> Self {
+        Self::new(Exit::CheckFailed, error)
     }
 }
 

@@ -11,6 +11,7 @@ mod display;
 mod escape;
 mod exhaustion;
 mod failure;
+mod free_memory;
 mod output;
 mod panic;
 mod quiet;
@@ -19,11 +20,13 @@ mod run_record;
 mod run_report;
 mod schedule_file;
 mod shell;
+mod schedule_memory;
+mod shortened;
 mod signal;
 
 use std::process::ExitCode;
 
-use clap::{CommandFactory, Parser};
+use clap::CommandFactory;
 use pipewright::memory::TrackingAllocator;
 
 use crate::arguments::{Arguments, Command};
@@ -45,7 +48,8 @@ fn keep_freed_memory() {
 
 fn main() -> ExitCode {
     keep_freed_memory();
-    let arguments = Arguments::parse();
+    exhaustion::watch();
+    let arguments = Arguments::parse_shortened();
     quiet::set(arguments.quiet);
     display::log::start();
     match panic::guard(|| run(&arguments.command)) {

@@ -7,6 +7,8 @@ use pipewright::bounded_file::{read_regular_text, read_text};
 use pipewright_schedule::csv::{CsvError, QUOTED_CELL};
 use thiserror::Error;
 
+use crate::schedule_memory::OutOfMemory;
+
 /// The largest file that is read: enough for the largest program that can run.
 const LARGEST_SCHEDULE: u64 = 1 << 30;
 
@@ -20,6 +22,13 @@ pub(crate) enum ScheduleFileError {
         path: PathBuf,
         /// The reason.
         source: io::Error,
+    },
+    /// The schedule does not fit into memory.
+    #[error("{source}")]
+    Memory {
+        /// The numbers.
+        #[from]
+        source: OutOfMemory,
     },
     /// The text is not a schedule.
     #[error("{}", locate(path, source))]

@@ -3,6 +3,9 @@
 const LAYERS: &[&str] = &[
     "quiet",
     "escape",
+    "shortened",
+    "free_memory",
+    "schedule_memory",
     "schedule_file",
     "shell",
     "config",
@@ -38,6 +41,7 @@ const LAYERS: &[&str] = &[
     "commands::device_memory",
     "commands::memory",
     "commands::stage_memory",
+    "commands::check_json",
     "commands::plan_config",
     "commands::overview",
     "commands::run_identity",

@@ -17,6 +17,7 @@ use thiserror::Error;
 
 use crate::ids::{Rank, StageIndex};
 use crate::recompute::Recompute;
+use crate::words::counted;
 
 /// The largest cost in seconds. It is far above the time of any action, and small enough that sums of costs do not
 /// overflow.
@@ -178,7 +179,7 @@ pub enum CostsError {
         stages: u32,
     },
     /// There are more or fewer entries than stages.
-    #[error("{entries} entries for the {what} of {stages} stages; give one for all, or one each")]
+    #[error("{} for the {what} of {}; give one for all, or one each", counted(*.entries, "entry"), counted(*.stages, "stage"))]
     Entries {
         /// The name of the list.
         what: &'static str,

@@ -18,6 +18,8 @@ struct Readme;
 // Reading order instead of alphabetical order: blank lines keep the formatter from sorting.
 pub mod error_text;
 
+pub mod words;
+
 pub mod ids;
 
 pub mod slices;
@@ -49,6 +51,8 @@ pub mod costs;
 mod slice_costs;
 
 pub mod generate;
+
+pub mod footprint;
 
 pub mod level;
 
@@ -84,7 +88,7 @@ pub mod picture;
 
 pub use action::{Action, ActionKind};
 pub use costs::Costs;
-pub use generate::{GenerateError, ScheduleSpec, generate};
+pub use generate::{GenerateError, GenerateErrorKind, ScheduleSpec, generate};
 pub use ids::{Chunk, Microbatch, Rank, StageIndex};
 pub use level::Level;
 pub use lower::{LowerConfig, LowerError, lower};

@@ -12,6 +12,7 @@
 use thiserror::Error;
 
 use crate::ids::{Chunk, Rank, StageIndex};
+use crate::words::counted;
 
 /// The largest number of stages that a placement holds: the number of stage indices.
 pub const MAX_STAGES: u64 = StageIndex::LARGEST as u64 + 1;
@@ -32,7 +33,8 @@ pub struct Placement {
 pub enum PlacementError {
     /// There is no stage or no rank.
     #[error(
-        "a placement of {ranks} ranks with {stages_per_rank} stages each has no stage; use at least one of both"
+        "a placement of {} with {} each has no stage; use at least one of both",
+        counted(*.ranks, "rank"), counted(*.stages_per_rank, "stage")
     )]
     Empty {
         /// The requested number of ranks.

@@ -11,6 +11,7 @@ use crate::action::Action;
 use crate::ids::{Rank, StageIndex};
 use crate::placement::{Placement, PlacementError};
 use crate::slices::{Slices, UnevenSlices};
+use crate::words::counted;
 
 /// The compute actions of every rank in order, with bubbles (`None`) in which a rank idles.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -34,7 +35,7 @@ pub struct Program {
 #[derive(Clone, PartialEq, Eq, Error)]
 pub enum ScheduleError {
     /// There are more or fewer rows than ranks.
-    #[error("{rows} rows for {ranks} ranks; give one row to each rank")]
+    #[error("{} for {}; give one row to each rank", counted(*.rows, "row"), counted(*.ranks, "rank"))]
     RowCount {
         /// The number of rows.
         rows: usize,
@@ -55,9 +56,9 @@ pub enum ScheduleError {
     },
     /// The sizes require far more actions than there are.
     #[error(
-        "{stages} stages and {microbatches} microbatches need {} forwards, and there are only {actions} actions; \
-         check for a microbatch number that is too large",
-        u64::from(*.stages) * u64::from(*.microbatches)
+        "{} and {} need {}, and there are only {}; check for a microbatch number that is too large",
+        counted(*.stages, "stage"), counted(*.microbatches, "microbatch"),
+        counted(u64::from(*.stages) * u64::from(*.microbatches), "forward"), counted(*.actions, "action")
     )]
     TooSparse {
         /// The number of stages.
@@ -384,11 +385,11 @@ mod tests {
             &["0F0", "", "1F0"],
             Err("rank 1 owns no stage; give it one, or number the ranks without gaps"),
         );
-        check(&["0F0", ""], Err("2 rows for 1 ranks; give one row to each rank"));
+        check(&["0F0", ""], Err("2 rows for 1 rank; give one row to each rank"));
         check(
             &["0F4294967295"],
             Err(
-                "1 stages and 4294967295 microbatches need 4294967295 forwards, and there are only 1 actions; \
+                "1 stage and 4294967295 microbatches need 4294967295 forwards, and there are only 1 action; \
                  check for a microbatch number that is too large",
             ),
         );

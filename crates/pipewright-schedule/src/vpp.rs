@@ -11,7 +11,7 @@
 //!
 //! ```
 //! use pipewright_schedule::vpp::{VirtualPipeline, tables};
-//! let pipeline = VirtualPipeline { ranks: 2, chunks: 2, microbatches: 3, group: None };
+//! let pipeline = VirtualPipeline { ranks: 2, chunks: 2, microbatches: 3, group_size: None };
 //! let tables = tables(&pipeline)?;
 //! assert_eq!(tables.stage_ids, [[0, 2], [1, 3]]);
 //! assert_eq!(tables.table, [(0, 0), (1, 0), (0, 1), (1, 1), (2, 0), (2, 1)]);
@@ -23,6 +23,7 @@ use serde::Serialize;
 use thiserror::Error;
 
 use crate::placement::MAX_STAGES;
+use crate::words::counted;
 
 /// The largest number of entries in a table.
 const MAX_ENTRIES: u64 = 1 << 24;
@@ -37,7 +38,7 @@ pub struct VirtualPipeline {
     /// The number of microbatches in a step.
     pub microbatches: u32,
     /// The number of microbatches that a chunk runs before the next chunk; `None` for the number of ranks.
-    pub group: Option<u32>,
+    pub group_size: Option<u32>,
 }
 
 /// The tables of a pipeline.
@@ -65,7 +66,9 @@ pub enum VppError {
     },
     /// A table would be too large.
     #[error(
-        "{ranks} ranks, {chunks} chunks and {microbatches} microbatches make tables too large; use fewer of one"
+        "{}, {} and {} make tables too large; {}",
+        counted(*.ranks, "rank"), counted(*.chunks, "chunk"), counted(*.microbatches, "microbatch"),
+        smaller(*.ranks, *.chunks, *.microbatches)
     )]
     TooLarge {
         /// The number of ranks.
@@ -84,15 +87,14 @@ crate::message_as_debug!(VppError);
 /// # Errors
 /// When a number is zero, or a table would be too large.
 pub fn tables(pipeline: &VirtualPipeline) -> Result<VppTables, VppError> {
-    let &VirtualPipeline { ranks, chunks, microbatches, group } = pipeline;
-    let group = group.unwrap_or(ranks);
-    let numbers = [("ranks", ranks), ("chunks", chunks), ("microbatches", microbatches), ("group", group)];
+    let &VirtualPipeline { ranks, chunks, microbatches, group_size } = pipeline;
+    let group = group_size.unwrap_or(ranks);
+    let numbers =
+        [("ranks", ranks), ("chunks", chunks), ("microbatches", microbatches), ("group_size", group)];
     if let Some((what, _)) = numbers.into_iter().find(|&(_, number)| number == 0) {
         return Err(VppError::Zero { what });
     }
-    let too_large = u64::from(ranks) * u64::from(chunks) > MAX_STAGES
-        || u64::from(chunks) * u64::from(microbatches) > MAX_ENTRIES;
-    if too_large {
+    if is_too_large(ranks, chunks, microbatches) {
         return Err(VppError::TooLarge { ranks, chunks, microbatches });
     }
     let all = u64::from(chunks) * u64::from(microbatches);
@@ -103,6 +105,40 @@ pub fn tables(pipeline: &VirtualPipeline) -> Result<VppTables, VppError> {
         warmup: (0..ranks).map(|rank| split(warmup(ranks, rank, chunks, group))).collect(),
         warmup_forward_only: (0..ranks).map(|_| split(all)).collect(),
     })
+}
+
+fn is_too_large(ranks: u32, chunks: u32, microbatches: u32) -> bool {
+    u64::from(ranks) * u64::from(chunks) > MAX_STAGES
+        || u64::from(chunks) * u64::from(microbatches) > MAX_ENTRIES
+}
+
+/// Returns the advice for tables that are too large: fewer of each number that can make them small enough alone. If none
+/// can, fewer of all.
+fn smaller(ranks: u32, chunks: u32, microbatches: u32) -> String {
+    let most =
+        |limit: u64, divisor: u32| u32::try_from(limit / u64::from(divisor.max(1))).unwrap_or(u32::MAX);
+    let most_ranks = most(MAX_STAGES, chunks).min(ranks);
+    let most_microbatches = most(MAX_ENTRIES, chunks).min(microbatches);
+    let most_chunks = most(MAX_STAGES, ranks).min(most(MAX_ENTRIES, microbatches)).min(chunks);
+    let choices = [
+        (most_ranks, chunks, microbatches),
+        (ranks, chunks, most_microbatches),
+        (ranks, most_chunks, microbatches),
+        (most_ranks, chunks, most_microbatches),
+        (most(MAX_STAGES, 1).min(ranks), 1, most(MAX_ENTRIES, 1).min(microbatches)),
+    ];
+    let fits = |&(ranks, chunks, microbatches): &(u32, u32, u32)| {
+        ranks.min(chunks).min(microbatches) > 0 && !is_too_large(ranks, chunks, microbatches)
+    };
+    let (most_ranks, most_chunks, most_microbatches) = choices.into_iter().find(fits).unwrap_or((1, 1, 1));
+    let changes = [
+        (most_ranks, ranks, "rank"),
+        (most_chunks, chunks, "chunk"),
+        (most_microbatches, microbatches, "microbatch"),
+    ];
+    let changes = changes.into_iter().filter(|(most, given, _)| most < given);
+    let words: Vec<String> = changes.map(|(most, _, noun)| counted(most, noun)).collect();
+    format!("use at most {}", words.join(" and "))
 }
 
 fn table(microbatches: u32, chunks: u32, group: u32) -> Vec<(u32, u32)> {
@@ -123,21 +159,21 @@ fn warmup(ranks: u32, rank: u32, chunks: u32, group: u32) -> u64 {
 mod tests {
     use super::*;
 
-    fn check_error(ranks: u32, chunks: u32, microbatches: u32, group: Option<u32>, message: &str) {
-        let found = tables(&VirtualPipeline { ranks, chunks, microbatches, group });
+    fn check_error(ranks: u32, chunks: u32, microbatches: u32, group_size: Option<u32>, message: &str) {
+        let found = tables(&VirtualPipeline { ranks, chunks, microbatches, group_size });
         assert_eq!(found.map_err(|error| error.to_string()), Err(message.to_owned()));
     }
 
     #[test]
     fn impossible_sizes_are_refused() {
         check_error(0, 1, 1, None, "ranks is 0; use at least 1");
-        check_error(1, 1, 1, Some(0), "group is 0; use at least 1");
+        check_error(1, 1, 1, Some(0), "group_size is 0; use at least 1");
         check_error(
             4_000_000_000,
             1,
             1,
             None,
-            "4000000000 ranks, 1 chunks and 1 microbatches make tables too large; use fewer of one",
+            "4000000000 ranks, 1 chunk and 1 microbatch make tables too large; use at most 16777216 ranks",
         );
     }
 

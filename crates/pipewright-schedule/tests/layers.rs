@@ -2,6 +2,7 @@
 
 const LAYERS: &[&str] = &[
     "error_text",
+    "words",
     "ids",
     "slices",
     "model",
@@ -28,13 +29,16 @@ const LAYERS: &[&str] = &[
     // Schedules by name.
     "generate::settings",
     "generate::limits",
+    "generate::advice",
     "generate::error",
     "generate::memory_limit",
+    "generate::interleaving",
     "generate::spec",
     "generate::guide",
+    "generate::stage_rule",
     "generate::generator",
+    "generate::repair",
     "generate::ticks",
-    "generate::interleaving",
     "generate::stage_cursor",
     "generate::split_backward",
     "generate::building_block",
@@ -64,6 +68,7 @@ const LAYERS: &[&str] = &[
     "generate::zb_greedy",
     "generate::catalogue",
     "generate",
+    "footprint",
     "level",
     "sharding",
     // Shared by validation, lowering and simulation.
@@ -107,6 +112,7 @@ const LAYERS: &[&str] = &[
     "simulate::boundary_tensors",
     "simulate::timed",
     "simulate::summary",
+    "simulate::few_microbatches",
     "simulate",
     "profile",
     "analytic",

@@ -206,7 +206,7 @@ fn circles_and_missing_messages_are_named() {
 fn costs_must_fit() {
     let costs = Costs { stages: vec![StageCosts::new(1.0, 1.0, 1.0); 2], ..Costs::default() };
     let error = timed(&program("0F0\n"), &costs).expect_err("two entries for one stage").to_string();
-    assert_eq!(error, "2 entries for the costs of 1 stages; give one for all, or one each");
+    assert_eq!(error, "2 entries for the costs of 1 stage; give one for all, or one each");
 }
 
 /// Does the same as [`check_idle`] for the level `comms`, in which messages follow whole actions.

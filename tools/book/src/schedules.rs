@@ -152,9 +152,9 @@ fn push_formulas(chapter: &mut String, figure: &str, formulas: &[Formula]) -> Re
 /// Returns the description of a setting, with its key and its argument.
 fn described(setting: Setting) -> &'static str {
     match setting {
-        Setting::Group => {
-            "`pipeline.group_size` (`--group`) is `g`, the number of microbatches that a chunk runs before the next \
-             one. It is `p` unless it is written."
+        Setting::GroupSize => {
+            "`pipeline.group_size` (`--group-size`) is `g`, the number of microbatches that a chunk runs before the next \
+             one. The description above says which values it has. Unless it is written, it is `p` if `p` divides `m`."
         }
         Setting::WideWarmup => {
             "`pipeline.wide_warmup` (`--wide-warmup`) makes rank `r` warm up with `p - 1 - r` further forwards."

@@ -14,7 +14,7 @@ const FEWEST: usize = 8;
 /// Returns all sizes from two to nine ranks that the generator accepts, with the figures of the simulation.
 fn runs(generator: &Generator) -> Vec<(Sizes, Summary)> {
     let [has_group, has_slices] =
-        [Setting::Group, Setting::Slices].map(|setting| generator.settings.contains(&setting));
+        [Setting::GroupSize, Setting::Slices].map(|setting| generator.settings.contains(&setting));
     let mut runs = Vec::new();
     for ranks in 2..=9 {
         for stages_per_rank in 1..=4 {
@@ -28,7 +28,7 @@ fn runs(generator: &Generator) -> Vec<(Sizes, Summary)> {
                         ranks,
                         stages_per_rank: Some(stages_per_rank),
                         microbatches,
-                        group: has_group.then_some(group),
+                        group_size: has_group.then_some(group),
                         slices: Slices::new(slices).filter(|_| has_slices),
                         ..ScheduleSpec::default()
                     };

@@ -3,16 +3,19 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
+use clap::{Args, ValueEnum};
 use pipewright::train::Validation;
 use pipewright_models::ParameterSpec;
+use pipewright_schedule::words::counted;
 use pipewright_schedule::{LayerDesc, StageIndex};
 
 use crate::commands::auto::{Chosen, choose_without_profile};
+use crate::commands::check_json::report;
 use crate::commands::memory::{MemoryPlan, simulated};
 use crate::commands::prepare::{Prepared, prepare};
 use crate::commands::run_arguments::{RunArguments, load_settings};
 use crate::commands::schedule_size::microbatches;
-use crate::commands::stage_memory::stage_table;
+use crate::commands::stage_memory::{stage_memory, stage_table};
 use crate::commands::update::{require_elementwise, require_whole};
 use crate::config::Settings;
 use crate::display::say;
@@ -20,9 +23,27 @@ use crate::failure::Failure;
 use crate::output;
 use crate::run_folder;
 
+/// The arguments of `pipewright check`.
+#[derive(Debug, Args)]
+pub(crate) struct CheckArguments {
+    #[command(flatten)]
+    run: RunArguments,
+    /// What to print
+    #[arg(long, value_enum, default_value = "text")]
+    format: Format,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Format {
+    /// A summary for people
+    Text,
+    /// The same as JSON, sizes in bytes
+    Json,
+}
+
 /// Runs the command.
-pub(crate) fn run(arguments: &RunArguments) -> Result<(), Failure> {
-    let loaded = load_settings(arguments.config.as_deref(), &arguments.set)?;
+pub(crate) fn run(arguments: &CheckArguments) -> Result<(), Failure> {
+    let loaded = load_settings(arguments.run.config.as_deref(), &arguments.run.set)?;
     loaded.notes.iter().for_each(|note| say(note));
     let Chosen { loaded, sentences, files } = match loaded.is_auto() {
         true => choose_without_profile(loaded)?,
@@ -36,9 +57,19 @@ pub(crate) fn run(arguments: &RunArguments) -> Result<(), Failure> {
     require_elementwise(&prepared.settings, &stages)?;
     let simulation = simulated(&prepared)?;
     let memory = MemoryPlan::new(&prepared, &stages, &simulation);
-    let chosen: String = sentences.iter().map(|sentence| format!("{sentence}\n")).collect();
-    let by_stage = stage_table(&prepared, &stages, &simulation);
-    output::show(&(chosen + &summary(&prepared, &stages) + &by_stage + &memory.table()))?;
+    let by_stage = stage_memory(&prepared, &stages, &simulation);
+    let printed = match arguments.format {
+        Format::Text => {
+            let chosen: String = sentences.iter().map(|sentence| format!("{sentence}\n")).collect();
+            let by_stage = stage_table(prepared.program.placement(), &by_stage);
+            chosen + &summary(&prepared, &stages) + &by_stage + &memory.table()
+        }
+        Format::Json => {
+            let report = report(&prepared, &shared(&stages), &by_stage, &sentences, &memory);
+            format!("{report}\n")
+        }
+    };
+    output::show(&printed)?;
     memory.require_fit()
 }
 
@@ -112,12 +143,15 @@ fn summary(prepared: &Prepared, stages: &[Vec<ParameterSpec>]) -> String {
         layers.layers[range].iter().map(|layer| layer.parameters).fold(0, u64::saturating_add)
     };
     let count = layers.layers.len();
-    line("model", format!("{count} layers, {} parameters", parameters(0..count)));
+    line("model", format!("{}, {}", counted(count, "layer"), counted(parameters(0..count), "parameter")));
     let placement = program.placement();
     for (stage, range) in placement.all_stages().zip(partition.ranges()) {
         let (rank, first, last) = (placement.rank_of(stage), range.start, range.end - 1);
         let (kinds, parameters) = (kinds(&layers.layers[range.clone()]), parameters(range));
-        let words = format!("on rank {rank}: layers {first} to {last} ({kinds}), {parameters} parameters");
+        let words = format!(
+            "on rank {rank}: layers {first} to {last} ({kinds}), {}",
+            counted(parameters, "parameter")
+        );
         line(&format!("stage {stage}"), words);
     }
     for (path, stages) in shared(stages) {
@@ -125,7 +159,7 @@ fn summary(prepared: &Prepared, stages: &[Vec<ParameterSpec>]) -> String {
     }
     let (ranks, microbatches) = (program.ranks(), microbatches(program.microbatches(), program.slices()));
     let schedule = &settings.pipeline.schedule;
-    line("schedule", format!("{schedule}: {ranks} ranks, {microbatches}, proved sound"));
+    line("schedule", format!("{schedule}: {}, {microbatches}, proved sound", counted(ranks, "rank")));
     let tensor_ranks = settings.mesh.tensor_parallel;
     if tensor_ranks > 1 {
         let all = match settings.mesh.data_parallel {
@@ -155,13 +189,18 @@ fn summary(prepared: &Prepared, stages: &[Vec<ParameterSpec>]) -> String {
     line(
         "data",
         format!(
-            "{tokens} tokens, {} rows, {per_epoch} steps of {needed} rows{in_batches} an epoch",
-            rows.rows()
+            "{tokens} tokens, {}, {} of {}{in_batches} an epoch",
+            counted(rows.rows(), "row"),
+            counted(per_epoch, "step"),
+            counted(needed, "row")
         ),
     );
     if let Some(validation) = validation {
         line("evaluate", evaluations(validation, settings));
     }
-    line("run", format!("{} steps, results in {}", settings.run.steps, settings.run.out.display()));
+    line(
+        "run",
+        format!("{}, results in {}", counted(settings.run.steps, "step"), settings.run.out.display()),
+    );
     text
 }

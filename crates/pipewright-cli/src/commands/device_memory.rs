@@ -3,6 +3,8 @@
 
 use pipewright::device::{BackEnd, DeviceChoice, describe};
 use pipewright::ids::WorldRank;
+use pipewright_schedule::words::counted;
+use serde_json::{Value, json};
 use sysinfo::{ProcessRefreshKind, ProcessesToUpdate, System};
 
 use crate::config::Settings;
@@ -87,6 +89,11 @@ impl DeviceLoad {
         self.ranks.iter().fold(0, |sum, (_, needed)| sum.saturating_add(*needed))
     }
 
+    /// Returns what the device has and what its ranks need as JSON.
+    pub(super) fn json(&self) -> Value {
+        json!({ "device": self.device.to_string(), "memory": self.memory, "needed": self.needed() })
+    }
+
     /// Returns what the device has and what its ranks need.
     pub(super) fn balance(&self) -> String {
         let has = match self.memory {
@@ -100,7 +107,7 @@ impl DeviceLoad {
     fn who(&self) -> String {
         match &self.ranks[..] {
             [(rank, _)] => format!("rank {rank} needs"),
-            ranks => format!("its {} ranks together need", ranks.len()),
+            ranks => format!("its {} together need", counted(ranks.len(), "rank")),
         }
     }
 

@@ -48,7 +48,7 @@ pub(super) fn launch(
     processes: &mut ProcessGroup,
     interrupt: &Interrupt,
 ) -> Result<Trainer, Failure> {
-    exhaustion::watch(most_bytes());
+    exhaustion::watch_run(most_bytes());
     let transport = prepared.settings.pipeline.transport;
     let mesh = prepared.settings.mesh.mesh(prepared.program.ranks());
     let ranks = mesh.ranks().ok_or_else(|| Failure::input(format!("{mesh:?} has too many ranks")))?;

@@ -6,6 +6,7 @@
 use serde::{Serialize, Serializer};
 
 use crate::failure::Failure;
+use crate::shortened::shortened;
 
 /// Decimal numbers, stored as whole numbers with a common number of decimals.
 #[derive(Debug, PartialEq, Eq)]
@@ -29,7 +30,7 @@ impl Weights {
     /// Fails at the first weight that is not a number of at least 0, or that has too many digits.
     pub(super) fn parse(texts: &[String]) -> Result<Self, Failure> {
         let refused = |index: usize, why: &str| {
-            let (text, position, count) = (&texts[index], index + 1, texts.len());
+            let (text, position, count) = (shortened(&texts[index]), index + 1, texts.len());
             Failure::input(format!("--weights: weight {position} of {count}, `{text}`, {why}"))
         };
         let parts = texts.iter().enumerate().map(|(index, text)| {

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 use pipewright_schedule::csv::{parse_rows, print_program};
+use pipewright_schedule::footprint::Use;
 use pipewright_schedule::lower::{Pass, PassInput, ReduceWait, apply};
 use pipewright_schedule::{Action, LowerError, Program, Rank, picture};
 
@@ -12,6 +13,7 @@ use crate::commands::drawing::check_size;
 use crate::commands::schedule_level::{locate, read};
 use crate::failure::{Exit, Failure};
 use crate::output::OutputFile;
+use crate::schedule_memory::check_text;
 
 /// The arguments of `pipewright lower`.
 #[derive(Debug, Args)]
@@ -68,7 +70,9 @@ pub(crate) fn run(arguments: &LowerArguments) -> Result<(), Failure> {
     check_order(&arguments.passes)?;
     let passes = arguments.settings.apply(&arguments.passes)?;
     let file = &arguments.file;
-    let rows = parse_rows(&read(file)?).map_err(|error| Failure::input(locate(file, &error)))?;
+    let text = read(file)?;
+    check_text(&text, Use::Lower)?;
+    let rows = parse_rows(&text).map_err(|error| Failure::input(locate(file, &error)))?;
     require_microbatches(&rows, arguments.microbatches)
         .map_err(|message| Failure::input(format!("{}: {message}", file.display())))?;
     check_messages(&rows, &passes)

@@ -19,6 +19,7 @@ use pipewright_schedule::profile::Profile;
 use pipewright_schedule::sharding::{Sharding, StateBytes};
 use pipewright_schedule::simulate::{peak_memory, timed};
 use pipewright_schedule::{Costs, ModelDesc, Rank, StageIndex, Timeline};
+use serde_json::{Value, json};
 use sysinfo::System;
 
 use crate::commands::device_memory::{DeviceLoad, device_loads, machine_bytes};
@@ -110,6 +111,28 @@ impl MemoryPlan {
     fn largest(&self) -> (usize, RankMemory) {
         let ranks = self.ranks.iter().copied().enumerate();
         ranks.max_by_key(|(index, rank)| (rank.total(), usize::MAX - index)).unwrap_or_default()
+    }
+
+    /// Returns the same numbers as [`Self::table`] as JSON, for all ranks of a replica.
+    pub(super) fn json(&self) -> Value {
+        let ranks = self.ranks.iter().enumerate();
+        let ranks = ranks.map(|(rank, held)| {
+            json!({
+                "rank": rank,
+                "parameters": held.parameters,
+                "gradients": held.gradients,
+                "optimizer": held.optimizer,
+                "activations": held.activations,
+                "total": held.total(),
+            })
+        });
+        json!({
+            "ranks": ranks.collect::<Vec<_>>(),
+            "needed": if self.is_local { self.total() } else { self.largest().1.total() },
+            "machine": self.machine,
+            "devices": self.devices.iter().map(DeviceLoad::json).collect::<Vec<_>>(),
+            "fits": self.require_fit().is_ok(),
+        })
     }
 
     /// Returns the table, and a line about the memory of the machine.

@@ -2,6 +2,7 @@
 
 mod auto;
 pub(crate) mod check;
+mod check_json;
 mod checkpoint_path;
 pub(crate) mod compare;
 mod compare_print;

@@ -1,12 +1,15 @@
 //! `pipewright partition`: distributes layers over stages.
 
 use std::fmt::Write;
+use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
 use pipewright_schedule::partition::{Layout, Method, Partition, partition};
 use serde::Serialize;
 
 use crate::commands::layer_weights::{Sum, Weights};
+use crate::commands::prepare::read_model;
+use crate::commands::run_arguments::load_settings;
 use crate::failure::Failure;
 use crate::output::OutputFile;
 
@@ -18,10 +21,13 @@ pub(crate) struct PartitionArguments {
         long,
         value_name = "WEIGHT,..",
         value_delimiter = ',',
-        required_unless_present = "layout",
+        required_unless_present_any = ["layout", "config"],
         allow_hyphen_values = true
     )]
     weights: Vec<String>,
+    /// A configuration whose model has the layers, instead of --weights
+    #[arg(long, value_name = "CONFIG.toml", conflicts_with_all = ["weights", "layout"])]
+    config: Option<PathBuf>,
     /// A cut by hand, with a letter for each layer: "E | A*3 | (A M)*2 | A L"; a bar ends a stage, *3 repeats
     #[arg(long, value_name = "LAYOUT", conflicts_with_all = ["stages", "method", "boundaries"])]
     layout: Option<Layout>,
@@ -51,6 +57,8 @@ enum MethodName {
     Optimal,
     /// The distribution that --boundaries gives
     Explicit,
+    /// The greedy distribution by the number of parameters: of the layers of --config, or as --weights
+    Parameters,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -80,16 +88,31 @@ pub(crate) fn run(arguments: &PartitionArguments) -> Result<(), Failure> {
     }
     let method = match arguments.method {
         MethodName::Even => Method::Even,
-        MethodName::Weighted => Method::Weighted,
+        MethodName::Weighted | MethodName::Parameters => Method::Weighted,
         MethodName::Optimal => Method::Optimal,
         MethodName::Explicit => Method::Explicit { boundaries: arguments.boundaries.clone() },
     };
     // Boundaries determine the number of stages. A count that does not fit the type exceeds every number of layers.
     let implied = u32::try_from(arguments.boundaries.len() + 1).unwrap_or(u32::MAX);
-    let weights = Weights::parse(&arguments.weights)?;
+    let weights = match &arguments.config {
+        Some(config) => weights_of(config, arguments.method)?,
+        None => Weights::parse(&arguments.weights)?,
+    };
     let cut =
         partition(&weights.scaled, arguments.stages.unwrap_or(implied), &method).map_err(Failure::input)?;
     write_stages(arguments, &stages(&cut, &weights))
+}
+
+/// Returns the weights of the layers of a configuration's model, or their numbers of parameters.
+fn weights_of(config: &Path, method: MethodName) -> Result<Weights, Failure> {
+    let settings = load_settings(Some(config), &[])?.settings;
+    let layers = read_model(&settings)?.describe(settings.data.seq_len as usize);
+    let numbers = match method {
+        MethodName::Parameters => layers.layers.iter().map(|layer| layer.parameters).collect(),
+        _ => layers.weights(),
+    };
+    let numbers: Vec<String> = numbers.iter().map(u64::to_string).collect();
+    Weights::parse(&numbers)
 }
 
 fn write_stages(arguments: &PartitionArguments, stages: &Stages) -> Result<(), Failure> {

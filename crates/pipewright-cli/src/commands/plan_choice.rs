@@ -9,9 +9,11 @@ use pipewright_schedule::plan::{
 };
 use pipewright_schedule::profile::Profile;
 use pipewright_schedule::simulate::{Summary, logical};
-use pipewright_schedule::{Recompute, Schedule, ScheduleSpec, StageIndex, ValidatedProgram, generate};
+use pipewright_schedule::{
+    PartitionError, Recompute, Schedule, ScheduleSpec, StageIndex, ValidatedProgram, generate,
+};
 
-use crate::commands::schedule_size::depends_on_costs;
+use crate::commands::schedule_size::{depends_on_costs, say_few_microbatches};
 use crate::commands::timed_program::{EngineTimes, Source, training};
 use crate::config;
 use crate::failure::{Exit, Failure};
@@ -78,6 +80,7 @@ impl ProfileArguments {
         let mut generated =
             |spec: &ScheduleSpec| times.generate(|| generate(name, spec)).map_err(Failure::input);
         let plain = generated(spec)?;
+        say_few_microbatches(&plain);
         let choices = self.choices(&plain, recompute)?;
         let mut made = |boundaries: &[usize]| {
             let choice = choices.choice(boundaries.to_vec());
@@ -118,10 +121,8 @@ impl Choices {
             return Ok(self.boundaries.clone());
         }
         best_cut(&self.profile, schedule, &self.choice(Vec::new())).ok_or_else(|| {
-            let layers = self.profile.layer_count();
-            Failure::input(format!(
-                "{layers} layers of the profile cannot fill {stages} stages; use at most {layers} stages"
-            ))
+            let layers = usize::try_from(self.profile.layer_count()).unwrap_or(usize::MAX);
+            Failure::input(PartitionError::MoreStagesThanLayers { layers, stages })
         })
     }
 

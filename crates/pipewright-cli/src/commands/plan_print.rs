@@ -7,6 +7,7 @@ use pipewright_schedule::plan::{
     MeshOrder, Outcome, OutcomeKind, Plan, PlanError, PlanMesh, PlanReport, PlanRequest,
 };
 use pipewright_schedule::profile::Profile;
+use pipewright_schedule::words::counted;
 use serde::Serialize;
 
 use crate::display::bytes;
@@ -57,8 +58,8 @@ struct PlanJson<'a> {
     peak_bytes: &'a [u64],
     /// The rank of each stage.
     stage_to_rank: Vec<u32>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    group: Option<u32>,
+    #[serde(rename = "group", skip_serializing_if = "Option::is_none")]
+    group_size: Option<u32>,
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     wide_warmup: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -139,7 +140,7 @@ fn plan_json(plan: &Plan) -> PlanJson<'_> {
         bubble_fraction: plan.bubble_fraction,
         peak_bytes: &plan.peak_bytes,
         stage_to_rank: placement.all_stages().map(|stage| placement.rank_of(stage).get()).collect(),
-        group: settings.group,
+        group_size: settings.group_size,
         wide_warmup: settings.wide_warmup,
         memory_limit: settings.memory_limit,
     }
@@ -253,8 +254,10 @@ pub(super) fn title_of(plan: &Plan) -> String {
         Recompute::Word(_) => ", all stages recompute",
         Recompute::Stages(_) => ", some stages recompute",
     };
-    let (name, ranks, stages) = (plan.title(), ranks_of(plan.mesh()), plan.schedule.placement().stages());
-    format!("{name}: {ranks}, {stages} stages{head}, {microbatches} microbatches of {rows} rows{recompute}")
+    let (name, ranks) = (plan.title(), ranks_of(plan.mesh()));
+    let stages = counted(plan.schedule.placement().stages(), "stage");
+    let (microbatches, rows) = (counted(microbatches, "microbatch"), counted(rows, "row"));
+    format!("{name}: {ranks}, {stages}{head}, {microbatches} of {rows}{recompute}")
 }
 
 /// Describes the ranks of a mesh.

@@ -16,6 +16,7 @@ use pipewright::transport::Fields;
 use pipewright_models::{CutModel, InitialParameters, ModelConfig, hf};
 use pipewright_schedule::lower::{ProgramSource, TrainingLowering};
 use pipewright_schedule::partition::{Method, Partition, partition};
+use pipewright_schedule::words::counted;
 use pipewright_schedule::{Level, LowerConfig, ModelDesc, ValidatedProgram};
 use serde_json::{Map, Value, json};
 
@@ -130,7 +131,8 @@ pub(super) fn prepare_settings(Loaded { settings, schedule, .. }: Loaded) -> Res
     let layers = model.describe(settings.data.seq_len as usize);
     let stages = program.placement().stages();
     let method = method(&settings.pipeline, model.model(), &layers, stages)?;
-    let partition = partition(&layers.weights(), stages, &method).map_err(Failure::input)?;
+    let partition =
+        partition(&settings.pipeline.weights(&layers), stages, &method).map_err(Failure::input)?;
     require_split(&settings.mesh, &model, &partition)?;
     require_slices(&program, &model)?;
     require_one_beginning(&settings.data, model.model())?;
@@ -184,10 +186,11 @@ pub(super) fn method(
     };
     if cuts.len() + 1 != stages as usize {
         return Err(Failure::input(format!(
-            "the model's pattern has {} bar(s), which make {} stage(s), and the schedule has {stages} stages: add or \
-             remove bars, or set `pipeline.ranks` or `pipeline.stages_per_rank`",
-            cuts.len(),
-            cuts.len() + 1,
+            "the model's pattern has {}, for {}, and the schedule has {}: add or remove bars, or set \
+             `pipeline.ranks` or `pipeline.stages_per_rank`",
+            counted(cuts.len(), "bar"),
+            counted(cuts.len() + 1, "stage"),
+            counted(stages, "stage"),
         )));
     }
     Ok(Method::Explicit { boundaries: cuts })

@@ -12,6 +12,7 @@ use pipewright_schedule::lower::for_training;
 use pipewright_schedule::measured::{costs_of, join_replicas, on_one_clock, program_of, replicas};
 use pipewright_schedule::partition::partition;
 use pipewright_schedule::picture::{RecordedStep, WholeStep};
+use pipewright_schedule::words::counted;
 use pipewright_schedule::{Action, Costs, Program, Recompute, ScheduleSpec, Timeline, generate};
 
 use crate::commands::layer_sizes::{layers_of, stage_sizes};
@@ -103,8 +104,9 @@ fn title(run: &Path, program: &Program, replicas: usize, settings: Option<&Setti
     let schedule = settings.map_or(String::new(), |settings| format!(", {}", settings.pipeline.schedule));
     let replicas = if replicas > 1 { format!("{replicas} replicas of ") } else { String::new() };
     let (ranks, stages) = (program.ranks(), program.placement().stages());
+    let (ranks, stages) = (counted(ranks, "rank"), counted(stages, "stage"));
     let microbatches = microbatches(program.microbatches(), program.slices());
-    format!("{}{schedule}: {replicas}{ranks} ranks, {stages} stages, {microbatches}", run.display())
+    format!("{}{schedule}: {replicas}{ranks}, {stages}, {microbatches}", run.display())
 }
 
 /// Returns the sizes of each stage's activations.
@@ -113,7 +115,7 @@ fn sizes(settings: &Settings, program: &Program) -> Option<Vec<StageSizes>> {
     let layers = layers_of(settings, &model);
     let stages = program.placement().stages();
     let method = method(&settings.pipeline, model.model(), &layers, stages).ok()?;
-    let cut = partition(&layers.weights(), stages, &method).ok()?;
+    let cut = partition(&settings.pipeline.weights(&layers), stages, &method).ok()?;
     let size = |stage| stage_sizes(&layers.layers[cut.range(stage)], settings.pipeline.microbatch_size);
     Some(program.placement().all_stages().map(size).collect())
 }

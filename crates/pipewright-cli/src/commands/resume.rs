@@ -120,6 +120,9 @@ impl ResumableRun {
         // The run may have been moved since it wrote its configuration.
         set.push(format!("run.out={}", toml::Value::String(path.run.display().to_string())));
         let loaded = load_settings(Some(&config), &set)?;
+        if owned.is_some() {
+            loaded.notes.iter().for_each(|note| display::say(note));
+        }
         let checkpoint = open(&path)?;
         let prepared = prepare_settings(loaded)?;
         let description = describe(&prepared);

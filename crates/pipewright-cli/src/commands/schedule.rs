@@ -3,20 +3,25 @@
 use std::fmt::Write;
 
 use clap::{Args, ValueEnum};
+use pipewright_schedule::footprint::Use;
 use pipewright_schedule::generate::catalogue;
 use pipewright_schedule::lower::ProgramSource;
 use pipewright_schedule::picture::{TimeGrid, TimeUnit};
 use pipewright_schedule::simulate::timed;
+use pipewright_schedule::words::counted;
 use pipewright_schedule::{
     Action, Costs, Level, LowerConfig, Placement, Program, Schedule, Timeline, csv, generate, lower, picture,
 };
 use serde_json::json;
 
 use crate::commands::drawing::{Picture, PictureArguments, check_cells, check_size, json_rows};
-use crate::commands::schedule_size::{ScheduleSize, depends_on_costs, is_file_name, microbatches, own_name};
+use crate::commands::schedule_size::{
+    ScheduleSize, depends_on_costs, is_file_name, microbatches, own_name, say_few_microbatches,
+};
 use crate::commands::timed_program::{refused, training};
 use crate::failure::{Exit, Failure};
 use crate::output::{self, PageOutput, page_of};
+use crate::schedule_memory::check_named;
 
 /// The arguments of `pipewright schedule`.
 #[derive(Debug, Args)]
@@ -74,7 +79,9 @@ pub(crate) fn run(arguments: &ScheduleArguments) -> Result<(), Failure> {
         // The generator refuses costs that have no effect.
         spec.costs.clone_from(&arguments.cost);
     }
+    check_named(name, &spec, arguments.needs())?;
     let schedule = generate(name, &spec).map_err(Failure::input)?;
+    say_few_microbatches(&schedule);
     let text = print(&schedule, arguments, name)?;
     arguments.output.write(&text, || page_of(&own_name(name), arguments.format.extension()))
 }
@@ -88,6 +95,15 @@ impl ScheduleArguments {
     /// Returns whether the output is a table with columns of time.
     fn has_time_grid(&self) -> bool {
         self.format == Format::Grid && self.level == Level::Compute
+    }
+
+    /// Returns what is made of the schedule.
+    fn needs(&self) -> Use {
+        match (self.is_timed(), self.level) {
+            (true, _) => Use::Simulate,
+            (false, Level::Compute) => Use::Generate,
+            (false, _) => Use::Lower,
+        }
     }
 }
 
@@ -128,8 +144,8 @@ fn print(schedule: &Schedule, arguments: &ScheduleArguments, name: &str) -> Resu
         let (program, timeline) = predicted(schedule, level, arguments.cost.as_ref())?;
         let name = own_name(name);
         let (ranks, microbatches) =
-            (schedule.ranks(), microbatches(schedule.microbatches(), schedule.slices()));
-        let title = format!("{name}: {ranks} ranks, {microbatches}");
+            (counted(schedule.ranks(), "rank"), microbatches(schedule.microbatches(), schedule.slices()));
+        let title = format!("{name}: {ranks}, {microbatches}");
         return Ok(picture.draw(&timeline, &program, (&title, TimeUnit::Costs), &arguments.picture));
     }
     if arguments.has_time_grid() {

@@ -4,8 +4,11 @@ use std::path::Path;
 
 use clap::Args;
 use pipewright_schedule::generate::{PerStage, Setting, find};
-use pipewright_schedule::{Costs, ScheduleSpec, Slices};
+use pipewright_schedule::simulate::few_microbatches;
+use pipewright_schedule::words::counted;
+use pipewright_schedule::{Costs, Schedule, ScheduleSpec, Slices};
 
+use crate::display::say;
 use crate::failure::Failure;
 
 /// The size and the settings of a schedule.
@@ -20,10 +23,11 @@ pub(super) struct ScheduleSize {
     /// The number of microbatches in a step
     #[arg(long, value_name = "M")]
     microbatches: Option<u32>,
-    /// The number of microbatches that a chunk runs before the next chunk, for group-interleaved; by default, the
-    /// number of ranks
-    #[arg(long, value_name = "G")]
-    group: Option<u32>,
+    /// The number of microbatches that a chunk runs before the next chunk: from the ranks to the microbatches for
+    /// interleaved1f1b, interleavedzerobubble and interleaved-zb-h1, by default rounds of equal size; up to the ranks for
+    /// group-interleaved, by default the ranks
+    #[arg(long, alias = "group", value_name = "G")]
+    group_size: Option<u32>,
     /// Warm up with two more forwards for each later rank, for interleaved-zb-h1
     #[arg(long)]
     wide_warmup: bool,
@@ -49,7 +53,7 @@ impl ScheduleSize {
             ranks: self.ranks.ok_or_else(|| missing("--ranks"))?,
             stages_per_rank: self.stages_per_rank,
             microbatches: self.microbatches.ok_or_else(|| missing("--microbatches"))?,
-            group: self.group,
+            group_size: self.group_size,
             wide_warmup: self.wide_warmup,
             costs: costs.filter(|_| depends_on_costs(name)).cloned(),
             memory_limit: match self.memory_limit.as_slice() {
@@ -72,7 +76,7 @@ impl ScheduleSize {
             ("--ranks", self.ranks.is_some()),
             ("--stages-per-rank", self.stages_per_rank.is_some()),
             ("--microbatches", self.microbatches.is_some()),
-            ("--group", self.group.is_some()),
+            ("--group-size", self.group_size.is_some()),
             ("--wide-warmup", self.wide_warmup),
             ("--memory-limit", !self.memory_limit.is_empty()),
         ];
@@ -87,9 +91,14 @@ pub(super) fn slices(text: &str) -> Result<Slices, String> {
 
 /// Returns the number of microbatches and of their slices in words. `numbers` counts all slices.
 pub(super) fn microbatches(numbers: u32, slices: Slices) -> String {
-    match numbers / slices.get() {
-        microbatches if slices.is_one() => format!("{microbatches} microbatches"),
-        microbatches => format!("{microbatches} microbatches of {slices} slices"),
+    let microbatches = counted(numbers / slices.get(), "microbatch");
+    if slices.is_one() { microbatches } else { format!("{microbatches} of {slices} slices") }
+}
+
+/// Says what the bubble of a schedule is if it has fewer microbatches than ranks.
+pub(super) fn say_few_microbatches(schedule: &Schedule) {
+    if let Some(note) = few_microbatches(schedule) {
+        say(&note.to_string());
     }
 }
 

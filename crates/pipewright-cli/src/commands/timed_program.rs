@@ -4,16 +4,21 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use pipewright_schedule::csv::parse_program;
+use pipewright_schedule::footprint::Use;
 use pipewright_schedule::lower::{ProgramSource, SourceError, TrainingLowering};
 use pipewright_schedule::picture::TimeUnit;
 use pipewright_schedule::plan::Prediction;
 use pipewright_schedule::simulate::{SimulateError, timed};
-use pipewright_schedule::{LowerConfig, LowerError, Program, ScheduleSpec, Slices, ValidatedProgram};
+use pipewright_schedule::words::counted;
+use pipewright_schedule::{
+    LowerConfig, LowerError, Program, ScheduleSpec, Slices, ValidatedProgram, generate,
+};
 use serde::{Serialize, Serializer};
 
 use crate::commands::schedule_level::{locate, read};
-use crate::commands::schedule_size::{microbatches, own_name};
+use crate::commands::schedule_size::{microbatches, own_name, say_few_microbatches};
 use crate::failure::{Exit, Failure, sentence};
+use crate::schedule_memory::{check_named, check_text};
 
 /// The source of a program.
 pub(super) enum Source {
@@ -83,9 +88,10 @@ impl TimedProgram {
     /// Returns the name of the schedule and its size, on one line.
     pub(super) fn title(&self) -> String {
         let (program, name) = (&self.program, &self.name);
-        let (ranks, stages) = (program.ranks(), program.placement().stages());
+        let ranks = counted(program.ranks(), "rank");
+        let stages = counted(program.placement().stages(), "stage");
         let microbatches = microbatches(program.microbatches(), program.slices());
-        format!("{name}: {ranks} ranks, {stages} stages, {microbatches}")
+        format!("{name}: {ranks}, {stages}, {microbatches}")
     }
 }
 
@@ -102,10 +108,14 @@ impl Source {
     pub(super) fn read(self, times: &mut EngineTimes) -> Result<ProgramSource, Failure> {
         match self {
             Self::Named(name, spec) => {
-                times.generate(|| ProgramSource::Named(name, spec).generated()).map_err(Failure::input)
+                check_named(&name, &spec, Use::Simulate)?;
+                let made = times.generate(|| generate(&name, &spec)).map_err(Failure::input)?;
+                say_few_microbatches(&made);
+                Ok(ProgramSource::Schedule(made))
             }
             Self::File(file, slices) => {
                 let text = read(&file)?;
+                check_text(&text, Use::Simulate)?;
                 let rows = times.generate(|| parse_program(&text));
                 let rows = rows.map_err(|error| Failure::input(locate(&file, &error)))?;
                 let uneven = |error| Failure::input(format!("{}: {error}", file.display()));

@@ -5,6 +5,8 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
 use pipewright_schedule::csv::{CsvError, parse_program};
+use pipewright_schedule::footprint::Use;
+use pipewright_schedule::words::counted;
 use pipewright_schedule::{Level, Slices, ValidatedProgram, Violations, picture, validate};
 
 use crate::commands::drawing::check_size;
@@ -13,6 +15,7 @@ use crate::commands::schedule_size::{microbatches, slices};
 use crate::commands::slice_hint::slice_hint;
 use crate::failure::{Exit, Failure};
 use crate::output;
+use crate::schedule_memory::check_text;
 
 /// The arguments of `pipewright validate`.
 #[derive(Debug, Args)]
@@ -43,7 +46,9 @@ enum Format {
 /// Runs the command.
 pub(crate) fn run(arguments: &ValidateArguments) -> Result<(), Failure> {
     let file = &arguments.file;
-    let program = match parse_program(&read(file)?) {
+    let text = read(file)?;
+    check_text(&text, Use::Lower)?;
+    let program = match parse_program(&text) {
         Ok(program) => program,
         Err(error @ (CsvError::Cell { .. } | CsvError::Quote { .. })) => {
             return Err(Failure::input(locate(file, &error)));
@@ -70,12 +75,8 @@ pub(crate) fn run(arguments: &ValidateArguments) -> Result<(), Failure> {
 }
 
 fn unsound(file: &Path, violations: u64) -> Failure {
-    let plural = if violations == 1 { "" } else { "s" };
-    let name = file.display();
-    Failure::new(
-        Exit::CheckFailed,
-        format!("{name}: the schedule is unsound, {violations} violation{plural}"),
-    )
+    let (name, violations) = (file.display(), counted(violations, "violation"));
+    Failure::new(Exit::CheckFailed, format!("{name}: the schedule is unsound, {violations}"))
 }
 
 fn grid(violations: &Violations) -> Result<String, Failure> {
@@ -99,11 +100,11 @@ fn lines(violations: &Violations) -> String {
 fn summary(file: &Path, program: &ValidatedProgram) -> String {
     let hint = slice_hint(program.as_program()).map_or_else(String::new, |hint| hint + "\n");
     format!(
-        "{}: sound at level {}: {} ranks, {} stages, {}\n{hint}",
+        "{}: sound at level {}: {}, {}, {}\n{hint}",
         file.display(),
         program.level(),
-        program.ranks(),
-        program.placement().stages(),
+        counted(program.ranks(), "rank"),
+        counted(program.placement().stages(), "stage"),
         microbatches(program.microbatches(), program.slices())
     )
 }

@@ -8,7 +8,7 @@ use pipewright_schedule::generate::find;
 use pipewright_schedule::lower::ProgramSource;
 use pipewright_schedule::picture::{PictureSettings, View, view};
 use pipewright_schedule::simulate::timed;
-use pipewright_schedule::{Costs, GenerateError, ScheduleSpec, ValidatedProgram};
+use pipewright_schedule::{Costs, GenerateError, GenerateErrorKind, ScheduleSpec, ValidatedProgram};
 
 use crate::commands::drawing::check_size;
 use crate::commands::other_sizes::other_sizes;
@@ -140,7 +140,7 @@ fn source(arguments: &ViewArguments) -> Result<Source, Failure> {
 fn neither(target: &Path, unknown: &GenerateError) -> String {
     let mut near = near_entries(target);
     near.extend(near_entries(&Path::new(RUNS).join(target)));
-    if let GenerateError::UnknownSchedule { suggestion: Some(name), .. } = unknown {
+    if let GenerateErrorKind::UnknownSchedule { suggestion: Some(name), .. } = unknown.kind {
         near.push(format!("`{name}`"));
     }
     let advice = match near.as_slice() {

@@ -4,6 +4,7 @@ use std::fmt::Write;
 
 use clap::{Args, ValueEnum};
 use pipewright_schedule::vpp::{VirtualPipeline, VppTables, tables};
+use pipewright_schedule::words::counted;
 
 use crate::failure::Failure;
 use crate::output::OutputFile;
@@ -21,8 +22,8 @@ pub(crate) struct VppArguments {
     #[arg(long, value_name = "M")]
     microbatches: u32,
     /// The number of microbatches that a chunk runs before the next chunk; by default, the number of ranks
-    #[arg(long, value_name = "G")]
-    group: Option<u32>,
+    #[arg(long, alias = "group", value_name = "G")]
+    group_size: Option<u32>,
     /// What to print
     #[arg(long, value_enum, default_value = "text")]
     format: Format,
@@ -40,8 +41,9 @@ enum Format {
 
 /// Runs the command.
 pub(crate) fn run(arguments: &VppArguments) -> Result<(), Failure> {
-    let &VppArguments { ranks, chunks, microbatches, group, .. } = arguments;
-    let tables = tables(&VirtualPipeline { ranks, chunks, microbatches, group }).map_err(Failure::input)?;
+    let &VppArguments { ranks, chunks, microbatches, group_size, .. } = arguments;
+    let tables =
+        tables(&VirtualPipeline { ranks, chunks, microbatches, group_size }).map_err(Failure::input)?;
     arguments.output.write(&match arguments.format {
         Format::Text => text(&tables),
         Format::Json => serde_json::to_string(&tables).expect("numbers can be written as JSON") + "\n",
@@ -55,7 +57,8 @@ fn text(tables: &VppTables) -> String {
         let (stages, &(before, after, _)) = (stages.join(", "), warmup);
         writeln!(
             text,
-            "rank {rank}: stages {stages}; {before} forwards before the first backward, {after} after it"
+            "rank {rank}: stages {stages}; {} before the first backward, {after} after it",
+            counted(before, "forward")
         )
         .expect("a string takes all text");
     }

@@ -4,12 +4,14 @@ use std::path::Path;
 
 use pipewright_schedule::Program;
 use pipewright_schedule::csv::parse_program;
+use pipewright_schedule::footprint::Use;
 
 use crate::config::pipeline::{PipelineSettings, ScheduleChoice};
 use crate::config::place::Place;
 use crate::config::problem::ProblemKind;
 use crate::config::section::Section;
 use crate::schedule_file::{self, ScheduleFileError};
+use crate::schedule_memory::check_text;
 
 /// Refuses sizes that differ from those of the schedule's file.
 ///
@@ -60,5 +62,6 @@ pub(super) fn check_file_sizes(section: &mut Section<'_>, pipeline: &PipelineSet
 /// Reads the actions of a schedule's file. It is read several times, so it may not be a pipe.
 pub(super) fn read_schedule_file(file: &Path) -> Result<Program, ScheduleFileError> {
     let text = schedule_file::read_regular(file)?;
+    check_text(&text, Use::Simulate)?;
     parse_program(&text).map_err(|source| ScheduleFileError::Csv { path: file.to_owned(), source })
 }

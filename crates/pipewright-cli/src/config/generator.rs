@@ -1,7 +1,7 @@
 //! The settings of `[pipeline]` that only some schedules have.
 
 use pipewright_schedule::generate::{PerStage, Setting};
-use pipewright_schedule::{Costs, GenerateError, ScheduleSpec, Slices};
+use pipewright_schedule::{Costs, GenerateError, GenerateErrorKind, ScheduleSpec, Slices};
 use serde::Serialize;
 
 use crate::config::problem::ProblemKind;
@@ -29,7 +29,7 @@ pub(crate) struct GeneratorSettings {
 
 /// The settings by key.
 pub(crate) const KEYS: [(&str, Setting); 5] = [
-    ("group_size", Setting::Group),
+    ("group_size", Setting::GroupSize),
     ("wide_warmup", Setting::WideWarmup),
     ("memory_limit", Setting::MemoryLimit),
     ("costs", Setting::Costs),
@@ -47,8 +47,8 @@ impl GeneratorSettings {
         // The text was checked when it was read.
         let costs = self.costs.as_ref().and_then(|costs| costs.parse().ok());
         let slices = self.slices.and_then(Slices::new);
-        let (group, wide_warmup) = (self.group_size, self.wide_warmup);
-        ScheduleSpec { group, wide_warmup, costs, memory_limit, slices, ..size }
+        let (group_size, wide_warmup) = (self.group_size, self.wide_warmup);
+        ScheduleSpec { group_size, wide_warmup, costs, memory_limit, slices, ..size }
     }
 }
 
@@ -79,16 +79,16 @@ pub(super) fn refuse_all(section: &mut Section<'_>) {
 
 /// Returns the keys that an error of a generator is about, the most likely first.
 pub(super) fn culprits(error: &GenerateError) -> &'static [&'static str] {
-    match error {
-        GenerateError::UnknownSchedule { .. } => &["schedule"],
-        GenerateError::UnusedSetting { setting, .. } | GenerateError::EntryCount { setting, .. } => {
-            keys_of(*setting)
-        }
-        GenerateError::NoMemory { .. } => keys_of(Setting::MemoryLimit),
-        GenerateError::Costs(_) => keys_of(Setting::Costs),
-        GenerateError::Group { .. } => &["group_size", "ranks"],
-        GenerateError::UnevenGroups { .. } => &["group_size", "microbatches"],
-        GenerateError::StagesPerRank { .. } | GenerateError::OddStagesPerRank { .. } => &["stages_per_rank"],
+    use GenerateErrorKind as Kind;
+    match &error.kind {
+        Kind::UnknownSchedule { .. } => &["schedule"],
+        Kind::UnusedSetting { setting, .. } | Kind::EntryCount { setting, .. } => keys_of(*setting),
+        Kind::NoMemory { .. } => keys_of(Setting::MemoryLimit),
+        Kind::Costs(_) => keys_of(Setting::Costs),
+        Kind::GroupSize { .. } => &["group_size", "ranks"],
+        Kind::UnevenGroups { .. } => &["group_size", "microbatches"],
+        Kind::StagesPerRank { .. } | Kind::OddStagesPerRank { .. } => &["stages_per_rank"],
+        Kind::TooManyStages { .. } => &["layout", "boundaries", "ranks", "stages_per_rank"],
         _ => &["microbatches", "ranks", "schedule"],
     }
 }
@@ -96,7 +96,7 @@ pub(super) fn culprits(error: &GenerateError) -> &'static [&'static str] {
 /// Returns the keys that a setting is about, the most likely first.
 fn keys_of(setting: Setting) -> &'static [&'static str] {
     match setting {
-        Setting::Group => &["group_size", "schedule"],
+        Setting::GroupSize => &["group_size", "schedule"],
         Setting::WideWarmup => &["wide_warmup", "schedule"],
         Setting::MemoryLimit => &["memory_limit", "schedule"],
         Setting::Costs => &["costs", "schedule"],

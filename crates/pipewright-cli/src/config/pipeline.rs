@@ -4,10 +4,12 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 use pipewright_models::{CutModel, ModelConfig};
-use pipewright_schedule::generate::find;
+use pipewright_schedule::footprint::Use;
+use pipewright_schedule::generate::{Limits, find, generate_within, shared_microbatches};
 use pipewright_schedule::partition::{Layout, Method, partition};
+use pipewright_schedule::simulate::few_microbatches;
 use pipewright_schedule::{
-    Action, ModelDesc, Program, Recompute, Schedule, ScheduleSpec, Slices, StageIndex, generate,
+    Action, ModelDesc, Program, Recompute, Schedule, ScheduleSpec, Slices, StageIndex,
 };
 use serde::{Serialize, Serializer};
 
@@ -18,7 +20,8 @@ use crate::config::layout::{check_boundaries, read_layout};
 use crate::config::mesh::MeshSettings;
 use crate::config::paths::Surroundings;
 use crate::config::problem::ProblemKind;
-use crate::config::section::Section;
+use crate::config::section::{LARGEST_COUNT, Section};
+use crate::schedule_memory::check_named;
 
 /// The schedule if the configuration does not name one.
 const DEFAULT_SCHEDULE: &str = "1f1b";
@@ -114,6 +117,8 @@ pub(crate) enum PartitionChoice {
     Explicit,
     /// The distribution that the bars of the model's pattern give.
     Pattern,
+    /// A greedy distribution by the number of parameters, as the reference's default.
+    Parameters,
 }
 
 /// The transport of tensors between ranks.
@@ -131,12 +136,20 @@ impl PipelineSettings {
     pub(crate) fn method(&self) -> Method {
         match self.partition {
             PartitionChoice::Even => Method::Even,
-            PartitionChoice::Weighted => Method::Weighted,
+            PartitionChoice::Weighted | PartitionChoice::Parameters => Method::Weighted,
             PartitionChoice::Optimal | PartitionChoice::Pattern => Method::Optimal,
             PartitionChoice::Explicit => {
                 let boundaries = self.boundaries.iter().flatten();
                 Method::Explicit { boundaries: boundaries.map(|layer| *layer as usize).collect() }
             }
+        }
+    }
+
+    /// Returns the weights of the layers that are distributed over stages.
+    pub(crate) fn weights(&self, layers: &ModelDesc) -> Vec<u64> {
+        match self.partition {
+            PartitionChoice::Parameters => layers.layers.iter().map(|layer| layer.parameters).collect(),
+            _ => layers.weights(),
         }
     }
 
@@ -186,12 +199,13 @@ pub(super) fn read(
     model: Option<(ModelConfig, usize)>,
     mesh: &MeshSettings,
 ) -> (PipelineSettings, Option<FoundSchedule>) {
-    const PARTITIONS: [(&str, PartitionChoice); 5] = [
+    const PARTITIONS: [(&str, PartitionChoice); 6] = [
         ("even", PartitionChoice::Even),
         ("weighted", PartitionChoice::Weighted),
         ("optimal", PartitionChoice::Optimal),
         ("explicit", PartitionChoice::Explicit),
         ("pattern", PartitionChoice::Pattern),
+        ("parameters", PartitionChoice::Parameters),
     ];
     let mut section = Section::new(document, surroundings, "pipeline");
     let mut pipeline = PipelineSettings {
@@ -337,26 +351,37 @@ fn generate_schedule(
     layers: Option<&ModelDesc>,
     replicas: u32,
 ) -> Option<Schedule> {
-    if !pipeline.microbatches.is_multiple_of(replicas) {
-        let kind = ProblemKind::UnevenShare { microbatches: pipeline.microbatches, replicas };
-        section.report("microbatches", kind);
-        return None;
-    }
     let stages_per_rank = section.is_written("stages_per_rank").then_some(pipeline.stages_per_rank);
+    let microbatches = pipeline.microbatches;
     let size = ScheduleSpec {
         ranks: pipeline.ranks,
         stages_per_rank,
-        microbatches: pipeline.microbatches / replicas,
+        microbatches: microbatches / replicas,
         ..ScheduleSpec::default()
     };
     let spec = pipeline.generator.spec(size);
-    let schedule = match generate(name, &spec) {
+    let layers = layers_to_cut(pipeline, layers);
+    let limits = Limits { layers: layers.map(|layers| layers.layers.len() as u32), replicas };
+    if !microbatches.is_multiple_of(replicas) {
+        let shared = shared_microbatches(name, &spec, limits);
+        let shared = shared.into_iter().filter(|number| *number <= LARGEST_COUNT).collect();
+        section.report("microbatches", ProblemKind::UnevenShare { microbatches, replicas, shared });
+        return None;
+    }
+    if let Err(error) = check_named(name, &spec, Use::Simulate) {
+        section.report_at_first_of(&["microbatches", "ranks", "schedule"], error.into());
+        return None;
+    }
+    let schedule = match generate_within(name, &spec, limits) {
         Ok(schedule) => schedule,
         Err(error) => {
             section.report_at_first_of(generator::culprits(&error), error.into());
             return None;
         }
     };
+    if let Some(note) = few_microbatches(&schedule) {
+        section.note(note.to_string());
+    }
     if !trains(&schedule) {
         section.report("schedule", ProblemKind::NoTraining { key: "schedule", value: name.to_owned() });
         return None;
@@ -376,11 +401,17 @@ fn generate_schedule(
         return None;
     }
     if let Some(layers) = layers
-        && let Err(error) = partition(&layers.weights(), stages, &pipeline.method())
+        && let Err(error) = partition(&pipeline.weights(layers), stages, &pipeline.method())
     {
         section.report_at_first_of(&["layout", "boundaries", "ranks", "stages_per_rank"], error.into());
     }
     Some(schedule)
+}
+
+/// Returns the layers that are cut into as many stages as the schedule has. A layout has stages of its own, and so do explicit
+/// boundaries; a mistake in them is reported as such.
+fn layers_to_cut<'a>(pipeline: &PipelineSettings, layers: Option<&'a ModelDesc>) -> Option<&'a ModelDesc> {
+    layers.filter(|_| pipeline.layout.is_none() && pipeline.boundaries.is_none())
 }
 
 /// Returns whether a schedule runs any stage backward.

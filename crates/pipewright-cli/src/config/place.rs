@@ -8,6 +8,8 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
+use crate::shortened::shortened;
+
 /// A configuration file as it was read.
 #[derive(Debug)]
 pub(crate) struct Source {
@@ -62,7 +64,7 @@ impl fmt::Display for Place {
                 Some((line, column)) => write!(f, "{}:{line}:{column}", source.name),
                 None => f.write_str(&source.name),
             },
-            Self::Set { argument } => write!(f, "--set {argument}"),
+            Self::Set { argument } => write!(f, "--set {}", shortened(argument)),
             Self::Default => f.write_str("the defaults"),
         }
     }

@@ -16,6 +16,8 @@ use toml::Value;
 use crate::config::place::Place;
 use crate::escape::escape;
 use crate::schedule_file::ScheduleFileError;
+use crate::schedule_memory::OutOfMemory;
+use crate::shortened::shortened;
 
 /// The longest line of a file that is shown, in bytes. The message has the place of a mistake in any case.
 const LONGEST_LINE: usize = 4096;
@@ -183,7 +185,7 @@ pub(crate) enum ProblemKind {
         found: &'static str,
     },
     /// The number is out of range.
-    #[error("`{key}` is {value}, where {range} is expected")]
+    #[error("`{key}` is {}, where {range} is expected", shortened(.value))]
     OutOfRange {
         /// The key.
         key: &'static str,
@@ -193,7 +195,7 @@ pub(crate) enum ProblemKind {
         range: String,
     },
     /// The word is not one of the known ones.
-    #[error("`{key}` is \"{value}\", where {} is expected", known.join(", "))]
+    #[error("`{key}` is \"{}\", where {} is expected", shortened(.value), known.join(", "))]
     UnknownValue {
         /// The key.
         key: &'static str,
@@ -291,6 +293,8 @@ pub(crate) enum ProblemKind {
         microbatches: u32,
         /// The number of replicas of the pipeline.
         replicas: u32,
+        /// The nearest numbers that the replicas can share and the schedule accepts.
+        shared: Vec<u32>,
     },
     /// What the replicas hold contradicts the list of replicas.
     #[error(
@@ -324,6 +328,9 @@ pub(crate) enum ProblemKind {
     /// No schedule has these sizes.
     #[error(transparent)]
     Schedule(#[from] GenerateError),
+    /// The schedule does not fit into memory.
+    #[error(transparent)]
+    Memory(#[from] OutOfMemory),
     /// The schedule's file cannot be used.
     #[error(transparent)]
     ScheduleFile(#[from] ScheduleFileError),
@@ -425,14 +432,9 @@ impl ProblemKind {
     fn advice(&self) -> Option<String> {
         Some(match self {
             Self::InTable { problem, .. } => return problem.advice(),
-            Self::Schedule(GenerateError::StagesPerRank { supported, .. }) => {
-                format!("add --set pipeline.stages_per_rank={supported}")
-            }
-            Self::Schedule(GenerateError::OddStagesPerRank { requested, .. }) => {
-                format!("add --set pipeline.stages_per_rank={}", requested.saturating_add(1))
-            }
+            Self::Schedule(error) => return set_stages(error),
             Self::Model(_)
-            | Self::Schedule(_)
+            | Self::Memory(_)
             | Self::Partition(_)
             | Self::ScheduleFile(_)
             | Self::Device(_)
@@ -481,7 +483,13 @@ impl ProblemKind {
             Self::Without { advice, .. } => (*advice).into(),
             Self::LayoutStages { stages, .. } => format!("separate {stages} stages with bars"),
             Self::Twice { key, other, .. } => format!("remove `{key}` or `{other}`"),
-            Self::UnevenShare { replicas, .. } => format!("write a multiple of {replicas}"),
+            Self::UnevenShare { shared, replicas, .. } => match shared.as_slice() {
+                [] => format!("change `mesh.data_parallel`, which is {replicas}"),
+                numbers => {
+                    let numbers: Vec<String> = numbers.iter().map(u32::to_string).collect();
+                    format!("write {}", numbers.join(" or "))
+                }
+            },
             Self::OtherMode { written, meant, replicas, .. } => format!(
                 "write `data_parallel_mode = \"{meant}\"` or leave it out, or write `data_parallel = {replicas}` for {written} \
                  parameters"
@@ -501,6 +509,24 @@ impl ProblemKind {
             Self::NoVariable { variable, .. } => format!("set {variable}, or write the path out"),
         })
     }
+}
+
+/// Returns the argument that sets the number of stages on each rank to one that the schedule has, and what else has to
+/// change for it, if the number of stages is the problem.
+fn set_stages(error: &GenerateError) -> Option<String> {
+    let advice = error.advice.first()?;
+    let stages = advice.stages_per_rank?;
+    let microbatches = advice.microbatches.map(|number| u64::from(number) * u64::from(error.replicas));
+    let further = [
+        ("ranks", advice.ranks.map(u64::from)),
+        ("microbatches", microbatches),
+        ("group_size", advice.group_size.map(u64::from)),
+    ];
+    let mut text = format!("add --set pipeline.stages_per_rank={stages}");
+    for (key, number) in further {
+        text.extend(number.map(|number| format!(" --set pipeline.{key}={number}")));
+    }
+    Some(text)
 }
 
 fn sections() -> String {

@@ -214,3 +214,122 @@ fn what_stages_share_is_listed() {
     let (_, printed, _) = check(&run, &[]);
     assert!(!printed.contains("shared"), "{printed}");
 }
+
+/// Checks `small.toml` with overrides and returns the report.
+fn report(run: &Run, set: &[&str]) -> serde_json::Value {
+    let set = set.iter().flat_map(|set| ["--set", set]);
+    let arguments: Vec<&str> = ["check", "small.toml", "--format", "json"].into_iter().chain(set).collect();
+    let output = run.command(&arguments);
+    assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).expect("JSON")
+}
+
+#[test]
+fn the_report_has_what_the_text_has() {
+    let run = Run::new();
+    let found = report(&run, &["pipeline.schedule=interleaved1f1b", "model.tie_word_embeddings=true"]);
+    assert_eq!(found["model"]["layers"], 4);
+    let stages = found["stages"].as_array().expect("a list");
+    assert_eq!(stages.len(), 4);
+    assert_eq!(stages[3]["rank"], 1);
+    assert_eq!(stages[3]["layers"], json!([3, 3]));
+    assert_eq!(stages[0]["kinds"], json!({ "embedding": 1 }));
+    assert!(stages.iter().all(|stage| stage["bytes"]["activations"].as_u64() > Some(0)), "{found}");
+    assert_eq!(found["shared"], json!([{ "parameter": "model.embed_tokens.weight", "stages": [0, 3] }]));
+    assert_eq!(
+        found["schedule"],
+        json!({ "name": "interleaved1f1b", "ranks": 2, "stages_per_rank": 2, "microbatches": 4, "slices": 1 })
+    );
+    assert_eq!(found["mesh"], json!({ "data_parallel": 1, "shards": 1, "tensor_parallel": 1, "ranks": 2 }));
+    assert_eq!(found["data"]["rows_per_step"], 4);
+    assert_eq!(found["run"]["steps"], 40);
+    let ranks = found["memory"]["ranks"].as_array().expect("a list");
+    let total: u64 = ranks.iter().filter_map(|rank| rank["total"].as_u64()).sum();
+    assert_eq!((ranks.len(), found["memory"]["needed"].as_u64()), (2, Some(total)));
+    assert_eq!(found["memory"]["fits"], true);
+    // Errors stay on standard error.
+    let refused = run.command(&["check", "small.toml", "--format", "json", "--set", "pipeline.ranks=9"]);
+    assert_eq!((refused.status.code(), refused.stdout.len()), (Some(2), 0));
+}
+
+#[test]
+fn layers_may_be_weighed_by_their_parameters() {
+    let run = Run::new();
+    let cut = |partition: &str| -> Vec<String> {
+        let partition = format!("pipeline.partition={partition}");
+        let found = report(
+            &run,
+            &[&partition, "model.num_hidden_layers=5", "model.vocab_size=4096", "pipeline.ranks=3"],
+        );
+        found["stages"].as_array().expect("a list").iter().map(|stage| stage["layers"].to_string()).collect()
+    };
+    // The embedding and the head have most parameters.
+    assert_eq!(cut("parameters"), ["[0,0]", "[1,5]", "[6,6]"]);
+    assert_ne!(cut("even"), cut("parameters"));
+    fs::write(
+        run.path("large.toml"),
+        fs::read_to_string(run.path("small.toml"))
+            .expect("a file")
+            .replace("vocab_size = 128", "vocab_size = 4096"),
+    )
+    .expect("a file");
+    let arguments = [
+        "partition",
+        "--config",
+        "large.toml",
+        "--method",
+        "parameters",
+        "--stages",
+        "3",
+        "--format",
+        "json",
+    ];
+    let output = run.command(&arguments);
+    let found: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    assert_eq!(found["stages"], json!([[0, 0], [1, 2], [3, 3]]));
+}
+
+/// The message counts the microbatches of one replica, and the key those of all.
+#[test]
+fn advice_counts_the_microbatches_of_all_replicas() {
+    let run = Run::new();
+    for (schedule, replicas, microbatches) in [
+        ("dualpipev", 2, 6),
+        ("interleaved1f1b", 2, 14),
+        ("1f1b", 3, 4),
+        ("group-interleaved", 2, 6),
+        ("zbv", 2, 3),
+    ] {
+        let set = |microbatches: &str| {
+            let set = [
+                format!("pipeline.schedule={schedule}"),
+                format!("mesh.data_parallel={replicas}"),
+                format!("pipeline.microbatches={microbatches}"),
+            ];
+            check(
+                &run,
+                &[set.each_ref().map(String::as_str).as_slice(), &["model.num_hidden_layers=6"]].concat(),
+            )
+        };
+        let (code, _, said) = set(&microbatches.to_string());
+        assert_eq!(code, Some(2), "{schedule}: {said}");
+        let words: Vec<&str> = said.split([' ', ',', '\n']).filter(|word| !word.is_empty()).collect();
+        let advice =
+            |pair: &&[&str]| ["use", "write", "or"].contains(&pair[0]) && pair[1].parse::<u32>().is_ok();
+        let advised: Vec<&str> = words.windows(2).filter(advice).map(|pair| pair[1]).collect();
+        assert!(!advised.is_empty(), "{said}");
+        for number in advised {
+            let (code, _, again) = set(number);
+            assert_eq!(code, Some(0), "{schedule}: {said}: {number}: {again}");
+        }
+    }
+}
+
+#[test]
+fn too_few_layers_are_the_cause_before_microbatches() {
+    let run = Run::new();
+    let (code, _, said) = check(&run, &["pipeline.ranks=9", "pipeline.schedule=dualpipev"]);
+    assert_eq!(code, Some(2));
+    assert!(said.contains("4 layers cannot fill 18 stages; use at most 4 stages, not 9 ranks with 2 stages each, so use 2 ranks"), "{said}");
+    assert!(!said.contains("at least as many microbatches"), "{said}");
+}

@@ -94,12 +94,6 @@ fn all_mistakes_of_a_configuration_are_reported() {
 #[test]
 fn sizes_that_do_not_fit_each_other() {
     refuse(
-        "pipeline.microbatches=1",
-        &[
-            "error: --set pipeline.microbatches=1: 1 microbatches cannot fill the 2 stages of `1f1b`; use at least 2",
-        ],
-    );
-    refuse(
         "model.num_attention_heads=3",
         &[
             "error: --set model.num_attention_heads=3: `hidden_size = 16` is not divisible by `num_attention_heads = 3`",
@@ -107,7 +101,8 @@ fn sizes_that_do_not_fit_each_other() {
     );
     let folder = folder();
     let arguments = ["check", "small.toml", "--set", "pipeline.ranks=5", "--set", "pipeline.microbatches=8"];
-    let message = "error: --set pipeline.ranks=5: 4 layers cannot fill 5 stages; use at most 4 stages";
+    let message = "error: --set pipeline.ranks=5: 4 layers cannot fill 5 stages; use at most 4 stages, not 5 ranks with 1 \
+                   stage each, so use 4 ranks";
     fail(&folder, &arguments, 2, &[message]);
 }
 
@@ -411,7 +406,7 @@ fn advice_names_what_exists() {
 #[test]
 fn schedules_from_spreadsheets() {
     let folder = folder();
-    let sound = "s.csv: sound at level compute: 2 ranks, 2 stages, 1 microbatches\n";
+    let sound = "s.csv: sound at level compute: 2 ranks, 2 stages, 1 microbatch\n";
     for content in
         ["\u{feff}0F0,0B0\r\n1F0,1B0\r\n", "\"0F0\",\"0B0\"\n\"1F0\",\"1B0\"\n", "0F0;0B0\n1F0;1B0\n"]
     {

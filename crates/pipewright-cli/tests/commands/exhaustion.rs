@@ -1,5 +1,5 @@
 //! Tests that a run that cannot allocate memory reports where that happened, and ends with the exit code of a failed
-//! rank.
+//! rank, and that schedules which do not fit are refused before memory ends.
 
 use std::fs;
 use std::process::{Command, Output};
@@ -93,4 +93,67 @@ fn a_run_out_of_memory_says_where_and_how_much() {
     let [bytes, held] = numbers[..] else { panic!("bytes asked for and held: {report}") };
     assert!(bytes > 0 && held > 64 << 20 && held < u64::from(LIMIT) << 10, "{report}");
     assert!(report.contains("`pipeline.microbatch_size`"), "{report}");
+}
+
+/// Runs a command under a limit of the address space in kibibytes.
+fn within(kibibytes: u32, folder: &TempDir, command: &str) -> Output {
+    let binary = assert_cmd::cargo::cargo_bin!("pipewright");
+    let script = format!("ulimit -v {kibibytes}; exec \"$0\" {command}");
+    let mut shell = Command::new("sh");
+    shell.current_dir(folder.path()).args(["-c", &script]).arg(binary).output().expect("a shell starts it")
+}
+
+#[test]
+fn schedules_that_do_not_fit_are_refused_with_both_numbers() {
+    let folder = folder(LARGE);
+    let large = "--ranks 5000 --microbatches 16000";
+    for (kibibytes, command) in [
+        (3 << 20, format!("simulate gpipe {large}")),
+        (3 << 20, format!("schedule 1f1b {large} -o s.csv")),
+        (1 << 20, format!("schedule zb-h1 {large} --level comms -o s.csv")),
+        (1 << 20, "simulate interleaved1f1b --ranks 64 --microbatches 16384".to_owned()),
+        (3 << 20, format!("view gpipe {large} -o p.html")),
+        (400_000, "simulate zbv --ranks 64 --microbatches 4096".to_owned()),
+        (400_000, "simulate zb-h2 --ranks 64 --microbatches 4096 --logical".to_owned()),
+    ] {
+        let output = within(kibibytes, &folder, &command);
+        let told = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(3), "{command}: {told}");
+        let words = [
+            "error: the schedule has up to ",
+            " cells and needs up to ",
+            "iB of memory, and ",
+            "are free; use fewer",
+        ];
+        assert!(words.iter().all(|words| told.contains(words)), "{command}: {told}");
+    }
+    // A configuration says the same at the key.
+    let output = within(3 << 20, &folder, "check small.toml --set pipeline.microbatches=20000000");
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{told}");
+    assert!(told.contains("--set pipeline.microbatches=20000000: the schedule has up to "), "{told}");
+}
+
+/// Whatever the estimate misses ends with a report, not with an abort.
+#[test]
+fn no_limit_aborts_a_schedule() {
+    let folder = folder(LARGE);
+    for kibibytes in [160_000, 200_000, 240_000, 300_000, 1_200_000] {
+        for command in [
+            "simulate gpipe --ranks 16 --microbatches 4096",
+            "schedule hanayo --ranks 16 --microbatches 8192 --level full -o s.csv",
+            "simulate zb-greedy --ranks 8 --microbatches 4096",
+        ] {
+            let output = within(kibibytes, &folder, command);
+            let told = String::from_utf8_lossy(&output.stderr);
+            let is_reported = match output.status.code() {
+                Some(0) => true,
+                Some(3) => {
+                    told.contains("error: the schedule has up to ") || told.contains("no memory is left: ")
+                }
+                _ => false,
+            };
+            assert!(is_reported, "{kibibytes} {command}: {:?} {told}", output.status);
+        }
+    }
 }

@@ -349,7 +349,7 @@ fn a_schedule_that_needs_more_stages_says_which_setting_is_missing() {
     };
     let (code, words) = resume(&["pipeline.schedule=zbv"]);
     assert_eq!(code, Some(2), "{words}");
-    assert!(words.contains("`zbvzerobubble` runs 2 stage(s) on each rank, not 1"), "{words}");
+    assert!(words.contains("`zbvzerobubble` runs 2 stages on each rank, not 1"), "{words}");
     assert!(words.contains("help: add --set pipeline.stages_per_rank=2"), "{words}");
     let (code, words) = resume(&["pipeline.schedule=zb-v", "pipeline.stages_per_rank=2"]);
     assert_eq!(code, Some(0), "{words}");

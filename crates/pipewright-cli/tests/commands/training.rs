@@ -357,3 +357,31 @@ fn recomputation_changes_no_figure() {
         assert_eq!(figures(&folder, &[&recompute, tensor_ranks]), split, "{choice} on tensor ranks");
     }
 }
+
+/// A group size, with a short last group, orders the same computations as any other schedule. So does a pipeline that is never
+/// full, which the run says.
+#[test]
+fn groups_and_few_microbatches_train_to_the_same_bits() {
+    let folder = folder();
+    let seven = "pipeline.microbatches=7";
+    let expected = figures(&folder, &[seven, "pipeline.ranks=1"]);
+    for schedule in ["interleaved1f1b", "interleavedzerobubble", "interleaved-zb-h1"] {
+        for group in [2, 3, 7] {
+            let (schedule, group) =
+                (format!("pipeline.schedule={schedule}"), format!("pipeline.group_size={group}"));
+            assert_eq!(figures(&folder, &[seven, &schedule, &group]), expected, "{schedule} {group}");
+        }
+    }
+    let two = "pipeline.microbatches=2";
+    let expected = figures(&folder, &[two, "pipeline.ranks=1"]);
+    for schedule in ["gpipe", "1f1b"] {
+        let schedule = format!("pipeline.schedule={schedule}");
+        assert_eq!(figures(&folder, &[two, "pipeline.ranks=4", &schedule]), expected, "{schedule}");
+        let set = ["small.toml", "--set", two, "--set", "pipeline.ranks=4", "--set", &schedule];
+        let said = String::from_utf8_lossy(&train(folder.path(), &set).stderr).into_owned();
+        assert!(
+            said.contains("2 microbatches cannot fill the pipeline of 4 ranks: they idle for 60% of a step"),
+            "{said}"
+        );
+    }
+}

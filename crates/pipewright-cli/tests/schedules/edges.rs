@@ -41,10 +41,10 @@ fn settings_of_single_schedules() {
         let size = ["--ranks", "4", "--stages-per-rank", "2", "--microbatches", "8"];
         succeed(&folder, &[&["schedule", name], &size[..], further].concat())
     };
-    assert_ne!(of("group-interleaved", &["--group", "2"]), of("group-interleaved", &[]));
+    assert_ne!(of("group-interleaved", &["--group-size", "2"]), of("group-interleaved", &[]));
     assert_ne!(of("interleaved-zb-h1", &["--wide-warmup"]), of("interleaved-zb-h1", &[]));
-    let unused = [&["schedule", "gpipe", "--group", "2"], &SMALL[..]].concat();
-    refuse(&folder, &unused, 2, "error: `gpipe` has no setting `group`; leave it out\n");
+    let unused = [&["schedule", "gpipe", "--group-size", "2"], &SMALL[..]].concat();
+    refuse(&folder, &unused, 2, "error: `gpipe` has no setting `group_size`; leave it out\n");
 }
 
 #[test]
@@ -170,7 +170,10 @@ fn schedules_that_do_not_exist() {
         refuse(&folder(), &arguments, 2, &format!("error: {message}\n"));
     };
     refuse("gpip", "unknown schedule `gpip`; did you mean `gpipe`?");
-    refuse("gpipe", "2 microbatches cannot fill the 4 stages of `gpipe`; use at least 4");
+    refuse(
+        "dualpipev",
+        "`dualpipev` needs at least as many microbatches as its 8 stages, not 2; use 8 microbatches",
+    );
     for command in ["schedule", "simulate"] {
         let unsized_name = "error: unknown schedule `nosuch`; the schedules are forwardonly, gpipe, 1f1b, ";
         crate::refuse(&folder(), &[command, "nosuch"], 2, unsized_name);
@@ -313,7 +316,7 @@ fn a_level_says_what_must_be_there() {
     write(&folder, "s.csv", "0F0,0B0\n1F0,1B0\n");
     assert_eq!(
         succeed(&folder, &["validate", "s.csv"]),
-        "s.csv: sound at level compute: 2 ranks, 2 stages, 1 microbatches\n"
+        "s.csv: sound at level compute: 2 ranks, 2 stages, 1 microbatch\n"
     );
     let unsound = "error: s.csv: the schedule is unsound, ";
     refuse(&folder, &["validate", "s.csv", "--level", "comms"], 3, &format!("{unsound}4 violations\n"));

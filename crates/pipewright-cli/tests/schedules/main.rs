@@ -1,5 +1,6 @@
 //! Tests of the schedule commands through the binary: agreement with the reference, and edge cases for scripts.
 
+mod advice;
 mod comparisons;
 mod edges;
 mod golden;

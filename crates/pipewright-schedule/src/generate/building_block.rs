@@ -19,13 +19,11 @@
 //!    action;
 //! 4. the weight gradient that has waited longest.
 //!
-//! Time: four candidates for each rank and tick, so linear in the actions.
+//! Time: four candidates for each action, so linear in the actions.
 
 use std::collections::VecDeque;
 
 use crate::action::Action;
-use crate::generate::error::GenerateError;
-use crate::generate::spec::ScheduleSpec;
 use crate::generate::stage_cursor::StageCursor;
 use crate::ids::{Rank, StageIndex};
 use crate::placement::Placement;
@@ -87,13 +85,7 @@ impl Pass {
 }
 
 /// Makes the schedule of a block by squeezing.
-pub(super) fn squeezed(
-    name: &'static str,
-    spec: &ScheduleSpec,
-    block: BuildingBlock,
-) -> Result<Schedule, GenerateError> {
-    let placement = spec.one_v(name)?;
-    let microbatches = spec.microbatches;
+pub(super) fn squeezed(placement: Placement, microbatches: u32, block: BuildingBlock) -> Schedule {
     let mut finished = Finished {
         forwards: vec![0; placement.stages() as usize],
         backwards: vec![0; placement.stages() as usize],
@@ -104,17 +96,54 @@ pub(super) fn squeezed(
         placement.all_ranks().map(|rank| RankState::new(&placement, rank, block, microbatches)).collect();
     let mut left = u64::from(microbatches) * 3 * u64::from(placement.stages());
     let mut just_run: Vec<(Pass, StageIndex)> = Vec::new();
+    let mut awake = Awake::all(placement.ranks());
     while left > 0 {
-        let ran = ranks.iter_mut().filter(|rank| rank.row.len() < 6 * microbatches as usize);
-        let ran = ran.map(|rank| u64::from(rank.tick(&finished, &mut just_run))).sum::<u64>();
+        let mut ran = 0;
+        for rank in awake.take() {
+            let state = &mut ranks[rank.index()];
+            if state.row.len() < 6 * microbatches as usize && state.tick(&finished, &mut just_run) {
+                ran += 1;
+                awake.wake(rank);
+            }
+        }
         assert!(ran > 0, "the rest of the repeated block fits in memory at any time");
         left -= ran;
         for (pass, stage) in just_run.drain(..) {
             let counts = if pass.is_forward() { &mut finished.forwards } else { &mut finished.backwards };
             counts[stage.index()] += 1;
+            let next = if pass.is_forward() { placement.next(stage) } else { placement.previous(stage) };
+            next.into_iter().for_each(|stage| awake.wake(placement.rank_of(stage)));
         }
     }
-    Ok(Schedule::generated(placement, microbatches, ranks.into_iter().map(|rank| rank.row).collect()))
+    Schedule::generated(placement, microbatches, ranks.into_iter().map(|rank| rank.row).collect())
+}
+
+/// The ranks that may run an action in the next tick. A rank that could run none sleeps until a neighbour has run an action
+/// whose result it needs, so that idle cells take no time.
+struct Awake {
+    ranks: Vec<Rank>,
+    is_awake: Vec<bool>,
+}
+
+impl Awake {
+    fn all(ranks: u32) -> Self {
+        Self { ranks: (0..ranks).map(Rank::new).collect(), is_awake: vec![true; ranks as usize] }
+    }
+
+    fn wake(&mut self, rank: Rank) {
+        if !std::mem::replace(&mut self.is_awake[rank.index()], true) {
+            self.ranks.push(rank);
+        }
+    }
+
+    /// Returns the ranks that are awake. All of them sleep afterwards.
+    fn take(&mut self) -> Vec<Rank> {
+        let ranks = std::mem::take(&mut self.ranks);
+        for rank in &ranks {
+            self.is_awake[rank.index()] = false;
+        }
+        ranks
+    }
 }
 
 impl RankState {

@@ -1,8 +1,9 @@
 //! The list of all generators, and the lookup by name.
 
-use crate::generate::error::GenerateError;
-use crate::generate::generator::Generator;
-use crate::generate::settings::Setting;
+use crate::generate::advice::Advice;
+use crate::generate::error::{GenerateError, GenerateErrorKind};
+use crate::generate::generator::{Generator, Limits};
+use crate::generate::repair::advice;
 use crate::generate::spec::ScheduleSpec;
 use crate::generate::{
     dual_pipe_v, forward_only, gpipe, group_interleaved, hanayo, interleaved_1f1b, interleaved_zb_h1,
@@ -52,14 +53,70 @@ pub fn find(name: &str) -> Result<&'static Generator, GenerateError> {
 /// Generates the schedule `name`, which is looked up as in [`find`].
 ///
 /// # Errors
-/// When there is no such schedule, when it does not support this size, or when it does not have a given setting.
+/// When there is no such schedule, when it does not support this size, or when it does not have a given setting. The error
+/// has sizes and settings that the schedule accepts.
 pub fn generate(name: &str, spec: &ScheduleSpec) -> Result<Schedule, GenerateError> {
+    generate_within(name, spec, Limits::default())
+}
+
+/// Generates the schedule `name` for one of several replicas, or for a model with a number of layers.
+///
+/// # Errors
+/// As for [`generate`], and when the schedule has more stages than the model has layers.
+pub fn generate_within(name: &str, spec: &ScheduleSpec, limits: Limits) -> Result<Schedule, GenerateError> {
     let generator = find(name)?;
-    let unused = Setting::ALL.into_iter().find(|it| spec.gives(*it) && !generator.settings.contains(it));
-    if let Some(setting) = unused {
-        return Err(GenerateError::UnusedSetting { schedule: generator.name, setting });
+    let stages_per_rank = checked(generator, spec, limits)?;
+    let placement = generator.stages.placement(spec.ranks, stages_per_rank);
+    // Placements hold more stages than schedules.
+    Ok((generator.generate)(spec, placement.expect("a number of stages that was checked")))
+}
+
+/// Checks whether [`generate_within`] accepts a size and settings, without making the schedule. It takes no time and
+/// allocates only for its errors. Returns the number of stages on each rank.
+///
+/// # Errors
+/// Those of [`generate_within`].
+pub fn check(name: &str, spec: &ScheduleSpec, limits: Limits) -> Result<u32, GenerateError> {
+    checked(find(name)?, spec, limits)
+}
+
+/// Returns the most cells that [`generate`] makes for a size, idle ones included. It makes no schedule.
+///
+/// # Errors
+/// Those of [`generate`].
+pub fn most_cells(name: &str, spec: &ScheduleSpec) -> Result<u64, GenerateError> {
+    let generator = find(name)?;
+    let stages_per_rank = checked(generator, spec, Limits::default())?;
+    // Sizes with more cells than 64 bits hold were refused.
+    Ok(generator.most_cells(spec, stages_per_rank, generator.actions) as u64)
+}
+
+/// Returns the nearest numbers of microbatches that all replicas share and that the schedule `name` accepts, for a number
+/// that they cannot share. `spec` has the number for each replica, rounded down.
+pub fn shared_microbatches(name: &str, spec: &ScheduleSpec, limits: Limits) -> Vec<u32> {
+    let mut shared = Vec::new();
+    for microbatches in [Some(spec.microbatches), spec.microbatches.checked_add(1)].into_iter().flatten() {
+        match check(name, &ScheduleSpec { microbatches, ..spec.clone() }, limits) {
+            Ok(_) => shared.push(microbatches),
+            Err(error) => shared.extend(error.advice.iter().filter_map(microbatches_alone)),
+        }
     }
-    (generator.generate)(spec)
+    shared.sort_unstable();
+    shared.dedup();
+    shared.into_iter().filter_map(|number| number.checked_mul(limits.replicas)).collect()
+}
+
+/// Returns the number of microbatches of a piece of advice that changes nothing else.
+fn microbatches_alone(advice: &Advice) -> Option<u32> {
+    let alone = Advice { microbatches: advice.microbatches, ..Advice::default() };
+    advice.microbatches.filter(|_| *advice == alone)
+}
+
+fn checked(generator: &Generator, spec: &ScheduleSpec, limits: Limits) -> Result<u32, GenerateError> {
+    generator.check(spec, limits.layers).map_err(|kind| {
+        let advice = advice(generator, spec, limits, &kind, |name| find(name).ok());
+        GenerateError { kind, advice, replicas: limits.replicas }
+    })
 }
 
 /// Returns a name in lower case, without hyphens, underscores, spaces, and the word `schedule` before it.
@@ -80,7 +137,7 @@ fn unknown_schedule(name: &str) -> GenerateError {
         .min()
         .map(|(_, _, meant)| meant);
     let known = CATALOGUE.iter().map(|generator| generator.name).collect();
-    GenerateError::UnknownSchedule { name, suggestion, known }
+    GenerateErrorKind::UnknownSchedule { name, suggestion, known }.into()
 }
 
 #[cfg(test)]
@@ -152,8 +209,8 @@ mod tests {
 
     #[test]
     fn a_setting_of_another_schedule_is_refused() {
-        let spec = ScheduleSpec { ranks: 2, microbatches: 4, group: Some(2), ..ScheduleSpec::default() };
-        let message = "`gpipe` has no setting `group`; leave it out";
+        let spec = ScheduleSpec { ranks: 2, microbatches: 4, group_size: Some(2), ..ScheduleSpec::default() };
+        let message = "`gpipe` has no setting `group_size`; leave it out";
         assert_eq!(generate("gpipe", &spec).map_err(|error| error.to_string()), Err(message.to_owned()));
         assert!(generate("group-interleaved", &spec).is_ok());
     }

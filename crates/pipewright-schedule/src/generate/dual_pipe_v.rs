@@ -22,15 +22,17 @@
 use std::collections::VecDeque;
 
 use crate::action::Action;
-use crate::generate::error::GenerateError;
+use crate::generate::error::GenerateErrorKind;
 use crate::generate::generator::Generator;
 use crate::generate::guide::{Formula, Guide};
 use crate::generate::spec::ScheduleSpec;
 use crate::generate::stage_cursor::StageCursor;
+use crate::generate::stage_rule::StageRule;
 use crate::ids::Rank;
 use crate::overlap::{MAX_OVERLAPPED_MICROBATCH, MAX_OVERLAPPED_STAGE};
 use crate::placement::Placement;
 use crate::schedule::Schedule;
+use crate::slices::Slices;
 
 const NAME: &str = "dualpipev";
 
@@ -53,17 +55,28 @@ pub(super) const GENERATOR: Generator = Generator {
         bubble: &[Formula::always("(p - 1) / (6 m + p - 1)")],
         peak: &[Formula::with("p >= 2", "2 p + 1")],
     },
+    stages: StageRule::V,
+    actions: 3,
+    slices: Slices::ONE,
+    check,
     generate,
 };
 
-fn generate(spec: &ScheduleSpec) -> Result<Schedule, GenerateError> {
-    let placement = spec.one_v(NAME)?;
-    spec.check_fills(NAME, &placement)?;
-    if placement.stages() - 1 > MAX_OVERLAPPED_STAGE || spec.microbatches - 1 > MAX_OVERLAPPED_MICROBATCH {
-        return Err(GenerateError::TooManyToOverlap { schedule: NAME });
+/// Refuses fewer microbatches than stages, for which there is no order, and more than an overlap can name.
+fn check(spec: &ScheduleSpec, stages_per_rank: u32) -> Result<(), GenerateErrorKind> {
+    let (stages, microbatches) = (spec.ranks * stages_per_rank, spec.microbatches);
+    if microbatches < stages {
+        return Err(GenerateErrorKind::TooFewMicrobatches { schedule: NAME, microbatches, stages });
     }
+    if stages - 1 > MAX_OVERLAPPED_STAGE || microbatches - 1 > MAX_OVERLAPPED_MICROBATCH {
+        return Err(GenerateErrorKind::TooManyToOverlap { schedule: NAME, stages, microbatches });
+    }
+    Ok(())
+}
+
+fn generate(spec: &ScheduleSpec, placement: Placement) -> Schedule {
     let rows = placement.all_ranks().map(|rank| row(&placement, rank, spec.microbatches)).collect();
-    Ok(Schedule::generated(placement, spec.microbatches, rows))
+    Schedule::generated(placement, spec.microbatches, rows)
 }
 
 fn row(placement: &Placement, rank: Rank, microbatches: u32) -> Vec<Option<Action>> {

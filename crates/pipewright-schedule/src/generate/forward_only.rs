@@ -3,12 +3,14 @@
 //! For evaluation and inference, not for training. The guide in `GENERATOR` has the formulas.
 
 use crate::action::Action;
-use crate::generate::error::GenerateError;
 use crate::generate::generator::Generator;
 use crate::generate::guide::{Formula, Guide};
 use crate::generate::spec::ScheduleSpec;
+use crate::generate::stage_rule::StageRule;
 use crate::ids::{Microbatch, StageIndex};
+use crate::placement::Placement;
 use crate::schedule::Schedule;
+use crate::slices::Slices;
 
 const NAME: &str = "forwardonly";
 
@@ -27,13 +29,16 @@ pub(super) const GENERATOR: Generator = Generator {
         bubble: &[Formula::always("(p - 1) / (m + p - 1)")],
         peak: &[Formula::always("1")],
     },
+    stages: StageRule::One,
+    actions: 1,
+    slices: Slices::ONE,
+    check: |_, _| Ok(()),
     generate,
 };
 
-fn generate(spec: &ScheduleSpec) -> Result<Schedule, GenerateError> {
-    let placement = spec.one_stage_a_rank(NAME)?;
+fn generate(spec: &ScheduleSpec, placement: Placement) -> Schedule {
     let rows = placement.all_stages().map(|stage| row(stage, spec.microbatches)).collect();
-    Ok(Schedule::generated(placement, spec.microbatches, rows))
+    Schedule::generated(placement, spec.microbatches, rows)
 }
 
 fn row(stage: StageIndex, microbatches: u32) -> Vec<Option<Action>> {
@@ -51,7 +56,7 @@ mod tests {
     #[test]
     fn fewer_microbatches_than_stages_are_fine() {
         let spec = ScheduleSpec { ranks: 3, microbatches: 2, ..ScheduleSpec::default() };
-        let schedule = generate(&spec).expect("a schedule");
+        let schedule = crate::generate::generate(NAME, &spec).expect("a schedule");
         assert_eq!(print_schedule(&schedule), "0F0,0F1\n1F0,1F1\n2F0,2F1\n");
     }
 }

@@ -2,11 +2,15 @@
 //!
 //! Each generator's file declares one. The list of them is in [`super::catalogue`].
 
-use crate::generate::error::GenerateError;
+use crate::generate::error::GenerateErrorKind;
 use crate::generate::guide::Guide;
+use crate::generate::limits::MAX_COMPUTE_ACTIONS;
 use crate::generate::settings::Setting;
 use crate::generate::spec::ScheduleSpec;
+use crate::generate::stage_rule::StageRule;
+use crate::placement::{MAX_STAGES, Placement};
 use crate::schedule::Schedule;
+use crate::slices::Slices;
 
 /// A generator, found by the name of its schedule.
 #[derive(Debug, Clone, Copy)]
@@ -23,13 +27,76 @@ pub struct Generator {
     pub trains: bool,
     /// The description for readers who choose a schedule.
     pub guide: Guide,
-    /// Makes the schedule for a size.
-    pub(super) generate: fn(&ScheduleSpec) -> Result<Schedule, GenerateError>,
+    /// The numbers of stages on each rank, and their placement.
+    pub stages: StageRule,
+    /// The most actions of a stage for each microbatch or slice: 1 for a forward, 2 with a backward, 3 with a backward in
+    /// two halves.
+    pub(super) actions: u32,
+    /// The number of slices of each microbatch by default.
+    pub(super) slices: Slices,
+    /// Refuses sizes and settings that the schedule does not have, for a number of stages on each rank. It allocates
+    /// nothing.
+    pub(super) check: fn(&ScheduleSpec, u32) -> Result<(), GenerateErrorKind>,
+    /// Makes the schedule for a size and settings that were checked.
+    pub(super) generate: fn(&ScheduleSpec, Placement) -> Schedule,
+}
+
+/// What a schedule fits besides its own rules.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// The number of layers of the model, each of which may be a stage; `None` if it is not known.
+    pub layers: Option<u32>,
+    /// The number of replicas that share the microbatches. A specification counts those of one replica, and messages name
+    /// the numbers of all of them.
+    pub replicas: u32,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { layers: None, replicas: 1 }
+    }
 }
 
 impl Generator {
     /// Returns the name and the aliases.
     pub(super) fn names(&self) -> impl Iterator<Item = &'static str> {
         [self.name].into_iter().chain(self.aliases.iter().copied())
+    }
+
+    /// Refuses a size or a setting that the schedule does not have, and returns the number of stages on each rank. It
+    /// allocates nothing and takes no time. The order of the checks is that of causes: stages that the model cannot fill are
+    /// found before microbatches that such stages could not use.
+    pub(super) fn check(&self, spec: &ScheduleSpec, layers: Option<u32>) -> Result<u32, GenerateErrorKind> {
+        let schedule = self.name;
+        let unused = Setting::ALL.into_iter().find(|it| spec.gives(*it) && !self.settings.contains(it));
+        if let Some(setting) = unused {
+            return Err(GenerateErrorKind::UnusedSetting { schedule, setting });
+        }
+        let stages_per_rank = self.stages.stages_per_rank(schedule, spec.stages_per_rank)?;
+        let ScheduleSpec { ranks, microbatches, .. } = *spec;
+        if ranks == 0 || stages_per_rank == 0 {
+            return Err(GenerateErrorKind::NoStages { ranks, stages_per_rank });
+        }
+        let stages = u64::from(ranks) * u64::from(stages_per_rank);
+        if let Some(layers) = layers.filter(|layers| stages > u64::from(*layers)) {
+            return Err(GenerateErrorKind::TooManyStages { ranks, stages_per_rank, stages, layers });
+        }
+        if microbatches == 0 {
+            return Err(GenerateErrorKind::NoMicrobatches);
+        }
+        if stages > MAX_STAGES || self.most_cells(spec, stages_per_rank, 3) > MAX_COMPUTE_ACTIONS {
+            let slices = spec.slices.unwrap_or(self.slices);
+            return Err(GenerateErrorKind::TooLarge { stages, microbatches, slices });
+        }
+        (self.check)(spec, stages_per_rank)?;
+        Ok(stages_per_rank)
+    }
+
+    /// Returns the most cells of all ranks, idle ones included, with `actions` for each stage and microbatch.
+    pub(super) fn most_cells(&self, spec: &ScheduleSpec, stages_per_rank: u32, actions: u32) -> u128 {
+        let slices = spec.slices.unwrap_or(self.slices).get();
+        let length =
+            u128::from(spec.microbatches) * u128::from(slices) + u128::from(self.stages.idle(spec.ranks));
+        u128::from(actions) * u128::from(spec.ranks) * u128::from(stages_per_rank) * length
     }
 }

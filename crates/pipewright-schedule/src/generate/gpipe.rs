@@ -4,12 +4,14 @@
 //! once, while 1F1B holds at most those of as many microbatches as there are ranks.
 
 use crate::action::Action;
-use crate::generate::error::GenerateError;
 use crate::generate::generator::Generator;
 use crate::generate::guide::{Formula, Guide};
 use crate::generate::spec::ScheduleSpec;
+use crate::generate::stage_rule::StageRule;
 use crate::ids::{Microbatch, StageIndex};
+use crate::placement::Placement;
 use crate::schedule::Schedule;
+use crate::slices::Slices;
 
 const NAME: &str = "gpipe";
 
@@ -30,14 +32,16 @@ pub(super) const GENERATOR: Generator = Generator {
         bubble: &[Formula::always("(p - 1) / (m + p - 1)")],
         peak: &[Formula::always("m")],
     },
+    stages: StageRule::One,
+    actions: 2,
+    slices: Slices::ONE,
+    check: |_, _| Ok(()),
     generate,
 };
 
-fn generate(spec: &ScheduleSpec) -> Result<Schedule, GenerateError> {
-    let placement = spec.one_stage_a_rank(NAME)?;
-    spec.check_fills(NAME, &placement)?;
+fn generate(spec: &ScheduleSpec, placement: Placement) -> Schedule {
     let rows = placement.all_stages().map(|stage| row(stage, spec.microbatches)).collect();
-    Ok(Schedule::generated(placement, spec.microbatches, rows))
+    Schedule::generated(placement, spec.microbatches, rows)
 }
 
 fn row(stage: StageIndex, microbatches: u32) -> Vec<Option<Action>> {

@@ -21,21 +21,24 @@
 //! `3 g < 2 p`.
 
 use crate::action::Action;
-use crate::generate::error::GenerateError;
+use crate::generate::error::GenerateErrorKind;
 use crate::generate::generator::Generator;
 use crate::generate::guide::{Formula, Guide};
 use crate::generate::interleaving::Interleaving;
 use crate::generate::settings::Setting;
 use crate::generate::spec::ScheduleSpec;
 use crate::generate::stage_cursor::StageCursor;
+use crate::generate::stage_rule::StageRule;
+use crate::placement::Placement;
 use crate::schedule::Schedule;
+use crate::slices::Slices;
 
 const NAME: &str = "group-interleaved";
 
 pub(super) const GENERATOR: Generator = Generator {
     name: NAME,
     summary: "interleaved 1F1B in smaller groups; down to half the memory",
-    settings: &[Setting::Group],
+    settings: &[Setting::GroupSize],
     trains: true,
     aliases: &["grouped-interleaved"],
     guide: Guide {
@@ -51,45 +54,37 @@ pub(super) const GENERATOR: Generator = Generator {
         bubble: &[Formula::with("g = p", "(p - 1) / (v m + p - 1)")],
         peak: &[Formula::always("min(v m, (v - 1) g + p)")],
     },
+    stages: StageRule::Loops,
+    actions: 2,
+    slices: Slices::ONE,
+    check,
     generate,
 };
 
-fn generate(spec: &ScheduleSpec) -> Result<Schedule, GenerateError> {
-    let placement = spec.looped()?;
-    let group = checked_group(spec)?;
-    let row = |rank| {
-        let mut cursors = StageCursor::of_rank(&placement, rank);
-        let order = Interleaving { chunks: cursors.len() as u32, group };
-        let warm_up = (order.chunks - 1) * group + (placement.ranks() - 1 - rank.get());
-        forward_backward(&mut cursors, order, spec.microbatches, warm_up)
-    };
-    let rows = placement.all_ranks().map(row).collect();
-    Ok(Schedule::generated(placement, spec.microbatches, rows))
+/// Refuses a group size that is out of range, or that does not divide the number of microbatches.
+fn check(spec: &ScheduleSpec, _stages_per_rank: u32) -> Result<(), GenerateErrorKind> {
+    let ScheduleSpec { ranks, microbatches, .. } = *spec;
+    let group_size = spec.group_size_from(spec.group_size.unwrap_or(ranks), ranks.div_ceil(2), ranks)?;
+    if !microbatches.is_multiple_of(group_size) {
+        return Err(GenerateErrorKind::UnevenGroups { microbatches, group_size });
+    }
+    Ok(())
 }
 
-/// Returns the requested group size, or the number of ranks if none is given.
-fn checked_group(spec: &ScheduleSpec) -> Result<u32, GenerateError> {
-    let ScheduleSpec { ranks, microbatches, .. } = *spec;
-    let smallest = ranks.div_ceil(2);
-    let group = spec.group.unwrap_or(ranks);
-    if !(smallest..=ranks).contains(&group) {
-        return Err(GenerateError::Group { group, ranks, smallest });
-    }
-    if !microbatches.is_multiple_of(group) {
-        return Err(GenerateError::UnevenGroups { microbatches, group });
-    }
-    Ok(group)
+fn generate(spec: &ScheduleSpec, placement: Placement) -> Schedule {
+    let (microbatches, group) = (spec.microbatches, spec.group_size.unwrap_or(spec.ranks));
+    let row = |rank| {
+        let mut cursors = StageCursor::of_rank(&placement, rank);
+        let order = Interleaving { chunks: cursors.len() as u32, group, microbatches };
+        forward_backward(&mut cursors, order, order.warm_up(placement.ranks() - 1 - rank.get()))
+    };
+    let rows = placement.all_ranks().map(row).collect();
+    Schedule::generated(placement, spec.microbatches, rows)
 }
 
 /// Makes the row of a rank: the warm-up, then a forward and a backward alternately, then the remaining backwards.
-fn forward_backward(
-    cursors: &mut [StageCursor],
-    order: Interleaving,
-    microbatches: u32,
-    warm_up: u32,
-) -> Vec<Option<Action>> {
-    let all = order.chunks * microbatches;
-    let warm_up = warm_up.min(all);
+fn forward_backward(cursors: &mut [StageCursor], order: Interleaving, warm_up: u32) -> Vec<Option<Action>> {
+    let all = order.all();
     let mut row = Vec::with_capacity(2 * all as usize);
     row.extend((0..warm_up).map(|op| Some(cursors[order.forward(op)].forward())));
     for op in 0..all {

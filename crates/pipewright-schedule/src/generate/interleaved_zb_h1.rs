@@ -2,27 +2,29 @@
 //!
 //! The guide in `GENERATOR` has the papers and the formulas. The papers' B and W are `I` and `W` here.
 //!
-//! With `p` ranks, `v` stages a rank and rounds of `g` microbatches, rank `r` warms up with `(v - 1) g + (p - 1 - r)`
+//! With `p` ranks, `v` stages a rank and groups of `g` microbatches, rank `r` warms up with `(v - 1) g + (p - 1 - r)`
 //! forwards, then repeats `F I`, with a `W` after each `I` once `r` weight gradients are pending. The setting
 //! `wide_warmup` warms up with `(v - 1) g + 2 (p - 1 - r)` forwards instead, which hides the latency of messages and
 //! costs `p - 1 - r` more activations: rank 0 then holds `v p + p - 1`. The bubble is about a `v`th of that of ZB-H1.
 
-use crate::generate::error::GenerateError;
+use crate::generate::error::GenerateErrorKind;
 use crate::generate::generator::Generator;
 use crate::generate::guide::{Formula, Guide};
-use crate::generate::interleaving::Interleaving;
 use crate::generate::settings::Setting;
 use crate::generate::spec::ScheduleSpec;
 use crate::generate::split_backward::{Phases, split_backward};
 use crate::generate::stage_cursor::StageCursor;
+use crate::generate::stage_rule::StageRule;
+use crate::placement::Placement;
 use crate::schedule::Schedule;
+use crate::slices::Slices;
 
 const NAME: &str = "interleaved-zb-h1";
 
 pub(super) const GENERATOR: Generator = Generator {
     name: NAME,
     summary: "ZB-H1 with several stages a rank; smallest bubble at the memory of 1F1B",
-    settings: &[Setting::WideWarmup],
+    settings: &[Setting::GroupSize, Setting::WideWarmup],
     trains: true,
     aliases: &["interleaved-h1"],
     guide: Guide {
@@ -39,20 +41,27 @@ pub(super) const GENERATOR: Generator = Generator {
         bubble: &[Formula::with("m is a multiple of p", "(p - 1) / (3 v m + p - 1)")],
         peak: &[Formula::with("m is a multiple of p", "v p")],
     },
+    stages: StageRule::Loops,
+    actions: 3,
+    slices: Slices::ONE,
+    check,
     generate,
 };
 
-fn generate(spec: &ScheduleSpec) -> Result<Schedule, GenerateError> {
-    let placement = spec.looped()?;
-    let group = spec.microbatches_per_round(NAME)?;
+fn check(spec: &ScheduleSpec, stages_per_rank: u32) -> Result<(), GenerateErrorKind> {
+    spec.interleaving(NAME, stages_per_rank).map(drop)
+}
+
+fn generate(spec: &ScheduleSpec, placement: Placement) -> Schedule {
+    let order =
+        spec.interleaving(NAME, placement.stages() / placement.ranks()).expect("the size was checked");
     let slope = if spec.wide_warmup { 2 } else { 1 };
     let row = |rank| {
         let mut cursors = StageCursor::of_rank(&placement, rank);
-        let order = Interleaving { chunks: cursors.len() as u32, group };
         let followers = placement.ranks() - 1 - rank.get();
-        let warm_up = (order.chunks - 1) * group + slope * followers;
-        split_backward(&mut cursors, order, spec.microbatches, Phases { warm_up, pending: rank.get() })
+        let warm_up = order.warm_up(slope * followers);
+        split_backward(&mut cursors, order, Phases { warm_up, pending: rank.get() })
     };
     let rows = placement.all_ranks().map(row).collect();
-    Ok(Schedule::generated(placement, spec.microbatches, rows))
+    Schedule::generated(placement, spec.microbatches, rows)
 }

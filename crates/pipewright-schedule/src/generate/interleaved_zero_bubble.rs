@@ -1,8 +1,8 @@
 //! Interleaved zero bubble (ZB1P): interleaved 1F1B with the backward split, so that weight gradients fill
 //! the cool-down.
 //!
-//! The guide in `GENERATOR` has the paper and the formulas. With `p` ranks, `v` stages a rank and rounds of `g`
-//! microbatches, rank `r` warms up with `min(v m, (v - 1) g + p - 1 - r)` forwards and keeps up to `r` weight gradients
+//! The guide in `GENERATOR` has the paper and the formulas. With `p` ranks, `v` stages a rank and groups of `g`
+//! microbatches as in [`super::interleaved_1f1b`], rank `r` warms up with `min(v m, (v - 1) g + p - 1 - r)` forwards and keeps up to `r` weight gradients
 //! pending (`split_backward.rs`).
 //!
 //! The idle cells are those of the reference, in which each action has one cell: `r` before the first forward,
@@ -14,23 +14,26 @@
 use std::iter::repeat_n;
 
 use crate::action::Action;
-use crate::generate::error::GenerateError;
+use crate::generate::error::GenerateErrorKind;
 use crate::generate::generator::Generator;
 use crate::generate::guide::{Formula, Guide};
 use crate::generate::interleaving::Interleaving;
+use crate::generate::settings::Setting;
 use crate::generate::spec::ScheduleSpec;
 use crate::generate::split_backward::{Phases, split_backward};
 use crate::generate::stage_cursor::StageCursor;
+use crate::generate::stage_rule::StageRule;
 use crate::ids::{Rank, StageIndex};
 use crate::placement::Placement;
 use crate::schedule::Schedule;
+use crate::slices::Slices;
 
 const NAME: &str = "interleavedzerobubble";
 
 pub(super) const GENERATOR: Generator = Generator {
     name: NAME,
     summary: "ZB1P: interleaved, backward split, weight gradients fill the cool-down",
-    settings: &[],
+    settings: &[Setting::GroupSize],
     trains: true,
     aliases: &["zb1p", "interleaved-zb", "izb"],
     guide: Guide {
@@ -45,24 +48,31 @@ pub(super) const GENERATOR: Generator = Generator {
         bubble: &[Formula::with("m is a multiple of p", "(p - 1) / (3 v m + p - 1)")],
         peak: &[Formula::with("m is a multiple of p", "v p")],
     },
+    stages: StageRule::Loops,
+    actions: 3,
+    slices: Slices::ONE,
+    check,
     generate,
 };
 
-fn generate(spec: &ScheduleSpec) -> Result<Schedule, GenerateError> {
-    let placement = spec.looped()?;
-    let group = spec.microbatches_per_round(NAME)?;
-    let rows = placement.all_ranks().map(|rank| row(&placement, rank, spec.microbatches, group)).collect();
+fn check(spec: &ScheduleSpec, stages_per_rank: u32) -> Result<(), GenerateErrorKind> {
+    spec.interleaving(NAME, stages_per_rank).map(drop)
+}
+
+fn generate(spec: &ScheduleSpec, placement: Placement) -> Schedule {
+    let order =
+        spec.interleaving(NAME, placement.stages() / placement.ranks()).expect("the size was checked");
+    let rows = placement.all_ranks().map(|rank| row(&placement, rank, order)).collect();
     let rows = with_waits(rows, placement.stages());
-    Ok(Schedule::generated(placement, spec.microbatches, rows))
+    Schedule::generated(placement, spec.microbatches, rows)
 }
 
 /// The actions of a rank, idle before its first forward and after its warm-up.
-fn row(placement: &Placement, rank: Rank, microbatches: u32, group: u32) -> Vec<Option<Action>> {
-    let order = Interleaving { chunks: placement.stages_of(rank).len() as u32, group };
+fn row(placement: &Placement, rank: Rank, order: Interleaving) -> Vec<Option<Action>> {
     let followers = placement.ranks() - 1 - rank.get();
-    let warm_up = (order.chunks * microbatches).min((order.chunks - 1) * group + followers);
+    let warm_up = order.warm_up(followers);
     let phases = Phases { warm_up, pending: rank.get() };
-    let mut row = split_backward(&mut StageCursor::of_rank(placement, rank), order, microbatches, phases);
+    let mut row = split_backward(&mut StageCursor::of_rank(placement, rank), order, phases);
     if warm_up > 0 {
         let at = warm_up as usize;
         row.splice(at..at, repeat_n(None, followers as usize));

@@ -1,8 +1,9 @@
 //! The order in which a rank runs its chunks, shared by all interleaved schedules.
 //!
 //! Forwards: chunk 0 for a group of microbatches, chunk 1 for the same group, and so on up to the last chunk,
-//! then chunk 0 for the next group. Backwards: the same with the chunks reversed. Narayanan et al.,
-//! "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM", 2021.
+//! then chunk 0 for the next group. Backwards: the same with the chunks reversed. The last group is short if the size of a
+//! group does not divide the number of microbatches. Narayanan et al., "Efficient Large-Scale Language Model Training on
+//! GPU Clusters Using Megatron-LM", 2021; [`crate::vpp`] has the same order as a table.
 
 /// The number of chunks of a rank, and of microbatches that a chunk runs before the next chunk.
 #[derive(Debug, Clone, Copy)]
@@ -11,16 +12,59 @@ pub(super) struct Interleaving {
     pub(super) chunks: u32,
     /// The number of microbatches that a chunk runs before the next chunk.
     pub(super) group: u32,
+    /// The number of microbatches of the schedule.
+    pub(super) microbatches: u32,
 }
 
 impl Interleaving {
+    /// Returns the number of forwards of the rank, which is also that of its backwards.
+    pub(super) fn all(self) -> u32 {
+        self.chunks * self.microbatches
+    }
+
     /// Returns the chunk of a rank's forward number `op`, counted from 0.
     pub(super) fn forward(self, op: u32) -> usize {
-        (op / self.group % self.chunks) as usize
+        let of_group = u64::from(self.group) * u64::from(self.chunks);
+        let (index, place) = (u64::from(op) / of_group, u64::from(op) % of_group);
+        let left = u64::from(self.microbatches) - index * u64::from(self.group);
+        (place / left.min(u64::from(self.group))) as usize
     }
 
     /// Returns the chunk of a rank's backward number `op`, counted from 0.
     pub(super) fn backward(self, op: u32) -> usize {
         self.chunks as usize - 1 - self.forward(op)
+    }
+
+    /// Returns the number of forwards of the warm-up: those of one group in all chunks but one, and `further` ones.
+    pub(super) fn warm_up(self, further: u32) -> u32 {
+        (self.chunks - 1).saturating_mul(self.group).saturating_add(further).min(self.all())
+    }
+
+    /// Returns the number of microbatches of the last group if it is short, otherwise 0.
+    pub(super) fn short_group(self) -> u32 {
+        self.microbatches % self.group
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::vpp::{VirtualPipeline, tables};
+
+    #[test]
+    fn the_order_is_that_of_the_table() {
+        for chunks in 1..5 {
+            for microbatches in 1..14 {
+                for group in 1..16 {
+                    let order = Interleaving { chunks, group, microbatches };
+                    let pipeline =
+                        VirtualPipeline { ranks: 1, chunks, microbatches, group_size: Some(group) };
+                    let table = tables(&pipeline).expect("tables").table;
+                    let found: Vec<u32> = (0..order.all()).map(|op| order.forward(op) as u32).collect();
+                    let expected: Vec<u32> = table.iter().map(|(_, chunk)| *chunk).collect();
+                    assert_eq!(found, expected, "{order:?}");
+                }
+            }
+        }
     }
 }

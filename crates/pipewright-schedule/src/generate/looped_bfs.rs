@@ -8,13 +8,14 @@
 use std::iter::repeat_n;
 
 use crate::action::Action;
-use crate::generate::error::GenerateError;
 use crate::generate::generator::Generator;
 use crate::generate::guide::{Formula, Guide};
 use crate::generate::spec::ScheduleSpec;
+use crate::generate::stage_rule::StageRule;
 use crate::ids::{Microbatch, Rank};
 use crate::placement::Placement;
 use crate::schedule::Schedule;
+use crate::slices::Slices;
 
 const NAME: &str = "loopedbfs";
 
@@ -37,13 +38,16 @@ pub(super) const GENERATOR: Generator = Generator {
         bubble: &[Formula::with("m >= p", "(p - 1) / (v m + p - 1)")],
         peak: &[Formula::always("v m")],
     },
+    stages: StageRule::Loops,
+    actions: 2,
+    slices: Slices::ONE,
+    check: |_, _| Ok(()),
     generate,
 };
 
-fn generate(spec: &ScheduleSpec) -> Result<Schedule, GenerateError> {
-    let placement = spec.looped()?;
+fn generate(spec: &ScheduleSpec, placement: Placement) -> Schedule {
     let rows = placement.all_ranks().map(|rank| row(&placement, rank, spec.microbatches)).collect();
-    Ok(Schedule::generated(placement, spec.microbatches, rows))
+    Schedule::generated(placement, spec.microbatches, rows)
 }
 
 fn row(placement: &Placement, rank: Rank, microbatches: u32) -> Vec<Option<Action>> {

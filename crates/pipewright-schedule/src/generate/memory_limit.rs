@@ -1,6 +1,6 @@
 //! The limit on the activations that a schedule may hold: one for all stages, or one for each.
 
-use crate::generate::error::GenerateError;
+use crate::generate::error::GenerateErrorKind;
 use crate::generate::settings::Setting;
 use crate::ids::StageIndex;
 
@@ -13,18 +13,28 @@ pub enum PerStage<T> {
     Each(Vec<T>),
 }
 
-/// Returns the limits of `stages` stages in order, and checks that none of them is 0.
-pub(super) fn memory_limits(limit: &PerStage<u32>, stages: u32) -> Result<Vec<u32>, GenerateError> {
-    let limits = match limit {
-        PerStage::Same(value) => vec![*value; stages as usize],
-        PerStage::Each(values) if values.len() == stages as usize => values.clone(),
+/// Refuses a list of another length than the number of stages, and a limit of 0.
+pub(super) fn check_memory_limits(limit: &PerStage<u32>, stages: u32) -> Result<(), GenerateErrorKind> {
+    let zero = match limit {
+        PerStage::Same(value) => (*value == 0).then_some(0),
+        PerStage::Each(values) if values.len() == stages as usize => {
+            values.iter().position(|value| *value == 0)
+        }
         PerStage::Each(values) => {
             let (setting, found) = (Setting::MemoryLimit, values.len());
-            return Err(GenerateError::EntryCount { setting, found, stages });
+            return Err(GenerateErrorKind::EntryCount { setting, found, stages });
         }
     };
-    match (0..).map(StageIndex::new).zip(&limits).find(|(_, limit)| **limit == 0) {
-        Some((stage, _)) => Err(GenerateError::NoMemory { stage }),
-        None => Ok(limits),
+    match zero {
+        Some(stage) => Err(GenerateErrorKind::NoMemory { stage: StageIndex::new(stage as u32) }),
+        None => Ok(()),
+    }
+}
+
+/// Returns the limits of `stages` stages in order, which were checked.
+pub(super) fn memory_limits(limit: &PerStage<u32>, stages: u32) -> Vec<u32> {
+    match limit {
+        PerStage::Same(value) => vec![*value; stages as usize],
+        PerStage::Each(values) => values.clone(),
     }
 }

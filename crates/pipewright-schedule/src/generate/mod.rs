@@ -1,7 +1,8 @@
 //! Generates schedules by name: the computations of each rank, in order.
 //!
 //! Each generator has its own file. Its [`Guide`] has the paper, the order, the bubble and the memory, and the book prints
-//! it. The list of generators is in `catalogue.rs`. [`mod@crate::lower`] adds communication.
+//! it. The list of generators is in `catalogue.rs`. A size that a schedule does not have is refused with sizes that it has,
+//! which `repair.rs` finds by trying them. [`mod@crate::lower`] adds communication.
 //! Generators share five files: `building_block.rs` (v-half and v-min), `split_backward.rs` (the ZB-H family),
 //! `interleaving.rs` (the order of chunks), `stage_cursor.rs` (a stage's next action) and `search.rs` (the shortest of
 //! several runs).
@@ -13,14 +14,17 @@
 //! # Ok::<(), pipewright_schedule::GenerateError>(())
 //! ```
 
+mod advice;
 mod catalogue;
 mod error;
 mod generator;
 mod guide;
 mod limits;
 mod memory_limit;
+mod repair;
 mod settings;
 mod spec;
+mod stage_rule;
 mod ticks;
 mod search;
 
@@ -48,11 +52,13 @@ mod zb_h1;
 mod zb_h2;
 mod zbv_zero_bubble;
 
-pub use catalogue::{catalogue, find, generate};
-pub use error::GenerateError;
-pub use generator::Generator;
+pub use advice::Advice;
+pub use catalogue::{catalogue, check, find, generate, generate_within, most_cells, shared_microbatches};
+pub use error::{GenerateError, GenerateErrorKind};
+pub use generator::{Generator, Limits};
 pub use guide::{Formula, Guide};
 pub use limits::MAX_COMPUTE_ACTIONS;
 pub use memory_limit::PerStage;
 pub use settings::Setting;
 pub use spec::ScheduleSpec;
+pub use stage_rule::StageRule;

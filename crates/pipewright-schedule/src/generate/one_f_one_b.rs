@@ -5,12 +5,14 @@
 //! the activations of at most `min(m, p - s)` microbatches.
 
 use crate::action::Action;
-use crate::generate::error::GenerateError;
 use crate::generate::generator::Generator;
 use crate::generate::guide::{Formula, Guide};
 use crate::generate::spec::ScheduleSpec;
+use crate::generate::stage_rule::StageRule;
 use crate::ids::{Microbatch, StageIndex};
+use crate::placement::Placement;
 use crate::schedule::Schedule;
+use crate::slices::Slices;
 
 const NAME: &str = "1f1b";
 
@@ -31,18 +33,20 @@ pub(super) const GENERATOR: Generator = Generator {
                  `p - r` activations, so the first ranks need the most memory. Slow messages delay every \
                  microbatch.",
         bubble: &[Formula::always("(p - 1) / (m + p - 1)")],
-        peak: &[Formula::always("p")],
+        peak: &[Formula::always("min(m, p)")],
     },
+    stages: StageRule::One,
+    actions: 2,
+    slices: Slices::ONE,
+    check: |_, _| Ok(()),
     generate,
 };
 
-fn generate(spec: &ScheduleSpec) -> Result<Schedule, GenerateError> {
-    let placement = spec.one_stage_a_rank(NAME)?;
-    spec.check_fills(NAME, &placement)?;
+fn generate(spec: &ScheduleSpec, placement: Placement) -> Schedule {
     let stages = placement.stages();
     let row = |stage: StageIndex| row(stage, stages - stage.get(), spec.microbatches);
     let rows = placement.all_stages().map(row).collect();
-    Ok(Schedule::generated(placement, spec.microbatches, rows))
+    Schedule::generated(placement, spec.microbatches, rows)
 }
 
 /// Makes the row of a stage that runs `warm_up` forwards, or all, before its first backward.

@@ -12,13 +12,14 @@
 //! [`Costs::attention`]: crate::Costs::attention
 
 use crate::action::Action;
-use crate::generate::error::GenerateError;
 use crate::generate::generator::Generator;
 use crate::generate::guide::{Formula, Guide};
 use crate::generate::one_f_one_b::row;
 use crate::generate::settings::Setting;
 use crate::generate::spec::ScheduleSpec;
+use crate::generate::stage_rule::StageRule;
 use crate::ids::{Microbatch, StageIndex};
+use crate::placement::Placement;
 use crate::schedule::Schedule;
 use crate::slices::Slices;
 
@@ -50,17 +51,20 @@ pub(super) const GENERATOR: Generator = Generator {
         bubble: &[Formula::always("(p - 1) / (k m + p - 1)")],
         peak: &[Formula::always("min(k m, p + k - 1) / k")],
     },
+    stages: StageRule::One,
+    actions: 2,
+    slices: DEFAULT_SLICES,
+    check: |_, _| Ok(()),
     generate,
 };
 
-fn generate(spec: &ScheduleSpec) -> Result<Schedule, GenerateError> {
+fn generate(spec: &ScheduleSpec, placement: Placement) -> Schedule {
     let slices = spec.slices.unwrap_or(DEFAULT_SLICES);
-    let placement = ScheduleSpec { slices: Some(slices), ..spec.clone() }.one_stage_a_rank(NAME)?;
     let (ranks, all) = (placement.ranks(), spec.microbatches * slices.get());
     let warm_up = |stage: StageIndex| ranks - stage.get() + slices.get() - 1;
     let rows =
         placement.all_stages().map(|stage| reversed(row(stage, warm_up(stage), all), slices)).collect();
-    Ok(Schedule::generated(placement, all, rows).with_slices(slices).expect("all slices of each microbatch"))
+    Schedule::generated(placement, all, rows).with_slices(slices).expect("all slices of each microbatch")
 }
 
 /// Reverses the order in which the backwards of a row take the slices of each microbatch.
@@ -110,8 +114,8 @@ mod tests {
     fn too_many_slices_are_refused() {
         let slices = Slices::new(u32::MAX);
         let spec = ScheduleSpec { ranks: 4, microbatches: 2, slices, ..ScheduleSpec::default() };
-        let message = "4 stages and 2 microbatches of 4294967295 slices make more than 268435456 actions; use fewer of \
-                       either";
+        let message = "4 stages and 2 microbatches of 4294967295 slices are too many: a schedule has at most 16777216 stages and \
+                       268435456 actions";
         assert_eq!(generate(NAME, &spec).map_err(|error| error.to_string()), Err(message.to_owned()));
     }
 }

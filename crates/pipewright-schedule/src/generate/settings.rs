@@ -7,8 +7,8 @@ use std::fmt;
 /// A setting that some schedules have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Setting {
-    /// [`group`](crate::ScheduleSpec::group).
-    Group,
+    /// [`group_size`](crate::ScheduleSpec::group_size).
+    GroupSize,
     /// [`wide_warmup`](crate::ScheduleSpec::wide_warmup).
     WideWarmup,
     /// [`costs`](crate::ScheduleSpec::costs).
@@ -21,13 +21,14 @@ pub enum Setting {
 
 impl Setting {
     /// Every setting.
-    pub const ALL: [Self; 5] = [Self::Group, Self::WideWarmup, Self::Costs, Self::MemoryLimit, Self::Slices];
+    pub const ALL: [Self; 5] =
+        [Self::GroupSize, Self::WideWarmup, Self::Costs, Self::MemoryLimit, Self::Slices];
 }
 
 impl fmt::Display for Setting {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
-            Self::Group => "group",
+            Self::GroupSize => "group_size",
             Self::WideWarmup => "wide_warmup",
             Self::Costs => "costs",
             Self::MemoryLimit => "memory_limit",

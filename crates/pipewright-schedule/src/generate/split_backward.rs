@@ -22,18 +22,17 @@ pub(super) struct Phases {
 
 /// Makes the row of a rank with one stage.
 pub(super) fn one_stage(stage: StageIndex, microbatches: u32, phases: Phases) -> Vec<Option<Action>> {
-    let order = Interleaving { chunks: 1, group: microbatches };
-    split_backward(&mut [StageCursor::new(stage)], order, microbatches, phases)
+    let order = Interleaving { chunks: 1, group: microbatches, microbatches };
+    split_backward(&mut [StageCursor::new(stage)], order, phases)
 }
 
 /// Makes the row of a rank with the stages of `cursors`.
 pub(super) fn split_backward(
     cursors: &mut [StageCursor],
     order: Interleaving,
-    microbatches: u32,
     phases: Phases,
 ) -> Vec<Option<Action>> {
-    let all = order.chunks * microbatches;
+    let all = order.all();
     let warm_up = phases.warm_up.min(all);
     let mut row = Vec::with_capacity(3 * all as usize);
     row.extend((0..warm_up).map(|op| Some(cursors[order.forward(op)].forward())));

@@ -5,7 +5,7 @@
 //! largest cost has nine digits. So costs that are written as decimals stay exact, and sums over the largest schedule
 //! fit 64 bits.
 
-use crate::costs::{Costs, CostsError};
+use crate::costs::Costs;
 use crate::ids::StageIndex;
 use crate::placement::Placement;
 
@@ -24,19 +24,16 @@ pub(super) struct StageTicks {
     pub(super) gradient_hop: u64,
 }
 
-/// Returns the costs of every stage in ticks. Each message takes as long as if it were alone on its link.
-///
-/// # Errors
-/// When the costs do not fit the number of stages, or are out of range.
-pub(super) fn ticks(costs: &Costs, placement: &Placement) -> Result<Vec<StageTicks>, CostsError> {
-    costs.check(placement.stages())?;
+/// Returns the costs of every stage in ticks. Each message takes as long as if it were alone on its link. The costs were
+/// checked.
+pub(super) fn ticks(costs: &Costs, placement: &Placement) -> Vec<StageTicks> {
     let all: Vec<[f64; 5]> = placement.all_stages().map(|stage| seconds(costs, placement, stage)).collect();
     let largest = all.iter().flatten().copied().fold(0.0, f64::max);
     let per_second = ticks_per_second(largest);
     let rounded = |[forward, input_backward, weight_backward, output_hop, gradient_hop]: [u64; 5]| {
         StageTicks { forward, input_backward, weight_backward, output_hop, gradient_hop }
     };
-    Ok(all.iter().map(|stage| rounded(stage.map(|cost| (cost * per_second).round() as u64))).collect())
+    all.iter().map(|stage| rounded(stage.map(|cost| (cost * per_second).round() as u64))).collect()
 }
 
 /// Returns the fields of [`StageTicks`] in seconds.
@@ -71,7 +68,7 @@ mod tests {
 
     fn check(costs: &str, expected: [u64; 5]) {
         let placement = Placement::looped(3, 1).expect("three stages");
-        let found = ticks(&costs.parse().expect(costs), &placement).expect("ticks")[1];
+        let found = ticks(&costs.parse().expect(costs), &placement)[1];
         let StageTicks { forward, input_backward, weight_backward, output_hop, gradient_hop } = found;
         assert_eq!([forward, input_backward, weight_backward, output_hop, gradient_hop], expected, "{costs}");
     }
@@ -90,7 +87,7 @@ mod tests {
         let sizes = [10, 20, 30].map(|output| StageSizes { output, ..StageSizes::default() });
         let link = Link { latency: 1.0, bandwidth: 10.0 };
         let costs = Costs { sizes: sizes.to_vec(), link, ..Costs::default() };
-        let found = ticks(&costs, &Placement::looped(3, 1).expect("three stages")).expect("ticks")[1];
+        let found = ticks(&costs, &Placement::looped(3, 1).expect("three stages"))[1];
         assert_eq!((found.output_hop, found.gradient_hop), (300_000_000, 200_000_000));
     }
 }

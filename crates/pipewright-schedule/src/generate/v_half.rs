@@ -14,11 +14,13 @@
 //! `6 (p - 1)`.
 
 use crate::generate::building_block::{BuildingBlock, squeezed};
-use crate::generate::error::GenerateError;
 use crate::generate::generator::Generator;
 use crate::generate::guide::{Formula, Guide};
 use crate::generate::spec::ScheduleSpec;
+use crate::generate::stage_rule::StageRule;
+use crate::placement::Placement;
 use crate::schedule::Schedule;
+use crate::slices::Slices;
 
 const NAME: &str = "v-half";
 
@@ -44,13 +46,17 @@ pub(super) const GENERATOR: Generator = Generator {
             Formula::with("p is odd and p >= 3 and m >= 2 p", "p + 1"),
         ],
     },
+    stages: StageRule::V,
+    actions: 3,
+    slices: Slices::ONE,
+    check: |_, _| Ok(()),
     generate,
 };
 
 pub(super) const BLOCK: BuildingBlock = BuildingBlock { slots, peak };
 
-fn generate(spec: &ScheduleSpec) -> Result<Schedule, GenerateError> {
-    squeezed(NAME, spec, BLOCK)
+fn generate(spec: &ScheduleSpec, placement: Placement) -> Schedule {
+    squeezed(placement, spec.microbatches, BLOCK)
 }
 
 fn slots(ranks: u32, rank: u32) -> [u32; 4] {

@@ -7,13 +7,15 @@
 //! `(p - 1) (f + i - w) / (m (f + i + w) + (p - 1) (f + i - w))` for `m >= p` and `w <= i`.
 
 use crate::action::Action;
-use crate::generate::error::GenerateError;
 use crate::generate::generator::Generator;
 use crate::generate::guide::{Formula, Guide};
 use crate::generate::spec::ScheduleSpec;
 use crate::generate::split_backward::{Phases, one_stage};
+use crate::generate::stage_rule::StageRule;
 use crate::ids::StageIndex;
+use crate::placement::Placement;
 use crate::schedule::Schedule;
+use crate::slices::Slices;
 
 const NAME: &str = "zb-h1";
 
@@ -34,13 +36,16 @@ pub(super) const GENERATOR: Generator = Generator {
         bubble: &[Formula::with("m >= p", "(p - 1) / (3 m + p - 1)")],
         peak: &[Formula::always("min(m, p)")],
     },
+    stages: StageRule::One,
+    actions: 3,
+    slices: Slices::ONE,
+    check: |_, _| Ok(()),
     generate,
 };
 
-fn generate(spec: &ScheduleSpec) -> Result<Schedule, GenerateError> {
-    let placement = spec.one_stage_a_rank(NAME)?;
+fn generate(spec: &ScheduleSpec, placement: Placement) -> Schedule {
     let rows = rows(placement.ranks(), spec.microbatches);
-    Ok(Schedule::generated(placement, spec.microbatches, rows))
+    Schedule::generated(placement, spec.microbatches, rows)
 }
 
 /// Makes the rows of all ranks.

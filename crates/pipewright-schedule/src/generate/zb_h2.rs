@@ -8,13 +8,15 @@
 //! there is none.
 
 use crate::action::Action;
-use crate::generate::error::GenerateError;
 use crate::generate::generator::Generator;
 use crate::generate::guide::{Formula, Guide};
 use crate::generate::spec::ScheduleSpec;
 use crate::generate::split_backward::{Phases, one_stage};
+use crate::generate::stage_rule::StageRule;
 use crate::ids::StageIndex;
+use crate::placement::Placement;
 use crate::schedule::Schedule;
+use crate::slices::Slices;
 
 const NAME: &str = "zb-h2";
 
@@ -36,13 +38,16 @@ pub(super) const GENERATOR: Generator = Generator {
         bubble: &[Formula::with("m >= 2 p - 1", "(p - 1) / (3 m + p - 1)")],
         peak: &[Formula::always("min(m, 2 p - 1)")],
     },
+    stages: StageRule::One,
+    actions: 3,
+    slices: Slices::ONE,
+    check: |_, _| Ok(()),
     generate,
 };
 
-fn generate(spec: &ScheduleSpec) -> Result<Schedule, GenerateError> {
-    let placement = spec.one_stage_a_rank(NAME)?;
+fn generate(spec: &ScheduleSpec, placement: Placement) -> Schedule {
     let rows = rows(placement.ranks(), spec.microbatches);
-    Ok(Schedule::generated(placement, spec.microbatches, rows))
+    Schedule::generated(placement, spec.microbatches, rows)
 }
 
 /// Makes the rows of all ranks.

@@ -20,14 +20,15 @@
 use std::iter::repeat_n;
 
 use crate::action::Action;
-use crate::generate::error::GenerateError;
 use crate::generate::generator::Generator;
 use crate::generate::guide::{Formula, Guide};
 use crate::generate::spec::ScheduleSpec;
 use crate::generate::stage_cursor::StageCursor;
+use crate::generate::stage_rule::StageRule;
 use crate::ids::Rank;
 use crate::placement::Placement;
 use crate::schedule::Schedule;
+use crate::slices::Slices;
 
 const NAME: &str = "zbvzerobubble";
 
@@ -49,13 +50,16 @@ pub(super) const GENERATOR: Generator = Generator {
         bubble: &[Formula::with("m >= 2 p - 1", "(p - 1) / (6 m + p - 1)")],
         peak: &[Formula::with("m >= 2 p - 1", "2 p")],
     },
+    stages: StageRule::V,
+    actions: 3,
+    slices: Slices::ONE,
+    check: |_, _| Ok(()),
     generate,
 };
 
-fn generate(spec: &ScheduleSpec) -> Result<Schedule, GenerateError> {
-    let placement = spec.one_v(NAME)?;
+fn generate(spec: &ScheduleSpec, placement: Placement) -> Schedule {
     let rows = placement.all_ranks().map(|rank| row(&placement, rank, spec.microbatches)).collect();
-    Ok(Schedule::generated(placement, spec.microbatches, rows))
+    Schedule::generated(placement, spec.microbatches, rows)
 }
 
 fn row(placement: &Placement, rank: Rank, microbatches: u32) -> Vec<Option<Action>> {

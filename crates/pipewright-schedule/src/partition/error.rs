@@ -2,6 +2,8 @@
 
 use thiserror::Error;
 
+use crate::words::counted;
+
 /// The errors of cutting layers into stages.
 #[derive(Clone, PartialEq, Eq, Error)]
 pub enum PartitionError {
@@ -9,7 +11,7 @@ pub enum PartitionError {
     #[error("a partition needs at least one stage")]
     NoStages,
     /// A stage would be empty.
-    #[error("{layers} layers cannot fill {stages} stages; use at most {layers} stages")]
+    #[error("{} cannot fill {}; {}", counted(*.layers, "layer"), counted(*.stages, "stage"), fewer_stages(*.layers))]
     MoreStagesThanLayers {
         /// The number of layers.
         layers: usize,
@@ -17,7 +19,9 @@ pub enum PartitionError {
         stages: u32,
     },
     /// Too few or too many boundaries.
-    #[error("{boundaries} boundaries do not make {stages} stages; give {} boundaries", .stages - 1)]
+    #[error(
+        "{} do not make {}; {}", counted(*.boundaries, "boundary"), counted(*.stages, "stage"), boundaries_of(*.stages)
+    )]
     BoundaryCount {
         /// How many boundaries were given.
         boundaries: usize,
@@ -35,7 +39,7 @@ pub enum PartitionError {
         previous: usize,
     },
     /// A boundary is above the last layer.
-    #[error("boundary {boundary} is above the last of {layers} layers; use one below {layers}")]
+    #[error("boundary {boundary} is above the last of {}; use one below {layers}", counted(*.layers, "layer"))]
     BoundaryOutOfRange {
         /// The boundary.
         boundary: usize,
@@ -45,3 +49,17 @@ pub enum PartitionError {
 }
 
 crate::message_as_debug!(PartitionError);
+
+/// Returns what to do if there are more stages than layers.
+fn fewer_stages(layers: usize) -> String {
+    if layers == 0 { "add layers".to_owned() } else { format!("use at most {}", counted(layers, "stage")) }
+}
+
+/// Returns what to do if the number of boundaries is not that of the stages; at least 1.
+fn boundaries_of(stages: u32) -> String {
+    if stages <= 1 {
+        "leave them out".to_owned()
+    } else {
+        format!("give {}", counted(stages - 1, "boundary"))
+    }
+}

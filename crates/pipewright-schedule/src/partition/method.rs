@@ -117,7 +117,7 @@ mod tests {
         for method in ["even", "weighted", "optimal", "explicit:1,2,3"] {
             check_error(3, 4, method, "3 layers cannot fill 4 stages; use at most 3 stages");
         }
-        check_error(0, 1, "optimal", "0 layers cannot fill 1 stages; use at most 0 stages");
+        check_error(0, 1, "optimal", "0 layers cannot fill 1 stage; add layers");
     }
 
     #[test]

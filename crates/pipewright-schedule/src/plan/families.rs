@@ -1,7 +1,9 @@
 //! The named schedules that the search tries, with their parameters.
 
 use crate::costs::Costs;
-use crate::generate::{GenerateError, Generator, PerStage, ScheduleSpec, Setting, catalogue, generate};
+use crate::generate::{
+    GenerateError, Generator, Limits, PerStage, ScheduleSpec, Setting, catalogue, check, generate,
+};
 use crate::plan::class::MAX_CHUNKS;
 use crate::plan::order::Order;
 use crate::plan::report::PlanSettings;
@@ -40,7 +42,7 @@ impl Family {
             ranks: self.ranks,
             stages_per_rank: Some(self.chunks),
             microbatches: self.microbatches,
-            group: self.settings.group,
+            group_size: self.settings.group_size,
             wide_warmup: self.settings.wide_warmup,
             costs: self.is_made_to_measure.then(|| costs.clone()),
             memory_limit: self.settings.memory_limit.map(PerStage::Same),
@@ -55,13 +57,26 @@ fn settings(generator: &Generator, ranks: u32, microbatches: u32) -> Vec<PlanSet
     if generator.settings.contains(&Setting::WideWarmup) {
         all.push(PlanSettings { wide_warmup: true, ..PlanSettings::default() });
     }
-    if generator.settings.contains(&Setting::Group) {
-        let groups = (ranks.div_ceil(2)..ranks).filter(|group| microbatches.is_multiple_of(*group));
-        all.extend(groups.map(|group| PlanSettings { group: Some(group), ..PlanSettings::default() }));
+    if generator.settings.contains(&Setting::GroupSize) {
+        let accepts = |group: &u32| {
+            let group_size = Some(*group);
+            let spec = ScheduleSpec { ranks, microbatches, group_size, ..ScheduleSpec::default() };
+            check(generator.name, &spec, Limits::default()).is_ok()
+        };
+        let groups = group_sizes(ranks, microbatches).filter(accepts);
+        all.extend(groups.map(|group| PlanSettings { group_size: Some(group), ..PlanSettings::default() }));
     }
     if generator.settings.contains(&Setting::MemoryLimit) {
         let limits = [2 * ranks, microbatches].into_iter().filter(|&limit| limit > ranks);
         all.extend(limits.map(|limit| PlanSettings { memory_limit: Some(limit), ..PlanSettings::default() }));
     }
     all
+}
+
+/// Returns the group sizes that are tried besides the default: those below the number of ranks that divide the microbatches,
+/// for the schedule that has them, and the number of ranks if it does not divide the microbatches, for interleaved schedules.
+fn group_sizes(ranks: u32, microbatches: u32) -> impl Iterator<Item = u32> {
+    let small = (ranks.div_ceil(2)..ranks).filter(move |group| microbatches.is_multiple_of(*group));
+    let whole = Some(ranks).filter(|ranks| !microbatches.is_multiple_of(*ranks));
+    small.chain(whole).filter(move |group| *group <= microbatches)
 }

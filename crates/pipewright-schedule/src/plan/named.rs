@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use crate::generate::GenerateError;
+use crate::generate::{GenerateError, GenerateErrorKind};
 use crate::plan::class::Class;
 use crate::plan::cuts::count_cuts;
 use crate::plan::families::Family;
@@ -50,7 +50,8 @@ pub(super) fn named(search: &mut Search<'_>, shape: &Shape) -> Vec<Named> {
 /// Records why a schedule cannot run at a size. Most schedules refuse some numbers of stages a rank, so any other reason
 /// replaces that one.
 fn refuse(search: &mut Search<'_>, name: &'static str, reason: GenerateError) {
-    let is_about_stages = |reason: &GenerateError| matches!(reason, GenerateError::StagesPerRank { .. });
+    let is_about_stages =
+        |reason: &GenerateError| matches!(reason.kind, GenerateErrorKind::StagesPerRank { .. });
     let known = search.refused.get(name);
     if known.is_none_or(|known| is_about_stages(known) && !is_about_stages(&reason)) {
         search.refused.insert(name, reason);

@@ -214,7 +214,7 @@ fn failure(search: &Search<'_>) -> PlanError {
             PlanError::DoesNotFit { plan: plan.clone(), shortage: *shortage, stopped: search.stopped }
         }
         None => match search.refused.values().next() {
-            Some(reason) => PlanError::NothingTried { reason: reason.to_string() },
+            Some(reason) => PlanError::NothingTried { reason: reason.kind.to_string() },
             None => PlanError::Stopped,
         },
     }
@@ -223,7 +223,8 @@ fn failure(search: &Search<'_>) -> PlanError {
 fn outcomes(search: &Search<'_>, shapes: &[Shape]) -> Vec<Outcome> {
     let takes = search.best.values().map(|best| (best.name, OutcomeKind::Takes(best.time)));
     let too_large = search.shortages.iter().map(|(&name, (it, _))| (name, OutcomeKind::TooLarge(*it)));
-    let refused = search.refused.iter().map(|(&name, why)| (name, OutcomeKind::Refused(why.to_string())));
+    let refused =
+        search.refused.iter().map(|(&name, why)| (name, OutcomeKind::Refused(why.kind.to_string())));
     let has_slices = |generator: &&Generator| generator.settings.contains(&Setting::Slices);
     let sliced = catalogue()
         .iter()

@@ -21,6 +21,7 @@ use crate::schedule::Schedule;
 use crate::simulate::{SimulateError, TimedRun, timed};
 use crate::slices::Slices;
 use crate::validate::ValidatedProgram;
+use crate::words::counted;
 
 /// The choices besides the schedule.
 #[derive(Debug, Clone, PartialEq)]
@@ -95,7 +96,8 @@ pub enum PredictError {
     Partition(#[from] PartitionError),
     /// There are more or fewer entries than stages.
     #[error(
-        "recomputation is given for {entries} stages, and the schedule has {stages}; give one entry for each"
+        "recomputation is given for {}, and the schedule has {stages}; give one entry for each",
+        counted(*.entries, "stage")
     )]
     Recompute {
         /// The number of entries.
@@ -105,8 +107,9 @@ pub enum PredictError {
     },
     /// The mesh does not fit the nodes of the profile.
     #[error(
-        "{tensor} tensor-parallel ranks, {replicas} replicas and {ranks} ranks of a pipeline do not divide the nodes of the \
-         profile evenly; use sizes that divide the ranks of a node, or that they divide"
+        "{}, {} and {} of a pipeline do not divide the nodes of the profile evenly; use sizes that divide the ranks of a \
+         node, or that they divide",
+        counted(*.tensor, "tensor-parallel rank"), counted(*.replicas, "replica"), counted(*.ranks, "rank")
     )]
     Mesh {
         /// The number of tensor-parallel ranks of each stage.

@@ -7,6 +7,7 @@ use crate::ids::Rank;
 use crate::plan::network::MeshOrder;
 use crate::profile::ProfileProblem;
 use crate::schedule::Schedule;
+use crate::words::counted;
 
 /// The name of orders that no named schedule has.
 pub const SEARCHED: &str = "searched";
@@ -71,8 +72,8 @@ pub struct Collectives {
 /// The settings of a schedule besides its size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PlanSettings {
-    /// [`ScheduleSpec::group`](crate::ScheduleSpec::group).
-    pub group: Option<u32>,
+    /// [`ScheduleSpec::group`](crate::ScheduleSpec::group_size).
+    pub group_size: Option<u32>,
     /// [`ScheduleSpec::wide_warmup`](crate::ScheduleSpec::wide_warmup).
     pub wide_warmup: bool,
     /// [`ScheduleSpec::memory_limit`](crate::ScheduleSpec::memory_limit).
@@ -140,7 +141,7 @@ pub enum PlanError {
     #[error("{} problems in the profile, the first: {}", .0.len(), .0[0])]
     Profile(Vec<ProfileProblem>),
     /// The sizes do not fit together.
-    #[error("{ranks} ranks and {microbatches} microbatches; use at least one of both")]
+    #[error("{} and {}; use at least one of both", counted(*.ranks, "rank"), counted(*.microbatches, "microbatch"))]
     Empty {
         /// The number of ranks.
         ranks: u32,
@@ -166,7 +167,8 @@ pub enum PlanError {
     },
     /// The sizes of the mesh that are asked for do not divide the ranks.
     #[error(
-        "{replicas} replicas of {tensor} tensor-parallel ranks do not divide {ranks} ranks; use sizes that do"
+        "{} of {} do not divide {}; use sizes that do",
+        counted(*.replicas, "replica"), counted(*.tensor, "tensor-parallel rank"), counted(*.ranks, "rank")
     )]
     Indivisible {
         /// The number of ranks.
@@ -178,9 +180,10 @@ pub enum PlanError {
     },
     /// No number of replicas makes pipelines of the ranks.
     #[error(
-        "{ranks} ranks have no plan for {layers} layers and {microbatches} microbatches: the ranks of a pipeline are at \
-         most the layers, the replicas share the microbatches evenly, tensor-parallel ranks divide the ranks of a node, \
-         and a step has no more than about two million computations; use fewer ranks or other microbatches"
+        "there is no plan for {}, {} and {}: the ranks of a pipeline are at most the layers, the replicas share the \
+         microbatches evenly, tensor-parallel ranks divide the ranks of a node, and a step has no more than about two \
+         million computations; use fewer ranks or other microbatches",
+        counted(*.ranks, "rank"), counted(*.layers, "layer"), counted(*.microbatches, "microbatch")
     )]
     NoShape {
         /// The number of ranks.

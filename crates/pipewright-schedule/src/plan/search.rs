@@ -18,6 +18,7 @@ use crate::plan::request::PlanRequest;
 use crate::plan::shape::Shape;
 use crate::plan::stage_load::{StageLoad, stage_loads};
 use crate::sharding::Sharding;
+use crate::words::counted;
 
 /// A gap below which the search ends.
 pub(super) const GOOD_ENOUGH: f64 = 5e-4;
@@ -335,9 +336,9 @@ impl<'a> Search<'a> {
         }
         let recomputes = choice.recompute.iter().filter(|&&recomputes| recomputes).count();
         let plan = format!(
-            "{name}, {} replicas of {} ranks{}{}, {} stages, {recomputes} of them recomputing",
-            shape.mesh.replicas,
-            shape.ranks,
+            "{name}, {} of {}{}{}, {}, {recomputes} of them recomputing",
+            counted(shape.mesh.replicas, "replica"),
+            counted(shape.ranks, "rank"),
             match shape.mesh.tensor {
                 1 => String::new(),
                 tensor => format!(" times {tensor} tensor-parallel ones"),
@@ -346,7 +347,7 @@ impl<'a> Search<'a> {
                 1 => String::new(),
                 parts => format!(", head in {parts} parts"),
             },
-            choice.starts.len() - 1
+            counted(choice.starts.len() - 1, "stage")
         );
         self.shortages.insert(name, (shortage, plan));
     }

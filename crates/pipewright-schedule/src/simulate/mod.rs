@@ -18,6 +18,7 @@
 
 mod boundary_tensors;
 mod error;
+mod few_microbatches;
 mod lifetimes;
 pub mod logical;
 mod memory;
@@ -25,6 +26,7 @@ mod summary;
 mod timed;
 
 pub use error::SimulateError;
+pub use few_microbatches::{FewMicrobatches, few_microbatches};
 pub use lifetimes::{LifetimeOf, Lifetimes, LiveRange, lifetimes};
 pub use logical::{LogicalRun, logical};
 pub use memory::{MemoryStep, UNIT, memory_curve, peak_memory};

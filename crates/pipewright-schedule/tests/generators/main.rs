@@ -1,6 +1,7 @@
 //! Checks the generators against their papers and their documentation: bubbles, memory, limits, and comparisons with
 //! other schedules.
 
+mod advice;
 mod timing;
 
 use pipewright_schedule::costs::{Link, StageCosts};
@@ -113,7 +114,7 @@ fn dual_pipe_v_holds_one_more_than_twice_the_ranks() {
 fn smaller_groups_hold_less() {
     let peaks: Vec<u32> = (4..=8)
         .map(|group| {
-            let spec = ScheduleSpec { group: Some(group), ..spec(8, Some(4), 4 * group) };
+            let spec = ScheduleSpec { group_size: Some(group), ..spec(8, Some(4), 4 * group) };
             unit("group-interleaved", &spec).peaks[0]
         })
         .collect();

@@ -71,8 +71,8 @@ fn every_spec(instance: &Instance) -> Vec<(&'static str, bool, ScheduleSpec)> {
             if has(Setting::WideWarmup) {
                 all.push(ScheduleSpec { wide_warmup: true, ..plain.clone() });
             }
-            if has(Setting::Group) {
-                all.extend((1..ranks).map(|group| ScheduleSpec { group: Some(group), ..plain.clone() }));
+            if has(Setting::GroupSize) {
+                all.extend((1..ranks).map(|group| ScheduleSpec { group_size: Some(group), ..plain.clone() }));
             }
             if has(Setting::MemoryLimit) {
                 let limits = [2 * ranks, microbatches].into_iter().filter(|&limit| limit > ranks);
@@ -453,7 +453,7 @@ fn a_plan_says_why_a_schedule_was_not_tried() {
         }
     };
     // Not that it has two stages a rank, which is tried.
-    assert_eq!(reason("dualpipev"), "4 microbatches cannot fill the 6 stages of `dualpipev`; use at least 6");
+    assert_eq!(reason("dualpipev"), "`dualpipev` needs at least as many microbatches as its 6 stages, not 4");
     assert!(reason("seq1f1b").starts_with("it cuts microbatches into slices"), "{}", reason("seq1f1b"));
 }
 

@@ -49,7 +49,7 @@ fn check_sound(schedule: &Schedule) -> Result<(), TestCaseError> {
 fn any_spec() -> impl Strategy<Value = (&'static str, ScheduleSpec)> {
     let size = (1..9u32, prop::option::of(1..5u32), 1..20u32);
     let settings =
-        (prop::option::of(1..9u32), any::<bool>(), prop::option::of(1..9u32), prop::option::of(1..6u32));
+        (prop::option::of(1..20u32), any::<bool>(), prop::option::of(1..9u32), prop::option::of(1..6u32));
     (prop::sample::select(catalogue()), size, settings).prop_map(|(generator, size, settings)| {
         let (ranks, stages_per_rank, microbatches) = size;
         let (group, wide_warmup, limit, slices) = settings;
@@ -58,7 +58,7 @@ fn any_spec() -> impl Strategy<Value = (&'static str, ScheduleSpec)> {
             ranks,
             stages_per_rank,
             microbatches,
-            group: group.filter(|_| takes(Setting::Group)),
+            group_size: group.filter(|_| takes(Setting::GroupSize)),
             wide_warmup: wide_warmup && takes(Setting::WideWarmup),
             memory_limit: limit.filter(|_| takes(Setting::MemoryLimit)).map(PerStage::Same),
             slices: slices.filter(|_| takes(Setting::Slices)).and_then(Slices::new),
@@ -74,6 +74,31 @@ fn every_generator_has_the_plain_size() -> Result<(), TestCaseError> {
     catalogue().iter().try_for_each(|generator| {
         check_sound(&generate(generator.name, &spec).expect("a size that every schedule has"))
     })
+}
+
+/// All groups of small sizes, with a short last group or without.
+#[test]
+fn groups_of_every_size_are_sound() -> Result<(), TestCaseError> {
+    for name in ["interleaved1f1b", "interleavedzerobubble", "interleaved-zb-h1"] {
+        for (ranks, chunks) in [(2, 2), (2, 3), (3, 2), (4, 2), (4, 3), (5, 2), (5, 3)] {
+            for group_size in ranks..ranks + 3 {
+                for microbatches in group_size..2 * group_size + 1 {
+                    let spec = ScheduleSpec {
+                        ranks,
+                        stages_per_rank: Some(chunks),
+                        microbatches,
+                        group_size: Some(group_size),
+                        ..ScheduleSpec::default()
+                    };
+                    let schedule = generate(name, &spec).unwrap_or_else(|error| panic!("{error}"));
+                    let program = lowered(&schedule, Level::Comms);
+                    prop_assert_eq!(execute(&program, Level::Comms), Ok(()), "{} {:?}", name, spec);
+                    prop_assert!(validate(program, Level::Comms).is_ok(), "{} {:?}", name, spec);
+                }
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Checks that both judges agree on `program`, and returns their verdict.

@@ -1,5 +1,7 @@
 //! Why a batch cannot be split or joined.
 
+use pipewright_schedule::words::counted;
+
 use crate::tensor::ValueKind;
 
 /// Why a batch cannot be split, or outputs cannot be joined.
@@ -10,7 +12,8 @@ pub enum SplitError {
     Empty,
     /// The tensors of a batch have different numbers of rows.
     #[error(
-        "tensor {tensor} has {rows} rows, tensor 0 has {expected}: all tensors of a batch have the same rows"
+        "tensor {tensor} has {}, tensor 0 has {expected}: all tensors of a batch have the same rows",
+        counted(*.rows, "row")
     )]
     RowsDiffer {
         /// Its index in the batch.
@@ -22,8 +25,8 @@ pub enum SplitError {
     },
     /// The rows do not divide into equal microbatches.
     #[error(
-        "{rows} rows do not divide into {microbatches} microbatches: give a multiple of {microbatches} rows, or \
-         another number of microbatches"
+        "{} do not divide into {}: give a multiple of {microbatches} rows, or another number of microbatches",
+        counted(*.rows, "row"), counted(*.microbatches, "microbatch")
     )]
     NotDivisible {
         /// Rows of the batch.
@@ -33,8 +36,8 @@ pub enum SplitError {
     },
     /// The rows do not suffice for the last microbatches.
     #[error(
-        "{rows} rows make runs of {size}, and with them fewer than {microbatches} microbatches: give more rows or fewer \
-         microbatches"
+        "{} make runs of {size}, and with them fewer than {}: give more rows or fewer microbatches",
+        counted(*.rows, "row"), counted(*.microbatches, "microbatch")
     )]
     TooFewRows {
         /// Rows of the batch.
@@ -45,7 +48,7 @@ pub enum SplitError {
         size: usize,
     },
     /// The number of specs is not that of the tensors.
-    #[error("{specs} spec(s) for {tensors} tensor(s): give one for each, in the nesting of the tensors")]
+    #[error("{} for {}: give one for each, in the nesting of the tensors", counted(*.specs, "spec"), counted(*.tensors, "tensor"))]
     Specs {
         /// Specs given.
         specs: usize,
@@ -118,7 +121,8 @@ pub enum SplitError {
     },
     /// A side input that is already split has another number of parts than there are microbatches.
     #[error(
-        "side input `{name}` has {found} parts, and the batch has {expected} microbatches: give one for each"
+        "side input `{name}` has {}, and the batch has {}: give one for each",
+        counted(*.found, "part"), counted(*.expected, "microbatch")
     )]
     SideParts {
         /// Its name.
@@ -129,7 +133,7 @@ pub enum SplitError {
         expected: usize,
     },
     /// There is another number of weights than microbatches.
-    #[error("{found} weights, and the batch has {expected} microbatches: give one for each")]
+    #[error("{}, and the batch has {}: give one for each", counted(*.found, "weight"), counted(*.expected, "microbatch"))]
     Weights {
         /// The weights.
         found: usize,

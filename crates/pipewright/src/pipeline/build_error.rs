@@ -1,6 +1,7 @@
 //! Why a builder does not launch a pipeline.
 
 use pipewright_schedule::lower::SourceError;
+use pipewright_schedule::words::counted;
 use pipewright_schedule::{GenerateError, LowerError, PartitionError, Violations};
 
 use super::error::PipelineError;
@@ -49,13 +50,15 @@ pub enum BuildError {
     NoReplicas,
     /// Replicas cannot share the microbatches equally.
     #[error(
-        "{microbatches} microbatches cannot be shared equally by {replicas} replicas: use a multiple of {replicas}"
+        "{} cannot be shared equally by {replicas} replicas: {}", counted(*.microbatches, "microbatch"), shared_by(.shared)
     )]
     Microbatches {
         /// The number of microbatches of a step.
         microbatches: u32,
         /// The number of replicas of the pipeline.
         replicas: u32,
+        /// The nearest numbers that the replicas can share and the schedule accepts.
+        shared: Vec<u32>,
     },
     /// The schedule has another size than the builder was asked for.
     #[error("the schedule has {found} {what}, and the builder was asked for {asked}: leave `{what}` out")]
@@ -98,6 +101,15 @@ pub enum BuildError {
 }
 
 pipewright_schedule::message_as_debug!(BuildError);
+
+/// Returns what to do if replicas cannot share the microbatches.
+fn shared_by(shared: &[u32]) -> String {
+    let numbers: Vec<String> = shared.iter().map(u32::to_string).collect();
+    match numbers.is_empty() {
+        true => "use another number of replicas".to_owned(),
+        false => format!("use {}", numbers.join(" or ")),
+    }
+}
 
 impl From<SourceError> for BuildError {
     fn from(error: SourceError) -> Self {

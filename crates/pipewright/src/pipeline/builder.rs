@@ -8,9 +8,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use burn::tensor::Tensor;
+use pipewright_schedule::generate::{Limits, generate_within, shared_microbatches};
 use pipewright_schedule::lower::{ProgramSource, drop_bubbles};
+use pipewright_schedule::simulate::few_microbatches;
 use pipewright_schedule::{
-    LowerConfig, Method, Partition, Recompute, ScheduleSpec, StageIndex, ValidatedProgram, partition,
+    GenerateError, GenerateErrorKind, LowerConfig, Method, Partition, PartitionError, Recompute,
+    ScheduleSpec, StageIndex, ValidatedProgram, partition,
 };
 
 use super::build_error::BuildError;
@@ -306,7 +309,12 @@ impl PipelineBuilder {
         };
         let program = match &self.schedule {
             ScheduleSource::Named(name) => {
-                lowered(ProgramSource::Named(name.clone(), Box::new(self.size()?)))?
+                let schedule =
+                    generate_within(name, &self.size(name)?, self.limits()).map_err(no_schedule)?;
+                if let Some(note) = few_microbatches(&schedule) {
+                    tracing::warn!("{note}");
+                }
+                lowered(ProgramSource::Schedule(schedule))?
             }
             ScheduleSource::Made(schedule) => lowered(ProgramSource::Rows(drop_bubbles(schedule)))?,
             ScheduleSource::Program(program) => program.clone(),
@@ -339,8 +347,12 @@ impl PipelineBuilder {
     }
 
     /// Returns the size and the settings of a named schedule, for one replica.
-    fn size(&self) -> Result<ScheduleSpec, BuildError> {
+    fn size(&self, name: &str) -> Result<ScheduleSpec, BuildError> {
         let (ranks, replicas) = (self.ranks.unwrap_or(1), self.config.data_parallel);
+        let sized = |microbatches| {
+            let stages_per_rank = self.stages_per_rank;
+            ScheduleSpec { ranks, stages_per_rank, microbatches, ..self.spec.clone() }
+        };
         let microbatches = match self.microbatches {
             _ if replicas == 0 => return Err(BuildError::NoReplicas),
             // At least 1, so that the error of 0 ranks names the ranks and not the microbatches.
@@ -350,11 +362,19 @@ impl PipelineBuilder {
                 microbatches / replicas
             }
             Some(Microbatches::InAll(microbatches)) => {
-                return Err(BuildError::Microbatches { microbatches, replicas });
+                let shared = shared_microbatches(name, &sized(microbatches / replicas), self.limits());
+                return Err(BuildError::Microbatches { microbatches, replicas, shared });
             }
         };
-        let stages_per_rank = self.stages_per_rank;
-        Ok(ScheduleSpec { ranks, stages_per_rank, microbatches, ..self.spec.clone() })
+        Ok(sized(microbatches))
+    }
+
+    /// Returns what a named schedule has to fit. Numbers of microbatches are those of all replicas if the user gave such a
+    /// number.
+    fn limits(&self) -> Limits {
+        let is_of_each = matches!(self.microbatches, Some(Microbatches::EachReplica(_)));
+        let replicas = if is_of_each { 1 } else { self.config.data_parallel.max(1) };
+        Limits { layers: u32::try_from(self.layers.count).ok().filter(|count| *count > 0), replicas }
     }
 
     /// Returns an error if the user's own schedule has other sizes than the builder was asked for.
@@ -398,5 +418,16 @@ impl PipelineBuilder {
             None => Method::Explicit { boundaries: splits.clone() },
         };
         partition(&weights, stages, &method).map_err(BuildError::Partition)
+    }
+}
+
+/// Returns the error of a named schedule. That of too few layers is the same for all sources of a schedule.
+fn no_schedule(error: GenerateError) -> BuildError {
+    match error.kind {
+        GenerateErrorKind::TooManyStages { stages, layers, .. } => {
+            let stages = u32::try_from(stages).unwrap_or(u32::MAX);
+            BuildError::Partition(PartitionError::MoreStagesThanLayers { layers: layers as usize, stages })
+        }
+        _ => BuildError::Schedule(error),
     }
 }

@@ -1,5 +1,6 @@
 //! Why a pipeline does not start, or does not take a step.
 
+use pipewright_schedule::words::counted;
 use pipewright_schedule::{Level, LowerError, Slices, StageIndex};
 
 use crate::batch::{BatchDisagreement, InputGradientError, SplitError};
@@ -21,7 +22,8 @@ pub enum PipelineError {
     },
     /// The world has another size than the program needs.
     #[error(
-        "the transport has {world} ranks, and {replicas} replica(s) of a program of {program} ranks need {replicas} x {program}{}",
+        "the transport has {}, and {} of a program of {} need {replicas} x {program}{}",
+        counted(*.world, "rank"), counted(*.replicas, "replica"), counted(*.program, "rank"),
         if .tensor_ranks == &1 { String::new() } else { format!(" x {tensor_ranks} (tensor ranks)") }
     )]
     WorldSize {
@@ -36,7 +38,8 @@ pub enum PipelineError {
     },
     /// The replicas do not form groups of this size.
     #[error(
-        "{replicas} replica(s) cannot form groups of {shards}: set `shards` to a divisor of the number of replicas"
+        "{} cannot form groups of {shards}: set `shards` to a divisor of the number of replicas",
+        counted(*.replicas, "replica")
     )]
     Shards {
         /// The number of replicas of the program.
@@ -124,7 +127,7 @@ pub enum PipelineError {
         stages: u32,
     },
     /// A stage that is to be recomputed does not exist.
-    #[error("stage {stage} is to be recomputed, and the program has {stages} stages: name stages that exist")]
+    #[error("stage {stage} is to be recomputed, and the program has {}: name stages that exist", counted(*.stages, "stage"))]
     RecomputedStage {
         /// The stage.
         stage: StageIndex,
@@ -149,7 +152,7 @@ pub enum PipelineError {
         source: SplitError,
     },
     /// The batch has another number of microbatches than the program.
-    #[error("{found} microbatches of {what}, the program has {expected}")]
+    #[error("{} of {what}, the program has {expected}", counted(*.found, "microbatch"))]
     Microbatches {
         /// Inputs or targets.
         what: &'static str,
@@ -160,7 +163,8 @@ pub enum PipelineError {
     },
     /// A batch asks for the outputs of a stage that does not exist.
     #[error(
-        "the outputs of stage {stage} are to be kept, and the program has {stages} stages: name stages that exist"
+        "the outputs of stage {stage} are to be kept, and the program has {}: name stages that exist",
+        counted(*.stages, "stage")
     )]
     NoStage {
         /// The stage.

@@ -77,9 +77,9 @@ fn a_schedule_has_many_sources() {
     let layers = || Layers::new(LAYERS, seeded_block);
     let own = Pipeline::builder(layers()).schedule(own).program().expect("it is sound");
     assert_eq!((own.ranks(), own.microbatches(), own.level()), (2, 2, Level::Comms));
-    let group = ScheduleSpec { ranks: 4, microbatches: 8, group: Some(2), ..ScheduleSpec::default() };
+    let group = ScheduleSpec { ranks: 4, microbatches: 8, group_size: Some(2), ..ScheduleSpec::default() };
     let grouped = builder().schedule("group-interleaved").spec(group.clone());
-    let whole = builder().schedule("group-interleaved").spec(ScheduleSpec { group: None, ..group });
+    let whole = builder().schedule("group-interleaved").spec(ScheduleSpec { group_size: None, ..group });
     assert_ne!(text(&grouped.program().expect("it exists")), text(&whole.program().expect("it exists")));
 }
 

@@ -18,15 +18,17 @@ fn sizes_that_do_not_fit_each_other() {
         "`num_attention_heads = 8` is not divisible by `num_key_value_heads = 3`",
     );
     refuse(
-        &["pipeline.ranks=4", "pipeline.microbatches=3"],
-        "3 microbatches cannot fill the 4 stages of `1f1b`; use at least 4",
+        &["pipeline.ranks=4", "pipeline.schedule=dualpipev", "pipeline.microbatches=3"],
+        "`dualpipev` needs at least as many microbatches as its 8 stages, not 3; use 8 microbatches",
     );
-    refuse(&["pipeline.ranks=9"], "8 microbatches cannot fill the 9 stages of `1f1b`; use at least 9");
     refuse(
-        &["pipeline.microbatches=16", "pipeline.ranks=11"],
-        "10 layers cannot fill 11 stages; use at most 10 stages",
+        &["pipeline.ranks=11"],
+        "10 layers cannot fill 11 stages; use at most 10 stages, not 11 ranks with 1 stage each, so use 10 ranks",
     );
-    refuse(&["pipeline.stages_per_rank=2"], "`1f1b` runs 1 stage(s) on each rank, not 2; use 1");
+    refuse(
+        &["pipeline.stages_per_rank=2"],
+        "`1f1b` runs 1 stage on each rank, not 2; use 1 stage on each rank",
+    );
 }
 
 #[test]

@@ -162,13 +162,13 @@ fn settings_of_generators_are_for_schedules_that_have_them() {
     };
     let four = ["pipeline.ranks=4", "pipeline.microbatches=8", "model.num_hidden_layers=8"];
     let small = generated(&[&[grouped, "pipeline.group_size=2"], &four[..]].concat());
-    let spec = ScheduleSpec { ranks: 4, microbatches: 8, group: Some(2), ..ScheduleSpec::default() };
+    let spec = ScheduleSpec { ranks: 4, microbatches: 8, group_size: Some(2), ..ScheduleSpec::default() };
     assert_eq!(Ok(small), generate("group-interleaved", &spec));
     let costs = "pipeline.costs=F=1,I=1,W=3";
     let limited = generated(&[&[greedy, "pipeline.memory_limit=[4, 3, 2, 2]", costs], &four[..]].concat());
     let memory_limit = Some(PerStage::Each(vec![4, 3, 2, 2]));
     let costs = Some("F=1,I=1,W=3".parse().expect("costs"));
-    let spec = ScheduleSpec { group: None, memory_limit, costs, ..spec };
+    let spec = ScheduleSpec { group_size: None, memory_limit, costs, ..spec };
     assert_eq!(Ok(limited), generate("zb-greedy", &spec));
     let wide = generated(
         &[&["pipeline.schedule=interleaved-zb-h1", "pipeline.wide_warmup=true"], &four[..]].concat(),

@@ -1,24 +1,24 @@
 //! The lists that are tried, and the choice among their runs.
 
 use crate::costs::Costs;
-use crate::generate::error::GenerateError;
+use crate::generate::error::GenerateErrorKind;
 use crate::generate::generator::Generator;
 use crate::generate::guide::{Formula, Guide};
 use crate::generate::memory_limit::{PerStage, memory_limits};
 use crate::generate::search::shortest;
 use crate::generate::settings::Setting;
-use crate::generate::spec::ScheduleSpec;
+use crate::generate::spec::{ScheduleSpec, Search};
+use crate::generate::stage_rule::StageRule;
 use crate::generate::ticks::ticks;
 use crate::generate::vocab_1f1b::run::{Kind, Task, run};
+use crate::placement::Placement;
 use crate::schedule::Schedule;
+use crate::slices::Slices;
 
 const NAME: &str = "vocab1f1b";
 
 /// The number of microbatches beyond the ranks whose activations a stage holds without another limit.
 const SPARE: u32 = 2;
-/// The largest number of actions for which the search runs: about ten seconds on one core.
-const MAX_SEARCHED: u64 = 1 << 24;
-
 pub(crate) const GENERATOR: Generator = Generator {
     name: NAME,
     summary: "1F1B with a part of the head on every rank; p + 2 activations of a stage",
@@ -42,6 +42,10 @@ pub(crate) const GENERATOR: Generator = Generator {
         bubble: &[Formula::at_most("m >= p", "2 p / (m + 2 p)")],
         peak: &[Formula::at_most("", "2 p + 4")],
     },
+    stages: StageRule::TwoLoops,
+    actions: 2,
+    slices: Slices::ONE,
+    check,
     generate,
 };
 
@@ -60,21 +64,20 @@ const ORDERS: [[Kind; 4]; 8] = {
     ]
 };
 
-fn generate(spec: &ScheduleSpec) -> Result<Schedule, GenerateError> {
-    let placement = spec.one_loop(NAME)?;
-    let actions = 2 * u64::from(placement.stages()) * u64::from(spec.microbatches);
-    if actions > MAX_SEARCHED {
-        let most = MAX_SEARCHED / 2 / u64::from(placement.stages());
-        return Err(GenerateError::TooLargeToSearch { schedule: NAME, most, other: "interleaved1f1b" });
-    }
+fn check(spec: &ScheduleSpec, stages_per_rank: u32) -> Result<(), GenerateErrorKind> {
+    let search = Search { schedule: NAME, actions: 2, other: "interleaved1f1b" };
+    spec.check_search(search, spec.ranks * stages_per_rank)
+}
+
+fn generate(spec: &ScheduleSpec, placement: Placement) -> Schedule {
     let usual = PerStage::Same(placement.ranks().saturating_add(SPARE));
     let task = Task {
         microbatches: spec.microbatches,
-        costs: ticks(spec.costs.as_ref().unwrap_or(&Costs::default()), &placement)?,
-        limits: memory_limits(spec.memory_limit.as_ref().unwrap_or(&usual), placement.stages())?,
+        costs: ticks(spec.costs.as_ref().unwrap_or(&Costs::default()), &placement),
+        limits: memory_limits(spec.memory_limit.as_ref().unwrap_or(&usual), placement.stages()),
         placement: &placement,
     };
     let best = shortest(ORDERS, |order, before| run(&task, order, before));
     let rows = best.expect("limits of at least one are kept, so that the first run comes to an end").rows;
-    Ok(Schedule::generated(placement, spec.microbatches, rows))
+    Schedule::generated(placement, spec.microbatches, rows)
 }

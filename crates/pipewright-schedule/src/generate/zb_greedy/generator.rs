@@ -2,23 +2,23 @@
 
 use crate::action::Action;
 use crate::costs::Costs;
-use crate::generate::error::GenerateError;
+use crate::generate::error::GenerateErrorKind;
 use crate::generate::generator::Generator;
 use crate::generate::guide::{Formula, Guide};
 use crate::generate::memory_limit::{PerStage, memory_limits};
 use crate::generate::search::{Outcome, shortest};
 use crate::generate::settings::Setting;
-use crate::generate::spec::ScheduleSpec;
+use crate::generate::spec::{ScheduleSpec, Search};
+use crate::generate::stage_rule::StageRule;
 use crate::generate::ticks::ticks;
 use crate::generate::zb_greedy::rules::Rules;
 use crate::generate::zb_greedy::run::{Plan, Task, run};
 use crate::generate::{zb_h1, zb_h2};
+use crate::placement::Placement;
 use crate::schedule::Schedule;
+use crate::slices::Slices;
 
 const NAME: &str = "zb-greedy";
-
-/// The largest number of actions for which the search runs: about 15 seconds on one core.
-const MAX_SEARCHED: u64 = 1 << 24;
 
 pub(crate) const GENERATOR: Generator = Generator {
     name: NAME,
@@ -38,26 +38,29 @@ pub(crate) const GENERATOR: Generator = Generator {
         bubble: &[Formula::at_most("m >= p", "(p - 1) / (3 m + p - 1)")],
         peak: &[Formula::at_most("", "p")],
     },
+    stages: StageRule::One,
+    actions: 3,
+    slices: Slices::ONE,
+    check,
     generate,
 };
 
-fn generate(spec: &ScheduleSpec) -> Result<Schedule, GenerateError> {
-    let placement = spec.one_stage_a_rank(NAME)?;
-    let actions = 3 * u64::from(placement.stages()) * u64::from(spec.microbatches);
-    if actions > MAX_SEARCHED {
-        let most = MAX_SEARCHED / 3 / u64::from(placement.stages());
-        return Err(GenerateError::TooLargeToSearch { schedule: NAME, most, other: "zb-h1" });
-    }
+fn check(spec: &ScheduleSpec, stages_per_rank: u32) -> Result<(), GenerateErrorKind> {
+    let search = Search { schedule: NAME, actions: 3, other: "zb-h1" };
+    spec.check_search(search, spec.ranks * stages_per_rank)
+}
+
+fn generate(spec: &ScheduleSpec, placement: Placement) -> Schedule {
     let (ranks, stages) = (placement.ranks(), placement.stages());
     let as_1f1b = PerStage::Same(ranks);
     let limits = spec.memory_limit.as_ref().unwrap_or(&as_1f1b);
     let task = Task {
         microbatches: spec.microbatches,
-        costs: ticks(spec.costs.as_ref().unwrap_or(&Costs::default()), &placement)?,
-        limits: memory_limits(limits, stages)?,
+        costs: ticks(spec.costs.as_ref().unwrap_or(&Costs::default()), &placement),
+        limits: memory_limits(limits, stages),
     };
     let best = best_of(&task, ranks);
-    Ok(Schedule::generated(placement, spec.microbatches, best.rows))
+    Schedule::generated(placement, spec.microbatches, best.rows)
 }
 
 /// Returns the shortest candidate; the first of several.

@@ -1,0 +1,41 @@
+//! The memory that this process can still allocate.
+
+use rustix::process::{Resource, getrlimit};
+use sysinfo::{Process, ProcessRefreshKind, ProcessesToUpdate, System};
+
+/// The address space that the program's code, libraries and stacks take, which its resident memory does not contain.
+const MAPPED: u64 = 96 << 20;
+
+/// An amount of memory, and what limits it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct FreeMemory {
+    pub(crate) bytes: u64,
+    /// What it is a part of.
+    pub(crate) limit: &'static str,
+}
+
+/// Returns the smallest amount that the machine, the control group and the limit of the address space (`ulimit -v`) leave;
+/// `None` if none of them is known.
+pub(crate) fn free_memory() -> Option<FreeMemory> {
+    let mut system = System::new();
+    system.refresh_memory();
+    let own = sysinfo::get_current_pid().ok();
+    if let Some(pid) = own {
+        let what = ProcessRefreshKind::nothing().with_memory();
+        system.refresh_processes_specifics(ProcessesToUpdate::Some(&[pid]), false, what);
+    }
+    let process = own.and_then(|pid| system.process(pid));
+    let group = process.and_then(Process::cgroup_limits).or(system.cgroup_limits());
+    let resident = process.map_or(0, Process::memory);
+    let space = getrlimit(Resource::As).current.map(|limit| limit.saturating_sub(resident + MAPPED));
+    let machine = Some(system.available_memory()).filter(|bytes| *bytes > 0);
+    let machine = machine.map(|bytes| bytes.saturating_add(system.free_swap()));
+    [
+        (machine, "the machine's memory"),
+        (group.map(|group| group.free_memory), "the memory of the control group"),
+        (space, "the address space (`ulimit -v`)"),
+    ]
+    .into_iter()
+    .filter_map(|(bytes, limit)| Some(FreeMemory { bytes: bytes?, limit }))
+    .min_by_key(|free| free.bytes)
+}
