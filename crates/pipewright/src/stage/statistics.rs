@@ -9,6 +9,7 @@ use burn::tensor::Tensor;
 use super::body::StageBody;
 use super::module_parameters::{NamedTensor, parameters_of};
 use super::training::TrainingStage;
+use crate::tensor::shard::RowShard;
 use crate::tensor::{OptionalTensor, OptionalTensors, Value};
 
 impl<M: StageBody> TrainingStage<M> {
@@ -19,10 +20,14 @@ impl<M: StageBody> TrainingStage<M> {
         if self.precision.half().is_some() || !self.has_buffers {
             return OptionalTensors::new();
         }
-        let of = |found: NamedTensor| {
-            (!found.is_trained && !self.frozen.contains(&found.id)).then_some(found.value)
+        // Between two steps, the rows of sharded parameters count as not trained.
+        let is_sharded =
+            |place| self.shards.as_ref().is_some_and(|shards| shards.part_of(place) != RowShard::WHOLE);
+        let may_change = |place, found: &NamedTensor| {
+            !found.is_trained && !self.frozen.contains(&found.id) && !is_sharded(place)
         };
-        parameters_of(self.settled()).into_iter().map(of).collect()
+        let found = parameters_of(self.settled()).into_iter().enumerate();
+        found.map(|(place, found)| may_change(place, &found).then_some(found.value)).collect()
     }
 }
 

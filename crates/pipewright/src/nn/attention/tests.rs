@@ -62,7 +62,7 @@ fn pairs_turn_by_the_position_times_their_frequency() {
 }
 
 #[test]
-#[should_panic(expected = "do not fit sequences of 4 and heads of 2")]
+#[should_panic(expected = "takes sequences of 4 and heads of 2, got")]
 fn shapes_are_checked() {
     rotary(4, 2).forward(numbers([6, 4], 1.0), numbers([6, 4], 1.0), numbers([6, 4], 1.0));
 }
