@@ -235,7 +235,9 @@ fn open_documents_within(
 ) -> Result<(), String> {
     let folder = tempfile::tempdir().expect("a scratch folder");
     let path = folder.path().join(name);
-    std::fs::File::create(&path).and_then(|file| file.set_len(size)).expect("a file");
+    std::fs::write(&path, "a".repeat(size.min(2 << 20) as usize)).expect("a file");
+    let file = std::fs::File::options().write(true).open(&path);
+    file.and_then(|file| file.set_len(size)).expect("a file");
     let path = path.to_str().expect("UTF-8").to_owned();
     let config = DataConfig {
         path: vec![path],
