@@ -216,10 +216,9 @@ impl StageCosts {
     fn named(&self) -> [(&'static str, f64); 7] {
         [
             ("F", self.forward),
-            // Before its halves, which may follow from it.
-            ("B", self.backward),
             ("I", self.input_backward),
             ("W", self.weight_backward),
+            ("B", self.backward),
             ("recompute", self.again()),
             ("UNSHARD", self.unshard),
             ("REDUCE_GRAD", self.reduce_grad),
@@ -279,11 +278,7 @@ impl Costs {
         let links = self.links.values().chain([&self.link]);
         let latencies = links.clone().map(|link| ("hop", link.latency));
         let mut all = self.stages.iter().flat_map(StageCosts::named).chain(latencies);
-        if let Some((name, value)) = all.find(|(_, value)| !(0.0..=MAX_SECONDS).contains(value)) {
-            // Large numbers are printed with an exponent.
-            let value = if value.abs() < 1e15 { value.to_string() } else { format!("{value:e}") };
-            return Err(CostsError::OutOfRange { name, value });
-        }
+        all.try_for_each(|(name, value)| check_range(name, value))?;
         if !(0.0..=1.0).contains(&self.attention) {
             return Err(CostsError::Attention { value: self.attention.to_string() });
         }
@@ -332,6 +327,8 @@ impl FromStr for Costs {
         if let Some(list) = lists.iter().find(|list| list.len() > 1 && list.len() != stages) {
             return Err(CostsError::Entries { what: "costs", entries: list.len(), stages: stages as u32 });
         }
+        // Before others follow from them.
+        backward.iter().try_for_each(|&value| check_range("B", value))?;
         let of_stage =
             |list: &[f64], stage: usize| list.get(stage.min(list.len().saturating_sub(1))).copied();
         costs.stages = (0..stages)
@@ -346,6 +343,16 @@ impl FromStr for Costs {
         costs.check(stages as u32)?;
         Ok(costs)
     }
+}
+
+/// Refuses a time that is out of range.
+fn check_range(name: &'static str, value: f64) -> Result<(), CostsError> {
+    if (0.0..=MAX_SECONDS).contains(&value) {
+        return Ok(());
+    }
+    // Large numbers are printed with an exponent.
+    let value = if value.abs() < 1e15 { value.to_string() } else { format!("{value:e}") };
+    Err(CostsError::OutOfRange { name, value })
 }
 
 /// Returns the times of `I` and `W`, from those that are given.

@@ -76,8 +76,8 @@ fn a_page_has_the_pictures_on_one_scale() {
         assert!(page.contains(&format!(">{name}</title>")), "{name}");
     }
     // GPipe takes the longest and has the whole width.
-    assert!(page.contains("width=\"1100\" height=\"34.00\" fill=\"url(#bubble-0)\""));
-    assert!(!page.contains("width=\"1100\" height=\"34.00\" fill=\"url(#bubble-1)\""));
+    assert!(page.contains("width=\"1100\" height=\"32.00\" fill=\"url(#bubble-0)\""));
+    assert!(!page.contains("width=\"1100\" height=\"32.00\" fill=\"url(#bubble-1)\""));
     assert!(!page.contains(" s</text>"), "costs have no unit");
 }
 

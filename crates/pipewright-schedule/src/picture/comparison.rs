@@ -114,8 +114,8 @@ mod tests {
         assert!(page.contains("url(#bubble-0)") && !page.contains("url(#bubble)"), "{page}");
         assert!(page.contains("&lt;long&gt;") && page.contains("none&#123;&#123;rows}}"), "{page}");
         // Half the width of the longer one.
-        assert!(page.contains("width=\"550\" height=\"34.00\" fill=\"url(#bubble-0)\""), "{page}");
-        assert!(page.contains("width=\"1100\" height=\"34.00\" fill=\"url(#bubble-1)\""), "{page}");
+        assert!(page.contains("width=\"550\" height=\"32.00\" fill=\"url(#bubble-0)\""), "{page}");
+        assert!(page.contains("width=\"1100\" height=\"32.00\" fill=\"url(#bubble-1)\""), "{page}");
         assert!(!page.contains("{{"), "a place in the page is not filled");
         for reference in ["src=", "@import", "<script"] {
             assert!(!page.contains(reference), "{reference}");

@@ -152,28 +152,29 @@ fn pad(line: &mut String, column: u64) {
 mod tests {
     use super::*;
     use crate::costs::Costs;
-    use crate::generate::{ScheduleSpec, generate};
+    use crate::csv::parse_schedule;
     use crate::lower::{TrainingLowering, for_training};
     use crate::picture::computation_of;
     use crate::simulate::timed;
 
-    fn check(name: &str, [ranks, microbatches]: [u32; 2], costs: &str, expected: &[&str]) {
-        let spec = ScheduleSpec { ranks, microbatches, ..ScheduleSpec::default() };
-        let schedule = generate(name, &spec).expect("a schedule");
+    const GPIPE: &str = "0F0,0F1,0B0,0B1\n1F0,1F1,1B0,1B1\n";
+    const ONE: &str = "0F0,0B0\n1F0,1B0\n";
+
+    fn check(rows: &str, costs: &str, expected: &[&str]) {
+        let schedule = parse_schedule(rows).expect("a schedule");
         let program = for_training(&schedule, &TrainingLowering::default()).expect("a program");
         let costs: Costs = costs.parse().expect("costs");
         let run = timed(program.as_program(), &costs).expect("it runs");
         let grid = TimeGrid::of(&computation_of(&schedule, run.timeline()));
         let text = grid.to_string();
         assert_eq!(text.lines().collect::<Vec<_>>(), expected, "\n{text}");
-        assert_eq!(grid.cells(), grid.columns * u64::from(ranks));
+        assert_eq!(grid.cells(), grid.columns * u64::from(schedule.ranks()));
     }
 
     #[test]
     fn a_backward_is_twice_as_wide_and_bubbles_are_blank() {
         check(
-            "gpipe",
-            [2, 2],
+            GPIPE,
             "",
             &[
                 "        0   1   2   3   4   5   6   7",
@@ -186,8 +187,7 @@ mod tests {
     #[test]
     fn halves_of_units_make_narrower_columns() {
         check(
-            "gpipe",
-            [2, 1],
+            ONE,
             "F=1,B=3",
             &[
                 "        0   1   2   3   4   5   6",
@@ -200,8 +200,7 @@ mod tests {
     #[test]
     fn short_messages_are_rounded_away() {
         check(
-            "gpipe",
-            [2, 1],
+            ONE,
             "hop=0.01",
             &["        0   1   2   3   4", "rank 0  0F0         0B0----", "rank 1      1F0 1B0----"],
         );
@@ -209,6 +208,6 @@ mod tests {
 
     #[test]
     fn nothing_is_drawn_for_no_time() {
-        check("gpipe", [1, 1], "F=0,B=0", &["", "rank 0"]);
+        check("0F0,0B0\n", "F=0,B=0", &["", "rank 0"]);
     }
 }
