@@ -235,7 +235,7 @@ pub enum ConfigError {
 pipewright_schedule::message_as_debug!(ConfigError);
 
 /// A key of `config.json` whose value a family cannot compute.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[error("`{key} = {value}` is not supported: only {only} is")]
 pub struct RefusedKey {
     /// The key.
@@ -245,6 +245,8 @@ pub struct RefusedKey {
     /// The values that are supported.
     pub only: String,
 }
+
+pipewright_schedule::message_as_debug!(RefusedKey);
 
 fn listed(keys: &[RefusedKey]) -> String {
     let each =
