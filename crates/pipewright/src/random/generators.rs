@@ -57,7 +57,13 @@ pub(crate) struct LayerDraws {
     is_split: bool,
     in_training: Known,
     in_evaluation: Known,
+    /// How often a layer of ranks that compute together seems to have drawn, one forward after another.
+    suspected: Mutex<HashMap<Arc<str>, u32>>,
 }
+
+/// The forwards after which a layer of ranks that compute together counts as one that draws. Another thread of the process
+/// may have drawn during some of them.
+const SUSPECTED: u32 = 8;
 
 /// Whether each layer draws, for the layers that have run.
 type Known = Mutex<HashMap<Arc<str>, bool>>;
@@ -73,6 +79,7 @@ impl LayerDraws {
             is_split,
             in_training: Mutex::default(),
             in_evaluation: Mutex::default(),
+            suspected: Mutex::default(),
         }
     }
 
@@ -86,7 +93,8 @@ impl LayerDraws {
     /// Calls `run`, the forward of the layer `name` for the microbatch of `key`.
     ///
     /// # Errors
-    /// When the layer draws from a generator and several ranks compute the stage together.
+    /// When several ranks compute the stage together, and each of the first [`SUSPECTED`] forwards of the layer has drawn
+    /// from a generator.
     pub(crate) fn run<R>(
         &self,
         name: &str,
@@ -108,7 +116,10 @@ impl LayerDraws {
             (None, true) => self.generators.watched_together(run),
         };
         if drew && self.is_split {
-            return Err(DrawsTogether);
+            let mut suspected = self.suspected.lock().unwrap_or_else(PoisonError::into_inner);
+            let times = suspected.entry(name.into()).or_default();
+            *times += 1;
+            return if *times < SUSPECTED { Ok(result) } else { Err(DrawsTogether) };
         }
         let before = known.lock().unwrap_or_else(PoisonError::into_inner).insert(name.into(), drew);
         if drew && before.is_none() {
@@ -251,6 +262,7 @@ mod tests {
     fn ranks_that_compute_a_layer_together_may_not_draw() {
         let draws = LayerDraws::new(&Device::flex(), true);
         draws.run("a", StreamKey::default(), true, || ()).expect("it draws nothing");
-        draws.run("b", StreamKey::default(), true, number).expect_err("it draws");
+        let error = (0..SUSPECTED).find_map(|_| draws.run("b", StreamKey::default(), true, number).err());
+        error.expect("it draws each time");
     }
 }
