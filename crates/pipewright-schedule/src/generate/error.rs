@@ -30,7 +30,7 @@ pub struct GenerateError {
 }
 
 /// The kinds of errors of generating a schedule.
-#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[derive(Clone, PartialEq, Eq, Error)]
 pub enum GenerateErrorKind {
     /// There is no schedule of this name.
     #[error("unknown schedule `{name}`; {}", suggest(.suggestion, .known))]
@@ -213,6 +213,8 @@ pub enum GenerateErrorKind {
     #[error(transparent)]
     Costs(#[from] CostsError),
 }
+
+crate::message_as_debug!(GenerateErrorKind);
 
 crate::message_as_debug!(GenerateError);
 
