@@ -50,6 +50,7 @@ const LAYERS: &[&str] = &[
     "commands::checkpoint_path",
     "commands::origin",
     "commands::trained_model",
+    "commands::rate_change",
     "commands::launch",
     "commands::peak_rates",
     "commands::measure",

@@ -10,16 +10,16 @@ use pipewright::failure::Cause;
 use pipewright::loss_scale::LossScaling;
 use pipewright::nn::TensorParallel;
 use pipewright::pipeline::{Pipeline, PipelineConfig, PipelineError};
-use pipewright::train::{LearningRate, ResumeError, Trainer};
+use pipewright::train::{ResumeError, Trainer};
 use pipewright::transport::World;
 use pipewright_models::{InitialParameters, ModelConfig};
 
 use crate::commands::memory::most_bytes;
 use crate::commands::prepare::Prepared;
 use crate::commands::process_group::{ProcessGroup, disagreement, lost};
+use crate::commands::rate_change::rates;
 use crate::commands::update::{Update, update};
 use crate::config::Settings;
-use crate::config::optimizer::OptimizerSettings;
 use crate::config::pipeline::TransportChoice;
 use crate::exhaustion;
 use crate::failure::{Exit, Failure, sentence};
@@ -85,8 +85,7 @@ pub(super) fn launch(
     };
     let pipeline = Pipeline::launch_split(program, world, &config, make_stage);
     let pipeline = pipeline.map_err(|error| failure(&error))?;
-    let OptimizerSettings { learning_rate: peak, schedule: decay, warmup_steps, .. } = settings.optimizer;
-    let rate = LearningRate { peak, decay, warmup_steps, steps: settings.run.steps };
+    let rate = rates(&settings);
     let trainer = Trainer::new(pipeline, rows, settings.pipeline.rows(), rate);
     let trainer = trainer.accumulating(settings.run.accumulate);
     Ok(match validation {

@@ -37,6 +37,7 @@ mod prepare;
 mod process_group;
 pub(crate) mod profile;
 mod profile_file;
+mod rate_change;
 mod recorded_run;
 pub(crate) mod report;
 pub(crate) mod resume;

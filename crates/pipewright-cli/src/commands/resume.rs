@@ -15,6 +15,7 @@ use crate::commands::launch::{abandon, launch, launch_from};
 use crate::commands::overview::overview;
 use crate::commands::prepare::{Prepared, identity, prepare_settings};
 use crate::commands::process_group::ProcessGroup;
+use crate::commands::rate_change;
 use crate::commands::run_arguments::load_settings;
 use crate::commands::run_identity::{describe, require_same};
 use crate::commands::shared_folder;
@@ -56,11 +57,12 @@ fn run_with(arguments: &ResumeArguments, processes: &mut ProcessGroup) -> Result
     let introduction = found.introduction();
     if processes.is_leader() {
         display::say(&introduction);
+        found.rate_note.iter().for_each(|note| display::say(note));
     }
     if found.is_finished() {
         return Ok(());
     }
-    let ResumableRun { prepared, description, evaluations, checkpoint, owned } = found;
+    let ResumableRun { prepared, description, evaluations, checkpoint, owned, .. } = found;
     let settings = prepared.settings.clone();
     let interrupt = Interrupt::default();
     let mut trainer = match &checkpoint {
@@ -104,6 +106,8 @@ struct ResumableRun {
     checkpoint: Option<Arc<Checkpoint>>,
     /// The locked folder of the checkpoints, in the process that writes to it.
     owned: Option<CheckpointFolder>,
+    /// A sentence about a jump of the learning rate.
+    rate_note: Option<String>,
 }
 
 impl ResumableRun {
@@ -132,7 +136,12 @@ impl ResumableRun {
             require_no_more_steps(&prepared, checkpoint)?;
         }
         let evaluations = Evaluations::new(&prepared, checkpoint.as_deref());
-        Ok(Self { prepared, description, evaluations, checkpoint, owned })
+        let done = checkpoint.as_ref().map_or(0, |checkpoint| checkpoint.step());
+        // The stored settings are those before the arguments.
+        let stored = load_settings(Some(&config), &set[set.len() - 1..]).ok();
+        let rate_note = stored
+            .and_then(|stored| rate_change::note(&stored.settings, &prepared.settings, done, &arguments.set));
+        Ok(Self { prepared, description, evaluations, checkpoint, owned, rate_note })
     }
 
     /// Returns the fields that must be equal in all processes.
@@ -165,10 +174,10 @@ impl ResumableRun {
             ),
             Some(checkpoint) if self.is_finished() => format!(
                 "the run is finished: all {} steps are taken, and the model is saved in {}; to train on, ask for more \
-                 steps: pipewright resume {out} --set run.steps={}",
+                 steps: {}",
                 run.steps,
                 checkpoint.path().display(),
-                run.steps.saturating_mul(2)
+                rate_change::continuations(&self.prepared.settings, run.steps.saturating_mul(2))
             ),
             Some(checkpoint) => {
                 format!("resuming from step {}, {}", checkpoint.step(), checkpoint.path().display())
