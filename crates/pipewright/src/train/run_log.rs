@@ -171,10 +171,8 @@ impl RunLog {
     /// # Errors
     /// When the file was moved or deleted, or cannot be written.
     pub fn step(&mut self, metrics: &Metrics, summary: &StepSummary) -> Result<(), RunLogError> {
+        self.require_folder()?;
         let path = self.folder.join(METRICS_FILE);
-        if !is_at(&self.metrics, &path) {
-            return Err(RunLogError::Gone { path });
-        }
         let mut line =
             serde_json::to_string(metrics).map_err(|error| failed("written", &path)(error.into()))?;
         line.push('\n');
@@ -193,8 +191,14 @@ impl RunLog {
     /// # Errors
     /// When the file cannot be written.
     pub fn keep_timeline(&self, summary: &StepSummary) -> Result<(), RunLogError> {
+        self.require_folder()?;
         let folder = self.folder.join(TIMELINES_FOLDER);
-        fs::create_dir_all(&folder).map_err(failed("created", &folder))?;
+        match fs::create_dir(&folder) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+                return Err(failed("created", &folder)(error));
+            }
+            _ => {}
+        }
         let path = folder.join(timeline_name(summary.step.get()));
         fs::write(&path, summary.timeline.chrome_trace()).map_err(failed("written", &path))
     }
@@ -205,8 +209,15 @@ impl RunLog {
     /// When the file cannot be written.
     pub fn finish(self) -> Result<(), RunLogError> {
         let Some(timeline) = &self.last else { return Ok(()) };
+        self.require_folder()?;
         let path = self.folder.join(TIMELINE_FILE);
         fs::write(&path, timeline.chrome_trace()).map_err(failed("written", &path))
+    }
+
+    /// Checks that the path still leads to the folder of this run.
+    fn require_folder(&self) -> Result<(), RunLogError> {
+        let path = self.folder.join(METRICS_FILE);
+        if is_at(&self.metrics, &path) { Ok(()) } else { Err(RunLogError::Gone { path }) }
     }
 
     /// Returns the path of the folder.
