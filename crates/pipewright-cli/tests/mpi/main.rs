@@ -6,6 +6,7 @@
 #[cfg(feature = "wgpu")]
 mod devices;
 mod exhaustion;
+mod folders;
 mod hosts;
 #[path = "../scratch/mod.rs"]
 mod scratch;
