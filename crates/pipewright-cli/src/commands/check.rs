@@ -97,6 +97,13 @@ fn shared(stages: &[Vec<ParameterSpec>]) -> BTreeMap<&str, Vec<StageIndex>> {
     holders
 }
 
+/// Returns the number of elements of a parameter, of all tensor ranks together.
+fn elements_of(prepared: &Prepared, path: &str) -> usize {
+    let whole = prepared.model.model().outline(0..prepared.layers.layers.len()).unwrap_or_default();
+    let found = whole.iter().find(|spec| spec.path == path);
+    found.map_or(0, |spec| spec.shape.iter().product())
+}
+
 /// Returns the numbers of stages as a list, such as `0, 1 and 2`.
 fn listed(stages: &[StageIndex]) -> String {
     let mut numbers: Vec<String> = stages.iter().map(ToString::to_string).collect();
@@ -156,6 +163,7 @@ fn summary(prepared: &Prepared, stages: &[Vec<ParameterSpec>]) -> String {
     }
     for (path, stages) in shared(stages) {
         line("shared", format!("{path}: one parameter, with a copy in each of stages {}", listed(&stages)));
+        line("shared", format!("{path}: {} numbers in each copy", elements_of(prepared, path)));
     }
     let (ranks, microbatches) = (program.ranks(), microbatches(program.microbatches(), program.slices()));
     let schedule = &settings.pipeline.schedule;

@@ -95,7 +95,7 @@ mod tests {
     use crate::commands::run_arguments::load_settings;
 
     fn settings(set: &[&str]) -> Settings {
-        let set: Vec<String> = ["optimizer.learning_rate=1e-3", "optimizer.warmup_steps=0", "run.out=out"]
+        let set: Vec<String> = ["optimizer.learning_rate=1e-3", "optimizer.warmup_steps=0", "run.out=/out"]
             .iter()
             .chain(set)
             .map(|&set| set.to_owned())
@@ -117,8 +117,8 @@ mod tests {
         let jump = [
             "changes from 2.5e-7 in step 100 to 2.5e-4 in step 101",
             "`schedule = \"cosine\"` is computed over 150 steps instead of 100",
-            "over the new length: pipewright resume out --set run.steps=150;",
-            "at the last rate: pipewright resume out --set run.steps=150 --set optimizer.schedule=constant --set \
+            "over the new length: pipewright resume /out --set run.steps=150;",
+            "at the last rate: pipewright resume /out --set run.steps=150 --set optimizer.schedule=constant --set \
              optimizer.learning_rate=2.467",
         ];
         check(COSINE, &["run.steps=150"], 100, &jump);
@@ -150,6 +150,6 @@ mod tests {
         let falls = continuations(&settings(&["optimizer.schedule=linear", "run.steps=10"]), 20);
         assert!(falls.contains("--set run.steps=20 --set optimizer.schedule=constant"), "{falls}");
         let stays = continuations(&settings(&["optimizer.schedule=constant", "run.steps=10"]), 20);
-        assert_eq!(stays, "pipewright resume out --set run.steps=20");
+        assert_eq!(stays, "pipewright resume /out --set run.steps=20");
     }
 }

@@ -211,6 +211,17 @@ fn what_stages_share_is_listed() {
     let (_, printed, _) = check(&run, &["model.tie_word_embeddings=true"]);
     let line = "shared    model.embed_tokens.weight: one parameter, with a copy in each of stages 0 and 1\n";
     assert!(printed.contains(line), "{printed}");
+    // 128 ids of 16 numbers, also for ranks that hold slices of it.
+    for set in [
+        &["model.tie_word_embeddings=true"][..],
+        &["model.tie_word_embeddings=true", "mesh.tensor_parallel=2"],
+    ] {
+        let (_, printed, _) = check(&run, set);
+        assert!(
+            printed.contains("shared    model.embed_tokens.weight: 2048 numbers in each copy\n"),
+            "{printed}"
+        );
+    }
     let (_, printed, _) = check(&run, &[]);
     assert!(!printed.contains("shared"), "{printed}");
 }

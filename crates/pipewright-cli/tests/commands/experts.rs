@@ -73,6 +73,47 @@ fn every_part_of_the_loss_is_reported_and_is_the_same_for_every_cut() {
     assert_eq!(train(&["pipeline.ranks=2", "pipeline.schedule=dualpipev"]), one);
 }
 
+/// Returns the parts of the balance loss by layer, and the load of each expert, of each step. Checks that they add up.
+fn by_layer(folder: &TempDir) -> Vec<(Value, Value)> {
+    let metrics = fs::read_to_string(folder.path().join("out/metrics.jsonl")).expect("metrics");
+    let sum = |values: &mut dyn Iterator<Item = &Value>| values.filter_map(Value::as_f64).sum::<f64>();
+    let of_step = |line: &str| {
+        let step: Value = serde_json::from_str(line).expect("a line is an object");
+        let layers = step["auxiliary_by_layer"]["moe_aux"].as_object().expect("layers");
+        let whole = step["auxiliary"]["moe_aux"].as_f64().expect("a number");
+        assert!((sum(&mut layers.values()) - whole).abs() < 1e-12, "{step}");
+        for shares in step["expert_load"].as_object().expect("layers").values() {
+            let shares = shares.as_array().expect("a list");
+            assert_eq!(shares.len(), 4);
+            assert!((sum(&mut shares.iter()) - 1.0).abs() < 1e-12, "{step}");
+        }
+        (step["auxiliary_by_layer"].clone(), step["expert_load"].clone())
+    };
+    metrics.lines().map(of_step).collect()
+}
+
+#[test]
+fn each_layer_has_its_part_of_the_balance_loss_and_the_load_of_its_experts() {
+    let folder = folder();
+    let train = |set: &[&str]| {
+        succeed(&folder, &["train", "small.toml"], set);
+        by_layer(&folder)
+    };
+    let one = train(&["pipeline.ranks=1"]);
+    for (losses, loads) in &one {
+        let names = |layers: &Value| layers.as_object().expect("layers").keys().cloned().collect::<Vec<_>>();
+        assert_eq!(names(&losses["moe_aux"]), ["model.layers.1.mlp", "model.layers.3.mlp"]);
+        assert_eq!(names(loads), ["model.layers.1.mlp", "model.layers.3.mlp"]);
+    }
+    assert_eq!(train(&["pipeline.ranks=3", "pipeline.schedule=zb-h1"]), one);
+    assert_eq!(train(&["pipeline.ranks=2", "pipeline.recompute=block"]), one);
+    assert_eq!(train(&["pipeline.ranks=1", "mesh.data_parallel=2"])[0].1, one[0].1);
+    let experts = ["mesh.tensor_parallel=2", "mesh.expert_parallel=true", "model.num_attention_heads=2"];
+    assert_eq!(train(&[&["pipeline.ranks=1"], &experts[..]].concat())[0].1, one[0].1);
+    // Two batches of a step have the load of both.
+    assert_ne!(train(&["run.accumulate=2"])[0].1, one[0].1);
+}
+
 #[test]
 fn check_counts_the_kinds_of_layers() {
     let folder = folder();

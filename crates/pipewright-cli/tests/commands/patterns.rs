@@ -97,6 +97,12 @@ fn a_run_with_side_inputs_and_bars_retraces_the_reference() {
         for name in ["moe_aux", "moe_z", "mod_aux", "mtp"] {
             close(&found["auxiliary"][name], name);
         }
+        for name in ["moe_aux", "moe_z", "mod_aux"] {
+            let parts = found["auxiliary_by_layer"][name].as_object().expect(name).values();
+            let sum: f64 = parts.filter_map(Value::as_f64).sum();
+            close(&sum.into(), name);
+        }
+        assert!(found["expert_load"].as_object().is_some_and(|layers| !layers.is_empty()), "{found}");
     }
 }
 

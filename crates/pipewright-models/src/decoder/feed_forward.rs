@@ -157,8 +157,9 @@ impl Choice {
             context.not_finite(&format!("a probability of the router `{}.gate`", self.path));
         }
         if let Some((share, weight)) = self.balance {
-            context.auxiliary_loss(BALANCE, weight, routing.balance_loss() * share);
+            context.auxiliary_loss_of(&self.path, BALANCE, weight, routing.balance_loss() * share);
         }
+        context.expert_load(&self.path, routing.counts());
         routing
     }
 }

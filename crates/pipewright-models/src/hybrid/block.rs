@@ -111,6 +111,7 @@ impl Block {
     {
         let hidden = config.hidden_size;
         let norm = builder.norm(&format!("{path}.norm"), hidden, config.rms_norm_eps)?;
+        let block = path.to_owned();
         let path = format!("{path}.mixer");
         let mixer = match kind {
             // Every rank computes the whole mixer.
@@ -127,6 +128,7 @@ impl Block {
             BlockKind::Experts => Mixer::Experts(ExpertMixer::build(config, &path, builder)?),
         };
         let depths = Depths {
+            path: block,
             capacity: config.mod_capacity_factor,
             weight: config.mod_aux_loss_weight,
             share: 1.0 / config.mod_layers.len().max(1) as f64,

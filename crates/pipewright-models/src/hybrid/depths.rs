@@ -8,8 +8,10 @@ use super::experts::one_gradient;
 use super::tokens::Tokens;
 
 /// How a block chooses its tokens.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Depths {
+    /// The path of the block, for reports.
+    pub(super) path: String,
     /// The share of a row's tokens that are chosen.
     pub(super) capacity: f64,
     /// The weight of the router's loss.
@@ -37,7 +39,7 @@ impl Depths {
         let mut was_chosen = vec![0f32; tokens.len()];
         places.iter().for_each(|&place| was_chosen[place] = 1.0);
         let loss = choice_loss(scores.clone(), was_chosen.into(), tokens.mean_weights());
-        context.auxiliary_loss("mod_aux", self.weight, loss.mul_scalar(self.share));
+        context.auxiliary_loss_of(&self.path, "mod_aux", self.weight, loss.mul_scalar(self.share));
         let x = one_gradient(x);
 
         let ids: Vec<i64> = places.iter().map(|&place| place as i64).collect();

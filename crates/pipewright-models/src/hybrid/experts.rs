@@ -89,9 +89,12 @@ impl ExpertMixer {
         if !routing.is_finite() {
             context.not_finite(&format!("a probability of the router `{path}`"));
         }
-        let losses = router_losses(logits, loads(&routing, tokens), tokens.mean_weights()).mul_scalar(*share);
-        context.auxiliary_loss("moe_aux", *balance, losses.clone().narrow(0, 0, 1));
-        context.auxiliary_loss("moe_z", *z, losses.narrow(0, 1, 1));
+        let counts = counts(&routing, tokens);
+        let losses = router_losses(logits, loads(&counts, tokens), tokens.mean_weights()).mul_scalar(*share);
+        let layer = path.strip_suffix(".router").unwrap_or(path);
+        context.auxiliary_loss_of(layer, "moe_aux", *balance, losses.clone().narrow(0, 0, 1));
+        context.auxiliary_loss_of(layer, "moe_z", *z, losses.narrow(0, 1, 1));
+        context.expert_load(layer, counts);
         // The experts' gradients are added first, and then the router's: see `one_gradient`.
         let x = tensor.enter(one_gradient(x));
         assert_eq!(routing.experts(), self.experts.len(), "the routing is of these experts");
@@ -111,14 +114,19 @@ pub(super) fn one_gradient(x: Tensor<2>) -> Tensor<2> {
     x.mul_scalar(1.0)
 }
 
-/// Returns the number of experts times the share of the valid tokens that chose each.
-fn loads(routing: &Routing, tokens: &Tokens) -> Arc<[f32]> {
-    let experts = routing.experts();
+/// Returns how many valid tokens chose each expert.
+fn counts(routing: &Routing, tokens: &Tokens) -> Vec<u64> {
     let choices = routing.chosen().len() / tokens.len().max(1);
-    let valid = tokens.valid.iter().filter(|valid| **valid).count().max(1);
-    let mut counts = vec![0usize; experts];
+    let mut counts = vec![0; routing.experts()];
     for (choice, &expert) in routing.chosen().iter().enumerate() {
-        counts[expert] += usize::from(tokens.valid[choice / choices]);
+        counts[expert] += u64::from(tokens.valid[choice / choices]);
     }
+    counts
+}
+
+/// Returns the number of experts times the share of the valid tokens that chose each.
+fn loads(counts: &[u64], tokens: &Tokens) -> Arc<[f32]> {
+    let valid = tokens.valid.iter().filter(|valid| **valid).count().max(1);
+    let experts = counts.len() as u64;
     counts.iter().map(|&count| (experts * count) as f32 / valid as f32).collect()
 }

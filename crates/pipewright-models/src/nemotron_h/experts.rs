@@ -2,7 +2,7 @@
 
 use burn::module::{Module, Param};
 use burn::tensor::{Int, Tensor, TensorData, activation};
-use pipewright::nn::{Expert, Linear, TensorParallel, mix_held};
+use pipewright::nn::{Expert, Linear, TensorParallel, count_choices, mix_held};
 use pipewright::stage::StageContext;
 
 use super::config::{Experts, NemotronHConfig};
@@ -93,7 +93,9 @@ impl ExpertMixer {
             context.not_finite(&format!("a score of the router `{}`", self.path));
         }
         let chosen = self.choice.choose(&found, &correction);
-        let [tokens, _] = scores.dims();
+        let [tokens, experts] = scores.dims();
+        let layer = self.path.strip_suffix(".gate").unwrap_or(&self.path);
+        context.expert_load(layer, count_choices(&chosen, experts));
         let ids: Vec<i64> = chosen.iter().map(|&expert| expert as i64).collect();
         let ids = TensorData::new(ids, [tokens, self.choice.count]);
         let mut weights = scores.clone().gather(1, Tensor::<2, Int>::from_data(ids, &scores.device()));

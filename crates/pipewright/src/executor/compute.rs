@@ -116,6 +116,7 @@ impl Executor {
         let forwarded = local_stage.runner.finish_forward(forward)?;
         local_stage.losses[microbatch.index()] = forwarded.loss;
         local_stage.auxiliary[microbatch.index()] = forwarded.auxiliary;
+        self.step.loads.extend(forwarded.loads);
         self.give_outputs(stage, microbatch, forwarded.outputs)
     }
 

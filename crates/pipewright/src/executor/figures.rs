@@ -3,6 +3,7 @@
 //! A report's times count from the start of the step in the rank's own process. As a message they are on the clock that
 //! all processes share, so that the process that merges them can subtract the start of its own step.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use pipewright_schedule::{
@@ -12,6 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use super::report::{AuxiliaryPart, RankReport, UndeferredParameter};
 use crate::ids::WorldRank;
+use crate::stage::ExpertLoad;
 
 /// A report as a message. It does not contain the outputs, which stay on their rank.
 #[derive(Serialize, Deserialize)]
@@ -19,6 +21,8 @@ pub(super) struct Figures {
     pub(super) rank: WorldRank,
     losses: Vec<f64>,
     auxiliary: Vec<PackedAuxiliary>,
+    /// Layer, and choices of each expert.
+    loads: Vec<(String, Vec<u64>)>,
     gradient_norm: Option<f64>,
     exposed_communication: Duration,
     update: Duration,
@@ -49,8 +53,8 @@ pub(super) type PackedSkew = (f64, f64);
 #[serde(try_from = "u64", into = "u64")]
 struct PackedAction(Action);
 
-/// Name, stage, microbatch, weight and loss of an auxiliary loss.
-type PackedAuxiliary = (String, u32, u32, f64, f64);
+/// Name, layer, stage, microbatch, weight and loss of an auxiliary loss.
+type PackedAuxiliary = (String, Option<String>, u32, u32, f64, f64);
 
 /// Whether a message of a skip connection is sent, its stages, and its microbatch.
 type PackedSkip = (bool, StageIndex, StageIndex, Microbatch);
@@ -80,12 +84,22 @@ fn unpacked_skip((is_send, from, to, microbatch): PackedSkip) -> SkipAction {
 }
 
 fn packed_auxiliary(part: &AuxiliaryPart) -> PackedAuxiliary {
-    (part.name.to_string(), part.stage.get(), part.microbatch.get(), part.weight, part.loss)
+    let AuxiliaryPart { name, layer, stage, microbatch, weight, loss } = part;
+    let layer = layer.as_ref().map(ToString::to_string);
+    (name.to_string(), layer, stage.get(), microbatch.get(), *weight, *loss)
 }
 
-fn unpacked_auxiliary((name, stage, microbatch, weight, loss): PackedAuxiliary) -> AuxiliaryPart {
+fn unpacked_auxiliary((name, layer, stage, microbatch, weight, loss): PackedAuxiliary) -> AuxiliaryPart {
     let (stage, microbatch) = (StageIndex::new(stage), Microbatch::new(microbatch));
-    AuxiliaryPart { name: name.into(), stage, microbatch, weight, loss }
+    AuxiliaryPart { name: name.into(), layer: layer.map(Arc::from), stage, microbatch, weight, loss }
+}
+
+fn packed_load(load: &ExpertLoad) -> (String, Vec<u64>) {
+    (load.layer.to_string(), load.choices.clone())
+}
+
+fn unpacked_load((layer, choices): (String, Vec<u64>)) -> ExpertLoad {
+    ExpertLoad { layer: layer.into(), choices }
 }
 
 fn packed_undeferred(found: &UndeferredParameter) -> (StageIndex, String, usize) {
@@ -110,6 +124,7 @@ impl Figures {
             rank: report.rank,
             losses: report.losses.clone(),
             auxiliary: report.auxiliary.iter().map(packed_auxiliary).collect(),
+            loads: report.loads.iter().map(packed_load).collect(),
             gradient_norm: report.gradient_norm,
             exposed_communication: report.exposed_communication,
             update: report.update,
@@ -149,6 +164,7 @@ impl Figures {
             rank,
             losses: self.losses,
             auxiliary: self.auxiliary.into_iter().map(unpacked_auxiliary).collect(),
+            loads: self.loads.into_iter().map(unpacked_load).collect(),
             outputs: Vec::new(),
             stage_outputs: Vec::new(),
             input_gradients: Vec::new(),
@@ -189,11 +205,13 @@ mod tests {
             losses: vec![0.5],
             auxiliary: vec![AuxiliaryPart {
                 name: "balance".into(),
+                layer: Some("layers.1".into()),
                 stage: StageIndex::new(3),
                 microbatch: Microbatch::new(4),
                 weight: 0.01,
                 loss: 0.25,
             }],
+            loads: vec![ExpertLoad { layer: "layers.1".into(), choices: vec![3, 1 << 40] }],
             outputs: Vec::new(),
             stage_outputs: Vec::new(),
             input_gradients: Vec::new(),
@@ -240,9 +258,10 @@ mod tests {
         let later = |scope: Scope| Scope { start: scope.start + 1.0, end: scope.end + 1.0, ..scope };
         assert_eq!(found.scopes, report.scopes.into_iter().map(later).collect::<Vec<_>>());
         assert_eq!((found.losses, found.auxiliary), (report.losses, report.auxiliary));
+        assert_eq!(found.loads, report.loads);
         assert_eq!(found.undeferred, report.undeferred);
         assert_eq!((found.clock_skew, found.sends_in_flight), (report.clock_skew, 3));
-        assert!(bytes.len() < 180 + texts.len() * 26, "{} bytes", bytes.len());
+        assert!(bytes.len() < 220 + texts.len() * 26, "{} bytes", bytes.len());
     }
 
     /// Every process gets this part of every rank's report.
@@ -251,6 +270,7 @@ mod tests {
         let typical = RankReport {
             peak_bytes: 1 << 34,
             auxiliary: Vec::new(),
+            loads: Vec::new(),
             losses: Vec::new(),
             undeferred: Vec::new(),
             ..report()

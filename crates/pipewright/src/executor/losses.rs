@@ -43,11 +43,12 @@ impl Executor {
             let lists = stage.auxiliary.iter_mut().map(std::mem::take).enumerate();
             let (names, losses): (Vec<_>, Vec<_>) = lists
                 .flat_map(|(place, list)| {
-                    list.into_iter()
-                        .map(move |Auxiliary { name, weight, loss }| ((place, name, weight), loss))
+                    list.into_iter().map(move |Auxiliary { name, layer, weight, loss }| {
+                        ((place, name, layer, weight), loss)
+                    })
                 })
                 .unzip();
-            for ((place, name, weight), loss) in names.into_iter().zip(read(losses)) {
+            for ((place, name, layer, weight), loss) in names.into_iter().zip(read(losses)) {
                 let microbatch = Microbatch::new(first + place as u32);
                 if !loss.is_finite() && !evaluates {
                     let (microbatch, _) = slices.place(microbatch);
@@ -56,7 +57,7 @@ impl Executor {
                 let share = self.step.input.loss_weights[place] / f64::from(slices.get());
                 let loss_weight = share / divisor;
                 let (stage, loss) = (stage.index, loss_weight * loss);
-                self.step.auxiliary.push(AuxiliaryPart { name, stage, microbatch, weight, loss });
+                self.step.auxiliary.push(AuxiliaryPart { name, layer, stage, microbatch, weight, loss });
             }
         }
         Ok(())

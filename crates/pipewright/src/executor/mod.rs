@@ -69,5 +69,5 @@ pub(crate) use gather::Visited;
 pub(crate) use machine::{Executor, ExecutorConfig};
 pub(crate) use mesh_endpoint::{MeshEndpoint, MeshSettings};
 pub use report::UndeferredParameter;
-pub(crate) use report::{AuxiliaryPart, RankReport};
+pub(crate) use report::{AuxiliaryPart, RankReport, sums_of};
 pub(crate) use step::{Poll, StepInput};

@@ -19,6 +19,7 @@ use crate::collective::Exchange;
 use crate::device::held_on;
 use crate::ids::WorldRank;
 use crate::message::{MessageError, Payload, Tag, decoded, encoded};
+use crate::stage::ExpertLoad;
 use crate::tensor::{OptionalTensors, Values};
 
 /// A rank's report on a finished step. In a tensor group the first rank reports losses, outputs and events for all.
@@ -29,6 +30,8 @@ pub(crate) struct RankReport {
     pub losses: Vec<f64>,
     /// Auxiliary losses of this rank's stages.
     pub auxiliary: Vec<AuxiliaryPart>,
+    /// How many choices each expert of this rank's mixtures has got, one entry per layer.
+    pub loads: Vec<ExpertLoad>,
     /// The last stage's outputs of each microbatch; kept in forward-only programs, and if the step asks for them.
     pub outputs: Vec<Values>,
     /// The outputs of each microbatch, of the stages that were asked for.
@@ -71,6 +74,7 @@ impl RankReport {
         Self {
             losses: Vec::new(),
             auxiliary: Vec::new(),
+            loads: Vec::new(),
             outputs: Vec::new(),
             stage_outputs: Vec::new(),
             events: Vec::new(),
@@ -98,6 +102,8 @@ pub struct UndeferredParameter {
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct AuxiliaryPart {
     pub name: Arc<str>,
+    /// The layer that added it, if it said so.
+    pub layer: Option<Arc<str>>,
     pub stage: StageIndex,
     /// Numbered over all replicas, by slices if microbatches are cut.
     pub microbatch: Microbatch,
@@ -105,6 +111,22 @@ pub(crate) struct AuxiliaryPart {
     pub weight: f64,
     /// The loss times the microbatch's share in the mean over the microbatches.
     pub loss: f64,
+}
+
+/// Adds the loads of each layer, in the order in which the layers first occur. A layer has as many experts in every
+/// forward; one that has not keeps its longest list.
+pub(crate) fn sums_of(loads: impl IntoIterator<Item = ExpertLoad>) -> Vec<ExpertLoad> {
+    let mut sums: Vec<ExpertLoad> = Vec::new();
+    for load in loads {
+        match sums.iter_mut().find(|sum| sum.layer == load.layer) {
+            Some(sum) => {
+                sum.choices.resize(sum.choices.len().max(load.choices.len()), 0);
+                sum.choices.iter_mut().zip(load.choices).for_each(|(sum, count)| *sum += count);
+            }
+            None => sums.push(load),
+        }
+    }
+    sums
 }
 
 impl Executor {
@@ -119,6 +141,7 @@ impl Executor {
         let (events, skips) = (std::mem::take(&mut self.step.events), std::mem::take(&mut self.step.skips));
         let scopes = std::mem::take(&mut self.step.scopes);
         let auxiliary = std::mem::take(&mut self.step.auxiliary);
+        let loads = sums_of(std::mem::take(&mut self.step.loads));
         let undeferred = self.undeferred();
         // The side inputs are dropped when the step ends.
         self.step.input.side_inputs = Arc::default();
@@ -134,6 +157,7 @@ impl Executor {
             rank: self.world_rank,
             losses: std::mem::take(&mut self.step.losses),
             auxiliary,
+            loads,
             outputs,
             stage_outputs,
             input_gradients,

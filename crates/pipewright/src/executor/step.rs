@@ -17,6 +17,7 @@ use super::statistics::StatisticsMean;
 use crate::batch::{SideInputs, StepForm};
 use crate::collective::Exchange;
 use crate::ids::{Attempt, StepNumber, WorldRank};
+use crate::stage::ExpertLoad;
 use crate::tensor::Values;
 
 /// The input of a rank's step.
@@ -114,6 +115,8 @@ pub(super) struct StepState {
     pub(super) exposed: Duration,
     pub(super) losses: Vec<f64>,
     pub(super) auxiliary: Vec<AuxiliaryPart>,
+    /// The loads of experts that the forwards reported.
+    pub(super) loads: Vec<ExpertLoad>,
     /// Gradients that are being summed over the replicas. The sums may start before the program ends.
     pub(super) reductions: Vec<Reduction>,
     /// The last stage whose update has begun. The step can then no longer be undone.
@@ -135,6 +138,7 @@ impl StepState {
             exposed: Duration::ZERO,
             losses: Vec::new(),
             auxiliary: Vec::new(),
+            loads: Vec::new(),
             reductions: Vec::new(),
             updates: None,
         }

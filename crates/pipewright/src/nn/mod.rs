@@ -71,7 +71,7 @@ pub use parallel::TensorParallel;
 pub use relu_squared::relu_squared;
 pub use rms_norm::{RmsNorm, rms_norm};
 pub use router_losses::{choice_loss, router_losses};
-pub use routing::Routing;
+pub use routing::{Routing, count_choices};
 pub use scoped_attention::{Relations, ScopedAttention};
 pub use split_backward::SplitBackward;
 pub(crate) use split_backward::SplitTask;

@@ -108,6 +108,11 @@ impl Routing {
         self.experts
     }
 
+    /// Returns how many tokens chose each expert, for [`StageContext::expert_load`](crate::stage::StageContext::expert_load).
+    pub fn counts(&self) -> Vec<u64> {
+        count_choices(&self.chosen, self.experts)
+    }
+
     /// Returns whether all probabilities are numbers. They are not if a logit is NaN or plus infinity.
     pub fn is_finite(&self) -> bool {
         self.is_finite
@@ -135,6 +140,13 @@ impl Routing {
             }
         }
     }
+}
+
+/// Returns how often each of `experts` experts is in the list of choices.
+pub fn count_choices(chosen: &[usize], experts: usize) -> Vec<u64> {
+    let mut counts = vec![0; experts];
+    chosen.iter().for_each(|&expert| counts[expert] += 1);
+    counts
 }
 
 #[derive(Clone, Debug)]

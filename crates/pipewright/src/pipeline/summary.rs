@@ -9,10 +9,11 @@ use pipewright_schedule::{ClockSkew, Slices, StageIndex, Timeline};
 
 use super::assembly::Assembly;
 use crate::batch::{Batch, InputGradientError, InputGradients, LossFactors, ReplicaGradients, SplitError};
-use crate::executor::{AuxiliaryPart, RankReport, UndeferredParameter};
+use crate::executor::{AuxiliaryPart, RankReport, UndeferredParameter, sums_of};
 use crate::ids::StepNumber;
 use crate::loss_scale::LossScale;
 use crate::mesh::Mesh;
+use crate::stage::ExpertLoad;
 use crate::tensor::{BoundaryError, OptionalTensors, Values, unpack};
 
 /// The results of a training step.
@@ -27,6 +28,13 @@ pub struct StepSummary {
     pub loss_weights: Vec<f64>,
     /// Auxiliary losses by name, without their weights. The microbatches count as for the loss.
     pub auxiliary: BTreeMap<Arc<str>, f64>,
+    /// The part of each layer in the auxiliary losses of a name, for losses whose layers are known
+    /// ([`StageContext::auxiliary_loss_of`](crate::stage::StageContext::auxiliary_loss_of)). The parts of a name add up to
+    /// its loss, within rounding.
+    pub auxiliary_by_layer: BTreeMap<Arc<str>, BTreeMap<Arc<str>, f64>>,
+    /// How many choices of the step's tokens each expert has got, by layer, over all microbatches and replicas
+    /// ([`StageContext::expert_load`](crate::stage::StageContext::expert_load)).
+    pub expert_loads: BTreeMap<Arc<str>, Vec<u64>>,
     /// The sum of all auxiliary losses, each with its weight.
     pub weighted_auxiliary: f64,
     /// The last stage's outputs, of each microbatch in order; empty unless the batch asked for them
@@ -230,7 +238,8 @@ pub(crate) fn training(
     wall: Duration,
 ) -> Result<StepSummary, SplitError> {
     reports.sort_unstable_by_key(|report| report.rank);
-    let (auxiliary, weighted_auxiliary) = auxiliary(&mut reports);
+    let Auxiliaries { sums: auxiliary, by_layer: auxiliary_by_layer, weighted: weighted_auxiliary } =
+        auxiliary(&mut reports);
     let gradient_norm = reports.iter().find_map(|report| report.gradient_norm).unwrap_or(0.0);
     let input_gradients = taken.join_input_gradients(&mut reports)?;
     let TakenStep { number, rows, factors, weight, loss_scale, .. } = taken;
@@ -239,6 +248,8 @@ pub(crate) fn training(
         losses: reports.iter_mut().flat_map(|report| std::mem::take(&mut report.losses)).collect(),
         loss_weights: factors.shares,
         auxiliary,
+        auxiliary_by_layer,
+        expert_loads: expert_loads(&mut reports),
         weighted_auxiliary,
         outputs: reports.iter_mut().flat_map(|report| std::mem::take(&mut report.outputs)).collect(),
         stage_outputs: stage_outputs(&mut reports),
@@ -266,7 +277,7 @@ pub(crate) fn evaluation(
     mut reports: Vec<RankReport>,
 ) -> EvalSummary {
     reports.sort_unstable_by_key(|report| report.rank);
-    let (auxiliary, weighted_auxiliary) = auxiliary(&mut reports);
+    let Auxiliaries { sums: auxiliary, weighted: weighted_auxiliary, .. } = auxiliary(&mut reports);
     EvalSummary {
         loss_weights,
         auxiliary,
@@ -278,19 +289,39 @@ pub(crate) fn evaluation(
     }
 }
 
-/// Returns the sums of the auxiliary losses by name, and their weighted sum. They are added microbatch by microbatch in
-/// the order of the layers, which does not depend on the cut or the schedule.
-fn auxiliary(reports: &mut [RankReport]) -> (BTreeMap<Arc<str>, f64>, f64) {
+/// The auxiliary losses of a step.
+#[derive(Default)]
+struct Auxiliaries {
+    /// The sums by name.
+    sums: BTreeMap<Arc<str>, f64>,
+    /// The parts by name and layer.
+    by_layer: BTreeMap<Arc<str>, BTreeMap<Arc<str>, f64>>,
+    /// The sum of all, each with its weight.
+    weighted: f64,
+}
+
+/// Returns the sums of the auxiliary losses. They are added microbatch by microbatch in the order of the layers, which does
+/// not depend on the cut or the schedule.
+fn auxiliary(reports: &mut [RankReport]) -> Auxiliaries {
     let mut parts: Vec<AuxiliaryPart> =
         reports.iter_mut().flat_map(|report| std::mem::take(&mut report.auxiliary)).collect();
     // The sort is stable: a stage adds its losses in the order of its layers.
     parts.sort_by_key(|part| (part.microbatch, part.stage));
-    let (mut sums, mut weighted) = (BTreeMap::new(), 0.0);
-    for AuxiliaryPart { name, weight, loss, .. } in parts {
-        *sums.entry(name).or_default() += loss;
-        weighted += weight * loss;
+    let mut all = Auxiliaries::default();
+    for AuxiliaryPart { name, layer, weight, loss, .. } in parts {
+        if let Some(layer) = layer {
+            *all.by_layer.entry(name.clone()).or_default().entry(layer).or_default() += loss;
+        }
+        *all.sums.entry(name).or_default() += loss;
+        all.weighted += weight * loss;
     }
-    (sums, weighted)
+    all
+}
+
+/// Returns the loads of experts over all ranks, by layer.
+fn expert_loads(reports: &mut [RankReport]) -> BTreeMap<Arc<str>, Vec<u64>> {
+    let loads = reports.iter_mut().flat_map(|report| std::mem::take(&mut report.loads));
+    sums_of(loads).into_iter().map(|ExpertLoad { layer, choices }| (layer, choices)).collect()
 }
 
 /// Returns the outputs by stage. Reports are in the order of the replicas, and so are their microbatches.

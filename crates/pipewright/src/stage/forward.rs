@@ -12,7 +12,7 @@ use burn::tensor::Tensor;
 use super::backward::{Kept, Part};
 use super::body::StageBody;
 use super::error::StageError;
-use super::module::{Auxiliary, StageContext};
+use super::module::{Auxiliary, ExpertLoad, StageContext};
 use super::runner::{ForwardTask, Forwarded};
 use super::segment::{Pass, Segment};
 use super::tape::split_auxiliary;
@@ -37,6 +37,7 @@ pub(crate) struct ForwardState {
     returned: usize,
     loss: Option<Tensor<1>>,
     auxiliary: Vec<Auxiliary>,
+    loads: Vec<ExpertLoad>,
     /// What the backward needs of each segment that has run.
     pub(super) parts: Vec<Part>,
     /// The copy of the module that runs instead of it: without gradients, or for an evaluation.
@@ -61,6 +62,7 @@ impl ForwardState {
             returned: 0,
             loss: None,
             auxiliary: Vec::new(),
+            loads: Vec::new(),
             parts: Vec::new(),
             copy: None,
         }
@@ -97,7 +99,8 @@ impl ForwardState {
         if found != expected {
             return Err(StageError::OutputCount { found, expected });
         }
-        let forwarded = Forwarded { outputs: self.values, loss: self.loss, auxiliary: self.auxiliary };
+        let forwarded =
+            Forwarded { outputs: self.values, loss: self.loss, auxiliary: self.auxiliary, loads: self.loads };
         Ok((forwarded, self.parts, self.pass))
     }
 }
@@ -154,6 +157,7 @@ impl<M: StageBody> TrainingStage<M> {
         forward.next = segment.next();
         forward.returned = found.outputs.len();
         forward.auxiliary.extend(found.auxiliary);
+        forward.loads.extend(found.loads);
         (forward.values, forward.loss) = (found.outputs, found.loss);
         Ok(())
     }
@@ -195,7 +199,7 @@ impl<M: StageBody> TrainingStage<M> {
             _ => None,
         };
         let (auxiliary, _) = split_auxiliary(context.take_auxiliary(), 1.0)?;
-        Ok(Forwarded { outputs, loss, auxiliary })
+        Ok(Forwarded { outputs, loss, auxiliary, loads: context.take_loads() })
     }
 }
 

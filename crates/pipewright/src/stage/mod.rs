@@ -57,7 +57,7 @@ pub(crate) use body::{NO_SKIPS, Skip, Skips, StageBody};
 pub use error::{ElementTypeError, StageError};
 pub(crate) use error::{in_layer, panic_message};
 pub(crate) use forward::ForwardState;
-pub(crate) use module::Auxiliary;
+pub(crate) use module::{Auxiliary, ExpertLoad};
 pub use module::{StageContext, StageModule};
 pub use place::ModulePlace;
 pub(crate) use place::{any, any_mut};

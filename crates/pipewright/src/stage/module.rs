@@ -143,6 +143,7 @@ pub struct StageContext {
     /// Runs layers that draw from the generator of their device; `None` outside a pipeline.
     draws: Option<Arc<LayerDraws>>,
     auxiliary: Arc<Mutex<Vec<Auxiliary>>>,
+    loads: Arc<Mutex<Vec<ExpertLoad>>>,
     not_finite: Arc<Mutex<Option<String>>>,
 }
 
@@ -150,8 +151,17 @@ pub struct StageContext {
 #[derive(Clone, Debug)]
 pub(crate) struct Auxiliary {
     pub name: Arc<str>,
+    /// The layer that added it, if it said so.
+    pub layer: Option<Arc<str>>,
     pub weight: f64,
     pub loss: Tensor<1>,
+}
+
+/// How many choices of a mixture's tokens each expert has got.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct ExpertLoad {
+    pub layer: Arc<str>,
+    pub choices: Vec<u64>,
 }
 
 impl StageContext {
@@ -168,6 +178,7 @@ impl StageContext {
             random: None,
             draws: None,
             auxiliary: Arc::default(),
+            loads: Arc::default(),
             not_finite: Arc::default(),
         }
     }
@@ -307,8 +318,31 @@ impl StageContext {
     /// report has the mean of `loss`, without the weight, under `name`. Losses of the same name are added, in the order
     /// of the layers whatever the cut.
     pub fn auxiliary_loss(&self, name: &str, weight: f64, loss: Tensor<1>) {
-        let auxiliary = Auxiliary { name: name.into(), weight, loss };
+        self.add_auxiliary(Auxiliary { name: name.into(), layer: None, weight, loss });
+    }
+
+    /// As [`StageContext::auxiliary_loss`], for a loss of one layer: the report also has the part of each layer
+    /// ([`StepSummary::auxiliary_by_layer`](crate::pipeline::StepSummary::auxiliary_by_layer)). Name the layer as its parameters
+    /// are named, such as `model.layers.3.mlp`.
+    pub fn auxiliary_loss_of(&self, layer: &str, name: &str, weight: f64, loss: Tensor<1>) {
+        self.add_auxiliary(Auxiliary { name: name.into(), layer: Some(layer.into()), weight, loss });
+    }
+
+    fn add_auxiliary(&self, auxiliary: Auxiliary) {
         self.auxiliary.lock().unwrap_or_else(PoisonError::into_inner).push(auxiliary);
+    }
+
+    /// Reports how many tokens of this forward have chosen each expert of `layer`, a mixture. A token counts once for each
+    /// expert that it chose. The report of the step has the sums
+    /// ([`StepSummary::expert_loads`](crate::pipeline::StepSummary::expert_loads)).
+    pub fn expert_load(&self, layer: &str, choices: Vec<u64>) {
+        let load = ExpertLoad { layer: layer.into(), choices };
+        self.loads.lock().unwrap_or_else(PoisonError::into_inner).push(load);
+    }
+
+    /// Takes out the loads of experts that the forward reported.
+    pub(crate) fn take_loads(&self) -> Vec<ExpertLoad> {
+        std::mem::take(&mut self.loads.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Fails the step because a number inside the stage is infinite or not a number. Without this call the failure

@@ -14,7 +14,7 @@ use super::backward::BackwardState;
 use super::body::Skips;
 use super::error::StageError;
 use super::forward::{ForwardState, Replacement};
-use super::module::Auxiliary;
+use super::module::{Auxiliary, ExpertLoad};
 use super::visit::Visit;
 use super::weight_work::WeightWork;
 use crate::checkpoint::{Checkpoint, CheckpointError, StageState};
@@ -43,6 +43,8 @@ pub(crate) struct Forwarded {
     pub loss: Option<Tensor<1>>,
     /// Auxiliary losses in the order in which they were added, off the tape.
     pub auxiliary: Vec<Auxiliary>,
+    /// The loads of experts that the forward reported.
+    pub loads: Vec<ExpertLoad>,
 }
 
 /// The results of a backward.

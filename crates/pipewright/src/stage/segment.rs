@@ -130,12 +130,13 @@ impl<M: StageBody> TrainingStage<M> {
             let report = inner_of(loss.clone());
             let tape = Tape::new(leaves, Some(scaled(loss, *loss_weight)), Vec::new(), weighted);
             let tape = tape.with_carry(context.take_carry());
-            return Ok((Forwarded { outputs, loss: Some(report), auxiliary }, tape));
+            let loads = context.take_loads();
+            return Ok((Forwarded { outputs, loss: Some(report), auxiliary, loads }, tape));
         }
         let (auxiliary, weighted) = split_auxiliary(context.take_auxiliary(), *auxiliary_weight)?;
         let rounded = output.into_iter().map(|output| self.precision.rounded(output));
         let (outputs, roots) = rounded.map(off_tape).unzip();
         let tape = Tape::new(leaves, None, roots, weighted).with_carry(context.take_carry());
-        Ok((Forwarded { outputs, loss: None, auxiliary }, tape))
+        Ok((Forwarded { outputs, loss: None, auxiliary, loads: context.take_loads() }, tape))
     }
 }

@@ -108,10 +108,10 @@ pub(super) fn split_auxiliary(
 ) -> Result<(Vec<Auxiliary>, Option<Tensor<1>>), StageError> {
     let mut weighted = None;
     let mut reported = Vec::with_capacity(losses.len());
-    for Auxiliary { name, weight, loss } in losses {
+    for Auxiliary { name, layer, weight, loss } in losses {
         check_scalar(&loss, || format!("the auxiliary loss `{name}`"))?;
         let loss = at_least_single(loss);
-        reported.push(Auxiliary { name, weight, loss: inner_of(loss.clone()) });
+        reported.push(Auxiliary { name, layer, weight, loss: inner_of(loss.clone()) });
         weighted = join(weighted, Some(scaled(loss, weight * auxiliary_weight)));
     }
     Ok((reported, weighted))

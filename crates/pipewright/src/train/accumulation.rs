@@ -1,5 +1,7 @@
 //! The results of a step whose gradients are summed over several batches.
 
+use std::collections::BTreeMap;
+
 use crate::pipeline::StepSummary;
 
 /// Joins the results of the batches of one step, of which the last one has the update: losses of all batches, means of
@@ -23,6 +25,15 @@ pub(super) fn joined(earlier: Vec<StepSummary>, last: StepSummary) -> StepSummar
         for (name, loss) in part.auxiliary {
             *whole.auxiliary.entry(name).or_default() += loss;
         }
+        for (name, layers) in part.auxiliary_by_layer {
+            let sums = whole.auxiliary_by_layer.entry(name).or_default();
+            layers.into_iter().for_each(|(layer, loss)| *sums.entry(layer).or_default() += loss);
+        }
+        for (layer, choices) in part.expert_loads {
+            let sums = whole.expert_loads.entry(layer).or_default();
+            sums.resize(sums.len().max(choices.len()), 0);
+            sums.iter_mut().zip(choices).for_each(|(sum, count)| *sum += count);
+        }
         whole.weighted_auxiliary += part.weighted_auxiliary;
         whole.wall += part.wall;
         whole.interrupted |= part.interrupted;
@@ -37,6 +48,8 @@ pub(super) fn joined(earlier: Vec<StepSummary>, last: StepSummary) -> StepSummar
     whole.loss_weights.extend(weights);
     whole.outputs.extend(outputs);
     whole.auxiliary.values_mut().for_each(|loss| *loss /= batches);
+    let parts = whole.auxiliary_by_layer.values_mut().flat_map(BTreeMap::values_mut);
+    parts.for_each(|loss| *loss /= batches);
     whole.weighted_auxiliary /= batches;
     whole.weight = total;
     whole

@@ -74,6 +74,14 @@ pub struct Metrics {
     /// Auxiliary losses by name, each the mean over the batch without its weight; left out if there is none.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub auxiliary: BTreeMap<String, f64>,
+    /// The part of each layer in an auxiliary loss, by name and layer; the parts of a name add up to its loss. Left out if
+    /// there is none.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub auxiliary_by_layer: BTreeMap<String, BTreeMap<String, f64>>,
+    /// The share of each expert in the choices of the step's tokens, by layer; the shares of a layer add up to 1. Left out if
+    /// no layer has experts.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub expert_load: BTreeMap<String, Vec<f64>>,
     /// The sum that is minimised: `loss` with the weighted auxiliary losses; left out if there is none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub total: Option<f64>,
@@ -235,7 +243,17 @@ impl Metrics {
             epoch: None,
             bubble_fraction: report.timeline.bubble_fraction(),
             exposed_comm_fraction: report.exposed_communication_fraction(),
-            auxiliary: report.auxiliary.iter().map(|(name, &loss)| (name.to_string(), loss)).collect(),
+            auxiliary: by_text(&report.auxiliary),
+            auxiliary_by_layer: report
+                .auxiliary_by_layer
+                .iter()
+                .map(|(name, layers)| (name.to_string(), by_text(layers)))
+                .collect(),
+            expert_load: report
+                .expert_loads
+                .iter()
+                .map(|(layer, choices)| (layer.to_string(), shares(choices)))
+                .collect(),
             total: (!report.auxiliary.is_empty()).then(|| report.total()),
             peak_bytes: report.peak_bytes.clone(),
             validation_loss: None,
@@ -244,4 +262,15 @@ impl Metrics {
             predicted_step_ms: None,
         }
     }
+}
+
+/// Returns the losses with names that can be serialised.
+fn by_text(losses: &BTreeMap<Arc<str>, f64>) -> BTreeMap<String, f64> {
+    losses.iter().map(|(name, &loss)| (name.to_string(), loss)).collect()
+}
+
+/// Returns the share of each count in their sum; zeros if all are 0.
+fn shares(counts: &[u64]) -> Vec<f64> {
+    let all = counts.iter().sum::<u64>().max(1) as f64;
+    counts.iter().map(|&count| count as f64 / all).collect()
 }
