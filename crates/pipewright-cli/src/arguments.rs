@@ -101,12 +101,22 @@ Example:
     #[command(after_help = "Example:\n  pipewright init my-run.toml")]
     Init(init::InitArguments),
     /// Print what each rank computes, in order.
-    #[command(after_help = "Example:\n  pipewright schedule 1f1b --ranks 4 --microbatches 8 --format grid")]
+    #[command(after_help = "\
+PyTorch 2.15 reads the CSV of the level compute as it is (`_load_csv(file)`). At the levels comms and full its sends have no \
+waits yet, and `_load_csv(file, \"compute_comms\")` needs them: run `pipewright lower FILE.csv --pass wait-send` first. \
+PyTorch loads no schedule without a backward (forwardonly).
+
+Example:
+  pipewright schedule 1f1b --ranks 4 --microbatches 8 --format grid
+  pipewright schedule zbvzerobubble --ranks 4 --microbatches 8 --level comms -o zbv.csv
+  pipewright lower zbv.csv --pass wait-send -o zbv-for-pytorch.csv")]
     Schedule(schedule::ScheduleArguments),
     /// Run passes over a schedule from a file.
     #[command(after_help = "\
-A pass may be followed by its setting: unshard=3:8 (window, lookahead), reduce-grad=at-end, wait-send=2. The result is \
-not proved sound: run `pipewright validate` on it.
+A pass may be followed by its setting: unshard=3:2 or unshard=3:auto (window, lookahead in stages), reduce-grad=deferred, \
+reduce-grad=at-end, wait-send=2. The result is not proved sound: run `pipewright validate` on it. For `_load_csv(file, \
+\"compute_comms\")` of PyTorch 2.15, the passes end with send-recv and wait-send, and reduce-grad has another setting than \
+at-end.
 
 Example:
   pipewright schedule 1f1b --ranks 4 --microbatches 8 -o 1f1b.csv

@@ -11,7 +11,7 @@ use pipewright_schedule::lower::{
 use pipewright_schedule::simulate::logical;
 use pipewright_schedule::vpp::{VirtualPipeline, tables};
 use pipewright_schedule::{
-    Level, LowerConfig, Method, Placement, Program, Rank, ScheduleSpec, StageIndex, generate, lower,
+    Action, Level, LowerConfig, Method, Placement, Program, Rank, ScheduleSpec, StageIndex, generate, lower,
     partition, validate,
 };
 use serde_json::Value;
@@ -205,7 +205,7 @@ fn strings(value: &Value) -> Vec<&str> {
 #[test]
 fn peer_actions_round_trip() {
     for text in strings(&peer_cases()["action_parse_roundtrip"]) {
-        let action: pipewright_schedule::Action = text.parse().expect(text);
+        let action: Action = text.parse().expect(text);
         assert_eq!(action.to_string(), text);
     }
 }
@@ -215,7 +215,8 @@ fn peer_unshard_agrees() {
     for case in peer_cases()["unshard_reshard"].as_array().expect("a list of cases") {
         let row = strings(case);
         let stages = if row[0].contains("1F0") { vec![0, 0] } else { vec![0] };
-        let lowered = unshard(peer_program(&row[..1], &stages, 2), UnshardConfig::default());
+        let lowered = unshard(peer_program(&row[..1], &stages, 2), &UnshardConfig::default());
+        let lowered = lowered.expect("the lookahead is the window");
         assert_eq!(peer_rows(&lowered), row[1..]);
     }
 }
@@ -289,4 +290,119 @@ fn placement_follows_from_the_rows() {
         assert_eq!(schedule.placement(), &expected.expect("a placement"));
         assert_eq!(drop_bubbles(&schedule).placement().last_stage(), StageIndex::new(ranks * per_rank - 1));
     }
+}
+
+/// Writes a row of computations with the actions that passes have added: `6:2R` is a `2RESHARD` after 6 computations.
+fn with_added(compute: &str, added: &str) -> Vec<String> {
+    let mut row: Vec<Vec<String>> = vec![Vec::new()];
+    row.extend(compute.split(',').map(|cell| vec![cell.to_owned()]));
+    for cell in added.split(' ') {
+        let (at, action) = cell.split_once(':').expect("a place");
+        let (stage, letter) = action.split_at(action.len() - 1);
+        let word = match letter {
+            "U" => "UNSHARD",
+            "R" => "RESHARD",
+            "G" => "REDUCE_GRAD",
+            "A" => "WAIT_REDUCE_GRAD",
+            other => panic!("{other} is not an action"),
+        };
+        row[at.parse::<usize>().expect("a number")].push(format!("{stage}{word}"));
+    }
+    row.into_iter().flatten().collect()
+}
+
+/// The options of PyTorch 2.15 for sharded parameters. `bench/peer/schedules.py dump` writes the file.
+#[test]
+fn lookahead_and_deferred_waits_agree() {
+    let golden = read(include_str!("golden/lowering_2_15.json"));
+    let mut judged = 0;
+    for table in golden["tables"].as_array().expect("a list of tables") {
+        let compute = text(table, "compute").expect("rows");
+        let schedule = parse_schedule(compute).expect("golden rows parse");
+        for case in table["cases"].as_array().expect("a list of cases") {
+            let config = UnshardConfig {
+                window: number(case, "window").try_into().expect("a window"),
+                lookahead: text(case, "lookahead").and_then(|text| text.parse().ok()).expect("a lookahead"),
+            };
+            let is_deferred = case["deferred"].as_bool().expect("true or false");
+            let config = LowerConfig {
+                unshard: Some(config),
+                reduce_grad: Some(if is_deferred { ReduceWait::Deferred } else { ReduceWait::AtOnce }),
+                communicate: None,
+                ..LowerConfig::from(Level::Full)
+            };
+            let found = print_program(&lower(&schedule, &config).expect("it lowers"));
+            let rows = found.lines().zip(compute.lines()).zip(strings(&case["rows"]));
+            for (rank, ((found, compute), added)) in rows.enumerate() {
+                let found: Vec<&str> = found.split(',').collect();
+                assert_eq!(found, with_added(compute, added), "rank {rank} of {}, {case}", title(table));
+            }
+            judged += 1;
+        }
+    }
+    assert_eq!(judged, 536);
+}
+
+/// Checks the rules of PyTorch 2.15 for a row with communication: one later wait for each send, and at most one pending
+/// reduction, whose wait follows.
+fn check_waits(row: &[Action], title: &str) {
+    let (mut sends, mut waited, mut pending) = (Vec::new(), 0, None);
+    for action in row {
+        match *action {
+            Action::SendForward { stage, microbatch } => {
+                sends.push(Action::WaitSendForward { stage, microbatch });
+            }
+            Action::SendBackward { stage, microbatch } => {
+                sends.push(Action::WaitSendBackward { stage, microbatch });
+            }
+            Action::WaitSendForward { .. } | Action::WaitSendBackward { .. } => {
+                assert!(sends.contains(action), "{title}: {action} before its send");
+                waited += 1;
+            }
+            Action::ReduceGrad { stage } => {
+                assert_eq!(pending.replace(stage), None, "{title}: {action}");
+            }
+            Action::WaitReduceGrad { stage } => assert_eq!(pending.take(), Some(stage), "{title}: {action}"),
+            _ => {}
+        }
+    }
+    assert_eq!((waited, pending), (sends.len(), None), "{title}");
+}
+
+/// What the help of `pipewright schedule` says. `bench/peer/schedules.py load` lets PyTorch itself read the files.
+#[test]
+fn waits_make_every_schedule_readable_for_pytorch() {
+    for generator in catalogue() {
+        let spec = ScheduleSpec { ranks: 4, microbatches: 8, ..ScheduleSpec::default() };
+        let schedule = generate(generator.name, &spec).expect(generator.name);
+        for level in [Level::Comms, Level::Full] {
+            let program = lower(&schedule, &LowerConfig::from(level)).expect(generator.name);
+            let program = wait_send(program, None);
+            for row in program.rows() {
+                check_waits(row, generator.name);
+            }
+        }
+    }
+}
+
+/// With `defer_pp_recv=True`, PyTorch 2.15 moves receives and leaves sends, and its messages have no tags. Where two
+/// messages change places, `bench/peer/defer_recv.py` measures wrong gradients; validation refuses exactly these tables.
+#[test]
+fn deferred_receives_of_pytorch_that_mix_up_messages_are_refused() {
+    let mut refused = Vec::new();
+    for table in read(include_str!("golden/deferred_2_15.json")).as_array().expect("a list of tables") {
+        let program = parse_program(text(table, "comms").expect("rows")).expect("golden rows parse");
+        if let Err(violations) = validate(program, Level::Comms) {
+            let violations = violations.to_string();
+            assert!(violations.contains("; receive in the order of the sends"), "{violations}");
+            refused.push(title(table));
+        }
+    }
+    let expected = [
+        "\"interleavedzerobubble\" [2, 2, 4]",
+        "\"zbvzerobubble\" [2, 2, 4]",
+        "\"zbvzerobubble\" [4, 2, 8]",
+        "\"dualpipev\" [4, 2, 8]",
+    ];
+    assert_eq!(refused, expected);
 }

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use pipewright_schedule::csv::{parse_rows, print_program};
 use pipewright_schedule::footprint::Use;
-use pipewright_schedule::lower::{Pass, PassInput, ReduceWait, apply};
+use pipewright_schedule::lower::{Pass, PassInput, ReduceWait, UnshardLookahead, apply};
 use pipewright_schedule::{Action, LowerError, Program, Rank, picture};
 
 use crate::commands::drawing::check_size;
@@ -46,10 +46,12 @@ struct PassSettings {
     /// The number of stages of a rank that are gathered at the same time, for unshard
     #[arg(long, value_name = "STAGES")]
     window: Option<NonZeroU32>,
-    /// The number of compute actions within which a gathered stage must be used, for unshard; by default, any number
-    #[arg(long, value_name = "ACTIONS")]
-    lookahead: Option<NonZeroU32>,
-    /// Wait for reductions at the end of the row, for reduce-grad; by default, directly after each reduction
+    /// How many of a rank's next stages are fetched before they are needed, for unshard: full (as many as the window), auto
+    /// (2 on rank 0 and one more on each further rank, up to the window), a number, or one for each rank
+    #[arg(long, value_name = "full|auto|STAGES|STAGES,..")]
+    lookahead: Option<UnshardLookahead>,
+    /// Wait for a reduction before the next one of the rank, so that at most one is pending, for reduce-grad; by default,
+    /// directly after each reduction
     #[arg(long)]
     defer_wait: bool,
     /// The number of sends of a rank that may be pending, for wait-send; by default, any number
@@ -59,7 +61,7 @@ struct PassSettings {
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum Format {
-    /// One row per rank, in a format that PyTorch can read
+    /// One row per rank, in PyTorch's format
     Csv,
     /// A table for people
     Grid,
@@ -145,14 +147,14 @@ impl PassSettings {
         let with = |pass| match pass {
             Pass::Unshard(mut config) => {
                 config.window = self.window.unwrap_or(config.window);
-                config.lookahead = self.lookahead.or(config.lookahead);
+                config.lookahead = self.lookahead.clone().unwrap_or(config.lookahead);
                 Pass::Unshard(config)
             }
-            Pass::ReduceGrad(_) if self.defer_wait => Pass::ReduceGrad(ReduceWait::AtEnd),
+            Pass::ReduceGrad(_) if self.defer_wait => Pass::ReduceGrad(ReduceWait::Deferred),
             Pass::WaitSend(budget) => Pass::WaitSend(self.budget.or(budget)),
             other => other,
         };
-        Ok(passes.iter().copied().map(with).collect())
+        Ok(passes.iter().cloned().map(with).collect())
     }
 
     /// Refuses a setting whose pass is not in the list, or whose pass already has that setting in the list.

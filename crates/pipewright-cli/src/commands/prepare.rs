@@ -4,7 +4,6 @@
 //! This module does not write files, does not create or read parameters, and does not change the settings.
 
 use std::cell::OnceCell;
-use std::num::NonZeroU32;
 use std::path::Path;
 
 use pipewright::device::Devices;
@@ -14,7 +13,7 @@ use pipewright::train::data::{
 };
 use pipewright::transport::Fields;
 use pipewright_models::{CutModel, InitialParameters, ModelConfig, hf};
-use pipewright_schedule::lower::{ProgramSource, TrainingLowering};
+use pipewright_schedule::lower::ProgramSource;
 use pipewright_schedule::partition::{Method, Partition, partition};
 use pipewright_schedule::words::counted;
 use pipewright_schedule::{Level, LowerConfig, ModelDesc, ValidatedProgram};
@@ -214,7 +213,7 @@ fn sound_program(
         FoundSchedule::Read(program) => (ProgramSource::Rows(program), Exit::CheckFailed),
     };
     let program = source
-        .program(&LowerConfig::from(lowering(mesh)))
+        .program(&LowerConfig::from(mesh.lowering()))
         .map_err(|error| Failure::new(exit, format!("{choice}: {}", sentence(&error))))?;
     if mesh.is_sharded() && program.level() != Level::Full {
         return Err(Failure::input(format!(
@@ -230,15 +229,6 @@ fn sound_program(
         )));
     }
     Ok(program)
-}
-
-/// Returns the settings of the lowering.
-pub(super) fn lowering(mesh: &MeshSettings) -> TrainingLowering {
-    TrainingLowering {
-        replicas: mesh.data_parallel,
-        unshard_window: NonZeroU32::new(mesh.unshard_window).filter(|_| mesh.is_sharded()),
-        ..TrainingLowering::default()
-    }
 }
 
 /// Returns the configuration of the model that the settings name, with its head in as many parts.

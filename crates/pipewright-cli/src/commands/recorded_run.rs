@@ -17,7 +17,7 @@ use pipewright_schedule::{Action, Costs, Program, Recompute, ScheduleSpec, Timel
 
 use crate::commands::layer_sizes::{layers_of, stage_sizes};
 use crate::commands::other_sizes::other_sizes;
-use crate::commands::prepare::{lowering, method, read_model};
+use crate::commands::prepare::{method, read_model};
 use crate::commands::run_arguments::load_settings;
 use crate::commands::schedule_size::microbatches;
 use crate::config::Settings;
@@ -132,7 +132,7 @@ fn others(settings: &Settings, program: &Program) -> Vec<Program> {
     other_sizes(program, |microbatches| {
         let size = ScheduleSpec { ranks, stages_per_rank, microbatches, ..ScheduleSpec::default() };
         let spec = settings.pipeline.generator.spec(size);
-        let lowered = for_training(&generate(name, &spec).ok()?, &lowering(&settings.mesh)).ok()?;
+        let lowered = for_training(&generate(name, &spec).ok()?, &settings.mesh.lowering()).ok()?;
         Some(lowered.into_program())
     })
 }

@@ -51,7 +51,7 @@ pub(crate) struct ScheduleArguments {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Format {
-    /// One row per rank, in a format that PyTorch can read
+    /// One row per rank, in PyTorch's format
     Csv,
     /// A table for people: when each rank computes what, and with a level, its actions one after another
     Grid,

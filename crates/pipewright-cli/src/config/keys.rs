@@ -115,7 +115,15 @@ pub(super) const SECTIONS: &[(&str, &[&str])] = &[
     ),
     (
         "mesh",
-        &["data_parallel", "data_parallel_mode", "tensor_parallel", "expert_parallel", "unshard_window"],
+        &[
+            "data_parallel",
+            "data_parallel_mode",
+            "tensor_parallel",
+            "expert_parallel",
+            "unshard_window",
+            "unshard_lookahead",
+            "reduce_wait",
+        ],
     ),
     (
         "optimizer",

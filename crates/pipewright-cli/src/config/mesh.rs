@@ -1,10 +1,12 @@
 //! The `[mesh]` section: the number of replicas of the pipeline, and the number of ranks that compute each stage together.
 //! The replicas train together, each on its share of the batch.
 
+use std::num::NonZeroU32;
+
 use pipewright::mesh::{DataParallelMode, Mesh};
 use pipewright::nn::TensorParallel;
 use pipewright::tensor::TensorRank;
-use pipewright_schedule::lower::UnshardConfig;
+use pipewright_schedule::lower::{ReduceWait, TrainingLowering, UnshardConfig, UnshardLookahead};
 use pipewright_schedule::sharding::ShardGroups;
 use serde::Serialize;
 use toml::Value;
@@ -18,9 +20,11 @@ use crate::config::section::{LARGEST_COUNT, Section};
 const REPLICAS: &str = "data_parallel";
 /// The key that says what each replica holds.
 const MODE: &str = "data_parallel_mode";
+/// The key of the stages that are fetched ahead.
+const LOOKAHEAD: &str = "unshard_lookahead";
 
 /// The replicas of the pipeline, and the ranks that compute each stage together.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(into = "Written")]
 pub(crate) struct MeshSettings {
     /// The number of replicas of the pipeline.
@@ -33,6 +37,10 @@ pub(crate) struct MeshSettings {
     pub(crate) data_parallel_mode: DataParallelMode,
     /// The number of stages of a rank whose parameters are gathered at the same time, if they are sharded.
     pub(crate) unshard_window: u32,
+    /// The number of a rank's next stages whose parameters are fetched ahead, if they are sharded.
+    pub(crate) unshard_lookahead: UnshardLookahead,
+    /// The place at which a rank waits for the sum of a stage's gradients over the replicas.
+    pub(crate) reduce_wait: ReduceWait,
 }
 
 impl MeshSettings {
@@ -66,6 +74,23 @@ impl MeshSettings {
         }
     }
 
+    /// Returns how a schedule is lowered for training on this mesh.
+    pub(crate) fn lowering(&self) -> TrainingLowering {
+        TrainingLowering {
+            replicas: self.data_parallel,
+            unshard_window: self.unshard().map(|config| config.window),
+            unshard_lookahead: self.unshard_lookahead.clone(),
+            reduce_wait: self.reduce_wait,
+            ..TrainingLowering::default()
+        }
+    }
+
+    /// Returns how parameters are gathered; `None` if each replica holds all.
+    pub(crate) fn unshard(&self) -> Option<UnshardConfig> {
+        let window = NonZeroU32::new(self.unshard_window).filter(|_| self.is_sharded())?;
+        Some(UnshardConfig { window, lookahead: self.unshard_lookahead.clone() })
+    }
+
     /// Returns whether each replica holds only a part of the parameters.
     pub(crate) fn is_sharded(&self) -> bool {
         self.shards() > 1
@@ -92,6 +117,9 @@ struct Written {
     expert_parallel: bool,
     data_parallel_mode: &'static str,
     unshard_window: u32,
+    /// A word, a number, or a list of numbers.
+    unshard_lookahead: Value,
+    reduce_wait: &'static str,
 }
 
 impl From<MeshSettings> for Written {
@@ -102,6 +130,14 @@ impl From<MeshSettings> for Written {
             expert_parallel: settings.expert_parallel,
             data_parallel_mode: word(settings.data_parallel_mode),
             unshard_window: settings.unshard_window,
+            unshard_lookahead: match &settings.unshard_lookahead {
+                UnshardLookahead::PerRank(stages) => {
+                    Value::from(stages.iter().map(|stages| stages.get()).collect::<Vec<_>>())
+                }
+                UnshardLookahead::Stages(stages) => Value::from(stages.get()),
+                word => Value::from(word.to_string()),
+            },
+            reduce_wait: settings.reduce_wait.name(),
         }
     }
 }
@@ -124,6 +160,41 @@ pub(super) fn read(document: &mut Document, surroundings: &Surroundings) -> Mesh
         expert_parallel: section.flag("expert_parallel", false),
         data_parallel_mode,
         unshard_window: section.count("unshard_window", UnshardConfig::default().window.get()),
+        unshard_lookahead: lookahead(&mut section),
+        reduce_wait: section.choice(
+            "reduce_wait",
+            ReduceWait::AtEnd,
+            &ReduceWait::ALL.map(|wait| (wait.name(), wait)),
+        ),
+    }
+}
+
+/// Reads the lookahead: a word, a number, or a list with a number for each rank.
+fn lookahead(section: &mut Section<'_>) -> UnshardLookahead {
+    const EXPECTED: &str =
+        "\"full\", \"auto\", a number of stages from 1, or a list with one for each rank, such as [1, 2]";
+    let Some(value) = section.any(LOOKAHEAD) else { return UnshardLookahead::default() };
+    let text = match &value {
+        Value::String(text) => text.clone(),
+        Value::Array(items) => items.iter().map(ToString::to_string).collect::<Vec<_>>().join("/"),
+        other => other.to_string(),
+    };
+    text.parse().unwrap_or_else(|_| {
+        section.report_wrong_type(LOOKAHEAD, EXPECTED, &value);
+        UnshardLookahead::default()
+    })
+}
+
+/// Refuses a lookahead that does not fit the window or the ranks of the pipeline.
+pub(super) fn check_lookahead(
+    document: &mut Document,
+    surroundings: &Surroundings,
+    mesh: &MeshSettings,
+    ranks: u32,
+) {
+    let unfit = mesh.unshard().and_then(|config| config.check(ranks).err());
+    if let Some(error) = unfit.filter(|_| document.problems.is_empty()) {
+        Section::new(document, surroundings, "mesh").report(LOOKAHEAD, error.into());
     }
 }
 

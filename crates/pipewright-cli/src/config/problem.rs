@@ -9,7 +9,7 @@ use miette::{LabeledSpan, SourceCode};
 use pipewright::device::DeviceError;
 use pipewright::tensor::Precision;
 use pipewright_schedule::partition::LayoutError;
-use pipewright_schedule::{GenerateError, PartitionError};
+use pipewright_schedule::{GenerateError, LowerError, PartitionError};
 use thiserror::Error;
 use toml::Value;
 
@@ -331,6 +331,9 @@ pub(crate) enum ProblemKind {
     /// The schedule does not fit into memory.
     #[error(transparent)]
     Memory(#[from] OutOfMemory),
+    /// The schedule cannot be lowered with these settings.
+    #[error("`unshard_lookahead`: {0}")]
+    Lookahead(#[from] LowerError),
     /// The schedule's file cannot be used.
     #[error(transparent)]
     ScheduleFile(#[from] ScheduleFileError),
@@ -435,6 +438,7 @@ impl ProblemKind {
             Self::Schedule(error) => return set_stages(error),
             Self::Model(_)
             | Self::Memory(_)
+            | Self::Lookahead(_)
             | Self::Partition(_)
             | Self::ScheduleFile(_)
             | Self::Device(_)

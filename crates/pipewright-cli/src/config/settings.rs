@@ -88,6 +88,7 @@ impl Settings {
         let run = run::read(&mut document, surroundings);
         check_warmup(&mut document, surroundings, &optimizer, &run);
         validation::check(&mut document, surroundings, &data, &run);
+        mesh::check_lookahead(&mut document, surroundings, &mesh, pipeline.ranks);
         if let Some(schedule) = &schedule {
             slices::check(&mut document, surroundings, schedule.slices(), (&data, &pipeline, &mesh));
         }

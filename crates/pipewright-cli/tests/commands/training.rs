@@ -232,7 +232,13 @@ fn sharded_replicas_train_as_whole_ones_digit_for_digit() {
         &["pipeline.ranks=1"][..],
         &["pipeline.ranks=2", "model.tie_word_embeddings=true"],
         &["pipeline.schedule=zbvzerobubble", "pipeline.stages_per_rank=2", "mesh.unshard_window=1"],
-        &["pipeline.schedule=interleaved1f1b", "pipeline.stages_per_rank=2", "mesh.unshard_window=1"],
+        &[
+            "pipeline.schedule=interleaved1f1b",
+            "pipeline.stages_per_rank=2",
+            "mesh.unshard_window=2",
+            "mesh.unshard_lookahead=[1, 2]",
+            "mesh.reduce_wait=deferred",
+        ],
     ] {
         let of_mode = |mode| figures(&folder, &[overrides, &["mesh.data_parallel=2", mode]].concat());
         let [whole, parts] = ["replicated", "sharded"].map(|mode| format!("mesh.data_parallel_mode={mode}"));

@@ -265,13 +265,24 @@ fn passes_have_settings() {
     let narrow = "0UNSHARD,0F0,0RESHARD,1UNSHARD,1F0,1B0,1RESHARD,0UNSHARD,0B0,0RESHARD\n";
     assert_eq!(of(&["unshard", "--window", "1"]), narrow);
     assert_eq!(of(&["unshard=1"]), narrow);
-    assert_eq!(of(&["unshard", "--lookahead", "1"]), narrow);
+    let late = "0UNSHARD,0F0,1UNSHARD,1F0,1B0,1RESHARD,0B0,0RESHARD\n";
+    assert_eq!(of(&["unshard", "--lookahead", "1"]), late);
+    assert_eq!(of(&["unshard=3:1"]), late);
+    for full in ["full", "auto", "2", "3"] {
+        let early = "0UNSHARD,1UNSHARD,0F0,1F0,1B0,1RESHARD,0B0,0RESHARD\n";
+        assert_eq!(of(&["unshard", "--lookahead", full]), early, "{full}");
+    }
+    let deferred = "0F0,1F0,1B0,1REDUCE_GRAD,0B0,1WAIT_REDUCE_GRAD,0REDUCE_GRAD,0WAIT_REDUCE_GRAD\n";
+    assert_eq!(of(&["reduce-grad", "--defer-wait"]), deferred);
+    assert_eq!(of(&["reduce-grad=deferred"]), deferred);
     let at_end = "0F0,1F0,1B0,1REDUCE_GRAD,0B0,0REDUCE_GRAD,1WAIT_REDUCE_GRAD,0WAIT_REDUCE_GRAD\n";
-    assert_eq!(of(&["reduce-grad", "--defer-wait"]), at_end);
+    assert_eq!(of(&["reduce-grad=at-end"]), at_end);
     write(&folder, "two.csv", "0F0,0F1,0B0,0B1\n1F0,1F1,1B0,1B1\n");
     let budget = ["lower", "two.csv", "--pass", "send-recv,wait-send", "--budget", "1"];
     let rank_0 = "0F0,0SEND_F0,0F1,0WAIT_SEND_F0,0SEND_F1,0RECV_B0,0B0,0RECV_B1,0B1,0WAIT_SEND_F1\n";
     assert!(succeed(&folder, &budget).starts_with(rank_0));
+    let each = succeed(&folder, &["lower", "two.csv", "--pass", "unshard", "--lookahead", "1,3"]);
+    assert!(each.starts_with("0UNSHARD,0F0,"), "{each}");
     let grid = ["lower", "two.csv", "--pass", "merge-bw", "--format", "grid"];
     assert!(succeed(&folder, &grid).ends_with("rank 1  1F0  1F1  1B0  1B1\n"));
 }
@@ -279,6 +290,23 @@ fn passes_have_settings() {
 #[test]
 fn passes_that_cannot_run() {
     let folder = folder();
+    write(&folder, "one.csv", "0F0,1F0,1B0,0B0\n");
+    let ahead = |lookahead: &str, words: &str| {
+        refuse(&folder, &["lower", "one.csv", "--pass", "unshard", "--lookahead", lookahead], 2, words);
+    };
+    ahead(
+        "4",
+        "error: one.csv: rank 0 has a lookahead of 4 stages, and the window has 3; use a lookahead from 1 to 3",
+    );
+    ahead("1,2", "error: one.csv: 2 lookaheads for 1 ranks; give one for each rank, or one number for all");
+    ahead(
+        "some",
+        "`some` is not a lookahead; use full, auto, a number of stages from 1, or a number for each rank",
+    );
+    ahead(
+        "0",
+        "`0` is not a lookahead; use full, auto, a number of stages from 1, or a number for each rank",
+    );
     write(&folder, "s.csv", "0F0,0B0\n1B0,1F0\n");
     write(&folder, "stuck.csv", "0F0,0B0,0F1\n1F0,1F1,1B0\n");
     let lower = |file: &str, further: &[&str], code: i32, words: &str| {

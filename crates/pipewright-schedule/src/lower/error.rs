@@ -1,7 +1,10 @@
 //! The errors of lowering.
 
+use std::num::NonZeroU32;
+
 use thiserror::Error;
 
+use crate::ids::Rank;
 use crate::schedule::ScheduleError;
 use crate::validate::{BlockedRank, Violations, list_blocked};
 
@@ -31,6 +34,26 @@ pub enum LowerError {
     /// The program already communicates.
     #[error("the program already communicates; add sends and receives only once")]
     AlreadyCommunicates,
+    /// A rank looks further ahead than the window of gathered stages reaches.
+    #[error(
+        "rank {rank} has a lookahead of {lookahead} stages, and the window has {window}; use a lookahead from 1 to {window}"
+    )]
+    Lookahead {
+        /// The rank.
+        rank: Rank,
+        /// Its lookahead.
+        lookahead: NonZeroU32,
+        /// The stages of the window.
+        window: NonZeroU32,
+    },
+    /// The list of lookaheads has another length than the list of ranks.
+    #[error("{found} lookaheads for {ranks} ranks; give one for each rank, or one number for all")]
+    LookaheadRanks {
+        /// The number of lookaheads.
+        found: usize,
+        /// The number of ranks.
+        ranks: u32,
+    },
 }
 
 crate::message_as_debug!(LowerError);

@@ -30,7 +30,7 @@ pub fn forward_part(program: &ValidatedProgram) -> Result<ValidatedProgram, Lowe
         Schedule::new(placement.clone(), program.microbatches(), rows)?.with_slices(program.slices())?;
     let (level, unshard) = match most_gathered(program) {
         None => (Level::Comms, None),
-        Some(window) => (Level::Full, Some(UnshardConfig { window, lookahead: None })),
+        Some(window) => (Level::Full, Some(UnshardConfig { window, ..UnshardConfig::default() })),
     };
     let lowered = lower(&schedule, &LowerConfig { unshard, ..LowerConfig::from(level) })?;
     Ok(validate(lowered, level)?)
@@ -94,7 +94,7 @@ mod tests {
     fn parameters_are_gathered_as_in_training() {
         let schedule = parse_schedule("0F0,1F0,1B0,0B0\n").expect("a schedule");
         let window = NonZeroU32::new(1).expect("1 is not 0");
-        let unshard = Some(UnshardConfig { window, lookahead: None });
+        let unshard = Some(UnshardConfig { window, ..UnshardConfig::default() });
         let config = LowerConfig { unshard, ..LowerConfig::from(Level::Full) };
         let program = lower(&schedule, &config).expect("it lowers");
         let forwards = forward_part(&validate(program, Level::Full).expect("a sound program"));

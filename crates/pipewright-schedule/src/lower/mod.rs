@@ -40,5 +40,5 @@ pub use send_early::{Overlaps, send_early};
 pub use send_recv::{send_recv, send_recv_with_bubbles};
 pub use source::{Lowered, ProgramSource, SourceError};
 pub use training::{TrainingLowering, for_training};
-pub use unshard::{UnshardConfig, unshard};
+pub use unshard::{ParseLookaheadError, UnshardConfig, UnshardLookahead, unshard};
 pub use wait_send::wait_send;

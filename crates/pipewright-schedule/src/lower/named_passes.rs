@@ -25,20 +25,21 @@ use crate::lower::error::LowerError;
 use crate::lower::reduce_grad::{ReduceWait, reduce_grad};
 use crate::lower::send_early::{Overlaps, send_early};
 use crate::lower::send_recv::send_recv_cells;
-use crate::lower::unshard::{UnshardConfig, unshard};
+use crate::lower::unshard::{UnshardConfig, UnshardLookahead, unshard};
 use crate::lower::{defer_recv, merge_bw, send_recv, wait_send};
 use crate::placement::Placement;
 use crate::schedule::{Program, ScheduleError, check_sizes, infer_sizes};
 use crate::slices::Slices;
 
 /// A pass with its setting, in the order of [`lower`](fn@crate::lower::lower). The documentation of each variant begins with its text form.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Pass {
     /// `merge-bw`
     MergeBw,
-    /// `unshard`, `unshard=W` with a window of `W` stages, or `unshard=W:L`, which looks `L` actions ahead.
+    /// `unshard`, `unshard=W` with a window of `W` stages, or `unshard=W:L` with a lookahead
+    /// ([`UnshardLookahead`]): `unshard=3:2`, `unshard=3:auto`, `unshard=3:1/2/3` with a number for each rank.
     Unshard(UnshardConfig),
-    /// `reduce-grad`, or `reduce-grad=at-end` to wait at the row's end.
+    /// `reduce-grad`, or with the place of the wait ([`ReduceWait`]): `reduce-grad=deferred`, `reduce-grad=at-end`.
     ReduceGrad(ReduceWait),
     /// `send-early`, or `send-early=keep-overlaps` to leave overlaps whole.
     SendEarly(Overlaps),
@@ -77,8 +78,8 @@ const NAMES: [&str; 7] =
 /// Returns the settings of a pass, for an error message.
 fn settings(pass: &str) -> &'static str {
     match pass {
-        "unshard" => "use `unshard`, `unshard=3` or `unshard=3:8`",
-        "reduce-grad" => "use `reduce-grad` or `reduce-grad=at-end`",
+        "unshard" => "use `unshard`, `unshard=3`, `unshard=3:2`, `unshard=3:auto` or `unshard=3:1/2/3`",
+        "reduce-grad" => "use `reduce-grad`, `reduce-grad=deferred` or `reduce-grad=at-end`",
         "send-early" => "use `send-early` or `send-early=keep-overlaps`",
         "wait-send" => "use `wait-send` or `wait-send=2`",
         _ => "it has none",
@@ -95,7 +96,7 @@ impl Pass {
     }
 
     /// Returns the name, without the setting.
-    pub fn name(self) -> &'static str {
+    pub fn name(&self) -> &'static str {
         match self {
             Self::MergeBw => "merge-bw",
             Self::Unshard(_) => "unshard",
@@ -107,14 +108,14 @@ impl Pass {
         }
     }
 
-    fn run(self, program: Program) -> Result<Program, LowerError> {
+    fn run(&self, program: Program) -> Result<Program, LowerError> {
         Ok(match self {
             Self::MergeBw => merge_bw(program),
-            Self::Unshard(config) => unshard(program, config),
-            Self::ReduceGrad(wait) => reduce_grad(program, wait),
-            Self::SendEarly(overlaps) => send_early(program, overlaps),
+            Self::Unshard(config) => unshard(program, config)?,
+            Self::ReduceGrad(wait) => reduce_grad(program, *wait),
+            Self::SendEarly(overlaps) => send_early(program, *overlaps),
             Self::SendRecv => send_recv(program)?,
-            Self::WaitSend(budget) => wait_send(program, budget),
+            Self::WaitSend(budget) => wait_send(program, *budget),
             Self::DeferRecv => defer_recv(program),
         })
     }
@@ -124,12 +125,12 @@ impl fmt::Display for Pass {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())?;
         match self {
-            Self::Unshard(UnshardConfig { window, lookahead: None }) => write!(f, "={window}"),
-            Self::Unshard(UnshardConfig { window, lookahead: Some(lookahead) }) => {
-                write!(f, "={window}:{lookahead}")
+            Self::Unshard(UnshardConfig { window, lookahead: UnshardLookahead::Full }) => {
+                write!(f, "={window}")
             }
+            Self::Unshard(UnshardConfig { window, lookahead }) => write!(f, "={window}:{lookahead}"),
             Self::SendEarly(Overlaps::Keep) => f.write_str("=keep-overlaps"),
-            Self::ReduceGrad(ReduceWait::AtEnd) => f.write_str("=at-end"),
+            Self::ReduceGrad(wait) if *wait != ReduceWait::default() => write!(f, "={wait}"),
             Self::WaitSend(Some(budget)) => write!(f, "={budget}"),
             _ => Ok(()),
         }
@@ -159,15 +160,17 @@ fn with_setting(pass: &str, setting: Option<&str>) -> Option<Pass> {
         ("unshard", None) => Pass::Unshard(UnshardConfig::default()),
         ("unshard", Some(setting)) => Pass::Unshard(match setting.split_once(':') {
             Some((window, lookahead)) => {
-                UnshardConfig { window: window.parse().ok()?, lookahead: Some(lookahead.parse().ok()?) }
+                UnshardConfig { window: window.parse().ok()?, lookahead: lookahead.parse().ok()? }
             }
-            None => UnshardConfig { window: setting.parse().ok()?, lookahead: None },
+            None => UnshardConfig { window: setting.parse().ok()?, ..UnshardConfig::default() },
         }),
         ("merge-bw", None) => Pass::MergeBw,
         ("send-early", None) => Pass::SendEarly(Overlaps::TakeApart),
         ("send-early", Some("keep-overlaps")) => Pass::SendEarly(Overlaps::Keep),
-        ("reduce-grad", None) => Pass::ReduceGrad(ReduceWait::AtOnce),
-        ("reduce-grad", Some("at-end")) => Pass::ReduceGrad(ReduceWait::AtEnd),
+        ("reduce-grad", None) => Pass::ReduceGrad(ReduceWait::default()),
+        ("reduce-grad", Some(place)) => {
+            Pass::ReduceGrad(ReduceWait::ALL.into_iter().find(|wait| wait.name() == place)?)
+        }
         ("send-recv", None) => Pass::SendRecv,
         ("defer-recv", None) => Pass::DeferRecv,
         ("wait-send", None) => Pass::WaitSend(None),
@@ -250,7 +253,7 @@ mod tests {
 
     #[test]
     fn passes_round_trip() {
-        let all = "unshard=3,unshard=2:5,merge-bw,send-early,send-early=keep-overlaps,reduce-grad,reduce-grad=at-end,send-recv,defer-recv,wait-send,wait-send=2";
+        let all = "unshard=3,unshard=5:2,unshard=3:auto,unshard=3:1/2,merge-bw,send-early,send-early=keep-overlaps,reduce-grad,reduce-grad=deferred,reduce-grad=at-end,send-recv,defer-recv,wait-send,wait-send=2";
         let printed: Vec<String> =
             Pass::parse_list(all).expect("passes").iter().map(ToString::to_string).collect();
         assert_eq!(printed.join(","), all);
@@ -266,6 +269,11 @@ mod tests {
         check_error(
             "wait-send=0",
             "`0` is not a setting of the pass `wait-send`; use `wait-send` or `wait-send=2`",
+        );
+        check_error(
+            "unshard=3:some",
+            "`3:some` is not a setting of the pass `unshard`; use `unshard`, `unshard=3`, `unshard=3:2`, `unshard=3:auto` \
+             or `unshard=3:1/2/3`",
         );
         check_error("merge-bw=1", "`1` is not a setting of the pass `merge-bw`; it has none");
     }

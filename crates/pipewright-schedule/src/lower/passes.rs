@@ -14,7 +14,7 @@ use crate::schedule::{Program, Schedule};
 use crate::validate::check;
 
 /// The passes to run, and their settings.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LowerConfig {
     /// Merge the halves of a split backward if they are adjacent.
     pub merge_bw: bool,
@@ -90,8 +90,8 @@ fn run_passes(mut computation: Computation<'_>, config: &LowerConfig) -> Result<
         let merged = merge_bw(computation.into_program());
         computation = Computation::Changed(sound("merge-bw", merged, Level::Compute)?);
     }
-    if let Some(config) = config.unshard {
-        let gathered = unshard(computation.into_program(), config);
+    if let Some(config) = &config.unshard {
+        let gathered = unshard(computation.into_program(), config)?;
         computation = Computation::Changed(sound("unshard", gathered, Level::Compute)?);
     }
     if let Some(wait) = config.reduce_grad {

@@ -2,7 +2,7 @@
 //!
 //! Rules, in the order of the passes: (1) if parameters are sharded over the replicas, they are gathered before their
 //! stage computes; (2) if there are several replicas, the gradients of a stage are reduced as soon as they are complete,
-//! and waited for at the end of the row; (3) input gradients leave their rank before it computes the weight gradients of
+//! and waited for at the end of the row, unless the caller chooses another place; (3) input gradients leave their rank before it computes the weight gradients of
 //! the same backward ([`send_early`](super::send_early)); (4) sends and receives are added.
 
 use std::num::NonZeroU32;
@@ -12,7 +12,7 @@ use crate::lower::error::LowerError;
 use crate::lower::passes::{LowerConfig, lower};
 use crate::lower::reduce_grad::ReduceWait;
 use crate::lower::source::Lowered;
-use crate::lower::unshard::UnshardConfig;
+use crate::lower::unshard::{UnshardConfig, UnshardLookahead};
 use crate::schedule::Schedule;
 use crate::validate::ValidatedProgram;
 
@@ -27,13 +27,17 @@ use crate::validate::ValidatedProgram;
 /// assert_eq!(csv::print_program(program.as_program()).lines().nth(1), Some(rank_1));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TrainingLowering {
     /// The number of replicas of the pipeline. Each of them runs the program.
     pub replicas: u32,
     /// How many stages of a rank are gathered at once, if parameters are sharded over the replicas; `None` if every
     /// replica holds all parameters. Ignored with one replica.
     pub unshard_window: Option<NonZeroU32>,
+    /// How many of a rank's next stages are fetched before they are needed, if parameters are sharded.
+    pub unshard_lookahead: UnshardLookahead,
+    /// Where a rank waits for the reduction of a stage's gradients. Ignored with one replica.
+    pub reduce_wait: ReduceWait,
     /// Whether an overlap stays one action. Set it if a hook runs both halves together. Without such a hook a rank runs
     /// the halves one after the other, so an overlap becomes its forward and its backward, and the forward's output
     /// leaves before the backward begins.
@@ -41,9 +45,15 @@ pub struct TrainingLowering {
 }
 
 impl Default for TrainingLowering {
-    /// One replica, and overlaps taken apart.
+    /// One replica, and overlaps taken apart. With more replicas, waits for reductions at the end of the row.
     fn default() -> Self {
-        Self { replicas: 1, unshard_window: None, keep_overlaps: false }
+        Self {
+            replicas: 1,
+            unshard_window: None,
+            unshard_lookahead: UnshardLookahead::Full,
+            reduce_wait: ReduceWait::AtEnd,
+            keep_overlaps: false,
+        }
     }
 }
 
@@ -54,7 +64,7 @@ impl Default for TrainingLowering {
 /// # Errors
 /// When the schedule is unsound.
 pub fn for_training(schedule: &Schedule, config: &TrainingLowering) -> Result<ValidatedProgram, LowerError> {
-    let passes = LowerConfig::from(*config);
+    let passes = LowerConfig::from(config.clone());
     Ok(Lowered::by(&passes, lower(schedule, &passes)?).validated()?)
 }
 
@@ -66,8 +76,8 @@ impl From<TrainingLowering> for LowerConfig {
         Self {
             send_early: true,
             keep_overlaps: config.keep_overlaps,
-            reduce_grad: has_replicas.then_some(ReduceWait::AtEnd),
-            unshard: window.map(|window| UnshardConfig { window, lookahead: None }),
+            reduce_grad: has_replicas.then_some(config.reduce_wait),
+            unshard: window.map(|window| UnshardConfig { window, lookahead: config.unshard_lookahead }),
             ..Self::from(Level::Comms)
         }
     }
@@ -88,19 +98,38 @@ mod tests {
     fn replicas_reduce_and_shards_are_gathered() {
         let replicas = TrainingLowering { replicas: 2, ..TrainingLowering::default() };
         check(
-            replicas,
+            replicas.clone(),
             "0F0,1F0,1B0,0B0\n",
             Level::Comms,
             "0F0,1F0,1B0,1REDUCE_GRAD,0B0,0REDUCE_GRAD,1WAIT_REDUCE_GRAD,0WAIT_REDUCE_GRAD\n",
         );
+        let deferred = TrainingLowering { reduce_wait: ReduceWait::Deferred, ..replicas.clone() };
+        check(
+            deferred,
+            "0F0,1F0,1B0,0B0\n",
+            Level::Comms,
+            "0F0,1F0,1B0,1REDUCE_GRAD,0B0,1WAIT_REDUCE_GRAD,0REDUCE_GRAD,0WAIT_REDUCE_GRAD\n",
+        );
         let sharded = TrainingLowering { unshard_window: NonZeroU32::new(1), ..replicas };
         check(
-            sharded,
+            sharded.clone(),
             "0F0,0B0\n",
             Level::Full,
             "0UNSHARD,0F0,0B0,0REDUCE_GRAD,0RESHARD,0WAIT_REDUCE_GRAD\n",
         );
-        check(TrainingLowering { replicas: 1, ..sharded }, "0F0,0B0\n", Level::Comms, "0F0,0B0\n");
+        check(TrainingLowering { replicas: 1, ..sharded.clone() }, "0F0,0B0\n", Level::Comms, "0F0,0B0\n");
+        let ahead = TrainingLowering {
+            unshard_window: NonZeroU32::new(2),
+            unshard_lookahead: UnshardLookahead::Stages(NonZeroU32::MIN),
+            ..sharded
+        };
+        check(
+            ahead,
+            "0F0,1F0,1B0,0B0\n",
+            Level::Full,
+            "0UNSHARD,0F0,1UNSHARD,1F0,1B0,1REDUCE_GRAD,1RESHARD,0B0,0REDUCE_GRAD,0RESHARD,1WAIT_REDUCE_GRAD,\
+             0WAIT_REDUCE_GRAD\n",
+        );
     }
 
     #[test]

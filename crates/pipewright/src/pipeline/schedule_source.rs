@@ -61,5 +61,6 @@ pub(super) fn training_passes(config: &PipelineConfig) -> LowerConfig {
         replicas: config.data_parallel,
         unshard_window: config.is_sharded().then(|| UnshardConfig::default().window),
         keep_overlaps: config.hook.as_ref().is_some_and(|hook| hook.runs_overlaps()),
+        ..TrainingLowering::default()
     })
 }

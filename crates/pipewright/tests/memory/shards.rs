@@ -53,7 +53,7 @@ fn peak(schedule: &str, replicas: u32, mode: DataParallelMode) -> u64 {
         microbatches: MICROBATCHES,
         ..ScheduleSpec::default()
     };
-    let unshard = Some(UnshardConfig { window: NonZeroU32::MIN, lookahead: None });
+    let unshard = Some(UnshardConfig { window: NonZeroU32::MIN, ..UnshardConfig::default() });
     let config = LowerConfig { unshard, ..LowerConfig::from(Level::Full) };
     let lowered = lower(&generate(schedule, &spec).expect("a schedule"), &config).expect("it lowers");
     let program = validate(lowered, Level::Full).expect("it is sound");

@@ -19,7 +19,6 @@ use pipewright::mesh::DataParallelMode::{Replicated, Sharded};
 use pipewright::nn::SplitBackward;
 use pipewright::pipeline::{Layers, Pipeline, PipelineBuilder, PipelineError};
 use pipewright::stage::{StageContext, StageModule};
-use pipewright_schedule::lower::UnshardConfig;
 use pipewright_schedule::{Action, Level, LowerConfig, Recompute, StageIndex};
 
 use crate::support::{loss, numbers};
@@ -260,13 +259,9 @@ fn the_first_step_names_parameters_that_cannot_be_deferred() {
 
 #[test]
 fn sharded_and_recomputed_stages_have_the_same_bits() {
-    let unshard = Some(UnshardConfig::default());
     for schedule in ["zbvzerobubble", "zb-h1"] {
-        let replicas = || {
-            builder(schedule, Some(Log::default()))
-                .data_parallel(2)
-                .lower(LowerConfig { unshard, ..LowerConfig::from(Level::Full) })
-        };
+        let replicas =
+            || builder(schedule, Some(Log::default())).data_parallel(2).lower(LowerConfig::from(Level::Full));
         let whole = train(replicas().data_parallel_mode(Replicated));
         assert_eq!(train(replicas().data_parallel_mode(Sharded)), whole, "{schedule}, sharded");
         assert_eq!(train(replicas().recompute(Recompute::Stage)), whole, "{schedule}, recomputed");

@@ -1,5 +1,7 @@
 //! Tests of values that contradict each other.
 
+use pipewright_schedule::lower::ReduceWait;
+
 use super::{check, check_set, load};
 
 #[test]
@@ -28,6 +30,52 @@ fn sizes_that_do_not_fit_each_other() {
     refuse(
         &["pipeline.stages_per_rank=2"],
         "`1f1b` runs 1 stage on each rank, not 2; use 1 stage on each rank",
+    );
+}
+
+/// The lookahead of a mesh with sharded replicas fits its window and the ranks of the pipeline.
+#[test]
+fn parameters_are_fetched_ahead_as_configured() {
+    const SHARDED: [&str; 2] = ["mesh.data_parallel=2", "mesh.data_parallel_mode=sharded"];
+    let lowering = |arguments: &[&str]| {
+        let settings = load(None, &[&SHARDED, arguments].concat()).expect("sound arguments");
+        let lowering = settings.mesh.lowering();
+        (lowering.unshard_lookahead.to_string(), lowering.reduce_wait)
+    };
+    assert_eq!(lowering(&[]), ("full".to_owned(), ReduceWait::AtEnd));
+    for (written, read) in
+        [("auto", "auto"), ("2", "2"), ("[1, 2]", "1/2"), ("\"1/2\"", "1/2"), ("1,2", "1/2")]
+    {
+        let argument = format!("mesh.unshard_lookahead={written}");
+        assert_eq!(
+            lowering(&[&argument, "mesh.reduce_wait=deferred"]),
+            (read.to_owned(), ReduceWait::Deferred)
+        );
+    }
+    let refuse = |value: &str, expected: &str| {
+        let argument = format!("mesh.unshard_lookahead={value}");
+        let arguments = [&SHARDED[..], &["pipeline.ranks=2", &argument]].concat();
+        check_set(&arguments, &[&format!("--set {argument}: `unshard_lookahead`{expected}")]);
+    };
+    refuse("4", ": rank 0 has a lookahead of 4 stages, and the window has 3; use a lookahead from 1 to 3");
+    refuse(
+        "[1, 4]",
+        ": rank 1 has a lookahead of 4 stages, and the window has 3; use a lookahead from 1 to 3",
+    );
+    refuse("[1, 1, 1]", ": 3 lookaheads for 2 ranks; give one for each rank, or one number for all");
+    for (value, kind) in [("0", "a whole number"), ("[]", "a list"), ("[1.5]", "a list"), ("most", "a text")]
+    {
+        let expected =
+            "\"full\", \"auto\", a number of stages from 1, or a list with one for each rank, such as [1, 2]";
+        refuse(value, &format!(" is {kind}, where {expected} is expected"));
+    }
+    // Without sharding nothing is fetched.
+    assert!(load(None, &["mesh.unshard_lookahead=4"]).is_ok());
+    check_set(
+        &["mesh.reduce_wait=later"],
+        &[
+            "--set mesh.reduce_wait=later: `reduce_wait` is \"later\", where at-once, deferred, at-end is expected",
+        ],
     );
 }
 

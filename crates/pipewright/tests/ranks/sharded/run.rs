@@ -35,7 +35,7 @@ pub(crate) fn program(
     let spec = ScheduleSpec { ranks, stages_per_rank: per_rank, microbatches, ..ScheduleSpec::default() };
     let schedule = generate(schedule, &spec).expect("a schedule");
     let window = NonZeroU32::new(window).expect("a window");
-    let unshard = Some(UnshardConfig { window, lookahead: None });
+    let unshard = Some(UnshardConfig { window, ..UnshardConfig::default() });
     // With a narrow window, messages follow whole actions; with a wide one, they are sent early.
     let send_early = window.get() > 1;
     let config = LowerConfig { send_early, unshard, ..LowerConfig::from(Level::Full) };
