@@ -39,19 +39,13 @@ impl Executor {
             Action::RecvForward { .. } | Action::RecvBackward { .. } => Ok(None),
             // `Executor::poll_action` runs this action only after its message has left.
             Action::WaitSendForward { .. } | Action::WaitSendBackward { .. } => Ok(None),
-            Action::ReduceGrad { stage } => {
-                self.start_reduction(stage)?;
-                Ok(None)
-            }
-            Action::WaitReduceGrad { stage } => Ok(self.awaited_reduction(stage)),
-            Action::Unshard { stage } => {
-                self.unshard(stage);
-                Ok(None)
-            }
-            Action::Reshard { stage } => {
-                self.release(stage);
-                Ok(None)
-            }
+            Action::ReduceGrad { stage } => self.reduce(action, stage).map(|()| None),
+            Action::WaitReduceGrad { stage } => match self.awaited_reduction(stage) {
+                None => self.end_reduction(action, stage).map(|()| None),
+                awaited => Ok(awaited),
+            },
+            Action::Unshard { stage } => self.unshard(action, stage).map(|()| None),
+            Action::Reshard { stage } => self.reshard(action, stage).map(|()| None),
         }
     }
 

@@ -107,6 +107,7 @@ impl Executor {
     /// replicas are complete.
     fn add_copies_and_shared(&mut self) -> Result<Phase, Cause> {
         self.step.reductions.clear();
+        self.check_own_sums()?;
         self.add_copies()?;
         Ok(self.exchange_shared_gradients())
     }

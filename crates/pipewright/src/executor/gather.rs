@@ -21,6 +21,7 @@ use super::reduction::joined;
 use super::step::{Outcome, Phase};
 use crate::collective::Exchange;
 use crate::failure::Cause;
+use crate::hook::{Place, ReplicaPlace, ReshardRun, UnshardRun};
 use crate::message::{AwaitedMessage, Tag};
 use crate::stage::{StageError, Visit};
 use crate::tensor::Slice;
@@ -57,13 +58,45 @@ pub struct NamedParameter {
 }
 
 impl Executor {
-    /// Runs `UNSHARD` if parameters are sharded. Weight gradients need no parameters, so all replicas skip a gathering
+    /// Runs `UNSHARD`, or lets the hook run it. Weight gradients need no parameters, so all replicas skip a gathering
     /// that only weight gradients follow.
-    pub(super) fn unshard(&mut self, stage: StageIndex) {
+    pub(super) fn unshard(&mut self, action: Action, stage: StageIndex) -> Result<(), Cause> {
+        let is_asked = match self.hook.clone() {
+            None => true,
+            Some(hook) => {
+                let at = self.shard_place(action);
+                let mut run = UnshardRun::new(at, &mut *self.local_stage(stage).runner);
+                hook.unshard(&mut run)?;
+                run.is_asked()
+            }
+        };
         let rest = self.program().row(self.rank).iter().skip(self.step.position);
-        if self.endpoint.part().is_some() && is_computed(stage, rest) {
+        let is_needed = self.endpoint.part().is_some() && is_computed(stage, rest);
+        if is_needed && is_asked && self.local_stage(stage).gathering.is_none() {
             self.start_gather(stage);
         }
+        Ok(())
+    }
+
+    /// Runs `RESHARD`, or lets the hook run it.
+    pub(super) fn reshard(&mut self, action: Action, stage: StageIndex) -> Result<(), Cause> {
+        if let Some(hook) = self.hook.clone() {
+            let at = self.shard_place(action);
+            let mut run = ReshardRun::new(at, &*self.local_stage(stage).runner);
+            hook.reshard(&mut run)?;
+            if !run.is_asked() {
+                return Ok(());
+            }
+        }
+        self.release(stage);
+        Ok(())
+    }
+
+    /// Returns the place of an action among the replicas that hold the parameters together.
+    fn shard_place(&self, action: Action) -> ReplicaPlace {
+        let group = self.endpoint.shard_group();
+        let place = Place { rank: self.world_rank, action };
+        ReplicaPlace { place, replicas: group.members().len() as u32, replica: group.place() as u32 }
     }
 
     /// Sends this replica's rows of the stage's parameters to the others.
@@ -81,7 +114,11 @@ impl Executor {
 
     /// Gives a stage its whole parameters if they are being gathered, or returns a missing message.
     pub(super) fn fetch_parameters(&mut self, index: StageIndex) -> Result<Option<AwaitedMessage>, Cause> {
-        let Some(mut rows) = self.local_stage(index).gathering.take() else { return Ok(None) };
+        let Some(mut rows) = self.local_stage(index).gathering.take() else {
+            // Only a hook's function can leave them out.
+            let is_gathered = self.local_stage(index).runner.is_gathered();
+            return if is_gathered { Ok(None) } else { Err(Cause::NotGathered { stage: index }) };
+        };
         let device = self.local_stage(index).runner.device().clone().inner();
         let awaited = self.receive_tensors(&mut rows, &device)?;
         if awaited.is_some() {

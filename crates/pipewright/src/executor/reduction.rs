@@ -19,11 +19,12 @@
 //! messages whenever it is polled. A parameter without a gradient on some replicas counts as zero there. One without a
 //! gradient on all replicas has no sum.
 
-use pipewright_schedule::StageIndex;
+use pipewright_schedule::{Action, StageIndex};
 
 use super::machine::Executor;
 use crate::collective::{Exchange, Group, sum};
 use crate::failure::Cause;
+use crate::hook::{Place, ReduceRun, ReplicaPlace, check_sums};
 use crate::message::{AwaitedMessage, Tag};
 use crate::tensor::shard::{RowShard, join};
 use crate::tensor::{OptionalTensor, OptionalTensors, Value};
@@ -42,13 +43,15 @@ enum State {
     /// The rank waits for the sums of these replicas.
     Gathering(Exchange<OptionalTensors>),
     Done,
+    /// A function of a hook makes the sums.
+    Own,
 }
 
 impl State {
     fn missing(&self) -> Option<AwaitedMessage> {
         match self {
             Self::Sharding(parts) | Self::Scattering(parts) | Self::Gathering(parts) => parts.missing(),
-            Self::Done => None,
+            Self::Done | Self::Own => None,
         }
     }
 }
@@ -57,6 +60,48 @@ impl Executor {
     /// Returns whether gradients are summed over replicas at the end of this step.
     pub(super) fn reduces(&self) -> bool {
         self.endpoint.replica_count() > 1 && self.step.input.update
+    }
+
+    /// Runs `REDUCE_GRAD`, or lets the hook run it.
+    pub(super) fn reduce(&mut self, action: Action, stage: StageIndex) -> Result<(), Cause> {
+        if let Some(hook) = self.hook.clone() {
+            let (at, is_due) = (self.replica_place(action), self.reduces());
+            let mut run = ReduceRun::new(at, &mut *self.local_stage(stage).runner, is_due);
+            hook.reduce_grad(&mut run)?;
+            if !run.is_asked() {
+                if is_due {
+                    self.step.reductions.push(Reduction { stage, state: State::Own });
+                }
+                return Ok(());
+            }
+        }
+        self.start_reduction(stage)
+    }
+
+    /// Runs the hook's function for a `WAIT_REDUCE_GRAD` whose sums have arrived.
+    pub(super) fn end_reduction(&mut self, action: Action, stage: StageIndex) -> Result<(), Cause> {
+        let Some(hook) = self.hook.clone() else { return Ok(()) };
+        let (at, is_due) = (self.replica_place(action), self.reduces());
+        hook.wait_reduce_grad(&mut ReduceRun::new(at, &mut *self.local_stage(stage).runner, is_due))?;
+        Ok(())
+    }
+
+    /// Returns the place of an action among all replicas.
+    fn replica_place(&self, action: Action) -> ReplicaPlace {
+        let place = Place { rank: self.world_rank, action };
+        ReplicaPlace {
+            place,
+            replicas: self.endpoint.replica_count(),
+            replica: self.endpoint.coord().replica,
+        }
+    }
+
+    /// Checks the sums that a hook's functions have replaced, before they are used.
+    pub(super) fn check_own_sums(&self) -> Result<(), Cause> {
+        if self.hook.is_some() && self.reduces() {
+            self.stages.iter().try_for_each(|stage| check_sums(&*stage.runner))?;
+        }
+        Ok(())
     }
 
     /// Starts to sum the stage's gradients, unless the sum has begun. Fails if a loss is not finite.
@@ -141,7 +186,7 @@ impl Executor {
                 self.set_gradients(stage, joined(sums.into_contents()));
                 Ok(State::Done)
             }
-            State::Done => Ok(State::Done),
+            State::Done | State::Own => Ok(state),
         }
     }
 

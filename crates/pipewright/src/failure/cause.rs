@@ -77,6 +77,15 @@ pub enum Cause {
         /// The action.
         action: Action,
     },
+    /// A function of a hook did not gather the parameters of a stage that computes.
+    #[error(
+        "the parameters of stage {stage} are not gathered: the function that runs its UNSHARD must call `run` or \
+         `set_parameters`"
+    )]
+    NotGathered {
+        /// The stage.
+        stage: StageIndex,
+    },
     /// A function that runs an action left out blocks.
     #[error(
         "the function that runs {action} left out block {block} and those behind it: run all blocks, or call `run_all`"

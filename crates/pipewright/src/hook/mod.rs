@@ -32,6 +32,10 @@
 //! a function: one that waits for another rank needs a time limit of its own, below the pipeline's deadline. Each function
 //! gets all stages of a rank, and looks at the stage or the action if it is meant for some of them.
 //!
+//! [`ActionHook::unshard`], [`reshard`](ActionHook::reshard), [`reduce_grad`](ActionHook::reduce_grad) and
+//! [`wait_reduce_grad`](ActionHook::wait_reduce_grad) run the actions between replicas. A program has them if the pipeline
+//! has replicas.
+//!
 //! ```
 //! use pipewright::hook::{ActionHook, OverlapRun};
 //! use pipewright::stage::StageError;
@@ -61,11 +65,14 @@
 //! the same order.
 
 mod action_run;
+mod replica_run;
 
 use pipewright_schedule::Action;
 
 pub use action_run::{BackwardRun, ForwardRun, OverlapRun};
 pub(crate) use action_run::{Place, Stages};
+pub use replica_run::{ReduceRun, ReshardRun, UnshardRun};
+pub(crate) use replica_run::{ReplicaPlace, check_sums};
 
 use crate::ids::WorldRank;
 use crate::stage::{StageError, WeightWork};
@@ -121,6 +128,45 @@ pub trait ActionHook: Send + Sync {
     /// apart, so that the forward's output leaves before the backward begins.
     fn runs_overlaps(&self) -> bool {
         false
+    }
+
+    /// Runs an `UNSHARD`. By default the replicas that hold the parameters together exchange their rows. A function may give
+    /// the stage parameters that it has gathered in its own way. All replicas must decide alike.
+    ///
+    /// # Errors
+    /// As [`ActionHook::forward`].
+    fn unshard(&self, run: &mut UnshardRun<'_>) -> Result<(), StageError> {
+        run.run();
+        Ok(())
+    }
+
+    /// Runs a `RESHARD`. By default the rows of the other replicas are dropped. A function that leaves them saves the next
+    /// exchange. All replicas must decide alike.
+    ///
+    /// # Errors
+    /// As [`ActionHook::forward`].
+    fn reshard(&self, run: &mut ReshardRun<'_>) -> Result<(), StageError> {
+        run.run();
+        Ok(())
+    }
+
+    /// Runs a `REDUCE_GRAD`. By default the sum over the replicas begins. A function may change the gradients before it, or
+    /// compute the sum itself. All replicas must decide alike.
+    ///
+    /// # Errors
+    /// As [`ActionHook::forward`].
+    fn reduce_grad(&self, run: &mut ReduceRun<'_>) -> Result<(), StageError> {
+        run.run();
+        Ok(())
+    }
+
+    /// Runs a `WAIT_REDUCE_GRAD`, when the sum of [`ActionHook::reduce_grad`] has arrived. A function may change it, or put
+    /// its own in place. All replicas must do the same.
+    ///
+    /// # Errors
+    /// As [`ActionHook::forward`].
+    fn wait_reduce_grad(&self, _run: &mut ReduceRun<'_>) -> Result<(), StageError> {
+        Ok(())
     }
 
     /// Called with the tensors of a message between two stages: in a send before they leave, and in a receive when the

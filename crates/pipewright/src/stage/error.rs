@@ -289,6 +289,30 @@ pub enum StageError {
         /// Type and shape of each tensor of the gradient.
         found: String,
     },
+    /// A function gave another number of tensors than the stage has parameters.
+    #[error(
+        "the function gave {found} tensor(s), and the stage has {expected} parameter(s): give one for each path"
+    )]
+    TensorsOfParameters {
+        /// The number of tensors.
+        found: usize,
+        /// The number of parameters.
+        expected: usize,
+    },
+    /// A function between replicas left a tensor that does not fit its parameter.
+    #[error(
+        "the function left {} for the parameter `{parameter}`, which takes {}",
+        .found.as_deref().unwrap_or("no tensor"),
+        .expected.as_ref().map_or("none".to_owned(), |shape| format!("a float tensor of shape {shape:?}"))
+    )]
+    TensorOfParameter {
+        /// The parameter's path.
+        parameter: Arc<str>,
+        /// The shape that it takes; `None` if it takes no tensor.
+        expected: Option<Vec<usize>>,
+        /// Type and shape of the tensor; `None` if there is none.
+        found: Option<String>,
+    },
     /// A gradient has another shape than its output.
     #[error("the gradient of output {index} has shape {gradient:?}, the output had {output:?}")]
     GradientShape {

@@ -27,6 +27,18 @@ impl<M: StageBody> StageParameters for TrainingStage<M> {
         self.sums.paths()
     }
 
+    fn shapes(&self) -> &[Vec<usize>] {
+        self.sums.shapes()
+    }
+
+    fn part_of(&self, place: usize) -> RowShard {
+        self.shards.as_ref().map_or(RowShard::WHOLE, |shards| shards.part_of(place))
+    }
+
+    fn is_gathered(&self) -> bool {
+        self.shards.as_ref().is_none_or(Shards::is_gathered)
+    }
+
     fn held(&self) -> Vec<Held> {
         let declared = self.module().shared();
         let shared = |path: &str, value: Value| {

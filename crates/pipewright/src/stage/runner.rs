@@ -19,6 +19,7 @@ use super::visit::Visit;
 use super::weight_work::WeightWork;
 use crate::checkpoint::{Checkpoint, CheckpointError, StageState};
 use crate::optimizer::{Factors, GradientHook};
+use crate::tensor::shard::RowShard;
 use crate::tensor::{OptionalTensor, OptionalTensors, Placement, TensorRank, Values};
 
 /// The options of a forward.
@@ -145,6 +146,15 @@ pub(crate) trait StageCompute: Send {
 pub(crate) trait StageParameters: Send {
     /// Returns the global path of each float parameter, in the stage's own order.
     fn paths(&self) -> &[Arc<str>];
+
+    /// Returns the shape of each whole parameter, in the order of [`StageParameters::paths`].
+    fn shapes(&self) -> &[Vec<usize>];
+
+    /// Returns the rows that the replica holds of the parameter at `place` of [`StageParameters::paths`].
+    fn part_of(&self, place: usize) -> RowShard;
+
+    /// Returns whether the stage has its whole parameters.
+    fn is_gathered(&self) -> bool;
 
     /// Returns every float parameter of the stage, in the order of [`StageParameters::paths`], then the integer and
     /// boolean parameters.

@@ -54,6 +54,11 @@ impl Shards {
         if self.is_spread(place) { self.part } else { RowShard::WHOLE }
     }
 
+    /// Returns whether the module has the whole parameters.
+    pub(super) fn is_gathered(&self) -> bool {
+        self.rows.is_some()
+    }
+
     /// Returns whether the parameter at `place` is sharded. Integer and boolean parameters come after the others and
     /// are not sharded.
     fn is_spread(&self, place: usize) -> bool {

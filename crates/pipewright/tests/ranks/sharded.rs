@@ -1,5 +1,6 @@
 //! Sharded data parallelism: replicas that hold shards train to the same bits as replicas that hold whole parameters.
 
+mod functions;
 mod groups;
 mod modules;
 mod run;
