@@ -28,6 +28,8 @@ use crate::tensor::{Boundaries, CheckMetadata, Metadata, OnMismatch};
 pub(crate) struct ExecutorConfig {
     /// The program until the first step. Each step brings its own (`StepInput::program`).
     pub(crate) program: Arc<ValidatedProgram>,
+    /// The largest number of microbatches of any program.
+    pub(crate) most_microbatches: u32,
     pub(crate) board: ProgressBoard,
     pub(crate) metadata: Metadata,
     pub(crate) check_metadata: CheckMetadata,
@@ -85,7 +87,7 @@ impl Executor {
         let microbatches = config.program.microbatches();
         let stages = stages.into_iter().map(|(index, runner)| {
             let boundaries = Boundaries::new(&config.metadata, config.check_metadata, index, microbatches);
-            LocalStage::new(index, runner, microbatches, boundaries)
+            LocalStage::new(index, runner, config.most_microbatches, boundaries)
         });
         Self {
             rank: endpoint.coord().rank,
@@ -189,7 +191,10 @@ impl Executor {
         // until its arrival.
         let is_noted_later = match action {
             Action::RecvForward { .. } | Action::RecvBackward { .. } => true,
-            Action::Unshard { .. } => self.endpoint.part().is_some(),
+            Action::Unshard { stage } => {
+                self.endpoint.part().is_some()
+                    && (self.hook.is_none() || self.local_stage(stage).gathering.is_some())
+            }
             _ => false,
         };
         if !is_noted_later {

@@ -8,6 +8,8 @@ use pipewright_schedule::{Level, Recompute, Slices, StageIndex, ValidatedProgram
 
 use super::config::PipelineConfig;
 use super::error::PipelineError;
+use super::evaluation::evaluation_program;
+use crate::batch::Purpose;
 use crate::executor::{Executor, ExecutorConfig, MeshEndpoint, MeshSettings};
 use crate::failure::{Abort, Cause, StepError};
 use crate::ids::StepNumber;
@@ -26,7 +28,7 @@ use crate::transport::{Endpoint, World};
 pub(crate) struct Assembly {
     pub(crate) program: Arc<ValidatedProgram>,
     pub(crate) mesh: Mesh,
-    /// The forward part of the program; `None` before the first evaluation.
+    /// The program of evaluations; `None` before the first one if it is the forward part of `program`.
     pub(crate) evaluation: Option<Arc<ValidatedProgram>>,
     pub(crate) config: PipelineConfig,
     pub(crate) board: ProgressBoard,
@@ -74,7 +76,7 @@ impl Assembly {
         let program = Arc::new(program);
         board.set_tensor_ranks(mesh.tensor);
         board.set_program(&program, StepNumber::default());
-        let evaluation = program.is_forward_only().then(|| program.clone());
+        let evaluation = evaluation_program(&program, config)?;
         Ok((Self { program, mesh, evaluation, config: config.clone(), board, abort }, endpoints))
     }
 
@@ -127,7 +129,9 @@ impl Assembly {
             self.board.moved(world_rank, 0);
             stages.push((stage, runner));
         }
+        let evaluated = self.evaluation.as_ref().map_or(0, |evaluation| evaluation.microbatches());
         let config = ExecutorConfig {
+            most_microbatches: self.program.microbatches().max(evaluated),
             program: self.program.clone(),
             board: self.board.clone(),
             metadata: self.config.metadata.clone(),
@@ -152,7 +156,25 @@ impl Assembly {
 
     /// Returns the number of microbatches of a step, over all replicas.
     pub(crate) fn microbatches(&self) -> u32 {
-        self.program.microbatches() / self.program.slices().get() * self.mesh.data
+        self.microbatches_of(&self.program)
+    }
+
+    /// Returns the number of microbatches of an evaluation, over all replicas.
+    pub(crate) fn eval_microbatches(&self) -> u32 {
+        self.microbatches_of(self.evaluation.as_ref().unwrap_or(&self.program))
+    }
+
+    /// Returns the number of microbatches of a step or an evaluation, over all replicas.
+    pub(super) fn microbatches_for(&self, purpose: Purpose) -> u32 {
+        match purpose {
+            Purpose::Evaluate => self.eval_microbatches(),
+            Purpose::Update { .. } | Purpose::Accumulate => self.microbatches(),
+        }
+    }
+
+    /// Returns the number of microbatches of a program of this pipeline, over all replicas.
+    fn microbatches_of(&self, program: &ValidatedProgram) -> u32 {
+        program.microbatches() / program.slices().get() * self.mesh.data
     }
 }
 

@@ -18,6 +18,7 @@ use pipewright_schedule::{
 
 use super::build_error::BuildError;
 use super::config::PipelineConfig;
+use super::eval_schedule::Evaluation;
 use super::layer_list::{EdgeType, check_types};
 use super::layers::{Cut, Layers, SharedLoss};
 use super::running::Pipeline;
@@ -37,13 +38,14 @@ use crate::transport::World;
 #[must_use = "a builder does nothing until it launches"]
 pub struct PipelineBuilder {
     layers: Layers,
-    schedule: ScheduleSource,
+    pub(super) schedule: ScheduleSource,
+    pub(super) evaluation: Evaluation,
     ranks: Option<u32>,
     stages_per_rank: Option<u32>,
     microbatches: Option<Microbatches>,
     /// The settings of a named schedule, except its size.
-    spec: ScheduleSpec,
-    lower: Option<LowerConfig>,
+    pub(super) spec: ScheduleSpec,
+    pub(super) lower: Option<LowerConfig>,
     method: Option<Method>,
     seed: Option<u64>,
     loss: Option<SharedLoss>,
@@ -103,6 +105,7 @@ impl Pipeline {
         PipelineBuilder {
             layers: layers.into(),
             schedule: "1f1b".into(),
+            evaluation: Evaluation::default(),
             ranks: None,
             stages_per_rank: None,
             microbatches: None,
@@ -304,9 +307,7 @@ impl PipelineBuilder {
     /// When the schedule does not exist at this size, cannot be lowered, or has other sizes than the builder was asked
     /// for.
     pub fn program(&self) -> Result<ValidatedProgram, BuildError> {
-        let lowered = |source: ProgramSource| {
-            source.program(&self.lower.unwrap_or_else(|| training_passes(&self.config)))
-        };
+        let lowered = |source: ProgramSource| source.program(&self.passes());
         let program = match &self.schedule {
             ScheduleSource::Named(name) => {
                 let schedule =
@@ -323,6 +324,11 @@ impl PipelineBuilder {
         Ok(program)
     }
 
+    /// Returns the passes that lower a schedule to a program.
+    pub(super) fn passes(&self) -> LowerConfig {
+        self.lower.clone().unwrap_or_else(|| training_passes(&self.config))
+    }
+
     /// Starts the ranks of this process and makes their layers on them.
     ///
     /// # Errors
@@ -336,7 +342,9 @@ impl PipelineBuilder {
             self.config.optimizer.as_ref().ok_or(BuildError::NoOptimizer)?;
         }
         let partition = self.cut(program.placement().stages())?;
-        let Self { layers, seed, loss, world, config, .. } = self;
+        let evaluation = self.evaluation_of(&program)?.map(Arc::new);
+        let Self { layers, seed, loss, world, mut config, .. } = self;
+        config.evaluation = evaluation.or(config.evaluation);
         let ranks = config.mesh(program.ranks()).ranks().unwrap_or(u32::MAX);
         let world = world.unwrap_or_else(|| World::local(ranks));
         let placement = program.placement().clone();

@@ -70,6 +70,10 @@ pub struct PipelineConfig {
     /// differ in the second forward, so a module draws from
     /// [`StageContext::random`](crate::stage::StageContext::random).
     pub recompute: Recompute,
+    /// The program of evaluations; `None` for the forward part of the pipeline's program. It places the stages on the same
+    /// ranks, and may have another order and another number of microbatches. Only the forwards of a program that trains are
+    /// run. It is the same in all processes.
+    pub evaluation: Option<Arc<ValidatedProgram>>,
     /// Runs around actions, or in their place.
     pub hook: Option<Arc<dyn ActionHook>>,
     /// A flag that the caller raises to end training. Each rank reads it at the end of a step, and the step's report
@@ -101,6 +105,7 @@ impl Default for PipelineConfig {
             on_mismatch: OnMismatch::default(),
             seed: 0,
             recompute: Recompute::None,
+            evaluation: None,
             hook: None,
             interrupt: None,
         }
@@ -123,15 +128,17 @@ impl PipelineConfig {
 /// Returns the settings that must be the same in every process of a run.
 pub(super) fn identity(program: &ValidatedProgram, config: &PipelineConfig) -> Fields {
     let placement = program.placement();
-    let mut rows = DefaultHasher::new();
-    placement.all_ranks().for_each(|rank| program.row(rank).hash(&mut rows));
     let stages = placement.all_ranks().map(|rank| {
         let stages = placement.stages_of(rank).iter().map(ToString::to_string);
         stages.collect::<Vec<_>>().join("+")
     });
     let fields = [
         ("version", env!("CARGO_PKG_VERSION").to_owned()),
-        ("program", format!("{:016x}", rows.finish())),
+        ("program", rows_of(program)),
+        (
+            "evaluation",
+            config.evaluation.as_ref().map_or("its forwards".to_owned(), |program| rows_of(program)),
+        ),
         ("placement", stages.collect::<Vec<_>>().join(" ")),
         ("microbatches", program.microbatches().to_string()),
         ("slices", program.slices().to_string()),
@@ -150,6 +157,14 @@ pub(super) fn identity(program: &ValidatedProgram, config: &PipelineConfig) -> F
         ("trains", config.optimizer.is_some().to_string()),
     ];
     fields.map(|(name, value)| (name.to_owned(), value)).into()
+}
+
+/// Returns a hash of the rows of a program.
+fn rows_of(program: &ValidatedProgram) -> String {
+    let mut rows = DefaultHasher::new();
+    program.microbatches().hash(&mut rows);
+    program.placement().all_ranks().for_each(|rank| program.row(rank).hash(&mut rows));
+    format!("{:016x}", rows.finish())
 }
 
 #[cfg(test)]

@@ -90,6 +90,23 @@ pub enum PipelineError {
         /// Why not.
         source: SplitError,
     },
+    /// The program of evaluations has its stages on other ranks.
+    #[error(
+        "the program of evaluations places its stages on other ranks than the program: use a schedule with the same \
+         placement, such as the program's own with another number of microbatches"
+    )]
+    EvaluationPlacement,
+    /// The program of evaluations cuts microbatches into another number of slices.
+    #[error(
+        "the program of evaluations cuts microbatches into {found} slice(s), and the program into {expected}: use the same \
+         number"
+    )]
+    EvaluationSlices {
+        /// The slices of the program of evaluations.
+        found: Slices,
+        /// The slices of the program.
+        expected: Slices,
+    },
     /// The forward part of the program cannot be run alone.
     #[error("the forward part of the program cannot be run alone: {0}")]
     NoEvaluation(#[source] LowerError),

@@ -7,6 +7,7 @@
 
 mod config;
 mod error;
+mod evaluation;
 mod assembly;
 mod step_inputs;
 mod summary;
@@ -20,6 +21,7 @@ mod layer_list;
 mod layers;
 mod schedule_source;
 mod builder;
+mod eval_schedule;
 mod update_settings;
 #[cfg(feature = "testing")]
 mod seeded;

@@ -88,17 +88,29 @@ impl Pipeline {
         targets: impl Boundary,
         learning_rate: f64,
     ) -> Result<StepSummary, PipelineError> {
-        let batch = self.split_batch(inputs, targets);
+        let batch = self.split_batch(inputs, targets, self.assembly.microbatches());
         self.train(batch, Purpose::Update { learning_rate })
     }
 
-    /// Splits a batch into the program's microbatches, for [`Pipeline::step_batch`].
+    /// Returns the number of microbatches of a step, over all replicas.
+    pub fn microbatches(&self) -> u32 {
+        self.assembly.microbatches()
+    }
+
+    /// Returns the number of microbatches of an evaluation, over all replicas.
+    pub fn eval_microbatches(&self) -> u32 {
+        self.assembly.eval_microbatches()
+    }
+
+    /// Splits a batch into so many microbatches, for [`Pipeline::step_batch`] or [`Pipeline::eval_batch`].
     pub(crate) fn split_batch(
         &self,
         inputs: impl Boundary,
         targets: impl Boundary,
+        microbatches: u32,
     ) -> Result<Batch, PipelineError> {
-        Ok(Batch::of_parts(self.split("inputs", inputs)?, self.split("targets", targets)?))
+        let inputs = split_into("inputs", inputs, microbatches)?;
+        Ok(Batch::of_parts(inputs, split_into("targets", targets, microbatches)?))
     }
 
     /// As [`Pipeline::step`], with a batch that is split already and may have side inputs.
@@ -168,8 +180,9 @@ impl Pipeline {
         self.loss_scale.map_or(1.0, |scale| scale.factor)
     }
 
-    /// Runs the forward part of the program on a batch, without a tape. With targets it returns losses too. Parameters
-    /// and accumulated gradients do not change, but an evaluation that fails drops the gradients.
+    /// Runs the forward part of the program on a batch, or the program of evaluations
+    /// ([`PipelineConfig::evaluation`](super::PipelineConfig::evaluation)), without a tape. With targets it returns losses
+    /// too. Parameters and accumulated gradients do not change, but an evaluation that fails drops the gradients.
     ///
     /// # Errors
     /// As [`Pipeline::step`].
@@ -178,8 +191,9 @@ impl Pipeline {
         inputs: impl Boundary,
         targets: Option<impl Boundary>,
     ) -> Result<EvalSummary, PipelineError> {
-        let batch = self.split("inputs", inputs).and_then(|inputs| {
-            let targets = targets.map(|targets| self.split("targets", targets)).transpose()?;
+        let microbatches = self.assembly.eval_microbatches();
+        let batch = split_into("inputs", inputs, microbatches).and_then(|inputs| {
+            let targets = targets.map(|targets| split_into("targets", targets, microbatches)).transpose()?;
             Ok(Batch::of_parts(inputs, targets.unwrap_or_default()).keep_outputs())
         });
         self.evaluate(batch)
@@ -309,15 +323,6 @@ impl Pipeline {
         Ok(restored)
     }
 
-    /// Splits inputs or targets. A process without the stage that takes them may pass `()`.
-    fn split(&self, what: &'static str, batch: impl Boundary) -> Result<Vec<Values>, PipelineError> {
-        let (batch, microbatches) = (pack(batch), self.assembly.microbatches());
-        match batch.is_empty() {
-            true => Ok(vec![Values::new(); microbatches as usize]),
-            false => split(&batch, microbatches).map_err(|source| PipelineError::Split { what, source }),
-        }
-    }
-
     /// Checks a batch, and compares it with those of the other processes. A batch that one process cannot use is an error in
     /// all of them, so that none waits.
     fn agreed(
@@ -346,7 +351,7 @@ impl Pipeline {
         self.step = done;
         let mut batch = batch?;
         if let Some(agreed) = agreed?.into_iter().next() {
-            batch.adopt(agreed?, self.assembly.microbatches() as usize);
+            batch.adopt(agreed?, self.assembly.microbatches_for(purpose) as usize);
         }
         Ok(batch)
     }
@@ -398,6 +403,19 @@ impl Pipeline {
         let rank = self.ranks.first().map_or(WorldRank::new(0), |thread| thread.rank);
         let cause = Cause::Abandoned { message: reason.to_owned() };
         self.assembly.abort.raise(StepError { rank, step: self.step, action: None, cause });
+    }
+}
+
+/// Splits inputs or targets. A process without the stage that takes them may pass `()`.
+fn split_into(
+    what: &'static str,
+    batch: impl Boundary,
+    microbatches: u32,
+) -> Result<Vec<Values>, PipelineError> {
+    let batch = pack(batch);
+    match batch.is_empty() {
+        true => Ok(vec![Values::new(); microbatches as usize]),
+        false => split(&batch, microbatches).map_err(|source| PipelineError::Split { what, source }),
     }
 }
 

@@ -62,7 +62,7 @@ impl Assembly {
         let placement = self.program.placement();
         let first = placement.rank_of(placement.first_stage());
         let last = placement.rank_of(placement.last_stage());
-        let share = self.program.microbatches() as usize;
+        let share = program.microbatches() as usize;
         let of_rank = |world_rank| {
             let MeshCoord { replica, rank, tensor } = self.mesh.coord(world_rank);
             // The last rank of a tensor group takes the tensors of which the others have copies.
@@ -106,7 +106,7 @@ impl Assembly {
         purpose: Purpose,
     ) -> Result<(), PipelineError> {
         let is_training = purpose != Purpose::Evaluate;
-        self.check_count(ranks, batch, is_training)?;
+        self.check_count(ranks, batch, purpose)?;
         self.check_outputs(batch, is_training)?;
         if is_training {
             batch.input_gradients()?;
@@ -126,13 +126,14 @@ impl Assembly {
         &self,
         ranks: impl Iterator<Item = WorldRank>,
         batch: &Batch,
-        is_training: bool,
+        purpose: Purpose,
     ) -> Result<(), PipelineError> {
-        let (placement, expected) = (self.program.placement(), self.microbatches());
+        let (placement, expected) = (self.program.placement(), self.microbatches_for(purpose));
         let [first, last] =
             [placement.first_stage(), placement.last_stage()].map(|stage| placement.rank_of(stage));
         let ranks: Vec<_> = ranks.map(|rank| self.mesh.coord(rank).rank).collect();
         let inputs = ("inputs", batch.inputs.len(), ranks.contains(&first));
+        let is_training = purpose != Purpose::Evaluate;
         let targets = ("targets", batch.targets.len(), is_training && ranks.contains(&last));
         for (what, found, is_needed) in [inputs, targets] {
             if found != expected as usize && (is_needed || found > 0) {

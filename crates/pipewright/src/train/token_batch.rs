@@ -6,13 +6,19 @@ use crate::batch::{Batch as StepBatch, SplitError};
 use crate::pipeline::{Pipeline, PipelineError};
 use crate::train::data::{Batch, SideTensor};
 
-/// Splits rows with their side inputs into the microbatches of a pipeline.
-pub(super) fn split(pipeline: &Pipeline, batch: Batch) -> Result<StepBatch, PipelineError> {
+/// Splits rows with their side inputs into so many microbatches of a pipeline.
+pub(super) fn split(
+    pipeline: &Pipeline,
+    batch: Batch,
+    microbatches: u32,
+) -> Result<StepBatch, PipelineError> {
     let shape = [batch.rows, batch.seq_len];
     // Every rank moves its microbatches to its own device.
     let device = Device::flex();
     let tensor = |ids| Tensor::<2, Int>::from_data(TensorData::new::<i32, _>(ids, shape), &device);
-    let step = pipeline.split_batch(tensor(batch.inputs), tensor(batch.targets))?.with_targets_for_all();
+    let step = pipeline
+        .split_batch(tensor(batch.inputs), tensor(batch.targets), microbatches)?
+        .with_targets_for_all();
     with_side(step, batch.side, &device)
         .map_err(|source| PipelineError::Split { what: "side inputs", source })
 }

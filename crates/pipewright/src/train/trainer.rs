@@ -155,10 +155,12 @@ impl Trainer {
         let rate = self.learning_rate.at(self.steps_done);
         let mut earlier = Vec::new();
         for _ in 1..self.batches.get() {
-            let batch = split(&self.pipeline, self.rows.next_batch(self.batch_rows))?;
+            let batch =
+                split(&self.pipeline, self.rows.next_batch(self.batch_rows), self.pipeline.microbatches())?;
             earlier.push(self.pipeline.accumulate(batch)?);
         }
-        let batch = split(&self.pipeline, self.rows.next_batch(self.batch_rows))?;
+        let batch =
+            split(&self.pipeline, self.rows.next_batch(self.batch_rows), self.pipeline.microbatches())?;
         let report = joined(earlier, self.pipeline.step_batch(batch, rate)?);
         self.steps_done += 1;
         let tokens = self.batches.get() as usize * self.batch_rows * self.rows.seq_len();

@@ -6,6 +6,7 @@ mod steps;
 mod batches;
 mod batch_forms;
 mod boundaries;
+mod evaluation;
 mod gradients;
 mod updates;
 mod randomness;
