@@ -28,11 +28,13 @@ mod mpi;
 #[cfg(any(feature = "mpi", test))]
 mod wire;
 mod world;
+mod launched;
 
 pub use agreement::{AgreementError, Differences, Fields};
 pub use controlled::{ControlledEndpoint, InFlight, Traffic};
 pub(crate) use deadline::{LONGEST_WAIT, end_of_wait};
 pub use endpoint::{Endpoint, Waited};
+pub use launched::Mpi;
 pub use link_speed::LinkSpeed;
 pub use local::LocalEndpoint;
 #[cfg(all(feature = "mpi", feature = "testing"))]

@@ -8,7 +8,7 @@ use super::endpoint::Endpoint;
 use super::link_speed::{self, LinkSpeed};
 use super::local;
 #[cfg(feature = "mpi")]
-use super::mpi::{self, ClockError, MpiError};
+use super::mpi::MpiError;
 use super::vote;
 use crate::device::Devices;
 use crate::ids::WorldRank;
@@ -49,38 +49,7 @@ impl World {
         Self::new(endpoints, ProgressBoard::new(ranks))
     }
 
-    /// Returns this process's rank in the world of the processes that `mpirun` started, one rank each. A process joins
-    /// once; it leaves, together with the others, when the pipeline is dropped.
-    ///
-    /// A process that sends no heartbeat for `deadline` counts as lost. A pipeline that is launched sets its own
-    /// deadline.
-    ///
-    /// # Errors
-    /// Without the feature `mpi`, and when MPI cannot be joined.
-    pub fn mpi(deadline: Duration) -> Result<Self, WorldError> {
-        #[cfg(feature = "mpi")]
-        {
-            let (endpoint, board) = mpi::world(deadline, ClockError::default())?;
-            Ok(Self::new(vec![Endpoint::Mpi(endpoint)], board))
-        }
-        #[cfg(not(feature = "mpi"))]
-        {
-            let _ = deadline;
-            Err(WorldError::NotCompiledIn { transport: "mpi" })
-        }
-    }
-
-    /// Returns a world as [`World::mpi`] does, with an error of this process's clock, for tests.
-    ///
-    /// # Errors
-    /// When MPI cannot be joined.
-    #[cfg(all(feature = "mpi", feature = "testing"))]
-    pub fn mpi_with_clock_error(deadline: Duration, error: ClockError) -> Result<Self, WorldError> {
-        let (endpoint, board) = mpi::world(deadline, error)?;
-        Ok(Self::new(vec![Endpoint::Mpi(endpoint)], board))
-    }
-
-    fn new(endpoints: Vec<Endpoint>, board: ProgressBoard) -> Self {
+    pub(super) fn new(endpoints: Vec<Endpoint>, board: ProgressBoard) -> Self {
         Self { endpoints, board, shared: 0 }
     }
 

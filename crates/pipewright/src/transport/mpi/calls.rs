@@ -1,11 +1,10 @@
 //! The MPI functions that this transport uses: non-blocking calls whose return codes are checked.
 //!
 //! The safe layer of the `mpi` crate drops return codes, so this file calls the functions below it. One thread makes
-//! all calls, the one that called [`Calls::init`]: `MPI_THREAD_FUNNELED` suffices.
+//! all calls, the one that joined MPI (`process.rs`): `MPI_THREAD_FUNNELED` suffices.
 
 use std::collections::VecDeque;
 use std::ffi::{c_int, c_void};
-use std::ptr;
 
 use mpi::ffi;
 
@@ -26,8 +25,36 @@ pub(super) enum Way {
 #[derive(Clone, thiserror::Error)]
 pub enum MpiError {
     /// The process has joined MPI before; it can join only once.
-    #[error("this process has joined MPI before: MPI allows that once a process; keep the first world")]
+    #[error(
+        "this process has joined MPI before: MPI allows that once a process; keep the `Mpi` that joined, which has further \
+         worlds"
+    )]
     Again,
+    /// The process has a world, and asks for another one.
+    #[error(
+        "this process has a world of MPI already, and has one at a time: drop the pipeline or the world that uses it first"
+    )]
+    InUse,
+    /// A list of processes is not a world.
+    #[error("the processes {members:?} are not a world: {problem}")]
+    Members {
+        /// The list.
+        members: Vec<u32>,
+        /// What is wrong, and what to do.
+        problem: String,
+    },
+    /// Some processes of a world did not ask for it.
+    #[error(
+        "the processes {members:?} have not all asked for this world within {:.1} s: each of them must ask for it, with the \
+         same list",
+        .waited.as_secs_f64()
+    )]
+    Absent {
+        /// The processes of the world.
+        members: Vec<u32>,
+        /// The deadline.
+        waited: std::time::Duration,
+    },
     /// The library does not support calls from a thread other than the main thread.
     #[error(
         "this MPI library gives thread level {found}, the transport needs MPI_THREAD_FUNNELED ({needed})"
@@ -121,9 +148,11 @@ impl Drop for Transfer {
     }
 }
 
-/// The process's connection to MPI.
+/// A process's connection to the others of its world.
 pub(super) struct Calls {
-    /// A communicator of this transport's own, so that its frames do not mix with other messages.
+    /// A communicator of this world's own, so that its frames do not mix with other messages. It is not freed: a late
+    /// heartbeat of another process may arrive after this process has left, and MPI libraries crash where the communicator
+    /// of a message is gone.
     communicator: ffi::MPI_Comm,
     /// [`BLOCK`] bytes as one element.
     block: ffi::MPI_Datatype,
@@ -132,7 +161,7 @@ pub(super) struct Calls {
 }
 
 /// Runs `call` and turns its return code into an error unless it is success.
-fn checked(function: &'static str, call: impl FnOnce() -> c_int) -> Result<(), MpiError> {
+pub(super) fn checked(function: &'static str, call: impl FnOnce() -> c_int) -> Result<(), MpiError> {
     match call() {
         code if code == ffi::MPI_SUCCESS as c_int => Ok(()),
         code => Err(MpiError::Call { function, message: words(code) }),
@@ -163,35 +192,13 @@ fn class_of(code: c_int) -> c_int {
 }
 
 impl Calls {
-    /// Joins MPI. Call once a process, from the thread that makes all further calls.
-    pub(super) fn init() -> Result<Self, MpiError> {
-        let mut joined = 0;
-        // SAFETY: MPI allows this call at any time, and the pointer is to living memory.
-        checked("MPI_Initialized", || unsafe { ffi::MPI_Initialized(&mut joined) })?;
-        if joined != 0 {
-            return Err(MpiError::Again);
-        }
-        let (needed, mut given) = (ffi::MPI_THREAD_FUNNELED as c_int, 0);
-        // SAFETY: MPI was not initialised before; null stands for no arguments.
-        checked("MPI_Init_thread", || unsafe {
-            ffi::MPI_Init_thread(ptr::null_mut(), ptr::null_mut(), needed, &mut given)
-        })?;
-        if given < needed {
-            return Err(MpiError::Threads { found: given, needed });
-        }
-        // SAFETY: the world communicator is there from MPI_Init_thread on.
-        let world = unsafe { ffi::RSMPI_COMM_WORLD };
-        // SAFETY: MPI is initialised; the error handler is one of MPI's constants.
-        checked("MPI_Comm_set_errhandler", || unsafe {
-            ffi::MPI_Comm_set_errhandler(world, ffi::RSMPI_ERRORS_RETURN)
-        })?;
-        // SAFETY: the null handles are MPI's constants.
-        let (mut communicator, mut block) = unsafe { (ffi::RSMPI_COMM_NULL, ffi::RSMPI_DATATYPE_NULL) };
+    /// Returns the calls on a communicator that only this world uses.
+    pub(super) fn of(communicator: ffi::MPI_Comm) -> Result<Self, MpiError> {
+        // SAFETY: the null handle is one of MPI's constants.
+        let mut block = unsafe { ffi::RSMPI_DATATYPE_NULL };
         let (mut rank, mut ranks) = (0, 0);
-        // SAFETY: every process makes the same calls in this order; all pointers are to living memory. A duplicate
-        // takes over the error handler.
+        // SAFETY: the communicator lives, and all pointers are to living memory.
         unsafe {
-            checked("MPI_Comm_dup", || ffi::MPI_Comm_dup(world, &mut communicator))?;
             checked("MPI_Comm_rank", || ffi::MPI_Comm_rank(communicator, &mut rank))?;
             checked("MPI_Comm_size", || ffi::MPI_Comm_size(communicator, &mut ranks))?;
             checked("MPI_Type_contiguous", || {
@@ -355,12 +362,6 @@ impl Calls {
     /// Returns whether all processes are leaving.
     pub(super) fn all_leave(&self, leaving: &mut Leaving) -> Result<bool, MpiError> {
         self.is_done(&mut leaving.0)
-    }
-
-    /// Leaves MPI. Call it only when all processes are leaving, because it waits for them.
-    pub(super) fn finalize(self) -> Result<(), MpiError> {
-        // SAFETY: this thread initialised MPI, no request is under way, and all processes have come here.
-        checked("MPI_Finalize", || unsafe { ffi::MPI_Finalize() })
     }
 }
 

@@ -1,9 +1,9 @@
-//! The endpoint of a process's rank, and how the process joins MPI.
+//! The endpoint of a process's rank in a world, and how a world begins.
 
+use std::any::Any;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender};
@@ -21,94 +21,94 @@ use crate::failure::{Abort, StepError};
 use crate::ids::{Attempt, WorldRank};
 use crate::message::{Message, Payload, Tag};
 use crate::progress::ProgressBoard;
+use crate::transport::Waited;
 use crate::transport::local::{LocalEndpoint, Mailboxes};
-use crate::transport::{Waited, end_of_wait};
 
-/// This process's rank among those that `mpirun` started.
+/// This process's rank in a world of processes that `mpirun` started.
 pub struct MpiEndpoint {
     inner: LocalEndpoint,
     commands: Sender<Command>,
     shared: Arc<ThreadShared>,
     /// Present until the endpoint is dropped.
     sends: Option<DeviceSends>,
-    mpi_thread: Option<JoinHandle<()>>,
+    /// Ends when the processes have left the world.
+    done: Option<Receiver<()>>,
+    /// Keeps the process in MPI.
+    process: Option<Arc<dyn Any + Send + Sync>>,
 }
 
-/// The MPI thread's result of joining.
-type Joined = Result<(MpiEndpoint, ProgressBoard), MpiError>;
+/// This process's rank in a world, and the progress of all its ranks.
+pub(in crate::transport) type Joined = (MpiEndpoint, ProgressBoard);
 
-/// How often to look whether the clock is measured.
-const CLOCK_PAUSE: Duration = Duration::from_micros(200);
-
-/// Joins MPI; returns this process's rank once all processes have joined and its clock is measured. `error` is added to
-/// the clock.
-///
-/// # Errors
-/// When MPI cannot be joined within the deadline, or the first process does not answer.
-pub(in crate::transport) fn world(deadline: Duration, error: ClockError) -> Joined {
-    let until = end_of_wait(deadline);
-    let (commands, orders) = crossbeam_channel::unbounded();
-    let (sender, joined) = crossbeam_channel::bounded(1);
-    let work = move || join(deadline, error, commands, orders, &sender);
-    let mpi_thread = std::thread::Builder::new().name("mpi".to_owned()).spawn(work);
-    let mpi_thread = mpi_thread.map_err(|error| MpiError::Thread { message: error.to_string() })?;
-    let late = |_| MpiError::Thread { message: format!("MPI_Init did not return within {deadline:?}") };
-    let (mut endpoint, board) = joined.recv_timeout(deadline).map_err(late)??;
-    endpoint.mpi_thread = Some(mpi_thread);
-    // A rank that has failed is reported when the processes agree on the run.
-    while !endpoint.shared.clock.is_measured() && !endpoint.abort().is_raised() {
-        if Instant::now() > until {
-            return Err(MpiError::Clock { waited: deadline });
-        }
-        std::thread::sleep(CLOCK_PAUSE);
-    }
-    Ok((endpoint, board))
-}
-
-/// The main function of the MPI thread: joins, reports that it has joined, and runs.
-fn join(
+/// A world that the MPI thread begins.
+pub(super) struct NewWorld {
     deadline: Duration,
     error: ClockError,
     commands: Sender<Command>,
     orders: Receiver<Command>,
-    joined: &Sender<Joined>,
-) {
-    let calls = match Calls::init() {
-        Ok(calls) => calls,
-        // After the deadline no receiver is left.
-        Err(error) => return joined.send(Err(error)).unwrap_or_default(),
-    };
-    let (rank, ranks) = (calls.rank(), calls.ranks());
-    let is_first = rank == FIRST;
-    let shared = Arc::new(ThreadShared::new(ProcessClock::new(is_first, error)));
-    let (mailboxes, board) = (Mailboxes::new(ranks), ProgressBoard::new(ranks));
-    let fail = commands.clone();
-    mailboxes.abort().on_raise(move |notice| {
-        let _ = fail.send(Command::Fail(notice));
-    });
-    let inner = LocalEndpoint::new(rank, mailboxes.clone());
-    let encoder = Encoder { commands: commands.clone(), shared: shared.clone() };
-    let sends = Some(DeviceSends::new(encoder, mailboxes.clone(), board.clone()));
-    let endpoint = MpiEndpoint { inner, commands, shared: shared.clone(), sends, mpi_thread: None };
-    let mpi_thread = MpiThread {
-        heartbeats: Heartbeats::new(rank, ranks, deadline, Instant::now()),
-        local_processes: LocalProcesses::new(),
-        probe: (!is_first).then(|| ClockProbe::new(Instant::now())),
-        measures_clock: false,
-        ended: None,
-        calls,
-        commands: orders,
-        mailboxes,
-        board: board.clone(),
-        shared,
-        deadline,
-        sending: Vec::new(),
-        receiving: Vec::new(),
-        posted: PostedReceives::default(),
-        room: BTreeMap::new(),
-    };
-    if joined.send(Ok((endpoint, board))).is_ok() {
-        mpi_thread.run();
+    joined: Sender<Result<Joined, MpiError>>,
+    done: Sender<()>,
+}
+
+/// What the caller receives of a world: its endpoint, and the end of its loop.
+pub(super) struct WorldReceivers {
+    pub(super) joined: Receiver<Result<Joined, MpiError>>,
+    pub(super) done: Receiver<()>,
+}
+
+impl NewWorld {
+    pub(super) fn new(deadline: Duration, error: ClockError) -> (Self, WorldReceivers) {
+        let (commands, orders) = crossbeam_channel::unbounded();
+        let (sender, joined) = crossbeam_channel::bounded(1);
+        let (finished, done) = crossbeam_channel::bounded(1);
+        let world = Self { deadline, error, commands, orders, joined: sender, done: finished };
+        (world, WorldReceivers { joined, done })
+    }
+
+    /// Sends the endpoint to the caller and runs until it is dropped. Returns whether the processes left the world
+    /// together, and the channel whose end says so to the endpoint. Called on the MPI thread.
+    pub(super) fn run(self, calls: Result<Calls, MpiError>) -> (bool, Sender<()>) {
+        let Self { deadline, error, commands, orders, joined, done } = self;
+        let calls = match calls {
+            Ok(calls) => calls,
+            Err(error) => {
+                // After the deadline no receiver is left.
+                let _ = joined.send(Err(error));
+                return (false, done);
+            }
+        };
+        let (rank, ranks) = (calls.rank(), calls.ranks());
+        let is_first = rank == FIRST;
+        let shared = Arc::new(ThreadShared::new(ProcessClock::new(is_first, error)));
+        let (mailboxes, board) = (Mailboxes::new(ranks), ProgressBoard::new(ranks));
+        let fail = commands.clone();
+        mailboxes.abort().on_raise(move |notice| {
+            let _ = fail.send(Command::Fail(notice));
+        });
+        let inner = LocalEndpoint::new(rank, mailboxes.clone());
+        let encoder = Encoder { commands: commands.clone(), shared: shared.clone() };
+        let sends = Some(DeviceSends::new(encoder, mailboxes.clone(), board.clone()));
+        let endpoint =
+            MpiEndpoint { inner, commands, shared: shared.clone(), sends, done: None, process: None };
+        let mpi_thread = MpiThread {
+            heartbeats: Heartbeats::new(rank, ranks, deadline, Instant::now()),
+            local_processes: LocalProcesses::new(),
+            probe: (!is_first).then(|| ClockProbe::new(Instant::now())),
+            measures_clock: false,
+            ended: None,
+            calls,
+            commands: orders,
+            mailboxes,
+            board: board.clone(),
+            shared,
+            deadline,
+            sending: Vec::new(),
+            receiving: Vec::new(),
+            posted: PostedReceives::default(),
+            room: BTreeMap::new(),
+        };
+        let left = joined.send(Ok((endpoint, board))).is_ok() && mpi_thread.run();
+        (left, done)
     }
 }
 
@@ -119,6 +119,16 @@ impl MpiEndpoint {
 
     pub(crate) fn ranks(&self) -> u32 {
         self.inner.ranks()
+    }
+
+    /// Keeps the process in MPI as long as the endpoint lives, and lets the endpoint wait for the end of its world.
+    pub(super) fn keep(&mut self, process: Arc<dyn Any + Send + Sync>, done: Receiver<()>) {
+        (self.process, self.done) = (Some(process), Some(done));
+    }
+
+    /// Returns whether the difference from the first process's clock is known.
+    pub(super) fn is_clock_measured(&self) -> bool {
+        self.shared.clock.is_measured()
     }
 
     pub(crate) fn abort(&self) -> &Abort {
@@ -189,13 +199,14 @@ impl MpiEndpoint {
 }
 
 impl Drop for MpiEndpoint {
-    /// Leaves MPI with the others; waits for them as long as they send heartbeats.
+    /// Leaves the world with the others; waits for them as long as they send heartbeats.
     fn drop(&mut self) {
         // The messages that wait for a device are sent first.
         drop(self.sends.take());
         let _ = self.commands.send(Command::Leave);
-        if let Some(mpi_thread) = self.mpi_thread.take() {
-            let _ = mpi_thread.join();
+        if let Some(done) = self.done.take() {
+            let _ = done.recv();
         }
+        drop(self.process.take());
     }
 }

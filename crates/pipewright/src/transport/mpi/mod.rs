@@ -14,8 +14,10 @@ mod same_machine;
 mod mpi_thread;
 mod device_sends;
 mod endpoint;
+mod process;
+mod joined;
 
 pub use self::calls::MpiError;
 pub use self::endpoint::MpiEndpoint;
-pub(super) use self::endpoint::world;
+pub(super) use self::joined::MpiProcess;
 pub use self::process_clock::ClockError;

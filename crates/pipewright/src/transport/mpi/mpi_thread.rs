@@ -106,18 +106,16 @@ pub(super) struct MpiThread {
 }
 
 impl MpiThread {
-    /// Runs until the endpoint is dropped and all frames are sent.
-    pub(super) fn run(mut self) {
+    /// Runs until the endpoint is dropped and all frames are sent. Returns whether all processes of the world left
+    /// together.
+    pub(super) fn run(mut self) -> bool {
         let outcome = self.work().and_then(|()| self.leave());
         match outcome {
-            Ok(true) => {
-                if let Err(error) = self.calls.finalize() {
-                    tracing::warn!(%error, "leaving MPI");
-                }
+            Ok(left) => left,
+            Err(error) => {
+                self.mailboxes.fail(self.error(Cause::Transport { message: error.to_string() }));
+                false
             }
-            // Other processes have ended or do not respond: MPI_Finalize would wait for them.
-            Ok(false) => tracing::debug!("left without MPI_Finalize"),
-            Err(error) => self.mailboxes.fail(self.error(Cause::Transport { message: error.to_string() })),
         }
     }
 

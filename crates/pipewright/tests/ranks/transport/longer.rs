@@ -22,6 +22,8 @@ const DEADLINE: Duration = Duration::from_secs(20);
 /// MPI's tags of frames that are announced, and of those for which a receive is posted.
 const ANNOUNCED: i32 = 1;
 const POSTED: i32 = 2;
+/// The tag with which the processes of a world make their communicator.
+const NEW_WORLD: i32 = 3;
 
 /// The first process is one of this version. The second calls MPI itself.
 pub(crate) fn refuse_longer_frame() {
@@ -34,8 +36,10 @@ pub(crate) fn refuse_longer_frame() {
 /// Sends back the first message, and then a message of twice its size to the receive that the other process posts.
 fn send_longer() {
     let universe = mpi::initialize().expect("mpirun started this process");
-    // The transport has a communicator of its own, which all processes make together.
-    let communicator = universe.world().duplicate();
+    // A world has a communicator of its own, which its processes make together.
+    let everyone = universe.world();
+    let communicator = everyone.split_by_subgroup_with_tag(&everyone.group(), NEW_WORLD);
+    let communicator = communicator.expect("this process is in the group");
     let mut frame: Vec<u8> = Vec::new();
     while frame.len() < FRAME {
         frame = communicator.any_process().receive_vec().0;

@@ -9,6 +9,7 @@ mod longer;
 mod mpirun;
 mod posted;
 mod sends;
+mod worlds;
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -31,7 +32,8 @@ fn main() -> ExitCode {
     let checks = (1..=8).map(|processes| (processes, CONFORMS));
     let others = [(2, EQUAL_PATHS), (2, METADATA), (2, CLOCKS), (4, CLOCKS), (2, UNBOUNDED), (2, BOUNDED)];
     let posted = [(2, PARTS), (2, REUSED), (2, TRAINED), (2, LONGER), (2, LONGER_FRAME)];
-    let tasks: Vec<_> = checks.chain(others).chain(posted).collect();
+    let worlds = [(4, HALVES), (2, NO_WORLDS)];
+    let tasks: Vec<_> = checks.chain(others).chain(posted).chain(worlds).collect();
     mpirun::run(&tasks, |task| match task {
         EQUAL_PATHS => refuse_equal_paths(),
         METADATA => vote_on_metadata(),
@@ -43,6 +45,8 @@ fn main() -> ExitCode {
         TRAINED => posted::train(),
         LONGER => posted::refuse_longer(),
         LONGER_FRAME => longer::refuse_longer_frame(),
+        HALVES => worlds::train_in_halves(),
+        NO_WORLDS => worlds::refuse_worlds(),
         _ => run_checks(),
     })
 }
@@ -58,6 +62,8 @@ const REUSED: &str = "posted receives";
 const TRAINED: &str = "training with posted receives";
 const LONGER: &str = "longer than its receive";
 const LONGER_FRAME: &str = "a frame longer than its receive";
+const HALVES: &str = "halves";
+const NO_WORLDS: &str = "lists that are not a world";
 
 /// A stage that does not know its place in the model.
 #[derive(Module, Debug)]
