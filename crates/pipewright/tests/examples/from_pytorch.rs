@@ -4,14 +4,16 @@
 
 use std::collections::BTreeMap;
 use std::error::Error;
+use std::num::NonZeroU32;
 use std::sync::Arc;
+use std::time::Duration;
 
 use burn::module::{Module, ModuleDisplay, Param};
 use burn::tensor::{Device, Tensor};
 use pipewright::batch::{Batch, Merge, SplitSpec, merge_by};
 use pipewright::checkpoint::Checkpoint;
 use pipewright::graph::{Graph, GraphBuilder, GraphLayer, GraphStage, PlacedGraph};
-use pipewright::hook::{ActionHook, BackwardRun, ForwardRun, OverlapRun};
+use pipewright::hook::{ActionHook, BackwardRun, ForwardRun, OverlapRun, ReduceRun, ReshardRun, UnshardRun};
 use pipewright::ids::WorldRank;
 use pipewright::mesh::DataParallelMode;
 use pipewright::nn::{Dropout, Linear, SplitBackward, TensorParallel};
@@ -20,11 +22,12 @@ use pipewright::pipeline::{
     LayerList, Layers, Pipeline, PipelineBuilder, PipelineConfig, StepSummary, Unmatched,
 };
 use pipewright::stage::{Stage, StageContext, StageError, StageModule, WeightWork};
-use pipewright::tensor::{CheckMetadata, Metadata, OnMismatch, TensorSpec, Values};
+use pipewright::tensor::{CheckMetadata, Metadata, OnMismatch, OptionalTensors, TensorSpec, Values};
 use pipewright::train::{BurnSchedule, RunLog};
-use pipewright::transport::World;
+use pipewright::transport::{Mpi, World};
 use pipewright_schedule::csv::{parse_program, parse_schedule, print_program};
 use pipewright_schedule::generate::{catalogue, find};
+use pipewright_schedule::lower::{ReduceWait, UnshardConfig, UnshardLookahead, defer_recv, wait_send};
 use pipewright_schedule::simulate::logical;
 use pipewright_schedule::{
     Action, Level, LowerConfig, Method, Placement, Program, Schedule, StageIndex, ValidatedProgram, lower,
@@ -115,6 +118,51 @@ impl ActionHook for Functions {
         }
         run.forward().run_all()
     }
+
+    fn unshard(&self, run: &mut UnshardRun<'_>) -> Result<(), StageError> {
+        run.run();
+        Ok(())
+    }
+
+    fn reshard(&self, run: &mut ReshardRun<'_>) -> Result<(), StageError> {
+        run.run();
+        Ok(())
+    }
+
+    fn reduce_grad(&self, run: &mut ReduceRun<'_>) -> Result<(), StageError> {
+        run.run();
+        Ok(())
+    }
+
+    fn wait_reduce_grad(&self, run: &mut ReduceRun<'_>) -> Result<(), StageError> {
+        run.set_gradients(run.gradients())
+    }
+
+    fn message(&self, _: WorldRank, _: Action, _: &mut OptionalTensors) -> Result<(), StageError> {
+        Ok(())
+    }
+}
+
+fn gathering(window: NonZeroU32) -> UnshardConfig {
+    UnshardConfig { window, lookahead: UnshardLookahead::Auto }
+}
+
+fn reducing(config: LowerConfig) -> LowerConfig {
+    LowerConfig { reduce_grad: Some(ReduceWait::Deferred), ..config }
+}
+
+fn deferring(program: Program) -> Program {
+    let program = wait_send(program, NonZeroU32::new(2));
+    defer_recv(program)
+}
+
+fn part_of_the_processes(builder: PipelineBuilder, deadline: Duration) -> Outcome<PipelineBuilder> {
+    let mpi = Mpi::join(deadline)?;
+    Ok(builder.world(mpi.world_of(&[0, 1], deadline)?))
+}
+
+fn evaluating(builder: PipelineBuilder) -> PipelineBuilder {
+    builder.eval_schedule("forwardonly").eval_microbatches(3)
 }
 
 fn schedules(builder: PipelineBuilder) -> PipelineBuilder {
