@@ -78,9 +78,9 @@ pub fn lower(schedule: &Schedule, config: &LowerConfig) -> Result<Program, Lower
 /// When the rows are unsound, as [`lower`], or communicate already.
 pub(super) fn lower_rows(rows: Program, config: &LowerConfig) -> Result<Program, LowerError> {
     let config = LowerConfig {
-        unshard: config.unshard.filter(|_| !rows.gathers()),
+        unshard: config.unshard.clone().filter(|_| !rows.gathers()),
         reduce_grad: config.reduce_grad.filter(|_| !rows.reduces()),
-        ..*config
+        ..config.clone()
     };
     run_passes(Computation::Changed(rows), &config)
 }

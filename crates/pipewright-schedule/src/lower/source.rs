@@ -171,13 +171,13 @@ mod tests {
     #[test]
     fn passes_for_what_the_rows_have_are_left_out() {
         let plain = TrainingLowering::default();
-        let replicas = TrainingLowering { replicas: 2, ..plain };
+        let replicas = TrainingLowering { replicas: 2, ..plain.clone() };
         check("0UNSHARD,0F0,0B0\n", plain, Ok((Level::Comms, "0UNSHARD,0F0,0B0\n")));
-        check("0F0,0B0,0REDUCE_GRAD\n", replicas, Ok((Level::Comms, "0F0,0B0,0REDUCE_GRAD\n")));
+        check("0F0,0B0,0REDUCE_GRAD\n", replicas.clone(), Ok((Level::Comms, "0F0,0B0,0REDUCE_GRAD\n")));
         let sharded = TrainingLowering { unshard_window: Some(UnshardConfig::default().window), ..replicas };
         check(
             "0UNSHARD,0F0,0B0\n",
-            sharded,
+            sharded.clone(),
             Ok((Level::Full, "0UNSHARD,0F0,0B0,0REDUCE_GRAD,0WAIT_REDUCE_GRAD\n")),
         );
         check("0UNSHARD,0F0,1F0,1B0,0B0\n", sharded, Err("1F0"));
