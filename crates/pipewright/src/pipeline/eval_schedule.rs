@@ -70,7 +70,10 @@ impl PipelineBuilder {
         let whole = program.microbatches() / program.slices().get();
         let asked = microbatches.unwrap_or(whole.saturating_mul(replicas));
         if !asked.is_multiple_of(replicas) {
-            return Err(BuildError::Microbatches { microbatches: asked, replicas });
+            let below = asked - asked % replicas;
+            let shared =
+                [below, below.saturating_add(replicas)].into_iter().filter(|&count| count > 0).collect();
+            return Err(BuildError::Microbatches { microbatches: asked, replicas, shared });
         }
         let lowered = |source: ProgramSource| source.program(&self.passes());
         let evaluation = match schedule.as_ref().unwrap_or(&self.schedule) {
