@@ -327,7 +327,9 @@ fn the_imports_of_the_page_are_those_of_the_lines() {
 #[test]
 fn the_page_counts_the_other_schedules() {
     let page = include_str!("../../../../docs/from-pytorch.md");
-    let named = catalogue().iter().filter(|generator| page.contains(&format!("(\"{}\")", generator.name)));
-    // `forwardonly` is an evaluation.
+    // The page names `forwardonly` too, in the row about evaluations. It is one of the further schedules.
+    let named = catalogue().iter().filter(|generator| {
+        generator.name != "forwardonly" && page.contains(&format!("(\"{}\")", generator.name))
+    });
     assert_eq!(catalogue().len() - named.count(), 11, "schedules that PyTorch does not have");
 }
