@@ -62,13 +62,13 @@ pub(super) fn open(path: &Path) -> Result<Checkpoint, Failure> {
 pub(super) fn not_finite(checkpoint: &Checkpoint) -> Option<String> {
     let flaws: Vec<_> = checkpoint.not_finite().collect();
     let (first, found) = flaws.first()?;
-    let others = match flaws.len() - 1 {
-        0 => String::new(),
-        1 => ", and 1 more parameter has such elements".to_owned(),
-        others => format!(", and {others} more parameters have such elements"),
+    let found = match flaws.len() - 1 {
+        0 => found.to_string(),
+        1 => format!("{found}, and 1 more parameter has such elements"),
+        others => format!("{found}, and {others} more parameters have such elements"),
     };
     Some(format!(
-        "{}: the model is ruined: after step {} the parameter `{first}` has {found}{others}; use an earlier checkpoint",
+        "{}: the model is ruined: after step {} the parameter `{first}` has {found}; use an earlier checkpoint",
         checkpoint.path().display(),
         checkpoint.step()
     ))

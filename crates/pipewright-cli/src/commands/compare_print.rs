@@ -5,6 +5,7 @@ use std::fmt::Write;
 use pipewright_schedule::Timeline;
 use pipewright_schedule::picture::{ComparedPicture, Comparison, TimeUnit, comparison};
 use pipewright_schedule::simulate::Summary;
+use pipewright_schedule::words::counted;
 use serde::Serialize;
 
 use crate::display::bytes;
@@ -170,7 +171,7 @@ pub(super) fn page(compared: &[Compared], unit: TimeUnit) -> String {
         Some(ComparedPicture { name: it.name, timeline })
     });
     let ranks = compared.iter().find_map(|it| Some(it.outcome.as_ref().ok()?.ranks)).unwrap_or(0);
-    let title = format!("{} schedules on {ranks} ranks", compared.len());
+    let title = format!("{} on {}", counted(compared.len(), "schedule"), counted(ranks, "rank"));
     let rows: Vec<Vec<String>> = compared.iter().map(row).collect();
     comparison(&Comparison {
         title: &title,

@@ -270,7 +270,7 @@ fn ranks_of(mesh: PlanMesh) -> String {
         1 => String::new(),
         ranks => format!(" times {ranks} tensor-parallel ones"),
     };
-    format!("{replicas}{} ranks{tensor}", mesh.ranks)
+    format!("{replicas}{}{tensor}", counted(mesh.ranks, "rank"))
 }
 
 /// Describes a mesh that differs from `best` by what differs.
@@ -280,7 +280,9 @@ fn difference(mesh: PlanMesh, best: PlanMesh) -> String {
         words.push(ranks_of(mesh));
     }
     if mesh.microbatch_rows != best.microbatch_rows {
-        words.push(format!("{} microbatches of {} rows", mesh.microbatches, mesh.microbatch_rows));
+        let (microbatches, rows) =
+            (counted(mesh.microbatches, "microbatch"), counted(mesh.microbatch_rows, "row"));
+        words.push(format!("{microbatches} of {rows}"));
     }
     if mesh.head_parts != best.head_parts {
         words.push(format!("a head in {} parts", mesh.head_parts));

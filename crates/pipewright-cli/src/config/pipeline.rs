@@ -360,8 +360,8 @@ fn generate_schedule(
         ..ScheduleSpec::default()
     };
     let spec = pipeline.generator.spec(size);
-    let layers = layers_to_cut(pipeline, layers);
-    let limits = Limits { layers: layers.map(|layers| layers.layers.len() as u32), replicas };
+    let limits =
+        Limits { layers: layers_to_cut(pipeline, layers).map(|layers| layers.layers.len() as u32), replicas };
     if !microbatches.is_multiple_of(replicas) {
         let shared = shared_microbatches(name, &spec, limits);
         let shared = shared.into_iter().filter(|number| *number <= LARGEST_COUNT).collect();

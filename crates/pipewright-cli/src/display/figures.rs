@@ -87,11 +87,6 @@ pub(super) fn grouped(count: u64) -> String {
     groups.join(",")
 }
 
-/// Formats a count and its noun, with an `s` unless the count is 1.
-pub(super) fn counted(count: u64, noun: &str) -> String {
-    if count == 1 { format!("{count} {noun}") } else { format!("{count} {noun}s") }
-}
-
 /// Formats a number of milliseconds in a suitable unit.
 pub(super) fn milliseconds(milliseconds: f64) -> String {
     match milliseconds {
@@ -141,7 +136,6 @@ mod tests {
         check(26_494_464, "26.5M", "26,494,464");
         check(999_600, "1.00M", "999,600");
         check(70_553_706_496, "70.6B", "70,553,706,496");
-        assert_eq!([counted(1, "rank"), counted(2, "rank")], ["1 rank", "2 ranks"]);
     }
 
     #[test]

@@ -4,9 +4,10 @@ use std::path::Path;
 use std::time::Duration;
 
 use pipewright::train::Metrics;
+use pipewright_schedule::words::counted;
 
 use crate::display::chart::loss_chart;
-use crate::display::figures::{clock, counted, grouped, longer_by, milliseconds};
+use crate::display::figures::{clock, grouped, longer_by, milliseconds};
 use crate::display::overview::Overview;
 use crate::shell::quoted;
 

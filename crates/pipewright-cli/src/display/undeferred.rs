@@ -1,8 +1,9 @@
 //! The note on parameters whose gradients cannot wait for `W`, under a schedule that lets gradients wait.
 
 use pipewright::pipeline::UndeferredParameter;
+use pipewright_schedule::words::counted;
 
-use crate::display::figures::{counted, percent};
+use crate::display::figures::percent;
 use crate::display::overview::Overview;
 
 /// Returns the note; `None` if all gradients can wait, or the schedule lets none wait.
@@ -16,7 +17,7 @@ pub(super) fn note(overview: &Overview, found: &[UndeferredParameter]) -> Option
     let share = elements as f64 / overview.parameters.max(1) as f64;
     Some(format!(
         "note: `I` computes the gradients of {} ({} of the model), which their layers cannot leave to `W`; the largest is {}",
-        counted(found.len() as u64, "parameter"),
+        counted(found.len(), "parameter"),
         percent(share),
         largest.path,
     ))

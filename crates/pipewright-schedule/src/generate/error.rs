@@ -175,7 +175,7 @@ pub enum GenerateErrorKind {
         largest: u32,
     },
     /// The microbatches cannot be divided into groups of equal size.
-    #[error("{} do not fall into groups of {group_size}", counted(*.microbatches, "microbatch"))]
+    #[error("{} cannot be divided into groups of {group_size}", counted(*.microbatches, "microbatch"))]
     UnevenGroups {
         /// The requested number of microbatches.
         microbatches: u32,
@@ -345,7 +345,7 @@ mod tests {
         );
         let spec = ScheduleSpec { microbatches: 10, ..spec };
         let message =
-            "10 microbatches do not fall into groups of 3; use 9 microbatches, or use 12 microbatches";
+            "10 microbatches cannot be divided into groups of 3; use 9 microbatches, or use 12 microbatches";
         check_spec("group-interleaved", &spec, Limits::default(), message);
     }
 

@@ -61,7 +61,7 @@ pub enum UnshardLookahead {
 }
 
 /// A text that is not an [`UnshardLookahead`].
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "`{text}` is not a lookahead; use full, auto, a number of stages from 1, or a number for each rank such as 1/2/2"
 )]
@@ -69,6 +69,7 @@ pub struct ParseLookaheadError {
     /// The text, shortened if it is very long.
     pub text: String,
 }
+crate::message_as_debug!(ParseLookaheadError);
 
 impl fmt::Display for UnshardLookahead {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

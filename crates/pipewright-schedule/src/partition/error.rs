@@ -20,7 +20,7 @@ pub enum PartitionError {
     },
     /// Too few or too many boundaries.
     #[error(
-        "{} do not make {}; {}", counted(*.boundaries, "boundary"), counted(*.stages, "stage"), boundaries_of(*.stages)
+        "{} cannot make {}; {}", counted(*.boundaries, "boundary"), counted(*.stages, "stage"), boundaries_of(*.stages)
     )]
     BoundaryCount {
         /// How many boundaries were given.

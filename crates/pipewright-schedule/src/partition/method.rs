@@ -122,7 +122,7 @@ mod tests {
 
     #[test]
     fn boundaries_must_fit() {
-        check_error(9, 3, "explicit:4", "1 boundaries do not make 3 stages; give 2 boundaries");
+        check_error(9, 3, "explicit:4", "1 boundary cannot make 3 stages; give 2 boundaries");
         let order = "does not come after 4; every stage needs a layer, so boundaries ascend from 1";
         check_error(9, 3, "explicit:4,4", &format!("boundary 4 {order}"));
         check_error(9, 3, "explicit:4,3", &format!("boundary 3 {order}"));

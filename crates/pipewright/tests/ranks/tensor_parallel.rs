@@ -101,7 +101,7 @@ fn a_world_of_another_size_is_refused() {
     let error = try_launch("1f1b", sizes, &config, None).err().expect("6 ranks are needed").to_string();
     assert_eq!(
         error,
-        "the transport has 4 ranks, and 1 replica(s) of a program of 2 ranks need 1 x 2 x 3 (tensor ranks)"
+        "the transport has 4 ranks, and 1 replica of a program of 2 ranks need 1 x 2 x 3 (tensor ranks)"
     );
 }
 

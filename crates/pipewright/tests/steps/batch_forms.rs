@@ -229,7 +229,7 @@ fn side_inputs_that_do_not_fit_are_named() {
         batch().with_split_by("mask", pair(), (rows, rows)),
         "side input `mask`: tensor 1 of shape [6, 9] has 6 rows in dimension 0, and the inputs have 9",
     );
-    check(batch().with_split_by("mask", pair(), rows), "1 spec(s) for 2 tensor(s)");
+    check(batch().with_split_by("mask", pair(), rows), "1 spec for 2 tensors");
     check(
         batch().with_split_by("mask", data(2, 9), SplitSpec::Along(2)),
         "tensor 0 of shape [9, 6] has no dimension 2",

@@ -22,7 +22,7 @@ fn boundaries() {
     let explicit = "pipeline.partition=explicit";
     refuse(&[explicit], "`partition` is \"explicit\", and there are no `boundaries`");
     refuse(&["pipeline.boundaries=[4]"], "`boundaries` are given, and `partition` is not \"explicit\"");
-    refuse(&[explicit, "pipeline.boundaries=[2, 4]"], "2 boundaries do not make 2 stages; give 1 boundaries");
+    refuse(&[explicit, "pipeline.boundaries=[2, 4]"], "2 boundaries cannot make 2 stages; give 1 boundary");
     refuse(
         &[explicit, "pipeline.ranks=3", "pipeline.boundaries=[4, 4]"],
         "boundary 4 does not come after 4; every stage needs a layer, so boundaries ascend from 1",
@@ -135,7 +135,7 @@ fn settings_of_generators_are_for_schedules_that_have_them() {
         assert!(found.starts_with(&format!("--set {place}: {message}")), "{found}");
     };
     for (set, setting) in [
-        ("pipeline.group_size=2", "group"),
+        ("pipeline.group_size=2", "group_size"),
         ("pipeline.wide_warmup=true", "wide_warmup"),
         ("pipeline.memory_limit=2", "memory_limit"),
         ("pipeline.costs=F=2", "costs"),
