@@ -20,6 +20,18 @@ pub(crate) fn escape(text: &str) -> Cow<'_, str> {
     Cow::Owned(escaped)
 }
 
+/// As [`escape`], for JSON: control characters, which JSON has in strings only, have JSON's own escapes such as `\u202e`.
+pub(crate) fn escape_in_json(json: &str) -> Cow<'_, str> {
+    if !json.contains(is_hidden) {
+        return Cow::Borrowed(json);
+    }
+    let escaped = json.chars().map(|character| match character {
+        hidden if is_hidden(hidden) => format!("\\u{:04x}", u32::from(hidden)),
+        shown => shown.to_string(),
+    });
+    Cow::Owned(escaped.collect())
+}
+
 /// As [`escape`], for a text that this program has coloured: the sequences that set colours stay.
 pub(crate) fn escape_all_but_colours(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
@@ -57,6 +69,15 @@ fn is_hidden(character: char) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn json_stays_json() {
+        let text = serde_json::json!({ "out": "a\u{202e}b\u{9b}c" }).to_string();
+        let escaped = escape_in_json(&text);
+        assert_eq!(escaped, r#"{"out":"a\u202eb\u009bc"}"#);
+        let read: serde_json::Value = serde_json::from_str(&escaped).expect("JSON");
+        assert_eq!(read["out"], "a\u{202e}b\u{9b}c");
+    }
 
     #[test]
     fn control_characters_are_escaped_and_others_are_not() {

@@ -9,7 +9,7 @@ use miette::{Diagnostic, GraphicalReportHandler, GraphicalTheme, LabeledSpan, Mi
 use pipewright::ids::WorldRank;
 pub(crate) use pipewright_schedule::error_text::with_causes as sentence;
 
-use crate::config::ConfigError;
+use crate::config::{ConfigError, Problem};
 use crate::display::screen;
 use crate::escape::escape;
 use crate::schedule_memory::OutOfMemory;
@@ -160,6 +160,8 @@ impl From<ConfigError> for Failure {
         match error {
             ConfigError::Read { .. } => Self::input(error),
             ConfigError::Problems(problems) => {
+                // A schedule that does not fit into memory is not a mistake in what is written.
+                let fits_not = problems.iter().all(Problem::is_memory);
                 let more = problems.len().saturating_sub(MOST_PROBLEMS);
                 let shown = problems.into_iter().take(MOST_PROBLEMS);
                 let mut shown: Vec<Box<dyn Diagnostic + Send + Sync>> =
@@ -169,7 +171,7 @@ impl From<ConfigError> for Failure {
                     shown.push(Box::new(MietteDiagnostic::new(message)));
                 }
                 Self {
-                    exit: Exit::WrongInput,
+                    exit: if fits_not { Exit::CheckFailed } else { Exit::WrongInput },
                     is_reported: false,
                     lost: None,
                     context: String::new(),

@@ -256,9 +256,13 @@ impl RunFolder {
     fn write(&self, path: &Path, text: &str) -> Result<(), RunFolderError> {
         self.require()?;
         refuse_special(path).map_err(write_error(path))?;
-        write_regular(path, text.as_bytes()).map_err(|error| {
+        // A reader of the run, such as a report that follows it, never finds a part of the file.
+        let mut draft = path.as_os_str().to_owned();
+        draft.push(".draft");
+        let draft = PathBuf::from(draft);
+        write_regular(&draft, text.as_bytes()).and_then(|()| fs::rename(&draft, path)).map_err(|error| {
             // Best effort: the file may not exist.
-            let _ = fs::remove_file(path);
+            let _ = fs::remove_file(&draft);
             write_error(path)(error)
         })
     }

@@ -19,8 +19,9 @@ use crate::commands::stage_memory::{stage_memory, stage_table};
 use crate::commands::update::{require_elementwise, require_whole};
 use crate::config::Settings;
 use crate::display::say;
+use crate::escape::escape_in_json;
 use crate::failure::Failure;
-use crate::output;
+use crate::output::{show, write};
 use crate::run_folder;
 
 /// The arguments of `pipewright check`.
@@ -58,18 +59,17 @@ pub(crate) fn run(arguments: &CheckArguments) -> Result<(), Failure> {
     let simulation = simulated(&prepared)?;
     let memory = MemoryPlan::new(&prepared, &stages, &simulation);
     let by_stage = stage_memory(&prepared, &stages, &simulation);
-    let printed = match arguments.format {
+    match arguments.format {
         Format::Text => {
             let chosen: String = sentences.iter().map(|sentence| format!("{sentence}\n")).collect();
             let by_stage = stage_table(prepared.program.placement(), &by_stage);
-            chosen + &summary(&prepared, &stages) + &by_stage + &memory.table()
+            show(&(chosen + &summary(&prepared, &stages) + &by_stage + &memory.table()))?;
         }
         Format::Json => {
             let report = report(&prepared, &shared(&stages), &by_stage, &sentences, &memory);
-            format!("{report}\n")
+            write(None, &escape_in_json(&format!("{report}\n")))?;
         }
-    };
-    output::show(&printed)?;
+    }
     memory.require_fit()
 }
 

@@ -60,7 +60,8 @@ fn follow(
 ) -> Result<(), Failure> {
     loop {
         std::thread::sleep(interval);
-        let runs = read()?;
+        // A run that is being written may have a file that ends in the middle; the page stays until the next look.
+        let Ok(runs) = read() else { continue };
         let is_complete = runs.iter().all(RunSource::is_complete);
         let text = page(&runs, Some(interval).filter(|_| !is_complete));
         if text != written {

@@ -169,8 +169,13 @@ impl Log {
         self.prediction.observe(metrics, &report);
         let kept = self.recorder.record(folder, metrics.step, &report.timeline);
         note_timeline(kept, &mut self.lacks_timelines)?;
-        if let Some(tensorboard) = &mut self.tensorboard {
-            tensorboard.step(metrics).map_err(Failure::input)?;
+        if let Some(Err(error)) = self.tensorboard.as_mut().map(|tensorboard| tensorboard.step(metrics)) {
+            // Event files are an addition to the run, as timelines are.
+            self.tensorboard = None;
+            say(&format!(
+                "warning: events for TensorBoard are not written, and the training goes on without them: {}",
+                sentence(&error)
+            ));
         }
         self.timeline = Some(report.timeline);
         folder.write_metrics(metrics).map_err(write_failure)?;
@@ -361,8 +366,12 @@ impl Checkpoints {
             matches!(source.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
         };
         let advice = match error {
-            CheckpointError::Io { source, .. } if is_full(source) => "free some space, then resume with",
+            CheckpointError::Io { source, .. } if is_full(source) && self.saved == 0 => {
+                return format!("{message}; no step of this run is saved: free some space, then start again");
+            }
             _ if self.saved == 0 => return format!("{message}; no step of this run is saved"),
+            CheckpointError::Io { source, .. } if is_full(source) => "free some space, then resume with",
+            CheckpointError::NotFinite { .. } => "resume with other settings of [optimizer] (`--set`)",
             _ => "resume with",
         };
         format!("{message}; earlier checkpoints are complete: {advice}: pipewright resume {run}")

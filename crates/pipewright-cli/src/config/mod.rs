@@ -35,7 +35,7 @@ mod validation;
 
 pub(crate) use keys::nearest;
 pub(crate) use paths::Surroundings;
-pub(crate) use problem::ConfigError;
+pub(crate) use problem::{ConfigError, Problem};
 pub(crate) use settings::{Loaded, Settings};
 
 /// A configuration with every key at its default and a comment on each.

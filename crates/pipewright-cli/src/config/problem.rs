@@ -50,6 +50,13 @@ pub(crate) struct Problem {
     pub(crate) kind: ProblemKind,
 }
 
+impl Problem {
+    /// Returns whether the schedule does not fit into memory.
+    pub(crate) fn is_memory(&self) -> bool {
+        matches!(self.kind, ProblemKind::Memory(_))
+    }
+}
+
 /// The kind of a mistake.
 #[derive(Debug, Error)]
 pub(crate) enum ProblemKind {

@@ -8,11 +8,12 @@ use std::time::Duration;
 
 use anstyle::{AnsiColor, Style};
 use pipewright::train::Metrics;
+use pipewright_schedule::words::counted;
 
 use crate::display::chart::{CHART_LINES, loss_chart, sparkline};
 use crate::display::figures::{
-    bytes, clock, counted, expected_step, grouped, longer_by, loss_parts, loss_scale, milliseconds, per_rank,
-    percent, remaining, short_count,
+    bytes, clock, expected_step, grouped, longer_by, loss_parts, loss_scale, milliseconds, per_rank, percent,
+    remaining, short_count,
 };
 use crate::display::overview::Overview;
 use crate::display::ranks::rank_lines;
@@ -94,16 +95,16 @@ fn header(overview: &Overview) -> Vec<Field> {
         [format!("{} parameters", grouped(*parameters)), format!("{} parameters", short_count(*parameters))];
     let mut fields = vec![
         Field::new(0, [model.clone()]).styled(Style::new().bold()),
-        Field::new(7, [counted(*layers as u64, "layer")]),
+        Field::new(7, [counted(*layers, "layer")]),
         Field::new(2, parameters),
-        Field::new(1, [counted((*ranks).into(), "rank")]),
-        Field::new(4, [counted((*stages).into(), "stage")]),
+        Field::new(1, [counted(*ranks, "rank")]),
+        Field::new(4, [counted(*stages, "stage")]),
         Field::new(3, [schedule.clone()]),
-        Field::new(6, [counted((*microbatches).into(), "microbatch").replace("batchs", "batches")]),
+        Field::new(6, [counted(*microbatches, "microbatch")]),
         Field::new(5, [format!("device {device}"), device.clone()]),
     ];
     if *replicas > 1 {
-        fields.push(Field::new(8, [counted((*replicas).into(), "replica")]));
+        fields.push(Field::new(8, [counted(*replicas, "replica")]));
     }
     fields
 }

@@ -386,7 +386,7 @@ fn groups_and_few_microbatches_train_to_the_same_bits() {
         let set = ["small.toml", "--set", two, "--set", "pipeline.ranks=4", "--set", &schedule];
         let said = String::from_utf8_lossy(&train(folder.path(), &set).stderr).into_owned();
         assert!(
-            said.contains("2 microbatches cannot fill the pipeline of 4 ranks: they idle for 60% of a step"),
+            said.contains("2 microbatches cannot fill the pipeline of 4 ranks: the bubble is 50% of a step"),
             "{said}"
         );
     }

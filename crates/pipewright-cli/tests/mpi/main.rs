@@ -360,20 +360,15 @@ fn processes_that_would_run_different_things_are_named() {
 #[test]
 fn a_process_that_does_not_get_to_the_start_is_named() {
     let folder = folder();
-    // The process's schedule is a pipe without a writer: the process sends heartbeats, and its read never ends.
-    let pipe = Command::new("mkfifo").arg(folder.path().join("pipe.csv")).status();
+    // The process's configuration is a pipe without a writer: the process sends heartbeats, and its read never ends.
+    let pipe = Command::new("mkfifo").arg(folder.path().join("pipe.toml")).status();
     assert!(pipe.expect("mkfifo is everywhere").success());
     let mut command = mpirun(folder.path());
     command.args(["-n", "2"]).arg(pipewright());
-    let overrides = [
-        "pipeline.ranks=3",
-        "pipeline.transport=mpi",
-        "run.deadline_seconds=3",
-        "pipeline.schedule=pipe.csv",
-    ];
-    with_overrides(&mut command, &overrides[..3]);
-    command.args([":", "-n", "1"]).arg(pipewright());
+    let overrides = ["pipeline.ranks=3", "pipeline.transport=mpi", "run.deadline_seconds=3"];
     with_overrides(&mut command, &overrides);
+    command.args([":", "-n", "1"]).arg(pipewright()).args(["train", "pipe.toml"]);
+    command.args(overrides.iter().flat_map(|argument| ["--set", argument]));
     let output = command.output().expect("mpirun is installed with MPI");
     check_refused(&output, 4, &["error:", "rank 2 has not described its run within 3.0 s"]);
     assert_eq!(left_running(&folder.path().canonicalize().expect("it exists")), 0, "nothing is left running");

@@ -298,15 +298,13 @@ fn passes_that_cannot_run() {
         "4",
         "error: one.csv: rank 0 has a lookahead of 4 stages, and the window has 3; use a lookahead from 1 to 3",
     );
-    ahead("1,2", "error: one.csv: 2 lookaheads for 1 ranks; give one for each rank, or one number for all");
-    ahead(
-        "some",
-        "`some` is not a lookahead; use full, auto, a number of stages from 1, or a number for each rank",
-    );
-    ahead(
-        "0",
-        "`0` is not a lookahead; use full, auto, a number of stages from 1, or a number for each rank",
-    );
+    ahead("1,2", "error: one.csv: 2 lookaheads for 1 rank; give one for each rank, or one number for all");
+    for wrong in ["some", "0"] {
+        let option = format!("error: invalid value '{wrong}' for '--lookahead <full|auto|STAGES|STAGES,..>'");
+        let known =
+            "is not a lookahead; use full, auto, a number of stages from 1, or a number for each rank";
+        ahead(wrong, &format!("{option}: `{wrong}` {known}"));
+    }
     write(&folder, "s.csv", "0F0,0B0\n1B0,1F0\n");
     write(&folder, "stuck.csv", "0F0,0B0,0F1\n1F0,1F1,1B0\n");
     let lower = |file: &str, further: &[&str], code: i32, words: &str| {

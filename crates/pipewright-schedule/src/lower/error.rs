@@ -7,6 +7,7 @@ use thiserror::Error;
 use crate::ids::Rank;
 use crate::schedule::ScheduleError;
 use crate::validate::{BlockedRank, Violations, list_blocked};
+use crate::words::counted;
 
 /// The errors of lowering.
 #[derive(Clone, PartialEq, Eq, Error)]
@@ -47,7 +48,7 @@ pub enum LowerError {
         window: NonZeroU32,
     },
     /// The list of lookaheads has another length than the list of ranks.
-    #[error("{found} lookaheads for {ranks} ranks; give one for each rank, or one number for all")]
+    #[error("{} for {}; give one for each rank, or one number for all", counted(*.found, "lookahead"), counted(*.ranks, "rank"))]
     LookaheadRanks {
         /// The number of lookaheads.
         found: usize,

@@ -6,8 +6,7 @@ use std::fmt;
 
 use crate::action::Action;
 use crate::costs::Costs;
-use crate::level::Level;
-use crate::lower::{LowerConfig, lower};
+use crate::lower::{LowerConfig, TrainingLowering, lower};
 use crate::schedule::Schedule;
 use crate::simulate::summary::summarize;
 use crate::words::counted;
@@ -24,7 +23,7 @@ pub struct FewMicrobatches {
     pub ranks: u32,
     /// Whether microbatches are cut into slices.
     pub is_sliced: bool,
-    /// The share of a step in which the ranks idle, from barrier to barrier, if `F`, `I` and `W` take equally long and
+    /// The bubble of the program that `train` runs, as a share of the step from barrier to barrier, if `F`, `I` and `W` take equally long and
     /// messages take no time; `None` if the schedule is too large to simulate it.
     pub bubble: Option<f64>,
 }
@@ -35,7 +34,8 @@ pub struct FewMicrobatches {
 /// use pipewright_schedule::simulate::few_microbatches;
 /// use pipewright_schedule::{ScheduleSpec, generate};
 /// let schedule = generate("1f1b", &ScheduleSpec { ranks: 4, microbatches: 1, ..ScheduleSpec::default() })?;
-/// assert_eq!(few_microbatches(&schedule).and_then(|note| note.bubble), Some(0.75));
+/// let bubble = few_microbatches(&schedule).and_then(|note| note.bubble).expect("one microbatch on four ranks");
+/// assert!((bubble - 2.0 / 3.0).abs() < 1e-9);
 /// # Ok::<(), pipewright_schedule::GenerateError>(())
 /// ```
 pub fn few_microbatches(schedule: &Schedule) -> Option<FewMicrobatches> {
@@ -58,18 +58,12 @@ pub fn few_microbatches(schedule: &Schedule) -> Option<FewMicrobatches> {
 
 /// Returns the share of a step in which the ranks idle, if it is known or takes little time to simulate.
 fn bubble(schedule: &Schedule) -> Option<f64> {
-    let is_whole = |action: &Action| matches!(action, Action::Forward { .. } | Action::Backward { .. });
-    let mut actions = schedule.rows().iter().flatten().flatten();
-    if schedule.slices().is_one() && actions.all(is_whole) {
-        // The formula of GPipe and 1F1B.
-        let (microbatches, followers) = (f64::from(schedule.microbatches()), f64::from(schedule.ranks() - 1));
-        return Some(followers / (microbatches + followers));
-    }
     let cells: usize = schedule.rows().iter().map(Vec::len).sum();
     if cells > MAX_SIMULATED {
         return None;
     }
-    let program = lower(schedule, &LowerConfig::from(Level::Comms)).ok()?;
+    // The program that `train` runs, whose gradients leave before the weight gradients are computed.
+    let program = lower(schedule, &LowerConfig::from(TrainingLowering::default())).ok()?;
     Some(summarize(&program, &Costs::default()).ok()?.bubble_fraction)
 }
 
@@ -85,11 +79,11 @@ impl fmt::Display for FewMicrobatches {
         match self.bubble {
             Some(bubble) => write!(
                 f,
-                "they idle for {:.0}% of a step if forwards and both halves of backwards take equally long",
+                "the bubble is {:.0}% of a step if forwards and both halves of backwards take equally long",
                 bubble * 100.0
             ),
-            None => f.write_str("`pipewright simulate` says for how much of a step they idle"),
+            None => f.write_str("`pipewright simulate` says how large the bubble is"),
         }?;
-        write!(f, "; with {} or more they idle less", counted(self.ranks, noun))
+        write!(f, "; with {} or more it is smaller", counted(self.ranks, noun))
     }
 }

@@ -147,8 +147,10 @@ impl Saving {
             }
             Err(_) => return written.map(drop),
         };
-        self.leave_note(rank, &note)?;
-        written.map(drop)
+        let left = self.leave_note(rank, &note);
+        // A parameter that is not finite counts more than a note that cannot be left.
+        written?;
+        left
     }
 
     fn leave_note(&self, rank: WorldRank, note: &Note) -> Result<(), CheckpointError> {

@@ -101,9 +101,8 @@ impl CheckpointWriter {
     /// When the system cannot start a thread.
     pub fn join(folder: &Path, deadline: Duration) -> Result<Self, CheckpointError> {
         let path = folder.to_owned();
-        // If the folder exists, another one must not take its place before the first checkpoint.
-        let found =
-            FolderIdentity::find(&path, Duration::ZERO).map_or_else(|_| OnceCell::new(), OnceCell::from);
+        // A folder that exists before the first checkpoint may be that of an earlier run, which the owner moves aside.
+        let found = OnceCell::new();
         Self::spawn(path.clone(), deadline, move |Job { state, .. }, written| {
             let committed = path.join(committed_name(state.step));
             if state.ranks.is_empty() {
