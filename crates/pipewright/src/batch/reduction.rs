@@ -159,6 +159,14 @@ impl Batch {
         }
     }
 
+    /// Returns the number of weights that the batch was given; `None` if it was given none.
+    pub(crate) fn weight_count(&self) -> Option<usize> {
+        match &self.reduction {
+            Reduction::Weights(weights) => Some(weights.len()),
+            Reduction::Rows | Reduction::Sum => None,
+        }
+    }
+
     /// Returns whether the losses of this batch and of another are reduced in the same way.
     pub(crate) fn reduction_kind(&self) -> std::mem::Discriminant<Reduction> {
         std::mem::discriminant(&self.reduction)

@@ -171,7 +171,7 @@ pub enum PipelineError {
     /// The batch has another number of microbatches than the program.
     #[error("{} of {what}, the program has {expected}", counted(*.found, "microbatch"))]
     Microbatches {
-        /// Inputs or targets.
+        /// Inputs, targets or weights.
         what: &'static str,
         /// The number of microbatches in the batch.
         found: usize,

@@ -140,7 +140,13 @@ impl Assembly {
                 return Err(PipelineError::Microbatches { what, found, expected });
             }
         }
-        Ok(())
+        // A batch that has neither inputs nor targets has not compared its weights with a number of microbatches.
+        match batch.weight_count() {
+            Some(found) if found != expected as usize => {
+                Err(PipelineError::Microbatches { what: "weights", found, expected })
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Returns an error if a batch asks for outputs that do not exist.

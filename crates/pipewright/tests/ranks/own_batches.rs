@@ -164,6 +164,12 @@ fn batches_that_do_not_belong_together_are_an_error_with_both_sides() {
         |rank| if rank == 0 { Batch::default() } else { batch(Part::All, 13) },
         "0 microbatches of inputs, the program has 4",
     );
+    // A process without the first and the last stage does not know the number of microbatches itself.
+    let too_few = |rank: u32| match rank {
+        1 => Batch::default().weighted([1.0; 3]).expect("no number to compare with"),
+        _ => batch(part_of(rank), 13),
+    };
+    check_refused(too_few, "3 microbatches of weights, the program has 4");
 }
 
 #[test]
