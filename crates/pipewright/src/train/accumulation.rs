@@ -60,6 +60,54 @@ fn weighed(mut part: StepSummary, share: impl Fn(&StepSummary) -> f64) -> StepSu
     let share = share(&part);
     part.loss_weights.iter_mut().for_each(|weight| *weight *= share);
     part.auxiliary.values_mut().for_each(|loss| *loss *= share);
+    part.auxiliary_by_layer.values_mut().flat_map(BTreeMap::values_mut).for_each(|loss| *loss *= share);
     part.weighted_auxiliary *= share;
     part
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::ids::StepNumber;
+
+    fn summary(weight: f64, loss: f64) -> StepSummary {
+        StepSummary {
+            step: StepNumber::default(),
+            losses: vec![loss],
+            loss_weights: vec![1.0],
+            auxiliary: BTreeMap::from([("balance".into(), 3.0 * loss)]),
+            auxiliary_by_layer: BTreeMap::from([(
+                "balance".into(),
+                BTreeMap::from([("a".into(), loss), ("b".into(), 2.0 * loss)]),
+            )]),
+            expert_loads: BTreeMap::new(),
+            weighted_auxiliary: loss,
+            outputs: Vec::new(),
+            stage_outputs: BTreeMap::new(),
+            input_gradients: Vec::new(),
+            weight,
+            gradient_norm: 1.0,
+            loss_scale: None,
+            skipped: false,
+            timeline: pipewright_schedule::Timeline::new(1, Vec::new()),
+            update: Vec::new(),
+            exposed_communication: Vec::new(),
+            peak_bytes: Vec::new(),
+            sends_in_flight: Vec::new(),
+            boundary_bytes: Vec::new(),
+            undeferred: Vec::new(),
+            interrupted: false,
+            wall: Duration::ZERO,
+        }
+    }
+
+    #[test]
+    fn the_parts_of_layers_add_up_to_the_auxiliary_loss_of_batches_of_different_weights() {
+        let whole = joined(vec![summary(1.0, 2.0)], summary(3.0, 6.0));
+        assert_eq!(whole.auxiliary["balance"], 15.0);
+        let parts = &whole.auxiliary_by_layer["balance"];
+        assert_eq!((parts["a"], parts["b"]), (5.0, 10.0));
+    }
 }
