@@ -126,7 +126,10 @@ impl Executor {
         for stage in &mut self.stages {
             stage.gathers = 0;
             stage.boundaries.begin_step();
-            stage.runner.keep_buffers(!self.step.input.program.is_forward_only());
+            // All batches whose gradients are accumulated are one step.
+            if self.accumulated == 0 {
+                stage.runner.keep_buffers(!self.step.input.program.is_forward_only());
+            }
             if is_training {
                 stage.runner.note_statistics();
             }
@@ -260,7 +263,9 @@ impl Executor {
         self.step = StepState::new(StepInput { attempt, ..input });
         for stage in &mut self.stages {
             stage.gathers = 0;
-            stage.runner.keep_buffers(false);
+            if self.accumulated == 0 {
+                stage.runner.keep_buffers(false);
+            }
         }
         self.step.phase = self.begin_collecting(0, Vec::new());
         self.board.set_activity(self.world_rank, Activity::Computes);

@@ -104,6 +104,8 @@ impl Executor {
             }
         }
         self.await_update()?;
+        // The step is complete: a later failure must not undo its changes to running statistics.
+        self.stages.iter_mut().for_each(|stage| stage.runner.keep_buffers(false));
         let report = self.report(Some(norm), start.elapsed());
         Ok(self.finish(Outcome { reports: vec![report], ..Outcome::default() }))
     }

@@ -43,7 +43,8 @@ impl Executor {
         checkpoint: &Checkpoint,
         may_miss: bool,
     ) -> Result<RestoredPaths, Cause> {
-        // Accumulated gradients belong to the old parameters.
+        // Accumulated gradients belong to the old parameters. Running statistics that the checkpoint does not have stay.
+        self.stages.iter_mut().for_each(|stage| stage.runner.keep_buffers(false));
         self.reset();
         let mut all = RestoredPaths::default();
         for stage in &mut self.stages {

@@ -87,7 +87,7 @@ pub(crate) struct TrainingStage<M: StageBody> {
     pub(super) promises: Promises,
     /// Whether some float parameters are not trained, such as running statistics.
     pub(super) has_buffers: bool,
-    /// Their values before the step in progress.
+    /// Their values before the first batch of the step in progress; empty between two steps.
     pub(super) kept_buffers: OptionalTensors,
     /// The element type of all float parameters; `None` if they differ or there are none.
     pub(super) float_type: Option<DType>,

@@ -174,3 +174,34 @@ fn the_mean_is_that_of_pipelines_alone() {
         assert_eq!(*mean, expected);
     }
 }
+
+#[test]
+fn a_failed_batch_undoes_the_statistics_of_all_batches_of_its_step() {
+    let mut pipeline = with_buffers(1, 1, DataParallelMode::Replicated);
+    take_steps(&mut pipeline, 0..2);
+    let before = parameters(&mut pipeline);
+    for seed in [20, 30] {
+        let rows = Batch::split(batch(seed, MICROBATCHES), batch(seed + 1, MICROBATCHES), MICROBATCHES);
+        pipeline.accumulate(rows.expect("it splits")).expect("a batch");
+    }
+    let wrong = batch(110, MICROBATCHES).mul_scalar(f32::NAN);
+    pipeline.step(batch(10, MICROBATCHES), wrong, 1e-2).expect_err("the targets are NaN");
+    assert_eq!(parameters(&mut pipeline), before);
+}
+
+#[test]
+fn a_restore_keeps_the_statistics_that_its_checkpoint_does_not_have() {
+    let scratch = folder();
+    let mut pipeline = with_buffers(1, 1, DataParallelMode::Replicated);
+    let mut without = super::launch("1f1b", 2, adamw());
+    super::save(&mut without, 3, scratch.path(), 1).expect("it is saved");
+    take_steps(&mut pipeline, 0..2);
+    let statistics = |pipeline: &mut Pipeline| {
+        let all = parameters(pipeline).into_iter();
+        all.filter(|(path, ..)| path.contains("running")).collect::<Vec<_>>()
+    };
+    let before = statistics(&mut pipeline);
+    pipeline.restore_matching(&newest(scratch.path())).expect("it fits");
+    assert!(!before.is_empty());
+    assert_eq!(statistics(&mut pipeline), before);
+}
