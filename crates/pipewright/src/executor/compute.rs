@@ -13,7 +13,9 @@ use crate::failure::Cause;
 use crate::hook::{BackwardRun, ForwardRun, OverlapRun, Place, Stages};
 use crate::message::Direction;
 use crate::random::StreamKey;
-use crate::stage::{BackwardState, ForwardState, ForwardTask, InputGradients, StageCompute, StageContext};
+use crate::stage::{
+    BackwardState, BatchPart, ForwardState, ForwardTask, InputGradients, StageCompute, StageContext,
+};
 
 /// A stage and a microbatch.
 type At = (StageIndex, Microbatch);
@@ -92,7 +94,7 @@ impl Executor {
         let target = local_stage.targets[place].take();
         let target = target.map(|target| {
             let values = target.into_iter().map(|value| value.to_device(device)).collect();
-            local_stage.runner.admitted("target", values)
+            local_stage.runner.admitted(BatchPart::Target, values)
         });
         let target = target.transpose()?;
         let context = StageContext::of_number(stage, microbatch, slices);

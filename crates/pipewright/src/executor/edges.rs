@@ -7,7 +7,7 @@ use super::boundary::Crossing;
 use super::machine::Executor;
 use crate::failure::Cause;
 use crate::message::Direction;
-use crate::stage::without_tape;
+use crate::stage::{BatchPart, without_tape};
 use crate::tensor::{Flow, OnMismatch, OptionalTensors, TensorMismatch, Value, Values};
 
 impl Executor {
@@ -24,7 +24,7 @@ impl Executor {
                 _ => input.to_device(device).constant(),
             };
             let inputs = inputs.into_iter().enumerate().map(input).collect();
-            return Ok(self.local_stage(stage).runner.admitted("input", inputs)?);
+            return Ok(self.local_stage(stage).runner.admitted(BatchPart::Input, inputs)?);
         };
         let mut inputs = inputs.into_iter().map(Some).collect();
         self.append_skips(Direction::Forward, stage, microbatch, &mut inputs);

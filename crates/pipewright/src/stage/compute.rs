@@ -9,7 +9,7 @@ use super::backward::{BackwardState, InFlight, Kept};
 use super::body::{Skips, StageBody};
 use super::error::{ElementTypeError, StageError};
 use super::forward::{ForwardState, Replacement};
-use super::runner::{Forwarded, StageCompute, StageParameters};
+use super::runner::{BatchPart, Forwarded, StageCompute, StageParameters};
 use super::training::TrainingStage;
 use super::weight_work::WeightWork;
 use crate::nn::Deferred;
@@ -17,23 +17,27 @@ use crate::tensor::shard::RowShard;
 use crate::tensor::{Lossy, OptionalTensors, Value, ValueKind, Values, int_type_of};
 
 impl<M: StageBody> StageCompute for TrainingStage<M> {
-    fn admitted(&self, what: &str, values: Values) -> Result<Values, StageError> {
+    fn admitted(&self, part: BatchPart, values: Values) -> Result<Values, StageError> {
         let ints = int_type_of(&self.device);
         let admit = |(place, value): (usize, Value)| {
             let found = value.dtype();
             let (admitted, expected) = match (value.kind(), self.float_type) {
-                (ValueKind::Float, Some(expected)) => (value.into_float(expected), expected),
-                (ValueKind::Int, _) => (value.into_int(ints), ints),
+                (ValueKind::Float, Some(expected)) => (value.clone().into_float(expected), expected),
+                (ValueKind::Int, _) => (value.clone().into_int(ints), ints),
                 _ => return Ok(value),
             };
-            admitted.map_err(|lossy| {
-                let value = match lossy {
-                    Lossy::Digits => None,
-                    Lossy::Value(value) => Some(value),
-                };
-                let what = format!("{what} {place}");
-                StageError::ElementType(Box::new(ElementTypeError { what, found, expected, value }))
-            })
+            let lossy = match (admitted, part) {
+                (Ok(admitted), _) => return Ok(admitted),
+                // The loss may compute with more digits than the module.
+                (Err(_), BatchPart::Target) => return Ok(value),
+                (Err(lossy), BatchPart::Input) => lossy,
+            };
+            let value = match lossy {
+                Lossy::Digits => None,
+                Lossy::Value(value) => Some(value),
+            };
+            let what = format!("input {place}");
+            Err(StageError::ElementType(Box::new(ElementTypeError { what, found, expected, value })))
         };
         values.into_iter().enumerate().map(admit).collect()
     }

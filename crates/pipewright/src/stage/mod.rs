@@ -64,7 +64,7 @@ pub(crate) use place::{any, any_mut};
 pub use prepare::Stage;
 pub(crate) use prepare::StageSettings;
 pub(crate) use runner::{
-    ForwardTask, Held, InputGradients, RestoredPaths, StageCompute, StageParameters, StageRunner,
+    BatchPart, ForwardTask, Held, InputGradients, RestoredPaths, StageCompute, StageParameters, StageRunner,
 };
 pub(crate) use tape_ends::without_tape;
 pub(crate) use visit::{ChangeModule, ReadModule, Visit, for_stage};

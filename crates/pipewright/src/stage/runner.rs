@@ -80,11 +80,18 @@ pub(crate) trait StageRunner: StageCompute + StageParameters {}
 
 impl<S: StageCompute + StageParameters> StageRunner for S {}
 
+/// The part of a batch that a tensor belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum BatchPart {
+    Input,
+    Target,
+}
+
 /// The computation of a stage.
 pub(crate) trait StageCompute: Send {
     /// Returns tensors of a batch in the element types with which the stage computes. Converts those for which nothing is
-    /// lost. `what` names a tensor, whose number follows.
-    fn admitted(&self, what: &str, values: Values) -> Result<Values, StageError>;
+    /// lost. Of the others, inputs are refused, and targets stay as they are.
+    fn admitted(&self, part: BatchPart, values: Values) -> Result<Values, StageError>;
 
     /// Runs what is left of a forward.
     fn run_forward(&mut self, forward: &mut ForwardState) -> Result<(), StageError>;
@@ -134,7 +141,7 @@ pub(crate) trait StageCompute: Send {
     fn device(&self) -> &Device;
 
     /// Remembers the values of parameters that the forward changes, such as running statistics, so that [`Self::reset`]
-    /// restores them; or forgets them if the next command is not a training step.
+    /// restores them. If `trains` is false, forgets the values that it remembers.
     fn keep_buffers(&mut self, trains: bool);
 
     /// Drops every microbatch in flight and every gradient, and puts running statistics back, which restores the state before
