@@ -60,7 +60,11 @@ impl Segment {
         replacement: Option<Replacement<'_>>,
     ) -> Result<Values, StageError> {
         match (replacement, self) {
-            (Some(replacement), _) => replacement(module.exposed(), inputs, context),
+            (Some(replacement), _) => {
+                let run = || replacement(module.exposed(), inputs, context);
+                let name = format!("stage {}, block {}, replaced", context.stage(), self.index());
+                context.run_layer(&name, run)?
+            }
             (None, Self::Whole) => Ok(pack(module.run(inputs, context)?)),
             (None, Self::Block { index, .. }) => module.run_block(index, inputs, context),
         }
