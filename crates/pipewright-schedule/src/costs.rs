@@ -190,7 +190,7 @@ pub enum CostsError {
     },
 }
 
-crate::message_as_debug!(CostsError);
+crate::error_text::message_as_debug!(CostsError);
 
 impl StageCosts {
     /// Makes costs from the times of `F`, `I` and `W` in seconds. `B` takes as long as `I` and `W` together, and

@@ -51,7 +51,7 @@ pub enum CsvError {
     Rows(#[from] ScheduleError),
 }
 
-crate::message_as_debug!(CsvError);
+crate::error_text::message_as_debug!(CsvError);
 
 /// What a quoted cell must look like, as a message.
 pub const QUOTED_CELL: &str = "a cell that begins with a quote must end with the next quote, such as `\"0F0\"`; correct or remove the quotes";

@@ -40,6 +40,8 @@ macro_rules! message_as_debug {
     )+};
 }
 
+pub(crate) use message_as_debug;
+
 #[cfg(test)]
 mod tests {
     use thiserror::Error;

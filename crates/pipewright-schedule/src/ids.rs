@@ -70,7 +70,7 @@ pub struct StageTooLarge {
     pub number: u32,
 }
 
-crate::message_as_debug!(StageTooLarge);
+crate::error_text::message_as_debug!(StageTooLarge);
 
 impl StageIndex {
     /// The largest stage, far above the size of any cluster.

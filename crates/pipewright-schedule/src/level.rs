@@ -30,7 +30,7 @@ pub struct UnknownLevel {
     pub name: String,
 }
 
-crate::message_as_debug!(UnknownLevel);
+crate::error_text::message_as_debug!(UnknownLevel);
 
 impl fmt::Display for Level {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

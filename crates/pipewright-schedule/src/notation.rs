@@ -23,7 +23,7 @@ pub struct ParseActionError {
     pub kind: ParseActionErrorKind,
 }
 
-crate::message_as_debug!(ParseActionError);
+crate::error_text::message_as_debug!(ParseActionError);
 
 /// A mistake in the text of an action.
 #[derive(Clone, PartialEq, Eq, Error)]
@@ -71,7 +71,7 @@ pub enum ParseActionErrorKind {
     },
 }
 
-crate::message_as_debug!(ParseActionErrorKind);
+crate::error_text::message_as_debug!(ParseActionErrorKind);
 
 /// Returns the end of an error message, which suggests a similar name or lists all names.
 fn did_you_mean(suggestion: &Option<&'static str>) -> String {

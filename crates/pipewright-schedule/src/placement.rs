@@ -58,7 +58,7 @@ pub enum PlacementError {
     },
 }
 
-crate::message_as_debug!(PlacementError);
+crate::error_text::message_as_debug!(PlacementError);
 
 impl Placement {
     /// Places stage `s` on rank `s mod ranks`: the loop of interleaved schedules. With one stage a rank it is the plain

@@ -49,7 +49,7 @@ pub struct RecomputeError {
     pub text: String,
 }
 
-crate::message_as_debug!(RecomputeError);
+crate::error_text::message_as_debug!(RecomputeError);
 
 impl Recompute {
     /// Whether `stage` computes its forward again.

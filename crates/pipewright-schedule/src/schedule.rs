@@ -106,7 +106,7 @@ pub enum ScheduleError {
     Placement(#[from] PlacementError),
 }
 
-crate::message_as_debug!(ScheduleError);
+crate::error_text::message_as_debug!(ScheduleError);
 
 impl Schedule {
     /// Makes a schedule from its rows, one for each rank.

@@ -39,7 +39,7 @@ pub struct UnevenSlices {
     pub slices: Slices,
 }
 
-crate::message_as_debug!(UnevenSlices);
+crate::error_text::message_as_debug!(UnevenSlices);
 
 impl Slices {
     /// Whole microbatches.

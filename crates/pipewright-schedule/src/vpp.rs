@@ -80,7 +80,7 @@ pub enum VppError {
     },
 }
 
-crate::message_as_debug!(VppError);
+crate::error_text::message_as_debug!(VppError);
 
 /// Makes the tables of `pipeline`.
 ///

@@ -214,9 +214,9 @@ pub enum GenerateErrorKind {
     Costs(#[from] CostsError),
 }
 
-crate::message_as_debug!(GenerateErrorKind);
+crate::error_text::message_as_debug!(GenerateErrorKind);
 
-crate::message_as_debug!(GenerateError);
+crate::error_text::message_as_debug!(GenerateError);
 
 impl From<GenerateErrorKind> for GenerateError {
     fn from(kind: GenerateErrorKind) -> Self {

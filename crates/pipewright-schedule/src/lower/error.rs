@@ -57,4 +57,4 @@ pub enum LowerError {
     },
 }
 
-crate::message_as_debug!(LowerError);
+crate::error_text::message_as_debug!(LowerError);

@@ -70,7 +70,7 @@ pub enum ParsePassError {
     },
 }
 
-crate::message_as_debug!(ParsePassError);
+crate::error_text::message_as_debug!(ParsePassError);
 
 const NAMES: [&str; 7] =
     ["merge-bw", "unshard", "reduce-grad", "send-early", "send-recv", "wait-send", "defer-recv"];
@@ -297,7 +297,7 @@ mod tests {
     #[test]
     fn a_placement_may_name_stages_without_actions() {
         check("0F0\n", Some(&[0, 0]), "unshard", Ok("0UNSHARD,0F0,0RESHARD\n"));
-        check("0F0\n", Some(&[0, 1]), "unshard", Err("1 rows for 2 ranks; give one row to each rank"));
+        check("0F0\n", Some(&[0, 1]), "unshard", Err("1 row for 2 ranks; give one row to each rank"));
     }
 
     #[test]

@@ -56,7 +56,7 @@ pub enum SourceError {
     Lower(#[from] LowerError),
 }
 
-crate::message_as_debug!(SourceError);
+crate::error_text::message_as_debug!(SourceError);
 
 impl ProgramSource {
     /// Generates the schedule of a name. Other sources do not change.

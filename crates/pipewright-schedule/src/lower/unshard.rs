@@ -69,7 +69,7 @@ pub struct ParseLookaheadError {
     /// The text, shortened if it is very long.
     pub text: String,
 }
-crate::message_as_debug!(ParseLookaheadError);
+crate::error_text::message_as_debug!(ParseLookaheadError);
 
 impl fmt::Display for UnshardLookahead {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -45,7 +45,7 @@ pub enum TraceError {
     Empty,
 }
 
-crate::message_as_debug!(TraceError);
+crate::error_text::message_as_debug!(TraceError);
 
 #[derive(Deserialize)]
 struct Trace {

@@ -26,7 +26,7 @@ pub enum MeasuredError {
     Program(#[from] ScheduleError),
 }
 
-crate::message_as_debug!(MeasuredError);
+crate::error_text::message_as_debug!(MeasuredError);
 
 /// Returns the timeline of each replica, with ranks counted from 0 in each. The ranks of a replica are consecutive, and
 /// there are as many replicas as ranks that run stage 0.

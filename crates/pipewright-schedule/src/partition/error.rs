@@ -48,7 +48,7 @@ pub enum PartitionError {
     },
 }
 
-crate::message_as_debug!(PartitionError);
+crate::error_text::message_as_debug!(PartitionError);
 
 /// Returns what to do if there are more stages than layers.
 fn fewer_stages(layers: usize) -> String {

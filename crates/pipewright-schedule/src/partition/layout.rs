@@ -57,7 +57,7 @@ pub struct LayoutError {
     pub kind: LayoutErrorKind,
 }
 
-crate::message_as_debug!(LayoutError);
+crate::error_text::message_as_debug!(LayoutError);
 
 /// A kind of mistake in a layout.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -36,7 +36,7 @@ pub struct UnknownMethod {
     pub text: String,
 }
 
-crate::message_as_debug!(UnknownMethod);
+crate::error_text::message_as_debug!(UnknownMethod);
 
 /// Cuts layers with these weights into `stages` stages.
 ///

@@ -136,7 +136,7 @@ pub enum PredictError {
     Simulate(#[from] SimulateError),
 }
 
-crate::message_as_debug!(PredictError);
+crate::error_text::message_as_debug!(PredictError);
 
 impl Prediction {
     /// Returns the time of a step, in seconds.

@@ -222,7 +222,7 @@ pub enum PlanError {
     Stopped,
 }
 
-crate::message_as_debug!(PlanError);
+crate::error_text::message_as_debug!(PlanError);
 
 /// Returns a number that differs for most texts (FNV-1a, folded to 16 bits).
 fn mark(text: &str) -> u16 {

@@ -27,4 +27,4 @@ pub enum SimulateError {
     Costs(#[from] CostsError),
 }
 
-crate::message_as_debug!(SimulateError);
+crate::error_text::message_as_debug!(SimulateError);

@@ -23,7 +23,7 @@ pub struct Violation {
     pub kind: ViolationKind,
 }
 
-crate::message_as_debug!(Violation);
+crate::error_text::message_as_debug!(Violation);
 
 /// The kind of a violation.
 #[derive(Clone, PartialEq, Eq, Error)]
@@ -186,7 +186,7 @@ pub enum ViolationKind {
     },
 }
 
-crate::message_as_debug!(ViolationKind);
+crate::error_text::message_as_debug!(ViolationKind);
 
 /// Returns why an action on a slice needs that on another slice, for an error message.
 fn why_slices(slices: Slices, action: Action, needs: Action) -> String {
@@ -291,7 +291,7 @@ impl fmt::Display for Violations {
 
 impl std::error::Error for Violations {}
 
-crate::message_as_debug!(Violations);
+crate::error_text::message_as_debug!(Violations);
 
 /// Collects violations while the rules run. Bad input may break a rule a million times, so only the first violations
 /// are kept and the others are counted.

@@ -468,7 +468,7 @@ fn impossible_requests_are_refused() {
     assert!(of(&|request| request.ranks = 0).starts_with("0 ranks and "));
     assert!(of(&|request| request.ranks = 40).starts_with("40 ranks have no plan for "));
     assert!(
-        of(&|request| request.data_parallel = Some(7)).starts_with("7 replicas of 1 tensor-parallel ranks")
+        of(&|request| request.data_parallel = Some(7)).starts_with("7 replicas of 1 tensor-parallel rank")
     );
     assert!(
         of(&|request| request.tensor_parallel = Some(2))
