@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::HfError;
 use super::read::read_json;
-use super::weights::Weights;
+use super::weights::{Weights, file_names_of};
 
 /// The element type of a tensor in a file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -89,7 +89,7 @@ impl WeightType {
 pub struct WeightTypes {
     /// The type of most tensors, which `config.json` names.
     pub default: WeightType,
-    /// The tensors with another type. Models with half precision may keep some of them in single precision.
+    /// The tensors with another type, under the names that the files have. Models with half precision may keep some of them in single precision.
     pub others: BTreeMap<String, WeightType>,
 }
 
@@ -102,9 +102,10 @@ impl WeightTypes {
         Self { default, others: BTreeMap::new() }
     }
 
-    /// Returns the type of a tensor.
-    pub(super) fn of(&self, tensor: &str) -> WeightType {
-        self.others.get(tensor).copied().unwrap_or(self.default)
+    /// Returns the type of a parameter, whatever name the original files have for it.
+    pub(super) fn of(&self, parameter: &str) -> WeightType {
+        let other = file_names_of(parameter).find_map(|name| self.others.get(&*name).copied());
+        other.unwrap_or(self.default)
     }
 
     /// Returns the types of the tensors in a model directory. Those of other types count as single precision.
@@ -125,5 +126,25 @@ impl WeightTypes {
         let path = folder.join(FILE);
         let text = serde_json::json!(self).to_string();
         std::fs::write(&path, text).map_err(HfError::io("write", &path))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_type_is_found_under_every_name_of_files() {
+        let check = |stored: &str, parameter: &str| {
+            let others = BTreeMap::from([(stored.to_owned(), WeightType::Float32)]);
+            let types = WeightTypes { default: WeightType::Bfloat16, others };
+            assert_eq!(types.of(parameter), WeightType::Float32, "{stored}");
+            assert_eq!(types.of("model.other.weight"), WeightType::Bfloat16);
+        };
+        check("model.norm.weight", "model.norm.weight");
+        check("norm.weight", "model.norm.weight");
+        check("backbone.layers.0.mixer.A_log", "backbone.layers.0.mixer.A_log");
+        check("model.layers.0.mixer.A_log", "backbone.layers.0.mixer.A_log");
+        check("layers.0.mixer.A_log", "backbone.layers.0.mixer.A_log");
     }
 }

@@ -34,6 +34,14 @@ struct Index {
     weight_map: BTreeMap<String, String>,
 }
 
+/// Returns the names that a parameter may have in files. Those of the model without its head have no prefix.
+pub(super) fn file_names_of(parameter: &str) -> impl Iterator<Item = Cow<'_, str>> {
+    let rest = ["model.", "backbone."].into_iter().find_map(|prefix| parameter.strip_prefix(prefix));
+    let of_backbone = rest.filter(|_| parameter.starts_with("backbone.")).map(|rest| format!("model.{rest}"));
+    let names = [Some(Cow::from(parameter)), of_backbone.map(Cow::from), rest.map(Cow::from)];
+    names.into_iter().flatten()
+}
+
 impl Weights {
     pub(super) fn open(dir: &Path) -> Result<Self, HfError> {
         let dir = resolve(dir)?;
@@ -61,13 +69,9 @@ impl Weights {
         Ok(())
     }
 
-    /// Returns the name under which the files have a parameter. Those of the model without its head have no prefix.
+    /// Returns the name under which the files have a parameter.
     pub(super) fn name_of<'s>(&self, parameter: &'s str) -> Option<Cow<'s, str>> {
-        let rest = ["model.", "backbone."].into_iter().find_map(|prefix| parameter.strip_prefix(prefix));
-        let of_backbone =
-            rest.filter(|_| parameter.starts_with("backbone.")).map(|rest| format!("model.{rest}"));
-        let names = [Some(parameter.into()), of_backbone.map(Into::into), rest.map(Into::into)];
-        names.into_iter().flatten().find(|name: &Cow<'s, str>| self.files.contains_key(&**name))
+        file_names_of(parameter).find(|name| self.files.contains_key(&**name))
     }
 
     /// Returns the name of a parameter in the files, and the file that has it.
