@@ -17,6 +17,13 @@ pub enum Binary {
         /// Its offset.
         offset: u64,
     },
+    /// More control characters than text contains.
+    Controls {
+        /// Their number.
+        count: usize,
+        /// The number of bytes that were looked at.
+        bytes: usize,
+    },
 }
 
 impl fmt::Display for Binary {
@@ -27,6 +34,11 @@ impl fmt::Display for Binary {
                 f,
                 "byte {offset} is 0, which no text contains: convert the file to UTF-8 text, and write binary token ids (such as the \
                  uint16 of a `.bin`) as a `.jsonl` file with a list of ids in each line"
+            ),
+            Self::Controls { count, bytes } => write!(
+                f,
+                "{count} of {bytes} bytes are control characters, so it is not text: remove them, or write binary token ids as a \
+                 `.jsonl` file with a list of ids in each line"
             ),
         }
     }
@@ -39,7 +51,7 @@ const UTF8: &str = "save it as UTF-8";
 const WEIGHTS: &str = "it has weights, which `model.from` reads from their folder";
 
 /// The first bytes of formats, with their names and what to do.
-const MAGIC: [(&[u8], &str, &str); 34] = [
+const MAGIC: [(&[u8], &str, &str); 35] = [
     (b"\x1f\x8b", "a gzip archive", UNPACK),
     (b"PK\x03\x04", "a zip archive", UNPACK),
     (b"PK\x05\x06", "a zip archive", UNPACK),
@@ -63,6 +75,7 @@ const MAGIC: [(&[u8], &str, &str); 34] = [
     (b"\x80\x05", "a Python pickle", EXPORT),
     (b"GGUF", "a GGUF file", WEIGHTS),
     (b"%PDF-", "a PDF file", EXPORT),
+    (b"{\\rtf", "an RTF document", EXPORT),
     (b"\xd0\xcf\x11\xe0", "a document of an office program", EXPORT),
     (b"\x89PNG\r\n\x1a\n", "a PNG picture", OTHER),
     (b"\xff\xd8\xff", "a JPEG picture", OTHER),
@@ -81,11 +94,35 @@ const MAGIC: [(&[u8], &str, &str); 34] = [
 /// Text may begin with the letters of a format, so the first bytes count only in a file that text cannot be.
 pub(super) fn binary(bytes: &[u8]) -> Option<Binary> {
     let nul = bytes.iter().position(|byte| *byte == 0);
-    let is_pdf = bytes.starts_with(b"%PDF-");
-    if nul.is_none() && !is_pdf && std::str::from_utf8(bytes).is_ok() {
+    let is_document = [&b"%PDF-"[..], b"{\\rtf"].iter().any(|magic| bytes.starts_with(magic));
+    let controls = controls(bytes);
+    if is_pickle_of_text(bytes) {
+        return Some(Binary::Known { name: "a Python pickle", advice: EXPORT });
+    }
+    if nul.is_none() && controls.is_none() && !is_document && std::str::from_utf8(bytes).is_ok() {
         return None;
     }
-    known(bytes).or_else(|| nul.map(|offset| Binary::Nul { offset: offset as u64 }))
+    known(bytes).or_else(|| nul.map(|offset| Binary::Nul { offset: offset as u64 })).or(controls)
+}
+
+/// Returns the control characters if there are more than text contains: more than one in a hundred, and not only a few. Tabs,
+/// ends of lines and of pages, and the character that begins a colour of a terminal do not count.
+fn controls(bytes: &[u8]) -> Option<Binary> {
+    const FEW: usize = 3;
+    let is_control =
+        |byte: &&u8| byte.is_ascii_control() && !matches!(byte, b'\t' | b'\n' | b'\r' | b'\x0c' | b'\x1b');
+    let count = bytes.iter().filter(is_control).count();
+    (count > FEW && count > bytes.len() / 100).then_some(Binary::Controls { count, bytes: bytes.len() })
+}
+
+/// Returns whether a file is a Python pickle in the oldest protocol, which consists of lines of text: it begins with a list, a
+/// table, or the module and the name of a function, and ends with a full stop.
+fn is_pickle_of_text(bytes: &[u8]) -> bool {
+    let mut lines = bytes.split(|byte| *byte == b'\n');
+    let mut next = || lines.next().unwrap_or_default();
+    let (first, _name, third) = (next(), next(), next());
+    let begins = matches!(first, b"(lp0" | b"(dp0") || (first.starts_with(b"c") && third == b"p0");
+    begins && bytes.ends_with(b".")
 }
 
 fn known(bytes: &[u8]) -> Option<Binary> {
@@ -129,6 +166,13 @@ mod tests {
         check(b"\x80\x04\x95\x0f", "the file is a Python pickle");
         check(b"\xff\xfeh\0i\0", "the file is text in UTF-16, not text: save it as UTF-8");
         check(&[b"a".repeat(257), b"ustar\0".to_vec()].concat(), "the file is a tar archive");
+        check(b"{\\rtf1\\ansi text}", "the file is an RTF document");
+        check(b"(lp0\nI1\naI2\na.", "the file is a Python pickle");
+        check(b"(dp0\nVa\np1\nI1\ns.", "the file is a Python pickle");
+        check(
+            b"ccopy_reg\n_reconstructor\np0\n(c__main__\nA\np1\ntp2\nRp3\n.",
+            "the file is a Python pickle",
+        );
         check(b"%PDF-1.7\nall of it is ASCII", "the file is a PDF file");
     }
 
@@ -139,12 +183,23 @@ mod tests {
     }
 
     #[test]
+    fn ids_of_one_byte_are_not_text() {
+        let ids: Vec<u8> = (1..60).collect();
+        check(&ids, "26 of 59 bytes are control characters");
+        let rare = [vec![1; 5], vec![b'a'; 495]].concat();
+        check(&rare, "");
+        check(&[rare, vec![1]].concat(), "6 of 501 bytes are control characters");
+    }
+
+    #[test]
     fn text_is_text_whatever_it_begins_with() {
         for text in [
             "",
             "PAR1 is a golf term",
             "GIF8 BZh MZ",
             "ORC and ID3",
+            "{\\rt} and (lp0\nI1.",
+            "\u{1b}[31mred\u{1b}[0m\tand\r\nthe next page\u{c}",
             "Привет, 世界 🦀",
             "\u{feff}a",
             "\u{1}\u{1b}[0m",
