@@ -13,7 +13,7 @@ use serde_json::{Map, Value, json};
 
 use crate::config::Settings;
 use crate::config::data::BYTES;
-use crate::config::model::{FreshModel, ModelSettings, TOKEN_IDS};
+use crate::config::model::{EXPORTED, FreshModel, ModelSettings};
 use crate::failure::Failure;
 
 /// The name of the folder.
@@ -61,7 +61,7 @@ fn fresh_keys(settings: &Settings, model: &FreshModel) -> Map<String, Value> {
     let known = [("bos_token_id", bos), ("eos_token_id", ends.eos)];
     keys.extend(known.into_iter().filter_map(|(key, id)| Some((key.to_owned(), json!(id?)))));
     let written =
-        TOKEN_IDS.into_iter().filter_map(|key| Some((key.to_owned(), json!(model.others.get(key)?))));
+        EXPORTED.into_iter().filter_map(|key| Some((key.to_owned(), json!(model.others.get(key)?))));
     keys.extend(written);
     keys
 }

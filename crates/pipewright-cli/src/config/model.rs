@@ -189,14 +189,15 @@ fn read_family(section: &mut Section<'_>, written: &BTreeMap<String, Value>) -> 
     family
 }
 
-/// Keys that do not affect training, but are written with an exported model.
-pub(crate) const TOKEN_IDS: [&str; 3] = ["bos_token_id", "eos_token_id", "pad_token_id"];
+/// Keys that are written with an exported model even if they do not affect training.
+pub(crate) const EXPORTED: [&str; 4] =
+    ["bos_token_id", "eos_token_id", "pad_token_id", "max_position_embeddings"];
 
 /// Removes the keys of a pasted `config.json` with which the family does not compute, and names them.
 fn drop_ignored(section: &mut Section<'_>, model: &mut FreshModel) {
     let family = model.architecture;
     let is_kept = |key: &str| {
-        TOKEN_IDS.contains(&key)
+        EXPORTED.contains(&key)
             || ModelConfig::key_use(family, key).is_none_or(|usage| usage == KeyUse::Computes)
     };
     let ignored: Vec<String> = model.others.keys().filter(|key| !is_kept(key)).cloned().collect();

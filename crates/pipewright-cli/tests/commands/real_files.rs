@@ -96,6 +96,30 @@ fn a_pasted_configuration_is_taken_and_what_has_no_effect_is_named() {
 
 #[test]
 fn unused_tensors_and_unknown_keys_are_named() {
+#[test]
+fn a_written_number_of_positions_is_exported() {
+    let folder = folder();
+    let hybrid = [
+        "model.architecture=hybrid",
+        "model.pattern=AM",
+        "model.mamba_num_heads=2",
+        "model.mamba_head_dim=8",
+        "model.ssm_state_size=8",
+    ];
+    let nemotron = ["model.architecture=nemotron_h", "model.hybrid_override_pattern=M*"];
+    for (name, model) in [("nemotron", &nemotron[..]), ("hybrid", &hybrid)] {
+        let run = format!("run.out={name}");
+        let set = [model, &["model.max_position_embeddings=4096", "run.steps=1", &run]].concat();
+        let (code, words) = told(&folder, "train", &set);
+        assert_eq!(code, Some(0), "{words}");
+        let target = format!("{name}-exported");
+        succeed(&folder, &["export", name, &target]);
+        let config = fs::read(folder.path().join(target).join("config.json")).expect("a configuration");
+        let config: Value = serde_json::from_slice(&config).expect("JSON");
+        assert_eq!(config["max_position_embeddings"], 4096, "{name}");
+    }
+}
+
     let (folder, mut config) = exported();
     config["my_note"] = json!("x");
     config["model_type"] = json!("qwen2");
