@@ -366,10 +366,9 @@ macro_rules! families {
 }
 
 /// Keys that say the same as others, which have the usual values of a family and must not contradict them.
-const REPLACED: [(&str, &str); 4] = [
+const REPLACED: [(&str, &str); 3] = [
     ("hybrid_override_pattern", "layers_block_type"),
     ("num_local_experts", "num_experts"),
-    ("norm_eps", "layer_norm_epsilon"),
     ("attention_head_dim", "head_dim"),
 ];
 

@@ -168,6 +168,21 @@ impl RawConfig {
         Ok(())
     }
 
+    /// Returns the number that the norms add. transformers ignores the other two names of it, and reads files without
+    /// `layer_norm_epsilon` as if it were 1e-5.
+    fn epsilon(&self) -> Result<f64, ConfigError> {
+        let epsilon = self.layer_norm_epsilon.unwrap_or(1e-5);
+        let others = [("norm_eps", self.norm_eps), ("rms_norm_eps", self.rms_norm_eps)];
+        match others.into_iter().find(|(_, other)| other.is_some_and(|other| other != epsilon)) {
+            Some((key, other)) => Err(ConfigError::NotSupported {
+                key,
+                value: other.unwrap_or_default().to_string(),
+                supported: "the same as `layer_norm_epsilon`, which is 1e-5 in a file without it,",
+            }),
+            None => Ok(epsilon),
+        }
+    }
+
     fn experts(&self) -> Result<Experts, ConfigError> {
         let required = |key: &str, size: Option<usize>| {
             let missing = || format!("missing field `{key}`, which a model with blocks of experts needs");
@@ -205,7 +220,7 @@ impl TryFrom<RawConfig> for NemotronHConfig {
             vocab_size: raw.vocab_size,
             hidden_size: raw.hidden_size,
             blocks,
-            layer_norm_epsilon: raw.layer_norm_epsilon.or(raw.norm_eps).or(raw.rms_norm_eps).unwrap_or(1e-5),
+            layer_norm_epsilon: raw.epsilon()?,
             tie_word_embeddings: raw.tie_word_embeddings,
             initializer_range: raw.initializer_range.unwrap_or(0.02),
             num_attention_heads: heads,

@@ -439,6 +439,11 @@ fn a_pattern_of_letters_is_the_same_model() {
     let older =
         json!({"head_dim": null, "attention_head_dim": 16, "layer_norm_epsilon": null, "norm_eps": 1e-5});
     assert_eq!(changed(older), Ok(listed));
+    for key in ["norm_eps", "rms_norm_eps"] {
+        let error =
+            changed(json!({"layer_norm_epsilon": null, key: 1e-6})).expect_err("transformers computes 1e-5");
+        assert!(error.to_string().contains(&format!("`{key} = 0.000001` is not supported")), "{error}");
+    }
 }
 
 #[test]
