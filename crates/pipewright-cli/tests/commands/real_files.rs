@@ -44,8 +44,10 @@ const FROM: &str = "model.from=m";
 #[test]
 fn a_configuration_alone_starts_from_random_weights() {
     let (folder, _) = exported();
-    fs::remove_file(folder.path().join("m/model.safetensors")).expect("it is there");
     let note = "there are no weights: training starts from random ones";
+    let (code, words) = told(&folder, "check", &["model.from=m/config.json", "run.out=other"]);
+    assert!(code == Some(0) && !words.contains(note), "the weights beside it are used: {words}");
+    fs::remove_file(folder.path().join("m/model.safetensors")).expect("it is there");
     for command in ["check", "plan", "train"] {
         check_accepted(&folder, command, &[FROM, "run.out=other"], note);
     }

@@ -12,7 +12,10 @@ use super::{CONFIG, HfError};
 /// The file of an adapter that describes it.
 const ADAPTER: &str = "adapter_config.json";
 /// The endings of files that may have weights.
-const WEIGHT_ENDINGS: [&str; 8] = ["safetensors", "bin", "pt", "pth", "gguf", "h5", "msgpack", "ckpt"];
+const WEIGHT_ENDINGS: [&str; 9] =
+    ["safetensors", "bin", "pt", "pth", "gguf", "h5", "msgpack", "ckpt", "onnx"];
+/// The beginnings of the names of files in which trainers store other things than a model.
+const TRAINER_FILES: [&str; 5] = ["training_args", "optimizer", "scheduler", "scaler", "rng_state"];
 
 /// A model in a form that cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -89,11 +92,14 @@ impl fmt::Display for OtherForm {
 }
 
 /// Returns the folder with the files of a model: `path` itself or, in the cache folder of a model (`models--...`), the
-/// snapshot that was downloaded last.
+/// snapshot that was downloaded last. A `config.json` with weights beside it stands for its folder.
 ///
 /// # Errors
 /// When a cache folder has no snapshot, or several and no reference to one of them.
 pub fn resolve(path: &Path) -> Result<PathBuf, HfError> {
+    if let Some(folder) = folder_of(path) {
+        return Ok(folder);
+    }
     let snapshots = path.join("snapshots");
     if path.join(CONFIG).exists() || !snapshots.is_dir() {
         return Ok(path.to_owned());
@@ -114,18 +120,40 @@ pub fn resolve(path: &Path) -> Result<PathBuf, HfError> {
     }
 }
 
-/// Returns whether a path describes a model and has no weights in any form: it is a `config.json`, or a folder with one.
+/// Returns the folder of a `config.json` that has weights beside it.
+fn folder_of(path: &Path) -> Option<PathBuf> {
+    if path.file_name()? != CONFIG || !path.is_file() {
+        return None;
+    }
+    let folder = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    (!is_config_alone(folder)).then(|| folder.to_owned())
+}
+
+/// Returns whether a path describes a model and has no weights in any form: it is a folder with a `config.json`, or such a file
+/// without weights beside it.
 pub fn is_config_alone(path: &Path) -> bool {
     if path.is_file() {
-        return path.extension().is_some_and(|ending| ending == "json");
+        return path.extension().is_some_and(|ending| ending == "json") && folder_of(path).is_none();
     }
+    let names = names(path);
     let has_weights = |name: &String| {
+        let is_weights = |ending| WEIGHT_ENDINGS.iter().any(|known| ending == *known);
         name.ends_with(".index.json")
-            || Path::new(name)
-                .extension()
-                .is_some_and(|ending| WEIGHT_ENDINGS.iter().any(|known| ending == *known))
+            || (!is_of_trainer(name) && Path::new(name).extension().is_some_and(is_weights))
     };
-    path.join(CONFIG).is_file() && !path.join(ADAPTER).exists() && !names(path).iter().any(has_weights)
+    path.join(CONFIG).is_file()
+        && !path.join(ADAPTER).exists()
+        && !names.iter().chain(&onnx_names(path)).any(has_weights)
+}
+
+/// Returns whether a trainer stores other things than a model in a file of this name.
+fn is_of_trainer(name: &str) -> bool {
+    !name.ends_with(".safetensors") && TRAINER_FILES.iter().any(|start| name.starts_with(start))
+}
+
+/// Returns the names of the files in the folder that converters to ONNX write in the folder of a model.
+fn onnx_names(dir: &Path) -> Vec<String> {
+    names(&dir.join("onnx"))
 }
 
 /// Returns the names of the files in a folder, in order.
@@ -160,18 +188,17 @@ pub(super) fn other_form(path: &Path) -> Option<OtherForm> {
     if names.iter().any(|name| ends(name, "gguf")) {
         return Some(OtherForm::Gguf);
     }
-    names.iter().find_map(|name| pickled(name))
+    names.iter().chain(&onnx_names(path)).find_map(|name| pickled(name))
 }
 
 /// Returns the form of a file of weights in a format that is not read.
 fn pickled(file: &str) -> Option<OtherForm> {
     let ending = Path::new(file).extension()?.to_str()?;
-    // Trainers store their arguments in this file, which is not a model.
-    let is_pickled = matches!(ending, "bin" | "pt" | "pth" | "ckpt") && file != "training_args.bin";
+    let is_pickled = matches!(ending, "bin" | "pt" | "pth" | "ckpt") && !is_of_trainer(file);
     let file = file.to_owned();
     match ending {
         _ if is_pickled => Some(OtherForm::Pickled { file }),
-        "h5" | "msgpack" => Some(OtherForm::OtherLibrary { file }),
+        "h5" | "msgpack" | "onnx" => Some(OtherForm::OtherLibrary { file }),
         _ => None,
     }
 }

@@ -47,11 +47,11 @@ const DROPPED: [&str; 5] =
 /// When the system reports an error.
 pub fn keep_origin(from: &Path, to: &Path) -> Result<(), HfError> {
     fs::create_dir_all(to).map_err(HfError::io("create", to))?;
+    let from = &resolve(from)?;
     if from.is_file() {
         let target = to.join(CONFIG);
         return fs::copy(from, &target).map(drop).map_err(HfError::io("copy", from));
     }
-    let from = &resolve(from)?;
     copy(from, to, CONFIG)?;
     copy_files(from, to)?;
     match is_config_alone(from) {

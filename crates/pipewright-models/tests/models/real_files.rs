@@ -241,6 +241,8 @@ fn other_forms_of_a_model_have_their_own_sentence() {
     check(&[("consolidated.safetensors", "x")], &["consolidated"]);
     check(&[("consolidated.00.pth", "x")], &["consolidated"]);
     check(&[("tf_model.h5", "x")], &["another library (`tf_model.h5`)"]);
+    check(&[("model.onnx", "x")], &["another library (`model.onnx`)"]);
+    check(&[("optimizer.pt", "x"), ("pytorch_model.bin", "PK")], &["Python pickle (`pytorch_model.bin`)"]);
     check(&[("llama-q4.gguf", "GGUF")], &["GGUF"]);
     check(&[("llama-q4.gguf", "GGUF"), ("config.json", "")], &["GGUF"]);
     let adapter = r#"{"base_model_name_or_path": "meta-llama/Llama-3.2-1B"}"#;
@@ -299,9 +301,16 @@ fn a_cache_folder_leads_to_its_snapshot() {
 fn a_configuration_alone_is_recognised() {
     let copy = Copy::of(LLAMA);
     assert!(!hf::is_config_alone(copy.dir()));
+    let config = copy.path("config.json");
+    assert!(!hf::is_config_alone(&config));
+    assert_eq!(hf::resolve(&config).ok().as_deref(), Some(copy.dir()), "the weights are beside it");
+    for name in ["optimizer.pt", "scheduler.pt", "rng_state.pth", "rng_state_0.pth", "training_args.bin"] {
+        copy.write(name, "x");
+    }
     fs::remove_file(copy.path("model.safetensors")).expect("it is there");
     assert!(hf::is_config_alone(copy.dir()));
-    assert!(hf::is_config_alone(&copy.path("config.json")));
+    assert!(hf::is_config_alone(&config));
+    assert_eq!(hf::resolve(&config).ok(), Some(config));
     assert!(ModelConfig::read(&copy.path("config.json")).is_ok());
 }
 
