@@ -51,7 +51,7 @@ pub trait ModelFamily: Clone + Send + Sync + Sized + Serialize + DeserializeOwne
         }
         check_class::<Self>(&json)?;
         Self::TABLE.check(&json)?;
-        let json = renamed::<Self>(json);
+        let json = without_nulls(renamed::<Self>(json));
         match Self::deserialize(&json) {
             Ok(config) => Ok(config),
             Err(source) => Err(parse_error::<Self>(&json, source)),
@@ -205,6 +205,14 @@ fn renamed<F: ModelFamily>(mut json: Value) -> Value {
                 keys.insert((*name).to_owned(), value);
             }
         }
+    }
+    json
+}
+
+/// Removes the keys that are `null`, which count as absent.
+fn without_nulls(mut json: Value) -> Value {
+    if let Some(keys) = json.as_object_mut() {
+        keys.retain(|_, value| !value.is_null());
     }
     json
 }

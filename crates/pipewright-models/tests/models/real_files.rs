@@ -324,6 +324,14 @@ fn unknown_keys_are_listed() {
     );
 }
 
+#[test]
+fn a_byte_order_mark_is_skipped() {
+    let copy = Copy::of(LLAMA);
+    let text = fs::read_to_string(copy.path("config.json")).expect("the file is here");
+    copy.write("config.json", format!("\u{feff}{text}"));
+    assert_eq!(copy.check(), Ok(Vec::new()));
+}
+
 /// Keys that a file leaves out have the values that transformers assumes.
 #[test]
 fn absent_keys_have_the_defaults_of_transformers() {
