@@ -13,7 +13,7 @@ use crate::error::{ConfigError, RefusedKey};
 pub struct KeyTable {
     /// Keys whose values the family computes with.
     pub(crate) computes: &'static [&'static [&'static str]],
-    /// Keys that do not change what training computes.
+    /// Keys that do not change what training computes. `*` at the end of a name stands for any letters.
     pub(crate) ignored: &'static [&'static [&'static str]],
     /// Keys that change the computation unless they have a harmless value.
     pub(crate) refused: &'static [&'static [Refused]],
@@ -39,6 +39,8 @@ pub(crate) enum Harmless {
     Number(f64),
     /// This word.
     Word(&'static str),
+    /// One of these words.
+    OneOf(&'static [&'static str]),
     /// A list of this word only.
     AllOf(&'static str),
     /// A list or table without entries.
@@ -48,14 +50,17 @@ pub(crate) enum Harmless {
 }
 
 impl Harmless {
-    fn holds(&self, value: &Value, json: &Map<String, Value>) -> bool {
+    fn holds(&self, key: &str, value: &Value, json: &Map<String, Value>) -> bool {
         match self {
             _ if value.is_null() => true,
+            Self::Nothing | Self::False | Self::Empty if is_off(key, value) => true,
+            Self::Number(number) if *number == 0.0 && is_off(key, value) => true,
             Self::Nothing => false,
             Self::False => value == &Value::Bool(false),
             Self::True => value == &Value::Bool(true),
             Self::Number(number) => value.as_f64() == Some(*number),
             Self::Word(word) => value.as_str() == Some(word),
+            Self::OneOf(words) => value.as_str().is_some_and(|found| words.contains(&found)),
             Self::AllOf(word) => {
                 value.as_array().is_some_and(|items| items.iter().all(|item| item.as_str() == Some(word)))
             }
@@ -79,6 +84,7 @@ impl Harmless {
             Self::True => "true".to_owned(),
             Self::Number(number) => number.to_string(),
             Self::Word(word) | Self::AllOf(word) => (*word).to_owned(),
+            Self::OneOf(words) => words.join(" or "),
             Self::Empty => "an empty one".to_owned(),
         }
     }
@@ -112,11 +118,18 @@ impl KeyTable {
             Some(KeyUse::Refused)
         } else if self.computes(key) {
             Some(KeyUse::Computes)
-        } else if self.ignored.iter().any(|keys| keys.contains(&key)) || IGNORED.contains(&key) {
+        } else if self.ignores(key) || IGNORED.contains(&key) {
             Some(KeyUse::Ignored)
         } else {
             OTHERS.iter().any(|refused| refused.key == key).then_some(KeyUse::Refused)
         }
+    }
+
+    fn ignores(&self, key: &str) -> bool {
+        self.ignored.iter().flat_map(|keys| *keys).any(|ignored| match ignored.strip_suffix('*') {
+            Some(start) => key.starts_with(start),
+            None => key == *ignored,
+        })
     }
 
     /// Returns the entry of a key that the family's own table refuses.
@@ -139,7 +152,7 @@ impl KeyTable {
             Some(KeyUse::Refused) => {
                 let entry = self.refusal(key).or_else(|| OTHERS.iter().find(|other| other.key == key))?;
                 let harmless = &entry.harmless;
-                let holds = harmless.holds(value, json);
+                let holds = harmless.holds(key, value, json);
                 if holds { None } else { refused(harmless.culprit(value), harmless.words()) }
             }
             None if changes_computation(key, value) => refused(value, "a model without this key".to_owned()),
@@ -157,12 +170,12 @@ impl KeyTable {
         }
     }
 
-    /// Returns the keys of a file that no table lists and that are not `null`. Nobody knows what they mean.
+    /// Returns the keys of a file that no table lists and whose values may turn something on. Nobody knows what they mean.
     pub(crate) fn unknown_keys(&self, json: &Value) -> Vec<String> {
         let keys = json.as_object().into_iter().flatten();
         let unknown = keys.filter(|(key, value)| {
             // Names that begin with an underscore are internal to the library that wrote the file.
-            !value.is_null() && !key.starts_with('_') && self.use_of(key).is_none()
+            !is_off(key, value) && !key.starts_with('_') && self.use_of(key).is_none()
         });
         unknown.map(|(key, _)| key.clone()).collect()
     }
@@ -187,7 +200,8 @@ fn is_empty(value: &Value) -> bool {
 }
 
 /// Parts of the names of keys that change a computation.
-const PARTS: [&str; 40] = [
+const PARTS: [&str; 49] = [
+    "_cap",
     "activation",
     "act_fn",
     "alibi",
@@ -195,11 +209,13 @@ const PARTS: [&str; 40] = [
     "attention",
     "attn",
     "bias",
+    "bidirectional",
     "block",
     "capping",
     "clip",
     "compress",
     "conv",
+    "dilat",
     "drop",
     "embed",
     "expert",
@@ -210,21 +226,27 @@ const PARTS: [&str; 40] = [
     "jitter",
     "kv_",
     "layer",
+    "ln_",
     "lora",
     "mlp",
     "moe",
     "multiplier",
     "mup",
     "norm",
+    "parallel_",
     "position",
     "qk_",
+    "qkv",
     "residual",
     "rope",
     "rotary",
     "router",
     "scal",
-    "softcap",
+    "sink",
+    "sliding",
     "soft_cap",
+    "softcap",
+    "softmax",
     "ssm",
     "swiglu",
     "window",
@@ -233,14 +255,22 @@ const PARTS: [&str; 40] = [
 /// Returns whether an unlisted key has the name of a part of a computation, and a value that may turn it on.
 fn changes_computation(key: &str, value: &Value) -> bool {
     let is_part = PARTS.iter().any(|part| key.contains(part));
-    let is_off = value.is_null() || value == &Value::Bool(false) || is_empty(value);
-    // A rate of 0 drops nothing, and a factor of 1 changes nothing.
-    let is_neutral = match value.as_f64() {
-        Some(number) if key.contains("drop") || key.contains("jitter") => number == 0.0,
-        Some(number) => number == 1.0 && (key.contains("scal") || key.contains("multiplier")),
-        None => false,
-    };
-    is_part && !is_off && !is_neutral
+    // A factor of 1 changes nothing.
+    let is_neutral = value.as_f64() == Some(1.0) && (key.contains("scal") || key.contains("multiplier"));
+    is_part && !is_off(key, value) && !is_neutral
+}
+
+/// Parts of the names of keys with which 0 is a value like any other.
+const FACTORS: [&str; 9] =
+    ["scal", "multiplier", "theta", "eps", "factor", "pct", "percent", "fraction", "temperature"];
+
+/// Returns whether a value turns a key off.
+fn is_off(key: &str, value: &Value) -> bool {
+    let is_factor = || FACTORS.iter().any(|part| key.contains(part));
+    value.is_null()
+        || value == &Value::Bool(false)
+        || is_empty(value)
+        || (value.as_f64() == Some(0.0) && !is_factor())
 }
 
 /// Keys of any family's file that do not change what training computes.
@@ -259,6 +289,20 @@ const IGNORED: &[&str] = &[
     "_attn_implementation",
     "_attn_implementation_autoset",
     "_flash_attn_2_enabled",
+    "use_flash_attention",
+    "use_flash_attention_2",
+    "use_flash_attn",
+    "flash_attention",
+    "use_sdpa",
+    "experts_implementation",
+    "kv_cache_dtype",
+    "neftune_noise_alpha",
+    "tensor_parallel_degree",
+    "tensor_parallel_output",
+    "tensor_parallel_rank",
+    "tensor_parallel_size",
+    "pipeline_parallel_degree",
+    "pipeline_parallel_size",
     "pretraining_tp",
     "bos_token_id",
     "eos_token_id",
@@ -340,6 +384,8 @@ const OTHERS: &[Refused] = &[
     Refused { key: "partial_rotary_factor", harmless: Harmless::Number(1.0) },
     Refused { key: "rope_interleaved", harmless: Harmless::False },
     Refused { key: "rope_interleave", harmless: Harmless::False },
+    Refused { key: "qkv_bias", harmless: Harmless::False },
+    Refused { key: "position_embedding_type", harmless: Harmless::OneOf(&["rope", "rotary", "absolute"]) },
     Refused { key: "hidden_act", harmless: Harmless::Word("silu") },
     Refused { key: "hidden_activation", harmless: Harmless::Word("silu") },
     Refused { key: "_sliding_window_pattern", harmless: Harmless::Nothing },

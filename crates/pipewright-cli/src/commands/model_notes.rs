@@ -39,7 +39,7 @@ pub(super) fn unknown_note(from: &Path) -> Result<Option<String>, Failure> {
             "warning: {}: config.json has keys that are not known: {}; they are ignored, which is wrong if they change what the \
              model computes",
             from.display(),
-            listed(&unknown)
+            quoted(&unknown)
         )
     };
     Ok((!unknown.is_empty()).then(note))
@@ -61,7 +61,11 @@ pub(super) fn check_weights(directory: &Path, model: &ModelConfig) -> Result<Opt
 
 /// Returns the first three names.
 fn listed(names: &[String]) -> String {
-    let first: Vec<String> = names.iter().take(3).map(|name| format!("`{name}`")).collect();
     let more = if names.len() > 3 { ", ..." } else { "" };
-    format!("{}{more}", first.join(", "))
+    format!("{}{more}", quoted(&names[..names.len().min(3)]))
+}
+
+fn quoted(names: &[String]) -> String {
+    let quoted: Vec<String> = names.iter().map(|name| format!("`{name}`")).collect();
+    quoted.join(", ")
 }

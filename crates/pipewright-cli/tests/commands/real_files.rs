@@ -66,13 +66,13 @@ fn a_pasted_configuration_is_taken_and_what_has_no_effect_is_named() {
     let sizes = "vocab_size = 128\nhidden_size = 16\nintermediate_size = 24\nnum_hidden_layers = 2\nnum_attention_heads = 2\n\
                  num_key_value_heads = 1\nhead_dim = 8\nrms_norm_eps = 1e-6\ntie_word_embeddings = true\n";
     let rest = "architectures = [\"Qwen3ForCausalLM\"]\nmodel_type = \"qwen3\"\ntorch_dtype = \"bfloat16\"\nuse_cache = true\n\
-                hidden_act = \"silu\"\nattention_bias = false\nattention_dropout = 0.0\nuse_sliding_window = false\n\
+                hidden_act = \"silu\"\nqkv_bias = false\nattention_bias = false\nattention_dropout = 0.0\nuse_sliding_window = false\n\
                 max_window_layers = 2\nmax_position_embeddings = 4096\ninitializer_range = 0.02\ntransformers_version = \"4.51.0\"\n\
                 bos_token_id = 3\neos_token_id = 5\nrope_theta = 1000000\n";
     paste(&format!("{sizes}{rest}"));
     let (code, words) = told(&folder, "train", &[]);
     assert_eq!(code, Some(0), "{words}");
-    let note = "`hidden_act`, `max_window_layers`, `torch_dtype`, `transformers_version`, `use_cache`, `use_sliding_window`";
+    let note = "`hidden_act`, `max_window_layers`, `qkv_bias`, `torch_dtype`, `transformers_version`, `use_cache`, `use_sliding_window`";
     assert!(words.contains(note), "{words}");
     succeed(&folder, &["export", "out", "m"]);
     let config = fs::read(folder.path().join("m/config.json")).expect("a configuration");
@@ -97,8 +97,6 @@ fn a_pasted_configuration_is_taken_and_what_has_no_effect_is_named() {
 }
 
 #[test]
-fn unused_tensors_and_unknown_keys_are_named() {
-#[test]
 fn a_written_number_of_positions_is_exported() {
     let folder = folder();
     let hybrid = [
@@ -122,8 +120,12 @@ fn a_written_number_of_positions_is_exported() {
     }
 }
 
+#[test]
+fn unused_tensors_and_unknown_keys_are_named() {
     let (folder, mut config) = exported();
-    config["my_note"] = json!("x");
+    for key in ["my_note", "note_2", "note_3", "note_4"] {
+        config[key] = json!("x");
+    }
     config["model_type"] = json!("qwen2");
     config["architectures"] = json!(["Qwen2ForCausalLM"]);
     write(&folder, "m/config.json", config.to_string());
@@ -131,7 +133,7 @@ fn a_written_number_of_positions_is_exported() {
     config["model_type"] = json!("llama");
     config["architectures"] = json!(["LlamaForCausalLM"]);
     write(&folder, "m/config.json", config.to_string());
-    check_accepted(&folder, "train", &[FROM], "config.json has keys that are not known: `my_note`");
+    check_accepted(&folder, "train", &[FROM], "not known: `my_note`, `note_2`, `note_3`, `note_4`;");
     config["logits_scaling"] = json!(8.0);
     write(&folder, "m/config.json", config.to_string());
     check_refused(&folder, &[FROM], "`logits_scaling = 8.0` is not supported: only 1 is");

@@ -71,8 +71,8 @@ pub(super) const TABLE: KeyTable = KeyTable {
         "output_router_logits",
         // The further prediction heads of some files are not trained.
         "num_nextn_predict_layers",
-        "mtp_layers_block_type",
-        "mtp_hybrid_override_pattern",
+        "mtp_*",
+        "time_step_rank",
     ]],
     refused: &[&[
         Refused { key: "mlp_hidden_act", harmless: Harmless::Word("relu2") },
@@ -80,6 +80,8 @@ pub(super) const TABLE: KeyTable = KeyTable {
         Refused { key: "attention_bias", harmless: Harmless::False },
         Refused { key: "attention_dropout", harmless: Harmless::Number(0.0) },
         Refused { key: "hidden_dropout", harmless: Harmless::Number(0.0) },
+        // Other further heads (`mtp_*`) are ignored, but a family here trains them with this key.
+        Refused { key: "mtp_loss_weight", harmless: Harmless::Number(0.0) },
         Refused { key: "sliding_window", harmless: Harmless::Nothing },
     ]],
 };

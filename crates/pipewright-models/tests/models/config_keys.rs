@@ -60,6 +60,17 @@ fn keys_that_change_the_computation_are_refused() {
         json!({"per_layer_config": {"0": {"head_dim": 2}}}),
         json!({"kv_lora_rank": 512}),
         json!({"attention_temperature": 2.0}),
+        json!({"attention_temperature": 0}),
+        json!({"num_sinks": 4}),
+        json!({"logit_cap": 30.0}),
+        json!({"pre_ln_gain": 2.0}),
+        json!({"sliding_size": 128}),
+        json!({"use_bidirectional": true}),
+        json!({"parallel_ff": true}),
+        json!({"dilation": 2}),
+        json!({"rotary_pct": 0.0}),
+        json!({"qkv_bias": true}),
+        json!({"position_embedding_type": "alibi"}),
         json!({"is_encoder_decoder": true}),
         json!({"architectures": ["MistralForCausalLM"]}),
         json!({"quantization_config": {"quant_method": "gptq", "bits": 4}}),
@@ -75,6 +86,7 @@ fn keys_that_change_the_computation_are_refused() {
     check_refused(&["qwen2", "qwen3", "qwen3_moe"], json!({"mlp_bias": true}));
     check_refused(&["nemotron_h"], json!({"mlp_hidden_act": "silu"}));
     check_refused(&["nemotron_h"], json!({"attention_bias": true}));
+    check_refused(&["nemotron_h"], json!({"mtp_loss_weight": 0.1}));
 }
 
 #[test]
@@ -88,6 +100,12 @@ fn harmless_values_are_accepted() {
         json!({"pruned_heads": {}, "is_encoder_decoder": false, "torchscript": false, "tie_encoder_decoder": false}),
         json!({"bos_token_id": 1, "eos_token_id": [2, 3], "pad_token_id": -1, "pretraining_tp": 2, "use_cache": true}),
         json!({"unsloth_version": "2024.9", "_name_or_path": "x", "torch_dtype": "bfloat16", "max_length": 20}),
+        json!({"num_sinks": 0, "logit_cap": 0.0, "dilation": null, "sliding_size": false, "kv_lora_rank": 0, "causal": true}),
+        json!({"use_flash_attention": true, "_attn_implementation": "sdpa", "attn_implementation": "eager"}),
+        json!({"kv_cache_dtype": "fp8", "neftune_noise_alpha": 5.0, "position_embedding_type": "absolute"}),
+        json!({"attention_dropout": false, "use_mla": 0, "num_mtp_layers": false, "tensor_parallel_degree": 2}),
+        json!({"position_embedding_type": "rope", "attention_bias": null, "initializer_range": null}),
+        json!({"rms_norm_eps": null, "tie_word_embeddings": null, "mlp_bias": null, "num_key_value_heads": null}),
         json!({"temperature": 0.6, "top_p": 0.9, "auto_map": {"AutoConfig": "c.C"}}),
     ];
     check_accepted(
@@ -103,6 +121,7 @@ fn harmless_values_are_accepted() {
     check_accepted(
         &["nemotron_h"],
         json!({"expand": 2, "chunk_size": 128, "rope_theta": 1e4, "sliding_window": null, "residual_in_fp32": false,
+            "time_step_rank": 256, "mtp_layer_norm": true, "mtp_num_layers": 2, "use_bias": null,
             "mamba_proj_bias": false, "use_mamba_kernels": true, "num_nextn_predict_layers": 0}),
     );
 }

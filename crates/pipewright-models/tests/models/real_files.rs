@@ -317,7 +317,7 @@ fn a_configuration_alone_is_recognised() {
 #[test]
 fn unknown_keys_are_listed() {
     let copy = Copy::of(LLAMA);
-    copy.configure(&json!({"my_note": "x", "other": 3, "nothing": null, "_private": 1}));
+    copy.configure(&json!({"my_note": "x", "other": 3, "nothing": null, "_private": 1, "off": false, "none": 0, "empty": []}));
     assert_eq!(
         ModelConfig::unknown_keys(copy.dir()).ok(),
         Some(vec!["my_note".to_owned(), "other".to_owned()])
