@@ -108,8 +108,8 @@ PyTorch loads no schedule without a backward (forwardonly).
 
 Example:
   pipewright schedule 1f1b --ranks 4 --microbatches 8 --format grid
-  pipewright schedule zbvzerobubble --ranks 4 --microbatches 8 --level comms -o z.csv
-  pipewright lower z.csv --pass wait-send -o z-for-pytorch.csv")]
+  pipewright schedule zbv --ranks 4 --microbatches 8 --level comms -o zbv.csv
+  pipewright lower zbv.csv --pass wait-send -o zbv-for-pytorch.csv")]
     Schedule(schedule::ScheduleArguments),
     /// Run passes over a schedule from a file.
     #[command(after_help = "\

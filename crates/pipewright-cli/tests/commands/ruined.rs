@@ -21,7 +21,10 @@ fn a_ruined_model_does_not_replace_the_last_good_one() {
     let (_, words) = check(&run, &["resume", "out"].into_iter().chain(set).collect::<Vec<_>>(), 4);
     assert!(words.contains("the checkpoint of step 3 is not written"), "{words}");
     assert!(words.contains("the parameter `"), "{words}");
-    assert!(words.contains("resume with: pipewright resume"), "{words}");
+    assert!(
+        words.contains("resume with other settings of [optimizer] (`--set`): pipewright resume"),
+        "{words}"
+    );
     assert_eq!(run.checkpoints(), ["step-00000002"]);
     check(&run, &["inspect", "out"], 0);
 }

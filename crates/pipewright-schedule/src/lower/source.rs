@@ -24,7 +24,7 @@ use crate::validate::{ValidatedProgram, Violations, check, validate};
 /// let passes = LowerConfig::from(TrainingLowering::default());
 /// let program = ProgramSource::Rows(rows).program(&passes)?;
 /// assert_eq!(program.level(), Level::Comms);
-/// let rank_1 = "1UNSHARD,1RECV_F0,1F0,1I0,1SEND_B0,1W0";
+/// let rank_1 = "1RECV_F0,1UNSHARD,1F0,1I0,1SEND_B0,1W0";
 /// assert_eq!(csv::print_program(program.as_program()).lines().nth(1), Some(rank_1));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```

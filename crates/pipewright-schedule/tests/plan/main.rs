@@ -466,7 +466,7 @@ fn impossible_requests_are_refused() {
         plan(&instance.profile, &request, &mut || true).expect_err("impossible").to_string()
     };
     assert!(of(&|request| request.ranks = 0).starts_with("0 ranks and "));
-    assert!(of(&|request| request.ranks = 40).starts_with("40 ranks have no plan for "));
+    assert!(of(&|request| request.ranks = 40).starts_with("there is no plan for 40 ranks, "));
     assert!(
         of(&|request| request.data_parallel = Some(7)).starts_with("7 replicas of 1 tensor-parallel rank")
     );

@@ -155,7 +155,7 @@ fn settings_of_generators_are_for_schedules_that_have_them() {
         "`memory_limit` is 0, where a whole number from 1 to 2147483647 is expected",
     );
     let grouped = "pipeline.schedule=group-interleaved";
-    refuse(&[grouped, "pipeline.ranks=4", "pipeline.group_size=1"], "pipeline.group_size=1", "");
+    refuse(&[grouped, "pipeline.ranks=3", "pipeline.group_size=1"], "pipeline.group_size=1", "");
     let generated = |set: &[&str]| match load_all(None, set).expect("sound arguments").schedule {
         FoundSchedule::Generated(schedule) => schedule,
         other => panic!("{other:?}"),
