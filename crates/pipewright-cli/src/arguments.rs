@@ -145,7 +145,7 @@ its part of the costs. A schedule that does not exist at this size is in the tab
 
 Example:
   pipewright compare 1f1b zb-h1 zbv --ranks 4 --microbatches 16
-  pipewright compare 1f1b zb-h1 zbv --ranks 4 --microbatches 16 --format html -o compare.html")]
+  pipewright compare 1f1b zbv --ranks 4 --microbatches 8 --format html -o c.html")]
     Compare(compare::CompareArguments),
     /// Make a page that shows and explains the timelines of a run or a schedule.
     #[command(after_help = "\
