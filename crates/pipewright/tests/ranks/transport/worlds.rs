@@ -64,7 +64,7 @@ pub(super) fn train_in_halves() {
     assert_eq!(train(half, rate), train(World::local(2), rate), "a half");
     let all = mpi.world(DEADLINE).expect("all processes ask for it");
     assert_eq!(train(all, 0.2), train(World::local(4), 0.2), "all processes");
-    let pairs = if mpi.rank() % 2 == 0 { [0, 2] } else { [1, 3] };
+    let pairs = if mpi.rank().is_multiple_of(2) { [0, 2] } else { [1, 3] };
     for _ in 0..2 {
         let pair = mpi.world_of(&pairs, DEADLINE).expect("both processes ask for it");
         assert_eq!(train(pair, rate_of(pairs)), train(World::local(2), rate_of(pairs)), "a pair");
