@@ -7,6 +7,7 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 use pipewright_schedule::costs::StageCosts;
+use pipewright_schedule::footprint::Use;
 use pipewright_schedule::generate::{Generator, Setting, find};
 use pipewright_schedule::lower::ProgramSource;
 use pipewright_schedule::picture::{TimeUnit, computation_of};
@@ -21,6 +22,7 @@ use crate::commands::timed_program::{EngineTimes, Source, refused, training};
 use crate::config;
 use crate::failure::{Exit, Failure};
 use crate::output::{PageOutput, page_of};
+use crate::schedule_memory::check_named;
 
 /// The arguments of `pipewright compare`.
 #[derive(Debug, Args)]
@@ -86,7 +88,7 @@ pub(crate) fn run(arguments: &CompareArguments) -> Result<(), Failure> {
     arguments.output.write(&text, || page_of("comparison", "html"))
 }
 
-/// Returns the schedules with their sizes. Each has the settings that it knows; every setting must belong to one of them.
+/// Returns the schedules with their sizes, each of which fits into memory. Each has the settings that it knows; every setting must belong to one of them.
 fn specs(arguments: &CompareArguments) -> Result<Vec<(&'static str, ScheduleSpec)>, Failure> {
     let mut generators = Vec::new();
     for name in &arguments.names {
@@ -107,6 +109,7 @@ fn specs(arguments: &CompareArguments) -> Result<Vec<(&'static str, ScheduleSpec
     let spec = |generator: &Generator| {
         let mut spec = arguments.size.spec(generator.name, arguments.cost.as_ref())?;
         spec.keep_only(generator.settings);
+        check_named(generator.name, &spec, Use::Simulate)?;
         Ok((generator.name, spec))
     };
     generators.into_iter().map(spec).collect()

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use pipewright_schedule::footprint::Use;
 use pipewright_schedule::lower::ProgramSource;
 use pipewright_schedule::plan::{
     PlanChoice, Prediction, best_cut, choice_costs, predict_program, with_head_parts,
@@ -17,6 +18,7 @@ use crate::commands::schedule_size::{depends_on_costs, say_few_microbatches};
 use crate::commands::timed_program::{EngineTimes, Source, training};
 use crate::config;
 use crate::failure::{Exit, Failure};
+use crate::schedule_memory::check_named;
 
 /// A profile, and the choices for it.
 #[derive(Debug, Args)]
@@ -77,6 +79,7 @@ impl ProfileArguments {
         recompute: &Recompute,
         times: &mut EngineTimes,
     ) -> Result<Predicted, Failure> {
+        check_named(name, spec, Use::Simulate)?;
         let mut generated =
             |spec: &ScheduleSpec| times.generate(|| generate(name, spec)).map_err(Failure::input);
         let plain = generated(spec)?;

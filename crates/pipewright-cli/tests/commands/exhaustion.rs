@@ -113,6 +113,7 @@ fn schedules_that_do_not_fit_are_refused_with_both_numbers() {
         (1 << 20, format!("schedule zb-h1 {large} --level comms -o s.csv")),
         (1 << 20, "simulate interleaved1f1b --ranks 64 --microbatches 16384".to_owned()),
         (3 << 20, format!("view gpipe {large} -o p.html")),
+        (3 << 20, format!("compare 1f1b gpipe {large}")),
         (400_000, "simulate zbv --ranks 64 --microbatches 4096".to_owned()),
         (400_000, "simulate zb-h2 --ranks 64 --microbatches 4096 --logical".to_owned()),
     ] {
@@ -130,7 +131,7 @@ fn schedules_that_do_not_fit_are_refused_with_both_numbers() {
     // A configuration says the same at the key.
     let output = within(3 << 20, &folder, "check small.toml --set pipeline.microbatches=20000000");
     let told = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(2), "{told}");
+    assert_eq!(output.status.code(), Some(3), "{told}");
     assert!(told.contains("--set pipeline.microbatches=20000000: the schedule has up to "), "{told}");
 }
 

@@ -8,9 +8,13 @@ use std::time::Instant;
 use pipewright_schedule::Timeline;
 use serde_json::Value as Json;
 
+use crate::bounded_file::{read_regular, refuse_special, write_regular};
 use crate::pipeline::StepSummary;
 use crate::train::tensorboard::{EventFile, EventFileError};
 use crate::train::trainer::Metrics;
+
+/// The most bytes of the metrics that are read: those of some million steps.
+const LARGEST_METRICS: u64 = 2 << 30;
 
 /// The file of a run's folder that has one line of metrics per step.
 pub const METRICS_FILE: &str = "metrics.jsonl";
@@ -116,6 +120,7 @@ impl RunLog {
             return Err(RunLogError::HasRun { path });
         }
         fs::create_dir_all(&folder).map_err(failed("created", &folder))?;
+        refuse_special(&path).map_err(failed("opened", &path))?;
         let opened = OpenOptions::new().append(true).create(true).open(&path);
         let metrics = opened.map_err(failed("opened", &path))?;
         match metrics.try_lock() {
@@ -152,7 +157,7 @@ impl RunLog {
     /// When the file cannot be written.
     pub fn write_config(&self, text: &str) -> Result<(), RunLogError> {
         let path = self.folder.join(CONFIG_FILE);
-        fs::write(&path, text).map_err(failed("written", &path))
+        write_regular(&path, text.as_bytes()).map_err(failed("written", &path))
     }
 
     /// Returns the metrics of a step. `tokens` is the number of tokens, or rows, of its batch. The caller may change them, for
@@ -200,7 +205,7 @@ impl RunLog {
             _ => {}
         }
         let path = folder.join(timeline_name(summary.step.get()));
-        fs::write(&path, summary.timeline.chrome_trace()).map_err(failed("written", &path))
+        write_regular(&path, summary.timeline.chrome_trace().as_bytes()).map_err(failed("written", &path))
     }
 
     /// Writes the timeline of the last step.
@@ -211,7 +216,7 @@ impl RunLog {
         let Some(timeline) = &self.last else { return Ok(()) };
         self.require_folder()?;
         let path = self.folder.join(TIMELINE_FILE);
-        fs::write(&path, timeline.chrome_trace()).map_err(failed("written", &path))
+        write_regular(&path, timeline.chrome_trace().as_bytes()).map_err(failed("written", &path))
     }
 
     /// Checks that the path still leads to the folder of this run.
@@ -228,10 +233,11 @@ impl RunLog {
 
 /// Cuts the metrics after the line of step `done`, and moves later lines to another file. Returns the last line that stays.
 fn keep_lines(path: &Path, file: &File, done: u64) -> Result<Option<Json>, RunLogError> {
-    let text = fs::read_to_string(path).map_err(failed("read", path))?;
+    let text = read_regular(path, LARGEST_METRICS).map_err(failed("read", path))?;
     let (mut kept, mut last) = (0, None);
-    for line in text.split_inclusive('\n') {
-        let figures = serde_json::from_str::<Json>(line).ok().filter(|_| line.ends_with('\n'));
+    // A run that was killed may have left a line that ends in the middle, even of a character.
+    for line in text.split_inclusive(|byte| *byte == b'\n') {
+        let figures = serde_json::from_slice::<Json>(line).ok().filter(|_| line.ends_with(b"\n"));
         let step = figures.as_ref().and_then(|figures| figures.get("step")?.as_u64());
         if step.is_none_or(|step| step > done) {
             break;
@@ -241,7 +247,7 @@ fn keep_lines(path: &Path, file: &File, done: u64) -> Result<Option<Json>, RunLo
     if kept < text.len() {
         let numbers = (1..).map(|number: u32| path.with_file_name(format!("metrics.{number}.jsonl")));
         let aside = numbers.into_iter().find(|path| !path.exists()).unwrap_or_default();
-        fs::write(&aside, &text[kept..]).map_err(failed("written", &aside))?;
+        write_regular(&aside, &text[kept..]).map_err(failed("written", &aside))?;
         file.set_len(kept as u64).map_err(failed("written", path))?;
     }
     Ok(last)

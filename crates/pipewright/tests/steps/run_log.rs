@@ -87,3 +87,19 @@ fn a_folder_that_is_moved_away_ends_the_log() {
     assert_eq!(lines(&moved, "metrics.jsonl").len(), 1);
     assert_eq!(lines(&run, "metrics.jsonl").len(), 0);
 }
+
+#[cfg(unix)]
+#[test]
+fn pipes_and_cut_lines_in_the_place_of_metrics_stop_no_log() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("metrics.jsonl");
+    // The last line ends inside a character.
+    fs::write(&path, b"{\"step\":1,\"tokens\":100}\n{\"step\":2,\"\xc3").expect("a file");
+    drop(RunLog::open(folder.path(), 1).expect("a folder with a cut line"));
+    assert_eq!(lines(folder.path(), "metrics.jsonl"), [(1, 100)]);
+    fs::remove_file(&path).expect("it is removed");
+    let made = std::process::Command::new("mkfifo").arg(&path).status().expect("mkfifo");
+    assert!(made.success());
+    let error = RunLog::open(folder.path(), 1).map(drop).expect_err("a pipe").to_string();
+    assert!(error.contains("a device or a pipe"), "{error}");
+}
