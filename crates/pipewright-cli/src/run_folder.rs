@@ -263,7 +263,8 @@ impl RunFolder {
         write_regular(&draft, text.as_bytes()).and_then(|()| fs::rename(&draft, path)).map_err(|error| {
             // Best effort: the file may not exist.
             let _ = fs::remove_file(&draft);
-            write_error(path)(error)
+            // The folder may be moved between the check and the write.
+            self.require().err().unwrap_or_else(|| write_error(path)(error))
         })
     }
 

@@ -59,6 +59,12 @@ impl FolderIdentity {
         &self.path
     }
 
+    /// Returns the cause of an error in this folder: the folder itself if it is lost, otherwise the error. The folder may be
+    /// moved between a check and a write.
+    pub fn cause_of(&self, error: CheckpointError) -> CheckpointError {
+        self.require().err().unwrap_or(error)
+    }
+
     /// Checks that the path still leads to this folder.
     ///
     /// # Errors

@@ -84,12 +84,15 @@ impl CheckpointWriter {
         let path = folder.path().to_owned();
         Self::spawn(path, deadline, move |Job { state, is_best }, written| {
             let step = state.step;
-            let committed = commit(&folder, state, ranks, deadline, written)?;
-            if is_best {
-                folder.set_best(Some(step))?;
-            }
-            folder.keep_newest(keep.max(1))?;
-            Ok(committed)
+            let save = || {
+                let committed = commit(&folder, state, ranks, deadline, written)?;
+                if is_best {
+                    folder.set_best(Some(step))?;
+                }
+                folder.keep_newest(keep.max(1))?;
+                Ok(committed)
+            };
+            save().map_err(|error| folder.identity().cause_of(error))
         })
     }
 
@@ -116,8 +119,11 @@ impl CheckpointWriter {
                     found.get_or_init(|| folder)
                 }
             };
-            let saving = Saving::join(folder, state.step)?.counting(written.clone());
-            state.ranks.into_iter().try_for_each(|part| saving.write_with_note(part))?;
+            let save = || {
+                let saving = Saving::join(folder, state.step)?.counting(written.clone());
+                state.ranks.into_iter().try_for_each(|part| saving.write_with_note(part))
+            };
+            save().map_err(|error| folder.cause_of(error))?;
             Ok(committed)
         })
     }
