@@ -207,3 +207,19 @@ pub(crate) fn seeded() -> (u64, impl FnMut() -> f64) {
     };
     (seed, random)
 }
+
+/// Returns whether this process ignores SIGHUP, as `nohup` sets it, and says so. The runs that it starts do the same.
+pub(crate) fn ignores_hangup() -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let mask = ignored.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    // The first bit is that of signal 1.
+    let is_ignored = mask.is_some_and(|mask| mask & 1 == 1);
+    if is_ignored {
+        #[expect(clippy::print_stderr, reason = "a test that cannot run says so")]
+        {
+            eprintln!("skipped: the tests run under nohup, so no run ends at SIGHUP");
+        }
+    }
+    is_ignored
+}
