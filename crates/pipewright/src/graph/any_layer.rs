@@ -59,7 +59,7 @@ impl GraphLayer for AnyLayer {
 }
 
 /// A layer of a chain, without the types of its tensors.
-pub(crate) trait ChainLayer: Module + ModuleDisplay + 'static {
+pub(crate) trait ChainLayer {
     fn forward(&self, inputs: Values, context: &StageContext) -> Result<Values, BoundaryError>;
     fn parameter_path(&self, local: &str) -> String;
     fn stays_in_single_precision(&self, local: &str) -> bool;
@@ -130,15 +130,8 @@ impl ChainLayer for AnyLayer {
     }
 }
 
-/// The methods of a layer that can be called without its type.
-trait Erased: Send + std::fmt::Debug {
-    fn forward(&self, inputs: Values, context: &StageContext) -> Result<Values, BoundaryError>;
-    fn parameter_path(&self, local: &str) -> String;
-    fn stays_in_single_precision(&self, local: &str) -> bool;
-    fn shared_parameters(&self) -> Vec<String>;
-    fn refuses_slices(&self) -> Option<String>;
-    fn part(&self) -> (&dyn Any, &'static str);
-    fn part_mut(&mut self) -> (&mut dyn Any, &'static str);
+/// The methods of a module that can be called without its type.
+trait Erased: ChainLayer + Send + std::fmt::Debug {
     fn boxed(&self) -> AnyLayer;
     fn collect_devices(&self, devices: Vec<Device>) -> Vec<Device>;
     fn fork(self: Box<Self>, device: &Device) -> AnyLayer;
@@ -153,34 +146,6 @@ trait Erased: Send + std::fmt::Debug {
 }
 
 impl<L: StageModule + ModuleDisplay> Erased for L {
-    fn forward(&self, inputs: Values, context: &StageContext) -> Result<Values, BoundaryError> {
-        ChainLayer::forward(self, inputs, context)
-    }
-
-    fn parameter_path(&self, local: &str) -> String {
-        StageModule::parameter_path(self, local)
-    }
-
-    fn stays_in_single_precision(&self, local: &str) -> bool {
-        StageModule::stays_in_single_precision(self, local)
-    }
-
-    fn shared_parameters(&self) -> Vec<String> {
-        StageModule::shared_parameters(self)
-    }
-
-    fn refuses_slices(&self) -> Option<String> {
-        StageModule::refuses_slices(self)
-    }
-
-    fn part(&self) -> (&dyn Any, &'static str) {
-        ChainLayer::part(self)
-    }
-
-    fn part_mut(&mut self) -> (&mut dyn Any, &'static str) {
-        ChainLayer::part_mut(self)
-    }
-
     fn boxed(&self) -> AnyLayer {
         AnyLayer::new(self.clone())
     }

@@ -6,7 +6,7 @@
 use std::any::Any;
 use std::sync::Arc;
 
-use burn::module::Module;
+use burn::module::{Module, ModuleDisplay};
 
 use super::any_layer::ChainLayer;
 use super::layer::{GraphLayer, refusal_of, variant_of};
@@ -58,7 +58,7 @@ impl<L: Module> MixedChain<L> {
     }
 }
 
-impl<L: ChainLayer> StageBody for TypedChain<L> {
+impl<L: ChainLayer + Module + ModuleDisplay + 'static> StageBody for TypedChain<L> {
     type Output = Values;
 
     fn run(&self, inputs: Values, context: &StageContext) -> Result<Values, StageError> {
