@@ -1,6 +1,6 @@
 //! Opens a file in the user's browser.
 //!
-//! The variable `BROWSER` names the commands to try, separated by colons; `%s` in one stands for the file. Without the
+//! The variable `BROWSER` names the commands to try, separated by colons; `%s` in a command is replaced by the file. Without the
 //! variable, the command is that of the desktop.
 
 use std::ffi::{OsStr, OsString};

@@ -13,7 +13,7 @@ use crate::error::{ConfigError, RefusedKey};
 pub struct KeyTable {
     /// Keys whose values the family computes with.
     pub(crate) computes: &'static [&'static [&'static str]],
-    /// Keys that do not change what training computes. `*` at the end of a name stands for any letters.
+    /// Keys that do not change what training computes. `*` at the end of a name matches any letters.
     pub(crate) ignored: &'static [&'static [&'static str]],
     /// Keys that change the computation unless they have a harmless value.
     pub(crate) refused: &'static [&'static [Refused]],
@@ -26,7 +26,7 @@ pub(crate) struct Refused {
     pub(crate) harmless: Harmless,
 }
 
-/// The values, besides `null`, with which a key changes nothing.
+/// The values other than `null` with which a key changes nothing.
 #[derive(Debug)]
 pub(crate) enum Harmless {
     /// None.

@@ -12,7 +12,7 @@ use std::path::Path;
 /// The limit for text files that people write or that describe a model, such as configurations.
 pub const SMALL_TEXT: u64 = 16 << 20;
 
-/// The first bytes of the small text file that stands for a large file until Git LFS downloads it.
+/// The first bytes of the small text file that points to a large file until Git LFS downloads it.
 pub const LFS_POINTER: &[u8] = b"version https://git-lfs.github.com/spec/";
 
 /// Returns the content of a regular file of at most `limit` bytes.

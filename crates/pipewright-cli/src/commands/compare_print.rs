@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use crate::display::bytes;
 
-/// A schedule in the comparison: its figures, or the reason why it has none.
+/// A schedule in the comparison: its figures, or the reason why there are no figures.
 pub(super) struct Compared {
     pub(super) name: &'static str,
     pub(super) outcome: Result<Figures, String>,

@@ -129,7 +129,7 @@ fn read_llama3(
     };
     let (factor, low_freq_factor, high_freq_factor) =
         (number(keys.factor)?, number(keys.low)?, number(keys.high)?);
-    // As transformers, the length of the model stands for that before the scaling if the table does not have it.
+    // Like transformers, this takes the length of the model if the table does not have the length before the scaling.
     let length = match entries.get("original_max_position_embeddings").filter(|length| !length.is_null()) {
         None => longest.ok_or(ConfigError::NotANumber { key: keys.length })?,
         Some(length) => length

@@ -92,7 +92,7 @@ impl fmt::Display for OtherForm {
 }
 
 /// Returns the folder with the files of a model: `path` itself or, in the cache folder of a model (`models--...`), the
-/// snapshot that was downloaded last. A `config.json` with weights beside it stands for its folder.
+/// snapshot that was downloaded last. A `config.json` with weights next to it means its folder.
 ///
 /// # Errors
 /// When a cache folder has no snapshot, or several and no reference to one of them.
@@ -120,7 +120,7 @@ pub fn resolve(path: &Path) -> Result<PathBuf, HfError> {
     }
 }
 
-/// Returns the folder of a `config.json` that has weights beside it.
+/// Returns the folder of a `config.json` that has weights next to it.
 fn folder_of(path: &Path) -> Option<PathBuf> {
     if path.file_name()? != CONFIG || !path.is_file() {
         return None;
@@ -130,7 +130,7 @@ fn folder_of(path: &Path) -> Option<PathBuf> {
 }
 
 /// Returns whether a path describes a model and has no weights in any form: it is a folder with a `config.json`, or such a file
-/// without weights beside it.
+/// without weights next to it.
 pub fn is_config_alone(path: &Path) -> bool {
     if path.is_file() {
         return path.extension().is_some_and(|ending| ending == "json") && folder_of(path).is_none();

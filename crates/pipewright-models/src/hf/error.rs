@@ -68,7 +68,7 @@ pub enum HfError {
         /// The number of snapshots.
         found: usize,
     },
-    /// A small text file stands for a file that Git LFS has not downloaded.
+    /// A small text file is the pointer to a file that Git LFS has not downloaded.
     #[error(
         "{}: this is a Git LFS pointer, not the file itself: run `git lfs pull` in its folder, or download the file", path.display()
     )]

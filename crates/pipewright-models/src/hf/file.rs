@@ -132,7 +132,7 @@ impl SafetensorsFile {
     }
 }
 
-/// Returns whether a file of `length` bytes stands for one that Git LFS has not downloaded. The file is read from its beginning
+/// Returns whether a file of `length` bytes is the pointer to one that Git LFS has not downloaded. Reads the beginning
 /// afterwards.
 fn is_lfs_pointer(file: &mut File, length: u64) -> std::io::Result<bool> {
     let mut start = [0; LFS_POINTER.len()];

@@ -181,7 +181,7 @@ fn every_key_of_the_positions_counts_or_is_refused() {
         check_refused(decoders, json!({"rope_scaling": table}));
         check_refused(decoders, json!({"rope_parameters": table}));
     }
-    // As in transformers, the base in the table counts more than the one beside it.
+    // As in transformers, the base in the table takes precedence over the one next to it.
     for name in ["rope_scaling", "rope_parameters"] {
         let json =
             changed("llama", json!({"rope_theta": 10.0, name: {"type": "default", "rope_theta": 777.0}}));

@@ -41,7 +41,7 @@ pub struct Generator {
     pub(super) generate: fn(&ScheduleSpec, Placement) -> Schedule,
 }
 
-/// What a schedule fits besides its own rules.
+/// What a schedule must fit in addition to its own rules.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
     /// The number of layers of the model, each of which may be a stage; `None` if it is not known.

@@ -60,7 +60,7 @@ pub enum TimeUnit {
 }
 
 impl TimeUnit {
-    /// Formats a time in a unit that suits the `longest` time beside it.
+    /// Formats a time in a unit that suits the `longest` time next to it.
     pub fn format(self, time: f64, longest: f64) -> String {
         // Three decimals, without trailing zeros.
         let rounded = |value: f64| (value * 1e3).round() / 1e3;

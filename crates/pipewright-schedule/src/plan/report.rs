@@ -89,7 +89,7 @@ pub struct Outcome {
     pub result: OutcomeKind,
     /// The mesh of its best plan; `None` if it has no plan.
     pub mesh: Option<PlanMesh>,
-    /// The time of its best plan on the mesh of the best plan of all, in seconds; `None` if the search has none there.
+    /// The time of its best plan on the mesh of the best plan, in seconds; `None` if the search found no plan there.
     pub on_best_mesh_s: Option<f64>,
 }
 

@@ -155,7 +155,7 @@ impl EdgeType {
         Self { id: TypeId::of::<T>(), name: type_name::<T>() }
     }
 
-    /// Returns whether tensors of this type can be taken as the other one. [`Values`] stand for any tensors.
+    /// Returns whether tensors of this type can be taken as the other one. [`Values`] can be any tensors.
     fn fits(self, other: Self) -> bool {
         let is_any = |edge: Self| edge.id == TypeId::of::<Values>();
         self.id == other.id || is_any(self) || is_any(other)

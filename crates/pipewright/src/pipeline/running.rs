@@ -323,7 +323,7 @@ impl Pipeline {
         Ok(restored)
     }
 
-    /// Checks a batch, and compares it with those of the other processes. A batch that one process cannot use is an error in
+    /// Checks a batch, and compares it with the other processes' batches. A batch that one process cannot use is an error in
     /// all of them, so that none waits.
     fn agreed(
         &mut self,

@@ -17,7 +17,7 @@ impl Fingerprint {
     pub(super) fn of(found: &Forwarded) -> Self {
         let losses = found.auxiliary.iter().map(|auxiliary| &auxiliary.loss).chain(&found.loss);
         let losses = losses.map(|loss| Value::of(loss.clone()));
-        // A stage with a loss returns its outputs only if they are asked for, so the loss stands for them.
+        // A stage with a loss returns its outputs only if they are asked for; otherwise only the loss is known.
         let outputs = found.outputs.iter().filter(|_| found.loss.is_none()).flat_map(ends);
         let read = losses.chain(outputs).filter(|value| !computes_behind(&value.device()));
         Self(read.map(|value| value.into_data().as_bytes().to_vec()).collect())

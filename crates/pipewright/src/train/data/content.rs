@@ -140,7 +140,7 @@ fn known(bytes: &[u8]) -> Option<Binary> {
     is_tensors.then_some(Binary::Known { name: "a safetensors file", advice: WEIGHTS })
 }
 
-/// Returns whether a file with these bytes stands for a file that Git LFS has not downloaded.
+/// Returns whether a file with these bytes is the pointer to a file that Git LFS has not downloaded.
 pub(super) fn is_lfs_pointer(bytes: &[u8]) -> bool {
     bytes.starts_with(crate::bounded_file::LFS_POINTER)
 }

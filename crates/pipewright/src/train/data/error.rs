@@ -84,7 +84,7 @@ pub enum DataError {
         /// What it is.
         binary: Binary,
     },
-    /// A file stands for another one, which Git LFS has not downloaded.
+    /// A file is the pointer to another one, which Git LFS has not downloaded.
     #[error(
         "{}: this is a Git LFS pointer, not the file itself: run `git lfs pull` in its folder, or download the file", path.display()
     )]

@@ -31,7 +31,7 @@ impl Process {
             return Err(MpiError::Again);
         }
         let (needed, mut given) = (ffi::MPI_THREAD_FUNNELED as c_int, 0);
-        // SAFETY: MPI was not initialised before; null stands for no arguments.
+        // SAFETY: MPI was not initialised before; null means no arguments.
         checked("MPI_Init_thread", || unsafe {
             ffi::MPI_Init_thread(ptr::null_mut(), ptr::null_mut(), needed, &mut given)
         })?;

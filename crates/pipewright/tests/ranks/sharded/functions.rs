@@ -1,4 +1,4 @@
-//! Functions of a hook in the place of `UNSHARD`, `RESHARD`, `REDUCE_GRAD` and `WAIT_REDUCE_GRAD`.
+//! Functions of a hook that replace `UNSHARD`, `RESHARD`, `REDUCE_GRAD` and `WAIT_REDUCE_GRAD`.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -69,7 +69,7 @@ fn map(tensors_of: OptionalTensors, change: impl Fn(f32) -> f32) -> OptionalTens
     tensors(changed.collect())
 }
 
-/// Exchanges numbers between the two replicas, beside the transport.
+/// Exchanges numbers between the two replicas, without the transport.
 #[derive(Default)]
 struct Board {
     entries: Mutex<BTreeMap<(Action, u32, usize), Numbers>>,
