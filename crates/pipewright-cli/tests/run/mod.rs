@@ -210,7 +210,7 @@ pub(crate) fn seeded() -> (u64, impl FnMut() -> f64) {
 
 /// Returns whether this process ignores SIGHUP, as `nohup` sets it, and says so. The runs that it starts do the same.
 pub(crate) fn ignores_hangup() -> bool {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     let mask = ignored.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
     // The first bit is that of signal 1.
