@@ -24,7 +24,7 @@
 
 mod generators;
 
-pub(crate) use generators::{DrawsTogether, LayerDraws, alone};
+pub(crate) use generators::{DrawsTogether, LayerDraws, seeded};
 
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;

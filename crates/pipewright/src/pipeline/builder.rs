@@ -182,9 +182,9 @@ impl PipelineBuilder {
     /// Sets the seed of the initial parameters, or `None` to leave the random generator unchanged. Default: 0.
     ///
     /// The CPU's generator belongs to the whole process. It is seeded before each layer is made, from this seed and the
-    /// layer's place. So a layer starts with the same parameters on every rank and in every replica, if no other thread
-    /// draws random numbers while the pipeline is launched. Without a seed, the function that makes the layers must
-    /// ensure this.
+    /// layer's place, and continues afterwards from a number that it gave before. So a layer starts with the same
+    /// parameters on every rank and in every replica, if no other thread draws random numbers while the pipeline is
+    /// launched. Without a seed, the function that makes the layers must ensure this.
     pub fn seed(mut self, seed: impl Into<Option<u64>>) -> Self {
         self.seed = seed.into();
         self

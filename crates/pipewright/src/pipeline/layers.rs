@@ -8,12 +8,12 @@ use std::fmt::Display;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use burn::module::{Module, ModuleDisplay, ModuleVisitor, Param};
-use burn::tensor::{Bool, Device, Int, Tensor};
+use burn::tensor::{Bool, Int, Tensor};
 use pipewright_schedule::{Partition, Placement, StageIndex};
 
 use super::layer_list::{LayerList, LayerTypes};
 use crate::graph::{Graph, GraphError, GraphLayer, MixedChain, TypedChain};
-use crate::random::alone;
+use crate::random::seeded;
 use crate::stage::{Stage, StageBody, StageContext, StageError, StageModule};
 use crate::tensor::Values;
 
@@ -194,8 +194,7 @@ fn stage_of<B: StageBody<Output = Values>>(body: B, loss: Option<SharedLoss>) ->
 fn drawn<L: Module, E>(seed: Option<u64>, place: usize, make: impl FnOnce() -> Result<L, E>) -> Result<L, E> {
     let Some(seed) = seed else { return make() };
     // The generator belongs to the whole process, so one layer is drawn at a time.
-    alone(|| {
-        Device::flex().seed(mixed(seed, place as u64));
+    seeded(mixed(seed, place as u64), || {
         let layer = make()?;
         layer.visit(&mut Draw);
         Ok(layer)

@@ -30,6 +30,12 @@ pub(crate) fn alone<R>(run: impl FnOnce() -> R) -> R {
     run()
 }
 
+/// Calls `run` with the processor's generator seeded with `seed`, while no other call of [`alone`] runs. Afterwards the
+/// generator continues from a number that it gave before.
+pub(crate) fn seeded<R>(seed: u64, run: impl FnOnce() -> R) -> R {
+    alone(|| Generators(vec![Device::flex()]).seeded(seed, run))
+}
+
 thread_local! {
     /// Whether this thread runs a layer. Layers inside of it share its random numbers.
     static IN_LAYER: Cell<bool> = const { Cell::new(false) };
@@ -170,7 +176,7 @@ impl Generators {
         result
     }
 
-    /// As [`Generators::seeded`]; also returns whether `run` has drawn.
+    /// Like [`Generators::seeded`]; also returns whether `run` has drawn.
     fn watched<R>(&self, seed: u64, run: impl FnOnce() -> R) -> (R, bool) {
         let before = self.draw();
         self.seed(seed);
@@ -256,6 +262,15 @@ mod tests {
         let [first, second] = [after(1), after(2)];
         assert_ne!(first, second);
         assert_ne!(after(1), draws.run("a", StreamKey::default(), true, number).expect("it may draw"));
+    }
+
+    #[test]
+    fn a_seed_for_parameters_leaves_the_draws_of_the_program() {
+        // The unit tests of other modules may draw at the same time, so equal numbers would be chance.
+        let drawn = || seeded(7, number);
+        let [first, between, second] = [drawn(), alone(number), drawn()];
+        assert_eq!(first, second);
+        assert_ne!(alone(number), between, "a seed starts the program's draws again");
     }
 
     #[test]
