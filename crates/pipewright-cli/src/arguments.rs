@@ -6,12 +6,12 @@
 use clap::error::{ContextKind, ContextValue};
 use clap::{Parser, Subcommand};
 
-use crate::commands::run_arguments::RunArguments;
 use crate::commands::{
     check, compare, completions, devices, export, generate, init, inspect, lower, man, partition, plan,
     profile, report, resume, schedule, simulate, validate, view, vpp,
 };
 use crate::shortened::shortened;
+use crate::training::arguments::RunArguments;
 
 /// Trains models that do not fit on one device, by pipeline parallelism.
 #[derive(Debug, Parser)]

@@ -12,7 +12,7 @@ pub(crate) use pipewright_schedule::error_text::with_causes as sentence;
 use crate::config::{ConfigError, Problem};
 use crate::display::screen;
 use crate::escape::escape;
-use crate::schedule_memory::OutOfMemory;
+use crate::schedules::memory::OutOfMemory;
 
 /// The most mistakes in a configuration or a profile that are shown. The input may not be such a file at all.
 const MOST_PROBLEMS: usize = 50;

@@ -14,15 +14,16 @@ mod failure;
 mod free_memory;
 mod output;
 mod panic;
+mod planning;
 mod quiet;
 mod run_folder;
 mod run_record;
 mod run_report;
-mod schedule_file;
+mod schedules;
 mod shell;
-mod schedule_memory;
 mod shortened;
 mod signal;
+mod training;
 
 use std::process::ExitCode;
 

@@ -9,20 +9,20 @@ use pipewright_models::ParameterSpec;
 use pipewright_schedule::words::counted;
 use pipewright_schedule::{LayerDesc, StageIndex};
 
-use crate::commands::auto::{Chosen, choose_without_profile};
-use crate::commands::check_json::report;
-use crate::commands::memory::{MemoryPlan, simulated};
-use crate::commands::prepare::{Prepared, prepare};
-use crate::commands::run_arguments::{RunArguments, load_settings};
-use crate::commands::schedule_size::microbatches;
-use crate::commands::stage_memory::{stage_memory, stage_table};
-use crate::commands::update::{require_elementwise, require_whole};
 use crate::config::Settings;
 use crate::display::say;
 use crate::escape::escape_in_json;
 use crate::failure::Failure;
 use crate::output::{show, write};
+use crate::planning::auto::{Chosen, choose_without_profile};
 use crate::run_folder;
+use crate::schedules::size::microbatches;
+use crate::training::arguments::{RunArguments, load_settings};
+use crate::training::check_json::report;
+use crate::training::memory::{MemoryPlan, simulated};
+use crate::training::optimizer::{require_elementwise, require_whole};
+use crate::training::prepare::{Prepared, prepare};
+use crate::training::stage_memory::{stage_memory, stage_table};
 
 /// The arguments of `pipewright check`.
 #[derive(Debug, Args)]

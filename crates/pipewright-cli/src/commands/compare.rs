@@ -14,15 +14,15 @@ use pipewright_schedule::picture::{TimeUnit, computation_of};
 use pipewright_schedule::simulate::{Summary, logical, timed};
 use pipewright_schedule::{Action, Costs, Program, Recompute, Schedule, ScheduleSpec, Timeline, generate};
 
-use crate::commands::compare_print::{Compared, Figures, json, page, text};
-use crate::commands::drawing::check_cells;
-use crate::commands::plan_choice::ProfileArguments;
-use crate::commands::schedule_size::{ScheduleSize, depends_on_costs, is_file_name};
-use crate::commands::timed_program::{EngineTimes, Source, refused, training};
 use crate::config;
 use crate::failure::{Exit, Failure};
 use crate::output::{PageOutput, page_of};
-use crate::schedule_memory::check_named;
+use crate::planning::prediction::ProfileArguments;
+use crate::schedules::comparison::{Compared, Figures, json, page, text};
+use crate::schedules::drawing::check_cells;
+use crate::schedules::memory::check_named;
+use crate::schedules::size::{ScheduleSize, depends_on_costs, is_file_name};
+use crate::schedules::timed_program::{EngineTimes, Source, refused, training};
 
 /// The arguments of `pipewright compare`.
 #[derive(Debug, Args)]

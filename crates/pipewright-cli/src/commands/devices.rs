@@ -6,10 +6,10 @@ use clap::{Args, ValueEnum};
 use pipewright::device::{BackEnd, FoundDevice, found};
 use serde_json::json;
 
-use crate::commands::device_memory::machine_bytes;
 use crate::display::bytes;
 use crate::failure::Failure;
 use crate::output::OutputFile;
+use crate::training::device_memory::machine_bytes;
 
 /// The arguments of `pipewright devices`.
 #[derive(Debug, Args)]

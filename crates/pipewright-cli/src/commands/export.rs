@@ -6,10 +6,10 @@ use clap::{Args, ValueEnum};
 use pipewright_models::hf::{ExportOptions, WeightType};
 use pipewright_models::{ModelConfig, hf};
 
-use crate::commands::run_identity::MODEL;
-use crate::commands::{checkpoint_path, origin};
 use crate::display;
 use crate::failure::{Failure, sentence};
+use crate::training::identity::MODEL;
+use crate::training::{checkpoint_path, origin};
 
 /// The arguments of `pipewright export`.
 #[derive(Debug, Args)]

@@ -8,11 +8,11 @@ use clap::Args;
 use pipewright_models::generation::{Generated, Request, Sampling, generate};
 use serde_json::json;
 
-use crate::commands::model_notes::{check_weights, unknown_note};
-use crate::commands::trained_model::{self, Origin, TrainedModel};
 use crate::display::say;
 use crate::failure::Failure;
 use crate::output;
+use crate::training::model_notes::{check_weights, unknown_note};
+use crate::training::trained_model::{self, Origin, TrainedModel};
 
 /// The arguments of `pipewright generate`.
 #[derive(Debug, Args)]

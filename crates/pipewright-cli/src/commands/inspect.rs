@@ -11,10 +11,10 @@ use pipewright::bounded_file::read_regular_text;
 use pipewright::checkpoint::{Checkpoint, NotFinite};
 use serde_json::{Value, json};
 
-use crate::commands::checkpoint_path::{self, not_finite};
 use crate::failure::{Exit, Failure};
 use crate::output;
 use crate::run_folder::{LARGEST, METRICS, lines_to};
+use crate::training::checkpoint_path::{self, not_finite};
 
 /// The arguments of `pipewright inspect`.
 #[derive(Debug, Args)]

@@ -9,11 +9,11 @@ use pipewright_schedule::footprint::Use;
 use pipewright_schedule::lower::{Pass, PassInput, ReduceWait, UnshardLookahead, apply};
 use pipewright_schedule::{Action, LowerError, Program, Rank, picture};
 
-use crate::commands::drawing::check_size;
-use crate::commands::schedule_level::{locate, read};
 use crate::failure::{Exit, Failure};
 use crate::output::OutputFile;
-use crate::schedule_memory::check_text;
+use crate::schedules::drawing::check_size;
+use crate::schedules::file::{locate, read};
+use crate::schedules::memory::check_text;
 
 /// The arguments of `pipewright lower`.
 #[derive(Debug, Args)]
@@ -72,7 +72,7 @@ pub(crate) fn run(arguments: &LowerArguments) -> Result<(), Failure> {
     check_order(&arguments.passes)?;
     let passes = arguments.settings.apply(&arguments.passes)?;
     let file = &arguments.file;
-    let text = read(file)?;
+    let text = read(file).map_err(Failure::input)?;
     check_text(&text, Use::Lower)?;
     let rows = parse_rows(&text).map_err(|error| Failure::input(locate(file, &error)))?;
     require_microbatches(&rows, arguments.microbatches)

@@ -8,10 +8,10 @@ use pipewright_schedule::partition::{Layout, Method, Partition, partition};
 use serde::Serialize;
 
 use crate::commands::layer_weights::{Sum, Weights};
-use crate::commands::prepare::read_model;
-use crate::commands::run_arguments::load_settings;
 use crate::failure::Failure;
 use crate::output::OutputFile;
+use crate::training::arguments::load_settings;
+use crate::training::prepare::read_model;
 
 /// The arguments of `pipewright partition`.
 #[derive(Debug, Args)]

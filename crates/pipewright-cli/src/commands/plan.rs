@@ -10,20 +10,20 @@ use pipewright_schedule::analytic::estimate;
 use pipewright_schedule::plan::{PlanRequest, TrainingState, plan};
 use pipewright_schedule::profile::Profile;
 
-use crate::commands::head_parts::tried_head_parts;
-use crate::commands::layer_sizes::layers_of;
-use crate::commands::measure::{profiled_run, workload};
-use crate::commands::memory::{training_state, with_optimizer_state};
-use crate::commands::model_notes::model_notes;
-use crate::commands::peak_rates::{assumed_link, assumed_rates};
-use crate::commands::plan_config::write_plan;
-use crate::commands::plan_print::{json, refused, text};
-use crate::commands::prepare::read_model;
-use crate::commands::run_arguments::{load_settings, parse_time};
 use crate::config::{self, Settings};
 use crate::display::say;
 use crate::failure::Failure;
 use crate::output;
+use crate::planning::config::write_plan;
+use crate::planning::head_parts::tried_head_parts;
+use crate::planning::measure::{profiled_run, workload};
+use crate::planning::print::{json, refused, text};
+use crate::planning::rates::{assumed_link, assumed_rates};
+use crate::training::arguments::{load_settings, parse_time};
+use crate::training::layer_sizes::layers_of;
+use crate::training::memory::{training_state, with_optimizer_state};
+use crate::training::model_notes::model_notes;
+use crate::training::prepare::read_model;
 
 /// The arguments of `pipewright plan`.
 #[derive(Debug, Args)]

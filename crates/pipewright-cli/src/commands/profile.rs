@@ -7,14 +7,14 @@ use clap::Args;
 use pipewright::profile::Measured;
 use pipewright_schedule::ModelDesc;
 
-use crate::commands::measure::{Measurement, measure_run};
-use crate::commands::prepare::shared_settings;
-use crate::commands::process_group::ProcessGroup;
-use crate::commands::profile_file::{of_spread, profile_text};
-use crate::commands::run_arguments::{RunArguments, load_settings, parse_time};
 use crate::display::{bytes, say};
 use crate::failure::Failure;
 use crate::output::OutputFile;
+use crate::planning::measure::{Measurement, measure_run};
+use crate::planning::profile_text::{of_spread, profile_text};
+use crate::training::arguments::{RunArguments, load_settings, parse_time};
+use crate::training::prepare::shared_settings;
+use crate::training::process_group::ProcessGroup;
 
 /// What the columns of the table are.
 const CAPTION: &str = "\

@@ -9,22 +9,22 @@ use pipewright::checkpoint::{Checkpoint, CheckpointError, CheckpointFolder};
 use pipewright::transport::Fields;
 use serde_json::{Map, Value};
 
-use crate::commands::checkpoint_path::{RunPath, not_finite};
-use crate::commands::evaluations::Evaluations;
-use crate::commands::launch::{abandon, launch, launch_from};
-use crate::commands::overview::overview;
-use crate::commands::prepare::{Prepared, identity, prepare_settings};
-use crate::commands::process_group::ProcessGroup;
-use crate::commands::rate_change;
-use crate::commands::run_arguments::load_settings;
-use crate::commands::run_identity::{describe, require_same};
-use crate::commands::shared_folder;
-use crate::commands::training_loop::TrainingLoop;
 use crate::display;
 use crate::failure::Failure;
 use crate::run_folder::{self, RunFolder};
 use crate::shell::quoted;
 use crate::signal::Interrupt;
+use crate::training::arguments::load_settings;
+use crate::training::checkpoint_path::{RunPath, not_finite};
+use crate::training::evaluations::Evaluations;
+use crate::training::identity::{describe, require_same};
+use crate::training::launch::{abandon, launch, launch_from};
+use crate::training::overview::overview;
+use crate::training::prepare::{Prepared, identity, prepare_settings};
+use crate::training::process_group::ProcessGroup;
+use crate::training::rate_change;
+use crate::training::shared_folder;
+use crate::training::training_loop::TrainingLoop;
 
 /// The arguments of `pipewright resume`.
 #[derive(Debug, Args)]

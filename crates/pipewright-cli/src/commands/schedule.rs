@@ -14,14 +14,14 @@ use pipewright_schedule::{
 };
 use serde_json::json;
 
-use crate::commands::drawing::{Picture, PictureArguments, check_cells, check_size, json_rows};
-use crate::commands::schedule_size::{
-    ScheduleSize, depends_on_costs, is_file_name, microbatches, own_name, say_few_microbatches,
-};
-use crate::commands::timed_program::{refused, training};
 use crate::failure::{Exit, Failure};
 use crate::output::{self, PageOutput, page_of};
-use crate::schedule_memory::check_named;
+use crate::schedules::drawing::{Picture, PictureArguments, check_cells, check_size, json_rows};
+use crate::schedules::memory::check_named;
+use crate::schedules::size::{
+    ScheduleSize, depends_on_costs, is_file_name, microbatches, own_name, say_few_microbatches,
+};
+use crate::schedules::timed_program::{refused, training};
 
 /// The arguments of `pipewright schedule`.
 #[derive(Debug, Args)]

@@ -8,13 +8,13 @@ use pipewright_schedule::lower::ProgramSource;
 use pipewright_schedule::simulate::{LogicalRun, SimulateError, Summary, logical, timed};
 use pipewright_schedule::{Costs, Level, LowerConfig, Recompute, Timeline, picture};
 
-use crate::commands::drawing::{Picture, PictureArguments, check_cells, check_size};
-use crate::commands::plan_choice::{Predicted, ProfileArguments};
-use crate::commands::schedule_size::{ScheduleSize, is_file_name, own_name};
-use crate::commands::simulation_text::{events, json, text};
-use crate::commands::timed_program::{EngineTimes, Source, TimedProgram, refused, training};
 use crate::failure::{Exit, Failure};
 use crate::output::{PageOutput, page_of};
+use crate::planning::prediction::{Predicted, ProfileArguments};
+use crate::schedules::drawing::{Picture, PictureArguments, check_cells, check_size};
+use crate::schedules::simulation_text::{events, json, text};
+use crate::schedules::size::{ScheduleSize, is_file_name, own_name};
+use crate::schedules::timed_program::{EngineTimes, Source, TimedProgram, refused, training};
 
 /// The arguments of `pipewright simulate`.
 #[derive(Debug, Args)]

@@ -1,20 +1,20 @@
 //! `pipewright train`: prepares a run and trains it from the first step.
 
-use crate::commands::auto::{self, Chosen};
-use crate::commands::evaluations::Evaluations;
-use crate::commands::launch::{abandon, launch};
-use crate::commands::origin;
-use crate::commands::overview::overview;
-use crate::commands::prepare::{identity, prepare, shared_settings};
-use crate::commands::process_group::ProcessGroup;
-use crate::commands::run_arguments::{RunArguments, load_settings};
-use crate::commands::run_identity::describe;
-use crate::commands::shared_folder;
-use crate::commands::training_loop::TrainingLoop;
 use crate::display;
 use crate::failure::Failure;
+use crate::planning::auto::{self, Chosen};
 use crate::run_folder::{self, RunFolder};
 use crate::signal::Interrupt;
+use crate::training::arguments::{RunArguments, load_settings};
+use crate::training::evaluations::Evaluations;
+use crate::training::identity::describe;
+use crate::training::launch::{abandon, launch};
+use crate::training::origin;
+use crate::training::overview::overview;
+use crate::training::prepare::{identity, prepare, shared_settings};
+use crate::training::process_group::ProcessGroup;
+use crate::training::shared_folder;
+use crate::training::training_loop::TrainingLoop;
 
 /// Runs the command.
 pub(crate) fn run(arguments: &RunArguments) -> Result<(), Failure> {

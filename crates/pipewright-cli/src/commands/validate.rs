@@ -9,13 +9,13 @@ use pipewright_schedule::footprint::Use;
 use pipewright_schedule::words::counted;
 use pipewright_schedule::{Level, Slices, ValidatedProgram, Violations, picture, validate};
 
-use crate::commands::drawing::check_size;
-use crate::commands::schedule_level::{locate, read};
-use crate::commands::schedule_size::{microbatches, slices};
-use crate::commands::slice_hint::slice_hint;
 use crate::failure::{Exit, Failure};
 use crate::output;
-use crate::schedule_memory::check_text;
+use crate::schedules::drawing::check_size;
+use crate::schedules::file::slice_hint;
+use crate::schedules::file::{locate, read};
+use crate::schedules::memory::check_text;
+use crate::schedules::size::{microbatches, slices};
 
 /// The arguments of `pipewright validate`.
 #[derive(Debug, Args)]
@@ -46,7 +46,7 @@ enum Format {
 /// Runs the command.
 pub(crate) fn run(arguments: &ValidateArguments) -> Result<(), Failure> {
     let file = &arguments.file;
-    let text = read(file)?;
+    let text = read(file).map_err(Failure::input)?;
     check_text(&text, Use::Lower)?;
     let program = match parse_program(&text) {
         Ok(program) => program,

@@ -10,15 +10,15 @@ use pipewright_schedule::picture::{PictureSettings, View, view};
 use pipewright_schedule::simulate::timed;
 use pipewright_schedule::{Costs, GenerateError, GenerateErrorKind, ScheduleSpec, ValidatedProgram};
 
-use crate::commands::drawing::check_size;
-use crate::commands::other_sizes::other_sizes;
-use crate::commands::recorded_run::RecordedRun;
-use crate::commands::schedule_size::{ScheduleSize, is_file_name};
-use crate::commands::timed_program::{Source, TimedProgram, training};
 use crate::config::nearest;
 use crate::failure::Failure;
 use crate::output::{PageOutput, page_of};
 use crate::run_folder::VIEW;
+use crate::schedules::drawing::check_size;
+use crate::schedules::other_sizes::other_sizes;
+use crate::schedules::size::{ScheduleSize, is_file_name};
+use crate::schedules::timed_program::{Source, TimedProgram, training};
+use crate::training::recorded_run::RecordedRun;
 
 /// The folder in which runs are by default.
 const RUNS: &str = "runs";

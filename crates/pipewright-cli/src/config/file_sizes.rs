@@ -10,8 +10,8 @@ use crate::config::pipeline::{PipelineSettings, ScheduleChoice};
 use crate::config::place::Place;
 use crate::config::problem::ProblemKind;
 use crate::config::section::Section;
-use crate::schedule_file::{self, ScheduleFileError};
-use crate::schedule_memory::check_text;
+use crate::schedules::file::{self as schedule_file, ScheduleFileError};
+use crate::schedules::memory::check_text;
 
 /// Refuses sizes that differ from those of the schedule's file.
 ///

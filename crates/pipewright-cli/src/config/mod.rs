@@ -5,7 +5,7 @@
 //! checked again later.
 //!
 //! This module also makes the schedule and, if the configuration has the model, cuts it, because that checks them.
-//! `commands/prepare.rs` checks what needs other files.
+//! `training/prepare.rs` checks what needs other files.
 
 pub(crate) mod data;
 mod devices;

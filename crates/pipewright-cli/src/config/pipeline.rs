@@ -21,7 +21,7 @@ use crate::config::mesh::MeshSettings;
 use crate::config::paths::Surroundings;
 use crate::config::problem::ProblemKind;
 use crate::config::section::{LARGEST_COUNT, Section};
-use crate::schedule_memory::check_named;
+use crate::schedules::memory::check_named;
 
 /// The schedule if the configuration does not name one.
 const DEFAULT_SCHEDULE: &str = "1f1b";

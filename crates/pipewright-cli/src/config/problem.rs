@@ -15,8 +15,8 @@ use toml::Value;
 
 use crate::config::place::Place;
 use crate::escape::escape;
-use crate::schedule_file::ScheduleFileError;
-use crate::schedule_memory::OutOfMemory;
+use crate::schedules::file::ScheduleFileError;
+use crate::schedules::memory::OutOfMemory;
 use crate::shortened::shortened;
 
 /// The longest line of a file that is shown, in bytes. The message has the place of a mistake in any case.

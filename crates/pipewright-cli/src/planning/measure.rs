@@ -1,0 +1,146 @@
+//! Measures the profile of a run: its layers on its devices, and the link between its ranks.
+
+use std::time::Duration;
+
+use burn::tensor::Device;
+use pipewright::device::Devices;
+use pipewright::pipeline::{Pipeline, PipelineConfig};
+use pipewright::profile::{MeasureConfig, Measured, measure};
+use pipewright::train::data::TokenRows;
+use pipewright::train::{Decay, LearningRate, Trainer};
+use pipewright_models::{CutModel, InitialParameters};
+use pipewright_schedule::ModelDesc;
+use pipewright_schedule::analytic::Workload;
+use pipewright_schedule::profile::{DeviceProfile, Profile};
+
+use crate::config::Settings;
+use crate::config::pipeline::TransportChoice;
+use crate::config::profile::ProfiledRun;
+use crate::failure::{Exit, Failure, sentence};
+use crate::planning::rates::{assumed_link, assumed_rates, device_name};
+use crate::training::device_memory::least_share;
+use crate::training::launch::{failure, pipeline_config};
+use crate::training::layer_sizes::layers_of;
+use crate::training::memory::layer_states;
+use crate::training::prepare::{open_training, read_model, require_whole_layers};
+use crate::training::process_group::ProcessGroup;
+
+/// The microbatches of a measured step, for each rank.
+const MICROBATCHES: u32 = 3;
+
+/// A profile and what it was made of.
+pub(crate) struct Measurement {
+    pub(crate) profile: Profile,
+    pub(crate) measured: Measured,
+    pub(crate) layers: ModelDesc,
+}
+
+/// Measures the model of a run with as many ranks at once as the run has. Takes about `time`. Every process of the run
+/// calls it; only the leader measures the link.
+pub(crate) fn measure_run(
+    settings: &Settings,
+    processes: &mut ProcessGroup,
+    time: Duration,
+) -> Result<Measurement, Failure> {
+    require_whole_layers(&settings.mesh)?;
+    let transport = settings.pipeline.transport;
+    processes.join_for(transport)?;
+    let subject = Subject::open(settings, processes);
+    let subject = processes.all_succeed(subject, Exit::WrongInput)?;
+    let link = processes.measure_link(&subject.devices)?;
+    let measured = measure_layers(settings, &subject, time);
+    let measured = processes.all_succeed(measured, Exit::RankFailed)?;
+    let layers = subject.layers;
+    let workload = workload(settings, &layers);
+    let mut profile = measured.profile(&workload, link, assumed_link(settings), assumed_rates(settings));
+    if transport == TransportChoice::Mpi && settings.mesh.ranks(settings.pipeline.ranks) > 1 {
+        // Each process measures one rank, so no gradients are summed.
+        profile.assumed.push("link.reduce_bytes_per_s".to_owned());
+    }
+    profile.device = Some(DeviceProfile {
+        name: device_name(settings),
+        memory_bytes: memory_of_rank(settings),
+        device: Some(settings.run.devices.to_string()),
+        precision: Some(settings.run.precision.to_string()),
+        ranks: Some(settings.mesh.ranks(settings.pipeline.ranks)),
+        threads_per_rank: Some(settings.pipeline.threads_per_rank),
+    });
+    Ok(Measurement { profile, measured, layers })
+}
+
+/// Returns what a microbatch of a run computes.
+pub(crate) fn workload<'a>(settings: &Settings, layers: &'a ModelDesc) -> Workload<'a> {
+    Workload { model: layers, tokens: settings.data.seq_len, rows: settings.pipeline.microbatch_size }
+}
+
+/// Returns the run that a profile must be for.
+pub(crate) fn profiled_run<'a>(settings: &Settings, workload: Workload<'a>) -> ProfiledRun<'a> {
+    ProfiledRun {
+        workload,
+        rates: assumed_rates(settings),
+        device: settings.run.devices.to_string(),
+        precision: settings.run.precision,
+        threads_per_rank: settings.pipeline.threads_per_rank,
+    }
+}
+
+/// Returns the memory that each rank has if the ranks of a device share it equally; of several devices, the least. Processes
+/// may be on several machines, which are not known here, or all on this one. `None` if the memory of a device is not known.
+pub(crate) fn memory_of_rank(settings: &Settings) -> Option<u64> {
+    least_share(settings)
+}
+
+/// What a process measures, and on what.
+struct Subject {
+    model: CutModel,
+    layers: ModelDesc,
+    rows: TokenRows,
+    /// The ranks of this process.
+    ranks: u32,
+    devices: Devices,
+}
+
+impl Subject {
+    fn open(settings: &Settings, processes: &ProcessGroup) -> Result<Self, Failure> {
+        let model = read_model(settings)?;
+        let layers = layers_of(settings, &model);
+        let rows = open_training(settings, model.model())?;
+        let run = &settings.run;
+        let (ranks, devices) = match settings.pipeline.transport {
+            TransportChoice::Local => {
+                let all = settings.mesh.ranks(settings.pipeline.ranks);
+                (all, run.devices.open(all, run.precision))
+            }
+            TransportChoice::Mpi => (1, run.devices.open_one(processes.rank(), run.precision)),
+        };
+        Ok(Self { model, layers, rows, ranks, devices: devices.map_err(Failure::input)? })
+    }
+}
+
+fn measure_layers(settings: &Settings, subject: &Subject, time: Duration) -> Result<Measured, Failure> {
+    let Subject { model, layers, rows: data, ranks, devices } = subject;
+    let (ranks, rows) = (*ranks, settings.pipeline.microbatch_size);
+    let config = MeasureConfig {
+        pipeline: PipelineConfig { devices: devices.clone(), ..pipeline_config(settings, model.model())? },
+        ranks,
+        rows,
+        time_limit: time,
+        memory: memory_of_rank(settings).map(|of_rank| of_rank.saturating_mul(u64::from(ranks))),
+        state_bytes: layer_states(settings, model)?.iter().map(|state| state.total()).collect(),
+        ..MeasureConfig::default()
+    };
+    let feed = |pipeline: Pipeline| {
+        let rows_per_step = (MICROBATCHES * ranks * rows) as usize;
+        // A rate of 0 leaves the parameters as they are, and takes the optimizer as long.
+        let rate = LearningRate { peak: 0.0, decay: Decay::Constant, warmup_steps: 0, steps: u64::MAX };
+        let mut trainer = Trainer::new(pipeline, data.clone(), rows_per_step, rate);
+        move || trainer.step().map(|(_, summary)| summary)
+    };
+    // The values of the parameters do not affect the times, so a model directory need not be read.
+    let (maker, initial) = (model.clone(), InitialParameters::Seed(settings.run.seed));
+    let make = move |range| {
+        let made = maker.training_stage(range, &initial, &Device::flex().autodiff());
+        made.map_err(|error| sentence(&error))
+    };
+    measure(layers, &config, make, feed).map_err(|error| failure(&error))
+}

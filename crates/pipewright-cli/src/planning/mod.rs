@@ -1,0 +1,10 @@
+//! Plans for the commands: profiles, the search, and the configuration that a plan becomes.
+
+pub(crate) mod auto;
+pub(crate) mod config;
+pub(crate) mod head_parts;
+pub(crate) mod measure;
+pub(crate) mod prediction;
+pub(crate) mod print;
+pub(crate) mod profile_text;
+pub(crate) mod rates;

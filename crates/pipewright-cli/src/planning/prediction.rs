@@ -1,0 +1,170 @@
+//! The arguments that choose a profile and what follows from it, for `simulate --profile`.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use pipewright_schedule::footprint::Use;
+use pipewright_schedule::lower::ProgramSource;
+use pipewright_schedule::plan::{
+    PlanChoice, Prediction, best_cut, choice_costs, predict_program, with_head_parts,
+};
+use pipewright_schedule::profile::Profile;
+use pipewright_schedule::simulate::{Summary, logical};
+use pipewright_schedule::{
+    PartitionError, Recompute, Schedule, ScheduleSpec, StageIndex, ValidatedProgram, generate,
+};
+
+use crate::config;
+use crate::failure::{Exit, Failure};
+use crate::schedules::memory::check_named;
+use crate::schedules::size::{depends_on_costs, say_few_microbatches};
+use crate::schedules::timed_program::{EngineTimes, Source, training};
+
+/// A profile, and the choices for it.
+#[derive(Debug, Args)]
+pub(crate) struct ProfileArguments {
+    /// The costs of layers and links, from a file that `profile` wrote or that is written by hand
+    #[arg(long, value_name = "PROFILE.toml", conflicts_with_all = ["cost", "logical"])]
+    pub(crate) profile: Option<PathBuf>,
+    /// With --profile, the first layer of each stage except stage 0; by default, the best partition
+    #[arg(long, value_name = "LAYER,..", value_delimiter = ',', requires = "profile")]
+    boundaries: Vec<usize>,
+    /// With --profile, the number of parts into which the head is cut along the vocabulary, each a layer; by default, the
+    /// number that the profile has
+    #[arg(long, value_name = "K", requires = "profile", value_parser = clap::value_parser!(u32).range(1..=1000))]
+    head_parts: Option<u32>,
+}
+
+/// The predicted figures, and what they are for.
+pub(crate) struct Predicted {
+    pub(crate) summary: Summary,
+    pub(crate) prediction: Prediction,
+    pub(crate) schedule: Schedule,
+}
+
+impl ProfileArguments {
+    /// Returns the arguments for a profile, with the best partition.
+    pub(crate) fn of(profile: PathBuf) -> Self {
+        Self { profile: Some(profile), boundaries: Vec::new(), head_parts: None }
+    }
+
+    /// Predicts a schedule, and adds the times to make its program to `times`.
+    pub(crate) fn predict(
+        &self,
+        source: Source,
+        recompute: &Recompute,
+        times: &mut EngineTimes,
+    ) -> Result<Predicted, Failure> {
+        let name = source.name();
+        match source {
+            Source::Named(_, spec) if depends_on_costs(&name) => {
+                self.predict_measured(&name, &spec, recompute, times)
+            }
+            source => {
+                let source = source.read(times)?;
+                let schedule = source.computation().map_err(Failure::input)?;
+                let program = times.prove(&name, source, &training())?;
+                let choices = self.choices(&schedule, recompute)?;
+                let boundaries = choices.boundaries(&schedule)?;
+                choices.predict(schedule, program, boundaries)
+            }
+        }
+    }
+
+    /// Predicts a schedule that is made to measure: for the costs of its best cut.
+    fn predict_measured(
+        &self,
+        name: &str,
+        spec: &ScheduleSpec,
+        recompute: &Recompute,
+        times: &mut EngineTimes,
+    ) -> Result<Predicted, Failure> {
+        check_named(name, spec, Use::Simulate)?;
+        let mut generated =
+            |spec: &ScheduleSpec| times.generate(|| generate(name, spec)).map_err(Failure::input);
+        let plain = generated(spec)?;
+        say_few_microbatches(&plain);
+        let choices = self.choices(&plain, recompute)?;
+        let mut made = |boundaries: &[usize]| {
+            let choice = choices.choice(boundaries.to_vec());
+            let costs = choice_costs(&choices.profile, plain.placement(), &choice).map_err(Failure::input)?;
+            generated(&ScheduleSpec { costs: Some(costs), ..spec.clone() })
+        };
+        let measured = made(&choices.boundaries(&plain)?)?;
+        let boundaries = choices.boundaries(&measured)?;
+        let schedule = made(&boundaries)?;
+        let program = times.prove(name, ProgramSource::Schedule(schedule.clone()), &training())?;
+        choices.predict(schedule, program, boundaries)
+    }
+
+    /// Reads the profile and checks the choices for a schedule.
+    fn choices(&self, schedule: &Schedule, recompute: &Recompute) -> Result<Choices, Failure> {
+        let file = self.profile.as_deref().unwrap_or_else(|| std::path::Path::new("-"));
+        Ok(Choices {
+            profile: with_head_parts(&config::profile::read(file)?, self.head_parts).into_owned(),
+            boundaries: self.boundaries.clone(),
+            recompute: recompute_of(recompute, schedule.placement().stages())?,
+        })
+    }
+}
+
+/// The profile and what was chosen for it.
+struct Choices {
+    profile: Profile,
+    /// Empty for the best partition.
+    boundaries: Vec<usize>,
+    /// Whether each stage recomputes its forward.
+    recompute: Vec<bool>,
+}
+
+impl Choices {
+    fn boundaries(&self, schedule: &Schedule) -> Result<Vec<usize>, Failure> {
+        let stages = schedule.placement().stages();
+        if !self.boundaries.is_empty() || stages == 1 {
+            return Ok(self.boundaries.clone());
+        }
+        best_cut(&self.profile, schedule, &self.choice(Vec::new())).ok_or_else(|| {
+            let layers = usize::try_from(self.profile.layer_count()).unwrap_or(usize::MAX);
+            Failure::input(PartitionError::MoreStagesThanLayers { layers, stages })
+        })
+    }
+
+    fn predict(
+        &self,
+        schedule: Schedule,
+        program: ValidatedProgram,
+        boundaries: Vec<usize>,
+    ) -> Result<Predicted, Failure> {
+        let prediction = predict_program(&self.profile, &schedule, program, &self.choice(boundaries))
+            .map_err(Failure::input)?;
+        let steps = logical(prediction.program.as_program());
+        let steps = steps.map_err(|error| Failure::new(Exit::Bug, error))?.steps();
+        let summary = Summary {
+            makespan: prediction.step_s(),
+            peak_bytes: Some(prediction.peak_bytes.clone()),
+            ..Summary::of(&prediction.run, steps, &prediction.costs)
+        };
+        Ok(Predicted { summary, prediction, schedule })
+    }
+
+    fn choice(&self, boundaries: Vec<usize>) -> PlanChoice {
+        let recompute = self.recompute.clone();
+        PlanChoice { boundaries, recompute, microbatch_rows: self.profile.rows, ..PlanChoice::default() }
+    }
+}
+
+/// Returns whether each stage recomputes its forward.
+fn recompute_of(recompute: &Recompute, stages: u32) -> Result<Vec<bool>, Failure> {
+    if recompute.is_by_block() {
+        return Err(Failure::input(
+            "--recompute block: a profile has no blocks inside its layers; write stage, or a list of stages",
+        ));
+    }
+    match recompute.largest_stage() {
+        Some(stage) if stage.get() >= stages => Err(Failure::input(format!(
+            "--recompute: there is no stage {stage}; write none, stage, or stages from 0 to {}",
+            stages - 1
+        ))),
+        _ => Ok((0..stages).map(|stage| recompute.applies_to(StageIndex::new(stage))).collect()),
+    }
+}

@@ -1,0 +1,326 @@
+//! Prints plans as text or as JSON.
+
+use std::fmt::Write;
+
+use pipewright_schedule::picture::TimeUnit;
+use pipewright_schedule::plan::{
+    MeshOrder, Outcome, OutcomeKind, Plan, PlanError, PlanMesh, PlanReport, PlanRequest,
+};
+use pipewright_schedule::profile::Profile;
+use pipewright_schedule::words::counted;
+use serde::Serialize;
+
+use crate::display::bytes;
+use crate::failure::{Exit, Failure};
+
+/// The output of `--format json`.
+#[derive(Serialize)]
+struct Report<'a> {
+    plans: Vec<PlanJson<'a>>,
+    lower_bound_s: f64,
+    gap: f64,
+    search_s: f64,
+    simulated: u64,
+    stopped: bool,
+    /// The figures of the profile that were not measured.
+    assumed: &'a [String],
+    /// What the configuration has that the plan cannot keep.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    note: Option<&'a str>,
+}
+
+#[derive(Serialize)]
+struct PlanJson<'a> {
+    schedule: &'a str,
+    /// A name for people; for a searched order one of its own.
+    name: String,
+    ranks: u32,
+    stages_per_rank: u32,
+    microbatches: u32,
+    microbatch_size: u32,
+    boundaries: &'a [usize],
+    /// Left out for a whole head.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    head_parts: Option<u32>,
+    data_parallel: u32,
+    /// Left out without tensor-parallel ranks.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tensor_parallel: Option<u32>,
+    /// The numbering of the ranks, the fastest changing first, if there are several axes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    rank_order: Option<[&'static str; 3]>,
+    /// The times of collectives in the step, which are assumed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    assumed_collectives: Option<CollectivesJson>,
+    recompute: Recompute,
+    predicted_step_s: f64,
+    bubble_fraction: f64,
+    peak_bytes: &'a [u64],
+    /// The rank of each stage.
+    stage_to_rank: Vec<u32>,
+    #[serde(rename = "group", skip_serializing_if = "Option::is_none")]
+    group_size: Option<u32>,
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    wide_warmup: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    memory_limit: Option<u32>,
+}
+
+#[derive(Serialize)]
+struct CollectivesJson {
+    tensor_parallel_s: f64,
+    data_parallel_s: f64,
+}
+
+/// The stages that recompute, as the configuration has them.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(untagged)]
+pub(crate) enum Recompute {
+    /// `none`, or `stage` for all stages.
+    Word(&'static str),
+    /// Some stages.
+    Stages(Vec<usize>),
+}
+
+impl Recompute {
+    /// Returns the stages that a plan recomputes.
+    pub(crate) fn of(plan: &Plan) -> Self {
+        let stages = plan.recompute.iter().enumerate().filter(|(_, recomputes)| **recomputes);
+        let stages: Vec<usize> = stages.map(|(stage, _)| stage).collect();
+        match stages.len() {
+            0 => Self::Word("none"),
+            all if all == plan.recompute.len() => Self::Word("stage"),
+            _ => Self::Stages(stages),
+        }
+    }
+}
+
+/// Returns the number of stages of the rank with the most.
+pub(crate) fn stages_per_rank(plan: &Plan) -> u32 {
+    let placement = plan.schedule.placement();
+    placement.all_ranks().map(|rank| placement.stages_of(rank).len() as u32).max().unwrap_or(1)
+}
+
+/// Returns the report as JSON.
+pub(crate) fn json(report: &PlanReport, seconds: f64, assumed: &[String], note: Option<&str>) -> String {
+    let report = Report {
+        plans: report.plans.iter().map(plan_json).collect(),
+        lower_bound_s: report.lower_bound_s,
+        gap: report.gap(),
+        search_s: seconds,
+        simulated: report.simulated,
+        stopped: report.stopped,
+        assumed,
+        note,
+    };
+    serde_json::to_string(&report).expect("numbers can be written as JSON") + "\n"
+}
+
+fn plan_json(plan: &Plan) -> PlanJson<'_> {
+    let Plan { name, schedule, settings, .. } = plan;
+    let placement = schedule.placement();
+    PlanJson {
+        schedule: name,
+        name: plan.title(),
+        ranks: schedule.ranks(),
+        stages_per_rank: stages_per_rank(plan),
+        microbatches: plan.microbatches(),
+        microbatch_size: plan.microbatch_rows,
+        boundaries: &plan.boundaries,
+        head_parts: Some(plan.head_parts).filter(|&parts| parts > 1),
+        data_parallel: plan.data_parallel,
+        tensor_parallel: Some(plan.tensor_parallel).filter(|&ranks| ranks > 1),
+        rank_order: is_mesh(plan).then(|| rank_order(plan)),
+        assumed_collectives: is_mesh(plan).then_some(CollectivesJson {
+            tensor_parallel_s: plan.collectives.tensor_s,
+            data_parallel_s: plan.collectives.replicas_s,
+        }),
+        recompute: Recompute::of(plan),
+        predicted_step_s: plan.step_s,
+        bubble_fraction: plan.bubble_fraction,
+        peak_bytes: &plan.peak_bytes,
+        stage_to_rank: placement.all_stages().map(|stage| placement.rank_of(stage).get()).collect(),
+        group_size: settings.group_size,
+        wide_warmup: settings.wide_warmup,
+        memory_limit: settings.memory_limit,
+    }
+}
+
+/// Returns whether a plan has more axes than its pipeline.
+fn is_mesh(plan: &Plan) -> bool {
+    plan.data_parallel > 1 || plan.tensor_parallel > 1
+}
+
+/// Returns the axes of the mesh, that of neighbouring ranks first.
+fn rank_order(plan: &Plan) -> [&'static str; 3] {
+    match plan.mesh_order {
+        MeshOrder::Replicas => ["tensor", "data", "pipeline"],
+        MeshOrder::Pipeline => ["tensor", "pipeline", "data"],
+    }
+}
+
+/// Returns the failure for an error of the planner.
+pub(crate) fn refused(error: PlanError) -> Failure {
+    match error {
+        PlanError::DoesNotFit { .. } | PlanError::Stopped => Failure::new(Exit::CheckFailed, error),
+        error => Failure::input(error),
+    }
+}
+
+/// Returns the report as text, with a note about what the plan cannot keep of the configuration.
+pub(crate) fn text(
+    report: &PlanReport,
+    request: &PlanRequest,
+    seconds: f64,
+    profile: &Profile,
+    note: Option<&str>,
+) -> String {
+    let mut text = String::new();
+    let mut line = |words: String| writeln!(text, "{words}").expect("a string takes all text");
+    for (place, plan) in report.plans.iter().enumerate() {
+        let title = if place == 0 { "best" } else { "then" };
+        let (step, bubble) = (time(plan.step_s), plan.bubble_fraction * 100.0);
+        line(format!("{title}  {}  {step} per step, bubble {bubble:.1}%", title_of(plan)));
+        if place == 0 {
+            details(plan).into_iter().for_each(&mut line);
+        }
+    }
+    let stopped = if report.stopped { ", stopped by the time limit" } else { "" };
+    line(format!(
+        "within {:.1}% of the best possible ({}); {} plans simulated in {seconds:.1} s{stopped}",
+        report.gap() * 100.0,
+        time(report.lower_bound_s),
+        report.simulated
+    ));
+    if let Some(best) = report.plans.first() {
+        let others = report.outcomes.iter().filter(|outcome| outcome.name != best.name);
+        for outcome in others {
+            // A searched order has a name of its own.
+            let plan = report.plans.iter().find(|plan| plan.name == outcome.name);
+            let name = plan.map_or_else(|| outcome.name.to_owned(), Plan::title);
+            line(format!("lost  {name}: {}", reason(outcome, best)));
+        }
+    }
+    if let Some(note) = note {
+        line(note.to_owned());
+    }
+    if request.memory.is_none() {
+        line("memory is not limited; --memory limits it".to_owned());
+    }
+    if profile.node.is_some() {
+        line(
+            "assumed, not measured: tensor-parallel ranks share all work of a layer evenly, and collectives run on rings"
+                .to_owned(),
+        );
+    }
+    if !profile.assumed.is_empty() {
+        line(format!("assumed, not measured: {}", profile.assumed.join(", ")));
+    }
+    text
+}
+
+/// Returns the lines about the best plan.
+fn details(plan: &Plan) -> Vec<String> {
+    let mut lines = vec![format!("      boundaries {:?}", plan.boundaries)];
+    if let Recompute::Stages(stages) = Recompute::of(plan) {
+        lines.push(format!("      stages that recompute {stages:?}"));
+    }
+    lines.push(format!("      memory by rank {}", memory(&plan.peak_bytes)));
+    if is_mesh(plan) {
+        lines.push(format!("      ranks are numbered by {}", rank_order(plan).join(", then by ")));
+        lines.push(format!(
+            "      assumed collectives: {} in sums over tensor-parallel ranks, {} in sums over replicas",
+            time(plan.collectives.tensor_s),
+            time(plan.collectives.replicas_s)
+        ));
+    }
+    lines
+}
+
+/// Formats a time in the unit that suits it.
+fn time(seconds: f64) -> String {
+    TimeUnit::Seconds.format(seconds, seconds)
+}
+
+/// Describes a plan in a few words.
+pub(crate) fn title_of(plan: &Plan) -> String {
+    let PlanMesh { microbatches, microbatch_rows: rows, head_parts, .. } = plan.mesh();
+    let head = match head_parts {
+        1 => String::new(),
+        parts => format!(", head in {parts} parts"),
+    };
+    let recompute = match Recompute::of(plan) {
+        Recompute::Word("none") => "",
+        Recompute::Word(_) => ", all stages recompute",
+        Recompute::Stages(_) => ", some stages recompute",
+    };
+    let (name, ranks) = (plan.title(), ranks_of(plan.mesh()));
+    let stages = counted(plan.schedule.placement().stages(), "stage");
+    let (microbatches, rows) = (counted(microbatches, "microbatch"), counted(rows, "row"));
+    format!("{name}: {ranks}, {stages}{head}, {microbatches} of {rows}{recompute}")
+}
+
+/// Describes the ranks of a mesh.
+fn ranks_of(mesh: PlanMesh) -> String {
+    let replicas = match mesh.data_parallel {
+        1 => String::new(),
+        replicas => format!("{replicas} replicas of "),
+    };
+    let tensor = match mesh.tensor_parallel {
+        1 => String::new(),
+        ranks => format!(" times {ranks} tensor-parallel ones"),
+    };
+    format!("{replicas}{}{tensor}", counted(mesh.ranks, "rank"))
+}
+
+/// Describes a mesh that differs from `best` by what differs.
+fn difference(mesh: PlanMesh, best: PlanMesh) -> String {
+    let mut words = Vec::new();
+    if ranks_of(mesh) != ranks_of(best) {
+        words.push(ranks_of(mesh));
+    }
+    if mesh.microbatch_rows != best.microbatch_rows {
+        let (microbatches, rows) =
+            (counted(mesh.microbatches, "microbatch"), counted(mesh.microbatch_rows, "row"));
+        words.push(format!("{microbatches} of {rows}"));
+    }
+    if mesh.head_parts != best.head_parts {
+        words.push(format!("a head in {} parts", mesh.head_parts));
+    }
+    words.join(", ")
+}
+
+/// Returns why a schedule is not the best: its time on the mesh of the best plan, and on its own best mesh.
+fn reason(outcome: &Outcome, best: &Plan) -> String {
+    let longer = |found: f64| format!("{}, {:.1}% longer", time(found), (found / best.step_s - 1.0) * 100.0);
+    let elsewhere =
+        outcome.mesh.filter(|&mesh| mesh != best.mesh()).map(|mesh| difference(mesh, best.mesh()));
+    match (&outcome.result, outcome.on_best_mesh_s, elsewhere) {
+        (OutcomeKind::Takes(found), Some(here), Some(mesh)) if *found < here * (1.0 - 1e-6) => {
+            format!("{} on the same mesh; with {mesh} {}", longer(here), longer(*found))
+        }
+        (OutcomeKind::Takes(_), Some(here), _) => format!("{} on the same mesh", longer(here)),
+        (OutcomeKind::Takes(found), None, Some(mesh)) => {
+            format!("{} with {mesh}; none was tried on the mesh of the best", longer(*found))
+        }
+        (OutcomeKind::Takes(found), None, None) => longer(*found),
+        (OutcomeKind::TooLarge(shortage), ..) => format!(
+            "rank {} needs {} of {}, {} too much",
+            shortage.rank,
+            bytes(shortage.needed),
+            bytes(shortage.memory),
+            bytes(shortage.needed - shortage.memory)
+        ),
+        (OutcomeKind::Refused(reason), ..) => reason.clone(),
+    }
+}
+
+/// Returns the bytes of the ranks. A long list is shortened.
+fn memory(peaks: &[u64]) -> String {
+    const SHOWN: usize = 16;
+    let mut shown: Vec<String> = peaks.iter().take(SHOWN).map(|&peak| bytes(peak)).collect();
+    if peaks.len() > SHOWN {
+        shown.push(format!("(and {} more)", peaks.len() - SHOWN));
+    }
+    shown.join("  ")
+}

@@ -1,0 +1,10 @@
+//! Schedules and programs for the commands: where they come from, their sizes and memory, and how they are shown.
+
+pub(crate) mod comparison;
+pub(crate) mod drawing;
+pub(crate) mod file;
+pub(crate) mod memory;
+pub(crate) mod other_sizes;
+pub(crate) mod simulation_text;
+pub(crate) mod size;
+pub(crate) mod timed_program;

@@ -1,0 +1,132 @@
+//! Prints a simulation as text, as JSON, or as a list of events.
+
+use std::fmt::Write;
+use std::time::Duration;
+
+use pipewright_schedule::picture::TimeUnit;
+use pipewright_schedule::simulate::{LifetimeOf, LiveRange, Summary, lifetimes};
+use pipewright_schedule::{Program, StageIndex, Timeline};
+use serde::Serialize;
+
+use crate::display::bytes;
+use crate::schedules::file::slice_hint;
+use crate::schedules::timed_program::{EngineTimes, TimedProgram};
+
+/// The output of `--format json`: the keys of the summary, the buffers for activations, and the times of the
+/// engine.
+#[derive(Serialize)]
+struct Report<'a> {
+    #[serde(flatten)]
+    summary: &'a Summary,
+    /// The buffers for activations on each rank.
+    activation_buffers: Vec<Buffers>,
+    engine_ms: &'a EngineTimes,
+}
+
+/// The buffers that the activations of a rank need.
+#[derive(Serialize)]
+struct Buffers {
+    slots: u32,
+    live: Vec<Live>,
+}
+
+/// The first and the last action of a rank's row in which the activations of a forward are used, and their buffer.
+#[derive(Serialize)]
+struct Live {
+    stage: u32,
+    microbatch: u32,
+    first: usize,
+    last: usize,
+    slot: u32,
+}
+
+/// Returns the buffers of each rank.
+fn activation_buffers(program: &Program) -> Vec<Buffers> {
+    let live = |range: &LiveRange| Live {
+        stage: range.stage.map_or(0, StageIndex::get),
+        microbatch: range.microbatch.get(),
+        first: range.first,
+        last: range.last,
+        slot: range.slot,
+    };
+    let of_rank = |rank| {
+        let lifetimes = lifetimes(program, rank, LifetimeOf::StageAndMicrobatch);
+        Buffers { slots: lifetimes.slots(), live: lifetimes.ranges().iter().map(live).collect() }
+    };
+    program.placement().all_ranks().map(of_rank).collect()
+}
+
+/// Returns the summary as JSON.
+pub(crate) fn json(summary: &Summary, timed_program: &TimedProgram) -> String {
+    let activation_buffers = activation_buffers(&timed_program.program);
+    let report = Report { summary, activation_buffers, engine_ms: &timed_program.times };
+    serde_json::to_string(&report).expect("numbers can be written as JSON") + "\n"
+}
+
+/// Returns the summary as text. The makespan is in ticks if the simulation counts ticks.
+pub(crate) fn text(summary: &Summary, timed_program: &TimedProgram, counts_ticks: bool) -> String {
+    let mut text = timed_program.title() + "\n";
+    let mut line = |what: &str, words: String| {
+        writeln!(text, "{what:10} {words}").expect("a string takes all text");
+    };
+    let percent = |fraction: f64| format!("{:.1}%", fraction * 100.0);
+    let (barrier, span) = (percent(summary.bubble_fraction), percent(summary.span_bubble_fraction));
+    let time = rounded(summary.makespan);
+    let time = match timed_program.unit {
+        _ if counts_ticks => format!("{} ticks", summary.steps),
+        TimeUnit::Costs => format!("{time} units, {} logical steps", summary.steps),
+        TimeUnit::Seconds => format!("{time} s, {} logical steps", summary.steps),
+    };
+    line("makespan", time);
+    line("bubble", format!("{barrier} barrier to barrier, {span} from a rank's first action to its last"));
+    line("by rank", list(summary.bubble_per_rank.iter().map(|&fraction| percent(fraction)), " "));
+    line("exposed", format!("{} of the time in messages", percent(summary.exposed_comm_fraction)));
+    let held = match summary.slices {
+        None => " activations at most, by rank".to_owned(),
+        Some(slices) => format!(" activations of slices at most, by rank; {slices} slices make a microbatch"),
+    };
+    line("memory", list(summary.peak_activations.iter().map(u64::to_string), " ") + &held);
+    if let Some(peaks) = &summary.peak_bytes {
+        let held = " at most, by rank: parameters, optimizer state, gradients and activations";
+        line("", list(peaks.iter().map(|&peak| bytes(peak)), "  ") + held);
+    }
+    if let Some(hint) = slice_hint(&timed_program.program) {
+        line("slices", hint);
+    }
+    let EngineTimes { generate, lower, validate, simulate } = timed_program.times;
+    let ms = |duration: Duration| format!("{:.2}", duration.as_secs_f64() * 1e3);
+    let (all, generate, lower) = (ms(timed_program.times.total()), ms(generate), ms(lower));
+    let (validate, simulate) = (ms(validate), ms(simulate));
+    line(
+        "engine",
+        format!("{all} ms: generate {generate}, lower {lower}, validate {validate}, simulate {simulate}"),
+    );
+    text
+}
+
+/// Returns one line for each event: rank, action, start and end.
+pub(crate) fn events(timeline: &Timeline) -> String {
+    let mut text = "rank,action,start,end\n".to_owned();
+    for event in timeline.events() {
+        writeln!(text, "{},{},{},{}", event.rank, event.action, event.start, event.end)
+            .expect("a string takes all text");
+    }
+    text
+}
+
+/// Joins entries with `gap`. A long list is shortened.
+fn list(entries: impl ExactSizeIterator<Item = String>, gap: &str) -> String {
+    const SHOWN: usize = 16;
+    let more = entries.len().saturating_sub(SHOWN);
+    let mut shown: Vec<String> = entries.take(SHOWN).collect();
+    if more > 0 {
+        shown.push(format!("(and {more} more)"));
+    }
+    shown.join(gap)
+}
+
+/// Rounds a number to six decimals.
+fn rounded(value: f64) -> f64 {
+    let scaled = (value * 1e6).round() / 1e6;
+    if scaled.is_finite() { scaled } else { value }
+}

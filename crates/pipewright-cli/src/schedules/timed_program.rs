@@ -1,0 +1,183 @@
+//! Turns a schedule's name or file into a sound program, and measures the time of each step.
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use pipewright_schedule::csv::parse_program;
+use pipewright_schedule::footprint::Use;
+use pipewright_schedule::lower::{ProgramSource, SourceError, TrainingLowering};
+use pipewright_schedule::picture::TimeUnit;
+use pipewright_schedule::plan::Prediction;
+use pipewright_schedule::simulate::{SimulateError, timed};
+use pipewright_schedule::words::counted;
+use pipewright_schedule::{
+    LowerConfig, LowerError, Program, ScheduleSpec, Slices, ValidatedProgram, generate,
+};
+use serde::{Serialize, Serializer};
+
+use crate::failure::{Exit, Failure, sentence};
+use crate::schedules::file::{locate, read};
+use crate::schedules::memory::{check_named, check_text};
+use crate::schedules::size::{microbatches, own_name, say_few_microbatches};
+
+/// The source of a program.
+pub(crate) enum Source {
+    /// A schedule by its name.
+    Named(String, Box<ScheduleSpec>),
+    /// A schedule in a file, and the number of slices that its actions number.
+    File(PathBuf, Slices),
+}
+
+/// A sound program with communication, and the times of the steps that made it.
+pub(crate) struct TimedProgram {
+    /// The name by which the user refers to the schedule.
+    name: String,
+    /// The unit of its simulated times.
+    pub(crate) unit: TimeUnit,
+    pub(crate) program: Program,
+    pub(crate) times: EngineTimes,
+}
+
+/// The time of each step of the engine. It is written in milliseconds.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub(crate) struct EngineTimes {
+    /// The time to generate the schedule, or to parse its file.
+    #[serde(serialize_with = "milliseconds")]
+    pub(crate) generate: Duration,
+    #[serde(serialize_with = "milliseconds")]
+    pub(crate) lower: Duration,
+    #[serde(serialize_with = "milliseconds")]
+    pub(crate) validate: Duration,
+    #[serde(serialize_with = "milliseconds")]
+    pub(crate) simulate: Duration,
+}
+
+impl TimedProgram {
+    /// Generates or reads a schedule, lowers it with `passes` unless it communicates, and validates the program.
+    pub(crate) fn of(source: Source, passes: &LowerConfig) -> Result<Self, Failure> {
+        let mut times = EngineTimes::default();
+        let name = source.name();
+        let source = source.read(&mut times)?;
+        Self::made(name, source, passes, times)
+    }
+
+    /// Lowers a schedule that is called `name` with `passes` unless it communicates, and validates the program. `times` has
+    /// the time to make the schedule.
+    pub(crate) fn made(
+        name: String,
+        source: ProgramSource,
+        passes: &LowerConfig,
+        mut times: EngineTimes,
+    ) -> Result<Self, Failure> {
+        let program = times.prove(&name, source, passes)?.into_program();
+        Ok(Self { name, unit: TimeUnit::Costs, program, times })
+    }
+
+    /// Returns the program of a prediction for a profile, and simulates it again at its costs, to measure the engine.
+    /// `times` has the times of the steps that made it.
+    pub(crate) fn of_prediction(
+        name: String,
+        prediction: &Prediction,
+        mut times: EngineTimes,
+    ) -> Result<Self, Failure> {
+        let program = prediction.program.as_program().clone();
+        times.simulate(|| timed(&program, &prediction.costs)).map_err(refused)?;
+        Ok(Self { name, unit: TimeUnit::Seconds, program, times })
+    }
+
+    /// Returns the name of the schedule and its size, on one line.
+    pub(crate) fn title(&self) -> String {
+        let (program, name) = (&self.program, &self.name);
+        let ranks = counted(program.ranks(), "rank");
+        let stages = counted(program.placement().stages(), "stage");
+        let microbatches = microbatches(program.microbatches(), program.slices());
+        format!("{name}: {ranks}, {stages}, {microbatches}")
+    }
+}
+
+impl Source {
+    /// Returns the name by which the user refers to the schedule.
+    pub(crate) fn name(&self) -> String {
+        match self {
+            Self::Named(name, _) => own_name(name),
+            Self::File(file, _) => file.display().to_string(),
+        }
+    }
+
+    /// Generates the schedule, or reads the rows of the file, and adds the time.
+    pub(crate) fn read(self, times: &mut EngineTimes) -> Result<ProgramSource, Failure> {
+        match self {
+            Self::Named(name, spec) => {
+                check_named(&name, &spec, Use::Simulate)?;
+                let made = times.generate(|| generate(&name, &spec)).map_err(Failure::input)?;
+                say_few_microbatches(&made);
+                Ok(ProgramSource::Schedule(made))
+            }
+            Self::File(file, slices) => {
+                let text = read(&file).map_err(Failure::input)?;
+                check_text(&text, Use::Simulate)?;
+                let rows = times.generate(|| parse_program(&text));
+                let rows = rows.map_err(|error| Failure::input(locate(&file, &error)))?;
+                let uneven = |error| Failure::input(format!("{}: {error}", file.display()));
+                Ok(ProgramSource::Rows(rows.with_slices(slices).map_err(uneven)?))
+            }
+        }
+    }
+}
+
+impl EngineTimes {
+    /// Lowers and validates the program of a source that is called `name`, and adds the times.
+    pub(crate) fn prove(
+        &mut self,
+        name: &str,
+        source: ProgramSource,
+        passes: &LowerConfig,
+    ) -> Result<ValidatedProgram, Failure> {
+        let is_own = matches!(source, ProgramSource::Rows(_));
+        let exit = if is_own { Exit::CheckFailed } else { Exit::Bug };
+        let unsound = |error: SourceError| Failure::new(exit, format!("{name}: {}", sentence(&error)));
+        let lowered = clocked(&mut self.lower, || source.lowered(passes)).map_err(unsound)?;
+        let proved = clocked(&mut self.validate, || lowered.validated());
+        proved.map_err(|violations| unsound(LowerError::from(violations).into()))
+    }
+
+    /// Generates or parses a schedule, and adds the time.
+    pub(crate) fn generate<T>(&mut self, generation: impl FnOnce() -> T) -> T {
+        clocked(&mut self.generate, generation)
+    }
+
+    /// Runs a simulation and measures its time.
+    pub(crate) fn simulate<T>(&mut self, simulation: impl FnOnce() -> T) -> T {
+        clocked(&mut self.simulate, simulation)
+    }
+
+    /// Returns the time of all steps together.
+    pub(crate) fn total(&self) -> Duration {
+        self.generate + self.lower + self.validate + self.simulate
+    }
+}
+
+/// Returns the passes of the program that `train` runs on one replica.
+pub(crate) fn training() -> LowerConfig {
+    LowerConfig::from(TrainingLowering::default())
+}
+
+/// Returns the failure for an error of the simulation. Only costs for another number of stages are a user's mistake: a
+/// sound program always runs to its end.
+pub(crate) fn refused(error: SimulateError) -> Failure {
+    match error {
+        SimulateError::Costs(error) => Failure::input(error),
+        error => Failure::new(Exit::Bug, error),
+    }
+}
+
+fn clocked<T>(clock: &mut Duration, step: impl FnOnce() -> T) -> T {
+    let start = Instant::now();
+    let made = step();
+    *clock += start.elapsed();
+    made
+}
+
+fn milliseconds<S: Serializer>(duration: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_f64(duration.as_secs_f64() * 1e3)
+}

@@ -1,0 +1,39 @@
+//! The arguments that specify a run, and the settings that they load. The commands that prepare a run share them.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use clap::Args;
+
+use crate::config::{Loaded, Settings, Surroundings};
+use crate::failure::Failure;
+
+/// The configuration of a run.
+#[derive(Debug, Args)]
+pub(crate) struct RunArguments {
+    /// The configuration file; by default, the built-in sample
+    #[arg(value_name = "CONFIG.toml")]
+    pub(crate) config: Option<PathBuf>,
+    /// Override a key with a TOML value; a value that is not TOML is taken as text
+    #[arg(long, value_name = "section.key=value")]
+    pub(crate) set: Vec<String>,
+}
+
+/// Loads the settings from a file, or those of the built-in sample. `--set` arguments override them.
+pub(crate) fn load_settings(file: Option<&Path>, set: &[String]) -> Result<Loaded, Failure> {
+    let surroundings = Surroundings::of_process().map_err(|error| {
+        Failure::input(format!("the working folder cannot be found: {error}; go to another"))
+    })?;
+    Ok(Settings::load(file, set, &surroundings)?)
+}
+
+/// Reads a time such as `20s`, `500ms` or `2m`.
+pub(crate) fn parse_time(text: &str) -> Result<Duration, String> {
+    let lower = text.trim().to_lowercase();
+    let units = [("ms", 1e-3), ("s", 1.0), ("m", 60.0)];
+    let unit = units.iter().find_map(|(name, seconds)| Some((lower.strip_suffix(name)?, *seconds)));
+    let (number, seconds) = unit.unwrap_or((&lower, 1.0));
+    let value = number.trim().parse::<f64>().ok().map(|number| number * seconds);
+    let value = value.filter(|value| (0.0..=1e6).contains(value));
+    value.map(Duration::from_secs_f64).ok_or_else(|| "write a time such as 20s, 500ms or 2m".to_owned())
+}

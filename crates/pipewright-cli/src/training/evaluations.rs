@@ -1,0 +1,100 @@
+//! The evaluations of a run: when they are due, the best loss so far, and whether the run should end.
+//!
+//! A checkpoint's description has the best loss, so a resumed run compares with it if its evaluations are the same.
+
+use pipewright::checkpoint::Checkpoint;
+use pipewright::pipeline::PipelineError;
+use pipewright::train::{BestLoss, Metrics, Trainer};
+use serde_json::{Map, Value, json};
+
+use crate::config::run::RunSettings;
+use crate::training::prepare::Prepared;
+
+/// The key of the description that holds the state of the evaluations.
+const VALIDATION: &str = "validation";
+
+/// The evaluations of a run.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Evaluations {
+    every: u64,
+    patience: u64,
+    best: BestLoss,
+    /// What the losses are of. Losses of other data cannot be compared.
+    data: Value,
+}
+
+impl Evaluations {
+    /// Returns the evaluations of a run that starts, or resumes from a checkpoint.
+    pub(crate) fn new(prepared: &Prepared, checkpoint: Option<&Checkpoint>) -> Self {
+        let RunSettings { eval_every: every, patience, .. } = prepared.settings.run;
+        let Some(validation) = prepared.validation.as_ref().filter(|_| every > 0) else {
+            return Self::default();
+        };
+        let batch_rows = prepared.settings.pipeline.rows();
+        let data = json!([prepared.validation_identity(), validation.batches(), batch_rows]);
+        let stored = checkpoint.and_then(|checkpoint| checkpoint.manifest().description.get(VALIDATION));
+        let stored = stored.filter(|stored| stored["data"] == data);
+        Self { every, patience, best: stored.map(best_of).unwrap_or_default(), data }
+    }
+
+    /// Evaluates after a step if it is due, and puts the loss into the metrics. Returns whether it is the lowest so far.
+    pub(crate) fn after_step(
+        &mut self,
+        trainer: &mut Trainer,
+        metrics: &mut Metrics,
+    ) -> Result<bool, PipelineError> {
+        // Steps are counted from 1, so no step is a multiple of 0.
+        if !metrics.step.is_multiple_of(self.every) {
+            return Ok(false);
+        }
+        metrics.validation_loss = trainer.evaluate()?;
+        Ok(metrics.validation_loss.is_some_and(|loss| self.best.observe(metrics.step, loss)))
+    }
+
+    /// Returns the step with the lowest loss, and that loss.
+    pub(crate) fn lowest(&self) -> Option<(u64, f64)> {
+        self.best.lowest
+    }
+
+    /// Returns whether the run should end, because the loss no longer falls.
+    pub(crate) fn are_exhausted(&self) -> bool {
+        self.best.is_exhausted(self.patience)
+    }
+
+    /// Writes the state into the description of the next checkpoint.
+    pub(crate) fn describe(&self, description: &mut Map<String, Value>) {
+        if self.every == 0 {
+            return;
+        }
+        let BestLoss { lowest, evaluations_since } = self.best;
+        // A number in JSON may come back with another last bit; a text does not.
+        let lowest = lowest.map(|(step, loss)| json!({"step": step, "loss": format!("{loss:?}")}));
+        let state = json!({"lowest": lowest, "evaluations_since": evaluations_since, "data": self.data});
+        description.insert(VALIDATION.to_owned(), state);
+    }
+}
+
+/// Reads the state in a description. What is missing counts as a run without evaluations.
+fn best_of(stored: &Value) -> BestLoss {
+    let lowest = &stored["lowest"];
+    let loss = lowest["loss"].as_str().and_then(|loss| loss.parse().ok());
+    BestLoss {
+        lowest: lowest["step"].as_u64().zip(loss),
+        evaluations_since: stored["evaluations_since"].as_u64().unwrap_or(0),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_state_survives_a_description() {
+        for lowest in [None, Some((40, 0.1 + 0.2)), Some((7, f64::NEG_INFINITY))] {
+            let best = BestLoss { lowest, evaluations_since: 3 };
+            let mut description = Map::new();
+            Evaluations { every: 1, best, ..Evaluations::default() }.describe(&mut description);
+            assert_eq!(best_of(&description[VALIDATION]), best);
+        }
+    }
+}

@@ -1,0 +1,157 @@
+//! Turns a prepared run into a trainer: stages with their parameters, an optimizer, and ranks that wait for the first
+//! step.
+
+use std::sync::Arc;
+
+use burn::tensor::Device;
+use pipewright::checkpoint::Checkpoint;
+use pipewright::device::Devices;
+use pipewright::failure::Cause;
+use pipewright::loss_scale::LossScaling;
+use pipewright::nn::TensorParallel;
+use pipewright::pipeline::{Pipeline, PipelineConfig, PipelineError};
+use pipewright::train::{ResumeError, Trainer};
+use pipewright::transport::World;
+use pipewright_models::{InitialParameters, ModelConfig};
+
+use crate::config::Settings;
+use crate::config::pipeline::TransportChoice;
+use crate::exhaustion;
+use crate::failure::{Exit, Failure, sentence};
+use crate::signal::Interrupt;
+use crate::training::memory::most_bytes;
+use crate::training::optimizer::{Update, update};
+use crate::training::prepare::Prepared;
+use crate::training::process_group::{ProcessGroup, disagreement, lost};
+use crate::training::rate_change::rates;
+
+/// Starts this process's ranks with the state of a checkpoint.
+pub(crate) fn launch_from(
+    mut prepared: Prepared,
+    checkpoint: &Arc<Checkpoint>,
+    processes: &mut ProcessGroup,
+    interrupt: &Interrupt,
+) -> Result<Trainer, Failure> {
+    // The checkpoint contains all parameters, so the weights of a model directory need not be read.
+    prepared.initial = InitialParameters::Seed(prepared.settings.run.seed);
+    let mut trainer = launch(prepared, processes, interrupt)?;
+    match trainer.resume(checkpoint) {
+        Ok(()) => Ok(trainer),
+        Err(ResumeError::Pipeline(error)) => Err(failure(&error)),
+        Err(error) => Err(Failure::input(error)),
+    }
+}
+
+/// Starts this process's ranks with initial parameters: all ranks or, if there are several processes, one rank.
+pub(crate) fn launch(
+    prepared: Prepared,
+    processes: &mut ProcessGroup,
+    interrupt: &Interrupt,
+) -> Result<Trainer, Failure> {
+    exhaustion::watch_run(most_bytes());
+    let transport = prepared.settings.pipeline.transport;
+    let mesh = prepared.settings.mesh.mesh(prepared.program.ranks());
+    let ranks = mesh.ranks().ok_or_else(|| Failure::input(format!("{mesh:?} has too many ranks")))?;
+    let mut world = match transport {
+        TransportChoice::Local if processes.is_several() => {
+            return Err(Failure::input(
+                "several processes were started, and each would run all ranks by itself: set \
+                 pipeline.transport=mpi, or start one process",
+            ));
+        }
+        TransportChoice::Local => World::local(ranks),
+        TransportChoice::Mpi => processes.take_world()?,
+    };
+    if world.ranks() != ranks {
+        // The failure is reported before any process ends, because a launcher ends all processes when one fails.
+        return processes.settle(Err(Failure::input(format!(
+            "{} process(es) were started for {ranks} ranks: start `mpirun -n {ranks} pipewright ...`, or set \
+             pipeline.ranks, mesh.data_parallel or mesh.tensor_parallel",
+            world.ranks()
+        ))));
+    }
+    let Prepared { settings, model, initial, program, partition, rows, validation, mut devices, .. } =
+        prepared;
+    if transport == TransportChoice::Mpi {
+        devices = processes.settle(own_device(&settings, &mut world))?;
+    }
+    let config = pipeline_config(&settings, model.model())?;
+    let config = PipelineConfig { interrupt: Some(interrupt.flag()), devices, ..config };
+    // Each stage is made on the thread of its rank, in the processor's memory, and then moved to the rank's device.
+    let make_stage = move |stage, tensor: &TensorParallel| {
+        let device = Device::flex().autodiff();
+        let made = model.split_training_stage(partition.range(stage), &initial, &device, tensor);
+        made.map_err(|error| sentence(&error))
+    };
+    let pipeline = Pipeline::launch_split(program, world, &config, make_stage);
+    let pipeline = pipeline.map_err(|error| failure(&error))?;
+    let rate = rates(&settings);
+    let trainer = Trainer::new(pipeline, rows, settings.pipeline.rows(), rate);
+    let trainer = trainer.accumulating(settings.run.accumulate);
+    Ok(match validation {
+        Some(validation) => trainer.with_validation(validation),
+        None => trainer,
+    })
+}
+
+/// Returns the device of the rank of this process. If the device of any process cannot be used, all processes fail.
+fn own_device(settings: &Settings, world: &mut World) -> Result<Devices, Failure> {
+    let run = &settings.run;
+    let rank = world.own_ranks().next().unwrap_or_default();
+    let opened = run.devices.open_one(rank, run.precision);
+    let claim = opened.as_ref().map(|_| run.devices.own_name(rank)).map_err(|error| sentence(error));
+    let agreed = world.claim_device(claim, run.deadline());
+    // The process's own error is more detailed than the report that the others receive.
+    let devices = opened.map_err(Failure::input)?;
+    agreed.map_err(|error| disagreement(&error)).map(|()| devices)
+}
+
+/// Returns the settings of a pipeline besides the devices.
+pub(crate) fn pipeline_config(settings: &Settings, model: &ModelConfig) -> Result<PipelineConfig, Failure> {
+    let clip_norm = settings.optimizer.clip_norm;
+    let Update { optimizer, groups, clip_groups } = update(&settings.optimizer, model)?;
+    Ok(PipelineConfig {
+        seed: settings.run.seed,
+        optimizer: Some(optimizer),
+        optimizer_groups: groups,
+        clip_groups,
+        clip_norm: (clip_norm > 0.0).then_some(clip_norm),
+        threads_per_rank: settings.pipeline.threads_per_rank as usize,
+        recompute: settings.pipeline.recompute.clone(),
+        precision: settings.run.precision,
+        loss_scaling: LossScaling {
+            initial: settings.run.loss_scale as f64,
+            interval: settings.run.loss_scale_interval,
+        },
+        deadline: settings.run.deadline(),
+        data_parallel: settings.mesh.data_parallel,
+        tensor_parallel: settings.mesh.tensor_parallel,
+        expert_parallel: settings.mesh.expert_parallel,
+        data_parallel_mode: settings.mesh.data_parallel_mode,
+        ..PipelineConfig::default()
+    })
+}
+
+/// Returns the command's failure for an error of the pipeline. The settings and the program are already checked, so
+/// most errors without their own exit code are bugs.
+pub(crate) fn failure(error: &PipelineError) -> Failure {
+    let exit = match error {
+        PipelineError::Agreement(error) => return disagreement(error),
+        // A stage is made from the user's files, so a failure to make it is wrong input.
+        PipelineError::Step(step) if matches!(step.cause, Cause::Build { .. } | Cause::Restore { .. }) => {
+            Exit::WrongInput
+        }
+        PipelineError::Step(_) | PipelineError::Thread { .. } | PipelineError::Diverged { .. } => {
+            Exit::RankFailed
+        }
+        _ => Exit::Bug,
+    };
+    let lost = if let PipelineError::Step(step) = error { lost(step) } else { None };
+    Failure::new(exit, sentence(error)).loss_of(lost)
+}
+
+/// Notifies the other processes of a failure that only this process knows of, so that they do not wait for it.
+pub(crate) fn abandon(trainer: &mut Trainer, failure: Failure) -> Failure {
+    trainer.pipeline().abandon(&failure.text());
+    failure
+}

@@ -1,0 +1,92 @@
+//! The bytes of a layer's tensors in the precision of a run, and of a stage's. A model describes its layers in single
+//! precision.
+
+use pipewright::tensor::Precision;
+use pipewright_models::CutModel;
+use pipewright_schedule::costs::StageSizes;
+use pipewright_schedule::{LayerDesc, ModelDesc};
+
+use crate::config::Settings;
+
+/// Returns the layers of a run's model, with their sizes in the precision of the run.
+pub(crate) fn layers_of(settings: &Settings, model: &CutModel) -> ModelDesc {
+    in_precision(&model.describe(settings.data.seq_len as usize), settings.run.precision)
+}
+
+/// Returns the sizes of the activations of a stage with these layers, for a microbatch of `rows` rows.
+///
+/// `I` keeps the inputs and the output gradients of the matrix products for `W`. Together they are about as large as the
+/// activations.
+pub(crate) fn stage_sizes(layers: &[LayerDesc], rows: u32) -> StageSizes {
+    let activation = kept_bytes(layers).saturating_mul(u64::from(rows));
+    let keys_values = layers.iter().map(|layer| layer.keys_values_bytes).fold(0, u64::saturating_add);
+    let keys_values = keys_values.saturating_mul(u64::from(rows));
+    StageSizes { activation, stash: activation, keys_values, ..StageSizes::default() }
+}
+
+/// Returns the bytes that the forward of a stage with these layers keeps for its backward, for a row.
+pub(crate) fn kept_bytes(layers: &[LayerDesc]) -> u64 {
+    let all = layers.iter().map(|layer| layer.activation_bytes).fold(0, u64::saturating_add);
+    let shared = layers.windows(2).map(|pair| pair[1].shared_bytes(&pair[0]));
+    shared.fold(all, u64::saturating_sub)
+}
+
+/// Returns the description of a model whose stages compute in `precision`. The first layer keeps token ids, and the loss
+/// keeps the outputs of the last one in single precision: neither depends on the precision.
+fn in_precision(model: &ModelDesc, precision: Precision) -> ModelDesc {
+    let scaled = |bytes: u64| bytes / Precision::F32.bytes() * precision.bytes();
+    let layer = |(place, layer): (usize, &LayerDesc)| {
+        let stays = match place {
+            0 => layer.activation_bytes,
+            place if place + 1 == model.layers.len() => layer.output_bytes.min(layer.activation_bytes),
+            _ => 0,
+        };
+        LayerDesc {
+            activation_bytes: scaled(layer.activation_bytes - stays).saturating_add(stays),
+            output_bytes: scaled(layer.output_bytes),
+            keys_values_bytes: scaled(layer.keys_values_bytes),
+            ..layer.clone()
+        }
+    };
+    ModelDesc { layers: model.layers.iter().enumerate().map(layer).collect() }
+}
+
+#[cfg(test)]
+mod tests {
+    use pipewright_schedule::profile::HEAD_PART;
+
+    use super::*;
+
+    fn layer(activation_bytes: u64, output_bytes: u64) -> LayerDesc {
+        LayerDesc {
+            path: String::new(),
+            kind: String::new(),
+            parameters: 0,
+            weight: 1,
+            activation_bytes,
+            output_bytes,
+            keys_values_bytes: output_bytes,
+        }
+    }
+
+    #[test]
+    fn parts_of_a_head_share_what_one_sends_to_the_next() {
+        let part = |activation_bytes| LayerDesc { kind: HEAD_PART.into(), ..layer(activation_bytes, 5) };
+        let layers = [layer(40, 5), part(14), part(9), part(9)];
+        assert_eq!(stage_sizes(&layers, 3).activation, 3 * (40 + 14 + 4 + 4));
+        assert_eq!(kept_bytes(&layers[1..2]), 14);
+        assert_eq!(kept_bytes(&[layer(7, 5), layer(7, 5)]), 14);
+    }
+
+    #[test]
+    fn half_precision_halves_all_but_ids_and_logits() {
+        let model = ModelDesc { layers: vec![layer(80, 400), layer(4000, 400), layer(1200, 800)] };
+        let sizes = |precision| {
+            let layers = in_precision(&model, precision).layers;
+            assert!(layers.iter().all(|layer| layer.keys_values_bytes == layer.output_bytes), "{layers:?}");
+            layers.iter().map(|layer| (layer.activation_bytes, layer.output_bytes)).collect::<Vec<_>>()
+        };
+        assert_eq!(sizes(Precision::F32), [(80, 400), (4000, 400), (1200, 800)]);
+        assert_eq!(sizes(Precision::Bf16), [(80, 200), (2000, 200), (1000, 400)]);
+    }
+}

@@ -1,0 +1,71 @@
+//! Sentences about the files of a model that the user should know, although the run can start.
+
+use std::path::Path;
+
+use pipewright_models::{ModelConfig, hf};
+
+use crate::config::Settings;
+use crate::config::data::BYTES;
+use crate::config::model::ModelSettings;
+use crate::failure::Failure;
+
+/// The number of different bytes.
+const BYTE_TOKENS: usize = 256;
+
+/// Returns the sentences about the `config.json` and the tokenizer of the model that the settings name.
+pub(crate) fn model_notes(settings: &Settings, model: &ModelConfig) -> Result<Vec<String>, Failure> {
+    let ModelSettings::From { from } = &settings.model else { return Ok(Vec::new()) };
+    let place = from.display();
+    let mut notes: Vec<String> = unknown_note(from)?.into_iter().collect();
+    if hf::is_config_alone(from) {
+        notes.push(format!("{place}: there are no weights: training starts from random ones (`run.seed`)"));
+    }
+    let is_text = !settings.data.path.iter().any(|path| path.ends_with(".jsonl"));
+    if is_text && settings.data.tokenizer == BYTES && model.vocab_size() > BYTE_TOKENS {
+        notes.push(format!(
+            "warning: {place}: the text is trained as bytes, and the model has {} token ids: name its tokenizer \
+             (`data.tokenizer`)",
+            model.vocab_size()
+        ));
+    }
+    Ok(notes)
+}
+
+/// Returns the sentence about the keys of a `config.json` that are not known, if there are any.
+pub(crate) fn unknown_note(from: &Path) -> Result<Option<String>, Failure> {
+    let unknown = ModelConfig::unknown_keys(from).map_err(Failure::input)?;
+    let note = || {
+        format!(
+            "warning: {}: config.json has keys that are not known: {}; they are ignored, which is wrong if they change what the \
+             model computes",
+            from.display(),
+            quoted(&unknown)
+        )
+    };
+    Ok((!unknown.is_empty()).then(note))
+}
+
+/// Checks the weights in a directory. Returns the sentence about the tensors that the model does not use, if there are any.
+pub(crate) fn check_weights(directory: &Path, model: &ModelConfig) -> Result<Option<String>, Failure> {
+    // The sequence length affects only costs.
+    let parameters = model.outline(0..model.describe(1).layers.len()).map_err(Failure::input)?;
+    let unused = hf::check_weights(directory, &parameters).map_err(Failure::input)?;
+    let count = match unused.len() {
+        0 => return Ok(None),
+        1 => "1 tensor".to_owned(),
+        count => format!("{count} tensors"),
+    };
+    let (place, names) = (directory.display(), listed(&unused));
+    Ok(Some(format!("warning: {place}: the model does not use {count} of the files: {names}")))
+}
+
+/// Returns the first three names.
+fn listed(names: &[String]) -> String {
+    let more = if names.len() > 3 { ", ..." } else { "" };
+    format!("{}{more}", quoted(&names[..names.len().min(3)]))
+}
+
+fn quoted(names: &[String]) -> String {
+    let quoted: Vec<String> = names.iter().map(|name| format!("`{name}`")).collect();
+    quoted.join(", ")
+}

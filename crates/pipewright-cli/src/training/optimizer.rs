@@ -1,0 +1,267 @@
+//! The optimizer of a run: one algorithm for each parameter, with its learning rate and weight decay, and the groups whose
+//! gradients are clipped together.
+
+use std::collections::{BTreeMap, HashSet};
+
+use burn::grad_clipping::GradientClipping;
+use burn::optim::decay::WeightDecayConfig;
+use burn::optim::momentum::MomentumConfig;
+use burn::optim::{
+    Adafactor, AdafactorConfig, Adam, AdamConfig, AdjustLrFn, ModuleOptimizer, Muon, MuonConfig, Sgd,
+    SgdConfig,
+};
+use globset::{Glob, GlobSet, GlobSetBuilder};
+use pipewright::optimizer::{AdamW, ClipGroup, OptimizerGroup};
+use pipewright::stage::StageError;
+use pipewright_models::{ModelConfig, ParameterGroup, ParameterKind, ParameterSpec};
+
+use crate::config::Settings;
+use crate::config::optimizer::{OptimizerName, OptimizerSettings};
+use crate::config::optimizer_groups::{GroupSettings, named_group};
+use crate::failure::{Exit, Failure};
+
+/// The bytes of a number of the optimizer's state.
+const NUMBER: u64 = 4;
+
+/// What updates the parameters of a run.
+pub(crate) struct Update {
+    pub(crate) optimizer: ModuleOptimizer,
+    pub(crate) groups: Vec<OptimizerGroup>,
+    pub(crate) clip_groups: Vec<ClipGroup>,
+}
+
+/// How one parameter is updated.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Own {
+    name: OptimizerName,
+    /// The factor of the learning rate.
+    rate: f64,
+    weight_decay: f64,
+}
+
+/// An algorithm with its settings.
+enum Algorithm {
+    AdamW(AdamW),
+    Adam(Adam),
+    Sgd(Sgd),
+    Muon(Muon),
+    Adafactor(Adafactor),
+}
+
+/// Returns the optimizer and the groups of a model's parameters.
+///
+/// # Errors
+/// When no parameter of the model belongs to a group.
+pub(crate) fn update(settings: &OptimizerSettings, model: &ModelConfig) -> Result<Update, Failure> {
+    // The sequence length affects only costs.
+    let layers = model.describe(1).layers.len();
+    let specs = model.outline(0..layers).map_err(Failure::input)?;
+    let no_decay = paths_of(model, &settings.no_decay)?;
+    let groups =
+        settings.groups.iter().map(|group| members(group, model, &specs)).collect::<Result<Vec<_>, _>>()?;
+    let rest = Own { name: settings.name, rate: 1.0, weight_decay: settings.weight_decay };
+    let mut buckets: Vec<(Own, HashSet<String>)> = Vec::new();
+    let paths: BTreeMap<&str, &ParameterSpec> = specs.iter().map(|spec| (spec.path.as_str(), spec)).collect();
+    for (path, spec) in paths {
+        let weight_decay = if no_decay.contains(path) { 0.0 } else { settings.weight_decay };
+        let mut own = Own { name: algorithm_of(settings.name, spec), weight_decay, ..rest };
+        for (group, members) in settings.groups.iter().zip(&groups) {
+            if members.contains(path) {
+                own.rate = group.learning_rate.map_or(own.rate, |rate| rate / settings.learning_rate);
+                own.weight_decay = group.weight_decay.unwrap_or(own.weight_decay);
+            }
+        }
+        match buckets.iter_mut().find(|(other, _)| *other == own) {
+            _ if own == rest => {}
+            Some((_, members)) => drop(members.insert(path.to_owned())),
+            None => buckets.push((own, HashSet::from([path.to_owned()]))),
+        }
+    }
+    let clipping = (settings.clip_value > 0.0).then_some(GradientClipping::Value(settings.clip_value as f32));
+    let group = |(own, members): (Own, HashSet<String>)| {
+        let group = algorithm(settings, own).group(move |path| members.contains(path)).rate(own.rate);
+        clipping.clone().into_iter().fold(group, OptimizerGroup::clip)
+    };
+    let groups_of_update = buckets.into_iter().map(group).collect();
+    let optimizer = algorithm(settings, rest).whole();
+    let clipped = settings.groups.iter().zip(groups);
+    let clip_groups = clipped.filter_map(|(group, members)| {
+        Some(ClipGroup::new(move |path| members.contains(path), group.clip_norm?))
+    });
+    Ok(Update {
+        optimizer: clipping.into_iter().fold(optimizer, ModuleOptimizer::with_grad_clipping),
+        groups: groups_of_update,
+        clip_groups: clip_groups.collect(),
+    })
+}
+
+/// Returns the bytes of the state that the optimizer has for a parameter.
+pub(crate) fn state_bytes(settings: &OptimizerSettings, spec: &ParameterSpec) -> u64 {
+    let numbers = |shape: &[usize]| shape.iter().fold(1, |all: u64, &size| all.saturating_mul(size as u64));
+    let all = numbers(&spec.shape);
+    let held = match algorithm_of(settings.name, spec) {
+        OptimizerName::AdamW | OptimizerName::Adam => all.saturating_mul(2),
+        OptimizerName::Sgd if settings.momentum.unwrap_or(0.0) == 0.0 => 0,
+        OptimizerName::Sgd | OptimizerName::Muon => all,
+        OptimizerName::Adafactor => match spec.shape.as_slice() {
+            [outer @ .., rows, columns] => numbers(outer).saturating_mul((rows + columns) as u64),
+            _ => all,
+        },
+    };
+    held.saturating_mul(NUMBER)
+}
+
+/// Refuses an algorithm that updates whole matrices if several ranks compute each stage together, as the launch does.
+/// `stages` are the parameters of each stage.
+pub(crate) fn require_elementwise(settings: &Settings, stages: &[Vec<ParameterSpec>]) -> Result<(), Failure> {
+    if settings.mesh.tensor_parallel == 1 {
+        return Ok(());
+    }
+    let uses_matrix = |spec: &&ParameterSpec| {
+        let name = algorithm_of(settings.optimizer.name, spec);
+        matches!(name, OptimizerName::Muon | OptimizerName::Adafactor)
+    };
+    let refused =
+        stages.iter().enumerate().find_map(|(stage, specs)| Some((stage, specs.iter().find(uses_matrix)?)));
+    match refused {
+        None => Ok(()),
+        Some((stage, spec)) => {
+            let error = StageError::MixesRows { parameter: spec.path.as_str().into() };
+            Err(Failure::input(format!("stage {stage}: {error}")))
+        }
+    }
+}
+
+/// Refuses an algorithm that updates whole matrices where each replica has only some rows.
+pub(crate) fn require_whole(settings: &Settings) -> Result<(), Failure> {
+    let name = match settings.optimizer.name {
+        OptimizerName::Muon => "muon",
+        OptimizerName::Adafactor => "adafactor",
+        OptimizerName::AdamW | OptimizerName::Adam | OptimizerName::Sgd => return Ok(()),
+    };
+    if settings.pipeline.head_parts > 1 && settings.optimizer.name == OptimizerName::Adafactor {
+        return Err(Failure::input(format!(
+            "`optimizer.name = \"adafactor\"` updates whole matrices, and with `pipeline.head_parts = {}` each layer has only \
+             some rows of the head; use adamw, adam, sgd or muon, or write `head_parts = 1`",
+            settings.pipeline.head_parts
+        )));
+    }
+    match settings.mesh.is_sharded() {
+        false => Ok(()),
+        true => Err(Failure::input(format!(
+            "`optimizer.name = \"{name}\"` updates whole matrices, and with `mesh.data_parallel_mode = \"sharded\"` or a \
+             list in `mesh.data_parallel` each replica has only some rows; use adamw, adam or sgd, or \
+             write `data_parallel = {}` and `data_parallel_mode = \"replicated\"`",
+            settings.mesh.data_parallel
+        ))),
+    }
+}
+
+/// Returns the algorithm of a parameter. Muon is for the matrices between embedding and head.
+fn algorithm_of(name: OptimizerName, spec: &ParameterSpec) -> OptimizerName {
+    let is_hidden_matrix =
+        spec.kind == ParameterKind::Matrix && spec.shape.len() == 2 && !spec.path.starts_with("lm_head");
+    match name {
+        OptimizerName::Muon if !is_hidden_matrix => OptimizerName::AdamW,
+        name => name,
+    }
+}
+
+fn paths_of(model: &ModelConfig, groups: &[ParameterGroup]) -> Result<HashSet<String>, Failure> {
+    Ok(model.group_paths(groups).map_err(Failure::input)?.into_iter().collect())
+}
+
+/// Returns the paths of a group's parameters.
+fn members(
+    group: &GroupSettings,
+    model: &ModelConfig,
+    specs: &[ParameterSpec],
+) -> Result<HashSet<String>, Failure> {
+    let mut members = HashSet::new();
+    for text in &group.parameters {
+        let found: HashSet<String> = match named_group(text) {
+            Some(named) => paths_of(model, &[named])?,
+            None => {
+                let pattern = compiled(text)?;
+                let paths = specs.iter().map(|spec| &spec.path);
+                paths.filter(|path| pattern.is_match(path)).cloned().collect()
+            }
+        };
+        if found.is_empty() {
+            let example = specs.first().map_or("", |spec| spec.path.as_str());
+            return Err(Failure::input(format!(
+                "optimizer.groups: `{text}` matches no parameter of the model; parameters have paths such as `{example}`"
+            )));
+        }
+        members.extend(found);
+    }
+    Ok(members)
+}
+
+fn compiled(pattern: &str) -> Result<GlobSet, Failure> {
+    let glob = Glob::new(pattern).and_then(|glob| GlobSetBuilder::new().add(glob).build());
+    // The configuration was checked.
+    glob.map_err(|error| Failure::new(Exit::Bug, error))
+}
+
+fn algorithm(settings: &OptimizerSettings, own: Own) -> Algorithm {
+    let OptimizerSettings { betas: [beta_1, beta_2], eps, .. } = *settings;
+    let (beta_1, beta_2, epsilon, weight_decay) =
+        (beta_1 as f32, beta_2 as f32, eps as f32, own.weight_decay as f32);
+    let decay = (weight_decay > 0.0).then(|| WeightDecayConfig::new(weight_decay));
+    let momentum = MomentumConfig {
+        momentum: settings.momentum.unwrap_or(0.0),
+        dampening: 0.0,
+        nesterov: settings.nesterov.unwrap_or(false),
+    };
+    match own.name {
+        OptimizerName::AdamW => Algorithm::AdamW(AdamW { betas: (beta_1, beta_2), epsilon, weight_decay }),
+        OptimizerName::Adam => Algorithm::Adam(
+            AdamConfig::new()
+                .with_beta_1(beta_1)
+                .with_beta_2(beta_2)
+                .with_epsilon(epsilon)
+                .with_weight_decay(decay)
+                .build(),
+        ),
+        OptimizerName::Sgd => {
+            let momentum = (momentum.momentum > 0.0).then_some(momentum);
+            Algorithm::Sgd(SgdConfig::new().with_weight_decay(decay).with_momentum(momentum).build())
+        }
+        // This rule depends on no layout of the matrix, and takes the learning rates of AdamW.
+        OptimizerName::Muon => Algorithm::Muon(
+            MuonConfig::new()
+                .with_weight_decay(decay)
+                .with_momentum(momentum)
+                .with_adjust_lr_fn(AdjustLrFn::MatchRmsAdamW)
+                .build(),
+        ),
+        OptimizerName::Adafactor => {
+            Algorithm::Adafactor(AdafactorConfig::new().with_weight_decay(weight_decay).build())
+        }
+    }
+}
+
+impl Algorithm {
+    /// Returns the optimizer of all parameters.
+    fn whole(self) -> ModuleOptimizer {
+        match self {
+            Self::AdamW(optimizer) => optimizer.into(),
+            Self::Adam(optimizer) => optimizer.into(),
+            Self::Sgd(optimizer) => optimizer.into(),
+            Self::Muon(optimizer) => optimizer.into(),
+            Self::Adafactor(optimizer) => optimizer.into(),
+        }
+    }
+
+    /// Returns the optimizer of some parameters.
+    fn group(self, contains: impl Fn(&str) -> bool + Send + Sync + 'static) -> OptimizerGroup {
+        match self {
+            Self::AdamW(optimizer) => OptimizerGroup::new(contains, optimizer),
+            Self::Adam(optimizer) => OptimizerGroup::new(contains, optimizer),
+            Self::Sgd(optimizer) => OptimizerGroup::new(contains, optimizer),
+            Self::Muon(optimizer) => OptimizerGroup::new(contains, optimizer),
+            Self::Adafactor(optimizer) => OptimizerGroup::new(contains, optimizer),
+        }
+    }
+}

@@ -1,0 +1,73 @@
+//! The folder `model` of a run. It contains the files that an exported model needs from the directory of the original
+//! model.
+//!
+//! The files are copied when the run starts, because that directory may have changed or be deleted before the export.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use pipewright::bounded_file::{refuse_special, require_regular};
+use pipewright::checkpoint::Checkpoint;
+use pipewright_models::hf::{self, TextEnds};
+use serde_json::{Map, Value, json};
+
+use crate::config::Settings;
+use crate::config::data::BYTES;
+use crate::config::model::{EXPORTED, FreshModel, ModelSettings};
+use crate::failure::Failure;
+
+/// The name of the folder.
+const MODEL: &str = "model";
+
+/// Copies the model's original configuration and the tokenizer into the folder of a run that starts.
+///
+/// The tokenizer is the one that encoded the data, or else the one in the model's directory.
+pub(crate) fn keep(settings: &Settings) -> Result<(), Failure> {
+    let folder = settings.run.out.join(MODEL);
+    match &settings.model {
+        ModelSettings::From { from } => hf::keep_origin(from, &folder),
+        ModelSettings::Fresh(model) => hf::keep_keys(&fresh_keys(settings, model), &folder),
+    }
+    .map_err(Failure::input)?;
+    if settings.data.tokenizer == BYTES {
+        return Ok(());
+    }
+    let target = folder.join(hf::TOKENIZER);
+    let tokenizer = Path::new(&settings.data.tokenizer);
+    let copied = require_regular(tokenizer).and_then(|_| {
+        refuse_special(&target)?;
+        fs::create_dir_all(&folder)?;
+        fs::copy(tokenizer, &target)
+    });
+    copied.map(drop).map_err(|error| {
+        Failure::input(format!("{}: the tokenizer cannot be copied here: {error}", target.display()))
+    })
+}
+
+/// The number of positions that transformers assumes for a Llama. Rotary positions have no limit of their own.
+const USUAL_LENGTH: u32 = 2048;
+
+/// Returns the keys that the export of a model without an original directory adds: the number of positions, and the tokens that
+/// begin and end a text.
+fn fresh_keys(settings: &Settings, model: &FreshModel) -> Map<String, Value> {
+    let data = &settings.data;
+    let ends = match data.tokenizer.as_str() {
+        BYTES => TextEnds::default(),
+        tokenizer => hf::text_ends(tokenizer.as_ref()),
+    };
+    let bos = data.bos_id.map(u64::from).or(ends.bos);
+    let longest = data.seq_len.max(USUAL_LENGTH);
+    let mut keys = Map::from_iter([("max_position_embeddings".to_owned(), json!(longest))]);
+    let known = [("bos_token_id", bos), ("eos_token_id", ends.eos)];
+    keys.extend(known.into_iter().filter_map(|(key, id)| Some((key.to_owned(), json!(id?)))));
+    let written =
+        EXPORTED.into_iter().filter_map(|key| Some((key.to_owned(), json!(model.others.get(key)?))));
+    keys.extend(written);
+    keys
+}
+
+/// Returns the folder of the run that a checkpoint belongs to, if the run has one.
+pub(crate) fn of_checkpoint(checkpoint: &Checkpoint) -> Option<PathBuf> {
+    let run = checkpoint.path().parent().and_then(Path::parent)?;
+    Some(run.join(MODEL)).filter(|folder| folder.is_dir())
+}

@@ -1,0 +1,192 @@
+//! The processes of a run: a single process, or those that `mpirun` started. Decides which process writes files and
+//! reports to the user, and checks that all processes have prepared the same run.
+
+use std::time::Duration;
+
+use pipewright::device::Devices;
+use pipewright::failure::{Cause, StepError};
+use pipewright::ids::WorldRank;
+use pipewright::transport::{AgreementError, Fields, LinkSpeed, World};
+
+use crate::config::pipeline::TransportChoice;
+use crate::failure::{Exit, Failure, sentence};
+
+/// The time that processes wait for each other before the configuration's own deadline is known.
+const START: Duration = Duration::from_secs(60);
+
+/// The time that the other processes wait before they end with a failure. A launcher ends all processes when one of
+/// them fails, and the leader must report the failure before that.
+const TIME_TO_REPORT: Duration = Duration::from_millis(300);
+
+/// The rank of the leader.
+const FIRST: WorldRank = WorldRank::new(0);
+
+/// The variables that launchers set for their processes: Open MPI and PRRTE, MPICH and Intel MPI.
+const LAUNCHERS: [&str; 3] = ["OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_SIZE"];
+
+/// Returns the failure for processes that do not agree. It is wrong input, unless one of the processes is lost.
+pub(crate) fn disagreement(error: &AgreementError) -> Failure {
+    match (error, error.silent()) {
+        (AgreementError::Failed(step), _) => {
+            Failure::new(Exit::RankFailed, sentence(error)).loss_of(lost(step))
+        }
+        (_, Some(rank)) => Failure::new(Exit::RankFailed, sentence(error)).loss_of(Some(rank)),
+        (_, None) => Failure::input(sentence(error)),
+    }
+}
+
+/// Returns the rank whose loss ended a step.
+pub(crate) fn lost(error: &StepError) -> Option<WorldRank> {
+    match error.cause {
+        Cause::SilentPeer { peer, .. } | Cause::LostPeer { peer } => Some(peer),
+        _ => None,
+    }
+}
+
+/// This process and the other processes of the run.
+pub(crate) struct ProcessGroup {
+    /// The connection to all processes, until the ranks take it.
+    world: Option<World>,
+    /// The rank of this process.
+    rank: WorldRank,
+    is_leader: bool,
+    /// The time that this process waits for the others at the start.
+    deadline: Duration,
+}
+
+impl ProcessGroup {
+    /// Joins the other processes if a launcher started this one. If the launcher sets none of the variables in
+    /// `LAUNCHERS`, the process joins later, when the configuration selects MPI.
+    pub(crate) fn gather() -> Result<Self, Failure> {
+        let is_launched = LAUNCHERS.iter().any(|name| std::env::var_os(name).is_some());
+        let mut group = Self { world: None, rank: FIRST, is_leader: true, deadline: START };
+        if cfg!(feature = "mpi") && is_launched {
+            group.join()?;
+        }
+        Ok(group)
+    }
+
+    /// Returns whether this process writes files and reports to the user.
+    pub(crate) fn is_leader(&self) -> bool {
+        self.is_leader
+    }
+
+    /// Returns the rank of this process.
+    pub(crate) fn rank(&self) -> WorldRank {
+        self.rank
+    }
+
+    /// Measures the link between two ranks, processes or threads. All processes call it, and only the leader gets a
+    /// result.
+    pub(crate) fn measure_link(&mut self, devices: &Devices) -> Result<Option<LinkSpeed>, Failure> {
+        let deadline = self.deadline;
+        let measured = match &mut self.world {
+            Some(world) => world.measure_link(devices, deadline),
+            None => World::local(2).measure_link(devices, deadline),
+        };
+        measured.map_err(|error| disagreement(&error))
+    }
+
+    /// Returns the text of the leader in every process.
+    pub(crate) fn share(&mut self, own: String) -> Result<String, Failure> {
+        // The leader may have to search before it answers.
+        let patience = self.deadline + START;
+        match &mut self.world {
+            Some(world) => world.share(own, patience).map_err(|error| disagreement(&error)),
+            None => Ok(own),
+        }
+    }
+
+    /// Returns whether it is one of several processes.
+    pub(crate) fn is_several(&self) -> bool {
+        self.world.as_ref().is_some_and(World::is_distributed)
+    }
+
+    /// Takes the connection to all processes, for the ranks to use.
+    pub(crate) fn take_world(&mut self) -> Result<World, Failure> {
+        self.join_for(TransportChoice::Mpi)?;
+        Ok(self.world.take().expect("it was joined"))
+    }
+
+    /// Joins the other processes if the configuration selects MPI and they are not joined yet.
+    pub(crate) fn join_for(&mut self, transport: TransportChoice) -> Result<(), Failure> {
+        if transport == TransportChoice::Mpi && self.world.is_none() {
+            self.join()?;
+        }
+        Ok(())
+    }
+
+    fn join(&mut self) -> Result<(), Failure> {
+        let world = World::mpi(START).map_err(|error| Failure::new(Exit::RankFailed, error))?;
+        self.rank = world.own_ranks().next().unwrap_or(FIRST);
+        self.is_leader = self.rank == FIRST;
+        self.world = Some(world);
+        Ok(())
+    }
+
+    /// Returns the time that this process waits for the others.
+    pub(crate) fn deadline(&self) -> Duration {
+        self.deadline
+    }
+
+    /// Sets the time that this process waits for the others, to the value in the configuration.
+    pub(crate) fn set_deadline(&mut self, deadline: Duration) {
+        self.deadline = deadline;
+    }
+
+    /// Returns `prepared` after all processes have prepared the same. `fields` returns the values that must be equal.
+    pub(crate) fn agree<T>(
+        &mut self,
+        prepared: Result<T, Failure>,
+        fields: impl FnOnce(&T) -> Fields,
+    ) -> Result<T, Failure> {
+        self.agree_within(prepared, fields, self.deadline)
+    }
+
+    /// Returns the result of work that every process does by itself, after all of them have succeeded. If it failed in
+    /// another process, the failure has the exit code `exit`. The processes may take different times.
+    pub(crate) fn all_succeed<T>(&mut self, done: Result<T, Failure>, exit: Exit) -> Result<T, Failure> {
+        let is_done = done.is_ok();
+        self.agree_within(done, |_| Fields::new(), self.deadline + START).map_err(|mut failure| {
+            if is_done && failure.lost().is_none() {
+                failure.exit = exit;
+            }
+            failure
+        })
+    }
+
+    fn agree_within<T>(
+        &mut self,
+        prepared: Result<T, Failure>,
+        fields: impl FnOnce(&T) -> Fields,
+        patience: Duration,
+    ) -> Result<T, Failure> {
+        let Some(world) = &mut self.world else { return prepared };
+        let hello = prepared.as_ref().map(fields).map_err(Failure::text);
+        let agreed = world.agree(hello, patience);
+        match (prepared, agreed) {
+            (prepared, Ok(())) => prepared,
+            // The process's own error is more detailed than the report that the others receive.
+            (Err(own), Err(_)) => Err(own),
+            (Ok(_), Err(error)) => Err(disagreement(&error)),
+        }
+    }
+
+    /// Reports a failure if this process is the leader, and returns the outcome. If the leader is lost, the next
+    /// process becomes the leader. A lost process that was only paused and continues reports nothing.
+    pub(crate) fn settle<T>(&mut self, outcome: Result<T, Failure>) -> Result<T, Failure> {
+        outcome.map_err(|mut failure| {
+            match failure.lost() {
+                Some(lost) if lost == self.rank => self.is_leader = false,
+                Some(FIRST) => self.is_leader = self.rank.get() == FIRST.get() + 1,
+                _ => {}
+            }
+            if !self.is_leader {
+                std::thread::sleep(TIME_TO_REPORT);
+                return failure.reported_elsewhere();
+            }
+            failure.report();
+            failure
+        })
+    }
+}

@@ -1,0 +1,138 @@
+//! A run as its folder shows it: the recorded steps, the program that they ran, and its costs.
+//!
+//! The program and the costs come from the timelines, so they are those of the steps even if a file that the
+//! configuration names has changed since. The configuration adds what timelines do not show: the schedule's name, the
+//! sizes of activations, and the same schedule for other numbers of microbatches. If it cannot be used, for example
+//! because the model's directory is gone, the page is made without these.
+
+use std::path::Path;
+
+use pipewright_schedule::costs::StageSizes;
+use pipewright_schedule::lower::for_training;
+use pipewright_schedule::measured::{costs_of, join_replicas, on_one_clock, program_of, replicas};
+use pipewright_schedule::partition::partition;
+use pipewright_schedule::picture::{RecordedStep, WholeStep};
+use pipewright_schedule::words::counted;
+use pipewright_schedule::{Action, Costs, Program, Recompute, ScheduleSpec, Timeline, generate};
+
+use crate::config::Settings;
+use crate::config::pipeline::ScheduleChoice;
+use crate::failure::Failure;
+use crate::run_folder::CONFIG;
+use crate::run_record::{RecordedTimeline, StepMetrics, median_of, metrics, require_run, timelines};
+use crate::schedules::other_sizes::other_sizes;
+use crate::schedules::size::microbatches;
+use crate::training::arguments::load_settings;
+use crate::training::layer_sizes::{layers_of, stage_sizes};
+use crate::training::prepare::{method, read_model};
+
+/// A run with everything that its page shows.
+pub(crate) struct RecordedRun {
+    pub(crate) title: String,
+    /// The recorded steps that ran the program.
+    pub(crate) steps: Vec<RecordedStep>,
+    /// The number of recorded steps that ran another program.
+    pub(crate) left_out: usize,
+    /// The time of whole steps, as `report` has it.
+    pub(crate) whole_step: Option<WholeStep>,
+    /// The program of the last step, of one replica.
+    pub(crate) program: Program,
+    /// The median costs of `steps`.
+    pub(crate) costs: Costs,
+    /// The sizes of each stage in bytes; empty if they are not known.
+    pub(crate) sizes: Vec<StageSizes>,
+    pub(crate) other_programs: Vec<Program>,
+}
+
+impl RecordedRun {
+    /// Reads the folder of a run.
+    pub(crate) fn read(run: &Path) -> Result<Self, Failure> {
+        require_run(run).map_err(Failure::input)?;
+        let located =
+            |error| Failure::input(format!("{}: {}", run.display(), crate::failure::sentence(&error)));
+        let recorded = timelines(run).map_err(Failure::input)?;
+        let mut steps = Vec::new();
+        for RecordedTimeline { step, timeline } in &recorded {
+            let replicas: Vec<Timeline> =
+                replicas(timeline).map_err(located)?.iter().map(on_one_clock).collect();
+            steps.push((*step, replicas));
+        }
+        let (_, last) = steps.last().expect("a run without timelines is refused");
+        let program = program_of(&last[0]).map_err(located)?;
+        let count = last.len();
+        // A resumed run may have had another cut or another schedule in earlier steps, so the prediction and the sizes of
+        // the stages are not theirs.
+        let recorded = steps.len();
+        steps.retain(|(_, replicas)| {
+            program_of(&replicas[0]).is_ok_and(|other| computes_the_same(&other, &program))
+        });
+        // The first step also warms up caches.
+        let warm = steps.iter().filter(|(step, _)| *step > 1 || steps.len() == 1);
+        let costs = costs_of(&warm.flat_map(|(_, replicas)| replicas).cloned().collect::<Vec<Timeline>>());
+        let settings = load_settings(Some(&run.join(CONFIG)), &[]).ok().map(|loaded| loaded.settings);
+        let title = title(run, &program, count, settings.as_ref());
+        let sizes = settings.as_ref().and_then(|settings| sizes(settings, &program)).unwrap_or_default();
+        let others = settings.as_ref().map(|settings| others(settings, &program)).unwrap_or_default();
+        let joined = |(step, replicas): (u64, Vec<Timeline>)| RecordedStep {
+            step,
+            timeline: join_replicas(&replicas),
+        };
+        let steps: Vec<RecordedStep> = steps.into_iter().map(joined).collect();
+        let left_out = recorded - steps.len();
+        let whole_step = whole_step(&metrics(run).map_err(Failure::input)?);
+        Ok(Self { title, steps, left_out, whole_step, program, costs, sizes, other_programs: others })
+    }
+}
+
+/// Returns the time of whole steps, if the metrics have it.
+fn whole_step(metrics: &[StepMetrics]) -> Option<WholeStep> {
+    let seconds = |value| median_of(metrics, value).map(|milliseconds| milliseconds * 1e-3);
+    let predicted = seconds(|step| step.predicted_step_ms);
+    Some(WholeStep { measured: seconds(|step| step.step_ms)?, predicted })
+}
+
+/// Returns whether the ranks of both programs run the same computations in the same order.
+fn computes_the_same(one: &Program, other: &Program) -> bool {
+    let computations = |program: &Program| -> Vec<Vec<Action>> {
+        let row = |row: &Vec<Action>| row.iter().copied().filter(|action| action.is_compute()).collect();
+        program.rows().iter().map(row).collect()
+    };
+    one.slices() == other.slices() && computations(one) == computations(other)
+}
+
+fn title(run: &Path, program: &Program, replicas: usize, settings: Option<&Settings>) -> String {
+    let schedule = settings.map_or(String::new(), |settings| format!(", {}", settings.pipeline.schedule));
+    let replicas = if replicas > 1 { format!("{replicas} replicas of ") } else { String::new() };
+    let (ranks, stages) = (program.ranks(), program.placement().stages());
+    let (ranks, stages) = (counted(ranks, "rank"), counted(stages, "stage"));
+    let microbatches = microbatches(program.microbatches(), program.slices());
+    format!("{}{schedule}: {replicas}{ranks}, {stages}, {microbatches}", run.display())
+}
+
+/// Returns the sizes of each stage's activations.
+fn sizes(settings: &Settings, program: &Program) -> Option<Vec<StageSizes>> {
+    let model = read_model(settings).ok()?;
+    let layers = layers_of(settings, &model);
+    let stages = program.placement().stages();
+    let method = method(&settings.pipeline, model.model(), &layers, stages).ok()?;
+    let cut = partition(&settings.pipeline.weights(&layers), stages, &method).ok()?;
+    let size = |stage| stage_sizes(&layers.layers[cut.range(stage)], settings.pipeline.microbatch_size);
+    Some(program.placement().all_stages().map(size).collect())
+}
+
+/// Returns the programs of the run's schedule for other numbers of microbatches, if the schedule has a name. A run with
+/// recomputation has none: generated programs do not contain the forwards that backwards compute again.
+fn others(settings: &Settings, program: &Program) -> Vec<Program> {
+    if settings.pipeline.recompute != Recompute::None {
+        return Vec::new();
+    }
+    let ScheduleChoice::Named(name) = &settings.pipeline.schedule else { return Vec::new() };
+    let ranks = program.ranks();
+    let stages_per_rank = Some(program.placement().stages() / ranks.max(1));
+    other_sizes(program, |microbatches| {
+        let size = ScheduleSpec { ranks, stages_per_rank, microbatches, ..ScheduleSpec::default() };
+        let spec = settings.pipeline.generator.spec(size);
+        let lowered = for_training(&generate(name, &spec).ok()?, &settings.mesh.lowering()).ok()?;
+        Some(lowered.into_program())
+    })
+}

@@ -1,0 +1,147 @@
+//! A trained model with its tokenizer: from the folder of a run, a checkpoint, or a Hugging Face directory.
+
+use std::error::Error;
+use std::path::{Path, PathBuf};
+
+use pipewright::bounded_file::{SMALL_TEXT, read_regular_text};
+use pipewright::checkpoint::{Checkpoint, CheckpointFolder};
+use pipewright::train::data::{TokenCodec, Tokenizer};
+use pipewright_models::{ModelConfig, ModelSource, hf};
+
+use crate::config::data::BYTES;
+use crate::failure::{Failure, sentence};
+use crate::run_folder::{CONFIG, checkpoints_of};
+use crate::training::identity::MODEL;
+use crate::training::{checkpoint_path, origin};
+
+/// The file of a Hugging Face directory that describes the model.
+const HF_CONFIG: &str = "config.json";
+/// The number of different bytes.
+const BYTE_TOKENS: usize = 256;
+
+/// A trained model.
+pub(crate) struct TrainedModel {
+    pub(crate) model: ModelConfig,
+    pub(crate) origin: Origin,
+    pub(crate) codec: TokenCodec,
+    /// The token that begins each document of the training data.
+    pub(crate) bos_id: Option<u32>,
+    /// The tokens that end a text.
+    pub(crate) ends: Vec<u32>,
+    /// The length of the rows that the model was trained on, if it is known.
+    pub(crate) trained_length: Option<usize>,
+}
+
+/// Where the parameters are.
+pub(crate) enum Origin {
+    Directory(PathBuf),
+    Checkpoint(Box<Checkpoint>),
+}
+
+impl Origin {
+    pub(crate) fn source(&self) -> ModelSource<'_> {
+        match self {
+            Self::Directory(directory) => ModelSource::Directory(directory),
+            Self::Checkpoint(checkpoint) => ModelSource::Checkpoint(checkpoint),
+        }
+    }
+}
+
+/// Opens the model that a path names. `tokenizer` is `bytes` or a file, in place of the model's own.
+pub(crate) fn open(path: &Path, tokenizer: Option<&str>) -> Result<TrainedModel, Failure> {
+    let path = &hf::resolve(path).map_err(Failure::input)?;
+    let is_of_run = CheckpointFolder::is_checkpoint(path)
+        || checkpoints_of(path).is_dir()
+        || CheckpointFolder::list(path).is_ok_and(|checkpoints| !checkpoints.is_empty());
+    match (is_of_run, path.join(HF_CONFIG).is_file()) {
+        (true, _) => of_checkpoint(checkpoint_path::open(path)?, tokenizer),
+        (false, true) => of_directory(path, tokenizer),
+        (false, false) => Err(Failure::input(format!(
+            "{}: there is no model here: neither checkpoints nor a {HF_CONFIG}; name the folder of a run, a checkpoint, or \
+             a Hugging Face directory",
+            path.display()
+        ))),
+    }
+}
+
+fn of_directory(path: &Path, tokenizer: Option<&str>) -> Result<TrainedModel, Failure> {
+    let model = ModelConfig::read(path).map_err(Failure::input)?;
+    let own = path.join(hf::TOKENIZER);
+    let tokenizer = match tokenizer {
+        Some(name) => named(name),
+        None if own.is_file() => Tokenizer::File(own),
+        None if model.vocab_size() <= BYTE_TOKENS => Tokenizer::Bytes,
+        None => return Err(no_tokenizer(&path.display().to_string())),
+    };
+    Ok(TrainedModel {
+        codec: TokenCodec::open(&tokenizer).map_err(Failure::input)?,
+        ends: hf::end_tokens(path).map_err(Failure::input)?,
+        bos_id: None,
+        trained_length: None,
+        model,
+        origin: Origin::Directory(path.to_owned()),
+    })
+}
+
+fn of_checkpoint(checkpoint: Checkpoint, tokenizer: Option<&str>) -> Result<TrainedModel, Failure> {
+    let place = checkpoint.path().display().to_string();
+    let Some(model) = checkpoint.manifest().description.get(MODEL).cloned() else {
+        return Err(Failure::input(format!(
+            "{place}: the checkpoint does not say which model it holds; name one that pipewright train wrote"
+        )));
+    };
+    let model = ModelConfig::from_json(model)
+        .map_err(|error| Failure::input(format!("{place}: the checkpoint's model: {}", sentence(&error))))?;
+    let kept = origin::of_checkpoint(&checkpoint);
+    let data = data_of_run(&checkpoint)?;
+    let text = |key: &str| data.as_ref().and_then(|data| data.get(key)?.as_str());
+    let number = |key: &str| data.as_ref().and_then(|data| data.get(key)?.as_integer());
+    let tokenizer = match (tokenizer, text("tokenizer")) {
+        (Some(name), _) => named(name),
+        (None, Some(BYTES)) => Tokenizer::Bytes,
+        (None, Some(of_run)) => {
+            // The run has kept a copy.
+            let copy = kept.as_ref().map(|kept| kept.join(hf::TOKENIZER)).filter(|copy| copy.is_file());
+            Tokenizer::File(copy.unwrap_or_else(|| of_run.into()))
+        }
+        (None, None) if model.vocab_size() <= BYTE_TOKENS => Tokenizer::Bytes,
+        (None, None) => return Err(no_tokenizer(&place)),
+    };
+    let ends = kept.as_deref().map_or(Ok(Vec::new()), hf::end_tokens);
+    Ok(TrainedModel {
+        codec: TokenCodec::open(&tokenizer).map_err(Failure::input)?,
+        ends: ends.map_err(Failure::input)?,
+        bos_id: number("bos_id").and_then(|id| u32::try_from(id).ok()),
+        trained_length: number("seq_len").and_then(|length| usize::try_from(length).ok()),
+        model,
+        origin: Origin::Checkpoint(Box::new(checkpoint)),
+    })
+}
+
+fn named(tokenizer: &str) -> Tokenizer {
+    if tokenizer == BYTES { Tokenizer::Bytes } else { Tokenizer::File(tokenizer.into()) }
+}
+
+fn no_tokenizer(place: &str) -> Failure {
+    Failure::input(format!(
+        "{place}: there is no tokenizer beside the model: add --tokenizer FILE, or --tokenizer bytes if it was trained on \
+         bytes"
+    ))
+}
+
+/// Returns the section `[data]` of the configuration of a checkpoint's run; `None` if the checkpoint is not in a run.
+fn data_of_run(checkpoint: &Checkpoint) -> Result<Option<toml::Table>, Failure> {
+    let path = std::path::absolute(checkpoint.path()).unwrap_or_else(|_| checkpoint.path().to_owned());
+    let config = path.parent().and_then(Path::parent).map(|run| run.join(CONFIG));
+    let Some(config) = config.filter(|config| config.is_file()) else { return Ok(None) };
+    let unreadable = |error: &(dyn Error + 'static)| {
+        let reason = sentence(error);
+        Failure::input(format!("{}: the configuration of the run cannot be read: {reason}", config.display()))
+    };
+    let text = read_regular_text(&config, SMALL_TEXT).map_err(|error| unreadable(&error))?;
+    let mut table: toml::Table = text.parse().map_err(|error| unreadable(&error))?;
+    Ok(match table.remove("data") {
+        Some(toml::Value::Table(data)) => Some(data),
+        _ => None,
+    })
+}

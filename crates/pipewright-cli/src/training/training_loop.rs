@@ -1,0 +1,379 @@
+//! Runs the steps for `train` and `resume`: shows and writes the metrics of each step, and saves checkpoints between
+//! steps and always at the end.
+//!
+//! If there are several processes, only the leader shows and writes metrics. All processes save their ranks' parts of a
+//! checkpoint after the same steps.
+
+use std::error::Error;
+use std::io;
+use std::path::PathBuf;
+
+use pipewright::checkpoint::{CheckpointError, CheckpointWriter};
+use pipewright::pipeline::{PipelineError, StepFailure, StepSummary};
+use pipewright::train::{EventFile, Metrics, Trainer};
+use pipewright_schedule::Timeline;
+use pipewright_schedule::picture::{PictureSettings, html};
+use serde_json::{Map, Value};
+
+use crate::config::Settings;
+use crate::display::{Display, Ending, Overview, Reason, say};
+use crate::failure::{Exit, Failure, sentence};
+use crate::run_folder::{self, RunFolder, RunFolderError, TIMELINE, is_lost_folder};
+use crate::shell::quoted;
+use crate::signal::Interrupt;
+use crate::training::evaluations::Evaluations;
+use crate::training::identity::LOSS;
+use crate::training::launch::{abandon, failure};
+use crate::training::process_group::ProcessGroup;
+use crate::training::step_prediction::StepPrediction;
+use crate::training::timeline_recorder::TimelineRecorder;
+
+/// Everything that the steps of a run need besides the ranks.
+pub(crate) struct TrainingLoop<'a> {
+    pub(crate) settings: &'a Settings,
+    /// The overview of the run for its display.
+    pub(crate) overview: Overview,
+    /// The description of the run for its checkpoints.
+    pub(crate) description: Map<String, Value>,
+    /// The evaluations on validation data.
+    pub(crate) evaluations: Evaluations,
+    /// The folder of the results; `None` in a process that does not write results.
+    pub(crate) folder: Option<RunFolder>,
+    /// The processes of the run.
+    pub(crate) processes: &'a mut ProcessGroup,
+    /// The flag that a signal sets to end the run early.
+    pub(crate) interrupt: &'a Interrupt,
+}
+
+impl TrainingLoop<'_> {
+    /// Runs the remaining steps, or stops early at a signal or because the validation loss no longer falls, and saves a
+    /// checkpoint of the last step.
+    pub(crate) fn run(self, mut trainer: Trainer) -> Result<(), Failure> {
+        let Self { settings, overview, description, mut evaluations, mut folder, processes, interrupt } =
+            self;
+        let (run, start) = (&settings.run, trainer.steps_done());
+        let watched = interrupt.watch();
+        watched.map_err(|error| Failure::input(format!("cannot watch for signals: {error}")))?;
+        let mut checkpoints = Checkpoints::new(&mut folder, settings, description, start, &evaluations)?;
+        checkpoints.writer.on_progress(trainer.pipeline().keep_alive());
+        let display = folder.is_some().then(|| Display::new(overview, start, run.steps));
+        let mut log = Log::new(folder, display, start, settings)?;
+        let taken = steps(&mut trainer, run.steps, &mut evaluations, &mut checkpoints, &mut log);
+        let taken = taken.map_err(|stop| match stop {
+            Stop::Rank(error) => log.failed_step(trainer.pipeline().step_failure(), &error),
+            Stop::Other(failure) => abandon(&mut trainer, failure),
+        });
+        // The display ends first, so that it does not draw over the error.
+        let traced = log.finish();
+        let taken = processes.settle(taken);
+        // If a step failed and the timeline cannot be written, the failed step is reported.
+        taken?;
+        traced?;
+        let done = trainer.steps_done();
+        let reason = match (done == run.steps, evaluations.are_exhausted()) {
+            (true, _) => Reason::Complete,
+            (false, true) => Reason::LossNoLongerFalls,
+            (false, false) => Reason::Signal,
+        };
+        let saved = processes.settle(checkpoints.finish(&mut trainer))?;
+        if processes.is_leader() {
+            let (saved, best) = (saved.as_deref(), evaluations.lowest());
+            let has_timeline = run.out.join(TIMELINE).is_file();
+            log.summarize(&Ending { done, reason, saved, best, out: &run.out, has_timeline });
+        }
+        match reason {
+            Reason::Complete | Reason::LossNoLongerFalls => Ok(()),
+            Reason::Signal => Err(Failure::already_reported(Exit::Interrupted)),
+        }
+    }
+}
+
+/// The reason why the steps end early.
+enum Stop {
+    /// A rank failed.
+    Rank(PipelineError),
+    /// Another failure.
+    Other(Failure),
+}
+
+/// Runs steps until all are finished or one is interrupted.
+fn steps(
+    trainer: &mut Trainer,
+    steps: u64,
+    evaluations: &mut Evaluations,
+    checkpoints: &mut Checkpoints,
+    log: &mut Log,
+) -> Result<(), Stop> {
+    while trainer.steps_done() < steps {
+        let (mut metrics, report) = trainer.step().map_err(Stop::Rank)?;
+        let interrupted = report.interrupted;
+        let is_best = evaluations.after_step(trainer, &mut metrics).map_err(Stop::Rank)?;
+        log.require_folder().map_err(|error| Stop::Other(checkpoints.lost(&error)))?;
+        checkpoints.poll(&metrics, evaluations).map_err(Stop::Other)?;
+        log.step(&mut metrics, report).map_err(Stop::Other)?;
+        checkpoints.after_step(trainer, is_best).map_err(Stop::Other)?;
+        if interrupted || evaluations.are_exhausted() {
+            break;
+        }
+    }
+    Ok(())
+}
+
+/// The leader's output: the display, the metrics and the timeline.
+struct Log {
+    folder: Option<RunFolder>,
+    display: Option<Display>,
+    /// The timeline of the last successful step.
+    timeline: Option<Timeline>,
+    recorder: TimelineRecorder,
+    prediction: StepPrediction,
+    /// The milliseconds of a step that the plan of the run predicts.
+    planned_step_ms: Option<f64>,
+    /// The event file for TensorBoard, if one is asked for.
+    tensorboard: Option<EventFile>,
+    /// Whether a timeline could not be written, and the user was told.
+    lacks_timelines: bool,
+}
+
+impl Log {
+    /// Returns the output of a run whose first `done` steps are finished.
+    fn new(
+        folder: Option<RunFolder>,
+        display: Option<Display>,
+        done: u64,
+        settings: &Settings,
+    ) -> Result<Self, Failure> {
+        let run = &settings.run;
+        let asks = folder.as_ref().filter(|_| run.tensorboard);
+        let tensorboard = asks.map(|folder| EventFile::create(folder.path(), done)).transpose();
+        Ok(Self {
+            folder,
+            display,
+            timeline: None,
+            recorder: TimelineRecorder::new(done, run.steps, run.timelines),
+            prediction: StepPrediction::default(),
+            planned_step_ms: run.planned_step_ms,
+            tensorboard: tensorboard.map_err(Failure::input)?,
+            lacks_timelines: false,
+        })
+    }
+
+    /// Checks that the run's folder is still at its path, if this process writes to it.
+    fn require_folder(&self) -> Result<(), RunFolderError> {
+        self.folder.as_ref().map_or(Ok(()), RunFolder::require)
+    }
+
+    fn step(&mut self, metrics: &mut Metrics, report: StepSummary) -> Result<(), Failure> {
+        let (Some(folder), Some(display)) = (&mut self.folder, &mut self.display) else { return Ok(()) };
+        metrics.planned_step_ms = self.planned_step_ms;
+        self.prediction.observe(metrics, &report);
+        let kept = self.recorder.record(folder, metrics.step, &report.timeline);
+        note_timeline(kept, &mut self.lacks_timelines)?;
+        if let Some(Err(error)) = self.tensorboard.as_mut().map(|tensorboard| tensorboard.step(metrics)) {
+            // Event files are an addition to the run, as timelines are.
+            self.tensorboard = None;
+            say(&format!(
+                "warning: events for TensorBoard are not written, and the training goes on without them: {}",
+                sentence(&error)
+            ));
+        }
+        self.timeline = Some(report.timeline);
+        folder.write_metrics(metrics).map_err(write_failure)?;
+        display.step(metrics);
+        // Only the first step lists them.
+        display.note_undeferred(&report.undeferred);
+        Ok(())
+    }
+
+    /// Returns the failure of a step, below the schedule around the failing action, and draws the step into the folder.
+    fn failed_step(&self, failed: Option<&StepFailure>, error: &PipelineError) -> Failure {
+        let Some(failed) = failed else { return failure(error) };
+        let mut context = format!("{failed}\n");
+        if let Some(folder) = &self.folder {
+            let title = failed.error.to_string();
+            let title = format!("failed: {}", title.lines().next().unwrap_or_default());
+            let settings = PictureSettings { title: &title, ..PictureSettings::default() };
+            // The picture is an addition: the failure of the step is reported in any case.
+            context += &match folder.write_failed_step(failed.error.step, &html(&failed.timeline, &settings))
+            {
+                Ok(path) => format!("the step until its failure is drawn in {}\n", path.display()),
+                Err(error) => format!("the step is not drawn: {}\n", sentence(&error)),
+            };
+        }
+        failure(error).below(context)
+    }
+
+    fn finish(&mut self) -> Result<(), Failure> {
+        if let Some(display) = &mut self.display {
+            display.finish();
+        }
+        match (&self.folder, self.timeline.take()) {
+            (Some(folder), Some(timeline)) => {
+                let written = folder.write_timeline(&timeline.chrome_trace());
+                note_timeline(written, &mut self.lacks_timelines)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn summarize(&self, ending: &Ending<'_>) {
+        if let Some(display) = &self.display {
+            display.summarize(ending);
+        }
+    }
+}
+
+/// Warns once if a timeline could not be written, because a run is worth more than its timelines. Fails if the run's folder
+/// is gone.
+fn note_timeline(written: Result<(), RunFolderError>, is_noted: &mut bool) -> Result<(), Failure> {
+    match written {
+        Err(error) if error.is_lost_folder() => Err(write_failure(error)),
+        Err(error) => {
+            if !std::mem::replace(is_noted, true) {
+                let reason = error.reason();
+                say(&format!(
+                    "warning: a timeline is not written, and the training goes on without it: {reason}"
+                ));
+            }
+            Ok(())
+        }
+        Ok(()) => Ok(()),
+    }
+}
+
+/// Returns the failure for results that cannot be written.
+fn write_failure(error: RunFolderError) -> Failure {
+    if error.is_lost_folder() { Failure::new(Exit::RankFailed, error) } else { Failure::input(error) }
+}
+
+/// The checkpoints of a run.
+struct Checkpoints {
+    writer: CheckpointWriter,
+    every: u64,
+    /// The step whose checkpoint was requested last.
+    requested: Option<u64>,
+    description: Map<String, Value>,
+    newest: Option<PathBuf>,
+    /// The last step whose checkpoint is complete; 0 if there is none.
+    saved: u64,
+    /// The run's folder.
+    run: PathBuf,
+}
+
+impl Checkpoints {
+    fn new(
+        folder: &mut Option<RunFolder>,
+        settings: &Settings,
+        description: Map<String, Value>,
+        done: u64,
+        evaluations: &Evaluations,
+    ) -> Result<Self, Failure> {
+        let run = &settings.run;
+        // The replicas of the first shard group each write their part, and tensor ranks their slices.
+        let ranks = settings.pipeline.ranks * settings.mesh.shards() * settings.mesh.tensor_parallel;
+        let writer = match folder {
+            Some(folder) => {
+                let (keep, checkpoints) = (run.keep_checkpoints as usize, folder.take_checkpoints());
+                // A kill may have come before the link to the best checkpoint, and a run may go back to an earlier one.
+                let best = evaluations.lowest().map(|(step, _)| step);
+                checkpoints.set_best(best).map_err(Failure::input)?;
+                CheckpointWriter::start(checkpoints, keep, ranks, run.deadline())
+            }
+            None => CheckpointWriter::join(&run_folder::checkpoints_of(&run.out), run.deadline()),
+        };
+        // A resumed run already has the checkpoint of the step that it resumes from.
+        let requested = (done > 0).then_some(done);
+        let (writer, every) = (writer.map_err(Failure::input)?, run.checkpoint_every);
+        Ok(Self { writer, every, requested, description, newest: None, saved: done, run: run.out.clone() })
+    }
+
+    /// Checks the outcome of earlier checkpoints, and records the losses for the next checkpoint.
+    fn poll(&mut self, metrics: &Metrics, evaluations: &Evaluations) -> Result<(), Failure> {
+        self.description.insert(LOSS.to_owned(), metrics.loss.into());
+        evaluations.describe(&mut self.description);
+        let outcome = self.writer.poll();
+        self.note(outcome, self.requested)
+    }
+
+    /// Saves a checkpoint after every `run.checkpoint_every` steps, and after a step with the lowest validation loss.
+    fn after_step(&mut self, trainer: &mut Trainer, is_best: bool) -> Result<(), Failure> {
+        // Steps are counted from 1, so no step is a multiple of 0.
+        let is_due = trainer.steps_done().is_multiple_of(self.every);
+        if is_best || is_due { self.save(trainer, is_best) } else { Ok(()) }
+    }
+
+    fn save(&mut self, trainer: &mut Trainer, is_best: bool) -> Result<(), Failure> {
+        let state = trainer.state(self.description.clone()).map_err(|error| failure(&error))?;
+        let earlier = self.requested.replace(state.step);
+        let outcome = if is_best { self.writer.save_best(state) } else { self.writer.save(state) };
+        self.note(outcome, earlier)
+    }
+
+    /// Saves the state of the last step unless it is already saved, and waits for the writer. Returns the path of the
+    /// newest checkpoint.
+    fn finish(mut self, trainer: &mut Trainer) -> Result<Option<PathBuf>, Failure> {
+        if self.requested != Some(trainer.steps_done()) {
+            self.save(trainer, false)?;
+        }
+        let outcome = self.writer.wait();
+        self.note(outcome, self.requested)?;
+        Ok(self.newest)
+    }
+
+    /// Records the outcome of the checkpoint of `step`.
+    fn note(
+        &mut self,
+        outcome: Result<Option<PathBuf>, CheckpointError>,
+        step: Option<u64>,
+    ) -> Result<(), Failure> {
+        match outcome {
+            Ok(Some(path)) => {
+                self.newest = Some(path);
+                self.saved = step.unwrap_or(self.saved);
+                Ok(())
+            }
+            Ok(None) => Ok(()),
+            // The leader learns of these by itself.
+            Err(error) if is_lost_folder(&error) => Err(self.lost(&error)),
+            Err(error @ CheckpointError::NotFinite { .. }) => {
+                Err(Failure::new(Exit::RankFailed, self.with_resumption(&error)))
+            }
+            Err(error) => {
+                let mut failure = Failure::input(self.with_resumption(&error));
+                // Only this process knows of the failure, so it reports the failure even if it is not the leader.
+                failure.report();
+                Err(failure)
+            }
+        }
+    }
+
+    /// Returns the failure of a run whose folder is gone.
+    fn lost(&self, error: &(dyn Error + 'static)) -> Failure {
+        let lost = match self.saved {
+            0 => "no step of this run is saved".to_owned(),
+            saved => format!(
+                "the steps after {saved} are not saved, and the checkpoint of step {saved} is only where the folder was \
+                 moved to"
+            ),
+        };
+        Failure::new(Exit::RankFailed, format!("{}; {lost}", sentence(error)))
+    }
+
+    /// Returns the message of an error, and how the run can be resumed.
+    fn with_resumption(&self, error: &CheckpointError) -> String {
+        let (message, run) = (sentence(error), quoted(&self.run.to_string_lossy()));
+        let is_full = |source: &io::Error| {
+            matches!(source.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+        };
+        let advice = match error {
+            CheckpointError::Io { source, .. } if is_full(source) && self.saved == 0 => {
+                return format!("{message}; no step of this run is saved: free some space, then start again");
+            }
+            _ if self.saved == 0 => return format!("{message}; no step of this run is saved"),
+            CheckpointError::Io { source, .. } if is_full(source) => "free some space, then resume with",
+            CheckpointError::NotFinite { .. } => "resume with other settings of [optimizer] (`--set`)",
+            _ => "resume with",
+        };
+        format!("{message}; earlier checkpoints are complete: {advice}: pipewright resume {run}")
+    }
+}
