@@ -162,6 +162,7 @@ pub mod transport;
 pub mod collective;
 pub mod mesh;
 pub mod hook;
+mod config;
 mod executor;
 mod driver;
 pub mod pipeline;

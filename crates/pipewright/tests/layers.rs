@@ -29,6 +29,7 @@ const LAYERS: &[&str] = &[
     "mesh",
     // A rank's step.
     "hook",
+    "config",
     "executor",
     "driver",
     // All ranks together.

@@ -6,10 +6,10 @@ use std::sync::Arc;
 
 use pipewright_schedule::{Level, Recompute, Slices, StageIndex, ValidatedProgram};
 
-use super::config::PipelineConfig;
 use super::error::PipelineError;
 use super::evaluation::evaluation_program;
 use crate::batch::Purpose;
+use crate::config::PipelineConfig;
 use crate::executor::{Executor, ExecutorConfig, MeshEndpoint, MeshSettings};
 use crate::failure::{Abort, Cause, StepError};
 use crate::ids::StepNumber;

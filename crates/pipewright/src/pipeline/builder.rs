@@ -17,12 +17,12 @@ use pipewright_schedule::{
 };
 
 use super::build_error::BuildError;
-use super::config::PipelineConfig;
 use super::eval_schedule::Evaluation;
 use super::layer_list::{EdgeType, check_types};
 use super::layers::{Cut, Layers, SharedLoss};
 use super::running::Pipeline;
 use super::schedule_source::{ScheduleSource, training_passes};
+use crate::config::PipelineConfig;
 use crate::device::Devices;
 use crate::hook::ActionHook;
 use crate::loss_scale::LossScaling;

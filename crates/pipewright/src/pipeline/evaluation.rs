@@ -5,8 +5,8 @@ use std::sync::Arc;
 use pipewright_schedule::lower::forward_part;
 use pipewright_schedule::{Level, ValidatedProgram};
 
-use super::config::PipelineConfig;
 use super::error::PipelineError;
+use crate::config::PipelineConfig;
 
 /// Returns the program of evaluations that the configuration gives, or that `program` itself is; `None` if its forward part
 /// is to be made when it is needed.

@@ -7,9 +7,9 @@ use std::time::Duration;
 use pipewright_schedule::{StageIndex, ValidatedProgram};
 
 use super::assembly::{Assembly, check_metadata};
-use super::config::{PipelineConfig, identity};
 use super::error::PipelineError;
 use super::running::Pipeline;
+use crate::config::{PipelineConfig, identity};
 use crate::driver::{RankSeed, RankThread, Reply, ThreadSettings};
 use crate::ids::{Attempt, StepNumber};
 use crate::memory::RankMemory;

@@ -5,7 +5,6 @@
 //! there. In each step the pipeline then sends each rank its part of the batch, waits for all answers, and merges them
 //! into a summary.
 
-mod config;
 mod error;
 mod evaluation;
 mod assembly;
@@ -26,10 +25,10 @@ mod update_settings;
 #[cfg(feature = "testing")]
 mod seeded;
 
+pub use crate::config::PipelineConfig;
 pub use crate::executor::{NamedParameter, UndeferredParameter};
 pub use build_error::BuildError;
 pub use builder::PipelineBuilder;
-pub use config::PipelineConfig;
 pub use error::PipelineError;
 pub use layer_list::LayerList;
 pub use layers::Layers;

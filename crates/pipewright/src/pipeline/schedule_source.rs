@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use pipewright_schedule::lower::{TrainingLowering, UnshardConfig};
 use pipewright_schedule::{LowerConfig, Schedule, ValidatedProgram};
 
-use super::config::PipelineConfig;
+use crate::config::PipelineConfig;
 
 /// The source of a program: the name of a schedule, a schedule, or a program that is already lowered and validated.
 #[derive(Clone, Debug)]

@@ -11,11 +11,11 @@ use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 use super::assembly::Assembly;
-use super::config::PipelineConfig;
 use super::error::PipelineError;
 use super::step_inputs::{StepAttempt, StepKind};
 use super::summary::{StepSummary, TakenStep, training};
 use crate::batch::{Batch, Purpose};
+use crate::config::PipelineConfig;
 use crate::driver::caught;
 use crate::executor::{Executor, Poll};
 use crate::failure::{Abort, Cause, StepError};

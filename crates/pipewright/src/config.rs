@@ -44,7 +44,7 @@ pub struct PipelineConfig {
     /// number times the number of ranks of the program, times `tensor_parallel`.
     pub data_parallel: u32,
     /// Ranks of the world that compute the stages of each rank of the program together, each with its slices of the
-    /// parameters; see [`Pipeline::launch_split`](super::Pipeline::launch_split).
+    /// parameters; see [`Pipeline::launch_split`](crate::pipeline::Pipeline::launch_split).
     pub tensor_parallel: u32,
     /// Whether each of these ranks holds whole experts of a mixture, instead of a slice of each expert. It is passed on to the
     /// stages ([`TensorParallel::experts`](crate::nn::TensorParallel::experts)), and those without experts do not change.
@@ -126,7 +126,7 @@ impl PipelineConfig {
 }
 
 /// Returns the settings that must be the same in every process of a run.
-pub(super) fn identity(program: &ValidatedProgram, config: &PipelineConfig) -> Fields {
+pub(crate) fn identity(program: &ValidatedProgram, config: &PipelineConfig) -> Fields {
     let placement = program.placement();
     let stages = placement.all_ranks().map(|rank| {
         let stages = placement.stages_of(rank).iter().map(ToString::to_string);
