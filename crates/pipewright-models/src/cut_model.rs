@@ -81,7 +81,7 @@ impl CutModel {
         }
     }
 
-    /// Returns the parameters of a stage, without their values, with the shapes of the slices that it holds.
+    /// Returns the parameters of a stage, without their values, with the shapes of the shards that it holds.
     ///
     /// # Errors
     /// When `layers` is not a range of the layers, or a layer cannot be split over the tensor ranks.

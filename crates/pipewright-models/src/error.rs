@@ -307,7 +307,7 @@ impl ConfigError {
     }
 }
 
-/// The error for a model that several ranks compute together. Each of them has slices of the parameters, so none can predict
+/// The error for a model that several ranks compute together. Each of them has shards of the parameters, so none can predict
 /// a token by itself.
 #[derive(Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error(

@@ -1,4 +1,4 @@
-//! Builds the experts of a mixture: on each of the ranks that compute a stage together, a slice of every expert, or some whole
+//! Builds the experts of a mixture: on each of the ranks that compute a stage together, a shard of every expert, or some whole
 //! experts.
 
 use pipewright::nn::Expert;
@@ -38,7 +38,7 @@ impl<S: ParameterSource> Builder<'_, S> {
         }
         let split = match is_whole {
             true => [SplitLinear::OneRank; 2],
-            false => [SplitLinear::Outputs { slices: ranks }, SplitLinear::Inputs],
+            false => [SplitLinear::Outputs { shards: ranks }, SplitLinear::Inputs],
         };
         let held = self.tensor().experts(count);
         let mut expert =
@@ -53,7 +53,7 @@ impl<S: ParameterSource> Builder<'_, S> {
         sizes: [usize; 2],
         has_gate: bool,
     ) -> Result<Expert, S::Error> {
-        let outputs = SplitLinear::Outputs { slices: self.tensor_ranks() };
+        let outputs = SplitLinear::Outputs { shards: self.tensor_ranks() };
         self.expert(path, sizes, has_gate, [outputs, SplitLinear::Inputs])
     }
 

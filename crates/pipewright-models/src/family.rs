@@ -128,7 +128,7 @@ pub trait ModelFamily: Clone + Send + Sync + Sized + Serialize + DeserializeOwne
         self.build_split_stage(layers, source, device, &TensorParallel::default())
     }
 
-    /// As [`ModelFamily::build_stage`], for a rank that computes the stage together with others: with its slices of the
+    /// As [`ModelFamily::build_stage`], for a rank that computes the stage together with others: with its shards of the
     /// parameters.
     ///
     /// # Errors
@@ -144,7 +144,7 @@ pub trait ModelFamily: Clone + Send + Sync + Sized + Serialize + DeserializeOwne
         S: ParameterSource,
         S::Error: From<ConfigError>;
 
-    /// As [`ModelFamily::init_stage`], for a rank that computes the stage together with others. The slices of all ranks
+    /// As [`ModelFamily::init_stage`], for a rank that computes the stage together with others. The shards of all ranks
     /// together are the parameters of [`ModelFamily::init_stage`].
     ///
     /// # Errors
@@ -181,7 +181,7 @@ pub trait ModelFamily: Clone + Send + Sync + Sized + Serialize + DeserializeOwne
         self.split_outline(layers, &TensorParallel::default())
     }
 
-    /// As [`ModelFamily::outline`], for a rank that computes the stage together with others: with the shapes of its slices. The
+    /// As [`ModelFamily::outline`], for a rank that computes the stage together with others: with the shapes of its shards. The
     /// rank need not be connected ([`TensorParallel::unconnected`]).
     ///
     /// # Errors

@@ -110,7 +110,7 @@ pub enum GenerateError {
         /// The values that it may have.
         range: &'static str,
     },
-    /// The model has slices of its parameters.
+    /// The model has shards of its parameters.
     #[error(transparent)]
     Split(#[from] SplitModel),
     /// A logit is infinite or not a number.
@@ -129,7 +129,7 @@ pipewright_schedule::message_as_debug!(GenerateError);
 /// Generates tokens one by one, and passes each to `each` as soon as it is there.
 ///
 /// # Errors
-/// When the request does not fit the model, the model has slices of its parameters, or its output is not finite.
+/// When the request does not fit the model, the model has shards of its parameters, or its output is not finite.
 pub fn generate(
     model: &dyn NextToken,
     request: &Request<'_>,

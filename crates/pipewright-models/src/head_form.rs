@@ -28,7 +28,7 @@ impl HeadForm {
     /// Returns the token ids whose logits a part computes. All parts have as many, except those at the end.
     pub(crate) fn ids(&self, part: u32, parts: u32) -> Range<usize> {
         // A part has the rows that a tensor rank would have.
-        Placement::of_layer(1, part, parts).slice_of(TensorRank { index: 0, of: 1 }).range(self.vocabulary)
+        Placement::of_layer(1, part, parts).shard_of(TensorRank { index: 0, of: 1 }).range(self.vocabulary)
     }
 
     /// Returns an error if the head cannot be cut into this number of parts.

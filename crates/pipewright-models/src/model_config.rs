@@ -243,7 +243,7 @@ macro_rules! families {
             }
 
             /// As [`ModelConfig::outline`], for a rank that computes the stage together with others: with the shapes of
-            /// its slices.
+            /// its shards.
             ///
             /// # Errors
             /// As [`ModelConfig::outline`], and when a layer cannot be split over these ranks.

@@ -10,7 +10,7 @@ pub trait NextToken {
     /// Returns the logits of the token after `tokens`, computed from all of them. There must be at least one.
     ///
     /// # Errors
-    /// When the stage has slices of its parameters, because several ranks compute it together.
+    /// When the stage has shards of its parameters, because several ranks compute it together.
     ///
     /// # Panics
     /// When the stage does not have all layers, or a token is outside the vocabulary.

@@ -9,7 +9,7 @@ use burn::module::{ModuleVisitor, Param, ParamId};
 use burn::tensor::{Device, Shape, Tensor, TensorData};
 use pipewright::nn::{Embedding, Linear, RmsNorm, TensorParallel};
 use pipewright::stage::StageModule;
-use pipewright::tensor::{Placement, Slice};
+use pipewright::tensor::{Placement, TensorShard};
 
 use crate::error::ConfigError;
 
@@ -37,26 +37,26 @@ pub trait ParameterSource {
         Ok(Param::from_data(TensorData::new(values, spec.shape.clone()), device))
     }
 
-    /// Returns the elements of a slice of the parameter of `spec`.
+    /// Returns the elements of a shard of the parameter of `spec`.
     ///
     /// # Errors
     /// As [`ParameterSource::parameter`].
-    fn slice_of(&mut self, spec: &ParameterSpec, slice: Slice) -> Result<Vec<f32>, Self::Error> {
-        Ok(slice.cut(self.parameter(spec)?, &spec.shape))
+    fn shard_of(&mut self, spec: &ParameterSpec, shard: TensorShard) -> Result<Vec<f32>, Self::Error> {
+        Ok(shard.cut(self.parameter(spec)?, &spec.shape))
     }
 
-    /// As [`ParameterSource::slice_of`], in the form that a stage holds.
+    /// As [`ParameterSource::shard_of`], in the form that a stage holds.
     ///
     /// # Errors
     /// As [`ParameterSource::parameter`].
-    fn slice<const D: usize>(
+    fn shard<const D: usize>(
         &mut self,
         spec: &ParameterSpec,
-        slice: Slice,
+        shard: TensorShard,
         device: &Device,
     ) -> Result<Param<Tensor<D>>, Self::Error> {
-        let values = self.slice_of(spec, slice)?;
-        Ok(Param::from_data(TensorData::new(values, slice.shape(&spec.shape)), device))
+        let values = self.shard_of(spec, shard)?;
+        Ok(Param::from_data(TensorData::new(values, shard.shape(&spec.shape)), device))
     }
 }
 
@@ -97,8 +97,8 @@ pub(crate) struct Builder<'a, S> {
 /// How a linear layer is split over the ranks that compute a stage together.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum SplitLinear {
-    /// Every rank has some of the outputs. If there are fewer slices than ranks, neighbours have the same slice.
-    Outputs { slices: u32 },
+    /// Every rank has some of the outputs. If there are fewer shards than ranks, neighbours have the same shard.
+    Outputs { shards: u32 },
     /// Every rank has the weights of some of the inputs, and the whole bias.
     Inputs,
     /// One rank has the whole layer, and the others nothing of it.
@@ -135,7 +135,7 @@ impl<'a, S: ParameterSource> Builder<'a, S> {
         split: SplitLinear,
     ) -> Result<Linear, S::Error> {
         let (weight, of_bias) = match split {
-            SplitLinear::Outputs { slices } => (Placement::split(1, slices), Placement::split(0, slices)),
+            SplitLinear::Outputs { shards } => (Placement::split(1, shards), Placement::split(0, shards)),
             SplitLinear::Inputs => (Placement::split(0, self.tensor_ranks()), Placement::REPLICATED),
             SplitLinear::OneRank => (Placement::ON_ONE_RANK, Placement::ON_ONE_RANK),
         };
@@ -209,10 +209,10 @@ impl<'a, S: ParameterSource> Builder<'a, S> {
         placement: Placement,
     ) -> Result<Param<Tensor<D>>, S::Error> {
         let spec = ParameterSpec { path: format!("{layer}.{name}"), shape: shape.to_vec(), kind };
-        let slice = self.tensor.slice(placement);
-        let parameter = match slice.is_whole() {
+        let shard = self.tensor.shard(placement);
+        let parameter = match shard.is_whole() {
             true => self.source.param(&spec, self.device),
-            false => self.source.slice(&spec, slice, self.device),
+            false => self.source.shard(&spec, shard, self.device),
         };
         self.placements.insert(spec.path, placement);
         parameter
@@ -244,13 +244,13 @@ impl ParameterSource for Outline {
         Ok(outlined(&spec.shape, device))
     }
 
-    fn slice<const D: usize>(
+    fn shard<const D: usize>(
         &mut self,
         spec: &ParameterSpec,
-        slice: Slice,
+        shard: TensorShard,
         device: &Device,
     ) -> Result<Param<Tensor<D>>, ConfigError> {
-        let shape = slice.shape(&spec.shape);
+        let shape = shard.shape(&spec.shape);
         self.specs.push(ParameterSpec { shape: shape.clone(), ..spec.clone() });
         Ok(outlined(&shape, device))
     }

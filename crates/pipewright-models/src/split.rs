@@ -24,7 +24,7 @@ impl SplitStage {
         self.placements.get(path).copied().unwrap_or(Placement::REPLICATED)
     }
 
-    /// Returns an error if other ranks have slices of the stage.
+    /// Returns an error if other ranks have shards of the stage.
     pub(crate) fn require_whole(&self) -> Result<(), SplitModel> {
         match self.tensor.ranks() {
             1 => Ok(()),
@@ -42,15 +42,15 @@ pub(crate) fn require_parts(
     ranks: u32,
 ) -> Result<(), ConfigError> {
     let last = TensorRank { index: ranks.saturating_sub(1), of: ranks };
-    match Placement::split(0, ranks).slice_of(last).range(size).is_empty() {
+    match Placement::split(0, ranks).shard_of(last).range(size).is_empty() {
         true => Err(error(layer, parameter, (key, size), ranks, "leaves a rank without a part")),
         false => Ok(()),
     }
 }
 
-/// Returns the numbers of slices into which the query heads and the key heads of an attention are cut for this number of
+/// Returns the numbers of shards into which the query heads and the key heads of an attention are cut for this number of
 /// ranks. If there are fewer key heads than ranks, neighbouring ranks hold the same key head.
-pub(crate) fn head_slices(
+pub(crate) fn head_shards(
     layer: &str,
     heads: usize,
     key_heads: usize,

@@ -32,8 +32,8 @@ where
 
     /// Builds an output head with a matrix of its own.
     pub(crate) fn head(&mut self, vocabulary: usize, hidden: usize) -> Result<Linear, S::Error> {
-        let slices = self.tensor_ranks();
-        require_parts(HEAD, "weight", ("vocab_size", vocabulary), slices)?;
-        self.split_linear(false, HEAD, [hidden, vocabulary], SplitLinear::Outputs { slices })
+        let shards = self.tensor_ranks();
+        require_parts(HEAD, "weight", ("vocab_size", vocabulary), shards)?;
+        self.split_linear(false, HEAD, [hidden, vocabulary], SplitLinear::Outputs { shards })
     }
 }

@@ -43,10 +43,10 @@ pub struct PipelineConfig {
     /// Replicas of the pipeline, each of which gets its share of every batch. The number of ranks in the world is this
     /// number times the number of ranks of the program, times `tensor_parallel`.
     pub data_parallel: u32,
-    /// Ranks of the world that compute the stages of each rank of the program together, each with its slices of the
+    /// Ranks of the world that compute the stages of each rank of the program together, each with its shards of the
     /// parameters; see [`Pipeline::launch_split`](crate::pipeline::Pipeline::launch_split).
     pub tensor_parallel: u32,
-    /// Whether each of these ranks holds whole experts of a mixture, instead of a slice of each expert. It is passed on to the
+    /// Whether each of these ranks holds whole experts of a mixture, instead of a shard of each expert. It is passed on to the
     /// stages ([`TensorParallel::experts`](crate::nn::TensorParallel::experts)), and those without experts do not change.
     pub expert_parallel: bool,
     /// The part of the parameters that each replica holds. If parameters are sharded, the program must be at level

@@ -1,7 +1,7 @@
 //! The mesh of pipelines, replicas and tensor groups, and the coordinates of each rank of the world.
 //!
 //! A mesh has `data` replicas of a pipeline of `pipeline` ranks; each replica gets its part of the batch. At each rank of a
-//! pipeline, `tensor` ranks of the world compute the stages together: each holds its slices of the parameters. They are
+//! pipeline, `tensor` ranks of the world compute the stages together: each holds its shards of the parameters. They are
 //! consecutive in the world, because they exchange the most data, and so are the ranks of one replica.
 //!
 //! `shards` consecutive replicas form a shard group: together they hold the parameters once, each replica a shard. Each

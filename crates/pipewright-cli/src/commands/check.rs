@@ -73,7 +73,7 @@ pub(crate) fn run(arguments: &CheckArguments) -> Result<(), Failure> {
     memory.require_fit()
 }
 
-/// Returns the parameters of each stage, with the shapes of the first rank's slices.
+/// Returns the parameters of each stage, with the shapes of the first rank's shards.
 fn outlines(prepared: &Prepared) -> Result<Vec<Vec<ParameterSpec>>, Failure> {
     let stages = prepared.program.placement().all_stages();
     let rank = prepared.settings.mesh.first_tensor_rank();

@@ -29,9 +29,9 @@ const LOOKAHEAD: &str = "unshard_lookahead";
 pub(crate) struct MeshSettings {
     /// The number of replicas of the pipeline.
     pub(crate) data_parallel: u32,
-    /// The number of ranks that compute each stage together, each with its slices of the parameters.
+    /// The number of ranks that compute each stage together, each with its shards of the parameters.
     pub(crate) tensor_parallel: u32,
-    /// Whether each of these ranks holds whole experts of a mixture, instead of slices of all.
+    /// Whether each of these ranks holds whole experts of a mixture, instead of shards of all.
     pub(crate) expert_parallel: bool,
     /// Whether each replica holds all parameters or only its part.
     pub(crate) data_parallel_mode: DataParallelMode,

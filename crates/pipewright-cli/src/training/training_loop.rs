@@ -269,7 +269,7 @@ impl Checkpoints {
         evaluations: &Evaluations,
     ) -> Result<Self, Failure> {
         let run = &settings.run;
-        // The replicas of the first shard group each write their part, and tensor ranks their slices.
+        // The replicas of the first shard group each write their part, and tensor ranks their shards.
         let ranks = settings.pipeline.ranks * settings.mesh.shards() * settings.mesh.tensor_parallel;
         let writer = match folder {
             Some(folder) => {

@@ -10,7 +10,7 @@ use super::feed_forward::FeedForward;
 use super::form::BlockForm;
 use crate::error::ConfigError;
 use crate::parameter::{Builder, ParameterSource, SplitLinear};
-use crate::split::head_slices;
+use crate::split::head_shards;
 
 #[derive(Module, Debug)]
 pub(super) struct DecoderBlock {
@@ -92,9 +92,9 @@ impl Attention {
         let keys = config.num_key_value_heads * head_dim;
         let bias = form.bias;
         let (heads, key_heads) = (config.num_attention_heads, config.num_key_value_heads);
-        let [heads, key_heads] = head_slices(path, heads, key_heads, builder.tensor_ranks())?;
-        let mut inputs = |name: &str, outputs, slices| {
-            let split = SplitLinear::Outputs { slices };
+        let [heads, key_heads] = head_shards(path, heads, key_heads, builder.tensor_ranks())?;
+        let mut inputs = |name: &str, outputs, shards| {
+            let split = SplitLinear::Outputs { shards };
             builder.split_linear(bias.inputs, &format!("{path}.{name}"), [hidden, outputs], split)
         };
         let q_proj = inputs("q_proj", queries, heads)?;

@@ -75,11 +75,11 @@ impl FeedForward {
         builder: &mut Builder<'_, S>,
     ) -> Result<Self, S::Error> {
         let (hidden, inner) = (config.hidden_size, config.intermediate_size);
-        let slices = builder.tensor_ranks();
+        let shards = builder.tensor_ranks();
         let mut linear = |name, sizes, split| {
             builder.split_linear(bias, &format!("{path}.{name}"), sizes, split).map(Some)
         };
-        let outputs = SplitLinear::Outputs { slices };
+        let outputs = SplitLinear::Outputs { shards };
         Ok(Self {
             gate_proj: linear("gate_proj", [hidden, inner], outputs)?,
             up_proj: linear("up_proj", [hidden, inner], outputs)?,

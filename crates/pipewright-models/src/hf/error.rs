@@ -202,16 +202,16 @@ pub enum HfError {
     /// The checkpoint cannot be read, or belongs to another model.
     #[error(transparent)]
     Checkpoint(#[from] pipewright::checkpoint::CheckpointError),
-    /// A stage to write has only a slice of a tensor, because several ranks compute the stage together.
+    /// A stage to write has only a shard of a tensor, because several ranks compute the stage together.
     #[error(
-        "the stage has one of {slices} slices of tensor `{tensor}`: save a checkpoint and write the model with `export`, \
-         which puts the slices together"
+        "the stage has one of {shards} shards of tensor `{tensor}`: save a checkpoint and write the model with `export`, \
+         which puts the shards together"
     )]
-    Slice {
+    Shard {
         /// The tensor.
         tensor: String,
-        /// The number of slices.
-        slices: u32,
+        /// The number of shards.
+        shards: u32,
     },
     /// A tensor was announced twice.
     #[error("tensor `{tensor}` belongs to two stages: each layer must be written once")]

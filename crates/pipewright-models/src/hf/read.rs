@@ -76,7 +76,7 @@ pub fn load_stage<F: ModelFamily>(
     load_split_stage(dir, config, layers, device, &TensorParallel::default())
 }
 
-/// As [`load_stage`], for a rank that computes the stage together with others: with its slices of the parameters.
+/// As [`load_stage`], for a rank that computes the stage together with others: with its shards of the parameters.
 ///
 /// # Errors
 /// As [`load_stage`], and when a layer cannot be split over these ranks.

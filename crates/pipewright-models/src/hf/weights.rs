@@ -5,7 +5,7 @@ use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 
-use pipewright::tensor::Slice;
+use pipewright::tensor::TensorShard;
 use serde::Deserialize;
 
 use super::directory::{names, other_form, resolve};
@@ -189,15 +189,15 @@ impl ParameterSource for Weights {
         Ok(from_file(spec, self.require_finite(&tensor, &file, values)?))
     }
 
-    /// Reads no more of the file than the slice if its elements follow each other there.
-    fn slice_of(&mut self, spec: &ParameterSpec, slice: Slice) -> Result<Vec<f32>, HfError> {
+    /// Reads no more of the file than the shard if its elements follow each other there.
+    fn shard_of(&mut self, spec: &ParameterSpec, shard: TensorShard) -> Result<Vec<f32>, HfError> {
         let shape = file_shape(spec);
-        if file_dimension(spec, slice.dimension) != 0 {
-            return Ok(slice.cut(self.parameter(spec)?, &spec.shape));
+        if file_dimension(spec, shard.dimension) != 0 {
+            return Ok(shard.cut(self.parameter(spec)?, &spec.shape));
         }
         let (tensor, file) = self.find(&spec.path)?;
-        let values = self.file(file.clone())?.read_rows(&tensor, &shape, slice.range(shape[0]))?;
+        let values = self.file(file.clone())?.read_rows(&tensor, &shape, shard.range(shape[0]))?;
         let values = self.require_finite(&tensor, &file, values)?;
-        Ok(from_file(&ParameterSpec { shape: slice.shape(&spec.shape), ..spec.clone() }, values))
+        Ok(from_file(&ParameterSpec { shape: shard.shape(&spec.shape), ..spec.clone() }, values))
     }
 }

@@ -25,7 +25,7 @@ pub const DEFAULT_SHARD_BYTES: u64 = 5_000_000_000;
 /// Writes the model that consists of `stages` into `dir`, which must not exist or must be empty.
 ///
 /// # Errors
-/// When a stage has slices of its parameters, because several ranks compute it together, or as [`Writer`]'s functions.
+/// When a stage has shards of its parameters, because several ranks compute it together, or as [`Writer`]'s functions.
 pub fn save<F: ModelFamily>(dir: &Path, config: &F, stages: &[&F::Stage]) -> Result<(), HfError> {
     stages.iter().try_for_each(|stage| require_whole(*stage))?;
     let specs = stages.iter().flat_map(|stage| parameter_specs(*stage)).collect();
@@ -188,7 +188,7 @@ impl Writer {
     /// Writes all parameters of a stage.
     ///
     /// # Errors
-    /// When the stage has slices of its parameters, because several ranks compute it together, or as [`Writer::write`], for
+    /// When the stage has shards of its parameters, because several ranks compute it together, or as [`Writer::write`], for
     /// the first parameter that fails.
     pub fn write_stage<M: StageModule>(&mut self, stage: &M) -> Result<(), HfError> {
         require_whole(stage)?;
@@ -218,12 +218,12 @@ impl Writer {
     }
 }
 
-/// Refuses a stage that has slices of its parameters.
+/// Refuses a stage that has shards of its parameters.
 fn require_whole<M: StageModule>(stage: &M) -> Result<(), HfError> {
     let mut result = Ok(());
     visit_parameters(stage, |ParameterSpec { path: tensor, .. }, placement, _| {
-        if result.is_ok() && placement.slices > 1 {
-            result = Err(HfError::Slice { tensor, slices: placement.slices });
+        if result.is_ok() && placement.shards > 1 {
+            result = Err(HfError::Shard { tensor, shards: placement.shards });
         }
     });
     result

@@ -14,7 +14,7 @@ use super::tokens::Tokens;
 use crate::error::ConfigError;
 use crate::mamba::build_mamba;
 use crate::parameter::{Builder, ParameterKind, ParameterSource, SplitLinear};
-use crate::split::{head_slices, require_parts};
+use crate::split::{head_shards, require_parts};
 
 /// `x + mixer(norm(x))`, for all tokens or for those that a router chooses.
 #[derive(Module, Debug)]
@@ -173,13 +173,13 @@ impl Attention {
         let (hidden, head_dim) = (config.hidden_size, config.head_dim());
         let (heads, key_heads) = (config.num_attention_heads, config.kv_heads());
         let (queries, keys) = (heads * head_dim, key_heads * head_dim);
-        let [heads, key_heads] = head_slices(path, heads, key_heads, builder.tensor_ranks())?;
+        let [heads, key_heads] = head_shards(path, heads, key_heads, builder.tensor_ranks())?;
         let mut linear =
             |name: &str, sizes, split| builder.split_linear(false, &format!("{path}.{name}"), sizes, split);
         Ok(Self {
-            q_proj: linear("q_proj", [hidden, queries], SplitLinear::Outputs { slices: heads })?,
-            k_proj: linear("k_proj", [hidden, keys], SplitLinear::Outputs { slices: key_heads })?,
-            v_proj: linear("v_proj", [hidden, keys], SplitLinear::Outputs { slices: key_heads })?,
+            q_proj: linear("q_proj", [hidden, queries], SplitLinear::Outputs { shards: heads })?,
+            k_proj: linear("k_proj", [hidden, keys], SplitLinear::Outputs { shards: key_heads })?,
+            v_proj: linear("v_proj", [hidden, keys], SplitLinear::Outputs { shards: key_heads })?,
             o_proj: linear("o_proj", [queries, hidden], SplitLinear::Inputs)?,
             relation: None,
             attention,

@@ -12,7 +12,7 @@ use super::experts::ExpertMixer;
 use crate::error::ConfigError;
 use crate::mamba::build_mamba;
 use crate::parameter::{Builder, ParameterSource, SplitLinear};
-use crate::split::{head_slices, require_parts};
+use crate::split::{head_shards, require_parts};
 
 /// `x + mixer(norm(x))`.
 #[derive(Module, Debug)]
@@ -101,9 +101,9 @@ impl Attention {
         let queries = config.num_attention_heads * config.head_dim;
         let keys = config.num_key_value_heads * config.head_dim;
         let (heads, key_heads) = (config.num_attention_heads, config.num_key_value_heads);
-        let [heads, key_heads] = head_slices(path, heads, key_heads, builder.tensor_ranks())?;
-        let mut inputs = |name: &str, outputs, slices| {
-            let split = SplitLinear::Outputs { slices };
+        let [heads, key_heads] = head_shards(path, heads, key_heads, builder.tensor_ranks())?;
+        let mut inputs = |name: &str, outputs, shards| {
+            let split = SplitLinear::Outputs { shards };
             builder.split_linear(false, &format!("{path}.{name}"), [hidden, outputs], split)
         };
         let q_proj = inputs("q_proj", queries, heads)?;
@@ -162,7 +162,7 @@ impl FeedForward {
         builder: &mut Builder<'_, S>,
     ) -> Result<Self, S::Error> {
         let (hidden, inner, bias) = (config.hidden_size, config.intermediate_size, config.mlp_bias);
-        let outputs = SplitLinear::Outputs { slices: builder.tensor_ranks() };
+        let outputs = SplitLinear::Outputs { shards: builder.tensor_ranks() };
         let (up, down) = (format!("{path}.up_proj"), format!("{path}.down_proj"));
         Ok(Self {
             up_proj: builder.split_linear(bias, &up, [hidden, inner], outputs)?,

@@ -55,24 +55,24 @@ fn batch() -> Batch {
     Batch::split(ids(0), ids(1), MICROBATCHES).expect("it divides").with_targets_for_all()
 }
 
-/// Returns the parameters by path. Slices are joined.
+/// Returns the parameters by path. Shards are joined.
 fn joined(parameters: Vec<NamedParameter>) -> BTreeMap<String, TensorData> {
-    let mut slices: BTreeMap<String, Vec<NamedParameter>> = BTreeMap::new();
+    let mut shards: BTreeMap<String, Vec<NamedParameter>> = BTreeMap::new();
     for parameter in parameters {
-        slices.entry(parameter.path.to_string()).or_default().push(parameter);
+        shards.entry(parameter.path.to_string()).or_default().push(parameter);
     }
-    let join = |mut slices: Vec<NamedParameter>| {
-        slices.sort_by_key(|slice| slice.slice.range(VOCABULARY).start);
-        match slices.len() {
-            1 => slices.remove(0).data,
+    let join = |mut shards: Vec<NamedParameter>| {
+        shards.sort_by_key(|shard| shard.shard.range(VOCABULARY).start);
+        match shards.len() {
+            1 => shards.remove(0).data,
             _ => {
                 let tensors =
-                    slices.into_iter().map(|slice| Tensor::<2>::from_data(slice.data, &Device::flex()));
+                    shards.into_iter().map(|shard| Tensor::<2>::from_data(shard.data, &Device::flex()));
                 Tensor::cat(tensors.collect(), 1).into_data()
             }
         }
     };
-    slices.into_iter().map(|(path, slices)| (path, join(slices))).collect()
+    shards.into_iter().map(|(path, shards)| (path, join(shards))).collect()
 }
 
 /// Takes a step at the rate 1, so that the parameters change by their gradients. Returns the loss, the parameters before the

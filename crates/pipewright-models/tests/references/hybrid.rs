@@ -258,7 +258,7 @@ fn tensor_ranks_have_the_results_of_the_reference() {
     for (schedule, ranks, microbatches, data_parallel, tensor_parallel) in meshes {
         for model in ["hybrid-min", "hybrid-full"] {
             let reference = Reference::load(model);
-            // With slices of the experts, and with whole ones: four or ten, which four ranks share as 3, 3, 2 and 2.
+            // With shards of the experts, and with whole ones: four or ten, which four ranks share as 3, 3, 2 and 2.
             for expert_parallel in [false, true] {
                 let config =
                     PipelineConfig { data_parallel, tensor_parallel, expert_parallel, ..Default::default() };

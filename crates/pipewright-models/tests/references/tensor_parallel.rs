@@ -118,7 +118,7 @@ fn half_precision_on_tensor_ranks_is_near_single_precision() {
 }
 
 #[test]
-fn a_stage_with_slices_is_neither_saved_nor_generates() {
+fn a_stage_with_shards_is_neither_saved_nor_generates() {
     let refused = |error: &str, expected: &str| assert!(error.starts_with(expected), "{error}");
     let folder = tempfile::tempdir().expect("a scratch folder");
     let (model, device) = (LlamaConfig::from(DecoderConfig::new(64, 4)), Device::flex());
@@ -126,22 +126,22 @@ fn a_stage_with_slices_is_neither_saved_nor_generates() {
     let layers = model.describe(1).layers.len();
     let stage = model.init_split_stage(0..layers, 1, &device, &tensor).expect("a stage");
     let dir = folder.path().join("model");
-    let error = hf::save(&dir, &model, &[&stage]).expect_err("it has slices").to_string();
-    let slices =
-        "the stage has one of 2 slices of tensor `model.embed_tokens.weight`: save a checkpoint and write";
-    refused(&error, slices);
+    let error = hf::save(&dir, &model, &[&stage]).expect_err("it has shards").to_string();
+    let shards =
+        "the stage has one of 2 shards of tensor `model.embed_tokens.weight`: save a checkpoint and write";
+    refused(&error, shards);
     let specs = parameter_specs(&stage);
     let mut writer = hf::Writer::create(&dir, &model, specs, u64::MAX).expect("an empty folder");
-    refused(&writer.write_stage(&stage).expect_err("it has slices").to_string(), slices);
+    refused(&writer.write_stage(&stage).expect_err("it has shards").to_string(), shards);
     drop(writer);
     assert!(!dir.exists());
 
     let split =
         "the model is split over 2 tensor ranks, and one of them cannot predict a token: save a checkpoint";
-    refused(&stage.next_token(&[1, 2]).expect_err("it has slices").to_string(), split);
+    refused(&stage.next_token(&[1, 2]).expect_err("it has shards").to_string(), split);
     assert!(stage.cached().is_none());
     let request = Request { prompt: &[1, 2], tokens: 1, ..Request::default() };
-    refused(&generate(&stage, &request, &mut |_| {}).expect_err("it has slices").to_string(), split);
+    refused(&generate(&stage, &request, &mut |_| {}).expect_err("it has shards").to_string(), split);
     let whole = model.init_stage(0..layers, 1, &device).expect("a stage");
     assert_eq!(whole.next_token(&[1, 2]).map(|logits| logits.len()), Ok(64));
     hf::save(&dir, &model, &[&whole]).expect("whole parameters are saved");
@@ -208,7 +208,7 @@ fn each_expert_is_whole_on_one_rank() {
         expected.sort();
         assert_eq!(found, expected, "each expert is on one rank, in its whole shape");
         assert!(of_ranks.iter().all(|rank| rank.iter().any(is_routed)));
-        // All other parameters are those of ranks with slices of experts.
+        // All other parameters are those of ranks with shards of experts.
         let others = |found: &[(String, Vec<usize>)]| -> Vec<_> {
             found.iter().filter(|found| !is_routed(found)).cloned().collect()
         };

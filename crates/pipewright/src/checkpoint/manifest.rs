@@ -22,11 +22,11 @@ const WHOLE: u32 = 1;
 /// The format of checkpoints whose tensors are stored in parts.
 const IN_PARTS: u32 = 2;
 
-/// The format of checkpoints whose tensors are stored in slices.
-const IN_SLICES: u32 = 3;
+/// The format of checkpoints whose tensors are stored in shards.
+const IN_SHARDS: u32 = 3;
 
-/// The newest format that this crate reads, of checkpoints with several slices of a tensor in one file.
-const SEVERAL_SLICES: u32 = 4;
+/// The newest format that this crate reads, of checkpoints with several shards of a tensor in one file.
+const SEVERAL_SHARDS: u32 = 4;
 
 /// The text between the manifest's content and its hash, and the text after the hash.
 const BEFORE_HASH: &str = ",\n  \"hash\": \"";
@@ -59,10 +59,10 @@ pub struct StateFile {
     /// The rows of its tensors that the file has; all rows if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) part: Option<RowShard>,
-    /// Whether the file has slices of some tensors. Its header says which.
-    #[serde(default, skip_serializing_if = "is_false")]
-    pub(crate) has_slices: bool,
-    /// Whether the file has several slices of one tensor. Their names have the indices of the slices.
+    /// Whether the file has shards of some tensors. Its header says which.
+    #[serde(default, skip_serializing_if = "is_false", rename = "has_slices")]
+    pub(crate) has_shards: bool,
+    /// Whether the file has several shards of one tensor. Their names have the indices of the shards.
     #[serde(default, skip_serializing_if = "is_false")]
     pub(crate) has_several: bool,
 }
@@ -76,9 +76,9 @@ impl Manifest {
     /// Makes a manifest in the oldest format that can hold these files.
     pub fn new(step: u64, cursor: Cursor, description: Map<String, Json>, files: Vec<StateFile>) -> Self {
         let format = if files.iter().any(|file| file.has_several) {
-            SEVERAL_SLICES
-        } else if files.iter().any(|file| file.has_slices) {
-            IN_SLICES
+            SEVERAL_SHARDS
+        } else if files.iter().any(|file| file.has_shards) {
+            IN_SHARDS
         } else if files.iter().any(|file| file.part.is_some()) {
             IN_PARTS
         } else {
@@ -101,7 +101,7 @@ impl Manifest {
             Err(source) => return Err(CheckpointError::Io { action: "read", path, source }),
         };
         Self::parse(&bytes).map_err(|flaw| match flaw {
-            Flaw::TooNew(found) => CheckpointError::TooNew { path, found, known: SEVERAL_SLICES },
+            Flaw::TooNew(found) => CheckpointError::TooNew { path, found, known: SEVERAL_SHARDS },
             Flaw::Damaged(reason) => CheckpointError::DamagedManifest { path, reason },
         })
     }
@@ -125,7 +125,7 @@ impl Manifest {
             serde_json::from_str(&format!("{body}\n}}")).map_err(|error| damaged(&error.to_string()))?;
         // A later format may have other members, so the number is checked first.
         match json.get("format").and_then(Json::as_u64).and_then(|format| u32::try_from(format).ok()) {
-            Some(found) if found > SEVERAL_SLICES => return Err(Flaw::TooNew(found)),
+            Some(found) if found > SEVERAL_SHARDS => return Err(Flaw::TooNew(found)),
             _ => {}
         }
         let manifest: Self = serde_json::from_value(json).map_err(|error| damaged(&error.to_string()))?;
@@ -154,7 +154,7 @@ mod tests {
             bytes: 12,
             hash: "ab".into(),
             part: None,
-            has_slices: false,
+            has_shards: false,
             has_several: false,
         };
         let description = Map::from_iter([("epsilon".to_owned(), Json::from(1e-5))]);
@@ -197,8 +197,8 @@ mod tests {
 
     #[test]
     fn a_later_format_is_not_damage() {
-        let later = Manifest { format: SEVERAL_SLICES + 1, ..manifest() };
-        assert_eq!(Manifest::parse(later.to_text().as_bytes()), Err(Flaw::TooNew(SEVERAL_SLICES + 1)));
+        let later = Manifest { format: SEVERAL_SHARDS + 1, ..manifest() };
+        assert_eq!(Manifest::parse(later.to_text().as_bytes()), Err(Flaw::TooNew(SEVERAL_SHARDS + 1)));
     }
 
     #[test]

@@ -15,7 +15,7 @@ use burn_pack::{Reader, Scalar, Writer};
 
 use super::error::CheckpointError;
 use super::read::Checkpoint;
-use crate::tensor::Slice;
+use crate::tensor::TensorShard;
 use crate::tensor::shard::RowShard;
 
 /// Separates a parameter's path from the field of its state.
@@ -34,8 +34,8 @@ pub(super) struct Parts {
 pub(crate) struct Target<'a> {
     pub(crate) id: ParamId,
     pub(crate) path: &'a Arc<str>,
-    /// The slice that the stage holds.
-    pub(crate) slice: Slice,
+    /// The shard that the stage holds.
+    pub(crate) shard: TensorShard,
     /// The path inside the stage's module, which Burn uses to choose among several optimizers.
     pub(crate) local: &'a str,
 }
@@ -80,7 +80,7 @@ pub(crate) fn put_together(
     let mut tensors = Vec::new();
     let mut scalars = Vec::new();
     let mut locals = Vec::new();
-    for Target { id, path, slice, local } in targets {
+    for Target { id, path, shard, local } in targets {
         let id = id.val();
         for (field, text) in checkpoint.scalars_of(path) {
             let scalar =
@@ -88,7 +88,7 @@ pub(crate) fn put_together(
             scalars.push((format!("{id}.{field}"), scalar));
         }
         for (field, name) in checkpoint.state_of(path) {
-            let (bytes, shape, dtype) = checkpoint.read(name, *slice, part)?.into_parts();
+            let (bytes, shape, dtype) = checkpoint.read(name, *shard, part)?.into_parts();
             tensors.push(burn_pack::Tensor::new(format!("{id}.{field}"), dtype, shape, Some(id), bytes));
         }
         locals.push((id.to_string(), *local));

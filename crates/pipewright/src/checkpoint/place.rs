@@ -1,6 +1,6 @@
 //! Where the elements of a tensor are in the files of a checkpoint.
 //!
-//! Tensor ranks store slices of a tensor, and replicas with sharded parameters store rows of the tensor or of a slice. A
+//! Tensor ranks store shards of a tensor, and replicas with sharded parameters store rows of the tensor or of a shard. A
 //! [`Place`] puts them together.
 
 use std::collections::BTreeMap;
@@ -9,7 +9,7 @@ use std::ops::Range;
 use burn::tensor::DType;
 use serde::{Deserialize, Serialize};
 
-use crate::tensor::Slice;
+use crate::tensor::TensorShard;
 use crate::tensor::shard::RowShard;
 
 /// The place of a tensor in the files, with its type and shape.
@@ -18,25 +18,26 @@ pub(super) struct Place {
     pub(super) dtype: DType,
     /// The shape of the whole tensor, once it is joined.
     pub(super) shape: Vec<usize>,
-    slice: StoredSlice,
-    /// The slices by their index.
+    shard: StoredShard,
+    /// The shards by their index.
     slabs: BTreeMap<u32, Slab>,
 }
 
-/// Which slice of a tensor a file has.
+/// Which shard of a tensor a file has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct StoredSlice {
+pub(super) struct StoredShard {
     /// The dimension along which the tensor is cut.
     pub(super) dimension: usize,
-    /// The slice among all.
-    pub(super) part: RowShard,
+    /// The range of this dimension that the file has.
+    #[serde(rename = "part")]
+    pub(super) rows: RowShard,
 }
 
-impl StoredSlice {
-    pub(super) const WHOLE: Self = Self { dimension: 0, part: RowShard::WHOLE };
+impl StoredShard {
+    pub(super) const WHOLE: Self = Self { dimension: 0, rows: RowShard::WHOLE };
 }
 
-/// A slice of a tensor, or a whole one: its rows, in order, in one file or divided among the files of replicas.
+/// A shard of a tensor, or a whole one: its rows, in order, in one file or divided among the files of replicas.
 #[derive(Debug)]
 pub(super) struct Slab {
     shape: Vec<usize>,
@@ -70,31 +71,31 @@ pub(super) enum Unfit {
 pub(super) type Bounds = Vec<Range<usize>>;
 
 impl Place {
-    pub(super) fn new(dtype: DType, slice: StoredSlice) -> Self {
-        Self { dtype, shape: Vec::new(), slice, slabs: BTreeMap::new() }
+    pub(super) fn new(dtype: DType, shard: StoredShard) -> Self {
+        Self { dtype, shape: Vec::new(), shard, slabs: BTreeMap::new() }
     }
 
-    /// Adds rows of a slice of the tensor, of this type and shape.
+    /// Adds rows of a shard of the tensor, of this type and shape.
     pub(super) fn add(
         &mut self,
         piece: Piece,
         dtype: DType,
         shape: &[usize],
-        slice: StoredSlice,
+        shard: StoredShard,
     ) -> Result<(), Unfit> {
-        let cut = |slice: StoredSlice| (slice.dimension, slice.part.of);
-        if cut(slice) != cut(self.slice) {
+        let cut = |shard: StoredShard| (shard.dimension, shard.rows.of);
+        if cut(shard) != cut(self.shard) {
             return Err(Unfit::Part);
         }
         let is_of_type = dtype == self.dtype;
         let slab = Slab { shape: shape.to_vec(), pieces: Vec::new(), copies: Vec::new() };
-        self.slabs.entry(slice.part.index).or_insert(slab).add(piece, shape, is_of_type)
+        self.slabs.entry(shard.rows.index).or_insert(slab).add(piece, shape, is_of_type)
     }
 
     /// Puts the pieces in order and sets the shape of the whole tensor.
     pub(super) fn join(&mut self) -> Result<(), Torn> {
         self.slabs.values_mut().try_for_each(Slab::join)?;
-        let StoredSlice { dimension, part: RowShard { of, .. } } = self.slice;
+        let StoredShard { dimension, rows: RowShard { of, .. } } = self.shard;
         let Some(first) = self.slabs.get(&0).filter(|_| self.slabs.len() == of as usize) else {
             return Err(Torn);
         };
@@ -115,20 +116,20 @@ impl Place {
         if RowShard::all(of).zip(self.slabs.values()).all(fits) { Ok(()) } else { Err(Torn) }
     }
 
-    /// Returns the ranges of some rows of a slice of the tensor.
-    pub(super) fn wanted(&self, slice: Slice, part: RowShard) -> Bounds {
+    /// Returns the ranges of some rows of a shard of the tensor.
+    pub(super) fn wanted(&self, shard: TensorShard, part: RowShard) -> Bounds {
         let mut bounds = whole(&self.shape);
-        if let Some(range) = bounds.get_mut(slice.dimension).filter(|_| !slice.is_whole()) {
-            *range = slice.range(range.len());
+        if let Some(range) = bounds.get_mut(shard.dimension).filter(|_| !shard.is_whole()) {
+            *range = shard.range(range.len());
         }
         let (first, rows) = (bounds[0].start, part.rows(bounds[0].len()));
         bounds[0] = first + rows.start..first + rows.end;
         bounds
     }
 
-    /// Returns the slices with their ranges in the whole tensor.
+    /// Returns the shards with their ranges in the whole tensor.
     pub(super) fn slabs(&self) -> impl Iterator<Item = (Bounds, &Slab)> {
-        let StoredSlice { dimension, part: RowShard { of, .. } } = self.slice;
+        let StoredShard { dimension, rows: RowShard { of, .. } } = self.shard;
         self.slabs.iter().map(move |(&index, slab)| {
             let mut bounds = whole(&self.shape);
             if of > 1 {

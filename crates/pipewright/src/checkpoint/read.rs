@@ -12,12 +12,12 @@ use super::error::CheckpointError;
 use super::finite::NotFinite;
 use super::manifest::{Manifest, StateFile};
 use super::optimizer::FIELD;
-use super::place::{Piece, Place, Slab, StoredSlice, Torn, Unfit, common, copy};
-use super::save::{FROZEN, INDEX, LOSS_SCALE, SLICES, STEP};
+use super::place::{Piece, Place, Slab, StoredShard, Torn, Unfit, common, copy};
+use super::save::{FROZEN, INDEX, LOSS_SCALE, SHARDS, STEP};
 use super::tensor_file::{Header, from_stored, hash, hash_tensors, read_header};
 use crate::bounded_file::open_regular;
 use crate::loss_scale::LossScale;
-use crate::tensor::Slice;
+use crate::tensor::TensorShard;
 use crate::tensor::shard::RowShard;
 
 /// A complete checkpoint whose files have been verified.
@@ -57,10 +57,10 @@ impl Checkpoint {
         for (index, file) in manifest.files.iter().enumerate() {
             let (header, flaws) = verify(path, file, manifest.step)?;
             let part = file.part.unwrap_or(RowShard::WHOLE);
-            let slices = slices_of(&path.join(&file.name), &header)?;
+            let shards = shards_of(&path.join(&file.name), &header)?;
             frozen.extend(frozen_of(&path.join(&file.name), &header)?);
             for (name, found) in flaws.into_iter().filter(|(name, _)| !name.contains(FIELD)) {
-                let name = if file.has_several { without_index(&name, &slices) } else { name };
+                let name = if file.has_several { without_index(&name, &shards) } else { name };
                 not_finite.entry(name).or_default().add(found);
             }
             for (name, info) in header.tensors {
@@ -71,11 +71,11 @@ impl Checkpoint {
                 let piece =
                     Piece { part, rows, file: index, start: header.data + info.data_offsets.0 as u64 };
                 let parameter = name.split_once(FIELD).map_or(name.as_str(), |(parameter, _)| parameter);
-                let slice = slices.get(parameter).copied().unwrap_or(StoredSlice::WHOLE);
-                let name = if file.has_several { without_index(&name, &slices) } else { name };
+                let shard = shards.get(parameter).copied().unwrap_or(StoredShard::WHOLE);
+                let name = if file.has_several { without_index(&name, &shards) } else { name };
                 let torn = || CheckpointError::Torn { path: path.to_owned(), tensor: name.clone() };
-                let place = tensors.entry(name.clone()).or_insert_with(|| Place::new(dtype, slice));
-                match place.add(piece, dtype, &info.shape, slice) {
+                let place = tensors.entry(name.clone()).or_insert_with(|| Place::new(dtype, shard));
+                match place.add(piece, dtype, &info.shape, shard) {
                     Ok(()) => {}
                     Err(Unfit::Part) => return Err(torn()),
                     Err(Unfit::Copy(other)) => return Err(ambiguous(path, &manifest, &name, [other, index])),
@@ -84,7 +84,7 @@ impl Checkpoint {
             // All files have the same.
             loss_scale = loss_scale.or(header.texts.get(LOSS_SCALE).and_then(|text| scale_of(text)));
             let of_file = header.texts.into_iter().filter(|(name, _)| name.contains(FIELD));
-            scalars.extend(of_file.map(|(name, text)| (without_index(&name, &slices), text)));
+            scalars.extend(of_file.map(|(name, text)| (without_index(&name, &shards), text)));
         }
         for (tensor, place) in &mut tensors {
             compare_copies(path, &manifest, tensor, place)?;
@@ -157,22 +157,22 @@ impl Checkpoint {
         shape: &[usize],
         dtype: DType,
     ) -> Result<TensorData, CheckpointError> {
-        self.part_of(parameter, shape, dtype, (Slice::WHOLE, RowShard::WHOLE))
+        self.rows(parameter, shape, dtype, (TensorShard::WHOLE, RowShard::WHOLE))
     }
 
-    /// As [`Checkpoint::parameter`], for the rows of one part of a slice; `shape` is the shape of the whole slice.
-    pub(crate) fn part_of(
+    /// As [`Checkpoint::parameter`], for the rows of one part of a shard; `shape` is the shape of the whole shard.
+    pub(crate) fn rows(
         &self,
         parameter: &Arc<str>,
         shape: &[usize],
         dtype: DType,
-        (slice, part): (Slice, RowShard),
+        (shard, part): (TensorShard, RowShard),
     ) -> Result<TensorData, CheckpointError> {
         let path = || self.path.clone();
         let Some(place) = self.tensors.get(&**parameter) else {
             return Err(CheckpointError::MissingParameter { path: path(), parameter: parameter.clone() });
         };
-        let stored = slice.shape(&place.shape);
+        let stored = shard.shape(&place.shape);
         if stored != shape || place.dtype != dtype {
             let words = |dtype: DType, shape: &[usize]| format!("{dtype:?} {shape:?}");
             let (expected, found) = (words(dtype, shape), words(place.dtype, &stored));
@@ -183,7 +183,7 @@ impl Checkpoint {
                 found,
             });
         }
-        self.read(parameter, slice, part)
+        self.read(parameter, shard, part)
     }
 
     /// Returns the tensors of a parameter's optimizer state: the field and the full name of each.
@@ -196,15 +196,15 @@ impl Checkpoint {
         fields(&self.scalars, parameter).map(|(field, _, text)| (field, text.as_str()))
     }
 
-    /// Reads the rows of one part of a slice of a tensor, which must be in the checkpoint.
+    /// Reads the rows of one part of a shard of a tensor, which must be in the checkpoint.
     pub(super) fn read(
         &self,
         name: &str,
-        slice: Slice,
+        shard: TensorShard,
         part: RowShard,
     ) -> Result<TensorData, CheckpointError> {
         let place = &self.tensors[name];
-        let (wanted, element) = (place.wanted(slice, part), place.dtype.size());
+        let (wanted, element) = (place.wanted(shard, part), place.dtype.size());
         let elements: usize = wanted.iter().map(ExactSizeIterator::len).product();
         let mut bytes = vec![0; elements * element];
         for (bounds, slab) in place.slabs() {
@@ -229,7 +229,7 @@ impl Checkpoint {
         Ok(TensorData::from_bytes(Bytes::from_bytes_vec(bytes), Shape::from(shape), place.dtype))
     }
 
-    /// Reads rows of a slice into `target`.
+    /// Reads rows of a shard into `target`.
     fn read_rows(
         &self,
         slab: &Slab,
@@ -257,9 +257,9 @@ impl Checkpoint {
     }
 }
 
-/// Returns the slices of parameters that a file has; other parameters in it are whole.
-fn slices_of(path: &Path, header: &Header) -> Result<BTreeMap<String, StoredSlice>, CheckpointError> {
-    let Some(text) = header.texts.get(SLICES) else { return Ok(BTreeMap::new()) };
+/// Returns the shards of parameters that a file has; other parameters in it are whole.
+fn shards_of(path: &Path, header: &Header) -> Result<BTreeMap<String, StoredShard>, CheckpointError> {
+    let Some(text) = header.texts.get(SHARDS) else { return Ok(BTreeMap::new()) };
     let understood = serde_json::from_str(text).map_err(std::io::Error::from);
     understood.map_err(CheckpointError::io("understand", path))
 }
@@ -271,11 +271,11 @@ fn frozen_of(path: &Path, header: &Header) -> Result<Vec<String>, CheckpointErro
     understood.map_err(CheckpointError::io("understand", path))
 }
 
-/// Returns the name of a tensor or of a number without the index of its slice, if it has one.
-fn without_index(name: &str, slices: &BTreeMap<String, StoredSlice>) -> String {
+/// Returns the name of a tensor or of a number without the index of its shard, if it has one.
+fn without_index(name: &str, shards: &BTreeMap<String, StoredShard>) -> String {
     let (parameter, field) = name.split_once(FIELD).map_or((name, None), |(path, field)| (path, Some(field)));
     let is_index =
-        |index: &str| slices.get(parameter).is_some_and(|slice| slice.part.index.to_string() == index);
+        |index: &str| shards.get(parameter).is_some_and(|shard| shard.rows.index.to_string() == index);
     match parameter.rsplit_once(INDEX).filter(|(_, index)| is_index(index)) {
         Some((path, _)) => field.map_or(path.to_owned(), |field| format!("{path}{FIELD}{field}")),
         None => name.to_owned(),

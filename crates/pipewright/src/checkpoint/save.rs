@@ -19,7 +19,7 @@ use super::folder::{CheckpointFolder, REMOVING, committed_name, scratch_name};
 use super::identity::FolderIdentity;
 use super::manifest::{MANIFEST, Manifest, StateFile};
 use super::optimizer::{FIELD, take_apart};
-use super::place::StoredSlice;
+use super::place::StoredShard;
 use super::state::{HeldParameter, RankState, StageState};
 use super::tensor_file::{self, Accepted, Content, Named, WriteError};
 use crate::bounded_file::{SMALL_TEXT, read_regular, write_regular};
@@ -33,12 +33,12 @@ pub(super) const STEP: &str = "step";
 /// The header text with the loss scale and the number of updates since it changed.
 pub(super) const LOSS_SCALE: &str = "loss_scale";
 
-/// Separates the path of a parameter from the index of its slice, if a file has several slices of it.
+/// Separates the path of a parameter from the index of its shard, if a file has several shards of it.
 pub(super) const INDEX: char = '#';
 /// The header text with the paths of frozen parameters, as a list.
 pub(super) const FROZEN: &str = "frozen";
-/// The header text with the slices of the parameters that the file does not have whole, by name.
-pub(super) const SLICES: &str = "slices";
+/// The header text with the shards of the parameters that the file does not have whole, by name.
+pub(super) const SHARDS: &str = "slices";
 
 /// A checkpoint that is being written. If it is dropped before [`Saving::commit`], the process that began it removes
 /// the files.
@@ -105,11 +105,11 @@ impl Saving {
             texts.insert(LOSS_SCALE.to_owned(), format!("{factor} {updates}"));
         }
         // All stages of a rank are sharded alike.
-        let part = stages.iter().find_map(|stage| stage.part);
+        let part = stages.iter().find_map(|stage| stage.row_shard);
         let names = Names::of(&stages);
-        let slices = names.slices(&stages);
-        if !slices.is_empty() {
-            texts.insert(SLICES.to_owned(), serde_json::to_string(&slices).expect("slices are plain data"));
+        let shards = names.shards(&stages);
+        if !shards.is_empty() {
+            texts.insert(SHARDS.to_owned(), serde_json::to_string(&shards).expect("shards are plain data"));
         }
         let held = stages.iter().flat_map(|stage| &stage.parameters);
         let frozen: Vec<&str> = held.filter(|held| held.is_frozen).map(|held| &*held.path).collect();
@@ -128,8 +128,8 @@ impl Saving {
                 WriteError::Other(error) => error,
             })?;
         let hash = hash.to_hex().to_string();
-        let (has_slices, has_several) = (!slices.is_empty(), !names.several.is_empty());
-        Ok(StateFile { name, bytes, hash, part, has_slices, has_several })
+        let (has_shards, has_several) = (!shards.is_empty(), !names.several.is_empty());
+        Ok(StateFile { name, bytes, hash, part, has_shards, has_several })
     }
 
     /// Writes a rank's part, and a note for the process that commits: the file is on disk, or a parameter of the rank is
@@ -235,9 +235,9 @@ impl Drop for Saving {
 pub(super) fn check_paths(ranks: &[RankState]) -> Result<(), CheckpointError> {
     let mut known = HashSet::new();
     for stage in ranks.iter().flat_map(|rank| &rank.stages) {
-        for HeldParameter { path, slice, .. } in &stage.parameters {
-            // Each tensor rank has its own slice, and each sharded replica its own part.
-            if !known.insert((path, slice.part.index, stage.part.map(|part| part.index))) {
+        for HeldParameter { path, shard, .. } in &stage.parameters {
+            // Each tensor rank has its own shard, and each sharded replica its own part.
+            if !known.insert((path, shard.index, stage.row_shard.map(|rows| rows.index))) {
                 return Err(CheckpointError::EqualPaths { parameter: path.clone() });
             }
         }
@@ -245,9 +245,9 @@ pub(super) fn check_paths(ranks: &[RankState]) -> Result<(), CheckpointError> {
     Ok(())
 }
 
-/// The names of the parameters in a file: their paths. Slices of one parameter have the path with their index.
+/// The names of the parameters in a file: their paths. Shards of one parameter have the path with their index.
 struct Names {
-    /// The parameters of which the file has several slices.
+    /// The parameters of which the file has several shards.
     several: HashSet<Arc<str>>,
 }
 
@@ -261,7 +261,7 @@ impl Names {
 
     fn of_parameter(&self, held: &HeldParameter) -> Arc<str> {
         match self.several.contains(&held.path) {
-            true => format!("{}{INDEX}{}", held.path, held.slice.part.index).into(),
+            true => format!("{}{INDEX}{}", held.path, held.shard.index).into(),
             false => held.path.clone(),
         }
     }
@@ -272,10 +272,10 @@ impl Names {
         if self.several.contains(path) { path } else { name }
     }
 
-    /// Returns the slices of the parameters of which these stages have only slices, by name.
-    fn slices(&self, stages: &[StageState]) -> BTreeMap<String, StoredSlice> {
-        let held = stages.iter().flat_map(|stage| &stage.parameters).filter(|held| !held.slice.is_whole());
-        held.map(|held| (self.of_parameter(held).to_string(), held.stored_slice())).collect()
+    /// Returns the shards of the parameters of which these stages have only shards, by name.
+    fn shards(&self, stages: &[StageState]) -> BTreeMap<String, StoredShard> {
+        let held = stages.iter().flat_map(|stage| &stage.parameters).filter(|held| !held.shard.is_whole());
+        held.map(|held| (self.of_parameter(held).to_string(), held.stored_shard())).collect()
     }
 }
 
@@ -286,7 +286,7 @@ fn add_stage(
     tensors: &mut BTreeMap<String, Named>,
     texts: &mut HashMap<String, String>,
 ) -> Result<(), CheckpointError> {
-    let StageState { parameters, optimizer, part } = stage;
+    let StageState { parameters, optimizer, row_shard } = stage;
     if let Some(parameter) = parameters.iter().find(|parameter| parameter.path.contains(FIELD)) {
         return Err(CheckpointError::Path { parameter: parameter.path.clone() });
     }
@@ -299,8 +299,8 @@ fn add_stage(
             (name.clone(), Named { name, content, accepted })
         }));
     }
-    // A part has no rows of a parameter that has fewer rows than there are parts.
-    let is_there = |parameter: &HeldParameter| part.is_none() || parameter.value.shape()[0] > 0;
+    // A replica has no rows of a parameter that has fewer rows than there are row shards.
+    let is_there = |parameter: &HeldParameter| row_shard.is_none() || parameter.value.shape()[0] > 0;
     for parameter in parameters.into_iter().filter(is_there) {
         let name = names.of_parameter(&parameter).to_string();
         let content = match parameter.value.kind() {

@@ -10,12 +10,12 @@ use burn::optim::ModuleOptimizer;
 use serde_json::{Map, Value as Json};
 
 use super::cursor::Cursor;
-use super::place::StoredSlice;
+use super::place::StoredShard;
 use crate::ids::WorldRank;
 use crate::loss_scale::LossScale;
 use crate::memory::RankMemory;
 use crate::tensor::shard::RowShard;
-use crate::tensor::{Slice, Value};
+use crate::tensor::{TensorShard, Value};
 
 /// The part of a training run's state between two steps that this process holds.
 #[derive(Debug)]
@@ -44,8 +44,8 @@ pub struct RankState {
 pub(crate) struct StageState {
     pub(crate) parameters: Vec<HeldParameter>,
     pub(crate) optimizer: Option<ModuleOptimizer>,
-    /// The part of each parameter that the stage holds, if parameters are sharded.
-    pub(crate) part: Option<RowShard>,
+    /// The rows of each parameter that the stage holds, if parameters are sharded over replicas.
+    pub(crate) row_shard: Option<RowShard>,
 }
 
 /// A parameter, with the keys of its optimizer state.
@@ -54,8 +54,8 @@ pub(crate) struct HeldParameter {
     pub(crate) place: usize,
     pub(crate) path: Arc<str>,
     pub(crate) id: ParamId,
-    /// The slice that the stage holds, or the part's rows of it.
-    pub(crate) slice: Slice,
+    /// The shard that the stage holds, or the rows of it that the replica holds.
+    pub(crate) shard: TensorShard,
     /// Whether it was frozen while the pipeline ran.
     pub(crate) is_frozen: bool,
     pub(crate) value: Value,
@@ -64,9 +64,12 @@ pub(crate) struct HeldParameter {
 }
 
 impl HeldParameter {
-    /// Returns which slice of the parameter a file has.
-    pub(super) fn stored_slice(&self) -> StoredSlice {
-        StoredSlice { dimension: self.slice.dimension, part: self.slice.part }
+    /// Returns which shard of the parameter a file has.
+    pub(super) fn stored_shard(&self) -> StoredShard {
+        StoredShard {
+            dimension: self.shard.dimension,
+            rows: RowShard { index: self.shard.index, of: self.shard.of },
+        }
     }
 }
 

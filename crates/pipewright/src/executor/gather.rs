@@ -24,7 +24,7 @@ use crate::failure::Cause;
 use crate::hook::{Place, ReplicaPlace, ReshardRun, UnshardRun};
 use crate::message::{AwaitedMessage, Tag};
 use crate::stage::{StageError, Visit};
-use crate::tensor::Slice;
+use crate::tensor::TensorShard;
 
 /// The results of a visit to the modules of a rank.
 #[derive(Debug, Default)]
@@ -51,8 +51,8 @@ pub struct NamedParameter {
     pub stage: StageIndex,
     /// Its global path.
     pub path: Arc<str>,
-    /// The slice of the parameter that the values are, if several ranks compute the stage together.
-    pub slice: Slice,
+    /// The shard of the parameter that the values are, if several ranks compute the stage together.
+    pub shard: TensorShard,
     /// Its values.
     pub data: TensorData,
 }
@@ -71,7 +71,7 @@ impl Executor {
             }
         };
         let rest = self.program().row(self.rank).iter().skip(self.step.position);
-        let is_needed = self.endpoint.part().is_some() && is_computed(stage, rest);
+        let is_needed = self.endpoint.row_shard().is_some() && is_computed(stage, rest);
         if is_needed && is_asked && self.local_stage(stage).gathering.is_none() {
             self.start_gather(stage);
         }
@@ -152,7 +152,7 @@ impl Executor {
 
     /// Begins to collect the whole parameters of the stage at this place. All replicas do so together.
     pub(super) fn begin_collecting(&mut self, place: usize, collected: Vec<NamedParameter>) -> Phase {
-        let is_sharded = self.endpoint.part().is_some();
+        let is_sharded = self.endpoint.row_shard().is_some();
         match self.stages.get(place).map(|stage| stage.index) {
             Some(stage) if is_sharded => self.start_gather(stage),
             Some(_) => {}
@@ -178,8 +178,8 @@ impl Executor {
                 None => {
                     let named = runner.paths().iter().cloned().zip(runner.parameters()).enumerate();
                     collected.extend(named.map(|(place, (path, data))| {
-                        let slice = runner.placement(place).slice_of(tensor_rank);
-                        NamedParameter { stage: index, path, slice, data }
+                        let shard = runner.placement(place).shard_of(tensor_rank);
+                        NamedParameter { stage: index, path, shard, data }
                     }));
                 }
             }

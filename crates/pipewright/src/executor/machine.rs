@@ -195,7 +195,7 @@ impl Executor {
         let is_noted_later = match action {
             Action::RecvForward { .. } | Action::RecvBackward { .. } => true,
             Action::Unshard { stage } => {
-                self.endpoint.part().is_some()
+                self.endpoint.row_shard().is_some()
                     && (self.hook.is_none() || self.local_stage(stage).gathering.is_some())
             }
             _ => false,

@@ -53,8 +53,8 @@ pub(crate) struct MeshEndpoint {
     replica_ranks_tree: Tree,
     replica_tree: Tree,
     world_tree: Tree,
-    /// The part of its stages' parameters that this replica holds, if they are sharded.
-    part: Option<RowShard>,
+    /// The rows of its stages' parameters that this replica holds, if they are sharded.
+    row_shard: Option<RowShard>,
     devices: Devices,
 }
 
@@ -80,7 +80,7 @@ impl MeshEndpoint {
             thread: OnceLock::new(),
         });
         let [replica_ranks_tree, replica_tree, world_tree] = [&replica, &replicas, &world].map(Tree::over);
-        let part =
+        let row_shard =
             (mesh.shards > 1).then(|| RowShard { index: coord.replica % mesh.shards, of: mesh.shards });
         Self {
             endpoint,
@@ -96,7 +96,7 @@ impl MeshEndpoint {
             replica_ranks_tree,
             replica_tree,
             world_tree,
-            part,
+            row_shard,
             devices,
         }
     }
@@ -157,7 +157,7 @@ impl MeshEndpoint {
         &self.shard_group
     }
 
-    /// Returns the same rank in the replicas that hold the same part of the parameters, as ranks of the world.
+    /// Returns the same rank in the replicas that hold the same rows of the parameters, as ranks of the world.
     pub(crate) fn copy_group(&self) -> &Group {
         &self.copy_group
     }
@@ -183,9 +183,9 @@ impl MeshEndpoint {
         &self.world_tree
     }
 
-    /// Returns the part of the parameters that this replica holds; `None` if it holds all.
-    pub(crate) fn part(&self) -> Option<RowShard> {
-        self.part
+    /// Returns the rows of the parameters that this replica holds; `None` if it holds all.
+    pub(crate) fn row_shard(&self) -> Option<RowShard> {
+        self.row_shard
     }
 
     pub(crate) fn is_distributed(&self) -> bool {

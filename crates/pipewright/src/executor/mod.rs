@@ -15,7 +15,7 @@
 //! | `boundary.rs` | both ends of a message between two stages; its parts, between tensor groups |
 //! | `compute.rs` | the actions that compute, and the hooks that run them |
 //! | `edges.rs` | the inputs and outputs of a stage |
-//! | `slices.rs` | whether the ranks of a tensor group hold the parts of parameters that their modules say |
+//! | `tensor_shards.rs` | whether the ranks of a tensor group hold the parts of parameters that their modules say |
 //! | `skip.rs` | skip connections that go directly to their stage |
 //! | `gather.rs` | sharded parameters, gathered before a stage computes |
 //! | `epilogue.rs` | the phases after the program, in order |
@@ -31,7 +31,7 @@
 //! | `mesh_endpoint.rs` | the transport, with the rank's place in the mesh |
 //! | `patience.rs` | how long a rank waits |
 //! | `tensor_group.rs` | exchanges between the ranks that compute a stage together |
-//! | `copies.rs` | gradients of slices that several of these ranks hold |
+//! | `copies.rs` | gradients of shards that several of these ranks hold |
 //! | `local_stage.rs` | a stage on its rank, with the tensors between two actions |
 //! | `state.rs` | parameters and optimizer state, read and restored |
 
@@ -57,7 +57,7 @@ mod reduction;
 mod report;
 mod sharing;
 mod skip;
-mod slices;
+mod tensor_shards;
 mod state;
 mod statistics;
 mod step;

@@ -204,7 +204,7 @@ impl Executor {
 
     /// Returns the tag of the messages between replicas before the norm.
     fn replica_tag(&self) -> Tag {
-        if self.endpoint.part().is_some() { Tag::ReplicaSquares } else { Tag::Ready }
+        if self.endpoint.row_shard().is_some() { Tag::ReplicaSquares } else { Tag::Ready }
     }
 }
 

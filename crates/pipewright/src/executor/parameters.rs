@@ -13,8 +13,8 @@ use pipewright_schedule::{Rank, StageIndex};
 use serde::{Deserialize, Serialize};
 
 use super::machine::Executor;
-use super::slices::{HeldSlice, check_slices};
 use super::step::Phase;
+use super::tensor_shards::{HeldShard, check_shards};
 use crate::collective::Exchange;
 use crate::failure::Cause;
 use crate::message::{MessageError, Payload, Tag, decoded, encoded};
@@ -34,8 +34,8 @@ pub(super) struct ListedParameter {
     /// Shape and values, if its stage declares it as shared.
     pub(super) shared: Option<Fingerprint>,
     /// The part that the rank holds, if several ranks compute the stage together.
-    pub(super) slice: Option<HeldSlice>,
-    /// The slice that the layer has, and the number of slices, if other layers have the others.
+    pub(super) shard: Option<HeldShard>,
+    /// The shard that the layer has, and the number of shards, if other layers have the others.
     pub(super) of_layer: Option<(u32, u32)>,
 }
 
@@ -55,7 +55,7 @@ pub(super) struct Owner {
     pub(super) place: usize,
     /// The rank, numbered within its pipeline.
     pub(super) rank: Rank,
-    /// The rank's place in its tensor group. Each place has its own slices of parameters.
+    /// The rank's place in its tensor group. Each place has its own shards of parameters.
     pub(super) tensor: u32,
 }
 
@@ -92,7 +92,7 @@ impl Executor {
             let message = Exchange::one(parent, Tag::SharedParameters);
             return Ok(Phase::SharedParameters { order: NormOrder::new(), message });
         }
-        check_slices(&listed)?;
+        check_shards(&listed)?;
         check_layers(&listed)?;
         let shared = find_shared(&listed)?;
         let order = norm_order(&listed, &shared);
@@ -120,13 +120,13 @@ impl Executor {
     pub(super) fn counts(&self, stage: StageIndex, place: usize) -> bool {
         let chunk = self.placement().chunk_of(stage).index();
         let is_lowest = |known: &KnownParameters| !known.copies.contains(&(stage, place));
-        self.parameters.as_ref().is_none_or(is_lowest) && self.slice_of(chunk, place).counts()
+        self.parameters.as_ref().is_none_or(is_lowest) && self.shard_of(chunk, place).counts()
     }
 
     /// Returns the part of a parameter that this rank holds, if several ranks compute the stage together.
-    fn held_slice(&self, stage: usize, place: usize, held: &Held) -> Option<HeldSlice> {
+    fn held_shard(&self, stage: usize, place: usize, held: &Held) -> Option<HeldShard> {
         let tensor = self.endpoint.tensor_rank();
-        (tensor.of > 1).then(|| HeldSlice {
+        (tensor.of > 1).then(|| HeldShard {
             placement: self.stages[stage].runner.placement(place),
             tensor,
             shape: held.shape.clone(),
@@ -143,12 +143,12 @@ impl Executor {
                 owner: Owner { stage: stage.index, place, rank, tensor },
                 of_layer: {
                     let placement = stage.runner.placement(place);
-                    placement.of_layer.map(|index| (index, placement.slices))
+                    placement.of_layer.map(|index| (index, placement.shards))
                 },
                 path: held.path.to_string(),
-                counts: self.slice_of(chunk, place).counts(),
+                counts: self.shard_of(chunk, place).counts(),
                 has_gradient: place < trained,
-                slice: self.held_slice(chunk, place, &held),
+                shard: self.held_shard(chunk, place, &held),
                 shared: held
                     .shared
                     .map(|values| Fingerprint { shape: held.shape, hash: hash_of(values.as_bytes()) }),
@@ -164,9 +164,9 @@ fn copies(owners: &Owners) -> impl Iterator<Item = &Owner> {
     owners.iter().skip(1)
 }
 
-/// Returns the parameters that several stages share, in the order of their paths, of the slices of layers and of the places
+/// Returns the parameters that several stages share, in the order of their paths, of the shards of layers and of the places
 /// in the tensor groups, each with its owners in order. All owners must declare the path as shared, and their copies must be
-/// equal. Different slices of a parameter are not copies.
+/// equal. Different shards of a parameter are not copies.
 fn find_shared(listed: &[ListedParameter]) -> Result<Vec<Owners>, Cause> {
     let mut by_key: BTreeMap<_, Vec<&ListedParameter>> = BTreeMap::new();
     for parameter in listed {
@@ -177,16 +177,16 @@ fn find_shared(listed: &[ListedParameter]) -> Result<Vec<Owners>, Cause> {
     several.map(|((path, ..), copies)| equal_copies(path, copies)).collect()
 }
 
-/// Returns an error if layers cut a parameter into different numbers of slices. Some slices may be missing, as in a model of
+/// Returns an error if layers cut a parameter into different numbers of shards. Some shards may be missing, as in a model of
 /// which only some layers are measured.
 fn check_layers(listed: &[ListedParameter]) -> Result<(), Cause> {
     let mut by_path: BTreeMap<&str, (StageIndex, u32)> = BTreeMap::new();
     for parameter in listed {
-        let found = (parameter.owner.stage, parameter.of_layer.map_or(1, |(_, slices)| slices));
+        let found = (parameter.owner.stage, parameter.of_layer.map_or(1, |(_, shards)| shards));
         let first = *by_path.entry(&parameter.path).or_insert(found);
         if first.1 != found.1 {
-            let (stages, slices) = ((first.0, found.0), (first.1, found.1));
-            return Err(Cause::LayerSlices { parameter: parameter.path.as_str().into(), stages, slices });
+            let (stages, shards) = ((first.0, found.0), (first.1, found.1));
+            return Err(Cause::LayerShards { parameter: parameter.path.as_str().into(), stages, shards });
         }
     }
     Ok(())
@@ -215,7 +215,7 @@ fn equal_copies(path: &str, mut copies: Vec<&ListedParameter>) -> Result<Owners,
     Ok(copies.into_iter().map(|copy| copy.owner).collect())
 }
 
-/// Returns the order of the norm: by path, and then by the slices of layers and of ranks. Each rank sends the squares of its parameters that
+/// Returns the order of the norm: by path, and then by the shards of layers and of ranks. Each rank sends the squares of its parameters that
 /// count in the order of its list, and they are gathered in the order of the ranks.
 fn norm_order(listed: &[ListedParameter], shared: &[Owners]) -> NormOrder {
     let copies: HashSet<Owner> = shared.iter().flat_map(copies).copied().collect();
@@ -246,7 +246,7 @@ mod tests {
             counts: true,
             has_gradient: true,
             shared,
-            slice: None,
+            shard: None,
             of_layer: None,
         }
     }
@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn slices_of_one_path_are_not_copies_and_whole_parameters_count_once() {
+    fn shards_of_one_path_are_not_copies_and_whole_parameters_count_once() {
         let on = |tensor, listed: ListedParameter| ListedParameter {
             owner: Owner { tensor, ..listed.owner },
             counts: tensor == 0 || listed.path == "split",
@@ -291,19 +291,19 @@ mod tests {
     }
 
     #[test]
-    fn slices_of_layers_are_one_parameter_and_have_their_order() {
-        let of_layer = |rank, stage, index, slices| ListedParameter {
-            of_layer: Some((index, slices)),
+    fn shards_of_layers_are_one_parameter_and_have_their_order() {
+        let of_layer = |rank, stage, index, shards| ListedParameter {
+            of_layer: Some((index, shards)),
             ..listed(rank, stage, 0, "head", None)
         };
         let all = [of_layer(0, 2, 1, 3), of_layer(1, 1, 0, 3), of_layer(1, 3, 2, 3)];
-        assert!(find_shared(&all).expect("each is a slice of its own").is_empty());
-        check_layers(&all).expect("three slices each");
+        assert!(find_shared(&all).expect("each is a shard of its own").is_empty());
+        check_layers(&all).expect("three shards each");
         let places: Vec<usize> = norm_order(&all, &[]).into_iter().map(|(_, place)| place).collect();
         assert_eq!(places, [1, 0, 2]);
-        let refused = |second: ListedParameter, slices: &str| {
+        let refused = |second: ListedParameter, shards: &str| {
             let error = check_layers(&[of_layer(0, 0, 0, 2), second]).expect_err("another cut").to_string();
-            let expected = format!("stages 0 and 1 cut the parameter `head` into 2 and {slices} slice(s)");
+            let expected = format!("stages 0 and 1 cut the parameter `head` into 2 and {shards} shard(s)");
             assert!(error.starts_with(&expected), "{error}");
         };
         refused(of_layer(0, 1, 1, 3), "3");

@@ -112,7 +112,7 @@ impl Executor {
         self.read_losses()?;
         self.read_auxiliary()?;
         let (shards, copies) = (self.endpoint.shard_group().clone(), self.endpoint.copy_group().clone());
-        let is_sharded = self.endpoint.part().is_some();
+        let is_sharded = self.endpoint.row_shard().is_some();
         let group = if is_sharded { &shards } else { &copies };
         let runner = &mut self.local_stage(stage).runner;
         let taken = (0..runner.paths().len()).map(|place| {

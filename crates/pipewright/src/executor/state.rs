@@ -14,9 +14,10 @@ impl Executor {
     /// state together, and only the replicas of the first group return their stages.
     pub(crate) fn state(&self) -> RankState {
         let of_stage = |stage: &LocalStage| {
-            let StageState { parameters, optimizer, part } = stage.runner.state(self.endpoint.tensor_rank());
+            let StageState { parameters, optimizer, row_shard } =
+                stage.runner.state(self.endpoint.tensor_rank());
             let counts = |parameter: &HeldParameter| self.counts(stage.index, parameter.place);
-            StageState { parameters: parameters.into_iter().filter(counts).collect(), optimizer, part }
+            StageState { parameters: parameters.into_iter().filter(counts).collect(), optimizer, row_shard }
         };
         let counts = self.endpoint.is_in_first_group();
         let stages = self.stages.iter().filter(|_| counts).map(of_stage).collect();

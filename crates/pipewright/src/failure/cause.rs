@@ -188,18 +188,18 @@ pub enum Cause {
         /// The first stage that does not declare the path.
         undeclared: StageIndex,
     },
-    /// Layers have slices of one parameter, and cut it in different ways.
+    /// Layers have shards of one parameter, and cut it in different ways.
     #[error(
-        "stages {} and {} cut the parameter `{parameter}` into {} and {} slice(s): name the same number in \
-         `StageModule::placement` of all layers that have a slice of it", .stages.0, .stages.1, .slices.0, .slices.1
+        "stages {} and {} cut the parameter `{parameter}` into {} and {} shard(s): name the same number in \
+         `StageModule::placement` of all layers that have a shard of it", .stages.0, .stages.1, .shards.0, .shards.1
     )]
-    LayerSlices {
+    LayerShards {
         /// The path.
         parameter: Arc<str>,
         /// The stages.
         stages: (StageIndex, StageIndex),
-        /// The number of slices on each of them; 1 if it holds the whole parameter.
-        slices: (u32, u32),
+        /// The number of shards on each of them; 1 if it holds the whole parameter.
+        shards: (u32, u32),
     },
     /// Two stages share a parameter but hold it with different shapes.
     #[error(
@@ -217,18 +217,18 @@ pub enum Cause {
     },
     /// A rank of a tensor group holds another part of a parameter than the placement says.
     #[error(
-        "tensor rank {rank} of stage {stage} holds `{parameter}` with the shape {:?}, and its slice has the shape {:?}: cut the \
-         parameter with `TensorParallel::slice`, and name the cut in `StageModule::placement`",
+        "tensor rank {rank} of stage {stage} holds `{parameter}` with the shape {:?}, and its shard has the shape {:?}: cut the \
+         parameter with `TensorParallel::shard`, and name the cut in `StageModule::placement`",
         .shapes.1, .shapes.0
     )]
-    SliceShape {
+    ShardShape {
         /// The stage.
         stage: StageIndex,
         /// The parameter's path.
         parameter: Arc<str>,
         /// The rank's place in its tensor group.
         rank: u32,
-        /// The shape of the slice that the placement gives the rank, and that of the rank's parameter.
+        /// The shape of the shard that the placement gives the rank, and that of the rank's parameter.
         shapes: (Vec<usize>, Vec<usize>),
     },
     /// More or fewer ranks of a tensor group hold a parameter than the placement says.
@@ -236,7 +236,7 @@ pub enum Cause {
         "{} tensor rank(s) of stage {stage} hold `{parameter}`, and {} should: give each rank its part, or name \
          `Placement::ON_ONE_RANK` in `StageModule::placement` on the one rank that holds it", .ranks.0, .ranks.1
     )]
-    SliceHolders {
+    ShardHolders {
         /// The stage.
         stage: StageIndex,
         /// The parameter's path.
@@ -247,9 +247,9 @@ pub enum Cause {
     /// Ranks of a tensor group should hold the same part of a parameter, and have different values.
     #[error(
         "tensor rank {rank} of stage {stage} has other values of `{parameter}` than the first rank with the same part: start \
-         copies with the same values; if each rank holds a slice of its own, name the cut in `StageModule::placement`"
+         copies with the same values; if each rank holds a shard of its own, name the cut in `StageModule::placement`"
     )]
-    SliceValues {
+    ShardValues {
         /// The stage.
         stage: StageIndex,
         /// The parameter's path.

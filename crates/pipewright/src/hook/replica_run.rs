@@ -92,7 +92,7 @@ impl<'a> UnshardRun<'a> {
             return Err(StageError::function("parameters are not sharded, so none are gathered"));
         }
         check(&whole, self.parameters, |place, shape| {
-            let is_cut = self.parameters.part_of(place) != RowShard::WHOLE;
+            let is_cut = self.parameters.row_shard(place) != RowShard::WHOLE;
             if is_cut { vec![Some(shape.to_vec())] } else { vec![None] }
         })?;
         self.parameters.release();
@@ -150,7 +150,7 @@ impl<'a> ReduceRun<'a> {
     /// replica's rows of it.
     pub fn set_gradients(&mut self, gradients: OptionalTensors) -> Result<(), StageError> {
         check(&gradients, self.parameters, |place, shape| {
-            vec![None, Some(shape.to_vec()), Some(rows_of(self.parameters.part_of(place), shape))]
+            vec![None, Some(shape.to_vec()), Some(rows_of(self.parameters.row_shard(place), shape))]
         })?;
         gradients.into_iter().enumerate().for_each(|(place, gradient)| {
             self.parameters.set_gradient(place, gradient);
@@ -161,7 +161,7 @@ impl<'a> ReduceRun<'a> {
     /// Returns this replica's rows of tensors that have the shapes of the parameters; the tensors themselves if parameters
     /// are not sharded.
     pub fn own_rows(&self, whole: OptionalTensors) -> OptionalTensors {
-        let cut = |(place, tensor): (usize, Option<Value>)| match self.parameters.part_of(place) {
+        let cut = |(place, tensor): (usize, Option<Value>)| match self.parameters.row_shard(place) {
             RowShard::WHOLE => tensor,
             part => tensor.and_then(|tensor| part.cut(&tensor)),
         };
@@ -218,7 +218,7 @@ at_a_stage!(ReduceRun);
 
 impl ReplicaPlace {
     fn is_sharded(&self, parameters: &dyn StageParameters) -> bool {
-        (0..parameters.paths().len()).any(|place| parameters.part_of(place) != RowShard::WHOLE)
+        (0..parameters.paths().len()).any(|place| parameters.row_shard(place) != RowShard::WHOLE)
     }
 }
 
@@ -226,7 +226,7 @@ impl ReplicaPlace {
 pub(crate) fn check_sums(parameters: &dyn StageParameters) -> Result<(), StageError> {
     let sums: OptionalTensors =
         (0..parameters.paths().len()).map(|place| parameters.gradient(place)).collect();
-    check(&sums, parameters, |place, shape| vec![None, Some(rows_of(parameters.part_of(place), shape))])
+    check(&sums, parameters, |place, shape| vec![None, Some(rows_of(parameters.row_shard(place), shape))])
 }
 
 /// Returns the shape of a shard of a parameter of this shape.

@@ -16,7 +16,7 @@ use burn::tensor::Tensor;
 
 use super::composed::at_least_single;
 use crate::autodiff::{Rule, inner_of, on_tape_of, record};
-use crate::tensor::{Placement, Slice, TensorRank, Value, Values};
+use crate::tensor::{Placement, TensorRank, TensorShard, Value, Values};
 
 /// The exchange of tensors between the ranks of a group.
 pub(crate) trait TensorLink: Debug + Send + Sync {
@@ -58,7 +58,7 @@ impl TensorParallel {
         Self { rank, link: None, whole_experts: false }
     }
 
-    /// Returns the same rank, which holds whole experts of a mixture if `whole`, and otherwise a slice of each expert
+    /// Returns the same rank, which holds whole experts of a mixture if `whole`, and otherwise a shard of each expert
     /// ([`PipelineConfig::expert_parallel`](crate::pipeline::PipelineConfig::expert_parallel)).
     pub fn with_whole_experts(self, whole: bool) -> Self {
         Self { whole_experts: whole, ..self }
@@ -74,17 +74,17 @@ impl TensorParallel {
         self.rank.of
     }
 
-    /// Returns the slice of a parameter that this rank holds.
-    pub fn slice(&self, placement: Placement) -> Slice {
-        placement.slice_of(self.rank)
+    /// Returns the shard of a parameter that this rank holds.
+    pub fn shard(&self, placement: Placement) -> TensorShard {
+        placement.shard_of(self.rank)
     }
 
     /// Returns this rank's range of a dimension of this size that is split over all ranks.
     pub fn range(&self, size: usize) -> Range<usize> {
-        self.slice(Placement::split(0, self.rank.of)).range(size)
+        self.shard(Placement::split(0, self.rank.of)).range(size)
     }
 
-    /// Returns the experts that this rank holds of a mixture of `count` experts: all if it holds a slice of each of them. If it
+    /// Returns the experts that this rank holds of a mixture of `count` experts: all if it holds a shard of each of them. If it
     /// holds whole experts, these are neighbours, and the first ranks have one more each if the numbers do not divide. With
     /// fewer experts than ranks, the last ranks have none, which a layer should refuse.
     pub fn experts(&self, count: usize) -> Range<usize> {
@@ -338,8 +338,8 @@ pub(super) mod tests {
         assert_eq!(experts(8, 2), [0..4, 4..8]);
         assert_eq!(experts(6, 4), [0..2, 2..4, 4..5, 5..6]);
         assert_eq!(experts(2, 3), [0..1, 1..2, 2..2]);
-        let sliced = TensorParallel::unconnected(TensorRank { index: 1, of: 2 });
-        assert_eq!(sliced.experts(8), 0..8);
+        let tensor = TensorParallel::unconnected(TensorRank { index: 1, of: 2 });
+        assert_eq!(tensor.experts(8), 0..8);
         assert!(!TensorParallel::default().with_whole_experts(true).holds_whole_experts());
     }
 }

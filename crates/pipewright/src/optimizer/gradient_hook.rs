@@ -40,7 +40,7 @@ impl<F: Fn(&mut ParameterGradient<'_>) + Send + Sync> GradientHook for F {
 
 /// The gradient of one parameter: that of the loss that training minimises, as the optimizer would get it without
 /// clipping. If parameters are sharded over replicas, it has the rows of this replica. If several ranks compute the stage
-/// together, it has the slice of this rank, and all ranks that hold the slice call the hook for it.
+/// together, it has the shard of this rank, and all ranks that hold the shard call the hook for it.
 #[derive(Debug)]
 pub struct ParameterGradient<'a> {
     stage: StageIndex,

@@ -119,7 +119,7 @@ impl Assembly {
                 tensor_ranks: self.mesh.tensor,
                 optimizer_groups: self.config.optimizer_groups.clone().into(),
                 clip_groups: clip_groups.clone(),
-                part: endpoint.part(),
+                row_shard: endpoint.row_shard(),
                 must_have_loss: stage == placement.last_stage() && !self.program.is_forward_only(),
                 slices: self.program.slices(),
                 by_block: self.config.recompute.is_by_block(),

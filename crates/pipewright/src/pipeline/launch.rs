@@ -42,7 +42,7 @@ impl Pipeline {
 
     /// As [`Pipeline::launch`], for stages that several ranks compute together
     /// ([`PipelineConfig::tensor_parallel`]). `make` is called on each of these ranks and gets its connection to the others.
-    /// It makes the module of that rank: with the rank's slices of the parameters, which
+    /// It makes the module of that rank: with the rank's shards of the parameters, which
     /// [`StageModule::placement`](crate::stage::StageModule::placement) describes. With
     /// [`PipelineConfig::expert_parallel`], it makes the rank's experts
     /// ([`TensorParallel::experts`]), whose parameters are
@@ -50,9 +50,9 @@ impl Pipeline {
     /// start with the same values, so draw them from a seed. Do not share tensors between the modules of two ranks.
     ///
     /// # Errors
-    /// As [`Pipeline::launch`], and when the slices of the ranks do not make up the parameters, or copies differ
-    /// ([`Cause::SliceShape`](crate::failure::Cause::SliceShape), [`Cause::SliceValues`](crate::failure::Cause::SliceValues),
-    /// [`Cause::SliceHolders`](crate::failure::Cause::SliceHolders)).
+    /// As [`Pipeline::launch`], and when the shards of the ranks do not make up the parameters, or copies differ
+    /// ([`Cause::ShardShape`](crate::failure::Cause::ShardShape), [`Cause::ShardValues`](crate::failure::Cause::ShardValues),
+    /// [`Cause::ShardHolders`](crate::failure::Cause::ShardHolders)).
     pub fn launch_split<F, E>(
         program: ValidatedProgram,
         world: World,

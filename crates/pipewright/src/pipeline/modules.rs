@@ -26,7 +26,7 @@ impl Pipeline {
     /// With several processes, all must call it, and all but the one that has the module get `None`. A process does not know
     /// the modules of the others: a place that does not exist is `None` in all of them. Of several replicas, the first one
     /// reads. If several ranks compute the stage together, `read` is called on each of them, so that it can run the module,
-    /// and the result is that of the first one, which has its slices of the parameters.
+    /// and the result is that of the first one, which has its shards of the parameters.
     ///
     /// ```
     /// # use burn::module::Module;
@@ -89,7 +89,7 @@ impl Pipeline {
     ///
     /// `change` is called in every replica and, with several processes, in each that has the module; all processes must
     /// call this method. It must return the same values everywhere: draw no random numbers in it, or seed them. If several
-    /// ranks compute the stage together, it gets the slices of each rank and returns the new ones.
+    /// ranks compute the stage together, it gets the shards of each rank and returns the new ones.
     ///
     /// # Errors
     /// When no module is at this place, it has another type, two places of the stage would hold one parameter, the ranks that

@@ -127,7 +127,7 @@ impl<M: StageBody> StageCompute for TrainingStage<M> {
         if let Some(shards) = &self.shards {
             // Between two steps, the rows of sharded parameters count as not trained.
             let sharded = (0..).zip(&mut self.kept_buffers);
-            let sharded = sharded.filter(|(place, _)| shards.part_of(*place) != RowShard::WHOLE);
+            let sharded = sharded.filter(|(place, _)| shards.row_shard(*place) != RowShard::WHOLE);
             sharded.for_each(|(_, kept)| *kept = None);
         }
     }

@@ -46,19 +46,19 @@ pub enum StageError {
     },
     /// The ranks of a tensor group cannot hold a parameter as its module says.
     #[error(
-        "the parameter `{parameter}` of shape {shape:?} is cut into {slices} slice(s) along dimension {dimension} for \
-         {tensor_ranks} tensor rank(s): the number of slices must divide that of the ranks, a layer's own slice must be one of \
+        "the parameter `{parameter}` of shape {shape:?} is cut into {shards} shard(s) along dimension {dimension} for \
+         {tensor_ranks} tensor rank(s): the number of shards must divide that of the ranks, a layer's own shard must be one of \
          them and needs a single rank, and the dimension must exist (`StageModule::placement`)"
     )]
     Placement {
         /// The parameter.
         parameter: Arc<str>,
-        /// The shape of this rank's slice.
+        /// The shape of this rank's shard.
         shape: Vec<usize>,
         /// The dimension.
         dimension: usize,
-        /// The number of slices.
-        slices: u32,
+        /// The number of shards.
+        shards: u32,
         /// The number of ranks that compute the stage together.
         tensor_ranks: u32,
     },
@@ -129,7 +129,7 @@ pub enum StageError {
     /// A parameter is cut, but the optimizer's update of an element depends on other elements.
     #[error(
         "the optimizer's update of an element of `{parameter}` depends on other elements, and parameters are sharded or cut \
-         into slices: use one that works element by element, such as `AdamW`, or keep parameters replicated and whole"
+         into shards: use one that works element by element, such as `AdamW`, or keep parameters replicated and whole"
     )]
     MixesRows {
         /// A parameter with such an update.

@@ -31,8 +31,8 @@ impl<M: StageBody> StageParameters for TrainingStage<M> {
         self.sums.shapes()
     }
 
-    fn part_of(&self, place: usize) -> RowShard {
-        self.shards.as_ref().map_or(RowShard::WHOLE, |shards| shards.part_of(place))
+    fn row_shard(&self, place: usize) -> RowShard {
+        self.shards.as_ref().map_or(RowShard::WHOLE, |shards| shards.row_shard(place))
     }
 
     fn is_gathered(&self) -> bool {
@@ -156,16 +156,16 @@ impl<M: StageBody> StageParameters for TrainingStage<M> {
         let counts = |place| self.shards.as_ref().is_none_or(|shards| shards.counts(place));
         let parameters = found.filter(|(place, _)| counts(*place)).map(|(place, (found, path))| {
             let NamedTensor { id, value, is_trained, .. } = found;
-            let slice = self.placement(place).slice_of(rank);
+            let shard = self.placement(place).shard_of(rank);
             // The rows of a sharded parameter have no gradient of their own.
             let is_sharded =
-                self.shards.as_ref().is_some_and(|shards| shards.part_of(place) != RowShard::WHOLE);
+                self.shards.as_ref().is_some_and(|shards| shards.row_shard(place) != RowShard::WHOLE);
             let is_trained = is_trained || is_sharded;
             let is_frozen = self.frozen.contains(&id);
-            HeldParameter { place, path: path.clone(), id, slice, is_frozen, value, is_trained }
+            HeldParameter { place, path: path.clone(), id, shard, is_frozen, value, is_trained }
         });
-        let part = self.shards.as_ref().map(Shards::part);
-        StageState { parameters: parameters.collect(), optimizer: self.optimizer.clone(), part }
+        let row_shard = self.shards.as_ref().map(Shards::part);
+        StageState { parameters: parameters.collect(), optimizer: self.optimizer.clone(), row_shard }
     }
 
     fn restore(
@@ -179,14 +179,14 @@ impl<M: StageBody> StageParameters for TrainingStage<M> {
         let module = self.take_module();
         let (sums, shards, placements) = (&self.sums, &self.shards, &self.placements);
         let keeps = |path: &str| may_miss && !checkpoint.has(path);
-        let slice = |place: usize| placements[place].slice_of(rank);
-        let part = |place| shards.as_ref().map_or(RowShard::WHOLE, |shards| shards.part_of(place));
+        let shard = |place: usize| placements[place].shard_of(rank);
+        let part = |place| shards.as_ref().map_or(RowShard::WHOLE, |shards| shards.row_shard(place));
         let (module, outcome) = filled(module, |place, held| {
             let (path, shape) = (&sums.paths()[place], &sums.shapes()[place]);
             if keeps(path) {
                 return Ok(None);
             }
-            let data = checkpoint.part_of(path, shape, held.dtype(), (slice(place), part(place)))?;
+            let data = checkpoint.rows(path, shape, held.dtype(), (shard(place), part(place)))?;
             Ok(Some(Value::from_data(data, &held.device())))
         });
         let discrete = &self.discrete;
@@ -203,12 +203,11 @@ impl<M: StageBody> StageParameters for TrainingStage<M> {
         if let Some(optimizer) = &self.optimizer {
             let found = parameters_of(self.module());
             // The optimizer does not know a parameter of which this replica has no rows.
-            let slices = (0..found.len()).map(slice);
-            let held = found.iter().zip(self.sums.paths()).zip(slices);
+            let held = found.iter().zip(self.sums.paths()).zip((0..found.len()).map(shard));
             let held = held.filter(|((found, _), _)| found.value.shape()[0] > 0);
-            let targets = held.map(|((found, path), slice)| {
+            let targets = held.map(|((found, path), shard)| {
                 let NamedTensor { id, local, .. } = found;
-                Target { id: *id, path, slice, local }
+                Target { id: *id, path, shard, local }
             });
             let targets: Vec<Target<'_>> = targets.collect();
             // A parameter that is not sharded is not trained either, so it has no optimizer state.

@@ -113,7 +113,7 @@ pub(crate) struct StageSettings {
     /// The groups of parameters with a largest norm of their own.
     pub clip_groups: Arc<[ClipGroup]>,
     /// The part of each trained parameter that this replica holds; `None` if it holds all.
-    pub part: Option<RowShard>,
+    pub row_shard: Option<RowShard>,
     /// Whether the stage must end in a loss.
     pub must_have_loss: bool,
     /// The number of slices into which microbatches are cut.
@@ -165,8 +165,8 @@ impl<M: StageBody> Unprepared for UnpreparedStage<M> {
         stage.set_up(weight_runner, settings.by_block);
         stage.set_optimizer(settings.optimizer, settings.optimizer_groups, settings.clip_groups);
         stage.split_over(settings.tensor_ranks)?;
-        if let Some(part) = settings.part {
-            stage.shard(part)?;
+        if let Some(row_shard) = settings.row_shard {
+            stage.shard(row_shard)?;
         }
         Ok(Box::new(stage))
     }

@@ -158,7 +158,7 @@ pub(crate) trait StageParameters: Send {
     fn shapes(&self) -> &[Vec<usize>];
 
     /// Returns the rows that the replica holds of the parameter at `place` of [`StageParameters::paths`].
-    fn part_of(&self, place: usize) -> RowShard;
+    fn row_shard(&self, place: usize) -> RowShard;
 
     /// Returns whether the stage has its whole parameters.
     fn is_gathered(&self) -> bool;

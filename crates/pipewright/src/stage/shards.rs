@@ -50,7 +50,7 @@ impl Shards {
     }
 
     /// Returns the part of the parameter at `place` that the replica has; the whole if the parameter is not sharded.
-    pub(super) fn part_of(&self, place: usize) -> RowShard {
+    pub(super) fn row_shard(&self, place: usize) -> RowShard {
         if self.is_spread(place) { self.part } else { RowShard::WHOLE }
     }
 

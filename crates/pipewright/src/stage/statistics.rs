@@ -22,7 +22,7 @@ impl<M: StageBody> TrainingStage<M> {
         }
         // Between two steps, the rows of sharded parameters count as not trained.
         let is_sharded =
-            |place| self.shards.as_ref().is_some_and(|shards| shards.part_of(place) != RowShard::WHOLE);
+            |place| self.shards.as_ref().is_some_and(|shards| shards.row_shard(place) != RowShard::WHOLE);
         let may_change = |place, found: &NamedTensor| {
             !found.is_trained && !self.frozen.contains(&found.id) && !is_sharded(place)
         };

@@ -225,14 +225,14 @@ impl<M: StageBody> TrainingStage<M> {
     fn check_placements(&self, tensor_ranks: u32) -> Result<(), StageError> {
         let parameters = self.placements.iter().zip(self.sums.paths()).zip(self.sums.shapes());
         for ((placement, path), shape) in parameters {
-            let Placement { dimension, slices, of_layer, .. } = *placement;
+            let Placement { dimension, shards, of_layer, .. } = *placement;
             let fits = match of_layer {
-                None => slices > 0 && tensor_ranks.is_multiple_of(slices),
-                Some(index) => index < slices && tensor_ranks == 1,
+                None => shards > 0 && tensor_ranks.is_multiple_of(shards),
+                Some(index) => index < shards && tensor_ranks == 1,
             };
-            if !fits || (slices > 1 && dimension >= shape.len()) {
+            if !fits || (shards > 1 && dimension >= shape.len()) {
                 let (parameter, shape) = (path.clone(), shape.clone());
-                return Err(StageError::Placement { parameter, shape, dimension, slices, tensor_ranks });
+                return Err(StageError::Placement { parameter, shape, dimension, shards, tensor_ranks });
             }
         }
         Ok(())

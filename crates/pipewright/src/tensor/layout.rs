@@ -28,7 +28,7 @@ impl Layout {
     pub(crate) fn of(value: &Value, rank: TensorRank) -> Self {
         let shape = value.shape().to_vec();
         let last = TensorRank { index: rank.of.saturating_sub(1), ..rank };
-        let has_part = |size: &usize| !Placement::split(0, rank.of).slice_of(last).range(*size).is_empty();
+        let has_part = |size: &usize| !Placement::split(0, rank.of).shard_of(last).range(*size).is_empty();
         let dimension = shape.iter().position(has_part).filter(|_| value.kind() == ValueKind::Float);
         Self { rank, dimension, shape }
     }
@@ -37,7 +37,7 @@ impl Layout {
     pub(crate) fn part(&self) -> Vec<usize> {
         match self.dimension {
             Some(dimension) => {
-                Placement::split(dimension, self.rank.of).slice_of(self.rank).shape(&self.shape)
+                Placement::split(dimension, self.rank.of).shard_of(self.rank).shape(&self.shape)
             }
             None => self.shape.clone(),
         }
@@ -51,8 +51,8 @@ impl Layout {
     /// Returns the part of a tensor of this layout, with the layout.
     pub(crate) fn cut(self, whole: Value) -> Value {
         let Some(dimension) = self.dimension else { return whole.with_layout(self) };
-        let slice = Placement::split(dimension, self.rank.of).slice_of(self.rank);
-        let range = slice.range(self.shape[dimension]);
+        let shard = Placement::split(dimension, self.rank.of).shard_of(self.rank);
+        let range = shard.range(self.shape[dimension]);
         let part = whole.narrow(dimension, range.start, range.end).copied();
         part.with_settings_of(&whole).with_layout(self)
     }

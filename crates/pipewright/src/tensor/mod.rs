@@ -3,7 +3,7 @@
 //! A stage is written with ordinary Burn tensors. Between stages the runtime moves [`Values`]: tensors whose number of
 //! dimensions and kind are known at run time. [`Boundary`] converts between the two, [`Metadata`] says what both sides
 //! of a boundary expect, [`Precision`] says in which element type stages compute, `shard` says which rows of a parameter a
-//! replica holds, and [`Placement`] says which slice of it a rank holds that computes stages together with others.
+//! replica holds, and [`Placement`] says which shard of it a rank holds that computes stages together with others.
 
 mod transfer;
 mod value;
@@ -25,6 +25,6 @@ pub(crate) use element_type::{Lossy, float_type_of, int_type_of};
 pub(crate) use layout::Layout;
 pub use metadata::{CheckMetadata, Dim, Metadata, OnMismatch, TensorSpec};
 pub(crate) use metadata::{Vote, Votes};
-pub use placement::{CopyGradient, Placement, Slice, TensorRank};
+pub use placement::{CopyGradient, Placement, TensorRank, TensorShard};
 pub use precision::Precision;
 pub use value::{OptionalTensor, OptionalTensors, Value, ValueKind, Values};

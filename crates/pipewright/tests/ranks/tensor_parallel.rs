@@ -39,7 +39,7 @@ fn every_schedule_has_the_results_of_one_rank() {
 }
 
 #[test]
-fn replicas_may_hold_rows_of_the_slices() {
+fn replicas_may_hold_rows_of_the_shards() {
     let sizes = sizes(2, 2, 2);
     let config = PipelineConfig { data_parallel_mode: DataParallelMode::Sharded, ..config_of(sizes) };
     let mut sharded = try_launch("zb-h1", sizes, &config, None).expect("it starts");

@@ -59,7 +59,7 @@ fn a_run_resumes_under_any_mesh() {
 }
 
 #[test]
-fn replicas_with_rows_of_slices_resume_under_any_mesh() {
+fn replicas_with_rows_of_shards_resume_under_any_mesh() {
     use DataParallelMode::{Hybrid, Replicated, Sharded};
     let expected = take_steps(&mut launch("1f1b", sizes(1, 1, 1)), 0..6);
     let pairs = Hybrid { shards: 2 };

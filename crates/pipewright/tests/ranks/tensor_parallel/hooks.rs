@@ -71,7 +71,7 @@ fn a_group_that_needs_whole_matrices_is_refused() {
 }
 
 #[test]
-fn a_gradient_hook_gets_the_slices_of_sums() {
+fn a_gradient_hook_gets_the_shards_of_sums() {
     let shapes: Arc<Mutex<Shapes>> = Arc::default();
     let seen = shapes.clone();
     let hook = move |gradient: &mut ParameterGradient<'_>| {
@@ -85,7 +85,7 @@ fn a_gradient_hook_gets_the_slices_of_sums() {
     assert_ne!(expected, steps(sizes(1, 1, 1), |config| config), "some elements are greater");
     assert_close(&steps(sizes(2, 2, 2), clamp), &expected, "with replicas");
     shapes.lock().expect("no panic").clear();
-    assert_close(&steps(sizes(2, 1, 3), clamp), &expected, "three slices");
+    assert_close(&steps(sizes(2, 1, 3), clamp), &expected, "three shards");
     let shapes = shapes.lock().expect("no panic");
     let sorted = |path: &str| {
         let mut found = shapes[path].clone();

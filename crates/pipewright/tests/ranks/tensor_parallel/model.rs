@@ -48,9 +48,9 @@ pub(super) struct Split {
     first: usize,
     #[module(skip)]
     tensor: TensorParallel,
-    /// The number of slices of the parameters that are split.
+    /// The number of shards of the parameters that are split.
     #[module(skip)]
-    slices: u32,
+    shards: u32,
     #[module(skip)]
     fault: Faulty,
 }
@@ -98,29 +98,29 @@ impl SplitBackward<2, 2> for Trap {
 impl Split {
     fn new(first: usize, count: usize, tensor: &TensorParallel, fault: Option<Fault>) -> Self {
         let layers = (first..first + count).map(|layer| Layer::new(layer as u64, tensor)).collect();
-        Self { layers, first, tensor: tensor.clone(), slices: tensor.ranks(), fault: Faulty(fault) }
+        Self { layers, first, tensor: tensor.clone(), shards: tensor.ranks(), fault: Faulty(fault) }
     }
 
-    /// Returns the module, which says that the parameters are cut into this many slices.
-    pub(super) fn held_in_slices(self, slices: u32) -> Self {
-        Self { slices, ..self }
+    /// Returns the module, which says that the parameters are cut into this many shards.
+    pub(super) fn held_in_shards(self, shards: u32) -> Self {
+        Self { shards, ..self }
     }
 }
 
 impl Layer {
     fn new(layer: u64, tensor: &TensorParallel) -> Self {
         let device = Device::flex().autodiff();
-        let slice = |placement| tensor.slice(placement);
+        let shard = |placement| tensor.shard(placement);
         let matrix = |seed, shape: [usize; 2], placement| {
-            let slice = slice(placement);
+            let shard = shard(placement);
             let values = numbers(seed, shape).try_to_vec().expect("floats");
-            let data = burn::tensor::TensorData::new(slice.cut(values, &shape), slice.shape(&shape));
+            let data = burn::tensor::TensorData::new(shard.cut(values, &shape), shard.shape(&shape));
             Param::from_data(data, &device)
         };
         let vector = |seed, width: usize, placement| {
-            let slice = slice(placement);
+            let shard = shard(placement);
             let values = numbers(seed, [width]).try_to_vec().expect("floats");
-            let data = burn::tensor::TensorData::new(slice.cut(values, &[width]), slice.shape(&[width]));
+            let data = burn::tensor::TensorData::new(shard.cut(values, &[width]), shard.shape(&[width]));
             Param::from_data(data, &device)
         };
         let split = |dimension| Placement::split(dimension, tensor.ranks());
@@ -171,8 +171,8 @@ impl StageModule for Split {
 
     fn placement(&self, local: &str) -> Placement {
         match local.splitn(3, '.').nth(2) {
-            Some("up.weight") => Placement::split(1, self.slices),
-            Some("up.bias" | "down.weight") => Placement::split(0, self.slices),
+            Some("up.weight") => Placement::split(1, self.shards),
+            Some("up.bias" | "down.weight") => Placement::split(0, self.shards),
             _ => Placement::REPLICATED,
         }
     }

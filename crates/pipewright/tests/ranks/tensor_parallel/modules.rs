@@ -24,8 +24,8 @@ fn the_first_rank_reads_and_all_run_the_module() {
     let (whole, expected) = read(sizes(2, 1, 1));
     assert_eq!(whole, [WIDTH, 7]);
     for _ in 0..5 {
-        let (slice, output) = read(sizes(2, 1, 3));
-        assert_eq!(slice, [WIDTH, 3], "the slice of the first of three ranks");
+        let (shard, output) = read(sizes(2, 1, 3));
+        assert_eq!(shard, [WIDTH, 3], "the shard of the first of three ranks");
         output.assert_approx_eq::<f32>(&expected, burn::tensor::Tolerance::relative(1e-5));
     }
 }
@@ -40,7 +40,7 @@ fn steps(sizes: Sizes, change: impl Fn(&mut Pipeline)) -> Vec<Step> {
 }
 
 #[test]
-fn a_change_applies_to_every_slice() {
+fn a_change_applies_to_every_shard() {
     let change = |pipeline: &mut Pipeline| {
         let halved = |mut module: Split| {
             let up = &mut module.layers[2].up;
@@ -55,7 +55,7 @@ fn a_change_applies_to_every_slice() {
 }
 
 #[test]
-fn frozen_slices_keep_their_values() {
+fn frozen_shards_keep_their_values() {
     let freeze = |pipeline: &mut Pipeline| {
         pipeline.freeze(|path| path.contains("layers.6.") || path.contains("layers.7.up")).expect("frozen");
     };
@@ -67,12 +67,12 @@ fn frozen_slices_keep_their_values() {
 }
 
 #[test]
-fn a_module_whose_slices_do_not_fit_is_refused_and_nothing_is_changed() {
+fn a_module_whose_shards_do_not_fit_is_refused_and_nothing_is_changed() {
     let mut pipeline = launch("1f1b", sizes(2, 1, 2));
     let expected = take_steps(&mut launch("1f1b", sizes(2, 1, 2)), 0..2);
-    let error = pipeline.change_module(STAGE, |module: Split| module.held_in_slices(3));
-    let error = error.expect_err("three slices on two ranks").to_string();
+    let error = pipeline.change_module(STAGE, |module: Split| module.held_in_shards(3));
+    let error = error.expect_err("three shards on two ranks").to_string();
     assert!(error.contains("layers.4.up.weight"), "{error}");
-    assert!(error.contains("3 slice(s)") && error.contains("2 tensor rank(s)"), "{error}");
+    assert!(error.contains("3 shard(s)") && error.contains("2 tensor rank(s)"), "{error}");
     assert_eq!(take_steps(&mut pipeline, 0..2), expected);
 }

@@ -47,8 +47,8 @@ fn half_precision_has_the_losses_of_one_rank_within_its_rounding() {
     }
 }
 
-/// Returns the bits of all slices of all ranks.
-fn slices(pipeline: &mut Pipeline) -> Vec<Vec<u32>> {
+/// Returns the bits of all shards of all ranks.
+fn shards(pipeline: &mut Pipeline) -> Vec<Vec<u32>> {
     let bits = |parameter: NamedParameter| parameter.data.iter::<f32>().map(f32::to_bits).collect();
     pipeline.parameters().expect("every rank answers").into_iter().map(bits).collect()
 }
@@ -64,12 +64,12 @@ fn all_ranks_skip_the_update_of_a_scale_that_is_too_large() {
             ..config_of(sizes)
         };
         let mut pipeline = try_launch("1f1b", sizes, &config, None).expect("it starts");
-        let mut before = slices(&mut pipeline);
+        let mut before = shards(&mut pipeline);
         let step = |step| {
             let summary = take_step(&mut pipeline, step).expect("a step");
-            let after = slices(&mut pipeline);
+            let after = shards(&mut pipeline);
             let changed = before.iter().zip(&after).filter(|(before, after)| before != after).count();
-            assert_eq!(changed, if summary.skipped { 0 } else { after.len() }, "all slices, or none");
+            assert_eq!(changed, if summary.skipped { 0 } else { after.len() }, "all shards, or none");
             assert_eq!(summary.gradient_norm.is_finite(), !summary.skipped);
             before = after;
             summary.skipped
@@ -97,15 +97,15 @@ fn an_overflow_on_one_tensor_rank_makes_all_skip() {
         if strikes && once().is_ok() { f32::INFINITY } else { 0.0 }
     });
     let mut pipeline = launch_in(Precision::F16, sizes, SMALL, Some(fault));
-    let before = slices(&mut pipeline);
+    let before = shards(&mut pipeline);
     let first = take_step(&mut pipeline, 0).expect("a step");
     assert!(first.skipped && left.load(Ordering::SeqCst) == 0, "{first:?}");
-    assert!(before == slices(&mut pipeline), "no slice of any rank has changed");
+    assert!(before == shards(&mut pipeline), "no shard of any rank has changed");
     let second = take_step(&mut pipeline, 0).expect("a step");
     assert_eq!((second.skipped, second.loss_scale), (false, Some(SMALL / 2.0)));
     // The next step is that of a run that began with this scale.
     let mut fresh = launch_in(Precision::F16, sizes, SMALL / 2.0, None);
     let expected = take_step(&mut fresh, 0).expect("a step");
     assert_eq!((second.losses, second.gradient_norm), (expected.losses, expected.gradient_norm));
-    assert!(slices(&mut pipeline) == slices(&mut fresh));
+    assert!(shards(&mut pipeline) == shards(&mut fresh));
 }

@@ -1,7 +1,7 @@
 //! Whether the ranks of each tensor group hold the parts of their parameters that their modules say.
 //!
-//! A rank alone cannot see that: a slice of a parameter whose placement is missing looks like a whole parameter. So each
-//! rank lists the shapes of its slices at launch, and the root of the replica's tree compares them
+//! A rank alone cannot see that: a shard of a parameter whose placement is missing looks like a whole parameter. So each
+//! rank lists the shapes of its shards at launch, and the root of the replica's tree compares them
 //! ([`parameters.rs`](super::parameters)).
 
 use std::collections::BTreeMap;
@@ -16,59 +16,59 @@ use crate::tensor::{Placement, TensorRank};
 
 /// The part of a parameter that a rank of a tensor group holds.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(super) struct HeldSlice {
+pub(super) struct HeldShard {
     pub(super) placement: Placement,
     pub(super) tensor: TensorRank,
     pub(super) shape: Vec<usize>,
-    /// A hash of its values, if other ranks hold the same slice.
+    /// A hash of its values, if other ranks hold the same shard.
     pub(super) hash: Option<u64>,
 }
 
-/// Returns an error unless the slices of each parameter make up a whole, and ranks with the same slice have equal values.
-pub(super) fn check_slices(listed: &[ListedParameter]) -> Result<(), Cause> {
+/// Returns an error unless the shards of each parameter make up a whole, and ranks with the same shard have equal values.
+pub(super) fn check_shards(listed: &[ListedParameter]) -> Result<(), Cause> {
     // Ranks may have different parameters, so the places of one parameter differ. A stage may have a shared parameter more
     // than once.
     let mut times: BTreeMap<(StageIndex, &str, u32), usize> = BTreeMap::new();
     let mut by_path: BTreeMap<(StageIndex, &str, usize), Vec<_>> = BTreeMap::new();
     for parameter in listed {
-        if let Some(slice) = &parameter.slice {
+        if let Some(shard) = &parameter.shard {
             let (stage, path) = (parameter.owner.stage, parameter.path.as_str());
-            let earlier = times.entry((stage, path, slice.tensor.index)).or_default();
-            by_path.entry((stage, path, *earlier)).or_default().push((parameter, slice));
+            let earlier = times.entry((stage, path, shard.tensor.index)).or_default();
+            by_path.entry((stage, path, *earlier)).or_default().push((parameter, shard));
             *earlier += 1;
         }
     }
     by_path.into_values().try_for_each(|ranks| check_parameter(&ranks))
 }
 
-fn check_parameter(ranks: &[(&ListedParameter, &HeldSlice)]) -> Result<(), Cause> {
+fn check_parameter(ranks: &[(&ListedParameter, &HeldShard)]) -> Result<(), Cause> {
     let (parameter, first) = ranks[0];
     let holders = if first.placement.on_one_rank { 1 } else { first.tensor.of as usize };
     if ranks.len() != holders {
         let (stage, parameter) = (parameter.owner.stage, Arc::from(parameter.path.as_str()));
-        return Err(Cause::SliceHolders { stage, parameter, ranks: (ranks.len(), holders) });
+        return Err(Cause::ShardHolders { stage, parameter, ranks: (ranks.len(), holders) });
     }
     let mut whole = first.shape.clone();
     let dimension = first.placement.dimension;
-    if let (Some(size), true) = (whole.get_mut(dimension), first.placement.slices > 1) {
+    if let (Some(size), true) = (whole.get_mut(dimension), first.placement.shards > 1) {
         let counted = ranks.iter().filter(|(parameter, _)| parameter.counts);
-        *size = counted.filter_map(|(_, slice)| slice.shape.get(dimension)).sum();
+        *size = counted.filter_map(|(_, shard)| shard.shape.get(dimension)).sum();
     }
-    // The hash of each slice, from the first rank that has it.
+    // The hash of each shard, from the first rank that has it.
     let mut hashes: BTreeMap<u32, u64> = BTreeMap::new();
     for (parameter, held) in ranks {
         let (stage, path, rank) =
             (parameter.owner.stage, Arc::from(parameter.path.as_str()), held.tensor.index);
-        let slice = first.placement.slice_of(held.tensor);
-        let expected = slice.shape(&whole);
+        let shard = first.placement.shard_of(held.tensor);
+        let expected = shard.shape(&whole);
         if held.placement != first.placement || held.shape != expected {
             let shapes = (expected, held.shape.clone());
-            return Err(Cause::SliceShape { stage, parameter: path, rank, shapes });
+            return Err(Cause::ShardShape { stage, parameter: path, rank, shapes });
         }
         if let Some(hash) = held.hash
-            && *hashes.entry(slice.part.index).or_insert(hash) != hash
+            && *hashes.entry(shard.index).or_insert(hash) != hash
         {
-            return Err(Cause::SliceValues { stage, parameter: path, rank });
+            return Err(Cause::ShardValues { stage, parameter: path, rank });
         }
     }
     Ok(())
@@ -90,8 +90,8 @@ mod tests {
     fn check_of(placement: Placement, ranks: &[(&[usize], u64)], of: u32) -> Result<(), String> {
         let listed = (0..).zip(ranks).map(|(index, (shape, hash))| {
             let tensor = TensorRank { index, of };
-            let slice = placement.slice_of(tensor);
-            let hash = (slice.copies > 1).then_some(*hash);
+            let shard = placement.shard_of(tensor);
+            let hash = (shard.copies > 1).then_some(*hash);
             ListedParameter {
                 // The ranks before have other parameters too.
                 owner: Owner {
@@ -101,23 +101,23 @@ mod tests {
                     tensor: index,
                 },
                 path: "up.weight".to_owned(),
-                counts: slice.counts(),
+                counts: shard.counts(),
                 has_gradient: true,
                 shared: None,
                 of_layer: None,
-                slice: Some(HeldSlice { placement, tensor, shape: shape.to_vec(), hash }),
+                shard: Some(HeldShard { placement, tensor, shape: shape.to_vec(), hash }),
             }
         });
-        check_slices(&listed.collect::<Vec<_>>()).map_err(|cause| cause.to_string())
+        check_shards(&listed.collect::<Vec<_>>()).map_err(|cause| cause.to_string())
     }
 
     #[test]
-    fn slices_make_up_a_whole() {
+    fn shards_make_up_a_whole() {
         let columns = Placement::split(1, 3);
         assert_eq!(check(columns, &[(&[4, 3], 1), (&[4, 3], 2), (&[4, 1], 3)]), Ok(()));
         let error = check(columns, &[(&[4, 2], 1), (&[4, 2], 2), (&[4, 3], 3)]).expect_err("another cut");
         assert!(
-            error.starts_with("tensor rank 0 of stage 2 holds `up.weight` with the shape [4, 2], and its slice has the shape [4, 3]"),
+            error.starts_with("tensor rank 0 of stage 2 holds `up.weight` with the shape [4, 2], and its shard has the shape [4, 3]"),
             "{error}"
         );
         let halves = Placement::split(0, 2);
@@ -125,12 +125,12 @@ mod tests {
     }
 
     #[test]
-    fn a_slice_without_a_placement_is_found() {
+    fn a_shard_without_a_placement_is_found() {
         assert_eq!(check(Placement::REPLICATED, &[(&[4], 1), (&[4], 1)]), Ok(()));
-        let error = check(Placement::REPLICATED, &[(&[4], 1), (&[4], 2)]).expect_err("a slice");
+        let error = check(Placement::REPLICATED, &[(&[4], 1), (&[4], 2)]).expect_err("a shard");
         assert!(error.starts_with("tensor rank 1 of stage 2 has other values of `up.weight`"), "{error}");
-        let error = check(Placement::REPLICATED, &[(&[4], 1), (&[3], 2)]).expect_err("a slice");
-        assert!(error.contains("with the shape [3], and its slice has the shape [4]"), "{error}");
+        let error = check(Placement::REPLICATED, &[(&[4], 1), (&[3], 2)]).expect_err("a shard");
+        assert!(error.contains("with the shape [3], and its shard has the shape [4]"), "{error}");
     }
 
     #[test]
