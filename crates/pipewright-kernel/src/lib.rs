@@ -12,23 +12,23 @@
 //!
 //! Functions panic if the lengths of their slices do not fit together. The layers that call them compare shapes first.
 
+pub mod half;
+mod simd;
+mod exp;
+pub mod product;
 pub mod adamw;
+pub mod squares;
+pub mod rms_norm;
+pub mod gated_norm;
+pub mod relu_squared;
+pub mod swiglu;
+pub mod cross_entropy;
+pub mod vocabulary_part;
+mod rotary;
 pub mod attention;
 pub mod cached_attention;
 pub mod convolution;
-pub mod cross_entropy;
-mod exp;
-pub mod gated_norm;
-pub mod grouped;
-pub mod half;
-pub mod product;
-pub mod relu_squared;
-pub mod rms_norm;
-mod rotary;
-pub mod router_losses;
 pub mod routing;
+pub mod router_losses;
+pub mod grouped;
 pub mod scan;
-mod simd;
-pub mod squares;
-pub mod swiglu;
-pub mod vocabulary_part;

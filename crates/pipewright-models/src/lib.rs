@@ -30,7 +30,7 @@
 //! # Ok::<(), pipewright_models::ConfigError>(())
 //! ```
 
-// Reading order: a module imports only earlier ones, which `tests/layers.rs` checks.
+// Reading order: a module imports only earlier ones, which `tools/layers` checks.
 pub mod error;
 
 mod key_check;

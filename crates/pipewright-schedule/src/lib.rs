@@ -6,7 +6,7 @@
 //! ModelDesc, number of stages --partition--> Partition (layers of each stage)
 //! ```
 //!
-//! A module imports only modules that are declared before it (`tests/layers.rs`). The crate never depends on Burn,
+//! A module imports only modules that are declared before it (`tools/layers` checks it). The crate never depends on Burn,
 //! never reads a clock or a file, and never starts a thread. The runtime that executes a [`ValidatedProgram`] is
 //! another crate.
 
@@ -15,75 +15,42 @@
 #[doc = include_str!("../README.md")]
 struct Readme;
 
-// Reading order instead of alphabetical order: blank lines keep the formatter from sorting.
 pub mod error_text;
-
 pub mod words;
-
 pub mod ids;
-
 pub mod slices;
-
 pub mod model;
-
 pub mod partition;
-
 pub mod placement;
-
 pub mod vpp;
-
 pub mod overlap;
-
 pub mod action;
-
 mod packed;
-
 pub mod notation;
-
 pub mod schedule;
-
 pub mod csv;
-
 pub mod recompute;
-
 pub mod costs;
-
 mod slice_costs;
-
 pub mod generate;
-
 pub mod footprint;
-
 pub mod level;
-
 pub mod sharding;
-
 mod action_set;
 mod neighbours;
 mod rank_set;
 mod row_cursors;
 mod transfer;
-
 pub mod validate;
-
 pub mod lower;
-
 pub mod skip_event;
-
 pub mod timeline;
-
 pub mod simulate;
-
 pub mod profile;
-
 pub mod analytic;
-
 pub mod plan;
-
 mod trace;
-
 pub mod measured;
-
 pub mod picture;
 
 pub use action::{Action, ActionKind};

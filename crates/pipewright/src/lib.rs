@@ -140,7 +140,7 @@ struct Readme;
 #[doc = include_str!("../../../docs/own-model.md")]
 struct Book;
 
-// In the order of the layers: a module imports only modules above it. `tests/layers.rs` checks this.
+// In the order of the layers: a module imports only modules above it. `tools/layers` checks this.
 pub mod ids;
 pub mod bounded_file;
 pub mod device;

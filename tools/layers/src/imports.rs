@@ -1,4 +1,4 @@
-//! The paths into its own crate in the code of a file.
+//! The paths into its own crate in the code of a file, and the modules that it declares.
 
 use crate::source::SourceFile;
 use crate::tokens::{Token, tokens};
@@ -29,6 +29,36 @@ pub(crate) fn imports(source: &SourceFile) -> Vec<Import> {
     reader.imports
 }
 
+/// The modules that a file declares, in order.
+#[derive(Debug, Default)]
+pub(crate) struct Declared {
+    pub(crate) modules: Vec<String>,
+    /// Those under `#[cfg(test)]`.
+    pub(crate) tests: Vec<String>,
+}
+
+/// Returns the modules that `source` declares.
+pub(crate) fn declared(source: &SourceFile) -> Declared {
+    let all = tokens(&source.text);
+    let mut reader = Reader { source, tokens: &all, at: 0, imports: Vec::new() };
+    let mut declared = Declared::default();
+    while reader.at < all.len() {
+        let start = reader.at;
+        if reader.skip_tests() {
+            declared.tests.push(all[start + TEST_MODULE.len()].text.to_owned());
+            continue;
+        }
+        if reader.is_at("mod", 0) && reader.is_at(";", 2) {
+            declared.modules.push(all[start + 1].text.to_owned());
+        }
+        reader.at += 1;
+    }
+    declared
+}
+
+/// The tokens with which a module for tests begins.
+const TEST_MODULE: [&str; 8] = ["#", "[", "cfg", "(", "test", ")", "]", "mod"];
+
 struct Reader<'a> {
     source: &'a SourceFile,
     tokens: &'a [Token<'a>],
@@ -43,8 +73,7 @@ impl Reader<'_> {
 
     /// Moves past a module under `#[cfg(test)]`, if one begins here. Returns whether it did.
     fn skip_tests(&mut self) -> bool {
-        let attribute = ["#", "[", "cfg", "(", "test", ")", "]", "mod"];
-        if !attribute.iter().enumerate().all(|(ahead, text)| self.is_at(text, ahead)) {
+        if !TEST_MODULE.iter().enumerate().all(|(ahead, text)| self.is_at(text, ahead)) {
             return false;
         }
         let mut depth = 0;

@@ -1,161 +1,247 @@
 //! Keeps the modules of a crate in layers, so that no modules import each other in a circle.
 //!
-//! A crate lists its modules in order. A module may import the modules before it in the list; an import of a later
-//! one is reported with its file and line. To check another crate, add to it
-//!
-//! 1. `pipewright-layers = { workspace = true }` under `[dev-dependencies]`, and
-//! 2. a file `tests/layers.rs`:
-//!
-//! ```text
-//! #[test]
-//! fn no_module_imports_a_later_one() {
-//!     pipewright_layers::assert_layers(env!("CARGO_MANIFEST_DIR"), &["ids", "action", "lower::error", "lower"]);
-//! }
-//! ```
+//! The order is that of the `mod` lines: `lib.rs` declares a module after the modules that it imports. Within a folder the
+//! order of the lines does not matter, but no files import each other in a circle. `tests/layers.rs` checks all crates of
+//! the workspace.
 //!
 //! Rules:
 //!
-//! - An entry is a module's path without `crate::`. The file `src/lower/error.rs` is `lower::error`, and
-//!   `src/lower/mod.rs` is `lower`.
-//! - A file that has no entry belongs to the nearest module above it that has one. A folder with a single entry is
-//!   therefore one unit, inside which imports are not checked. Each file needs such an entry; `lib.rs` and `main.rs`
-//!   do not, because they may import every module.
-//! - An entry that has no file is reported, so that the list stays true.
-//! - Names that `lib.rs` exports again are imported from the module that defines them.
-//! - Paths count wherever they are in the code, in `use` lines and elsewhere. Comments, strings and modules under
-//!   `#[cfg(test)]` do not count.
+//! - A folder's own file, such as `lower/mod.rs`, imports all modules of the folder. So a module of `lower` that imports
+//!   a name from `crate::lower` makes a circle.
+//! - `lib.rs` and `main.rs` may import every module. The names that they export again are imported from the module that
+//!   defines them.
+//! - A folder whose files may import each other in circles is named as such. The name of one without circles is reported.
+//!   The empty name stands for the crate: then the order of the lines in `main.rs` does not matter, but circles do.
+//! - Paths count wherever they are in the code, in `use` lines and elsewhere. Comments, strings, and modules for tests do not
+//!   count.
 
-mod imports;
 mod source;
 mod tokens;
+mod imports;
+mod circles;
 
 use std::fmt;
 use std::path::Path;
 
-use crate::imports::imports;
+use crate::circles::{folders, reached};
+use crate::imports::{declared, imports};
 use crate::source::{SourceFile, read_sources};
 
 /// One breach of the order.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Violation {
-    /// The file below the crate's folder, and its line; `None` stands for the whole file.
-    pub place: (String, Option<usize>),
+    /// The file below the crate's folder.
+    pub file: String,
+    /// The line of the import.
+    pub line: usize,
     /// The breach, and how to fix it.
     pub message: String,
 }
 
 impl fmt::Display for Violation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.place {
-            (file, Some(line)) => write!(f, "{file}:{line}: {}", self.message),
-            (file, None) => write!(f, "{file}: {}", self.message),
-        }
+        write!(f, "{}:{}: {}", self.file, self.line, self.message)
     }
 }
 
-/// Asserts that no module of the crate in `crate_dir` imports a module that comes later in `layers`.
+/// An import of one module by another one.
+#[derive(Debug, Clone, Copy)]
+struct Edge<'a> {
+    source: &'a SourceFile,
+    line: usize,
+    target: &'a str,
+}
+
+/// Asserts that the modules of the crate in `crate_dir` are in layers. The modules of the folders `circular` may import
+/// each other in circles.
 ///
 /// # Panics
-/// When one does, when a file has no entry in `layers`, or when an entry has no file. The message lists all breaches.
-pub fn assert_layers(crate_dir: &str, layers: &[&str]) {
-    let sources = read_sources(Path::new(crate_dir)).unwrap_or_else(|error| panic!("{crate_dir}: {error}"));
-    let violations: Vec<String> = violations(&sources, layers).iter().map(ToString::to_string).collect();
-    assert!(violations.is_empty(), "modules out of their layers:\n{}", violations.join("\n"));
+/// When the modules are not in layers, or a folder in `circular` has no circle. The message lists all breaches.
+pub fn assert_layers(crate_dir: &Path, circular: &[&str]) {
+    let shown = crate_dir.display();
+    let sources = read_sources(crate_dir).unwrap_or_else(|error| panic!("{shown}: {error}"));
+    let violations = violations(&sources, circular);
+    assert!(violations.is_empty(), "{shown}: modules out of their layers:\n{}", violations.join("\n"));
 }
 
 /// Returns all breaches of the order in `sources`.
-fn violations(sources: &[SourceFile], layers: &[&str]) -> Vec<Violation> {
+fn violations(sources: &[SourceFile], circular: &[&str]) -> Vec<String> {
+    let sources = &without_tests(sources);
     let mut violations = Vec::new();
-    for entry in layers {
-        let has_file = sources.iter().any(|source| source.module == *entry);
-        if !has_file {
-            let message =
-                format!("the list of layers names the module `{entry}`, which has no file; remove it");
-            violations.push(Violation { place: ("src".to_owned(), None), message });
-        }
-    }
+    let mut edges = Vec::new();
     for source in sources.iter().filter(|source| !source.module.is_empty()) {
-        match layer_of(layers, &source.module) {
-            Some(own) => check_imports(source, own, layers, &mut violations),
-            None => {
-                let message = format!("the module `{}` is not in the list of layers; add it", source.module);
-                violations.push(Violation { place: (source.file.clone(), None), message });
+        for import in imports(source) {
+            match module_of(sources, &import.path) {
+                Some(target) => edges.push(Edge { source, line: import.line, target }),
+                None => {
+                    let message =
+                        format!("`crate::{}` is not in a module; import it from its module", import.path);
+                    violations.push(Violation { file: source.file.clone(), line: import.line, message });
+                }
             }
         }
     }
-    violations
-}
-
-fn check_imports(source: &SourceFile, own: usize, layers: &[&str], violations: &mut Vec<Violation>) {
-    for import in imports(source) {
-        let message = match layer_of(layers, &import.path) {
-            Some(layer) if layer <= own => continue,
-            Some(layer) => format!(
-                "`{}` imports `{}`, which comes later in the list of layers; move what both need to an earlier module",
-                layers[own], layers[layer]
-            ),
-            None => format!("`crate::{}` is not in a listed module; import it from its module", import.path),
-        };
-        violations.push(Violation { place: (source.file.clone(), Some(import.line)), message });
+    edges.retain(|edge| edge.source.module != edge.target);
+    if !circular.contains(&"") {
+        violations.extend(later_imports(sources, &edges));
     }
+    let mut unused = circular.to_vec();
+    unused.retain(|named| !named.is_empty());
+    let mut targets = folders(sources);
+    for edge in &edges {
+        targets.entry(&edge.source.module).or_default().insert(edge.target);
+    }
+    let reached = reached(&targets);
+    let is_circular = |edge: &&Edge<'_>| {
+        let others = reached.get(edge.target);
+        others.is_some_and(|others| others.contains(edge.source.module.as_str()))
+    };
+    for edge in edges.iter().filter(is_circular) {
+        if let Some(named) =
+            circular.iter().find(|named| !named.is_empty() && is_within(named, edge.folder()))
+        {
+            unused.retain(|unused| unused != named);
+            continue;
+        }
+        let (from, to) = (&edge.source.module, edge.target);
+        let message =
+            format!("`{from}` imports `{to}` in a circle; move what both need to a module of its own");
+        violations.push(Violation { file: edge.source.file.clone(), line: edge.line, message });
+    }
+    violations.sort();
     // A group may name a module several times.
     violations.dedup();
+    let unused =
+        unused.into_iter().map(|folder| format!("`{folder}` has no circle; remove it from the list"));
+    violations.iter().map(ToString::to_string).chain(unused).collect()
 }
 
-/// Returns the place in `layers` of the longest entry that `path` is equal to or begins with.
-fn layer_of(layers: &[&str], path: &str) -> Option<usize> {
-    let is_within =
-        |entry: &str| path.strip_prefix(entry).is_some_and(|rest| rest.is_empty() || rest.starts_with("::"));
-    let entries = layers.iter().enumerate().filter(|(_, entry)| is_within(entry));
-    entries.max_by_key(|(_, entry)| entry.len()).map(|(place, _)| place)
+/// Returns the sources that are not modules for tests.
+fn without_tests(sources: &[SourceFile]) -> Vec<SourceFile> {
+    let path = |source: &SourceFile, name: String| match source.module.as_str() {
+        "" => name,
+        module => format!("{module}::{name}"),
+    };
+    let folders = folders(sources);
+    let is_folder = |source: &&SourceFile| {
+        let module = source.module.as_str();
+        module.is_empty() || folders.contains_key(module)
+    };
+    let tests_of = |source| declared(source).tests.into_iter().map(move |name| path(source, name));
+    let tests: Vec<String> = sources.iter().filter(is_folder).flat_map(tests_of).collect();
+    let is_test = |source: &&SourceFile| tests.iter().any(|test| is_within(test, &source.module));
+    sources.iter().filter(|source| !is_test(source)).cloned().collect()
+}
+
+/// Returns the imports of modules that `lib.rs` or `main.rs` declares later.
+fn later_imports(sources: &[SourceFile], edges: &[Edge<'_>]) -> Vec<Violation> {
+    let Some(root) = sources.iter().find(|source| source.module.is_empty()) else { return Vec::new() };
+    let order = declared(root).modules;
+    let position = |module: &str| order.iter().position(|declared| declared == first(module));
+    let is_late = |edge: &&Edge<'_>| position(&edge.source.module) < position(edge.target);
+    let violation = |edge: &Edge<'_>| {
+        let (from, to, root) = (first(&edge.source.module), first(edge.target), &root.file);
+        let message = format!(
+            "`{from}` imports `{to}`, which {root} declares later; move what both need to an earlier module"
+        );
+        Violation { file: edge.source.file.clone(), line: edge.line, message }
+    };
+    edges.iter().filter(is_late).map(violation).collect()
+}
+
+/// Returns the longest module that `path` is equal to or begins with.
+fn module_of<'a>(sources: &'a [SourceFile], path: &str) -> Option<&'a str> {
+    let modules = sources.iter().map(|source| source.module.as_str()).filter(|module| !module.is_empty());
+    modules.filter(|module| is_within(module, path)).max_by_key(|module| module.len())
+}
+
+/// Returns whether `path` is `module`, or in it.
+fn is_within(module: &str, path: &str) -> bool {
+    path.strip_prefix(module).is_some_and(|rest| rest.is_empty() || rest.starts_with("::"))
+}
+
+/// Returns the first name of a module's path.
+fn first(module: &str) -> &str {
+    module.split_once("::").map_or(module, |(first, _)| first)
+}
+
+impl Edge<'_> {
+    /// Returns the path of the lowest folder that contains both modules; empty for the crate.
+    fn folder(&self) -> &str {
+        let shared = self.target.split("::").zip(self.source.module.split("::"));
+        let names = shared.take_while(|(one, other)| one == other);
+        let length: usize = names.map(|(name, _)| name.len() + "::".len()).sum();
+        &self.target[..length.saturating_sub("::".len())]
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const LAYERS: &[&str] = &["ids", "lower::error", "lower::send", "lower", "run"];
-
-    /// Checks the breaches in a crate in which one file has this text; the other listed modules have empty files.
-    fn check(file: &str, text: &str, expected: &[&str]) {
-        let mut sources: Vec<SourceFile> =
-            ["src/ids.rs", "src/lower/error.rs", "src/lower/send.rs", "src/lower/mod.rs", "src/run.rs"]
-                .into_iter()
-                .filter(|other| *other != file)
-                .map(|other| SourceFile::new(other, ""))
-                .collect();
-        sources.push(SourceFile::new(file, text));
-        let found: Vec<String> = violations(&sources, LAYERS).iter().map(ToString::to_string).collect();
-        assert_eq!(found, expected);
+    /// Checks the breaches in a crate in which one file has this text; the other files declare modules only.
+    fn check(file: &str, text: &str, circular: &[&str], expected: &[&str]) {
+        let files = [
+            ("src/lib.rs", "pub mod ids;\nmod lower;\n#[cfg(test)]\nmod tests;\npub(crate) mod run;\n"),
+            ("src/ids.rs", ""),
+            ("src/lower/error.rs", ""),
+            ("src/lower/send.rs", "use super::error::LowerError;\n"),
+            ("src/lower/mod.rs", "mod send;\nmod error;\n"),
+            ("src/run.rs", ""),
+            ("src/tests/cases.rs", ""),
+        ];
+        let text_of = |(name, own): (&'static str, &'static str)| {
+            SourceFile::new(name, if name == file { text } else { own })
+        };
+        let sources: Vec<SourceFile> = files.into_iter().map(text_of).collect();
+        assert_eq!(violations(&sources, circular), expected);
     }
 
-    const LATER: &str = "which comes later in the list of layers; move what both need to an earlier module";
+    const LATER: &str = "which src/lib.rs declares later; move what both need to an earlier module";
+    const CIRCLE: &str = "in a circle; move what both need to a module of its own";
 
     #[test]
     fn earlier_modules_may_be_imported() {
-        check("src/lower/send.rs", "use crate::ids::Rank;\nuse super::error::{LowerError, Other};\n", &[]);
-        check("src/lower/mod.rs", "pub use send::send;\nuse crate::lower::error::LowerError;\n", &[]);
-        check("src/run.rs", "use crate::{ids::Rank, lower::{self, send::send}};\n", &[]);
+        check(
+            "src/lower/send.rs",
+            "use crate::ids::Rank;\nuse super::error::{LowerError, Other};\n",
+            &[],
+            &[],
+        );
+        check("src/lower/mod.rs", "pub use send::send;\nuse crate::lower::error::LowerError;\n", &[], &[]);
+        check("src/run.rs", "use crate::{ids::Rank, lower::{self, send::send}};\n", &[], &[]);
+        check("src/run.rs", "use crate::run::Run;\n", &[], &[]);
     }
 
     #[test]
     fn later_modules_are_named_with_file_and_line() {
         let expected = format!("src/ids.rs:2: `ids` imports `run`, {LATER}");
-        check("src/ids.rs", "\nuse crate::run::Run;\n", &[&expected]);
-        check("src/ids.rs", "\nfn f() { crate::run::go() }\n", &[&expected]);
-        let expected = format!("src/lower/error.rs:3: `lower::error` imports `lower::send`, {LATER}");
+        check("src/ids.rs", "\nuse crate::run::Run;\n", &[], &[&expected]);
+        check("src/ids.rs", "\nfn f() { crate::run::go() }\n", &[], &[&expected]);
+        let expected = format!("src/lower/send.rs:3: `lower` imports `run`, {LATER}");
         check(
-            "src/lower/error.rs",
-            "use {\n    std::fmt,\n    super::send::{send, other},\n};\n",
+            "src/lower/send.rs",
+            "use {\n    std::fmt,\n    crate::run::{send, other},\n};\n",
+            &[],
             &[&expected],
         );
     }
 
     #[test]
+    fn modules_of_a_folder_do_not_import_each_other() {
+        let error = format!("src/lower/error.rs:1: `lower::error` imports `lower::send` {CIRCLE}");
+        let send = format!("src/lower/send.rs:1: `lower::send` imports `lower::error` {CIRCLE}");
+        check("src/lower/error.rs", "use super::send::send;\n", &[], &[&error, &send]);
+        check("src/lower/error.rs", "use super::send::send;\n", &["lower"], &[]);
+        check("src/ids.rs", "use crate::run::Run;\n", &[""], &[]);
+        check("src/ids.rs", "", &["lower"], &["`lower` has no circle; remove it from the list"]);
+    }
+
+    #[test]
     fn a_folder_is_not_imported_from_within() {
-        let expected = format!("src/lower/send.rs:1: `lower::send` imports `lower`, {LATER}");
-        check("src/lower/send.rs", "use crate::lower::LowerError;\n", &[&expected]);
-        check("src/lower/send.rs", "use super::LowerError;\n", &[&expected]);
+        let expected = format!("src/lower/send.rs:1: `lower::send` imports `lower` {CIRCLE}");
+        check("src/lower/send.rs", "use crate::lower::LowerError;\n", &[], &[&expected]);
+        check("src/lower/send.rs", "use super::LowerError;\n", &[], &[&expected]);
     }
 
     #[test]
@@ -164,26 +250,16 @@ mod tests {
                     const B: &str = r#\"crate::run \" x\"#;\nconst C: char = '\"';\n\
                     fn f<'a>(a: &'a str) -> &'a str { a }\n\
                     #[cfg(test)]\nmod tests {\n    use crate::run::Run;\n}\n";
-        check("src/ids.rs", text, &[]);
+        check("src/ids.rs", text, &[], &[]);
         let behind = format!("{text}use crate::run::Run;\n");
         let expected = format!("src/ids.rs:11: `ids` imports `run`, {LATER}");
-        check("src/ids.rs", &behind, &[&expected]);
+        check("src/ids.rs", &behind, &[], &[&expected]);
+        check("src/tests/cases.rs", "use crate::missing::Name;\n", &[], &[]);
     }
 
     #[test]
     fn names_of_the_root_come_from_their_module() {
-        let expected = "src/run.rs:1: `crate::Rank` is not in a listed module; import it from its module";
-        check("src/run.rs", "use crate::Rank;\n", &[expected]);
-    }
-
-    #[test]
-    fn the_list_names_every_file_and_no_other() {
-        let expected = "src/new.rs: the module `new` is not in the list of layers; add it";
-        check("src/new.rs", "", &[expected]);
-        check("src/lower/send/deep.rs", "use crate::lower::error::LowerError;\n", &[]);
-        let sources = [SourceFile::new("src/ids.rs", "")];
-        let found: Vec<String> =
-            violations(&sources, &["ids", "gone"]).iter().map(ToString::to_string).collect();
-        assert_eq!(found, ["src: the list of layers names the module `gone`, which has no file; remove it"]);
+        let expected = "src/run.rs:1: `crate::Rank` is not in a module; import it from its module";
+        check("src/run.rs", "use crate::Rank;\n", &[], &[expected]);
     }
 }

@@ -1,0 +1,39 @@
+//! The order of the modules of all crates.
+
+use std::path::Path;
+
+/// The crates, and their folders whose files import each other in circles.
+const CRATES: &[(&str, &[&str])] = &[
+    ("crates/pipewright-schedule", &["picture", "plan::bound"]),
+    ("crates/pipewright-kernel", &["scan"]),
+    (
+        "crates/pipewright",
+        &[
+            "batch",
+            "checkpoint",
+            "device",
+            "executor",
+            "graph",
+            "memory",
+            "nn",
+            "pipeline",
+            "random",
+            "stage",
+            "tensor",
+            "train",
+            "transport",
+        ],
+    ),
+    ("crates/pipewright-models", &["hf"]),
+    ("crates/pipewright-cli", &["", "config"]),
+    ("tools/book", &[]),
+    ("tools/layers", &[]),
+];
+
+#[test]
+fn modules_are_in_layers() {
+    let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    for (folder, circular) in CRATES {
+        pipewright_layers::assert_layers(&workspace.join(folder), circular);
+    }
+}
