@@ -58,7 +58,7 @@ impl Executor {
     fn forward(&mut self, action: Action, at: At) -> Result<(), Cause> {
         let mut forward = self.begin_forward(at)?;
         match self.hook.clone() {
-            None => self.local_stage(at.0).runner.run_forward(&mut forward)?,
+            None => self.local_stage(at.0).runner.forward(&mut forward)?,
             Some(hook) => {
                 let place = Place { rank: self.world_rank, action };
                 hook.forward(&mut ForwardRun::new(place, self, &mut forward))?;
@@ -126,7 +126,7 @@ impl Executor {
         let mut backward = self.begin_backward(at);
         let start = Instant::now();
         match self.hook.clone() {
-            None => self.local_stage(at.0).runner.backward_all(&mut backward)?,
+            None => self.local_stage(at.0).runner.backward(&mut backward)?,
             Some(hook) => {
                 let place = Place { rank: self.world_rank, action };
                 hook.backward(&mut BackwardRun::new(place, self, &mut backward))?;

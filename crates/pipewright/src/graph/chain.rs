@@ -61,15 +61,20 @@ impl<L: Module> MixedChain<L> {
 impl<L: ChainLayer + Module + ModuleDisplay + 'static> StageBody for TypedChain<L> {
     type Output = Values;
 
-    fn run(&self, inputs: Values, context: &StageContext) -> Result<Values, StageError> {
-        (0..self.layers.len()).try_fold(inputs, |values, layer| self.run_block(layer, values, context))
+    fn forward(&self, inputs: Values, context: &StageContext) -> Result<Values, StageError> {
+        (0..self.layers.len()).try_fold(inputs, |values, layer| self.forward_block(layer, values, context))
     }
 
     fn blocks(&self) -> usize {
         self.layers.len()
     }
 
-    fn run_block(&self, block: usize, inputs: Values, context: &StageContext) -> Result<Values, StageError> {
+    fn forward_block(
+        &self,
+        block: usize,
+        inputs: Values,
+        context: &StageContext,
+    ) -> Result<Values, StageError> {
         let (layer, name) = (&self.layers[block], &self.places.names[block]);
         let outputs = in_layer(name, || context.run_layer(name, || layer.forward(inputs, context)))?;
         outputs.map_err(|source| StageError::Layer { layer: name.clone(), source })
@@ -91,7 +96,7 @@ impl<L: ChainLayer + Module + ModuleDisplay + 'static> StageBody for TypedChain<
         &self.layers
     }
 
-    fn path(&self, local: &str) -> String {
+    fn parameter_path(&self, local: &str) -> String {
         let Some((place, rest)) = self.places.split(local) else { return local.to_owned() };
         let layer = &self.layers[place];
         let own = layer.parameter_path(rest);
@@ -102,7 +107,7 @@ impl<L: ChainLayer + Module + ModuleDisplay + 'static> StageBody for TypedChain<
         }
     }
 
-    fn stays_single(&self, local: &str) -> bool {
+    fn stays_in_single_precision(&self, local: &str) -> bool {
         let Some((place, rest)) = self.places.split(local) else { return false };
         self.layers[place].stays_in_single_precision(rest)
     }
@@ -112,7 +117,7 @@ impl<L: ChainLayer + Module + ModuleDisplay + 'static> StageBody for TypedChain<
         layers.find_map(|(layer, name)| refusal_of(name, layer.refuses_slices()))
     }
 
-    fn shared(&self) -> Vec<String> {
+    fn shared_parameters(&self) -> Vec<String> {
         self.layers.iter().flat_map(L::shared_parameters).collect()
     }
 
@@ -124,15 +129,20 @@ impl<L: ChainLayer + Module + ModuleDisplay + 'static> StageBody for TypedChain<
 impl<L: GraphLayer> StageBody for MixedChain<L> {
     type Output = Values;
 
-    fn run(&self, inputs: Values, context: &StageContext) -> Result<Values, StageError> {
-        (0..self.layers.len()).try_fold(inputs, |values, layer| self.run_block(layer, values, context))
+    fn forward(&self, inputs: Values, context: &StageContext) -> Result<Values, StageError> {
+        (0..self.layers.len()).try_fold(inputs, |values, layer| self.forward_block(layer, values, context))
     }
 
     fn blocks(&self) -> usize {
         self.layers.len()
     }
 
-    fn run_block(&self, block: usize, inputs: Values, context: &StageContext) -> Result<Values, StageError> {
+    fn forward_block(
+        &self,
+        block: usize,
+        inputs: Values,
+        context: &StageContext,
+    ) -> Result<Values, StageError> {
         let (layer, name) = (&self.layers[block], &self.places.names[block]);
         let outputs = in_layer(name, || context.run_layer(name, || layer.forward(inputs, context)))?;
         outputs.map_err(|source| StageError::Layer { layer: name.clone(), source })
@@ -154,14 +164,14 @@ impl<L: GraphLayer> StageBody for MixedChain<L> {
         &self.layers
     }
 
-    fn path(&self, local: &str) -> String {
+    fn parameter_path(&self, local: &str) -> String {
         match self.places.split(local) {
             Some((place, rest)) => format!("{}.{rest}", self.places.names[place]),
             None => local.to_owned(),
         }
     }
 
-    fn stays_single(&self, _local: &str) -> bool {
+    fn stays_in_single_precision(&self, _local: &str) -> bool {
         false
     }
 
@@ -170,7 +180,7 @@ impl<L: GraphLayer> StageBody for MixedChain<L> {
         layers.find_map(|(layer, name)| refusal_of(name, layer.refuses_slices()))
     }
 
-    fn shared(&self) -> Vec<String> {
+    fn shared_parameters(&self) -> Vec<String> {
         Vec::new()
     }
 

@@ -93,8 +93,8 @@ impl<L: GraphLayer> GraphStage<L> {
 impl<L: GraphLayer> StageBody for GraphStage<L> {
     type Output = Values;
 
-    fn run(&self, inputs: Values, context: &StageContext) -> Result<Values, StageError> {
-        self.forward(inputs, context)
+    fn forward(&self, inputs: Values, context: &StageContext) -> Result<Values, StageError> {
+        GraphStage::forward(self, inputs, context)
     }
 
     fn part(&self, place: &ModulePlace) -> Option<(&dyn Any, &'static str)> {
@@ -114,7 +114,7 @@ impl<L: GraphLayer> StageBody for GraphStage<L> {
         &self.layers
     }
 
-    fn path(&self, local: &str) -> String {
+    fn parameter_path(&self, local: &str) -> String {
         let mut parts = local.splitn(3, '.').skip(1);
         let place = parts.next().and_then(|place| place.parse::<usize>().ok());
         let (Some(place), Some(rest)) = (place, parts.next()) else { return local.to_owned() };
@@ -126,7 +126,7 @@ impl<L: GraphLayer> StageBody for GraphStage<L> {
         self.plan.tied.get(&path).cloned().unwrap_or(path)
     }
 
-    fn stays_single(&self, _local: &str) -> bool {
+    fn stays_in_single_precision(&self, _local: &str) -> bool {
         false
     }
 
@@ -135,7 +135,7 @@ impl<L: GraphLayer> StageBody for GraphStage<L> {
         layers.find_map(|(layer, step)| refusal_of(&step.name, layer.refuses_slices()))
     }
 
-    fn shared(&self) -> Vec<String> {
+    fn shared_parameters(&self) -> Vec<String> {
         self.plan.tied.values().cloned().collect()
     }
 

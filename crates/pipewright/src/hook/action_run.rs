@@ -112,7 +112,7 @@ impl<'a> ForwardRun<'a> {
     pub fn run_block(&mut self) -> Result<(), StageError> {
         let Some(block) = self.next_block() else { return Ok(()) };
         let stage = self.stage();
-        let outcome = self.stages.stage_mut(stage).run_block(self.state, None);
+        let outcome = self.stages.stage_mut(stage).forward_block(self.state, None);
         outcome.map_err(self.place.in_block(block))
     }
 
@@ -132,7 +132,7 @@ impl<'a> ForwardRun<'a> {
             function(module, values, context)
         };
         let stage = self.stage();
-        let outcome = self.stages.stage_mut(stage).run_block(self.state, Some(&mut replacement));
+        let outcome = self.stages.stage_mut(stage).forward_block(self.state, Some(&mut replacement));
         outcome.map_err(self.place.in_block(block))
     }
 
@@ -142,7 +142,7 @@ impl<'a> ForwardRun<'a> {
     /// As [`ForwardRun::run_block`].
     pub fn run_all(&mut self) -> Result<(), StageError> {
         let stage = self.stage();
-        self.stages.stage_mut(stage).run_forward(self.state)
+        self.stages.stage_mut(stage).forward(self.state)
     }
 
     /// Adds a named span of time to the timeline of the step
@@ -238,7 +238,7 @@ impl<'a> BackwardRun<'a> {
     /// As [`BackwardRun::run_block`].
     pub fn run_all(&mut self) -> Result<(), StageError> {
         let stage = self.stage();
-        self.stages.stage_mut(stage).backward_all(self.state)
+        self.stages.stage_mut(stage).backward(self.state)
     }
 
     /// Computes the weight gradients of the blocks that have run, with the stage's own runner if it has one

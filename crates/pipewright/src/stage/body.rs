@@ -7,7 +7,7 @@ use pipewright_schedule::StageIndex;
 
 use super::error::StageError;
 use super::module::{StageContext, StageModule};
-use super::place::{ModulePlace, any, any_mut};
+use super::visit::{ModulePlace, any, any_mut};
 use crate::tensor::{Boundary, Placement, Values, pack, unpack};
 
 /// A module that takes the tensors of a boundary without their types and checks them itself.
@@ -15,8 +15,8 @@ pub(crate) trait StageBody: Module + 'static {
     /// The tensors that the loss takes.
     type Output: Boundary;
 
-    /// Runs the module for one microbatch.
-    fn run(&self, inputs: Values, context: &StageContext) -> Result<Self::Output, StageError>;
+    /// Returns the outputs of the module for one microbatch.
+    fn forward(&self, inputs: Values, context: &StageContext) -> Result<Self::Output, StageError>;
 
     /// Returns the number of blocks: parts that run one after another and can be recomputed one by one.
     fn blocks(&self) -> usize {
@@ -25,9 +25,14 @@ pub(crate) trait StageBody: Module + 'static {
 
     /// Runs a block. The first takes the inputs of the stage, each other one the tensors of the block before it, and
     /// the last returns the outputs of the stage.
-    fn run_block(&self, block: usize, inputs: Values, context: &StageContext) -> Result<Values, StageError> {
+    fn forward_block(
+        &self,
+        block: usize,
+        inputs: Values,
+        context: &StageContext,
+    ) -> Result<Values, StageError> {
         let _ = block;
-        Ok(pack(self.run(inputs, context)?))
+        Ok(pack(self.forward(inputs, context)?))
     }
 
     /// Returns the module at a place, if it is this one or a part of it, and the name of its type.
@@ -45,10 +50,10 @@ pub(crate) trait StageBody: Module + 'static {
     }
 
     /// Returns the global path of a parameter.
-    fn path(&self, local: &str) -> String;
+    fn parameter_path(&self, local: &str) -> String;
 
     /// Returns whether a parameter has single precision in a pipeline of half precision.
-    fn stays_single(&self, local: &str) -> bool;
+    fn stays_in_single_precision(&self, local: &str) -> bool;
 
     /// Returns how the ranks of a tensor group hold a parameter.
     fn placement(&self, local: &str) -> Placement {
@@ -60,7 +65,7 @@ pub(crate) trait StageBody: Module + 'static {
     fn refuses_slices(&self) -> Option<String>;
 
     /// Returns the global paths of the parameters that have other holders.
-    fn shared(&self) -> Vec<String>;
+    fn shared_parameters(&self) -> Vec<String>;
 
     /// Returns the tensors that come from or go to stages that are not neighbours.
     fn skips(&self) -> &Skips;
@@ -87,18 +92,25 @@ pub(crate) static NO_SKIPS: Skips = Skips { inputs: Vec::new(), outputs: Vec::ne
 impl<M: StageModule> StageBody for M {
     type Output = M::Output;
 
-    fn run(&self, inputs: Values, context: &StageContext) -> Result<M::Output, StageError> {
+    fn forward(&self, inputs: Values, context: &StageContext) -> Result<M::Output, StageError> {
         let input = unpack(inputs).map_err(StageError::Input)?;
-        context.run_layer(&format!("stage {}", context.stage()), || self.forward(input, context))
+        context
+            .run_layer(&format!("stage {}", context.stage()), || StageModule::forward(self, input, context))
     }
 
     fn blocks(&self) -> usize {
         StageModule::blocks(self)
     }
 
-    fn run_block(&self, block: usize, inputs: Values, context: &StageContext) -> Result<Values, StageError> {
+    fn forward_block(
+        &self,
+        block: usize,
+        inputs: Values,
+        context: &StageContext,
+    ) -> Result<Values, StageError> {
         let name = format!("stage {}, block {block}", context.stage());
-        context.run_layer(&name, || self.forward_block(block, inputs, context))?.map_err(StageError::Input)
+        let run = || StageModule::forward_block(self, block, inputs, context);
+        context.run_layer(&name, run)?.map_err(StageError::Input)
     }
 
     fn part(&self, place: &ModulePlace) -> Option<(&dyn Any, &'static str)> {
@@ -109,12 +121,12 @@ impl<M: StageModule> StageBody for M {
         matches!(place, ModulePlace::Stage(_)).then(|| any_mut(self))
     }
 
-    fn path(&self, local: &str) -> String {
-        self.parameter_path(local)
+    fn parameter_path(&self, local: &str) -> String {
+        StageModule::parameter_path(self, local)
     }
 
-    fn stays_single(&self, local: &str) -> bool {
-        self.stays_in_single_precision(local)
+    fn stays_in_single_precision(&self, local: &str) -> bool {
+        StageModule::stays_in_single_precision(self, local)
     }
 
     fn placement(&self, local: &str) -> Placement {
@@ -125,8 +137,8 @@ impl<M: StageModule> StageBody for M {
         StageModule::refuses_slices(self)
     }
 
-    fn shared(&self) -> Vec<String> {
-        self.shared_parameters()
+    fn shared_parameters(&self) -> Vec<String> {
+        StageModule::shared_parameters(self)
     }
 
     fn skips(&self) -> &Skips {

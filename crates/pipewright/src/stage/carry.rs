@@ -16,18 +16,18 @@ use pipewright_schedule::Slices;
 use pipewright_schedule::ids::Slice;
 
 use super::error::StageError;
-use super::tape_ends::{OutputRoot, all_off_tape, as_leaf, off_tape, plant};
+use super::tape_ends::{OutputRoot, all_off_tape, as_leaf, fill_roots, off_tape};
 use crate::tensor::{Value, Values};
 
-/// A tensor that a slice has kept: its name, and its place among those of this name.
+/// A tensor that a slice has kept: its name, and its index among the tensors of this name.
 type Key = (Arc<str>, usize);
 
 /// What the slices of one microbatch have kept on a stage.
 #[derive(Clone, Debug, Default)]
-pub(super) struct SequenceCarry(Arc<Mutex<Kept>>);
+pub(super) struct SequenceCarry(Arc<Mutex<Carried>>);
 
 #[derive(Debug, Default)]
-struct Kept {
+struct Carried {
     values: HashMap<Arc<str>, Vec<(Slice, Value)>>,
     /// The sums of the gradients that the backwards of later slices have computed.
     gradients: HashMap<Key, Value>,
@@ -77,11 +77,11 @@ impl SliceCarry {
         let kept = locked(&self.all.0);
         let Some((name, values)) = kept.values.get_key_value(name) else { return Values::new() };
         let mut ends = locked(&self.ends);
-        let of_earlier = values.iter().enumerate().filter(|(_, (slice, _))| *slice < self.slice);
-        let on_tape = of_earlier.map(|(place, (_, value))| {
+        let earlier = values.iter().enumerate().filter(|(_, (slice, _))| *slice < self.slice);
+        let on_tape = earlier.map(|(index, (_, value))| {
             let Some(device) = &self.tape else { return value.clone() };
             let (value, leaf) = as_leaf(value.clone(), device);
-            ends.leaves.extend(leaf.map(|leaf| ((name.clone(), place), leaf)));
+            ends.leaves.extend(leaf.map(|leaf| ((name.clone(), index), leaf)));
             value
         });
         on_tape.collect()
@@ -115,11 +115,11 @@ impl SliceCarry {
 impl CarryEnds {
     /// Stores the sums of the gradients that later slices have computed at the tensors of this one. Returns the scalar from
     /// which the backward starts; `None` if there are none.
-    pub(super) fn plant(&mut self) -> Result<Option<Tensor<1>>, StageError> {
+    pub(super) fn start_backward(&mut self) -> Result<Option<Tensor<1>>, StageError> {
         let mut kept = locked(&self.all.0);
         let roots = std::mem::take(&mut self.ends.roots).into_iter();
         let (roots, gradients) = roots.map(|(key, root)| (root, kept.gradients.remove(&key))).unzip();
-        plant(roots, gradients)
+        fill_roots(roots, gradients)
     }
 
     /// Adds the gradients of the tensors of earlier slices to their sums.

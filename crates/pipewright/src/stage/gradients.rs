@@ -1,7 +1,6 @@
 //! Sums of parameter gradients over the microbatches of a step. The number of a parameter's dimensions is not in the
 //! type.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
 use burn::backend::{Dispatch, DispatchTensor, TensorMetadata, ops::FloatTensorOps};
@@ -11,9 +10,8 @@ use burn::tensor::{DType, Device, FloatDType, Gradients, Tensor};
 use pipewright_kernel::product::{Matrix, add_product, product};
 use pipewright_kernel::squares::sum_squares;
 
-use super::body::StageBody;
 use super::error::StageError;
-use super::module_parameters::parameters_of;
+use super::parameter_table::ParameterTable;
 use super::shards::Catches;
 use crate::autodiff::inner_of;
 use crate::nn::{
@@ -23,119 +21,75 @@ use crate::nn::{
 use crate::tensor::shard::RowShard;
 use crate::tensor::{Value, ValueKind, Values};
 
-/// One sum for each float parameter of a stage, in the order in which Burn visits them. Gradients in half precision are
-/// added in single precision.
+/// One sum for each float parameter of a stage, by the parameter's index. Gradients in half precision are added in single
+/// precision.
 #[derive(Debug)]
 pub(crate) struct GradientSums {
-    paths: Vec<Arc<str>>,
-    shapes: Vec<Vec<usize>>,
-    places: HashMap<ParamId, usize>,
-    duplicate: Option<(Arc<str>, Arc<str>)>,
+    table: Arc<ParameterTable>,
     sums: Vec<Option<DispatchTensor>>,
     /// Whether a backward pass has computed the parameter's gradient at once instead of deferring it.
     undeferred: Vec<bool>,
 }
 
 impl GradientSums {
-    /// Returns empty sums for the parameters of `module`.
-    pub(crate) fn new<M: StageBody>(module: &M) -> Self {
-        let found = parameters_of(module);
-        let paths: Vec<Arc<str>> = found.iter().map(|found| module.path(&found.local).into()).collect();
-        let shapes = found.iter().map(|found| found.value.shape().to_vec()).collect();
-        let mut places = HashMap::new();
-        let mut duplicate = None;
-        for (place, found) in found.iter().enumerate() {
-            if let Some(first) = places.insert(found.id, place) {
-                duplicate = Some((Arc::clone(&paths[first]), Arc::clone(&paths[place])));
-            }
-        }
-        let (sums, undeferred) = (vec![None; paths.len()], vec![false; paths.len()]);
-        Self { paths, shapes, places, duplicate, sums, undeferred }
-    }
-
-    /// Returns the global path of each parameter.
-    pub(crate) fn paths(&self) -> &[Arc<str>] {
-        &self.paths
-    }
-
-    /// Changes every parameter's path.
-    pub(crate) fn rename(&mut self, path: impl Fn(&str) -> Arc<str>) {
-        let paths = self.paths.iter_mut().chain(self.duplicate.iter_mut().flat_map(|(a, b)| [a, b]));
-        paths.for_each(|old| *old = path(old));
-    }
-
-    /// Returns the parameters' ids.
-    pub(crate) fn ids(&self) -> impl Iterator<Item = ParamId> {
-        self.places.keys().copied()
-    }
-
-    /// Returns two places that hold the same parameter, if there are any.
-    pub(crate) fn duplicate(&self) -> Option<(Arc<str>, Arc<str>)> {
-        self.duplicate.clone()
-    }
-
-    /// Returns the shape of each parameter.
-    pub(crate) fn shapes(&self) -> &[Vec<usize>] {
-        &self.shapes
-    }
-
-    /// Returns the shape of a parameter, if it is one of these.
-    pub(super) fn shape_of(&self, id: ParamId) -> Option<&[usize]> {
-        self.places.get(&id).map(|&place| self.shapes[place].as_slice())
+    /// Returns empty sums for the parameters of a module.
+    pub(super) fn new(table: Arc<ParameterTable>) -> Self {
+        let count = table.paths().len();
+        Self { table, sums: vec![None; count], undeferred: vec![false; count] }
     }
 
     /// Drops the sum of a parameter.
     pub(super) fn drop_sum(&mut self, id: ParamId) {
-        if let Some(&place) = self.places.get(&id) {
-            self.sums[place] = None;
+        if let Some(index) = self.table.index_of(id) {
+            self.sums[index] = None;
         }
     }
 
-    /// Returns the places of the parameters whose gradients a backward pass has computed at once.
+    /// Returns the indices of the parameters whose gradients a backward pass has computed at once.
     pub(super) fn undeferred(&self) -> impl Iterator<Item = usize> {
-        self.undeferred.iter().enumerate().filter_map(|(place, &undeferred)| undeferred.then_some(place))
+        self.undeferred.iter().enumerate().filter_map(|(index, &undeferred)| undeferred.then_some(index))
     }
 
-    /// Returns the sum of the parameter at `place`; `None` if no float parameter is there, or it has no sum yet.
-    pub(crate) fn get(&self, place: usize) -> Option<Value> {
-        self.sums.get(place)?.clone().map(Value::from_dispatch)
+    /// Returns the sum of the parameter at `index`; `None` if no float parameter is there, or it has no sum yet.
+    pub(crate) fn get(&self, index: usize) -> Option<Value> {
+        self.sums.get(index)?.clone().map(Value::from_dispatch)
     }
 
-    /// Replaces the sum of the parameter at `place`.
-    pub(crate) fn set(&mut self, place: usize, sum: Option<Value>) {
-        if let Some(own) = self.sums.get_mut(place) {
+    /// Replaces the sum of the parameter at `index`.
+    pub(crate) fn set(&mut self, index: usize, sum: Option<Value>) {
+        if let Some(own) = self.sums.get_mut(index) {
             *own = sum.map(Value::into_dispatch);
         }
     }
 
     /// Removes the gradients of `module`'s parameters from `gradients` and adds them to the sums.
     pub(crate) fn add<M: Module>(&mut self, module: &M, gradients: &mut Gradients) {
-        module.visit(&mut Adder { sums: self, place: 0, gradients });
+        module.visit(&mut Adder { sums: self, index: 0, gradients });
     }
 
     /// Adds the gradients that a backward pass left in `catches`.
     pub(super) fn add_caught(&mut self, catches: Catches) {
-        for (place, caught) in catches {
+        for (index, caught) in catches {
             let Some(gradient) = caught.take() else { continue };
-            self.undeferred[place] = true;
-            self.add_at(place, gradient.into_dispatch());
+            self.undeferred[index] = true;
+            self.add_at(index, gradient.into_dispatch());
         }
     }
 
     /// Adds a gradient to a sum, which has at least single precision.
-    fn add_at(&mut self, place: usize, gradient: DispatchTensor) {
+    fn add_at(&mut self, index: usize, gradient: DispatchTensor) {
         let gradient = match gradient.dtype() {
             DType::F16 | DType::BF16 => Dispatch::float_cast(gradient, FloatDType::F32),
             _ => gradient,
         };
-        let sum = &mut self.sums[place];
+        let sum = &mut self.sums[index];
         *sum = Some(match sum.take() {
             Some(sum) => Dispatch::float_add(sum, gradient),
             None => gradient,
         });
     }
 
-    /// Computes a weight gradient that a backward pass deferred and adds it, in place if there is already a sum.
+    /// Computes a weight gradient that a backward pass deferred and adds it, in index if there is already a sum.
     ///
     /// # Errors
     /// When a layer of the user's returns a gradient of another shape than its parameter.
@@ -145,9 +99,9 @@ impl GradientSums {
             WeightTask::Product { weight, .. } | WeightTask::Rows { weight, .. } => weight,
             WeightTask::Convolution(ref task) => task.weight,
         };
-        let place = self.place_of(weight);
-        let (sum, shape) = (self.sums[place].take(), self.shapes[place].as_slice());
-        self.sums[place] = Some(match (task, shape) {
+        let index = self.index_of(weight);
+        let (sum, shape) = (self.sums[index].take(), self.table.shapes()[index].as_slice());
+        self.sums[index] = Some(match (task, shape) {
             (WeightTask::Convolution(task), shape) => add_convolution(sum, &task, shape),
             (task, &[rows, columns]) => {
                 add_task(sum.map(Tensor::from_dispatch), task, [rows, columns]).into_dispatch()
@@ -162,16 +116,16 @@ impl GradientSums {
     /// # Errors
     /// When no parameter has the path, or the gradient is not one float tensor of its shape.
     pub(crate) fn add_by_path(&mut self, path: &str, gradient: Values) -> Result<(), StageError> {
-        let Some(place) = self.paths.iter().position(|known| **known == *path) else {
-            let known = self.paths.first().cloned();
+        let Some(index) = self.table.paths().iter().position(|known| **known == *path) else {
+            let known = self.table.paths().first().cloned();
             return Err(StageError::NoParameter { parameter: path.into(), known });
         };
-        let (parameter, expected) = (&self.paths[place], &self.shapes[place]);
+        let (parameter, expected) = (&self.table.paths()[index], &self.table.shapes()[index]);
         let fits = |value: &Value| value.kind() == ValueKind::Float && value.shape().to_vec() == *expected;
         match <[Value; 1]>::try_from(gradient) {
             Ok([gradient]) if fits(&gradient) => {
                 let gradient = inner_of(Tensor::<1>::from_dispatch(gradient.into_dispatch()));
-                self.add_at(place, gradient.into_dispatch());
+                self.add_at(index, gradient.into_dispatch());
                 Ok(())
             }
             other => {
@@ -187,19 +141,19 @@ impl GradientSums {
         }
     }
 
-    fn place_of(&self, weight: ParamId) -> usize {
-        *self.places.get(&weight).expect("a stage's layers have the stage's parameters")
+    fn index_of(&self, weight: ParamId) -> usize {
+        self.table.index_of(weight).expect("a stage's layers have the stage's parameters")
     }
 
     fn add_split(&mut self, SplitTask { layer, wanted, compute }: SplitTask) -> Result<(), StageError> {
         for (gradient, weight) in compute().into_iter().zip(wanted.iter()) {
-            let Some(place) = weight.map(|weight| self.place_of(weight)) else { continue };
-            let (found, expected) = (gradient.shape().to_vec(), self.shapes[place].clone());
+            let Some(index) = weight.map(|weight| self.index_of(weight)) else { continue };
+            let (found, expected) = (gradient.shape().to_vec(), self.table.shapes()[index].clone());
             if found != expected {
-                let parameter = self.paths[place].clone();
+                let parameter = self.table.paths()[index].clone();
                 return Err(StageError::WeightGradientShape { layer, parameter, expected, found });
             }
-            self.add_at(place, gradient.into_dispatch());
+            self.add_at(index, gradient.into_dispatch());
         }
         Ok(())
     }
@@ -228,12 +182,12 @@ impl GradientSums {
         };
         let square = |part: PartSquares| match part {
             PartSquares::Added(square) => square,
-            PartSquares::OnDevice(place) => read[place],
+            PartSquares::OnDevice(index) => read[index],
         };
         sums.into_iter().map(|parts| parts.into_iter().map(square).collect()).collect()
     }
 
-    /// Takes the sums out, each multiplied by the factor of its place, keyed for Burn's optimizers. The sums are empty
+    /// Takes the sums out, each multiplied by the factor of its index, keyed for Burn's optimizers. The sums are empty
     /// afterwards.
     pub(crate) fn take<M: Module>(&mut self, module: &M, factor: impl Fn(usize) -> f64) -> GradientsParams {
         let mut taker =
@@ -307,7 +261,7 @@ fn into_cpu(sum: Tensor<2>) -> CpuTensor {
 /// The sum of squares of a part of a gradient sum.
 enum PartSquares {
     Added(f64),
-    /// The place in the list of the sums on the device.
+    /// The index in the list of the sums on the device.
     OnDevice(usize),
 }
 
@@ -333,17 +287,17 @@ impl PartSquares {
 
 struct Adder<'a> {
     sums: &'a mut GradientSums,
-    place: usize,
+    index: usize,
     gradients: &'a mut Gradients,
 }
 
 impl ModuleVisitor for Adder<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        let place = self.place;
-        self.place += 1;
+        let index = self.index;
+        self.index += 1;
         if let Some(gradient) = param.val().grad_remove(self.gradients) {
-            self.sums.undeferred[place] = true;
-            self.sums.add_at(place, gradient.into_dispatch());
+            self.sums.undeferred[index] = true;
+            self.sums.add_at(index, gradient.into_dispatch());
         }
     }
 }
@@ -356,9 +310,9 @@ struct Taker<'a, F> {
 
 impl<F: Fn(usize) -> f64> ModuleVisitor for Taker<'_, F> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        let (place, sum) = self.sums.next().expect("a module has the same parameters on every visit");
+        let (index, sum) = self.sums.next().expect("a module has the same parameters on every visit");
         if let Some(sum) = sum.take() {
-            let gradient = Tensor::<D>::from_dispatch(sum).mul_scalar((self.factor)(place));
+            let gradient = Tensor::<D>::from_dispatch(sum).mul_scalar((self.factor)(index));
             self.taken.register(param.id, gradient.cast(param.dtype()));
         }
     }

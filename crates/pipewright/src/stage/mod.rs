@@ -2,70 +2,63 @@
 //!
 //! [`StageModule`] is the typed trait that a user implements. [`Stage`] is such a module without its types. A pipeline
 //! prepares it for its rank, which gives it the state of training: [`Stage`] `--prepare-->` `TrainingStage`, which the
-//! executor sees as `dyn StageRunner`.
+//! executor sees as `dyn StageRunner`. A forward has one name from the executor to the user's module:
+//! `StageCompute::forward` runs `StageBody::forward`, which runs `StageModule::forward`; blocks run as `forward_block`.
 //!
 //! | file | content |
 //! |---|---|
 //! | `module.rs` | `StageModule` |
-//! | `prepare.rs` | `Stage`, and how it is prepared for its rank |
-//! | `body.rs` | what a stage computes: layers in a row, or a part of a graph |
+//! | `body.rs` | what a stage computes: a user's module, layers in a row, or a part of a graph |
+//! | `settings.rs`, `prepare.rs` | the parts and settings of a stage; `Stage`, and how it is prepared for its rank |
 //! | `runner.rs` | the traits through which the executor uses a stage: computing, and access to parameters |
-//! | `training.rs` | `TrainingStage`: the state of a stage that trains, and how it is prepared |
-//! | `segment.rs` | how the module or a block of it runs |
-//! | `compute.rs`, `forward.rs`, `backward.rs` | its computations: in one go, and block by block |
-//! | `optimizer.rs` | its optimizer, with groups of parameters |
-//! | `parameters.rs`, `update.rs` | access to its parameters, and their update |
-//! | `visit.rs`, `place.rs` | access to its modules after the launch |
-//! | `tape.rs`, `tape_ends.rs` | the tape of a microbatch in flight |
+//! | `training.rs` | `TrainingStage`, which has these traits; its folder has its methods |
+//! | `held_module.rs`, `shards.rs` | the module with rounded parameters, and with the rows of a replica |
+//! | `parameter_table.rs`, `module_parameters.rs` | paths, shapes and placements of its parameters; their values |
+//! | `gradients.rs`, `optimizer.rs` | the sums of gradients; the optimizer, with groups of parameters |
+//! | `in_flight.rs`, `microbatch.rs` | the microbatches in flight; a forward or a backward that has begun |
+//! | `segment.rs` | the whole module or a block of it, which runs at once |
+//! | `tape.rs`, `tape_ends.rs` | the tape of a segment |
+//! | `forwarded.rs` | the results of a forward, and their fingerprint |
 //! | `carry.rs` | what the slices of a microbatch pass to each other |
-//! | `recompute.rs` | forwards that keep only their inputs |
 //! | `weight_work.rs` | weight gradients that are deferred |
-//! | `gradients.rs` | the sums of gradients |
-//! | `module_parameters.rs` | the parameters of a module as a list |
 //! | `statistics.rs` | running statistics, which forwards change |
-//! | `shards.rs` | parameters of which each replica holds some rows |
+//! | `visit.rs` | access to a stage's modules after the launch |
 //! | `error.rs` | errors of stages |
 
 mod error;
 mod tape_ends;
 mod carry;
 mod module;
-mod place;
-mod body;
-mod weight_work;
-mod gradients;
-mod module_parameters;
-mod shards;
-mod tape;
-mod runner;
-mod fingerprint;
-mod prepare;
-mod training;
-mod segment;
-mod optimizer;
-mod forward;
-mod backward;
-mod recompute;
-mod statistics;
-mod compute;
-mod parameters;
-mod update;
 mod visit;
+mod body;
+mod module_parameters;
+mod parameter_table;
+mod shards;
+mod held_module;
+mod gradients;
+mod weight_work;
+mod settings;
+mod optimizer;
+mod tape;
+mod forwarded;
+mod segment;
+mod microbatch;
+mod in_flight;
+mod statistics;
+mod runner;
+mod training;
+mod prepare;
 
-pub(crate) use backward::BackwardState;
 pub(crate) use body::{NO_SKIPS, Skip, Skips, StageBody};
 pub use error::{ElementTypeError, StageError};
 pub(crate) use error::{in_layer, panic_message};
-pub(crate) use forward::ForwardState;
+pub(crate) use microbatch::{BackwardState, ForwardState, ForwardTask, InputGradients};
 pub(crate) use module::{Auxiliary, ExpertLoad};
 pub use module::{StageContext, StageModule};
-pub use place::ModulePlace;
-pub(crate) use place::{any, any_mut};
 pub use prepare::Stage;
-pub(crate) use prepare::StageSettings;
-pub(crate) use runner::{
-    BatchPart, ForwardTask, Held, InputGradients, RestoredPaths, StageCompute, StageParameters, StageRunner,
-};
+pub(crate) use runner::{BatchPart, Held, RestoredPaths, StageCompute, StageParameters, StageRunner};
+pub(crate) use settings::StageSettings;
 pub(crate) use tape_ends::without_tape;
-pub(crate) use visit::{ChangeModule, ReadModule, Visit, for_stage};
+pub use visit::ModulePlace;
+pub(crate) use visit::{ChangeModule, ReadModule, Visit, any, any_mut, for_stage};
 pub use weight_work::WeightWork;

@@ -4,7 +4,7 @@ use std::convert::Infallible;
 
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::tensor::kind::Basic;
-use burn::tensor::{Bool, Int, Tensor};
+use burn::tensor::{Bool, Device, Int, Tensor};
 
 use crate::autodiff::on_tape_of;
 use crate::tensor::{OptionalTensors, Value};
@@ -34,6 +34,11 @@ pub(super) fn discrete_of<M: Module>(module: &M) -> Vec<NamedTensor> {
 /// of a user's own layer cannot be told from other parameters that are not trained.
 pub(super) fn running_statistics_of<M: Module>(module: &M) -> Option<String> {
     find(module).running_statistics
+}
+
+/// Returns the device of a module's first parameter, or the default device for a module without parameters.
+pub(super) fn device_of<M: Module>(module: &M) -> Device {
+    module.devices().into_iter().next().unwrap_or_else(|| Device::flex().autodiff())
 }
 
 fn find<M: Module>(module: &M) -> Finder {
@@ -85,14 +90,14 @@ impl ModuleVisitor for Finder {
     }
 }
 
-/// Replaces the float parameters of `module` with the values that `value` returns. `value` is called with the place of
+/// Replaces the float parameters of `module` with the values that `value` returns. `value` is called with the index of
 /// each parameter in visiting order. Parameters stay on the tape if they were on it. A parameter for which it returns
 /// `None` does not change. After an error the remaining parameters do not change.
 pub(super) fn filled<M: Module, E>(
     module: M,
     value: impl FnMut(usize, &Value) -> Result<Option<Value>, E>,
 ) -> (M, Result<(), E>) {
-    let mut filler = Filler { place: 0, value, outcome: Ok(()) };
+    let mut filler = Filler { index: 0, value, outcome: Ok(()) };
     let module = module.map(&mut filler);
     (module, filler.outcome)
 }
@@ -107,20 +112,20 @@ pub(super) fn with_values<M: Module>(module: M, values: OptionalTensors) -> M {
 }
 
 struct Filler<F, E> {
-    place: usize,
+    index: usize,
     value: F,
     outcome: Result<(), E>,
 }
 
 impl<E, F: FnMut(usize, &Value) -> Result<Option<Value>, E>> ModuleMapper for Filler<F, E> {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        let place = self.place;
-        self.place += 1;
+        let index = self.index;
+        self.index += 1;
         if self.outcome.is_err() {
             return param;
         }
         let (id, tensor, mapper) = param.consume();
-        let tensor = match (self.value)(place, &Value::of(tensor.clone().inner())) {
+        let tensor = match (self.value)(index, &Value::of(tensor.clone().inner())) {
             Ok(Some(value)) => in_place_of(&tensor, Tensor::from_dispatch(value.into_dispatch())),
             Ok(None) => tensor,
             Err(error) => {
@@ -139,31 +144,31 @@ fn in_place_of<const D: usize>(former: &Tensor<D>, value: Tensor<D>) -> Tensor<D
 }
 
 /// Replaces the integer and boolean parameters of `module` with the values that `value` returns. `value` is called with
-/// the place of each parameter in the order of [`discrete_of`]. After an error the remaining parameters do not
+/// the index of each parameter in the order of [`discrete_of`]. After an error the remaining parameters do not
 /// change.
 pub(super) fn with_discrete<M: Module, E>(
     module: M,
     value: impl FnMut(usize, &Value) -> Result<Value, E>,
 ) -> (M, Result<(), E>) {
-    let mut filler = DiscreteFiller { place: 0, value, outcome: Ok(()) };
+    let mut filler = DiscreteFiller { index: 0, value, outcome: Ok(()) };
     let module = module.map(&mut filler);
     (module, filler.outcome)
 }
 
 struct DiscreteFiller<F, E> {
-    place: usize,
+    index: usize,
     value: F,
     outcome: Result<(), E>,
 }
 
 impl<E, F: FnMut(usize, &Value) -> Result<Value, E>> DiscreteFiller<F, E> {
     fn replace<const D: usize, K: Basic>(&mut self, tensor: Tensor<D, K>) -> Tensor<D, K> {
-        let place = self.place;
-        self.place += 1;
+        let index = self.index;
+        self.index += 1;
         if self.outcome.is_err() {
             return tensor;
         }
-        match (self.value)(place, &Value::of(tensor.clone())) {
+        match (self.value)(index, &Value::of(tensor.clone())) {
             Ok(value) => Tensor::from_dispatch(value.into_dispatch()),
             Err(error) => {
                 self.outcome = Err(error);

@@ -1,50 +1,91 @@
 //! The optimizer of a stage: made from the settings of its pipeline, with the groups of the stage's parameters.
 
-use std::sync::Arc;
+use std::collections::HashSet;
 
-use burn::module::ParamId;
+use burn::module::{Module, ParamId};
 use burn::optim::ModuleOptimizer;
 
 use super::body::StageBody;
+use super::error::StageError;
+use super::gradients::GradientSums;
+use super::held_module::HeldModule;
 use super::module_parameters::parameters_of;
-use super::training::TrainingStage;
-use crate::optimizer::{ClipGroup, OptimizerGroup, group_of};
+use super::parameter_table::ParameterTable;
+use super::settings::StageSettings;
+use crate::optimizer::{Factors, OptimizerGroup, group_of, mixes_rows, with_state_of};
 
-/// The optimizer of a stage as its pipeline configures it, without state.
-#[derive(Clone, Default)]
-pub(super) struct ConfiguredOptimizer {
+/// The optimizer of a stage with its state, and the groups of the stage's parameters.
+pub(super) struct StageOptimizer {
+    /// `None` if the stage is not trained, and during an update.
     optimizer: Option<ModuleOptimizer>,
-    groups: Arc<[OptimizerGroup]>,
-    clip_groups: Arc<[ClipGroup]>,
     /// The group by whose norm each parameter is clipped.
-    pub(super) clipped_with: Vec<Option<usize>>,
+    clipped_with: Vec<Option<usize>>,
 }
 
-impl<M: StageBody> TrainingStage<M> {
-    /// Sets the optimizer and the groups of parameters. Must be called after the paths are set.
-    pub(super) fn set_optimizer(
-        &mut self,
-        optimizer: Option<ModuleOptimizer>,
-        groups: Arc<[OptimizerGroup]>,
-        clip_groups: Arc<[ClipGroup]>,
-    ) {
-        self.configured = ConfiguredOptimizer { optimizer, groups, clip_groups, clipped_with: Vec::new() };
-        self.optimizer = self.fresh_optimizer();
-    }
-
-    /// Finds the groups of the stage's parameters. Returns the optimizer without state.
-    pub(super) fn fresh_optimizer(&mut self) -> Option<ModuleOptimizer> {
-        let ids: Vec<ParamId> = parameters_of(self.module()).iter().map(|found| found.id).collect();
-        let (paths, configured) = (self.sums.paths(), &mut self.configured);
-        let clipped_with = paths.iter().map(|path| group_of(&configured.clip_groups, path));
-        configured.clipped_with = clipped_with.collect();
-        let groups = &configured.groups;
-        let group_of: Vec<Option<usize>> = paths.iter().map(|path| group_of(groups, path)).collect();
-        let members = |group| {
-            let members = ids.iter().zip(&group_of).filter(|(_, found)| **found == Some(group));
+impl StageOptimizer {
+    /// Makes the optimizer of `module`, which has the parameters of `table`, without state.
+    ///
+    /// # Errors
+    /// When a parameter is cut, and the optimizer's update of the parameter is not that of its parts.
+    pub(super) fn new<M: Module>(
+        settings: &StageSettings,
+        module: &M,
+        table: &ParameterTable,
+    ) -> Result<Self, StageError> {
+        let paths = table.paths();
+        let groups = &settings.optimizer_groups;
+        let group_of_each: Vec<Option<usize>> = paths.iter().map(|path| group_of(groups, path)).collect();
+        let ids: Vec<ParamId> = parameters_of(module).iter().map(|parameter| parameter.id).collect();
+        let members_of = |group| {
+            let members = ids.iter().zip(&group_of_each).filter(|(_, found)| **found == Some(group));
             members.map(|(id, _)| *id).collect()
         };
-        let add = |whole, (place, group): (usize, &OptimizerGroup)| group.add_to(whole, members(place));
-        configured.optimizer.clone().map(|whole| groups.iter().enumerate().fold(whole, add))
+        let add = |whole, (index, group): (usize, &OptimizerGroup)| group.add_to(whole, members_of(index));
+        let optimizer = settings.optimizer.clone().map(|whole| groups.iter().enumerate().fold(whole, add));
+        let is_cut = |index| settings.row_shard.is_some() || table.is_cut(index);
+        if let Some(optimizer) = optimizer.as_ref().filter(|_| (0..paths.len()).any(is_cut))
+            && let Some(index) = mixes_rows(optimizer, module, is_cut)
+        {
+            return Err(StageError::MixesRows { parameter: paths[index].clone() });
+        }
+        let clipped_with = paths.iter().map(|path| group_of(&settings.clip_groups, path)).collect();
+        Ok(Self { optimizer, clipped_with })
+    }
+
+    pub(super) fn get(&self) -> Option<&ModuleOptimizer> {
+        self.optimizer.as_ref()
+    }
+
+    /// Takes over the state that `old` has of the parameters `kept`.
+    pub(super) fn take_state_of(&mut self, old: &Self, kept: &HashSet<ParamId>) -> Result<(), StageError> {
+        if let Some(old) = &old.optimizer
+            && let Some(optimizer) = self.optimizer.take()
+        {
+            self.optimizer = Some(with_state_of(optimizer, old, kept).map_err(StageError::OptimizerState)?);
+        }
+        Ok(())
+    }
+
+    /// Replaces the state with that of `restored`.
+    pub(super) fn set(&mut self, restored: ModuleOptimizer) {
+        self.optimizer = Some(restored);
+    }
+
+    /// Multiplies the gradient sums by their factors, takes one step with them and clears them.
+    pub(super) fn update<M: StageBody>(
+        &mut self,
+        module: &mut HeldModule<M>,
+        sums: &mut GradientSums,
+        factors: &Factors,
+        learning_rate: f64,
+    ) {
+        let Some(mut optimizer) = self.optimizer.take() else { return sums.clear() };
+        // The module is moved through the optimizer, so that it owns the storage and may write in place.
+        module.replace(|module| {
+            let gradients = sums.take(&module, |index| factors.of(self.clipped_with[index]));
+            // Burn calls the optimizer of its group for each parameter, or that of the whole stage (`optimizer/adamw.rs`).
+            optimizer.step(learning_rate, module, gradients)
+        });
+        self.optimizer = Some(optimizer);
     }
 }

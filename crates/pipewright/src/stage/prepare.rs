@@ -1,20 +1,16 @@
 //! [`Stage`]: a module with its loss, before a pipeline prepares it for its rank.
 
-use std::sync::Arc;
-
-use burn::optim::ModuleOptimizer;
-use burn::tensor::{Device, Tensor};
-use pipewright_schedule::{Microbatch, Slices};
+use burn::tensor::Tensor;
+use pipewright_schedule::Microbatch;
 
 use super::body::StageBody;
 use super::error::StageError;
 use super::module::{StageContext, StageModule};
 use super::runner::StageRunner;
-use super::training::{Loss, TrainingStage};
+use super::settings::{Loss, StageParts, StageSettings};
+use super::training::TrainingStage;
 use super::weight_work::{WeightRunner, WeightWork};
-use crate::optimizer::{ClipGroup, OptimizerGroup};
-use crate::tensor::shard::RowShard;
-use crate::tensor::{Boundary, Precision, unpack};
+use crate::tensor::{Boundary, unpack};
 
 /// A stage that a pipeline can run on a rank.
 ///
@@ -80,9 +76,7 @@ impl Stage {
     }
 
     pub(crate) fn of_body<M: StageBody>(body: M, loss: Option<Loss<M::Output>>) -> Self {
-        Self {
-            unprepared: Box::new(UnpreparedStage { body, loss, prefixes: Vec::new(), weight_runner: None }),
-        }
+        Self { unprepared: Box::new(StageParts { body, loss, prefixes: Vec::new(), weight_runner: None }) }
     }
 
     /// Prepares the stage for the rank on which it runs.
@@ -97,31 +91,6 @@ impl std::fmt::Debug for Stage {
     }
 }
 
-/// The settings with which a pipeline prepares a stage.
-#[derive(Clone, Default)]
-pub(crate) struct StageSettings {
-    /// Where the stage computes; `None` for the device of its module.
-    pub device: Option<Device>,
-    /// The precision in which the stage computes.
-    pub precision: Precision,
-    /// The optimizer; `None` for a stage that is not trained.
-    pub optimizer: Option<ModuleOptimizer>,
-    /// The number of ranks that compute the stage together.
-    pub tensor_ranks: u32,
-    /// The groups of parameters with an optimizer of their own.
-    pub optimizer_groups: Arc<[OptimizerGroup]>,
-    /// The groups of parameters with a largest norm of their own.
-    pub clip_groups: Arc<[ClipGroup]>,
-    /// The part of each trained parameter that this replica holds; `None` if it holds all.
-    pub row_shard: Option<RowShard>,
-    /// Whether the stage must end in a loss.
-    pub must_have_loss: bool,
-    /// The number of slices into which microbatches are cut.
-    pub slices: Slices,
-    /// Whether a forward that is recomputed is recomputed block by block instead of as a whole.
-    pub by_block: bool,
-}
-
 /// A stage without the types of its module.
 trait Unprepared: Send {
     fn add_prefix(&mut self, prefix: &str);
@@ -131,16 +100,7 @@ trait Unprepared: Send {
     fn prepare(self: Box<Self>, settings: StageSettings) -> Result<Box<dyn StageRunner>, StageError>;
 }
 
-/// A module, its loss, and the settings that the user has made for them.
-struct UnpreparedStage<M: StageBody> {
-    body: M,
-    loss: Option<Loss<M::Output>>,
-    /// The prefixes of the parameters' paths, the innermost first.
-    prefixes: Vec<String>,
-    weight_runner: Option<WeightRunner>,
-}
-
-impl<M: StageBody> Unprepared for UnpreparedStage<M> {
+impl<M: StageBody> Unprepared for StageParts<M> {
     fn add_prefix(&mut self, prefix: &str) {
         self.prefixes.push(prefix.to_owned());
     }
@@ -150,24 +110,6 @@ impl<M: StageBody> Unprepared for UnpreparedStage<M> {
     }
 
     fn prepare(self: Box<Self>, settings: StageSettings) -> Result<Box<dyn StageRunner>, StageError> {
-        let Self { body, loss, prefixes, weight_runner } = *self;
-        if settings.must_have_loss && loss.is_none() {
-            return Err(StageError::NoLoss);
-        }
-        let mut stage = TrainingStage::new(body, loss);
-        if let Some(device) = &settings.device {
-            stage.move_to(device);
-        }
-        stage.compute_in(settings.precision)?;
-        prefixes.iter().for_each(|prefix| stage.add_prefix(prefix));
-        stage.check_paths()?;
-        stage.run_slices(settings.slices)?;
-        stage.set_up(weight_runner, settings.by_block);
-        stage.set_optimizer(settings.optimizer, settings.optimizer_groups, settings.clip_groups);
-        stage.split_over(settings.tensor_ranks)?;
-        if let Some(row_shard) = settings.row_shard {
-            stage.shard(row_shard)?;
-        }
-        Ok(Box::new(stage))
+        Ok(Box::new(TrainingStage::new(*self, settings)?))
     }
 }

@@ -1,60 +1,24 @@
 //! The interface between a stage and the executor, without the types of the user's model: [`StageCompute`] runs
 //! microbatches, [`StageParameters`] gives access to parameters and their gradients. `TrainingStage` implements both, in
-//! `compute.rs` and `parameters.rs`.
+//! `training/compute.rs` and `training/parameters.rs`.
 
 use std::any::Any;
 use std::sync::Arc;
-use std::time::Duration;
 
-use burn::module::Module;
-use burn::tensor::{Device, Tensor, TensorData};
+use burn::tensor::{Device, TensorData};
 use pipewright_schedule::{Microbatch, StageIndex};
 
-use super::backward::BackwardState;
 use super::body::Skips;
 use super::error::StageError;
-use super::forward::{ForwardState, Replacement};
-use super::module::{Auxiliary, ExpertLoad};
+use super::forwarded::Forwarded;
+use super::microbatch::{BackwardState, ForwardState};
+use super::segment::Replacement;
 use super::visit::Visit;
 use super::weight_work::WeightWork;
 use crate::checkpoint::{Checkpoint, CheckpointError, StageState};
 use crate::optimizer::{Factors, GradientHook};
 use crate::tensor::shard::RowShard;
 use crate::tensor::{OptionalTensor, OptionalTensors, Placement, TensorRank, Values};
-
-/// The options of a forward.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct ForwardTask {
-    /// The weight of the microbatch times the loss scale, by which its loss is multiplied on the tape, and of a slice its
-    /// share of that. It is 1 unless microbatches differ in size, are cut into slices, or losses are scaled.
-    pub loss_weight: f64,
-    /// The same for auxiliary losses, of which all slices have equal shares.
-    pub auxiliary_weight: f64,
-    /// Whether the last stage returns its outputs in addition to its loss.
-    pub keep_outputs: bool,
-    /// Whether the stage keeps only its inputs, and its backward computes the forward again.
-    pub recompute: bool,
-}
-
-/// The results of a forward. The stage keeps none of them.
-pub(crate) struct Forwarded {
-    /// The stage's outputs, off the tape. A stage with a loss returns them only if they are asked for.
-    pub outputs: Values,
-    /// The last stage's loss, off the tape (shape `[1]`).
-    pub loss: Option<Tensor<1>>,
-    /// Auxiliary losses in the order in which they were added, off the tape.
-    pub auxiliary: Vec<Auxiliary>,
-    /// The loads of experts that the forward reported.
-    pub loads: Vec<ExpertLoad>,
-}
-
-/// The results of a backward.
-pub(crate) struct InputGradients {
-    /// The gradient of each input.
-    pub gradients: OptionalTensors,
-    /// The time in which the forward was computed again.
-    pub recomputed: Duration,
-}
 
 /// The paths of parameters after a restore.
 #[derive(Clone, Debug, Default)]
@@ -94,10 +58,10 @@ pub(crate) trait StageCompute: Send {
     fn admitted(&self, part: BatchPart, values: Values) -> Result<Values, StageError>;
 
     /// Runs what is left of a forward.
-    fn run_forward(&mut self, forward: &mut ForwardState) -> Result<(), StageError>;
+    fn forward(&mut self, forward: &mut ForwardState) -> Result<(), StageError>;
 
     /// Runs the next block of a forward, or `replacement` in its place.
-    fn run_block(
+    fn forward_block(
         &mut self,
         forward: &mut ForwardState,
         replacement: Option<Replacement<'_>>,
@@ -118,7 +82,7 @@ pub(crate) trait StageCompute: Send {
     fn backward_block(&mut self, backward: &mut BackwardState) -> Result<(), StageError>;
 
     /// Runs the backwards of all blocks that are left, as [`StageCompute::backward_block`] does.
-    fn backward_all(&mut self, backward: &mut BackwardState) -> Result<(), StageError>;
+    fn backward(&mut self, backward: &mut BackwardState) -> Result<(), StageError>;
 
     /// Adds the weight gradients that the microbatch's backward has deferred so far to the sums. `first` may run some of
     /// them itself. Returns the number of tasks.
@@ -157,8 +121,8 @@ pub(crate) trait StageParameters: Send {
     /// Returns the shape of each whole parameter, in the order of [`StageParameters::paths`].
     fn shapes(&self) -> &[Vec<usize>];
 
-    /// Returns the rows that the replica holds of the parameter at `place` of [`StageParameters::paths`].
-    fn row_shard(&self, place: usize) -> RowShard;
+    /// Returns the rows that the replica holds of the parameter at `index` of [`StageParameters::paths`].
+    fn row_shard(&self, index: usize) -> RowShard;
 
     /// Returns whether the stage has its whole parameters.
     fn is_gathered(&self) -> bool;
@@ -171,15 +135,15 @@ pub(crate) trait StageParameters: Send {
     /// its elements.
     fn undeferred(&self) -> Vec<(Arc<str>, usize)>;
 
-    /// Returns how the ranks of a tensor group hold the parameter at `place` of [`StageParameters::held`].
-    fn placement(&self, place: usize) -> Placement;
+    /// Returns how the ranks of a tensor group hold the parameter at `index` of [`StageParameters::held`].
+    fn placement(&self, index: usize) -> Placement;
 
-    /// Returns the gradient sum of the parameter at `place` of [`StageParameters::paths`].
-    fn gradient(&self, place: usize) -> OptionalTensor;
+    /// Returns the gradient sum of the parameter at `index` of [`StageParameters::paths`].
+    fn gradient(&self, index: usize) -> OptionalTensor;
 
-    /// Replaces the gradient sum of the parameter at `place`. After the reduction of a sharded stage, the sum has only this
+    /// Replaces the gradient sum of the parameter at `index`. After the reduction of a sharded stage, the sum has only this
     /// replica's rows.
-    fn set_gradient(&mut self, place: usize, gradient: OptionalTensor);
+    fn set_gradient(&mut self, index: usize, gradient: OptionalTensor);
 
     /// Cuts the rows of each gradient sum that the stage holds into `parts` parts and returns the sum of squares of each
     /// part, in the order of [`StageParameters::paths`]. Parts without rows are left out. So replicas get the same bits
@@ -248,9 +212,4 @@ pub(crate) trait StageParameters: Send {
         rank: TensorRank,
         may_miss: bool,
     ) -> Result<RestoredPaths, CheckpointError>;
-}
-
-/// Returns the device of a module's first parameter, or the default device for a module without parameters.
-pub(crate) fn device_of<M: Module>(module: &M) -> Device {
-    module.devices().into_iter().next().unwrap_or_else(|| Device::flex().autodiff())
 }

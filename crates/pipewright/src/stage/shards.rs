@@ -16,8 +16,8 @@ use burn::backend::autodiff::NodeId;
 use burn::module::{Module, ModuleMapper, Param, ParamId};
 use burn::tensor::Tensor;
 
+use super::module_parameters::device_of;
 use super::module_parameters::{NamedTensor, parameters_of, with_values};
-use super::runner::device_of;
 use crate::autodiff::{Caught, catch};
 use crate::nn::{Deferred, WeightStore, node_of};
 use crate::tensor::shard::RowShard;
@@ -26,7 +26,7 @@ use crate::tensor::{OptionalTensors, Value};
 /// The state of a stage with sharded parameters, in addition to its module.
 #[derive(Debug)]
 pub(super) struct Shards {
-    part: RowShard,
+    row_shard: RowShard,
     /// Whether each parameter is sharded.
     spread: Vec<bool>,
     /// The module's own rows while it has the whole parameters; `None` for parameters that are not sharded.
@@ -34,24 +34,24 @@ pub(super) struct Shards {
     store: WeightStore,
 }
 
-/// The gradients that a microbatch's backward catches, with the places of their parameters.
+/// The gradients that a microbatch's backward catches, with the indices of their parameters.
 pub(super) type Catches = Vec<(usize, Caught)>;
 
 impl Shards {
-    /// Reduces the parameters of `module` to the rows of `part`. Those that were trained before count as trained.
-    pub(super) fn cut<M: Module>(module: M, part: RowShard, frozen: &HashSet<ParamId>) -> (M, Self) {
+    /// Reduces the parameters of `module` to the rows of `row_shard`. Those that were trained before count as trained.
+    pub(super) fn cut<M: Module>(module: M, row_shard: RowShard, frozen: &HashSet<ParamId>) -> (M, Self) {
         let found = parameters_of(&module);
         let is_spread = |found: &NamedTensor| found.is_trained || frozen.contains(&found.id);
-        let own = |found: &NamedTensor| is_spread(found).then(|| own_rows(part, &found.value));
+        let own = |found: &NamedTensor| is_spread(found).then(|| own_rows(row_shard, &found.value));
         let rows = found.iter().map(own).collect();
         let spread = found.iter().map(is_spread).collect();
         drop(found);
-        (with_values(module, rows), Self { part, spread, rows: None, store: WeightStore::default() })
+        (with_values(module, rows), Self { row_shard, spread, rows: None, store: WeightStore::default() })
     }
 
-    /// Returns the part of the parameter at `place` that the replica has; the whole if the parameter is not sharded.
-    pub(super) fn row_shard(&self, place: usize) -> RowShard {
-        if self.is_spread(place) { self.part } else { RowShard::WHOLE }
+    /// Returns the rows of a parameter that the replica has; all rows if the parameter is not sharded.
+    pub(super) fn row_shard(&self, index: usize) -> RowShard {
+        if self.is_spread(index) { self.row_shard } else { RowShard::WHOLE }
     }
 
     /// Returns whether the module has the whole parameters.
@@ -59,20 +59,16 @@ impl Shards {
         self.rows.is_some()
     }
 
-    /// Returns whether the parameter at `place` is sharded. Integer and boolean parameters come after the others and
+    /// Returns whether the parameter at `index` is sharded. Integer and boolean parameters come after the others and
     /// are not sharded.
-    fn is_spread(&self, place: usize) -> bool {
-        self.spread.get(place).copied().unwrap_or(false)
+    fn is_spread(&self, index: usize) -> bool {
+        self.spread.get(index).copied().unwrap_or(false)
     }
 
-    pub(super) fn part(&self) -> RowShard {
-        self.part
-    }
-
-    /// Returns whether this replica contributes its parameter at `place` to the state of all replicas. Every replica
+    /// Returns whether this replica contributes its parameter at `index` to the state of all replicas. Every replica
     /// contributes its rows of sharded parameters; only the first one contributes those that every replica has whole.
-    pub(super) fn counts(&self, place: usize) -> bool {
-        self.is_spread(place) || self.part.index == 0
+    pub(super) fn counts(&self, index: usize) -> bool {
+        self.is_spread(index) || self.row_shard.index == 0
     }
 
     /// Returns the replica's rows of each parameter; `None` if it has no rows or the parameter is not sharded.
@@ -119,7 +115,7 @@ impl Shards {
     /// Returns the module for one forward, in which gradients are caught, and the collector that belongs to it.
     pub(super) fn forward<M: Module>(&self, module: M, deferred: Deferred) -> (M, Catches, Deferred) {
         let anchor = Tensor::zeros([1], &device_of(&module)).require_grad();
-        let mut catcher = Catcher { anchor, place: 0, catches: Vec::new(), nodes: HashMap::new() };
+        let mut catcher = Catcher { anchor, index: 0, catches: Vec::new(), nodes: HashMap::new() };
         let module = module.map(&mut catcher);
         let Catcher { anchor, catches, nodes, .. } = catcher;
         (module, catches, deferred.with_sharded_weights(self.store.clone(), anchor, nodes))
@@ -127,23 +123,23 @@ impl Shards {
 }
 
 /// Returns a copy of a replica's rows; a tensor without rows if the replica has none.
-fn own_rows(part: RowShard, whole: &Value) -> Value {
-    let rows = part.rows(whole.shape()[0]);
+fn own_rows(row_shard: RowShard, whole: &Value) -> Value {
+    let rows = row_shard.rows(whole.shape()[0]);
     whole.narrow(0, rows.start, rows.end).copied()
 }
 
 struct Catcher {
     /// A scalar leaf, which puts the catches on a tape.
     anchor: Tensor<1>,
-    place: usize,
+    index: usize,
     catches: Catches,
     nodes: HashMap<ParamId, NodeId>,
 }
 
 impl ModuleMapper for Catcher {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        let place = self.place;
-        self.place += 1;
+        let index = self.index;
+        self.index += 1;
         let (id, tensor, mapper) = param.consume();
         if !tensor.is_require_grad() {
             return Param::from_mapped_value(id, tensor, mapper);
@@ -151,7 +147,7 @@ impl ModuleMapper for Catcher {
         let caught = Caught::default();
         let tensor = catch(&self.anchor, tensor, caught.clone());
         self.nodes.extend(node_of(&tensor).map(|node| (id, node)));
-        self.catches.push((place, caught));
+        self.catches.push((index, caught));
         Param::from_mapped_value(id, tensor, mapper)
     }
 }

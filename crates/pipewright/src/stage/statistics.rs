@@ -1,4 +1,5 @@
-//! Parameters that are not trained and that a forward may change: running statistics.
+//! The running statistics of a stage before its step: to put them back if the step fails, and to see which ones have
+//! changed.
 //!
 //! Burn's batch normalisation has them, and so may a layer of the user's. They look like parameters that are frozen, which a
 //! forward leaves as they are, so a step compares their values before and after its forwards. A value that no forward has
@@ -6,38 +7,42 @@
 
 use burn::tensor::Tensor;
 
-use super::body::StageBody;
-use super::module_parameters::{NamedTensor, parameters_of};
-use super::training::TrainingStage;
-use crate::tensor::shard::RowShard;
 use crate::tensor::{OptionalTensor, OptionalTensors, Value};
 
-impl<M: StageBody> TrainingStage<M> {
-    /// Returns the parameters that a forward may change, with the last changes; an empty list if there are none. Those that
-    /// the user froze after the launch were trained before, and may be sharded.
-    pub(super) fn statistics_of_module(&self) -> OptionalTensors {
-        // A module of half precision has no running statistics.
-        if self.precision.half().is_some() || !self.has_buffers {
-            return OptionalTensors::new();
-        }
-        // Between two steps, the rows of sharded parameters count as not trained.
-        let is_sharded =
-            |place| self.shards.as_ref().is_some_and(|shards| shards.row_shard(place) != RowShard::WHOLE);
-        let may_change = |place, found: &NamedTensor| {
-            !found.is_trained && !self.frozen.contains(&found.id) && !is_sharded(place)
-        };
-        let found = parameters_of(self.settled()).into_iter().enumerate();
-        found.map(|(place, found)| may_change(place, &found).then_some(found.value)).collect()
-    }
+/// The values of parameters that a forward may change, by index. A list is empty between two steps.
+#[derive(Default)]
+pub(super) struct StatisticsBefore {
+    /// The values before the first batch of the step, which a failed step puts back.
+    kept: OptionalTensors,
+    /// The values before the forwards of a batch, if the step compares them.
+    noted: OptionalTensors,
 }
 
-/// Returns the tensors whose values differ from those before.
-pub(super) fn changed(before: OptionalTensors, after: OptionalTensors) -> OptionalTensors {
-    let differs = |(before, after): (OptionalTensor, OptionalTensor)| {
-        let (before, after) = (before?, after?);
-        (!is_same(&before, &after)).then_some(after)
-    };
-    before.into_iter().zip(after).map(differs).collect()
+impl StatisticsBefore {
+    pub(super) fn keep(&mut self, values: OptionalTensors) {
+        self.kept = values;
+    }
+
+    pub(super) fn take_kept(&mut self) -> OptionalTensors {
+        std::mem::take(&mut self.kept)
+    }
+
+    pub(super) fn note(&mut self, values: OptionalTensors) {
+        self.noted = values;
+    }
+
+    /// Returns the values that differ from the noted ones, and forgets these; `None` if no value was noted.
+    pub(super) fn take_changed(
+        &mut self,
+        after: impl FnOnce() -> OptionalTensors,
+    ) -> Option<OptionalTensors> {
+        let before = std::mem::take(&mut self.noted);
+        let changed = |(before, after): (OptionalTensor, OptionalTensor)| {
+            let (before, after) = (before?, after?);
+            (!is_same(&before, &after)).then_some(after)
+        };
+        (!before.is_empty()).then(|| before.into_iter().zip(after()).map(changed).collect())
+    }
 }
 
 fn is_same(before: &Value, after: &Value) -> bool {

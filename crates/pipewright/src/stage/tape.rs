@@ -6,7 +6,7 @@ use super::carry::CarryEnds;
 use super::error::StageError;
 use super::module::Auxiliary;
 use super::shards::Catches;
-use super::tape_ends::{OutputRoot, join, plant};
+use super::tape_ends::{OutputRoot, fill_roots, join};
 use crate::autodiff::inner_of;
 use crate::nn::{Deferred, at_least_single};
 use crate::tensor::{OptionalTensors, Value};
@@ -65,9 +65,9 @@ impl Tape {
         let Self { leaves, loss, outputs, auxiliary, mut carry, deferred, catches } = self;
         let root = match loss {
             Some(loss) => Some(loss),
-            None => plant(outputs, gradients)?,
+            None => fill_roots(outputs, gradients)?,
         };
-        let carried = carry.as_mut().map(CarryEnds::plant).transpose()?.flatten();
+        let carried = carry.as_mut().map(CarryEnds::start_backward).transpose()?.flatten();
         let root = join(join(root, carried), auxiliary).filter(Tensor::is_tracked);
         let gradients = root.map(|root| root.backward());
         Ok(FinishedTape { gradients, leaves, carry, deferred, catches })

@@ -75,7 +75,7 @@ pub(super) fn join(a: Option<Tensor<1>>, b: Option<Tensor<1>>) -> Option<Tensor<
 
 /// Stores each gradient at its output and joins the roots into one, from which the backward pass starts; `None` if no
 /// output on the tape has a gradient.
-pub(super) fn plant(
+pub(super) fn fill_roots(
     roots: Vec<OutputRoot>,
     gradients: OptionalTensors,
 ) -> Result<Option<Tensor<1>>, StageError> {

@@ -5,23 +5,23 @@ use std::any::Any;
 use burn::tensor::Device;
 use pipewright_schedule::Microbatch;
 
-use super::backward::{BackwardState, InFlight, Kept};
-use super::body::{Skips, StageBody};
-use super::error::{ElementTypeError, StageError};
-use super::forward::{ForwardState, Replacement};
-use super::runner::{BatchPart, Forwarded, StageCompute, StageParameters};
-use super::training::TrainingStage;
-use super::weight_work::WeightWork;
+use super::TrainingStage;
 use crate::nn::Deferred;
-use crate::tensor::shard::RowShard;
+use crate::stage::body::{Skips, StageBody};
+use crate::stage::error::{ElementTypeError, StageError};
+use crate::stage::forwarded::Forwarded;
+use crate::stage::microbatch::{BackwardState, ForwardState};
+use crate::stage::runner::{BatchPart, StageCompute};
+use crate::stage::segment::{Replacement, Segment};
+use crate::stage::weight_work::WeightWork;
 use crate::tensor::{Lossy, OptionalTensors, Value, ValueKind, Values, int_type_of};
 
 impl<M: StageBody> StageCompute for TrainingStage<M> {
     fn admitted(&self, part: BatchPart, values: Values) -> Result<Values, StageError> {
-        let ints = int_type_of(&self.device);
-        let admit = |(place, value): (usize, Value)| {
+        let ints = int_type_of(self.module.device());
+        let admit = |(index, value): (usize, Value)| {
             let found = value.dtype();
-            let (admitted, expected) = match (value.kind(), self.float_type) {
+            let (admitted, expected) = match (value.kind(), self.table.float_type()) {
                 (ValueKind::Float, Some(expected)) => (value.clone().into_float(expected), expected),
                 (ValueKind::Int, _) => (value.clone().into_int(ints), ints),
                 _ => return Ok(value),
@@ -36,35 +36,36 @@ impl<M: StageBody> StageCompute for TrainingStage<M> {
                 Lossy::Digits => None,
                 Lossy::Value(value) => Some(value),
             };
-            let what = format!("input {place}");
+            let what = format!("input {index}");
             Err(StageError::ElementType(Box::new(ElementTypeError { what, found, expected, value })))
         };
         values.into_iter().enumerate().map(admit).collect()
     }
 
-    fn run_forward(&mut self, forward: &mut ForwardState) -> Result<(), StageError> {
-        self.run_rest(forward)
+    fn forward(&mut self, forward: &mut ForwardState) -> Result<(), StageError> {
+        let is_recomputed = forward.task().is_some_and(|task| task.recompute);
+        if forward.next_block() == Some(0) && !(is_recomputed && self.settings.by_block) {
+            return self.forward_segment(forward, Segment::Whole, None);
+        }
+        while forward.next_block().is_some() {
+            self.forward_block(forward, None)?;
+        }
+        Ok(())
     }
 
-    fn run_block(
+    fn forward_block(
         &mut self,
         forward: &mut ForwardState,
         replacement: Option<Replacement<'_>>,
     ) -> Result<(), StageError> {
-        self.run_next(forward, replacement)
+        let Some(index) = forward.next_block() else { return Ok(()) };
+        self.forward_segment(forward, Segment::block(index, self.module.get().blocks()), replacement)
     }
 
     fn finish_forward(&mut self, forward: ForwardState) -> Result<Forwarded, StageError> {
-        let is_trained = forward.task.is_some();
-        let (forwarded, parts, pass) = forward.into_forwarded()?;
-        let microbatch = pass.context.number();
-        if self.slices.after(microbatch).is_none() {
-            self.end_forwards_of(pass.context.microbatch(), is_trained);
-        }
-        if is_trained {
-            let is_saved = parts.iter().any(|part| matches!(part.kept, Kept::Inputs(..)));
-            self.in_flight.insert(microbatch, InFlight { parts, pass: is_saved.then_some(pass) });
-        }
+        let (is_trained, number) = (forward.task().is_some(), forward.context().number());
+        let (forwarded, in_flight) = forward.finish()?;
+        self.in_flight.end_forward(number, is_trained.then_some(in_flight));
         Ok(forwarded)
     }
 
@@ -73,17 +74,17 @@ impl<M: StageBody> StageCompute for TrainingStage<M> {
     }
 
     fn begin_backward(&mut self, microbatch: Microbatch, gradients: OptionalTensors) -> BackwardState {
-        let in_flight = self.in_flight.remove(&microbatch);
+        let in_flight = self.in_flight.take(microbatch);
         let in_flight = in_flight.expect("a validated program runs a forward before its backward");
         BackwardState::new(microbatch, in_flight, gradients)
     }
 
     fn backward_block(&mut self, backward: &mut BackwardState) -> Result<(), StageError> {
-        self.run_back(backward, 1)
+        self.backward_segments(backward, 1)
     }
 
-    fn backward_all(&mut self, backward: &mut BackwardState) -> Result<(), StageError> {
-        self.run_back(backward, usize::MAX)
+    fn backward(&mut self, backward: &mut BackwardState) -> Result<(), StageError> {
+        self.backward_segments(backward, usize::MAX)
     }
 
     fn backward_weights(
@@ -91,12 +92,10 @@ impl<M: StageBody> StageCompute for TrainingStage<M> {
         microbatch: Microbatch,
         first: &mut dyn FnMut(&mut WeightWork<'_>),
     ) -> Result<usize, StageError> {
-        let deferred = self.deferred.remove(&microbatch).unwrap_or_default();
+        let deferred = self.in_flight.take_deferred(microbatch);
         let tasks: Vec<_> = deferred.iter().flat_map(Deferred::take).collect();
         let count = tasks.len();
-        let module = self.rounded.get().or(self.module.as_ref());
-        let module = module.expect("the module is away only while it is changed").exposed();
-        let mut work = WeightWork::new(tasks, &mut self.sums, module);
+        let mut work = WeightWork::new(tasks, &mut self.sums, self.module.last_computing().exposed());
         first(&mut work);
         if let Some(runner) = &mut self.weight_runner {
             runner(microbatch, &mut work);
@@ -107,41 +106,37 @@ impl<M: StageBody> StageCompute for TrainingStage<M> {
     }
 
     fn module(&self) -> &dyn Any {
-        self.computing().exposed()
+        self.module.computing().exposed()
     }
 
     fn blocks(&self) -> usize {
-        self.module.as_ref().map_or(1, M::blocks).max(1)
+        self.module.get().blocks().max(1)
     }
 
     fn skips(&self) -> &Skips {
-        self.module().skips()
+        self.module.get().skips()
     }
 
     fn device(&self) -> &Device {
-        &self.device
+        self.module.device()
     }
 
     fn keep_buffers(&mut self, trains: bool) {
-        self.kept_buffers = if trains { self.buffers() } else { OptionalTensors::new() };
-        if let Some(shards) = &self.shards {
-            // Between two steps, the rows of sharded parameters count as not trained.
-            let sharded = (0..).zip(&mut self.kept_buffers);
-            let sharded = sharded.filter(|(place, _)| shards.row_shard(*place) != RowShard::WHOLE);
-            sharded.for_each(|(_, kept)| *kept = None);
-        }
+        let mut kept = if trains { self.module.buffers() } else { OptionalTensors::new() };
+        // Between two steps, the rows of sharded parameters count as not trained.
+        let sharded = kept.iter_mut().enumerate().filter(|(index, _)| self.module.is_sharded(*index));
+        sharded.for_each(|(_, kept)| *kept = None);
+        self.statistics.keep(kept);
     }
 
     fn reset(&mut self) {
         self.in_flight.clear();
-        self.deferred.clear();
-        self.carries.clear();
         self.sums.clear();
-        let kept = std::mem::take(&mut self.kept_buffers);
+        let kept = self.statistics.take_kept();
         // An update that fails may lose the module; the stage is not used again then.
-        if self.module.is_some() {
-            self.restore_buffers(kept);
+        if !self.module.is_lost() {
+            self.module.restore_buffers(kept);
         }
-        self.release();
+        self.module.release();
     }
 }

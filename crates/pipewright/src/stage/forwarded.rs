@@ -1,8 +1,22 @@
-//! A small part of the results of a forward, to notice that a second forward computes something else.
+//! The results of a forward, and a small part of them, which shows whether a second forward computes something else.
 
-use super::runner::Forwarded;
+use burn::tensor::Tensor;
+
+use super::module::{Auxiliary, ExpertLoad};
 use crate::device::computes_behind;
-use crate::tensor::Value;
+use crate::tensor::{Value, Values};
+
+/// The results of a forward. The stage keeps none of them.
+pub(crate) struct Forwarded {
+    /// The stage's outputs, off the tape. A stage with a loss returns them only if they are asked for.
+    pub outputs: Values,
+    /// The last stage's loss, off the tape (shape `[1]`).
+    pub loss: Option<Tensor<1>>,
+    /// Auxiliary losses in the order in which they were added, off the tape.
+    pub auxiliary: Vec<Auxiliary>,
+    /// The loads of experts that the forward reported.
+    pub loads: Vec<ExpertLoad>,
+}
 
 /// The most elements that are read at each end of an output.
 const ELEMENTS: usize = 32;

@@ -7,7 +7,7 @@
 //!
 //! A forward as a whole may run again before the gradients have arrived, while the rank would be idle.
 //!
-//! A stage is recomputed as its forward ran: as a whole, or block by block ([`StageBody::blocks`]). By block, it keeps the
+//! A stage is recomputed as its forward ran: as a whole, or block by block (`StageBody::blocks`). By block, it keeps the
 //! inputs of each block, and a backward records one block at a time, from the last to the first.
 //!
 //! # Which outputs need a gradient
@@ -35,25 +35,22 @@ use burn::module::{ModuleMapper, Param};
 use burn::tensor::Tensor;
 use pipewright_schedule::Microbatch;
 
-use super::backward::{InFlight, Kept, Part};
-use super::body::StageBody;
-use super::error::StageError;
-use super::fingerprint::Fingerprint;
-use super::forward::{ForwardState, copied};
-use super::module_parameters::{parameters_of, with_values};
-use super::runner::Forwarded;
-use super::segment::{Pass, Segment};
-use super::tape::Tape;
-use super::training::TrainingStage;
+use super::TrainingStage;
 use crate::autodiff::{inner_of, on_tape_of};
-use crate::tensor::{OptionalTensors, Value, Values};
+use crate::stage::body::StageBody;
+use crate::stage::error::StageError;
+use crate::stage::forwarded::{Fingerprint, Forwarded};
+use crate::stage::microbatch::{ForwardState, InFlight, Pass, Saved};
+use crate::stage::segment::Segment;
+use crate::stage::tape::Tape;
+use crate::tensor::{Value, Values};
 
 /// Which outputs of a segment need a gradient, for each combination of inputs that do.
-pub(super) type Promises = HashMap<(Segment, Vec<bool>), Vec<bool>>;
+pub(super) type GradientPattern = HashMap<(Segment, Vec<bool>), Vec<bool>>;
 
 impl<M: StageBody> TrainingStage<M> {
-    /// Runs a segment and keeps its inputs.
-    pub(super) fn save(
+    /// Runs a segment and keeps its inputs, from which its backward computes it again.
+    pub(super) fn forward_to_recompute(
         &mut self,
         segment: Segment,
         inputs: Values,
@@ -62,49 +59,38 @@ impl<M: StageBody> TrainingStage<M> {
     ) -> Result<Forwarded, StageError> {
         let saved = inputs.clone();
         let key = (segment, requires_grad(&inputs));
-        let Some(promised) = self.promises.get(&key) else {
-            let (found, tape) = self.record(segment, inputs, &forward.pass, keep_outputs, None)?;
+        let Some(marks) = self.pattern.get(&key) else {
+            let (forwarded, tape) = self.record(segment, inputs, forward.pass(), keep_outputs, None)?;
             tape.discard();
-            self.promises.insert(key, requires_grad(&found.outputs));
-            forward.parts.push(Part { segment, kept: Kept::Inputs(saved, Fingerprint::of(&found)) });
-            return Ok(found);
+            self.pattern.insert(key, requires_grad(&forwarded.outputs));
+            forward.save(segment, Saved::Inputs(saved, Fingerprint::of(&forwarded)));
+            return Ok(forwarded);
         };
-        let module: &M = copied(&mut forward.copy, || self.computing().clone().map(&mut WithoutGradients));
+        let (module, pass) = forward.copy_of(|| self.module.computing().clone().map(&mut WithoutGradients));
         let inputs = inputs.into_iter().map(Value::constant).collect();
-        let (found, _) = self.run_segment(module, segment, inputs, &forward.pass, keep_outputs, None)?;
-        forward.parts.push(Part { segment, kept: Kept::Inputs(saved, Fingerprint::of(&found)) });
-        // Outputs beside a loss go to the caller.
-        let outputs = match found.loss {
-            Some(_) => found.outputs,
-            None => as_promised(found.outputs, promised),
+        let (forwarded, _) = self.forward_on_tape(module, segment, inputs, pass, keep_outputs, None)?;
+        forward.save(segment, Saved::Inputs(saved, Fingerprint::of(&forwarded)));
+        // Outputs next to a loss go to the caller.
+        let outputs = match forwarded.loss {
+            Some(_) => forwarded.outputs,
+            None => marked(forwarded.outputs, marks),
         };
-        Ok(Forwarded { outputs, ..found })
+        Ok(Forwarded { outputs, ..forwarded })
     }
 
     /// Computes the forward of a microbatch again, as a whole, and keeps its tape. Running statistics then have the values
     /// from before. Returns false if the forward has its tape, or ran block by block.
     pub(super) fn record_early(&mut self, microbatch: Microbatch) -> Result<bool, StageError> {
-        let is_saved = |in_flight: &InFlight| {
-            in_flight
-                .parts
-                .iter()
-                .all(|part| part.segment == Segment::Whole && matches!(part.kept, Kept::Inputs(..)))
-        };
-        if !self.in_flight.get(&microbatch).is_some_and(is_saved) {
+        if !self.in_flight.get(microbatch).is_some_and(InFlight::is_recomputed_whole) {
             return Ok(false);
         }
-        let buffers = self.buffers();
-        let mut in_flight = self.in_flight.remove(&microbatch);
-        if let Some(InFlight { parts, pass: Some(pass) }) = &mut in_flight {
-            for part in parts {
-                if let Kept::Inputs(inputs, first) = &mut part.kept {
-                    let tape = self.record_again(part.segment, std::mem::take(inputs), pass, first)?;
-                    part.kept = Kept::Recorded(Box::new(tape));
-                }
-            }
+        let buffers = self.module.buffers();
+        if let Some(mut in_flight) = self.in_flight.take(microbatch) {
+            in_flight
+                .record_all(|segment, inputs, pass, first| self.record_again(segment, inputs, pass, first))?;
+            self.in_flight.put(microbatch, in_flight);
         }
-        self.in_flight.extend(in_flight.map(|in_flight| (microbatch, in_flight)));
-        self.restore_buffers(buffers);
+        self.module.restore_buffers(buffers);
         Ok(true)
     }
 
@@ -117,37 +103,17 @@ impl<M: StageBody> TrainingStage<M> {
         first: &Fingerprint,
     ) -> Result<Tape, StageError> {
         let key = (segment, requires_grad(&inputs));
-        let (found, tape) = self.record(segment, inputs, pass, false, None)?;
-        let promised = self.promises.get(&key).into_iter().flatten();
-        let mut broken = found.outputs.iter().zip(promised);
-        match broken.position(|(value, promised)| value.requires_grad() && !promised) {
+        let (forwarded, tape) = self.record(segment, inputs, pass, false, None)?;
+        let marks = self.pattern.get(&key).into_iter().flatten();
+        let mut outputs = forwarded.outputs.iter().zip(marks);
+        match outputs.position(|(value, mark)| value.requires_grad() && !mark) {
             Some(index) => Err(StageError::RecomputedOutput { index }),
-            None if Fingerprint::of(&found) != *first => {
+            None if Fingerprint::of(&forwarded) != *first => {
                 // A layer may have begun to draw after its first forward.
                 self.draws.forget();
                 Err(StageError::RecomputedResult)
             }
             None => Ok(tape),
-        }
-    }
-
-    /// Returns the values of the parameters that are not trained, such as running statistics; `None` at the places of
-    /// others, and an empty list if all are trained.
-    pub(super) fn buffers(&self) -> OptionalTensors {
-        // A module of half precision has no running statistics.
-        if self.precision.half().is_some() || !self.has_buffers {
-            return OptionalTensors::new();
-        }
-        let found = parameters_of(self.settled());
-        found.into_iter().map(|found| (!found.is_trained).then_some(found.value)).collect()
-    }
-
-    /// Undoes the changes of a second forward, or of a failed step, to the running statistics.
-    pub(super) fn restore_buffers(&mut self, buffers: OptionalTensors) {
-        if !buffers.is_empty() {
-            self.settled();
-            let module = self.take_module();
-            self.module = Some(with_values(module, buffers));
         }
     }
 }
@@ -157,12 +123,11 @@ fn requires_grad(values: &[Value]) -> Vec<bool> {
 }
 
 /// Marks the outputs that need a gradient.
-fn as_promised(outputs: Values, promised: &[bool]) -> Values {
-    let marked = |(output, &requires_grad): (Value, &bool)| match requires_grad {
-        true => output.requiring_grad(),
-        false => output.constant(),
+fn marked(outputs: Values, marks: &[bool]) -> Values {
+    let mark = |(output, &requires_grad): (Value, &bool)| {
+        if requires_grad { output.requiring_grad() } else { output.constant() }
     };
-    outputs.into_iter().zip(promised).map(marked).collect()
+    outputs.into_iter().zip(marks).map(mark).collect()
 }
 
 /// Takes the parameters of a module off the tape, and leaves them on the device of training.

@@ -1,14 +1,14 @@
-//! From a stage's gradient sums to its parameters: the hook, then the update.
+//! Calls the gradient hook for the gradient sums of a stage.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use burn::tensor::Tensor;
 use pipewright_schedule::StageIndex;
 
-use super::body::StageBody;
-use super::error::{StageError, panic_message};
-use super::training::TrainingStage;
-use crate::optimizer::{Factors, GradientHook, ParameterGradient};
+use super::TrainingStage;
+use crate::optimizer::{GradientHook, ParameterGradient};
+use crate::stage::body::StageBody;
+use crate::stage::error::{StageError, panic_message};
 use crate::tensor::Value;
 
 impl<M: StageBody> TrainingStage<M> {
@@ -20,9 +20,9 @@ impl<M: StageBody> TrainingStage<M> {
         factor: f64,
         hook: &dyn GradientHook,
     ) -> Result<(), StageError> {
-        for place in 0..self.sums.paths().len() {
-            let Some(sum) = self.sums.get(place) else { continue };
-            let (path, shape) = (self.sums.paths()[place].clone(), sum.shape().to_vec());
+        for index in 0..self.table.paths().len() {
+            let Some(sum) = self.sums.get(index) else { continue };
+            let (path, shape) = (self.table.paths()[index].clone(), sum.shape().to_vec());
             let mut gradient = ParameterGradient::new(stage, &path, sum.clone().scaled(factor));
             if let Err(panic) = catch_unwind(AssertUnwindSafe(|| hook.change(&mut gradient))) {
                 return Err(StageError::HookPanicked { parameter: path, message: panic_message(&*panic) });
@@ -33,21 +33,9 @@ impl<M: StageBody> TrainingStage<M> {
                 return Err(StageError::HookShape { parameter: path, expected, found });
             }
             let changed = not_finite_where(sum.reshaped(&[expected]), changed);
-            self.sums.set(place, Some(changed.reshaped(&shape).scaled(factor.recip())));
+            self.sums.set(index, Some(changed.reshaped(&shape).scaled(factor.recip())));
         }
         Ok(())
-    }
-
-    /// Multiplies the gradient sums by their factors, takes one optimizer step with them and clears them.
-    pub(super) fn take_step(&mut self, factors: &Factors, learning_rate: f64) {
-        let Some(mut optimizer) = self.optimizer.take() else { return self.sums.clear() };
-        // The module is moved through the optimizer, so that it owns the storage and may write in place.
-        let module = self.take_module();
-        let groups = &self.configured.clipped_with;
-        let gradients = self.sums.take(&module, |place| factors.of(groups[place]));
-        // Burn calls the optimizer of its group for each parameter, or that of the whole stage (`optimizer/adamw.rs`).
-        self.module = Some(optimizer.step(learning_rate, module, gradients));
-        self.optimizer = Some(optimizer);
     }
 }
 

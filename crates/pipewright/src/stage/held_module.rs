@@ -1,0 +1,270 @@
+//! The module of a stage in training, in the forms in which the stage holds it: with rounded parameters in half
+//! precision, and with the rows of this replica if parameters are sharded over replicas.
+
+use std::borrow::Cow;
+use std::cell::OnceCell;
+use std::collections::HashSet;
+use std::convert::Infallible;
+use std::sync::Arc;
+
+use burn::module::{ModuleMapper, Param, ParamId};
+use burn::tensor::{DType, Device, Tensor};
+
+use super::body::StageBody;
+use super::error::StageError;
+use super::module_parameters::{
+    NamedTensor, device_of, filled, parameters_of, running_statistics_of, with_values,
+};
+use super::parameter_table::ParameterTable;
+use super::shards::{Catches, Shards};
+use crate::nn::Deferred;
+use crate::tensor::shard::RowShard;
+use crate::tensor::{OptionalTensors, Precision};
+
+/// The module of a stage, on the stage's device.
+pub(super) struct HeldModule<M: StageBody> {
+    /// `None` only while the module is changed.
+    module: Option<M>,
+    /// The copy of the module with rounded parameters, with which a stage of half precision computes. It is made when it
+    /// is needed, and dropped when the module is changed.
+    rounded: OnceCell<M>,
+    precision: Precision,
+    device: Device,
+    table: Arc<ParameterTable>,
+    /// The parameters that were frozen after the launch.
+    frozen: HashSet<ParamId>,
+    /// Present if the parameters are sharded over replicas.
+    shards: Option<Shards>,
+}
+
+/// A module for one forward that is recorded, and the collectors of the gradients of its parameters.
+pub(super) struct Recording<'a, M: Clone> {
+    pub(super) module: Cow<'a, M>,
+    pub(super) catches: Catches,
+    pub(super) deferred: Deferred,
+}
+
+impl<M: StageBody> HeldModule<M> {
+    /// Holds `module`, which has the parameters of `table`. `row_shard` is this replica's part of the parameters, if
+    /// replicas share them; those in `frozen` are shared too.
+    pub(super) fn new(
+        Moved { module, device, precision }: Moved<M>,
+        table: Arc<ParameterTable>,
+        frozen: HashSet<ParamId>,
+        row_shard: Option<RowShard>,
+    ) -> Self {
+        let (module, shards) = match row_shard {
+            None => (module, None),
+            Some(row_shard) => {
+                let (module, shards) = Shards::cut(module, row_shard, &frozen);
+                (module, Some(shards))
+            }
+        };
+        Self { module: Some(module), rounded: OnceCell::new(), precision, device, table, frozen, shards }
+    }
+
+    /// Returns the device on which the stage computes, with a tape.
+    pub(super) fn device(&self) -> &Device {
+        &self.device
+    }
+
+    pub(super) fn precision(&self) -> Precision {
+        self.precision
+    }
+
+    pub(super) fn get(&self) -> &M {
+        self.module.as_ref().expect("the module is away only while it is changed")
+    }
+
+    /// Returns whether a change of the module has failed, so that the stage has lost it.
+    pub(super) fn is_lost(&self) -> bool {
+        self.module.is_none()
+    }
+
+    /// Returns the module that computes: in half precision, the copy with rounded parameters.
+    pub(super) fn computing(&self) -> &M {
+        match self.precision.half() {
+            Some(half) => self.rounded.get_or_init(|| self.rounded_to(half)),
+            None => self.get(),
+        }
+    }
+
+    fn rounded_to(&self, half: DType) -> M {
+        let (module, outcome) = filled(self.get().clone(), |index, held| {
+            let is_rounded = held.dtype() == DType::F32 && !self.table.stays_single(index);
+            Ok(is_rounded.then(|| held.clone().cast(half)))
+        });
+        outcome.unwrap_or_else(|never: Infallible| match never {});
+        if let Some(shards) = &self.shards {
+            shards.look_up_in(&module);
+        }
+        module
+    }
+
+    /// Returns the module that the last forward has used, if it still exists, and otherwise the module itself.
+    pub(super) fn last_computing(&self) -> &M {
+        self.rounded.get().unwrap_or_else(|| self.get())
+    }
+
+    /// Returns the module with the running statistics that the last forward left. Burn keeps a thread's last update
+    /// separate until the statistics are read, and visiting or mapping the module does not read them.
+    pub(super) fn settled(&self) -> &M {
+        drop(self.get().valid());
+        self.get()
+    }
+
+    /// Returns the module for a forward that is recorded.
+    pub(super) fn recording(&self) -> Recording<'_, M> {
+        let deferred = Deferred::new(self.table.ids().clone());
+        let Some(shards) = &self.shards else {
+            return Recording { module: Cow::Borrowed(self.computing()), catches: Catches::new(), deferred };
+        };
+        let (module, catches, deferred) = shards.forward(self.computing().clone(), deferred);
+        Recording { module: Cow::Owned(module), catches, deferred }
+    }
+
+    /// Puts the module that `change` returns in place of this one. It has the same parameters.
+    pub(super) fn replace(&mut self, change: impl FnOnce(M) -> M) {
+        self.try_replace(|module| (change(module), ()));
+    }
+
+    /// Like [`HeldModule::replace`], for a change with a result.
+    pub(super) fn try_replace<R>(&mut self, change: impl FnOnce(M) -> (M, R)) -> R {
+        drop(self.rounded.take());
+        let module = self.module.take().expect("the module is away only while it is changed");
+        let (module, result) = change(module);
+        self.module = Some(module);
+        result
+    }
+
+    /// Returns the state of sharded parameters; `None` if this replica holds all parameters.
+    pub(super) fn shards(&self) -> Option<&Shards> {
+        self.shards.as_ref()
+    }
+
+    /// Returns the rows that this replica holds of a parameter.
+    pub(super) fn row_shard(&self, index: usize) -> RowShard {
+        self.shards.as_ref().map_or(RowShard::WHOLE, |shards| shards.row_shard(index))
+    }
+
+    /// Returns whether the replica holds only some rows of a parameter.
+    pub(super) fn is_sharded(&self, index: usize) -> bool {
+        self.row_shard(index) != RowShard::WHOLE
+    }
+
+    /// Puts whole parameters in place of the rows of a sharded stage.
+    pub(super) fn gather(&mut self, whole: OptionalTensors) {
+        let mut shards = self.shards.take().expect("a stage is sharded before its parameters are gathered");
+        self.replace(|module| shards.gather(module, whole));
+        self.shards = Some(shards);
+    }
+
+    /// Puts the rows of a sharded stage back in place of its whole parameters.
+    pub(super) fn release(&mut self) {
+        let Some(mut shards) = self.shards.take() else { return };
+        if !self.is_lost() {
+            self.replace(|module| shards.release(module));
+        }
+        self.shards = Some(shards);
+    }
+
+    /// Returns the values of the parameters that are not trained, such as running statistics; `None` for the others, and an
+    /// empty list if all are trained.
+    pub(super) fn buffers(&self) -> OptionalTensors {
+        self.floats_if(|_, parameter| !parameter.is_trained)
+    }
+
+    /// Returns the parameters that a forward may change, with the last changes; an empty list if there are none. Those that
+    /// were frozen after the launch were trained before, and may be sharded.
+    pub(super) fn running_statistics(&self) -> OptionalTensors {
+        // Between two steps, the rows of sharded parameters count as not trained.
+        self.floats_if(|index, parameter| {
+            !parameter.is_trained && !self.frozen.contains(&parameter.id) && !self.is_sharded(index)
+        })
+    }
+
+    fn floats_if(&self, is_wanted: impl Fn(usize, &NamedTensor) -> bool) -> OptionalTensors {
+        // A module of half precision has no running statistics.
+        if self.precision.half().is_some() || !self.table.has_buffers() {
+            return OptionalTensors::new();
+        }
+        let floats = parameters_of(self.settled()).into_iter().enumerate();
+        floats.map(|(index, parameter)| is_wanted(index, &parameter).then_some(parameter.value)).collect()
+    }
+
+    /// Undoes the changes of a second forward, or of a failed step, to the running statistics.
+    pub(super) fn restore_buffers(&mut self, buffers: OptionalTensors) {
+        if !buffers.is_empty() {
+            self.settled();
+            self.replace(|module| with_values(module, buffers));
+        }
+    }
+
+    pub(super) fn frozen(&self) -> &HashSet<ParamId> {
+        &self.frozen
+    }
+
+    /// Freezes the parameters whose paths `contains` accepts, or trains those of them that are frozen. Returns the
+    /// parameters that it has changed.
+    pub(super) fn freeze(&mut self, contains: &dyn Fn(&str) -> bool, freeze: bool) -> HashSet<ParamId> {
+        let floats = parameters_of(self.get());
+        let can_change = |parameter: &NamedTensor| {
+            if freeze { parameter.is_trained } else { self.frozen.contains(&parameter.id) }
+        };
+        let chosen = floats.iter().zip(self.table.paths());
+        let chosen = chosen.filter(|(parameter, path)| can_change(parameter) && contains(path));
+        let chosen: HashSet<ParamId> = chosen.map(|(parameter, _)| parameter.id).collect();
+        drop(floats);
+        self.replace(|module| module.map(&mut RequireGrad { of: &chosen, requires: !freeze }));
+        if freeze {
+            self.frozen.extend(&chosen);
+        } else {
+            self.frozen.retain(|id| !chosen.contains(id));
+        }
+        chosen
+    }
+}
+
+/// A module on the device of its stage, which computes in the precision of its stage.
+pub(super) struct Moved<M> {
+    pub(super) module: M,
+    device: Device,
+    precision: Precision,
+}
+
+impl<M: StageBody> Moved<M> {
+    /// Moves `module` to `device` and onto a tape. Without a device it stays where its first parameter is.
+    ///
+    /// # Errors
+    /// When the module or the device does not compute in the precision.
+    pub(super) fn new(module: M, device: Option<&Device>, precision: Precision) -> Result<Self, StageError> {
+        let own = device_of(&module);
+        let module = if own.is_autodiff() { module } else { module.train() };
+        let own = own.autodiff();
+        let (module, device) = match device.filter(|device| **device != own) {
+            Some(device) => {
+                let device = device.clone().autodiff();
+                (module.fork(&device), device)
+            }
+            None => (module, own),
+        };
+        if let Some(layer) = precision.half().and_then(|_| running_statistics_of(&module)) {
+            return Err(StageError::RunningStatistics { layer: layer.into(), precision });
+        }
+        if !precision.is_computed_on(&device) {
+            return Err(StageError::Precision { device: format!("{:?}", device.inner()).into(), precision });
+        }
+        Ok(Self { module, device, precision })
+    }
+}
+
+struct RequireGrad<'a> {
+    of: &'a HashSet<ParamId>,
+    requires: bool,
+}
+
+impl ModuleMapper for RequireGrad<'_> {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        if self.of.contains(&param.id) { param.set_require_grad(self.requires) } else { param }
+    }
+}

@@ -1,0 +1,154 @@
+//! The parameters of a stage's module: their paths, shapes and placements. They change only with the module.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+use burn::module::ParamId;
+use burn::tensor::DType;
+
+use super::body::StageBody;
+use super::error::StageError;
+use super::module_parameters::{NamedTensor, discrete_of, parameters_of};
+use crate::tensor::{Placement, float_type_of};
+
+/// The parameters of a module. Float parameters have an index, in the order in which Burn visits them; the indices of
+/// integer and boolean parameters follow.
+#[derive(Debug)]
+pub(super) struct ParameterTable {
+    paths: Vec<Arc<str>>,
+    shapes: Vec<Vec<usize>>,
+    indices: HashMap<ParamId, usize>,
+    ids: Arc<HashSet<ParamId>>,
+    placements: Vec<Placement>,
+    /// Whether each float parameter has single precision in a pipeline of half precision.
+    stay_single: Vec<bool>,
+    /// The element type of all float parameters; `None` if they differ or there are none.
+    float_type: Option<DType>,
+    /// Whether some float parameters are not trained, such as running statistics.
+    has_buffers: bool,
+    /// The path of each integer and boolean parameter.
+    discrete: Vec<Arc<str>>,
+    /// The number of ranks that compute the stage together.
+    tensor_ranks: u32,
+}
+
+impl ParameterTable {
+    /// Lists the parameters of `module`, with these prefixes in front of their paths, the innermost first. Paths that the
+    /// module declares as shared have no prefix.
+    ///
+    /// # Errors
+    /// When two places of the module hold one parameter, or the ranks of a tensor group cannot hold a parameter as the
+    /// module says.
+    pub(super) fn new<M: StageBody>(
+        module: &M,
+        prefixes: &[String],
+        tensor_ranks: u32,
+    ) -> Result<Self, StageError> {
+        let shared = module.shared_parameters();
+        let global = |local: &str| -> Arc<str> {
+            let add = |path: String, prefix: &String| {
+                if shared.contains(&path) { path } else { format!("{prefix}.{path}") }
+            };
+            prefixes.iter().fold(module.parameter_path(local), add).into()
+        };
+        let floats = parameters_of(module);
+        let paths: Vec<_> = floats.iter().map(|parameter| global(&parameter.local)).collect();
+        let mut indices = HashMap::new();
+        let twice =
+            |(index, parameter): (usize, &NamedTensor)| Some((indices.insert(parameter.id, index)?, index));
+        if let Some((first, second)) = floats.iter().enumerate().filter_map(twice).last() {
+            let (first, second) = (paths[first].clone(), paths[second].clone());
+            return Err(StageError::DuplicateParameter { first, second });
+        }
+        let table = Self {
+            shapes: floats.iter().map(|parameter| parameter.value.shape().to_vec()).collect(),
+            ids: Arc::new(indices.keys().copied().collect()),
+            placements: floats.iter().map(|parameter| module.placement(&parameter.local)).collect(),
+            stay_single: floats
+                .iter()
+                .map(|parameter| module.stays_in_single_precision(&parameter.local))
+                .collect(),
+            float_type: float_type_of(floats.iter().map(|parameter| &parameter.value)),
+            has_buffers: floats.iter().any(|parameter| !parameter.is_trained),
+            discrete: discrete_of(module).iter().map(|parameter| global(&parameter.local)).collect(),
+            paths,
+            indices,
+            tensor_ranks,
+        };
+        table.check_placements()?;
+        Ok(table)
+    }
+
+    fn check_placements(&self) -> Result<(), StageError> {
+        let tensor_ranks = self.tensor_ranks;
+        for ((placement, path), shape) in self.placements.iter().zip(&self.paths).zip(&self.shapes) {
+            let Placement { dimension, shards, of_layer, .. } = *placement;
+            let fits = match of_layer {
+                None => shards > 0 && tensor_ranks.is_multiple_of(shards),
+                Some(index) => index < shards && tensor_ranks == 1,
+            };
+            if !fits || (shards > 1 && dimension >= shape.len()) {
+                let (parameter, shape) = (path.clone(), shape.clone());
+                return Err(StageError::Placement { parameter, shape, dimension, shards, tensor_ranks });
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the global path of each float parameter.
+    pub(super) fn paths(&self) -> &[Arc<str>] {
+        &self.paths
+    }
+
+    /// Returns the shape of each whole float parameter.
+    pub(super) fn shapes(&self) -> &[Vec<usize>] {
+        &self.shapes
+    }
+
+    /// Returns the global path of each integer and boolean parameter.
+    pub(super) fn discrete(&self) -> &[Arc<str>] {
+        &self.discrete
+    }
+
+    /// Returns the ids of the float parameters.
+    pub(super) fn ids(&self) -> &Arc<HashSet<ParamId>> {
+        &self.ids
+    }
+
+    /// Returns the index of a float parameter, if the module has it.
+    pub(super) fn index_of(&self, id: ParamId) -> Option<usize> {
+        self.indices.get(&id).copied()
+    }
+
+    /// Returns the shape of a float parameter, if the module has it.
+    pub(super) fn shape_of(&self, id: ParamId) -> Option<&[usize]> {
+        self.index_of(id).map(|index| self.shapes[index].as_slice())
+    }
+
+    /// Returns how the ranks of a tensor group hold a parameter. Integer and boolean parameters are not split.
+    pub(super) fn placement(&self, index: usize) -> Placement {
+        self.placements.get(index).copied().unwrap_or(Placement::REPLICATED)
+    }
+
+    /// Returns whether other ranks of the tensor group hold the same shard of a parameter.
+    pub(super) fn is_copied(&self, index: usize) -> bool {
+        self.placement(index).copies(self.tensor_ranks) > 1
+    }
+
+    /// Returns whether this stage holds only a shard of the parameter, or the ranks of its tensor group may.
+    pub(super) fn is_cut(&self, index: usize) -> bool {
+        self.tensor_ranks != 1 || self.placement(index).of_layer.is_some()
+    }
+
+    pub(super) fn stays_single(&self, index: usize) -> bool {
+        self.stay_single[index]
+    }
+
+    pub(super) fn float_type(&self) -> Option<DType> {
+        self.float_type
+    }
+
+    pub(super) fn has_buffers(&self) -> bool {
+        self.has_buffers
+    }
+}

@@ -1,0 +1,52 @@
+//! The parts and the settings from which a stage in training is made.
+
+use std::sync::Arc;
+
+use burn::optim::ModuleOptimizer;
+use burn::tensor::{Device, Tensor};
+use pipewright_schedule::Slices;
+
+use super::body::StageBody;
+use super::error::StageError;
+use super::module::StageContext;
+use super::weight_work::WeightRunner;
+use crate::optimizer::{ClipGroup, OptimizerGroup};
+use crate::tensor::shard::RowShard;
+use crate::tensor::{Precision, Values};
+
+/// The settings with which a pipeline prepares a stage.
+#[derive(Clone, Default)]
+pub(crate) struct StageSettings {
+    /// Where the stage computes; `None` for the device of its module.
+    pub device: Option<Device>,
+    /// The precision in which the stage computes.
+    pub precision: Precision,
+    /// The optimizer; `None` for a stage that is not trained.
+    pub optimizer: Option<ModuleOptimizer>,
+    /// The number of ranks that compute the stage together.
+    pub tensor_ranks: u32,
+    /// The groups of parameters with an optimizer of their own.
+    pub optimizer_groups: Arc<[OptimizerGroup]>,
+    /// The groups of parameters with a largest norm of their own.
+    pub clip_groups: Arc<[ClipGroup]>,
+    /// The rows of each trained parameter that this replica holds; `None` if it holds all.
+    pub row_shard: Option<RowShard>,
+    /// Whether the stage must end in a loss.
+    pub must_have_loss: bool,
+    /// The number of slices into which microbatches are cut.
+    pub slices: Slices,
+    /// Whether a forward that is recomputed is recomputed block by block instead of as a whole.
+    pub by_block: bool,
+}
+
+/// A loss without the type of its target.
+pub(crate) type Loss<O> = Box<dyn Fn(O, Values, &StageContext) -> Result<Tensor<1>, StageError> + Send>;
+
+/// A module, its loss, and the settings that the user has made for them.
+pub(super) struct StageParts<M: StageBody> {
+    pub(super) body: M,
+    pub(super) loss: Option<Loss<M::Output>>,
+    /// The prefixes of the parameters' paths, the innermost first.
+    pub(super) prefixes: Vec<String>,
+    pub(super) weight_runner: Option<WeightRunner>,
+}

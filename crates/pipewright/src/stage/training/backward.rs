@@ -1,0 +1,82 @@
+//! Runs the backward of a stage in as many segments as its forward had, from the last to the first.
+
+use std::time::{Duration, Instant};
+
+use pipewright_schedule::Microbatch;
+
+use super::TrainingStage;
+use crate::stage::body::StageBody;
+use crate::stage::error::StageError;
+use crate::stage::microbatch::{BackwardState, ForwardedSegment, Saved};
+use crate::stage::tape::Tape;
+use crate::tensor::OptionalTensors;
+
+impl<M: StageBody> TrainingStage<M> {
+    /// Runs the backward of the next segments, at most `count`. Running statistics then have the values from before.
+    pub(super) fn backward_segments(
+        &mut self,
+        backward: &mut BackwardState,
+        count: usize,
+    ) -> Result<(), StageError> {
+        let recomputes = backward.recomputes(count);
+        let buffers = if recomputes { self.module.buffers() } else { OptionalTensors::new() };
+        for _ in 0..count {
+            if !self.backward_segment(backward)? {
+                break;
+            }
+        }
+        self.module.restore_buffers(buffers);
+        Ok(())
+    }
+
+    /// Runs the backward of the next segment. Returns false if none is left.
+    fn backward_segment(&mut self, backward: &mut BackwardState) -> Result<bool, StageError> {
+        let Some((ForwardedSegment { segment, saved }, pass)) = backward.take_segment() else {
+            return Ok(false);
+        };
+        let mut recomputed = Duration::ZERO;
+        let tape = match (saved, pass) {
+            (Saved::Tape(tape), _) => *tape,
+            (Saved::Inputs(inputs, first), Some(pass)) => {
+                let start = Instant::now();
+                let tape = self.record_again(segment, inputs, pass, &first)?;
+                recomputed = start.elapsed();
+                tape
+            }
+            (Saved::Inputs(..), None) => {
+                unreachable!("a microbatch that is computed again keeps its context")
+            }
+        };
+        let gradients = backward.take_gradients();
+        let gradients = self.backward_of(backward.microbatch(), tape, gradients)?;
+        backward.add(gradients, recomputed);
+        if backward.next_block().is_none() {
+            self.in_flight.end_backward(backward.microbatch());
+        }
+        Ok(true)
+    }
+
+    /// Runs the backward of a tape and adds the gradients of parameters to the sums. Returns the gradients of the
+    /// inputs.
+    fn backward_of(
+        &mut self,
+        microbatch: Microbatch,
+        tape: Tape,
+        gradients: OptionalTensors,
+    ) -> Result<OptionalTensors, StageError> {
+        if self.module.shards().is_some() {
+            // The layers look up their weights, which must be those of the forward.
+            self.module.computing();
+        }
+        let mut finished = tape.backward(gradients)?;
+        let inputs = finished.input_gradients();
+        finished.pass_to_earlier_slices();
+        let Some(mut gradients) = finished.gradients else { return Ok(inputs) };
+        match self.module.shards() {
+            None => self.sums.add(self.module.last_computing(), &mut gradients),
+            Some(_) => self.sums.add_caught(finished.catches),
+        }
+        self.in_flight.defer(microbatch, finished.deferred);
+        Ok(inputs)
+    }
+}

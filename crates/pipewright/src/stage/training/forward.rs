@@ -1,0 +1,151 @@
+//! Runs a segment of a stage's module forward, and records its backward.
+//!
+//! If a stage runs block by block, each block has a tape of its own, and the values between two blocks are off the tape.
+//! So the caller may read and replace them, and the backward runs block by block too (`backward.rs`). Losses and gradients
+//! have the bits of the whole forward, except in half precision, where the values between blocks are rounded, and with
+//! slices, where gradients are added in another order.
+
+use burn::tensor::Tensor;
+
+use super::TrainingStage;
+use crate::autodiff::inner_of;
+use crate::nn::at_least_single;
+use crate::stage::body::StageBody;
+use crate::stage::error::StageError;
+use crate::stage::forwarded::Forwarded;
+use crate::stage::held_module::Recording;
+use crate::stage::microbatch::{ForwardState, Pass, Saved};
+use crate::stage::module::StageContext;
+use crate::stage::segment::{Replacement, Segment};
+use crate::stage::tape::{Tape, check_scalar, scaled, split_auxiliary};
+use crate::stage::tape_ends::{all_off_tape, as_leaf, off_tape};
+use crate::tensor::{Values, unpack};
+
+impl<M: StageBody> TrainingStage<M> {
+    /// Runs a segment of a forward, or `replacement` in its place.
+    pub(super) fn forward_segment(
+        &mut self,
+        forward: &mut ForwardState,
+        segment: Segment,
+        replacement: Option<Replacement<'_>>,
+    ) -> Result<(), StageError> {
+        let (inputs, task) = (forward.take_values(), forward.task());
+        let tape = task.map(|_| self.module.device().clone());
+        forward.context_mut().draw_through(&self.draws);
+        self.in_flight.join_carry(forward.context_mut(), tape);
+        let forwarded = match task {
+            None => self.forward_without_tape(segment, inputs, forward, replacement)?,
+            // A function of the caller's cannot be called again.
+            Some(task) if task.recompute && replacement.is_none() => {
+                self.forward_to_recompute(segment, inputs, forward, task.keep_outputs)?
+            }
+            Some(task) => {
+                let (forwarded, tape) =
+                    self.record(segment, inputs, forward.pass(), task.keep_outputs, replacement)?;
+                forward.save(segment, Saved::Tape(Box::new(tape)));
+                forwarded
+            }
+        };
+        forward.add(segment, forwarded);
+        Ok(())
+    }
+
+    /// Runs a segment in an evaluation.
+    fn forward_without_tape(
+        &self,
+        segment: Segment,
+        inputs: Values,
+        forward: &mut ForwardState,
+        replacement: Option<Replacement<'_>>,
+    ) -> Result<Forwarded, StageError> {
+        let precision = self.module.precision();
+        let (module, Pass { context, target, .. }) = forward.copy_of(|| self.module.computing().valid());
+        let inputs = inputs.into_iter().map(|input| precision.rounded(input)).collect();
+        let outputs = segment.forward::<M>(module, inputs, context, replacement)?.into_iter();
+        let ends_in_loss = self.has_loss() && segment.is_last();
+        let outputs: Values = if ends_in_loss {
+            outputs.map(|output| precision.widened(output)).collect()
+        } else {
+            outputs.map(|output| precision.rounded(output)).collect()
+        };
+        let loss = match target {
+            Some(target) if ends_in_loss => {
+                match self.loss_of(outputs.clone(), Some(target.clone()), context) {
+                    // Targets `()` are those of an evaluation without a loss, or of a loss that takes no targets.
+                    Err(StageError::Target(_)) if target.is_empty() => None,
+                    loss => loss?,
+                }
+            }
+            _ => None,
+        };
+        let (auxiliary, _) = split_auxiliary(context.take_auxiliary(), 1.0)?;
+        Ok(Forwarded { outputs, loss, auxiliary, loads: context.take_loads() })
+    }
+
+    /// Runs a segment and records its backward.
+    pub(super) fn record(
+        &self,
+        segment: Segment,
+        inputs: Values,
+        pass: &Pass,
+        keep_outputs: bool,
+        replacement: Option<Replacement<'_>>,
+    ) -> Result<(Forwarded, Tape), StageError> {
+        let Recording { module, catches, deferred } = self.module.recording();
+        let run = || self.forward_on_tape(&module, segment, inputs, pass, keep_outputs, replacement);
+        let (forwarded, tape) = deferred.collect(run)?;
+        Ok((forwarded, tape.with(deferred, catches)))
+    }
+
+    /// Runs a segment of `module`; after the last one, the loss. The tape is empty if nothing in `module` and no input
+    /// requires a gradient.
+    pub(super) fn forward_on_tape(
+        &self,
+        module: &M,
+        segment: Segment,
+        inputs: Values,
+        pass: &Pass,
+        keep_outputs: bool,
+        replacement: Option<Replacement<'_>>,
+    ) -> Result<(Forwarded, Tape), StageError> {
+        let Pass { context, target, loss_weight, auxiliary_weight } = pass;
+        let precision = self.module.precision();
+        let rounded = inputs.into_iter().map(|input| precision.rounded(input));
+        let (inputs, leaves) = rounded.map(|input| as_leaf(input, self.module.device())).unzip();
+        let output = segment.forward(module, inputs, context, replacement)?;
+        if let Some(what) = context.take_not_finite() {
+            return Err(StageError::NotFinite { what });
+        }
+        if self.has_loss() && segment.is_last() {
+            let output: Values = output.into_iter().map(|output| precision.widened(output)).collect();
+            let outputs = if keep_outputs { all_off_tape(&output) } else { Values::new() };
+            let loss =
+                self.loss_of(output, target.clone(), context)?.expect("a stage with a loss computes it");
+            let (auxiliary, weighted) = split_auxiliary(context.take_auxiliary(), *auxiliary_weight)?;
+            let report = inner_of(loss.clone());
+            let tape = Tape::new(leaves, Some(scaled(loss, *loss_weight)), Vec::new(), weighted);
+            let tape = tape.with_carry(context.take_carry());
+            let loads = context.take_loads();
+            return Ok((Forwarded { outputs, loss: Some(report), auxiliary, loads }, tape));
+        }
+        let (auxiliary, weighted) = split_auxiliary(context.take_auxiliary(), *auxiliary_weight)?;
+        let rounded = output.into_iter().map(|output| precision.rounded(output));
+        let (outputs, roots) = rounded.map(off_tape).unzip();
+        let tape = Tape::new(leaves, None, roots, weighted).with_carry(context.take_carry());
+        Ok((Forwarded { outputs, loss: None, auxiliary, loads: context.take_loads() }, tape))
+    }
+
+    fn loss_of(
+        &self,
+        output: Values,
+        target: Option<Values>,
+        context: &StageContext,
+    ) -> Result<Option<Tensor<1>>, StageError> {
+        let Some(loss) = &self.loss else { return Ok(None) };
+        let target = target.ok_or(StageError::NoTarget)?;
+        let output = unpack(output).map_err(StageError::Input)?;
+        let loss = context.run_layer("the loss", || loss(output, target, context))??;
+        check_scalar(&loss, || "the loss".to_owned())?;
+        Ok(Some(at_least_single(loss)))
+    }
+}

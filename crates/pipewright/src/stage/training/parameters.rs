@@ -1,0 +1,225 @@
+//! Access to the parameters of a stage in training: values, gradient sums, the optimizer's update, checkpoints.
+
+use std::sync::Arc;
+
+use burn::tensor::TensorData;
+use pipewright_schedule::StageIndex;
+
+use super::TrainingStage;
+use crate::checkpoint::{Checkpoint, CheckpointError, HeldParameter, StageState, Target, put_together};
+use crate::device::computes_behind;
+use crate::optimizer::{Factors, GradientHook};
+use crate::stage::body::StageBody;
+use crate::stage::error::StageError;
+use crate::stage::module_parameters::{NamedTensor, discrete_of, filled, parameters_of, with_discrete};
+use crate::stage::runner::{Held, RestoredPaths, StageParameters};
+use crate::stage::shards::Shards;
+use crate::stage::visit::Visit;
+use crate::tensor::shard::RowShard;
+use crate::tensor::{OptionalTensor, OptionalTensors, Placement, TensorRank, Value, wait_until_computed};
+
+impl<M: StageBody> StageParameters for TrainingStage<M> {
+    fn paths(&self) -> &[Arc<str>] {
+        self.table.paths()
+    }
+
+    fn shapes(&self) -> &[Vec<usize>] {
+        self.table.shapes()
+    }
+
+    fn row_shard(&self, index: usize) -> RowShard {
+        self.module.row_shard(index)
+    }
+
+    fn is_gathered(&self) -> bool {
+        self.module.shards().is_none_or(Shards::is_gathered)
+    }
+
+    fn held(&self) -> Vec<Held> {
+        let declared = self.module.get().shared_parameters();
+        let data = |value: &Value, is_needed: bool| is_needed.then(|| value.clone().into_data());
+        let hold = |path: &Arc<str>, shape: Vec<usize>, value: &Value, is_copied| Held {
+            path: path.clone(),
+            shape,
+            copied: data(value, is_copied),
+            shared: data(value, declared.iter().any(|declared| **declared == **path)),
+        };
+        let floats = parameters_of(self.module.get()).into_iter().zip(self.table.paths()).enumerate();
+        let floats = floats.map(|(index, (found, path))| {
+            hold(path, self.table.shapes()[index].clone(), &found.value, self.table.is_copied(index))
+        });
+        let discrete = discrete_of(self.module.get()).into_iter().zip(self.table.discrete());
+        let is_copied = self.settings.tensor_ranks > 1;
+        let discrete =
+            discrete.map(|(found, path)| hold(path, found.value.shape().to_vec(), &found.value, is_copied));
+        floats.chain(discrete).collect()
+    }
+
+    fn undeferred(&self) -> Vec<(Arc<str>, usize)> {
+        let (paths, shapes) = (self.table.paths(), self.table.shapes());
+        self.sums.undeferred().map(|index| (paths[index].clone(), shapes[index].iter().product())).collect()
+    }
+
+    fn placement(&self, index: usize) -> Placement {
+        self.table.placement(index)
+    }
+
+    fn gradient(&self, index: usize) -> OptionalTensor {
+        self.sums.get(index)
+    }
+
+    fn set_gradient(&mut self, index: usize, gradient: OptionalTensor) {
+        self.sums.set(index, gradient);
+    }
+
+    fn gradient_squares(&self, parts: u32) -> Vec<Vec<f64>> {
+        self.sums.squares(parts)
+    }
+
+    fn rows(&self) -> OptionalTensors {
+        let shards = self.module.shards().expect("a stage is sharded before its rows are read");
+        shards.rows(self.module.get())
+    }
+
+    fn gather(&mut self, whole: OptionalTensors) {
+        self.module.gather(whole);
+    }
+
+    fn release(&mut self) {
+        self.module.release();
+    }
+
+    fn note_statistics(&mut self) {
+        self.statistics.note(self.module.running_statistics());
+    }
+
+    fn changed_statistics(&mut self) -> Option<OptionalTensors> {
+        self.statistics.take_changed(|| self.module.running_statistics())
+    }
+
+    fn set_statistics(&mut self, values: OptionalTensors) {
+        self.module.restore_buffers(values);
+    }
+
+    fn change_gradients(
+        &mut self,
+        stage: StageIndex,
+        factor: f64,
+        hook: &dyn GradientHook,
+    ) -> Result<(), StageError> {
+        self.show_gradients(stage, factor, hook)
+    }
+
+    fn update(&mut self, factors: &Factors, learning_rate: f64) {
+        self.optimizer.update(&mut self.module, &mut self.sums, factors, learning_rate);
+    }
+
+    fn visit(&mut self, stage: StageIndex, visit: &Visit) -> Result<usize, StageError> {
+        self.visit_module(stage, visit)
+    }
+
+    fn await_parameters(&self) -> Result<(), String> {
+        if !computes_behind(self.module.device()) {
+            return Ok(());
+        }
+        wait_until_computed(parameters_of(self.module.get()).into_iter().map(|found| found.value))
+    }
+
+    fn drop_gradients(&mut self) {
+        self.sums.clear();
+    }
+
+    fn parameters(&self) -> Vec<TensorData> {
+        parameters_of(self.module.settled()).into_iter().map(|found| found.value.into_data()).collect()
+    }
+
+    fn state(&self, rank: TensorRank) -> StageState {
+        let floats = parameters_of(self.module.settled()).into_iter().zip(self.table.paths());
+        let discrete = discrete_of(self.module.get()).into_iter().zip(self.table.discrete());
+        let counts = |index| self.module.shards().is_none_or(|shards| shards.counts(index));
+        let found = floats.chain(discrete).enumerate().filter(|(index, _)| counts(*index));
+        let parameters = found.map(|(place, (found, path))| {
+            let NamedTensor { id, value, is_trained, .. } = found;
+            let shard = self.table.placement(place).shard_of(rank);
+            // The rows of a sharded parameter have no gradient of their own.
+            let is_trained = is_trained || self.module.is_sharded(place);
+            let is_frozen = self.module.frozen().contains(&id);
+            HeldParameter { place, path: path.clone(), id, shard, is_frozen, value, is_trained }
+        });
+        let row_shard = self.settings.row_shard;
+        StageState { parameters: parameters.collect(), optimizer: self.optimizer.get().cloned(), row_shard }
+    }
+
+    fn restore(
+        &mut self,
+        checkpoint: &Checkpoint,
+        rank: TensorRank,
+        may_miss: bool,
+    ) -> Result<RestoredPaths, CheckpointError> {
+        self.module.release();
+        self.module.settled();
+        let keeps = |path: &str| may_miss && !checkpoint.has(path);
+        self.restore_values(checkpoint, rank, &keeps)?;
+        self.restore_optimizer(checkpoint, rank)?;
+        self.freeze(&|path| checkpoint.is_frozen(path), true);
+        let paths = self.table.paths().iter().chain(self.table.discrete()).cloned();
+        let (missing, restored) = paths.partition(|path| keeps(path));
+        Ok(RestoredPaths { restored, missing })
+    }
+}
+
+impl<M: StageBody> TrainingStage<M> {
+    /// Restores all parameters but those whose paths `keeps` accepts.
+    fn restore_values(
+        &mut self,
+        checkpoint: &Checkpoint,
+        rank: TensorRank,
+        keeps: &dyn Fn(&str) -> bool,
+    ) -> Result<(), CheckpointError> {
+        let table = self.table.clone();
+        let row_shards: Vec<_> = (0..table.paths().len()).map(|index| self.module.row_shard(index)).collect();
+        self.module.try_replace(|module| {
+            filled(module, |index, held| {
+                let (path, shape) = (&table.paths()[index], &table.shapes()[index]);
+                if keeps(path) {
+                    return Ok(None);
+                }
+                let shards = (table.placement(index).shard_of(rank), row_shards[index]);
+                let data = checkpoint.rows(path, shape, held.dtype(), shards)?;
+                Ok(Some(Value::from_data(data, &held.device())))
+            })
+        })?;
+        self.module.try_replace(|module| {
+            with_discrete(module, |index, held| {
+                let path = &table.discrete()[index];
+                if keeps(path) {
+                    return Ok(held.clone());
+                }
+                let data = checkpoint.parameter(path, &held.shape(), held.dtype())?;
+                Ok(Value::from_data(data.convert_dtype(held.dtype()), &held.device()))
+            })
+        })
+    }
+
+    fn restore_optimizer(
+        &mut self,
+        checkpoint: &Checkpoint,
+        rank: TensorRank,
+    ) -> Result<(), CheckpointError> {
+        let Some(optimizer) = self.optimizer.get().cloned() else { return Ok(()) };
+        let found = parameters_of(self.module.get());
+        let held = found.iter().zip(self.table.paths()).enumerate();
+        // The optimizer does not know a parameter of which this replica has no rows.
+        let held = held.filter(|(_, (found, _))| found.value.shape()[0] > 0);
+        let targets = held.map(|(index, (NamedTensor { id, local, .. }, path))| {
+            let shard = self.table.placement(index).shard_of(rank);
+            Target { id: *id, path, shard, local }
+        });
+        // A parameter that is not sharded is not trained either, so it has no optimizer state.
+        let row_shard = self.settings.row_shard.unwrap_or(RowShard::WHOLE);
+        let restored = put_together(optimizer, &targets.collect::<Vec<_>>(), row_shard, checkpoint)?;
+        drop(found);
+        self.optimizer.set(restored);
+        Ok(())
+    }
+}
