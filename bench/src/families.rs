@@ -235,8 +235,7 @@ impl Family {
 }
 
 fn write<F: ModelFamily>(config: &F, folder: &Path) -> Result<(), HfError> {
-    let layers = 0..config.describe(1).layers.len();
-    let model = config.init_stage(layers, SEED, &Device::flex())?;
+    let model = config.init_stage(0..config.layers(), SEED, Device::flex())?;
     hf::save(folder, config, &[&model])
 }
 
@@ -277,7 +276,7 @@ fn qwen3_moe() -> Qwen3MoeConfig {
 
 /// Returns the numbers of the parameters that a token meets, and of all.
 fn parameters(model: &ModelConfig) -> Result<[usize; 2], Box<dyn Error>> {
-    let specs = model.outline(0..model.describe(1).layers.len())?;
+    let specs = model.parameters()?;
     let sizes = specs.iter().map(|spec| (spec.path.as_str(), spec.shape.iter().product()));
     let (chosen, experts) = match model {
         ModelConfig::Qwen3Moe(config) => (config.mixture.num_experts_per_tok, config.mixture.num_experts),

@@ -12,7 +12,7 @@ use pipewright::pipeline::{Pipeline, PipelineConfig};
 use pipewright::transport::World;
 use pipewright_models::decoder::DecoderConfig;
 use pipewright_models::llama::LlamaConfig;
-use pipewright_models::{InitialParameters, ModelConfig, ModelFamily};
+use pipewright_models::{CutModel, InitialParameters, ModelConfig, ModelFamily};
 use pipewright_schedule::lower::{TrainingLowering, UnshardConfig, for_training};
 use pipewright_schedule::{
     Level, LowerConfig, Method, Recompute, ScheduleSpec, StageIndex, ValidatedProgram, csv, generate, lower,
@@ -123,8 +123,9 @@ impl Bench {
         let weights = model.describe(setup.sequence).weights();
         let program = setup.program()?;
         let stages = partition(&weights, program.placement().stages(), setup.cut)?;
+        let model = CutModel::from(model);
         let make = move |stage: StageIndex| {
-            model.training_stage(stages.range(stage), &initial, &Device::flex().autodiff())
+            model.training_stage(stages.range(stage), &initial, Device::flex().autodiff())
         };
         let optimizer = AdamW { betas: (0.9, 0.95), epsilon: 1e-8, weight_decay: 0.1 }.init();
         let config = PipelineConfig {

@@ -227,5 +227,5 @@ fn stage(
     range: std::ops::Range<usize>,
 ) -> Result<Stage, pipewright_models::ConfigError> {
     let is_last = range.end == model.describe(SEQUENCE).layers.len();
-    Ok(model.init_stage(range, SEED, &Device::flex().autodiff())?.into_stage(is_last))
+    Ok(model.init_stage(range, SEED, Device::flex().autodiff())?.into_stage(is_last))
 }

@@ -1,4 +1,13 @@
-//! The costs of an element in passes over memory, which are not matrix products.
+//! The costs of the layers that several families have, for partition, simulation and the estimate of memory.
+//!
+//! The table of a tied head counts as parameters of the embedding only, so that the sum over the layers is the number of
+//! parameters of the model.
+
+use std::ops::Add;
+
+use pipewright_schedule::LayerDesc;
+
+use crate::attention::AttentionSizes;
 
 /// The cost of reading and writing an element in an element-wise pass, in floating point operations of a matrix
 /// product. A CPU core computes a few hundred operations of a product in the time in which memory moves ten floats.
@@ -13,3 +22,117 @@ pub(crate) const BIAS_PASSES: u64 = 4;
 pub(crate) const NORM_PASSES: u64 = 16;
 pub(crate) const LOSS_PASSES: u64 = 12;
 pub(crate) const GATE_PASSES: u64 = 12;
+
+/// The costs of a layer, or of a part of one.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Cost {
+    pub(crate) parameters: u64,
+    /// Floating point operations of a token, forward and backward. Each parameter that a token meets takes part in three
+    /// multiply-adds.
+    pub(crate) operations: u64,
+    /// Numbers that are kept per token until the backward. An operation keeps its inputs, and tensors that several operations
+    /// keep are stored once. The input of a part of a block is counted with its norm.
+    pub(crate) kept: u64,
+}
+
+impl Add for Cost {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self {
+            parameters: self.parameters + other.parameters,
+            operations: self.operations + other.operations,
+            kept: self.kept + other.kept,
+        }
+    }
+}
+
+impl Cost {
+    /// Returns the layer of this cost, for rows of `tokens` tokens. It returns `outputs` numbers per token.
+    pub(crate) fn layer(self, path: String, kind: &str, tokens: u64, outputs: u64) -> LayerDesc {
+        LayerDesc {
+            path,
+            kind: kind.to_owned(),
+            parameters: self.parameters,
+            weight: self.operations,
+            activation_bytes: tokens * FLOAT * self.kept,
+            output_bytes: tokens * FLOAT * outputs,
+            keys_values_bytes: 0,
+        }
+    }
+}
+
+/// The sizes that the embedding and the head of a model share with each other.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ModelSizes {
+    /// The width of the hidden states.
+    pub(crate) hidden: u64,
+    /// The size of the vocabulary.
+    pub(crate) vocabulary: u64,
+    /// Whether the head uses the table of the embedding.
+    pub(crate) is_tied: bool,
+    /// The number of tokens of a row.
+    pub(crate) tokens: u64,
+}
+
+impl ModelSizes {
+    /// Returns the layer of the token embeddings at `path`.
+    pub(crate) fn embedding(self, path: &str) -> LayerDesc {
+        let cost = Cost {
+            parameters: self.vocabulary * self.hidden,
+            // The forward copies a row, and the backward adds to a row.
+            operations: 4 * ELEMENT * self.hidden,
+            kept: 0,
+        };
+        let layer = cost.layer(path.to_owned(), "embedding", self.tokens, self.hidden);
+        LayerDesc { activation_bytes: self.tokens * TOKEN_ID, ..layer }
+    }
+
+    /// Returns the layer of a block.
+    pub(crate) fn block(self, path: String, kind: &str, cost: Cost) -> LayerDesc {
+        cost.layer(path, kind, self.tokens, self.hidden)
+    }
+
+    /// Returns the cost of the last norm and the head.
+    pub(crate) fn head_cost(self) -> Cost {
+        let table = self.vocabulary * self.hidden;
+        let logits = Cost {
+            parameters: if self.is_tied { 0 } else { table },
+            operations: 6 * table + ELEMENT * LOSS_PASSES * self.vocabulary,
+            // The logits with a normaliser, which the loss keeps.
+            kept: self.vocabulary + 1,
+        };
+        norm(self.hidden) + logits
+    }
+
+    /// Returns the layer of the last norm and the head, whose cost is [`ModelSizes::head_cost`] in most families.
+    pub(crate) fn head(self, cost: Cost) -> LayerDesc {
+        cost.layer("lm_head".to_owned(), "head", self.tokens, self.vocabulary)
+    }
+}
+
+/// Returns the cost of a norm, which keeps its input, its output and a scale.
+pub(crate) fn norm(width: u64) -> Cost {
+    Cost { parameters: width, operations: ELEMENT * NORM_PASSES * width, kept: 2 * width + 1 }
+}
+
+/// Returns the cost of a feed-forward layer with a gate. It keeps the gate, the up projection and their product.
+pub(crate) fn gated(hidden: u64, inner: u64) -> Cost {
+    let matrices = 3 * hidden * inner;
+    Cost { parameters: matrices, operations: 6 * matrices + ELEMENT * GATE_PASSES * inner, kept: 3 * inner }
+}
+
+/// Returns the cost of an attention in which a token sees half of `seen` keys on average. Each pair of a query channel and a
+/// key that a token sees takes part in three multiply-adds, once for the scores and once for the values.
+pub(crate) fn attention(sizes: AttentionSizes, seen: u64) -> Cost {
+    let [hidden, heads, key_heads, head_dim] =
+        [sizes.hidden, sizes.heads, sizes.key_heads, sizes.head_dim].map(|size| size as u64);
+    let (queries, keys) = (heads * head_dim, key_heads * head_dim);
+    let matrices = 2 * hidden * (queries + keys);
+    Cost {
+        parameters: matrices,
+        operations: 6 * matrices + 6 * seen * queries,
+        // Queries, keys, values and the attention's output with a normaliser for each head.
+        kept: 2 * queries + 2 * keys + heads,
+    }
+}

@@ -2,16 +2,18 @@
 
 use std::ops::Range;
 
-use burn::tensor::Device;
 use pipewright::nn::TensorParallel;
 use pipewright::stage::Stage;
 use pipewright_schedule::ModelDesc;
 
+use crate::any_family::InitialParameters;
 use crate::cut_stage::NO_SLICES;
 use crate::error::ConfigError;
+use crate::head_form::CutHead;
 use crate::hf::HfError;
-use crate::model_config::{InitialParameters, ModelConfig};
+use crate::model_config::ModelConfig;
 use crate::parameter::ParameterSpec;
+use crate::split::Place;
 
 /// A model whose output head is cut along the vocabulary into parts, each of them a layer. With one part it is the model
 /// itself.
@@ -34,7 +36,15 @@ use crate::parameter::ParameterSpec;
 #[derive(Clone, Debug, PartialEq)]
 pub struct CutModel {
     model: ModelConfig,
-    parts: u32,
+    /// The head, if it has several parts.
+    head: Option<CutHead>,
+}
+
+impl From<ModelConfig> for CutModel {
+    /// Returns the model with its head in one part.
+    fn from(model: ModelConfig) -> Self {
+        Self { model, head: None }
+    }
 }
 
 impl CutModel {
@@ -43,12 +53,13 @@ impl CutModel {
     /// # Errors
     /// When the family's head cannot be cut, when it uses the table of the embedding, or when a part would have no token.
     pub fn new(model: ModelConfig, parts: u32) -> Result<Self, ConfigError> {
-        if parts != 1 {
-            let families = ModelConfig::families_with_parts;
-            let form = model.head().ok_or_else(|| ConfigError::WholeHead { parts, families: families() })?;
-            form.check(parts)?;
+        if parts == 1 {
+            return Ok(model.into());
         }
-        Ok(Self { model, parts })
+        let families = ModelConfig::families_with_parts;
+        let form =
+            model.family().head().ok_or_else(|| ConfigError::WholeHead { parts, families: families() })?;
+        Ok(Self { head: Some(CutHead::new(form, parts)?), model })
     }
 
     /// Returns the model with its head in one part.
@@ -58,7 +69,7 @@ impl CutModel {
 
     /// Returns the number of parts.
     pub fn parts(&self) -> u32 {
-        self.parts
+        self.head.map_or(1, |head| head.parts())
     }
 
     /// Returns why stages of the model cannot run slices of microbatches; `None` if they can.
@@ -66,57 +77,42 @@ impl CutModel {
     /// # Errors
     /// As [`ModelConfig::refuses_slices`].
     pub fn refuses_slices(&self) -> Result<Option<String>, ConfigError> {
-        match self.parts {
-            1 => self.model.refuses_slices(),
-            _ => Ok(Some(NO_SLICES.to_owned())),
-        }
+        if self.head.is_some() { Ok(Some(NO_SLICES.to_owned())) } else { self.model.refuses_slices() }
     }
 
     /// Returns the layers in order; see [`ModelFamily::describe`](crate::ModelFamily::describe).
     pub fn describe(&self, sequence: usize) -> ModelDesc {
         let whole = self.model.describe(sequence);
-        match self.model.head().filter(|_| self.parts > 1) {
-            Some(form) => form.describe(whole, self.parts, sequence as u64),
+        match &self.head {
+            Some(head) => head.describe(whole, sequence as u64),
             None => whole,
         }
     }
 
-    /// Returns the parameters of a stage, without their values, with the shapes of the shards that it holds.
+    /// Returns the parameters of the stage that holds `layers`, without their values and with the shapes of the shards of the
+    /// rank `tensor`.
     ///
     /// # Errors
-    /// When `layers` is not a range of the layers, or a layer cannot be split over the tensor ranks.
-    pub fn split_outline(
+    /// When `layers` is not a range of the layers, when a layer cannot be split over the tensor ranks, or when there are
+    /// several of them and the head has several parts.
+    pub fn outline(
         &self,
         layers: Range<usize>,
         tensor: &TensorParallel,
     ) -> Result<Vec<ParameterSpec>, ConfigError> {
-        self.model.cut_outline(self.parts, layers, tensor)
+        self.model.family().outline(self.head.as_ref(), layers, tensor)
     }
 
-    /// Builds the stage that holds `layers`, for training on `device`. The last stage computes the loss.
+    /// Builds the stage that holds `layers`, for training. The last stage computes the loss.
     ///
     /// # Errors
-    /// As [`ModelConfig::training_stage`].
+    /// As [`CutModel::outline`], and when the files of [`InitialParameters::Directory`] cannot be read or do not fit the model.
     pub fn training_stage(
         &self,
         layers: Range<usize>,
         initial: &InitialParameters,
-        device: &Device,
+        place: impl Into<Place>,
     ) -> Result<Stage, HfError> {
-        self.split_training_stage(layers, initial, device, &TensorParallel::default())
-    }
-
-    /// As [`CutModel::training_stage`], for a rank that computes the stage together with others.
-    ///
-    /// # Errors
-    /// As [`ModelConfig::split_training_stage`], and when the head has several parts.
-    pub fn split_training_stage(
-        &self,
-        layers: Range<usize>,
-        initial: &InitialParameters,
-        device: &Device,
-        tensor: &TensorParallel,
-    ) -> Result<Stage, HfError> {
-        self.model.cut_stage(self.parts, layers, initial, (device, tensor))
+        self.model.family().training_stage(self.head.as_ref(), layers, initial, &place.into())
     }
 }

@@ -16,8 +16,9 @@ use pipewright::tensor::{BoundaryError, Placement, Values, pack, unpack};
 
 use crate::error::ConfigError;
 use crate::family::ModelFamily;
-use crate::head_form::HeadForm;
-use crate::parameter::{Builder, ParameterKind, ParameterSource};
+use crate::head_form::CutHead;
+use crate::parameter::{Builder, Outline, ParameterKind, ParameterSource, ParameterSpec};
+use crate::split::Place;
 use crate::training_module::TrainingModule;
 use crate::vocabulary::HEAD;
 
@@ -29,75 +30,82 @@ pub(crate) const NO_SLICES: &str = "the parts of its head take the targets of wh
 pub(crate) struct CutStage<M: Module> {
     /// The layers before the head.
     body: Option<M>,
-    /// The last norm, beside the first part.
+    /// The last norm, which a stage with the first part has.
     norm: Option<RmsNorm>,
     /// One entry for each part of the head.
     parts: Vec<Option<Linear>>,
     #[module(skip)]
-    form: HeadForm,
+    head: CutHead,
 }
 
-/// Builds the stage of a model with `parts` parts of its head that holds `layers`, for training.
-pub(crate) fn build_training_stage<F, S>(
+/// Builds the stage of a model that holds `layers`, for training. The layers are those of the model with its head in parts, if
+/// `head` says so.
+pub(crate) fn training_stage<F: ModelFamily, S: ParameterSource>(
     config: &F,
-    parts: u32,
+    head: Option<&CutHead>,
     layers: Range<usize>,
     source: &mut S,
-    (device, tensor): (&Device, &TensorParallel),
-) -> Result<Stage, S::Error>
-where
-    F: ModelFamily,
-    S: ParameterSource,
-    S::Error: From<ConfigError>,
-{
-    // The sequence length affects only costs.
-    let count = config.describe(1).layers.len() - 1 + parts as usize;
-    let is_last = layers.end == count;
-    match config.head().filter(|_| parts > 1) {
-        None => Ok(config.build_split_stage(layers, source, device, tensor)?.into_stage(is_last)),
-        Some(form) => {
-            let stage = build(config, (form, parts), layers, source, (device, tensor))?;
-            Ok(match is_last {
-                true => Stage::with_loss(stage, |statistics, _: Tensor<2, Int>| loss(statistics)),
-                false => Stage::new(stage),
-            })
-        }
-    }
+    place: &Place,
+) -> Result<Stage, S::Error> {
+    let Some(head) = head else {
+        let is_last = layers.end == config.layers();
+        return Ok(config.build_stage(layers, source, place)?.into_stage(is_last));
+    };
+    let is_last = layers.end == count_layers(config, head);
+    let stage = build_stage(config, head, layers, source, place)?;
+    Ok(if is_last {
+        Stage::with_loss(stage, |statistics, _: Tensor<2, Int>| loss(statistics))
+    } else {
+        Stage::new(stage)
+    })
+}
+
+/// Returns the parameters of the stage that holds `layers`; see [`ModelFamily::outline`].
+pub(crate) fn outline<F: ModelFamily>(
+    config: &F,
+    head: Option<&CutHead>,
+    layers: Range<usize>,
+    tensor: &TensorParallel,
+) -> Result<Vec<ParameterSpec>, ConfigError> {
+    let Some(head) = head else { return config.outline(layers, tensor) };
+    let mut outline = Outline::default();
+    let place = Place { device: Device::flex(), tensor: tensor.clone() };
+    build_stage(config, head, layers, &mut outline, &place)?;
+    Ok(outline.specs)
+}
+
+/// Returns the number of layers of a model with its head in parts.
+fn count_layers<F: ModelFamily>(config: &F, head: &CutHead) -> usize {
+    config.layers() - 1 + head.parts() as usize
 }
 
 /// Builds the stage that holds `layers`.
-pub(crate) fn build<F, S>(
+fn build_stage<F: ModelFamily, S: ParameterSource>(
     config: &F,
-    (form, parts): (HeadForm, u32),
+    head: &CutHead,
     layers: Range<usize>,
     source: &mut S,
-    (device, tensor): (&Device, &TensorParallel),
-) -> Result<CutStage<F::Stage>, S::Error>
-where
-    F: ModelFamily,
-    S: ParameterSource,
-    S::Error: From<ConfigError>,
-{
-    form.check(parts)?;
-    if tensor.ranks() > 1 {
-        return Err(ConfigError::HeadPartsOfRanks { parts, ranks: tensor.ranks() }.into());
+    place: &Place,
+) -> Result<CutStage<F::Stage>, S::Error> {
+    let (form, parts, ranks) = (head.form(), head.parts(), place.tensor.ranks());
+    if ranks > 1 {
+        return Err(ConfigError::HeadPartsOfRanks { parts, ranks }.into());
     }
-    let before = config.describe(1).layers.len() - 1;
-    let (Range { start, end }, count) = (layers, before + parts as usize);
+    let (Range { start, end }, count) = (layers, count_layers(config, head));
     if start >= end || end > count {
         return Err(ConfigError::LayerRange { start, end, layers: count }.into());
     }
-    let body = (start < before)
-        .then(|| config.build_split_stage(start..end.min(before), source, device, tensor))
-        .transpose()?;
-    let mut stage = CutStage { body, norm: None, parts: vec![None; parts as usize], form };
-    let mut builder = Builder::new(source, device, tensor);
+    let before = config.layers() - 1;
+    let body =
+        (start < before).then(|| config.build_stage(start..end.min(before), source, place)).transpose()?;
+    let mut stage = CutStage { body, norm: None, parts: vec![None; parts as usize], head: *head };
+    let mut builder = Builder::new(source, place);
     for part in start.max(before)..end.max(before) {
         let index = part - before;
         if index == 0 {
             stage.norm = Some(builder.norm(form.norm, form.width, form.epsilon)?);
         }
-        let (shape, placement) = ([form.width, form.vocabulary], Placement::of_layer(1, index as u32, parts));
+        let (shape, placement) = ([form.width, form.vocabulary], head.placement(index as u32));
         let weight = builder.placed(HEAD, "weight", shape, ParameterKind::Matrix, placement)?;
         stage.parts[index] = Some(Linear { weight, bias: None });
     }
@@ -114,12 +122,11 @@ fn loss(statistics: Values) -> Tensor<1> {
 impl<M: TrainingModule> CutStage<M> {
     /// Runs a part of the head.
     fn run_part(&self, index: usize, input: Values, context: &StageContext) -> Result<Values, BoundaryError> {
-        let (hidden, earlier) = match index {
-            0 => (unpack::<Tensor<3>>(input)?, None),
-            _ => {
-                let (hidden, earlier): (Tensor<3>, Tensor<3>) = unpack(input)?;
-                (hidden, Some(earlier))
-            }
+        let (hidden, earlier) = if index == 0 {
+            (unpack::<Tensor<3>>(input)?, None)
+        } else {
+            let (hidden, earlier): (Tensor<3>, Tensor<3>) = unpack(input)?;
+            (hidden, Some(earlier))
         };
         let [rows, sequence, width] = hidden.dims();
         let tokens = rows * sequence;
@@ -127,15 +134,14 @@ impl<M: TrainingModule> CutStage<M> {
         if let (0, Some(norm)) = (index, &self.norm) {
             x = norm.forward(x);
         }
-        let earlier = earlier.map(|pieces| joined(pieces.flatten(0, 1)));
+        let earlier = earlier.map(|pieces| join(pieces.flatten(0, 1)));
         let part = self.parts[index].as_ref().expect("the part is one of this stage's");
-        let ids = self.form.ids(index as u32, self.parts.len() as u32);
-        let of_part = (ids, self.form.vocabulary);
-        let later = vocabulary_statistics(part.forward(x.clone()), targets(context), of_part, earlier);
+        let range = (self.head.ids(index as u32), self.head.form().vocabulary);
+        let later = vocabulary_statistics(part.forward(x.clone()), targets(context), range, earlier);
         if index + 1 == self.parts.len() {
             return Ok(pack(later.reshape([rows, sequence, STATISTICS])));
         }
-        let pieces = in_pieces(later, x.dtype());
+        let pieces = cut(later, x.dtype());
         let numbers = pieces.dims()[1];
         Ok(pack((x.reshape([rows, sequence, width]), pieces.reshape([rows, sequence, numbers]))))
     }
@@ -149,12 +155,9 @@ impl<M: TrainingModule> CutStage<M> {
         self.body.as_ref().map_or(0, StageModule::blocks)
     }
 
-    /// Returns what `of_body` says of a parameter of the body, by its path inside the body, or else `other`.
-    fn of_body<T>(&self, local: &str, of_body: impl FnOnce(&M, &str) -> T, other: T) -> T {
-        match (&self.body, local.strip_prefix("body.")) {
-            (Some(body), Some(local)) => of_body(body, local),
-            _ => other,
-        }
+    /// Returns the body and the path inside it of the parameter at `local`; `None` for a parameter of the head.
+    fn in_body<'a>(&'a self, local: &'a str) -> Option<(&'a M, &'a str)> {
+        Some((self.body.as_ref()?, local.strip_prefix("body.")?))
     }
 }
 
@@ -178,7 +181,7 @@ fn targets(context: &StageContext) -> Tensor<1, Int> {
 /// Returns statistics in the form that crosses a boundary. Half precision rounds what crosses it, so the statistics are cut
 /// into three numbers each, which have that precision and whose sum they are, except that f16 has no bits below 2^-24.
 /// Gradients flow through the last one.
-fn in_pieces(statistics: Tensor<2>, precision: DType) -> Tensor<2> {
+fn cut(statistics: Tensor<2>, precision: DType) -> Tensor<2> {
     if !matches!(precision, DType::F16 | DType::BF16) {
         return statistics;
     }
@@ -189,8 +192,8 @@ fn in_pieces(statistics: Tensor<2>, precision: DType) -> Tensor<2> {
     Tensor::cat(vec![high, middle, low], 1).cast(precision)
 }
 
-/// Returns the statistics that [`in_pieces`] cut.
-fn joined(pieces: Tensor<2>) -> Tensor<2> {
+/// Returns the statistics that [`cut`] has cut.
+fn join(pieces: Tensor<2>) -> Tensor<2> {
     let [_, numbers] = pieces.dims();
     if numbers == STATISTICS {
         return pieces;
@@ -229,9 +232,9 @@ impl<M: TrainingModule> StageModule for CutStage<M> {
     ) -> Result<Values, BoundaryError> {
         match (&self.body, block.checked_sub(self.blocks_of_body())) {
             (Some(body), None) => body.forward_block(block, input, context),
-            (_, place) => {
+            (_, index) => {
                 let part =
-                    place.and_then(|place| self.held().nth(place)).expect("the block is one of this stage's");
+                    index.and_then(|index| self.held().nth(index)).expect("the block is one of this stage's");
                 self.run_part(part, input, context)
             }
         }
@@ -239,18 +242,19 @@ impl<M: TrainingModule> StageModule for CutStage<M> {
 
     /// Gives every part the path of the whole head.
     fn parameter_path(&self, local: &str) -> String {
-        let of_head = match local {
-            "norm.weight" => format!("{}.weight", self.form.norm),
-            _ => format!("{HEAD}.weight"),
-        };
-        self.of_body(local, M::parameter_path, of_head)
+        match (self.in_body(local), local) {
+            (Some((body, local)), _) => body.parameter_path(local),
+            (None, "norm.weight") => format!("{}.weight", self.head.form().norm),
+            (None, _) => format!("{HEAD}.weight"),
+        }
     }
 
     fn placement(&self, local: &str) -> Placement {
+        if let Some((body, local)) = self.in_body(local) {
+            return body.placement(local);
+        }
         let part = local.strip_prefix("parts.").and_then(|local| local.split('.').next()?.parse().ok());
-        let of_head =
-            part.map_or(Placement::REPLICATED, |part| Placement::of_layer(1, part, self.parts.len() as u32));
-        self.of_body(local, M::placement, of_head)
+        part.map_or(Placement::REPLICATED, |part| self.head.placement(part))
     }
 
     fn refuses_slices(&self) -> Option<String> {
@@ -258,7 +262,7 @@ impl<M: TrainingModule> StageModule for CutStage<M> {
     }
 
     fn stays_in_single_precision(&self, local: &str) -> bool {
-        self.of_body(local, M::stays_in_single_precision, false)
+        self.in_body(local).is_some_and(|(body, local)| body.stays_in_single_precision(local))
     }
 
     fn shared_parameters(&self) -> Vec<String> {
@@ -276,9 +280,9 @@ mod tests {
         for half in [DType::BF16, DType::F16] {
             let statistics = Tensor::<1>::from_floats(numbers, &Device::flex()).reshape([3, 2]);
             let statistics = statistics.autodiff().require_grad();
-            let pieces = in_pieces(statistics.clone(), half);
+            let pieces = cut(statistics.clone(), half);
             assert_eq!(pieces.dims(), [3, 6]);
-            let found = joined(pieces);
+            let found = join(pieces);
             // The smallest number of f16 is 2^-24.
             let lost = if half == DType::F16 { 2f32.powi(-24) } else { 0.0 };
             let found_numbers = found.clone().inner().into_data();
@@ -289,6 +293,6 @@ mod tests {
             assert_eq!(gradient.into_data(), Tensor::<2>::full([3, 2], 0.25, &Device::flex()).into_data());
         }
         let single = Tensor::<2>::ones([3, 2], &Device::flex());
-        assert_eq!(joined(in_pieces(single, DType::F32)).dims(), [3, 2]);
+        assert_eq!(join(cut(single, DType::F32)).dims(), [3, 2]);
     }
 }

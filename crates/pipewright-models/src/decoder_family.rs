@@ -2,18 +2,16 @@
 
 use std::ops::Range;
 
-use burn::tensor::Device;
-use pipewright::nn::TensorParallel;
 use pipewright_schedule::ModelDesc;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::config_key::KeyTable;
 use crate::decoder::{BlockForm, DecoderConfig, DecoderStage};
-use crate::error::ConfigError;
 use crate::family::ModelFamily;
 use crate::head_form::HeadForm;
 use crate::parameter::ParameterSource;
+use crate::split::Place;
 
 /// A family of decoder-only models. [`From`] returns the family's model of some sizes, with its usual values for
 /// everything else.
@@ -63,21 +61,16 @@ impl<F: DecoderFamily> ModelFamily for F {
         self.decoder().initializer_range
     }
 
-    fn build_split_stage<S>(
+    fn build_stage<S: ParameterSource>(
         &self,
         layers: Range<usize>,
         source: &mut S,
-        device: &Device,
-        tensor: &TensorParallel,
-    ) -> Result<DecoderStage, S::Error>
-    where
-        S: ParameterSource,
-        S::Error: From<ConfigError>,
-    {
+        place: &Place,
+    ) -> Result<DecoderStage, S::Error> {
         let form = self.form();
         if let Some(mixture) = form.mixture {
             mixture.validate()?;
         }
-        self.decoder().build_split_stage(&form, layers, source, (device, tensor))
+        self.decoder().build_stage(&form, layers, source, place)
     }
 }

@@ -22,10 +22,11 @@ pub(crate) struct ExpertSizes {
 
 impl<S: ParameterSource> Builder<'_, S> {
     /// Builds the experts of the mixture `layer`. An expert that this rank does not hold is `None`.
-    pub(crate) fn experts(&mut self, layer: &str, sizes: ExpertSizes) -> Result<Vec<Option<Expert>>, S::Error>
-    where
-        S::Error: From<ConfigError>,
-    {
+    pub(crate) fn experts(
+        &mut self,
+        layer: &str,
+        sizes: ExpertSizes,
+    ) -> Result<Vec<Option<Expert>>, S::Error> {
         let ExpertSizes { count: (key, count), width, inner, has_gate } = sizes;
         let ranks = self.tensor_ranks();
         let parameter = format!("experts.0.{}.weight", if has_gate { "gate_proj" } else { "up_proj" });

@@ -17,6 +17,7 @@ use crate::head_form::HeadForm;
 use crate::init::SeededInit;
 use crate::next_token::NextToken;
 use crate::parameter::{Outline, ParameterSource, ParameterSpec};
+use crate::split::Place;
 use crate::training_module::TrainingModule;
 
 /// A model family: its configuration, and the construction of its stages. The configuration serialises as the keys of
@@ -74,6 +75,12 @@ pub trait ModelFamily: Clone + Send + Sync + Sized + Serialize + DeserializeOwne
     /// at this sequence length. A stage is a range of this list.
     fn describe(&self, sequence: usize) -> ModelDesc;
 
+    /// Returns the number of layers.
+    fn layers(&self) -> usize {
+        // The sequence length affects only costs.
+        self.describe(1).layers.len()
+    }
+
     /// Checks that the model takes these side inputs, for rows of `sequence` tokens.
     ///
     /// # Errors
@@ -111,88 +118,45 @@ pub trait ModelFamily: Clone + Send + Sync + Sized + Serialize + DeserializeOwne
         SeededInit { seed, deviation: self.initializer_range() }
     }
 
-    /// Builds the stage that holds `layers`, with parameters from `source`, on `device`.
+    /// Builds the stage that holds `layers`, with parameters from `source`: the rank's shards of them, if several ranks compute
+    /// the stage together.
     ///
     /// # Errors
-    /// When `layers` is empty or reaches past the last layer, or when the source fails.
-    fn build_stage<S>(
+    /// When `layers` is empty or reaches past the last layer, when a layer cannot be split over the ranks, or when the source
+    /// fails.
+    fn build_stage<S: ParameterSource>(
         &self,
         layers: Range<usize>,
         source: &mut S,
-        device: &Device,
-    ) -> Result<Self::Stage, S::Error>
-    where
-        S: ParameterSource,
-        S::Error: From<ConfigError>,
-    {
-        self.build_split_stage(layers, source, device, &TensorParallel::default())
-    }
+        place: &Place,
+    ) -> Result<Self::Stage, S::Error>;
 
-    /// As [`ModelFamily::build_stage`], for a rank that computes the stage together with others: with its shards of the
-    /// parameters.
+    /// Builds the stage that holds `layers`, with initial parameters that depend on `seed` and not on the cut of the model. The
+    /// shards of all ranks together are the parameters of one rank that computes the whole stage.
     ///
     /// # Errors
-    /// As [`ModelFamily::build_stage`], and when a layer cannot be split over these ranks.
-    fn build_split_stage<S>(
-        &self,
-        layers: Range<usize>,
-        source: &mut S,
-        device: &Device,
-        tensor: &TensorParallel,
-    ) -> Result<Self::Stage, S::Error>
-    where
-        S: ParameterSource,
-        S::Error: From<ConfigError>;
-
-    /// As [`ModelFamily::init_stage`], for a rank that computes the stage together with others. The shards of all ranks
-    /// together are the parameters of [`ModelFamily::init_stage`].
-    ///
-    /// # Errors
-    /// As [`ModelFamily::init_stage`], and when a layer cannot be split over these ranks.
-    fn init_split_stage(
-        &self,
-        layers: Range<usize>,
-        seed: u64,
-        device: &Device,
-        tensor: &TensorParallel,
-    ) -> Result<Self::Stage, ConfigError> {
-        self.build_split_stage(layers, &mut self.initial(seed), device, tensor)
-    }
-
-    /// Builds the stage that holds `layers`, with initial parameters that depend on `seed` and not on the cut of the
-    /// model.
-    ///
-    /// # Errors
-    /// When `layers` is empty or reaches past the last layer.
+    /// When `layers` is empty or reaches past the last layer, or a layer cannot be split over the ranks.
     fn init_stage(
         &self,
         layers: Range<usize>,
         seed: u64,
-        device: &Device,
+        place: impl Into<Place>,
     ) -> Result<Self::Stage, ConfigError> {
-        self.init_split_stage(layers, seed, device, &TensorParallel::default())
+        self.build_stage(layers, &mut self.initial(seed), &place.into())
     }
 
-    /// Returns the parameters of the stage that holds `layers`, without their values: nothing is allocated for them.
+    /// Returns the parameters of the stage that holds `layers`, without their values and with the shapes of the shards of the
+    /// rank `tensor`. Nothing is allocated for them, and the rank need not be connected ([`TensorParallel::unconnected`]).
     ///
     /// # Errors
-    /// When `layers` is empty or reaches past the last layer.
-    fn outline(&self, layers: Range<usize>) -> Result<Vec<ParameterSpec>, ConfigError> {
-        self.split_outline(layers, &TensorParallel::default())
-    }
-
-    /// As [`ModelFamily::outline`], for a rank that computes the stage together with others: with the shapes of its shards. The
-    /// rank need not be connected ([`TensorParallel::unconnected`]).
-    ///
-    /// # Errors
-    /// As [`ModelFamily::outline`], and when a layer cannot be split over these ranks.
-    fn split_outline(
+    /// When `layers` is empty or reaches past the last layer, or a layer cannot be split over the ranks.
+    fn outline(
         &self,
         layers: Range<usize>,
         tensor: &TensorParallel,
     ) -> Result<Vec<ParameterSpec>, ConfigError> {
         let mut outline = Outline::default();
-        self.build_split_stage(layers, &mut outline, &Device::flex(), tensor)?;
+        self.build_stage(layers, &mut outline, &Place { device: Device::flex(), tensor: tensor.clone() })?;
         Ok(outline.specs)
     }
 }
@@ -257,7 +221,7 @@ fn parse_error<F: DeserializeOwned>(json: &Value, source: serde_json::Error) -> 
     let has_changed = |error: &Option<String>| error.as_ref() != Some(&message);
     let culprit = find(&|error| has_changed(error) && !is_missing(error)).or_else(|| find(&has_changed));
     match culprit {
-        Some(place) => ConfigError::Value { key: keys[place].clone(), source },
+        Some(index) => ConfigError::Value { key: keys[index].clone(), source },
         None => ConfigError::Parse(source),
     }
 }

@@ -8,7 +8,7 @@
 //! use pipewright_models::llama::LlamaConfig;
 //!
 //! let config = LlamaConfig::from(DecoderConfig::new(256, 4));
-//! let model = config.init_stage(0..4, 42, &Device::flex())?;
+//! let model = config.init_stage(0..4, 42, Device::flex())?;
 //! let request = Request { prompt: &[116, 111], tokens: 3, ..Request::default() };
 //! let found = generate(&model, &request, &mut |_token| {})?;
 //! assert_eq!(found.tokens.len(), 3);

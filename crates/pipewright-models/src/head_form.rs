@@ -6,7 +6,7 @@ use std::ops::Range;
 use pipewright::tensor::{Placement, TensorRank};
 use pipewright_schedule::{LayerDesc, ModelDesc};
 
-use crate::cost::{ELEMENT, FLOAT, LOSS_PASSES, NORM_PASSES};
+use crate::cost::{self, Cost, ELEMENT, LOSS_PASSES};
 use crate::error::ConfigError;
 
 /// The last norm and the output head of a model, whose loss is the mean cross entropy.
@@ -14,6 +14,8 @@ use crate::error::ConfigError;
 pub struct HeadForm {
     /// The path of the norm.
     pub norm: &'static str,
+    /// The path of the embedding.
+    pub embedding: &'static str,
     /// The number that the norm adds to the mean square before the root is taken.
     pub epsilon: f64,
     /// The width of the hidden states.
@@ -24,62 +26,83 @@ pub struct HeadForm {
     pub is_tied: bool,
 }
 
-impl HeadForm {
-    /// Returns the token ids whose logits a part computes. All parts have as many, except those at the end.
-    pub(crate) fn ids(&self, part: u32, parts: u32) -> Range<usize> {
-        // A part has the rows that a tensor rank would have.
-        Placement::of_layer(1, part, parts).shard_of(TensorRank { index: 0, of: 1 }).range(self.vocabulary)
-    }
-
-    /// Returns an error if the head cannot be cut into this number of parts.
-    pub(crate) fn check(&self, parts: u32) -> Result<(), ConfigError> {
-        let vocabulary = self.vocabulary;
-        match () {
-            () if parts == 0 || self.ids(parts - 1, parts).is_empty() => {
-                Err(ConfigError::HeadParts { parts, vocabulary })
-            }
-            () if self.is_tied => Err(ConfigError::TiedHead { parts }),
-            () => Ok(()),
-        }
-    }
-
-    /// Returns `model` with a layer for each part in the place of the head. `tokens` is the number of tokens of a row.
-    pub(crate) fn describe(&self, mut model: ModelDesc, parts: u32, tokens: u64) -> ModelDesc {
-        model.layers.pop();
-        model.layers.extend((0..parts).map(|part| self.part(part, parts, tokens)));
-        model
-    }
-
-    fn part(&self, part: u32, parts: u32, tokens: u64) -> LayerDesc {
-        let (width, ids) = (self.width as u64, self.ids(part, parts).len() as u64);
-        let numbers = |of_token: u64| tokens * FLOAT * of_token;
-        // The first part also normalises the hidden states; the others get them normalised.
-        let (norm, passes, kept) = match part {
-            0 => (width, NORM_PASSES * width, 2 * width + 1),
-            _ => (0, 0, width),
-        };
-        LayerDesc {
-            path: format!("lm_head {}/{parts}", part + 1),
-            kind: "head part".to_owned(),
-            parameters: norm + width * ids,
-            weight: 6 * width * ids + ELEMENT * (passes + LOSS_PASSES * ids),
-            // The input of the product, the logits, and the statistics before and after the part.
-            activation_bytes: numbers(kept + ids + 2 * STATISTICS),
-            output_bytes: numbers(if part + 1 == parts { STATISTICS } else { width + STATISTICS }),
-            keys_values_bytes: 0,
-        }
-    }
+/// A head that is cut along the vocabulary into parts, each of them a layer. Every part has a token.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct CutHead {
+    form: HeadForm,
+    parts: u32,
 }
 
 /// The statistics of a token: the logarithm of a sum of exponentials, and the logit of the target.
 const STATISTICS: u64 = 2;
+
+impl CutHead {
+    /// Returns the head in this number of parts.
+    ///
+    /// # Errors
+    /// When a part would have no token, or the head uses the table of the embedding.
+    pub(crate) fn new(form: HeadForm, parts: u32) -> Result<Self, ConfigError> {
+        let head = Self { form, parts };
+        if parts == 0 || head.ids(parts - 1).is_empty() {
+            return Err(ConfigError::HeadParts { parts, vocabulary: form.vocabulary });
+        }
+        if form.is_tied {
+            return Err(ConfigError::TiedHead { parts });
+        }
+        Ok(head)
+    }
+
+    /// Returns the head before it is cut.
+    pub(crate) fn form(&self) -> &HeadForm {
+        &self.form
+    }
+
+    /// Returns the number of parts.
+    pub(crate) fn parts(&self) -> u32 {
+        self.parts
+    }
+
+    /// Returns which columns of the head's matrix a part has.
+    pub(crate) fn placement(&self, part: u32) -> Placement {
+        Placement::of_layer(1, part, self.parts)
+    }
+
+    /// Returns the token ids whose logits a part computes. All parts have as many, except the last ones.
+    pub(crate) fn ids(&self, part: u32) -> Range<usize> {
+        // A part has the rows that a tensor rank would have.
+        self.placement(part).shard_of(TensorRank { index: 0, of: 1 }).range(self.form.vocabulary)
+    }
+
+    /// Returns `model` with a layer for each part in the place of the head. `tokens` is the number of tokens of a row.
+    pub(crate) fn describe(&self, mut model: ModelDesc, tokens: u64) -> ModelDesc {
+        model.layers.pop();
+        model.layers.extend((0..self.parts).map(|part| self.layer(part, tokens)));
+        model
+    }
+
+    fn layer(&self, part: u32, tokens: u64) -> LayerDesc {
+        let (width, ids) = (self.form.width as u64, self.ids(part).len() as u64);
+        // The first part also normalises the hidden states; the others get them normalised.
+        let (norm, kept) = if part == 0 { (cost::norm(width), 0) } else { (Cost::default(), width) };
+        let logits = Cost {
+            parameters: width * ids,
+            operations: 6 * width * ids + ELEMENT * LOSS_PASSES * ids,
+            // The input of the product, the logits, and the statistics before and after the part.
+            kept: kept + ids + 2 * STATISTICS,
+        };
+        let outputs = if part + 1 == self.parts { STATISTICS } else { width + STATISTICS };
+        let path = format!("lm_head {}/{}", part + 1, self.parts);
+        (norm + logits).layer(path, "head part", tokens, outputs)
+    }
+}
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn form(vocabulary: usize) -> HeadForm {
-        HeadForm { norm: "model.norm", epsilon: 1e-5, width: 8, vocabulary, is_tied: false }
+        let (norm, embedding) = ("model.norm", "model.embed_tokens");
+        HeadForm { norm, embedding, epsilon: 1e-5, width: 8, vocabulary, is_tied: false }
     }
 
     #[test]
@@ -93,22 +116,23 @@ mod tests {
             output_bytes: 0,
             keys_values_bytes: 0,
         };
-        let model = form(10).describe(ModelDesc { layers: vec![head] }, 3, 5);
-        let of = |number: fn(&LayerDesc) -> u64| model.layers.iter().map(number).collect::<Vec<_>>();
-        assert_eq!(of(|layer| layer.parameters), [8 + 32, 32, 16]);
-        assert_eq!(of(|layer| layer.output_bytes), [200, 200, 40]);
+        let cut = CutHead::new(form(10), 3).expect("every part has a token");
+        let model = cut.describe(ModelDesc { layers: vec![head] }, 5);
+        let numbers = |number: fn(&LayerDesc) -> u64| model.layers.iter().map(number).collect::<Vec<_>>();
+        assert_eq!(numbers(|layer| layer.parameters), [8 + 32, 32, 16]);
+        assert_eq!(numbers(|layer| layer.output_bytes), [200, 200, 40]);
         assert_eq!(model.layers[1].path, "lm_head 2/3");
-        assert_eq!((form(10).ids(0, 3), form(10).ids(2, 3)), (0..4, 8..10));
+        assert_eq!((cut.ids(0), cut.ids(2)), (0..4, 8..10));
     }
 
     #[test]
     fn every_part_has_a_token() {
-        assert!(form(10).check(10).is_ok() && form(10).check(5).is_ok());
+        assert!(CutHead::new(form(10), 10).is_ok() && CutHead::new(form(10), 5).is_ok());
         for parts in [0, 7, 11] {
-            let error = form(10).check(parts).expect_err("a part without a token").to_string();
+            let error = CutHead::new(form(10), parts).expect_err("a part without a token").to_string();
             assert!(error.contains(&format!("{parts} parts of a vocabulary of 10")), "{error}");
         }
         let tied = HeadForm { is_tied: true, ..form(10) };
-        assert!(matches!(tied.check(2), Err(ConfigError::TiedHead { parts: 2 })));
+        assert!(matches!(CutHead::new(tied, 2), Err(ConfigError::TiedHead { parts: 2 })));
     }
 }

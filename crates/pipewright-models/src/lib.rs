@@ -41,7 +41,10 @@ mod split;
 
 pub mod parameter;
 pub mod parameter_group;
+mod attention;
+mod cost;
 mod experts;
+mod head_form;
 mod vocabulary;
 
 pub mod init;
@@ -50,9 +53,6 @@ pub mod loss;
 pub mod next_token;
 pub mod training_module;
 mod documents;
-
-mod cost;
-mod head_form;
 
 mod mamba;
 
@@ -72,18 +72,22 @@ pub mod qwen3_moe;
 
 pub mod hf;
 
+mod any_family;
 pub mod model_config;
+mod family_lookup;
 mod cut_model;
 
 pub mod generation;
 
+pub use any_family::{InitialParameters, ModelSource};
 pub use config_key::{KeyTable, KeyUse};
 pub use cut_model::CutModel;
 pub use error::{ConfigError, RefusedKey, SplitModel};
 pub use family::ModelFamily;
 pub use head_form::HeadForm;
 pub use loss::cross_entropy;
-pub use model_config::{InitialParameters, ModelConfig, ModelSource};
+pub use model_config::ModelConfig;
 pub use parameter::{ParameterKind, ParameterSource, ParameterSpec, parameter_specs};
 pub use parameter_group::ParameterGroup;
+pub use split::Place;
 pub use training_module::TrainingModule;

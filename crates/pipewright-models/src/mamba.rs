@@ -2,19 +2,25 @@
 
 use pipewright::nn::{DepthwiseConvolution, GroupNormWeight, Mamba2, MambaSizes};
 
-use crate::cost::{ELEMENT, GATE_PASSES, NORM_PASSES};
+use crate::cost::{Cost, ELEMENT, GATE_PASSES, NORM_PASSES};
 use crate::init::Uniform;
 use crate::parameter::{Builder, ParameterKind, ParameterSource, ParameterSpec};
 
 /// Why a model with mixers cannot run slices of microbatches.
 pub(crate) const NO_SLICES: &str = "its Mamba layers do not pass their state from slice to slice";
 
-/// Builds a mixer for hidden states of width `hidden`. `path` is the mixer's path. `biases` says whether the
-/// projections have a bias, and whether the convolution has one.
+/// The parts of a mixer that have a bias.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct MambaBiases {
+    pub(crate) projections: bool,
+    pub(crate) convolution: bool,
+}
+
+/// Builds a mixer for hidden states of width `hidden`. `path` is the mixer's path.
 pub(crate) fn build_mamba<S: ParameterSource>(
     sizes: MambaSizes,
     hidden: usize,
-    biases: (bool, bool),
+    biases: MambaBiases,
     path: &str,
     builder: &mut Builder<'_, S>,
 ) -> Result<Mamba2, S::Error> {
@@ -23,17 +29,17 @@ pub(crate) fn build_mamba<S: ParameterSource>(
     let conv = format!("{path}.conv1d");
     Ok(Mamba2 {
         in_proj: builder.linear_with_bias_if(
-            biases.0,
+            biases.projections,
             &format!("{path}.in_proj"),
             hidden,
             sizes.projected(),
         )?,
         conv1d: DepthwiseConvolution {
             weight: builder.parameter(&conv, "weight", [convolved, 1, sizes.taps], scale)?,
-            bias: match biases.1 {
-                true => Some(builder.parameter(&conv, "bias", [convolved], scale)?),
-                false => None,
-            },
+            bias: biases
+                .convolution
+                .then(|| builder.parameter(&conv, "bias", [convolved], scale))
+                .transpose()?,
         },
         dt_bias: builder.parameter(path, "dt_bias", [heads], scale)?,
         A_log: builder.parameter(path, "A_log", [heads], scale)?,
@@ -41,7 +47,12 @@ pub(crate) fn build_mamba<S: ParameterSource>(
         norm: GroupNormWeight {
             weight: builder.parameter(&format!("{path}.norm"), "weight", [width], scale)?,
         },
-        out_proj: builder.linear_with_bias_if(biases.0, &format!("{path}.out_proj"), width, hidden)?,
+        out_proj: builder.linear_with_bias_if(
+            biases.projections,
+            &format!("{path}.out_proj"),
+            width,
+            hidden,
+        )?,
         sizes,
     })
 }
@@ -96,18 +107,23 @@ pub(crate) fn uniform(seed: u64, spec: &ParameterSpec, bound: f64) -> Vec<f32> {
 /// Tokens in a chunk of the scan.
 const CHUNK: u64 = 64;
 
-/// Returns the number of parameters of the two projections' matrices, and of everything else but their biases.
-pub(crate) fn mamba_parameters(sizes: &MambaSizes, hidden: usize, conv_bias: bool) -> (u64, u64) {
-    let matrices = hidden * (sizes.projected() + sizes.width());
+/// Returns the cost of a mixer whose projections have no biases.
+pub(crate) fn cost(sizes: &MambaSizes, hidden: usize, conv_bias: bool) -> Cost {
+    let matrices = (hidden * (sizes.projected() + sizes.width())) as u64;
     let convolution = sizes.convolved() * (sizes.taps + usize::from(conv_bias));
-    let others = convolution + 3 * sizes.heads + sizes.width();
-    (matrices as u64, others as u64)
+    let others = (convolution + 3 * sizes.heads + sizes.width()) as u64;
+    Cost {
+        parameters: matrices + others,
+        operations: 6 * matrices + mixing_operations(sizes),
+        // The projected channels, the result of the scan, the mixed channels and the scales of the norm.
+        kept: (sizes.projected() + 2 * sizes.width() + sizes.groups) as u64,
+    }
 }
 
 /// Returns the floating point operations of a token without the projections, forward and backward. In the forward each
 /// token meets the tokens of its chunk and the state twice; the backward has twice the products of the tokens, and six
 /// of the state.
-pub(crate) fn mixing_weight(sizes: &MambaSizes) -> u64 {
+fn mixing_operations(sizes: &MambaSizes) -> u64 {
     let (width, state) = (sizes.width() as u64, sizes.state as u64);
     let pairs = 3 * CHUNK * width + 4 * CHUNK * sizes.groups as u64 * state;
     let states = 8 * state * width;
@@ -116,10 +132,4 @@ pub(crate) fn mixing_weight(sizes: &MambaSizes) -> u64 {
     let convolved = sizes.convolved() as u64;
     let passes = convolved * (4 + sizes.taps as u64) + width * (GATE_PASSES + NORM_PASSES);
     2 * (pairs + states) + 16 * decays + ELEMENT * passes
-}
-
-/// Returns the numbers that a mixer keeps per token until its backward: the projected channels, the result of the scan,
-/// the mixed channels and the scales of the norm.
-pub(crate) fn mamba_activations(sizes: &MambaSizes) -> u64 {
-    (sizes.projected() + 2 * sizes.width() + sizes.groups) as u64
 }

@@ -1,9 +1,11 @@
 //! Parameters by global path: the source of their values, and the list of a stage's parameters.
 //!
-//! A global path is the parameter's name in a Hugging Face directory, such as `model.layers.3.mlp.up_proj.weight`. The
-//! modules of a stage are nested so that Burn's own parameter paths are these names, whatever the cut of the model.
+//! A global path is the parameter's name in a Hugging Face directory, such as `model.layers.3.mlp.up_proj.weight`. The modules
+//! of a stage are nested so that Burn's own parameter paths are these names, whatever the cut of the model. Where a module
+//! cannot be nested so, [`StageModule::parameter_path`] translates its paths.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use burn::module::{ModuleVisitor, Param, ParamId};
 use burn::tensor::{Device, Shape, Tensor, TensorData};
@@ -12,30 +14,18 @@ use pipewright::stage::StageModule;
 use pipewright::tensor::{Placement, TensorShard};
 
 use crate::error::ConfigError;
+use crate::split::{Place, SplitStage};
 
 /// The source of the values of a stage's parameters.
 pub trait ParameterSource {
-    /// The error of getting a parameter.
-    type Error;
+    /// The error of getting a parameter, or of a stage that the model does not have.
+    type Error: From<ConfigError>;
 
     /// Returns the elements of a parameter, row-major in `spec.shape`.
     ///
     /// # Errors
     /// When the source does not have the parameter, or has it in another shape.
     fn parameter(&mut self, spec: &ParameterSpec) -> Result<Vec<f32>, Self::Error>;
-
-    /// Returns the same parameter in the form that a stage holds. `spec.shape` has `D` dimensions.
-    ///
-    /// # Errors
-    /// As [`ParameterSource::parameter`].
-    fn param<const D: usize>(
-        &mut self,
-        spec: &ParameterSpec,
-        device: &Device,
-    ) -> Result<Param<Tensor<D>>, Self::Error> {
-        let values = self.parameter(spec)?;
-        Ok(Param::from_data(TensorData::new(values, spec.shape.clone()), device))
-    }
 
     /// Returns the elements of a shard of the parameter of `spec`.
     ///
@@ -45,17 +35,17 @@ pub trait ParameterSource {
         Ok(shard.cut(self.parameter(spec)?, &spec.shape))
     }
 
-    /// As [`ParameterSource::shard_of`], in the form that a stage holds.
+    /// Returns the shard in the form that a stage holds. `spec.shape` has `D` dimensions.
     ///
     /// # Errors
     /// As [`ParameterSource::parameter`].
-    fn shard<const D: usize>(
+    fn param<const D: usize>(
         &mut self,
         spec: &ParameterSpec,
         shard: TensorShard,
         device: &Device,
     ) -> Result<Param<Tensor<D>>, Self::Error> {
-        let values = self.shard_of(spec, shard)?;
+        let values = if shard.is_whole() { self.parameter(spec)? } else { self.shard_of(spec, shard)? };
         Ok(Param::from_data(TensorData::new(values, shard.shape(&spec.shape)), device))
     }
 }
@@ -87,9 +77,7 @@ pub enum ParameterKind {
 /// Builds the layers of a stage from a source.
 pub(crate) struct Builder<'a, S> {
     source: &'a mut S,
-    device: &'a Device,
-    /// The ranks that compute the stage together.
-    tensor: TensorParallel,
+    place: &'a Place,
     /// How these ranks hold each parameter that was built, by path.
     placements: HashMap<String, Placement>,
 }
@@ -106,24 +94,24 @@ pub(crate) enum SplitLinear {
 }
 
 impl<'a, S: ParameterSource> Builder<'a, S> {
-    /// Returns the builder of a rank, which may compute the stage together with others.
-    pub(crate) fn new(source: &'a mut S, device: &'a Device, tensor: &TensorParallel) -> Self {
-        Self { source, device, tensor: tensor.clone(), placements: HashMap::new() }
+    pub(crate) fn new(source: &'a mut S, place: &'a Place) -> Self {
+        Self { source, place, placements: HashMap::new() }
     }
 
-    /// Returns this rank's place among those that compute the stage together.
+    /// Returns this rank's position among the ranks that compute the stage together.
     pub(crate) fn tensor(&self) -> &TensorParallel {
-        &self.tensor
+        &self.place.tensor
     }
 
     /// Returns the number of ranks that compute the stage together.
     pub(crate) fn tensor_ranks(&self) -> u32 {
-        self.tensor.ranks()
+        self.tensor().ranks()
     }
 
-    /// Returns how these ranks hold each parameter, by path.
-    pub(crate) fn into_placements(self) -> HashMap<String, Placement> {
-        self.placements
+    /// Returns how the stage that was built is split.
+    pub(crate) fn into_split(self, vocabulary: usize) -> SplitStage {
+        let placements = Arc::new(self.placements);
+        SplitStage { tensor: self.place.tensor.clone(), vocabulary, placements }
     }
 
     /// Builds a linear layer that is split; with one rank it is whole. `inputs` and `outputs` are those of the whole layer.
@@ -209,11 +197,8 @@ impl<'a, S: ParameterSource> Builder<'a, S> {
         placement: Placement,
     ) -> Result<Param<Tensor<D>>, S::Error> {
         let spec = ParameterSpec { path: format!("{layer}.{name}"), shape: shape.to_vec(), kind };
-        let shard = self.tensor.shard(placement);
-        let parameter = match shard.is_whole() {
-            true => self.source.param(&spec, self.device),
-            false => self.source.shard(&spec, shard, self.device),
-        };
+        let shard = self.tensor().shard(placement);
+        let parameter = self.source.param(&spec, shard, &self.place.device);
         self.placements.insert(spec.path, placement);
         parameter
     }
@@ -236,15 +221,6 @@ impl ParameterSource for Outline {
     }
 
     fn param<const D: usize>(
-        &mut self,
-        spec: &ParameterSpec,
-        device: &Device,
-    ) -> Result<Param<Tensor<D>>, ConfigError> {
-        self.specs.push(spec.clone());
-        Ok(outlined(&spec.shape, device))
-    }
-
-    fn shard<const D: usize>(
         &mut self,
         spec: &ParameterSpec,
         shard: TensorShard,

@@ -3,8 +3,9 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::attention::AttentionBias;
 use crate::config_key::{Harmless, KeyTable, Refused};
-use crate::decoder::{AttentionBias, BlockForm, COMPUTED_KEYS, DecoderConfig, REFUSED_KEYS, WINDOW_KEYS};
+use crate::decoder::{BlockForm, COMPUTED_KEYS, DecoderConfig, REFUSED_KEYS, WINDOW_KEYS};
 use crate::decoder_family::DecoderFamily;
 
 /// A Qwen2 model.

@@ -1,12 +1,34 @@
-//! How a stage is split over the ranks that compute it together, and checks whether its layers can be split.
+//! Where a stage is computed, how it is split over the ranks that compute it together, and checks whether its layers can be split.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use burn::tensor::Device;
 use pipewright::nn::TensorParallel;
 use pipewright::tensor::{Placement, TensorRank};
 
 use crate::error::{ConfigError, SplitModel};
+
+/// Where a stage is computed. A [`Device`] alone means that one rank computes the whole stage there.
+#[derive(Clone, Debug)]
+pub struct Place {
+    /// The device that holds the parameters.
+    pub device: Device,
+    /// The rank's position among the ranks that compute the stage together.
+    pub tensor: TensorParallel,
+}
+
+impl From<Device> for Place {
+    fn from(device: Device) -> Self {
+        Self { device, tensor: TensorParallel::default() }
+    }
+}
+
+impl From<&Device> for Place {
+    fn from(device: &Device) -> Self {
+        device.clone().into()
+    }
+}
 
 /// A rank's share of a stage that it computes together with others.
 #[derive(Clone, Debug, Default)]

@@ -1,23 +1,19 @@
-//! Builds the layers that have a row for each token id: the table of the token embeddings and the output head. Each of the
-//! ranks that compute a stage together holds the rows of a part of the vocabulary.
+//! The layers that have a row for each token id: the table of the token embeddings and the output head. Each of the ranks that
+//! compute a stage together holds the rows of a part of the vocabulary.
 
-use burn::module::Param;
+use burn::module::{Module, Param};
 use burn::tensor::Tensor;
-use pipewright::nn::Linear;
+use pipewright::nn::{Embedding, Linear, RmsNorm, TensorParallel, TiedHead};
 use pipewright::tensor::Placement;
 
-use crate::error::ConfigError;
+use crate::head_form::HeadForm;
 use crate::parameter::{Builder, ParameterKind, ParameterSource, SplitLinear};
 use crate::split::require_parts;
 
 /// The path of an output head that has a matrix of its own.
 pub(crate) const HEAD: &str = "lm_head";
 
-impl<S> Builder<'_, S>
-where
-    S: ParameterSource,
-    S::Error: From<ConfigError>,
-{
+impl<S: ParameterSource> Builder<'_, S> {
     /// Builds the table of the token embeddings, `[vocabulary, hidden]`, at `path`.
     pub(crate) fn token_table(
         &mut self,
@@ -31,9 +27,67 @@ where
     }
 
     /// Builds an output head with a matrix of its own.
-    pub(crate) fn head(&mut self, vocabulary: usize, hidden: usize) -> Result<Linear, S::Error> {
+    fn head(&mut self, vocabulary: usize, hidden: usize) -> Result<Linear, S::Error> {
         let shards = self.tensor_ranks();
         require_parts(HEAD, "weight", ("vocab_size", vocabulary), shards)?;
         self.split_linear(false, HEAD, [hidden, vocabulary], SplitLinear::Outputs { shards })
+    }
+}
+
+/// The last norm and the output head of a model. It is the field `head` of a stage; [`OutputHead::parameter_path`] gives its
+/// parameters the paths of a Hugging Face directory.
+#[derive(Module, Debug)]
+pub(crate) struct OutputHead {
+    norm: RmsNorm,
+    /// The matrix of a head that is not tied to the embedding.
+    lm_head: Option<Linear>,
+    /// A copy of the embedding's table, which a tied head uses.
+    tied_head: Option<TiedHead>,
+}
+
+impl OutputHead {
+    /// Builds the head. It has a copy of the embedding's table if it is tied, or if `needs_table`.
+    pub(crate) fn build<S: ParameterSource>(
+        form: &HeadForm,
+        needs_table: bool,
+        builder: &mut Builder<'_, S>,
+    ) -> Result<Self, S::Error> {
+        let HeadForm { norm, embedding, epsilon, width, vocabulary, is_tied } = *form;
+        let norm = builder.norm(norm, width, epsilon)?;
+        let lm_head = (!is_tied).then(|| builder.head(vocabulary, width)).transpose()?;
+        let table = (is_tied || needs_table).then(|| builder.token_table(embedding, vocabulary, width));
+        let tied_head = table.transpose()?.map(|weight| TiedHead { weight });
+        Ok(Self { norm, lm_head, tied_head })
+    }
+
+    /// Returns the logits `[tokens, vocabulary]` of the hidden states `[tokens, hidden]` after the last block, for this rank's
+    /// part of the vocabulary.
+    pub(crate) fn forward(&self, hidden: Tensor<2>, tensor: &TensorParallel) -> Tensor<2> {
+        self.logits(self.norm.forward(hidden), tensor)
+    }
+
+    /// Returns the logits of hidden states that are normalised.
+    pub(crate) fn logits(&self, normalised: Tensor<2>, tensor: &TensorParallel) -> Tensor<2> {
+        let x = tensor.enter(normalised);
+        match (&self.lm_head, &self.tied_head) {
+            (Some(head), _) => head.forward(x),
+            (None, Some(head)) => head.forward(x),
+            (None, None) => unreachable!("a head has a matrix or a copy of the table"),
+        }
+    }
+
+    /// Returns the copy of the embedding's table.
+    pub(crate) fn table(&self) -> Option<Embedding> {
+        self.tied_head.as_ref().map(|head| Embedding { weight: head.weight.clone() })
+    }
+
+    /// Returns the path in a directory of a parameter of a stage, which Burn has at `local`; `None` if it does not belong to the
+    /// head. `norm` and `embedding` are the paths of the last norm and of the embedding.
+    pub(crate) fn parameter_path(local: &str, norm: &str, embedding: &str) -> Option<String> {
+        Some(match local.strip_prefix("head.")? {
+            "norm.weight" => format!("{norm}.weight"),
+            "tied_head.weight" => format!("{embedding}.weight"),
+            lm_head => lm_head.to_owned(),
+        })
     }
 }

@@ -77,7 +77,7 @@ pub(crate) fn run(arguments: &CheckArguments) -> Result<(), Failure> {
 fn outlines(prepared: &Prepared) -> Result<Vec<Vec<ParameterSpec>>, Failure> {
     let stages = prepared.program.placement().all_stages();
     let rank = prepared.settings.mesh.first_tensor_rank();
-    let outline = |stage| prepared.model.split_outline(prepared.partition.range(stage), &rank);
+    let outline = |stage| prepared.model.outline(prepared.partition.range(stage), &rank);
     let outline = |stage| outline(stage).map_err(Failure::input);
     stages.map(outline).collect()
 }
@@ -99,7 +99,7 @@ fn shared(stages: &[Vec<ParameterSpec>]) -> BTreeMap<&str, Vec<StageIndex>> {
 
 /// Returns the number of elements of a parameter, of all tensor ranks together.
 fn elements_of(prepared: &Prepared, path: &str) -> usize {
-    let whole = prepared.model.model().outline(0..prepared.layers.layers.len()).unwrap_or_default();
+    let whole = prepared.model.model().parameters().unwrap_or_default();
     let found = whole.iter().find(|spec| spec.path == path);
     found.map_or(0, |spec| spec.shape.iter().product())
 }

@@ -139,7 +139,7 @@ fn measure_layers(settings: &Settings, subject: &Subject, time: Duration) -> Res
     // The values of the parameters do not affect the times, so a model directory need not be read.
     let (maker, initial) = (model.clone(), InitialParameters::Seed(settings.run.seed));
     let make = move |range| {
-        let made = maker.training_stage(range, &initial, &Device::flex().autodiff());
+        let made = maker.training_stage(range, &initial, Device::flex().autodiff());
         made.map_err(|error| sentence(&error))
     };
     measure(layers, &config, make, feed).map_err(|error| failure(&error))

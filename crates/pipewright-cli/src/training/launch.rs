@@ -12,7 +12,7 @@ use pipewright::nn::TensorParallel;
 use pipewright::pipeline::{Pipeline, PipelineConfig, PipelineError};
 use pipewright::train::{ResumeError, Trainer};
 use pipewright::transport::World;
-use pipewright_models::{InitialParameters, ModelConfig};
+use pipewright_models::{InitialParameters, ModelConfig, Place};
 
 use crate::config::Settings;
 use crate::config::pipeline::TransportChoice;
@@ -79,8 +79,8 @@ pub(crate) fn launch(
     let config = PipelineConfig { interrupt: Some(interrupt.flag()), devices, ..config };
     // Each stage is made on the thread of its rank, in the processor's memory, and then moved to the rank's device.
     let make_stage = move |stage, tensor: &TensorParallel| {
-        let device = Device::flex().autodiff();
-        let made = model.split_training_stage(partition.range(stage), &initial, &device, tensor);
+        let place = Place { device: Device::flex().autodiff(), tensor: tensor.clone() };
+        let made = model.training_stage(partition.range(stage), &initial, place);
         made.map_err(|error| sentence(&error))
     };
     let pipeline = Pipeline::launch_split(program, world, &config, make_stage);

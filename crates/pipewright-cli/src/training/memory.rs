@@ -11,7 +11,7 @@ use std::fmt::Write;
 
 use pipewright::ids::WorldRank;
 use pipewright::nn::TensorParallel;
-use pipewright::tensor::{Precision, TensorRank};
+use pipewright::tensor::Precision;
 use pipewright_models::{CutModel, ModelConfig, ParameterSpec};
 use pipewright_schedule::costs::{RecomputeSizes, StageSizes};
 use pipewright_schedule::plan::TrainingState;
@@ -270,8 +270,7 @@ fn copy_bytes(parameters: u64, precision: Precision) -> u64 {
 
 /// Returns what ranks hold for each byte of parameters, for a plan.
 pub(crate) fn training_state(settings: &Settings, model: &ModelConfig) -> Result<TrainingState, Failure> {
-    let layers = model.describe(1).layers.len();
-    let specs = model.outline(0..layers).map_err(Failure::input)?;
+    let specs = model.parameters().map_err(Failure::input)?;
     let whole = state_of(settings, &specs);
     let share = |bytes: u64| bytes as f64 / whole.parameters.max(1) as f64;
     Ok(TrainingState {
@@ -287,8 +286,7 @@ pub(crate) fn layer_states(settings: &Settings, model: &CutModel) -> Result<Vec<
     // The sequence length affects only costs.
     let layers = 0..model.describe(1).layers.len();
     let of_layer = |layer| {
-        let specs = model
-            .split_outline(layer..layer + 1, &TensorParallel::unconnected(TensorRank { index: 0, of: 1 }));
+        let specs = model.outline(layer..layer + 1, &TensorParallel::default());
         Ok(state_of(settings, &specs.map_err(Failure::input)?))
     };
     layers.map(of_layer).collect()

@@ -47,8 +47,7 @@ pub(crate) fn unknown_note(from: &Path) -> Result<Option<String>, Failure> {
 
 /// Checks the weights in a directory. Returns the sentence about the tensors that the model does not use, if there are any.
 pub(crate) fn check_weights(directory: &Path, model: &ModelConfig) -> Result<Option<String>, Failure> {
-    // The sequence length affects only costs.
-    let parameters = model.outline(0..model.describe(1).layers.len()).map_err(Failure::input)?;
+    let parameters = model.parameters().map_err(Failure::input)?;
     let unused = hf::check_weights(directory, &parameters).map_err(Failure::input)?;
     let count = match unused.len() {
         0 => return Ok(None),

@@ -53,9 +53,7 @@ enum Algorithm {
 /// # Errors
 /// When no parameter of the model belongs to a group.
 pub(crate) fn update(settings: &OptimizerSettings, model: &ModelConfig) -> Result<Update, Failure> {
-    // The sequence length affects only costs.
-    let layers = model.describe(1).layers.len();
-    let specs = model.outline(0..layers).map_err(Failure::input)?;
+    let specs = model.parameters().map_err(Failure::input)?;
     let no_decay = paths_of(model, &settings.no_decay)?;
     let groups =
         settings.groups.iter().map(|group| members(group, model, &specs)).collect::<Result<Vec<_>, _>>()?;

@@ -246,7 +246,7 @@ fn require_split(mesh: &MeshSettings, model: &CutModel, partition: &Partition) -
         return Ok(());
     }
     for (stage, range) in partition.ranges().enumerate() {
-        let outline = model.split_outline(range, &mesh.first_tensor_rank());
+        let outline = model.outline(range, &mesh.first_tensor_rank());
         outline.map_err(|error| Failure::input(format!("stage {stage}: {}", sentence(&error))))?;
     }
     Ok(())

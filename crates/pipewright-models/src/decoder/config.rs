@@ -4,6 +4,7 @@ use pipewright::nn::rotary_frequencies;
 
 use super::defaults;
 use super::rope::RopeScaling;
+use crate::attention::AttentionSizes;
 use crate::error::ConfigError;
 use crate::key_check::{above_zero, divisible, not_below_zero, require, rows, sizes, width};
 use crate::stage_layers;
@@ -66,6 +67,16 @@ impl DecoderConfig {
     /// Returns the width of a head.
     pub fn head_dim(&self) -> usize {
         self.head_dim.unwrap_or(self.hidden_size / self.num_attention_heads.max(1))
+    }
+
+    /// Returns the sizes of the attention.
+    pub(super) fn attention(&self) -> AttentionSizes {
+        AttentionSizes {
+            hidden: self.hidden_size,
+            heads: self.num_attention_heads,
+            key_heads: self.num_key_value_heads,
+            head_dim: self.head_dim(),
+        }
     }
 
     /// Returns the frequency of each pair of a head's elements.

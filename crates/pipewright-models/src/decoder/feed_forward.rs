@@ -8,7 +8,6 @@ use pipewright::stage::StageContext;
 use super::config::DecoderConfig;
 use super::form::BlockForm;
 use super::mixture::MixtureConfig;
-use crate::error::ConfigError;
 use crate::experts::ExpertSizes;
 use crate::parameter::{Builder, ParameterSource, SplitLinear};
 use crate::split::require_parts;
@@ -44,17 +43,13 @@ struct Choice {
 }
 
 impl FeedForward {
-    pub(super) fn build<S>(
+    pub(super) fn build<S: ParameterSource>(
         config: &DecoderConfig,
         form: &BlockForm<'_>,
         index: usize,
         path: &str,
         builder: &mut Builder<'_, S>,
-    ) -> Result<Self, S::Error>
-    where
-        S: ParameterSource,
-        S::Error: From<ConfigError>,
-    {
+    ) -> Result<Self, S::Error> {
         match form.mixture_of(index) {
             Some(mixture) => {
                 let share = form.balance_share(config.num_hidden_layers);
@@ -90,17 +85,13 @@ impl FeedForward {
         })
     }
 
-    fn sparse<S>(
+    fn sparse<S: ParameterSource>(
         config: &DecoderConfig,
         mixture: &MixtureConfig,
         share: f64,
         path: &str,
         builder: &mut Builder<'_, S>,
-    ) -> Result<Self, S::Error>
-    where
-        S: ParameterSource,
-        S::Error: From<ConfigError>,
-    {
+    ) -> Result<Self, S::Error> {
         let hidden = config.hidden_size;
         let gate = Some(builder.linear(&format!("{path}.gate"), hidden, mixture.num_experts)?);
         let sizes = ExpertSizes {

@@ -1,6 +1,7 @@
 //! The form of a family's blocks: the parts in which they differ between families.
 
 use super::mixture::MixtureConfig;
+use crate::attention::AttentionBias;
 
 /// The parts of a block in which families differ.
 #[derive(Clone, Debug, Default)]
@@ -13,22 +14,6 @@ pub(crate) struct BlockForm<'a> {
     pub normalises_heads: bool,
     /// The experts, in a family that has them.
     pub mixture: Option<&'a MixtureConfig>,
-}
-
-/// The linear layers of the attention that have a bias.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct AttentionBias {
-    /// The layers that make queries, keys and values.
-    pub inputs: bool,
-    /// The layer that mixes the heads.
-    pub output: bool,
-}
-
-impl AttentionBias {
-    /// Returns the biases of `attention_bias`, which is for all four layers.
-    pub(crate) fn all(attention_bias: bool) -> Self {
-        Self { inputs: attention_bias, output: attention_bias }
-    }
 }
 
 impl<'a> BlockForm<'a> {

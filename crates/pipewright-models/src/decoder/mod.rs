@@ -30,7 +30,7 @@ mod rope_json;
 mod stage;
 
 pub use config::DecoderConfig;
-pub(crate) use form::{AttentionBias, BlockForm};
+pub(crate) use form::BlockForm;
 pub(crate) use keys::{COMPUTED_KEYS, REFUSED_KEYS, WINDOW_KEYS};
 pub use mixture::MixtureConfig;
 pub use rope::RopeScaling;

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use burn::module::Module;
 use burn::tensor::{Device, Int, Tensor};
-use pipewright::nn::{CausalAttention, Embedding, KeyValueCache, Linear, RmsNorm, TiedHead};
+use pipewright::nn::{CausalAttention, Embedding, KeyValueCache};
 use pipewright::stage::{StageContext, StageModule};
 use pipewright::tensor::{Boundary, BoundaryError, Placement, Unpack, ValueKind, Values, pack, unpack};
 use pipewright_schedule::{Microbatch, StageIndex};
@@ -17,6 +17,7 @@ use crate::error::SplitModel;
 use crate::next_token::{CachedModel, NextToken, device_of, ids, last_row};
 use crate::split::SplitStage;
 use crate::stage_layers::Layer;
+use crate::vocabulary::OutputHead;
 
 /// The path of the embedding.
 pub(super) const EMBEDDING: &str = "model.embed_tokens";
@@ -27,13 +28,11 @@ pub(super) const NORM: &str = "model.norm";
 ///
 /// Parameters of every stage have the global paths of a Hugging Face directory, such as
 /// `model.layers.3.mlp.up_proj.weight`. For this reason the struct has fields for the whole model. The fields of layers
-/// that belong to other stages are `None`, and so is the kind of head that the model does not have.
+/// that belong to other stages are `None`.
 #[derive(Module, Debug)]
 pub struct DecoderStage {
     pub(super) model: DecoderModel,
-    pub(super) lm_head: Option<Linear>,
-    /// The head of a model with tied embeddings, with a copy of the embedding's table.
-    pub(super) tied_head: Option<TiedHead>,
+    pub(super) head: Option<OutputHead>,
     #[module(skip)]
     pub(super) attention: AttentionCache,
     #[module(skip)]
@@ -45,7 +44,6 @@ pub(super) struct DecoderModel {
     pub(super) embed_tokens: Option<Embedding>,
     /// One entry for each block of the whole model.
     pub(super) layers: Vec<Option<DecoderBlock>>,
-    pub(super) norm: Option<RmsNorm>,
 }
 
 /// The input of a stage: token ids `[batch, sequence]` if it holds the embedding, otherwise hidden states
@@ -72,7 +70,7 @@ impl DecoderStage {
     fn layers(&self) -> Vec<Layer> {
         let embedding = self.model.embed_tokens.iter().map(|_| Layer::Embedding);
         let blocks = (0..self.model.layers.len()).filter(|&index| self.model.layers[index].is_some());
-        let head = self.model.norm.iter().map(|_| Layer::Head);
+        let head = self.head.iter().map(|_| Layer::Head);
         embedding.chain(blocks.map(Layer::Block)).chain(head).collect()
     }
 
@@ -84,16 +82,10 @@ impl DecoderStage {
         attention: &MicrobatchAttention,
         context: &StageContext,
     ) -> Tensor<3> {
-        let hidden = match (layer, input) {
-            (Layer::Embedding, DecoderInput::Tokens(tokens)) => return self.embed(tokens),
-            (Layer::Embedding, DecoderInput::Hidden(_)) => {
-                panic!("the first stage takes token ids, not hidden states")
-            }
-            (_, DecoderInput::Hidden(hidden)) => hidden,
-            (_, DecoderInput::Tokens(_)) => {
-                panic!("a stage without the embedding takes hidden states, not token ids")
-            }
-        };
+        if layer == Layer::Embedding {
+            return input.embed(self.model.embed_tokens.as_ref(), &self.split);
+        }
+        let hidden = input.embed(None, &self.split);
         let [batch, sequence, width] = hidden.dims();
         let device = hidden.device();
         let mut hidden = hidden.reshape([batch * sequence, width]);
@@ -109,37 +101,26 @@ impl DecoderStage {
                             None => whole,
                         }
                     });
-                    let attend = |[q, k, v]: [Tensor<2>; 3]| match context.slice().1.is_one() {
-                        true => attention.forward(q, k, v),
-                        false => attend_to_slices(attention, [q, k, v], [batch, sequence], index, context),
+                    let attend = |[q, k, v]: [Tensor<2>; 3]| {
+                        if context.slice().1.is_one() {
+                            attention.forward(q, k, v)
+                        } else {
+                            attend_to_slices(attention, [q, k, v], [batch, sequence], index, context)
+                        }
                     };
                     hidden = block.forward(hidden, attend, &self.split.tensor, context);
                 }
             }
-            Layer::Head => hidden = self.head(hidden),
+            Layer::Head => hidden = self.logits(hidden),
         }
         let width = hidden.dims()[1];
         hidden.reshape([batch, sequence, width])
     }
 
-    /// Returns the logits `[tokens, vocabulary]` of hidden states `[tokens, hidden]` after the last block: those of this
-    /// rank's part of the vocabulary.
-    fn head(&self, mut hidden: Tensor<2>) -> Tensor<2> {
-        if let Some(norm) = &self.model.norm {
-            hidden = self.split.tensor.enter(norm.forward(hidden));
-        }
-        if let Some(head) = &self.lm_head {
-            hidden = head.forward(hidden);
-        }
-        if let Some(head) = &self.tied_head {
-            hidden = head.forward(hidden);
-        }
-        hidden
-    }
-
-    fn embed(&self, tokens: Tensor<2, Int>) -> Tensor<3> {
-        let embedding = self.model.embed_tokens.as_ref().expect("the layer is one of this stage's");
-        embedding.forward_split(tokens, self.split.vocabulary, &self.split.tensor)
+    /// Returns the logits of hidden states after the last block.
+    fn logits(&self, hidden: Tensor<2>) -> Tensor<2> {
+        let head = self.head.as_ref().expect("the layer is one of this stage's");
+        head.forward(hidden, &self.split.tensor)
     }
 }
 
@@ -200,12 +181,9 @@ impl StageModule for DecoderStage {
         Ok(pack(self.run_layer(self.layers()[block], unpack(input)?, &attention, context)))
     }
 
-    /// Gives the table of a tied head the path of the embedding's table.
+    /// Gives the last norm and the head the paths of a Hugging Face directory.
     fn parameter_path(&self, local: &str) -> String {
-        match local {
-            "tied_head.weight" => format!("{EMBEDDING}.weight"),
-            _ => local.to_owned(),
-        }
+        OutputHead::parameter_path(local, NORM, EMBEDDING).unwrap_or_else(|| local.to_owned())
     }
 
     fn placement(&self, local: &str) -> Placement {
@@ -254,15 +232,36 @@ struct CachedDecoder<'a> {
 impl CachedModel for CachedDecoder<'_> {
     fn extend(&mut self, tokens: &[u32]) -> Vec<f32> {
         let context = StageContext::new(StageIndex::new(0), Microbatch::new(0));
-        let hidden = self.stage.embed(ids(tokens, &device_of(self.stage)));
+        let DecoderStage { model, split, .. } = self.stage;
+        let input = DecoderInput::Tokens(ids(tokens, &device_of(self.stage)));
+        let hidden = input.embed(model.embed_tokens.as_ref(), split);
         let [_, count, width] = hidden.dims();
         let mut hidden = hidden.reshape([count, width]);
-        for (block, cache) in self.stage.model.layers.iter().flatten().zip(&mut self.caches) {
+        for (block, cache) in model.layers.iter().flatten().zip(&mut self.caches) {
             let attend = |[q, k, v]: [Tensor<2>; 3]| cache.attend(q, k, v);
-            hidden = block.forward(hidden, attend, &self.stage.split.tensor, &context);
+            hidden = block.forward(hidden, attend, &split.tensor, &context);
         }
-        let logits = self.stage.head(hidden.narrow(0, count - 1, 1));
+        let logits = self.stage.logits(hidden.narrow(0, count - 1, 1));
         last_row(logits.unsqueeze())
+    }
+}
+
+impl DecoderInput {
+    /// Returns the hidden states, which a stage with the `table` of the embedding makes from token ids.
+    ///
+    /// # Panics
+    /// When the input is not of the kind that the stage takes, or a token id is outside the vocabulary.
+    pub(crate) fn embed(self, table: Option<&Embedding>, split: &SplitStage) -> Tensor<3> {
+        match (table, self) {
+            (Some(table), Self::Tokens(tokens)) => {
+                table.forward_split(tokens, split.vocabulary, &split.tensor)
+            }
+            (None, Self::Hidden(hidden)) => hidden,
+            (Some(_), Self::Hidden(_)) => panic!("the first stage takes token ids, not hidden states"),
+            (None, Self::Tokens(_)) => {
+                panic!("a stage without the embedding takes hidden states, not token ids")
+            }
+        }
     }
 }
 

@@ -9,6 +9,7 @@ use pipewright::checkpoint::Checkpoint;
 use super::{DEFAULT_SHARD_BYTES, HfError, WeightType, WeightTypes, Writer};
 use crate::family::ModelFamily;
 use crate::parameter::{ParameterSource, ParameterSpec, parameter_specs};
+use crate::split::Place;
 
 /// The choices of an export.
 #[derive(Clone, Copy, Debug, Default)]
@@ -36,10 +37,9 @@ pub fn export<F: ModelFamily>(
         (None, Some(origin)) => WeightTypes::read(origin)?,
         (None, None) => WeightTypes::default(),
     };
-    let device = Device::flex();
-    // Only costs depend on the sequence length.
-    let layers = config.describe(1).layers.len();
-    let layer = |index| config.build_stage(index..index + 1, &mut Stored(checkpoint), &device);
+    let place = Place::from(Device::flex());
+    let layers = config.layers();
+    let layer = |index| config.build_stage(index..index + 1, &mut Stored(checkpoint), &place);
     let mut specs = Vec::new();
     for index in 0..layers {
         specs.extend(parameter_specs(&layer(index)?));

@@ -23,7 +23,7 @@ pub use directory::{OtherForm, is_config_alone, resolve};
 pub use error::HfError;
 pub use export::{ExportOptions, export};
 pub use origin::{TOKENIZER, TextEnds, end_tokens, keep_keys, keep_origin, text_ends};
-pub use read::{load_split_stage, load_stage, restore_stage};
+pub use read::{load_stage, restore_stage};
 pub(crate) use read::{open_weights, read_config};
 pub use weight_type::{WeightType, WeightTypes};
 pub use write::{DEFAULT_SHARD_BYTES, Writer, save};

@@ -3,7 +3,6 @@
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use burn::tensor::Device;
 use pipewright::bounded_file::{self, LFS_POINTER, SMALL_TEXT};
 use pipewright::checkpoint::Checkpoint;
 use pipewright::nn::TensorParallel;
@@ -18,6 +17,7 @@ use super::{CONFIG, HfError};
 use crate::error::ConfigError;
 use crate::family::ModelFamily;
 use crate::parameter::ParameterSource;
+use crate::split::Place;
 
 /// Returns the path of the `config.json` in a directory, or of a model that is only such a file.
 fn config_path(dir: &Path) -> Result<PathBuf, HfError> {
@@ -58,36 +58,22 @@ fn line_of(json: &[u8], key: &str) -> Option<usize> {
     Some(text[..place].matches('\n').count() + 1)
 }
 
-/// Builds the stage of `config`'s model that holds `layers`, with the weights in `dir`, on `device`.
+/// Builds the stage of `config`'s model that holds `layers`, with the weights in `dir`.
 ///
 /// Only the tensors of these layers are read, and converted to `f32` from `F32`, `BF16` or `F16`. Tensors that the
 /// model does not know are not read.
 ///
 /// # Errors
 /// When a file is missing, cut short or corrupt, when a tensor is missing or has another shape or an unknown element
-/// type, when a value is not finite, when the files have more layers than the model or another head than its tied one, or when
-/// `layers` is not a range of the model's layers.
+/// type, when a value is not finite, when the files have more layers than the model or another head than its tied one, when
+/// `layers` is not a range of the model's layers, or when a layer cannot be split over the ranks of `place`.
 pub fn load_stage<F: ModelFamily>(
     dir: &Path,
     config: &F,
     layers: Range<usize>,
-    device: &Device,
+    place: impl Into<Place>,
 ) -> Result<F::Stage, HfError> {
-    load_split_stage(dir, config, layers, device, &TensorParallel::default())
-}
-
-/// As [`load_stage`], for a rank that computes the stage together with others: with its shards of the parameters.
-///
-/// # Errors
-/// As [`load_stage`], and when a layer cannot be split over these ranks.
-pub fn load_split_stage<F: ModelFamily>(
-    dir: &Path,
-    config: &F,
-    layers: Range<usize>,
-    device: &Device,
-    tensor: &TensorParallel,
-) -> Result<F::Stage, HfError> {
-    config.build_split_stage(layers, &mut open_weights(dir, config)?, device, tensor)
+    config.build_stage(layers, &mut open_weights(dir, config)?, &place.into())
 }
 
 /// Returns the weights of a directory, whose files are opened when they are first needed. They must not contradict the
@@ -97,13 +83,12 @@ pub(crate) fn open_weights<F: ModelFamily>(
     config: &F,
 ) -> Result<impl ParameterSource<Error = HfError>, HfError> {
     let mut weights = Weights::open(dir)?;
-    // The sequence length affects only costs.
-    let parameters = config.outline(0..config.describe(1).layers.len())?;
+    let parameters = config.outline(0..config.layers(), &TensorParallel::default())?;
     unused(&mut weights, &parameters)?;
     Ok(weights)
 }
 
-/// Builds the stage of `config`'s model that holds `layers`, with the parameters of a checkpoint, on `device`.
+/// Builds the stage of `config`'s model that holds `layers`, with the parameters of a checkpoint.
 ///
 /// # Errors
 /// When the checkpoint does not belong to the model, or when `layers` is not a range of the model's layers.
@@ -111,9 +96,9 @@ pub fn restore_stage<F: ModelFamily>(
     checkpoint: &Checkpoint,
     config: &F,
     layers: Range<usize>,
-    device: &Device,
+    place: impl Into<Place>,
 ) -> Result<F::Stage, HfError> {
-    config.build_stage(layers, &mut Stored(checkpoint), device)
+    config.build_stage(layers, &mut Stored(checkpoint), &place.into())
 }
 
 /// Writes bare `Infinity` and `NaN`, which Python puts into files and JSON does not have, as objects with a name, as

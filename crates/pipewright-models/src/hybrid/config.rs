@@ -6,8 +6,8 @@ use pipewright::nn::{MambaSizes, ScopedAttention};
 use serde::{Deserialize, Deserializer, Serialize};
 
 use super::pattern::{BlockKind, Pattern};
+use crate::attention::AttentionSizes;
 use crate::config_key::KeyTable;
-use crate::stage_layers;
 
 /// The configuration of a hybrid model. Keys of a part that the model does not have may be left out.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -280,11 +280,6 @@ impl HybridConfig {
         }
     }
 
-    /// Returns the number of layers in the list that is cut into stages.
-    pub fn layers(&self) -> usize {
-        stage_layers::count(self.blocks().len())
-    }
-
     /// Returns the kinds of the blocks.
     pub fn blocks(&self) -> &[BlockKind] {
         self.pattern.blocks()
@@ -298,6 +293,16 @@ impl HybridConfig {
     /// Returns the number of key and value heads.
     pub fn kv_heads(&self) -> usize {
         self.num_key_value_heads.unwrap_or(self.num_attention_heads)
+    }
+
+    /// Returns the sizes of the attention.
+    pub(super) fn attention_sizes(&self) -> AttentionSizes {
+        AttentionSizes {
+            hidden: self.hidden_size,
+            heads: self.num_attention_heads,
+            key_heads: self.kv_heads(),
+            head_dim: self.head_dim(),
+        }
     }
 
     /// Returns the attention of a block.

@@ -10,7 +10,6 @@ use pipewright::stage::StageContext;
 use super::config::HybridConfig;
 use super::pattern::BlockKind;
 use super::tokens::Tokens;
-use crate::error::ConfigError;
 use crate::experts::ExpertSizes;
 use crate::parameter::{Builder, ParameterSource};
 use crate::split::require_parts;
@@ -38,15 +37,11 @@ struct Settings {
 }
 
 impl ExpertMixer {
-    pub(super) fn build<S>(
+    pub(super) fn build<S: ParameterSource>(
         config: &HybridConfig,
         path: &str,
         builder: &mut Builder<'_, S>,
-    ) -> Result<Self, S::Error>
-    where
-        S: ParameterSource,
-        S::Error: From<ConfigError>,
-    {
+    ) -> Result<Self, S::Error> {
         let width = config.hidden_size;
         let router = builder.linear(&format!("{path}.router"), width, config.num_experts)?;
         let sizes = ExpertSizes {
@@ -80,7 +75,8 @@ impl ExpertMixer {
         &self,
         x: Tensor<2>,
         tokens: &Tokens,
-        (tensor, context): (&TensorParallel, &StageContext),
+        tensor: &TensorParallel,
+        context: &StageContext,
     ) -> Tensor<2> {
         // The choice of experts is sensitive to rounding, so the router keeps its precision.
         let logits = self.router.forward(x.clone().cast(self.router.weight.dtype()));

@@ -10,7 +10,6 @@ use super::boundary::HybridOutput;
 use super::config::HybridConfig;
 use super::pattern::BlockKind;
 use super::tokens::{Tokens, counts};
-use crate::error::ConfigError;
 use crate::parameter::{Builder, ParameterSource};
 use crate::split::SplitStage;
 
@@ -25,15 +24,11 @@ pub(super) struct SecondHead {
 }
 
 impl SecondHead {
-    pub(super) fn build<S>(
+    pub(super) fn build<S: ParameterSource>(
         config: &HybridConfig,
         kind: BlockKind,
         builder: &mut Builder<'_, S>,
-    ) -> Result<Self, S::Error>
-    where
-        S: ParameterSource,
-        S::Error: From<ConfigError>,
-    {
+    ) -> Result<Self, S::Error> {
         let width = config.hidden_size;
         let norm = |builder: &mut Builder<'_, S>, name: &str| {
             builder.norm(&format!("mtp.{name}"), width, config.rms_norm_eps)
@@ -57,7 +52,8 @@ impl SecondHead {
         ids: &Tensor<2, Int>,
         table: &Embedding,
         tokens: &Tokens,
-        (split, context): (&SplitStage, &StageContext),
+        split: &SplitStage,
+        context: &StageContext,
     ) -> Tensor<2> {
         let SplitStage { tensor, vocabulary, .. } = split;
         let [rows, sequence] = ids.dims();
@@ -71,7 +67,7 @@ impl SecondHead {
         let embedded = self.embed_norm.forward(embedded);
         let joined = Tensor::cat(vec![self.hidden_norm.forward(hidden), embedded], 1);
         let x = self.proj.forward(joined.reshape([count, 2 * width]));
-        self.norm.forward(self.block.forward(x, tokens, (tensor, context)))
+        self.norm.forward(self.block.forward(x, tokens, tensor, context))
     }
 }
 
@@ -83,7 +79,8 @@ pub(super) fn loss(
     weight: f64,
     output: HybridOutput,
     targets: &Tensor<2, Int>,
-    (split, context): (&SplitStage, &StageContext),
+    split: &SplitStage,
+    context: &StageContext,
 ) -> Tensor<1> {
     let HybridOutput::Logits { logits, second } = output else {
         panic!("the last stage returns logits, not hidden states")

@@ -1,11 +1,10 @@
 //! A stage of a model: any contiguous range of its layers.
 
 use std::ops::Range;
-use std::sync::Arc;
 
 use burn::module::{Module, Param};
-use burn::tensor::{Device, Int, Tensor};
-use pipewright::nn::{Embedding, Linear, RmsNorm, TensorParallel, TiedHead};
+use burn::tensor::{Int, Tensor};
+use pipewright::nn::Embedding;
 use pipewright::stage::{Stage, StageContext, StageModule};
 use pipewright::tensor::Placement;
 use pipewright::train::data::{SideError, SideRows};
@@ -24,24 +23,26 @@ use crate::config_key::KeyTable;
 use crate::decoder::DecoderConfig;
 use crate::error::{ConfigError, SplitModel};
 use crate::family::ModelFamily;
+use crate::head_form::HeadForm;
 use crate::mamba::{NO_SLICES, is_of_scan};
 use crate::next_token::{NextToken, device_of, ids, last_row};
 use crate::parameter::{Builder, ParameterSource, without_variants};
-use crate::split::SplitStage;
+use crate::split::{Place, SplitStage};
 use crate::stage_layers::{Layer, stage_layers};
 use crate::training_module::TrainingModule;
+use crate::vocabulary::OutputHead;
 
 /// The path of the embedding.
 const EMBEDDING: &str = "model.embed_tokens";
+/// The path of the last norm.
+const NORM: &str = "model.norm";
 
 /// A contiguous range of layers. As in a [`DecoderStage`](crate::decoder::DecoderStage), the struct has fields for the
 /// whole model.
 #[derive(Module, Debug)]
 pub struct HybridStage {
     model: HybridModel,
-    lm_head: Option<Linear>,
-    /// A copy of the embedding's table, for the head of a model with tied embeddings and for the second head.
-    tied_head: Option<TiedHead>,
+    head: Option<OutputHead>,
     mtp: Option<SecondHead>,
     #[module(skip)]
     config: HybridConfig,
@@ -56,7 +57,6 @@ struct HybridModel {
     relation_bias: Option<RelationBias>,
     /// One entry for each block of the whole model.
     layers: Vec<Option<Block>>,
-    norm: Option<RmsNorm>,
 }
 
 /// The table of the relations, `[relations, heads]`.
@@ -72,30 +72,27 @@ impl HybridStage {
     /// When the input is not of the kind that the stage takes, or an id lies outside its table.
     pub fn run(&self, input: HybridInput, context: &StageContext) -> HybridOutput {
         let (hidden, ids, tokens) = self.enter(input, context);
+        let tensor = &self.split.tensor;
         let [batch, sequence, width] = hidden.dims();
         let mut hidden = hidden.reshape([batch * sequence, width]);
         for block in self.model.layers.iter().flatten() {
-            hidden = block.forward(hidden, &tokens, (&self.split.tensor, context));
+            hidden = block.forward(hidden, &tokens, tensor, context);
         }
-        let Some(norm) = &self.model.norm else {
+        let Some(head) = &self.head else {
             return HybridOutput::Hidden(hidden.reshape([batch, sequence, width]), ids);
         };
         let second = self.mtp.as_ref().map(|second| {
-            let copy = self.tied_head.as_ref().expect("a stage with a second head has a copy of the table");
-            let table = Embedding { weight: copy.weight.clone() };
-            second.forward(hidden.clone(), &ids, &table, &tokens, (&self.split, context))
+            let table = head.table().expect("a stage with a second head has a copy of the table");
+            second.forward(hidden.clone(), &ids, &table, &tokens, &self.split, context)
         });
-        let logits = |x: Tensor<2>| {
-            let x = self.split.tensor.enter(x);
-            let logits = match (&self.lm_head, &self.tied_head) {
-                (Some(head), _) => head.forward(x),
-                (None, Some(head)) => head.forward(x),
-                (None, None) => unreachable!("a stage with the last norm has a head"),
-            };
+        let in_rows = |logits: Tensor<2>| {
             let part = logits.dims()[1];
             logits.reshape([batch, sequence, part])
         };
-        HybridOutput::Logits { logits: logits(norm.forward(hidden)), second: second.map(logits) }
+        HybridOutput::Logits {
+            logits: in_rows(head.forward(hidden, tensor)),
+            second: second.map(|normalised| in_rows(head.logits(normalised, tensor))),
+        }
     }
 
     fn enter(&self, input: HybridInput, context: &StageContext) -> (Tensor<3>, Tensor<2, Int>, Tokens) {
@@ -133,10 +130,10 @@ impl StageModule for HybridStage {
 
     /// Gives parameters the paths of the checkpoint.
     fn parameter_path(&self, local: &str) -> String {
-        let local = without_variants(local);
-        if local == "tied_head.weight" {
-            return format!("{EMBEDDING}.weight");
+        if let Some(path) = OutputHead::parameter_path(local, NORM, EMBEDDING) {
+            return path;
         }
+        let local = without_variants(local);
         if local.ends_with(".relation.weight") {
             return format!("{RELATION_BIAS}.weight");
         }
@@ -144,9 +141,9 @@ impl StageModule for HybridStage {
         let names: Vec<&str> = further.split('.').collect();
         let path = match names.as_slice() {
             ["rms" | "tanh", name] => Some(format!("model.embed_norm.{name}")),
-            [list, place, name] => {
+            [list, index, name] => {
                 let tables = self.model.further.as_ref();
-                let path = place.parse().ok().and_then(|place| tables?.path(list, place));
+                let path = index.parse().ok().and_then(|index| tables?.path(list, index));
                 path.map(|path| format!("{path}.{name}"))
             }
             _ => None,
@@ -180,7 +177,7 @@ impl TrainingModule for HybridStage {
         }
         let (weight, split) = (self.config.mtp_loss_weight, self.split.clone());
         Stage::with_context_loss(self, move |output, targets: Tensor<2, Int>, context: &StageContext| {
-            loss(weight, output, &targets, (&split, context))
+            loss(weight, output, &targets, &split, context)
         })
     }
 }
@@ -252,19 +249,14 @@ impl ModelFamily for HybridConfig {
         InitialParameters::new(self, seed)
     }
 
-    fn build_split_stage<S>(
+    fn build_stage<S: ParameterSource>(
         &self,
         layers: Range<usize>,
         source: &mut S,
-        device: &Device,
-        tensor: &TensorParallel,
-    ) -> Result<HybridStage, S::Error>
-    where
-        S: ParameterSource,
-        S::Error: From<ConfigError>,
-    {
+        place: &Place,
+    ) -> Result<HybridStage, S::Error> {
         self.validate()?;
-        let mut builder = Builder::new(source, device, tensor);
+        let mut builder = Builder::new(source, place);
         let mut stage = HybridStage::empty(self);
         for layer in stage_layers(layers, self.blocks().len())? {
             match layer {
@@ -275,8 +267,7 @@ impl ModelFamily for HybridConfig {
                 Layer::Head => stage.add_head(self, &mut builder)?,
             }
         }
-        let placements = Arc::new(builder.into_placements());
-        stage.split = SplitStage { tensor: tensor.clone(), vocabulary: self.vocab_size, placements };
+        stage.split = builder.into_split(self.vocab_size);
         Ok(stage)
     }
 }
@@ -285,24 +276,19 @@ impl HybridStage {
     fn empty(config: &HybridConfig) -> Self {
         let layers = vec![None; config.blocks().len()];
         Self {
-            model: HybridModel { embed_tokens: None, further: None, relation_bias: None, layers, norm: None },
-            lm_head: None,
-            tied_head: None,
+            model: HybridModel { embed_tokens: None, further: None, relation_bias: None, layers },
+            head: None,
             mtp: None,
             config: config.clone(),
             split: SplitStage::default(),
         }
     }
 
-    fn add_embeddings<S>(
+    fn add_embeddings<S: ParameterSource>(
         &mut self,
         config: &HybridConfig,
         builder: &mut Builder<'_, S>,
-    ) -> Result<(), S::Error>
-    where
-        S: ParameterSource,
-        S::Error: From<ConfigError>,
-    {
+    ) -> Result<(), S::Error> {
         self.model.embed_tokens = Some(Embedding {
             weight: builder.token_table(EMBEDDING, config.vocab_size, config.hidden_size)?,
         });
@@ -314,22 +300,21 @@ impl HybridStage {
         Ok(())
     }
 
-    fn add_head<S>(&mut self, config: &HybridConfig, builder: &mut Builder<'_, S>) -> Result<(), S::Error>
-    where
-        S: ParameterSource,
-        S::Error: From<ConfigError>,
-    {
-        let (vocabulary, hidden) = (config.vocab_size, config.hidden_size);
-        self.model.norm = Some(builder.norm("model.norm", hidden, config.rms_norm_eps)?);
-        if !config.tie_word_embeddings {
-            self.lm_head = Some(builder.head(vocabulary, hidden)?);
-        }
+    fn add_head<S: ParameterSource>(
+        &mut self,
+        config: &HybridConfig,
+        builder: &mut Builder<'_, S>,
+    ) -> Result<(), S::Error> {
+        let form = HeadForm {
+            norm: NORM,
+            embedding: EMBEDDING,
+            epsilon: config.rms_norm_eps,
+            width: config.hidden_size,
+            vocabulary: config.vocab_size,
+            is_tied: config.tie_word_embeddings,
+        };
         let second = config.second_block();
-        if config.tie_word_embeddings || second.is_some() {
-            self.tied_head = Some(TiedHead {
-                weight: builder.token_table(EMBEDDING, config.vocab_size, config.hidden_size)?,
-            });
-        }
+        self.head = Some(OutputHead::build(&form, second.is_some(), builder)?);
         if let Some(kind) = second {
             self.mtp = Some(SecondHead::build(config, kind, builder)?);
         }

@@ -9,16 +9,19 @@ use pipewright::stage::StageContext;
 
 use super::config::{BlockKind, NemotronHConfig};
 use super::experts::ExpertMixer;
-use crate::error::ConfigError;
-use crate::mamba::build_mamba;
+use crate::attention::{Attention, AttentionBias};
+use crate::mamba::{MambaBiases, build_mamba};
 use crate::parameter::{Builder, ParameterSource, SplitLinear};
-use crate::split::{head_shards, require_parts};
+use crate::split::require_parts;
 
 /// `x + mixer(norm(x))`.
 #[derive(Module, Debug)]
 pub(super) struct Block {
     norm: RmsNorm,
     mixer: Mixer,
+    /// The width of a head of the attention.
+    #[module(skip)]
+    head_dim: usize,
 }
 
 /// The names of the variants are in Burn's parameter paths and not in those of a Hugging Face directory; see
@@ -32,25 +35,24 @@ enum Mixer {
 }
 
 impl Block {
-    pub(super) fn build<S>(
+    pub(super) fn build<S: ParameterSource>(
         config: &NemotronHConfig,
         kind: BlockKind,
         path: &str,
         builder: &mut Builder<'_, S>,
-    ) -> Result<Self, S::Error>
-    where
-        S: ParameterSource,
-        S::Error: From<ConfigError>,
-    {
+    ) -> Result<Self, S::Error> {
         let norm = builder.norm(&format!("{path}.norm"), config.hidden_size, config.layer_norm_epsilon)?;
         let path = format!("{path}.mixer");
         let mixer = match kind {
             // Every rank computes the whole mixer.
             BlockKind::Mamba => {
-                let biases = (config.use_bias, config.use_conv_bias);
+                let biases = MambaBiases { projections: config.use_bias, convolution: config.use_conv_bias };
                 Mixer::Mamba(build_mamba(config.mamba(), config.hidden_size, biases, &path, builder)?)
             }
-            BlockKind::Attention => Mixer::Attention(Attention::build(config, &path, builder)?),
+            BlockKind::Attention => {
+                let (sizes, bias) = (config.attention(), AttentionBias::default());
+                Mixer::Attention(Attention::build(sizes, bias, None, &path, builder)?)
+            }
             BlockKind::Mlp => {
                 let size = ("intermediate_size", config.intermediate_size);
                 require_parts(&path, "up_proj.weight", size, builder.tensor_ranks())?;
@@ -58,7 +60,7 @@ impl Block {
             }
             BlockKind::Experts => Mixer::Experts(ExpertMixer::build(config, &path, builder)?),
         };
-        Ok(Self { norm, mixer })
+        Ok(Self { norm, mixer, head_dim: config.head_dim })
     }
 
     /// Maps hidden states `[batch * sequence, hidden]` to hidden states of the same shape. `documents` has the document of
@@ -68,12 +70,13 @@ impl Block {
         hidden: Tensor<2>,
         attention: &CausalAttention,
         documents: Option<&Arc<[u32]>>,
-        (tensor, context): (&TensorParallel, &StageContext),
+        tensor: &TensorParallel,
+        context: &StageContext,
     ) -> Tensor<2> {
         let x = self.norm.forward(hidden.clone());
         let mixed = match &self.mixer {
             Mixer::Mamba(mixer) => mixer.forward(x, attention.sequence(), documents),
-            Mixer::Attention(mixer) => mixer.forward(x, attention, tensor),
+            Mixer::Attention(mixer) => mixer.forward(x, tensor, |qkv| attend(attention, self.head_dim, qkv)),
             Mixer::Mlp(mixer) => mixer.forward(x, tensor),
             Mixer::Experts(mixer) => mixer.forward(x, tensor, context),
         };
@@ -81,71 +84,33 @@ impl Block {
     }
 }
 
-#[derive(Module, Debug)]
-struct Attention {
-    q_proj: Linear,
-    k_proj: Linear,
-    v_proj: Linear,
-    o_proj: Linear,
-    #[module(skip)]
-    head_dim: usize,
+/// Runs an attention whose heads have `head_dim` channels; see [`Attention::forward`]. `attention` has heads of the next even
+/// width. A channel of zeros changes no score, and the attention divides the scores by the root of the larger width.
+fn attend(attention: &CausalAttention, head_dim: usize, [q, k, v]: [Tensor<2>; 3]) -> Tensor<2> {
+    if head_dim.is_multiple_of(2) {
+        return attention.forward(q, k, v);
+    }
+    let width = head_dim as f64;
+    let q = q.mul_scalar(((width + 1.0) / width).sqrt());
+    let [q, k, v] = [q, k, v].map(|x| with_zeros(x, head_dim));
+    without_zeros(attention.forward(q, k, v), head_dim)
 }
 
-impl Attention {
-    fn build<S>(config: &NemotronHConfig, path: &str, builder: &mut Builder<'_, S>) -> Result<Self, S::Error>
-    where
-        S: ParameterSource,
-        S::Error: From<ConfigError>,
-    {
-        let hidden = config.hidden_size;
-        let queries = config.num_attention_heads * config.head_dim;
-        let keys = config.num_key_value_heads * config.head_dim;
-        let (heads, key_heads) = (config.num_attention_heads, config.num_key_value_heads);
-        let [heads, key_heads] = head_shards(path, heads, key_heads, builder.tensor_ranks())?;
-        let mut inputs = |name: &str, outputs, shards| {
-            let split = SplitLinear::Outputs { shards };
-            builder.split_linear(false, &format!("{path}.{name}"), [hidden, outputs], split)
-        };
-        let q_proj = inputs("q_proj", queries, heads)?;
-        let k_proj = inputs("k_proj", keys, key_heads)?;
-        let v_proj = inputs("v_proj", keys, key_heads)?;
-        let output = format!("{path}.o_proj");
-        let o_proj = builder.split_linear(false, &output, [queries, hidden], SplitLinear::Inputs)?;
-        Ok(Self { q_proj, k_proj, v_proj, o_proj, head_dim: config.head_dim })
-    }
+/// Adds a channel of zeros to each head of `[tokens, heads * head_dim]`.
+fn with_zeros(x: Tensor<2>, head_dim: usize) -> Tensor<2> {
+    let [tokens, width] = x.dims();
+    let heads = width / head_dim;
+    let x = x.reshape([tokens * heads, head_dim]);
+    let zeros = x.clone().narrow(1, 0, 1).zeros_like();
+    Tensor::cat(vec![x, zeros], 1).reshape([tokens, heads * (head_dim + 1)])
+}
 
-    fn forward(&self, x: Tensor<2>, attention: &CausalAttention, tensor: &TensorParallel) -> Tensor<2> {
-        let x = tensor.enter(x);
-        let q = self.q_proj.forward(x.clone());
-        let k = self.k_proj.forward(x.clone());
-        let v = self.v_proj.forward(x);
-        if self.head_dim.is_multiple_of(2) {
-            return self.o_proj.forward_split_inputs(attention.forward(q, k, v), tensor);
-        }
-        // The attention has heads of even widths. A channel of zeros changes no score, and the attention divides the
-        // scores by the root of the larger width.
-        let width = self.head_dim as f64;
-        let q = q.mul_scalar(((width + 1.0) / width).sqrt());
-        let [q, k, v] = [q, k, v].map(|x| self.with_zeros(x));
-        self.o_proj.forward_split_inputs(self.without_zeros(attention.forward(q, k, v)), tensor)
-    }
-
-    /// Adds a channel of zeros to each head of `[tokens, heads * head_dim]`.
-    fn with_zeros(&self, x: Tensor<2>) -> Tensor<2> {
-        let [tokens, width] = x.dims();
-        let heads = width / self.head_dim;
-        let x = x.reshape([tokens * heads, self.head_dim]);
-        let zeros = x.clone().narrow(1, 0, 1).zeros_like();
-        Tensor::cat(vec![x, zeros], 1).reshape([tokens, heads * (self.head_dim + 1)])
-    }
-
-    /// Removes the last channel of each head of `[tokens, heads * (head_dim + 1)]`.
-    fn without_zeros(&self, x: Tensor<2>) -> Tensor<2> {
-        let [tokens, width] = x.dims();
-        let heads = width / (self.head_dim + 1);
-        let x = x.reshape([tokens * heads, self.head_dim + 1]);
-        x.narrow(1, 0, self.head_dim).reshape([tokens, heads * self.head_dim])
-    }
+/// Removes the last channel of each head of `[tokens, heads * (head_dim + 1)]`.
+fn without_zeros(x: Tensor<2>, head_dim: usize) -> Tensor<2> {
+    let [tokens, width] = x.dims();
+    let heads = width / (head_dim + 1);
+    let x = x.reshape([tokens * heads, head_dim + 1]);
+    x.narrow(1, 0, head_dim).reshape([tokens, heads * head_dim])
 }
 
 /// `down(max(up(x), 0)²)`.

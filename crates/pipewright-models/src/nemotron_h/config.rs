@@ -2,9 +2,9 @@
 
 use pipewright::nn::MambaSizes;
 
+use crate::attention::AttentionSizes;
 use crate::error::ConfigError;
 use crate::key_check::{above_zero, divisible, not_below_zero, require, rows, sizes, width};
-use crate::stage_layers;
 
 /// The kind of a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -96,11 +96,6 @@ pub struct Experts {
 }
 
 impl NemotronHConfig {
-    /// Returns the number of layers in the list that is cut into stages.
-    pub fn layers(&self) -> usize {
-        stage_layers::count(self.blocks.len())
-    }
-
     /// Returns the sizes of the Mamba-2 mixers.
     pub fn mamba(&self) -> MambaSizes {
         MambaSizes {
@@ -111,6 +106,16 @@ impl NemotronHConfig {
             taps: self.conv_kernel,
             limits: (self.time_step_range.0, f64::INFINITY),
             epsilon: self.layer_norm_epsilon,
+        }
+    }
+
+    /// Returns the sizes of the attention.
+    pub(super) fn attention(&self) -> AttentionSizes {
+        AttentionSizes {
+            hidden: self.hidden_size,
+            heads: self.num_attention_heads,
+            key_heads: self.num_key_value_heads,
+            head_dim: self.head_dim,
         }
     }
 

@@ -1,98 +1,46 @@
-//! The description of a model as a list of layers with sizes and costs, for partition, simulation and the estimate of
-//! memory.
+//! The description of a model as a list of layers with sizes and costs.
 
-use pipewright_schedule::{LayerDesc, ModelDesc};
+use pipewright_schedule::ModelDesc;
 
 use super::config::{BlockKind, Experts, NemotronHConfig};
-use crate::cost::{BIAS_PASSES, ELEMENT, FLOAT, GATE_PASSES, LOSS_PASSES, NORM_PASSES, TOKEN_ID};
-use crate::mamba::{mamba_activations, mamba_parameters, mixing_weight};
+use crate::cost::{self, BIAS_PASSES, Cost, ELEMENT, GATE_PASSES, ModelSizes};
+use crate::mamba;
 
 /// Element-wise passes of a rectifier, forward and backward.
 const RECTIFIER_PASSES: u64 = GATE_PASSES / 2;
 
-/// A block's numbers: parameters, operations of a token, and numbers that a token keeps.
-struct Cost {
-    parameters: u64,
-    weight: u64,
-    kept: u64,
-}
-
 impl NemotronHConfig {
     pub(super) fn describe_layers(&self, sequence: usize) -> ModelDesc {
-        let hidden = self.hidden_size as u64;
-        let tokens = sequence as u64;
-        let table = self.vocab_size as u64 * hidden;
-        let embedding = LayerDesc {
-            path: "backbone.embeddings".to_owned(),
-            kind: "embedding".to_owned(),
-            parameters: table,
-            // The forward copies a row, and the backward adds to a row.
-            weight: 4 * ELEMENT * hidden,
-            activation_bytes: tokens * TOKEN_ID,
-            output_bytes: tokens * FLOAT * self.hidden_size as u64,
-            keys_values_bytes: 0,
-        };
-        let block = |(index, &kind): (usize, &BlockKind)| {
-            let cost = self.mixer_cost(kind, tokens);
-            LayerDesc {
-                path: format!("backbone.layers.{index}"),
-                kind: kind.label().to_owned(),
-                parameters: cost.parameters + hidden,
-                weight: cost.weight + ELEMENT * NORM_PASSES * hidden,
-                activation_bytes: tokens * FLOAT * (cost.kept + 2 * hidden + 1),
-                output_bytes: tokens * FLOAT * self.hidden_size as u64,
-                keys_values_bytes: 0,
-            }
-        };
+        let (hidden, tokens) = (self.hidden_size as u64, sequence as u64);
         let vocabulary = self.vocab_size as u64;
-        let head = LayerDesc {
-            path: "lm_head".to_owned(),
-            kind: "head".to_owned(),
-            parameters: hidden + if self.tie_word_embeddings { 0 } else { table },
-            weight: 6 * table + ELEMENT * (NORM_PASSES * hidden + LOSS_PASSES * vocabulary),
-            activation_bytes: tokens * FLOAT * (2 * hidden + 1 + vocabulary + 1),
-            output_bytes: tokens * FLOAT * self.vocab_size as u64,
-            keys_values_bytes: 0,
+        let sizes = ModelSizes { hidden, vocabulary, is_tied: self.tie_word_embeddings, tokens };
+        let block = |(index, &kind): (usize, &BlockKind)| {
+            let cost = self.mixer_cost(kind, tokens) + cost::norm(hidden);
+            sizes.block(format!("backbone.layers.{index}"), kind.label(), cost)
         };
-        let blocks = self.blocks.iter().enumerate().map(block);
-        ModelDesc { layers: std::iter::once(embedding).chain(blocks).chain([head]).collect() }
+        let mut layers = vec![sizes.embedding("backbone.embeddings")];
+        layers.extend(self.blocks.iter().enumerate().map(block));
+        layers.push(sizes.head(sizes.head_cost()));
+        ModelDesc { layers }
     }
 
-    fn mixer_cost(&self, kind: BlockKind, sequence: u64) -> Cost {
+    fn mixer_cost(&self, kind: BlockKind, tokens: u64) -> Cost {
+        let hidden = self.hidden_size as u64;
         match kind {
             BlockKind::Mamba => self.mamba_cost(),
-            BlockKind::Attention => self.attention_cost(sequence),
+            BlockKind::Attention => cost::attention(self.attention(), tokens),
             BlockKind::Mlp => self.mlp_cost(),
             BlockKind::Experts => {
-                self.experts.as_ref().map_or(Cost { parameters: 0, weight: 0, kept: 0 }, |experts| {
-                    experts.cost(self.hidden_size as u64)
-                })
+                self.experts.as_ref().map_or(Cost::default(), |experts| experts.cost(hidden))
             }
         }
     }
 
     fn mamba_cost(&self) -> Cost {
         let sizes = self.mamba();
-        let (matrices, others) = mamba_parameters(&sizes, self.hidden_size, self.use_conv_bias);
         let biases = if self.use_bias { (sizes.projected() + self.hidden_size) as u64 } else { 0 };
-        Cost {
-            parameters: matrices + others + biases,
-            weight: 6 * matrices + mixing_weight(&sizes) + ELEMENT * BIAS_PASSES * biases,
-            kept: mamba_activations(&sizes),
-        }
-    }
-
-    /// Each pair of a query channel and one of the `sequence / 2` keys that a token sees on average takes part in three
-    /// multiply-adds, once for the scores and once for the values.
-    fn attention_cost(&self, sequence: u64) -> Cost {
-        let (heads, head_dim) = (self.num_attention_heads as u64, self.head_dim as u64);
-        let (queries, keys) = (heads * head_dim, self.num_key_value_heads as u64 * head_dim);
-        let matrices = 2 * self.hidden_size as u64 * (queries + keys);
-        Cost {
-            parameters: matrices,
-            weight: 6 * matrices + 6 * sequence * queries,
-            kept: 2 * queries + 2 * keys + heads,
-        }
+        let further = Cost { parameters: biases, operations: ELEMENT * BIAS_PASSES * biases, kept: 0 };
+        mamba::cost(&sizes, self.hidden_size, self.use_conv_bias) + further
     }
 
     fn mlp_cost(&self) -> Cost {
@@ -101,7 +49,7 @@ impl NemotronHConfig {
         let biases = if self.mlp_bias { hidden + inner } else { 0 };
         Cost {
             parameters: matrices + biases,
-            weight: 6 * matrices + ELEMENT * (RECTIFIER_PASSES * inner + BIAS_PASSES * biases),
+            operations: 6 * matrices + ELEMENT * (RECTIFIER_PASSES * inner + BIAS_PASSES * biases),
             kept: 2 * inner,
         }
     }
@@ -122,7 +70,7 @@ impl Experts {
         Cost {
             // The correction of the scores is one number for each expert.
             parameters: all + experts,
-            weight: 6 * active + ELEMENT * elements,
+            operations: 6 * active + ELEMENT * elements,
             kept: 2 * (chosen * inner + shared + latent) + 2 * experts + 3 * chosen,
         }
     }

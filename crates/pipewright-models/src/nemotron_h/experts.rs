@@ -6,7 +6,6 @@ use pipewright::nn::{Expert, Linear, TensorParallel, count_choices, mix_held};
 use pipewright::stage::StageContext;
 
 use super::config::{Experts, NemotronHConfig};
-use crate::error::ConfigError;
 use crate::experts::ExpertSizes;
 use crate::parameter::{Builder, ParameterKind, ParameterSource};
 use crate::split::require_parts;
@@ -40,15 +39,11 @@ struct Router {
 }
 
 impl ExpertMixer {
-    pub(super) fn build<S>(
+    pub(super) fn build<S: ParameterSource>(
         config: &NemotronHConfig,
         path: &str,
         builder: &mut Builder<'_, S>,
-    ) -> Result<Self, S::Error>
-    where
-        S: ParameterSource,
-        S::Error: From<ConfigError>,
-    {
+    ) -> Result<Self, S::Error> {
         let hidden = config.hidden_size;
         let sizes =
             config.experts.as_ref().expect("a validated model with blocks of experts has their sizes");

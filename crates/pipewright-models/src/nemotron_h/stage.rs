@@ -1,11 +1,10 @@
 //! A stage of a model: any contiguous range of its layers.
 
 use std::ops::Range;
-use std::sync::Arc;
 
 use burn::module::Module;
-use burn::tensor::{Device, Tensor};
-use pipewright::nn::{CausalAttention, Embedding, Linear, RmsNorm, TensorParallel, TiedHead};
+use burn::tensor::Tensor;
+use pipewright::nn::{CausalAttention, Embedding};
 use pipewright::stage::{Stage, StageContext, StageModule};
 use pipewright::tensor::Placement;
 use pipewright_schedule::{Microbatch, ModelDesc, StageIndex};
@@ -22,9 +21,10 @@ use crate::head_form::HeadForm;
 use crate::mamba::{NO_SLICES, is_of_scan};
 use crate::next_token::{NextToken, device_of, ids, last_row};
 use crate::parameter::{Builder, ParameterSource, without_variants};
-use crate::split::SplitStage;
+use crate::split::{Place, SplitStage};
 use crate::stage_layers::{Layer, stage_layers};
 use crate::training_module::{TrainingModule, stage_of_logits};
+use crate::vocabulary::OutputHead;
 
 /// The path of the embedding.
 const EMBEDDING: &str = "backbone.embeddings";
@@ -36,9 +36,7 @@ const NORM: &str = "backbone.norm_f";
 #[derive(Module, Debug)]
 pub struct NemotronHStage {
     backbone: Backbone,
-    lm_head: Option<Linear>,
-    /// The head of a model with tied embeddings, with a copy of the embedding's table.
-    tied_head: Option<TiedHead>,
+    head: Option<OutputHead>,
     /// The width of the heads that the attention computes with, which is even.
     #[module(skip)]
     head_dim: usize,
@@ -51,7 +49,6 @@ struct Backbone {
     embeddings: Option<Embedding>,
     /// One entry for each block of the whole model.
     layers: Vec<Option<Block>>,
-    norm_f: Option<RmsNorm>,
 }
 
 impl NemotronHStage {
@@ -65,19 +62,8 @@ impl NemotronHStage {
     }
 
     fn run_in(&self, input: DecoderInput, context: &StageContext) -> Tensor<3> {
-        let SplitStage { tensor, vocabulary, .. } = &self.split;
-        let hidden = match (&self.backbone.embeddings, input) {
-            (Some(embedding), DecoderInput::Tokens(tokens)) => {
-                embedding.forward_split(tokens, *vocabulary, tensor)
-            }
-            (None, DecoderInput::Hidden(hidden)) => hidden,
-            (Some(_), DecoderInput::Hidden(_)) => {
-                panic!("the first stage takes token ids, not hidden states")
-            }
-            (None, DecoderInput::Tokens(_)) => {
-                panic!("a stage without the embedding takes hidden states, not token ids")
-            }
-        };
+        let tensor = &self.split.tensor;
+        let hidden = input.embed(self.backbone.embeddings.as_ref(), &self.split);
         let [batch, sequence, width] = hidden.dims();
         let mut attention = CausalAttention::new(sequence, self.head_dim, &hidden.device());
         let scope = given_scope(context, [batch, sequence]);
@@ -87,16 +73,10 @@ impl NemotronHStage {
         let documents = scope.as_ref().map(|scope| &scope.documents);
         let mut hidden = hidden.reshape([batch * sequence, width]);
         for block in self.backbone.layers.iter().flatten() {
-            hidden = block.forward(hidden, &attention, documents, (tensor, context));
+            hidden = block.forward(hidden, &attention, documents, tensor, context);
         }
-        if let Some(norm) = &self.backbone.norm_f {
-            hidden = tensor.enter(norm.forward(hidden));
-        }
-        if let Some(head) = &self.lm_head {
-            hidden = head.forward(hidden);
-        }
-        if let Some(head) = &self.tied_head {
-            hidden = head.forward(hidden);
+        if let Some(head) = &self.head {
+            hidden = head.forward(hidden, tensor);
         }
         let width = hidden.dims()[1];
         hidden.reshape([batch, sequence, width])
@@ -111,13 +91,9 @@ impl StageModule for NemotronHStage {
         self.run_in(input, context)
     }
 
-    /// Gives parameters the paths of a Hugging Face directory, and the table of a tied head that of the embedding's
-    /// table.
+    /// Gives parameters the paths of a Hugging Face directory.
     fn parameter_path(&self, local: &str) -> String {
-        match local {
-            "tied_head.weight" => format!("{EMBEDDING}.weight"),
-            _ => without_variants(local),
-        }
+        OutputHead::parameter_path(local, NORM, EMBEDDING).unwrap_or_else(|| without_variants(local))
     }
 
     fn placement(&self, local: &str) -> Placement {
@@ -130,8 +106,8 @@ impl StageModule for NemotronHStage {
 
     /// The routers of experts and the numbers of each head of a scan do.
     fn stays_in_single_precision(&self, local: &str) -> bool {
-        let of_router = [".gate.weight", ".e_score_correction_bias"];
-        of_router.iter().any(|name| local.ends_with(name)) || is_of_scan(local)
+        let router = [".gate.weight", ".e_score_correction_bias"];
+        router.iter().any(|name| local.ends_with(name)) || is_of_scan(local)
     }
 
     /// Returns the path of the embedding's table. A tied head on another stage holds a copy of it.
@@ -165,7 +141,7 @@ impl ModelFamily for NemotronHConfig {
     fn of_sizes(sizes: DecoderConfig) -> Self {
         let kind = |index: usize| match index % 8 {
             6 => BlockKind::Attention,
-            place if place % 2 == 0 => BlockKind::Mamba,
+            kind if kind % 2 == 0 => BlockKind::Mamba,
             _ => BlockKind::Mlp,
         };
         let heads = sizes.num_attention_heads;
@@ -209,32 +185,21 @@ impl ModelFamily for NemotronHConfig {
     }
 
     fn head(&self) -> Option<HeadForm> {
-        Some(HeadForm {
-            norm: NORM,
-            epsilon: self.layer_norm_epsilon,
-            width: self.hidden_size,
-            vocabulary: self.vocab_size,
-            is_tied: self.tie_word_embeddings,
-        })
+        Some(self.head_form())
     }
 
     fn initial(&self, seed: u64) -> impl ParameterSource<Error = ConfigError> {
         InitialParameters::new(self, seed)
     }
 
-    fn build_split_stage<S>(
+    fn build_stage<S: ParameterSource>(
         &self,
         layers: Range<usize>,
         source: &mut S,
-        device: &Device,
-        tensor: &TensorParallel,
-    ) -> Result<NemotronHStage, S::Error>
-    where
-        S: ParameterSource,
-        S::Error: From<ConfigError>,
-    {
+        place: &Place,
+    ) -> Result<NemotronHStage, S::Error> {
         self.validate()?;
-        let mut builder = Builder::new(source, device, tensor);
+        let mut builder = Builder::new(source, place);
         let mut stage = NemotronHStage::empty(self);
         for layer in stage_layers(layers, self.blocks.len())? {
             match layer {
@@ -247,44 +212,39 @@ impl ModelFamily for NemotronHConfig {
                     let block = Block::build(self, self.blocks[index], &path, &mut builder)?;
                     stage.backbone.layers[index] = Some(block);
                 }
-                Layer::Head => stage.add_head(self, &mut builder)?,
+                Layer::Head => stage.head = Some(OutputHead::build(&self.head_form(), false, &mut builder)?),
             }
         }
-        let placements = Arc::new(builder.into_placements());
-        stage.split = SplitStage { tensor: tensor.clone(), vocabulary: self.vocab_size, placements };
+        stage.split = builder.into_split(self.vocab_size);
         Ok(stage)
+    }
+}
+
+impl NemotronHConfig {
+    fn head_form(&self) -> HeadForm {
+        HeadForm {
+            norm: NORM,
+            embedding: EMBEDDING,
+            epsilon: self.layer_norm_epsilon,
+            width: self.hidden_size,
+            vocabulary: self.vocab_size,
+            is_tied: self.tie_word_embeddings,
+        }
     }
 }
 
 impl NemotronHStage {
     fn empty(config: &NemotronHConfig) -> Self {
         Self {
-            backbone: Backbone { embeddings: None, layers: vec![None; config.blocks.len()], norm_f: None },
-            lm_head: None,
-            tied_head: None,
+            backbone: Backbone { embeddings: None, layers: vec![None; config.blocks.len()] },
+            head: None,
             // In a model without attention, the width of the heads is not checked.
-            head_dim: match config.blocks.contains(&BlockKind::Attention) {
-                true => config.head_dim.next_multiple_of(2),
-                false => 2,
+            head_dim: if config.blocks.contains(&BlockKind::Attention) {
+                config.head_dim.next_multiple_of(2)
+            } else {
+                2
             },
             split: SplitStage::default(),
         }
-    }
-
-    fn add_head<S>(&mut self, config: &NemotronHConfig, builder: &mut Builder<'_, S>) -> Result<(), S::Error>
-    where
-        S: ParameterSource,
-        S::Error: From<ConfigError>,
-    {
-        let (vocabulary, hidden) = (config.vocab_size, config.hidden_size);
-        self.backbone.norm_f = Some(builder.norm(NORM, hidden, config.layer_norm_epsilon)?);
-        match config.tie_word_embeddings {
-            true => {
-                let weight = builder.token_table(EMBEDDING, vocabulary, hidden)?;
-                self.tied_head = Some(TiedHead { weight });
-            }
-            false => self.lm_head = Some(builder.head(vocabulary, hidden)?),
-        }
-        Ok(())
     }
 }

@@ -112,7 +112,7 @@ impl Run<'_> {
         let dir = reference.dir.clone();
         let make = move |stage: StageIndex| -> Result<Stage, HfError> {
             take_lowest_priority();
-            let module = hf::load_stage(&dir, &model, stages.range(stage), &Device::flex().autodiff())?;
+            let module = hf::load_stage(&dir, &model, stages.range(stage), Device::flex().autodiff())?;
             let is_last = stage.get() + 1 == count;
             Ok(module.into_stage(is_last))
         };

@@ -35,7 +35,7 @@ fn launch(model: &CutModel, schedule: &str, ranks: u32) -> Pipeline {
     let stages = partition(&weights, program.placement().stages(), &Method::Optimal).expect("it divides");
     let model = model.clone();
     let make = move |stage| {
-        model.training_stage(stages.range(stage), &InitialParameters::Seed(3), &Device::flex().autodiff())
+        model.training_stage(stages.range(stage), &InitialParameters::Seed(3), Device::flex().autodiff())
     };
     let optimizer = Some(SgdConfig::new().init());
     let config = PipelineConfig { optimizer, clip_norm: None, ..PipelineConfig::default() };
@@ -170,11 +170,11 @@ fn heads_that_cannot_be_cut_are_refused() {
 fn parts_and_tensor_ranks_are_refused() {
     let model = CutModel::new(model("llama", &json!({})), 2).expect("it can be cut");
     let rank = TensorParallel::unconnected(TensorRank { index: 0, of: 2 });
-    let error = model.split_outline(0..5, &rank).expect_err("both split the vocabulary");
+    let error = model.outline(0..5, &rank).expect_err("both split the vocabulary");
     assert!(matches!(error, ConfigError::HeadPartsOfRanks { parts: 2, ranks: 2 }), "{error}");
     let alone = TensorParallel::default();
-    assert!(matches!(model.split_outline(3..6, &alone), Err(ConfigError::LayerRange { layers: 5, .. })));
-    let parts = model.split_outline(3..5, &alone).expect("the parts");
+    assert!(matches!(model.outline(3..6, &alone), Err(ConfigError::LayerRange { layers: 5, .. })));
+    let parts = model.outline(3..5, &alone).expect("the parts");
     let shapes: Vec<(&str, &[usize])> =
         parts.iter().map(|spec| (spec.path.as_str(), spec.shape.as_slice())).collect();
     assert_eq!(

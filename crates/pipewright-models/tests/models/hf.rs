@@ -39,7 +39,7 @@ fn load_family<F: ModelFamily<Stage = DecoderStage>>(
     config: &F,
 ) -> Result<DecoderStage, HfError> {
     let layers = config.describe(1).layers.len();
-    hf::load_stage(dir, config, 0..layers, &Device::flex())
+    hf::load_stage(dir, config, 0..layers, Device::flex())
 }
 
 fn values(stage: &DecoderStage) -> Vec<TensorData> {
@@ -223,7 +223,7 @@ fn round_trip_of_stages_in_several_files() {
     let folder = TempDir::new().expect("a temporary folder");
     let dir = folder.path().join("model");
     let config = config(Path::new(GOLDEN));
-    let stage = |range| hf::load_stage(Path::new(GOLDEN), &config, range, &Device::flex()).expect("it loads");
+    let stage = |range| hf::load_stage(Path::new(GOLDEN), &config, range, Device::flex()).expect("it loads");
     let stages = [stage(0..3), stage(3..10)];
 
     let specs = stages.iter().flat_map(parameter_specs).collect();
@@ -283,7 +283,7 @@ fn check_halves(dir: &Path, weights: &Path, dtype: &str, bits: &[u16], expected:
     file.extend(bits.iter().cycle().take((norm + head) / 2).flat_map(|bits| bits.to_le_bytes()));
     fs::write(weights, file).expect("it is writable");
     let stage =
-        hf::load_stage(dir, &config(dir), 9..10, &Device::flex()).expect("the norm and head are there");
+        hf::load_stage(dir, &config(dir), 9..10, Device::flex()).expect("the norm and head are there");
     let norm: Vec<f32> = values(&stage)[0].iter().take(expected.len()).collect();
     assert_eq!(norm, expected);
 }
@@ -326,7 +326,7 @@ fn a_missing_tensor_is_named() {
         "DIR/model.safetensors: tensor `model.layers.6.mlp.up_proj.weight` is missing",
     );
     let config = config(folder.path());
-    let other = hf::load_stage(folder.path(), &config, 0..7, &Device::flex());
+    let other = hf::load_stage(folder.path(), &config, 0..7, Device::flex());
     assert!(other.is_ok(), "a stage that does not need it loads");
 }
 
@@ -560,8 +560,8 @@ fn a_folder_with_content_is_never_overwritten() {
 fn an_unfinished_model_leaves_nothing_behind() {
     let folder = TempDir::new().expect("a temporary folder");
     let config = LlamaConfig::from(DecoderConfig::new(16, 4));
-    let stage = config.init_stage(0..2, 1, &Device::flex()).expect("the range is valid");
-    let other = config.init_stage(2..4, 1, &Device::flex()).expect("the range is valid");
+    let stage = config.init_stage(0..2, 1, Device::flex()).expect("the range is valid");
+    let other = config.init_stage(2..4, 1, Device::flex()).expect("the range is valid");
     let specs: Vec<_> = [&stage, &other].into_iter().flat_map(parameter_specs).collect();
 
     let dir = folder.path().join("model");

@@ -6,7 +6,7 @@ use pipewright::optimizer::AdamW;
 use pipewright::pipeline::{Pipeline, PipelineConfig};
 use pipewright::train::data::{DOCUMENTS, POSITIONS};
 use pipewright::transport::World;
-use pipewright_models::{InitialParameters, ModelConfig};
+use pipewright_models::{CutModel, InitialParameters, ModelConfig};
 use pipewright_schedule::lower::{TrainingLowering, for_training};
 use pipewright_schedule::partition::{Method, partition};
 use pipewright_schedule::{ScheduleSpec, generate};
@@ -27,9 +27,9 @@ fn launch(model: &ModelConfig, ranks: u32) -> Pipeline {
     let schedule = generate("1f1b", &spec).expect("a schedule");
     let program = for_training(&schedule, &TrainingLowering::default()).expect("it is sound");
     let stages = partition(&model.describe(8).weights(), ranks, &Method::Optimal).expect("it divides");
-    let model = model.clone();
+    let model = CutModel::from(model.clone());
     let make = move |stage| {
-        model.training_stage(stages.range(stage), &InitialParameters::Seed(3), &Device::flex().autodiff())
+        model.training_stage(stages.range(stage), &InitialParameters::Seed(3), Device::flex().autodiff())
     };
     let config = PipelineConfig { optimizer: Some(AdamW::default().init()), ..PipelineConfig::default() };
     Pipeline::launch(program, World::local(ranks), &config, make).expect("it starts")

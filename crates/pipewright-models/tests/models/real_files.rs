@@ -91,7 +91,7 @@ impl Copy {
             text.replace(&self.dir().display().to_string(), "DIR")
         };
         let model = ModelConfig::read(self.dir()).map_err(told)?;
-        let parameters = model.outline(0..model.describe(1).layers.len()).expect("it has layers");
+        let parameters = model.parameters().expect("it has layers");
         hf::check_weights(self.dir(), &parameters).map_err(told)
     }
 
@@ -103,8 +103,7 @@ impl Copy {
     /// Returns the values of all parameters of a Llama.
     fn values(&self) -> Result<Vec<f32>, String> {
         let Ok(ModelConfig::Llama(config)) = ModelConfig::read(self.dir()) else { panic!("it is a Llama") };
-        let layers = 0..config.describe(1).layers.len();
-        let stage = hf::load_stage(self.dir(), &config, layers, &Device::flex());
+        let stage = hf::load_stage(self.dir(), &config, 0..config.layers(), Device::flex());
         let stage = stage.map_err(|error| error.to_string())?;
         let mut values = Vec::new();
         struct Collect<'a>(&'a mut Vec<f32>);
@@ -346,7 +345,7 @@ fn absent_keys_have_the_defaults_of_transformers() {
     assert_eq!((config.decoder.head_dim(), config.decoder.num_key_value_heads), (128, 32));
     // A model from sizes has the usual width, and its file says so.
     let fresh = Qwen3Config::from(DecoderConfig::new(16, 4));
-    let stage = fresh.init_stage(0..4, 1, &Device::flex()).expect("it has four layers");
+    let stage = fresh.init_stage(0..4, 1, Device::flex()).expect("it has four layers");
     let dir = copy.path("fresh");
     hf::save(&dir, &fresh, &[&stage]).expect("it is written");
     let written: Value =
@@ -358,7 +357,7 @@ fn absent_keys_have_the_defaults_of_transformers() {
 fn write_in(kind: WeightType, value: f32) -> Result<(TempDir, Value), HfError> {
     let folder = TempDir::new().expect("a temporary folder");
     let config = LlamaConfig::from(DecoderConfig::new(16, 4));
-    let stage = config.init_stage(0..1, 1, &Device::flex()).expect("it has four layers");
+    let stage = config.init_stage(0..1, 1, Device::flex()).expect("it has four layers");
     let dir = folder.path().join("m");
     let mut writer =
         hf::Writer::create_as(&dir, &config, parameter_specs(&stage), &WeightTypes::all(kind), u64::MAX)?;

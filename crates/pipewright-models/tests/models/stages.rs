@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use burn::module::Module;
 use burn::tensor::{Device, Int, Tensor, TensorData};
+use pipewright::nn::TensorParallel;
 use pipewright::stage::StageModule;
 use pipewright::tensor::{pack, unpack};
 use pipewright_models::decoder::{DecoderConfig, DecoderInput, DecoderStage, MixtureConfig};
@@ -42,8 +43,8 @@ fn moe() -> Qwen3MoeConfig {
 
 /// Checks that the outline of a stage has the parameters of the stage.
 fn check_outline<F: ModelFamily<Stage = DecoderStage>>(config: &F) {
-    let stage = config.init_stage(0..5, 7, &Device::flex()).expect("the range is valid");
-    let mut outline = config.outline(0..5).expect("the range is valid");
+    let stage = config.init_stage(0..5, 7, Device::flex()).expect("the range is valid");
+    let mut outline = config.outline(0..5, &TensorParallel::default()).expect("the range is valid");
     // The table of a tied head is asked for a second time, and is not among the parameters of a model directory.
     outline.sort_by(|a, b| a.path.cmp(&b.path));
     outline.dedup();
@@ -64,14 +65,15 @@ fn an_outline_is_what_a_stage_holds() {
     check_outline(&Qwen3Config::from(tied()));
     check_outline(&moe());
     let large = DecoderConfig { hidden_size: 1 << 20, vocab_size: 1 << 30, ..sizes() };
-    let outline = LlamaConfig::from(large).outline(0..1).expect("nothing is allocated");
+    let outline =
+        LlamaConfig::from(large).outline(0..1, &TensorParallel::default()).expect("nothing is allocated");
     assert_eq!(outline[0].shape, [1 << 30, 1 << 20]);
 }
 
 /// Makes all stages of the model, cut before each of `cuts`.
 fn cut<F: ModelFamily<Stage = DecoderStage>>(config: &F, cuts: &[usize]) -> Vec<DecoderStage> {
     let bounds = [&[0], cuts, &[5]].concat();
-    let stage = |pair: &[usize]| config.init_stage(pair[0]..pair[1], 7, &Device::flex());
+    let stage = |pair: &[usize]| config.init_stage(pair[0]..pair[1], 7, Device::flex());
     bounds.windows(2).map(|pair| stage(pair).expect("the range is valid")).collect()
 }
 
@@ -205,8 +207,8 @@ fn biases_start_as_zeros_and_are_where_the_family_has_them() {
 fn a_tied_head_is_a_copy_of_the_table_under_its_path() {
     let stages = cut(&LlamaConfig::from(tied()), &[4]);
     let (first, last) = (parameters(&stages[..1]), parameters(&stages[1..]));
-    assert_eq!(last["tied_head.weight"], first["model.embed_tokens.weight"]);
-    assert_eq!(stages[1].parameter_path("tied_head.weight"), "model.embed_tokens.weight");
+    assert_eq!(last["head.tied_head.weight"], first["model.embed_tokens.weight"]);
+    assert_eq!(stages[1].parameter_path("head.tied_head.weight"), "model.embed_tokens.weight");
     assert_eq!(paths(&stages[1]), ["model.norm.weight"], "a file has the table from the first stage");
 }
 
@@ -261,14 +263,14 @@ fn the_weight_of_a_mixture_follows_the_experts_that_a_token_meets() {
 
 #[test]
 fn seeds_give_different_parameters() {
-    let head = |seed| llama().init_stage(4..5, seed, &Device::flex()).expect("the range is valid");
+    let head = |seed| llama().init_stage(4..5, seed, Device::flex()).expect("the range is valid");
     assert_ne!(parameters(&[head(1)]), parameters(&[head(2)]));
 }
 
 #[test]
 fn ranges_outside_the_model_are_refused() {
     let refused =
-        |range| llama().init_stage(range, 0, &Device::flex()).map(|_| ()).map_err(|error| error.to_string());
+        |range| llama().init_stage(range, 0, Device::flex()).map(|_| ()).map_err(|error| error.to_string());
     assert_eq!(refused(2..2), Err("layers 2..2 are not a stage of a model of 5 layers".to_owned()));
     assert_eq!(refused(4..6), Err("layers 4..6 are not a stage of a model of 5 layers".to_owned()));
 }

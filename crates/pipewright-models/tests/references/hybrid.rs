@@ -18,7 +18,7 @@ use pipewright::train::{Decay, LearningRate, Trainer};
 use pipewright::transport::World;
 use pipewright_models::hf::{self, HfError};
 use pipewright_models::hybrid::{HybridConfig, HybridInput, HybridOutput, HybridStage, Pattern};
-use pipewright_models::{ModelConfig, ModelFamily, TrainingModule, cross_entropy, parameter_specs};
+use pipewright_models::{ModelConfig, ModelFamily, Place, TrainingModule, cross_entropy, parameter_specs};
 use pipewright_schedule::lower::{TrainingLowering, for_training};
 use pipewright_schedule::{
     Method, Microbatch, ScheduleSpec, StageIndex, ValidatedProgram, generate, partition,
@@ -135,8 +135,8 @@ impl Reference {
         let stages = partition(&weights, count, &Method::Optimal).expect("it divides");
         let (dir, model) = (self.dir.clone(), self.config.clone());
         let make = move |stage: StageIndex, tensor: &TensorParallel| -> Result<_, HfError> {
-            let device = Device::flex().autodiff();
-            let module = hf::load_split_stage(&dir, &model, stages.range(stage), &device, tensor)?;
+            let place = Place { device: Device::flex().autodiff(), tensor: tensor.clone() };
+            let module = hf::load_stage(&dir, &model, stages.range(stage), place)?;
             Ok(module.into_stage(stage.get() + 1 == count))
         };
         let adam = AdamW { betas: (0.9, 0.95), epsilon: 1e-8, weight_decay: 0.1 };
@@ -395,7 +395,7 @@ fn what_is_read_is_written_with_the_same_bits() {
         let config = &reference.config;
         let layers = config.describe(1).layers.len();
         let load = |layer: usize| {
-            hf::load_stage(&reference.dir, config, layer..layer + 1, &Device::flex()).expect("it loads")
+            hf::load_stage(&reference.dir, config, layer..layer + 1, Device::flex()).expect("it loads")
         };
         let stages: Vec<_> = (0..layers).map(load).collect();
         let folder = tempfile::TempDir::new().expect("a temporary folder");
@@ -412,7 +412,7 @@ fn descriptions_count_the_parameters_of_each_layer() {
     let tied = HybridConfig { tie_word_embeddings: true, mtp_block: "M".to_owned(), ..full.clone() };
     for config in [Reference::load("hybrid-min").config, full, tied] {
         for (index, layer) in config.describe(16).layers.iter().enumerate() {
-            let stage = config.init_stage(index..index + 1, 7, &Device::flex()).expect("it is a layer");
+            let stage = config.init_stage(index..index + 1, 7, Device::flex()).expect("it is a layer");
             let specs = parameter_specs(&stage);
             let count: usize = specs.iter().map(|spec| spec.shape.iter().product::<usize>()).sum();
             assert_eq!(count as u64, layer.parameters, "{}", layer.path);

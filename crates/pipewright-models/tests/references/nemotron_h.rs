@@ -7,13 +7,15 @@ use std::path::Path;
 
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{Device, Gradients, Int, Tensor, TensorData};
+use pipewright::nn::TensorParallel;
 use pipewright::stage::StageModule;
 use pipewright::tensor::Precision;
 use pipewright_models::decoder::DecoderInput;
 use pipewright_models::init::SeededInit;
 use pipewright_models::nemotron_h::{BlockKind, Experts, NemotronHConfig, NemotronHStage};
 use pipewright_models::{
-    ConfigError, ModelConfig, ModelFamily, ParameterSource, ParameterSpec, cross_entropy, hf, parameter_specs,
+    ConfigError, ModelConfig, ModelFamily, ParameterSource, ParameterSpec, Place, cross_entropy, hf,
+    parameter_specs,
 };
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -208,7 +210,7 @@ fn what_is_read_is_written_with_the_same_bits() {
 #[test]
 fn the_correction_of_the_scores_is_not_trained() {
     let config = family(&Reference::load(NAME));
-    let stage = config.init_stage(4..5, 3, &Device::flex().autodiff()).expect("the fourth block has experts");
+    let stage = config.init_stage(4..5, 3, Device::flex().autodiff()).expect("the fourth block has experts");
     struct Trained(Vec<bool>);
     impl ModuleVisitor for Trained {
         fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
@@ -234,15 +236,15 @@ fn descriptions_count_the_parameters_of_each_layer() {
     ];
     for config in variants {
         for (index, layer) in config.describe(16).layers.iter().enumerate() {
-            let stage = config.init_stage(index..index + 1, 7, &Device::flex()).expect("it is a layer");
+            let stage = config.init_stage(index..index + 1, 7, Device::flex()).expect("it is a layer");
             let specs = parameter_specs(&stage);
             let count: usize = specs.iter().map(|spec| spec.shape.iter().product::<usize>()).sum();
             assert_eq!(count as u64, layer.parameters, "{}", layer.path);
             assert!(layer.weight > 0 && layer.activation_bytes > 0, "{}", layer.path);
         }
         let layers = config.describe(1).layers.len();
-        let whole = config.init_stage(0..layers, 7, &Device::flex()).expect("it is the model");
-        let mut outline = config.outline(0..layers).expect("it is the model");
+        let whole = config.init_stage(0..layers, 7, Device::flex()).expect("it is the model");
+        let mut outline = config.outline(0..layers, &TensorParallel::default()).expect("it is the model");
         let mut held = parameter_specs(&whole);
         outline.sort_by(|a, b| a.path.cmp(&b.path));
         outline.dedup();
@@ -274,7 +276,7 @@ impl<F: Fn(&ParameterSpec) -> Option<Vec<f32>>> ParameterSource for Given<F> {
 /// Returns the output of the first block of a model, whose parameters are `given`.
 fn first_block(config: &NemotronHConfig, given: impl Fn(&ParameterSpec) -> Option<Vec<f32>>) -> Vec<f32> {
     let device = Device::flex();
-    let stage = config.build_stage(1..2, &mut Given(given), &device).expect("it is a block");
+    let stage = config.build_stage(1..2, &mut Given(given), &Place::from(&device)).expect("it is a block");
     let size = 2 * 5 * config.hidden_size;
     let values: Vec<f32> = (0..size).map(|place| ((place * 37 % 101) as f32 - 50.0) / 40.0).collect();
     let hidden = Tensor::from_data(TensorData::new(values, [2, 5, config.hidden_size]), &device);
@@ -301,7 +303,7 @@ fn routed_experts_may_have_a_width_of_their_own() {
 
     let narrow = NemotronHConfig { experts: Some(with_latent_width(&config, 24)), ..config };
     assert_eq!(NemotronHConfig::from_json(narrow.to_json()).ok().as_ref(), Some(&narrow));
-    let outline = narrow.outline(1..2).expect("it is a block");
+    let outline = narrow.outline(1..2, &TensorParallel::default()).expect("it is a block");
     let shape = |name: &str| {
         let spec = outline.iter().find(|spec| spec.path == format!("backbone.layers.0.mixer.{name}.weight"));
         spec.map(|spec| spec.shape.clone()).expect(name)
@@ -355,7 +357,7 @@ fn heads_may_have_an_odd_width() {
 fn fresh_states_have_many_lengths_of_memory() {
     let config = family(&Reference::load(NAME));
     let parameter = |path: &str| -> Vec<f32> {
-        let stage = config.init_stage(1..2, 11, &Device::flex()).expect("the first block is a mixer");
+        let stage = config.init_stage(1..2, 11, Device::flex()).expect("the first block is a mixer");
         let mut values = ByName { path: path.to_owned(), names: Vec::new(), values: Vec::new() };
         stage.visit(&mut values);
         values.values

@@ -15,7 +15,7 @@ use pipewright::train::Trainer;
 use pipewright::train::data::{Cursor, DataConfig, Tokenizer};
 use pipewright::train::{Decay, LearningRate};
 use pipewright::transport::World;
-use pipewright_models::{CutModel, InitialParameters, ModelConfig};
+use pipewright_models::{CutModel, InitialParameters, ModelConfig, Place};
 use pipewright_schedule::generate::catalogue;
 use pipewright_schedule::lower::{TrainingLowering, for_training};
 use pipewright_schedule::{Recompute, ScheduleSpec, StageIndex, ValidatedProgram, generate, partition};
@@ -240,7 +240,8 @@ fn launch(reference: &Reference, program: ValidatedProgram, config: &PipelineCon
     let stages = partition(&weights, count, &reference.cut.method).expect("it divides");
     let initial = InitialParameters::Directory(reference.dir.clone());
     let make = move |stage: StageIndex, tensor: &TensorParallel| {
-        model.split_training_stage(stages.range(stage), &initial, &Device::flex().autodiff(), tensor)
+        let place = Place { device: Device::flex().autodiff(), tensor: tensor.clone() };
+        model.training_stage(stages.range(stage), &initial, place)
     };
     let adam = AdamW { betas: (0.9, 0.95), epsilon: 1e-8, weight_decay: 0.1 };
     let config = PipelineConfig { optimizer: Some(adam.init()), clip_norm: Some(1.0), ..config.clone() };

@@ -13,7 +13,7 @@ use pipewright_models::generation::{Request, generate};
 use pipewright_models::hybrid::HybridConfig;
 use pipewright_models::llama::LlamaConfig;
 use pipewright_models::next_token::NextToken;
-use pipewright_models::{ModelConfig, ModelFamily, hf, parameter_specs};
+use pipewright_models::{CutModel, ModelConfig, ModelFamily, Place, hf, parameter_specs};
 use pipewright_schedule::Recompute;
 use pipewright_schedule::generate::catalogue;
 
@@ -123,8 +123,9 @@ fn a_stage_with_shards_is_neither_saved_nor_generates() {
     let folder = tempfile::tempdir().expect("a scratch folder");
     let (model, device) = (LlamaConfig::from(DecoderConfig::new(64, 4)), Device::flex());
     let tensor = TensorParallel::unconnected(TensorRank { index: 1, of: 2 });
-    let layers = model.describe(1).layers.len();
-    let stage = model.init_split_stage(0..layers, 1, &device, &tensor).expect("a stage");
+    let layers = model.layers();
+    let place = Place { device: device.clone(), tensor };
+    let stage = model.init_stage(0..layers, 1, place).expect("a stage");
     let dir = folder.path().join("model");
     let error = hf::save(&dir, &model, &[&stage]).expect_err("it has shards").to_string();
     let shards =
@@ -152,7 +153,7 @@ fn a_layer_that_cannot_be_split_is_named() {
     let refused = |sizes: DecoderConfig, ranks: u32, expected: &str| {
         let rank = TensorParallel::unconnected(TensorRank { index: 0, of: ranks });
         let layers = 0..sizes.layers();
-        let error = LlamaConfig::from(sizes).split_outline(layers, &rank).expect_err("it cannot be split");
+        let error = LlamaConfig::from(sizes).outline(layers, &rank).expect_err("it cannot be split");
         assert_eq!(error.to_string(), expected);
     };
     let sizes = || DecoderConfig { num_key_value_heads: 2, ..DecoderConfig::new(64, 4) };
@@ -184,10 +185,10 @@ fn a_layer_that_cannot_be_split_is_named() {
     );
 }
 
-/// Returns the paths and shapes of the parameters of `model`, which has this number of layers, that a rank holds.
+/// Returns the paths and shapes of the parameters of `model` that a rank holds.
 fn outlined(model: &ModelConfig, rank: &TensorParallel) -> Vec<(String, Vec<usize>)> {
-    let layers = model.describe(1).layers.len();
-    let outline = model.split_outline(0..layers, rank).expect("the ranks can share it");
+    let outline = CutModel::from(model.clone()).outline(0..model.layers(), rank);
+    let outline = outline.expect("the ranks can share it");
     outline.into_iter().map(|spec| (spec.path, spec.shape)).collect()
 }
 
@@ -199,20 +200,20 @@ fn each_expert_is_whole_on_one_rank() {
         let model = ModelConfig::read(&folder).expect("it is of a known family");
         let whole = outlined(&model, &TensorParallel::default());
         let rank = |index| TensorParallel::unconnected(TensorRank { index, of: 4 });
-        let of_ranks = [0, 1, 2, 3].map(|index| outlined(&model, &rank(index).with_whole_experts(true)));
+        let by_rank = [0, 1, 2, 3].map(|index| outlined(&model, &rank(index).with_whole_experts(true)));
         let (mut found, mut expected): (Vec<_>, Vec<_>) = (
-            of_ranks.iter().flatten().filter(|found| is_routed(found)).collect(),
+            by_rank.iter().flatten().filter(|found| is_routed(found)).collect(),
             whole.iter().filter(|found| is_routed(found)).collect(),
         );
         found.sort();
         expected.sort();
         assert_eq!(found, expected, "each expert is on one rank, in its whole shape");
-        assert!(of_ranks.iter().all(|rank| rank.iter().any(is_routed)));
+        assert!(by_rank.iter().all(|rank| rank.iter().any(is_routed)));
         // All other parameters are those of ranks with shards of experts.
         let others = |found: &[(String, Vec<usize>)]| -> Vec<_> {
             found.iter().filter(|found| !is_routed(found)).cloned().collect()
         };
-        assert_eq!(others(&of_ranks[1]), others(&outlined(&model, &rank(1))));
+        assert_eq!(others(&by_rank[1]), others(&outlined(&model, &rank(1))));
     }
 }
 
@@ -221,8 +222,9 @@ fn fewer_whole_experts_than_ranks_are_refused() {
     let refused = |family: &str, keys: serde_json::Value, layer: &str, projection: &str, key: &str| {
         let keys = keys.as_object().expect("a table").clone();
         let model = ModelConfig::of_sizes(family, DecoderConfig::new(64, 4), keys).expect("a model");
+        let model = CutModel::from(model);
         let rank = |of| TensorParallel::unconnected(TensorRank { index: 0, of }).with_whole_experts(true);
-        let error = model.split_outline(1..2, &rank(4)).expect_err("a rank has no expert");
+        let error = model.outline(1..2, &rank(4)).expect_err("a rank has no expert");
         assert_eq!(
             error.to_string(),
             format!(
@@ -231,7 +233,7 @@ fn fewer_whole_experts_than_ranks_are_refused() {
                  another `mesh.tensor_parallel`, or set `mesh.expert_parallel` to false"
             )
         );
-        assert!(model.split_outline(1..2, &rank(2)).is_ok(), "three experts on two ranks");
+        assert!(model.outline(1..2, &rank(2)).is_ok(), "three experts on two ranks");
     };
     let keys = serde_json::json!({ "num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 8 });
     refused("qwen3_moe", keys, "model.layers.0.mlp", "gate_proj", "num_experts");
@@ -256,7 +258,7 @@ fn a_part_of_a_hybrid_that_cannot_be_split_is_named() {
         json.as_object_mut().expect("an object").extend(changes.as_object().expect("an object").clone());
         let model = HybridConfig::from_json(json).expect("a model");
         let rank = TensorParallel::unconnected(TensorRank { index: 0, of: ranks });
-        let error = model.split_outline(0..4, &rank).expect_err("it cannot be split").to_string();
+        let error = model.outline(0..4, &rank).expect_err("it cannot be split").to_string();
         assert!(error.starts_with(expected), "{error}");
     };
     refused(

@@ -1,0 +1,164 @@
+//! A model of any family: the functions of [`ModelFamily`], and of the modules that work with a family, without the types of
+//! the family.
+
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use burn::tensor::Device;
+use pipewright::checkpoint::Checkpoint;
+use pipewright::nn::TensorParallel;
+use pipewright::stage::{Stage, StageModule};
+use pipewright::train::data::{SideError, SideRows};
+use pipewright_schedule::ModelDesc;
+use serde_json::Value;
+
+use crate::cut_stage;
+use crate::error::ConfigError;
+use crate::family::ModelFamily;
+use crate::head_form::{CutHead, HeadForm};
+use crate::hf::{self, ExportOptions, HfError, WeightType};
+use crate::next_token::NextToken;
+use crate::parameter::{Outline, ParameterSpec};
+use crate::parameter_group::{self, ParameterGroup};
+use crate::split::Place;
+
+/// The source of the parameters with which training starts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum InitialParameters {
+    /// Random parameters that depend on a seed.
+    Seed(u64),
+    /// The parameters in a Hugging Face directory.
+    Directory(PathBuf),
+}
+
+/// The source of the parameters of a trained model.
+#[derive(Clone, Copy, Debug)]
+pub enum ModelSource<'a> {
+    /// A Hugging Face directory.
+    Directory(&'a Path),
+    /// A checkpoint.
+    Checkpoint(&'a Checkpoint),
+}
+
+/// A model of any family. [`ModelConfig`](crate::ModelConfig) and [`CutModel`](crate::CutModel) describe the functions that they
+/// pass on.
+pub(crate) trait AnyFamily {
+    fn to_json(&self) -> Value;
+    fn vocab_size(&self) -> usize;
+    fn describe(&self, sequence: usize) -> ModelDesc;
+    fn layers(&self) -> usize;
+    fn check_side(&self, side: &SideRows, sequence: usize) -> Result<(), SideError>;
+    fn cuts(&self) -> Option<Vec<usize>>;
+    /// Returns the last norm and the head, if the head can be cut.
+    fn head(&self) -> Option<HeadForm>;
+    fn outline(
+        &self,
+        head: Option<&CutHead>,
+        layers: Range<usize>,
+        tensor: &TensorParallel,
+    ) -> Result<Vec<ParameterSpec>, ConfigError>;
+    fn training_stage(
+        &self,
+        head: Option<&CutHead>,
+        layers: Range<usize>,
+        initial: &InitialParameters,
+        place: &Place,
+    ) -> Result<Stage, HfError>;
+    fn group_paths(&self, groups: &[ParameterGroup]) -> Result<Vec<String>, ConfigError>;
+    fn refuses_slices(&self) -> Result<Option<String>, ConfigError>;
+    fn whole(&self, source: ModelSource<'_>, device: &Device) -> Result<Box<dyn NextToken>, HfError>;
+    fn export(
+        &self,
+        checkpoint: &Checkpoint,
+        options: &ExportOptions<'_>,
+        dir: &Path,
+    ) -> Result<WeightType, HfError>;
+}
+
+impl<F: ModelFamily<Stage: 'static>> AnyFamily for F {
+    fn to_json(&self) -> Value {
+        ModelFamily::to_json(self)
+    }
+
+    fn vocab_size(&self) -> usize {
+        ModelFamily::vocab_size(self)
+    }
+
+    fn describe(&self, sequence: usize) -> ModelDesc {
+        ModelFamily::describe(self, sequence)
+    }
+
+    fn layers(&self) -> usize {
+        ModelFamily::layers(self)
+    }
+
+    fn check_side(&self, side: &SideRows, sequence: usize) -> Result<(), SideError> {
+        ModelFamily::check_side(self, side, sequence)
+    }
+
+    fn cuts(&self) -> Option<Vec<usize>> {
+        ModelFamily::cuts(self)
+    }
+
+    fn head(&self) -> Option<HeadForm> {
+        ModelFamily::head(self)
+    }
+
+    fn outline(
+        &self,
+        head: Option<&CutHead>,
+        layers: Range<usize>,
+        tensor: &TensorParallel,
+    ) -> Result<Vec<ParameterSpec>, ConfigError> {
+        cut_stage::outline(self, head, layers, tensor)
+    }
+
+    fn training_stage(
+        &self,
+        head: Option<&CutHead>,
+        layers: Range<usize>,
+        initial: &InitialParameters,
+        place: &Place,
+    ) -> Result<Stage, HfError> {
+        match initial {
+            InitialParameters::Seed(seed) => {
+                Ok(cut_stage::training_stage(self, head, layers, &mut self.initial(*seed), place)?)
+            }
+            InitialParameters::Directory(directory) => {
+                let mut weights = hf::open_weights(directory, self)?;
+                cut_stage::training_stage(self, head, layers, &mut weights, place)
+            }
+        }
+    }
+
+    fn group_paths(&self, groups: &[ParameterGroup]) -> Result<Vec<String>, ConfigError> {
+        Ok(parameter_group::group_paths(&outlined(self)?, groups))
+    }
+
+    fn refuses_slices(&self) -> Result<Option<String>, ConfigError> {
+        Ok(outlined(self)?.refuses_slices())
+    }
+
+    fn whole(&self, source: ModelSource<'_>, device: &Device) -> Result<Box<dyn NextToken>, HfError> {
+        let config = self.for_generation();
+        let layers = 0..ModelFamily::layers(&config);
+        Ok(Box::new(match source {
+            ModelSource::Directory(directory) => hf::load_stage(directory, &config, layers, device)?,
+            ModelSource::Checkpoint(checkpoint) => hf::restore_stage(checkpoint, &config, layers, device)?,
+        }))
+    }
+
+    fn export(
+        &self,
+        checkpoint: &Checkpoint,
+        options: &ExportOptions<'_>,
+        dir: &Path,
+    ) -> Result<WeightType, HfError> {
+        hf::export(checkpoint, self, options, dir)
+    }
+}
+
+/// Returns the module of the whole model, without the values of its parameters.
+fn outlined<F: ModelFamily>(config: &F) -> Result<F::Stage, ConfigError> {
+    config.build_stage(0..config.layers(), &mut Outline::default(), &Device::flex().into())
+}

@@ -1,0 +1,103 @@
+//! The attention of a block: the four linear layers, and the norms of the heads in families that have them. The families differ
+//! in the function that mixes the tokens between these layers.
+
+use burn::module::Module;
+use burn::tensor::Tensor;
+use pipewright::nn::{Linear, RmsNorm, TensorParallel};
+
+use crate::parameter::{Builder, ParameterSource, SplitLinear};
+use crate::split::head_shards;
+
+/// The sizes of an attention.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct AttentionSizes {
+    /// The width of the hidden states.
+    pub(crate) hidden: usize,
+    /// The number of query heads.
+    pub(crate) heads: usize,
+    /// The number of key and value heads.
+    pub(crate) key_heads: usize,
+    /// The width of a head.
+    pub(crate) head_dim: usize,
+}
+
+/// The linear layers of an attention that have a bias.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct AttentionBias {
+    /// The layers that make queries, keys and values.
+    pub(crate) inputs: bool,
+    /// The layer that mixes the heads.
+    pub(crate) output: bool,
+}
+
+impl AttentionBias {
+    /// Returns the biases of `attention_bias`, which is for all four layers.
+    pub(crate) fn all(attention_bias: bool) -> Self {
+        Self { inputs: attention_bias, output: attention_bias }
+    }
+}
+
+/// The parameters of an attention. Field names are those of a Hugging Face directory, because parameter paths consist of them.
+#[derive(Module, Debug)]
+pub(crate) struct Attention {
+    q_proj: Linear,
+    k_proj: Linear,
+    v_proj: Linear,
+    o_proj: Linear,
+    /// The normalisations of a head's queries and keys, in a family that has them.
+    q_norm: Option<RmsNorm>,
+    k_norm: Option<RmsNorm>,
+}
+
+impl Attention {
+    /// Builds the attention at `path`. With `norm_epsilon`, the queries and keys of each head are normalised.
+    pub(crate) fn build<S: ParameterSource>(
+        sizes: AttentionSizes,
+        bias: AttentionBias,
+        norm_epsilon: Option<f64>,
+        path: &str,
+        builder: &mut Builder<'_, S>,
+    ) -> Result<Self, S::Error> {
+        let AttentionSizes { hidden, heads, key_heads, head_dim } = sizes;
+        let (queries, keys) = (heads * head_dim, key_heads * head_dim);
+        let [heads, key_heads] = head_shards(path, heads, key_heads, builder.tensor_ranks())?;
+        let mut linear = |bias, name: &str, sizes, split| {
+            builder.split_linear(bias, &format!("{path}.{name}"), sizes, split)
+        };
+        let (heads, key_heads) =
+            (SplitLinear::Outputs { shards: heads }, SplitLinear::Outputs { shards: key_heads });
+        let q_proj = linear(bias.inputs, "q_proj", [hidden, queries], heads)?;
+        let k_proj = linear(bias.inputs, "k_proj", [hidden, keys], key_heads)?;
+        let v_proj = linear(bias.inputs, "v_proj", [hidden, keys], key_heads)?;
+        let o_proj = linear(bias.output, "o_proj", [queries, hidden], SplitLinear::Inputs)?;
+        // Each rank normalises its own heads.
+        let mut norm = |name: &str| {
+            let path = format!("{path}.{name}");
+            norm_epsilon.map(|epsilon| builder.partial_norm(&path, head_dim, epsilon)).transpose()
+        };
+        let (q_norm, k_norm) = (norm("q_norm")?, norm("k_norm")?);
+        Ok(Self { q_proj, k_proj, v_proj, o_proj, q_norm, k_norm })
+    }
+
+    /// Maps `[tokens, hidden]` to the same shape. `attend` takes queries, keys and values of this rank's heads,
+    /// `[tokens, heads * head_dim]` each, and returns the values that the queries attend to.
+    pub(crate) fn forward(
+        &self,
+        x: Tensor<2>,
+        tensor: &TensorParallel,
+        attend: impl FnOnce([Tensor<2>; 3]) -> Tensor<2>,
+    ) -> Tensor<2> {
+        let x = tensor.enter(x);
+        let q = normalised(self.q_proj.forward(x.clone()), self.q_norm.as_ref());
+        let k = normalised(self.k_proj.forward(x.clone()), self.k_norm.as_ref());
+        let v = self.v_proj.forward(x);
+        self.o_proj.forward_split_inputs(attend([q, k, v]), tensor)
+    }
+}
+
+/// Normalises each head of `[tokens, heads * head_dim]`; the weight has one factor for each element of a head.
+fn normalised(x: Tensor<2>, norm: Option<&RmsNorm>) -> Tensor<2> {
+    let Some(norm) = norm else { return x };
+    let ([tokens, width], [head_dim]) = (x.dims(), norm.weight.dims());
+    norm.forward(x.reshape([tokens * width / head_dim, head_dim])).reshape([tokens, width])
+}

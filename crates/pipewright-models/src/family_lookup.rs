@@ -1,0 +1,190 @@
+//! Finds the family of a `config.json` or of a name, and makes the configuration of a model of it. A file of a family that is
+//! not in the list is an error, which names the nearest family.
+
+use std::path::Path;
+
+use serde_json::{Map, Value};
+
+use crate::config_key::{KeyTable, KeyUse};
+use crate::decoder::DecoderConfig;
+use crate::error::ConfigError;
+use crate::hf::{self, HfError};
+use crate::model_config::{FAMILIES, Family, ModelConfig};
+
+/// Keys that say the same as others, which have the usual values of a family and must not contradict them.
+const REPLACED: [(&str, &str); 3] = [
+    ("hybrid_override_pattern", "layers_block_type"),
+    ("num_local_experts", "num_experts"),
+    ("attention_head_dim", "head_dim"),
+];
+
+impl ModelConfig {
+    /// Reads the configuration in a parsed `config.json`. The family is that of its `model_type`, or of its first architecture
+    /// if there is no `model_type`.
+    ///
+    /// # Errors
+    /// When [`ModelConfig::MODEL_TYPES`] does not contain the family, or as
+    /// [`ModelFamily::from_json`](crate::ModelFamily::from_json).
+    pub fn from_json(json: Value) -> Result<Self, ConfigError> {
+        match Family::in_file(&json) {
+            Some(family) => (family.from_json)(json),
+            None => {
+                let name = name_in_file(&json).unwrap_or_default();
+                Err(unknown(name, json.as_object().unwrap_or(&Map::new())))
+            }
+        }
+    }
+
+    /// Reads the configuration of a Hugging Face directory, or of a file `config.json`. [`ModelConfig::unknown_keys`] returns the
+    /// keys of that file that nobody knows.
+    ///
+    /// # Errors
+    /// When `config.json` cannot be read, or as [`ModelConfig::from_json`].
+    pub fn read(dir: &Path) -> Result<Self, HfError> {
+        hf::read_config(dir, |json| Self::from_json(with_absent_keys(json)))
+    }
+
+    /// Makes the configuration of the family `model_type`, one of [`ModelConfig::MODEL_TYPES`]: `sizes`, the family's usual
+    /// values, and in place of them the values of `keys`, which are named as in `config.json`.
+    ///
+    /// # Errors
+    /// When there is no such family, when a key belongs to other families only, or as
+    /// [`ModelFamily::from_json`](crate::ModelFamily::from_json).
+    pub fn of_sizes(
+        model_type: &str,
+        sizes: DecoderConfig,
+        keys: Map<String, Value>,
+    ) -> Result<Self, ConfigError> {
+        let Some(family) = Family::find(model_type).filter(|family| family.name == model_type) else {
+            return Err(unknown(model_type, &keys));
+        };
+        if let Some(key) = keys.keys().find(|key| family.is_foreign(&keys, key)) {
+            return Err(foreign(key, model_type));
+        }
+        let mut json = (family.of_sizes)(sizes);
+        if let Some(table) = json.as_object_mut() {
+            // `rope_theta` is written next to it, and `keys` may have `rope_scaling`.
+            table.remove("rope_parameters");
+            let replaced = REPLACED.iter().filter(|(key, _)| keys.contains_key(*key));
+            replaced.for_each(|(_, other)| drop(table.remove(*other)));
+            table.extend(keys);
+        }
+        (family.from_json)(json)
+    }
+
+    /// Returns the name of the family with this `model_type` or class.
+    pub fn family_of(name: &str) -> Option<&'static str> {
+        Family::find(name).map(|family| family.name)
+    }
+
+    /// Returns whether any family knows a key of `config.json`, even if the key has no effect or is refused.
+    pub fn is_known_key(key: &str) -> bool {
+        FAMILIES.iter().any(|family| family.table.use_of(key).is_some())
+    }
+
+    /// Returns what a key of `config.json` means for the family `model_type`; `None` if the family does not know it.
+    pub fn key_use(model_type: &str, key: &str) -> Option<KeyUse> {
+        FAMILIES.iter().find(|family| family.name == model_type)?.table.use_of(key)
+    }
+
+    /// Returns the keys of the `config.json` of a directory that no table of keys lists, and whose effect is unknown. Keys with
+    /// the names of parts of a computation are refused instead ([`ModelConfig::read`]).
+    ///
+    /// # Errors
+    /// When the file cannot be read.
+    pub fn unknown_keys(dir: &Path) -> Result<Vec<String>, HfError> {
+        hf::read_config(dir, |json| {
+            Ok(Family::in_file(&json).map_or_else(Vec::new, |family| family.table.unknown_keys(&json)))
+        })
+    }
+
+    /// Returns the names of the families whose head can be cut into parts.
+    pub(crate) fn families_with_parts() -> Vec<&'static str> {
+        let model = |name: &str| Self::of_sizes(name, DecoderConfig::new(8, 2), Map::new());
+        let has_parts = |name: &&str| model(name).is_ok_and(|model| model.family().head().is_some());
+        Self::MODEL_TYPES.iter().copied().filter(has_parts).collect()
+    }
+}
+
+impl Family {
+    /// Returns the family with this `model_type` or class.
+    fn find(name: &str) -> Option<&'static Self> {
+        FAMILIES.iter().find(|family| family.name == name || family.class == name)
+    }
+
+    /// Returns the family that a `config.json` names.
+    fn in_file(json: &Value) -> Option<&'static Self> {
+        name_in_file(json).and_then(Self::find)
+    }
+
+    /// Returns whether only other families compute with a key, and its value does not turn it off.
+    fn is_foreign(&self, keys: &Map<String, Value>, key: &str) -> bool {
+        let table = self.table;
+        let is_of_others = !table.computes(key) && FAMILIES.iter().any(|other| other.table.computes(key));
+        let is_refused = || table.refused(keys).iter().any(|refused| refused.key == key);
+        is_of_others && (table.use_of(key).is_none() || is_refused())
+    }
+}
+
+/// Returns the name of the family in a `config.json`.
+fn name_in_file(json: &Value) -> Option<&str> {
+    let model_type = json.get("model_type").and_then(Value::as_str);
+    model_type.or_else(|| json.get("architectures")?.get(0)?.as_str())
+}
+
+/// Returns a file's keys with the values that transformers assumes for those that the file leaves out.
+fn with_absent_keys(mut json: Value) -> Value {
+    if let (Some(family), Some(keys)) = (Family::in_file(&json), json.as_object_mut()) {
+        for (key, value) in family.absent {
+            keys.entry(*key).or_insert_with(|| (*value).into());
+        }
+    }
+    json
+}
+
+/// Returns the error of a key that the family `name` does not have.
+fn foreign(key: &str, name: &str) -> ConfigError {
+    let families = FAMILIES.iter().filter(|family| family.table.computes(key));
+    ConfigError::ForeignKey {
+        key: key.to_owned(),
+        family: name.to_owned(),
+        families: families.map(|family| family.name).collect(),
+    }
+}
+
+/// Words in the keys and the names of models with experts, and of models with state spaces.
+const PARTS: [&[&str]; 2] = [&["expert", "moe"], &["mamba", "ssm"]];
+
+/// Returns whether a model whose name and keys are `words` has each of [`PARTS`].
+fn parts<W: AsRef<str>>(words: impl Iterator<Item = W>) -> [bool; 2] {
+    let mut found = [false; 2];
+    for word in words {
+        for (found, names) in found.iter_mut().zip(PARTS) {
+            *found |= names.iter().any(|name| word.as_ref().contains(name));
+        }
+    }
+    found
+}
+
+/// Returns the error of a model of an unknown family, whose `config.json` has these keys. The nearest family has the parts of
+/// the model and the fewest others; among equals, its name is the most similar.
+fn unknown(found: &str, json: &Map<String, Value>) -> ConfigError {
+    let name = found.strip_suffix("ForCausalLM").unwrap_or(found).to_lowercase();
+    let wanted = parts(json.keys().cloned().chain([name.clone()]));
+    let likeness = |family: &&Family| {
+        let own = parts(KeyTable::computed_keys(family.table));
+        let points = own.iter().zip(&wanted).map(|pair| match pair {
+            (true, true) => 3u8,
+            (false, false) => 1,
+            _ => 0,
+        });
+        f64::from(points.sum::<u8>()) + strsim::jaro_winkler(&name, family.name)
+    };
+    let nearest = FAMILIES.iter().max_by(|one, other| likeness(one).total_cmp(&likeness(other)));
+    ConfigError::UnknownFamily {
+        found: found.into(),
+        nearest: nearest.map_or("", |family| family.name),
+        refused: nearest.map_or_else(Vec::new, |family| family.table.refused(json)),
+        known: ModelConfig::MODEL_TYPES,
+    }
+}
