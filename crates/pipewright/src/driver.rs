@@ -3,7 +3,6 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender};
 use pipewright_schedule::Event;
@@ -79,10 +78,10 @@ pub(crate) struct FailedRank {
 }
 
 impl FailedRank {
-    fn of(executor: &mut Executor, error: &StepError, watch: &Watch) -> Self {
+    fn new(executor: &mut Executor, error: &StepError) -> Self {
         let is_own = !matches!(error.cause, Cause::Aborted { .. });
-        let report = is_own.then(|| watch.board.report());
-        Self { rank: executor.world_rank, report, events: executor.failed_events(is_own) }
+        let report = is_own.then(|| executor.progress_report());
+        Self { rank: executor.world_rank(), report, events: executor.failed_events(is_own) }
     }
 }
 
@@ -104,13 +103,6 @@ impl<T> Reply<T> {
     }
 }
 
-/// Settings of a rank's thread.
-#[derive(Clone)]
-pub(crate) struct ThreadSettings {
-    pub threads: usize,
-    pub deadline: Duration,
-}
-
 /// The handle of a running rank. Dropping it ends the thread after its current command.
 pub(crate) struct RankThread {
     pub(crate) rank: WorldRank,
@@ -118,11 +110,12 @@ pub(crate) struct RankThread {
     pub(crate) handle: JoinHandle<()>,
 }
 
-/// The input of a rank's thread. The executor is built on that thread, so that a stage's parameters are allocated and
+/// The data with which a rank's thread starts. The executor is built on that thread, so that a stage's parameters are allocated and
 /// counted on the rank that uses them.
-pub(crate) struct RankSeed<B> {
+pub(crate) struct RankStart<B> {
     pub rank: WorldRank,
-    pub settings: ThreadSettings,
+    /// The threads of the rank's tensor operations.
+    pub threads: usize,
     pub board: ProgressBoard,
     pub abort: Abort,
     pub memory: RankMemory,
@@ -136,30 +129,29 @@ impl RankThread {
     ///
     /// # Errors
     /// When the system cannot start a thread.
-    pub(crate) fn start<B>(seed: RankSeed<B>) -> std::io::Result<Self>
+    pub(crate) fn start<B>(start: RankStart<B>) -> std::io::Result<Self>
     where
         B: FnOnce(RankMemory) -> Result<Executor, StepError> + Send + 'static,
     {
         let (commands, inbox) = crossbeam_channel::unbounded();
-        let rank = seed.rank;
+        let rank = start.rank;
         let name = format!("rank-{rank}");
-        let handle = std::thread::Builder::new().name(name).spawn(move || seed.run(&inbox))?;
+        let handle = std::thread::Builder::new().name(name).spawn(move || start.run(&inbox))?;
         Ok(Self { rank, commands, handle })
     }
 }
 
-impl<B> RankSeed<B>
+impl<B> RankStart<B>
 where
     B: FnOnce(RankMemory) -> Result<Executor, StepError>,
 {
     fn run(self, inbox: &Receiver<Command>) {
-        let Self { rank, settings, board, abort, memory, build, ready } = self;
-        let located = board.clone();
-        memory.locate_by(move || located.locate(rank));
+        let Self { rank, threads, board, abort, memory, build, ready } = self;
+        memory.locate_by(move || board.locate(rank));
         // The rank has its own pool, so that its tensor operations use this number of threads and no others.
         let counted = memory.clone();
         let pool = rayon::ThreadPoolBuilder::new()
-            .num_threads(settings.threads)
+            .num_threads(threads)
             .use_current_thread()
             .thread_name(move |index| format!("rank-{rank}-{index}"))
             .start_handler(move |_| std::mem::forget(counted.count_this_thread()))
@@ -182,110 +174,88 @@ where
                 return;
             }
         };
-        let watch = Watch { board, deadline: settings.deadline };
         // The channel closes when the pipeline is dropped.
         for command in inbox {
-            match command {
-                Command::FindShared { attempt, reply } => {
-                    reply.send(find_shared(&mut executor, attempt, &watch));
-                }
-                Command::Agree { step, attempt, form, reply } => {
-                    executor.begin_agreeing(step, attempt, (*form).clone());
-                    let outcome = run(&mut executor, &watch);
-                    let agreed = settle(&mut executor, outcome).map(|()| executor.agreed());
-                    reply.send(
-                        agreed.map(|agreed| agreed.expect("ranks that have compared batches agree or not")),
-                    );
-                }
-                Command::Step { input, reply } => reply.send(step(&mut executor, *input, &watch)),
-                Command::Parameters { attempt, reply } => {
-                    let collected = collect(&mut executor, attempt, None, &watch);
-                    reply.send(collected.map(|()| executor.collected()));
-                }
-                Command::Visit { attempt, visit, reply } => {
-                    let collected = collect(&mut executor, attempt, Some(visit), &watch);
-                    reply.send(collected.map(|()| executor.visited()));
-                }
-                Command::State { reply } => {
-                    reply.send(caught(|| Box::new(executor.state())).map_err(failure));
-                }
-                Command::Restore { checkpoint, may_miss, reply } => {
-                    let restored = caught(|| executor.restore(&checkpoint, may_miss)).unwrap_or_else(Err);
-                    reply.send(restored.map_err(failure));
-                }
-                Command::Reset => executor.reset(),
-            }
+            execute(&mut executor, command);
         }
     }
 }
 
-/// The data with which a waiting rank detects that no message will arrive.
-struct Watch {
-    board: ProgressBoard,
-    deadline: Duration,
+/// Executes a command and answers it.
+fn execute(executor: &mut Executor, command: Command) {
+    let rank = executor.world_rank();
+    let failure = |cause| StepError { rank, step: StepNumber::default(), action: None, cause };
+    match command {
+        Command::FindShared { attempt, reply } => reply.send(find_shared(executor, attempt)),
+        Command::Agree { step, attempt, form, reply } => {
+            executor.begin_agreeing(step, attempt, (*form).clone());
+            let agreed = run_or_reset(executor).map(|()| executor.take_outcome().agreed);
+            reply.send(agreed.map(|agreed| agreed.expect("ranks that have compared batches agree or not")));
+        }
+        Command::Step { input, reply } => reply.send(step(executor, *input)),
+        Command::Parameters { attempt, reply } => {
+            executor.begin_collecting(attempt, None);
+            reply.send(run_or_reset(executor).map(|()| executor.take_outcome().parameters));
+        }
+        Command::Visit { attempt, visit, reply } => {
+            executor.begin_collecting(attempt, Some(visit));
+            reply.send(run_or_reset(executor).map(|()| executor.take_outcome().visited));
+        }
+        Command::State { reply } => {
+            reply.send(caught(|| Box::new(executor.state())).map_err(failure));
+        }
+        Command::Restore { checkpoint, may_miss, reply } => {
+            let restored = caught(|| executor.restore(&checkpoint, may_miss)).unwrap_or_else(Err);
+            reply.send(restored.map_err(failure));
+        }
+        Command::Reset => executor.reset(),
+    }
 }
 
 /// Runs one step to its end.
-fn step(executor: &mut Executor, input: StepInput, watch: &Watch) -> StepReply {
+fn step(executor: &mut Executor, input: StepInput) -> StepReply {
     executor.begin(input);
-    let outcome = run(executor, watch);
+    let outcome = run(executor);
     let has_updated = executor.has_updated();
-    let failed = outcome.as_ref().err().map(|error| FailedRank::of(executor, error, watch));
-    let outcome = settle(executor, outcome).map(|()| executor.reports());
+    let failed = outcome.as_ref().err().map(|error| FailedRank::new(executor, error));
+    let outcome = reset_after(executor, outcome).map(|()| executor.take_outcome().reports);
     StepReply { outcome, has_updated, failed }
 }
 
-/// Collects the whole parameters of the rank's stages, or visits their modules.
-fn collect(
-    executor: &mut Executor,
-    attempt: Attempt,
-    visit: Option<Visit>,
-    watch: &Watch,
-) -> Result<(), StepError> {
-    executor.begin_collect(attempt, visit);
-    let outcome = run(executor, watch);
-    settle(executor, outcome)
+/// Finds out which parameters stages share. A failure is raised for all ranks.
+fn find_shared(executor: &mut Executor, attempt: Attempt) -> Result<(), StepError> {
+    // A back end may report here that it failed to make the parameters, which a list of them reads.
+    let begun = caught(|| executor.begin_finding_shared(attempt)).map_err(|cause| executor.error(cause));
+    begun.and_then(|()| run(executor)).inspect_err(|error| executor.fail(error.clone()))
 }
 
-/// Polls the executor until it is done. A panic becomes an error.
-fn run(executor: &mut Executor, watch: &Watch) -> Result<(), StepError> {
-    caught(|| drive(executor, watch)).unwrap_or_else(|cause| Err(executor.error(cause)))
+fn run_or_reset(executor: &mut Executor) -> Result<(), StepError> {
+    let outcome = run(executor);
+    reset_after(executor, outcome)
 }
 
-/// Raises an error for all ranks and leaves the executor clean.
-fn settle(executor: &mut Executor, outcome: Result<(), StepError>) -> Result<(), StepError> {
+/// After a failure, raises the error for all ranks and leaves the executor clean.
+fn reset_after(executor: &mut Executor, outcome: Result<(), StepError>) -> Result<(), StepError> {
     if let Err(error) = &outcome {
-        executor.endpoint().fail(error.clone());
+        executor.fail(error.clone());
         executor.reset();
     }
     outcome
 }
 
-/// Finds out which parameters stages share. A failure is raised for all ranks.
-fn find_shared(executor: &mut Executor, attempt: Attempt, watch: &Watch) -> Result<(), StepError> {
-    // A back end may report here that it failed to make the parameters, which a list of them reads.
-    let begun = caught(|| executor.begin_finding_shared(attempt)).map_err(|cause| executor.error(cause));
-    begun.and_then(|()| run(executor, watch)).inspect_err(|error| executor.endpoint().fail(error.clone()))
-}
-
-fn drive(executor: &mut Executor, watch: &Watch) -> Result<(), StepError> {
-    loop {
-        match executor.poll()? {
-            Poll::Progress => {}
-            Poll::Done => return Ok(()),
-            Poll::Pending => park(executor, watch)?,
+/// Polls the executor until it is done, and sleeps while it waits. A panic becomes an error.
+fn run(executor: &mut Executor) -> Result<(), StepError> {
+    let outcome = caught(|| {
+        loop {
+            match executor.poll()? {
+                Poll::Progress => {}
+                Poll::Done => return Ok(()),
+                // The next poll reports a failure of another rank.
+                Poll::Pending => executor.wait_for_message()?,
+            }
         }
-    }
-}
-
-/// Sleeps until a message arrives. The deadline starts again whenever any rank of the world moves.
-fn park(executor: &mut Executor, watch: &Watch) -> Result<(), StepError> {
-    // An abort is reported by the next poll.
-    if executor.endpoint().wait_for_message(&watch.board, watch.deadline) {
-        return Ok(());
-    }
-    let report = watch.board.report();
-    Err(executor.error(Cause::Deadline { waited: watch.deadline, report }))
+    });
+    outcome.unwrap_or_else(|cause| Err(executor.error(cause)))
 }
 
 /// Runs user code; a panic becomes a cause.

@@ -55,8 +55,8 @@ pub enum Tag {
         parameter: u32,
         /// The stage that holds the copy.
         stage: StageIndex,
-        /// The copy's place among that stage's parameters.
-        place: u32,
+        /// The index of the copy among that stage's parameters.
+        index: u32,
     },
     /// The sum of the gradients of a shared parameter that more than two ranks own.
     SharedGradientSum {

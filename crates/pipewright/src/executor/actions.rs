@@ -8,95 +8,182 @@
 //! Between stages of one rank (the turn of a V placement) tensors are passed in place, and the program has no
 //! communication for them. `boundary.rs` has both ends of a message between two ranks.
 
-use std::time::Duration;
+use pipewright_schedule::{Action, StageIndex};
 
-use pipewright_schedule::Action;
-
+use super::boundary::{fetch_gradients, fetch_inputs, send_backward, send_forward};
+use super::compute::{Computation, recompute_early};
+use super::gather::{fetch_parameters, reshard, unshard};
+use super::losses::read_losses;
 use super::machine::Executor;
+use super::reduction::{run_reduce_hook, run_wait_hook};
+use super::stages::At;
 use crate::failure::Cause;
 use crate::message::{AwaitedMessage, Direction, Tag};
-use crate::progress::Sending;
-
-/// The reason why the tensors of an action exist.
-pub(super) const MADE_BEFORE: &str =
-    "in a validated program, an earlier action has made the tensors of this one";
+use crate::progress::{Blocked, Sending};
 
 impl Executor {
-    /// Runs `action`, or returns the message that it waits for.
-    pub(super) fn act(&mut self, action: Action) -> Result<Option<AwaitedMessage>, Cause> {
+    /// Runs the next action of the program, or returns what it waits for.
+    pub(super) fn poll_action(&mut self) -> Result<Option<Blocked>, Cause> {
+        let Some(action) = self.step.action(self.context.rank()) else {
+            return Ok(self.poll_epilogue()?.map(Blocked::from));
+        };
+        let world_rank = self.world_rank();
+        if self.recorder.enter()
+            && let Some(hook) = self.context.hook()
+        {
+            hook.before(world_rank, action);
+        }
+        if let Some(sending) = self.unsent(action) {
+            return Ok(Some(Blocked::Sending(sending)));
+        }
+        if let Some(awaited) = self.act_in_scope(action)? {
+            return Ok(Some(Blocked::Receiving(awaited)));
+        }
+        if !self.is_noted_later(action) {
+            self.recorder.note(action);
+        }
+        if let Some(hook) = self.context.hook() {
+            hook.after(world_rank, action);
+        }
+        self.recorder.leave();
+        self.step.advance();
+        self.connection.moved(self.step.position());
+        Ok(None)
+    }
+
+    /// Returns whether the event of an action is added when its message is taken. It lasts from the first attempt to take the
+    /// message until its arrival.
+    fn is_noted_later(&self, action: Action) -> bool {
         match action {
-            Action::Forward { .. }
-            | Action::Backward { .. }
-            | Action::InputBackward { .. }
-            | Action::WeightBackward { .. }
-            | Action::Overlap(_) => match self.fetch(action)? {
-                None => self.compute(action).map(|()| None),
-                awaited => Ok(awaited),
-            },
-            Action::SendForward { stage, microbatch } => self.send_forward(stage, microbatch),
-            Action::SendBackward { stage, microbatch } => self.send_backward(stage, microbatch),
-            // The computation that uses the message takes it.
-            Action::RecvForward { .. } | Action::RecvBackward { .. } => Ok(None),
-            // `Executor::poll_action` runs this action only after its message has left.
-            Action::WaitSendForward { .. } | Action::WaitSendBackward { .. } => Ok(None),
-            Action::ReduceGrad { stage } => self.reduce(action, stage).map(|()| None),
-            Action::WaitReduceGrad { stage } => match self.awaited_reduction(stage) {
-                None => self.end_reduction(action, stage).map(|()| None),
-                awaited => Ok(awaited),
-            },
-            Action::Unshard { stage } => self.unshard(action, stage).map(|()| None),
-            Action::Reshard { stage } => self.reshard(action, stage).map(|()| None),
+            Action::RecvForward { .. } | Action::RecvBackward { .. } => true,
+            Action::Unshard { stage } => {
+                let is_gathering = self.stages.get(stage).gathering.is_in_progress();
+                self.context.row_shard().is_some() && (self.context.hook().is_none() || is_gathering)
+            }
+            _ => false,
         }
     }
 
     /// Returns the message of a `WAIT_SEND` action that has not left yet; `None` for every other action.
-    pub(super) fn unsent(&mut self, action: Action) -> Option<Sending> {
+    fn unsent(&mut self, action: Action) -> Option<Sending> {
+        let placement = self.context.placement();
         let (direction, stage, microbatch) = match action {
             Action::WaitSendForward { stage, microbatch } => {
-                (Direction::Forward, self.placement().next(stage)?, microbatch)
+                (Direction::Forward, placement.next(stage)?, microbatch)
             }
             Action::WaitSendBackward { stage, microbatch } => {
-                (Direction::Backward, self.placement().previous(stage)?, microbatch)
+                (Direction::Backward, placement.previous(stage)?, microbatch)
             }
             _ => return None,
         };
-        let to = self.endpoint.world_rank_of(self.placement().rank_of(stage));
+        let to = self.context.world_rank_of_stage(stage);
         let tag = Tag::Boundary { direction, stage, microbatch };
-        if !self.endpoint.is_sent(to, tag) {
+        if !self.connection.is_sent(to, tag) {
             return Some(Sending { to, tag });
         }
-        self.step.exposed += self.step.entered.map_or(Duration::ZERO, |entered| entered.elapsed());
+        self.recorder.note_sent();
         None
     }
 
     /// Runs `action` inside the hook's scope. Calls the hook only when the messages of the action have arrived; `act` then
     /// finds them in place.
-    pub(super) fn act_in_scope(&mut self, action: Action) -> Result<Option<AwaitedMessage>, Cause> {
-        let Some(hook) = self.hook.clone() else { return self.act(action) };
+    fn act_in_scope(&mut self, action: Action) -> Result<Option<AwaitedMessage>, Cause> {
+        let Some(hook) = self.context.config().hook.clone() else { return self.act(action) };
         if let Some(awaited) = self.fetch(action)? {
             return Ok(Some(awaited));
         }
-        let (rank, mut outcome) = (self.world_rank, None);
+        let (rank, mut outcome) = (self.world_rank(), None);
         hook.around(rank, action, &mut || {
             outcome.get_or_insert_with(|| self.act(action));
         });
         outcome.unwrap_or(Err(Cause::LeftOut { action }))
     }
 
+    /// Runs `action`, or returns the message that it waits for.
+    fn act(&mut self, action: Action) -> Result<Option<AwaitedMessage>, Cause> {
+        if let Some(awaited) = self.fetch(action)? {
+            return Ok(Some(awaited));
+        }
+        let Self { context, connection, stages, recorder, step, .. } = self;
+        match action {
+            Action::Forward { .. }
+            | Action::Backward { .. }
+            | Action::InputBackward { .. }
+            | Action::WeightBackward { .. }
+            | Action::Overlap(_) => {
+                let (input, position) = (step.input(), step.position());
+                let accumulated = self.accumulation.microbatches();
+                Computation { context, connection, stages, recorder, input, position, accumulated }
+                    .run(action)?;
+            }
+            Action::SendForward { stage, microbatch } => {
+                send_forward(context, connection, stages, At { stage, microbatch })?;
+            }
+            Action::SendBackward { stage, microbatch } => {
+                send_backward(context, connection, stages, At { stage, microbatch })?;
+            }
+            // The computation that uses the message takes it.
+            Action::RecvForward { .. } | Action::RecvBackward { .. } => {}
+            // `poll_action` runs this action only after its message has left.
+            Action::WaitSendForward { .. } | Action::WaitSendBackward { .. } => {}
+            Action::ReduceGrad { stage } => self.reduce(action, stage)?,
+            Action::WaitReduceGrad { stage } => {
+                let is_due = self.reduces();
+                run_wait_hook(&self.context, self.stages.get_mut(stage), action, is_due)?;
+            }
+            Action::Unshard { stage } => {
+                let rest = step.rest(context.rank());
+                unshard(context, connection, stages.get_mut(stage), action, rest)?;
+            }
+            Action::Reshard { stage } => reshard(context, stages.get_mut(stage), action)?,
+        }
+        Ok(None)
+    }
+
     /// Takes the messages that an action needs, or returns the first missing one.
     fn fetch(&mut self, action: Action) -> Result<Option<AwaitedMessage>, Cause> {
+        let Self { context, connection, stages, recorder, .. } = self;
         match action {
-            Action::Forward { stage, microbatch } => self.fetch_inputs(stage, microbatch),
+            Action::Forward { stage, microbatch } => {
+                fetch_inputs(context, connection, stages, recorder, At { stage, microbatch })
+            }
             Action::Backward { stage, microbatch } | Action::InputBackward { stage, microbatch } => {
-                if let Some(awaited) = self.fetch_parameters(stage)? {
+                if let Some(awaited) = fetch_parameters(connection, stages, recorder, stage)? {
                     return Ok(Some(awaited));
                 }
-                self.recompute_early(stage, microbatch)?;
-                self.fetch_gradients(stage, microbatch)
+                recompute_early(context, stages, recorder, At { stage, microbatch })?;
+                fetch_gradients(context, connection, stages, recorder, At { stage, microbatch })
             }
             Action::Overlap(_) => action.parts().find_map(|part| self.fetch(part).transpose()).transpose(),
-            Action::WaitReduceGrad { stage } => Ok(self.awaited_reduction(stage)),
+            Action::WaitReduceGrad { stage } => Ok(self.reductions.awaited(stage)),
             _ => Ok(None),
         }
+    }
+
+    /// Runs `REDUCE_GRAD`, or lets the hook run it.
+    fn reduce(&mut self, action: Action, stage: StageIndex) -> Result<(), Cause> {
+        let is_due = self.reduces();
+        if run_reduce_hook(&self.context, self.stages.get_mut(stage), action, is_due)? {
+            return self.start_reduction(stage);
+        }
+        if is_due {
+            self.reductions.leave_to_hook(stage);
+        }
+        Ok(())
+    }
+
+    /// Returns whether gradients are summed over replicas at the end of this step.
+    pub(super) fn reduces(&self) -> bool {
+        self.context.replica_count() > 1 && self.step.input().update
+    }
+
+    /// Starts to sum a stage's gradients over the replicas, unless the sum has begun or the step has none. Fails if a loss is
+    /// not finite.
+    pub(super) fn start_reduction(&mut self, stage: StageIndex) -> Result<(), Cause> {
+        if !self.reduces() || self.reductions.has(stage) {
+            return Ok(());
+        }
+        read_losses(&self.context, &mut self.stages, &mut self.recorder, self.step.input())?;
+        self.reductions.start(&self.context, &mut self.connection, self.stages.get_mut(stage))
     }
 }

@@ -1,235 +1,242 @@
 //! The tensors that cross a boundary between two ranks: one rank sends them, the other takes them when the action that
-//! uses them runs. `messages.rs` moves their storage; `gather.rs` and `skip.rs` fetch what else a computation waits for.
+//! uses them runs. `connection.rs` moves their storage; `gather.rs` and `skip.rs` fetch what else a computation waits for.
 //!
 //! In a tensor group each rank sends its part, and the receivers put the parts together. Then a message has the layout of
-//! each tensor: the sender's place in its group, the dimension of the cut, and the shape of the whole. The receiver
-//! compares it with its own place and with the tensor that arrived. Activations and gradients have layouts of their own.
+//! each tensor: the sender's position in its group, the dimension of the cut, and the shape of the whole. The receiver
+//! compares it with its own position and with the tensor that arrived. Activations and gradients have layouts of their own.
 
 use pipewright_schedule::{Action, Microbatch, StageIndex};
 
-use super::actions::MADE_BEFORE;
-use super::machine::Executor;
+use super::connection::Connection;
+use super::context::RankContext;
+use super::gather::fetch_parameters;
+use super::recorder::Recorder;
+use super::skip::fetch_skips;
+use super::stages::{At, LocalStages};
 use crate::failure::Cause;
 use crate::message::{AwaitedMessage, Direction, Tag};
 use crate::tensor::{
-    Layout, MetadataError, Mismatch, OptionalTensors, Side, TensorMismatch, TensorRank, Value, Values,
+    Layout, MetadataError, Mismatch, OptionalTensors, Side, TensorMismatch, TensorRank, Value,
 };
 
-/// Tensors of a microbatch that cross a boundary.
+/// A message over a boundary: the stages on both sides, and the microbatch of its tensors.
 #[derive(Clone, Copy)]
-pub(super) struct Crossing {
+pub(super) struct BoundaryMessage {
     pub(super) from: StageIndex,
     pub(super) to: StageIndex,
     pub(super) microbatch: Microbatch,
 }
 
-/// What has arrived over a boundary.
+/// The result of an attempt to take a message.
 enum Received {
     All(OptionalTensors),
-    /// The message is not here yet.
+    /// The message has not arrived.
     NotYet(AwaitedMessage),
 }
 
-impl Executor {
-    pub(super) fn send_forward(
-        &mut self,
-        stage: StageIndex,
-        microbatch: Microbatch,
-    ) -> Result<Option<AwaitedMessage>, Cause> {
-        let outputs = self.local_stage(stage).outputs[microbatch.index()].take().expect(MADE_BEFORE);
-        let next = self.placement().next(stage).expect("a validated program sends from no last stage");
-        let mut outputs = outputs.into_iter().map(Some).collect();
-        self.show_message(Action::SendForward { stage, microbatch }, &mut outputs)?;
-        self.send(Direction::Forward, next, microbatch, outputs);
-        Ok(None)
-    }
+/// Sends the outputs of a stage to the next stage.
+pub(super) fn send_forward(
+    context: &RankContext,
+    connection: &mut Connection,
+    stages: &mut LocalStages,
+    at @ At { stage, microbatch }: At,
+) -> Result<(), Cause> {
+    let outputs = stages.get_mut(stage).outputs.take(microbatch);
+    let next = context.placement().next(stage).expect("a validated program sends from no last stage");
+    let mut outputs = outputs.into_iter().map(Some).collect();
+    show_message(context, Action::SendForward { stage, microbatch }, &mut outputs)?;
+    send(context, connection, Direction::Forward, At { stage: next, ..at }, outputs);
+    Ok(())
+}
 
-    pub(super) fn send_backward(
-        &mut self,
-        stage: StageIndex,
-        microbatch: Microbatch,
-    ) -> Result<Option<AwaitedMessage>, Cause> {
-        let gradients = self.local_stage(stage).input_gradients[microbatch.index()].take();
-        let mut gradients = gradients.expect(MADE_BEFORE);
-        self.show_message(Action::SendBackward { stage, microbatch }, &mut gradients)?;
-        let previous = self.placement().previous(stage);
-        let previous = previous.expect("a validated program sends no gradient from the first stage");
-        self.send(Direction::Backward, previous, microbatch, gradients);
-        Ok(None)
-    }
+/// Sends the gradients of a stage's inputs to the previous stage.
+pub(super) fn send_backward(
+    context: &RankContext,
+    connection: &mut Connection,
+    stages: &mut LocalStages,
+    at @ At { stage, microbatch }: At,
+) -> Result<(), Cause> {
+    let mut gradients = stages.get_mut(stage).input_gradients.take(microbatch);
+    show_message(context, Action::SendBackward { stage, microbatch }, &mut gradients)?;
+    let previous = context.placement().previous(stage);
+    let previous = previous.expect("a validated program sends no gradient from the first stage");
+    send(context, connection, Direction::Backward, At { stage: previous, ..at }, gradients);
+    Ok(())
+}
 
-    /// Takes a forward's inputs if another rank sends them and they are not here yet, or returns the first missing
-    /// message.
-    pub(super) fn fetch_inputs(
-        &mut self,
-        stage: StageIndex,
-        microbatch: Microbatch,
-    ) -> Result<Option<AwaitedMessage>, Cause> {
-        if let Some(awaited) = self.fetch_parameters(stage)? {
-            return Ok(Some(awaited));
-        }
-        let Some(source) = self.placement().previous(stage) else { return Ok(None) };
-        let is_missing = self.local_stage(stage).inputs[microbatch.index()].is_none();
-        if self.elsewhere(source).is_some() && is_missing {
-            let crossing = Crossing { from: source, to: stage, microbatch };
-            let tensors = match self.receive_boundary(Direction::Forward, crossing)? {
-                Received::All(tensors) => tensors,
-                Received::NotYet(awaited) => return Ok(Some(awaited)),
-            };
-            let inputs: Values = tensors.into_iter().flatten().collect();
-            self.local_stage(stage).inputs[microbatch.index()] = Some(inputs);
-        }
-        self.fetch_skips(Direction::Forward, stage, microbatch)
+/// Takes the messages that a forward needs, or returns the first missing one.
+pub(super) fn fetch_inputs(
+    context: &RankContext,
+    connection: &mut Connection,
+    stages: &mut LocalStages,
+    recorder: &mut Recorder,
+    at @ At { stage, microbatch }: At,
+) -> Result<Option<AwaitedMessage>, Cause> {
+    if let Some(awaited) = fetch_parameters(connection, stages, recorder, stage)? {
+        return Ok(Some(awaited));
     }
-
-    /// As [`Executor::fetch_inputs`], for the gradients that a backward starts from.
-    pub(super) fn fetch_gradients(
-        &mut self,
-        stage: StageIndex,
-        microbatch: Microbatch,
-    ) -> Result<Option<AwaitedMessage>, Cause> {
-        if let Some(awaited) = self.fetch_parameters(stage)? {
-            return Ok(Some(awaited));
-        }
-        let Some(source) = self.placement().next(stage) else { return Ok(None) };
-        let is_missing = self.local_stage(stage).output_gradients[microbatch.index()].is_none();
-        if self.elsewhere(source).is_some() && is_missing {
-            let crossing = Crossing { from: source, to: stage, microbatch };
-            let gradients = match self.receive_boundary(Direction::Backward, crossing)? {
-                Received::All(gradients) => gradients,
-                Received::NotYet(awaited) => return Ok(Some(awaited)),
-            };
-            self.local_stage(stage).output_gradients[microbatch.index()] = Some(gradients);
-        }
-        self.fetch_skips(Direction::Backward, stage, microbatch)
-    }
-
-    /// Takes the tensors that cross a boundary to this rank.
-    fn receive_boundary(&mut self, direction: Direction, crossing: Crossing) -> Result<Received, Cause> {
-        let Crossing { from, to: stage, microbatch } = crossing;
-        let awaited = self.awaited_boundary(direction, from, stage, microbatch);
-        let Some(parts) = self.take_tensors(awaited, stage)? else { return Ok(Received::NotYet(awaited)) };
-        let mut tensors = self.whole(crossing, parts)?;
-        let receive = match direction {
-            Direction::Forward => Action::RecvForward { stage, microbatch },
-            Direction::Backward => Action::RecvBackward { stage, microbatch },
-        };
-        self.show_message(receive, &mut tensors)?;
-        self.note_received(receive);
-        Ok(Received::All(tensors))
-    }
-
-    /// Lets the hook see the tensors of a message, and replace them.
-    fn show_message(&self, action: Action, tensors: &mut OptionalTensors) -> Result<(), Cause> {
-        match &self.hook {
-            Some(hook) => Ok(hook.message(self.world_rank, action, tensors)?),
-            None => Ok(()),
-        }
-    }
-
-    /// Sends a boundary's tensors to the rank of `stage`.
-    fn send(
-        &mut self,
-        direction: Direction,
-        stage: StageIndex,
-        microbatch: Microbatch,
-        tensors: OptionalTensors,
-    ) {
-        let to = self.endpoint.world_rank_of(self.placement().rank_of(stage));
-        let parts = self.cut_for_sending(tensors);
-        self.send_tensors(to, Tag::Boundary { direction, stage, microbatch }, parts);
-    }
-
-    /// Returns the message of a boundary from the rank of `source` to `stage`.
-    fn awaited_boundary(
-        &self,
-        direction: Direction,
-        source: StageIndex,
-        stage: StageIndex,
-        microbatch: Microbatch,
-    ) -> AwaitedMessage {
-        let from = self.placement().rank_of(source);
-        self.awaited(from, Tag::Boundary { direction, stage, microbatch })
-    }
-
-    /// Returns this rank's parts of the tensors that it sends, and counts their bytes.
-    pub(super) fn cut_for_sending(&mut self, tensors: OptionalTensors) -> OptionalTensors {
-        let rank = self.endpoint.tensor_rank();
-        let part = |whole: Value| match rank.of {
-            1 => whole,
-            _ => Layout::of(&whole, rank).cut(whole),
-        };
-        let parts: OptionalTensors = tensors.into_iter().map(|tensor| tensor.map(part)).collect();
-        let bytes = parts.iter().flatten().map(|part| part.bytes() as u64);
-        self.step.boundary_bytes += bytes.sum::<u64>();
-        parts
-    }
-
-    /// Puts together the tensors of a boundary, of which this rank has received its parts.
-    pub(super) fn whole(&self, crossing: Crossing, parts: OptionalTensors) -> Result<OptionalTensors, Cause> {
-        let rank = self.endpoint.tensor_rank();
-        for (place, part) in parts.iter().enumerate() {
-            let Some(part) = part else { continue };
-            if let Some(expected) = unexpected(part, rank) {
-                return Err(self.other_layout(crossing, place, part, expected));
+    let Some(source) = context.placement().previous(stage) else { return Ok(None) };
+    if !context.is_here(source) && !stages.get(stage).inputs.has(microbatch) {
+        let message = BoundaryMessage { from: source, to: stage, microbatch };
+        match receive(context, connection, stages, recorder, Direction::Forward, message)? {
+            Received::All(tensors) => {
+                let inputs = tensors.into_iter().flatten().collect();
+                stages.get_mut(stage).inputs.put(microbatch, inputs);
             }
+            Received::NotYet(awaited) => return Ok(Some(awaited)),
         }
-        if rank.of == 1 {
-            return Ok(parts);
+    }
+    fetch_skips(context, connection, stages, recorder, Direction::Forward, at)
+}
+
+/// Takes the messages with the gradients that a backward starts from, or returns the first missing one.
+pub(super) fn fetch_gradients(
+    context: &RankContext,
+    connection: &mut Connection,
+    stages: &mut LocalStages,
+    recorder: &mut Recorder,
+    at @ At { stage, microbatch }: At,
+) -> Result<Option<AwaitedMessage>, Cause> {
+    let Some(source) = context.placement().next(stage) else { return Ok(None) };
+    if !context.is_here(source) && !stages.get(stage).output_gradients.has(microbatch) {
+        let message = BoundaryMessage { from: source, to: stage, microbatch };
+        match receive(context, connection, stages, recorder, Direction::Backward, message)? {
+            Received::All(gradients) => stages.get_mut(stage).output_gradients.put(microbatch, gradients),
+            Received::NotYet(awaited) => return Ok(Some(awaited)),
         }
-        let is_cut = |part: &&Value| part.layout().is_some_and(|layout| layout.dimension.is_some());
-        let cut: OptionalTensors = parts.iter().flatten().filter(is_cut).cloned().map(Some).collect();
-        let of_ranks = match cut.is_empty() {
-            true => Vec::new(),
-            false => self.endpoint.tensor_group().all_gather(cut)?,
+    }
+    fetch_skips(context, connection, stages, recorder, Direction::Backward, at)
+}
+
+/// Takes the tensors that cross a boundary to a stage of this rank.
+fn receive(
+    context: &RankContext,
+    connection: &mut Connection,
+    stages: &LocalStages,
+    recorder: &mut Recorder,
+    direction: Direction,
+    message: BoundaryMessage,
+) -> Result<Received, Cause> {
+    let BoundaryMessage { from, to: stage, microbatch } = message;
+    let tag = Tag::Boundary { direction, stage, microbatch };
+    let awaited = context.awaited(context.placement().rank_of(from), tag);
+    let device = stages.get(stage).runner().device();
+    let Some((sent, parts)) = connection.take_tensors(awaited, device)? else {
+        return Ok(Received::NotYet(awaited));
+    };
+    recorder.note_exposed(sent);
+    let mut tensors = join(context, connection, message, parts)?;
+    let receive = match direction {
+        Direction::Forward => Action::RecvForward { stage, microbatch },
+        Direction::Backward => Action::RecvBackward { stage, microbatch },
+    };
+    show_message(context, receive, &mut tensors)?;
+    recorder.note_received(receive);
+    Ok(Received::All(tensors))
+}
+
+/// Lets the hook see the tensors of a message, and replace them.
+fn show_message(context: &RankContext, action: Action, tensors: &mut OptionalTensors) -> Result<(), Cause> {
+    match context.hook() {
+        Some(hook) => Ok(hook.message(context.world_rank(), action, tensors)?),
+        None => Ok(()),
+    }
+}
+
+/// Sends a boundary's tensors to a stage: in a tensor group, this rank's parts of them.
+fn send(
+    context: &RankContext,
+    connection: &mut Connection,
+    direction: Direction,
+    At { stage, microbatch }: At,
+    tensors: OptionalTensors,
+) {
+    let rank = context.tensor_rank();
+    let part = |whole: Value| {
+        if rank.of == 1 { whole } else { Layout::of(&whole, rank).cut(whole) }
+    };
+    let parts = tensors.into_iter().map(|tensor| tensor.map(part)).collect();
+    let tag = Tag::Boundary { direction, stage, microbatch };
+    connection.send_boundary(context.world_rank_of_stage(stage), tag, parts);
+}
+
+/// Joins the tensors of a message, of which this rank has received its parts.
+fn join(
+    context: &RankContext,
+    connection: &Connection,
+    message: BoundaryMessage,
+    parts: OptionalTensors,
+) -> Result<OptionalTensors, Cause> {
+    let rank = context.tensor_rank();
+    let refused = |index, part: &Value, expected| other_layout(context, message, index, part, expected);
+    for (index, part) in parts.iter().enumerate() {
+        let Some(part) = part else { continue };
+        if let Some(expected) = unexpected(part, rank) {
+            return Err(refused(index, part, expected));
+        }
+    }
+    if rank.of == 1 {
+        return Ok(parts);
+    }
+    let is_cut = |part: &&Value| part.layout().is_some_and(|layout| layout.dimension.is_some());
+    let cut: OptionalTensors = parts.iter().flatten().filter(is_cut).cloned().map(Some).collect();
+    let of_ranks = if cut.is_empty() { Vec::new() } else { connection.tensor_group().all_gather(cut)? };
+    let mut of_ranks: Vec<_> = of_ranks.into_iter().map(Vec::into_iter).collect();
+    let mut whole = OptionalTensors::with_capacity(parts.len());
+    for (index, part) in parts.into_iter().enumerate() {
+        let Some(part) = part.as_ref().filter(is_cut) else {
+            whole.push(part.map(Value::without_layout));
+            continue;
         };
-        let mut of_ranks: Vec<_> = of_ranks.into_iter().map(Vec::into_iter).collect();
-        let mut whole = OptionalTensors::with_capacity(parts.len());
-        for (place, part) in parts.into_iter().enumerate() {
-            let Some(part) = part.as_ref().filter(is_cut) else {
-                whole.push(part.map(Value::without_layout));
-                continue;
-            };
-            let all: OptionalTensors = of_ranks.iter_mut().map(|parts| parts.next().flatten()).collect();
-            whole.push(Some(self.joined_parts(crossing, place, part, all)?));
+        let all: OptionalTensors = of_ranks.iter_mut().map(|parts| parts.next().flatten()).collect();
+        let joined = join_parts(rank, part, all, |part, expected| refused(index, part, expected))?;
+        whole.push(Some(joined));
+    }
+    Ok(whole)
+}
+
+/// Joins the parts of a tensor, of which this rank received `own`. `refused` makes the error for a part of another shape or
+/// type than expected.
+fn join_parts(
+    rank: TensorRank,
+    own: &Value,
+    all: OptionalTensors,
+    refused: impl Fn(&Value, String) -> Cause,
+) -> Result<Value, Cause> {
+    let layout = own.layout().cloned().unwrap_or_else(|| Layout::of(own, rank));
+    for (index, part) in (0..).zip(&all) {
+        let expected = layout.for_rank(index).part();
+        let fits = |part: &Value| part.shape().to_vec() == expected && part.dtype() == own.dtype();
+        if !part.as_ref().is_some_and(fits) {
+            let expected = format!("{:?} {expected:?} on tensor rank {index}", own.dtype());
+            return Err(refused(part.as_ref().unwrap_or(own), expected));
         }
-        Ok(whole)
     }
+    let whole = Value::joined(all.into_iter().flatten().collect(), layout.dimension.unwrap_or(0));
+    Ok(whole.with_settings_of(own))
+}
 
-    /// Joins the parts of a tensor, of which this rank received `own`.
-    fn joined_parts(
-        &self,
-        crossing: Crossing,
-        place: usize,
-        own: &Value,
-        all: OptionalTensors,
-    ) -> Result<Value, Cause> {
-        let layout = own.layout().cloned().unwrap_or_else(|| Layout::of(own, self.endpoint.tensor_rank()));
-        for (index, part) in (0..).zip(&all) {
-            let expected = layout.for_rank(index).part();
-            let fits = |part: &Value| part.shape().to_vec() == expected && part.dtype() == own.dtype();
-            if !part.as_ref().is_some_and(fits) {
-                let expected = format!("{:?} {expected:?} on tensor rank {index}", own.dtype());
-                return Err(self.other_layout(crossing, place, part.as_ref().unwrap_or(own), expected));
-            }
-        }
-        let whole = Value::joined(all.into_iter().flatten().collect(), layout.dimension.unwrap_or(0));
-        Ok(whole.with_settings_of(own))
-    }
+fn other_layout(
+    context: &RankContext,
+    message: BoundaryMessage,
+    index: usize,
+    part: &Value,
+    expected: String,
+) -> Cause {
+    let (mismatch, sent) = (Mismatch::Tensor(index), described(part));
+    Box::new(metadata_error(context, message, TensorMismatch { mismatch, sent, expected })).into()
+}
 
-    fn other_layout(&self, crossing: Crossing, place: usize, part: &Value, expected: String) -> Cause {
-        let (mismatch, sent) = (Mismatch::Tensor(place), described(part));
-        Box::new(self.metadata_error(crossing, TensorMismatch { mismatch, sent, expected })).into()
-    }
-
-    /// Returns the error for tensors that differ from those that the receiver expects.
-    pub(super) fn metadata_error(&self, crossing: Crossing, found: TensorMismatch) -> MetadataError {
-        let TensorMismatch { mismatch, sent, expected } = found;
-        let Crossing { from, to, microbatch } = crossing;
-        let rank = |stage| self.endpoint.world_rank_of(self.placement().rank_of(stage));
-        let side = |stage| Side { stage, rank: rank(stage) };
-        MetadataError { microbatch, mismatch, from: side(from), sent, to: side(to), expected }
-    }
+/// Returns the error for tensors that differ from those that the receiver expects.
+pub(super) fn metadata_error(
+    context: &RankContext,
+    message: BoundaryMessage,
+    mismatch: TensorMismatch,
+) -> MetadataError {
+    let TensorMismatch { mismatch, sent, expected } = mismatch;
+    let BoundaryMessage { from, to, microbatch } = message;
+    let side = |stage| Side { stage, rank: context.world_rank_of_stage(stage) };
+    MetadataError { microbatch, mismatch, from: side(from), sent, to: side(to), expected }
 }
 
 /// Returns what `rank` expects instead of the part that it received; `None` if it is right.

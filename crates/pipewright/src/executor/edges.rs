@@ -1,100 +1,128 @@
 //! The edges of a stage: its inputs are joined and checked, and its outputs are checked and passed on.
 
-use pipewright_schedule::{Microbatch, StageIndex};
-
-use super::actions::MADE_BEFORE;
-use super::boundary::Crossing;
-use super::machine::Executor;
+use super::boundary::{BoundaryMessage, metadata_error};
+use super::connection::Connection;
+use super::context::RankContext;
+use super::recorder::Recorder;
+use super::skip::{append_skips, send_skips};
+use super::stages::{At, LocalStage, LocalStages};
+use super::step_input::StepInput;
 use crate::failure::Cause;
 use crate::message::Direction;
 use crate::stage::{BatchPart, without_tape};
 use crate::tensor::{Flow, OnMismatch, OptionalTensors, TensorMismatch, Value, Values};
 
-impl Executor {
-    /// Takes the inputs of a stage for a microbatch, adds those of its skip connections, and checks them. They are in
-    /// place: the start of the step has put the model's inputs there, the stage before on this rank its outputs, and
-    /// `fetch_inputs` those of another rank.
-    pub(super) fn take_inputs(&mut self, stage: StageIndex, microbatch: Microbatch) -> Result<Values, Cause> {
-        let inputs = self.local_stage(stage).inputs[microbatch.index()].take().expect(MADE_BEFORE);
-        let Some(previous) = self.placement().previous(stage) else {
-            let wanted = self.step.input.wanted_gradients.clone();
-            let device = self.local_stage(stage).runner.device();
-            let input = |(place, input): (usize, Value)| match wanted.get(place) {
-                Some(true) => without_tape(input).to_device(device).requiring_grad(),
-                _ => input.to_device(device).constant(),
-            };
-            let inputs = inputs.into_iter().enumerate().map(input).collect();
-            return Ok(self.local_stage(stage).runner.admitted(BatchPart::Input, inputs)?);
+/// Takes the inputs of a stage for a microbatch, adds those of its skip connections, and checks them. They are in
+/// place: the start of the step has put the model's inputs there, the previous stage on this rank its outputs, and
+/// `fetch_inputs` those of another rank.
+pub(super) fn take_inputs(
+    context: &RankContext,
+    stages: &mut LocalStages,
+    input: &StepInput,
+    at @ At { stage, microbatch }: At,
+) -> Result<Values, Cause> {
+    let local_stage = stages.get_mut(stage);
+    let inputs = local_stage.inputs.take(microbatch);
+    let Some(previous) = context.placement().previous(stage) else {
+        let device = local_stage.runner().device();
+        let model_input = |(index, value): (usize, Value)| match input.wanted_gradients.get(index) {
+            Some(true) => without_tape(value).to_device(device).requiring_grad(),
+            _ => value.to_device(device).constant(),
         };
-        let mut inputs = inputs.into_iter().map(Some).collect();
-        self.append_skips(Direction::Forward, stage, microbatch, &mut inputs);
-        let inputs: Values = inputs.into_iter().flatten().collect();
-        let looked = self.local_stage(stage).boundaries.check_inputs(microbatch, &inputs);
-        let crossing = Crossing { from: previous, to: stage, microbatch };
-        self.judge(looked, stage, Flow::Inputs, crossing).map(|()| inputs)
-    }
+        let inputs = inputs.into_iter().enumerate().map(model_input).collect();
+        return Ok(local_stage.runner().admitted(BatchPart::Input, inputs)?);
+    };
+    let mut inputs = inputs.into_iter().map(Some).collect();
+    append_skips(stages, Direction::Forward, at, &mut inputs);
+    let inputs: Values = inputs.into_iter().flatten().collect();
+    let checked = stages.get_mut(stage).boundaries.check_inputs(microbatch, &inputs);
+    let message = BoundaryMessage { from: previous, to: stage, microbatch };
+    report_mismatch(checked, context, stages.get_mut(stage), Flow::Inputs, message).map(|()| inputs)
+}
 
-    /// Passes on the outputs of a stage. Skip connections are sent at once. The other outputs go to the next stage if
-    /// it is on this rank, otherwise to the action that sends them or to the report.
-    pub(super) fn give_outputs(
-        &mut self,
-        stage: StageIndex,
-        microbatch: Microbatch,
-        outputs: Values,
-    ) -> Result<(), Cause> {
-        let place = microbatch.index();
-        if self.step.input.kept_stages.contains(&stage) {
-            // They share storage with those that are passed on.
-            self.local_stage(stage).kept[place] = Some(outputs.clone());
+/// Passes on the outputs of a stage. Skip connections are sent at once. The other outputs go to the next stage if
+/// it is on this rank, otherwise to the action that sends them or to the report.
+pub(super) fn pass_outputs(
+    context: &RankContext,
+    connection: &mut Connection,
+    stages: &mut LocalStages,
+    recorder: &mut Recorder,
+    input: &StepInput,
+    at @ At { stage, microbatch }: At,
+    outputs: Values,
+) -> Result<(), Cause> {
+    let local_stage = stages.get_mut(stage);
+    if input.kept_stages.contains(&stage) {
+        // They share storage with those that are passed on.
+        local_stage.kept.put(microbatch, outputs.clone());
+    }
+    let Some(next) = context.placement().next(stage) else {
+        if input.keep_outputs {
+            local_stage.outputs.put(microbatch, outputs);
         }
-        let Some(next) = self.placement().next(stage) else {
-            let is_wanted = self.step.input.keep_outputs;
-            self.local_stage(stage).outputs[place] = is_wanted.then_some(outputs);
-            return Ok(());
-        };
-        let mut outputs = outputs.into_iter().map(Some).collect();
-        self.send_skips(Direction::Forward, stage, microbatch, &mut outputs);
-        let outputs: Values = outputs.into_iter().flatten().collect();
-        let looked = self.local_stage(stage).boundaries.check_outputs(&outputs);
-        self.judge(looked, stage, Flow::Outputs, Crossing { from: stage, to: next, microbatch })?;
-        match self.elsewhere(next) {
-            Some(_) => self.local_stage(stage).outputs[place] = Some(outputs),
-            None => self.local_stage(next).inputs[place] = Some(outputs),
+        return Ok(());
+    };
+    let mut outputs = outputs.into_iter().map(Some).collect();
+    send_skips(context, connection, stages, recorder, Direction::Forward, at, &mut outputs);
+    let outputs: Values = outputs.into_iter().flatten().collect();
+    let checked = stages.get_mut(stage).boundaries.check_outputs(&outputs);
+    let message = BoundaryMessage { from: stage, to: next, microbatch };
+    report_mismatch(checked, context, stages.get_mut(stage), Flow::Outputs, message)?;
+    if context.is_here(next) {
+        stages.get_mut(next).inputs.put(microbatch, outputs);
+    } else {
+        stages.get_mut(stage).outputs.put(microbatch, outputs);
+    }
+    Ok(())
+}
+
+/// Passes on the gradients of a stage's inputs: to the previous stage if it is on this rank, otherwise to the action that
+/// sends them, or to the report if the step returns them. Those of skip connections are sent at once.
+pub(super) fn pass_gradients(
+    context: &RankContext,
+    connection: &mut Connection,
+    stages: &mut LocalStages,
+    recorder: &mut Recorder,
+    input: &StepInput,
+    at @ At { stage, microbatch }: At,
+    mut gradients: OptionalTensors,
+) -> Result<(), Cause> {
+    let previous = context.placement().previous(stage);
+    if let Some(previous) = previous {
+        let checked = stages.get_mut(stage).boundaries.check_input_gradients(microbatch, &gradients);
+        let message = BoundaryMessage { from: stage, to: previous, microbatch };
+        report_mismatch(checked, context, stages.get_mut(stage), Flow::InputGradients, message)?;
+    }
+    send_skips(context, connection, stages, recorder, Direction::Backward, at, &mut gradients);
+    match previous {
+        Some(previous) if context.is_here(previous) => {
+            stages.get_mut(previous).output_gradients.put(microbatch, gradients);
         }
-        Ok(())
+        // The model's input data needs no gradient unless the step returns it.
+        None if !input.wanted_gradients.contains(&true) => {}
+        _ => stages.get_mut(stage).input_gradients.put(microbatch, gradients),
     }
+    Ok(())
+}
 
-    /// Checks the gradients of a stage's inputs before they go back to the previous stage.
-    pub(super) fn check_gradients(
-        &mut self,
-        stage: StageIndex,
-        microbatch: Microbatch,
-        gradients: &OptionalTensors,
-    ) -> Result<(), Cause> {
-        let Some(previous) = self.placement().previous(stage) else { return Ok(()) };
-        let looked = self.local_stage(stage).boundaries.check_input_gradients(microbatch, gradients);
-        self.judge(looked, stage, Flow::InputGradients, Crossing { from: stage, to: previous, microbatch })
-    }
-
-    /// Returns the error for a boundary whose two stages differ in their tensors, or logs it if it is a warning. `stage`
-    /// has checked them.
-    fn judge(
-        &mut self,
-        looked: Result<(), TensorMismatch>,
-        stage: StageIndex,
-        flow: Flow,
-        crossing: Crossing,
-    ) -> Result<(), Cause> {
-        let Err(found) = looked else { return Ok(()) };
-        let error = self.metadata_error(crossing, found);
-        match self.on_mismatch {
-            OnMismatch::Fail => Err(Box::new(error).into()),
-            OnMismatch::Warn => {
-                if self.local_stage(stage).boundaries.warns(flow) {
-                    tracing::warn!("{error}");
-                }
-                Ok(())
+/// Returns the error for a boundary whose two stages differ in their tensors, or logs it if it is a warning. `stage`
+/// has checked them.
+fn report_mismatch(
+    checked: Result<(), TensorMismatch>,
+    context: &RankContext,
+    stage: &mut LocalStage,
+    flow: Flow,
+    message: BoundaryMessage,
+) -> Result<(), Cause> {
+    let Err(mismatch) = checked else { return Ok(()) };
+    let error = metadata_error(context, message, mismatch);
+    match context.config().on_mismatch {
+        OnMismatch::Fail => Err(Box::new(error).into()),
+        OnMismatch::Warn => {
+            if stage.boundaries.warns(flow) {
+                tracing::warn!("{error}");
             }
+            Ok(())
         }
     }
 }

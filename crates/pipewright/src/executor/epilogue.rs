@@ -1,115 +1,287 @@
 //! The phases after a rank's program, in order. Their protocol is in `README.md` beside this file.
 
-use std::time::Duration;
+use std::sync::Arc;
+use std::time::Instant;
 
-use pipewright_schedule::StageIndex;
-
+use super::accumulation::Accumulation;
+use super::agreement::{decode_agreement, root_agreement};
+use super::collection::Collection;
+use super::copies::add_copies;
+use super::gather::{receive_rows, start_gather};
+use super::losses::read_losses;
 use super::machine::Executor;
+use super::norm::{Norms, add_replicas, change_gradients, norms, replica_tag, squares, update};
+use super::parameters::{KnownParameters, ListedParameter, NormOrder, compare};
+use super::report::{RankReport, Update};
+use super::report_exchange::{pass_summary, report_messages, send_summary};
+use super::report_message::ReportMessage;
+use super::sharing::{exchange_shared_gradients, receive_shared_gradients, set_shared_gradients};
+use super::statistics::{exchange_statistics, receive_statistics, set_statistics};
 use super::step::{Outcome, Phase};
+use crate::batch::StepForm;
 use crate::collective::Exchange;
 use crate::failure::Cause;
-use crate::message::AwaitedMessage;
+use crate::hook::check_sums;
+use crate::ids::WorldRank;
+use crate::message::{AwaitedMessage, MessageError, Payload, Tag, decoded, encoded};
 
 impl Executor {
+    /// Continues the current phase after the program, or returns the message that it waits for.
+    pub(super) fn poll_epilogue(&mut self) -> Result<Option<AwaitedMessage>, Cause> {
+        let mut phase = self.step.take_phase();
+        let awaited = self.receive(&mut phase)?;
+        if awaited.is_none() {
+            self.connection.moved(self.step.position());
+            phase = self.next_phase(phase)?;
+        }
+        self.step.set_phase(phase);
+        Ok(awaited)
+    }
+
     /// Ends the phase that is done and begins the next one. The first arms list the phases of a step in order.
     fn next_phase(&mut self, done: Phase) -> Result<Phase, Cause> {
         Ok(match done {
             Phase::Actions => self.end_program()?,
-            Phase::Statistics(means) => self.set_statistics(means)?,
-            Phase::ReplicaSums => self.add_copies_and_shared()?,
+            Phase::Statistics(means) => {
+                set_statistics(&mut self.stages, means);
+                self.end_training()?
+            }
+            Phase::ReplicaSums => self.end_sums()?,
             Phase::SharedGradients(sums) => {
-                self.set_shared_gradients(sums);
-                self.change_gradients()?;
+                set_shared_gradients(&mut self.stages, sums);
+                change_gradients(&self.context, &mut self.stages, self.step.input(), self.accumulation)?;
                 self.gather_replica_squares()
             }
-            Phase::ReplicaSquares(squares) => self.gather_squares(concatenated(squares))?,
-            Phase::Squares(squares) => self.compute_norm(concatenated(squares))?,
+            Phase::ReplicaSquares(squares) => self.gather_squares(&concatenated(squares))?,
+            Phase::Squares(squares) => self.compute_norm(&concatenated(squares))?,
             Phase::Norm(norms) => self.send_norms(norms.into_one()),
             Phase::Update { norms } => self.update(&norms)?,
             Phase::Reports { outcome, reports } => self.pass_reports(outcome, concatenated(reports)),
-            Phase::Summary { outcome, message } => self.pass_summary(outcome, &message.into_one())?,
-            // Not phases of a step: before it, at launch, and when parameters are collected.
-            Phase::StepForms(forms) => self.pass_forms(concatenated(forms)),
-            Phase::AgreedStep(message) => self.pass_agreement(&message.into_one())?,
-            Phase::ParameterLists(lists) => self.find_shared(concatenated(lists))?,
-            Phase::SharedParameters { order, message } => {
-                self.learn_shared(order, &message.into_one())?;
-                Phase::Done(Outcome::default())
+            Phase::Summary { mut outcome, message } => {
+                let (origin, summary) = (self.recorder.origin(), message.into_one());
+                pass_summary(&self.context, &mut self.connection, origin, &mut outcome.reports, &summary)?;
+                Phase::Done(outcome)
             }
-            Phase::Collect { place, collected } => self.collect_stage(place, collected),
+            // Not phases of a step: before it, at launch, and when parameters are collected.
+            Phase::StepForms(forms) => self.pass_forms(&concatenated(forms)),
+            Phase::AgreedStep(message) => self.pass_agreement(&message.into_one())?,
+            Phase::ParameterLists(lists) => self.compare_parameters(&concatenated(lists))?,
+            Phase::SharedParameters { order, message } => self.learn_shared(order, &message.into_one())?,
+            Phase::Collect(collection) => self.collect(collection),
             Phase::Idle | Phase::Done(_) => done,
         })
     }
 
     /// Takes the messages of a phase that have arrived, or returns a missing one.
-    fn receive_phase(&mut self, phase: &mut Phase) -> Result<Option<AwaitedMessage>, Cause> {
+    fn receive(&mut self, phase: &mut Phase) -> Result<Option<AwaitedMessage>, Cause> {
+        let Self { context, connection, stages, recorder, .. } = self;
         match phase {
-            Phase::Statistics(means) => self.receive_statistics(means),
-            Phase::ReplicaSums => Ok(self.awaited_reductions()),
-            Phase::ParameterLists(lists) => self.receive(lists),
-            Phase::SharedGradients(sums) => self.receive_shared_gradients(sums),
-            Phase::ReplicaSquares(squares) | Phase::Squares(squares) => self.receive(squares),
-            Phase::Norm(norms) => self.receive(norms),
-            Phase::Reports { reports, .. } => self.receive(reports),
-            Phase::StepForms(forms) => self.receive(forms),
+            Phase::Statistics(means) => receive_statistics(connection, stages, means),
+            Phase::ReplicaSums => Ok(self.reductions.awaited_by_any(stages)),
+            Phase::ParameterLists(lists) => connection.receive(lists),
+            Phase::SharedGradients(sums) => receive_shared_gradients(context, connection, stages, sums),
+            Phase::ReplicaSquares(squares) | Phase::Squares(squares) => connection.receive(squares),
+            Phase::Norm(norms) => connection.receive(norms),
+            Phase::Reports { reports, .. } => connection.receive(reports),
+            Phase::StepForms(forms) => connection.receive(forms),
             Phase::SharedParameters { message, .. }
             | Phase::Summary { message, .. }
-            | Phase::AgreedStep(message) => self.receive_bytes(message),
-            Phase::Collect { place, .. } => {
-                let stage = self.stages.get(*place).map(|stage| stage.index);
-                stage.map_or(Ok(None), |stage| self.fetch_parameters(stage))
-            }
+            | Phase::AgreedStep(message) => connection.receive_bytes(message),
+            Phase::Collect(collection) => match collection.next(stages) {
+                Some(stage) => receive_rows(connection, stages.get_mut(stage), recorder),
+                None => Ok(None),
+            },
             Phase::Actions | Phase::Update { .. } | Phase::Idle | Phase::Done(_) => Ok(None),
         }
     }
 
-    /// Continues the current phase after the program, or returns the message that it waits for.
-    pub(super) fn poll_epilogue(&mut self) -> Result<Option<AwaitedMessage>, Cause> {
-        let mut phase = std::mem::take(&mut self.step.phase);
-        let awaited = self.receive_phase(&mut phase)?;
-        self.step.phase = match awaited {
-            Some(_) => phase,
-            None => {
-                self.board.moved(self.world_rank, self.step.position);
-                self.next_phase(phase)?
-            }
-        };
-        Ok(awaited)
-    }
-
+    /// Ends the program: reads the losses, and starts to average running statistics over the replicas.
     fn end_program(&mut self) -> Result<Phase, Cause> {
-        self.release_all();
-        self.read_losses()?;
-        self.read_auxiliary()?;
-        self.exchange_statistics()
+        let Self { context, connection, stages, recorder, step, .. } = self;
+        stages.release_all();
+        read_losses(context, stages, recorder, step.input())?;
+        if context.replica_count() > 1 && !step.program().is_forward_only() {
+            let means = exchange_statistics(context, connection, stages);
+            if !means.is_empty() {
+                return Ok(Phase::Statistics(means));
+            }
+        }
+        self.end_training()
     }
 
     /// Ends a step without an update, or starts to sum the gradients over replicas.
-    pub(super) fn end_training(&mut self) -> Result<Phase, Cause> {
-        if self.program().is_forward_only() || !self.step.input.update {
-            if !self.program().is_forward_only() {
-                self.accumulated += self.program().microbatches();
-                self.accumulated_divisor += self.step.input.divisor;
+    fn end_training(&mut self) -> Result<Phase, Cause> {
+        let input = self.step.input();
+        if input.program.is_forward_only() || !input.update {
+            if !input.program.is_forward_only() {
+                self.accumulation.add(input.program.microbatches(), input.divisor);
             }
-            let report = self.report(None, Duration::ZERO);
-            return Ok(self.finish(Outcome { reports: vec![report], ..Outcome::default() }));
+            return Ok(self.report(Update::default()));
         }
         if !self.reduces() {
-            return self.add_copies_and_shared();
+            return self.end_sums();
         }
         // The program may have started some of them.
-        let stages: Vec<StageIndex> = self.stages.iter().map(|stage| stage.index).collect();
-        stages.into_iter().try_for_each(|stage| self.start_reduction(stage))?;
+        self.stages.indices().into_iter().try_for_each(|stage| self.start_reduction(stage))?;
         Ok(Phase::ReplicaSums)
     }
 
     /// Adds the gradients of copies in the tensor group, and exchanges those of shared parameters, once the sums over
     /// replicas are complete.
-    fn add_copies_and_shared(&mut self) -> Result<Phase, Cause> {
-        self.step.reductions.clear();
-        self.check_own_sums()?;
-        self.add_copies()?;
-        Ok(self.exchange_shared_gradients())
+    fn end_sums(&mut self) -> Result<Phase, Cause> {
+        self.reductions.clear();
+        if self.context.hook().is_some() && self.reduces() {
+            // A hook's functions may have replaced the sums.
+            self.stages.iter().try_for_each(|stage| check_sums(stage.runner()))?;
+        }
+        let Self { context, connection, stages, parameters, .. } = self;
+        add_copies(context, connection, stages)?;
+        Ok(Phase::SharedGradients(exchange_shared_gradients(context, connection, stages, parameters)))
+    }
+
+    /// Sums the squares of this rank's gradients and waits for the other replicas in its subtree.
+    fn gather_replica_squares(&self) -> Phase {
+        let own = squares(&self.context, &self.stages, &self.parameters);
+        let children = self.context.replica_tree().children();
+        Phase::ReplicaSquares(Exchange::gather(own, replica_tag(&self.context), children))
+    }
+
+    /// Passes on the squares of the replicas in this rank's subtree. The first replica adds them and waits for the
+    /// squares of the other ranks of its pipeline.
+    fn gather_squares(&mut self, gathered: &[f64]) -> Result<Phase, MessageError> {
+        let context = &self.context;
+        if let Some(parent) = context.replica_tree().parent() {
+            self.connection.send(parent, replica_tag(context), Payload::of(&gathered));
+            return Ok(Phase::Norm(Exchange::one(parent, Tag::GlobalNorm)));
+        }
+        let squares = add_replicas(context, &self.stages, &self.parameters, gathered)?;
+        let children = context.replica_ranks_tree().children();
+        Ok(Phase::Squares(Exchange::gather(squares, Tag::Squares, children)))
+    }
+
+    /// Passes on the squares of the ranks in this rank's subtree. The root computes the norm.
+    fn compute_norm(&mut self, gathered: &[f64]) -> Result<Phase, Cause> {
+        let Self { context, connection, parameters, step, .. } = self;
+        if let Some(parent) = context.replica_ranks_tree().parent() {
+            connection.send(parent, Tag::Squares, Payload::of(&gathered));
+            return Ok(Phase::Norm(Exchange::one(parent, Tag::GlobalNorm)));
+        }
+        let norms = norms(context, parameters, step.input(), self.accumulation, gathered)?;
+        Ok(Phase::Norm(Exchange::complete(norms)))
+    }
+
+    /// Passes on the norms. From this point no rank of the subtree waits for this one.
+    fn send_norms(&mut self, norms: Norms) -> Phase {
+        let (context, bytes) = (&self.context, encoded(&norms));
+        if context.replica() == 0 {
+            let children = context.replica_ranks_tree().children();
+            self.connection.send_bytes(children, Tag::GlobalNorm, &bytes);
+        }
+        self.connection.send_bytes(context.replica_tree().children(), Tag::GlobalNorm, &bytes);
+        Phase::Update { norms }
+    }
+
+    fn update(&mut self, norms: &Norms) -> Result<Phase, Cause> {
+        let start = Instant::now();
+        let norm = update(&self.context, &mut self.stages, &mut self.step, self.accumulation, norms)?;
+        self.accumulation = Accumulation::default();
+        Ok(self.report(Update { gradient_norm: Some(norm), time: start.elapsed() }))
+    }
+
+    /// Ends the rank's part of a step with its report.
+    fn report(&mut self, update: Update) -> Phase {
+        self.step.drop_side_inputs();
+        let Self { context, connection, stages, recorder, .. } = self;
+        let report = RankReport::new(context, connection, stages, recorder, update);
+        self.finish(Outcome { reports: vec![report], ..Outcome::default() })
+    }
+
+    /// Across processes, waits for the reports of the rank's subtree; within one process the step is done.
+    fn finish(&mut self, mut outcome: Outcome) -> Phase {
+        if !self.context.is_distributed() {
+            return Phase::Done(outcome);
+        }
+        let own = report_messages(&self.connection, self.recorder.origin(), &mut outcome.reports);
+        let reports = Exchange::gather(own, Tag::Report, self.context.world_tree().children());
+        Phase::Reports { outcome, reports }
+    }
+
+    /// Passes on the reports of this rank's subtree. The root then has all reports, and sends the summary.
+    fn pass_reports(&mut self, mut outcome: Outcome, messages: Vec<ReportMessage>) -> Phase {
+        let Self { context, connection, recorder, .. } = self;
+        if let Some(parent) = context.world_tree().parent() {
+            connection.send(parent, Tag::Report, Payload::of(&messages));
+            return Phase::Summary { outcome, message: Exchange::one(parent, Tag::Summary) };
+        }
+        send_summary(context, connection, recorder.origin(), &mut outcome.reports, messages);
+        Phase::Done(outcome)
+    }
+
+    /// Passes on the parameter lists of this rank's subtree. The root compares all lists and answers.
+    fn compare_parameters(&mut self, listed: &[ListedParameter]) -> Result<Phase, Cause> {
+        if let Some(parent) = self.context.replica_ranks_tree().parent() {
+            self.connection.send(parent, Tag::Parameters, Payload::of(&listed));
+            let message = Exchange::one(parent, Tag::SharedParameters);
+            return Ok(Phase::SharedParameters { order: NormOrder::new(), message });
+        }
+        let (shared, order) = compare(listed)?;
+        Ok(Phase::SharedParameters { order, message: Exchange::complete(encoded(&shared)) })
+    }
+
+    /// Passes on the list of shared parameters and keeps the entries of this rank.
+    fn learn_shared(&mut self, order: NormOrder, message: &Arc<[u8]>) -> Result<Phase, MessageError> {
+        let tree = self.context.replica_ranks_tree();
+        let from = tree.parent().unwrap_or(self.context.world_rank());
+        let shared = decoded(from, Tag::SharedParameters, message)?;
+        self.connection.send_bytes(tree.children(), Tag::SharedParameters, message);
+        self.parameters = KnownParameters::new(&self.context, order, shared);
+        Ok(Phase::Done(Outcome::default()))
+    }
+
+    /// Collects the next stage, whose parameters are whole, or visits its module.
+    fn collect(&mut self, mut collection: Collection) -> Phase {
+        if let Some(stage) = collection.next(&self.stages) {
+            collection.collect(&self.context, self.stages.get_mut(stage));
+        }
+        self.collect_next(collection)
+    }
+
+    /// Begins to gather the parameters of the next stage, if they are sharded. All replicas do so together.
+    pub(super) fn collect_next(&mut self, collection: Collection) -> Phase {
+        let is_sharded = self.context.row_shard().is_some();
+        if let Some(stage) = collection.next(&self.stages) {
+            if is_sharded {
+                start_gather(&self.context, &mut self.connection, self.stages.get_mut(stage));
+            }
+            return Phase::Collect(collection);
+        }
+        let (parameters, visited) = collection.into_results();
+        let mut outcome = Outcome { parameters, visited, ..Outcome::default() };
+        if !is_sharded {
+            return Phase::Done(outcome);
+        }
+        // As in a step, no process finishes before all ranks have.
+        let Self { context, connection, stages, recorder, .. } = self;
+        outcome.reports = vec![RankReport::new(context, connection, stages, recorder, Update::default())];
+        self.finish(outcome)
+    }
+
+    /// Passes on what this rank's subtree knows of a step. The root compares all of it.
+    fn pass_forms(&mut self, forms: &[(WorldRank, StepForm)]) -> Phase {
+        if let Some(parent) = self.context.world_tree().parent() {
+            self.connection.send(parent, Tag::StepForms, Payload::of(&forms));
+            return Phase::AgreedStep(Exchange::one(parent, Tag::AgreedStep));
+        }
+        Phase::AgreedStep(Exchange::complete(root_agreement(forms)))
+    }
+
+    /// Passes on what all processes agree on.
+    fn pass_agreement(&mut self, message: &Arc<[u8]>) -> Result<Phase, MessageError> {
+        let tree = self.context.world_tree();
+        self.connection.send_bytes(tree.children(), Tag::AgreedStep, message);
+        let from = tree.parent().unwrap_or(self.context.world_rank());
+        let agreed = Some(decode_agreement(from, message)?);
+        Ok(Phase::Done(Outcome { agreed, ..Outcome::default() }))
     }
 }
 

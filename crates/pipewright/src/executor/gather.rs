@@ -10,183 +10,111 @@
 //!
 //! After the program a stage has only its own rows, which the optimizer updates.
 
-use std::sync::Arc;
-use std::time::Duration;
-
-use burn::tensor::TensorData;
 use pipewright_schedule::{Action, StageIndex};
 
-use super::machine::Executor;
-use super::reduction::joined;
-use super::step::{Outcome, Phase};
+use super::connection::Connection;
+use super::context::RankContext;
+use super::recorder::Recorder;
+use super::reduction::join_rows;
+use super::stages::{LocalStage, LocalStages};
 use crate::collective::Exchange;
 use crate::failure::Cause;
 use crate::hook::{Place, ReplicaPlace, ReshardRun, UnshardRun};
 use crate::message::{AwaitedMessage, Tag};
-use crate::stage::{StageError, Visit};
-use crate::tensor::TensorShard;
 
-/// The results of a visit to the modules of a rank.
-#[derive(Debug, Default)]
-pub(crate) struct Visited {
-    /// The number of modules or parameters that were found.
-    pub found: usize,
-    /// Why a module was not changed.
-    pub error: Option<StageError>,
+/// Runs `UNSHARD`, or lets the hook run it; `rest` is the rest of the rank's row. Weight gradients need no parameters, so
+/// all replicas skip a gathering that only weight gradients follow.
+pub(super) fn unshard(
+    context: &RankContext,
+    connection: &mut Connection,
+    stage: &mut LocalStage,
+    action: Action,
+    rest: &[Action],
+) -> Result<(), Cause> {
+    let is_asked = match context.hook() {
+        None => true,
+        Some(hook) => {
+            let mut run = UnshardRun::new(replica_place(context, action), stage.runner_mut());
+            hook.unshard(&mut run)?;
+            run.is_asked()
+        }
+    };
+    let is_needed = context.row_shard().is_some() && is_computed(stage.index(), rest.iter());
+    if is_needed && is_asked && !stage.gathering.is_in_progress() {
+        start_gather(context, connection, stage);
+    }
+    Ok(())
 }
 
-impl Visited {
-    fn add(&mut self, outcome: Result<usize, StageError>) {
-        match outcome {
-            Ok(found) => self.found += found,
-            Err(error) => self.error = Some(error),
+/// Runs `RESHARD`, or lets the hook run it.
+pub(super) fn reshard(context: &RankContext, stage: &mut LocalStage, action: Action) -> Result<(), Cause> {
+    if let Some(hook) = context.hook() {
+        let mut run = ReshardRun::new(replica_place(context, action), stage.runner());
+        hook.reshard(&mut run)?;
+        if !run.is_asked() {
+            return Ok(());
         }
     }
+    stage.release();
+    Ok(())
 }
 
-/// A parameter of the model, read between two steps.
-#[derive(Clone, Debug)]
-pub struct NamedParameter {
-    /// The stage that holds it.
-    pub stage: StageIndex,
-    /// Its global path.
-    pub path: Arc<str>,
-    /// The shard of the parameter that the values are, if several ranks compute the stage together.
-    pub shard: TensorShard,
-    /// Its values.
-    pub data: TensorData,
+/// Returns the place of an action among the replicas that hold the parameters together.
+fn replica_place(context: &RankContext, action: Action) -> ReplicaPlace {
+    let group = context.shard_group();
+    let place = Place { rank: context.world_rank(), action };
+    ReplicaPlace { place, replicas: group.members().len() as u32, replica: group.place() as u32 }
 }
 
-impl Executor {
-    /// Runs `UNSHARD`, or lets the hook run it. Weight gradients need no parameters, so all replicas skip a gathering
-    /// that only weight gradients follow.
-    pub(super) fn unshard(&mut self, action: Action, stage: StageIndex) -> Result<(), Cause> {
-        let is_asked = match self.hook.clone() {
-            None => true,
-            Some(hook) => {
-                let at = self.shard_place(action);
-                let mut run = UnshardRun::new(at, &mut *self.local_stage(stage).runner);
-                hook.unshard(&mut run)?;
-                run.is_asked()
-            }
-        };
-        let rest = self.program().row(self.rank).iter().skip(self.step.position);
-        let is_needed = self.endpoint.row_shard().is_some() && is_computed(stage, rest);
-        if is_needed && is_asked && self.local_stage(stage).gathering.is_none() {
-            self.start_gather(stage);
-        }
-        Ok(())
+/// Sends this replica's rows of the stage's parameters to the others.
+pub(super) fn start_gather(context: &RankContext, connection: &mut Connection, stage: &mut LocalStage) {
+    let replicas = context.shard_group();
+    let rows = stage.runner().rows();
+    let tag = Tag::ParameterShard { stage: stage.index(), round: stage.gathering.next_round() };
+    for (_, to) in replicas.others() {
+        connection.send_copies(to, tag, rows.clone());
     }
+    stage.gathering.begin(Exchange::among(replicas, tag, rows));
+}
 
-    /// Runs `RESHARD`, or lets the hook run it.
-    pub(super) fn reshard(&mut self, action: Action, stage: StageIndex) -> Result<(), Cause> {
-        if let Some(hook) = self.hook.clone() {
-            let at = self.shard_place(action);
-            let mut run = ReshardRun::new(at, &*self.local_stage(stage).runner);
-            hook.reshard(&mut run)?;
-            if !run.is_asked() {
-                return Ok(());
-            }
-        }
-        self.release(stage);
-        Ok(())
+/// Gives a stage its whole parameters before an action uses them, or returns a missing message.
+pub(super) fn fetch_parameters(
+    connection: &mut Connection,
+    stages: &mut LocalStages,
+    recorder: &mut Recorder,
+    index: StageIndex,
+) -> Result<Option<AwaitedMessage>, Cause> {
+    let stage = stages.get_mut(index);
+    if !stage.gathering.is_in_progress() {
+        // Only a hook's function can leave them out.
+        let is_gathered = stage.runner().is_gathered();
+        return if is_gathered { Ok(None) } else { Err(Cause::NotGathered { stage: index }) };
     }
-
-    /// Returns the place of an action among the replicas that hold the parameters together.
-    fn shard_place(&self, action: Action) -> ReplicaPlace {
-        let group = self.endpoint.shard_group();
-        let place = Place { rank: self.world_rank, action };
-        ReplicaPlace { place, replicas: group.members().len() as u32, replica: group.place() as u32 }
+    let awaited = receive_rows(connection, stage, recorder)?;
+    if awaited.is_none() {
+        recorder.note_received(Action::Unshard { stage: index });
     }
+    Ok(awaited)
+}
 
-    /// Sends this replica's rows of the stage's parameters to the others.
-    fn start_gather(&mut self, index: StageIndex) {
-        let replicas = self.endpoint.shard_group().clone();
-        let stage = self.local_stage(index);
-        let (rows, round) = (stage.runner.rows(), stage.gathers);
-        stage.gathers += 1;
-        let tag = Tag::ParameterShard { stage: index, round };
-        for (_, to) in replicas.others() {
-            self.send_copies(to, tag, rows.clone());
-        }
-        self.local_stage(index).gathering = Some(Exchange::among(&replicas, tag, rows));
+/// Takes the rows that have arrived. Gives the stage its whole parameters, or returns a missing message.
+pub(super) fn receive_rows(
+    connection: &mut Connection,
+    stage: &mut LocalStage,
+    recorder: &mut Recorder,
+) -> Result<Option<AwaitedMessage>, Cause> {
+    let device = stage.inner_device();
+    let Some(rows) = stage.gathering.rows_mut() else { return Ok(None) };
+    if let Some(awaited) = connection.receive_tensors(rows, &device)? {
+        return Ok(Some(awaited));
     }
-
-    /// Gives a stage its whole parameters if they are being gathered, or returns a missing message.
-    pub(super) fn fetch_parameters(&mut self, index: StageIndex) -> Result<Option<AwaitedMessage>, Cause> {
-        let Some(mut rows) = self.local_stage(index).gathering.take() else {
-            // Only a hook's function can leave them out.
-            let is_gathered = self.local_stage(index).runner.is_gathered();
-            return if is_gathered { Ok(None) } else { Err(Cause::NotGathered { stage: index }) };
-        };
-        let device = self.local_stage(index).runner.device().clone().inner();
-        let awaited = self.receive_tensors(&mut rows, &device)?;
-        if awaited.is_some() {
-            self.local_stage(index).gathering = Some(rows);
-            return Ok(awaited);
-        }
+    if let Some(rows) = stage.gathering.end() {
         if let Some(latest) = rows.latest() {
-            self.note_exposed(latest);
+            recorder.note_exposed(latest);
         }
-        self.local_stage(index).runner.gather(joined(rows.into_contents()));
-        if matches!(self.step.phase, Phase::Actions) {
-            self.note_received(Action::Unshard { stage: index });
-        }
-        Ok(None)
+        stage.runner_mut().gather(join_rows(rows.into_contents()));
     }
-
-    /// Drops all rows of a stage's parameters except this replica's.
-    pub(super) fn release(&mut self, stage: StageIndex) {
-        let stage = self.local_stage(stage);
-        stage.gathering = None;
-        stage.runner.release();
-    }
-
-    /// As [`Executor::release`], for all stages.
-    pub(super) fn release_all(&mut self) {
-        for stage in &mut self.stages {
-            stage.gathering = None;
-            stage.runner.release();
-        }
-    }
-
-    /// Begins to collect the whole parameters of the stage at this place. All replicas do so together.
-    pub(super) fn begin_collecting(&mut self, place: usize, collected: Vec<NamedParameter>) -> Phase {
-        let is_sharded = self.endpoint.row_shard().is_some();
-        match self.stages.get(place).map(|stage| stage.index) {
-            Some(stage) if is_sharded => self.start_gather(stage),
-            Some(_) => {}
-            // As in a step, no process finishes before all ranks have.
-            None if is_sharded => {
-                let report = self.report(None, Duration::ZERO);
-                return self.finish(Outcome { reports: vec![report], collected, ..Outcome::default() });
-            }
-            None => return Phase::Done(Outcome { collected, ..Outcome::default() }),
-        }
-        Phase::Collect { place, collected }
-    }
-
-    /// Keeps the whole parameters of the stage at this place, or visits its module, and continues with the next stage.
-    pub(super) fn collect_stage(&mut self, place: usize, mut collected: Vec<NamedParameter>) -> Phase {
-        let is_first = self.endpoint.coord().replica == 0;
-        let tensor_rank = self.endpoint.tensor_rank();
-        if let Some(stage) = self.stages.get_mut(place) {
-            let (index, runner) = (stage.index, &mut stage.runner);
-            match &self.visit {
-                Some(Visit::Read { .. }) if !is_first => {}
-                Some(visit) => self.visited.add(runner.visit(index, &visit.clone().on(tensor_rank))),
-                None => {
-                    let named = runner.paths().iter().cloned().zip(runner.parameters()).enumerate();
-                    collected.extend(named.map(|(place, (path, data))| {
-                        let shard = runner.placement(place).shard_of(tensor_rank);
-                        NamedParameter { stage: index, path, shard, data }
-                    }));
-                }
-            }
-            self.release(index);
-        }
-        self.begin_collecting(place + 1, collected)
-    }
+    Ok(None)
 }
 
 /// Returns whether `stage` computes a forward or a gradient of its inputs before its parameters are dropped.

@@ -5,69 +5,86 @@
 //! waits, and watches the deadline. After the program the ranks sum the gradients of replicas and of shared parameters,
 //! compute the gradient norm, and update their parameters. The protocol of these phases is in `README.md` beside this file.
 //!
+//! The state has owners, which are the fields of the executor: the facts about the rank (`context.rs`), its connection to
+//! the others (`connection.rs`), its stages (`stages.rs`), what it knows of the pipeline's parameters (`parameters.rs`), the
+//! batches whose gradients wait (`accumulation.rs`), the sums over replicas (`reduction.rs`), the record of events and
+//! figures (`recorder.rs`), and the step (`step.rs`). A handler gets as arguments the ones that it uses.
+//!
 //! | file | content |
 //! |---|---|
-//! | `machine.rs` | the executor: polling, running actions |
-//! | `place.rs` | the action that an error names |
-//! | `step.rs` | a step: its input, its phase, its results so far |
-//! | `agreement.rs` | the comparison of the processes' batches before a step |
-//! | `actions.rs` | one handler for each kind of action |
-//! | `boundary.rs` | both ends of a message between two stages; its parts, between tensor groups |
-//! | `compute.rs` | the actions that compute, and the hooks that run them |
-//! | `edges.rs` | the inputs and outputs of a stage |
-//! | `tensor_shards.rs` | whether the ranks of a tensor group hold the parts of parameters that their modules say |
-//! | `skip.rs` | skip connections that go directly to their stage |
-//! | `gather.rs` | sharded parameters, gathered before a stage computes |
-//! | `epilogue.rs` | the phases after the program, in order |
-//! | `losses.rs` | losses, read and checked |
-//! | `statistics.rs` | running statistics, averaged over replicas |
-//! | `reduction.rs` | gradients, summed over replicas |
-//! | `parameters.rs` | which parameters are shared, and the order of the norm: computed once |
-//! | `sharing.rs` | gradients of shared parameters |
-//! | `norm.rs` | the gradient norm and the update |
-//! | `report.rs` | a rank's report, and the exchange of reports between processes |
-//! | `figures.rs` | a report as a message |
-//! | `messages.rs` | sending messages and taking those that have arrived |
-//! | `mesh_endpoint.rs` | the transport, with the rank's place in the mesh |
-//! | `patience.rs` | how long a rank waits |
+//! | `context.rs` | the facts about a rank that do not change |
+//! | `shared_endpoint.rs` | the endpoint that a rank shares with its stages, and how long it waits |
 //! | `tensor_group.rs` | exchanges between the ranks that compute a stage together |
-//! | `copies.rs` | gradients of shards that several of these ranks hold |
-//! | `local_stage.rs` | a stage on its rank, with the tensors between two actions |
+//! | `connection.rs` | sending messages and taking those that have arrived |
+//! | `step_input.rs` | the input of a step |
+//! | `stages.rs` | the stages of a rank, with the tensors between two actions |
+//! | `recorder.rs` | the events and figures of a step |
+//! | `accumulation.rs` | the batches whose gradients wait for an update |
+//! | `losses.rs` | losses, read and checked |
+//! | `reduction.rs` | gradients, summed over replicas |
+//! | `gather.rs` | sharded parameters, gathered before a stage computes |
+//! | `skip.rs` | skip connections that go directly to their stage |
+//! | `boundary.rs` | both ends of a message between two stages; its parts, between tensor groups |
+//! | `edges.rs` | the inputs and outputs of a stage |
+//! | `compute.rs` | the actions that compute, and the hooks that run them |
+//! | `statistics.rs` | running statistics, averaged over replicas |
+//! | `copies.rs` | gradients of shards that several ranks of a tensor group hold |
+//! | `parameters.rs` | which parameters are shared, and the order of the norm: computed once |
+//! | `tensor_shards.rs` | whether the ranks of a tensor group hold the shards that their modules describe |
+//! | `sharing.rs` | gradients of shared parameters |
+//! | `agreement.rs` | the comparison of the processes' batches before a step |
+//! | `collection.rs` | whole parameters, or a visit to modules, between two steps |
+//! | `report.rs` | a rank's report |
+//! | `report_message.rs`, `report_exchange.rs` | a report as a message, and the exchange of reports between processes |
+//! | `norm.rs` | the gradient norm and the update |
 //! | `state.rs` | parameters and optimizer state, read and restored |
+//! | `step.rs` | a step: its phase, how far it is, and its result |
+//! | `failed_action.rs` | the action that an error names |
+//! | `machine.rs` | the executor: its parts, and polling |
+//! | `actions.rs` | one handler for each kind of action |
+//! | `epilogue.rs` | the phases after the program, in order |
 
+mod accumulation;
 mod actions;
 mod agreement;
 mod boundary;
-mod copies;
+mod collection;
 mod compute;
+mod connection;
+mod context;
+mod copies;
 mod edges;
 mod epilogue;
-mod figures;
+mod failed_action;
 mod gather;
-mod local_stage;
 mod losses;
 mod machine;
-mod mesh_endpoint;
-mod messages;
 mod norm;
 mod parameters;
-mod patience;
-mod place;
+mod recorder;
 mod reduction;
 mod report;
+mod report_exchange;
+mod report_message;
+mod shared_endpoint;
 mod sharing;
 mod skip;
-mod tensor_shards;
+mod stages;
 mod state;
 mod statistics;
 mod step;
+mod step_input;
 mod tensor_group;
+mod tensor_shards;
 
 pub(crate) use agreement::Agreement;
-pub use gather::NamedParameter;
-pub(crate) use gather::Visited;
-pub(crate) use machine::{Executor, ExecutorConfig};
-pub(crate) use mesh_endpoint::{MeshEndpoint, MeshSettings};
+pub use collection::NamedParameter;
+pub(crate) use collection::Visited;
+pub(crate) use connection::Connection;
+pub(crate) use context::RankContext;
+pub(crate) use machine::Executor;
+pub(crate) use recorder::AuxiliaryPart;
 pub use report::UndeferredParameter;
-pub(crate) use report::{AuxiliaryPart, RankReport, sums_of};
-pub(crate) use step::{Poll, StepInput};
+pub(crate) use report::{RankReport, sums_of};
+pub(crate) use step::Poll;
+pub(crate) use step_input::StepInput;

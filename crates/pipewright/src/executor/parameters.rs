@@ -9,15 +9,14 @@ use std::collections::{BTreeMap, HashSet};
 use std::hash::{DefaultHasher, Hasher};
 use std::sync::Arc;
 
+use burn::tensor::TensorData;
 use pipewright_schedule::{Rank, StageIndex};
 use serde::{Deserialize, Serialize};
 
-use super::machine::Executor;
-use super::step::Phase;
+use super::context::RankContext;
+use super::stages::{LocalStage, LocalStages};
 use super::tensor_shards::{HeldShard, check_shards};
-use crate::collective::Exchange;
 use crate::failure::Cause;
-use crate::message::{MessageError, Payload, Tag, decoded, encoded};
 use crate::optimizer::group_of;
 use crate::stage::Held;
 
@@ -33,7 +32,7 @@ pub(super) struct ListedParameter {
     pub(super) has_gradient: bool,
     /// Shape and values, if its stage declares it as shared.
     pub(super) shared: Option<Fingerprint>,
-    /// The part that the rank holds, if several ranks compute the stage together.
+    /// The shard that the rank holds, if several ranks compute the stage together.
     pub(super) shard: Option<HeldShard>,
     /// The shard that the layer has, and the number of shards, if other layers have the others.
     pub(super) of_layer: Option<(u32, u32)>,
@@ -47,15 +46,15 @@ pub(super) struct Fingerprint {
     hash: u64,
 }
 
-/// A parameter's place in the pipeline. Owners are ordered by stage.
+/// A copy of a parameter in the pipeline. Owners are ordered by stage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub(super) struct Owner {
     pub(super) stage: StageIndex,
-    /// The parameter's place among those of its stage.
-    pub(super) place: usize,
+    /// The index of the parameter in its stage.
+    pub(super) parameter: usize,
     /// The rank, numbered within its pipeline.
     pub(super) rank: Rank,
-    /// The rank's place in its tensor group. Each place has its own shards of parameters.
+    /// The rank's index in its tensor group. Each of these ranks has its own shards of parameters.
     pub(super) tensor: u32,
 }
 
@@ -63,100 +62,92 @@ pub(super) struct Owner {
 pub(super) type Owners = Vec<Owner>;
 
 /// The order in which the root adds squares: the path of each parameter that counts, in the order of the paths, and its
-/// place among the gathered squares. Empty on ranks that add nothing.
+/// index among the gathered squares. Empty on ranks that add nothing.
 pub(super) type NormOrder = Vec<(Arc<str>, usize)>;
 
-/// The information about the pipeline's parameters that a rank has.
+/// The information about the pipeline's parameters that a rank has; nothing before the ranks have compared theirs.
+#[derive(Default)]
 pub(super) struct KnownParameters {
-    /// Shared parameters of which this rank has a copy, with their places in the list of all.
-    pub(super) shared: Vec<(u32, Owners)>,
+    /// Shared parameters of which this rank has a copy, with their indices in the list of all.
+    shared: Vec<(u32, Owners)>,
     /// Copies on this rank that do not count for the norm and checkpoints, because another owner's copy does.
     copies: HashSet<(StageIndex, usize)>,
-    pub(super) order: NormOrder,
+    order: NormOrder,
     /// The group by whose norm each parameter of `order` is clipped.
-    pub(super) clipped_with: Vec<Option<usize>>,
+    clipped_with: Vec<Option<usize>>,
 }
 
-impl Executor {
-    /// Lists this rank's parameters and waits for the lists of its subtree.
-    pub(super) fn list_parameters(&mut self) -> Phase {
-        let tree = self.endpoint.replica_ranks_tree();
-        Phase::ParameterLists(Exchange::gather(self.listed_parameters(), Tag::Parameters, tree.children()))
-    }
-
-    /// Passes on the lists of this rank's subtree. The root compares all lists and answers.
-    pub(super) fn find_shared(&mut self, listed: Vec<ListedParameter>) -> Result<Phase, Cause> {
-        let tree = self.endpoint.replica_ranks_tree().clone();
-        if let Some(parent) = tree.parent() {
-            self.endpoint.send_world(parent, Tag::Parameters, Payload::of(&listed));
-            let message = Exchange::one(parent, Tag::SharedParameters);
-            return Ok(Phase::SharedParameters { order: NormOrder::new(), message });
-        }
-        check_shards(&listed)?;
-        check_layers(&listed)?;
-        let shared = find_shared(&listed)?;
-        let order = norm_order(&listed, &shared);
-        Ok(Phase::SharedParameters { order, message: Exchange::complete(encoded(&shared)) })
-    }
-
-    /// Passes on the list of shared parameters and keeps the entries of this rank.
-    pub(super) fn learn_shared(&mut self, order: NormOrder, message: &Arc<[u8]>) -> Result<(), MessageError> {
-        let tree = self.endpoint.replica_ranks_tree().clone();
-        let from = tree.parent().unwrap_or(self.world_rank);
-        let shared: Vec<Owners> = decoded(from, Tag::SharedParameters, message)?;
-        self.send_bytes(tree.children(), Tag::SharedParameters, message);
-        let tensor = self.endpoint.coord().tensor;
-        let is_here = |owner: &Owner| owner.rank == self.rank && owner.tensor == tensor;
+impl KnownParameters {
+    /// Keeps the entries of this rank in the list of all shared parameters.
+    pub(super) fn new(context: &RankContext, order: NormOrder, shared: Vec<Owners>) -> Self {
+        let tensor = context.tensor_rank().index;
+        let is_here = |owner: &Owner| owner.rank == context.rank() && owner.tensor == tensor;
         let is_own = |owners: &Owners| owners.iter().any(is_here);
         let shared: Vec<(u32, Owners)> = (0..).zip(shared).filter(|(_, owners)| is_own(owners)).collect();
         let copies = shared.iter().flat_map(|(_, owners)| copies(owners));
-        let copies = copies.map(|owner| (owner.stage, owner.place)).collect();
-        let clipped_with = order.iter().map(|(path, _)| group_of(&self.clip_groups, path)).collect();
-        self.parameters = Some(KnownParameters { shared, copies, order, clipped_with });
-        Ok(())
+        let copies = copies.map(|owner| (owner.stage, owner.parameter)).collect();
+        let groups = &context.config().clip_groups;
+        let clipped_with = order.iter().map(|(path, _)| group_of(groups, path)).collect();
+        Self { shared, copies, order, clipped_with }
+    }
+
+    /// Returns the shared parameters of which this rank has a copy, with their indices in the list of all.
+    pub(super) fn shared(&self) -> &[(u32, Owners)] {
+        &self.shared
+    }
+
+    /// Returns the order in which the root adds squares, each with the group by whose norm the parameter is clipped.
+    pub(super) fn order(&self) -> impl ExactSizeIterator<Item = (&Arc<str>, usize, Option<usize>)> + Clone {
+        let entries = self.order.iter().zip(&self.clipped_with);
+        entries.map(|((path, index), group)| (path, *index, *group))
     }
 
     /// Returns whether this rank's copy of a parameter is the one that counts for the norm and in checkpoints.
-    pub(super) fn counts(&self, stage: StageIndex, place: usize) -> bool {
-        let chunk = self.placement().chunk_of(stage).index();
-        let is_lowest = |known: &KnownParameters| !known.copies.contains(&(stage, place));
-        self.parameters.as_ref().is_none_or(is_lowest) && self.shard_of(chunk, place).counts()
+    pub(super) fn counts(&self, context: &RankContext, stage: &LocalStage, parameter: usize) -> bool {
+        !self.copies.contains(&(stage.index(), parameter))
+            && stage.shard_of(parameter, context.tensor_rank()).counts()
     }
+}
 
-    /// Returns the part of a parameter that this rank holds, if several ranks compute the stage together.
-    fn held_shard(&self, stage: usize, place: usize, held: &Held) -> Option<HeldShard> {
-        let tensor = self.endpoint.tensor_rank();
-        (tensor.of > 1).then(|| HeldShard {
-            placement: self.stages[stage].runner.placement(place),
-            tensor,
-            shape: held.shape.clone(),
-            hash: held.copied.as_ref().map(|values| hash_of(values.as_bytes())),
-        })
-    }
+/// Lists this rank's parameters.
+pub(super) fn list_parameters(context: &RankContext, stages: &LocalStages) -> Vec<ListedParameter> {
+    let lists = stages.iter().flat_map(|stage| {
+        let held = stage.runner().held().into_iter().enumerate();
+        held.map(|(parameter, held)| listed(context, stage, parameter, held))
+    });
+    lists.collect()
+}
 
-    fn listed_parameters(&self) -> Vec<ListedParameter> {
-        let (rank, tensor) = (self.rank, self.endpoint.coord().tensor);
-        let of_stage = self.stages.iter().enumerate().map(|(chunk, stage)| {
-            let trained = stage.runner.paths().len();
-            let held = stage.runner.held().into_iter().enumerate();
-            held.map(|(place, held)| ListedParameter {
-                owner: Owner { stage: stage.index, place, rank, tensor },
-                of_layer: {
-                    let placement = stage.runner.placement(place);
-                    placement.of_layer.map(|index| (index, placement.shards))
-                },
-                path: held.path.to_string(),
-                counts: self.shard_of(chunk, place).counts(),
-                has_gradient: place < trained,
-                shard: self.held_shard(chunk, place, &held),
-                shared: held
-                    .shared
-                    .map(|values| Fingerprint { shape: held.shape, hash: hash_of(values.as_bytes()) }),
-            })
-            .collect::<Vec<_>>()
-        });
-        of_stage.flatten().collect()
+fn listed(context: &RankContext, stage: &LocalStage, parameter: usize, held: Held) -> ListedParameter {
+    let (runner, tensor) = (stage.runner(), context.tensor_rank());
+    let placement = runner.placement(parameter);
+    let shard = (tensor.of > 1).then(|| HeldShard {
+        placement,
+        tensor,
+        shape: held.shape.clone(),
+        hash: held.copied.as_ref().map(|values| hash_of(values.as_bytes())),
+    });
+    let fingerprint =
+        |values: TensorData| Fingerprint { shape: held.shape.clone(), hash: hash_of(values.as_bytes()) };
+    ListedParameter {
+        owner: Owner { stage: stage.index(), parameter, rank: context.rank(), tensor: tensor.index },
+        of_layer: placement.of_layer.map(|index| (index, placement.shards)),
+        path: held.path.to_string(),
+        counts: placement.shard_of(tensor).counts(),
+        has_gradient: parameter < runner.paths().len(),
+        shard,
+        shared: held.shared.map(fingerprint),
     }
+}
+
+/// Compares the parameters of all ranks of a pipeline. Returns the shared ones, each with its owners in order, and the order
+/// of the norm.
+pub(super) fn compare(listed: &[ListedParameter]) -> Result<(Vec<Owners>, NormOrder), Cause> {
+    check_shards(listed)?;
+    check_layers(listed)?;
+    let shared = find_shared(listed)?;
+    let order = norm_order(listed, &shared);
+    Ok((shared, order))
 }
 
 /// Returns all owners except the first, which is the only one that counts.
@@ -164,8 +155,8 @@ fn copies(owners: &Owners) -> impl Iterator<Item = &Owner> {
     owners.iter().skip(1)
 }
 
-/// Returns the parameters that several stages share, in the order of their paths, of the shards of layers and of the places
-/// in the tensor groups, each with its owners in order. All owners must declare the path as shared, and their copies must be
+/// Returns the parameters that several stages share, in the order of their paths, of the shards of layers and of the
+/// ranks in the tensor groups, each with its owners in order. All owners must declare the path as shared, and their copies must be
 /// equal. Different shards of a parameter are not copies.
 fn find_shared(listed: &[ListedParameter]) -> Result<Vec<Owners>, Cause> {
     let mut by_key: BTreeMap<_, Vec<&ListedParameter>> = BTreeMap::new();
@@ -223,7 +214,7 @@ fn norm_order(listed: &[ListedParameter], shared: &[Owners]) -> NormOrder {
     let counted = listed.iter().filter(|listed| listed.has_gradient && listed.counts && !is_copy(listed));
     let mut order: Vec<_> = counted.map(|listed| (listed.path.as_str(), listed.of_layer)).zip(0..).collect();
     order.sort_by_key(|(key, _)| *key);
-    order.into_iter().map(|((path, _), place)| (path.into(), place)).collect()
+    order.into_iter().map(|((path, _), index)| (path.into(), index)).collect()
 }
 
 /// Returns a hash that is the same for the same bytes in every process of one build.
@@ -237,8 +228,8 @@ fn hash_of(bytes: &[u8]) -> u64 {
 mod tests {
     use super::*;
 
-    fn listed(rank: u32, stage: u32, place: usize, path: &str, hash: Option<u64>) -> ListedParameter {
-        let owner = Owner { stage: StageIndex::new(stage), place, rank: Rank::new(rank), tensor: 0 };
+    fn listed(rank: u32, stage: u32, parameter: usize, path: &str, hash: Option<u64>) -> ListedParameter {
+        let owner = Owner { stage: StageIndex::new(stage), parameter, rank: Rank::new(rank), tensor: 0 };
         let shared = hash.map(|hash| Fingerprint { shape: vec![2], hash });
         ListedParameter {
             owner,
@@ -265,7 +256,7 @@ mod tests {
         let stages = shared.iter().map(|owners| owners.iter().map(|owner| owner.stage.get()).collect());
         assert_eq!(stages.collect::<Vec<Vec<u32>>>(), [[0, 3]]);
         let order = norm_order(&listed, &shared);
-        let order: Vec<(&str, usize)> = order.iter().map(|(path, place)| (&**path, *place)).collect();
+        let order: Vec<(&str, usize)> = order.iter().map(|(path, index)| (&**path, *index)).collect();
         assert_eq!(order, [("a", 3), ("b", 2), ("norm", 1), ("table", 0)]);
     }
 
@@ -280,13 +271,13 @@ mod tests {
             ["whole", "split"]
                 .iter()
                 .enumerate()
-                .map(move |(place, path)| on(tensor, listed(0, 0, place, path, None)))
+                .map(move |(index, path)| on(tensor, listed(0, 0, index, path, None)))
         };
         let listed: Vec<ListedParameter> = (0..2).flat_map(of_rank).collect();
         let shared = find_shared(&listed).expect("each rank has its own");
         assert!(shared.is_empty());
         let order = norm_order(&listed, &shared);
-        let order: Vec<(&str, usize)> = order.iter().map(|(path, place)| (&**path, *place)).collect();
+        let order: Vec<(&str, usize)> = order.iter().map(|(path, index)| (&**path, *index)).collect();
         assert_eq!(order, [("split", 1), ("split", 2), ("whole", 0)]);
     }
 
@@ -299,8 +290,8 @@ mod tests {
         let all = [of_layer(0, 2, 1, 3), of_layer(1, 1, 0, 3), of_layer(1, 3, 2, 3)];
         assert!(find_shared(&all).expect("each is a shard of its own").is_empty());
         check_layers(&all).expect("three shards each");
-        let places: Vec<usize> = norm_order(&all, &[]).into_iter().map(|(_, place)| place).collect();
-        assert_eq!(places, [1, 0, 2]);
+        let indices: Vec<usize> = norm_order(&all, &[]).into_iter().map(|(_, index)| index).collect();
+        assert_eq!(indices, [1, 0, 2]);
         let refused = |second: ListedParameter, shards: &str| {
             let error = check_layers(&[of_layer(0, 0, 0, 2), second]).expect_err("another cut").to_string();
             let expected = format!("stages 0 and 1 cut the parameter `head` into 2 and {shards} shard(s)");
@@ -312,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn places_of_a_copy_differ_between_ranks_with_other_parameters() {
+    fn indices_of_a_copy_differ_between_ranks_with_other_parameters() {
         // Stage 1 shares the table of stage 0. Its first rank has an expert before the table, its second one after it.
         let on = |tensor, listed: ListedParameter| ListedParameter {
             owner: Owner { tensor, ..listed.owner },

@@ -21,16 +21,22 @@
 
 use pipewright_schedule::{Action, StageIndex};
 
-use super::machine::Executor;
+use super::connection::Connection;
+use super::context::RankContext;
+use super::stages::{LocalStage, LocalStages};
 use crate::collective::{Exchange, Group, sum};
 use crate::failure::Cause;
-use crate::hook::{Place, ReduceRun, ReplicaPlace, check_sums};
+use crate::hook::{Place, ReduceRun, ReplicaPlace};
 use crate::message::{AwaitedMessage, Tag};
 use crate::tensor::shard::{RowShard, join};
 use crate::tensor::{OptionalTensor, OptionalTensors, Value};
 
+/// The gradients of a step that are being summed over the replicas. The sums may start before the program ends.
+#[derive(Default)]
+pub(super) struct Reductions(Vec<Reduction>);
+
 /// The gradients of a stage that are being summed.
-pub(super) struct Reduction {
+struct Reduction {
     stage: StageIndex,
     state: State,
 }
@@ -56,154 +62,162 @@ impl State {
     }
 }
 
-impl Executor {
-    /// Returns whether gradients are summed over replicas at the end of this step.
-    pub(super) fn reduces(&self) -> bool {
-        self.endpoint.replica_count() > 1 && self.step.input.update
+impl Reductions {
+    /// Returns whether the sum of a stage has begun.
+    pub(super) fn has(&self, stage: StageIndex) -> bool {
+        self.0.iter().any(|reduction| reduction.stage == stage)
     }
 
-    /// Runs `REDUCE_GRAD`, or lets the hook run it.
-    pub(super) fn reduce(&mut self, action: Action, stage: StageIndex) -> Result<(), Cause> {
-        if let Some(hook) = self.hook.clone() {
-            let (at, is_due) = (self.replica_place(action), self.reduces());
-            let mut run = ReduceRun::new(at, &mut *self.local_stage(stage).runner, is_due);
-            hook.reduce_grad(&mut run)?;
-            if !run.is_asked() {
-                if is_due {
-                    self.step.reductions.push(Reduction { stage, state: State::Own });
-                }
-                return Ok(());
-            }
-        }
-        self.start_reduction(stage)
+    /// Leaves the sum of a stage to a function of a hook.
+    pub(super) fn leave_to_hook(&mut self, stage: StageIndex) {
+        self.0.push(Reduction { stage, state: State::Own });
     }
 
-    /// Runs the hook's function for a `WAIT_REDUCE_GRAD` whose sums have arrived.
-    pub(super) fn end_reduction(&mut self, action: Action, stage: StageIndex) -> Result<(), Cause> {
-        let Some(hook) = self.hook.clone() else { return Ok(()) };
-        let (at, is_due) = (self.replica_place(action), self.reduces());
-        hook.wait_reduce_grad(&mut ReduceRun::new(at, &mut *self.local_stage(stage).runner, is_due))?;
-        Ok(())
-    }
-
-    /// Returns the place of an action among all replicas.
-    fn replica_place(&self, action: Action) -> ReplicaPlace {
-        let place = Place { rank: self.world_rank, action };
-        ReplicaPlace {
-            place,
-            replicas: self.endpoint.replica_count(),
-            replica: self.endpoint.coord().replica,
-        }
-    }
-
-    /// Checks the sums that a hook's functions have replaced, before they are used.
-    pub(super) fn check_own_sums(&self) -> Result<(), Cause> {
-        if self.hook.is_some() && self.reduces() {
-            self.stages.iter().try_for_each(|stage| check_sums(&*stage.runner))?;
-        }
-        Ok(())
-    }
-
-    /// Starts to sum the stage's gradients, unless the sum has begun. Fails if a loss is not finite.
-    pub(super) fn start_reduction(&mut self, stage: StageIndex) -> Result<(), Cause> {
-        if !self.reduces() || self.step.reductions.iter().any(|reduction| reduction.stage == stage) {
-            return Ok(());
-        }
-        self.read_losses()?;
-        self.read_auxiliary()?;
-        let (shards, copies) = (self.endpoint.shard_group().clone(), self.endpoint.copy_group().clone());
-        let is_sharded = self.endpoint.row_shard().is_some();
-        let group = if is_sharded { &shards } else { &copies };
-        let runner = &mut self.local_stage(stage).runner;
-        let taken = (0..runner.paths().len()).map(|place| {
-            let gradient = runner.gradient(place);
-            runner.set_gradient(place, None);
+    /// Starts to sum a stage's gradients.
+    pub(super) fn start(
+        &mut self,
+        context: &RankContext,
+        connection: &mut Connection,
+        stage: &mut LocalStage,
+    ) -> Result<(), Cause> {
+        let is_sharded = context.row_shard().is_some();
+        let group = if is_sharded { context.shard_group() } else { context.copy_group() };
+        let (index, runner) = (stage.index(), stage.runner_mut());
+        let taken = (0..runner.paths().len()).map(|parameter| {
+            let gradient = runner.gradient(parameter);
+            runner.set_gradient(parameter, None);
             gradient
         });
-        let parts = cut(taken, group);
-        let exchange = self.scatter(stage, group, parts);
+        let exchange = scatter(connection, index, group, cut(taken, group));
         let state = if is_sharded { State::Sharding(exchange) } else { State::Scattering(exchange) };
-        self.step.reductions.push(Reduction { stage, state });
-        self.advance_reductions()
-    }
-
-    /// Sends each other member of the group its parts, and returns the exchange of this member's.
-    fn scatter(
-        &mut self,
-        stage: StageIndex,
-        group: &Group,
-        mut parts: Vec<OptionalTensors>,
-    ) -> Exchange<OptionalTensors> {
-        let own = std::mem::take(&mut parts[group.place()]);
-        let tag = Tag::GradientShard { stage };
-        for (place, to) in group.others() {
-            self.send_tensors(to, tag, std::mem::take(&mut parts[place]));
-        }
-        Exchange::among(group, tag, own)
+        let state = advance(context, connection, stage, state)?;
+        self.0.push(Reduction { stage: index, state });
+        Ok(())
     }
 
     /// Takes the messages that have arrived for any stage, without waiting.
-    pub(super) fn advance_reductions(&mut self) -> Result<(), Cause> {
-        let mut reductions = std::mem::take(&mut self.step.reductions);
-        for Reduction { stage, state } in &mut reductions {
+    pub(super) fn advance(
+        &mut self,
+        context: &RankContext,
+        connection: &mut Connection,
+        stages: &mut LocalStages,
+    ) -> Result<(), Cause> {
+        for Reduction { stage, state } in &mut self.0 {
             let former = std::mem::replace(state, State::Done);
-            *state = self.advance_reduction(*stage, former)?;
+            *state = advance(context, connection, stages.get_mut(*stage), former)?;
         }
-        self.step.reductions = reductions;
         Ok(())
     }
 
-    fn advance_reduction(&mut self, stage: StageIndex, state: State) -> Result<State, Cause> {
-        let device = self.local_stage(stage).runner.device().clone().inner();
-        match state {
-            State::Sharding(mut parts) => {
-                if self.receive_tensors(&mut parts, &device)?.is_some() {
-                    return Ok(State::Sharding(parts));
-                }
-                let (sums, copies) = (sum(parts.into_contents()), self.endpoint.copy_group().clone());
-                if copies.members().len() == 1 {
-                    self.set_gradients(stage, sums);
-                    return Ok(State::Done);
-                }
-                let exchange = self.scatter(stage, &copies, cut(sums, &copies));
-                self.advance_reduction(stage, State::Scattering(exchange))
+    /// Returns the message that the stage's sum waits for; `None` if it is done or there is none.
+    pub(super) fn awaited(&self, stage: StageIndex) -> Option<AwaitedMessage> {
+        self.0.iter().find(|reduction| reduction.stage == stage)?.state.missing()
+    }
+
+    /// Returns the message that the sum of any stage waits for, in the order of the stages; `None` if all are done.
+    pub(super) fn awaited_by_any(&self, stages: &LocalStages) -> Option<AwaitedMessage> {
+        stages.iter().find_map(|stage| self.awaited(stage.index()))
+    }
+
+    /// Forgets the sums, which are in the stages.
+    pub(super) fn clear(&mut self) {
+        self.0.clear();
+    }
+}
+
+/// Lets the hook run a `REDUCE_GRAD`. Returns whether the sum over the replicas shall begin; `is_due` says whether the step
+/// has one.
+pub(super) fn run_reduce_hook(
+    context: &RankContext,
+    stage: &mut LocalStage,
+    action: Action,
+    is_due: bool,
+) -> Result<bool, Cause> {
+    let Some(hook) = context.hook() else { return Ok(true) };
+    let mut run = ReduceRun::new(replica_place(context, action), stage.runner_mut(), is_due);
+    hook.reduce_grad(&mut run)?;
+    Ok(run.is_asked())
+}
+
+/// Runs the hook's function for a `WAIT_REDUCE_GRAD` whose sums have arrived.
+pub(super) fn run_wait_hook(
+    context: &RankContext,
+    stage: &mut LocalStage,
+    action: Action,
+    is_due: bool,
+) -> Result<(), Cause> {
+    let Some(hook) = context.hook() else { return Ok(()) };
+    hook.wait_reduce_grad(&mut ReduceRun::new(replica_place(context, action), stage.runner_mut(), is_due))?;
+    Ok(())
+}
+
+/// Returns the place of an action among all replicas.
+fn replica_place(context: &RankContext, action: Action) -> ReplicaPlace {
+    let place = Place { rank: context.world_rank(), action };
+    ReplicaPlace { place, replicas: context.replica_count(), replica: context.replica() }
+}
+
+/// Sends each other member of the group its parts, and returns the exchange of this member's.
+fn scatter(
+    connection: &mut Connection,
+    stage: StageIndex,
+    group: &Group,
+    mut parts: Vec<OptionalTensors>,
+) -> Exchange<OptionalTensors> {
+    let own = std::mem::take(&mut parts[group.place()]);
+    let tag = Tag::GradientShard { stage };
+    for (index, to) in group.others() {
+        connection.send_tensors(to, tag, std::mem::take(&mut parts[index]));
+    }
+    Exchange::among(group, tag, own)
+}
+
+/// Takes the messages of a sum that have arrived, and continues as far as they allow.
+fn advance(
+    context: &RankContext,
+    connection: &mut Connection,
+    stage: &mut LocalStage,
+    state: State,
+) -> Result<State, Cause> {
+    let (index, device, copies) = (stage.index(), stage.inner_device(), context.copy_group());
+    match state {
+        State::Sharding(mut parts) => {
+            if connection.receive_tensors(&mut parts, &device)?.is_some() {
+                return Ok(State::Sharding(parts));
             }
-            State::Scattering(mut parts) => {
-                if self.receive_tensors(&mut parts, &device)?.is_some() {
-                    return Ok(State::Scattering(parts));
-                }
-                let sums = sum(parts.into_contents());
-                let (tag, copies) = (Tag::GradientSum { stage }, self.endpoint.copy_group().clone());
-                for (_, to) in copies.others() {
-                    self.send_copies(to, tag, sums.clone());
-                }
-                self.advance_reduction(stage, State::Gathering(Exchange::among(&copies, tag, sums)))
+            let sums = sum(parts.into_contents());
+            if copies.members().len() == 1 {
+                set_gradients(stage, sums);
+                return Ok(State::Done);
             }
-            State::Gathering(mut sums) => {
-                if self.receive_tensors(&mut sums, &device)?.is_some() {
-                    return Ok(State::Gathering(sums));
-                }
-                self.set_gradients(stage, joined(sums.into_contents()));
-                Ok(State::Done)
-            }
-            State::Done | State::Own => Ok(state),
+            let exchange = scatter(connection, index, copies, cut(sums, copies));
+            advance(context, connection, stage, State::Scattering(exchange))
         }
+        State::Scattering(mut parts) => {
+            if connection.receive_tensors(&mut parts, &device)?.is_some() {
+                return Ok(State::Scattering(parts));
+            }
+            let (sums, tag) = (sum(parts.into_contents()), Tag::GradientSum { stage: index });
+            for (_, to) in copies.others() {
+                connection.send_copies(to, tag, sums.clone());
+            }
+            advance(context, connection, stage, State::Gathering(Exchange::among(copies, tag, sums)))
+        }
+        State::Gathering(mut sums) => {
+            if connection.receive_tensors(&mut sums, &device)?.is_some() {
+                return Ok(State::Gathering(sums));
+            }
+            set_gradients(stage, join_rows(sums.into_contents()));
+            Ok(State::Done)
+        }
+        State::Done | State::Own => Ok(state),
     }
+}
 
-    fn set_gradients(&mut self, stage: StageIndex, gradients: OptionalTensors) {
-        let runner = &mut self.local_stage(stage).runner;
-        gradients.into_iter().enumerate().for_each(|(place, gradient)| runner.set_gradient(place, gradient));
-    }
-
-    /// Returns the message that the stage's reduction waits for; `None` if it is done or there is none.
-    pub(super) fn awaited_reduction(&self, stage: StageIndex) -> Option<AwaitedMessage> {
-        self.step.reductions.iter().find(|reduction| reduction.stage == stage)?.state.missing()
-    }
-
-    /// Returns the message that any stage's reduction waits for; `None` if all are done.
-    pub(super) fn awaited_reductions(&self) -> Option<AwaitedMessage> {
-        self.stages.iter().find_map(|stage| self.awaited_reduction(stage.index))
-    }
+fn set_gradients(stage: &mut LocalStage, gradients: OptionalTensors) {
+    let runner = stage.runner_mut();
+    let gradients = gradients.into_iter().enumerate();
+    gradients.for_each(|(parameter, gradient)| runner.set_gradient(parameter, gradient));
 }
 
 /// Cuts gradients into one list for each member of the group. A gradient is dropped as soon as its parts have their own
@@ -220,8 +234,8 @@ fn cut(gradients: impl IntoIterator<Item = OptionalTensor>, group: &Group) -> Ve
 }
 
 /// Joins the parts of each replica to whole tensors. A tensor of which no replica has a part is absent.
-pub(super) fn joined(parts: impl Iterator<Item = OptionalTensors>) -> OptionalTensors {
+pub(super) fn join_rows(parts: impl Iterator<Item = OptionalTensors>) -> OptionalTensors {
     let mut parts: Vec<_> = parts.map(Vec::into_iter).collect();
-    let places = parts.iter().map(ExactSizeIterator::len).max().unwrap_or(0);
-    (0..places).map(|_| join(parts.iter_mut().filter_map(|parts| parts.next().flatten()))).collect()
+    let parameters = parts.iter().map(ExactSizeIterator::len).max().unwrap_or(0);
+    (0..parameters).map(|_| join(parts.iter_mut().filter_map(|parts| parts.next().flatten()))).collect()
 }

@@ -17,9 +17,10 @@
 use burn::tensor::Tensor;
 use pipewright_schedule::Rank;
 
-use super::machine::Executor;
-use super::parameters::{Owner, Owners};
-use super::step::Phase;
+use super::connection::Connection;
+use super::context::RankContext;
+use super::parameters::{KnownParameters, Owner, Owners};
+use super::stages::LocalStages;
 use crate::collective::{Exchange, Slot};
 use crate::failure::Cause;
 use crate::message::{AwaitedMessage, Tag};
@@ -44,121 +45,130 @@ enum State {
     Done(Box<OptionalTensor>),
 }
 
-impl Executor {
-    /// Sends this rank's gradients of shared parameters and waits for the sums.
-    pub(super) fn exchange_shared_gradients(&mut self) -> Phase {
-        let mut shared = self.parameters.as_ref().map(|known| known.shared.clone()).unwrap_or_default();
-        // Integer and boolean tensors have no gradients.
-        shared.retain(|(_, owners)| self.own_copies(owners).iter().all(|owner| self.has_gradient(owner)));
-        let sums = shared.into_iter().map(|(parameter, owners)| self.begin_shared_sum(parameter, &owners));
-        Phase::SharedGradients(sums.collect())
-    }
+/// Sends this rank's gradients of shared parameters, and returns the sums that it waits for.
+pub(super) fn exchange_shared_gradients(
+    context: &RankContext,
+    connection: &mut Connection,
+    stages: &LocalStages,
+    known: &KnownParameters,
+) -> Vec<SharedSum> {
+    // Integer and boolean tensors have no gradients.
+    let has_gradient = |owner: &Owner| owner.parameter < stages.get(owner.stage).runner().paths().len();
+    let shared = known
+        .shared()
+        .iter()
+        .filter(|(_, owners)| owners.iter().filter(|owner| owner.rank == context.rank()).all(has_gradient));
+    let sums =
+        shared.map(|(parameter, owners)| SharedSum::begin(context, connection, stages, *parameter, owners));
+    sums.collect()
+}
 
-    fn begin_shared_sum(&mut self, parameter: u32, owners: &Owners) -> SharedSum {
+/// Takes the gradients and sums that have arrived, or returns a missing message. A rank that adds for all sends a
+/// sum as soon as it has it, whatever the other sums wait for.
+pub(super) fn receive_shared_gradients(
+    context: &RankContext,
+    connection: &mut Connection,
+    stages: &mut LocalStages,
+    sums: &mut [SharedSum],
+) -> Result<Option<AwaitedMessage>, Cause> {
+    let device = stages.first_mut().runner().device();
+    let mut missing = None;
+    for sum in sums {
+        let awaited = match &mut sum.state {
+            State::Adding(messages) | State::Waiting(messages) => {
+                connection.receive_tensors(messages, device)?
+            }
+            State::Done(_) => continue,
+        };
+        match awaited {
+            Some(awaited) => missing = missing.or(Some(awaited)),
+            None => sum.complete(context, connection),
+        }
+    }
+    Ok(missing)
+}
+
+/// Sets the gradient of each of this rank's copies to the sum over all copies.
+pub(super) fn set_shared_gradients(stages: &mut LocalStages, sums: Vec<SharedSum>) {
+    for SharedSum { copies, state, .. } in sums {
+        let State::Done(total) = state else { continue };
+        for owner in copies {
+            let runner = stages.get_mut(owner.stage).runner_mut();
+            let device = runner.device().clone();
+            runner.set_gradient(owner.parameter, total.clone().map(|total| total.to_device(&device)));
+        }
+    }
+}
+
+impl SharedSum {
+    /// Sends the gradients of this rank's copies.
+    fn begin(
+        context: &RankContext,
+        connection: &mut Connection,
+        stages: &LocalStages,
+        parameter: u32,
+        owners: &Owners,
+    ) -> Self {
+        let own = context.rank();
         let mut others: Vec<Rank> =
-            owners.iter().map(|owner| owner.rank).filter(|&rank| rank != self.rank).collect();
+            owners.iter().map(|owner| owner.rank).filter(|&rank| rank != own).collect();
         others.sort_unstable();
         others.dedup();
         let adds_for_all = (others.len() > 1).then_some(owners[0].rank);
         let receivers = match adds_for_all {
             None => others.clone(),
-            Some(rank) if rank == self.rank => Vec::new(),
+            Some(rank) if rank == own => Vec::new(),
             Some(rank) => vec![rank],
         };
-        let copies = self.own_copies(owners);
+        let gradient = |owner: &Owner| vec![stages.get(owner.stage).runner().gradient(owner.parameter)];
+        let copies: Owners = owners.iter().copied().filter(|owner| owner.rank == own).collect();
         for owner in &copies {
             for &to in &receivers {
-                let gradient = self.local_stage(owner.stage).runner.gradient(owner.place);
-                self.send_copies(self.endpoint.world_rank_of(to), tag(parameter, owner), vec![gradient]);
+                connection.send_copies(context.world_rank_of(to), tag(parameter, owner), gradient(owner));
             }
         }
-        let state = match adds_for_all.filter(|&rank| rank != self.rank) {
-            None => State::Adding(self.expect_shared_gradients(parameter, owners)),
-            Some(rank) => {
-                let AwaitedMessage { from, tag } = self.awaited(rank, Tag::SharedGradientSum { parameter });
-                State::Waiting(Exchange::one(from, tag))
-            }
-        };
-        SharedSum { parameter, copies, others, state }
-    }
-
-    fn expect_shared_gradients(&mut self, parameter: u32, owners: &Owners) -> Exchange<OptionalTensors> {
-        let slot = |owner: &Owner| match owner.rank == self.rank {
-            true => Slot::Filled(vec![self.local_stage(owner.stage).runner.gradient(owner.place)]),
-            false => Slot::Expected(self.awaited(owner.rank, tag(parameter, owner))),
-        };
-        Exchange::new(owners.iter().map(slot))
-    }
-
-    /// Takes the gradients and sums that have arrived, or returns a missing message. A rank that adds for all sends a
-    /// sum as soon as it has it, whatever the other sums wait for.
-    pub(super) fn receive_shared_gradients(
-        &mut self,
-        sums: &mut [SharedSum],
-    ) -> Result<Option<AwaitedMessage>, Cause> {
-        let device = self.stages[0].runner.device().clone();
-        let mut missing = None;
-        for sum in sums {
-            let awaited = match &mut sum.state {
-                State::Adding(messages) | State::Waiting(messages) => {
-                    self.receive_tensors(messages, &device)?
+        let state = match adds_for_all.filter(|&rank| rank != own) {
+            None => State::Adding(Exchange::new(owners.iter().map(|owner| {
+                if owner.rank == own {
+                    Slot::Filled(gradient(owner))
+                } else {
+                    Slot::Expected(context.awaited(owner.rank, tag(parameter, owner)))
                 }
-                State::Done(_) => continue,
-            };
-            match awaited {
-                Some(awaited) => missing = missing.or(Some(awaited)),
-                None => self.complete_shared_sum(sum),
+            }))),
+            Some(rank) => {
+                let tag = Tag::SharedGradientSum { parameter };
+                State::Waiting(Exchange::one(context.world_rank_of(rank), tag))
             }
-        }
-        Ok(missing)
+        };
+        Self { parameter, copies, others, state }
     }
 
-    fn complete_shared_sum(&mut self, sum: &mut SharedSum) {
-        let total = match std::mem::replace(&mut sum.state, State::Done(Box::default())) {
+    /// Computes or takes the sum, whose messages have arrived. The rank that adds for all sends it.
+    fn complete(&mut self, context: &RankContext, connection: &mut Connection) {
+        let total = match std::mem::replace(&mut self.state, State::Done(Box::default())) {
             State::Adding(gradients) => {
-                let total = added(gradients.into_contents());
-                let receivers: &[Rank] = if sum.others.len() > 1 { &sum.others } else { &[] };
+                let total = add(gradients.into_contents());
+                let receivers: &[Rank] = if self.others.len() > 1 { &self.others } else { &[] };
                 for &to in receivers {
-                    let tag = Tag::SharedGradientSum { parameter: sum.parameter };
-                    self.send_copies(self.endpoint.world_rank_of(to), tag, vec![total.clone()]);
+                    let tag = Tag::SharedGradientSum { parameter: self.parameter };
+                    connection.send_copies(context.world_rank_of(to), tag, vec![total.clone()]);
                 }
                 total
             }
             State::Waiting(message) => message.into_one().into_iter().next().flatten(),
             State::Done(total) => *total,
         };
-        sum.state = State::Done(Box::new(total));
-    }
-
-    /// Sets the gradient of each of this rank's copies to the sum over all copies.
-    pub(super) fn set_shared_gradients(&mut self, sums: Vec<SharedSum>) {
-        for SharedSum { copies, state, .. } in sums {
-            let State::Done(total) = state else { continue };
-            for owner in copies {
-                let runner = &mut self.local_stage(owner.stage).runner;
-                let device = runner.device().clone();
-                runner.set_gradient(owner.place, total.clone().map(|total| total.to_device(&device)));
-            }
-        }
-    }
-
-    fn has_gradient(&self, owner: &Owner) -> bool {
-        let stage = self.stages.iter().find(|stage| stage.index == owner.stage);
-        stage.is_some_and(|stage| owner.place < stage.runner.paths().len())
-    }
-
-    fn own_copies(&self, owners: &Owners) -> Owners {
-        owners.iter().copied().filter(|owner| owner.rank == self.rank).collect()
+        self.state = State::Done(Box::new(total));
     }
 }
 
 /// Adds the gradients that exist, in their order.
-fn added(gradients: impl Iterator<Item = OptionalTensors>) -> OptionalTensor {
+fn add(gradients: impl Iterator<Item = OptionalTensors>) -> OptionalTensor {
     let gradients = gradients.filter_map(|gradient| gradient.into_iter().next().flatten());
     let gradients = gradients.map(|gradient| Tensor::<1>::from_dispatch(gradient.into_dispatch()));
     gradients.reduce(|sum, gradient| sum + gradient).map(Value::of)
 }
 
 fn tag(parameter: u32, owner: &Owner) -> Tag {
-    Tag::SharedGradient { parameter, stage: owner.stage, place: owner.place as u32 }
+    Tag::SharedGradient { parameter, stage: owner.stage, index: owner.parameter as u32 }
 }

@@ -14,97 +14,92 @@
 
 use std::time::Instant;
 
-use pipewright_schedule::{Microbatch, SkipAction, SkipEvent, SkipMessage, StageIndex};
+use pipewright_schedule::{SkipAction, SkipMessage};
 
-use super::machine::Executor;
+use super::connection::Connection;
+use super::context::RankContext;
+use super::recorder::Recorder;
+use super::stages::{At, LocalStages};
 use crate::failure::Cause;
 use crate::message::{AwaitedMessage, Direction, Tag};
 use crate::stage::{Skip, Skips};
 use crate::tensor::OptionalTensors;
 
-impl Executor {
-    /// Removes skip connections from the end of a stage's `tensors` and passes each to its stage.
-    pub(super) fn send_skips(
-        &mut self,
-        direction: Direction,
-        source: StageIndex,
-        microbatch: Microbatch,
-        tensors: &mut OptionalTensors,
-    ) {
-        let routes = self.local_stage(source).routes.clone();
-        for &Skip { stage, tensors: count } in sent(&routes, direction).iter().rev() {
-            let tensors = tensors.split_off(tensors.len().saturating_sub(count));
-            let Some(to) = self.elsewhere(stage) else {
-                self.local_stage(stage).skips.insert((direction, source, microbatch), tensors);
-                continue;
-            };
-            let to = self.endpoint.world_rank_of(to);
-            let start = Instant::now();
-            self.send_tensors(to, Tag::Skip { direction, source, stage, microbatch }, tensors);
-            let message = SkipMessage { from: source, to: stage, microbatch };
-            self.note_skip(SkipAction::Send(message), start);
+/// Removes skip connections from the end of a stage's `tensors` and passes each to its stage.
+pub(super) fn send_skips(
+    context: &RankContext,
+    connection: &mut Connection,
+    stages: &mut LocalStages,
+    recorder: &mut Recorder,
+    direction: Direction,
+    At { stage: source, microbatch }: At,
+    tensors: &mut OptionalTensors,
+) {
+    let skips = stages.get(source).skips();
+    for &Skip { stage, tensors: count } in sent(&skips, direction).iter().rev() {
+        let tensors = tensors.split_off(tensors.len().saturating_sub(count));
+        if context.is_here(stage) {
+            stages.get_mut(stage).put_skip((direction, source, microbatch), tensors);
+            continue;
         }
+        let start = Instant::now();
+        let tag = Tag::Skip { direction, source, stage, microbatch };
+        connection.send_tensors(context.world_rank_of_stage(stage), tag, tensors);
+        let message = SkipMessage { from: source, to: stage, microbatch };
+        recorder.note_skip_sent(SkipAction::Send(message), start);
     }
+}
 
-    /// Takes the skip connections of `stage` that other ranks send, or returns a missing message.
-    pub(super) fn fetch_skips(
-        &mut self,
-        direction: Direction,
-        stage: StageIndex,
-        microbatch: Microbatch,
-    ) -> Result<Option<AwaitedMessage>, Cause> {
-        let routes = self.local_stage(stage).routes.clone();
-        for &Skip { stage: source, .. } in sent(&routes, opposite(direction)) {
-            let key = (direction, source, microbatch);
-            let Some(from) = self.elsewhere(source) else { continue };
-            if self.local_stage(stage).skips.contains_key(&key) {
-                continue;
-            }
-            let awaited = self.awaited(from, Tag::Skip { direction, source, stage, microbatch });
-            let Some(tensors) = self.take_tensors(awaited, stage)? else { return Ok(Some(awaited)) };
-            self.local_stage(stage).skips.insert(key, tensors);
-            let start = self.step.entered.unwrap_or_else(Instant::now);
-            let message = SkipMessage { from: source, to: stage, microbatch };
-            self.note_skip(SkipAction::Receive(message), start);
-            // The computation begins at the earliest now.
-            self.step.entered = Some(Instant::now());
+/// Takes the skip connections of a stage that other ranks send, or returns a missing message.
+pub(super) fn fetch_skips(
+    context: &RankContext,
+    connection: &mut Connection,
+    stages: &mut LocalStages,
+    recorder: &mut Recorder,
+    direction: Direction,
+    At { stage, microbatch }: At,
+) -> Result<Option<AwaitedMessage>, Cause> {
+    let local_stage = stages.get_mut(stage);
+    let skips = local_stage.skips();
+    for &Skip { stage: source, .. } in sent(&skips, opposite(direction)) {
+        let key = (direction, source, microbatch);
+        if context.is_here(source) || local_stage.has_skip(&key) {
+            continue;
         }
-        Ok(None)
+        let tag = Tag::Skip { direction, source, stage, microbatch };
+        let awaited = context.awaited(context.placement().rank_of(source), tag);
+        let device = local_stage.runner().device();
+        let Some((sent, tensors)) = connection.take_tensors(awaited, device)? else {
+            return Ok(Some(awaited));
+        };
+        local_stage.put_skip(key, tensors);
+        recorder.note_exposed(sent);
+        let message = SkipMessage { from: source, to: stage, microbatch };
+        recorder.note_skip_received(SkipAction::Receive(message));
     }
+    Ok(None)
+}
 
-    /// Adds the event of one end of a message, from `start` until the current time.
-    fn note_skip(&mut self, action: SkipAction, start: Instant) {
-        let origin = self.step.input.origin;
-        self.step.skips.push(SkipEvent {
-            rank: self.endpoint.timeline_row(),
-            action,
-            start: start.saturating_duration_since(origin).as_secs_f64(),
-            end: origin.elapsed().as_secs_f64(),
-        });
-    }
-
-    /// Appends the skip connections of `stage` to the tensors of its neighbour.
-    pub(super) fn append_skips(
-        &mut self,
-        direction: Direction,
-        stage: StageIndex,
-        microbatch: Microbatch,
-        tensors: &mut OptionalTensors,
-    ) {
-        let routes = self.local_stage(stage).routes.clone();
-        for &Skip { stage: source, .. } in sent(&routes, opposite(direction)) {
-            let skips = self.local_stage(stage).skips.remove(&(direction, source, microbatch));
-            tensors.extend(skips.expect("a stage runs only when its skip connections are here"));
-        }
+/// Appends the skip connections of a stage to the tensors of its neighbour.
+pub(super) fn append_skips(
+    stages: &mut LocalStages,
+    direction: Direction,
+    At { stage, microbatch }: At,
+    tensors: &mut OptionalTensors,
+) {
+    let local_stage = stages.get_mut(stage);
+    let skips = local_stage.skips();
+    for &Skip { stage: source, .. } in sent(&skips, opposite(direction)) {
+        tensors.extend(local_stage.take_skip(&(direction, source, microbatch)));
     }
 }
 
 /// Returns the skip connections that a stage sends in `direction`. It receives those that it sends in the other
 /// direction.
-fn sent(routes: &Skips, direction: Direction) -> &[Skip] {
+fn sent(skips: &Skips, direction: Direction) -> &[Skip] {
     match direction {
-        Direction::Forward => &routes.outputs,
-        Direction::Backward => &routes.inputs,
+        Direction::Forward => &skips.outputs,
+        Direction::Backward => &skips.inputs,
     }
 }
 

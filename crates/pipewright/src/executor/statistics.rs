@@ -7,9 +7,9 @@
 
 use pipewright_schedule::StageIndex;
 
-use super::local_stage::LocalStage;
-use super::machine::Executor;
-use super::step::Phase;
+use super::connection::Connection;
+use super::context::RankContext;
+use super::stages::LocalStages;
 use crate::collective::{Exchange, sum};
 use crate::failure::Cause;
 use crate::message::{AwaitedMessage, Tag};
@@ -21,53 +21,45 @@ pub(super) struct StatisticsMean {
     values: Exchange<OptionalTensors>,
 }
 
-impl Executor {
-    /// Sends the statistics that this replica's forwards have changed, or ends the program if no stage has any.
-    pub(super) fn exchange_statistics(&mut self) -> Result<Phase, Cause> {
-        let is_alone = self.endpoint.replica_count() == 1;
-        if is_alone || self.program().is_forward_only() {
-            return self.end_training();
+/// Sends the statistics that this replica's forwards have changed. Returns nothing if no stage has any.
+pub(super) fn exchange_statistics(
+    context: &RankContext,
+    connection: &mut Connection,
+    stages: &mut LocalStages,
+) -> Vec<StatisticsMean> {
+    let group = context.data_group();
+    let changed = stages.iter_mut().filter_map(|stage| {
+        let own = stage.runner_mut().changed_statistics()?;
+        let tag = Tag::Statistics { stage: stage.index() };
+        for (_, to) in group.others() {
+            connection.send_copies(to, tag, own.clone());
         }
-        let group = self.endpoint.data_group().clone();
-        let of_stage = |stage: &mut LocalStage| Some((stage.index, stage.runner.changed_statistics()?));
-        let changed: Vec<_> = self.stages.iter_mut().filter_map(of_stage).collect();
-        if changed.is_empty() {
-            return self.end_training();
-        }
-        let send = |(stage, own): (StageIndex, OptionalTensors)| {
-            let tag = Tag::Statistics { stage };
-            for (_, to) in group.others() {
-                self.send_copies(to, tag, own.clone());
-            }
-            StatisticsMean { stage, values: Exchange::among(&group, tag, own) }
-        };
-        Ok(Phase::Statistics(changed.into_iter().map(send).collect()))
-    }
+        Some(StatisticsMean { stage: stage.index(), values: Exchange::among(group, tag, own) })
+    });
+    changed.collect()
+}
 
-    /// Takes the statistics that have arrived, or returns a missing message.
-    pub(super) fn receive_statistics(
-        &mut self,
-        means: &mut [StatisticsMean],
-    ) -> Result<Option<AwaitedMessage>, Cause> {
-        let mut missing = None;
-        for StatisticsMean { stage, values } in means {
-            let device = self.local_stage(*stage).runner.device().clone().inner();
-            missing = missing.or(self.receive_tensors(values, &device)?);
-        }
-        Ok(missing)
+/// Takes the statistics that have arrived, or returns a missing message.
+pub(super) fn receive_statistics(
+    connection: &mut Connection,
+    stages: &LocalStages,
+    means: &mut [StatisticsMean],
+) -> Result<Option<AwaitedMessage>, Cause> {
+    let mut missing = None;
+    for StatisticsMean { stage, values } in means {
+        missing = missing.or(connection.receive_tensors(values, &stages.get(*stage).inner_device())?);
     }
+    Ok(missing)
+}
 
-    /// Gives the stages the means, and ends the program.
-    pub(super) fn set_statistics(&mut self, means: Vec<StatisticsMean>) -> Result<Phase, Cause> {
-        for StatisticsMean { stage, values } in means {
-            let values: Vec<OptionalTensors> = values.into_contents().collect();
-            let count =
-                |place| values.iter().filter(|list| list.get(place).is_some_and(Option::is_some)).count();
-            let counts: Vec<usize> = (0..values.first().map_or(0, Vec::len)).map(count).collect();
-            let mean = sum(values).into_iter().zip(counts);
-            let mean = mean.map(|(sum, count)| Some(sum?.scaled(1.0 / count as f64))).collect();
-            self.local_stage(stage).runner.set_statistics(mean);
-        }
-        self.end_training()
+/// Gives the stages the means.
+pub(super) fn set_statistics(stages: &mut LocalStages, means: Vec<StatisticsMean>) {
+    for StatisticsMean { stage, values } in means {
+        let values: Vec<OptionalTensors> = values.into_contents().collect();
+        let count = |index| values.iter().filter(|list| list.get(index).is_some_and(Option::is_some)).count();
+        let counts: Vec<usize> = (0..values.first().map_or(0, Vec::len)).map(count).collect();
+        let mean = sum(values).into_iter().zip(counts);
+        let mean = mean.map(|(sum, count)| Some(sum?.scaled(1.0 / count as f64))).collect();
+        stages.get_mut(stage).runner_mut().set_statistics(mean);
     }
 }

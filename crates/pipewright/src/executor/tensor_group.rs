@@ -10,14 +10,15 @@
 //! and a validated program ends. A rank that waits has the deadline of any other wait, and a failure of any rank wakes it.
 
 use std::fmt;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::ThreadId;
 use std::time::Duration;
 
 use burn::tensor::Device;
 
-use super::patience::wait_for_message;
+use super::context::RankContext;
+use super::shared_endpoint::{SharedEndpoint, wait_for_message};
 use crate::collective::{Exchange, Group};
 use crate::device::Devices;
 use crate::failure::Cause;
@@ -28,34 +29,18 @@ use crate::progress::{Activity, ProgressBoard};
 use crate::tensor::{OptionalTensors, Value, Values};
 use crate::transport::Endpoint;
 
-/// A rank's endpoint, which its executor and its stages share. Only the rank's thread uses it, unless a module of several
-/// tensor ranks is taken out of its pipeline and run elsewhere.
-#[derive(Clone)]
-pub(super) struct SharedEndpoint(Arc<Mutex<Endpoint>>);
-
-impl SharedEndpoint {
-    pub(super) fn new(endpoint: Endpoint) -> Self {
-        Self(Arc::new(Mutex::new(endpoint)))
-    }
-
-    pub(super) fn lock(&self) -> MutexGuard<'_, Endpoint> {
-        // No user code runs under the lock.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
 /// A rank's connection to the other ranks of its tensor group.
 pub(crate) struct TensorGroup {
-    pub(super) endpoint: SharedEndpoint,
-    pub(super) group: Group,
-    pub(super) devices: Devices,
-    pub(super) board: ProgressBoard,
-    pub(super) memory: RankMemory,
-    pub(super) deadline: Duration,
+    endpoint: SharedEndpoint,
+    group: Group,
+    devices: Devices,
+    board: ProgressBoard,
+    memory: RankMemory,
+    deadline: Duration,
     /// The number of exchanges in this attempt.
-    pub(super) rounds: AtomicU32,
+    rounds: AtomicU32,
     /// The rank's thread, from its first step on.
-    pub(super) thread: OnceLock<ThreadId>,
+    thread: OnceLock<ThreadId>,
 }
 
 impl fmt::Debug for TensorGroup {
@@ -65,6 +50,24 @@ impl fmt::Debug for TensorGroup {
 }
 
 impl TensorGroup {
+    pub(super) fn new(
+        endpoint: SharedEndpoint,
+        context: &RankContext,
+        board: ProgressBoard,
+        memory: RankMemory,
+    ) -> Self {
+        Self {
+            endpoint,
+            group: context.tensor_group().clone(),
+            devices: context.config().devices.clone(),
+            board,
+            memory,
+            deadline: context.config().deadline,
+            rounds: AtomicU32::new(0),
+            thread: OnceLock::new(),
+        }
+    }
+
     /// Starts an attempt at a step: an earlier one may have failed at different places on the ranks.
     pub(super) fn begin_step(&self) {
         self.rounds.store(0, Ordering::Relaxed);
@@ -83,8 +86,8 @@ impl TensorGroup {
         let own = std::mem::take(&mut to_ranks[self.group.place()]);
         let devices: Vec<Option<Device>> = own.iter().map(|tensor| Some(tensor.as_ref()?.device())).collect();
         let mut endpoint = self.endpoint.lock();
-        for (place, to) in self.group.others() {
-            let tensors = std::mem::take(&mut to_ranks[place]);
+        for (index, to) in self.group.others() {
+            let tensors = std::mem::take(&mut to_ranks[index]);
             let copies = self.copies_for(&endpoint, self.devices.of(to), tensors);
             endpoint.send(to, tag, Payload::Tensors(copies));
         }
@@ -139,14 +142,12 @@ impl TensorGroup {
     fn wait(&self, endpoint: &mut Endpoint, awaited: AwaitedMessage) -> Result<(), Cause> {
         let rank = endpoint.rank();
         self.board.set_activity(rank, Activity::Waits(awaited));
-        let is_in_time = wait_for_message(endpoint, &self.board, self.deadline);
+        let waited = wait_for_message(endpoint, &self.board, self.deadline);
         if endpoint.abort().is_raised() {
             let first = endpoint.abort().first().map_or(rank, |error| error.rank);
             return Err(Cause::Aborted { first });
         }
-        if !is_in_time {
-            return Err(Cause::Deadline { waited: self.deadline, report: self.board.report() });
-        }
+        waited?;
         self.board.set_activity(rank, Activity::Computes);
         Ok(())
     }

@@ -96,7 +96,7 @@ mod tests {
                 // The ranks before have other parameters too.
                 owner: Owner {
                     stage: StageIndex::new(2),
-                    place: index as usize,
+                    parameter: index as usize,
                     rank: Rank::new(0),
                     tensor: index,
                 },

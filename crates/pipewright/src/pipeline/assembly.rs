@@ -9,8 +9,9 @@ use pipewright_schedule::{Level, Recompute, Slices, StageIndex, ValidatedProgram
 use super::error::PipelineError;
 use super::evaluation::evaluation_program;
 use crate::batch::Purpose;
+use crate::collective::Group;
 use crate::config::PipelineConfig;
-use crate::executor::{Executor, ExecutorConfig, MeshEndpoint, MeshSettings};
+use crate::executor::{Connection, Executor, RankContext};
 use crate::failure::{Abort, Cause, StepError};
 use crate::ids::StepNumber;
 use crate::loss_scale::LossScale;
@@ -30,7 +31,7 @@ pub(crate) struct Assembly {
     pub(crate) mesh: Mesh,
     /// The program of evaluations; `None` before the first one if it is the forward part of `program`.
     pub(crate) evaluation: Option<Arc<ValidatedProgram>>,
-    pub(crate) config: PipelineConfig,
+    pub(crate) config: Arc<PipelineConfig>,
     pub(crate) board: ProgressBoard,
     pub(crate) abort: Abort,
 }
@@ -77,7 +78,7 @@ impl Assembly {
         board.set_tensor_ranks(mesh.tensor);
         board.set_program(&program, StepNumber::default());
         let evaluation = evaluation_program(&program, config)?;
-        Ok((Self { program, mesh, evaluation, config: config.clone(), board, abort }, endpoints))
+        Ok((Self { program, mesh, evaluation, config: Arc::new(config.clone()), board, abort }, endpoints))
     }
 
     /// Builds a rank's stages and its executor. `make` is the caller's function from [`Pipeline::launch_split`]. Must be
@@ -98,16 +99,12 @@ impl Assembly {
             action: None,
             cause: Cause::Build { message },
         };
-        let settings = MeshSettings {
-            mesh: self.mesh,
-            devices: self.config.devices.clone(),
-            deadline: self.config.deadline,
-            board: self.board.clone(),
-            memory: memory.clone(),
-        };
-        let endpoint = MeshEndpoint::new(endpoint, settings);
-        let tensor = endpoint.tensor_parallel().with_whole_experts(self.config.expert_parallel);
         let placement = self.program.placement();
+        let (world, is_distributed) = (Group::of_world(&endpoint), endpoint.is_distributed());
+        let context =
+            RankContext::new(&world, is_distributed, self.mesh, placement.clone(), self.config.clone());
+        let connection = Connection::new(endpoint, &context, self.board.clone(), memory);
+        let tensor = connection.tensor_parallel(&context).with_whole_experts(self.config.expert_parallel);
         let clip_groups: Arc<[ClipGroup]> = self.config.clip_groups.clone().into();
         let mut stages = Vec::new();
         for &stage in placement.stages_of(rank) {
@@ -119,7 +116,7 @@ impl Assembly {
                 tensor_ranks: self.mesh.tensor,
                 optimizer_groups: self.config.optimizer_groups.clone().into(),
                 clip_groups: clip_groups.clone(),
-                row_shard: endpoint.row_shard(),
+                row_shard: context.row_shard(),
                 must_have_loss: stage == placement.last_stage() && !self.program.is_forward_only(),
                 slices: self.program.slices(),
                 by_block: self.config.recompute.is_by_block(),
@@ -129,23 +126,7 @@ impl Assembly {
             self.board.moved(world_rank, 0);
             stages.push((stage, runner));
         }
-        let evaluated = self.evaluation.as_ref().map_or(0, |evaluation| evaluation.microbatches());
-        let config = ExecutorConfig {
-            most_microbatches: self.program.microbatches().max(evaluated),
-            program: self.program.clone(),
-            board: self.board.clone(),
-            metadata: self.config.metadata.clone(),
-            check_metadata: self.config.check_metadata,
-            on_mismatch: self.config.on_mismatch,
-            seed: self.config.seed,
-            clip_norm: self.config.clip_norm,
-            clip_groups,
-            gradient_hook: self.config.gradient_hook.clone(),
-            recompute: self.config.recompute.clone(),
-            hook: self.config.hook.clone(),
-            interrupt: self.config.interrupt.clone(),
-        };
-        Ok(Executor::new(config, endpoint, stages, memory))
+        Ok(Executor::new(context, connection, stages, self.program.microbatches()))
     }
 
     /// Returns the loss scale before the first step; `None` if losses are not scaled.

@@ -10,7 +10,7 @@ use super::assembly::{Assembly, check_metadata};
 use super::error::PipelineError;
 use super::running::Pipeline;
 use crate::config::{PipelineConfig, identity};
-use crate::driver::{RankSeed, RankThread, Reply, ThreadSettings};
+use crate::driver::{RankStart, RankThread, Reply};
 use crate::ids::{Attempt, StepNumber};
 use crate::memory::RankMemory;
 use crate::nn::TensorParallel;
@@ -82,11 +82,8 @@ impl Pipeline {
         for endpoint in endpoints {
             let rank = endpoint.rank();
             let (building, make) = (assembly.clone(), make.clone());
-            let seed = RankSeed {
-                settings: ThreadSettings {
-                    threads: config.threads_per_rank.max(1),
-                    deadline: config.deadline,
-                },
+            let start = RankStart {
+                threads: config.threads_per_rank.max(1),
                 board: assembly.board.clone(),
                 abort: assembly.abort.clone(),
                 memory: RankMemory::new(),
@@ -94,7 +91,7 @@ impl Pipeline {
                 ready: Reply::new(rank, sender.clone()),
                 rank,
             };
-            ranks.push(RankThread::start(seed).map_err(|source| PipelineError::Thread { rank, source })?);
+            ranks.push(RankThread::start(start).map_err(|source| PipelineError::Thread { rank, source })?);
         }
         let mut pipeline = Self {
             loss_scale: assembly.loss_scale(),

@@ -132,7 +132,8 @@ impl SeededPipeline {
             self.abort.clear();
             return Err(error.into());
         }
-        let reports = self.executors.iter_mut().flat_map(Executor::reports).collect();
+        let reports =
+            self.executors.iter_mut().flat_map(|executor| executor.take_outcome().reports).collect();
         let summary = training(taken, reports, start.elapsed());
         let summary = summary.map_err(|source| PipelineError::Cut { source })?;
         let settings = self.assembly.config.loss_scaling;

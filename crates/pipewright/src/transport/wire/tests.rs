@@ -37,7 +37,7 @@ fn next(tag: Tag) -> Option<Tag> {
         }
         Tag::Skip { direction: Direction::Backward, .. } => Tag::Parameters,
         Tag::Parameters => Tag::SharedParameters,
-        Tag::SharedParameters => Tag::SharedGradient { parameter: 3, stage, place: 4 },
+        Tag::SharedParameters => Tag::SharedGradient { parameter: 3, stage, index: 4 },
         Tag::SharedGradient { .. } => Tag::SharedGradientSum { parameter: 5 },
         Tag::SharedGradientSum { .. } => Tag::GradientShard { stage },
         Tag::GradientShard { .. } => Tag::GradientSum { stage },

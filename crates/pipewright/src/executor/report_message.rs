@@ -1,4 +1,4 @@
-//! A rank's report as a message between processes.
+//! A rank's report as a message between processes; `report_exchange.rs` has the exchange.
 //!
 //! A report's times count from the start of the step in the rank's own process. As a message they are on the clock that
 //! all processes share, so that the process that merges them can subtract the start of its own step.
@@ -11,13 +11,14 @@ use pipewright_schedule::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::report::{AuxiliaryPart, RankReport, UndeferredParameter};
+use super::recorder::AuxiliaryPart;
+use super::report::{RankReport, UndeferredParameter};
 use crate::ids::WorldRank;
 use crate::stage::ExpertLoad;
 
 /// A report as a message. It does not contain the outputs, which stay on their rank.
 #[derive(Serialize, Deserialize)]
-pub(super) struct Figures {
+pub(super) struct ReportMessage {
     pub(super) rank: WorldRank,
     losses: Vec<f64>,
     auxiliary: Vec<PackedAuxiliary>,
@@ -110,7 +111,7 @@ fn unpacked_undeferred((stage, path, elements): (StageIndex, String, usize)) -> 
     UndeferredParameter { stage, path: path.into(), elements }
 }
 
-impl Figures {
+impl ReportMessage {
     /// Makes the message of a report; `common` converts its times to the common clock.
     pub(super) fn of(report: &RankReport, common: impl Fn(f64) -> f64) -> Self {
         let events = report.events.iter();
@@ -248,8 +249,8 @@ mod tests {
         let scopes = vec![Scope { rank: row, name: "exchange".into(), start: 0.5, end: 0.625 }];
         let report = RankReport { events: events.to_vec(), skips: skips.to_vec(), scopes, ..report() };
         // The step began at 100 s on the common clock here, and at 99 s in the process that merges.
-        let bytes = encoded(&Figures::of(&report, |seconds| 100.0 + seconds));
-        let found: Figures = decoded(report.rank, Tag::Report, &bytes).expect("a report");
+        let bytes = encoded(&ReportMessage::of(&report, |seconds| 100.0 + seconds));
+        let found: ReportMessage = decoded(report.rank, Tag::Report, &bytes).expect("a report");
         let found = found.into_report(row, 99.0);
         let later = |event: Event| Event { start: event.start + 1.0, end: event.end + 1.0, ..event };
         assert_eq!(found.events, events.map(later));
@@ -266,7 +267,7 @@ mod tests {
 
     /// Every process gets this part of every rank's report.
     #[test]
-    fn figures_without_times_are_small() {
+    fn messages_without_times_are_small() {
         let typical = RankReport {
             peak_bytes: 1 << 34,
             auxiliary: Vec::new(),
@@ -275,10 +276,10 @@ mod tests {
             undeferred: Vec::new(),
             ..report()
         };
-        let figures: Vec<Figures> = (0..1024)
-            .map(|_| Figures { times: Times::default(), ..Figures::of(&typical, |at| at) })
+        let messages: Vec<ReportMessage> = (0..1024)
+            .map(|_| ReportMessage { times: Times::default(), ..ReportMessage::of(&typical, |at| at) })
             .collect();
-        let bytes = encoded(&figures).len();
-        assert!(bytes <= 40 * figures.len(), "{bytes} bytes for {} ranks", figures.len());
+        let bytes = encoded(&messages).len();
+        assert!(bytes <= 40 * messages.len(), "{bytes} bytes for {} ranks", messages.len());
     }
 }

@@ -1,11 +1,11 @@
-//! The place of a failure in a step: the action that an error names, and what it says of the device.
+//! Where a step failed: the action that an error names, and what it says of the device.
 
 use pipewright_schedule::{Action, StageIndex};
 
 use crate::failure::{Cause, UpdateFailure};
 
 /// The state of a rank when it failed.
-pub(super) struct Situation<'a> {
+pub(super) struct Failure<'a> {
     /// The rank's row of the program.
     pub(super) row: &'a [Action],
     /// The action that was running; `None` before and after the program.
@@ -23,8 +23,8 @@ pub(super) struct Situation<'a> {
 /// A device that computes behind its rank may fail in any action of the program, which the rank notices when it reads the
 /// losses or the squares of the gradients. The error then names the last action that the device got. The update is the last
 /// user code of a step, so an error after its begin names it and its stage.
-pub(super) fn place(situation: &Situation<'_>, cause: Cause) -> (Option<Action>, Cause) {
-    let &Situation { row, action, has_run, updates, computes_behind } = situation;
+pub(super) fn locate(failure: &Failure<'_>, cause: Cause) -> (Option<Action>, Cause) {
+    let &Failure { row, action, has_run, updates, computes_behind } = failure;
     if let Some(stage) = updates {
         return (action, of_update(stage, cause));
     }
@@ -57,9 +57,9 @@ mod tests {
         let updates = has_updated.then_some(StageIndex::new(1));
         let row = ROW.map(|text| text.parse::<Action>().expect("an action"));
         let has_run = action.is_none();
-        let action = action.map(|place| row[place]);
+        let action = action.map(|index| row[index]);
         let (action, cause) =
-            place(&Situation { row: &row, action, has_run, updates, computes_behind }, cause);
+            locate(&Failure { row: &row, action, has_run, updates, computes_behind }, cause);
         let action = action.map_or("-".to_owned(), |action| action.to_string());
         assert_eq!(format!("{action} {cause}"), expected);
     }

@@ -1,0 +1,263 @@
+//! A rank's connection to the other ranks: it sends messages, takes those that have arrived, and shows the rank's progress
+//! to the others. Only [`Connection::wait`] waits.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use burn::tensor::Device;
+use pipewright_schedule::ClockSkew;
+use serde::de::DeserializeOwned;
+
+use super::context::RankContext;
+use super::shared_endpoint::{SharedEndpoint, wait_for_message};
+use super::tensor_group::TensorGroup;
+use crate::collective::Exchange;
+use crate::device::Devices;
+use crate::failure::{Abort, Cause, StepError};
+use crate::ids::{Attempt, WorldRank};
+use crate::memory::RankMemory;
+use crate::message::{AwaitedMessage, Message, Payload, Tag};
+use crate::nn::TensorParallel;
+use crate::progress::{Activity, ProgressBoard};
+use crate::tensor::{OptionalTensors, Value};
+use crate::transport::Endpoint;
+
+/// A rank's connection to the other ranks.
+pub(crate) struct Connection {
+    rank: WorldRank,
+    /// Locked for each call, because the rank's tensor group uses it too.
+    endpoint: SharedEndpoint,
+    abort: Abort,
+    /// Whether sent tensors keep their storage. If not, the sender frees it as soon as the message is encoded.
+    moves_storage: bool,
+    /// The devices of all ranks of the world.
+    devices: Devices,
+    tensor_group: Arc<TensorGroup>,
+    board: ProgressBoard,
+    deadline: Duration,
+    memory: RankMemory,
+    /// The time in which the rank has sent tensors in this attempt.
+    sending: Duration,
+    /// The bytes of the boundaries' tensors that the rank has sent in this attempt.
+    boundary_bytes: u64,
+}
+
+impl Connection {
+    pub(crate) fn new(
+        endpoint: Endpoint,
+        context: &RankContext,
+        board: ProgressBoard,
+        memory: RankMemory,
+    ) -> Self {
+        let (abort, moves_storage) = (endpoint.abort().clone(), !endpoint.is_distributed());
+        let endpoint = SharedEndpoint::new(endpoint);
+        let tensor_group = TensorGroup::new(endpoint.clone(), context, board.clone(), memory.clone());
+        Self {
+            rank: context.world_rank(),
+            endpoint,
+            abort,
+            moves_storage,
+            devices: context.config().devices.clone(),
+            tensor_group: Arc::new(tensor_group),
+            board,
+            deadline: context.config().deadline,
+            memory,
+            sending: Duration::ZERO,
+            boundary_bytes: 0,
+        }
+    }
+
+    /// Starts an attempt at a step or at another exchange of all ranks.
+    pub(super) fn begin(&mut self, attempt: Attempt) {
+        self.endpoint.lock().begin_step(attempt);
+        self.tensor_group.begin_step();
+        (self.sending, self.boundary_bytes) = (Duration::ZERO, 0);
+        self.moved(0);
+        self.set_activity(Activity::Computes);
+    }
+
+    /// Returns the exchanges between the ranks that compute stages together with this one.
+    pub(super) fn tensor_group(&self) -> &TensorGroup {
+        &self.tensor_group
+    }
+
+    /// Returns the same exchanges for the modules of the stages.
+    pub(crate) fn tensor_parallel(&self, context: &RankContext) -> TensorParallel {
+        TensorParallel::new(context.tensor_rank(), self.tensor_group.clone())
+    }
+
+    pub(super) fn memory(&self) -> &RankMemory {
+        &self.memory
+    }
+
+    pub(super) fn abort(&self) -> &Abort {
+        &self.abort
+    }
+
+    /// Raises the abort flag and wakes every waiting rank.
+    pub(super) fn fail(&self, error: StepError) {
+        self.endpoint.lock().fail(error);
+    }
+
+    /// Records that the rank has done its actions before `position`, which restarts the deadline of all ranks.
+    pub(crate) fn moved(&self, position: usize) {
+        self.board.moved(self.rank, position);
+    }
+
+    /// Records what the rank is doing.
+    pub(super) fn set_activity(&self, activity: Activity) {
+        self.board.set_activity(self.rank, activity);
+    }
+
+    /// Returns the progress of all ranks, one line for each.
+    pub(super) fn progress_report(&self) -> String {
+        self.board.report()
+    }
+
+    /// Sleeps until a message arrives or a rank fails.
+    ///
+    /// # Errors
+    /// When no rank has made progress for the whole deadline.
+    pub(super) fn wait(&mut self) -> Result<(), Cause> {
+        wait_for_message(&mut self.endpoint.lock(), &self.board, self.deadline)
+    }
+
+    /// Sends tensors to a rank of the world. Between threads their storage is transferred to the receiver, on whose
+    /// device it then is.
+    pub(super) fn send_tensors(&mut self, to: WorldRank, tag: Tag, mut tensors: OptionalTensors) {
+        let start = Instant::now();
+        if let Some(device) = self.device_of(to) {
+            tensors =
+                tensors.into_iter().map(|tensor| tensor.map(|tensor| tensor.to_device(device))).collect();
+        }
+        if self.moves_storage {
+            // This rank stops counting these bytes. The receiver counts them when it takes the message.
+            self.memory.give_away(tensors.iter().flatten());
+        }
+        self.send(to, tag, Payload::Tensors(tensors));
+        self.sending += start.elapsed();
+    }
+
+    /// Sends the tensors of a boundary, and counts their bytes.
+    pub(super) fn send_boundary(&mut self, to: WorldRank, tag: Tag, tensors: OptionalTensors) {
+        self.boundary_bytes += tensors.iter().flatten().map(|tensor| tensor.bytes() as u64).sum::<u64>();
+        self.send_tensors(to, tag, tensors);
+    }
+
+    /// Sends tensors that this rank keeps using. They are copied first, unless encoding them or moving them to the
+    /// receiver's device makes a copy.
+    pub(super) fn send_copies(&mut self, to: WorldRank, tag: Tag, mut tensors: OptionalTensors) {
+        if self.moves_storage {
+            let receiver = self.device_of(to);
+            let own = |tensor: Value| match receiver {
+                Some(device) if *device != tensor.device() => tensor,
+                _ => tensor.copied(),
+            };
+            tensors = tensors.into_iter().map(|tensor| tensor.map(own)).collect();
+        }
+        self.send_tensors(to, tag, tensors);
+    }
+
+    /// Sends the same bytes to several ranks. The last rank has the largest subtree and gets them first.
+    pub(super) fn send_bytes(&mut self, to: &[WorldRank], tag: Tag, bytes: &Arc<[u8]>) {
+        for &to in to.iter().rev() {
+            self.send(to, tag, Payload::Bytes(bytes.clone()));
+        }
+    }
+
+    /// Sends a message to a rank of the world.
+    pub(super) fn send(&mut self, to: WorldRank, tag: Tag, payload: Payload) {
+        self.endpoint.lock().send(to, tag, payload);
+    }
+
+    /// Returns the device to which tensors for a rank are moved before they are sent. `None` if it is not known, or if
+    /// messages are encoded, which takes the tensors off their device.
+    fn device_of(&self, rank: WorldRank) -> Option<&Device> {
+        self.devices.of(rank).filter(|_| self.moves_storage)
+    }
+
+    /// Returns whether the message with `tag` to a rank of the world has left.
+    pub(super) fn is_sent(&self, to: WorldRank, tag: Tag) -> bool {
+        self.endpoint.lock().is_sent(to, tag)
+    }
+
+    /// Takes the messages of an exchange of values that have arrived, or returns a missing one.
+    pub(super) fn receive<T: DeserializeOwned>(
+        &mut self,
+        exchange: &mut Exchange<T>,
+    ) -> Result<Option<AwaitedMessage>, Cause> {
+        exchange.poll(|awaited| {
+            let Some(message) = self.take(awaited) else { return Ok(None) };
+            let sent = message.sent();
+            Ok(Some((sent, message.read()?)))
+        })
+    }
+
+    /// Like [`Connection::receive`], for bytes that this rank passes on without decoding.
+    pub(super) fn receive_bytes(
+        &mut self,
+        exchange: &mut Exchange<Arc<[u8]>>,
+    ) -> Result<Option<AwaitedMessage>, Cause> {
+        exchange.poll(|awaited| {
+            let Some(message) = self.take(awaited) else { return Ok(None) };
+            let sent = message.sent();
+            Ok(Some((sent, message.into_bytes()?)))
+        })
+    }
+
+    /// Like [`Connection::receive`], for tensors, which are moved to `device`.
+    pub(super) fn receive_tensors(
+        &mut self,
+        exchange: &mut Exchange<OptionalTensors>,
+        device: &Device,
+    ) -> Result<Option<AwaitedMessage>, Cause> {
+        exchange.poll(|awaited| self.take_tensors(awaited, device))
+    }
+
+    /// Takes tensors if they have arrived, and moves them to `device`. Returns them with the time at which they were sent.
+    pub(super) fn take_tensors(
+        &mut self,
+        awaited: AwaitedMessage,
+        device: &Device,
+    ) -> Result<Option<(Instant, OptionalTensors)>, Cause> {
+        let Some(message) = self.take(awaited) else { return Ok(None) };
+        let sent = message.sent();
+        let tensors = message.into_tensors()?;
+        self.memory.take_over(tensors.iter().flatten());
+        let moved = tensors.into_iter().map(|tensor| tensor.map(|tensor| tensor.to_device(device)));
+        Ok(Some((sent, moved.collect())))
+    }
+
+    /// Takes a message if it has arrived.
+    fn take(&mut self, awaited: AwaitedMessage) -> Option<Message> {
+        let message = self.endpoint.lock().try_take(awaited.from, awaited.tag)?;
+        // An arrival counts as progress and restarts the deadline.
+        self.board.keep_alive(self.rank);
+        Some(message)
+    }
+
+    /// Returns the time in which the rank has sent tensors in this attempt.
+    pub(super) fn sending(&self) -> Duration {
+        self.sending
+    }
+
+    /// Returns the bytes of the boundaries' tensors that the rank has sent in this attempt.
+    pub(super) fn boundary_bytes(&self) -> u64 {
+        self.boundary_bytes
+    }
+
+    /// Returns the largest number of boundary messages that were in flight at once in this attempt.
+    pub(super) fn sends_in_flight(&self) -> u32 {
+        self.endpoint.lock().sends_in_flight()
+    }
+
+    /// Returns an instant on the clock that all processes share, in seconds; 0 within one process.
+    pub(super) fn common_seconds(&self, at: Instant) -> f64 {
+        self.endpoint.lock().common_seconds(at).unwrap_or_default()
+    }
+
+    /// Returns the accuracy of [`Connection::common_seconds`].
+    pub(super) fn clock_skew(&self, at: Instant) -> Option<ClockSkew> {
+        self.endpoint.lock().clock_skew(at)
+    }
+}

@@ -1,0 +1,192 @@
+//! The facts about a rank that do not change while it runs: its position in the mesh, the groups and trees of ranks that
+//! it exchanges messages with, the placement of the stages, and the configuration.
+
+use std::sync::Arc;
+
+use pipewright_schedule::{Placement, Rank, StageIndex};
+
+use crate::collective::{Group, Tree};
+use crate::config::PipelineConfig;
+use crate::hook::ActionHook;
+use crate::ids::WorldRank;
+use crate::mesh::{Mesh, MeshCoord};
+use crate::message::{AwaitedMessage, Tag};
+use crate::tensor::TensorRank;
+use crate::tensor::shard::RowShard;
+
+/// The facts about a rank that do not change while it runs.
+pub(crate) struct RankContext {
+    world_rank: WorldRank,
+    coord: MeshCoord,
+    mesh: Mesh,
+    /// The same in every program of the pipeline.
+    placement: Placement,
+    config: Arc<PipelineConfig>,
+    /// Whether other ranks run in other processes.
+    is_distributed: bool,
+    /// The same rank in all replicas.
+    data_group: Group,
+    /// The same rank in the replicas that hold the parameters together.
+    shard_group: Group,
+    /// The same rank in the replicas that hold the same shard, one of each shard group.
+    copy_group: Group,
+    /// The ranks that compute stages together with this one.
+    tensor_group: Group,
+    replica_ranks_tree: Tree,
+    replica_tree: Tree,
+    world_tree: Tree,
+}
+
+impl RankContext {
+    /// Describes a rank of a world that has the ranks of `mesh`.
+    pub(crate) fn new(
+        world: &Group,
+        is_distributed: bool,
+        mesh: Mesh,
+        placement: Placement,
+        config: Arc<PipelineConfig>,
+    ) -> Self {
+        let rank = world.own();
+        let expect = |group: Option<Group>| group.expect("the world has the mesh's ranks");
+        let data_group = expect(mesh.data_group(rank));
+        Self {
+            world_rank: rank,
+            coord: mesh.coord(rank),
+            placement,
+            config,
+            is_distributed,
+            shard_group: expect(mesh.shard_group(rank)),
+            copy_group: expect(mesh.copy_group(rank)),
+            tensor_group: expect(mesh.tensor_group(rank)),
+            replica_ranks_tree: Tree::over(&expect(mesh.replica_group(rank))),
+            replica_tree: Tree::over(&data_group),
+            world_tree: Tree::over(world),
+            data_group,
+            mesh,
+        }
+    }
+
+    pub(crate) fn config(&self) -> &PipelineConfig {
+        &self.config
+    }
+
+    pub(super) fn hook(&self) -> Option<&dyn ActionHook> {
+        self.config.hook.as_deref()
+    }
+
+    pub(super) fn placement(&self) -> &Placement {
+        &self.placement
+    }
+
+    /// Returns this rank as a rank of the world, which reports and errors name.
+    pub(crate) fn world_rank(&self) -> WorldRank {
+        self.world_rank
+    }
+
+    /// Returns this rank in its pipeline: the row of the program that it runs.
+    pub(super) fn rank(&self) -> Rank {
+        self.coord.rank
+    }
+
+    /// Returns the index of this replica.
+    pub(super) fn replica(&self) -> u32 {
+        self.coord.replica
+    }
+
+    /// Returns the number of replicas of this pipeline, including this one.
+    pub(super) fn replica_count(&self) -> u32 {
+        self.mesh.data
+    }
+
+    /// Returns the rank's position among the ranks that compute its stages together.
+    pub(crate) fn tensor_rank(&self) -> TensorRank {
+        TensorRank { index: self.coord.tensor, of: self.mesh.tensor }
+    }
+
+    /// Returns the rows of its stages' parameters that this replica holds; `None` if it holds all.
+    pub(crate) fn row_shard(&self) -> Option<RowShard> {
+        let of = self.mesh.shards;
+        (of > 1).then(|| RowShard { index: self.coord.replica % of, of })
+    }
+
+    /// Returns whether this replica is in the first of the groups of replicas that hold all parameters. For the norm and
+    /// in checkpoints, only that group counts.
+    pub(super) fn is_in_first_group(&self) -> bool {
+        self.coord.replica < self.mesh.shards
+    }
+
+    /// Returns whether other ranks run in other processes.
+    pub(super) fn is_distributed(&self) -> bool {
+        self.is_distributed
+    }
+
+    /// Returns the row of this rank in a step's timeline, which has a row for each tensor group.
+    pub(super) fn timeline_row(&self) -> Rank {
+        self.timeline_row_of(self.world_rank)
+    }
+
+    /// Returns the row of another rank in a step's timeline.
+    pub(super) fn timeline_row_of(&self, rank: WorldRank) -> Rank {
+        self.mesh.timeline_row(rank)
+    }
+
+    /// Returns the same rank in all replicas, as ranks of the world.
+    pub(super) fn data_group(&self) -> &Group {
+        &self.data_group
+    }
+
+    /// Returns the same rank in the replicas that hold the parameters together with this one. The group has one member if
+    /// each replica holds all parameters.
+    pub(super) fn shard_group(&self) -> &Group {
+        &self.shard_group
+    }
+
+    /// Returns the same rank in the replicas that hold the same rows of the parameters.
+    pub(super) fn copy_group(&self) -> &Group {
+        &self.copy_group
+    }
+
+    /// Returns the ranks that compute stages together with this one.
+    pub(super) fn tensor_group(&self) -> &Group {
+        &self.tensor_group
+    }
+
+    /// Returns the tree over all ranks of this replica.
+    pub(super) fn replica_ranks_tree(&self) -> &Tree {
+        &self.replica_ranks_tree
+    }
+
+    /// Returns the tree over the same rank in all replicas.
+    pub(super) fn replica_tree(&self) -> &Tree {
+        &self.replica_tree
+    }
+
+    /// Returns the tree over all ranks of the world.
+    pub(super) fn world_tree(&self) -> &Tree {
+        &self.world_tree
+    }
+
+    /// Converts a rank of this pipeline to a rank of the world.
+    pub(super) fn world_rank_of(&self, rank: Rank) -> WorldRank {
+        self.mesh.world_rank(MeshCoord { rank, ..self.coord })
+    }
+
+    /// Returns the rank of a stage in the world.
+    pub(super) fn world_rank_of_stage(&self, stage: StageIndex) -> WorldRank {
+        self.world_rank_of(self.placement.rank_of(stage))
+    }
+
+    /// Describes a message from a rank of this pipeline.
+    pub(super) fn awaited(&self, from: Rank, tag: Tag) -> AwaitedMessage {
+        AwaitedMessage { from: self.world_rank_of(from), tag }
+    }
+
+    /// Returns whether `stage` is on this rank.
+    pub(super) fn is_here(&self, stage: StageIndex) -> bool {
+        self.placement.rank_of(stage) == self.coord.rank
+    }
+
+    pub(super) fn is_last(&self, stage: StageIndex) -> bool {
+        stage == self.placement.last_stage()
+    }
+}

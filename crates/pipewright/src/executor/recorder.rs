@@ -1,0 +1,177 @@
+//! The events and figures of a rank's step, for its report.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use pipewright_schedule::{Action, Event, Microbatch, Rank, Scope, SkipAction, SkipEvent, StageIndex};
+
+use crate::memory::RankMemory;
+use crate::stage::ExpertLoad;
+
+/// An auxiliary loss of one stage and microbatch. The ranks report them one by one, because their sum has the same bits
+/// for every cut only if they are added in an order that does not depend on the cut.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct AuxiliaryPart {
+    pub name: Arc<str>,
+    /// The layer that added it, if it said so.
+    pub layer: Option<Arc<str>>,
+    pub stage: StageIndex,
+    /// Numbered over all replicas, by slices if microbatches are cut.
+    pub microbatch: Microbatch,
+    /// The weight of the loss in the sum that is minimised.
+    pub weight: f64,
+    /// The loss times the microbatch's share in the mean over the microbatches.
+    pub loss: f64,
+}
+
+/// The events of a step, and the losses and loads that its forwards have reported.
+#[derive(Debug, Default)]
+pub(super) struct Records {
+    pub(super) events: Vec<Event>,
+    /// The messages of skip connections.
+    pub(super) skips: Vec<SkipEvent>,
+    /// The spans that hooks have named.
+    pub(super) scopes: Vec<Scope>,
+    /// The loss of each microbatch.
+    pub(super) losses: Vec<f64>,
+    pub(super) auxiliary: Vec<AuxiliaryPart>,
+    pub(super) loads: Vec<ExpertLoad>,
+    /// The time in which the rank only waited for a message that had been sent.
+    pub(super) waited: Duration,
+}
+
+/// Records the events and figures of a rank's step.
+pub(super) struct Recorder {
+    /// The rank's row of the timeline.
+    row: Rank,
+    /// The time at which the timeline starts.
+    origin: Instant,
+    /// The time at which the current action was first tried; a waiting action is tried again.
+    entered: Option<Instant>,
+    records: Records,
+}
+
+impl Recorder {
+    pub(super) fn new(row: Rank) -> Self {
+        Self { row, origin: Instant::now(), entered: None, records: Records::default() }
+    }
+
+    /// Starts the records of a step that has about this many events.
+    pub(super) fn begin(&mut self, origin: Instant, events: usize) {
+        (self.origin, self.entered, self.records) = (origin, None, Records::default());
+        self.records.events.reserve(events);
+    }
+
+    /// Returns the time at which the timeline starts.
+    pub(super) fn origin(&self) -> Instant {
+        self.origin
+    }
+
+    /// Notes that an action is tried. Returns whether it is the first time.
+    pub(super) fn enter(&mut self) -> bool {
+        let is_first = self.entered.is_none();
+        self.entered.get_or_insert_with(Instant::now);
+        is_first
+    }
+
+    /// Notes that the current action is done.
+    pub(super) fn leave(&mut self) {
+        self.entered = None;
+    }
+
+    /// Returns the time since the current action was first tried.
+    fn since_entered(&self) -> Duration {
+        self.entered.map_or(Duration::ZERO, |entered| entered.elapsed())
+    }
+
+    /// Adds the event of an action that has just ended: from its first attempt until the current time.
+    pub(super) fn note(&mut self, action: Action) {
+        let start = self.seconds(self.entered.unwrap_or_else(Instant::now));
+        let end = self.origin.elapsed().as_secs_f64();
+        self.records.events.push(Event { rank: self.row, action, start, end });
+    }
+
+    /// Adds the event of a receive whose message has just been taken. The computation that uses it begins at the current
+    /// time.
+    pub(super) fn note_received(&mut self, action: Action) {
+        self.note(action);
+        self.entered = Some(Instant::now());
+    }
+
+    /// Adds the event of a forward that a backward computed again from `start` on. The event of the backward begins
+    /// after it, so that the two do not overlap. Blocks are recomputed alternately with their backwards, and the event
+    /// has their times together.
+    pub(super) fn note_recomputed(&mut self, forward: Action, start: Instant, recomputed: Duration) {
+        let begin = start.saturating_duration_since(self.origin);
+        self.records.events.push(Event {
+            rank: self.row,
+            action: forward,
+            start: begin.as_secs_f64(),
+            end: (begin + recomputed).as_secs_f64(),
+        });
+        self.entered = Some(start + recomputed);
+    }
+
+    /// Adds the event of a message of a skip connection that was sent from `start` until the current time.
+    pub(super) fn note_skip_sent(&mut self, action: SkipAction, start: Instant) {
+        let (start, end) = (self.seconds(start), self.origin.elapsed().as_secs_f64());
+        self.records.skips.push(SkipEvent { rank: self.row, action, start, end });
+    }
+
+    /// Adds the event of a message of a skip connection that has just been taken. The computation that uses it begins at
+    /// the earliest at the current time.
+    pub(super) fn note_skip_received(&mut self, action: SkipAction) {
+        self.note_skip_sent(action, self.entered.unwrap_or_else(Instant::now));
+        self.entered = Some(Instant::now());
+    }
+
+    /// Adds a span that a hook names.
+    pub(super) fn note_scope(&mut self, name: &str, start: Instant, end: Instant) {
+        let (start, end) = (self.seconds(start), self.seconds(end));
+        self.records.scopes.push(Scope { rank: self.row, name: Arc::from(name), start, end });
+    }
+
+    /// Counts the time in which the rank was idle while a message was in transit. This time starts when the message was
+    /// sent or when the rank began to wait, whichever is later, and ends at the current time. Waiting for a message
+    /// that is not sent yet is a bubble.
+    pub(super) fn note_exposed(&mut self, sent: Instant) {
+        let waiting_since = self.entered.unwrap_or_else(Instant::now);
+        self.records.waited += waiting_since.max(sent).elapsed();
+    }
+
+    /// Counts the time in which the rank waited until a message that it had sent left.
+    pub(super) fn note_sent(&mut self) {
+        self.records.waited += self.since_entered();
+    }
+
+    /// Adds the loss of a slice. Only the first slice of a microbatch begins a new loss.
+    pub(super) fn add_loss(&mut self, loss: f64, is_first_slice: bool) {
+        match self.records.losses.last_mut() {
+            Some(sum) if !is_first_slice => *sum += loss,
+            _ => self.records.losses.push(loss),
+        }
+    }
+
+    pub(super) fn add_auxiliary(&mut self, part: AuxiliaryPart) {
+        self.records.auxiliary.push(part);
+    }
+
+    /// Adds the loads of experts that a forward has reported.
+    pub(super) fn add_loads(&mut self, loads: Vec<ExpertLoad>) {
+        self.records.loads.extend(loads);
+    }
+
+    /// Takes out the records. `memory` no longer counts them on this rank.
+    pub(super) fn take(&mut self, memory: &RankMemory) -> Records {
+        let records = std::mem::take(&mut self.records);
+        memory.give_away_list(&records.events);
+        memory.give_away_list(&records.skips);
+        memory.give_away_list(&records.scopes);
+        memory.give_away_list(&records.auxiliary);
+        records
+    }
+
+    fn seconds(&self, at: Instant) -> f64 {
+        at.saturating_duration_since(self.origin).as_secs_f64()
+    }
+}

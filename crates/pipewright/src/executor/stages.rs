@@ -1,0 +1,340 @@
+//! The stages of a rank: their runners, and the tensors between two actions.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use burn::tensor::{Device, Tensor};
+use pipewright_schedule::{Microbatch, StageIndex};
+
+use super::context::RankContext;
+use super::step_input::StepInput;
+use crate::collective::Exchange;
+use crate::message::Direction;
+use crate::stage::{Auxiliary, Skips, StageRunner};
+use crate::tensor::{Boundaries, OptionalTensors, TensorRank, TensorShard, Values};
+
+/// A stage and a microbatch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct At {
+    pub(super) stage: StageIndex,
+    pub(super) microbatch: Microbatch,
+}
+
+/// A skip connection's direction, the stage at its other end, and the microbatch.
+pub(super) type SkipKey = (Direction, StageIndex, Microbatch);
+
+/// An entry for each microbatch. What makes or receives the content fills the entry, and what uses or sends it empties it.
+pub(super) struct Slots<T>(Vec<Option<T>>);
+
+impl<T> Default for Slots<T> {
+    fn default() -> Self {
+        Self(Vec::new())
+    }
+}
+
+impl<T> Slots<T> {
+    pub(super) fn put(&mut self, microbatch: Microbatch, content: T) {
+        let index = microbatch.index();
+        if self.0.len() <= index {
+            self.0.resize_with(index + 1, || None);
+        }
+        self.0[index] = Some(content);
+    }
+
+    /// Fills the entries of the first microbatches.
+    fn put_all(&mut self, contents: Vec<T>) {
+        (0..).zip(contents).for_each(|(index, content)| self.put(Microbatch::new(index), content));
+    }
+
+    pub(super) fn has(&self, microbatch: Microbatch) -> bool {
+        self.0.get(microbatch.index()).is_some_and(Option::is_some)
+    }
+
+    /// Takes out an entry that an earlier action has filled.
+    pub(super) fn take(&mut self, microbatch: Microbatch) -> T {
+        let content = self.take_if_present(microbatch);
+        content.expect("in a validated program, an earlier action has made the tensors of this one")
+    }
+
+    pub(super) fn take_if_present(&mut self, microbatch: Microbatch) -> Option<T> {
+        self.0.get_mut(microbatch.index())?.take()
+    }
+
+    /// Takes out all entries that are filled, in order, with their numbers.
+    pub(super) fn take_all(&mut self) -> impl Iterator<Item = (usize, T)> {
+        let entries = std::mem::take(&mut self.0).into_iter().enumerate();
+        entries.filter_map(|(index, entry)| Some((index, entry?)))
+    }
+
+    fn clear(&mut self) {
+        self.0.clear();
+    }
+}
+
+/// A stage on its rank.
+pub(super) struct LocalStage {
+    index: StageIndex,
+    runner: Box<dyn StageRunner>,
+    pub(super) inputs: Slots<Values>,
+    pub(super) targets: Slots<Values>,
+    pub(super) outputs: Slots<Values>,
+    /// Outputs that the step returns by stage.
+    pub(super) kept: Slots<Values>,
+    pub(super) output_gradients: Slots<OptionalTensors>,
+    pub(super) input_gradients: Slots<OptionalTensors>,
+    pub(super) losses: Slots<Tensor<1>>,
+    pub(super) auxiliary: Slots<Vec<Auxiliary>>,
+    /// Shapes and types of the tensors at the stage's edges.
+    pub(super) boundaries: Boundaries,
+    /// The report on the parameters whose gradients `I` computed.
+    pub(super) undeferred: UndeferredReport,
+    /// Rows of the stage's parameters that other replicas send, if parameters are sharded.
+    pub(super) gathering: Gathering,
+    /// Tensors that arrived over skip connections, and gradients that came back over them.
+    arrived_skips: HashMap<SkipKey, OptionalTensors>,
+    /// Skip connections from and to stages that are not neighbours.
+    skips: Arc<Skips>,
+}
+
+impl LocalStage {
+    fn new(index: StageIndex, runner: Box<dyn StageRunner>, boundaries: Boundaries) -> Self {
+        Self {
+            skips: Arc::new(runner.skips().clone()),
+            index,
+            runner,
+            inputs: Slots::default(),
+            targets: Slots::default(),
+            outputs: Slots::default(),
+            kept: Slots::default(),
+            output_gradients: Slots::default(),
+            input_gradients: Slots::default(),
+            losses: Slots::default(),
+            auxiliary: Slots::default(),
+            boundaries,
+            undeferred: UndeferredReport::default(),
+            gathering: Gathering::default(),
+            arrived_skips: HashMap::new(),
+        }
+    }
+
+    pub(super) fn index(&self) -> StageIndex {
+        self.index
+    }
+
+    pub(super) fn runner(&self) -> &dyn StageRunner {
+        &*self.runner
+    }
+
+    pub(super) fn runner_mut(&mut self) -> &mut dyn StageRunner {
+        &mut *self.runner
+    }
+
+    /// Returns the stage's device without its tape, for gradients and parameters.
+    pub(super) fn inner_device(&self) -> Device {
+        self.runner.device().clone().inner()
+    }
+
+    /// Returns the shard of a parameter that a rank of the stage's tensor group holds.
+    pub(super) fn shard_of(&self, parameter: usize, rank: TensorRank) -> TensorShard {
+        self.runner.placement(parameter).shard_of(rank)
+    }
+
+    /// Returns the stage's skip connections.
+    pub(super) fn skips(&self) -> Arc<Skips> {
+        self.skips.clone()
+    }
+
+    pub(super) fn put_skip(&mut self, key: SkipKey, tensors: OptionalTensors) {
+        self.arrived_skips.insert(key, tensors);
+    }
+
+    pub(super) fn has_skip(&self, key: &SkipKey) -> bool {
+        self.arrived_skips.contains_key(key)
+    }
+
+    pub(super) fn take_skip(&mut self, key: &SkipKey) -> OptionalTensors {
+        let tensors = self.arrived_skips.remove(key);
+        tensors.expect("a stage runs only when its skip connections have arrived")
+    }
+
+    /// Drops all rows of the stage's parameters except this replica's.
+    pub(super) fn release(&mut self) {
+        self.gathering.end();
+        self.runner.release();
+    }
+
+    /// Drops all data of a failed step.
+    fn reset(&mut self) {
+        self.runner.reset();
+        self.inputs.clear();
+        self.targets.clear();
+        self.outputs.clear();
+        self.kept.clear();
+        self.output_gradients.clear();
+        self.input_gradients.clear();
+        self.arrived_skips.clear();
+        self.gathering.end();
+        self.boundaries.reset();
+        self.losses.clear();
+        self.auxiliary.clear();
+    }
+}
+
+/// The exchange of the rows of a stage's sharded parameters.
+#[derive(Default)]
+pub(super) struct Gathering {
+    rows: Option<Exchange<OptionalTensors>>,
+    /// The number of times that the parameters were gathered in this step.
+    rounds: u32,
+}
+
+impl Gathering {
+    /// Returns the exchange; `None` if none is in progress.
+    pub(super) fn rows_mut(&mut self) -> Option<&mut Exchange<OptionalTensors>> {
+        self.rows.as_mut()
+    }
+
+    pub(super) fn is_in_progress(&self) -> bool {
+        self.rows.is_some()
+    }
+
+    /// Returns the number of the next exchange in this step.
+    pub(super) fn next_round(&mut self) -> u32 {
+        self.rounds += 1;
+        self.rounds - 1
+    }
+
+    pub(super) fn begin(&mut self, rows: Exchange<OptionalTensors>) {
+        self.rows = Some(rows);
+    }
+
+    /// Ends the exchange, and returns it.
+    pub(super) fn end(&mut self) -> Option<Exchange<OptionalTensors>> {
+        self.rows.take()
+    }
+}
+
+/// The report on the parameters whose gradients `I` computed. A stage makes it once, after its first step with `W`.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct UndeferredReport {
+    /// Whether a `W` has run.
+    has_run: bool,
+    is_made: bool,
+    is_logged: bool,
+}
+
+impl UndeferredReport {
+    /// Records that `W` has run.
+    pub(super) fn note_run(&mut self) {
+        self.has_run = true;
+    }
+
+    /// Returns whether the report is due, and records that it is made.
+    pub(super) fn take(&mut self) -> bool {
+        let is_due = self.has_run && !self.is_made;
+        self.is_made |= is_due;
+        is_due
+    }
+
+    /// Returns whether it has been logged that `W` has nothing to compute.
+    pub(super) fn is_logged(self) -> bool {
+        self.is_logged
+    }
+
+    pub(super) fn note_logged(&mut self) {
+        self.is_logged = true;
+    }
+}
+
+/// The stages of a rank, in local order. Every rank has at least one.
+pub(super) struct LocalStages(Vec<LocalStage>);
+
+impl LocalStages {
+    /// `microbatches` is the number of microbatches in a step that trains.
+    pub(super) fn new(
+        context: &RankContext,
+        stages: Vec<(StageIndex, Box<dyn StageRunner>)>,
+        microbatches: u32,
+    ) -> Self {
+        let config = context.config();
+        let stages = stages.into_iter().map(|(index, runner)| {
+            let boundaries = Boundaries::new(&config.metadata, config.check_metadata, index, microbatches);
+            LocalStage::new(index, runner, boundaries)
+        });
+        Self(stages.collect())
+    }
+
+    /// Gives the stages the inputs and targets of a step. `is_first` says that no gradients of earlier batches wait for an
+    /// update: all batches whose gradients are accumulated are one step.
+    pub(super) fn begin_step(&mut self, input: &mut StepInput, is_first: bool, has_replicas: bool) {
+        let is_training = !input.program.is_forward_only();
+        for stage in &mut self.0 {
+            stage.gathering.rounds = 0;
+            stage.boundaries.begin_step();
+            if is_first {
+                stage.runner.keep_buffers(is_training);
+            }
+            if is_training && has_replicas {
+                stage.runner.note_statistics();
+            }
+        }
+        self.first_mut().inputs.put_all(std::mem::take(&mut input.inputs));
+        self.last_mut().targets.put_all(std::mem::take(&mut input.targets));
+    }
+
+    /// Prepares the stages for a visit between two steps.
+    pub(super) fn begin_visit(&mut self, is_first: bool) {
+        for stage in &mut self.0 {
+            stage.gathering.rounds = 0;
+            if is_first {
+                stage.runner.keep_buffers(false);
+            }
+        }
+    }
+
+    pub(super) fn get(&self, stage: StageIndex) -> &LocalStage {
+        let found = self.0.iter().find(|local| local.index == stage);
+        found.expect("the row of a rank has the rank's stages only")
+    }
+
+    pub(super) fn get_mut(&mut self, stage: StageIndex) -> &mut LocalStage {
+        let found = self.0.iter_mut().find(|local| local.index == stage);
+        found.expect("the row of a rank has the rank's stages only")
+    }
+
+    pub(super) fn first_mut(&mut self) -> &mut LocalStage {
+        self.0.first_mut().expect("every rank owns a stage")
+    }
+
+    pub(super) fn last_mut(&mut self) -> &mut LocalStage {
+        self.0.last_mut().expect("every rank owns a stage")
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = &LocalStage> {
+        self.0.iter()
+    }
+
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut LocalStage> {
+        self.0.iter_mut()
+    }
+
+    pub(super) fn indices(&self) -> Vec<StageIndex> {
+        self.0.iter().map(LocalStage::index).collect()
+    }
+
+    /// Lets every stage forget the running statistics from before the step: the step is complete, and a later failure must
+    /// not undo its changes to them.
+    pub(super) fn forget_buffers(&mut self) {
+        self.0.iter_mut().for_each(|stage| stage.runner.keep_buffers(false));
+    }
+
+    /// Drops the rows of the other replicas of all stages.
+    pub(super) fn release_all(&mut self) {
+        self.0.iter_mut().for_each(LocalStage::release);
+    }
+
+    /// Drops all data of a failed step.
+    pub(super) fn reset(&mut self) {
+        self.0.iter_mut().for_each(LocalStage::reset);
+    }
+}

@@ -1,0 +1,48 @@
+//! The input of a rank's step: its share of the batch, the program that it runs, and how it updates.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use pipewright_schedule::{StageIndex, ValidatedProgram};
+
+use crate::batch::SideInputs;
+use crate::ids::{Attempt, StepNumber};
+use crate::tensor::Values;
+
+/// The input of a rank's step.
+pub(crate) struct StepInput {
+    /// Counted from 1.
+    pub step: StepNumber,
+    /// The pipeline's attempt at this step.
+    pub attempt: Attempt,
+    /// The first stage's input of each microbatch; empty on other ranks.
+    pub inputs: Vec<Values>,
+    /// Whether the step returns the gradient of each of these inputs.
+    pub wanted_gradients: Arc<[bool]>,
+    /// The last stage's targets of each microbatch; empty on other ranks.
+    pub targets: Vec<Values>,
+    /// Tensors that every stage may read, the same on all ranks.
+    pub side_inputs: Arc<SideInputs>,
+    /// The factor of the losses of each microbatch in their backward, for each of its slices.
+    pub loss_weights: Arc<[f64]>,
+    /// The share of each slice in the loss of its microbatch.
+    pub slice_shares: Arc<[f64]>,
+    /// What the step adds to the divisor of the gradient sums, and the divisor of its auxiliary losses.
+    pub divisor: f64,
+    /// Whether gradient sums are not divided.
+    pub is_sum: bool,
+    /// The factor of all losses in their backward, by which the sums of gradients are divided.
+    pub loss_scale: f64,
+    /// Whether the report contains the last stage's outputs.
+    pub keep_outputs: bool,
+    /// The stages whose outputs the report contains by stage.
+    pub kept_stages: Arc<[StageIndex]>,
+    /// The optimizer's learning rate.
+    pub learning_rate: f64,
+    /// Whether the step ends with an update. If not, its gradients are kept and those of the next step are added.
+    pub update: bool,
+    /// The program of the step: the pipeline's, or that of evaluations.
+    pub program: Arc<ValidatedProgram>,
+    /// The time at which the timeline starts.
+    pub origin: Instant,
+}
