@@ -107,7 +107,13 @@ pub enum Tag {
     Ready,
     /// The gradient norm over all ranks: down both trees.
     GlobalNorm,
-    /// What some ranks know of the batch of a step: up the tree of all ranks, before the step.
+    /// The hash of what some ranks know of the batch of a step, if they know the same: up the tree of all ranks, before
+    /// the step.
+    StepDigest,
+    /// Whether all ranks know the same of the batch: down the tree of all ranks, before the step.
+    SameStep,
+    /// What some ranks know of the batch of a step, if not all ranks know the same: up the tree of all ranks, before the
+    /// step.
     StepForms,
     /// What all processes agree on, or why they do not: down the tree of all ranks, before the step.
     AgreedStep,
@@ -171,6 +177,8 @@ impl std::fmt::Display for Tag {
             Self::Squares => f.write_str("its squares of gradients"),
             Self::GlobalNorm => f.write_str("the gradient norm of all ranks"),
             Self::Ready => f.write_str("whether its replica is ready to update"),
+            Self::StepDigest => f.write_str("the hash of what it knows of the batch"),
+            Self::SameStep => f.write_str("whether all processes know the same of the batch"),
             Self::StepForms => f.write_str("what it knows of the batch"),
             Self::AgreedStep => f.write_str("whether all processes take the same step"),
             Self::Report => f.write_str("its report of the step"),

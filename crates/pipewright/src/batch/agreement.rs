@@ -3,7 +3,8 @@
 //! A process needs inputs only if it has the first stage, and targets only if it has the last one. The weights of the
 //! microbatches follow from the whole batch, so the processes compare what each of them knows: the rows of each microbatch,
 //! how losses are reduced, and what kind of step they take. A process that does not know something takes it from the
-//! others.
+//! others. [`StepForms`] merges what several ranks say. It keeps at most two values of each part, however many ranks there
+//! are.
 
 use serde::{Deserialize, Serialize};
 
@@ -79,6 +80,26 @@ pub enum BatchDisagreement {
 
 pipewright_schedule::message_as_debug!(BatchDisagreement);
 
+/// What several ranks say of a step.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct StepForms {
+    /// The first rank that cannot take the step, and the reason.
+    refused: Option<(WorldRank, String)>,
+    purpose: Statements<Purpose>,
+    inputs: Statements<Sizes>,
+    targets: Statements<Sizes>,
+    reduction: Statements<(Reduction, Option<i64>)>,
+}
+
+/// What several ranks say of one part of a step, in the order of the ranks.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Statements<T> {
+    /// The first rank that says something.
+    first: Option<(WorldRank, T)>,
+    /// The first rank that says something else.
+    other: Option<(WorldRank, T)>,
+}
+
 impl StepForm {
     /// Makes the form of a process whose batch cannot be used.
     pub(crate) fn refused(purpose: Purpose, reason: String) -> Self {
@@ -121,43 +142,73 @@ pub(super) fn has_tensors(microbatches: &[Values]) -> bool {
     microbatches.iter().any(|values| !values.is_empty())
 }
 
-/// Compares the forms of all ranks, in the order of the ranks.
-pub(crate) fn agree(forms: &[(WorldRank, StepForm)]) -> Result<AgreedBatch, BatchDisagreement> {
-    let refused = forms.iter().find_map(|(rank, form)| Some((*rank, form.refused.clone()?)));
-    if let Some((rank, reason)) = refused {
-        return Err(BatchDisagreement::Refused { rank, reason });
+impl StepForms {
+    /// Makes the forms of one rank.
+    pub(crate) fn new(rank: WorldRank, form: StepForm) -> Self {
+        let StepForm { purpose, inputs, targets, reduction, refused } = form;
+        Self {
+            refused: refused.map(|reason| (rank, reason)),
+            purpose: Statements::new(rank, Some(purpose)),
+            inputs: Statements::new(rank, inputs),
+            targets: Statements::new(rank, targets),
+            reduction: Statements::new(rank, reduction),
+        }
     }
-    common(forms, |form| Some(&form.purpose), described_purpose)?;
-    let inputs = common(forms, |form| form.inputs.as_ref(), |sizes| described_sizes("inputs", sizes))?;
-    let targets = common(forms, |form| form.targets.as_ref(), |sizes| described_sizes("targets", sizes))?;
-    let reduction = common(forms, |form| form.reduction.as_ref(), described_reduction)?;
-    if let (Some((first, inputs)), Some((second, targets))) = (inputs, targets)
-        && !are_proportional(inputs, targets)
-    {
-        let first = (first, described_sizes("inputs", inputs));
-        return Err(BatchDisagreement::Different {
-            first,
-            second: (second, described_sizes("targets", targets)),
-        });
+
+    /// Adds the forms of later ranks.
+    pub(crate) fn merge(self, later: Self) -> Self {
+        Self {
+            refused: self.refused.or(later.refused),
+            purpose: self.purpose.merge(later.purpose),
+            inputs: self.inputs.merge(later.inputs),
+            targets: self.targets.merge(later.targets),
+            reduction: self.reduction.merge(later.reduction),
+        }
     }
-    let sizes = inputs.or(targets).map(|(_, sizes)| sizes.by_microbatch.clone());
-    Ok(AgreedBatch { sizes, reduction: reduction.map(|(_, reduction)| reduction.clone()) })
+
+    /// Returns what the ranks agree on.
+    pub(crate) fn agree(self) -> Result<AgreedBatch, BatchDisagreement> {
+        if let Some((rank, reason)) = self.refused {
+            return Err(BatchDisagreement::Refused { rank, reason });
+        }
+        self.purpose.common(described_purpose)?;
+        let inputs = self.inputs.common(|sizes| described_sizes("inputs", sizes))?;
+        let targets = self.targets.common(|sizes| described_sizes("targets", sizes))?;
+        let reduction = self.reduction.common(described_reduction)?;
+        if let (Some((first, inputs)), Some((second, targets))) = (&inputs, &targets)
+            && !are_proportional(inputs, targets)
+        {
+            return Err(BatchDisagreement::Different {
+                first: (*first, described_sizes("inputs", inputs)),
+                second: (*second, described_sizes("targets", targets)),
+            });
+        }
+        let sizes = inputs.or(targets).map(|(_, sizes)| sizes.by_microbatch);
+        Ok(AgreedBatch { sizes, reduction: reduction.map(|(_, reduction)| reduction) })
+    }
 }
 
-/// Returns what all ranks that say something say, with the first of these ranks.
-fn common<'a, T: PartialEq>(
-    forms: &'a [(WorldRank, StepForm)],
-    part: impl Fn(&'a StepForm) -> Option<&'a T>,
-    describe: impl Fn(&T) -> String,
-) -> Result<Option<(WorldRank, &'a T)>, BatchDisagreement> {
-    let mut said = forms.iter().filter_map(|(rank, form)| Some((*rank, part(form)?)));
-    let Some((rank, expected)) = said.next() else { return Ok(None) };
-    match said.find(|(_, other)| *other != expected) {
-        None => Ok(Some((rank, expected))),
-        Some((other_rank, other)) => Err(BatchDisagreement::Different {
-            first: (rank, describe(expected)),
-            second: (other_rank, describe(other)),
-        }),
+impl<T: PartialEq> Statements<T> {
+    fn new(rank: WorldRank, said: Option<T>) -> Self {
+        Self { first: said.map(|said| (rank, said)), other: None }
+    }
+
+    fn merge(self, later: Self) -> Self {
+        let Some(first) = self.first else { return later };
+        let differs = |(_, said): &(WorldRank, T)| *said != first.1;
+        let other = self.other.or(later.first.filter(differs)).or(later.other.filter(differs));
+        Self { first: Some(first), other }
+    }
+
+    /// Returns what all ranks that say something say, with the first of these ranks.
+    fn common(self, describe: impl Fn(&T) -> String) -> Result<Option<(WorldRank, T)>, BatchDisagreement> {
+        match (self.first, self.other) {
+            (Some((rank, first)), Some((other_rank, other))) => Err(BatchDisagreement::Different {
+                first: (rank, describe(&first)),
+                second: (other_rank, describe(&other)),
+            }),
+            (first, _) => Ok(first),
+        }
     }
 }
 
@@ -243,8 +294,8 @@ mod tests {
     }
 
     fn agreed(forms: Vec<StepForm>) -> Result<AgreedBatch, String> {
-        let forms: Vec<_> = (0..).map(WorldRank::new).zip(forms).collect();
-        agree(&forms).map_err(|error| error.to_string())
+        let forms = (0..).map(WorldRank::new).zip(forms).map(|(rank, form)| StepForms::new(rank, form));
+        forms.reduce(StepForms::merge).expect("a rank").agree().map_err(|error| error.to_string())
     }
 
     fn check(batches: &[Batch], expected: Result<&[usize], &str>) {
@@ -347,5 +398,20 @@ mod tests {
         let agreed = agreed(vec![first.form(TRAIN), last.form(TRAIN)]).expect("only one says it");
         first.adopt(agreed, 2);
         assert_eq!(first.loss_factors(None), last.loss_factors(None));
+    }
+
+    #[test]
+    fn forms_may_be_merged_in_any_grouping() {
+        let sizes = [13, 13, 12, 11, 13, 12];
+        let forms = (0..).map(WorldRank::new).zip(sizes);
+        let forms = forms.map(|(rank, count)| StepForms::new(rank, both(count).form(TRAIN)));
+        let forms: Vec<StepForms> = forms.collect();
+        let merged = |forms: &[StepForms]| forms.iter().cloned().reduce(StepForms::merge).expect("a rank");
+        let expected = merged(&forms).agree().expect_err("they differ");
+        assert!(expected.to_string().contains(", and rank 2 has 12 row(s) of inputs"), "{expected}");
+        for middle in 1..forms.len() {
+            let (earlier, later) = forms.split_at(middle);
+            assert_eq!(merged(earlier).merge(merged(later)).agree(), Err(expected.clone()));
+        }
     }
 }

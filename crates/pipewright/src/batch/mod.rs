@@ -15,7 +15,7 @@ mod agreement;
 mod input_gradients;
 
 pub use agreement::BatchDisagreement;
-pub(crate) use agreement::{AgreedBatch, Purpose, StepForm, agree};
+pub(crate) use agreement::{AgreedBatch, Purpose, StepForm, StepForms};
 pub use error::SplitError;
 pub use input_gradients::InputGradientError;
 pub(crate) use input_gradients::{InputGradients, ReplicaGradients};

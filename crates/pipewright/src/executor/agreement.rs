@@ -1,22 +1,94 @@
 //! The comparison of batches before a step, if the ranks belong to several processes ([`crate::batch::StepForm`]).
 //!
-//! What each process knows goes up the tree of all ranks ([`Tag::StepForms`]). The root compares it and sends the result
-//! down ([`Tag::AgreedStep`]), so all processes take the step, or all return the same error.
+//! A hash of what each process knows goes up the tree of all ranks ([`Tag::StepDigest`]), and whether all are equal goes
+//! down ([`Tag::SameStep`]). Equal processes have nothing to learn from each other and take the step. Otherwise what they
+//! know goes up the tree, merged at each rank ([`Tag::StepForms`]), and the root sends the result down
+//! ([`Tag::AgreedStep`]). So all processes take the step, or all return the same error.
+//!
+//! # Why it precedes the step
+//!
+//! No message of the step itself can carry the hash. Processes whose batches differ may run different programs, and would
+//! wait for each other's messages until the deadline instead of returning the difference. And a process that does not know
+//! the weights of the microbatches needs them in its first forward.
 
 use std::sync::Arc;
 
-use crate::batch::{AgreedBatch, BatchDisagreement, StepForm, agree};
+use super::parameters::hash_of;
+use crate::batch::{AgreedBatch, BatchDisagreement, StepForm, StepForms};
+use crate::collective::Exchange;
 use crate::ids::WorldRank;
 use crate::message::{MessageError, Tag, decoded, encoded};
 
 /// What all processes agree on, or why they do not.
 pub(crate) type Agreement = Result<AgreedBatch, BatchDisagreement>;
 
-/// Compares what all ranks know. Returns the message of the root.
-pub(super) fn root_agreement(forms: &[(WorldRank, StepForm)]) -> Arc<[u8]> {
-    encoded(&agree(forms))
+/// Returns a hash that is the same for equal forms in every process of one build.
+pub(super) fn digest(form: &StepForm) -> u64 {
+    hash_of(&encoded(form))
 }
 
+/// Returns the digest that all ranks of a subtree have; `None` if they differ.
+pub(super) fn common_digest(digests: Exchange<Option<u64>>) -> Option<u64> {
+    let mut digests = digests.into_contents();
+    let first = digests.next().flatten();
+    if digests.all(|digest| digest == first) { first } else { None }
+}
+
+/// Returns what the processes agree on if all of them have this form.
+pub(super) fn agree_alike(form: StepForm) -> Agreement {
+    StepForms::new(WorldRank::new(0), form).agree()
+}
+
+/// Merges what the ranks of a subtree know.
+pub(super) fn merge_forms(forms: Exchange<StepForms>) -> StepForms {
+    let merged = forms.into_contents().reduce(StepForms::merge);
+    merged.expect("a subtree has at least one rank")
+}
+
+/// Decodes what all processes agree on.
 pub(super) fn decode_agreement(from: WorldRank, message: &Arc<[u8]>) -> Result<Agreement, MessageError> {
     decoded(from, Tag::AgreedStep, message)
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::{Device, Tensor};
+
+    use super::*;
+    use crate::batch::{Batch, Purpose};
+    use crate::message::AwaitedMessage;
+
+    fn form(rows: usize) -> StepForm {
+        let rows = Tensor::<2>::zeros([rows, 2], &Device::flex());
+        let batch = Batch::tensor_split(rows.clone(), rows, 6).expect("it splits");
+        batch.form(Purpose::Update { learning_rate: 0.5 })
+    }
+
+    /// Returns the common digest of a rank with this form and children with these digests.
+    fn common(own: &StepForm, children: &[Option<u64>]) -> Option<u64> {
+        let ranks: Vec<WorldRank> = (1..=children.len() as u32).map(WorldRank::new).collect();
+        let mut digests = Exchange::gather(Some(digest(own)), Tag::StepDigest, &ranks);
+        let take = |AwaitedMessage { from, .. }| -> Result<_, ()> {
+            Ok(Some((std::time::Instant::now(), children[from.index() - 1])))
+        };
+        assert_eq!(digests.poll(take), Ok(None));
+        common_digest(digests)
+    }
+
+    #[test]
+    fn a_subtree_has_a_digest_if_all_its_ranks_know_the_same() {
+        let (same, other) = (Some(digest(&form(13))), Some(digest(&form(12))));
+        assert_ne!(same, other);
+        assert_eq!(common(&form(13), &[]), same);
+        assert_eq!(common(&form(13), &[same, same]), same);
+        assert_eq!(common(&form(13), &[same, other]), None);
+        assert_eq!(common(&form(13), &[None, same]), None);
+    }
+
+    #[test]
+    fn the_messages_of_equal_processes_do_not_grow_with_the_batch() {
+        for rows in [6, 6000] {
+            assert!(encoded(&Some(digest(&form(rows)))).len() <= 11);
+        }
+    }
 }

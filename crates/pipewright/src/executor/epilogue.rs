@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::accumulation::Accumulation;
-use super::agreement::{decode_agreement, root_agreement};
+use super::agreement::{agree_alike, common_digest, decode_agreement, merge_forms};
 use super::collection::Collection;
 use super::copies::add_copies;
 use super::gather::{receive_rows, start_gather};
@@ -18,11 +18,10 @@ use super::report_message::ReportMessage;
 use super::sharing::{exchange_shared_gradients, receive_shared_gradients, set_shared_gradients};
 use super::statistics::{exchange_statistics, receive_statistics, set_statistics};
 use super::step::{Outcome, Phase};
-use crate::batch::StepForm;
+use crate::batch::{StepForm, StepForms};
 use crate::collective::Exchange;
 use crate::failure::Cause;
 use crate::hook::check_sums;
-use crate::ids::WorldRank;
 use crate::message::{AwaitedMessage, MessageError, Payload, Tag, decoded, encoded};
 
 impl Executor {
@@ -63,7 +62,9 @@ impl Executor {
                 Phase::Done(outcome)
             }
             // Not phases of a step: before it, at launch, and when parameters are collected.
-            Phase::StepForms(forms) => self.pass_forms(&concatenated(forms)),
+            Phase::StepDigests { form, digests } => self.pass_digest(form, common_digest(digests)),
+            Phase::SameStep { form, same } => self.pass_same(form, same.into_one()),
+            Phase::StepForms(forms) => self.pass_forms(merge_forms(forms)),
             Phase::AgreedStep(message) => self.pass_agreement(&message.into_one())?,
             Phase::ParameterLists(lists) => self.compare_parameters(&concatenated(lists))?,
             Phase::SharedParameters { order, message } => self.learn_shared(order, &message.into_one())?,
@@ -83,6 +84,8 @@ impl Executor {
             Phase::ReplicaSquares(squares) | Phase::Squares(squares) => connection.receive(squares),
             Phase::Norm(norms) => connection.receive(norms),
             Phase::Reports { reports, .. } => connection.receive(reports),
+            Phase::StepDigests { digests, .. } => connection.receive(digests),
+            Phase::SameStep { same, .. } => connection.receive(same),
             Phase::StepForms(forms) => connection.receive(forms),
             Phase::SharedParameters { message, .. }
             | Phase::Summary { message, .. }
@@ -266,13 +269,33 @@ impl Executor {
         self.finish(outcome)
     }
 
+    /// Passes on the hash of what this rank's subtree knows of a step. The root then knows whether all ranks know the same.
+    fn pass_digest(&mut self, form: StepForm, digest: Option<u64>) -> Phase {
+        if let Some(parent) = self.context.world_tree().parent() {
+            self.connection.send(parent, Tag::StepDigest, Payload::of(&digest));
+            return Phase::SameStep { form, same: Exchange::one(parent, Tag::SameStep) };
+        }
+        Phase::SameStep { form, same: Exchange::complete(digest.is_some()) }
+    }
+
+    /// Passes on whether all ranks know the same. If they do not, the rank waits for what its subtree knows.
+    fn pass_same(&mut self, form: StepForm, same: bool) -> Phase {
+        let children = self.context.world_tree().children();
+        self.connection.send_bytes(children, Tag::SameStep, &encoded(&same));
+        if same {
+            return Phase::Done(Outcome { agreed: Some(agree_alike(form)), ..Outcome::default() });
+        }
+        let own = StepForms::new(self.world_rank(), form);
+        Phase::StepForms(Exchange::gather(own, Tag::StepForms, children))
+    }
+
     /// Passes on what this rank's subtree knows of a step. The root compares all of it.
-    fn pass_forms(&mut self, forms: &[(WorldRank, StepForm)]) -> Phase {
+    fn pass_forms(&mut self, forms: StepForms) -> Phase {
         if let Some(parent) = self.context.world_tree().parent() {
             self.connection.send(parent, Tag::StepForms, Payload::of(&forms));
             return Phase::AgreedStep(Exchange::one(parent, Tag::AgreedStep));
         }
-        Phase::AgreedStep(Exchange::complete(root_agreement(forms)))
+        Phase::AgreedStep(Exchange::complete(encoded(&forms.agree())))
     }
 
     /// Passes on what all processes agree on.

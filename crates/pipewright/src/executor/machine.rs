@@ -8,6 +8,7 @@ use std::time::Instant;
 use pipewright_schedule::{Event, StageIndex};
 
 use super::accumulation::Accumulation;
+use super::agreement::digest;
 use super::collection::Collection;
 use super::connection::Connection;
 use super::context::RankContext;
@@ -90,9 +91,9 @@ impl Executor {
 
     /// Starts to compare what this process knows of a step with the other processes.
     pub(crate) fn begin_agreeing(&mut self, step: StepNumber, attempt: Attempt, form: StepForm) {
-        let own = vec![(self.context.world_rank(), form)];
-        let forms = Exchange::gather(own, Tag::StepForms, self.context.world_tree().children());
-        self.begin_between(step, attempt, Phase::StepForms(forms));
+        let children = self.context.world_tree().children();
+        let digests = Exchange::gather(Some(digest(&form)), Tag::StepDigest, children);
+        self.begin_between(step, attempt, Phase::StepDigests { form, digests });
     }
 
     /// Starts to collect the whole parameters of all stages, or to visit their modules. If parameters are sharded, all

@@ -218,7 +218,7 @@ fn norm_order(listed: &[ListedParameter], shared: &[Owners]) -> NormOrder {
 }
 
 /// Returns a hash that is the same for the same bytes in every process of one build.
-fn hash_of(bytes: &[u8]) -> u64 {
+pub(super) fn hash_of(bytes: &[u8]) -> u64 {
     let mut hasher = DefaultHasher::new();
     hasher.write(bytes);
     hasher.finish()

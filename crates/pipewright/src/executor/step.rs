@@ -13,9 +13,9 @@ use super::report_message::ReportMessage;
 use super::sharing::SharedSum;
 use super::statistics::StatisticsMean;
 use super::step_input::StepInput;
-use crate::batch::StepForm;
+use crate::batch::{StepForm, StepForms};
 use crate::collective::Exchange;
-use crate::ids::{StepNumber, WorldRank};
+use crate::ids::StepNumber;
 
 /// The result of a poll.
 #[derive(Debug, PartialEq)]
@@ -65,8 +65,13 @@ pub(super) enum Phase {
     Norm(Exchange<Norms>),
     /// The rank updates its parameters.
     Update { norms: Norms },
+    /// Across processes, before a step: the rank waits for the hashes of what its subtree knows of the batch. `form` is
+    /// what this rank knows.
+    StepDigests { form: StepForm, digests: Exchange<Option<u64>> },
+    /// Across processes, before a step: the rank waits for whether all know the same.
+    SameStep { form: StepForm, same: Exchange<bool> },
     /// Across processes, before a step: the rank waits for what its subtree knows of the batch.
-    StepForms(Exchange<Vec<(WorldRank, StepForm)>>),
+    StepForms(Exchange<StepForms>),
     /// Across processes, before a step: the rank waits for what all processes agree on.
     AgreedStep(Exchange<Arc<[u8]>>),
     /// Across processes: the rank waits for the reports of its subtree.
