@@ -60,7 +60,7 @@ pub(crate) enum Command {
 
 /// A rank's answer to a step.
 pub(crate) struct StepReply {
-    /// The rank's report, and across processes those of all others.
+    /// The rank's report, and across processes the reports of all other ranks.
     pub outcome: Result<Vec<RankReport>, StepError>,
     /// Whether the rank has begun to update its parameters.
     pub has_updated: bool,

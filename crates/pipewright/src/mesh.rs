@@ -64,7 +64,7 @@ pub struct MeshCoord {
     pub replica: u32,
     /// The rank within its pipeline.
     pub rank: Rank,
-    /// The place among the ranks that compute the same stages together, from 0.
+    /// The index among the ranks that compute the same stages together, from 0.
     pub tensor: u32,
 }
 
@@ -74,7 +74,7 @@ impl Mesh {
         self.pipeline.checked_mul(self.data)?.checked_mul(self.tensor)
     }
 
-    /// Returns the number of shard groups, each of which holds all parameters; `None` if the replicas do not form groups of
+    /// Returns the number of shard groups; each group holds all parameters. `None` if the replicas do not form groups of
     /// equal size.
     pub fn shard_groups(&self) -> Option<u32> {
         let is_even = self.shards > 0 && self.data.is_multiple_of(self.shards);
@@ -91,7 +91,7 @@ impl Mesh {
         }
     }
 
-    /// Returns the ranks of a rank's pipeline that have the same place in their tensor groups; `None` for a rank outside
+    /// Returns the ranks of a rank's pipeline that have the same index in their tensor groups; `None` for a rank outside
     /// the mesh.
     pub fn pipeline_group(&self, world: WorldRank) -> Option<Group> {
         let coord = self.contains(world).then(|| self.coord(world))?;
@@ -99,7 +99,7 @@ impl Mesh {
         self.group(ranks, world)
     }
 
-    /// Returns the ranks of all replicas with the same pipeline rank and the same place in their tensor groups; `None` for
+    /// Returns the ranks of all replicas with the same pipeline rank and the same index in their tensor groups; `None` for
     /// a rank outside the mesh.
     pub fn data_group(&self, world: WorldRank) -> Option<Group> {
         let coord = self.contains(world).then(|| self.coord(world))?;
@@ -134,7 +134,7 @@ impl Mesh {
     pub fn replica_group(&self, world: WorldRank) -> Option<Group> {
         let coord = self.contains(world).then(|| self.coord(world))?;
         let first = coord.replica * self.pipeline * self.tensor;
-        let members = (0..self.pipeline * self.tensor).map(|place| self.coord(WorldRank::new(first + place)));
+        let members = (0..self.pipeline * self.tensor).map(|index| self.coord(WorldRank::new(first + index)));
         self.group(members, world)
     }
 
@@ -171,23 +171,23 @@ mod tests {
             assert_eq!(mesh.timeline_row(world).get(), coord.replica * 3 + coord.rank.get());
             let groups = mesh.pipeline_group(world).zip(mesh.data_group(world));
             let (pipeline, data) = groups.expect("it is in the mesh");
-            assert_eq!((pipeline.members().len(), pipeline.place()), (3, coord.rank.index()));
-            assert_eq!((data.members().len(), data.place()), (4, coord.replica as usize));
-            assert!(pipeline.members()[pipeline.place()] == world && data.members()[data.place()] == world);
+            assert_eq!((pipeline.members().len(), pipeline.index()), (3, coord.rank.index()));
+            assert_eq!((data.members().len(), data.index()), (4, coord.replica as usize));
+            assert!(pipeline.members()[pipeline.index()] == world && data.members()[data.index()] == world);
             let groups = mesh.shard_group(world).zip(mesh.copy_group(world));
             let (shards, copies) = groups.expect("it is in the mesh");
-            let places = (shards.place() as u32, copies.place() as u32);
-            assert_eq!(places, (coord.replica % 2, coord.replica / 2));
+            let indices = (shards.index() as u32, copies.index() as u32);
+            assert_eq!(indices, (coord.replica % 2, coord.replica / 2));
             let replicas = |group: &Group| -> Vec<u32> {
                 group.members().iter().map(|&member| mesh.coord(member).replica).collect()
             };
-            assert_eq!(replicas(&shards), [[0, 1], [2, 3]][places.1 as usize], "consecutive replicas");
-            assert_eq!(replicas(&copies), [[0, 2], [1, 3]][places.0 as usize], "one of each shard group");
+            assert_eq!(replicas(&shards), [[0, 1], [2, 3]][indices.1 as usize], "consecutive replicas");
+            assert_eq!(replicas(&copies), [[0, 2], [1, 3]][indices.0 as usize], "one of each shard group");
             let groups = mesh.tensor_group(world).zip(mesh.replica_group(world));
             let (tensor, replica) = groups.expect("it is in the mesh");
             let first = world.get() - coord.tensor;
             assert_eq!(tensor.members(), [first, first + 1].map(WorldRank::new), "neighbours");
-            assert_eq!((replica.members().len(), replica.place()), (6, world.index() % 6));
+            assert_eq!((replica.members().len(), replica.index()), (6, world.index() % 6));
         }
         assert_eq!(mesh.data_group(WorldRank::new(24)), None);
         let empty = Mesh { pipeline: 0, data: 1, shards: 1, tensor: 1 };

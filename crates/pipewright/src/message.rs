@@ -22,7 +22,7 @@ pub enum Direction {
     Backward,
 }
 
-/// What a message is for. Tag and sender together are unique within an attempt.
+/// The purpose of a message. Tag and sender together are unique within an attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Tag {
     /// The tensors of one boundary for one microbatch.
@@ -51,7 +51,7 @@ pub enum Tag {
     SharedParameters,
     /// The gradient of one copy of a shared parameter.
     SharedGradient {
-        /// The parameter's place among the shared ones.
+        /// The parameter's index among the shared ones.
         parameter: u32,
         /// The stage that holds the copy.
         stage: StageIndex,
@@ -60,7 +60,7 @@ pub enum Tag {
     },
     /// The sum of the gradients of a shared parameter that more than two ranks own.
     SharedGradientSum {
-        /// The parameter's place among the shared ones.
+        /// The parameter's index among the shared ones.
         parameter: u32,
     },
     /// A shard of a stage's gradients, for the replica that sums that shard.
@@ -112,10 +112,10 @@ pub enum Tag {
     StepDigest,
     /// Whether all ranks know the same of the batch: down the tree of all ranks, before the step.
     SameStep,
-    /// What some ranks know of the batch of a step, if not all ranks know the same: up the tree of all ranks, before the
+    /// The knowledge of some ranks about the batch of a step, if not all ranks know the same: up the tree of all ranks, before the
     /// step.
     StepForms,
-    /// What all processes agree on, or why they do not: down the tree of all ranks, before the step.
+    /// The batch on which all processes agree, or why they do not: down the tree of all ranks, before the step.
     AgreedStep,
     /// The reports of some ranks on a finished step: up the tree of all ranks.
     Report,
@@ -195,7 +195,7 @@ impl std::fmt::Display for Tag {
 pub(crate) struct AwaitedMessage {
     /// The sender.
     pub from: WorldRank,
-    /// What the message is for.
+    /// The purpose of the message.
     pub tag: Tag,
 }
 
@@ -253,7 +253,7 @@ pub enum MessageError {
     Kind {
         /// The sender.
         from: WorldRank,
-        /// What the message is for.
+        /// The purpose of the message.
         tag: Tag,
         /// The expected kind: tensors or bytes.
         expected: &'static str,
@@ -265,7 +265,7 @@ pub enum MessageError {
     Unreadable {
         /// The sender.
         from: WorldRank,
-        /// What the message is for.
+        /// The purpose of the message.
         tag: Tag,
         /// Why decoding failed.
         source: postcard::Error,
@@ -275,7 +275,7 @@ pub enum MessageError {
         "{tag} has {found} numbers for {expected} parameters: the ranks run different versions of the program"
     )]
     Count {
-        /// What the message is for.
+        /// The purpose of the message.
         tag: Tag,
         /// The number of values that arrived.
         found: usize,

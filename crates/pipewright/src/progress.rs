@@ -46,7 +46,7 @@ struct RankProgress {
 pub(crate) struct Sending {
     /// The receiver.
     pub to: WorldRank,
-    /// What the message is for.
+    /// The purpose of the message.
     pub tag: Tag,
 }
 
@@ -81,11 +81,11 @@ pub(crate) struct Heartbeat {
     pub moves: u64,
     /// Actions that the rank has done in its step.
     pub position: u64,
-    /// What the rank does or waits for.
+    /// The rank's activity.
     pub activity: Activity,
 }
 
-/// What a rank is doing, as a report shows it.
+/// The activity of a rank, as a report shows it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Activity {
     /// The rank is between two steps.
@@ -242,9 +242,10 @@ impl ProgressBoard {
             let done =
                 row[at.saturating_sub(SHOWN)..at].iter().map(Action::to_string).collect::<Vec<_>>().join(" ");
             let activity = *progress.activity();
-            let silent = match progress.silent.load(Ordering::Relaxed) {
-                true => " is silent; at its last heartbeat",
-                false => "",
+            let silent = if progress.silent.load(Ordering::Relaxed) {
+                " is silent; at its last heartbeat"
+            } else {
+                ""
             };
             let done = match row.get(at) {
                 Some(_) if activity == Activity::NoStep => format!("{at} of {} done ({done})", row.len()),

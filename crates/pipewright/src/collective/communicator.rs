@@ -52,11 +52,11 @@ pub enum CollectiveError {
     },
     /// The members' tensors have different shapes.
     #[error(
-        "tensor {place} has shape {own:?} here and {other:?} on rank {rank}: tensors that are added have one shape"
+        "tensor {index} has shape {own:?} here and {other:?} on rank {rank}: tensors that are added have one shape"
     )]
     Shapes {
-        /// The tensor's place in the list.
-        place: usize,
+        /// The tensor's index in the list.
+        index: usize,
         /// Its shape here.
         own: Shape,
         /// Its shape there.
@@ -66,11 +66,11 @@ pub enum CollectiveError {
     },
     /// The members' tensors have different element types.
     #[error(
-        "tensor {place} is {own:?} here and {other:?} on rank {rank}: tensors that are added have one type"
+        "tensor {index} is {own:?} here and {other:?} on rank {rank}: tensors that are added have one type"
     )]
     Types {
-        /// The tensor's place in the list.
-        place: usize,
+        /// The tensor's index in the list.
+        index: usize,
         /// Its type here.
         own: DType,
         /// Its type there.
@@ -97,10 +97,10 @@ pub enum CollectiveError {
         expected: usize,
     },
     /// A tensor to be added is not of floats.
-    #[error("tensor {place} is {kind}; only floats can be added")]
+    #[error("tensor {index} is {kind}; only floats can be added")]
     Kind {
-        /// Its place in the list.
-        place: usize,
+        /// Its index in the list.
+        index: usize,
         /// Its kind.
         kind: ValueKind,
     },
@@ -112,7 +112,7 @@ pub enum CollectiveError {
 pipewright_schedule::message_as_debug!(CollectiveError);
 
 impl<'a> Communicator<'a> {
-    /// Makes a communicator of `group`. Its `number` is the same on all members and differs from those of all other
+    /// Makes a communicator of `group`. Its `number` is the same on all members and differs from the numbers of all other
     /// communicators of the world. A collective fails if a member has not sent its part within `deadline`.
     pub fn new(endpoint: &'a mut Endpoint, group: Group, number: u32, deadline: Duration) -> Self {
         Self { endpoint, group, number, round: 0, deadline }
@@ -131,7 +131,7 @@ impl<'a> Communicator<'a> {
         self.all_gather(Values::new()).map(drop)
     }
 
-    /// Returns the tensors of the member `root` on every member; those of the other members are dropped.
+    /// Returns the tensors of the member `root` on every member; the tensors of the other members are dropped.
     ///
     /// # Errors
     /// When the root has not sent them, or a rank failed.
@@ -160,7 +160,7 @@ impl<'a> Communicator<'a> {
         Ok(gathered.into_iter().map(|parts| parts.into_iter().flatten().collect()).collect())
     }
 
-    /// Takes a list of float tensors for each member and returns the sum, over all members, of those for this one. Those of
+    /// Takes a list of float tensors for each member and returns the sum, over all members, of the tensors for this one. The tensors of
     /// neighbouring members are added first, then the sums of the pairs in pairs, and so on.
     ///
     /// # Errors
@@ -171,9 +171,9 @@ impl<'a> Communicator<'a> {
         if parts.len() != expected {
             return Err(CollectiveError::MemberCount { found: parts.len(), expected });
         }
-        for (place, tensor) in parts.iter().flat_map(|part| part.iter().enumerate()) {
+        for (index, tensor) in parts.iter().flat_map(|part| part.iter().enumerate()) {
             if tensor.kind() != ValueKind::Float {
-                return Err(CollectiveError::Kind { place, kind: tensor.kind() });
+                return Err(CollectiveError::Kind { index, kind: tensor.kind() });
             }
         }
         // Every member checks the types of all members, so that either all members continue or none does.
@@ -206,10 +206,10 @@ impl<'a> Communicator<'a> {
         let parts = RowShard::all(self.group.members().len() as u32).map(|one| part(one).collect()).collect();
         let sums = self.reduce_scatter(parts)?;
         let gathered = self.all_gather(sums)?;
-        let whole = shapes.iter().enumerate().map(|(place, shape)| {
-            let parts = gathered.iter().filter_map(|parts| parts.get(place)).cloned();
+        let whole = shapes.iter().enumerate().map(|(index, shape)| {
+            let parts = gathered.iter().filter_map(|parts| parts.get(index)).cloned();
             let parts: Vec<Value> = parts.filter(|part| part.shape().num_elements() > 0).collect();
-            join(parts).unwrap_or_else(|| rows[place].clone()).reshaped(shape)
+            join(parts).unwrap_or_else(|| rows[index].clone()).reshaped(shape)
         });
         Ok(whole.collect())
     }
@@ -221,17 +221,17 @@ impl<'a> Communicator<'a> {
         mut lists: Vec<Values>,
     ) -> Result<Vec<OptionalTensors>, CollectiveError> {
         let group = self.group.clone();
-        let own = std::mem::take(&mut lists[group.place()]);
-        for (place, to) in group.others() {
-            self.send(to, tag, &lists[place]);
+        let own = std::mem::take(&mut lists[group.index()]);
+        for (index, to) in group.others() {
+            self.send(to, tag, &lists[index]);
         }
         drop(lists);
         let devices: Vec<Device> = own.iter().map(Value::device).collect();
         let own = own.into_iter().map(Some).collect();
         let mut exchange = Exchange::among(&group, tag, own);
         self.complete(&mut exchange)?;
-        // A tensor arrives on its sender's device. Each joins this member's tensor at the same place.
-        let moved = |(place, tensor): (usize, Option<Value>)| match devices.get(place) {
+        // A tensor arrives on its sender's device. Each joins this member's tensor at the same index.
+        let moved = |(index, tensor): (usize, Option<Value>)| match devices.get(index) {
             Some(device) => tensor.map(|tensor| tensor.to_device(device)),
             None => tensor,
         };
@@ -280,19 +280,19 @@ impl<'a> Communicator<'a> {
     }
 
     fn check_addable(&self, received: &[OptionalTensors]) -> Result<(), CollectiveError> {
-        let own = &received[self.group.place()];
+        let own = &received[self.group.index()];
         for (parts, &rank) in received.iter().zip(self.group.members()) {
             if parts.len() != own.len() {
                 return Err(CollectiveError::Count { own: own.len(), other: parts.len(), rank });
             }
-            for (place, (own, other)) in own.iter().flatten().zip(parts.iter().flatten()).enumerate() {
+            for (index, (own, other)) in own.iter().flatten().zip(parts.iter().flatten()).enumerate() {
                 if own.dtype() != other.dtype() {
                     let (own, other) = (own.dtype(), other.dtype());
-                    return Err(CollectiveError::Types { place, own, other, rank });
+                    return Err(CollectiveError::Types { index, own, other, rank });
                 }
                 if own.shape() != other.shape() {
                     let (own, other) = (own.shape(), other.shape());
-                    return Err(CollectiveError::Shapes { place, own, other, rank });
+                    return Err(CollectiveError::Shapes { index, own, other, rank });
                 }
             }
         }
@@ -310,10 +310,10 @@ impl<'a> Communicator<'a> {
             if theirs.len() != shapes.len() {
                 return Err(CollectiveError::Count { own: shapes.len(), other: theirs.len(), rank });
             }
-            for (place, (theirs, own)) in theirs.into_iter().zip(shapes).enumerate() {
+            for (index, (theirs, own)) in theirs.into_iter().zip(shapes).enumerate() {
                 let other = Shape::from(theirs.into_data().iter::<i64>().collect::<Vec<_>>());
                 if other != *own {
-                    return Err(CollectiveError::Shapes { place, own: own.clone(), other, rank });
+                    return Err(CollectiveError::Shapes { index, own: own.clone(), other, rank });
                 }
             }
         }

@@ -1,4 +1,4 @@
-//! An exchange: the messages that a rank expects from others, and those that have arrived.
+//! An exchange: the messages that a rank expects from others, and the ones that have arrived.
 //!
 //! The caller sends; an exchange collects the messages that arrive, without waiting. Every exchange of this crate
 //! follows one rule: a rank sends its own messages before it takes any, or it sends after it has taken messages of

@@ -9,7 +9,7 @@ use crate::transport::Endpoint;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Group {
     members: Arc<[WorldRank]>,
-    place: usize,
+    index: usize,
 }
 
 /// Why a list of ranks is not a group.
@@ -44,7 +44,7 @@ impl Group {
             return Err(GroupError::Twice { rank: pair[0] });
         }
         match members.iter().position(|&rank| rank == own) {
-            Some(place) => Ok(Self { members: members.into(), place }),
+            Some(index) => Ok(Self { members: members.into(), index }),
             None => Err(GroupError::NotAMember { own }),
         }
     }
@@ -52,7 +52,7 @@ impl Group {
     /// Makes the group of all ranks of a world.
     pub fn of_world(endpoint: &Endpoint) -> Self {
         let members = (0..endpoint.ranks()).map(WorldRank::new).collect();
-        Self { members, place: endpoint.rank().index() }
+        Self { members, index: endpoint.rank().index() }
     }
 
     /// Returns the members, in their order.
@@ -60,19 +60,19 @@ impl Group {
         &self.members
     }
 
-    /// Returns this rank's place among the members.
-    pub fn place(&self) -> usize {
-        self.place
+    /// Returns the index of this rank among the members.
+    pub fn index(&self) -> usize {
+        self.index
     }
 
     /// Returns the member that holds this value.
     pub(crate) fn own(&self) -> WorldRank {
-        self.members[self.place]
+        self.members[self.index]
     }
 
-    /// Returns the other members with their places.
+    /// Returns the other members with their indices.
     pub(crate) fn others(&self) -> impl Iterator<Item = (usize, WorldRank)> + use<'_> {
-        self.members.iter().copied().enumerate().filter(|(place, _)| *place != self.place)
+        self.members.iter().copied().enumerate().filter(|(index, _)| *index != self.index)
     }
 }
 
@@ -84,7 +84,7 @@ mod tests {
     fn a_group_is_seen_by_a_member_and_names_each_once() {
         let ranks = |members: &[u32]| members.iter().copied().map(WorldRank::new).collect::<Vec<_>>();
         let group = Group::new(ranks(&[3, 1, 2]), WorldRank::new(1)).expect("a group");
-        assert_eq!(group.place(), 1);
+        assert_eq!(group.index(), 1);
         assert_eq!(group.others().collect::<Vec<_>>(), [(0, WorldRank::new(3)), (2, WorldRank::new(2))]);
         let own = WorldRank::new(0);
         assert_eq!(Group::new(ranks(&[1, 2]), own), Err(GroupError::NotAMember { own }));

@@ -5,12 +5,12 @@ use burn::backend::ops::FloatTensorOps;
 
 use crate::tensor::{OptionalTensor, OptionalTensors, Value};
 
-/// Adds lists of tensors, place by place: neighbours in pairs, then the sums of the pairs in pairs, and so on, as in
+/// Adds lists of tensors, index by index: neighbours in pairs, then the sums of the pairs in pairs, and so on, as in
 /// `((a + b) + (c + d)) + e`. So the sum has the same bits if groups of 2, 4, 8 or more such lists are added first, and
 /// then the sums of the groups.
 ///
 /// A tensor that is absent in some lists counts as zero there; a tensor that is absent in all lists is absent from the sum.
-/// Tensors at the same place have the same shape.
+/// Tensors at the same index have the same shape.
 pub(crate) fn sum(lists: impl IntoIterator<Item = OptionalTensors>) -> OptionalTensors {
     let mut lists: Vec<OptionalTensors> = lists.into_iter().collect();
     while lists.len() > 1 {
@@ -50,7 +50,7 @@ mod tests {
 
     #[test]
     fn neighbours_are_added_first_so_groups_may_be() {
-        // In single precision, 1 is lost beside 1e8 and 2 + 2 + 2 + 2 is not.
+        // In single precision, 1 is lost when it is added to 1e8, and 2 + 2 + 2 + 2 is not.
         let parts = [1e8, 3.0, 3.0, 3.0, 3.0, -1e8, 3.0].map(|number| list([Some(number), None]));
         let whole = numbers(sum(parts.clone()));
         let in_order =

@@ -6,10 +6,10 @@
 //!         3   5   6
 //! ```
 //!
-//! The subtree of the member at place `n` has the members from `n` to just before `n` plus the lowest set bit of `n`.
+//! The subtree of the member at index `n` has the members from `n` to just before `n` plus the lowest set bit of `n`.
 //! So if every member appends the lists of its children, in their order, to its own, each list has the order of the
 //! members. Gathering to the root takes one message for each other member. At most as many messages follow each other
-//! as the number of members has bits. The same holds for sending something to all members.
+//! as the number of members has bits. Sending something to all members takes as long.
 
 use super::group::Group;
 use crate::ids::WorldRank;
@@ -24,13 +24,13 @@ pub(crate) struct Tree {
 impl Tree {
     /// Makes the tree over `group` for the group's own member.
     pub(crate) fn over(group: &Group) -> Self {
-        let (members, place) = (group.members(), group.place());
+        let (members, index) = (group.members(), group.index());
         // The root has no set bit, and its subtree has all members.
-        let subtree = if place == 0 { members.len() } else { 1 << place.trailing_zeros() };
+        let subtree = if index == 0 { members.len() } else { 1 << index.trailing_zeros() };
         let distances = std::iter::successors(Some(1), |distance| Some(distance * 2));
         let children = distances.take_while(|&distance| distance < subtree);
-        let children = children.filter_map(|distance| members.get(place + distance).copied());
-        let parent = (place > 0).then(|| members[place & (place - 1)]);
+        let children = children.filter_map(|distance| members.get(index + distance).copied());
+        let parent = (index > 0).then(|| members[index & (index - 1)]);
         Self { parent, children: children.collect() }
     }
 
@@ -58,10 +58,10 @@ mod tests {
 
     /// Returns the list of a member after its subtree was gathered, and the number of messages that follow each other
     /// before.
-    fn gathered(trees: &[Tree], place: usize) -> (Vec<u32>, u32) {
-        let mut list = vec![place as u32];
+    fn gathered(trees: &[Tree], index: usize) -> (Vec<u32>, u32) {
+        let mut list = vec![index as u32];
         let mut depth = 0;
-        for child in trees[place].children() {
+        for child in trees[index].children() {
             let (below, in_a_row) = gathered(trees, child.index() - 10);
             list.extend(below);
             depth = depth.max(in_a_row + 1);
@@ -87,9 +87,9 @@ mod tests {
         for members in 1..=33 {
             let trees = trees(members);
             assert_eq!(trees[0].parent(), None);
-            for (place, tree) in trees.iter().enumerate() {
+            for (index, tree) in trees.iter().enumerate() {
                 for child in tree.children() {
-                    assert_eq!(trees[child.index() - 10].parent(), Some(WorldRank::new(10 + place as u32)));
+                    assert_eq!(trees[child.index() - 10].parent(), Some(WorldRank::new(10 + index as u32)));
                 }
             }
         }

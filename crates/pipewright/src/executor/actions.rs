@@ -1,4 +1,4 @@
-//! One handler for each kind of action; `compute.rs` has those of the actions that compute. A handler blocks only in
+//! One handler for each kind of action; `compute.rs` has the handlers of the actions that compute. A handler blocks only in
 //! the exchanges of a tensor group. If the tensors of an action have not arrived, the handler returns the message that it
 //! waits for, and the action is tried again.
 //!
@@ -177,7 +177,7 @@ impl Executor {
         self.context.replica_count() > 1 && self.step.input().update
     }
 
-    /// Starts to sum a stage's gradients over the replicas, unless the sum has begun or the step has none. Fails if a loss is
+    /// Starts to sum a stage's gradients over the replicas, unless the sum has begun or the step sums none. Fails if a loss is
     /// not finite.
     pub(super) fn start_reduction(&mut self, stage: StageIndex) -> Result<(), Cause> {
         if !self.reduces() || self.reductions.has(stage) {

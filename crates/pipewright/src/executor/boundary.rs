@@ -160,7 +160,7 @@ fn send(
     connection.send_boundary(context.world_rank_of_stage(stage), tag, parts);
 }
 
-/// Joins the tensors of a message, of which this rank has received its parts.
+/// Joins this rank's parts of the tensors of a message with the parts of its tensor group.
 fn join(
     context: &RankContext,
     connection: &Connection,
@@ -180,22 +180,22 @@ fn join(
     }
     let is_cut = |part: &&Value| part.layout().is_some_and(|layout| layout.dimension.is_some());
     let cut: OptionalTensors = parts.iter().flatten().filter(is_cut).cloned().map(Some).collect();
-    let of_ranks = if cut.is_empty() { Vec::new() } else { connection.tensor_group().all_gather(cut)? };
-    let mut of_ranks: Vec<_> = of_ranks.into_iter().map(Vec::into_iter).collect();
+    let gathered = if cut.is_empty() { Vec::new() } else { connection.tensor_group().all_gather(cut)? };
+    let mut gathered: Vec<_> = gathered.into_iter().map(Vec::into_iter).collect();
     let mut whole = OptionalTensors::with_capacity(parts.len());
     for (index, part) in parts.into_iter().enumerate() {
         let Some(part) = part.as_ref().filter(is_cut) else {
             whole.push(part.map(Value::without_layout));
             continue;
         };
-        let all: OptionalTensors = of_ranks.iter_mut().map(|parts| parts.next().flatten()).collect();
+        let all: OptionalTensors = gathered.iter_mut().map(|parts| parts.next().flatten()).collect();
         let joined = join_parts(rank, part, all, |part, expected| refused(index, part, expected))?;
         whole.push(Some(joined));
     }
     Ok(whole)
 }
 
-/// Joins the parts of a tensor, of which this rank received `own`. `refused` makes the error for a part of another shape or
+/// Joins the parts of a tensor; `own` is the part that this rank has received. `refused` makes the error for a part of another shape or
 /// type than expected.
 fn join_parts(
     rank: TensorRank,
@@ -227,7 +227,7 @@ fn other_layout(
     Box::new(metadata_error(context, message, TensorMismatch { mismatch, sent, expected })).into()
 }
 
-/// Returns the error for tensors that differ from those that the receiver expects.
+/// Returns the error for tensors that differ from what the receiver expects.
 pub(super) fn metadata_error(
     context: &RankContext,
     message: BoundaryMessage,

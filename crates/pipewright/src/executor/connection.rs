@@ -1,5 +1,5 @@
-//! A rank's connection to the other ranks: it sends messages, takes those that have arrived, and shows the rank's progress
-//! to the others. Only [`Connection::wait`] waits.
+//! A rank's connection to the other ranks: it sends messages, takes messages that have arrived, and shows the rank's
+//! progress to the others. Only [`Connection::wait`] waits.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

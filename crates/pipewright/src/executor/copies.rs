@@ -12,7 +12,7 @@ use crate::collective::sum;
 use crate::failure::Cause;
 use crate::tensor::{CopyGradient, OptionalTensors, TensorRank, TensorShard};
 
-/// A parameter of which this rank computes a part of the gradient.
+/// A parameter with a gradient that this rank computes in part.
 struct PartialCopy {
     stage: StageIndex,
     /// Its index among the stage's parameters.
@@ -33,18 +33,18 @@ pub(super) fn add_copies(
     }
     let own = |copy: &PartialCopy| stages.get(copy.stage).runner().gradient(copy.parameter);
     let own: OptionalTensors = copies.iter().map(own).collect();
-    let of_ranks = connection.tensor_group().all_gather(own)?;
+    let gathered = connection.tensor_group().all_gather(own)?;
     for (entry, PartialCopy { stage, parameter, shard }) in copies.into_iter().enumerate() {
         let first = (rank.index - shard.copy) as usize;
-        let holders = of_ranks.iter().skip(first).take(shard.copies as usize);
-        let gradients = holders.map(|of_rank| vec![of_rank.get(entry).cloned().flatten()]);
+        let holders = gathered.iter().skip(first).take(shard.copies as usize);
+        let gradients = holders.map(|gradients| vec![gradients.get(entry).cloned().flatten()]);
         let total = sum(gradients).pop().flatten();
         stages.get_mut(stage).runner_mut().set_gradient(parameter, total);
     }
     Ok(())
 }
 
-/// Returns the parameters of which this rank computes a part of the gradient. All ranks of the group have the same list.
+/// Returns the parameters with gradients that this rank computes in part. All ranks of the group have the same list.
 fn partial_copies(stages: &LocalStages, rank: TensorRank) -> Vec<PartialCopy> {
     let mut copies = Vec::new();
     for stage in stages.iter().filter(|_| rank.of > 1) {

@@ -12,9 +12,9 @@ use crate::message::Direction;
 use crate::stage::{BatchPart, without_tape};
 use crate::tensor::{Flow, OnMismatch, OptionalTensors, TensorMismatch, Value, Values};
 
-/// Takes the inputs of a stage for a microbatch, adds those of its skip connections, and checks them. They are in
+/// Takes the inputs of a stage for a microbatch, adds the inputs from its skip connections, and checks them. They are in
 /// place: the start of the step has put the model's inputs there, the previous stage on this rank its outputs, and
-/// `fetch_inputs` those of another rank.
+/// `fetch_inputs` the outputs of another rank.
 pub(super) fn take_inputs(
     context: &RankContext,
     stages: &mut LocalStages,
@@ -53,7 +53,7 @@ pub(super) fn pass_outputs(
 ) -> Result<(), Cause> {
     let local_stage = stages.get_mut(stage);
     if input.kept_stages.contains(&stage) {
-        // They share storage with those that are passed on.
+        // They share storage with the outputs that are passed on.
         local_stage.kept.put(microbatch, outputs.clone());
     }
     let Some(next) = context.placement().next(stage) else {
@@ -77,7 +77,7 @@ pub(super) fn pass_outputs(
 }
 
 /// Passes on the gradients of a stage's inputs: to the previous stage if it is on this rank, otherwise to the action that
-/// sends them, or to the report if the step returns them. Those of skip connections are sent at once.
+/// sends them, or to the report if the step returns them. The gradients of skip connections are sent at once.
 pub(super) fn pass_gradients(
     context: &RankContext,
     connection: &mut Connection,

@@ -1,4 +1,4 @@
-//! The phases after a rank's program, in order. Their protocol is in `README.md` beside this file.
+//! The phases after a rank's program, in order. Their protocol is in `README.md` in this folder.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -10,7 +10,7 @@ use super::copies::add_copies;
 use super::gather::{receive_rows, start_gather};
 use super::losses::read_losses;
 use super::machine::Executor;
-use super::norm::{Norms, add_replicas, change_gradients, norms, replica_tag, squares, update};
+use super::norm::{Norms, add_replicas, change_gradients, norms, replica_tag, squares};
 use super::parameters::{KnownParameters, ListedParameter, NormOrder, compare};
 use super::report::{RankReport, Update};
 use super::report_exchange::{pass_summary, report_messages, send_summary};
@@ -18,6 +18,8 @@ use super::report_message::ReportMessage;
 use super::sharing::{exchange_shared_gradients, receive_shared_gradients, set_shared_gradients};
 use super::statistics::{exchange_statistics, receive_statistics, set_statistics};
 use super::step::{Outcome, Phase};
+use super::tensor_shards::check_shards;
+use super::update::update;
 use crate::batch::{StepForm, StepForms};
 use crate::collective::Exchange;
 use crate::failure::Cause;
@@ -129,7 +131,7 @@ impl Executor {
         Ok(Phase::ReplicaSums)
     }
 
-    /// Adds the gradients of copies in the tensor group, and exchanges those of shared parameters, once the sums over
+    /// Adds the gradients of copies in the tensor group, and exchanges the gradients of shared parameters, once the sums over
     /// replicas are complete.
     fn end_sums(&mut self) -> Result<Phase, Cause> {
         self.reductions.clear();
@@ -227,6 +229,7 @@ impl Executor {
             let message = Exchange::one(parent, Tag::SharedParameters);
             return Ok(Phase::SharedParameters { order: NormOrder::new(), message });
         }
+        check_shards(listed)?;
         let (shared, order) = compare(listed)?;
         Ok(Phase::SharedParameters { order, message: Exchange::complete(encoded(&shared)) })
     }

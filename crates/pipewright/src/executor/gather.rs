@@ -63,7 +63,7 @@ pub(super) fn reshard(context: &RankContext, stage: &mut LocalStage, action: Act
 fn replica_place(context: &RankContext, action: Action) -> ReplicaPlace {
     let group = context.shard_group();
     let place = Place { rank: context.world_rank(), action };
-    ReplicaPlace { place, replicas: group.members().len() as u32, replica: group.place() as u32 }
+    ReplicaPlace { place, replicas: group.members().len() as u32, replica: group.index() as u32 }
 }
 
 /// Sends this replica's rows of the stage's parameters to the others.

@@ -1,7 +1,7 @@
 //! The executor: the parts of a rank, and the choice of its next action or phase.
 //!
-//! The executor owns the parts and hands each handler those that the handler uses: `actions.rs` to the handlers of actions,
-//! `epilogue.rs` to those of the phases. No other file reads its fields.
+//! The executor owns the parts. `actions.rs` calls the handlers of the actions and `epilogue.rs` the handlers of the phases,
+//! each with the parts that it uses. No other file reads the fields of the executor.
 
 use std::time::Instant;
 

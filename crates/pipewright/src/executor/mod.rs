@@ -3,7 +3,7 @@
 //! An [`Executor`] runs its rank's row of a validated program. [`Executor::poll`] runs at most one action, and blocks only
 //! in the exchanges of a tensor group (`tensor_group.rs`). A driver ([`crate::driver`]) polls, sleeps while the executor
 //! waits, and watches the deadline. After the program the ranks sum the gradients of replicas and of shared parameters,
-//! compute the gradient norm, and update their parameters. The protocol of these phases is in `README.md` beside this file.
+//! compute the gradient norm, and update their parameters. The protocol of these phases is in `README.md` in this folder.
 //!
 //! The state has owners, which are the fields of the executor: the facts about the rank (`context.rs`), its connection to
 //! the others (`connection.rs`), its stages (`stages.rs`), what it knows of the pipeline's parameters (`parameters.rs`), the
@@ -15,7 +15,7 @@
 //! | `context.rs` | the facts about a rank that do not change |
 //! | `shared_endpoint.rs` | the endpoint that a rank shares with its stages, and how long it waits |
 //! | `tensor_group.rs` | exchanges between the ranks that compute a stage together |
-//! | `connection.rs` | sending messages and taking those that have arrived |
+//! | `connection.rs` | sending messages, and taking messages that have arrived |
 //! | `step_input.rs` | the input of a step |
 //! | `stages.rs` | the stages of a rank, with the tensors between two actions |
 //! | `recorder.rs` | the events and figures of a step |
@@ -36,9 +36,10 @@
 //! | `collection.rs` | whole parameters, or a visit to modules, between two steps |
 //! | `report.rs` | a rank's report |
 //! | `report_message.rs`, `report_exchange.rs` | a report as a message, and the exchange of reports between processes |
-//! | `norm.rs` | the gradient norm and the update |
+//! | `norm.rs` | the gradient norm |
 //! | `state.rs` | parameters and optimizer state, read and restored |
 //! | `step.rs` | a step: its phase, how far it is, and its result |
+//! | `update.rs` | the update of the parameters |
 //! | `failed_action.rs` | the action that an error names |
 //! | `machine.rs` | the executor: its parts, and polling |
 //! | `actions.rs` | one handler for each kind of action |
@@ -76,6 +77,7 @@ mod step;
 mod step_input;
 mod tensor_group;
 mod tensor_shards;
+mod update;
 
 pub(crate) use agreement::Agreement;
 pub use collection::NamedParameter;

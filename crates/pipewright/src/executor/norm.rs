@@ -1,4 +1,4 @@
-//! The global gradient norm, and the update that follows it.
+//! The global gradient norm; `update.rs` has the update that follows it.
 //!
 //! Each parameter's rows are cut into as many parts as there are replicas. The rank that holds a part adds the squares of
 //! its gradient. These sums go up a tree of the replicas, whose root adds the parts in their order. The results go up the
@@ -8,8 +8,8 @@
 //! With a loss scale above the smallest, gradients that are not finite may be too large for f16 only because of the scale.
 //! Then the norm is infinite, and every rank that gets it skips the update.
 //!
-//! If groups of parameters have largest norms of their own, the root also computes the norm of each group, and that of the
-//! other parameters. Every rank then clips each group by its own norm.
+//! If groups of parameters have largest norms of their own, the root also computes the norm of each group, and the norm of
+//! the other parameters. Every rank then clips each group by its own norm.
 
 use serde::{Deserialize, Serialize};
 
@@ -17,23 +17,18 @@ use super::accumulation::Accumulation;
 use super::context::RankContext;
 use super::parameters::KnownParameters;
 use super::stages::LocalStages;
-use super::step::Step;
 use super::step_input::StepInput;
-use crate::failure::{Cause, UpdateFailure};
+use crate::failure::Cause;
 use crate::loss_scale::LossScaling;
 use crate::message::{MessageError, Tag};
-use crate::optimizer::Factors;
-
-/// Added to the norm before dividing by it, as PyTorch's `clip_grad_norm_` does.
-const CLIP_EPSILON: f64 = 1e-6;
 
 /// The gradient norms of a step, which the root computes for all ranks.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct Norms {
     /// The norm of the mean gradient over all parameters of all ranks; infinity if the update is to be skipped.
-    whole: f64,
-    /// If there are groups to clip: the norm of the parameters that no group contains, and that of each group.
-    parts: Vec<f64>,
+    pub(super) whole: f64,
+    /// If there are groups to clip: the norm of the parameters that no group contains, and the norm of each group.
+    pub(super) parts: Vec<f64>,
 }
 
 /// Calls the gradient hook for the gradients of this rank, if there is one.
@@ -59,7 +54,7 @@ pub(super) fn replica_tag(context: &RankContext) -> Tag {
 
 /// Returns the sums of squares of the gradient sums of this rank that count: for each part of their rows, in order, one
 /// sum for each parameter, in the order of the rank's list of parameters. All shard groups have the same gradients: only
-/// the squares of the first group count, and the other replicas have none.
+/// the squares of the first group count, and the other replicas return no squares.
 pub(super) fn squares(context: &RankContext, stages: &LocalStages, known: &KnownParameters) -> Vec<f64> {
     if !context.is_in_first_group() {
         return Vec::new();
@@ -112,7 +107,7 @@ pub(super) fn norms(
     }
     let norm = |sum: f64| sum.sqrt() / divisor(input, accumulation) / input.loss_scale;
     let whole = norm(order.clone().map(|(_, index, _)| gathered[index]).sum());
-    // The squares of the parameters that no group contains, and those of each group. Without groups, the list is empty.
+    // The squares of the parameters that no group contains, and the squares of each group. Without groups, the list is empty.
     let groups = context.config().clip_groups.len();
     let mut parts = vec![0.0; if groups == 0 { 0 } else { groups + 1 }];
     for (_, index, group) in order.filter(|_| groups > 0) {
@@ -121,54 +116,9 @@ pub(super) fn norms(
     Ok(Norms { whole, parts: parts.into_iter().map(norm).collect() })
 }
 
-/// Scales the gradient sums to the mean over the microbatches, clips them, and takes the optimizer step. If the norm
-/// is not finite, drops the sums instead. Returns the norm over all parameters.
-pub(super) fn update(
-    context: &RankContext,
-    stages: &mut LocalStages,
-    step: &mut Step,
-    accumulation: Accumulation,
-    norms: &Norms,
-) -> Result<f64, Cause> {
-    let factors = factors(context, step.input(), accumulation, norms);
-    let learning_rate = step.input().learning_rate;
-    for stage in stages.iter_mut() {
-        // A skipped update notes this too: a rank that fails from here on may not learn that the loss scale changes.
-        step.begin_update(stage.index());
-        if norms.whole.is_finite() {
-            stage.runner_mut().update(&factors, learning_rate);
-        } else {
-            stage.runner_mut().drop_gradients();
-        }
-    }
-    // The devices must have updated the parameters: in the next step a failure would be reported as one of its actions.
-    for stage in stages.iter() {
-        step.begin_update(stage.index());
-        stage.runner().await_parameters().map_err(|message| {
-            let failure = UpdateFailure::of_device(message);
-            Cause::Update { stage: stage.index(), failure }
-        })?;
-    }
-    // The step is complete: a later failure must not undo its changes to running statistics.
-    stages.forget_buffers();
-    Ok(norms.whole)
-}
-
-/// Returns the factors that make the clipped mean of the gradient sums.
-fn factors(context: &RankContext, input: &StepInput, accumulation: Accumulation, norms: &Norms) -> Factors {
-    let config = context.config();
-    let factor = |limit: Option<f64>, norm: f64| {
-        let clip = limit.map_or(1.0, |limit| (limit / (norm + CLIP_EPSILON)).min(1.0));
-        clip / divisor(input, accumulation) / input.loss_scale
-    };
-    let rest = factor(config.clip_norm, norms.parts.first().copied().unwrap_or(norms.whole));
-    let groups = config.clip_groups.iter().zip(norms.parts.iter().skip(1));
-    Factors { rest, groups: groups.map(|(group, &norm)| factor(Some(group.norm), norm)).collect() }
-}
-
-/// Returns the divisor of the gradient sums: usually the number of microbatches whose gradients are in them, those of
-/// this step and of the preceding steps without an update, on all replicas.
-fn divisor(input: &StepInput, accumulation: Accumulation) -> f64 {
+/// Returns the divisor of the gradient sums: usually the number of microbatches whose gradients are in them: the
+/// microbatches of this step and of the preceding steps without an update, on all replicas.
+pub(super) fn divisor(input: &StepInput, accumulation: Accumulation) -> f64 {
     if input.is_sum { 1.0 } else { accumulation.divisor_with(input.divisor) }
 }
 

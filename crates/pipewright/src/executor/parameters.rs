@@ -15,10 +15,10 @@ use serde::{Deserialize, Serialize};
 
 use super::context::RankContext;
 use super::stages::{LocalStage, LocalStages};
-use super::tensor_shards::{HeldShard, check_shards};
 use crate::failure::Cause;
 use crate::optimizer::group_of;
 use crate::stage::Held;
+use crate::tensor::{Placement, TensorRank};
 
 /// One parameter of a rank, in the form that is sent to the root of the replica's tree.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -26,7 +26,7 @@ pub(super) struct ListedParameter {
     pub(super) owner: Owner,
     /// Its global path.
     pub(super) path: String,
-    /// Whether the rank's copy counts among those of its tensor group.
+    /// Whether the rank's copy counts, out of the copies in its tensor group.
     pub(super) counts: bool,
     /// Whether it may have a gradient; integer and boolean tensors cannot.
     pub(super) has_gradient: bool,
@@ -44,6 +44,16 @@ pub(super) struct Fingerprint {
     shape: Vec<usize>,
     /// A hash of the values.
     hash: u64,
+}
+
+/// The part of a parameter that a rank of a tensor group holds.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct HeldShard {
+    pub(super) placement: Placement,
+    pub(super) tensor: TensorRank,
+    pub(super) shape: Vec<usize>,
+    /// A hash of its values, if other ranks hold the same shard.
+    pub(super) hash: Option<u64>,
 }
 
 /// A copy of a parameter in the pipeline. Owners are ordered by stage.
@@ -68,7 +78,7 @@ pub(super) type NormOrder = Vec<(Arc<str>, usize)>;
 /// The information about the pipeline's parameters that a rank has; nothing before the ranks have compared theirs.
 #[derive(Default)]
 pub(super) struct KnownParameters {
-    /// Shared parameters of which this rank has a copy, with their indices in the list of all.
+    /// Shared parameters with a copy on this rank, with their indices in the list of all.
     shared: Vec<(u32, Owners)>,
     /// Copies on this rank that do not count for the norm and checkpoints, because another owner's copy does.
     copies: HashSet<(StageIndex, usize)>,
@@ -91,7 +101,7 @@ impl KnownParameters {
         Self { shared, copies, order, clipped_with }
     }
 
-    /// Returns the shared parameters of which this rank has a copy, with their indices in the list of all.
+    /// Returns the shared parameters with a copy on this rank, with their indices in the list of all.
     pub(super) fn shared(&self) -> &[(u32, Owners)] {
         &self.shared
     }
@@ -143,7 +153,6 @@ fn listed(context: &RankContext, stage: &LocalStage, parameter: usize, held: Hel
 /// Compares the parameters of all ranks of a pipeline. Returns the shared ones, each with its owners in order, and the order
 /// of the norm.
 pub(super) fn compare(listed: &[ListedParameter]) -> Result<(Vec<Owners>, NormOrder), Cause> {
-    check_shards(listed)?;
     check_layers(listed)?;
     let shared = find_shared(listed)?;
     let order = norm_order(listed, &shared);
@@ -168,8 +177,8 @@ fn find_shared(listed: &[ListedParameter]) -> Result<Vec<Owners>, Cause> {
     several.map(|((path, ..), copies)| equal_copies(path, copies)).collect()
 }
 
-/// Returns an error if layers cut a parameter into different numbers of shards. Some shards may be missing, as in a model of
-/// which only some layers are measured.
+/// Returns an error if layers cut a parameter into different numbers of shards. Some shards may be missing, if only some layers of a
+/// model are measured.
 fn check_layers(listed: &[ListedParameter]) -> Result<(), Cause> {
     let mut by_path: BTreeMap<&str, (StageIndex, u32)> = BTreeMap::new();
     for parameter in listed {

@@ -164,7 +164,7 @@ fn scatter(
     group: &Group,
     mut parts: Vec<OptionalTensors>,
 ) -> Exchange<OptionalTensors> {
-    let own = std::mem::take(&mut parts[group.place()]);
+    let own = std::mem::take(&mut parts[group.index()]);
     let tag = Tag::GradientShard { stage };
     for (index, to) in group.others() {
         connection.send_tensors(to, tag, std::mem::take(&mut parts[index]));
@@ -233,7 +233,7 @@ fn cut(gradients: impl IntoIterator<Item = OptionalTensor>, group: &Group) -> Ve
     lists
 }
 
-/// Joins the parts of each replica to whole tensors. A tensor of which no replica has a part is absent.
+/// Joins the parts of each replica to whole tensors. A tensor is absent if no replica has a part of it.
 pub(super) fn join_rows(parts: impl Iterator<Item = OptionalTensors>) -> OptionalTensors {
     let mut parts: Vec<_> = parts.map(Vec::into_iter).collect();
     let parameters = parts.iter().map(ExactSizeIterator::len).max().unwrap_or(0);

@@ -1,7 +1,7 @@
 //! Gradients of parameters that several stages hold, summed over the owners before the step ends.
 //!
 //! Stages declare such parameters ([`StageModule::shared_parameters`](crate::stage::StageModule::shared_parameters)).
-//! Those with the same global path are one parameter. If two parameters have the same path and do not declare it,
+//! Shared parameters with the same global path are one parameter. If two parameters have the same path and do not declare it,
 //! launching fails (`parameters.rs`). The usual case is the embedding of the first stage and the tied head of the last
 //! stage. Each owner holds a copy. The copies start equal, which is also checked at launch. They get the same gradient
 //! sum and the same update, and so stay equal to the bit.

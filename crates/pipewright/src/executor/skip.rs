@@ -9,8 +9,8 @@
 //!
 //! The program does not contain these messages, and need not. A forward that waits for one also waits for the previous
 //! stage, which waits for the stage before it, and so on down to the stage that sends the message. So in any order of
-//! actions in which the messages of the neighbours arrive, this message has been sent. The same holds for the backward,
-//! from the other end.
+//! actions in which the messages of the neighbours arrive, this message has been sent. In a backward it has been sent for
+//! the same reason, with the order of the stages reversed.
 
 use std::time::Instant;
 
@@ -94,8 +94,8 @@ pub(super) fn append_skips(
     }
 }
 
-/// Returns the skip connections that a stage sends in `direction`. It receives those that it sends in the other
-/// direction.
+/// Returns the skip connections that a stage sends in `direction`. It receives the skip connections that it sends in
+/// the other direction.
 fn sent(skips: &Skips, direction: Direction) -> &[Skip] {
     match direction {
         Direction::Forward => &skips.outputs,

@@ -23,7 +23,8 @@ pub(super) struct At {
 /// A skip connection's direction, the stage at its other end, and the microbatch.
 pub(super) type SkipKey = (Direction, StageIndex, Microbatch);
 
-/// An entry for each microbatch. What makes or receives the content fills the entry, and what uses or sends it empties it.
+/// An entry for each microbatch. The action that makes or receives the content fills the entry, and the action that uses or
+/// sends it empties the entry.
 pub(super) struct Slots<T>(Vec<Option<T>>);
 
 impl<T> Default for Slots<T> {
@@ -293,13 +294,13 @@ impl LocalStages {
     }
 
     pub(super) fn get(&self, stage: StageIndex) -> &LocalStage {
-        let found = self.0.iter().find(|local| local.index == stage);
-        found.expect("the row of a rank has the rank's stages only")
+        let local = self.0.iter().find(|local| local.index == stage);
+        local.expect("the row of a rank has the rank's stages only")
     }
 
     pub(super) fn get_mut(&mut self, stage: StageIndex) -> &mut LocalStage {
-        let found = self.0.iter_mut().find(|local| local.index == stage);
-        found.expect("the row of a rank has the rank's stages only")
+        let local = self.0.iter_mut().find(|local| local.index == stage);
+        local.expect("the row of a rank has the rank's stages only")
     }
 
     pub(super) fn first_mut(&mut self) -> &mut LocalStage {

@@ -42,7 +42,7 @@ pub(super) struct Step {
     updates: Option<StageIndex>,
 }
 
-/// A phase of a step. Phases after the program own their exchanges. Their protocol is in `README.md` beside this file.
+/// A phase of a step. Phases after the program own their exchanges. Their protocol is in `README.md` in this folder.
 #[derive(Default)]
 pub(super) enum Phase {
     /// No step is in progress.
@@ -92,13 +92,13 @@ pub(super) enum Phase {
 /// The results of a step, or of an exchange between two steps.
 #[derive(Default)]
 pub(crate) struct Outcome {
-    /// This rank's report; across processes also those of all other ranks, which have events only on the first rank.
+    /// This rank's report; across processes also the reports of all other ranks, which have events only on the first rank.
     pub(crate) reports: Vec<RankReport>,
     /// The whole parameters, if the rank was asked to collect them.
     pub(crate) parameters: Vec<NamedParameter>,
     /// The results of a visit to the modules.
     pub(crate) visited: Visited,
-    /// What all processes agree on, if the rank was asked to compare their batches.
+    /// The result of comparing the processes' batches, if the rank was asked to compare them.
     pub(crate) agreed: Option<Agreement>,
 }
 

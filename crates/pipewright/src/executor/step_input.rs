@@ -27,7 +27,7 @@ pub(crate) struct StepInput {
     pub loss_weights: Arc<[f64]>,
     /// The share of each slice in the loss of its microbatch.
     pub slice_shares: Arc<[f64]>,
-    /// What the step adds to the divisor of the gradient sums, and the divisor of its auxiliary losses.
+    /// The addition of the step to the divisor of the gradient sums, and the divisor of its auxiliary losses.
     pub divisor: f64,
     /// Whether gradient sums are not divided.
     pub is_sum: bool,
@@ -39,9 +39,9 @@ pub(crate) struct StepInput {
     pub kept_stages: Arc<[StageIndex]>,
     /// The optimizer's learning rate.
     pub learning_rate: f64,
-    /// Whether the step ends with an update. If not, its gradients are kept and those of the next step are added.
+    /// Whether the step ends with an update. If not, its gradients are kept, and the next step adds its own.
     pub update: bool,
-    /// The program of the step: the pipeline's, or that of evaluations.
+    /// The pipeline's program, or its program of evaluations.
     pub program: Arc<ValidatedProgram>,
     /// The time at which the timeline starts.
     pub origin: Instant,

@@ -83,7 +83,7 @@ impl TensorGroup {
     /// its own list. Both are in the order of the group.
     fn exchange(&self, mut to_ranks: Vec<OptionalTensors>) -> Result<Vec<OptionalTensors>, Cause> {
         let tag = Tag::TensorGroup { round: self.rounds.fetch_add(1, Ordering::Relaxed) };
-        let own = std::mem::take(&mut to_ranks[self.group.place()]);
+        let own = std::mem::take(&mut to_ranks[self.group.index()]);
         let devices: Vec<Option<Device>> = own.iter().map(|tensor| Some(tensor.as_ref()?.device())).collect();
         let mut endpoint = self.endpoint.lock();
         for (index, to) in self.group.others() {
@@ -161,7 +161,7 @@ impl TensorLink for TensorGroup {
         let to_ranks = to_ranks.into_iter().map(|list| list.into_iter().map(Some).collect()).collect();
         match TensorGroup::exchange(self, to_ranks) {
             Ok(lists) => lists.into_iter().map(|list| list.into_iter().flatten().collect()).collect(),
-            // A tensor operation returns no error. The driver reports the cause as that of the action.
+            // A tensor operation returns no error. The driver reports it as the cause of the action's failure.
             Err(cause) => std::panic::resume_unwind(Box::new(cause)),
         }
     }

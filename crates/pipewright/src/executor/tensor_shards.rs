@@ -8,25 +8,13 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use pipewright_schedule::StageIndex;
-use serde::{Deserialize, Serialize};
 
-use super::parameters::ListedParameter;
+use super::parameters::{HeldShard, ListedParameter};
 use crate::failure::Cause;
-use crate::tensor::{Placement, TensorRank};
-
-/// The part of a parameter that a rank of a tensor group holds.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub(super) struct HeldShard {
-    pub(super) placement: Placement,
-    pub(super) tensor: TensorRank,
-    pub(super) shape: Vec<usize>,
-    /// A hash of its values, if other ranks hold the same shard.
-    pub(super) hash: Option<u64>,
-}
 
 /// Returns an error unless the shards of each parameter make up a whole, and ranks with the same shard have equal values.
 pub(super) fn check_shards(listed: &[ListedParameter]) -> Result<(), Cause> {
-    // Ranks may have different parameters, so the places of one parameter differ. A stage may have a shared parameter more
+    // Ranks may have different parameters, so the indices of one parameter differ. A stage may have a shared parameter more
     // than once.
     let mut times: BTreeMap<(StageIndex, &str, u32), usize> = BTreeMap::new();
     let mut by_path: BTreeMap<(StageIndex, &str, usize), Vec<_>> = BTreeMap::new();
@@ -80,13 +68,14 @@ mod tests {
 
     use super::super::parameters::Owner;
     use super::*;
+    use crate::tensor::{Placement, TensorRank};
 
     /// Lists a parameter that each of the ranks holds with this shape and hash.
     fn check(placement: Placement, ranks: &[(&[usize], u64)]) -> Result<(), String> {
         check_of(placement, ranks, ranks.len() as u32)
     }
 
-    /// As [`check`], for the first of `of` ranks.
+    /// Like [`check`], but for the first of `of` ranks.
     fn check_of(placement: Placement, ranks: &[(&[usize], u64)], of: u32) -> Result<(), String> {
         let listed = (0..).zip(ranks).map(|(index, (shape, hash))| {
             let tensor = TensorRank { index, of };

@@ -62,7 +62,7 @@ impl Abort {
         self.raise_first(&mut self.lock(), error);
     }
 
-    /// As [`Abort::raise`], if `attempt` is not over. Work that a failed step has left behind may fail later, which does
+    /// Like [`Abort::raise`], but only if `attempt` is not over. Work that a failed step has left behind may fail later, which does
     /// not concern the next one.
     #[cfg(any(feature = "mpi", test))]
     pub(crate) fn raise_in(&self, attempt: Attempt, error: StepError) {

@@ -228,7 +228,7 @@ pub enum Cause {
         parameter: Arc<str>,
         /// The rank's place in its tensor group.
         rank: u32,
-        /// The shape of the shard that the placement gives the rank, and that of the rank's parameter.
+        /// The shape of the shard that the placement gives the rank, and the shape of the rank's parameter.
         shapes: (Vec<usize>, Vec<usize>),
     },
     /// More or fewer ranks of a tensor group hold a parameter than the placement says.
@@ -241,7 +241,7 @@ pub enum Cause {
         stage: StageIndex,
         /// The parameter's path.
         parameter: Arc<str>,
-        /// The number of ranks that hold it, and of those that should.
+        /// The number of ranks that hold it, and the number of ranks that should.
         ranks: (usize, usize),
     },
     /// Ranks of a tensor group should hold the same part of a parameter, and have different values.

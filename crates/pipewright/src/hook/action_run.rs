@@ -34,7 +34,7 @@ impl Place {
 
 /// A forward of a stage for a microbatch, which a function runs block by block.
 ///
-/// The blocks are those of the stage's module ([`StageModule::blocks`](crate::stage::StageModule::blocks)). In a
+/// The blocks are the blocks of the stage's module ([`StageModule::blocks`](crate::stage::StageModule::blocks)). In a
 /// pipeline of layers each layer is a block, and a stage of a graph is one block.
 pub struct ForwardRun<'a> {
     place: Place,
@@ -90,7 +90,7 @@ impl<'a> ForwardRun<'a> {
     }
 
     /// Replaces the inputs of the next block, or the outputs of the stage. The backward then gets the gradients of the new
-    /// values and needs those of the old ones: its function must replace them too ([`BackwardRun::set_gradients`]).
+    /// values and needs the gradients of the old ones: its function must replace them too ([`BackwardRun::set_gradients`]).
     pub fn set_values(&mut self, values: &Values) {
         self.state.set_values(values);
     }
@@ -108,7 +108,7 @@ impl<'a> ForwardRun<'a> {
     /// Runs the next block. Does nothing if all have run.
     ///
     /// # Errors
-    /// When the block does not take its values, or its results are not those of a stage.
+    /// When the block does not take its values, or it returns results that a stage cannot return.
     pub fn run_block(&mut self) -> Result<(), StageError> {
         let Some(block) = self.next_block() else { return Ok(()) };
         let stage = self.stage();
@@ -198,7 +198,7 @@ impl<'a> BackwardRun<'a> {
         self.compute().device()
     }
 
-    /// As [`ForwardRun::module`].
+    /// Like [`ForwardRun::module`].
     pub fn module<M: 'static>(&self) -> Option<&M> {
         self.compute().module().downcast_ref()
     }
@@ -209,7 +209,7 @@ impl<'a> BackwardRun<'a> {
     }
 
     /// Returns the gradients of the outputs of the next block, in their order; `None` for outputs without one. They are
-    /// those of the stage's outputs before the last block, and those of its inputs after the first one. A stage with a
+    /// the gradients of the stage's outputs before the last block, and of its inputs after the first one. A stage with a
     /// loss starts with none.
     pub fn gradients(&self) -> &OptionalTensors {
         self.state.gradients()
@@ -224,7 +224,7 @@ impl<'a> BackwardRun<'a> {
     /// Runs the backward of the next block. Does nothing if all have run.
     ///
     /// # Errors
-    /// When the gradients are not those of the block's outputs, or the block cannot be computed again.
+    /// When the gradients do not fit the block's outputs, or the block cannot be computed again.
     pub fn run_block(&mut self) -> Result<(), StageError> {
         let Some(block) = self.next_block() else { return Ok(()) };
         let stage = self.stage();
@@ -252,7 +252,7 @@ impl<'a> BackwardRun<'a> {
         stage.backward_weights(microbatch, &mut |_| ()).map(drop)
     }
 
-    /// As [`ForwardRun::scope`].
+    /// Like [`ForwardRun::scope`].
     pub fn scope(&mut self, name: &str, start: Instant, end: Instant) {
         self.stages.note_scope(name, start, end);
     }

@@ -91,7 +91,7 @@ pub trait ActionHook: Send + Sync {
     /// a whole.
     ///
     /// # Errors
-    /// Those of the stage, and the function's own ([`StageError::function`]).
+    /// The errors of the stage, and the function's own ([`StageError::function`]).
     fn forward(&self, run: &mut ForwardRun<'_>) -> Result<(), StageError> {
         run.run_all()
     }
@@ -105,7 +105,7 @@ pub trait ActionHook: Send + Sync {
         run.run_all()
     }
 
-    /// Computes the weight gradients of a `W`, or those at the end of a `B`. What it leaves goes to the stage's own runner
+    /// Computes the weight gradients of a `W`, or at the end of a `B`. The gradients that it leaves go to the stage's own runner
     /// ([`Stage::with_weight_runner`](crate::stage::Stage::with_weight_runner)), and then the stage computes the rest.
     fn weights(&self, _rank: WorldRank, _action: Action, _work: &mut WeightWork<'_>) {}
 

@@ -76,9 +76,10 @@ impl<'a> UnshardRun<'a> {
     /// # Errors
     /// When parameters are not sharded.
     pub fn rows(&self) -> Result<OptionalTensors, StageError> {
-        match self.at.is_sharded(self.parameters) {
-            true => Ok(self.parameters.rows()),
-            false => Err(StageError::function("parameters are not sharded, so there are no rows")),
+        if self.at.is_sharded(self.parameters) {
+            Ok(self.parameters.rows())
+        } else {
+            Err(StageError::function("parameters are not sharded, so there are no rows"))
         }
     }
 
@@ -91,8 +92,8 @@ impl<'a> UnshardRun<'a> {
         if !self.at.is_sharded(self.parameters) {
             return Err(StageError::function("parameters are not sharded, so none are gathered"));
         }
-        check(&whole, self.parameters, |place, shape| {
-            let is_cut = self.parameters.row_shard(place) != RowShard::WHOLE;
+        check(&whole, self.parameters, |index, shape| {
+            let is_cut = self.parameters.row_shard(index) != RowShard::WHOLE;
             if is_cut { vec![Some(shape.to_vec())] } else { vec![None] }
         })?;
         self.parameters.release();
@@ -140,20 +141,20 @@ impl<'a> ReduceRun<'a> {
     /// microbatches, not divided, or after the reduction the sum over all replicas, of this replica's rows if parameters
     /// are sharded. `None` if a parameter has no gradient; between a `REDUCE_GRAD` and its wait, all are `None`.
     pub fn gradients(&self) -> OptionalTensors {
-        (0..self.parameters.paths().len()).map(|place| self.parameters.gradient(place)).collect()
+        (0..self.parameters.paths().len()).map(|index| self.parameters.gradient(index)).collect()
     }
 
     /// Replaces the gradients.
     ///
     /// # Errors
-    /// When their number is not that of the parameters, or one is not a float tensor of its parameter's shape or of this
+    /// When there are more or fewer gradients than parameters, or one is not a float tensor of its parameter's shape or of this
     /// replica's rows of it.
     pub fn set_gradients(&mut self, gradients: OptionalTensors) -> Result<(), StageError> {
-        check(&gradients, self.parameters, |place, shape| {
-            vec![None, Some(shape.to_vec()), Some(rows_of(self.parameters.row_shard(place), shape))]
+        check(&gradients, self.parameters, |index, shape| {
+            vec![None, Some(shape.to_vec()), Some(rows_of(self.parameters.row_shard(index), shape))]
         })?;
-        gradients.into_iter().enumerate().for_each(|(place, gradient)| {
-            self.parameters.set_gradient(place, gradient);
+        gradients.into_iter().enumerate().for_each(|(index, gradient)| {
+            self.parameters.set_gradient(index, gradient);
         });
         Ok(())
     }
@@ -161,7 +162,7 @@ impl<'a> ReduceRun<'a> {
     /// Returns this replica's rows of tensors that have the shapes of the parameters; the tensors themselves if parameters
     /// are not sharded.
     pub fn own_rows(&self, whole: OptionalTensors) -> OptionalTensors {
-        let cut = |(place, tensor): (usize, Option<Value>)| match self.parameters.row_shard(place) {
+        let cut = |(index, tensor): (usize, Option<Value>)| match self.parameters.row_shard(index) {
             RowShard::WHOLE => tensor,
             part => tensor.and_then(|tensor| part.cut(&tensor)),
         };
@@ -188,7 +189,7 @@ macro_rules! at_a_stage {
                 self.at.place.action.stage()
             }
 
-            /// Returns the number of replicas that take part: those that hold the parameters together for `UNSHARD` and
+            /// Returns the number of replicas that take part: the replicas that hold the parameters together for `UNSHARD` and
             /// `RESHARD`, all replicas for the others.
             pub fn replicas(&self) -> u32 {
                 self.at.replicas
@@ -218,15 +219,15 @@ at_a_stage!(ReduceRun);
 
 impl ReplicaPlace {
     fn is_sharded(&self, parameters: &dyn StageParameters) -> bool {
-        (0..parameters.paths().len()).any(|place| parameters.row_shard(place) != RowShard::WHOLE)
+        (0..parameters.paths().len()).any(|index| parameters.row_shard(index) != RowShard::WHOLE)
     }
 }
 
 /// Checks that the gradients of a stage are what the update takes: this replica's rows if parameters are sharded.
 pub(crate) fn check_sums(parameters: &dyn StageParameters) -> Result<(), StageError> {
     let sums: OptionalTensors =
-        (0..parameters.paths().len()).map(|place| parameters.gradient(place)).collect();
-    check(&sums, parameters, |place, shape| vec![None, Some(rows_of(parameters.row_shard(place), shape))])
+        (0..parameters.paths().len()).map(|index| parameters.gradient(index)).collect();
+    check(&sums, parameters, |index, shape| vec![None, Some(rows_of(parameters.row_shard(index), shape))])
 }
 
 /// Returns the shape of a shard of a parameter of this shape.
@@ -238,7 +239,7 @@ fn rows_of(part: RowShard, shape: &[usize]) -> Vec<usize> {
     shape
 }
 
-/// Checks that each tensor is absent or has a shape as `expected` says for its place and its parameter's shape.
+/// Checks that each tensor is absent or has a shape as `expected` says for its index and its parameter's shape.
 fn check(
     tensors: &OptionalTensors,
     parameters: &dyn StageParameters,
@@ -248,8 +249,8 @@ fn check(
     if found != paths.len() {
         return Err(StageError::TensorsOfParameters { found, expected: paths.len() });
     }
-    for (place, (tensor, path)) in tensors.iter().zip(paths).enumerate() {
-        let expected = expected(place, &parameters.shapes()[place]);
+    for (index, (tensor, path)) in tensors.iter().zip(paths).enumerate() {
+        let expected = expected(index, &parameters.shapes()[index]);
         let is_float = tensor.as_ref().is_none_or(|tensor| tensor.kind() == ValueKind::Float);
         let shape = tensor.as_ref().map(|tensor| tensor.shape().to_vec());
         if !is_float || !expected.contains(&shape) {

@@ -37,7 +37,7 @@ pub enum AgreementError {
     Silent {
         /// The rank.
         rank: WorldRank,
-        /// What the message is for.
+        /// The purpose of the message.
         awaited: Tag,
         /// The deadline.
         waited: Duration,
@@ -52,7 +52,7 @@ pub enum AgreementError {
 
 pipewright_schedule::message_as_debug!(AgreementError);
 
-/// What a rank has not done, after "has not".
+/// The thing that a rank has not done, after "has not".
 struct Missing(Tag);
 
 impl fmt::Display for Missing {
@@ -236,10 +236,7 @@ where
         let waited = deadline.saturating_mul(2);
         take(endpoint, first, Tag::Welcome, end_of_wait(waited), waited)?
     };
-    match differences.0.is_empty() {
-        true => Ok(agreed),
-        false => Err(AgreementError::Differences(differences)),
-    }
+    if differences.0.is_empty() { Ok(agreed) } else { Err(AgreementError::Differences(differences)) }
 }
 
 /// Returns the text of the first rank's process in every process. `round` is the number of earlier calls: the first rank
@@ -436,7 +433,7 @@ mod tests {
         check(&[Ok(None), Ok(None)], "");
         let expected = "ranks 0, 2 have the same device, `cuda:0` of a, and each needs its own: ";
         check(&[named("`cuda:0` of a"), named("`cuda:1` of a"), named("`cuda:0` of a")], expected);
-        check(&[Ok(None), Err("it is not there".to_owned())], "rank 1: it is not there");
+        check(&[Ok(None), Err("it is missing".to_owned())], "rank 1: it is missing");
     }
 
     #[test]

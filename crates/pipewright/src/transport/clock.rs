@@ -1,14 +1,14 @@
 //! The difference between the clock of this process and the clock of the first process, from measured round trips.
 //!
-//! Nothing here reads a clock or sends a message. All times are nanoseconds since an arbitrary origin: those of this
-//! process since its own, and those of the *reference*, the first process, since its own.
+//! Nothing here reads a clock or sends a message. All times are nanoseconds since an arbitrary origin. This
+//! process has an origin of its own, and so has the *reference*, the first process.
 //!
 //! # The measurement
 //!
 //! This process notes the time when it sends a request, the reference answers with its time, and this process notes the
 //! time when the answer arrives (Cristian, 1989). If the request and the answer travel equally long, the reference's
 //! time belongs to the middle of the trip. At worst one of them takes no time, so the difference is known to half of
-//! the round trip. Of several trips the shortest has the smallest error ([`best`]).
+//! the round trip. The shortest of several trips has the smallest error ([`best`]).
 //!
 //! # Drift
 //!
@@ -125,11 +125,9 @@ impl ClockLine {
         let Self { first, last, .. } = self;
         let (span, beyond) = ((last.at - first.at) as f64, (own - last.at).max(first.at - own).max(0) as f64);
         let nearest = first.uncertainty.max(last.uncertainty);
-        // Beyond the measurements, the error of the slope adds to that of the nearest one.
-        let drift = match span > 0.0 {
-            true => (first.uncertainty + last.uncertainty) as f64 / span,
-            false => LARGEST_DRIFT,
-        };
+        // Beyond the measurements, the error of the slope adds to the error of the nearest one.
+        let drift =
+            if span > 0.0 { (first.uncertainty + last.uncertainty) as f64 / span } else { LARGEST_DRIFT };
         nearest + (drift * beyond).ceil() as Nanos
     }
 

@@ -1,4 +1,4 @@
-//! [`Mpi`]: this process among those that `mpirun` started, and the worlds that it has.
+//! [`Mpi`]: this process as one of the processes that `mpirun` started, and the worlds that it has.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use super::endpoint::Endpoint;
 use super::mpi::{ClockError, MpiProcess};
 use super::world::{World, WorldError};
 
-/// This process among those that a launcher such as `mpirun` started. It has one world at a time: of all processes, or of
+/// This process as one of the processes that a launcher such as `mpirun` started. It has one world at a time: of all processes, or of
 /// some of them. A world ends when the pipeline that uses it is dropped, and the process may then have another one. So
 /// pipelines of different processes run side by side, and pipelines of the same processes one after another.
 ///
@@ -58,7 +58,7 @@ impl Mpi {
         self.process.ranks()
     }
 
-    /// Returns this process's rank in a world of all processes, all of which ask for it.
+    /// Returns this process's rank in a world of all processes. All of them ask for it.
     ///
     /// # Errors
     /// As [`Mpi::world_of`].
@@ -66,7 +66,7 @@ impl Mpi {
         self.world_of(&(0..self.ranks()).collect::<Vec<_>>(), deadline)
     }
 
-    /// Returns this process's rank in a world of these processes, all of which ask for it with the same list. The first one
+    /// Returns this process's rank in a world of these processes. All of them ask for it with the same list. The first one
     /// is rank 0 of the world, and so on. The other processes take no part. A process that sends no heartbeat for
     /// `deadline` counts as lost; a pipeline that is launched sets its own deadline.
     ///

@@ -43,14 +43,14 @@ impl Mailboxes {
         self.wake_all();
     }
 
-    /// As [`Mailboxes::fail`], if `attempt` is not over.
+    /// Like [`Mailboxes::fail`], but only if `attempt` is not over.
     #[cfg(feature = "mpi")]
     pub(crate) fn fail_in(&self, attempt: Attempt, error: StepError) {
         self.abort.raise_in(attempt, error);
         self.wake_all();
     }
 
-    /// As [`Mailboxes::fail`], for a failure that another process reports.
+    /// Like [`Mailboxes::fail`], but for a failure that another process reports.
     #[cfg(feature = "mpi")]
     pub(crate) fn fail_from_remote(&self, notice: FailureNotice) {
         if self.abort.raise_from_remote(notice) {

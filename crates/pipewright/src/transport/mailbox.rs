@@ -1,7 +1,7 @@
 //! A queue of messages for one rank, which can sleep until a message arrives or another event wakes it.
 //!
 //! The mailbox does not depend on the type of messages. Its locks come from `super::sync`: the standard library's here,
-//! and those of a model checker in `tests/mailbox.rs`, which compiles this file a second time and runs it under
+//! and a model checker's in `tests/mailbox.rs`, which compiles this file a second time and runs it under
 //! thousands of thread interleavings.
 //!
 //! # Why no wake-up is lost
@@ -102,11 +102,9 @@ impl<M> Mailbox<M> {
 }
 
 fn look<M>(queue: &mut Queue<M>, must_stop: impl Fn() -> bool) -> Option<Woken> {
-    match must_stop() {
-        true => Some(Woken::Stopped),
-        false => {
-            let is_nudged = std::mem::take(&mut queue.is_nudged);
-            (is_nudged || !queue.messages.is_empty()).then_some(Woken::Arrived)
-        }
+    if must_stop() {
+        return Some(Woken::Stopped);
     }
+    let is_nudged = std::mem::take(&mut queue.is_nudged);
+    (is_nudged || !queue.messages.is_empty()).then_some(Woken::Arrived)
 }

@@ -17,7 +17,6 @@ mod vote;
 #[cfg(any(feature = "mpi", test))]
 mod clock;
 mod controlled;
-mod deadline;
 mod endpoint;
 mod link_speed;
 mod local;
@@ -32,8 +31,8 @@ mod launched;
 
 pub use agreement::{AgreementError, Differences, Fields};
 pub use controlled::{ControlledEndpoint, InFlight, Traffic};
-pub(crate) use deadline::{LONGEST_WAIT, end_of_wait};
 pub use endpoint::{Endpoint, Waited};
+pub(crate) use endpoint::{LONGEST_WAIT, end_of_wait};
 pub use launched::Mpi;
 pub use link_speed::LinkSpeed;
 pub use local::LocalEndpoint;

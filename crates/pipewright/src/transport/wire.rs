@@ -76,7 +76,7 @@ pub(crate) enum WireError {
     Head {
         /// The sender.
         from: WorldRank,
-        /// What is wrong.
+        /// The decoder's error.
         source: postcard::Error,
     },
     /// The frame is shorter than its head says.
@@ -94,7 +94,7 @@ pub(crate) enum WireError {
     Tensor {
         /// The sender.
         from: WorldRank,
-        /// What is wrong.
+        /// The decoder's error.
         reason: String,
     },
 }

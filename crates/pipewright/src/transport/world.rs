@@ -18,7 +18,7 @@ use crate::tensor::Votes;
 /// The endpoints of one transport, before they are given to their ranks.
 pub struct World {
     endpoints: Vec<Endpoint>,
-    /// The progress of all ranks, including those of other processes.
+    /// The progress of all ranks, including the ranks of other processes.
     board: ProgressBoard,
     /// The number of texts that the first rank's process has shared.
     shared: u32,
@@ -98,7 +98,7 @@ impl World {
         }
     }
 
-    /// Returns the text of the first rank's process in every process, all of which call it.
+    /// Returns the text of the first rank's process in every process. All processes call it.
     ///
     /// # Errors
     /// When a rank fails, or the first one does not answer within `deadline`.
@@ -111,8 +111,8 @@ impl World {
         }
     }
 
-    /// Measures the link between two ranks: between the first two processes, all of which call it, or between two threads
-    /// of this process. Takes a fraction of a second. Only the process of the first rank gets the result, and no process
+    /// Measures the link between two ranks: between the first two processes, or between two threads of this
+    /// process. All processes call it. Takes a fraction of a second. Only the process of the first rank gets the result, and no process
     /// gets one if it is alone.
     ///
     /// # Errors
@@ -129,7 +129,7 @@ impl World {
         }
     }
 
-    /// Returns the number of ranks, including those of other processes.
+    /// Returns the number of ranks, including the ranks of other processes.
     pub fn ranks(&self) -> u32 {
         self.endpoints.first().map_or(0, Endpoint::ranks)
     }

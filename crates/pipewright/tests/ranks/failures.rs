@@ -74,9 +74,10 @@ fn faulty(ranks: u32, stage: u32, microbatch: u32, kind: FaultKind, deadline: Du
     let fault = Fault { stage, microbatch, kind, armed: Arc::new(AtomicBool::new(true)) };
     let make = move |index: StageIndex| {
         let module = Faulty { inner: Mlp::of_stage(index, ranks), fault: Some(fault.clone()) };
-        Ok::<_, std::convert::Infallible>(match index.get() + 1 == ranks {
-            true => Stage::with_loss(module, loss),
-            false => Stage::new(module),
+        Ok::<_, std::convert::Infallible>(if index.get() + 1 == ranks {
+            Stage::with_loss(module, loss)
+        } else {
+            Stage::new(module)
         })
     };
     let config = PipelineConfig { deadline, ..config() };

@@ -69,7 +69,7 @@ fn found(pipeline: &mut Pipeline, summary: StepSummary) -> Found {
     }
 }
 
-/// What a process passes.
+/// The part of a batch that a process passes.
 #[derive(Clone, Copy, PartialEq)]
 enum Part {
     All,

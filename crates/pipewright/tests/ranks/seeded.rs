@@ -196,14 +196,11 @@ fn a_message_lost_in_any_phase_after_the_program_is_reported() {
     lost_in(DataParallelMode::Sharded, &["its part of the squares of gradients"]);
 }
 
-/// Returns the model cut as evenly as it goes; stages beyond the layers have none.
+/// Returns the model cut as evenly as it goes; stages beyond the layers have no layers.
 fn uneven(index: StageIndex, stages: u32) -> Result<Stage, std::convert::Infallible> {
     let first = |stage: u32| stage as usize * LAYERS / stages as usize;
     let module = Mlp::new(first(index.get()), first(index.get() + 1) - first(index.get()));
-    Ok(match index.get() + 1 == stages {
-        true => Stage::with_loss(module, loss),
-        false => Stage::new(module),
-    })
+    Ok(if index.get() + 1 == stages { Stage::with_loss(module, loss) } else { Stage::new(module) })
 }
 
 #[test]

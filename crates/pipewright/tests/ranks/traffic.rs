@@ -40,7 +40,7 @@ fn replicas_send_their_gradients_twice_at_most() {
         // whole gradient twice for each replica but one. The rest is the norm.
         let sums = 2 * others * gradients;
         assert!((sums..sums + 32 * u64::from(replicas)).contains(&total), "{replicas}: {total} for {sums}");
-        // Two messages to each other replica, whatever the number of parameters, and those of two trees.
+        // Two messages to each other replica, whatever the number of parameters, and the messages of two trees.
         let trees = 2 * u64::from(replicas.ilog2());
         for traffic in &sent {
             assert!(traffic.messages <= 2 * others + trees, "{replicas}: {traffic:?}");

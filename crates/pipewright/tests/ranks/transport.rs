@@ -21,7 +21,7 @@ fn local(ranks: u32) -> (Vec<Endpoint>, Option<Sender<()>>) {
     (World::local(ranks).into_endpoints(), None)
 }
 
-/// Makes a world whose messages a thread delivers, the latest first.
+/// Makes a world with a thread that delivers the messages, starting with the latest.
 fn held(ranks: u32) -> (Vec<Endpoint>, Option<Sender<()>>) {
     let (world, in_flight) = World::controlled(ranks);
     let (kept, dropped) = channel();

@@ -40,7 +40,7 @@ pub enum MpiError {
     Members {
         /// The list.
         members: Vec<u32>,
-        /// What is wrong, and what to do.
+        /// The fault, and how to correct it.
         problem: String,
     },
     /// Some processes of a world did not ask for it.
@@ -88,7 +88,7 @@ pub enum MpiError {
     },
     /// The first process did not answer when this process measured its clock.
     #[error(
-        "rank 0 did not answer within {:.1} s when this process compared its clock with that of rank 0: it may still be \
+        "rank 0 did not answer within {:.1} s when this process compared its clock with rank 0's clock: it may still be \
          starting, or it has ended",
         .waited.as_secs_f64()
     )]
@@ -175,9 +175,10 @@ fn words(code: c_int) -> String {
     let mut length: c_int = 0;
     // SAFETY: the buffer is longer than any text MPI writes, and both pointers are to living memory.
     let code_of_call = unsafe { ffi::MPI_Error_string(code, text.as_mut_ptr().cast(), &mut length) };
-    match code_of_call == ffi::MPI_SUCCESS as c_int {
-        true => String::from_utf8_lossy(&text[..length.clamp(0, 4096) as usize]).into_owned(),
-        false => format!("error code {code}"),
+    if code_of_call == ffi::MPI_SUCCESS as c_int {
+        String::from_utf8_lossy(&text[..length.clamp(0, 4096) as usize]).into_owned()
+    } else {
+        format!("error code {code}")
     }
 }
 
@@ -185,10 +186,8 @@ fn words(code: c_int) -> String {
 fn class_of(code: c_int) -> c_int {
     let mut class = 0;
     // SAFETY: the pointer is to living memory.
-    match unsafe { ffi::MPI_Error_class(code, &mut class) } == ffi::MPI_SUCCESS as c_int {
-        true => class,
-        false => code,
-    }
+    let status = unsafe { ffi::MPI_Error_class(code, &mut class) };
+    if status == ffi::MPI_SUCCESS as c_int { class } else { code }
 }
 
 impl Calls {
@@ -333,9 +332,9 @@ impl Calls {
 
     /// Removes and returns a completed transfer, if there is one.
     pub(super) fn next_done(&self, under_way: &mut Vec<Transfer>) -> Result<Option<Done>, MpiError> {
-        for place in 0..under_way.len() {
-            if self.is_done(&mut under_way[place].request)? {
-                let mut transfer = under_way.swap_remove(place);
+        for index in 0..under_way.len() {
+            if self.is_done(&mut under_way[index].request)? {
+                let mut transfer = under_way.swap_remove(index);
                 let (buffer, message) = (std::mem::take(&mut transfer.buffer), transfer.message);
                 return Ok(Some(Done { buffer, message, peer: transfer.peer }));
             }

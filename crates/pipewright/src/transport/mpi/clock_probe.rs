@@ -1,4 +1,4 @@
-//! Measures the difference between this process's clock and that of the first process: several round trips at the
+//! Measures the difference between this process's clock and the first process's clock: several round trips at the
 //! start, and several more at intervals, because clocks drift.
 //!
 //! Only this file decides when a request is sent. One request is under way at a time, so a slow answer delays nothing

@@ -50,7 +50,7 @@ pub(super) struct NewWorld {
     done: Sender<()>,
 }
 
-/// What the caller receives of a world: its endpoint, and the end of its loop.
+/// The channels on which the caller gets the endpoint of a world, and learns that its loop has ended.
 pub(super) struct WorldReceivers {
     pub(super) joined: Receiver<Result<Joined, MpiError>>,
     pub(super) done: Receiver<()>,

@@ -232,7 +232,7 @@ impl MpiThread {
         }
     }
 
-    /// Sends a message; that of a boundary to a receive that the other rank has posted, if it fits.
+    /// Sends a message. A message of a boundary goes to a receive that the other rank has posted, if it fits.
     fn send_message(&mut self, message: SentMessage, frame: Vec<u8>) -> Result<(), MpiError> {
         let (to, _, tag) = message;
         let fits = self.room.get(&to).is_some_and(|&bytes| frame.len() <= bytes);
@@ -331,10 +331,11 @@ impl MpiThread {
             self.mailboxes.fail(self.error(Cause::SilentPeer { peer, waited, report }));
         } else if let Some(peer) = ended.filter(|_| ended == was_ended) {
             let (waited, report) = (self.deadline, self.board.report());
-            self.mailboxes.fail(self.error(match self.heartbeats.was_stopped(now) {
+            self.mailboxes.fail(self.error(if self.heartbeats.was_stopped(now) {
                 // The others treated this process as failed while it was stopped, and have ended.
-                true => Cause::SilentPeer { peer: self.calls.rank(), waited, report },
-                false => Cause::LostPeer { peer },
+                Cause::SilentPeer { peer: self.calls.rank(), waited, report }
+            } else {
+                Cause::LostPeer { peer }
             }));
         }
     }

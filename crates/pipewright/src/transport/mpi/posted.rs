@@ -2,12 +2,12 @@
 //!
 //! The size of a message follows from the metadata of its boundary and from the rows of its microbatch, so the first message
 //! of a rank shows it. From then on, two receives of that size are posted for the rank, into buffers that are allocated
-//! once: one is filled while the other is decoded. The rank is told the size, and sends each message that fits to them
+//! once: one is filled while the other is decoded. The rank gets the size, and sends each message that fits to them
 //! ([`Way::Posted`](super::calls::Way)). A longer message is announced, as the first one was, and its size counts from
 //! then on.
 //!
 //! **A larger size.** The posted receives are cancelled, and posted again with the larger size when they are done. The rank
-//! is told the size when all of them have it, so no message is longer than its receive.
+//! gets the size when all of them have it, so no message is longer than its receive.
 
 use std::collections::{BTreeMap, VecDeque};
 

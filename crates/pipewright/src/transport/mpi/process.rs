@@ -13,7 +13,7 @@ use super::calls::{Calls, MpiError, checked};
 /// The tag with which communicators are made. Nothing else uses it on the communicator of all processes.
 const NEW_WORLD: c_int = 3;
 
-/// This process among those that a launcher has started.
+/// This process as one of the processes that a launcher has started.
 pub(super) struct Process {
     /// All processes.
     everyone: ffi::MPI_Comm,
@@ -38,7 +38,7 @@ impl Process {
         if given < needed {
             return Err(MpiError::Threads { found: given, needed });
         }
-        // SAFETY: the world communicator is there from MPI_Init_thread on.
+        // SAFETY: the world communicator exists from MPI_Init_thread on.
         let everyone = unsafe { ffi::RSMPI_COMM_WORLD };
         return_errors(everyone)?;
         let (mut rank, mut ranks) = (0, 0);

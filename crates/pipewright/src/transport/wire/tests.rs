@@ -71,7 +71,7 @@ fn round(frame: Frame) -> Frame {
     let mut bytes = vec![1; 3];
     encode(frame, now(), &mut bytes);
     assert_eq!(bytes.len() % BLOCK, 0);
-    decode(FROM, &bytes, now()).expect("what was written can be read")
+    decode(FROM, &bytes, now()).expect("an encoded frame can be decoded")
 }
 
 fn payload(frame: Frame) -> Payload {
@@ -218,7 +218,8 @@ fn heartbeats_are_small_and_name_awaited_messages() {
     let mut bytes = Vec::new();
     encode(Frame::Heartbeats(vec![heartbeat; 1000]), now(), &mut bytes);
     assert!(bytes.len() <= 24_000, "{} bytes for 1,000 ranks", bytes.len());
-    let Frame::Heartbeats(found) = decode(FROM, &bytes, now()).expect("what was written can be read") else {
+    let Frame::Heartbeats(found) = decode(FROM, &bytes, now()).expect("an encoded frame can be decoded")
+    else {
         panic!("heartbeats were sent")
     };
     assert_eq!(found, [heartbeat; 1000]);

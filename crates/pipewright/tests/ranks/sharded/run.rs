@@ -144,7 +144,10 @@ pub(crate) fn check_resume(first: (DataParallelMode, u32), second: (DataParallel
     };
     let (expected_start, expected) = resumed((Replicated, second.1));
     let (start, found) = resumed(second);
-    assert!(start == parameters(&mut before), "{first:?} to {second:?}: what was saved is what goes on");
+    assert!(
+        start == parameters(&mut before),
+        "{first:?} to {second:?}: the run continues with the saved parameters"
+    );
     assert!(start == expected_start && found == expected, "{first:?} to {second:?}: the next steps");
 }
 

@@ -99,9 +99,10 @@ fn launch_with(
         let (experts, placement) = held(tensor);
         let layers = (first..first + count).map(|layer| Layer::new(layer, experts.clone())).collect();
         let module = Mixtures { layers, first, tensor: tensor.clone(), placement };
-        Ok::<_, std::convert::Infallible>(match stage.get() + 1 == stages {
-            true => Stage::with_loss(module, loss),
-            false => Stage::new(module),
+        Ok::<_, std::convert::Infallible>(if stage.get() + 1 == stages {
+            Stage::with_loss(module, loss)
+        } else {
+            Stage::new(module)
         })
     })
 }

@@ -1,4 +1,4 @@
-//! Hooks, groups of parameters and outputs of stages in pipelines of tensor ranks: the results are those of one rank.
+//! Hooks, groups of parameters and outputs of stages in pipelines of tensor ranks: the results are the results of one rank.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};

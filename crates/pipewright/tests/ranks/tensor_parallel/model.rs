@@ -206,9 +206,10 @@ pub(super) fn try_launch(
     Pipeline::launch_split(program, world, config, move |stage: StageIndex, tensor: &TensorParallel| {
         let count = LAYERS / stages as usize;
         let module = Split::new(stage.index() * count, count, tensor, fault.clone());
-        Ok::<_, std::convert::Infallible>(match stage.get() + 1 == stages {
-            true => Stage::with_loss(module, loss),
-            false => Stage::new(module),
+        Ok::<_, std::convert::Infallible>(if stage.get() + 1 == stages {
+            Stage::with_loss(module, loss)
+        } else {
+            Stage::new(module)
         })
     })
 }

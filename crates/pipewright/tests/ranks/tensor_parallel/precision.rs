@@ -103,7 +103,7 @@ fn an_overflow_on_one_tensor_rank_makes_all_skip() {
     assert!(before == shards(&mut pipeline), "no shard of any rank has changed");
     let second = take_step(&mut pipeline, 0).expect("a step");
     assert_eq!((second.skipped, second.loss_scale), (false, Some(SMALL / 2.0)));
-    // The next step is that of a run that began with this scale.
+    // The next step is the same as in a run that began with this scale.
     let mut fresh = launch_in(Precision::F16, sizes, SMALL / 2.0, None);
     let expected = take_step(&mut fresh, 0).expect("a step");
     assert_eq!((second.losses, second.gradient_norm), (expected.losses, expected.gradient_norm));

@@ -1,4 +1,4 @@
-//! Two processes, each with a part of the batch: the results are those of one process with the whole batch.
+//! Two processes, each with a part of the batch: the results are the results of one process with the whole batch.
 
 use std::time::Duration;
 
@@ -55,9 +55,12 @@ pub(super) fn train_on_parts() {
     let world = World::mpi(Duration::from_secs(20)).expect("mpirun started this process");
     let is_first = world.own_ranks().next().is_some_and(|rank| rank.get() == 0);
     let mut pipeline = launch(world);
-    let part = |count| match is_first {
-        true => Batch::tensor_split(rows(count, 0.0), (), 2),
-        false => Batch::tensor_split((), rows(if count == 5 { 4 } else { count }, 0.5), 2),
+    let part = |count| {
+        if is_first {
+            Batch::tensor_split(rows(count, 0.0), (), 2)
+        } else {
+            Batch::tensor_split((), rows(if count == 5 { 4 } else { count }, 0.5), 2)
+        }
     };
     let error =
         pipeline.step_batch(part(5).expect("it splits"), 0.1).map(drop).expect_err("five rows and four");
@@ -72,14 +75,13 @@ pub(super) fn train_on_parts() {
         (&found.losses, found.loss(), found.gradient_norm),
         (&expected.losses, expected.loss(), expected.gradient_norm)
     );
-    match is_first {
-        true => {
-            let gradient = |summary: &pipewright::pipeline::StepSummary| {
-                summary.input_gradient::<2>(0).expect("the first stage is here").into_data()
-            };
-            assert_eq!(gradient(&found), gradient(&expected));
-            mpirun::report("two processes with parts of a batch");
-        }
-        false => assert!(found.input_gradients.is_empty(), "another process has the first stage"),
+    if is_first {
+        let gradient = |summary: &pipewright::pipeline::StepSummary| {
+            summary.input_gradient::<2>(0).expect("the process has the first stage").into_data()
+        };
+        assert_eq!(gradient(&found), gradient(&expected));
+        mpirun::report("two processes with parts of a batch");
+    } else {
+        assert!(found.input_gradients.is_empty(), "another process has the first stage");
     }
 }

@@ -19,7 +19,7 @@ const ELEMENTS: usize = 1024;
 const FRAME: usize = 4 * ELEMENTS;
 const DEADLINE: Duration = Duration::from_secs(20);
 
-/// MPI's tags of frames that are announced, and of those for which a receive is posted.
+/// MPI's tags of frames that are announced, and of frames for which a receive is posted.
 const ANNOUNCED: i32 = 1;
 const POSTED: i32 = 2;
 /// The tag with which the processes of a world make their communicator.

@@ -98,9 +98,10 @@ fn vote_on_metadata() {
         let made = if stage.get() == 1 { Stage::with_loss(module, loss) } else { Stage::new(module) };
         Ok(made.with_prefix(&format!("stages.{stage}")))
     };
-    let metadata = match is_first {
-        true => Metadata::default(),
-        false => Metadata::Static { stages: vec![vec![TensorSpec::of_rows(DType::F32, [3])]] },
+    let metadata = if is_first {
+        Metadata::default()
+    } else {
+        Metadata::Static { stages: vec![vec![TensorSpec::of_rows(DType::F32, [3])]] }
     };
     let optimizer = Some(AdamWConfig::new().init());
     let config = PipelineConfig { optimizer, metadata, ..PipelineConfig::default() };
@@ -111,7 +112,7 @@ fn vote_on_metadata() {
                     [1, 2], stage 1 on rank 1 expects F32 [_, 3]";
     assert!(error.to_string().contains(expected), "{error}");
     if is_first {
-        mpirun::report("the metadata of one process is that of both");
+        mpirun::report("both processes have the metadata of one");
     }
 }
 

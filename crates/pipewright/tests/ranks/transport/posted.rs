@@ -158,7 +158,7 @@ fn two_stages(world: World, hook: Option<Arc<dyn ActionHook>>) -> Pipeline {
     )
 }
 
-/// Losses are those of one process.
+/// Checks that the losses are the losses of one process.
 pub(crate) fn train() {
     let world = World::mpi(DEADLINE).expect("mpirun started this process");
     let is_first = world.own_ranks().next().is_some_and(|rank| rank.get() == 0);

@@ -1,4 +1,4 @@
-//! The sends of a program in two processes, the second of which is stopped for a while: only programs that wait for
+//! The sends of a program in two processes. The second one is stopped for a while: only programs that wait for
 //! their sends have few of them in flight.
 
 use std::num::NonZeroU32;
@@ -50,9 +50,10 @@ pub(crate) fn count_sends(budget: Option<u32>) {
     let mut pipeline = launch(program(budget), world, config);
     let data = || rows(ROWS * MICROBATCHES as usize);
     let (inputs, targets) = (data(), data());
-    match is_sender {
-        true => thread::sleep(Duration::from_millis(300)),
-        false => stop(),
+    if is_sender {
+        thread::sleep(Duration::from_millis(300))
+    } else {
+        stop()
     }
     let summary = pipeline.step(inputs, targets, 1e-3).expect("a step");
     let found = summary.sends_in_flight[0];
