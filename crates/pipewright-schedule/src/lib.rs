@@ -42,6 +42,7 @@ mod rank_set;
 mod row_cursors;
 mod transfer;
 pub mod validate;
+pub mod communicator;
 pub mod lower;
 pub mod skip_event;
 pub mod timeline;

@@ -10,18 +10,7 @@ use crate::validate::{coverage, deadlock, matching, order, peer_order, sharding}
 /// Finds all violations of `program` at `level`, in time and memory linear in the program.
 pub(crate) fn check(program: &Program, level: Level) -> Report {
     let mut report = Report::new();
-    let neighbours = Neighbours::of(program.placement());
-    let (present, in_order) = coverage::check_each(program, level, &neighbours, &mut report);
-    let forward_only = !has_backward(program);
-    let context = Context { program, level, present, neighbours, forward_only };
-    coverage::check_all(&context, &mut report);
-    // Most programs are sound, and then the walk above has already checked the order, except that of slices.
-    if !in_order || report.total() > 0 || !program.slices().is_one() {
-        order::check(&context, &mut report);
-    }
-    if level != Level::Compute {
-        matching::check(&context, &mut report);
-    }
+    let context = check_actions(program, level, &mut report);
     // Each message has its two ends, and both block. Then a run without deadlock also shows that each pair of ranks
     // agrees on the order of messages.
     let rendezvous = level != Level::Compute && report.total() == 0 && !context.waits_for_sends();
@@ -32,4 +21,29 @@ pub(crate) fn check(program: &Program, level: Level) -> Report {
     run.report_cycles(&mut report);
     sharding::check(&context, &mut report);
     report
+}
+
+/// Finds the violations of the rules that do not depend on how messages travel.
+pub(crate) fn check_content(program: &Program, level: Level) -> Report {
+    let mut report = Report::new();
+    let context = check_actions(program, level, &mut report);
+    sharding::check(&context, &mut report);
+    report
+}
+
+/// Checks that the actions and both ends of each message are there, and that each rank computes in order.
+fn check_actions<'a>(program: &'a Program, level: Level, report: &mut Report) -> Context<'a> {
+    let neighbours = Neighbours::of(program.placement());
+    let (present, in_order) = coverage::check_each(program, level, &neighbours, report);
+    let forward_only = !has_backward(program);
+    let context = Context { program, level, present, neighbours, forward_only };
+    coverage::check_all(&context, report);
+    // Most programs are sound, and then the walk above has already checked the order, except the order of slices.
+    if !in_order || report.total() > 0 || !program.slices().is_one() {
+        order::check(&context, report);
+    }
+    if level != Level::Compute {
+        matching::check(&context, report);
+    }
+    context
 }

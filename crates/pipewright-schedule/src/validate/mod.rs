@@ -29,7 +29,7 @@ mod sharding;
 mod validated;
 mod violation;
 
-pub(crate) use check::check;
+pub(crate) use check::{check, check_content};
 pub use validated::{ValidatedProgram, validate};
 pub(crate) use violation::list_blocked;
 pub use violation::{BlockedRank, Violation, ViolationKind, Violations};

@@ -1,0 +1,137 @@
+//! The communicators that a program can be judged on.
+
+use std::fmt;
+use std::str::FromStr;
+
+use thiserror::Error;
+
+use crate::ids::StageIndex;
+
+/// The properties of a communicator that decide whether a program finishes with the right tensors.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Communicator {
+    /// The operations that wait for each other.
+    pub streams: Streams,
+    /// When a send completes. It has no effect with [`Streams::Buffered`].
+    pub sends: Sends,
+    /// The operations that start together. It has no effect with [`Streams::Buffered`].
+    pub groups: Groups,
+}
+
+/// The queues in which a rank's operations run one after another.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub enum Streams {
+    /// Messages are tagged and buffered: no operation waits for another one.
+    #[default]
+    Buffered,
+    /// One queue for each directed pair of ranks: the k-th send meets the k-th receive.
+    Edge,
+    /// One queue for each pair of ranks, for both directions.
+    Pair,
+    /// One queue for each rank.
+    Rank,
+}
+
+/// When a send completes.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum Sends {
+    /// When its receive runs.
+    #[default]
+    Rendezvous,
+    /// At once.
+    Eager,
+    /// At once if the message has at most `limit` bytes, otherwise when its receive runs.
+    EagerUpTo {
+        /// The largest message that is sent at once, in bytes.
+        limit: u64,
+        /// The bytes of the tensors between stage `s` and stage `s + 1`, for each `s`; the last entry also counts for all
+        /// later stages. A gradient has the size of its activation.
+        messages: Vec<u64>,
+    },
+}
+
+/// The operations that start together.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Groups {
+    /// Each operation is by itself.
+    #[default]
+    Single,
+    /// Sends and receives that follow each other in a row, without a computation or a wait between them, are one group:
+    /// they run at the same time.
+    Consecutive,
+}
+
+impl Streams {
+    /// All kinds of streams, from the one with the fewest waits to the one with the most.
+    pub const ALL: [Self; 4] = [Self::Buffered, Self::Edge, Self::Pair, Self::Rank];
+
+    /// Returns the name on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Buffered => "buffered",
+            Self::Edge => "edge",
+            Self::Pair => "pair",
+            Self::Rank => "rank",
+        }
+    }
+
+    /// Returns whether a receive gets the message of its send, whatever their order.
+    pub fn is_tagged(self) -> bool {
+        self == Self::Buffered
+    }
+
+    /// Returns what a verdict on these streams assumes, with its source.
+    pub fn assumption(self) -> &'static str {
+        match self {
+            Self::Buffered => "messages are tagged and buffered, as on Pipewright's transports",
+            Self::Edge => {
+                "one queue per directed pair of ranks, without tags, as in PyTorch 2.15 with a process group per edge, and \
+                 on Gloo (torch/distributed/pipelining/schedules.py)"
+            }
+            Self::Pair => {
+                "one queue per pair of ranks for both directions, as in NCCL with a communicator per pair: its operations \
+                 run in the order of the calls (NCCL user guide, \"Point-to-point communication\")"
+            }
+            Self::Rank => {
+                "one queue per rank, as in NCCL with one communicator for all: its operations run in the order of the calls \
+                 (NCCL user guide, \"Point-to-point communication\")"
+            }
+        }
+    }
+}
+
+impl fmt::Display for Streams {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// A name that no kind of streams has.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[error("`{0}` is not a transport; use buffered, edge, pair or rank")]
+pub struct UnknownStreams(String);
+
+impl FromStr for Streams {
+    type Err = UnknownStreams;
+
+    fn from_str(name: &str) -> Result<Self, Self::Err> {
+        Self::ALL
+            .into_iter()
+            .find(|streams| streams.name() == name)
+            .ok_or_else(|| UnknownStreams(name.to_owned()))
+    }
+}
+
+impl Sends {
+    /// Returns whether a message between `stage` and the next stage is sent at once.
+    pub(super) fn is_eager(&self, stage: StageIndex) -> bool {
+        match self {
+            Self::Rendezvous => false,
+            Self::Eager => true,
+            Self::EagerUpTo { limit, messages } => {
+                let bytes = messages.get(stage.index()).or(messages.last());
+                bytes.is_some_and(|bytes| bytes <= limit)
+            }
+        }
+    }
+}
