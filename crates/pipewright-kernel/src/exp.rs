@@ -36,6 +36,7 @@ mod tests {
     use super::*;
 
     #[test]
+    #[cfg_attr(miri, ignore = "takes minutes under Miri")]
     fn is_close_to_the_true_value() {
         for step in -8700..=8790 {
             let x = step as f32 / 100.0;

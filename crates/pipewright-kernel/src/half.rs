@@ -52,6 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
+    #[cfg_attr(miri, ignore = "takes minutes under Miri")]
     fn slices_of_f16_are_rounded_as_single_numbers() {
         let numbers: Vec<f32> = (0..=u32::MAX).step_by(65_521 * 7).map(f32::from_bits).collect();
         let narrowed = f16::narrowed(&numbers);
@@ -63,6 +64,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "takes minutes under Miri")]
     fn numbers_are_rounded_as_the_type_itself_rounds() {
         let patterns = (0..=u32::MAX).step_by(65_521 * 7).chain([
             0x0000_0001,

@@ -7,7 +7,8 @@ use clap::{Args, ValueEnum};
 use pipewright_schedule::csv::{CsvError, parse_program};
 use pipewright_schedule::footprint::Use;
 use pipewright_schedule::words::counted;
-use pipewright_schedule::{Level, Slices, ValidatedProgram, Violations, picture, validate};
+use pipewright_schedule::{Level, Program, Slices, ValidatedProgram, Violations, picture, validate};
+use serde_json::{Value, json};
 
 use crate::failure::{Exit, Failure};
 use crate::output;
@@ -16,6 +17,7 @@ use crate::schedules::file::slice_hint;
 use crate::schedules::file::{locate, read};
 use crate::schedules::memory::check_text;
 use crate::schedules::size::{microbatches, slices};
+use crate::schedules::verdicts::{TransportArguments, Verdicts};
 
 /// The arguments of `pipewright validate`.
 #[derive(Debug, Args)]
@@ -30,7 +32,9 @@ pub(crate) struct ValidateArguments {
     /// The number of slices of each microbatch, if the actions number slices; by default, microbatches are whole
     #[arg(long, value_name = "K", value_parser = slices, default_value = "1")]
     slices: Slices,
-    /// How to print violations
+    #[command(flatten)]
+    transport: TransportArguments,
+    /// How to print violations and verdicts
     #[arg(long, value_enum, default_value = "text")]
     format: Format,
 }
@@ -41,6 +45,8 @@ enum Format {
     Text,
     /// A table of the schedule with an exclamation mark at each violation, then the same lines
     Grid,
+    /// An object: the violations, or with `--transport` the verdict of each transport
+    Json,
 }
 
 /// Runs the command.
@@ -62,16 +68,70 @@ pub(crate) fn run(arguments: &ValidateArguments) -> Result<(), Failure> {
     let uneven = |error| Failure::input(format!("{}: {error}", file.display()));
     let program = program.with_slices(arguments.slices).map_err(uneven)?;
     let level = arguments.level.unwrap_or_else(|| program.level());
-    match validate(program, level) {
-        Ok(program) => output::show(&summary(file, &program)),
-        Err(violations) => {
-            if arguments.format == Format::Grid {
-                output::show(&grid(&violations)?)?;
-            }
-            output::show(&lines(&violations))?;
-            Err(unsound(file, violations.listed().len() as u64 + violations.omitted()))
-        }
+    if arguments.transport.is_given() && level == Level::Compute {
+        let name = file.display();
+        let advice = format!("run `pipewright lower {name} --pass send-recv` first");
+        return Err(Failure::input(format!(
+            "{name}: the schedule has no messages, which a transport could order; {advice}"
+        )));
     }
+    match arguments.transport.judge(&program, level) {
+        None => prove(arguments, program, level),
+        Some(Ok(verdicts)) => show_verdicts(arguments, &verdicts),
+        Some(Err(violations)) => refuse(arguments, &violations),
+    }
+}
+
+/// Proves `program` sound on every transport.
+fn prove(arguments: &ValidateArguments, program: Program, level: Level) -> Result<(), Failure> {
+    match validate(program, level) {
+        Ok(program) if arguments.format == Format::Json => show_json(&sound_json(&program)),
+        Ok(program) => output::show(&summary(&arguments.file, &program)),
+        Err(violations) => refuse(arguments, &violations),
+    }
+}
+
+fn show_verdicts(arguments: &ValidateArguments, verdicts: &Verdicts) -> Result<(), Failure> {
+    if arguments.format == Format::Json {
+        show_json(&verdicts.json())?;
+    } else {
+        output::show(&verdicts.text())?;
+    }
+    if verdicts.are_sound() {
+        return Ok(());
+    }
+    let (name, faults) = (arguments.file.display(), verdicts.faults());
+    Err(Failure::new(
+        Exit::CheckFailed,
+        format!("{name}: the schedule is not sound on every transport: {faults}"),
+    ))
+}
+
+fn refuse(arguments: &ValidateArguments, violations: &Violations) -> Result<(), Failure> {
+    match arguments.format {
+        Format::Text => output::show(&lines(violations))?,
+        Format::Grid => output::show(&(grid(violations)? + &lines(violations)))?,
+        Format::Json => show_json(&violations_json(violations))?,
+    }
+    Err(unsound(&arguments.file, violations.listed().len() as u64 + violations.omitted()))
+}
+
+fn show_json(value: &Value) -> Result<(), Failure> {
+    output::show(&format!("{value}\n"))
+}
+
+fn sound_json(program: &ValidatedProgram) -> Value {
+    json!({
+        "sound": true, "level": program.level().to_string(), "ranks": program.ranks(),
+        "stages": program.placement().stages(), "microbatches": program.microbatches(), "violations": [],
+    })
+}
+
+fn violations_json(violations: &Violations) -> Value {
+    let listed = violations.listed().iter().map(|violation| {
+        json!({ "rank": violation.rank.get(), "position": violation.position, "text": violation.kind.to_string() })
+    });
+    json!({ "sound": false, "violations": listed.collect::<Vec<_>>(), "omitted": violations.omitted() })
 }
 
 fn unsound(file: &Path, violations: u64) -> Failure {

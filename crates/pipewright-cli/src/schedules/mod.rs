@@ -8,3 +8,4 @@ pub(crate) mod other_sizes;
 pub(crate) mod simulation_text;
 pub(crate) mod size;
 pub(crate) mod timed_program;
+pub(crate) mod verdicts;

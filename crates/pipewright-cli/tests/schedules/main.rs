@@ -6,6 +6,7 @@ mod edges;
 mod golden;
 mod plans;
 mod predictions;
+mod transports;
 
 use std::fs;
 use std::process::Output;

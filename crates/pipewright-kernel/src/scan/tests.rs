@@ -4,6 +4,7 @@ use super::*;
 
 /// Sequences of whole chunks and of others give each token the result that it has in a longer sequence.
 #[test]
+#[cfg_attr(miri, ignore = "takes minutes under Miri")]
 fn a_token_sees_no_later_token() {
     let dims = Dims { batch: 1, sequence: 200, heads: 4, head_dim: 2, groups: 2, state: 3 };
     let numbers = |count: usize, scale: f32| {
@@ -35,6 +36,7 @@ fn a_token_sees_no_later_token() {
 
 /// Rates at which `exp` of a running sum is 0 and `exp` of its negative would overflow.
 #[test]
+#[cfg_attr(miri, ignore = "takes minutes under Miri")]
 fn fast_decays_stay_finite() {
     let dims = Dims { batch: 1, sequence: 130, heads: 1, head_dim: 2, groups: 1, state: 2 };
     let (u, steps) = (vec![0.5; 130 * dims.channels()], vec![20.0; 130]);

@@ -13,6 +13,9 @@ use crate::validate::{Violations, check_content};
 /// The number of crossed messages that a verdict lists for each directed pair of ranks.
 const LISTED: usize = 4;
 
+/// The number of actions of a cycle that are printed. A thousand ranks may wait in one cycle.
+const HOLDS: usize = 16;
+
 /// Whether a program finishes on a communicator, and whether every receive gets its tensor.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Verdict {
@@ -53,10 +56,13 @@ impl fmt::Display for Verdict {
         if more > 0 {
             write!(f, "\n  and {more} more")?;
         }
-        for hold in &self.cycle {
+        for hold in self.cycle.iter().take(HOLDS) {
             write!(f, "\n  {hold}")?;
         }
-        Ok(())
+        match self.cycle.len().saturating_sub(HOLDS) {
+            0 => Ok(()),
+            more => write!(f, "\n  and {more} more, and the last one waits for the first"),
+        }
     }
 }
 

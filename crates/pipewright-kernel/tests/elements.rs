@@ -1,0 +1,73 @@
+//! Operations whose results are written to memory that is not initialised yet, on sizes that are not a multiple of any
+//! vector's. They are compared with their definitions, and are small enough for Miri.
+
+use pipewright_kernel::{cross_entropy, rms_norm, swiglu};
+
+const WIDTH: usize = 5;
+const ROWS: usize = 3;
+
+/// Returns `count` numbers between -1 and 1.
+fn numbers(count: usize, seed: usize) -> Vec<f32> {
+    (0..count).map(|i| ((i * 37 + seed * 11) % 64) as f32 / 32.0 - 1.0).collect()
+}
+
+fn check(found: &[f32], expected: impl Fn(usize) -> f64) {
+    for (i, found) in found.iter().enumerate() {
+        let expected = expected(i);
+        assert!((f64::from(*found) - expected).abs() < 1e-5, "element {i}: {found} instead of {expected}");
+    }
+}
+
+/// Returns the row of element `i` in single precision, widened.
+fn row(values: &[f32], i: usize) -> Vec<f64> {
+    values[i / WIDTH * WIDTH..][..WIDTH].iter().copied().map(f64::from).collect()
+}
+
+fn sigmoid(x: f32) -> f64 {
+    1.0 / (1.0 + f64::from(-x).exp())
+}
+
+#[test]
+fn swiglu_is_its_definition() {
+    let [gate, up, g] = [1, 2, 3].map(|seed| numbers(WIDTH * ROWS, seed));
+    let of = |values: &[f32], i: usize| f64::from(values[i]);
+    check(&swiglu::forward(&gate, &up), |i| of(&gate, i) * sigmoid(gate[i]) * of(&up, i));
+    let (d_gate, d_up) = swiglu::backward(&gate, &up, &g);
+    let derivative = |i: usize| sigmoid(gate[i]) * (1.0 + of(&gate, i) * (1.0 - sigmoid(gate[i])));
+    check(&d_gate, |i| of(&g, i) * of(&up, i) * derivative(i));
+    check(&d_up, |i| of(&g, i) * of(&gate, i) * sigmoid(gate[i]));
+}
+
+#[test]
+fn rms_norm_is_its_definition() {
+    let (x, weight, g) = (numbers(WIDTH * ROWS, 4), numbers(WIDTH, 5), numbers(WIDTH * ROWS, 6));
+    let scale = |i: usize| {
+        let mean_square = row(&x, i).iter().map(|x| x * x).sum::<f64>() / WIDTH as f64;
+        1.0 / (mean_square + 1e-6).sqrt()
+    };
+    let weight_of = |i: usize| f64::from(weight[i % WIDTH]);
+    let (y, scales) = rms_norm::forward(&x, &weight, 1e-6);
+    check(&y, |i| f64::from(x[i]) * scale(i) * weight_of(i));
+    let (dx, dw) = rms_norm::backward(&x, &weight, &scales, &g);
+    let along = |i: usize| {
+        let products =
+            row(&x, i).into_iter().zip(row(&g, i)).zip(&weight).map(|((x, g), w)| x * g * f64::from(*w));
+        products.sum::<f64>() / WIDTH as f64 * scale(i) * scale(i)
+    };
+    check(&dx, |i| scale(i) * (f64::from(g[i]) * weight_of(i) - f64::from(x[i]) * along(i)));
+    let column = |i: usize| (0..ROWS).map(move |row| row * WIDTH + i);
+    check(&dw, |i| column(i).map(|i| f64::from(g[i]) * f64::from(x[i]) * scale(i)).sum());
+}
+
+#[test]
+fn cross_entropy_is_its_definition() {
+    let (logits, targets) = (numbers(WIDTH * ROWS, 7), [1, 4, 0]);
+    let sum = |i: usize| row(&logits, i).into_iter().map(f64::exp).sum::<f64>();
+    let (loss, normalisers) = cross_entropy::forward(&logits, &targets, WIDTH);
+    let loss_of =
+        |(row, target): (usize, &usize)| sum(row * WIDTH).ln() - f64::from(logits[row * WIDTH + target]);
+    check(&[loss], |_| targets.iter().enumerate().map(loss_of).sum::<f64>() / ROWS as f64);
+    let d_logits = cross_entropy::backward(&logits, &targets, &normalisers, 2.0);
+    let one_hot = |i: usize| if targets[i / WIDTH] == i % WIDTH { 1.0 } else { 0.0 };
+    check(&d_logits, |i| 2.0 * (f64::from(logits[i]).exp() / sum(i) - one_hot(i)) / ROWS as f64);
+}
