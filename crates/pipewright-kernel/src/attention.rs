@@ -10,7 +10,7 @@
 //! from one query to the next (documents, windows). Scores of keys before the run of a block's first query are not
 //! computed.
 //!
-//! The queries may be those of the last part of each sequence, whose keys and values are given from its beginning on.
+//! The queries may belong to the last part of each sequence, whose keys and values are given from its beginning on.
 //!
 //! Scores are not kept: the backward pass computes them again from `q`, `k` and each row's normaliser (Dao et al.,
 //! 2022). With `D = sum(g out)` by row: `dP = g vᵀ`, `dS = P (dP - D)`, `dv = Pᵀ g`, `dq = dS k`, `dk = dSᵀ q`.
@@ -140,7 +140,7 @@ impl<'a> Bias<'a> {
         }
     }
 
-    /// Adds the gradient of a head's entries of the table, from that of the scores of a block.
+    /// Adds the gradient of a head's entries of the table, from the gradient of a block's scores.
     fn add_gradient(
         self,
         (dims, batch, head): (Dims, usize, usize),
@@ -163,7 +163,7 @@ impl<'a> Bias<'a> {
 struct Rows<'a> {
     first: usize,
     count: usize,
-    /// The keys of the sequence before that of its first query.
+    /// The keys of the sequence before the key of its first query.
     earlier: usize,
     low: usize,
     end: usize,
@@ -184,7 +184,7 @@ impl<'a> Rows<'a> {
         self.end - self.low
     }
 
-    /// Splits a row into the keys before those that the query sees, these, and those after.
+    /// Splits a row into three parts: the keys that the query sees, and the keys before and after them.
     #[inline(always)]
     fn split(self, row: usize, scores: &mut [f32]) -> [&mut [f32]; 3] {
         let start = self.starts.map_or(0, |starts| starts[row] as usize - self.low);
@@ -233,13 +233,13 @@ pub fn forward(inputs: Inputs<'_>) -> (Vec<f32>, Vec<f32>) {
 
 /// The gradients of an attention's inputs.
 pub struct Gradients {
-    /// Of the queries, of their shape.
+    /// The gradient of the queries, of their shape.
     pub q: Vec<f32>,
-    /// Of the keys, of their shape.
+    /// The gradient of the keys, of their shape.
     pub k: Vec<f32>,
-    /// Of the values, of their shape.
+    /// The gradient of the values, of their shape.
     pub v: Vec<f32>,
-    /// Of the table of the bias; empty without one.
+    /// The gradient of the table of the bias; empty without one.
     pub table: Vec<f32>,
 }
 
@@ -308,7 +308,7 @@ fn score(scores: &mut [f32], queries: &[f32], keys: &[f32], head_dim: usize, row
     product_into(scores, rows.span(), queries, keys.transposed());
 }
 
-/// Turns scores into weights; those of keys that a query does not see are 0.
+/// Turns scores into weights; the weight of a key that a query does not see is 0.
 #[multiversion(targets = "simd")]
 fn softmax(scores: &mut [f32], rows: Rows<'_>, normalisers: &mut [f32]) {
     for (row, (scores, normaliser)) in scores.chunks_exact_mut(rows.span()).zip(normalisers).enumerate() {

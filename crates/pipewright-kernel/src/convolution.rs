@@ -97,7 +97,7 @@ fn weigh(inputs: Inputs<'_>, weight: &[f32], row: usize, out: &mut [f32]) {
     }
 }
 
-/// Turns the gradient of the result into that of the sums before the activation, in place.
+/// Turns the gradient of the result into the gradient of the sums before the activation, in place.
 pub fn activation_backward(inputs: Inputs<'_>, gradient: &mut [f32]) {
     let weight = by_distance(inputs.dims, inputs.weight);
     activation_backward_rows(inputs, &weight, gradient);
@@ -115,7 +115,7 @@ fn activation_backward_rows(inputs: Inputs<'_>, weight: &[f32], gradient: &mut [
     }
 }
 
-/// Writes the gradient of `v` into the same places of `d_v`. `gradient` is that of the sums before the activation.
+/// Writes the gradient of `v` into the same places of `d_v`. `gradient` belongs to the sums before the activation.
 pub fn input_gradient(inputs: Inputs<'_>, gradient: &[f32], d_v: &mut [f32]) {
     let weight = by_distance(inputs.dims, inputs.weight);
     input_gradient_rows(inputs, &weight, gradient, d_v);

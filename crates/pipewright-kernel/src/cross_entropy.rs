@@ -22,7 +22,7 @@ pub fn forward(logits: &[f32], targets: &[usize], vocabulary: usize) -> (f32, Ve
 #[multiversion(targets = "simd")]
 pub(super) fn normalise(logits: &[f32], vocabulary: usize, normalisers: &mut [f32]) {
     for (row, normaliser) in logits.chunks_exact(vocabulary).zip(normalisers) {
-        // A row of which all logits are masked has a sum of 0.
+        // If all logits of a row are masked, its sum is 0.
         let largest = max(row).max(f32::MIN);
         *normaliser = sum(vocabulary, |i| exp(row[i] - largest)).ln() + largest;
     }

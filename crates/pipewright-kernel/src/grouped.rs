@@ -10,7 +10,7 @@ use multiversion::multiversion;
 use super::product::{Matrix, add_product, product_into};
 use super::simd::sum;
 
-/// The assignments in the order of their experts; those of one expert are in the order of the tokens.
+/// The assignments in the order of their experts; the assignments of one expert are in the order of the tokens.
 #[derive(Clone, Debug)]
 pub struct Groups {
     /// The place of each sorted row among the assignments as they were chosen.
@@ -19,7 +19,7 @@ pub struct Groups {
     starts: Vec<usize>,
     /// The number of assignments of a token.
     count: usize,
-    /// The number of tokens, some of which may have no rows.
+    /// The number of tokens, also of tokens without rows.
     tokens: usize,
 }
 
@@ -29,7 +29,7 @@ impl Groups {
         Self::among(chosen, &(0..experts).map(Some).collect::<Vec<_>>(), count)
     }
 
-    /// As [`Groups::new`], for some of the experts: `places` has the place of each expert among these, and `None` for every
+    /// Like [`Groups::new`], for some of the experts: `places` has the place of each expert among these, and `None` for every
     /// other expert, whose assignments get no rows.
     pub fn among(chosen: &[usize], places: &[Option<usize>], count: usize) -> Self {
         let held = places.iter().flatten().count();
@@ -96,7 +96,7 @@ impl Groups {
         out
     }
 
-    /// As [`Groups::product`], added to `out`.
+    /// Like [`Groups::product`], but adds to `out`.
     pub fn add_product(
         &self,
         out: &mut [f32],

@@ -7,15 +7,15 @@ use multiversion::multiversion;
 pub struct Rotary<'a> {
     /// `[positions, head_dim / 2]`, or as many for each sequence.
     pub cos: &'a [f32],
-    /// As `cos`.
+    /// The sines, in the form of `cos`.
     pub sin: &'a [f32],
     /// The factor of all tables.
     pub scale: f32,
 }
 
 impl<'a> Rotary<'a> {
-    /// Returns the tables of a sequence with so many positions: its own if each sequence has tables, otherwise those of
-    /// all sequences.
+    /// Returns the tables of a sequence with so many positions: its own if each sequence has tables, otherwise
+    /// the shared ones.
     pub(crate) fn of(self, positions: usize, head_dim: usize, batch: usize) -> Self {
         let size = positions * head_dim / 2;
         let start = if self.cos.len() > size { batch * size } else { 0 };

@@ -15,7 +15,7 @@ pub fn forward(logits: &[f32], loads: &[f32], weights: &[f32]) -> [f32; 2] {
     [balance as f32, z as f32]
 }
 
-/// Returns the gradient of the logits from those of both losses.
+/// Returns the gradient of the logits from the gradients of both losses.
 pub fn backward(logits: &[f32], loads: &[f32], weights: &[f32], [balance, z]: [f32; 2]) -> Vec<f32> {
     let mut d_logits = vec![0f32; logits.len()];
     let experts = loads.len();

@@ -23,8 +23,8 @@ pub fn softmax(logits: &[f32], experts: usize) -> Vec<f32> {
     probabilities
 }
 
-/// Returns the experts of the `count` largest probabilities of each token, the largest first. Of equal probabilities
-/// the first expert is taken; NaN is smaller than any number.
+/// Returns the experts of the `count` largest probabilities of each token, the largest first. If probabilities are
+/// equal, the first expert is taken; NaN is smaller than any number.
 pub fn choose(probabilities: &[f32], experts: usize, count: usize) -> Vec<usize> {
     let mut chosen = Vec::with_capacity(probabilities.len() / experts * count);
     for row in probabilities.chunks_exact(experts) {
@@ -62,7 +62,7 @@ fn total(probabilities: &[f32], chosen: &[usize]) -> f32 {
     chosen.iter().map(|&expert| probabilities[expert]).sum()
 }
 
-/// Returns the gradient of the logits from that of the weights.
+/// Returns the gradient of the logits from the gradient of the weights.
 ///
 /// With `s` the sum of a token's chosen probabilities if they are normalised, otherwise 1, the gradient of a chosen
 /// probability is `(g - sum(g w)) / s`, or `g`. The softmax turns a gradient `d` of the probabilities into
@@ -116,7 +116,7 @@ pub fn balance(probabilities: &[f32], loads: &[f32]) -> f32 {
     (sums.iter().zip(loads).map(|(sum, load)| sum * f64::from(*load)).sum::<f64>() / tokens) as f32
 }
 
-/// Returns the gradient of the logits from that of [`balance`]. The loads carry none.
+/// Returns the gradient of the logits from the gradient of [`balance`]. The loads have no gradient.
 #[multiversion(targets = "simd")]
 pub fn balance_backward(probabilities: &[f32], loads: &[f32], gradient: f32) -> Vec<f32> {
     let experts = loads.len();

@@ -7,7 +7,7 @@
 use super::cross_entropy::{normalise, scaled_probabilities};
 
 /// The statistics of a row before the first part: the logarithm of 0, and no logit. If all logits of a row are masked, they
-/// are minus infinity, and the normaliser stays so; the loss of the row is then not a number, as that of the whole vocabulary.
+/// are minus infinity, and the normaliser stays so. The loss of the row is then not a number, as with a whole vocabulary.
 pub const NOTHING: [f32; 2] = [f32::NEG_INFINITY, 0.0];
 
 /// Returns the statistics after a part from those before it. `places` has the place of each row's target in the part, or

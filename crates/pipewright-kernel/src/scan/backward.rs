@@ -17,7 +17,7 @@ pub struct Gradients {
     pub skip: Vec<f32>,
 }
 
-/// Returns the gradients of a scan from that of its result.
+/// Returns the gradients of a scan from the gradient of its result.
 pub fn backward(inputs: Inputs<'_>, gradient: &[f32]) -> Gradients {
     let dims = inputs.dims;
     let mut found = Gradients {
@@ -92,8 +92,8 @@ impl Scratch {
         self.d_state.fill(0.0);
     }
 
-    /// Adds a chunk's part to the gradients, and turns the gradient of the state after it into that of the state
-    /// before.
+    /// Adds a chunk's part to the gradients, and turns the gradient of the state after it into the gradient of
+    /// the state before.
     fn chunk_backward(
         &mut self,
         inputs: &Inputs<'_>,
@@ -155,8 +155,8 @@ impl Scratch {
         add_product(d_b, channels, rows(&self.given), states(&self.d_state));
     }
 
-    /// Computes the part of the pairs of tokens in the chunk: writes the gradient of `x`, and adds to those of scores,
-    /// running sums and steps.
+    /// Computes the part of the pairs of tokens in the chunk: writes the gradient of `x`, and adds to the gradients
+    /// of scores, running sums and steps.
     fn pairs_backward(
         &mut self,
         inputs: &Inputs<'_>,
@@ -224,7 +224,7 @@ impl Scratch {
     }
 
     /// Computes the part of the state that passes through the chunk; then the gradients of the running sums become
-    /// those of steps and rates.
+    /// gradients of steps and rates.
     fn sums_backward(&mut self, inputs: &Inputs<'_>, group: usize, chunk: Chunk, found: &mut Gradients) {
         let dims = inputs.dims;
         for place in 0..dims.group_heads() {

@@ -107,7 +107,7 @@ pub(super) fn weigh(decays: &Decays, place: usize, len: usize, scores: &[f32], w
 
 /// The gradients that come from the pairs of tokens of a chunk.
 pub(super) struct Pairs<'a> {
-    /// Of the weights, `[len, len]`; becomes the weights themselves.
+    /// The gradient of the weights, `[len, len]`; becomes the weights themselves.
     pub weights: &'a mut [f32],
     /// The gradient of the scores is added here, `[len, len]`.
     pub d_scores: &'a mut [f32],

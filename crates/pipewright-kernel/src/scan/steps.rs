@@ -25,8 +25,8 @@ pub fn steps(of: Steps, raw: &[f32], bias: &[f32]) -> Vec<f32> {
     steps
 }
 
-/// Returns the gradient of the bias, and writes that of the raw numbers into the same places of `d_raw`. `gradient` is
-/// `[heads, rows]`. A step that is limited passes no gradient on.
+/// Returns the gradient of the bias, and writes the gradient of the raw numbers into the same places of
+/// `d_raw`. `gradient` is `[heads, rows]`. A step that is limited passes no gradient on.
 pub fn steps_backward(of: Steps, raw: &[f32], bias: &[f32], gradient: &[f32], d_raw: &mut [f32]) -> Vec<f32> {
     let rows = raw.len() / of.stride;
     let mut d_bias = vec![0f32; of.heads];
