@@ -159,13 +159,6 @@ impl Timeline {
         &self.scopes
     }
 
-    /// The named spans of one rank, by start.
-    pub fn scopes_of(&self, rank: Rank) -> &[Scope] {
-        let start = self.scopes.partition_point(|scope| scope.rank < rank);
-        let end = self.scopes.partition_point(|scope| scope.rank <= rank);
-        &self.scopes[start..end]
-    }
-
     /// Returns the accuracy of the times; `None` if all of them come from one clock.
     pub fn clock_skew(&self) -> Option<ClockSkew> {
         self.clock_skew
@@ -301,8 +294,7 @@ mod tests {
         let timeline = timeline(2, &[(0, "0F1", 0.0, 1.0)]);
         let with_scopes =
             timeline.clone().with_scopes([vec![late.clone(), early.clone()], misplaced.to_vec()].concat());
-        assert_eq!(with_scopes.scopes(), [early, late.clone()]);
-        assert_eq!(with_scopes.scopes_of(Rank::new(1)), [late]);
+        assert_eq!(with_scopes.scopes(), [early, late]);
         assert_eq!(with_scopes.makespan(), timeline.makespan());
     }
 

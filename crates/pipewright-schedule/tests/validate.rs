@@ -1,7 +1,7 @@
 //! Every rule of the validator, with a tiny program and the message that a user reads.
 
 use pipewright_schedule::csv::parse_program;
-use pipewright_schedule::{Level, Placement, Program, Rank, Slices, StageIndex, validate};
+use pipewright_schedule::{Level, Placement, Program, Rank, Slices, validate};
 
 /// All violations of `program` at `level`, as text.
 fn messages(program: Program, level: Level) -> Vec<String> {
@@ -273,24 +273,6 @@ fn all_violations_are_reported_and_absurd_numbers_are_counted() {
             .starts_with("unsound program, 5000 violations; the first: rank 0, position 1: ")
     );
     assert_eq!(violations.into_program().row(Rank::new(0)).len(), 5001);
-}
-
-fn check_in_order(rows: &str, expected: bool) {
-    let validated =
-        validate(parse_program(rows).expect("a program"), Level::Compute).expect("a sound program");
-    assert_eq!(validated.visits_in_order(StageIndex::new(0)), expected, "{rows}");
-}
-
-#[test]
-fn order_of_microbatches() {
-    check_in_order("0F1,0F0,0B0,0B1\n", true);
-    check_in_order("0F0,0F1,0B1,0B0\n", false);
-    check_in_order("0F0,0F1,0I0,0I1,0W0,0W1\n", true);
-    check_in_order("0F0,0F1,0I0,0I1,0W1,0W0\n", false);
-    check_in_order("0F0,0F1,0I1,0I0,0W0,0W1\n", false);
-    check_in_order("0F0,0F1,0I0,0B1,0W0\n", false);
-    check_in_order("0F0,0F1\n", true);
-    check_in_order("0F0,1F0,0F1,1F1,1B1,1B0,0B0,0B1\n", true);
 }
 
 /// Checks the violations of a program whose microbatches have `slices` slices.

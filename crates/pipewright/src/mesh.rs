@@ -91,14 +91,6 @@ impl Mesh {
         }
     }
 
-    /// Returns the ranks of a rank's pipeline that have the same index in their tensor groups; `None` for a rank outside
-    /// the mesh.
-    pub fn pipeline_group(&self, world: WorldRank) -> Option<Group> {
-        let coord = self.contains(world).then(|| self.coord(world))?;
-        let ranks = (0..self.pipeline).map(|rank| MeshCoord { rank: Rank::new(rank), ..coord });
-        self.group(ranks, world)
-    }
-
     /// Returns the ranks of all replicas with the same pipeline rank and the same index in their tensor groups; `None` for
     /// a rank outside the mesh.
     pub fn data_group(&self, world: WorldRank) -> Option<Group> {
@@ -169,11 +161,9 @@ mod tests {
             assert!(coord.rank.get() < 3 && coord.replica < 4 && coord.tensor < 2, "{coord:?}");
             assert_eq!(mesh.world_rank(coord), world);
             assert_eq!(mesh.timeline_row(world).get(), coord.replica * 3 + coord.rank.get());
-            let groups = mesh.pipeline_group(world).zip(mesh.data_group(world));
-            let (pipeline, data) = groups.expect("it is in the mesh");
-            assert_eq!((pipeline.members().len(), pipeline.index()), (3, coord.rank.index()));
+            let data = mesh.data_group(world).expect("it is in the mesh");
             assert_eq!((data.members().len(), data.index()), (4, coord.replica as usize));
-            assert!(pipeline.members()[pipeline.index()] == world && data.members()[data.index()] == world);
+            assert_eq!(data.members()[data.index()], world);
             let groups = mesh.shard_group(world).zip(mesh.copy_group(world));
             let (shards, copies) = groups.expect("it is in the mesh");
             let indices = (shards.index() as u32, copies.index() as u32);
@@ -191,6 +181,6 @@ mod tests {
         }
         assert_eq!(mesh.data_group(WorldRank::new(24)), None);
         let empty = Mesh { pipeline: 0, data: 1, shards: 1, tensor: 1 };
-        assert_eq!(empty.pipeline_group(WorldRank::new(0)), None);
+        assert_eq!(empty.data_group(WorldRank::new(0)), None);
     }
 }

@@ -37,7 +37,7 @@ pub use named_passes::{ParsePassError, Pass, PassInput, apply};
 pub use passes::{LowerConfig, Messages, lower};
 pub use reduce_grad::{ReduceWait, reduce_grad};
 pub use send_early::{Overlaps, send_early};
-pub use send_recv::{send_recv, send_recv_with_bubbles};
+pub use send_recv::send_recv;
 pub use source::{Lowered, ProgramSource, SourceError};
 pub use training::{TrainingLowering, for_training};
 pub use unshard::{ParseLookaheadError, UnshardConfig, UnshardLookahead, unshard};

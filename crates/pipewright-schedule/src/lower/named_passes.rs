@@ -192,8 +192,8 @@ pub struct PassInput {
 
 /// Runs `passes` over rows, one after another.
 ///
-/// The first pass drops the bubbles. If it is `send-recv`, a rank skips a sweep for each bubble
-/// ([`crate::lower::send_recv_with_bubbles`]), so that the order of messages follows the columns of the file.
+/// The first pass drops the bubbles. If it is `send-recv`, a rank skips a sweep for each bubble, so that the order
+/// of messages follows the columns of the file.
 ///
 /// # Errors
 /// When the rows do not fit together, or a pass fails.

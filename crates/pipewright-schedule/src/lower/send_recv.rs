@@ -22,7 +22,7 @@ use crate::neighbours::{Neighbour, Neighbours};
 use crate::placement::Placement;
 use crate::rank_set::RankSet;
 use crate::row_cursors::{RowReaders, RowWriters};
-use crate::schedule::{Program, Schedule};
+use crate::schedule::Program;
 use crate::slices::Slices;
 use crate::transfer::Transfer;
 use crate::validate::BlockedRank;
@@ -49,16 +49,8 @@ pub(super) fn send_recv_over(computation: Computation<'_>) -> Result<Program, Lo
     }
 }
 
-/// Does the same as [`send_recv`] for a schedule with its bubbles: a rank does nothing in a sweep if its next cell is a
-/// bubble. If the bubbles are right, a sweep is a tick of the schedule. The result has no bubbles.
-///
-/// # Errors
-/// When the ranks wait for each other.
-pub fn send_recv_with_bubbles(schedule: &Schedule) -> Result<Program, LowerError> {
-    send_recv_cells(schedule.placement(), (schedule.microbatches(), schedule.slices()), schedule.rows())
-}
-
-/// Does the same as [`send_recv_with_bubbles`] for cells of any kind.
+/// Does the same as [`send_recv`] for rows with bubbles: a rank does nothing in a sweep if its next cell is a bubble. If the
+/// bubbles are right, a sweep is a tick of the schedule. The result has no bubbles.
 pub(super) fn send_recv_cells(
     placement: &Placement,
     numbers: (u32, Slices),

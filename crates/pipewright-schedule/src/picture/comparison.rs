@@ -2,8 +2,8 @@
 
 use std::fmt::Write;
 
+use crate::picture::settings::{PictureSettings, TimeUnit, escaped};
 use crate::picture::svg::svg;
-use crate::picture::{PictureSettings, TimeUnit, escaped};
 use crate::timeline::Timeline;
 
 /// A schedule whose picture is on the page.

@@ -13,7 +13,7 @@ use crate::picture::chunks::Chunks;
 use crate::picture::names::Named;
 use crate::picture::page_data::page_data;
 use crate::picture::palette::{DARK, LIGHT, Sort, Theme, occurring};
-use crate::picture::{PictureSettings, escaped};
+use crate::picture::settings::{PictureSettings, escaped};
 use crate::simulate::peak_memory;
 use crate::timeline::{Event, Timeline};
 

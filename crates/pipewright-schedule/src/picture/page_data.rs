@@ -10,7 +10,7 @@ use crate::ids::{Microbatch, Rank};
 use crate::picture::chunks::Chunks;
 use crate::picture::palette::{DARK, LIGHT, Theme};
 use crate::picture::palette::{Sort, ink_on};
-use crate::picture::{PictureSettings, TimeUnit};
+use crate::picture::settings::{PictureSettings, TimeUnit};
 use crate::simulate::memory_curve;
 use crate::skip_event::{SkipAction, SkipEvent};
 use crate::timeline::{Event, Timeline};

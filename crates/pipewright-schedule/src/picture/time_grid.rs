@@ -23,9 +23,9 @@ use std::fmt;
 
 use crate::action::Action;
 use crate::ids::Rank;
-use crate::picture::TimeUnit;
 use crate::picture::names::Named;
 use crate::picture::page_data::Clock;
+use crate::picture::settings::TimeUnit;
 use crate::slices::Slices;
 use crate::timeline::{Event, Timeline};
 

@@ -14,7 +14,7 @@ use crate::picture::chunks::Chunks;
 use crate::picture::html::{self, legend, table, variables};
 use crate::picture::page_data::{Clock, PageData, RankData, page, ranks};
 use crate::picture::palette::{DARK, LIGHT, Sort, occurring};
-use crate::picture::{PictureSettings, escaped};
+use crate::picture::settings::{PictureSettings, escaped};
 use crate::schedule::Program;
 use crate::timeline::Timeline;
 

@@ -12,14 +12,7 @@
 use std::ops::Range;
 
 use crate::plan::rank_times::{StageTimes, Step, set_slowest};
-
-/// The high power, which makes the sum behave like the maximum.
-const POWER: i32 = 24;
-/// The share by which a step of the walk may be worse, at first.
-const TOLERANCE: f64 = 2.0;
-/// The part of a delay by which a rank counts as slower: the time by which its longest stage (`F + I`) exceeds the mean of
-/// all stages, for as many microbatches as there are ranks. That many wait for the stage while the pipeline fills.
-const LONG_STAGE: f64 = 0.3;
+use crate::plan::tuning::WalkTuning;
 
 /// A generator of pseudo-random numbers: SplitMix64 of Steele, Lea and Flood, 2014.
 #[derive(Debug, Clone)]
@@ -109,6 +102,7 @@ impl Change {
 struct Walk<'a> {
     step: Step<'a>,
     memory: Option<u64>,
+    tuning: &'a WalkTuning,
     scale: f64,
     /// The mean `F + I` of all stages.
     mean: f64,
@@ -129,24 +123,34 @@ struct Walk<'a> {
     old_powers: Vec<(usize, f64)>,
 }
 
-/// Returns a layout near `layout` with balanced ranks. `steps` is the length of the walk. Adds the number of changes that
-/// it makes, also of those that it takes back, to `changes`, and one for its start.
+/// The settings of a walk.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct WalkTask<'a> {
+    pub(super) step: Step<'a>,
+    pub(super) memory: Option<u64>,
+    /// Whether the stages of a round may exchange their ranks.
+    pub(super) is_free: bool,
+    /// The length of the walk.
+    pub(super) steps: usize,
+    pub(super) tuning: &'a WalkTuning,
+}
+
+/// Returns a layout near `layout` with balanced ranks. Adds the number of changes that it makes, also of those that it takes
+/// back, to `changes`, and one for its start.
 pub(super) fn balanced(
-    step: Step<'_>,
-    memory: Option<u64>,
+    task: WalkTask<'_>,
     layout: Layout,
-    is_free: bool,
     numbers: &mut Numbers,
-    steps: usize,
     changes: &mut u64,
 ) -> Layout {
-    let mut walk = Walk::of(step, memory, layout);
+    let WalkTask { step, is_free, steps, tuning, .. } = task;
+    let mut walk = Walk::of(task, layout);
     *changes += 1;
     let mut energy = walk.energy();
     let mut best = (energy, walk.layout.clone());
     for round in 0..steps {
         let left = (steps - round) as f64 / steps as f64;
-        let tolerance = TOLERANCE * left * left * left;
+        let tolerance = tuning.tolerance * left * left * left;
         let Some(change) = walk.layout.draw(step.ranks as usize, is_free, numbers) else { continue };
         walk.make(&change);
         *changes += 1;
@@ -170,12 +174,13 @@ pub(super) fn even(layers: usize, stages: usize) -> Vec<usize> {
 }
 
 impl<'a> Walk<'a> {
-    fn of(step: Step<'a>, memory: Option<u64>, layout: Layout) -> Self {
-        let hops = step.hops_before(&layout.rank_of);
-        Self::with_hops(step, memory, layout, hops)
+    fn of(task: WalkTask<'a>, layout: Layout) -> Self {
+        let hops = task.step.hops_before(&layout.rank_of);
+        Self::with_hops(task, layout, hops)
     }
 
-    fn with_hops(step: Step<'a>, memory: Option<u64>, layout: Layout, hops: Vec<f64>) -> Self {
+    fn with_hops(task: WalkTask<'a>, layout: Layout, hops: Vec<f64>) -> Self {
+        let WalkTask { step, memory, tuning, .. } = task;
         let chunks = layout.rank_of.len().div_ceil((step.ranks as usize).max(1));
         let mut bytes = vec![0u64];
         for layer in step.layers.list.iter().filter(|_| memory.is_some()) {
@@ -194,6 +199,7 @@ impl<'a> Walk<'a> {
         let mut walk = Self {
             step,
             memory,
+            tuning,
             scale: (work / f64::from(step.ranks)).max(f64::MIN_POSITIVE),
             mean: critical / layout.rank_of.len() as f64,
             bytes,
@@ -277,7 +283,7 @@ impl<'a> Walk<'a> {
 
     /// Computes the powers of the bounds that have changed.
     fn update(&mut self) {
-        let delayed = LONG_STAGE * f64::from(self.step.ranks);
+        let delayed = self.tuning.long_stage * f64::from(self.step.ranks);
         for rank in 0..self.powers.len() {
             if !std::mem::replace(&mut self.is_old[rank], false) {
                 continue;
@@ -287,7 +293,7 @@ impl<'a> Walk<'a> {
             let bound = self.step.time_of_rank(rank, self.layout.starts[rank], own);
             let time = bound + delayed * (longest - self.mean);
             self.old_powers.push((rank, self.powers[rank]));
-            self.powers[rank] = (time / self.scale * self.excess(rank).powi(2)).powi(POWER);
+            self.powers[rank] = (time / self.scale * self.excess(rank).powi(2)).powi(WalkTuning::POWER);
         }
     }
 
@@ -311,15 +317,17 @@ mod tests {
         for seed in 0..20 {
             let layers = model(seed, 24, 4, 1);
             let step = Step::of(&layers, 4, 6);
+            let tuning = WalkTuning::default();
+            let task = WalkTask { step, memory: Some(2_000), is_free: true, steps: 0, tuning: &tuning };
             let layout = Layout { starts: even(24, 12), rank_of: [0, 1, 2, 3].repeat(3) };
-            let mut walk = Walk::of(step, Some(2_000), layout);
+            let mut walk = Walk::of(task, layout);
             let mut numbers = Numbers(seed);
             for _ in 0..200 {
                 let Some(change) = walk.layout.draw(4, true, &mut numbers) else { continue };
                 let before = (walk.layout.clone(), walk.powers.clone());
                 walk.make(&change);
                 // Messages take the time that they take where the walk begins.
-                let other = Walk::with_hops(step, Some(2_000), walk.layout.clone(), walk.hops.clone());
+                let other = Walk::with_hops(task, walk.layout.clone(), walk.hops.clone());
                 assert_eq!((&walk.powers, &walk.times), (&other.powers, &other.times), "{change:?}");
                 walk.take_back(&change);
                 assert_eq!((&walk.layout, &walk.powers), (&before.0, &before.1), "{change:?}");

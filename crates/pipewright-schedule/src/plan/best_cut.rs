@@ -1,6 +1,6 @@
 //! The best cut for a given schedule: of all cuts where there are few, otherwise the end of a climb.
 
-use crate::plan::balance::{Layout, Numbers, balanced, even};
+use crate::plan::balance::{Layout, Numbers, WalkTask, balanced, even};
 use crate::plan::cuts::{count_cuts, for_each_cut};
 use crate::plan::evaluate::{Evaluator, ranks_of_stages};
 use crate::plan::order::Order;
@@ -8,13 +8,9 @@ use crate::plan::predict::PlanChoice;
 use crate::plan::rank_times::Step;
 use crate::plan::search::optimizer_time;
 use crate::plan::stage_load::stage_loads;
+use crate::plan::tuning::Tuning;
 use crate::profile::Profile;
 use crate::schedule::Schedule;
-
-/// The largest number of cuts that are all tried.
-const ALL_CUTS: u64 = 3_000;
-/// The steps of the walk to a first cut, for each stage.
-const WALK_STEPS: usize = 1_500;
 
 /// Returns the first layer of each stage except the first in the fastest cut that is found for `schedule`; `None` if
 /// there are more stages than layers, or if the mesh does not fit the nodes. The boundaries of `choice` are ignored, and memory is not limited.
@@ -25,7 +21,7 @@ pub fn best_cut(profile: &Profile, schedule: &Schedule, choice: &PlanChoice) -> 
     if stages > layers.count() || stages != schedule.placement().stages() as usize {
         return None;
     }
-    let mut evaluator = Evaluator::default();
+    let (tuning, mut evaluator) = (Tuning::default(), Evaluator::default());
     let mut time = |starts: &[usize]| {
         let loads = stage_loads(&layers, starts, &choice.recompute);
         let time = evaluator.time(&order, &loads, &layers.network).unwrap_or(f64::INFINITY);
@@ -34,7 +30,7 @@ pub fn best_cut(profile: &Profile, schedule: &Schedule, choice: &PlanChoice) -> 
     let mut best = Best { time: f64::INFINITY, starts: Vec::new() };
     let even = even(layers.count(), stages);
     best.consider(time(&even), &even);
-    if count_cuts(layers.count(), stages) <= ALL_CUTS {
+    if count_cuts(layers.count(), stages) <= tuning.best_cut.all_cuts {
         for_each_cut(layers.count(), stages, &mut |starts| {
             best.consider(time(starts), starts);
         });
@@ -45,8 +41,9 @@ pub fn best_cut(profile: &Profile, schedule: &Schedule, choice: &PlanChoice) -> 
     if (0..schedule.ranks()).zip(&rank_of).all(|(rank, &of_stage)| rank == of_stage) {
         let step = Step::of(&layers, schedule.ranks(), schedule.microbatches());
         let layout = Layout { starts: even, rank_of };
-        let (mut numbers, steps) = (Numbers(1), WALK_STEPS * stages);
-        let walked = balanced(step, None, layout, false, &mut numbers, steps, &mut 0).starts;
+        let steps = tuning.best_cut.walk_steps * stages;
+        let walk = WalkTask { step, memory: None, is_free: false, steps, tuning: &tuning.walk };
+        let walked = balanced(walk, layout, &mut Numbers(1), &mut 0).starts;
         best.consider(time(&walked), &walked);
     }
     let mut improved = true;

@@ -2,34 +2,17 @@
 
 use crate::partition::Method;
 use crate::placement::Placement;
-use crate::plan::balance::{Layout, Numbers, balanced};
+use crate::plan::balance::{Layout, Numbers, WalkTask, balanced};
 use crate::plan::class::{Class, Path};
 use crate::plan::evaluate::ranks_of_stages;
 use crate::plan::greedy::Rules;
 use crate::plan::named::{climb_named, named, try_named};
 use crate::plan::pool::{Cut, cut_by, pool};
-use crate::plan::recompute::{ALL_CHOICES, every_choice, to_hold};
+use crate::plan::recompute::{every_choice, to_hold};
 use crate::plan::report::SEARCHED;
-use crate::plan::search::{Choice, GOOD_ENOUGH, Search};
+use crate::plan::search::{Choice, Search};
 use crate::plan::shape::Shape;
 use crate::plan::stage_load::stage_loads;
-
-/// The plans of a shape get at least one part in this many of the work that is left.
-const SHARE: u64 = 6;
-/// They get at least the work in which rules make this many plans with the most stages, for each microbatch per rank.
-const PLANS: u64 = 125;
-/// The most episodes of annealing.
-const EPISODES: usize = 100;
-/// The attempts of an episode for each stage.
-const TRIES: usize = 20;
-/// The most random changes of a layout that is then balanced again.
-const CHANGES: usize = 8;
-/// The steps of the walk that balances it.
-const BALANCING: usize = 120;
-/// In one of so many of them, stages may change their ranks.
-const FREE: usize = 5;
-/// The share by which a plan may become slower at the beginning of an episode.
-const WORSE: f64 = 0.01;
 
 /// Searches the plans of one shape. `bound` is the lower bound of all plans.
 pub(super) fn explore(search: &mut Search<'_>, shapes: &[Shape], at: usize, bound: f64) {
@@ -43,7 +26,7 @@ pub(super) fn explore(search: &mut Search<'_>, shapes: &[Shape], at: usize, boun
     // After a first plan, because the orders of all named schedules may take long.
     let named = named(search, &shapes[at]);
     try_named(search, shapes, at, &cuts, &named);
-    if search.request.searched && is_hopeful {
+    if is_hopeful {
         try_rules(search, shapes, at, &cuts, bound, reserve + budget / 4 * 3);
         anneal(search, shapes, at, &cuts, bound, reserve + budget / 20);
     }
@@ -54,20 +37,19 @@ pub(super) fn explore(search: &mut Search<'_>, shapes: &[Shape], at: usize, boun
 /// left. The rest is for other shapes, and for changes of the best plan.
 fn share(search: &Search<'_>, shape: &Shape) -> u64 {
     let left = search.left();
-    if !search.request.searched {
-        return left;
-    }
     let stages = shape.classes.iter().map(|class| class.stages() as u64).max().unwrap_or(1);
     let (microbatches, ranks) = (u64::from(shape.microbatches), u64::from(shape.ranks.max(1)));
-    let plans = PLANS * (microbatches / ranks).max(1);
-    (plans * 3 * stages).saturating_mul(microbatches).clamp(left / SHARE, left - left / 10)
+    let plans = search.tuning.search.plans * (microbatches / ranks).max(1);
+    (plans * 3 * stages)
+        .saturating_mul(microbatches)
+        .clamp(left / search.tuning.search.share, left - left / 10)
 }
 
 /// Simulates one plan of a shape, with one stage a rank, and returns its time; infinity if it does not fit.
 pub(super) fn scout(search: &mut Search<'_>, shapes: &[Shape], at: usize) -> f64 {
     let (shape, stages) = (&shapes[at], shapes[at].ranks as usize);
     let is_limited = search.request.memory.is_some();
-    let Some(starts) = cut_by(shape, stages, &Method::Optimal).filter(|_| search.request.searched) else {
+    let Some(starts) = cut_by(shape, stages, &Method::Optimal) else {
         return f64::INFINITY;
     };
     for recomputes in [false, true].into_iter().take(1 + usize::from(is_limited)) {
@@ -88,9 +70,6 @@ pub(super) fn scout(search: &mut Search<'_>, shapes: &[Shape], at: usize) -> f64
 /// Tries a few rules on the best cuts of each arrangement. Those with few stages come first, because their plans take the
 /// least work, and there may be little of it.
 fn first_looks(search: &mut Search<'_>, shapes: &[Shape], at: usize, cuts: &[Cut]) {
-    if !search.request.searched {
-        return;
-    }
     let shape = &shapes[at];
     let mut seen: Vec<(Option<Class>, usize)> = Vec::new();
     let mut cuts: Vec<&Cut> = cuts.iter().collect();
@@ -123,7 +102,7 @@ fn choices(search: &Search<'_>, shape: &Shape, cut: &Cut) -> Vec<Vec<bool>> {
     let stages = cut.layout.rank_of.len();
     let none = vec![false; stages];
     let Some(memory) = search.request.memory else { return vec![none] };
-    if stages <= ALL_CHOICES {
+    if stages <= search.tuning.search.all_choices {
         return every_choice(stages).collect();
     }
     let loads = stage_loads(&shape.layers, &cut.layout.starts, &none);
@@ -146,8 +125,7 @@ fn try_rules(search: &mut Search<'_>, shapes: &[Shape], at: usize, cuts: &[Cut],
                 break;
             }
             for recompute in choices(search, shape, cut) {
-                let done = search.best_time() <= bound * (1.0 + GOOD_ENOUGH);
-                if done || !search.goes_on(reserve) {
+                if search.is_good_enough(bound) || !search.goes_on(reserve) {
                     return;
                 }
                 let choice = Choice { shape: at, starts: &cut.layout.starts, recompute: &recompute };
@@ -164,7 +142,7 @@ fn try_rules(search: &mut Search<'_>, shapes: &[Shape], at: usize, cuts: &[Cut],
 fn anneal(search: &mut Search<'_>, shapes: &[Shape], at: usize, cuts: &[Cut], bound: f64, reserve: u64) {
     let shape = &shapes[at];
     let mut numbers = Numbers(2);
-    for episode in 0..EPISODES {
+    for episode in 0..search.tuning.annealing.episodes {
         let best = search.best.get(SEARCHED).filter(|best| best.shape == at).cloned();
         let cut = &cuts[(episode / 2) % cuts.len()];
         let rules = best.as_ref().and_then(|best| best.rules);
@@ -217,12 +195,20 @@ fn changed(search: &mut Search<'_>, shape: &Shape, now: &State, numbers: &mut Nu
         }
         return next;
     }
-    let is_free = numbers.below(FREE) == 0;
-    for _ in 0..=numbers.below(CHANGES) {
+    let tuning = &search.tuning.annealing;
+    let is_free = numbers.below(tuning.free) == 0;
+    for _ in 0..=numbers.below(tuning.changes) {
         next.layout.shake(ranks, is_free, numbers);
     }
     let mut changes = 0;
-    next.layout = balanced(shape.step(), memory, next.layout, is_free, numbers, BALANCING, &mut changes);
+    let walk = WalkTask {
+        step: shape.step(),
+        memory,
+        is_free,
+        steps: tuning.balancing,
+        tuning: &search.tuning.walk,
+    };
+    next.layout = balanced(walk, next.layout, numbers, &mut changes);
     search.charge_walk(changes, (stages / ranks) as u32);
     next
 }
@@ -239,13 +225,14 @@ fn run_episode(
 ) -> bool {
     let shape = &shapes[at];
     let step = shape.step();
-    let tries = TRIES * now.recompute.len();
+    let tuning = &search.tuning.annealing;
+    let tries = tuning.tries * now.recompute.len();
     for attempt in 0..tries {
-        if search.best_time() <= bound * (1.0 + GOOD_ENOUGH) || !search.goes_on(reserve) {
+        if search.is_good_enough(bound) || !search.goes_on(reserve) {
             return false;
         }
         let left = (tries - attempt) as f64 / tries as f64;
-        let before = now.time * (1.0 + WORSE * left * left);
+        let before = now.time * (1.0 + tuning.worse * left * left);
         let is_first = attempt == 0 && now.time.is_infinite();
         let mut next = if is_first { now.clone() } else { changed(search, shape, &now, numbers) };
         let is_same = (&next.layout, &next.recompute, next.rules) == (&now.layout, &now.recompute, now.rules);

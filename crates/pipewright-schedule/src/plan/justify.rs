@@ -21,9 +21,7 @@ use crate::plan::links::Links;
 use crate::plan::network::Network;
 use crate::plan::order::{Cell, Kind, Order};
 use crate::plan::stage_load::StageLoad;
-
-/// The share of its time by which a computation may be longer than a gap that it fills, because sums are not exact.
-const ROUNDING: f64 = 1e-9;
+use crate::plan::tuning::ROUNDING;
 
 /// Returns the order after both passes. `ended` has the ends of the computations of `order`.
 pub(super) fn justified(

@@ -24,6 +24,7 @@
 //! ```
 
 mod request;
+mod tuning;
 mod head_parts;
 mod network;
 mod report;

@@ -7,9 +7,9 @@ use crate::plan::class::Class;
 use crate::plan::cuts::count_cuts;
 use crate::plan::families::Family;
 use crate::plan::order::Order;
-use crate::plan::pool::{ALL_CUTS, Cut, usual_cuts};
-use crate::plan::recompute::{ALL_CHOICES, every_choice, to_fit};
-use crate::plan::search::{Choice, GOOD_ENOUGH, Label, Search};
+use crate::plan::pool::{Cut, usual_cuts};
+use crate::plan::recompute::{every_choice, to_fit};
+use crate::plan::search::{Choice, Label, Search};
 use crate::plan::shape::Shape;
 use crate::plan::stage_load::{engine_costs, stage_loads};
 
@@ -63,7 +63,7 @@ fn refuse(search: &mut Search<'_>, name: &'static str, reason: GenerateError) {
 pub(super) fn try_named(search: &mut Search<'_>, shapes: &[Shape], at: usize, cuts: &[Cut], named: &[Named]) {
     let layers = shapes[at].layers.count();
     for it in named {
-        let all = count_cuts(layers, it.stages) <= ALL_CUTS;
+        let all = count_cuts(layers, it.stages) <= search.tuning.pool.all_cuts;
         let own = cuts.iter().filter(|cut| cut.class.is_some() && cut.class == it.class);
         let mut tried: Vec<&[usize]> = Vec::new();
         for (index, cut) in own.enumerate() {
@@ -126,9 +126,10 @@ fn try_cut(
     let all = vec![true; stages];
     let mut best = search.consider(shapes, label, &order, Choice { shape: at, starts, recompute: &all });
     best?;
-    let choices: Vec<Vec<bool>> = match stages <= ALL_CHOICES {
-        true => every_choice(stages).skip(1).filter(|choice| *choice != all).collect(),
-        false => vec![to_fit(&shape.layers, starts, &order, memory)],
+    let choices: Vec<Vec<bool>> = if stages <= search.tuning.search.all_choices {
+        every_choice(stages).skip(1).filter(|choice| *choice != all).collect()
+    } else {
+        vec![to_fit(&shape.layers, starts, &order, memory)]
     };
     for recompute in choices {
         let choice = Choice { shape: at, starts, recompute: &recompute };
@@ -168,7 +169,7 @@ pub(super) fn climb_named(
             let Some(it) = it else { break };
             for boundary in 1..best.starts.len() - 1 {
                 for up in [false, true] {
-                    if search.best_time() <= bound * (1.0 + GOOD_ENOUGH) || !search.goes_on(reserve) {
+                    if search.is_good_enough(bound) || !search.goes_on(reserve) {
                         return;
                     }
                     let mut starts = search.best[name].starts.clone();

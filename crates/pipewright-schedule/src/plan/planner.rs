@@ -7,12 +7,10 @@ use crate::plan::polish::polish;
 use crate::plan::predict::{PlanChoice, PredictError, predict};
 use crate::plan::report::{Outcome, OutcomeKind, Plan, PlanError, PlanReport};
 use crate::plan::request::PlanRequest;
-use crate::plan::search::{Candidate, GOOD_ENOUGH, Search};
+use crate::plan::search::{Candidate, Search};
 use crate::plan::shape::Shape;
+use crate::plan::tuning::Tuning;
 use crate::profile::{MAX_LAYERS, Profile};
-
-/// The share by which the bound of a head in more parts must be lower, so that it is preferred.
-const SAME_BOUND: f64 = 2e-3;
 
 /// Searches the best plans. `keep_going` is asked before each simulation; once it says no, the search ends with what it
 /// has. At least one plan is tried. If it says no while the bound is computed, the bound of the rest is a simpler one.
@@ -36,15 +34,16 @@ pub fn plan(
     if let Some(&parts) = request.head_parts.iter().find(|&parts| !(1..=most).contains(parts)) {
         return Err(PlanError::HeadParts { parts, most });
     }
-    let shapes = Shape::all(profile, request);
+    let tuning = Tuning::default();
+    let shapes = Shape::all(profile, request, &tuning);
     if shapes.is_empty() {
         return Err(no_shape(profile, request));
     }
     let shapes = with_room(shapes, request);
-    let mut search = Search::new(request, keep_going);
+    let mut search = Search::new(request, &tuning, keep_going);
     let bounds = bounds_of(&shapes, &mut search);
     let bound = bounds.iter().copied().fold(f64::INFINITY, f64::min);
-    let preferred = preferred(&shapes, &bounds);
+    let preferred = preferred(&shapes, &bounds, tuning.search.same_bound);
     let others = (0..shapes.len()).filter(|at| !preferred.contains(at));
     let others: Vec<usize> = others.collect();
     for at in by_promise(&mut search, &shapes, &bounds, preferred) {
@@ -54,14 +53,12 @@ pub fn plan(
     }
     // Of a small model, there is time for the other numbers of parts.
     for at in others {
-        let may_gain = bounds[at] * (1.0 + GOOD_ENOUGH) < search.best_time();
+        let may_gain = !search.is_good_enough(bounds[at]);
         if may_gain && search.goes_on(request.effort / 2) {
             explore(&mut search, &shapes, at, bound);
         }
     }
-    if request.searched {
-        polish(&mut search, &shapes, bound);
-    }
+    polish(&mut search, &shapes, bound);
     finish(profile, request, &search, &shapes, bound)
 }
 
@@ -80,20 +77,22 @@ fn no_shape(profile: &Profile, request: &PlanRequest) -> PlanError {
 
 /// Returns the bounds of all shapes. A simple bound is enough for those that it shows to be worse than another one.
 fn bounds_of(shapes: &[Shape], search: &mut Search<'_>) -> Vec<f64> {
+    let tuning = &search.tuning.bound;
     let others = |shape: &Shape, program: f64| {
         let step = shape.step();
         program.max(reduction_bound(step)) + optimizer_bound(step)
     };
-    let mut bounds: Vec<f64> = shapes.iter().map(|shape| others(shape, simple_bound(shape.step()))).collect();
+    let mut bounds: Vec<f64> =
+        shapes.iter().map(|shape| others(shape, simple_bound(shape.step(), tuning))).collect();
     let mut order: Vec<usize> = (0..shapes.len()).collect();
     order.sort_by(|&one, &other| bounds[one].total_cmp(&bounds[other]));
     let mut smallest = f64::INFINITY;
     for at in order {
-        if bounds[at] > smallest * (1.0 + SAME_BOUND) || !search.may_try() {
+        if bounds[at] > smallest * (1.0 + search.tuning.search.same_bound) || !search.may_try() {
             break;
         }
         let shape = &shapes[at];
-        bounds[at] = others(shape, lower_bound(shape.step(), &shape.classes, search.request.searched));
+        bounds[at] = others(shape, lower_bound(shape.step(), &shape.classes, tuning));
         smallest = smallest.min(bounds[at]);
     }
     bounds
@@ -104,19 +103,16 @@ fn bounds_of(shapes: &[Shape], search: &mut Search<'_>) -> Vec<f64> {
 fn with_room(shapes: Vec<Shape>, request: &PlanRequest) -> Vec<Shape> {
     let Some(memory) = request.memory else { return shapes };
     let has_room = |shape: &Shape| shape.fixed_bytes() <= u128::from(memory) * u128::from(shape.ranks);
-    match shapes.iter().any(has_room) {
-        true => shapes.into_iter().filter(has_room).collect(),
-        false => shapes,
-    }
+    if shapes.iter().any(has_room) { shapes.into_iter().filter(has_room).collect() } else { shapes }
 }
 
 /// Returns, of the shapes that differ only in the parts of the head, the one with the fewest parts whose bound is nearly the
 /// lowest.
-fn preferred(shapes: &[Shape], bounds: &[f64]) -> Vec<usize> {
+fn preferred(shapes: &[Shape], bounds: &[f64], same_bound: f64) -> Vec<usize> {
     let is_preferred = |&at: &usize| {
         let alike = || (0..shapes.len()).filter(|&other| shapes[other].is_like(&shapes[at]));
         let lowest = alike().map(|other| bounds[other]).fold(f64::INFINITY, f64::min);
-        let good = alike().filter(|&other| bounds[other] <= lowest * (1.0 + SAME_BOUND));
+        let good = alike().filter(|&other| bounds[other] <= lowest * (1.0 + same_bound));
         good.min_by_key(|&other| shapes[other].head_parts) == Some(at)
     };
     (0..shapes.len()).filter(is_preferred).collect()

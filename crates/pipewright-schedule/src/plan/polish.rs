@@ -16,24 +16,10 @@ use std::rc::Rc;
 use crate::plan::balance::Numbers;
 use crate::plan::evaluate::{Changed, Evaluator};
 use crate::plan::order::{Cell, Kind, Order};
-use crate::plan::search::{Candidate, Choice, GOOD_ENOUGH, Search, optimizer_time};
+use crate::plan::search::{Candidate, Choice, Search, optimizer_time};
 use crate::plan::shape::Shape;
 use crate::plan::stage_load::{StageLoad, stage_loads};
-
-/// The share by which a change may make the plan slower at first, times a random number.
-const WORSE: f64 = 0.002;
-/// One of so many changes moves boundaries.
-const BOUNDARIES: usize = 10;
-/// The most boundaries that one change moves.
-const MOST_BOUNDARIES: usize = 8;
-/// The most places by which a computation moves.
-const REACH: usize = 12;
-/// The most changes that are tried in a round, for each computation of the order.
-const TRIES: usize = 1200;
-/// The most plans that are changed.
-const STARTS: usize = 8;
-/// Only plans that take less than this many times the time of the best plan are changed.
-const NEAR: f64 = 1.1;
+use crate::plan::tuning::PolishTuning;
 
 /// Part of a critical path: computations of one rank without a gap.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -78,7 +64,7 @@ pub(super) fn polish(search: &mut Search<'_>, shapes: &[Shape], bound: f64) {
         }
     }
     let mut numbers = Numbers(3);
-    while !plans.is_empty() && search.best_time() > bound * (1.0 + GOOD_ENOUGH) {
+    while !plans.is_empty() && !search.is_good_enough(bound) {
         let rounds = 1 + u64::from(plans.len().next_power_of_two().ilog2());
         let share = search.left() / rounds / plans.len() as u64;
         for plan in &mut plans {
@@ -95,7 +81,7 @@ pub(super) fn polish(search: &mut Search<'_>, shapes: &[Shape], bound: f64) {
 /// Returns the plans to change: the best one of all, and then the best ones by rules, in turn for each number of stages.
 fn starts(search: &Search<'_>) -> Vec<Candidate> {
     let best = search.best.values().min_by(|one, other| one.time.total_cmp(&other.time)).cloned();
-    let limit = search.best_time() * NEAR;
+    let limit = search.best_time() * search.tuning.polish.near;
     let near: Vec<&Candidate> = search.promising.iter().filter(|plan| plan.time < limit).collect();
     // The place of each plan among those with as many stages.
     let place =
@@ -104,7 +90,7 @@ fn starts(search: &Search<'_>) -> Vec<Candidate> {
     order.sort_by_key(|&at| place(at));
     let is_best = |plan: &Candidate| best.as_ref().is_some_and(|best| best.time == plan.time);
     let others = order.into_iter().map(|at| near[at]).filter(|plan| !is_best(plan)).cloned();
-    best.clone().into_iter().chain(others).take(STARTS).collect()
+    best.clone().into_iter().chain(others).take(search.tuning.polish.starts).collect()
 }
 
 /// Returns a random number from 0 to 20, with a mean of 2.2. Most are small.
@@ -137,13 +123,15 @@ impl Polished {
         numbers: &mut Numbers,
     ) {
         let whole = (search.left() - reserve).max(1) as f64;
-        for _ in 0..TRIES * self.order.computations() {
+        let tuning = &search.tuning.polish;
+        for _ in 0..tuning.tries * self.order.computations() {
             let best = search.best_time();
-            if best.min(self.time) <= bound * (1.0 + GOOD_ENOUGH) || !search.goes_on(reserve) {
+            if search.is_near(best.min(self.time), bound) || !search.goes_on(reserve) {
                 break;
             }
-            let tolerance = WORSE * drawn_tolerance(numbers) * (search.left() - reserve) as f64 / whole;
-            let Some(change) = self.draw(numbers) else {
+            let tolerance =
+                tuning.worse * drawn_tolerance(numbers) * (search.left() - reserve) as f64 / whole;
+            let Some(change) = self.draw(tuning, numbers) else {
                 search.charge_draw();
                 continue;
             };
@@ -170,16 +158,17 @@ impl Polished {
     }
 
     /// Returns a change at random; `None` if the drawn one cannot be.
-    fn draw(&self, numbers: &mut Numbers) -> Option<Change> {
+    fn draw(&self, tuning: &PolishTuning, numbers: &mut Numbers) -> Option<Change> {
         let stages = self.recompute.len();
-        if stages > 1 && numbers.below(BOUNDARIES) == 0 {
+        if stages > 1 && numbers.below(tuning.boundaries) == 0 {
             let first = 1 + numbers.below(stages - 1);
-            let more = numbers.below((stages - first).min(MOST_BOUNDARIES));
+            let more = numbers.below((stages - first).min(tuning.most_boundaries));
             let last = if numbers.below(3) == 0 { first + more } else { first };
             let is_up = numbers.below(2) == 0;
-            let fits = match is_up {
-                true => self.starts[last] + 1 < self.starts[last + 1],
-                false => self.starts[first] - 1 > self.starts[first - 1],
+            let fits = if is_up {
+                self.starts[last] + 1 < self.starts[last + 1]
+            } else {
+                self.starts[first] - 1 > self.starts[first - 1]
             };
             return fits.then_some(Change::Shift { first, last, is_up });
         }
@@ -187,7 +176,7 @@ impl Polished {
         if first == last {
             return None;
         }
-        let far = numbers.below((last - first).min(REACH));
+        let far = numbers.below((last - first).min(tuning.reach));
         let (from, to) = match numbers.below(4) {
             0 => (first, first + 1),
             1 => (last - 1, last),
@@ -287,6 +276,7 @@ mod tests {
     use crate::plan::balance::even;
     use crate::plan::greedy::{Rules, Task, greedy};
     use crate::plan::request::PlanRequest;
+    use crate::plan::tuning::Tuning;
     use crate::profile::{LayerProfile, LinkProfile, Profile};
 
     fn profile(seed: u64, layers: usize) -> Profile {
@@ -330,7 +320,7 @@ mod tests {
             effort,
             ..PlanRequest::default()
         };
-        let shapes = Shape::all(profile, &request);
+        let shapes = Shape::all(profile, &request, &Tuning::default());
         (request, shapes)
     }
 
@@ -390,13 +380,13 @@ mod tests {
         for seed in 0..10 {
             let profile = with_messages(seed, 9);
             let (request, shapes) = asked(&profile, None, 1_000_000);
-            let mut keep_going = || true;
-            let mut search = Search::new(&request, &mut keep_going);
+            let (tuning, mut keep_going) = (Tuning::default(), || true);
+            let mut search = Search::new(&request, &tuning, &mut keep_going);
             let mut plan = start(&mut search, &shapes, None);
             let mut numbers = Numbers(seed);
             let (mut made, mut refused) = (0, 0);
             for _ in 0..2_000 {
-                let Some(change) = plan.draw(&mut numbers) else { continue };
+                let Some(change) = plan.draw(&PolishTuning::default(), &mut numbers) else { continue };
                 let before = (plan.order.clone(), plan.starts.clone());
                 if plan.make(&mut search, &shapes, change, plan.time * 1.02) {
                     made += 1;
@@ -434,8 +424,8 @@ mod tests {
             let profile = profile(seed, 9);
             let memory = (seed % 2 == 0).then_some(120);
             let (request, shapes) = asked(&profile, memory, 200_000);
-            let mut keep_going = || true;
-            let mut search = Search::new(&request, &mut keep_going);
+            let (tuning, mut keep_going) = (Tuning::default(), || true);
+            let mut search = Search::new(&request, &tuning, &mut keep_going);
             let first = start(&mut search, &shapes, memory).time;
             polish(&mut search, &shapes, 0.0);
             let best = search.best.values().next().expect("a plan");

@@ -1,34 +1,13 @@
 //! The cuts that the search begins with.
 
 use crate::partition::{Method, partition};
-use crate::plan::balance::{Layout, Numbers, balanced, even};
+use crate::plan::balance::{Layout, Numbers, WalkTask, balanced, even};
 use crate::plan::class::{Class, Path};
 use crate::plan::cuts::{count_cuts, for_each_cut};
 use crate::plan::layers::Layer;
 use crate::plan::recut::descended;
 use crate::plan::search::Search;
 use crate::plan::shape::Shape;
-
-/// The largest number of cuts of an arrangement that are all tried.
-pub(super) const ALL_CUTS: u64 = 300;
-/// The number of walks and of descents that look for balanced cuts of an arrangement.
-const WALKS: u64 = 2;
-/// The attempts of a descent.
-const DESCENTS: usize = 150;
-/// The steps of a walk with given ranks, for each stage.
-const WALK_STEPS: usize = 750;
-/// The most steps of such a walk.
-const MOST_WALK_STEPS: usize = 20_000;
-/// Such a walk has at most one step for each this many units of the work that is left.
-const WALK_SHARE: u64 = 1_000;
-/// The steps of all walks in which rounds may visit the ranks in any order, as a multiple of the steps of one walk with
-/// given ranks.
-const FREE_STEPS: usize = 12;
-/// If there are more than the fewest of them, each has at least so many steps for each ordered pair of stages. Many short
-/// walks find better cuts than a few long ones, and the cuts differ more, but a walk over many stages must not end too early.
-const FREE_STEPS_OF_PAIR: usize = 10;
-/// The fewest and the most of these walks.
-const FREE_WALKS: [usize; 2] = [2, 32];
 
 /// A cut of an arrangement, and the bound on its time.
 #[derive(Debug, Clone)]
@@ -44,7 +23,8 @@ pub(super) fn pool(search: &mut Search<'_>, shape: &Shape) -> Vec<Cut> {
     let (step, layers, memory) = (shape.step(), shape.layers.count(), search.request.memory);
     let mut cuts: Vec<Cut> = Vec::new();
     let mut numbers = Numbers(1);
-    let affordable = (search.left() / WALK_SHARE) as usize;
+    let tuning = &search.tuning.pool;
+    let affordable = (search.left() / tuning.walk_share) as usize;
     for &class in &shape.classes {
         if !cuts.is_empty() && !search.may_try() {
             break;
@@ -57,27 +37,27 @@ pub(super) fn pool(search: &mut Search<'_>, shape: &Shape) -> Vec<Cut> {
         };
         let rank_of = class.ranks_of();
         let mut changes = 0;
-        let steps = (WALK_STEPS * class.stages()).min(MOST_WALK_STEPS).min(affordable);
+        let steps = (tuning.walk_steps * class.stages()).min(tuning.most_walk_steps).min(affordable);
+        let walk = WalkTask { step, memory, is_free: false, steps, tuning: &search.tuning.walk };
         let even = Layout { starts: even(layers, class.stages()), rank_of: rank_of.clone() };
-        if search.request.searched && class.chunks > 1 && class.path == Path::Loop {
-            let all = FREE_STEPS * steps;
-            let [fewest, most] = FREE_WALKS;
-            let walks = (all / (FREE_STEPS_OF_PAIR * class.stages().pow(2))).clamp(fewest, most);
+        if class.chunks > 1 && class.path == Path::Loop {
+            let all = tuning.free_steps * steps;
+            let [fewest, most] = tuning.free_walks;
+            let walks = (all / (tuning.free_steps_of_pair * class.stages().pow(2))).clamp(fewest, most);
             for _ in 0..walks {
-                let steps = all / walks;
-                add(None, balanced(step, memory, even.clone(), true, &mut numbers, steps, &mut changes));
+                let walk = WalkTask { is_free: true, steps: all / walks, ..walk };
+                add(None, balanced(walk, even.clone(), &mut numbers, &mut changes));
             }
         }
-        if count_cuts(layers, class.stages()) <= ALL_CUTS {
+        if count_cuts(layers, class.stages()) <= tuning.all_cuts {
             for_each_cut(layers, class.stages(), &mut |starts| {
                 add(Some(class), Layout { starts: starts.to_vec(), rank_of: rank_of.clone() });
             });
         } else {
-            for seed in 0..WALKS {
-                let starts = descended(step, class, memory, seed, DESCENTS);
+            for seed in 0..tuning.walks {
+                let starts = descended(step, class, memory, seed, tuning);
                 add(Some(class), Layout { starts, rank_of: rank_of.clone() });
-                let even = even.clone();
-                add(Some(class), balanced(step, memory, even, false, &mut numbers, steps, &mut changes));
+                add(Some(class), balanced(walk, even.clone(), &mut numbers, &mut changes));
             }
             add(Some(class), even);
             if let Some(starts) = cut_by(shape, class.stages(), &Method::Optimal) {

@@ -6,9 +6,6 @@ use crate::plan::peaks::peaks;
 use crate::plan::stage_load::{StageLoad, stage_loads};
 use crate::sharding::Sharding;
 
-/// The largest number of stages for which all choices are tried.
-pub(super) const ALL_CHOICES: usize = 6;
-
 /// Returns all choices for so many stages, from none to all.
 pub(super) fn every_choice(stages: usize) -> impl Iterator<Item = Vec<bool>> {
     (0..1u32 << stages).map(move |bits| (0..stages).map(|stage| bits >> stage & 1 == 1).collect())

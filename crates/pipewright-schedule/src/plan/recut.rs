@@ -10,9 +10,7 @@ use std::ops::Range;
 use crate::plan::balance::{Numbers, even};
 use crate::plan::class::Class;
 use crate::plan::rank_times::Step;
-
-/// The number of halvings that find the bound of a round.
-const HALVINGS: u32 = 14;
+use crate::plan::tuning::PoolTuning;
 
 /// A round that is cut again.
 struct Round<'a> {
@@ -27,13 +25,13 @@ struct Round<'a> {
     others: Vec<(f64, f64, u64)>,
 }
 
-/// Returns the best cut that `tries` attempts find.
+/// Returns the best cut that some attempts find.
 pub(super) fn descended(
     step: Step<'_>,
     class: Class,
     memory: Option<u64>,
     seed: u64,
-    tries: usize,
+    tuning: &PoolTuning,
 ) -> Vec<usize> {
     let (layers, ranks) = (step.layers.count(), class.ranks as usize);
     let mut bytes = vec![0u64];
@@ -45,7 +43,7 @@ pub(super) fn descended(
     let rank_of = class.ranks_of();
     let mut best = even(layers, class.stages());
     let mut best_time = step.cut_time(&rank_of, &best);
-    for attempt in 0..tries {
+    for attempt in 0..tuning.descents {
         let mut starts = best.clone();
         if attempt > 0 {
             shake(&mut starts, ranks, &mut numbers);
@@ -54,7 +52,7 @@ pub(super) fn descended(
         for offset in 0..class.chunks as usize {
             let number = (first + offset) % class.chunks as usize;
             let round = Round::of(step, class, memory, &bytes, &starts, number);
-            if let Some(cut) = round.cut(numbers.below(2) == 0) {
+            if let Some(cut) = round.cut(numbers.below(2) == 0, tuning.halvings) {
                 starts[number * ranks..number * ranks + cut.len()].copy_from_slice(&cut);
             }
         }
@@ -111,12 +109,12 @@ impl<'a> Round<'a> {
 
     /// Returns the first layers of the stages of this round, filled from the front or from the back; `None` if no cut
     /// fits into the memory.
-    fn cut(&self, from_front: bool) -> Option<Vec<usize>> {
+    fn cut(&self, from_front: bool, halvings: u32) -> Option<Vec<usize>> {
         let fill =
             |time: f64| if from_front { self.filled_from_front(time) } else { self.filled_from_back(time) };
         let (mut low, mut high) = (0.0, self.step.cut_time(&self.class.ranks_of(), self.starts));
         let mut best = fill(high)?;
-        for _ in 0..HALVINGS {
+        for _ in 0..halvings {
             let middle = f64::midpoint(low, high);
             match fill(middle) {
                 Some(cut) => {

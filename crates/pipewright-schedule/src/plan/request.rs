@@ -45,12 +45,11 @@ pub struct PlanRequest {
     pub tensor_parallel: Option<u32>,
     /// Whether larger microbatches may be tried.
     pub larger_microbatches: bool,
-    /// Whether orders that no named schedule has may be tried.
-    pub searched: bool,
     /// The numbers of parts into which the head may be cut along the vocabulary, each part a layer of its own; empty for
     /// the number that the profile has.
     pub head_parts: Vec<u32>,
     /// The work of the search. A unit is the time in which rules choose a computation. About fifteen million take a second.
+    /// With 0, only named schedules are tried.
     pub effort: u64,
     /// The number of plans to return.
     pub plans: usize,
@@ -73,7 +72,6 @@ impl Default for PlanRequest {
             data_parallel: None,
             tensor_parallel: None,
             larger_microbatches: true,
-            searched: true,
             head_parts: Vec::new(),
             effort: Self::EFFORT,
             plans: 5,

@@ -17,27 +17,9 @@ use crate::plan::report::{PlanSettings, SEARCHED, Shortage};
 use crate::plan::request::PlanRequest;
 use crate::plan::shape::Shape;
 use crate::plan::stage_load::{StageLoad, stage_loads};
+use crate::plan::tuning::Tuning;
 use crate::sharding::Sharding;
 use crate::words::counted;
-
-/// A gap below which the search ends.
-pub(super) const GOOD_ENOUGH: f64 = 5e-4;
-/// Times that differ by at most this share count as equal, because sums are not exact.
-const ROUNDING: f64 = 1e-12;
-/// The computations of a given order that are evaluated in the time in which rules choose one.
-const EVALUATED: u64 = 5;
-/// A change of a walk costs this many choices of the rules for each stage of a rank.
-const WALKED: u64 = 4;
-/// Making a schedule for its costs takes this many choices of the rules for each of its computations.
-const MADE: u64 = 10;
-/// To justify an order, and to evaluate the result, takes this many choices of the rules for each computation.
-const JUSTIFIED: u64 = 3;
-/// An order by rules is still justified if it is slower than the limit by at most this share.
-const SLOWER: f64 = 0.02;
-/// The most plans of a number of stages that are kept for later changes.
-const PROMISING: usize = 16;
-/// The most computations of a plan that is kept for later changes. Larger ones take too much memory.
-const LARGEST: usize = 1 << 16;
 
 /// A plan that was simulated and fits.
 #[derive(Debug, Clone)]
@@ -60,6 +42,7 @@ pub(super) struct Candidate {
 /// The state of a search.
 pub(super) struct Search<'a> {
     pub(super) request: &'a PlanRequest,
+    pub(super) tuning: &'a Tuning,
     keep_going: &'a mut dyn FnMut() -> bool,
     evaluator: Evaluator,
     /// The work that is left, in the unit of [`PlanRequest::effort`].
@@ -70,7 +53,8 @@ pub(super) struct Search<'a> {
     pub(super) best: BTreeMap<&'static str, Candidate>,
     /// The time of the best plan of each schedule and shape.
     pub(super) times: BTreeMap<(&'static str, usize), f64>,
-    /// The best plans by rules, the fastest first: one of each layout, and at most [`PROMISING`] of each number of stages.
+    /// The best plans by rules, the fastest first: one of each layout, and at most
+    /// [`SearchTuning::promising`](crate::plan::tuning::SearchTuning::promising) of each number of stages.
     pub(super) promising: Vec<Candidate>,
     /// The smallest shortage of each schedule, with a description of the plan.
     pub(super) shortages: BTreeMap<&'static str, (Shortage, String)>,
@@ -94,9 +78,14 @@ pub(super) struct Choice<'a> {
 
 impl<'a> Search<'a> {
     /// Starts a search.
-    pub(super) fn new(request: &'a PlanRequest, keep_going: &'a mut dyn FnMut() -> bool) -> Self {
+    pub(super) fn new(
+        request: &'a PlanRequest,
+        tuning: &'a Tuning,
+        keep_going: &'a mut dyn FnMut() -> bool,
+    ) -> Self {
         Self {
             request,
+            tuning,
             keep_going,
             evaluator: Evaluator::default(),
             left: request.effort,
@@ -108,6 +97,16 @@ impl<'a> Search<'a> {
             shortages: BTreeMap::new(),
             refused: BTreeMap::new(),
         }
+    }
+
+    /// Returns whether the best plan is so near to `bound`, the lower bound of all plans, that the search may end.
+    pub(super) fn is_good_enough(&self, bound: f64) -> bool {
+        self.is_near(self.best_time(), bound)
+    }
+
+    /// Returns the same for a plan that takes `time`.
+    pub(super) fn is_near(&self, time: f64, bound: f64) -> bool {
+        time <= bound * (1.0 + self.tuning.search.good_enough)
     }
 
     /// Returns the work that is left.
@@ -177,7 +176,7 @@ impl<'a> Search<'a> {
             memory: self.request.memory,
         };
         let mut work = 0;
-        let made = greedy(&task, rules, before * (1.0 + SLOWER) - optimizer, &mut work);
+        let made = greedy(&task, rules, before * (1.0 + self.tuning.search.slower) - optimizer, &mut work);
         // An order that fits into no memory costs the loads of its stages.
         self.charge(work.max(8 * loads.len() as u64));
         let (order, _) = made?;
@@ -198,9 +197,14 @@ impl<'a> Search<'a> {
     fn improved(&mut self, order: Order, loads: &[StageLoad], shape: &Shape) -> Option<(Order, f64)> {
         let layers = &shape.layers;
         let time = self.evaluator.time(&order, loads, &layers.network)?;
-        self.left = self.left.saturating_sub(JUSTIFIED * self.evaluator.computations());
+        self.left = self.left.saturating_sub(self.tuning.work.justified * self.evaluator.computations());
         let other = justified(&order, self.evaluator.ended(), loads, &layers.network);
-        let faster = self.evaluator.time_before(&other, loads, &layers.network, time * (1.0 - ROUNDING));
+        let faster = self.evaluator.time_before(
+            &other,
+            loads,
+            &layers.network,
+            time * (1.0 - self.tuning.search.rounding),
+        );
         match faster.filter(|_| self.shortage(&other, loads, layers.sharding).is_none()) {
             Some(faster) => Some((other, faster)),
             None => Some((order, time)),
@@ -209,7 +213,7 @@ impl<'a> Search<'a> {
 
     /// Charges an evaluation that ran `computations` computations of an order with `stages` stages.
     pub(super) fn charge_evaluation(&mut self, computations: u64, stages: usize) {
-        self.charge(computations / EVALUATED + stages as u64 / 8 + 2);
+        self.charge(computations / self.tuning.work.evaluated + stages as u64 / 8 + 2);
     }
 
     /// Returns whether an order fits into the memory.
@@ -238,12 +242,12 @@ impl<'a> Search<'a> {
 
     /// Charges `changes` changes of a walk over layouts with `chunks` stages a rank.
     pub(super) fn charge_walk(&mut self, changes: u64, chunks: u32) {
-        self.left = self.left.saturating_sub(WALKED * u64::from(chunks) * changes);
+        self.left = self.left.saturating_sub(self.tuning.work.walked * u64::from(chunks) * changes);
     }
 
     /// Charges the making of a schedule for its costs.
     pub(super) fn charge_made(&mut self, order: &Order) {
-        self.left = self.left.saturating_sub(MADE * order.computations() as u64);
+        self.left = self.left.saturating_sub(self.tuning.work.made * order.computations() as u64);
     }
 
     fn charge(&mut self, work: u64) {
@@ -262,10 +266,9 @@ impl<'a> Search<'a> {
     ) {
         let best_of_shape = self.times.entry((label.name, choice.shape)).or_insert(f64::INFINITY);
         *best_of_shape = best_of_shape.min(time);
-        let is_better = self
-            .best
-            .get(label.name)
-            .is_none_or(|best| time < best.time * (1.0 - ROUNDING) || time <= best.time && peak < best.peak);
+        let is_better = self.best.get(label.name).is_none_or(|best| {
+            time < best.time * (1.0 - self.tuning.search.rounding) || time <= best.time && peak < best.peak
+        });
         let is_promising = rules.is_some() && self.may_be_promising(order, choice, time);
         if !is_better && !is_promising {
             return;
@@ -293,7 +296,8 @@ impl<'a> Search<'a> {
     /// Large plans are not kept.
     fn may_be_promising(&self, order: &Order, choice: Choice<'_>, time: f64) -> bool {
         let mut alike = self.promising.iter().filter(|other| other.starts.len() == choice.starts.len());
-        order.computations() <= LARGEST && alike.nth(PROMISING - 1).is_none_or(|last| time < last.time)
+        order.computations() <= self.tuning.search.largest
+            && alike.nth(self.tuning.search.promising - 1).is_none_or(|last| time < last.time)
     }
 
     /// Adds a plan to the promising ones. It replaces a slower plan with the same layout.
@@ -312,7 +316,7 @@ impl<'a> Search<'a> {
         let place = self.promising.partition_point(|other| other.time <= plan.time);
         self.promising.insert(place, plan);
         let mut alike = (0..self.promising.len()).filter(|&at| self.promising[at].starts.len() == stages);
-        if let Some(last) = alike.nth(PROMISING) {
+        if let Some(last) = alike.nth(self.tuning.search.promising) {
             self.promising.remove(last);
         }
     }

@@ -9,6 +9,7 @@ use crate::plan::network::{Mesh, MeshOrder, Network};
 use crate::plan::rank_times::Step;
 use crate::plan::report::PlanMesh;
 use crate::plan::request::PlanRequest;
+use crate::plan::tuning::Tuning;
 use crate::profile::Profile;
 use crate::sharding::Sharding;
 
@@ -26,23 +27,19 @@ pub(super) struct Shape {
     pub(super) classes: Vec<Class>,
 }
 
-/// The most computations of a step with one stage a rank. More would take too much memory, and more time than a search
-/// has.
-const MOST_COMPUTATIONS: u128 = 1 << 21;
-
 impl Shape {
-    /// Returns all divisions of a request with at most [`MOST_COMPUTATIONS`].
-    pub(super) fn all(profile: &Profile, request: &PlanRequest) -> Vec<Self> {
+    /// Returns all divisions of a request that are small enough.
+    pub(super) fn all(profile: &Profile, request: &PlanRequest, tuning: &Tuning) -> Vec<Self> {
         let asked = request.head_parts.iter().map(|&parts| with_head_parts(profile, Some(parts)));
         let mut profiles: Vec<Cow<'_, Profile>> = asked.collect();
         if profiles.is_empty() {
             profiles.push(Cow::Borrowed(profile));
         }
-        profiles.iter().flat_map(|profile| Self::of_profile(profile, request)).collect()
+        profiles.iter().flat_map(|profile| Self::of_profile(profile, request, tuning)).collect()
     }
 
     /// Returns all divisions for the head of the profile.
-    fn of_profile(profile: &Profile, request: &PlanRequest) -> Vec<Self> {
+    fn of_profile(profile: &Profile, request: &PlanRequest, tuning: &Tuning) -> Vec<Self> {
         let mut shapes = Vec::new();
         let networks = networks(profile, request);
         let may_group = |&rows: &u32| rows == 1 || request.larger_microbatches;
@@ -53,7 +50,7 @@ impl Shape {
                 let mesh = network.mesh;
                 let (ranks, count) = (mesh.ranks, profile.layer_count() as usize);
                 let computations = 3 * u128::from(ranks) * u128::from(microbatches / mesh.replicas);
-                let fits = ranks as usize <= count && computations <= MOST_COMPUTATIONS;
+                let fits = ranks as usize <= count && computations <= tuning.search.most_computations;
                 if !fits || !microbatches.is_multiple_of(mesh.replicas) {
                     continue;
                 }

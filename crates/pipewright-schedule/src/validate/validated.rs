@@ -1,7 +1,7 @@
 //! The type that only validation can make, and the function that makes it.
 
 use crate::action::Action;
-use crate::ids::{Rank, StageIndex};
+use crate::ids::Rank;
 use crate::level::Level;
 use crate::placement::Placement;
 use crate::schedule::Program;
@@ -67,33 +67,6 @@ impl ValidatedProgram {
     /// Returns the level at which the program is sound.
     pub fn level(&self) -> Level {
         self.level
-    }
-
-    /// Returns whether the backward actions of `stage` visit the microbatches in ascending order, so that its gradients
-    /// are summed in the same order as without a pipeline. If the backward is split, both halves must ascend, because
-    /// either may compute the gradient of a weight. Time: linear in the row of the stage's rank.
-    pub fn visits_in_order(&self, stage: StageIndex) -> bool {
-        let Some(rank) = self.placement().owner(stage) else { return true };
-        let (mut inputs, mut weights) = (None, None);
-        for part in
-            self.row(rank).iter().flat_map(|action| action.parts()).filter(|part| part.stage() == stage)
-        {
-            let (to_inputs, to_weights) = match part {
-                Action::Backward { .. } => (true, true),
-                Action::InputBackward { .. } => (true, false),
-                Action::WeightBackward { .. } => (false, true),
-                _ => continue,
-            };
-            for last in
-                [to_inputs.then_some(&mut inputs), to_weights.then_some(&mut weights)].into_iter().flatten()
-            {
-                if *last > part.microbatch() {
-                    return false;
-                }
-                *last = part.microbatch();
-            }
-        }
-        true
     }
 
     /// Returns the program without the proof.

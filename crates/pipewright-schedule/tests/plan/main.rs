@@ -15,16 +15,20 @@ use pipewright_schedule::plan::{
 use pipewright_schedule::profile::{LinkProfile, NodeProfile, Profile};
 use pipewright_schedule::{ActionKind, Rank, Schedule, ScheduleSpec, generate};
 
-fn request(instance: &Instance, memory: Option<u64>, searched: bool) -> PlanRequest {
+fn request(instance: &Instance, memory: Option<u64>) -> PlanRequest {
     PlanRequest {
         ranks: instance.ranks,
         microbatches: instance.microbatches,
         data_parallel: Some(1),
         larger_microbatches: false,
         memory,
-        searched,
         ..PlanRequest::default()
     }
+}
+
+/// Returns a request for the best named schedule: without work, there are no searched orders.
+fn named_only(instance: &Instance, memory: Option<u64>) -> PlanRequest {
+    PlanRequest { effort: 0, ..request(instance, memory) }
 }
 
 /// Returns a model of a few layers with random costs.
@@ -153,7 +157,7 @@ fn check_against_trying(seed: u64, memory: Option<u64>) {
         return;
     }
     let best = by_trying(&instance, memory, &PlanChoice::default());
-    check_against(best, &instance, &request(&instance, memory, false), seed);
+    check_against(best, &instance, &named_only(&instance, memory), seed);
 }
 
 /// Checks a plan against the time of the best named schedule.
@@ -173,7 +177,7 @@ fn check_against(best: f64, instance: &Instance, request: &PlanRequest, seed: u6
         }
         Err(error) => assert!(best.is_infinite(), "seed {seed}: {error}"),
     }
-    let searched = PlanRequest { searched: true, ..request.clone() };
+    let searched = PlanRequest { effort: PlanRequest::EFFORT, ..request.clone() };
     if let Ok(report) = plan(&instance.profile, &searched, &mut || true) {
         assert!(report.plans[0].step_s <= best * (1.0 + 1e-12), "seed {seed}: a searched plan is worse");
         assert!(report.lower_bound_s <= report.plans[0].step_s, "seed {seed}");
@@ -198,11 +202,8 @@ fn small_plans_of_any_size_are_the_best_of_all() {
         instance.microbatches = [2, 3, 4, 6][seed as usize / 2 % 4];
         let memory = (seed % 5 == 0).then_some(120_000_000);
         let (best, data_parallel) = by_trying_all_sizes(&instance, memory);
-        let of_any_size = PlanRequest {
-            data_parallel: None,
-            larger_microbatches: true,
-            ..request(&instance, memory, false)
-        };
+        let of_any_size =
+            PlanRequest { data_parallel: None, larger_microbatches: true, ..named_only(&instance, memory) };
         check_against(best, &instance, &of_any_size, seed);
         replicated += u32::from(data_parallel > 1);
     }
@@ -229,7 +230,7 @@ fn plans_of_random_models_are_sound_and_near_the_bound() {
     let mut gaps = Vec::new();
     for seed in 0..8 {
         let instance = instances::random(seed);
-        let request = PlanRequest { effort: 1_000_000, ..request(&instance, None, true) };
+        let request = PlanRequest { effort: 1_000_000, ..request(&instance, None) };
         let report = plan(&instance.profile, &request, &mut || true).expect("a plan");
         assert_eq!(plan(&instance.profile, &request, &mut || true).as_ref(), Ok(&report), "seed {seed}");
         for plan in &report.plans {
@@ -246,7 +247,7 @@ fn plans_of_random_models_are_sound_and_near_the_bound() {
 fn plans_keep_to_the_memory() {
     for seed in 0..6 {
         let instance = Instance { microbatches: 24, ..instances::random(seed) };
-        let of = |memory| PlanRequest { effort: 600_000, ..request(&instance, memory, true) };
+        let of = |memory| PlanRequest { effort: 600_000, ..request(&instance, memory) };
         let free = plan(&instance.profile, &of(None), &mut || true).expect("a plan");
         let most = free.plans[0].peak_bytes.iter().copied().max().expect("a rank");
         let memory = most / 2;
@@ -263,7 +264,7 @@ fn plans_keep_to_the_memory() {
 fn a_search_may_be_stopped_at_any_time() {
     for seed in 0..2 {
         let instance = instances::random(seed);
-        let request = PlanRequest { effort: 100_000, ..request(&instance, None, true) };
+        let request = PlanRequest { effort: 100_000, ..request(&instance, None) };
         let whole = plan(&instance.profile, &request, &mut || true).expect("a plan");
         for calls in [0, 1, 2, 4, 8, 32] {
             let mut left = calls;
@@ -288,7 +289,7 @@ fn a_search_may_be_stopped_at_any_time() {
 #[test]
 fn what_does_not_fit_is_said() {
     let instance = small(1);
-    let error = plan(&instance.profile, &request(&instance, Some(1_000_000), true), &mut || true);
+    let error = plan(&instance.profile, &request(&instance, Some(1_000_000)), &mut || true);
     let message = error.expect_err("a megabyte is too little").to_string();
     assert!(message.starts_with("no plan fits: rank "), "{message}");
     assert!(message.contains(" and has 1000000, which is "), "{message}");
@@ -302,7 +303,7 @@ fn the_search_stops_when_told() {
         asked += 1;
         asked < 20
     };
-    let report = plan(&instance.profile, &request(&instance, None, true), &mut keep_going).expect("a plan");
+    let report = plan(&instance.profile, &request(&instance, None), &mut keep_going).expect("a plan");
     assert!(report.stopped && report.simulated <= 20, "{} plans", report.simulated);
 }
 
@@ -345,7 +346,7 @@ fn the_best_cut_of_a_schedule_is_found() {
 fn no_named_schedule_with_a_usual_cut_is_faster() {
     for seed in [13, 17] {
         let instance = instances::random(seed);
-        let request = PlanRequest { effort: 100_000, ..request(&instance, None, false) };
+        let request = named_only(&instance, None);
         let planned = plan(&instance.profile, &request, &mut || true).expect("a plan").plans[0].step_s;
         let weights = vec![1; instance.profile.layers.len()];
         for (name, is_made_to_measure, spec) in every_spec(&instance) {
@@ -414,7 +415,7 @@ fn plans_on_nodes_keep_the_bound_and_the_memory() {
             larger_microbatches: true,
             effort: 200_000,
             plans: usize::MAX,
-            ..request(&instance, None, true)
+            ..request(&instance, None)
         };
         let free = plan(&instance.profile, &request, &mut || true).expect("a plan");
         let of_best = free.plans[0].peak_bytes.iter().max().copied();
@@ -461,7 +462,7 @@ fn a_plan_says_why_a_schedule_was_not_tried() {
 fn impossible_requests_are_refused() {
     let instance = small(1);
     let of = |change: &dyn Fn(&mut PlanRequest)| {
-        let mut request = request(&instance, None, true);
+        let mut request = request(&instance, None);
         change(&mut request);
         plan(&instance.profile, &request, &mut || true).expect_err("impossible").to_string()
     };

@@ -9,8 +9,7 @@ use crate::picture::names::Named;
 use crate::picture::palette::{LIGHT, ink_on, sort};
 use crate::timeline::Event;
 
-use super::Drawing;
-use super::layout::text_width;
+use super::layout::{Drawing, text_width};
 
 /// Draws the actions of one rank.
 pub(super) fn push_cells(picture: &mut String, drawing: &Drawing<'_>, rank: Rank) {

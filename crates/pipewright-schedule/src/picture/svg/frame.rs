@@ -3,11 +3,10 @@
 use std::fmt::Write;
 
 use crate::ids::Rank;
-use crate::picture::escaped;
+use crate::picture::settings::escaped;
 use crate::picture::palette::{LIGHT, occurring};
 
-use super::Drawing;
-use super::layout::{LABEL, Layout, text_width};
+use super::layout::{Drawing, LABEL, Layout, text_width};
 
 pub(super) fn push_title(picture: &mut String, layout: &Layout, title: &str) {
     if !title.is_empty() {

@@ -1,7 +1,8 @@
 //! The positions in the drawing: converts times and ranks to lengths in the picture's own units.
 
 use crate::ids::Rank;
-use crate::picture::{PictureSettings, TimeUnit};
+use crate::picture::chunks::Chunks;
+use crate::picture::settings::{PictureSettings, TimeUnit};
 use crate::timeline::Timeline;
 
 /// The width of the rank names.
@@ -17,6 +18,14 @@ const FOOT: f64 = 64.0;
 pub(super) fn text_width(text: &str, size: f64) -> f64 {
     let width = |letter| if letter == 'W' { 1.0 } else { 0.63 };
     size * text.chars().map(width).sum::<f64>()
+}
+
+/// A timeline with the data that all parts of the drawing use.
+pub(super) struct Drawing<'a> {
+    pub(super) timeline: &'a Timeline,
+    pub(super) chunks: Chunks,
+    pub(super) layout: Layout,
+    pub(super) is_detailed: bool,
 }
 
 /// The lengths of one drawing.

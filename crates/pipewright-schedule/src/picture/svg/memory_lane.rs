@@ -3,13 +3,12 @@
 use std::fmt::Write;
 
 use crate::ids::Rank;
-use crate::picture::PictureSettings;
 use crate::picture::palette::LIGHT;
+use crate::picture::settings::PictureSettings;
 use crate::simulate::{memory_curve, peak_memory};
 use crate::timeline::Timeline;
 
-use super::Drawing;
-use super::layout::LABEL;
+use super::layout::{Drawing, LABEL};
 
 /// The width, in units of the picture, of the shortest step of a lane without details. Shorter steps are merged.
 const COARSE: f64 = 4.0;

@@ -17,12 +17,12 @@ mod frame;
 use crate::ids::Rank;
 use crate::picture::chunks::Chunks;
 use crate::picture::palette::LIGHT;
-use crate::picture::{PictureSettings, escaped};
+use crate::picture::settings::{PictureSettings, escaped};
 use crate::timeline::Timeline;
 
 use cells::push_cells;
 use frame::{push_axis, push_lane, push_legend, push_title};
-use layout::Layout;
+use layout::{Drawing, Layout};
 use memory_lane::{HighestPeak, push_memory};
 use strokes::push_strokes;
 
@@ -55,14 +55,6 @@ pub fn svg(timeline: &Timeline, settings: &PictureSettings<'_>) -> String {
     push_legend(&mut picture, &drawing);
     picture.push_str("</svg>\n");
     picture
-}
-
-/// A timeline with the data that all parts of the drawing use.
-struct Drawing<'a> {
-    timeline: &'a Timeline,
-    chunks: Chunks,
-    layout: Layout,
-    is_detailed: bool,
 }
 
 /// Returns the start of the document: its size, its name for screen readers, the hatching of bubbles and the

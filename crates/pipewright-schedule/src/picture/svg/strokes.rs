@@ -9,8 +9,7 @@ use std::fmt::Write;
 use crate::ids::Rank;
 use crate::picture::palette::{LIGHT, Sort, sort};
 
-use super::Drawing;
-use super::layout::{LABEL, PLOT};
+use super::layout::{Drawing, LABEL, PLOT};
 
 /// Steps of one unit of the picture.
 const STEPS: f64 = 10.0;

@@ -1,69 +1,60 @@
 //! Lower bounds on the time of a step over all plans of the search space. `plan/README.md` has the proofs.
 //!
-//! For a number of ranks and microbatches, each arrangement of stages ([`Class`]) has its own bound, and the smallest
-//! counts. `any.rs` holds for every assignment of layers to ranks; `one.rs` is exact for one stage a rank, `two.rs` for
-//! two, and `few.rs` tries all cuts where there are few; `idle.rs` counts the idle time of all ranks with several stages a
-//! rank, and `pairs.rs` searches for two stages of each rank that fit into its time. Most of them test whether a time is
-//! long enough, and bisection finds the longest time that is proved too short. `few.rs` takes a minimum over cuts, and
-//! `idle.rs` raises its bound step by step.
+//! For a number of ranks and microbatches, each number of stages per rank has its own bound, and the smallest one counts.
+//! `any.rs` holds for every assignment of layers to ranks; `one.rs` is exact for one stage per rank; `idle.rs` counts the
+//! idle time of all ranks with several stages per rank, and `pairs.rs` searches for two stages of each rank that fit into
+//! its time. Most of them test whether a time is long enough, and bisection finds the longest time that is proved too
+//! short. `idle.rs` raises its bound step by step.
 
 mod any;
-mod few;
+mod bisect;
 mod idle;
 mod one;
 mod pairs;
 mod sizes;
 mod terms;
-mod two;
 
-use crate::plan::class::{Class, MAX_CHUNKS, Path};
+use crate::plan::class::{Class, Path};
 use crate::plan::rank_times::Step;
+use crate::plan::tuning::{BoundTuning, ROUNDING};
 
-/// The accuracy of the bisections, as a share.
-const ACCURACY: f64 = 5e-4;
-/// The share that rounding errors may add to a bound.
-const ROUNDING: f64 = 1e-9;
+/// A number of stages per rank with its bound.
+struct Bounded {
+    class: Class,
+    bound: f64,
+    /// The number of bounds for several stages per rank that are computed already.
+    computed: usize,
+}
 
-/// Returns a time that no step with an arrangement of `classes` is below, without the optimizer. If placements are
-/// free, rounds may visit the ranks in any order.
-pub(super) fn lower_bound(step: Step<'_>, classes: &[Class], is_free: bool) -> f64 {
-    let any = any::bound(step);
-    let of_class = |&class: &Class| {
-        let is_fixed = !is_free || class.chunks == 1;
-        let own = if is_fixed { few::bound(step, class) } else { None };
-        let own = own.or_else(|| match (class.chunks, class.path) {
-            (2.., _) if is_free => None,
-            (1, _) => Some(one::bound(step, any)),
-            (2, Path::V) => Some(two::v_bound(step, any)),
-            (2, Path::Loop) => two::loop_bound(step, any),
-            _ => None,
-        });
-        own.unwrap_or(any).max(any)
+/// Returns a time that no step with an arrangement of `classes` is below, without the optimizer. The rounds after the first
+/// one may visit the ranks in any order, so a V has the bound of a loop.
+pub(super) fn lower_bound(step: Step<'_>, classes: &[Class], tuning: &BoundTuning) -> f64 {
+    let any = any::bound(step, tuning);
+    let bounded = |&class: &Class| {
+        let bound = if class.chunks == 1 { one::bound(step, any, tuning).max(any) } else { any };
+        Bounded { class, bound, computed: 0 }
     };
-    let mut bounds: Vec<f64> = classes.iter().map(of_class).collect();
-    // The bounds of rounds take longer, and are the same for loops and Vs. They are computed one at a time, each for the class
-    // that then has the smallest bound. Once that class has no other, its bound is the result.
-    let mut computed = [0; MAX_CHUNKS as usize + 1];
+    let loops = classes.iter().filter(|class| class.path == Path::Loop);
+    let mut bounds: Vec<Bounded> = loops.map(bounded).collect();
+    // The bounds of rounds take longer. They are computed one at a time, each for the class that then has the smallest bound.
+    // Once that class has no other bound, its bound is the result.
     loop {
-        let smallest = (0..classes.len()).min_by(|&one, &other| bounds[one].total_cmp(&bounds[other]));
-        let Some(smallest) = smallest else { return any * (1.0 - ROUNDING) };
-        let (class, low) = (classes[smallest], bounds[smallest]);
-        let of_rounds = match (class.chunks, computed[class.chunks as usize]) {
-            (2.., 0) => idle::bound(step, class, low),
+        let smallest = bounds.iter_mut().min_by(|one, other| one.bound.total_cmp(&other.bound));
+        let Some(Bounded { class, bound, computed }) = smallest else { return any * (1.0 - ROUNDING) };
+        let of_rounds = match (class.chunks, *computed) {
+            (2.., 0) => idle::bound(step, *class, *bound, tuning),
             // With more layers, the search reaches its limit before it proves anything.
-            (2, 1) if step.layers.count() < 2 * class.stages() => pairs::bound(step, class, low),
-            _ => return low * (1.0 - ROUNDING),
+            (2, 1) if step.layers.count() < 2 * class.stages() => pairs::bound(step, *class, *bound, tuning),
+            _ => return *bound * (1.0 - ROUNDING),
         };
-        computed[class.chunks as usize] += 1;
-        for (bound, _) in bounds.iter_mut().zip(classes).filter(|(_, other)| other.chunks == class.chunks) {
-            *bound = bound.max(of_rounds);
-        }
+        *computed += 1;
+        *bound = bound.max(of_rounds);
     }
 }
 
 /// Returns a lower bound for all arrangements, which is at most [`lower_bound`] and takes little time.
-pub(super) fn simple_bound(step: Step<'_>) -> f64 {
-    any::bound(step) * (1.0 - ROUNDING)
+pub(super) fn simple_bound(step: Step<'_>, tuning: &BoundTuning) -> f64 {
+    any::bound(step, tuning) * (1.0 - ROUNDING)
 }
 
 /// Returns the bound on the time of the optimizer: the rank with the most layers to update.
@@ -86,23 +77,6 @@ pub(super) fn reduction_bound(step: Step<'_>) -> f64 {
     let shortest = step.microbatches * work.fold(f64::INFINITY, f64::min);
     let sums = step.layers.network.replica_sum(parameters / u64::from(step.ranks));
     (shortest + sums) * (1.0 - ROUNDING)
-}
-
-/// Returns the longest time that `is_enough` proves too short, within [`ACCURACY`]; at least `low`, which is a bound.
-fn bisect(low: f64, mut is_enough: impl FnMut(f64) -> bool) -> f64 {
-    let (mut low, mut high) = (low, low);
-    while !is_enough(high) {
-        low = high;
-        high = high * 1.25 + f64::MIN_POSITIVE;
-        if !high.is_finite() {
-            return low;
-        }
-    }
-    while high - low > ACCURACY * high {
-        let middle = low + (high - low) / 2.0;
-        if is_enough(middle) { high = middle } else { low = middle }
-    }
-    low
 }
 
 /// Returns layers whose three times are 1, on links that take no time.

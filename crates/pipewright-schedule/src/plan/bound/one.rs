@@ -1,21 +1,36 @@
-//! The bound for one stage a rank, exact up to the assumptions of [`Step::cut_time`].
+//! The bound for one stage per rank, exact up to the assumptions of [`Step::cut_time`].
 //!
-//! Each stage in turn takes as many layers as the time allows. That is best: if a stage begins later, it saves `m`
+//! If there are few cuts, all are tried. Otherwise each stage in turn takes as many layers as the time allows. That is best: if a stage begins later, it saves `m`
 //! times the work of the layers that it does not have, and starts at most one forward and one input backward of them
 //! later. Its first backward does not start later, because that depends on the layers after the stage.
 
-use crate::plan::bound::bisect;
+use crate::plan::bound::bisect::bisect;
+use crate::plan::cuts::{count_cuts, for_each_cut};
 use crate::plan::rank_times::{OwnSums, Step};
+use crate::plan::tuning::BoundTuning;
 
-/// Returns a time that no step with one stage a rank is below. `low` is a bound already.
-pub(super) fn bound(step: Step<'_>, low: f64) -> f64 {
-    bisect(low, |time| {
+/// Returns a time that no step with one stage per rank is below. `low` is a bound already.
+pub(super) fn bound(step: Step<'_>, low: f64, tuning: &BoundTuning) -> f64 {
+    if count_cuts(step.layers.count(), step.ranks as usize) <= tuning.most_cuts {
+        return shortest(step);
+    }
+    bisect(low, tuning.accuracy, |time| {
         let mut start = 0;
         for rank in 0..step.ranks as usize {
             start = furthest(step, rank, start, time);
         }
         start == step.layers.count()
     })
+}
+
+/// Returns the smallest [`Step::cut_time`] of all cuts.
+fn shortest(step: Step<'_>) -> f64 {
+    let rank_of: Vec<u32> = (0..step.ranks).collect();
+    let mut least = f64::INFINITY;
+    for_each_cut(step.layers.count(), step.ranks as usize, &mut |starts| {
+        least = least.min(step.cut_time(&rank_of, starts));
+    });
+    least
 }
 
 /// Returns the end of the longest stage that rank `rank` can have from layer `start` on.

@@ -11,34 +11,24 @@
 //!
 //! A cut fits if its ranks can have partners for all stages of the second round ([`Fit::has_partners`]).
 
-use crate::plan::bound::bisect;
+use crate::plan::bound::bisect::bisect;
 use crate::plan::bound::terms::{Arrivals, Terms};
 use crate::plan::class::Class;
 use crate::plan::rank_times::Step;
+use crate::plan::tuning::{BoundTuning, ROUNDING};
 
 /// The weights of the three bounds of `terms.rs` that are tried together.
 const WEIGHTS: [[f64; 3]; 4] = [[1.0, 0.0, 0.0], [0.5, 0.0, 0.5], [0.0, 0.0, 1.0], [0.5, 0.25, 0.25]];
-/// The most beginnings of cuts that are visited for a time.
-const MOST: usize = 300_000;
-/// The most of them that are visited for all times together. With 16 ranks, that takes a tenth of a second.
-const MOST_OF_ALL: usize = 1_000_000;
-/// The share by which sums may differ by rounding.
-const ROUNDING: f64 = 1e-9;
 
 type Sizes = [f64; WEIGHTS.len()];
 
 /// Returns a time that no step with two rounds is below. `low` is a bound already.
-pub(super) fn bound(step: Step<'_>, class: Class, low: f64) -> f64 {
-    limited(step, class, low, MOST, MOST_OF_ALL)
-}
-
-/// Returns the bound that a search with at most `most` visits for a time, and `most_of_all` for all times, proves.
-fn limited(step: Step<'_>, class: Class, low: f64, most: usize, most_of_all: usize) -> f64 {
+pub(super) fn bound(step: Step<'_>, class: Class, low: f64, tuning: &BoundTuning) -> f64 {
     let arrivals = Arrivals::of(step);
     let all = WEIGHTS.map(|weights| Terms { step, class, arrivals: &arrivals, weights });
-    let mut left = most_of_all;
-    bisect(low, |time| {
-        let may_visit = left.min(most);
+    let mut left = tuning.pairs.all_visits;
+    bisect(low, tuning.accuracy, |time| {
+        let may_visit = left.min(tuning.pairs.visits);
         let mut fit = Fit::of(&all, time, may_visit);
         let is_found = fit.is_found(0, Sizes::default());
         left -= may_visit - fit.left;
@@ -183,6 +173,7 @@ mod tests {
     use crate::plan::class::Path;
     use crate::plan::cuts::for_each_cut;
     use crate::plan::tests::model;
+    use crate::plan::tuning::PairsTuning;
 
     /// Returns the smallest time over all cuts and all partners by trying them.
     fn by_trying(step: Step<'_>, class: Class) -> f64 {
@@ -224,17 +215,19 @@ mod tests {
 
     #[test]
     fn the_search_finds_the_best_cut_and_partners() {
+        let tuning = BoundTuning::default();
         for seed in 0..40 {
             let (ranks, count) = (2 + (seed % 3) as u32, 8 + (seed % 4) as usize);
             let layers = model(seed, count, ranks, 1);
             let step = Step::of(&layers, ranks, 1 + (seed % 7) as u32);
             let class = Class { ranks, chunks: 2, path: Path::Loop };
-            let (found, best) = (bound(step, class, 0.0), by_trying(step, class));
+            let (found, best) = (bound(step, class, 0.0, &tuning), by_trying(step, class));
             // The bisection ends below the bound.
             assert!((best * 0.999..=best * (1.0 + 1e-8)).contains(&found), "seed {seed}: {found} {best}");
-            for most in [0, 1, 5, 20] {
-                let found = limited(step, class, 0.0, most, 3 * most);
-                assert!(found <= best * (1.0 + 1e-8), "seed {seed}, {most} visits: {found} {best}");
+            for visits in [0, 1, 5, 20] {
+                let pairs = PairsTuning { visits, all_visits: 3 * visits };
+                let found = bound(step, class, 0.0, &BoundTuning { pairs, ..tuning.clone() });
+                assert!(found <= best * (1.0 + 1e-8), "seed {seed}, {visits} visits: {found} {best}");
             }
         }
     }

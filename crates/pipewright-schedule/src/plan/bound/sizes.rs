@@ -22,8 +22,6 @@ use crate::plan::rank_times::Step;
 /// The numbers of shared times before the earliest first backward, and from it on.
 const EARLY: usize = 3;
 const LATE: usize = 5;
-/// The last shared time is this share of `I` of all layers after the earliest first backward.
-const LAST: f64 = 0.65;
 /// The number of terms.
 pub(super) const TERMS: usize = 2 + EARLY + LATE;
 
@@ -42,12 +40,13 @@ pub(super) struct SizeTerms<'a> {
 }
 
 impl<'a> SizeTerms<'a> {
-    pub(super) fn of(step: Step<'a>, class: Class, longest: &Range<f64>) -> Self {
+    /// The last shared time is the share `last` of `I` of all layers after the earliest first backward.
+    pub(super) fn of(step: Step<'a>, class: Class, longest: &Range<f64>, last: f64) -> Self {
         let arrivals = Arrivals::of(step);
         let mut terms = Self { step, class, longest: longest.start, arrivals, times: [0.0; EARLY + LATE] };
         let layers = step.layers.count();
         let turn = terms.first_backward(class.stages() - 1, layers);
-        let all_inputs = LAST * step.layers.input(0..layers);
+        let all_inputs = last * step.layers.input(0..layers);
         terms.times = std::array::from_fn(|at| match at.checked_sub(EARLY) {
             None => turn * (at + 1) as f64 / (EARLY + 1) as f64,
             Some(late) => turn + all_inputs * late as f64 / (LATE - 1) as f64,
