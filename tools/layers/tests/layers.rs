@@ -12,7 +12,6 @@ const CRATES: &[(&str, &[&str])] = &[
             "batch",
             "checkpoint",
             "device",
-            "executor",
             "graph",
             "memory",
             "nn",
@@ -28,6 +27,7 @@ const CRATES: &[(&str, &[&str])] = &[
     ("crates/pipewright-cli", &["", "config"]),
     ("tools/book", &[]),
     ("tools/layers", &[]),
+    ("tools/prose", &[]),
 ];
 
 #[test]

@@ -3,8 +3,8 @@
 use std::fmt::Write;
 
 use crate::ids::Rank;
-use crate::picture::settings::escaped;
 use crate::picture::palette::{LIGHT, occurring};
+use crate::picture::settings::escaped;
 
 use super::layout::{Drawing, LABEL, Layout, text_width};
 
