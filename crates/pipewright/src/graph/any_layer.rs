@@ -1,13 +1,13 @@
 //! [`AnyLayer`]: a layer without its type, so that layers of different types are in one list or graph.
 
-use std::any::{Any, type_name};
+use std::any::Any;
 
 use burn::module::{Content, Module, ModuleDisplay, ModuleDisplayDefault, ModuleMapper, ModuleVisitor};
 use burn::tensor::Device;
 
 use super::any_parameter::{AnyMapper, AnyVisitor, OfMapper, OfVisitor, ToMapper, ToVisitor};
 use super::layer::GraphLayer;
-use crate::stage::{StageContext, StageModule};
+use crate::stage::{StageContext, StageModule, any, any_mut};
 use crate::tensor::{BoundaryError, Values, pack, unpack};
 
 /// A layer whose type is known at run time: any [`StageModule`].
@@ -58,19 +58,39 @@ impl GraphLayer for AnyLayer {
     }
 }
 
-/// A layer of a chain, without the types of its tensors.
-pub(crate) trait ChainLayer {
+/// A layer of a chain, without the types of its tensors. `K` is the trait through which it is called: [`Typed`] or
+/// [`Untyped`].
+pub(crate) trait ChainLayer<K> {
     fn forward(&self, inputs: Values, context: &StageContext) -> Result<Values, BoundaryError>;
-    fn parameter_path(&self, local: &str) -> String;
-    fn stays_in_single_precision(&self, local: &str) -> bool;
-    fn shared_parameters(&self) -> Vec<String>;
     fn refuses_slices(&self) -> Option<String>;
+
+    fn parameter_path(&self, local: &str) -> String {
+        local.to_owned()
+    }
+
+    fn stays_in_single_precision(&self, local: &str) -> bool {
+        let _ = local;
+        false
+    }
+
+    fn shared_parameters(&self) -> Vec<String> {
+        Vec::new()
+    }
+
     /// Returns the layer as the user made it, and the name of its type.
     fn part(&self) -> (&dyn Any, &'static str);
     fn part_mut(&mut self) -> (&mut dyn Any, &'static str);
 }
 
-impl<L: StageModule + ModuleDisplay> ChainLayer for L {
+/// A layer is called as a [`StageModule`].
+#[derive(Clone, Debug)]
+pub(crate) enum Typed {}
+
+/// A layer is called as a [`GraphLayer`].
+#[derive(Clone, Debug)]
+pub(crate) enum Untyped {}
+
+impl<L: StageModule + ModuleDisplay> ChainLayer<Typed> for L {
     fn forward(&self, inputs: Values, context: &StageContext) -> Result<Values, BoundaryError> {
         Ok(pack(StageModule::forward(self, unpack(inputs)?, context)))
     }
@@ -92,15 +112,33 @@ impl<L: StageModule + ModuleDisplay> ChainLayer for L {
     }
 
     fn part(&self) -> (&dyn Any, &'static str) {
-        (self, type_name::<Self>())
+        any(self)
     }
 
     fn part_mut(&mut self) -> (&mut dyn Any, &'static str) {
-        (self, type_name::<Self>())
+        any_mut(self)
     }
 }
 
-impl ChainLayer for AnyLayer {
+impl<L: GraphLayer> ChainLayer<Untyped> for L {
+    fn forward(&self, inputs: Values, context: &StageContext) -> Result<Values, BoundaryError> {
+        GraphLayer::forward(self, inputs, context)
+    }
+
+    fn refuses_slices(&self) -> Option<String> {
+        GraphLayer::refuses_slices(self)
+    }
+
+    fn part(&self) -> (&dyn Any, &'static str) {
+        any(self)
+    }
+
+    fn part_mut(&mut self) -> (&mut dyn Any, &'static str) {
+        any_mut(self)
+    }
+}
+
+impl ChainLayer<Typed> for AnyLayer {
     fn forward(&self, inputs: Values, context: &StageContext) -> Result<Values, BoundaryError> {
         self.0.forward(inputs, context)
     }
@@ -131,7 +169,7 @@ impl ChainLayer for AnyLayer {
 }
 
 /// The methods of a module that can be called without its type.
-trait Erased: ChainLayer + Send + std::fmt::Debug {
+trait Erased: ChainLayer<Typed> + Send + std::fmt::Debug {
     fn boxed(&self) -> AnyLayer;
     fn collect_devices(&self, devices: Vec<Device>) -> Vec<Device>;
     fn fork(self: Box<Self>, device: &Device) -> AnyLayer;

@@ -71,7 +71,8 @@ mod plan;
 mod route;
 
 pub use any_layer::AnyLayer;
+pub(crate) use any_layer::{Typed, Untyped};
 pub use builder::{Graph, GraphBuilder, GraphError};
-pub(crate) use chain::{MixedChain, TypedChain};
+pub(crate) use chain::Chain;
 pub use layer::{GraphLayer, GraphStage};
 pub use plan::PlacedGraph;

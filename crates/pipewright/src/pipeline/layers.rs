@@ -12,7 +12,7 @@ use burn::tensor::{Bool, Int, Tensor};
 use pipewright_schedule::{Partition, Placement, StageIndex};
 
 use super::layer_list::{LayerList, LayerTypes};
-use crate::graph::{Graph, GraphError, GraphLayer, MixedChain, TypedChain};
+use crate::graph::{Chain, Graph, GraphError, GraphLayer, Typed, Untyped};
 use crate::random::seeded;
 use crate::stage::{Stage, StageBody, StageContext, StageError, StageModule};
 use crate::tensor::Values;
@@ -72,7 +72,7 @@ impl Layers {
         E: Display,
         F: Fn(usize) -> Result<L, E> + Send + Sync + 'static,
     {
-        Self::chain(count, make, TypedChain::new)
+        Self::chain(count, make, Chain::<_, Typed>::new)
     }
 
     /// As [`Layers::try_new`], for an enum of all kinds of layers that the model has, or another type that takes different
@@ -83,7 +83,7 @@ impl Layers {
         E: Display,
         F: Fn(usize) -> Result<L, E> + Send + Sync + 'static,
     {
-        Self::chain(count, make, MixedChain::new)
+        Self::chain(count, make, Chain::<_, Untyped>::new)
     }
 
     /// Makes the nodes of a graph; `make` makes a layer from a node's name and content. If the graph has splits, stages
@@ -151,7 +151,7 @@ impl Layers {
 impl From<LayerList> for Layers {
     fn from(list: LayerList) -> Self {
         let types = list.types();
-        Self { types: types.clone(), ..Self::chain(types.len(), list.into_make(), TypedChain::new) }
+        Self { types: types.clone(), ..Self::chain(types.len(), list.into_make(), Chain::<_, Typed>::new) }
     }
 }
 
