@@ -24,7 +24,7 @@
 
 mod generators;
 
-pub(crate) use generators::{DrawsTogether, LayerDraws, seeded};
+pub(crate) use generators::{DrawsTogether, LayerDraws, is_probing, runs_layer_alone, seeded};
 
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;

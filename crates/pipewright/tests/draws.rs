@@ -7,10 +7,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use burn::module::Module;
-use burn::nn::{Dropout, DropoutConfig, Linear, LinearConfig};
+use burn::nn::{Dropout, DropoutConfig, Initializer, Linear, LinearConfig};
 use burn::optim::SgdConfig;
 use burn::tensor::{Device, Distribution, Tensor};
 use pipewright::failure::Cause;
+use pipewright::nn::TensorParallel;
 use pipewright::pipeline::{Layers, Pipeline, PipelineBuilder, PipelineConfig, PipelineError};
 use pipewright::stage::{Stage, StageContext, StageError, StageModule};
 use pipewright::transport::World;
@@ -203,6 +204,7 @@ impl StageModule for Late {
     }
 }
 
+/// Returns the losses of three steps that change nothing.
 fn late(quiet: usize, recompute: Recompute) -> Result<Vec<f64>, PipelineError> {
     let calls = Arc::new(AtomicUsize::new(0));
     let make = move |_| {
@@ -219,7 +221,7 @@ fn late(quiet: usize, recompute: Recompute) -> Result<Vec<f64>, PipelineError> {
         .expect("it starts");
     let mut losses = Vec::new();
     for _ in 0..3 {
-        losses.push(pipeline.step(rows(), rows(), 0.1)?.loss());
+        losses.push(pipeline.step(rows(), rows(), 0.0)?.loss());
     }
     Ok(losses)
 }
@@ -232,6 +234,64 @@ fn a_forward_that_draws_only_the_second_time_is_found() {
     let PipelineError::Step(error) = error else { panic!("{error}") };
     let Cause::Stage(StageError::RecomputedResult) = &error.cause else { panic!("{error}") };
     assert!(error.to_string().contains("nn::Dropout"), "{error}");
+}
+
+#[test]
+fn a_layer_that_begins_to_draw_is_seeded_from_its_next_forward_on() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let losses = |seed| {
+        Device::flex().seed(seed);
+        late(MICROBATCHES as usize, Recompute::None).expect("three steps")
+    };
+    let [first, second] = [losses(1), losses(2)];
+    assert_ne!(first[1], second[1], "the first forward that draws has numbers of the program's seed");
+    assert_eq!([first[0], first[2]], [second[0], second[2]]);
+}
+
+#[test]
+fn ranks_that_compute_together_refuse_a_layer_that_draws_before_their_first_update() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let refused = |probability| {
+        let spec = ScheduleSpec { ranks: 1, microbatches: 1, ..ScheduleSpec::default() };
+        let program = lower(&generate("gpipe", &spec).expect("a schedule"), &LowerConfig::from(Level::Comms));
+        let program = validate(program.expect("it lowers"), Level::Comms).expect("it is sound");
+        let make = move |_: StageIndex, _: &TensorParallel| -> Result<Stage, Infallible> {
+            let linear =
+                LinearConfig::new(WIDTH, WIDTH).with_initializer(Initializer::Constant { value: 0.1 });
+            let linear = linear.init(&Device::flex().autodiff());
+            let block = Block { linear, dropout: DropoutConfig::new(probability).init() };
+            Ok(Stage::with_loss(block, |output: Tensor<2>, target: Tensor<2>| {
+                (output - target).square().mean()
+            }))
+        };
+        let optimizer = Some(SgdConfig::new().init());
+        let config = PipelineConfig { tensor_parallel: 2, optimizer, ..PipelineConfig::default() };
+        let mut pipeline =
+            Pipeline::launch_split(program, World::local(2), &config, make).expect("it starts");
+        pipeline.step(rows(), rows(), 0.1)
+    };
+    refused(0.0).expect("it draws nothing");
+    let Err(PipelineError::Step(error)) = refused(0.3) else { panic!("the masks of the ranks differ") };
+    let Cause::Stage(StageError::DrawsTogether { layer }) = &error.cause else { panic!("{error}") };
+    assert_eq!(&**layer, "stage 0");
+}
+
+#[test]
+fn a_loss_that_calls_another_pipeline_gets_an_error_at_once() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let teacher = Mutex::new(builder("1f1b", 1).launch().expect("it starts"));
+    let answers = Arc::new(Mutex::new(Vec::new()));
+    let of_loss = answers.clone();
+    let loss = move |output: Tensor<2>, target: Tensor<2>| {
+        let answer = teacher.lock().expect("no panic").eval(rows(), Some(rows())).map(drop);
+        of_loss.lock().expect("no panic").push(answer);
+        (output - target).square().mean()
+    };
+    let mut pipeline = builder("1f1b", 1).loss(loss).launch().expect("it starts");
+    pipeline.step(rows(), rows(), 0.1).expect("a step");
+    let answers = answers.lock().expect("no panic");
+    assert!(matches!(answers[0], Err(PipelineError::InsideLayer)), "{answers:?}");
+    assert!(answers[1..].iter().all(Result::is_ok), "later calls of the loss run with others: {answers:?}");
 }
 
 #[test]

@@ -16,6 +16,7 @@ use burn::tensor::Tensor;
 
 use super::composed::at_least_single;
 use crate::autodiff::{Rule, inner_of, on_tape_of, record};
+use crate::random::is_probing;
 use crate::tensor::{Placement, TensorRank, TensorShard, Value, Values};
 
 /// The exchange of tensors between the ranks of a group.
@@ -64,6 +65,11 @@ impl TensorParallel {
         Self { whole_experts: whole, ..self }
     }
 
+    /// Returns the connection to the other ranks, if tensors are exchanged.
+    fn link(&self) -> Option<&Arc<dyn TensorLink>> {
+        self.link.as_ref().filter(|_| !is_probing())
+    }
+
     /// Returns the rank's place in the group.
     pub fn rank(&self) -> TensorRank {
         self.rank
@@ -105,7 +111,7 @@ impl TensorParallel {
     /// # Panics
     /// In the backward, when a rank of the group fails.
     pub fn enter(&self, x: Tensor<2>) -> Tensor<2> {
-        let Some(link) = &self.link else { return x };
+        let Some(link) = self.link() else { return x };
         let rule = Arc::new(SumOfGradients { link: link.clone(), ranks: self.rank.of });
         record([x.clone(), x.clone()], inner_of(x), rule)
     }
@@ -116,7 +122,7 @@ impl TensorParallel {
     /// # Panics
     /// When a rank of the group fails.
     pub fn sum(&self, x: Tensor<2>) -> Tensor<2> {
-        let Some(link) = &self.link else { return x };
+        let Some(link) = self.link() else { return x };
         let (sum, is_tracked) = sum(link.as_ref(), self.rank.of, inner_of(x.clone()), x.is_tracked());
         match is_tracked && !x.is_tracked() {
             // The trained parameters are on other ranks, such as the experts of a mixture that are not frozen.
@@ -127,8 +133,8 @@ impl TensorParallel {
 
     /// Returns the tensors of all ranks, in the order of the ranks, off the tape.
     pub(super) fn all_gather(&self, x: Tensor<2>) -> Vec<Tensor<2>> {
-        match &self.link {
-            None => vec![x],
+        match self.link() {
+            None => vec![x; self.rank.of as usize],
             Some(link) => exchanged(link.as_ref(), vec![Value::of(x); self.rank.of as usize])
                 .into_iter()
                 .map(tensor_of)

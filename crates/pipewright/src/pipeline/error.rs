@@ -270,6 +270,12 @@ pub enum PipelineError {
         "gradients of the module as it is wait for an update: take the step that updates before you change it"
     )]
     ChangeBeforeUpdate,
+    /// A layer or a loss calls a pipeline of its process in its first forward, which no other layer may run beside.
+    #[error(
+        "a layer or a loss of this process calls a pipeline, and the pipeline's layers may wait for that layer to end: \
+         evaluate the other model before the step, and pass its outputs as targets or side inputs"
+    )]
+    InsideLayer,
     /// An earlier change of a module failed after some ranks had changed theirs. Freezing parameters is a change.
     #[error(
         "a module was changed on some ranks only: the parameters no longer belong together; launch the pipeline again"

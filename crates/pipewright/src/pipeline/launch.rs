@@ -14,6 +14,7 @@ use crate::driver::{RankStart, RankThread, Reply};
 use crate::ids::{Attempt, StepNumber};
 use crate::memory::RankMemory;
 use crate::nn::TensorParallel;
+use crate::random::runs_layer_alone;
 use crate::stage::Stage;
 use crate::tensor::Metadata;
 use crate::transport::{LONGEST_WAIT, World};
@@ -63,6 +64,9 @@ impl Pipeline {
         F: Fn(StageIndex, &TensorParallel) -> Result<Stage, E> + Send + Sync + 'static,
         E: Display,
     {
+        if runs_layer_alone() {
+            return Err(PipelineError::InsideLayer);
+        }
         let mut config = PipelineConfig { deadline: config.deadline.min(LONGEST_WAIT), ..config.clone() };
         let mut world = world;
         world.set_deadline(config.deadline);

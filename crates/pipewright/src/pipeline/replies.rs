@@ -9,6 +9,7 @@ use super::running::Pipeline;
 use crate::driver::{Command, Reply};
 use crate::failure::{Cause, StepError};
 use crate::ids::{StepNumber, WorldRank};
+use crate::random::runs_layer_alone;
 
 /// How often the pipeline checks for progress within the time in which some rank must make progress.
 const LOOKS: u32 = 8;
@@ -30,6 +31,9 @@ impl Pipeline {
         &mut self,
         mut command: impl FnMut(Reply<R>) -> Command,
     ) -> Result<Receiver<(WorldRank, R)>, PipelineError> {
+        if runs_layer_alone() {
+            return Err(PipelineError::InsideLayer);
+        }
         match self.end {
             Some(End::Lost(peer)) => return Err(self.lost_peer(peer).into()),
             Some(End::HalfRestored) => return Err(PipelineError::HalfRestored),

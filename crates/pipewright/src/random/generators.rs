@@ -5,16 +5,24 @@
 //! ranks run at the same time. [`LayerDraws`] makes the numbers of such a layer depend on the seed, the step, the
 //! microbatch and the layer's name only: it seeds the generators before the layer's forward, and until the forward ends,
 //! no other layer of the process that draws from them runs. A second forward of the same microbatch gets the same
-//! numbers.
+//! numbers. After each such layer, the generators continue from a number that they gave before it. So the program's own
+//! draws between two steps do not repeat, and depend on the program's own seed only.
 //!
-//! Whether a layer draws is found in its first forward in training and in its first forward in an evaluation: the
-//! generators are seeded, and afterwards their next number is not the first one. Layers that do not draw run at the same
-//! time as all others. After each layer that draws, the generators continue from a number that they gave before it. So
-//! the program's own draws between two steps do not repeat, and depend on the program's own seed only.
+//! # Which layers draw
+//!
+//! The first forward of a layer in training and its first forward in an evaluation run alone: the generators are seeded,
+//! and afterwards their next number is not the first one if the layer has drawn. Later forwards of a layer that has not
+//! drawn run at the same time as all others. The processor's generator is then compared before and after the forward
+//! ([`Watch`]). If it has moved, one of the layers that ran at the time may have drawn, and the next forward of each of
+//! them runs alone again. No other thread is stopped for the comparison, which is left out while a layer runs alone.
+//!
+//! Ranks that compute a stage together exchange tensors inside a layer, so none of them may keep the others from running.
+//! Their stages run each segment once without exchanges ([`LayerDraws::probe`]) before its first forward.
 
 use std::cell::Cell;
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
 use burn::tensor::{Device, Distribution, Tensor};
 
@@ -22,35 +30,92 @@ use super::StreamKey;
 use crate::device::computes_behind;
 
 /// Held while the generators are used for one layer.
-static ALONE: Mutex<()> = Mutex::new(());
+static ALONE: Mutex<Watch> = Mutex::new(Watch { seed: 0, first: None, moves: 0 });
 
-/// Calls `run` while no other call of this function runs in this process.
-pub(crate) fn alone<R>(run: impl FnOnce() -> R) -> R {
-    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    run()
+/// Calls `run` with the processor's generator seeded with `seed`, while no layer runs alone. Afterwards the generator
+/// continues from a number that it gave before.
+pub(crate) fn seeded<R>(seed: u64, run: impl FnOnce() -> R) -> R {
+    Generators(vec![Device::flex()]).run_alone(&mut alone(), seed, run).0
 }
 
-/// Calls `run` with the processor's generator seeded with `seed`, while no other call of [`alone`] runs. Afterwards the
-/// generator continues from a number that it gave before.
-pub(crate) fn seeded<R>(seed: u64, run: impl FnOnce() -> R) -> R {
-    alone(|| Generators(vec![Device::flex()]).seeded(seed, run))
+fn alone() -> MutexGuard<'static, Watch> {
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What is known of the processor's generator.
+struct Watch {
+    /// The seed with which it started last.
+    seed: u64,
+    /// Its first number after that; `None` before the first seed.
+    first: Option<u64>,
+    /// The number of times that it was found to have given numbers since.
+    moves: u64,
+}
+
+impl Watch {
+    /// Returns the number of times that the generator has moved, if no layer runs alone. The generator stays where it is.
+    fn moves() -> Option<u64> {
+        let mut watch = match ALONE.try_lock() {
+            Ok(watch) => watch,
+            Err(TryLockError::Poisoned(watch)) => watch.into_inner(),
+            Err(TryLockError::WouldBlock) => return None,
+        };
+        let next = drawn_on(&Device::flex());
+        watch.see(next);
+        Device::flex().seed(watch.seed);
+        Some(watch.moves)
+    }
+
+    /// Notes the next number of the generator. If it is not the first one, the generator has moved, and starts again from
+    /// this number.
+    fn see(&mut self, next: u64) {
+        if self.first != Some(next) {
+            self.moves += 1;
+            self.start(next);
+        }
+    }
+
+    fn start(&mut self, seed: u64) {
+        Device::flex().seed(seed);
+        (self.seed, self.first) = (seed, Some(drawn_on(&Device::flex())));
+        Device::flex().seed(seed);
+    }
+}
+
+/// Draws from the generator of a device.
+fn drawn_on(device: &Device) -> u64 {
+    let numbers = Tensor::<1>::random([4], Distribution::Default, device).into_data();
+    let hash = blake3::hash(numbers.as_bytes());
+    hash.as_bytes().iter().take(8).fold(0, |drawn, byte| drawn << 8 | u64::from(*byte))
 }
 
 thread_local! {
-    /// Whether this thread runs a layer. Layers inside of it share its random numbers.
+    /// Whether this thread runs a layer alone. Layers inside of it share its random numbers.
     static IN_LAYER: Cell<bool> = const { Cell::new(false) };
+    /// Whether this thread runs a stage to find the layers that draw.
+    static PROBING: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Calls `run` as the forward of a layer of this thread.
-fn in_layer<R>(run: impl FnOnce() -> R) -> R {
-    struct Leave;
-    impl Drop for Leave {
+/// Returns whether this thread runs a layer, and every layer that waits for the generators waits for it.
+pub(crate) fn runs_layer_alone() -> bool {
+    IN_LAYER.get()
+}
+
+/// Returns whether this thread runs a stage to find the layers that draw. Ranks then exchange no tensors.
+pub(crate) fn is_probing() -> bool {
+    PROBING.get()
+}
+
+/// Calls `run` while a flag of this thread is set.
+fn flagged<R>(flag: &'static std::thread::LocalKey<Cell<bool>>, run: impl FnOnce() -> R) -> R {
+    struct Reset(&'static std::thread::LocalKey<Cell<bool>>);
+    impl Drop for Reset {
         fn drop(&mut self) {
-            IN_LAYER.set(false);
+            self.0.set(false);
         }
     }
-    IN_LAYER.set(true);
-    let _leave = Leave;
+    flag.set(true);
+    let _reset = Reset(flag);
     run()
 }
 
@@ -58,17 +123,18 @@ fn in_layer<R>(run: impl FnOnce() -> R) -> R {
 #[derive(Debug)]
 pub(crate) struct LayerDraws {
     generators: Generators,
-    /// Whether several ranks compute the stage together. They exchange tensors inside a layer, so none of them may keep the
-    /// others from running.
+    /// Whether several ranks compute the stage together.
     is_split: bool,
     in_training: Known,
     in_evaluation: Known,
-    /// How often a layer of ranks that compute together seems to have drawn, one forward after another.
+    /// How often a layer that no probe has run seems to have drawn, on ranks that compute together.
     suspected: Mutex<HashMap<Arc<str>, u32>>,
+    /// The number of times that a layer was found to be unknown again.
+    forgotten: AtomicU64,
 }
 
-/// The forwards after which a layer of ranks that compute together counts as one that draws. Another thread of the process
-/// may have drawn during some of them.
+/// The forwards after which a layer that no probe has run counts as one that draws. Another thread of the process may have
+/// drawn during some of them.
 const SUSPECTED: u32 = 8;
 
 /// Whether each layer draws, for the layers that have run.
@@ -86,21 +152,31 @@ impl LayerDraws {
             in_training: Mutex::default(),
             in_evaluation: Mutex::default(),
             suspected: Mutex::default(),
+            forgotten: AtomicU64::new(0),
         }
     }
 
     /// Forgets which layers draw, after the module has changed.
     pub(crate) fn forget(&self) {
-        for known in [&self.in_training, &self.in_evaluation] {
-            known.lock().unwrap_or_else(PoisonError::into_inner).clear();
-        }
+        [&self.in_training, &self.in_evaluation].into_iter().for_each(|known| locked(known).clear());
+        self.forgotten.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Returns a number that changes when layers must be probed again; `None` if the stage needs no probe.
+    pub(crate) fn probe_number(&self) -> Option<u64> {
+        self.is_split.then(|| self.forgotten.load(Ordering::Relaxed))
+    }
+
+    /// Calls `run`, which runs layers of a stage that several ranks compute together, to find those that draw. The ranks
+    /// exchange no tensors inside the layers.
+    pub(crate) fn probe<R>(run: impl FnOnce() -> R) -> R {
+        flagged(&PROBING, run)
     }
 
     /// Calls `run`, the forward of the layer `name` for the microbatch of `key`.
     ///
     /// # Errors
-    /// When several ranks compute the stage together, and each of the first [`SUSPECTED`] forwards of the layer has drawn
-    /// from a generator.
+    /// When several ranks compute the stage together, and the layer draws from a generator.
     pub(crate) fn run<R>(
         &self,
         name: &str,
@@ -108,26 +184,23 @@ impl LayerDraws {
         is_training: bool,
         run: impl FnOnce() -> R,
     ) -> Result<R, DrawsTogether> {
-        let known = if is_training { &self.in_training } else { &self.in_evaluation };
-        let draws = known.lock().unwrap_or_else(PoisonError::into_inner).get(name).copied();
-        if draws == Some(false) || IN_LAYER.get() {
+        if IN_LAYER.get() {
             return Ok(run());
         }
-        let run = || in_layer(run);
+        let known = if is_training { &self.in_training } else { &self.in_evaluation };
+        let draws = locked(known).get(name).copied();
+        if draws == Some(false) || (self.is_split && !is_probing()) {
+            return self.run_with_others(known, name, run);
+        }
         let seed =
             key.hash_with(name).as_bytes().iter().take(8).fold(0, |seed, byte| seed << 8 | u64::from(*byte));
-        let (result, drew) = match (draws, self.is_split) {
-            (Some(_), _) => (alone(|| self.generators.seeded(seed, run)), true),
-            (None, false) => alone(|| self.generators.watched(seed, run)),
-            (None, true) => self.generators.watched_together(run),
-        };
+        let run = || flagged(&IN_LAYER, run);
+        let (result, drew) = self.generators.run_alone(&mut alone(), seed, run);
+        let draws = drew || (draws == Some(true) && !self.is_split);
+        let before = locked(known).insert(name.into(), draws);
         if drew && self.is_split {
-            let mut suspected = self.suspected.lock().unwrap_or_else(PoisonError::into_inner);
-            let times = suspected.entry(name.into()).or_default();
-            *times += 1;
-            return if *times < SUSPECTED { Ok(result) } else { Err(DrawsTogether) };
+            return Err(DrawsTogether);
         }
-        let before = known.lock().unwrap_or_else(PoisonError::into_inner).insert(name.into(), drew);
         if drew && before.is_none() {
             tracing::info!(
                 "`{name}` draws from the generator of its device, which the ranks of this process share: its forwards run \
@@ -136,9 +209,38 @@ impl LayerDraws {
         }
         Ok(result)
     }
+
+    /// Calls `run` at the same time as other layers. If the processor's generator has moved, the next forward of the layer
+    /// runs alone.
+    fn run_with_others<R>(
+        &self,
+        known: &Known,
+        name: &str,
+        run: impl FnOnce() -> R,
+    ) -> Result<R, DrawsTogether> {
+        let before = Watch::moves();
+        let result = run();
+        let after = before.and_then(|_| Watch::moves());
+        if after.is_none() || after == before {
+            return Ok(result);
+        }
+        let was_known = locked(known).remove(name).is_some();
+        self.forgotten.fetch_add(1, Ordering::Relaxed);
+        if was_known || !self.is_split {
+            return Ok(result);
+        }
+        let mut suspected = locked(&self.suspected);
+        let times = suspected.entry(name.into()).or_default();
+        *times += 1;
+        if *times < SUSPECTED { Ok(result) } else { Err(DrawsTogether) }
+    }
 }
 
-/// The generators that a layer may draw from: that of its device's back end, and that of the processor's.
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The generators that a layer may draw from: that of its device's back end, and the processor's, which is the first.
 #[derive(Debug)]
 struct Generators(Vec<Device>);
 
@@ -154,57 +256,21 @@ impl Generators {
 
     /// Draws from each generator.
     fn draw(&self) -> Vec<u64> {
-        let draw = |device: &Device| {
-            let numbers = Tensor::<1>::random([4], Distribution::Default, device).into_data();
-            let hash = blake3::hash(numbers.as_bytes());
-            hash.as_bytes().iter().take(8).fold(0, |drawn, byte| drawn << 8 | u64::from(*byte))
-        };
-        self.0.iter().map(draw).collect()
+        self.0.iter().map(drawn_on).collect()
     }
 
-    /// Continues each generator from a number that it has given.
-    fn go_on(&self, drawn: Vec<u64>) {
-        self.0.iter().zip(drawn).for_each(|(device, seed)| device.seed(seed));
-    }
-
-    /// Calls `run` with seeded generators.
-    fn seeded<R>(&self, seed: u64, run: impl FnOnce() -> R) -> R {
+    /// Calls `run` with seeded generators, which then continue from a number that they have given. Also returns whether
+    /// `run` has drawn.
+    fn run_alone<R>(&self, watch: &mut Watch, seed: u64, run: impl FnOnce() -> R) -> (R, bool) {
         let before = self.draw();
-        self.seed(seed);
-        let result = run();
-        self.go_on(before);
-        result
-    }
-
-    /// Like [`Generators::seeded`]; also returns whether `run` has drawn.
-    fn watched<R>(&self, seed: u64, run: impl FnOnce() -> R) -> (R, bool) {
-        let before = self.draw();
+        watch.see(before[0]);
         self.seed(seed);
         let first = self.draw();
         self.seed(seed);
         let result = run();
         let drew = self.draw() != first;
-        self.go_on(before);
-        (result, drew)
-    }
-
-    /// Calls `run` while other threads may do the same, and returns whether `run`, or that of another thread, has drawn. All
-    /// of them use one seed, so the generators change only if one of them draws.
-    fn watched_together<R>(&self, run: impl FnOnce() -> R) -> (R, bool) {
-        static MARK: OnceLock<u64> = OnceLock::new();
-        let (mark, first) = alone(|| {
-            let mark = *MARK.get_or_init(|| self.draw()[0]);
-            self.seed(mark);
-            let first = self.draw();
-            self.seed(mark);
-            (mark, first)
-        });
-        let result = run();
-        let drew = alone(|| {
-            let drew = self.draw() != first;
-            self.seed(mark);
-            drew
-        });
+        self.0.iter().zip(&before).for_each(|(device, seed)| device.seed(*seed));
+        watch.start(before[0]);
         (result, drew)
     }
 }
@@ -215,6 +281,12 @@ mod tests {
 
     fn number() -> f32 {
         Tensor::<1>::random([1], Distribution::Default, &Device::flex()).into_scalar()
+    }
+
+    /// Calls `run` while no layer runs alone.
+    fn undisturbed<R>(run: impl FnOnce() -> R) -> R {
+        let _alone = alone();
+        run()
     }
 
     #[test]
@@ -255,9 +327,9 @@ mod tests {
     fn the_draws_of_the_program_go_on_from_its_seed() {
         let draws = LayerDraws::new(&Device::flex(), false);
         let after = |seed| {
-            alone(|| Device::flex().seed(seed));
+            undisturbed(|| Device::flex().seed(seed));
             draws.run("a", StreamKey::default(), true, number).expect("it may draw");
-            alone(number)
+            undisturbed(number)
         };
         let [first, second] = [after(1), after(2)];
         assert_ne!(first, second);
@@ -268,16 +340,34 @@ mod tests {
     fn a_seed_for_parameters_leaves_the_draws_of_the_program() {
         // The unit tests of other modules may draw at the same time, so equal numbers would be chance.
         let drawn = || seeded(7, number);
-        let [first, between, second] = [drawn(), alone(number), drawn()];
+        let [first, between, second] = [drawn(), undisturbed(number), drawn()];
         assert_eq!(first, second);
-        assert_ne!(alone(number), between, "a seed starts the program's draws again");
+        assert_ne!(undisturbed(number), between, "a seed starts the program's draws again");
+    }
+
+    #[test]
+    fn a_layer_that_begins_to_draw_has_its_numbers_from_the_next_forward_on() {
+        let draws = LayerDraws::new(&Device::flex(), false);
+        let key = StreamKey::default();
+        draws.run("a", key, true, || 0.0).expect("it draws nothing");
+        let drawn = || draws.run("a", key, true, number).expect("it may draw");
+        // A layer that another test runs alone may hide the first one.
+        let late: Vec<f32> = (0..SUSPECTED).map(|_| drawn()).collect();
+        let reference = LayerDraws::new(&Device::flex(), false);
+        let expected = reference.run("a", key, true, number).expect("it may draw");
+        assert_eq!(late.last(), Some(&expected), "{late:?}");
     }
 
     #[test]
     fn ranks_that_compute_a_layer_together_may_not_draw() {
         let draws = LayerDraws::new(&Device::flex(), true);
-        draws.run("a", StreamKey::default(), true, || ()).expect("it draws nothing");
-        let error = (0..SUSPECTED).find_map(|_| draws.run("b", StreamKey::default(), true, number).err());
+        let key = StreamKey::default();
+        draws.run("a", key, true, || ()).expect("it draws nothing");
+        let probe = |run: fn() -> f32| LayerDraws::probe(|| draws.run("b", key, true, run));
+        probe(|| 0.0).expect("it draws nothing");
+        draws.forget();
+        probe(number).expect_err("a probe finds it at once");
+        let error = (0..2 * SUSPECTED).find_map(|_| draws.run("c", key, true, number).err());
         error.expect("it draws each time");
     }
 }

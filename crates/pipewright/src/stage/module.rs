@@ -194,6 +194,17 @@ impl StageContext {
         Microbatch::new(self.microbatch.get() * self.slices.get() + self.slice.get())
     }
 
+    /// Returns the context of a forward whose results are not used.
+    pub(super) fn for_probe(&self) -> Self {
+        Self {
+            carry: None,
+            auxiliary: Arc::default(),
+            loads: Arc::default(),
+            not_finite: Arc::default(),
+            ..self.clone()
+        }
+    }
+
     /// Gives the forward access to what the slices of its microbatch have kept. `tape` is the device with the kind of its
     /// tape, if it records one.
     pub(super) fn join(&mut self, carry: &SequenceCarry, tape: Option<Device>) {

@@ -27,7 +27,7 @@ impl Stage {
 
     /// Makes the last stage. `loss` takes the stage's output and the microbatch's targets, and returns a scalar (shape
     /// `[1]`), the *mean* over the microbatch. The loss of a step is the mean over its microbatches. `loss` must not
-    /// wait for another pipeline of the process: its first call keeps the generators of the back ends for itself.
+    /// call another pipeline of the process: its first call keeps the generators of the back ends for itself.
     pub fn with_loss<M, T, L>(module: M, loss: L) -> Self
     where
         M: StageModule,

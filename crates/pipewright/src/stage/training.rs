@@ -6,6 +6,7 @@
 //! |---|---|
 //! | `compute.rs` | the actions that the executor runs |
 //! | `forward.rs`, `recompute.rs`, `backward.rs` | how a segment of the module runs forward, once or a second time, and backward |
+//! | `probe.rs` | finds layers that draw from the generator of their device, on ranks that compute together |
 //! | `parameters.rs`, `update.rs` | access to parameters, and their update |
 //! | `change.rs` | reading and changing the module between two steps |
 //!
@@ -21,6 +22,7 @@ mod change;
 mod compute;
 mod forward;
 mod parameters;
+mod probe;
 mod recompute;
 mod update;
 
@@ -29,6 +31,7 @@ use std::sync::Arc;
 
 use burn::module::ParamId;
 
+use self::probe::Probes;
 use self::recompute::GradientPattern;
 use super::body::StageBody;
 use super::error::StageError;
@@ -57,6 +60,7 @@ pub(super) struct TrainingStage<M: StageBody> {
     in_flight: InFlightTable,
     /// Runs the layers, some of which may draw from the generator of their device.
     draws: Arc<LayerDraws>,
+    probes: Probes,
     /// Which outputs of the recomputed forwards need a gradient.
     pattern: GradientPattern,
     statistics: StatisticsBefore,
@@ -94,6 +98,7 @@ impl<M: StageBody> TrainingStage<M> {
             optimizer,
             loss,
             weight_runner,
+            probes: Probes::default(),
             pattern: GradientPattern::default(),
             statistics: StatisticsBefore::default(),
         })

@@ -32,6 +32,9 @@ impl<M: StageBody> TrainingStage<M> {
         let (inputs, task) = (forward.take_values(), forward.task());
         let tape = task.map(|_| self.module.device().clone());
         forward.context_mut().draw_through(&self.draws);
+        if replacement.is_none() {
+            self.probe(segment, &inputs, forward)?;
+        }
         self.in_flight.join_carry(forward.context_mut(), tape);
         let forwarded = match task {
             None => self.forward_without_tape(segment, inputs, forward, replacement)?,
