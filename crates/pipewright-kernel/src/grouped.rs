@@ -122,9 +122,10 @@ impl Groups {
                 continue;
             }
             let rows = Matrix::new(&rows[start * inputs..end * inputs], end - start, inputs);
-            let matrix = match transposed {
-                true => Matrix::new(matrix, outputs, inputs).transposed(),
-                false => Matrix::new(matrix, inputs, outputs),
+            let matrix = if transposed {
+                Matrix::new(matrix, outputs, inputs).transposed()
+            } else {
+                Matrix::new(matrix, inputs, outputs)
             };
             multiply(&mut out[start * outputs..end * outputs], outputs, rows, matrix);
         }

@@ -3,7 +3,7 @@
 //! are divided by it. A scale is a power of two, so it changes the exponent of a gradient and not its mantissa.
 //!
 //! If a scaled gradient is too large for f16, its sum is not finite. All ranks then skip the update, and the scale is halved.
-//! After enough updates in a row it is doubled. What decides is the gradient norm, which is the same on all ranks.
+//! After enough updates in a row it is doubled. The gradient norm decides, which is the same on all ranks.
 
 use std::fmt;
 
@@ -61,9 +61,10 @@ impl LossScale {
         if skipped {
             return Self { factor: (factor / 2.0).max(LossScaling::SMALLEST), updates: 0 };
         }
-        match updates + 1 >= settings.interval {
-            true => Self { factor: factor * 2.0, updates: 0 },
-            false => Self { factor, updates: updates + 1 },
+        if updates + 1 >= settings.interval {
+            Self { factor: factor * 2.0, updates: 0 }
+        } else {
+            Self { factor, updates: updates + 1 }
         }
     }
 }

@@ -26,9 +26,10 @@ pub(crate) fn branch(value: &Value) -> Value {
     let is_tracked = value.kind() == ValueKind::Float
         // The number of dimensions does not matter on the tape; 1 is arbitrary.
         && Tensor::<1>::from_dispatch(value.clone().into_dispatch()).is_tracked();
-    match is_tracked {
-        true => Value::from_dispatch(<Dispatch as BranchBackend>::branch(value.clone().into_dispatch())),
-        false => value.clone(),
+    if is_tracked {
+        Value::from_dispatch(<Dispatch as BranchBackend>::branch(value.clone().into_dispatch()))
+    } else {
+        value.clone()
     }
 }
 

@@ -28,7 +28,7 @@ impl AnyLayer {
         self.0.part().0.downcast_ref()
     }
 
-    /// As [`AnyLayer::downcast_ref`], to change it.
+    /// Like [`AnyLayer::downcast_ref`], but to change it.
     pub fn downcast_mut<L: StageModule>(&mut self) -> Option<&mut L> {
         self.0.part_mut().0.downcast_mut()
     }

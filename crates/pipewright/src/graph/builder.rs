@@ -13,7 +13,7 @@ use super::plan::{PlacedGraph, plans};
 pub struct Graph<C> {
     /// The names of the inputs.
     pub(super) inputs: Vec<Arc<str>>,
-    /// Ordered so that each node follows those whose values it takes.
+    /// Ordered so that each node follows the nodes whose values it takes.
     pub(super) nodes: Vec<Node<C>>,
     pub(super) outputs: Vec<ValueId>,
     /// The first node of every stage but stage 0, ascending.
@@ -222,13 +222,10 @@ impl<C> GraphBuilder<C> {
         {
             return Err(GraphError::NoParameter { path: path.clone() });
         }
-        match self.outputs.is_empty() {
-            true => Err(GraphError::NoOutput),
-            false => Ok(()),
-        }
+        if self.outputs.is_empty() { Err(GraphError::NoOutput) } else { Ok(()) }
     }
 
-    /// Returns the nodes in an order in which each follows those whose values it takes: always the first named node
+    /// Returns the nodes in an order in which each follows the nodes whose values it takes: always the first named node
     /// whose inputs are available.
     fn order(&self) -> Result<Vec<usize>, GraphError> {
         let places: HashMap<&str, usize> =

@@ -20,7 +20,7 @@ pub trait GraphLayer: Module + ModuleDisplay + 'static {
     /// tensors.
     ///
     /// # Errors
-    /// When the tensors are not those that the layer takes.
+    /// When the layer takes other tensors.
     fn forward(&self, inputs: Values, context: &StageContext) -> Result<Values, BoundaryError>;
 
     /// Returns why the layer cannot run slices of microbatches; `None` if it can. See
@@ -60,16 +60,16 @@ impl<L: GraphLayer> GraphStage<L> {
     /// Returns the stage's outputs for one microbatch.
     ///
     /// # Errors
-    /// When the inputs are not those that the stage takes, or a layer's inputs or outputs are not those that the graph
-    /// says.
+    /// When the stage takes other inputs, or a layer's inputs or outputs differ from the graph.
     pub fn forward(&self, inputs: Values, context: &StageContext) -> Result<Values, StageError> {
         check_count(inputs.len(), self.plan.takes.len())?;
         let mut live = Live::new(&self.plan);
         let mut parcels = HashMap::new();
         for (&parcel, input) in self.plan.takes.iter().zip(inputs) {
-            match parcel.target == self.plan.stage {
-                true => live.add(&[parcel.value], vec![input]),
-                false => drop(parcels.insert(parcel, input)),
+            if parcel.target == self.plan.stage {
+                live.add(&[parcel.value], vec![input]);
+            } else {
+                parcels.insert(parcel, input);
             }
         }
         for (layer, step) in self.layers.iter().zip(&self.plan.steps) {
@@ -85,7 +85,8 @@ impl<L: GraphLayer> GraphStage<L> {
         }
         parcels.extend(self.plan.sends.iter().map(|&parcel| (parcel, live.take_one(parcel.value))));
         let given = self.plan.gives.iter().map(|parcel| parcels.remove(parcel));
-        let given: Values = given.map(|parcel| parcel.expect("what goes out came in or was sent")).collect();
+        let given: Values =
+            given.map(|parcel| parcel.expect("a stage gives values that came in or that it sends")).collect();
         Ok(given.into_iter().chain(live.take(&self.plan.outputs)).collect())
     }
 }
@@ -223,7 +224,7 @@ impl Live {
     fn take_one(&mut self, id: ValueId) -> Value {
         let left = self.uses.get_mut(&id).expect("every use was counted");
         *left -= 1;
-        let value = self.values.remove(&id).expect("nodes run after those whose values they take");
+        let value = self.values.remove(&id).expect("nodes run after the nodes whose values they take");
         if *left == 0 {
             return value;
         }

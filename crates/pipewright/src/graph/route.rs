@@ -13,7 +13,7 @@
 //! Either is one hop. A direct hop costs one move between ranks, or none within a rank; a hop along the neighbours
 //! costs as many moves as there are changes of rank between the stages. [`hops`] finds the hops with the fewest moves
 //! in total, by dynamic programming from the last holder to the first, with one state for each possible owner:
-//! quadratic in the number of holders. Of two equal routes it takes the transfer, and the one along the neighbours.
+//! quadratic in the number of holders. If two routes are equal, it takes the transfer, and the one along the neighbours.
 
 use pipewright_schedule::{Placement, StageIndex};
 

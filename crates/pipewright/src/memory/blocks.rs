@@ -18,7 +18,7 @@ use super::count::Count;
 /// Bytes of the smallest block that is counted.
 pub(super) const SMALLEST: usize = 1024;
 
-/// The number of parts of the table, each of which has its own lock.
+/// The number of parts of the table. Each part has its own lock.
 const PARTS: usize = 64;
 
 /// A block that is in use.

@@ -82,7 +82,7 @@ pub(super) fn of_this_thread() -> Option<Arc<Count>> {
     if count.is_null() {
         return None;
     }
-    // SAFETY: the pointer is that of a living `Arc`, which the guard of `count_this_thread` keeps. The guard resets the
+    // SAFETY: the pointer points into a living `Arc`, which the guard of `count_this_thread` keeps. The guard resets the
     // pointer when it is dropped, and cannot outlive the thread's use of the pointer.
     Some(unsafe {
         Arc::increment_strong_count(count);
@@ -133,7 +133,7 @@ impl RankMemory {
         let _ = self.count.locate.set(Box::new(locate));
     }
 
-    /// Removes storage that moves to another thread from this rank's count, unless this rank goes on using it.
+    /// Removes storage that moves to another thread from this rank's count, unless this rank still uses it.
     pub(crate) fn give_away<'a>(&self, tensors: impl IntoIterator<Item = &'a Value>) {
         if blocks::is_in_use() {
             let moved = tensors.into_iter().filter_map(Value::storage).filter(|storage| !storage.is_shared);
@@ -141,7 +141,7 @@ impl RankMemory {
         }
     }
 
-    /// As [`RankMemory::give_away`], for all elements of a list.
+    /// Like [`RankMemory::give_away`], but for all elements of a list.
     pub(crate) fn give_away_list<T>(&self, list: &[T]) {
         blocks::give_away(list.as_ptr().addr());
     }

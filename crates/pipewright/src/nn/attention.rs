@@ -43,7 +43,7 @@ impl CausalAttention {
         Self::rotary_with(sequence, &rotary_frequencies(head_dim, theta), device)
     }
 
-    /// As [`CausalAttention::rotary`], with `frequencies[j]` in place of `1 / theta^(2 j / head_dim)`. A head has twice
+    /// Like [`CausalAttention::rotary`], but with `frequencies[j]` in place of `1 / theta^(2 j / head_dim)`. A head has twice
     /// as many elements as there are frequencies.
     ///
     /// # Panics
@@ -120,10 +120,10 @@ impl CausalAttention {
         saved.record(tape, (out, normalisers), shape)
     }
 
-    /// As [`CausalAttention::forward`], for the queries of a slice of each sequence. `keys` and `values` are those of every
-    /// slice up to this one, in order. The backward keeps these tensors, not a copy of all of them together.
+    /// Like [`CausalAttention::forward`], but for the queries of a slice of each sequence. `keys` and `values` have a tensor
+    /// for every slice up to this one, in order. The backward keeps these tensors, not a copy of all of them together.
     ///
-    /// Shapes: `q [batch, length, heads * head_dim]`, where `length` is that of the slice; each tensor of `keys` and
+    /// Shapes: `q [batch, length, heads * head_dim]`, where `length` is the length of the slice; each tensor of `keys` and
     /// `values` `[batch, length of its slice, kv_heads * head_dim]`; the result has the shape of `q`.
     ///
     /// # Panics
@@ -307,7 +307,7 @@ impl Saved {
         // The scale of the scores is part of the queries' rotation, so it costs nothing.
         let Dims { sequence, earlier, head_dim, .. } = self.dims;
         let (half, scale) = (head_dim / 2, 1.0 / (head_dim as f32).sqrt());
-        // Each token of rows with documents may have a position of its own. Slices have none, and may be the first part of
+        // Each token of rows with documents may have a position of its own. Slices have no such positions, and may be the first part of
         // the tables.
         let [of_keys, of_queries] = match self.starts {
             Some(_) => [0..cos.len(), 0..cos.len()],

@@ -42,7 +42,7 @@ pub(super) fn check<const N: usize>(
     assert_eq!(plain, found.0);
 }
 
-/// As [`check`], where the composition is what `operation` computes in double precision: hand-written operations are in
+/// Like [`check`], but the composition is `operation` in double precision: hand-written operations are in
 /// single precision only.
 pub(super) fn check_in_f64<const N: usize>(
     inputs: [Tensor<1>; N],

@@ -11,7 +11,7 @@ use super::operation::{CpuTensor, Operation, cpu_tensor, elements, indices, on_c
 /// precision.
 ///
 /// # Panics
-/// When a target is outside the vocabulary, or the number of targets is not that of the rows.
+/// When a target is outside the vocabulary, or the number of targets differs from the number of rows.
 pub fn cross_entropy(logits: Tensor<2>, targets: Tensor<1, Int>) -> Tensor<1> {
     let [rows, vocabulary] = logits.dims();
     let [found] = targets.dims();

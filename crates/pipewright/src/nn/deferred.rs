@@ -122,7 +122,7 @@ impl KeptWeight {
         }
     }
 
-    /// As [`KeptWeight::get`], for a weight that an operation of the CPU back end keeps.
+    /// Like [`KeptWeight::get`], but for a weight that an operation of the CPU back end keeps.
     pub(super) fn get_on_cpu(&self) -> CpuTensor {
         cpu(self.get()).expect("a stage's weights stay on its device")
     }

@@ -40,7 +40,7 @@ impl Embedding {
         select(weight, ids, self.weight.id).reshape([batch, sequence, width])
     }
 
-    /// As [`Embedding::forward`], for a table of `ids_in_all` rows that is split over the ranks of `tensor`. The result
+    /// Like [`Embedding::forward`], but for a table of `ids_in_all` rows that is split over the ranks of `tensor`. The result
     /// is equal on all ranks.
     ///
     /// # Panics

@@ -57,7 +57,7 @@ pub fn mix_experts(x: Tensor<2>, routing: &Routing, experts: &[Expert]) -> Tenso
     mix_chosen(x, routing.weights(), routing.chosen(), experts)
 }
 
-/// As [`mix_experts`], for another router: `chosen` has the experts of each token, one token after the other, and
+/// Like [`mix_experts`], but for another router: `chosen` has the experts of each token, one token after the other, and
 /// `weights` `[tokens, choices of a token]` their weights.
 ///
 /// # Panics
@@ -67,8 +67,8 @@ pub fn mix_chosen(x: Tensor<2>, weights: Tensor<2>, chosen: &[usize], experts: &
     mix(x, weights, chosen, &experts.iter().map(Some).collect::<Vec<_>>())
 }
 
-/// As [`mix_chosen`], for a rank that holds some of the experts; the entries of the others are `None`. A choice of an expert
-/// that is not here adds nothing. The sum over the ranks of a tensor group is the mixture
+/// Like [`mix_chosen`], but for a rank that holds some of the experts; the entries of the others are `None`. A choice of an
+/// expert that the rank does not hold adds nothing. The sum over the ranks of a tensor group is the mixture
 /// ([`TensorParallel::experts`](super::TensorParallel::experts)).
 ///
 /// # Panics
@@ -99,7 +99,7 @@ fn mix(x: Tensor<2>, weights: Tensor<2>, chosen: &[usize], experts: &[Option<&Ex
     let held: Vec<_> = matrices.held.iter().map(|held| elements(&held.value)).collect();
     let parts = Parts::new(&held, matrices.parts);
     let rows = groups.gather(&elements(&x), width);
-    // What the backward keeps is rounded first, so that it sees the numbers that the forward went on with.
+    // The tensors that the backward keeps are rounded first, so that it sees the numbers with which the forward continues.
     let kept = |rows: Vec<f32>| tape.kept(rows, [groups.rows(), inner]);
     let gate = parts.gates.as_ref().map(|gates| kept(groups.product(&rows, gates, [width, inner], false)));
     let up = kept(groups.product(&rows, &parts.ups, [width, inner], false));
@@ -123,7 +123,7 @@ fn mix(x: Tensor<2>, weights: Tensor<2>, chosen: &[usize], experts: &[Option<&Ex
     })
 }
 
-/// Groups the choices of the experts that are here; each token has `count` choices.
+/// Groups the choices of the experts that this rank holds; each token has `count` choices.
 fn groups(chosen: &[usize], experts: &[Option<&Expert>], count: usize) -> Groups {
     let mut places = 0..;
     let places: Vec<_> = experts.iter().map(|expert| expert.and_then(|_| places.next())).collect();
@@ -271,7 +271,7 @@ mod tests {
         run_with((tokens, count, gated, dtype), mix_experts)
     }
 
-    /// As [`run`], with `mix` instead of [`mix_experts`].
+    /// Like [`run`], but with `mix` instead of [`mix_experts`].
     fn run_with(
         (tokens, count, gated, dtype): (usize, usize, bool, DType),
         mix: impl Fn(Tensor<2>, &Routing, &[Expert]) -> Tensor<2>,

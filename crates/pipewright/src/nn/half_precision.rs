@@ -1,5 +1,5 @@
-//! Tests of all operations on tensors of half precision: each result is that of single precision on the same numbers,
-//! rounded. The hand-written operations and the compositions are both tested; Burn's tape with checkpointing has only the
+//! Tests of all operations on tensors of half precision: each result is the rounded result of single precision on the
+//! same numbers. The hand-written operations and the compositions are both tested; Burn's tape with checkpointing has only the
 //! latter.
 
 use std::ops::Range;
@@ -76,7 +76,7 @@ fn check_on<const N: usize>(
     }
 }
 
-/// Checks that the error is small beside the largest element.
+/// Checks that the error is small compared with the largest element.
 fn near(found: &TensorData, expected: &TensorData) {
     let [found, expected]: [Vec<f32>; 2] = [found, expected].map(|data| data.iter().collect());
     let largest = expected.iter().fold(0f32, |largest, x| largest.max(x.abs()));

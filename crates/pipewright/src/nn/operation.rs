@@ -86,7 +86,7 @@ pub(crate) fn node_of<const D: usize>(tensor: &Tensor<D>) -> Option<NodeId> {
     node
 }
 
-/// Returns the tensor of the CPU back end, row-major, if it is there and off the tape, in single or half precision.
+/// Returns the tensor of the CPU back end, row-major, if it is a tensor of that back end off the tape, in single or half precision.
 pub(crate) fn cpu<const D: usize>(tensor: Tensor<D>) -> Option<CpuTensor> {
     if !is_computed_here(tensor.dtype()) {
         return None;
@@ -132,7 +132,7 @@ impl<const N: usize> Tape<N> {
         self.record_tensor(result, operation)
     }
 
-    /// As [`Tape::record`], for a result that has its element type already.
+    /// Like [`Tape::record`], but for a result that has its element type already.
     pub(super) fn record_tensor<const D: usize, O: Operation<N>>(
         self,
         result: CpuTensor,
@@ -173,7 +173,7 @@ pub(super) fn tensor_of<E: Element>(elements: Vec<E>, shape: impl Into<Shape>) -
     CpuTensor::from_data(TensorData::new(elements, shape.into()))
 }
 
-/// Returns the elements of a tensor that [`row_major`] returned, in single precision. Those of half precision are a copy.
+/// Returns the elements of a tensor that [`row_major`] returned, in single precision. Elements of half precision are copied.
 pub(crate) fn elements(tensor: &CpuTensor) -> Cow<'_, [f32]> {
     let range = range_of(tensor);
     match tensor.dtype() {

@@ -90,15 +90,12 @@ impl TensorParallel {
         self.shard(Placement::split(0, self.rank.of)).range(size)
     }
 
-    /// Returns the experts that this rank holds of a mixture of `count` experts: all if it holds a shard of each of them. If it
+    /// Returns the experts of a mixture of `count` experts that this rank holds: all if it holds a shard of each of them. If it
     /// holds whole experts, these are neighbours, and the first ranks have one more each if the numbers do not divide. With
-    /// fewer experts than ranks, the last ranks have none, which a layer should refuse.
+    /// fewer experts than ranks, the last ranks have no expert, which a layer should refuse.
     pub fn experts(&self, count: usize) -> Range<usize> {
         let TensorRank { index, of } = self.rank;
-        match self.holds_whole_experts() {
-            true => part(count, index as usize, of as usize),
-            false => 0..count,
-        }
+        if self.holds_whole_experts() { part(count, index as usize, of as usize) } else { 0..count }
     }
 
     /// Returns whether several ranks share the experts of a mixture, and each holds whole ones.
@@ -124,10 +121,11 @@ impl TensorParallel {
     pub fn sum(&self, x: Tensor<2>) -> Tensor<2> {
         let Some(link) = self.link() else { return x };
         let (sum, is_tracked) = sum(link.as_ref(), self.rank.of, inner_of(x.clone()), x.is_tracked());
-        match is_tracked && !x.is_tracked() {
+        if is_tracked && !x.is_tracked() {
             // The trained parameters are on other ranks, such as the experts of a mixture that are not frozen.
-            true => on_tape_of(sum, &x).require_grad(),
-            false => record([x.clone(), x], sum, Arc::new(SameGradient)),
+            on_tape_of(sum, &x).require_grad()
+        } else {
+            record([x.clone(), x], sum, Arc::new(SameGradient))
         }
     }
 
@@ -150,7 +148,7 @@ fn part(count: usize, index: usize, of: usize) -> Range<usize> {
     start..start + each + usize::from(index < extra)
 }
 
-/// Sends a tensor to each rank, and returns those of all ranks.
+/// Sends a tensor to each rank, and returns the tensors that all ranks have sent to this one.
 fn exchanged(link: &dyn TensorLink, to_ranks: Values) -> Values {
     link.exchange(to_ranks.into_iter().map(|tensor| vec![tensor]).collect()).into_iter().flatten().collect()
 }
@@ -168,9 +166,10 @@ fn sum(link: &dyn TensorLink, ranks: u32, x: Tensor<2>, marked: bool) -> (Tensor
     let mark = |value: Value| if marked { value } else { value.constant() };
     let [rows, _] = x.dims();
     let in_parts = ranks > 2 && rows >= ranks;
-    let own = match in_parts {
-        true => (0..ranks).map(|rank| part(rows, rank, ranks)).map(|rows| x.clone().slice(rows)).collect(),
-        false => vec![x; ranks],
+    let own = if in_parts {
+        (0..ranks).map(|rank| part(rows, rank, ranks)).map(|rows| x.clone().slice(rows)).collect()
+    } else {
+        vec![x; ranks]
     };
     let of_ranks = exchanged(link, own.into_iter().map(Value::of).map(mark).collect());
     let any_marked = of_ranks.iter().any(Value::requires_grad);
@@ -222,7 +221,7 @@ pub(super) mod tests {
     use super::super::check::numbers;
     use super::*;
 
-    /// What each rank of a test's group sends to each rank.
+    /// The tensors that each rank of a test's group sends to each rank.
     #[derive(Debug)]
     struct Shared {
         tensors: Mutex<Vec<Vec<Values>>>,
@@ -255,7 +254,7 @@ pub(super) mod tests {
         counted(of, rank).0
     }
 
-    /// As [`on_ranks`], with the bytes that all ranks together have sent to others.
+    /// Like [`on_ranks`], but with the bytes that all ranks together have sent to others.
     fn counted<T: Send>(of: u32, rank: impl Fn(TensorParallel) -> T + Sync) -> (Vec<T>, usize) {
         let tensors = Mutex::new(vec![Vec::new(); of as usize]);
         let shared =

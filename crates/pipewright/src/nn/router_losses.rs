@@ -19,7 +19,7 @@ use super::operation::{CpuTensor, Operation, cpu_tensor, elements, on_cpu};
 /// Shape: logits `[tokens, experts]`.
 ///
 /// # Panics
-/// When the numbers of loads and weights are not those of experts and tokens.
+/// When the numbers of loads and weights differ from the numbers of experts and tokens.
 pub fn router_losses(logits: Tensor<2>, loads: Arc<[f32]>, weights: Arc<[f32]>) -> Tensor<1> {
     let shape = logits.dims();
     assert_eq!(shape, [weights.len(), loads.len()], "a weight for each token, a load for each expert");
@@ -66,7 +66,7 @@ impl Operation<1> for LossesBackward {
 /// Shape: scores `[tokens, 1]`.
 ///
 /// # Panics
-/// When the numbers of choices and weights are not that of the scores.
+/// When the numbers of choices and weights differ from the number of scores.
 pub fn choice_loss(scores: Tensor<2>, was_chosen: Arc<[f32]>, weights: Arc<[f32]>) -> Tensor<1> {
     let shape = scores.dims();
     assert_eq!((shape, weights.len()), ([was_chosen.len(), 1], was_chosen.len()), "each token has a score");

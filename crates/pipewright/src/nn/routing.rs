@@ -40,7 +40,7 @@ enum Probabilities {
 }
 
 impl Routing {
-    /// Chooses `count` experts for each token: those with the largest `softmax(logits)`, in single precision over all
+    /// Chooses `count` experts for each token: the experts with the largest `softmax(logits)`, in single precision over all
     /// experts. The weight of a chosen expert is its probability, divided by the sum of the token's chosen ones if
     /// `normalised`. Gradients flow through the weights. Of equal probabilities, the first expert is chosen.
     ///
@@ -69,7 +69,7 @@ impl Routing {
         Self { weights, chosen, experts, is_finite, probabilities }
     }
 
-    /// As [`Routing::new`], of Burn's operations. The choice is made on the host from the probabilities, so that it is
+    /// Like [`Routing::new`], but made of Burn's operations. The choice is made on the host from the probabilities, so that it is
     /// the same on every device.
     fn composed(logits: Tensor<2>, count: usize, normalised: bool) -> Self {
         let [tokens, experts] = logits.dims();

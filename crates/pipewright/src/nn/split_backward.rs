@@ -20,7 +20,7 @@ use crate::tensor::{Boundary, Value, Values, pack, unpack};
 /// the tape computes all gradients at once. The results are the same.
 ///
 /// All tensors are plain tensors off the tape, on the device of the stage. `I` is the number of dimensions of the
-/// input, and `O` that of the output. Values that need no gradient, such as a frozen matrix or a mask, are fields of the
+/// input, and `O` the number of dimensions of the output. Values that need no gradient, such as a frozen matrix or a mask, are fields of the
 /// type that implements the trait.
 ///
 /// ```

@@ -20,7 +20,7 @@ use crate::autodiff::{Rule, inner_of, record};
 /// Shapes: logits `[rows, part of the vocabulary]`, targets `[rows]`, result `[1]`, which is equal on all ranks.
 ///
 /// # Panics
-/// When a target is outside the vocabulary, the number of targets is not that of the rows, or a rank of the group fails.
+/// When a target is outside the vocabulary, the number of targets differs from the number of rows, or a rank of the group fails.
 pub fn split_cross_entropy(
     logits: Tensor<2>,
     targets: Tensor<1, Int>,
@@ -39,8 +39,8 @@ pub fn split_cross_entropy(
 /// ranks. All ranks have the same targets and weights.
 ///
 /// # Panics
-/// When the target of a row with a weight is outside the vocabulary, the number of targets or of weights is not that of the
-/// rows, or a rank of the group fails.
+/// When the target of a row with a weight is outside the vocabulary, the number of targets or of weights differs from
+/// the number of rows, or a rank of the group fails.
 pub fn split_weighted_cross_entropy(
     logits: Tensor<2>,
     targets: Tensor<1, Int>,
@@ -73,7 +73,7 @@ fn split(
     let values = at_least_single(inner_of(logits.clone()));
     let presence = presence.cast(values.dtype());
 
-    // A row of which this rank has only masked logits.
+    // All logits of the row that this rank has are masked.
     let largest = values.clone().max_dim(1).clamp_min(f32::MIN);
     let sums = (values.clone() - largest.clone()).exp().sum_dim(1);
     let target = values.clone().gather(1, places.clone()).mask_fill(presence.clone().equal_elem(0.0), 0.0);
@@ -153,7 +153,7 @@ mod tests {
         assert_eq!(found[1].1.to_data(), TensorData::zeros::<f32, _>([2, 4]));
     }
 
-    /// Compares three times a loss of split logits, `[rows, vocabulary]`, and its gradient with those of the whole vocabulary.
+    /// Compares three times a loss of split logits, `[rows, vocabulary]`, and its gradient with the whole vocabulary.
     fn check(
         [rows, vocabulary]: [usize; 2],
         (ranks, scale): (u32, f32),
@@ -184,7 +184,7 @@ mod tests {
         Tensor::from_data(TensorData::new(targets.to_vec(), [targets.len()]), &Device::flex())
     }
 
-    /// As [`check`], with weights, on 2 and 4 ranks.
+    /// Like [`check`], but with weights, on 2 and 4 ranks.
     fn check_weighted(targets: &[i64], weights: impl Fn(Tensor<1, Int>) -> Tensor<1> + Sync, scale: f32) {
         let weights = || weights(ids(targets));
         for ranks in [2, 4] {

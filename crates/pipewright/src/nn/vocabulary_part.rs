@@ -19,9 +19,9 @@ use crate::autodiff::{Rule, inner_of, record};
 
 /// Returns the statistics of rows after a part of the vocabulary: the logarithm of the sum of the exponentials of all logits
 /// so far, and the logit of the target, or 0 as long as no part had it. `earlier` has the statistics after the part before;
-/// the first part has none.
+/// the first part has no statistics before it.
 ///
-/// Shapes: logits `[rows, part]`, which are those of the token ids `range`, targets `[rows]`, statistics `[rows, 2]`. The
+/// Shapes: logits `[rows, part]`, for the token ids `range`, targets `[rows]`, statistics `[rows, 2]`. The
 /// statistics have at least single precision.
 ///
 /// # Panics
@@ -65,7 +65,7 @@ pub fn statistics_loss(statistics: Tensor<2>) -> Tensor<1> {
     let Some(([values], tape)) = on_cpu([statistics.clone().into_dispatch()]) else {
         return (statistics.clone().narrow(1, 0, 1) - statistics.narrow(1, 1, 1)).mean();
     };
-    // The mean is computed in f64, as that of `cross_entropy` is.
+    // The mean is computed in f64, as in `cross_entropy`.
     let losses = elements(&values)
         .as_chunks()
         .0
@@ -209,7 +209,7 @@ mod tests {
         check_at(300.0);
     }
 
-    /// The gradients of the statistics differ from row to row, as those of a weighted loss do.
+    /// The gradients of the statistics differ from row to row, as in a weighted loss.
     #[test]
     fn rows_with_weights() {
         let weights = || Tensor::<1>::from_floats([0.5, 2.0, 0.0, 0.25, 3.0, 1.0], &Device::flex());

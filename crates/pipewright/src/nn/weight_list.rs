@@ -29,7 +29,7 @@ mod sealed {
 #[derive(Debug)]
 pub struct Weight {
     id: ParamId,
-    /// The number of dimensions does not matter here; 2 is that of the operations that record it.
+    /// The number of dimensions does not matter here; 2 is the number of the operations that record it.
     tensor: Tensor<2>,
     is_tracked: bool,
     deferred: Option<Deferred>,
@@ -102,7 +102,7 @@ pub(super) enum Gradients {
     Unwanted,
 }
 
-/// The gradient of each weight that needs one, between the backward of the layer and that of the weight.
+/// The gradient of each weight that needs one, between the backward of the layer and the backward of the weight.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Slots(Arc<Mutex<Vec<Option<Value>>>>);
 

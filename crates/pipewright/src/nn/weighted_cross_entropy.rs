@@ -29,7 +29,7 @@ use super::composed::at_least_single;
 /// ```
 ///
 /// # Panics
-/// When the number of targets or of weights is not that of the rows.
+/// When the number of targets or of weights differs from the number of rows.
 pub fn weighted_cross_entropy(logits: Tensor<2>, targets: Tensor<1, Int>, weights: Tensor<1>) -> Tensor<1> {
     let [rows, _] = logits.dims();
     let logits = at_least_single(logits);
@@ -45,7 +45,7 @@ pub(super) fn weighted_sum<const D: usize>(losses: Tensor<D>, weights: Tensor<D>
     (losses.mask_fill(weights.clone().equal_elem(0.0), 0.0) * weights).sum()
 }
 
-/// The targets and weights of rows, of which those of weight 0 have target 0.
+/// The targets and weights of rows. Rows of weight 0 have target 0.
 pub(super) struct WeightedRows {
     pub(super) targets: Tensor<1, Int>,
     pub(super) weights: Tensor<1>,
@@ -54,7 +54,7 @@ pub(super) struct WeightedRows {
 }
 
 impl WeightedRows {
-    /// Panics if the number of targets or of weights is not that of the rows.
+    /// Panics if the number of targets or of weights differs from the number of rows.
     pub(super) fn of(rows: usize, targets: Tensor<1, Int>, weights: Tensor<1>) -> Self {
         assert_eq!(targets.dims(), [rows], "one target a row");
         assert_eq!(weights.dims(), [rows], "one weight a row");

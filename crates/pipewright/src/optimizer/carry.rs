@@ -6,7 +6,7 @@ use burn::module::ParamId;
 use burn::optim::{ModuleOptimizer, OptimizerRecord};
 use burn_pack::{Reader, Writer};
 
-/// Returns `optimizer` with the state that `old` has for these parameters. The error is that of Burn's record.
+/// Returns `optimizer` with the state that `old` has for these parameters. An error of Burn's record is returned as text.
 pub(crate) fn with_state_of(
     optimizer: ModuleOptimizer,
     old: &ModuleOptimizer,

@@ -38,7 +38,7 @@ impl<F: Fn(&mut ParameterGradient<'_>) + Send + Sync> GradientHook for F {
     }
 }
 
-/// The gradient of one parameter: that of the loss that training minimises, as the optimizer would get it without
+/// The gradient of the loss for one parameter, as the optimizer would get it without
 /// clipping. If parameters are sharded over replicas, it has the rows of this replica. If several ranks compute the stage
 /// together, it has the shard of this rank, and all ranks that hold the shard call the hook for it.
 #[derive(Debug)]
@@ -77,8 +77,8 @@ impl<'a> ParameterGradient<'a> {
         unpack(vec![self.value.clone()])
     }
 
-    /// Replaces the gradient by what `change` returns for its elements. They are in the order of the storage, row by row,
-    /// and so must be those that it returns.
+    /// Replaces the elements of the gradient by the elements that `change` returns for them. Both are in the order of the
+    /// storage, row by row.
     pub fn map(&mut self, change: impl FnOnce(Tensor<1>) -> Tensor<1>) {
         let shape = self.shape();
         let flat = self.value.clone().reshaped(&[shape.iter().product()]);

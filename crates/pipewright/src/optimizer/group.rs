@@ -33,7 +33,7 @@ pub struct OptimizerGroup {
     clipping: Option<GradientClipping>,
 }
 
-/// Adds the group's optimizer, for these parameters, to that of a module.
+/// Adds the group's optimizer, for these parameters, to a module's optimizer.
 type AddGroup = dyn Fn(&OptimizerGroup, ModuleOptimizer, ParamGroup) -> ModuleOptimizer + Send + Sync;
 
 impl OptimizerGroup {
@@ -47,7 +47,7 @@ impl OptimizerGroup {
         Self { parameters: Parameters(Arc::new(contains)), add: Arc::new(add), rate: 1.0, clipping: None }
     }
 
-    /// Sets the factor by which the group's learning rate differs from that of the step. Default: 1.
+    /// Sets the factor by which the learning rate of a step is multiplied for the group. Default: 1.
     pub fn rate(mut self, factor: f64) -> Self {
         self.rate = factor;
         self
@@ -60,12 +60,9 @@ impl OptimizerGroup {
         self
     }
 
-    /// Adds the group's optimizer to that of a module. `members` are the group's parameters in the module.
+    /// Adds the group's optimizer to a module's optimizer. `members` are the group's parameters in the module.
     pub(crate) fn add_to(&self, whole: ModuleOptimizer, members: Vec<ParamId>) -> ModuleOptimizer {
-        match members.is_empty() {
-            true => whole,
-            false => (self.add)(self, whole, ParamGroup::from_ids(members)),
-        }
+        if members.is_empty() { whole } else { (self.add)(self, whole, ParamGroup::from_ids(members)) }
     }
 }
 
@@ -78,8 +75,8 @@ impl std::fmt::Debug for OptimizerGroup {
 
 /// A group of parameters, chosen by their global paths, whose gradients together have a largest norm of their own.
 ///
-/// If several groups of a pipeline contain a parameter, the last one counts. The largest norm of the pipeline is then that
-/// of the parameters that no group contains.
+/// If several groups of a pipeline contain a parameter, the last one counts. The largest norm of the pipeline then applies
+/// to the parameters that no group contains.
 #[derive(Clone)]
 pub struct ClipGroup {
     parameters: Parameters,
@@ -132,9 +129,9 @@ pub(crate) fn group_of<G: Group>(groups: &[G], path: &str) -> Option<usize> {
 /// The factors by which gradient sums are multiplied before the optimizer gets them.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Factors {
-    /// Of the parameters that no [`ClipGroup`] contains.
+    /// The factor of the parameters that no [`ClipGroup`] contains.
     pub rest: f64,
-    /// Of the parameters of each [`ClipGroup`].
+    /// The factor of the parameters of each [`ClipGroup`].
     pub groups: Vec<f64>,
 }
 
@@ -145,7 +142,7 @@ impl Factors {
     }
 }
 
-/// An optimizer at a fraction or a multiple of the learning rate. Its state is that of the optimizer.
+/// An optimizer at a fraction or a multiple of the learning rate. It has the state of the optimizer.
 #[derive(Clone)]
 struct AtRate<O> {
     rate: f64,

@@ -1,7 +1,7 @@
 //! Checks whether an optimizer can update parameters row by row.
 //!
 //! With sharded parameters, each replica updates its own rows. The result equals the update of the whole parameter only
-//! if the update of an element does not depend on other rows. That holds for SGD, Adam and AdamW. It does not hold for
+//! if the update of an element does not depend on other rows. This is true of SGD, Adam and AdamW. It is not true of
 //! optimizers that use the whole matrix (Muon, Adafactor) or a parameter's norm (Lamb, clipping by the norm of each
 //! parameter). Burn's optimizers do not say which kind they are, and different parameters may have different ones. So
 //! the optimizer is tried on a small copy of the module: on whole parameters, and on two shards.
@@ -20,8 +20,8 @@ const ROWS: usize = 6;
 /// Elements of a row, if the parameter has a second dimension.
 const WIDTH: usize = 4;
 
-/// Returns the index of a parameter of `module` whose rows depend on each other in the optimizer's update, if there is
-/// one among those that `is_cut` names.
+/// Returns the index of a parameter of `module` whose rows depend on each other in the optimizer's update, if one of
+/// the parameters that `is_cut` names is such a parameter.
 pub(crate) fn mixes_rows<M: Module>(
     optimizer: &ModuleOptimizer,
     module: &M,
@@ -66,9 +66,10 @@ struct Small {
 impl ModuleMapper for Small {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
         let (id, tensor, mapper) = param.consume();
-        let tensor = match tensor.is_require_grad() {
-            true => small(self.rows.clone(), 0.1, 1.0).autodiff().require_grad(),
-            false => tensor,
+        let tensor = if tensor.is_require_grad() {
+            small(self.rows.clone(), 0.1, 1.0).autodiff().require_grad()
+        } else {
+            tensor
         };
         Param::from_mapped_value(id, tensor, mapper)
     }

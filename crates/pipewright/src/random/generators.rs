@@ -42,7 +42,7 @@ fn alone() -> MutexGuard<'static, Watch> {
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What is known of the processor's generator.
+/// The known state of the processor's generator.
 struct Watch {
     /// The seed with which it started last.
     seed: u64,
@@ -167,8 +167,8 @@ impl LayerDraws {
         self.is_split.then(|| self.forgotten.load(Ordering::Relaxed))
     }
 
-    /// Calls `run`, which runs layers of a stage that several ranks compute together, to find those that draw. The ranks
-    /// exchange no tensors inside the layers.
+    /// Calls `run`, which runs layers of a stage that several ranks compute together, to find the layers that draw. The
+    /// ranks exchange no tensors inside the layers.
     pub(crate) fn probe<R>(run: impl FnOnce() -> R) -> R {
         flagged(&PROBING, run)
     }
@@ -240,7 +240,7 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The generators that a layer may draw from: that of its device's back end, and the processor's, which is the first.
+/// The generators that a layer may draw from: the generator of its device's back end, and the processor's, which is the first.
 #[derive(Debug)]
 struct Generators(Vec<Device>);
 

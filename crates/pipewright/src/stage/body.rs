@@ -38,7 +38,7 @@ pub(crate) trait StageBody: Module + 'static {
     /// Returns the module at a place, if it is this one or a part of it, and the name of its type.
     fn part(&self, place: &ModulePlace) -> Option<(&dyn Any, &'static str)>;
 
-    /// As [`StageBody::part`], to change it. [`StageBody::parts_changed`] must be called afterwards.
+    /// Like [`StageBody::part`], but to change it. [`StageBody::parts_changed`] must be called afterwards.
     fn part_mut(&mut self, place: &ModulePlace) -> Option<(&mut dyn Any, &'static str)>;
 
     /// Updates what the module knows of its parts.

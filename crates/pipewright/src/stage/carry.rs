@@ -1,4 +1,4 @@
-//! What the slices of a microbatch pass to each other on one stage ([`pipewright_schedule::slices`]).
+//! Tensors that the slices of a microbatch pass to each other on one stage ([`pipewright_schedule::slices`]).
 //!
 //! The forward of a slice keeps tensors, such as the keys and values of an attention, off the tape. The forward of a later
 //! slice gets them as leaves of its own tape, and its backward adds the gradients of these leaves to the sums here.
@@ -22,7 +22,7 @@ use crate::tensor::{Value, Values};
 /// A tensor that a slice has kept: its name, and its index among the tensors of this name.
 type Key = (Arc<str>, usize);
 
-/// What the slices of one microbatch have kept on a stage.
+/// The tensors that the slices of one microbatch have kept on a stage.
 #[derive(Clone, Debug, Default)]
 pub(super) struct SequenceCarry(Arc<Mutex<Carried>>);
 
@@ -44,7 +44,7 @@ pub(super) struct SliceCarry {
     ends: Arc<Mutex<Ends>>,
 }
 
-/// Where the tape of a slice meets those of others.
+/// The places where the tape of a slice meets the tapes of other slices.
 #[derive(Debug, Default)]
 struct Ends {
     /// The tensors of earlier slices.
@@ -106,7 +106,7 @@ impl SliceCarry {
         }
     }
 
-    /// Takes out where the tape that was just recorded meets those of other slices.
+    /// Takes out the places where the tape that was just recorded meets the tapes of other slices.
     pub(super) fn take_ends(&self) -> CarryEnds {
         CarryEnds { all: self.all.clone(), ends: std::mem::take(&mut *locked(&self.ends)) }
     }

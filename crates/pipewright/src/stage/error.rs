@@ -47,7 +47,7 @@ pub enum StageError {
     /// The ranks of a tensor group cannot hold a parameter as its module says.
     #[error(
         "the parameter `{parameter}` of shape {shape:?} is cut into {shards} shard(s) along dimension {dimension} for \
-         {tensor_ranks} tensor rank(s): the number of shards must divide that of the ranks, a layer's own shard must be one of \
+         {tensor_ranks} tensor rank(s): the number of shards must divide the number of ranks, a layer's own shard must be one of \
          them and needs a single rank, and the dimension must exist (`StageModule::placement`)"
     )]
     Placement {
@@ -146,7 +146,7 @@ pub enum StageError {
     /// The stage is the last one of a pipeline that trains, and has no loss.
     #[error("it is the last one and has no loss: make it with `Stage::with_loss`")]
     NoLoss,
-    /// The second run of a forward gave a gradient to an output that had none in the first run.
+    /// The second run of a forward gave a gradient to an output that had no gradient in the first run.
     #[error(
         "output {index} of a forward needs a gradient when the forward is computed again, and needed none the first time: \
          `forward` must depend only on the module, its input and its context; random numbers come from \

@@ -26,7 +26,7 @@ const ELEMENTS: usize = 32;
 pub(super) struct Fingerprint(Vec<Vec<u8>>);
 
 impl Fingerprint {
-    /// Reads the results. Those on a device are left out: reading them would make the rank wait for its device, whose
+    /// Reads the results, except tensors on a device: reading them would make the rank wait for its device, whose
     /// operations may also differ in their last bits from one run to the next.
     pub(super) fn of(found: &Forwarded) -> Self {
         let losses = found.auxiliary.iter().map(|auxiliary| &auxiliary.loss).chain(&found.loss);

@@ -50,7 +50,7 @@ impl GradientSums {
         self.undeferred.iter().enumerate().filter_map(|(index, &undeferred)| undeferred.then_some(index))
     }
 
-    /// Returns the sum of the parameter at `index`; `None` if no float parameter is there, or it has no sum yet.
+    /// Returns the sum of the parameter at `index`; `None` if it is not a float parameter, or has no sum yet.
     pub(crate) fn get(&self, index: usize) -> Option<Value> {
         self.sums.get(index)?.clone().map(Value::from_dispatch)
     }
@@ -176,9 +176,10 @@ impl GradientSums {
         };
         let sums: Vec<Vec<PartSquares>> =
             self.sums.iter().map(|sum| sum.as_ref().map(&mut of_parts).unwrap_or_default()).collect();
-        let read: Vec<f64> = match on_device.is_empty() {
-            true => Vec::new(),
-            false => Tensor::cat(on_device, 0).into_data().iter().collect(),
+        let read: Vec<f64> = if on_device.is_empty() {
+            Vec::new()
+        } else {
+            Tensor::cat(on_device, 0).into_data().iter().collect()
         };
         let square = |part: PartSquares| match part {
             PartSquares::Added(square) => square,

@@ -45,8 +45,8 @@ pub(super) struct Recording<'a, M: Clone> {
 }
 
 impl<M: StageBody> HeldModule<M> {
-    /// Holds `module`, which has the parameters of `table`. `row_shard` is this replica's part of the parameters, if
-    /// replicas share them; those in `frozen` are shared too.
+    /// Holds `module`, which has the parameters of `table`. `row_shard` is this replica's rows of the parameters, if
+    /// replicas share them, including the parameters in `frozen`.
     pub(super) fn new(
         Moved { module, device, precision }: Moved<M>,
         table: Arc<ParameterTable>,
@@ -142,7 +142,7 @@ impl<M: StageBody> HeldModule<M> {
         self.shards.as_ref()
     }
 
-    /// Returns the rows that this replica holds of a parameter.
+    /// Returns the rows of a parameter that this replica holds.
     pub(super) fn row_shard(&self, index: usize) -> RowShard {
         self.shards.as_ref().map_or(RowShard::WHOLE, |shards| shards.row_shard(index))
     }
@@ -174,8 +174,8 @@ impl<M: StageBody> HeldModule<M> {
         self.floats_if(|_, parameter| !parameter.is_trained)
     }
 
-    /// Returns the parameters that a forward may change, with the last changes; an empty list if there are none. Those that
-    /// were frozen after the launch were trained before, and may be sharded.
+    /// Returns the parameters that a forward may change, with the last changes; an empty list if there are none. Parameters
+    /// that were frozen after the launch were trained before, and may be sharded.
     pub(super) fn running_statistics(&self) -> OptionalTensors {
         // Between two steps, the rows of sharded parameters count as not trained.
         self.floats_if(|index, parameter| {
@@ -204,7 +204,7 @@ impl<M: StageBody> HeldModule<M> {
         &self.frozen
     }
 
-    /// Freezes the parameters whose paths `contains` accepts, or trains those of them that are frozen. Returns the
+    /// Freezes the parameters whose paths `contains` accepts, or trains them if they are frozen. Returns the
     /// parameters that it has changed.
     pub(super) fn freeze(&mut self, contains: &dyn Fn(&str) -> bool, freeze: bool) -> HashSet<ParamId> {
         let floats = parameters_of(self.get());

@@ -10,10 +10,10 @@ use super::microbatch::InFlight;
 use super::module::StageContext;
 use crate::nn::Deferred;
 
-/// The microbatches in flight on a stage. If microbatches are cut into slices, the numbers are those of slices.
+/// The microbatches in flight on a stage. If microbatches are cut into slices, each slice has a number.
 pub(super) struct InFlightTable {
     slices: Slices,
-    /// What the slices of each microbatch pass to each other.
+    /// The tensors that the slices of each microbatch pass to each other.
     carries: HashMap<Microbatch, SequenceCarry>,
     forwarded: HashMap<Microbatch, InFlight>,
     /// Weight gradients of microbatches whose input gradients are done, of each segment from the last to the first.

@@ -20,7 +20,7 @@ pub(crate) struct ForwardTask {
     /// The weight of the microbatch times the loss scale, by which its loss is multiplied on the tape, and of a slice its
     /// share of that. It is 1 unless microbatches differ in size, are cut into slices, or losses are scaled.
     pub loss_weight: f64,
-    /// The same for auxiliary losses, of which all slices have equal shares.
+    /// The same for auxiliary losses. All slices have equal shares of them.
     pub auxiliary_weight: f64,
     /// Whether the last stage returns its outputs in addition to its loss.
     pub keep_outputs: bool,
@@ -105,7 +105,7 @@ pub(crate) struct ForwardState {
     loss: Option<Tensor<1>>,
     auxiliary: Vec<Auxiliary>,
     loads: Vec<ExpertLoad>,
-    /// What the backward needs of each segment that has run.
+    /// The segments that have run, with the tensors that their backward needs.
     segments: Vec<ForwardedSegment>,
     /// The copy of the module that runs instead of it: without gradients, or for an evaluation.
     copy: Option<Box<dyn Any>>,
@@ -222,7 +222,7 @@ pub(crate) struct InputGradients {
 pub(crate) struct BackwardState {
     microbatch: Microbatch,
     in_flight: InFlight,
-    /// The gradients of the outputs of the next segment; after the last one, those of the inputs of the stage.
+    /// The gradients of the outputs of the next segment; after the last one, the gradients of the stage's inputs.
     gradients: OptionalTensors,
     /// The number of gradients that the last segment returned.
     returned: usize,

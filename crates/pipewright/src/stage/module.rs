@@ -17,7 +17,7 @@ use crate::tensor::{Boundary, BoundaryError, Placement, Value, Values, pack, unp
 /// A stage: a contiguous part of the model, with ordinary tensors at both edges.
 ///
 /// The first stage's input is the data of a microbatch; every other stage's input is the output of the previous stage.
-/// Gradients flow back through float outputs only; integer and boolean outputs have none.
+/// Gradients flow back through float outputs only; integer and boolean outputs have no gradient.
 ///
 /// ```
 /// use burn::module::Module;
@@ -63,12 +63,12 @@ pub trait StageModule: Module + 'static {
         1
     }
 
-    /// Runs one block, counted from 0. The first one takes the tensors of the stage's input, each other one those that
-    /// the block before it returns, and the last one returns those of the stage's output. Together they compute what
-    /// [`StageModule::forward`] computes. A module with several blocks must implement it.
+    /// Runs one block, counted from 0. The first one takes the tensors of the stage's input, each other one takes the
+    /// tensors that the block before it returns, and the last one returns the tensors of the stage's output. Together they
+    /// compute the result of [`StageModule::forward`]. A module with several blocks must implement it.
     ///
     /// # Errors
-    /// When the tensors are not those that the block takes.
+    /// When the block takes other tensors.
     fn forward_block(
         &self,
         block: usize,
@@ -211,7 +211,7 @@ impl StageContext {
         self.carry = Some(carry.part(self.slice, self.slices, tape));
     }
 
-    /// Takes out where the tape that was just recorded meets those of other slices.
+    /// Takes out the places where the tape that was just recorded meets the tapes of other slices.
     pub(super) fn take_carry(&self) -> Option<CarryEnds> {
         self.carry.as_ref().map(SliceCarry::take_ends)
     }
@@ -252,7 +252,7 @@ impl StageContext {
     }
 
     /// Returns the microbatch for which the stage runs. Each replica counts its own microbatches from 0; errors and the lists
-    /// of a step's summary count those of all replicas.
+    /// of a step's summary count the microbatches of all replicas.
     pub fn microbatch(&self) -> Microbatch {
         self.microbatch
     }
@@ -310,7 +310,7 @@ impl StageContext {
     /// [`with_replicated`](crate::batch::Batch::with_replicated) add side inputs to a step.
     ///
     /// # Errors
-    /// When the step has no side input of that name, or its tensors are not those of `T`.
+    /// When the step has no side input of that name, or it has other tensors than `T`.
     pub fn side<T: Boundary>(&self, name: &str) -> Result<T, SideInputError> {
         self.side_inputs.tensors(name, self.microbatch, &self.device)
     }
@@ -325,14 +325,14 @@ impl StageContext {
 
     /// Adds `weight * loss` to the loss of the step. `loss` is a scalar (shape `[1]`), the mean over the microbatch.
     ///
-    /// Its gradient flows through this stage and those before it, with the same scale as that of the main loss. The
+    /// Its gradient flows through this stage and those before it, with the scale of the main loss. The
     /// report has the mean of `loss`, without the weight, under `name`. Losses of the same name are added, in the order
     /// of the layers whatever the cut.
     pub fn auxiliary_loss(&self, name: &str, weight: f64, loss: Tensor<1>) {
         self.add_auxiliary(Auxiliary { name: name.into(), layer: None, weight, loss });
     }
 
-    /// As [`StageContext::auxiliary_loss`], for a loss of one layer: the report also has the part of each layer
+    /// Like [`StageContext::auxiliary_loss`], but for a loss of one layer: the report also has the part of each layer
     /// ([`StepSummary::auxiliary_by_layer`](crate::pipeline::StepSummary::auxiliary_by_layer)). Name the layer as its parameters
     /// are named, such as `model.layers.3.mlp`.
     pub fn auxiliary_loss_of(&self, layer: &str, name: &str, weight: f64, loss: Tensor<1>) {

@@ -102,7 +102,7 @@ pub(super) fn filled<M: Module, E>(
     (module, filler.outcome)
 }
 
-/// As [`filled`], with a list of values.
+/// Like [`filled`], but with a list of values.
 pub(super) fn with_values<M: Module>(module: M, values: OptionalTensors) -> M {
     let mut values = values.into_iter();
     let next = |_, _: &Value| Ok(values.next().expect("a module has the same parameters on every visit"));

@@ -26,7 +26,7 @@ impl StageOptimizer {
     /// Makes the optimizer of `module`, which has the parameters of `table`, without state.
     ///
     /// # Errors
-    /// When a parameter is cut, and the optimizer's update of the parameter is not that of its parts.
+    /// When a parameter is cut, and the optimizer cannot update its parts one by one.
     pub(super) fn new<M: Module>(
         settings: &StageSettings,
         module: &M,
@@ -66,7 +66,7 @@ impl StageOptimizer {
         Ok(())
     }
 
-    /// Replaces the state with that of `restored`.
+    /// Replaces the optimizer and its state.
     pub(super) fn set(&mut self, restored: ModuleOptimizer) {
         self.optimizer = Some(restored);
     }
@@ -83,7 +83,7 @@ impl StageOptimizer {
         // The module is moved through the optimizer, so that it owns the storage and may write in place.
         module.replace(|module| {
             let gradients = sums.take(&module, |index| factors.of(self.clipped_with[index]));
-            // Burn calls the optimizer of its group for each parameter, or that of the whole stage (`optimizer/adamw.rs`).
+            // Burn calls the optimizer of its group for each parameter, or the whole stage's (`optimizer/adamw.rs`).
             optimizer.step(learning_rate, module, gradients)
         });
         self.optimizer = Some(optimizer);

@@ -37,7 +37,7 @@ impl Stage {
         Self::with_context_loss(module, move |output, target, _: &StageContext| loss(output, target))
     }
 
-    /// As [`Stage::with_loss`], for a loss that also reads side inputs ([`StageContext::side`]), values
+    /// Like [`Stage::with_loss`], but for a loss that also reads side inputs ([`StageContext::side`]), values
     /// ([`StageContext::value`]) or the microbatch's number. It may add auxiliary losses.
     pub fn with_context_loss<M, T, L>(module: M, loss: L) -> Self
     where

@@ -23,9 +23,9 @@ use crate::tensor::{OptionalTensor, OptionalTensors, Placement, TensorRank, Valu
 /// The paths of parameters after a restore.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct RestoredPaths {
-    /// Those that the checkpoint has.
+    /// The parameters that the checkpoint has.
     pub restored: Vec<Arc<str>>,
-    /// Those that it does not have.
+    /// The parameters that it does not have.
     pub missing: Vec<Arc<str>>,
 }
 
@@ -53,8 +53,8 @@ pub(crate) enum BatchPart {
 
 /// The computation of a stage.
 pub(crate) trait StageCompute: Send {
-    /// Returns tensors of a batch in the element types with which the stage computes. Converts those for which nothing is
-    /// lost. Of the others, inputs are refused, and targets stay as they are.
+    /// Returns tensors of a batch in the element types with which the stage computes. Converts a tensor if nothing is
+    /// lost. Otherwise an input is refused, and a target stays as it is.
     fn admitted(&self, part: BatchPart, values: Values) -> Result<Values, StageError>;
 
     /// Runs what is left of a forward.
@@ -121,7 +121,7 @@ pub(crate) trait StageParameters: Send {
     /// Returns the shape of each whole parameter, in the order of [`StageParameters::paths`].
     fn shapes(&self) -> &[Vec<usize>];
 
-    /// Returns the rows that the replica holds of the parameter at `index` of [`StageParameters::paths`].
+    /// Returns the replica's rows of the parameter at `index` of [`StageParameters::paths`].
     fn row_shard(&self, index: usize) -> RowShard;
 
     /// Returns whether the stage has its whole parameters.
@@ -169,7 +169,7 @@ pub(crate) trait StageParameters: Send {
     /// stage has no parameter that a forward may change.
     fn changed_statistics(&mut self) -> Option<OptionalTensors>;
 
-    /// Replaces the values of parameters that are not trained. Those that are absent do not change.
+    /// Replaces the values of parameters that are not trained. Absent values do not change.
     fn set_statistics(&mut self, values: OptionalTensors);
 
     /// Calls `hook` for each gradient sum times `factor`.
@@ -199,8 +199,8 @@ pub(crate) trait StageParameters: Send {
     /// them unless they are gathered.
     fn parameters(&self) -> Vec<TensorData>;
 
-    /// Returns the current parameters and optimizer. They share storage with the stage, which is that of `rank` of its
-    /// tensor group.
+    /// Returns the current parameters and optimizer. They share storage with the stage. `rank` is the rank of
+    /// the stage in its tensor group.
     fn state(&self, rank: TensorRank) -> StageState;
 
     /// Restores parameters and optimizer state of `rank` of its tensor group, and freezes the parameters that were frozen. If

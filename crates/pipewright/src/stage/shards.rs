@@ -38,7 +38,7 @@ pub(super) struct Shards {
 pub(super) type Catches = Vec<(usize, Caught)>;
 
 impl Shards {
-    /// Reduces the parameters of `module` to the rows of `row_shard`. Those that were trained before count as trained.
+    /// Reduces the parameters of `module` to the rows of `row_shard`. Parameters in `frozen` were trained before, and count as trained.
     pub(super) fn cut<M: Module>(module: M, row_shard: RowShard, frozen: &HashSet<ParamId>) -> (M, Self) {
         let found = parameters_of(&module);
         let is_spread = |found: &NamedTensor| found.is_trained || frozen.contains(&found.id);
@@ -66,7 +66,7 @@ impl Shards {
     }
 
     /// Returns whether this replica contributes its parameter at `index` to the state of all replicas. Every replica
-    /// contributes its rows of sharded parameters; only the first one contributes those that every replica has whole.
+    /// contributes its rows of sharded parameters; only the first one contributes the parameters that every replica has whole.
     pub(super) fn counts(&self, index: usize) -> bool {
         self.is_spread(index) || self.row_shard.index == 0
     }
@@ -122,7 +122,7 @@ impl Shards {
     }
 }
 
-/// Returns a copy of a replica's rows; a tensor without rows if the replica has none.
+/// Returns a copy of a replica's rows; a tensor without rows if the replica has no rows.
 fn own_rows(row_shard: RowShard, whole: &Value) -> Value {
     let rows = row_shard.rows(whole.shape()[0]);
     whole.narrow(0, rows.start, rows.end).copied()

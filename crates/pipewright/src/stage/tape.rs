@@ -21,7 +21,7 @@ pub(super) struct Tape {
     pub(super) outputs: Vec<OutputRoot>,
     /// The weighted auxiliary losses, which the backward of any stage starts from too.
     pub(super) auxiliary: Option<Tensor<1>>,
-    /// What the forward of a slice took from earlier slices and left for later ones.
+    /// The tensors that the forward of a slice took from earlier slices and left for later ones.
     pub(super) carry: Option<CarryEnds>,
     /// The weight gradients that the layers defer; `None` if nothing was recorded.
     pub(super) deferred: Option<Deferred>,
@@ -50,7 +50,7 @@ impl Tape {
         Self { leaves, loss, outputs, auxiliary, carry: None, deferred: None, catches: Catches::new() }
     }
 
-    /// Adds what the forward of a slice took from earlier slices and left for later ones.
+    /// Adds the tensors that the forward of a slice took from earlier slices and left for later ones.
     pub(super) fn with_carry(self, carry: Option<CarryEnds>) -> Self {
         Self { carry, ..self }
     }

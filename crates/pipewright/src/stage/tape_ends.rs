@@ -16,7 +16,7 @@ pub(super) struct OutputRoot {
 }
 
 /// Returns an input for the module, and the leaf that collects its gradient if an earlier stage needs it. The input
-/// goes on a tape of the module's kind, because tapes with and without gradient checkpointing do not mix.
+/// is put on a tape of the module's kind, because tapes with and without gradient checkpointing do not mix.
 pub(super) fn as_leaf(input: Value, device: &Device) -> (Value, Option<Tensor<1>>) {
     if input.kind() != ValueKind::Float {
         return (input, None);

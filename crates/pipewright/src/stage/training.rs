@@ -58,7 +58,7 @@ pub(super) struct TrainingStage<M: StageBody> {
     /// The user's function that computes weight gradients instead of the stage.
     weight_runner: Option<WeightRunner>,
     in_flight: InFlightTable,
-    /// Runs the layers, some of which may draw from the generator of their device.
+    /// Runs the layers. Some of them may draw from the generator of their device.
     draws: Arc<LayerDraws>,
     probes: Probes,
     /// Which outputs of the recomputed forwards need a gradient.

@@ -63,7 +63,7 @@ pub(crate) enum Visit {
     Read { place: ModulePlace, read: Arc<ReadModule>, keep: bool },
     /// Changes the module at a place.
     Change { place: ModulePlace, change: Arc<ChangeModule> },
-    /// Freezes the parameters with certain paths, or trains those of them that are frozen.
+    /// Freezes the parameters with certain paths, or trains them if they are frozen.
     Freeze { contains: Arc<dyn Fn(&str) -> bool + Send + Sync>, freeze: bool },
 }
 
@@ -87,10 +87,7 @@ impl Visit {
 pub(crate) fn for_stage<M: Module>(module: M, device: &Device) -> M {
     let is_on_tape = module.devices().iter().all(Device::is_autodiff);
     let module = if is_on_tape { module } else { module.train() };
-    match module.devices().iter().all(|found| found == device) {
-        true => module,
-        false => module.fork(device),
-    }
+    if module.devices().iter().all(|found| found == device) { module } else { module.fork(device) }
 }
 
 /// Returns a module and the name of its type.
@@ -98,7 +95,7 @@ pub(crate) fn any<M: Any>(module: &M) -> (&dyn Any, &'static str) {
     (module, type_name::<M>())
 }
 
-/// As [`any`], for a module that is changed.
+/// Like [`any`], but for a module that is changed.
 pub(crate) fn any_mut<M: Any>(module: &mut M) -> (&mut dyn Any, &'static str) {
     (module, type_name::<M>())
 }

@@ -32,7 +32,7 @@ impl fmt::Display for Side {
 pub struct MetadataError {
     /// The microbatch that crosses it.
     pub microbatch: Microbatch,
-    /// What differs.
+    /// The difference.
     pub mismatch: Mismatch,
     /// The side that sent.
     pub from: Side,
@@ -46,7 +46,7 @@ pub struct MetadataError {
 
 pipewright_schedule::message_as_debug!(MetadataError);
 
-/// What differs between the sides of a boundary.
+/// A difference between the sides of a boundary.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mismatch {
     /// The number of tensors.
@@ -91,7 +91,7 @@ pub(crate) struct Boundaries {
     gives: Known,
     /// The inputs of the microbatches of this step whose gradients are to be checked.
     inputs: HashMap<Microbatch, Vec<TensorSpec>>,
-    /// Microbatches whose gradients were checked. An evaluation has none.
+    /// Microbatches whose gradients were checked. An evaluation checks no gradients.
     gradients_seen: usize,
     /// The mismatches that were logged.
     warned: HashSet<Flow>,
@@ -167,7 +167,7 @@ impl Boundaries {
     }
 
     /// Checks the gradients of the inputs of a microbatch, unless as many were checked as a step has. They have the shapes
-    /// and types of the inputs. An input may have none.
+    /// and types of the inputs. An input may have no gradient.
     pub(crate) fn check_input_gradients(
         &mut self,
         microbatch: Microbatch,

@@ -15,7 +15,7 @@ pub(crate) enum Lossy {
 
 impl Value {
     /// Returns a float tensor with elements of type `expected`, which must have all numbers of its own type. Types that are
-    /// no plain floats, such as quantised ones, stay as they are.
+    /// not plain floats, such as quantised ones, stay as they are.
     pub(crate) fn into_float(self, expected: DType) -> Result<Self, Lossy> {
         let found = self.dtype();
         let [from, to] = [found, expected].map(digits_and_range);
@@ -117,14 +117,13 @@ mod tests {
     fn check_int(value: i64, (from, to): (DType, DType), is_lossless: bool) {
         let value = Tensor::<1, Int>::from_data([0, value], (&Device::flex(), from));
         let found = Value::of(value.clone()).into_int(to);
-        match is_lossless {
-            true => {
-                let found = found.expect("it fits");
-                assert_eq!(found.dtype(), to);
-                let values = |data: burn::tensor::TensorData| data.iter::<i64>().collect::<Vec<_>>();
-                assert_eq!(values(found.into_data()), values(value.into_data()));
-            }
-            false => assert!(matches!(found, Err(Lossy::Value(_))), "{from:?} {to:?}"),
+        if is_lossless {
+            let found = found.expect("it fits");
+            assert_eq!(found.dtype(), to);
+            let values = |data: burn::tensor::TensorData| data.iter::<i64>().collect::<Vec<_>>();
+            assert_eq!(values(found.into_data()), values(value.into_data()));
+        } else {
+            assert!(matches!(found, Err(Lossy::Value(_))), "{from:?} {to:?}")
         }
     }
 

@@ -23,8 +23,8 @@ pub(crate) struct Layout {
 }
 
 impl Layout {
-    /// Returns the layout of the part of a tensor that `rank` sends. A float tensor is cut along its first dimension of
-    /// which every rank gets a part.
+    /// Returns the layout of the part of a tensor that `rank` sends. A float tensor is cut along the first dimension
+    /// that is long enough for all ranks.
     pub(crate) fn of(value: &Value, rank: TensorRank) -> Self {
         let shape = value.shape().to_vec();
         let last = TensorRank { index: rank.of.saturating_sub(1), ..rank };

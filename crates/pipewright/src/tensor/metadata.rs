@@ -43,7 +43,7 @@ pub enum Metadata {
     },
     /// Given in advance.
     Static {
-        /// The inputs of stages 1, 2, ..: the tensors from the previous stage, then those of direct skip connections.
+        /// The inputs of stages 1, 2, ..: the tensors from the previous stage, then the tensors of direct skip connections.
         stages: Vec<Vec<TensorSpec>>,
     },
     /// Given for the inputs of some stages, and taken from the first microbatch for the others.
@@ -155,7 +155,7 @@ pub enum CheckMetadata {
     Always,
 }
 
-/// What happens if the tensors at a boundary are not those that its metadata describes.
+/// The effect of tensors at a boundary that differ from its metadata.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnMismatch {
     /// The step fails.
@@ -201,10 +201,8 @@ impl TensorSpec {
     }
 
     pub(super) fn of(value: &Value, free: &[usize]) -> Self {
-        let dim = |(place, &size): (usize, &usize)| match free.contains(&place) {
-            true => Dim::Any,
-            false => Dim::Fixed(size),
-        };
+        let dim =
+            |(place, &size): (usize, &usize)| if free.contains(&place) { Dim::Any } else { Dim::Fixed(size) };
         Self { dtype: value.dtype(), shape: value.shape().iter().enumerate().map(dim).collect() }
     }
 

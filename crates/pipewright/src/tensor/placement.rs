@@ -23,7 +23,7 @@ pub struct TensorRank {
 ///
 /// The parameter is cut into shards along one dimension. If there are fewer shards than ranks, neighbouring ranks hold
 /// copies of the same shard. Or one rank holds the whole parameter, and the modules of the others do not have it. Or the
-/// shards belong to different layers, each of which one rank computes.
+/// shards belong to different layers, and one rank computes each of these layers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Placement {
     /// The dimension along which the parameter is cut.
@@ -91,8 +91,8 @@ impl Placement {
     }
 }
 
-/// The shard of a parameter that a tensor rank holds. The rows that a replica holds of it, if parameters are sharded over
-/// replicas, are a row shard.
+/// The shard of a parameter that a tensor rank holds. If parameters are sharded over replicas, each replica
+/// holds some of its rows, which are a row shard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TensorShard {
     /// The dimension along which the parameter is cut.
@@ -101,7 +101,7 @@ pub struct TensorShard {
     pub(crate) index: u32,
     /// The number of shards.
     pub(crate) of: u32,
-    /// The rank's place among those that hold the same shard.
+    /// The rank's index among the ranks that hold the same shard.
     pub copy: u32,
     /// The number of ranks that hold the same shard.
     pub copies: u32,
@@ -130,7 +130,7 @@ impl TensorShard {
         shape
     }
 
-    /// Returns the elements of the shard from those of the whole parameter, which has this shape. Both are in row-major
+    /// Returns the elements of the shard from the elements of the whole parameter, which has this shape. Both are in row-major
     /// order.
     pub fn cut(self, elements: Vec<f32>, whole: &[usize]) -> Vec<f32> {
         if self.is_whole() {

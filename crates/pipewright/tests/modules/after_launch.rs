@@ -1,4 +1,4 @@
-//! Modules of a running pipeline: read with their type, changed, frozen and trained again. Training goes on as that of plain
+//! Modules of a running pipeline: read with their type, changed, frozen and trained again. Training continues as in plain
 //! Burn does after the same change.
 
 use std::collections::BTreeMap;

@@ -180,7 +180,7 @@ fn recurrence(sizes: &MambaSizes, inputs: &[Vec<f64>; 7], sequence: usize, docum
     out
 }
 
-/// Compares result and derivatives with the recurrence; derivatives are those of differences in f64 along a direction.
+/// Compares result and derivatives with the recurrence; derivatives are differences in f64 along a direction.
 fn check_recurrence(sizes: &MambaSizes, batch: usize, sequence: usize, documents: &[u32]) {
     let tensors = inputs(sizes, batch * sequence);
     let exact = tensors.clone().map(|tensor| tensor.into_data().iter::<f64>().collect::<Vec<f64>>());

@@ -65,7 +65,7 @@ impl<M: StageBody> TrainingStage<M> {
         gradients: OptionalTensors,
     ) -> Result<OptionalTensors, StageError> {
         if self.module.shards().is_some() {
-            // The layers look up their weights, which must be those of the forward.
+            // The layers look up their weights, which must be the same as in the forward.
             self.module.computing();
         }
         let mut finished = tape.backward(gradients)?;

@@ -74,7 +74,7 @@ impl<M: StageBody> TrainingStage<M> {
         let loss = match target {
             Some(target) if ends_in_loss => {
                 match self.loss_of(outputs.clone(), Some(target.clone()), context) {
-                    // Targets `()` are those of an evaluation without a loss, or of a loss that takes no targets.
+                    // An evaluation without a loss has the targets `()`, and so has a loss that takes no targets.
                     Err(StageError::Target(_)) if target.is_empty() => None,
                     loss => loss?,
                 }

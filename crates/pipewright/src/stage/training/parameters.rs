@@ -169,7 +169,7 @@ impl<M: StageBody> StageParameters for TrainingStage<M> {
 }
 
 impl<M: StageBody> TrainingStage<M> {
-    /// Restores all parameters but those whose paths `keeps` accepts.
+    /// Restores all parameters except the ones whose paths `keeps` accepts.
     fn restore_values(
         &mut self,
         checkpoint: &Checkpoint,
@@ -209,7 +209,7 @@ impl<M: StageBody> TrainingStage<M> {
         let Some(optimizer) = self.optimizer.get().cloned() else { return Ok(()) };
         let found = parameters_of(self.module.get());
         let held = found.iter().zip(self.table.paths()).enumerate();
-        // The optimizer does not know a parameter of which this replica has no rows.
+        // The optimizer does not know a parameter if this replica has no rows of it.
         let held = held.filter(|(_, (found, _))| found.value.shape()[0] > 0);
         let targets = held.map(|(index, (NamedTensor { id, local, .. }, path))| {
             let shard = self.table.placement(index).shard_of(rank);

@@ -36,7 +36,7 @@ impl<M: StageBody> TrainingStage<M> {
             return Ok(());
         }
         let runs = (0..PROBES).map(|_| self.run_for_probe(segment, inputs, forward.pass(), is_training));
-        // The values are not those of a forward, so other errors mean nothing.
+        // The values differ from the values of a forward, so other errors mean nothing.
         let accused = runs.map_while(|outcome| match outcome {
             Some(Err(error @ StageError::DrawsTogether { .. })) => Some(error),
             _ => None,

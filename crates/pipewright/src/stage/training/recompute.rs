@@ -94,7 +94,7 @@ impl<M: StageBody> TrainingStage<M> {
         Ok(true)
     }
 
-    /// Computes a segment again and records its backward. The results must be those of the `first` time.
+    /// Computes a segment again and records its backward. The results must be the same as the `first` time.
     pub(super) fn record_again(
         &self,
         segment: Segment,

@@ -39,7 +39,7 @@ impl<M: StageBody> TrainingStage<M> {
     }
 }
 
-/// Returns `changed` with elements that are not a number where those of `before` are infinite or not a number. Both have
+/// Returns `changed` with an element that is not a number wherever `before` is infinite or not a number. Both have
 /// one dimension. Nothing is read from the device.
 fn not_finite_where(before: Value, changed: Value) -> Value {
     let is_finite = Tensor::<1>::from_dispatch(before.into_dispatch()).is_finite();

@@ -1,5 +1,5 @@
 //! Skip connections between processes: this program starts itself under `mpirun`, and every process compares its
-//! results with those of threads, to the bit.
+//! results with the results of threads, to the bit.
 
 #[path = "../../mpirun/mod.rs"]
 mod mpirun;

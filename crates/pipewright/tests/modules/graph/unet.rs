@@ -158,7 +158,7 @@ pub(crate) fn launch(program: ValidatedProgram, world: World) -> Pipeline {
     launch_with(program, world, Recompute::None)
 }
 
-/// As [`launch`], with stages that compute their forward again.
+/// Like [`launch`], but with stages that compute their forward again.
 pub(crate) fn launch_with(program: ValidatedProgram, world: World, recompute: Recompute) -> Pipeline {
     let placement = program.placement().clone();
     let graph = in_stages(placement.stages());
