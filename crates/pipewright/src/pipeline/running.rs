@@ -14,7 +14,7 @@ use super::replies::End;
 use super::step_failure::StepFailure;
 use super::step_inputs::{StepAttempt, StepKind};
 use super::summary::{EvalSummary, StepSummary, TakenStep, TimelineRows, Unmatched, evaluation, training};
-use crate::batch::{Batch, Purpose, Reduction, SplitError, StepForm, joined_slices, split};
+use crate::batch::{Batch, LossFactors, Purpose, Reduction, SplitError, StepForm, joined_slices, split};
 use crate::checkpoint::{Checkpoint, RankState};
 use crate::driver::{Command, FailedRank, RankThread, StepReply};
 use crate::executor::{NamedParameter, RankReport, UndeferredParameter};
@@ -152,10 +152,11 @@ impl Pipeline {
             Purpose::Update { learning_rate } => (learning_rate, true),
             Purpose::Accumulate | Purpose::Evaluate => (0.0, false),
         };
-        let kind = StepKind::Train { learning_rate, loss_scale: self.loss_factor(), update, unit };
-        let taken = TakenStep::new(&self.assembly, (self.step.next(), self.loss_scale), &batch, unit)?;
+        let kind = StepKind::Train { learning_rate, loss_scale: self.loss_factor(), update };
+        let factors = batch.loss_factors(unit);
+        let taken = TakenStep::new(&self.assembly, (self.step.next(), self.loss_scale), &batch, factors)?;
         self.reduction = Some((reduction, unit));
-        let reports = self.run(batch, kind)?;
+        let reports = self.run(batch, &taken.factors, kind)?;
         self.pending = !self.updates;
         let loss_scale = self.loss_scale;
         let summary = training(taken, reports, start.elapsed());
@@ -222,11 +223,11 @@ impl Pipeline {
             self.assembly.evaluation = Some(Arc::new(program));
         }
         let batch = self.agreed(batch, Purpose::Evaluate)?;
-        let loss_weights = batch.loss_factors(None).shares;
-        let mut reports = self.run(batch, StepKind::Evaluate)?;
+        let factors = batch.loss_factors(None);
+        let mut reports = self.run(batch, &factors, StepKind::Evaluate)?;
         let joined = reports.iter_mut().try_for_each(|report| self.join_outputs(report));
         joined.map_err(|source| PipelineError::Cut { source })?;
-        Ok(evaluation(loss_weights, self.timeline_rows(), reports))
+        Ok(evaluation(factors.shares, self.timeline_rows(), reports))
     }
 
     /// Joins the outputs of the slices of each microbatch.
@@ -356,12 +357,17 @@ impl Pipeline {
         Ok(batch)
     }
 
-    fn run(&mut self, batch: Batch, kind: StepKind) -> Result<Vec<RankReport>, PipelineError> {
+    fn run(
+        &mut self,
+        batch: Batch,
+        factors: &LossFactors,
+        kind: StepKind,
+    ) -> Result<Vec<RankReport>, PipelineError> {
         let origin = Instant::now();
         let ranks = self.ranks.iter().map(|thread| thread.rank);
         let done = self.step;
         let number = StepAttempt { step: done.next(), attempt: self.attempt.next() };
-        let inputs = self.assembly.step_inputs(ranks, number, batch, kind, origin)?;
+        let inputs = self.assembly.step_inputs(ranks, number, batch, factors, kind, origin)?;
         StepAttempt { step: self.step, attempt: self.attempt } = number;
         self.updates = matches!(kind, StepKind::Train { update: true, .. });
         let mut inputs = inputs.into_iter();

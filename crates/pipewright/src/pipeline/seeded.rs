@@ -106,14 +106,15 @@ impl SeededPipeline {
         self.step = self.step.next();
         let ranks = || (0..self.executors.len() as u32).map(WorldRank::new);
         self.assembly.check_batch(ranks(), &batch, Purpose::Update { learning_rate })?;
-        let unit = batch.unit();
-        let taken = TakenStep::new(&self.assembly, (self.step, self.loss_scale), &batch, unit)?;
+        let factors = batch.loss_factors(batch.unit());
+        let taken = TakenStep::new(&self.assembly, (self.step, self.loss_scale), &batch, factors)?;
         let loss_scale = self.loss_scale.map_or(1.0, |scale| scale.factor);
-        let kind = StepKind::Train { learning_rate, loss_scale, update: true, unit };
+        let kind = StepKind::Train { learning_rate, loss_scale, update: true };
         let inputs = self.assembly.step_inputs(
             ranks(),
             StepAttempt { step: self.step, attempt: Attempt::new(self.step.get()) },
             batch,
+            &taken.factors,
             kind,
             start,
         )?;

@@ -16,13 +16,7 @@ use crate::tensor::Values;
 /// The purpose of a step.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum StepKind {
-    /// `unit` is that of the weights of microbatches ([`Batch::unit`]).
-    Train {
-        learning_rate: f64,
-        loss_scale: f64,
-        update: bool,
-        unit: Option<f64>,
-    },
+    Train { learning_rate: f64, loss_scale: f64, update: bool },
     Evaluate,
 }
 
@@ -42,18 +36,19 @@ impl Assembly {
         ranks: impl Iterator<Item = WorldRank>,
         StepAttempt { step, attempt }: StepAttempt,
         batch: Batch,
+        factors: &LossFactors,
         kind: StepKind,
         origin: Instant,
     ) -> Result<Vec<StepInput>, PipelineError> {
-        let (program, learning_rate, loss_scale, update, unit, wanted_gradients) = match kind {
-            StepKind::Train { learning_rate, loss_scale, update, unit } => {
+        let (program, learning_rate, loss_scale, update, wanted_gradients) = match kind {
+            StepKind::Train { learning_rate, loss_scale, update } => {
                 let wanted = batch.input_gradients()?.wanted();
-                (&self.program, learning_rate, loss_scale, update, unit, wanted)
+                (&self.program, learning_rate, loss_scale, update, wanted)
             }
-            StepKind::Evaluate => (self.evaluation_program(), 0.0, 1.0, false, None, Arc::default()),
+            StepKind::Evaluate => (self.evaluation_program(), 0.0, 1.0, false, Arc::default()),
         };
         self.board.set_program(program, step);
-        let LossFactors { losses, divisor, is_sum, .. } = batch.loss_factors(unit);
+        let &LossFactors { ref losses, divisor, is_sum, .. } = factors;
         let (mut batch, slices) = (batch, program.slices().get() as usize);
         let shares = batch.cut_into(program.slices()).map_err(|source| PipelineError::Cut { source })?;
         let losses: Vec<f64> = (0..shares.len()).map(|number| losses[number / slices]).collect();

@@ -185,14 +185,13 @@ pub(crate) struct TakenStep {
 }
 
 impl TakenStep {
-    /// Returns what is known of a step of the pipeline with this batch. `unit` is that of the batches that are accumulated.
+    /// Returns what is known of a step of the pipeline with this batch.
     pub(crate) fn new(
         assembly: &Assembly,
         (number, loss_scale): (StepNumber, Option<LossScale>),
         batch: &Batch,
-        unit: Option<f64>,
+        factors: LossFactors,
     ) -> Result<Self, InputGradientError> {
-        let factors = batch.loss_factors(unit);
         let divisor = if factors.is_sum { 1.0 } else { factors.divisor };
         let scale = loss_scale.map_or(1.0, |scale| scale.factor);
         let Assembly { mesh, program, .. } = assembly;
