@@ -31,8 +31,8 @@ pub struct PipelineConfig {
     pub gradient_hook: Option<Arc<dyn GradientHook>>,
     /// Threads for the tensor operations of one rank.
     pub threads_per_rank: usize,
-    /// The devices of the ranks. A stage is made where the caller makes it and then moved to the device of its rank.
-    /// Without devices it stays where it was made.
+    /// The devices of the ranks. A stage is made where the caller makes it and then moved to the device of
+    /// its rank. Without devices it stays where it was made.
     pub devices: Devices,
     /// The element type in which stages compute and which crosses their boundaries; the same on all ranks.
     pub precision: Precision,
@@ -40,50 +40,51 @@ pub struct PipelineConfig {
     pub loss_scaling: LossScaling,
     /// The time without progress on any rank after which a step fails; at most ten years.
     pub deadline: Duration,
-    /// Replicas of the pipeline, each of which gets its share of every batch. The number of ranks in the world is this
-    /// number times the number of ranks of the program, times `tensor_parallel`.
+    /// Replicas of the pipeline. Each of them gets its share of every batch. The number of ranks in the
+    /// world is this number times the number of ranks of the program, times `tensor_parallel`.
     pub data_parallel: u32,
-    /// Ranks of the world that compute the stages of each rank of the program together, each with its shards of the
-    /// parameters; see [`Pipeline::launch_split`](crate::pipeline::Pipeline::launch_split).
+    /// Ranks of the world that compute the stages of each rank of the program together, each with its shards
+    /// of the parameters; see [`Pipeline::launch_split`](crate::pipeline::Pipeline::launch_split).
     pub tensor_parallel: u32,
-    /// Whether each of these ranks holds whole experts of a mixture, instead of a shard of each expert. It is passed on to the
-    /// stages ([`TensorParallel::experts`](crate::nn::TensorParallel::experts)), and those without experts do not change.
+    /// Whether each of these ranks holds whole experts of a mixture, instead of a shard of each expert. It is
+    /// passed on to the stages ([`TensorParallel::experts`](crate::nn::TensorParallel::experts)), and those
+    /// without experts do not change.
     pub expert_parallel: bool,
-    /// The part of the parameters that each replica holds. If parameters are sharded, the program must be at level
-    /// `full`, and the optimizer must work element by element.
+    /// The part of the parameters that each replica holds. If parameters are sharded, the program must be at
+    /// level `full`, and the optimizer must work element by element.
     pub data_parallel_mode: DataParallelMode,
-    /// How the shapes and types of the tensors between stages are known. If ranks are processes, the pipeline knows what
-    /// any process knows.
+    /// How the shapes and types of the tensors between stages are known. If ranks are processes, the pipeline
+    /// knows what any process knows.
     pub metadata: Metadata,
     /// When the tensors between stages are checked against `metadata`.
     pub check_metadata: CheckMetadata,
-    /// What happens if the tensors between stages differ from `metadata`.
+    /// Whether tensors between stages that differ from `metadata` are an error.
     pub on_mismatch: OnMismatch,
     /// The seed of the random numbers that layers draw in training
     /// ([`StageContext::random`](crate::stage::StageContext::random)); the same on all ranks.
     pub seed: u64,
-    /// The stages that keep only their inputs after a forward, and compute it again in their backward; the same on all
-    /// ranks. Losses, gradients and random numbers do not change. A forward that its backward follows at once is not
-    /// recomputed ([`pipewright_schedule::recompute`]).
+    /// The stages that keep only their inputs after a forward, and compute it again in their backward; the
+    /// same on all ranks. Losses, gradients and random numbers do not change. A forward that its backward
+    /// follows at once is not recomputed ([`pipewright_schedule::recompute`]).
     ///
-    /// A module must depend only on itself, its input and its context. Numbers from a device's own generator would
-    /// differ in the second forward, so a module draws from
+    /// A module must depend only on itself, its input and its context. Numbers from a device's own generator
+    /// would differ in the second forward, so a module draws from
     /// [`StageContext::random`](crate::stage::StageContext::random).
     pub recompute: Recompute,
-    /// The program of evaluations; `None` for the forward part of the pipeline's program. It places the stages on the same
-    /// ranks, and may have another order and another number of microbatches. Only the forwards of a program that trains are
-    /// run. It is the same in all processes.
+    /// The program of evaluations; `None` for the forward part of the pipeline's program. It places the
+    /// stages on the same ranks, and may have another order and another number of microbatches. Only the
+    /// forwards of a program that trains are run. It is the same in all processes.
     pub evaluation: Option<Arc<ValidatedProgram>>,
     /// Runs around actions, or in their place.
     pub hook: Option<Arc<dyn ActionHook>>,
-    /// A flag that the caller raises to end training. Each rank reads it at the end of a step, and the step's report
-    /// says whether any rank found it raised. So the processes of a run agree on their last step.
+    /// A flag that the caller raises to end training. Each rank reads it at the end of a step, and the step's
+    /// report says whether any rank found it raised. So the processes of a run agree on their last step.
     pub interrupt: Option<Arc<AtomicBool>>,
 }
 
 impl Default for PipelineConfig {
-    /// No optimizer, no clipping, one thread per rank, stages that stay where they are made, a deadline of a minute,
-    /// one replica, and metadata that is taken from the first step and checked there.
+    /// No optimizer, no clipping, one thread per rank, stages that stay where they are made, a deadline of a
+    /// minute, one replica, and metadata that is taken from the first step and checked there.
     fn default() -> Self {
         Self {
             optimizer: None,

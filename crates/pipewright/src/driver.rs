@@ -1,4 +1,5 @@
-//! One thread per rank: it polls the rank's executor, sleeps while the executor waits, and watches the deadline.
+//! One thread per rank: it polls the rank's executor, sleeps while the executor waits, and watches the
+//! deadline.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -110,8 +111,8 @@ pub(crate) struct RankThread {
     pub(crate) handle: JoinHandle<()>,
 }
 
-/// The data with which a rank's thread starts. The executor is built on that thread, so that a stage's parameters are allocated and
-/// counted on the rank that uses them.
+/// The data with which a rank's thread starts. The executor is built on that thread, so that a stage's
+/// parameters are allocated and counted on the rank that uses them.
 pub(crate) struct RankStart<B> {
     pub rank: WorldRank,
     /// The threads of the rank's tensor operations.

@@ -1,11 +1,12 @@
 //! The mesh of pipelines, replicas and tensor groups, and the coordinates of each rank of the world.
 //!
-//! A mesh has `data` replicas of a pipeline of `pipeline` ranks; each replica gets its part of the batch. At each rank of a
-//! pipeline, `tensor` ranks of the world compute the stages together: each holds its shards of the parameters. They are
-//! consecutive in the world, because they exchange the most data, and so are the ranks of one replica.
+//! A mesh has `data` replicas of a pipeline of `pipeline` ranks; each replica gets its part of the batch. At
+//! each rank of a pipeline, `tensor` ranks of the world compute the stages together: each holds its shards of
+//! the parameters. They are consecutive in the world, because they exchange the most data, and so are the
+//! ranks of one replica.
 //!
-//! `shards` consecutive replicas form a shard group: together they hold the parameters once, each replica a shard. Each
-//! shard group holds all parameters.
+//! `shards` consecutive replicas form a shard group: together they hold the parameters once, each replica a
+//! shard. Each shard group holds all parameters.
 
 use pipewright_schedule::Rank;
 use serde::{Deserialize, Serialize};
@@ -33,12 +34,12 @@ pub enum DataParallelMode {
     /// Every replica holds all parameters, gradients and optimizer state of its stages.
     #[default]
     Replicated,
-    /// Every replica holds a shard of each. Whole parameters are gathered from all replicas before their stage
-    /// computes, as the program says (`UNSHARD`, `RESHARD`), and gradients are reduced to shards.
+    /// Every replica holds a shard of each. Whole parameters are gathered from all replicas before their
+    /// stage computes, as the program says (`UNSHARD`, `RESHARD`), and gradients are reduced to shards.
     Sharded,
-    /// The replicas form groups of `shards` consecutive ones. Within a group, each replica holds a shard, as in
-    /// [`DataParallelMode::Sharded`]; parameters are gathered from the group alone. Gradients are reduced to shards in each
-    /// group, and then summed over the groups.
+    /// The replicas form groups of `shards` consecutive ones. Within a group, each replica holds a shard, as
+    /// in [`DataParallelMode::Sharded`]; parameters are gathered from the group alone. Gradients are reduced
+    /// to shards in each group, and then summed over the groups.
     Hybrid {
         /// The replicas of a group. The number of all replicas is a multiple of it.
         shards: u32,
@@ -46,8 +47,8 @@ pub enum DataParallelMode {
 }
 
 impl DataParallelMode {
-    /// Returns the number of replicas, out of `replicas`, that hold the parameters together, each a shard; 1 if every
-    /// replica holds all parameters.
+    /// Returns the number of replicas, out of `replicas`, that hold the parameters together, each a shard; 1
+    /// if every replica holds all parameters.
     pub fn shards(self, replicas: u32) -> u32 {
         match self {
             Self::Replicated => 1,
@@ -74,8 +75,8 @@ impl Mesh {
         self.pipeline.checked_mul(self.data)?.checked_mul(self.tensor)
     }
 
-    /// Returns the number of shard groups; each group holds all parameters. `None` if the replicas do not form groups of
-    /// equal size.
+    /// Returns the number of shard groups; each group holds all parameters. `None` if the replicas do not
+    /// form groups of equal size.
     pub fn shard_groups(&self) -> Option<u32> {
         let is_even = self.shards > 0 && self.data.is_multiple_of(self.shards);
         is_even.then(|| self.data / self.shards)
@@ -91,15 +92,15 @@ impl Mesh {
         }
     }
 
-    /// Returns the ranks of all replicas with the same pipeline rank and the same index in their tensor groups; `None` for
-    /// a rank outside the mesh.
+    /// Returns the ranks of all replicas with the same pipeline rank and the same index in their tensor
+    /// groups; `None` for a rank outside the mesh.
     pub fn data_group(&self, world: WorldRank) -> Option<Group> {
         let coord = self.contains(world).then(|| self.coord(world))?;
         self.group((0..self.data).map(|replica| MeshCoord { replica, ..coord }), world)
     }
 
-    /// Returns those ranks of [`Mesh::data_group`] that are in the rank's shard group: each holds another shard of the same
-    /// parameters. `None` for a rank outside the mesh.
+    /// Returns those ranks of [`Mesh::data_group`] that are in the rank's shard group: each holds another
+    /// shard of the same parameters. `None` for a rank outside the mesh.
     pub fn shard_group(&self, world: WorldRank) -> Option<Group> {
         let coord = self.contains(world).then(|| self.coord(world))?;
         let first = coord.replica - coord.replica.checked_rem(self.shards)?;
@@ -107,8 +108,8 @@ impl Mesh {
         self.group(replicas.map(|replica| MeshCoord { replica, ..coord }), world)
     }
 
-    /// Returns those ranks of [`Mesh::data_group`] that hold the same shard as the rank, one of each shard group; `None` for
-    /// a rank outside the mesh.
+    /// Returns those ranks of [`Mesh::data_group`] that hold the same shard as the rank, one of each shard
+    /// group; `None` for a rank outside the mesh.
     pub fn copy_group(&self, world: WorldRank) -> Option<Group> {
         let coord = self.contains(world).then(|| self.coord(world))?;
         let shard = coord.replica.checked_rem(self.shards)?;

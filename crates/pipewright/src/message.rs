@@ -1,7 +1,8 @@
 //! Messages between ranks: a tag that says what the message is for, and tensors or bytes as its content.
 //!
-//! The receiver knows from the tag what it expects. A message may come from another process, so its content can differ
-//! from that: [`Message::into_tensors`] and `Message::read` then return an error that names the tag and the sender.
+//! The receiver knows from the tag what it expects. A message may come from another process, so its content
+//! can differ from that: [`Message::into_tensors`] and `Message::read` then return an error that names the
+//! tag and the sender.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -34,7 +35,8 @@ pub enum Tag {
         /// The microbatch of the tensors.
         microbatch: Microbatch,
     },
-    /// Tensors of a skip connection that go directly from one stage to another, or their gradients on the way back.
+    /// Tensors of a skip connection that go directly from one stage to another, or their gradients on the way
+    /// back.
     Skip {
         /// The direction of the tensors.
         direction: Direction,
@@ -45,7 +47,8 @@ pub enum Tag {
         /// The microbatch of the tensors.
         microbatch: Microbatch,
     },
-    /// The parameter lists of some ranks, from which shared parameters are found: up the tree of a replica, at launch.
+    /// The parameter lists of some ranks, from which shared parameters are found: up the tree of a replica,
+    /// at launch.
     Parameters,
     /// The parameters that several stages share: down the tree of a replica, at launch.
     SharedParameters,
@@ -85,8 +88,8 @@ pub enum Tag {
         /// The stage.
         stage: StageIndex,
     },
-    /// The sums of squares of the gradients' parts that replicas hold, where parameters are sharded: up the tree of the
-    /// replicas.
+    /// The sums of squares of the gradients' parts that replicas hold, where parameters are sharded: up the
+    /// tree of the replicas.
     ReplicaSquares,
     /// A round of a communicator's collectives.
     Collective {
@@ -102,20 +105,21 @@ pub enum Tag {
     },
     /// The sums of squares of the gradients of some ranks, for the gradient norm: up the tree of a replica.
     Squares,
-    /// Replicas have summed their gradients and found them finite: up the tree of the replicas, where parameters are
-    /// not sharded.
+    /// Replicas have summed their gradients and found them finite: up the tree of the replicas, where
+    /// parameters are not sharded.
     Ready,
     /// The gradient norm over all ranks: down both trees.
     GlobalNorm,
-    /// The hash of what some ranks know of the batch of a step, if they know the same: up the tree of all ranks, before
-    /// the step.
+    /// The hash of what some ranks know of the batch of a step, if they know the same: up the tree of all
+    /// ranks, before the step.
     StepDigest,
     /// Whether all ranks know the same of the batch: down the tree of all ranks, before the step.
     SameStep,
-    /// The knowledge of some ranks about the batch of a step, if not all ranks know the same: up the tree of all ranks, before the
-    /// step.
+    /// The knowledge of some ranks about the batch of a step, if not all ranks know the same: up the tree of
+    /// all ranks, before the step.
     StepForms,
-    /// The batch on which all processes agree, or why they do not: down the tree of all ranks, before the step.
+    /// The batch on which all processes agree, or why they do not: down the tree of all ranks, before the
+    /// step.
     AgreedStep,
     /// The reports of some ranks on a finished step: up the tree of all ranks.
     Report,
@@ -210,8 +214,8 @@ impl std::fmt::Display for AwaitedMessage {
 pub enum Payload {
     /// Tensors of a boundary or of a stage's parameters; `None` for a tensor without a gradient.
     Tensors(OptionalTensors),
-    /// An encoded value, which the receiver decodes by its tag. The bytes are shared, so sending them to many ranks
-    /// copies nothing.
+    /// An encoded value, which the receiver decodes by its tag. The bytes are shared, so sending them to many
+    /// ranks copies nothing.
     Bytes(Arc<[u8]>),
 }
 

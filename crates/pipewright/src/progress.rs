@@ -1,7 +1,7 @@
 //! The progress of every rank, for deadlines and reports.
 //!
-//! A long wait alone is not a failure: in a deep pipeline the last rank waits while the others compute. A step has
-//! failed when *no* rank has made progress for the whole deadline.
+//! A long wait alone is not a failure: in a deep pipeline the last rank waits while the others compute. A
+//! step has failed when *no* rank has made progress for the whole deadline.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -148,8 +148,8 @@ impl ProgressBoard {
         *self.program.lock().unwrap_or_else(PoisonError::into_inner) = (Some(program.clone()), step);
     }
 
-    /// Returns the position of a rank without allocating, for a rank that is out of memory. The step is 0 while another
-    /// thread changes the program.
+    /// Returns the position of a rank without allocating, for a rank that is out of memory. The step is 0
+    /// while another thread changes the program.
     pub(crate) fn locate(&self, rank: WorldRank) -> RankPosition {
         let nowhere = RankPosition { rank, step: StepNumber::default(), action: None };
         let Ok(running) = self.program.try_lock() else { return nowhere };

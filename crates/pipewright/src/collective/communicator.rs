@@ -13,7 +13,8 @@ use crate::tensor::shard::{RowShard, join};
 use crate::tensor::{OptionalTensors, Value, ValueKind, Values, pack};
 use crate::transport::{Endpoint, Waited, end_of_wait};
 
-/// Runs collectives of a group for one of its members. All members call the same collectives in the same order.
+/// Runs collectives of a group for one of its members. All members call the same collectives in the same
+/// order.
 pub struct Communicator<'a> {
     endpoint: &'a mut Endpoint,
     group: Group,
@@ -112,8 +113,9 @@ pub enum CollectiveError {
 pipewright_schedule::message_as_debug!(CollectiveError);
 
 impl<'a> Communicator<'a> {
-    /// Makes a communicator of `group`. Its `number` is the same on all members and differs from the numbers of all other
-    /// communicators of the world. A collective fails if a member has not sent its part within `deadline`.
+    /// Makes a communicator of `group`. Its `number` is the same on all members and differs from the numbers
+    /// of all other communicators of the world. A collective fails if a member has not sent its part within
+    /// `deadline`.
     pub fn new(endpoint: &'a mut Endpoint, group: Group, number: u32, deadline: Duration) -> Self {
         Self { endpoint, group, number, round: 0, deadline }
     }
@@ -131,7 +133,8 @@ impl<'a> Communicator<'a> {
         self.all_gather(Values::new()).map(drop)
     }
 
-    /// Returns the tensors of the member `root` on every member; the tensors of the other members are dropped.
+    /// Returns the tensors of the member `root` on every member; the tensors of the other members are
+    /// dropped.
     ///
     /// # Errors
     /// When the root has not sent them, or a rank failed.
@@ -160,8 +163,9 @@ impl<'a> Communicator<'a> {
         Ok(gathered.into_iter().map(|parts| parts.into_iter().flatten().collect()).collect())
     }
 
-    /// Takes a list of float tensors for each member and returns the sum, over all members, of the tensors for this one. The tensors of
-    /// neighbouring members are added first, then the sums of the pairs in pairs, and so on.
+    /// Takes a list of float tensors for each member and returns the sum, over all members, of the tensors
+    /// for this one. The tensors of neighbouring members are added first, then the sums of the pairs in
+    /// pairs, and so on.
     ///
     /// # Errors
     /// When a member has not sent its part or brings other shapes, or a rank failed.
@@ -182,8 +186,8 @@ impl<'a> Communicator<'a> {
         Ok(sum(received).into_iter().flatten().collect())
     }
 
-    /// Returns the sum of float tensors over all members, with the same bits on every member: they are added in the
-    /// order of [`Communicator::reduce_scatter`].
+    /// Returns the sum of float tensors over all members, with the same bits on every member: they are added
+    /// in the order of [`Communicator::reduce_scatter`].
     ///
     /// # Errors
     /// As [`Communicator::reduce_scatter`].
@@ -195,8 +199,8 @@ impl<'a> Communicator<'a> {
             .zip(&shapes)
             .map(|(tensor, shape)| tensor.reshaped(&[shape.num_elements()]))
             .collect();
-        // A tensor with fewer elements than there are members has no rows for the last members, which send an empty
-        // tensor.
+        // A tensor with fewer elements than there are members has no rows for the last members, which send an
+        // empty tensor.
         let part = |part: RowShard| {
             rows.iter().map(move |row| {
                 let rows = part.rows(row.shape()[0]);
@@ -265,7 +269,8 @@ impl<'a> Communicator<'a> {
     }
 
     fn send(&mut self, to: WorldRank, tag: Tag, tensors: &[Value]) {
-        // The receiver may write to a float tensor, so it gets a copy. Tensors of other kinds are not written to.
+        // The receiver may write to a float tensor, so it gets a copy. Tensors of other kinds are not written
+        // to.
         let own = |tensor: &Value| match tensor.kind() {
             ValueKind::Float => tensor.clone().copied(),
             _ => tensor.clone(),

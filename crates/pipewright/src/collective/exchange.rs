@@ -1,8 +1,8 @@
 //! An exchange: the messages that a rank expects from others, and the ones that have arrived.
 //!
-//! The caller sends; an exchange collects the messages that arrive, without waiting. Every exchange of this crate
-//! follows one rule: a rank sends its own messages before it takes any, or it sends after it has taken messages of
-//! ranks that do not wait for it. Sends never wait, so no order of ranks can block another.
+//! The caller sends; an exchange collects the messages that arrive, without waiting. Every exchange of this
+//! crate follows one rule: a rank sends its own messages before it takes any, or it sends after it has taken
+//! messages of ranks that do not wait for it. Sends never wait, so no order of ranks can block another.
 
 use std::time::Instant;
 
@@ -33,8 +33,8 @@ impl<T> Exchange<T> {
         Self { slots: slots.into_iter().collect(), latest: None }
     }
 
-    /// Makes an exchange in which every member of a group sends each other member one message under `tag`; `own` is
-    /// the content of this member.
+    /// Makes an exchange in which every member of a group sends each other member one message under `tag`;
+    /// `own` is the content of this member.
     pub(crate) fn among(group: &Group, tag: Tag, own: T) -> Self {
         let mut own = Some(own);
         let slot = |&from: &WorldRank| match own.take_if(|_| from == group.own()) {
@@ -60,8 +60,9 @@ impl<T> Exchange<T> {
         Self::new([Slot::Filled(content)])
     }
 
-    /// Calls `take` for each missing message. It returns the content with the time of sending, or `None` if the message
-    /// has not arrived. Returns the first message that is still missing, or `None` if the exchange is complete.
+    /// Calls `take` for each missing message. It returns the content with the time of sending, or `None` if
+    /// the message has not arrived. Returns the first message that is still missing, or `None` if the
+    /// exchange is complete.
     pub(crate) fn poll<E>(
         &mut self,
         mut take: impl FnMut(AwaitedMessage) -> Result<Option<(Instant, T)>, E>,
@@ -84,7 +85,8 @@ impl<T> Exchange<T> {
         })
     }
 
-    /// Returns the time at which the latest of the arrived messages was sent; `None` before the first arrival.
+    /// Returns the time at which the latest of the arrived messages was sent; `None` before the first
+    /// arrival.
     pub(crate) fn latest(&self) -> Option<Instant> {
         self.latest
     }

@@ -1,15 +1,17 @@
 //! Operations of several ranks together: barriers, broadcasts, gathers and sums.
 //!
-//! A [`Group`] is an ordered list of ranks, such as a column of the mesh. A [`Communicator`] runs collectives of a
-//! group over any transport, and blocks. Executors never block. They use the components of collectives: an exchange
-//! (`exchange.rs`) collects messages without waiting, and a tree (`tree.rs`) determines senders and receivers.
+//! A [`Group`] is an ordered list of ranks, such as a column of the mesh. A [`Communicator`] runs collectives
+//! of a group over any transport, and blocks. Executors never block. They use the components of collectives:
+//! an exchange (`exchange.rs`) collects messages without waiting, and a tree (`tree.rs`) determines senders
+//! and receivers.
 //!
 //! # Why point to point
 //!
-//! Every collective consists of messages from rank to rank, over MPI too. So sums are added in one order on every
-//! transport, and have the same bits with every MPI library. The deadlines of a step also detect a lost member
-//! in a collective; a collective of the library would wait for it forever and cannot be cancelled. A rank sends as many
-//! bytes as in a ring: `(n - 1) / n` of the tensors for gathering, and the same for reducing.
+//! Every collective consists of messages from rank to rank, over MPI too. So sums are added in one order on
+//! every transport, and have the same bits with every MPI library. The deadlines of a step also detect a lost
+//! member in a collective; a collective of the library would wait for it forever and cannot be cancelled. A
+//! rank sends as many bytes as in a ring: `(n - 1) / n` of the tensors for gathering, and the same for
+//! reducing.
 //!
 //! ```
 //! use std::time::Duration;

@@ -5,12 +5,12 @@ use burn::backend::ops::FloatTensorOps;
 
 use crate::tensor::{OptionalTensor, OptionalTensors, Value};
 
-/// Adds lists of tensors, index by index: neighbours in pairs, then the sums of the pairs in pairs, and so on, as in
-/// `((a + b) + (c + d)) + e`. So the sum has the same bits if groups of 2, 4, 8 or more such lists are added first, and
-/// then the sums of the groups.
+/// Adds lists of tensors, index by index: neighbours in pairs, then the sums of the pairs in pairs, and so
+/// on, as in `((a + b) + (c + d)) + e`. So the sum has the same bits if groups of 2, 4, 8 or more such lists
+/// are added first, and then the sums of the groups.
 ///
-/// A tensor that is absent in some lists counts as zero there; a tensor that is absent in all lists is absent from the sum.
-/// Tensors at the same index have the same shape.
+/// A tensor that is absent in some lists counts as zero there; a tensor that is absent in all lists is absent
+/// from the sum. Tensors at the same index have the same shape.
 pub(crate) fn sum(lists: impl IntoIterator<Item = OptionalTensors>) -> OptionalTensors {
     let mut lists: Vec<OptionalTensors> = lists.into_iter().collect();
     while lists.len() > 1 {

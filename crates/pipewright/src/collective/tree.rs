@@ -6,10 +6,11 @@
 //!         3   5   6
 //! ```
 //!
-//! The subtree of the member at index `n` has the members from `n` to just before `n` plus the lowest set bit of `n`.
-//! So if every member appends the lists of its children, in their order, to its own, each list has the order of the
-//! members. Gathering to the root takes one message for each other member. At most as many messages follow each other
-//! as the number of members has bits. Sending something to all members takes as long.
+//! The subtree of the member at index `n` has the members from `n` to just before `n` plus the lowest set bit
+//! of `n`. So if every member appends the lists of its children, in their order, to its own, each list has
+//! the order of the members. Gathering to the root takes one message for each other member. At most as many
+//! messages follow each other as the number of members has bits. Sending something to all members takes as
+//! long.
 
 use super::group::Group;
 use crate::ids::WorldRank;
@@ -56,8 +57,8 @@ mod tests {
         ranks.iter().map(tree).collect()
     }
 
-    /// Returns the list of a member after its subtree was gathered, and the number of messages that follow each other
-    /// before.
+    /// Returns the list of a member after its subtree was gathered, and the number of messages that follow
+    /// each other before.
     fn gathered(trees: &[Tree], index: usize) -> (Vec<u32>, u32) {
         let mut list = vec![index as u32];
         let mut depth = 0;

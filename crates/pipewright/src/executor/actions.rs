@@ -1,9 +1,10 @@
-//! One handler for each kind of action; `compute.rs` has the handlers of the actions that compute. A handler blocks only in
-//! the exchanges of a tensor group. If the tensors of an action have not arrived, the handler returns the message that it
-//! waits for, and the action is tried again.
+//! One handler for each kind of action; `compute.rs` has the handlers of the actions that compute. A handler
+//! blocks only in the exchanges of a tensor group. If the tensors of an action have not arrived, the handler
+//! returns the message that it waits for, and the action is tried again.
 //!
-//! A receive does nothing: it marks in the program where the message may arrive. The computation that uses the message
-//! takes it, and waits if it has not arrived. So a rank continues to compute while the message of an early receive is in transit.
+//! A receive does nothing: it marks in the program where the message may arrive. The computation that uses
+//! the message takes it, and waits if it has not arrived. So a rank continues to compute while the message of
+//! an early receive is in transit.
 //!
 //! Between stages of one rank (the turn of a V placement) tensors are passed in place, and the program has no
 //! communication for them. `boundary.rs` has both ends of a message between two ranks.
@@ -51,8 +52,8 @@ impl Executor {
         Ok(None)
     }
 
-    /// Returns whether the event of an action is added when its message is taken. It lasts from the first attempt to take the
-    /// message until its arrival.
+    /// Returns whether the event of an action is added when its message is taken. It lasts from the first
+    /// attempt to take the message until its arrival.
     fn is_noted_later(&self, action: Action) -> bool {
         match action {
             Action::RecvForward { .. } | Action::RecvBackward { .. } => true,
@@ -85,8 +86,8 @@ impl Executor {
         None
     }
 
-    /// Runs `action` inside the hook's scope. Calls the hook only when the messages of the action have arrived; `act` then
-    /// finds them in place.
+    /// Runs `action` inside the hook's scope. Calls the hook only when the messages of the action have
+    /// arrived; `act` then finds them in place.
     fn act_in_scope(&mut self, action: Action) -> Result<Option<AwaitedMessage>, Cause> {
         let Some(hook) = self.context.config().hook.clone() else { return self.act(action) };
         if let Some(awaited) = self.fetch(action)? {
@@ -177,8 +178,8 @@ impl Executor {
         self.context.replica_count() > 1 && self.step.input().update
     }
 
-    /// Starts to sum a stage's gradients over the replicas, unless the sum has begun or the step sums none. Fails if a loss is
-    /// not finite.
+    /// Starts to sum a stage's gradients over the replicas, unless the sum has begun or the step sums none.
+    /// Fails if a loss is not finite.
     pub(super) fn start_reduction(&mut self, stage: StageIndex) -> Result<(), Cause> {
         if !self.reduces() || self.reductions.has(stage) {
             return Ok(());

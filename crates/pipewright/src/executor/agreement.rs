@@ -1,15 +1,16 @@
-//! The comparison of batches before a step, if the ranks belong to several processes ([`crate::batch::StepForm`]).
+//! The comparison of batches before a step, if the ranks belong to several processes
+//! ([`crate::batch::StepForm`]).
 //!
-//! A hash of what each process knows goes up the tree of all ranks ([`Tag::StepDigest`]), and whether all are equal goes
-//! down ([`Tag::SameStep`]). Equal processes have nothing to learn from each other and take the step. Otherwise what they
-//! know goes up the tree, merged at each rank ([`Tag::StepForms`]), and the root sends the result down
-//! ([`Tag::AgreedStep`]). So all processes take the step, or all return the same error.
+//! A hash of what each process knows goes up the tree of all ranks ([`Tag::StepDigest`]), and whether all are
+//! equal goes down ([`Tag::SameStep`]). Equal processes have nothing to learn from each other and take the
+//! step. Otherwise what they know goes up the tree, merged at each rank ([`Tag::StepForms`]), and the root
+//! sends the result down ([`Tag::AgreedStep`]). So all processes take the step, or all return the same error.
 //!
 //! # Why it precedes the step
 //!
-//! No message of the step itself can carry the hash. Processes whose batches differ may run different programs, and would
-//! wait for each other's messages until the deadline instead of returning the difference. And a process that does not know
-//! the weights of the microbatches needs them in its first forward.
+//! No message of the step itself can carry the hash. Processes whose batches differ may run different
+//! programs, and would wait for each other's messages until the deadline instead of returning the difference.
+//! And a process that does not know the weights of the microbatches needs them in its first forward.
 
 use std::sync::Arc;
 
@@ -19,7 +20,7 @@ use crate::collective::Exchange;
 use crate::ids::WorldRank;
 use crate::message::{MessageError, Tag, decoded, encoded};
 
-/// What all processes agree on, or why they do not.
+/// The batch on which all processes agree, or why they do not.
 pub(crate) type Agreement = Result<AgreedBatch, BatchDisagreement>;
 
 /// Returns a hash that is the same for equal forms in every process of one build.

@@ -1,9 +1,11 @@
-//! The tensors that cross a boundary between two ranks: one rank sends them, the other takes them when the action that
-//! uses them runs. `connection.rs` moves their storage; `gather.rs` and `skip.rs` fetch what else a computation waits for.
+//! The tensors that cross a boundary between two ranks: one rank sends them, the other takes them when the
+//! action that uses them runs. `connection.rs` moves their storage; `gather.rs` and `skip.rs` fetch what else
+//! a computation waits for.
 //!
-//! In a tensor group each rank sends its part, and the receivers put the parts together. Then a message has the layout of
-//! each tensor: the sender's position in its group, the dimension of the cut, and the shape of the whole. The receiver
-//! compares it with its own position and with the tensor that arrived. Activations and gradients have layouts of their own.
+//! In a tensor group each rank sends its part, and the receivers put the parts together. Then a message has
+//! the layout of each tensor: the sender's position in its group, the dimension of the cut, and the shape of
+//! the whole. The receiver compares it with its own position and with the tensor that arrived. Activations
+//! and gradients have layouts of their own.
 
 use pipewright_schedule::{Action, Microbatch, StageIndex};
 
@@ -195,8 +197,8 @@ fn join(
     Ok(whole)
 }
 
-/// Joins the parts of a tensor; `own` is the part that this rank has received. `refused` makes the error for a part of another shape or
-/// type than expected.
+/// Joins the parts of a tensor; `own` is the part that this rank has received. `refused` makes the error for
+/// a part of another shape or type than expected.
 fn join_parts(
     rank: TensorRank,
     own: &Value,

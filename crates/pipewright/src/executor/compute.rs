@@ -1,5 +1,6 @@
-//! The actions that compute: `F`, `B`, `I`, `W`, and the overlap of a forward with a backward. The messages that they
-//! need have arrived; `edges.rs` has their inputs and outputs. A hook may run them in its own way ([`ActionHook::forward`](crate::hook::ActionHook::forward)).
+//! The actions that compute: `F`, `B`, `I`, `W`, and the overlap of a forward with a backward. The messages
+//! that they need have arrived; `edges.rs` has their inputs and outputs. A hook may run them in its own way
+//! ([`ActionHook::forward`](crate::hook::ActionHook::forward)).
 
 use std::time::Instant;
 
@@ -117,8 +118,8 @@ impl Computation<'_> {
         })
     }
 
-    /// Returns the key of the random numbers of a microbatch, which is numbered over all replicas and over the batches of
-    /// the step.
+    /// Returns the key of the random numbers of a microbatch, which is numbered over all replicas and over
+    /// the batches of the step.
     fn random(&self, At { microbatch, .. }: At) -> StreamKey {
         let Self { context, input, accumulated, .. } = self;
         let earlier = u64::from(*accumulated) * u64::from(context.replica_count());
@@ -183,8 +184,8 @@ impl Computation<'_> {
         pass_gradients(context, connection, stages, recorder, input, at, gradients)
     }
 
-    /// Runs `W`: the weight gradients that `I` deferred. A stage that defers none still trains, but gains nothing from
-    /// the split, which is logged once.
+    /// Runs `W`: the weight gradients that `I` deferred. A stage that defers none still trains, but gains
+    /// nothing from the split, which is logged once.
     fn weight_backward(&mut self, action: Action, at @ At { stage, .. }: At) -> Result<(), Cause> {
         let tasks = self.backward_weights(action, at)?;
         // A function of a hook's may have computed the weight gradients in `I`.
@@ -215,9 +216,10 @@ impl Computation<'_> {
     }
 }
 
-/// Computes a forward again before the gradients for its backward are taken, so that it runs while they are on their
-/// way. It also runs first where they have arrived: the ranks of a tensor group exchange parts of the forward and of
-/// the gradients, all in the same order. Where a hook watches the actions, the forward is left to the backward.
+/// Computes a forward again before the gradients for its backward are taken, so that it runs while they are
+/// on their way. It also runs first where they have arrived: the ranks of a tensor group exchange parts of
+/// the forward and of the gradients, all in the same order. Where a hook watches the actions, the forward is
+/// left to the backward.
 pub(super) fn recompute_early(
     context: &RankContext,
     stages: &mut LocalStages,

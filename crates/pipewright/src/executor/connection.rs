@@ -1,5 +1,5 @@
-//! A rank's connection to the other ranks: it sends messages, takes messages that have arrived, and shows the rank's
-//! progress to the others. Only [`Connection::wait`] waits.
+//! A rank's connection to the other ranks: it sends messages, takes messages that have arrived, and shows the
+//! rank's progress to the others. Only [`Connection::wait`] waits.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -28,7 +28,8 @@ pub(crate) struct Connection {
     /// Locked for each call, because the rank's tensor group uses it too.
     endpoint: SharedEndpoint,
     abort: Abort,
-    /// Whether sent tensors keep their storage. If not, the sender frees it as soon as the message is encoded.
+    /// Whether sent tensors keep their storage. If not, the sender frees it as soon as the message is
+    /// encoded.
     moves_storage: bool,
     /// The devices of all ranks of the world.
     devices: Devices,
@@ -99,7 +100,8 @@ impl Connection {
         self.endpoint.lock().fail(error);
     }
 
-    /// Records that the rank has done its actions before `position`, which restarts the deadline of all ranks.
+    /// Records that the rank has done its actions before `position`, which restarts the deadline of all
+    /// ranks.
     pub(crate) fn moved(&self, position: usize) {
         self.board.moved(self.rank, position);
     }
@@ -122,8 +124,8 @@ impl Connection {
         wait_for_message(&mut self.endpoint.lock(), &self.board, self.deadline)
     }
 
-    /// Sends tensors to a rank of the world. Between threads their storage is transferred to the receiver, on whose
-    /// device it then is.
+    /// Sends tensors to a rank of the world. Between threads their storage is transferred to the receiver, on
+    /// whose device it then is.
     pub(super) fn send_tensors(&mut self, to: WorldRank, tag: Tag, mut tensors: OptionalTensors) {
         let start = Instant::now();
         if let Some(device) = self.device_of(to) {
@@ -144,8 +146,8 @@ impl Connection {
         self.send_tensors(to, tag, tensors);
     }
 
-    /// Sends tensors that this rank keeps using. They are copied first, unless encoding them or moving them to the
-    /// receiver's device makes a copy.
+    /// Sends tensors that this rank keeps using. They are copied first, unless encoding them or moving them
+    /// to the receiver's device makes a copy.
     pub(super) fn send_copies(&mut self, to: WorldRank, tag: Tag, mut tensors: OptionalTensors) {
         if self.moves_storage {
             let receiver = self.device_of(to);
@@ -170,8 +172,8 @@ impl Connection {
         self.endpoint.lock().send(to, tag, payload);
     }
 
-    /// Returns the device to which tensors for a rank are moved before they are sent. `None` if it is not known, or if
-    /// messages are encoded, which takes the tensors off their device.
+    /// Returns the device to which tensors for a rank are moved before they are sent. `None` if it is not
+    /// known, or if messages are encoded, which takes the tensors off their device.
     fn device_of(&self, rank: WorldRank) -> Option<&Device> {
         self.devices.of(rank).filter(|_| self.moves_storage)
     }
@@ -214,7 +216,8 @@ impl Connection {
         exchange.poll(|awaited| self.take_tensors(awaited, device))
     }
 
-    /// Takes tensors if they have arrived, and moves them to `device`. Returns them with the time at which they were sent.
+    /// Takes tensors if they have arrived, and moves them to `device`. Returns them with the time at which
+    /// they were sent.
     pub(super) fn take_tensors(
         &mut self,
         awaited: AwaitedMessage,

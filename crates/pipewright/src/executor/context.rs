@@ -1,5 +1,5 @@
-//! The facts about a rank that do not change while it runs: its position in the mesh, the groups and trees of ranks that
-//! it exchanges messages with, the placement of the stages, and the configuration.
+//! The facts about a rank that do not change while it runs: its position in the mesh, the groups and trees of
+//! ranks that it exchanges messages with, the placement of the stages, and the configuration.
 
 use std::sync::Arc;
 
@@ -109,8 +109,8 @@ impl RankContext {
         (of > 1).then(|| RowShard { index: self.coord.replica % of, of })
     }
 
-    /// Returns whether this replica is in the first of the groups of replicas that hold all parameters. For the norm and
-    /// in checkpoints, only that group counts.
+    /// Returns whether this replica is in the first of the groups of replicas that hold all parameters. For
+    /// the norm and in checkpoints, only that group counts.
     pub(super) fn is_in_first_group(&self) -> bool {
         self.coord.replica < self.mesh.shards
     }
@@ -135,8 +135,8 @@ impl RankContext {
         &self.data_group
     }
 
-    /// Returns the same rank in the replicas that hold the parameters together with this one. The group has one member if
-    /// each replica holds all parameters.
+    /// Returns the same rank in the replicas that hold the parameters together with this one. The group has
+    /// one member if each replica holds all parameters.
     pub(super) fn shard_group(&self) -> &Group {
         &self.shard_group
     }

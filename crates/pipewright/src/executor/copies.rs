@@ -1,7 +1,8 @@
-//! Adds the gradients of shards that several ranks of a tensor group hold. Each rank computes a part, and all copies get the
-//! same update.
+//! Adds the gradients of shards that several ranks of a tensor group hold. Each rank computes a part, and all
+//! copies get the same update.
 //!
-//! The ranks exchange all of them in one message at the end of a step, when the sums over replicas are complete.
+//! The ranks exchange all of them in one message at the end of a step, when the sums over replicas are
+//! complete.
 
 use pipewright_schedule::StageIndex;
 
@@ -44,7 +45,8 @@ pub(super) fn add_copies(
     Ok(())
 }
 
-/// Returns the parameters with gradients that this rank computes in part. All ranks of the group have the same list.
+/// Returns the parameters with gradients that this rank computes in part. All ranks of the group have the
+/// same list.
 fn partial_copies(stages: &LocalStages, rank: TensorRank) -> Vec<PartialCopy> {
     let mut copies = Vec::new();
     for stage in stages.iter().filter(|_| rank.of > 1) {

@@ -12,9 +12,9 @@ use crate::message::Direction;
 use crate::stage::{BatchPart, without_tape};
 use crate::tensor::{Flow, OnMismatch, OptionalTensors, TensorMismatch, Value, Values};
 
-/// Takes the inputs of a stage for a microbatch, adds the inputs from its skip connections, and checks them. They are in
-/// place: the start of the step has put the model's inputs there, the previous stage on this rank its outputs, and
-/// `fetch_inputs` the outputs of another rank.
+/// Takes the inputs of a stage for a microbatch, adds the inputs from its skip connections, and checks them.
+/// They are in place: the start of the step has put the model's inputs there, the previous stage on this rank
+/// its outputs, and `fetch_inputs` the outputs of another rank.
 pub(super) fn take_inputs(
     context: &RankContext,
     stages: &mut LocalStages,
@@ -40,8 +40,8 @@ pub(super) fn take_inputs(
     report_mismatch(checked, context, stages.get_mut(stage), Flow::Inputs, message).map(|()| inputs)
 }
 
-/// Passes on the outputs of a stage. Skip connections are sent at once. The other outputs go to the next stage if
-/// it is on this rank, otherwise to the action that sends them or to the report.
+/// Passes on the outputs of a stage. Skip connections are sent at once. The other outputs go to the next
+/// stage if it is on this rank, otherwise to the action that sends them or to the report.
 pub(super) fn pass_outputs(
     context: &RankContext,
     connection: &mut Connection,
@@ -76,8 +76,9 @@ pub(super) fn pass_outputs(
     Ok(())
 }
 
-/// Passes on the gradients of a stage's inputs: to the previous stage if it is on this rank, otherwise to the action that
-/// sends them, or to the report if the step returns them. The gradients of skip connections are sent at once.
+/// Passes on the gradients of a stage's inputs: to the previous stage if it is on this rank, otherwise to the
+/// action that sends them, or to the report if the step returns them. The gradients of skip connections are
+/// sent at once.
 pub(super) fn pass_gradients(
     context: &RankContext,
     connection: &mut Connection,
@@ -105,8 +106,8 @@ pub(super) fn pass_gradients(
     Ok(())
 }
 
-/// Returns the error for a boundary whose two stages differ in their tensors, or logs it if it is a warning. `stage`
-/// has checked them.
+/// Returns the error for a boundary whose two stages differ in their tensors, or logs it if it is a warning.
+/// `stage` has checked them.
 fn report_mismatch(
     checked: Result<(), TensorMismatch>,
     context: &RankContext,

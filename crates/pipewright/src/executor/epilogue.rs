@@ -39,7 +39,8 @@ impl Executor {
         Ok(awaited)
     }
 
-    /// Ends the phase that is done and begins the next one. The first arms list the phases of a step in order.
+    /// Ends the phase that is done and begins the next one. The first arms list the phases of a step in
+    /// order.
     fn next_phase(&mut self, done: Phase) -> Result<Phase, Cause> {
         Ok(match done {
             Phase::Actions => self.end_program()?,
@@ -131,8 +132,8 @@ impl Executor {
         Ok(Phase::ReplicaSums)
     }
 
-    /// Adds the gradients of copies in the tensor group, and exchanges the gradients of shared parameters, once the sums over
-    /// replicas are complete.
+    /// Adds the gradients of copies in the tensor group, and exchanges the gradients of shared parameters,
+    /// once the sums over replicas are complete.
     fn end_sums(&mut self) -> Result<Phase, Cause> {
         self.reductions.clear();
         if self.context.hook().is_some() && self.reduces() {
@@ -151,8 +152,8 @@ impl Executor {
         Phase::ReplicaSquares(Exchange::gather(own, replica_tag(&self.context), children))
     }
 
-    /// Passes on the squares of the replicas in this rank's subtree. The first replica adds them and waits for the
-    /// squares of the other ranks of its pipeline.
+    /// Passes on the squares of the replicas in this rank's subtree. The first replica adds them and waits
+    /// for the squares of the other ranks of its pipeline.
     fn gather_squares(&mut self, gathered: &[f64]) -> Result<Phase, MessageError> {
         let context = &self.context;
         if let Some(parent) = context.replica_tree().parent() {
@@ -272,7 +273,8 @@ impl Executor {
         self.finish(outcome)
     }
 
-    /// Passes on the hash of what this rank's subtree knows of a step. The root then knows whether all ranks know the same.
+    /// Passes on the hash of what this rank's subtree knows of a step. The root then knows whether all ranks
+    /// know the same.
     fn pass_digest(&mut self, form: StepForm, digest: Option<u64>) -> Phase {
         if let Some(parent) = self.context.world_tree().parent() {
             self.connection.send(parent, Tag::StepDigest, Payload::of(&digest));

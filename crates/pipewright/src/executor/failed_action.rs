@@ -20,9 +20,9 @@ pub(super) struct Failure<'a> {
 
 /// Returns the action that an error names, and its cause.
 ///
-/// A device that computes behind its rank may fail in any action of the program, which the rank notices when it reads the
-/// losses or the squares of the gradients. The error then names the last action that the device got. The update is the last
-/// user code of a step, so an error after its begin names it and its stage.
+/// A device that computes behind its rank may fail in any action of the program, which the rank notices when
+/// it reads the losses or the squares of the gradients. The error then names the last action that the device
+/// got. The update is the last user code of a step, so an error after its begin names it and its stage.
 pub(super) fn locate(failure: &Failure<'_>, cause: Cause) -> (Option<Action>, Cause) {
     let &Failure { row, action, has_run, updates, computes_behind } = failure;
     if let Some(stage) = updates {

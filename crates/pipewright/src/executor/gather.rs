@@ -1,12 +1,13 @@
-//! Sharded parameters: gathered from the replicas of the shard group before their stage computes, dropped after it.
+//! Sharded parameters: gathered from the replicas of the shard group before their stage computes, dropped
+//! after it.
 //!
 //! # Protocol
 //!
 //! At `UNSHARD` a replica sends its rows of the stage's parameters to every other replica of its shard group
-//! ([`Tag::ParameterShard`]) and continues. The first computation that needs the parameters takes the rows of the others
-//! and joins all rows to whole parameters; it waits for missing rows. At `RESHARD` the replica drops all rows except its
-//! own. All replicas run the same program: each sends its rows at the same place of the program, and before it waits for
-//! the rows of the others. So no replica can block another.
+//! ([`Tag::ParameterShard`]) and continues. The first computation that needs the parameters takes the rows of
+//! the others and joins all rows to whole parameters; it waits for missing rows. At `RESHARD` the replica
+//! drops all rows except its own. All replicas run the same program: each sends its rows at the same place of
+//! the program, and before it waits for the rows of the others. So no replica can block another.
 //!
 //! After the program a stage has only its own rows, which the optimizer updates.
 
@@ -22,8 +23,8 @@ use crate::failure::Cause;
 use crate::hook::{Place, ReplicaPlace, ReshardRun, UnshardRun};
 use crate::message::{AwaitedMessage, Tag};
 
-/// Runs `UNSHARD`, or lets the hook run it; `rest` is the rest of the rank's row. Weight gradients need no parameters, so
-/// all replicas skip a gathering that only weight gradients follow.
+/// Runs `UNSHARD`, or lets the hook run it; `rest` is the rest of the rank's row. Weight gradients need no
+/// parameters, so all replicas skip a gathering that only weight gradients follow.
 pub(super) fn unshard(
     context: &RankContext,
     connection: &mut Connection,

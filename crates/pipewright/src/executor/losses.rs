@@ -1,7 +1,8 @@
-//! Losses, which are read from the device at the end of the program, or earlier if gradients are about to be sent.
+//! Losses, which are read from the device at the end of the program, or earlier if gradients are about to be
+//! sent.
 //!
-//! A rank sends gradient sums and squares only after it has checked that its losses are finite. So if a loss is not
-//! finite, no rank updates, and all parameters keep their values from before the step.
+//! A rank sends gradient sums and squares only after it has checked that its losses are finite. So if a loss
+//! is not finite, no rank updates, and all parameters keep their values from before the step.
 
 use burn::tensor::Tensor;
 use pipewright_schedule::Microbatch;
@@ -13,8 +14,8 @@ use super::step_input::StepInput;
 use crate::failure::Cause;
 use crate::stage::Auxiliary;
 
-/// Reads the losses of the forwards that have run, in microbatch order, and the auxiliary losses, each with its share in the
-/// loss of the step. Training fails if one is not finite.
+/// Reads the losses of the forwards that have run, in microbatch order, and the auxiliary losses, each with
+/// its share in the loss of the step. Training fails if one is not finite.
 pub(super) fn read_losses(
     context: &RankContext,
     stages: &mut LocalStages,
@@ -65,13 +66,14 @@ fn read_auxiliary(
     Ok(())
 }
 
-/// Returns the first microbatch of this replica, or the number of its first slice. Errors and reports number microbatches
-/// over all replicas.
+/// Returns the first microbatch of this replica, or the number of its first slice. Errors and reports number
+/// microbatches over all replicas.
 fn first_microbatch(context: &RankContext, input: &StepInput) -> u32 {
     context.replica() * input.program.microbatches()
 }
 
-/// Returns the values of scalars (shape `[1]`). They are read together, because each read waits for the device.
+/// Returns the values of scalars (shape `[1]`). They are read together, because each read waits for the
+/// device.
 fn read(scalars: Vec<Tensor<1>>) -> Vec<f64> {
     if scalars.is_empty() {
         return Vec::new();

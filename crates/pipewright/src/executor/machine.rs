@@ -1,7 +1,7 @@
 //! The executor: the parts of a rank, and the choice of its next action or phase.
 //!
-//! The executor owns the parts. `actions.rs` calls the handlers of the actions and `epilogue.rs` the handlers of the phases,
-//! each with the parts that it uses. No other file reads the fields of the executor.
+//! The executor owns the parts. `actions.rs` calls the handlers of the actions and `epilogue.rs` the handlers
+//! of the phases, each with the parts that it uses. No other file reads the fields of the executor.
 
 use std::time::Instant;
 
@@ -43,8 +43,8 @@ pub(crate) struct Executor {
 }
 
 impl Executor {
-    /// Makes the executor of a rank. `stages` are the rank's, in local order; `microbatches` is the number of microbatches
-    /// in a step that trains.
+    /// Makes the executor of a rank. `stages` are the rank's, in local order; `microbatches` is the number of
+    /// microbatches in a step that trains.
     pub(crate) fn new(
         context: RankContext,
         connection: Connection,
@@ -96,8 +96,8 @@ impl Executor {
         self.begin_between(step, attempt, Phase::StepDigests { form, digests });
     }
 
-    /// Starts to collect the whole parameters of all stages, or to visit their modules. If parameters are sharded, all
-    /// replicas do so together.
+    /// Starts to collect the whole parameters of all stages, or to visit their modules. If parameters are
+    /// sharded, all replicas do so together.
     pub(crate) fn begin_collecting(&mut self, attempt: Attempt, visit: Option<Visit>) {
         self.stages.begin_visit(self.accumulation.is_empty());
         self.begin_between(self.step.number(), attempt, Phase::Idle);
@@ -105,7 +105,8 @@ impl Executor {
         self.step.set_phase(phase);
     }
 
-    /// Runs the next action or phase that can run, or returns that it waits for a message to arrive or to leave.
+    /// Runs the next action or phase that can run, or returns that it waits for a message to arrive or to
+    /// leave.
     pub(crate) fn poll(&mut self) -> Result<Poll, StepError> {
         self.advance().map_err(|cause| self.error(cause))
     }
@@ -147,7 +148,8 @@ impl Executor {
         self.step.updates().is_some()
     }
 
-    /// Sleeps until a message arrives or a rank fails. The deadline starts again whenever any rank of the world moves.
+    /// Sleeps until a message arrives or a rank fails. The deadline starts again whenever any rank of the
+    /// world moves.
     pub(crate) fn wait_for_message(&mut self) -> Result<(), StepError> {
         self.connection.wait().map_err(|cause| self.error(cause))
     }
@@ -157,8 +159,8 @@ impl Executor {
         state(&self.context, &self.connection, &self.stages, &self.parameters)
     }
 
-    /// Restores the state of all stages, and drops gradients that wait for an update, which belong to the old parameters.
-    /// Running statistics that the checkpoint does not have stay.
+    /// Restores the state of all stages, and drops gradients that wait for an update, which belong to the old
+    /// parameters. Running statistics that the checkpoint does not have stay.
     pub(crate) fn restore(
         &mut self,
         checkpoint: &Checkpoint,
@@ -210,7 +212,8 @@ impl Executor {
         StepError { rank: self.world_rank(), step: self.step.number(), action, cause }
     }
 
-    /// Returns the deeper cause of a number that is not finite: a parameter that an earlier update has ruined.
+    /// Returns the deeper cause of a number that is not finite: a parameter that an earlier update has
+    /// ruined.
     fn explain(&self, cause: Cause) -> Cause {
         let is_number = match &cause {
             Cause::LossNotFinite { .. }

@@ -1,14 +1,16 @@
 //! One rank's step as a state machine: its next action, or the message that it waits for.
 //!
-//! An [`Executor`] runs its rank's row of a validated program. [`Executor::poll`] runs at most one action, and blocks only
-//! in the exchanges of a tensor group (`tensor_group.rs`). A driver ([`crate::driver`]) polls, sleeps while the executor
-//! waits, and watches the deadline. After the program the ranks sum the gradients of replicas and of shared parameters,
-//! compute the gradient norm, and update their parameters. The protocol of these phases is in `README.md` in this folder.
+//! An [`Executor`] runs its rank's row of a validated program. [`Executor::poll`] runs at most one action,
+//! and blocks only in the exchanges of a tensor group (`tensor_group.rs`). A driver ([`crate::driver`])
+//! polls, sleeps while the executor waits, and watches the deadline. After the program the ranks sum the
+//! gradients of replicas and of shared parameters, compute the gradient norm, and update their parameters.
+//! The protocol of these phases is in `README.md` in this folder.
 //!
-//! The state has owners, which are the fields of the executor: the facts about the rank (`context.rs`), its connection to
-//! the others (`connection.rs`), its stages (`stages.rs`), what it knows of the pipeline's parameters (`parameters.rs`), the
-//! batches whose gradients wait (`accumulation.rs`), the sums over replicas (`reduction.rs`), the record of events and
-//! figures (`recorder.rs`), and the step (`step.rs`). A handler gets as arguments the ones that it uses.
+//! The state has owners, which are the fields of the executor: the facts about the rank (`context.rs`), its
+//! connection to the others (`connection.rs`), its stages (`stages.rs`), what it knows of the pipeline's
+//! parameters (`parameters.rs`), the batches whose gradients wait (`accumulation.rs`), the sums over replicas
+//! (`reduction.rs`), the record of events and figures (`recorder.rs`), and the step (`step.rs`). A handler
+//! gets as arguments the ones that it uses.
 //!
 //! | file | content |
 //! |---|---|

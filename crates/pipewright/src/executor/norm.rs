@@ -1,15 +1,15 @@
 //! The global gradient norm; `update.rs` has the update that follows it.
 //!
-//! Each parameter's rows are cut into as many parts as there are replicas. The rank that holds a part adds the squares of
-//! its gradient. These sums go up a tree of the replicas, whose root adds the parts in their order. The results go up the
-//! tree of the first replica. Its root adds them in the order of the parameters' paths, so that every cut of the model gives the same bits,
-//! and sends the norm down both trees.
+//! Each parameter's rows are cut into as many parts as there are replicas. The rank that holds a part adds
+//! the squares of its gradient. These sums go up a tree of the replicas, whose root adds the parts in their
+//! order. The results go up the tree of the first replica. Its root adds them in the order of the parameters'
+//! paths, so that every cut of the model gives the same bits, and sends the norm down both trees.
 //!
-//! With a loss scale above the smallest, gradients that are not finite may be too large for f16 only because of the scale.
-//! Then the norm is infinite, and every rank that gets it skips the update.
+//! With a loss scale above the smallest, gradients that are not finite may be too large for f16 only because
+//! of the scale. Then the norm is infinite, and every rank that gets it skips the update.
 //!
-//! If groups of parameters have largest norms of their own, the root also computes the norm of each group, and the norm of
-//! the other parameters. Every rank then clips each group by its own norm.
+//! If groups of parameters have largest norms of their own, the root also computes the norm of each group,
+//! and the norm of the other parameters. Every rank then clips each group by its own norm.
 
 use serde::{Deserialize, Serialize};
 
@@ -25,9 +25,11 @@ use crate::message::{MessageError, Tag};
 /// The gradient norms of a step, which the root computes for all ranks.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct Norms {
-    /// The norm of the mean gradient over all parameters of all ranks; infinity if the update is to be skipped.
+    /// The norm of the mean gradient over all parameters of all ranks; infinity if the update is to be
+    /// skipped.
     pub(super) whole: f64,
-    /// If there are groups to clip: the norm of the parameters that no group contains, and the norm of each group.
+    /// If there are groups to clip: the norm of the parameters that no group contains, and the norm of each
+    /// group.
     pub(super) parts: Vec<f64>,
 }
 
@@ -52,9 +54,9 @@ pub(super) fn replica_tag(context: &RankContext) -> Tag {
     if context.row_shard().is_some() { Tag::ReplicaSquares } else { Tag::Ready }
 }
 
-/// Returns the sums of squares of the gradient sums of this rank that count: for each part of their rows, in order, one
-/// sum for each parameter, in the order of the rank's list of parameters. All shard groups have the same gradients: only
-/// the squares of the first group count, and the other replicas return no squares.
+/// Returns the sums of squares of the gradient sums of this rank that count: for each part of their rows, in
+/// order, one sum for each parameter, in the order of the rank's list of parameters. All shard groups have
+/// the same gradients: only the squares of the first group count, and the other replicas return no squares.
 pub(super) fn squares(context: &RankContext, stages: &LocalStages, known: &KnownParameters) -> Vec<f64> {
     if !context.is_in_first_group() {
         return Vec::new();
@@ -71,7 +73,8 @@ pub(super) fn squares(context: &RankContext, stages: &LocalStages, known: &Known
     (0..parts).flat_map(in_part).collect()
 }
 
-/// Adds the squares that the replicas have gathered, for each parameter of this rank that counts for the norm.
+/// Adds the squares that the replicas have gathered, for each parameter of this rank that counts for the
+/// norm.
 pub(super) fn add_replicas(
     context: &RankContext,
     stages: &LocalStages,
@@ -107,7 +110,8 @@ pub(super) fn norms(
     }
     let norm = |sum: f64| sum.sqrt() / divisor(input, accumulation) / input.loss_scale;
     let whole = norm(order.clone().map(|(_, index, _)| gathered[index]).sum());
-    // The squares of the parameters that no group contains, and the squares of each group. Without groups, the list is empty.
+    // The squares of the parameters that no group contains, and the squares of each group. Without groups,
+    // the list is empty.
     let groups = context.config().clip_groups.len();
     let mut parts = vec![0.0; if groups == 0 { 0 } else { groups + 1 }];
     for (_, index, group) in order.filter(|_| groups > 0) {
@@ -116,14 +120,14 @@ pub(super) fn norms(
     Ok(Norms { whole, parts: parts.into_iter().map(norm).collect() })
 }
 
-/// Returns the divisor of the gradient sums: usually the number of microbatches whose gradients are in them: the
-/// microbatches of this step and of the preceding steps without an update, on all replicas.
+/// Returns the divisor of the gradient sums: usually the number of microbatches whose gradients are in them:
+/// the microbatches of this step and of the preceding steps without an update, on all replicas.
 pub(super) fn divisor(input: &StepInput, accumulation: Accumulation) -> f64 {
     if input.is_sum { 1.0 } else { accumulation.divisor_with(input.divisor) }
 }
 
-/// Adds the squares of each parameter over the `parts` of its rows, in their order. `gathered` has the squares of all
-/// parameters for each part.
+/// Adds the squares of each parameter over the `parts` of its rows, in their order. `gathered` has the
+/// squares of all parameters for each part.
 fn add_parts(gathered: &[f64], parts: usize, parameters: usize, tag: Tag) -> Result<Vec<f64>, MessageError> {
     if gathered.len() != parameters * parts {
         return Err(MessageError::Count { tag, found: gathered.len(), expected: parameters * parts });

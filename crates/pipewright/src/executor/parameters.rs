@@ -1,9 +1,9 @@
 //! Which parameters several stages hold, and the order in which squares are added to the gradient norm.
 //!
-//! The ranks compare their parameters at launch, before the first step. Each rank lists its parameters, and the lists
-//! go up the replica's tree. The root returns an error if parameters have the same path but their stages do not
-//! declare it as shared. It compares the copies of shared parameters, and sends the list of shared parameters down.
-//! Steps exchange only numbers.
+//! The ranks compare their parameters at launch, before the first step. Each rank lists its parameters, and
+//! the lists go up the replica's tree. The root returns an error if parameters have the same path but their
+//! stages do not declare it as shared. It compares the copies of shared parameters, and sends the list of
+//! shared parameters down. Steps exchange only numbers.
 
 use std::collections::{BTreeMap, HashSet};
 use std::hash::{DefaultHasher, Hasher};
@@ -71,11 +71,12 @@ pub(super) struct Owner {
 /// The owners, in order, of a parameter with at least two copies.
 pub(super) type Owners = Vec<Owner>;
 
-/// The order in which the root adds squares: the path of each parameter that counts, in the order of the paths, and its
-/// index among the gathered squares. Empty on ranks that add nothing.
+/// The order in which the root adds squares: the path of each parameter that counts, in the order of the
+/// paths, and its index among the gathered squares. Empty on ranks that add nothing.
 pub(super) type NormOrder = Vec<(Arc<str>, usize)>;
 
-/// The information about the pipeline's parameters that a rank has; nothing before the ranks have compared theirs.
+/// The information about the pipeline's parameters that a rank has; nothing before the ranks have compared
+/// theirs.
 #[derive(Default)]
 pub(super) struct KnownParameters {
     /// Shared parameters with a copy on this rank, with their indices in the list of all.
@@ -106,13 +107,15 @@ impl KnownParameters {
         &self.shared
     }
 
-    /// Returns the order in which the root adds squares, each with the group by whose norm the parameter is clipped.
+    /// Returns the order in which the root adds squares, each with the group by whose norm the parameter is
+    /// clipped.
     pub(super) fn order(&self) -> impl ExactSizeIterator<Item = (&Arc<str>, usize, Option<usize>)> + Clone {
         let entries = self.order.iter().zip(&self.clipped_with);
         entries.map(|((path, index), group)| (path, *index, *group))
     }
 
-    /// Returns whether this rank's copy of a parameter is the one that counts for the norm and in checkpoints.
+    /// Returns whether this rank's copy of a parameter is the one that counts for the norm and in
+    /// checkpoints.
     pub(super) fn counts(&self, context: &RankContext, stage: &LocalStage, parameter: usize) -> bool {
         !self.copies.contains(&(stage.index(), parameter))
             && stage.shard_of(parameter, context.tensor_rank()).counts()
@@ -150,8 +153,8 @@ fn listed(context: &RankContext, stage: &LocalStage, parameter: usize, held: Hel
     }
 }
 
-/// Compares the parameters of all ranks of a pipeline. Returns the shared ones, each with its owners in order, and the order
-/// of the norm.
+/// Compares the parameters of all ranks of a pipeline. Returns the shared ones, each with its owners in
+/// order, and the order of the norm.
 pub(super) fn compare(listed: &[ListedParameter]) -> Result<(Vec<Owners>, NormOrder), Cause> {
     check_layers(listed)?;
     let shared = find_shared(listed)?;
@@ -164,9 +167,9 @@ fn copies(owners: &Owners) -> impl Iterator<Item = &Owner> {
     owners.iter().skip(1)
 }
 
-/// Returns the parameters that several stages share, in the order of their paths, of the shards of layers and of the
-/// ranks in the tensor groups, each with its owners in order. All owners must declare the path as shared, and their copies must be
-/// equal. Different shards of a parameter are not copies.
+/// Returns the parameters that several stages share, in the order of their paths, of the shards of layers and
+/// of the ranks in the tensor groups, each with its owners in order. All owners must declare the path as
+/// shared, and their copies must be equal. Different shards of a parameter are not copies.
 fn find_shared(listed: &[ListedParameter]) -> Result<Vec<Owners>, Cause> {
     let mut by_key: BTreeMap<_, Vec<&ListedParameter>> = BTreeMap::new();
     for parameter in listed {
@@ -177,8 +180,8 @@ fn find_shared(listed: &[ListedParameter]) -> Result<Vec<Owners>, Cause> {
     several.map(|((path, ..), copies)| equal_copies(path, copies)).collect()
 }
 
-/// Returns an error if layers cut a parameter into different numbers of shards. Some shards may be missing, if only some layers of a
-/// model are measured.
+/// Returns an error if layers cut a parameter into different numbers of shards. Some shards may be missing,
+/// if only some layers of a model are measured.
 fn check_layers(listed: &[ListedParameter]) -> Result<(), Cause> {
     let mut by_path: BTreeMap<&str, (StageIndex, u32)> = BTreeMap::new();
     for parameter in listed {
@@ -215,8 +218,9 @@ fn equal_copies(path: &str, mut copies: Vec<&ListedParameter>) -> Result<Owners,
     Ok(copies.into_iter().map(|copy| copy.owner).collect())
 }
 
-/// Returns the order of the norm: by path, and then by the shards of layers and of ranks. Each rank sends the squares of its parameters that
-/// count in the order of its list, and they are gathered in the order of the ranks.
+/// Returns the order of the norm: by path, and then by the shards of layers and of ranks. Each rank sends the
+/// squares of its parameters that count in the order of its list, and they are gathered in the order of the
+/// ranks.
 fn norm_order(listed: &[ListedParameter], shared: &[Owners]) -> NormOrder {
     let copies: HashSet<Owner> = shared.iter().flat_map(copies).copied().collect();
     let is_copy = |listed: &ListedParameter| copies.contains(&listed.owner);
@@ -313,7 +317,8 @@ mod tests {
 
     #[test]
     fn indices_of_a_copy_differ_between_ranks_with_other_parameters() {
-        // Stage 1 shares the table of stage 0. Its first rank has an expert before the table, its second one after it.
+        // Stage 1 shares the table of stage 0. Its first rank has an expert before the table, its second one
+        // after it.
         let on = |tensor, listed: ListedParameter| ListedParameter {
             owner: Owner { tensor, ..listed.owner },
             ..listed

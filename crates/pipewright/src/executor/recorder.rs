@@ -8,8 +8,8 @@ use pipewright_schedule::{Action, Event, Microbatch, Rank, Scope, SkipAction, Sk
 use crate::memory::RankMemory;
 use crate::stage::ExpertLoad;
 
-/// An auxiliary loss of one stage and microbatch. The ranks report them one by one, because their sum has the same bits
-/// for every cut only if they are added in an order that does not depend on the cut.
+/// An auxiliary loss of one stage and microbatch. The ranks report them one by one, because their sum has the
+/// same bits for every cut only if they are added in an order that does not depend on the cut.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct AuxiliaryPart {
     pub name: Arc<str>,
@@ -91,16 +91,16 @@ impl Recorder {
         self.records.events.push(Event { rank: self.row, action, start, end });
     }
 
-    /// Adds the event of a receive whose message has just been taken. The computation that uses it begins at the current
-    /// time.
+    /// Adds the event of a receive whose message has just been taken. The computation that uses it begins at
+    /// the current time.
     pub(super) fn note_received(&mut self, action: Action) {
         self.note(action);
         self.entered = Some(Instant::now());
     }
 
-    /// Adds the event of a forward that a backward computed again from `start` on. The event of the backward begins
-    /// after it, so that the two do not overlap. Blocks are recomputed alternately with their backwards, and the event
-    /// has their times together.
+    /// Adds the event of a forward that a backward computed again from `start` on. The event of the backward
+    /// begins after it, so that the two do not overlap. Blocks are recomputed alternately with their
+    /// backwards, and the event has their times together.
     pub(super) fn note_recomputed(&mut self, forward: Action, start: Instant, recomputed: Duration) {
         let begin = start.saturating_duration_since(self.origin);
         self.records.events.push(Event {
@@ -118,8 +118,8 @@ impl Recorder {
         self.records.skips.push(SkipEvent { rank: self.row, action, start, end });
     }
 
-    /// Adds the event of a message of a skip connection that has just been taken. The computation that uses it begins at
-    /// the earliest at the current time.
+    /// Adds the event of a message of a skip connection that has just been taken. The computation that uses
+    /// it begins at the earliest at the current time.
     pub(super) fn note_skip_received(&mut self, action: SkipAction) {
         self.note_skip_sent(action, self.entered.unwrap_or_else(Instant::now));
         self.entered = Some(Instant::now());
@@ -131,9 +131,9 @@ impl Recorder {
         self.records.scopes.push(Scope { rank: self.row, name: Arc::from(name), start, end });
     }
 
-    /// Counts the time in which the rank was idle while a message was in transit. This time starts when the message was
-    /// sent or when the rank began to wait, whichever is later, and ends at the current time. Waiting for a message
-    /// that is not sent yet is a bubble.
+    /// Counts the time in which the rank was idle while a message was in transit. This time starts when the
+    /// message was sent or when the rank began to wait, whichever is later, and ends at the current time.
+    /// Waiting for a message that is not sent yet is a bubble.
     pub(super) fn note_exposed(&mut self, sent: Instant) {
         let waiting_since = self.entered.unwrap_or_else(Instant::now);
         self.records.waited += waiting_since.max(sent).elapsed();

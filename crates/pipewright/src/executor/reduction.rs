@@ -3,21 +3,22 @@
 //! # Protocol
 //!
 //! In a reduce-scatter, every parameter's gradient is cut into as many parts as the group has members
-//! ([`crate::tensor::shard`]). Each member sends every other member its parts ([`Tag::GradientShard`]) and adds the parts
-//! that it receives. In an all-gather, each member sends its sums to all others ([`Tag::GradientSum`]).
+//! ([`crate::tensor::shard`]). Each member sends every other member its parts ([`Tag::GradientShard`]) and
+//! adds the parts that it receives. In an all-gather, each member sends its sums to all others
+//! ([`Tag::GradientSum`]).
 //!
-//! If parameters are sharded, the replicas of a shard group begin with a reduce-scatter. A replica then has the group's sum
-//! of its own rows, which are all that it updates. The replicas that hold the same rows, one of each shard group, add these
-//! sums with a reduce-scatter and an all-gather, after which all of them have the same bits. A group with one member
-//! exchanges nothing. So with one shard group only the first reduce-scatter remains, and without sharding only the other two
-//! exchanges.
+//! If parameters are sharded, the replicas of a shard group begin with a reduce-scatter. A replica then has
+//! the group's sum of its own rows, which are all that it updates. The replicas that hold the same rows, one
+//! of each shard group, add these sums with a reduce-scatter and an all-gather, after which all of them have
+//! the same bits. A group with one member exchanges nothing. So with one shard group only the first
+//! reduce-scatter remains, and without sharding only the other two exchanges.
 //!
-//! Neighbours are added first (`collective/sum.rs`): the sum over groups of 1, 2, 4 or 8 replicas, and then over the groups,
-//! has the bits of the sum over all replicas.
+//! Neighbours are added first (`collective/sum.rs`): the sum over groups of 1, 2, 4 or 8 replicas, and then
+//! over the groups, has the bits of the sum over all replicas.
 //!
-//! Sends do not wait, so no order of replicas can block another. The rank continues to compute meanwhile, and takes arrived
-//! messages whenever it is polled. A parameter without a gradient on some replicas counts as zero there. One without a
-//! gradient on all replicas has no sum.
+//! Sends do not wait, so no order of replicas can block another. The rank continues to compute meanwhile, and
+//! takes arrived messages whenever it is polled. A parameter without a gradient on some replicas counts as
+//! zero there. One without a gradient on all replicas has no sum.
 
 use pipewright_schedule::{Action, StageIndex};
 
@@ -31,7 +32,8 @@ use crate::message::{AwaitedMessage, Tag};
 use crate::tensor::shard::{RowShard, join};
 use crate::tensor::{OptionalTensor, OptionalTensors, Value};
 
-/// The gradients of a step that are being summed over the replicas. The sums may start before the program ends.
+/// The gradients of a step that are being summed over the replicas. The sums may start before the program
+/// ends.
 #[derive(Default)]
 pub(super) struct Reductions(Vec<Reduction>);
 
@@ -114,7 +116,8 @@ impl Reductions {
         self.0.iter().find(|reduction| reduction.stage == stage)?.state.missing()
     }
 
-    /// Returns the message that the sum of any stage waits for, in the order of the stages; `None` if all are done.
+    /// Returns the message that the sum of any stage waits for, in the order of the stages; `None` if all are
+    /// done.
     pub(super) fn awaited_by_any(&self, stages: &LocalStages) -> Option<AwaitedMessage> {
         stages.iter().find_map(|stage| self.awaited(stage.index()))
     }
@@ -125,8 +128,8 @@ impl Reductions {
     }
 }
 
-/// Lets the hook run a `REDUCE_GRAD`. Returns whether the sum over the replicas shall begin; `is_due` says whether the step
-/// has one.
+/// Lets the hook run a `REDUCE_GRAD`. Returns whether the sum over the replicas shall begin; `is_due` says
+/// whether the step has one.
 pub(super) fn run_reduce_hook(
     context: &RankContext,
     stage: &mut LocalStage,
@@ -220,8 +223,8 @@ fn set_gradients(stage: &mut LocalStage, gradients: OptionalTensors) {
     gradients.for_each(|(parameter, gradient)| runner.set_gradient(parameter, gradient));
 }
 
-/// Cuts gradients into one list for each member of the group. A gradient is dropped as soon as its parts have their own
-/// storage, so that the parts need no more memory than the gradients did.
+/// Cuts gradients into one list for each member of the group. A gradient is dropped as soon as its parts have
+/// their own storage, so that the parts need no more memory than the gradients did.
 fn cut(gradients: impl IntoIterator<Item = OptionalTensor>, group: &Group) -> Vec<OptionalTensors> {
     let members = group.members().len();
     let mut lists = vec![OptionalTensors::new(); members];

@@ -15,7 +15,8 @@ use crate::ids::WorldRank;
 use crate::stage::ExpertLoad;
 use crate::tensor::{OptionalTensors, Values};
 
-/// A rank's report on a finished step. In a tensor group the first rank reports losses, outputs and events for all.
+/// A rank's report on a finished step. In a tensor group the first rank reports losses, outputs and events
+/// for all.
 #[derive(Debug)]
 pub(crate) struct RankReport {
     pub rank: WorldRank,
@@ -25,30 +26,31 @@ pub(crate) struct RankReport {
     pub auxiliary: Vec<AuxiliaryPart>,
     /// How many choices each expert of this rank's mixtures has got, one entry per layer.
     pub loads: Vec<ExpertLoad>,
-    /// The last stage's outputs of each microbatch; kept in forward-only programs, and if the step asks for them.
+    /// The last stage's outputs of each microbatch; kept in forward-only programs, and if the step asks for
+    /// them.
     pub outputs: Vec<Values>,
     /// The outputs of each microbatch, of the stages that were asked for.
     pub stage_outputs: Vec<(StageIndex, Vec<Values>)>,
-    /// The gradients of the model's inputs of each microbatch, on the rank of the first stage, if the step asks for them.
-    /// Every rank of a tensor group has them.
+    /// The gradients of the model's inputs of each microbatch, on the rank of the first stage, if the step
+    /// asks for them. Every rank of a tensor group has them.
     pub input_gradients: Vec<OptionalTensors>,
-    /// Global norm of the gradient before clipping; `None` for forward-only programs. It is infinite if the update was
-    /// skipped.
+    /// Global norm of the gradient before clipping; `None` for forward-only programs. It is infinite if the
+    /// update was skipped.
     pub gradient_norm: Option<f64>,
     pub events: Vec<Event>,
     /// The messages of skip connections.
     pub skips: Vec<SkipEvent>,
     /// The spans that hooks have named.
     pub scopes: Vec<Scope>,
-    /// How well the clocks of the processes agree; `None` within one process. A process sends its own, and gets the
-    /// largest of all.
+    /// How well the clocks of the processes agree; `None` within one process. A process sends its own, and
+    /// gets the largest of all.
     pub clock_skew: Option<ClockSkew>,
     /// The time in which the rank only waited for a message that had been sent, or sent one.
     pub exposed_communication: Duration,
     /// Time of the gradient scaling and the optimizer step.
     pub update: Duration,
-    /// Most bytes that the rank held at once in this step; on a device other than the processor, the bytes that its
-    /// back end has reserved there for the rank.
+    /// Most bytes that the rank held at once in this step; on a device other than the processor, the bytes
+    /// that its back end has reserved there for the rank.
     pub peak_bytes: u64,
     /// The largest number of boundary messages that were in flight at once.
     pub sends_in_flight: u32,
@@ -71,8 +73,8 @@ pub struct UndeferredParameter {
     pub elements: usize,
 }
 
-/// Adds the loads of each layer, in the order in which the layers first occur. A layer has as many experts in every
-/// forward; one that has not keeps its longest list.
+/// Adds the loads of each layer, in the order in which the layers first occur. A layer has as many experts in
+/// every forward; one that has not keeps its longest list.
 pub(crate) fn sums_of(loads: impl IntoIterator<Item = ExpertLoad>) -> Vec<ExpertLoad> {
     let mut sums: Vec<ExpertLoad> = Vec::new();
     for load in loads {
@@ -148,8 +150,8 @@ impl RankReport {
         if context.tensor_rank().index == 0 { report } else { report.without_results_of_group() }
     }
 
-    /// Returns the report without the results and events that all ranks of a tensor group have, because they compute the
-    /// same at the same time.
+    /// Returns the report without the results and events that all ranks of a tensor group have, because they
+    /// compute the same at the same time.
     fn without_results_of_group(self) -> Self {
         Self {
             losses: Vec::new(),

@@ -2,8 +2,8 @@
 //!
 //! Within one process the caller collects the reports. Across processes they go up a tree of all ranks
 //! ([`Tag::Report`]). Its root, the first rank, sends all of them, without their events, down the tree
-//! ([`Tag::Summary`]). So no process ends a step before all ranks have finished it, and losses and figures are the same
-//! everywhere.
+//! ([`Tag::Summary`]). So no process ends a step before all ranks have finished it, and losses and figures
+//! are the same everywhere.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -63,7 +63,8 @@ pub(super) fn pass_summary(
     Ok(())
 }
 
-/// Adds the reports of the other ranks, with the start of the step in this process as the origin of their times.
+/// Adds the reports of the other ranks, with the start of the step in this process as the origin of their
+/// times.
 fn add_reports(
     context: &RankContext,
     connection: &Connection,

@@ -1,7 +1,8 @@
 //! A rank's report as a message between processes; `report_exchange.rs` has the exchange.
 //!
-//! A report's times count from the start of the step in the rank's own process. As a message they are on the clock that
-//! all processes share, so that the process that merges them can subtract the start of its own step.
+//! A report's times count from the start of the step in the rank's own process. As a message they are on the
+//! clock that all processes share, so that the process that merges them can subtract the start of its own
+//! step.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -138,8 +139,8 @@ impl ReportMessage {
         }
     }
 
-    /// Returns the report of the rank with this row of the timeline; its times count from `origin`, a time on the common
-    /// clock.
+    /// Returns the report of the rank with this row of the timeline; its times count from `origin`, a time on
+    /// the common clock.
     pub(super) fn into_report(self, row: Rank, origin: f64) -> RankReport {
         let rank = self.rank;
         let Times { skew, events, skips, scopes } = self.times;

@@ -10,8 +10,8 @@ use crate::transport::{Endpoint, Waited};
 /// How long a rank waits before it checks whether other ranks make progress.
 const SHORT_WAIT: Duration = Duration::from_millis(10);
 
-/// A rank's endpoint, which its executor and its stages share. Only the rank's thread uses it, unless a module of several
-/// tensor ranks is taken out of its pipeline and run elsewhere.
+/// A rank's endpoint, which its executor and its stages share. Only the rank's thread uses it, unless a
+/// module of several tensor ranks is taken out of its pipeline and run elsewhere.
 #[derive(Clone)]
 pub(super) struct SharedEndpoint(Arc<Mutex<Endpoint>>);
 

@@ -1,18 +1,19 @@
 //! Gradients of parameters that several stages hold, summed over the owners before the step ends.
 //!
-//! Stages declare such parameters ([`StageModule::shared_parameters`](crate::stage::StageModule::shared_parameters)).
-//! Shared parameters with the same global path are one parameter. If two parameters have the same path and do not declare it,
-//! launching fails (`parameters.rs`). The usual case is the embedding of the first stage and the tied head of the last
-//! stage. Each owner holds a copy. The copies start equal, which is also checked at launch. They get the same gradient
-//! sum and the same update, and so stay equal to the bit.
+//! Stages declare such parameters
+//! ([`StageModule::shared_parameters`](crate::stage::StageModule::shared_parameters)). Shared parameters with
+//! the same global path are one parameter. If two parameters have the same path and do not declare it,
+//! launching fails (`parameters.rs`). The usual case is the embedding of the first stage and the tied head of
+//! the last stage. Each owner holds a copy. The copies start equal, which is also checked at launch. They get
+//! the same gradient sum and the same update, and so stay equal to the bit.
 //!
 //! # Protocol
 //!
-//! If two ranks own a parameter, each sends the other the gradients of its copies ([`Tag::SharedGradient`]), and both
-//! add all gradients. If more ranks own it, the rank of the lowest stage adds them: the others send it the gradients of
-//! their copies, and it sends each of them the sum ([`Tag::SharedGradientSum`]). So `k` ranks send `2 (k - 1)` tensors,
-//! and not `k (k - 1)`. The gradients are added in the order of the stages, so the sum has the same bits in both cases
-//! and for every cut.
+//! If two ranks own a parameter, each sends the other the gradients of its copies ([`Tag::SharedGradient`]),
+//! and both add all gradients. If more ranks own it, the rank of the lowest stage adds them: the others send
+//! it the gradients of their copies, and it sends each of them the sum ([`Tag::SharedGradientSum`]). So `k`
+//! ranks send `2 (k - 1)` tensors, and not `k (k - 1)`. The gradients are added in the order of the stages,
+//! so the sum has the same bits in both cases and for every cut.
 
 use burn::tensor::Tensor;
 use pipewright_schedule::Rank;
@@ -63,8 +64,8 @@ pub(super) fn exchange_shared_gradients(
     sums.collect()
 }
 
-/// Takes the gradients and sums that have arrived, or returns a missing message. A rank that adds for all sends a
-/// sum as soon as it has it, whatever the other sums wait for.
+/// Takes the gradients and sums that have arrived, or returns a missing message. A rank that adds for all
+/// sends a sum as soon as it has it, whatever the other sums wait for.
 pub(super) fn receive_shared_gradients(
     context: &RankContext,
     connection: &mut Connection,

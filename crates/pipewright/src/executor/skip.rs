@@ -1,16 +1,16 @@
 //! Skip connections that go directly from one stage to another, and their gradients on the way back.
 //!
-//! [`Skips`](crate::stage::Skips) lists which of a stage's last inputs and outputs are skip connections. They are
-//! passed on when the action that makes them ends: in place to a stage of this rank, otherwise in a message of their
-//! own. The timeline has both ends of these messages ([`SkipEvent`]): a send within the action that makes the tensors,
-//! and a receive before the action that uses them.
+//! [`Skips`](crate::stage::Skips) lists which of a stage's last inputs and outputs are skip connections. They
+//! are passed on when the action that makes them ends: in place to a stage of this rank, otherwise in a
+//! message of their own. The timeline has both ends of these messages ([`SkipEvent`]): a send within the
+//! action that makes the tensors, and a receive before the action that uses them.
 //!
 //! # Why nothing blocks
 //!
-//! The program does not contain these messages, and need not. A forward that waits for one also waits for the previous
-//! stage, which waits for the stage before it, and so on down to the stage that sends the message. So in any order of
-//! actions in which the messages of the neighbours arrive, this message has been sent. In a backward it has been sent for
-//! the same reason, with the order of the stages reversed.
+//! The program does not contain these messages, and need not. A forward that waits for one also waits for the
+//! previous stage, which waits for the stage before it, and so on down to the stage that sends the message.
+//! So in any order of actions in which the messages of the neighbours arrive, this message has been sent. In
+//! a backward it has been sent for the same reason, with the order of the stages reversed.
 
 use std::time::Instant;
 
@@ -94,8 +94,8 @@ pub(super) fn append_skips(
     }
 }
 
-/// Returns the skip connections that a stage sends in `direction`. It receives the skip connections that it sends in
-/// the other direction.
+/// Returns the skip connections that a stage sends in `direction`. It receives the skip connections that it
+/// sends in the other direction.
 fn sent(skips: &Skips, direction: Direction) -> &[Skip] {
     match direction {
         Direction::Forward => &skips.outputs,

@@ -23,8 +23,8 @@ pub(super) struct At {
 /// A skip connection's direction, the stage at its other end, and the microbatch.
 pub(super) type SkipKey = (Direction, StageIndex, Microbatch);
 
-/// An entry for each microbatch. The action that makes or receives the content fills the entry, and the action that uses or
-/// sends it empties the entry.
+/// An entry for each microbatch. The action that makes or receives the content fills the entry, and the
+/// action that uses or sends it empties the entry.
 pub(super) struct Slots<T>(Vec<Option<T>>);
 
 impl<T> Default for Slots<T> {
@@ -215,7 +215,8 @@ impl Gathering {
     }
 }
 
-/// The report on the parameters whose gradients `I` computed. A stage makes it once, after its first step with `W`.
+/// The report on the parameters whose gradients `I` computed. A stage makes it once, after its first step
+/// with `W`.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct UndeferredReport {
     /// Whether a `W` has run.
@@ -265,8 +266,8 @@ impl LocalStages {
         Self(stages.collect())
     }
 
-    /// Gives the stages the inputs and targets of a step. `is_first` says that no gradients of earlier batches wait for an
-    /// update: all batches whose gradients are accumulated are one step.
+    /// Gives the stages the inputs and targets of a step. `is_first` says that no gradients of earlier
+    /// batches wait for an update: all batches whose gradients are accumulated are one step.
     pub(super) fn begin_step(&mut self, input: &mut StepInput, is_first: bool, has_replicas: bool) {
         let is_training = !input.program.is_forward_only();
         for stage in &mut self.0 {
@@ -323,8 +324,8 @@ impl LocalStages {
         self.0.iter().map(LocalStage::index).collect()
     }
 
-    /// Lets every stage forget the running statistics from before the step: the step is complete, and a later failure must
-    /// not undo its changes to them.
+    /// Lets every stage forget the running statistics from before the step: the step is complete, and a later
+    /// failure must not undo its changes to them.
     pub(super) fn forget_buffers(&mut self) {
         self.0.iter_mut().for_each(|stage| stage.runner.keep_buffers(false));
     }

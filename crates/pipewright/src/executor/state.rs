@@ -10,9 +10,9 @@ use crate::checkpoint::{Checkpoint, HeldParameter, NotFinite, RankState, StageSt
 use crate::failure::Cause;
 use crate::stage::RestoredPaths;
 
-/// Returns the parameters and optimizer state of all stages, which share storage with the model. If the shared
-/// parameters are known, only the lowest stage of a shared parameter returns it. The replicas of a shard group hold the
-/// state together, and only the replicas of the first group return their stages.
+/// Returns the parameters and optimizer state of all stages, which share storage with the model. If the
+/// shared parameters are known, only the lowest stage of a shared parameter returns it. The replicas of a
+/// shard group hold the state together, and only the replicas of the first group return their stages.
 pub(super) fn state(
     context: &RankContext,
     connection: &Connection,
@@ -41,8 +41,8 @@ pub(super) fn ruined_parameter(context: &RankContext, stages: &LocalStages) -> O
     scanned.find(|(_, found)| !found.is_empty())
 }
 
-/// Restores the state of all stages. If `may_miss`, parameters that the checkpoint does not have keep their values.
-/// After an error some stages are restored and others are not.
+/// Restores the state of all stages. If `may_miss`, parameters that the checkpoint does not have keep their
+/// values. After an error some stages are restored and others are not.
 pub(super) fn restore(
     context: &RankContext,
     connection: &Connection,

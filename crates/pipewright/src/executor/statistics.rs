@@ -1,16 +1,17 @@
 //! Running statistics, averaged over replicas at the end of a step.
 //!
-//! A forward may change parameters that are not trained, such as the running mean and variance of a batch normalisation.
-//! Each replica has other microbatches and so other values. After the program, the replicas of a stage send each other the
-//! values that their forwards have changed ([`Tag::Statistics`]). Each of them takes the mean, added in the same order, so
-//! all have the same bits: evaluations, checkpoints and modules do not depend on the replica.
+//! A forward may change parameters that are not trained, such as the running mean and variance of a batch
+//! normalisation. Each replica has other microbatches and so other values. After the program, the replicas of
+//! a stage send each other the values that their forwards have changed ([`Tag::Statistics`]). Each of them
+//! takes the mean, added in the same order, so all have the same bits: evaluations, checkpoints and modules
+//! do not depend on the replica.
 //!
 //! # Which values have changed
 //!
-//! Only the values show it, so they are compared with those before the step. Burn visits a running statistic like a frozen
-//! parameter, and its id does not change when its value does. On the processor, a value that still has its storage is
-//! equal without being read. A value that a forward has replaced by the same bits counts as unchanged: for three
-//! replicas, the mean of equal values may have other bits.
+//! Only the values show it, so they are compared with those before the step. Burn visits a running statistic
+//! like a frozen parameter, and its id does not change when its value does. On the processor, a value that
+//! still has its storage is equal without being read. A value that a forward has replaced by the same bits
+//! counts as unchanged: for three replicas, the mean of equal values may have other bits.
 
 use pipewright_schedule::StageIndex;
 

@@ -42,7 +42,8 @@ pub(super) struct Step {
     updates: Option<StageIndex>,
 }
 
-/// A phase of a step. Phases after the program own their exchanges. Their protocol is in `README.md` in this folder.
+/// A phase of a step. Phases after the program own their exchanges. Their protocol is in `README.md` in this
+/// folder.
 #[derive(Default)]
 pub(super) enum Phase {
     /// No step is in progress.
@@ -56,8 +57,8 @@ pub(super) enum Phase {
     ReplicaSums,
     /// The rank waits for the gradients of shared parameters from their other owners.
     SharedGradients(Vec<SharedSum>),
-    /// The rank waits for squares of the gradients' parts from replicas or, without sharding, for the message that they
-    /// are ready.
+    /// The rank waits for squares of the gradients' parts from replicas or, without sharding, for the message
+    /// that they are ready.
     ReplicaSquares(Exchange<Vec<f64>>),
     /// The rank waits for the squares of the gradients of its subtree.
     Squares(Exchange<Vec<f64>>),
@@ -65,8 +66,8 @@ pub(super) enum Phase {
     Norm(Exchange<Norms>),
     /// The rank updates its parameters.
     Update { norms: Norms },
-    /// Across processes, before a step: the rank waits for the hashes of what its subtree knows of the batch. `form` is
-    /// what this rank knows.
+    /// Across processes, before a step: the rank waits for the hashes of what its subtree knows of the batch.
+    /// `form` is what this rank knows.
     StepDigests { form: StepForm, digests: Exchange<Option<u64>> },
     /// Across processes, before a step: the rank waits for whether all know the same.
     SameStep { form: StepForm, same: Exchange<bool> },
@@ -80,8 +81,8 @@ pub(super) enum Phase {
     Summary { outcome: Outcome, message: Exchange<Arc<[u8]>> },
     /// At launch: the rank waits for the parameter lists of its subtree.
     ParameterLists(Exchange<Vec<ListedParameter>>),
-    /// At launch: the rank waits for the encoded list of shared parameters from the root. Only the root knows the order of
-    /// the norm.
+    /// At launch: the rank waits for the encoded list of shared parameters from the root. Only the root knows
+    /// the order of the norm.
     SharedParameters { order: NormOrder, message: Exchange<Arc<[u8]>> },
     /// Not a step: the parameters of the rank's stages are collected, or their modules are visited.
     Collect(Collection),
@@ -92,7 +93,8 @@ pub(super) enum Phase {
 /// The results of a step, or of an exchange between two steps.
 #[derive(Default)]
 pub(crate) struct Outcome {
-    /// This rank's report; across processes also the reports of all other ranks, which have events only on the first rank.
+    /// This rank's report; across processes also the reports of all other ranks, which have events only on
+    /// the first rank.
     pub(crate) reports: Vec<RankReport>,
     /// The whole parameters, if the rank was asked to collect them.
     pub(crate) parameters: Vec<NamedParameter>,

@@ -1,13 +1,14 @@
 //! Exchanges between the ranks that compute a stage together.
 //!
-//! They happen in the middle of a stage's forward or backward, so they block the rank's thread. Everything else that a
-//! rank waits for is part of its state machine.
+//! They happen in the middle of a stage's forward or backward, so they block the rank's thread. Everything
+//! else that a rank waits for is part of its state machine.
 //!
 //! # Why it cannot block for ever
 //!
-//! The ranks of a group have the same stages and run the same program, so they make the same exchanges in the same order.
-//! A rank sends its own tensors to all others before it waits for theirs. So the group runs its program as one rank would,
-//! and a validated program ends. A rank that waits has the deadline of any other wait, and a failure of any rank wakes it.
+//! The ranks of a group have the same stages and run the same program, so they make the same exchanges in the
+//! same order. A rank sends its own tensors to all others before it waits for theirs. So the group runs its
+//! program as one rank would, and a validated program ends. A rank that waits has the deadline of any other
+//! wait, and a failure of any rank wakes it.
 
 use std::fmt;
 use std::sync::OnceLock;
@@ -79,8 +80,8 @@ impl TensorGroup {
         self.exchange(vec![own; self.group.members().len()])
     }
 
-    /// Sends a list of tensors to each rank, and returns the lists that the ranks have sent to this one, on the devices of
-    /// its own list. Both are in the order of the group.
+    /// Sends a list of tensors to each rank, and returns the lists that the ranks have sent to this one, on
+    /// the devices of its own list. Both are in the order of the group.
     fn exchange(&self, mut to_ranks: Vec<OptionalTensors>) -> Result<Vec<OptionalTensors>, Cause> {
         let tag = Tag::TensorGroup { round: self.rounds.fetch_add(1, Ordering::Relaxed) };
         let own = std::mem::take(&mut to_ranks[self.group.index()]);
@@ -106,8 +107,8 @@ impl TensorGroup {
         Ok(exchange.into_contents().map(here).collect())
     }
 
-    /// Returns copies for the receiver, on its device, which this rank no longer counts. No copy is made if encoding or
-    /// moving the tensors makes one.
+    /// Returns copies for the receiver, on its device, which this rank no longer counts. No copy is made if
+    /// encoding or moving the tensors makes one.
     fn copies_for(
         &self,
         endpoint: &Endpoint,
@@ -161,7 +162,8 @@ impl TensorLink for TensorGroup {
         let to_ranks = to_ranks.into_iter().map(|list| list.into_iter().map(Some).collect()).collect();
         match TensorGroup::exchange(self, to_ranks) {
             Ok(lists) => lists.into_iter().map(|list| list.into_iter().flatten().collect()).collect(),
-            // A tensor operation returns no error. The driver reports it as the cause of the action's failure.
+            // A tensor operation returns no error. The driver reports it as the cause of the action's
+            // failure.
             Err(cause) => std::panic::resume_unwind(Box::new(cause)),
         }
     }

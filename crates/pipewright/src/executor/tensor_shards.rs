@@ -1,8 +1,8 @@
 //! Whether the ranks of each tensor group hold the parts of their parameters that their modules say.
 //!
-//! A rank alone cannot see that: a shard of a parameter whose placement is missing looks like a whole parameter. So each
-//! rank lists the shapes of its shards at launch, and the root of the replica's tree compares them
-//! ([`parameters.rs`](super::parameters)).
+//! A rank alone cannot see that: a shard of a parameter whose placement is missing looks like a whole
+//! parameter. So each rank lists the shapes of its shards at launch, and the root of the replica's tree
+//! compares them ([`parameters.rs`](super::parameters)).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,10 +12,11 @@ use pipewright_schedule::StageIndex;
 use super::parameters::{HeldShard, ListedParameter};
 use crate::failure::Cause;
 
-/// Returns an error unless the shards of each parameter make up a whole, and ranks with the same shard have equal values.
+/// Returns an error unless the shards of each parameter make up a whole, and ranks with the same shard have
+/// equal values.
 pub(super) fn check_shards(listed: &[ListedParameter]) -> Result<(), Cause> {
-    // Ranks may have different parameters, so the indices of one parameter differ. A stage may have a shared parameter more
-    // than once.
+    // Ranks may have different parameters, so the indices of one parameter differ. A stage may have a shared
+    // parameter more than once.
     let mut times: BTreeMap<(StageIndex, &str, u32), usize> = BTreeMap::new();
     let mut by_path: BTreeMap<(StageIndex, &str, usize), Vec<_>> = BTreeMap::new();
     for parameter in listed {

@@ -1,4 +1,5 @@
-//! The update of the parameters: the gradient sums are scaled to their mean and clipped, and the optimizer takes a step.
+//! The update of the parameters: the gradient sums are scaled to their mean and clipped, and the optimizer
+//! takes a step.
 
 use super::accumulation::Accumulation;
 use super::context::RankContext;
@@ -12,8 +13,8 @@ use crate::optimizer::Factors;
 /// Added to the norm before dividing by it, as PyTorch's `clip_grad_norm_` does.
 const CLIP_EPSILON: f64 = 1e-6;
 
-/// Scales the gradient sums to the mean over the microbatches, clips them, and takes the optimizer step. If the norm
-/// is not finite, drops the sums instead. Returns the norm over all parameters.
+/// Scales the gradient sums to the mean over the microbatches, clips them, and takes the optimizer step. If
+/// the norm is not finite, drops the sums instead. Returns the norm over all parameters.
 pub(super) fn update(
     context: &RankContext,
     stages: &mut LocalStages,
@@ -24,7 +25,8 @@ pub(super) fn update(
     let factors = factors(context, step.input(), accumulation, norms);
     let learning_rate = step.input().learning_rate;
     for stage in stages.iter_mut() {
-        // A skipped update notes this too: a rank that fails from here on may not learn that the loss scale changes.
+        // A skipped update notes this too: a rank that fails from here on may not learn that the loss scale
+        // changes.
         step.begin_update(stage.index());
         if norms.whole.is_finite() {
             stage.runner_mut().update(&factors, learning_rate);
@@ -32,7 +34,8 @@ pub(super) fn update(
             stage.runner_mut().drop_gradients();
         }
     }
-    // The devices must have updated the parameters: in the next step a failure would be reported as one of its actions.
+    // The devices must have updated the parameters: in the next step a failure would be reported as one of
+    // its actions.
     for stage in stages.iter() {
         step.begin_update(stage.index());
         stage.runner().await_parameters().map_err(|message| {

@@ -33,12 +33,13 @@ pub(crate) struct FailureNotice {
     pub(crate) diverged: Option<StepNumber>,
 }
 
-/// The reasons for the flag. Processes end a failed step at different times, so a failure that another process reports
-/// may belong to an attempt that has ended in this process, or to one that has not begun.
+/// The reasons for the flag. Processes end a failed step at different times, so a failure that another
+/// process reports may belong to an attempt that has ended in this process, or to one that has not begun.
 #[derive(Debug, Default)]
 struct Reasons {
     first: Option<StepError>,
-    /// The current attempt at a step. Attempts never decrease, unlike step numbers, which a restore may reset.
+    /// The current attempt at a step. Attempts never decrease, unlike step numbers, which a restore may
+    /// reset.
     attempt: Attempt,
     /// The last attempt whose failure was handled.
     over: Option<Attempt>,
@@ -62,8 +63,8 @@ impl Abort {
         self.raise_first(&mut self.lock(), error);
     }
 
-    /// Like [`Abort::raise`], but only if `attempt` is not over. Work that a failed step has left behind may fail later, which does
-    /// not concern the next one.
+    /// Like [`Abort::raise`], but only if `attempt` is not over. Work that a failed step has left behind may
+    /// fail later, which does not concern the next one.
     #[cfg(any(feature = "mpi", test))]
     pub(crate) fn raise_in(&self, attempt: Attempt, error: StepError) {
         let mut reasons = self.lock();
@@ -81,8 +82,8 @@ impl Abort {
         self.state.raised.store(true, Ordering::Release);
     }
 
-    /// Records that `step` failed with `error` after a rank of this process had begun to update, and notifies the other
-    /// processes, which may not have begun.
+    /// Records that `step` failed with `error` after a rank of this process had begun to update, and notifies
+    /// the other processes, which may not have begun.
     pub(crate) fn diverge(&self, step: StepNumber, error: &StepError) {
         let mut reasons = self.lock();
         reasons.diverged.get_or_insert(step);
@@ -109,8 +110,8 @@ impl Abort {
         self.lock().diverged
     }
 
-    /// Raises the flag for a failure that another process reports. Returns whether the failure belongs to the current
-    /// attempt.
+    /// Raises the flag for a failure that another process reports. Returns whether the failure belongs to the
+    /// current attempt.
     #[cfg(any(feature = "mpi", test))]
     pub(crate) fn raise_from_remote(
         &self,

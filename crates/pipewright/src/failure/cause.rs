@@ -56,8 +56,8 @@ pub enum Cause {
         /// The message.
         message: String,
     },
-    /// The rank's device has no memory left. A device computes behind its rank, so the request may be one of an earlier
-    /// action.
+    /// The rank's device has no memory left. A device computes behind its rank, so the request may be one of
+    /// an earlier action.
     #[error("the device has no memory left: {bytes} bytes were asked for")]
     DeviceMemory {
         /// The bytes that were asked for.
@@ -380,8 +380,8 @@ impl Cause {
     }
 }
 
-/// Returns the bytes that a device could not provide, if a back end's message says so. Burn reports a failure of a
-/// device only as the text of a panic.
+/// Returns the bytes that a device could not provide, if a back end's message says so. Burn reports a failure
+/// of a device only as the text of a panic.
 fn device_memory(message: &str) -> Option<u64> {
     const WORDS: [&str; 2] = ["out of device memory allocating ", "can't allocate buffer of size: "];
     let rest = WORDS.iter().find_map(|words| Some(message.split_once(words)?.1))?;

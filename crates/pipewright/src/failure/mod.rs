@@ -1,7 +1,8 @@
 //! Failures of a step: their causes, and the flag that stops all ranks.
 //!
-//! All ranks share one [`Abort`] flag. A rank that fails raises it with the cause; the others find it raised at their
-//! next wait or action and stop. The first cause is kept, and the caller gets that cause, never a consequence of it.
+//! All ranks share one [`Abort`] flag. A rank that fails raises it with the cause; the others find it raised
+//! at their next wait or action and stop. The first cause is kept, and the caller gets that cause, never a
+//! consequence of it.
 
 mod abort;
 mod cause;

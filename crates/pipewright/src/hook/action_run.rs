@@ -1,4 +1,5 @@
-//! The actions that a hook's functions run: [`ForwardRun`], [`BackwardRun`], and both together in [`OverlapRun`].
+//! The actions that a hook's functions run: [`ForwardRun`], [`BackwardRun`], and both together in
+//! [`OverlapRun`].
 
 use std::any::type_name;
 use std::time::Instant;
@@ -34,8 +35,9 @@ impl Place {
 
 /// A forward of a stage for a microbatch, which a function runs block by block.
 ///
-/// The blocks are the blocks of the stage's module ([`StageModule::blocks`](crate::stage::StageModule::blocks)). In a
-/// pipeline of layers each layer is a block, and a stage of a graph is one block.
+/// The blocks are the blocks of the stage's module
+/// ([`StageModule::blocks`](crate::stage::StageModule::blocks)). In a pipeline of layers each layer is a
+/// block, and a stage of a graph is one block.
 pub struct ForwardRun<'a> {
     place: Place,
     stages: &'a mut dyn Stages,
@@ -67,8 +69,8 @@ impl<'a> ForwardRun<'a> {
         self.compute().device()
     }
 
-    /// Returns the stage's module if it is an `M`: the type that [`Stage::new`](crate::stage::Stage::new) got, or
-    /// `Vec<L>` if the pipeline is a list or a graph of layers `L`.
+    /// Returns the stage's module if it is an `M`: the type that [`Stage::new`](crate::stage::Stage::new)
+    /// got, or `Vec<L>` if the pipeline is a list or a graph of layers `L`.
     pub fn module<M: 'static>(&self) -> Option<&M> {
         self.compute().module().downcast_ref()
     }
@@ -83,24 +85,28 @@ impl<'a> ForwardRun<'a> {
         self.state.next_block()
     }
 
-    /// Returns the inputs of the next block, off the tape. They are the inputs of the stage before the first block, and its
-    /// outputs after the last one. A stage with a loss has outputs only if the batch asks for them.
+    /// Returns the inputs of the next block, off the tape. They are the inputs of the stage before the first
+    /// block, and its outputs after the last one. A stage with a loss has outputs only if the batch asks for
+    /// them.
     pub fn values(&self) -> &Values {
         self.state.values()
     }
 
-    /// Replaces the inputs of the next block, or the outputs of the stage. The backward then gets the gradients of the new
-    /// values and needs the gradients of the old ones: its function must replace them too ([`BackwardRun::set_gradients`]).
+    /// Replaces the inputs of the next block, or the outputs of the stage. The backward then gets the
+    /// gradients of the new values and needs the gradients of the old ones: its function must replace them
+    /// too ([`BackwardRun::set_gradients`]).
     pub fn set_values(&mut self, values: &Values) {
         self.state.set_values(values);
     }
 
-    /// Returns the targets of the microbatch; `None` on stages without a loss, and in an evaluation without targets.
+    /// Returns the targets of the microbatch; `None` on stages without a loss, and in an evaluation without
+    /// targets.
     pub fn targets(&self) -> Option<&Values> {
         self.state.target()
     }
 
-    /// Returns the loss of the microbatch, off the tape; `None` before the last block, and on stages without a loss.
+    /// Returns the loss of the microbatch, off the tape; `None` before the last block, and on stages without
+    /// a loss.
     pub fn loss(&self) -> Option<&Tensor<1>> {
         self.state.loss()
     }
@@ -116,8 +122,9 @@ impl<'a> ForwardRun<'a> {
         outcome.map_err(self.place.in_block(block))
     }
 
-    /// Runs `function` in place of the next block. It gets the module on the tape, so that the backward differentiates it
-    /// as it would differentiate the block. The block is not recomputed. Does nothing if all blocks have run.
+    /// Runs `function` in place of the next block. It gets the module on the tape, so that the backward
+    /// differentiates it as it would differentiate the block. The block is not recomputed. Does nothing if
+    /// all blocks have run.
     ///
     /// # Errors
     /// When the module is not an `M`, and as [`ForwardRun::run_block`].
@@ -160,8 +167,8 @@ impl<'a> ForwardRun<'a> {
     }
 }
 
-/// A backward of a stage for a microbatch, which a function runs block by block, from the last block to the first. It has
-/// the blocks that its forward ran one by one; after a forward that ran as a whole it has one.
+/// A backward of a stage for a microbatch, which a function runs block by block, from the last block to the
+/// first. It has the blocks that its forward ran one by one; after a forward that ran as a whole it has one.
 pub struct BackwardRun<'a> {
     place: Place,
     stages: &'a mut dyn Stages,
@@ -208,15 +215,15 @@ impl<'a> BackwardRun<'a> {
         self.state.next_block()
     }
 
-    /// Returns the gradients of the outputs of the next block, in their order; `None` for outputs without one. They are
-    /// the gradients of the stage's outputs before the last block, and of its inputs after the first one. A stage with a
-    /// loss starts with none.
+    /// Returns the gradients of the outputs of the next block, in their order; `None` for outputs without
+    /// one. They are the gradients of the stage's outputs before the last block, and of its inputs after the
+    /// first one. A stage with a loss starts with none.
     pub fn gradients(&self) -> &OptionalTensors {
         self.state.gradients()
     }
 
-    /// Replaces the gradients. Each must have the shape and the type of the value that the block, or the stage before,
-    /// returned.
+    /// Replaces the gradients. Each must have the shape and the type of the value that the block, or the
+    /// stage before, returned.
     pub fn set_gradients(&mut self, gradients: OptionalTensors) {
         self.state.set_gradients(gradients);
     }
@@ -242,7 +249,8 @@ impl<'a> BackwardRun<'a> {
     }
 
     /// Computes the weight gradients of the blocks that have run, with the stage's own runner if it has one
-    /// ([`Stage::with_weight_runner`](crate::stage::Stage::with_weight_runner)). The `W` of an `I` then has less to do.
+    /// ([`Stage::with_weight_runner`](crate::stage::Stage::with_weight_runner)). The `W` of an `I` then has
+    /// less to do.
     ///
     /// # Errors
     /// When a layer returns a gradient of another shape than its weight.

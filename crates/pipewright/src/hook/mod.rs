@@ -26,15 +26,16 @@
 //! # In the place of an action
 //!
 //! [`ActionHook::forward`], [`backward`](ActionHook::backward), [`weights`](ActionHook::weights) and
-//! [`overlap`](ActionHook::overlap) run the action themselves. They see the module of the stage, the values or gradients
-//! of the microbatch, its targets and side inputs, and run the module block by block. Between two blocks they may do
-//! anything, such as exchange values with another rank, or run a block of another microbatch. The runtime cannot interrupt
-//! a function: one that waits for another rank needs a time limit of its own, below the pipeline's deadline. Each function
-//! gets all stages of a rank, and looks at the stage or the action if it is meant for some of them.
+//! [`overlap`](ActionHook::overlap) run the action themselves. They see the module of the stage, the values
+//! or gradients of the microbatch, its targets and side inputs, and run the module block by block. Between
+//! two blocks they may do anything, such as exchange values with another rank, or run a block of another
+//! microbatch. The runtime cannot interrupt a function: one that waits for another rank needs a time limit of
+//! its own, below the pipeline's deadline. Each function gets all stages of a rank, and looks at the stage or
+//! the action if it is meant for some of them.
 //!
 //! [`ActionHook::unshard`], [`reshard`](ActionHook::reshard), [`reduce_grad`](ActionHook::reduce_grad) and
-//! [`wait_reduce_grad`](ActionHook::wait_reduce_grad) run the actions between replicas. A program has them if the pipeline
-//! has replicas.
+//! [`wait_reduce_grad`](ActionHook::wait_reduce_grad) run the actions between replicas. A program has them if
+//! the pipeline has replicas.
 //!
 //! ```
 //! use pipewright::hook::{ActionHook, OverlapRun};
@@ -58,11 +59,11 @@
 //! }
 //! ```
 //!
-//! The backward has the blocks of its forward, so [`ActionHook::forward`] must also run block by block for the forwards
-//! that are not in an overlap.
+//! The backward has the blocks of its forward, so [`ActionHook::forward`] must also run block by block for
+//! the forwards that are not in an overlap.
 //!
-//! The ranks that compute a stage together exchange tensors inside its blocks, so their hooks must run the same blocks in
-//! the same order.
+//! The ranks that compute a stage together exchange tensors inside its blocks, so their hooks must run the
+//! same blocks in the same order.
 
 mod action_run;
 mod replica_run;
@@ -78,17 +79,17 @@ use crate::ids::WorldRank;
 use crate::stage::{StageError, WeightWork};
 use crate::tensor::OptionalTensors;
 
-/// Every rank calls it for each action, on its own thread. A panic in a hook fails the step like a panic in a stage, and
-/// so does an error of a function.
+/// Every rank calls it for each action, on its own thread. A panic in a hook fails the step like a panic in a
+/// stage, and so does an error of a function.
 pub trait ActionHook: Send + Sync {
-    /// Called when the tensors of an action have arrived; for a receive, at once. It must call `run`, which runs the
-    /// action. Use it for scopes that end with the action.
+    /// Called when the tensors of an action have arrived; for a receive, at once. It must call `run`, which
+    /// runs the action. Use it for scopes that end with the action.
     fn around(&self, _rank: WorldRank, _action: Action, run: &mut dyn FnMut()) {
         run();
     }
 
-    /// Runs a forward, alone or in an evaluation. All blocks must have run when it returns. By default the module runs as
-    /// a whole.
+    /// Runs a forward, alone or in an evaluation. All blocks must have run when it returns. By default the
+    /// module runs as a whole.
     ///
     /// # Errors
     /// The errors of the stage, and the function's own ([`StageError::function`]).
@@ -96,8 +97,8 @@ pub trait ActionHook: Send + Sync {
         run.run_all()
     }
 
-    /// Runs the backward of a `B` or an `I`. All blocks must have run when it returns. The weight gradients of a `B` are
-    /// computed after it, unless it has computed them ([`BackwardRun::run_weights`]).
+    /// Runs the backward of a `B` or an `I`. All blocks must have run when it returns. The weight gradients
+    /// of a `B` are computed after it, unless it has computed them ([`BackwardRun::run_weights`]).
     ///
     /// # Errors
     /// As [`ActionHook::forward`].
@@ -105,16 +106,18 @@ pub trait ActionHook: Send + Sync {
         run.run_all()
     }
 
-    /// Computes the weight gradients of a `W`, or at the end of a `B`. The gradients that it leaves go to the stage's own runner
-    /// ([`Stage::with_weight_runner`](crate::stage::Stage::with_weight_runner)), and then the stage computes the rest.
+    /// Computes the weight gradients of a `W`, or at the end of a `B`. The gradients that it leaves go to the
+    /// stage's own runner ([`Stage::with_weight_runner`](crate::stage::Stage::with_weight_runner)), and then
+    /// the stage computes the rest.
     fn weights(&self, _rank: WorldRank, _action: Action, _work: &mut WeightWork<'_>) {}
 
-    /// Runs an `OVERLAP_F_B`: a forward and a backward. The tensors of both have arrived. Only a hook can run the two
-    /// together; without one, a rank runs the forward and then the backward.
+    /// Runs an `OVERLAP_F_B`: a forward and a backward. The tensors of both have arrived. Only a hook can run
+    /// the two together; without one, a rank runs the forward and then the backward.
     ///
     /// A program has overlaps only if its lowering keeps them
-    /// ([`keep_overlaps`](pipewright_schedule::LowerConfig::keep_overlaps)); see [`ActionHook::runs_overlaps`]. The
-    /// command `pipewright train` has no hook and takes every overlap apart.
+    /// ([`keep_overlaps`](pipewright_schedule::LowerConfig::keep_overlaps)); see
+    /// [`ActionHook::runs_overlaps`]. The command `pipewright train` has no hook and takes every overlap
+    /// apart.
     ///
     /// # Errors
     /// As [`ActionHook::forward`].
@@ -124,14 +127,15 @@ pub trait ActionHook: Send + Sync {
     }
 
     /// Returns whether [`ActionHook::overlap`] runs both parts together.
-    /// [`Pipeline::builder`](crate::pipeline::Pipeline::builder) then keeps overlaps whole. Otherwise it takes them
-    /// apart, so that the forward's output leaves before the backward begins.
+    /// [`Pipeline::builder`](crate::pipeline::Pipeline::builder) then keeps overlaps whole. Otherwise it
+    /// takes them apart, so that the forward's output leaves before the backward begins.
     fn runs_overlaps(&self) -> bool {
         false
     }
 
-    /// Runs an `UNSHARD`. By default the replicas that hold the parameters together exchange their rows. A function may give
-    /// the stage parameters that it has gathered in its own way. All replicas must decide alike.
+    /// Runs an `UNSHARD`. By default the replicas that hold the parameters together exchange their rows. A
+    /// function may give the stage parameters that it has gathered in its own way. All replicas must decide
+    /// alike.
     ///
     /// # Errors
     /// As [`ActionHook::forward`].
@@ -140,8 +144,8 @@ pub trait ActionHook: Send + Sync {
         Ok(())
     }
 
-    /// Runs a `RESHARD`. By default the rows of the other replicas are dropped. A function that leaves them saves the next
-    /// exchange. All replicas must decide alike.
+    /// Runs a `RESHARD`. By default the rows of the other replicas are dropped. A function that leaves them
+    /// saves the next exchange. All replicas must decide alike.
     ///
     /// # Errors
     /// As [`ActionHook::forward`].
@@ -150,8 +154,8 @@ pub trait ActionHook: Send + Sync {
         Ok(())
     }
 
-    /// Runs a `REDUCE_GRAD`. By default the sum over the replicas begins. A function may change the gradients before it, or
-    /// compute the sum itself. All replicas must decide alike.
+    /// Runs a `REDUCE_GRAD`. By default the sum over the replicas begins. A function may change the gradients
+    /// before it, or compute the sum itself. All replicas must decide alike.
     ///
     /// # Errors
     /// As [`ActionHook::forward`].
@@ -160,8 +164,8 @@ pub trait ActionHook: Send + Sync {
         Ok(())
     }
 
-    /// Runs a `WAIT_REDUCE_GRAD`, when the sum of [`ActionHook::reduce_grad`] has arrived. A function may change it, or put
-    /// its own in place. All replicas must do the same.
+    /// Runs a `WAIT_REDUCE_GRAD`, when the sum of [`ActionHook::reduce_grad`] has arrived. A function may
+    /// change it, or put its own in place. All replicas must do the same.
     ///
     /// # Errors
     /// As [`ActionHook::forward`].
@@ -169,11 +173,11 @@ pub trait ActionHook: Send + Sync {
         Ok(())
     }
 
-    /// Called with the tensors of a message between two stages: in a send before they leave, and in a receive when the
-    /// message is taken. It may replace them, for example by compressed ones that the receiver expands again. Stages on
-    /// the same rank send no message to each other. Messages of skip connections are not shown, because they are not actions
-    /// of the program. All ranks that compute a stage together get the whole tensors, and must put equal ones in their place,
-    /// because each sends a part.
+    /// Called with the tensors of a message between two stages: in a send before they leave, and in a receive
+    /// when the message is taken. It may replace them, for example by compressed ones that the receiver
+    /// expands again. Stages on the same rank send no message to each other. Messages of skip connections are
+    /// not shown, because they are not actions of the program. All ranks that compute a stage together get
+    /// the whole tensors, and must put equal ones in their place, because each sends a part.
     ///
     /// # Errors
     /// As [`ActionHook::forward`].
@@ -189,6 +193,7 @@ pub trait ActionHook: Send + Sync {
     /// Called before the action is first tried; the action may then wait for its tensors.
     fn before(&self, _rank: WorldRank, _action: Action) {}
 
-    /// Called when the action is done. A receive is done at once: the computation that uses its message waits for it.
+    /// Called when the action is done. A receive is done at once: the computation that uses its message waits
+    /// for it.
     fn after(&self, _rank: WorldRank, _action: Action) {}
 }

@@ -1,6 +1,8 @@
-//! The actions between replicas that a hook's functions run: [`UnshardRun`], [`ReshardRun`] and [`ReduceRun`].
+//! The actions between replicas that a hook's functions run: [`UnshardRun`], [`ReshardRun`] and
+//! [`ReduceRun`].
 //!
-//! All replicas run the same program, and an exchange needs all of them: the functions of all replicas must decide alike.
+//! All replicas run the same program, and an exchange needs all of them: the functions of all replicas must
+//! decide alike.
 
 use std::sync::Arc;
 
@@ -21,16 +23,17 @@ pub(crate) struct ReplicaPlace {
     pub(crate) replica: u32,
 }
 
-/// An `UNSHARD`. A function that calls neither [`run`](Self::run) nor [`set_parameters`](Self::set_parameters) leaves the
-/// stage without its parameters, unless they are still gathered; the next computation that needs them fails.
+/// An `UNSHARD`. A function that calls neither [`run`](Self::run) nor
+/// [`set_parameters`](Self::set_parameters) leaves the stage without its parameters, unless they are still
+/// gathered; the next computation that needs them fails.
 pub struct UnshardRun<'a> {
     at: ReplicaPlace,
     parameters: &'a mut dyn StageParameters,
     is_asked: bool,
 }
 
-/// A `RESHARD`. A function that does not call [`run`](Self::run) leaves the parameters gathered, until a later `RESHARD` or
-/// the end of the program.
+/// A `RESHARD`. A function that does not call [`run`](Self::run) leaves the parameters gathered, until a
+/// later `RESHARD` or the end of the program.
 pub struct ReshardRun<'a> {
     at: ReplicaPlace,
     is_asked: bool,
@@ -39,10 +42,10 @@ pub struct ReshardRun<'a> {
 
 /// A `REDUCE_GRAD` or a `WAIT_REDUCE_GRAD`.
 ///
-/// A function for `REDUCE_GRAD` that does not call [`run`](Self::run) takes over the sum. When the program ends, the
-/// gradients must be the sums over all replicas; if parameters are sharded, this replica's rows of them
-/// ([`own_rows`](Self::own_rows)). A function for `WAIT_REDUCE_GRAD` sees the sums, if the runtime has made them: it is
-/// called when they have arrived.
+/// A function for `REDUCE_GRAD` that does not call [`run`](Self::run) takes over the sum. When the program
+/// ends, the gradients must be the sums over all replicas; if parameters are sharded, this replica's rows of
+/// them ([`own_rows`](Self::own_rows)). A function for `WAIT_REDUCE_GRAD` sees the sums, if the runtime has
+/// made them: it is called when they have arrived.
 pub struct ReduceRun<'a> {
     at: ReplicaPlace,
     parameters: &'a mut dyn StageParameters,
@@ -55,8 +58,8 @@ impl<'a> UnshardRun<'a> {
         Self { at, parameters, is_asked: false }
     }
 
-    /// Sends this replica's rows to the other replicas when the function returns, and gathers theirs until the stage
-    /// computes. Has no effect if parameters are not sharded, or are still gathered.
+    /// Sends this replica's rows to the other replicas when the function returns, and gathers theirs until
+    /// the stage computes. Has no effect if parameters are not sharded, or are still gathered.
     pub fn run(&mut self) {
         self.is_asked = true;
     }
@@ -70,8 +73,8 @@ impl<'a> UnshardRun<'a> {
         self.parameters.is_gathered()
     }
 
-    /// Returns this replica's rows of each parameter, in the order of [`paths`](Self::paths). `None` if the replica has no
-    /// rows of it, or has it whole. Fails if no parameter is sharded.
+    /// Returns this replica's rows of each parameter, in the order of [`paths`](Self::paths). `None` if the
+    /// replica has no rows of it, or has it whole. Fails if no parameter is sharded.
     ///
     /// # Errors
     /// When parameters are not sharded.
@@ -83,8 +86,9 @@ impl<'a> UnshardRun<'a> {
         }
     }
 
-    /// Gives the stage its whole parameters, which the function has gathered in its own way: one tensor for each path,
-    /// `None` for parameters that this replica has whole (not trained ones). They must be the rows of all replicas.
+    /// Gives the stage its whole parameters, which the function has gathered in its own way: one tensor for
+    /// each path, `None` for parameters that this replica has whole (not trained ones). They must be the rows
+    /// of all replicas.
     ///
     /// # Errors
     /// When a tensor is missing or has another shape than its parameter, or parameters are not sharded.
@@ -131,15 +135,16 @@ impl<'a> ReduceRun<'a> {
         self.is_asked
     }
 
-    /// Returns whether this step sums gradients over replicas: not with one replica, and not in a step without an update,
-    /// whose gradients wait for later ones.
+    /// Returns whether this step sums gradients over replicas: not with one replica, and not in a step
+    /// without an update, whose gradients wait for later ones.
     pub fn is_due(&self) -> bool {
         self.is_due
     }
 
-    /// Returns the gradient of each parameter, in the order of [`paths`](Self::paths): this replica's sum over its
-    /// microbatches, not divided, or after the reduction the sum over all replicas, of this replica's rows if parameters
-    /// are sharded. `None` if a parameter has no gradient; between a `REDUCE_GRAD` and its wait, all are `None`.
+    /// Returns the gradient of each parameter, in the order of [`paths`](Self::paths): this replica's sum
+    /// over its microbatches, not divided, or after the reduction the sum over all replicas, of this
+    /// replica's rows if parameters are sharded. `None` if a parameter has no gradient; between a
+    /// `REDUCE_GRAD` and its wait, all are `None`.
     pub fn gradients(&self) -> OptionalTensors {
         (0..self.parameters.paths().len()).map(|index| self.parameters.gradient(index)).collect()
     }
@@ -147,8 +152,8 @@ impl<'a> ReduceRun<'a> {
     /// Replaces the gradients.
     ///
     /// # Errors
-    /// When there are more or fewer gradients than parameters, or one is not a float tensor of its parameter's shape or of this
-    /// replica's rows of it.
+    /// When there are more or fewer gradients than parameters, or one is not a float tensor of its
+    /// parameter's shape or of this replica's rows of it.
     pub fn set_gradients(&mut self, gradients: OptionalTensors) -> Result<(), StageError> {
         check(&gradients, self.parameters, |index, shape| {
             vec![None, Some(shape.to_vec()), Some(rows_of(self.parameters.row_shard(index), shape))]
@@ -159,8 +164,8 @@ impl<'a> ReduceRun<'a> {
         Ok(())
     }
 
-    /// Returns this replica's rows of tensors that have the shapes of the parameters; the tensors themselves if parameters
-    /// are not sharded.
+    /// Returns this replica's rows of tensors that have the shapes of the parameters; the tensors themselves
+    /// if parameters are not sharded.
     pub fn own_rows(&self, whole: OptionalTensors) -> OptionalTensors {
         let cut = |(index, tensor): (usize, Option<Value>)| match self.parameters.row_shard(index) {
             RowShard::WHOLE => tensor,
@@ -189,8 +194,8 @@ macro_rules! at_a_stage {
                 self.at.place.action.stage()
             }
 
-            /// Returns the number of replicas that take part: the replicas that hold the parameters together for `UNSHARD` and
-            /// `RESHARD`, all replicas for the others.
+            /// Returns the number of replicas that take part: the replicas that hold the parameters together
+            /// for `UNSHARD` and `RESHARD`, all replicas for the others.
             pub fn replicas(&self) -> u32 {
                 self.at.replicas
             }
@@ -223,7 +228,8 @@ impl ReplicaPlace {
     }
 }
 
-/// Checks that the gradients of a stage are what the update takes: this replica's rows if parameters are sharded.
+/// Checks that the gradients of a stage are what the update takes: this replica's rows if parameters are
+/// sharded.
 pub(crate) fn check_sums(parameters: &dyn StageParameters) -> Result<(), StageError> {
     let sums: OptionalTensors =
         (0..parameters.paths().len()).map(|index| parameters.gradient(index)).collect();
@@ -239,7 +245,8 @@ fn rows_of(part: RowShard, shape: &[usize]) -> Vec<usize> {
     shape
 }
 
-/// Checks that each tensor is absent or has a shape as `expected` says for its index and its parameter's shape.
+/// Checks that each tensor is absent or has a shape as `expected` says for its index and its parameter's
+/// shape.
 fn check(
     tensors: &OptionalTensors,
     parameters: &dyn StageParameters,

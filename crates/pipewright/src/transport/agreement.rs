@@ -1,9 +1,9 @@
 //! Checks before the start that all processes run the same program with the same settings.
 //!
-//! Each process sends the first rank a description of its run as named fields, or the reason why it cannot run. The
-//! first rank compares the descriptions and sends the differences to all ranks, so every process reports the same
-//! error, with ranks and fields. The error also names ranks that did not answer in time. The other processes do not
-//! wait for those when they leave, even if they still send heartbeats.
+//! Each process sends the first rank a description of its run as named fields, or the reason why it cannot
+//! run. The first rank compares the descriptions and sends the differences to all ranks, so every process
+//! reports the same error, with ranks and fields. The error also names ranks that did not answer in time. The
+//! other processes do not wait for those when they leave, even if they still send heartbeats.
 //!
 //! Devices are checked in the same way: processes may not name the same one if each needs its own.
 
@@ -176,8 +176,8 @@ pub(super) fn claim(
     agree_by(endpoint, device, deadline, |devices| (find_shared(devices), ()))
 }
 
-/// Sends the value of each process to the first one. Returns in every process the result of `compare` there, unless it
-/// finds differences.
+/// Sends the value of each process to the first one. Returns in every process the result of `compare` there,
+/// unless it finds differences.
 pub(super) fn agree_by<T, R>(
     endpoint: &mut Endpoint,
     hello: &T,
@@ -239,8 +239,8 @@ where
     if differences.0.is_empty() { Ok(agreed) } else { Err(AgreementError::Differences(differences)) }
 }
 
-/// Returns the text of the first rank's process in every process. `round` is the number of earlier calls: the first rank
-/// does not wait for an answer, so texts of several calls can be on their way together.
+/// Returns the text of the first rank's process in every process. `round` is the number of earlier calls: the
+/// first rank does not wait for an answer, so texts of several calls can be on their way together.
 pub(super) fn share(
     endpoint: &mut Endpoint,
     own: String,

@@ -1,20 +1,22 @@
-//! The difference between the clock of this process and the clock of the first process, from measured round trips.
+//! The difference between the clock of this process and the clock of the first process, from measured round
+//! trips.
 //!
 //! Nothing here reads a clock or sends a message. All times are nanoseconds since an arbitrary origin. This
 //! process has an origin of its own, and so has the *reference*, the first process.
 //!
 //! # The measurement
 //!
-//! This process notes the time when it sends a request, the reference answers with its time, and this process notes the
-//! time when the answer arrives (Cristian, 1989). If the request and the answer travel equally long, the reference's
-//! time belongs to the middle of the trip. At worst one of them takes no time, so the difference is known to half of
-//! the round trip. The shortest of several trips has the smallest error ([`best`]).
+//! This process notes the time when it sends a request, the reference answers with its time, and this process
+//! notes the time when the answer arrives (Cristian, 1989). If the request and the answer travel equally
+//! long, the reference's time belongs to the middle of the trip. At worst one of them takes no time, so the
+//! difference is known to half of the round trip. The shortest of several trips has the smallest error
+//! ([`best`]).
 //!
 //! # Drift
 //!
-//! Two clocks do not run at exactly the same rate. [`ClockOffsets`] holds the measurements of the last seconds and
-//! draws a line through the first and the last of them, which also gives the difference after the last measurement. The
-//! stated error assumes that the rates do not change within these seconds.
+//! Two clocks do not run at exactly the same rate. [`ClockOffsets`] holds the measurements of the last
+//! seconds and draws a line through the first and the last of them, which also gives the difference after the
+//! last measurement. The stated error assumes that the rates do not change within these seconds.
 
 use std::collections::VecDeque;
 
@@ -24,8 +26,8 @@ pub(super) type Nanos = i64;
 /// How many measurements the line spans.
 const WINDOW: usize = 8;
 
-/// The largest difference between the rates of two clocks that is assumed before a second measurement: clocks that a
-/// time service corrects run up to this share too fast or too slow.
+/// The largest difference between the rates of two clocks that is assumed before a second measurement: clocks
+/// that a time service corrects run up to this share too fast or too slow.
 const LARGEST_DRIFT: f64 = 500e-6;
 
 /// A request to the reference and its answer.

@@ -72,8 +72,8 @@ impl Endpoint {
         }
     }
 
-    /// Returns how long after the deadline the transport reports a lost rank by itself. A rank that only notices that
-    /// nothing moves waits this much longer, so that the more precise report comes first.
+    /// Returns how long after the deadline the transport reports a lost rank by itself. A rank that only
+    /// notices that nothing moves waits this much longer, so that the more precise report comes first.
     pub(crate) fn detection_lag(&self, deadline: Duration) -> Duration {
         #[cfg(feature = "mpi")]
         if let Self::Mpi(endpoint) = self {
@@ -114,9 +114,9 @@ impl Endpoint {
         }
     }
 
-    /// Returns whether the message with `tag` that this rank has sent to `to` in this attempt has left: its memory is
-    /// free at the sender. Within a process this is when it is delivered. If it has not left, [`Endpoint::wait`]
-    /// returns when it may have.
+    /// Returns whether the message with `tag` that this rank has sent to `to` in this attempt has left: its
+    /// memory is free at the sender. Within a process this is when it is delivered. If it has not left,
+    /// [`Endpoint::wait`] returns when it may have.
     pub fn is_sent(&self, to: WorldRank, tag: Tag) -> bool {
         match self {
             // Sending delivers a message.
@@ -127,8 +127,8 @@ impl Endpoint {
         }
     }
 
-    /// Returns the largest number of boundary messages of this attempt that were sent and had not left at once; 0
-    /// within a process, where messages are moved.
+    /// Returns the largest number of boundary messages of this attempt that were sent and had not left at
+    /// once; 0 within a process, where messages are moved.
     pub(crate) fn sends_in_flight(&self) -> u32 {
         match self {
             Self::Local(_) | Self::Controlled(_) => 0,
@@ -137,8 +137,8 @@ impl Endpoint {
         }
     }
 
-    /// Returns the number of messages that have arrived in receives that were posted for them before they were sent; 0
-    /// within a process, where messages are moved.
+    /// Returns the number of messages that have arrived in receives that were posted for them before they
+    /// were sent; 0 within a process, where messages are moved.
     pub fn posted_receives(&self) -> u64 {
         match self {
             Self::Local(_) | Self::Controlled(_) => 0,
@@ -179,8 +179,8 @@ impl Endpoint {
         }
     }
 
-    /// Sleeps until a message arrives or may have left, `until` passes, or a rank fails. Returns at once if a message other
-    /// than the wanted one was taken since the last wait.
+    /// Sleeps until a message arrives or may have left, `until` passes, or a rank fails. Returns at once if a
+    /// message other than the wanted one was taken since the last wait.
     pub fn wait(&mut self, until: Instant) -> Waited {
         match self {
             Self::Local(endpoint) => endpoint.wait(until),

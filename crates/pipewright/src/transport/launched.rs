@@ -8,12 +8,13 @@ use super::endpoint::Endpoint;
 use super::mpi::{ClockError, MpiProcess};
 use super::world::{World, WorldError};
 
-/// This process as one of the processes that a launcher such as `mpirun` started. It has one world at a time: of all processes, or of
-/// some of them. A world ends when the pipeline that uses it is dropped, and the process may then have another one. So
-/// pipelines of different processes run side by side, and pipelines of the same processes one after another.
+/// This process as one of the processes that a launcher such as `mpirun` started. It has one world at a time:
+/// of all processes, or of some of them. A world ends when the pipeline that uses it is dropped, and the
+/// process may then have another one. So pipelines of different processes run side by side, and pipelines of
+/// the same processes one after another.
 ///
-/// Clones are the same process. It leaves MPI when the last clone and the last world are dropped, and then waits for all
-/// processes that `mpirun` started. A process cannot join again.
+/// Clones are the same process. It leaves MPI when the last clone and the last world are dropped, and then
+/// waits for all processes that `mpirun` started. A process cannot join again.
 ///
 /// ```no_run
 /// use std::time::Duration;
@@ -43,7 +44,8 @@ impl Mpi {
     /// Joins MPI, with all processes that `mpirun` started.
     ///
     /// # Errors
-    /// Without the feature `mpi`, and when MPI cannot be joined within the deadline, or this process has joined it before.
+    /// Without the feature `mpi`, and when MPI cannot be joined within the deadline, or this process has
+    /// joined it before.
     pub fn join(deadline: Duration) -> Result<Self, WorldError> {
         Ok(Self { process: MpiProcess::join(deadline)? })
     }
@@ -66,13 +68,13 @@ impl Mpi {
         self.world_of(&(0..self.ranks()).collect::<Vec<_>>(), deadline)
     }
 
-    /// Returns this process's rank in a world of these processes. All of them ask for it with the same list. The first one
-    /// is rank 0 of the world, and so on. The other processes take no part. A process that sends no heartbeat for
-    /// `deadline` counts as lost; a pipeline that is launched sets its own deadline.
+    /// Returns this process's rank in a world of these processes. All of them ask for it with the same list.
+    /// The first one is rank 0 of the world, and so on. The other processes take no part. A process that
+    /// sends no heartbeat for `deadline` counts as lost; a pipeline that is launched sets its own deadline.
     ///
     /// # Errors
-    /// When the list has a process that does not exist, has one twice or lacks this process, when this process has a world
-    /// already, or when the others do not ask for it within `deadline`.
+    /// When the list has a process that does not exist, has one twice or lacks this process, when this
+    /// process has a world already, or when the others do not ask for it within `deadline`.
     pub fn world_of(&self, ranks: &[u32], deadline: Duration) -> Result<World, WorldError> {
         self.world_with(ranks, deadline, ClockError::default())
     }
@@ -127,12 +129,12 @@ impl Mpi {
 }
 
 impl World {
-    /// Returns this process's rank in the world of the processes that `mpirun` started, one rank each. A process joins
-    /// once; it leaves, together with the others, when the pipeline is dropped. For further worlds, or worlds of some of
-    /// the processes, join with [`Mpi::join`].
+    /// Returns this process's rank in the world of the processes that `mpirun` started, one rank each. A
+    /// process joins once; it leaves, together with the others, when the pipeline is dropped. For further
+    /// worlds, or worlds of some of the processes, join with [`Mpi::join`].
     ///
-    /// A process that sends no heartbeat for `deadline` counts as lost. A pipeline that is launched sets its own
-    /// deadline.
+    /// A process that sends no heartbeat for `deadline` counts as lost. A pipeline that is launched sets its
+    /// own deadline.
     ///
     /// # Errors
     /// Without the feature `mpi`, and when MPI cannot be joined.

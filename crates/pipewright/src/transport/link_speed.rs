@@ -1,8 +1,10 @@
-//! Measures the link between two ranks: how long a message takes whatever its size, and how many bytes per second follow.
+//! Measures the link between two ranks: how long a message takes whatever its size, and how many bytes per
+//! second follow.
 //!
-//! Ranks 0 and 1 send a tensor back and forth. Each reads what it receives, because storage that is moved within a
-//! process still has to come from the cache of the other core. The time that a rank needs to read its own tensor is
-//! subtracted. Small messages show the latency, and the further time of large ones the bandwidth.
+//! Ranks 0 and 1 send a tensor back and forth. Each reads what it receives, because storage that is moved
+//! within a process still has to come from the cache of the other core. The time that a rank needs to read
+//! its own tensor is subtracted. Small messages show the latency, and the further time of large ones the
+//! bandwidth.
 
 use std::time::{Duration, Instant};
 

@@ -68,11 +68,12 @@ pub struct LocalEndpoint {
     rank: WorldRank,
     attempt: Attempt,
     mailboxes: Arc<Mailboxes>,
-    /// Messages that have arrived. The attempt is part of the key, because a neighbour may be an attempt ahead.
+    /// Messages that have arrived. The attempt is part of the key, because a neighbour may be an attempt
+    /// ahead.
     arrived: HashMap<(Attempt, WorldRank, Tag), Message>,
-    /// Whether messages other than the wanted one were taken out of the mailbox since the last wait. The next wait
-    /// then returns at once. A rank may look for several messages before it waits. The first of them may arrive while it looks for
-    /// the later ones.
+    /// Whether messages other than the wanted one were taken out of the mailbox since the last wait. The next
+    /// wait then returns at once. A rank may look for several messages before it waits. The first of them may
+    /// arrive while it looks for the later ones.
     took_others: bool,
     /// An empty list, kept for its allocation.
     spare: Vec<Message>,

@@ -1,15 +1,16 @@
 //! A queue of messages for one rank, which can sleep until a message arrives or another event wakes it.
 //!
-//! The mailbox does not depend on the type of messages. Its locks come from `super::sync`: the standard library's here,
-//! and a model checker's in `tests/mailbox.rs`, which compiles this file a second time and runs it under
-//! thousands of thread interleavings.
+//! The mailbox does not depend on the type of messages. Its locks come from `super::sync`: the standard
+//! library's here, and a model checker's in `tests/mailbox.rs`, which compiles this file a second time and
+//! runs it under thousands of thread interleavings.
 //!
 //! # Why no wake-up is lost
 //!
-//! A rank checks the queue and the reason to stop and goes to sleep under one lock. A sender pushes its message under
-//! the same lock and signals afterwards, so it cannot signal between the check and the sleep. A nudge, which says that
-//! a sent message has left, is set under the lock in the same way and stays set until a wait returns because of it. A
-//! reason to stop is not part of the queue; [`Mailbox::wake`] takes the lock only to be ordered in the same way.
+//! A rank checks the queue and the reason to stop and goes to sleep under one lock. A sender pushes its
+//! message under the same lock and signals afterwards, so it cannot signal between the check and the sleep. A
+//! nudge, which says that a sent message has left, is set under the lock in the same way and stays set until
+//! a wait returns because of it. A reason to stop is not part of the queue; [`Mailbox::wake`] takes the lock
+//! only to be ordered in the same way.
 
 use std::time::Instant;
 
@@ -74,14 +75,14 @@ impl<M> Mailbox<M> {
         self.signal();
     }
 
-    /// Wakes the rank. A rank that has checked the queue but is not yet asleep would miss the signal, so callers take
-    /// the lock before they signal.
+    /// Wakes the rank. A rank that has checked the queue but is not yet asleep would miss the signal, so
+    /// callers take the lock before they signal.
     pub(crate) fn signal(&self) {
         self.arrival.notify_all();
     }
 
-    /// Sleeps until there are messages, the rank is nudged, `until` passes, or `must_stop` returns true. `must_stop` is
-    /// called under the lock.
+    /// Sleeps until there are messages, the rank is nudged, `until` passes, or `must_stop` returns true.
+    /// `must_stop` is called under the lock.
     pub(crate) fn wait(&self, until: Instant, must_stop: impl Fn() -> bool) -> Woken {
         // A neighbour that is nearly done answers within microseconds; waking a parked thread takes longer.
         for _ in 0..YIELDS {

@@ -1,16 +1,18 @@
 //! Moves messages between ranks. The executor decides what is sent and when.
 //!
-//! A [`World`] is made before the ranks start and is split into one [`Endpoint`] per rank. An endpoint belongs to its
-//! rank's thread: it sends without blocking, takes messages that have arrived by their [`Tag`](crate::message::Tag),
-//! and waits, with a deadline, until a message arrives. Messages carry their tag, so they may arrive in any order.
+//! A [`World`] is made before the ranks start and is split into one [`Endpoint`] per rank. An endpoint
+//! belongs to its rank's thread: it sends without blocking, takes messages that have arrived by their
+//! [`Tag`](crate::message::Tag), and waits, with a deadline, until a message arrives. Messages carry their
+//! tag, so they may arrive in any order.
 //!
-//! Every transport passes the suite in `tests/ranks/transport/checks.rs`. `mpi/README.md` describes the protocol of the MPI
-//! transport.
+//! Every transport passes the suite in `tests/ranks/transport/checks.rs`. `mpi/README.md` describes the
+//! protocol of the MPI transport.
 //!
 //! # Waits always end
 //!
 //! Sending never blocks. A wait ends when a message arrives, at the deadline, or when the shared
-//! [`Abort`](crate::failure::Abort) flag is raised, whichever comes first. Raising the flag wakes every waiting rank.
+//! [`Abort`](crate::failure::Abort) flag is raised, whichever comes first. Raising the flag wakes every
+//! waiting rank.
 
 mod agreement;
 mod vote;

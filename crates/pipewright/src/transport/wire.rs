@@ -4,9 +4,9 @@
 //! head's length (u32) | head (postcard) | pad | elements of tensor 0 | pad | elements of tensor 1 | pad ...
 //! ```
 //!
-//! Every part starts at a multiple of [`BLOCK`], and the size of a frame is a multiple of it. MPI counts blocks instead
-//! of bytes, so a frame may exceed 2^31 bytes. Elements are in the machine's byte order: all machines of a run have the
-//! same.
+//! Every part starts at a multiple of [`BLOCK`], and the size of a frame is a multiple of it. MPI counts
+//! blocks instead of bytes, so a frame may exceed 2^31 bytes. Elements are in the machine's byte order: all
+//! machines of a run have the same.
 
 use std::time::{Duration, Instant};
 
@@ -292,7 +292,8 @@ fn pad(bytes: &mut Vec<u8>) {
 }
 
 impl Moment {
-    /// Converts a time on the common clock to an instant of this process, which is never later than the current one.
+    /// Converts a time on the common clock to an instant of this process, which is never later than the
+    /// current one.
     fn instant_of(self, common: Nanos) -> Instant {
         let age = Duration::from_nanos(self.common.saturating_sub(common).try_into().unwrap_or(0));
         self.here.checked_sub(age).unwrap_or(self.here)

@@ -62,8 +62,8 @@ impl World {
     /// the reason why it cannot run. Within one process there is nothing to compare.
     ///
     /// # Errors
-    /// When processes differ, some cannot run, or some do not answer within `deadline`. Every process gets the same
-    /// error.
+    /// When processes differ, some cannot run, or some do not answer within `deadline`. Every process gets
+    /// the same error.
     pub fn agree(&mut self, hello: Result<Fields, String>, deadline: Duration) -> Result<(), AgreementError> {
         match self.endpoints.as_mut_slice() {
             [endpoint] if endpoint.is_distributed() => agreement::agree(endpoint, &hello, deadline),
@@ -82,8 +82,9 @@ impl World {
         }
     }
 
-    /// Checks that no two processes have the same device. Every process calls it with the name of its rank's device, with
-    /// `None` if ranks may share it, or with the reason why it cannot run. Within one process there is nothing to compare.
+    /// Checks that no two processes have the same device. Every process calls it with the name of its rank's
+    /// device, with `None` if ranks may share it, or with the reason why it cannot run. Within one process
+    /// there is nothing to compare.
     ///
     /// # Errors
     /// As [`World::agree`].
@@ -112,8 +113,8 @@ impl World {
     }
 
     /// Measures the link between two ranks: between the first two processes, or between two threads of this
-    /// process. All processes call it. Takes a fraction of a second. Only the process of the first rank gets the result, and no process
-    /// gets one if it is alone.
+    /// process. All processes call it. Takes a fraction of a second. Only the process of the first rank gets
+    /// the result, and no process gets one if it is alone.
     ///
     /// # Errors
     /// When a rank fails, or does not answer within `deadline`.
@@ -147,8 +148,8 @@ impl World {
         (Self::new(endpoints, ProgressBoard::new(ranks)), in_flight)
     }
 
-    /// Returns a world for each rank, as if each rank were a process. The worlds share no reports: a process knows only the
-    /// losses of its own ranks.
+    /// Returns a world for each rank, as if each rank were a process. The worlds share no reports: a process
+    /// knows only the losses of its own ranks.
     #[cfg(any(test, feature = "testing"))]
     pub fn apart(self) -> Vec<Self> {
         let Self { endpoints, board, .. } = self;

@@ -135,7 +135,8 @@ fn a_panic_is_reported_with_its_place() {
     );
 }
 
-/// The output of a failure: the grid with one mark, the ranks' last actions, and the events until the failure.
+/// The output of a failure: the grid with one mark, the ranks' last actions, and the events until the
+/// failure.
 #[test]
 fn a_failure_shows_the_schedule_and_the_ranks() {
     let mut pipeline = faulty(2, 1, 2, FaultKind::Panic, NEVER_REACHED);

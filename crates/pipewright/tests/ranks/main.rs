@@ -1,5 +1,5 @@
-//! How ranks work together: transports, orders of messages, failures, and ranks that hold the same parameters or parts of
-//! them.
+//! How ranks work together: transports, orders of messages, failures, and ranks that hold the same parameters
+//! or parts of them.
 
 mod transport;
 mod seeded;

@@ -184,7 +184,8 @@ fn a_message_lost_in_any_phase_after_the_program_is_reported() {
         for tag in expected {
             assert!(lost.contains(tag), "{tag} in {lost}");
         }
-        // Trees have a message for each rank but the root: of 9 ranks in 3 pipelines, and of 3 pipelines on their own.
+        // Trees have a message for each rank but the root: of 9 ranks in 3 pipelines, and of 3 pipelines on
+        // their own.
         let count = |tag| lost.lines().filter(|&line| line == tag).count();
         // Parameters are compared at launch, so a step sends no lists of them.
         assert_eq!(count("the list of its parameters"), 0);

@@ -1,4 +1,5 @@
-//! Sharded data parallelism: replicas that hold shards train to the same bits as replicas that hold whole parameters.
+//! Sharded data parallelism: replicas that hold shards train to the same bits as replicas that hold whole
+//! parameters.
 
 mod functions;
 mod groups;

@@ -176,8 +176,8 @@ fn unnamed(index: StageIndex, shared: &[&str]) -> Stage {
     if index.get() == 1 { Stage::with_loss(module, loss) } else { Stage::new(module) }
 }
 
-/// Returns the error of launching `program` with two stages that share `first` and `second`, on threads and with a
-/// seed.
+/// Returns the error of launching `program` with two stages that share `first` and `second`, on threads and
+/// with a seed.
 fn refused(program: &ValidatedProgram, first: &'static [&str], second: &'static [&str]) -> Option<String> {
     let make = move |index: StageIndex| -> Result<Stage, std::convert::Infallible> {
         Ok(unnamed(index, if index.get() == 0 { first } else { second }))

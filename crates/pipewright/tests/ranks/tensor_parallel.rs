@@ -1,5 +1,5 @@
-//! Ranks that compute stages together: the results of one rank, also in half precision, the bytes at boundaries, hooks,
-//! modules, failures, checkpoints, whole experts.
+//! Ranks that compute stages together: the results of one rank, also in half precision, the bytes at
+//! boundaries, hooks, modules, failures, checkpoints, whole experts.
 
 mod checkpoints;
 mod experts;

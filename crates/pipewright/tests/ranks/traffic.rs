@@ -1,4 +1,5 @@
-//! How many bytes ranks send for the sums of gradients: over replicas, and over the owners of a shared parameter.
+//! How many bytes ranks send for the sums of gradients: over replicas, and over the owners of a shared
+//! parameter.
 
 use pipewright::batch::Batch;
 use pipewright::ids::WorldRank;
@@ -36,11 +37,12 @@ fn replicas_send_their_gradients_twice_at_most() {
         let sent = sent_in_a_step(&mut pipeline, replicas, 2 * replicas);
         let others = u64::from(replicas - 1);
         let total: u64 = sent.iter().map(|traffic| traffic.bytes).sum();
-        // A replica sends all parts but its own, and its sum to each other replica. All replicas together send the
-        // whole gradient twice for each replica but one. The rest is the norm.
+        // A replica sends all parts but its own, and its sum to each other replica. All replicas together
+        // send the whole gradient twice for each replica but one. The rest is the norm.
         let sums = 2 * others * gradients;
         assert!((sums..sums + 32 * u64::from(replicas)).contains(&total), "{replicas}: {total} for {sums}");
-        // Two messages to each other replica, whatever the number of parameters, and the messages of two trees.
+        // Two messages to each other replica, whatever the number of parameters, and the messages of two
+        // trees.
         let trees = 2 * u64::from(replicas.ilog2());
         for traffic in &sent {
             assert!(traffic.messages <= 2 * others + trees, "{replicas}: {traffic:?}");

@@ -1,5 +1,5 @@
-//! Runs the conformance suite over the transports of one process. A transport adds a function that makes its world, and
-//! one line. Transports of several processes run the same checks under a launcher: see `mpi.rs`.
+//! Runs the conformance suite over the transports of one process. A transport adds a function that makes its
+//! world, and one line. Transports of several processes run the same checks under a launcher: see `mpi.rs`.
 
 mod checks;
 

@@ -1,5 +1,5 @@
-//! Programs that wait for their sends: they have the bits of programs that do not, and a message that never leaves is
-//! named.
+//! Programs that wait for their sends: they have the bits of programs that do not, and a message that never
+//! leaves is named.
 
 use std::num::NonZeroU32;
 use std::sync::Arc;

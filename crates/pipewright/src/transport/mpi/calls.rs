@@ -1,7 +1,7 @@
 //! The MPI functions that this transport uses: non-blocking calls whose return codes are checked.
 //!
-//! The safe layer of the `mpi` crate drops return codes, so this file calls the functions below it. One thread makes
-//! all calls, the one that joined MPI (`process.rs`): `MPI_THREAD_FUNNELED` suffices.
+//! The safe layer of the `mpi` crate drops return codes, so this file calls the functions below it. One
+//! thread makes all calls, the one that joined MPI (`process.rs`): `MPI_THREAD_FUNNELED` suffices.
 
 use std::collections::VecDeque;
 use std::ffi::{c_int, c_void};
@@ -12,7 +12,8 @@ use super::sends::SentMessage;
 use crate::ids::WorldRank;
 use crate::transport::wire::BLOCK;
 
-/// How the receiver gets a frame; each way has an MPI tag. Frames describe themselves, so they need no other tags.
+/// How the receiver gets a frame; each way has an MPI tag. Frames describe themselves, so they need no other
+/// tags.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Way {
     /// MPI announces the frame, and the receiver then makes room for it.
@@ -150,9 +151,9 @@ impl Drop for Transfer {
 
 /// A process's connection to the others of its world.
 pub(super) struct Calls {
-    /// A communicator of this world's own, so that its frames do not mix with other messages. It is not freed: a late
-    /// heartbeat of another process may arrive after this process has left, and MPI libraries crash where the communicator
-    /// of a message is gone.
+    /// A communicator of this world's own, so that its frames do not mix with other messages. It is not
+    /// freed: a late heartbeat of another process may arrive after this process has left, and MPI libraries
+    /// crash where the communicator of a message is gone.
     communicator: ffi::MPI_Comm,
     /// [`BLOCK`] bytes as one element.
     block: ffi::MPI_Datatype,
@@ -221,8 +222,8 @@ impl Calls {
         let blocks = blocks(&buffer);
         let (address, peer) = (buffer.as_ptr(), to.get() as c_int);
         self.start("MPI_Isend", to, buffer, |request| {
-            // SAFETY: the buffer has so many blocks and is kept in the transfer, whose heap memory does not move, until
-            // the request is done.
+            // SAFETY: the buffer has so many blocks and is kept in the transfer, whose heap memory does not
+            // move, until the request is done.
             unsafe {
                 ffi::MPI_Isend(
                     address.cast(),
@@ -261,7 +262,8 @@ impl Calls {
         let address: *mut c_void = buffer.as_mut_ptr().cast();
         let from = WorldRank::new(status.MPI_SOURCE as u32);
         let transfer = self.start("MPI_Imrecv", from, buffer, |request| {
-            // SAFETY: the buffer has room for so many blocks and is kept in the transfer until the request is done.
+            // SAFETY: the buffer has room for so many blocks and is kept in the transfer until the request is
+            // done.
             unsafe { ffi::MPI_Imrecv(address, blocks, self.block, &mut message, request) }
         })?;
         Ok(Some(transfer))
@@ -272,7 +274,8 @@ impl Calls {
         let (address, blocks): (*mut c_void, _) = (buffer.as_mut_ptr().cast(), blocks(&buffer));
         let (peer, way) = (from.get() as c_int, Way::Posted as c_int);
         self.start("MPI_Irecv", from, buffer, |request| {
-            // SAFETY: the buffer has room for so many blocks and is kept in the transfer until the request is done.
+            // SAFETY: the buffer has room for so many blocks and is kept in the transfer until the request is
+            // done.
             unsafe { ffi::MPI_Irecv(address, blocks, self.block, peer, way, self.communicator, request) }
         })
     }

@@ -1,14 +1,15 @@
-//! Measures the difference between this process's clock and the first process's clock: several round trips at the
-//! start, and several more at intervals, because clocks drift.
+//! Measures the difference between this process's clock and the first process's clock: several round trips at
+//! the start, and several more at intervals, because clocks drift.
 //!
-//! Only this file decides when a request is sent. One request is under way at a time, so a slow answer delays nothing
-//! else.
+//! Only this file decides when a request is sent. One request is under way at a time, so a slow answer delays
+//! nothing else.
 
 use std::time::{Duration, Instant};
 
 use crate::transport::clock::{ClockOffset, RoundTrip, best};
 
-/// Round trips of a measurement. The shortest counts; a trip is long if one of the two MPI threads sleeps meanwhile.
+/// Round trips of a measurement. The shortest counts; a trip is long if one of the two MPI threads sleeps
+/// meanwhile.
 const TRIPS: usize = 16;
 /// The time between two measurements.
 const INTERVAL: Duration = Duration::from_secs(1);

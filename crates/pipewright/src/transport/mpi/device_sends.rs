@@ -1,8 +1,9 @@
 //! The thread that encodes messages whose tensors are on a device.
 //!
-//! Reading a tensor waits until its device has computed it and has copied it to the processor's memory. The rank's thread
-//! does not wait for that: it gives its device more work, and this thread reads. So copies and computation overlap. The
-//! back end copies into buffers that it reuses, and the frame's buffer is reused too.
+//! Reading a tensor waits until its device has computed it and has copied it to the processor's memory. The
+//! rank's thread does not wait for that: it gives its device more work, and this thread reads. So copies and
+//! computation overlap. The back end copies into buffers that it reuses, and the frame's buffer is reused
+//! too.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -59,8 +60,8 @@ impl DeviceSends {
         Self { encoder, mailboxes, board, thread: None }
     }
 
-    /// Sends a message: at once if all its tensors are in the processor's memory, otherwise when the device has computed
-    /// them.
+    /// Sends a message: at once if all its tensors are in the processor's memory, otherwise when the device
+    /// has computed them.
     pub(super) fn send(&mut self, message: SentMessage, envelope: Message) {
         if !is_on_a_device(&envelope.payload) {
             return self.encoder.send(message, envelope);
@@ -95,7 +96,8 @@ impl Drop for DeviceSends {
     }
 }
 
-/// Encodes messages in their order, until the endpoint is dropped. A message that cannot be read fails its step.
+/// Encodes messages in their order, until the endpoint is dropped. A message that cannot be read fails its
+/// step.
 fn encode_all(waiting: &Receiver<Waiting>, encoder: &Encoder, mailboxes: &Mailboxes, board: &ProgressBoard) {
     for (message, envelope) in waiting {
         let (rank, attempt, tag) = (envelope.from, envelope.attempt, envelope.tag);

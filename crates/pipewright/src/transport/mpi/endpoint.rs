@@ -65,8 +65,8 @@ impl NewWorld {
         (world, WorldReceivers { joined, done })
     }
 
-    /// Sends the endpoint to the caller and runs until it is dropped. Returns whether the processes left the world
-    /// together, and the channel whose end says so to the endpoint. Called on the MPI thread.
+    /// Sends the endpoint to the caller and runs until it is dropped. Returns whether the processes left the
+    /// world together, and the channel whose end says so to the endpoint. Called on the MPI thread.
     pub(super) fn run(self, calls: Result<Calls, MpiError>) -> (bool, Sender<()>) {
         let Self { deadline, error, commands, orders, joined, done } = self;
         let calls = match calls {
@@ -121,7 +121,8 @@ impl MpiEndpoint {
         self.inner.ranks()
     }
 
-    /// Keeps the process in MPI as long as the endpoint lives, and lets the endpoint wait for the end of its world.
+    /// Keeps the process in MPI as long as the endpoint lives, and lets the endpoint wait for the end of its
+    /// world.
     pub(super) fn keep(&mut self, process: Arc<dyn Any + Send + Sync>, done: Receiver<()>) {
         (self.process, self.done) = (Some(process), Some(done));
     }

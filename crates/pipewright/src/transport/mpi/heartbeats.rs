@@ -1,9 +1,9 @@
 //! Heartbeats: spread the progress of each rank among the processes, and find ranks that are silent.
 //!
-//! Each process keeps a table with one line per rank. At its `k`-th heartbeat it increments its own line and sends the
-//! table to the rank `2^(k mod log2 n)` further on (dissemination, as in the barrier of Hensgen, Finkel and Manber,
-//! 1988); a receiver keeps the newer of two lines. So with one frame per process and heartbeat, a line reaches all `n`
-//! ranks within `log2 n` heartbeats.
+//! Each process keeps a table with one line per rank. At its `k`-th heartbeat it increments its own line and
+//! sends the table to the rank `2^(k mod log2 n)` further on (dissemination, as in the barrier of Hensgen,
+//! Finkel and Manber, 1988); a receiver keeps the newer of two lines. So with one frame per process and
+//! heartbeat, a line reaches all `n` ranks within `log2 n` heartbeats.
 
 use std::time::{Duration, Instant};
 
@@ -78,8 +78,8 @@ impl Heartbeats {
         }
     }
 
-    /// Returns the ranks whose lines have not changed for the deadline. A process that was itself stopped has received
-    /// no lines, so it restarts the count.
+    /// Returns the ranks whose lines have not changed for the deadline. A process that was itself stopped has
+    /// received no lines, so it restarts the count.
     pub(super) fn silent(&mut self, at: Instant) -> Vec<WorldRank> {
         let away = at.saturating_duration_since(self.looked);
         self.looked = at;

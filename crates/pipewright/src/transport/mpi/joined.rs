@@ -1,7 +1,8 @@
 //! A process that has joined MPI, and the worlds that it has one after another.
 //!
-//! One thread makes all MPI calls. It runs the loop of a world ([`MpiThread`]) until the world's endpoint is dropped, and
-//! then waits for the next request. When the last handle and the last endpoint are gone, it leaves MPI.
+//! One thread makes all MPI calls. It runs the loop of a world ([`MpiThread`]) until the world's endpoint is
+//! dropped, and then waits for the next request. When the last handle and the last endpoint are gone, it
+//! leaves MPI.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -66,11 +67,12 @@ impl MpiProcess {
         self.0.ranks
     }
 
-    /// Returns this process's rank in a world of these processes, once all of them have asked for it and its clock is
-    /// measured. `error` is added to the clock.
+    /// Returns this process's rank in a world of these processes, once all of them have asked for it and its
+    /// clock is measured. `error` is added to the clock.
     ///
     /// # Errors
-    /// When the list is wrong, the process has a world already, or the others do not ask for it within the deadline.
+    /// When the list is wrong, the process has a world already, or the others do not ask for it within the
+    /// deadline.
     pub(in crate::transport) fn world(
         &self,
         members: Vec<u32>,
@@ -114,7 +116,8 @@ impl Drop for Inner {
     }
 }
 
-/// The main function of the MPI thread: joins, reports that it has joined, runs one world after another, and leaves.
+/// The main function of the MPI thread: joins, reports that it has joined, runs one world after another, and
+/// leaves.
 fn serve(asked: &Receiver<Request>, joined: &Sender<Result<(u32, u32), MpiError>>, in_use: &AtomicBool) {
     let process = match Process::init() {
         Ok(process) => process,

@@ -1,8 +1,8 @@
 //! Ranks as processes, over any installed MPI library.
 //!
-//! A process has one rank. Its [`MpiEndpoint`] has a mailbox as in the local transport, and the *MPI thread* moves
-//! frames between the mailbox and MPI while the rank computes. `README.md` in this folder describes the protocol and
-//! why it cannot deadlock.
+//! A process has one rank. Its [`MpiEndpoint`] has a mailbox as in the local transport, and the *MPI thread*
+//! moves frames between the mailbox and MPI while the rank computes. `README.md` in this folder describes the
+//! protocol and why it cannot deadlock.
 
 mod heartbeats;
 mod clock_probe;

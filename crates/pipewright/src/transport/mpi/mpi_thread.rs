@@ -1,7 +1,7 @@
 //! The thread that calls MPI: it sends and receives frames, sends heartbeats, and reports failures.
 //!
-//! Frames move while the rank computes, because this thread makes all MPI calls. It sleeps between two polls: for a
-//! short time if the rank waits for a frame, longer if the rank computes.
+//! Frames move while the rank computes, because this thread makes all MPI calls. It sleeps between two polls:
+//! for a short time if the rank waits for a frame, longer if the rank computes.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -106,8 +106,8 @@ pub(super) struct MpiThread {
 }
 
 impl MpiThread {
-    /// Runs until the endpoint is dropped and all frames are sent. Returns whether all processes of the world left
-    /// together.
+    /// Runs until the endpoint is dropped and all frames are sent. Returns whether all processes of the world
+    /// left together.
     pub(super) fn run(mut self) -> bool {
         let outcome = self.work().and_then(|()| self.leave());
         match outcome {
@@ -215,8 +215,8 @@ impl MpiThread {
         Ok(moved)
     }
 
-    /// Completes the remaining transfers, which are late heartbeats, once all processes are leaving. Returns whether
-    /// none is left.
+    /// Completes the remaining transfers, which are late heartbeats, once all processes are leaving. Returns
+    /// whether none is left.
     fn finish_frames(&mut self) -> Result<bool, MpiError> {
         let start = Instant::now();
         self.posted.close(&self.calls)?;
@@ -345,9 +345,9 @@ impl MpiThread {
         StepError { rank: self.calls.rank(), step: self.board.step(), action: None, cause }
     }
 
-    /// Sends the remaining frames and waits until the others leave too; returns whether they all did. A process that is
-    /// still busy, for example with its last checkpoint, sends heartbeats. If one sends none, the abort flag is raised
-    /// and the wait ends.
+    /// Sends the remaining frames and waits until the others leave too; returns whether they all did. A
+    /// process that is still busy, for example with its last checkpoint, sends heartbeats. If one sends none,
+    /// the abort flag is raised and the wait ends.
     fn leave(&mut self) -> Result<bool, MpiError> {
         let mut leaving = None;
         let mut failed: Option<Instant> = None;

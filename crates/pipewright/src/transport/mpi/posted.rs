@@ -1,10 +1,10 @@
 //! The receives that this process has posted for the boundary messages of other ranks.
 //!
-//! The size of a message follows from the metadata of its boundary and from the rows of its microbatch, so the first message
-//! of a rank shows it. From then on, two receives of that size are posted for the rank, into buffers that are allocated
-//! once: one is filled while the other is decoded. The rank gets the size, and sends each message that fits to them
-//! ([`Way::Posted`](super::calls::Way)). A longer message is announced, as the first one was, and its size counts from
-//! then on.
+//! The size of a message follows from the metadata of its boundary and from the rows of its microbatch, so
+//! the first message of a rank shows it. From then on, two receives of that size are posted for the rank,
+//! into buffers that are allocated once: one is filled while the other is decoded. The rank gets the size,
+//! and sends each message that fits to them ([`Way::Posted`](super::calls::Way)). A longer message is
+//! announced, as the first one was, and its size counts from then on.
 //!
 //! **A larger size.** The posted receives are cancelled, and posted again with the larger size when they are done. The rank
 //! gets the size when all of them have it, so no message is longer than its receive.
@@ -37,8 +37,8 @@ struct Link {
 }
 
 impl PostedReceives {
-    /// Makes room for messages that are as long as one of `bytes` bytes from a rank. Returns the size that the rank must
-    /// be told, if it is known now.
+    /// Makes room for messages that are as long as one of `bytes` bytes from a rank. Returns the size that
+    /// the rank must be told, if it is known now.
     pub(super) fn make_room(
         &mut self,
         calls: &Calls,
@@ -78,8 +78,8 @@ impl PostedReceives {
         Ok(None)
     }
 
-    /// Posts a receive again with the buffer of one that was done. Returns the size that the rank must be told, if it has
-    /// changed and all its receives have it.
+    /// Posts a receive again with the buffer of one that was done. Returns the size that the rank must be
+    /// told, if it has changed and all its receives have it.
     pub(super) fn post_again(
         &mut self,
         calls: &Calls,

@@ -1,7 +1,8 @@
 //! How a process joins MPI, makes communicators for its worlds, and leaves.
 //!
-//! The thread that calls [`Process::init`] makes all further calls. A process has one world at a time, and may have others
-//! after it. The processes of a world make a communicator together; the other processes take no part in that.
+//! The thread that calls [`Process::init`] makes all further calls. A process has one world at a time, and
+//! may have others after it. The processes of a world make a communicator together; the other processes take
+//! no part in that.
 
 use std::ffi::c_int;
 use std::ptr;
@@ -57,15 +58,15 @@ impl Process {
         self.ranks
     }
 
-    /// Makes the calls of a world of these processes, which are numbered in this order. Waits until all of them have called
-    /// it with the same list.
+    /// Makes the calls of a world of these processes, which are numbered in this order. Waits until all of
+    /// them have called it with the same list.
     pub(super) fn world(&self, members: &[u32]) -> Result<Calls, MpiError> {
         let members: Vec<c_int> = members.iter().map(|&member| member as c_int).collect();
         // SAFETY: the null handles are MPI's constants.
         let (mut all, mut group, mut communicator) =
             unsafe { (ffi::RSMPI_GROUP_NULL, ffi::RSMPI_GROUP_NULL, ffi::RSMPI_COMM_NULL) };
-        // SAFETY: the members are distinct ranks of all processes, which the caller has checked, and this process is one of
-        // them; all pointers are to living memory, and the groups are freed once.
+        // SAFETY: the members are distinct ranks of all processes, which the caller has checked, and this
+        // process is one of them; all pointers are to living memory, and the groups are freed once.
         unsafe {
             checked("MPI_Comm_group", || ffi::MPI_Comm_group(self.everyone, &mut all))?;
             checked("MPI_Group_incl", || {

@@ -1,4 +1,5 @@
-//! The clock of this process, and its conversion to the clock of the first process, which all processes share.
+//! The clock of this process, and its conversion to the clock of the first process, which all processes
+//! share.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -8,8 +9,8 @@ use pipewright_schedule::ClockSkew;
 use crate::transport::clock::{ClockLine, ClockOffset, ClockOffsets, Nanos};
 use crate::transport::wire::Moment;
 
-/// An error of a process's clock, which tests add to it: one machine has one clock, so nothing else would show that the
-/// processes' times are converted.
+/// An error of a process's clock, which tests add to it: one machine has one clock, so nothing else would
+/// show that the processes' times are converted.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ClockError {
     /// How far the clock is ahead, in seconds; negative if it is behind.
@@ -18,7 +19,8 @@ pub struct ClockError {
     pub drift: f64,
 }
 
-/// The clock of this process. The rank's thread and the MPI thread read it; only the MPI thread adds measurements.
+/// The clock of this process. The rank's thread and the MPI thread read it; only the MPI thread adds
+/// measurements.
 pub(super) struct ProcessClock {
     /// The origin of this process's times.
     origin: Instant,
@@ -82,7 +84,8 @@ impl ProcessClock {
         self.line().reference_time(self.own(at))
     }
 
-    /// Before the first measurement, which no rank's time precedes, this process's clock stands for the common one.
+    /// Before the first measurement, which no rank's time precedes, this process's clock stands for the
+    /// common one.
     fn line(&self) -> ClockLine {
         self.offsets().and_then(|offsets| offsets.line()).unwrap_or(ClockLine::of_reference())
     }

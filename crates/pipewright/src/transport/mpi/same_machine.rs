@@ -1,4 +1,5 @@
-//! The processes of this run on this machine. If one ends, the others find out without waiting for the deadline.
+//! The processes of this run on this machine. If one ends, the others find out without waiting for the
+//! deadline.
 
 use std::path::Path;
 
@@ -44,8 +45,8 @@ fn is_running(number: u32) -> bool {
     let Ok(status) = std::fs::read_to_string(format!("/proc/{number}/stat")) else {
         return !Path::new("/proc/self/stat").exists();
     };
-    // The state follows the name, which is in parentheses and may contain anything; `Z` is a process that has ended and
-    // whose parent has not collected its status.
+    // The state follows the name, which is in parentheses and may contain anything; `Z` is a process that has
+    // ended and whose parent has not collected its status.
     status.rsplit_once(')').is_none_or(|(_, rest)| !rest.trim_start().starts_with(['Z', 'X']))
 }
 

@@ -1,8 +1,8 @@
 //! The messages of this process whose buffers MPI still uses.
 //!
-//! The rank's thread adds a message when it passes the buffer to the MPI thread, which removes it when the transfer is
-//! complete. Both sides use one lock: a rank that finds a message in flight is marked as waiting under that lock, so
-//! the MPI thread cannot complete the transfer without seeing the mark.
+//! The rank's thread adds a message when it passes the buffer to the MPI thread, which removes it when the
+//! transfer is complete. Both sides use one lock: a rank that finds a message in flight is marked as waiting
+//! under that lock, so the MPI thread cannot complete the transfer without seeing the mark.
 
 use std::collections::HashSet;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -48,8 +48,8 @@ impl Sends {
         }
     }
 
-    /// Removes a message whose buffer is free. Returns whether the rank must be woken, because it waits for a message
-    /// to be sent.
+    /// Removes a message whose buffer is free. Returns whether the rank must be woken, because it waits for a
+    /// message to be sent.
     pub(super) fn complete(&self, message: &SentMessage) -> bool {
         let mut state = self.lock();
         if state.in_flight.remove(message) && is_boundary(message.2) {
@@ -58,7 +58,8 @@ impl Sends {
         std::mem::take(&mut state.is_awaited)
     }
 
-    /// Returns whether the message's buffer is free. If not, the rank is woken when the next transfer completes.
+    /// Returns whether the message's buffer is free. If not, the rank is woken when the next transfer
+    /// completes.
     pub(super) fn is_sent(&self, message: &SentMessage) -> bool {
         let mut state = self.lock();
         let is_sent = !state.in_flight.contains(message);

@@ -22,7 +22,8 @@ fn groups_train_to_the_bits_of_as_many_replicas() {
     let modes = [Hybrid { shards: 1 }, PAIRS, Hybrid { shards: 6 }, Sharded];
     check_modes(stage, || program("1f1b", 2, None, 2, 3), (6, &modes), "two ranks");
     check_modes(stage, || program("gpipe", 1, None, 1, 3), (2, &[Hybrid { shards: 1 }, PAIRS]), "one rank");
-    // Layers whose gradients come from the tape, running statistics, a frozen weight, and more replicas than rows.
+    // Layers whose gradients come from the tape, running statistics, a frozen weight, and more replicas than
+    // rows.
     check_modes(mixed, || program("interleaved1f1b", 2, Some(2), 2, 1), (6, &[PAIRS]), "mixed layers");
     check_modes(ends, || program("1f1b", 2, None, 2, 3), (6, &[PAIRS]), "tied parameters");
 }
@@ -80,7 +81,8 @@ fn every_interleaving_of_groups_gives_the_same_bits() {
 fn every_lost_message_is_reported_with_the_rank_that_waits_for_it() {
     let lost = lose_each(|| seeded(0, PAIRS, 4), || batch_of(0, 8));
     let count = |tag: &str| lost.lines().filter(|line| line.starts_with(tag)).count();
-    // Each of four replicas sends a part to the other of its group, and then one to the other with the same rows.
+    // Each of four replicas sends a part to the other of its group, and then one to the other with the same
+    // rows.
     assert_eq!(count("its part of the gradients of stage 0"), 8, "{lost}");
     assert_eq!(count("its sum of gradients of stage 1"), 4, "{lost}");
     assert_eq!(count("its part of the parameters of stage 0") % 4, 0, "{lost}");

@@ -111,7 +111,8 @@ pub(crate) fn check_with(make: Make, program: impl Fn() -> ValidatedProgram, rep
     check_modes(make, program, (replicas, &[Sharded]), what);
 }
 
-/// Returns the pipeline's state after `step`, written and read again. Tensors are read from the folder on demand.
+/// Returns the pipeline's state after `step`, written and read again. Tensors are read from the folder on
+/// demand.
 pub(crate) fn saved(pipeline: &mut Pipeline, step: u64) -> (TempDir, Arc<Checkpoint>) {
     let scratch = tempfile::tempdir().expect("a scratch folder");
     let ranks = pipeline.state().expect("a state");

@@ -1,5 +1,5 @@
-//! Mixtures whose experts are whole on one rank of a tensor group: the results of one rank, checkpoints, and modules that name
-//! another placement.
+//! Mixtures whose experts are whole on one rank of a tensor group: the results of one rank, checkpoints, and
+//! modules that name another placement.
 
 use std::time::Duration;
 
@@ -144,8 +144,8 @@ fn replicas_may_hold_rows_of_the_experts() {
     assert_eq!(take_steps(&mut sharded, 0..3), replicated, "the same bits");
 }
 
-/// The trained expert is on the last rank of the group. All layers between it and the last one are frozen, and the ranks
-/// exchange their gradients all the same.
+/// The trained expert is on the last rank of the group. All layers between it and the last one are frozen,
+/// and the ranks exchange their gradients all the same.
 #[test]
 fn one_expert_may_be_trained_while_all_others_are_frozen() {
     let steps = |sizes, config: &PipelineConfig| {

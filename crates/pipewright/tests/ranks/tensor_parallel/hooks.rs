@@ -1,4 +1,5 @@
-//! Hooks, groups of parameters and outputs of stages in pipelines of tensor ranks: the results are the results of one rank.
+//! Hooks, groups of parameters and outputs of stages in pipelines of tensor ranks: the results are the
+//! results of one rank.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -97,7 +98,8 @@ fn a_gradient_hook_gets_the_shards_of_sums() {
     assert_eq!(sorted("layers.5.norm.weight"), vec![vec![WIDTH]; 12]);
 }
 
-/// Doubles what leaves a stage and halves what arrives, which changes no bit of a result, and notes the shapes.
+/// Doubles what leaves a stage and halves what arrives, which changes no bit of a result, and notes the
+/// shapes.
 #[derive(Default)]
 struct Doubles(Mutex<Vec<Vec<usize>>>);
 

@@ -26,8 +26,8 @@ pub(super) struct Layer {
     down: Linear,
 }
 
-/// A moment at which a stage calls its fault: before the forward of a microbatch, or within its backward, between two
-/// exchanges.
+/// A moment at which a stage calls its fault: before the forward of a microbatch, or within its backward,
+/// between two exchanges.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Moment {
     pub(super) stage: u32,
@@ -37,8 +37,8 @@ pub(super) struct Moment {
     pub(super) is_backward: bool,
 }
 
-/// A function that each stage calls at each moment. In a backward, what it returns is added to each element of the gradient
-/// of the stage's first `up.bias`, which is split.
+/// A function that each stage calls at each moment. In a backward, what it returns is added to each element
+/// of the gradient of the stage's first `up.bias`, which is split.
 pub(super) type Fault = Arc<dyn Fn(Moment) -> f32 + Send + Sync>;
 
 #[derive(Module, Debug)]

@@ -1,4 +1,5 @@
-//! Half precision on tensor ranks: the losses of one rank within rounding, and updates that all ranks skip together.
+//! Half precision on tensor ranks: the losses of one rank within rounding, and updates that all ranks skip
+//! together.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};

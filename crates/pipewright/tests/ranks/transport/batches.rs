@@ -1,4 +1,5 @@
-//! Two processes, each with a part of the batch: the results are the results of one process with the whole batch.
+//! Two processes, each with a part of the batch: the results are the results of one process with the whole
+//! batch.
 
 use std::time::Duration;
 

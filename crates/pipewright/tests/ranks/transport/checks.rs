@@ -207,7 +207,8 @@ fn collectives_return_the_right_tensors_on_every_rank(end: &mut Endpoint, step: 
     let sum_of_ranks = (ranks * (ranks - 1) / 2) as f32;
     assert_eq!(read(sums), [[sum_of_ranks, rank * ranks as f32]]);
 
-    // More and fewer elements than ranks, and a sum whose bits depend on the order: neighbours are added first.
+    // More and fewer elements than ranks, and a sum whose bits depend on the order: neighbours are added
+    // first.
     let values: Vec<f32> = (0..11).map(|place| 1.0 / (1.0 + rank + place as f32)).collect();
     let expected = |place: usize| {
         let mut sums: Vec<f32> = (0..ranks).map(|rank| 1.0 / (1.0 + rank as f32 + place as f32)).collect();

@@ -89,8 +89,8 @@ fn check(timeline: &Timeline, ranks: u32, step: u32) {
         );
     }
     assert_eq!(messages, 2 * (ranks - 1) * MICROBATCHES);
-    // Times count from the start of the step in the first process. The others begin at most 0.15 s earlier, or as much
-    // later as one machine with many processes delays them.
+    // Times count from the start of the step in the first process. The others begin at most 0.15 s earlier,
+    // or as much later as one machine with many processes delays them.
     assert!(timeline.start() > -1.0 && timeline.start() + timeline.makespan() < 10.0, "{timeline:?}");
     if step + 1 == STEPS {
         // In the two seconds of the test the second clock gains 0.8 ms; measurements are a second apart.

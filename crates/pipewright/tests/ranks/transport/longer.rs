@@ -1,4 +1,5 @@
-//! A process of another version of the program: it sends a message that is longer than the receive that was posted for it.
+//! A process of another version of the program: it sends a message that is longer than the receive that was
+//! posted for it.
 
 use std::time::{Duration, Instant};
 
@@ -33,7 +34,8 @@ pub(crate) fn refuse_longer_frame() {
     }
 }
 
-/// Sends back the first message, and then a message of twice its size to the receive that the other process posts.
+/// Sends back the first message, and then a message of twice its size to the receive that the other process
+/// posts.
 fn send_longer() {
     let universe = mpi::initialize().expect("mpirun started this process");
     // A world has a communicator of its own, which its processes make together.

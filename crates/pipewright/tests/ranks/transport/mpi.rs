@@ -87,8 +87,8 @@ fn two_ranks() -> ValidatedProgram {
     validate(program.expect("it lowers"), Level::Comms).expect("it is sound")
 }
 
-/// The second process knows the inputs of stage 1, as no stage has them. The first process, which sends them, learns of
-/// it before the start.
+/// The second process knows the inputs of stage 1, as no stage has them. The first process, which sends them,
+/// learns of it before the start.
 fn vote_on_metadata() {
     let world = World::mpi(Duration::from_secs(20)).expect("mpirun started this process");
     let is_first = world.own_ranks().next().is_some_and(|rank| rank.get() == 0);

@@ -1,5 +1,5 @@
-//! Boundary messages between two processes, over receives that are posted before the messages are sent: their contents,
-//! the buffers that they use, other sizes, and training steps.
+//! Boundary messages between two processes, over receives that are posted before the messages are sent: their
+//! contents, the buffers that they use, other sizes, and training steps.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::Arc;
@@ -80,8 +80,8 @@ fn tensor(message: u32, elements: usize) -> Tensor<1> {
     Tensor::from_floats(values.as_slice(), &Device::flex())
 }
 
-/// Both processes send messages with these numbers of elements to each other, one after the other, and compare what
-/// arrives. Returns the number of messages that arrived in receives that were posted for them.
+/// Both processes send messages with these numbers of elements to each other, one after the other, and
+/// compare what arrives. Returns the number of messages that arrived in receives that were posted for them.
 fn exchange(end: &mut Endpoint, step: u64, messages: u32, elements: impl Fn(u32) -> usize) -> u64 {
     end.begin_step(step);
     let (before, own) = (end.posted_receives(), end.rank().get());
@@ -109,7 +109,8 @@ pub(crate) fn reuse_buffers() {
     // The other process may have sent the first message before this one began to count.
     assert!(posted >= u64::from(MESSAGES) - 1, "{posted} of {MESSAGES} receives were posted");
     let (made, held) = (MADE.load(Ordering::Relaxed) - made, HELD.load(Ordering::Relaxed) - held);
-    // A frame that is sent while another thread has the buffer of the last one takes a new one, which is kept.
+    // A frame that is sent while another thread has the buffer of the last one takes a new one, which is
+    // kept.
     assert!(made < 32, "{made} buffers were allocated for {MESSAGES} messages");
     assert!(held <= 32 * FRAME as i64, "{held} bytes more are held");
     // The last microbatches may have fewer rows.

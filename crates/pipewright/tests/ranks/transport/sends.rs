@@ -1,5 +1,5 @@
-//! The sends of a program in two processes. The second one is stopped for a while: only programs that wait for
-//! their sends have few of them in flight.
+//! The sends of a program in two processes. The second one is stopped for a while: only programs that wait
+//! for their sends have few of them in flight.
 
 use std::num::NonZeroU32;
 use std::process::Command;

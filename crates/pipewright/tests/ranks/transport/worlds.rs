@@ -28,7 +28,8 @@ impl StageModule for Block {
     }
 }
 
-/// Returns the losses of two steps of a pipeline over all ranks of a world, and of an evaluation in three microbatches.
+/// Returns the losses of two steps of a pipeline over all ranks of a world, and of an evaluation in three
+/// microbatches.
 fn train(world: World, rate: f64) -> Vec<f64> {
     let ranks = world.ranks();
     let block = |_layer| Block { linear: LinearConfig::new(4, 4).init(&Device::flex().autodiff()) };
@@ -51,8 +52,8 @@ fn train(world: World, rate: f64) -> Vec<f64> {
     losses
 }
 
-/// Two halves of four processes train at the same time with different rates. Then all processes train together, and the
-/// halves again, in another order.
+/// Two halves of four processes train at the same time with different rates. Then all processes train
+/// together, and the halves again, in another order.
 pub(super) fn train_in_halves() {
     let mpi = Mpi::join(DEADLINE).expect("mpirun started this process");
     let is_first_half = mpi.rank() < 2;
