@@ -8,17 +8,10 @@ use super::controlled::ControlledEndpoint;
 use super::local::LocalEndpoint;
 #[cfg(feature = "mpi")]
 use super::mpi::MpiEndpoint;
+use super::wait::Waited;
 use crate::failure::{Abort, StepError};
 use crate::ids::{Attempt, WorldRank};
 use crate::message::{Message, Payload, Tag};
-
-/// The longest wait: ten years. A longer one could not be added to an instant on every system.
-pub(crate) const LONGEST_WAIT: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
-
-/// Returns the end of a wait that starts at the current time.
-pub(crate) fn end_of_wait(wait: Duration) -> Instant {
-    Instant::now() + wait.min(LONGEST_WAIT)
-}
 
 /// A rank's endpoint of a transport.
 pub enum Endpoint {
@@ -29,17 +22,6 @@ pub enum Endpoint {
     /// One process of several, over MPI.
     #[cfg(feature = "mpi")]
     Mpi(MpiEndpoint),
-}
-
-/// How a wait ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Waited {
-    /// A message arrived, or one that this rank waits for has left ([`Endpoint::is_sent`]).
-    Arrived,
-    /// The deadline passed.
-    TimedOut,
-    /// A rank failed.
-    Aborted,
 }
 
 impl Endpoint {

@@ -4,8 +4,8 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::Waited;
 use super::mailbox::{Mailbox, Woken};
+use super::wait::Waited;
 #[cfg(feature = "mpi")]
 use crate::failure::FailureNotice;
 use crate::failure::{Abort, StepError};

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::Endpoint;
 use super::agreement::{AgreementError, Difference, Differences, agree_by};
+use super::endpoint::Endpoint;
 use crate::ids::WorldRank;
 use crate::tensor::{Vote, Votes};
 

@@ -21,8 +21,8 @@ use crate::failure::{Abort, StepError};
 use crate::ids::{Attempt, WorldRank};
 use crate::message::{Message, Payload, Tag};
 use crate::progress::ProgressBoard;
-use crate::transport::Waited;
 use crate::transport::local::{LocalEndpoint, Mailboxes};
+use crate::transport::wait::Waited;
 
 /// This process's rank in a world of processes that `mpirun` started.
 pub struct MpiEndpoint {
