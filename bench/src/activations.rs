@@ -1,8 +1,8 @@
-//! Compares measured peaks of activations with those of the simulation, for each rank.
+//! Compares measured peaks of activations with the simulated peaks, for each rank.
 //!
-//! The bench first measures the memory of each stage. GPipe with one stage a rank holds the activations of all
+//! The bench first measures the memory of each stage. GPipe with one stage per rank holds the activations of all
 //! microbatches at once, so its peak grows by one activation for each further microbatch. A run of one microbatch after
-//! the other holds one activation, besides parameters, gradients and optimizer state (16 bytes a parameter) and the
+//! the other holds one activation, besides parameters, gradients and optimizer state (16 bytes per parameter) and the
 //! temporary memory of an operation. The peak of a schedule minus those (temporary memory once for each rank) is its
 //! measured peak of activations. The prediction is that of the simulation with the measured sizes, in which an
 //! activation is held from `F` until its last backward ends. GPipe stays below the prediction, because it has no
@@ -148,7 +148,7 @@ fn measure_stages(stages: u32) -> Result<Vec<StageBytes>, Box<dyn Error>> {
     Ok(parameters.map(|(stage, parameters)| of_stage(stage, parameters)).collect())
 }
 
-/// Measures the peak bytes of each rank, with one stage a rank.
+/// Measures the peak bytes of each rank, with one stage per rank.
 fn peaks(schedule: &str, ranks: u32, microbatches: u32) -> Result<Vec<f64>, Box<dyn Error>> {
     let reports = Bench::new(schedule, ranks, microbatches)?.steps(2, 2)?;
     let of_rank = |rank| {

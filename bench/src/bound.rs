@@ -42,9 +42,9 @@ pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
         rate.push(pipelined.tokens as f64 / report.wall.as_secs_f64());
         speedup.push(single.step()?.wall.as_secs_f64() / report.wall.as_secs_f64());
     }
-    println!("1f1b, {ranks} ranks, {microbatches} microbatches, one thread a rank");
+    println!("1f1b, {ranks} ranks, {microbatches} microbatches, one thread per rank");
     println!("  step without optimizer / ((m + p - 1) x slowest stage): {}", Spread::new(to_bound));
-    println!("  tokens a second: {}", Spread::new(rate));
+    println!("  tokens per second: {}", Spread::new(rate));
     println!("  speed against one rank: {}", Spread::new(speedup));
     Ok(())
 }

@@ -84,7 +84,7 @@ fn times<T>(
     times_with(runs, || (), |()| work())
 }
 
-/// As [`times`], with an input whose making does not count.
+/// Like [`times`], but each run has an input, and the time to make it does not count.
 fn times_with<I, T>(
     runs: usize,
     mut input: impl FnMut() -> I,

@@ -67,7 +67,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
         let _ = fs::remove_dir_all(&folder);
         table.push((family, compared?));
     }
-    println!("tokens a second and their ratio, {} tokens a microbatch, one thread:", options.sequence);
+    println!("tokens per second and their ratio, {} tokens per microbatch, one thread:", options.sequence);
     println!(
         "{:<12} {:>8} {:>8}  {:<48} {:<48} ratio",
         "family", "active", "all", "pipewright", "PyTorch with transformers"
@@ -86,9 +86,9 @@ pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
 
 /// The figures of a family.
 struct Compared {
-    /// Those that a token meets, and all.
+    /// The numbers of parameters that a token meets, and of all parameters.
     parameters: [usize; 2],
-    /// Tokens a second.
+    /// Tokens per second.
     own: Spread,
     peer: Spread,
     ratio: Spread,
@@ -262,7 +262,7 @@ fn nemotron_h() -> NemotronHConfig {
     }
 }
 
-/// A Qwen3-MoE of 8 layers, each with 8 experts, of which a token meets 2.
+/// A Qwen3-MoE of 8 layers, each with 8 experts. A token meets 2 of them.
 fn qwen3_moe() -> Qwen3MoeConfig {
     let sizes = DecoderConfig {
         hidden_size: WIDTH,
@@ -285,7 +285,7 @@ fn parameters(model: &ModelConfig) -> Result<[usize; 2], Box<dyn Error>> {
     Ok(count(sizes, chosen, experts))
 }
 
-/// As [`parameters`], of parameters with these paths and sizes, if a token meets `chosen` of `experts`.
+/// Like [`parameters`], but for parameters with these paths and sizes, if a token meets `chosen` of `experts`.
 fn count<'a>(sizes: impl Iterator<Item = (&'a str, usize)>, chosen: usize, experts: usize) -> [usize; 2] {
     let (mut routed, mut others) = (0, 0);
     for (path, size) in sizes {

@@ -80,7 +80,7 @@ enum Bench {
     Engine(engine::Options),
     /// Each schedule against twice one rank's speed, and against its own simulation.
     Schedules(schedules::Options),
-    /// Step times, busy times and memory that a profile predicts, against those of runs.
+    /// Step times, busy times and memory that a profile predicts, against measured ones.
     Predict(predict::Options),
     /// A mixture of experts against the dense layer with the same operations.
     Experts(experts::Options),

@@ -1,4 +1,4 @@
-//! The bench model: a Llama of 8 layers, hidden 512, sequences of 256, one row a microbatch, f32, AdamW.
+//! The bench model: a Llama of 8 layers, hidden 512, sequences of 256, one row per microbatch, f32, AdamW.
 
 use std::error::Error;
 use std::num::NonZeroU32;

@@ -77,7 +77,7 @@ fn measure(schedule: &str, &Options { ranks, microbatches, steps }: &Options) ->
         times.push(wall.as_secs_f64() * 1e6 / longest as f64);
     }
     println!(
-        "{schedule}, {ranks} ranks, {longest} actions a rank: {} microseconds an action",
+        "{schedule}, {ranks} ranks, {longest} actions per rank: {} microseconds per action",
         Spread::new(times)
     );
     Ok(())

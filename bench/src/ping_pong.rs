@@ -1,7 +1,7 @@
 //! Latency and bandwidth of messages between two processes over MPI, with and without receives that are posted for them.
 //!
-//! Two processes send tensors back and forth. Those of a boundary arrive in receives that are posted before them; those of a
-//! skip connection are announced, and the receiver then makes room for them. Turns of both kinds alternate.
+//! Two processes send tensors back and forth. The tensors of a boundary arrive in receives that are posted before them; the
+//! tensors of a skip connection are announced, and the receiver then makes room for them. Turns of both kinds alternate.
 
 use std::error::Error;
 use std::time::{Duration, Instant};
@@ -35,7 +35,7 @@ pub(crate) struct Options {
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// The rounds before those that are measured: after them, receives are posted and buffers have their size.
+/// The rounds before the measured ones. After them, receives are posted and buffers have their size.
 const WARM_UP: u32 = 8;
 
 pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {

@@ -3,8 +3,8 @@
 //! The bench trains the bench model under sixteen configurations, and measures its layers with as many ranks at the same
 //! time. The steps of a run and of the measurement alternate, because the speed of a machine changes within seconds. For
 //! each configuration the bench prints the measured step time, busy times of the ranks, and peaks of memory, and the
-//! prediction divided by the measured figure. The memory is that of activations and gradients, with what an operation
-//! holds while it runs.
+//! prediction divided by the measured figure. The memory consists of activations, gradients, and the
+//! tensors of an operation while it runs.
 //!
 //! `--head` compares the plan for a model whose head is as heavy as four layers with an even cut under 1F1B: the gain
 //! that is predicted, and the gain in runs that alternate.

@@ -59,7 +59,7 @@ impl Turn {
     }
 }
 
-/// What was measured in turn.
+/// The results of measurements that alternate.
 pub(crate) struct InTurn {
     pub(crate) profile: Profile,
     /// The steps of each run that count.

@@ -1,6 +1,6 @@
 //! Measures the matrix products of a step alone: no implementation with these products is faster.
 //!
-//! The products are those of the bench model, forward and backward, computed by the same library on as many threads as
+//! The products of the bench model, forward and backward, are computed by the same library on as many threads as
 //! there are ranks, each with its share of the layers. Operands are in the caches as the previous product leaves them,
 //! as in training.
 
@@ -26,7 +26,7 @@ struct Size {
     turned: bool,
 }
 
-/// Returns the products of one layer and microbatch: for each weight, those of the output, of the input gradient and of
+/// Returns the products of one layer and microbatch: for each weight, the products for the output, the input gradient and
 /// the weight gradient; for each head of the attention, two forward and four backward.
 fn of_layer(weights: &[[usize; 2]]) -> Vec<Size> {
     let of_weight = |&[inputs, outputs]: &[usize; 2]| {

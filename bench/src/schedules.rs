@@ -41,7 +41,7 @@ pub(crate) struct Options {
 pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
     let &Options { size: Size { ranks, microbatches }, steps, .. } = options;
     println!(
-        "{ranks} ranks, {microbatches} microbatches, one thread a rank; speeds against {ranks} x one rank"
+        "{ranks} ranks, {microbatches} microbatches, one thread per rank; speeds against {ranks} x one rank"
     );
     println!("a step of I and W over one of B, one rank: {}", split_cost(microbatches, steps)?);
     for schedule in &options.schedules {
@@ -81,16 +81,16 @@ fn against(schedule: &str, ranks: u32, microbatches: u32, steps: usize) -> Resul
     let count = f64::from(ranks);
     let fastest = |times: &[f64]| times.iter().copied().fold(f64::INFINITY, f64::min);
     let side_by_side = format!("{ranks} one-rank pipelines side by side");
-    println!("  tokens a second: {}", spread(walls, |wall| bench.tokens as f64 / wall));
+    println!("  tokens per second: {}", spread(walls, |wall| bench.tokens as f64 / wall));
     println!("  of {ranks} x one rank: {}", ratios(alone, walls, count));
     println!("  of {ranks} x one rank, fastest steps: {:.3}", fastest(alone) / fastest(walls) / count);
     println!("  {side_by_side}, of {ranks} x one rank: {}", ratios(alone, beside, 1.0));
     println!("  of {side_by_side}: {}", ratios(beside, walls, count));
     println!("  of {side_by_side}, fastest steps: {:.3}", fastest(beside) / fastest(walls) / count);
     println!("  of its own bound: {}", spread(programs, |program| bound / program));
-    println!("  of the ranks' time that its bound fills: {:.3}", busy / bound / count);
+    println!("  share of the ranks' time that its bound fills: {:.3}", busy / bound / count);
     println!(
-        "  computation of its ranks over that of one rank: {}",
+        "  computation of its ranks over the computation of one rank: {}",
         spread(alone_busy, |alone| busy / alone)
     );
     Ok(())

@@ -37,7 +37,7 @@ impl AttentionBias {
     }
 }
 
-/// The parameters of an attention. Field names are those of a Hugging Face directory, because parameter paths consist of them.
+/// The parameters of an attention. Fields have the names in a Hugging Face directory, because parameter paths consist of them.
 #[derive(Module, Debug)]
 pub(crate) struct Attention {
     q_proj: Linear,

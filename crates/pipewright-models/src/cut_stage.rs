@@ -38,8 +38,8 @@ pub(crate) struct CutStage<M: Module> {
     head: CutHead,
 }
 
-/// Builds the stage of a model that holds `layers`, for training. The layers are those of the model with its head in parts, if
-/// `head` says so.
+/// Builds the stage of a model that holds `layers`, for training. With `head`, the model's head
+/// is in parts, each of them a layer.
 pub(crate) fn training_stage<F: ModelFamily, S: ParameterSource>(
     config: &F,
     head: Option<&CutHead>,
@@ -208,15 +208,15 @@ impl<M: TrainingModule> StageModule for CutStage<M> {
     type Output = Values;
 
     /// # Panics
-    /// When the input is not that of the stage, or the step has no targets.
+    /// When the input is not one that the stage takes, or the step has no targets.
     fn forward(&self, input: Values, context: &StageContext) -> Values {
         let input = match &self.body {
             None => input,
-            Some(body) => pack(body.forward(unpack(input).expect("the input is that of the stage"), context)),
+            Some(body) => pack(body.forward(unpack(input).expect("the stage takes the input"), context)),
         };
         let mut parts = self.held();
         let output = parts.try_fold(input, |input, part| self.run_part(part, input, context));
-        output.expect("the input is that of the stage")
+        output.expect("the stage takes the input")
     }
 
     /// Returns the number of blocks of the layers before the head, and one for each part.

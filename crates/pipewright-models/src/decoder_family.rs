@@ -22,7 +22,7 @@ pub(crate) trait DecoderFamily:
     const NAME: &'static str;
     /// The entry of `architectures` in `config.json`.
     const CLASS: &'static str;
-    /// What each key of `config.json` means for the family.
+    /// The meaning of each key of `config.json` for the family.
     const KEY_TABLE: &'static KeyTable;
     /// The values of keys that a file leaves out.
     const ABSENT_KEYS: &'static [(&'static str, u32)] = &[];

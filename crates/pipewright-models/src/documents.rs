@@ -7,7 +7,7 @@ use pipewright::stage::StageContext;
 use pipewright::tensor::Boundary;
 use pipewright::train::data::{DOCUMENTS, POSITIONS};
 
-/// Returns a side input, or `None` if the step has none of that name.
+/// Returns a side input, or `None` if the step has no side input of that name.
 ///
 /// # Panics
 /// When it has other tensors than `T`.

@@ -122,12 +122,12 @@ pub enum ConfigError {
         largest: usize,
     },
     /// The list of blocks, or the pattern, names a kind of block that the family does not have.
-    #[error("`{key}`: block {place} is `{found}`, counted from 0; the kinds of blocks are {known}")]
+    #[error("`{key}`: block {index} is `{found}`, counted from 0; the kinds of blocks are {known}")]
     Block {
         /// The key.
         key: &'static str,
-        /// The block's place.
-        place: usize,
+        /// The block's index, counted from 0.
+        index: usize,
         /// Its kind.
         found: String,
         /// The kinds that there are.
@@ -157,7 +157,7 @@ pub enum ConfigError {
         size: usize,
         /// The number of ranks.
         ranks: u32,
-        /// What is wrong with the size, as a verb with its object.
+        /// The fault of the size, as a verb with its object.
         rule: &'static str,
     },
     /// The ranks that compute a stage together should each hold whole experts, and there are fewer experts than ranks.

@@ -37,9 +37,10 @@ impl<S: ParameterSource> Builder<'_, S> {
             let parameter = format!("{layer}.{parameter}").into();
             return Err(ConfigError::FewExperts { layer: layer.into(), parameter, key, count, ranks }.into());
         }
-        let split = match is_whole {
-            true => [SplitLinear::OneRank; 2],
-            false => [SplitLinear::Outputs { shards: ranks }, SplitLinear::Inputs],
+        let split = if is_whole {
+            [SplitLinear::OneRank; 2]
+        } else {
+            [SplitLinear::Outputs { shards: ranks }, SplitLinear::Inputs]
         };
         let held = self.tensor().experts(count);
         let mut expert =

@@ -27,9 +27,9 @@ pub trait ModelFamily: Clone + Send + Sync + Sized + Serialize + DeserializeOwne
     const MODEL_TYPE: &'static str;
     /// The entry of `architectures` in `config.json`.
     const ARCHITECTURE: &'static str;
-    /// What each key of `config.json` means for the family.
+    /// The meaning of each key of `config.json` for the family.
     const TABLE: &'static KeyTable;
-    /// The values of keys that a file leaves out, where they differ from those that the configuration type fills in.
+    /// The values of keys that a file leaves out, where they differ from the values that the configuration type fills in.
     const ABSENT: &'static [(&'static str, u32)] = &[];
     /// Older names of keys, each with the name that it stands for. If a file has both, the older one counts, as in transformers.
     const RENAMED: &'static [(&'static str, &'static str)] = &[];
@@ -197,7 +197,7 @@ fn check_class<F: ModelFamily>(json: &Value) -> Result<(), ConfigError> {
 
 /// Adds the key that causes the error, if there is one. Removing that key changes the error.
 ///
-/// The parser does not name the key, because the keys of a family and those of all families are flattened into one
+/// The parser does not name the key, because the keys of a family and the keys of all families are flattened into one
 /// table.
 fn parse_error<F: DeserializeOwned>(json: &Value, source: serde_json::Error) -> ConfigError {
     /// Files with more keys than any model has are not searched.

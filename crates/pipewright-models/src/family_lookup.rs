@@ -5,7 +5,7 @@ use std::path::Path;
 
 use serde_json::{Map, Value};
 
-use crate::config_key::{KeyTable, KeyUse};
+use crate::config_key::KeyUse;
 use crate::decoder::DecoderConfig;
 use crate::error::ConfigError;
 use crate::hf::{self, HfError};
@@ -19,8 +19,8 @@ const REPLACED: [(&str, &str); 3] = [
 ];
 
 impl ModelConfig {
-    /// Reads the configuration in a parsed `config.json`. The family is that of its `model_type`, or of its first architecture
-    /// if there is no `model_type`.
+    /// Reads the configuration in a parsed `config.json`. Its `model_type` names the family, or its first architecture if
+    /// there is no `model_type`.
     ///
     /// # Errors
     /// When [`ModelConfig::MODEL_TYPES`] does not contain the family, or as
@@ -120,9 +120,10 @@ impl Family {
     /// Returns whether only other families compute with a key, and its value does not turn it off.
     fn is_foreign(&self, keys: &Map<String, Value>, key: &str) -> bool {
         let table = self.table;
-        let is_of_others = !table.computes(key) && FAMILIES.iter().any(|other| other.table.computes(key));
+        let is_of_other_families =
+            !table.computes(key) && FAMILIES.iter().any(|other| other.table.computes(key));
         let is_refused = || table.refused(keys).iter().any(|refused| refused.key == key);
-        is_of_others && (table.use_of(key).is_none() || is_refused())
+        is_of_other_families && (table.use_of(key).is_none() || is_refused())
     }
 }
 
@@ -132,7 +133,7 @@ fn name_in_file(json: &Value) -> Option<&str> {
     model_type.or_else(|| json.get("architectures")?.get(0)?.as_str())
 }
 
-/// Returns a file's keys with the values that transformers assumes for those that the file leaves out.
+/// Returns a file's keys and for keys that the file leaves out, the values that transformers assumes.
 fn with_absent_keys(mut json: Value) -> Value {
     if let (Some(family), Some(keys)) = (Family::in_file(&json), json.as_object_mut()) {
         for (key, value) in family.absent {
@@ -172,7 +173,7 @@ fn unknown(found: &str, json: &Map<String, Value>) -> ConfigError {
     let name = found.strip_suffix("ForCausalLM").unwrap_or(found).to_lowercase();
     let wanted = parts(json.keys().cloned().chain([name.clone()]));
     let likeness = |family: &&Family| {
-        let own = parts(KeyTable::computed_keys(family.table));
+        let own = parts(family.table.computed_keys());
         let points = own.iter().zip(&wanted).map(|pair| match pair {
             (true, true) => 3u8,
             (false, false) => 1,

@@ -126,7 +126,7 @@ pub enum GenerateError {
 
 pipewright_schedule::message_as_debug!(GenerateError);
 
-/// Generates tokens one by one, and passes each to `each` as soon as it is there.
+/// Generates tokens one by one, and passes each to `each` at once.
 ///
 /// # Errors
 /// When the request does not fit the model, the model has shards of its parameters, or its output is not finite.
@@ -308,12 +308,12 @@ mod tests {
         refused(request, f32::INFINITY, "the model's output after 1 tokens is not finite");
         let sampling = Sampling { top_p: 0.0, ..Sampling::default() };
         refused(Request { sampling, ..request }, 0.0, "the top-p is 0: give");
-        let of_temperature = |temperature| {
+        let generate_at = |temperature| {
             let sampling = Sampling { temperature, ..Sampling::default() };
             generate(&Fixed(vec![0.0; 4]), &Request { sampling, ..request }, &mut |_| {}).map(drop)
         };
         for temperature in [-1.0, f64::NAN, f64::INFINITY] {
-            assert!(matches!(of_temperature(temperature), Err(GenerateError::Sampling { .. })));
+            assert!(matches!(generate_at(temperature), Err(GenerateError::Sampling { .. })));
         }
     }
 }

@@ -49,7 +49,6 @@ mod vocabulary;
 
 pub mod init;
 
-pub mod loss;
 pub mod next_token;
 pub mod training_module;
 mod documents;
@@ -85,9 +84,8 @@ pub use cut_model::CutModel;
 pub use error::{ConfigError, RefusedKey, SplitModel};
 pub use family::ModelFamily;
 pub use head_form::HeadForm;
-pub use loss::cross_entropy;
 pub use model_config::ModelConfig;
 pub use parameter::{ParameterKind, ParameterSource, ParameterSpec, parameter_specs};
 pub use parameter_group::ParameterGroup;
 pub use split::Place;
-pub use training_module::TrainingModule;
+pub use training_module::{TrainingModule, cross_entropy};

@@ -13,10 +13,10 @@ pub struct LlamaConfig {
     /// Sizes and constants.
     #[serde(flatten)]
     pub decoder: DecoderConfig,
-    /// Whether the four linear layers of the attention have a bias. Published Llama models have none.
+    /// Whether the four linear layers of the attention have a bias. Published Llama models have no such bias.
     #[serde(default)]
     pub attention_bias: bool,
-    /// Whether the three linear layers of the feed-forward layer have a bias. Published Llama models have none.
+    /// Whether the three linear layers of the feed-forward layer have a bias. Published Llama models have no such bias.
     #[serde(default)]
     pub mlp_bias: bool,
 }

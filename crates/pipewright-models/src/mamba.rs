@@ -74,7 +74,8 @@ pub(crate) struct MambaInit {
 }
 
 impl MambaInit {
-    /// Returns the initial values of a mixer's own parameters; `None` for any other, and for those that are 1.
+    /// Returns the initial values of a mixer's own parameters; `None` for any other parameter, and for a parameter
+    /// of ones.
     pub(crate) fn parameter(&self, spec: &ParameterSpec) -> Option<Vec<f32>> {
         let names: Vec<&str> = spec.path.rsplit('.').take(2).collect();
         match names.as_slice() {

@@ -28,13 +28,13 @@ use crate::qwen2::Qwen2Config;
 use crate::qwen3::Qwen3Config;
 use crate::qwen3_moe::Qwen3MoeConfig;
 
-/// What is known of a family without a model of it.
+/// The facts about a family that do not depend on a model's sizes.
 pub(crate) struct Family {
     /// `model_type` in `config.json`.
     pub(crate) name: &'static str,
     /// The entry of `architectures` in `config.json`.
     pub(crate) class: &'static str,
-    /// What each key of `config.json` means.
+    /// The meaning of each key of `config.json`.
     pub(crate) table: &'static KeyTable,
     /// The values of keys that a file leaves out.
     pub(crate) absent: &'static [(&'static str, u32)],

@@ -114,7 +114,8 @@ impl<'a, S: ParameterSource> Builder<'a, S> {
         SplitStage { tensor: self.place.tensor.clone(), vocabulary, placements }
     }
 
-    /// Builds a linear layer that is split; with one rank it is whole. `inputs` and `outputs` are those of the whole layer.
+    /// Builds a linear layer that is split; with one rank it is whole. `inputs` and `outputs` are the sizes of the whole
+    /// layer.
     pub(crate) fn split_linear(
         &mut self,
         bias: bool,
@@ -122,17 +123,17 @@ impl<'a, S: ParameterSource> Builder<'a, S> {
         [inputs, outputs]: [usize; 2],
         split: SplitLinear,
     ) -> Result<Linear, S::Error> {
-        let (weight, of_bias) = match split {
+        let (weight, bias_placement) = match split {
             SplitLinear::Outputs { shards } => (Placement::split(1, shards), Placement::split(0, shards)),
             SplitLinear::Inputs => (Placement::split(0, self.tensor_ranks()), Placement::REPLICATED),
             SplitLinear::OneRank => (Placement::ON_ONE_RANK, Placement::ON_ONE_RANK),
         };
         let weight = self.placed(path, "weight", [inputs, outputs], ParameterKind::Matrix, weight)?;
-        let bias = bias.then(|| self.placed(path, "bias", [outputs], ParameterKind::Bias, of_bias));
+        let bias = bias.then(|| self.placed(path, "bias", [outputs], ParameterKind::Bias, bias_placement));
         Ok(Linear { weight, bias: bias.transpose()? })
     }
 
-    /// Builds a normalisation of which every rank computes a part of the gradient.
+    /// Builds a normalisation. Every rank computes a part of its gradient.
     pub(crate) fn partial_norm(
         &mut self,
         path: &str,
@@ -187,7 +188,8 @@ impl<'a, S: ParameterSource> Builder<'a, S> {
         self.placed(layer, name, shape, kind, Placement::REPLICATED)
     }
 
-    /// As [`Builder::parameter`], for a parameter that the ranks hold as `placement` says. `shape` is that of the whole.
+    /// Like [`Builder::parameter`], but the ranks hold the parameter as `placement` says. `shape` is the shape of the whole
+    /// parameter.
     pub(crate) fn placed<const D: usize>(
         &mut self,
         layer: &str,
@@ -235,8 +237,8 @@ impl ParameterSource for Outline {
 /// Returns a parameter without storage.
 fn outlined<const D: usize>(shape: &[usize], device: &Device) -> Param<Tensor<D>> {
     let shape = Shape::from(shape.to_vec());
-    let of_shape = shape.clone();
-    let zeros = move |device: &Device, _requires_grad: bool| Tensor::zeros(of_shape, device);
+    let own_shape = shape.clone();
+    let zeros = move |device: &Device, _requires_grad: bool| Tensor::zeros(own_shape, device);
     Param::uninitialized(ParamId::new(), zeros, device.clone(), true, shape)
 }
 

@@ -14,7 +14,7 @@ pub struct Qwen3Config {
     /// Sizes and constants.
     #[serde(flatten)]
     pub decoder: DecoderConfig,
-    /// Whether the four linear layers of the attention have a bias. Published Qwen3 models have none.
+    /// Whether the four linear layers of the attention have a bias. Published Qwen3 models have no such bias.
     #[serde(default)]
     pub attention_bias: bool,
 }

@@ -20,7 +20,7 @@ pub struct Qwen3MoeConfig {
     /// Sizes and constants. `intermediate_size` is for layers without experts.
     #[serde(flatten)]
     pub decoder: DecoderConfig,
-    /// Whether the four linear layers of the attention have a bias. Published Qwen3-MoE models have none.
+    /// Whether the four linear layers of the attention have a bias. Published Qwen3-MoE models have no such bias.
     #[serde(default)]
     pub attention_bias: bool,
     /// The experts.

@@ -64,10 +64,10 @@ pub(crate) fn require_parts(
     ranks: u32,
 ) -> Result<(), ConfigError> {
     let last = TensorRank { index: ranks.saturating_sub(1), of: ranks };
-    match Placement::split(0, ranks).shard_of(last).range(size).is_empty() {
-        true => Err(error(layer, parameter, (key, size), ranks, "leaves a rank without a part")),
-        false => Ok(()),
+    if Placement::split(0, ranks).shard_of(last).range(size).is_empty() {
+        return Err(error(layer, parameter, (key, size), ranks, "leaves a rank without a part"));
     }
+    Ok(())
 }
 
 /// Returns the numbers of shards into which the query heads and the key heads of an attention are cut for this number of

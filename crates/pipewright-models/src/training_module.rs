@@ -1,11 +1,10 @@
-//! Modules of stages that can be trained: how the last stage of a model computes its loss.
+//! Modules of stages that can be trained, and the loss of a language model, which the last stage computes.
 
 use burn::module::ModuleDisplay;
 use burn::tensor::{Int, Tensor};
-use pipewright::nn::split_cross_entropy;
+use pipewright::nn::{self, split_cross_entropy};
 use pipewright::stage::{Stage, StageModule};
 
-use crate::loss::cross_entropy;
 use crate::split::SplitStage;
 
 /// The module of a stage of a model family.
@@ -31,4 +30,16 @@ pub(crate) fn stage_of_logits<M: StageModule<Output = Tensor<3>>>(
             split_cross_entropy(logits, targets, vocabulary, &tensor)
         }),
     }
+}
+
+/// Returns the cross entropy between `softmax(logits)` and the target ids in nats, as the mean over all tokens.
+///
+/// Shapes: logits `[batch, sequence, vocabulary]`, targets `[batch, sequence]`, result `[1]`.
+///
+/// # Panics
+/// When a target is outside the vocabulary.
+pub fn cross_entropy(logits: Tensor<3>, targets: Tensor<2, Int>) -> Tensor<1> {
+    let [batch, sequence, vocabulary] = logits.dims();
+    let tokens = batch * sequence;
+    nn::cross_entropy(logits.reshape([tokens, vocabulary]), targets.reshape([tokens]))
 }

@@ -94,7 +94,7 @@ impl StageModule for Losing {
 
 const MICROBATCHES: u32 = 4;
 
-/// Opens the tested device; returns `None` if it is not there.
+/// Opens the tested device; returns `None` if it does not exist.
 #[expect(clippy::print_stdout, reason = "a test that is left out says so")]
 fn device() -> Option<Devices> {
     let device: DeviceChoice = "wgpu:cpu".parse().expect("a device");
@@ -136,7 +136,7 @@ fn factor() -> Param<Tensor<1>> {
 #[test]
 fn a_kernel_that_fails_is_reported_with_its_step() {
     let Some(devices) = device() else { return };
-    let layer = |place| Greedy { factor: factor(), is_greedy: place == 1 };
+    let layer = |index| Greedy { factor: factor(), is_greedy: index == 1 };
     let mut pipeline = launch(Layers::new(2, layer), devices, SgdConfig::new().init());
     let error = step(&mut pipeline).expect_err("there is no such memory");
     // Work on a device runs later, so the failure appears where a rank reads its first result. The error names the last
@@ -166,14 +166,14 @@ fn a_device_that_is_lost_is_reported_and_nothing_hangs() {
     }
     // A device of its own, because nothing else can run on it later.
     let options = Device::wgpu_options().device_kind(DeviceKind::Cpu).graphics_api(WgpuBackend::Vulkan);
-    let (device, setup) = options.init_with_setup().expect("the device is there");
-    let layer = move |place| Losing {
+    let (device, setup) = options.init_with_setup().expect("the device exists");
+    let layer = move |index| Losing {
         factor: factor(),
-        device: (place == 1).then(|| setup.device.clone()),
+        device: (index == 1).then(|| setup.device.clone()),
         calls: Arc::default(),
     };
     let mut pipeline = launch(Layers::new(2, layer), device.into(), SgdConfig::new().init());
-    step(&mut pipeline).expect("the device is there");
+    step(&mut pipeline).expect("the device exists");
     let error = step(&mut pipeline).expect_err("the device is lost");
     for part in ["step 2: rank ", ", stage ", ", microbatch ", ", action "] {
         assert!(error.contains(part), "{error}");

@@ -1,4 +1,4 @@
-//! The links of the built book: every page, picture and heading that a page names is there.
+//! The links of the built book: every page, picture and heading that a page names exists.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Component, Path, PathBuf};
@@ -80,7 +80,7 @@ fn attributes<'a>(text: &'a str, name: &str) -> impl Iterator<Item = &'a str> {
 mod tests {
     use super::*;
 
-    /// Checks the broken links of a page `a/b.html` beside a page `c.html` with the id `known`.
+    /// Checks the broken links of a page `a/b.html` if there is also a page `c.html` with the id `known`.
     fn check(links: &str, expected: &[&str]) {
         let folder = std::env::temp_dir().join(format!("pipewright-book-{}", std::process::id()));
         fs::create_dir_all(folder.join("a")).expect("a folder");

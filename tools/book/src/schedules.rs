@@ -33,12 +33,12 @@ This chapter describes each schedule: its order, its formulas, when to choose it
 [Reading the pictures](pictures.md) explains the pictures. `pipewright schedule --list` prints the names. Case, hyphens and
 underscores in a name do not matter.
 
-In all formulas `p` is the number of ranks, `m` that of microbatches, and `v` that of stages on each rank. The formulas, the
-pictures and the table hold if `F`, `I` and `W` take equally long, `B` takes as long as `I` and `W` together, and messages
+In all formulas `p` is the number of ranks, `m` the number of microbatches, and `v` the number of stages on each rank. The
+formulas, the pictures and the table hold if `F`, `I` and `W` take equally long, `B` takes as long as `I` and `W` together, and messages
 take no time. If microbatches are cut into slices, `k` is the number of slices of each, and slices take equally long.
 
 The *bubble* is the share of a step in which a rank idles, from the start of the step to its end. The *peak* is the largest
-number of activations that any rank holds. An activation is that of one stage and one microbatch; a stage of a rank with
+number of activations that any rank holds. An activation belongs to one stage and one microbatch; a stage of a rank with
 `v` stages has a `v`th of the rank's layers, and a slice a `k`th of its microbatch's activation.
 
 ";
@@ -104,7 +104,7 @@ fn push_table(chapter: &mut String) -> Result<(), Box<dyn Error>> {
         )?;
     }
     chapter.push_str(
-        "\n`pipewright train` sends the gradient of the inputs before it computes that of the weights, which shortens the \
+        "\n`pipewright train` sends the gradient of the inputs before it computes the weight gradients, which shortens the \
          bubble of\nschedules whose backwards are whole. `pipewright simulate` predicts that program. With `--level comms` it predicts the one \
          in\nwhich messages follow whole actions, as in the papers and in PyTorch; the other figures of this chapter are for it.\n",
     );

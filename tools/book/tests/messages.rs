@@ -63,7 +63,7 @@ fn public_errors_print_their_message_with_debug() {
             let (traits, after) = code[start + 9..].split_once(")]")?;
             let names: Vec<&str> = traits.split(", ").collect();
             let is_error = names.contains(&"Error") || names.contains(&"thiserror::Error");
-            // The type's own line is the first one that is no attribute and no comment.
+            // The type's own line is the first one that is neither an attribute nor a comment.
             let item = after.lines().find(|line| line.starts_with("pub "))?;
             (is_error && names.contains(&"Debug")).then(|| format!("{}: {item}", path.display()))
         });

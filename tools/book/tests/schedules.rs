@@ -1,4 +1,4 @@
-//! The generated pages of the book are those that the code makes today.
+//! The generated pages of the book are up to date.
 
 use std::collections::BTreeSet;
 use std::fs;

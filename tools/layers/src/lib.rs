@@ -1,6 +1,6 @@
 //! Keeps the modules of a crate in layers, so that no modules import each other in a circle.
 //!
-//! The order is that of the `mod` lines: `lib.rs` declares a module after the modules that it imports. Within a folder the
+//! The `mod` lines give the order: `lib.rs` declares a module after the modules that it imports. Within a folder the
 //! order of the lines does not matter, but no files import each other in a circle. `tests/layers.rs` checks all crates of
 //! the workspace.
 //!

@@ -10,7 +10,6 @@ const CRATES: &[(&str, &[&str])] = &[
         "crates/pipewright",
         &[
             "batch",
-            "checkpoint",
             "device",
             "graph",
             "memory",
@@ -23,7 +22,7 @@ const CRATES: &[(&str, &[&str])] = &[
             "transport",
         ],
     ),
-    ("crates/pipewright-models", &["hf"]),
+    ("crates/pipewright-models", &[]),
     ("crates/pipewright-cli", &["", "config"]),
     ("tools/book", &[]),
     ("tools/layers", &[]),

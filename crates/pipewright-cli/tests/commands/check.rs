@@ -86,7 +86,7 @@ fn every_file_of_an_index_is_looked_at() {
     fs::write(run.path(LAST), &whole[..whole.len() - 4]).expect("a file");
     check_refused(&run, &[LAST, "its header asks for"]);
     fs::remove_file(run.path(LAST)).expect("a file");
-    check_refused(&run, &[LAST, "is missing, and the index beside it names it"]);
+    check_refused(&run, &[LAST, "is missing, and the index in its folder names it"]);
 }
 
 #[test]

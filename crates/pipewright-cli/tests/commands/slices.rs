@@ -168,7 +168,7 @@ fn what_slices_cannot_do_is_refused() {
     refuse(
         &["model.architecture=qwen3_moe", "model.num_experts=4", "model.output_router_logits=true"],
         "the schedule cuts microbatches into 4 slices, and the model cannot run them: the balance loss of the router \
-         `model.layers.0.mlp.gate` is that of whole microbatches, so set `output_router_logits = false` to train without it",
+         `model.layers.0.mlp.gate` depends on whole microbatches, so set `output_router_logits = false` to train without it",
     );
     for model in [
         &["model.architecture=nemotron_h", "model.hybrid_override_pattern=M*"][..],

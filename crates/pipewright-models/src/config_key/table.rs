@@ -17,7 +17,7 @@ pub struct KeyTable {
     pub(crate) refused: &'static [&'static [Refused]],
 }
 
-/// What a key means for a family.
+/// The meaning of a key for a family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeyUse {
     /// The family computes with it.

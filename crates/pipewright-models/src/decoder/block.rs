@@ -1,4 +1,4 @@
-//! A decoder block. Field names are those of a Hugging Face directory, because parameter paths consist of them.
+//! A decoder block. Fields have the names in a Hugging Face directory, because parameter paths consist of them.
 
 use burn::module::Module;
 use burn::tensor::Tensor;

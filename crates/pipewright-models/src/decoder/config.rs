@@ -2,14 +2,13 @@
 
 use pipewright::nn::rotary_frequencies;
 
-use super::defaults;
 use super::rope::RopeScaling;
 use crate::attention::AttentionSizes;
 use crate::error::ConfigError;
 use crate::key_check::{above_zero, divisible, not_below_zero, require, rows, sizes, width};
 use crate::stage_layers;
 
-/// The sizes and constants that families of this form share; the names are those of Hugging Face's `config.json`.
+/// The sizes and constants that families of this form share; they have the names of Hugging Face's `config.json`.
 ///
 /// Deserialising accepts files of old and new versions of Hugging Face's library, fills in its defaults, validates, and
 /// refuses settings that change the results and are not implemented.
@@ -43,6 +42,19 @@ pub struct DecoderConfig {
     pub tie_word_embeddings: bool,
 }
 
+/// The value that Hugging Face assumes for `rope_theta` if a file leaves it out.
+pub(super) const ROPE_THETA: f64 = 10_000.0;
+
+/// Returns the value that Hugging Face assumes for `rms_norm_eps`.
+pub(super) fn rms_norm_eps() -> f64 {
+    1e-6
+}
+
+/// Returns the value that Hugging Face assumes for `initializer_range`.
+pub(super) fn initializer_range() -> f64 {
+    0.02
+}
+
 impl DecoderConfig {
     /// Makes the configuration of a small model (hidden 64, intermediate 176, 2 blocks) with as many key heads as query
     /// heads and Hugging Face's default constants. Use it as the base of a struct update (`..`).
@@ -55,10 +67,10 @@ impl DecoderConfig {
             num_attention_heads,
             num_key_value_heads: num_attention_heads,
             head_dim: None,
-            rms_norm_eps: defaults::rms_norm_eps(),
-            rope_theta: defaults::ROPE_THETA,
+            rms_norm_eps: rms_norm_eps(),
+            rope_theta: ROPE_THETA,
             rope_scaling: None,
-            initializer_range: defaults::initializer_range(),
+            initializer_range: initializer_range(),
             max_position_embeddings: None,
             tie_word_embeddings: false,
         }

@@ -5,13 +5,12 @@ use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::{Value, json};
 
-use super::config::DecoderConfig;
-use super::defaults;
+use super::config::{DecoderConfig, ROPE_THETA, initializer_range, rms_norm_eps};
 use super::rope::RopeScaling;
 use super::rope_json::read_rope;
 use crate::error::ConfigError;
 
-/// The keys of `config.json` that affect the results, without those that a family adds.
+/// The keys of `config.json` that affect the results and belong to all families of this form.
 #[derive(Serialize, Deserialize)]
 struct RawConfig {
     vocab_size: usize,
@@ -22,7 +21,7 @@ struct RawConfig {
     num_key_value_heads: Option<usize>,
     #[serde(skip_serializing_if = "Option::is_none")]
     head_dim: Option<usize>,
-    #[serde(default = "defaults::rms_norm_eps")]
+    #[serde(default = "rms_norm_eps")]
     rms_norm_eps: f64,
     /// The base of the rotary frequencies, in files of transformers up to version 4.
     rope_theta: Option<f64>,
@@ -33,12 +32,16 @@ struct RawConfig {
     #[serde(default)]
     tie_word_embeddings: bool,
     /// The only activation, which files name.
-    #[serde(default = "defaults::hidden_act", skip_deserializing)]
+    #[serde(default = "hidden_act", skip_deserializing)]
     hidden_act: String,
-    #[serde(default = "defaults::initializer_range")]
+    #[serde(default = "initializer_range")]
     initializer_range: f64,
     #[serde(skip_serializing_if = "Option::is_none")]
     max_position_embeddings: Option<usize>,
+}
+
+fn hidden_act() -> String {
+    "silu".to_owned()
 }
 
 impl<'de> Deserialize<'de> for DecoderConfig {
@@ -68,7 +71,7 @@ impl TryFrom<RawConfig> for DecoderConfig {
             num_key_value_heads: raw.num_key_value_heads.unwrap_or(raw.num_attention_heads),
             head_dim: raw.head_dim,
             rms_norm_eps: raw.rms_norm_eps,
-            rope_theta: rope.theta.or(raw.rope_theta).unwrap_or(defaults::ROPE_THETA),
+            rope_theta: rope.theta.or(raw.rope_theta).unwrap_or(ROPE_THETA),
             rope_scaling: rope.scaling,
             initializer_range: raw.initializer_range,
             max_position_embeddings: raw.max_position_embeddings,
@@ -110,7 +113,7 @@ impl From<DecoderConfig> for RawConfig {
             rope_parameters: Some(write_rope(config.rope_theta, config.rope_scaling)),
             rope_scaling: None,
             tie_word_embeddings: config.tie_word_embeddings,
-            hidden_act: defaults::hidden_act(),
+            hidden_act: hidden_act(),
             initializer_range: config.initializer_range,
             max_position_embeddings: config.max_position_embeddings,
         }

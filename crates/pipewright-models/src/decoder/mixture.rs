@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use crate::error::ConfigError;
 use crate::key_check::{not_below_zero, require, sizes};
 
-/// The experts of a model; the names are those of Hugging Face's `config.json`.
+/// The experts of a model; they have the names of Hugging Face's `config.json`.
 ///
 /// Deserialising accepts both names of the number of experts, fills in Hugging Face's defaults, and validates.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

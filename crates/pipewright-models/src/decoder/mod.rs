@@ -18,7 +18,6 @@
 mod block;
 mod build;
 mod config;
-mod defaults;
 mod describe;
 mod feed_forward;
 mod form;

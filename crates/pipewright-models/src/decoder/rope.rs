@@ -6,7 +6,7 @@ use crate::error::ConfigError;
 use crate::key_check::{above_zero, require};
 
 /// The scaling of Llama 3.1 and later, `rope_type = "llama3"`. Frequencies with many periods in the original length
-/// stay, those with few are divided by the factor, and those between are a mixture of both.
+/// stay, frequencies with few periods are divided by the factor, and the frequencies between them are a mixture of both.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct RopeScaling {
     /// The divisor of low frequencies.
@@ -68,9 +68,9 @@ mod tests {
             high_freq_factor: 4.0,
             original_max_position_embeddings: 32,
         };
-        let of_periods = |periods: f64| periods * TAU / 32.0;
+        let frequency = |periods: f64| periods * TAU / 32.0;
         let check = |periods: f64, factor: f64| {
-            let (found, expected) = (scaling.apply(of_periods(periods)), of_periods(periods) * factor);
+            let (found, expected) = (scaling.apply(frequency(periods)), frequency(periods) * factor);
             assert!((found - expected).abs() < 1e-12, "{periods}: {found} {expected}");
         };
         check(5.0, 1.0);

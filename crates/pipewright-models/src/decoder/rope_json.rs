@@ -35,12 +35,12 @@ const SCALING: RopeKeys = RopeKeys {
     rotated: "rope_scaling.partial_rotary_factor",
 };
 
-/// The keys with a meaning for every type, and those for the type `llama3`.
+/// The keys with a meaning for every type, and the keys for the type `llama3`.
 const OF_ALL: [&str; 4] = ["rope_type", "type", "rope_theta", "partial_rotary_factor"];
 const OF_LLAMA3: [&str; 4] =
     ["factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"];
 
-/// Reads both tables, of which a file usually has one. `longest` is the file's `max_position_embeddings`.
+/// Reads both tables. A file usually has one of them. `longest` is the file's `max_position_embeddings`.
 pub(super) fn read_rope(
     parameters: Option<&Value>,
     scaling: Option<&Value>,

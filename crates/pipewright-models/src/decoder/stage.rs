@@ -194,7 +194,7 @@ impl StageModule for DecoderStage {
     fn refuses_slices(&self) -> Option<String> {
         let path = self.model.layers.iter().flatten().find_map(DecoderBlock::balanced)?;
         Some(format!(
-            "the balance loss of the router `{path}.gate` is that of whole microbatches, so set `output_router_logits = false` \
+            "the balance loss of the router `{path}.gate` depends on whole microbatches, so set `output_router_logits = false` \
              to train without it"
         ))
     }

@@ -1,9 +1,9 @@
-//! Compares the tensors in the files of a directory with those of the model that its configuration describes.
+//! Compares the tensors in the files of a directory with the tensors of the model that its configuration describes.
 
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use super::HfError;
+use super::error::HfError;
 use super::layout::file_shape;
 use super::weights::Weights;
 use crate::parameter::{ParameterKind, ParameterSpec};

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use safetensors::Dtype;
 
-use super::directory::OtherForm;
+use super::other_form::OtherForm;
 use super::weight_type::WeightType;
 use crate::error::ConfigError;
 
@@ -57,7 +57,7 @@ pub enum HfError {
     OtherForm {
         /// The file or folder.
         path: PathBuf,
-        /// What it is.
+        /// The form of the model.
         form: OtherForm,
     },
     /// A cache folder of the hub does not say which of its snapshots is meant.
@@ -127,7 +127,7 @@ pub enum HfError {
         kind: WeightType,
     },
     /// A file of weights that the index names does not exist.
-    #[error("{} is missing, and the index beside it names it: copy or download it again", path.display())]
+    #[error("{} is missing, and the index in its folder names it: copy or download it again", path.display())]
     MissingFile {
         /// The file.
         path: PathBuf,

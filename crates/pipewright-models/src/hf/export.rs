@@ -1,14 +1,17 @@
 //! Writes a checkpoint as a model directory, layer by layer: only one layer is in memory at a time.
 
 use std::path::Path;
-use std::sync::Arc;
 
-use burn::tensor::{DType, Device};
+use burn::tensor::Device;
 use pipewright::checkpoint::Checkpoint;
 
-use super::{DEFAULT_SHARD_BYTES, HfError, WeightType, WeightTypes, Writer};
+use super::error::HfError;
+use super::origin::WeightTypes;
+use super::read::Stored;
+use super::weight_type::WeightType;
+use super::write::{DEFAULT_SHARD_BYTES, Writer};
 use crate::family::ModelFamily;
-use crate::parameter::{ParameterSource, ParameterSpec, parameter_specs};
+use crate::parameter::parameter_specs;
 use crate::split::Place;
 
 /// The choices of an export.
@@ -17,7 +20,7 @@ pub struct ExportOptions<'a> {
     /// A folder that [`super::keep_origin`] filled. Its tokenizer, its generation settings and the further keys of its
     /// `config.json` are written too.
     pub origin: Option<&'a Path>,
-    /// The element type of all tensors; by default, each tensor has that of the original model, or single precision.
+    /// The element type of all tensors; by default, each tensor has the type that the original model has, or single precision.
     pub weight_type: Option<WeightType>,
 }
 
@@ -53,16 +56,4 @@ pub fn export<F: ModelFamily>(
     }
     writer.finish()?;
     Ok(types.default)
-}
-
-/// The parameters of a checkpoint as a source for a stage: paths and layouts are the same in both.
-pub(super) struct Stored<'a>(pub(super) &'a Checkpoint);
-
-impl ParameterSource for Stored<'_> {
-    type Error = HfError;
-
-    fn parameter(&mut self, spec: &ParameterSpec) -> Result<Vec<f32>, HfError> {
-        let data = self.0.parameter(&Arc::from(spec.path.as_str()), &spec.shape, DType::F32)?;
-        Ok(data.iter().collect())
-    }
 }

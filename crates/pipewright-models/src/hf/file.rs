@@ -14,7 +14,7 @@ use pipewright::bounded_file::{LFS_POINTER, require_regular};
 use safetensors::Dtype;
 use safetensors::tensor::Metadata;
 
-use super::HfError;
+use super::error::HfError;
 use super::weight_type::WeightType;
 
 /// The longest header that is read; the format has the same limit.
@@ -90,7 +90,7 @@ impl SafetensorsFile {
         self.read_rows(tensor, shape, 0..shape.first().copied().unwrap_or(1))
     }
 
-    /// As [`SafetensorsFile::read`], for some rows of the tensor.
+    /// Like [`SafetensorsFile::read`], but reads some rows of the tensor only.
     pub(super) fn read_rows(
         &mut self,
         tensor: &str,
@@ -101,8 +101,8 @@ impl SafetensorsFile {
         let in_a_row = (last - first) / shape.first().copied().unwrap_or(1).max(1);
         let (start, end) = (first + rows.start * in_a_row, first + rows.end * in_a_row);
         let mut bytes = vec![0; end - start];
-        let place = SeekFrom::Start(self.data + start as u64);
-        let read = self.file.seek(place).and_then(|_| self.file.read_exact(&mut bytes));
+        let position = SeekFrom::Start(self.data + start as u64);
+        let read = self.file.seek(position).and_then(|_| self.file.read_exact(&mut bytes));
         read.map_err(HfError::io("read", &self.path))?;
         Ok(convert(&bytes))
     }
@@ -112,7 +112,7 @@ impl SafetensorsFile {
         self.find(tensor, shape).map(drop)
     }
 
-    /// Finds the conversion of `tensor`'s elements to floats, and their place in the file.
+    /// Finds the conversion of `tensor`'s elements to floats, and their position in the file.
     fn find(&self, tensor: &str, shape: &[usize]) -> Result<(Convert, (usize, usize)), HfError> {
         let (path, tensor) = (|| self.path.clone(), || tensor.to_owned());
         let Some(info) = self.metadata.info(&tensor()) else {

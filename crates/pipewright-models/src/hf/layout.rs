@@ -1,7 +1,14 @@
-//! The layout of parameters in a Hugging Face directory. It differs from the layout here only for the weight of a linear layer,
-//! which is `[inputs, outputs]` in Burn and `[outputs, inputs]` in a file.
+//! The files of a Hugging Face directory, and the layout of parameters in them. It differs from the layout here only for the
+//! weight of a linear layer, which is `[inputs, outputs]` in Burn and `[outputs, inputs]` in a file.
 
 use crate::parameter::{ParameterKind, ParameterSpec};
+
+/// The file with the configuration.
+pub(super) const CONFIG: &str = "config.json";
+/// The file with the weights, if it is only one.
+pub(super) const SINGLE: &str = "model.safetensors";
+/// The file that says which of several files has which tensor.
+pub(super) const INDEX: &str = "model.safetensors.index.json";
 
 /// Returns the parameter's shape in a file.
 pub(super) fn file_shape(spec: &ParameterSpec) -> Vec<usize> {

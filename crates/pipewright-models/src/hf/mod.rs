@@ -1,33 +1,32 @@
 //! Hugging Face model directories: `config.json` with `model.safetensors`, or with several files and
 //! `model.safetensors.index.json`.
 //!
-//! [`check_weights`] checks headers and lengths, and compares the tensors with the configuration; [`load_stage`] reads only the tensors of one stage. [`Writer`] writes
-//! a directory that transformers can read, and that this crate loads again with the same bits. The directory appears
-//! only when it is complete. Tokenizers and generation settings are not read, but an exported directory has those of
-//! the directory that the model was taken from ([`keep_origin`]).
+//! [`check_weights`] checks headers and lengths, and compares the tensors with the configuration; [`load_stage`] reads only the
+//! tensors of one stage. [`Writer`] writes a directory that transformers can read, and that this crate loads again with the same bits. The directory appears
+//! only when it is complete. Tokenizers and generation settings are not read, but an exported directory has the files
+//! of the directory that the model was taken from ([`keep_origin`]).
 
 mod contents;
 mod directory;
 mod error;
 mod export;
 mod file;
+mod json_file;
 mod layout;
 mod origin;
+mod other_form;
 mod read;
 mod weight_type;
 mod weights;
 mod write;
 
 pub use contents::check_weights;
-pub use directory::{OtherForm, is_config_alone, resolve};
+pub use directory::{is_config_alone, resolve};
 pub use error::HfError;
 pub use export::{ExportOptions, export};
-pub use origin::{TOKENIZER, TextEnds, end_tokens, keep_keys, keep_origin, text_ends};
+pub use origin::{TOKENIZER, TextEnds, WeightTypes, end_tokens, keep_keys, keep_origin, text_ends};
+pub use other_form::OtherForm;
 pub use read::{load_stage, restore_stage};
 pub(crate) use read::{open_weights, read_config};
-pub use weight_type::{WeightType, WeightTypes};
+pub use weight_type::WeightType;
 pub use write::{DEFAULT_SHARD_BYTES, Writer, save};
-
-const CONFIG: &str = "config.json";
-const SINGLE: &str = "model.safetensors";
-const INDEX: &str = "model.safetensors.index.json";

@@ -4,16 +4,20 @@
 //! [`keep_origin`] copies them when a run starts, because the original directory may be gone when the run's model is
 //! exported; [`super::export`] puts them into the exported directory.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
 use pipewright::bounded_file::{read_regular, refuse_special, require_regular};
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use super::directory::{is_config_alone, resolve};
-use super::read::read_json;
-use super::weight_type::WeightTypes;
-use super::{CONFIG, HfError};
+use super::error::HfError;
+use super::json_file::read_json;
+use super::layout::CONFIG;
+use super::weight_type::WeightType;
+use super::weights::{Weights, file_names_of};
 
 /// The file name of a tokenizer.
 pub const TOKENIZER: &str = "tokenizer.json";
@@ -54,10 +58,10 @@ pub fn keep_origin(from: &Path, to: &Path) -> Result<(), HfError> {
     }
     copy(from, to, CONFIG)?;
     copy_files(from, to)?;
-    match is_config_alone(from) {
-        true => Ok(()),
-        false => WeightTypes::of_directory(from)?.write(to),
+    if is_config_alone(from) {
+        return Ok(());
     }
+    WeightTypes::of_directory(from)?.write(to)
 }
 
 /// Writes keys of a model without an original directory, which its export adds to its `config.json`, into the folder `to`.
@@ -155,4 +159,69 @@ pub(super) fn with_original_keys(mut ours: Value, origin: &Path) -> Result<Value
         }
     }
     Ok(ours)
+}
+
+/// The element types of a model's tensors.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WeightTypes {
+    /// The type of most tensors, which `config.json` names.
+    pub default: WeightType,
+    /// The tensors with another type, under the names that the files have. Models with half precision may keep some of them in single precision.
+    pub others: BTreeMap<String, WeightType>,
+}
+
+/// The file in a run's folder that says which types the original model has.
+const WEIGHT_TYPES: &str = "weight_types.json";
+
+impl WeightTypes {
+    /// Returns one type for all tensors.
+    pub fn all(default: WeightType) -> Self {
+        Self { default, others: BTreeMap::new() }
+    }
+
+    /// Returns the type of a parameter, whatever name the original files have for it.
+    pub(super) fn of(&self, parameter: &str) -> WeightType {
+        let other = file_names_of(parameter).find_map(|name| self.others.get(&*name).copied());
+        other.unwrap_or(self.default)
+    }
+
+    /// Returns the types of the tensors in a model directory. Other types count as single precision.
+    pub(super) fn of_directory(dir: &Path) -> Result<Self, HfError> {
+        let types: BTreeMap<String, WeightType> = Weights::open(dir)?.types()?;
+        let count = |kind: &WeightType| types.values().filter(|other| *other == kind).count();
+        let default = WeightType::ALL.into_iter().max_by_key(count).unwrap_or_default();
+        Ok(Self { default, others: types.into_iter().filter(|(_, kind)| *kind != default).collect() })
+    }
+
+    /// Reads the types that [`WeightTypes::write`] wrote; single precision if there is no such file.
+    pub(super) fn read(folder: &Path) -> Result<Self, HfError> {
+        let path = folder.join(WEIGHT_TYPES);
+        if path.is_file() { read_json(&path) } else { Ok(Self::default()) }
+    }
+
+    pub(super) fn write(&self, folder: &Path) -> Result<(), HfError> {
+        let path = folder.join(WEIGHT_TYPES);
+        let text = serde_json::json!(self).to_string();
+        fs::write(&path, text).map_err(HfError::io("write", &path))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_type_is_found_under_every_name_of_files() {
+        let check = |stored: &str, parameter: &str| {
+            let others = BTreeMap::from([(stored.to_owned(), WeightType::Float32)]);
+            let types = WeightTypes { default: WeightType::Bfloat16, others };
+            assert_eq!(types.of(parameter), WeightType::Float32, "{stored}");
+            assert_eq!(types.of("model.other.weight"), WeightType::Bfloat16);
+        };
+        check("model.norm.weight", "model.norm.weight");
+        check("norm.weight", "model.norm.weight");
+        check("backbone.layers.0.mixer.A_log", "backbone.layers.0.mixer.A_log");
+        check("model.layers.0.mixer.A_log", "backbone.layers.0.mixer.A_log");
+        check("layers.0.mixer.A_log", "backbone.layers.0.mixer.A_log");
+    }
 }

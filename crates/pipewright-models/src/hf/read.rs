@@ -2,21 +2,24 @@
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use pipewright::bounded_file::{self, LFS_POINTER, SMALL_TEXT};
+use burn::tensor::DType;
+use pipewright::bounded_file::SMALL_TEXT;
 use pipewright::checkpoint::Checkpoint;
 use pipewright::nn::TensorParallel;
-use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::contents::unused;
-use super::directory::{OtherForm, other_form, resolve};
-use super::export::Stored;
+use super::directory::resolve;
+use super::error::HfError;
+use super::json_file::{named_floats, parse, read_bytes};
+use super::layout::CONFIG;
+use super::other_form::{OtherForm, other_form};
 use super::weights::Weights;
-use super::{CONFIG, HfError};
 use crate::error::ConfigError;
 use crate::family::ModelFamily;
-use crate::parameter::ParameterSource;
+use crate::parameter::{ParameterSource, ParameterSpec};
 use crate::split::Place;
 
 /// Returns the path of the `config.json` in a directory, or of a model that is only such a file.
@@ -51,11 +54,11 @@ pub(crate) fn read_config<T>(
 }
 
 /// Returns the line of the first mention of a key, counted from 1. A nested key is given as `outer.inner`. If the file
-/// spells the inner key in another way, the line is that of the outer one.
+/// spells the inner key in another way, the outer key counts.
 fn line_of(json: &[u8], key: &str) -> Option<usize> {
     let text = std::str::from_utf8(json).ok()?;
-    let place = key.rsplit('.').find_map(|part| text.find(&format!("\"{part}\"")))?;
-    Some(text[..place].matches('\n').count() + 1)
+    let offset = key.rsplit('.').find_map(|part| text.find(&format!("\"{part}\"")))?;
+    Some(text[..offset].matches('\n').count() + 1)
 }
 
 /// Builds the stage of `config`'s model that holds `layers`, with the weights in `dir`.
@@ -101,50 +104,14 @@ pub fn restore_stage<F: ModelFamily>(
     config.build_stage(layers, &mut Stored(checkpoint), &place.into())
 }
 
-/// Writes bare `Infinity` and `NaN`, which Python puts into files and JSON does not have, as objects with a name, as
-/// version 5 of transformers does. Lines stay the same, so that errors name the right one.
-fn named_floats(text: &[u8]) -> Vec<u8> {
-    let mut out = Vec::with_capacity(text.len());
-    let (mut in_text, mut rest) = (false, text);
-    while let Some((&byte, after)) = rest.split_first() {
-        let name = [&b"-Infinity"[..], b"Infinity", b"NaN"].into_iter().find(|name| rest.starts_with(name));
-        match name.filter(|_| !in_text) {
-            Some(name) => {
-                out.extend_from_slice(b"{\"__float__\": \"");
-                out.extend_from_slice(name);
-                out.extend_from_slice(b"\"}");
-                rest = &rest[name.len()..];
-            }
-            None if in_text && byte == b'\\' => {
-                let (pair, after) = rest.split_at(rest.len().min(2));
-                out.extend_from_slice(pair);
-                rest = after;
-            }
-            None => {
-                in_text ^= byte == b'"';
-                out.push(byte);
-                rest = after;
-            }
-        }
+/// The parameters of a checkpoint as a source for a stage: paths and layouts are the same in both.
+pub(super) struct Stored<'a>(pub(super) &'a Checkpoint);
+
+impl ParameterSource for Stored<'_> {
+    type Error = HfError;
+
+    fn parameter(&mut self, spec: &ParameterSpec) -> Result<Vec<f32>, HfError> {
+        let data = self.0.parameter(&Arc::from(spec.path.as_str()), &spec.shape, DType::F32)?;
+        Ok(data.iter().collect())
     }
-    out
-}
-
-/// Reads and parses a small JSON file.
-pub(super) fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T, HfError> {
-    parse(path, &named_floats(&read_bytes(path, SMALL_TEXT)?))
-}
-
-pub(super) fn read_bytes(path: &Path, limit: u64) -> Result<Vec<u8>, HfError> {
-    let bytes = bounded_file::read_regular(path, limit).map_err(HfError::io("read", path))?;
-    if bytes.starts_with(LFS_POINTER) {
-        return Err(HfError::LfsPointer { path: path.to_owned() });
-    }
-    Ok(bytes)
-}
-
-pub(super) fn parse<T: DeserializeOwned>(path: &Path, text: &[u8]) -> Result<T, HfError> {
-    // Some editors write a byte-order mark, which is not JSON.
-    let text = text.strip_prefix(b"\xef\xbb\xbf").unwrap_or(text);
-    serde_json::from_slice(text).map_err(|source| HfError::Json { path: path.to_owned(), source })
 }

@@ -8,12 +8,13 @@ use std::path::{Path, PathBuf};
 use pipewright::tensor::TensorShard;
 use serde::Deserialize;
 
-use super::directory::{names, other_form, resolve};
+use super::directory::resolve;
+use super::error::HfError;
 use super::file::SafetensorsFile;
-use super::layout::{file_dimension, file_shape, from_file};
-use super::read::{parse, read_bytes};
+use super::json_file::{parse, read_bytes};
+use super::layout::{INDEX, SINGLE, file_dimension, file_shape, from_file};
+use super::other_form::{names, other_form};
 use super::weight_type::WeightType;
-use super::{HfError, INDEX, SINGLE};
 use crate::parameter::{ParameterSource, ParameterSpec};
 
 /// The largest index that is read. An index has about a hundred bytes for each tensor.
@@ -34,11 +35,11 @@ struct Index {
     weight_map: BTreeMap<String, String>,
 }
 
-/// Returns the names that a parameter may have in files. Those of the model without its head have no prefix.
+/// Returns the names that a parameter may have in files. Files of a model without its head have no prefix.
 pub(super) fn file_names_of(parameter: &str) -> impl Iterator<Item = Cow<'_, str>> {
     let rest = ["model.", "backbone."].into_iter().find_map(|prefix| parameter.strip_prefix(prefix));
-    let of_backbone = rest.filter(|_| parameter.starts_with("backbone.")).map(|rest| format!("model.{rest}"));
-    let names = [Some(Cow::from(parameter)), of_backbone.map(Cow::from), rest.map(Cow::from)];
+    let in_backbone = rest.filter(|_| parameter.starts_with("backbone.")).map(|rest| format!("model.{rest}"));
+    let names = [Some(Cow::from(parameter)), in_backbone.map(Cow::from), rest.map(Cow::from)];
     names.into_iter().flatten()
 }
 
@@ -166,7 +167,7 @@ fn shards(dir: &Path) -> Result<Vec<String>, HfError> {
     }
 }
 
-/// Returns the number of a file among those of its model, and their count.
+/// Returns the name of a file, its number among the files of its model, and their count.
 fn shard(name: String) -> Option<(String, u32, u32)> {
     /// More files are a mistake.
     const MOST: u32 = 10_000;

@@ -12,10 +12,10 @@ use pipewright::stage::StageModule;
 use safetensors::tensor::{Metadata, TensorInfo};
 use serde_json::{Value, json};
 
-use super::layout::{file_shape, to_file};
-use super::origin::{copy_files, with_original_keys};
-use super::weight_type::{WeightType, WeightTypes};
-use super::{CONFIG, HfError, INDEX, SINGLE};
+use super::error::HfError;
+use super::layout::{CONFIG, INDEX, SINGLE, file_shape, to_file};
+use super::origin::{WeightTypes, copy_files, with_original_keys};
+use super::weight_type::WeightType;
 use crate::family::ModelFamily;
 use crate::parameter::{ParameterSpec, parameter_specs, visit_parameters};
 
@@ -62,7 +62,7 @@ impl Typed {
     }
 }
 
-/// A tensor's place.
+/// A tensor's position in the files.
 #[derive(Debug)]
 struct Slot {
     tensor: Typed,
@@ -85,7 +85,7 @@ impl Writer {
         Self::create_as(dir, config, tensors, &WeightTypes::default(), max_shard_bytes)
     }
 
-    /// As [`Writer::create`], with other element types than single precision.
+    /// Like [`Writer::create`], but with the element types `types`.
     ///
     /// # Errors
     /// As [`Writer::create`].

@@ -1,4 +1,4 @@
-//! The blocks. Field names are those of the checkpoint, because parameter paths consist of them.
+//! The blocks. Fields have the names in a checkpoint, because parameter paths consist of them.
 
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
@@ -16,7 +16,7 @@ use crate::mamba::{MambaBiases, build_mamba};
 use crate::parameter::{Builder, ParameterKind, ParameterSource};
 use crate::split::require_parts;
 
-/// `x + mixer(norm(x))`, for all tokens or for those that a router chooses.
+/// `x + mixer(norm(x))`, for all tokens or for the tokens that a router chooses.
 #[derive(Module, Debug)]
 pub(super) struct Block {
     norm: RmsNorm,

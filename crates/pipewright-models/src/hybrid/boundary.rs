@@ -23,9 +23,9 @@ pub enum HybridOutput {
     Hidden(Tensor<3>, Tensor<2, Int>),
     /// The logits `[batch, sequence, vocabulary]` of the last stage.
     Logits {
-        /// Of the next token.
+        /// The logits of the next token.
         logits: Tensor<3>,
-        /// Of the token after it, if the model has a second head.
+        /// The logits of the token after it, if the model has a second head.
         second: Option<Tensor<3>>,
     },
 }

@@ -139,7 +139,7 @@ pub enum EmbedNorm {
     Dyt,
 }
 
-/// What each key of `config.json` means for the family.
+/// The meaning of each key of `config.json` for the family.
 pub(super) const TABLE: KeyTable = KeyTable {
     computes: &[&[
         "vocab_size",

@@ -35,27 +35,27 @@ impl Depths {
         let scores = router.forward(x.clone().cast(router.weight.dtype()));
         let on_host: Vec<f32> = scores.clone().into_data().iter().collect();
         let length = ((self.capacity * tokens.scope.sequence as f64).floor() as usize).max(1);
-        let places = choose(&on_host, tokens, length);
+        let indices = choose(&on_host, tokens, length);
         let mut was_chosen = vec![0f32; tokens.len()];
-        places.iter().for_each(|&place| was_chosen[place] = 1.0);
+        indices.iter().for_each(|&index| was_chosen[index] = 1.0);
         let loss = choice_loss(scores.clone(), was_chosen.into(), tokens.mean_weights());
         context.auxiliary_loss_of(&self.path, "mod_aux", self.weight, loss.mul_scalar(self.share));
         let x = one_gradient(x);
 
-        let ids: Vec<i64> = places.iter().map(|&place| place as i64).collect();
-        let ids = Tensor::<1, Int>::from_data(TensorData::new(ids, [places.len()]), &x.device());
+        let ids: Vec<i64> = indices.iter().map(|&index| index as i64).collect();
+        let ids = Tensor::<1, Int>::from_data(TensorData::new(ids, [indices.len()]), &x.device());
         let chosen = x.clone().select(0, ids.clone());
-        let mixed = branch(chosen, &tokens.choose(&places, length));
+        let mixed = branch(chosen, &tokens.choose(&indices, length));
         let gates = activation::sigmoid(scores.select(0, ids.clone())).cast(mixed.dtype());
         x.select_assign(0, ids, mixed * gates, IndexingUpdateOp::Add)
     }
 }
 
-/// Returns the places of the chosen tokens, `length` of each row in ascending order: those with the largest scores; of
-/// equal scores the first. Padding comes after every valid token.
+/// Returns the indices of the chosen tokens, `length` of each row in ascending order. They have the largest
+/// scores. If several scores are equal, the first one counts. Padding comes after every valid token.
 fn choose(scores: &[f32], tokens: &Tokens, length: usize) -> Vec<usize> {
     let sequence = tokens.scope.sequence;
-    let mut places = Vec::with_capacity(scores.len() / sequence * length);
+    let mut indices = Vec::with_capacity(scores.len() / sequence * length);
     for start in (0..scores.len()).step_by(sequence) {
         let mut row: Vec<usize> = (start..start + sequence).collect();
         row.sort_by(|&a, &b| {
@@ -64,9 +64,9 @@ fn choose(scores: &[f32], tokens: &Tokens, length: usize) -> Vec<usize> {
         });
         row.truncate(length);
         row.sort_unstable();
-        places.append(&mut row);
+        indices.append(&mut row);
     }
-    places
+    indices
 }
 
 #[cfg(test)]

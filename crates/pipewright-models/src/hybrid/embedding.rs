@@ -12,7 +12,7 @@ use super::tokens::{Tokens, host};
 use crate::documents::side;
 use crate::parameter::{Builder, ParameterKind, ParameterSource};
 
-/// The embeddings other than that of the tokens.
+/// All embeddings except the embedding of the tokens.
 #[derive(Module, Debug)]
 pub(super) struct FurtherEmbeddings {
     /// One table for each of the configuration's orders.
@@ -82,16 +82,16 @@ impl FurtherEmbeddings {
         Ok(Self { ngram, structure, platform, rms, tanh, settings })
     }
 
-    /// Returns the checkpoint's name of a table in place of its place in a list.
-    pub(super) fn path(&self, list: &str, place: usize) -> Option<String> {
+    /// Returns the path in a checkpoint of the table `index` of a list.
+    pub(super) fn path(&self, list: &str, index: usize) -> Option<String> {
         match list {
-            "ngram" => Some(format!("model.ngram.{}", self.settings.orders.get(place)?)),
-            "structure" => Some(format!("model.structure.{}", self.settings.structures.get(place)?)),
+            "ngram" => Some(format!("model.ngram.{}", self.settings.orders.get(index)?)),
+            "structure" => Some(format!("model.structure.{}", self.settings.structures.get(index)?)),
             _ => None,
         }
     }
 
-    /// Adds the embeddings to those of the tokens, `[rows, sequence, hidden]`.
+    /// Adds the embeddings to `x`, the embeddings of the tokens, `[rows, sequence, hidden]`.
     ///
     /// # Panics
     /// When a structure or platform id lies outside its table.
@@ -105,24 +105,24 @@ impl FurtherEmbeddings {
         let shape @ [rows, sequence, _] = x.dims();
         let on_host = if self.ngram.is_empty() { Vec::new() } else { host(ids) };
         for (table, &order) in self.ngram.iter().zip(&self.settings.orders) {
-            let places = buckets(&on_host, tokens, order, self.settings.buckets);
-            let places = Tensor::from_data(TensorData::new(places, [rows, sequence]), &ids.device());
-            x = x + table.forward(places);
+            let indices = buckets(&on_host, tokens, order, self.settings.buckets);
+            let indices = Tensor::from_data(TensorData::new(indices, [rows, sequence]), &ids.device());
+            x = x + table.forward(indices);
         }
         for (table, name) in self.structure.iter().zip(&self.settings.structures) {
             x = match side::<Tensor<2, Int>>(context, name) {
-                Some(places) => {
-                    assert_eq!(places.dims(), [rows, sequence], "`{name}` has an id for each token");
-                    x + table.forward(places)
+                Some(indices) => {
+                    assert_eq!(indices.dims(), [rows, sequence], "`{name}` has an id for each token");
+                    x + table.forward(indices)
                 }
                 None => with_zero_gradient(x, table.weight.val()),
             };
         }
         if let Some(table) = &self.platform {
             x = match side::<Tensor<1, Int>>(context, PLATFORM) {
-                Some(places) => {
-                    assert_eq!(places.dims(), [rows], "`{PLATFORM}` has an id for each row");
-                    x + table.forward(places.reshape([rows, 1])).expand(shape)
+                Some(indices) => {
+                    assert_eq!(indices.dims(), [rows], "`{PLATFORM}` has an id for each row");
+                    x + table.forward(indices.reshape([rows, 1])).expand(shape)
                 }
                 None => with_zero_gradient(x, table.weight.val()),
             };

@@ -89,36 +89,37 @@ pub(super) fn loss(
     let counts = counts(context, rows, sequence);
     if let Some(second) = second {
         // Position `t` predicts the token after the target of `t`, which is the target of `t + 1`.
-        let places = |row: usize| (0..counts[row] - 1).map(move |t| row * sequence + t);
-        let places: Vec<usize> = (0..rows).flat_map(places).collect();
-        context.auxiliary_loss("mtp", weight, mean_loss(second, targets, (&places, 1), split));
+        let indices = |row: usize| (0..counts[row] - 1).map(move |t| row * sequence + t);
+        let indices: Vec<usize> = (0..rows).flat_map(indices).collect();
+        context.auxiliary_loss("mtp", weight, mean_loss(second, targets, &indices, 1, split));
     }
-    let places = |row: usize| (0..counts[row]).map(move |t| row * sequence + t);
-    let places: Vec<usize> = (0..rows).flat_map(places).collect();
-    mean_loss(logits, targets, (&places, 0), split)
+    let indices = |row: usize| (0..counts[row]).map(move |t| row * sequence + t);
+    let indices: Vec<usize> = (0..rows).flat_map(indices).collect();
+    mean_loss(logits, targets, &indices, 0, split)
 }
 
-/// Returns the mean cross entropy of the logits at `places` against the targets `ahead` places after them; 0, with a
-/// gradient of 0, if there are no places. A rank has the logits of its part of the vocabulary.
+/// Returns the mean cross entropy of the logits at `indices` against the targets `ahead` positions after them; 0, with a
+/// gradient of 0, if there are no indices. A rank has the logits of its part of the vocabulary.
 fn mean_loss(
     logits: Tensor<3>,
     targets: &Tensor<2, Int>,
-    (places, ahead): (&[usize], usize),
+    indices: &[usize],
+    ahead: usize,
     SplitStage { tensor, vocabulary, .. }: &SplitStage,
 ) -> Tensor<1> {
     let [rows, sequence, part] = logits.dims();
     let logits = logits.reshape([rows * sequence, part]);
-    if places.is_empty() {
+    if indices.is_empty() {
         return logits.sum().mul_scalar(0.0);
     }
     let targets = targets.clone().reshape([rows * sequence]);
-    if places.len() == rows * sequence {
+    if indices.len() == rows * sequence {
         return split_cross_entropy(logits, targets, *vocabulary, tensor);
     }
     let ids = |ahead: usize, tensor: &Tensor<1, Int>| {
-        let ids: Vec<i64> = places.iter().map(|&place| (place + ahead) as i64).collect();
-        Tensor::<1, Int>::from_data(TensorData::new(ids, [places.len()]), &tensor.device())
+        let ids: Vec<i64> = indices.iter().map(|&index| (index + ahead) as i64).collect();
+        Tensor::<1, Int>::from_data(TensorData::new(ids, [indices.len()]), &tensor.device())
     };
-    let of_targets = targets.clone().select(0, ids(ahead, &targets));
-    split_cross_entropy(logits.select(0, ids(0, &targets)), of_targets, *vocabulary, tensor)
+    let chosen_targets = targets.clone().select(0, ids(ahead, &targets));
+    split_cross_entropy(logits.select(0, ids(0, &targets)), chosen_targets, *vocabulary, tensor)
 }

@@ -1,4 +1,4 @@
-//! Initial parameters: those of Mamba-2 mixers are drawn as in the Mamba reference, the relation bias is zero, and the
+//! Initial parameters. The parameters of Mamba-2 mixers are drawn as in the Mamba reference, the relation bias is zero, and the
 //! factor inside the dynamic tanh after the embeddings is one half. The others are drawn as in every family.
 
 use super::config::HybridConfig;

@@ -27,7 +27,6 @@ mod experts;
 mod head;
 mod initial;
 mod pattern;
-mod side_check;
 mod side_inputs;
 mod stage;
 mod tokens;

@@ -60,7 +60,7 @@ impl Pattern {
             for letter in letters.chars() {
                 let kind = BlockKind::from_letter(letter).ok_or_else(|| ConfigError::Block {
                     key: "pattern",
-                    place: blocks.len(),
+                    index: blocks.len(),
                     found: letter.to_string(),
                     known: LETTERS,
                 })?;

@@ -17,7 +17,7 @@ use super::embedding::{FurtherEmbeddings, with_zero_gradient};
 use super::head::{SecondHead, loss};
 use super::initial::InitialParameters;
 use super::pattern::Pattern;
-use super::side_check::check_side;
+use super::side_inputs::check_side;
 use super::tokens::Tokens;
 use crate::config_key::KeyTable;
 use crate::decoder::DecoderConfig;
@@ -164,7 +164,7 @@ impl StageModule for HybridStage {
         local.ends_with("router.weight") || is_of_scan(local)
     }
 
-    /// Returns the paths of the tables that have copies: the embedding's and that of the relations.
+    /// Returns the paths of the tables that have copies: the table of the embedding and the table of the relations.
     fn shared_parameters(&self) -> Vec<String> {
         vec![format!("{EMBEDDING}.weight"), format!("{RELATION_BIAS}.weight")]
     }
@@ -235,7 +235,7 @@ impl ModelFamily for HybridConfig {
         check_side(self, side, sequence)
     }
 
-    /// Leaves out the second prediction head, which predicts from tokens that are not there yet.
+    /// Leaves out the second prediction head, which needs the next token to predict the one after it.
     fn for_generation(&self) -> Self {
         Self { mtp_loss_weight: 0.0, ..self.clone() }
     }

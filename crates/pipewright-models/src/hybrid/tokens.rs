@@ -12,7 +12,7 @@ use super::config::HybridConfig;
 use super::side_inputs::{COUNTS, RELATIONS};
 use crate::documents::{given_scope, side};
 
-/// The tokens of a microbatch, or those of them that a block sees.
+/// The tokens of a microbatch, or the tokens that a block sees.
 #[derive(Clone, Debug)]
 pub(super) struct Tokens {
     pub(super) scope: TokenScope,
@@ -43,18 +43,18 @@ impl Tokens {
         self.valid.len()
     }
 
-    /// Returns the tokens at these places, `length` of each row.
-    pub(super) fn choose(&self, places: &[usize], length: usize) -> Self {
+    /// Returns the tokens with these indices, `length` of each row.
+    pub(super) fn choose(&self, indices: &[usize], length: usize) -> Self {
         let sequence = self.scope.sequence;
-        let of = |all: &[u32]| places.iter().map(|&place| all[place]).collect();
+        let chosen = |all: &[u32]| indices.iter().map(|&index| all[index]).collect();
         let relations = self.relations.as_ref().map(|relations| {
-            let mut mask = Vec::with_capacity(places.len() * relations.count * length);
-            for (row, places) in places.chunks(length).enumerate() {
+            let mut mask = Vec::with_capacity(indices.len() * relations.count * length);
+            for (row, indices) in indices.chunks(length).enumerate() {
                 for relation in 0..relations.count {
-                    for query in places {
+                    for query in indices {
                         let start =
                             ((row * relations.count + relation) * sequence + query % sequence) * sequence;
-                        mask.extend(places.iter().map(|key| relations.mask[start + key % sequence]));
+                        mask.extend(indices.iter().map(|key| relations.mask[start + key % sequence]));
                     }
                 }
             }
@@ -63,10 +63,10 @@ impl Tokens {
         Self {
             scope: TokenScope {
                 sequence: length,
-                documents: of(&self.scope.documents),
-                positions: of(&self.scope.positions),
+                documents: chosen(&self.scope.documents),
+                positions: chosen(&self.scope.positions),
             },
-            valid: places.iter().map(|&place| self.valid[place]).collect(),
+            valid: indices.iter().map(|&index| self.valid[index]).collect(),
             relations,
         }
     }
@@ -86,7 +86,7 @@ pub(super) fn host(ids: &Tensor<2, Int>) -> Vec<i64> {
 /// Returns the number of valid tokens of each row: all, unless a side input says otherwise.
 ///
 /// # Panics
-/// When a number is not that of a row's tokens.
+/// When a number is 0, or larger than the number of a row's tokens.
 pub(super) fn counts(context: &StageContext, rows: usize, sequence: usize) -> Vec<usize> {
     let Some(counts) = side::<Tensor<1, Int>>(context, COUNTS) else { return vec![sequence; rows] };
     let counts: Vec<i64> = counts.into_data().iter::<i64>().collect();

@@ -80,10 +80,10 @@ impl HybridConfig {
             ])?;
         }
         for (name, &count) in &self.structure_vocab_sizes {
-            let place = STRUCTURES.iter().position(|known| known == name);
+            let index = STRUCTURES.iter().position(|known| known == name);
             let names = "one of structure_ids, dep_levels, ast_depth_ids, sibling_index_ids, node_type_ids";
-            require(place.is_some(), "structure_vocab_sizes", name, names)?;
-            place.map_or(Ok(()), |place| rows(&[(STRUCTURE_SIZES[place], count)]))?;
+            require(index.is_some(), "structure_vocab_sizes", name, names)?;
+            index.map_or(Ok(()), |index| rows(&[(STRUCTURE_SIZES[index], count)]))?;
         }
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! The blocks. Field names are those of a Hugging Face directory, because parameter paths consist of them.
+//! The blocks. Fields have the names in a Hugging Face directory, because parameter paths consist of them.
 
 use std::sync::Arc;
 
@@ -24,7 +24,7 @@ pub(super) struct Block {
     head_dim: usize,
 }
 
-/// The names of the variants are in Burn's parameter paths and not in those of a Hugging Face directory; see
+/// The names of the variants are in Burn's parameter paths and not in a Hugging Face directory; see
 /// [`crate::parameter`].
 #[derive(Module, Debug)]
 enum Mixer {

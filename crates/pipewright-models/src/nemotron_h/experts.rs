@@ -61,13 +61,13 @@ impl ExpertMixer {
             fc1_latent_proj = Some(builder.linear(&format!("{path}.fc1_latent_proj"), hidden, latent)?);
             fc2_latent_proj = Some(builder.linear(&format!("{path}.fc2_latent_proj"), latent, hidden)?);
         }
-        let of_experts = ExpertSizes {
+        let expert_sizes = ExpertSizes {
             count: ("n_routed_experts", count),
             width: sizes.width(hidden),
             inner: ("moe_intermediate_size", sizes.moe_intermediate_size),
             has_gate: false,
         };
-        let experts = builder.experts(path, of_experts)?;
+        let experts = builder.experts(path, expert_sizes)?;
         let shared = ("moe_shared_expert_intermediate_size", sizes.moe_shared_expert_intermediate_size);
         require_parts(path, "shared_experts.up_proj.weight", shared, builder.tensor_ranks())?;
         let shared_experts =
@@ -130,37 +130,37 @@ impl Choice {
         }
     }
 
-    /// Returns the experts of each token, `count` each: those with the largest corrected scores in the groups with the
-    /// largest sums of their two best. Of equal scores, the first expert is chosen.
+    /// Returns the experts of each token, `count` each. They have the largest corrected scores in the groups with
+    /// the largest sums of their two best scores. If several scores are equal, the first expert is chosen.
     fn choose(&self, scores: &[f32], correction: &[f32]) -> Vec<usize> {
         let experts = correction.len();
         let size = experts / self.groups;
         let mut chosen = Vec::with_capacity(scores.len() / experts * self.count);
         for scores in scores.chunks_exact(experts) {
             let corrected: Vec<f32> = scores.iter().zip(correction).map(|(s, c)| s + c).collect();
-            let of_groups: Vec<f32> = match self.groups {
+            let group_scores: Vec<f32> = match self.groups {
                 1 => vec![0.0],
                 _ => {
                     corrected.chunks_exact(size).map(|group| best(group, 2).map(|i| group[i]).sum()).collect()
                 }
             };
             let mut open = vec![false; self.groups];
-            best(&of_groups, self.open_groups).for_each(|group| open[group] = true);
+            best(&group_scores, self.open_groups).for_each(|group| open[group] = true);
             let eligible: Vec<usize> = (0..experts).filter(|expert| open[expert / size]).collect();
-            let of_eligible: Vec<f32> = eligible.iter().map(|&expert| corrected[expert]).collect();
-            chosen.extend(best(&of_eligible, self.count).map(|place| eligible[place]));
+            let eligible_scores: Vec<f32> = eligible.iter().map(|&expert| corrected[expert]).collect();
+            chosen.extend(best(&eligible_scores, self.count).map(|index| eligible[index]));
         }
         chosen
     }
 }
 
-/// Returns the places of the `count` largest numbers, the largest first; of equal numbers the first. NaN is smaller
+/// Returns the indices of the `count` largest numbers, the largest first; of equal numbers the first. NaN is smaller
 /// than any number.
 fn best(numbers: &[f32], count: usize) -> impl Iterator<Item = usize> {
-    let key = |place: usize| if numbers[place].is_nan() { f32::NEG_INFINITY } else { numbers[place] };
-    let mut places: Vec<usize> = (0..numbers.len()).collect();
-    places.sort_by(|&a, &b| key(b).total_cmp(&key(a)));
-    places.into_iter().take(count)
+    let key = |index: usize| if numbers[index].is_nan() { f32::NEG_INFINITY } else { numbers[index] };
+    let mut indices: Vec<usize> = (0..numbers.len()).collect();
+    indices.sort_by(|&a, &b| key(b).total_cmp(&key(a)));
+    indices.into_iter().take(count)
 }
 
 #[cfg(test)]

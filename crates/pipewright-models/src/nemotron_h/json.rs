@@ -116,17 +116,17 @@ impl BlockKind {
 }
 
 fn listed_blocks(names: &[String]) -> Result<Vec<BlockKind>, ConfigError> {
-    let block = |(place, name): (usize, &String)| {
+    let block = |(index, name): (usize, &String)| {
         let (key, found) = ("layers_block_type", name.clone());
-        BlockKind::from_name(name).ok_or(ConfigError::Block { key, place, found, known: NAMES })
+        BlockKind::from_name(name).ok_or(ConfigError::Block { key, index, found, known: NAMES })
     };
     names.iter().enumerate().map(block).collect()
 }
 
 fn lettered_blocks(pattern: &str) -> Result<Vec<BlockKind>, ConfigError> {
-    let block = |(place, letter): (usize, char)| {
+    let block = |(index, letter): (usize, char)| {
         let (key, found) = ("hybrid_override_pattern", letter.to_string());
-        BlockKind::from_letter(letter).ok_or(ConfigError::Block { key, place, found, known: LETTERS })
+        BlockKind::from_letter(letter).ok_or(ConfigError::Block { key, index, found, known: LETTERS })
     };
     pattern.chars().enumerate().map(block).collect()
 }

@@ -1,4 +1,4 @@
-//! What each key of `config.json` means for the family.
+//! The meaning of each key of `config.json` for the family.
 
 use crate::config_key::{Harmless, KeyTable, Refused};
 

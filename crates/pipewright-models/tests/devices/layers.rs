@@ -14,8 +14,8 @@ use crate::{DEVICE, devices};
 /// Returns numbers between `-scale` and `scale`; they differ for each `seed`.
 fn numbers(shape: [usize; 2], seed: usize, scale: f32) -> TensorData {
     let count = shape[0] * shape[1];
-    let value = |place: usize| ((place * 7919 + seed * 31) % 2003) as f32 / 1001.5 - 1.0;
-    TensorData::new((0..count).map(|place| value(place) * scale).collect::<Vec<f32>>(), shape)
+    let value = |index: usize| ((index * 7919 + seed * 31) % 2003) as f32 / 1001.5 - 1.0;
+    TensorData::new((0..count).map(|index| value(index) * scale).collect::<Vec<f32>>(), shape)
 }
 
 fn ids<const N: usize>(ids: [i64; N], device: &Device) -> Tensor<1, Int> {

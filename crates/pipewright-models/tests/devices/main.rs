@@ -21,7 +21,7 @@ use pipewright::ids::WorldRank;
 /// The name of the tested device.
 pub(crate) const DEVICE: &str = "wgpu:cpu";
 
-/// Returns the devices of these names, or `None` if the tested one is not there.
+/// Returns the devices of these names, or `None` if the tested one does not exist.
 #[expect(clippy::print_stdout, reason = "a test that is left out says so")]
 pub(crate) fn devices(names: &[&str]) -> Option<Devices> {
     static IS_THERE: OnceLock<bool> = OnceLock::new();
@@ -49,7 +49,7 @@ fn start_threads(device: &Device) {
     assert_eq!(Tensor::<1>::ones([2], device).sum().into_scalar::<f32>(), 2.0);
 }
 
-/// Gives the calling thread, which is that of a rank, the lowest priority. Burn waits for a busy device in a loop that sleeps
+/// Gives the calling thread, which is a rank's thread, the lowest priority. Burn waits for a busy device in a loop that sleeps
 /// only after milliseconds. The tested device computes on the same processor, so the ranks would take its time.
 pub(crate) fn take_lowest_priority() {
     rustix::process::nice(19).expect("a thread may lower its own priority");
@@ -60,9 +60,9 @@ pub(crate) fn own_device() -> Device {
     static SETUP: OnceLock<WgpuSetup> = OnceLock::new();
     let setup = SETUP.get_or_init(|| {
         let options = Device::wgpu_options().device_kind(DeviceKind::Cpu).graphics_api(WgpuBackend::Vulkan);
-        options.init_with_setup().expect("the adapter is there").1
+        options.init_with_setup().expect("the adapter exists").1
     });
-    let device = Device::wgpu_options().setup(setup.clone()).init().expect("the adapter is there");
+    let device = Device::wgpu_options().setup(setup.clone()).init().expect("the adapter exists");
     start_threads(&device);
     device
 }

@@ -38,7 +38,7 @@ impl StageModule for Dense {
     }
 }
 
-/// Returns the bytes that the back end has reserved on `device` for tensors, and those for everything.
+/// Returns the bytes that the back end has reserved on `device` for tensors, and the bytes for everything.
 fn reserved(device: &Device) -> [u64; 2] {
     let DispatchDevice::Cube(device) = device.as_dispatch() else { panic!("another back end") };
     let report = device.client().memory_report(MemoryScope::Device);
@@ -55,8 +55,8 @@ fn the_back_end_holds_no_more_once_it_replaces_the_arguments_that_it_keeps() {
         return;
     }
     let device = own_device();
-    let layer = |place: usize| {
-        let linear = LinearConfig::new(4 + place, 5 + place).init(&Device::flex().autodiff());
+    let layer = |index: usize| {
+        let linear = LinearConfig::new(4 + index, 5 + index).init(&Device::flex().autodiff());
         Dense { linear: linear.into() }
     };
     let mut pipeline = Pipeline::builder(Layers::new(4, layer))

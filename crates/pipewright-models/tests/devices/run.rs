@@ -82,7 +82,7 @@ impl Run<'_> {
             seed: 0,
             documents: None,
         };
-        let rows = rows.open(model.vocab_size(), batch).expect("the data is here");
+        let rows = rows.open(model.vocab_size(), batch).expect("the data can be read");
         let steps = self.steps as u64;
         let rate = LearningRate { peak: 2e-3, decay: Decay::Constant, warmup_steps: 0, steps };
         let mut trainer = Trainer::new(self.launch(reference, model, devices), rows, batch, rate);
@@ -123,9 +123,10 @@ impl Run<'_> {
             devices: devices.clone(),
             recompute: self.recompute.parse().expect("a choice"),
             data_parallel: self.replicas,
-            data_parallel_mode: match self.is_sharded {
-                true => DataParallelMode::Sharded,
-                false => DataParallelMode::Replicated,
+            data_parallel_mode: if self.is_sharded {
+                DataParallelMode::Sharded
+            } else {
+                DataParallelMode::Replicated
             },
             ..PipelineConfig::default()
         };

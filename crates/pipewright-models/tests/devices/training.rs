@@ -116,7 +116,7 @@ fn replicas_and_shards() {
     }
 }
 
-/// A layer that passes on integers and booleans beside its numbers.
+/// A layer that passes on integers and booleans in addition to its numbers.
 #[derive(Module, Debug)]
 struct Masked {
     linear: Linear,
@@ -126,9 +126,9 @@ impl StageModule for Masked {
     type Input = (Tensor<2>, Tensor<1, Int>, Tensor<2, Bool>);
     type Output = Self::Input;
 
-    fn forward(&self, (x, places, mask): Self::Input, _context: &StageContext) -> Self::Output {
+    fn forward(&self, (x, indices, mask): Self::Input, _context: &StageContext) -> Self::Output {
         let y = self.linear.forward(x.clone()).mask_fill(mask.clone(), 0.0);
-        (x + y, places.flip([0]), mask.bool_not())
+        (x + y, indices.flip([0]), mask.bool_not())
     }
 }
 
@@ -140,8 +140,8 @@ fn tensors_of_every_kind_cross_between_devices() {
             .ranks(4)
             .microbatches(4)
             .devices(devices(names)?)
-            .loss(|(y, places, mask): <Masked as StageModule>::Output, target: Tensor<2>| {
-                let chosen = y.select(0, places).mask_fill(mask, 0.5);
+            .loss(|(y, indices, mask): <Masked as StageModule>::Output, target: Tensor<2>| {
+                let chosen = y.select(0, indices).mask_fill(mask, 0.5);
                 (chosen - target).square().mean()
             })
             .optimizer(AdamWConfig::new().init())
@@ -149,10 +149,10 @@ fn tensors_of_every_kind_cross_between_devices() {
             .expect("it starts");
         let device = Device::flex();
         let x = Tensor::<1, Int>::arange(0..32, &device).float().reshape([8, 4]).sin();
-        let places = Tensor::<1, Int>::from_data([0, 1, 1, 0, 0, 0, 1, 1], &device);
+        let indices = Tensor::<1, Int>::from_data([0, 1, 1, 0, 0, 0, 1, 1], &device);
         let mask = x.clone().greater_elem(0.2);
         let step = |_| {
-            let inputs = (x.clone(), places.clone(), mask.clone());
+            let inputs = (x.clone(), indices.clone(), mask.clone());
             pipeline.step(inputs, x.clone().flip([1]), 1e-2).expect("a step").loss()
         };
         Some((0..3).map(step).collect::<Vec<f64>>())

@@ -46,7 +46,7 @@ fn batch() -> Batch {
     let rows = MICROBATCHES as usize;
     let ids = |shift: i32| {
         let ids =
-            (0..(rows * SEQUENCE) as i32).map(|place| (place * place * 7 + shift * 13) % VOCABULARY as i32);
+            (0..(rows * SEQUENCE) as i32).map(|index| (index * index * 7 + shift * 13) % VOCABULARY as i32);
         Tensor::<2, Int>::from_data(
             TensorData::new(ids.collect::<Vec<_>>(), [rows, SEQUENCE]),
             &Device::flex(),

@@ -58,7 +58,7 @@ fn values(stage: &DecoderStage) -> Vec<TensorData> {
 fn copy() -> (TempDir, PathBuf) {
     let folder = TempDir::new().expect("a temporary folder");
     for name in ["config.json", "model.safetensors"] {
-        fs::copy(Path::new(GOLDEN).join(name), folder.path().join(name)).expect("the file is here");
+        fs::copy(Path::new(GOLDEN).join(name), folder.path().join(name)).expect("the file can be read");
     }
     let weights = folder.path().join("model.safetensors");
     (folder, weights)
@@ -66,7 +66,7 @@ fn copy() -> (TempDir, PathBuf) {
 
 /// Rewrites the header of a safetensors file, and keeps the tensors.
 fn edit_header(path: &Path, edit: impl FnOnce(&mut Value)) {
-    let bytes = fs::read(path).expect("the file is here");
+    let bytes = fs::read(path).expect("the file can be read");
     let length = u64::from_le_bytes(bytes[..8].try_into().expect("eight bytes")) as usize;
     let mut header: Value = serde_json::from_slice(&bytes[8..8 + length]).expect("a header");
     edit(&mut header);
@@ -88,7 +88,7 @@ fn check_refused(dir: &Path, message: &str) {
 
 /// Returns the content of a weights file after its header.
 fn tensors(dir: &Path) -> Vec<u8> {
-    let bytes = fs::read(dir.join("model.safetensors")).expect("the file is here");
+    let bytes = fs::read(dir.join("model.safetensors")).expect("the file can be read");
     bytes[8 + bytes_before(&bytes)..].to_vec()
 }
 
@@ -103,7 +103,7 @@ fn check_round_trip<F: ModelFamily<Stage = DecoderStage>>(reference: &str, confi
     assert_eq!(values(&load_family(&dir, config).expect("it loads")), values(&stage));
     // The reference writes tensors in the same order and layout.
     assert!(tensors(&dir) == tensors(reference), "the bytes of the tensors differ");
-    let json = fs::read(dir.join("config.json")).expect("the file is here");
+    let json = fs::read(dir.join("config.json")).expect("the file can be read");
     serde_json::from_slice(&json).expect("it is JSON")
 }
 
@@ -145,7 +145,7 @@ fn round_trips_of_the_other_families() {
 #[test]
 fn old_spellings_mean_the_same() {
     let old = |dir: &str, change: &dyn Fn(&mut serde_json::Map<String, Value>)| {
-        let text = fs::read_to_string(Path::new(dir).join("config.json")).expect("the file is here");
+        let text = fs::read_to_string(Path::new(dir).join("config.json")).expect("the file can be read");
         let mut json: Value = serde_json::from_str(&text).expect("JSON");
         let table = json.as_object_mut().expect("a table");
         let mut rope = table.remove("rope_parameters").expect("positions");
@@ -195,7 +195,7 @@ fn a_published_qwen3_moe_is_understood() {
 #[test]
 fn a_mixture_that_cannot_be_run_is_refused_at_its_key() {
     let folder = TempDir::new().expect("a temporary folder");
-    let text = fs::read_to_string(Path::new(QWEN3_MOE).join("config.json")).expect("the file is here");
+    let text = fs::read_to_string(Path::new(QWEN3_MOE).join("config.json")).expect("the file can be read");
     let check = |key: &str, value: &str, message: &str| {
         let line = text.lines().position(|line| line.contains(&format!("\"{key}\""))).expect("the key") + 1;
         let old = text.lines().nth(line - 1).expect("a line");
@@ -282,8 +282,7 @@ fn check_halves(dir: &Path, weights: &Path, dtype: &str, bits: &[u16], expected:
     file.extend(header);
     file.extend(bits.iter().cycle().take((norm + head) / 2).flat_map(|bits| bits.to_le_bytes()));
     fs::write(weights, file).expect("it is writable");
-    let stage =
-        hf::load_stage(dir, &config(dir), 9..10, Device::flex()).expect("the norm and head are there");
+    let stage = hf::load_stage(dir, &config(dir), 9..10, Device::flex()).expect("the norm and head are read");
     let norm: Vec<f32> = values(&stage)[0].iter().take(expected.len()).collect();
     assert_eq!(norm, expected);
 }
@@ -291,7 +290,7 @@ fn check_halves(dir: &Path, weights: &Path, dtype: &str, bits: &[u16], expected:
 #[test]
 fn a_file_cut_short_is_refused() {
     let (folder, weights) = copy();
-    let bytes = fs::read(&weights).expect("the file is here");
+    let bytes = fs::read(&weights).expect("the file can be read");
     for (length, expected) in [(bytes.len() - 1, bytes.len()), (1000, 8 + bytes_before(&bytes)), (5, 8)] {
         fs::write(&weights, &bytes[..length]).expect("it is writable");
         let advice = "copy or download it again";
@@ -475,7 +474,7 @@ fn configurations_that_cannot_be_run_are_refused() {
         r#"{"architectures": ["LlamaForCausalLM"], "vocab_size": 2}"#,
         &["FILE: the model cannot be run", "missing field `hidden_size`"],
     );
-    let golden = fs::read_to_string(Path::new(GOLDEN).join("config.json")).expect("the file is here");
+    let golden = fs::read_to_string(Path::new(GOLDEN).join("config.json")).expect("the file can be read");
     let line = golden.lines().position(|line| line.contains("\"hidden_size\"")).expect("it has a width") + 1;
     check(
         &golden.replace("\"hidden_size\": 64", "\"hidden_size\": \"wide\""),
@@ -492,7 +491,7 @@ fn an_export_keeps_what_belongs_to_the_model_and_not_to_its_training() {
     let (folder, _) = copy();
     let (origin, kept, dir) = (folder.path(), folder.path().join("kept"), folder.path().join("exported"));
     let mut json: Value =
-        serde_json::from_slice(&fs::read(origin.join("config.json")).expect("the file is here"))
+        serde_json::from_slice(&fs::read(origin.join("config.json")).expect("the file can be read"))
             .expect("JSON");
     json["bos_token_id"] = json!(7);
     json["eos_token_id"] = json!([8, 9]);
@@ -511,10 +510,10 @@ fn an_export_keeps_what_belongs_to_the_model_and_not_to_its_training() {
     writer.write_stage(&stage).expect("it is written");
     writer.finish().expect("it is complete");
 
-    let written = fs::read(dir.join("config.json")).expect("the file is here");
+    let written = fs::read(dir.join("config.json")).expect("the file can be read");
     let written: Value = serde_json::from_slice(&written).expect("JSON");
     assert_eq!((&written["bos_token_id"], &written["eos_token_id"]), (&json!(7), &json!([8, 9])));
-    assert_eq!(written["rms_norm_eps"], config.to_json()["rms_norm_eps"], "what was trained wins");
+    assert_eq!(written["rms_norm_eps"], config.to_json()["rms_norm_eps"], "trained values win");
     assert_eq!(written.get("quantization_config"), None);
     let mut names: Vec<_> = fs::read_dir(&dir)
         .expect("a folder")
@@ -534,7 +533,7 @@ fn devices_are_not_read_as_models() {
     fs::remove_file(&weights).expect("it is there");
     std::os::unix::fs::symlink("/dev/zero", &weights).expect("a link");
     let text = folder.path().join("config.json");
-    // Weights that are not a file are not there.
+    // A path that is not a file counts as missing weights.
     check_refused(
         folder.path(),
         "DIR: the folder has neither model.safetensors nor model.safetensors.index.json; name a folder with weights",
@@ -549,11 +548,11 @@ fn devices_are_not_read_as_models() {
 #[test]
 fn a_folder_with_content_is_never_overwritten() {
     let (folder, weights) = copy();
-    let before = fs::read(&weights).expect("the file is here");
+    let before = fs::read(&weights).expect("the file can be read");
     let stage = load(folder.path()).expect("it loads");
     let error = hf::save(folder.path(), &config(folder.path()), &[&stage]).expect_err("it has content");
     assert!(matches!(error, HfError::NotEmpty { .. }), "{error}");
-    assert_eq!(fs::read(&weights).expect("the file is here"), before);
+    assert_eq!(fs::read(&weights).expect("the file can be read"), before);
 }
 
 #[test]
@@ -567,7 +566,7 @@ fn an_unfinished_model_leaves_nothing_behind() {
     let dir = folder.path().join("model");
     let mut writer = hf::Writer::create(&dir, &config, specs.clone(), u64::MAX).expect("it starts");
     writer.write_stage(&stage).expect("it is written");
-    let again = writer.write("model.embed_tokens.weight", &[0.0; 16 * 64]).expect_err("it is there already");
+    let again = writer.write("model.embed_tokens.weight", &[0.0; 16 * 64]).expect_err("it exists already");
     assert_eq!(
         again.to_string(),
         "tensor `model.embed_tokens.weight` was not announced, or is written already"

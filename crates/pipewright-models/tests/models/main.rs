@@ -1,8 +1,9 @@
-//! Models without a reference run: how they are cut, their directories, and rows of several documents.
+//! Models without a reference run: how they are cut, their directories, rows of several documents, and the metrics of experts.
 
 mod head_parts;
 mod stages;
 mod config_keys;
 mod hf;
 mod packed;
+mod expert_metrics;
 mod real_files;

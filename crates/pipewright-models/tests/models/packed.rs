@@ -1,4 +1,4 @@
-//! Documents that share a row do not see each other: the loss of a packed row is that of its documents alone.
+//! Documents that share a row do not see each other: a packed row has the loss of its documents alone.
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use pipewright::batch::Batch;
@@ -43,12 +43,12 @@ fn tensor(rows: usize, numbers: &[i32]) -> Tensor<2, Int> {
 fn losses(model: &ModelConfig, rows: u32, ids: &[i32], side: &[(&str, Vec<i32>)]) -> Vec<f64> {
     let mut pipeline = launch(model, rows);
     let rows = rows as usize;
-    let of = |start: usize| -> Vec<i32> {
+    let ids_from = |start: usize| -> Vec<i32> {
         let length = ids.len() / rows;
         ids.chunks(length).flat_map(|row| row[start..start + length - 1].to_vec()).collect()
     };
-    let mut batch =
-        Batch::split(tensor(rows, &of(0)), tensor(rows, &of(1)), rows as u32).expect("it divides");
+    let mut batch = Batch::split(tensor(rows, &ids_from(0)), tensor(rows, &ids_from(1)), rows as u32)
+        .expect("it divides");
     for (name, numbers) in side {
         batch = batch.with_split(name, tensor(rows, numbers)).expect("it divides");
     }

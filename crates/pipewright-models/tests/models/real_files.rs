@@ -29,7 +29,7 @@ impl Copy {
     fn of(reference: &str) -> Self {
         let copy = Self(TempDir::new().expect("a temporary folder"));
         for name in ["config.json", "model.safetensors"] {
-            fs::copy(Path::new(reference).join(name), copy.path(name)).expect("the file is here");
+            fs::copy(Path::new(reference).join(name), copy.path(name)).expect("the file can be read");
         }
         copy
     }
@@ -48,14 +48,14 @@ impl Copy {
 
     /// Changes keys of the configuration.
     fn configure(&self, change: &Value) {
-        let text = fs::read(self.path("config.json")).expect("the file is here");
+        let text = fs::read(self.path("config.json")).expect("the file can be read");
         let mut json: Value = serde_json::from_slice(&text).expect("JSON");
         json.as_object_mut().expect("a table").extend(change.as_object().expect("a table").clone());
         self.write("config.json", json.to_string());
     }
 
     fn tensors(&self) -> Vec<Stored> {
-        let bytes = fs::read(self.path("model.safetensors")).expect("the file is here");
+        let bytes = fs::read(self.path("model.safetensors")).expect("the file can be read");
         let file = SafeTensors::deserialize(&bytes).expect("it is sound");
         let stored = |(name, view): (String, TensorView<'_>)| {
             (name, view.dtype(), view.shape().to_vec(), view.data().to_vec())
@@ -280,7 +280,7 @@ fn a_cache_folder_leads_to_its_snapshot() {
         let dir = repository.join("snapshots").join(snapshot);
         fs::create_dir_all(&dir).expect("a folder");
         for name in ["config.json", "model.safetensors"] {
-            fs::copy(Path::new(LLAMA).join(name), dir.join(name)).expect("the file is here");
+            fs::copy(Path::new(LLAMA).join(name), dir.join(name)).expect("the file can be read");
         }
         dir
     };
@@ -302,7 +302,7 @@ fn a_configuration_alone_is_recognised() {
     assert!(!hf::is_config_alone(copy.dir()));
     let config = copy.path("config.json");
     assert!(!hf::is_config_alone(&config));
-    assert_eq!(hf::resolve(&config).ok().as_deref(), Some(copy.dir()), "the weights are beside it");
+    assert_eq!(hf::resolve(&config).ok().as_deref(), Some(copy.dir()), "the weights are in its folder");
     for name in ["optimizer.pt", "scheduler.pt", "rng_state.pth", "rng_state_0.pth", "training_args.bin"] {
         copy.write(name, "x");
     }
@@ -326,7 +326,7 @@ fn unknown_keys_are_listed() {
 #[test]
 fn a_byte_order_mark_is_skipped() {
     let copy = Copy::of(LLAMA);
-    let text = fs::read_to_string(copy.path("config.json")).expect("the file is here");
+    let text = fs::read_to_string(copy.path("config.json")).expect("the file can be read");
     copy.write("config.json", format!("\u{feff}{text}"));
     assert_eq!(copy.check(), Ok(Vec::new()));
 }

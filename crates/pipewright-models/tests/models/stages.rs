@@ -131,8 +131,8 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(16))]
 
     #[test]
-    fn any_cut_has_the_same_parameters_and_results(places in prop::collection::btree_set(1usize..5, 0..4)) {
-        let cuts: Vec<usize> = places.into_iter().collect();
+    fn any_cut_has_the_same_parameters_and_results(indices in prop::collection::btree_set(1usize..5, 0..4)) {
+        let cuts: Vec<usize> = indices.into_iter().collect();
         check_cut(&llama(), &cuts);
         check_cut(&LlamaConfig { attention_bias: true, ..tied().into() }, &cuts);
         check_cut(&Qwen2Config::from(sizes()), &cuts);
@@ -170,8 +170,8 @@ fn paths_are_those_of_the_checkpoint() {
 fn paths_of_experts_are_those_of_the_checkpoint() {
     let stages = cut(&moe(), &[1, 2, 3, 4]);
     let dense: Vec<_> = paths(&stages[1]).into_iter().filter(|path| path.contains(".mlp.")).collect();
-    let of = |layer: usize, name: &str| format!("model.layers.{layer}.mlp.{name}_proj.weight");
-    assert_eq!(dense, [of(0, "gate"), of(0, "up"), of(0, "down")]);
+    let path_of = |layer: usize, name: &str| format!("model.layers.{layer}.mlp.{name}_proj.weight");
+    assert_eq!(dense, [path_of(0, "gate"), path_of(0, "up"), path_of(0, "down")]);
     let sparse: Vec<_> = paths(&stages[2]).into_iter().filter(|path| path.contains(".mlp.")).collect();
     let experts = (0..5).flat_map(|expert| {
         ["gate", "up", "down"].map(|name| format!("model.layers.1.mlp.experts.{expert}.{name}_proj.weight"))
@@ -248,7 +248,9 @@ fn the_weight_of_a_mixture_follows_the_experts_that_a_token_meets() {
         let dense = Qwen3Config::from(sizes).describe(4096).layers.remove(1);
         let sparse = config.describe(4096).layers.remove(1);
         assert_eq!((dense.kind.as_str(), sparse.kind.as_str()), ("decoder", "mixture"));
-        let ratio = |of: fn(&pipewright_schedule::LayerDesc) -> u64| of(&sparse) as f64 / of(&dense) as f64;
+        let ratio = |number: fn(&pipewright_schedule::LayerDesc) -> u64| {
+            number(&sparse) as f64 / number(&dense) as f64
+        };
         (ratio(|layer| layer.weight), ratio(|layer| layer.activation_bytes))
     };
     let (weight, activations) = layer(8, 1);

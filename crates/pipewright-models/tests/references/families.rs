@@ -11,7 +11,7 @@ static QWEN3: Model = Model::new("qwen3-tiny");
 static MOE: Model = Model::new("qwen3-moe-tiny");
 static MOE_WITHOUT_BALANCE: Model = Model::unbalanced("qwen3-moe-tiny");
 
-/// Schedules with one stage a rank, with several, with weight gradients at once and put off.
+/// Schedules with one stage per rank, with several, with weight gradients at once and put off.
 const SCHEDULES: [&str; 6] = ["gpipe", "1f1b", "interleaved1f1b", "zbvzerobubble", "dualpipev", "zb-h1"];
 
 /// Runs every schedule on this number of ranks with eight microbatches.

@@ -130,7 +130,7 @@ fn train(
 /// Trains the model, cut before each of `cuts`, and compares it with the reference.
 fn check(model: &str, cuts: &[usize]) {
     let reference = Reference::load(model);
-    let text = read_to_string(reference.tokens()).expect("the file is here");
+    let text = read_to_string(reference.tokens()).expect("the file can be read");
     let rows: Vec<Vec<i64>> =
         text.lines().map(|line| serde_json::from_str(line).expect("it is JSON")).collect();
     assert_eq!(rows[0].len(), reference.expected.seq_len + 1);

@@ -81,7 +81,7 @@ impl Reference {
             Ok(ModelConfig::Hybrid(config)) => config,
             other => panic!("the folder has a hybrid model, not {other:?}"),
         };
-        let text = read_to_string(dir.join("expected.json")).expect("the file is here");
+        let text = read_to_string(dir.join("expected.json")).expect("the file can be read");
         Self { dir, config, expected: serde_json::from_str(&text).expect("it has the fields") }
     }
 
@@ -100,7 +100,7 @@ impl Reference {
             seed: 0,
             documents: None,
         };
-        let mut rows = rows.open(self.config.vocab_size, batch).expect("the data is here");
+        let mut rows = rows.open(self.config.vocab_size, batch).expect("the data can be read");
         if let Some(side) = self.side() {
             self.config.check_side(&side, seq_len).expect("the model takes it");
             rows = rows.with_side(side).expect("it has as many rows");
@@ -280,7 +280,7 @@ fn half_precision_has_the_same_bits_for_every_cut() {
 
 /// Returns the inputs and targets of the first step.
 fn first_batch(reference: &Reference, device: &Device) -> (Tensor<2, Int>, Tensor<2, Int>) {
-    let text = read_to_string(reference.dir.join("tokens.jsonl")).expect("the file is here");
+    let text = read_to_string(reference.dir.join("tokens.jsonl")).expect("the file can be read");
     let rows = text.lines().take(reference.expected.batch);
     let rows: Vec<Vec<i64>> = rows.map(|line| serde_json::from_str(line).expect("it is JSON")).collect();
     let length = reference.expected.seq_len;
@@ -381,7 +381,7 @@ fn each_parameter_has_a_gradient_and_a_path() {
 
 /// Returns the tensors of a file by name, each with its shape and bytes.
 fn tensors(dir: &Path) -> BTreeMap<String, (Vec<usize>, Vec<u8>)> {
-    let bytes = fs::read(dir.join("model.safetensors")).expect("the file is here");
+    let bytes = fs::read(dir.join("model.safetensors")).expect("the file can be read");
     let file = safetensors::SafeTensors::deserialize(&bytes).expect("it is a safetensors file");
     let entry =
         |(name, view): (String, TensorView<'_>)| (name, (view.shape().to_vec(), view.data().to_vec()));

@@ -47,7 +47,7 @@ struct Initial {
 }
 
 fn initial(reference: &Reference) -> Initial {
-    let text = read_to_string(reference.dir.join("expected.json")).expect("the file is here");
+    let text = read_to_string(reference.dir.join("expected.json")).expect("the file can be read");
     let mut json: Value = serde_json::from_str(&text).expect("it is JSON");
     serde_json::from_value(json["initial"].take()).expect("it has the fields")
 }
@@ -70,7 +70,7 @@ fn stages(reference: &Reference, device: &Device) -> Vec<NemotronHStage> {
 
 /// Returns the inputs and targets of the first step.
 fn first_batch(reference: &Reference, device: &Device) -> (Tensor<2, Int>, Tensor<2, Int>) {
-    let text = read_to_string(reference.tokens()).expect("the file is here");
+    let text = read_to_string(reference.tokens()).expect("the file can be read");
     let rows: Vec<Vec<i64>> = text
         .lines()
         .take(reference.expected.batch)
@@ -187,7 +187,7 @@ fn every_schedule_retraces_the_reference() {
 
 /// Returns the tensors of a file by name, each with its shape and bytes.
 fn tensors(dir: &Path) -> BTreeMap<String, (Vec<usize>, Vec<u8>)> {
-    let bytes = fs::read(dir.join("model.safetensors")).expect("the file is here");
+    let bytes = fs::read(dir.join("model.safetensors")).expect("the file can be read");
     let file = safetensors::SafeTensors::deserialize(&bytes).expect("it is a safetensors file");
     let entry = |(name, view): (String, safetensors::tensor::TensorView<'_>)| {
         (name, (view.shape().to_vec(), view.data().to_vec()))
@@ -278,7 +278,7 @@ fn first_block(config: &NemotronHConfig, given: impl Fn(&ParameterSpec) -> Optio
     let device = Device::flex();
     let stage = config.build_stage(1..2, &mut Given(given), &Place::from(&device)).expect("it is a block");
     let size = 2 * 5 * config.hidden_size;
-    let values: Vec<f32> = (0..size).map(|place| ((place * 37 % 101) as f32 - 50.0) / 40.0).collect();
+    let values: Vec<f32> = (0..size).map(|index| ((index * 37 % 101) as f32 - 50.0) / 40.0).collect();
     let hidden = Tensor::from_data(TensorData::new(values, [2, 5, config.hidden_size]), &device);
     stage.run(DecoderInput::Hidden(hidden)).into_data().iter().collect()
 }
@@ -290,7 +290,7 @@ fn routed_experts_may_have_a_width_of_their_own() {
     let latent = NemotronHConfig { experts: Some(with_latent_width(&config, width)), ..config.clone() };
     // An expert squares its inputs: of twice the inputs, it returns four times the output.
     let diagonal = |factor: f32| -> Vec<f32> {
-        (0..width * width).map(|place| if place % (width + 1) == 0 { factor } else { 0.0 }).collect()
+        (0..width * width).map(|index| if index % (width + 1) == 0 { factor } else { 0.0 }).collect()
     };
     let projections = |spec: &ParameterSpec| match spec.path.as_str() {
         "backbone.layers.0.mixer.fc1_latent_proj.weight" => Some(diagonal(2.0)),
@@ -331,11 +331,11 @@ fn heads_may_have_an_odd_width() {
         if spec.path.contains("o_proj") {
             let narrow = own(spec, [inputs / 4 * 3, outputs]);
             let row = |input: usize| -> Vec<f32> {
-                let place = input / 4 * 3 + input % 4;
+                let index = input / 4 * 3 + input % 4;
                 if input % 4 == 3 {
                     vec![0.0; outputs]
                 } else {
-                    narrow[place * outputs..][..outputs].to_vec()
+                    narrow[index * outputs..][..outputs].to_vec()
                 }
             };
             return Some((0..inputs).flat_map(row).collect());
@@ -398,7 +398,7 @@ impl ModuleVisitor for ByName {
 /// Returns the configuration of the reference with changes; `null` removes a key.
 fn changed(changes: Value) -> Result<NemotronHConfig, String> {
     let path = Reference::load(NAME).dir.join("config.json");
-    let text = read_to_string(path).expect("the file is here");
+    let text = read_to_string(path).expect("the file can be read");
     let json = serde_json::from_str(&text).expect("it is JSON");
     changed_json(json, changes, NemotronHConfig::from_json)
 }
@@ -452,7 +452,7 @@ fn a_pattern_of_letters_is_the_same_model() {
 fn a_bare_infinity_of_python_is_read() {
     let reference = Reference::load(NAME);
     let folder = tempfile::TempDir::new().expect("a temporary folder");
-    let text = read_to_string(reference.dir.join("config.json")).expect("the file is here");
+    let text = read_to_string(reference.dir.join("config.json")).expect("the file can be read");
     let start = text.find("\"time_step_limit\"").expect("the key");
     let end = start + text[start..].find(']').expect("the list's end") + 1;
     let write = |limits: &str| {

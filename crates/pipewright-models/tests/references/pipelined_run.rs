@@ -164,7 +164,7 @@ pub(crate) fn train_steps(
     train_spec(reference, schedule, spec, config, steps)
 }
 
-/// As [`train_steps`], with all settings of the schedule. The replicas share the microbatches of `spec`.
+/// Like [`train_steps`], but with all settings of the schedule. The replicas share the microbatches of `spec`.
 pub(crate) fn train_spec(
     reference: &Reference,
     schedule: &str,
@@ -201,7 +201,7 @@ fn train_program(
         seed: 0,
         documents: None,
     };
-    let mut rows = rows.open(reference.config.vocab_size(), batch).expect("the data is here");
+    let mut rows = rows.open(reference.config.vocab_size(), batch).expect("the data can be read");
     let first = rows.next_batch(batch).inputs;
     rows.seek(Cursor { epoch: 0, index: 0 }).expect("the first row");
     let rate = LearningRate {
@@ -218,7 +218,7 @@ fn train_program(
         Step { loss: metrics.loss, grad_norm: metrics.grad_norm, balance }
     };
     let run = (0..steps).map(step).collect();
-    // The final logits of the reference are those of a training without a balance loss, in single precision.
+    // The final logits of the reference come from a training without a balance loss, in single precision.
     let is_whole = config.precision == Precision::F32
         && config.tensor_parallel == 1
         && reference.cut.head_parts == 1

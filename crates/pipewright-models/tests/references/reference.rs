@@ -28,7 +28,7 @@ pub(crate) struct Cut {
 /// The fields of `expected.json` about training.
 #[derive(Deserialize)]
 pub(crate) struct Expected {
-    /// Rows a step.
+    /// Rows per step.
     pub(crate) batch: usize,
     pub(crate) seq_len: usize,
     #[serde(default = "usual_learning_rate")]
@@ -96,7 +96,7 @@ impl Reference {
     pub(crate) fn load(model: &str) -> Self {
         let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data").join(model);
         let config = ModelConfig::read(&dir).expect("it is of a known family");
-        let text = read_to_string(dir.join("expected.json")).expect("the file is here");
+        let text = read_to_string(dir.join("expected.json")).expect("the file can be read");
         let expected = serde_json::from_str(&text).expect("it is JSON");
         let cut = Cut { head_parts: 1, method: Method::Optimal };
         Self { dir, config, expected, cut }

@@ -24,14 +24,14 @@ fn config(data_parallel: u32, tensor_parallel: u32) -> PipelineConfig {
     PipelineConfig { data_parallel, tensor_parallel, ..PipelineConfig::default() }
 }
 
-/// Trains a reference model and compares the results with those of PyTorch.
+/// Trains a reference model and compares the results with the results of PyTorch.
 fn check(model: &str, schedule: &str, ranks: u32, microbatches: u32, config: &PipelineConfig) {
     let reference = Reference::load(model);
     let run = train(&reference, schedule, ranks, microbatches, config);
     reference.assert_close(&run, &reference.steps(microbatches));
 }
 
-/// As [`config`], with whole experts on each rank.
+/// Like [`config`], but with whole experts on each rank.
 fn whole_experts(data_parallel: u32, tensor_parallel: u32) -> PipelineConfig {
     PipelineConfig { expert_parallel: true, ..config(data_parallel, tensor_parallel) }
 }
@@ -209,7 +209,7 @@ fn each_expert_is_whole_on_one_rank() {
         expected.sort();
         assert_eq!(found, expected, "each expert is on one rank, in its whole shape");
         assert!(by_rank.iter().all(|rank| rank.iter().any(is_routed)));
-        // All other parameters are those of ranks with shards of experts.
+        // All other parameters are the same as with shards of experts.
         let others = |found: &[(String, Vec<usize>)]| -> Vec<_> {
             found.iter().filter(|found| !is_routed(found)).cloned().collect()
         };

@@ -103,7 +103,7 @@ pub enum CheckpointError {
     DamagedManifest {
         /// The manifest.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The fault.
         reason: String,
     },
     /// Parts of a tensor are missing.
@@ -151,7 +151,7 @@ pub enum CheckpointError {
         path: PathBuf,
         /// Bytes that were written.
         expected: u64,
-        /// Bytes that are there.
+        /// The number of bytes of the file.
         found: u64,
     },
     /// A file belongs to another checkpoint.
@@ -263,7 +263,7 @@ pub enum CheckpointError {
     },
     /// Other processes have not written their parts.
     #[error(
-        "{}: the files of ranks {ranks:?} are not there, and nothing has moved for {:.0} s: every process of the run must \
+        "{}: the files of ranks {ranks:?} are missing, and nothing has moved for {:.0} s: every process of the run must \
          see this folder", path.display(), waited.as_secs_f64()
     )]
     SilentRanks {

@@ -7,29 +7,18 @@ use std::fs::{self, File, TryLockError};
 use std::io::{ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
 
+use super::committed::{
+    COMMITTED, REMOVING, SAVING, committed_name, publish, remove_committed, remove_folder,
+};
 use super::error::CheckpointError;
 use super::identity::{FolderIdentity, LOCK};
 use super::manifest::{MANIFEST, Manifest};
 use super::read::Checkpoint;
-use super::save::{publish, remove_committed, remove_folder};
 use crate::bounded_file::refuse_special;
 
-const COMMITTED: &str = "step-";
-const SAVING: &str = ".saving-";
-pub(super) const REMOVING: &str = ".removing-";
 /// The link to the best checkpoint, and its name before it replaces an earlier link.
 const BEST: &str = "best";
 const LINKING: &str = ".linking-best";
-
-/// Returns the name of the complete checkpoint of `step`.
-pub(super) fn committed_name(step: u64) -> String {
-    format!("{COMMITTED}{step:08}")
-}
-
-/// Returns the name of the folder while the checkpoint of `step` is written.
-pub(super) fn scratch_name(step: u64) -> String {
-    format!("{SAVING}{step:08}")
-}
 
 /// A folder of checkpoints that no other process writes to.
 ///
@@ -113,7 +102,7 @@ impl CheckpointFolder {
     }
 
     /// Returns the complete checkpoints in a folder with their steps, oldest first, without reading them. A folder that
-    /// does not exist has none.
+    /// does not exist has no checkpoints.
     ///
     /// # Errors
     /// When the folder cannot be read.

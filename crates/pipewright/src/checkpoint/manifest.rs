@@ -8,7 +8,6 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value as Json};
 
-use super::cursor::Cursor;
 use super::error::CheckpointError;
 use crate::bounded_file::{SMALL_TEXT, read_regular};
 use crate::tensor::shard::RowShard;
@@ -32,13 +31,22 @@ const SEVERAL_SHARDS: u32 = 4;
 const BEFORE_HASH: &str = ",\n  \"hash\": \"";
 const BEHIND_HASH: &str = "\"\n}\n";
 
+/// The position in the training data: the next row. Resuming needs only the cursor, the data and the seed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Cursor {
+    /// The number of complete passes over the data.
+    pub epoch: u64,
+    /// The position in the epoch's order, counted from 0; the number of rows at an epoch's very end.
+    pub index: u64,
+}
+
 /// The content of a manifest.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Manifest {
     format: u32,
     /// Optimizer steps taken.
     pub step: u64,
-    /// The place of the next row of the data.
+    /// The next row of the data.
     pub cursor: Cursor,
     /// The run's own entries, which this crate does not read.
     pub description: Map<String, Json>,
@@ -182,16 +190,16 @@ mod tests {
     #[test]
     fn every_flipped_bit_and_every_cut_is_found() {
         let text = manifest().to_text().into_bytes();
-        for place in 0..text.len() {
+        for index in 0..text.len() {
             for bit in 0..8 {
                 let mut flipped = text.clone();
-                flipped[place] ^= 1 << bit;
+                flipped[index] ^= 1 << bit;
                 assert!(
                     matches!(Manifest::parse(&flipped), Err(Flaw::Damaged(_))),
-                    "bit {bit} of byte {place}"
+                    "bit {bit} of byte {index}"
                 );
             }
-            assert!(matches!(Manifest::parse(&text[..place]), Err(Flaw::Damaged(_))), "cut at {place}");
+            assert!(matches!(Manifest::parse(&text[..index]), Err(Flaw::Damaged(_))), "cut at {index}");
         }
     }
 

@@ -11,28 +11,27 @@
 //! Pipeline::restore <-------------------- Checkpoint <-- CheckpointFolder::newest
 //! ```
 //!
-//! The protocol, and why a kill at any moment loses nothing, is in the README beside this file.
+//! The protocol, and why a kill at any moment loses nothing, is in the README of this folder.
 
-mod cursor;
 mod error;
 mod finite;
 mod folder;
+mod committed;
 mod identity;
+mod location;
 mod manifest;
 mod optimizer;
-mod place;
 mod read;
 mod save;
 mod state;
 mod tensor_file;
 mod writer;
 
-pub use cursor::Cursor;
 pub use error::CheckpointError;
 pub use finite::NotFinite;
 pub use folder::CheckpointFolder;
 pub use identity::FolderIdentity;
-pub use manifest::{MANIFEST, Manifest, StateFile};
+pub use manifest::{Cursor, MANIFEST, Manifest, StateFile};
 pub(crate) use optimizer::{Target, put_together};
 pub use read::{Checkpoint, StoredTensor};
 pub use save::Saving;

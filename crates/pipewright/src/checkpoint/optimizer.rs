@@ -15,11 +15,9 @@ use burn_pack::{Reader, Scalar, Writer};
 
 use super::error::CheckpointError;
 use super::read::Checkpoint;
+use super::tensor_file::FIELD;
 use crate::tensor::TensorShard;
 use crate::tensor::shard::RowShard;
-
-/// Separates a parameter's path from the field of its state.
-pub(super) const FIELD: char = '@';
 
 /// An optimizer's state as separate tensors and numbers.
 #[derive(Default)]

@@ -10,11 +10,11 @@ use burn::tensor::{Bytes, DType, Shape, TensorData};
 
 use super::error::CheckpointError;
 use super::finite::NotFinite;
+use super::location::{Location, Piece, Slab, StoredShard, Torn, Unfit, common, copy};
 use super::manifest::{Manifest, StateFile};
-use super::optimizer::FIELD;
-use super::place::{Piece, Place, Slab, StoredShard, Torn, Unfit, common, copy};
-use super::save::{FROZEN, INDEX, LOSS_SCALE, SHARDS, STEP};
-use super::tensor_file::{Header, from_stored, hash, hash_tensors, read_header};
+use super::tensor_file::{
+    FIELD, FROZEN, Header, INDEX, LOSS_SCALE, SHARDS, STEP, from_stored, hash, hash_tensors, read_header,
+};
 use crate::bounded_file::open_regular;
 use crate::loss_scale::LossScale;
 use crate::tensor::TensorShard;
@@ -25,7 +25,7 @@ use crate::tensor::shard::RowShard;
 pub struct Checkpoint {
     path: PathBuf,
     manifest: Manifest,
-    tensors: BTreeMap<String, Place>,
+    tensors: BTreeMap<String, Location>,
     scalars: BTreeMap<String, String>,
     parameters: BTreeSet<String>,
     frozen: BTreeSet<String>,
@@ -74,8 +74,8 @@ impl Checkpoint {
                 let shard = shards.get(parameter).copied().unwrap_or(StoredShard::WHOLE);
                 let name = if file.has_several { without_index(&name, &shards) } else { name };
                 let torn = || CheckpointError::Torn { path: path.to_owned(), tensor: name.clone() };
-                let place = tensors.entry(name.clone()).or_insert_with(|| Place::new(dtype, shard));
-                match place.add(piece, dtype, &info.shape, shard) {
+                let location = tensors.entry(name.clone()).or_insert_with(|| Location::new(dtype, shard));
+                match location.add(piece, dtype, &info.shape, shard) {
                     Ok(()) => {}
                     Err(Unfit::Part) => return Err(torn()),
                     Err(Unfit::Copy(other)) => return Err(ambiguous(path, &manifest, &name, [other, index])),
@@ -83,12 +83,12 @@ impl Checkpoint {
             }
             // All files have the same.
             loss_scale = loss_scale.or(header.texts.get(LOSS_SCALE).and_then(|text| scale_of(text)));
-            let of_file = header.texts.into_iter().filter(|(name, _)| name.contains(FIELD));
-            scalars.extend(of_file.map(|(name, text)| (without_index(&name, &shards), text)));
+            let entries = header.texts.into_iter().filter(|(name, _)| name.contains(FIELD));
+            scalars.extend(entries.map(|(name, text)| (without_index(&name, &shards), text)));
         }
-        for (tensor, place) in &mut tensors {
-            compare_copies(path, &manifest, tensor, place)?;
-            place
+        for (tensor, location) in &mut tensors {
+            compare_copies(path, &manifest, tensor, location)?;
+            location
                 .join()
                 .map_err(|Torn| CheckpointError::Torn { path: path.to_owned(), tensor: tensor.clone() })?;
         }
@@ -112,7 +112,7 @@ impl Checkpoint {
         self.manifest.step
     }
 
-    /// Returns the loss scale of the next step; `None` if the run had none.
+    /// Returns the loss scale of the next step; `None` if the run had no loss scale.
     pub(crate) fn loss_scale(&self) -> Option<LossScale> {
         self.loss_scale
     }
@@ -120,8 +120,8 @@ impl Checkpoint {
     /// Returns the parameters, by path.
     pub fn parameters(&self) -> impl Iterator<Item = StoredTensor<'_>> {
         self.parameters.iter().map(|path| {
-            let place = &self.tensors[path];
-            StoredTensor { path, shape: &place.shape, dtype: place.dtype }
+            let location = &self.tensors[path];
+            StoredTensor { path, shape: &location.shape, dtype: location.dtype }
         })
     }
 
@@ -160,7 +160,7 @@ impl Checkpoint {
         self.rows(parameter, shape, dtype, (TensorShard::WHOLE, RowShard::WHOLE))
     }
 
-    /// As [`Checkpoint::parameter`], for the rows of one part of a shard; `shape` is the shape of the whole shard.
+    /// Like [`Checkpoint::parameter`], but reads the rows of one part of a shard; `shape` is the shape of the whole shard.
     pub(crate) fn rows(
         &self,
         parameter: &Arc<str>,
@@ -169,13 +169,13 @@ impl Checkpoint {
         (shard, part): (TensorShard, RowShard),
     ) -> Result<TensorData, CheckpointError> {
         let path = || self.path.clone();
-        let Some(place) = self.tensors.get(&**parameter) else {
+        let Some(location) = self.tensors.get(&**parameter) else {
             return Err(CheckpointError::MissingParameter { path: path(), parameter: parameter.clone() });
         };
-        let stored = shard.shape(&place.shape);
-        if stored != shape || place.dtype != dtype {
+        let stored = shard.shape(&location.shape);
+        if stored != shape || location.dtype != dtype {
             let words = |dtype: DType, shape: &[usize]| format!("{dtype:?} {shape:?}");
-            let (expected, found) = (words(dtype, shape), words(place.dtype, &stored));
+            let (expected, found) = (words(dtype, shape), words(location.dtype, &stored));
             return Err(CheckpointError::Mismatch {
                 path: path(),
                 parameter: parameter.clone(),
@@ -203,11 +203,11 @@ impl Checkpoint {
         shard: TensorShard,
         part: RowShard,
     ) -> Result<TensorData, CheckpointError> {
-        let place = &self.tensors[name];
-        let (wanted, element) = (place.wanted(shard, part), place.dtype.size());
+        let location = &self.tensors[name];
+        let (wanted, element) = (location.wanted(shard, part), location.dtype.size());
         let elements: usize = wanted.iter().map(ExactSizeIterator::len).product();
         let mut bytes = vec![0; elements * element];
-        for (bounds, slab) in place.slabs() {
+        for (bounds, slab) in location.slabs() {
             let Some(common) = common(&bounds, &wanted) else { continue };
             let first = bounds[0].start;
             let rows = common[0].start - first..common[0].end - first;
@@ -224,9 +224,9 @@ impl Checkpoint {
             held[0] = common[0].clone();
             copy((&source, &held), (&mut bytes, &wanted), &common, element);
         }
-        let mut shape = place.shape.clone();
+        let mut shape = location.shape.clone();
         shape.iter_mut().zip(&wanted).for_each(|(size, range)| *size = range.len());
-        Ok(TensorData::from_bytes(Bytes::from_bytes_vec(bytes), Shape::from(shape), place.dtype))
+        Ok(TensorData::from_bytes(Bytes::from_bytes_vec(bytes), Shape::from(shape), location.dtype))
     }
 
     /// Reads rows of a shard into `target`.
@@ -301,14 +301,14 @@ fn fields<'a, T>(
     found.into_iter()
 }
 
-/// Checks that all copies of a tensor's rows are equal, as those of a shared parameter are. Then any copy may be read.
+/// Checks that all copies of a tensor's rows are equal, as the copies of a shared parameter are. Then any copy may be read.
 fn compare_copies(
     path: &Path,
     manifest: &Manifest,
     tensor: &str,
-    place: &Place,
+    location: &Location,
 ) -> Result<(), CheckpointError> {
-    for (first, copy, bytes) in place.copies() {
+    for (first, copy, bytes) in location.copies() {
         let hash_of = |piece: &Piece| {
             let path = path.join(&manifest.files[piece.file].name);
             let hash = open_regular(&path).and_then(|mut file| {

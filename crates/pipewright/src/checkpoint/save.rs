@@ -6,39 +6,29 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs::{self, File};
 use std::io::{ErrorKind, Write};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use burn::tensor::{BoolStore, DType};
 use serde::{Deserialize, Serialize};
 
+use super::committed::{committed_name, publish, scratch_name, sync_folder};
 use super::error::CheckpointError;
 use super::finite::NotFinite;
-use super::folder::{CheckpointFolder, REMOVING, committed_name, scratch_name};
+use super::folder::CheckpointFolder;
 use super::identity::FolderIdentity;
+use super::location::StoredShard;
 use super::manifest::{MANIFEST, Manifest, StateFile};
-use super::optimizer::{FIELD, take_apart};
-use super::place::StoredShard;
+use super::optimizer::take_apart;
 use super::state::{HeldParameter, RankState, StageState};
-use super::tensor_file::{self, Accepted, Content, Named, WriteError};
+use super::tensor_file::{
+    self, Accepted, Content, FIELD, FROZEN, INDEX, LOSS_SCALE, Named, SHARDS, STEP, WriteError,
+};
 use crate::bounded_file::{SMALL_TEXT, read_regular, write_regular};
 use crate::ids::WorldRank;
 use crate::loss_scale::LossScale;
 use crate::tensor::ValueKind;
-
-/// The header text that says which step a file belongs to.
-pub(super) const STEP: &str = "step";
-
-/// The header text with the loss scale and the number of updates since it changed.
-pub(super) const LOSS_SCALE: &str = "loss_scale";
-
-/// Separates the path of a parameter from the index of its shard, if a file has several shards of it.
-pub(super) const INDEX: char = '#';
-/// The header text with the paths of frozen parameters, as a list.
-pub(super) const FROZEN: &str = "frozen";
-/// The header text with the shards of the parameters that the file does not have whole, by name.
-pub(super) const SHARDS: &str = "slices";
 
 /// A checkpoint that is being written. If it is dropped before [`Saving::commit`], the process that began it removes
 /// the files.
@@ -192,7 +182,7 @@ impl Saving {
     }
 
     /// Gives the checkpoint its final name, and returns its path. All files of the manifest must have been written,
-    /// and the manifest's step must be that of [`Saving::begin`].
+    /// and the manifest's step must be the step that was passed to [`Saving::begin`].
     ///
     /// # Errors
     /// When the path leads to another folder by now, or the system reports an error.
@@ -247,7 +237,7 @@ pub(super) fn check_paths(ranks: &[RankState]) -> Result<(), CheckpointError> {
 
 /// The names of the parameters in a file: their paths. Shards of one parameter have the path with their index.
 struct Names {
-    /// The parameters of which the file has several shards.
+    /// The parameters that have several shards in the file.
     several: HashSet<Arc<str>>,
 }
 
@@ -260,9 +250,10 @@ impl Names {
     }
 
     fn of_parameter(&self, held: &HeldParameter) -> Arc<str> {
-        match self.several.contains(&held.path) {
-            true => format!("{}{INDEX}{}", held.path, held.shard.index).into(),
-            false => held.path.clone(),
+        if self.several.contains(&held.path) {
+            format!("{}{INDEX}{}", held.path, held.shard.index).into()
+        } else {
+            held.path.clone()
         }
     }
 
@@ -272,7 +263,7 @@ impl Names {
         if self.several.contains(path) { path } else { name }
     }
 
-    /// Returns the shards of the parameters of which these stages have only shards, by name.
+    /// Returns the shards of the parameters that these stages do not have whole, by name.
     fn shards(&self, stages: &[StageState]) -> BTreeMap<String, StoredShard> {
         let held = stages.iter().flat_map(|stage| &stage.parameters).filter(|held| !held.shard.is_whole());
         held.map(|held| (self.of_parameter(held).to_string(), held.stored_shard())).collect()
@@ -312,47 +303,6 @@ fn add_stage(
         };
         let accepted = if parameter.is_trained { Accepted::Finite } else { Accepted::Infinite };
         tensors.insert(name.clone(), Named { name, content, accepted });
-    }
-    Ok(())
-}
-
-/// Gives a complete scratch folder its final name, and removes an earlier checkpoint of the same step.
-pub(super) fn publish(scratch: &Path, folder: &FolderIdentity, step: u64) -> Result<(), CheckpointError> {
-    let committed = folder.path().join(committed_name(step));
-    remove_committed(&committed, folder)?;
-    folder.require()?;
-    fs::rename(scratch, &committed).map_err(CheckpointError::io("create", &committed))?;
-    sync_folder(folder.path())
-}
-
-/// Removes a checkpoint of this folder so that an incomplete one never has the name of a complete one.
-pub(super) fn remove_committed(checkpoint: &Path, folder: &FolderIdentity) -> Result<(), CheckpointError> {
-    folder.require()?;
-    let name = checkpoint.file_name().unwrap_or_default().to_string_lossy();
-    let doomed = checkpoint.with_file_name(format!("{REMOVING}{name}"));
-    remove_folder(&doomed)?;
-    match fs::rename(checkpoint, &doomed) {
-        Ok(()) => remove_folder(&doomed),
-        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
-        Err(source) => Err(CheckpointError::Io { action: "remove", path: checkpoint.to_owned(), source }),
-    }
-}
-
-/// Removes a folder if it exists.
-pub(super) fn remove_folder(path: &Path) -> Result<(), CheckpointError> {
-    match fs::remove_dir_all(path) {
-        Err(error) if error.kind() != ErrorKind::NotFound => {
-            Err(CheckpointError::Io { action: "remove", path: path.to_owned(), source: error })
-        }
-        _ => Ok(()),
-    }
-}
-
-/// Waits until the folder's list of files is on disk.
-fn sync_folder(path: &Path) -> Result<(), CheckpointError> {
-    // Other systems write a folder's list without this call, and do not open folders as files.
-    if cfg!(unix) {
-        File::open(path).and_then(|folder| folder.sync_all()).map_err(CheckpointError::io("write", path))?;
     }
     Ok(())
 }

@@ -9,8 +9,8 @@ use burn::module::ParamId;
 use burn::optim::ModuleOptimizer;
 use serde_json::{Map, Value as Json};
 
-use super::cursor::Cursor;
-use super::place::StoredShard;
+use super::location::StoredShard;
+use super::manifest::Cursor;
 use crate::ids::WorldRank;
 use crate::loss_scale::LossScale;
 use crate::memory::RankMemory;
@@ -22,7 +22,7 @@ use crate::tensor::{TensorShard, Value};
 pub struct TrainingState {
     /// Optimizer steps taken.
     pub step: u64,
-    /// The place of the next row of the data.
+    /// The next row of the data.
     pub cursor: Cursor,
     /// The run's own entries for the manifest.
     pub description: Map<String, Json>,

@@ -17,6 +17,22 @@ use super::finite::NotFinite;
 use crate::bounded_file::create_regular;
 use crate::tensor::Value;
 
+/// The header text that says which step a file belongs to.
+pub(super) const STEP: &str = "step";
+
+/// The header text with the loss scale and the number of updates since it changed.
+pub(super) const LOSS_SCALE: &str = "loss_scale";
+
+/// Separates the path of a parameter from the index of its shard, if a file has several shards of it.
+pub(super) const INDEX: char = '#';
+/// The header text with the paths of frozen parameters, as a list.
+pub(super) const FROZEN: &str = "frozen";
+/// The header text with the shards of the parameters that the file does not have whole, by name.
+pub(super) const SHARDS: &str = "slices";
+
+/// Separates a parameter's path from the field of its optimizer state.
+pub(super) const FIELD: char = '@';
+
 /// Bytes that are written and then hashed while they are still in the cache.
 const PIECE: usize = 1 << 20;
 /// Bytes after which the file is synchronised with the disk. So little data is outstanding, and the count of written
@@ -249,17 +265,17 @@ pub(super) fn hash_tensors(
         header.tensors.iter().map(|(name, info)| (info.data_offsets, name, info)).collect();
     ranges.sort_unstable_by_key(|(offsets, ..)| *offsets);
     let mut pass = Pass { hasher: blake3::Hasher::new(), piece: vec![0; PIECE] };
-    let (mut place, mut flaws) = (0, Vec::new());
+    let (mut position, mut flaws) = (0, Vec::new());
     for ((start, end), name, info) in ranges {
         let (start, end) = (header.data + start as u64, header.data + end as u64);
-        let Some(dtype) = from_stored(info.dtype).filter(|_| place <= start) else { continue };
-        pass.read(file.by_ref().take(start - place), |_| ())?;
+        let Some(dtype) = from_stored(info.dtype).filter(|_| position <= start) else { continue };
+        pass.read(file.by_ref().take(start - position), |_| ())?;
         let mut found = NotFinite::default();
         pass.read(file.by_ref().take(end - start), |piece| found.scan(dtype, piece))?;
         if !found.is_empty() {
             flaws.push((name.clone(), found));
         }
-        place = end;
+        position = end;
     }
     pass.read(file, |_| ())?;
     Ok((pass.hasher.finalize(), flaws))

@@ -10,8 +10,9 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
 
+use super::committed::committed_name;
 use super::error::CheckpointError;
-use super::folder::{CheckpointFolder, committed_name};
+use super::folder::CheckpointFolder;
 use super::identity::FolderIdentity;
 use super::manifest::Manifest;
 use super::save::{Saving, check_paths};
@@ -69,7 +70,7 @@ impl std::fmt::Debug for Progress {
 
 impl CheckpointWriter {
     /// Starts the thread. It keeps the `keep` newest checkpoints of `folder`, and at least one. A checkpoint has the
-    /// parts of `ranks` ranks: those of one replica or, if parameters are sharded, of one group of replicas that hold all
+    /// parts of `ranks` ranks, which are the ranks of one replica or, if parameters are sharded, of one group of replicas that hold all
     /// parameters together. The thread waits for the parts of other processes. A wait fails if nothing was written for the
     /// whole `deadline`.
     ///
@@ -96,7 +97,7 @@ impl CheckpointWriter {
         })
     }
 
-    /// As [`CheckpointWriter::start`], in a process that writes its ranks' parts of checkpoints that another process
+    /// Like [`CheckpointWriter::start`], but the process writes its ranks' parts of checkpoints that another process
     /// commits. The path of a checkpoint is returned when its part is written, before the checkpoint is committed. The first
     /// checkpoint waits until the owner has created the folder.
     ///
@@ -104,7 +105,7 @@ impl CheckpointWriter {
     /// When the system cannot start a thread.
     pub fn join(folder: &Path, deadline: Duration) -> Result<Self, CheckpointError> {
         let path = folder.to_owned();
-        // A folder that exists before the first checkpoint may be that of an earlier run, which the owner moves aside.
+        // A folder that exists before the first checkpoint may belong to an earlier run, and the owner moves it aside.
         let found = OnceCell::new();
         Self::spawn(path.clone(), deadline, move |Job { state, .. }, written| {
             let committed = path.join(committed_name(state.step));
@@ -173,7 +174,7 @@ impl CheckpointWriter {
         self.hand_over(Job { state, is_best: false })
     }
 
-    /// As [`CheckpointWriter::save`], for the best state so far: when its checkpoint is complete, `best` is a link to it, and
+    /// Like [`CheckpointWriter::save`], but for the best state so far. When its checkpoint is complete, `best` is a link to it, and
     /// it is kept ([`CheckpointFolder::set_best`]).
     ///
     /// # Errors
@@ -257,7 +258,7 @@ fn give_way() {
     let _ = rustix::process::nice(LOWEST);
 }
 
-/// Writes this process's parts, waits for those of the others, and commits.
+/// Writes this process's parts, waits for the parts of the others, and commits.
 fn commit(
     folder: &CheckpointFolder,
     state: TrainingState,

@@ -1,7 +1,7 @@
 //! Where the elements of a tensor are in the files of a checkpoint.
 //!
 //! Tensor ranks store shards of a tensor, and replicas with sharded parameters store rows of the tensor or of a shard. A
-//! [`Place`] puts them together.
+//! [`Location`] puts them together.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -12,9 +12,9 @@ use serde::{Deserialize, Serialize};
 use crate::tensor::TensorShard;
 use crate::tensor::shard::RowShard;
 
-/// The place of a tensor in the files, with its type and shape.
+/// The location of a tensor in the files, with its type and shape.
 #[derive(Debug)]
-pub(super) struct Place {
+pub(super) struct Location {
     pub(super) dtype: DType,
     /// The shape of the whole tensor, once it is joined.
     pub(super) shape: Vec<usize>,
@@ -52,7 +52,7 @@ pub(super) struct Piece {
     pub(super) part: RowShard,
     pub(super) rows: usize,
     pub(super) file: usize,
-    /// The place of their first byte in the file.
+    /// The position of their first byte in the file.
     pub(super) start: u64,
 }
 
@@ -61,7 +61,7 @@ pub(super) struct Torn;
 
 /// The reason why rows do not fit the tensor that they belong to.
 pub(super) enum Unfit {
-    /// Their shape or type differs from that of the other rows.
+    /// Their shape or type differs from the shape or type of the other rows.
     Part,
     /// This file has the same rows in another shape.
     Copy(usize),
@@ -70,7 +70,7 @@ pub(super) enum Unfit {
 /// A range of each dimension of a tensor.
 pub(super) type Bounds = Vec<Range<usize>>;
 
-impl Place {
+impl Location {
     pub(super) fn new(dtype: DType, shard: StoredShard) -> Self {
         Self { dtype, shape: Vec::new(), shard, slabs: BTreeMap::new() }
     }
@@ -144,7 +144,7 @@ impl Place {
         self.slabs.values().flat_map(|slab| {
             slab.copies.iter().map(|copy| {
                 let first = slab.pieces.iter().find(|piece| piece.part == copy.part);
-                let first = first.expect("a copy is of rows that are there");
+                let first = first.expect("a copy repeats rows of a piece");
                 (first, copy, (copy.rows * slab.elements_in_a_row() * self.dtype.size()) as u64)
             })
         })
@@ -218,15 +218,15 @@ pub(super) fn copy(
         |bounds: &[Range<usize>]| bounds[1..].iter().map(ExactSizeIterator::len).product::<usize>() * element;
     let (step, stride) = (size(of), size(to));
     let start = (range.start - from.start) * step;
-    let place = (range.start - into.start) * stride;
+    let offset = (range.start - into.start) * stride;
     // Elements that follow each other in both boxes are copied at once.
     if common[1..] == of[1..] && common[1..] == to[1..] {
         let bytes = range.len() * step;
-        return target[place..][..bytes].copy_from_slice(&source[start..][..bytes]);
+        return target[offset..][..bytes].copy_from_slice(&source[start..][..bytes]);
     }
     for row in 0..range.len() {
         let source = &source[start + row * step..][..step];
-        let target = &mut target[place + row * stride..][..stride];
+        let target = &mut target[offset + row * stride..][..stride];
         copy((source, &of[1..]), (target, &to[1..]), &common[1..], element);
     }
 }
