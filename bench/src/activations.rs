@@ -1,16 +1,16 @@
 //! Compares measured peaks of activations with the simulated peaks, for each rank.
 //!
-//! The bench first measures the memory of each stage. GPipe with one stage per rank holds the activations of all
-//! microbatches at once, so its peak grows by one activation for each further microbatch. A run of one microbatch after
-//! the other holds one activation, besides parameters, gradients and optimizer state (16 bytes per parameter) and the
-//! temporary memory of an operation. The peak of a schedule minus those (temporary memory once for each rank) is its
-//! measured peak of activations. The prediction is that of the simulation with the measured sizes, in which an
-//! activation is held from `F` until its last backward ends. GPipe stays below the prediction, because it has no
-//! gradients yet at its peak.
+//! The bench first measures the memory of each stage. GPipe with one stage per rank holds the activations of
+//! all microbatches at once, so its peak grows by one activation for each further microbatch. A run of one
+//! microbatch after the other holds one activation, besides parameters, gradients and optimizer state (16
+//! bytes per parameter) and the temporary memory of an operation. The peak of a schedule minus those
+//! (temporary memory once for each rank) is its measured peak of activations. The prediction comes from the
+//! simulation with the measured sizes, in which an activation is held from `F` until its last backward ends.
+//! GPipe stays below the prediction, because it has no gradients yet at its peak.
 //!
-//! With `--recompute stage`, a forward keeps its inputs only, and its backward computes it again. The bench then also
-//! measures the time of a step, alternately with and without recomputation, and fails if their losses or gradient norms
-//! have different bits.
+//! With `--recompute stage`, a forward keeps its inputs only, and its backward computes it again. The bench
+//! then also measures the time of a step, alternately with and without recomputation, and fails if their
+//! losses or gradient norms have different bits.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -103,8 +103,8 @@ pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Prints the time of a step with recomputation, divided by the time without. Steps of both alternate. They are the same
-/// steps of the same training, so their results have the same bits.
+/// Prints the time of a step with recomputation, divided by the time without. Steps of both alternate. They
+/// are the same steps of the same training, so their results have the same bits.
 fn compare(plain: &Setup<'_>, bench: &mut Bench) -> Result<(), Box<dyn Error>> {
     let mut without = Bench::over(World::local(plain.ranks), plain)?;
     without.steps(2, 1)?;

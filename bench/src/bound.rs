@@ -1,8 +1,8 @@
 //! Compares the time of a pipelined step with the lower bound of its schedule.
 //!
-//! 1F1B with `m` microbatches on `p` ranks takes at least `m + p - 1` times as long as a forward and a backward of its
-//! slowest stage, if messages follow whole actions, as they do here. The ratio of the step without the optimizer to
-//! that bound is the overhead of the runtime.
+//! 1F1B with `m` microbatches on `p` ranks takes at least `m + p - 1` times as long as a forward and a
+//! backward of its slowest stage, if messages follow whole actions, as they do here. The ratio of the step
+//! without the optimizer to that bound is the overhead of the runtime.
 
 use std::error::Error;
 use std::time::Duration;

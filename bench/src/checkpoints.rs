@@ -1,9 +1,10 @@
 //! Measures the cost of saving a checkpoint, in percent of a step.
 //!
-//! There are two figures: how long the call blocks the training loop, and how much longer the steps take while the
-//! checkpoint is being written than after that. The second contains the processor time that the writing thread takes
-//! from the ranks, if no processor is idle, and the copies of the update. If a checkpoint is not written after `--every`
-//! steps, the bench waits for it and does not count that time. Some steps always follow the write.
+//! There are two figures: how long the call blocks the training loop, and how much longer the steps take
+//! while the checkpoint is being written than after that. The second contains the processor time that the
+//! writing thread takes from the ranks, if no processor is idle, and the copies of the update. If a
+//! checkpoint is not written after `--every` steps, the bench waits for it and does not count that time. Some
+//! steps always follow the write.
 
 use std::error::Error;
 use std::path::{Path, PathBuf};
@@ -15,7 +16,8 @@ use crate::model::Bench;
 use crate::size::Size;
 use crate::statistics::Spread;
 
-/// The fewest steps that are taken after a checkpoint was written: their median is the time of a step without a write.
+/// The fewest steps that are taken after a checkpoint was written: their median is the time of a step without
+/// a write.
 const FEWEST_AFTER: usize = 3;
 
 /// Size of the measurement.

@@ -1,9 +1,10 @@
-//! Measures the schedule engine: generate, lower, validate and simulate, each by itself and together, and the time per
-//! action as schedules grow.
+//! Measures the schedule engine: generate, lower, validate and simulate, each by itself and together, and the
+//! time per action as schedules grow.
 //!
-//! The engine is judged by 64 ranks with 2 chunks each and 256 microbatches, all steps together. The allocator is the
-//! command line's, which puts large tables on huge pages. The system's allocator would return them to the system after
-//! each iteration, and the figures would include the time in which the system clears the pages again.
+//! The engine is judged by 64 ranks with 2 chunks each and 256 microbatches, all steps together. The
+//! allocator is the command line's, which puts large tables on huge pages. The system's allocator would
+//! return them to the system after each iteration, and the figures would include the time in which the system
+//! clears the pages again.
 
 use std::error::Error;
 use std::hint::black_box;
@@ -22,8 +23,8 @@ pub(crate) struct Options {
     /// Runs of each step that count.
     #[arg(long, default_value_t = 10)]
     runs: usize,
-    /// Also measures 1,024 ranks with 4 chunks and 4,096 microbatches, which takes one and a half gigabytes and
-    /// minutes.
+    /// Also measures 1,024 ranks with 4 chunks and 4,096 microbatches, which takes one and a half gigabytes
+    /// and minutes.
     #[arg(long)]
     largest: bool,
 }

@@ -1,4 +1,5 @@
-//! Measures the time of a step after its program, on ranks that compute nothing, so that only their messages take time.
+//! Measures the time of a step after its program, on ranks that compute nothing, so that only their messages
+//! take time.
 
 use std::error::Error;
 

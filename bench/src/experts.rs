@@ -1,6 +1,6 @@
-//! Measures a mixture of experts against the dense feed-forward layer with the same operations in its products: as wide
-//! as the experts of a token together. Both run forward and backward, with the gradients of inputs and weights, in
-//! turn.
+//! Measures a mixture of experts against the dense feed-forward layer with the same operations in its
+//! products: as wide as the experts of a token together. Both run forward and backward, with the gradients of
+//! inputs and weights, in turn.
 
 use std::error::Error;
 use std::time::Instant;

@@ -1,8 +1,9 @@
-//! Compares the throughput of Nemotron-H and Qwen3-MoE with PyTorch and transformers on the same model. Both sides
-//! use one thread, and Pipewright one rank.
+//! Compares the throughput of Nemotron-H and Qwen3-MoE with PyTorch and transformers on the same model. Both
+//! sides use one thread, and Pipewright one rank.
 //!
-//! The bench writes the model as a Hugging Face directory, which both sides load. They train in turn, a step each, so
-//! that changes in the speed of the machine affect both. Their losses must agree: it is the same training.
+//! The bench writes the model as a Hugging Face directory, which both sides load. They train in turn, a step
+//! each, so that changes in the speed of the machine affect both. Their losses must agree: it is the same
+//! training.
 
 use std::error::Error;
 use std::fs;
@@ -54,8 +55,9 @@ const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/peer/families.py");
 const WARM_UP: usize = 2;
 /// How much the losses of the two sides may differ, relative to the loss.
 const TOLERANCE: f64 = 1e-4;
-/// The learning rate. Both sides round differently, and the first steps of AdamW turn a gradient near zero into a whole
-/// step in either direction. So at higher rates some tokens soon choose other experts on one side.
+/// The learning rate. Both sides round differently, and the first steps of AdamW turn a gradient near zero
+/// into a whole step in either direction. So at higher rates some tokens soon choose other experts on one
+/// side.
 const RATE: f64 = 3e-5;
 
 pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
@@ -285,7 +287,8 @@ fn parameters(model: &ModelConfig) -> Result<[usize; 2], Box<dyn Error>> {
     Ok(count(sizes, chosen, experts))
 }
 
-/// Like [`parameters`], but for parameters with these paths and sizes, if a token meets `chosen` of `experts`.
+/// Like [`parameters`], but for parameters with these paths and sizes, if a token meets `chosen` of
+/// `experts`.
 fn count<'a>(sizes: impl Iterator<Item = (&'a str, usize)>, chosen: usize, experts: usize) -> [usize; 2] {
     let (mut routed, mut others) = (0, 0);
     for (path, size) in sizes {

@@ -1,13 +1,14 @@
-//! Cuts a hybrid model in two by the costs of its description, and compares a step of 1F1B on two ranks with the half
-//! of the work of one rank.
+//! Cuts a hybrid model in two by the costs of its description, and compares a step of 1F1B on two ranks with
+//! the half of the work of one rank.
 //!
-//! Blocks of experts are ten times as heavy as the others, and two of the three are at the beginning. So the cut is good
-//! only if the costs of all kinds of blocks are right relative to each other.
+//! Blocks of experts are ten times as heavy as the others, and two of the three are at the beginning. So the
+//! cut is good only if the costs of all kinds of blocks are right relative to each other.
 //!
-//! If messages follow whole actions, a step of `m` microbatches on `p` ranks takes at least `(1 + (p - 1) / m) W / p`, where
-//! `W` is the time of all computations on one rank. The second summand is the fill of the pipeline. Two ranks share the memory and the clock rate of the machine,
-//! so the work is measured twice: on one rank alone, and on as many one-rank pipelines as there are ranks, side by side.
-//! All runs alternate. Times are without the optimizer, which follows the parameters and not the work.
+//! If messages follow whole actions, a step of `m` microbatches on `p` ranks takes at least `(1 + (p - 1) /
+//! m) W / p`, where `W` is the time of all computations on one rank. The second summand is the fill of the
+//! pipeline. Two ranks share the memory and the clock rate of the machine, so the work is measured twice: on
+//! one rank alone, and on as many one-rank pipelines as there are ranks, side by side. All runs alternate.
+//! Times are without the optimizer, which follows the parameters and not the work.
 
 use std::error::Error;
 use std::time::Duration;

@@ -1,5 +1,5 @@
-//! Benches of the runtime. Each prints ratios of times measured in the same run, because the speed of a machine changes
-//! between runs.
+//! Benches of the runtime. Each prints ratios of times measured in the same run, because the speed of a
+//! machine changes between runs.
 //!
 //! ```text
 //! cargo run --release -p pipewright-bench -- bound      # 1F1B on two ranks against the bound of the schedule

@@ -1,5 +1,5 @@
-//! Measures the growth of peak memory with the number of microbatches: there is none under 1F1B, but there is under
-//! GPipe.
+//! Measures the growth of peak memory with the number of microbatches: there is none under 1F1B, but there is
+//! under GPipe.
 //!
 //! Each run is a separate process, because a peak resident size cannot be reset.
 

@@ -234,7 +234,8 @@ pub(crate) fn config() -> LlamaConfig {
     decoder.into()
 }
 
-/// Makes rows of ids without a pattern, each with one id more than `sequence`. Routers spread them over all experts.
+/// Makes rows of ids without a pattern, each with one id more than `sequence`. Routers spread them over all
+/// experts.
 pub(crate) fn random_rows(rows: u32, sequence: usize) -> Vec<Vec<i32>> {
     let mut state = SEED;
     let mut id = || {

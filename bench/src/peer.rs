@@ -1,5 +1,5 @@
-//! Compares the throughput with PyTorch's `Schedule1F1B` or `ScheduleZBVZeroBubble` on the same model, in two processes
-//! with one thread each.
+//! Compares the throughput with PyTorch's `Schedule1F1B` or `ScheduleZBVZeroBubble` on the same model, in two
+//! processes with one thread each.
 //!
 //! After each turn the bench times the matrix products of a step alone. Both sides need them.
 //!

@@ -1,7 +1,9 @@
-//! Latency and bandwidth of messages between two processes over MPI, with and without receives that are posted for them.
+//! Latency and bandwidth of messages between two processes over MPI, with and without receives that are
+//! posted for them.
 //!
-//! Two processes send tensors back and forth. The tensors of a boundary arrive in receives that are posted before them; the
-//! tensors of a skip connection are announced, and the receiver then makes room for them. Turns of both kinds alternate.
+//! Two processes send tensors back and forth. The tensors of a boundary arrive in receives that are posted
+//! before them; the tensors of a skip connection are announced, and the receiver then makes room for them.
+//! Turns of both kinds alternate.
 
 use std::error::Error;
 use std::time::{Duration, Instant};
@@ -91,7 +93,8 @@ fn report(kib: usize, [announced, posted]: [Vec<f64>; 2]) {
     );
 }
 
-/// Sends messages of this size back and forth; returns the seconds that one message takes, of a mean over the rounds.
+/// Sends messages of this size back and forth; returns the seconds that one message takes, of a mean over the
+/// rounds.
 fn half_round(
     end: &mut Endpoint,
     attempt: u64,

@@ -1,13 +1,13 @@
 //! Compares what a profile predicts with runs that the profile has not seen.
 //!
-//! The bench trains the bench model under sixteen configurations, and measures its layers with as many ranks at the same
-//! time. The steps of a run and of the measurement alternate, because the speed of a machine changes within seconds. For
-//! each configuration the bench prints the measured step time, busy times of the ranks, and peaks of memory, and the
-//! prediction divided by the measured figure. The memory consists of activations, gradients, and the
-//! tensors of an operation while it runs.
+//! The bench trains the bench model under sixteen configurations, and measures its layers with as many ranks
+//! at the same time. The steps of a run and of the measurement alternate, because the speed of a machine
+//! changes within seconds. For each configuration the bench prints the measured step time, busy times of the
+//! ranks, and peaks of memory, and the prediction divided by the measured figure. The memory consists of
+//! activations, gradients, and the tensors of an operation while it runs.
 //!
-//! `--head` compares the plan for a model whose head is as heavy as four layers with an even cut under 1F1B: the gain
-//! that is predicted, and the gain in runs that alternate.
+//! `--head` compares the plan for a model whose head is as heavy as four layers with an even cut under 1F1B:
+//! the gain that is predicted, and the gain in runs that alternate.
 
 use std::error::Error;
 use std::time::Duration;
@@ -126,7 +126,8 @@ fn heavy_head(options: &Options) -> Result<(), Box<dyn Error>> {
     const MICROBATCHES: u32 = 8;
     let hidden_size = options.width;
     let intermediate_size = hidden_size * INTERMEDIATE / WIDTH;
-    // A layer has four square matrices and three of hidden x intermediate size, the head one of hidden size x vocabulary.
+    // A layer has four square matrices and three of hidden x intermediate size, the head one of hidden size x
+    // vocabulary.
     let vocab_size = 4 * (4 * hidden_size + 3 * intermediate_size);
     let decoder = DecoderConfig { hidden_size, intermediate_size, vocab_size, ..config().decoder };
     let model = LlamaConfig::from(decoder);

@@ -1,4 +1,5 @@
-//! Runs of a model in turn with the measurement of a profile: what the profile predicts for each run, and what was measured.
+//! Runs of a model in turn with the measurement of a profile: what the profile predicts for each run, and
+//! what was measured.
 
 use std::cell::RefCell;
 use std::error::Error;
@@ -66,8 +67,8 @@ pub(crate) struct InTurn {
     pub(crate) taken: Vec<Vec<StepSummary>>,
 }
 
-/// Measures the profile of a model with this number of ranks at once. Each step of the measurement follows a step of
-/// each run, so that changes in the speed of the machine affect all.
+/// Measures the profile of a model with this number of ranks at once. Each step of the measurement follows a
+/// step of each run, so that changes in the speed of the machine affect all.
 ///
 /// Without runs, the measurement takes `steps` steps alone.
 pub(crate) fn in_turn(
@@ -179,8 +180,8 @@ impl Run {
         })
     }
 
-    /// Returns the medians of steps that were taken. With replicas, busy times and memory are the means of each rank over
-    /// the replicas.
+    /// Returns the medians of steps that were taken. With replicas, busy times and memory are the means of
+    /// each rank over the replicas.
     pub(crate) fn measured(&self, model: &LlamaConfig, taken: &[StepSummary]) -> Figures {
         let ranks = self.schedule.ranks();
         let median = |of: &dyn Fn(&StepSummary) -> f64| Spread::new(taken.iter().map(of).collect()).median();

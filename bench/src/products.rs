@@ -1,8 +1,8 @@
 //! Measures the matrix products of a step alone: no implementation with these products is faster.
 //!
-//! The products of the bench model, forward and backward, are computed by the same library on as many threads as
-//! there are ranks, each with its share of the layers. Operands are in the caches as the previous product leaves them,
-//! as in training.
+//! The products of the bench model, forward and backward, are computed by the same library on as many threads
+//! as there are ranks, each with its share of the layers. Operands are in the caches as the previous product
+//! leaves them, as in training.
 
 use std::error::Error;
 use std::time::Instant;
@@ -26,8 +26,8 @@ struct Size {
     turned: bool,
 }
 
-/// Returns the products of one layer and microbatch: for each weight, the products for the output, the input gradient and
-/// the weight gradient; for each head of the attention, two forward and four backward.
+/// Returns the products of one layer and microbatch: for each weight, the products for the output, the input
+/// gradient and the weight gradient; for each head of the attention, two forward and four backward.
 fn of_layer(weights: &[[usize; 2]]) -> Vec<Size> {
     let of_weight = |&[inputs, outputs]: &[usize; 2]| {
         let [forward, input] = [[inputs, outputs], [outputs, inputs]].map(|[inner, columns]| Size {
@@ -45,8 +45,8 @@ fn of_layer(weights: &[[usize; 2]]) -> Vec<Size> {
     weights.iter().flat_map(of_weight).chain(heads).collect()
 }
 
-/// The floating point operations per second of all threads together, and the microbatches per second of the whole
-/// model.
+/// The floating point operations per second of all threads together, and the microbatches per second of the
+/// whole model.
 pub(crate) struct Ceiling {
     pub(crate) operations: f64,
     pub(crate) microbatches: f64,

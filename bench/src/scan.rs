@@ -1,8 +1,9 @@
 //! The selective scan of Mamba-2: in chunks, as the mixer computes it, against the recurrence token by token.
 //!
-//! The recurrence is written twice: in tensors, as a model in Burn or PyTorch has it without a kernel, forward and
-//! backward; and as a plain loop over the elements of the state, forward only, which is the best case of a recurrence.
-//! The mixer's projections are as narrow as they can be, but its convolution, gate and norm are in its time.
+//! The recurrence is written twice: in tensors, as a model in Burn or PyTorch has it without a kernel,
+//! forward and backward; and as a plain loop over the elements of the state, forward only, which is the best
+//! case of a recurrence. The mixer's projections are as narrow as they can be, but its convolution, gate and
+//! norm are in its time.
 
 use std::error::Error;
 use std::hint::black_box;
@@ -98,7 +99,8 @@ fn forward_and_backward(mixer: &Mamba2, x: &Tensor<2>) {
     black_box(x.grad(&gradients).map(Tensor::into_data));
 }
 
-/// Computes `S = exp(δ A) S + (δ x) b`, `y = S c`, with a few operations for each token, forward and backward.
+/// Computes `S = exp(δ A) S + (δ x) b`, `y = S c`, with a few operations for each token, forward and
+/// backward.
 fn recurrence_in_tensors(options: &Options) {
     let &Options { sequence, heads, head_dim, state, .. } = options;
     let device = Device::flex().autodiff();

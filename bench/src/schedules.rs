@@ -1,14 +1,14 @@
-//! Compares every schedule with the speed of one rank and with the timed simulation at its measured costs, and measures
-//! the cost of splitting backwards.
+//! Compares every schedule with the speed of one rank and with the timed simulation at its measured costs,
+//! and measures the cost of splitting backwards.
 //!
-//! Steps of the compared runs alternate. On a shared machine the fastest step of each is the most reliable, because
-//! noise only makes steps slower. A single rank has the caches, the memory bandwidth and the clock rate of the machine
-//! to itself, but the ranks of a pipeline share them. So the bench also times independent one-rank pipelines at the
-//! same time, one for each rank. Their loss against a single one is due to the machine, and the loss of a schedule
-//! against them is due to the pipeline.
+//! Steps of the compared runs alternate. On a shared machine the fastest step of each is the most reliable,
+//! because noise only makes steps slower. A single rank has the caches, the memory bandwidth and the clock
+//! rate of the machine to itself, but the ranks of a pipeline share them. So the bench also times independent
+//! one-rank pipelines at the same time, one for each rank. Their loss against a single one is due to the
+//! machine, and the loss of a schedule against them is due to the pipeline.
 //!
-//! The bound of a schedule is the makespan that the simulation predicts from the median times of each stage's `F`, `B`,
-//! `I` and `W` in the measured steps, with communication that takes no time.
+//! The bound of a schedule is the makespan that the simulation predicts from the median times of each stage's
+//! `F`, `B`, `I` and `W` in the measured steps, with communication that takes no time.
 
 use std::collections::BTreeMap;
 use std::error::Error;
@@ -51,7 +51,8 @@ pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// The times of steps of a schedule and of one-rank pipelines, in seconds. Each turn has the same index in all lists.
+/// The times of steps of a schedule and of one-rank pipelines, in seconds. Each turn has the same index in
+/// all lists.
 #[derive(Default)]
 struct Turns {
     /// A step of the schedule.
@@ -132,8 +133,8 @@ fn spread(values: &[f64], figure: impl Fn(f64) -> f64) -> Spread {
     Spread::new(values.iter().copied().map(figure).collect())
 }
 
-/// Measures the cost of splitting backwards: the time of a step with `I` and `W` on one rank, relative to a step with
-/// `B`.
+/// Measures the cost of splitting backwards: the time of a step with `I` and `W` on one rank, relative to a
+/// step with `B`.
 fn split_cost(microbatches: u32, steps: usize) -> Result<Spread, Box<dyn Error>> {
     let row = |cells: fn(u32) -> String| (0..microbatches).map(cells).collect::<Vec<_>>().join(",") + "\n";
     let (whole, split) = (row(|m| format!("0F{m},0B{m}")), row(|m| format!("0F{m},0I{m},0W{m}")));
@@ -147,7 +148,8 @@ fn split_cost(microbatches: u32, steps: usize) -> Result<Spread, Box<dyn Error>>
     Ok(Spread::new((0..steps).map(ratio).collect::<Result<_, Box<dyn Error>>>()?))
 }
 
-/// Returns the median times of each stage's actions. Kinds of actions that the schedule does not have take no time.
+/// Returns the median times of each stage's actions. Kinds of actions that the schedule does not have take no
+/// time.
 fn costs(events: &[Event], stages: u32) -> Costs {
     let mut times: BTreeMap<(StageIndex, Kind), Vec<f64>> = BTreeMap::new();
     for event in events {

@@ -1,10 +1,11 @@
-//! Compares the memory of a rank if parameters are sharded over replicas with its memory if they are replicated.
+//! Compares the memory of a rank if parameters are sharded over replicas with its memory if they are
+//! replicated.
 //!
-//! Short rows keep activations small, so the peak of a rank is parameters, gradients and optimizer state (AdamW: four
-//! numbers a parameter). With sharded parameters a rank needs `1 / replicas` of that, and the parameters and gradients
-//! of the stages that are gathered at once. Under looped BFS a stage runs all its microbatches consecutively, so only
-//! one stage has gradients at a time; other schedules hold the gradients of all stages of a rank until they are
-//! reduced.
+//! Short rows keep activations small, so the peak of a rank is parameters, gradients and optimizer state
+//! (AdamW: four numbers a parameter). With sharded parameters a rank needs `1 / replicas` of that, and the
+//! parameters and gradients of the stages that are gathered at once. Under looped BFS a stage runs all its
+//! microbatches consecutively, so only one stage has gradients at a time; other schedules hold the gradients
+//! of all stages of a rank until they are reduced.
 
 use std::error::Error;
 use std::num::NonZeroU32;

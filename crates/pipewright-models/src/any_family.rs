@@ -1,5 +1,5 @@
-//! A model of any family: the functions of [`ModelFamily`], and of the modules that work with a family, without the types of
-//! the family.
+//! A model of any family: the functions of [`ModelFamily`], and of the modules that work with a family,
+//! without the types of the family.
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -40,8 +40,8 @@ pub enum ModelSource<'a> {
     Checkpoint(&'a Checkpoint),
 }
 
-/// A model of any family. [`ModelConfig`](crate::ModelConfig) and [`CutModel`](crate::CutModel) describe the functions that they
-/// pass on.
+/// A model of any family. [`ModelConfig`](crate::ModelConfig) and [`CutModel`](crate::CutModel) describe the
+/// functions that they pass on.
 pub(crate) trait AnyFamily {
     fn to_json(&self) -> Value;
     fn vocab_size(&self) -> usize;

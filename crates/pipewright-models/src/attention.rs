@@ -1,5 +1,5 @@
-//! The attention of a block: the four linear layers, and the norms of the heads in families that have them. The families differ
-//! in the function that mixes the tokens between these layers.
+//! The attention of a block: the four linear layers, and the norms of the heads in families that have them.
+//! The families differ in the function that mixes the tokens between these layers.
 
 use burn::module::Module;
 use burn::tensor::Tensor;
@@ -37,7 +37,8 @@ impl AttentionBias {
     }
 }
 
-/// The parameters of an attention. Fields have the names in a Hugging Face directory, because parameter paths consist of them.
+/// The parameters of an attention. Fields have the names in a Hugging Face directory, because parameter paths
+/// consist of them.
 #[derive(Module, Debug)]
 pub(crate) struct Attention {
     q_proj: Linear,
@@ -79,8 +80,8 @@ impl Attention {
         Ok(Self { q_proj, k_proj, v_proj, o_proj, q_norm, k_norm })
     }
 
-    /// Maps `[tokens, hidden]` to the same shape. `attend` takes queries, keys and values of this rank's heads,
-    /// `[tokens, heads * head_dim]` each, and returns the values that the queries attend to.
+    /// Maps `[tokens, hidden]` to the same shape. `attend` takes queries, keys and values of this rank's
+    /// heads, `[tokens, heads * head_dim]` each, and returns the values that the queries attend to.
     pub(crate) fn forward(
         &self,
         x: Tensor<2>,
@@ -95,7 +96,8 @@ impl Attention {
     }
 }
 
-/// Normalises each head of `[tokens, heads * head_dim]`; the weight has one factor for each element of a head.
+/// Normalises each head of `[tokens, heads * head_dim]`; the weight has one factor for each element of a
+/// head.
 fn normalised(x: Tensor<2>, norm: Option<&RmsNorm>) -> Tensor<2> {
     let Some(norm) = norm else { return x };
     let ([tokens, width], [head_dim]) = (x.dims(), norm.weight.dims());

@@ -1,7 +1,7 @@
 //! The costs of the layers that several families have, for partition, simulation and the estimate of memory.
 //!
-//! The table of a tied head counts as parameters of the embedding only, so that the sum over the layers is the number of
-//! parameters of the model.
+//! The table of a tied head counts as parameters of the embedding only, so that the sum over the layers is
+//! the number of parameters of the model.
 
 use std::ops::Add;
 
@@ -9,15 +9,17 @@ use pipewright_schedule::LayerDesc;
 
 use crate::attention::AttentionSizes;
 
-/// The cost of reading and writing an element in an element-wise pass, in floating point operations of a matrix
-/// product. A CPU core computes a few hundred operations of a product in the time in which memory moves ten floats.
+/// The cost of reading and writing an element in an element-wise pass, in floating point operations of a
+/// matrix product. A CPU core computes a few hundred operations of a product in the time in which memory
+/// moves ten floats.
 pub(crate) const ELEMENT: u64 = 32;
 
 /// Bytes of a number, and of a token id that the embedding keeps for its backward.
 pub(crate) const FLOAT: u64 = 4;
 pub(crate) const TOKEN_ID: u64 = 8;
 
-/// Element-wise passes of a bias, of a normalisation, of the loss, and of a gated activation, forward and backward.
+/// Element-wise passes of a bias, of a normalisation, of the loss, and of a gated activation, forward and
+/// backward.
 pub(crate) const BIAS_PASSES: u64 = 4;
 pub(crate) const NORM_PASSES: u64 = 16;
 pub(crate) const LOSS_PASSES: u64 = 12;
@@ -27,11 +29,11 @@ pub(crate) const GATE_PASSES: u64 = 12;
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Cost {
     pub(crate) parameters: u64,
-    /// Floating point operations of a token, forward and backward. Each parameter that a token meets takes part in three
-    /// multiply-adds.
+    /// Floating point operations of a token, forward and backward. Each parameter that a token meets takes
+    /// part in three multiply-adds.
     pub(crate) operations: u64,
-    /// Numbers that are kept per token until the backward. An operation keeps its inputs, and tensors that several operations
-    /// keep are stored once. The input of a part of a block is counted with its norm.
+    /// Numbers that are kept per token until the backward. An operation keeps its inputs, and tensors that
+    /// several operations keep are stored once. The input of a part of a block is counted with its norm.
     pub(crate) kept: u64,
 }
 
@@ -105,7 +107,8 @@ impl ModelSizes {
         norm(self.hidden) + logits
     }
 
-    /// Returns the layer of the last norm and the head, whose cost is [`ModelSizes::head_cost`] in most families.
+    /// Returns the layer of the last norm and the head, whose cost is [`ModelSizes::head_cost`] in most
+    /// families.
     pub(crate) fn head(self, cost: Cost) -> LayerDesc {
         cost.layer("lm_head".to_owned(), "head", self.tokens, self.vocabulary)
     }
@@ -116,14 +119,16 @@ pub(crate) fn norm(width: u64) -> Cost {
     Cost { parameters: width, operations: ELEMENT * NORM_PASSES * width, kept: 2 * width + 1 }
 }
 
-/// Returns the cost of a feed-forward layer with a gate. It keeps the gate, the up projection and their product.
+/// Returns the cost of a feed-forward layer with a gate. It keeps the gate, the up projection and their
+/// product.
 pub(crate) fn gated(hidden: u64, inner: u64) -> Cost {
     let matrices = 3 * hidden * inner;
     Cost { parameters: matrices, operations: 6 * matrices + ELEMENT * GATE_PASSES * inner, kept: 3 * inner }
 }
 
-/// Returns the cost of an attention in which a token sees half of `seen` keys on average. Each pair of a query channel and a
-/// key that a token sees takes part in three multiply-adds, once for the scores and once for the values.
+/// Returns the cost of an attention in which a token sees half of `seen` keys on average. Each pair of a
+/// query channel and a key that a token sees takes part in three multiply-adds, once for the scores and once
+/// for the values.
 pub(crate) fn attention(sizes: AttentionSizes, seen: u64) -> Cost {
     let [hidden, heads, key_heads, head_dim] =
         [sizes.hidden, sizes.heads, sizes.key_heads, sizes.head_dim].map(|size| size as u64);

@@ -15,12 +15,12 @@ use crate::model_config::ModelConfig;
 use crate::parameter::ParameterSpec;
 use crate::split::Place;
 
-/// A model whose output head is cut along the vocabulary into parts, each of them a layer. With one part it is the model
-/// itself.
+/// A model whose output head is cut along the vocabulary into parts, each of them a layer. With one part it
+/// is the model itself.
 ///
-/// All parts together compute the loss of the whole head, and have its parameters: a checkpoint has the whole head, and a run
-/// resumes with another number of parts. The steps of its pipeline need the targets as a side input
-/// ([`Batch::with_targets_for_all`](pipewright::batch::Batch::with_targets_for_all)), which a
+/// All parts together compute the loss of the whole head, and have its parameters: a checkpoint has the whole
+/// head, and a run resumes with another number of parts. The steps of its pipeline need the targets as a side
+/// input ([`Batch::with_targets_for_all`](pipewright::batch::Batch::with_targets_for_all)), which a
 /// [`Trainer`](pipewright::train::Trainer) adds. The last stage returns no logits.
 ///
 /// ```
@@ -51,7 +51,8 @@ impl CutModel {
     /// Returns `model` with its head in `parts` parts.
     ///
     /// # Errors
-    /// When the family's head cannot be cut, when it uses the table of the embedding, or when a part would have no token.
+    /// When the family's head cannot be cut, when it uses the table of the embedding, or when a part would
+    /// have no token.
     pub fn new(model: ModelConfig, parts: u32) -> Result<Self, ConfigError> {
         if parts == 1 {
             return Ok(model.into());
@@ -89,12 +90,12 @@ impl CutModel {
         }
     }
 
-    /// Returns the parameters of the stage that holds `layers`, without their values and with the shapes of the shards of the
-    /// rank `tensor`.
+    /// Returns the parameters of the stage that holds `layers`, without their values and with the shapes of
+    /// the shards of the rank `tensor`.
     ///
     /// # Errors
-    /// When `layers` is not a range of the layers, when a layer cannot be split over the tensor ranks, or when there are
-    /// several of them and the head has several parts.
+    /// When `layers` is not a range of the layers, when a layer cannot be split over the tensor ranks, or
+    /// when there are several of them and the head has several parts.
     pub fn outline(
         &self,
         layers: Range<usize>,
@@ -106,7 +107,8 @@ impl CutModel {
     /// Builds the stage that holds `layers`, for training. The last stage computes the loss.
     ///
     /// # Errors
-    /// As [`CutModel::outline`], and when the files of [`InitialParameters::Directory`] cannot be read or do not fit the model.
+    /// As [`CutModel::outline`], and when the files of [`InitialParameters::Directory`] cannot be read or do
+    /// not fit the model.
     pub fn training_stage(
         &self,
         layers: Range<usize>,

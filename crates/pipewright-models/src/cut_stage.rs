@@ -1,9 +1,10 @@
-//! A stage of a model whose head is cut along the vocabulary: any contiguous range of its layers, where each part of the head
-//! is a layer.
+//! A stage of a model whose head is cut along the vocabulary: any contiguous range of its layers, where each
+//! part of the head is a layer.
 //!
-//! The first part normalises the hidden states. Every part computes its logits from them, adds them to the statistics of the
-//! parts before it ([`vocabulary_statistics`]), and returns the normalised hidden states with the statistics. The last part
-//! returns the statistics only, which give the loss. Each part looks up the target ids as a side input ([`TARGETS`]).
+//! The first part normalises the hidden states. Every part computes its logits from them, adds them to the
+//! statistics of the parts before it ([`vocabulary_statistics`]), and returns the normalised hidden states
+//! with the statistics. The last part returns the statistics only, which give the loss. Each part looks up
+//! the target ids as a side input ([`TARGETS`]).
 
 use std::ops::Range;
 
@@ -25,7 +26,8 @@ use crate::vocabulary::HEAD;
 /// Why the parts of a head cannot run slices of microbatches.
 pub(crate) const NO_SLICES: &str = "the parts of its head take the targets of whole microbatches";
 
-/// A contiguous range of the layers of a model whose head is cut. `M` is the module of the layers before the head.
+/// A contiguous range of the layers of a model whose head is cut. `M` is the module of the layers before the
+/// head.
 #[derive(Module, Debug)]
 pub(crate) struct CutStage<M: Module> {
     /// The layers before the head.
@@ -155,7 +157,8 @@ impl<M: TrainingModule> CutStage<M> {
         self.body.as_ref().map_or(0, StageModule::blocks)
     }
 
-    /// Returns the body and the path inside it of the parameter at `local`; `None` for a parameter of the head.
+    /// Returns the body and the path inside it of the parameter at `local`; `None` for a parameter of the
+    /// head.
     fn in_body<'a>(&'a self, local: &'a str) -> Option<(&'a M, &'a str)> {
         Some((self.body.as_ref()?, local.strip_prefix("body.")?))
     }
@@ -178,9 +181,9 @@ fn targets(context: &StageContext) -> Tensor<1, Int> {
     }
 }
 
-/// Returns statistics in the form that crosses a boundary. Half precision rounds what crosses it, so the statistics are cut
-/// into three numbers each, which have that precision and whose sum they are, except that f16 has no bits below 2^-24.
-/// Gradients flow through the last one.
+/// Returns statistics in the form that crosses a boundary. Half precision rounds what crosses it, so the
+/// statistics are cut into three numbers each, which have that precision and whose sum they are, except that
+/// f16 has no bits below 2^-24. Gradients flow through the last one.
 fn cut(statistics: Tensor<2>, precision: DType) -> Tensor<2> {
     if !matches!(precision, DType::F16 | DType::BF16) {
         return statistics;

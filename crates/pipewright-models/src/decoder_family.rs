@@ -1,4 +1,5 @@
-//! Families whose models have the form of [`decoder`](crate::decoder): each says only in what its blocks differ.
+//! Families whose models have the form of [`decoder`](crate::decoder): each says only in what its blocks
+//! differ.
 
 use std::ops::Range;
 
@@ -13,8 +14,8 @@ use crate::head_form::HeadForm;
 use crate::parameter::ParameterSource;
 use crate::split::Place;
 
-/// A family of decoder-only models. [`From`] returns the family's model of some sizes, with its usual values for
-/// everything else.
+/// A family of decoder-only models. [`From`] returns the family's model of some sizes, with its usual values
+/// for everything else.
 pub(crate) trait DecoderFamily:
     From<DecoderConfig> + Clone + Send + Sync + Serialize + DeserializeOwned
 {

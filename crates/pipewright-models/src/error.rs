@@ -160,7 +160,8 @@ pub enum ConfigError {
         /// The fault of the size, as a verb with its object.
         rule: &'static str,
     },
-    /// The ranks that compute a stage together should each hold whole experts, and there are fewer experts than ranks.
+    /// The ranks that compute a stage together should each hold whole experts, and there are fewer experts
+    /// than ranks.
     #[error(
         "`{layer}` cannot be divided among {ranks} tensor ranks that hold whole experts (`mesh.expert_parallel`): \
          `{parameter}` belongs to one of `{key} = {count}`, so a rank would have none; use another `mesh.tensor_parallel`, or \
@@ -290,7 +291,8 @@ impl ConfigError {
             | Self::Block { key, .. }
             | Self::TooWide { key, .. }
             | Self::NotDivisible { key, .. } => Some((*key).to_owned()),
-            // A refusal of a value comes through the parser as text, such as "`hidden_act = gelu` is not supported".
+            // A refusal of a value comes through the parser as text, such as "`hidden_act = gelu` is not
+            // supported".
             Self::Parse(error) => {
                 let message = error.to_string();
                 Some(message.strip_prefix('`')?.split([' ', '`']).next()?.to_owned())
@@ -307,8 +309,8 @@ impl ConfigError {
     }
 }
 
-/// The error for a model that several ranks compute together. Each of them has shards of the parameters, so none can predict
-/// a token by itself.
+/// The error for a model that several ranks compute together. Each of them has shards of the parameters, so
+/// none can predict a token by itself.
 #[derive(Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error(
     "the model is split over {ranks} tensor ranks, and one of them cannot predict a token: save a checkpoint, and read the \

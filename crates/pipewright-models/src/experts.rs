@@ -1,5 +1,5 @@
-//! Builds the experts of a mixture: on each of the ranks that compute a stage together, a shard of every expert, or some whole
-//! experts.
+//! Builds the experts of a mixture: on each of the ranks that compute a stage together, a shard of every
+//! expert, or some whole experts.
 
 use pipewright::nn::Expert;
 
@@ -59,8 +59,8 @@ impl<S: ParameterSource> Builder<'_, S> {
         self.expert(path, sizes, has_gate, [outputs, SplitLinear::Inputs])
     }
 
-    /// Builds an expert of this width and inner width. `outputs` says how the ranks hold the layers up and gate, and `inputs`
-    /// how they hold the layer down.
+    /// Builds an expert of this width and inner width. `outputs` says how the ranks hold the layers up and
+    /// gate, and `inputs` how they hold the layer down.
     fn expert(
         &mut self,
         path: &str,

@@ -20,8 +20,8 @@ use crate::parameter::{Outline, ParameterSource, ParameterSpec};
 use crate::split::Place;
 use crate::training_module::TrainingModule;
 
-/// A model family: its configuration, and the construction of its stages. The configuration serialises as the keys of
-/// `config.json` that affect the results.
+/// A model family: its configuration, and the construction of its stages. The configuration serialises as the
+/// keys of `config.json` that affect the results.
 pub trait ModelFamily: Clone + Send + Sync + Sized + Serialize + DeserializeOwned {
     /// The name of the family: `model_type` in `config.json`.
     const MODEL_TYPE: &'static str;
@@ -29,21 +29,24 @@ pub trait ModelFamily: Clone + Send + Sync + Sized + Serialize + DeserializeOwne
     const ARCHITECTURE: &'static str;
     /// The meaning of each key of `config.json` for the family.
     const TABLE: &'static KeyTable;
-    /// The values of keys that a file leaves out, where they differ from the values that the configuration type fills in.
+    /// The values of keys that a file leaves out, where they differ from the values that the configuration
+    /// type fills in.
     const ABSENT: &'static [(&'static str, u32)] = &[];
-    /// Older names of keys, each with the name that it stands for. If a file has both, the older one counts, as in transformers.
+    /// Older names of keys, each with the name that it stands for. If a file has both, the older one counts,
+    /// as in transformers.
     const RENAMED: &'static [(&'static str, &'static str)] = &[];
     /// The module of a stage.
     type Stage: TrainingModule + NextToken;
 
-    /// Returns the configuration of a model of these sizes, with the family's usual values for everything else.
+    /// Returns the configuration of a model of these sizes, with the family's usual values for everything
+    /// else.
     fn of_sizes(sizes: DecoderConfig) -> Self;
 
     /// Reads the configuration from a parsed `config.json`. Keys that do not affect the results are ignored.
     ///
     /// # Errors
-    /// When a key is missing or out of range, when it has a value that the family does not support, or when it is not
-    /// known and has the name of a part of a computation.
+    /// When a key is missing or out of range, when it has a value that the family does not support, or when
+    /// it is not known and has the name of a part of a computation.
     fn from_json(json: Value) -> Result<Self, ConfigError> {
         let has_keys = |settings: &&Value| settings.as_object().is_some_and(|settings| !settings.is_empty());
         if let Some(quantised) = json.get("quantization_config").filter(has_keys) {
@@ -71,8 +74,8 @@ pub trait ModelFamily: Clone + Send + Sync + Sized + Serialize + DeserializeOwne
     /// Returns the size of the vocabulary: token ids are below it.
     fn vocab_size(&self) -> usize;
 
-    /// Returns the layers in order. Their weights are the floating point operations of a token's forward and backward
-    /// at this sequence length. A stage is a range of this list.
+    /// Returns the layers in order. Their weights are the floating point operations of a token's forward and
+    /// backward at this sequence length. A stage is a range of this list.
     fn describe(&self, sequence: usize) -> ModelDesc;
 
     /// Returns the number of layers.
@@ -84,8 +87,8 @@ pub trait ModelFamily: Clone + Send + Sync + Sized + Serialize + DeserializeOwne
     /// Checks that the model takes these side inputs, for rows of `sequence` tokens.
     ///
     /// # Errors
-    /// When the family has no side input of a name, or a side input has another shape or a number outside its range.
-    /// The error names the tensor and, where it can, the row.
+    /// When the family has no side input of a name, or a side input has another shape or a number outside its
+    /// range. The error names the tensor and, where it can, the row.
     fn check_side(&self, side: &SideRows, _sequence: usize) -> Result<(), SideError> {
         let unknown = |tensor: &SideTensor| {
             let problem = format!("is not an input of the model: `{}` has no side inputs", Self::MODEL_TYPE);
@@ -118,12 +121,12 @@ pub trait ModelFamily: Clone + Send + Sync + Sized + Serialize + DeserializeOwne
         SeededInit { seed, deviation: self.initializer_range() }
     }
 
-    /// Builds the stage that holds `layers`, with parameters from `source`: the rank's shards of them, if several ranks compute
-    /// the stage together.
+    /// Builds the stage that holds `layers`, with parameters from `source`: the rank's shards of them, if
+    /// several ranks compute the stage together.
     ///
     /// # Errors
-    /// When `layers` is empty or reaches past the last layer, when a layer cannot be split over the ranks, or when the source
-    /// fails.
+    /// When `layers` is empty or reaches past the last layer, when a layer cannot be split over the ranks, or
+    /// when the source fails.
     fn build_stage<S: ParameterSource>(
         &self,
         layers: Range<usize>,
@@ -131,8 +134,9 @@ pub trait ModelFamily: Clone + Send + Sync + Sized + Serialize + DeserializeOwne
         place: &Place,
     ) -> Result<Self::Stage, S::Error>;
 
-    /// Builds the stage that holds `layers`, with initial parameters that depend on `seed` and not on the cut of the model. The
-    /// shards of all ranks together are the parameters of one rank that computes the whole stage.
+    /// Builds the stage that holds `layers`, with initial parameters that depend on `seed` and not on the cut
+    /// of the model. The shards of all ranks together are the parameters of one rank that computes the whole
+    /// stage.
     ///
     /// # Errors
     /// When `layers` is empty or reaches past the last layer, or a layer cannot be split over the ranks.
@@ -145,8 +149,9 @@ pub trait ModelFamily: Clone + Send + Sync + Sized + Serialize + DeserializeOwne
         self.build_stage(layers, &mut self.initial(seed), &place.into())
     }
 
-    /// Returns the parameters of the stage that holds `layers`, without their values and with the shapes of the shards of the
-    /// rank `tensor`. Nothing is allocated for them, and the rank need not be connected ([`TensorParallel::unconnected`]).
+    /// Returns the parameters of the stage that holds `layers`, without their values and with the shapes of
+    /// the shards of the rank `tensor`. Nothing is allocated for them, and the rank need not be connected
+    /// ([`TensorParallel::unconnected`]).
     ///
     /// # Errors
     /// When `layers` is empty or reaches past the last layer, or a layer cannot be split over the ranks.
@@ -197,8 +202,8 @@ fn check_class<F: ModelFamily>(json: &Value) -> Result<(), ConfigError> {
 
 /// Adds the key that causes the error, if there is one. Removing that key changes the error.
 ///
-/// The parser does not name the key, because the keys of a family and the keys of all families are flattened into one
-/// table.
+/// The parser does not name the key, because the keys of a family and the keys of all families are flattened
+/// into one table.
 fn parse_error<F: DeserializeOwned>(json: &Value, source: serde_json::Error) -> ConfigError {
     /// Files with more keys than any model has are not searched.
     const MOST_KEYS: usize = 256;

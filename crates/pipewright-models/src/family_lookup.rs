@@ -1,5 +1,5 @@
-//! Finds the family of a `config.json` or of a name, and makes the configuration of a model of it. A file of a family that is
-//! not in the list is an error, which names the nearest family.
+//! Finds the family of a `config.json` or of a name, and makes the configuration of a model of it. A file of
+//! a family that is not in the list is an error, which names the nearest family.
 
 use std::path::Path;
 
@@ -19,8 +19,8 @@ const REPLACED: [(&str, &str); 3] = [
 ];
 
 impl ModelConfig {
-    /// Reads the configuration in a parsed `config.json`. Its `model_type` names the family, or its first architecture if
-    /// there is no `model_type`.
+    /// Reads the configuration in a parsed `config.json`. Its `model_type` names the family, or its first
+    /// architecture if there is no `model_type`.
     ///
     /// # Errors
     /// When [`ModelConfig::MODEL_TYPES`] does not contain the family, or as
@@ -35,8 +35,8 @@ impl ModelConfig {
         }
     }
 
-    /// Reads the configuration of a Hugging Face directory, or of a file `config.json`. [`ModelConfig::unknown_keys`] returns the
-    /// keys of that file that nobody knows.
+    /// Reads the configuration of a Hugging Face directory, or of a file `config.json`.
+    /// [`ModelConfig::unknown_keys`] returns the keys of that file that nobody knows.
     ///
     /// # Errors
     /// When `config.json` cannot be read, or as [`ModelConfig::from_json`].
@@ -44,8 +44,8 @@ impl ModelConfig {
         hf::read_config(dir, |json| Self::from_json(with_absent_keys(json)))
     }
 
-    /// Makes the configuration of the family `model_type`, one of [`ModelConfig::MODEL_TYPES`]: `sizes`, the family's usual
-    /// values, and in place of them the values of `keys`, which are named as in `config.json`.
+    /// Makes the configuration of the family `model_type`, one of [`ModelConfig::MODEL_TYPES`]: `sizes`, the
+    /// family's usual values, and in place of them the values of `keys`, which are named as in `config.json`.
     ///
     /// # Errors
     /// When there is no such family, when a key belongs to other families only, or as
@@ -82,13 +82,14 @@ impl ModelConfig {
         FAMILIES.iter().any(|family| family.table.use_of(key).is_some())
     }
 
-    /// Returns what a key of `config.json` means for the family `model_type`; `None` if the family does not know it.
+    /// Returns what a key of `config.json` means for the family `model_type`; `None` if the family does not
+    /// know it.
     pub fn key_use(model_type: &str, key: &str) -> Option<KeyUse> {
         FAMILIES.iter().find(|family| family.name == model_type)?.table.use_of(key)
     }
 
-    /// Returns the keys of the `config.json` of a directory that no table of keys lists, and whose effect is unknown. Keys with
-    /// the names of parts of a computation are refused instead ([`ModelConfig::read`]).
+    /// Returns the keys of the `config.json` of a directory that no table of keys lists, and whose effect is
+    /// unknown. Keys with the names of parts of a computation are refused instead ([`ModelConfig::read`]).
     ///
     /// # Errors
     /// When the file cannot be read.
@@ -167,8 +168,8 @@ fn parts<W: AsRef<str>>(words: impl Iterator<Item = W>) -> [bool; 2] {
     found
 }
 
-/// Returns the error of a model of an unknown family, whose `config.json` has these keys. The nearest family has the parts of
-/// the model and the fewest others; among equals, its name is the most similar.
+/// Returns the error of a model of an unknown family, whose `config.json` has these keys. The nearest family
+/// has the parts of the model and the fewest others; among equals, its name is the most similar.
 fn unknown(found: &str, json: &Map<String, Value>) -> ConfigError {
     let name = found.strip_suffix("ForCausalLM").unwrap_or(found).to_lowercase();
     let wanted = parts(json.keys().cloned().chain([name.clone()]));

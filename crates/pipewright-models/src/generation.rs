@@ -57,7 +57,8 @@ impl Default for Request<'_> {
 pub struct Sampling {
     /// Logits are divided by this. 0 always takes the most probable token; of equal ones the first.
     pub temperature: f64,
-    /// Only the most probable tokens count that together have at least this probability (Holtzman et al., 2020).
+    /// Only the most probable tokens count that together have at least this probability (Holtzman et al.,
+    /// 2020).
     pub top_p: f64,
     /// The seed of the choice.
     pub seed: u64,
@@ -129,7 +130,8 @@ pipewright_schedule::message_as_debug!(GenerateError);
 /// Generates tokens one by one, and passes each to `each` at once.
 ///
 /// # Errors
-/// When the request does not fit the model, the model has shards of its parameters, or its output is not finite.
+/// When the request does not fit the model, the model has shards of its parameters, or its output is not
+/// finite.
 pub fn generate(
     model: &dyn NextToken,
     request: &Request<'_>,

@@ -1,5 +1,5 @@
-//! The last norm and the output head of a model, in the form that can be cut along the vocabulary, and the description of
-//! the parts as layers.
+//! The last norm and the output head of a model, in the form that can be cut along the vocabulary, and the
+//! description of the parts as layers.
 
 use std::ops::Range;
 
@@ -73,7 +73,8 @@ impl CutHead {
         self.placement(part).shard_of(TensorRank { index: 0, of: 1 }).range(self.form.vocabulary)
     }
 
-    /// Returns `model` with a layer for each part in the place of the head. `tokens` is the number of tokens of a row.
+    /// Returns `model` with a layer for each part in the place of the head. `tokens` is the number of tokens
+    /// of a row.
     pub(crate) fn describe(&self, mut model: ModelDesc, tokens: u64) -> ModelDesc {
         model.layers.pop();
         model.layers.extend((0..self.parts).map(|part| self.layer(part, tokens)));

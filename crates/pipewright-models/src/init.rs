@@ -1,9 +1,9 @@
-//! Initial parameters. They depend only on the seed and on the parameter's path, not on the cut of the model, the order
-//! of construction or the machine.
+//! Initial parameters. They depend only on the seed and on the parameter's path, not on the cut of the model,
+//! the order of construction or the machine.
 //!
-//! The stream of a parameter is ChaCha8 keyed by the seed and the FNV-1a hash of the path. The polar method (Marsaglia
-//! and Bray, 1964) makes normal numbers in plain IEEE arithmetic. It does not use the standard library's logarithm,
-//! whose last bit may differ between systems.
+//! The stream of a parameter is ChaCha8 keyed by the seed and the FNV-1a hash of the path. The polar method
+//! (Marsaglia and Bray, 1964) makes normal numbers in plain IEEE arithmetic. It does not use the standard
+//! library's logarithm, whose last bit may differ between systems.
 
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -11,7 +11,8 @@ use rand_chacha::ChaCha8Rng;
 use crate::error::ConfigError;
 use crate::parameter::{ParameterKind, ParameterSource, ParameterSpec};
 
-/// Draws matrices and tables from a normal distribution around zero, and sets scales to one and biases to zero.
+/// Draws matrices and tables from a normal distribution around zero, and sets scales to one and biases to
+/// zero.
 #[derive(Debug, Clone)]
 pub struct SeededInit {
     /// The run's seed.
@@ -92,8 +93,8 @@ fn symmetric(bits: u32) -> f64 {
 
 /// Returns the natural logarithm of a positive normal number, with a relative error of about 1e-13.
 ///
-/// With `x = m 2^e` and `m` near one, `ln m = 2 artanh t` for `t = (m - 1) / (m + 1)`, where `|t| < 0.172`. The
-/// function sums the series of `artanh`.
+/// With `x = m 2^e` and `m` near one, `ln m = 2 artanh t` for `t = (m - 1) / (m + 1)`, where `|t| < 0.172`.
+/// The function sums the series of `artanh`.
 fn ln(x: f64) -> f64 {
     const MANTISSA: u64 = (1 << 52) - 1;
     let bits = x.to_bits();
@@ -109,7 +110,8 @@ fn ln(x: f64) -> f64 {
     2.0 * t * series + f64::from(exponent) * std::f64::consts::LN_2
 }
 
-/// Returns the 64-bit FNV-1a hash (Fowler, Noll and Vo), which is the same on every platform and in every release.
+/// Returns the 64-bit FNV-1a hash (Fowler, Noll and Vo), which is the same on every platform and in every
+/// release.
 fn fnv1a(bytes: &[u8]) -> u64 {
     bytes
         .iter()

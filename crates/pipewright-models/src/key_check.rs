@@ -2,8 +2,8 @@
 
 use crate::error::ConfigError;
 
-/// The largest width of a layer, and the largest number of heads or rows of a kind. Larger ones are mistakes, and
-/// products of several sizes could overflow.
+/// The largest width of a layer, and the largest number of heads or rows of a kind. Larger ones are mistakes,
+/// and products of several sizes could overflow.
 const LARGEST: usize = 1 << 20;
 /// The largest product of two sizes that make a width, such as heads and the width of a head.
 const LARGEST_PRODUCT: usize = 1 << 24;

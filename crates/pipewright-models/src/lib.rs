@@ -1,10 +1,10 @@
-//! Model families that Pipewright trains. They are Burn modules that describe themselves as a list of layers and can be
-//! cut into stages between any two layers.
+//! Model families that Pipewright trains. They are Burn modules that describe themselves as a list of layers
+//! and can be cut into stages between any two layers.
 //!
-//! A family is a configuration type that implements [`ModelFamily`]; [`ModelConfig`] lists the families, and reads a
-//! `config.json` of any of them. Parameters come from a [`ParameterSource`]: seeded random numbers
-//! ([`init::SeededInit`]) or a Hugging Face directory ([`hf`]). Schedules, transports and training loops are in other
-//! crates.
+//! A family is a configuration type that implements [`ModelFamily`]; [`ModelConfig`] lists the families, and
+//! reads a `config.json` of any of them. Parameters come from a [`ParameterSource`]: seeded random numbers
+//! ([`init::SeededInit`]) or a Hugging Face directory ([`hf`]). Schedules, transports and training loops are
+//! in other crates.
 //!
 //! ```
 //! use burn::tensor::{Device, Int, Tensor};

@@ -16,7 +16,8 @@ pub struct LlamaConfig {
     /// Whether the four linear layers of the attention have a bias. Published Llama models have no such bias.
     #[serde(default)]
     pub attention_bias: bool,
-    /// Whether the three linear layers of the feed-forward layer have a bias. Published Llama models have no such bias.
+    /// Whether the three linear layers of the feed-forward layer have a bias. Published Llama models have no
+    /// such bias.
     #[serde(default)]
     pub mlp_bias: bool,
 }

@@ -57,14 +57,14 @@ pub(crate) fn build_mamba<S: ParameterSource>(
     })
 }
 
-/// Returns whether a parameter has a number for each head of a mixer's scan. The scan multiplies decays of many tokens, so
-/// it is sensitive to the rounding of these few numbers.
+/// Returns whether a parameter has a number for each head of a mixer's scan. The scan multiplies decays of
+/// many tokens, so it is sensitive to the rounding of these few numbers.
 pub(crate) fn is_of_scan(path: &str) -> bool {
     [".dt_bias", ".A_log", ".D"].iter().any(|name| path.ends_with(name))
 }
 
-/// The settings of the initial parameters of mixers. They are drawn as in the Mamba reference: the heads of a fresh
-/// model forget at very different rates.
+/// The settings of the initial parameters of mixers. They are drawn as in the Mamba reference: the heads of a
+/// fresh model forget at very different rates.
 pub(crate) struct MambaInit {
     pub(crate) seed: u64,
     /// The range of the initial steps, whose logarithms are uniform, and the lowest step.
@@ -74,8 +74,8 @@ pub(crate) struct MambaInit {
 }
 
 impl MambaInit {
-    /// Returns the initial values of a mixer's own parameters; `None` for any other parameter, and for a parameter
-    /// of ones.
+    /// Returns the initial values of a mixer's own parameters; `None` for any other parameter, and for a
+    /// parameter of ones.
     pub(crate) fn parameter(&self, spec: &ParameterSpec) -> Option<Vec<f32>> {
         let names: Vec<&str> = spec.path.rsplit('.').take(2).collect();
         match names.as_slice() {
@@ -121,9 +121,9 @@ pub(crate) fn cost(sizes: &MambaSizes, hidden: usize, conv_bias: bool) -> Cost {
     }
 }
 
-/// Returns the floating point operations of a token without the projections, forward and backward. In the forward each
-/// token meets the tokens of its chunk and the state twice; the backward has twice the products of the tokens, and six
-/// of the state.
+/// Returns the floating point operations of a token without the projections, forward and backward. In the
+/// forward each token meets the tokens of its chunk and the state twice; the backward has twice the products
+/// of the tokens, and six of the state.
 fn mixing_operations(sizes: &MambaSizes) -> u64 {
     let (width, state) = (sizes.width() as u64, sizes.state as u64);
     let pairs = 3 * CHUNK * width + 4 * CHUNK * sizes.groups as u64 * state;

@@ -1,7 +1,7 @@
 //! The list of model families, and the configuration of a model of any of them.
 //!
-//! A further family is one module with a type that implements [`ModelFamily`], its `pub mod` line in `lib.rs`, and a `use` line
-//! and a line in the list here.
+//! A further family is one module with a type that implements [`ModelFamily`], its `pub mod` line in
+//! `lib.rs`, and a `use` line and a line in the list here.
 
 use std::path::Path;
 

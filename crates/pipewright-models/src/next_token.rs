@@ -16,8 +16,8 @@ pub trait NextToken {
     /// When the stage does not have all layers, or a token is outside the vocabulary.
     fn next_token(&self, tokens: &[u32]) -> Result<Vec<f32>, SplitModel>;
 
-    /// Returns the model with a cache of what it keeps of earlier tokens; `None` if the family has no such cache, or if
-    /// several ranks compute the stage together.
+    /// Returns the model with a cache of what it keeps of earlier tokens; `None` if the family has no such
+    /// cache, or if several ranks compute the stage together.
     fn cached(&self) -> Option<Box<dyn CachedModel + '_>> {
         None
     }

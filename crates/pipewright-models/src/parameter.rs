@@ -1,8 +1,9 @@
 //! Parameters by global path: the source of their values, and the list of a stage's parameters.
 //!
-//! A global path is the parameter's name in a Hugging Face directory, such as `model.layers.3.mlp.up_proj.weight`. The modules
-//! of a stage are nested so that Burn's own parameter paths are these names, whatever the cut of the model. Where a module
-//! cannot be nested so, [`StageModule::parameter_path`] translates its paths.
+//! A global path is the parameter's name in a Hugging Face directory, such as
+//! `model.layers.3.mlp.up_proj.weight`. The modules of a stage are nested so that Burn's own parameter paths
+//! are these names, whatever the cut of the model. Where a module cannot be nested so,
+//! [`StageModule::parameter_path`] translates its paths.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -64,7 +65,8 @@ pub struct ParameterSpec {
 /// The use of a parameter, which decides its initial values and its layout in files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ParameterKind {
-    /// The weight of a linear layer: `[inputs, outputs]` here, `[outputs, inputs]` in a file. Initially normal.
+    /// The weight of a linear layer: `[inputs, outputs]` here, `[outputs, inputs]` in a file. Initially
+    /// normal.
     Matrix,
     /// One row for each token id, the same in a file. Initially normal.
     Table,
@@ -85,7 +87,8 @@ pub(crate) struct Builder<'a, S> {
 /// How a linear layer is split over the ranks that compute a stage together.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum SplitLinear {
-    /// Every rank has some of the outputs. If there are fewer shards than ranks, neighbours have the same shard.
+    /// Every rank has some of the outputs. If there are fewer shards than ranks, neighbours have the same
+    /// shard.
     Outputs { shards: u32 },
     /// Every rank has the weights of some of the inputs, and the whole bias.
     Inputs,
@@ -114,8 +117,8 @@ impl<'a, S: ParameterSource> Builder<'a, S> {
         SplitStage { tensor: self.place.tensor.clone(), vocabulary, placements }
     }
 
-    /// Builds a linear layer that is split; with one rank it is whole. `inputs` and `outputs` are the sizes of the whole
-    /// layer.
+    /// Builds a linear layer that is split; with one rank it is whole. `inputs` and `outputs` are the sizes
+    /// of the whole layer.
     pub(crate) fn split_linear(
         &mut self,
         bias: bool,
@@ -188,8 +191,8 @@ impl<'a, S: ParameterSource> Builder<'a, S> {
         self.placed(layer, name, shape, kind, Placement::REPLICATED)
     }
 
-    /// Like [`Builder::parameter`], but the ranks hold the parameter as `placement` says. `shape` is the shape of the whole
-    /// parameter.
+    /// Like [`Builder::parameter`], but the ranks hold the parameter as `placement` says. `shape` is the
+    /// shape of the whole parameter.
     pub(crate) fn placed<const D: usize>(
         &mut self,
         layer: &str,
@@ -206,11 +209,12 @@ impl<'a, S: ParameterSource> Builder<'a, S> {
     }
 }
 
-/// A source that records the parameters that are asked for. Its parameters have shapes but no storage, so a model of
-/// any size can be outlined.
+/// A source that records the parameters that are asked for. Its parameters have shapes but no storage, so a
+/// model of any size can be outlined.
 #[derive(Debug, Default)]
 pub(crate) struct Outline {
-    /// The parameters so far, in the order of the requests. A table that two layers of one stage hold is listed twice.
+    /// The parameters so far, in the order of the requests. A table that two layers of one stage hold is
+    /// listed twice.
     pub(crate) specs: Vec<ParameterSpec>,
 }
 
@@ -242,16 +246,16 @@ fn outlined<const D: usize>(shape: &[usize], device: &Device) -> Param<Tensor<D>
     Param::uninitialized(ParamId::new(), zeros, device.clone(), true, shape)
 }
 
-/// Returns the parameters that `stage` contributes to a model directory, in the order in which Burn visits them. The
-/// table of a tied head is not among them, because it belongs to the embedding.
+/// Returns the parameters that `stage` contributes to a model directory, in the order in which Burn visits
+/// them. The table of a tied head is not among them, because it belongs to the embedding.
 pub fn parameter_specs<M: StageModule>(stage: &M) -> Vec<ParameterSpec> {
     let mut specs = Vec::new();
     visit_parameters(stage, |spec, _, _| specs.push(spec));
     specs
 }
 
-/// Calls `visit` for each parameter of [`parameter_specs`], with how the ranks of a tensor group hold it, and with a function
-/// that copies its elements out.
+/// Calls `visit` for each parameter of [`parameter_specs`], with how the ranks of a tensor group hold it, and
+/// with a function that copies its elements out.
 pub(crate) fn visit_parameters<M, F>(stage: &M, visit: F)
 where
     M: StageModule,
@@ -268,7 +272,8 @@ pub(crate) fn without_variants(path: &str) -> String {
     path.split('.').filter(|name| !VARIANTS.contains(name)).collect::<Vec<_>>().join(".")
 }
 
-/// Tracks the names and the types of the modules around a parameter. A matrix is recognised by its linear layer.
+/// Tracks the names and the types of the modules around a parameter. A matrix is recognised by its linear
+/// layer.
 struct PathVisitor<'a, M, F> {
     stage: &'a M,
     names: Vec<String>,

@@ -1,5 +1,5 @@
-//! The Qwen2 family: Llama with biases on queries, keys and values. Keys have the names and the meaning of Hugging
-//! Face's `Qwen2ForCausalLM`. Sliding windows are not supported.
+//! The Qwen2 family: Llama with biases on queries, keys and values. Keys have the names and the meaning of
+//! Hugging Face's `Qwen2ForCausalLM`. Sliding windows are not supported.
 
 use serde::{Deserialize, Serialize};
 
@@ -14,8 +14,8 @@ pub struct Qwen2Config {
     /// Sizes and constants.
     #[serde(flatten)]
     pub decoder: DecoderConfig,
-    /// The window of `use_sliding_window`. It is kept only so that written files contain it; it does not affect the
-    /// results.
+    /// The window of `use_sliding_window`. It is kept only so that written files contain it; it does not
+    /// affect the results.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sliding_window: Option<usize>,
     /// The layers to which `use_sliding_window` does not apply; kept like [`Qwen2Config::sliding_window`].

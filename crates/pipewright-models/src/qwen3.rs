@@ -1,5 +1,5 @@
-//! The Qwen3 family: Llama with a normalisation of each head's queries and keys. Keys have the names and the meaning of
-//! Hugging Face's `Qwen3ForCausalLM`. Sliding windows are not supported.
+//! The Qwen3 family: Llama with a normalisation of each head's queries and keys. Keys have the names and the
+//! meaning of Hugging Face's `Qwen3ForCausalLM`. Sliding windows are not supported.
 
 use serde::{Deserialize, Serialize};
 

@@ -1,11 +1,12 @@
-//! The Qwen3-MoE family: Qwen3 with a mixture of experts in place of some feed-forward layers. Keys have the names and
-//! the meaning of Hugging Face's `Qwen3MoeForCausalLM`. Sliding windows are not supported.
+//! The Qwen3-MoE family: Qwen3 with a mixture of experts in place of some feed-forward layers. Keys have the
+//! names and the meaning of Hugging Face's `Qwen3MoeForCausalLM`. Sliding windows are not supported.
 //!
-//! The balance loss of the router is defined per layer and microbatch, so that each stage can compute its part:
-//! the training loss is the cross entropy plus `router_aux_loss_coef` times the mean over microbatches and over the
-//! layers with experts of [`Routing::balance_loss`](pipewright::nn::Routing::balance_loss). Hugging Face's library
-//! instead pools the routers of all layers over the whole batch, which gives another number. The loss counts only if
-//! `output_router_logits` is true; reports have it, without its coefficient, as `moe_aux`.
+//! The balance loss of the router is defined per layer and microbatch, so that each stage can compute its
+//! part: the training loss is the cross entropy plus `router_aux_loss_coef` times the mean over microbatches
+//! and over the layers with experts of [`Routing::balance_loss`](pipewright::nn::Routing::balance_loss).
+//! Hugging Face's library instead pools the routers of all layers over the whole batch, which gives another
+//! number. The loss counts only if `output_router_logits` is true; reports have it, without its coefficient,
+//! as `moe_aux`.
 
 use serde::{Deserialize, Serialize};
 
@@ -20,7 +21,8 @@ pub struct Qwen3MoeConfig {
     /// Sizes and constants. `intermediate_size` is for layers without experts.
     #[serde(flatten)]
     pub decoder: DecoderConfig,
-    /// Whether the four linear layers of the attention have a bias. Published Qwen3-MoE models have no such bias.
+    /// Whether the four linear layers of the attention have a bias. Published Qwen3-MoE models have no such
+    /// bias.
     #[serde(default)]
     pub attention_bias: bool,
     /// The experts.

@@ -1,4 +1,5 @@
-//! Where a stage is computed, how it is split over the ranks that compute it together, and checks whether its layers can be split.
+//! Where a stage is computed, how it is split over the ranks that compute it together, and checks whether its
+//! layers can be split.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -55,8 +56,8 @@ impl SplitStage {
     }
 }
 
-/// Requires that each of `ranks` ranks gets a part of a dimension: the size of `key`, along which `parameter` of `layer` is
-/// split.
+/// Requires that each of `ranks` ranks gets a part of a dimension: the size of `key`, along which `parameter`
+/// of `layer` is split.
 pub(crate) fn require_parts(
     layer: &str,
     parameter: &str,
@@ -70,8 +71,8 @@ pub(crate) fn require_parts(
     Ok(())
 }
 
-/// Returns the numbers of shards into which the query heads and the key heads of an attention are cut for this number of
-/// ranks. If there are fewer key heads than ranks, neighbouring ranks hold the same key head.
+/// Returns the numbers of shards into which the query heads and the key heads of an attention are cut for
+/// this number of ranks. If there are fewer key heads than ranks, neighbouring ranks hold the same key head.
 pub(crate) fn head_shards(
     layer: &str,
     heads: usize,

@@ -1,5 +1,5 @@
-//! The layers of a stage. In every family, the first layer of the model is the embeddings, one layer for each block
-//! follows, and the last layer is the last norm with the head.
+//! The layers of a stage. In every family, the first layer of the model is the embeddings, one layer for each
+//! block follows, and the last layer is the last norm with the head.
 
 use std::ops::Range;
 

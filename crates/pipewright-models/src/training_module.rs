@@ -9,12 +9,13 @@ use crate::split::SplitStage;
 
 /// The module of a stage of a model family.
 pub trait TrainingModule: StageModule + ModuleDisplay {
-    /// Returns the stage for training. The last stage of a model computes the loss from target ids `[batch, sequence]`.
+    /// Returns the stage for training. The last stage of a model computes the loss from target ids `[batch,
+    /// sequence]`.
     fn into_stage(self, is_last: bool) -> Stage;
 }
 
-/// Returns the stage of a module that ends in the logits of its rank's part of the vocabulary, whose loss is the mean cross
-/// entropy.
+/// Returns the stage of a module that ends in the logits of its rank's part of the vocabulary, whose loss is
+/// the mean cross entropy.
 pub(crate) fn stage_of_logits<M: StageModule<Output = Tensor<3>>>(
     module: M,
     is_last: bool,
@@ -32,7 +33,8 @@ pub(crate) fn stage_of_logits<M: StageModule<Output = Tensor<3>>>(
     }
 }
 
-/// Returns the cross entropy between `softmax(logits)` and the target ids in nats, as the mean over all tokens.
+/// Returns the cross entropy between `softmax(logits)` and the target ids in nats, as the mean over all
+/// tokens.
 ///
 /// Shapes: logits `[batch, sequence, vocabulary]`, targets `[batch, sequence]`, result `[1]`.
 ///

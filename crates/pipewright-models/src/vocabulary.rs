@@ -1,5 +1,5 @@
-//! The layers that have a row for each token id: the table of the token embeddings and the output head. Each of the ranks that
-//! compute a stage together holds the rows of a part of the vocabulary.
+//! The layers that have a row for each token id: the table of the token embeddings and the output head. Each
+//! of the ranks that compute a stage together holds the rows of a part of the vocabulary.
 
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
@@ -34,8 +34,8 @@ impl<S: ParameterSource> Builder<'_, S> {
     }
 }
 
-/// The last norm and the output head of a model. It is the field `head` of a stage; [`OutputHead::parameter_path`] gives its
-/// parameters the paths of a Hugging Face directory.
+/// The last norm and the output head of a model. It is the field `head` of a stage;
+/// [`OutputHead::parameter_path`] gives its parameters the paths of a Hugging Face directory.
 #[derive(Module, Debug)]
 pub(crate) struct OutputHead {
     norm: RmsNorm,
@@ -60,8 +60,8 @@ impl OutputHead {
         Ok(Self { norm, lm_head, tied_head })
     }
 
-    /// Returns the logits `[tokens, vocabulary]` of the hidden states `[tokens, hidden]` after the last block, for this rank's
-    /// part of the vocabulary.
+    /// Returns the logits `[tokens, vocabulary]` of the hidden states `[tokens, hidden]` after the last
+    /// block, for this rank's part of the vocabulary.
     pub(crate) fn forward(&self, hidden: Tensor<2>, tensor: &TensorParallel) -> Tensor<2> {
         self.logits(self.norm.forward(hidden), tensor)
     }
@@ -81,8 +81,9 @@ impl OutputHead {
         self.tied_head.as_ref().map(|head| Embedding { weight: head.weight.clone() })
     }
 
-    /// Returns the path in a directory of a parameter of a stage, which Burn has at `local`; `None` if it does not belong to the
-    /// head. `norm` and `embedding` are the paths of the last norm and of the embedding.
+    /// Returns the path in a directory of a parameter of a stage, which Burn has at `local`; `None` if it
+    /// does not belong to the head. `norm` and `embedding` are the paths of the last norm and of the
+    /// embedding.
     pub(crate) fn parameter_path(local: &str, norm: &str, embedding: &str) -> Option<String> {
         Some(match local.strip_prefix("head.")? {
             "norm.weight" => format!("{norm}.weight"),

@@ -1,4 +1,5 @@
-//! A device that fails ends the step with a report: in a kernel of an action, in the update, and when the device is lost.
+//! A device that fails ends the step with a report: in a kernel of an action, in the update, and when the
+//! device is lost.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -15,7 +16,8 @@ use pipewright::stage::{StageContext, StageModule};
 /// Longer than anything in these tests takes, also on a machine that is busy with other work.
 const NEVER_REACHED: Duration = Duration::from_secs(120);
 
-/// Multiplies by its factor. In the second microbatch, the second layer asks for more memory than any device has.
+/// Multiplies by its factor. In the second microbatch, the second layer asks for more memory than any device
+/// has.
 #[derive(Module, Debug)]
 struct Greedy {
     factor: Param<Tensor<1>>,
@@ -139,8 +141,8 @@ fn a_kernel_that_fails_is_reported_with_its_step() {
     let layer = |index| Greedy { factor: factor(), is_greedy: index == 1 };
     let mut pipeline = launch(Layers::new(2, layer), devices, SgdConfig::new().init());
     let error = step(&mut pipeline).expect_err("there is no such memory");
-    // Work on a device runs later, so the failure appears where a rank reads its first result. The error names the last
-    // action that the device got.
+    // Work on a device runs later, so the failure appears where a rank reads its first result. The error
+    // names the last action that the device got.
     for part in ["step 1: rank ", ", stage ", ", microbatch ", ", action "] {
         assert!(error.contains(part), "{error}");
     }

@@ -97,7 +97,8 @@ impl KeyTable {
         }
     }
 
-    /// Returns the keys of a file that no table lists and whose values may turn something on. Nobody knows what they mean.
+    /// Returns the keys of a file that no table lists and whose values may turn something on. Nobody knows
+    /// what they mean.
     pub(crate) fn unknown_keys(&self, json: &Value) -> Vec<String> {
         let keys = json.as_object().into_iter().flatten();
         let unknown = keys.filter(|(key, value)| {

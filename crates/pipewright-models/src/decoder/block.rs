@@ -1,4 +1,5 @@
-//! A decoder block. Fields have the names in a Hugging Face directory, because parameter paths consist of them.
+//! A decoder block. Fields have the names in a Hugging Face directory, because parameter paths consist of
+//! them.
 
 use burn::module::Module;
 use burn::tensor::Tensor;
@@ -49,8 +50,8 @@ impl DecoderBlock {
         self.mlp.balanced()
     }
 
-    /// Maps hidden states `[batch * sequence, hidden]` to hidden states of the same shape. `attend` takes queries, keys and
-    /// values of this rank's heads and returns what the queries attend to.
+    /// Maps hidden states `[batch * sequence, hidden]` to hidden states of the same shape. `attend` takes
+    /// queries, keys and values of this rank's heads and returns what the queries attend to.
     pub(super) fn forward(
         &self,
         hidden: Tensor<2>,

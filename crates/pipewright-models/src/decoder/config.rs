@@ -8,10 +8,11 @@ use crate::error::ConfigError;
 use crate::key_check::{above_zero, divisible, not_below_zero, require, rows, sizes, width};
 use crate::stage_layers;
 
-/// The sizes and constants that families of this form share; they have the names of Hugging Face's `config.json`.
+/// The sizes and constants that families of this form share; they have the names of Hugging Face's
+/// `config.json`.
 ///
-/// Deserialising accepts files of old and new versions of Hugging Face's library, fills in its defaults, validates, and
-/// refuses settings that change the results and are not implemented.
+/// Deserialising accepts files of old and new versions of Hugging Face's library, fills in its defaults,
+/// validates, and refuses settings that change the results and are not implemented.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DecoderConfig {
     /// Token ids run from 0 to `vocab_size - 1`.
@@ -56,8 +57,9 @@ pub(super) fn initializer_range() -> f64 {
 }
 
 impl DecoderConfig {
-    /// Makes the configuration of a small model (hidden 64, intermediate 176, 2 blocks) with as many key heads as query
-    /// heads and Hugging Face's default constants. Use it as the base of a struct update (`..`).
+    /// Makes the configuration of a small model (hidden 64, intermediate 176, 2 blocks) with as many key
+    /// heads as query heads and Hugging Face's default constants. Use it as the base of a struct update
+    /// (`..`).
     pub fn new(vocab_size: usize, num_attention_heads: usize) -> Self {
         Self {
             vocab_size,
@@ -102,8 +104,8 @@ impl DecoderConfig {
         frequencies
     }
 
-    /// Returns the number of layers in the list that is cut into stages: the embedding, the blocks, and the norm with
-    /// the head.
+    /// Returns the number of layers in the list that is cut into stages: the embedding, the blocks, and the
+    /// norm with the head.
     pub fn layers(&self) -> usize {
         stage_layers::count(self.num_hidden_layers)
     }

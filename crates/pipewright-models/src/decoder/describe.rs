@@ -35,8 +35,8 @@ impl DecoderConfig {
 
 /// Element-wise passes of an expert's rows: they are gathered and summed in both directions, and weighted.
 const ROW_PASSES: u64 = 10;
-/// Element-wise passes of an expert's matrices in a microbatch: the products read them in both directions and add to
-/// their gradients. A dense layer has so many rows for each matrix that this does not matter.
+/// Element-wise passes of an expert's matrices in a microbatch: the products read them in both directions and
+/// add to their gradients. A dense layer has so many rows for each matrix that this does not matter.
 const MATRIX_PASSES: u64 = 4;
 
 /// Returns the costs of the attention with its biases and the normalisation of heads.
@@ -64,8 +64,8 @@ fn dense(config: &DecoderConfig, form: &BlockForm<'_>) -> Cost {
     cost::gated(hidden, inner) + further
 }
 
-/// Returns the costs of a mixture. A token meets the router and the experts that it chose; the matrices of all experts
-/// that any token chose are moved once for the whole microbatch.
+/// Returns the costs of a mixture. A token meets the router and the experts that it chose; the matrices of
+/// all experts that any token chose are moved once for the whole microbatch.
 fn experts(config: &DecoderConfig, mixture: &MixtureConfig, tokens: u64) -> Cost {
     let (hidden, inner) = (config.hidden_size as u64, mixture.moe_intermediate_size as u64);
     let (experts, chosen) = (mixture.num_experts as u64, mixture.num_experts_per_tok as u64);
@@ -76,7 +76,8 @@ fn experts(config: &DecoderConfig, mixture: &MixtureConfig, tokens: u64) -> Cost
     Cost {
         parameters: router + experts * expert,
         operations: 6 * (router + chosen * expert) + ELEMENT * (element_wise + moved),
-        // The probabilities; gate, up and their product of each chosen expert; its weight, and its number twice.
+        // The probabilities; gate, up and their product of each chosen expert; its weight, and its number
+        // twice.
         kept: experts + chosen * (3 * inner + 1 + 2 * NUMBER),
     }
 }

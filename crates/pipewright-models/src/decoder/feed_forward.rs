@@ -15,8 +15,8 @@ use crate::split::require_parts;
 /// The name of the router's balance loss in reports.
 const BALANCE: &str = "moe_aux";
 
-/// One struct for both kinds, because parameter paths consist of field names and both kinds are named `mlp`. A dense
-/// layer has the three projections, a mixture the router and the experts.
+/// One struct for both kinds, because parameter paths consist of field names and both kinds are named `mlp`.
+/// A dense layer has the three projections, a mixture the router and the experts.
 #[derive(Module, Debug)]
 pub(super) struct FeedForward {
     gate_proj: Option<Linear>,

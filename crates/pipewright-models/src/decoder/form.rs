@@ -22,8 +22,8 @@ impl<'a> BlockForm<'a> {
         self.mixture.filter(|mixture| mixture.is_sparse(index))
     }
 
-    /// Returns the share of each layer's balance loss in the model's, which is the mean over the `layers` that have
-    /// experts.
+    /// Returns the share of each layer's balance loss in the model's, which is the mean over the `layers`
+    /// that have experts.
     pub(super) fn balance_share(&self, layers: usize) -> f64 {
         let sparse = (0..layers).filter(|&index| self.mixture_of(index).is_some()).count();
         1.0 / sparse.max(1) as f64

@@ -7,7 +7,8 @@ use crate::key_check::{not_below_zero, require, sizes};
 
 /// The experts of a model; they have the names of Hugging Face's `config.json`.
 ///
-/// Deserialising accepts both names of the number of experts, fills in Hugging Face's defaults, and validates.
+/// Deserialising accepts both names of the number of experts, fills in Hugging Face's defaults, and
+/// validates.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "RawMixture", into = "RawMixture")]
 pub struct MixtureConfig {
@@ -33,8 +34,8 @@ pub struct MixtureConfig {
 const MOST_EXPERTS: usize = 1 << 14;
 
 impl MixtureConfig {
-    /// Makes the configuration of a model with eight experts in every layer. Each token goes through two of them, and
-    /// two experts together are as wide as a dense layer of `intermediate_size`.
+    /// Makes the configuration of a model with eight experts in every layer. Each token goes through two of
+    /// them, and two experts together are as wide as a dense layer of `intermediate_size`.
     pub fn of_width(intermediate_size: usize) -> Self {
         Self {
             num_experts: 8,

@@ -1,19 +1,19 @@
-//! Decoder-only models in the form of Llama: blocks of grouped-query attention with rotary positions and a SwiGLU
-//! feed-forward layer or a mixture of such layers, each after an RMSNorm.
+//! Decoder-only models in the form of Llama: blocks of grouped-query attention with rotary positions and a
+//! SwiGLU feed-forward layer or a mixture of such layers, each after an RMSNorm.
 //!
 //! Families of this form ([`llama`](crate::llama), [`qwen2`](crate::qwen2), [`qwen3`](crate::qwen3),
-//! [`qwen3_moe`](crate::qwen3_moe)) have a [`DecoderConfig`] and their stages are [`DecoderStage`]s; a family decides
-//! which linear layers have a bias, whether heads are normalised, which layers have experts, and which further keys its
-//! `config.json` holds.
+//! [`qwen3_moe`](crate::qwen3_moe)) have a [`DecoderConfig`] and their stages are [`DecoderStage`]s; a family
+//! decides which linear layers have a bias, whether heads are normalised, which layers have experts, and
+//! which further keys its `config.json` holds.
 //!
-//! In the list of layers, layer 0 is the token embedding, layers 1 to `num_hidden_layers` are the blocks, and the last
-//! layer is the final norm with the head.
+//! In the list of layers, layer 0 is the token embedding, layers 1 to `num_hidden_layers` are the blocks, and
+//! the last layer is the final norm with the head.
 //!
 //! # Tied embeddings
 //!
-//! With `tie_word_embeddings`, the head uses the embedding's table. The stage with the head holds a copy of the table
-//! under the embedding's path, even if it also has the embedding. The pipeline sums the gradients of all copies of a
-//! path, which keeps them equal. Model directories hold the table once.
+//! With `tie_word_embeddings`, the head uses the embedding's table. The stage with the head holds a copy of
+//! the table under the embedding's path, even if it also has the embedding. The pipeline sums the gradients
+//! of all copies of a path, which keeps them equal. Model directories hold the table once.
 
 mod block;
 mod build;

@@ -5,8 +5,9 @@ use std::f64::consts::TAU;
 use crate::error::ConfigError;
 use crate::key_check::{above_zero, require};
 
-/// The scaling of Llama 3.1 and later, `rope_type = "llama3"`. Frequencies with many periods in the original length
-/// stay, frequencies with few periods are divided by the factor, and the frequencies between them are a mixture of both.
+/// The scaling of Llama 3.1 and later, `rope_type = "llama3"`. Frequencies with many periods in the original
+/// length stay, frequencies with few periods are divided by the factor, and the frequencies between them are
+/// a mixture of both.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct RopeScaling {
     /// The divisor of low frequencies.

@@ -1,4 +1,5 @@
-//! Reads the settings of the rotary positions: `rope_parameters` of version 5 of transformers, and `rope_scaling` of version
+//! Reads the settings of the rotary positions: `rope_parameters` of version 5 of transformers, and
+//! `rope_scaling` of version
 //! 4. Every key of such a table must be known and must have an effect.
 
 use serde_json::{Map, Value};
@@ -9,7 +10,8 @@ use crate::error::ConfigError;
 /// The rotary positions as `rope_parameters` and `rope_scaling` give them.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Rope {
-    /// The base, if a table has it. It counts more than `rope_theta` outside of the tables, as in transformers.
+    /// The base, if a table has it. It counts more than `rope_theta` outside of the tables, as in
+    /// transformers.
     pub(super) theta: Option<f64>,
     pub(super) scaling: Option<RopeScaling>,
 }
@@ -99,7 +101,8 @@ fn read_table(table: &Value, keys: &RopeKeys, longest: Option<usize>) -> Result<
 
 const SUPPORTED: &str = "default or llama3";
 
-/// Returns whether a table has a table for each type of layer. A number such as NaN is an object with one key too.
+/// Returns whether a table has a table for each type of layer. A number such as NaN is an object with one key
+/// too.
 fn is_nested(entries: &Map<String, Value>) -> bool {
     entries.values().any(|value| value.as_object().is_some_and(|value| !value.contains_key("__float__")))
 }
@@ -129,7 +132,8 @@ fn read_llama3(
     };
     let (factor, low_freq_factor, high_freq_factor) =
         (number(keys.factor)?, number(keys.low)?, number(keys.high)?);
-    // Like transformers, this takes the length of the model if the table does not have the length before the scaling.
+    // Like transformers, this takes the length of the model if the table does not have the length before the
+    // scaling.
     let length = match entries.get("original_max_position_embeddings").filter(|length| !length.is_null()) {
         None => longest.ok_or(ConfigError::NotANumber { key: keys.length })?,
         Some(length) => length

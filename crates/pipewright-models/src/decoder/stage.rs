@@ -27,8 +27,8 @@ pub(super) const NORM: &str = "model.norm";
 /// A contiguous range of layers.
 ///
 /// Parameters of every stage have the global paths of a Hugging Face directory, such as
-/// `model.layers.3.mlp.up_proj.weight`. For this reason the struct has fields for the whole model. The fields of layers
-/// that belong to other stages are `None`.
+/// `model.layers.3.mlp.up_proj.weight`. For this reason the struct has fields for the whole model. The fields
+/// of layers that belong to other stages are `None`.
 #[derive(Module, Debug)]
 pub struct DecoderStage {
     pub(super) model: DecoderModel,
@@ -74,7 +74,8 @@ impl DecoderStage {
         embedding.chain(blocks.map(Layer::Block)).chain(head).collect()
     }
 
-    /// Runs a layer. It returns hidden states `[batch, sequence, hidden]`, or logits `[batch, sequence, vocabulary]`.
+    /// Runs a layer. It returns hidden states `[batch, sequence, hidden]`, or logits `[batch, sequence,
+    /// vocabulary]`.
     fn run_layer(
         &self,
         layer: Layer,
@@ -190,7 +191,8 @@ impl StageModule for DecoderStage {
         self.split.placement(&self.parameter_path(local))
     }
 
-    /// Returns a reason if the balance loss of routers is part of the loss: it depends on all tokens of a microbatch together.
+    /// Returns a reason if the balance loss of routers is part of the loss: it depends on all tokens of a
+    /// microbatch together.
     fn refuses_slices(&self) -> Option<String> {
         let path = self.model.layers.iter().flatten().find_map(DecoderBlock::balanced)?;
         Some(format!(

@@ -1,4 +1,5 @@
-//! Compares the tensors in the files of a directory with the tensors of the model that its configuration describes.
+//! Compares the tensors in the files of a directory with the tensors of the model that its configuration
+//! describes.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -11,14 +12,14 @@ use crate::parameter::{ParameterKind, ParameterSpec};
 /// The head's matrix, which a model with tied embeddings does not have.
 const HEAD: &str = "lm_head.weight";
 
-/// Checks that `dir` has weights for the `parameters` of a model, and no further layers. It reads the headers and lengths of the
-/// files. Every file that an index names must exist and be complete, whether the model needs it or not. Returns the names of
-/// the tensors that the model does not use.
+/// Checks that `dir` has weights for the `parameters` of a model, and no further layers. It reads the headers
+/// and lengths of the files. Every file that an index names must exist and be complete, whether the model
+/// needs it or not. Returns the names of the tensors that the model does not use.
 ///
 /// # Errors
-/// When a file is missing, cut short or not a safetensors file, when a tensor is missing or has another shape or an
-/// unknown element type, when the files have more layers than the model, or when the model's head is tied to the embeddings and
-/// the files have another head.
+/// When a file is missing, cut short or not a safetensors file, when a tensor is missing or has another shape
+/// or an unknown element type, when the files have more layers than the model, or when the model's head is
+/// tied to the embeddings and the files have another head.
 pub fn check_weights(dir: &Path, parameters: &[ParameterSpec]) -> Result<Vec<String>, HfError> {
     let mut weights = Weights::open(dir)?;
     for name in weights.file_names()? {
@@ -31,7 +32,8 @@ pub fn check_weights(dir: &Path, parameters: &[ParameterSpec]) -> Result<Vec<Str
     unused(&mut weights, parameters)
 }
 
-/// Returns the names of the tensors that the model with these parameters does not use, if they do not contradict it.
+/// Returns the names of the tensors that the model with these parameters does not use, if they do not
+/// contradict it.
 pub(super) fn unused(weights: &mut Weights, parameters: &[ParameterSpec]) -> Result<Vec<String>, HfError> {
     let used: BTreeSet<String> =
         parameters.iter().filter_map(|spec| weights.name_of(&spec.path)).map(Into::into).collect();

@@ -12,8 +12,9 @@ use super::other_form::{ADAPTER, is_of_trainer, names, onnx_names};
 /// The endings of files that may have weights.
 const WEIGHT_ENDINGS: [&str; 9] =
     ["safetensors", "bin", "pt", "pth", "gguf", "h5", "msgpack", "ckpt", "onnx"];
-/// Returns the folder with the files of a model: `path` itself or, in the cache folder of a model (`models--...`), the
-/// snapshot that was downloaded last. A `config.json` with weights next to it means its folder.
+/// Returns the folder with the files of a model: `path` itself or, in the cache folder of a model
+/// (`models--...`), the snapshot that was downloaded last. A `config.json` with weights next to it means its
+/// folder.
 ///
 /// # Errors
 /// When a cache folder has no snapshot, or several and no reference to one of them.
@@ -50,8 +51,8 @@ fn folder_of(path: &Path) -> Option<PathBuf> {
     (!is_config_alone(folder)).then(|| folder.to_owned())
 }
 
-/// Returns whether a path describes a model and has no weights in any form: it is a folder with a `config.json`, or such a file
-/// without weights next to it.
+/// Returns whether a path describes a model and has no weights in any form: it is a folder with a
+/// `config.json`, or such a file without weights next to it.
 pub fn is_config_alone(path: &Path) -> bool {
     if path.is_file() {
         return path.extension().is_some_and(|ending| ending == "json") && folder_of(path).is_none();

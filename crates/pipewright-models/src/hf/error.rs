@@ -142,7 +142,8 @@ pub enum HfError {
         /// The name.
         file: String,
     },
-    /// The file's length differs from the length in its header, usually because a download or copy was cut off.
+    /// The file's length differs from the length in its header, usually because a download or copy was cut
+    /// off.
     #[error("{}: the file has {found} bytes, and its header asks for {expected}; copy or download it again", path.display())]
     Length {
         /// The file.

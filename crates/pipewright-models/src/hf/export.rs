@@ -17,18 +17,20 @@ use crate::split::Place;
 /// The choices of an export.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ExportOptions<'a> {
-    /// A folder that [`super::keep_origin`] filled. Its tokenizer, its generation settings and the further keys of its
-    /// `config.json` are written too.
+    /// A folder that [`super::keep_origin`] filled. Its tokenizer, its generation settings and the further
+    /// keys of its `config.json` are written too.
     pub origin: Option<&'a Path>,
-    /// The element type of all tensors; by default, each tensor has the type that the original model has, or single precision.
+    /// The element type of all tensors; by default, each tensor has the type that the original model has, or
+    /// single precision.
     pub weight_type: Option<WeightType>,
 }
 
-/// Writes the model of a checkpoint into `dir`, which must be empty or not exist. Returns the element type of most tensors.
+/// Writes the model of a checkpoint into `dir`, which must be empty or not exist. Returns the element type of
+/// most tensors.
 ///
 /// # Errors
-/// When the checkpoint does not belong to `config`'s model, when a value is too large for its element type, or as [`Writer`]'s
-/// functions.
+/// When the checkpoint does not belong to `config`'s model, when a value is too large for its element type,
+/// or as [`Writer`]'s functions.
 pub fn export<F: ModelFamily>(
     checkpoint: &Checkpoint,
     config: &F,

@@ -1,8 +1,8 @@
 //! One safetensors file, read tensor by tensor.
 //!
-//! The header is checked against the file's length when the file is opened, so that a truncated file is reported before
-//! anything is allocated. Tensors are read by position. Memory mapping would gain nothing, because every element is
-//! converted once, and the process would crash if the file shrank.
+//! The header is checked against the file's length when the file is opened, so that a truncated file is
+//! reported before anything is allocated. Tensors are read by position. Memory mapping would gain nothing,
+//! because every element is converted once, and the process would crash if the file shrank.
 
 use std::fs::File;
 use std::io::{ErrorKind, Read, Seek, SeekFrom};
@@ -132,8 +132,8 @@ impl SafetensorsFile {
     }
 }
 
-/// Returns whether a file of `length` bytes is the pointer to one that Git LFS has not downloaded. Reads the beginning
-/// afterwards.
+/// Returns whether a file of `length` bytes is the pointer to one that Git LFS has not downloaded. Reads the
+/// beginning afterwards.
 fn is_lfs_pointer(file: &mut File, length: u64) -> std::io::Result<bool> {
     let mut start = [0; LFS_POINTER.len()];
     if length < start.len() as u64 {

@@ -7,8 +7,8 @@ use serde::de::DeserializeOwned;
 
 use super::error::HfError;
 
-/// Writes bare `Infinity` and `NaN`, which Python puts into files and JSON does not have, as objects with a name, as
-/// version 5 of transformers does. Lines stay the same, so that errors name the right one.
+/// Writes bare `Infinity` and `NaN`, which Python puts into files and JSON does not have, as objects with a
+/// name, as version 5 of transformers does. Lines stay the same, so that errors name the right one.
 pub(super) fn named_floats(text: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(text.len());
     let (mut in_text, mut rest) = (false, text);

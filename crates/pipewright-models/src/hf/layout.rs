@@ -1,5 +1,6 @@
-//! The files of a Hugging Face directory, and the layout of parameters in them. It differs from the layout here only for the
-//! weight of a linear layer, which is `[inputs, outputs]` in Burn and `[outputs, inputs]` in a file.
+//! The files of a Hugging Face directory, and the layout of parameters in them. It differs from the layout
+//! here only for the weight of a linear layer, which is `[inputs, outputs]` in Burn and `[outputs, inputs]`
+//! in a file.
 
 use crate::parameter::{ParameterKind, ParameterSpec};
 

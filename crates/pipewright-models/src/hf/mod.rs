@@ -1,10 +1,11 @@
 //! Hugging Face model directories: `config.json` with `model.safetensors`, or with several files and
 //! `model.safetensors.index.json`.
 //!
-//! [`check_weights`] checks headers and lengths, and compares the tensors with the configuration; [`load_stage`] reads only the
-//! tensors of one stage. [`Writer`] writes a directory that transformers can read, and that this crate loads again with the same bits. The directory appears
-//! only when it is complete. Tokenizers and generation settings are not read, but an exported directory has the files
-//! of the directory that the model was taken from ([`keep_origin`]).
+//! [`check_weights`] checks headers and lengths, and compares the tensors with the configuration;
+//! [`load_stage`] reads only the tensors of one stage. [`Writer`] writes a directory that transformers can
+//! read, and that this crate loads again with the same bits. The directory appears only when it is complete.
+//! Tokenizers and generation settings are not read, but an exported directory has the files of the directory
+//! that the model was taken from ([`keep_origin`]).
 
 mod contents;
 mod directory;

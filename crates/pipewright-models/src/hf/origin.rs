@@ -1,8 +1,8 @@
-//! The files of a model's original directory that belong to the model but not to its training: the tokenizer, the
-//! settings of generation, and the keys of `config.json` that do not affect the results.
+//! The files of a model's original directory that belong to the model but not to its training: the tokenizer,
+//! the settings of generation, and the keys of `config.json` that do not affect the results.
 //!
-//! [`keep_origin`] copies them when a run starts, because the original directory may be gone when the run's model is
-//! exported; [`super::export`] puts them into the exported directory.
+//! [`keep_origin`] copies them when a run starts, because the original directory may be gone when the run's
+//! model is exported; [`super::export`] puts them into the exported directory.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -40,12 +40,13 @@ const COPIED: [&str; 11] = [
     "chat_template.json",
 ];
 
-/// Keys of `config.json` that would be wrong with other weights: the element type under its old name, the compression
-/// of the original weights, code of the original directory, and that directory's name.
+/// Keys of `config.json` that would be wrong with other weights: the element type under its old name, the
+/// compression of the original weights, code of the original directory, and that directory's name.
 const DROPPED: [&str; 5] =
     ["torch_dtype", "quantization_config", "compression_config", "auto_map", "_name_or_path"];
 
-/// Copies the files that an export needs from the model directory `from` into the folder `to`, which is created.
+/// Copies the files that an export needs from the model directory `from` into the folder `to`, which is
+/// created.
 ///
 /// # Errors
 /// When the system reports an error.
@@ -64,7 +65,8 @@ pub fn keep_origin(from: &Path, to: &Path) -> Result<(), HfError> {
     WeightTypes::of_directory(from)?.write(to)
 }
 
-/// Writes keys of a model without an original directory, which its export adds to its `config.json`, into the folder `to`.
+/// Writes keys of a model without an original directory, which its export adds to its `config.json`, into the
+/// folder `to`.
 ///
 /// # Errors
 /// When the system reports an error.
@@ -83,8 +85,8 @@ pub struct TextEnds {
     pub eos: Option<u64>,
 }
 
-/// Returns the tokens that begin and end a text according to the files next to a `tokenizer.json`. A token that no file names, or
-/// whose id the tokenizer does not have, is not returned.
+/// Returns the tokens that begin and end a text according to the files next to a `tokenizer.json`. A token
+/// that no file names, or whose id the tokenizer does not have, is not returned.
 pub fn text_ends(tokenizer: &Path) -> TextEnds {
     let read = |path: &Path| {
         let text = read_regular(path, LARGEST_TOKENIZER).unwrap_or_default();
@@ -107,8 +109,8 @@ pub fn text_ends(tokenizer: &Path) -> TextEnds {
 /// The largest `tokenizer.json` that is read.
 const LARGEST_TOKENIZER: u64 = 1 << 29;
 
-/// Returns the tokens that end a text, which `generation_config.json` and `config.json` name as `eos_token_id`: one or a
-/// list. Files that do not exist name none.
+/// Returns the tokens that end a text, which `generation_config.json` and `config.json` name as
+/// `eos_token_id`: one or a list. Files that do not exist name none.
 ///
 /// # Errors
 /// When a file cannot be read or is not JSON.
@@ -166,7 +168,8 @@ pub(super) fn with_original_keys(mut ours: Value, origin: &Path) -> Result<Value
 pub struct WeightTypes {
     /// The type of most tensors, which `config.json` names.
     pub default: WeightType,
-    /// The tensors with another type, under the names that the files have. Models with half precision may keep some of them in single precision.
+    /// The tensors with another type, under the names that the files have. Models with half precision may
+    /// keep some of them in single precision.
     pub others: BTreeMap<String, WeightType>,
 }
 

@@ -154,8 +154,8 @@ fn base_of(dir: &Path) -> Option<String> {
     Some(settings["base_model_name_or_path"].as_str()?.to_owned())
 }
 
-/// Returns the last parts of a path that does not exist if they may be the name of a model on the hub, such as
-/// `meta-llama/Llama-3.2-1B`. In a folder that exists, a missing model is a mistake in the path.
+/// Returns the last parts of a path that does not exist if they may be the name of a model on the hub, such
+/// as `meta-llama/Llama-3.2-1B`. In a folder that exists, a missing model is a mistake in the path.
 fn hub_name(path: &Path) -> Option<String> {
     let parent = path.parent().filter(|parent| !parent.is_dir())?;
     let (name, owner) = (path.file_name()?.to_str()?, parent.file_name()?.to_str()?);

@@ -53,8 +53,8 @@ pub(crate) fn read_config<T>(
     })
 }
 
-/// Returns the line of the first mention of a key, counted from 1. A nested key is given as `outer.inner`. If the file
-/// spells the inner key in another way, the outer key counts.
+/// Returns the line of the first mention of a key, counted from 1. A nested key is given as `outer.inner`. If
+/// the file spells the inner key in another way, the outer key counts.
 fn line_of(json: &[u8], key: &str) -> Option<usize> {
     let text = std::str::from_utf8(json).ok()?;
     let offset = key.rsplit('.').find_map(|part| text.find(&format!("\"{part}\"")))?;
@@ -63,13 +63,14 @@ fn line_of(json: &[u8], key: &str) -> Option<usize> {
 
 /// Builds the stage of `config`'s model that holds `layers`, with the weights in `dir`.
 ///
-/// Only the tensors of these layers are read, and converted to `f32` from `F32`, `BF16` or `F16`. Tensors that the
-/// model does not know are not read.
+/// Only the tensors of these layers are read, and converted to `f32` from `F32`, `BF16` or `F16`. Tensors
+/// that the model does not know are not read.
 ///
 /// # Errors
-/// When a file is missing, cut short or corrupt, when a tensor is missing or has another shape or an unknown element
-/// type, when a value is not finite, when the files have more layers than the model or another head than its tied one, when
-/// `layers` is not a range of the model's layers, or when a layer cannot be split over the ranks of `place`.
+/// When a file is missing, cut short or corrupt, when a tensor is missing or has another shape or an unknown
+/// element type, when a value is not finite, when the files have more layers than the model or another head
+/// than its tied one, when `layers` is not a range of the model's layers, or when a layer cannot be split
+/// over the ranks of `place`.
 pub fn load_stage<F: ModelFamily>(
     dir: &Path,
     config: &F,
@@ -79,8 +80,8 @@ pub fn load_stage<F: ModelFamily>(
     config.build_stage(layers, &mut open_weights(dir, config)?, &place.into())
 }
 
-/// Returns the weights of a directory, whose files are opened when they are first needed. They must not contradict the
-/// configuration ([`super::check_weights`] says how).
+/// Returns the weights of a directory, whose files are opened when they are first needed. They must not
+/// contradict the configuration ([`super::check_weights`] says how).
 pub(crate) fn open_weights<F: ModelFamily>(
     dir: &Path,
     config: &F,

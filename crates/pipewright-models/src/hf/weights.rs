@@ -104,7 +104,8 @@ impl Weights {
         Ok(self.files.values().cloned().collect())
     }
 
-    /// Returns the element types of all tensors, under the names that the files have. Types that are not read count as single precision.
+    /// Returns the element types of all tensors, under the names that the files have. Types that are not read
+    /// count as single precision.
     pub(super) fn types(&mut self) -> Result<BTreeMap<String, WeightType>, HfError> {
         let mut types = BTreeMap::new();
         for (tensor, file) in self.files.clone() {
@@ -145,7 +146,8 @@ impl Weights {
     }
 }
 
-/// Returns the files of a model in several files, such as `model-00001-of-00002.safetensors`, if all of them are in the folder.
+/// Returns the files of a model in several files, such as `model-00001-of-00002.safetensors`, if all of them
+/// are in the folder.
 fn shards(dir: &Path) -> Result<Vec<String>, HfError> {
     let found: Vec<(String, u32, u32)> = names(dir).into_iter().filter_map(shard).collect();
     let Some(&(ref first, number, count)) = found.first() else {

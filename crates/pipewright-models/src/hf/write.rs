@@ -1,7 +1,7 @@
 //! Writes stages as a model directory.
 //!
-//! Everything is written into a scratch folder next to the target. The folder is renamed when it is complete and on
-//! disk. A failure at any moment leaves no incomplete model and does not change existing files.
+//! Everything is written into a scratch folder next to the target. The folder is renamed when it is complete
+//! and on disk. A failure at any moment leaves no incomplete model and does not change existing files.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::{self, File};
@@ -25,7 +25,8 @@ pub const DEFAULT_SHARD_BYTES: u64 = 5_000_000_000;
 /// Writes the model that consists of `stages` into `dir`, which must not exist or must be empty.
 ///
 /// # Errors
-/// When a stage has shards of its parameters, because several ranks compute it together, or as [`Writer`]'s functions.
+/// When a stage has shards of its parameters, because several ranks compute it together, or as [`Writer`]'s
+/// functions.
 pub fn save<F: ModelFamily>(dir: &Path, config: &F, stages: &[&F::Stage]) -> Result<(), HfError> {
     stages.iter().try_for_each(|stage| require_whole(*stage))?;
     let specs = stages.iter().flat_map(|stage| parameter_specs(*stage)).collect();
@@ -36,8 +37,8 @@ pub fn save<F: ModelFamily>(dir: &Path, config: &F, stages: &[&F::Stage]) -> Res
     writer.finish()
 }
 
-/// An unfinished model directory. Tensors are announced first and written in any order. If the writer is dropped before
-/// [`Writer::finish`], the directory is removed.
+/// An unfinished model directory. Tensors are announced first and written in any order. If the writer is
+/// dropped before [`Writer::finish`], the directory is removed.
 #[derive(Debug)]
 pub struct Writer {
     target: PathBuf,
@@ -71,8 +72,8 @@ struct Slot {
 }
 
 impl Writer {
-    /// Announces the model's tensors and lays out their files, each of at most `max_shard_bytes` unless a single tensor
-    /// is larger.
+    /// Announces the model's tensors and lays out their files, each of at most `max_shard_bytes` unless a
+    /// single tensor is larger.
     ///
     /// # Errors
     /// When `dir` has content, when a tensor is announced twice, or when the system reports an error.
@@ -132,8 +133,8 @@ impl Writer {
         Ok(writer)
     }
 
-    /// Adds the files of a folder that [`super::keep_origin`] filled, and the keys of its `config.json` that the configuration
-    /// does not have.
+    /// Adds the files of a folder that [`super::keep_origin`] filled, and the keys of its `config.json` that
+    /// the configuration does not have.
     ///
     /// # Errors
     /// When a file of the folder cannot be read, or when the system reports an error.
@@ -167,8 +168,8 @@ impl Writer {
     /// Writes the parameter `path`, with its elements in Burn's order.
     ///
     /// # Errors
-    /// When the tensor was not announced, is written already, or has another number of elements, or when the system
-    /// reports an error.
+    /// When the tensor was not announced, is written already, or has another number of elements, or when the
+    /// system reports an error.
     pub fn write(&mut self, path: &str, values: &[f32]) -> Result<(), HfError> {
         let slot = self.pending.get(path).ok_or_else(|| HfError::Unexpected { tensor: path.to_owned() })?;
         let Typed { spec, kind } = &slot.tensor;
@@ -188,8 +189,8 @@ impl Writer {
     /// Writes all parameters of a stage.
     ///
     /// # Errors
-    /// When the stage has shards of its parameters, because several ranks compute it together, or as [`Writer::write`], for
-    /// the first parameter that fails.
+    /// When the stage has shards of its parameters, because several ranks compute it together, or as
+    /// [`Writer::write`], for the first parameter that fails.
     pub fn write_stage<M: StageModule>(&mut self, stage: &M) -> Result<(), HfError> {
         require_whole(stage)?;
         let mut result = Ok(());
@@ -205,7 +206,8 @@ impl Writer {
     /// Gives the complete directory its final name.
     ///
     /// # Errors
-    /// When an announced tensor was not written, when the target has content, or when the system reports an error.
+    /// When an announced tensor was not written, when the target has content, or when the system reports an
+    /// error.
     pub fn finish(mut self) -> Result<(), HfError> {
         if let Some(tensor) = self.pending.pop_first().map(|(path, _)| path) {
             return Err(HfError::Unwritten { tensor });

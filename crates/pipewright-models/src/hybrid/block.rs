@@ -31,7 +31,8 @@ pub(super) struct Block {
     depths: Depths,
 }
 
-/// The names of the variants are in Burn's parameter paths and not in the checkpoint's; see [`crate::parameter`].
+/// The names of the variants are in Burn's parameter paths and not in the checkpoint's; see
+/// [`crate::parameter`].
 #[derive(Module, Debug)]
 enum Mixer {
     Mamba(Mamba2),
@@ -40,8 +41,8 @@ enum Mixer {
     Experts(ExpertMixer),
 }
 
-/// An attention's copy of the table of the relations, `[relations, heads]`. Each attention has its own, so that the sum
-/// of their gradients does not depend on the cut. A model directory does not hold them.
+/// An attention's copy of the table of the relations, `[relations, heads]`. Each attention has its own, so
+/// that the sum of their gradients does not depend on the cut. A model directory does not hold them.
 #[derive(Module, Debug)]
 pub(super) struct RelationCopy {
     weight: Param<Tensor<2>>,

@@ -235,8 +235,8 @@ impl Serialize for HybridConfig {
 }
 
 impl HybridConfig {
-    /// Returns a model of these blocks with the usual values of every other key. Sizes of the blocks are 0 and must be
-    /// set; use it as the base of a struct update (`..`).
+    /// Returns a model of these blocks with the usual values of every other key. Sizes of the blocks are 0
+    /// and must be set; use it as the base of a struct update (`..`).
     pub fn new(vocab_size: usize, hidden_size: usize, pattern: Pattern) -> Self {
         Self {
             vocab_size,

@@ -1,4 +1,5 @@
-//! Mixture of depths (Raposo et al., 2024): a router chooses the tokens that go through a block. The others skip it.
+//! Mixture of depths (Raposo et al., 2024): a router chooses the tokens that go through a block. The others
+//! skip it.
 
 use burn::tensor::{IndexingUpdateOp, Int, Tensor, TensorData, activation};
 use pipewright::nn::{Linear, choice_loss};
@@ -21,8 +22,8 @@ pub(super) struct Depths {
 }
 
 impl Depths {
-    /// Returns `x + sigmoid(r) branch(x)` for the chosen tokens, and `x` for the others; `r` are the router's scores of
-    /// `x` `[tokens, hidden]`. The branch gets the chosen tokens in their order.
+    /// Returns `x + sigmoid(r) branch(x)` for the chosen tokens, and `x` for the others; `r` are the router's
+    /// scores of `x` `[tokens, hidden]`. The branch gets the chosen tokens in their order.
     pub(super) fn forward(
         &self,
         router: &Linear,

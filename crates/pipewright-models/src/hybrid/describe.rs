@@ -1,5 +1,5 @@
-//! The description of a model as a list of layers with sizes and costs. Parameters that several stages share are counted with
-//! the embeddings only.
+//! The description of a model as a list of layers with sizes and costs. Parameters that several stages share
+//! are counted with the embeddings only.
 
 use pipewright_schedule::{LayerDesc, ModelDesc};
 
@@ -53,8 +53,8 @@ impl HybridConfig {
         (rows * self.hidden_size + norm + self.num_relations * self.num_attention_heads) as u64
     }
 
-    /// Returns the cost of a block. A block that only some tokens pass costs that share of a whole block, and its
-    /// router.
+    /// Returns the cost of a block. A block that only some tokens pass costs that share of a whole block, and
+    /// its router.
     fn block_cost(&self, index: usize, tokens: u64) -> Cost {
         let whole = self.mixer_cost(self.blocks()[index], self.attention(index).window, tokens);
         if !self.mod_layers.contains(&index) {
@@ -85,8 +85,8 @@ impl HybridConfig {
         mixer + cost::norm(hidden)
     }
 
-    /// Returns the cost of a block of experts. A token pays for the experts that are chosen for it, for the shared one
-    /// and for the router.
+    /// Returns the cost of a block of experts. A token pays for the experts that are chosen for it, for the
+    /// shared one and for the router.
     fn experts_cost(&self) -> Cost {
         let hidden = self.hidden_size as u64;
         let (experts, chosen) = (self.num_experts as u64, self.num_experts_per_tok as u64);
@@ -104,8 +104,8 @@ impl HybridConfig {
         }
     }
 
-    /// Returns the cost of the final norm and the head. A second head adds its projection, its block and the head once
-    /// more.
+    /// Returns the cost of the final norm and the head. A second head adds its projection, its block and the
+    /// head once more.
     fn head_cost(&self, sizes: ModelSizes) -> Cost {
         let hidden = self.hidden_size as u64;
         let logits = sizes.head_cost();

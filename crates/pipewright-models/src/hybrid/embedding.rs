@@ -1,5 +1,5 @@
-//! All embeddings of the first stage: tokens, hashed n-grams, the structure of the text and the platform, and the norm
-//! after their sum.
+//! All embeddings of the first stage: tokens, hashed n-grams, the structure of the text and the platform, and
+//! the norm after their sum.
 
 use burn::module::{Module, Param};
 use burn::tensor::{Int, Tensor, TensorData};
@@ -138,8 +138,8 @@ impl FurtherEmbeddings {
     }
 }
 
-/// Returns `x` with a path to `parameter` that makes its gradient zero instead of none: an optimizer changes parameters
-/// with a zero gradient, and skips those without one.
+/// Returns `x` with a path to `parameter` that makes its gradient zero instead of none: an optimizer changes
+/// parameters with a zero gradient, and skips those without one.
 pub(super) fn with_zero_gradient<const D: usize, const P: usize>(
     x: Tensor<D>,
     parameter: Tensor<P>,

@@ -103,9 +103,9 @@ impl ExpertMixer {
     }
 }
 
-/// Returns `x` as a tensor of its own on the tape, which passes one gradient on. Where losses join the backward pass in
-/// the middle of a stage, the order in which a tensor gets more than two gradients depends on the cut, and so would the
-/// last bits of their sum.
+/// Returns `x` as a tensor of its own on the tape, which passes one gradient on. Where losses join the
+/// backward pass in the middle of a stage, the order in which a tensor gets more than two gradients depends
+/// on the cut, and so would the last bits of their sum.
 pub(super) fn one_gradient(x: Tensor<2>) -> Tensor<2> {
     x.mul_scalar(1.0)
 }

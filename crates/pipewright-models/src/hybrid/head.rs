@@ -44,8 +44,8 @@ impl SecondHead {
         })
     }
 
-    /// Returns what the model's head takes, `[tokens, hidden]`, from the hidden states after the last block. The result
-    /// at the last position of a row has no meaning: its next token is not among the ids.
+    /// Returns what the model's head takes, `[tokens, hidden]`, from the hidden states after the last block.
+    /// The result at the last position of a row has no meaning: its next token is not among the ids.
     pub(super) fn forward(
         &self,
         hidden: Tensor<2>,
@@ -98,8 +98,9 @@ pub(super) fn loss(
     mean_loss(logits, targets, &indices, 0, split)
 }
 
-/// Returns the mean cross entropy of the logits at `indices` against the targets `ahead` positions after them; 0, with a
-/// gradient of 0, if there are no indices. A rank has the logits of its part of the vocabulary.
+/// Returns the mean cross entropy of the logits at `indices` against the targets `ahead` positions after
+/// them; 0, with a gradient of 0, if there are no indices. A rank has the logits of its part of the
+/// vocabulary.
 fn mean_loss(
     logits: Tensor<3>,
     targets: &Tensor<2, Int>,

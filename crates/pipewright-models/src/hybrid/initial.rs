@@ -1,5 +1,6 @@
-//! Initial parameters. The parameters of Mamba-2 mixers are drawn as in the Mamba reference, the relation bias is zero, and the
-//! factor inside the dynamic tanh after the embeddings is one half. The others are drawn as in every family.
+//! Initial parameters. The parameters of Mamba-2 mixers are drawn as in the Mamba reference, the relation
+//! bias is zero, and the factor inside the dynamic tanh after the embeddings is one half. The others are
+//! drawn as in every family.
 
 use super::config::HybridConfig;
 use crate::error::ConfigError;

@@ -1,5 +1,5 @@
-//! The side inputs of a model, and the check of a companion file of them, so that a run refuses it before its first step. A side
-//! input is a tensor whose first dimension has one entry for each row of token ids.
+//! The side inputs of a model, and the check of a companion file of them, so that a run refuses it before its
+//! first step. A side input is a tensor whose first dimension has one entry for each row of token ids.
 
 use pipewright::train::data::{SideError, SideRows, SideTensor};
 

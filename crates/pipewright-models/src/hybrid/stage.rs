@@ -37,8 +37,8 @@ const EMBEDDING: &str = "model.embed_tokens";
 /// The path of the last norm.
 const NORM: &str = "model.norm";
 
-/// A contiguous range of layers. As in a [`DecoderStage`](crate::decoder::DecoderStage), the struct has fields for the
-/// whole model.
+/// A contiguous range of layers. As in a [`DecoderStage`](crate::decoder::DecoderStage), the struct has
+/// fields for the whole model.
 #[derive(Module, Debug)]
 pub struct HybridStage {
     model: HybridModel,
@@ -164,7 +164,8 @@ impl StageModule for HybridStage {
         local.ends_with("router.weight") || is_of_scan(local)
     }
 
-    /// Returns the paths of the tables that have copies: the table of the embedding and the table of the relations.
+    /// Returns the paths of the tables that have copies: the table of the embedding and the table of the
+    /// relations.
     fn shared_parameters(&self) -> Vec<String> {
         vec![format!("{EMBEDDING}.weight"), format!("{RELATION_BIAS}.weight")]
     }

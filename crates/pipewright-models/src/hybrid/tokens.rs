@@ -1,5 +1,5 @@
-//! The documents, positions, validity and relations of a microbatch's tokens. Every stage makes them from the token ids
-//! and from the side inputs of the microbatch, which it looks up by the microbatch's index.
+//! The documents, positions, validity and relations of a microbatch's tokens. Every stage makes them from the
+//! token ids and from the side inputs of the microbatch, which it looks up by the microbatch's index.
 
 use std::sync::Arc;
 
@@ -71,7 +71,8 @@ impl Tokens {
         }
     }
 
-    /// Returns `1 / valid tokens` for a valid token and 0 for another: the weights of a mean over valid tokens.
+    /// Returns `1 / valid tokens` for a valid token and 0 for another: the weights of a mean over valid
+    /// tokens.
     pub(super) fn mean_weights(&self) -> Arc<[f32]> {
         let share = 1.0 / self.valid.iter().filter(|valid| **valid).count().max(1) as f32;
         self.valid.iter().map(|&valid| if valid { share } else { 0.0 }).collect()

@@ -63,8 +63,8 @@ impl Block {
         Ok(Self { norm, mixer, head_dim: config.head_dim })
     }
 
-    /// Maps hidden states `[batch * sequence, hidden]` to hidden states of the same shape. `documents` has the document of
-    /// each token, if rows are divided into documents.
+    /// Maps hidden states `[batch * sequence, hidden]` to hidden states of the same shape. `documents` has
+    /// the document of each token, if rows are divided into documents.
     pub(super) fn forward(
         &self,
         hidden: Tensor<2>,
@@ -84,8 +84,9 @@ impl Block {
     }
 }
 
-/// Runs an attention whose heads have `head_dim` channels; see [`Attention::forward`]. `attention` has heads of the next even
-/// width. A channel of zeros changes no score, and the attention divides the scores by the root of the larger width.
+/// Runs an attention whose heads have `head_dim` channels; see [`Attention::forward`]. `attention` has heads
+/// of the next even width. A channel of zeros changes no score, and the attention divides the scores by the
+/// root of the larger width.
 fn attend(attention: &CausalAttention, head_dim: usize, [q, k, v]: [Tensor<2>; 3]) -> Tensor<2> {
     if head_dim.is_multiple_of(2) {
         return attention.forward(q, k, v);

@@ -58,14 +58,16 @@ pub struct NemotronHConfig {
     pub use_conv_bias: bool,
     /// Whether the projections of a Mamba-2 mixer have biases.
     pub use_bias: bool,
-    /// The limits of the steps in the published code of these models. They have no effect: as in transformers, the lowest step
-    /// is the lower end of [`NemotronHConfig::time_step_range`]. They are kept only so that written files contain them.
+    /// The limits of the steps in the published code of these models. They have no effect: as in
+    /// transformers, the lowest step is the lower end of [`NemotronHConfig::time_step_range`]. They are kept
+    /// only so that written files contain them.
     pub time_step_limit: (f64, f64),
     /// The range from which initial steps are drawn. Its lower end is also the lowest step of the scan.
     pub time_step_range: (f64, f64),
     /// The lowest initial step.
     pub time_step_floor: f64,
-    /// Whether the initial output projections of Mamba-2 mixers are divided by the root of the number of blocks.
+    /// Whether the initial output projections of Mamba-2 mixers are divided by the root of the number of
+    /// blocks.
     pub rescale_prenorm_residual: bool,
     /// The experts; `None` if no block has them.
     pub experts: Option<Experts>,
@@ -90,8 +92,8 @@ pub struct Experts {
     pub moe_intermediate_size: usize,
     /// Inner width of the shared expert.
     pub moe_shared_expert_intermediate_size: usize,
-    /// Width of the inputs and outputs of the routed experts, if it is not `hidden_size`: a projection before them and
-    /// one after their sum.
+    /// Width of the inputs and outputs of the routed experts, if it is not `hidden_size`: a projection before
+    /// them and one after their sum.
     pub moe_latent_size: Option<usize>,
 }
 
@@ -123,7 +125,8 @@ impl NemotronHConfig {
         self.blocks.contains(&kind)
     }
 
-    /// Checks that the sizes make a model. Sizes of a kind of block that the model does not have are not checked.
+    /// Checks that the sizes make a model. Sizes of a kind of block that the model does not have are not
+    /// checked.
     ///
     /// # Errors
     /// When a key is out of range or does not fit another; the error names the first.
@@ -188,8 +191,8 @@ impl NemotronHConfig {
 }
 
 impl Experts {
-    /// Returns the width of the inputs and outputs of the routed experts in a model whose hidden states have the width
-    /// `hidden`.
+    /// Returns the width of the inputs and outputs of the routed experts in a model whose hidden states have
+    /// the width `hidden`.
     pub(super) fn width(&self, hidden: usize) -> usize {
         self.moe_latent_size.unwrap_or(hidden)
     }

@@ -56,8 +56,8 @@ impl NemotronHConfig {
 }
 
 impl Experts {
-    /// Returns the cost of a block of experts. A token pays for the experts that are chosen for it, for the shared one,
-    /// for the router and for the projections around the experts; it is copied for each choice.
+    /// Returns the cost of a block of experts. A token pays for the experts that are chosen for it, for the
+    /// shared one, for the router and for the projections around the experts; it is copied for each choice.
     fn cost(&self, hidden: u64) -> Cost {
         let (experts, chosen) = (self.n_routed_experts as u64, self.num_experts_per_tok as u64);
         let (inner, shared) =

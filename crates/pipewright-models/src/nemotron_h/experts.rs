@@ -1,4 +1,5 @@
-//! Blocks of experts: a router that scores with sigmoids, the experts that it chooses, and one that every token passes.
+//! Blocks of experts: a router that scores with sigmoids, the experts that it chooses, and one that every
+//! token passes.
 
 use burn::module::{Module, Param};
 use burn::tensor::{Int, Tensor, TensorData, activation};
@@ -130,8 +131,9 @@ impl Choice {
         }
     }
 
-    /// Returns the experts of each token, `count` each. They have the largest corrected scores in the groups with
-    /// the largest sums of their two best scores. If several scores are equal, the first expert is chosen.
+    /// Returns the experts of each token, `count` each. They have the largest corrected scores in the groups
+    /// with the largest sums of their two best scores. If several scores are equal, the first expert is
+    /// chosen.
     fn choose(&self, scores: &[f32], correction: &[f32]) -> Vec<usize> {
         let experts = correction.len();
         let size = experts / self.groups;
@@ -154,8 +156,8 @@ impl Choice {
     }
 }
 
-/// Returns the indices of the `count` largest numbers, the largest first; of equal numbers the first. NaN is smaller
-/// than any number.
+/// Returns the indices of the `count` largest numbers, the largest first; of equal numbers the first. NaN is
+/// smaller than any number.
 fn best(numbers: &[f32], count: usize) -> impl Iterator<Item = usize> {
     let key = |index: usize| if numbers[index].is_nan() { f32::NEG_INFINITY } else { numbers[index] };
     let mut indices: Vec<usize> = (0..numbers.len()).collect();

@@ -1,4 +1,5 @@
-//! Initial parameters. The parameters of Mamba-2 mixers are drawn as in the Mamba reference, and the others as in every family.
+//! Initial parameters. The parameters of Mamba-2 mixers are drawn as in the Mamba reference, and the others
+//! as in every family.
 
 use super::config::NemotronHConfig;
 use crate::error::ConfigError;

@@ -1,5 +1,5 @@
-//! The configuration in the form of `config.json`, in the spelling of both generations of files. Absent keys get
-//! transformers' defaults. Settings that change the results but are not implemented are errors.
+//! The configuration in the form of `config.json`, in the spelling of both generations of files. Absent keys
+//! get transformers' defaults. Settings that change the results but are not implemented are errors.
 
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -132,8 +132,8 @@ fn lettered_blocks(pattern: &str) -> Result<Vec<BlockKind>, ConfigError> {
 }
 
 impl RawConfig {
-    /// Returns the blocks of the list or of the pattern, which must agree if both are written. An error says which block is
-    /// unknown.
+    /// Returns the blocks of the list or of the pattern, which must agree if both are written. An error says
+    /// which block is unknown.
     fn blocks(&self) -> Result<Vec<BlockKind>, ConfigError> {
         let listed = self.layers_block_type.as_deref().map(listed_blocks).transpose()?;
         let pattern = self.hybrid_override_pattern.as_deref();
@@ -168,8 +168,8 @@ impl RawConfig {
         Ok(())
     }
 
-    /// Returns the number that the norms add. transformers ignores the other two names of it, and reads files without
-    /// `layer_norm_epsilon` as if it were 1e-5.
+    /// Returns the number that the norms add. transformers ignores the other two names of it, and reads files
+    /// without `layer_norm_epsilon` as if it were 1e-5.
     fn epsilon(&self) -> Result<f64, ConfigError> {
         let epsilon = self.layer_norm_epsilon.unwrap_or(1e-5);
         let others = [("norm_eps", self.norm_eps), ("rms_norm_eps", self.rms_norm_eps)];

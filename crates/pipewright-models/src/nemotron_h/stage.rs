@@ -31,8 +31,8 @@ const EMBEDDING: &str = "backbone.embeddings";
 /// The path of the last norm.
 const NORM: &str = "backbone.norm_f";
 
-/// A contiguous range of layers. As in a [`DecoderStage`](crate::decoder::DecoderStage), parameters have the paths of
-/// a Hugging Face directory, so the struct has fields for the whole model.
+/// A contiguous range of layers. As in a [`DecoderStage`](crate::decoder::DecoderStage), parameters have the
+/// paths of a Hugging Face directory, so the struct has fields for the whole model.
 #[derive(Module, Debug)]
 pub struct NemotronHStage {
     backbone: Backbone,
@@ -137,7 +137,8 @@ impl ModelFamily for NemotronHConfig {
     const RENAMED: &'static [(&'static str, &'static str)] = &super::keys::RENAMED;
     type Stage = NemotronHStage;
 
-    /// Returns a model of Mamba-2 mixers and feed-forward layers in turn, with attention in every eighth block.
+    /// Returns a model of Mamba-2 mixers and feed-forward layers in turn, with attention in every eighth
+    /// block.
     fn of_sizes(sizes: DecoderConfig) -> Self {
         let kind = |index: usize| match index % 8 {
             6 => BlockKind::Attention,

@@ -1,7 +1,8 @@
-//! Training on a device other than the processor: against PyTorch, against the processor, and on mixed devices.
+//! Training on a device other than the processor: against PyTorch, against the processor, and on mixed
+//! devices.
 //!
-//! The device is a Vulkan adapter that computes on the processor (Mesa's lavapipe), so the tests run on any machine.
-//! Without such an adapter they print a message and pass, unless `PIPEWRIGHT_REQUIRE_DEVICE` is set.
+//! The device is a Vulkan adapter that computes on the processor (Mesa's lavapipe), so the tests run on any
+//! machine. Without such an adapter they print a message and pass, unless `PIPEWRIGHT_REQUIRE_DEVICE` is set.
 
 mod layers;
 mod memory;
@@ -43,14 +44,15 @@ pub(crate) fn devices(names: &[&str]) -> Option<Devices> {
     is_there.then(|| open(names).expect("they are there"))
 }
 
-/// Starts the threads that compute for `device`. They have the priority of the thread that starts them, which must not be
-/// that of a rank ([`take_lowest_priority`]).
+/// Starts the threads that compute for `device`. They have the priority of the thread that starts them, which
+/// must not be the thread of a rank ([`take_lowest_priority`]).
 fn start_threads(device: &Device) {
     assert_eq!(Tensor::<1>::ones([2], device).sum().into_scalar::<f32>(), 2.0);
 }
 
-/// Gives the calling thread, which is a rank's thread, the lowest priority. Burn waits for a busy device in a loop that sleeps
-/// only after milliseconds. The tested device computes on the same processor, so the ranks would take its time.
+/// Gives the calling thread, which is a rank's thread, the lowest priority. Burn waits for a busy device in a
+/// loop that sleeps only after milliseconds. The tested device computes on the same processor, so the ranks
+/// would take its time.
 pub(crate) fn take_lowest_priority() {
     rustix::process::nice(19).expect("a thread may lower its own priority");
 }

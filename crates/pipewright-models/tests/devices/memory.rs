@@ -46,9 +46,9 @@ fn reserved(device: &Device) -> [u64; 2] {
     [tensors, report.usage().bytes_reserved]
 }
 
-/// Every step launches kernels with arguments that no step had before: the optimizer's factors. The back end keeps the
-/// arguments of its latest kernels, 512 with `wgpu`, in buffers of its own. So it holds more with each step at first, which
-/// is not a leak.
+/// Every step launches kernels with arguments that no step had before: the optimizer's factors. The back end
+/// keeps the arguments of its latest kernels, 512 with `wgpu`, in buffers of its own. So it holds more with
+/// each step at first, which is not a leak.
 #[test]
 fn the_back_end_holds_no_more_once_it_replaces_the_arguments_that_it_keeps() {
     if devices(&[DEVICE]).is_none() {

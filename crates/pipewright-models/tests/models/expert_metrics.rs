@@ -52,8 +52,8 @@ fn step(family: &str, keys: &Value, ranks: u32) -> Metrics {
     metrics
 }
 
-/// Checks that each of `layers` reports the load of its experts and its part in the auxiliary losses `names`, and that the
-/// loads do not depend on the cut.
+/// Checks that each of `layers` reports the load of its experts and its part in the auxiliary losses `names`,
+/// and that the loads do not depend on the cut.
 fn check(family: &str, keys: &Value, layers: &[&str], names: &[&str]) {
     let (whole, cut) = (step(family, keys, 1), step(family, keys, 2));
     assert_eq!(whole.expert_load, cut.expert_load, "{family}");

@@ -1,4 +1,5 @@
-//! Models whose head is cut into parts, compared with one head: the loss of the first step, and every gradient.
+//! Models whose head is cut into parts, compared with one head: the loss of the first step, and every
+//! gradient.
 
 use std::collections::BTreeMap;
 
@@ -75,8 +76,8 @@ fn joined(parameters: Vec<NamedParameter>) -> BTreeMap<String, TensorData> {
     shards.into_iter().map(|(path, shards)| (path, join(shards))).collect()
 }
 
-/// Takes a step at the rate 1, so that the parameters change by their gradients. Returns the loss, the parameters before the
-/// step, and their gradients.
+/// Takes a step at the rate 1, so that the parameters change by their gradients. Returns the loss, the
+/// parameters before the step, and their gradients.
 fn step(pipeline: &mut Pipeline) -> (f64, BTreeMap<String, TensorData>, BTreeMap<String, Vec<f32>>) {
     let before = joined(pipeline.parameters().expect("the parameters"));
     let evaluated = pipeline.eval_losses(batch()).expect("an evaluation");

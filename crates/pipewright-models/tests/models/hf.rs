@@ -1,5 +1,5 @@
-//! Model directories: written directories are read back bit for bit, and damaged ones are refused with an error that
-//! names the problem.
+//! Model directories: written directories are read back bit for bit, and damaged ones are refused with an
+//! error that names the problem.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,5 @@
-//! Models without a reference run: how they are cut, their directories, rows of several documents, and the metrics of experts.
+//! Models without a reference run: how they are cut, their directories, rows of several documents, and the
+//! metrics of experts.
 
 mod head_parts;
 mod stages;

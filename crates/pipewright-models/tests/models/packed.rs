@@ -14,7 +14,8 @@ use serde_json::{Value, json};
 
 const BOS: i32 = 1;
 
-/// A model of a family, small and with parameters that are large enough for its tokens to matter to each other.
+/// A model of a family, small and with parameters that are large enough for its tokens to matter to each
+/// other.
 fn model(family: &str, keys: &Value) -> ModelConfig {
     let mut sizes = pipewright_models::decoder::DecoderConfig::new(32, 4);
     (sizes.hidden_size, sizes.intermediate_size, sizes.initializer_range) = (32, 48, 0.4);
@@ -60,7 +61,8 @@ fn losses(model: &ModelConfig, rows: u32, ids: &[i32], side: &[(&str, Vec<i32>)]
 
 fn check(family: &str, keys: &Value) {
     let model = model(family, keys);
-    // Two rows with the same documents of 5, 2 and 4 tokens. The beginning of the next one is the last target of each.
+    // Two rows with the same documents of 5, 2 and 4 tokens. The beginning of the next one is the last target
+    // of each.
     let documents: [&[i32]; 3] = [&[BOS, 7, 30, 9, 4], &[BOS, 11], &[BOS, 5, 30, 22]];
     let row: Vec<i32> = documents.concat().into_iter().chain([BOS]).collect();
     let ids = [row.clone(), row].concat();

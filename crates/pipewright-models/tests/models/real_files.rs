@@ -1,5 +1,5 @@
-//! Model directories as they are found in practice: other names, several files, other formats, and weights that contradict
-//! their configuration.
+//! Model directories as they are found in practice: other names, several files, other formats, and weights
+//! that contradict their configuration.
 
 use std::fs;
 use std::path::{Path, PathBuf};

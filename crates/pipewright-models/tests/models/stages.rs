@@ -45,7 +45,8 @@ fn moe() -> Qwen3MoeConfig {
 fn check_outline<F: ModelFamily<Stage = DecoderStage>>(config: &F) {
     let stage = config.init_stage(0..5, 7, Device::flex()).expect("the range is valid");
     let mut outline = config.outline(0..5, &TensorParallel::default()).expect("the range is valid");
-    // The table of a tied head is asked for a second time, and is not among the parameters of a model directory.
+    // The table of a tied head is asked for a second time, and is not among the parameters of a model
+    // directory.
     outline.sort_by(|a, b| a.path.cmp(&b.path));
     outline.dedup();
     let mut held = parameter_specs(&stage);

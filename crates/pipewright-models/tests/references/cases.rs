@@ -4,7 +4,8 @@ use std::error::Error;
 
 use serde_json::Value;
 
-/// Makes a test of each line: its name, and the schedule, the ranks and the microbatches that the model is checked with.
+/// Makes a test of each line: its name, and the schedule, the ranks and the microbatches that the model is
+/// checked with.
 macro_rules! cases {
     ($model:ident: $($name:ident: $schedule:literal, $ranks:literal, $microbatches:literal;)*) => {$(
         #[test]

@@ -1,6 +1,6 @@
-//! The families beyond Llama and Qwen2, trained by the pipeline as in `pipelined.rs`: each curve, on any number of
-//! ranks under several schedules, within tolerance of PyTorch and bit-identical to one rank. With experts, each part of
-//! the loss by itself, for each number of microbatches.
+//! The families beyond Llama and Qwen2, trained by the pipeline as in `pipelined.rs`: each curve, on any
+//! number of ranks under several schedules, within tolerance of PyTorch and bit-identical to one rank. With
+//! experts, each part of the loss by itself, for each number of microbatches.
 
 use pipewright::tensor::Precision;
 

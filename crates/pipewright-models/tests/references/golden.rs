@@ -1,7 +1,8 @@
 //! Training of small models compared with PyTorch and transformers: losses, gradient norms and final logits.
 //!
 //! The stages are chained on one tape, so that only the model is under test, without auxiliary losses.
-//! `data/make_references.py` makes the expected numbers of two of the models, and shows the recipe of the others.
+//! `data/make_references.py` makes the expected numbers of two of the models, and shows the recipe of the
+//! others.
 
 use std::collections::BTreeMap;
 use std::fs::read_to_string;
@@ -77,7 +78,8 @@ fn by_path(stage: &DecoderStage, visit: impl FnMut(String, &dyn AnyParameter)) {
     stage.visit(&mut ByPath { stage, names: Vec::new(), visit });
 }
 
-/// Returns the gradient of each parameter. Copies of one path are one parameter, and their gradients are summed.
+/// Returns the gradient of each parameter. Copies of one path are one parameter, and their gradients are
+/// summed.
 fn gradients_of(stages: &[DecoderStage], gradients: &Gradients) -> BTreeMap<String, Tensor<1>> {
     let mut sums = BTreeMap::new();
     for stage in stages {

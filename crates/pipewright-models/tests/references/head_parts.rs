@@ -1,5 +1,5 @@
-//! The models of `golden.rs` with their output heads cut into parts: within tolerance of PyTorch, close to one head, and with
-//! the bits of one rank for every cut between and through the parts.
+//! The models of `golden.rs` with their output heads cut into parts: within tolerance of PyTorch, close to
+//! one head, and with the bits of one rank for every cut between and through the parts.
 
 use pipewright::mesh::DataParallelMode;
 use pipewright::pipeline::PipelineConfig;

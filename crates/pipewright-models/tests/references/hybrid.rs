@@ -1,5 +1,6 @@
-//! The hybrid family compared with a reference in double precision: hidden states and gradients at the loaded weights,
-//! whole training runs in the pipeline for every number of microbatches, model directories, and what is refused.
+//! The hybrid family compared with a reference in double precision: hidden states and gradients at the loaded
+//! weights, whole training runs in the pipeline for every number of microbatches, model directories, and what
+//! is refused.
 
 use std::collections::BTreeMap;
 use std::fs::{self, read_to_string};
@@ -199,8 +200,8 @@ impl Model {
         assert_eq!(&run, one_rank, "{schedule}: the bits of one rank");
     }
 
-    /// Checks that a training in half precision has the same bits for every cut and schedule, and losses within
-    /// `tolerance` of single precision.
+    /// Checks that a training in half precision has the same bits for every cut and schedule, and losses
+    /// within `tolerance` of single precision.
     fn check_in(&self, precision: Precision, tolerance: f64) {
         let reference = Reference::load(self.name);
         let config = PipelineConfig { precision, ..PipelineConfig::default() };
@@ -258,7 +259,8 @@ fn tensor_ranks_have_the_results_of_the_reference() {
     for (schedule, ranks, microbatches, data_parallel, tensor_parallel) in meshes {
         for model in ["hybrid-min", "hybrid-full"] {
             let reference = Reference::load(model);
-            // With shards of the experts, and with whole ones: four or ten, which four ranks share as 3, 3, 2 and 2.
+            // With shards of the experts, and with whole ones: four or ten, which four ranks share as 3, 3, 2
+            // and 2.
             for expert_parallel in [false, true] {
                 let config =
                     PipelineConfig { data_parallel, tensor_parallel, expert_parallel, ..Default::default() };
@@ -272,7 +274,8 @@ fn tensor_ranks_have_the_results_of_the_reference() {
 #[test]
 #[ignore = "takes long; `.ci/run` runs it"]
 fn half_precision_has_the_same_bits_for_every_cut() {
-    // PyTorch has no such family to compare with. The bound is twice the largest difference that was measured here.
+    // PyTorch has no such family to compare with. The bound is twice the largest difference that was measured
+    // here.
     MIN.check_in(Precision::Bf16, 2.0 * 2.8e-3);
     MIN.check_in(Precision::F16, 2.0 * 2.8e-3);
     FULL.check_in(Precision::Bf16, 2.0 * 2.8e-3);

@@ -1,4 +1,5 @@
-//! The families compared with reference runs, most of them in PyTorch: in one piece, and trained in the pipeline.
+//! The families compared with reference runs, most of them in PyTorch: in one piece, and trained in the
+//! pipeline.
 
 mod cases;
 mod golden;

@@ -1,5 +1,6 @@
-//! Nemotron-H compared with PyTorch and transformers: hidden states after each block and each tensor's gradient at the
-//! loaded weights, whole training runs in the pipeline, model directories, and configurations that are refused.
+//! Nemotron-H compared with PyTorch and transformers: hidden states after each block and each tensor's
+//! gradient at the loaded weights, whole training runs in the pipeline, model directories, and configurations
+//! that are refused.
 
 use std::collections::BTreeMap;
 use std::fs::{self, read_to_string};
@@ -318,8 +319,8 @@ fn routed_experts_may_have_a_width_of_their_own() {
 fn heads_may_have_an_odd_width() {
     let config = NemotronHConfig { blocks: vec![BlockKind::Attention], ..family(&Reference::load(NAME)) };
     let odd = NemotronHConfig { head_dim: 3, ..config.clone() };
-    // The same attention with heads of four channels: the last one is zero, and the queries make up for the root of the
-    // width by which the scores are divided.
+    // The same attention with heads of four channels: the last one is zero, and the queries make up for the
+    // root of the width by which the scores are divided.
     let even = NemotronHConfig { head_dim: 4, ..config };
     let own = |spec: &ParameterSpec, shape: [usize; 2]| {
         let spec = ParameterSpec { shape: shape.to_vec(), ..spec.clone() };
@@ -403,8 +404,8 @@ fn changed(changes: Value) -> Result<NemotronHConfig, String> {
     changed_json(json, changes, NemotronHConfig::from_json)
 }
 
-/// The step of the scan is at least `time_step_min`, and `time_step_limit` has no effect. The losses are those of transformers
-/// 5.23 for the same weights and tokens.
+/// The step of the scan is at least `time_step_min`, and `time_step_limit` has no effect. The losses come
+/// from transformers 5.23 for the same weights and tokens.
 #[test]
 fn the_lowest_step_is_that_of_transformers() {
     let device = Device::flex();

@@ -1,5 +1,6 @@
-//! The models of `golden.rs` without tied embeddings, trained by the pipeline with any number of ranks and microbatches
-//! under every schedule. Results are within tolerance of PyTorch, and bit-identical to the losses of one rank.
+//! The models of `golden.rs` without tied embeddings, trained by the pipeline with any number of ranks and
+//! microbatches under every schedule. Results are within tolerance of PyTorch, and bit-identical to the
+//! losses of one rank.
 
 use pipewright::tensor::Precision;
 

@@ -1,5 +1,5 @@
-//! Trains a reference model with the pipeline. The results must be within tolerance of PyTorch, and bit-identical to
-//! those of one rank with as many microbatches.
+//! Trains a reference model with the pipeline. The results must be within tolerance of PyTorch, and
+//! bit-identical to the losses of one rank with as many microbatches.
 
 use std::num::NonZeroU32;
 use std::sync::OnceLock;
@@ -22,9 +22,9 @@ use pipewright_schedule::{Recompute, ScheduleSpec, StageIndex, ValidatedProgram,
 
 use crate::reference::{Balance, Reference, Step};
 
-/// The steps that are compared where many schedules are, or in half precision, which is slow on a processor. They have the
-/// bits of one rank, whose run is compared with PyTorch to its end: a sum in another order changes the gradient norm of the
-/// first step, and its update changes all losses after it.
+/// The steps that are compared where many schedules are, or in half precision, which is slow on a processor.
+/// They have the bits of one rank, whose run is compared with PyTorch to its end: a sum in another order
+/// changes the gradient norm of the first step, and its update changes all losses after it.
 pub(crate) const FIRST_STEPS: usize = 5;
 
 /// A reference model, and its runs on one rank.
@@ -61,8 +61,8 @@ impl Model {
         assert_eq!(run, one_rank, "{schedule}: the bits of one rank");
     }
 
-    /// Does the same as [`Model::check`], within a tolerance, for a schedule whose stages do not visit the microbatches
-    /// in ascending order.
+    /// Does the same as [`Model::check`], within a tolerance, for a schedule whose stages do not visit the
+    /// microbatches in ascending order.
     fn check_out_of_order(&self, schedule: &str, ranks: u32, microbatches: u32) {
         let (run, one_rank) = self.runs(schedule, ranks, microbatches, usize::MAX);
         for (Step { loss, .. }, Step { loss: expected, .. }) in run.iter().zip(one_rank) {
@@ -91,8 +91,8 @@ impl Model {
         }
     }
 
-    /// Checks that a training in half precision has the same bits for every cut and schedule, and losses within
-    /// `tolerance` of single precision.
+    /// Checks that a training in half precision has the same bits for every cut and schedule, and losses
+    /// within `tolerance` of single precision.
     pub(crate) fn check_in(&self, precision: Precision, ranks: &[u32], microbatches: u32, tolerance: f64) {
         let reference = self.reference();
         // In f16, with a scale that needs no skipped update to become small enough.
@@ -114,7 +114,8 @@ impl Model {
         }
     }
 
-    /// Returns a run of at most so many steps, which it compares with PyTorch's, and as many steps of the run of one rank.
+    /// Returns a run of at most so many steps, which it compares with PyTorch's, and as many steps of the run
+    /// of one rank.
     fn runs(&self, schedule: &str, ranks: u32, microbatches: u32, most: usize) -> (Vec<Step>, &[Step]) {
         let reference = self.reference();
         let steps = reference.expected.steps.len().min(most);
@@ -164,7 +165,8 @@ pub(crate) fn train_steps(
     train_spec(reference, schedule, spec, config, steps)
 }
 
-/// Like [`train_steps`], but with all settings of the schedule. The replicas share the microbatches of `spec`.
+/// Like [`train_steps`], but with all settings of the schedule. The replicas share the microbatches of
+/// `spec`.
 pub(crate) fn train_spec(
     reference: &Reference,
     schedule: &str,

@@ -1,5 +1,5 @@
-//! The reference runs below `data`: a model's folder with the results of PyTorch and transformers, and the tolerances
-//! for our runs.
+//! The reference runs below `data`: a model's folder with the results of PyTorch and transformers, and the
+//! tolerances for our runs.
 
 use std::collections::BTreeMap;
 use std::fs::read_to_string;
@@ -106,7 +106,8 @@ impl Reference {
         self.dir.join("tokens.jsonl")
     }
 
-    /// Returns the expected results with this number of microbatches: with the balance loss if the model has one.
+    /// Returns the expected results with this number of microbatches: with the balance loss if the model has
+    /// one.
     pub(crate) fn steps(&self, microbatches: u32) -> Vec<Step> {
         let Some(steps) = self.expected.expected_aux.get(&microbatches) else {
             return self.expected.steps.clone();
@@ -126,8 +127,8 @@ impl Reference {
         Self::assert_within(run, expected, Within { loss, grad_norm });
     }
 
-    /// Checks that losses and gradient norms agree within these relative errors. The run may be shorter than the
-    /// expected one.
+    /// Checks that losses and gradient norms agree within these relative errors. The run may be shorter than
+    /// the expected one.
     pub(crate) fn assert_within(run: &[Step], expected: &[Step], within: Within) {
         assert!(!run.is_empty() && run.len() <= expected.len());
         let close = |step: usize, what: &str, found: f64, expected: f64, tolerance: f64| {

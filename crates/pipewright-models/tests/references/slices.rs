@@ -1,5 +1,5 @@
-//! Schedules that cut microbatches into slices: losses, gradient norms and logits are within the tolerance of PyTorch that
-//! whole microbatches have, and every gradient is the gradient of whole microbatches.
+//! Schedules that cut microbatches into slices: losses, gradient norms and logits are within the tolerance of
+//! PyTorch that whole microbatches have, and every gradient is the gradient of whole microbatches.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};

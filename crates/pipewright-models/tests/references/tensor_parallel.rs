@@ -1,5 +1,5 @@
-//! Models whose stages several ranks compute together: losses and gradient norms are within the tolerance of PyTorch that
-//! one rank has.
+//! Models whose stages several ranks compute together: losses and gradient norms are within the tolerance of
+//! PyTorch that one rank has.
 
 use std::path::Path;
 

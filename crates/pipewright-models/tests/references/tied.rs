@@ -1,5 +1,5 @@
-//! Tied embeddings in the pipeline: the first and the last stage each hold a copy of one table, whose gradients the
-//! ranks sum. The checks are the same as in `pipelined.rs`.
+//! Tied embeddings in the pipeline: the first and the last stage each hold a copy of one table, whose
+//! gradients the ranks sum. The checks are the same as in `pipelined.rs`.
 
 use pipewright::tensor::Precision;
 

@@ -1,5 +1,5 @@
-//! The names of checkpoints in their folder, and the moves between them: a scratch folder gets its final name, and a complete
-//! checkpoint loses it before it is removed.
+//! The names of checkpoints in their folder, and the moves between them: a scratch folder gets its final
+//! name, and a complete checkpoint loses it before it is removed.
 
 use std::fs::{self, File};
 use std::io::ErrorKind;

@@ -25,8 +25,8 @@ impl NotFinite {
         self.infinite += other.infinite;
     }
 
-    /// Counts the elements of a piece of a tensor's bytes, which begins and ends between two elements. Other types than
-    /// floating point numbers are always finite.
+    /// Counts the elements of a piece of a tensor's bytes, which begins and ends between two elements. Other
+    /// types than floating point numbers are always finite.
     pub(crate) fn scan(&mut self, dtype: DType, bytes: &[u8]) {
         match dtype {
             DType::F64 => self.count(bytes, 0x7ff0_0000_0000_0000, u64::from_le_bytes),

@@ -22,11 +22,11 @@ const LINKING: &str = ".linking-best";
 
 /// A folder of checkpoints that no other process writes to.
 ///
-/// The folder's `lock` file holds the owner's process id. The system locks it, and unlocks it when the process ends for
-/// any reason, so a lock never remains.
+/// The folder's `lock` file holds the owner's process id. The system locks it, and unlocks it when the
+/// process ends for any reason, so a lock never remains.
 ///
-/// The path may lead to another folder while the process runs, for example if a user moves the folder. Every method that
-/// writes fails then, and changes nothing.
+/// The path may lead to another folder while the process runs, for example if a user moves the folder. Every
+/// method that writes fails then, and changes nothing.
 #[derive(Debug)]
 pub struct CheckpointFolder {
     /// Its lock file is locked while it is open.
@@ -34,8 +34,8 @@ pub struct CheckpointFolder {
 }
 
 impl CheckpointFolder {
-    /// Takes ownership of the folder, creates it if it does not exist, and removes incomplete checkpoints of an earlier
-    /// owner. A checkpoint that is complete except for its final name gets that name.
+    /// Takes ownership of the folder, creates it if it does not exist, and removes incomplete checkpoints of
+    /// an earlier owner. A checkpoint that is complete except for its final name gets that name.
     ///
     /// # Errors
     /// When another process owns it, or the system reports an error.
@@ -60,8 +60,8 @@ impl CheckpointFolder {
         self.identity.path()
     }
 
-    /// Returns the identity of the folder, for others that write next to the checkpoints. The lock remains while a clone of
-    /// it exists.
+    /// Returns the identity of the folder, for others that write next to the checkpoints. The lock remains
+    /// while a clone of it exists.
     pub fn identity(&self) -> &FolderIdentity {
         &self.identity
     }
@@ -80,8 +80,8 @@ impl CheckpointFolder {
             .try_for_each(|checkpoint| remove_committed(checkpoint, &self.identity))
     }
 
-    /// Makes `best` a link to the checkpoint of a step, which [`CheckpointFolder::keep_newest`] then keeps. Removes the link
-    /// if there is no step or no complete checkpoint of it.
+    /// Makes `best` a link to the checkpoint of a step, which [`CheckpointFolder::keep_newest`] then keeps.
+    /// Removes the link if there is no step or no complete checkpoint of it.
     ///
     /// # Errors
     /// When the path leads to another folder, or the system reports an error.
@@ -101,8 +101,8 @@ impl CheckpointFolder {
         path.join(BEST)
     }
 
-    /// Returns the complete checkpoints in a folder with their steps, oldest first, without reading them. A folder that
-    /// does not exist has no checkpoints.
+    /// Returns the complete checkpoints in a folder with their steps, oldest first, without reading them. A
+    /// folder that does not exist has no checkpoints.
     ///
     /// # Errors
     /// When the folder cannot be read.

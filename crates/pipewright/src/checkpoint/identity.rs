@@ -1,7 +1,8 @@
 //! Whether the folder at a path is still the one that a process began to write to.
 //!
-//! A path may lead to another folder later: the first one is moved, removed, or a link is changed. The lock file of a
-//! folder of checkpoints identifies the folder. It stays open, so the system does not give its number to another file.
+//! A path may lead to another folder later: the first one is moved, removed, or a link is changed. The lock
+//! file of a folder of checkpoints identifies the folder. It stays open, so the system does not give its
+//! number to another file.
 
 use std::fs::{self, File, Metadata};
 use std::io::ErrorKind;
@@ -20,8 +21,8 @@ const LOOK: Duration = Duration::from_millis(2);
 
 /// A folder of checkpoints as a process found it, recognised by its lock file.
 ///
-/// A process that writes to a folder calls [`FolderIdentity::require`] before each write, so that it never writes to
-/// another folder that has taken the place of its own.
+/// A process that writes to a folder calls [`FolderIdentity::require`] before each write, so that it never
+/// writes to another folder that has taken the place of its own.
 #[derive(Clone, Debug)]
 pub struct FolderIdentity {
     path: PathBuf,
@@ -34,7 +35,8 @@ impl FolderIdentity {
         Self { path: path.to_owned(), lock: Arc::new(lock) }
     }
 
-    /// Returns the identity of a folder that another process owns. Waits until `deadline` for its owner to create it.
+    /// Returns the identity of a folder that another process owns. Waits until `deadline` for its owner to
+    /// create it.
     ///
     /// # Errors
     /// When the folder has no lock file at the deadline, or the system reports an error.
@@ -59,8 +61,8 @@ impl FolderIdentity {
         &self.path
     }
 
-    /// Returns the cause of an error in this folder: the folder itself if it is lost, otherwise the error. The folder may be
-    /// moved between a check and a write.
+    /// Returns the cause of an error in this folder: the folder itself if it is lost, otherwise the error.
+    /// The folder may be moved between a check and a write.
     pub fn cause_of(&self, error: CheckpointError) -> CheckpointError {
         self.require().err().unwrap_or(error)
     }
@@ -68,7 +70,8 @@ impl FolderIdentity {
     /// Checks that the path still leads to this folder.
     ///
     /// # Errors
-    /// When the folder was moved or removed, when another folder has its path, or when the system reports an error.
+    /// When the folder was moved or removed, when another folder has its path, or when the system reports an
+    /// error.
     pub fn require(&self) -> Result<(), CheckpointError> {
         let lock = self.path.join(LOCK);
         let own = self.lock.metadata().map_err(CheckpointError::io("look at", &lock))?;
@@ -104,8 +107,8 @@ fn is_same(one: &Metadata, other: &Metadata) -> bool {
     (one.dev(), one.ino()) == (other.dev(), other.ino())
 }
 
-/// Returns whether two entries are the same file. Elsewhere the system gives files no number, so their times tell them
-/// apart.
+/// Returns whether two entries are the same file. Elsewhere the system gives files no number, so their times
+/// tell them apart.
 #[cfg(not(unix))]
 fn is_same(one: &Metadata, other: &Metadata) -> bool {
     one.created().ok() == other.created().ok()

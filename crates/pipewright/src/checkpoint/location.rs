@@ -1,7 +1,7 @@
 //! Where the elements of a tensor are in the files of a checkpoint.
 //!
-//! Tensor ranks store shards of a tensor, and replicas with sharded parameters store rows of the tensor or of a shard. A
-//! [`Location`] puts them together.
+//! Tensor ranks store shards of a tensor, and replicas with sharded parameters store rows of the tensor or of
+//! a shard. A [`Location`] puts them together.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -37,7 +37,8 @@ impl StoredShard {
     pub(super) const WHOLE: Self = Self { dimension: 0, rows: RowShard::WHOLE };
 }
 
-/// A shard of a tensor, or a whole one: its rows, in order, in one file or divided among the files of replicas.
+/// A shard of a tensor, or a whole one: its rows, in order, in one file or divided among the files of
+/// replicas.
 #[derive(Debug)]
 pub(super) struct Slab {
     shape: Vec<usize>,

@@ -1,10 +1,11 @@
 //! Checkpoints: the whole state of a training run in a folder, which is either complete or absent.
 //!
-//! The state consists of every parameter and its optimizer state under the parameter's global path, the number of steps
-//! taken, and the data's cursor. It does not matter which ranks and stages wrote a checkpoint: a run resumes under any
-//! other number of ranks, stages and chunks, and any schedule, with the same bits. Random state is the seed and the
-//! cursor, from which the order of the data follows. A checkpoint does not store the state of a device's random
-//! generator, gradients that wait for an update, or a model's own fields that are not parameters.
+//! The state consists of every parameter and its optimizer state under the parameter's global path, the
+//! number of steps taken, and the data's cursor. It does not matter which ranks and stages wrote a
+//! checkpoint: a run resumes under any other number of ranks, stages and chunks, and any schedule, with the
+//! same bits. Random state is the seed and the cursor, from which the order of the data follows. A checkpoint
+//! does not store the state of a device's random generator, gradients that wait for an update, or a model's
+//! own fields that are not parameters.
 //!
 //! ```text
 //! Pipeline::state ---RankState per rank--> CheckpointWriter (a thread) --> Saving: files, manifest, rename

@@ -1,9 +1,9 @@
 //! Optimizer state by parameter path, for any of Burn's optimizers.
 //!
-//! Burn stores the state of a module's parameters under their ids, which differ from run to run, and gives access to it
-//! only as a burnpack record. A record's names are `ID.FIELD`; this file converts them to `PATH@FIELD` and back.
-//! Numbers of the state (the count of steps, the tensor's rank) are texts such as `uint 7`; floating point numbers are
-//! stored as their bits.
+//! Burn stores the state of a module's parameters under their ids, which differ from run to run, and gives
+//! access to it only as a burnpack record. A record's names are `ID.FIELD`; this file converts them to
+//! `PATH@FIELD` and back. Numbers of the state (the count of steps, the tensor's rank) are texts such as
+//! `uint 7`; floating point numbers are stored as their bits.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;

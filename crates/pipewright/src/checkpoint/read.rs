@@ -48,7 +48,8 @@ impl Checkpoint {
     /// Opens a checkpoint's folder and reads every byte once to verify it.
     ///
     /// # Errors
-    /// When the manifest or a file is missing, damaged, cut short or of another step. The error names the file.
+    /// When the manifest or a file is missing, damaged, cut short or of another step. The error names the
+    /// file.
     pub fn open(path: &Path) -> Result<Self, CheckpointError> {
         let manifest = Manifest::read(path)?;
         let (mut tensors, mut scalars, mut loss_scale) = (BTreeMap::new(), BTreeMap::new(), None);
@@ -130,8 +131,8 @@ impl Checkpoint {
         self.parameters.contains(path)
     }
 
-    /// Returns the paths of the parameters that were frozen ([`Pipeline::freeze`](crate::pipeline::Pipeline::freeze)) when
-    /// the checkpoint was written.
+    /// Returns the paths of the parameters that were frozen
+    /// ([`Pipeline::freeze`](crate::pipeline::Pipeline::freeze)) when the checkpoint was written.
     pub fn frozen(&self) -> impl Iterator<Item = &str> {
         self.frozen.iter().map(String::as_str)
     }
@@ -140,9 +141,10 @@ impl Checkpoint {
         self.frozen.contains(path)
     }
 
-    /// Returns the parameters with elements that are not finite, by path. A parameter that several stages share may be
-    /// counted several times. Checkpoints are written without such parameters, except for infinite numbers in a parameter
-    /// that is not trained; other programs, and earlier versions of this one, may have written them.
+    /// Returns the parameters with elements that are not finite, by path. A parameter that several stages
+    /// share may be counted several times. Checkpoints are written without such parameters, except for
+    /// infinite numbers in a parameter that is not trained; other programs, and earlier versions of this one,
+    /// may have written them.
     pub fn not_finite(&self) -> impl Iterator<Item = (&str, NotFinite)> {
         self.not_finite.iter().map(|(path, found)| (path.as_str(), *found))
     }
@@ -160,7 +162,8 @@ impl Checkpoint {
         self.rows(parameter, shape, dtype, (TensorShard::WHOLE, RowShard::WHOLE))
     }
 
-    /// Like [`Checkpoint::parameter`], but reads the rows of one part of a shard; `shape` is the shape of the whole shard.
+    /// Like [`Checkpoint::parameter`], but reads the rows of one part of a shard; `shape` is the shape of the
+    /// whole shard.
     pub(crate) fn rows(
         &self,
         parameter: &Arc<str>,
@@ -301,7 +304,8 @@ fn fields<'a, T>(
     found.into_iter()
 }
 
-/// Checks that all copies of a tensor's rows are equal, as the copies of a shared parameter are. Then any copy may be read.
+/// Checks that all copies of a tensor's rows are equal, as the copies of a shared parameter are. Then any
+/// copy may be read.
 fn compare_copies(
     path: &Path,
     manifest: &Manifest,
@@ -329,8 +333,8 @@ fn ambiguous(path: &Path, manifest: &Manifest, tensor: &str, files: [usize; 2]) 
     CheckpointError::Ambiguous { path: path.to_owned(), tensor: tensor.to_owned(), files: (first, second) }
 }
 
-/// Reads the whole file once. Returns its header if the content matches the manifest, and the elements of its tensors that
-/// are not finite.
+/// Reads the whole file once. Returns its header if the content matches the manifest, and the elements of its
+/// tensors that are not finite.
 fn verify(
     checkpoint: &Path,
     entry: &StateFile,

@@ -1,7 +1,7 @@
 //! Writes a checkpoint: the files into a scratch folder, then the manifest, then one rename.
 //!
-//! Several processes that share one folder may write files. Each process writes a note for every file, after the
-//! file. The process that began the checkpoint commits it when it has read the notes of all ranks.
+//! Several processes that share one folder may write files. Each process writes a note for every file, after
+//! the file. The process that began the checkpoint commits it when it has read the notes of all ranks.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs::{self, File};
@@ -30,8 +30,8 @@ use crate::ids::WorldRank;
 use crate::loss_scale::LossScale;
 use crate::tensor::ValueKind;
 
-/// A checkpoint that is being written. If it is dropped before [`Saving::commit`], the process that began it removes
-/// the files.
+/// A checkpoint that is being written. If it is dropped before [`Saving::commit`], the process that began it
+/// removes the files.
 #[derive(Debug)]
 pub struct Saving {
     folder: FolderIdentity,
@@ -78,8 +78,8 @@ impl Saving {
     /// Writes a rank's part and drops its tensors. The part is on disk when this returns.
     ///
     /// # Errors
-    /// When the path leads to another folder by now, the system reports an error, a tensor's element type cannot be stored,
-    /// two parameters have one path, or a parameter is not finite.
+    /// When the path leads to another folder by now, the system reports an error, a tensor's element type
+    /// cannot be stored, two parameters have one path, or a parameter is not finite.
     pub fn write_file(&self, state: RankState) -> Result<StateFile, CheckpointError> {
         self.folder.require()?;
         self.write_part(state).map_err(|error| self.folder.explain(error))
@@ -122,8 +122,8 @@ impl Saving {
         Ok(StateFile { name, bytes, hash, part, has_shards, has_several })
     }
 
-    /// Writes a rank's part, and a note for the process that commits: the file is on disk, or a parameter of the rank is
-    /// not finite.
+    /// Writes a rank's part, and a note for the process that commits: the file is on disk, or a parameter of
+    /// the rank is not finite.
     ///
     /// # Errors
     /// As [`Saving::write_file`].
@@ -154,7 +154,8 @@ impl Saving {
     /// Returns the file that the note of `rank` describes, and removes the note; `None` if there is no note.
     ///
     /// # Errors
-    /// When the path leads to another folder by now, the note cannot be read, or a parameter of that rank is not finite.
+    /// When the path leads to another folder by now, the note cannot be read, or a parameter of that rank is
+    /// not finite.
     pub fn take_note(&self, rank: WorldRank) -> Result<Option<StateFile>, CheckpointError> {
         self.folder.require()?;
         let path = self.note(rank);
@@ -181,8 +182,8 @@ impl Saving {
         self.scratch.join(format!("rank-{:04}.note", rank.get()))
     }
 
-    /// Gives the checkpoint its final name, and returns its path. All files of the manifest must have been written,
-    /// and the manifest's step must be the step that was passed to [`Saving::begin`].
+    /// Gives the checkpoint its final name, and returns its path. All files of the manifest must have been
+    /// written, and the manifest's step must be the step that was passed to [`Saving::begin`].
     ///
     /// # Errors
     /// When the path leads to another folder by now, or the system reports an error.
@@ -220,8 +221,8 @@ impl Drop for Saving {
     }
 }
 
-/// Checks that every parameter in these parts of one checkpoint has a path of its own. The parts have one copy of a
-/// parameter that several stages share.
+/// Checks that every parameter in these parts of one checkpoint has a path of its own. The parts have one
+/// copy of a parameter that several stages share.
 pub(super) fn check_paths(ranks: &[RankState]) -> Result<(), CheckpointError> {
     let mut known = HashSet::new();
     for stage in ranks.iter().flat_map(|rank| &rank.stages) {
@@ -235,7 +236,8 @@ pub(super) fn check_paths(ranks: &[RankState]) -> Result<(), CheckpointError> {
     Ok(())
 }
 
-/// The names of the parameters in a file: their paths. Shards of one parameter have the path with their index.
+/// The names of the parameters in a file: their paths. Shards of one parameter have the path with their
+/// index.
 struct Names {
     /// The parameters that have several shards in the file.
     several: HashSet<Arc<str>>,

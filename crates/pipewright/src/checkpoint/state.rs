@@ -1,7 +1,7 @@
 //! A training state: tensors that share storage with the running model.
 //!
-//! Taking a state copies nothing. Code that writes to storage copies it first if a state still holds it. So the next
-//! optimizer step copies the tensors that are not on disk by then.
+//! Taking a state copies nothing. Code that writes to storage copies it first if a state still holds it. So
+//! the next optimizer step copies the tensors that are not on disk by then.
 
 use std::sync::Arc;
 

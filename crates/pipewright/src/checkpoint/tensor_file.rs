@@ -35,8 +35,8 @@ pub(super) const FIELD: char = '@';
 
 /// Bytes that are written and then hashed while they are still in the cache.
 const PIECE: usize = 1 << 20;
-/// Bytes after which the file is synchronised with the disk. So little data is outstanding, and the count of written
-/// bytes shows real progress.
+/// Bytes after which the file is synchronised with the disk. So little data is outstanding, and the count of
+/// written bytes shows real progress.
 const SYNC_EVERY: u64 = 64 << 20;
 /// Bytes of the header's length field.
 pub(super) const LENGTH_FIELD: u64 = 8;
@@ -154,8 +154,8 @@ pub(super) fn from_stored(dtype: Dtype) -> Option<DType> {
     })
 }
 
-/// Writes a file, waits until it is on disk, and returns its length and hash. `written` counts the bytes during the
-/// write. Ends early at the first tensor with elements that it may not have.
+/// Writes a file, waits until it is on disk, and returns its length and hash. `written` counts the bytes
+/// during the write. Ends early at the first tensor with elements that it may not have.
 pub(super) fn write(
     path: &Path,
     texts: HashMap<String, String>,
@@ -288,7 +288,8 @@ struct Pass {
 }
 
 impl Pass {
-    /// Reads to the end, and calls `look` for each piece. Each piece but the last is full, so it has whole elements.
+    /// Reads to the end, and calls `look` for each piece. Each piece but the last is full, so it has whole
+    /// elements.
     fn read(&mut self, mut source: impl Read, mut look: impl FnMut(&[u8])) -> io::Result<()> {
         loop {
             let mut filled = 0;

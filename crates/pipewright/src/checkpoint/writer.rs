@@ -19,7 +19,8 @@ use super::save::{Saving, check_paths};
 use super::state::TrainingState;
 use crate::ids::WorldRank;
 
-/// How much longer than the deadline its owner waits for the thread. The thread's own error at the deadline says more.
+/// How much longer than the deadline its owner waits for the thread. The thread's own error at the deadline
+/// says more.
 const GRACE: Duration = Duration::from_secs(1);
 
 /// Time between two checks of the thread's progress.
@@ -32,11 +33,11 @@ const LOWEST: i32 = 19;
 /// Time between two checks for the files of other processes.
 const LOOK: Duration = Duration::from_millis(2);
 
-/// Writes checkpoints one after another on its own thread, and keeps the newest. The thread has a lower priority than
-/// ranks that compute.
+/// Writes checkpoints one after another on its own thread, and keeps the newest. The thread has a lower
+/// priority than ranks that compute.
 ///
-/// Only the next checkpoint waits for a checkpoint: at most one is being written, so that at most one old state is held
-/// in addition to the running one. The next call returns the error of a checkpoint that failed.
+/// Only the next checkpoint waits for a checkpoint: at most one is being written, so that at most one old
+/// state is held in addition to the running one. The next call returns the error of a checkpoint that failed.
 #[derive(Debug)]
 pub struct CheckpointWriter {
     path: PathBuf,
@@ -69,10 +70,10 @@ impl std::fmt::Debug for Progress {
 }
 
 impl CheckpointWriter {
-    /// Starts the thread. It keeps the `keep` newest checkpoints of `folder`, and at least one. A checkpoint has the
-    /// parts of `ranks` ranks, which are the ranks of one replica or, if parameters are sharded, of one group of replicas that hold all
-    /// parameters together. The thread waits for the parts of other processes. A wait fails if nothing was written for the
-    /// whole `deadline`.
+    /// Starts the thread. It keeps the `keep` newest checkpoints of `folder`, and at least one. A checkpoint
+    /// has the parts of `ranks` ranks, which are the ranks of one replica or, if parameters are sharded, of
+    /// one group of replicas that hold all parameters together. The thread waits for the parts of other
+    /// processes. A wait fails if nothing was written for the whole `deadline`.
     ///
     /// # Errors
     /// When the system cannot start a thread.
@@ -97,15 +98,16 @@ impl CheckpointWriter {
         })
     }
 
-    /// Like [`CheckpointWriter::start`], but the process writes its ranks' parts of checkpoints that another process
-    /// commits. The path of a checkpoint is returned when its part is written, before the checkpoint is committed. The first
-    /// checkpoint waits until the owner has created the folder.
+    /// Like [`CheckpointWriter::start`], but the process writes its ranks' parts of checkpoints that another
+    /// process commits. The path of a checkpoint is returned when its part is written, before the checkpoint
+    /// is committed. The first checkpoint waits until the owner has created the folder.
     ///
     /// # Errors
     /// When the system cannot start a thread.
     pub fn join(folder: &Path, deadline: Duration) -> Result<Self, CheckpointError> {
         let path = folder.to_owned();
-        // A folder that exists before the first checkpoint may belong to an earlier run, and the owner moves it aside.
+        // A folder that exists before the first checkpoint may belong to an earlier run, and the owner moves
+        // it aside.
         let found = OnceCell::new();
         Self::spawn(path.clone(), deadline, move |Job { state, .. }, written| {
             let committed = path.join(committed_name(state.step));
@@ -159,14 +161,14 @@ impl CheckpointWriter {
         })
     }
 
-    /// Sets a function that is called whenever a wait sees progress, for example to report that the process is still
-    /// alive.
+    /// Sets a function that is called whenever a wait sees progress, for example to report that the process
+    /// is still alive.
     pub fn on_progress(&mut self, call: impl Fn() + Send + 'static) {
         self.progress = Some(Progress(Box::new(call)));
     }
 
-    /// Waits until the previous checkpoint is written, and passes `state` to the thread. Returns the path of the
-    /// previous checkpoint, if there was one.
+    /// Waits until the previous checkpoint is written, and passes `state` to the thread. Returns the path of
+    /// the previous checkpoint, if there was one.
     ///
     /// # Errors
     /// When the previous checkpoint could not be written, or does not end.
@@ -174,8 +176,8 @@ impl CheckpointWriter {
         self.hand_over(Job { state, is_best: false })
     }
 
-    /// Like [`CheckpointWriter::save`], but for the best state so far. When its checkpoint is complete, `best` is a link to it, and
-    /// it is kept ([`CheckpointFolder::set_best`]).
+    /// Like [`CheckpointWriter::save`], but for the best state so far. When its checkpoint is complete,
+    /// `best` is a link to it, and it is kept ([`CheckpointFolder::set_best`]).
     ///
     /// # Errors
     /// As [`CheckpointWriter::save`].
@@ -253,7 +255,8 @@ impl Drop for CheckpointWriter {
 
 /// Lowers the priority of the calling thread, so that the ranks' threads run first.
 fn give_way() {
-    // On other systems a thread has the priority of its process. If the call fails, the thread competes with the ranks.
+    // On other systems a thread has the priority of its process. If the call fails, the thread competes with
+    // the ranks.
     #[cfg(target_os = "linux")]
     let _ = rustix::process::nice(LOWEST);
 }
