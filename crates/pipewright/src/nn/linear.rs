@@ -3,9 +3,9 @@
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
 
+use super::operation::takes_features;
 use super::parallel::TensorParallel;
 use super::product::{Layout, multiply};
-use super::shape_check::takes_features;
 
 /// Burn's linear layer, with the same parameters and record paths. Convert one that Burn initialised.
 ///

@@ -31,7 +31,6 @@ mod mamba;
 mod operation;
 mod parallel;
 mod product;
-mod shape_check;
 mod relu_squared;
 mod rms_norm;
 mod router_losses;

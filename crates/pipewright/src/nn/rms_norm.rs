@@ -4,8 +4,7 @@ use burn::module::{Module, Param};
 use burn::tensor::Tensor;
 
 use super::composed::at_least_single;
-use super::operation::{CpuTensor, Operation, cpu_tensor, elements, on_cpu};
-use super::shape_check::takes_features;
+use super::operation::{CpuTensor, Operation, cpu_tensor, elements, on_cpu, takes_features};
 
 /// [`rms_norm`] with its weight, named as checkpoints name it.
 #[derive(Module, Debug)]

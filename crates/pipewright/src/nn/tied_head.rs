@@ -7,8 +7,8 @@
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
 
+use super::operation::takes_features;
 use super::product::{Layout, multiply};
-use super::shape_check::takes_features;
 
 /// A linear layer without bias whose weight has the layout of an [`Embedding`](super::Embedding)'s table.
 ///

@@ -8,8 +8,6 @@ use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
-use super::shard::RowShard;
-
 /// A rank's place among the ranks that compute a stage together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct TensorRank {
@@ -113,7 +111,7 @@ impl TensorShard {
 
     /// Returns the range of a dimension of this size that the shard has.
     pub fn range(self, size: usize) -> Range<usize> {
-        RowShard { index: self.index, of: self.of }.rows(size)
+        range_of_shard(self.index, self.of, size)
     }
 
     /// Returns whether the shard is the whole parameter.
@@ -147,6 +145,13 @@ impl TensorShard {
     pub(crate) fn counts(self) -> bool {
         self.copy == 0
     }
+}
+
+/// Returns the range of a dimension of this size that the shard `index` of `of` has. The last shards may be empty.
+pub(super) fn range_of_shard(index: u32, of: u32, size: usize) -> Range<usize> {
+    let length = size.div_ceil(of as usize);
+    let start = (length * index as usize).min(size);
+    start..(start + length).min(size)
 }
 
 #[cfg(test)]

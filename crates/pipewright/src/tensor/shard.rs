@@ -11,6 +11,7 @@ use burn::backend::Dispatch;
 use burn::backend::ops::FloatTensorOps;
 use serde::{Deserialize, Serialize};
 
+use super::placement::range_of_shard;
 use super::value::Value;
 
 /// One of the shards into which every parameter is cut; `2/4` is the third of four.
@@ -34,9 +35,7 @@ impl RowShard {
 
     /// Returns the shard's range of a parameter's `rows`.
     pub(crate) fn rows(self, rows: usize) -> Range<usize> {
-        let size = rows.div_ceil(self.of as usize);
-        let start = (size * self.index as usize).min(rows);
-        start..(start + size).min(rows)
+        range_of_shard(self.index, self.of, rows)
     }
 
     /// Returns the shard of a float tensor, or `None` if it has no rows. Shares the storage if the back end can.
