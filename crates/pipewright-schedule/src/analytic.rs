@@ -1,9 +1,9 @@
 //! Costs that were not measured: estimates from the operations and bytes of a model and the peak rates of a device.
 //!
-//! **Model.** A matrix with `p` parameters takes `2 p` operations a token in each of `F`, `I` and `W`. Of the operations
-//! beyond those, such as the scores of attention, a third is in `F` and the rest in `I`. A computation lasts as long as
-//! its operations at the peak rate of the arithmetic, or its bytes at the peak rate of the memory, whichever is longer.
-//! The optimizer reads a parameter, its gradient and two moments, and writes all but the gradient.
+//! **Model.** A matrix with `p` parameters takes `2 p` operations per token in each of `F`, `I` and `W`. Of the
+//! operations beyond those, such as the scores of attention, a third is in `F` and the rest in `I`. A computation
+//! lasts as long as its operations at the peak rate of the arithmetic, or its bytes at the peak rate of the memory,
+//! whichever is longer. The optimizer reads a parameter, its gradient and two moments, and writes all but the gradient.
 //!
 //! An estimate assumes that the device reaches its peaks, so its times are too short. Plans depend on the ratios of
 //! times, which are more accurate. If some times were measured, [`fill`] therefore multiplies the estimates of the
@@ -46,7 +46,7 @@ pub struct PeakRates {
     pub bytes_per_s: f64,
 }
 
-/// What is computed.
+/// The computed work.
 #[derive(Debug, Clone, Copy)]
 pub struct Workload<'a> {
     /// The model.
@@ -149,7 +149,8 @@ pub fn estimate(workload: &Workload<'_>, rates: PeakRates, link: LinkProfile) ->
 }
 
 /// Replaces the missing figures of a profile by estimates, and adds them to what the profile assumes. Its layers are
-/// those of the workload's model. Estimates are for the rows of the profile, which may differ from those of the workload.
+/// those of the workload's model. Estimates are for the rows of the profile, which may differ from those of the
+/// workload.
 pub fn fill(profile: &mut Profile, missing: &[Missing], workload: &Workload<'_>, rates: PeakRates) {
     let workload = &Workload { rows: profile.rows, ..*workload };
     profile.tokens = Some(workload.tokens);
@@ -246,7 +247,8 @@ mod tests {
         let workload = Workload { model: &model, tokens: 1_000, rows: 2 };
         let profile = estimate(&workload, RATES, LinkProfile::new(0.0, 1e9));
         let found = &profile.layers[0];
-        // 2,000 tokens with 2,000 operations of matrices each, and 3,000 others: a third forwards, two thirds backwards.
+        // 2,000 tokens with 2,000 operations of matrices each, and 3,000 others: a third forwards, two thirds
+        // backwards.
         let seconds = [found.forward_s, found.input_backward_s, found.weight_backward_s];
         assert_eq!(seconds.map(|seconds| (seconds * 1e6).round()), [6_000.0, 8_000.0, 4_000.0]);
         assert_eq!(

@@ -39,9 +39,9 @@ pub struct Costs {
     pub skips: Vec<SkipTransfer>,
     /// The stages that compute their forward again before their backward.
     pub recompute: Recompute,
-    /// The share of `F` and `I` in which tokens attend to keys, from 0 to 1. If microbatches are cut into slices of equal
-    /// length, this share of the time grows from slice to slice, because a slice attends to the keys of the slices before
-    /// it ([`StageCosts::of_slice`]). With 0, all slices take equally long.
+    /// The share of `F` and `I` in which tokens attend to keys, from 0 to 1. If microbatches are cut into slices of
+    /// equal length, this share of the time grows from slice to slice, because a slice attends to the keys of the
+    /// slices before it ([`StageCosts::of_slice`]). With 0, all slices take equally long.
     pub attention: f64,
 }
 
@@ -93,8 +93,8 @@ pub struct StageSizes {
     /// The sizes of a forward that is computed again; if they are not known, it keeps nothing, and its backward holds
     /// the whole activation.
     pub recompute: Option<RecomputeSizes>,
-    /// The keys and values of one microbatch, which are part of `activation`. They count only if microbatches are cut into
-    /// slices: then there are also their gradients ([`memory_curve`](crate::simulate::memory_curve)).
+    /// The keys and values of one microbatch, which are part of `activation`. They count only if microbatches are
+    /// cut into slices: then there are also their gradients ([`memory_curve`](crate::simulate::memory_curve)).
     pub keys_values: u64,
 }
 
@@ -293,10 +293,10 @@ impl FromStr for Costs {
     type Err = CostsError;
 
     /// Reads `F=1,I=1,W=1,B=2,hop=0.1`, in any order and without regard to case. Defaults: `F`, `I` and `W` are 1, `B`
-    /// is `I + W`, and `hop`, the latency of every link, is 0. If `B` is given, `I` and `W` are half of it each, or one of
-    /// them is what the other leaves, because a lowered program may have both in place of `B`. `F=1:1:2` gives each stage a time of its own; the number
-    /// of entries is compared with the number of stages when the costs are used. `attention=0.3` is
-    /// [`Costs::attention`], by default 0.
+    /// is `I + W`, and `hop`, the latency of every link, is 0. If `B` is given, `I` and `W` are half of it each, or
+    /// one of them is what the other leaves, because a lowered program may have both in place of `B`. `F=1:1:2`
+    /// gives each stage a time of its own; the number of entries is compared with the number of stages when the
+    /// costs are used. `attention=0.3` is [`Costs::attention`], by default 0.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let mut costs = Self::default();
         let [mut forward, mut input, mut weight] = [const { Vec::new() }; 3];
@@ -355,7 +355,7 @@ fn check_range(name: &'static str, value: f64) -> Result<(), CostsError> {
     Err(CostsError::OutOfRange { name, value })
 }
 
-/// Returns the times of `I` and `W`, from those that are given.
+/// Returns the times of `I` and `W`, from the given ones.
 fn halves(input: Option<f64>, weight: Option<f64>, backward: Option<f64>) -> (f64, f64) {
     let rest = |half: f64| backward.map_or(1.0, |backward| (backward - half).max(0.0));
     match (input, weight) {

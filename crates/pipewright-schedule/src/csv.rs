@@ -35,7 +35,7 @@ pub enum CsvError {
         line: usize,
         /// The byte in the line, counted from 1.
         column: usize,
-        /// What is wrong with the cell.
+        /// The problem of the cell.
         source: ParseActionError,
     },
     /// A quoted cell has no closing quote, or text follows its closing quote.
@@ -94,7 +94,7 @@ pub fn print_program(program: &Program) -> String {
     print_rows(program.rows().iter().map(|row| row.iter().copied().map(Some)))
 }
 
-/// Writes rows of cells, such as those of a simulation.
+/// Writes rows of cells, such as the ticks of a simulation.
 pub fn print_rows<Row: IntoIterator<Item = Option<Action>>>(rows: impl IntoIterator<Item = Row>) -> String {
     let mut text = String::new();
     for row in rows {

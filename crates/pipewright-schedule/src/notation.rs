@@ -48,7 +48,7 @@ pub enum ParseActionErrorKind {
         /// The nearest known name, if one is similar.
         suggestion: Option<&'static str>,
     },
-    /// The action needs a microbatch and has none.
+    /// The action needs a microbatch and lacks it.
     #[error("missing microbatch: `{name}` ends with its microbatch's number, such as `0{name}0`")]
     MissingMicrobatch {
         /// The action's name.

@@ -61,8 +61,8 @@ pub enum PlacementError {
 crate::error_text::message_as_debug!(PlacementError);
 
 impl Placement {
-    /// Places stage `s` on rank `s mod ranks`: the loop of interleaved schedules. With one stage a rank it is the plain
-    /// pipeline.
+    /// Places stage `s` on rank `s mod ranks`: the loop of interleaved schedules. With one stage per rank it is the
+    /// plain pipeline.
     ///
     /// # Errors
     /// When either number is zero, or there are more than [`MAX_STAGES`] stages.
@@ -71,16 +71,15 @@ impl Placement {
         Self::explicit((0..stages).map(|stage| Rank::new(stage % ranks)).collect())
     }
 
-    /// Places the stages down the ranks and up again. With two stages a rank, rank `r` owns stages `r` and
+    /// Places the stages down the ranks and up again. With two stages per rank, rank `r` owns stages `r` and
     /// `2 * ranks - 1 - r`. The two stages at a turning point share a rank and need no communication.
     ///
     /// # Errors
     /// When either number is zero, or there are more than [`MAX_STAGES`] stages.
     pub fn v(ranks: u32, stages_per_rank: u32) -> Result<Self, PlacementError> {
         let stages = checked_stages(ranks, stages_per_rank)?;
-        let rank_at = |stage: u32| match (stage / ranks).is_multiple_of(2) {
-            true => stage % ranks,
-            false => ranks - 1 - stage % ranks,
+        let rank_at = |stage: u32| {
+            if (stage / ranks).is_multiple_of(2) { stage % ranks } else { ranks - 1 - stage % ranks }
         };
         Self::explicit((0..stages).map(|stage| Rank::new(rank_at(stage))).collect())
     }

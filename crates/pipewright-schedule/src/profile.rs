@@ -40,10 +40,10 @@ pub struct Profile {
     /// The tokens of a row. Parts of a head send two numbers for each of them; `None` if these do not count.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tokens: Option<u32>,
-    /// What a stage holds all the time besides parameters and optimizer state, such as tables of positions.
+    /// The memory that a stage always holds besides parameters and optimizer state, such as tables of positions.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub stage_bytes: u64,
-    /// What a rank holds all the time besides its stages, such as the workspace of matrix products.
+    /// The memory that a rank always holds besides its stages, such as the workspace of matrix products.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub rank_bytes: u64,
     /// The device.
@@ -142,12 +142,12 @@ pub struct LayerProfile {
     /// The size of the tensors that `I` keeps until `W`; `None` for half of `activation_bytes`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub weight_activation_bytes: Option<u64>,
-    /// The size of the optimizer's state; `None` for the share of the parameters that a plan's request has. It depends on the
-    /// run and is not in files.
+    /// The size of the optimizer's state; `None` for the share of the parameters that a plan's request has. It
+    /// depends on the run and is not in files.
     #[serde(skip)]
     pub optimizer_bytes: Option<u64>,
-    /// The most bytes that the layer's operations hold only while they run. An action needs them once, for the layer of its
-    /// stage with the most.
+    /// The most bytes that the layer's operations hold only while they run. An action needs them once, for the layer
+    /// of its stage with the most.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub temporary_bytes: u64,
     /// The number of sums over tensor-parallel ranks in `F`, each of the size of the layer's input, and as many in `I`;

@@ -112,8 +112,8 @@ impl Schedule {
     /// Makes a schedule from its rows, one for each rank.
     ///
     /// # Errors
-    /// When the number of rows is not that of the ranks, a cell does not compute, or the sizes are far too large for
-    /// the number of cells.
+    /// When the number of rows differs from the number of ranks, a cell does not compute, or the sizes are far too
+    /// large for the number of cells.
     pub fn new(
         placement: Placement,
         microbatches: u32,
@@ -189,7 +189,8 @@ impl Program {
     /// Makes a program from its rows, one for each rank.
     ///
     /// # Errors
-    /// When the number of rows is not that of the ranks, or the sizes are far too large for the number of actions.
+    /// When the number of rows differs from the number of ranks, or the sizes are far too large for the number of
+    /// actions.
     pub fn new(
         placement: Placement,
         microbatches: u32,

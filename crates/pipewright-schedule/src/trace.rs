@@ -2,8 +2,8 @@
 //!
 //! Each rank is a process with a counter of its memory. Its first thread computes. Messages and collectives that run
 //! during the computation are on further threads, because slices of a thread may not overlap. The messages of skip
-//! connections, with the category `skip`, have threads of their own, and so do the spans that the user's code has named,
-//! with the category `scope`. Slices have the name of their sort (`forward`,
+//! connections, with the category `skip`, have threads of their own, and so do the spans that the user's code has
+//! named, with the category `scope`. Slices have the name of their sort (`forward`,
 //! `send`), by which viewers group and colour them; the action, its stage and its microbatch are arguments. An arrow
 //! leads from each send to its receive. If the events come from several processes, the trace's `otherData` says how
 //! well their clocks agree. If the actions number slices of microbatches, `otherData` has the number of slices of each
@@ -61,7 +61,7 @@ struct Trace {
     trace_events: Vec<TraceEvent>,
 }
 
-/// What concerns the whole timeline.
+/// The metadata of the whole timeline.
 #[derive(Serialize)]
 struct OtherData {
     /// The accuracy of the times, in microseconds; see [`crate::timeline::ClockSkew`].
@@ -173,9 +173,10 @@ fn threads(timeline: &Timeline) -> Vec<Numbered> {
         let is_sequential = events.windows(2).all(|pair| pair[0].end <= pair[1].start);
         let mut further = FreeThreads::default();
         let thread = move |event: &Event| {
-            let place = match is_sequential || event.action.is_compute() {
-                true => 0,
-                false => 1 + further.take(event.start, event.end),
+            let place = if is_sequential || event.action.is_compute() {
+                0
+            } else {
+                1 + further.take(event.start, event.end)
             };
             Thread { rank, place, content: Content::Actions }
         };

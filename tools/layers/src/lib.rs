@@ -6,14 +6,15 @@
 //!
 //! Rules:
 //!
-//! - A folder's own file, such as `lower/mod.rs`, imports all modules of the folder. So a module of `lower` that imports
-//!   a name from `crate::lower` makes a circle.
+//! - A folder's own file, such as `lower/mod.rs`, imports all modules of the folder. So a module of `lower` that
+//!   imports a name from `crate::lower` makes a circle.
 //! - `lib.rs` and `main.rs` may import every module. The names that they export again are imported from the module that
 //!   defines them.
-//! - A folder whose files may import each other in circles is named as such. The name of one without circles is reported.
-//!   The empty name stands for the crate: then the order of the lines in `main.rs` does not matter, but circles do.
-//! - Paths count wherever they are in the code, in `use` lines and elsewhere. Comments, strings, and modules for tests do not
-//!   count.
+//! - A folder whose files may import each other in circles is named as such. The name of one without circles is
+//!   reported. The empty name stands for the crate: then the order of the lines in `main.rs` does not matter, but
+//!   circles do.
+//! - Paths count wherever they are in the code, in `use` lines and elsewhere. Comments, strings, and modules for
+//!   tests do not count.
 
 mod source;
 mod tokens;

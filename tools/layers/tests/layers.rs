@@ -26,7 +26,6 @@ const CRATES: &[(&str, &[&str])] = &[
     ("crates/pipewright-cli", &["", "config"]),
     ("tools/book", &[]),
     ("tools/layers", &[]),
-    ("tools/prose", &[]),
 ];
 
 #[test]

@@ -1,4 +1,4 @@
-//! Sizes and settings to use instead of those that a schedule refuses.
+//! Sizes and settings to use instead of the ones that a schedule refuses.
 
 use std::fmt;
 
@@ -25,7 +25,7 @@ pub struct Advice {
 }
 
 impl Advice {
-    /// Returns the changes in words. The microbatches are those of all `replicas`.
+    /// Returns the changes in words. The microbatches of all `replicas` count.
     pub(super) fn words(&self, replicas: u32) -> String {
         let microbatches = self.microbatches.map(|number| u64::from(number) * u64::from(replicas));
         let uses = [
@@ -50,11 +50,11 @@ impl Advice {
     }
 }
 
-/// Several pieces of advice, each of which is enough.
+/// Several pieces of advice; each is enough.
 pub(super) struct Alternatives<'a> {
     pub(super) advice: &'a [Advice],
     pub(super) replicas: u32,
-    /// What separates the advice from the problem.
+    /// The text between the problem and the advice.
     pub(super) before: &'static str,
 }
 

@@ -1,6 +1,6 @@
 //! Schedules from a building block of six slots a rank, which is repeated for every microbatch and then squeezed.
 //!
-//! Qi et al., "Pipeline Parallelism with Controllable Memory", 2024. There are two stages a rank, placed in a V, and
+//! Qi et al., "Pipeline Parallelism with Controllable Memory", 2024. There are two stages per rank, placed in a V, and
 //! the backward is split. The paper's B and W are `I` and `W` here.
 //!
 //! Notation: `F0`, `I0`, `W0` belong to the stage on the way down, `F1`, `I1`, `W1` to the stage on the way up. A block
@@ -29,7 +29,7 @@ use crate::ids::{Rank, StageIndex};
 use crate::placement::Placement;
 use crate::schedule::Schedule;
 
-/// The number of slots from the actions of a microbatch to those of the next one.
+/// The number of slots from the actions of a microbatch to the actions of the next one.
 const PERIOD: u32 = 6;
 
 /// The settings of a schedule of this family.
@@ -118,8 +118,8 @@ pub(super) fn squeezed(placement: Placement, microbatches: u32, block: BuildingB
     Schedule::generated(placement, microbatches, ranks.into_iter().map(|rank| rank.row).collect())
 }
 
-/// The ranks that may run an action in the next tick. A rank that could run none sleeps until a neighbour has run an action
-/// whose result it needs, so that idle cells take no time.
+/// The ranks that may run an action in the next tick. A rank that could run none sleeps until a neighbour has run an
+/// action whose result it needs, so that idle cells take no time.
 struct Awake {
     ranks: Vec<Rank>,
     is_awake: Vec<bool>,

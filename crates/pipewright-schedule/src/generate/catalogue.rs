@@ -53,8 +53,8 @@ pub fn find(name: &str) -> Result<&'static Generator, GenerateError> {
 /// Generates the schedule `name`, which is looked up as in [`find`].
 ///
 /// # Errors
-/// When there is no such schedule, when it does not support this size, or when it does not have a given setting. The error
-/// has sizes and settings that the schedule accepts.
+/// When there is no such schedule, when it does not support this size, or when it does not have a given setting. The
+/// error has sizes and settings that the schedule accepts.
 pub fn generate(name: &str, spec: &ScheduleSpec) -> Result<Schedule, GenerateError> {
     generate_within(name, spec, Limits::default())
 }
@@ -75,7 +75,7 @@ pub fn generate_within(name: &str, spec: &ScheduleSpec, limits: Limits) -> Resul
 /// allocates only for its errors. Returns the number of stages on each rank.
 ///
 /// # Errors
-/// Those of [`generate_within`].
+/// Like [`generate_within`].
 pub fn check(name: &str, spec: &ScheduleSpec, limits: Limits) -> Result<u32, GenerateError> {
     checked(find(name)?, spec, limits)
 }
@@ -83,7 +83,7 @@ pub fn check(name: &str, spec: &ScheduleSpec, limits: Limits) -> Result<u32, Gen
 /// Returns the most cells that [`generate`] makes for a size, idle ones included. It makes no schedule.
 ///
 /// # Errors
-/// Those of [`generate`].
+/// Like [`generate`].
 pub fn most_cells(name: &str, spec: &ScheduleSpec) -> Result<u64, GenerateError> {
     let generator = find(name)?;
     let stages_per_rank = checked(generator, spec, Limits::default())?;
@@ -91,8 +91,8 @@ pub fn most_cells(name: &str, spec: &ScheduleSpec) -> Result<u64, GenerateError>
     Ok(generator.most_cells(spec, stages_per_rank, generator.actions) as u64)
 }
 
-/// Returns the nearest numbers of microbatches that all replicas share and that the schedule `name` accepts, for a number
-/// that they cannot share. `spec` has the number for each replica, rounded down.
+/// Returns the nearest numbers of microbatches that all replicas share and that the schedule `name` accepts, for a
+/// number that they cannot share. `spec` has the number for each replica, rounded down.
 pub fn shared_microbatches(name: &str, spec: &ScheduleSpec, limits: Limits) -> Vec<u32> {
     let mut shared = Vec::new();
     for microbatches in [Some(spec.microbatches), spec.microbatches.checked_add(1)].into_iter().flatten() {

@@ -1,8 +1,8 @@
-//! DualPipeV: two stages a rank, placed in a V. A forward of one stage and a backward of the other run as one action,
+//! DualPipeV: two stages per rank, placed in a V. A forward of one stage and a backward of the other run as one action,
 //! so that the communication of each overlaps with the computation of the other.
 //!
-//! The guide in `GENERATOR` has the source and the formulas. DualPipe is cut in half to a V, so that no parameter is held
-//! twice. Rank `r` of `p` owns `r`, called chunk 0, and `2 p - 1 - r`, called chunk 1. It needs at least as many
+//! The guide in `GENERATOR` has the source and the formulas. DualPipe is cut in half to a V, so that no parameter is
+//! held twice. Rank `r` of `p` owns `r`, called chunk 0, and `2 p - 1 - r`, called chunk 1. It needs at least as many
 //! microbatches as stages.
 //!
 //! The order of rank `r` for `m` microbatches, where `(F0 B1)` is one overlap:

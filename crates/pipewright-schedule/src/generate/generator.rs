@@ -29,8 +29,8 @@ pub struct Generator {
     pub guide: Guide,
     /// The numbers of stages on each rank, and their placement.
     pub stages: StageRule,
-    /// The most actions of a stage for each microbatch or slice: 1 for a forward, 2 with a backward, 3 with a backward in
-    /// two halves.
+    /// The most actions of a stage for each microbatch or slice: 1 for a forward, 2 with a backward, 3 with a
+    /// backward in two halves.
     pub(super) actions: u32,
     /// The number of slices of each microbatch by default.
     pub(super) slices: Slices,
@@ -46,8 +46,8 @@ pub struct Generator {
 pub struct Limits {
     /// The number of layers of the model, each of which may be a stage; `None` if it is not known.
     pub layers: Option<u32>,
-    /// The number of replicas that share the microbatches. A specification counts those of one replica, and messages name
-    /// the numbers of all of them.
+    /// The number of replicas that share the microbatches. A specification counts the microbatches of one replica,
+    /// and messages name the numbers of all of them.
     pub replicas: u32,
 }
 
@@ -64,8 +64,8 @@ impl Generator {
     }
 
     /// Refuses a size or a setting that the schedule does not have, and returns the number of stages on each rank. It
-    /// allocates nothing and takes no time. The order of the checks is that of causes: stages that the model cannot fill are
-    /// found before microbatches that such stages could not use.
+    /// allocates nothing and takes no time. The checks follow the order of causes: stages that the model cannot fill
+    /// are found before microbatches that such stages could not use.
     pub(super) fn check(&self, spec: &ScheduleSpec, layers: Option<u32>) -> Result<u32, GenerateErrorKind> {
         let schedule = self.name;
         let unused = Setting::ALL.into_iter().find(|it| spec.gives(*it) && !self.settings.contains(it));

@@ -1,9 +1,9 @@
 //! Group-interleaved 1F1B: interleaved 1F1B with groups of fewer microbatches than there are ranks, which takes less
 //! memory.
 //!
-//! The guide in `GENERATOR` has the paper and the formulas. There is any number of stages a rank, placed in a loop.
+//! The guide in `GENERATOR` has the paper and the formulas. There is any number of stages per rank, placed in a loop.
 //!
-//! Notation: `p` ranks, `v` stages a rank, `m` microbatches in groups of `g`, where `p / 2 <= g <= p` and `m` is a
+//! Notation: `p` ranks, `v` stages per rank, `m` microbatches in groups of `g`, where `p / 2 <= g <= p` and `m` is a
 //! multiple of `g`. The stages of a rank alternate, each for the `g` microbatches of a group (`interleaving.rs`). Rank
 //! `r` warms up with `(v - 1) g + (p - 1 - r)` forwards, then alternates a forward and a backward, then runs the
 //! remaining backwards.

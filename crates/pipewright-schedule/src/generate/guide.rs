@@ -17,14 +17,14 @@ pub struct Guide {
     pub choice: &'static str,
     /// The share of a step in which a rank idles, from barrier to barrier.
     pub bubble: &'static [Formula],
-    /// The largest number of activations that any rank holds. An activation is that of one stage and one microbatch, and a
-    /// slice has its share of it.
+    /// The largest number of activations that any rank holds. An activation belongs to one stage and one microbatch,
+    /// and a slice has its share of it.
     pub peak: &'static [Formula],
 }
 
 /// A formula, as text that people and the tests read.
 ///
-/// `p` is the number of ranks, `m` that of microbatches, `v` that of stages on a rank, `g` the group size, and `k` the
+/// `p` is the number of ranks, `m` of microbatches, `v` of stages on a rank, `g` the group size, and `k` the
 /// number of slices. Factors stand side by side: `(p - 1) / (v m + p - 1)`. There are `+`, `-`, `/`, parentheses and
 /// `min(a, b)`.
 #[derive(Debug, Clone, Copy)]
@@ -39,17 +39,17 @@ pub struct Formula {
 }
 
 impl Formula {
-    /// Makes a formula that holds for all sizes.
+    /// Makes a formula for all sizes.
     pub(super) const fn always(value: &'static str) -> Self {
         Self { value, sizes: "", is_bound: false }
     }
 
-    /// Makes a formula that holds for some sizes.
+    /// Makes a formula for some sizes.
     pub(super) const fn with(sizes: &'static str, value: &'static str) -> Self {
         Self { value, sizes, is_bound: false }
     }
 
-    /// Makes an upper bound that holds for some sizes.
+    /// Makes an upper bound for some sizes.
     pub(super) const fn at_most(sizes: &'static str, value: &'static str) -> Self {
         Self { value, sizes, is_bound: true }
     }

@@ -1,9 +1,9 @@
 //! Hanayo: waves that run down the ranks and up again, several times for each microbatch.
 //!
-//! The guide in `GENERATOR` has the paper and the formulas. There are `2 w` stages a rank for `w` waves, placed down the
-//! ranks and up again `w` times.
+//! The guide in `GENERATOR` has the paper and the formulas. There are `2 w` stages per rank for `w` waves, placed
+//! down the ranks and up again `w` times.
 //!
-//! The order is that of a simulated run in which a forward takes one tick, a backward two, and messages none. A free
+//! The order follows a simulated run in which a forward takes one tick, a backward two, and messages none. A free
 //! rank runs an action that can run. Among several it prefers the kind that it did not run last, then the oldest
 //! microbatch, then the last stage of the model. Stage 0 starts a microbatch while fewer than `2 p` microbatches are in
 //! flight, where `p` is the number of ranks. A microbatch is in flight from its forward to its backward on stage 0.
@@ -95,8 +95,8 @@ struct RankState {
     row: Vec<Option<Action>>,
 }
 
-/// The simulated run of all ranks. Only ranks at which something happens are visited, so that its time follows the number of
-/// actions and not that of idle cells.
+/// The simulated run of all ranks. Only ranks at which something happens are visited, so that its time follows the
+/// number of actions and not that of idle cells.
 struct Run<'a> {
     placement: &'a Placement,
     microbatches: u32,

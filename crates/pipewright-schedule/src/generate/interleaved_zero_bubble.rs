@@ -1,11 +1,11 @@
 //! Interleaved zero bubble (ZB1P): interleaved 1F1B with the backward split, so that weight gradients fill
 //! the cool-down.
 //!
-//! The guide in `GENERATOR` has the paper and the formulas. With `p` ranks, `v` stages a rank and groups of `g`
-//! microbatches as in [`super::interleaved_1f1b`], rank `r` warms up with `min(v m, (v - 1) g + p - 1 - r)` forwards and keeps up to `r` weight gradients
-//! pending (`split_backward.rs`).
+//! The guide in `GENERATOR` has the paper and the formulas. With `p` ranks, `v` stages per rank and groups of `g`
+//! microbatches as in [`super::interleaved_1f1b`], rank `r` warms up with `min(v m, (v - 1) g + p - 1 - r)` forwards
+//! and keeps up to `r` weight gradients pending (`split_backward.rs`).
 //!
-//! The idle cells are those of the reference, in which each action has one cell: `r` before the first forward,
+//! The idle cells agree with the reference, in which each action has one cell: `r` before the first forward,
 //! `p - 1 - r` after the warm-up, and before a forward as many as it waits for the forward of the previous stage. The
 //! reference adds idle cells before full backwards only. This schedule has no full backwards, so its cells do not show
 //! when gradients arrive. The order is sound nevertheless.
@@ -81,7 +81,7 @@ fn row(placement: &Placement, rank: Rank, order: Interleaving) -> Vec<Option<Act
     row
 }
 
-/// Runs the rows, one cell a tick, and inserts an idle cell while the input of a forward does not exist.
+/// Runs the rows, one cell per tick, and inserts an idle cell while the input of a forward does not exist.
 fn with_waits(rows: Vec<Vec<Option<Action>>>, stages: u32) -> Vec<Vec<Option<Action>>> {
     // Forwards of a stage run in ascending order, so their number tells which ones are done.
     let mut done = vec![0u32; stages as usize];

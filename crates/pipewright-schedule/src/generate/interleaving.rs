@@ -1,9 +1,9 @@
 //! The order in which a rank runs its chunks, shared by all interleaved schedules.
 //!
 //! Forwards: chunk 0 for a group of microbatches, chunk 1 for the same group, and so on up to the last chunk,
-//! then chunk 0 for the next group. Backwards: the same with the chunks reversed. The last group is short if the size of a
-//! group does not divide the number of microbatches. Narayanan et al., "Efficient Large-Scale Language Model Training on
-//! GPU Clusters Using Megatron-LM", 2021; [`crate::vpp`] has the same order as a table.
+//! then chunk 0 for the next group. Backwards: the same with the chunks reversed. The last group is short if the
+//! size of a group does not divide the number of microbatches. Narayanan et al., "Efficient Large-Scale Language
+//! Model Training on GPU Clusters Using Megatron-LM", 2021; [`crate::vpp`] has the same order as a table.
 
 /// The number of chunks of a rank, and of microbatches that a chunk runs before the next chunk.
 #[derive(Debug, Clone, Copy)]
@@ -17,7 +17,7 @@ pub(super) struct Interleaving {
 }
 
 impl Interleaving {
-    /// Returns the number of forwards of the rank, which is also that of its backwards.
+    /// Returns the number of forwards of the rank, which is also the number of its backwards.
     pub(super) fn all(self) -> u32 {
         self.chunks * self.microbatches
     }
@@ -35,7 +35,7 @@ impl Interleaving {
         self.chunks as usize - 1 - self.forward(op)
     }
 
-    /// Returns the number of forwards of the warm-up: those of one group in all chunks but one, and `further` ones.
+    /// Returns the number of forwards of the warm-up: one group in all chunks but one, and `further` ones.
     pub(super) fn warm_up(self, further: u32) -> u32 {
         (self.chunks - 1).saturating_mul(self.group).saturating_add(further).min(self.all())
     }

@@ -1,7 +1,8 @@
-//! Finds sizes and settings that a schedule accepts, near those that it refuses.
+//! Finds sizes and settings that a schedule accepts, near the ones that it refuses.
 //!
-//! A refusal has a cause, and a few changes remove that cause. Each changed size is checked by the function that refused the
-//! first one. If it is refused for another cause, it is changed further. So advice is never a size that is refused.
+//! A refusal has a cause, and a few changes remove that cause. Each changed size is checked by the function that
+//! refused the first one. If it is refused for another cause, it is changed further. So advice is never a size that
+//! is refused.
 
 use crate::generate::advice::Advice;
 use crate::generate::error::GenerateErrorKind;
@@ -18,8 +19,8 @@ const FARTHEST: u32 = 256;
 /// The most pieces of advice.
 const MOST_ADVICE: usize = 3;
 
-/// Returns changes of `spec` that the generator accepts within the limits, the most useful first. `other` finds the generator
-/// of another schedule.
+/// Returns changes of `spec` that the generator accepts within the limits, the most useful first. `other` finds the
+/// generator of another schedule.
 pub(super) fn advice(
     generator: &Generator,
     spec: &ScheduleSpec,
@@ -141,7 +142,7 @@ impl Repair<'_> {
         }
     }
 
-    /// Returns the nearest accepted numbers of microbatches below and above that of `spec`.
+    /// Returns the nearest accepted numbers of microbatches below and above `spec.microbatches`.
     fn near_microbatches(&self, spec: &ScheduleSpec) -> Vec<ScheduleSpec> {
         let of = |microbatches| ScheduleSpec { microbatches, ..spec.clone() };
         let (own, step) = (spec.microbatches, spec.group_size.unwrap_or(spec.ranks).max(1));

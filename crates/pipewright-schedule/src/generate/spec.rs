@@ -92,9 +92,10 @@ impl ScheduleSpec {
         largest: u32,
     ) -> Result<u32, GenerateErrorKind> {
         let Self { ranks, microbatches, .. } = *self;
-        match (smallest..=largest).contains(&group_size) {
-            true => Ok(group_size),
-            false => Err(GenerateErrorKind::GroupSize { group_size, ranks, microbatches, smallest, largest }),
+        if (smallest..=largest).contains(&group_size) {
+            Ok(group_size)
+        } else {
+            Err(GenerateErrorKind::GroupSize { group_size, ranks, microbatches, smallest, largest })
         }
     }
 

@@ -4,7 +4,7 @@
 //! microbatches than `2 p - 1` are allowed, but then the pipeline is never full.
 //!
 //! With `m >= 2 p - 1` and `F`, `I` and `W` of one length, the ranks run without a gap, each one tick after the
-//! previous one. From barrier to barrier the bubble is that of ZB-H1. With an optimizer that does not wait for all ranks
+//! previous one. From barrier to barrier the bubble equals ZB-H1's. With an optimizer that does not wait for all ranks
 //! there is none.
 
 use crate::action::Action;

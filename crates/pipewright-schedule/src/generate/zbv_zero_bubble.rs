@@ -1,7 +1,7 @@
-//! ZBV: zero bubble with two stages a rank, placed in a V, and the memory of 1F1B.
+//! ZBV: zero bubble with two stages per rank, placed in a V, and the memory of 1F1B.
 //!
-//! The guide in `GENERATOR` has the paper and the formulas. Rank `r` of `p` owns `r`, called chunk 0, and `2 p - 1 - r`,
-//! called chunk 1.
+//! The guide in `GENERATOR` has the paper and the formulas. Rank `r` of `p` owns `r`, called chunk 0, and `2 p - 1 -
+//! r`, called chunk 1.
 //!
 //! The order of rank `r`. `F0` is the next forward of chunk 0. Each kind of action of a chunk visits the microbatches
 //! 0, 1, 2, ... up to `n = max(m, 2 p - 1)`, where `m` is the number of microbatches of the schedule:
@@ -12,7 +12,7 @@
 //! 4. while forwards remain, `F0 I0 W0 F1 I1 W1`, without the `F0` once there is none;
 //! 5. `r` times `I0 I1`, whose weight gradients are deferred;
 //! 6. `p - r` times `I0 W0`;
-//! 7. the remaining weight gradients, those of chunk 1 first.
+//! 7. the remaining weight gradients, chunk 1 first.
 //!
 //! If `m < 2 p - 1`, actions of microbatches that do not exist are idle cells. There are also `r` idle cells at the
 //! start. Otherwise, with `F`, `I` and `W` of one length, no rank idles between its first and its last action.

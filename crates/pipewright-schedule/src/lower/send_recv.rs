@@ -49,8 +49,8 @@ pub(super) fn send_recv_over(computation: Computation<'_>) -> Result<Program, Lo
     }
 }
 
-/// Does the same as [`send_recv`] for rows with bubbles: a rank does nothing in a sweep if its next cell is a bubble. If the
-/// bubbles are right, a sweep is a tick of the schedule. The result has no bubbles.
+/// Does the same as [`send_recv`] for rows with bubbles: a rank does nothing in a sweep if its next cell is a
+/// bubble. If the bubbles are right, a sweep is a tick of the schedule. The result has no bubbles.
 pub(super) fn send_recv_cells(
     placement: &Placement,
     numbers: (u32, Slices),
@@ -71,7 +71,7 @@ enum Bubbles {
     HoldBack,
 }
 
-/// Adds the messages. `numbers` are the number of microbatches and that of the slices of each.
+/// Adds the messages. `numbers` are the number of microbatches and the number of slices of each.
 fn sweep<Cell: Copy + Into<Option<Action>>>(
     placement: &Placement,
     numbers: (u32, Slices),

@@ -2,9 +2,9 @@
 //!
 //! Every caller that runs, predicts or draws a program makes it here, so that all of them have the same one.
 //!
-//! Rules: (1) a name is generated; (2) rows that send or receive are not changed; (3) other rows are proved sound before
-//! they are lowered, so that violations name the places in these rows; (4) lowering adds what the rows do not have
-//! ([`lower_rows`]); (5) the program is proved sound at its level ([`Program::level`]).
+//! Rules: (1) a name is generated; (2) rows that send or receive are not changed; (3) other rows are proved sound
+//! before they are lowered, so that violations name the places in these rows; (4) lowering adds what the rows do not
+//! have ([`lower_rows`]); (5) the program is proved sound at its level ([`Program::level`]).
 
 use thiserror::Error;
 
@@ -34,7 +34,7 @@ pub enum ProgramSource {
     Named(String, Box<ScheduleSpec>),
     /// A schedule that a generator or a plan has made. It is proved sound only after it is lowered.
     Schedule(Schedule),
-    /// The user's own rows, such as those of a file, without bubbles and at any level.
+    /// The user's own rows, such as the rows of a file, without bubbles and at any level.
     Rows(Program),
 }
 
@@ -106,8 +106,8 @@ impl ProgramSource {
 }
 
 impl Lowered {
-    /// Returns what `passes` have made. Its level is its own, and at least that of the passes. If the passes gather
-    /// parameters, rows that gather some of theirs must gather all.
+    /// Returns what `passes` have made. The level is its own, and at least the level of the passes. If the passes
+    /// gather parameters, rows that gather some of theirs must gather all.
     pub(super) fn by(passes: &LowerConfig, program: Program) -> Self {
         let own = program.level();
         let level = match passes.communicate {

@@ -120,9 +120,10 @@ impl UnshardConfig {
             UnshardLookahead::Stages(stages) => *stages,
             UnshardLookahead::PerRank(stages) => stages.get(rank.index()).copied().unwrap_or(window),
         };
-        match lookahead <= window {
-            true => Ok(lookahead),
-            false => Err(LowerError::Lookahead { rank, lookahead, window }),
+        if lookahead <= window {
+            Ok(lookahead)
+        } else {
+            Err(LowerError::Lookahead { rank, lookahead, window })
         }
     }
 

@@ -22,7 +22,7 @@ use std::num::NonZeroU32;
 use crate::action::Action;
 use crate::schedule::Program;
 
-/// Adds a wait for every send that has none. `budget` is the largest number of sends of a rank in flight.
+/// Adds a wait for every send that lacks one. `budget` is the largest number of sends of a rank in flight.
 pub fn wait_send(program: Program, budget: Option<NonZeroU32>) -> Program {
     program.map_rows(|_, row| wait_row(row, budget))
 }

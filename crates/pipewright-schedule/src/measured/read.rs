@@ -1,6 +1,7 @@
 //! Reads the trace format that [`Timeline::chrome_trace`] writes.
 //!
-//! Only slices with an action, the accuracy of the clocks and the number of slices of each microbatch are read. Counters, names and arrows follow from them.
+//! Only slices with an action, the accuracy of the clocks and the number of slices of each microbatch are read.
+//! Counters, names and arrows follow from them.
 
 use std::num::NonZeroU32;
 
@@ -19,7 +20,7 @@ const MOST_RANKS: u32 = 1 << 20;
 /// Why a text is not the trace of a timeline.
 #[derive(Error)]
 pub enum TraceError {
-    /// The text is not JSON, or its members are not those of a trace. The source names the line and the column.
+    /// The text is not JSON, or its members differ from a trace's. The source names the line and the column.
     #[error("not a trace of Pipewright: {0}")]
     Json(#[from] serde_json::Error),
     /// A slice names an action that does not exist.

@@ -74,7 +74,7 @@ pub fn join_replicas(replicas: &[Timeline]) -> Timeline {
 /// Returns the program that one replica ran: the actions of each rank in the order of their starts.
 ///
 /// # Errors
-/// When the actions do not form a program, for example because those of a stage are missing.
+/// When the actions do not form a program, for example because the actions of a stage are missing.
 pub fn program_of(replica: &Timeline) -> Result<Program, MeasuredError> {
     let row = |rank| replica.events_of(Rank::new(rank)).iter().map(|event| event.action).collect();
     Ok(Program::infer((0..replica.ranks()).map(row).collect())?.with_slices(replica.slices())?)

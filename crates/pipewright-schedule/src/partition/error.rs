@@ -55,7 +55,7 @@ fn fewer_stages(layers: usize) -> String {
     if layers == 0 { "add layers".to_owned() } else { format!("use at most {}", counted(layers, "stage")) }
 }
 
-/// Returns what to do if the number of boundaries is not that of the stages; at least 1.
+/// Returns what to do if the number of boundaries differs from the number of stages; at least 1.
 fn boundaries_of(stages: u32) -> String {
     if stages <= 1 {
         "leave them out".to_owned()

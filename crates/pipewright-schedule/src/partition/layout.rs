@@ -29,7 +29,7 @@ pub const MAX_LAYOUT_LAYERS: usize = 10_000;
 /// The deepest nesting of groups.
 const MAX_DEPTH: usize = 32;
 
-/// The letter of the embedding, and that of the head.
+/// The letters of the embedding and of the head.
 const ENDS: [char; 2] = ['E', 'L'];
 
 /// The layers of a layout, and the cuts between its stages.
@@ -189,9 +189,10 @@ impl Parser<'_> {
             return Err(self.error(open, LayoutErrorKind::Unclosed));
         }
         self.at += 1;
-        match group.iter().any(|part| part.letter != '|') {
-            true => Ok(group),
-            false => Err(self.error(open, LayoutErrorKind::EmptyGroup)),
+        if group.iter().any(|part| part.letter != '|') {
+            Ok(group)
+        } else {
+            Err(self.error(open, LayoutErrorKind::EmptyGroup))
         }
     }
 

@@ -18,13 +18,10 @@ pub(super) fn buffers(program: &Program) -> String {
     let slots: Vec<String> = ranks.iter().map(|rank| rank.slots().to_string()).collect();
     let all: usize = ranks.iter().map(|rank| rank.ranges().len()).sum();
     let list = if all <= MOST_LISTED { table(program, &ranks) } else { String::new() };
-    let advice = match all <= MOST_LISTED {
-        true => {
-            "A forward's activations are in its buffer until the backward of the same stage and microbatch."
-        }
-        false => {
-            "They hold too many activations to list here; <code>simulate --format json</code> lists them."
-        }
+    let advice = if all <= MOST_LISTED {
+        "A forward's activations are in its buffer until the backward of the same stage and microbatch."
+    } else {
+        "They hold too many activations to list here; <code>simulate --format json</code> lists them."
     };
     format!(
         "<details id=\"buffers\"><summary>Buffers for activations, by rank: {}</summary><p>{advice}</p>{list}</details>",

@@ -4,7 +4,8 @@
 //! which hands a layer from a stage to a stage far away; and in free placements, it swaps the ranks of two stages of a
 //! round. It minimises the sum of a high power of the bounds of all ranks, which behaves like their maximum but also
 //! rewards a rank that is lighter than another. The bounds do not know all that a long stage delays, so a rank with one
-//! counts as a little slower. A rank whose parameters, gradients and optimizer state exceed the memory counts as much slower.
+//! counts as a little slower. A rank whose parameters, gradients and optimizer state exceed the memory counts as
+//! much slower.
 //!
 //! A change touches few stages, and only the bounds of their ranks are computed again. Messages take the time that they
 //! take where the walk begins.
@@ -118,7 +119,7 @@ struct Walk<'a> {
     powers: Vec<f64>,
     /// The ranks whose bounds must be computed again.
     is_old: Vec<bool>,
-    /// What the last change replaced, in order.
+    /// The values that the last change replaced, in order.
     old_times: Vec<(usize, StageTimes)>,
     old_powers: Vec<(usize, f64)>,
 }
@@ -135,8 +136,8 @@ pub(super) struct WalkTask<'a> {
     pub(super) tuning: &'a WalkTuning,
 }
 
-/// Returns a layout near `layout` with balanced ranks. Adds the number of changes that it makes, also of those that it takes
-/// back, to `changes`, and one for its start.
+/// Returns a layout near `layout` with balanced ranks. Adds the number of changes that it makes, including the
+/// changes that it takes back, to `changes`, and one for its start.
 pub(super) fn balanced(
     task: WalkTask<'_>,
     layout: Layout,

@@ -1,11 +1,11 @@
-//! The arrangements of stages on ranks that the search knows: loops and Vs, with up to [`MAX_CHUNKS`] stages a rank.
+//! The arrangements of stages on ranks that the search knows: loops and Vs, with up to [`MAX_CHUNKS`] stages per rank.
 
 use crate::placement::Placement;
 
 /// The largest number of stages of a rank.
 pub(super) const MAX_CHUNKS: u32 = 4;
 
-/// The way in which stages lie on the ranks.
+/// The way in which stages are placed on the ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Path {
     /// Stage `s` is on rank `s mod p`.

@@ -1,9 +1,9 @@
 //! The time of an order, without a timeline: the same number as [`crate::simulate::timed()`] gives for the program that
 //! trains, to the bit, in a fraction of the time.
 //!
-//! The arithmetic follows the timed simulation operation by operation. After a change of an order, only computations that end
-//! at or after the first possible effect of the change are computed again. Earlier ones depend only on computations that
-//! ended before them. The messages of a link are sent in the order of the sender's row.
+//! The arithmetic follows the timed simulation operation by operation. After a change of an order, only computations
+//! that end at or after the first possible effect of the change are computed again. Earlier ones depend only on
+//! computations that ended before them. The messages of a link are sent in the order of the sender's row.
 
 use crate::plan::links::{Links, Route};
 use crate::plan::network::Network;
@@ -42,7 +42,7 @@ pub(super) struct Evaluator {
     ready: Vec<u32>,
     /// The tensor that each rank waits for.
     waits: Vec<Option<usize>>,
-    /// Whether the roles and the work are those of an order that is not kept.
+    /// Whether the roles and the work belong to an order that is not kept.
     has_other_loads: bool,
 }
 
@@ -124,8 +124,8 @@ impl Evaluator {
         time
     }
 
-    /// Returns the time of an order that differs from the one that is kept in what `changed` says, if it is below `before`.
-    /// For a [`Changed::Row`], `loads` are those of the order that is kept.
+    /// Returns the time of an order that differs from the one that is kept in what `changed` says, if it is below
+    /// `before`. For a [`Changed::Row`], `loads` are the loads of the order that is kept.
     pub(super) fn time_changed(
         &mut self,
         order: &Order,
@@ -158,8 +158,8 @@ impl Evaluator {
         (finished && makespan < before).then_some(makespan)
     }
 
-    /// Keeps the order of the last evaluation, which must be complete before a [`Changed::Row`] follows. If it is not called,
-    /// the next evaluation starts from the order that was kept before.
+    /// Keeps the order of the last evaluation, which must be complete before a [`Changed::Row`] follows. If it is
+    /// not called, the next evaluation starts from the order that was kept before.
     pub(super) fn keep_change(&mut self) {
         self.replaced.clear();
         self.has_other_loads = false;
@@ -174,8 +174,8 @@ impl Evaluator {
         &self.ended
     }
 
-    /// Returns the rank and the place of the computation that sends what `cell` needs; `None` if it needs nothing of another
-    /// stage. The last evaluation must have been kept.
+    /// Returns the rank and the place of the computation that sends what `cell` needs; `None` if it needs nothing of
+    /// another stage. The last evaluation must have been kept.
     pub(super) fn sender_of(&self, cell: Cell) -> Option<(usize, usize)> {
         let needs = role_of(&self.roles, cell).needs;
         if needs == NONE {
@@ -315,8 +315,9 @@ impl Evaluator {
         }
     }
 
-    /// Returns the end of the last reduction over replicas. A stage is reduced after its last weight gradient, on a channel
-    /// of its rank that takes one reduction at a time, in the order of the weight gradients in the row of the rank.
+    /// Returns the end of the last reduction over replicas. A stage is reduced after its last weight gradient, on a
+    /// channel of its rank that takes one reduction at a time, in the order of the weight gradients in the row of
+    /// the rank.
     fn last_reduction(&self, order: &Order, loads: &[StageLoad]) -> f64 {
         let mut latest = 0.0f64;
         for (rank, row) in order.rows.iter().enumerate() {
@@ -357,8 +358,8 @@ fn role_of(roles: &[[Role; 4]], cell: Cell) -> &Role {
     &roles[cell.stage as usize][cell.kind as usize]
 }
 
-/// Returns the time that the cell at `position` of a row takes to compute its forward again; `None` for other cells, and
-/// if that forward is right before it.
+/// Returns the time that the cell at `position` of a row takes to compute its forward again; `None` for other cells,
+/// and if that forward is right before it.
 pub(super) fn recomputes(row: &[Cell], loads: &[StageLoad], position: usize) -> Option<f64> {
     let again = loads[row[position].stage as usize].again?;
     let is_backward = matches!(row[position].kind, Kind::Input | Kind::Backward);

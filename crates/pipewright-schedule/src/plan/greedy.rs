@@ -11,9 +11,9 @@
 //! admitted together with the room for this forward, and a weight gradient can always run and only frees memory. The
 //! room includes what the input backward of one microbatch may add; if it does not fit, weight gradients run first.
 //!
-//! **Early end.** A rank ends no earlier than its last computation so far plus the rest of its work. It also does all its
-//! forwards and input backwards before the input backwards of all earlier stages begin to follow the last one of its first
-//! stage. The run ends as soon as one of these times shows that it will be too slow.
+//! **Early end.** A rank ends no earlier than its last computation so far plus the rest of its work. It also does
+//! all its forwards and input backwards before the input backwards of all earlier stages begin to follow the last
+//! one of its first stage. The run ends as soon as one of these times shows that it will be too slow.
 //!
 //! **Time.** Logarithmic in the ranks for each computation, and linear in the stages of a rank for each choice.
 
@@ -45,11 +45,11 @@ pub(super) struct Rules {
 /// A choice among forwards.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum Preferred {
-    /// That of the last stage.
+    /// The forward of the last stage.
     Deepest,
-    /// That of the oldest microbatch.
+    /// The forward of the oldest microbatch.
     Oldest,
-    /// That of the first stage.
+    /// The forward of the first stage.
     Shallowest,
 }
 
@@ -280,9 +280,9 @@ impl<'a> Run<'a> {
 
     /// Runs a computation and returns its end.
     ///
-    /// It starts as soon as its tensor had arrived and its rank was free and had computed the forward again. That may lie in
-    /// the past: a rank that waits for one message may find at another that a weight gradient must make room first. The
-    /// order of the rank is the same, and so is the time that the simulator gives it.
+    /// It starts as soon as its tensor had arrived and its rank was free and had computed the forward again. That
+    /// may be in the past: a rank that waits for one message may find at another that a weight gradient must make
+    /// room first. The order of the rank is the same, and so is the time that the simulator gives it.
     fn perform(&mut self, rank: usize, cell: Cell) -> f64 {
         let stage = &mut self.stages[cell.stage as usize];
         let load = &self.task.loads[cell.stage as usize];

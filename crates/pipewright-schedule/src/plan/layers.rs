@@ -1,9 +1,10 @@
-//! The layers of a profile, scaled to the microbatches and the mesh of a plan, with sums over the layers before each one.
+//! The layers of a profile, scaled to the microbatches and the mesh of a plan, with sums over the layers before each
+//! one.
 //!
-//! **Tensor parallelism.** `t` tensor-parallel ranks each have a share of `1 / t` of the computations, the parameters and
-//! the activations of a layer. Only the inputs of its parts stay whole: one for each sum over these ranks, of the size of
-//! the layer's input. The sums take place in `F`, in `I`, and in a forward that is computed again. This model is assumed,
-//! not measured.
+//! **Tensor parallelism.** `t` tensor-parallel ranks each have a share of `1 / t` of the computations, the
+//! parameters and the activations of a layer. Only the inputs of its parts stay whole: one for each sum over these
+//! ranks, of the size of the layer's input. The sums take place in `F`, in `I`, and in a forward that is computed
+//! again. This model is assumed, not measured.
 
 use std::ops::Range;
 
@@ -30,7 +31,7 @@ pub(super) struct Layer {
     /// What it keeps in `activation` and `stash` that the layer before it keeps too, if both are in one stage.
     pub(super) shared: u64,
     pub(super) temporary: u64,
-    /// The part of `forward`, and that of `input`, in which tensor-parallel ranks add their results.
+    /// The parts of `forward` and `input` in which tensor-parallel ranks add their results.
     pub(super) sums: f64,
 }
 
@@ -40,9 +41,9 @@ pub(super) struct Layers {
     pub(super) list: Vec<Layer>,
     pub(super) network: Network,
     pub(super) sharding: Sharding,
-    /// What a stage holds all the time besides parameters and optimizer state.
+    /// The memory that a stage always holds besides parameters and optimizer state.
     pub(super) stage_bytes: u64,
-    /// What a rank holds all the time besides its stages.
+    /// The memory that a rank always holds besides its stages.
     pub(super) rank_bytes: u64,
     state: TrainingState,
     forward: Vec<f64>,
@@ -79,7 +80,8 @@ impl Layers {
         let mut list: Vec<Layer> = profile.each_layer().zip(shared_bytes(profile)).map(layer).collect();
         if network.mesh.tensor > 1 {
             let counts = profile.each_layer().map(|layer| layer.tensor_sums.unwrap_or(TENSOR_SUMS));
-            // The input of the first layer is not known. Its output has the size of hidden states, as other inputs have.
+            // The input of the first layer is not known. Its output has the size of hidden states, as other inputs
+            // have.
             let mut input = list.first().map_or(0, |layer| layer.output);
             for (layer, sums) in list.iter_mut().zip(counts) {
                 let output = layer.output;
@@ -104,8 +106,8 @@ impl Layers {
     }
 
     /// Returns the part of a rank's parameters, gradients and optimizer state that belongs to a layer. If replicas hold
-    /// them together, it has the share of the gathered parameters that stages of equal size have, with `chunks` stages on the
-    /// rank.
+    /// them together, it has the share of the gathered parameters that stages of equal size have, with `chunks`
+    /// stages on the rank.
     pub(super) fn layer_bytes(&self, layer: &Layer, chunks: usize) -> u64 {
         let state = self.state_of(std::slice::from_ref(layer));
         let part = Sharding { window: 0, ..self.sharding }.held([state]).total();

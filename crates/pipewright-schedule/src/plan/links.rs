@@ -1,5 +1,5 @@
-//! The links between ranks: the link of each message, and its arrival. A link takes one message at a time, as in the timed
-//! simulation.
+//! The links between ranks: the link of each message, and its arrival. A link takes one message at a time, as in the
+//! timed simulation.
 
 use crate::plan::network::Network;
 use crate::plan::stage_load::StageLoad;
@@ -33,7 +33,7 @@ impl Route {
 /// The links that messages of each stage take.
 #[derive(Debug, Default)]
 pub(super) struct Links {
-    /// For each stage, the link of its output and that of the gradient of its input.
+    /// For each stage, the link of its output and the link of its input's gradient.
     of: Vec<[u32; 2]>,
     /// The times that these messages occupy their links.
     occupied: Vec<[f64; 2]>,
@@ -44,7 +44,8 @@ pub(super) struct Links {
 }
 
 impl Links {
-    /// Numbers the links between the ranks of neighbouring stages. The messages have no sizes until [`Links::set_sizes`].
+    /// Numbers the links between the ranks of neighbouring stages. The messages have no sizes until
+    /// [`Links::set_sizes`].
     pub(super) fn set(&mut self, rank_of: &[u32], network: &Network) {
         let mut known: Vec<(u32, u32)> = Vec::new();
         let mut number = |from: u32, to: u32| {

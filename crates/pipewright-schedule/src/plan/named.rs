@@ -23,7 +23,7 @@ pub(super) struct Named {
     order: Option<Rc<Order>>,
 }
 
-/// Returns the named schedules of a shape, or those that there was time for.
+/// Returns the named schedules of a shape, or fewer if the search is stopped.
 pub(super) fn named(search: &mut Search<'_>, shape: &Shape) -> Vec<Named> {
     let mut named = Vec::new();
     for family in Family::all(shape.ranks, shape.microbatches, shape.layers.count()) {
@@ -47,8 +47,8 @@ pub(super) fn named(search: &mut Search<'_>, shape: &Shape) -> Vec<Named> {
     named
 }
 
-/// Records why a schedule cannot run at a size. Most schedules refuse some numbers of stages a rank, so any other reason
-/// replaces that one.
+/// Records why a schedule cannot run at a size. Most schedules refuse some numbers of stages per rank, so any other
+/// reason replaces that one.
 fn refuse(search: &mut Search<'_>, name: &'static str, reason: GenerateError) {
     let is_about_stages =
         |reason: &GenerateError| matches!(reason.kind, GenerateErrorKind::StagesPerRank { .. });

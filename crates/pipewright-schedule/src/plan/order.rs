@@ -1,6 +1,6 @@
 //! The computations of all ranks in order, as the search evaluates them: small cells in flat rows.
 //!
-//! The cells are those of the program that trains ([`mod@crate::lower`], `training.rs`): an overlap is its forward and
+//! The cells agree with the program that trains ([`mod@crate::lower`], `training.rs`): an overlap is its forward and
 //! its backward, and a backward is split if another rank waits for its gradient. Messages follow from the placement.
 
 use crate::action::Action;

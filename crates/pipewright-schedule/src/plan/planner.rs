@@ -75,7 +75,7 @@ fn no_shape(profile: &Profile, request: &PlanRequest) -> PlanError {
     }
 }
 
-/// Returns the bounds of all shapes. A simple bound is enough for those that it shows to be worse than another one.
+/// Returns the bounds of all shapes. A simple bound is enough for shapes that it shows to be worse than another one.
 fn bounds_of(shapes: &[Shape], search: &mut Search<'_>) -> Vec<f64> {
     let tuning = &search.tuning.bound;
     let others = |shape: &Shape, program: f64| {
@@ -106,8 +106,8 @@ fn with_room(shapes: Vec<Shape>, request: &PlanRequest) -> Vec<Shape> {
     if shapes.iter().any(has_room) { shapes.into_iter().filter(has_room).collect() } else { shapes }
 }
 
-/// Returns, of the shapes that differ only in the parts of the head, the one with the fewest parts whose bound is nearly the
-/// lowest.
+/// Returns, of the shapes that differ only in the parts of the head, the one with the fewest parts whose bound is
+/// nearly the lowest.
 fn preferred(shapes: &[Shape], bounds: &[f64], same_bound: f64) -> Vec<usize> {
     let is_preferred = |&at: &usize| {
         let alike = || (0..shapes.len()).filter(|&other| shapes[other].is_like(&shapes[at]));
@@ -161,7 +161,7 @@ fn finish(
     Ok(PlanReport { plans, lower_bound_s, outcomes, simulated, stopped })
 }
 
-/// Returns the plan of a candidate. Its numbers are those of [`predict`].
+/// Returns the plan of a candidate. [`predict`] computes its numbers.
 fn finished(
     profile: &Profile,
     request: &PlanRequest,

@@ -26,8 +26,8 @@ use crate::words::counted;
 /// The choices besides the schedule.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PlanChoice {
-    /// The number of parts into which the head is cut along the vocabulary, each a layer of its own; `None` for the number
-    /// that the profile has.
+    /// The number of parts into which the head is cut along the vocabulary, each a layer of its own; `None` for the
+    /// number that the profile has.
     pub head_parts: Option<u32>,
     /// The first layer of each stage except the first.
     pub boundaries: Vec<usize>,
@@ -41,7 +41,7 @@ pub struct PlanChoice {
     pub mesh_order: MeshOrder,
     /// The number of rows of a microbatch.
     pub microbatch_rows: u32,
-    /// What ranks hold for their parameters.
+    /// The memory for parameters besides the gradients.
     pub state: TrainingState,
 }
 

@@ -11,12 +11,12 @@
 //! 3. **Path.** `(F + I)(all layers) + 2 (p - 1) hop + W(layer 0)`, plus `m - 1` times the larger of `F` and `I` of the
 //!    layers of any one stage: each microbatch passes all ranks and returns, and a stage takes one after another.
 //! 4. **Starvation.** The forward of microbatch `n` (from 0) of a stage starts no earlier than
-//!    `F(layers before) + n slowest` and the time of the messages, where `slowest` is the largest `F` of the stages up to
-//!    this one. The first backward of a stage starts when one microbatch has passed all stages, and the input backwards of
-//!    the stages after it; backward `n` starts `n slowest` later, with the largest of `F` of all stages and `I` of this stage
-//!    and those after it. So for any time `t`, the step takes at least `t` and the work of the rank that cannot start
-//!    before `t`. The earliest starts of the first forwards and of the first backwards of its stages are tried for `t`. With
-//!    the first one of them, this is bound 1.
+//!    `F(layers before) + n slowest` and the time of the messages, where `slowest` is the largest `F` of the stages
+//!    up to this one. The first backward of a stage starts when one microbatch has passed all stages, and the input
+//!    backwards of the stages after it; backward `n` starts `n slowest` later, with the largest of `F` of all stages
+//!    and `I` of this stage and those after it. So for any time `t`, the step takes at least `t` and the work of the
+//!    rank that cannot start before `t`. The earliest starts of the first forwards and of the first backwards of its
+//!    stages are tried for `t`. With the first one of them, this is bound 1.
 
 use std::ops::Range;
 
@@ -54,10 +54,7 @@ impl<'a> Step<'a> {
     /// Returns the shortest time of a message from one rank to another; 0 if they are the same.
     fn hop(&self, from: u32, to: u32) -> f64 {
         let row = self.layers.network.in_a_row;
-        match from == to {
-            true => 0.0,
-            false => self.hops[usize::from(from / row != to / row)],
-        }
+        if from == to { 0.0 } else { self.hops[usize::from(from / row != to / row)] }
     }
 
     /// Returns the shortest time of `count` messages between any ranks.
@@ -66,9 +63,9 @@ impl<'a> Step<'a> {
         count as f64 * if self.layers.network.in_a_row > 1 { near.min(far) } else { far }
     }
 
-    /// Returns the earliest start of the first backward of the rank whose last layer comes before `after`, which is also
-    /// the first layer after it. Besides the messages from the first rank to the last one, at least `more_hops` messages come
-    /// before it.
+    /// Returns the earliest start of the first backward of the rank whose last layer comes before `after`, which is
+    /// also the first layer after it. Besides the messages from the first rank to the last one, at least `more_hops`
+    /// messages come before it.
     pub(super) fn first_backward(&self, after: usize, more_hops: usize) -> f64 {
         let end = self.layers.count();
         let hops = self.hops(self.ranks as usize - 1) + self.shortest_hops(more_hops);
@@ -107,8 +104,8 @@ impl<'a> Step<'a> {
         hops
     }
 
-    /// Returns the bounds 1 and 2 of a rank, and bound 4 as if forwards arrived at once. `first` is the first layer of the
-    /// rank's first stage.
+    /// Returns the bounds 1 and 2 of a rank, and bound 4 as if forwards arrived at once. `first` is the first layer
+    /// of the rank's first stage.
     pub(super) fn own_time(&self, rank: usize, first: usize, sums: &OwnSums) -> f64 {
         let backward = self.microbatches * (sums.work - sums.forward);
         let forwards_end = self.fill(rank, first) + self.microbatches * sums.forward;
@@ -142,8 +139,8 @@ impl<'a> Step<'a> {
         longest
     }
 
-    /// Returns the bound for a cut: the largest of all. `rank_of` has the rank of each stage; the first stages are on the
-    /// ranks of their number.
+    /// Returns the bound for a cut: the largest of all. `rank_of` has the rank of each stage; the first stages are
+    /// on the ranks of their number.
     pub(super) fn cut_time(&self, rank_of: &[u32], starts: &[usize]) -> f64 {
         let hops = self.hops_before(rank_of);
         let times = self.stage_times(&hops, starts);
@@ -175,7 +172,7 @@ pub(super) struct OwnSums {
     /// `F + I`.
     critical: f64,
     forward: f64,
-    /// The first layer after those of the rank.
+    /// The first layer after the rank's layers.
     end: usize,
 }
 
@@ -190,15 +187,15 @@ impl OwnSums {
     }
 }
 
-/// The times of a stage in a cut: those of one microbatch, and the earliest starts.
+/// The times of a stage in a cut: the times of one microbatch, and the earliest starts.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct StageTimes {
     /// `F`, `I`, and `F + I + W`.
     pub(super) forward: f64,
     pub(super) input: f64,
     work: f64,
-    /// The largest `F` of the stages up to this one, and the largest of `F` of all stages and `I` of this stage and those
-    /// after it.
+    /// The largest `F` of the stages up to this one, and the largest of `F` of all stages and `I` of this stage and
+    /// those after it.
     slowest: [f64; 2],
     first_forward: f64,
     first_backward: f64,
@@ -232,8 +229,8 @@ impl StageTimes {
     }
 }
 
-/// Returns the number of microbatches that start at `since` or later, if the first one starts at 0 and each other one at
-/// least `slowest` after the one before it.
+/// Returns the number of microbatches that start at `since` or later, if the first one starts at 0 and each other
+/// one at least `slowest` after the one before it.
 fn left(since: f64, slowest: f64, microbatches: f64) -> f64 {
     if since <= 0.0 {
         return microbatches;
@@ -272,7 +269,7 @@ mod tests {
     use crate::plan::request::TrainingState;
     use crate::profile::{LayerProfile, LinkProfile, Profile};
 
-    /// Checks the bounds of two stages a rank in a loop, one layer each. `I` and `W` take 1.
+    /// Checks the bounds of two stages per rank in a loop, one layer each. `I` and `W` take 1.
     fn check(forward: &[f64], ranks: u32, microbatches: u32, expected: &[f64]) {
         let layer = |&forward_s: &f64| LayerProfile {
             forward_s,
@@ -296,9 +293,9 @@ mod tests {
     fn ranks_wait_for_the_forwards_and_backwards_of_each_stage() {
         // At the first backwards, at 5 and 4, rank 0 has work of 8 left, and rank 1 a forward more.
         check(&[1.0; 4], 2, 2, &[13.0, 13.0]);
-        // Rank 0 has work of 30. At 4, when the first forward of its second stage can start, 28 of it are left. The first
-        // backwards of the first stages of the others start at 23, 22 and 21. Then work of 4 is left in these stages, and
-        // work of 3 in the second ones: the second microbatch, which arrives 10 after the first one.
+        // Rank 0 has work of 30. At 4, when the first forward of its second stage can start, 28 of it are left. The
+        // first backwards of the first stages of the others start at 23, 22 and 21. Then work of 4 is left in these
+        // stages, and work of 3 in the second ones: the second microbatch, which arrives 10 after the first one.
         check(&[1.0, 1.0, 1.0, 1.0, 10.0, 1.0, 1.0, 1.0], 4, 2, &[32.0, 30.0, 29.0, 28.0]);
     }
 }

@@ -33,7 +33,7 @@ pub(super) fn to_fit(layers: &Layers, starts: &[usize], order: &Order, memory: u
     }
 }
 
-/// Returns the choice that recomputes all stages of some ranks: those that cannot hold `wanted` microbatches at once
+/// Returns the choice that recomputes all stages of the ranks that cannot hold `wanted` microbatches at once
 /// without it.
 pub(super) fn to_hold(
     loads: &[StageLoad],

@@ -93,7 +93,8 @@ pub struct Outcome {
     pub on_best_mesh_s: Option<f64>,
 }
 
-/// The division of all ranks, of the batch and of the head in a plan. Times of schedules can be compared if it is equal.
+/// The division of all ranks, of the batch and of the head in a plan. Times of schedules can be compared if it is
+/// equal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PlanMesh {
     /// The number of ranks of a pipeline, without tensor-parallel ones.
@@ -254,8 +255,8 @@ impl Plan {
         }
     }
 
-    /// Returns a name by which people can tell plans apart: that of the schedule; for a searched order its ranks, stages on
-    /// a rank, and a mark of its computations, such as `searched-4x2-1f3a`.
+    /// Returns a name by which people can tell plans apart: the schedule's name; for a searched order its ranks,
+    /// stages on a rank, and a mark of its computations, such as `searched-4x2-1f3a`.
     pub fn title(&self) -> String {
         if self.name != SEARCHED {
             return self.name.to_owned();

@@ -5,13 +5,13 @@ use crate::sharding::ShardGroups;
 /// The bytes of the two moments of AdamW for each byte of parameters.
 const ADAMW_STATE: f64 = 2.0;
 
-/// What ranks hold for their parameters besides the gradients, which have the size of the parameters.
+/// The memory of a rank for its parameters besides the gradients, which have the size of the parameters.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct TrainingState {
     /// The bytes of the optimizer's state for each byte of parameters; 2 for AdamW.
     pub optimizer: f64,
-    /// The bytes of the copy of the parameters with which stages compute in half precision, for each byte of parameters; 0
-    /// in single precision.
+    /// The bytes of the copy of the parameters with which stages compute in half precision, for each byte of
+    /// parameters; 0 in single precision.
     pub copy: f64,
     /// The replicas that hold parameters and optimizer state together.
     pub groups: ShardGroups,
@@ -37,19 +37,20 @@ pub struct PlanRequest {
     pub microbatch_rows: u32,
     /// The memory of each rank in bytes; `None` for any amount.
     pub memory: Option<u64>,
-    /// What ranks hold for their parameters.
+    /// The memory for parameters besides the gradients.
     pub state: TrainingState,
     /// The number of replicas; `None` to search it.
     pub data_parallel: Option<u32>,
-    /// The number of tensor-parallel ranks of each stage; `None` to search it, if the profile has nodes. They share a node.
+    /// The number of tensor-parallel ranks of each stage; `None` to search it, if the profile has nodes. They share
+    /// a node.
     pub tensor_parallel: Option<u32>,
     /// Whether larger microbatches may be tried.
     pub larger_microbatches: bool,
-    /// The numbers of parts into which the head may be cut along the vocabulary, each part a layer of its own; empty for
-    /// the number that the profile has.
+    /// The numbers of parts into which the head may be cut along the vocabulary, each part a layer of its own; empty
+    /// for the number that the profile has.
     pub head_parts: Vec<u32>,
-    /// The work of the search. A unit is the time in which rules choose a computation. About fifteen million take a second.
-    /// With 0, only named schedules are tried.
+    /// The work of the search. A unit is the time in which rules choose a computation. About fifteen million take a
+    /// second. With 0, only named schedules are tried.
     pub effort: u64,
     /// The number of plans to return.
     pub plans: usize,

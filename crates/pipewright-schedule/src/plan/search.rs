@@ -121,7 +121,8 @@ impl<'a> Search<'a> {
         (self.may_try() || !has_tried) && self.left > reserve
     }
 
-    /// Returns whether the caller lets the search go on, whatever its work. The plans that are tried in any case are few.
+    /// Returns whether the caller lets the search continue, even without work. The plans that are tried in any case
+    /// are few.
     pub(super) fn may_try(&mut self) -> bool {
         self.stopped = self.stopped || !(self.keep_going)();
         !self.stopped
@@ -152,8 +153,8 @@ impl<'a> Search<'a> {
         Some(time)
     }
 
-    /// Makes an order by rules and justifies it. Keeps the faster one of the two if it is among the best plans. Returns its
-    /// time if that is below `before`.
+    /// Makes an order by rules and justifies it. Keeps the faster one of the two if it is among the best plans.
+    /// Returns its time if that is below `before`.
     pub(super) fn search_order(
         &mut self,
         shapes: &[Shape],
@@ -192,8 +193,8 @@ impl<'a> Search<'a> {
         (time < before).then_some(time)
     }
 
-    /// Justifies an order. Returns the justified order if it is faster and fits into the memory, and otherwise the order
-    /// itself; with the time without the optimizer.
+    /// Justifies an order. Returns the justified order if it is faster and fits into the memory, and otherwise the
+    /// order itself; with the time without the optimizer.
     fn improved(&mut self, order: Order, loads: &[StageLoad], shape: &Shape) -> Option<(Order, f64)> {
         let layers = &shape.layers;
         let time = self.evaluator.time(&order, loads, &layers.network)?;
@@ -240,7 +241,7 @@ impl<'a> Search<'a> {
         self.left = self.left.saturating_sub(1);
     }
 
-    /// Charges `changes` changes of a walk over layouts with `chunks` stages a rank.
+    /// Charges `changes` changes of a walk over layouts with `chunks` stages per rank.
     pub(super) fn charge_walk(&mut self, changes: u64, chunks: u32) {
         self.left = self.left.saturating_sub(self.tuning.work.walked * u64::from(chunks) * changes);
     }

@@ -3,9 +3,9 @@
 //! A stage that recomputes keeps its input instead of its activations. Before `I` (or `B`) it computes its forward once
 //! more, and its activations exist until the end of `I`. A forward that its own backward follows at once keeps its
 //! activations and is not computed again ([`mod@crate::recompute`]). Each byte of parameters needs a byte of gradients,
-//! from the first weight gradient of the step, and, always, the optimizer's state for it. Replicas may hold parameters and
-//! optimizer state together ([`crate::sharding`]). A stage also holds what does not depend on its layers, such as tables of
-//! positions.
+//! from the first weight gradient of the step, and, always, the optimizer's state for it. Replicas may hold
+//! parameters and optimizer state together ([`crate::sharding`]). A stage also holds what does not depend on its
+//! layers, such as tables of positions.
 
 use crate::costs::{Costs, Link, RecomputeSizes, StageCosts, StageSizes};
 use crate::ids::{Rank, StageIndex};
@@ -37,13 +37,13 @@ pub(super) struct StageLoad {
     pub(super) gradient: u64,
     /// Parameters and optimizer state of all replicas that hold them together.
     pub(super) state: StateBytes,
-    /// What the stage holds all the time besides.
+    /// The other memory that the stage always holds.
     pub(super) base: u64,
-    /// What its rank holds all the time besides its stages.
+    /// The memory that its rank always holds besides its stages.
     pub(super) of_rank: u64,
     /// What is held only while an action runs: by the operations of a layer, and the messages of the action.
     pub(super) temporary: u64,
-    /// The part of `forward`, and that of `input`, in which tensor-parallel ranks add their results.
+    /// The parts of `forward` and `input` in which tensor-parallel ranks add their results.
     pub(super) sums: f64,
     /// The time to sum the gradients over the replicas, with the rank's own work for it.
     pub(super) replica_sums: f64,
@@ -136,8 +136,8 @@ fn stage_load(layers: &Layers, start: usize, end: usize, recomputes: bool) -> St
         load.rebuilt = whole - load.kept;
     }
     if end < layers.count() {
-        // A forward holds its output until that is sent, and a backward the gradient of it that has arrived. If the forward
-        // is computed again, there are both.
+        // A forward holds its output until that is sent, and a backward the gradient of it that has arrived. If the
+        // forward is computed again, there are both.
         let messages = if recomputes { 2 } else { 1 };
         load.temporary = load.temporary.saturating_add(load.output.saturating_mul(messages));
     }

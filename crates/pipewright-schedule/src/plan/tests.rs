@@ -24,8 +24,8 @@ use crate::profile::{HEAD_PART, LayerProfile, LinkProfile, NodeProfile, Profile}
 use crate::sharding::{ShardGroups, Sharding};
 use crate::simulate::{peak_memory, timed};
 
-/// Returns random layers for a mesh with so many ranks of a pipeline; the ranks may lie on nodes, and have tensor-parallel
-/// ranks there.
+/// Returns random layers for a mesh with so many ranks of a pipeline; the ranks may be on nodes, and have
+/// tensor-parallel ranks there.
 pub(super) fn model(seed: u64, count: usize, ranks: u32, replicas: u32) -> Layers {
     let mut numbers = Numbers(seed);
     let mut number = |most: usize| numbers.below(most + 1) as f64;
@@ -74,8 +74,8 @@ fn check(layers: &Layers, order: &Order, layout: &Layout, recompute: &[bool]) ->
         let early = Evaluator::default().time_before(order, &loads, &layers.network, before);
         prop_assert_eq!(early, found.filter(|&time| time < before), "before {}", before);
     }
-    // Gradients are compared in a test of their own: the simulation makes them before what they need is freed. So is what
-    // an action needs while it runs: here all need the same.
+    // Gradients are compared in a test of their own: the simulation makes them before what they need is freed. So is
+    // what an action needs while it runs: here all need the same.
     let temporary = loads.iter().map(|load| load.temporary).max().unwrap_or(0);
     let loads: Vec<StageLoad> =
         loads.into_iter().map(|load| StageLoad { gradient: 0, temporary, ..load }).collect();
@@ -114,7 +114,7 @@ fn gradients_take_the_place_of_what_they_need() {
         weight_activation_bytes: Some(30),
         ..LayerProfile::default()
     };
-    // The gradient is there after the first `W`, and so is what the second `I` has made.
+    // After the first `W`, the rank holds the gradient and what the second `I` has made.
     check_peak(&layer, 1, "0F0,0I0,0W0\n", 100);
     check_peak(&layer, 1, "0F0,0F1,0I0,0I1,0W0,0W1\n", 130);
     check_peak(&layer, 1, "0F0,0F1,0B0,0B1\n", 110);

@@ -1,6 +1,7 @@
 //! The note about a schedule with fewer microbatches than ranks, with which the pipeline is never full.
 //!
-//! It is for schedules with one stage on each rank. Those with several stages on each rank are for few microbatches.
+//! It is for schedules with one stage on each rank. Schedules with several stages on each rank are for few
+//! microbatches.
 
 use std::fmt;
 
@@ -23,8 +24,8 @@ pub struct FewMicrobatches {
     pub ranks: u32,
     /// Whether microbatches are cut into slices.
     pub is_sliced: bool,
-    /// The bubble of the program that `train` runs, as a share of the step from barrier to barrier, if `F`, `I` and `W` take equally long and
-    /// messages take no time; `None` if the schedule is too large to simulate it.
+    /// The bubble of the program that `train` runs, as a share of the step from barrier to barrier, if `F`, `I` and
+    /// `W` take equally long and messages take no time; `None` if the schedule is too large to simulate it.
     pub bubble: Option<f64>,
 }
 

@@ -8,10 +8,10 @@
 //! activation, and the backward after it frees both. Parameters, optimizer state and messages are not included.
 //!
 //! If microbatches are cut into slices, a slice has its share of the bytes of its microbatch, rounded up. Two rules are
-//! added: (6) the backward of a slice allocates the gradients of the keys and values of the slices before it, because it
-//! attends to them; those of the last slice stay as sums when it ends, and those of each other slice are added to the sums and
-//! freed, together with the sums of its own slice; (7) a forward that is computed again keeps the keys and values of its slice beside its inputs, because later
-//! slices attend to them.
+//! added: (6) the backward of a slice allocates the gradients of the keys and values of the slices before it,
+//! because it attends to them; the gradients of the last slice stay as sums when it ends, and those of each other
+//! slice are added to the sums and freed, together with the sums of its own slice; (7) a forward that is computed
+//! again keeps the keys and values of its slice in addition to its inputs, because later slices attend to them.
 //!
 //! [`UNIT`] counts memory in stage activations of one microbatch or slice, as the papers do: one for an activation, one
 //! for a stash and none for gradients.
@@ -145,12 +145,12 @@ impl Held<'_> {
         }
     }
 
-    /// Returns the number of slices before that of `part` in the same microbatch.
+    /// Returns the number of slices before the slice of `part` in the same microbatch.
     fn slices_before(&self, part: Action) -> u64 {
         part.microbatch().map_or(0, |number| u64::from(self.slices.place(number).1.get()))
     }
 
-    /// Returns whether a slice of the same microbatch follows that of `part`.
+    /// Returns whether a slice of the same microbatch follows the slice of `part`.
     fn has_slice_after(&self, part: Action) -> bool {
         part.microbatch().is_some_and(|number| self.slices.after(number).is_some())
     }

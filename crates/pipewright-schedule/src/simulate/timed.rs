@@ -8,11 +8,12 @@
 //! a stage computes once it is gathered, and `WAIT_REDUCE_GRAD` waits for the reduction; (6) an overlap runs its
 //! forward and then its backward, each with its own tensors, costs and event, and the forward's output leaves when the
 //! forward ends; (7) the messages of skip connections ([`Costs::skips`]) leave when the computation of their tensor
-//! ends, before the sends that follow it; (8) before a backward of a stage that is recomputed ([`Costs::recompute`]), the
-//! rank computes its forward again, unless that forward was the rank's last computation: while the gradients are on their
-//! way, or, if it is recomputed block by block, once they have arrived;
-//! (9) a slice takes its share of the times and bytes of its microbatch ([`StageCosts::of_slice`](crate::costs::StageCosts::of_slice)).
-//! There is one link for each ordered pair of ranks, and messages are buffered: a send does not wait for its receive.
+//! ends, before the sends that follow it; (8) before a backward of a stage that is recomputed
+//! ([`Costs::recompute`]), the rank computes its forward again, unless that forward was the rank's last computation:
+//! while the gradients are on their way, or, if it is recomputed block by block, once they have arrived;
+//! (9) a slice takes its share of the times and bytes of its microbatch
+//! ([`StageCosts::of_slice`](crate::costs::StageCosts::of_slice)). There is one link for each ordered pair of ranks,
+//! and messages are buffered: a send does not wait for its receive.
 //!
 //! Rule 6 assumes that a rank computes one thing at a time. An overlap then saves time because the messages of each
 //! half travel while the other half computes. With this rule the bubble of DualPipeV at `F = I = W = 1` is `p - 1`, the
@@ -45,7 +46,7 @@ pub struct TimedRun {
 impl TimedRun {
     /// Returns all events. An overlap has two events, one for each half. A backward that computes its forward again has
     /// the event of the forward before its own. The event of a send lasts while the message
-    /// occupies its link, that of a receive until the arrival, and that of a collective until it is complete. They may
+    /// occupies its link, a receive's until the arrival, and a collective's until it is complete. They may
     /// overlap with computation of the rank. [`Timeline::skips`] has the messages of skip connections between ranks.
     pub fn timeline(&self) -> &Timeline {
         &self.timeline

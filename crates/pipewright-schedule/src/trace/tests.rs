@@ -151,5 +151,5 @@ fn slices_of_a_thread_do_not_overlap() {
         let end = ends.insert(slice["tid"].to_string(), start + length);
         assert!(end.is_none_or(|end| end <= start), "{slice}");
     }
-    assert!(ends.len() > 2, "messages run beside computation");
+    assert!(ends.len() > 2, "messages run in parallel with computation");
 }

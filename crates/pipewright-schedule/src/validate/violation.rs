@@ -158,7 +158,7 @@ pub enum ViolationKind {
         /// The send whose receive belongs at this position.
         sent: Action,
     },
-    /// Ranks wait for each other in a cycle. The place of the violation is that of the first of them.
+    /// Ranks wait for each other in a cycle. The violation is at the first of them.
     #[error("deadlock: {}; break the cycle", Chain(.cycle))]
     Deadlock {
         /// The blocked ranks; each waits for the next, and the last for the first.

@@ -91,7 +91,8 @@ fn every_spec(instance: &Instance) -> Vec<(&'static str, bool, ScheduleSpec)> {
 }
 
 /// Returns the time of the best named schedule over all cuts and all choices of recomputation. `size` has the number of
-/// replicas, each of which has the ranks and microbatches of `instance`, the rows of a microbatch and the parts of the head.
+/// replicas, each of which has the ranks and microbatches of `instance`, the rows of a microbatch and the parts of
+/// the head.
 fn by_trying(instance: &Instance, memory: Option<u64>, size: &PlanChoice) -> f64 {
     let layers = instance.profile.layers.len() - 1 + size.head_parts.unwrap_or(1) as usize;
     let mut best = f64::INFINITY;
@@ -126,8 +127,8 @@ fn by_trying(instance: &Instance, memory: Option<u64>, size: &PlanChoice) -> f64
     best
 }
 
-/// Returns the time of the best named schedule over all numbers of replicas and sizes of microbatches too, and its number of
-/// replicas.
+/// Returns the time of the best named schedule over all numbers of replicas and sizes of microbatches too, and its
+/// number of replicas.
 fn by_trying_all_sizes(instance: &Instance, memory: Option<u64>) -> (f64, u32) {
     let Instance { profile, ranks, microbatches, .. } = instance;
     let mut best = (f64::INFINITY, 1);
@@ -453,7 +454,7 @@ fn a_plan_says_why_a_schedule_was_not_tried() {
             other => panic!("{name}: {other:?}"),
         }
     };
-    // Not that it has two stages a rank, which is tried.
+    // Not that it has two stages per rank, which is tried.
     assert_eq!(reason("dualpipev"), "`dualpipev` needs at least as many microbatches as its 6 stages, not 4");
     assert!(reason("seq1f1b").starts_with("it cuts microbatches into slices"), "{}", reason("seq1f1b"));
 }

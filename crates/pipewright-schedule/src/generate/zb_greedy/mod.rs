@@ -1,7 +1,7 @@
 //! The greedy zero-bubble scheduler: it optimises the order for measured times, under a memory limit on each stage.
 //!
-//! After the heuristic of Qi et al., "Zero Bubble Pipeline Parallelism", 2023. There is one stage a rank. The paper's B
-//! and W are `I` and `W` here.
+//! After the heuristic of Qi et al., "Zero Bubble Pipeline Parallelism", 2023. There is one stage per rank. The
+//! paper's B and W are `I` and `W` here.
 //!
 //! In a simulated run (`run.rs`), a free stage chooses its next action by rules with a few flags (`rules.rs`). The
 //! scheduler runs all combinations of flags, and the fixed orders of ZB-H1 and ZB-H2 if the limits allow them, and

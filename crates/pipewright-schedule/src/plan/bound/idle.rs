@@ -1,11 +1,11 @@
-//! The bound for several stages a rank from the time in which ranks are idle, over all cuts and all orders of the later
-//! rounds.
+//! The bound for several stages per rank from the time in which ranks are idle, over all cuts and all orders of the
+//! later rounds.
 //!
-//! Until any time `t`, a rank computes no more than what has arrived, so a step takes at least `t` and the rest of the work
-//! of the rank (bound 4 of `rank_times.rs`). For a suitable `t` this is a sum over the stages of the rank (`sizes.rs`), and
-//! summed over all ranks it is a sum over the stages of the cut, at most `p T`. The means of several such sums, with any
-//! weights, are at most `p T` too. A table over stages and layers finds the cut with the smallest mean, and the weights are
-//! changed until it hardly grows ([`Cuts::bound`]).
+//! Until any time `t`, a rank computes no more than what has arrived, so a step takes at least `t` and the rest of
+//! the work of the rank (bound 4 of `rank_times.rs`). For a suitable `t` this is a sum over the stages of the rank
+//! (`sizes.rs`), and summed over all ranks it is a sum over the stages of the cut, at most `p T`. The means of
+//! several such sums, with any weights, are at most `p T` too. A table over stages and layers finds the cut with the
+//! smallest mean, and the weights are changed until it hardly grows ([`Cuts::bound`]).
 //!
 //! The slowest stage sets the pace at which microbatches arrive. So cuts are divided by the longest forward of their
 //! stages, each part has its own bound, and the smallest one counts. In the table, a cut also has a level: the longest
@@ -18,8 +18,8 @@ use crate::plan::class::Class;
 use crate::plan::rank_times::Step;
 use crate::plan::tuning::{BoundTuning, IdleTuning, ROUNDING};
 
-/// Returns a time that no step with the rounds of `class` is below; `low`, which is a bound already, if the model has so many
-/// layers that this takes too long, or if no layer takes any time.
+/// Returns a time that no step with the rounds of `class` is below; `low`, which is a bound already, if the model
+/// has so many layers that this takes too long, or if no layer takes any time.
 pub(super) fn bound(step: Step<'_>, class: Class, low: f64, tuning: &BoundTuning) -> f64 {
     if low <= 0.0 {
         return low;
@@ -35,8 +35,8 @@ pub(super) fn bound(step: Step<'_>, class: Class, low: f64, tuning: &BoundTuning
     }
 }
 
-/// Returns a time that no step is below; at most `target`. If it is not above `low`, it may be lower than necessary. `None`
-/// if there are too many pieces.
+/// Returns a time that no step is below; at most `target`. If it is not above `low`, it may be lower than necessary.
+/// `None` if there are too many pieces.
 fn least(step: Step<'_>, class: Class, low: f64, target: f64, tuning: &IdleTuning) -> Option<f64> {
     let all = step.layers.forward(0..step.layers.count());
     // The microbatches pass the slowest stage one after another.
@@ -85,7 +85,7 @@ struct Piece {
     end: usize,
     /// The level of a cut that ends with this stage, if it was not higher before.
     level: usize,
-    /// The row of its sizes at this level. Those of higher levels follow.
+    /// The row of its sizes at this level. The rows of higher levels follow.
     row: usize,
 }
 
@@ -252,7 +252,8 @@ impl<'a> Cuts<'a> {
     }
 }
 
-/// Returns the longest forward at which a level begins. The first level begins at 0, the others from half of `longest` to
+/// Returns the longest forward at which a level begins. The first level begins at 0, the others from half of
+/// `longest` to
 /// `longest`.
 fn edge(level: usize, levels: usize, longest: f64) -> f64 {
     match level {
@@ -270,8 +271,8 @@ mod tests {
     use crate::plan::cuts::for_each_cut;
     use crate::plan::tests::model;
 
-    /// Checks the bound for two stages a rank of one layer each, whose three times are 1. No order and no placement is
-    /// faster than `optimum`.
+    /// Checks the bound for two stages per rank of one layer each, whose three times are 1. No order and no
+    /// placement is faster than `optimum`.
     fn check(ranks: u32, microbatches: u32, expected: f64, optimum: f64) {
         let layers = equal_layers(2 * ranks as usize, ranks);
         let step = Step::of(&layers, ranks, microbatches);

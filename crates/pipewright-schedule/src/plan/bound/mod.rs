@@ -1,10 +1,11 @@
 //! Lower bounds on the time of a step over all plans of the search space. `plan/README.md` has the proofs.
 //!
-//! For a number of ranks and microbatches, each number of stages per rank has its own bound, and the smallest one counts.
-//! `any.rs` holds for every assignment of layers to ranks; `one.rs` is exact for one stage per rank; `idle.rs` counts the
-//! idle time of all ranks with several stages per rank, and `pairs.rs` searches for two stages of each rank that fit into
-//! its time. Most of them test whether a time is long enough, and bisection finds the longest time that is proved too
-//! short. `idle.rs` raises its bound step by step.
+//! For a number of ranks and microbatches, each number of stages per rank has its own bound, and the smallest one
+//! counts.
+//! `any.rs` holds for every assignment of layers to ranks; `one.rs` is exact for one stage per rank; `idle.rs`
+//! counts the idle time of all ranks with several stages per rank, and `pairs.rs` searches for two stages of each
+//! rank that fit into its time. Most of them test whether a time is long enough, and bisection finds the longest
+//! time that is proved too short. `idle.rs` raises its bound step by step.
 
 mod any;
 mod bisect;
@@ -26,8 +27,8 @@ struct Bounded {
     computed: usize,
 }
 
-/// Returns a time that no step with an arrangement of `classes` is below, without the optimizer. The rounds after the first
-/// one may visit the ranks in any order, so a V has the bound of a loop.
+/// Returns a time that no step with an arrangement of `classes` is below, without the optimizer. The rounds after
+/// the first one may visit the ranks in any order, so a V has the bound of a loop.
 pub(super) fn lower_bound(step: Step<'_>, classes: &[Class], tuning: &BoundTuning) -> f64 {
     let any = any::bound(step, tuning);
     let bounded = |&class: &Class| {
@@ -36,8 +37,8 @@ pub(super) fn lower_bound(step: Step<'_>, classes: &[Class], tuning: &BoundTunin
     };
     let loops = classes.iter().filter(|class| class.path == Path::Loop);
     let mut bounds: Vec<Bounded> = loops.map(bounded).collect();
-    // The bounds of rounds take longer. They are computed one at a time, each for the class that then has the smallest bound.
-    // Once that class has no other bound, its bound is the result.
+    // The bounds of rounds take longer. They are computed one at a time, each for the class that then has the
+    // smallest bound. Once that class has no other bound, its bound is the result.
     loop {
         let smallest = bounds.iter_mut().min_by(|one, other| one.bound.total_cmp(&other.bound));
         let Some(Bounded { class, bound, computed }) = smallest else { return any * (1.0 - ROUNDING) };
@@ -65,8 +66,8 @@ pub(super) fn optimizer_bound(step: Step<'_>) -> f64 {
 }
 
 /// Returns the bound from the sums over replicas: a rank begins the first of its sums after all microbatches of some
-/// layer, and makes one sum after another. The sums of all ranks take at least as long as those of equal shares of the
-/// parameters.
+/// layer, and makes one sum after another. The sums of all ranks take at least as long as the sums of equal shares
+/// of the parameters.
 pub(super) fn reduction_bound(step: Step<'_>) -> f64 {
     if step.layers.network.mesh.replicas < 2 {
         return 0.0;

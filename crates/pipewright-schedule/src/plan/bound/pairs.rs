@@ -1,9 +1,9 @@
-//! The bound for two stages a rank, over all cuts, and with each stage of the second round on any rank.
+//! The bound for two stages per rank, over all cuts, and with each stage of the second round on any rank.
 //!
-//! A search over cuts, stage by stage, looks for one whose stages fit into the time `T` of all ranks. If it ends without
-//! one, `T` is too short. It may visit a limited number of beginnings of cuts; if that is not enough, nothing is proved
-//! about `T`. The sizes of the stages of a rank are at most `T` in sum (`terms.rs`), with any of several weights. So a
-//! beginning of a cut needs no continuation if, for one of them,
+//! A search over cuts, stage by stage, looks for one whose stages fit into the time `T` of all ranks. If it ends
+//! without one, `T` is too short. It may visit a limited number of beginnings of cuts; if that is not enough,
+//! nothing is proved about `T`. The sizes of the stages of a rank are at most `T` in sum (`terms.rs`), with any of
+//! several weights. So a beginning of a cut needs no continuation if, for one of them,
 //!
 //! 1. its sizes, and the smallest possible sum of the sizes of the stages after it, are more than `p T`;
 //! 2. more stages of the second round are longer than some time than there are stages of the first round that leave so

@@ -2,9 +2,9 @@
 //!
 //! **Idle time of a rank.** Let no backward of a rank begin before `t`. Until `t`, the rank computes forwards only, so
 //! it is idle for at least `t` less the time that its stages can compute forwards until then. Forward `n` (from 0) of
-//! a stage starts no earlier than `F` of the layers before the stage plus `n slowest`, where `slowest` is the largest `F`
-//! of any stage up to this one ([`Arrivals::computed`]). It is at least that of the stage, that of any layer before its
-//! end, and the mean over the stages. Three such bounds hold for every rank:
+//! a stage starts no earlier than `F` of the layers before the stage plus `n slowest`, where `slowest` is the
+//! largest `F` of any stage up to this one ([`Arrivals::computed`]). It is at least the `F` of the stage, the `F` of
+//! any layer before its end, and the mean over the stages. There are three such bounds for every rank:
 //!
 //! 1. the start of its first stage;
 //! 2. with the earliest `t` at which any backward can begin: `F` of all layers, and the messages;
@@ -50,7 +50,8 @@ impl<'a> Arrivals<'a> {
     }
 }
 
-/// Returns the most time that a stage computes within `since` of its start, if its computations, which take `each`, arrive
+/// Returns the most time that a stage computes within `since` of its start, if its computations, which take `each`,
+/// arrive
 /// `pace` after each other.
 pub(super) fn arrived(since: f64, pace: f64, each: f64, microbatches: f64) -> f64 {
     if since <= 0.0 {
