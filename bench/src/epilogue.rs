@@ -77,9 +77,10 @@ fn measure(ranks: u32, options: &Options) -> Result<(), Box<dyn Error>> {
         let device = Device::flex().autodiff();
         let parameters = (0..parameters).map(|_| Param::from_tensor(Tensor::ones([1], &device)));
         let module = Nothing { parameters: parameters.collect(), stage };
-        Ok(match stage.get() + 1 == ranks {
-            true => Stage::with_loss(module, |output: Tensor<1>, _target: ()| output),
-            false => Stage::new(module),
+        Ok(if stage.get() + 1 == ranks {
+            Stage::with_loss(module, |output: Tensor<1>, _target: ()| output)
+        } else {
+            Stage::new(module)
         })
     };
     let config = PipelineConfig { optimizer: Some(SgdConfig::new().init()), ..PipelineConfig::default() };

@@ -141,9 +141,10 @@ fn mean(step: &StepSummary) -> f64 {
 
 fn require_same_loss(own: f64, peer: f64) -> Result<(), String> {
     // A loss that is not a number is not near.
-    match (own - peer).abs() <= TOLERANCE * peer.abs() {
-        true => Ok(()),
-        false => Err(format!("the losses differ, so the models do: {own}, PyTorch {peer}")),
+    if (own - peer).abs() <= TOLERANCE * peer.abs() {
+        Ok(())
+    } else {
+        Err(format!("the losses differ, so the models do: {own}, PyTorch {peer}"))
     }
 }
 

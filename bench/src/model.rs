@@ -86,9 +86,10 @@ impl<'a> Setup<'a> {
     pub(crate) fn program(&self) -> Result<ValidatedProgram, Box<dyn Error>> {
         let Self { ranks, stages_per_rank, microbatches, .. } = *self;
         let spec = ScheduleSpec { ranks, stages_per_rank, microbatches, ..ScheduleSpec::default() };
-        let schedule = match self.schedule.contains(',') {
-            true => csv::parse_schedule(self.schedule)?,
-            false => generate(self.schedule, &spec)?,
+        let schedule = if self.schedule.contains(',') {
+            csv::parse_schedule(self.schedule)?
+        } else {
+            generate(self.schedule, &spec)?
         };
         if !self.send_early {
             return Ok(validate(lower(&schedule, &LowerConfig::from(Level::Comms))?, Level::Comms)?);

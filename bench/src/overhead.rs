@@ -53,9 +53,10 @@ pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
 
 fn measure(schedule: &str, &Options { ranks, microbatches, steps }: &Options) -> Result<(), Box<dyn Error>> {
     let make = move |stage: StageIndex| -> Result<Stage, std::convert::Infallible> {
-        Ok(match stage.get() + 1 == ranks {
-            true => Stage::with_loss(Nothing {}, |output: Tensor<1>, _target: ()| output),
-            false => Stage::new(Nothing {}),
+        Ok(if stage.get() + 1 == ranks {
+            Stage::with_loss(Nothing {}, |output: Tensor<1>, _target: ()| output)
+        } else {
+            Stage::new(Nothing {})
         })
     };
     let config = PipelineConfig { optimizer: Some(SgdConfig::new().init()), ..PipelineConfig::default() };

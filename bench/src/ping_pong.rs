@@ -127,9 +127,10 @@ fn tag(is_posted: bool, from: WorldRank, round: u32) -> Tag {
     let direction = Direction::Forward;
     let (source, stage) = (StageIndex::new(from.get()), StageIndex::new(1 - from.get()));
     let microbatch = Microbatch::new(round);
-    match is_posted {
-        true => Tag::Boundary { direction, stage, microbatch },
-        false => Tag::Skip { direction, source, stage, microbatch },
+    if is_posted {
+        Tag::Boundary { direction, stage, microbatch }
+    } else {
+        Tag::Skip { direction, source, stage, microbatch }
     }
 }
 

@@ -10,9 +10,10 @@ fn main() -> Result<(), Box<dyn Error>> {
     let root = Path::new(&manifest).join("../..");
     let starts = ["README.md", "ARCHITECTURE.md", "docs", "crates"].map(|start| root.join(start));
     let mut files = Vec::new();
-    match starts.iter().all(|start| start.exists()) {
-        true => starts.iter().try_for_each(|start| gather(start, &mut files))?,
-        false => gather(&Path::new(&manifest).join("src"), &mut files)?,
+    if starts.iter().all(|start| start.exists()) {
+        starts.iter().try_for_each(|start| gather(start, &mut files))?;
+    } else {
+        gather(&Path::new(&manifest).join("src"), &mut files)?;
     }
     files.sort();
     let mut text = String::new();

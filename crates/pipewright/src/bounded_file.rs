@@ -118,9 +118,10 @@ pub fn require_regular(path: &Path) -> io::Result<Metadata> {
     if metadata.is_file() {
         return Ok(metadata);
     }
-    let (kind, message) = match metadata.is_dir() {
-        true => (ErrorKind::IsADirectory, "this is a folder; name a file"),
-        false => (ErrorKind::InvalidInput, "this is a device or a pipe; copy its content to a regular file"),
+    let (kind, message) = if metadata.is_dir() {
+        (ErrorKind::IsADirectory, "this is a folder; name a file")
+    } else {
+        (ErrorKind::InvalidInput, "this is a device or a pipe; copy its content to a regular file")
     };
     Err(io::Error::new(kind, message))
 }

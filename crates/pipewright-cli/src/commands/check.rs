@@ -46,10 +46,8 @@ enum Format {
 pub(crate) fn run(arguments: &CheckArguments) -> Result<(), Failure> {
     let loaded = load_settings(arguments.run.config.as_deref(), &arguments.run.set)?;
     loaded.notes.iter().for_each(|note| say(note));
-    let Chosen { loaded, sentences, files } = match loaded.is_auto() {
-        true => choose_without_profile(loaded)?,
-        false => Chosen::named(loaded),
-    };
+    let Chosen { loaded, sentences, files } =
+        if loaded.is_auto() { choose_without_profile(loaded)? } else { Chosen::named(loaded) };
     let prepared = prepare(loaded)?;
     prepared.notes.iter().for_each(|note| say(note));
     run_folder::probe(&prepared.settings.run.out, &files).map_err(Failure::input)?;

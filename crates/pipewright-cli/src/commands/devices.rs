@@ -69,10 +69,7 @@ fn table(devices: &[FoundDevice]) -> String {
 
 /// Describes how the back end copies a tensor from one of its devices to another.
 fn copies(device: &FoundDevice) -> &'static str {
-    match device.copies_directly {
-        true => "directly",
-        false => "through host",
-    }
+    if device.copies_directly { "directly" } else { "through host" }
 }
 
 fn json(devices: &[FoundDevice]) -> String {

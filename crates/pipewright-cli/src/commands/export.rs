@@ -62,9 +62,10 @@ pub(crate) fn run(arguments: &ExportArguments) -> Result<(), Failure> {
         ExportOptions { origin: origin.as_deref(), weight_type: arguments.dtype.map(WeightType::from) };
     let kind = model.export(&checkpoint, &options, &arguments.to).map_err(Failure::input)?;
     let (step, to) = (checkpoint.step(), arguments.to.display());
-    let tokenizer = match arguments.to.join(hf::TOKENIZER).is_file() {
-        true => "with its tokenizer",
-        false => "without a tokenizer: the folder of the run has no model/tokenizer.json",
+    let tokenizer = if arguments.to.join(hf::TOKENIZER).is_file() {
+        "with its tokenizer"
+    } else {
+        "without a tokenizer: the folder of the run has no model/tokenizer.json"
     };
     if let Some(flaws) = checkpoint_path::not_finite(&checkpoint) {
         display::say(&format!("warning: {flaws}"));

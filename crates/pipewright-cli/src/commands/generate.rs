@@ -145,9 +145,10 @@ fn print_json(
 
 /// Returns a sentence with the speed, and whether a cache was used.
 fn summary(found: &TrainedModel, prompt: &[u32], generated: &Generated, times: &Times) -> String {
-    let cache = match generated.is_cached {
-        true => "with a key-value cache".to_owned(),
-        false => "without a key-value cache: each token computes all earlier ones again".to_owned(),
+    let cache = if generated.is_cached {
+        "with a key-value cache".to_owned()
+    } else {
+        "without a key-value cache: each token computes all earlier ones again".to_owned()
     };
     let end = if generated.is_ended { ", ended by the model" } else { "" };
     format!(

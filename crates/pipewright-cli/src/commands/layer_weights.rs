@@ -44,15 +44,18 @@ impl Weights {
         let scaled = parts.iter().enumerate().map(|(index, (whole, fraction))| {
             let digits = format!("{whole}{fraction:0<decimals$}");
             // Leading zeros are not counted.
-            digits.trim_start_matches('0').parse().or_else(|_| match digits.contains(|c| c != '0') {
-                false => Ok(0),
-                true => Err(refused(
-                    index,
-                    &format!(
-                        "has too many digits: with {decimals} decimals, weights reach {}",
-                        largest(decimals)
-                    ),
-                )),
+            digits.trim_start_matches('0').parse().or_else(|_| {
+                if digits.contains(|c| c != '0') {
+                    Err(refused(
+                        index,
+                        &format!(
+                            "has too many digits: with {decimals} decimals, weights reach {}",
+                            largest(decimals)
+                        ),
+                    ))
+                } else {
+                    Ok(0)
+                }
             })
         });
         Ok(Self { scaled: scaled.collect::<Result<_, _>>()?, decimals })

@@ -79,9 +79,10 @@ enum Format {
 /// Runs the command.
 pub(crate) fn run(arguments: &PlanArguments) -> Result<(), Failure> {
     let has_config = arguments.config.is_some() || !arguments.set.is_empty();
-    let settings = match has_config {
-        true => Some(load_settings(arguments.config.as_deref(), &arguments.set)?.settings),
-        false => None,
+    let settings = if has_config {
+        Some(load_settings(arguments.config.as_deref(), &arguments.set)?.settings)
+    } else {
+        None
     };
     if let Some(settings) = &settings {
         let notes = model_notes(settings, read_model(settings)?.model())?;

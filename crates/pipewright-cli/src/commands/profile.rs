@@ -109,9 +109,10 @@ fn summary(measurement: &Measurement) -> String {
     let link = &profile.link;
     let ranks = profile.device.as_ref().and_then(|device| device.ranks).unwrap_or(measured.ranks);
     // Within a process, tensors are moved and not copied, so the size does not matter.
-    let bandwidth = match link.bytes_per_s < 1e15 {
-        true => format!("{:.2} GB/s", link.bytes_per_s * 1e-9),
-        false => "no longer for large messages".to_owned(),
+    let bandwidth = if link.bytes_per_s < 1e15 {
+        format!("{:.2} GB/s", link.bytes_per_s * 1e-9)
+    } else {
+        "no longer for large messages".to_owned()
     };
     write!(
         text,

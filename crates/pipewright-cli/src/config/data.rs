@@ -69,9 +69,10 @@ pub(super) fn read(
     model: &ModelSettings,
 ) -> DataSettings {
     let mut section = Section::new(document, surroundings, "data");
-    let path = match section.is_written("path") {
-        true => section.patterns("path").unwrap_or_default(),
-        false => vec![BUILT_IN.to_owned()],
+    let path = if section.is_written("path") {
+        section.patterns("path").unwrap_or_default()
+    } else {
+        vec![BUILT_IN.to_owned()]
     };
     let tokenizer = match section.text("tokenizer") {
         None if section.is_written("tokenizer") || is_ids(&path) => BYTES.to_owned(),
@@ -143,9 +144,10 @@ fn read_validation(section: &mut Section<'_>) -> (Vec<String>, Option<f64>) {
     let mut share = |key| section.is_written(key).then(|| section.number(key, 0.5, &Bound::Share));
     let of_share = share("validation_share");
     let of_validation = if is_number { share("validation") } else { None };
-    let files = match section.is_written("validation") && !is_number {
-        true => section.patterns("validation").unwrap_or_default(),
-        false => Vec::new(),
+    let files = if section.is_written("validation") && !is_number {
+        section.patterns("validation").unwrap_or_default()
+    } else {
+        Vec::new()
     };
     if section.is_written("validation") && of_share.is_some() && section.is_sound() {
         section.report(

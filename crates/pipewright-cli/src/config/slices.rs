@@ -24,12 +24,11 @@ pub(super) fn check(
         let range = format!("a multiple of {slices}, the number of slices,");
         let kind = ProblemKind::OutOfRange { key: "seq_len", value: data.seq_len.to_string(), range };
         let mut of_data = Section::new(document, surroundings, "data");
-        match of_data.is_written("seq_len") {
-            true => of_data.report("seq_len", kind),
-            false => {
-                let mut of_pipeline = Section::new(document, surroundings, "pipeline");
-                of_pipeline.report_at_first_of(&["slices", "schedule"], kind);
-            }
+        if of_data.is_written("seq_len") {
+            of_data.report("seq_len", kind);
+        } else {
+            let mut of_pipeline = Section::new(document, surroundings, "pipeline");
+            of_pipeline.report_at_first_of(&["slices", "schedule"], kind);
         }
     }
     let needs_whole = [

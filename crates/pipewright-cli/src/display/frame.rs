@@ -220,17 +220,20 @@ fn line(mut fields: Vec<Field>, width: usize, has_colour: bool) -> String {
         let Some(least) = candidates.max_by_key(|(_, field)| field.rank).map(|(place, _)| place) else {
             break;
         };
-        match shortens {
-            true => drop(fields[least].texts.remove(0)),
-            false if fields.len() == 1 => {
-                fields[0].texts[0] = fields[0].text().chars().take(width).collect();
-            }
-            false => drop(fields.remove(least)),
+        if shortens {
+            fields[least].texts.remove(0);
+        } else if fields.len() == 1 {
+            fields[0].texts[0] = fields[0].text().chars().take(width).collect();
+        } else {
+            fields.remove(least);
         }
     }
-    let text = |field: &Field| match has_colour {
-        true => format!("{}{}{:#}", field.style, field.text(), field.style),
-        false => field.text().to_owned(),
+    let text = |field: &Field| {
+        if has_colour {
+            format!("{}{}{:#}", field.style, field.text(), field.style)
+        } else {
+            field.text().to_owned()
+        }
     };
     fields.iter().map(text).collect::<Vec<_>>().join(&" ".repeat(GAP))
 }

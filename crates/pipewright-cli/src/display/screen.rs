@@ -138,9 +138,10 @@ fn screen() -> MutexGuard<'static, Screen> {
 impl Screen {
     /// Writes text at the start of the frame, and the frame below the text.
     fn write_above(&self, text: &str) {
-        match self.frame.is_empty() {
-            true => write(text),
-            false => write(&format!("{CLEAR}{text}{}", frame_text(&self.frame))),
+        if self.frame.is_empty() {
+            write(text);
+        } else {
+            write(&format!("{CLEAR}{text}{}", frame_text(&self.frame)));
         }
     }
 

@@ -107,11 +107,12 @@ pub(crate) fn choose(loaded: Loaded, processes: &mut ProcessGroup) -> Result<Cho
             (measurement.profile, format!("measured in {seconds:.1} s"), vec![(file, text)])
         }
     };
-    let decided = match processes.is_leader() {
-        true => decide(&settings, &profile, &source, files).map(|decision| {
+    let decided = if processes.is_leader() {
+        decide(&settings, &profile, &source, files).map(|decision| {
             serde_json::to_string(&decision).expect("texts and numbers can be written as JSON")
-        }),
-        false => Ok(String::new()),
+        })
+    } else {
+        Ok(String::new())
     };
     // If there is no plan, the others get an empty text.
     let shared = processes.share(decided.as_deref().unwrap_or_default().to_owned())?;
@@ -203,9 +204,10 @@ fn sentences(report: &PlanReport, best: &Plan, source: &str) -> Vec<String> {
         let longer = (next.step_s / best.step_s - 1.0) * 100.0;
         let takes = |outcome: &&Outcome| matches!(outcome.result, OutcomeKind::Takes(_));
         let tried = report.outcomes.iter().filter(takes).count();
-        let compared = match longer >= 0.0 {
-            true => format!("takes {longer:.1}% longer"),
-            false => format!("is {:.1}% faster, which is below the accuracy of the prediction", -longer),
+        let compared = if longer >= 0.0 {
+            format!("takes {longer:.1}% longer")
+        } else {
+            format!("is {:.1}% faster, which is below the accuracy of the prediction", -longer)
         };
         format!("auto: the best other of {tried} schedules, {}, {compared}", title_of(next))
     });
@@ -244,15 +246,17 @@ fn apply(mut settings: Settings, decision: Decision) -> Result<Chosen, Failure> 
     };
     pipeline.microbatches = choice.microbatches;
     pipeline.microbatch_size = choice.microbatch_size;
-    (pipeline.partition, pipeline.boundaries) = match choice.boundaries.is_empty() {
-        true => (PartitionChoice::Even, None),
-        false => (PartitionChoice::Explicit, Some(choice.boundaries)),
+    (pipeline.partition, pipeline.boundaries) = if choice.boundaries.is_empty() {
+        (PartitionChoice::Even, None)
+    } else {
+        (PartitionChoice::Explicit, Some(choice.boundaries))
     };
     pipeline.layout = None;
     pipeline.head_parts = choice.head_parts;
-    pipeline.recompute = match choice.recompute.is_empty() {
-        true => Recompute::None,
-        false => Recompute::Stages(choice.recompute.into_iter().map(StageIndex::new).collect()),
+    pipeline.recompute = if choice.recompute.is_empty() {
+        Recompute::None
+    } else {
+        Recompute::Stages(choice.recompute.into_iter().map(StageIndex::new).collect())
     };
     settings.mesh.data_parallel = choice.data_parallel;
     settings.run.planned_step_ms = plan_milliseconds(choice.step_s, Some(&settings));

@@ -53,9 +53,10 @@ pub(crate) fn device_name(settings: &Settings) -> String {
         let device = devices.iter().find(|device| is_it(device));
         device.or(devices.iter().find(|device| is_like_it(device))).map(|device| device.name.clone())
     };
-    match settings.run.devices.are_processor() {
-        true => processor_name(),
-        false => name(choice).unwrap_or_else(|| choice.to_string()),
+    if settings.run.devices.are_processor() {
+        processor_name()
+    } else {
+        name(choice).unwrap_or_else(|| choice.to_string())
     }
 }
 

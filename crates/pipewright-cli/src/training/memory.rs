@@ -87,10 +87,8 @@ impl MemoryPlan {
         // The tensor ranks of a rank are consecutive, and so are the ranks of a replica.
         let tensor_ranks = settings.mesh.tensor_parallel as usize;
         let needs = |rank: WorldRank| ranks[rank.index() / tensor_ranks % ranks.len()].total();
-        let devices = match settings.run.devices.are_processor() {
-            true => Vec::new(),
-            false => device_loads(settings, needs),
-        };
+        let devices =
+            if settings.run.devices.are_processor() { Vec::new() } else { device_loads(settings, needs) };
         Self {
             ranks,
             replicas: settings.mesh.data_parallel,
@@ -194,9 +192,10 @@ impl MemoryPlan {
         }
         let Some(has) = self.machine else { return Ok(()) };
         let (rank, most) = self.largest();
-        let (needs, who) = match self.is_local {
-            true => (self.total(), "its ranks together need"),
-            false => (most.total(), "one process needs"),
+        let (needs, who) = if self.is_local {
+            (self.total(), "its ranks together need")
+        } else {
+            (most.total(), "one process needs")
         };
         if needs <= has {
             return Ok(());
@@ -347,12 +346,11 @@ fn recompute_sizes(prepared: &Prepared, layers: &ModelDesc, stage: StageIndex) -
     let input = |layer: usize| layer.checked_sub(1).map_or(0, |before| layers.layers[before].output_bytes);
     let range = prepared.partition.range(stage);
     let own = &layers.layers[range.clone()];
-    let (kept, recomputed) = match settings.recompute.is_by_block() {
-        true => {
-            let largest = own.iter().map(|layer| layer.activation_bytes).max();
-            (range.map(input).fold(0, u64::saturating_add), largest.unwrap_or(0))
-        }
-        false => (input(range.start), kept_bytes(own)),
+    let (kept, recomputed) = if settings.recompute.is_by_block() {
+        let largest = own.iter().map(|layer| layer.activation_bytes).max();
+        (range.map(input).fold(0, u64::saturating_add), largest.unwrap_or(0))
+    } else {
+        (input(range.start), kept_bytes(own))
     };
     RecomputeSizes { kept: kept.saturating_mul(rows), recomputed: recomputed.saturating_mul(rows) }
 }

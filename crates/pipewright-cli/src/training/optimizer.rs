@@ -144,14 +144,15 @@ pub(crate) fn require_whole(settings: &Settings) -> Result<(), Failure> {
             settings.pipeline.head_parts
         )));
     }
-    match settings.mesh.is_sharded() {
-        false => Ok(()),
-        true => Err(Failure::input(format!(
+    if settings.mesh.is_sharded() {
+        Err(Failure::input(format!(
             "`optimizer.name = \"{name}\"` updates whole matrices, and with `mesh.data_parallel_mode = \"sharded\"` or a \
              list in `mesh.data_parallel` each replica has only some rows; use adamw, adam or sgd, or \
              write `data_parallel = {}` and `data_parallel_mode = \"replicated\"`",
             settings.mesh.data_parallel
-        ))),
+        )))
+    } else {
+        Ok(())
     }
 }
 

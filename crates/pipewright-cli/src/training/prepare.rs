@@ -315,9 +315,10 @@ fn open_files(settings: &Settings, model: &ModelConfig) -> Result<(TokenRows, Op
     let config = data_config(settings);
     // Which part of the data is too short is only known when a share of it is held out.
     let batch_rows = if data.validation_share.is_some() { 0 } else { settings.pipeline.rows() };
-    let opened = match data.is_built_in() {
-        true => config.open_text(sample::TEXT, vocab_size, batch_rows),
-        false => config.open(vocab_size, batch_rows),
+    let opened = if data.is_built_in() {
+        config.open_text(sample::TEXT, vocab_size, batch_rows)
+    } else {
+        config.open(vocab_size, batch_rows)
     };
     let rows = with_side(opened.map_err(Failure::input)?, data.side.as_deref(), settings, model)?;
     let Some(share) = data.validation_share else { return Ok((rows, None)) };

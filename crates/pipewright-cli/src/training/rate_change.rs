@@ -73,9 +73,8 @@ fn ways(settings: &Settings, last: f64, set: &[String]) -> String {
 /// Returns the command that resumes the run with these arguments.
 fn command(settings: &Settings, set: &[String]) -> String {
     let is_plain = |character: char| character.is_ascii_alphanumeric() || "._-+=".contains(character);
-    let shown = |set: &String| match set.chars().all(is_plain) {
-        true => format!(" --set {set}"),
-        false => format!(" --set {}", quoted(set)),
+    let shown = |set: &String| {
+        if set.chars().all(is_plain) { format!(" --set {set}") } else { format!(" --set {}", quoted(set)) }
     };
     let out = quoted(&settings.run.out.to_string_lossy());
     format!("pipewright resume {out}{}", set.iter().map(shown).collect::<String>())

@@ -21,10 +21,8 @@ fn check(model: &[&str], groups: &str, has_no_decay: impl Fn(&str) -> bool) {
     let found = after_a_step(&[model, &["optimizer.weight_decay=50", &no_decay]].concat());
     let mut counts = [0, 0];
     for (name, values) in &found {
-        let (expected, other) = match has_no_decay(name) {
-            true => (&without[name], &with[name]),
-            false => (&with[name], &without[name]),
-        };
+        let (expected, other) =
+            if has_no_decay(name) { (&without[name], &with[name]) } else { (&with[name], &without[name]) };
         assert_eq!(values, expected, "{name}");
         // A parameter of zeros, such as a fresh bias, does not decay.
         counts[usize::from(has_no_decay(name))] += usize::from(expected != other);

@@ -62,20 +62,19 @@ fn optimizers_that_use_whole_matrices_refuse_shards() {
         let refusal = String::from_utf8_lossy(&checked.stderr).into_owned();
         let output = Run::new().command(&["train", "small.toml"].into_iter().chain(set).collect::<Vec<_>>());
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        match name.ends_with("muon") || name.ends_with("adafactor") {
-            true => {
-                assert_eq!(output.status.code(), Some(2), "{name}: {said}");
-                assert!(
-                    said.contains("parameters are sharded") && said.contains("an element of `model."),
-                    "{said}"
-                );
-                assert_eq!(checked.status.code(), Some(2), "{name}: {refusal}");
-                assert!(
-                    refusal.contains("updates whole matrices, and with `mesh.data_parallel_mode"),
-                    "{refusal}"
-                );
-            }
-            false => assert_eq!(output.status.code(), Some(0), "{name}: {said}"),
+        if name.ends_with("muon") || name.ends_with("adafactor") {
+            assert_eq!(output.status.code(), Some(2), "{name}: {said}");
+            assert!(
+                said.contains("parameters are sharded") && said.contains("an element of `model."),
+                "{said}"
+            );
+            assert_eq!(checked.status.code(), Some(2), "{name}: {refusal}");
+            assert!(
+                refusal.contains("updates whole matrices, and with `mesh.data_parallel_mode"),
+                "{refusal}"
+            );
+        } else {
+            assert_eq!(output.status.code(), Some(0), "{name}: {said}");
         }
     }
 }
@@ -140,10 +139,8 @@ fn a_group_has_its_own_rate_and_decay() {
         let (as_base, as_own) = (after_a_step(base), after_a_step(&[base, &[elsewhere]].concat()));
         let mut counts = [0, 0];
         for (name, values) in &found {
-            let (expected, other) = match has_own(name) {
-                true => (&as_own[name], &as_base[name]),
-                false => (&as_base[name], &as_own[name]),
-            };
+            let (expected, other) =
+                if has_own(name) { (&as_own[name], &as_base[name]) } else { (&as_base[name], &as_own[name]) };
             let close = values.iter().zip(expected).all(|(found, expected)| (found - expected).abs() <= 1e-7);
             assert!(close, "{own}: {name}");
             counts[usize::from(has_own(name))] += usize::from(values != other);

@@ -54,9 +54,10 @@ fn check_kills(kills: u32, set: &[&str], changes: impl Fn(u32) -> Vec<&'static s
     // How many kills meet a run between its steps depends on the machine and its load, so the kills go on until enough
     // of them did.
     for kill in 0.. {
-        let mut child = match killed.has_config() {
-            false => killed.start("train", &["small.toml"], set),
-            true => killed.start("resume", &["out"], &changes(kill)),
+        let mut child = if killed.has_config() {
+            killed.start("resume", &["out"], &changes(kill))
+        } else {
+            killed.start("train", &["small.toml"], set)
         };
         // Early kills are as likely as late kills, and most kills must come before the run is finished.
         let moment = longest.mul_f64(0.6 * random());
@@ -79,9 +80,10 @@ fn check_kills(kills: u32, set: &[&str], changes: impl Fn(u32) -> Vec<&'static s
 }
 
 fn figures_after_resume(run: &Run, set: &[&str]) -> Vec<Figures> {
-    match run.has_config() {
-        true => run.resume(&[]),
-        false => run.train(set),
+    if run.has_config() {
+        run.resume(&[]);
+    } else {
+        run.train(set);
     }
     run.figures()
 }

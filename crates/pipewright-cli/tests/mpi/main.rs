@@ -509,9 +509,10 @@ fn check_stopped(stopped: u32) {
     let report: Vec<&str> = lines.filter(|line| line.starts_with("  rank ")).collect();
     assert_eq!(report.len(), 3, "a line a rank: {said}");
     for (rank, line) in (0..).zip(report) {
-        let (start, end) = match rank == stopped {
-            true => (format!("  rank {rank} is silent; at its last heartbeat: "), " done ("),
-            false => (format!("  rank {rank}: "), ", waits for "),
+        let (start, end) = if rank == stopped {
+            (format!("  rank {rank} is silent; at its last heartbeat: "), " done (")
+        } else {
+            (format!("  rank {rank}: "), ", waits for ")
         };
         assert!(line.starts_with(&start) && line.contains(end), "`{start}...{end}` in: {said}");
     }

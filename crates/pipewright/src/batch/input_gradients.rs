@@ -277,9 +277,10 @@ impl JoinedInput {
         let parts =
             parts.into_iter().map(|(number, gradient)| gradient.map_or_else(|| zeros(number), scaled));
         let parts: Values = parts.collect();
-        let microbatches: Values = match slices.is_one() {
-            true => parts,
-            false => parts.chunks(count).map(|parts| concatenate(parts.to_vec(), SEQUENCE)).collect(),
+        let microbatches: Values = if slices.is_one() {
+            parts
+        } else {
+            parts.chunks(count).map(|parts| concatenate(parts.to_vec(), SEQUENCE)).collect()
         };
         let joined = match self.spec {
             SplitSpec::Along(dimension) => {

@@ -13,9 +13,10 @@ use crate::tensor::{Value, Values};
 pub fn split(batch: &[Value], microbatches: u32) -> Result<Vec<Values>, SplitError> {
     let specs = by_rows(batch);
     let rows = common_size(batch, &specs)?.ok_or(SplitError::Empty)?;
-    match rows > 0 && rows.checked_rem(microbatches as usize) == Some(0) {
-        true => split_by(batch, specs, microbatches),
-        false => Err(SplitError::NotDivisible { rows, microbatches }),
+    if rows > 0 && rows.checked_rem(microbatches as usize) == Some(0) {
+        split_by(batch, specs, microbatches)
+    } else {
+        Err(SplitError::NotDivisible { rows, microbatches })
     }
 }
 
@@ -26,10 +27,7 @@ pub fn split(batch: &[Value], microbatches: u32) -> Result<Vec<Values>, SplitErr
 /// When the batch is empty, its tensors have different numbers of rows, or too few rows are left for the last
 /// microbatches.
 pub fn split_uneven(batch: &[Value], microbatches: u32) -> Result<Vec<Values>, SplitError> {
-    match batch.is_empty() {
-        true => Err(SplitError::Empty),
-        false => split_by(batch, by_rows(batch), microbatches),
-    }
+    if batch.is_empty() { Err(SplitError::Empty) } else { split_by(batch, by_rows(batch), microbatches) }
 }
 
 /// Joins the outputs of all microbatches along dimension 0; the inverse of [`split`].

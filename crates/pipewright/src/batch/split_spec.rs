@@ -106,10 +106,7 @@ pub(super) fn by_rows(tensors: &[Value]) -> Vec<SplitSpec> {
 pub(super) fn flat<S>(specs: impl Nested<S>, tensors: usize) -> Result<Vec<S>, SplitError> {
     let mut flat = Vec::new();
     specs.flatten(&mut flat);
-    match flat.len() == tensors {
-        true => Ok(flat),
-        false => Err(SplitError::Specs { specs: flat.len(), tensors }),
-    }
+    if flat.len() == tensors { Ok(flat) } else { Err(SplitError::Specs { specs: flat.len(), tensors }) }
 }
 
 /// Splits each tensor of a batch as its spec says. All tensors have the same size along the dimension in which they are

@@ -143,9 +143,12 @@ impl Batch {
         if inputs.is_empty() && targets.is_empty() {
             return Err(SplitError::Empty);
         }
-        let parts = |tensors: Values| match tensors.is_empty() {
-            true => Ok(vec![Values::new(); microbatches as usize]),
-            false => split(&tensors, microbatches),
+        let parts = |tensors: Values| {
+            if tensors.is_empty() {
+                Ok(vec![Values::new(); microbatches as usize])
+            } else {
+                split(&tensors, microbatches)
+            }
         };
         Ok(Self::of_parts(parts(inputs)?, parts(targets)?))
     }
@@ -300,18 +303,21 @@ impl Batch {
 
     /// Returns the rows of each microbatch: those of the inputs, or of the targets if there are no inputs.
     pub(super) fn sizes(&self) -> Vec<usize> {
-        match has_tensors(&self.inputs) {
-            _ if !self.sizes.is_empty() => self.sizes.clone(),
-            true => self.inputs.iter().map(rows_of).collect(),
-            false => self.target_sizes(),
+        if !self.sizes.is_empty() {
+            self.sizes.clone()
+        } else if has_tensors(&self.inputs) {
+            self.inputs.iter().map(rows_of).collect()
+        } else {
+            self.target_sizes()
         }
     }
 
     /// Returns the size of the targets of each microbatch.
     pub(super) fn target_sizes(&self) -> Vec<usize> {
-        match self.target_sizes.is_empty() {
-            true => self.targets.iter().map(rows_of).collect(),
-            false => self.target_sizes.clone(),
+        if self.target_sizes.is_empty() {
+            self.targets.iter().map(rows_of).collect()
+        } else {
+            self.target_sizes.clone()
         }
     }
 }

@@ -105,9 +105,10 @@ pipewright_schedule::message_as_debug!(BuildError);
 /// Returns what to do if replicas cannot share the microbatches.
 fn shared_by(shared: &[u32]) -> String {
     let numbers: Vec<String> = shared.iter().map(u32::to_string).collect();
-    match numbers.is_empty() {
-        true => "use another number of replicas".to_owned(),
-        false => format!("use {}", numbers.join(" or ")),
+    if numbers.is_empty() {
+        "use another number of replicas".to_owned()
+    } else {
+        format!("use {}", numbers.join(" or "))
     }
 }
 

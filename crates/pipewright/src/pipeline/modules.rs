@@ -197,10 +197,7 @@ impl Pipeline {
             return Err(PipelineError::Module { place, source });
         }
         let has_all_ranks = Some(self.ranks.len() as u32) == self.assembly.mesh.ranks();
-        match visited.found == 0 && has_all_ranks {
-            true => Err(PipelineError::NoModule { place }),
-            false => Ok(()),
-        }
+        if visited.found == 0 && has_all_ranks { Err(PipelineError::NoModule { place }) } else { Ok(()) }
     }
 }
 

@@ -419,9 +419,10 @@ fn split_into(
     microbatches: u32,
 ) -> Result<Vec<Values>, PipelineError> {
     let batch = pack(batch);
-    match batch.is_empty() {
-        true => Ok(vec![Values::new(); microbatches as usize]),
-        false => split(&batch, microbatches).map_err(|source| PipelineError::Split { what, source }),
+    if batch.is_empty() {
+        Ok(vec![Values::new(); microbatches as usize])
+    } else {
+        split(&batch, microbatches).map_err(|source| PipelineError::Split { what, source })
     }
 }
 

@@ -167,9 +167,10 @@ impl SeededPipeline {
                 }
             } else {
                 let place = self.rng.random_range(0..held);
-                match self.lose == Some(arrivals) {
-                    true => self.lost = self.in_flight.lose(place),
-                    false => self.in_flight.release(place),
+                if self.lose == Some(arrivals) {
+                    self.lost = self.in_flight.lose(place);
+                } else {
+                    self.in_flight.release(place);
                 }
                 arrivals += 1;
                 ready.append(&mut blocked);

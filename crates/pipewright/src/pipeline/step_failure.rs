@@ -51,9 +51,12 @@ impl StepFailure {
             .position_of(error.rank)
             .map(|(program, done)| grid_of(&program, board.row_of(error.rank, &program), &error, done));
         // A tensor group has one row: that of the rank that failed, or that of its first rank.
-        let is_shown = |rank: WorldRank| match mesh.timeline_row(rank) == mesh.timeline_row(error.rank) {
-            true => rank == error.rank,
-            false => rank.get().is_multiple_of(mesh.tensor),
+        let is_shown = |rank: WorldRank| {
+            if mesh.timeline_row(rank) == mesh.timeline_row(error.rank) {
+                rank == error.rank
+            } else {
+                rank.get().is_multiple_of(mesh.tensor)
+            }
         };
         let shown = ranks.into_iter().filter(|failed| is_shown(failed.rank));
         let events = shown.flat_map(|failed| failed.events).collect();
@@ -66,9 +69,12 @@ impl StepFailure {
 fn grid_of(program: &ValidatedProgram, rank: Rank, error: &StepError, done: usize) -> String {
     let row = program.row(rank);
     // A row may have equal actions, which gather and release a stage several times.
-    let failed = error.action.and_then(|action| match row.get(done) == Some(&action) {
-        true => Some(done),
-        false => row.iter().position(|&other| other == action),
+    let failed = error.action.and_then(|action| {
+        if row.get(done) == Some(&action) {
+            Some(done)
+        } else {
+            row.iter().position(|&other| other == action)
+        }
     });
     let Ok(run) = logical(program.as_program()) else { return String::new() };
     let ticks = run.ticks(rank);

@@ -155,9 +155,10 @@ impl Assembly {
             return Err(PipelineError::SplitOutputs { tensor_ranks: self.mesh.tensor });
         }
         let keeps = batch.keep_outputs || !kept.is_empty();
-        match keeps && is_training && !self.program.slices().is_one() {
-            true => Err(PipelineError::SliceOutputs),
-            false => Ok(()),
+        if keeps && is_training && !self.program.slices().is_one() {
+            Err(PipelineError::SliceOutputs)
+        } else {
+            Ok(())
         }
     }
 }

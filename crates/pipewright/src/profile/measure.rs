@@ -87,9 +87,10 @@ where
     let sample = sample(model, config, ranks);
     let split = sample.split();
     let parameters = model.layers.iter().map(|layer| layer.parameters);
-    let state = match config.state_bytes.len() == model.layers.len() {
-        true => config.state_bytes.clone(),
-        false => parameters.map(|number| number.saturating_mul(STATE_BYTES)).collect(),
+    let state = if config.state_bytes.len() == model.layers.len() {
+        config.state_bytes.clone()
+    } else {
+        parameters.map(|number| number.saturating_mul(STATE_BYTES)).collect()
     };
     let mut collection = Collection::new(&sample, &split, model, state, config.rows);
     // Recomputation has one figure a layer and needs fewer steps. Each layer is then a stage, which shows what a stage holds.
@@ -100,9 +101,12 @@ where
     for run in runs {
         let recomputes = run.recompute != Recompute::None;
         let layers = if recomputes { &split } else { &sample };
-        run.steps(layers, config, ranks, make.clone(), &mut feed, |step, holdings| match recomputes {
-            false => collection.add(&step, &holdings),
-            true => collection.add_recomputing(&step.timeline, &holdings),
+        run.steps(layers, config, ranks, make.clone(), &mut feed, |step, holdings| {
+            if recomputes {
+                collection.add_recomputing(&step.timeline, &holdings);
+            } else {
+                collection.add(&step, &holdings);
+            }
         })?;
     }
     Ok(collection.finish(ranks).expect("every stage of a model with layers has run"))

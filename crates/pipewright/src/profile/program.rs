@@ -19,9 +19,10 @@ pub(super) fn program(
         (0..stages).rev().flat_map(move |stage| ["I", "W"].map(|part| format!("{stage}{part}{microbatch}")))
     };
     let all = 0..MICROBATCHES;
-    let cells: Vec<String> = match forwards_first {
-        true => all.clone().flat_map(forwards).chain(all.flat_map(backwards)).collect(),
-        false => all.flat_map(|microbatch| forwards(microbatch).chain(backwards(microbatch))).collect(),
+    let cells: Vec<String> = if forwards_first {
+        all.clone().flat_map(forwards).chain(all.flat_map(backwards)).collect()
+    } else {
+        all.flat_map(|microbatch| forwards(microbatch).chain(backwards(microbatch))).collect()
     };
     let schedule = parse_schedule(&(cells.join(",") + "\n")).expect("these cells are actions");
     for_training(&schedule, &TrainingLowering { replicas, ..TrainingLowering::default() })

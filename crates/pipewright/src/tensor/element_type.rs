@@ -123,7 +123,7 @@ mod tests {
             let values = |data: burn::tensor::TensorData| data.iter::<i64>().collect::<Vec<_>>();
             assert_eq!(values(found.into_data()), values(value.into_data()));
         } else {
-            assert!(matches!(found, Err(Lossy::Value(_))), "{from:?} {to:?}")
+            assert!(matches!(found, Err(Lossy::Value(_))), "{from:?} {to:?}");
         }
     }
 

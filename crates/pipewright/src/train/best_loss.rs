@@ -29,9 +29,10 @@ impl BestLoss {
             Some((_, lowest)) => loss < lowest,
             None => !loss.is_nan(),
         };
-        match improves {
-            true => *self = Self { lowest: Some((step, loss)), evaluations_since: 0 },
-            false => self.evaluations_since += 1,
+        if improves {
+            *self = Self { lowest: Some((step, loss)), evaluations_since: 0 }
+        } else {
+            self.evaluations_since += 1;
         }
         improves
     }

@@ -92,9 +92,8 @@ fn a_layer_says_what_it_takes() {
 fn a_node_of_a_graph_is_named() {
     let graph = Graph::builder().input("x").node("first", false, ["x"]).node("second", true, ["first"]);
     let graph = graph.output("second").build().expect("a graph");
-    let make = |_: &str, is_wrong: &bool| match is_wrong {
-        true => Wrong::Ours.layer(),
-        false => Layer::Ours(linear(4, 4).into()),
+    let make = |_: &str, is_wrong: &bool| {
+        if *is_wrong { Wrong::Ours.layer() } else { Layer::Ours(linear(4, 4).into()) }
     };
     let error = error_of(Layers::graph(graph, make));
     assert!(error.contains("the layer `second`: Linear takes 5 features, got 4"), "{error}");

@@ -51,10 +51,7 @@ fn wide(index: StageIndex, stages: u32) -> Result<Stage, std::convert::Infallibl
     let count = support::LAYERS / stages as usize;
     let first = index.index() * count;
     let module = Wide { layers: (first..first + count).map(|layer| Mlp::new(layer, 1)).collect() };
-    Ok(match index.get() + 1 == stages {
-        true => Stage::with_loss(module, edge_loss),
-        false => Stage::new(module),
-    })
+    Ok(if index.get() + 1 == stages { Stage::with_loss(module, edge_loss) } else { Stage::new(module) })
 }
 
 fn edge(microbatches: u32) -> Edge {

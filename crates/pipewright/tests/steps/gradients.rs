@@ -72,9 +72,10 @@ fn train(program: ValidatedProgram) -> Vec<Step> {
         let part =
             |place: usize| RowShard { left: linear(place as u64 * 10), right: linear(place as u64 * 10 + 5) };
         let module = Parts { parts: (first..first + count).map(part).collect(), first };
-        Ok(match stage == placement.last_stage() {
-            true => Stage::with_loss(module, pair_loss),
-            false => Stage::new(module),
+        Ok(if stage == placement.last_stage() {
+            Stage::with_loss(module, pair_loss)
+        } else {
+            Stage::new(module)
         })
     };
     let world = World::local(program.ranks());

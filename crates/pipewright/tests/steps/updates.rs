@@ -242,9 +242,12 @@ fn clamped(gradient: &mut ParameterGradient<'_>) {
 
 #[test]
 fn a_hook_changes_gradients_before_the_norm() {
-    let expected = descended(|path, gradient| match path.ends_with("weight") {
-        true => gradient.iter().map(|x| x.clamp(-1e-3, 1e-3)).collect(),
-        false => gradient.to_vec(),
+    let expected = descended(|path, gradient| {
+        if path.ends_with("weight") {
+            gradient.iter().map(|x| x.clamp(-1e-3, 1e-3)).collect()
+        } else {
+            gradient.to_vec()
+        }
     });
     let config = PipelineConfig { gradient_hook: Some(Arc::new(clamped)), ..sgd() };
     for (schedule, ranks) in CUTS {

@@ -87,10 +87,7 @@ pub(crate) fn loss(output: Tensor<2>, target: Tensor<2>) -> Tensor<1> {
 /// Returns the stage as the pipeline takes it.
 pub(crate) fn stage(stage: StageIndex, stages: u32) -> Result<Stage, std::convert::Infallible> {
     let module = Mlp::of_stage(stage, stages);
-    Ok(match stage.get() + 1 == stages {
-        true => Stage::with_loss(module, loss),
-        false => Stage::new(module),
-    })
+    Ok(if stage.get() + 1 == stages { Stage::with_loss(module, loss) } else { Stage::new(module) })
 }
 
 /// Returns small numbers that depend on `seed` alone.

@@ -32,9 +32,10 @@ fn configurations_on_pages_are_valid() {
     for (path, text) in documents() {
         for block in code_blocks(&text).into_iter().filter(|block| block.language == "toml") {
             count += 1;
-            let result = match block.text.contains("[[layers]]") {
-                true => problems_of_profile(&block.text),
-                false => load(Some(&block.text), &[]).map(drop),
+            let result = if block.text.contains("[[layers]]") {
+                problems_of_profile(&block.text)
+            } else {
+                load(Some(&block.text), &[]).map(drop)
             };
             let fault = result.err().map(|error| format!("{}:{}: {error}", path.display(), block.line));
             faults.extend(fault);

@@ -147,9 +147,10 @@ pub(crate) fn stage(
     stage: StageIndex,
 ) -> Result<Stage, GraphError> {
     let part = graph.place(placement)?.stage(stage, make);
-    Ok(match stage == placement.last_stage() {
-        true => Stage::of_graph_with_loss(part, loss),
-        false => Stage::of_graph(part),
+    Ok(if stage == placement.last_stage() {
+        Stage::of_graph_with_loss(part, loss)
+    } else {
+        Stage::of_graph(part)
     })
 }
 
