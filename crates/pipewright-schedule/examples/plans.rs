@@ -3,8 +3,9 @@
 //! ```text
 //! cargo run --release -p pipewright-schedule --example plans            # 200 random models
 //! cargo run --release -p pipewright-schedule --example plans -- 20 each # 20 of them, each on a line
-//! cargo run --release -p pipewright-schedule --example plans -- 20 cuts # and compares with the best cuts of all schedules
-//! cargo run --release -p pipewright-schedule --example plans -- 200 parts # and cuts the heads of heterogeneous models
+//! cargo run --release -p pipewright-schedule --example plans -- 20 cuts # and compares with the best cuts of all
+//! schedules cargo run --release -p pipewright-schedule --example plans -- 200 parts # and cuts the heads of
+//! heterogeneous models
 //! ```
 
 #[path = "../tests/plan/instances.rs"]
@@ -205,9 +206,9 @@ fn best_cuts(instance: &Instance) -> f64 {
     best
 }
 
-/// Prints the mean gain over interleaved 1F1B with an even split and two stages a rank, and the mean of the largest gains
-/// that the bounds allow, for each kind of model. With `parts`, heads may be cut into as many parts as there are ranks, or
-/// twice as many.
+/// Prints the mean gain over interleaved 1F1B with an even split and two stages per rank, and the mean of the
+/// largest gains that the bounds allow, for each kind of model. With `parts`, heads may be cut into as many parts as
+/// there are ranks, or twice as many.
 fn gains(count: u64, each: bool, parts: bool, out: &mut impl Write) -> Result<(), Box<dyn Error>> {
     let mut times = Vec::new();
     let mut gains: Vec<(&str, f64, f64)> = Vec::new();

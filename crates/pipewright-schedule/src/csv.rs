@@ -53,7 +53,7 @@ pub enum CsvError {
 
 crate::error_text::message_as_debug!(CsvError);
 
-/// What a quoted cell must look like, as a message.
+/// The form of a quoted cell, as a message.
 pub const QUOTED_CELL: &str = "a cell that begins with a quote must end with the next quote, such as `\"0F0\"`; correct or remove the quotes";
 
 /// Reads a schedule; its placement and number of microbatches follow from the cells.

@@ -19,7 +19,7 @@ const STAGE_BITS: u32 = 12;
 const MICROBATCH_BITS: u32 = 16;
 const PART_BITS: u32 = STAGE_BITS + MICROBATCH_BITS;
 
-/// The stage and microbatch that run forward, and those that run backward: `(0F7;7B3)OVERLAP_F_B`.
+/// The stage and microbatch that run forward, and the ones that run backward: `(0F7;7B3)OVERLAP_F_B`.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Overlap([u8; 7]);
 

@@ -58,7 +58,7 @@ fn check(name: &str, spec: &ScheduleSpec, work: Use) -> Option<f64> {
     Some(most as f64 / used as f64)
 }
 
-/// One test alone, because the peak is that of all threads.
+/// One test alone, because the peak covers all threads.
 #[test]
 fn estimates_are_upper_bounds_and_not_far_above() {
     let mut runner = TestRunner::new(Config::with_cases(1200));

@@ -369,7 +369,7 @@ fn check_waits(row: &[Action], title: &str) {
     assert_eq!((waited, pending), (sends.len(), None), "{title}");
 }
 
-/// What the help of `pipewright schedule` says. `bench/peer/schedules.py load` lets PyTorch itself read the files.
+/// The help of `pipewright schedule`. `bench/peer/schedules.py load` lets PyTorch itself read the files.
 #[test]
 fn waits_make_every_schedule_readable_for_pytorch() {
     for generator in catalogue() {

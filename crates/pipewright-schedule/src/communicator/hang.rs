@@ -22,7 +22,7 @@ pub struct Hold {
     pub reason: Reason,
 }
 
-/// What an action waits for.
+/// The reason why an action waits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reason {
     /// A computation or a wait needs a message of its own rank.

@@ -41,10 +41,10 @@ pub struct Generator {
     pub(super) generate: fn(&ScheduleSpec, Placement) -> Schedule,
 }
 
-/// What a schedule must fit in addition to its own rules.
+/// The limits of a schedule in addition to its own rules.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// The number of layers of the model, each of which may be a stage; `None` if it is not known.
+    /// The number of layers of the model, which limits the number of stages; `None` if it is not known.
     pub layers: Option<u32>,
     /// The number of replicas that share the microbatches. A specification counts the microbatches of one replica,
     /// and messages name the numbers of all of them.

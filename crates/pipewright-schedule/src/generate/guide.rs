@@ -32,7 +32,7 @@ pub struct Formula {
     /// The value.
     pub value: &'static str,
     /// The sizes for which the formula holds: conditions such as `m >= 2 p`, `p is even` or `m is a multiple of p`,
-    /// with `and` between them. If it is empty, the formula holds for all sizes that the generator accepts.
+    /// with `and` between them. If it is empty, the formula is valid for all sizes that the generator accepts.
     pub sizes: &'static str,
     /// Whether the value is an upper bound. Otherwise it is exact.
     pub is_bound: bool,

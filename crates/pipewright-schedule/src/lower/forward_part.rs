@@ -1,7 +1,7 @@
 //! The program that runs only the forwards of another: evaluation with the placement of training.
 //!
 //! Rules: (1) each rank runs its forwards in the order in which the program has them, the forwards of overlaps
-//! included; (2) sends and receives are added anew; (3) if the program gathers parameters, this one gathers them too,
+//! included; (2) sends and receives are added again; (3) if the program gathers parameters, this one gathers them too,
 //! as many stages of a rank at once as the program holds at most.
 
 use std::num::NonZeroU32;

@@ -1,9 +1,9 @@
 //! Cuts a model's layers into stages: contiguous ranges of layers, at least one layer each.
 //!
 //! Each method has its own file: `even` (by number of layers), `weighted` (greedy by weight, as in PyTorch's
-//! reference), `optimal` (the heaviest stage as light as possible) and `explicit` (at given layers). [`Layout`] reads a cut
-//! that is written by hand.
-//! [`crate::placement`] decides which rank a stage runs on.
+//! reference), `optimal` (the heaviest stage as light as possible) and `explicit` (at given layers). [`Layout`]
+//! reads a cut that is written by hand.
+//! [`crate::placement`] decides the rank of each stage.
 //!
 //! ```
 //! use pipewright_schedule::{Method, partition};

@@ -33,8 +33,8 @@ pub fn computation_of(schedule: &Schedule, timeline: &Timeline) -> Timeline {
     Timeline::new(timeline.ranks(), events).with_slices(timeline.slices())
 }
 
-/// Takes the events of `part` from the run: its own, or those of both halves of a backward. Other events before them, such
-/// as a forward that is computed again, are dropped.
+/// Takes the events of `part` from the run: its own, or the events of both halves of a backward. Other events before
+/// them, such as a forward that is computed again, are dropped.
 fn run_of(part: Action, run: &mut Peekable<impl Iterator<Item = Event>>) -> Vec<Event> {
     let halves = match part {
         Action::Backward { stage, microbatch } => {

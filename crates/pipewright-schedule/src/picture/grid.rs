@@ -13,10 +13,11 @@
 use crate::action::Action;
 use crate::ids::Rank;
 
-/// Draws rows of cells, such as those of a schedule, a program or a simulation. Bubbles are dots.
+/// Draws rows of cells, for example of a schedule, a program or a simulation. Bubbles are dots.
 ///
-/// The `marked` places, such as those of violations, get an exclamation mark. A mark after a row's last cell, where
-/// something is missing, has no cell in front of it. Marks that are further right are drawn at the same place.
+/// The `marked` places, for example the places of violations, get an exclamation mark. A mark after a row's last
+/// cell, where something is missing, has no cell in front of it. Marks that are further right are drawn at the same
+/// place.
 pub fn grid<Row: IntoIterator<Item = Option<Action>>>(
     rows: impl IntoIterator<Item = Row>,
     marked: &[(Rank, usize)],

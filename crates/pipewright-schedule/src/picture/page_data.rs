@@ -105,7 +105,7 @@ pub(super) fn ranks(
     all.map(|rank| rank_data(timeline, rank, chunks, clock, settings)).collect()
 }
 
-/// Returns the kinds of actions, and after them those of the messages of skip connections.
+/// Returns the kinds of actions, and after them the messages of skip connections.
 fn kinds() -> Vec<(&'static str, &'static str, u8)> {
     let actions = ActionKind::ALL.map(|kind| (kind.name(), Sort::of(kind).meaning(), Sort::of(kind) as u8));
     let skips = SkipAction::NAMES.map(|name| (name, "skip connection", Sort::Message as u8));

@@ -1,4 +1,4 @@
-//! What a picture shows besides the timeline, the unit of its times, and texts in markup.
+//! The content of a picture besides the timeline, the unit of its times, and texts in markup.
 
 use crate::costs::StageSizes;
 use crate::simulate::UNIT;
@@ -16,8 +16,8 @@ pub struct PictureSettings<'a> {
     pub memory_lane: bool,
     /// The unit of the times of the timeline.
     pub unit: TimeUnit,
-    /// The time that the whole width of a drawing shows, to compare several; `None` for that of the timeline. A page ignores
-    /// it.
+    /// The time that the whole width of a drawing shows, to compare several; `None` for the timeline's own span. A
+    /// page ignores it.
     pub span: Option<f64>,
 }
 

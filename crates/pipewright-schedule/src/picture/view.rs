@@ -2,8 +2,8 @@
 //!
 //! It draws like [`super::html()`], with a lane for each timeline of a rank. In addition it names the cause of every
 //! bubble, highlights the critical path, shows recorded steps with a slider, and simulates the schedule again for other
-//! costs or numbers of microbatches. Its scripts, in the folder `view_page`, continue those of `page`. The simulation
-//! in the page has the rules of [`crate::simulate::timed()`]; a test in a browser compares all their times.
+//! costs or numbers of microbatches. Its scripts, in the folder `view_page`, continue the scripts of `page`. The
+//! simulation in the page has the rules of [`crate::simulate::timed()`]; a test in a browser compares all their times.
 
 use serde::Serialize;
 
@@ -18,7 +18,7 @@ use crate::picture::settings::{PictureSettings, escaped};
 use crate::schedule::Program;
 use crate::timeline::Timeline;
 
-/// The scripts that follow those of the page, in the order in which they use each other.
+/// The scripts that follow the page's, in the order in which they use each other.
 const SCRIPTS: [&str; 10] = [
     include_str!("view_page/sources.js"),
     include_str!("view_page/causes.js"),
@@ -49,7 +49,7 @@ pub struct RecordedStep {
 pub struct WholeStep {
     /// The median of the steps.
     pub measured: f64,
-    /// What the run predicted.
+    /// The prediction of the run.
     pub predicted: Option<f64>,
 }
 
@@ -91,7 +91,7 @@ struct Contents {
     steps: Vec<Source>,
     #[serde(rename = "wholeStep")]
     whole_step: Option<WholeStep>,
-    /// The program, and then those of other numbers of microbatches.
+    /// The program, and then the programs of other numbers of microbatches.
     programs: Vec<SizedProgram>,
     costs: CostsData,
     /// The bytes or units of each stage's activation, stash, gradient, and keys and values, for one microbatch or slice.

@@ -46,7 +46,7 @@ pub(super) struct Evaluator {
     has_other_loads: bool,
 }
 
-/// What all computations of one kind on one stage share.
+/// The data that all computations of one kind on one stage share.
 #[derive(Debug, Clone, Copy)]
 struct Role {
     takes: f64,
@@ -95,7 +95,7 @@ pub(super) struct Ended {
 pub(super) enum Changed {
     /// All.
     Everything,
-    /// Those of a row from this position on, and what depends on them.
+    /// The computations of a row from this position on, and what depends on them.
     Row { rank: usize, from: usize },
 }
 

@@ -7,9 +7,10 @@
 //!
 //! **Memory.** A forward of a stage runs only if its rank then still has room for one microbatch in all later stages of
 //! the rank. There is no deadlock: let `j` be the oldest unfinished microbatch, and let it need a forward of some stage
-//! next. Stages take microbatches in order, so the later stages of that rank hold nothing. What the rank holds was
-//! admitted together with the room for this forward, and a weight gradient can always run and only frees memory. The
-//! room includes what the input backward of one microbatch may add; if it does not fit, weight gradients run first.
+//! next. Stages take microbatches in order, so the later stages of that rank hold nothing. Everything that the rank
+//! holds was admitted together with the room for this forward, and a weight gradient can always run and only frees
+//! memory. The room includes what the input backward of one microbatch may add; if it does not fit, weight gradients
+//! run first.
 //!
 //! **Early end.** A rank ends no earlier than its last computation so far plus the rest of its work. It also does
 //! all its forwards and input backwards before the input backwards of all earlier stages begin to follow the last

@@ -91,7 +91,7 @@ struct Common {
     hidden: u64,
     /// The statistics that a part sends.
     statistics: u64,
-    /// What a part keeps besides the hidden states and logits.
+    /// The bytes that a part keeps besides the hidden states and logits.
     kept: u64,
 }
 

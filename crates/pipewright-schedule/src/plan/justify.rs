@@ -85,7 +85,7 @@ struct Item {
 /// Orders the computations of a pass. If two have the same key, the shorter one comes first: one that takes no time
 /// finds its place before the other one takes it. This keeps the order of two computations that depend on each
 /// other, because the first one of them in the pass then takes no time. Second forwards do not count in it: in the
-/// given order, a backward right after its forward has none.
+/// given order, a backward right after its forward has no second forward.
 fn compare(one: &Item, other: &Item) -> Ordering {
     let by_time = one.key.total_cmp(&other.key).then(one.takes.total_cmp(&other.takes));
     by_time.then(one.tie.cmp(&other.tie))

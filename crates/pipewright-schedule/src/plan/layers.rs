@@ -28,7 +28,7 @@ pub(super) struct Layer {
     pub(super) optimizer_bytes: u64,
     pub(super) activation: u64,
     pub(super) stash: u64,
-    /// What it keeps in `activation` and `stash` that the layer before it keeps too, if both are in one stage.
+    /// The bytes that it keeps in `activation` and `stash` that the layer before it keeps too, if both are in one stage.
     pub(super) shared: u64,
     pub(super) temporary: u64,
     /// The parts of `forward` and `input` in which tensor-parallel ranks add their results.

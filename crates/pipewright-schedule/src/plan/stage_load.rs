@@ -41,7 +41,7 @@ pub(super) struct StageLoad {
     pub(super) base: u64,
     /// The memory that its rank always holds besides its stages.
     pub(super) of_rank: u64,
-    /// What is held only while an action runs: by the operations of a layer, and the messages of the action.
+    /// The memory that is held only while an action runs: by the operations of a layer, and the messages of the action.
     pub(super) temporary: u64,
     /// The parts of `forward` and `input` in which tensor-parallel ranks add their results.
     pub(super) sums: f64,
@@ -69,7 +69,7 @@ impl StageLoad {
     }
 }
 
-/// Returns what a stage of a rank holds beside the stage before it: tensors that both keep count once.
+/// Returns what a stage of a rank holds in addition to the stage before it: tensors that both keep count once.
 pub(super) fn beside(stage: StageIndex, own: &[StageIndex], loads: &[StageLoad]) -> StageLoad {
     let mut load = loads[stage.index()];
     if own.iter().any(|other| other.index() + 1 == stage.index()) {

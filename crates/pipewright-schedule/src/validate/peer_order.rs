@@ -55,7 +55,7 @@ fn is_send(action: Action) -> bool {
     matches!(action, Action::SendForward { .. } | Action::SendBackward { .. })
 }
 
-/// The number of each send among those from its rank to the same peer.
+/// The number of each send among the sends from its rank to the same peer.
 struct SendNumbers {
     microbatches: usize,
     /// The channel number of each ordered pair of ranks that have neighbouring stages.

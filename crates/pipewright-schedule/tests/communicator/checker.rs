@@ -2,7 +2,7 @@
 //! the definition of the communicators, until nothing changes.
 
 use pipewright_schedule::communicator::{Communicator, Groups, Sends, Streams};
-use pipewright_schedule::{Action, Program};
+use pipewright_schedule::{Action, Microbatch, Program};
 
 /// A send or a receive of a row.
 #[derive(Clone, Copy)]
@@ -30,9 +30,9 @@ pub(crate) fn judge(program: &Program, communicator: &Communicator) -> Judgement
     let mut passed = vec![0; rows.len()];
     loop {
         let mut has_changed = false;
-        for rank in 0..rows.len() {
-            while can_pass(program, &rows, rank, passed[rank], communicator) {
-                passed[rank] += 1;
+        for (rank, passed) in passed.iter_mut().enumerate() {
+            while can_pass(program, &rows, rank, *passed, communicator) {
+                *passed += 1;
                 has_changed = true;
             }
         }
@@ -140,7 +140,7 @@ fn can_pass(
             operation.is_send == is_send
                 && operation.is_gradient == is_gradient
                 && Some(operation.boundary) == boundary
-                && Some(operation.microbatch) == part.microbatch().map(|microbatch| microbatch.get())
+                && Some(operation.microbatch) == part.microbatch().map(Microbatch::get)
         });
         needs
             .is_none_or(|needs| needs.is_done || (communicator.streams == Streams::Buffered && needs.is_send))

@@ -389,7 +389,7 @@ fn recomputation_costs_what_it_costs_in_training() {
     assert_eq!((second_forwards(&all, 0), second_forwards(&all, 1)), (4, 0));
 }
 
-/// Returns an instance whose ranks lie on nodes.
+/// Returns an instance whose ranks are on nodes.
 fn on_nodes(seed: u64) -> Instance {
     let mut instance = small(seed);
     let mut numbers = Numbers(seed ^ 0x5eed);

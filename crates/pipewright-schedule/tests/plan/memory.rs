@@ -44,7 +44,7 @@ fn replicas_that_hold_the_parameters_together_need_less_memory() {
     assert_eq!(quarters(4, ShardGroups::Of(2), 0.0), 6.0 + 4.0 + 4.0);
     // Groups of three do not divide four replicas.
     assert_eq!(quarters(4, ShardGroups::Of(3), 0.0), 3.0 + 4.0 + 4.0);
-    // The copy of half precision is that of the gathered parameters.
+    // The copy of half precision copies the gathered parameters.
     assert_eq!(quarters(2, ShardGroups::All, 0.5), 6.0 + 4.0 + 2.0 + 4.0);
     let fits = |groups| {
         let state = TrainingState { groups, ..TrainingState::default() };

@@ -54,7 +54,7 @@ fn measured_parts_keep_their_figures() {
     let whole = with_head(3, 4.0, 2).profile;
     let mut parts = whole.clone();
     let head = parts.layers.pop().expect("a head");
-    // Two parts, the first of which is slower than half of the head.
+    // Two parts; the first one is slower than half of the head.
     let part = |forward_s| LayerProfile { forward_s, kind: HEAD_PART.into(), ..block("", 2.0) };
     parts.layers.extend([part(3e-3), part(1e-3)]);
     assert_eq!(of_two(&parts, Some(2), 5, 1).costs, of_two(&parts, None, 5, 1).costs);

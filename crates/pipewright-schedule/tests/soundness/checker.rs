@@ -20,7 +20,7 @@ enum Thing {
     WeightGradient(u32, u32),
     /// The keys and values of a slice, for the later slices of its microbatch.
     Keys(u32, u32),
-    /// The gradients of the keys and values of a slice, complete with those of the later slices.
+    /// The gradients of the keys and values of a slice, complete with the gradients of the later slices.
     KeyGradient(u32, u32),
     Gathered(u32),
     Reducing(u32),
@@ -191,8 +191,8 @@ impl World<'_> {
         }
     }
 
-    /// Adds and drops the items of slices: a forward makes keys and values. A backward drops those of its slice, and
-    /// completes the gradients of the slice before it.
+    /// Adds and drops the items of slices: a forward makes keys and values. A backward drops the keys and values of
+    /// its slice, and completes the gradients of the slice before it.
     fn make_of_slices(&mut self, rank: usize, part: Action) {
         let ((s, m), k) = (numbers(part), self.slices);
         if k == 1 {

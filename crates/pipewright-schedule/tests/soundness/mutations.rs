@@ -77,8 +77,8 @@ pub(crate) fn swap_any(program: &Program, seed: u64) -> Program {
     swapped.expect("the same sizes").with_slices(program.slices()).expect("the same slices")
 }
 
-/// Returns every program that differs from `program` in one swap of neighbouring slices: two forwards or two backwards of a
-/// microbatch on one stage.
+/// Returns every program that differs from `program` in one swap of neighbouring slices: two forwards or two
+/// backwards of a microbatch on one stage.
 pub(crate) fn swapped_slices(program: &Program) -> Vec<Program> {
     let mut mutants = Vec::new();
     for (rank, row) in program.rows().iter().enumerate() {
@@ -149,7 +149,7 @@ fn later_slice(row: &[Action], at: usize, slices: Slices) -> Option<usize> {
     is_ordered.then(|| row[at + 1..].iter().position(same).map(|distance| at + 1 + distance)).flatten()
 }
 
-/// Returns `action` with a higher stage and microbatch; for an overlap, those of the forward.
+/// Returns `action` with a higher stage and microbatch; for an overlap, the stage and microbatch of the forward.
 fn renumbered(action: Action, stages: u32, microbatches: u32) -> Option<Action> {
     let text = action.to_string();
     if let Action::Overlap(overlap) = action {

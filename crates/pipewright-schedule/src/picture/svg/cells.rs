@@ -87,7 +87,8 @@ fn halves(event: &Event, cell: Rectangle) -> impl Iterator<Item = (Action, Recta
     event.action.parts().enumerate().map(move |(half, part)| (part, place(half)))
 }
 
-/// Draws the labels of one rank, after its bars, which would cover those of overlaps. The pointer finds the cells below.
+/// Draws the labels of one rank, after its bars, which would cover the cells of overlaps. The pointer finds the
+/// cells below.
 fn push_labels(picture: &mut String, drawing: &Drawing<'_>, rank: Rank) {
     picture.push_str("<g pointer-events=\"none\">");
     for event in drawing.timeline.events_of(rank).iter().filter(|event| event.action.is_compute()) {

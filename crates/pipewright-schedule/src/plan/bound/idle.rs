@@ -286,7 +286,7 @@ mod tests {
     /// the optima for two and three ranks. With four ranks, there is a plan that takes as long.
     #[test]
     fn ranks_are_idle_before_their_first_backwards() {
-        // Work of 12 a rank. Before its first backward, one rank is idle for 1 of 4, and the other one for 1 of 5.
+        // Each rank has work of 12. Before its first backward, one rank is idle for 1 of 4, and the other one for 1 of 5.
         check(2, 2, 13.0, 13.0);
         // Single moments prove 8.5, 18.5, 11, 46/3, 59/3 and 26.5; several together prove more.
         check(2, 1, 8.831, 9.0);
@@ -313,7 +313,7 @@ mod tests {
         );
     }
 
-    /// The bound of a part holds for every cut in it: the smallest one does, and is found.
+    /// The bound of a part is not above the bound of any cut in it.
     #[test]
     fn no_cut_is_below_the_bound_of_its_part() {
         let tuning = IdleTuning::default();

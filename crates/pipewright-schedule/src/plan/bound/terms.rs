@@ -1,4 +1,4 @@
-//! What a stage takes of the time of its rank: terms whose sum over the stages of a rank no step is below.
+//! The part of a rank's time that a stage takes: terms whose sum over the stages of a rank no step is below.
 //!
 //! **Idle time of a rank.** Let no backward of a rank begin before `t`. Until `t`, the rank computes forwards only, so
 //! it is idle for at least `t` less the time that its stages can compute forwards until then. Forward `n` (from 0) of
