@@ -1,6 +1,6 @@
 //! Judges a program on communicators other than Pipewright's own: does it finish, and does every receive get its tensor?
 //!
-//! The other rules of [`crate::validate`] prove that a program is complete and ordered. Whether its messages arrive also
+//! The other rules of [`mod@crate::validate`] prove that a program is complete and ordered. Whether its messages arrive also
 //! depends on the communicator. Pipewright's own transports tag and buffer messages. The communicators of other systems
 //! often run operations in the order in which they are given, and pair the sends and receives of two ranks by their
 //! number alone. So a program may be sound on one communicator, hang on another, and train on the wrong tensors on a

@@ -2,7 +2,7 @@
 //! the definition of the communicators, until nothing changes.
 
 use pipewright_schedule::communicator::{Communicator, Groups, Sends, Streams};
-use pipewright_schedule::{Action, Microbatch, Program};
+use pipewright_schedule::{Action, Microbatch, Program, StageIndex};
 
 /// A send or a receive of a row.
 #[derive(Clone, Copy)]
@@ -64,10 +64,7 @@ pub(crate) fn judge(program: &Program, communicator: &Communicator) -> Judgement
 }
 
 fn operations(program: &Program, rank: usize, communicator: &Communicator) -> Vec<Operation> {
-    let owner = |stage: u32| {
-        let stage = pipewright_schedule::StageIndex::new(stage);
-        program.placement().owner(stage).expect("a stage").index()
-    };
+    let owner = |stage: u32| program.placement().owner(StageIndex::new(stage)).expect("a stage").index();
     let mut group = 0;
     let mut operations = Vec::new();
     for (position, &action) in program.rows()[rank].iter().enumerate() {
