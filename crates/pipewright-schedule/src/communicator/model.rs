@@ -107,9 +107,11 @@ impl fmt::Display for Streams {
 }
 
 /// A name that no kind of streams has.
-#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[derive(Clone, PartialEq, Eq, Error)]
 #[error("`{0}` is not a transport; use buffered, edge, pair or rank")]
 pub struct UnknownStreams(String);
+
+crate::error_text::message_as_debug!(UnknownStreams);
 
 impl FromStr for Streams {
     type Err = UnknownStreams;
