@@ -18,10 +18,10 @@ use crate::split::Place;
 /// A model whose output head is cut along the vocabulary into parts, each of them a layer. With one part it
 /// is the model itself.
 ///
-/// All parts together compute the loss of the whole head, and have its parameters: a checkpoint has the whole
-/// head, and a run resumes with another number of parts. The steps of its pipeline need the targets as a side
-/// input ([`Batch::with_targets_for_all`](pipewright::batch::Batch::with_targets_for_all)), which a
-/// [`Trainer`](pipewright::train::Trainer) adds. The last stage returns no logits.
+/// All parts together compute the loss of the whole head, and have its parameters: a checkpoint has the whole head, and a run
+/// resumes with another number of parts. With several parts, the steps of its pipeline need the targets as a side input
+/// ([`PipelineConfig::targets_for_all`](pipewright::pipeline::PipelineConfig::targets_for_all)). The last stage returns no
+/// logits.
 ///
 /// ```
 /// use pipewright_models::decoder::DecoderConfig;
@@ -71,6 +71,12 @@ impl CutModel {
     /// Returns the number of parts.
     pub fn parts(&self) -> u32 {
         self.head.map_or(1, |head| head.parts())
+    }
+
+    /// Returns whether stages need the targets as a side input
+    /// ([`PipelineConfig::targets_for_all`](pipewright::pipeline::PipelineConfig::targets_for_all)).
+    pub fn needs_targets(&self) -> bool {
+        self.head.is_some()
     }
 
     /// Returns why stages of the model cannot run slices of microbatches; `None` if they can.

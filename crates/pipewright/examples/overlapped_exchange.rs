@@ -27,7 +27,7 @@ use std::time::{Duration, Instant};
 use burn::module::{Initializer, Module, Param};
 use burn::optim::SgdConfig;
 use burn::tensor::{Device, Distribution, Int, Tensor, TensorData};
-use pipewright::batch::{Batch, SplitSpec};
+use pipewright::batch::{Batch, SplitRule, SplitSpec};
 use pipewright::hook::{ActionHook, BackwardRun, ForwardRun, OverlapRun};
 use pipewright::ids::WorldRank;
 use pipewright::pipeline::{Layers, Pipeline, StepSummary};
@@ -276,8 +276,10 @@ pub(crate) fn train(hook: Option<Arc<ExpertParallel>>) -> Result<Vec<StepSummary
     let (rows, target) =
         (Tensor::<3>::random(shape, Distribution::Default, &device), Tensor::<3>::zeros(shape, &device));
     let experts = Tensor::<1, Int>::arange(0..EXPERTS as i64, &device);
-    let splits = ((SplitSpec::Along(1), SplitSpec::Replicate), SplitSpec::Along(1));
-    let batch = Batch::split_by((rows, experts), splits.0, target, splits.1, EXPERTS as u32 * MICROBATCHES)?;
+    let rule = SplitRule::equal(EXPERTS as u32 * MICROBATCHES)
+        .inputs((SplitSpec::Along(1), SplitSpec::Replicate))
+        .targets(SplitSpec::Along(1));
+    let batch = Batch::split((rows, experts), target, rule)?;
     (0..3).map(|_| Ok(pipeline.step_batch(batch.clone(), 0.5)?)).collect()
 }
 

@@ -55,35 +55,18 @@ struct Block {
     number: usize,
 }
 
-impl Block {
-    fn new(number: usize, dropout: f64) -> Self {
-        Self {
-            norms: [(); 2].map(|()| LayerNormConfig::new(WIDTH).init(&device())),
-            queries_keys_values: [(); 3].map(|()| linear(WIDTH, WIDTH)),
-            mix: linear(WIDTH, WIDTH),
-            up: linear(WIDTH, 4 * WIDTH),
-            down: linear(4 * WIDTH, WIDTH),
-            dropout: Dropout::new(dropout),
-            number,
-        }
-    }
-
-    /// Each position attends to itself and to the positions before it.
-    fn attend(&self, x: Tensor<3>) -> Tensor<3> {
-        let (shape, attention) = (x.dims(), CausalAttention::rotary(x.dims()[1], HEAD, 1e4, &x.device()));
-        let [q, k, v] = [0, 1, 2].map(|i| self.queries_keys_values[i].forward(x.clone()).flatten(0, 1));
-        self.mix.forward(attention.forward(q, k, v).reshape(shape))
-    }
-}
-
 impl StageModule for Block {
     type Input = Tensor<3>;
     type Output = Tensor<3>;
 
     fn forward(&self, x: Tensor<3>, context: &StageContext) -> Tensor<3> {
         let random = |part| context.random(&format!("blocks.{}.{part}", self.number));
-        let attended = self.attend(self.norms[0].forward(x.clone()));
-        let x = x + self.dropout.forward(attended, random("attention"));
+        let [rows, length, width] = x.dims();
+        let normed = self.norms[0].forward(x.clone()).flatten(0, 1);
+        let [q, k, v] = [0, 1, 2].map(|i| self.queries_keys_values[i].forward(normed.clone()));
+        let attended = CausalAttention::rotary(length, HEAD, 1e4, &x.device()).forward(q, k, v);
+        let mixed = self.mix.forward(attended.reshape([rows, length, width]));
+        let x = x + self.dropout.forward(mixed, random("attention"));
         let hidden = gelu(self.up.forward(self.norms[1].forward(x.clone())));
         x + self.dropout.forward(self.down.forward(hidden), random("feed_forward"))
     }
@@ -105,32 +88,22 @@ impl StageModule for Head {
     }
 }
 
-fn device() -> Device {
-    Device::flex().autodiff()
-}
-
-fn linear(inputs: usize, outputs: usize) -> Linear {
-    LinearConfig::new(inputs, outputs).init(&device()).into()
-}
-
-fn launch(ranks: u32, schedule: &str) -> Result<Pipeline, BuildError> {
-    let layers = LayerList::new()
-        .layer(|| Tokens { embedding: EmbeddingConfig::new(VOCABULARY, WIDTH).init(&device()).into() })
-        .layers(4, |number| Block::new(number, 0.1))
-        .layer(|| Head {
-            norm: LayerNormConfig::new(WIDTH).init(&device()),
-            linear: linear(WIDTH, VOCABULARY),
-        });
-    Pipeline::builder(layers)
-        .ranks(ranks)
-        .schedule(schedule)
-        .microbatches(4)
-        .loss(|logits: Tensor<3>, next: Tensor<2, Int>| {
-            cross_entropy(logits.flatten(0, 1), next.flatten(0, 1))
+fn layers() -> LayerList {
+    let device = || Device::flex().autodiff();
+    let linear = move |inputs, outputs| LinearConfig::new(inputs, outputs).init(&device()).into();
+    let norm = move || LayerNormConfig::new(WIDTH).init(&device());
+    LayerList::new()
+        .layer(move || Tokens { embedding: EmbeddingConfig::new(VOCABULARY, WIDTH).init(&device()).into() })
+        .layers(4, move |number| Block {
+            norms: [norm(), norm()],
+            queries_keys_values: [(); 3].map(|()| linear(WIDTH, WIDTH)),
+            mix: linear(WIDTH, WIDTH),
+            up: linear(WIDTH, 4 * WIDTH),
+            down: linear(4 * WIDTH, WIDTH),
+            dropout: Dropout::new(0.1),
+            number,
         })
-        .optimizer(AdamWConfig::new().init())
-        .clip_norm(1.0)
-        .launch()
+        .layer(move || Head { norm: norm(), linear: linear(WIDTH, VOCABULARY) })
 }
 
 /// Returns rows of `text` and the tokens that follow. They depend on the step alone, so that a run can resume at any step.
@@ -151,7 +124,16 @@ pub(crate) fn run(
     schedule: &str,
     steps: u64,
 ) -> Result<(), Box<dyn Error>> {
-    let mut pipeline = launch(ranks, schedule)?;
+    let mut pipeline = Pipeline::builder(layers())
+        .ranks(ranks)
+        .schedule(schedule)
+        .microbatches(4)
+        .loss(|logits: Tensor<3>, next: Tensor<2, Int>| {
+            cross_entropy(logits.flatten(0, 1), next.flatten(0, 1))
+        })
+        .optimizer(AdamWConfig::new().init())
+        .clip_norm(1.0)
+        .launch()?;
     let (training, validation) = TEXT.split_at(TEXT.len() * 9 / 10);
 
     let checkpoints = folder.join("checkpoints");
@@ -162,12 +144,11 @@ pub(crate) fn run(
         done = checkpoint.step();
     }
     let mut log = RunLog::open(folder, done)?;
-    let mut writer =
-        CheckpointWriter::start(CheckpointFolder::own(&checkpoints)?, 2, ranks, Duration::from_secs(60))?;
+    let checkpoints = CheckpointFolder::own(&checkpoints)?;
+    let mut writer = CheckpointWriter::start(checkpoints, 2, ranks, Duration::from_secs(60))?;
 
     for step in done + 1..=steps {
-        let (inputs, next) = batch(training, step);
-        let rate = 3e-3;
+        let ((inputs, next), rate) = (batch(training, step), 3e-3);
         let summary = pipeline.step(inputs, next, rate)?;
         let mut metrics = log.metrics(&summary, rate, (ROWS * CONTEXT) as u64);
         if step % 10 == 0 || step == steps {
@@ -182,8 +163,7 @@ pub(crate) fn run(
         log.step(&metrics, &summary)?;
     }
     writer.wait()?;
-    log.finish()?;
-    Ok(())
+    Ok(log.finish()?)
 }
 
 fn main() -> Result<(), Box<dyn Error>> {

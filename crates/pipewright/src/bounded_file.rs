@@ -24,7 +24,7 @@ pub fn read_regular(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
     read(path, limit)
 }
 
-/// As [`read_regular`], for text in UTF-8.
+/// Reads a whole file of text in UTF-8, like [`read_regular`].
 ///
 /// # Errors
 /// As [`read_regular`], and when the content is not UTF-8.
@@ -51,7 +51,7 @@ pub fn create_regular(path: &Path) -> io::Result<File> {
     File::create(path)
 }
 
-/// Writes a whole file. As [`create_regular`], it never writes to a device or a pipe.
+/// Writes a whole file. Like [`create_regular`], it never writes to a device or a pipe.
 ///
 /// # Errors
 /// When something else than a regular file has this path, or when the system reports an error.
@@ -90,7 +90,7 @@ pub fn read(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
     Ok(content)
 }
 
-/// As [`read`], for text in UTF-8.
+/// Reads text in UTF-8, like [`read`].
 ///
 /// # Errors
 /// As [`read`], and when the content is not UTF-8.

@@ -183,7 +183,7 @@ fn recomputed_and_sharded_stages_run_block_by_block() {
     assert_eq!(run(sharded().hook(Arc::new(ByBlock::default()))), run(sharded()));
 }
 
-/// A layer whose output is twice that of another.
+/// A layer whose output is twice the output of another layer.
 #[derive(burn::module::Module, Debug)]
 struct Doubled {
     inner: Mlp,

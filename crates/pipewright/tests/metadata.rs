@@ -7,7 +7,7 @@ use std::sync::Arc;
 use burn::module::Module;
 use burn::nn::{BatchNorm, BatchNormConfig, Dropout, DropoutConfig};
 use burn::tensor::{DType, Device, Tensor};
-use pipewright::batch::Batch;
+use pipewright::batch::{Batch, SplitRule};
 use pipewright::failure::{Cause, StepError};
 use pipewright::hook::{ActionHook, BackwardRun};
 use pipewright::pipeline::{Pipeline, PipelineConfig, PipelineError};
@@ -123,7 +123,7 @@ fn rows_may_differ() {
             // Five rows in runs of two leave no fourth microbatch, so the microbatches are given one by one.
             let batch = match rows {
                 5 => Batch::new(parts(&part(0)), parts(&part(1))),
-                _ => Batch::split_uneven(part(0), part(1), 4).expect("it splits"),
+                _ => Batch::split(part(0), part(1), SplitRule::uneven(4)).expect("it splits"),
             };
             pipeline.step_batch(batch, 1e-2).expect("rows differ");
         }
@@ -227,7 +227,7 @@ fn gradients_have_the_metadata_of_their_tensors() {
         let config = PipelineConfig { hook: Some(Arc::new(Replaces(narrow))), ..config };
         let mut pipeline = launch("1f1b", &config).expect("it starts");
         if evaluates {
-            // An evaluation has no gradients: those of the first step are checked all the same.
+            // An evaluation has no gradients: the gradients of the first step are checked nevertheless.
             pipeline.eval_batch(brought([1; 4])).expect("an evaluation");
         }
         let error = mismatch(pipeline.step_batch(brought([1; 4]), 1e-2));

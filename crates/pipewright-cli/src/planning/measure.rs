@@ -121,7 +121,7 @@ fn measure_layers(settings: &Settings, subject: &Subject, time: Duration) -> Res
     let Subject { model, layers, rows: data, ranks, devices } = subject;
     let (ranks, rows) = (*ranks, settings.pipeline.microbatch_size);
     let config = MeasureConfig {
-        pipeline: PipelineConfig { devices: devices.clone(), ..pipeline_config(settings, model.model())? },
+        pipeline: PipelineConfig { devices: devices.clone(), ..pipeline_config(settings, model)? },
         ranks,
         rows,
         time_limit: time,

@@ -12,7 +12,7 @@ use pipewright::nn::TensorParallel;
 use pipewright::pipeline::{Pipeline, PipelineConfig, PipelineError};
 use pipewright::train::{ResumeError, Trainer};
 use pipewright::transport::World;
-use pipewright_models::{InitialParameters, ModelConfig, Place};
+use pipewright_models::{CutModel, InitialParameters, Place};
 
 use crate::config::Settings;
 use crate::config::pipeline::TransportChoice;
@@ -75,7 +75,7 @@ pub(crate) fn launch(
     if transport == TransportChoice::Mpi {
         devices = processes.settle(own_device(&settings, &mut world))?;
     }
-    let config = pipeline_config(&settings, model.model())?;
+    let config = pipeline_config(&settings, &model)?;
     let config = PipelineConfig { interrupt: Some(interrupt.flag()), devices, ..config };
     // Each stage is made on the thread of its rank, in the processor's memory, and then moved to the rank's device.
     let make_stage = move |stage, tensor: &TensorParallel| {
@@ -107,9 +107,9 @@ fn own_device(settings: &Settings, world: &mut World) -> Result<Devices, Failure
 }
 
 /// Returns the settings of a pipeline besides the devices.
-pub(crate) fn pipeline_config(settings: &Settings, model: &ModelConfig) -> Result<PipelineConfig, Failure> {
+pub(crate) fn pipeline_config(settings: &Settings, model: &CutModel) -> Result<PipelineConfig, Failure> {
     let clip_norm = settings.optimizer.clip_norm;
-    let Update { optimizer, groups, clip_groups } = update(&settings.optimizer, model)?;
+    let Update { optimizer, groups, clip_groups } = update(&settings.optimizer, model.model())?;
     Ok(PipelineConfig {
         seed: settings.run.seed,
         optimizer: Some(optimizer),
@@ -128,6 +128,7 @@ pub(crate) fn pipeline_config(settings: &Settings, model: &ModelConfig) -> Resul
         tensor_parallel: settings.mesh.tensor_parallel,
         expert_parallel: settings.mesh.expert_parallel,
         data_parallel_mode: settings.mesh.data_parallel_mode,
+        targets_for_all: model.needs_targets(),
         ..PipelineConfig::default()
     })
 }

@@ -191,8 +191,12 @@ impl StageModule for DecoderStage {
         self.split.placement(&self.parameter_path(local))
     }
 
-    /// Returns a reason if the balance loss of routers is part of the loss: it depends on all tokens of a
-    /// microbatch together.
+    /// The ranks have the logits of their parts of the vocabulary.
+    fn output_split(&self, _output: usize) -> Option<usize> {
+        Some(2)
+    }
+
+    /// Returns a reason if the balance loss of routers is part of the loss: it depends on all tokens of a microbatch together.
     fn refuses_slices(&self) -> Option<String> {
         let path = self.model.layers.iter().flatten().find_map(DecoderBlock::balanced)?;
         Some(format!(

@@ -155,6 +155,11 @@ impl StageModule for HybridStage {
         self.split.placement(&self.parameter_path(local))
     }
 
+    /// The ranks have the logits of their parts of the vocabulary.
+    fn output_split(&self, _output: usize) -> Option<usize> {
+        Some(2)
+    }
+
     fn refuses_slices(&self) -> Option<String> {
         Some(NO_SLICES.to_owned())
     }

@@ -222,7 +222,6 @@ fn train_program(
     let run = (0..steps).map(step).collect();
     // The final logits of the reference come from a training without a balance loss, in single precision.
     let is_whole = config.precision == Precision::F32
-        && config.tensor_parallel == 1
         && reference.cut.head_parts == 1
         && steps == reference.expected.steps.len();
     if is_whole && reference.expected.expected_aux.is_empty() {
@@ -241,12 +240,18 @@ fn launch(reference: &Reference, program: ValidatedProgram, config: &PipelineCon
     let weights = model.describe(reference.expected.seq_len).weights();
     let stages = partition(&weights, count, &reference.cut.method).expect("it divides");
     let initial = InitialParameters::Directory(reference.dir.clone());
+    let targets_for_all = model.needs_targets();
     let make = move |stage: StageIndex, tensor: &TensorParallel| {
         let place = Place { device: Device::flex().autodiff(), tensor: tensor.clone() };
         model.training_stage(stages.range(stage), &initial, place)
     };
     let adam = AdamW { betas: (0.9, 0.95), epsilon: 1e-8, weight_decay: 0.1 };
-    let config = PipelineConfig { optimizer: Some(adam.init()), clip_norm: Some(1.0), ..config.clone() };
+    let config = PipelineConfig {
+        optimizer: Some(adam.init()),
+        clip_norm: Some(1.0),
+        targets_for_all,
+        ..config.clone()
+    };
     let world = World::local(program.ranks() * config.data_parallel * config.tensor_parallel);
     Pipeline::launch_split(program, world, &config, make).expect("it starts")
 }

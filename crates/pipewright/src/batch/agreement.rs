@@ -1,4 +1,4 @@
-//! What each process says of its batch at the start of a step, and what all processes agree on.
+//! The comparison of the batches of all processes at the start of a step, and the agreement of all processes.
 //!
 //! A process needs inputs only if it has the first stage, and targets only if it has the last one. The weights of the
 //! microbatches follow from the whole batch, so the processes compare what each of them knows: the rows of each microbatch,
@@ -9,9 +9,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::reduction::Reduction;
-use crate::batch::Batch;
 use crate::ids::WorldRank;
-use crate::tensor::Values;
 
 /// The most numbers of a list that an error shows.
 const SHOWN: usize = 64;
@@ -24,7 +22,7 @@ pub(crate) enum Purpose {
     Evaluate,
 }
 
-/// What a process says of its step.
+/// A description of the step that a process takes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct StepForm {
     purpose: Purpose,
@@ -32,8 +30,8 @@ pub(crate) struct StepForm {
     inputs: Option<Sizes>,
     /// `None` if the process has no targets.
     targets: Option<Sizes>,
-    /// How losses are reduced, and the targets that do not count; `None` if the process does not say it.
-    reduction: Option<(Reduction, Option<i64>)>,
+    /// How losses are reduced; `None` if the process does not say it.
+    reduction: Option<Reduction>,
     /// Why the process cannot take the step.
     refused: Option<String>,
 }
@@ -46,11 +44,11 @@ struct Sizes {
     are_parts: bool,
 }
 
-/// What all processes agree on.
+/// The properties of a batch on which all processes agree.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct AgreedBatch {
-    sizes: Option<Vec<u64>>,
-    reduction: Option<(Reduction, Option<i64>)>,
+    pub(super) sizes: Option<Vec<u64>>,
+    pub(super) reduction: Option<Reduction>,
 }
 
 /// Why processes do not take a step together.
@@ -88,7 +86,7 @@ pub(crate) struct StepForms {
     purpose: Statements<Purpose>,
     inputs: Statements<Sizes>,
     targets: Statements<Sizes>,
-    reduction: Statements<(Reduction, Option<i64>)>,
+    reduction: Statements<Reduction>,
 }
 
 /// What several ranks say of one part of a step, in the order of the ranks.
@@ -101,45 +99,28 @@ struct Statements<T> {
 }
 
 impl StepForm {
+    /// Makes the form of a process that has inputs and targets of these sizes. `are_parts` says whether they are parts of
+    /// whole tensors.
+    pub(super) fn new(
+        purpose: Purpose,
+        sizes: [Option<&[usize]>; 2],
+        are_parts: bool,
+        reduction: &Reduction,
+    ) -> Self {
+        let [inputs, targets] = sizes.map(|sizes| {
+            let by_microbatch = sizes?.iter().map(|&size| size as u64).collect();
+            Some(Sizes { by_microbatch, are_parts })
+        });
+        // A process with a part of the batch does not know how the others reduce its losses, unless the batch says it.
+        let is_whole = inputs.is_some() && targets.is_some();
+        let says = is_whole || *reduction != Reduction::Rows;
+        Self { purpose, inputs, targets, reduction: says.then(|| reduction.clone()), refused: None }
+    }
+
     /// Makes the form of a process whose batch cannot be used.
     pub(crate) fn refused(purpose: Purpose, reason: String) -> Self {
         Self { purpose, inputs: None, targets: None, reduction: None, refused: Some(reason) }
     }
-}
-
-impl Batch {
-    /// Returns what this process says of the batch.
-    pub(crate) fn form(&self, purpose: Purpose) -> StepForm {
-        let are_parts = self.is_split;
-        let sizes = |sizes: Vec<usize>| Sizes {
-            by_microbatch: sizes.into_iter().map(|size| size as u64).collect(),
-            are_parts,
-        };
-        let inputs = has_tensors(&self.inputs).then(|| sizes(self.sizes()));
-        let targets = has_tensors(&self.targets).then(|| sizes(self.target_sizes()));
-        // A process with a part of the batch does not know how the others reduce its losses, unless the batch says it.
-        let is_whole = inputs.is_some() && targets.is_some();
-        let says = is_whole || self.reduction != Reduction::Rows;
-        let reduction = says.then(|| (self.reduction.clone(), self.ignored));
-        StepForm { purpose, inputs, targets, reduction, refused: None }
-    }
-
-    /// Takes what all processes agree on; the batch has `count` microbatches.
-    pub(crate) fn adopt(&mut self, agreed: AgreedBatch, count: usize) {
-        let AgreedBatch { sizes, reduction } = agreed;
-        self.sizes = match sizes {
-            Some(sizes) => sizes.into_iter().map(|size| size as usize).collect(),
-            None => vec![1; count],
-        };
-        if let Some((reduction, ignored)) = reduction {
-            (self.reduction, self.ignored) = (reduction, ignored);
-        }
-    }
-}
-
-/// Returns whether any microbatch has a tensor.
-pub(super) fn has_tensors(microbatches: &[Values]) -> bool {
-    microbatches.iter().any(|values| !values.is_empty())
 }
 
 impl StepForms {
@@ -240,12 +221,14 @@ fn described_sizes(what: &str, Sizes { by_microbatch, .. }: &Sizes) -> String {
     format!("{rows} row(s) of {what}, by microbatch {}", shown(by_microbatch))
 }
 
-fn described_reduction((reduction, ignored): &(Reduction, Option<i64>)) -> String {
-    match (reduction, ignored) {
-        (Reduction::Rows, _) => "microbatches that count by their rows".to_owned(),
-        (Reduction::Sum, _) => "losses that are added".to_owned(),
-        (Reduction::Weights(weights), None) => format!("microbatches of the weights {}", shown(weights)),
-        (Reduction::Weights(weights), Some(ignored)) => {
+fn described_reduction(reduction: &Reduction) -> String {
+    match reduction {
+        Reduction::Rows => "microbatches that count by their rows".to_owned(),
+        Reduction::Sum => "losses that are added".to_owned(),
+        Reduction::Weights { weights, ignored: None } => {
+            format!("microbatches of the weights {}", shown(weights))
+        }
+        Reduction::Weights { weights, ignored: Some(ignored) } => {
             format!("microbatches of the weights {}, which ignore target {ignored}", shown(weights))
         }
     }
@@ -264,7 +247,7 @@ mod tests {
     use burn::tensor::{Device, Int, Tensor};
 
     use super::*;
-    use crate::batch::tensor_split;
+    use crate::batch::{Batch, SplitRule, split};
     use crate::tensor::pack;
 
     const TRAIN: Purpose = Purpose::Update { learning_rate: 0.5 };
@@ -274,23 +257,23 @@ mod tests {
     }
 
     fn inputs(count: usize) -> Batch {
-        Batch::tensor_split(rows(count), (), 6).expect("it splits")
+        Batch::split(rows(count), (), SplitRule::balanced(6)).expect("it splits")
     }
 
     fn targets(count: usize) -> Batch {
-        Batch::tensor_split((), rows(count), 6).expect("it splits")
+        Batch::split((), rows(count), SplitRule::balanced(6)).expect("it splits")
     }
 
     fn both(count: usize) -> Batch {
-        Batch::tensor_split(rows(count), rows(count), 6).expect("it splits")
+        Batch::split(rows(count), rows(count), SplitRule::balanced(6)).expect("it splits")
     }
 
     fn parts(inputs: usize, targets: usize) -> Batch {
-        let split = |count: usize| match count {
+        let parts = |count: usize| match count {
             0 => Vec::new(),
-            _ => tensor_split(&pack(rows(count)), crate::batch::SplitSpec::Along(0), 6).expect("it splits"),
+            _ => split(&pack(rows(count)), SplitRule::balanced(6)).expect("it splits"),
         };
-        Batch::new(split(inputs), split(targets))
+        Batch::new(parts(inputs), parts(targets))
     }
 
     fn agreed(forms: Vec<StepForm>) -> Result<AgreedBatch, String> {
@@ -305,8 +288,10 @@ mod tests {
                 for batch in batches {
                     let mut batch = batch.clone();
                     batch.adopt(agreed.clone(), 6);
-                    assert_eq!((batch.sizes(), batch.microbatches()), (expected.to_vec(), 6));
-                    assert_eq!(batch.loss_factors(None).divisor, 6.0);
+                    let factors = batch.loss_factors(None);
+                    let mean = expected.iter().sum::<usize>() as f64 / 6.0;
+                    let losses: Vec<f64> = expected.iter().map(|&size| size as f64 / mean).collect();
+                    assert_eq!((factors.losses, factors.divisor, batch.microbatches()), (losses, 6.0, 6));
                 }
             }
             (Err(error), Err(expected)) => {

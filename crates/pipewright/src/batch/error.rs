@@ -47,7 +47,7 @@ pub enum SplitError {
         /// Rows of a microbatch.
         size: usize,
     },
-    /// The number of specs is not that of the tensors.
+    /// There are more or fewer specs than tensors.
     #[error("{} for {}: give one for each, in the nesting of the tensors", counted(*.specs, "spec"), counted(*.tensors, "tensor"))]
     Specs {
         /// Specs given.

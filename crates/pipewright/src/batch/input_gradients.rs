@@ -2,21 +2,21 @@
 //!
 //! The inputs of a pipeline may come from another model: an encoder, or a prompt that is trained. The backward of the first
 //! stage computes their gradients, microbatch by microbatch, and [`InputGradients`] joins these to gradients of the whole
-//! inputs. They have the scale of the parameters' gradients: they are those of the loss of the step.
+//! inputs. They have the scale of the parameters' gradients: they belong to the loss of the step.
 
 use std::sync::Arc;
 
 use burn::tensor::{DType, Tensor};
 use pipewright_schedule::Slices;
 
-use super::side_inputs::Side;
+use super::error::SplitError;
+use super::merge::check_alike;
 use super::slices::SEQUENCE;
-use super::split_spec::{check_alike, concatenate};
-use crate::batch::{Batch, SplitError, SplitSpec};
+use super::split::SplitSpec;
 use crate::tensor::{OptionalTensor, OptionalTensors, Value, ValueKind, Values};
 
 /// The inputs whose gradients a batch asks for.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) enum WantedGradients {
     #[default]
     None,
@@ -70,124 +70,12 @@ pub enum InputGradientError {
     Evaluation,
     /// The gradients of the microbatches do not make up a whole.
     #[error(
-        "the gradients of an input cannot be joined: {0}; split the batch with `Batch::split_by`, which knows how"
+        "the gradients of an input cannot be joined: {0}; split the batch with `Batch::split`, and a `SplitRule` that says how"
     )]
     Join(#[source] SplitError),
 }
 
 pipewright_schedule::message_as_debug!(InputGradientError);
-
-impl Batch {
-    /// Makes a training step return the gradients of all float inputs
-    /// ([`StepSummary::input_gradients`](crate::pipeline::StepSummary::input_gradients)), for example to train a model whose
-    /// outputs are these inputs.
-    ///
-    /// ```
-    /// # use burn::tensor::{Device, Tensor};
-    /// # use pipewright::batch::Batch;
-    /// # use pipewright::pipeline::{Pipeline, PipelineError};
-    /// /// Trains on the outputs of an encoder, and returns a scalar whose backward continues into the encoder.
-    /// fn step(pipeline: &mut Pipeline, hidden: Tensor<2>, target: Tensor<2>) -> Result<Tensor<1>, Box<dyn std::error::Error>> {
-    ///     let batch = Batch::split(hidden.clone(), target, 4)?.keep_input_gradients();
-    ///     let summary = pipeline.step_batch(batch, 1e-3)?;
-    ///     let gradient = summary.input_gradient::<2>(0)?;
-    ///     Ok((hidden * gradient.autodiff()).sum())
-    /// }
-    /// ```
-    pub fn keep_input_gradients(mut self) -> Self {
-        self.wanted = WantedGradients::All;
-        self
-    }
-
-    /// Like [`Batch::keep_input_gradients`], for the inputs with these numbers, in the order in which the first stage takes
-    /// them. They must be float tensors.
-    pub fn keep_input_gradients_of(mut self, inputs: impl IntoIterator<Item = usize>) -> Self {
-        self.wanted = WantedGradients::Of(inputs.into_iter().collect());
-        self
-    }
-
-    /// Returns the join of the gradients that the batch asks for.
-    ///
-    /// # Errors
-    /// When the batch asks for gradients that do not exist or cannot be joined, or has tensors that require a gradient that
-    /// it does not ask for.
-    pub(crate) fn input_gradients(&self) -> Result<InputGradients, InputGradientError> {
-        let first: &[Value] = self.inputs.first().map_or(&[], Vec::as_slice);
-        let wanted = self.wanted(first)?;
-        for (input, &is_wanted) in wanted.iter().enumerate() {
-            let mut column = self.inputs.iter().filter_map(|values| values.get(input));
-            if !is_wanted && column.any(Value::is_tracked) {
-                return Err(InputGradientError::NotAskedFor { input });
-            }
-        }
-        self.check_others()?;
-        let spec = |input| self.specs.get(input).copied().unwrap_or(SplitSpec::Along(0));
-        let join = |(input, &is_wanted): (usize, &bool)| {
-            is_wanted.then(|| JoinedInput::new(input, self.column(input)?, spec(input))).transpose()
-        };
-        let inputs = wanted.iter().enumerate().map(join).collect::<Result<_, _>>();
-        Ok(InputGradients {
-            wanted: wanted.into(),
-            inputs: inputs.map_err(InputGradientError::Join)?,
-            factor: 1.0,
-        })
-    }
-
-    /// Returns an input of all microbatches.
-    fn column(&self, input: usize) -> Result<Values, SplitError> {
-        let of_microbatch = |(microbatch, values): (usize, &Values)| {
-            let (found, expected) = (values.len(), self.inputs[0].len());
-            values.get(input).cloned().ok_or(SplitError::TensorsDiffer { microbatch, found, expected })
-        };
-        self.inputs.iter().enumerate().map(of_microbatch).collect()
-    }
-
-    /// Returns whether the batch asks for any gradient.
-    pub(crate) fn wants_gradients(&self) -> bool {
-        !matches!(self.wanted, WantedGradients::None)
-    }
-
-    fn wanted(&self, inputs: &[Value]) -> Result<Vec<bool>, InputGradientError> {
-        let is_float = |value: &Value| value.kind() == ValueKind::Float;
-        Ok(match &self.wanted {
-            WantedGradients::None => vec![false; inputs.len()],
-            WantedGradients::All => inputs.iter().map(is_float).collect(),
-            // A process without the first stage may have no inputs.
-            WantedGradients::Of(_) if inputs.is_empty() => Vec::new(),
-            WantedGradients::Of(asked) => {
-                let mut wanted = vec![false; inputs.len()];
-                for &input in asked {
-                    let Some(value) = inputs.get(input) else {
-                        return Err(InputGradientError::NoInput { input, inputs: inputs.len() });
-                    };
-                    if !is_float(value) {
-                        return Err(InputGradientError::NotFloat { input, kind: value.kind() });
-                    }
-                    wanted[input] = true;
-                }
-                wanted
-            }
-        })
-    }
-
-    /// Returns an error if a target or a side input requires a gradient.
-    fn check_others(&self) -> Result<(), InputGradientError> {
-        if self.targets.iter().flatten().any(Value::is_tracked) {
-            return Err(InputGradientError::NotAnInput { what: "a target".to_owned() });
-        }
-        for (name, side) in &self.side_inputs.0 {
-            let is_tracked = match side {
-                Side::Split(parts) => parts.iter().flatten().any(Value::is_tracked),
-                Side::Replicated(values) => values.iter().any(Value::is_tracked),
-                Side::Value(_) => false,
-            };
-            if is_tracked {
-                return Err(InputGradientError::NotAnInput { what: format!("side input `{name}`") });
-            }
-        }
-        Ok(())
-    }
-}
 
 /// The inputs of a step whose gradients it returns, and how they are joined.
 #[derive(Clone, Debug, Default)]
@@ -215,7 +103,59 @@ pub(crate) struct ReplicaGradients {
     pub(crate) parts: Vec<OptionalTensors>,
 }
 
+impl WantedGradients {
+    /// Returns whether the gradient of each of these inputs of a microbatch is asked for.
+    fn of(&self, inputs: &[Value]) -> Result<Vec<bool>, InputGradientError> {
+        let is_float = |value: &Value| value.kind() == ValueKind::Float;
+        let asked = match self {
+            Self::None => return Ok(vec![false; inputs.len()]),
+            Self::All => return Ok(inputs.iter().map(is_float).collect()),
+            // A process without the first stage may have no inputs.
+            Self::Of(_) if inputs.is_empty() => return Ok(Vec::new()),
+            Self::Of(asked) => asked,
+        };
+        let mut wanted = vec![false; inputs.len()];
+        for &input in asked {
+            let Some(value) = inputs.get(input) else {
+                return Err(InputGradientError::NoInput { input, inputs: inputs.len() });
+            };
+            if !is_float(value) {
+                return Err(InputGradientError::NotFloat { input, kind: value.kind() });
+            }
+            wanted[input] = true;
+        }
+        Ok(wanted)
+    }
+}
+
 impl InputGradients {
+    /// Returns how the gradients of the inputs of a batch are joined; `specs` say how the inputs were split, by default along
+    /// dimension 0.
+    ///
+    /// # Errors
+    /// When gradients are asked for that do not exist or cannot be joined, or an input requires a gradient that is not asked
+    /// for.
+    pub(super) fn new(
+        wanted: &WantedGradients,
+        inputs: &[Values],
+        specs: &[SplitSpec],
+    ) -> Result<Self, InputGradientError> {
+        let wanted = wanted.of(inputs.first().map_or(&[], Vec::as_slice))?;
+        for (input, &is_wanted) in wanted.iter().enumerate() {
+            let mut column = inputs.iter().filter_map(|values| values.get(input));
+            if !is_wanted && column.any(Value::is_tracked) {
+                return Err(InputGradientError::NotAskedFor { input });
+            }
+        }
+        let spec_of = |input| specs.get(input).copied().unwrap_or(SplitSpec::Along(0));
+        let join = |(input, &is_wanted): (usize, &bool)| {
+            is_wanted.then(|| JoinedInput::new(input, column(inputs, input)?, spec_of(input))).transpose()
+        };
+        let joined = wanted.iter().enumerate().map(join).collect::<Result<_, _>>();
+        let inputs = joined.map_err(InputGradientError::Join)?;
+        Ok(Self { wanted: wanted.into(), inputs, factor: 1.0 })
+    }
+
     /// Sets the factor of the gradients.
     pub(crate) fn times(self, factor: f64) -> Self {
         Self { factor, ..self }
@@ -232,8 +172,8 @@ impl InputGradients {
         replicas: &[ReplicaGradients],
         slices: Slices,
     ) -> Result<OptionalTensors, SplitError> {
-        let join = |(place, input): (usize, &Option<JoinedInput>)| match input {
-            Some(input) => input.join(place, replicas, slices, self.factor),
+        let join = |(index, input): (usize, &Option<JoinedInput>)| match input {
+            Some(input) => input.join(index, replicas, slices, self.factor),
             None => Ok(None),
         };
         self.inputs.iter().enumerate().map(join).collect()
@@ -253,7 +193,7 @@ impl JoinedInput {
 
     fn join(
         &self,
-        place: usize,
+        index: usize,
         replicas: &[ReplicaGradients],
         slices: Slices,
         factor: f64,
@@ -261,7 +201,7 @@ impl JoinedInput {
         let count = slices.get() as usize;
         let all = replicas.iter().flat_map(|replica| (replica.first * count..).zip(&replica.parts));
         let parts: Vec<(usize, Option<&Value>)> =
-            all.map(|(number, gradients)| (number, gradients.get(place).and_then(Option::as_ref))).collect();
+            all.map(|(number, gradients)| (number, gradients.get(index).and_then(Option::as_ref))).collect();
         let Some(any) = parts.iter().find_map(|(_, gradient)| *gradient) else { return Ok(None) };
         let (device, dtype) = (any.device(), at_least_single(any.clone()).dtype());
         // A microbatch whose loss does not depend on the input has a gradient of zero.
@@ -280,17 +220,26 @@ impl JoinedInput {
         let microbatches: Values = if slices.is_one() {
             parts
         } else {
-            parts.chunks(count).map(|parts| concatenate(parts.to_vec(), SEQUENCE)).collect()
+            parts.chunks(count).map(|parts| Value::joined(parts.to_vec(), SEQUENCE)).collect()
         };
         let joined = match self.spec {
             SplitSpec::Along(dimension) => {
-                check_alike(place, &microbatches, Some(dimension))?;
-                concatenate(microbatches, dimension)
+                check_alike(index, &microbatches, Some(dimension))?;
+                Value::joined(microbatches, dimension)
             }
             SplitSpec::Replicate => added(microbatches),
         };
         Ok(Some(if joined.dtype() == self.dtype { joined } else { joined.cast(self.dtype) }))
     }
+}
+
+/// Returns an input of all microbatches.
+fn column(inputs: &[Values], input: usize) -> Result<Values, SplitError> {
+    let value = |(microbatch, values): (usize, &Values)| {
+        let (found, expected) = (values.len(), inputs[0].len());
+        values.get(input).cloned().ok_or(SplitError::TensorsDiffer { microbatch, found, expected })
+    };
+    inputs.iter().enumerate().map(value).collect()
 }
 
 /// Returns a gradient in single precision at least, so that dividing it by the loss scale of f16 rounds nothing to zero.

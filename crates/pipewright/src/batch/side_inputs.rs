@@ -1,4 +1,4 @@
-//! Side inputs: tensors and values that every stage may read beside its input, looked up by name.
+//! Side inputs: tensors and values that every stage may read in addition to its input, looked up by name.
 
 use std::any::Any;
 use std::collections::BTreeMap;
@@ -13,7 +13,7 @@ use crate::tensor::{Boundary, BoundaryError, Value, Values, unpack};
 /// The side inputs of a step, by name. A stage looks them up with the index of its microbatch, so a forward that is
 /// computed again finds the same tensors.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct SideInputs(pub(super) BTreeMap<Arc<str>, Side>);
+pub(crate) struct SideInputs(BTreeMap<Arc<str>, Side>);
 
 #[derive(Clone, Debug)]
 pub(super) enum Side {
@@ -55,7 +55,7 @@ pub enum SideInputError {
     Tensors {
         /// Its name.
         name: String,
-        /// What is wrong.
+        /// The reason.
         source: BoundaryError,
     },
 }
@@ -63,6 +63,27 @@ pub enum SideInputError {
 pipewright_schedule::message_as_debug!(SideInputError);
 
 impl SideInputs {
+    /// Adds a side input, or replaces the one with this name.
+    pub(super) fn insert(&mut self, name: &str, side: Side) {
+        self.0.insert(name.into(), side);
+    }
+
+    /// Returns the name of a side input that has tensors, if there is one.
+    pub(super) fn any_tensors(&self) -> Option<&str> {
+        let is_tensor = |side: &Side| !matches!(side, Side::Value(_));
+        self.0.iter().find(|(_, side)| is_tensor(side)).map(|(name, _)| &**name)
+    }
+
+    /// Returns the name of a side input with a tensor that requires a gradient, if there is one.
+    pub(super) fn any_tracked(&self) -> Option<&str> {
+        let is_tracked = |side: &Side| match side {
+            Side::Split(parts) => parts.iter().flatten().any(Value::is_tracked),
+            Side::Replicated(values) => values.iter().any(Value::is_tracked),
+            Side::Value(_) => false,
+        };
+        self.0.iter().find(|(_, side)| is_tracked(side)).map(|(name, _)| &**name)
+    }
+
     /// Returns the side inputs of a replica that has these microbatches, which it counts from 0.
     pub(crate) fn part(&self, microbatches: Range<usize>) -> Self {
         let part = |side: &Side| match side {

@@ -16,17 +16,18 @@
 //! # Ok::<(), pipewright::batch::SplitError>(())
 //! ```
 
-use std::any::Any;
 use std::sync::Arc;
 
-use pipewright_schedule::StageIndex;
+use burn::tensor::Tensor;
+use pipewright_schedule::{Slices, StageIndex};
 
-use super::agreement::has_tensors;
-use super::input_gradients::WantedGradients;
-use super::reduction::Reduction;
+use super::agreement::{AgreedBatch, Purpose, StepForm};
+use super::error::SplitError;
+use super::input_gradients::{InputGradientError, InputGradients, WantedGradients};
+use super::reduction::{LossFactors, Reduction, ReductionUnit};
 use super::side_inputs::{Side, SideInputs};
-use super::split_spec::{by_rows, cut, flat};
-use crate::batch::{Nested, SplitError, SplitSpec, split, split_by, split_uneven, tensor_split};
+use super::slices;
+use super::split::{SplitRule, SplitSpec, sizes_of};
 use crate::tensor::{Boundary, Value, Values, pack};
 
 /// The name of the side input with the targets ([`Batch::with_targets_for_all`]).
@@ -35,301 +36,357 @@ pub const TARGETS: &str = "targets";
 /// The data of one step, microbatch by microbatch.
 #[derive(Clone, Debug, Default)]
 pub struct Batch {
-    pub(crate) inputs: Vec<Values>,
-    pub(crate) targets: Vec<Values>,
-    pub(crate) side_inputs: SideInputs,
-    /// Whether the step returns the outputs of the last stage.
-    pub(crate) keep_outputs: bool,
-    /// The stages whose outputs the step returns by stage.
-    pub(crate) kept_stages: Vec<StageIndex>,
-    /// How the losses of the microbatches make the loss of the step.
-    pub(super) reduction: Reduction,
-    /// The targets that do not count, if the reduction has a weight for each of the others.
-    pub(super) ignored: Option<i64>,
+    inputs: Vec<Values>,
+    targets: Vec<Values>,
+    side_inputs: SideInputs,
+    kept: KeptOutputs,
     /// The inputs whose gradients the step returns.
-    pub(super) wanted: WantedGradients,
-    /// How each input is split; empty if all are split along dimension 0.
-    pub(super) specs: Vec<SplitSpec>,
-    /// The size of each microbatch along the dimension in which the inputs are split; empty if that is the rows.
-    pub(super) sizes: Vec<usize>,
-    /// The same of the targets.
+    wanted: WantedGradients,
+    /// How the losses of the microbatches make the loss of the step.
+    reduction: Reduction,
+    /// The size of each microbatch of the inputs, or of the targets if there are no inputs.
+    sizes: Vec<usize>,
+    /// The size of the targets of each microbatch.
     target_sizes: Vec<usize>,
-    /// Whether a function of this module has split the inputs and the targets.
-    pub(super) is_split: bool,
+    /// How each input is split; empty if the caller has split the inputs.
+    specs: Vec<SplitSpec>,
+    /// Whether inputs and targets are parts of whole tensors, which [`Batch::split`] has split.
+    is_split: bool,
+}
+
+/// The outputs that a step returns.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct KeptOutputs {
+    /// Whether the step returns the outputs of the last stage.
+    pub last: bool,
+    /// The stages whose outputs the step returns by stage.
+    pub stages: Arc<[StageIndex]>,
+}
+
+/// The part of a batch that cannot be split.
+#[derive(Debug)]
+pub(crate) struct UnsplitPart {
+    /// Inputs or targets.
+    pub what: &'static str,
+    pub source: SplitError,
+}
+
+/// The tensors of a batch, which a step gives to the ranks.
+pub(crate) struct BatchTensors {
+    pub inputs: Vec<Values>,
+    pub targets: Vec<Values>,
+    pub side_inputs: SideInputs,
 }
 
 impl Batch {
     /// Makes a batch of microbatches that are already split; their numbers of rows may differ. `targets` may be empty
     /// for an evaluation.
     pub fn new(inputs: Vec<Values>, targets: Vec<Values>) -> Self {
-        Self { inputs, targets, ..Self::default() }
+        let sizes = |microbatches: &[Values]| microbatches.iter().map(rows_of).collect();
+        let (input_sizes, target_sizes) = (sizes(&inputs), sizes(&targets));
+        Self { is_split: false, ..Self::of_parts((inputs, input_sizes), (targets, target_sizes)) }
     }
 
-    /// Splits a whole batch along dimension 0 into equal microbatches. The inputs may be `()` in a process without the first
-    /// stage, and the targets in one without the last stage.
+    /// Splits a whole batch into microbatches. The rule is their number, which must divide the rows, or a [`SplitRule`] for
+    /// other sizes or dimensions. Each row has the same weight in the loss and the gradients of the step.
     ///
-    /// # Errors
-    /// As [`split`], and when both are `()`.
-    pub fn split(
-        inputs: impl Boundary,
-        targets: impl Boundary,
-        microbatches: u32,
-    ) -> Result<Self, SplitError> {
-        Self::split_rows(split, (pack(inputs), pack(targets)), microbatches)
-    }
-
-    /// Splits a batch whose rows do not divide evenly: the last microbatch is shorter. Each row has the same weight in
-    /// the loss and the gradients of the step.
-    ///
-    /// # Errors
-    /// As [`split_uneven`].
-    pub fn split_uneven(
-        inputs: impl Boundary,
-        targets: impl Boundary,
-        microbatches: u32,
-    ) -> Result<Self, SplitError> {
-        Self::split_rows(split_uneven, (pack(inputs), pack(targets)), microbatches)
-    }
-
-    /// Splits each tensor as its [`SplitSpec`] says; the specs have the nesting of the inputs and of the targets. The
-    /// targets may be `()`: for a loss that takes none, or for an evaluation without losses.
+    /// The inputs may be `()` in a process without the first stage. The targets may be `()` in a process without the last
+    /// stage, for a loss that takes none, and for an evaluation without losses.
     ///
     /// ```
     /// use burn::tensor::{Device, Int, Tensor};
-    /// use pipewright::batch::Batch;
-    /// use pipewright::batch::SplitSpec;
+    /// use pipewright::batch::{Batch, SplitRule, SplitSpec};
     ///
     /// let device = Device::flex();
-    /// let (sound, table) = (Tensor::<3>::zeros([100, 8, 4], &device), Tensor::<2>::zeros([9, 4], &device));
-    /// let labels = Tensor::<1, Int>::zeros([8], &device);
-    /// let specs = (SplitSpec::Along(1), SplitSpec::Replicate);
-    /// let batch = Batch::split_by((sound, table), specs, labels, SplitSpec::Along(0), 4)?;
+    /// let (sound, table) = (Tensor::<3>::zeros([100, 9, 4], &device), Tensor::<2>::zeros([9, 4], &device));
+    /// let labels = Tensor::<1, Int>::zeros([9], &device);
+    /// // 9 rows in 4 microbatches are 3, 2, 2 and 2.
+    /// let rule = SplitRule::balanced(4).inputs((SplitSpec::Along(1), SplitSpec::Replicate));
+    /// let batch = Batch::split((sound, table), labels, rule)?;
     /// assert_eq!(batch.microbatches(), 4);
     /// # Ok::<(), pipewright::batch::SplitError>(())
     /// ```
     ///
     /// # Errors
-    /// As [`split_by`].
-    pub fn split_by(
-        inputs: impl Boundary,
-        input_specs: impl Nested<SplitSpec>,
-        targets: impl Boundary,
-        target_specs: impl Nested<SplitSpec>,
-        microbatches: u32,
-    ) -> Result<Self, SplitError> {
-        Self::split_with(split_by, (pack(inputs), input_specs), (pack(targets), target_specs), microbatches)
-    }
-
-    /// Splits a whole batch along dimension 0 into microbatches whose sizes differ by at most one row, as PyTorch does: 9
-    /// rows in 4 microbatches are 3, 2, 2 and 2. Each row has the same weight in the loss and the gradients of the step.
-    ///
-    /// # Errors
-    /// As [`tensor_split`].
-    pub fn tensor_split(
+    /// As [`split`](super::split()), and when inputs and targets are both `()`.
+    pub fn split(
         inputs: impl Boundary,
         targets: impl Boundary,
-        microbatches: u32,
+        rule: impl Into<SplitRule>,
     ) -> Result<Self, SplitError> {
-        let split = |tensors: &[Value], microbatches| tensor_split(tensors, by_rows(tensors), microbatches);
-        Self::split_rows(split, (pack(inputs), pack(targets)), microbatches)
-    }
-
-    /// Splits inputs and targets along dimension 0 with one of the functions that split. Each may be left out, but not both.
-    fn split_rows(
-        split: impl Fn(&[Value], u32) -> Result<Vec<Values>, SplitError>,
-        (inputs, targets): (Values, Values),
-        microbatches: u32,
-    ) -> Result<Self, SplitError> {
+        let (inputs, targets) = (pack(inputs), pack(targets));
         if inputs.is_empty() && targets.is_empty() {
             return Err(SplitError::Empty);
         }
-        let parts = |tensors: Values| {
-            if tensors.is_empty() {
-                Ok(vec![Values::new(); microbatches as usize])
-            } else {
-                split(&tensors, microbatches)
-            }
-        };
-        Ok(Self::of_parts(parts(inputs)?, parts(targets)?))
+        Self::split_parts(&inputs, &targets, &rule.into()).map_err(|error| error.source)
     }
 
-    /// Makes a batch of the parts of whole tensors, which were split along dimension 0.
-    pub(crate) fn of_parts(inputs: Vec<Values>, targets: Vec<Values>) -> Self {
-        Self { is_split: true, ..Self::new(inputs, targets) }
+    /// Splits a whole batch. This process may have neither inputs nor targets.
+    pub(crate) fn split_parts(
+        inputs: &[Value],
+        targets: &[Value],
+        rule: &SplitRule,
+    ) -> Result<Self, UnsplitPart> {
+        let unsplit = |what| move |source| UnsplitPart { what, source };
+        let (inputs, specs) = rule.split_inputs(inputs).map_err(unsplit("inputs"))?;
+        let (targets, target_specs) = rule.split_targets(targets).map_err(unsplit("targets"))?;
+        let (input_sizes, target_sizes) = (sizes_of(&inputs, &specs), sizes_of(&targets, &target_specs));
+        Ok(Self { specs, ..Self::of_parts((inputs, input_sizes), (targets, target_sizes)) })
     }
 
-    /// As [`Batch::split_by`], with the sizes of [`Batch::tensor_split`].
-    ///
-    /// # Errors
-    /// As [`tensor_split`].
-    pub fn tensor_split_by(
-        inputs: impl Boundary,
-        input_specs: impl Nested<SplitSpec>,
-        targets: impl Boundary,
-        target_specs: impl Nested<SplitSpec>,
-        microbatches: u32,
-    ) -> Result<Self, SplitError> {
-        Self::split_with(
-            tensor_split,
-            (pack(inputs), input_specs),
-            (pack(targets), target_specs),
-            microbatches,
-        )
+    /// Leaves the targets out, so that an evaluation computes no loss.
+    pub(crate) fn without_targets(mut self) -> Self {
+        self.targets.clear();
+        self
     }
 
-    /// Splits inputs and targets by their specs with one of the functions that split.
-    fn split_with(
-        split: impl Fn(&[Value], Vec<SplitSpec>, u32) -> Result<Vec<Values>, SplitError>,
-        (inputs, input_specs): (Values, impl Nested<SplitSpec>),
-        (targets, target_specs): (Values, impl Nested<SplitSpec>),
-        microbatches: u32,
-    ) -> Result<Self, SplitError> {
-        let specs = flat(input_specs, inputs.len())?;
-        let parts = split(&inputs, specs.clone(), microbatches)?;
-        let target_specs = flat(target_specs, targets.len())?;
-        let targets = split(&targets, target_specs.clone(), microbatches)?;
-        let sizes = if parts.iter().all(Vec::is_empty) { Vec::new() } else { sizes_of(&parts, &specs) };
-        let target_sizes = sizes_of(&targets, &target_specs);
-        Ok(Self { sizes, target_sizes, specs, is_split: true, inputs: parts, targets, ..Self::default() })
-    }
-
-    /// Adds tensors that every stage may read, split along dimension 0 as the inputs are.
-    ///
-    /// # Errors
-    /// As [`Batch::with_split_by`].
-    pub fn with_split(self, name: &str, tensors: impl Boundary) -> Result<Self, SplitError> {
-        let tensors = pack(tensors);
-        self.with_cut(name, &tensors, by_rows(&tensors))
-    }
-
-    /// As [`Batch::with_split`], with a [`SplitSpec`] for each tensor, in the nesting of the tensors. Microbatches have the
-    /// sizes of those of the inputs.
-    ///
-    /// # Errors
-    /// When the number of specs is not that of the tensors, a tensor lacks the dimension, or it has another size than all
-    /// microbatches of the inputs together.
-    pub fn with_split_by(
-        self,
-        name: &str,
-        tensors: impl Boundary,
-        specs: impl Nested<SplitSpec>,
-    ) -> Result<Self, SplitError> {
-        self.with_cut(name, &pack(tensors), specs)
-    }
-
-    fn with_cut(
-        mut self,
-        name: &str,
-        tensors: &Values,
-        specs: impl Nested<SplitSpec>,
-    ) -> Result<Self, SplitError> {
-        let (specs, sizes) = (flat(specs, tensors.len())?, self.sizes());
-        let expected: usize = sizes.iter().sum();
-        for (tensor, (value, spec)) in tensors.iter().zip(&specs).enumerate() {
-            let SplitSpec::Along(dimension) = *spec else { continue };
-            let shape = value.shape().to_vec();
-            let Some(&rows) = shape.get(dimension) else {
-                return Err(SplitError::NoDimension { tensor, dimension, shape });
-            };
-            if rows != expected {
-                let name = name.to_owned();
-                return Err(SplitError::SideRows { name, tensor, shape, dimension, rows, expected });
-            }
-        }
-        self.side_inputs.0.insert(name.into(), Side::Split(cut(tensors, &specs, &sizes)));
-        Ok(self)
-    }
-
-    /// Adds tensors that every stage may read and that are already split: those of each microbatch, in order.
-    ///
-    /// # Errors
-    /// When there is another number of them than of microbatches.
-    pub fn with_parts<T: Boundary>(
-        mut self,
-        name: &str,
-        parts: impl IntoIterator<Item = T>,
-    ) -> Result<Self, SplitError> {
-        let parts: Vec<Values> = parts.into_iter().map(pack).collect();
-        let (found, expected) = (parts.len(), self.microbatches());
-        // A process that has neither inputs nor targets does not know the number yet.
-        if found != expected && expected > 0 {
-            return Err(SplitError::SideParts { name: name.to_owned(), found, expected });
-        }
-        self.side_inputs.0.insert(name.into(), Side::Split(parts));
-        Ok(self)
+    /// Makes a batch of the parts of whole tensors, which have these sizes.
+    fn of_parts(
+        (inputs, input_sizes): (Vec<Values>, Vec<usize>),
+        (targets, target_sizes): (Vec<Values>, Vec<usize>),
+    ) -> Self {
+        let sizes =
+            if has_tensors(&inputs) || targets.is_empty() { input_sizes } else { target_sizes.clone() };
+        Self { inputs, targets, sizes, target_sizes, is_split: true, ..Self::default() }
     }
 
     /// Makes the targets a side input that every stage may read, under the name [`TARGETS`]. Layers that compute a part of a
-    /// model's output head look their targets up there. They must have been given already. Steps that run slices of
-    /// microbatches leave the side input out.
-    pub fn with_targets_for_all(mut self) -> Self {
-        self.side_inputs.0.insert(TARGETS.into(), Side::Split(self.targets.clone()));
+    /// model's output head look their targets up there. They must have been given already. With
+    /// [`PipelineConfig::targets_for_all`](crate::pipeline::PipelineConfig::targets_for_all), every batch has this side
+    /// input.
+    pub fn with_targets_for_all(self) -> Self {
+        let targets = Side::Split(self.targets.clone());
+        self.with_side(TARGETS, targets)
+    }
+
+    /// Adds a side input.
+    pub(super) fn with_side(mut self, name: &str, side: Side) -> Self {
+        self.side_inputs.insert(name, side);
         self
     }
 
-    /// Adds tensors that every stage may read, the same for every microbatch.
-    pub fn with_replicated(mut self, name: &str, tensors: impl Boundary) -> Self {
-        self.side_inputs.0.insert(name.into(), Side::Replicated(pack(tensors)));
-        self
+    /// Returns the size of each microbatch.
+    pub(super) fn sizes(&self) -> &[usize] {
+        &self.sizes
     }
 
-    /// Adds a value that is not a tensor and that every stage may read.
-    pub fn with_value<T: Any + Send + Sync>(mut self, name: &str, value: T) -> Self {
-        self.side_inputs.0.insert(name.into(), Side::Value(Arc::new(value)));
-        self
-    }
-
-    /// Makes a training step return the last stage's outputs, as an evaluation does. Pipelines of tensor ranks refuse it,
-    /// because each rank has a part of these outputs.
+    /// Makes a training step return the last stage's outputs, as an evaluation does.
     pub fn keep_outputs(mut self) -> Self {
-        self.keep_outputs = true;
+        self.kept.last = true;
         self
     }
 
-    /// Makes a training step or an evaluation return the outputs of these stages, by stage. For the last stage, see
-    /// [`Batch::keep_outputs`].
+    /// Makes a training step or an evaluation return the outputs of these stages, by stage.
     pub fn keep_outputs_of(mut self, stages: impl IntoIterator<Item = StageIndex>) -> Self {
-        self.kept_stages.extend(stages);
+        self.kept.stages = self.kept.stages.iter().copied().chain(stages).collect();
+        self
+    }
+
+    /// Makes a training step return the gradients of all float inputs
+    /// ([`StepSummary::input_gradients`](crate::pipeline::StepSummary::input_gradients)), for example to train a model whose
+    /// outputs are these inputs.
+    ///
+    /// ```
+    /// # use burn::tensor::{Device, Tensor};
+    /// # use pipewright::batch::Batch;
+    /// # use pipewright::pipeline::{Pipeline, PipelineError};
+    /// /// Trains on the outputs of an encoder, and returns a scalar whose backward continues into the encoder.
+    /// fn step(pipeline: &mut Pipeline, hidden: Tensor<2>, target: Tensor<2>) -> Result<Tensor<1>, Box<dyn std::error::Error>> {
+    ///     let batch = Batch::split(hidden.clone(), target, 4)?.keep_input_gradients();
+    ///     let summary = pipeline.step_batch(batch, 1e-3)?;
+    ///     let gradient = summary.input_gradient::<2>(0)?;
+    ///     Ok((hidden * gradient.autodiff()).sum())
+    /// }
+    /// ```
+    pub fn keep_input_gradients(mut self) -> Self {
+        self.wanted = WantedGradients::All;
+        self
+    }
+
+    /// Like [`Batch::keep_input_gradients`], for the inputs with these numbers, in the order in which the first stage takes
+    /// them. They must be float tensors.
+    pub fn keep_input_gradients_of(mut self, inputs: impl IntoIterator<Item = usize>) -> Self {
+        self.wanted = WantedGradients::Of(inputs.into_iter().collect());
+        self
+    }
+
+    /// Sets the weight of each microbatch in the loss of the step: usually the number of tokens over which its loss is a
+    /// mean. The loss of the step is then the mean over all tokens of the batch, and of all batches whose gradients are
+    /// accumulated. Without weights each microbatch counts by its rows, and a token of a microbatch with few
+    /// valid tokens counts more than others.
+    ///
+    /// ```
+    /// # use burn::tensor::{Device, Tensor};
+    /// # use pipewright::batch::Batch;
+    /// # let x = Tensor::<2>::zeros([4, 8], &Device::flex());
+    /// let batch = Batch::split(x.clone(), x, 2)?.weighted([31.0, 7.0])?;
+    /// # Ok::<(), pipewright::batch::SplitError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// When there is another number of weights than of microbatches, one is negative or not finite, or all are 0.
+    pub fn weighted(mut self, weights: impl Into<Vec<f64>>) -> Result<Self, SplitError> {
+        self.reduction = Reduction::by_weights(weights.into(), self.known_count())?;
+        Ok(self)
+    }
+
+    /// Sets the weight of each microbatch to the number of its targets that are not `ignored`: the ids of the first integer
+    /// tensor ([`Batch::weighted`]). The loss must be the mean over the same tokens, and 0 if there are none
+    /// ([`weighted_cross_entropy`](crate::nn::weighted_cross_entropy)).
+    ///
+    /// # Errors
+    /// When the targets have no integer tensor, or all are ignored.
+    pub fn ignoring(mut self, ignored: i64) -> Result<Self, SplitError> {
+        self.reduction = Reduction::by_ids(&self.targets, ignored, self.known_count())?;
+        Ok(self)
+    }
+
+    /// Adds the weights of tokens as the side input `name`, split along dimension 0, and sets the weight of each microbatch
+    /// to their sum ([`Batch::weighted`]). The loss must be the mean weighted by them.
+    ///
+    /// # Errors
+    /// As [`Batch::with_split`] and [`Batch::weighted`].
+    pub fn with_token_weights<const D: usize>(
+        self,
+        name: &str,
+        weights: Tensor<D>,
+    ) -> Result<Self, SplitError> {
+        let batch = self.with_split(name, weights.clone())?;
+        let mut start = 0;
+        let sums = batch.sizes.iter().map(|&size| {
+            let part = weights.clone().narrow(0, start, size);
+            start += size;
+            part.sum().into_data().iter::<f64>().sum()
+        });
+        let sums: Vec<f64> = sums.collect();
+        batch.weighted(sums)
+    }
+
+    /// Makes the loss of the step the sum of the losses of the microbatches, as PyTorch's `scale_grads=False` does: the
+    /// gradients are the gradients of the sum. Gradients of accumulated batches are added.
+    pub fn summed(mut self) -> Self {
+        self.reduction = Reduction::Sum;
         self
     }
 
     /// Returns the number of microbatches; 0 if the batch has neither inputs nor targets.
     pub fn microbatches(&self) -> usize {
-        match self.inputs.len() {
-            0 => self.targets.len().max(self.sizes.len()),
-            count => count,
+        self.sizes.len()
+    }
+
+    /// Returns the number of microbatches. A process that has neither inputs nor targets does not know it yet.
+    fn known_count(&self) -> Option<usize> {
+        Some(self.microbatches()).filter(|&count| count > 0)
+    }
+
+    /// Returns the numbers of microbatches of the inputs and of the targets. The batch must not be cut yet.
+    pub(crate) fn counts(&self) -> (usize, usize) {
+        (self.inputs.len(), self.targets.len())
+    }
+
+    /// Returns the outputs that the step returns.
+    pub(crate) fn kept(&self) -> &KeptOutputs {
+        &self.kept
+    }
+
+    /// Returns the number of weights that the batch was given; `None` if it was given none.
+    pub(crate) fn weight_count(&self) -> Option<usize> {
+        match &self.reduction {
+            Reduction::Weights { weights, .. } => Some(weights.len()),
+            Reduction::Rows | Reduction::Sum => None,
         }
     }
 
-    /// Returns the rows of each microbatch: those of the inputs, or of the targets if there are no inputs.
-    pub(super) fn sizes(&self) -> Vec<usize> {
-        if !self.sizes.is_empty() {
-            self.sizes.clone()
-        } else if has_tensors(&self.inputs) {
-            self.inputs.iter().map(rows_of).collect()
-        } else {
-            self.target_sizes()
+    /// Returns what batches that are accumulated with this one must have in common with it.
+    pub(crate) fn unit(&self) -> ReductionUnit {
+        self.reduction.unit(&self.sizes)
+    }
+
+    /// Returns the factors of the losses. `unit` is the unit of the weights of the batches that are accumulated with this
+    /// one; by default it is the batch's own.
+    pub(crate) fn loss_factors(&self, unit: Option<f64>) -> LossFactors {
+        self.reduction.factors(&self.sizes, unit)
+    }
+
+    /// Returns whether the batch asks for any gradient of its inputs.
+    pub(crate) fn wants_gradients(&self) -> bool {
+        self.wanted != WantedGradients::None
+    }
+
+    /// Returns how the gradients that the batch asks for are joined.
+    ///
+    /// # Errors
+    /// When the batch asks for gradients that do not exist or cannot be joined, or has tensors that require a gradient that
+    /// it does not ask for.
+    pub(crate) fn input_gradients(&self) -> Result<InputGradients, InputGradientError> {
+        let gradients = InputGradients::new(&self.wanted, &self.inputs, &self.specs)?;
+        let has_tracked_target = self.targets.iter().flatten().any(Value::is_tracked);
+        let side_input = || self.side_inputs.any_tracked().map(|name| format!("side input `{name}`"));
+        match has_tracked_target.then(|| "a target".to_owned()).or_else(side_input) {
+            Some(what) => Err(InputGradientError::NotAnInput { what }),
+            None => Ok(gradients),
         }
     }
 
-    /// Returns the size of the targets of each microbatch.
-    pub(super) fn target_sizes(&self) -> Vec<usize> {
-        if self.target_sizes.is_empty() {
-            self.targets.iter().map(rows_of).collect()
-        } else {
-            self.target_sizes.clone()
+    /// Returns the form of the batch, which the processes compare. The batch may be cut.
+    pub(crate) fn form(&self, purpose: Purpose) -> StepForm {
+        let inputs = has_tensors(&self.inputs).then_some(&*self.sizes);
+        let targets = has_tensors(&self.targets).then_some(&*self.target_sizes);
+        StepForm::new(purpose, [inputs, targets], self.is_split, &self.reduction)
+    }
+
+    /// Takes what all processes agree on; the batch has `count` microbatches.
+    pub(crate) fn adopt(&mut self, agreed: AgreedBatch, count: usize) {
+        let AgreedBatch { sizes, reduction } = agreed;
+        self.sizes = match sizes {
+            Some(sizes) => sizes.into_iter().map(|size| size as usize).collect(),
+            None => vec![1; count],
+        };
+        self.reduction = reduction.unwrap_or_else(|| self.reduction.clone());
+    }
+
+    /// Cuts the inputs and the targets of each microbatch into slices of equal length, in order.
+    ///
+    /// # Errors
+    /// When a tensor has no sequence, or one whose length the number of slices does not divide; when the batch has side
+    /// inputs, or weights of microbatches that say nothing of their slices.
+    pub(crate) fn cut_into(mut self, slices: Slices) -> Result<Self, SplitError> {
+        if slices.is_one() {
+            return Ok(self);
         }
+        if let Some(name) = self.side_inputs.any_tensors() {
+            return Err(SplitError::SliceSide { name: name.to_owned() });
+        }
+        if matches!(self.reduction, Reduction::Weights { ignored: None, .. }) {
+            return Err(SplitError::SliceWeights);
+        }
+        self.inputs = slices::cut(&self.inputs, slices)?;
+        self.targets = slices::cut(&self.targets, slices)?;
+        Ok(self)
+    }
+
+    /// Returns the share of each slice in the loss of its microbatch: its share in the tokens over which the loss is a
+    /// mean. The batch must be cut.
+    pub(crate) fn slice_shares(&self, slices: Slices) -> Vec<f64> {
+        match self.reduction {
+            Reduction::Weights { ignored: Some(ignored), .. } if has_tensors(&self.targets) => {
+                slices::shares(&self.targets, ignored, slices)
+            }
+            // A process without targets does not need them.
+            _ => vec![1.0 / f64::from(slices.get()); self.microbatches() * slices.get() as usize],
+        }
+    }
+
+    /// Returns the tensors.
+    pub(crate) fn into_tensors(self) -> BatchTensors {
+        let Self { inputs, targets, side_inputs, .. } = self;
+        BatchTensors { inputs, targets, side_inputs }
     }
 }
 
-/// Returns the size of each microbatch along the first dimension in which a tensor is split; 1 if none is split.
-fn sizes_of(parts: &[Values], specs: &[SplitSpec]) -> Vec<usize> {
-    let first = specs.iter().enumerate().find_map(|(tensor, spec)| match *spec {
-        SplitSpec::Along(dimension) => Some((tensor, dimension)),
-        SplitSpec::Replicate => None,
-    });
-    let size = |values: &Values| first.map_or(1, |(tensor, dimension)| values[tensor].shape()[dimension]);
-    parts.iter().map(size).collect()
+/// Returns whether any microbatch has a tensor.
+fn has_tensors(microbatches: &[Values]) -> bool {
+    microbatches.iter().any(|values| !values.is_empty())
 }
 
 /// Returns the rows of a microbatch; 1 for a scalar or an empty list.

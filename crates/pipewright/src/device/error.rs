@@ -35,7 +35,7 @@ pub enum DeviceError {
     NotThere {
         /// The device.
         choice: DeviceChoice,
-        /// The devices that are there, with their names.
+        /// The devices that exist, with their names.
         found: Vec<String>,
     },
     /// Ranks would have to share a device, and each is to have its own.

@@ -1,4 +1,4 @@
-//! The devices that are there.
+//! The devices that exist.
 
 use burn::tensor::Device;
 
@@ -24,7 +24,7 @@ pub fn found() -> Vec<FoundDevice> {
     BackEnd::ALL.into_iter().flat_map(of_back_end).collect()
 }
 
-/// Returns a device that this build can use; `None` if it is not there.
+/// Returns a device that this build can use; `None` if it does not exist.
 pub fn describe(choice: DeviceChoice) -> Option<FoundDevice> {
     open(&choice).ok().map(|_| described(choice))
 }

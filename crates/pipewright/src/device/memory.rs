@@ -6,8 +6,8 @@ use burn::tensor::Device;
 /// the back end keeps for later tensors counts too, so the number is the highest that was needed so far. Returns `None`
 /// for the processor, whose memory is counted where it is allocated, and for a back end that does not report it.
 ///
-/// The back end's own buffers do not count: those for copies to the processor, and with `wgpu` those for the arguments of
-/// kernels. It keeps the arguments of its latest kernels, at most 512. Every step has arguments of its own, because the
+/// The back end's own buffers do not count: buffers for copies to the processor, and with `wgpu` buffers for the arguments
+/// of kernels. It keeps the arguments of its latest kernels, at most 512. Every step has arguments of its own, because the
 /// optimizer's factors are among them, so these buffers grow for many steps and then stay as they are.
 ///
 /// The call waits until the back end has accepted the work that the thread has submitted, but not for its results.

@@ -1,4 +1,4 @@
-//! The devices that ranks compute on: how a configuration names them, which are there, and which rank has which.
+//! The devices that ranks compute on: how a configuration names them, which of them exist, and which rank has which.
 //!
 //! The back ends for devices other than the processor are Cargo features: `cuda`, `rocm`, `metal`, `vulkan`, `wgpu`.
 //!

@@ -18,7 +18,7 @@ impl Devices {
     /// Returns the devices that `choices` name.
     ///
     /// # Errors
-    /// When this build cannot use one of them, or it is not there.
+    /// When this build cannot use one of them, or it does not exist.
     pub fn open(choices: &[DeviceChoice]) -> Result<Self, DeviceError> {
         choices.iter().map(open).collect::<Result<Vec<_>, _>>().map(Self::from)
     }
@@ -68,7 +68,7 @@ mod tests {
 
     #[test]
     fn ranks_share_devices_in_turn_unless_each_needs_its_own() {
-        let devices = Devices::open(&[DeviceChoice::FLEX]).expect("the processor is there");
+        let devices = Devices::open(&[DeviceChoice::FLEX]).expect("a processor exists");
         assert_eq!(devices.of(WorldRank::new(5)), Some(&Device::flex()));
         assert_eq!(Devices::default().of(WorldRank::new(0)), None);
         assert_eq!(devices.require_exclusive(1), Ok(()));

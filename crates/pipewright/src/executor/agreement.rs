@@ -56,12 +56,12 @@ mod tests {
     use burn::tensor::{Device, Tensor};
 
     use super::*;
-    use crate::batch::{Batch, Purpose};
+    use crate::batch::{Batch, Purpose, SplitRule};
     use crate::message::AwaitedMessage;
 
     fn form(rows: usize) -> StepForm {
         let rows = Tensor::<2>::zeros([rows, 2], &Device::flex());
-        let batch = Batch::tensor_split(rows.clone(), rows, 6).expect("it splits");
+        let batch = Batch::split(rows.clone(), rows, SplitRule::balanced(6)).expect("it splits");
         batch.form(Purpose::Update { learning_rate: 0.5 })
     }
 

@@ -9,7 +9,7 @@ use super::stages::{At, LocalStage, LocalStages};
 use super::step_input::StepInput;
 use crate::failure::Cause;
 use crate::message::Direction;
-use crate::stage::{BatchPart, without_tape};
+use crate::stage::{BatchPart, StageError, without_tape};
 use crate::tensor::{Flow, OnMismatch, OptionalTensors, TensorMismatch, Value, Values};
 
 /// Takes the inputs of a stage for a microbatch, adds the inputs from its skip connections, and checks them.
@@ -51,12 +51,19 @@ pub(super) fn pass_outputs(
     at @ At { stage, microbatch }: At,
     outputs: Values,
 ) -> Result<(), Cause> {
+    let next = context.placement().next(stage);
+    let is_kept = input.kept_stages.contains(&stage);
+    let outputs = if next.is_none() && (input.keep_outputs || is_kept) {
+        whole_outputs(context, connection, stages.get_mut(stage), outputs)?
+    } else {
+        outputs
+    };
     let local_stage = stages.get_mut(stage);
-    if input.kept_stages.contains(&stage) {
+    if is_kept {
         // They share storage with the outputs that are passed on.
         local_stage.kept.put(microbatch, outputs.clone());
     }
-    let Some(next) = context.placement().next(stage) else {
+    let Some(next) = next else {
         if input.keep_outputs {
             local_stage.outputs.put(microbatch, outputs);
         }
@@ -74,6 +81,40 @@ pub(super) fn pass_outputs(
         stages.get_mut(stage).outputs.put(microbatch, outputs);
     }
     Ok(())
+}
+
+/// Returns the whole outputs of the last stage, which the ranks of its tensor group may have in parts. All ranks of the group
+/// exchange their parts.
+fn whole_outputs(
+    context: &RankContext,
+    connection: &Connection,
+    stage: &LocalStage,
+    outputs: Values,
+) -> Result<Values, Cause> {
+    if context.tensor_rank().of == 1 {
+        return Ok(outputs);
+    }
+    let splits: Vec<Option<usize>> =
+        (0..outputs.len()).map(|output| stage.runner().output_split(output)).collect();
+    let mut parts = OptionalTensors::new();
+    for (output, (value, split)) in outputs.iter().zip(&splits).enumerate() {
+        let Some(dimension) = *split else { continue };
+        let shape = value.shape().to_vec();
+        if dimension >= shape.len() {
+            return Err(StageError::OutputSplit { output, dimension, shape }.into());
+        }
+        parts.push(Some(value.clone()));
+    }
+    if parts.is_empty() {
+        return Ok(outputs);
+    }
+    let by_rank = connection.tensor_group().all_gather(parts)?;
+    let mut by_rank: Vec<_> = by_rank.into_iter().map(|parts| parts.into_iter().flatten()).collect();
+    let whole = |(own, split): (Value, Option<usize>)| match split {
+        Some(dimension) => Value::joined(by_rank.iter_mut().filter_map(Iterator::next).collect(), dimension),
+        None => own,
+    };
+    Ok(outputs.into_iter().zip(splits).map(whole).collect())
 }
 
 /// Passes on the gradients of a stage's inputs: to the previous stage if it is on this rank, otherwise to the

@@ -47,15 +47,6 @@ pub enum PipelineError {
         /// The number of replicas of a group.
         shards: u32,
     },
-    /// The outputs of the last stage were asked for, and each of several ranks has a part of them.
-    #[error(
-        "the outputs of the last stage are split over {tensor_ranks} tensor ranks and are not joined: do not ask for \
-         outputs, or run without tensor parallelism"
-    )]
-    SplitOutputs {
-        /// The number of ranks that compute each stage together.
-        tensor_ranks: u32,
-    },
     /// A pipeline on one thread cannot compute a stage on several ranks, because these wait for each other.
     #[error(
         "a seeded pipeline has one thread, and {tensor_ranks} tensor ranks need one each: set tensor_parallel to 1"
@@ -69,14 +60,14 @@ pub enum PipelineError {
     ForwardOnly,
     /// The program cuts microbatches into slices, and a setting needs whole ones.
     #[error(
-        "the program cuts microbatches into {slices} slices, which does not work with {beside}: leave that out, or use a \
+        "the program cuts microbatches into {slices} slices, which does not work with {setting}: leave that out, or use a \
          schedule of whole microbatches, such as `1f1b`"
     )]
     Slices {
         /// The number of slices of each microbatch.
         slices: Slices,
         /// The setting.
-        beside: &'static str,
+        setting: &'static str,
     },
     /// The outputs of a training step whose schedule cuts microbatches into slices were asked for.
     #[error(

@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use pipewright_schedule::{StageIndex, ValidatedProgram};
 
-use super::assembly::{Assembly, check_metadata};
 use super::error::PipelineError;
+use super::ranks::Ranks;
 use super::running::Pipeline;
+use super::setup::{Setup, check_metadata};
 use crate::config::{PipelineConfig, identity};
 use crate::driver::{RankStart, RankThread, Reply};
-use crate::ids::{Attempt, StepNumber};
 use crate::memory::RankMemory;
 use crate::nn::TensorParallel;
 use crate::random::runs_layer_alone;
@@ -41,7 +41,7 @@ impl Pipeline {
         Self::launch_split(program, world, config, move |stage, _: &TensorParallel| make(stage))
     }
 
-    /// As [`Pipeline::launch`], for stages that several ranks compute together
+    /// Like [`Pipeline::launch`], for stages that several ranks compute together
     /// ([`PipelineConfig::tensor_parallel`]). `make` is called on each of these ranks and gets its connection to the others.
     /// It makes the module of that rank: with the rank's shards of the parameters, which
     /// [`StageModule::placement`](crate::stage::StageModule::placement) describes. With
@@ -56,7 +56,7 @@ impl Pipeline {
     /// [`Cause::ShardHolders`](crate::failure::Cause::ShardHolders)).
     pub fn launch_split<F, E>(
         program: ValidatedProgram,
-        world: World,
+        mut world: World,
         config: &PipelineConfig,
         make: F,
     ) -> Result<Self, PipelineError>
@@ -68,7 +68,6 @@ impl Pipeline {
             return Err(PipelineError::InsideLayer);
         }
         let mut config = PipelineConfig { deadline: config.deadline.min(LONGEST_WAIT), ..config.clone() };
-        let mut world = world;
         world.set_deadline(config.deadline);
         let hello = check_metadata(&config.metadata, program.placement().stages());
         let hello = hello.map(|()| identity(&program, &config)).map_err(|error| error.to_string());
@@ -76,44 +75,29 @@ impl Pipeline {
         if world.is_distributed() {
             config.metadata = Metadata::voted(world.vote(config.metadata.votes(), config.deadline)?);
         }
-        let config = &config;
-        let (assembly, endpoints) = Assembly::new(program, world, config)?;
+        let (setup, endpoints) = Setup::new(program, world, &config)?;
         let lag = endpoints.iter().map(|endpoint| endpoint.detection_lag(config.deadline)).max();
         let patience = config.deadline + lag.unwrap_or_default() + GRACE;
         let make = Arc::new(make);
         let (sender, ready) = crossbeam_channel::unbounded();
-        let mut ranks = Vec::new();
+        let mut threads = Vec::new();
         for endpoint in endpoints {
             let rank = endpoint.rank();
-            let (building, make) = (assembly.clone(), make.clone());
+            let (rank_setup, make) = (setup.clone(), make.clone());
             let start = RankStart {
                 threads: config.threads_per_rank.max(1),
-                board: assembly.board.clone(),
-                abort: assembly.abort.clone(),
+                board: setup.board().clone(),
+                abort: setup.abort().clone(),
                 memory: RankMemory::new(),
-                build: move |memory| building.build(endpoint, memory, &*make),
+                build: move |memory| rank_setup.build(endpoint, memory, &*make),
                 ready: Reply::new(rank, sender.clone()),
                 rank,
             };
-            ranks.push(RankThread::start(start).map_err(|source| PipelineError::Thread { rank, source })?);
+            threads.push(RankThread::start(start).map_err(|source| PipelineError::Thread { rank, source })?);
         }
-        let mut pipeline = Self {
-            loss_scale: assembly.loss_scale(),
-            assembly,
-            ranks,
-            step: StepNumber::default(),
-            attempt: Attempt::default(),
-            updates: false,
-            pending: false,
-            reduction: None,
-            undeferred: Vec::new(),
-            patience,
-            end: None,
-            failure: None,
-        };
         drop(sender);
-        pipeline.await_ranks(&ready, |ready| ready)?;
-        pipeline.find_shared()?;
-        Ok(pipeline)
+        let mut ranks = Ranks::new(threads, &setup, patience);
+        ranks.await_ranks(&ready, |ready| ready)?;
+        Self::new(setup, ranks)
     }
 }

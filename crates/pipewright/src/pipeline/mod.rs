@@ -6,22 +6,23 @@
 //! into a summary.
 
 mod error;
-mod evaluation;
-mod assembly;
-mod step_inputs;
+mod setup;
+mod step_plan;
 mod summary;
 mod step_failure;
+mod accumulation;
+mod ranks;
 mod running;
 mod launch;
-mod replies;
+mod state;
 mod modules;
 mod build_error;
 mod layer_list;
 mod layers;
 mod schedule_source;
+mod program_request;
 mod builder;
-mod eval_schedule;
-mod update_settings;
+mod builder_settings;
 #[cfg(feature = "testing")]
 mod seeded;
 
@@ -33,6 +34,7 @@ pub use error::PipelineError;
 pub use layer_list::LayerList;
 pub use layers::Layers;
 pub use running::Pipeline;
+pub(crate) use running::split_whole;
 pub use schedule_source::ScheduleSource;
 #[cfg(feature = "testing")]
 pub use seeded::SeededPipeline;

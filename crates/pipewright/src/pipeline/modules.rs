@@ -8,7 +8,7 @@ use burn::module::Module;
 use burn::tensor::Device;
 
 use super::error::PipelineError;
-use super::replies::End;
+use super::ranks::End;
 use super::running::Pipeline;
 use crate::driver::Command;
 use crate::executor::Visited;
@@ -18,15 +18,15 @@ use crate::stage::{ChangeModule, ModulePlace, ReadModule, Visit, for_stage};
 type OtherType = Arc<Mutex<Option<&'static str>>>;
 
 impl Pipeline {
-    /// Calls `read` with the module at a place, on the thread of its rank, and returns what it returns. The module is the
-    /// Burn module that it is: that of a stage ([`Stage::new`](crate::stage::Stage::new)), a layer of
+    /// Calls `read` with the module at a place, on the thread of its rank, and returns what it returns. The module is a
+    /// Burn module: the module of a stage ([`Stage::new`](crate::stage::Stage::new)), a layer of
     /// [`Layers`](super::Layers) by its number, or a node of a graph by its name. If parameters are sharded, it has the
     /// whole of them.
     ///
     /// With several processes, all must call it, and all but the one that has the module get `None`. A process does not know
-    /// the modules of the others: a place that does not exist is `None` in all of them. Of several replicas, the first one
-    /// reads. If several ranks compute the stage together, `read` is called on each of them, so that it can run the module,
-    /// and the result is that of the first one, which has its shards of the parameters.
+    /// the modules of the others: a place that does not exist is `None` in all of them. If there are several replicas, the
+    /// first one reads. If several ranks compute the stage together, `read` is called on each of them, so that it can run the module,
+    /// and the first one returns the result. It has its shards of the parameters.
     ///
     /// ```
     /// # use burn::module::Module;
@@ -102,7 +102,7 @@ impl Pipeline {
         place: impl Into<ModulePlace>,
         change: impl Fn(M) -> M + Send + Sync + 'static,
     ) -> Result<(), PipelineError> {
-        if self.pending {
+        if self.accumulation.is_pending() {
             return Err(PipelineError::ChangeBeforeUpdate);
         }
         let place = place.into();
@@ -122,8 +122,8 @@ impl Pipeline {
         let visited = self.visit_to_change(Visit::Change { place: place.clone(), change })?;
         let outcome = self.check_found::<M>(place, &visited, &other);
         // Other processes do not know the outcome, so this one takes part before it reports an error.
-        self.attempt = self.attempt.next();
-        self.find_shared().inspect_err(|_| self.end = self.end.or(Some(End::HalfChanged)))?;
+        self.ranks.begin_exchange();
+        self.find_shared().inspect_err(|_| self.ranks.end(End::HalfChanged))?;
         outcome
     }
 
@@ -144,8 +144,8 @@ impl Pipeline {
         Ok(self.visit_to_change(Visit::Freeze { contains: Arc::new(contains), freeze: true })?.found)
     }
 
-    /// Trains frozen parameters again: those that [`Pipeline::freeze`] has frozen, and for whose global path `contains`
-    /// returns true. Returns their number, as [`Pipeline::freeze`] does.
+    /// Trains the parameters again that [`Pipeline::freeze`] has frozen and for whose global path `contains` returns
+    /// true. Returns their number, as [`Pipeline::freeze`] does.
     ///
     /// # Errors
     /// As [`Pipeline::freeze`].
@@ -156,13 +156,13 @@ impl Pipeline {
         Ok(self.visit_to_change(Visit::Freeze { contains: Arc::new(contains), freeze: false })?.found)
     }
 
-    /// As [`Pipeline::visit`], for a visit that changes modules. If a rank fails, others may have changed theirs, and the
+    /// Lets all ranks change the modules of their stages. If a rank fails, others may have changed theirs, and the
     /// pipeline takes no further step.
     fn visit_to_change(&mut self, visit: Visit) -> Result<Visited, PipelineError> {
-        let is_refused = self.assembly.abort.diverged().is_some();
+        let is_refused = self.setup.abort().diverged().is_some();
         let visited = self.visit(visit);
         if visited.is_err() && !is_refused {
-            self.end = self.end.or(Some(End::HalfChanged));
+            self.ranks.end(End::HalfChanged);
         }
         visited
     }
@@ -170,13 +170,12 @@ impl Pipeline {
     /// Lets all ranks visit the modules of their stages.
     fn visit(&mut self, visit: Visit) -> Result<Visited, PipelineError> {
         // Ranks exchange messages for this if parameters are sharded, as in a step.
-        self.attempt = self.attempt.next();
-        let attempt = self.attempt;
-        let replies = self.command(|reply| Command::Visit { attempt, visit: visit.clone(), reply })?;
-        let of_ranks = self.await_ranks(&replies, |visited| visited);
-        let of_ranks = of_ranks.map_err(|error| self.failed_step(error, false))?;
+        let attempt = self.ranks.begin_exchange();
+        let replies = self.ranks.command(|reply| Command::Visit { attempt, visit: visit.clone(), reply })?;
+        let by_rank = self.ranks.await_ranks(&replies, |visited| visited);
+        let by_rank = by_rank.map_err(|error| self.fail(error, false))?;
         let mut all = Visited::default();
-        for Visited { found, error } in of_ranks {
+        for Visited { found, error } in by_rank {
             all.found += found;
             all.error = all.error.or(error);
         }
@@ -196,8 +195,11 @@ impl Pipeline {
         if let Some(source) = visited.error.clone() {
             return Err(PipelineError::Module { place, source });
         }
-        let has_all_ranks = Some(self.ranks.len() as u32) == self.assembly.mesh.ranks();
-        if visited.found == 0 && has_all_ranks { Err(PipelineError::NoModule { place }) } else { Ok(()) }
+        let has_all_ranks = self.setup.is_whole_world(self.ranks.ids().count());
+        if visited.found == 0 && has_all_ranks {
+            return Err(PipelineError::NoModule { place });
+        }
+        Ok(())
     }
 }
 

@@ -1,11 +1,8 @@
-//! The sources of a builder's program, and the passes of a program that trains.
+//! The sources of a builder's program.
 
 use std::borrow::Cow;
 
-use pipewright_schedule::lower::{TrainingLowering, UnshardConfig};
-use pipewright_schedule::{LowerConfig, Schedule, ValidatedProgram};
-
-use crate::config::PipelineConfig;
+use pipewright_schedule::{Schedule, ValidatedProgram};
 
 /// The source of a program: the name of a schedule, a schedule, or a program that is already lowered and validated.
 #[derive(Clone, Debug)]
@@ -53,14 +50,4 @@ impl From<ValidatedProgram> for ScheduleSource {
     fn from(program: ValidatedProgram) -> Self {
         Self::Program(program)
     }
-}
-
-/// Returns the passes that make a training program from a schedule.
-pub(super) fn training_passes(config: &PipelineConfig) -> LowerConfig {
-    LowerConfig::from(TrainingLowering {
-        replicas: config.data_parallel,
-        unshard_window: config.is_sharded().then(|| UnshardConfig::default().window),
-        keep_overlaps: config.hook.as_ref().is_some_and(|hook| hook.runs_overlaps()),
-        ..TrainingLowering::default()
-    })
 }

@@ -10,33 +10,31 @@ use pipewright_schedule::{StageIndex, ValidatedProgram};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-use super::assembly::Assembly;
+use super::accumulation::Accumulation;
 use super::error::PipelineError;
-use super::step_inputs::{StepAttempt, StepKind};
-use super::summary::{StepSummary, TakenStep, training};
+use super::setup::Setup;
+use super::step_plan::{CheckedBatch, StepAttempt, StepPlan};
+use super::summary::{StepSummary, training};
 use crate::batch::{Batch, Purpose};
 use crate::config::PipelineConfig;
 use crate::driver::caught;
 use crate::executor::{Executor, Poll};
-use crate::failure::{Abort, Cause, StepError};
+use crate::failure::{Cause, StepError};
 use crate::ids::{Attempt, StepNumber, WorldRank};
-use crate::loss_scale::LossScale;
 use crate::memory::RankMemory;
 use crate::message::Tag;
 use crate::nn::TensorParallel;
 use crate::stage::Stage;
 use crate::transport::{InFlight, Traffic, World};
 
-/// A pipeline on the calling thread, for tests. Executors and results are those of a [`Pipeline`](super::Pipeline).
+/// A pipeline on the calling thread, for tests. It has the executors and the results of a [`Pipeline`](super::Pipeline).
 pub struct SeededPipeline {
-    assembly: Assembly,
+    setup: Setup,
     executors: Vec<Executor>,
     in_flight: InFlight,
-    abort: Abort,
     rng: ChaCha8Rng,
     step: StepNumber,
-    /// As in [`Pipeline`](super::Pipeline).
-    loss_scale: Option<LossScale>,
+    accumulation: Accumulation,
     lose: Option<usize>,
     lost: Option<Tag>,
 }
@@ -56,20 +54,18 @@ impl SeededPipeline {
             return Err(PipelineError::SeededTensorRanks { tensor_ranks: config.tensor_parallel });
         }
         let (world, in_flight) = World::controlled(program.ranks().saturating_mul(config.data_parallel));
-        let (assembly, endpoints) = Assembly::new(program, world, config)?;
-        let abort = assembly.abort.clone();
+        let (setup, endpoints) = Setup::new(program, world, config)?;
         let build =
-            |endpoint| assembly.build(endpoint, RankMemory::new(), &|stage, _: &TensorParallel| make(stage));
+            |endpoint| setup.build(endpoint, RankMemory::new(), &|stage, _: &TensorParallel| make(stage));
         let executors = endpoints.into_iter().map(build).collect::<Result<_, _>>()?;
-        let (rng, loss_scale) = (ChaCha8Rng::seed_from_u64(seed), assembly.loss_scale());
+        let accumulation = Accumulation::new(setup.loss_scale());
         let mut pipeline = Self {
-            assembly,
+            setup,
             executors,
             in_flight,
-            abort,
-            rng,
+            rng: ChaCha8Rng::seed_from_u64(seed),
             step: StepNumber::default(),
-            loss_scale,
+            accumulation,
             lose: None,
             lost: None,
         };
@@ -94,51 +90,41 @@ impl SeededPipeline {
         self.in_flight.sent_by(rank)
     }
 
-    /// As [`crate::pipeline::Pipeline::step_batch`].
+    /// Takes a training step, like [`crate::pipeline::Pipeline::step_batch`].
     ///
     /// # Errors
     /// When a rank fails, or when every rank waits for a message that does not arrive.
     pub fn step_batch(&mut self, batch: Batch, learning_rate: f64) -> Result<StepSummary, PipelineError> {
-        if let Some(step) = self.abort.diverged() {
+        if let Some(step) = self.setup.abort().diverged() {
             return Err(PipelineError::Diverged { step });
         }
         let start = Instant::now();
         self.step = self.step.next();
         let ranks = || (0..self.executors.len() as u32).map(WorldRank::new);
-        self.assembly.check_batch(ranks(), &batch, Purpose::Update { learning_rate })?;
-        let factors = batch.loss_factors(batch.unit());
-        let taken = TakenStep::new(&self.assembly, (self.step, self.loss_scale), &batch, factors)?;
-        let loss_scale = self.loss_scale.map_or(1.0, |scale| scale.factor);
-        let kind = StepKind::Train { learning_rate, loss_scale, update: true };
-        let inputs = self.assembly.step_inputs(
-            ranks(),
-            StepAttempt { step: self.step, attempt: Attempt::new(self.step.get()) },
-            batch,
-            &taken.factors,
-            kind,
-            start,
-        )?;
+        let batch = CheckedBatch::new(&self.setup, ranks(), batch, Purpose::Update { learning_rate })?;
+        let at = StepAttempt { step: self.step, attempt: Attempt::new(self.step.get()) };
+        let plan = StepPlan::training(at, &batch, batch.unit(), self.accumulation.loss_scale());
+        let inputs = plan.inputs_of(&self.setup, ranks(), batch, start);
         self.executors.iter_mut().zip(inputs).for_each(|(executor, input)| executor.begin(input));
         let outcome = self.drive();
         self.lose = None;
         if let Err(error) = outcome {
-            self.abort.raise(error.clone());
+            self.setup.abort().raise(error.clone());
             if self.executors.iter().any(Executor::has_updated) {
-                self.abort.diverge(self.step, &error);
+                self.setup.abort().diverge(self.step, &error);
             }
             self.executors.iter_mut().for_each(Executor::reset);
             while !self.in_flight.is_empty() {
                 self.in_flight.lose(0);
             }
-            self.abort.clear();
+            self.setup.abort().clear();
             return Err(error.into());
         }
         let reports =
             self.executors.iter_mut().flat_map(|executor| executor.take_outcome().reports).collect();
-        let summary = training(taken, reports, start.elapsed());
-        let summary = summary.map_err(|source| PipelineError::Cut { source })?;
-        let settings = self.assembly.config.loss_scaling;
-        self.loss_scale = self.loss_scale.map(|scale| scale.after(summary.skipped, settings));
+        let summary = training(&self.setup, plan, reports, start.elapsed());
+        let mut summary = summary.map_err(|source| PipelineError::Cut { source })?;
+        self.accumulation.update(self.setup.config().loss_scaling, &mut summary);
         Ok(summary)
     }
 
@@ -166,11 +152,11 @@ impl SeededPipeline {
                     blocked.extend((poll == Poll::Pending).then_some(rank));
                 }
             } else {
-                let place = self.rng.random_range(0..held);
+                let index = self.rng.random_range(0..held);
                 if self.lose == Some(arrivals) {
-                    self.lost = self.in_flight.lose(place);
+                    self.lost = self.in_flight.lose(index);
                 } else {
-                    self.in_flight.release(place);
+                    self.in_flight.release(index);
                 }
                 arrivals += 1;
                 ready.append(&mut blocked);
@@ -179,7 +165,7 @@ impl SeededPipeline {
     }
 
     fn stuck(&self, rank: usize) -> StepError {
-        let report = self.assembly.board.report();
+        let report = self.setup.board().report();
         self.executors[rank].error(Cause::Deadline { waited: Duration::ZERO, report })
     }
 }

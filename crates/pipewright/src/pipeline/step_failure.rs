@@ -50,7 +50,7 @@ impl StepFailure {
         let grid = board
             .position_of(error.rank)
             .map(|(program, done)| grid_of(&program, board.row_of(error.rank, &program), &error, done));
-        // A tensor group has one row: that of the rank that failed, or that of its first rank.
+        // A tensor group has one row, for the rank that failed or for its first rank.
         let is_shown = |rank: WorldRank| {
             if mesh.timeline_row(rank) == mesh.timeline_row(error.rank) {
                 rank == error.rank

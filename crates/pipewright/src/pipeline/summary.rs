@@ -5,14 +5,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use burn::tensor::Tensor;
-use pipewright_schedule::{ClockSkew, Slices, StageIndex, Timeline};
+use pipewright_schedule::{ClockSkew, StageIndex, Timeline};
 
-use super::assembly::Assembly;
-use crate::batch::{Batch, InputGradientError, InputGradients, LossFactors, ReplicaGradients, SplitError};
+use super::setup::Setup;
+use super::step_plan::StepPlan;
+use crate::batch::{InputGradients, LossFactors, ReplicaGradients, SplitError, joined_slices};
 use crate::executor::{AuxiliaryPart, RankReport, UndeferredParameter, sums_of};
 use crate::ids::StepNumber;
-use crate::loss_scale::LossScale;
-use crate::mesh::Mesh;
 use crate::stage::ExpertLoad;
 use crate::tensor::{BoundaryError, OptionalTensors, Values, unpack};
 
@@ -42,8 +41,8 @@ pub struct StepSummary {
     /// [`merge_by`](crate::batch::merge_by) joins them.
     pub outputs: Vec<Values>,
     /// The outputs of the stages that the batch asked for
-    /// ([`Batch::keep_outputs_of`](crate::batch::Batch::keep_outputs_of)), of each microbatch in order. A process has those
-    /// of its own stages. Tensors of skip connections follow those of the next stage.
+    /// ([`Batch::keep_outputs_of`](crate::batch::Batch::keep_outputs_of)), of each microbatch in order. A process has the
+    /// outputs of its own stages. Tensors of skip connections follow the tensors for the next stage.
     pub stage_outputs: BTreeMap<StageIndex, Vec<Values>>,
     /// The gradient of each input with respect to [`StepSummary::total`], if the batch asked for it
     /// ([`Batch::keep_input_gradients`](crate::batch::Batch::keep_input_gradients)); empty in processes without the first
@@ -52,7 +51,7 @@ pub struct StepSummary {
     /// replicas has the rows of their microbatches. Multiply the gradients of accumulated batches by the batch's share in
     /// the sum of their [`StepSummary::weight`]s.
     pub input_gradients: OptionalTensors,
-    /// What the batch counts among batches whose gradients are accumulated: its rows, or the sum of its weights. If losses
+    /// The weight of the batch among batches whose gradients are accumulated: its rows, or the sum of its weights. If losses
     /// are added, it is the number of microbatches.
     pub weight: f64,
     /// Global norm of the gradient of the loss, before clipping; infinite if the update was skipped.
@@ -60,7 +59,7 @@ pub struct StepSummary {
     /// The factor of the losses in the backwards of this step; `None` if losses are not scaled, as in any precision but f16.
     pub loss_scale: Option<f64>,
     /// Whether all ranks skipped the update, because the scaled gradients were too large for f16. Parameters and optimizer
-    /// state are those from before the step, and the next step has half the scale.
+    /// state do not change, and the next step has half the scale.
     pub skipped: bool,
     /// The actions of each rank with their times, in seconds since the step began in this process. If ranks are
     /// processes, the first one has the events of all, on one clock ([`Timeline::clock_skew`]), and each other one has
@@ -152,7 +151,7 @@ impl StepSummary {
 }
 
 impl EvalSummary {
-    /// Returns the loss of the batch, as that of a step; not a number without targets.
+    /// Returns the loss of the batch, like [`StepSummary::loss`]; not a number without targets.
     pub fn loss(&self) -> f64 {
         mean(&self.losses, &self.loss_weights)
     }
@@ -164,75 +163,13 @@ fn mean(losses: &[f64], weights: &[f64]) -> f64 {
     counted.sum::<f64>() / losses.len() as f64
 }
 
-/// The rows of a step's timeline: one for each tensor group.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct TimelineRows {
-    pub count: u32,
-    /// The number of slices of each microbatch, which the actions number.
-    pub slices: Slices,
-}
-
-/// What the caller knows of a training step before it runs.
-pub(crate) struct TakenStep {
-    pub number: StepNumber,
-    pub mesh: Mesh,
-    pub rows: TimelineRows,
-    pub microbatches: u32,
-    pub factors: LossFactors,
-    pub weight: f64,
-    pub loss_scale: Option<LossScale>,
-    pub input_gradients: InputGradients,
-}
-
-impl TakenStep {
-    /// Returns what is known of a step of the pipeline with this batch.
-    pub(crate) fn new(
-        assembly: &Assembly,
-        (number, loss_scale): (StepNumber, Option<LossScale>),
-        batch: &Batch,
-        factors: LossFactors,
-    ) -> Result<Self, InputGradientError> {
-        let divisor = if factors.is_sum { 1.0 } else { factors.divisor };
-        let scale = loss_scale.map_or(1.0, |scale| scale.factor);
-        let Assembly { mesh, program, .. } = assembly;
-        Ok(Self {
-            number,
-            mesh: *mesh,
-            rows: TimelineRows { count: mesh.pipeline * mesh.data, slices: program.slices() },
-            microbatches: program.microbatches(),
-            weight: batch.weight(),
-            factors,
-            loss_scale,
-            input_gradients: batch.input_gradients()?.times(1.0 / divisor / scale),
-        })
-    }
-
-    /// Joins the gradients of the inputs. The ranks of a tensor group have the same, so the first one of this process counts.
-    fn join_input_gradients(&self, reports: &mut [RankReport]) -> Result<OptionalTensors, SplitError> {
-        let mut replicas = BTreeMap::new();
-        for report in reports {
-            let parts = std::mem::take(&mut report.input_gradients);
-            if !parts.is_empty() {
-                replicas.entry(self.mesh.coord(report.rank).replica).or_insert(parts);
-            }
-        }
-        let microbatches = (self.microbatches / self.rows.slices.get()) as usize;
-        let replicas = replicas.into_iter();
-        let replicas = replicas
-            .map(|(replica, parts)| ReplicaGradients { first: replica as usize * microbatches, parts });
-        match replicas.collect::<Vec<_>>() {
-            none if none.is_empty() => Ok(OptionalTensors::new()),
-            replicas => self.input_gradients.join(&replicas, self.rows.slices),
-        }
-    }
-}
-
 /// Merges the reports of all ranks into the results of a training step.
 ///
 /// # Errors
 /// When the gradients of the inputs do not make up a whole.
-pub(crate) fn training(
-    taken: TakenStep,
+pub(super) fn training(
+    setup: &Setup,
+    plan: StepPlan,
     mut reports: Vec<RankReport>,
     wall: Duration,
 ) -> Result<StepSummary, SplitError> {
@@ -240,12 +177,13 @@ pub(crate) fn training(
     let Auxiliaries { sums: auxiliary, by_layer: auxiliary_by_layer, weighted: weighted_auxiliary } =
         auxiliary(&mut reports);
     let gradient_norm = reports.iter().find_map(|report| report.gradient_norm).unwrap_or(0.0);
-    let input_gradients = taken.join_input_gradients(&mut reports)?;
-    let TakenStep { number, rows, factors, weight, loss_scale, .. } = taken;
+    let input_gradients = join_input_gradients(setup, plan.input_gradients(), &mut reports)?;
+    let (step, loss_scale) = (plan.at().step, plan.loss_scale().map(|scale| scale.factor));
+    let LossFactors { shares: loss_weights, weight, .. } = plan.into_factors();
     Ok(StepSummary {
-        step: number,
+        step,
         losses: reports.iter_mut().flat_map(|report| std::mem::take(&mut report.losses)).collect(),
-        loss_weights: factors.shares,
+        loss_weights,
         auxiliary,
         auxiliary_by_layer,
         expert_loads: expert_loads(&mut reports),
@@ -255,7 +193,7 @@ pub(crate) fn training(
         input_gradients,
         weight,
         gradient_norm,
-        loss_scale: loss_scale.map(|scale| scale.factor),
+        loss_scale,
         skipped: !gradient_norm.is_finite(),
         update: reports.iter().map(|report| report.update).collect(),
         exposed_communication: reports.iter().map(|report| report.exposed_communication).collect(),
@@ -264,28 +202,61 @@ pub(crate) fn training(
         boundary_bytes: reports.iter().map(|report| report.boundary_bytes).collect(),
         undeferred: undeferred(&mut reports),
         interrupted: reports.iter().any(|report| report.interrupted),
-        timeline: timeline(rows, &mut reports),
+        timeline: timeline(setup, &mut reports),
         wall,
     })
 }
 
-/// As [`training`], for a forward-only step.
-pub(crate) fn evaluation(
-    loss_weights: Vec<f64>,
-    rows: TimelineRows,
+/// Merges the reports of all ranks into the results of an evaluation. The outputs of the slices of a microbatch are joined.
+///
+/// # Errors
+/// When outputs of slices cannot be joined.
+pub(super) fn evaluation(
+    setup: &Setup,
+    plan: StepPlan,
     mut reports: Vec<RankReport>,
-) -> EvalSummary {
+) -> Result<EvalSummary, SplitError> {
     reports.sort_unstable_by_key(|report| report.rank);
+    for report in &mut reports {
+        let lists = report.stage_outputs.iter_mut().map(|(_, outputs)| outputs);
+        for outputs in lists.chain([&mut report.outputs]) {
+            *outputs = joined_slices(std::mem::take(outputs), setup.slices())?;
+        }
+    }
     let Auxiliaries { sums: auxiliary, weighted: weighted_auxiliary, .. } = auxiliary(&mut reports);
-    EvalSummary {
-        loss_weights,
+    Ok(EvalSummary {
+        loss_weights: plan.into_factors().shares,
         auxiliary,
         weighted_auxiliary,
         losses: reports.iter_mut().flat_map(|report| std::mem::take(&mut report.losses)).collect(),
         outputs: reports.iter_mut().flat_map(|report| std::mem::take(&mut report.outputs)).collect(),
         stage_outputs: stage_outputs(&mut reports),
-        timeline: timeline(rows, &mut reports),
+        timeline: timeline(setup, &mut reports),
+    })
+}
+
+/// Joins the gradients of the inputs. The ranks of a tensor group have the same gradients, so the first one of this process
+/// counts.
+fn join_input_gradients(
+    setup: &Setup,
+    gradients: &InputGradients,
+    reports: &mut [RankReport],
+) -> Result<OptionalTensors, SplitError> {
+    let mut replicas = BTreeMap::new();
+    for report in reports {
+        let parts = std::mem::take(&mut report.input_gradients);
+        if !parts.is_empty() {
+            replicas.entry(setup.mesh().coord(report.rank).replica).or_insert(parts);
+        }
     }
+    if replicas.is_empty() {
+        return Ok(OptionalTensors::new());
+    }
+    let microbatches = (setup.program().microbatches() / setup.slices().get()) as usize;
+    let replicas = replicas.into_iter();
+    let replicas =
+        replicas.map(|(replica, parts)| ReplicaGradients { first: replica as usize * microbatches, parts });
+    gradients.join(&replicas.collect::<Vec<_>>(), setup.slices())
 }
 
 /// The auxiliary losses of a step.
@@ -341,11 +312,13 @@ fn undeferred(reports: &mut [RankReport]) -> Vec<UndeferredParameter> {
     all
 }
 
-fn timeline(rows: TimelineRows, reports: &mut [RankReport]) -> Timeline {
+/// Returns the timeline of a step, with one row for each tensor group.
+fn timeline(setup: &Setup, reports: &mut [RankReport]) -> Timeline {
     let skew = reports.iter().filter_map(|report| report.clock_skew).reduce(ClockSkew::max);
     let skips = reports.iter_mut().flat_map(|report| std::mem::take(&mut report.skips)).collect();
     let events = reports.iter_mut().flat_map(|report| std::mem::take(&mut report.events)).collect();
     let scopes = reports.iter_mut().flat_map(|report| std::mem::take(&mut report.scopes)).collect();
-    let timeline = Timeline::new(rows.count, events).with_slices(rows.slices);
+    let rows = setup.mesh().pipeline * setup.mesh().data;
+    let timeline = Timeline::new(rows, events).with_slices(setup.slices());
     timeline.with_skips(skips).with_scopes(scopes).with_clock_skew(skew)
 }

@@ -8,7 +8,7 @@ use super::sample::PARAMETER_BYTES;
 use crate::transport::LinkSpeed;
 
 impl Measured {
-    /// Returns the profile of a model of which these layers were measured. If there is no measured link, `assumed_link`
+    /// Returns the profile of a model from measurements of these layers. If there is no measured link, `assumed_link`
     /// is used; memory that was not measured is estimated.
     ///
     /// # Panics

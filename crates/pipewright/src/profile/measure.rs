@@ -33,8 +33,8 @@ pub struct MeasureConfig {
     pub time_limit: Duration,
     /// The memory that all ranks may use together; with less than that, one layer of each kind is measured.
     pub memory: Option<u64>,
-    /// For each layer of the model, the bytes of its parameters and of what training holds for them all the time: the
-    /// optimizer's state, and the copy of half precision. If empty, parameters in single precision with two moments.
+    /// For each layer of the model, the bytes of its parameters, of the optimizer's state, and of the copy in half
+    /// precision. If empty, parameters in single precision with two moments.
     pub state_bytes: Vec<u64>,
 }
 
@@ -58,7 +58,7 @@ impl Default for MeasureConfig {
 const TENSORS: u64 = 4;
 /// The bytes of a parameter with two moments.
 const STATE_BYTES: u64 = 12;
-/// The steps before those that count.
+/// The steps before the first step that counts.
 const WARM_UP: u32 = 2;
 /// The steps that are taken whatever their time.
 const FEWEST_STEPS: u32 = 2;
@@ -131,7 +131,7 @@ struct Run {
 }
 
 impl Run {
-    /// Takes the steps of the run. `keep` gets those that count.
+    /// Takes the steps of the run. `keep` gets the steps that count.
     fn steps<F, E, S>(
         &self,
         sample: &Sample,

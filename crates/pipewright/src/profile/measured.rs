@@ -22,10 +22,10 @@ pub struct Measured {
     pub kinds: Vec<KindFigures>,
     /// The bandwidth of sums of gradients over the ranks as replicas; `None` with one rank.
     pub reduce_bytes_per_s: Option<f64>,
-    /// What a stage holds all the time besides parameters and optimizer state; `None` if the memory is not counted, or no
+    /// The bytes that a stage always holds in addition to parameters and optimizer state; `None` if the memory is not counted, or no
     /// layers of one kind follow each other.
     pub stage_bytes: Option<u64>,
-    /// What a rank holds all the time besides its stages; `None` if the memory is not counted.
+    /// The bytes that a rank always holds in addition to its stages; `None` if the memory is not counted.
     pub rank_bytes: Option<u64>,
 }
 
@@ -59,13 +59,13 @@ pub(super) struct Collection<'a> {
     /// The same layers, each a stage.
     split: &'a Sample,
     model: &'a ModelDesc,
-    /// The bytes of the parameters of each layer and of what training holds for them all the time.
+    /// The bytes of the parameters of each layer, of its optimizer's state, and of its copy in half precision.
     state: Vec<u64>,
     rows: u32,
     /// The mean time of a kind's actions in each step, for one layer. A step takes as long as the sum of its actions, so
     /// the slow ones among them count too.
     times: HashMap<(usize, ActionKind), Vec<f64>>,
-    /// As `times`, for `I` with the forward before it.
+    /// The times of `I` with the forward before it.
     recomputing: HashMap<usize, Vec<f64>>,
     /// The times between the end of the program and the end of the step.
     after: Vec<f64>,
@@ -76,12 +76,12 @@ pub(super) struct Collection<'a> {
     temporary: HashMap<usize, u64>,
     /// The bytes at the beginnings of steps, besides parameters and optimizer state.
     between: Vec<f64>,
-    /// As `between`, for steps in which each layer is a stage.
+    /// The same times for steps in which each layer is a stage.
     between_split: Vec<f64>,
 }
 
-/// What the tables of Burn's tape grow by for a layer and a microbatch in flight, beyond what they have with one microbatch
-/// in flight, as it is here. It was measured with up to 64 microbatches and four stages a rank.
+/// The bytes by which the tables of Burn's tape grow for a layer and each further microbatch in flight. The measurement has
+/// one microbatch in flight. The number was measured with up to 64 microbatches and four stages per rank.
 const TAPE_BYTES: u64 = 4 << 10;
 
 impl<'a> Collection<'a> {

@@ -61,6 +61,13 @@ pub(crate) trait StageBody: Module + 'static {
         Placement::REPLICATED
     }
 
+    /// Returns the dimension along which the ranks of a tensor group have parts of an output of the last stage; `None` if
+    /// every rank has the whole output.
+    fn output_split(&self, output: usize) -> Option<usize> {
+        let _ = output;
+        None
+    }
+
     /// Returns why the module cannot run slices of microbatches; `None` if it can.
     fn refuses_slices(&self) -> Option<String>;
 
@@ -131,6 +138,10 @@ impl<M: StageModule> StageBody for M {
 
     fn placement(&self, local: &str) -> Placement {
         StageModule::placement(self, local)
+    }
+
+    fn output_split(&self, output: usize) -> Option<usize> {
+        StageModule::output_split(self, output)
     }
 
     fn refuses_slices(&self) -> Option<String> {

@@ -94,6 +94,19 @@ pub enum StageError {
         /// The precision.
         precision: Precision,
     },
+    /// The module says that an output is split along a dimension that it does not have.
+    #[error(
+        "output {output} has the shape {shape:?}, and its module says that tensor ranks split it along dimension {dimension} \
+         (`StageModule::output_split`)"
+    )]
+    OutputSplit {
+        /// The output, counted from 0.
+        output: usize,
+        /// The dimension.
+        dimension: usize,
+        /// The shape of the output.
+        shape: Vec<usize>,
+    },
     /// A number inside the stage is infinite or not a number
     /// ([`StageContext::not_finite`](super::StageContext::not_finite)). The parameters are those before the step.
     #[error(

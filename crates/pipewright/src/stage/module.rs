@@ -105,6 +105,14 @@ pub trait StageModule: Module + 'static {
         Placement::REPLICATED
     }
 
+    /// Returns the dimension along which the ranks of a tensor group have parts of an output, in the order of the ranks;
+    /// `None` if every rank has the whole output. Outputs are counted from 0. Only a module of the last stage may split its
+    /// outputs, and its loss gets the parts. The results of a step have the whole outputs.
+    fn output_split(&self, output: usize) -> Option<usize> {
+        let _ = output;
+        None
+    }
+
     /// Returns why the module cannot run slices of microbatches; `None` if it can. A pipeline whose schedule cuts microbatches
     /// does not start if a module cannot.
     ///

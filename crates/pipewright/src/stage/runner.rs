@@ -101,6 +101,10 @@ pub(crate) trait StageCompute: Send {
     /// Returns the tensors that come from or go to stages that are not neighbours.
     fn skips(&self) -> &Skips;
 
+    /// Returns the dimension along which the ranks of a tensor group have parts of an output of the last stage; `None` if
+    /// every rank has the whole output.
+    fn output_split(&self, output: usize) -> Option<usize>;
+
     /// Returns the device on which the stage computes.
     fn device(&self) -> &Device;
 

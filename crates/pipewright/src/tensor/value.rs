@@ -218,12 +218,18 @@ impl Value {
         })
     }
 
-    /// Joins float tensors along a dimension.
-    pub(crate) fn joined(parts: Vec<Self>, dimension: usize) -> Self {
-        Self::from_dispatch(Dispatch::float_cat(
-            parts.into_iter().map(Self::into_dispatch).collect(),
-            dimension,
-        ))
+    /// Joins tensors of one kind, at least one, along a dimension.
+    pub(crate) fn joined(mut parts: Vec<Self>, dimension: usize) -> Self {
+        if parts.len() == 1 {
+            return parts.swap_remove(0);
+        }
+        let kind = parts[0].kind();
+        let parts = parts.into_iter().map(Self::into_dispatch).collect();
+        Self::from_dispatch(match kind {
+            ValueKind::Float => Dispatch::float_cat(parts, dimension),
+            ValueKind::Int => Dispatch::int_cat(parts, dimension),
+            ValueKind::Bool => Dispatch::bool_cat(parts, dimension),
+        })
     }
 
     /// Returns a float tensor times `factor`, in its own storage.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::pipeline::StepSummary;
 
-/// Joins the results of the batches of one step, of which the last one has the update: losses of all batches, means of
+/// Joins the results of the batches of one step. The last one has the update. The result has the losses of all batches, means of
 /// the auxiliary losses, and the timeline of the last batch. A batch counts by its rows or its tokens.
 pub(super) fn joined(earlier: Vec<StepSummary>, last: StepSummary) -> StepSummary {
     if earlier.is_empty() {

@@ -30,7 +30,7 @@ impl BestLoss {
             None => !loss.is_nan(),
         };
         if improves {
-            *self = Self { lowest: Some((step, loss)), evaluations_since: 0 }
+            *self = Self { lowest: Some((step, loss)), evaluations_since: 0 };
         } else {
             self.evaluations_since += 1;
         }

@@ -13,7 +13,7 @@ use crate::pipeline::StepSummary;
 use crate::train::tensorboard::{EventFile, EventFileError};
 use crate::train::trainer::Metrics;
 
-/// The most bytes of the metrics that are read: those of some million steps.
+/// The most bytes of the metrics that are read, enough for some million steps.
 const LARGEST_METRICS: u64 = 2 << 30;
 
 /// The file of a run's folder that has one line of metrics per step.
@@ -191,7 +191,7 @@ impl RunLog {
         Ok(())
     }
 
-    /// Writes the timeline of a step next to those of other steps, which `pipewright view` shows together.
+    /// Writes the timeline of a step next to the timelines of other steps, which `pipewright view` shows together.
     ///
     /// # Errors
     /// When the file cannot be written.

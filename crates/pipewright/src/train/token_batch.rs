@@ -2,30 +2,23 @@
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
 
-use crate::batch::{Batch as StepBatch, SplitError};
-use crate::pipeline::{Pipeline, PipelineError};
-use crate::train::data::{Batch, SideTensor};
+use crate::batch::{Batch, SplitError};
+use crate::pipeline::{PipelineError, split_whole};
+use crate::train::data::{SideTensor, TokenBatch};
 
-/// Splits rows with their side inputs into so many microbatches of a pipeline.
-pub(super) fn split(
-    pipeline: &Pipeline,
-    batch: Batch,
-    microbatches: u32,
-) -> Result<StepBatch, PipelineError> {
+/// Splits rows with their side inputs into microbatches.
+pub(super) fn split(batch: TokenBatch, microbatches: u32) -> Result<Batch, PipelineError> {
     let shape = [batch.rows, batch.seq_len];
     // Every rank moves its microbatches to its own device.
     let device = Device::flex();
     let tensor = |ids| Tensor::<2, Int>::from_data(TensorData::new::<i32, _>(ids, shape), &device);
-    let step = pipeline
-        .split_batch(tensor(batch.inputs), tensor(batch.targets), microbatches)?
-        .with_targets_for_all();
+    let step = split_whole(tensor(batch.inputs), tensor(batch.targets), microbatches)?;
     with_side(step, batch.side, &device)
         .map_err(|source| PipelineError::Split { what: "side inputs", source })
 }
 
 /// Adds the side inputs of a batch, each split as its rows are.
-fn with_side(batch: StepBatch, side: Vec<SideTensor>, device: &Device) -> Result<StepBatch, SplitError> {
-    let mut batch = batch;
+fn with_side(mut batch: Batch, side: Vec<SideTensor>, device: &Device) -> Result<Batch, SplitError> {
     for SideTensor { name, shape, values } in side {
         // The number of dimensions is part of a tensor's type.
         batch = match shape.len() {

@@ -90,7 +90,7 @@ pub struct Metrics {
     /// Mean cross entropy per token of the validation data after the step, in nats; left out if it was not computed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub validation_loss: Option<f64>,
-    /// As `bubble_fraction`, for each rank.
+    /// The `bubble_fraction` of each rank.
     pub bubble_per_rank: Vec<f64>,
     /// The wall time of a step that the run's plan predicts, in milliseconds; left out if the run has no plan. The caller
     /// sets it.
@@ -105,7 +105,7 @@ pub struct Metrics {
 /// Why a run cannot resume from a checkpoint.
 #[derive(thiserror::Error)]
 pub enum ResumeError {
-    /// The data is not that of the checkpoint's run.
+    /// The data differs from the data of the checkpoint's run.
     #[error(transparent)]
     Data(#[from] DataError),
     /// The pipeline cannot restore the state.
@@ -136,7 +136,7 @@ impl Trainer {
         }
     }
 
-    /// Sums the gradients of `batches` batches before each update. The update is that of one batch with as many rows.
+    /// Sums the gradients of `batches` batches before each update. The update equals the update of one batch with as many rows.
     pub fn accumulating(self, batches: NonZeroU32) -> Self {
         Self { batches, ..self }
     }
@@ -155,12 +155,10 @@ impl Trainer {
         let rate = self.learning_rate.at(self.steps_done);
         let mut earlier = Vec::new();
         for _ in 1..self.batches.get() {
-            let batch =
-                split(&self.pipeline, self.rows.next_batch(self.batch_rows), self.pipeline.microbatches())?;
+            let batch = split(self.rows.next_batch(self.batch_rows), self.pipeline.microbatches())?;
             earlier.push(self.pipeline.accumulate(batch)?);
         }
-        let batch =
-            split(&self.pipeline, self.rows.next_batch(self.batch_rows), self.pipeline.microbatches())?;
+        let batch = split(self.rows.next_batch(self.batch_rows), self.pipeline.microbatches())?;
         let report = joined(earlier, self.pipeline.step_batch(batch, rate)?);
         self.steps_done += 1;
         let tokens = self.batches.get() as usize * self.batch_rows * self.rows.seq_len();
@@ -197,7 +195,7 @@ impl Trainer {
         Ok(TrainingState { step: self.steps_done, cursor: self.rows.cursor(), description, ranks })
     }
 
-    /// Resumes where the checkpoint was taken. The data must be that of the checkpoint's run; this is not checked here.
+    /// Resumes where the checkpoint was taken. The data must be the data of the checkpoint's run; this is not checked here.
     ///
     /// # Errors
     /// When the data has no such row, or as [`Pipeline::restore`].

@@ -46,7 +46,7 @@ impl Validation {
         self.rows.seek(Cursor::default()).expect("every data has a first row");
         let mut sum = 0.0;
         for _ in 0..self.batches {
-            let batch = split(pipeline, self.rows.next_batch(self.batch_rows), pipeline.eval_microbatches())?;
+            let batch = split(self.rows.next_batch(self.batch_rows), pipeline.eval_microbatches())?;
             sum += pipeline.eval_losses(batch)?.loss();
         }
         Ok(sum / self.batches as f64)

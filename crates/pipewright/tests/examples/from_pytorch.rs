@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use burn::module::{Module, ModuleDisplay, Param};
 use burn::tensor::{Device, Tensor};
-use pipewright::batch::{Batch, Merge, SplitSpec, merge_by};
+use pipewright::batch::{Batch, Merge, SplitRule, SplitSpec, merge_by};
 use pipewright::checkpoint::Checkpoint;
 use pipewright::graph::{Graph, GraphBuilder, GraphLayer, GraphStage, PlacedGraph};
 use pipewright::hook::{ActionHook, BackwardRun, ForwardRun, OverlapRun, ReduceRun, ReshardRun, UnshardRun};
@@ -188,13 +188,11 @@ fn programs(schedule: Schedule, program: Program) -> Outcome<(Program, Validated
 }
 
 fn batches(x: Tensor<3>, table: Tensor<2>, y: Tensor<2>, mask: Tensor<2>) -> Outcome<Batch> {
-    Batch::tensor_split(x.clone(), y.clone(), 4)?;
-    let batch = Batch::split_by(
+    Batch::split(x.clone(), y.clone(), SplitRule::balanced(4))?;
+    let batch = Batch::split(
         (x, table.clone()),
-        (SplitSpec::Along(1), SplitSpec::Replicate),
         y,
-        SplitSpec::Along(0),
-        4,
+        SplitRule::equal(4).inputs((SplitSpec::Along(1), SplitSpec::Replicate)),
     )?;
     let batch = batch.with_split("mask", mask.clone())?;
     let batch = batch.with_split_by("mask", mask, SplitSpec::Along(1))?;

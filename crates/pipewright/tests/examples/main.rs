@@ -37,7 +37,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// Keeps examples from running at the same time: the generator of random numbers belongs to the whole process.
 static ALONE: Mutex<()> = Mutex::new(());
 
-/// What an example prints.
+/// Returns the text that an example prints.
 fn printed(run: impl Fn(&mut Vec<u8>) -> Result<(), Box<dyn Error>>) -> String {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let mut out = Vec::new();

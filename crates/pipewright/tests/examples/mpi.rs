@@ -1,4 +1,4 @@
-//! The example `processes` under `mpirun`, which this program starts itself: the losses are those of threads.
+//! The example `processes` under `mpirun`, which this program starts itself: threads have the same losses.
 
 #[path = "../../examples/processes.rs"]
 #[expect(dead_code, reason = "the example has a `main`, which this program does not call")]
@@ -13,7 +13,7 @@ fn main() -> ExitCode {
     mpirun::run(&[(2, &of_threads)], compare)
 }
 
-/// Compares the losses of processes with those of threads, which are the task.
+/// Compares the losses of processes with the losses of threads, which are the task.
 fn compare(of_threads: &str) {
     let text = printed();
     let [stage] = *text.lines().filter(|line| line.starts_with("process ")).collect::<Vec<_>>() else {

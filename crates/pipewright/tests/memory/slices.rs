@@ -21,7 +21,7 @@ const TOKENS: usize = 512;
 const RANKS: u32 = 4;
 const MICROBATCHES: u32 = 8;
 
-/// An attention and a feed-forward layer, whose parameters are small beside the activations of a long sequence.
+/// An attention and a feed-forward layer, whose parameters are small compared with the activations of a long sequence.
 #[derive(Module, Debug)]
 struct Block {
     queries: Linear,

@@ -3,7 +3,7 @@
 use std::thread;
 
 use burn::tensor::{Device, Tensor};
-use pipewright::batch::{Batch, SplitSpec};
+use pipewright::batch::{Batch, SplitRule, SplitSpec};
 use pipewright::mesh::DataParallelMode;
 use pipewright::pipeline::{Pipeline, PipelineConfig, StepSummary};
 use pipewright::tensor::Metadata;
@@ -81,11 +81,11 @@ enum Part {
 /// Returns the part of the batch of `count` rows that a process passes.
 fn batch(part: Part, count: usize) -> Batch {
     let (x, y) = (rows(1, count), rows(2, count));
-    let microbatches = MICROBATCHES * if count > 20 { 2 } else { 1 };
+    let rule = SplitRule::balanced(MICROBATCHES * if count > 20 { 2 } else { 1 });
     let batch = match part {
-        Part::All => Batch::tensor_split(x, y, microbatches),
-        Part::Inputs => Batch::tensor_split(x, (), microbatches),
-        Part::Targets => Batch::tensor_split_by((), (), y, SplitSpec::Along(0), microbatches),
+        Part::All => Batch::split(x, y, rule),
+        Part::Inputs => Batch::split(x, (), rule),
+        Part::Targets => Batch::split((), y, rule.targets(SplitSpec::Along(0))),
         Part::None => Ok(Batch::default()),
     };
     batch.expect("it splits").keep_input_gradients()
@@ -176,7 +176,8 @@ fn batches_that_do_not_belong_together_are_an_error_with_both_sides() {
 fn steps_of_different_kinds_are_an_error_in_every_process() {
     let config = of_replicas(1, DataParallelMode::Replicated);
     let errors = in_processes(&config, |rank, pipeline| {
-        let batch = || Batch::tensor_split(rows(1, 13), rows(2, 13), MICROBATCHES).expect("it splits");
+        let batch =
+            || Batch::split(rows(1, 13), rows(2, 13), SplitRule::balanced(MICROBATCHES)).expect("it splits");
         let outcomes = match rank {
             1 => [pipeline.accumulate(batch()).map(drop), pipeline.eval_batch(batch()).map(drop)],
             _ => [pipeline.step_batch(batch(), RATE).map(drop), pipeline.step_batch(batch(), RATE).map(drop)],

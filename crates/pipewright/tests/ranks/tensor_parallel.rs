@@ -7,6 +7,7 @@ mod failures;
 mod hooks;
 mod model;
 mod modules;
+mod outputs;
 mod precision;
 
 use burn::module::ParamGroup;
@@ -84,14 +85,6 @@ fn accumulated_gradients_are_added_once() {
         take_steps(&mut pipeline, 0..2)
     };
     assert_close(&steps(sizes(2, 1, 2)), &steps(sizes(2, 1, 1)), "accumulated");
-}
-
-#[test]
-fn outputs_that_are_split_are_refused() {
-    let mut pipeline = launch("1f1b", sizes(1, 1, 2));
-    let error = pipeline.eval(batch(0, MICROBATCHES), Some(batch(100, MICROBATCHES)));
-    let error = error.expect_err("each rank has a part of the outputs").to_string();
-    assert!(error.starts_with("the outputs of the last stage are split over 2 tensor ranks"), "{error}");
 }
 
 #[test]

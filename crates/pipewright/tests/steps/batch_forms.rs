@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::SgdConfig;
 use burn::tensor::{Device, Int, Tensor, TensorData};
-use pipewright::batch::{Batch, Merge, SplitError, SplitSpec, merge_by};
+use pipewright::batch::{Batch, Merge, SplitError, SplitRule, SplitSpec, merge_by};
 use pipewright::mesh::DataParallelMode;
 use pipewright::nn::{weighted_cross_entropy, weights_of_valid};
 use pipewright::pipeline::{Pipeline, PipelineConfig, PipelineError};
@@ -139,7 +139,8 @@ fn rows_that_do_not_divide_are_split_as_in_pytorch() {
                 data(3, rows).narrow(0, start - size, size)
             });
             let specs = (SplitSpec::Along(1), SplitSpec::Replicate);
-            let batch = Batch::tensor_split(data(0, rows), data(1, rows), MICROBATCHES).expect("it splits");
+            let batch = Batch::split(data(0, rows), data(1, rows), SplitRule::balanced(MICROBATCHES))
+                .expect("it splits");
             let batch = batch.with_split_by("columns", (data(2, rows).transpose(), table()), specs);
             let batch = batch.and_then(|batch| batch.with_parts("parts", parts)).expect("they fit");
             let summary = pipeline.step_batch(batch.keep_outputs(), RATE).expect("a step");
@@ -169,8 +170,8 @@ fn rows_that_do_not_divide_are_split_as_in_pytorch() {
 fn inputs_may_be_split_along_another_dimension_and_unevenly() {
     let specs = (SplitSpec::Along(1), SplitSpec::Replicate);
     let inputs = (data(0, 9).transpose(), table());
-    let batch = Batch::tensor_split_by(inputs, specs, data(1, 9), SplitSpec::Along(0), MICROBATCHES)
-        .expect("it splits");
+    let batch =
+        Batch::split(inputs, data(1, 9), SplitRule::balanced(MICROBATCHES).inputs(specs)).expect("it splits");
     let batch = batch.with_split("rows", data(2, 9)).expect("nine rows, as the inputs have columns");
     let refused = batch.with_split("rows", data(2, 8)).expect_err("eight rows");
     let SplitError::SideRows { rows: 8, expected: 9, dimension: 0, .. } = refused else {
@@ -184,9 +185,11 @@ fn a_batch_without_targets_is_evaluated_and_trains_a_loss_that_takes_none() {
     let batches = || {
         let inputs = || data(0, 9);
         [
-            Batch::split_by(inputs(), rows, (), (), MICROBATCHES - 1).expect("it splits"),
-            Batch::tensor_split(inputs(), (), MICROBATCHES - 1).expect("it splits"),
-            Batch::tensor_split_by(inputs(), rows, (), (), MICROBATCHES - 1).expect("it splits"),
+            Batch::split(inputs(), (), SplitRule::uneven(MICROBATCHES - 1).inputs(rows).targets(()))
+                .expect("it splits"),
+            Batch::split(inputs(), (), SplitRule::balanced(MICROBATCHES - 1)).expect("it splits"),
+            Batch::split(inputs(), (), SplitRule::balanced(MICROBATCHES - 1).inputs(rows).targets(()))
+                .expect("it splits"),
         ]
     };
     let program = || program("gpipe", 2, MICROBATCHES - 1);
@@ -213,7 +216,8 @@ fn a_batch_without_targets_is_evaluated_and_trains_a_loss_that_takes_none() {
 
 #[test]
 fn side_inputs_that_do_not_fit_are_named() {
-    let batch = || Batch::tensor_split(data(0, 9), data(1, 9), MICROBATCHES).expect("it splits");
+    let batch =
+        || Batch::split(data(0, 9), data(1, 9), SplitRule::balanced(MICROBATCHES)).expect("it splits");
     let check = |outcome: Result<Batch, SplitError>, words: &str| {
         let error = outcome.expect_err(words).to_string();
         assert!(error.starts_with(words), "{error}");
@@ -238,7 +242,7 @@ fn side_inputs_that_do_not_fit_are_named() {
         batch().with_parts("mask", [data(2, 3), data(2, 2)]),
         "side input `mask` has 2 parts, and the batch has 4 microbatches: give one for each",
     );
-    check(Batch::tensor_split(data(0, 3), data(1, 3), 4), "3 rows make runs of 1");
+    check(Batch::split(data(0, 3), data(1, 3), SplitRule::balanced(4)), "3 rows make runs of 1");
 }
 
 /// Ids of rows; some are ignored. Microbatches of three rows have 3, 1, 0 and 2 valid ones.

@@ -5,7 +5,7 @@
 use burn::module::Module;
 use burn::optim::GradientsParams;
 use burn::tensor::{Device, Tensor};
-use pipewright::batch::{Batch, SplitSpec};
+use pipewright::batch::{Batch, SplitRule, SplitSpec};
 use pipewright::pipeline::{Pipeline, PipelineConfig, StepSummary};
 use pipewright::stage::{Stage, StageContext, StageModule};
 use pipewright::tensor::Metadata;
@@ -70,7 +70,8 @@ fn unclipped() -> PipelineConfig {
 
 /// Returns the batch of step `step`.
 fn brought(step: u64) -> Batch {
-    let batch = Batch::split_uneven(data(step), data(100 + step), MICROBATCHES).expect("it splits");
+    let batch =
+        Batch::split(data(step), data(100 + step), SplitRule::uneven(MICROBATCHES)).expect("it splits");
     let batch = batch.with_split("shift", data(200 + step)).expect("it splits");
     batch.with_replicated("offset", offset()).with_value("scale", 0.5f32)
 }
@@ -159,7 +160,7 @@ fn an_evaluation_brings_it_too() {
 #[test]
 fn a_missing_side_input_is_named() {
     let mut pipeline = launch(program("1f1b", STAGES, MICROBATCHES));
-    let batch = Batch::split_uneven(data(0), data(1), MICROBATCHES).expect("it splits");
+    let batch = Batch::split(data(0), data(1), SplitRule::uneven(MICROBATCHES)).expect("it splits");
     let error = pipeline.step_batch(batch.with_value("scale", 1f32), 1e-2).expect_err("no shift").to_string();
     assert!(error.contains("no side input `shift`") && error.contains("scale"), "{error}");
 }
@@ -168,8 +169,8 @@ fn a_missing_side_input_is_named() {
 fn too_few_rows_for_the_last_microbatch_are_refused() {
     let two = || data(0).narrow(0, 0, 5);
     // Runs of two rows make three microbatches, not four.
-    assert!(Batch::split_uneven(two(), two(), 4).is_err());
-    assert!(Batch::split_uneven(two(), two(), 3).is_ok());
+    assert!(Batch::split(two(), two(), SplitRule::uneven(4)).is_err());
+    assert!(Batch::split(two(), two(), SplitRule::uneven(3)).is_ok());
 }
 
 /// The layers with inputs `[features, rows]`, and a table that every microbatch adds.
@@ -206,7 +207,7 @@ fn tensors_split_along_the_dimension_that_their_spec_names() {
     let specs = (SplitSpec::Along(1), SplitSpec::Replicate);
     let inputs = (data(0).transpose(), offset());
     let batch =
-        Batch::split_by(inputs, specs, data(100), SplitSpec::Along(0), MICROBATCHES).expect("it splits");
+        Batch::split(inputs, data(100), SplitRule::uneven(MICROBATCHES).inputs(specs)).expect("it splits");
     let report = pipeline.step_batch(batch, 1e-2).expect("a step");
     assert_eq!(report.loss_weights, [1.2, 1.2, 1.2, 0.4], "columns count, not rows");
 

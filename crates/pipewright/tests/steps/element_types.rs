@@ -1,4 +1,4 @@
-//! Batches whose element types are not those with which the stages compute.
+//! Batches whose element types differ from the types with which the stages compute.
 
 use burn::tensor::{DType, Device, Int, Tensor};
 use pipewright::batch::Batch;

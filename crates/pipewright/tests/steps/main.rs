@@ -1,4 +1,4 @@
-//! What a step computes, and the state that it leaves.
+//! The results of steps, and the state that they leave.
 
 mod element_types;
 mod training;
@@ -15,5 +15,6 @@ mod slices;
 mod precision;
 mod checkpoints;
 mod run_log;
+mod trainer;
 #[path = "../support/mod.rs"]
 mod support;

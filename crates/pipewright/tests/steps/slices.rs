@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use burn::module::{Module, Param};
-use burn::tensor::{Device, Int, Tensor, TensorData, activation};
-use pipewright::batch::Batch;
+use burn::tensor::{Device, Int, Tensor, TensorData, Tolerance, activation};
+use pipewright::batch::{Batch, SplitRule};
 use pipewright::hook::{ActionHook, BackwardRun, ForwardRun};
 use pipewright::nn::{Linear, weighted_cross_entropy, weights_of_valid};
 use pipewright::pipeline::{Layers, Pipeline, PipelineBuilder, StepSummary};
@@ -154,7 +154,7 @@ fn a_state_passes_from_slice_to_slice() {
 fn sums_and_uneven_microbatches_keep_their_weights() {
     let uneven: fn(u64) -> Batch = |seed| {
         let part = |seed| data(seed).narrow(0, 0, 7);
-        Batch::split_uneven(part(seed), part(100 + seed), MICROBATCHES).expect("it divides")
+        Batch::split(part(seed), part(100 + seed), SplitRule::uneven(MICROBATCHES)).expect("it divides")
     };
     let batches: [fn(u64) -> Batch; 2] = [|seed| batch(seed).summed(), uneven];
     for batch in batches {
@@ -162,7 +162,7 @@ fn sums_and_uneven_microbatches_keep_their_weights() {
     }
 }
 
-/// Targets of which few count: in microbatch 1 those of the last slices only, in microbatch 2 none.
+/// Targets with few that count: in microbatch 1 only the targets of the last slices, in microbatch 2 no target.
 fn few_targets(seed: u64) -> Batch {
     let rows = ROWS * MICROBATCHES as usize;
     let id = |place: usize| {
@@ -283,7 +283,7 @@ fn stages_that_cannot_run_slices_are_refused() {
         "step 0: rank 1: the stage cannot be made: stage 1: its module cannot run microbatches in 2 slices: of the layer \
          `layers.5`: it has forgotten how; use a schedule of whole microbatches, such as `1f1b`"
     );
-    // Of two ranks, either one may be the first to refuse.
+    // Either of two ranks may be the first to refuse.
     let plain = of_layers(Layers::new(LAYERS, |layer| Mlp::new(layer, 1)), 1).loss(crate::support::loss);
     let error = launch_error(plain);
     let silent = "of the layer `layers.0`: it does not say that it can (`StageModule::refuses_slices`)";
@@ -333,4 +333,19 @@ fn batches_that_cannot_be_cut_are_refused_before_the_step() {
         error.starts_with("a training step whose schedule cuts microbatches into slices returns no outputs")
     );
     pipeline.step_batch(batch(0).with_value("temperature", 0.5f32), 1e-2).expect("a value is not cut");
+}
+
+#[test]
+fn gradients_of_inputs_are_those_of_whole_microbatches() {
+    let gradient = |slices| {
+        let mut pipeline = builder(2, slices).launch().expect("it starts");
+        let summary = pipeline.step_batch(batch(0).keep_input_gradients(), 1e-2).expect("a step");
+        summary.input_gradient::<3>(0).expect("one input").into_data()
+    };
+    let expected = gradient(None);
+    for slices in [2, 4, 12] {
+        let found = gradient(Some(slices));
+        assert_eq!(found.shape(), expected.shape(), "{slices} slices");
+        found.assert_approx_eq::<f32>(&expected, Tolerance::rel_abs(1e-4, 1e-8));
+    }
 }

@@ -135,11 +135,11 @@ pub(crate) fn config() -> PipelineConfig {
     }
 }
 
-/// What a step shows: its losses and its gradient norm, to the bit.
+/// The results of a step: its losses and its gradient norm, to the bit.
 pub(crate) type Step = (Vec<f64>, f64);
 
 /// Loses each message of a step in turn, launched with the same seed. The report says of every rank what it waits for,
-/// if it is not done; one waits for what was lost. Returns that of all messages, in words.
+/// if it is not done; one waits for the lost message. Returns the reports on all messages.
 pub(crate) fn lose_each(launch: impl Fn() -> SeededPipeline, batch: impl Fn() -> Batch) -> String {
     let mut all = String::new();
     for lost in 0.. {
@@ -192,7 +192,7 @@ pub(crate) fn unpipelined(steps: u64, microbatches: u32) -> Vec<Vec<f64>> {
     all
 }
 
-/// What the pipelines of a test program log.
+/// The log of the pipelines of a test program.
 static LOG: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
 /// Collects warnings and notes of all threads.

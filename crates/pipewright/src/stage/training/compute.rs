@@ -117,6 +117,10 @@ impl<M: StageBody> StageCompute for TrainingStage<M> {
         self.module.get().skips()
     }
 
+    fn output_split(&self, output: usize) -> Option<usize> {
+        self.module.get().output_split(output)
+    }
+
     fn device(&self) -> &Device {
         self.module.device()
     }

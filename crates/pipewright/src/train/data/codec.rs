@@ -59,7 +59,7 @@ impl TokenCodec {
         }
     }
 
-    /// Returns the text of token ids. Of bytes, those that are not UTF-8 and ids above 255 become replacement characters.
+    /// Returns the text of token ids. Bytes that are not UTF-8 and ids above 255 become replacement characters.
     ///
     /// # Errors
     /// When the tokenizer fails.

@@ -91,7 +91,7 @@ impl DataConfig {
         self.rows(ids, stride, batch_rows, first)
     }
 
-    /// As [`DataConfig::open`], with a text in memory instead of files: `path` is ignored.
+    /// Opens a text in memory instead of files, like [`DataConfig::open`]. `path` is ignored.
     ///
     /// # Errors
     /// As [`DataConfig::open`].

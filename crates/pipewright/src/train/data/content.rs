@@ -2,14 +2,14 @@
 
 use std::fmt;
 
-/// What a file is that is not text.
+/// The kind of a file that is not text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Binary {
     /// A format that its first bytes name: what it is, and what to do with it.
     Known {
         /// The name of the format, with its article.
         name: &'static str,
-        /// What to do, as an imperative.
+        /// The advice, as an imperative.
         advice: &'static str,
     },
     /// A byte that no text contains.

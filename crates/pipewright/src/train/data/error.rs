@@ -19,7 +19,7 @@ pub enum DataError {
     Pattern {
         /// The pattern.
         pattern: String,
-        /// What is wrong with it.
+        /// The reason.
         reason: String,
     },
     /// A pattern matches nothing.
@@ -81,7 +81,7 @@ pub enum DataError {
     NotText {
         /// The file.
         path: PathBuf,
-        /// What it is.
+        /// Its kind.
         binary: Binary,
     },
     /// A file is the pointer to another one, which Git LFS has not downloaded.
@@ -218,7 +218,7 @@ pub enum DataError {
     Tokenizer {
         /// The tokenizer's file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The reason.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
     /// The library was built without tokenizers.

@@ -1,7 +1,7 @@
 //! Training data: text or token files become rows of token ids, and rows become batches.
 //!
 //! Patterns name `files`. A reader for each kind of file (`text`, `jsonl`, `tokenizer`) turns them into compact `ids`,
-//! and [`TokenRows`] returns rows in an `order` that a [`Cursor`] can resume. There are no tensors here: a [`Batch`] is
+//! and [`TokenRows`] returns rows in an `order` that a [`Cursor`] can resume. There are no tensors here: a [`TokenBatch`] is
 //! plain numbers, and the caller copies them to a device.
 //!
 //! ```
@@ -50,5 +50,5 @@ pub use config::{DataConfig, Tokenizer};
 pub use content::Binary;
 pub use documents::{DOCUMENTS, Documents, POSITIONS};
 pub use error::{DataError, TokenPlace};
-pub use rows::{Batch, DataIdentity, TokenRows};
+pub use rows::{DataIdentity, TokenBatch, TokenRows};
 pub use side::{SideError, SideRows, SideTensor};

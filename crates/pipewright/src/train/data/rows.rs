@@ -49,7 +49,7 @@ pub struct DataIdentity {
 
 /// Rows for one step: the inputs of the model and their targets.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Batch {
+pub struct TokenBatch {
     /// Token ids of shape `[rows, seq_len]`, row by row.
     pub inputs: Vec<i32>,
     /// The successor of each input, of the same shape.
@@ -145,7 +145,7 @@ impl TokenRows {
         Err(DataError::FewRows { found: self.rows(), needed: batch_rows, seq_len: self.seq_len })
     }
 
-    /// Adds the side inputs of the rows; each batch has those of its rows.
+    /// Adds the side inputs of the rows; each batch has the side inputs of its rows.
     ///
     /// # Errors
     /// When a side input has fewer rows.
@@ -158,7 +158,7 @@ impl TokenRows {
     /// Returns the next `rows` rows; the first row of the next epoch follows the last row of an epoch.
     ///
     /// Returns an empty batch if there are no rows, which [`DataConfig::open`] accepts only for empty batches.
-    pub fn next_batch(&mut self, rows: usize) -> Batch {
+    pub fn next_batch(&mut self, rows: usize) -> TokenBatch {
         let rows = if self.rows == 0 { 0 } else { rows };
         let mut inputs = Vec::with_capacity(rows * self.seq_len);
         let mut targets = Vec::with_capacity(rows * self.seq_len);
@@ -170,7 +170,7 @@ impl TokenRows {
         }
         let mut side = self.side.as_ref().map(|side| side.of_rows(&places)).unwrap_or_default();
         side.extend(self.documents.iter().flat_map(|documents| documents.side_inputs(&inputs, self.seq_len)));
-        Batch { inputs, targets, rows, seq_len: self.seq_len, side }
+        TokenBatch { inputs, targets, rows, seq_len: self.seq_len, side }
     }
 
     /// Returns the number of rows per epoch.
@@ -183,7 +183,7 @@ impl TokenRows {
         self.seq_len
     }
 
-    /// Returns the number of token ids, including those that do not fill a row.
+    /// Returns the number of token ids, including ids that do not fill a row.
     pub fn tokens(&self) -> usize {
         self.ids.len()
     }

@@ -27,7 +27,7 @@ pub enum SideError {
     Format {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The reason.
         source: safetensors::SafeTensorError,
     },
     /// A tensor cannot be used.
@@ -37,7 +37,7 @@ pub enum SideError {
         path: PathBuf,
         /// The tensor.
         tensor: String,
-        /// What is wrong with it.
+        /// The reason.
         problem: String,
     },
 }
@@ -56,7 +56,7 @@ pub struct SideRows {
 pub struct SideTensor {
     /// Its name.
     pub name: String,
-    /// The shape; the first dimension is that of the rows.
+    /// The shape; the first dimension is the rows.
     pub shape: Vec<usize>,
     /// The numbers in row-major order.
     pub values: Vec<i32>,

@@ -226,7 +226,7 @@ fn open_within(budget: u64, name: &str, size: u64) -> String {
     open_documents_within(budget, name, size, None).expect_err("too much data")
 }
 
-/// As [`open_within`], with documents.
+/// Opens the data with documents, like [`open_within`].
 fn open_documents_within(
     budget: u64,
     name: &str,

@@ -72,7 +72,7 @@ pub(super) fn append(path: &Path, bytes: &mut Vec<u8>, budget: &MemoryBudget) ->
             return Err(DataError::Memory { path: path.to_owned(), bytes: size, left: budget.left() });
         }
     }
-    // A file may be longer than the system reports, as those in /proc are.
+    // A file may be longer than the system reports, such as a file in /proc.
     let read = file.take(budget.left().saturating_add(1)).read_to_end(bytes).map_err(unreadable)?;
     budget.require(path, read as u64)
 }

@@ -10,7 +10,7 @@ use crate::train::data::ids::Ids;
 use crate::train::data::memory_budget::MemoryBudget;
 use crate::train::data::text;
 
-/// The largest `tokenizer.json` that is read; those of large vocabularies have some 30 MB.
+/// The largest `tokenizer.json` that is read. For a large vocabulary it has some 30 MB.
 #[cfg(feature = "tokenizers")]
 const LARGEST_TOKENIZER: u64 = 1 << 29;
 

@@ -96,7 +96,7 @@ impl SplitBackward<2, 2> for Trap {
 }
 
 impl Split {
-    fn new(first: usize, count: usize, tensor: &TensorParallel, fault: Option<Fault>) -> Self {
+    pub(super) fn new(first: usize, count: usize, tensor: &TensorParallel, fault: Option<Fault>) -> Self {
         let layers = (first..first + count).map(|layer| Layer::new(layer as u64, tensor)).collect();
         Self { layers, first, tensor: tensor.clone(), shards: tensor.ranks(), fault: Faulty(fault) }
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use burn::module::{Module, Param};
 use burn::optim::SgdConfig;
 use burn::tensor::{Device, Tensor};
-use pipewright::batch::Batch;
+use pipewright::batch::{Batch, SplitRule};
 use pipewright::nn::Linear;
 use pipewright::pipeline::{Pipeline, PipelineConfig};
 use pipewright::stage::{Stage, StageContext, StageModule};
@@ -58,9 +58,9 @@ pub(super) fn train_on_parts() {
     let mut pipeline = launch(world);
     let part = |count| {
         if is_first {
-            Batch::tensor_split(rows(count, 0.0), (), 2)
+            Batch::split(rows(count, 0.0), (), SplitRule::balanced(2))
         } else {
-            Batch::tensor_split((), rows(if count == 5 { 4 } else { count }, 0.5), 2)
+            Batch::split((), rows(if count == 5 { 4 } else { count }, 0.5), SplitRule::balanced(2))
         }
     };
     let error =
@@ -70,7 +70,9 @@ pub(super) fn train_on_parts() {
     assert!(error.to_string().contains(expected), "{error}");
     let batch = part(7).expect("it splits").keep_input_gradients();
     let found = pipeline.step_batch(batch, 0.1).expect("a step");
-    let whole = Batch::tensor_split(rows(7, 0.0), rows(7, 0.5), 2).expect("it splits").keep_input_gradients();
+    let whole = Batch::split(rows(7, 0.0), rows(7, 0.5), SplitRule::balanced(2))
+        .expect("it splits")
+        .keep_input_gradients();
     let expected = launch(World::local(2)).step_batch(whole, 0.1).expect("a step");
     assert_eq!(
         (&found.losses, found.loss(), found.gradient_norm),

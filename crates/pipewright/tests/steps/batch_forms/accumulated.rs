@@ -43,12 +43,15 @@ fn check(batch: impl Fn(Tensor<2>, Tensor<2>) -> Batch, what: &str) {
 
 #[test]
 fn every_row_of_batches_of_different_sizes_counts_the_same() {
-    check(|x, y| Batch::tensor_split(x, y, MICROBATCHES).expect("it splits"), "tensor_split");
-    check(|x, y| Batch::split_uneven(x, y, MICROBATCHES).expect("it splits"), "split_uneven");
+    check(|x, y| Batch::split(x, y, SplitRule::balanced(MICROBATCHES)).expect("it splits"), "balanced");
+    check(|x, y| Batch::split(x, y, SplitRule::uneven(MICROBATCHES)).expect("it splits"), "uneven");
     let rows = SplitSpec::Along(0);
     check(
-        |x, y| Batch::tensor_split_by(x, rows, y, rows, MICROBATCHES).expect("it splits"),
-        "tensor_split_by",
+        |x, y| {
+            Batch::split(x, y, SplitRule::balanced(MICROBATCHES).inputs(rows).targets(rows))
+                .expect("it splits")
+        },
+        "balanced, with specifications",
     );
 }
 
@@ -56,7 +59,7 @@ fn every_row_of_batches_of_different_sizes_counts_the_same() {
 fn weights_may_be_the_rows() {
     let weighted = |x: Tensor<2>, y| {
         let rows = x.dims()[0];
-        let batch = Batch::tensor_split(x, y, MICROBATCHES).expect("it splits");
+        let batch = Batch::split(x, y, SplitRule::balanced(MICROBATCHES)).expect("it splits");
         let sizes = (0..4).map(|place| (rows / 4 + usize::from(place < rows % 4)) as f64);
         batch.weighted(sizes.collect::<Vec<_>>()).expect("four weights")
     };

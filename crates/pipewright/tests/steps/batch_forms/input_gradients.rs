@@ -1,6 +1,8 @@
-//! Gradients of a batch's inputs, compared with those of plain Burn on the whole batch.
+//! Gradients of a batch's inputs, compared with the gradients of plain Burn on the whole batch.
 
-use burn::tensor::Tolerance;
+use burn::tensor::{DType, Tolerance};
+use pipewright::loss_scale::LossScaling;
+use pipewright::tensor::Precision;
 use pipewright_schedule::Recompute;
 
 use super::*;
@@ -40,7 +42,9 @@ fn check(schedule: &str, ranks: u32, config: &PipelineConfig) {
     let rows = 9 * config.data_parallel as usize;
     let (x, y) = (data(0, rows), data(9, rows));
     let mut pipeline = launch_mlp(program(schedule, ranks, 4), config);
-    let batch = || Batch::tensor_split(x.clone(), y.clone(), 4 * config.data_parallel).expect("it splits");
+    let batch = || {
+        Batch::split(x.clone(), y.clone(), SplitRule::balanced(4 * config.data_parallel)).expect("it splits")
+    };
     let module = Mlp::new(0, LAYERS);
     let expected = gradient_of(x.clone(), |x| loss(module.forward(x, &context()), y.clone().autodiff()));
     let summary = pipeline.step_batch(batch().keep_input_gradients(), RATE).expect("a step");
@@ -81,7 +85,9 @@ fn forwards_that_are_computed_again_keep_the_gradients() {
 fn accumulated_batches_have_the_gradients_of_their_own_loss() {
     let module = Mlp::new(0, LAYERS);
     let mut pipeline = launch_mlp(program("1f1b", 2, MICROBATCHES), &sgd());
-    let batch = |rows| Batch::tensor_split(data(1, rows), data(2, rows), MICROBATCHES).expect("it splits");
+    let batch = |rows| {
+        Batch::split(data(1, rows), data(2, rows), SplitRule::balanced(MICROBATCHES)).expect("it splits")
+    };
     let check = |summary: &pipewright::pipeline::StepSummary, rows, share: f64| {
         let y = || data(2, rows).autodiff();
         let own = gradient_of(data(1, rows), |x| loss(module.forward(x, &context()), y()));
@@ -112,6 +118,22 @@ fn losses_that_are_added_or_weighted_scale_the_gradients() {
         part(0) + part(3) + part(6) + part(9)
     };
     assert_near(step(tokens(0, MICROBATCHES).summed()), &gradient_of(data(0, 12), summed));
+}
+
+#[test]
+fn the_loss_scale_of_f16_is_not_in_the_gradients() {
+    let (x, y) = (data(0, 9), data(9, 9));
+    let module = Mlp::new(0, LAYERS);
+    let expected = gradient_of(x.clone(), |x| loss(module.forward(x, &context()), y.clone().autodiff()));
+    let loss_scaling = LossScaling { initial: 1024.0, ..LossScaling::default() };
+    let config = PipelineConfig { precision: Precision::F16, loss_scaling, ..sgd() };
+    let mut pipeline = launch_mlp(program("zb-h1", 2, MICROBATCHES), &config);
+    let batch = Batch::split(x, y, SplitRule::balanced(MICROBATCHES)).expect("it splits");
+    let summary = pipeline.step_batch(batch.keep_input_gradients(), RATE).expect("a step");
+    assert_eq!((summary.loss_scale, summary.skipped), (Some(1024.0), false));
+    let found = summary.input_gradient::<2>(0).expect("one input").into_data();
+    assert_eq!(found.dtype(), DType::F32, "the type of the input");
+    found.assert_approx_eq::<f32>(&expected, Tolerance::rel_abs(5e-2, 5e-4));
 }
 
 /// A pipeline whose first stage takes a transposed tensor, a table for all rows, ids, and a tensor that it does not use.
@@ -151,7 +173,7 @@ fn several(x: Tensor<2>, y: Tensor<2>) -> Batch {
     let inputs = (x.transpose(), table() + 1.0, ids, data(8, rows));
     let along = SplitSpec::Along;
     let specs = (along(1), SplitSpec::Replicate, along(0), along(0));
-    Batch::tensor_split_by(inputs, specs, y, along(0), MICROBATCHES).expect("it splits")
+    Batch::split(inputs, y, SplitRule::balanced(MICROBATCHES).inputs(specs)).expect("it splits")
 }
 
 #[test]
@@ -171,7 +193,7 @@ fn each_input_is_joined_as_it_was_split() {
     assert_eq!(
         is_there,
         [true, true, false, false],
-        "ids have none, and the loss does not depend on the last input"
+        "ids have no gradient, and the loss does not depend on the last input"
     );
     let summary =
         pipeline.step_batch(several(data(0, 9), y()).keep_input_gradients_of([1]), 0.0).expect("a step");

@@ -46,7 +46,7 @@ fn with_buffers(seed: i32, replicas: u32, mode: DataParallelMode) -> Pipeline {
     launch(seed, MICROBATCHES / replicas, replicas, mode)
 }
 
-/// As [`with_buffers`], with this number of microbatches of each replica.
+/// Makes a pipeline like [`with_buffers`], with this number of microbatches of each replica.
 fn launch(seed: i32, microbatches: u32, replicas: u32, mode: DataParallelMode) -> Pipeline {
     let make = move |index: StageIndex| -> Result<Stage, std::convert::Infallible> {
         let device = Device::flex().autodiff();

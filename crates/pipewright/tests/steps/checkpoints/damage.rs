@@ -99,7 +99,7 @@ fn two_parameters_of_one_path_are_not_written() {
     let mut writer = CheckpointWriter::start(folder, 1, 2, DEADLINE).expect("a thread");
     let ranks = overlapping_ranks(1).into();
     let state = TrainingState { step: 1, cursor: Cursor::default(), description: Default::default(), ranks };
-    let refused = writer.save(state).and_then(|_| writer.wait()).expect_err("layers 4 to 7 are there twice");
+    let refused = writer.save(state).and_then(|_| writer.wait()).expect_err("layers 4 to 7 occur twice");
     let expected = "two parameters have the path `layers.4.weight`";
     assert!(refused.to_string().starts_with(expected), "{refused}");
     assert_eq!(CheckpointFolder::list(scratch.path()).expect("a folder"), []);

@@ -158,7 +158,7 @@ fn a_full_disk_is_reported_and_loses_nothing() {
     let left = fs::read_dir(&path).expect("a folder").filter(|entry| {
         entry.as_ref().is_ok_and(|entry| entry.file_name().to_string_lossy().starts_with('.'))
     });
-    assert_eq!(left.count(), 0, "what was half-written gives its room back");
+    assert_eq!(left.count(), 0, "an unfinished checkpoint frees its space");
     fs::remove_dir_all(path.join("step-00000001")).expect("a folder");
     save(&mut pipeline, step, &path, 100).expect("there is room again");
     assert_eq!(newest(&path).step(), step);

@@ -1,4 +1,4 @@
-//! What holds for both types of half precision.
+//! Properties of both types of half precision.
 
 use std::convert::Infallible;
 use std::sync::atomic::{AtomicUsize, Ordering};

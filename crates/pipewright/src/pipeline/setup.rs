@@ -1,13 +1,12 @@
-//! The settings that all ranks of a pipeline share: checked at launch, and used by each rank to build its stages.
-//! `step_inputs.rs` has what each rank gets at the start of a step.
+//! The setup of a pipeline, which all its ranks share: checked at launch, and used by each rank to build its stages.
 
 use std::fmt::Display;
 use std::sync::Arc;
 
+use pipewright_schedule::lower::forward_part;
 use pipewright_schedule::{Level, Recompute, Slices, StageIndex, ValidatedProgram};
 
 use super::error::PipelineError;
-use super::evaluation::evaluation_program;
 use crate::batch::Purpose;
 use crate::collective::Group;
 use crate::config::PipelineConfig;
@@ -24,21 +23,21 @@ use crate::stage::{Stage, StageSettings};
 use crate::tensor::{Metadata, Precision};
 use crate::transport::{Endpoint, World};
 
-/// The settings that all ranks of a pipeline share, whether the ranks have their own threads or share one.
+/// The setup that all ranks of a pipeline share, whether the ranks have their own threads or share one.
 #[derive(Clone)]
-pub(crate) struct Assembly {
-    pub(crate) program: Arc<ValidatedProgram>,
-    pub(crate) mesh: Mesh,
+pub(super) struct Setup {
+    program: Arc<ValidatedProgram>,
+    mesh: Mesh,
     /// The program of evaluations; `None` before the first one if it is the forward part of `program`.
-    pub(crate) evaluation: Option<Arc<ValidatedProgram>>,
-    pub(crate) config: Arc<PipelineConfig>,
-    pub(crate) board: ProgressBoard,
-    pub(crate) abort: Abort,
+    evaluation: Option<Arc<ValidatedProgram>>,
+    config: Arc<PipelineConfig>,
+    board: ProgressBoard,
+    abort: Abort,
 }
 
-impl Assembly {
+impl Setup {
     /// Checks that program, world and configuration fit together.
-    pub(crate) fn new(
+    pub(super) fn new(
         program: ValidatedProgram,
         world: World,
         config: &PipelineConfig,
@@ -85,7 +84,7 @@ impl Assembly {
     /// called on the rank's own thread.
     ///
     /// [`Pipeline::launch_split`]: super::Pipeline::launch_split
-    pub(crate) fn build<E: Display>(
+    pub(super) fn build<E: Display>(
         &self,
         endpoint: Endpoint,
         memory: RankMemory,
@@ -129,48 +128,107 @@ impl Assembly {
         Ok(Executor::new(context, connection, stages, self.program.microbatches()))
     }
 
-    /// Returns the loss scale before the first step; `None` if losses are not scaled.
-    pub(crate) fn loss_scale(&self) -> Option<LossScale> {
-        let is_scaled = self.config.precision == Precision::F16;
-        is_scaled.then(|| LossScale::new(self.config.loss_scaling))
+    /// Makes the program of evaluations, if it is the forward part of the program and there was no evaluation before.
+    pub(super) fn prepare_evaluation(&mut self) -> Result<(), PipelineError> {
+        if self.evaluation.is_none() {
+            let program = forward_part(&self.program).map_err(PipelineError::NoEvaluation)?;
+            self.evaluation = Some(Arc::new(program));
+        }
+        Ok(())
     }
 
-    /// Returns the number of microbatches of a step, over all replicas.
-    pub(crate) fn microbatches(&self) -> u32 {
-        self.microbatches_of(&self.program)
+    /// Returns the program that trains.
+    pub(super) fn program(&self) -> &ValidatedProgram {
+        &self.program
     }
 
-    /// Returns the number of microbatches of an evaluation, over all replicas.
-    pub(crate) fn eval_microbatches(&self) -> u32 {
-        self.microbatches_of(self.evaluation.as_ref().unwrap_or(&self.program))
+    /// Returns the program of a step or an evaluation. The program of evaluations must be prepared.
+    pub(super) fn program_for(&self, purpose: Purpose) -> &Arc<ValidatedProgram> {
+        match purpose {
+            Purpose::Evaluate => self.evaluation.as_ref().unwrap_or(&self.program),
+            Purpose::Update { .. } | Purpose::Accumulate => &self.program,
+        }
     }
 
     /// Returns the number of microbatches of a step or an evaluation, over all replicas.
     pub(super) fn microbatches_for(&self, purpose: Purpose) -> u32 {
-        match purpose {
-            Purpose::Evaluate => self.eval_microbatches(),
-            Purpose::Update { .. } | Purpose::Accumulate => self.microbatches(),
-        }
-    }
-
-    /// Returns the number of microbatches of a program of this pipeline, over all replicas.
-    fn microbatches_of(&self, program: &ValidatedProgram) -> u32 {
+        let program = self.program_for(purpose);
         program.microbatches() / program.slices().get() * self.mesh.data
     }
+
+    /// Returns the number of slices of a microbatch, the same in all programs.
+    pub(super) fn slices(&self) -> Slices {
+        self.program.slices()
+    }
+
+    pub(super) fn mesh(&self) -> &Mesh {
+        &self.mesh
+    }
+
+    /// Returns whether a process with this number of ranks has all ranks of the world.
+    pub(super) fn is_whole_world(&self, ranks: usize) -> bool {
+        self.mesh.ranks() == Some(ranks as u32)
+    }
+
+    pub(super) fn config(&self) -> &PipelineConfig {
+        &self.config
+    }
+
+    pub(super) fn board(&self) -> &ProgressBoard {
+        &self.board
+    }
+
+    pub(super) fn abort(&self) -> &Abort {
+        &self.abort
+    }
+
+    /// Returns the loss scale before the first step; `None` if losses are not scaled.
+    pub(super) fn loss_scale(&self) -> Option<LossScale> {
+        let is_scaled = self.config.precision == Precision::F16;
+        is_scaled.then(|| LossScale::new(self.config.loss_scaling))
+    }
+}
+
+/// Returns the program of evaluations that the configuration gives, or that `program` itself is; `None` if its forward part
+/// is to be made when it is needed.
+fn evaluation_program(
+    program: &Arc<ValidatedProgram>,
+    config: &PipelineConfig,
+) -> Result<Option<Arc<ValidatedProgram>>, PipelineError> {
+    let Some(given) = &config.evaluation else {
+        return Ok(program.is_forward_only().then(|| program.clone()));
+    };
+    if given.placement() != program.placement() {
+        return Err(PipelineError::EvaluationPlacement);
+    }
+    if given.slices() != program.slices() {
+        return Err(PipelineError::EvaluationSlices { found: given.slices(), expected: program.slices() });
+    }
+    if given.level() == Level::Compute && given.ranks() > 1 {
+        return Err(PipelineError::NotLowered { level: given.level() });
+    }
+    if config.is_sharded() && given.level() != Level::Full {
+        return Err(PipelineError::NeverGathers { level: given.level() });
+    }
+    if given.is_forward_only() {
+        return Ok(Some(given.clone()));
+    }
+    let forwards = forward_part(given).map_err(PipelineError::NoEvaluation)?;
+    Ok(Some(Arc::new(forwards)))
 }
 
 /// Returns an error if a setting needs whole microbatches, and the program cuts them.
 fn check_slices(slices: Slices, config: &PipelineConfig) -> Result<(), PipelineError> {
-    let beside = match config {
+    let setting = match config {
         _ if slices.is_one() => return Ok(()),
         PipelineConfig { recompute, .. } if *recompute != Recompute::None => "recomputation (`recompute`)",
         PipelineConfig { tensor_parallel, .. } if *tensor_parallel > 1 => "tensor ranks (`tensor_parallel`)",
         _ => return Ok(()),
     };
-    Err(PipelineError::Slices { slices, beside })
+    Err(PipelineError::Slices { slices, setting })
 }
 
-/// Returns an error if metadata is given for other stages than those of the program.
+/// Returns an error if metadata is given for stages that the program does not have.
 pub(super) fn check_metadata(metadata: &Metadata, stages: u32) -> Result<(), PipelineError> {
     let expected = stages as usize - 1;
     match metadata {

@@ -1,14 +1,16 @@
-//! Commands to all ranks of a pipeline, their answers, and the cleanup after a failure.
+//! The ranks of this process: commands to all of them, their answers, and the cleanup after a failure.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError};
 
 use super::error::PipelineError;
-use super::running::Pipeline;
-use crate::driver::{Command, Reply};
-use crate::failure::{Cause, StepError};
-use crate::ids::{StepNumber, WorldRank};
+use super::setup::Setup;
+use super::step_plan::StepAttempt;
+use crate::driver::{Command, RankThread, Reply};
+use crate::failure::{Abort, Cause, StepError};
+use crate::ids::{Attempt, StepNumber, WorldRank};
+use crate::progress::ProgressBoard;
 use crate::random::runs_layer_alone;
 
 /// How often the pipeline checks for progress within the time in which some rank must make progress.
@@ -25,7 +27,76 @@ pub(super) enum End {
     HalfChanged,
 }
 
-impl Pipeline {
+/// The running ranks of this process. Dropping them ends their threads.
+pub(super) struct Ranks {
+    threads: Vec<RankThread>,
+    board: ProgressBoard,
+    abort: Abort,
+    deadline: Duration,
+    /// How long the pipeline waits without progress on any rank. It is longer than the ranks' own deadline, because
+    /// their errors name the missing message.
+    patience: Duration,
+    /// The last step, and the number of the last command that all ranks run together.
+    at: StepAttempt,
+    /// Why the ranks accept no further command; `None` while they accept commands.
+    end: Option<End>,
+}
+
+impl Ranks {
+    /// Takes over the threads of the ranks of this process.
+    pub(super) fn new(threads: Vec<RankThread>, setup: &Setup, patience: Duration) -> Self {
+        Self {
+            threads,
+            board: setup.board().clone(),
+            abort: setup.abort().clone(),
+            deadline: setup.config().deadline,
+            patience,
+            at: StepAttempt { step: StepNumber::default(), attempt: Attempt::default() },
+            end: None,
+        }
+    }
+
+    /// Returns the ranks of this process.
+    pub(super) fn ids(&self) -> impl Iterator<Item = WorldRank> {
+        self.threads.iter().map(|thread| thread.rank)
+    }
+
+    /// Returns the number of the step that runs, or of the last one.
+    pub(super) fn step(&self) -> StepNumber {
+        self.at.step
+    }
+
+    /// Returns the number of the last command that all ranks ran together.
+    pub(super) fn attempt(&self) -> Attempt {
+        self.at.attempt
+    }
+
+    /// Returns the numbers of the next step.
+    pub(super) fn next_step(&self) -> StepAttempt {
+        StepAttempt { step: self.at.step.next(), attempt: self.at.attempt.next() }
+    }
+
+    /// Begins a step with these numbers, which errors and messages name.
+    pub(super) fn begin(&mut self, at: StepAttempt) {
+        self.at = at;
+    }
+
+    /// Begins a command between two steps in which ranks exchange messages. Returns its number.
+    pub(super) fn begin_exchange(&mut self) -> Attempt {
+        self.at.attempt = self.at.attempt.next();
+        self.at.attempt
+    }
+
+    /// Goes back to an earlier step, which the next one follows.
+    pub(super) fn return_to(&mut self, step: StepNumber) {
+        self.at.step = step;
+    }
+
+    /// Accepts no further command, unless the reason is known already.
+    pub(super) fn end(&mut self, end: End) {
+        self.end.get_or_insert(end);
+    }
+
     /// Sends every rank its command. All ranks answer on the channel that is returned.
     pub(super) fn command<R>(
         &mut self,
@@ -40,11 +111,11 @@ impl Pipeline {
             Some(End::HalfChanged) => return Err(PipelineError::HalfChanged),
             None => {}
         }
-        if let Some(step) = self.assembly.abort.diverged() {
+        if let Some(step) = self.abort.diverged() {
             return Err(self.diverged(step));
         }
         let (sender, replies) = crossbeam_channel::unbounded();
-        for thread in &self.ranks {
+        for thread in &self.threads {
             let reply = Reply::new(thread.rank, sender.clone());
             if thread.commands.send(command(reply)).is_err() {
                 return Err(self.lost_peer(thread.rank).into());
@@ -53,8 +124,8 @@ impl Pipeline {
         Ok(replies)
     }
 
-    pub(super) fn lost_peer(&self, peer: WorldRank) -> StepError {
-        StepError { rank: peer, step: self.step, action: None, cause: Cause::LostPeer { peer } }
+    fn lost_peer(&self, peer: WorldRank) -> StepError {
+        StepError { rank: peer, step: self.at.step, action: None, cause: Cause::LostPeer { peer } }
     }
 
     /// Waits for the answers of all ranks to one command and returns their results in rank order. If any rank failed,
@@ -64,24 +135,24 @@ impl Pipeline {
         replies: &Receiver<(WorldRank, R)>,
         mut result: impl FnMut(R) -> Result<T, StepError>,
     ) -> Result<Vec<T>, StepError> {
-        let mut answers: Vec<Option<Result<T, StepError>>> = self.ranks.iter().map(|_| None).collect();
-        let (mut moves, mut since) = (self.assembly.board.moves(), Instant::now());
+        let mut answers: Vec<Option<Result<T, StepError>>> = self.threads.iter().map(|_| None).collect();
+        let (mut moves, mut since) = (self.board.moves(), Instant::now());
         while let Some(silent) = answers.iter().position(Option::is_none) {
             match replies.recv_timeout(self.patience / LOOKS) {
                 Ok((rank, reply)) => {
-                    let place = self.ranks.iter().position(|thread| thread.rank == rank);
-                    answers[place.expect("only ranks of this process answer")] = Some(result(reply));
+                    let index = self.threads.iter().position(|thread| thread.rank == rank);
+                    answers[index.expect("only ranks of this process answer")] = Some(result(reply));
                 }
-                Err(RecvTimeoutError::Timeout) if self.assembly.board.moves() != moves => {
-                    (moves, since) = (self.assembly.board.moves(), Instant::now());
+                Err(RecvTimeoutError::Timeout) if self.board.moves() != moves => {
+                    (moves, since) = (self.board.moves(), Instant::now());
                 }
                 Err(RecvTimeoutError::Timeout) if since.elapsed() < self.patience => {}
-                Err(RecvTimeoutError::Timeout) => return Err(self.give_up(self.ranks[silent].rank)),
-                Err(RecvTimeoutError::Disconnected) => return Err(self.lose(self.ranks[silent].rank)),
+                Err(RecvTimeoutError::Timeout) => return Err(self.give_up(self.threads[silent].rank)),
+                Err(RecvTimeoutError::Disconnected) => return Err(self.lose(self.threads[silent].rank)),
             }
         }
-        let first = self.assembly.abort.first();
-        self.assembly.abort.clear();
+        let first = self.abort.first();
+        self.abort.clear();
         let answers: Result<Vec<T>, StepError> = answers.into_iter().flatten().collect();
         // Another process may have failed after all ranks of this one had answered.
         let answers = match &first {
@@ -101,25 +172,25 @@ impl Pipeline {
     /// stopped. The thread of this rank cannot be stopped and is left running.
     fn give_up(&mut self, silent: WorldRank) -> StepError {
         self.end = Some(End::Lost(silent));
-        let report = self.assembly.board.report();
-        let cause = Cause::Deadline { waited: self.assembly.config.deadline, report };
-        self.assembly.abort.raise(StepError { rank: silent, step: self.step, action: None, cause });
-        self.assembly.abort.first().unwrap_or_else(|| self.lost_peer(silent))
+        let report = self.board.report();
+        let cause = Cause::Deadline { waited: self.deadline, report };
+        self.abort.raise(StepError { rank: silent, step: self.at.step, action: None, cause });
+        self.abort.first().unwrap_or_else(|| self.lost_peer(silent))
     }
 
     /// Treats a rank as failed whose thread has ended without an answer.
     fn lose(&mut self, lost: WorldRank) -> StepError {
         self.end = Some(End::Lost(lost));
         let error = self.lost_peer(lost);
-        self.assembly.abort.raise(error.clone());
-        self.assembly.abort.first().unwrap_or(error)
+        self.abort.raise(error.clone());
+        self.abort.first().unwrap_or(error)
     }
 
     /// Returns the error of a pipeline whose parameters have diverged since `step`. If the other processes treated a
     /// rank of this process as lost, because it was paused, that is the error.
     fn diverged(&self, step: StepNumber) -> PipelineError {
-        let is_own = |rank: WorldRank| self.ranks.iter().any(|thread| thread.rank == rank);
-        match self.assembly.abort.diverged_by() {
+        let is_own = |rank: WorldRank| self.threads.iter().any(|thread| thread.rank == rank);
+        match self.abort.diverged_by() {
             Some(error) => match error.cause {
                 Cause::LostPeer { peer } | Cause::SilentPeer { peer, .. } if is_own(peer) => error.into(),
                 _ => PipelineError::Diverged { step },
@@ -128,32 +199,58 @@ impl Pipeline {
         }
     }
 
-    /// Prepares the ranks for the next step, if they can take one.
-    pub(super) fn failed_step(&mut self, error: StepError, any_updated: bool) -> PipelineError {
-        // A failed step drops all gradients.
-        self.pending = false;
+    /// Prepares the ranks for the next step after a failed one, if they can take one. Returns the error of the failed step.
+    pub(super) fn fail(&mut self, error: StepError, any_updated: bool) -> PipelineError {
         if any_updated {
-            self.assembly.abort.diverge(self.step, &error);
+            self.abort.diverge(self.at.step, &error);
         }
-        match self.assembly.abort.diverged() {
+        match self.abort.diverged() {
             // In an earlier step ranks of another process had updated; this process was notified after that step.
-            Some(step) if step != self.step => return self.diverged(step),
+            Some(step) if step != self.at.step => return self.diverged(step),
             Some(_) => {}
             None => {
-                // Ranks that finished may hold gradients of this step; the others have dropped those of earlier steps.
-                for thread in &self.ranks {
+                // Ranks that finished may hold gradients of this step; the others have dropped the gradients of earlier steps.
+                for thread in &self.threads {
                     let _ = thread.commands.send(Command::Reset);
                 }
             }
         }
         error.into()
     }
+
+    /// Returns a function that notifies the ranks of other processes that this process is busy.
+    pub(super) fn keep_alive(&self) -> impl Fn() + Send + use<> {
+        let (board, rank) = (self.board.clone(), self.ids().next());
+        move || {
+            if let Some(rank) = rank {
+                board.keep_alive(rank);
+            }
+        }
+    }
+
+    /// Notifies the ranks of other processes that this process cannot continue.
+    pub(super) fn abandon(&self, reason: &str) {
+        let rank = self.ids().next().unwrap_or(WorldRank::new(0));
+        let cause = Cause::Abandoned { message: reason.to_owned() };
+        self.abort.raise(StepError { rank, step: self.at.step, action: None, cause });
+    }
+}
+
+impl Drop for Ranks {
+    fn drop(&mut self) {
+        for RankThread { commands, handle, .. } in self.threads.drain(..) {
+            drop(commands);
+            // A lost rank's thread may never end. The others end when their channel is closed.
+            if !matches!(self.end, Some(End::Lost(_))) {
+                let _ = handle.join();
+            }
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use std::sync::{Arc, Mutex, OnceLock};
-    use std::time::Duration;
 
     use burn::module::Module;
     use burn::nn::{Linear, LinearConfig};
@@ -164,10 +261,9 @@ mod tests {
     };
 
     use super::*;
-    use crate::failure::{Abort, FailureNotice};
+    use crate::failure::FailureNotice;
     use crate::hook::ActionHook;
-    use crate::ids::Attempt;
-    use crate::pipeline::PipelineConfig;
+    use crate::pipeline::{Pipeline, PipelineConfig};
     use crate::stage::{Stage, StageContext, StageModule};
     use crate::transport::World;
 
@@ -206,7 +302,7 @@ mod tests {
         }
     }
 
-    /// Starts a pipeline of `ranks` ranks, those of `world` in this process.
+    /// Starts a pipeline of `ranks` ranks. The ranks of `world` are in this process.
     fn launch_in(world: World, ranks: u32, hook: Option<Arc<dyn ActionHook>>) -> Pipeline {
         let (optimizer, deadline) = (Some(AdamWConfig::new().init()), Duration::from_secs(5));
         let config = PipelineConfig { hook, optimizer, deadline, ..PipelineConfig::default() };
@@ -228,7 +324,7 @@ mod tests {
     fn launch(cause: Cause) -> (Pipeline, Arc<Other>) {
         let other = Arc::new(Other { cause, abort: OnceLock::new(), diverged: Mutex::default() });
         let pipeline = launch_in(World::local(1), 1, Some(other.clone()));
-        let _ = other.abort.set(pipeline.assembly.abort.clone());
+        let _ = other.abort.set(pipeline.ranks.abort.clone());
         (pipeline, other)
     }
 
@@ -277,7 +373,7 @@ mod tests {
         let (mut pipeline, _) = launch(Cause::Remote { message: "not used".to_owned() });
         let (sender, replies) = crossbeam_channel::unbounded::<(WorldRank, ())>();
         drop(sender);
-        let error = pipeline.await_ranks(&replies, Ok).expect_err("no rank can answer").to_string();
+        let error = pipeline.ranks.await_ranks(&replies, Ok).expect_err("no rank can answer").to_string();
         let expected = "rank 0 is lost: its thread or process has ended";
         assert!(error.ends_with(expected), "{error}");
         assert!(failed_step(&mut pipeline).ends_with(expected));

@@ -1,0 +1,152 @@
+//! Splits tensors by all rules, and joins them again.
+
+use burn::tensor::{Bool, Device, Int, Tensor};
+
+use super::{Merge, SplitError, SplitRule, SplitSpec, merge, merge_by, split};
+use crate::tensor::{ValueKind, Values, pack, unpack};
+
+type Nest = (Tensor<2>, (Tensor<3>, Tensor<1, Int>));
+
+fn batch(rows: usize) -> Values {
+    let device = Device::flex();
+    let numbers = |count: usize| Tensor::<1, Int>::arange(0..count as i64, &device);
+    let nest: Nest = (
+        numbers(rows * 2).float().reshape([rows, 2]),
+        (numbers(3 * rows).float().reshape([3, rows, 1]), numbers(5)),
+    );
+    pack(nest)
+}
+
+const SPECS: (SplitSpec, (SplitSpec, SplitSpec)) =
+    (SplitSpec::Along(0), (SplitSpec::Along(1), SplitSpec::Replicate));
+
+fn check(rows: usize, microbatches: u32) {
+    let parts = split(&batch(rows), SplitRule::uneven(microbatches).inputs(SPECS)).expect("it splits");
+    assert_eq!(parts.len(), microbatches as usize);
+    let merged = merge_by(parts, (Merge::Along(0), (Merge::Along(1), Merge::List))).expect("they join");
+    let expected: Nest = unpack(batch(rows)).expect("the nest");
+    let [a, b, c] = <[Values; 3]>::try_from(merged).expect("three outputs");
+    let (a, b): (Tensor<2>, Tensor<3>) = (unpack(a).expect("one"), unpack(b).expect("one"));
+    assert_eq!((a.into_data(), b.into_data()), (expected.0.into_data(), expected.1.0.into_data()));
+    assert_eq!(c.len(), microbatches as usize);
+    let each: Vec<Tensor<1, Int>> = c.into_iter().map(|value| unpack(vec![value]).expect("ids")).collect();
+    assert!(each.into_iter().all(|ids| ids.into_data() == expected.1.1.clone().into_data()));
+}
+
+#[test]
+fn splitting_along_a_dimension_is_undone_by_joining() {
+    check(8, 4);
+    check(7, 4);
+    check(8, 1);
+}
+
+fn check_balanced(rows: usize, microbatches: u32, expected: &[usize]) {
+    let parts = split(&batch(rows), SplitRule::balanced(microbatches).inputs(SPECS)).expect("it splits");
+    let sizes: Vec<usize> = parts.iter().map(|part| part[0].shape()[0]).collect();
+    assert_eq!(sizes, expected, "{rows} rows in {microbatches}");
+    assert!(parts.iter().all(|part| part[1].shape()[1] == part[0].shape()[0] && part[2].shape()[0] == 5));
+    let merged = merge_by(parts, (Merge::Along(0), (Merge::Along(1), Merge::List))).expect("they join");
+    let [a, b, _] = <[Values; 3]>::try_from(merged).expect("three outputs");
+    let (a, b): (Tensor<2>, Tensor<3>) = (unpack(a).expect("one"), unpack(b).expect("one"));
+    let expected: Nest = unpack(batch(rows)).expect("the nest");
+    assert_eq!((a.into_data(), b.into_data()), (expected.0.into_data(), expected.1.0.into_data()));
+}
+
+#[test]
+fn balanced_sizes_are_those_of_tensor_split() {
+    // The values of `[len(part) for part in torch.tensor_split(torch.arange(rows), parts)]`.
+    check_balanced(5, 4, &[2, 1, 1, 1]);
+    check_balanced(9, 4, &[3, 2, 2, 2]);
+    check_balanced(8, 4, &[2, 2, 2, 2]);
+    check_balanced(11, 4, &[3, 3, 3, 2]);
+    check_balanced(4, 4, &[1, 1, 1, 1]);
+    let few = split(&batch(3), SplitRule::balanced(4).inputs(SPECS)).err();
+    assert_eq!(few, Some(SplitError::TooFewRows { rows: 3, microbatches: 4, size: 1 }));
+}
+
+#[test]
+fn a_mean_is_taken_in_order() {
+    let device = Device::flex();
+    let part = |x: f32| pack(Tensor::<1>::from_floats([x, 1.0], &device));
+    let merged = merge_by(vec![part(1.0), part(2.0), part(6.0)], Merge::Mean).expect("a mean");
+    let mean: Tensor<1> = unpack(merged.concat()).expect("one tensor");
+    assert_eq!(mean.into_data(), Tensor::<1>::from_floats([3.0, 1.0], &device).into_data());
+}
+
+#[test]
+fn specs_that_do_not_fit_are_named() {
+    let error = |specs: Vec<SplitSpec>, microbatches| {
+        split(&batch(8), SplitRule::uneven(microbatches).inputs(specs)).err()
+    };
+    let one = vec![SplitSpec::Replicate];
+    assert_eq!(error(one, 2), Some(SplitError::Specs { specs: 1, tensors: 3 }));
+    let missing = vec![SplitSpec::Along(2), SplitSpec::Replicate, SplitSpec::Replicate];
+    let expected = SplitError::NoDimension { tensor: 0, dimension: 2, shape: vec![8, 2] };
+    assert_eq!(error(missing, 2), Some(expected));
+    let unlike = vec![SplitSpec::Along(0), SplitSpec::Along(0), SplitSpec::Replicate];
+    assert_eq!(error(unlike, 2), Some(SplitError::RowsDiffer { tensor: 1, rows: 3, expected: 8 }));
+    let few = vec![SplitSpec::Along(0), SplitSpec::Along(1), SplitSpec::Replicate];
+    assert_eq!(error(few, 5), Some(SplitError::TooFewRows { rows: 8, microbatches: 5, size: 2 }));
+    let parts = split(&batch(8), SplitRule::uneven(2).inputs(SPECS)).expect("it splits");
+    let error = merge_by(parts.clone(), (Merge::Along(0), (Merge::Along(0), Merge::Mean))).err();
+    assert_eq!(error, Some(SplitError::NoMean { tensor: 2, kind: ValueKind::Int }));
+    let error = merge_by(parts, (Merge::Mean, (Merge::Along(3), Merge::List))).err();
+    let expected = SplitError::NoDimension { tensor: 1, dimension: 3, shape: vec![3, 4, 1] };
+    assert_eq!(error, Some(expected));
+}
+
+fn kinds(rows: usize) -> (Tensor<2>, Tensor<1, Int>, Tensor<3, Bool>) {
+    let device = Device::flex();
+    let floats = Tensor::<1, Int>::arange(0..(rows * 3) as i64, &device).float().reshape([rows, 3]);
+    let ints = Tensor::arange(0..rows as i64, &device);
+    let bools = Tensor::<1, Int>::arange(0..(rows * 4) as i64, &device).greater_elem(3).reshape([rows, 2, 2]);
+    (floats, ints, bools)
+}
+
+fn check_equal(rows: usize, microbatches: u32, expected: Result<(), SplitError>) {
+    let whole = pack(kinds(rows));
+    let found = split(&whole, microbatches).and_then(|parts| {
+        assert_eq!(parts.len(), microbatches as usize);
+        merge(parts)
+    });
+    match (found, expected) {
+        (Ok(merged), Ok(())) => {
+            type Batch = (Tensor<2>, Tensor<1, Int>, Tensor<3, Bool>);
+            let (a, b): (Batch, Batch) = (unpack(whole).unwrap(), unpack(merged).unwrap());
+            assert_eq!(a.0.into_data(), b.0.into_data());
+            assert_eq!(a.1.into_data(), b.1.into_data());
+            assert_eq!(a.2.into_data(), b.2.into_data());
+        }
+        (found, expected) => assert_eq!(found.err(), expected.err()),
+    }
+}
+
+#[test]
+fn splitting_and_joining_are_inverse() {
+    check_equal(8, 1, Ok(()));
+    check_equal(8, 2, Ok(()));
+    check_equal(8, 8, Ok(()));
+}
+
+#[test]
+fn rows_must_divide() {
+    check_equal(8, 3, Err(SplitError::NotDivisible { rows: 8, microbatches: 3 }));
+    check_equal(8, 0, Err(SplitError::NotDivisible { rows: 8, microbatches: 0 }));
+    check_equal(4, 8, Err(SplitError::NotDivisible { rows: 4, microbatches: 8 }));
+}
+
+#[test]
+fn rows_must_agree() {
+    let device = Device::flex();
+    let pair = pack((Tensor::<2>::zeros([4, 1], &device), Tensor::<2>::zeros([2, 1], &device)));
+    let error = split(&pair, 2).expect_err("four rows and two");
+    assert_eq!(error, SplitError::RowsDiffer { tensor: 1, rows: 2, expected: 4 });
+    assert_eq!(split(&[], 2).expect_err("nothing"), SplitError::Empty);
+}
+
+#[test]
+fn outputs_that_differ_do_not_join() {
+    let device = Device::flex();
+    let parts = vec![pack(Tensor::<2>::zeros([2, 3], &device)), pack(Tensor::<2>::zeros([2, 4], &device))];
+    assert!(matches!(merge(parts), Err(SplitError::Unjoinable { tensor: 0, microbatch: 1, .. })));
+}

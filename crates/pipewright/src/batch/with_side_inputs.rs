@@ -1,0 +1,88 @@
+//! The side inputs of a batch.
+
+use std::any::Any;
+use std::sync::Arc;
+
+use super::error::SplitError;
+use super::side_inputs::Side;
+use super::split::{Nested, SplitSpec, by_rows, check_count, cut, flat};
+use super::step_batch::Batch;
+use crate::tensor::{Boundary, Values, pack};
+
+impl Batch {
+    /// Adds tensors that every stage may read, split along dimension 0 as the inputs are.
+    ///
+    /// # Errors
+    /// As [`Batch::with_split_by`].
+    pub fn with_split(self, name: &str, tensors: impl Boundary) -> Result<Self, SplitError> {
+        let tensors = pack(tensors);
+        self.with_cut(name, &tensors, by_rows(&tensors))
+    }
+
+    /// Like [`Batch::with_split`], with a [`SplitSpec`] for each tensor, in the nesting of the tensors. Microbatches have the
+    /// sizes of the microbatches of the inputs.
+    ///
+    /// # Errors
+    /// When there are more or fewer specs than tensors, a tensor lacks the dimension, or it has another size than all
+    /// microbatches of the inputs together.
+    pub fn with_split_by(
+        self,
+        name: &str,
+        tensors: impl Boundary,
+        specs: impl Nested<SplitSpec>,
+    ) -> Result<Self, SplitError> {
+        self.with_cut(name, &pack(tensors), specs)
+    }
+
+    fn with_cut(
+        self,
+        name: &str,
+        tensors: &Values,
+        specs: impl Nested<SplitSpec>,
+    ) -> Result<Self, SplitError> {
+        let (specs, sizes) = (flat(specs), self.sizes());
+        check_count(&specs, tensors.len())?;
+        let expected: usize = sizes.iter().sum();
+        for (tensor, (value, spec)) in tensors.iter().zip(&specs).enumerate() {
+            let SplitSpec::Along(dimension) = *spec else { continue };
+            let shape = value.shape().to_vec();
+            let Some(&rows) = shape.get(dimension) else {
+                return Err(SplitError::NoDimension { tensor, dimension, shape });
+            };
+            if rows != expected {
+                let name = name.to_owned();
+                return Err(SplitError::SideRows { name, tensor, shape, dimension, rows, expected });
+            }
+        }
+        let parts = cut(tensors, &specs, sizes);
+        Ok(self.with_side(name, Side::Split(parts)))
+    }
+
+    /// Adds tensors that every stage may read and that are already split: the tensors of each microbatch, in order.
+    ///
+    /// # Errors
+    /// When there is another number of them than of microbatches.
+    pub fn with_parts<T: Boundary>(
+        self,
+        name: &str,
+        parts: impl IntoIterator<Item = T>,
+    ) -> Result<Self, SplitError> {
+        let parts: Vec<Values> = parts.into_iter().map(pack).collect();
+        let (found, expected) = (parts.len(), self.microbatches());
+        // A process that has neither inputs nor targets does not know the number yet.
+        if found != expected && expected > 0 {
+            return Err(SplitError::SideParts { name: name.to_owned(), found, expected });
+        }
+        Ok(self.with_side(name, Side::Split(parts)))
+    }
+
+    /// Adds tensors that every stage may read, the same for every microbatch.
+    pub fn with_replicated(self, name: &str, tensors: impl Boundary) -> Self {
+        self.with_side(name, Side::Replicated(pack(tensors)))
+    }
+
+    /// Adds a value that is not a tensor and that every stage may read.
+    pub fn with_value<T: Any + Send + Sync>(self, name: &str, value: T) -> Self {
+        self.with_side(name, Side::Value(Arc::new(value)))
+    }
+}

@@ -1,0 +1,225 @@
+//! The road of a batch to the ranks: it is checked and cut into slices ([`CheckedBatch`]), the factors of its losses are
+//! computed ([`StepPlan`]), and each rank gets its share ([`StepInput`]).
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::error::PipelineError;
+use super::setup::Setup;
+use crate::batch::{
+    AgreedBatch, Batch, BatchTensors, InputGradientError, InputGradients, KeptOutputs, LossFactors, Purpose,
+    ReductionUnit, StepForm,
+};
+use crate::executor::StepInput;
+use crate::ids::{Attempt, StepNumber, WorldRank};
+use crate::loss_scale::LossScale;
+use crate::mesh::MeshCoord;
+use crate::tensor::Values;
+
+/// A step and the attempt at it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct StepAttempt {
+    pub step: StepNumber,
+    pub attempt: Attempt,
+}
+
+/// A batch with which the ranks of this process can take a step, cut into slices.
+pub(super) struct CheckedBatch {
+    batch: Batch,
+    purpose: Purpose,
+    input_gradients: InputGradients,
+}
+
+impl CheckedBatch {
+    /// Checks and cuts a batch. `ranks` are the ranks of this process.
+    pub(super) fn new(
+        setup: &Setup,
+        ranks: impl Iterator<Item = WorldRank>,
+        batch: Batch,
+        purpose: Purpose,
+    ) -> Result<Self, PipelineError> {
+        check_count(setup, ranks, &batch, purpose)?;
+        check_outputs(setup, batch.kept(), purpose)?;
+        let input_gradients = match purpose {
+            Purpose::Evaluate if batch.wants_gradients() => return Err(InputGradientError::Evaluation.into()),
+            Purpose::Evaluate => InputGradients::default(),
+            Purpose::Update { .. } | Purpose::Accumulate => batch.input_gradients()?,
+        };
+        let batch = if setup.config().targets_for_all { batch.with_targets_for_all() } else { batch };
+        let batch = batch.cut_into(setup.slices()).map_err(|source| PipelineError::Cut { source })?;
+        Ok(Self { batch, purpose, input_gradients })
+    }
+
+    /// Returns what this process says of the batch.
+    pub(super) fn form(&self) -> StepForm {
+        self.batch.form(self.purpose)
+    }
+
+    /// Takes what all processes agree on.
+    pub(super) fn adopt(&mut self, setup: &Setup, agreed: AgreedBatch) {
+        self.batch.adopt(agreed, setup.microbatches_for(self.purpose) as usize);
+    }
+
+    /// Returns what batches that are accumulated with this one must have in common with it.
+    pub(super) fn unit(&self) -> ReductionUnit {
+        self.batch.unit()
+    }
+}
+
+/// A step before it runs: what its ranks and its summary need to know, without its tensors.
+pub(super) struct StepPlan {
+    at: StepAttempt,
+    purpose: Purpose,
+    factors: LossFactors,
+    /// `None` if losses are not scaled.
+    loss_scale: Option<LossScale>,
+    input_gradients: InputGradients,
+}
+
+impl StepPlan {
+    /// Plans a training step. `unit` is the unit of the batches that are accumulated.
+    pub(super) fn training(
+        at: StepAttempt,
+        batch: &CheckedBatch,
+        unit: ReductionUnit,
+        loss_scale: Option<LossScale>,
+    ) -> Self {
+        let factors = batch.batch.loss_factors(unit.unit());
+        let divisor = if factors.is_sum { 1.0 } else { factors.divisor };
+        let scale = loss_scale.map_or(1.0, |scale| scale.factor);
+        let input_gradients = batch.input_gradients.clone().times(1.0 / divisor / scale);
+        Self { at, purpose: batch.purpose, factors, loss_scale, input_gradients }
+    }
+
+    /// Plans an evaluation.
+    pub(super) fn evaluation(at: StepAttempt, batch: &CheckedBatch) -> Self {
+        let (factors, input_gradients) = (batch.batch.loss_factors(None), InputGradients::default());
+        Self { at, purpose: Purpose::Evaluate, factors, loss_scale: None, input_gradients }
+    }
+
+    pub(super) fn at(&self) -> StepAttempt {
+        self.at
+    }
+
+    /// Returns whether the step ends with an update.
+    pub(super) fn updates(&self) -> bool {
+        matches!(self.purpose, Purpose::Update { .. })
+    }
+
+    pub(super) fn loss_scale(&self) -> Option<LossScale> {
+        self.loss_scale
+    }
+
+    /// Returns how the gradients of the inputs are joined.
+    pub(super) fn input_gradients(&self) -> &InputGradients {
+        &self.input_gradients
+    }
+
+    /// Returns the factors of the losses. Call once, when the step is done.
+    pub(super) fn into_factors(self) -> LossFactors {
+        self.factors
+    }
+
+    /// Returns the input of each of `ranks`, in their order. Each replica gets its share of the microbatches: the rank of
+    /// the first stage gets the inputs, and the rank of the last stage gets the targets.
+    pub(super) fn inputs_of(
+        &self,
+        setup: &Setup,
+        ranks: impl Iterator<Item = WorldRank>,
+        batch: CheckedBatch,
+        origin: Instant,
+    ) -> Vec<StepInput> {
+        let program = setup.program_for(self.purpose);
+        setup.board().set_program(program, self.at.step);
+        let LossFactors { losses, divisor, is_sum, .. } = &self.factors;
+        let slices = program.slices().get() as usize;
+        let (slice_shares, kept) = (batch.batch.slice_shares(program.slices()), batch.batch.kept().clone());
+        let losses: Vec<f64> = (0..slice_shares.len()).map(|number| losses[number / slices]).collect();
+        let BatchTensors { mut inputs, mut targets, side_inputs } = batch.batch.into_tensors();
+        let placement = program.placement();
+        let first = placement.rank_of(placement.first_stage());
+        let last = placement.rank_of(placement.last_stage());
+        let share = program.microbatches() as usize;
+        let learning_rate = match self.purpose {
+            Purpose::Update { learning_rate } => learning_rate,
+            Purpose::Accumulate | Purpose::Evaluate => 0.0,
+        };
+        let input = |world_rank| {
+            let MeshCoord { replica, rank, tensor } = setup.mesh().coord(world_rank);
+            // The last rank of a tensor group takes the tensors, and the others take copies.
+            let take = if tensor + 1 == setup.mesh().tensor { take_all } else { copy_all };
+            let range = replica as usize * share..(replica as usize + 1) * share;
+            let part = |batch: &mut Vec<Values>| batch.get_mut(range.clone()).map(take).unwrap_or_default();
+            StepInput {
+                step: self.at.step,
+                attempt: self.at.attempt,
+                inputs: if rank == first { part(&mut inputs) } else { Vec::new() },
+                wanted_gradients: self.input_gradients.wanted(),
+                targets: if rank == last { part(&mut targets) } else { Vec::new() },
+                side_inputs: Arc::new(side_inputs.part(range.start / slices..range.end / slices)),
+                loss_weights: losses[range.clone()].into(),
+                slice_shares: slice_shares[range].into(),
+                divisor: *divisor,
+                is_sum: *is_sum,
+                loss_scale: self.loss_scale.map_or(1.0, |scale| scale.factor),
+                keep_outputs: kept.last,
+                kept_stages: kept.stages.clone(),
+                learning_rate,
+                update: self.updates(),
+                program: program.clone(),
+                origin,
+            }
+        };
+        ranks.map(input).collect()
+    }
+}
+
+/// Returns an error if a batch has another number of microbatches than a step. Only the processes with the first and the
+/// last stage need inputs and targets.
+fn check_count(
+    setup: &Setup,
+    ranks: impl Iterator<Item = WorldRank>,
+    batch: &Batch,
+    purpose: Purpose,
+) -> Result<(), PipelineError> {
+    let (placement, expected) = (setup.program().placement(), setup.microbatches_for(purpose));
+    let [first, last] =
+        [placement.first_stage(), placement.last_stage()].map(|stage| placement.rank_of(stage));
+    let ranks: Vec<_> = ranks.map(|rank| setup.mesh().coord(rank).rank).collect();
+    let (inputs, targets) = batch.counts();
+    let needs_targets = purpose != Purpose::Evaluate && ranks.contains(&last);
+    let counts = [("inputs", inputs, ranks.contains(&first)), ("targets", targets, needs_targets)];
+    for (what, found, is_needed) in counts {
+        if found != expected as usize && (is_needed || found > 0) {
+            return Err(PipelineError::Microbatches { what, found, expected });
+        }
+    }
+    // A batch that has neither inputs nor targets has not compared its weights with a number of microbatches.
+    match batch.weight_count() {
+        Some(found) if found != expected as usize => {
+            Err(PipelineError::Microbatches { what: "weights", found, expected })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Returns an error if a batch asks for outputs that do not exist.
+fn check_outputs(setup: &Setup, kept: &KeptOutputs, purpose: Purpose) -> Result<(), PipelineError> {
+    let stages = setup.program().placement().stages();
+    if let Some(&stage) = kept.stages.iter().find(|stage| stage.get() >= stages) {
+        return Err(PipelineError::NoStage { stage, stages });
+    }
+    let keeps = kept.last || !kept.stages.is_empty();
+    if keeps && purpose != Purpose::Evaluate && !setup.slices().is_one() {
+        return Err(PipelineError::SliceOutputs);
+    }
+    Ok(())
+}
+
+fn take_all(microbatches: &mut [Values]) -> Vec<Values> {
+    microbatches.iter_mut().map(std::mem::take).collect()
+}
+
+fn copy_all(microbatches: &mut [Values]) -> Vec<Values> {
+    microbatches.to_vec()
+}
