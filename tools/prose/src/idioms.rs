@@ -4,7 +4,6 @@ use std::sync::LazyLock;
 
 use regex::Regex;
 
-use crate::Use;
 use crate::passages::Passage;
 
 /// A construction that is not idiomatic English, or not plain.
@@ -13,6 +12,17 @@ pub struct Idiom {
     /// Matches the words from the construction on where it is idiomatic.
     unless: Option<Regex>,
     instead: &'static str,
+}
+
+/// One use of an idiom.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Use {
+    /// The line of the passage's start, counted from 1.
+    pub line: usize,
+    /// The words with some of their context.
+    pub excerpt: String,
+    /// What to write instead.
+    pub instead: &'static str,
 }
 
 impl Idiom {

@@ -5,22 +5,11 @@
 //! so they are counted, per 10,000 words, and the test `prose` keeps the rate low. The sources of ten
 //! well-known crates, such as Burn, clap, rayon and serde, have rates from 1 to 7.
 
-mod idioms;
 mod passages;
+mod idioms;
 
-pub use idioms::{IDIOMS, Idiom};
+pub use idioms::{IDIOMS, Idiom, Use};
 pub use passages::{Kind, Passage, of_markdown, of_rust};
-
-/// One use of an idiom.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Use {
-    /// The line of the passage's start, counted from 1.
-    pub line: usize,
-    /// The words with some of their context.
-    pub excerpt: String,
-    /// What to write instead.
-    pub instead: &'static str,
-}
 
 /// Returns the uses of all idioms in a passage.
 pub fn uses(passage: &Passage) -> Vec<Use> {

@@ -4,7 +4,7 @@ use std::sync::LazyLock;
 
 use regex::Regex;
 
-/// What a passage is part of.
+/// The part of a file that a passage belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// A comment of the code.
@@ -18,7 +18,7 @@ pub enum Kind {
 /// Text that is read as one piece.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Passage {
-    /// What it is part of.
+    /// The part of the file that the passage belongs to.
     pub kind: Kind,
     /// Its first line, counted from 1.
     pub line: usize,
