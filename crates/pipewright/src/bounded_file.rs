@@ -2,10 +2,12 @@
 //! larger than the memory.
 //!
 //! A file that the user names on the command line may be a pipe: [`read`] and [`read_text`]. Any other path must lead to a
-//! regular file: [`read_regular`], [`read_regular_text`] and [`open_regular`], and for writing [`create_regular`].
+//! regular file: [`read_regular`], [`read_regular_text`] and [`open_regular`], and for writing [`create_regular`]. These check
+//! the path before they open it, and the open file again: another file may have taken the path in between. They never wait
+//! for the other end of a pipe.
 
 use std::fmt;
-use std::fs::{File, Metadata};
+use std::fs::{File, Metadata, OpenOptions};
 use std::io::{self, ErrorKind, Read, Write};
 use std::path::Path;
 
@@ -20,17 +22,15 @@ pub const LFS_POINTER: &[u8] = b"version https://git-lfs.github.com/spec/";
 /// # Errors
 /// When the path does not lead to a regular file, when the file is larger, or when the system reports an error.
 pub fn read_regular(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
-    require_regular(path)?;
-    read(path, limit)
+    read_open(open_regular(path)?, limit)
 }
 
-/// Reads a whole file of text in UTF-8, like [`read_regular`].
+/// Like [`read_regular`], for text in UTF-8.
 ///
 /// # Errors
-/// As [`read_regular`], and when the content is not UTF-8.
+/// The errors of [`read_regular`], and when the content is not UTF-8.
 pub fn read_regular_text(path: &Path, limit: u64) -> io::Result<String> {
-    require_regular(path)?;
-    read_text(path, limit)
+    text_of(read_regular(path, limit)?)
 }
 
 /// Opens a regular file for reading.
@@ -38,8 +38,41 @@ pub fn read_regular_text(path: &Path, limit: u64) -> io::Result<String> {
 /// # Errors
 /// When the path does not lead to a regular file, or when the system reports an error.
 pub fn open_regular(path: &Path) -> io::Result<File> {
-    require_regular(path)?;
-    File::open(path)
+    open_regular_with(path, File::options().read(true))
+}
+
+/// Opens a regular file in another way, for example for appending.
+///
+/// # Errors
+/// When the path does not lead to a regular file, or when the system reports an error.
+pub fn open_regular_with(path: &Path, options: &OpenOptions) -> io::Result<File> {
+    refuse_special(path)?;
+    open_checked(path, options)
+}
+
+/// Opens a file without waiting for the other end of a pipe, and refuses it if it is not a regular file.
+fn open_checked(path: &Path, options: &OpenOptions) -> io::Result<File> {
+    let file = open_without_waiting(path, options)?;
+    require_file(&file.metadata()?)?;
+    Ok(file)
+}
+
+#[cfg(unix)]
+fn open_without_waiting(path: &Path, options: &OpenOptions) -> io::Result<File> {
+    use std::os::unix::fs::OpenOptionsExt;
+
+    // The flag has no effect on regular files.
+    let opened = options.clone().custom_flags(libc::O_NONBLOCK).open(path);
+    opened.map_err(|error| match error.raw_os_error() {
+        // A pipe that nobody reads.
+        Some(libc::ENXIO) => special_file(),
+        _ => error,
+    })
+}
+
+#[cfg(not(unix))]
+fn open_without_waiting(path: &Path, options: &OpenOptions) -> io::Result<File> {
+    options.open(path)
 }
 
 /// Creates a file, or empties a regular file. Opening a pipe for writing would wait for its reader.
@@ -47,8 +80,9 @@ pub fn open_regular(path: &Path) -> io::Result<File> {
 /// # Errors
 /// When something else than a regular file has this path, or when the system reports an error.
 pub fn create_regular(path: &Path) -> io::Result<File> {
-    refuse_special(path)?;
-    File::create(path)
+    let file = open_regular_with(path, File::options().write(true).create(true).truncate(false))?;
+    file.set_len(0)?;
+    Ok(file)
 }
 
 /// Writes a whole file. Like [`create_regular`], it never writes to a device or a pipe.
@@ -70,12 +104,21 @@ pub fn refuse_special(path: &Path) -> io::Result<()> {
     }
 }
 
+/// Returns a text without the byte-order mark that some editors write at its beginning.
+pub fn without_mark(text: &[u8]) -> &[u8] {
+    text.strip_prefix(b"\xef\xbb\xbf").unwrap_or(text)
+}
+
 /// Returns the content of a file or pipe, up to `limit` bytes. Waits for a pipe to be closed.
 ///
 /// # Errors
 /// When there are more bytes, or when the system reports an error.
 pub fn read(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
-    let file = File::open(path)?;
+    read_open(File::open(path)?, limit)
+}
+
+/// Returns the content of an open file, up to `limit` bytes.
+fn read_open(file: File, limit: u64) -> io::Result<Vec<u8>> {
     let length = file.metadata()?.len();
     if length > limit {
         return Err(too_large(limit));
@@ -90,12 +133,15 @@ pub fn read(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
     Ok(content)
 }
 
-/// Reads text in UTF-8, like [`read`].
+/// Like [`read`], for text in UTF-8.
 ///
 /// # Errors
-/// As [`read`], and when the content is not UTF-8.
+/// The errors of [`read`], and when the content is not UTF-8.
 pub fn read_text(path: &Path, limit: u64) -> io::Result<String> {
-    let content = read(path, limit)?;
+    text_of(read(path, limit)?)
+}
+
+fn text_of(content: Vec<u8>) -> io::Result<String> {
     if let [0xff, 0xfe, ..] | [0xfe, 0xff, ..] = content.as_slice() {
         let message = "the file is UTF-16; save it as UTF-8";
         return Err(io::Error::new(ErrorKind::InvalidData, message));
@@ -115,15 +161,21 @@ pub fn read_text(path: &Path, limit: u64) -> io::Result<String> {
 /// When the path does not lead to a regular file, or when the system reports an error.
 pub fn require_regular(path: &Path) -> io::Result<Metadata> {
     let metadata = std::fs::metadata(path)?;
-    if metadata.is_file() {
-        return Ok(metadata);
+    require_file(&metadata)?;
+    Ok(metadata)
+}
+
+/// Refuses what is not a regular file.
+fn require_file(metadata: &Metadata) -> io::Result<()> {
+    if metadata.is_dir() {
+        return Err(io::Error::new(ErrorKind::IsADirectory, "this is a folder; name a file"));
     }
-    let (kind, message) = if metadata.is_dir() {
-        (ErrorKind::IsADirectory, "this is a folder; name a file")
-    } else {
-        (ErrorKind::InvalidInput, "this is a device or a pipe; copy its content to a regular file")
-    };
-    Err(io::Error::new(kind, message))
+    if metadata.is_file() { Ok(()) } else { Err(special_file()) }
+}
+
+fn special_file() -> io::Error {
+    let message = "this is a device or a pipe; copy its content to a regular file";
+    io::Error::new(ErrorKind::InvalidInput, message)
 }
 
 fn too_large(limit: u64) -> io::Error {
@@ -194,6 +246,26 @@ mod tests {
         ];
         for refused in refusals {
             assert_eq!(refused.expect_err("a device").kind(), ErrorKind::InvalidInput);
+        }
+    }
+
+    /// A pipe that takes the path after the check is refused without waiting for its other end.
+    #[test]
+    #[cfg(unix)]
+    fn a_pipe_in_the_place_of_a_checked_file_is_refused_at_once() {
+        let folder = tempfile::tempdir().expect("a scratch folder");
+        let path = folder.path().join("pipe");
+        let made = std::process::Command::new("mkfifo").arg(&path).status().expect("mkfifo");
+        assert!(made.success());
+        let ways = [
+            File::options().read(true).clone(),
+            File::options().write(true).create(true).truncate(false).clone(),
+            File::options().append(true).create(true).clone(),
+            File::options().read(true).write(true).clone(),
+        ];
+        for way in ways {
+            let error = open_checked(&path, &way).expect_err("a pipe");
+            assert_eq!(error.kind(), ErrorKind::InvalidInput, "{way:?}: {error}");
         }
     }
 

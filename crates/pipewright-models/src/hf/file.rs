@@ -10,7 +10,7 @@ use std::ops::Range;
 use std::path::PathBuf;
 
 use burn::tensor::{bf16, f16};
-use pipewright::bounded_file::{LFS_POINTER, require_regular};
+use pipewright::bounded_file::{LFS_POINTER, open_regular};
 use safetensors::Dtype;
 use safetensors::tensor::Metadata;
 
@@ -33,13 +33,11 @@ pub(super) struct SafetensorsFile {
 
 impl SafetensorsFile {
     pub(super) fn open(path: PathBuf) -> Result<Self, HfError> {
-        let found = require_regular(&path)
-            .map_err(|source| match source.kind() {
-                ErrorKind::NotFound => HfError::MissingFile { path: path.clone() },
-                _ => HfError::io("read", &path)(source),
-            })?
-            .len();
-        let mut file = File::open(&path).map_err(HfError::io("open", &path))?;
+        let mut file = open_regular(&path).map_err(|source| match source.kind() {
+            ErrorKind::NotFound => HfError::MissingFile { path: path.clone() },
+            _ => HfError::io("read", &path)(source),
+        })?;
+        let found = file.metadata().map_err(HfError::io("read", &path))?.len();
         let require = |expected: u64| {
             if found < expected {
                 Err(HfError::Length { path: path.clone(), expected, found })

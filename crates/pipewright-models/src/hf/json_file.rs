@@ -51,6 +51,6 @@ pub(super) fn read_bytes(path: &Path, limit: u64) -> Result<Vec<u8>, HfError> {
 
 pub(super) fn parse<T: DeserializeOwned>(path: &Path, text: &[u8]) -> Result<T, HfError> {
     // Some editors write a byte-order mark, which is not JSON.
-    let text = text.strip_prefix(b"\xef\xbb\xbf").unwrap_or(text);
-    serde_json::from_slice(text).map_err(|source| HfError::Json { path: path.to_owned(), source })
+    serde_json::from_slice(bounded_file::without_mark(text))
+        .map_err(|source| HfError::Json { path: path.to_owned(), source })
 }

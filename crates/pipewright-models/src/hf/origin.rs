@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-use pipewright::bounded_file::{read_regular, refuse_special, require_regular};
+use pipewright::bounded_file::{read_regular, refuse_special, require_regular, without_mark};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
@@ -90,7 +90,7 @@ pub struct TextEnds {
 pub fn text_ends(tokenizer: &Path) -> TextEnds {
     let read = |path: &Path| {
         let text = read_regular(path, LARGEST_TOKENIZER).unwrap_or_default();
-        serde_json::from_slice::<Value>(&text).unwrap_or_default()
+        serde_json::from_slice::<Value>(without_mark(&text)).unwrap_or_default()
     };
     let settings = ["tokenizer_config.json", "special_tokens_map.json"]
         .map(|name| read(&tokenizer.with_file_name(name)));

@@ -4,7 +4,7 @@ use std::fmt;
 use std::fs;
 use std::path::Path;
 
-use pipewright::bounded_file::{SMALL_TEXT, read_regular};
+use pipewright::bounded_file::{SMALL_TEXT, read_regular, without_mark};
 use serde_json::Value;
 
 use super::layout::CONFIG;
@@ -150,7 +150,7 @@ fn pickled(file: &str) -> Option<OtherForm> {
 /// Returns the model from which an adapter differs.
 fn base_of(dir: &Path) -> Option<String> {
     let text = read_regular(&dir.join(ADAPTER), SMALL_TEXT).ok()?;
-    let settings: Value = serde_json::from_slice(&text).ok()?;
+    let settings: Value = serde_json::from_slice(without_mark(&text)).ok()?;
     Some(settings["base_model_name_or_path"].as_str()?.to_owned())
 }
 

@@ -329,6 +329,10 @@ fn a_byte_order_mark_is_skipped() {
     let text = fs::read_to_string(copy.path("config.json")).expect("the file can be read");
     copy.write("config.json", format!("\u{feff}{text}"));
     assert_eq!(copy.check(), Ok(Vec::new()));
+    let tokens = json!({"added_tokens": [{"id": 7, "content": "<s>"}]});
+    copy.write("tokenizer.json", format!("\u{feff}{tokens}"));
+    copy.write("tokenizer_config.json", format!("\u{feff}{}", json!({"bos_token": "<s>"})));
+    assert_eq!(hf::text_ends(&copy.path("tokenizer.json")).bos, Some(7));
 }
 
 /// Keys that a file leaves out have the values that transformers assumes.

@@ -14,7 +14,7 @@ use super::error::CheckpointError;
 use super::identity::{FolderIdentity, LOCK};
 use super::manifest::{MANIFEST, Manifest};
 use super::read::Checkpoint;
-use crate::bounded_file::refuse_special;
+use crate::bounded_file::open_regular_with;
 
 /// The link to the best checkpoint, and its name before it replaces an earlier link.
 const BEST: &str = "best";
@@ -171,8 +171,8 @@ fn lock(folder: &Path) -> Result<File, CheckpointError> {
     /// The most bytes that the owner's process id has.
     const LONGEST: u64 = 64;
     let path = folder.join(LOCK);
-    refuse_special(&path).map_err(CheckpointError::io("open", &path))?;
-    let opened = File::options().read(true).write(true).create(true).truncate(false).open(&path);
+    let options = File::options().read(true).write(true).create(true).truncate(false).clone();
+    let opened = open_regular_with(&path, &options);
     let mut file = opened.map_err(CheckpointError::io("open", &path))?;
     match file.try_lock() {
         Ok(()) => {}

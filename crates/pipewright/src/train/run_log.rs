@@ -1,6 +1,6 @@
 //! [`RunLog`]: the folder of a run of your own, which `pipewright report` and `pipewright view` read.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -8,7 +8,7 @@ use std::time::Instant;
 use pipewright_schedule::Timeline;
 use serde_json::Value as Json;
 
-use crate::bounded_file::{read_regular, refuse_special, write_regular};
+use crate::bounded_file::{open_regular_with, read_regular, write_regular};
 use crate::pipeline::StepSummary;
 use crate::train::tensorboard::{EventFile, EventFileError};
 use crate::train::trainer::Metrics;
@@ -120,8 +120,7 @@ impl RunLog {
             return Err(RunLogError::HasRun { path });
         }
         fs::create_dir_all(&folder).map_err(failed("created", &folder))?;
-        refuse_special(&path).map_err(failed("opened", &path))?;
-        let opened = OpenOptions::new().append(true).create(true).open(&path);
+        let opened = open_regular_with(&path, File::options().append(true).create(true));
         let metrics = opened.map_err(failed("opened", &path))?;
         match metrics.try_lock() {
             Err(fs::TryLockError::WouldBlock) => return Err(RunLogError::InUse { path }),

@@ -1,10 +1,9 @@
 //! Reads a `.jsonl` file whose lines are arrays of token ids, one row each. Lines of white space are skipped.
 
-use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 
-use crate::bounded_file::require_regular;
+use crate::bounded_file::open_regular;
 use crate::train::data::content;
 use crate::train::data::error::{DataError, TokenPlace};
 use crate::train::data::ids::Ids;
@@ -18,8 +17,7 @@ pub(super) fn read(
     budget: &mut MemoryBudget,
 ) -> Result<Ids, DataError> {
     let unreadable = |source| DataError::Read { path: path.to_owned(), source };
-    require_regular(path).map_err(unreadable)?;
-    let mut reader = BufReader::new(File::open(path).map_err(unreadable)?);
+    let mut reader = BufReader::new(open_regular(path).map_err(unreadable)?);
     let mut ids = Ids::new(vocab_size);
     let mut text = Vec::new();
     let limit = longest_line(seq_len);

@@ -1,10 +1,9 @@
 //! Reads text files whose bytes are their token ids.
 
-use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use crate::bounded_file::require_regular;
+use crate::bounded_file::open_regular;
 use crate::train::data::content;
 use crate::train::data::error::{DataError, TokenPlace};
 use crate::train::data::ids::Ids;
@@ -61,9 +60,9 @@ pub(super) fn of_text(
 /// Appends a file's bytes, if the budget has room for them.
 pub(super) fn append(path: &Path, bytes: &mut Vec<u8>, budget: &MemoryBudget) -> Result<(), DataError> {
     let unreadable = |source| DataError::Read { path: path.to_owned(), source };
-    let size = require_regular(path).map_err(unreadable)?.len();
+    let file = open_regular(path).map_err(unreadable)?;
+    let size = file.metadata().map_err(unreadable)?.len();
     budget.require(path, size)?;
-    let file = File::open(path).map_err(unreadable)?;
     // Growing by a half at a time avoids copying the bytes of earlier files for every further file.
     let room = usize::try_from(size).ok().map(|size| size.max(bytes.len() / 2));
     if bytes.capacity() - bytes.len() < usize::try_from(size).unwrap_or(usize::MAX) {

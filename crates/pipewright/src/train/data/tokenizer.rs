@@ -83,7 +83,8 @@ impl Encoder {
             return Err(DataError::LfsPointer { path: path.to_owned() });
         }
         let unusable = |source| DataError::Tokenizer { path: path.to_owned(), source };
-        let mut tokenizer = tokenizers::Tokenizer::from_bytes(content).map_err(unusable)?;
+        let mut tokenizer = tokenizers::Tokenizer::from_bytes(crate::bounded_file::without_mark(&content))
+            .map_err(unusable)?;
         // The file may say how its author cut and filled texts. Both would lose or invent tokens here.
         tokenizer.with_padding(None).with_truncation(None).map_err(unusable)?;
         Ok(Self { path: path.to_owned(), tokenizer: Box::new(tokenizer) })
