@@ -10,7 +10,7 @@ use crate::commands::{
     check, compare, completions, devices, export, generate, init, inspect, lower, man, partition, plan,
     profile, report, resume, schedule, simulate, validate, view, vpp,
 };
-use crate::shortened::shortened;
+use crate::text::shortened;
 use crate::training::arguments::RunArguments;
 
 /// Trains models that do not fit on one device, by pipeline parallelism.
@@ -81,7 +81,7 @@ Example:
     #[command(after_help = "\
 The model is computed on the processor, with a key-value cache if its family has one (llama, qwen2, qwen3, qwen3_moe); \
 otherwise each token computes all earlier ones again. The text ends after --tokens tokens, or at the model's own end token \
-(`eos_token_id`). The tokenizer is that of the run, or the tokenizer.json of the directory.
+(`eos_token_id`). The tokenizer is the one that the run used, or the tokenizer.json of the directory.
 
 Example:
   pipewright generate runs/sample --prompt 'fn main' --temperature 0.7")]
@@ -137,7 +137,7 @@ Without `--transport`, a program is sound if it is sound on every transport, eve
     Validate(validate::ValidateArguments),
     /// Predict when each rank does what, and how much it holds.
     #[command(after_help = "\
-Without --logical, actions take their costs, and messages travel beside the computation. With it, every action takes one \
+Without --logical, actions take their costs, and messages travel during the computation. With it, every action takes one \
 tick. The last line says how long the engine itself took.
 
 Example:
@@ -171,8 +171,8 @@ Example:
     /// Measure what the layers of a model and the links between ranks cost, for `plan` and `simulate`.
     #[command(after_help = "\
 Runs a short model that has the first and the last layer and two layers of each kind between them, on as many ranks at \
-once as the run has. The depth of the model does not matter. What cannot be measured is estimated, and the profile says \
-which figures are.
+once as the run has. The depth of the model does not matter. Figures that cannot be measured are estimated, and the profile \
+names them.
 
 Example:
   pipewright profile --set pipeline.ranks=2 -o profile.toml")]
@@ -181,7 +181,7 @@ Example:
     #[command(after_help = "\
 Plans are judged by `pipewright simulate --profile`. With a configuration, its ranks, microbatches and model apply, and \
 without a profile its costs are estimated. -o \
-writes a configuration for `train`, and beside it the schedule as a CSV file if it has no name. Exits with 3 if nothing \
+writes a configuration for `train`, and the schedule as a CSV file in the same folder if it has no name. Exits with 3 if nothing \
 fits into the memory.
 
 Example:

@@ -11,8 +11,8 @@ pub(crate) use pipewright_schedule::error_text::with_causes as sentence;
 
 use crate::config::{ConfigError, Problem};
 use crate::display::screen;
-use crate::escape::escape;
 use crate::schedules::memory::OutOfMemory;
+use crate::text::escape;
 
 /// The most mistakes in a configuration or a profile that are shown. The input may not be such a file at all.
 const MOST_PROBLEMS: usize = 50;
@@ -47,7 +47,7 @@ pub(crate) struct Failure {
     is_reported: bool,
     /// The lost rank, if the failure is the loss of a rank.
     lost: Option<WorldRank>,
-    /// Lines that stand above the problems, so that the problems are the last thing on a screen.
+    /// Lines that are printed above the problems, so that the problems are the last thing on a screen.
     context: String,
     problems: Vec<Box<dyn Diagnostic + Send + Sync>>,
 }

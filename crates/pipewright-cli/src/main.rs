@@ -8,21 +8,18 @@ mod browser;
 mod commands;
 mod config;
 mod display;
-mod escape;
 mod exhaustion;
 mod failure;
-mod free_memory;
+mod machine_memory;
 mod output;
 mod panic;
 mod planning;
-mod quiet;
 mod run_folder;
 mod run_record;
 mod run_report;
 mod schedules;
-mod shell;
-mod shortened;
 mod signal;
+mod text;
 mod training;
 
 use std::process::ExitCode;
@@ -51,7 +48,7 @@ fn main() -> ExitCode {
     keep_freed_memory();
     exhaustion::watch();
     let arguments = Arguments::parse_shortened();
-    quiet::set(arguments.quiet);
+    display::set_quiet(arguments.quiet);
     display::log::start();
     match panic::guard(|| run(&arguments.command)) {
         Ok(()) => ExitCode::SUCCESS,

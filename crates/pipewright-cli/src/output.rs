@@ -5,11 +5,12 @@ use std::io::{ErrorKind, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 
 use clap::Args;
+use pipewright::bounded_file::write_regular;
 
 use crate::browser;
 use crate::display::say;
-use crate::escape::escape;
 use crate::failure::Failure;
+use crate::text::escape;
 
 /// The file that a command writes, if one is named.
 #[derive(Debug, Args)]
@@ -36,7 +37,7 @@ impl OutputFile {
 pub(crate) struct PageOutput {
     #[command(flatten)]
     output: OutputFile,
-    /// Open the page in a browser: that of $BROWSER or of the desktop. Without -o, its file has a name that the command
+    /// Open the page in a browser: $BROWSER, or the browser of the desktop. Without -o, its file has a name that the command
     /// prints
     #[arg(long)]
     open: bool,
@@ -71,7 +72,14 @@ impl PageOutput {
 
     /// Writes the page to a file or to standard output, and opens the file if this is asked for.
     pub(crate) fn write_to(&self, file: Option<&Path>, text: &str) -> Result<(), Failure> {
-        write(file, text)?;
+        match file.filter(|_| self.output.path().is_none()) {
+            Some(unnamed) => {
+                // Only a file that the user names may be a pipe.
+                write_regular(unnamed, text.as_bytes()).map_err(unwritable(unnamed))?;
+                say(&format!("wrote {}", unnamed.display()));
+            }
+            None => write(file, text)?,
+        }
         match file.filter(|_| self.open) {
             Some(file) => browser::open(file),
             None => Ok(()),
@@ -118,7 +126,7 @@ pub(crate) fn replace_file(path: &Path, text: &str) -> Result<(), Failure> {
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(".part");
     let part = path.with_file_name(name);
-    write_file(&part, text)?;
+    write_regular(&part, text.as_bytes()).map_err(unwritable(&part))?;
     std::fs::rename(&part, path).map_err(|error| {
         Failure::input(format!("{}: cannot be replaced: {error}; choose another file", path.display()))
     })
@@ -126,6 +134,31 @@ pub(crate) fn replace_file(path: &Path, text: &str) -> Result<(), Failure> {
 
 /// Writes `text` to a file. The caller prints its path.
 pub(crate) fn write_file(path: &Path, text: &str) -> Result<(), Failure> {
-    let unwritable = |error| format!("{}: cannot be written: {error}; choose another file", path.display());
-    std::fs::write(path, text).map_err(|error| Failure::input(unwritable(error)))
+    std::fs::write(path, text).map_err(unwritable(path))
+}
+
+/// Returns a function for `map_err` that adds the path to a failed write.
+fn unwritable(path: &Path) -> impl FnOnce(std::io::Error) -> Failure {
+    move |error| {
+        Failure::input(format!("{}: cannot be written: {error}; choose another file", path.display()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Opening a pipe would wait for its reader. Only a file that the user names may be one.
+    #[test]
+    #[cfg(unix)]
+    fn a_page_with_the_name_by_default_is_not_written_to_a_pipe() {
+        let folder = tempfile::tempdir().expect("a scratch folder");
+        let pipe = folder.path().join("report.html");
+        let made = std::process::Command::new("mkfifo").arg(&pipe).status().expect("mkfifo");
+        assert!(made.success());
+        let output = PageOutput { output: OutputFile { output: None }, open: true };
+        let failure = output.write("", || pipe.clone()).expect_err("a pipe");
+        let expected = format!("{}: cannot be written: this is a device or a pipe;", pipe.display());
+        assert!(failure.text().starts_with(&expected), "{}", failure.text());
+    }
 }

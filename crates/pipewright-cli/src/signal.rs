@@ -2,7 +2,7 @@
 //! flag. A second SIGINT or SIGTERM ends the process immediately, with the cursor below the live display.
 //!
 //! SIGHUP never ends the process immediately: a shell may send it again when its terminal is closed. A process that was
-//! started with SIGHUP ignored, by `nohup` for example, goes on ignoring it.
+//! started with SIGHUP ignored, by `nohup` for example, continues to ignore it.
 
 use std::io;
 use std::sync::Arc;

@@ -61,7 +61,7 @@ mod on_a_device {
 
     const DEVICE: &str = "wgpu:cpu";
 
-    /// Returns whether the tested device is there.
+    /// Returns whether the tested device exists.
     #[expect(clippy::print_stdout, reason = "a test that is left out says so")]
     fn is_there() -> bool {
         static IS_THERE: OnceLock<bool> = OnceLock::new();

@@ -75,6 +75,7 @@ mod any_family;
 pub mod model_config;
 mod family_lookup;
 mod cut_model;
+pub mod training_memory;
 
 pub mod generation;
 

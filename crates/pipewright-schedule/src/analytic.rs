@@ -29,24 +29,19 @@
 //! assert!(profile.assumed.contains(&"block.forward_s".to_owned()));
 //! ```
 
+mod rates;
+
 use crate::model::{LayerDesc, ModelDesc};
 use crate::profile::{LayerProfile, LinkProfile, Profile};
+
+pub use rates::{Connection, PeakRates};
 
 /// The bytes of a parameter.
 const NUMBER: f64 = 4.0;
 /// The bytes that the optimizer reads and writes for each parameter.
 const OPTIMIZER_TRAFFIC: f64 = 28.0;
 
-/// The peak rates of a rank's share of a device.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct PeakRates {
-    /// Floating point operations per second; a multiplication and an addition are two.
-    pub flops_per_s: f64,
-    /// Bytes per second to and from memory.
-    pub bytes_per_s: f64,
-}
-
-/// The computed work.
+/// What is computed.
 #[derive(Debug, Clone, Copy)]
 pub struct Workload<'a> {
     /// The model.

@@ -12,6 +12,10 @@ pub enum Use {
     Lower,
     /// The program is simulated.
     Simulate,
+    /// The program is simulated as one of the candidates of a plan.
+    Plan,
+    /// The program is simulated, and its run is written as a trace.
+    Trace,
 }
 
 impl Use {
@@ -21,6 +25,8 @@ impl Use {
             Self::Generate => 48,
             Self::Lower => 224,
             Self::Simulate => 512,
+            Self::Plan => 1024,
+            Self::Trace => 3072,
         }
     }
 }

@@ -10,9 +10,10 @@
 //! microbatch. The pictures that need no viewer are in [`crate::picture`].
 
 use std::borrow::Cow;
+use std::cell::Cell;
 use std::collections::{BTreeSet, HashMap};
 
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
 use crate::action::{Action, ActionKind};
 use crate::ids::{Microbatch, Rank};
@@ -38,8 +39,7 @@ impl Timeline {
         let memory = (0..self.ranks()).flat_map(|rank| counters(self, Rank::new(rank)));
         let names = names(self.ranks(), threads.iter().chain(&skip_threads).chain(&scope_threads));
         let arrows = arrows(self, &threads, &skip_threads);
-        let events =
-            names.into_iter().chain(slices).chain(skips).chain(scopes).chain(memory).chain(arrows).collect();
+        let events = names.into_iter().chain(slices).chain(skips).chain(scopes).chain(memory).chain(arrows);
         let slices = Some(self.slices().get()).filter(|_| !self.slices().is_one());
         let has_other = self.clock_skew().is_some() || slices.is_some();
         let other_data = has_other.then(|| OtherData {
@@ -47,18 +47,28 @@ impl Timeline {
             clock_change_us: self.clock_skew().map(|skew| skew.change * 1e6),
             slices,
         });
-        let trace = Trace { display_time_unit: "ms", other_data, trace_events: events };
+        let trace =
+            Trace { display_time_unit: "ms", other_data, trace_events: Once(Cell::new(Some(events))) };
         serde_json::to_string(&trace).expect("a trace holds numbers and texts alone, which JSON can express")
     }
 }
 
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Trace {
+struct Trace<Events> {
     display_time_unit: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
     other_data: Option<OtherData>,
-    trace_events: Vec<TraceEvent>,
+    trace_events: Events,
+}
+
+/// A list that is written once, item by item: all entries of a trace at the same time would take more memory than its text.
+struct Once<Items>(Cell<Option<Items>>);
+
+impl<Items: Iterator<Item = TraceEvent>> Serialize for Once<Items> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(self.0.take().into_iter().flatten())
+    }
 }
 
 /// The metadata of the whole timeline.
@@ -331,13 +341,17 @@ fn counters(timeline: &Timeline, rank: Rank) -> Vec<TraceEvent> {
 }
 
 /// Returns the arrows from each send to its receive, if the timeline has both.
-fn arrows(timeline: &Timeline, threads: &[Numbered], skip_threads: &[Numbered]) -> Vec<TraceEvent> {
+fn arrows<'a>(
+    timeline: &'a Timeline,
+    threads: &'a [Numbered],
+    skip_threads: &'a [Numbered],
+) -> impl Iterator<Item = TraceEvent> + 'a {
     let is_send = |kind| matches!(kind, ActionKind::SendForward | ActionKind::SendBackward);
     let events = || timeline.events().iter().zip(threads);
     let sends = events().filter(|(event, _)| is_send(event.action.kind()));
     let sends: HashMap<Action, (f64, Numbered)> =
         sends.map(|(send, &thread)| (send.action, (send.start, thread))).collect();
-    let pairs = events().filter_map(|(receive, &thread)| {
+    let pairs = events().filter_map(move |(receive, &thread)| {
         Some((*sends.get(&Transfer::other_end(receive.action)?)?, ([receive.start, receive.end], thread)))
     });
     let skips = || timeline.skips().iter().zip(skip_threads);
@@ -345,10 +359,10 @@ fn arrows(timeline: &Timeline, threads: &[Numbered], skip_threads: &[Numbered]) 
     let skip_sends: HashMap<SkipMessage, (f64, Numbered)> =
         skip_sends.map(|(send, &thread)| (send.action.message(), (send.start, thread))).collect();
     let receives = skips().filter(|(skip, _)| matches!(skip.action, SkipAction::Receive(_)));
-    let skip_pairs = receives.filter_map(|(receive, &thread)| {
+    let skip_pairs = receives.filter_map(move |(receive, &thread)| {
         Some((*skip_sends.get(&receive.action.message())?, ([receive.start, receive.end], thread)))
     });
-    let ends = pairs.chain(skip_pairs).enumerate().flat_map(|(id, ((sent, from), ([start, end], to)))| {
+    pairs.chain(skip_pairs).enumerate().flat_map(|(id, ((sent, from), ([start, end], to)))| {
         // The arrow ends inside the receive's slice, near its end, and never before the arrow's start.
         let arrival = (end - 0.01 * (end - start)).max(sent);
         let end = |ph, bp, thread, at| TraceEvent {
@@ -357,8 +371,7 @@ fn arrows(timeline: &Timeline, threads: &[Numbered], skip_threads: &[Numbered]) 
             ..entry("message", "message", ph, thread, at)
         };
         [end("s", None, from, sent), end("f", Some("e"), to, arrival)]
-    });
-    ends.collect()
+    })
 }
 
 fn entry(

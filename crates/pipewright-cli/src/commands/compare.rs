@@ -1,7 +1,7 @@
 //! `pipewright compare`: the figures of several schedules side by side, and a page with their pictures on one scale.
 //!
-//! The schedules have equal numbers of ranks and microbatches, and train the same model. So a cost is that of a rank's
-//! whole share of the model, and a stage of a schedule with several stages on a rank has its part of it.
+//! The schedules have equal numbers of ranks and microbatches, and train the same model. So a cost is for the whole
+//! share of the model that a rank has, and a stage of a schedule with several stages on a rank has its part of it.
 
 use std::path::PathBuf;
 
@@ -40,7 +40,7 @@ pub(crate) struct CompareArguments {
     /// best partition
     #[arg(long, value_name = "PROFILE.toml")]
     profile: Option<PathBuf>,
-    /// What to print
+    /// The form of the output
     #[arg(long, value_enum, default_value = "text")]
     format: Format,
     #[command(flatten)]
@@ -88,7 +88,8 @@ pub(crate) fn run(arguments: &CompareArguments) -> Result<(), Failure> {
     arguments.output.write(&text, || page_of("comparison", "html"))
 }
 
-/// Returns the schedules with their sizes, each of which fits into memory. Each has the settings that it knows; every setting must belong to one of them.
+/// Returns the schedules with their sizes, and refuses sizes that do not fit into memory. Each schedule has the settings that it
+/// knows; every setting must belong to one of them.
 fn specs(arguments: &CompareArguments) -> Result<Vec<(&'static str, ScheduleSpec)>, Failure> {
     let mut generators = Vec::new();
     for name in &arguments.names {
@@ -128,7 +129,8 @@ fn compared(name: &'static str, spec: ScheduleSpec, arguments: &CompareArguments
 fn profiled(name: &str, spec: ScheduleSpec, file: PathBuf) -> Result<Figures, Failure> {
     let source = Source::Named(name.to_owned(), Box::new(spec.clone()));
     let arguments = ProfileArguments::of(file);
-    let predicted = arguments.predict(source, &Recompute::None, &mut EngineTimes::default())?;
+    let predicted =
+        arguments.predict(source, &Recompute::None, Use::Simulate, &mut EngineTimes::default())?;
     let program = predicted.prediction.program.as_program();
     Ok(figures(predicted.summary, program, &predicted.schedule, predicted.prediction.run.timeline()))
 }
@@ -150,11 +152,11 @@ fn costed(name: &str, spec: ScheduleSpec, costs: Costs) -> Result<Figures, Failu
     Ok(figures(Summary::of(&run, steps, &costs), &program, &schedule, run.timeline()))
 }
 
-/// Returns the costs of a stage if those of a rank are the given ones, for a rank with `stages`. Costs that each stage has
-/// for itself do not change.
+/// Returns the costs of a stage if the given costs are for a whole rank with `stages` stages. Costs for each stage do not
+/// change.
 fn shared(costs: Costs, stages: u32) -> Costs {
     let part = |time: f64| time / f64::from(stages.max(1));
-    let of_stage = |costs: &StageCosts| StageCosts {
+    let stage_costs = |costs: &StageCosts| StageCosts {
         forward: part(costs.forward),
         input_backward: part(costs.input_backward),
         weight_backward: part(costs.weight_backward),
@@ -162,7 +164,7 @@ fn shared(costs: Costs, stages: u32) -> Costs {
         ..*costs
     };
     match costs.stages.as_slice() {
-        [of_rank] => Costs { stages: vec![of_stage(of_rank)], ..costs },
+        [of_rank] => Costs { stages: vec![stage_costs(of_rank)], ..costs },
         _ => costs,
     }
 }

@@ -8,13 +8,13 @@ use serde_json::json;
 
 use crate::display::bytes;
 use crate::failure::Failure;
+use crate::machine_memory::machine_bytes;
 use crate::output::OutputFile;
-use crate::training::device_memory::machine_bytes;
 
 /// The arguments of `pipewright devices`.
 #[derive(Debug, Args)]
 pub(crate) struct DevicesArguments {
-    /// What to print
+    /// The form of the output
     #[arg(long, value_enum, default_value = "text")]
     format: Format,
     #[command(flatten)]

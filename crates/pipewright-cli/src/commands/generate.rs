@@ -11,7 +11,7 @@ use serde_json::json;
 use crate::display::say;
 use crate::failure::Failure;
 use crate::output;
-use crate::training::model_notes::{check_weights, unknown_note};
+use crate::training::model::{check_weights, unknown_note};
 use crate::training::trained_model::{self, Origin, TrainedModel};
 
 /// The arguments of `pipewright generate`.
@@ -48,7 +48,7 @@ pub(crate) struct GenerateArguments {
 
 /// The times of a generation in seconds.
 struct Times {
-    /// Until the first token was there.
+    /// Until the first token was made.
     first: f64,
     whole: f64,
 }
@@ -100,7 +100,7 @@ pub(crate) fn run(arguments: &GenerateArguments) -> Result<(), Failure> {
 
 /// Returns the tokens of the prompt, begun as the model's documents begin.
 fn prompt(found: &TrainedModel, text: &str) -> Result<Vec<u32>, Failure> {
-    // Models are trained with the special tokens of their tokenizers, one of which may be the token that begins a document.
+    // Models are trained with the special tokens of their tokenizers, such as the token that begins a document.
     let encoded = found.codec.encode(text, found.model.vocab_size(), true).map_err(Failure::input)?;
     let bos = found.bos_id.filter(|bos| encoded.first() != Some(bos));
     Ok(bos.into_iter().chain(encoded).collect())

@@ -33,7 +33,7 @@ pub(crate) struct LowerArguments {
     microbatches: Option<u32>,
     #[command(flatten)]
     settings: PassSettings,
-    /// What to print
+    /// The form of the output
     #[arg(long, value_enum, default_value = "csv")]
     format: Format,
     #[command(flatten)]

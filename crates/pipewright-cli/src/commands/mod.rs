@@ -8,7 +8,6 @@ pub(crate) mod export;
 pub(crate) mod generate;
 pub(crate) mod init;
 pub(crate) mod inspect;
-mod layer_weights;
 pub(crate) mod lower;
 pub(crate) mod man;
 pub(crate) mod partition;

@@ -7,11 +7,11 @@ use clap::{Args, ValueEnum};
 use pipewright_schedule::partition::{Layout, Method, Partition, partition};
 use serde::Serialize;
 
-use crate::commands::layer_weights::{Sum, Weights};
 use crate::failure::Failure;
 use crate::output::OutputFile;
+use crate::schedules::layer_weights::{Sum, Weights};
 use crate::training::arguments::load_settings;
-use crate::training::prepare::read_model;
+use crate::training::model::read_model;
 
 /// The arguments of `pipewright partition`.
 #[derive(Debug, Args)]
@@ -40,7 +40,7 @@ pub(crate) struct PartitionArguments {
     /// The first layer of each stage except stage 0, for `--method explicit`
     #[arg(long, value_name = "LAYER,..", value_delimiter = ',', required_if_eq("method", "explicit"))]
     boundaries: Vec<usize>,
-    /// What to print
+    /// The form of the output
     #[arg(long, value_enum, default_value = "text")]
     format: Format,
     #[command(flatten)]

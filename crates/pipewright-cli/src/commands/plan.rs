@@ -1,12 +1,15 @@
 //! `pipewright plan`: searches the best plan for a profile, and writes its configuration.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
 use pipewright::device::BackEnd;
 use pipewright::mesh::DataParallelMode;
+use pipewright_models::CutModel;
+use pipewright_schedule::ScheduleSpec;
 use pipewright_schedule::analytic::estimate;
+use pipewright_schedule::footprint::Use;
 use pipewright_schedule::plan::{PlanRequest, TrainingState, plan};
 use pipewright_schedule::profile::Profile;
 
@@ -15,15 +18,17 @@ use crate::display::say;
 use crate::failure::Failure;
 use crate::output;
 use crate::planning::config::write_plan;
-use crate::planning::head_parts::tried_head_parts;
 use crate::planning::measure::{profiled_run, workload};
 use crate::planning::print::{json, refused, text};
 use crate::planning::rates::{assumed_link, assumed_rates};
+use crate::planning::request::{training_state, tried_head_parts};
+use crate::schedules::memory::check_named;
 use crate::training::arguments::{load_settings, parse_time};
-use crate::training::layer_sizes::layers_of;
-use crate::training::memory::{training_state, with_optimizer_state};
-use crate::training::model_notes::model_notes;
-use crate::training::prepare::read_model;
+use crate::training::model::{described, model_notes, read_model};
+use crate::training::optimizer::state_rule;
+
+/// A schedule with as few actions as any that trains.
+const SMALLEST: &str = "1f1b";
 
 /// The arguments of `pipewright plan`.
 #[derive(Debug, Args)]
@@ -38,10 +43,10 @@ pub(crate) struct PlanArguments {
     /// for the model of the configuration
     #[arg(long, value_name = "PROFILE.toml")]
     profile: Option<PathBuf>,
-    /// The number of ranks, over all replicas; by default, those of the configuration
+    /// The number of ranks, over all replicas; by default, as in the configuration
     #[arg(long, value_name = "N")]
     ranks: Option<u32>,
-    /// The number of microbatches of a step, over all replicas; by default, those of the configuration
+    /// The number of microbatches of a step, over all replicas; by default, as in the configuration
     #[arg(long, value_name = "M")]
     microbatches: Option<u32>,
     /// The number of replicas; by default, it is searched
@@ -54,13 +59,13 @@ pub(crate) struct PlanArguments {
     /// that the profile or the configuration has, and for a whole head that can be cut also one and two for each rank
     #[arg(long, value_name = "K,..", value_delimiter = ',')]
     head_parts: Vec<u32>,
-    /// The memory of a rank, such as 16GiB; by default, that of the profile, or any amount
+    /// The memory of a rank, such as 16GiB; by default, as in the profile, or any amount
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     memory: Option<u64>,
     /// The longest search, such as 20s
     #[arg(long, value_name = "TIME", value_parser = parse_time, default_value = "20s")]
     time_limit: Duration,
-    /// What to print
+    /// The form of the output
     #[arg(long, value_enum, default_value = "text")]
     format: Format,
     /// The configuration to write for the best plan
@@ -79,31 +84,21 @@ enum Format {
 /// Runs the command.
 pub(crate) fn run(arguments: &PlanArguments) -> Result<(), Failure> {
     let has_config = arguments.config.is_some() || !arguments.set.is_empty();
-    let settings = if has_config {
-        Some(load_settings(arguments.config.as_deref(), &arguments.set)?.settings)
-    } else {
-        None
-    };
-    if let Some(settings) = &settings {
-        let notes = model_notes(settings, read_model(settings)?.model())?;
-        notes.iter().for_each(|note| say(note));
-    }
-    let profile = profile(arguments, settings.as_ref())?;
-    let profile = match &settings {
-        Some(settings) => with_optimizer_state(profile, settings)?,
-        None => profile,
-    };
-    let request = request(arguments, &profile, settings.as_ref())?;
+    let run = if has_config { Some(PlannedRun::load(arguments)?) } else { None };
+    let settings = run.as_ref().map(|run| &run.settings);
+    let profile = profile(arguments, run.as_ref())?;
+    let request = request(arguments, &profile, run.as_ref())?;
+    check_size(&request)?;
     let start = Instant::now();
     let mut keep_going = || start.elapsed() < arguments.time_limit;
     let report = plan(&profile, &request, &mut keep_going).map_err(refused)?;
     let seconds = start.elapsed().as_secs_f64();
     if let Some(output) = &arguments.output {
         let best = report.plans.first().ok_or_else(|| Failure::input("there is no plan to write"))?;
-        write_plan(output, best, settings.as_ref())?;
+        write_plan(output, best, settings)?;
     }
     let replicas = report.plans.first().map(|best| best.data_parallel);
-    let note = settings.as_ref().zip(replicas).and_then(|(settings, replicas)| one_group(settings, replicas));
+    let note = settings.zip(replicas).and_then(|(settings, replicas)| one_group(settings, replicas));
     let printed = match arguments.format {
         Format::Text => text(&report, &request, seconds, &profile, note.as_deref()),
         Format::Json => json(&report, seconds, &profile.assumed, note.as_deref()),
@@ -111,33 +106,62 @@ pub(crate) fn run(arguments: &PlanArguments) -> Result<(), Failure> {
     output::write(None, &printed)
 }
 
+/// The run that a configuration describes.
+struct PlannedRun {
+    settings: Settings,
+    model: CutModel,
+}
+
+impl PlannedRun {
+    fn load(arguments: &PlanArguments) -> Result<Self, Failure> {
+        let settings = load_settings(arguments.config.as_deref(), &arguments.set)?.settings;
+        let model = read_model(&settings)?;
+        model_notes(&settings, model.model())?.iter().for_each(|note| say(note));
+        Ok(Self { settings, model })
+    }
+
+    /// Returns the profile of `file`; without one, an estimate at assumed rates. Its layers have the optimizer's state.
+    fn profile(&self, file: Option<&Path>) -> Result<Profile, Failure> {
+        let Self { settings, model } = self;
+        let layers = described(settings, model);
+        let workload = workload(settings, &layers);
+        let mut profile = match file {
+            None => estimate(&workload, assumed_rates(settings), assumed_link(settings)),
+            Some(file) => config::profile::read_for(file, &profiled_run(settings, workload))?,
+        };
+        state_rule(settings).add_to(&mut profile, model).map_err(Failure::input)?;
+        Ok(profile)
+    }
+}
+
 fn request(
     arguments: &PlanArguments,
     profile: &Profile,
-    settings: Option<&Settings>,
+    run: Option<&PlannedRun>,
 ) -> Result<PlanRequest, Failure> {
     let missing = |flag: &str| {
         Failure::input(format!(
             "{flag} is missing; give it, or a configuration, such as --ranks 4 --microbatches 16"
         ))
     };
-    let of_settings = settings.map(|settings| &settings.pipeline);
+    let settings = run.map(|run| &run.settings);
+    let pipeline = settings.map(|settings| &settings.pipeline);
     let all_ranks = |settings: &Settings| settings.mesh.ranks(settings.pipeline.ranks);
     let ranks = arguments.ranks.or(settings.map(all_ranks)).ok_or_else(|| missing("--ranks"))?;
-    let microbatches = arguments.microbatches.or(of_settings.map(|pipeline| pipeline.microbatches));
+    let microbatches = arguments.microbatches.or(pipeline.map(|pipeline| pipeline.microbatches));
     let memory = arguments.memory.or(memory_of_profile(profile, ranks));
-    let state = match settings {
-        Some(settings) => training_state(settings, read_model(settings)?.model())?,
+    let state = match run {
+        Some(run) => training_state(&run.settings, &run.model)?,
         None => TrainingState::default(),
     };
-    let head_parts = match settings.filter(|_| arguments.head_parts.is_empty()) {
-        Some(settings) => tried_head_parts(settings, profile, ranks)?,
+    let head_parts = match run.filter(|_| arguments.head_parts.is_empty()) {
+        Some(run) => tried_head_parts(&run.settings, &run.model, profile, ranks),
         None => arguments.head_parts.clone(),
     };
     Ok(PlanRequest {
         ranks,
         microbatches: microbatches.ok_or_else(|| missing("--microbatches"))?,
-        microbatch_rows: of_settings.map_or(profile.rows, |pipeline| pipeline.microbatch_size),
+        microbatch_rows: pipeline.map_or(profile.rows, |pipeline| pipeline.microbatch_size),
         memory,
         state,
         data_parallel: arguments.data_parallel,
@@ -148,7 +172,7 @@ fn request(
 }
 
 /// Returns the memory of each rank in bytes, if the profile has it. A profile that was measured with another number of ranks
-/// has the share of one of those: the memory of a processor's machine is shared anew.
+/// has the share of one of those ranks. The memory of a processor's machine is divided by the number of ranks of the plan.
 fn memory_of_profile(profile: &Profile, ranks: u32) -> Option<u64> {
     let device = profile.device.as_ref()?;
     let memory = device.memory_bytes?;
@@ -157,6 +181,23 @@ fn memory_of_profile(profile: &Profile, ranks: u32) -> Option<u64> {
         Some(measured) => Some(memory.saturating_mul(measured.into()) / u64::from(ranks.max(1))),
         None => Some(memory),
     }
+}
+
+/// Refuses a size whose programs do not fit into memory: the smallest one that the search makes.
+fn check_size(request: &PlanRequest) -> Result<(), Failure> {
+    let PlanRequest { ranks, microbatches, data_parallel, tensor_parallel, .. } = *request;
+    // All replicas have equal numbers of ranks and microbatches.
+    let replicas = data_parallel.unwrap_or_else(|| greatest_common_divisor(ranks, microbatches)).max(1);
+    let spec = ScheduleSpec {
+        ranks: ranks / replicas / tensor_parallel.unwrap_or(1).max(1),
+        microbatches: microbatches / replicas,
+        ..ScheduleSpec::default()
+    };
+    Ok(check_named(SMALLEST, &spec, Use::Plan)?)
+}
+
+fn greatest_common_divisor(one: u32, other: u32) -> u32 {
+    if other == 0 { one } else { greatest_common_divisor(other, one % other) }
 }
 
 /// Returns that all replicas of a plan form one group, if the groups of the configuration do not divide their number.
@@ -170,22 +211,15 @@ fn one_group(settings: &Settings, replicas: u32) -> Option<String> {
     })
 }
 
-/// Returns the profile of the file; without one, that of the configuration's model at assumed rates.
-fn profile(arguments: &PlanArguments, settings: Option<&Settings>) -> Result<Profile, Failure> {
-    let Some(settings) = settings else {
-        let file = arguments.profile.as_deref().ok_or_else(|| {
-            Failure::input(
-                "--profile is missing; write the costs of layers and links to a file, measure them with `pipewright \
-                 profile`, or give a configuration, whose costs are then estimated",
-            )
-        })?;
-        return Ok(config::profile::read(file)?);
-    };
-    let layers = layers_of(settings, &read_model(settings)?);
-    let workload = workload(settings, &layers);
-    match &arguments.profile {
-        None => Ok(estimate(&workload, assumed_rates(settings), assumed_link(settings))),
-        Some(file) => Ok(config::profile::read_for(file, &profiled_run(settings, workload))?),
+/// Returns the profile to plan for: of the run, or of the file alone.
+fn profile(arguments: &PlanArguments, run: Option<&PlannedRun>) -> Result<Profile, Failure> {
+    match (run, &arguments.profile) {
+        (Some(run), file) => run.profile(file.as_deref()),
+        (None, Some(file)) => Ok(config::profile::read(file)?),
+        (None, None) => Err(Failure::input(
+            "--profile is missing; write the costs of layers and links to a file, measure them with `pipewright \
+             profile`, or give a configuration, whose costs are then estimated",
+        )),
     }
 }
 

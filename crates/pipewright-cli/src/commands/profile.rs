@@ -6,17 +6,19 @@ use std::time::Duration;
 use clap::Args;
 use pipewright::profile::Measured;
 use pipewright_schedule::ModelDesc;
+use pipewright_schedule::words::counted;
 
 use crate::display::{bytes, say};
-use crate::failure::Failure;
+use crate::failure::{Exit, Failure};
 use crate::output::OutputFile;
 use crate::planning::measure::{Measurement, measure_run};
 use crate::planning::profile_text::{of_spread, profile_text};
 use crate::training::arguments::{RunArguments, load_settings, parse_time};
-use crate::training::prepare::shared_settings;
+use crate::training::identity::shared_settings;
+use crate::training::model::read_model;
 use crate::training::process_group::ProcessGroup;
 
-/// What the columns of the table are.
+/// The meaning of the columns of the table.
 const CAPTION: &str = "\
 median times of a microbatch: F forward, I gradients of inputs, W gradients of
 weights, again the forward computed again; below them, the number of
@@ -47,7 +49,10 @@ pub(crate) fn run(arguments: &ProfileArguments) -> Result<(), Failure> {
 fn run_with(arguments: &ProfileArguments, processes: &mut ProcessGroup) -> Result<(), Failure> {
     let loaded = load_settings(arguments.run.config.as_deref(), &arguments.run.set);
     let loaded = processes.agree(loaded, |loaded| shared_settings(&loaded.settings))?;
-    let measurement = measure_run(&loaded.settings, processes, arguments.time_limit)?;
+    let settings = &loaded.settings;
+    processes.join_for(settings.pipeline.transport)?;
+    let model = processes.all_succeed(read_model(settings), Exit::WrongInput)?;
+    let measurement = measure_run(settings, &model, processes, arguments.time_limit)?;
     if !processes.is_leader() {
         return Ok(());
     }
@@ -116,8 +121,9 @@ fn summary(measurement: &Measurement) -> String {
     };
     write!(
         text,
-        "link between ranks: {:.1} us, {bandwidth}; {ranks} rank(s) at the same time",
-        link.latency_s * 1e6
+        "link between ranks: {:.1} us, {bandwidth}; {} at the same time",
+        link.latency_s * 1e6,
+        counted(ranks, "rank")
     )
     .expect("a string takes all text");
     if !profile.assumed.is_empty() {

@@ -10,7 +10,7 @@ use crate::output::{PageOutput, replace_file};
 use crate::run_folder::{REPORT, VIEW};
 use crate::run_record::{config_text, metrics, read_timeline, require_run, timeline_files};
 use crate::run_report::{RunLinks, RunSource, page};
-use crate::shell::quoted;
+use crate::text::quoted;
 use crate::training::arguments::parse_time;
 
 /// The file of a page about several runs, if no other one is named.

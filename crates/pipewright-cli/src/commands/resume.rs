@@ -9,18 +9,20 @@ use pipewright::checkpoint::{Checkpoint, CheckpointError, CheckpointFolder};
 use pipewright::transport::Fields;
 use serde_json::{Map, Value};
 
+use crate::config::{Loaded, Scheduled};
 use crate::display;
 use crate::failure::Failure;
-use crate::run_folder::{self, RunFolder};
-use crate::shell::quoted;
+use crate::run_folder::{self, RunFolder, RunLock};
 use crate::signal::Interrupt;
+use crate::text::quoted;
 use crate::training::arguments::load_settings;
 use crate::training::checkpoint_path::{RunPath, not_finite};
 use crate::training::evaluations::Evaluations;
-use crate::training::identity::{describe, require_same};
+use crate::training::identity::{describe, identity, require_same};
 use crate::training::launch::{abandon, launch, launch_from};
+use crate::training::model::read_model;
 use crate::training::overview::overview;
-use crate::training::prepare::{Prepared, identity, prepare_settings};
+use crate::training::prepare::{Prepared, prepare_settings};
 use crate::training::process_group::ProcessGroup;
 use crate::training::rate_change;
 use crate::training::shared_folder;
@@ -89,13 +91,13 @@ fn run_with(arguments: &ResumeArguments, processes: &mut ProcessGroup) -> Result
 }
 
 /// Locks the run's folder if this process writes to it, so that no other run can write to it.
-fn own(arguments: &ResumeArguments, owns: bool) -> Result<Option<CheckpointFolder>, Failure> {
+fn own(arguments: &ResumeArguments, owns: bool) -> Result<Option<RunLock>, Failure> {
     let out = RunPath::of(&arguments.run)?.run;
     if !owns {
         return Ok(None);
     }
     run_folder::config_of(&out).map_err(Failure::input)?;
-    run_folder::own_checkpoints(&out).map(Some).map_err(Failure::input)
+    RunLock::take(&out).map(Some).map_err(Failure::input)
 }
 
 /// A run to resume.
@@ -104,14 +106,14 @@ struct ResumableRun {
     description: Map<String, Value>,
     evaluations: Evaluations,
     checkpoint: Option<Arc<Checkpoint>>,
-    /// The locked folder of the checkpoints, in the process that writes to it.
-    owned: Option<CheckpointFolder>,
+    /// The locks of the run's folder, in the process that writes to it.
+    owned: Option<RunLock>,
     /// A sentence about a jump of the learning rate.
     rate_note: Option<String>,
 }
 
 impl ResumableRun {
-    fn find(arguments: &ResumeArguments, owned: Option<CheckpointFolder>) -> Result<Self, Failure> {
+    fn find(arguments: &ResumeArguments, owned: Option<RunLock>) -> Result<Self, Failure> {
         let path = RunPath::of(&arguments.run)?;
         let config = run_folder::config_of(&path.run).map_err(Failure::input)?;
         let mut set = arguments.set.clone();
@@ -128,7 +130,8 @@ impl ResumableRun {
             loaded.notes.iter().for_each(|note| display::say(note));
         }
         let checkpoint = open(&path)?;
-        let prepared = prepare_settings(loaded)?;
+        let model = read_model(&loaded.settings)?;
+        let prepared = prepare_settings(scheduled(loaded)?, model)?;
         let description = describe(&prepared);
         if let Some(checkpoint) = &checkpoint {
             require_same(&description, checkpoint)?;
@@ -185,6 +188,16 @@ impl ResumableRun {
             None => "the run has no checkpoint: starting again from step 1, with the same seed".to_owned(),
         }
     }
+}
+
+/// Returns the settings with their schedule. Refuses settings that leave the choice to a plan.
+fn scheduled(loaded: Loaded) -> Result<Scheduled, Failure> {
+    loaded.scheduled().map_err(|_| {
+        Failure::input(
+            "`pipeline.schedule` is \"auto\", which only `train` and `check` plan: a run resumes with the plan that it stored, \
+             so leave the key out, or name a schedule",
+        )
+    })
 }
 
 /// Opens the checkpoint that the path names, or else the newest checkpoint of the run. Returns `None` if the run has no

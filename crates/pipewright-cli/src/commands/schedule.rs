@@ -40,7 +40,7 @@ pub(crate) struct ScheduleArguments {
     /// The level to lower to: compute, comms (adds sends and receives) or full (adds sharding and reduction)
     #[arg(long, default_value = "compute")]
     level: Level,
-    /// What to print
+    /// The form of the output
     #[arg(long, value_enum, default_value = "csv")]
     format: Format,
     #[command(flatten)]
@@ -99,10 +99,11 @@ impl ScheduleArguments {
 
     /// Returns what is made of the schedule.
     fn needs(&self) -> Use {
-        match (self.is_timed(), self.level) {
-            (true, _) => Use::Simulate,
-            (false, Level::Compute) => Use::Generate,
-            (false, _) => Use::Lower,
+        match self.level {
+            _ if self.format == Format::Trace => Use::Trace,
+            _ if self.is_timed() => Use::Simulate,
+            Level::Compute => Use::Generate,
+            Level::Comms | Level::Full => Use::Lower,
         }
     }
 }

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 use pipewright_schedule::csv::print_rows;
+use pipewright_schedule::footprint::Use;
 use pipewright_schedule::lower::ProgramSource;
 use pipewright_schedule::simulate::{LogicalRun, SimulateError, Summary, logical, timed};
 use pipewright_schedule::{Costs, Level, LowerConfig, Recompute, Timeline, picture};
@@ -31,7 +32,7 @@ pub(crate) struct SimulateArguments {
     #[arg(long, conflicts_with = "cost")]
     logical: bool,
     /// The program to simulate, for a schedule without communication: as PyTorch lowers it to a level; by default, the
-    /// program that `train` runs, or with --logical that of the level comms
+    /// program that `train` runs, or with --logical the level comms
     #[arg(long, value_enum, conflicts_with = "profile")]
     level: Option<SimulatedLevel>,
     /// The costs of actions, in any one unit; the default is 1, but I + W for B (and halves of B for I and W if it is given)
@@ -44,7 +45,7 @@ pub(crate) struct SimulateArguments {
     /// The stages that compute their forward again in their backward: none, stage, block, or a list of stages
     #[arg(long, value_name = "none|stage|0,2", default_value = "none", conflicts_with = "logical")]
     recompute: Recompute,
-    /// What to print
+    /// The form of the output
     #[arg(long, value_enum, default_value = "text")]
     format: Format,
     #[command(flatten)]
@@ -71,7 +72,14 @@ enum Format {
     Html,
 }
 
-/// The levels of programs that can be simulated: those with messages.
+impl SimulateArguments {
+    /// Returns what is made of the schedule.
+    fn needs(&self) -> Use {
+        if self.format == Format::Trace { Use::Trace } else { Use::Simulate }
+    }
+}
+
+/// The levels of programs that can be simulated, because they have messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum SimulatedLevel {
     /// With sends and receives, which follow whole actions
@@ -166,7 +174,7 @@ fn run_profile(arguments: &SimulateArguments) -> Result<(), Failure> {
     let source = source(arguments)?;
     let name = source.name();
     let Predicted { summary, prediction, .. } =
-        arguments.profile.predict(source, &arguments.recompute, &mut times)?;
+        arguments.profile.predict(source, &arguments.recompute, arguments.needs(), &mut times)?;
     let timed_program = TimedProgram::of_prediction(name, &prediction, times)?;
     if !matches!(arguments.format, Format::Text | Format::Json | Format::Csv) {
         check_size(&timed_program.program)?;
@@ -179,7 +187,7 @@ fn program(arguments: &SimulateArguments) -> Result<TimedProgram, Failure> {
     let mut times = EngineTimes::default();
     let source = source(arguments)?;
     let name = source.name();
-    let source = source.read(&mut times)?;
+    let source = source.read(arguments.needs(), &mut times)?;
     if let (ProgramSource::Rows(rows), Some(_)) = (&source, arguments.level)
         && rows.communicates()
     {
@@ -190,8 +198,7 @@ fn program(arguments: &SimulateArguments) -> Result<TimedProgram, Failure> {
     TimedProgram::made(name, source, &passes(arguments), times)
 }
 
-/// Returns the passes that make the program: those of `--level`, those of the level that PyTorch's dry run has, or those
-/// of training.
+/// Returns the passes that make the program: for `--level`, for the level of PyTorch's dry run, or for training.
 fn passes(arguments: &SimulateArguments) -> LowerConfig {
     match arguments.level {
         Some(level) => LowerConfig::from(Level::from(level)),

@@ -2,16 +2,18 @@
 
 use crate::display;
 use crate::failure::Failure;
-use crate::planning::auto::{self, Chosen};
+use crate::planning::auto;
+use crate::planning::decision::Chosen;
 use crate::run_folder::{self, RunFolder};
 use crate::signal::Interrupt;
 use crate::training::arguments::{RunArguments, load_settings};
 use crate::training::evaluations::Evaluations;
-use crate::training::identity::describe;
+use crate::training::identity::{describe, identity, shared_settings};
 use crate::training::launch::{abandon, launch};
+use crate::training::model::read_model;
 use crate::training::origin;
 use crate::training::overview::overview;
-use crate::training::prepare::{identity, prepare, shared_settings};
+use crate::training::prepare::prepare;
 use crate::training::process_group::ProcessGroup;
 use crate::training::shared_folder;
 use crate::training::training_loop::TrainingLoop;
@@ -24,20 +26,12 @@ pub(crate) fn run(arguments: &RunArguments) -> Result<(), Failure> {
 }
 
 fn run_with(arguments: &RunArguments, processes: &mut ProcessGroup) -> Result<(), Failure> {
-    let loaded = load_settings(arguments.config.as_deref(), &arguments.set);
-    let chosen = match loaded {
-        Ok(loaded) if loaded.is_auto() => {
-            let loaded = processes.agree(Ok(loaded), |loaded| shared_settings(&loaded.settings))?;
-            processes.set_deadline(loaded.settings.run.deadline());
-            Ok(auto::choose(loaded, processes)?)
-        }
-        loaded => loaded.map(Chosen::named),
-    };
-    let prepared = chosen.and_then(|Chosen { loaded, sentences, files }| {
+    let prepared = choose(arguments, processes).and_then(|chosen| {
+        let Chosen { scheduled, model, sentences, files } = chosen;
         if processes.is_leader() {
-            sentences.iter().chain(&loaded.notes).for_each(|sentence| display::say(sentence));
+            sentences.iter().for_each(|sentence| display::say(sentence));
         }
-        let prepared = prepare(loaded)?;
+        let prepared = prepare(scheduled, model)?;
         processes.set_deadline(prepared.settings.run.deadline());
         if processes.is_leader() {
             prepared.notes.iter().for_each(|note| display::say(note));
@@ -74,4 +68,21 @@ fn run_with(arguments: &RunArguments, processes: &mut ProcessGroup) -> Result<()
         interrupt: &interrupt,
     }
     .run(trainer)
+}
+
+/// Loads the settings with their schedule, and plans it if they leave the choice to a plan.
+fn choose(arguments: &RunArguments, processes: &mut ProcessGroup) -> Result<Chosen, Failure> {
+    let loaded = load_settings(arguments.config.as_deref(), &arguments.set)?;
+    let model = read_model(&loaded.settings)?;
+    if processes.is_leader() {
+        loaded.notes.iter().for_each(|note| display::say(note));
+    }
+    match loaded.scheduled() {
+        Ok(scheduled) => Ok(Chosen::named(scheduled, model)),
+        Err(settings) => {
+            let settings = processes.agree(Ok(settings), |settings| shared_settings(settings))?;
+            processes.set_deadline(settings.run.deadline());
+            auto::choose(*settings, &model, processes)
+        }
+    }
 }

@@ -150,7 +150,7 @@ fn neither(target: &Path, unknown: &GenerateError) -> String {
     format!("{}: neither the folder of a run, nor a file, nor a schedule; {advice}", target.display())
 }
 
-/// Returns the folder, and the schedule's file, whose name is nearest to that of `target`, beside it.
+/// Returns the folder or schedule's file in the same folder whose name is nearest to the name of `target`.
 fn near_entries(target: &Path) -> Vec<String> {
     let folder = target.parent().filter(|folder| !folder.as_os_str().is_empty());
     let entries = fs::read_dir(folder.unwrap_or(Path::new("."))).into_iter().flatten().flatten();

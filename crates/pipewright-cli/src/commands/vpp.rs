@@ -24,7 +24,7 @@ pub(crate) struct VppArguments {
     /// The number of microbatches that a chunk runs before the next chunk; by default, the number of ranks
     #[arg(long, alias = "group", value_name = "G")]
     group_size: Option<u32>,
-    /// What to print
+    /// The form of the output
     #[arg(long, value_enum, default_value = "text")]
     format: Format,
     #[command(flatten)]

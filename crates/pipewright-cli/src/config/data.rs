@@ -142,18 +142,18 @@ fn tokenizer_of(section: &mut Section<'_>, model: &ModelSettings) -> Option<Stri
 fn read_validation(section: &mut Section<'_>) -> (Vec<String>, Option<f64>) {
     let is_number = matches!(section.any("validation"), Some(Value::Float(_) | Value::Integer(_)));
     let mut share = |key| section.is_written(key).then(|| section.number(key, 0.5, &Bound::Share));
-    let of_share = share("validation_share");
-    let of_validation = if is_number { share("validation") } else { None };
+    let share_key = share("validation_share");
+    let validation_key = if is_number { share("validation") } else { None };
     let files = if section.is_written("validation") && !is_number {
         section.patterns("validation").unwrap_or_default()
     } else {
         Vec::new()
     };
-    if section.is_written("validation") && of_share.is_some() && section.is_sound() {
+    if section.is_written("validation") && share_key.is_some() && section.is_sound() {
         section.report(
             "validation",
             ProblemKind::Twice { what: "the validation data", key: "validation", other: "validation_share" },
         );
     }
-    (files, of_share.or(of_validation))
+    (files, share_key.or(validation_key))
 }

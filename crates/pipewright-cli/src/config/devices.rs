@@ -44,7 +44,7 @@ impl DeviceSettings {
     /// Finds the devices of all of `ranks` ranks.
     ///
     /// # Errors
-    /// When one is not there or does not compute in `precision`, or ranks would share one and may not.
+    /// When a device does not exist or does not compute in `precision`, or ranks would share one and may not.
     pub(crate) fn open(&self, ranks: u32, precision: Precision) -> Result<Devices, DeviceFailure> {
         let devices = open(self.choices(), precision)?;
         if self.exclusive {
@@ -56,7 +56,7 @@ impl DeviceSettings {
     /// Finds the device of one rank of the world. The devices of the other ranks may be on other machines.
     ///
     /// # Errors
-    /// When it is not there or does not compute in `precision`.
+    /// When the device does not exist or does not compute in `precision`.
     pub(crate) fn open_one(&self, rank: WorldRank, precision: Precision) -> Result<Devices, DeviceFailure> {
         open(&[self.choice_of(rank)], precision)
     }
@@ -77,7 +77,7 @@ impl DeviceSettings {
 /// Why the devices of a run cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum DeviceFailure {
-    /// A device is not there, or ranks would share it.
+    /// A device does not exist, or ranks would share it.
     #[error(transparent)]
     Device(#[from] DeviceError),
     /// A device does not compute in the precision of the run.

@@ -147,7 +147,7 @@ impl Document {
         key_place: Place,
         value_place: Place,
     ) {
-        // A `config.json` may be pasted into [model]: its keys are known, even those that have no effect.
+        // A `config.json` may be pasted into [model]: its keys are known, even if they have no effect.
         let is_pasted = section == "model" && ModelConfig::is_known_key(key);
         if !is_pasted && !keys_of(section).is_some_and(|keys| keys.contains(&key)) {
             let kind = ProblemKind::UnknownKey {

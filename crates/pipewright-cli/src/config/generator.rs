@@ -67,7 +67,7 @@ pub(super) fn read(section: &mut Section<'_>) -> GeneratorSettings {
     }
 }
 
-/// Refuses settings beside a schedule that no generator makes.
+/// Refuses settings of generators if the schedule is not made by one.
 pub(super) fn refuse_all(section: &mut Section<'_>) {
     for (key, _) in KEYS {
         if section.is_written(key) {

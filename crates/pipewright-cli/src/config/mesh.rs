@@ -21,7 +21,7 @@ const REPLICAS: &str = "data_parallel";
 /// The key that says what each replica holds.
 const MODE: &str = "data_parallel_mode";
 /// The key of the stages that are fetched ahead.
-const LOOKAHEAD: &str = "unshard_lookahead";
+pub(super) const LOOKAHEAD: &str = "unshard_lookahead";
 
 /// The replicas of the pipeline, and the ranks that compute each stage together.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -183,19 +183,6 @@ fn lookahead(section: &mut Section<'_>) -> UnshardLookahead {
         section.report_wrong_type(LOOKAHEAD, EXPECTED, &value);
         UnshardLookahead::default()
     })
-}
-
-/// Refuses a lookahead that does not fit the window or the ranks of the pipeline.
-pub(super) fn check_lookahead(
-    document: &mut Document,
-    surroundings: &Surroundings,
-    mesh: &MeshSettings,
-    ranks: u32,
-) {
-    let unfit = mesh.unshard().and_then(|config| config.check(ranks).err());
-    if let Some(error) = unfit.filter(|_| document.problems.is_empty()) {
-        Section::new(document, surroundings, "mesh").report(LOOKAHEAD, error.into());
-    }
 }
 
 /// Reads the number of replicas and what each of them holds. A list says both.

@@ -4,16 +4,15 @@
 //! keys through a [`section`] reader, which records mistakes and continues. The result is [`Settings`], which is not
 //! checked again later.
 //!
-//! This module also makes the schedule and, if the configuration has the model, cuts it, because that checks them.
-//! `training/prepare.rs` checks what needs other files.
+//! A schedule by name is checked and not generated, and the rows of a schedule's file are read once. `training/prepare.rs`
+//! makes the program and checks what needs other files.
 
+mod cross_checks;
 pub(crate) mod data;
 mod devices;
-mod file_sizes;
 mod document;
 pub(crate) mod generator;
 mod keys;
-mod layout;
 pub(crate) mod mesh;
 pub(crate) mod model;
 pub(crate) mod optimizer;
@@ -26,17 +25,16 @@ pub(crate) mod profile;
 mod profile_keys;
 pub(crate) mod run;
 pub(crate) mod sample;
+mod schedule;
 mod section;
 mod settings;
 #[cfg(test)]
 mod tests;
-mod slices;
-mod validation;
 
 pub(crate) use keys::nearest;
 pub(crate) use paths::Surroundings;
 pub(crate) use problem::{ConfigError, Problem};
-pub(crate) use settings::{Loaded, Settings};
+pub(crate) use settings::{Loaded, Scheduled, Settings};
 
 /// A configuration with every key at its default and a comment on each.
 pub(crate) const TEMPLATE: &str = include_str!("template.toml");

@@ -54,7 +54,7 @@ pub(crate) struct FreshModel {
     pub(crate) rope_theta: f64,
     /// Whether the output head uses the weight of the embedding.
     pub(crate) tie_word_embeddings: bool,
-    /// The other keys that are written. The family has the defaults of those that are not.
+    /// The other keys that are written. The family has defaults for keys that are not written.
     #[serde(flatten)]
     pub(crate) others: BTreeMap<String, Value>,
 }
@@ -112,7 +112,7 @@ pub(super) fn read(document: &mut Document, surroundings: &Surroundings) -> Mode
 }
 
 /// Removes the section's keys that are written in the file. `--set model.from=DIR` needs this, because the sizes in the
-/// file are those of another model.
+/// file belong to another model.
 fn remove_file_keys(document: &mut Document) {
     let in_file = |(key, place): (&str, &Place)| matches!(place, Place::File { .. }).then(|| key.to_owned());
     let keys: Vec<String> = document.written("model").filter_map(in_file).collect();
@@ -167,12 +167,12 @@ fn read_sizes(section: &mut Section<'_>, written: &BTreeMap<String, Value>) -> F
 /// Reads the family: `architecture`, or a key of a `config.json` that says it.
 fn read_family(section: &mut Section<'_>, written: &BTreeMap<String, Value>) -> &'static str {
     let families: Vec<_> = ModelConfig::MODEL_TYPES.iter().map(|family| (*family, *family)).collect();
-    let of_model_type = written.get("model_type").and_then(Value::as_str);
-    let of_class = written.get("architectures").and_then(|classes| classes.get(0)?.as_str());
-    let Some(name) = of_model_type.or(of_class) else {
+    let model_type = written.get("model_type").and_then(Value::as_str);
+    let class = written.get("architectures").and_then(|classes| classes.get(0)?.as_str());
+    let Some(name) = model_type.or(class) else {
         return section.choice("architecture", LlamaConfig::MODEL_TYPE, &families);
     };
-    let place = if of_model_type.is_some() { "model_type" } else { "architectures" };
+    let place = if model_type.is_some() { "model_type" } else { "architectures" };
     let family = ModelConfig::family_of(name).unwrap_or_else(|| {
         let keys: Map<_, _> = written.iter().map(|(key, value)| (key.clone(), json_of(value))).collect();
         if let Err(error) = ModelConfig::from_json(keys.into()) {
@@ -256,7 +256,7 @@ const OWN: [&str; 11] = [
     "tie_word_embeddings",
 ];
 
-/// Returns the keys that an error of the model's configuration is about, those that more probably cause it first.
+/// Returns the keys that an error of the model's configuration is about, the most probable cause first.
 fn culprits(error: &ConfigError) -> Vec<String> {
     let keys: &[&str] = match error {
         ConfigError::OutOfRange { key: "head_dim", .. } => {

@@ -8,7 +8,7 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::shortened::shortened;
+use crate::text::shortened;
 
 /// A configuration file as it was read.
 #[derive(Debug)]

@@ -21,7 +21,7 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 use crate::config::place::{Place, Source};
-use crate::config::problem::{ConfigError, Problem, ProblemKind};
+use crate::config::problem::{ConfigError, Problem, ProblemKind, ProfileMismatch};
 use crate::config::profile_keys::{Keys, Places, SECTION, missing_problem};
 use crate::config::settings::read_source;
 
@@ -79,7 +79,7 @@ pub(crate) fn read_for(file: &Path, run: &ProfiledRun<'_>) -> Result<Profile, Co
     let found = parse(read_source(file, "profile")?, true, &mut problems).filter(|_| problems.is_empty());
     let Some(mut found) = found else { return Err(ConfigError::Problems(problems)) };
     if found.missing.is_empty() {
-        // The figures of a part follow from those of the whole head.
+        // The figures of a part follow from the figures of the whole head.
         found.profile = with_head_parts(&found.profile, Some(parts_of(run.workload.model))).into_owned();
     }
     check_run(&found, run, &mut problems);
@@ -256,7 +256,7 @@ impl<P: Fn(Range<usize>) -> Place> Reader<'_, P> {
 }
 
 impl Found {
-    /// Returns the place of a value, or that of its section if it is not written.
+    /// Returns the place of a value, or its section's place if it is not written.
     fn place(&self, part: ProfilePart, key: &'static str) -> Place {
         let place = self.places.get(&(part, key)).or_else(|| self.places.get(&(part, SECTION)));
         place.unwrap_or(&self.whole).clone()
@@ -267,20 +267,20 @@ fn device_of(profile: &Profile) -> Option<&DeviceProfile> {
     profile.device.as_ref()
 }
 
-/// Reports a profile of another model, device, precision or length of rows than those of the run. Sizes may differ by a hundredth,
+/// Reports a profile whose model, device, precision or length of rows differs from the run. Sizes may differ by a hundredth,
 /// because they may be written by hand.
 fn check_run(found: &Found, run: &ProfiledRun<'_>, problems: &mut Vec<Problem>) {
     let (profile, layers) = (&found.profile, &run.workload.model.layers);
     let device = device_of(profile).and_then(|device| device.device.as_ref());
     if let Some(device) = device.filter(|device| kinds_of(device) != kinds_of(&run.device)) {
-        let kind = ProblemKind::OtherDevice { found: device.clone(), expected: run.device.clone() };
-        problems.push(Problem { place: found.place(ProfilePart::Device, "device"), kind });
+        let kind = ProfileMismatch::OtherDevice { found: device.clone(), expected: run.device.clone() };
+        problems.push(Problem { place: found.place(ProfilePart::Device, "device"), kind: kind.into() });
     }
     let precision = device_of(profile).and_then(|device| device.precision.clone());
     let precision = precision.unwrap_or_else(|| Precision::F32.to_string());
     if precision != run.precision.to_string() {
-        let kind = ProblemKind::OtherPrecision { found: precision, expected: run.precision };
-        problems.push(Problem { place: found.place(ProfilePart::Device, "precision"), kind });
+        let kind = ProfileMismatch::OtherPrecision { found: precision, expected: run.precision };
+        problems.push(Problem { place: found.place(ProfilePart::Device, "precision"), kind: kind.into() });
     }
     let threads = device_of(profile).and_then(|device| device.threads_per_rank);
     let settings = [
@@ -289,20 +289,20 @@ fn check_run(found: &Found, run: &ProfiledRun<'_>, problems: &mut Vec<Problem>) 
     ];
     for (part, key, found_value, setting, expected) in settings {
         if let Some(value) = found_value.filter(|value| *value != expected) {
-            let kind = ProblemKind::OtherSetting { key, found: value, setting, expected };
-            problems.push(Problem { place: found.place(part, key), kind });
+            let kind = ProfileMismatch::OtherSetting { key, found: value, setting, expected };
+            problems.push(Problem { place: found.place(part, key), kind: kind.into() });
         }
     }
     if profile.layer_count() != layers.len() as u64 {
         let part = ProfilePart::Layer(profile.layers.len() - 1);
-        let kind = ProblemKind::OtherLayers { found: profile.layer_count(), expected: layers.len() };
-        problems.push(Problem { place: found.place(part, "kind"), kind });
+        let kind = ProfileMismatch::OtherLayers { found: profile.layer_count(), expected: layers.len() };
+        problems.push(Problem { place: found.place(part, "kind"), kind: kind.into() });
         return;
     }
     let mut first = 0;
     for (index, section) in profile.layers.iter().enumerate() {
         for (number, layer) in layers.iter().enumerate().skip(first).take(section.count as usize) {
-            // What the last layer returns does not cross a boundary.
+            // The output of the last layer does not cross a boundary.
             let output = if number + 1 < layers.len() { section.output_bytes } else { 0 };
             let expected_output = if number + 1 < layers.len() { layer.output_bytes } else { 0 };
             let sizes = [
@@ -314,8 +314,9 @@ fn check_run(found: &Found, run: &ProfiledRun<'_>, problems: &mut Vec<Problem>) 
             };
             if let Some((figure, size, expected)) = sizes.into_iter().find(differs) {
                 let (key, kind) = (figure.key(), layer.kind.clone());
-                let kind = ProblemKind::OtherLayer { key, layer: number, kind, found: size, expected };
-                problems.push(Problem { place: found.place(ProfilePart::Layer(index), key), kind });
+                let kind = ProfileMismatch::OtherLayer { key, layer: number, kind, found: size, expected };
+                problems
+                    .push(Problem { place: found.place(ProfilePart::Layer(index), key), kind: kind.into() });
                 break;
             }
         }

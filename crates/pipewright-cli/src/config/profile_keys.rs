@@ -10,7 +10,7 @@ use toml::de::{DeTable, ValueDeserializer};
 
 use crate::config::keys::nearest;
 use crate::config::place::Place;
-use crate::config::problem::{Problem, ProblemKind};
+use crate::config::problem::{Problem, ProblemKind, ProfileMismatch};
 
 /// The sections of a profile with their keys. The first has the keys outside of any section.
 pub(super) const SECTIONS: [(&str, &[&str]); 5] = [
@@ -103,7 +103,7 @@ impl<'a> Keys<'a> {
     /// Records that a key is missing, unless it was written wrongly, which is reported already.
     pub(super) fn miss(&mut self, key: &'static str) {
         let is_reported = |problem: &Problem| match &problem.kind {
-            ProblemKind::Unit { meant, .. } => *meant == key,
+            ProblemKind::Profile(ProfileMismatch::Unit { meant, .. }) => *meant == key,
             _ => false,
         };
         if !self.problems[self.before..].iter().any(is_reported) {
@@ -213,7 +213,7 @@ fn unknown(key: String, section: &'static str, known: &'static [&'static str]) -
         matches!(end, "_s" | "_bytes" | "_per_s")
     });
     if let Some(meant) = same_stem.filter(|_| OTHER_UNITS.contains(&unit)) {
-        return ProblemKind::Unit { key, meant };
+        return ProfileMismatch::Unit { key, meant }.into();
     }
     let suggestion = nearest(&key, known.iter().copied());
     ProblemKind::UnknownKeyOf { key, section, known: known.to_vec(), suggestion }

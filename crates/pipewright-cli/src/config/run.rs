@@ -46,7 +46,7 @@ pub(crate) struct RunSettings {
     pub(crate) loss_scale: u64,
     /// The number of updates after which the loss scale is doubled.
     pub(crate) loss_scale_interval: u32,
-    /// The number of steps, spread over the run, whose timelines are kept; 0 keeps only that of the last step.
+    /// The number of steps, spread over the run, whose timelines are kept; 0 keeps only the last step's timeline.
     pub(crate) timelines: u64,
     /// Whether the metrics are also written as TensorBoard event files.
     pub(crate) tensorboard: bool,

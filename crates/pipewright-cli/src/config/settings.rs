@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use pipewright::bounded_file::{SMALL_TEXT, read_text};
+use pipewright_schedule::lower::ProgramSource;
 use serde::Serialize;
 
 use crate::config::data::{self, DataSettings};
@@ -14,14 +15,12 @@ use crate::config::mesh::{self, MeshSettings};
 use crate::config::model::{self, ModelSettings};
 use crate::config::optimizer::{self, OptimizerSettings};
 use crate::config::paths::Surroundings;
-use crate::config::pipeline::{self, FoundSchedule, PipelineSettings, ScheduleChoice};
-use crate::config::place::{Place, Source};
-use crate::config::problem::{ConfigError, ProblemKind};
+use crate::config::pipeline::{self, PipelineSettings, ScheduleChoice};
+use crate::config::place::Source;
+use crate::config::problem::ConfigError;
 use crate::config::run::{self, RunSettings};
 use crate::config::sample;
-use crate::config::section::Section;
-use crate::config::slices;
-use crate::config::validation;
+use crate::config::{cross_checks, schedule};
 
 /// Everything that a run depends on. It is checked, and missing keys have their defaults.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -40,26 +39,38 @@ pub(crate) struct Settings {
     pub(crate) run: RunSettings,
 }
 
-/// The settings, and the schedule that was generated or read to check them.
+/// A configuration as it was read.
 #[derive(Debug)]
 pub(crate) struct Loaded {
-    /// The settings. Only a plan (`pipeline.schedule = "auto"`) changes them.
+    /// The settings.
     pub(crate) settings: Settings,
-    /// The schedule that the setting `pipeline.schedule` names.
-    pub(crate) schedule: FoundSchedule,
     /// Sentences about keys of the file that the arguments replace.
     pub(crate) notes: Vec<String>,
+    /// The source of the program; `None` if a plan chooses the schedule.
+    source: Option<ProgramSource>,
+}
+
+/// The settings of a run whose schedule is chosen, by the configuration or by a plan.
+#[derive(Debug)]
+pub(crate) struct Scheduled {
+    /// The settings.
+    pub(crate) settings: Settings,
+    /// The source of the program of one replica.
+    pub(crate) source: ProgramSource,
 }
 
 impl Loaded {
-    /// Returns whether the schedule is to be planned.
-    pub(crate) fn is_auto(&self) -> bool {
-        matches!(self.schedule, FoundSchedule::Auto)
+    /// Returns the settings with their schedule; the settings alone if a plan chooses it.
+    pub(crate) fn scheduled(self) -> Result<Scheduled, Box<Settings>> {
+        match self.source {
+            Some(source) => Ok(Scheduled { settings: self.settings, source }),
+            None => Err(Box::new(self.settings)),
+        }
     }
 }
 
 impl Settings {
-    /// Reads the settings of `file`, or those of the built-in sample. `arguments`, of the form `section.key=value`,
+    /// Reads the settings of `file`, or the settings of the built-in sample. `arguments`, of the form `section.key=value`,
     /// override them.
     ///
     /// # Errors
@@ -69,11 +80,11 @@ impl Settings {
         arguments: &[String],
         surroundings: &Surroundings,
     ) -> Result<Loaded, ConfigError> {
-        let source = match file {
+        let text = match file {
             Some(file) => read_source(file, "configuration")?,
             None => Source { name: sample::NAME.to_owned(), text: sample::CONFIG.to_owned() },
         };
-        let mut document = Document::new(Some(source), arguments);
+        let mut document = Document::new(Some(text), arguments);
         let model = model::read(&mut document, surroundings);
         let data = data::read(&mut document, surroundings, &model);
         let fresh = match &model {
@@ -83,22 +94,16 @@ impl Settings {
             ModelSettings::Fresh(_) | ModelSettings::From { .. } => None,
         };
         let mesh = mesh::read(&mut document, surroundings);
-        let (pipeline, schedule) = pipeline::read(&mut document, surroundings, fresh, &mesh);
+        let mut pipeline = pipeline::read(&mut document, surroundings);
+        let source = schedule::read(&mut document, surroundings, &mut pipeline, fresh, &mesh);
         let optimizer = optimizer::read(&mut document, surroundings);
         let run = run::read(&mut document, surroundings);
-        check_warmup(&mut document, surroundings, &optimizer, &run);
-        validation::check(&mut document, surroundings, &data, &run);
-        mesh::check_lookahead(&mut document, surroundings, &mesh, pipeline.ranks);
-        if let Some(schedule) = &schedule {
-            slices::check(&mut document, surroundings, schedule.slices(), (&data, &pipeline, &mesh));
+        let settings = Self { model, data, pipeline, mesh, optimizer, run };
+        cross_checks::check(&mut document, surroundings, &settings, source.as_ref());
+        if !document.problems.is_empty() {
+            return Err(ConfigError::Problems(document.problems));
         }
-        match schedule {
-            Some(schedule) if document.problems.is_empty() => {
-                let settings = Self { model, data, pipeline, mesh, optimizer, run };
-                Ok(Loaded { settings, schedule, notes: document.notes })
-            }
-            _ => Err(ConfigError::Problems(document.problems)),
-        }
+        Ok(Loaded { settings, notes: document.notes, source })
     }
 
     /// Returns the effective configuration by dotted key. A schedule in the folder of the run has its file name.
@@ -127,28 +132,6 @@ impl Settings {
         }
         settings
     }
-}
-
-/// Refuses a warm-up that is longer than the run. The problem is reported at the key that was written last.
-fn check_warmup(
-    document: &mut Document,
-    surroundings: &Surroundings,
-    optimizer: &OptimizerSettings,
-    run: &RunSettings,
-) {
-    let (warmup_steps, steps) = (optimizer.warmup_steps, run.steps);
-    if !document.problems.is_empty() || warmup_steps <= steps {
-        return;
-    }
-    let kind = ProblemKind::LongWarmup { warmup_steps, steps };
-    let is_argument = |section: &Section<'_>, key| matches!(section.place(key), Place::Set { .. });
-    let optimizer = Section::new(document, surroundings, "optimizer");
-    let is_warmup_argument = is_argument(&optimizer, "warmup_steps");
-    let mut run = Section::new(document, surroundings, "run");
-    if is_argument(&run, "steps") && !is_warmup_argument {
-        return run.report("steps", kind);
-    }
-    Section::new(document, surroundings, "optimizer").report("warmup_steps", kind);
 }
 
 /// Inserts the values of `table` and of its nested tables into `into`, by dotted key.

@@ -10,7 +10,7 @@ pub(super) const CHART_LINES: usize = 8;
 const FEWEST_LOSSES: usize = 8;
 const NARROWEST_CHART: usize = 16;
 const WIDEST_CHART: usize = 100;
-/// The width of the labels beside that curve.
+/// The width of the labels next to that curve.
 const CHART_LABELS: usize = 24;
 /// The number of points in a Braille character: 2 columns of 4 points.
 const POINTS_ACROSS: usize = 2;
@@ -38,7 +38,7 @@ pub(super) fn sparkline_from(values: &[f64], width: usize, range: RangeInclusive
     means.iter().map(block).collect()
 }
 
-/// Returns the curve of the loss for a terminal of this width, beside the loss of guessing each token by how often it
+/// Returns the curve of the loss for a terminal of this width, with the loss of guessing each token by how often it
 /// occurs. Nothing is drawn if there are few losses or little room.
 pub(super) fn loss_chart(losses: &[f64], by_frequency: f64, columns: usize) -> Vec<String> {
     // The last column stays empty, because a character there makes some terminals wrap.
@@ -50,7 +50,7 @@ pub(super) fn loss_chart(losses: &[f64], by_frequency: f64, columns: usize) -> V
 }
 
 /// Returns a chart whose curve is `width` characters wide, with its largest and smallest value to the left. If `level`
-/// lies between them, it is drawn as a dotted line with its name.
+/// is between them, it is drawn as a dotted line with its name.
 fn chart(values: &[f64], width: usize, level: Option<(f64, &str)>) -> Vec<String> {
     let (points, rows) = (width * POINTS_ACROSS, CHART_LINES * POINTS_DOWN);
     let means = means(values, points);

@@ -31,8 +31,8 @@ pub(super) fn loss_scale(metrics: &Metrics) -> Option<String> {
     metrics.loss_scale.map(|scale| format!("loss scale {scale}{skipped}"))
 }
 
-/// Returns the time that a step was expected to take, in milliseconds, after a word for it: that of the plan, or else the
-/// one predicted from earlier steps.
+/// Returns the time that a step was expected to take, in milliseconds, after a word for it: the time of the plan, or else the
+/// time that is predicted from earlier steps.
 pub(super) fn expected_step(metrics: &Metrics) -> Option<(&'static str, f64)> {
     let planned = metrics.planned_step_ms.map(|planned| ("planned", planned));
     planned.or_else(|| metrics.predicted_step_ms.map(|predicted| ("predicted", predicted)))

@@ -178,7 +178,7 @@ fn speed(metrics: &Metrics, names_ranks: bool) -> Vec<Field> {
     ]
 }
 
-/// Returns the time of the step beside that of the plan, or beside its prediction if there is no plan, from the longest to
+/// Returns the time of the step with the planned time, or with its prediction if there is no plan, from the longest to
 /// the shortest text.
 fn step_times(metrics: &Metrics, step: String) -> Vec<String> {
     let mut texts = vec![format!("step time {step}"), step.clone()];
@@ -217,7 +217,7 @@ fn line(mut fields: Vec<Field>, width: usize, has_colour: bool) -> String {
         // All fields are shortened before any is left out.
         let shortens = fields.iter().any(|field| field.texts.len() > 1);
         let candidates = fields.iter().enumerate().filter(|(_, field)| !shortens || field.texts.len() > 1);
-        let Some(least) = candidates.max_by_key(|(_, field)| field.rank).map(|(place, _)| place) else {
+        let Some(least) = candidates.max_by_key(|(_, field)| field.rank).map(|(index, _)| index) else {
             break;
         };
         if shortens {

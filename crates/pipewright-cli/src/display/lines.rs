@@ -1,4 +1,4 @@
-//! Plain lines for logs: the first step, the last step, those whose update was skipped, and at most one other step per
+//! Plain lines for logs: the first step, the last step, steps whose update was skipped, and at most one other step per
 //! second between them.
 //!
 //! `metrics.jsonl` contains every step, so the log does not need to repeat them all.
@@ -64,7 +64,7 @@ fn line(metrics: &Metrics, done: u64, steps: u64, elapsed: Duration) -> String {
     )
 }
 
-/// Returns the time of the step, and that of the plan or the prediction if there is one.
+/// Returns the time of the step, and the planned or predicted time if there is one.
 fn step_time(metrics: &Metrics) -> String {
     let time = milliseconds(metrics.step_ms);
     match expected_step(metrics) {

@@ -9,9 +9,9 @@ use tracing_subscriber::util::SubscriberInitExt;
 
 use crate::display::screen;
 
-use crate::quiet::is_quiet;
+use crate::display::screen::is_quiet;
 
-/// The default filter: warnings, without those that a command's own error repeats.
+/// The default filter: warnings, except for warnings that a command's own error repeats.
 const STANDARD: &str = "warn,pipewright::failure=off";
 
 /// Starts to write log messages.

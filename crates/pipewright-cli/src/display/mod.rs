@@ -20,5 +20,5 @@ mod wrap;
 pub(crate) use figures::bytes;
 pub(crate) use overview::Overview;
 pub(crate) use progress::Display;
-pub(crate) use screen::say;
+pub(crate) use screen::{say, set_quiet};
 pub(crate) use summary::{Ending, Reason};

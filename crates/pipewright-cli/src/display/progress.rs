@@ -7,10 +7,10 @@ use crate::display::frame::header_text;
 use crate::display::lines::Lines;
 use crate::display::live::Live;
 use crate::display::overview::Overview;
+use crate::display::screen::is_quiet;
 use crate::display::screen::{self, say};
 use crate::display::summary::{Ending, Tally, summary};
 use crate::display::undeferred;
-use crate::quiet::is_quiet;
 
 /// The display of one run.
 pub(crate) struct Display {

@@ -27,13 +27,13 @@ pub(super) fn rank_lines(metrics: &Metrics, width: usize) -> Vec<String> {
     }
     let columns = ((width + GAP) / (NARROWEST + GAP)).min(busy.len());
     let bar = ((width + GAP) / columns - GAP).saturating_sub(TEXTS).min(WIDEST_BAR);
-    let of_rank = |(rank, busy): (usize, &f64)| {
+    let rank_text = |(rank, busy): (usize, &f64)| {
         let full = (busy.clamp(0.0, 1.0) * bar as f64).round() as usize;
         let memory = held.get(rank).map_or(String::new(), |held| bytes(*held));
         let drawn = format!("{}{}", "━".repeat(full), "─".repeat(bar - full));
         format!("rank {rank} {drawn} {:>3.0}% busy {memory:>9}", busy * 100.0)
     };
-    let ranks: Vec<String> = busy.iter().enumerate().map(of_rank).collect();
+    let ranks: Vec<String> = busy.iter().enumerate().map(rank_text).collect();
     ranks.chunks(columns).map(|ranks| ranks.join(&" ".repeat(GAP))).collect()
 }
 

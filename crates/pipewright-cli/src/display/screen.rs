@@ -19,13 +19,12 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use rustix::termios::{Winsize, tcgetwinsize};
 
 use crate::display::wrap::wrap;
-use crate::escape::{escape, escape_all_but_colours};
-use crate::quiet::is_quiet;
+use crate::text::{escape, escape_all_but_colours};
 
 /// The size if the terminal does not report its own.
 const STANDARD: Size = Size { columns: 80, rows: 24 };
 /// Erases the cursor's line, then everything from its second column to the end of the screen, and returns to the first
-/// column. A terminal that is told to erase everything from its first character on may move the text to its scrollback
+/// column. A terminal that erases everything from its first character may move the text to its scrollback
 /// first, as tmux does (`scroll-on-clear`); each frame would then stay there.
 const CLEAR: &str = "\r\x1b[K\x1b[C\x1b[J\r";
 /// The most lines of a frame.
@@ -177,4 +176,18 @@ fn size() -> Size {
 fn write(text: &str) {
     // If standard error is closed, the error cannot be reported anywhere.
     let _ = std::io::stderr().lock().write_all(text.as_bytes());
+}
+
+/// The flag `--quiet`: only errors are written to standard error. It is global because standard error belongs to the whole
+/// process.
+static IS_QUIET: AtomicBool = AtomicBool::new(false);
+
+/// Sets the flag.
+pub(crate) fn set_quiet(is_quiet: bool) {
+    IS_QUIET.store(is_quiet, Ordering::Relaxed);
+}
+
+/// Returns the flag.
+pub(super) fn is_quiet() -> bool {
+    IS_QUIET.load(Ordering::Relaxed)
 }

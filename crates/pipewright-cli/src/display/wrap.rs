@@ -27,7 +27,7 @@ fn break_before(line: &str, columns: usize) -> Option<usize> {
     // A space at the limit itself is left out of the line.
     let last = if line[limit..].starts_with(' ') { Some(limit) } else { line[..limit].rfind(' ') };
     let last = last.filter(is_break);
-    last.or_else(|| line[begin..].find(' ').map(|place| begin + place))
+    last.or_else(|| line[begin..].find(' ').map(|index| begin + index))
 }
 
 #[cfg(test)]

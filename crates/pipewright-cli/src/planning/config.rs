@@ -14,7 +14,7 @@ use crate::planning::print::{Recompute, stages_per_rank};
 use crate::schedules::size::depends_on_costs;
 
 /// Writes the configuration of `plan` to `file`: the settings with the choices of the plan, or without settings the
-/// choices alone. A schedule without a name, or with settings, is written to a CSV file beside it.
+/// choices alone. A schedule without a name, or with settings, is written to a CSV file in the same folder.
 pub(crate) fn write_plan(file: &Path, plan: &Plan, settings: Option<&Settings>) -> Result<(), Failure> {
     let mut config = match settings {
         Some(settings) => Table::try_from(settings).expect("settings are tables of plain values"),

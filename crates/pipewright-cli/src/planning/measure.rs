@@ -18,11 +18,12 @@ use crate::config::pipeline::TransportChoice;
 use crate::config::profile::ProfiledRun;
 use crate::failure::{Exit, Failure, sentence};
 use crate::planning::rates::{assumed_link, assumed_rates, device_name};
-use crate::training::device_memory::least_share;
+use crate::training::data::open_training;
 use crate::training::launch::{failure, pipeline_config};
-use crate::training::layer_sizes::layers_of;
-use crate::training::memory::layer_states;
-use crate::training::prepare::{open_training, read_model, require_whole_layers};
+use crate::training::memory::memory_of_rank;
+use crate::training::model::described;
+use crate::training::optimizer::state_rule;
+use crate::training::prepare::require_whole_layers;
 use crate::training::process_group::ProcessGroup;
 
 /// The microbatches of a measured step, for each rank.
@@ -39,13 +40,14 @@ pub(crate) struct Measurement {
 /// calls it; only the leader measures the link.
 pub(crate) fn measure_run(
     settings: &Settings,
+    model: &CutModel,
     processes: &mut ProcessGroup,
     time: Duration,
 ) -> Result<Measurement, Failure> {
     require_whole_layers(&settings.mesh)?;
     let transport = settings.pipeline.transport;
     processes.join_for(transport)?;
-    let subject = Subject::open(settings, processes);
+    let subject = Subject::open(settings, model, processes);
     let subject = processes.all_succeed(subject, Exit::WrongInput)?;
     let link = processes.measure_link(&subject.devices)?;
     let measured = measure_layers(settings, &subject, time);
@@ -84,13 +86,7 @@ pub(crate) fn profiled_run<'a>(settings: &Settings, workload: Workload<'a>) -> P
     }
 }
 
-/// Returns the memory that each rank has if the ranks of a device share it equally; of several devices, the least. Processes
-/// may be on several machines, which are not known here, or all on this one. `None` if the memory of a device is not known.
-pub(crate) fn memory_of_rank(settings: &Settings) -> Option<u64> {
-    least_share(settings)
-}
-
-/// What a process measures, and on what.
+/// The model that a process measures, with its data and devices.
 struct Subject {
     model: CutModel,
     layers: ModelDesc,
@@ -101,9 +97,8 @@ struct Subject {
 }
 
 impl Subject {
-    fn open(settings: &Settings, processes: &ProcessGroup) -> Result<Self, Failure> {
-        let model = read_model(settings)?;
-        let layers = layers_of(settings, &model);
+    fn open(settings: &Settings, model: &CutModel, processes: &ProcessGroup) -> Result<Self, Failure> {
+        let layers = described(settings, model);
         let rows = open_training(settings, model.model())?;
         let run = &settings.run;
         let (ranks, devices) = match settings.pipeline.transport {
@@ -113,20 +108,21 @@ impl Subject {
             }
             TransportChoice::Mpi => (1, run.devices.open_one(processes.rank(), run.precision)),
         };
-        Ok(Self { model, layers, rows, ranks, devices: devices.map_err(Failure::input)? })
+        Ok(Self { model: model.clone(), layers, rows, ranks, devices: devices.map_err(Failure::input)? })
     }
 }
 
 fn measure_layers(settings: &Settings, subject: &Subject, time: Duration) -> Result<Measured, Failure> {
     let Subject { model, layers, rows: data, ranks, devices } = subject;
     let (ranks, rows) = (*ranks, settings.pipeline.microbatch_size);
+    let layer_states = state_rule(settings).of_layers(model).map_err(Failure::input)?;
     let config = MeasureConfig {
         pipeline: PipelineConfig { devices: devices.clone(), ..pipeline_config(settings, model)? },
         ranks,
         rows,
         time_limit: time,
         memory: memory_of_rank(settings).map(|of_rank| of_rank.saturating_mul(u64::from(ranks))),
-        state_bytes: layer_states(settings, model)?.iter().map(|state| state.total()).collect(),
+        state_bytes: layer_states.iter().map(|state| state.total()).collect(),
         ..MeasureConfig::default()
     };
     let feed = |pipeline: Pipeline| {

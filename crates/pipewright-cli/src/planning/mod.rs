@@ -2,9 +2,11 @@
 
 pub(crate) mod auto;
 pub(crate) mod config;
-pub(crate) mod head_parts;
+pub(crate) mod decision;
 pub(crate) mod measure;
 pub(crate) mod prediction;
 pub(crate) mod print;
+pub(crate) mod profile_cache;
 pub(crate) mod profile_text;
 pub(crate) mod rates;
+pub(crate) mod request;

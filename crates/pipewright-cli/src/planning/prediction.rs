@@ -48,20 +48,22 @@ impl ProfileArguments {
         Self { profile: Some(profile), boundaries: Vec::new(), head_parts: None }
     }
 
-    /// Predicts a schedule, and adds the times to make its program to `times`.
+    /// Predicts a schedule, and adds the times to make its program to `times`. `work` is what is made of it.
     pub(crate) fn predict(
         &self,
         source: Source,
         recompute: &Recompute,
+        work: Use,
         times: &mut EngineTimes,
     ) -> Result<Predicted, Failure> {
         let name = source.name();
         match source {
             Source::Named(_, spec) if depends_on_costs(&name) => {
+                check_named(&name, &spec, work)?;
                 self.predict_measured(&name, &spec, recompute, times)
             }
             source => {
-                let source = source.read(times)?;
+                let source = source.read(work, times)?;
                 let schedule = source.computation().map_err(Failure::input)?;
                 let program = times.prove(&name, source, &training())?;
                 let choices = self.choices(&schedule, recompute)?;
@@ -79,7 +81,6 @@ impl ProfileArguments {
         recompute: &Recompute,
         times: &mut EngineTimes,
     ) -> Result<Predicted, Failure> {
-        check_named(name, spec, Use::Simulate)?;
         let mut generated =
             |spec: &ScheduleSpec| times.generate(|| generate(name, spec)).map_err(Failure::input);
         let plain = generated(spec)?;

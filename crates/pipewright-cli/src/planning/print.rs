@@ -24,7 +24,7 @@ struct Report<'a> {
     stopped: bool,
     /// The figures of the profile that were not measured.
     assumed: &'a [String],
-    /// What the configuration has that the plan cannot keep.
+    /// The part of the configuration that the plan cannot keep.
     #[serde(skip_serializing_if = "Option::is_none")]
     note: Option<&'a str>,
 }
@@ -151,7 +151,7 @@ fn is_mesh(plan: &Plan) -> bool {
     plan.data_parallel > 1 || plan.tensor_parallel > 1
 }
 
-/// Returns the axes of the mesh, that of neighbouring ranks first.
+/// Returns the axes of the mesh, the axis of neighbouring ranks first.
 fn rank_order(plan: &Plan) -> [&'static str; 3] {
     match plan.mesh_order {
         MeshOrder::Replicas => ["tensor", "data", "pipeline"],
@@ -177,11 +177,11 @@ pub(crate) fn text(
 ) -> String {
     let mut text = String::new();
     let mut line = |words: String| writeln!(text, "{words}").expect("a string takes all text");
-    for (place, plan) in report.plans.iter().enumerate() {
-        let title = if place == 0 { "best" } else { "then" };
+    for (index, plan) in report.plans.iter().enumerate() {
+        let title = if index == 0 { "best" } else { "then" };
         let (step, bubble) = (time(plan.step_s), plan.bubble_fraction * 100.0);
         line(format!("{title}  {}  {step} per step, bubble {bubble:.1}%", title_of(plan)));
-        if place == 0 {
+        if index == 0 {
             details(plan).into_iter().for_each(&mut line);
         }
     }

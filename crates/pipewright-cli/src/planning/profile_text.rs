@@ -5,14 +5,15 @@ use std::fmt::Write;
 use pipewright::profile::{KindFigures, Measured, Spread};
 use pipewright_schedule::ModelDesc;
 use pipewright_schedule::profile::{LayerProfile, Profile};
+use pipewright_schedule::words::counted;
 use toml::Value;
 
 /// Returns the text of a profile. Measured times have a comment with their spread.
 pub(crate) fn profile_text(profile: &Profile, measured: &Measured, layers: &ModelDesc) -> String {
     let mut text = format!(
-        "# Measured by `pipewright profile`. Times in seconds, sizes in bytes, for a microbatch of {} row(s).\n\
+        "# Measured by `pipewright profile`. Times in seconds, sizes in bytes, for a microbatch of {}.\n\
          # A comment has the number of measurements, and half the distance of their quartiles.\n\n",
-        profile.rows
+        counted(profile.rows, "row")
     );
     let mut line = |key: &str, value: String| {
         writeln!(text, "{key} = {value}").expect("a string takes all text");

@@ -1,5 +1,11 @@
 //! Tests of the folder of a run's results.
 
+use std::fs;
+use std::path::Path;
+
+use pipewright::train::{Metrics, RunLog, RunLogError};
+
+use super::aside::move_later_timelines;
 use super::*;
 
 fn metrics(step: u64) -> Metrics {
@@ -56,10 +62,10 @@ fn timelines_of_later_steps_are_moved_aside() {
     for step in [4, 8, 12] {
         folder.keep_timeline(step, "{}").expect("it takes files");
     }
-    folder.drop_timeline(4).expect("the file is there");
-    folder.drop_timeline(5).expect("a missing file is no error");
+    folder.drop_timeline(4).expect("the file exists");
+    folder.drop_timeline(5).expect("a missing file is not an error");
     let sentence = move_later_timelines(&path, 8).expect("the folder can be written");
-    assert!(sentence.is_some_and(|text| text.starts_with("moved 1 timeline(s) of steps after 8 to ")));
+    assert!(sentence.is_some_and(|text| text.starts_with("moved 1 timeline of steps after 8 to ")));
     let steps: Vec<u64> =
         kept_timelines(&path).expect("a folder").into_iter().map(|(step, _)| step).collect();
     assert_eq!(steps, [8]);
@@ -75,16 +81,16 @@ fn a_reopened_run_keeps_the_timeline_of_its_last_step() {
     (1..=3).for_each(|step| folder.write_metrics(&metrics(step)).expect("it takes lines"));
     folder.write_timeline("{}").expect("it takes files");
     drop(folder);
-    let checkpoints = own_checkpoints(&path).expect("no other process has it");
-    drop(RunFolder::reopen(&path, "", 3, checkpoints).expect("the folder takes files"));
+    let lock = RunLock::take(&path).expect("no other process has it");
+    drop(RunFolder::reopen(&path, "", 3, lock).expect("the folder takes files"));
     let steps = |path: &Path| -> Vec<u64> {
         kept_timelines(path).expect("a folder").into_iter().map(|(step, _)| step).collect()
     };
     assert_eq!((steps(&path), path.join(TIMELINE).exists()), (vec![3], false));
     // From an earlier checkpoint, it is a timeline of a later step.
     fs::rename(path.join("timelines/step-00000003.json"), path.join(TIMELINE)).expect("a file");
-    let checkpoints = own_checkpoints(&path).expect("no other process has it");
-    drop(RunFolder::reopen(&path, "", 2, checkpoints).expect("the folder takes files"));
+    let lock = RunLock::take(&path).expect("no other process has it");
+    drop(RunFolder::reopen(&path, "", 2, lock).expect("the folder takes files"));
     assert_eq!((steps(&path), path.join(TIMELINE).exists()), (vec![], false));
     assert!(path.join("timelines.1/step-00000003.json").is_file());
 }
@@ -110,8 +116,8 @@ fn a_reopened_run_goes_on_behind_its_checkpoint() {
     let mut folder = RunFolder::create(&path, "old", &[]).expect("the scratch folder takes files");
     (1..=3).for_each(|step| folder.write_metrics(&metrics(step)).expect("it takes lines"));
     drop(folder);
-    let checkpoints = own_checkpoints(&path).expect("no other process has it");
-    let mut folder = RunFolder::reopen(&path, "new", 1, checkpoints).expect("the folder takes files");
+    let lock = RunLock::take(&path).expect("no other process has it");
+    let mut folder = RunFolder::reopen(&path, "new", 1, lock).expect("the folder takes files");
     folder.write_metrics(&metrics(2)).expect("it takes lines");
     let text = fs::read_to_string(path.join(METRICS)).expect("metrics");
     let steps = |text: &str| text.lines().map(|line| line[..9].to_owned()).collect::<Vec<_>>();
@@ -167,4 +173,27 @@ fn a_probe_leaves_no_trace() {
     fs::write(scratch.path().join("c"), "").expect("a file");
     let found = probe(&scratch.path().join("c/d"), &[]);
     assert!(matches!(found, Err(RunFolderError::NotAFolder { .. })), "{found:?}");
+}
+
+/// The command locks the checkpoints, and a log of another program the metrics; each refuses the folder of the other.
+#[test]
+fn a_run_and_a_log_do_not_write_to_one_folder() {
+    let scratch = tempfile::tempdir().expect("a scratch folder");
+    let path = scratch.path().join("a");
+    let log = RunLog::open(&path, 0).expect("a new folder");
+    let metrics = path.join(METRICS);
+    let started = RunFolder::create(&path, "", &[]).expect_err("a log writes to it");
+    assert!(matches!(&started, RunFolderError::InUse { path } if *path == metrics), "{started}");
+    let resumed = RunLock::take(&path).expect_err("a log writes to it");
+    assert!(matches!(&resumed, RunFolderError::InUse { path } if *path == metrics), "{resumed}");
+    drop(log);
+    let folder = RunFolder::create(&path, "", &[]).expect("the folder is free");
+    let logged = RunLog::open(&path, 1).map(drop).expect_err("a run writes to it");
+    assert!(matches!(logged, RunLogError::InUse { .. }), "{logged}");
+    drop(folder);
+    let lock = RunLock::take(&path).expect("the folder is free");
+    let logged = RunLog::open(&path, 1).map(drop).expect_err("a run resumes in it");
+    assert!(matches!(logged, RunLogError::InUse { .. }), "{logged}");
+    drop(lock);
+    assert!(RunLog::open(&path, 1).is_ok());
 }

@@ -76,7 +76,7 @@ struct Figures {
     /// The share of the time in which ranks do not compute, a mean over the ranks.
     bubble: Option<f64>,
     exposed: Option<f64>,
-    /// The share of the time in which each rank computes: the median over the run, or that of the last step.
+    /// The share of the time in which each rank computes: the median over the run, or the share in the last step.
     utilisation: Vec<f64>,
     peak_bytes: Vec<f64>,
 }
@@ -105,10 +105,11 @@ impl RunData {
         let at_end = |value: fn(&StepMetrics) -> Option<f64>| -> Vec<Option<f64>> {
             groups.iter().map(|&(_, last)| value(&steps[last])).collect()
         };
-        let of_ranks = |values: fn(&StepMetrics) -> &[Option<f64>]| -> Vec<Series> {
+        let all_ranks = |values: fn(&StepMetrics) -> &[Option<f64>]| -> Vec<Series> {
             let ranks = steps.iter().map(|step| values(step).len()).max().unwrap_or(0);
-            let of_rank = |rank| series(&groups, |step| values(&steps[step]).get(rank).copied().flatten());
-            (0..ranks).map(of_rank).collect()
+            let rank_series =
+                |rank| series(&groups, |step| values(&steps[step]).get(rank).copied().flatten());
+            (0..ranks).map(rank_series).collect()
         };
         Self {
             name: run.name.clone(),
@@ -116,8 +117,8 @@ impl RunData {
             seconds: at_end(|step| step.elapsed_s),
             tokens: at_end(|step| step.tokens),
             series: all_series(steps, &groups),
-            bubble: of_ranks(|step| &step.bubble_per_rank),
-            memory: of_ranks(|step| &step.peak_bytes),
+            bubble: all_ranks(|step| &step.bubble_per_rank),
+            memory: all_ranks(|step| &step.peak_bytes),
             figures: Figures::of(run),
             config: run.config.clone(),
             links: run.links.clone(),
@@ -184,7 +185,7 @@ impl Figures {
 
 fn utilisation(run: &RunSource) -> Vec<f64> {
     let last = run.steps.last().map_or(&[][..], |step| &step.bubble_per_rank);
-    let of_rank = |rank| {
+    let rank_utilisation = |rank| {
         let bubbles = run.steps.iter().filter_map(|step| step.bubble_per_rank.get(rank).copied().flatten());
         median(bubbles.collect()).map_or(0.0, |bubble| 1.0 - bubble)
     };
@@ -192,7 +193,7 @@ fn utilisation(run: &RunSource) -> Vec<f64> {
         Some(timeline) if last.is_empty() => {
             timeline.bubble_per_rank().iter().map(|bubble| 1.0 - bubble).collect()
         }
-        _ => (0..last.len()).map(of_rank).collect(),
+        _ => (0..last.len()).map(rank_utilisation).collect(),
     }
 }
 

@@ -5,7 +5,7 @@ use serde::Serialize;
 /// The most groups of a run: more than a chart has pixels.
 pub(super) const MOST_GROUPS: usize = 1500;
 
-/// A value in each group of steps. A group without a finite value has none.
+/// A value in each group of steps. A group without a finite value has no value.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub(super) struct Series {
     pub(super) mean: Vec<Option<f64>>,

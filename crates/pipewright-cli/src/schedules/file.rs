@@ -62,8 +62,8 @@ pub(crate) fn locate(file: &Path, error: &CsvError) -> String {
     }
 }
 
-/// Returns a line that names `--slices`, if the program counts whole microbatches but each stage runs its backwards as those
-/// of slices: in groups of one size, each in descending order.
+/// Returns a line that names `--slices`, if the program counts whole microbatches but each stage runs its backwards like the
+/// backwards of slices: in groups of one size, each in descending order.
 pub(crate) fn slice_hint(program: &Program) -> Option<String> {
     let stages = program.placement().stages() as usize;
     let mut backwards: Vec<Vec<u32>> = vec![Vec::new(); stages];
@@ -81,7 +81,7 @@ pub(crate) fn slice_hint(program: &Program) -> Option<String> {
         && backwards.iter().all(|of_stage| is_descending_in_groups(of_stage, slices));
     are_slices.then(|| {
         format!(
-            "each stage runs its backwards in groups of {slices}, in descending order, as those of slices; if the actions \
+            "each stage runs its backwards in groups of {slices}, in descending order, as a schedule with slices does; if the actions \
              number slices, add --slices {slices}"
         )
     })
@@ -89,6 +89,6 @@ pub(crate) fn slice_hint(program: &Program) -> Option<String> {
 
 /// Returns whether `numbers` are 0, 1, 2 and so on, in groups of `size` that are each reversed.
 fn is_descending_in_groups(numbers: &[u32], size: u32) -> bool {
-    let expected = (0..).map(|place| place / size * size + (size - 1 - place % size));
+    let expected = (0..).map(|index| index / size * size + (size - 1 - index % size));
     numbers.iter().zip(expected).all(|(&number, expected)| number == expected)
 }

@@ -6,7 +6,7 @@ use pipewright_schedule::generate::most_cells;
 use pipewright_schedule::words::counted;
 use thiserror::Error;
 
-use crate::free_memory::{FreeMemory, free_memory};
+use crate::machine_memory::{FreeMemory, free_memory};
 
 /// The estimate below which the free memory is not looked up.
 const SMALL: u64 = 32 << 20;

@@ -49,11 +49,11 @@ fn activation_buffers(program: &Program) -> Vec<Buffers> {
         last: range.last,
         slot: range.slot,
     };
-    let of_rank = |rank| {
+    let rank_buffers = |rank| {
         let lifetimes = lifetimes(program, rank, LifetimeOf::StageAndMicrobatch);
         Buffers { slots: lifetimes.slots(), live: lifetimes.ranges().iter().map(live).collect() }
     };
-    program.placement().all_ranks().map(of_rank).collect()
+    program.placement().all_ranks().map(rank_buffers).collect()
 }
 
 /// Returns the summary as JSON.

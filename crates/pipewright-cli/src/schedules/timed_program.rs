@@ -57,7 +57,7 @@ impl TimedProgram {
     pub(crate) fn of(source: Source, passes: &LowerConfig) -> Result<Self, Failure> {
         let mut times = EngineTimes::default();
         let name = source.name();
-        let source = source.read(&mut times)?;
+        let source = source.read(Use::Simulate, &mut times)?;
         Self::made(name, source, passes, times)
     }
 
@@ -104,18 +104,18 @@ impl Source {
         }
     }
 
-    /// Generates the schedule, or reads the rows of the file, and adds the time.
-    pub(crate) fn read(self, times: &mut EngineTimes) -> Result<ProgramSource, Failure> {
+    /// Generates the schedule, or reads the rows of the file, and adds the time. `work` is what is made of it.
+    pub(crate) fn read(self, work: Use, times: &mut EngineTimes) -> Result<ProgramSource, Failure> {
         match self {
             Self::Named(name, spec) => {
-                check_named(&name, &spec, Use::Simulate)?;
+                check_named(&name, &spec, work)?;
                 let made = times.generate(|| generate(&name, &spec)).map_err(Failure::input)?;
                 say_few_microbatches(&made);
                 Ok(ProgramSource::Schedule(made))
             }
             Self::File(file, slices) => {
                 let text = read(&file).map_err(Failure::input)?;
-                check_text(&text, Use::Simulate)?;
+                check_text(&text, work)?;
                 let rows = times.generate(|| parse_program(&text));
                 let rows = rows.map_err(|error| Failure::input(locate(&file, &error)))?;
                 let uneven = |error| Failure::input(format!("{}: {error}", file.display()));

@@ -19,7 +19,7 @@ pub(crate) struct RunArguments {
     pub(crate) set: Vec<String>,
 }
 
-/// Loads the settings from a file, or those of the built-in sample. `--set` arguments override them.
+/// Loads the settings from a file, or the settings of the built-in sample. `--set` arguments override them.
 pub(crate) fn load_settings(file: Option<&Path>, set: &[String]) -> Result<Loaded, Failure> {
     let surroundings = Surroundings::of_process().map_err(|error| {
         Failure::input(format!("the working folder cannot be found: {error}; go to another"))

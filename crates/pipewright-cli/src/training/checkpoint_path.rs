@@ -42,11 +42,11 @@ impl RunPath {
 
 /// Opens the checkpoint that a path names, or else the newest checkpoint of the run, and reads every byte of it.
 pub(crate) fn open(path: &Path) -> Result<Checkpoint, Failure> {
-    let of_run = checkpoints_of(path);
+    let checkpoints = checkpoints_of(path);
     let opened = if CheckpointFolder::is_checkpoint(path) {
         Checkpoint::open(path)
-    } else if of_run.is_dir() {
-        CheckpointFolder::newest(&of_run)
+    } else if checkpoints.is_dir() {
+        CheckpointFolder::newest(&checkpoints)
     } else {
         CheckpointFolder::newest(path)
     };
@@ -87,7 +87,7 @@ mod tests {
         let newest = run.join("checkpoints/step-00000004");
         fs::create_dir_all(&newest).expect("the scratch folder takes folders");
         let check = |path: &Path, checkpoint: Option<&Path>| {
-            let found = RunPath::of(path).expect("the run is there");
+            let found = RunPath::of(path).expect("the run exists");
             assert_eq!((found.run.as_path(), found.checkpoint.as_deref()), (run.as_path(), checkpoint));
         };
         check(&run, None);

@@ -19,7 +19,7 @@ pub(crate) struct Evaluations {
     every: u64,
     patience: u64,
     best: BestLoss,
-    /// What the losses are of. Losses of other data cannot be compared.
+    /// The data of the losses. Losses of other data cannot be compared.
     data: Value,
 }
 
@@ -74,7 +74,7 @@ impl Evaluations {
     }
 }
 
-/// Reads the state in a description. What is missing counts as a run without evaluations.
+/// Reads the state in a description. A missing state counts as a run without evaluations.
 fn best_of(stored: &Value) -> BestLoss {
     let lowest = &stored["lowest"];
     let loss = lowest["loss"].as_str().and_then(|loss| loss.parse().ok());

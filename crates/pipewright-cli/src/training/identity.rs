@@ -1,11 +1,14 @@
-//! The description that identifies a run in its checkpoints: the model and the data. Everything else may change when
-//! the run is resumed.
+//! The identity of a run. In its checkpoints, it is the model and the data, because everything else may change when the run is
+//! resumed. Among the processes of a run, it is everything that must be equal.
 
 use std::collections::BTreeSet;
 
 use pipewright::checkpoint::Checkpoint;
+use pipewright::transport::Fields;
+use pipewright_models::InitialParameters;
 use serde_json::{Map, Value, json};
 
+use crate::config::Settings;
 use crate::failure::Failure;
 use crate::training::prepare::Prepared;
 
@@ -21,7 +24,55 @@ pub(crate) fn describe(prepared: &Prepared) -> Map<String, Value> {
     Map::from_iter([(MODEL.to_owned(), model), (DATA.to_owned(), data)])
 }
 
-/// Refuses a checkpoint whose model or data differs from those that `run` describes.
+/// Returns the fields that must be equal in all processes of a run with this `description`. Paths may differ, because
+/// files may be in different folders on different machines.
+pub(crate) fn identity(prepared: &Prepared, description: &Map<String, Value>) -> Fields {
+    let mut fields = shared_settings(&prepared.settings);
+    fields.extend(description.iter().map(|(part, content)| (part.clone(), content.to_string())));
+    fields.insert("files of the weights".to_owned(), weights(&prepared.initial));
+    if let Some(identity) = prepared.validation_identity() {
+        fields.insert("validation data".to_owned(), json!(identity).to_string());
+    }
+    fields
+}
+
+/// Returns the settings that must be equal in all processes.
+pub(crate) fn shared_settings(settings: &Settings) -> Fields {
+    const MAY_DIFFER: [&str; 11] = [
+        "data.path",
+        "data.side",
+        "data.tokenizer",
+        "data.validation",
+        "data.validation_side",
+        "model.from",
+        "pipeline.threads_per_rank",
+        "run.out",
+        "run.device",
+        "run.devices",
+        "run.exclusive",
+    ];
+    let mut fields = settings.by_key();
+    fields.retain(|key, _| !MAY_DIFFER.contains(&key.as_str()));
+    fields
+}
+
+/// Returns the names and sizes of the files that contain the initial parameters. Their content is not compared, because
+/// that would mean reading gigabytes.
+fn weights(initial: &InitialParameters) -> String {
+    let InitialParameters::Directory(folder) = initial else { return String::new() };
+    let files = folder.read_dir().into_iter().flatten().flatten();
+    let mut files: Vec<String> = files
+        .filter(|file| file.path().extension().is_some_and(|ending| ending == "safetensors"))
+        .map(|file| {
+            let bytes = file.metadata().map_or(0, |metadata| metadata.len());
+            format!("{} ({bytes} bytes)", file.file_name().to_string_lossy())
+        })
+        .collect();
+    files.sort_unstable();
+    files.join(", ")
+}
+
+/// Refuses a checkpoint whose model or data differs from the description `run`.
 pub(crate) fn require_same(run: &Map<String, Value>, checkpoint: &Checkpoint) -> Result<(), Failure> {
     let stored = &checkpoint.manifest().description;
     let differences: Vec<String> =

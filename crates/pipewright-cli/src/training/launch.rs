@@ -13,13 +13,14 @@ use pipewright::pipeline::{Pipeline, PipelineConfig, PipelineError};
 use pipewright::train::{ResumeError, Trainer};
 use pipewright::transport::World;
 use pipewright_models::{CutModel, InitialParameters, Place};
+use pipewright_schedule::words::counted;
 
 use crate::config::Settings;
 use crate::config::pipeline::TransportChoice;
 use crate::exhaustion;
 use crate::failure::{Exit, Failure, sentence};
+use crate::machine_memory::most_bytes;
 use crate::signal::Interrupt;
-use crate::training::memory::most_bytes;
 use crate::training::optimizer::{Update, update};
 use crate::training::prepare::Prepared;
 use crate::training::process_group::{ProcessGroup, disagreement, lost};
@@ -63,11 +64,15 @@ pub(crate) fn launch(
         TransportChoice::Mpi => processes.take_world()?,
     };
     if world.ranks() != ranks {
+        let started = match world.ranks() {
+            1 => "1 process was started".to_owned(),
+            several => format!("{several} processes were started"),
+        };
         // The failure is reported before any process ends, because a launcher ends all processes when one fails.
         return processes.settle(Err(Failure::input(format!(
-            "{} process(es) were started for {ranks} ranks: start `mpirun -n {ranks} pipewright ...`, or set \
-             pipeline.ranks, mesh.data_parallel or mesh.tensor_parallel",
-            world.ranks()
+            "{started} for {}: start `mpirun -n {ranks} pipewright ...`, or set pipeline.ranks, mesh.data_parallel or \
+             mesh.tensor_parallel",
+            counted(ranks, "rank")
         ))));
     }
     let Prepared { settings, model, initial, program, partition, rows, validation, mut devices, .. } =

@@ -1,434 +1,319 @@
-//! Compares the memory that each rank of a run needs with the memory of the machine, or of its devices.
-//!
-//! Parameters, gradients and the optimizer's state are counted exactly. Activations are the peak of the schedule's
-//! simulation, with the sizes in bytes that the model family gives for its layers. If the activations have their peak
-//! before the first gradient exists, as in GPipe, the sum of the columns is a little more than a rank ever holds. The
-//! plan counts the activations of ranks that compute a stage together as if each computed all of it. It does not include
-//! the temporary tensors of an operation, messages in transit, data, and a checkpoint that is being written.
-//! ARCHITECTURE.md has measurements.
+//! Shows the memory that a run needs, and refuses a run that does not fit into the machine or its devices.
 
 use std::fmt::Write;
 
 use pipewright::ids::WorldRank;
-use pipewright::nn::TensorParallel;
-use pipewright::tensor::Precision;
-use pipewright_models::{CutModel, ModelConfig, ParameterSpec};
-use pipewright_schedule::costs::{RecomputeSizes, StageSizes};
-use pipewright_schedule::plan::TrainingState;
-use pipewright_schedule::profile::Profile;
-use pipewright_schedule::sharding::{Sharding, StateBytes};
-use pipewright_schedule::simulate::{peak_memory, timed};
-use pipewright_schedule::{Costs, ModelDesc, Rank, StageIndex, Timeline};
+use pipewright_models::ParameterSpec;
+use pipewright_models::training_memory::{
+    DeviceLoad, HeldBytes, MemoryPlan, RunShape, Shortage, TrainingMemory, TrainingRun, device_loads,
+};
+use pipewright_schedule::Placement;
+use pipewright_schedule::sharding::Sharding;
+use pipewright_schedule::words::counted;
 use serde_json::{Value, json};
-use sysinfo::System;
 
 use crate::config::Settings;
 use crate::config::pipeline::TransportChoice;
 use crate::display::bytes;
 use crate::failure::{Exit, Failure};
-use crate::training::device_memory::{DeviceLoad, device_loads, machine_bytes};
-use crate::training::layer_sizes::{kept_bytes, layers_of, stage_sizes};
-use crate::training::optimizer::state_bytes;
-use crate::training::prepare::{Prepared, read_model};
+use crate::machine_memory::{device_bytes, machine_bytes};
+use crate::training::optimizer::state_rule;
+use crate::training::prepare::Prepared;
 
-/// The size of a parameter or of its gradient in bytes.
-const NUMBER: u64 = 4;
-/// The largest number of ranks in the table. If there are more ranks, the table shows those that need the most memory.
+/// The largest number of ranks in the table. If there are more ranks, the table shows the ranks that need the most memory.
 const ROWS: usize = 16;
 
-/// The most memory that a rank holds, in bytes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct RankMemory {
-    parameters: u64,
-    gradients: u64,
-    optimizer: u64,
-    activations: u64,
+/// Plans the memory of a run whose stages have these parameters.
+pub(crate) fn memory_plan(prepared: &Prepared, stages: &[Vec<ParameterSpec>]) -> Result<MemoryPlan, Failure> {
+    let Prepared { settings, model, program, partition, .. } = prepared;
+    let mesh = &settings.mesh;
+    let run = TrainingRun {
+        model,
+        program,
+        partition,
+        tokens: settings.data.seq_len as usize,
+        rows: settings.pipeline.microbatch_size,
+        recompute: &settings.pipeline.recompute,
+        state: state_rule(settings),
+        sharding: Sharding { shards: mesh.shards(), window: mesh.unshard_window },
+    };
+    let memory = TrainingMemory::estimate(&run, stages).map_err(|error| Failure::new(Exit::Bug, error))?;
+    let shape = RunShape {
+        replicas: mesh.data_parallel,
+        tensor_ranks: mesh.tensor_parallel,
+        is_local: settings.pipeline.transport == TransportChoice::Local,
+    };
+    let plan = MemoryPlan::new(memory, shape, machine_bytes());
+    let devices = &settings.run.devices;
+    if devices.are_processor() {
+        return Ok(plan);
+    }
+    let choices = all_ranks(settings).map(|rank| devices.choice_of(rank));
+    Ok(plan.on_devices(choices, device_bytes))
 }
 
-impl RankMemory {
-    fn total(&self) -> u64 {
-        let static_bytes = self.parameters.saturating_add(self.gradients).saturating_add(self.optimizer);
-        static_bytes.saturating_add(self.activations)
-    }
+/// Returns the memory that each rank has if the ranks of a device share it equally; of several devices, the least. Processes
+/// may be on several machines, which are not known here, or all on this one. `None` if the memory of a device is not known.
+pub(crate) fn memory_of_rank(settings: &Settings) -> Option<u64> {
+    let ranks = all_ranks(settings).map(|rank| (settings.run.devices.choice_of(rank), rank, 0));
+    let loads = device_loads(ranks, true, device_bytes).into_iter();
+    loads.map(|load| Some(load.memory? / load.ranks.len().max(1) as u64)).min().flatten()
 }
 
-/// The memory that a run needs and the memory of the machine.
-pub(crate) struct MemoryPlan {
-    /// The ranks of one replica. All replicas need the same memory.
-    ranks: Vec<RankMemory>,
-    replicas: u32,
-    /// The ranks that compute each stage together. All need the memory of the first.
-    tensor_ranks: u32,
-    /// Whether all ranks are in one process of this machine.
-    is_local: bool,
-    /// The devices, if not all ranks compute on the processor.
-    devices: Vec<DeviceLoad>,
-    /// The memory of this machine that the process may use, in bytes; `None` if the system does not report it.
-    machine: Option<u64>,
+fn all_ranks(settings: &Settings) -> impl Iterator<Item = WorldRank> {
+    (0..settings.mesh.ranks(settings.pipeline.ranks)).map(WorldRank::new)
 }
 
-impl MemoryPlan {
-    /// Plans the memory of a run whose stages have these parameters.
-    pub(crate) fn new(prepared: &Prepared, stages: &[Vec<ParameterSpec>], simulation: &Simulation) -> Self {
-        let Prepared { settings, program, .. } = prepared;
-        let sharding = Sharding { shards: settings.mesh.shards(), window: settings.mesh.unshard_window };
-        let states: Vec<StateBytes> = stages.iter().map(|specs| state_of(settings, specs)).collect();
-        let placement = program.placement();
-        let of_rank = |rank: Rank| {
-            let own = placement.stages_of(rank).iter().map(|stage| states[stage.index()]);
-            held_always(&own.collect::<Vec<_>>(), sharding)
-        };
-        let mut ranks: Vec<RankMemory> = placement.all_ranks().map(of_rank).collect();
-        let Simulation { timeline, sizes } = simulation;
-        for (rank, peak) in ranks.iter_mut().zip(peak_memory(timeline, sizes)) {
-            rank.activations = peak;
-        }
-        let is_local = settings.pipeline.transport == TransportChoice::Local;
-        // The tensor ranks of a rank are consecutive, and so are the ranks of a replica.
-        let tensor_ranks = settings.mesh.tensor_parallel as usize;
-        let needs = |rank: WorldRank| ranks[rank.index() / tensor_ranks % ranks.len()].total();
-        let devices =
-            if settings.run.devices.are_processor() { Vec::new() } else { device_loads(settings, needs) };
-        Self {
-            ranks,
-            replicas: settings.mesh.data_parallel,
-            tensor_ranks: settings.mesh.tensor_parallel,
-            is_local,
-            devices,
-            machine: machine_bytes(),
-        }
-    }
-
-    /// Returns the memory of all ranks together.
-    fn total(&self) -> u64 {
-        let one_replica = self.ranks.iter().fold(0, |sum: u64, rank| sum.saturating_add(rank.total()));
-        one_replica.saturating_mul(u64::from(self.replicas)).saturating_mul(u64::from(self.tensor_ranks))
-    }
-
-    /// Returns the rank that needs the most memory.
-    fn largest(&self) -> (usize, RankMemory) {
-        let ranks = self.ranks.iter().copied().enumerate();
-        ranks.max_by_key(|(index, rank)| (rank.total(), usize::MAX - index)).unwrap_or_default()
-    }
-
-    /// Returns the same numbers as [`Self::table`] as JSON, for all ranks of a replica.
-    pub(crate) fn json(&self) -> Value {
-        let ranks = self.ranks.iter().enumerate();
-        let ranks = ranks.map(|(rank, held)| {
-            json!({
-                "rank": rank,
-                "parameters": held.parameters,
-                "gradients": held.gradients,
-                "optimizer": held.optimizer,
-                "activations": held.activations,
-                "total": held.total(),
-            })
-        });
-        json!({
-            "ranks": ranks.collect::<Vec<_>>(),
-            "needed": if self.is_local { self.total() } else { self.largest().1.total() },
-            "machine": self.machine,
-            "devices": self.devices.iter().map(DeviceLoad::json).collect::<Vec<_>>(),
-            "fits": self.require_fit().is_ok(),
-        })
-    }
-
-    /// Returns the table, and a line about the memory of the machine.
-    pub(crate) fn table(&self) -> String {
-        let mut shown: Vec<usize> = (0..self.ranks.len()).collect();
-        shown.sort_by_key(|&rank| u64::MAX - self.ranks[rank].total());
-        shown.truncate(ROWS);
-        shown.sort_unstable();
-        let mut text = String::new();
-        let mut line = |what: &str, cells: [&str; 6]| {
-            let [rank, parameters, gradients, optimizer, activations, total] = cells;
-            let columns = format!(
-                "{what:9} {rank:>4}  {parameters:>11}  {gradients:>11}  {optimizer:>11}  {activations:>11}  {total:>11}"
-            );
-            writeln!(text, "{columns}").expect("a string takes all text");
-        };
-        line("memory", ["rank", "parameters", "gradients", "optimizer", "activations", "in all"]);
-        for &rank in &shown {
-            let held = &self.ranks[rank];
-            let cells =
-                [held.parameters, held.gradients, held.optimizer, held.activations, held.total()].map(bytes);
-            let [parameters, gradients, optimizer, activations, total] = &cells;
-            line("", [&rank.to_string(), parameters, gradients, optimizer, activations, total]);
-        }
-        if shown.len() < self.ranks.len() {
-            writeln!(text, "{:9} these {ROWS} of {} ranks need the most", "", self.ranks.len())
-                .expect("a string takes all text");
-        }
-        writeln!(text, "{:9} temporary tensors and messages of a step come on top", "")
-            .expect("a string takes all text");
-        if self.devices.is_empty() {
-            line_of(&mut text, "machine", &self.balance());
-        }
-        for load in &self.devices {
-            line_of(&mut text, "device", &load.balance());
-        }
-        text
-    }
-
-    fn balance(&self) -> String {
-        let has = self
-            .machine
-            .map_or("an unknown amount of memory".to_owned(), |has| format!("{} of memory", bytes(has)));
-        let needed = if self.is_local {
-            let each =
-                if self.replicas > 1 { format!(" of {} replicas", self.replicas) } else { String::new() };
-            format!("all ranks{each} together need {}", bytes(self.total()))
-        } else {
-            format!("each process needs at most {}", bytes(self.largest().1.total()))
-        };
-        format!("{has} on this one; {needed}")
-    }
-
-    /// Fails with [`Exit::CheckFailed`] if the run needs more memory than the machine has. If the run has several
-    /// processes, they may run on other machines, so each process alone must fit into this machine.
-    pub(crate) fn require_fit(&self) -> Result<(), Failure> {
-        if !self.devices.is_empty() {
-            return self.devices.iter().try_for_each(DeviceLoad::require_fit);
-        }
-        let Some(has) = self.machine else { return Ok(()) };
-        let (rank, most) = self.largest();
-        let (needs, who) = if self.is_local {
-            (self.total(), "its ranks together need")
-        } else {
-            (most.total(), "one process needs")
-        };
-        if needs <= has {
-            return Ok(());
-        }
-        let parts = [
-            (most.parameters, "parameters"),
-            (most.gradients, "gradients"),
-            (most.optimizer, "optimizer state"),
-            (most.activations, "activations"),
-        ];
-        let (part, name) = parts.into_iter().max_by_key(|(part, _)| *part).unwrap_or_default();
-        let advice = match name {
-            "activations" => {
-                "use fewer or shorter rows a microbatch, a schedule that holds fewer microbatches, or \
-                 pipeline.recompute=stage"
-            }
-            _ => {
-                "use a smaller model, or spread it over more machines with more pipeline.ranks and \
-                 pipeline.transport=mpi, or over replicas with mesh.data_parallel_mode=sharded"
-            }
-        };
-        Err(Failure::new(
-            Exit::CheckFailed,
-            format!(
-                "the run does not fit into memory: {who} {}, and this machine has {}, which is {} too little; rank \
-                 {rank} needs the most, {}, including {} of {name}; {advice}",
-                bytes(needs),
-                bytes(has),
-                bytes(needs - has),
-                bytes(most.total()),
-                bytes(part)
-            ),
-        ))
-    }
-}
-
-fn line_of(text: &mut String, what: &str, words: &str) {
-    writeln!(text, "{what:9} {words}").expect("a string takes all text");
-}
-
-/// Returns the memory of a rank with these stages, without activations. Gradients are whole until a stage's last
-/// microbatch, so sharding does not lower their peak. The copy of half precision counts as parameters.
-fn held_always(stages: &[StateBytes], sharding: Sharding) -> RankMemory {
-    let held = sharding.held(stages.iter().copied());
-    RankMemory {
-        parameters: held.parameters.saturating_add(held.copy),
-        gradients: stages.iter().map(|stage| stage.parameters).fold(0, u64::saturating_add),
-        optimizer: held.optimizer,
-        activations: 0,
-    }
-}
-
-/// Returns what training needs for these parameters, without their gradients.
-pub(crate) fn state_of(settings: &Settings, specs: &[ParameterSpec]) -> StateBytes {
-    let state = |spec: &ParameterSpec| state_bytes(&settings.optimizer, spec);
-    let numbers = numbers_of(specs);
-    StateBytes {
-        parameters: numbers.saturating_mul(NUMBER),
-        copy: copy_bytes(numbers, settings.run.precision),
-        optimizer: specs.iter().map(state).fold(0, u64::saturating_add),
-    }
-}
-
-/// Returns the bytes of the copy of these parameters with which a stage computes in half precision.
-fn copy_bytes(parameters: u64, precision: Precision) -> u64 {
-    match precision {
-        Precision::F32 => 0,
-        half => parameters.saturating_mul(half.bytes()),
-    }
-}
-
-/// Returns what ranks hold for each byte of parameters, for a plan.
-pub(crate) fn training_state(settings: &Settings, model: &ModelConfig) -> Result<TrainingState, Failure> {
-    let specs = model.parameters().map_err(Failure::input)?;
-    let whole = state_of(settings, &specs);
-    let share = |bytes: u64| bytes as f64 / whole.parameters.max(1) as f64;
-    Ok(TrainingState {
-        optimizer: share(whole.optimizer),
-        copy: share(whole.copy),
-        groups: settings.mesh.shard_groups(),
-        window: settings.mesh.unshard_window,
+/// Returns the numbers of [`table`] as JSON, for all ranks of a replica.
+pub(crate) fn memory_json(plan: &MemoryPlan) -> Value {
+    let ranks = plan.memory().ranks().iter().enumerate().map(|(rank, held)| {
+        let mut json = held_json(held);
+        json["rank"] = json!(rank);
+        json["total"] = json!(held.total());
+        json
+    });
+    let device = |load: &DeviceLoad| json!({ "device": load.device.to_string(), "memory": load.memory, "needed": load.needed() });
+    json!({
+        "ranks": ranks.collect::<Vec<_>>(),
+        "needed": plan.needed(),
+        "machine": plan.machine(),
+        "devices": plan.devices().iter().map(device).collect::<Vec<_>>(),
+        "fits": plan.shortage().is_none(),
     })
 }
 
-/// Returns what training needs for the parameters of each layer, without their gradients.
-pub(crate) fn layer_states(settings: &Settings, model: &CutModel) -> Result<Vec<StateBytes>, Failure> {
-    // The sequence length affects only costs.
-    let layers = 0..model.describe(1).layers.len();
-    let of_layer = |layer| {
-        let specs = model.outline(layer..layer + 1, &TensorParallel::default());
-        Ok(state_of(settings, &specs.map_err(Failure::input)?))
-    };
-    layers.map(of_layer).collect()
+/// Returns the bytes of a rank or a stage as JSON.
+pub(crate) fn held_json(held: &HeldBytes) -> Value {
+    json!({
+        "parameters": held.parameters,
+        "gradients": held.gradients,
+        "optimizer": held.optimizer,
+        "activations": held.activations,
+    })
 }
 
-/// Returns a profile whose layers have the optimizer's state of a run. A profile with another number of layers keeps
-/// none, and a plan then counts the share of the parameters that the whole model needs.
-pub(crate) fn with_optimizer_state(mut profile: Profile, settings: &Settings) -> Result<Profile, Failure> {
-    let states = layer_states(settings, &read_model(settings)?)?;
-    if profile.layer_count() == states.len() as u64 {
-        let mut first = 0;
-        for layer in &mut profile.layers {
-            layer.optimizer_bytes = states.get(first).map(|state| state.optimizer);
-            first += layer.count as usize;
-        }
+/// Returns the table of all stages.
+pub(crate) fn stage_table(placement: &Placement, stages: &[HeldBytes]) -> String {
+    let mut text = String::new();
+    row(&mut text, "stages", "rank", &["parameters", "gradients", "optimizer", "activations"]);
+    for (stage, held) in placement.all_stages().zip(stages) {
+        let rank = placement.rank_of(stage).to_string();
+        row(&mut text, &format!("stage {stage}"), &rank, &cells(held));
     }
-    Ok(profile)
+    text
 }
 
-/// Returns the number of elements in these parameters.
-fn numbers_of(specs: &[ParameterSpec]) -> u64 {
-    let numbers = |spec: &ParameterSpec| {
-        spec.shape.iter().fold(1, |product: u64, &size| product.saturating_mul(size as u64))
-    };
-    specs.iter().map(numbers).fold(0, u64::saturating_add)
+/// Returns the table of the ranks that need the most memory, and lines about the memory of the machine or of the devices.
+pub(crate) fn table(plan: &MemoryPlan) -> String {
+    let ranks = plan.memory().ranks();
+    let mut shown: Vec<usize> = (0..ranks.len()).collect();
+    shown.sort_by_key(|&rank| u64::MAX - ranks[rank].total());
+    shown.truncate(ROWS);
+    shown.sort_unstable();
+    let mut text = String::new();
+    row(&mut text, "memory", "rank", &["parameters", "gradients", "optimizer", "activations", "in all"]);
+    for &rank in &shown {
+        let [parameters, gradients, optimizer, activations] = cells(&ranks[rank]);
+        let total = bytes(ranks[rank].total());
+        row(&mut text, "", &rank.to_string(), &[parameters, gradients, optimizer, activations, total]);
+    }
+    if shown.len() < ranks.len() {
+        line(&mut text, "", &format!("these {ROWS} of {} ranks need the most", ranks.len()));
+    }
+    line(&mut text, "", "temporary tensors and messages of a step are not included");
+    if plan.devices().is_empty() {
+        line(&mut text, "machine", &machine_balance(plan));
+    }
+    for load in plan.devices() {
+        line(&mut text, "device", &device_balance(load));
+    }
+    text
 }
 
-/// A simulation of the program.
-pub(crate) struct Simulation {
-    pub(crate) timeline: Timeline,
-    /// The sizes of each stage's activations in bytes.
-    pub(crate) sizes: Vec<StageSizes>,
+fn cells(held: &HeldBytes) -> [String; 4] {
+    [held.parameters, held.gradients, held.optimizer, held.activations].map(bytes)
 }
 
-/// Simulates the program.
-pub(crate) fn simulated(prepared: &Prepared) -> Result<Simulation, Failure> {
-    let Prepared { settings, program, partition, .. } = prepared;
-    let layers = layers_of(settings, &prepared.model);
-    let size = |stage: StageIndex| StageSizes {
-        recompute: Some(recompute_sizes(prepared, &layers, stage)),
-        ..stage_sizes(&layers.layers[partition.range(stage)], settings.pipeline.microbatch_size)
-    };
-    // A rank runs its actions in the order of its row for any costs, so unit costs give the same peaks.
-    let costs = Costs {
-        sizes: program.placement().all_stages().map(size).collect(),
-        recompute: settings.pipeline.recompute.clone(),
-        ..Costs::default()
-    };
-    let run = timed(program.as_program(), &costs).map_err(|error| Failure::new(Exit::Bug, error))?;
-    Ok(Simulation { timeline: run.timeline().clone(), sizes: costs.sizes })
+fn row(text: &mut String, what: &str, rank: &str, cells: &[impl AsRef<str>]) {
+    write!(text, "{what:9} {rank:>4}").expect("a string takes all text");
+    for cell in cells {
+        write!(text, "  {:>11}", cell.as_ref()).expect("a string takes all text");
+    }
+    text.push('\n');
 }
 
-/// Returns the bytes of a microbatch that a stage keeps if it is recomputed, and those that its backward then holds.
-fn recompute_sizes(prepared: &Prepared, layers: &ModelDesc, stage: StageIndex) -> RecomputeSizes {
-    let settings = &prepared.settings.pipeline;
-    let rows = u64::from(settings.microbatch_size);
-    // The first layer's inputs are token ids, which its activations include.
-    let input = |layer: usize| layer.checked_sub(1).map_or(0, |before| layers.layers[before].output_bytes);
-    let range = prepared.partition.range(stage);
-    let own = &layers.layers[range.clone()];
-    let (kept, recomputed) = if settings.recompute.is_by_block() {
-        let largest = own.iter().map(|layer| layer.activation_bytes).max();
-        (range.map(input).fold(0, u64::saturating_add), largest.unwrap_or(0))
+fn line(text: &mut String, what: &str, words: &str) {
+    writeln!(text, "{what:9} {words}").expect("a string takes all text");
+}
+
+/// Returns what the machine has and what the run needs.
+fn machine_balance(plan: &MemoryPlan) -> String {
+    let has = plan
+        .machine()
+        .map_or("an unknown amount of memory".to_owned(), |has| format!("{} of memory", bytes(has)));
+    let RunShape { replicas, is_local, .. } = plan.shape();
+    let needed = bytes(plan.needed());
+    let needed = if is_local {
+        let replicas = if replicas > 1 { format!(" of {replicas} replicas") } else { String::new() };
+        format!("all ranks{replicas} together need {needed}")
     } else {
-        (input(range.start), kept_bytes(own))
+        format!("each process needs at most {needed}")
     };
-    RecomputeSizes { kept: kept.saturating_mul(rows), recomputed: recomputed.saturating_mul(rows) }
+    format!("{has} on this one; {needed}")
 }
 
-/// Returns the bytes that this process can have: the memory that it may use, and the machine's swap space.
-pub(crate) fn most_bytes() -> Option<u64> {
-    let mut system = System::new();
-    system.refresh_memory();
-    Some(machine_bytes()?.saturating_add(system.total_swap()))
+/// Returns what a device has and what its ranks need.
+fn device_balance(load: &DeviceLoad) -> String {
+    let has = match load.memory {
+        Some(memory) => format!("{} of memory", bytes(memory)),
+        None => "an amount of memory that its back end does not know".to_owned(),
+    };
+    let subject = match &load.ranks[..] {
+        [(rank, _)] => format!("rank {rank} needs"),
+        ranks => format!("its {} together need", counted(ranks.len(), "rank")),
+    };
+    format!("`{}` has {has}; {subject} {}", load.device, bytes(load.needed()))
+}
+
+/// Fails with [`Exit::CheckFailed`] if the run needs more memory than the machine or one of its devices has.
+pub(crate) fn require_fit(plan: &MemoryPlan) -> Result<(), Failure> {
+    let message = match plan.shortage() {
+        None => return Ok(()),
+        Some(Shortage::Machine { needed, available }) => machine_shortage(plan, needed, available),
+        Some(Shortage::Device { load, missing }) => device_shortage(load, missing),
+    };
+    Err(Failure::new(Exit::CheckFailed, format!("the run does not fit into memory: {message}")))
+}
+
+fn machine_shortage(plan: &MemoryPlan, needed: u64, available: u64) -> String {
+    let (rank, most) = plan.largest();
+    let subject = if plan.shape().is_local { "its ranks together need" } else { "one process needs" };
+    let parts = [
+        (most.parameters, "parameters"),
+        (most.gradients, "gradients"),
+        (most.optimizer, "optimizer state"),
+        (most.activations, "activations"),
+    ];
+    let (part, name) = parts.into_iter().max_by_key(|(part, _)| *part).unwrap_or_default();
+    let advice = match name {
+        "activations" => {
+            "use fewer or shorter rows per microbatch, a schedule that holds fewer microbatches, or \
+             pipeline.recompute=stage"
+        }
+        _ => {
+            "use a smaller model, or spread it over more machines with more pipeline.ranks and \
+             pipeline.transport=mpi, or over replicas with mesh.data_parallel_mode=sharded"
+        }
+    };
+    format!(
+        "{subject} {}, and this machine has {}, which is {} too little; rank {rank} needs the most, {}, including {} of \
+         {name}; {advice}",
+        bytes(needed),
+        bytes(available),
+        bytes(needed - available),
+        bytes(most.total()),
+        bytes(part)
+    )
+}
+
+fn device_shortage(load: &DeviceLoad, missing: u64) -> String {
+    let most = load.largest().filter(|_| load.ranks.len() > 1);
+    let most = most.map_or_else(String::new, |(rank, needed)| {
+        format!("; rank {rank} needs the most, {}", bytes(needed))
+    });
+    format!(
+        "{}, which is {} too little{most}; use more devices with more pipeline.ranks and run.devices, \
+         mesh.data_parallel_mode=sharded, pipeline.recompute=stage, fewer rows per microbatch, or a smaller model",
+        device_balance(load),
+        bytes(missing)
+    )
 }
 
 #[cfg(test)]
 mod tests {
+    use pipewright::device::{BackEnd, DeviceChoice};
+
     use super::*;
 
-    fn rank(total: u64) -> RankMemory {
-        RankMemory { parameters: total, ..RankMemory::default() }
+    /// Returns the plan of ranks that need as many bytes, on a machine that has `machine`.
+    fn plan(ranks: impl IntoIterator<Item = u64>, shape: RunShape, machine: Option<u64>) -> MemoryPlan {
+        let rank = |parameters| HeldBytes { parameters, ..HeldBytes::default() };
+        let ranks = ranks.into_iter().map(rank).collect();
+        MemoryPlan::new(TrainingMemory::new(ranks, Vec::new()), shape, machine)
     }
 
-    #[test]
-    fn replicas_that_share_hold_their_part_and_what_is_gathered() {
-        let whole = RankMemory { parameters: 240, gradients: 240, optimizer: 480, activations: 0 };
-        let held_in = |numbers: Vec<u64>, shards, window, precision| {
-            let adamw = |numbers: u64| StateBytes {
-                parameters: NUMBER * numbers,
-                copy: copy_bytes(numbers, precision),
-                optimizer: 8 * numbers,
-            };
-            let stages: Vec<StateBytes> = numbers.into_iter().map(adamw).collect();
-            held_always(&stages, Sharding { shards, window })
-        };
-        let held_always = |shards, window| held_in(vec![10, 30, 20], shards, window, Precision::F32);
-        assert_eq!(held_always(1, 1), whole);
-        let parts = RankMemory { parameters: 4 * (15 + 30), gradients: 240, optimizer: 120, activations: 0 };
-        assert_eq!(held_always(4, 1), parts);
-        assert_eq!(held_always(4, 9).parameters, 4 * (15 + 60));
-        // With the rounded copy of the parameters that compute.
-        let in_half = |shards| held_in(vec![10, 30, 20], shards, 1, Precision::Bf16).parameters;
-        assert_eq!(in_half(1), (4 + 2) * 60);
-        assert_eq!(in_half(4), 4 * (15 + 30) + 2 * 30);
+    fn shape(is_local: bool, replicas: u32) -> RunShape {
+        RunShape { replicas, tensor_ranks: 1, is_local }
     }
 
     #[test]
     fn threads_of_one_machine_add_up_and_processes_do_not() {
-        let plan = |is_local, replicas| MemoryPlan {
-            ranks: vec![rank(40), rank(50)],
-            replicas,
-            tensor_ranks: 1,
-            is_local,
-            devices: Vec::new(),
-            machine: Some(100),
+        let on = |machine, is_local, replicas| {
+            require_fit(&plan([40, 50], shape(is_local, replicas), machine)).map_err(|failure| {
+                assert_eq!(failure.exit, Exit::CheckFailed);
+                failure.text()
+            })
         };
-        assert!(plan(true, 1).require_fit().is_ok());
-        assert!(plan(false, 2).require_fit().is_ok());
-        let failure = plan(true, 2).require_fit().expect_err("180 bytes in 100");
-        assert_eq!(failure.exit, Exit::CheckFailed);
-        let words = failure.text();
+        assert_eq!(on(Some(100), true, 1), Ok(()));
+        assert_eq!(on(Some(100), false, 2), Ok(()));
+        let words = on(Some(100), true, 2).expect_err("180 bytes in 100");
         assert!(
             words.contains("need 180 B, and this machine has 100 B, which is 80 B too little; rank 1"),
             "{words}"
         );
-        assert!(MemoryPlan { machine: Some(49), ..plan(false, 1) }.require_fit().is_err());
-        assert!(MemoryPlan { machine: None, ..plan(true, 2) }.require_fit().is_ok());
+        assert!(on(Some(49), false, 1).is_err());
+        assert_eq!(on(None, true, 2), Ok(()));
     }
 
     #[test]
     fn of_many_ranks_those_that_need_the_most_are_shown() {
-        let ranks = (0..100).map(rank).collect();
-        let plan = MemoryPlan {
-            ranks,
-            replicas: 1,
-            tensor_ranks: 1,
-            is_local: true,
-            devices: Vec::new(),
-            machine: Some(1 << 20),
-        };
-        let table = plan.table();
+        let table = table(&plan(0..100, shape(true, 1), Some(1 << 20)));
         assert!(table.contains("  99  ") && !table.contains("  83  "), "{table}");
         assert!(table.contains("these 16 of 100 ranks need the most"), "{table}");
+    }
+
+    /// Returns the plan of ranks on these devices. Rank `r` needs `10 (r + 1)` bytes, and each GPU has 45.
+    fn on_devices(names: &[&str], is_local: bool) -> MemoryPlan {
+        let needs = (1..=names.len() as u64).map(|rank| 10 * rank);
+        let choices = names.iter().map(|name| name.parse::<DeviceChoice>().expect("a device"));
+        plan(needs, shape(is_local, 1), None).on_devices(choices, |device| match device.back_end {
+            BackEnd::Cuda => Some(45),
+            BackEnd::Flex => Some(1_000),
+            _ => None,
+        })
+    }
+
+    fn check_devices(names: &[&str], is_local: bool, expected: Option<&str>) {
+        let failure = require_fit(&on_devices(names, is_local)).err().map(|failure| failure.text());
+        match (failure, expected) {
+            (None, None) => {}
+            (Some(failure), Some(expected)) => assert!(failure.contains(expected), "{failure}"),
+            (failure, expected) => panic!("{failure:?} instead of {expected:?}"),
+        }
+    }
+
+    #[test]
+    fn ranks_on_a_device_share_its_memory() {
+        check_devices(&["cuda:0", "cuda:1", "cuda:0"], true, None);
+        // `cuda` is the first one, so ranks 0 and 3 share it.
+        let expected = "`cuda:0` has 45 B of memory; its 2 ranks together need 50 B, which is 5 B too little; rank 3 needs \
+                        the most, 40 B; use more devices";
+        check_devices(&["cuda", "cuda:1", "flex", "cuda:0"], true, Some(expected));
+    }
+
+    #[test]
+    fn processes_may_be_on_several_machines() {
+        check_devices(&["cuda"; 4], false, None);
+        let expected = "; rank 4 needs 50 B, which is 5 B too little; use";
+        check_devices(&["cuda"; 5], false, Some(expected));
+    }
+
+    #[test]
+    fn memory_that_is_not_known_is_not_compared() {
+        let plan = on_devices(&["wgpu"; 9], true);
+        assert_eq!(plan.shortage(), None);
+        let expected =
+            "`wgpu` has an amount of memory that its back end does not know; its 9 ranks together need 450 B";
+        assert_eq!(device_balance(&plan.devices()[0]), expected);
     }
 }

@@ -1,15 +1,14 @@
 //! Training runs for the commands: preparation, launch, the loop of steps, and what is known of a run afterwards.
 
 pub(crate) mod arguments;
-pub(crate) mod check_json;
+pub(crate) mod summary;
 pub(crate) mod checkpoint_path;
-pub(crate) mod device_memory;
+pub(crate) mod data;
 pub(crate) mod evaluations;
 pub(crate) mod identity;
 pub(crate) mod launch;
-pub(crate) mod layer_sizes;
 pub(crate) mod memory;
-pub(crate) mod model_notes;
+pub(crate) mod model;
 pub(crate) mod optimizer;
 pub(crate) mod origin;
 pub(crate) mod overview;
@@ -18,8 +17,6 @@ pub(crate) mod process_group;
 pub(crate) mod rate_change;
 pub(crate) mod recorded_run;
 pub(crate) mod shared_folder;
-pub(crate) mod stage_memory;
-pub(crate) mod step_prediction;
 pub(crate) mod timeline_recorder;
 pub(crate) mod trained_model;
 pub(crate) mod training_loop;

@@ -13,17 +13,15 @@ use burn::optim::{
 use globset::{Glob, GlobSet, GlobSetBuilder};
 use pipewright::optimizer::{AdamW, ClipGroup, OptimizerGroup};
 use pipewright::stage::StageError;
-use pipewright_models::{ModelConfig, ParameterGroup, ParameterKind, ParameterSpec};
+use pipewright_models::training_memory::{OptimizerState, StateRule, is_hidden_matrix};
+use pipewright_models::{ModelConfig, ParameterGroup, ParameterSpec};
 
 use crate::config::Settings;
 use crate::config::optimizer::{OptimizerName, OptimizerSettings};
 use crate::config::optimizer_groups::{GroupSettings, named_group};
 use crate::failure::{Exit, Failure};
 
-/// The bytes of a number of the optimizer's state.
-const NUMBER: u64 = 4;
-
-/// What updates the parameters of a run.
+/// The optimizer of a run, and the groups of its parameters.
 pub(crate) struct Update {
     pub(crate) optimizer: ModuleOptimizer,
     pub(crate) groups: Vec<OptimizerGroup>,
@@ -93,20 +91,16 @@ pub(crate) fn update(settings: &OptimizerSettings, model: &ModelConfig) -> Resul
     })
 }
 
-/// Returns the bytes of the state that the optimizer has for a parameter.
-pub(crate) fn state_bytes(settings: &OptimizerSettings, spec: &ParameterSpec) -> u64 {
-    let numbers = |shape: &[usize]| shape.iter().fold(1, |all: u64, &size| all.saturating_mul(size as u64));
-    let all = numbers(&spec.shape);
-    let held = match algorithm_of(settings.name, spec) {
-        OptimizerName::AdamW | OptimizerName::Adam => all.saturating_mul(2),
-        OptimizerName::Sgd if settings.momentum.unwrap_or(0.0) == 0.0 => 0,
-        OptimizerName::Sgd | OptimizerName::Muon => all,
-        OptimizerName::Adafactor => match spec.shape.as_slice() {
-            [outer @ .., rows, columns] => numbers(outer).saturating_mul((rows + columns) as u64),
-            _ => all,
-        },
+/// Returns the rule for the state of the parameters of a run.
+pub(crate) fn state_rule(settings: &Settings) -> StateRule {
+    let optimizer = match settings.optimizer.name {
+        OptimizerName::AdamW | OptimizerName::Adam => OptimizerState::TwoMoments,
+        OptimizerName::Sgd if settings.optimizer.momentum.unwrap_or(0.0) == 0.0 => OptimizerState::Stateless,
+        OptimizerName::Sgd => OptimizerState::Momentum,
+        OptimizerName::Muon => OptimizerState::Muon,
+        OptimizerName::Adafactor => OptimizerState::Adafactor,
     };
-    held.saturating_mul(NUMBER)
+    StateRule { optimizer, precision: settings.run.precision }
 }
 
 /// Refuses an algorithm that updates whole matrices if several ranks compute each stage together, as the launch does.
@@ -144,24 +138,21 @@ pub(crate) fn require_whole(settings: &Settings) -> Result<(), Failure> {
             settings.pipeline.head_parts
         )));
     }
-    if settings.mesh.is_sharded() {
-        Err(Failure::input(format!(
-            "`optimizer.name = \"{name}\"` updates whole matrices, and with `mesh.data_parallel_mode = \"sharded\"` or a \
-             list in `mesh.data_parallel` each replica has only some rows; use adamw, adam or sgd, or \
-             write `data_parallel = {}` and `data_parallel_mode = \"replicated\"`",
-            settings.mesh.data_parallel
-        )))
-    } else {
-        Ok(())
+    if !settings.mesh.is_sharded() {
+        return Ok(());
     }
+    Err(Failure::input(format!(
+        "`optimizer.name = \"{name}\"` updates whole matrices, and with `mesh.data_parallel_mode = \"sharded\"` or a \
+         list in `mesh.data_parallel` each replica has only some rows; use adamw, adam or sgd, or \
+         write `data_parallel = {}` and `data_parallel_mode = \"replicated\"`",
+        settings.mesh.data_parallel
+    )))
 }
 
 /// Returns the algorithm of a parameter. Muon is for the matrices between embedding and head.
 fn algorithm_of(name: OptimizerName, spec: &ParameterSpec) -> OptimizerName {
-    let is_hidden_matrix =
-        spec.kind == ParameterKind::Matrix && spec.shape.len() == 2 && !spec.path.starts_with("lm_head");
     match name {
-        OptimizerName::Muon if !is_hidden_matrix => OptimizerName::AdamW,
+        OptimizerName::Muon if !is_hidden_matrix(spec) => OptimizerName::AdamW,
         name => name,
     }
 }

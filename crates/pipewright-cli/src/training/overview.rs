@@ -6,7 +6,7 @@ use pipewright_schedule::{Action, ValidatedProgram};
 
 use crate::config::pipeline::ScheduleChoice;
 use crate::display::Overview;
-use crate::escape::escape;
+use crate::text::escape;
 use crate::training::prepare::Prepared;
 
 /// Returns the overview of a run. Reads all data once.

@@ -1,4 +1,4 @@
-//! The processes of a run: a single process, or those that `mpirun` started. Decides which process writes files and
+//! The processes of a run: a single process, or the processes that `mpirun` started. Decides which process writes files and
 //! reports to the user, and checks that all processes have prepared the same run.
 
 use std::time::Duration;

@@ -1,10 +1,10 @@
-//! The change of the learning rate where a run resumes with another number of steps: a rate that falls over the whole run is
-//! computed anew over the new length, so it jumps.
+//! The change of the learning rate where a run resumes with another number of steps. A rate that falls over the whole run is
+//! computed again for the new length, so it jumps.
 
 use pipewright::train::{Decay, LearningRate};
 
 use crate::config::Settings;
-use crate::shell::quoted;
+use crate::text::quoted;
 
 /// The smallest ratio of two rates that counts as a jump.
 const JUMP: f64 = 1.1;
@@ -20,8 +20,8 @@ pub(crate) fn rates(settings: &Settings) -> LearningRate {
     }
 }
 
-/// Returns a sentence about the jump of the learning rate after step `done`, with a command for each of the two ways to go
-/// on. `set` are the arguments that change the settings from `before` to `after`. Returns `None` if the rate does not
+/// Returns a sentence about the jump of the learning rate after step `done`, with a command for each of the two ways to
+/// continue. `set` are the arguments that change the settings from `before` to `after`. Returns `None` if the rate does not
 /// jump, or if the arguments change the rate itself.
 pub(crate) fn note(before: &Settings, after: &Settings, done: u64, set: &[String]) -> Option<String> {
     let (old, new) = (rates(before), rates(after));
@@ -30,7 +30,7 @@ pub(crate) fn note(before: &Settings, after: &Settings, done: u64, set: &[String
         return None;
     }
     let (last, planned, next) = (old.at(done - 1), old.at(done), new.at(done));
-    // A rate that the run would have had anyway is no jump. After the last step, the old schedule has no rate.
+    // A rate that the run would have had anyway is not a jump. After the last step, the old schedule has no rate.
     let expected = if done < old.steps { planned } else { last };
     let ratio = if next > expected { next / expected } else { expected / next };
     if ratio.is_nan() || ratio <= JUMP {
@@ -58,14 +58,14 @@ pub(crate) fn continuations(settings: &Settings, steps: u64) -> String {
     }
 }
 
-/// Returns the commands of the two ways to go on.
+/// Returns the commands of the two ways to continue.
 fn ways(settings: &Settings, last: f64, set: &[String]) -> String {
     let constant = [r"optimizer.schedule=constant".to_owned(), format!("optimizer.learning_rate={last:e}")];
     let at_last = command(settings, &[set, &constant].concat());
-    let of_groups = settings.optimizer.groups.iter().any(|group| group.learning_rate.is_some());
-    let of_groups = if of_groups { " (and lower the rates of the groups)" } else { "" };
+    let groups = settings.optimizer.groups.iter().any(|group| group.learning_rate.is_some());
+    let groups = if groups { " (and lower the rates of the groups)" } else { "" };
     format!(
-        "for this schedule over the new length: {}; to go on at the last rate: {at_last}{of_groups}",
+        "for this schedule over the new length: {}; to continue at the last rate: {at_last}{groups}",
         command(settings, set)
     )
 }

@@ -1,19 +1,21 @@
 //! A run as its folder shows it: the recorded steps, the program that they ran, and its costs.
 //!
-//! The program and the costs come from the timelines, so they are those of the steps even if a file that the
-//! configuration names has changed since. The configuration adds what timelines do not show: the schedule's name, the
+//! The program and the costs come from the timelines, so they are true of the steps even if a file that the
+//! configuration names has changed. The configuration adds what timelines do not show: the schedule's name, the
 //! sizes of activations, and the same schedule for other numbers of microbatches. If it cannot be used, for example
 //! because the model's directory is gone, the page is made without these.
 
 use std::path::Path;
 
+use pipewright_models::training_memory::stage_sizes;
 use pipewright_schedule::costs::StageSizes;
-use pipewright_schedule::lower::for_training;
+use pipewright_schedule::lower::ProgramSource;
 use pipewright_schedule::measured::{costs_of, join_replicas, on_one_clock, program_of, replicas};
-use pipewright_schedule::partition::partition;
 use pipewright_schedule::picture::{RecordedStep, WholeStep};
 use pipewright_schedule::words::counted;
-use pipewright_schedule::{Action, Costs, Program, Recompute, ScheduleSpec, Timeline, generate};
+use pipewright_schedule::{
+    Action, Costs, LowerConfig, Program, Recompute, ScheduleSpec, Timeline, ValidatedProgram,
+};
 
 use crate::config::Settings;
 use crate::config::pipeline::ScheduleChoice;
@@ -23,8 +25,8 @@ use crate::run_record::{RecordedTimeline, StepMetrics, median_of, metrics, requi
 use crate::schedules::other_sizes::other_sizes;
 use crate::schedules::size::microbatches;
 use crate::training::arguments::load_settings;
-use crate::training::layer_sizes::{layers_of, stage_sizes};
-use crate::training::prepare::{method, read_model};
+use crate::training::model::{described, read_model};
+use crate::training::prepare::cut;
 
 /// A run with everything that its page shows.
 pub(crate) struct RecordedRun {
@@ -112,16 +114,14 @@ fn title(run: &Path, program: &Program, replicas: usize, settings: Option<&Setti
 /// Returns the sizes of each stage's activations.
 fn sizes(settings: &Settings, program: &Program) -> Option<Vec<StageSizes>> {
     let model = read_model(settings).ok()?;
-    let layers = layers_of(settings, &model);
-    let stages = program.placement().stages();
-    let method = method(&settings.pipeline, model.model(), &layers, stages).ok()?;
-    let cut = partition(&settings.pipeline.weights(&layers), stages, &method).ok()?;
+    let layers = described(settings, &model);
+    let cut = cut(settings, &model, &layers, program.placement().stages()).ok()?;
     let size = |stage| stage_sizes(&layers.layers[cut.range(stage)], settings.pipeline.microbatch_size);
     Some(program.placement().all_stages().map(size).collect())
 }
 
 /// Returns the programs of the run's schedule for other numbers of microbatches, if the schedule has a name. A run with
-/// recomputation has none: generated programs do not contain the forwards that backwards compute again.
+/// recomputation has no other programs: generated programs do not contain the forwards that backwards compute again.
 fn others(settings: &Settings, program: &Program) -> Vec<Program> {
     if settings.pipeline.recompute != Recompute::None {
         return Vec::new();
@@ -132,7 +132,7 @@ fn others(settings: &Settings, program: &Program) -> Vec<Program> {
     other_sizes(program, |microbatches| {
         let size = ScheduleSpec { ranks, stages_per_rank, microbatches, ..ScheduleSpec::default() };
         let spec = settings.pipeline.generator.spec(size);
-        let lowered = for_training(&generate(name, &spec).ok()?, &settings.mesh.lowering()).ok()?;
-        Some(lowered.into_program())
+        let source = ProgramSource::Named(name.clone(), Box::new(spec));
+        source.program(&LowerConfig::from(settings.mesh.lowering())).ok().map(ValidatedProgram::into_program)
     })
 }

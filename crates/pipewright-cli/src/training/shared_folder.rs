@@ -44,7 +44,7 @@ fn look_for(folder: &Path, name: &str, deadline: Duration) -> Result<(), Failure
     loop {
         let error = match read_regular(&folder.join(name), SMALL_TEXT) {
             Ok(content) if content == name.as_bytes() => return Ok(()),
-            Ok(_) => io::Error::other("its content is not that of rank 0"),
+            Ok(_) => io::Error::other("its content differs from what rank 0 wrote"),
             Err(error) => error,
         };
         if since.elapsed() >= deadline {

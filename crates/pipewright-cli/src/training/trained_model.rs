@@ -124,7 +124,7 @@ fn named(tokenizer: &str) -> Tokenizer {
 
 fn no_tokenizer(place: &str) -> Failure {
     Failure::input(format!(
-        "{place}: there is no tokenizer beside the model: add --tokenizer FILE, or --tokenizer bytes if it was trained on \
+        "{place}: there is no tokenizer next to the model: add --tokenizer FILE, or --tokenizer bytes if it was trained on \
          bytes"
     ))
 }

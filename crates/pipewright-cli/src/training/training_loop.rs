@@ -10,7 +10,7 @@ use std::path::PathBuf;
 
 use pipewright::checkpoint::{CheckpointError, CheckpointWriter};
 use pipewright::pipeline::{PipelineError, StepFailure, StepSummary};
-use pipewright::train::{EventFile, Metrics, Trainer};
+use pipewright::train::{EventFile, Metrics, StepPrediction, Trainer};
 use pipewright_schedule::Timeline;
 use pipewright_schedule::picture::{PictureSettings, html};
 use serde_json::{Map, Value};
@@ -19,13 +19,12 @@ use crate::config::Settings;
 use crate::display::{Display, Ending, Overview, Reason, say};
 use crate::failure::{Exit, Failure, sentence};
 use crate::run_folder::{self, RunFolder, RunFolderError, TIMELINE, is_lost_folder};
-use crate::shell::quoted;
 use crate::signal::Interrupt;
+use crate::text::quoted;
 use crate::training::evaluations::Evaluations;
 use crate::training::identity::LOSS;
 use crate::training::launch::{abandon, failure};
 use crate::training::process_group::ProcessGroup;
-use crate::training::step_prediction::StepPrediction;
 use crate::training::timeline_recorder::TimelineRecorder;
 
 /// Everything that the steps of a run need besides the ranks.
@@ -131,7 +130,7 @@ struct Log {
     planned_step_ms: Option<f64>,
     /// The event file for TensorBoard, if one is asked for.
     tensorboard: Option<EventFile>,
-    /// Whether a timeline could not be written, and the user was told.
+    /// Whether a timeline could not be written, and the user was warned.
     lacks_timelines: bool,
 }
 
@@ -173,7 +172,7 @@ impl Log {
             // Event files are an addition to the run, as timelines are.
             self.tensorboard = None;
             say(&format!(
-                "warning: events for TensorBoard are not written, and the training goes on without them: {}",
+                "warning: events for TensorBoard are not written, and the training continues without them: {}",
                 sentence(&error)
             ));
         }
@@ -232,7 +231,7 @@ fn note_timeline(written: Result<(), RunFolderError>, is_noted: &mut bool) -> Re
             if !std::mem::replace(is_noted, true) {
                 let reason = error.reason();
                 say(&format!(
-                    "warning: a timeline is not written, and the training goes on without it: {reason}"
+                    "warning: a timeline is not written, and the training continues without it: {reason}"
                 ));
             }
             Ok(())

@@ -16,7 +16,7 @@ fn check(run: &Run, set: &[&str]) -> (Option<i32>, String, String) {
     (output.status.code(), text(&output.stdout), text(&output.stderr))
 }
 
-/// Returns a run with a model directory beside it.
+/// Returns a run with a model directory next to it.
 fn with_model() -> Run {
     let run = Run::new();
     run.train(&["run.steps=1"]);
@@ -169,7 +169,7 @@ fn memory_follows_from_microbatches_schedule_and_sharding() {
     assert_eq!(column(&in_groups, 2), "25.2 KiB");
     assert_eq!(column(&["mesh.data_parallel=[1, 4]", "pipeline.microbatches=8"], 2), "12.6 KiB");
     let (_, printed, _) = check(&run, &in_groups);
-    let line = "mesh      4 replicas in 2 groups of 2, 8 ranks in all; each holds 1/2 of the parameters and of the \
+    let line = "mesh      4 replicas in 2 groups of 2, 8 ranks altogether; each holds 1/2 of the parameters and of the \
                 optimizer's state\n";
     assert!(printed.contains(line), "{printed}");
 }
@@ -300,7 +300,7 @@ fn layers_may_be_weighed_by_their_parameters() {
     assert_eq!(found["stages"], json!([[0, 0], [1, 2], [3, 3]]));
 }
 
-/// The message counts the microbatches of one replica, and the key those of all.
+/// The message counts the microbatches of one replica, and the key counts the microbatches of all replicas.
 #[test]
 fn advice_counts_the_microbatches_of_all_replicas() {
     let run = Run::new();

@@ -195,7 +195,7 @@ data      264 tokens, 32 rows, 16 steps of 2 rows an epoch
     let (summary, run) = found.split_at(found.find("run ").expect("a line on the run"));
     assert_eq!(summary, expected);
     assert!(run.starts_with("run       3 steps, results in /"), "{run}");
-    let line = "\n          temporary tensors and messages of a step come on top\nmachine ";
+    let line = "\n          temporary tensors and messages of a step are not included\nmachine ";
     assert!(run.contains(line), "{run}");
     assert!(!folder.path().join("out").exists());
 }
@@ -271,7 +271,7 @@ fn every_cause_of_a_bad_model_folder_is_named() {
     );
     write(&folder, "m/config.json", "{\n  \"model_type\": \"llama\"\n}");
     refuse("m/config.json: the model cannot be run: missing field `vocab_size`");
-    fs::remove_file(model.join("config.json")).expect("the file is there");
+    fs::remove_file(model.join("config.json")).expect("the file exists");
     fs::create_dir(model.join("config.json")).expect("a folder");
     refuse("m/config.json: cannot read it: this is a folder; name a file");
 }
@@ -309,7 +309,7 @@ fn an_exported_model_keeps_its_tokenizer_and_settings() {
         ["train", "small.toml", "--set", "run.checkpoint_every=3", "--set", "model.from=m", "--set", bytes];
     succeed(&folder, &arguments);
     // The run no longer needs the folder of its original model.
-    fs::remove_dir_all(folder.path().join("m")).expect("the folder is there");
+    fs::remove_dir_all(folder.path().join("m")).expect("the folder exists");
     let output = run_in(folder.path(), &["export", "out", "again"]);
     assert!(text(&output.stderr).ends_with("again, with its tokenizer\n"), "{}", text(&output.stderr));
     let read = |name: &str| fs::read_to_string(folder.path().join("again").join(name)).expect(name);

@@ -26,6 +26,23 @@ steps = 3
 out = \"out\"
 ";
 
+/// A profile of a model with many layers.
+const PROFILE: &str = "\
+rows = 1
+[link]
+latency_s = 5e-6
+bytes_per_s = 1e10
+[[layers]]
+kind = \"block\"
+count = 64
+forward_s = 1e-3
+input_backward_s = 1e-3
+weight_backward_s = 1e-3
+output_bytes = 4096
+parameter_bytes = 4096
+activation_bytes = 4096
+";
+
 /// The limit of the address space in kibibytes: enough for the start and for a part of the microbatches.
 const LIMIT: u32 = 1 << 20;
 
@@ -88,7 +105,7 @@ fn a_run_out_of_memory_says_where_and_how_much() {
     let report = told.lines().find(|line| line.starts_with("error: ")).expect("a report");
     let places = ["step 1: rank ", ", stage ", ", microbatch ", ", action "];
     assert!(places.iter().all(|place| report.contains(place)), "{report}");
-    let (_, asked) = report.split_once("no memory is left: ").expect("what was asked for");
+    let (_, asked) = report.split_once("no memory is left: ").expect("the bytes that were requested");
     let numbers: Vec<u64> = asked.split(' ').filter_map(|word| word.parse().ok()).collect();
     let [bytes, held] = numbers[..] else { panic!("bytes asked for and held: {report}") };
     assert!(bytes > 0 && held > 64 << 20 && held < u64::from(LIMIT) << 10, "{report}");
@@ -106,6 +123,7 @@ fn within(kibibytes: u32, folder: &TempDir, command: &str) -> Output {
 #[test]
 fn schedules_that_do_not_fit_are_refused_with_both_numbers() {
     let folder = folder(LARGE);
+    fs::write(folder.path().join("p.toml"), PROFILE).expect("the scratch folder takes files");
     let large = "--ranks 5000 --microbatches 16000";
     for (kibibytes, command) in [
         (3 << 20, format!("simulate gpipe {large}")),
@@ -116,6 +134,10 @@ fn schedules_that_do_not_fit_are_refused_with_both_numbers() {
         (3 << 20, format!("compare 1f1b gpipe {large}")),
         (400_000, "simulate zbv --ranks 64 --microbatches 4096".to_owned()),
         (400_000, "simulate zb-h2 --ranks 64 --microbatches 4096 --logical".to_owned()),
+        (300_000, "simulate 1f1b --ranks 20 --microbatches 3000 --format trace -o t.json".to_owned()),
+        (300_000, "schedule 1f1b --ranks 20 --microbatches 3000 --format trace -o t.json".to_owned()),
+        (1 << 20, "plan --profile p.toml --ranks 64 --microbatches 16384 --data-parallel 1".to_owned()),
+        (1 << 20, "plan --profile p.toml --ranks 61 --microbatches 16384".to_owned()),
     ] {
         let output = within(kibibytes, &folder, &command);
         let told = String::from_utf8_lossy(&output.stderr);

@@ -131,7 +131,7 @@ fn documents_begin_as_in_training() {
     );
 }
 
-/// A tokenizer of words, among them those of the text.
+/// A tokenizer of words, which include the words of the text.
 const WORDS: &str = r#"{"version": "1.0", "pre_tokenizer": {"type": "Whitespace"}, "added_tokens": [], "model":
     {"type": "WordLevel", "vocab": {"the": 0, "quick": 1, "brown": 2, "fox": 3, "jumps": 4, "?": 5}, "unk_token": "?"}}"#;
 

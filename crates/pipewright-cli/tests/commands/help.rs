@@ -26,7 +26,7 @@ fn folder_with_run() -> TempDir {
     folder
 }
 
-/// Returns the words of a command line, some of which have quotes.
+/// Returns the words of a command line. Some words have quotes.
 fn words(line: &str) -> Vec<&str> {
     let parts = line.split('\'').enumerate();
     parts
@@ -71,7 +71,7 @@ fn continues(before: &str, line: &str) -> bool {
     // Commands, arguments and examples begin in column 2. Options and their values begin with a hyphen.
     let is_item = column == 2 || (column > 0 && line.trim_start().starts_with('-'));
     let is_below = column == indentation(before) && !is_item;
-    // The description of a command, an argument or an option may begin beside its name.
+    // The description of a command, an argument or an option may begin next to its name.
     let beside = before.get(..column).zip(before.get(column..));
     let is_beside = beside.is_some_and(|(name, description)| {
         name.ends_with("  ") && !name.trim().is_empty() && !description.starts_with(' ')

@@ -1,4 +1,4 @@
-//! The commands that train, and those that read what a training needs or leaves.
+//! The commands that train, and the commands that read what a training needs or leaves.
 
 mod command_line;
 mod help;

@@ -44,13 +44,13 @@ fn reference() -> Vec<String> {
 }
 
 fn json(path: impl AsRef<std::path::Path>) -> Vec<Value> {
-    let text = fs::read_to_string(path).expect("the file is here");
+    let text = fs::read_to_string(path).expect("the file exists");
     serde_json::Deserializer::from_str(&text).into_iter().map(|value| value.expect("it is JSON")).collect()
 }
 
 #[test]
 fn side_inputs_reach_evaluations() {
-    // With these settings a step changes no parameter, so the loss of an evaluation is that of the steps on its rows.
+    // With these settings a step changes no parameter, so the loss of an evaluation equals the loss of the steps on its rows.
     let frozen = ["optimizer.learning_rate=1e-30", "optimizer.weight_decay=0"].map(str::to_owned);
     let trained = |more: &[String]| {
         let run = Run::new();

@@ -25,10 +25,10 @@ const MODEL: [&str; 9] = [
 /// The next limit, as a share of what the last plan needs.
 const TIGHTER: f64 = 0.9;
 
-/// What lists of a rank may take that are not in a profile. Their size does not depend on that of the tensors.
+/// The bytes of lists of a rank that are not in a profile. Their size does not depend on the size of the tensors.
 const LISTS: u64 = 96 << 10;
 
-/// A predicted peak is that of the run within this share.
+/// A predicted peak equals the peak of the run within this share.
 const ERROR: f64 = 0.05;
 
 /// Plans for a limit, and writes the best plan to `planned.toml`. Returns the plans, or the refusal.

@@ -64,7 +64,7 @@ fn each_kind_of_layer_is_measured_once() {
     }
 }
 
-/// What a decoder layer keeps for one row, from the list of its tensors: see `describe` of the model.
+/// The bytes that a decoder layer keeps for one row, from the list of its tensors: see `describe` of the model.
 #[test]
 fn the_memory_that_a_layer_keeps_is_measured() {
     let run = Run::new();
@@ -191,10 +191,10 @@ fn a_plan_with_tensor_ranks_is_checked_and_trained() {
     assert_eq!(plan("2", &["pipeline.ranks=4"]), [Some(2), Some(2)]);
     let (code, printed, said) = command(&run, &["check", "planned.toml"], &[]);
     assert_eq!(code, Some(0), "{said}");
-    assert!(printed.contains("2 tensor ranks compute each stage together, 4 ranks in all"), "{printed}");
+    assert!(printed.contains("2 tensor ranks compute each stage together, 4 ranks altogether"), "{printed}");
     let (code, _, said) = command(&run, &["train", "planned.toml"], &[]);
     assert_eq!(code, Some(0), "{said}");
-    // The plan's mesh replaces that of the configuration, whose ranks are counted.
+    // The plan's mesh replaces the mesh of the configuration, whose ranks are counted.
     assert_eq!(plan("1", &["pipeline.ranks=2", "mesh.tensor_parallel=2"]), [Some(4), Some(1)]);
 }
 
@@ -297,7 +297,7 @@ fn a_run_is_not_resumed_with_another_plan() {
     assert!(said.contains("a run resumes with the plan that it stored"), "{said}");
 }
 
-/// Input that is no profile at all ends at once, with a place, and with few of its mistakes.
+/// Input that is not a profile ends at once, with a place, and with few of its mistakes.
 #[test]
 fn files_of_another_kind_are_refused_at_once() {
     let run = Run::new();

@@ -46,7 +46,7 @@ fn a_configuration_alone_starts_from_random_weights() {
     let (folder, _) = exported();
     let note = "there are no weights: training starts from random ones";
     let (code, words) = told(&folder, "check", &["model.from=m/config.json", "run.out=other"]);
-    assert!(code == Some(0) && !words.contains(note), "the weights beside it are used: {words}");
+    assert!(code == Some(0) && !words.contains(note), "the weights next to it are used: {words}");
     fs::remove_file(folder.path().join("m/model.safetensors")).expect("it is there");
     for command in ["check", "plan", "train"] {
         check_accepted(&folder, command, &[FROM, "run.out=other"], note);

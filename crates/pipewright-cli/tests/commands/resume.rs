@@ -51,7 +51,7 @@ fn check_kills(kills: u32, set: &[&str], changes: impl Fn(u32) -> Vec<&'static s
     let (seed, mut random) = seeded();
     let killed = Run::new();
     let mut under_way = 0;
-    // How many kills meet a run between its steps depends on the machine and its load, so the kills go on until enough
+    // How many kills meet a run between its steps depends on the machine and its load, so the kills continue until enough
     // of them did.
     for kill in 0.. {
         let mut child = if killed.has_config() {
@@ -144,7 +144,7 @@ fn a_kill_while_saving_loses_nothing() {
     // The run has too many steps to finish and saves a checkpoint after each, so that kills often happen while saving.
     run.train(&["run.checkpoint_every=1", "run.steps=2"]);
     let (mut newest, mut half_written, mut kill) = (2, 0, 0);
-    // How many kills meet a checkpoint half-written depends on the machine and its load, so the test goes on until
+    // How many kills meet a checkpoint half-written depends on the machine and its load, so the test continues until
     // enough of them did.
     let wanted = kills(15) / 2;
     while half_written < wanted {
@@ -302,7 +302,7 @@ fn an_earlier_checkpoint_is_gone_on_from_and_what_came_later_is_kept() {
         words.contains("moved the metrics of steps after 2 to ") && words.contains("metrics.1.jsonl"),
         "{words}"
     );
-    assert!(words.contains("moved 2 checkpoint(s) of steps after 2 to "), "{words}");
+    assert!(words.contains("moved 2 checkpoints of steps after 2 to "), "{words}");
     assert_eq!(run.figures(), expected);
     assert_eq!(final_state(&run), state);
     let aside = fs::read_to_string(run.path("out/metrics.1.jsonl")).expect("the lines that were cut off");
@@ -334,7 +334,7 @@ fn groups_of_replicas_store_what_any_mesh_goes_on_with() {
     let whole = run(&["mesh.data_parallel=4"], "run.steps=4");
     let in_groups = run(&["mesh.data_parallel=[2, 2]"], "run.steps=2");
     assert_eq!(final_state(&in_groups), final_state(&run(&["mesh.data_parallel=4"], "run.steps=2")));
-    // What each replica holds does not change a bit, so the run ends as if it had never changed.
+    // The parts of the replicas do not change a bit, so the run ends as if it had never changed.
     in_groups.resume(&["run.steps=3", "mesh.data_parallel=4", "pipeline.ranks=1"]);
     in_groups.resume(&["run.steps=4", "mesh.data_parallel=[2, 2]", "pipeline.ranks=2"]);
     assert_eq!(in_groups.figures(), whole.figures());

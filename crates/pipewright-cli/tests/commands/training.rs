@@ -51,7 +51,10 @@ fn a_run_writes_its_results() {
     let trace: serde_json::Value = serde_json::from_str(&out("timeline.json")).expect("a trace is JSON");
     let events = trace["traceEvents"].as_array().expect("a list");
     let is_there = |action: &str| events.iter().any(|event| event["args"]["action"] == action);
-    assert!(is_there("1I0") && is_there("1W0"), "gradients leave before those of the weights are computed");
+    assert!(
+        is_there("1I0") && is_there("1W0"),
+        "gradients leave before the gradients of the weights are computed"
+    );
     assert!(out("config.toml").contains("num_hidden_layers = 2"));
 }
 

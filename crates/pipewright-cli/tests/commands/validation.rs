@@ -91,7 +91,7 @@ fn a_run_ends_early_and_keeps_its_best_checkpoint() {
     let output = run.command(&arguments);
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(0), "{said}");
-    assert_eq!(run.figures().len(), 6, "the first evaluation is the best, and two more are no better");
+    assert_eq!(run.figures().len(), 6, "the first evaluation is the best, and two more are not better");
     assert!(said.contains("ended early after step 6, saved in out/checkpoints/step-00000006"), "{said}");
     assert!(said.contains(" at best (step 2, checkpoints/best)"), "{said}");
     assert_eq!(run.checkpoints(), ["best", "step-00000002", "step-00000006"]);
@@ -108,7 +108,7 @@ fn a_run_ends_early_and_keeps_its_best_checkpoint() {
     assert!(said.contains("the run ended early, after step 6: 2 evaluations had found no lower"), "{said}");
     assert!(said.trim_end().ends_with("/out --set run.patience=0"), "{said}");
     run.resume(&["run.patience=3"]);
-    assert_eq!(run.figures().len(), 8, "one more evaluation is no better");
+    assert_eq!(run.figures().len(), 8, "one more evaluation is not better");
 
     let from_best =
         run.command(&["resume", "out/checkpoints/best", "--set", "run.steps=4", "--set", "run.patience=0"]);

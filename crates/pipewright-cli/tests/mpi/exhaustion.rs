@@ -1,4 +1,4 @@
-//! Tests of processes of which one cannot allocate memory: all end, and the first message is its report.
+//! Tests of a run in which one process cannot allocate memory: all processes end, and the first message is its report.
 
 use std::fs;
 

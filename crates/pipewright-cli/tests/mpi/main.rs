@@ -37,7 +37,7 @@ fn mpirun(folder: &Path) -> Command {
     let mut command = Command::new("mpirun");
     command.current_dir(folder);
     command.env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
-    // The `mpirun` of each test has its own folder for session files. Otherwise one would delete those of another.
+    // The `mpirun` of each test has its own folder for session files. Otherwise one test would delete the files of another.
     command.env("OMPI_MCA_orte_tmpdir_base", folder);
     command.env("OMPI_MCA_rmaps_base_oversubscribe", "1").stdin(Stdio::null());
     // The number of seconds after which processes that have not ended fail their test.
@@ -247,7 +247,7 @@ fn groups_of_replicas_train_in_processes_as_in_threads_to_the_bit() {
         let output = processes(folder.path(), count, &overrides);
         assert_eq!(output.status.code(), Some(0), "{}", words(&output));
         assert_eq!(figures(folder.path()), expected, "{overrides:?}");
-        // The processes of the first group have saved their parts, and threads go on with them.
+        // The processes of the first group have saved their parts, and threads continue with them.
         let mut resumed = Command::new(pipewright());
         resumed.current_dir(folder.path()).args(["resume", "out/checkpoints/step-00000002"]);
         resumed.args(["--set", "pipeline.transport=local", "--set", "mesh.data_parallel=4"]);
@@ -341,7 +341,7 @@ fn mistakes_are_told_once() {
     let folder = folder();
     let run = |count, overrides: &[&str]| processes(folder.path(), count, overrides);
     check_refused(&run(2, &["pipeline.trasport=x"]), 2, &["error:", "unknown key `trasport`"]);
-    check_refused(&run(3, &[]), 2, &["error:", "3 process(es) were started for 2 ranks"]);
+    check_refused(&run(3, &[]), 2, &["error:", "3 processes were started for 2 ranks"]);
     check_refused(&run(2, &["data.path=none.txt"]), 2, &["error:", "none.txt"]);
 }
 

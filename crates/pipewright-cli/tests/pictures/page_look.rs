@@ -85,7 +85,7 @@ fn chunks_have_shades_and_narrow_cells_tell_the_stage() {
     let Some(mut browser) = Browser::open(&made.path(), 1000, 500) else { return };
     let (first, second) = (browser.fill(0, 0, 0), browser.fill(0, 0, 1));
     assert_ne!(first, second);
-    // Rank 0 runs the forwards of stage 0 and, when the first microbatch returns, those of stage 7.
+    // Rank 0 runs the forwards of stage 0 and, when the first microbatch returns, the forwards of stage 7.
     assert_eq!(browser.colour(0.2, 0, 0.9), first);
     assert_eq!(browser.colour(7.2, 0, 0.9), second);
     // The label has two lines: the stage and the sort, then the microbatch.
@@ -250,7 +250,7 @@ fn a_receive_waits_until_its_message_is_sent() {
     let made = Made::page("simulate 1f1b --ranks 3 --microbatches 4 --level comms --cost hop=0.5");
     let Some(mut browser) = Browser::open(&made.path(), 1000, 600) else { return };
     assert!(browser.holds("document.getElementById('waiting').hidden"), "no receive of a prediction waits");
-    // The receives begin when the step does, as those of a run whose ranks have nothing else to do.
+    // The receives begin when the step does, as in a run whose ranks have nothing else to do.
     let early = "(() => {
         for (const { bars } of ranks) bars.kind.forEach((kind, at) => { if (data.kinds[kind][0].startsWith('RECV_')) bars.start[at] = 0; });
         findSends(ranks);

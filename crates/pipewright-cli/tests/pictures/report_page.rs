@@ -305,7 +305,7 @@ fn all_charts_zoom_together() {
     assert!(browser.number("charts[0].first") > first);
     browser.key("0", "0");
     assert_eq!(browser.number(length), 100.0);
-    // A part of the axis of steps is no part of another axis.
+    // A part of the axis of steps is not a part of another axis.
     browser.key("+", "+");
     browser.enter("#axis", "tokens");
     assert!(browser.holds("chosen.range === null && charts[0].last === 10100"));

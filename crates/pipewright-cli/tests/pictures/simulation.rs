@@ -1,4 +1,4 @@
-//! Compares the simulation in the page of `view` with that of the schedule crate: every event of every schedule.
+//! Compares the simulation in the page of `view` with the simulation of the schedule crate: every event of every schedule.
 
 use std::ffi::OsStr;
 

@@ -56,7 +56,7 @@ fn every_bubble_names_its_cause_and_the_chain_ends_at_the_start() {
         else {
             return;
         };
-        // Every bubble but those at the end of a rank waits for a message, and each chain leads back to time 0.
+        // Every bubble that is not at the end of a rank waits for a message, and each chain leads back to time 0.
         let wrong = "bubblesOf(predictedSource).filter(({ lane, next }) => next >= 0 && causeOf(lane, next).via !== 'message').length";
         assert_eq!(browser.number(wrong), 0.0, "{name}");
         let ends = "bubblesOf(predictedSource).filter(({ next }) => next >= 0).map(({ lane, next }) => chainTo(lane, next).at(-1))
@@ -231,7 +231,7 @@ fn screen_readers_get_names_and_the_table() {
     );
 }
 
-/// What is selected, as a text.
+/// The selection, as a text.
 const SELECTION: &str = "selected && [selected.lane.name, selected.from, selected.to].join(' ')";
 /// Whether the selection is in sight.
 const IS_IN_SIGHT: &str = "selected.from >= view.left - 1e-6 && selected.to <= view.left + span() + 1e-6";

@@ -61,7 +61,7 @@ fn a_run_keeps_timelines_and_its_page_shows_them() {
     let ratio = browser.number("predictedSource.end / measuredSource().end");
     assert!(ratio > 0.02 && ratio < 50.0, "{ratio}");
     assert!(browser.text("#figures").contains("step 12 "), "{}", browser.text("#figures"));
-    // The page says which steps its medians are from, and that times and memory are not those of the whole step.
+    // The page says which steps its medians are from, and that times and memory are not for the whole step.
     assert!(
         browser.text("#why").contains("The update after it is not part of them"),
         "{}",
@@ -103,7 +103,7 @@ fn a_run_keeps_timelines_and_its_page_shows_them() {
         hovered = null, draw();
         return [colour((start + sent) / 2) === message, describe({ rank: lane, time: start, events: lane.bars, at, parts: partsOf(lane, lane.bars, at) }).join()]; })()";
     let painted = browser.value(painted);
-    assert_eq!(painted[0], false, "the time before the message is sent is not that of the message");
+    assert_eq!(painted[0], false, "the time before the message is sent is not the time of the message");
     assert!(painted[1].as_str().expect("a tip").contains("until the message is sent"), "{painted}");
     // The schedule is known from the configuration, so other numbers of microbatches can be simulated.
     browser.enter("#whatif-microbatches", "8");

@@ -58,7 +58,7 @@ impl Run {
         self.start_heard(command, arguments, set, Stdio::null())
     }
 
-    /// As [`Run::start`], with a place for standard error.
+    /// Like [`Run::start`], with a place for standard error.
     pub(crate) fn start_heard(
         &self,
         command: &str,
@@ -71,7 +71,7 @@ impl Run {
         self.process(&all).stderr(stderr).spawn().expect("the binary starts")
     }
 
-    /// As [`Run::start`], in a process that ignores SIGHUP, as `nohup` starts it.
+    /// Like [`Run::start`], in a process that ignores SIGHUP, as `nohup` starts it.
     pub(crate) fn start_without_hangup(&self, command: &str, arguments: &[&str], set: &[&str]) -> Child {
         let binary = assert_cmd::cargo::cargo_bin!("pipewright");
         let mut shell = Command::new("sh");
@@ -213,7 +213,7 @@ pub(crate) fn ignores_hangup() -> bool {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     let mask = ignored.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
-    // The first bit is that of signal 1.
+    // The first bit stands for signal 1.
     let is_ignored = mask.is_some_and(|mask| mask & 1 == 1);
     if is_ignored {
         #[expect(clippy::print_stderr, reason = "a test that cannot run says so")]

@@ -64,7 +64,7 @@ fn slices_of_microbatches() {
     assert_eq!(first, "seq.csv: sound at level comms: 4 ranks, 4 stages, 32 microbatches");
     assert!(hint.ends_with("if the actions number slices, add --slices 4\n"), "{hint}");
     assert!(succeed(&folder, &["simulate", "--csv", "seq.csv"]).contains(hint), "{hint}");
-    // Rank 3 holds the forwards of one microbatch, and rank 0 those of three further slices.
+    // Rank 3 holds the forwards of one microbatch, and rank 0 the forwards of three further slices.
     let figures = seq("simulate", &[]);
     assert!(figures.starts_with("seq1f1b: 4 ranks, 4 stages, 8 microbatches of 4 slices\n"), "{figures}");
     let held = "7 6 5 4 activations of slices at most, by rank; 4 slices make a microbatch\n";

@@ -116,7 +116,7 @@ fn a_heavy_head_is_planned_in_parts() {
     assert!(config.contains("head_parts = 8"), "{config}");
     let text = succeed(&folder, &[&["plan"], &size[..], &parts[..2]].concat());
     assert!(text.contains("stages, head in 8 parts, "), "{text}");
-    // The schedule is in a file beside the configuration, if it has no name.
+    // The schedule is in a file next to the configuration, if it has no name.
     assert_eq!(best["microbatch_size"], 1, "{best}");
     let chunks = best["stages_per_rank"].to_string();
     let name = best["schedule"].as_str().expect("a name");

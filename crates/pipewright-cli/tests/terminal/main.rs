@@ -49,7 +49,7 @@ fn the_error_of_a_failing_step_is_the_last_thing_on_the_screen() {
         let text = joined(&lines);
         assert!(text.contains("error: step 2: rank "), "at {columns} columns: {lines:?}");
         assert!(text.ends_with("or look at the data of this step"), "{lines:?}");
-        assert_eq!(count(&lines, "step 1/40"), 1, "the last figures stand above it: {lines:?}");
+        assert_eq!(count(&lines, "step 1/40"), 1, "the last figures are above it: {lines:?}");
         assert!(lines[0].starts_with("llama") && count(&lines, "llama") == 1, "{lines:?}");
     }
 }
@@ -134,7 +134,7 @@ fn the_display_fits_every_width_that_it_is_given_in_turn() {
             lines[2].starts_with("loss ") && lines[2].contains("norm ") && lines[2].contains(" 3.00e-4"),
             "{lines:?}"
         );
-        assert_eq!(terminal.cursor(), (0, 0), "what comes next takes the display's place");
+        assert_eq!(terminal.cursor(), (0, 0), "the next output takes the display's place");
     }
     terminal.interrupt();
     let (code, lines) = terminal.wait_for_end();

@@ -1,4 +1,4 @@
-//! The screen after a run whose terminal was made narrower and wider while it went on.
+//! The screen after a run whose terminal was made narrower and wider during the run.
 
 use std::fs;
 use std::process::Command;
@@ -9,7 +9,7 @@ use tempfile::TempDir;
 use crate::pty::Terminal;
 use crate::{WIDTHS, count, folder, joined, train};
 
-/// The widths that a terminal has in turn while a run goes on, each with a word that the display's first line has at this
+/// The widths that a terminal has in turn during a run, each with a word that the display's first line has at this
 /// width, and one that it lacks.
 const IN_TURN: [(u16, &str, &str); 6] = [
     (120, "4 layers", "\0"),

@@ -28,7 +28,7 @@ impl<'a> Tmux<'a> {
         }
         let tmux = Self { folder };
         let (columns, rows) = (columns.to_string(), rows.to_string());
-        // The shell goes on after Ctrl-C, so that the window stays after the end of the command.
+        // The shell continues after Ctrl-C, so that the window stays after the end of the command.
         let script = format!("trap : INT; {script}; exec sleep 600");
         tmux.run(&["new-session", "-d", "-x", &columns, "-y", &rows, "sh", "-c", &script]);
         Some(tmux)
@@ -143,7 +143,7 @@ fn a_window_that_shrinks_and_grows_has_no_frame_in_the_scrollback_for_each_redra
         std::thread::sleep(SEVERAL_FRAMES / 2);
         assert_eq!(tmux.scrolled(), before, "at {size:?}: {:#?}", tmux.lines());
     }
-    // When a window becomes narrower, tmux itself wraps the lines of the display and moves those that no longer fit. The
+    // When a window becomes narrower, tmux itself wraps the lines of the display and moves lines that no longer fit. The
     // window has become narrower twice.
     let lines = tmux.lines();
     assert!(count(&lines, "llama") <= 3 && has_whole_display(&lines[lines.len() - 13..]), "{lines:#?}");

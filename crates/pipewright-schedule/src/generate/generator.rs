@@ -58,6 +58,16 @@ impl Default for Limits {
 }
 
 impl Generator {
+    /// Returns whether the schedule has backwards, without which no model trains.
+    pub fn has_backward(&self) -> bool {
+        self.actions > 1
+    }
+
+    /// Returns the number of slices into which the schedule cuts each microbatch.
+    pub fn slices_of(&self, spec: &ScheduleSpec) -> Slices {
+        spec.slices.unwrap_or(self.slices)
+    }
+
     /// Returns the name and the aliases.
     pub(super) fn names(&self) -> impl Iterator<Item = &'static str> {
         [self.name].into_iter().chain(self.aliases.iter().copied())
@@ -85,7 +95,7 @@ impl Generator {
             return Err(GenerateErrorKind::NoMicrobatches);
         }
         if stages > MAX_STAGES || self.most_cells(spec, stages_per_rank, 3) > MAX_COMPUTE_ACTIONS {
-            let slices = spec.slices.unwrap_or(self.slices);
+            let slices = self.slices_of(spec);
             return Err(GenerateErrorKind::TooLarge { stages, microbatches, slices });
         }
         (self.check)(spec, stages_per_rank)?;
@@ -94,7 +104,7 @@ impl Generator {
 
     /// Returns the most cells of all ranks, idle ones included, with `actions` for each stage and microbatch.
     pub(super) fn most_cells(&self, spec: &ScheduleSpec, stages_per_rank: u32, actions: u32) -> u128 {
-        let slices = spec.slices.unwrap_or(self.slices).get();
+        let slices = self.slices_of(spec).get();
         let length =
             u128::from(spec.microbatches) * u128::from(slices) + u128::from(self.stages.idle(spec.ranks));
         u128::from(actions) * u128::from(spec.ranks) * u128::from(stages_per_rank) * length

@@ -11,11 +11,13 @@ mod accumulation;
 mod trainer;
 mod tensorboard;
 mod run_log;
+mod step_prediction;
 
 pub use best_loss::*;
 pub use learning_rate::*;
 pub use rate_schedule::*;
 pub use run_log::*;
+pub use step_prediction::*;
 pub use tensorboard::*;
 pub use trainer::*;
 pub use validation::*;

@@ -17,7 +17,7 @@ fn load(text: Option<&str>, arguments: &[&str]) -> Result<Settings, String> {
     load_all(text, arguments).map(|loaded| loaded.settings)
 }
 
-/// As [`load`], with the schedule.
+/// Like [`load`], with the schedule.
 fn load_all(text: Option<&str>, arguments: &[&str]) -> Result<Loaded, String> {
     let folder = tempfile::tempdir().expect("a scratch folder");
     let file = folder.path().join("a.toml");

@@ -40,7 +40,7 @@ rope_scaling = { rope_type = \"llama3\", factor = 8, low_freq_factor = 1.0, high
 #[test]
 fn keys_of_a_family_are_checked_where_they_are_written() {
     let check = |keys: &str, problem: &str| {
-        // The place is that of the value.
+        // The place is where the value is.
         let column = keys.find("= ").expect("a key with a value") + 3;
         let text = format!("[model]\narchitecture = \"qwen3_moe\"\n{keys}\n");
         check(&text, &[&format!("a.toml:3:{column}: {problem}")]);

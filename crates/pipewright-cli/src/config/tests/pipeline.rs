@@ -1,10 +1,11 @@
 //! Tests of `[pipeline]`: schedules and cuts.
 
 use pipewright_schedule::generate::PerStage;
+use pipewright_schedule::lower::ProgramSource;
 use pipewright_schedule::{ScheduleSpec, generate};
 
 use super::{check_set, load, load_all};
-use crate::config::pipeline::{FoundSchedule, PartitionChoice};
+use crate::config::pipeline::PartitionChoice;
 
 #[test]
 fn habitual_names_of_schedules_become_their_own() {
@@ -156,9 +157,12 @@ fn settings_of_generators_are_for_schedules_that_have_them() {
     );
     let grouped = "pipeline.schedule=group-interleaved";
     refuse(&[grouped, "pipeline.ranks=3", "pipeline.group_size=1"], "pipeline.group_size=1", "");
-    let generated = |set: &[&str]| match load_all(None, set).expect("sound arguments").schedule {
-        FoundSchedule::Generated(schedule) => schedule,
-        other => panic!("{other:?}"),
+    let generated = |set: &[&str]| {
+        let scheduled = load_all(None, set).expect("sound arguments").scheduled().expect("a schedule");
+        match scheduled.source.generated().expect("a size that was checked") {
+            ProgramSource::Schedule(schedule) => schedule,
+            other => panic!("{other:?}"),
+        }
     };
     let four = ["pipeline.ranks=4", "pipeline.microbatches=8", "model.num_hidden_layers=8"];
     let small = generated(&[&[grouped, "pipeline.group_size=2"], &four[..]].concat());

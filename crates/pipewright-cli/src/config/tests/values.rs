@@ -24,7 +24,7 @@ fn wrong_types() {
     );
 }
 
-/// The time that was planned is that of the file's steps, not of other ones.
+/// The planned time is for the file's steps, not for other steps.
 #[test]
 fn a_planned_time_is_of_the_settings_of_the_plan() {
     let planned = |arguments: &[&str]| {

@@ -1,5 +1,5 @@
-//! Shows control characters of foreign texts as escapes: a tensor's name in a file, for example, must not move the cursor of
-//! the terminal that shows it.
+//! Texts that the user has written, in messages: control characters as escapes, long values shortened, and words quoted for a
+//! shell.
 
 use std::borrow::Cow;
 
@@ -20,7 +20,7 @@ pub(crate) fn escape(text: &str) -> Cow<'_, str> {
     Cow::Owned(escaped)
 }
 
-/// As [`escape`], for JSON: control characters, which JSON has in strings only, have JSON's own escapes such as `\u202e`.
+/// Like [`escape`], for JSON: control characters, which JSON has in strings only, have JSON's own escapes such as `\u202e`.
 pub(crate) fn escape_in_json(json: &str) -> Cow<'_, str> {
     if !json.contains(is_hidden) {
         return Cow::Borrowed(json);
@@ -32,7 +32,7 @@ pub(crate) fn escape_in_json(json: &str) -> Cow<'_, str> {
     Cow::Owned(escaped.collect())
 }
 
-/// As [`escape`], for a text that this program has coloured: the sequences that set colours stay.
+/// Like [`escape`], for a text that this program has coloured: the sequences that set colours stay.
 pub(crate) fn escape_all_but_colours(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     let mut rest = text;
@@ -66,6 +66,26 @@ fn is_hidden(character: char) -> bool {
     turns || (character.is_control() && !matches!(character, '\n' | '\t'))
 }
 
+/// The most characters of a value that a message repeats.
+const LONGEST: usize = 120;
+
+/// Returns a value, or its beginning and its length if it is long.
+pub(crate) fn shortened(value: &str) -> Cow<'_, str> {
+    if value.chars().count() <= LONGEST {
+        return Cow::Borrowed(value);
+    }
+    let beginning: String = value.chars().take(LONGEST / 2).collect();
+    Cow::Owned(format!("{beginning}... ({} characters)", value.chars().count()))
+}
+
+/// Returns the word, quoted for a shell if necessary. A word that looks like a flag is changed to a path.
+pub(crate) fn quoted(word: &str) -> String {
+    let word = if word.starts_with('-') { format!("./{word}") } else { word.to_owned() };
+    let is_plain = |character: char| character.is_alphanumeric() || "/._-+:@%".contains(character);
+    let needs_quotes = word.is_empty() || !word.chars().all(is_plain);
+    if needs_quotes { format!("'{}'", word.replace('\'', "'\\''")) } else { word }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -93,5 +113,23 @@ mod tests {
         check("\u{1b}[1;31mred\u{1b}[0m", "\u{1b}[1;31mred\u{1b}[0m");
         check("\u{1b}[2J\u{1b}]0;title\u{7}\u{1b}", r"\u{1b}[2J\u{1b}]0;title\u{7}\u{1b}");
         check("\u{1b}[31", r"\u{1b}[31");
+    }
+
+    #[test]
+    fn long_values_are_cut() {
+        assert_eq!(shortened("F=1"), "F=1");
+        assert_eq!(shortened(&"1".repeat(300)), format!("{}... (300 characters)", "1".repeat(60)));
+        assert_eq!(shortened(&"\u{e4}".repeat(121)), format!("{}... (121 characters)", "\u{e4}".repeat(60)));
+    }
+
+    #[test]
+    fn words_survive_a_shell() {
+        let check = |word: &str, expected: &str| assert_eq!(quoted(word), expected);
+        check("runs/sample-1", "runs/sample-1");
+        check("a b", "'a b'");
+        check("it's", "'it'\\''s'");
+        check("-x", "./-x");
+        check("$HOME", "'$HOME'");
+        check("", "''");
     }
 }

@@ -1,23 +1,22 @@
-//! The bytes of a layer's tensors in the precision of a run, and of a stage's. A model describes its layers in single
+//! The bytes of the tensors of layers and stages in the precision of a run. A model describes its layers in single
 //! precision.
 
 use pipewright::tensor::Precision;
-use pipewright_models::CutModel;
 use pipewright_schedule::costs::StageSizes;
 use pipewright_schedule::{LayerDesc, ModelDesc};
 
-use crate::config::Settings;
+use crate::cut_model::CutModel;
 
-/// Returns the layers of a run's model, with their sizes in the precision of the run.
-pub(crate) fn layers_of(settings: &Settings, model: &CutModel) -> ModelDesc {
-    in_precision(&model.describe(settings.data.seq_len as usize), settings.run.precision)
+/// Returns the layers of a model for rows of `tokens` tokens, with their sizes in the precision of a run.
+pub fn layers_in(model: &CutModel, tokens: usize, precision: Precision) -> ModelDesc {
+    in_precision(&model.describe(tokens), precision)
 }
 
 /// Returns the sizes of the activations of a stage with these layers, for a microbatch of `rows` rows.
 ///
 /// `I` keeps the inputs and the output gradients of the matrix products for `W`. Together they are about as large as the
 /// activations.
-pub(crate) fn stage_sizes(layers: &[LayerDesc], rows: u32) -> StageSizes {
+pub fn stage_sizes(layers: &[LayerDesc], rows: u32) -> StageSizes {
     let activation = kept_bytes(layers).saturating_mul(u64::from(rows));
     let keys_values = layers.iter().map(|layer| layer.keys_values_bytes).fold(0, u64::saturating_add);
     let keys_values = keys_values.saturating_mul(u64::from(rows));
@@ -25,7 +24,7 @@ pub(crate) fn stage_sizes(layers: &[LayerDesc], rows: u32) -> StageSizes {
 }
 
 /// Returns the bytes that the forward of a stage with these layers keeps for its backward, for a row.
-pub(crate) fn kept_bytes(layers: &[LayerDesc]) -> u64 {
+pub(super) fn kept_bytes(layers: &[LayerDesc]) -> u64 {
     let all = layers.iter().map(|layer| layer.activation_bytes).fold(0, u64::saturating_add);
     let shared = layers.windows(2).map(|pair| pair[1].shared_bytes(&pair[0]));
     shared.fold(all, u64::saturating_sub)
@@ -35,10 +34,10 @@ pub(crate) fn kept_bytes(layers: &[LayerDesc]) -> u64 {
 /// keeps the outputs of the last one in single precision: neither depends on the precision.
 fn in_precision(model: &ModelDesc, precision: Precision) -> ModelDesc {
     let scaled = |bytes: u64| bytes / Precision::F32.bytes() * precision.bytes();
-    let layer = |(place, layer): (usize, &LayerDesc)| {
-        let stays = match place {
+    let layer = |(index, layer): (usize, &LayerDesc)| {
+        let stays = match index {
             0 => layer.activation_bytes,
-            place if place + 1 == model.layers.len() => layer.output_bytes.min(layer.activation_bytes),
+            _ if index + 1 == model.layers.len() => layer.output_bytes.min(layer.activation_bytes),
             _ => 0,
         };
         LayerDesc {

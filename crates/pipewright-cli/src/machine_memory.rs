@@ -1,16 +1,49 @@
-//! The memory that this process can still allocate.
+//! The memory of this machine that the process may use, and what it can still allocate.
 
+use pipewright::device::{BackEnd, DeviceChoice, describe};
 use rustix::process::{Resource, getrlimit};
 use sysinfo::{Process, ProcessRefreshKind, ProcessesToUpdate, System};
 
 /// The address space that the program's code, libraries and stacks take, which its resident memory does not contain.
 const MAPPED: u64 = 96 << 20;
 
+/// Returns the memory that this process may use, in bytes: the memory of the machine, or the limit of its control group.
+pub(crate) fn machine_bytes() -> Option<u64> {
+    let mut system = System::new();
+    system.refresh_memory();
+    let process_limits = sysinfo::get_current_pid().ok().and_then(|pid| {
+        system.refresh_processes_specifics(
+            ProcessesToUpdate::Some(&[pid]),
+            false,
+            ProcessRefreshKind::nothing(),
+        );
+        system.process(pid)?.cgroup_limits()
+    });
+    let limits = [process_limits, system.cgroup_limits()].into_iter().flatten();
+    let limits = limits.map(|limits| limits.total_memory);
+    limits.chain([system.total_memory()]).filter(|bytes| *bytes > 0).min()
+}
+
+/// Returns the bytes that this process can have: the memory that it may use, and the machine's swap space.
+pub(crate) fn most_bytes() -> Option<u64> {
+    let mut system = System::new();
+    system.refresh_memory();
+    Some(machine_bytes()?.saturating_add(system.total_swap()))
+}
+
+/// Returns the memory of a device in bytes, if its back end knows it.
+pub(crate) fn device_bytes(device: DeviceChoice) -> Option<u64> {
+    match device.back_end {
+        BackEnd::Flex => machine_bytes(),
+        _ => describe(device)?.memory,
+    }
+}
+
 /// An amount of memory, and what limits it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct FreeMemory {
     pub(crate) bytes: u64,
-    /// What it is a part of.
+    /// The whole memory that contains it.
     pub(crate) limit: &'static str,
 }
 
@@ -38,4 +71,14 @@ pub(crate) fn free_memory() -> Option<FreeMemory> {
     .into_iter()
     .filter_map(|(bytes, limit)| Some(FreeMemory { bytes: bytes?, limit }))
     .min_by_key(|free| free.bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn this_machine_has_memory() {
+        assert!(machine_bytes().is_some_and(|bytes| bytes > 1 << 20));
+    }
 }

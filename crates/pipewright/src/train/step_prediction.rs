@@ -3,11 +3,12 @@
 //!
 //! Steps that take longer than the prediction lose time to something that the schedule does not explain.
 
-use pipewright::pipeline::StepSummary;
-use pipewright::train::Metrics;
 use pipewright_schedule::Timeline;
 use pipewright_schedule::measured::{costs_of, on_one_clock, program_of, replicas};
 use pipewright_schedule::simulate::timed;
+
+use crate::pipeline::StepSummary;
+use crate::train::trainer::Metrics;
 
 /// The number of a process's first steps that are not used: caches and memory are still cold.
 const WARM_UP: usize = 1;
@@ -18,7 +19,7 @@ const MOST_EVENTS: usize = 200_000;
 
 /// The prediction of the steps that this process takes.
 #[derive(Debug, Default)]
-pub(crate) struct StepPrediction {
+pub struct StepPrediction {
     steps: usize,
     /// One replica of each measured step.
     timelines: Vec<Timeline>,
@@ -29,7 +30,7 @@ pub(crate) struct StepPrediction {
 
 impl StepPrediction {
     /// Adds the prediction to the metrics of a step if there is one, and learns from the step otherwise.
-    pub(crate) fn observe(&mut self, metrics: &mut Metrics, report: &StepSummary) {
+    pub fn observe(&mut self, metrics: &mut Metrics, report: &StepSummary) {
         self.observe_timeline(metrics, &report.timeline);
     }
 

@@ -1,8 +1,11 @@
-//! Sentences about the files of a model that the user should know, although the run can start.
+//! The model that the settings name, and sentences about its files that the user should know, although the run can start.
 
 use std::path::Path;
 
-use pipewright_models::{ModelConfig, hf};
+use pipewright_models::training_memory::layers_in;
+use pipewright_models::{CutModel, ModelConfig, hf};
+use pipewright_schedule::ModelDesc;
+use pipewright_schedule::words::counted;
 
 use crate::config::Settings;
 use crate::config::data::BYTES;
@@ -11,6 +14,20 @@ use crate::failure::Failure;
 
 /// The number of different bytes.
 const BYTE_TOKENS: usize = 256;
+
+/// Returns the configuration of the model that the settings name, with its head in as many parts.
+pub(crate) fn read_model(settings: &Settings) -> Result<CutModel, Failure> {
+    let model = match &settings.model {
+        ModelSettings::From { from } => ModelConfig::read(from).map_err(Failure::input)?,
+        ModelSettings::Fresh(model) => model.config(),
+    };
+    CutModel::new(model, settings.pipeline.head_parts).map_err(Failure::input)
+}
+
+/// Returns the layers of the model of a run, with their sizes in the precision of the run.
+pub(crate) fn described(settings: &Settings, model: &CutModel) -> ModelDesc {
+    layers_in(model, settings.data.seq_len as usize, settings.run.precision)
+}
 
 /// Returns the sentences about the `config.json` and the tokenizer of the model that the settings name.
 pub(crate) fn model_notes(settings: &Settings, model: &ModelConfig) -> Result<Vec<String>, Failure> {
@@ -49,11 +66,10 @@ pub(crate) fn unknown_note(from: &Path) -> Result<Option<String>, Failure> {
 pub(crate) fn check_weights(directory: &Path, model: &ModelConfig) -> Result<Option<String>, Failure> {
     let parameters = model.parameters().map_err(Failure::input)?;
     let unused = hf::check_weights(directory, &parameters).map_err(Failure::input)?;
-    let count = match unused.len() {
-        0 => return Ok(None),
-        1 => "1 tensor".to_owned(),
-        count => format!("{count} tensors"),
-    };
+    if unused.is_empty() {
+        return Ok(None);
+    }
+    let count = counted(unused.len(), "tensor");
     let (place, names) = (directory.display(), listed(&unused));
     Ok(Some(format!("warning: {place}: the model does not use {count} of the files: {names}")))
 }

@@ -6,19 +6,19 @@
 use serde::{Serialize, Serializer};
 
 use crate::failure::Failure;
-use crate::shortened::shortened;
+use crate::text::shortened;
 
 /// Decimal numbers, stored as whole numbers with a common number of decimals.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Weights {
+pub(crate) struct Weights {
     /// The numbers, multiplied by ten to the power of `decimals`.
-    pub(super) scaled: Vec<u64>,
+    pub(crate) scaled: Vec<u64>,
     decimals: usize,
 }
 
 /// A sum of weights.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Sum {
+pub(crate) struct Sum {
     scaled: u128,
     decimals: usize,
 }
@@ -28,7 +28,7 @@ impl Weights {
     ///
     /// # Errors
     /// Fails at the first weight that is not a number of at least 0, or that has too many digits.
-    pub(super) fn parse(texts: &[String]) -> Result<Self, Failure> {
+    pub(crate) fn parse(texts: &[String]) -> Result<Self, Failure> {
         let refused = |index: usize, why: &str| {
             let (text, position, count) = (shortened(&texts[index]), index + 1, texts.len());
             Failure::input(format!("--weights: weight {position} of {count}, `{text}`, {why}"))
@@ -62,7 +62,7 @@ impl Weights {
     }
 
     /// Returns a sum of these weights, given the sum of the scaled weights.
-    pub(super) fn sum(&self, scaled: u128) -> Sum {
+    pub(crate) fn sum(&self, scaled: u128) -> Sum {
         Sum { scaled, decimals: self.decimals }
     }
 }

@@ -1,0 +1,142 @@
+//! Checks that compare keys of several sections. They run only if no key has a problem by itself, because they would
+//! compare defaults that the user did not write.
+
+use pipewright_schedule::generate::find;
+use pipewright_schedule::lower::ProgramSource;
+use pipewright_schedule::{Recompute, Slices};
+
+use crate::config::document::Document;
+use crate::config::mesh::LOOKAHEAD;
+use crate::config::paths::Surroundings;
+use crate::config::place::Place;
+use crate::config::problem::ProblemKind;
+use crate::config::section::Section;
+use crate::config::settings::Settings;
+
+/// Refuses settings that contradict each other. `source` is the source of the program, unless a plan chooses it.
+pub(super) fn check(
+    document: &mut Document,
+    surroundings: &Surroundings,
+    settings: &Settings,
+    source: Option<&ProgramSource>,
+) {
+    let mut checks = CrossChecks { document, surroundings, settings };
+    checks.check_warmup();
+    checks.check_validation();
+    checks.check_lookahead();
+    if let Some(slices) = source.map(slices_of).filter(|slices| !slices.is_one()) {
+        checks.check_slices(slices);
+    }
+}
+
+/// Returns the number of slices into which a program cuts each microbatch.
+fn slices_of(source: &ProgramSource) -> Slices {
+    match source {
+        ProgramSource::Named(name, spec) => {
+            find(name).map_or(Slices::ONE, |generator| generator.slices_of(spec))
+        }
+        ProgramSource::Schedule(schedule) => schedule.slices(),
+        ProgramSource::Rows(rows) => rows.slices(),
+    }
+}
+
+struct CrossChecks<'a> {
+    document: &'a mut Document,
+    surroundings: &'a Surroundings,
+    settings: &'a Settings,
+}
+
+impl CrossChecks<'_> {
+    fn section(&mut self, name: &'static str) -> Section<'_> {
+        Section::new(self.document, self.surroundings, name)
+    }
+
+    fn is_sound(&self) -> bool {
+        self.document.problems.is_empty()
+    }
+
+    /// Refuses a warm-up that is longer than the run. The problem is reported at the key that was written last.
+    fn check_warmup(&mut self) {
+        let (warmup_steps, steps) = (self.settings.optimizer.warmup_steps, self.settings.run.steps);
+        if !self.is_sound() || warmup_steps <= steps {
+            return;
+        }
+        let kind = ProblemKind::LongWarmup { warmup_steps, steps };
+        let is_argument = |section: &Section<'_>, key| matches!(section.place(key), Place::Set { .. });
+        let is_warmup_argument = is_argument(&self.section("optimizer"), "warmup_steps");
+        if is_argument(&self.section("run"), "steps") && !is_warmup_argument {
+            return self.section("run").report("steps", kind);
+        }
+        self.section("optimizer").report("warmup_steps", kind);
+    }
+
+    /// Refuses keys of evaluations that have no effect, or that would evaluate a model on inputs that it does not have in
+    /// training.
+    fn check_validation(&mut self) {
+        if !self.is_sound() {
+            return;
+        }
+        let Settings { data, run, .. } = self.settings;
+        let mut refuse = |section, key, other, advice| {
+            self.section(section).report(key, ProblemKind::Without { key, other, advice });
+        };
+        if run.eval_every > 0 && !data.has_validation() {
+            let advice = "write `validation` or `validation_share` in [data], or `eval_every = 0`";
+            refuse("run", "eval_every", "validation data", advice);
+        }
+        if run.eval_every == 0 {
+            let advice = "write `eval_every` in [run], or remove the key";
+            for (key, is_written) in [("patience", run.patience > 0), ("eval_batches", run.eval_batches > 0)]
+            {
+                if is_written {
+                    refuse("run", key, "evaluations (`eval_every` is 0)", advice);
+                }
+            }
+        }
+        let has_files = !data.validation.is_empty();
+        if data.validation_side.is_some() && !has_files {
+            let advice =
+                "the rows that `validation_share` holds out have the side inputs of `side`: remove the key";
+            refuse("data", "validation_side", "`validation`", advice);
+        }
+        if data.side.is_some() && has_files && data.validation_side.is_none() {
+            let advice = "write `validation_side`, a file with side inputs for the rows of `validation`";
+            refuse("data", "validation", "side inputs, which the training data has", advice);
+        }
+    }
+
+    /// Refuses a lookahead that does not fit the window or the ranks of the pipeline.
+    fn check_lookahead(&mut self) {
+        let Settings { mesh, pipeline, .. } = self.settings;
+        let unfit = mesh.unshard().and_then(|config| config.check(pipeline.ranks).err());
+        if let Some(error) = unfit.filter(|_| self.is_sound()) {
+            self.section("mesh").report(LOOKAHEAD, error.into());
+        }
+    }
+
+    /// Refuses rows that do not divide into slices, and settings that need whole microbatches.
+    fn check_slices(&mut self, slices: Slices) {
+        if !self.is_sound() {
+            return;
+        }
+        let Settings { data, pipeline, mesh, .. } = self.settings;
+        if !data.seq_len.is_multiple_of(slices.get()) {
+            let range = format!("a multiple of {slices}, the number of slices,");
+            let kind = ProblemKind::OutOfRange { key: "seq_len", value: data.seq_len.to_string(), range };
+            if self.section("data").is_written("seq_len") {
+                self.section("data").report("seq_len", kind);
+            } else {
+                self.section("pipeline").report_at_first_of(&["slices", "schedule"], kind);
+            }
+        }
+        let needs_whole = [
+            ("data", "packed", data.packed),
+            ("data", "side", data.side.is_some()),
+            ("pipeline", "recompute", pipeline.recompute != Recompute::None),
+            ("mesh", "tensor_parallel", mesh.tensor_parallel > 1),
+        ];
+        for (section, key, _) in needs_whole.into_iter().filter(|(_, _, is_set)| *is_set) {
+            self.section(section).report(key, ProblemKind::BesideSlices { key });
+        }
+    }
+}

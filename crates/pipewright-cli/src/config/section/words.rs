@@ -1,0 +1,147 @@
+//! Getters of flags, texts, words of a list, and paths.
+
+use std::path::PathBuf;
+
+use toml::Value;
+
+use crate::config::data::BUILT_IN;
+use crate::config::problem::ProblemKind;
+use crate::config::section::Section;
+
+impl Section<'_> {
+    /// Reads `true` or `false`.
+    pub(in crate::config) fn flag(&mut self, key: &'static str, default: bool) -> bool {
+        match self.value(key) {
+            None => default,
+            Some(Value::Boolean(flag)) => flag,
+            Some(value) => {
+                self.report(key, ProblemKind::wrong_type(key, "true or false", &value));
+                default
+            }
+        }
+    }
+
+    /// Reads a text that is not empty.
+    pub(in crate::config) fn text(&mut self, key: &'static str) -> Option<String> {
+        match self.value(key)? {
+            Value::String(text) if text.is_empty() => self.report(key, ProblemKind::Empty { key }),
+            Value::String(text) => return Some(text),
+            value => self.report(key, ProblemKind::wrong_type(key, "a text", &value)),
+        }
+        None
+    }
+
+    /// Reads one text or a list of texts, none of them empty.
+    pub(in crate::config) fn texts(&mut self, key: &'static str) -> Option<Vec<String>> {
+        let value = self.value(key)?;
+        let texts = match &value {
+            Value::String(text) => Some(vec![text.clone()]),
+            Value::Array(items) => items.iter().map(|item| item.as_str().map(str::to_owned)).collect(),
+            _ => None,
+        };
+        match texts {
+            Some(texts) if texts.is_empty() || texts.iter().any(String::is_empty) => {
+                self.report(key, ProblemKind::Empty { key });
+            }
+            Some(texts) => return Some(texts),
+            None => self.report(key, ProblemKind::wrong_type(key, "a text or a list of texts", &value)),
+        }
+        None
+    }
+
+    /// Reads a list of the words in `options`; empty if it is not written.
+    pub(in crate::config) fn choices<T: Copy>(&mut self, key: &'static str, options: &[(&str, T)]) -> Vec<T> {
+        if let Some(Value::Array(items)) = self.value(key)
+            && items.is_empty()
+        {
+            return Vec::new();
+        }
+        let mut found = Vec::new();
+        for text in self.texts(key).unwrap_or_default() {
+            match options.iter().find(|(name, _)| *name == text) {
+                Some((_, option)) => found.push(*option),
+                None => self.report_unknown_word(key, &text, options.iter().map(|(name, _)| *name)),
+            }
+        }
+        found
+    }
+
+    /// Reads a value of any type, which the caller checks.
+    pub(in crate::config) fn any(&mut self, key: &'static str) -> Option<Value> {
+        self.value(key)
+    }
+
+    /// Reads one of the words in `options`.
+    pub(in crate::config) fn choice<T: Copy>(
+        &mut self,
+        key: &'static str,
+        default: T,
+        options: &[(&str, T)],
+    ) -> T {
+        let Some(text) = self.text(key) else { return default };
+        match options.iter().find(|(name, _)| *name == text) {
+            Some((_, option)) => *option,
+            None => {
+                self.report_unknown_word(key, &text, options.iter().map(|(name, _)| *name));
+                default
+            }
+        }
+    }
+
+    /// Reads one of the words in `options`, or a list of whole numbers.
+    pub(in crate::config) fn choice_or_list<T: Clone>(
+        &mut self,
+        key: &'static str,
+        default: T,
+        options: &[(&str, T)],
+        list: impl FnOnce(Vec<u32>) -> Option<T>,
+    ) -> T {
+        const EXPECTED: &str = "a word, or a list of whole numbers, such as [0, 2]";
+        match self.value(key) {
+            None => default,
+            Some(Value::String(text)) => match options.iter().find(|(name, _)| *name == text) {
+                Some((_, option)) => option.clone(),
+                None => {
+                    self.report_unknown_word(key, &text, options.iter().map(|(name, _)| *name));
+                    default
+                }
+            },
+            Some(value) => {
+                let number = |item: &Value| u32::try_from(item.as_integer()?).ok();
+                let items = value.as_array().and_then(|items| items.iter().map(number).collect());
+                items.and_then(list).unwrap_or_else(|| {
+                    self.report(key, ProblemKind::wrong_type(key, EXPECTED, &value));
+                    default
+                })
+            }
+        }
+    }
+
+    /// Reads a path and makes it absolute: relative to the file's folder, or to the working folder after `--set`.
+    pub(in crate::config) fn path(&mut self, key: &'static str) -> Option<PathBuf> {
+        let text = self.text(key)?;
+        match self.surroundings.path(key, &text, &self.place(key)) {
+            Ok(path) => Some(path),
+            Err(kind) => {
+                self.report(key, kind);
+                None
+            }
+        }
+    }
+
+    /// Reads patterns of paths, made absolute as in [`Section::path`], or the word that selects the text in the binary.
+    pub(in crate::config) fn patterns(&mut self, key: &'static str) -> Option<Vec<String>> {
+        let texts = self.texts(key)?;
+        if texts == [BUILT_IN] {
+            return Some(texts);
+        }
+        let place = self.place(key);
+        match texts.iter().map(|text| self.surroundings.pattern(key, text, &place)).collect() {
+            Ok(patterns) => Some(patterns),
+            Err(kind) => {
+                self.report(key, kind);
+                None
+            }
+        }
+    }
+}

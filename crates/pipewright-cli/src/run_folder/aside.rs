@@ -1,0 +1,116 @@
+//! Moves an earlier run, or what it did after the step from which it resumes, to names that are free.
+
+use std::ffi::OsString;
+use std::fs::{self, File};
+use std::io::{ErrorKind, Write};
+use std::path::{Path, PathBuf};
+
+use pipewright::bounded_file::{read_regular, read_regular_text};
+use pipewright::checkpoint::CheckpointFolder;
+use pipewright::train::timeline_name;
+use pipewright_schedule::words::counted;
+
+use crate::run_folder::error::{RunFolderError, move_error, write_error};
+use crate::run_folder::lock::RunLock;
+use crate::run_folder::paths::{
+    LARGEST, METRICS, TIMELINE, checkpoints_of, kept_timelines, lines_to, timelines_of,
+};
+
+/// Renames the folder of a run to a free name. Fails if a run is still writing to it.
+pub(super) fn move_run_aside(path: &Path) -> Result<PathBuf, RunFolderError> {
+    // The folder is locked until it has its other name.
+    let _lock = RunLock::take(path)?;
+    let aside = free_name(path, "");
+    fs::rename(path, &aside).map_err(move_error(path))?;
+    Ok(aside)
+}
+
+/// Moves the checkpoints of steps after `done` to a separate folder, and returns a sentence that says so. Otherwise
+/// they would count as the newest checkpoints of the run.
+pub(super) fn move_later_checkpoints(run: &Path, done: u64) -> Result<Option<String>, RunFolderError> {
+    let folder = checkpoints_of(run);
+    let later: Vec<(u64, PathBuf)> =
+        CheckpointFolder::list(&folder)?.into_iter().filter(|(step, _)| *step > done).collect();
+    if later.is_empty() {
+        return Ok(None);
+    }
+    let aside = free_name(&folder, "");
+    fs::create_dir(&aside).map_err(write_error(&aside))?;
+    for (_, checkpoint) in later.iter().rev() {
+        let name = checkpoint.file_name().unwrap_or_default();
+        fs::rename(checkpoint, aside.join(name)).map_err(move_error(checkpoint))?;
+    }
+    let count = counted(later.len(), "checkpoint");
+    Ok(Some(format!("moved {count} of steps after {done} to {}", aside.display())))
+}
+
+/// Moves the timeline of the last step to the folder of the timelines of further steps. While the run continues, the last line of the metrics
+/// is of another step than this timeline.
+pub(super) fn keep_last_timeline(run: &Path) -> Result<(), RunFolderError> {
+    let (last, folder) = (run.join(TIMELINE), timelines_of(run));
+    let metrics = read_regular_text(&run.join(METRICS), LARGEST).unwrap_or_default();
+    let step_of = |line: &str| serde_json::from_str::<serde_json::Value>(line).ok()?.get("step")?.as_u64();
+    let Some(step) = metrics.lines().rev().find_map(step_of).filter(|_| last.is_file()) else {
+        return Ok(());
+    };
+    create_in_run(&folder)?;
+    fs::rename(&last, folder.join(timeline_name(step))).map_err(move_error(&last))
+}
+
+/// Moves the timelines of steps after `done` to a separate folder, and returns a sentence that says so.
+pub(super) fn move_later_timelines(run: &Path, done: u64) -> Result<Option<String>, RunFolderError> {
+    let folder = timelines_of(run);
+    let kept = kept_timelines(run).map_err(write_error(&folder))?;
+    let later: Vec<PathBuf> =
+        kept.into_iter().filter(|(step, _)| *step > done).map(|(_, path)| path).collect();
+    if later.is_empty() {
+        return Ok(None);
+    }
+    let aside = free_name(&folder, "");
+    fs::create_dir(&aside).map_err(write_error(&aside))?;
+    for timeline in &later {
+        fs::rename(timeline, aside.join(timeline.file_name().unwrap_or_default()))
+            .map_err(move_error(timeline))?;
+    }
+    let count = counted(later.len(), "timeline");
+    Ok(Some(format!("moved {count} of steps after {done} to {}", aside.display())))
+}
+
+/// Cuts the metrics after the line of step `done`. Later lines are copied to a separate file before they are cut off. Returns
+/// a sentence that names that file.
+pub(super) fn cut_metrics(run: &Path, metrics: &File, done: u64) -> Result<Option<String>, RunFolderError> {
+    let path = run.join(METRICS);
+    let bytes = read_regular(&path, LARGEST).map_err(write_error(&path))?;
+    // Only an incomplete last line can contain an incomplete character, and that line is not kept.
+    let kept = lines_to(&String::from_utf8_lossy(&bytes), done);
+    if kept == bytes.len() {
+        return Ok(None);
+    }
+    let aside = free_name(&run.join("metrics"), ".jsonl");
+    let written = File::create_new(&aside).and_then(|mut file| {
+        file.write_all(&bytes[kept..])?;
+        file.sync_all()
+    });
+    written.map_err(write_error(&aside))?;
+    metrics.set_len(kept as u64).map_err(write_error(&path))?;
+    Ok(Some(format!("moved the metrics of steps after {done} to {}", aside.display())))
+}
+
+/// Returns the first free name of `PATH.1ENDING`, `PATH.2ENDING` and so on.
+fn free_name(path: &Path, ending: &str) -> PathBuf {
+    let numbered = |number: u64| {
+        let mut name = OsString::from(path);
+        name.push(format!(".{number}{ending}"));
+        PathBuf::from(name)
+    };
+    let free = (1..).map(numbered).find(|name| fs::symlink_metadata(name).is_err());
+    free.expect("a folder has fewer entries than there are numbers")
+}
+
+/// Creates a folder inside a run's folder, unless it exists. The run's folder itself is never created here.
+pub(super) fn create_in_run(folder: &Path) -> Result<(), RunFolderError> {
+    match fs::create_dir(folder) {
+        Err(error) if error.kind() != ErrorKind::AlreadyExists => Err(write_error(folder)(error)),
+        _ => Ok(()),
+    }
+}

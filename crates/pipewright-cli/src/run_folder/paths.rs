@@ -1,0 +1,76 @@
+//! The names of the files in a run's folder, and how they are found.
+
+use std::fs;
+use std::io::{self, ErrorKind};
+use std::path::{Path, PathBuf};
+
+use pipewright::train::TIMELINES_FOLDER;
+pub(crate) use pipewright::train::{
+    CONFIG_FILE as CONFIG, METRICS_FILE as METRICS, TIMELINE_FILE as TIMELINE,
+};
+
+use crate::run_folder::error::RunFolderError;
+
+/// The folder of the checkpoints.
+const CHECKPOINTS: &str = "checkpoints";
+/// The page that `pipewright view` makes of a run.
+pub(crate) const VIEW: &str = "view.html";
+/// The page that `pipewright report` makes of a run.
+pub(crate) const REPORT: &str = "report.html";
+/// The most bytes of a file in a run's folder that are read: the metrics of some million steps.
+pub(crate) const LARGEST: u64 = 2 << 30;
+
+/// Returns the path of the configuration of the run in a folder.
+///
+/// # Errors
+/// Fails if there is no configuration.
+pub(crate) fn config_of(run: &Path) -> Result<PathBuf, RunFolderError> {
+    let config = run.join(CONFIG);
+    if config.is_file() { Ok(config) } else { Err(RunFolderError::NoRun { path: run.to_owned() }) }
+}
+
+/// Returns the folder of the checkpoints of the run in a folder.
+pub(crate) fn checkpoints_of(run: &Path) -> PathBuf {
+    run.join(CHECKPOINTS)
+}
+
+/// Returns whether the folder contains a run: its metrics, or checkpoints if the metrics were deleted.
+pub(super) fn is_run(path: &Path) -> bool {
+    path.join(METRICS).exists() || checkpoints_of(path).exists()
+}
+
+/// Returns the folder of the timelines of a run's steps.
+pub(super) fn timelines_of(run: &Path) -> PathBuf {
+    run.join(TIMELINES_FOLDER)
+}
+
+/// Returns the steps of a run whose timelines are kept, each with its file, in their order. No folder means no steps.
+///
+/// # Errors
+/// Fails if the folder cannot be read.
+pub(crate) fn kept_timelines(run: &Path) -> io::Result<Vec<(u64, PathBuf)>> {
+    let entries = match fs::read_dir(timelines_of(run)) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries?,
+    };
+    let mut kept = Vec::new();
+    for entry in entries {
+        let path = entry?.path();
+        let name = path.file_name().and_then(|name| name.to_str());
+        let step = name.and_then(|name| name.strip_prefix("step-")?.strip_suffix(".json")?.parse().ok());
+        kept.extend(step.map(|step| (step, path)));
+    }
+    kept.sort_unstable();
+    Ok(kept)
+}
+
+/// Returns the length of the metrics up to and including the line of step `done`. The metrics end before the first line
+/// that is incomplete or belongs to a later step.
+pub(crate) fn lines_to(metrics: &str, done: u64) -> usize {
+    let is_kept = |line: &str| {
+        let figures = serde_json::from_str::<serde_json::Value>(line).ok();
+        let step = figures.and_then(|figures| figures.get("step")?.as_u64());
+        line.ends_with('\n') && step.is_some_and(|step| step <= done)
+    };
+    metrics.split_inclusive('\n').take_while(|line| is_kept(line)).map(str::len).sum()
+}

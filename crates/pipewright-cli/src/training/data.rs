@@ -1,0 +1,106 @@
+//! Opens the training data and the validation data of a run.
+
+use std::path::Path;
+
+use pipewright::train::Validation;
+use pipewright::train::data::{
+    DOCUMENTS, DataConfig, DataError, Documents, POSITIONS, SideRows, TokenRows, Tokenizer,
+};
+use pipewright_models::ModelConfig;
+
+use crate::config::data::{BYTES, DataSettings};
+use crate::config::{Settings, sample};
+use crate::failure::Failure;
+
+/// Returns the training data and the validation data.
+pub(crate) fn open_data(
+    settings: &Settings,
+    model: &ModelConfig,
+) -> Result<(TokenRows, Option<Validation>), Failure> {
+    let data = &settings.data;
+    let (rows, mut held_out) = open_files(settings, model)?;
+    if !data.validation.is_empty() {
+        let config = DataConfig { path: data.validation.clone(), shuffle: false, ..data_config(settings) };
+        let opened = config.open(model.vocab_size(), 0).map_err(Failure::input)?;
+        held_out = Some(with_side(opened, data.validation_side.as_deref(), settings, model)?);
+    }
+    let batches = Some(settings.run.eval_batches as usize).filter(|batches| *batches > 0);
+    let validation = |rows| Validation::new(rows, settings.pipeline.rows(), batches);
+    let validation: Result<Option<Validation>, DataError> = held_out.map(validation).transpose();
+    Ok((rows, validation.map_err(Failure::input)?))
+}
+
+/// Returns the training data. Files of validation data are not read.
+pub(crate) fn open_training(settings: &Settings, model: &ModelConfig) -> Result<TokenRows, Failure> {
+    open_files(settings, model).map(|(training, _)| training)
+}
+
+/// Opens the files of `data.path`. Returns the training data, and the part that is held out for validation.
+fn open_files(settings: &Settings, model: &ModelConfig) -> Result<(TokenRows, Option<TokenRows>), Failure> {
+    let (data, vocab_size) = (&settings.data, model.vocab_size());
+    let config = data_config(settings);
+    // Which part of the data is too short is only known when a share of it is held out.
+    let batch_rows = if data.validation_share.is_some() { 0 } else { settings.pipeline.rows() };
+    let opened = if data.is_built_in() {
+        config.open_text(sample::TEXT, vocab_size, batch_rows)
+    } else {
+        config.open(vocab_size, batch_rows)
+    };
+    let rows = with_side(opened.map_err(Failure::input)?, data.side.as_deref(), settings, model)?;
+    let Some(share) = data.validation_share else { return Ok((rows, None)) };
+    let (training, held_out) = rows.hold_out(share).map_err(Failure::input)?;
+    training.require_batch(settings.pipeline.rows()).map_err(Failure::input)?;
+    Ok((training, Some(held_out)))
+}
+
+fn data_config(settings: &Settings) -> DataConfig {
+    let DataSettings { path, tokenizer, seq_len, shuffle, bos_id, packed, restart_positions, .. } =
+        &settings.data;
+    DataConfig {
+        path: path.clone(),
+        tokenizer: match tokenizer.as_str() {
+            BYTES => Tokenizer::Bytes,
+            file => Tokenizer::File(file.into()),
+        },
+        seq_len: *seq_len as usize,
+        shuffle: *shuffle,
+        seed: settings.run.seed,
+        documents: bos_id.map(|bos_id| Documents {
+            bos_id,
+            packed: *packed,
+            restart_positions: *restart_positions,
+        }),
+    }
+}
+
+/// Adds the side inputs in the file `side`, if there is one.
+fn with_side(
+    rows: TokenRows,
+    side: Option<&Path>,
+    settings: &Settings,
+    model: &ModelConfig,
+) -> Result<TokenRows, Failure> {
+    let Some(side) = side else { return Ok(rows) };
+    let side = SideRows::read(side).map_err(Failure::input)?;
+    model.check_side(&side, settings.data.seq_len as usize).map_err(Failure::input)?;
+    let made = [DOCUMENTS, POSITIONS].into_iter().find(|name| settings.data.packed && side.has(name));
+    if let Some(name) = made {
+        let problem = "is made from the token ids if `data.packed` is true: remove it from the file, or unset `data.packed`";
+        return Err(Failure::input(side.error(name, problem.to_owned())));
+    }
+    rows.with_side(side).map_err(Failure::input)
+}
+
+/// Refuses packed documents that begin with another id than the model's own.
+pub(crate) fn require_one_beginning(data: &DataSettings, model: &ModelConfig) -> Result<(), Failure> {
+    let model_id = model.to_json()["bos_token_id"].as_u64();
+    match (model_id, data.bos_id) {
+        (Some(model), Some(data_id)) if data.packed && model != u64::from(data_id) => {
+            Err(Failure::input(format!(
+                "`data.bos_id` is {data_id}, and the model's documents begin with {model} (`model.bos_token_id`): write \
+                 the same id"
+            )))
+        }
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,273 @@
+//! The summary of a prepared run, which `pipewright check` prints as text or as JSON. The book describes the JSON.
+//!
+//! Both have the same content. Sizes in the JSON are in bytes, and numbers of layers, stages and ranks begin with 0.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::ops::Range;
+
+use pipewright::train::Validation;
+use pipewright_models::ParameterSpec;
+use pipewright_models::training_memory::{HeldBytes, MemoryPlan};
+use pipewright_schedule::words::counted;
+use pipewright_schedule::{LayerDesc, StageIndex};
+use serde_json::{Map, Value, json};
+
+use crate::config::Settings;
+use crate::schedules::size::microbatches;
+use crate::training::memory::{held_json, memory_json, stage_table, table};
+use crate::training::prepare::Prepared;
+
+/// A prepared run with everything that its summary has.
+pub(crate) struct Summary<'a> {
+    pub(crate) prepared: &'a Prepared,
+    /// The parameters of each stage.
+    pub(crate) stages: &'a [Vec<ParameterSpec>],
+    pub(crate) memory: &'a MemoryPlan,
+    /// The sentences of a plan.
+    pub(crate) planned: &'a [String],
+}
+
+impl Summary<'_> {
+    /// Returns the summary as JSON.
+    pub(crate) fn json(&self) -> Value {
+        let numbers = |stages: Vec<StageIndex>| stages.iter().map(|stage| stage.get()).collect::<Vec<u32>>();
+        let shared = shared(self.stages).into_iter();
+        let shared = shared.map(|(path, stages)| json!({ "parameter": path, "stages": numbers(stages) }));
+        let run = &self.prepared.settings.run;
+        let layers = &self.prepared.layers.layers;
+        json!({
+            "planned": self.planned,
+            "model": { "layers": layers.len(), "parameters": parameters(layers) },
+            "stages": self.stages_json(),
+            "shared": shared.collect::<Vec<Value>>(),
+            "schedule": schedule_json(self.prepared),
+            "mesh": mesh_json(self.prepared),
+            "data": data_json(self.prepared),
+            "validation": validation_json(self.prepared),
+            "run": { "steps": run.steps, "out": run.out },
+            "memory": memory_json(self.memory),
+        })
+    }
+
+    fn stages_json(&self) -> Vec<Value> {
+        let placement = self.prepared.program.placement();
+        let stages = placement.all_stages().zip(self.prepared.partition.ranges());
+        let stage_json = |((stage, range), held): ((StageIndex, Range<usize>), &HeldBytes)| {
+            let layers = &self.prepared.layers.layers[range.clone()];
+            let mut kinds: Map<String, Value> = Map::new();
+            for (kind, count) in kinds_of(layers) {
+                kinds.insert(kind.to_owned(), json!(count));
+            }
+            json!({
+                "stage": stage.get(),
+                "rank": placement.rank_of(stage).get(),
+                "layers": [range.start, range.end - 1],
+                "kinds": kinds,
+                "parameters": parameters(layers),
+                "bytes": held_json(held),
+            })
+        };
+        stages.zip(self.memory.memory().stages()).map(stage_json).collect()
+    }
+
+    /// Returns the summary as text.
+    pub(crate) fn text(&self) -> String {
+        let mut text: String = self.planned.iter().map(|sentence| format!("{sentence}\n")).collect();
+        self.write_model(&mut text);
+        let prepared = self.prepared;
+        let (settings, program) = (&prepared.settings, &prepared.program);
+        let size = microbatches(program.microbatches(), program.slices());
+        let ranks = counted(program.ranks(), "rank");
+        line(
+            &mut text,
+            "schedule",
+            &format!("{}: {ranks}, {size}, proved sound", settings.pipeline.schedule),
+        );
+        write_mesh(&mut text, prepared);
+        write_data(&mut text, prepared);
+        if let Some(validation) = &prepared.validation {
+            line(&mut text, "evaluate", &evaluations(validation, settings));
+        }
+        let steps = counted(settings.run.steps, "step");
+        line(&mut text, "run", &format!("{steps}, results in {}", settings.run.out.display()));
+        text + &stage_table(program.placement(), self.memory.memory().stages()) + &table(self.memory)
+    }
+
+    /// Writes the lines about the model, its stages, and the parameters that they share.
+    fn write_model(&self, text: &mut String) {
+        let layers = &self.prepared.layers.layers;
+        let size = counted(parameters(layers), "parameter");
+        line(text, "model", &format!("{}, {size}", counted(layers.len(), "layer")));
+        let placement = self.prepared.program.placement();
+        for (stage, range) in placement.all_stages().zip(self.prepared.partition.ranges()) {
+            let (rank, first, last) = (placement.rank_of(stage), range.start, range.end - 1);
+            let layers = &layers[range];
+            let kinds: Vec<String> =
+                kinds_of(layers).iter().map(|(kind, count)| format!("{count} {kind}")).collect();
+            let (kinds, size) = (kinds.join(", "), counted(parameters(layers), "parameter"));
+            let words = format!("on rank {rank}: layers {first} to {last} ({kinds}), {size}");
+            line(text, &format!("stage {stage}"), &words);
+        }
+        for (path, stages) in shared(self.stages) {
+            let stages = listed(&stages);
+            line(text, "shared", &format!("{path}: one parameter, with a copy in each of stages {stages}"));
+            let numbers = elements_of(self.prepared, path);
+            line(text, "shared", &format!("{path}: {numbers} numbers in each copy"));
+        }
+    }
+}
+
+fn line(text: &mut String, what: &str, words: &str) {
+    writeln!(text, "{what:9} {words}").expect("a string takes all text");
+}
+
+fn write_mesh(text: &mut String, prepared: &Prepared) {
+    let mesh = &prepared.settings.mesh;
+    let all = mesh.ranks(prepared.program.ranks());
+    if mesh.tensor_parallel > 1 {
+        let all = if mesh.data_parallel == 1 { format!(", {all} ranks altogether") } else { String::new() };
+        let tensor_ranks = mesh.tensor_parallel;
+        line(text, "mesh", &format!("{tensor_ranks} tensor ranks compute each stage together{all}"));
+    }
+    if mesh.data_parallel > 1 {
+        let (replicas, shards) = (mesh.data_parallel, mesh.shards());
+        let holds = match shards {
+            1 => "each holds all parameters".to_owned(),
+            _ => format!("each holds 1/{shards} of the parameters and of the optimizer's state"),
+        };
+        let groups = match replicas / shards.max(1) {
+            groups if shards > 1 && groups > 1 => format!(" in {groups} groups of {shards}"),
+            _ => String::new(),
+        };
+        line(text, "mesh", &format!("{replicas} replicas{groups}, {all} ranks altogether; {holds}"));
+    }
+}
+
+fn write_data(text: &mut String, prepared: &Prepared) {
+    let Prepared { settings, rows, .. } = prepared;
+    let batches = settings.run.accumulate.get();
+    let step_rows = rows_per_step(settings);
+    let in_batches = if batches > 1 { format!(", in {batches} batches") } else { String::new() };
+    let words = format!(
+        "{} tokens, {}, {} of {}{in_batches} an epoch",
+        rows.tokens(),
+        counted(rows.rows(), "row"),
+        counted(rows.rows() / step_rows, "step"),
+        counted(step_rows, "row")
+    );
+    line(text, "data", &words);
+}
+
+/// Returns how the validation data is used.
+fn evaluations(validation: &Validation, settings: &Settings) -> String {
+    let run = &settings.run;
+    let (rows, batches) = (validation.rows().rows(), validation.batches());
+    let ends = match run.patience {
+        0 => String::new(),
+        patience => format!(", until {patience} in a row find no lower loss"),
+    };
+    match run.eval_every {
+        0 => format!("{rows} rows of validation data, never: `run.eval_every` is 0"),
+        every => format!(
+            "every {every} steps on {batches} batches of {} rows, from {rows} rows of validation data{ends}",
+            settings.pipeline.rows()
+        ),
+    }
+}
+
+fn schedule_json(prepared: &Prepared) -> Value {
+    let (program, pipeline) = (&prepared.program, &prepared.settings.pipeline);
+    json!({
+        "name": pipeline.schedule.to_string(),
+        "ranks": program.ranks(),
+        "stages_per_rank": pipeline.stages_per_rank,
+        "microbatches": program.microbatches() / program.slices().get(),
+        "slices": program.slices().get(),
+    })
+}
+
+fn mesh_json(prepared: &Prepared) -> Value {
+    let mesh = &prepared.settings.mesh;
+    json!({
+        "data_parallel": mesh.data_parallel,
+        "shards": mesh.shards(),
+        "tensor_parallel": mesh.tensor_parallel,
+        "ranks": mesh.ranks(prepared.program.ranks()),
+    })
+}
+
+fn data_json(prepared: &Prepared) -> Value {
+    let (rows, step_rows) = (&prepared.rows, rows_per_step(&prepared.settings));
+    json!({
+        "tokens": rows.tokens(),
+        "rows": rows.rows(),
+        "rows_per_step": step_rows,
+        "batches_per_step": prepared.settings.run.accumulate.get(),
+        "steps_per_epoch": rows.rows() / step_rows,
+    })
+}
+
+/// Returns how the validation data is used; null if the run has no validation data.
+fn validation_json(prepared: &Prepared) -> Value {
+    let run = &prepared.settings.run;
+    prepared.validation.as_ref().map_or(Value::Null, |validation| {
+        json!({
+            "rows": validation.rows().rows(),
+            "batches": validation.batches(),
+            "every": run.eval_every,
+            "patience": run.patience,
+        })
+    })
+}
+
+/// Returns the number of rows that an update takes.
+fn rows_per_step(settings: &Settings) -> usize {
+    settings.pipeline.rows() * settings.run.accumulate.get() as usize
+}
+
+/// Returns the number of parameters of these layers.
+fn parameters(layers: &[LayerDesc]) -> u64 {
+    layers.iter().map(|layer| layer.parameters).fold(0, u64::saturating_add)
+}
+
+/// Returns the kinds of these layers in the order of their first layer, with the number of layers of each kind.
+fn kinds_of(layers: &[LayerDesc]) -> Vec<(&str, usize)> {
+    let mut counts: Vec<(&str, usize)> = Vec::new();
+    for layer in layers {
+        match counts.iter_mut().find(|(kind, _)| *kind == layer.kind) {
+            Some((_, count)) => *count += 1,
+            None => counts.push((&layer.kind, 1)),
+        }
+    }
+    counts
+}
+
+/// Returns the parameters that several stages hold, each with the list of its stages.
+fn shared(stages: &[Vec<ParameterSpec>]) -> BTreeMap<&str, Vec<StageIndex>> {
+    let mut holders: BTreeMap<&str, Vec<StageIndex>> = BTreeMap::new();
+    for (stage, specs) in (0..).map(StageIndex::new).zip(stages) {
+        for spec in specs {
+            let stages = holders.entry(&spec.path).or_default();
+            if stages.last() != Some(&stage) {
+                stages.push(stage);
+            }
+        }
+    }
+    holders.retain(|_, stages| stages.len() > 1);
+    holders
+}
+
+/// Returns the number of elements of a parameter, of all tensor ranks together.
+fn elements_of(prepared: &Prepared, path: &str) -> usize {
+    let whole = prepared.model.model().parameters().unwrap_or_default();
+    let spec = whole.iter().find(|spec| spec.path == path);
+    spec.map_or(0, |spec| spec.shape.iter().product())
+}
+
+/// Returns the numbers of stages as a list, such as `0, 1 and 2`.
+fn listed(stages: &[StageIndex]) -> String {
+    let mut numbers: Vec<String> = stages.iter().map(ToString::to_string).collect();
+    let last = numbers.pop().unwrap_or_default();
+    if numbers.is_empty() { last } else { format!("{} and {last}", numbers.join(", ")) }
+}

@@ -1,0 +1,199 @@
+//! The bytes that each stage and each rank of a run holds at most.
+
+use pipewright_schedule::costs::{RecomputeSizes, StageSizes};
+use pipewright_schedule::partition::Partition;
+use pipewright_schedule::sharding::{Sharding, StateBytes};
+use pipewright_schedule::simulate::{SimulateError, memory_curve, peak_memory, timed};
+use pipewright_schedule::{
+    Costs, ModelDesc, Placement, Rank, Recompute, StageIndex, Timeline, ValidatedProgram,
+};
+
+use crate::cut_model::CutModel;
+use crate::parameter::ParameterSpec;
+use crate::training_memory::sizes::{kept_bytes, layers_in, stage_sizes};
+use crate::training_memory::state::StateRule;
+
+/// The most bytes that a rank or a stage holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct HeldBytes {
+    /// The parameters, with their copy in half precision.
+    pub parameters: u64,
+    /// The gradients of the parameters.
+    pub gradients: u64,
+    /// The state of the optimizer.
+    pub optimizer: u64,
+    /// The tensors that forwards keep for backwards.
+    pub activations: u64,
+}
+
+impl HeldBytes {
+    /// Returns the sum.
+    pub fn total(&self) -> u64 {
+        let state = self.parameters.saturating_add(self.gradients).saturating_add(self.optimizer);
+        state.saturating_add(self.activations)
+    }
+
+    /// Returns the memory of a rank with these stages, without activations. Gradients are whole until a stage's last
+    /// microbatch, so sharding does not lower their peak.
+    fn without_activations(stages: &[StateBytes], sharding: Sharding) -> Self {
+        let held = sharding.held(stages.iter().copied());
+        Self {
+            parameters: held.parameters.saturating_add(held.copy),
+            gradients: stages.iter().map(|stage| stage.parameters).fold(0, u64::saturating_add),
+            optimizer: held.optimizer,
+            activations: 0,
+        }
+    }
+}
+
+/// A training run, as far as its memory depends on it.
+#[derive(Clone, Copy, Debug)]
+pub struct TrainingRun<'a> {
+    /// The model.
+    pub model: &'a CutModel,
+    /// The program of one replica.
+    pub program: &'a ValidatedProgram,
+    /// The layers of each stage.
+    pub partition: &'a Partition,
+    /// The tokens of a row.
+    pub tokens: usize,
+    /// The rows of a microbatch.
+    pub rows: u32,
+    /// The stages that compute their forward again.
+    pub recompute: &'a Recompute,
+    /// The rule for the state of each parameter.
+    pub state: StateRule,
+    /// The distribution of parameters and optimizer state over replicas.
+    pub sharding: Sharding,
+}
+
+/// The most bytes that each stage and each rank of a replica holds. All replicas need the same.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TrainingMemory {
+    ranks: Vec<HeldBytes>,
+    stages: Vec<HeldBytes>,
+}
+
+impl TrainingMemory {
+    /// Returns the memory of ranks and stages whose bytes are known.
+    pub fn new(ranks: Vec<HeldBytes>, stages: Vec<HeldBytes>) -> Self {
+        Self { ranks, stages }
+    }
+
+    /// Estimates the memory of a run whose stages have these parameters.
+    ///
+    /// # Errors
+    /// When the program cannot be simulated, which a sound program always can.
+    pub fn estimate(run: &TrainingRun<'_>, stages: &[Vec<ParameterSpec>]) -> Result<Self, SimulateError> {
+        let placement = run.program.placement();
+        let costs = run.costs();
+        let simulation = timed(run.program.as_program(), &costs)?;
+        let timeline = simulation.timeline();
+        let states: Vec<StateBytes> = stages.iter().map(|specs| run.state.of(specs)).collect();
+        let rank_bytes = |(rank, activations): (Rank, u64)| {
+            let own = placement.stages_of(rank).iter().map(|stage| states[stage.index()]);
+            let own: Vec<StateBytes> = own.collect();
+            HeldBytes { activations, ..HeldBytes::without_activations(&own, run.sharding) }
+        };
+        let peaks = peak_memory(timeline, &costs.sizes);
+        let stage_bytes = |(stage, state): (StageIndex, &StateBytes)| HeldBytes {
+            activations: stage_peak(timeline, placement, &costs.sizes, stage),
+            ..run.stage_state(*state)
+        };
+        let ranks = placement.all_ranks().zip(peaks).map(rank_bytes).collect();
+        Ok(Self::new(ranks, placement.all_stages().zip(&states).map(stage_bytes).collect()))
+    }
+
+    /// Returns the bytes of each rank of a replica.
+    pub fn ranks(&self) -> &[HeldBytes] {
+        &self.ranks
+    }
+
+    /// Returns the bytes of each stage. Its activations are the peak of the stage alone: a rank with several stages may hold
+    /// less than their sum, because they have their peaks at different times.
+    pub fn stages(&self) -> &[HeldBytes] {
+        &self.stages
+    }
+}
+
+impl TrainingRun<'_> {
+    /// Returns costs with the sizes of the run. A rank runs its actions in the order of its row for any costs, so unit costs
+    /// give the same peaks.
+    fn costs(&self) -> Costs {
+        let layers = layers_in(self.model, self.tokens, self.state.precision);
+        let size = |stage| StageSizes {
+            recompute: Some(self.recompute_sizes(&layers, stage)),
+            ..stage_sizes(&layers.layers[self.partition.range(stage)], self.rows)
+        };
+        let sizes = self.program.placement().all_stages().map(size).collect();
+        Costs { sizes, recompute: self.recompute.clone(), ..Costs::default() }
+    }
+
+    /// Returns the bytes of a microbatch that a stage keeps if it is recomputed, and the bytes that its backward then holds.
+    fn recompute_sizes(&self, layers: &ModelDesc, stage: StageIndex) -> RecomputeSizes {
+        // The first layer's inputs are token ids, which its activations include.
+        let input =
+            |layer: usize| layer.checked_sub(1).map_or(0, |before| layers.layers[before].output_bytes);
+        let range = self.partition.range(stage);
+        let own = &layers.layers[range.clone()];
+        let (kept, recomputed) = if self.recompute.is_by_block() {
+            let largest = own.iter().map(|layer| layer.activation_bytes).max();
+            (range.map(input).fold(0, u64::saturating_add), largest.unwrap_or(0))
+        } else {
+            (input(range.start), kept_bytes(own))
+        };
+        let rows = u64::from(self.rows);
+        RecomputeSizes { kept: kept.saturating_mul(rows), recomputed: recomputed.saturating_mul(rows) }
+    }
+
+    /// Returns the bytes of a stage without activations. If parameters are sharded, a replica holds its part of them and of
+    /// the optimizer's state; the parameters of a stage that computes are whole.
+    fn stage_state(&self, state: StateBytes) -> HeldBytes {
+        let shards = u64::from(self.sharding.shards);
+        HeldBytes {
+            parameters: state.parameters.div_ceil(shards).saturating_add(state.copy),
+            gradients: state.parameters,
+            optimizer: state.optimizer.div_ceil(shards),
+            activations: 0,
+        }
+    }
+}
+
+/// Returns the most bytes of activations that a stage holds.
+fn stage_peak(timeline: &Timeline, placement: &Placement, sizes: &[StageSizes], stage: StageIndex) -> u64 {
+    let own = |other: StageIndex| if other == stage { sizes[other.index()] } else { StageSizes::default() };
+    let only: Vec<StageSizes> = placement.all_stages().map(own).collect();
+    let curve = memory_curve(timeline, placement.rank_of(stage), &only);
+    curve.iter().map(|step| step.held).max().unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use pipewright::tensor::Precision;
+
+    use super::*;
+    use crate::parameter::ParameterKind;
+    use crate::training_memory::state::OptimizerState;
+
+    #[test]
+    fn replicas_that_share_hold_their_part_and_what_is_gathered() {
+        let whole = HeldBytes { parameters: 240, gradients: 240, optimizer: 480, activations: 0 };
+        let held_in = |shards, window, precision| {
+            let rule = StateRule { optimizer: OptimizerState::TwoMoments, precision };
+            let stage = |elements: usize| {
+                let (path, kind) = (String::new(), ParameterKind::Matrix);
+                rule.of(&[ParameterSpec { path, shape: vec![elements], kind }])
+            };
+            HeldBytes::without_activations(&[10, 30, 20].map(stage), Sharding { shards, window })
+        };
+        let held = |shards, window| held_in(shards, window, Precision::F32);
+        assert_eq!(held(1, 1), whole);
+        let parts = HeldBytes { parameters: 4 * (15 + 30), gradients: 240, optimizer: 120, activations: 0 };
+        assert_eq!(held(4, 1), parts);
+        assert_eq!(held(4, 9).parameters, 4 * (15 + 60));
+        // With the rounded copy of the parameters that compute.
+        let in_half = |shards| held_in(shards, 1, Precision::Bf16).parameters;
+        assert_eq!(in_half(1), (4 + 2) * 60);
+        assert_eq!(in_half(4), 4 * (15 + 30) + 2 * 30);
+    }
+}

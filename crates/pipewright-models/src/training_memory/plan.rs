@@ -1,0 +1,163 @@
+//! Compares the memory that the ranks of a run need with the memory of the machine, or of their devices.
+
+use pipewright::device::DeviceChoice;
+use pipewright::ids::WorldRank;
+
+use crate::training_memory::held::{HeldBytes, TrainingMemory};
+
+/// The arrangement of the ranks of a run, as far as it decides which of them share memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RunShape {
+    /// The number of replicas.
+    pub replicas: u32,
+    /// The number of ranks that compute each stage together. All need the memory of the first.
+    pub tensor_ranks: u32,
+    /// Whether all ranks are in one process of this machine.
+    pub is_local: bool,
+}
+
+/// The memory that a run needs, and the memory that it has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MemoryPlan {
+    memory: TrainingMemory,
+    shape: RunShape,
+    devices: Vec<DeviceLoad>,
+    machine: Option<u64>,
+}
+
+/// A device, and what its ranks need.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceLoad {
+    /// The device.
+    pub device: DeviceChoice,
+    /// Its memory in bytes; `None` if the back end does not know it.
+    pub memory: Option<u64>,
+    /// The ranks that compute on it at the same time, each with what it needs in bytes.
+    pub ranks: Vec<(WorldRank, u64)>,
+}
+
+/// Memory that is too small.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shortage<'a> {
+    /// The memory of this machine.
+    Machine {
+        /// The bytes that are needed: by all ranks, or by the largest one if each is a process.
+        needed: u64,
+        /// The bytes of the machine.
+        available: u64,
+    },
+    /// The memory of a device.
+    Device {
+        /// The device with its ranks.
+        load: &'a DeviceLoad,
+        /// The bytes that it lacks.
+        missing: u64,
+    },
+}
+
+impl MemoryPlan {
+    /// Plans the memory of a run. `machine` is the memory of this machine in bytes; `None` if it is not known.
+    pub fn new(memory: TrainingMemory, shape: RunShape, machine: Option<u64>) -> Self {
+        Self { memory, shape, devices: Vec::new(), machine }
+    }
+
+    /// Compares with the memory of devices instead of the machine. `choices` are the devices of all ranks, in their order,
+    /// and `memory_of` returns the memory of a device in bytes, if it is known.
+    pub fn on_devices(
+        self,
+        choices: impl IntoIterator<Item = DeviceChoice>,
+        memory_of: impl Fn(DeviceChoice) -> Option<u64>,
+    ) -> Self {
+        let ranks = self.memory.ranks();
+        // The tensor ranks of a rank are consecutive, and so are the ranks of a replica.
+        let tensor_ranks = self.shape.tensor_ranks.max(1) as usize;
+        let needs = |rank: WorldRank| ranks[rank.index() / tensor_ranks % ranks.len()].total();
+        let loads = choices.into_iter().zip((0..).map(WorldRank::new));
+        let loads = loads.map(|(device, rank)| (device, rank, needs(rank)));
+        Self { devices: device_loads(loads, self.shape.is_local, memory_of), ..self }
+    }
+
+    /// Returns the memory of the ranks and stages of a replica.
+    pub fn memory(&self) -> &TrainingMemory {
+        &self.memory
+    }
+
+    /// Returns the arrangement of the ranks.
+    pub fn shape(&self) -> RunShape {
+        self.shape
+    }
+
+    /// Returns the devices with their ranks; none if all ranks compute on the processor.
+    pub fn devices(&self) -> &[DeviceLoad] {
+        &self.devices
+    }
+
+    /// Returns the memory of this machine in bytes, if it is known.
+    pub fn machine(&self) -> Option<u64> {
+        self.machine
+    }
+
+    /// Returns the rank that needs the most memory.
+    pub fn largest(&self) -> (usize, HeldBytes) {
+        let ranks = self.memory.ranks().iter().copied().enumerate();
+        ranks.max_by_key(|(index, rank)| (rank.total(), usize::MAX - index)).unwrap_or_default()
+    }
+
+    /// Returns the bytes that this machine must have: the sum of all ranks, or the bytes of the largest one if each rank is
+    /// a process, because processes may run on other machines.
+    pub fn needed(&self) -> u64 {
+        if !self.shape.is_local {
+            return self.largest().1.total();
+        }
+        let ranks = self.memory.ranks().iter();
+        let replica = ranks.fold(0, |sum: u64, rank| sum.saturating_add(rank.total()));
+        replica.saturating_mul(self.shape.replicas.into()).saturating_mul(self.shape.tensor_ranks.into())
+    }
+
+    /// Returns the first memory that is too small. Memory that is not known is large enough.
+    pub fn shortage(&self) -> Option<Shortage<'_>> {
+        if !self.devices.is_empty() {
+            return self.devices.iter().find_map(|load| {
+                let missing = load.needed().saturating_sub(load.memory?);
+                (missing > 0).then_some(Shortage::Device { load, missing })
+            });
+        }
+        let (needed, available) = (self.needed(), self.machine?);
+        (needed > available).then_some(Shortage::Machine { needed, available })
+    }
+}
+
+impl DeviceLoad {
+    /// Returns the bytes that the ranks need together.
+    pub fn needed(&self) -> u64 {
+        self.ranks.iter().fold(0, |sum, (_, needed)| sum.saturating_add(*needed))
+    }
+
+    /// Returns the rank that needs the most, and its bytes.
+    pub fn largest(&self) -> Option<(WorldRank, u64)> {
+        let ranks = self.ranks.iter().copied();
+        ranks.max_by_key(|(rank, needed)| (*needed, u32::MAX - rank.get()))
+    }
+}
+
+/// Returns the devices of a run, each with its ranks. If ranks are processes (`is_local` is false), ranks with devices of the
+/// same name may be on several machines. So each of them counts alone, and only the rank that needs the most is kept.
+pub fn device_loads(
+    ranks: impl IntoIterator<Item = (DeviceChoice, WorldRank, u64)>,
+    is_local: bool,
+    memory_of: impl Fn(DeviceChoice) -> Option<u64>,
+) -> Vec<DeviceLoad> {
+    let mut loads: Vec<DeviceLoad> = Vec::new();
+    for (device, rank, needed) in ranks {
+        let device = device.resolved();
+        match loads.iter_mut().find(|load| load.device == device) {
+            None => {
+                loads.push(DeviceLoad { device, memory: memory_of(device), ranks: vec![(rank, needed)] });
+            }
+            Some(load) if is_local => load.ranks.push((rank, needed)),
+            Some(load) if load.ranks[0].1 < needed => load.ranks[0] = (rank, needed),
+            Some(_) => {}
+        }
+    }
+    loads
+}

@@ -1,0 +1,140 @@
+//! The bytes of parameters, of their copy in half precision, and of the optimizer's state.
+
+use pipewright::nn::TensorParallel;
+use pipewright::tensor::Precision;
+use pipewright_schedule::plan::TrainingState;
+use pipewright_schedule::profile::Profile;
+use pipewright_schedule::sharding::{ShardGroups, StateBytes};
+
+use crate::cut_model::CutModel;
+use crate::error::ConfigError;
+use crate::parameter::{ParameterKind, ParameterSpec};
+
+/// The bytes of an element of a parameter, of its gradient, or of the optimizer's state.
+const ELEMENT: u64 = 4;
+
+/// The optimizer, as far as the size of its state depends on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OptimizerState {
+    /// Two numbers for each element: Adam and AdamW.
+    TwoMoments,
+    /// One number for each element: SGD with momentum.
+    Momentum,
+    /// No state: SGD without momentum.
+    Stateless,
+    /// One number for each element of a hidden matrix, and two for other parameters: Muon, with AdamW.
+    Muon,
+    /// One number for each row and column of a matrix, and one for each element of other parameters: Adafactor.
+    Adafactor,
+}
+
+impl OptimizerState {
+    /// Returns the bytes of the state that the optimizer has for a parameter.
+    pub fn bytes(self, spec: &ParameterSpec) -> u64 {
+        let all = product(&spec.shape);
+        let numbers = match self {
+            Self::TwoMoments => all.saturating_mul(2),
+            Self::Muon if !is_hidden_matrix(spec) => all.saturating_mul(2),
+            Self::Momentum | Self::Muon => all,
+            Self::Stateless => 0,
+            Self::Adafactor => match spec.shape.as_slice() {
+                [outer @ .., rows, columns] => product(outer).saturating_mul((rows + columns) as u64),
+                _ => all,
+            },
+        };
+        numbers.saturating_mul(ELEMENT)
+    }
+}
+
+/// Returns whether a parameter is a matrix between embedding and head, which Muon updates.
+pub fn is_hidden_matrix(spec: &ParameterSpec) -> bool {
+    spec.kind == ParameterKind::Matrix && spec.shape.len() == 2 && !spec.path.starts_with("lm_head")
+}
+
+/// The rule for the state of each parameter in training, without its gradient.
+///
+/// ```
+/// use pipewright::tensor::Precision;
+/// use pipewright_models::decoder::DecoderConfig;
+/// use pipewright_models::training_memory::{OptimizerState, StateRule};
+/// use pipewright_models::{CutModel, ModelConfig};
+///
+/// let model = ModelConfig::of_sizes("llama", DecoderConfig::new(256, 4), Default::default())?;
+/// let rule = StateRule { optimizer: OptimizerState::TwoMoments, precision: Precision::F32 };
+/// let layers = rule.of_layers(&CutModel::new(model, 1)?)?;
+/// assert!(layers.iter().all(|layer| layer.optimizer == 2 * layer.parameters && layer.copy == 0));
+/// # Ok::<(), pipewright_models::ConfigError>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StateRule {
+    /// The optimizer.
+    pub optimizer: OptimizerState,
+    /// The precision in which stages compute. In half precision they have a copy of their parameters.
+    pub precision: Precision,
+}
+
+impl StateRule {
+    /// Returns the bytes for these parameters, without their gradients.
+    pub fn of(&self, specs: &[ParameterSpec]) -> StateBytes {
+        let elements = specs.iter().map(|spec| product(&spec.shape)).fold(0, u64::saturating_add);
+        let state = specs.iter().map(|spec| self.optimizer.bytes(spec));
+        StateBytes {
+            parameters: elements.saturating_mul(ELEMENT),
+            copy: match self.precision {
+                Precision::F32 => 0,
+                half => elements.saturating_mul(half.bytes()),
+            },
+            optimizer: state.fold(0, u64::saturating_add),
+        }
+    }
+
+    /// Returns the bytes for the parameters of each layer.
+    ///
+    /// # Errors
+    /// When the model does not know the parameters of one of its layers.
+    pub fn of_layers(&self, model: &CutModel) -> Result<Vec<StateBytes>, ConfigError> {
+        // The sequence length affects only costs.
+        let layers = 0..model.describe(1).layers.len();
+        layers
+            .map(|layer| Ok(self.of(&model.outline(layer..layer + 1, &TensorParallel::default())?)))
+            .collect()
+    }
+
+    /// Returns the bytes for each byte of a model's parameters, for a plan of replicas that share parameters in `groups`
+    /// and gather the parameters of `window` stages at the same time.
+    ///
+    /// # Errors
+    /// When the model does not know its parameters.
+    pub fn per_byte(
+        &self,
+        model: &CutModel,
+        groups: ShardGroups,
+        window: u32,
+    ) -> Result<TrainingState, ConfigError> {
+        let whole = self.of(&model.model().parameters()?);
+        let share = |bytes: u64| bytes as f64 / whole.parameters.max(1) as f64;
+        Ok(TrainingState { optimizer: share(whole.optimizer), copy: share(whole.copy), groups, window })
+    }
+
+    /// Writes the optimizer's state of each layer into a profile of the model. A profile with another number of layers does
+    /// not change: a plan then counts the share of the parameters that the whole model needs.
+    ///
+    /// # Errors
+    /// The errors of [`StateRule::of_layers`].
+    pub fn add_to(&self, profile: &mut Profile, model: &CutModel) -> Result<(), ConfigError> {
+        let states = self.of_layers(model)?;
+        if profile.layer_count() == states.len() as u64 {
+            let mut first = 0;
+            for layer in &mut profile.layers {
+                layer.optimizer_bytes = states.get(first).map(|state| state.optimizer);
+                first += layer.count as usize;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Returns the number of elements of a shape.
+fn product(shape: &[usize]) -> u64 {
+    shape.iter().fold(1, |product: u64, &size| product.saturating_mul(size as u64))
+}

@@ -1,0 +1,68 @@
+//! The rates that are assumed for devices and for the links between ranks, if they were not measured.
+
+use crate::profile::LinkProfile;
+
+/// The rates of a thread of a processor.
+const THREAD: PeakRates = PeakRates { flops_per_s: 6e10, bytes_per_s: 1e10 };
+/// The rates of a GPU whose name is not in [`GPUS`].
+const GPU: PeakRates = PeakRates { flops_per_s: 2e13, bytes_per_s: 5e11 };
+/// Parts of the names of GPUs, with their peak rates in 32 bits and of their memory.
+const GPUS: [(&str, f64, f64); 8] = [
+    ("H200", 6.7e13, 4.8e12),
+    ("H100", 6.7e13, 3.35e12),
+    ("A100", 1.95e13, 2.0e12),
+    ("L40", 9.1e13, 8.6e11),
+    ("4090", 8.3e13, 1.0e12),
+    ("3090", 3.6e13, 9.4e11),
+    ("V100", 1.57e13, 9.0e11),
+    ("T4", 8.1e12, 3.2e11),
+];
+
+/// The peak rates of a rank's share of a device.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct PeakRates {
+    /// Floating point operations per second; a multiplication and an addition are two.
+    pub flops_per_s: f64,
+    /// Bytes per second to and from memory.
+    pub bytes_per_s: f64,
+}
+
+impl PeakRates {
+    /// Returns the assumed rates of a processor that computes with this many threads.
+    pub fn processor(threads: u32) -> Self {
+        Self { flops_per_s: THREAD.flops_per_s * f64::from(threads), ..THREAD }
+    }
+
+    /// Returns the assumed rates of a GPU, by the name of the product.
+    ///
+    /// ```
+    /// use pipewright_schedule::analytic::PeakRates;
+    /// assert_eq!(PeakRates::gpu("NVIDIA H100 80GB HBM3").bytes_per_s, 3.35e12);
+    /// ```
+    pub fn gpu(name: &str) -> Self {
+        let known = GPUS.iter().find(|(part, _, _)| name.contains(part));
+        known.map_or(GPU, |&(_, flops_per_s, bytes_per_s)| Self { flops_per_s, bytes_per_s })
+    }
+}
+
+/// How two ranks are connected.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Connection {
+    /// They are processes.
+    Processes,
+    /// They are threads of a process that compute on the processor.
+    Threads,
+    /// They are threads of a process that compute on devices.
+    Devices,
+}
+
+impl Connection {
+    /// Returns the link that is assumed.
+    pub fn assumed_link(self) -> LinkProfile {
+        match self {
+            Self::Processes => LinkProfile::new(5e-5, 1e9),
+            Self::Threads => LinkProfile::new(2e-5, 5e9),
+            Self::Devices => LinkProfile::new(2e-5, 2e10),
+        }
+    }
+}
