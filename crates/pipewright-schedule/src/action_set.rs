@@ -68,8 +68,7 @@ impl ActionSet {
         self.by_microbatch.get(stage.index() * width..(stage.index() + 1) * width).unwrap_or(&[])
     }
 
-    /// Returns whether an action of one of `kinds` is in the set for any stage. The kinds are those that concern a
-    /// whole stage.
+    /// Returns whether an action of one of `kinds` is in the set for any stage. The kinds concern a whole stage.
     pub(crate) fn contains_any(&self, kinds: &[ActionKind]) -> bool {
         let wanted = kinds.iter().fold(0, |bits, &kind| bits | bit(kind));
         self.by_stage.iter().any(|bits| bits & wanted != 0)

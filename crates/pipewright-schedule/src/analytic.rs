@@ -1,7 +1,7 @@
 //! Costs that were not measured: estimates from the operations and bytes of a model and the peak rates of a device.
 //!
-//! **Model.** A matrix with `p` parameters takes `2 p` operations per token in each of `F`, `I` and `W`. Of the
-//! operations beyond those, such as the scores of attention, a third is in `F` and the rest in `I`. A computation
+//! **Model.** A matrix with `p` parameters takes `2 p` operations per token in each of `F`, `I` and `W`. A third
+//! of all other operations, such as the scores of attention, is in `F` and the rest in `I`. A computation
 //! lasts as long as its operations at the peak rate of the arithmetic, or its bytes at the peak rate of the memory,
 //! whichever is longer. The optimizer reads a parameter, its gradient and two moments, and writes all but the gradient.
 //!
@@ -41,7 +41,7 @@ const NUMBER: f64 = 4.0;
 /// The bytes that the optimizer reads and writes for each parameter.
 const OPTIMIZER_TRAFFIC: f64 = 28.0;
 
-/// What is computed.
+/// The work of a step.
 #[derive(Debug, Clone, Copy)]
 pub struct Workload<'a> {
     /// The model.
@@ -143,9 +143,8 @@ pub fn estimate(workload: &Workload<'_>, rates: PeakRates, link: LinkProfile) ->
     profile
 }
 
-/// Replaces the missing figures of a profile by estimates, and adds them to what the profile assumes. Its layers are
-/// those of the workload's model. Estimates are for the rows of the profile, which may differ from those of the
-/// workload.
+/// Replaces the missing figures of a profile by estimates, and adds them to what the profile assumes. It has the
+/// layers of the workload's model. Estimates are for the rows of the profile, which may differ from the workload's.
 pub fn fill(profile: &mut Profile, missing: &[Missing], workload: &Workload<'_>, rates: PeakRates) {
     let workload = &Workload { rows: profile.rows, ..*workload };
     profile.tokens = Some(workload.tokens);

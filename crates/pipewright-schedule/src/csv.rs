@@ -251,7 +251,7 @@ mod tests {
             "0F0,0F",
             "line 1, column 7: missing microbatch: `F` ends with its microbatch's number, such as `0F0`",
         );
-        check_error("", "no action in any row; write one row a rank, with cells such as `0F0`");
+        check_error("", "no action in any row; write one row per rank, with cells such as `0F0`");
     }
 
     #[test]

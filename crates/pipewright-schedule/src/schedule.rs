@@ -81,7 +81,7 @@ pub enum ScheduleError {
     #[error(transparent)]
     Slices(#[from] UnevenSlices),
     /// No row holds an action, so the sizes cannot be inferred.
-    #[error("no action in any row; write one row a rank, with cells such as `0F0`")]
+    #[error("no action in any row; write one row per rank, with cells such as `0F0`")]
     NoActions,
     /// Two ranks run the same stage.
     #[error("stage {stage} runs on rank {first} and on rank {second}; a stage belongs to exactly one rank")]

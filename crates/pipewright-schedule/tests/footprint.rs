@@ -13,7 +13,7 @@ use proptest::test_runner::{Config, TestRunner};
 #[global_allocator]
 static ALLOCATOR: PeakAlloc = PeakAlloc;
 
-/// The bytes that a schedule needs whatever its size is, and those of each of its stages.
+/// The bytes that a schedule needs whatever its size is, and the bytes of each of its stages.
 const FIXED: usize = 32 << 10;
 const OF_STAGE: usize = 2 << 10;
 

@@ -55,7 +55,7 @@ number_type! {
 
 number_type! {
     /// A command that all ranks of a pipeline run together: a step, or collecting parameters. It never decreases, so it
-    /// tells messages and failures of one command from those of an earlier one with the same step number.
+    /// tells messages and failures of one command from an earlier one's with the same step number.
     Attempt: u64
 }
 

@@ -4,8 +4,8 @@
 //! the backward is split. The paper's B and W are `I` and `W` here.
 //!
 //! Notation: `F0`, `I0`, `W0` belong to the stage on the way down, `F1`, `I1`, `W1` to the stage on the way up. A block
-//! gives the slots in which each rank runs `F0`, `F1`, `I1` and `I0` of microbatch 0. Those of microbatch `j` are `6 j`
-//! slots later. No two of them share a slot, so two slots in six are left for `W0` and `W1`. The lifetime of an
+//! gives the slots in which each rank runs `F0`, `F1`, `I1` and `I0` of microbatch 0. The slots of microbatch `j` are
+//! `6 j` later. No two of them share a slot, so two slots in six are left for `W0` and `W1`. The lifetime of an
 //! activation in the block decides the memory: the fewer slots are between `F0` and `I0`, the fewer activations are
 //! alive at once.
 //!

@@ -39,8 +39,8 @@ pub fn catalogue() -> &'static [Generator] {
     CATALOGUE
 }
 
-/// Returns the generator of the schedule `name`, which may be an alias. Case, hyphens, underscores and spaces do not
-/// matter, nor does the word `Schedule` before the name, as in PyTorch's classes.
+/// Returns the generator of the schedule `name`, which may be an alias. Case, hyphens, underscores, spaces and
+/// the word `Schedule` before the name, as in PyTorch's classes, do not matter.
 ///
 /// # Errors
 /// When there is no such schedule; the error suggests the nearest name.

@@ -104,7 +104,7 @@ fn row(placement: &Placement, rank: Rank, microbatches: u32) -> Vec<Option<Actio
 /// Steps 6 to 8.
 fn cool_down(row: &mut Vec<Action>, cursors: [&mut StageCursor; 2], above: u32, below: u32) {
     let [down, up] = cursors;
-    // The iteration from which each chunk defers its weight gradients: `above + 1` times in all.
+    // The iteration from which each chunk defers its weight gradients: `above + 1` times.
     let (up_splits, down_splits) = (above / 2 + 1, above.div_ceil(2));
     // The chunks of the pending weight gradients, `true` for the chunk on the way up.
     let mut waiting: VecDeque<bool> = VecDeque::new();

@@ -26,7 +26,7 @@ pub(super) const GENERATOR: Generator = Generator {
                  Parallelism\", 2019",
         order: "There is one stage on each rank. A rank runs all forwards and then all backwards, both in \
                 ascending order of the microbatches.",
-        choice: "It is a baseline for the other schedules. Its bubble is that of 1F1B, and it holds the \
+        choice: "It is a baseline for the other schedules. It has the bubble of 1F1B, and it holds the \
                  activations of `m` microbatches instead of `p`. Slow messages delay it less than 1F1B, \
                  because no forward waits for a backward.",
         bubble: &[Formula::always("(p - 1) / (m + p - 1)")],

@@ -33,7 +33,7 @@ const NAME: &str = "hanayo";
 
 pub(super) const GENERATOR: Generator = Generator {
     name: NAME,
-    summary: "waves down and up the ranks; two stages a rank for each wave",
+    summary: "waves down and up the ranks; two stages per rank for each wave",
     settings: &[],
     trains: true,
     aliases: &["wave"],
@@ -96,7 +96,7 @@ struct RankState {
 }
 
 /// The simulated run of all ranks. Only ranks at which something happens are visited, so that its time follows the
-/// number of actions and not that of idle cells.
+/// number of actions, not the number of idle cells.
 struct Run<'a> {
     placement: &'a Placement,
     microbatches: u32,

@@ -40,7 +40,7 @@ const NAME: &str = "interleaved1f1b";
 
 pub(super) const GENERATOR: Generator = Generator {
     name: NAME,
-    summary: "1F1B with several stages a rank; smaller bubble, a little more memory",
+    summary: "1F1B with several stages per rank; smaller bubble, a little more memory",
     settings: &[Setting::GroupSize],
     trains: true,
     aliases: &["interleaved", "1f1b-interleaved", "vpp"],

@@ -23,7 +23,7 @@ const NAME: &str = "interleaved-zb-h1";
 
 pub(super) const GENERATOR: Generator = Generator {
     name: NAME,
-    summary: "ZB-H1 with several stages a rank; smallest bubble at the memory of 1F1B",
+    summary: "ZB-H1 with several stages per rank; smallest bubble at the memory of 1F1B",
     settings: &[Setting::GroupSize, Setting::WideWarmup],
     trains: true,
     aliases: &["interleaved-h1"],
@@ -35,8 +35,8 @@ pub(super) const GENERATOR: Generator = Generator {
                 further forwards, then repeats `F I`, with a `W` after each `I` once `r` weight gradients \
                 are pending.",
         choice: "Choose it if the layers defer their weight gradients and the model has at least `v` layers \
-                 for each rank: each further stage on a rank shortens the bubble, and the memory stays that \
-                 of 1F1B. Slow messages cost it much with many stages; `wide_warmup` hides some of them and \
+                 for each rank: each further stage on a rank shortens the bubble, and the memory stays the same as \
+                 with 1F1B. Slow messages cost it much with many stages; `wide_warmup` hides some of them and \
                  holds up to `p - 1` activations more.",
         bubble: &[Formula::with("m is a multiple of p", "(p - 1) / (3 v m + p - 1)")],
         peak: &[Formula::with("m is a multiple of p", "v p")],

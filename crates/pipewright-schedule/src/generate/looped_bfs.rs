@@ -21,7 +21,7 @@ const NAME: &str = "loopedbfs";
 
 pub(super) const GENERATOR: Generator = Generator {
     name: NAME,
-    summary: "several stages a rank, all microbatches through one stage before the next",
+    summary: "several stages per rank, all microbatches through one stage before the next",
     settings: &[],
     trains: true,
     aliases: &["bfs", "breadth-first"],
@@ -34,7 +34,7 @@ pub(super) const GENERATOR: Generator = Generator {
         choice: "Choose it with sharded parameters (`mesh.data_parallel_mode = \"sharded\"`): a stage is \
                  gathered only twice in a step. Slow messages delay it little. Its memory grows with the \
                  number of microbatches. Gradients are added in descending order of the microbatches, so \
-                 their last bits differ from those of the other schedules.",
+                 their last bits differ from the other schedules' gradients.",
         bubble: &[Formula::with("m >= p", "(p - 1) / (v m + p - 1)")],
         peak: &[Formula::always("v m")],
     },

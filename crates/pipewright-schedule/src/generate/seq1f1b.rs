@@ -2,7 +2,7 @@
 //!
 //! The guide in `GENERATOR` has the paper and the formulas. The forwards take all slices in their order. The
 //! backwards take the microbatches in order, and the slices of each in descending order ([`crate::slices`]). The
-//! first backward is that of the last slice of microbatch 0, so the last stage needs `k` forwards before it. Stage
+//! first backward runs on the last slice of microbatch 0, so the last stage needs `k` forwards before it. Stage
 //! `s` of `p` therefore warms up with
 //! `min(m k, p - s + k - 1)` forwards, then alternates a backward and a forward while forwards remain, and cools
 //! down with the remaining backwards. It holds at most as many slices as it warms up with.
@@ -46,8 +46,8 @@ pub(super) const GENERATOR: Generator = Generator {
                 microbatch `m` has the number `m k + s`, and pictures name it `m.s`.",
         choice: "It is for long sequences and few microbatches. It trains models whose layers can run slices: `llama`, \
                  `qwen2`, `qwen3`, `qwen3_moe` without the balance loss of its routers, and your own layers that say \
-                 so. Losses and gradients are those of whole microbatches up to rounding. It does not work with \
-                 recomputation, tensor ranks, packed documents or side inputs. With `k` slices its bubble is that of 1F1B with `k` times as many \
+                 so. Losses and gradients are the same as with whole microbatches up to rounding. It does not work with \
+                 recomputation, tensor ranks, packed documents or side inputs. With `k` slices it has the bubble of 1F1B with `k` times as many \
                  microbatches, and the first rank holds `(p + k - 1) / k` activations instead of `p`. It sends `k` \
                  times as many messages.",
         bubble: &[Formula::always("(p - 1) / (k m + p - 1)")],

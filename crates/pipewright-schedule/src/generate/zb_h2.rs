@@ -32,7 +32,7 @@ pub(super) const GENERATOR: Generator = Generator {
                 enough work until the first gradient arrives, and then repeats `F I`, with a `W` after each \
                 `I` once `2 r` weight gradients are pending.",
         choice: "Choose it instead of ZB-H1 if messages are slow or the actions differ in length, and there \
-                 is memory for twice the activations. With equal lengths its bubble is that of ZB-H1, \
+                 is memory for twice the activations. With equal lengths it has the bubble of ZB-H1, \
                  because a step of Pipewright ends with a gradient norm over all ranks: no rank idles \
                  between its first and its last action, but the ranks start and end one after the other.",
         bubble: &[Formula::with("m >= 2 p - 1", "(p - 1) / (3 m + p - 1)")],

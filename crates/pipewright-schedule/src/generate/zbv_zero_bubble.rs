@@ -34,7 +34,7 @@ const NAME: &str = "zbvzerobubble";
 
 pub(super) const GENERATOR: Generator = Generator {
     name: NAME,
-    summary: "ZBV: zero bubble on a V of two stages a rank, memory of 1F1B",
+    summary: "ZBV: zero bubble on a V of two stages per rank, memory of 1F1B",
     settings: &[],
     trains: true,
     aliases: &["zbv", "v-zb"],

@@ -80,7 +80,7 @@ pub enum LayoutErrorKind {
     TooDeep,
     /// More than [`MAX_LAYOUT_LAYERS`] layers.
     TooLong,
-    /// More or fewer letters of the head than it has parts, of which there are several.
+    /// The head has several parts, and not as many letters.
     HeadParts {
         /// The number of letters.
         found: usize,

@@ -175,7 +175,7 @@ impl Passes {
     }
 
     /// Returns the places of the computations that come before `cell` in a pass, with the times of the messages
-    /// between: in an early pass those that `cell` needs, in a late pass those that need `cell`.
+    /// between: in an early pass the ones that `cell` needs, in a late pass the ones that need `cell`.
     fn others(&self, cell: Cell, pass: Pass) -> [Option<(usize, f64)>; 2] {
         let (width, kinds) = (self.microbatches, self.computations_of_kind());
         let (stage, place) = (cell.stage as usize, self.place_of(cell));

@@ -3,7 +3,7 @@
 //!
 //! Ranks are numbered so that tensor-parallel ranks are neighbours. Next come either the replicas of a stage or the
 //! ranks of a pipeline ([`MeshOrder`]). A node has ranks with consecutive numbers. Only meshes in which every
-//! pipeline lies on the nodes in the same way have a network, so that one pipeline can be simulated for all.
+//! pipeline is placed on the nodes in the same way have a network, so that one pipeline can be simulated for all.
 //!
 //! **Collectives.** For sums over tensor-parallel ranks, each rank adds a part and sends the sum to all others
 //! inside the node, as the runtime does; two ranks send everything to each other. Sums over replicas run on a ring

@@ -55,7 +55,7 @@ struct Polished {
 }
 
 /// Changes several plans while there is work left. In each round, all plans get the same work, and the faster half
-/// of them goes on. `bound` is the lower bound of all plans.
+/// of them continues. `bound` is the lower bound of all plans.
 pub(super) fn polish(search: &mut Search<'_>, shapes: &[Shape], bound: f64) {
     let mut plans = Vec::new();
     for plan in starts(search) {

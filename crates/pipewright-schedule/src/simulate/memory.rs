@@ -9,8 +9,8 @@
 //!
 //! If microbatches are cut into slices, a slice has its share of the bytes of its microbatch, rounded up. Two rules are
 //! added: (6) the backward of a slice allocates the gradients of the keys and values of the slices before it,
-//! because it attends to them; the gradients of the last slice stay as sums when it ends, and those of each other
-//! slice are added to the sums and freed, together with the sums of its own slice; (7) a forward that is computed
+//! because it attends to them; the gradients of the last slice stay as sums when it ends, and the gradients of each
+//! other slice are added to the sums and freed, together with the sums of its own slice; (7) a forward that is computed
 //! again keeps the keys and values of its slice in addition to its inputs, because later slices attend to them.
 //!
 //! [`UNIT`] counts memory in stage activations of one microbatch or slice, as the papers do: one for an activation, one
@@ -256,8 +256,8 @@ mod tests {
 
     #[test]
     fn gradients_of_keys_wait_for_their_slice() {
-        // 1 byte of keys and values for each of three slices, from the backward of slice 2 to that of each slice. The
-        // backward of slice 1 has those of slice 0 a second time.
+        // 1 byte of keys and values for each of three slices, from the backward of slice 2 to the slice's own. The
+        // backward of slice 1 has the byte of slice 0 a second time.
         let sizes = StageSizes { activation: 0, stash: 0, gradient: 0, keys_values: 3, ..SIZES };
         let rows = "0F0,0F1,0F2,0I2,0F3,0F4,0F5,0I1,0W2,0W1,0B0,0B5,0B4,0B3\n";
         let expected = [(3.0, 2), (7.0, 3), (8.0, 1), (11.0, 0), (11.0, 2), (12.0, 3), (13.0, 1), (14.0, 0)];

@@ -31,7 +31,7 @@ pub(crate) fn check_content(program: &Program, level: Level) -> Report {
     report
 }
 
-/// Checks that the actions and both ends of each message are there, and that each rank computes in order.
+/// Checks that the actions and both ends of each message exist, and that each rank computes in order.
 fn check_actions<'a>(program: &'a Program, level: Level, report: &mut Report) -> Context<'a> {
     let neighbours = Neighbours::of(program.placement());
     let (present, in_order) = coverage::check_each(program, level, &neighbours, report);

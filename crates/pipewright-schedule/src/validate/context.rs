@@ -34,7 +34,7 @@ pub(super) fn has_backward(program: &Program) -> bool {
 }
 
 /// Returns the position of `action`, alone or as a part of an overlap, in the row of `rank`; the length of the row if
-/// it is not there. It scans the row, so it serves only to describe violations.
+/// it is missing. It scans the row, so it serves only to describe violations.
 pub(super) fn position_of(program: &Program, rank: Rank, action: Action) -> usize {
     let row = program.row(rank);
     row.iter().position(|cell| cell.parts().any(|part| part == action)).unwrap_or(row.len())

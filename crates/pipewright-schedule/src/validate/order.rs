@@ -3,7 +3,7 @@
 //! Rules: (1) a forward follows the action that brings its input: the receive, or the forward of the previous stage on
 //! the same rank; (2) a backward follows its stage's forward and the action that brings its gradient; (3) `W` follows
 //! `I`; (4) a send follows the computation of its tensor; (5) a wait follows the action that it waits for; (6) the
-//! forward of a slice follows that of the slice before it in its microbatch, and its backward follows the backward
+//! forward of a slice follows the forward of the slice before it in its microbatch, and its backward follows the backward
 //! of the slice after it ([`crate::slices`]). The halves of an overlap start together, so neither can provide a
 //! tensor for the other.
 //!
@@ -41,7 +41,7 @@ pub(super) fn check(context: &Context<'_>, report: &mut Report) {
 }
 
 /// Returns whether `before`, the set of earlier actions, contains the actions that `action` needs on its rank, except
-/// those on other slices. `action` is not an overlap. The result is reliable if no action is on a wrong rank or occurs
+/// the ones on other slices. `action` is not an overlap. The result is reliable if no action is on a wrong rank or occurs
 /// twice, which the coverage rules check. It may then be false for a correct program, but is never true for a wrong one.
 #[inline]
 pub(super) fn dependencies_precede(

@@ -137,7 +137,7 @@ fn waves_help_where_microbatches_are_few() {
     }
 }
 
-/// Returns the costs of a step in which the head's time on a rank is `head` tenths of that of the layers.
+/// Returns the costs of a step in which the head's time on a rank is `head` tenths of the layers' time.
 fn with_head(ranks: u32, head: u64) -> Vec<[u64; 3]> {
     let layers = vec![[10; 3]; ranks as usize];
     layers.into_iter().chain(vec![[head; 3]; ranks as usize]).collect()

@@ -41,7 +41,7 @@ fn a_part_has_its_share_of_the_head() {
     // All parts of a stage hold the same hidden states. The first one holds those before the norm too.
     assert_eq!(sizes(2)[1].activation, 524_288 + 2 * (logits / 4 + tokens));
     assert_eq!(sizes(4)[1].activation, 2 * 524_288 + 4 * (logits / 4 + tokens));
-    // Half of the activations is kept for `W`: that of the head, of which a half of the logits.
+    // Of the head's activations, half of the logits is kept for `W`.
     assert_eq!(sizes(2)[1].stash, 524_288 + 2 * ((4_500_000 - 524_288) / 4 + tokens));
     assert_eq!(prediction.costs.sizes[1].gradient, 4_000_000);
     // One boundary is at the same place in both profiles, so the whole has the same times.

@@ -78,7 +78,7 @@ pub enum BatchDisagreement {
 
 pipewright_schedule::message_as_debug!(BatchDisagreement);
 
-/// What several ranks say of a step.
+/// The forms of a step that several ranks have.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct StepForms {
     /// The first rank that cannot take the step, and the reason.
@@ -89,7 +89,7 @@ pub(crate) struct StepForms {
     reduction: Statements<Reduction>,
 }
 
-/// What several ranks say of one part of a step, in the order of the ranks.
+/// The values that several ranks have for one part of a step, in the order of the ranks.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Statements<T> {
     /// The first rank that says something.

@@ -42,7 +42,7 @@ enum Probabilities {
 impl Routing {
     /// Chooses `count` experts for each token: the experts with the largest `softmax(logits)`, in single precision over all
     /// experts. The weight of a chosen expert is its probability, divided by the sum of the token's chosen ones if
-    /// `normalised`. Gradients flow through the weights. Of equal probabilities, the first expert is chosen.
+    /// `normalised`. Gradients flow through the weights. If probabilities are equal, the first expert is chosen.
     ///
     /// Shape: logits `[tokens, experts]`.
     ///

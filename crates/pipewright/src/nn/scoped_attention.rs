@@ -1,5 +1,5 @@
-//! Attention in which a token sees only some of the earlier tokens: those of its document, those in a window, or those
-//! that were chosen from a longer row. A bias may depend on relations between tokens.
+//! Attention in which a token sees only some of the earlier tokens: the tokens of its document, of a window, or the
+//! ones that were chosen from a longer row. A bias may depend on relations between tokens.
 
 use std::sync::Arc;
 

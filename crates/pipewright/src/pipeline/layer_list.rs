@@ -116,7 +116,7 @@ impl LayerList {
         self.try_layers(count, move |index| Ok::<_, Infallible>(make(index)))
     }
 
-    /// As [`LayerList::layers`], for layers whose construction may fail, for example because their parameters are read from
+    /// Like [`LayerList::layers`], for layers whose construction may fail, for example because their parameters are read from
     /// a file.
     pub fn try_layers<L, E, F>(mut self, count: usize, make: F) -> Self
     where

@@ -64,7 +64,7 @@ impl Layers {
         Self::try_new(count, move |place| Ok::<_, Infallible>(make(place)))
     }
 
-    /// As [`Layers::new`], for layers whose construction may fail, for example because their parameters are read from a
+    /// Like [`Layers::new`], for layers whose construction may fail, for example because their parameters are read from a
     /// file.
     pub fn try_new<L, E, F>(count: usize, make: F) -> Self
     where
@@ -75,7 +75,7 @@ impl Layers {
         Self::chain(count, make, Chain::<_, Typed>::new)
     }
 
-    /// As [`Layers::try_new`], for an enum of all kinds of layers that the model has, or another type that takes different
+    /// Like [`Layers::try_new`], for an enum of all kinds of layers that the model has, or another type that takes different
     /// tensors at different places. A [`LayerList`] needs no such type.
     pub fn mixed<L, E, F>(count: usize, make: F) -> Self
     where

@@ -1,4 +1,4 @@
-//! Waits of a rank: how one ends, and when at the latest.
+//! Waits of a rank: how one ends, and its deadline.
 
 use std::time::{Duration, Instant};
 

@@ -1,4 +1,4 @@
-//! Storage that a rank sends and goes on using counts for that rank.
+//! Storage that a rank sends and continues to use counts for that rank.
 
 use std::convert::Infallible;
 

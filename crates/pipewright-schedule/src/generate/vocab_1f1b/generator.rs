@@ -36,7 +36,7 @@ pub(crate) const GENERATOR: Generator = Generator {
         choice: "Choose it to spread the parameters and the work of a large head over all ranks. `1f1b` with a cut \
                  through the head has stages that are as long, but only the last ranks have a part of the head. A \
                  microbatch visits each rank twice on its way to the loss. So in the memory of `p + 2`, a step with 8 \
-                 ranks and 32 microbatches takes 4% to 24% longer than that of `1f1b`, if the head takes a tenth to \
+                 ranks and 32 microbatches takes 4% to 24% longer than with `1f1b`, if the head takes a tenth to \
                  four times as long as the layers. With a limit of `2 p`, it is shorter if the head takes at least half \
                  as long.",
         bubble: &[Formula::at_most("m >= p", "2 p / (m + 2 p)")],
