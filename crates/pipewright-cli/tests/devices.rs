@@ -169,7 +169,8 @@ mod on_a_device {
         if !is_there() {
             return;
         }
-        let expected = ["the device `wgpu:7` is not there; there is `flex` (processor), ", "`wgpu:cpu` ("];
+        let expected =
+            ["the device `wgpu:7` is not available; available: `flex` (processor), ", "`wgpu:cpu` ("];
         refuse(&["train", "small.toml", "--set", "run.device=wgpu:7"], &expected);
     }
 }

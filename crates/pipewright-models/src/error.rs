@@ -164,7 +164,7 @@ pub enum ConfigError {
     /// than ranks.
     #[error(
         "`{layer}` cannot be divided among {ranks} tensor ranks that hold whole experts (`mesh.expert_parallel`): \
-         `{parameter}` belongs to one of `{key} = {count}`, so a rank would have none; use another `mesh.tensor_parallel`, or \
+         `{parameter}` belongs to one of `{key} = {count}`, so some rank would get nothing; use another `mesh.tensor_parallel`, or \
          set `mesh.expert_parallel` to false"
     )]
     FewExperts {

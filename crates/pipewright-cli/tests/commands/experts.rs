@@ -216,7 +216,7 @@ fn more_tensor_ranks_than_whole_experts_are_refused() {
         assert_eq!(output.status.code(), Some(2), "{said}");
         let expected = "stage 0: `model.layers.1.mlp` cannot be divided among 8 tensor ranks that hold whole experts \
                         (`mesh.expert_parallel`): `model.layers.1.mlp.experts.0.gate_proj.weight` belongs to one of \
-                        `num_experts = 4`, so a rank would have none";
+                        `num_experts = 4`, so some rank would get nothing";
         assert!(said.contains(expected), "{said}");
     }
     assert!(!folder.path().join("out").exists());

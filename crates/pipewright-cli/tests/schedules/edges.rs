@@ -315,7 +315,12 @@ fn passes_that_cannot_run() {
     lower("s.csv", &["wait-send", "--budget", "0"], 2, "error: invalid value '0'");
     lower("s.csv", &["merge-bw", "--stage-to-rank", "0,7"], 2, "error: s.csv: rank 1 owns no stage");
     lower("s.csv", &["merge-bw", "--microbatches", "4000000000"], 2, "error: s.csv: 2 stages and 4000000000");
-    lower("stuck.csv", &["send-recv"], 3, "error: stuck.csv: no rank can go on: rank 0 at position 1 (0B0)");
+    lower(
+        "stuck.csv",
+        &["send-recv"],
+        3,
+        "error: stuck.csv: no rank can continue: rank 0 at position 1 (0B0)",
+    );
     lower("none.csv", &["send-recv"], 2, "error: none.csv: cannot read the schedule: ");
 }
 

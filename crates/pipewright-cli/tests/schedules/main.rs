@@ -50,6 +50,6 @@ fn refuse(folder: &TempDir, arguments: &[&str], code: i32, words: &str) {
     let stderr = text(&output.stderr);
     assert_eq!(output.status.code(), Some(code), "{arguments:?}: {stderr}");
     assert!(stderr.starts_with(words), "{arguments:?}: {stderr}");
-    assert!(code != 2 || output.stdout.is_empty(), "{arguments:?}: data beside an error");
+    assert!(code != 2 || output.stdout.is_empty(), "{arguments:?}: data next to an error");
     assert!(start.elapsed() < Duration::from_secs(10), "{arguments:?}: {:?}", start.elapsed());
 }

@@ -229,7 +229,7 @@ fn fewer_whole_experts_than_ranks_are_refused() {
             error.to_string(),
             format!(
                 "`{layer}` cannot be divided among 4 tensor ranks that hold whole experts (`mesh.expert_parallel`): \
-                 `{layer}.experts.0.{projection}.weight` belongs to one of `{key} = 3`, so a rank would have none; use \
+                 `{layer}.experts.0.{projection}.weight` belongs to one of `{key} = 3`, so some rank would get nothing; use \
                  another `mesh.tensor_parallel`, or set `mesh.expert_parallel` to false"
             )
         );

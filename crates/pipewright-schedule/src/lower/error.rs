@@ -21,7 +21,7 @@ pub enum LowerError {
         violations: Violations,
     },
     /// The ranks wait for each other, so that there is no order of messages.
-    #[error("no rank can go on: {}; correct the order of the schedule", list_blocked(.blocked))]
+    #[error("no rank can continue: {}; correct the order of the schedule", list_blocked(.blocked))]
     Stuck {
         /// Every rank that has not reached the end of its row.
         blocked: Vec<BlockedRank>,

@@ -263,7 +263,7 @@ mod tests {
     fn ranks_that_wait_for_each_other_are_named() {
         check(
             "0F0,0B0,0F1\n1F0,1F1,1B0\n",
-            Err("no rank can go on: rank 0 at position 1 (0B0) waits for rank 1, \
+            Err("no rank can continue: rank 0 at position 1 (0B0) waits for rank 1, \
                  rank 1 at position 1 (1F1) waits for rank 0; correct the order of the schedule"),
         );
     }

@@ -111,7 +111,7 @@ impl World<'_> {
             return Err(format!("{send} does not belong to rank {rank}"));
         }
         if !self.things[rank].contains(&tensor) {
-            return Err(format!("{send} sends what is not there"));
+            return Err(format!("{send} sends a tensor that does not exist"));
         }
         if self.standing_at(peer) != Some(receive) {
             return Ok(false);

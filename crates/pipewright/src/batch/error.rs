@@ -87,7 +87,7 @@ pub enum SplitError {
     },
     /// Tensors cannot be concatenated: their element types or other dimensions differ.
     #[error(
-        "output {tensor} of microbatch {microbatch} is {found:?}, that of microbatch 0 is {expected:?}: they differ in \
+        "output {tensor} of microbatch {microbatch} is {found:?}, and of microbatch 0 it is {expected:?}: they differ in \
          more than the dimension along which they join"
     )]
     Unjoinable {

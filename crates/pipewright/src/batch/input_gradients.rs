@@ -38,7 +38,7 @@ pub enum InputGradientError {
     },
     /// A tensor of the batch that is not an input requires a gradient.
     #[error(
-        "{what} requires a gradient, and a pipeline computes those of its parameters and its inputs: make it an input, or \
+        "{what} requires a gradient, and a pipeline computes the gradients of its parameters and its inputs: make it an input, or \
          pass `tensor.inner()`"
     )]
     NotAnInput {
@@ -47,7 +47,7 @@ pub enum InputGradientError {
     },
     /// The batch has no input with this number.
     #[error(
-        "the gradient of input {input} is asked for, and there are {inputs} input(s), counted from 0: ask for those that exist"
+        "the gradient of input {input} is asked for, and there are {inputs} input(s), counted from 0: ask for inputs that exist"
     )]
     NoInput {
         /// The number that was asked for.

@@ -31,7 +31,7 @@ pub enum DeviceError {
         choice: DeviceChoice,
     },
     /// There is no such device on this machine.
-    #[error("the device `{choice}` is not there; there is {}", .found.join(", "))]
+    #[error("the device `{choice}` is not available; available: {}", .found.join(", "))]
     NotThere {
         /// The device.
         choice: DeviceChoice,

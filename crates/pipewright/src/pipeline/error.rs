@@ -188,7 +188,7 @@ pub enum PipelineError {
     InputGradients(#[from] InputGradientError),
     /// Batches whose gradients are accumulated reduce their losses in different ways.
     #[error(
-        "this batch and those whose gradients wait for an update reduce their losses in different ways: accumulate batches \
+        "this batch and the batches whose gradients wait for an update reduce their losses in different ways: accumulate batches \
          that all count by rows, by weights, or as sums"
     )]
     MixedReductions,

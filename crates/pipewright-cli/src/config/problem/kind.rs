@@ -109,7 +109,7 @@ pub(crate) enum ProblemKind {
     #[error("`{key}` is empty")]
     Empty { key: &'static str },
     /// A key is written together with `from`, which determines its value.
-    #[error("`{key}` is written beside `from`, and with `from` the model follows from its config.json")]
+    #[error("`{key}` is written next to `from`, and with `from` the model follows from its config.json")]
     BesideFrom { key: String },
     /// No model has these sizes.
     #[error(transparent)]

@@ -68,7 +68,7 @@ fn the_model_from_a_folder() {
     check(
         "[model]\nfrom = \"m\"\nhidden_size = 8\n",
         &[
-            "a.toml:3:15: `hidden_size` is written beside `from`, and with `from` the model follows from its config.json",
+            "a.toml:3:15: `hidden_size` is written next to `from`, and with `from` the model follows from its config.json",
         ],
     );
 }

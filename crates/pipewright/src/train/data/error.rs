@@ -24,7 +24,7 @@ pub enum DataError {
     },
     /// A pattern matches nothing.
     #[error(
-        "{pattern}: no file matches; hidden files and those that a .gitignore lists are passed over, and relative \
+        "{pattern}: no file matches; hidden files and files that a .gitignore lists are skipped, and relative \
          patterns start at {}", start.display()
     )]
     NoMatch {

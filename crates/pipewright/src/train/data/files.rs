@@ -187,7 +187,7 @@ mod tests {
     fn nothing_found() {
         check(&["a.md"], &["a.txt"], &["/a.txt: there is no such data file; check the path"]);
         check(&["b/a.md"], &["b"], &["/b: this is a folder; name the files in it, such as \"/b/**/*.txt\""]);
-        let passed_over = "no file matches; hidden files and those that a .gitignore lists are passed over, and \
+        let passed_over = "no file matches; hidden files and files that a .gitignore lists are skipped, and \
                            relative patterns start at";
         check(&["a.md"], &["*.md", "*.txt"], &[&format!("/*.txt: {passed_over} ")]);
         check(&["a.md"], &["c/*.txt"], &[&format!("/c/*.txt: {passed_over} /c")]);

@@ -241,14 +241,17 @@ fn gradients_that_would_be_lost_are_refused() {
         pipeline.step(tracked.inner(), y(), RATE).expect("it requires none any more");
     }
     let error = refusal(&mut pipeline, split(x(), leaf()));
-    assert!(error.starts_with("a target requires a gradient, and a pipeline computes those of"), "{error}");
+    assert!(
+        error.starts_with("a target requires a gradient, and a pipeline computes the gradients of"),
+        "{error}"
+    );
     let side = split(x(), y()).with_split("mask", leaf()).expect("it splits");
     assert!(refusal(&mut pipeline, side).starts_with("side input `mask` requires a gradient"));
     let side = split(x(), y()).with_replicated("mask", leaf());
     assert!(refusal(&mut pipeline, side).starts_with("side input `mask` requires a gradient"));
     assert_eq!(
         refusal(&mut pipeline, split(x(), y()).keep_input_gradients_of([1])),
-        "the gradient of input 1 is asked for, and there are 1 input(s), counted from 0: ask for those that exist"
+        "the gradient of input 1 is asked for, and there are 1 input(s), counted from 0: ask for inputs that exist"
     );
     let error =
         pipeline.eval_batch(split(x(), y()).keep_input_gradients()).map(drop).expect_err("no gradients");

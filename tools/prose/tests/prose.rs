@@ -1,0 +1,61 @@
+//! Comments, messages and documents are plain English.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::path::Path;
+
+use pipewright_book::markdown::files_below;
+use pipewright_book::root;
+use pipewright_prose::{Kind, Passage, Use, of_markdown, of_rust, rate, uses};
+
+/// The most uses of unidiomatic constructions per 10,000 words.
+const LIMIT: f64 = 5.0;
+
+/// Returns the passages of all files with an ending, each with its file.
+fn passages(ending: &str, read: fn(&str) -> Vec<Passage>) -> Vec<(String, Passage)> {
+    let files = files_below(&root(), ending).expect("the repository");
+    let passages_of = |path: &Path| {
+        let text = fs::read_to_string(path).expect("a readable file");
+        let name = path.strip_prefix(root()).expect("a path").display().to_string();
+        read(&text).into_iter().map(move |passage| (name.clone(), passage)).collect::<Vec<_>>()
+    };
+    // The list of constructions names each of them.
+    let files = files.iter().filter(|path| !path.starts_with(root().join("tools/prose")));
+    files.flat_map(|path| passages_of(path)).collect()
+}
+
+fn check(passages: &[(String, Passage)], kind: Kind) {
+    let passages: Vec<_> = passages.iter().filter(|(_, passage)| passage.kind == kind).collect();
+    let words: usize = passages.iter().map(|(_, passage)| passage.words()).sum();
+    let found: Vec<(&str, Use)> = passages
+        .iter()
+        .flat_map(|(file, passage)| uses(passage).into_iter().map(|found| (file.as_str(), found)))
+        .collect();
+    let rate = rate(found.len(), words);
+    println!("{kind:?}: {} uses in {words} words, {rate:.1} per 10,000", found.len());
+    if rate > LIMIT {
+        let mut report = String::new();
+        for (file, found) in found {
+            let Use { line, excerpt, instead } = found;
+            writeln!(report, "{file}:{line}: {excerpt}\n    instead: {instead}").expect("a string takes all");
+        }
+        panic!(
+            "{rate:.1} uses per 10,000 words, and at most {LIMIT} are accepted; rewrite some of these sentences:\n{report}"
+        );
+    }
+}
+
+#[test]
+fn comments() {
+    check(&passages("rs", of_rust), Kind::Comment);
+}
+
+#[test]
+fn messages() {
+    check(&passages("rs", of_rust), Kind::Message);
+}
+
+#[test]
+fn documents() {
+    check(&passages("md", of_markdown), Kind::Document);
+}
