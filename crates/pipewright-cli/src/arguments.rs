@@ -124,14 +124,13 @@ Example:
     Lower(lower::LowerArguments),
     /// Prove a schedule sound, or list everything that is wrong with it.
     #[command(after_help = "\
-Prints one line for each violation, and exits with 3 if there is one.
+Prints one line for each violation, and exits with 3 if there is one. Without `--transport`, a program is sound if it is sound \
+on every transport, even if sends wait for their receive. With `--transport`, the verdict is `sound`, `crossed` (a receive \
+gets the tensor of another message) or `may hang`.
 
 Example:
   pipewright schedule 1f1b --ranks 4 --microbatches 8 -o 1f1b.csv
   pipewright validate 1f1b.csv
-
-Without `--transport`, a program is sound if it is sound on every transport, even if sends wait for their receive. With \
-`--transport`, the verdict is `sound`, `crossed` (a receive gets the tensor of another message) or `may hang`:
   pipewright lower 1f1b.csv --pass send-recv -o program.csv
   pipewright validate program.csv --transport all")]
     Validate(validate::ValidateArguments),
