@@ -32,7 +32,6 @@ fn check(passages: &[(String, Passage)], kind: Kind) {
         .flat_map(|(file, passage)| uses(passage).into_iter().map(|found| (file.as_str(), found)))
         .collect();
     let rate = rate(found.len(), words);
-    println!("{kind:?}: {} uses in {words} words, {rate:.1} per 10,000", found.len());
     if rate > LIMIT {
         let mut report = String::new();
         for (file, found) in found {

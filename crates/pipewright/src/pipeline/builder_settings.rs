@@ -109,7 +109,7 @@ impl PipelineBuilder {
         self.configured(|config| config.hook = Some(hook))
     }
 
-    /// Sets all settings of [`Pipeline::launch`]. It replaces earlier calls of the methods above that set a field of
+    /// Sets all settings of [`Pipeline::launch`](super::Pipeline::launch). It replaces earlier calls of the methods above that set a field of
     /// the configuration; later calls replace its fields.
     pub fn config(self, config: PipelineConfig) -> Self {
         self.configured(|own| *own = config)
