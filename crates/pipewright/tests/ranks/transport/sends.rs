@@ -51,9 +51,9 @@ pub(crate) fn count_sends(budget: Option<u32>) {
     let data = || rows(ROWS * MICROBATCHES as usize);
     let (inputs, targets) = (data(), data());
     if is_sender {
-        thread::sleep(Duration::from_millis(300))
+        thread::sleep(Duration::from_millis(300));
     } else {
-        stop()
+        stop();
     }
     let summary = pipeline.step(inputs, targets, 1e-3).expect("a step");
     let found = summary.sends_in_flight[0];
