@@ -9,7 +9,7 @@
 
 use pipewright_schedule::{Action, Microbatch, StageIndex};
 
-use super::connection::Connection;
+use super::connection::{Connection, on_device};
 use super::context::RankContext;
 use super::gather::fetch_parameters;
 use super::recorder::Recorder;
@@ -122,11 +122,11 @@ fn receive(
     let BoundaryMessage { from, to: stage, microbatch } = message;
     let tag = Tag::Boundary { direction, stage, microbatch };
     let awaited = context.awaited(context.placement().rank_of(from), tag);
-    let device = stages.get(stage).runner().device();
-    let Some((sent, parts)) = connection.take_tensors(awaited, device)? else {
+    let Some((sent, parts)) = connection.take_tensors(awaited)? else {
         return Ok(Received::NotYet(awaited));
     };
     recorder.note_exposed(sent);
+    let parts = on_device(parts, stages.get(stage).runner().device());
     let mut tensors = join(context, connection, message, parts)?;
     let receive = match direction {
         Direction::Forward => Action::RecvForward { stage, microbatch },

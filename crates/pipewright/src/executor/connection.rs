@@ -102,7 +102,7 @@ impl Connection {
 
     /// Records that the rank has done its actions before `position`, which restarts the deadline of all
     /// ranks.
-    pub(crate) fn moved(&self, position: usize) {
+    pub(super) fn moved(&self, position: usize) {
         self.board.moved(self.rank, position);
     }
 
@@ -213,22 +213,22 @@ impl Connection {
         exchange: &mut Exchange<OptionalTensors>,
         device: &Device,
     ) -> Result<Option<AwaitedMessage>, Cause> {
-        exchange.poll(|awaited| self.take_tensors(awaited, device))
+        exchange.poll(|awaited| {
+            let taken = self.take_tensors(awaited)?;
+            Ok(taken.map(|(sent, tensors)| (sent, on_device(tensors, device))))
+        })
     }
 
-    /// Takes tensors if they have arrived, and moves them to `device`. Returns them with the time at which
-    /// they were sent.
+    /// Takes tensors if they have arrived. Returns them with the time at which they were sent.
     pub(super) fn take_tensors(
         &mut self,
         awaited: AwaitedMessage,
-        device: &Device,
     ) -> Result<Option<(Instant, OptionalTensors)>, Cause> {
         let Some(message) = self.take(awaited) else { return Ok(None) };
         let sent = message.sent();
         let tensors = message.into_tensors()?;
         self.memory.take_over(tensors.iter().flatten());
-        let moved = tensors.into_iter().map(|tensor| tensor.map(|tensor| tensor.to_device(device)));
-        Ok(Some((sent, moved.collect())))
+        Ok(Some((sent, tensors)))
     }
 
     /// Takes a message if it has arrived.
@@ -263,4 +263,9 @@ impl Connection {
     pub(super) fn clock_skew(&self, at: Instant) -> Option<ClockSkew> {
         self.endpoint.lock().clock_skew(at)
     }
+}
+
+/// Moves tensors to `device`.
+pub(super) fn on_device(tensors: OptionalTensors, device: &Device) -> OptionalTensors {
+    tensors.into_iter().map(|tensor| tensor.map(|tensor| tensor.to_device(device))).collect()
 }

@@ -83,8 +83,8 @@ pub(super) fn pass_outputs(
     Ok(())
 }
 
-/// Returns the whole outputs of the last stage, which the ranks of its tensor group may have in parts. All ranks of the group
-/// exchange their parts.
+/// Returns the whole outputs of the last stage, which the ranks of its tensor group may have in parts. The first rank of
+/// the group joins them and reports them.
 fn whole_outputs(
     context: &RankContext,
     connection: &Connection,
@@ -108,7 +108,11 @@ fn whole_outputs(
     if parts.is_empty() {
         return Ok(outputs);
     }
-    let by_rank = connection.tensor_group().all_gather(parts)?;
+    let by_rank = connection.tensor_group().gather_on_first(parts)?;
+    if context.tensor_rank().index > 0 {
+        // The first rank reports the outputs.
+        return Ok(outputs);
+    }
     let mut by_rank: Vec<_> = by_rank.into_iter().map(|parts| parts.into_iter().flatten()).collect();
     let whole = |(own, split): (Value, Option<usize>)| match split {
         Some(dimension) => Value::joined(by_rank.iter_mut().filter_map(Iterator::next).collect(), dimension),

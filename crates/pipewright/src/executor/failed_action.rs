@@ -1,4 +1,4 @@
-//! Where a step failed: the action that an error names, and what it says of the device.
+//! The action that the error of a failed step names, and whether its device may have failed earlier.
 
 use pipewright_schedule::{Action, StageIndex};
 

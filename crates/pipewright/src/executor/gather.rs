@@ -35,7 +35,7 @@ pub(super) fn unshard(
     let is_asked = match context.hook() {
         None => true,
         Some(hook) => {
-            let mut run = UnshardRun::new(replica_place(context, action), stage.runner_mut());
+            let mut run = UnshardRun::new(shard_place(context, action), stage.runner_mut());
             hook.unshard(&mut run)?;
             run.is_asked()
         }
@@ -50,7 +50,7 @@ pub(super) fn unshard(
 /// Runs `RESHARD`, or lets the hook run it.
 pub(super) fn reshard(context: &RankContext, stage: &mut LocalStage, action: Action) -> Result<(), Cause> {
     if let Some(hook) = context.hook() {
-        let mut run = ReshardRun::new(replica_place(context, action), stage.runner());
+        let mut run = ReshardRun::new(shard_place(context, action), stage.runner());
         hook.reshard(&mut run)?;
         if !run.is_asked() {
             return Ok(());
@@ -61,7 +61,7 @@ pub(super) fn reshard(context: &RankContext, stage: &mut LocalStage, action: Act
 }
 
 /// Returns the place of an action among the replicas that hold the parameters together.
-fn replica_place(context: &RankContext, action: Action) -> ReplicaPlace {
+fn shard_place(context: &RankContext, action: Action) -> ReplicaPlace {
     let group = context.shard_group();
     let place = Place { rank: context.world_rank(), action };
     ReplicaPlace { place, replicas: group.members().len() as u32, replica: group.index() as u32 }

@@ -26,7 +26,7 @@
 //! | `reduction.rs` | gradients, summed over replicas |
 //! | `gather.rs` | sharded parameters, gathered before a stage computes |
 //! | `skip.rs` | skip connections that go directly to their stage |
-//! | `boundary.rs` | both ends of a message between two stages; its parts, between tensor groups |
+//! | `boundary.rs` | both ends of a message between two stages, which tensor groups send in parts |
 //! | `edges.rs` | the inputs and outputs of a stage |
 //! | `compute.rs` | the actions that compute, and the hooks that run them |
 //! | `statistics.rs` | running statistics, averaged over replicas |

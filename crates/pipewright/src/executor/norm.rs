@@ -120,8 +120,8 @@ pub(super) fn norms(
     Ok(Norms { whole, parts: parts.into_iter().map(norm).collect() })
 }
 
-/// Returns the divisor of the gradient sums: usually the number of microbatches whose gradients are in them:
-/// the microbatches of this step and of the preceding steps without an update, on all replicas.
+/// Returns the divisor of the gradient sums. It is usually the number of microbatches whose gradients are in
+/// the sums: of this step and of the preceding steps without an update, on all replicas.
 pub(super) fn divisor(input: &StepInput, accumulation: Accumulation) -> f64 {
     if input.is_sum { 1.0 } else { accumulation.divisor_with(input.divisor) }
 }

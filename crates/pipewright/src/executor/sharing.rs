@@ -69,10 +69,10 @@ pub(super) fn exchange_shared_gradients(
 pub(super) fn receive_shared_gradients(
     context: &RankContext,
     connection: &mut Connection,
-    stages: &mut LocalStages,
+    stages: &LocalStages,
     sums: &mut [SharedSum],
 ) -> Result<Option<AwaitedMessage>, Cause> {
-    let device = stages.first_mut().runner().device();
+    let device = stages.first().runner().device();
     let mut missing = None;
     for sum in sums {
         let awaited = match &mut sum.state {

@@ -16,7 +16,7 @@ use std::time::Instant;
 
 use pipewright_schedule::{SkipAction, SkipMessage};
 
-use super::connection::Connection;
+use super::connection::{Connection, on_device};
 use super::context::RankContext;
 use super::recorder::Recorder;
 use super::stages::{At, LocalStages};
@@ -68,12 +68,12 @@ pub(super) fn fetch_skips(
         }
         let tag = Tag::Skip { direction, source, stage, microbatch };
         let awaited = context.awaited(context.placement().rank_of(source), tag);
-        let device = local_stage.runner().device();
-        let Some((sent, tensors)) = connection.take_tensors(awaited, device)? else {
+        let Some((sent, tensors)) = connection.take_tensors(awaited)? else {
             return Ok(Some(awaited));
         };
-        local_stage.put_skip(key, tensors);
         recorder.note_exposed(sent);
+        let tensors = on_device(tensors, local_stage.runner().device());
+        local_stage.put_skip(key, tensors);
         let message = SkipMessage { from: source, to: stage, microbatch };
         recorder.note_skip_received(SkipAction::Receive(message));
     }

@@ -63,8 +63,7 @@ impl<T> Slots<T> {
 
     /// Takes out all entries that are filled, in order, with their numbers.
     pub(super) fn take_all(&mut self) -> impl Iterator<Item = (usize, T)> {
-        let entries = std::mem::take(&mut self.0).into_iter().enumerate();
-        entries.filter_map(|(index, entry)| Some((index, entry?)))
+        self.0.drain(..).enumerate().filter_map(|(index, entry)| Some((index, entry?)))
     }
 
     fn clear(&mut self) {
@@ -89,6 +88,8 @@ pub(super) struct LocalStage {
     pub(super) boundaries: Boundaries,
     /// The report on the parameters whose gradients `I` computed.
     pub(super) undeferred: UndeferredReport,
+    /// Whether it has been logged that `W` has nothing to compute.
+    is_empty_w_logged: bool,
     /// Rows of the stage's parameters that other replicas send, if parameters are sharded.
     pub(super) gathering: Gathering,
     /// Tensors that arrived over skip connections, and gradients that came back over them.
@@ -113,6 +114,7 @@ impl LocalStage {
             auxiliary: Slots::default(),
             boundaries,
             undeferred: UndeferredReport::default(),
+            is_empty_w_logged: false,
             gathering: Gathering::default(),
             arrived_skips: HashMap::new(),
         }
@@ -156,6 +158,11 @@ impl LocalStage {
     pub(super) fn take_skip(&mut self, key: &SkipKey) -> OptionalTensors {
         let tensors = self.arrived_skips.remove(key);
         tensors.expect("a stage runs only when its skip connections have arrived")
+    }
+
+    /// Returns whether nobody has logged that `W` has nothing to compute, and records that it is logged.
+    pub(super) fn take_log_of_empty_w(&mut self) -> bool {
+        !std::mem::replace(&mut self.is_empty_w_logged, true)
     }
 
     /// Drops all rows of the stage's parameters except this replica's.
@@ -217,39 +224,39 @@ impl Gathering {
 
 /// The report on the parameters whose gradients `I` computed. A stage makes it once, after its first step
 /// with `W`.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct UndeferredReport {
-    /// Whether a `W` has run.
-    has_run: bool,
-    is_made: bool,
-    is_logged: bool,
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum UndeferredReport {
+    /// No `W` has run.
+    #[default]
+    NotDue,
+    Due,
+    Made,
 }
 
 impl UndeferredReport {
     /// Records that `W` has run.
     pub(super) fn note_run(&mut self) {
-        self.has_run = true;
+        if *self == Self::NotDue {
+            *self = Self::Due;
+        }
     }
 
     /// Returns whether the report is due, and records that it is made.
     pub(super) fn take(&mut self) -> bool {
-        let is_due = self.has_run && !self.is_made;
-        self.is_made |= is_due;
+        let is_due = *self == Self::Due;
+        if is_due {
+            *self = Self::Made;
+        }
         is_due
-    }
-
-    /// Returns whether it has been logged that `W` has nothing to compute.
-    pub(super) fn is_logged(self) -> bool {
-        self.is_logged
-    }
-
-    pub(super) fn note_logged(&mut self) {
-        self.is_logged = true;
     }
 }
 
 /// The stages of a rank, in local order. Every rank has at least one.
-pub(super) struct LocalStages(Vec<LocalStage>);
+pub(super) struct LocalStages {
+    stages: Vec<LocalStage>,
+    /// For each stage of the pipeline, its index in the list, if it is on this rank.
+    local: Vec<Option<usize>>,
+}
 
 impl LocalStages {
     /// `microbatches` is the number of microbatches in a step that trains.
@@ -259,18 +266,21 @@ impl LocalStages {
         microbatches: u32,
     ) -> Self {
         let config = context.config();
-        let stages = stages.into_iter().map(|(index, runner)| {
+        let mut local = vec![None; context.placement().stages() as usize];
+        let stages = stages.into_iter().enumerate().map(|(place, (index, runner))| {
+            local[index.index()] = Some(place);
             let boundaries = Boundaries::new(&config.metadata, config.check_metadata, index, microbatches);
             LocalStage::new(index, runner, boundaries)
         });
-        Self(stages.collect())
+        let stages = stages.collect();
+        Self { stages, local }
     }
 
     /// Gives the stages the inputs and targets of a step. `is_first` says that no gradients of earlier
     /// batches wait for an update: all batches whose gradients are accumulated are one step.
     pub(super) fn begin_step(&mut self, input: &mut StepInput, is_first: bool, has_replicas: bool) {
         let is_training = !input.program.is_forward_only();
-        for stage in &mut self.0 {
+        for stage in &mut self.stages {
             stage.gathering.rounds = 0;
             stage.boundaries.begin_step();
             if is_first {
@@ -286,7 +296,7 @@ impl LocalStages {
 
     /// Prepares the stages for a visit between two steps.
     pub(super) fn begin_visit(&mut self, is_first: bool) {
-        for stage in &mut self.0 {
+        for stage in &mut self.stages {
             stage.gathering.rounds = 0;
             if is_first {
                 stage.runner.keep_buffers(false);
@@ -295,48 +305,55 @@ impl LocalStages {
     }
 
     pub(super) fn get(&self, stage: StageIndex) -> &LocalStage {
-        let local = self.0.iter().find(|local| local.index == stage);
-        local.expect("the row of a rank has the rank's stages only")
+        &self.stages[self.local_index(stage)]
     }
 
     pub(super) fn get_mut(&mut self, stage: StageIndex) -> &mut LocalStage {
-        let local = self.0.iter_mut().find(|local| local.index == stage);
-        local.expect("the row of a rank has the rank's stages only")
+        let index = self.local_index(stage);
+        &mut self.stages[index]
+    }
+
+    fn local_index(&self, stage: StageIndex) -> usize {
+        self.local[stage.index()].expect("the row of a rank has the rank's stages only")
+    }
+
+    pub(super) fn first(&self) -> &LocalStage {
+        self.stages.first().expect("every rank owns a stage")
     }
 
     pub(super) fn first_mut(&mut self) -> &mut LocalStage {
-        self.0.first_mut().expect("every rank owns a stage")
+        self.stages.first_mut().expect("every rank owns a stage")
     }
 
     pub(super) fn last_mut(&mut self) -> &mut LocalStage {
-        self.0.last_mut().expect("every rank owns a stage")
+        self.stages.last_mut().expect("every rank owns a stage")
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = &LocalStage> {
-        self.0.iter()
+        self.stages.iter()
     }
 
     pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut LocalStage> {
-        self.0.iter_mut()
+        self.stages.iter_mut()
     }
 
     pub(super) fn indices(&self) -> Vec<StageIndex> {
-        self.0.iter().map(LocalStage::index).collect()
+        self.stages.iter().map(LocalStage::index).collect()
     }
 
     /// Lets every stage forget the running statistics from before the step: the step is complete, and a later
     /// failure must not undo its changes to them.
     pub(super) fn forget_buffers(&mut self) {
-        self.0.iter_mut().for_each(|stage| stage.runner.keep_buffers(false));
+        self.stages.iter_mut().for_each(|stage| stage.runner.keep_buffers(false));
     }
 
     /// Drops the rows of the other replicas of all stages.
     pub(super) fn release_all(&mut self) {
-        self.0.iter_mut().for_each(LocalStage::release);
+        self.stages.iter_mut().for_each(LocalStage::release);
     }
 
     /// Drops all data of a failed step.
     pub(super) fn reset(&mut self) {
-        self.0.iter_mut().for_each(LocalStage::reset);
+        self.stages.iter_mut().for_each(LocalStage::reset);
     }
 }

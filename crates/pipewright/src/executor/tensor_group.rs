@@ -27,7 +27,7 @@ use crate::memory::RankMemory;
 use crate::message::{AwaitedMessage, MessageError, Payload, Tag};
 use crate::nn::TensorLink;
 use crate::progress::{Activity, ProgressBoard};
-use crate::tensor::{OptionalTensors, Value, Values};
+use crate::tensor::{OptionalTensors, Value, ValueKind, Values};
 use crate::transport::Endpoint;
 
 /// A rank's connection to the other ranks of its tensor group.
@@ -80,6 +80,15 @@ impl TensorGroup {
         self.exchange(vec![own; self.group.members().len()])
     }
 
+    /// Returns the tensors of all ranks, in the order of the group, to the first rank; to the others their own tensors only.
+    pub(super) fn gather_on_first(&self, own: OptionalTensors) -> Result<Vec<OptionalTensors>, Cause> {
+        let mut to_ranks = vec![OptionalTensors::new(); self.group.members().len()];
+        // A rank's own list stays with it.
+        to_ranks[self.group.index()] = own.clone();
+        to_ranks[0] = own;
+        self.exchange(to_ranks)
+    }
+
     /// Sends a list of tensors to each rank, and returns the lists that the ranks have sent to this one, on
     /// the devices of its own list. Both are in the order of the group.
     fn exchange(&self, mut to_ranks: Vec<OptionalTensors>) -> Result<Vec<OptionalTensors>, Cause> {
@@ -120,6 +129,8 @@ impl TensorGroup {
         }
         let copy = |tensor: Value| match receiver {
             Some(device) if *device != tensor.device() => tensor.to_device(device),
+            // Tensors of other kinds are never changed in place, and cannot be copied by an operation.
+            _ if tensor.kind() != ValueKind::Float => tensor,
             _ => tensor.copied(),
         };
         let copies: OptionalTensors = tensors.into_iter().map(|tensor| tensor.map(copy)).collect();
