@@ -19,7 +19,7 @@ pub struct Groups {
     starts: Vec<usize>,
     /// The number of assignments of a token.
     count: usize,
-    /// The number of tokens, also of tokens without rows.
+    /// The number of tokens, including tokens without rows.
     tokens: usize,
 }
 

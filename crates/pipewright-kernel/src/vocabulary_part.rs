@@ -80,7 +80,9 @@ mod tests {
     #[test]
     fn a_part_without_the_target_leaves_its_logit() {
         let found = forward(&[0.0, 0.0], &[usize::MAX], &[f32::NEG_INFINITY, 0.5]);
-        assert!((found[0] - 2f32.ln()).abs() < 1e-6);
+        // Miri rounds `ln` at random.
+        let tolerance = if cfg!(miri) { 1e-6 } else { 0.0 };
+        assert!((found[0] - 2f32.ln()).abs() <= tolerance);
         assert_eq!(found[1], 0.5);
         let found = forward(&[0.0, 4.0], &[1], &NOTHING);
         assert_eq!(found[1], 4.0);

@@ -73,7 +73,7 @@ fn split(
     let values = at_least_single(inner_of(logits.clone()));
     let presence = presence.cast(values.dtype());
 
-    // All logits of the row that this rank has are masked.
+    // All logits that this rank has of a row may be masked.
     let largest = values.clone().max_dim(1).clamp_min(f32::MIN);
     let sums = (values.clone() - largest.clone()).exp().sum_dim(1);
     let target = values.clone().gather(1, places.clone()).mask_fill(presence.clone().equal_elem(0.0), 0.0);
@@ -153,7 +153,8 @@ mod tests {
         assert_eq!(found[1].1.to_data(), TensorData::zeros::<f32, _>([2, 4]));
     }
 
-    /// Compares three times a loss of split logits, `[rows, vocabulary]`, and its gradient with the whole vocabulary.
+    /// Compares a loss of split logits, `[rows, vocabulary]`, and its gradient with the loss and the gradient of the whole
+    /// vocabulary, three times.
     fn check(
         [rows, vocabulary]: [usize; 2],
         (ranks, scale): (u32, f32),

@@ -29,7 +29,7 @@ mod sealed {
 #[derive(Debug)]
 pub struct Weight {
     id: ParamId,
-    /// The number of dimensions does not matter here; 2 is the number of the operations that record it.
+    /// The number of dimensions does not matter here; the operations that record it use 2.
     tensor: Tensor<2>,
     is_tracked: bool,
     deferred: Option<Deferred>,

@@ -14,7 +14,8 @@
 //! and afterwards their next number is not the first one if the layer has drawn. Later forwards of a layer that has not
 //! drawn run at the same time as all others. The processor's generator is then compared before and after the forward
 //! ([`Watch`]). If it has moved, one of the layers that ran at the time may have drawn, and the next forward of each of
-//! them runs alone again. No other thread is stopped for the comparison, which is left out while a layer runs alone.
+//! them runs alone again. No other thread is stopped for the comparison. It is left out while a layer runs alone or another
+//! thread compares, so a layer may be noticed some forwards later.
 //!
 //! Ranks that compute a stage together exchange tensors inside a layer, so none of them may keep the others from running.
 //! Their stages run each segment once without exchanges ([`LayerDraws::probe`]) before its first forward.
@@ -35,7 +36,7 @@ static ALONE: Mutex<Watch> = Mutex::new(Watch { seed: 0, first: None, moves: 0 }
 /// Calls `run` with the processor's generator seeded with `seed`, while no layer runs alone. Afterwards the generator
 /// continues from a number that it gave before.
 pub(crate) fn seeded<R>(seed: u64, run: impl FnOnce() -> R) -> R {
-    Generators(vec![Device::flex()]).run_alone(&mut alone(), seed, run).0
+    Generators(vec![Device::flex()]).run_seeded(&mut alone(), seed, run)
 }
 
 fn alone() -> MutexGuard<'static, Watch> {
@@ -195,9 +196,11 @@ impl LayerDraws {
         let seed =
             key.hash_with(name).as_bytes().iter().take(8).fold(0, |seed, byte| seed << 8 | u64::from(*byte));
         let run = || flagged(&IN_LAYER, run);
-        let (result, drew) = self.generators.run_alone(&mut alone(), seed, run);
-        let draws = drew || (draws == Some(true) && !self.is_split);
-        let before = locked(known).insert(name.into(), draws);
+        if draws == Some(true) && !self.is_split {
+            return Ok(self.generators.run_seeded(&mut alone(), seed, run));
+        }
+        let (result, drew) = self.generators.run_watched(&mut alone(), seed, run);
+        let before = locked(known).insert(name.into(), drew);
         if drew && self.is_split {
             return Err(DrawsTogether);
         }
@@ -259,19 +262,25 @@ impl Generators {
         self.0.iter().map(drawn_on).collect()
     }
 
-    /// Calls `run` with seeded generators, which then continue from a number that they have given. Also returns whether
-    /// `run` has drawn.
-    fn run_alone<R>(&self, watch: &mut Watch, seed: u64, run: impl FnOnce() -> R) -> (R, bool) {
+    /// Calls `run` with seeded generators, which then continue from numbers that they have given.
+    fn run_seeded<R>(&self, watch: &mut Watch, seed: u64, run: impl FnOnce() -> R) -> R {
         let before = self.draw();
         watch.see(before[0]);
         self.seed(seed);
-        let first = self.draw();
-        self.seed(seed);
         let result = run();
-        let drew = self.draw() != first;
         self.0.iter().zip(&before).for_each(|(device, seed)| device.seed(*seed));
         watch.start(before[0]);
-        (result, drew)
+        result
+    }
+
+    /// Like [`Generators::run_seeded`], but also returns whether `run` has drawn. It waits for the devices.
+    fn run_watched<R>(&self, watch: &mut Watch, seed: u64, run: impl FnOnce() -> R) -> (R, bool) {
+        self.run_seeded(watch, seed, || {
+            let first = self.draw();
+            self.seed(seed);
+            let result = run();
+            (result, self.draw() != first)
+        })
     }
 }
 

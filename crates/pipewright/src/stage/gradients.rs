@@ -89,7 +89,7 @@ impl GradientSums {
         });
     }
 
-    /// Computes a weight gradient that a backward pass deferred and adds it, in index if there is already a sum.
+    /// Computes a weight gradient that a backward pass deferred and adds it, in place if there is already a sum.
     ///
     /// # Errors
     /// When a layer of the user's returns a gradient of another shape than its parameter.

@@ -125,11 +125,11 @@ impl<M: StageBody> HeldModule<M> {
 
     /// Puts the module that `change` returns in place of this one. It has the same parameters.
     pub(super) fn replace(&mut self, change: impl FnOnce(M) -> M) {
-        self.try_replace(|module| (change(module), ()));
+        self.replace_with(|module| (change(module), ()));
     }
 
-    /// Like [`HeldModule::replace`], for a change with a result.
-    pub(super) fn try_replace<R>(&mut self, change: impl FnOnce(M) -> (M, R)) -> R {
+    /// Like [`HeldModule::replace`], but also returns the result of `change`.
+    pub(super) fn replace_with<R>(&mut self, change: impl FnOnce(M) -> (M, R)) -> R {
         drop(self.rounded.take());
         let module = self.module.take().expect("the module is away only while it is changed");
         let (module, result) = change(module);

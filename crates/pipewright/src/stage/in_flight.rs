@@ -27,9 +27,9 @@ impl InFlightTable {
 
     /// Gives the forward of a slice access to what the other slices of its microbatch have kept. `tape` is the device with
     /// the kind of its tape, if it records one.
-    pub(super) fn join_carry(&mut self, context: &mut StageContext, tape: Option<Device>) {
+    pub(super) fn join_carry(&mut self, context: &mut StageContext, tape: Option<&Device>) {
         if !self.slices.is_one() {
-            context.join(self.carries.entry(context.microbatch()).or_default(), tape);
+            context.join(self.carries.entry(context.microbatch()).or_default(), tape.cloned());
         }
     }
 
@@ -46,17 +46,21 @@ impl InFlightTable {
         self.forwarded.extend(in_flight.map(|in_flight| (number, in_flight)));
     }
 
-    /// Returns what the forward of `number` has kept, if it has run and its backward has not.
-    pub(super) fn get(&self, number: Microbatch) -> Option<&InFlight> {
-        self.forwarded.get(&number)
-    }
-
     /// Takes out what the forward of `number` has kept.
     pub(super) fn take(&mut self, number: Microbatch) -> Option<InFlight> {
         self.forwarded.remove(&number)
     }
 
-    /// Puts back what [`InFlightTable::take`] has returned.
+    /// Takes out what the forward of `number` has kept, if `is_wanted` is true of it.
+    pub(super) fn take_if(
+        &mut self,
+        number: Microbatch,
+        is_wanted: impl FnOnce(&InFlight) -> bool,
+    ) -> Option<InFlight> {
+        if self.forwarded.get(&number).is_some_and(is_wanted) { self.take(number) } else { None }
+    }
+
+    /// Puts back what [`InFlightTable::take`] or [`InFlightTable::take_if`] has returned.
     pub(super) fn put(&mut self, number: Microbatch, in_flight: InFlight) {
         self.forwarded.insert(number, in_flight);
     }

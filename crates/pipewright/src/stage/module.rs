@@ -107,7 +107,8 @@ pub trait StageModule: Module + 'static {
 
     /// Returns the dimension along which the ranks of a tensor group have parts of an output, in the order of the ranks;
     /// `None` if every rank has the whole output. Outputs are counted from 0. Only a module of the last stage may split its
-    /// outputs, and its loss gets the parts. The results of a step have the whole outputs.
+    /// outputs, and its loss gets the parts. The results of a step have the whole outputs. If a module
+    /// has parts and does not say so, the results have the part of the first rank.
     fn output_split(&self, output: usize) -> Option<usize> {
         let _ = output;
         None

@@ -7,7 +7,8 @@
 //! | `compute.rs` | the actions that the executor runs |
 //! | `forward.rs`, `recompute.rs`, `backward.rs` | how a segment of the module runs forward, once or a second time, and backward |
 //! | `probe.rs` | finds layers that draw from the generator of their device, on ranks that compute together |
-//! | `parameters.rs`, `update.rs` | access to parameters, and their update |
+//! | `parameters.rs` | access to parameters |
+//! | `gradient_hook.rs` | the hook for the gradient sums |
 //! | `change.rs` | reading and changing the module between two steps |
 //!
 //! # What a forward keeps
@@ -21,10 +22,10 @@ mod backward;
 mod change;
 mod compute;
 mod forward;
+mod gradient_hook;
 mod parameters;
 mod probe;
 mod recompute;
-mod update;
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -136,9 +137,10 @@ impl<M: StageBody> Trained<M> {
         let StageSettings { device, precision, slices, tensor_ranks, row_shard, .. } = settings;
         let moved = Moved::new(module, device.as_ref(), *precision)?;
         let table = Arc::new(ParameterTable::new(&moved.module, prefixes, *tensor_ranks)?);
-        match moved.module.refuses_slices() {
-            Some(reason) if !slices.is_one() => return Err(StageError::Slices { slices: *slices, reason }),
-            _ => {}
+        if !slices.is_one()
+            && let Some(reason) = moved.module.refuses_slices()
+        {
+            return Err(StageError::Slices { slices: *slices, reason });
         }
         let optimizer = StageOptimizer::new(settings, &moved.module, &table)?;
         let module = HeldModule::new(moved, table.clone(), frozen, *row_shard);

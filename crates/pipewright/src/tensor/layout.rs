@@ -24,7 +24,7 @@ pub(crate) struct Layout {
 
 impl Layout {
     /// Returns the layout of the part of a tensor that `rank` sends. A float tensor is cut along the first dimension
-    /// that is long enough for all ranks.
+    /// in which every rank gets a part.
     pub(crate) fn of(value: &Value, rank: TensorRank) -> Self {
         let shape = value.shape().to_vec();
         let last = TensorRank { index: rank.of.saturating_sub(1), ..rank };

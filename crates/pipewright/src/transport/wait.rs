@@ -1,4 +1,4 @@
-//! Waits of a rank: how one ends, and its deadline.
+//! The result of a wait, and the end of a wait with a deadline.
 
 use std::time::{Duration, Instant};
 

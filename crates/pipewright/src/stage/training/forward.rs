@@ -30,12 +30,11 @@ impl<M: StageBody> TrainingStage<M> {
         replacement: Option<Replacement<'_>>,
     ) -> Result<(), StageError> {
         let (inputs, task) = (forward.take_values(), forward.task());
-        let tape = task.map(|_| self.module.device().clone());
         forward.context_mut().draw_through(&self.draws);
         if replacement.is_none() {
             self.probe(segment, &inputs, forward)?;
         }
-        self.in_flight.join_carry(forward.context_mut(), tape);
+        self.in_flight.join_carry(forward.context_mut(), task.map(|_| self.module.device()));
         let forwarded = match task {
             None => self.forward_without_tape(segment, inputs, forward, replacement)?,
             // A function of the caller's cannot be called again.

@@ -178,7 +178,7 @@ impl<M: StageBody> TrainingStage<M> {
     ) -> Result<(), CheckpointError> {
         let table = self.table.clone();
         let row_shards: Vec<_> = (0..table.paths().len()).map(|index| self.module.row_shard(index)).collect();
-        self.module.try_replace(|module| {
+        self.module.replace_with(|module| {
             filled(module, |index, held| {
                 let (path, shape) = (&table.paths()[index], &table.shapes()[index]);
                 if keeps(path) {
@@ -189,7 +189,7 @@ impl<M: StageBody> TrainingStage<M> {
                 Ok(Some(Value::from_data(data, &held.device())))
             })
         })?;
-        self.module.try_replace(|module| {
+        self.module.replace_with(|module| {
             with_discrete(module, |index, held| {
                 let path = &table.discrete()[index];
                 if keeps(path) {

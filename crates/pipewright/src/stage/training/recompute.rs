@@ -81,15 +81,13 @@ impl<M: StageBody> TrainingStage<M> {
     /// Computes the forward of a microbatch again, as a whole, and keeps its tape. Running statistics then have the values
     /// from before. Returns false if the forward has its tape, or ran block by block.
     pub(super) fn record_early(&mut self, microbatch: Microbatch) -> Result<bool, StageError> {
-        if !self.in_flight.get(microbatch).is_some_and(InFlight::is_recomputed_whole) {
+        let Some(mut in_flight) = self.in_flight.take_if(microbatch, InFlight::is_recomputed_whole) else {
             return Ok(false);
-        }
+        };
         let buffers = self.module.buffers();
-        if let Some(mut in_flight) = self.in_flight.take(microbatch) {
-            in_flight
-                .record_all(|segment, inputs, pass, first| self.record_again(segment, inputs, pass, first))?;
-            self.in_flight.put(microbatch, in_flight);
-        }
+        in_flight
+            .record_all(|segment, inputs, pass, first| self.record_again(segment, inputs, pass, first))?;
+        self.in_flight.put(microbatch, in_flight);
         self.module.restore_buffers(buffers);
         Ok(true)
     }
