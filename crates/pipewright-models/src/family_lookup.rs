@@ -134,7 +134,7 @@ fn name_in_file(json: &Value) -> Option<&str> {
     model_type.or_else(|| json.get("architectures")?.get(0)?.as_str())
 }
 
-/// Returns a file's keys and for keys that the file leaves out, the values that transformers assumes.
+/// Adds the keys that a file leaves out, with the values that transformers assumes.
 fn with_absent_keys(mut json: Value) -> Value {
     if let (Some(family), Some(keys)) = (Family::in_file(&json), json.as_object_mut()) {
         for (key, value) in family.absent {

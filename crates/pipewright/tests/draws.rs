@@ -279,11 +279,17 @@ fn ranks_that_compute_together_refuse_a_layer_that_draws_before_their_first_upda
 #[test]
 fn a_loss_that_calls_another_pipeline_gets_an_error_at_once() {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    let teacher = Mutex::new(builder("1f1b", 1).launch().expect("it starts"));
+    let teacher = Arc::new(Mutex::new(builder("1f1b", 1).launch().expect("it starts")));
     let answers = Arc::new(Mutex::new(Vec::new()));
-    let of_loss = answers.clone();
+    let (of_loss, of_teacher) = (answers.clone(), teacher.clone());
     let loss = move |output: Tensor<2>, target: Tensor<2>| {
-        let answer = teacher.lock().expect("no panic").eval(rows(), Some(rows())).map(drop);
+        let mut teacher = of_teacher.lock().expect("no panic");
+        let answer = teacher.eval(rows(), Some(rows())).map(drop);
+        // A refused call changes nothing.
+        if answer.is_err() {
+            assert!(matches!(teacher.freeze(|_| true), Err(PipelineError::InsideLayer)));
+            assert!(matches!(teacher.step(rows(), rows(), 0.1), Err(PipelineError::InsideLayer)));
+        }
         of_loss.lock().expect("no panic").push(answer);
         (output - target).square().mean()
     };
@@ -292,6 +298,8 @@ fn a_loss_that_calls_another_pipeline_gets_an_error_at_once() {
     let answers = answers.lock().expect("no panic");
     assert!(matches!(answers[0], Err(PipelineError::InsideLayer)), "{answers:?}");
     assert!(answers[1..].iter().all(Result::is_ok), "later calls of the loss run with others: {answers:?}");
+    let summary = teacher.lock().expect("no panic").step(rows(), rows(), 0.1).expect("a step");
+    assert_eq!(summary.step.get(), 1, "no refused call was a step");
 }
 
 #[test]

@@ -130,8 +130,8 @@ impl SafetensorsFile {
     }
 }
 
-/// Returns whether a file of `length` bytes is the pointer to one that Git LFS has not downloaded. Reads the
-/// beginning afterwards.
+/// Returns whether a file of `length` bytes is the pointer to one that Git LFS has not downloaded. Leaves the
+/// file at its beginning.
 fn is_lfs_pointer(file: &mut File, length: u64) -> std::io::Result<bool> {
     let mut start = [0; LFS_POINTER.len()];
     if length < start.len() as u64 {

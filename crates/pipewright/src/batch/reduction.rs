@@ -66,18 +66,7 @@ impl ReductionUnit {
 impl Reduction {
     /// Returns the mean by these weights, which are `expected` if their number is known.
     pub(super) fn by_weights(weights: Vec<f64>, expected: Option<usize>) -> Result<Self, SplitError> {
-        let found = weights.len();
-        if let Some(expected) = expected.filter(|&expected| expected != found) {
-            return Err(SplitError::Weights { found, expected });
-        }
-        let is_bad = |weight: &f64| !weight.is_finite() || *weight < 0.0;
-        if let Some(microbatch) = weights.iter().position(is_bad) {
-            return Err(SplitError::Weight { microbatch, weight: weights[microbatch].to_string() });
-        }
-        if weights.iter().all(|weight| *weight == 0.0) {
-            return Err(SplitError::NoWeight);
-        }
-        Ok(Self::Weights { weights, ignored: None })
+        Ok(Self::Weights { weights: checked(weights, expected)?, ignored: None })
     }
 
     /// Returns the mean by the numbers of target ids that are not `ignored`.
@@ -90,10 +79,7 @@ impl Reduction {
             counted_ids(targets, ignored).ok_or(SplitError::NoIds { microbatch })
         };
         let counts = targets.iter().enumerate().map(count).collect::<Result<_, _>>()?;
-        match Self::by_weights(counts, expected)? {
-            Self::Weights { weights, .. } => Ok(Self::Weights { weights, ignored: Some(ignored) }),
-            other => Ok(other),
-        }
+        Ok(Self::Weights { weights: checked(counts, expected)?, ignored: Some(ignored) })
     }
 
     /// Returns the factors of a batch whose microbatches have these sizes. `unit` is the unit of the weights of the batches
@@ -142,4 +128,20 @@ pub(super) fn counted_ids(targets: &Values, ignored: i64) -> Option<f64> {
     // The number of dimensions does not matter for a sum over all elements; 1 is arbitrary.
     let ids = Tensor::<1, Int>::from_dispatch(Value::clone(ids).into_dispatch());
     Some(ids.not_equal_elem(ignored).int().sum().into_data().iter::<i64>().sum::<i64>() as f64)
+}
+
+/// Returns the weights if there are as many as expected and they have a mean.
+fn checked(weights: Vec<f64>, expected: Option<usize>) -> Result<Vec<f64>, SplitError> {
+    let found = weights.len();
+    if let Some(expected) = expected.filter(|&expected| expected != found) {
+        return Err(SplitError::Weights { found, expected });
+    }
+    let is_bad = |weight: &f64| !weight.is_finite() || *weight < 0.0;
+    if let Some(microbatch) = weights.iter().position(is_bad) {
+        return Err(SplitError::Weight { microbatch, weight: weights[microbatch].to_string() });
+    }
+    if weights.iter().all(|weight| *weight == 0.0) {
+        return Err(SplitError::NoWeight);
+    }
+    Ok(weights)
 }

@@ -151,14 +151,14 @@ impl SplitRule {
         let specs = specs.map_or_else(|| by_rows(tensors), <[_]>::to_vec);
         check_count(&specs, tensors.len())?;
         let parts = match common_size(tensors, &specs)? {
-            Some(rows) => cut(tensors, &specs, &self.sizes_of(rows)?),
+            Some(rows) => cut(tensors, &specs, &self.microbatch_sizes(rows)?),
             None => vec![tensors.to_vec(); self.microbatches as usize],
         };
         Ok((parts, specs))
     }
 
     /// Returns the size of each microbatch of a batch of this size.
-    fn sizes_of(&self, rows: usize) -> Result<Vec<usize>, SplitError> {
+    fn microbatch_sizes(&self, rows: usize) -> Result<Vec<usize>, SplitError> {
         let (microbatches, count) = (self.microbatches, self.microbatches as usize);
         match self.sizes {
             Sizes::Equal if rows == 0 || rows.checked_rem(count) != Some(0) => {

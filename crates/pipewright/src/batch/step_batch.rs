@@ -140,7 +140,7 @@ impl Batch {
         self
     }
 
-    /// Makes a batch of the parts of whole tensors, which have these sizes.
+    /// Makes a batch of microbatches that have these sizes.
     fn of_parts(
         (inputs, input_sizes): (Vec<Values>, Vec<usize>),
         (targets, target_sizes): (Vec<Values>, Vec<usize>),
@@ -153,7 +153,7 @@ impl Batch {
     /// Makes the targets a side input that every stage may read, under the name [`TARGETS`]. Layers that compute a part of a
     /// model's output head look their targets up there. They must have been given already. With
     /// [`PipelineConfig::targets_for_all`](crate::pipeline::PipelineConfig::targets_for_all), every batch has this side
-    /// input.
+    /// input. A schedule that cuts microbatches into slices cannot have it.
     pub fn with_targets_for_all(self) -> Self {
         let targets = Side::Split(self.targets.clone());
         self.with_side(TARGETS, targets)
@@ -275,7 +275,7 @@ impl Batch {
     }
 
     /// Returns the number of microbatches. A process that has neither inputs nor targets does not know it yet.
-    fn known_count(&self) -> Option<usize> {
+    pub(super) fn known_count(&self) -> Option<usize> {
         Some(self.microbatches()).filter(|&count| count > 0)
     }
 
@@ -369,6 +369,7 @@ impl Batch {
     /// mean. The batch must be cut.
     pub(crate) fn slice_shares(&self, slices: Slices) -> Vec<f64> {
         match self.reduction {
+            _ if slices.is_one() => vec![1.0; self.microbatches()],
             Reduction::Weights { ignored: Some(ignored), .. } if has_tensors(&self.targets) => {
                 slices::shares(&self.targets, ignored, slices)
             }

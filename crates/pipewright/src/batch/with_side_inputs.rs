@@ -68,9 +68,8 @@ impl Batch {
         parts: impl IntoIterator<Item = T>,
     ) -> Result<Self, SplitError> {
         let parts: Vec<Values> = parts.into_iter().map(pack).collect();
-        let (found, expected) = (parts.len(), self.microbatches());
-        // A process that has neither inputs nor targets does not know the number yet.
-        if found != expected && expected > 0 {
+        let found = parts.len();
+        if let Some(expected) = self.known_count().filter(|&expected| expected != found) {
             return Err(SplitError::SideParts { name: name.to_owned(), found, expected });
         }
         Ok(self.with_side(name, Side::Split(parts)))

@@ -39,18 +39,21 @@ impl Accumulation {
         }
     }
 
-    /// Notes a batch without an update. Its summary gets the parameters of all batches that wait.
-    pub(super) fn add(&mut self, unit: ReductionUnit, summary: &mut StepSummary) {
-        self.pending = Some(unit);
+    /// Notes the end of a batch. `pending` is the unit of the batches whose gradients wait; `None` after an update.
+    pub(super) fn end_batch(&mut self, pending: Option<ReductionUnit>) {
+        self.pending = pending;
+    }
+
+    /// Adds the summary of a batch without an update. It gets the parameters of all batches that wait.
+    pub(super) fn add(&mut self, summary: &mut StepSummary) {
         self.undeferred.append(&mut summary.undeferred);
         summary.undeferred.clone_from(&self.undeferred);
     }
 
-    /// Notes an update.
+    /// Adds the summary of a batch with an update.
     pub(super) fn update(&mut self, scaling: LossScaling, summary: &mut StepSummary) {
         self.undeferred.append(&mut summary.undeferred);
         summary.undeferred = std::mem::take(&mut self.undeferred);
-        self.pending = None;
         self.loss_scale = self.loss_scale.map(|scale| scale.after(summary.skipped, scaling));
     }
 

@@ -161,7 +161,8 @@ impl Pipeline {
     fn visit_to_change(&mut self, visit: Visit) -> Result<Visited, PipelineError> {
         let is_refused = self.setup.abort().diverged().is_some();
         let visited = self.visit(visit);
-        if visited.is_err() && !is_refused {
+        let never_began = matches!(visited, Err(PipelineError::InsideLayer));
+        if visited.is_err() && !is_refused && !never_began {
             self.ranks.end(End::HalfChanged);
         }
         visited

@@ -152,12 +152,14 @@ impl Pipeline {
         let plan = StepPlan::training(self.ranks.next_step(), &batch, unit, self.accumulation.loss_scale());
         let updates = plan.updates();
         let reports = self.run(&plan, batch)?;
+        // The ranks have the gradients, also if their reports do not fit together.
+        self.accumulation.end_batch((!updates).then_some(unit));
         let summary = training(&self.setup, plan, reports, start.elapsed());
         let mut summary = summary.map_err(|source| PipelineError::Cut { source })?;
         if updates {
             self.accumulation.update(self.setup.config().loss_scaling, &mut summary);
         } else {
-            self.accumulation.add(unit, &mut summary);
+            self.accumulation.add(&mut summary);
         }
         Ok(summary)
     }
@@ -215,7 +217,9 @@ impl Pipeline {
         let replies = self.ranks.command(|reply| {
             let input = inputs.next().expect("one input for each rank");
             Command::Step { input: Box::new(input), reply }
-        })?;
+        });
+        // A refused command is no step.
+        let replies = replies.inspect_err(|_| self.ranks.return_to(done))?;
         let (mut any_updated, mut failed_ranks) = (false, Vec::<FailedRank>::new());
         let reports = self.ranks.await_ranks(&replies, |StepReply { outcome, has_updated, failed }| {
             any_updated |= has_updated;

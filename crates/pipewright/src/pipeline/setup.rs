@@ -223,6 +223,7 @@ fn check_slices(slices: Slices, config: &PipelineConfig) -> Result<(), PipelineE
         _ if slices.is_one() => return Ok(()),
         PipelineConfig { recompute, .. } if *recompute != Recompute::None => "recomputation (`recompute`)",
         PipelineConfig { tensor_parallel, .. } if *tensor_parallel > 1 => "tensor ranks (`tensor_parallel`)",
+        PipelineConfig { targets_for_all: true, .. } => "targets for all stages (`targets_for_all`)",
         _ => return Ok(()),
     };
     Err(PipelineError::Slices { slices, setting })

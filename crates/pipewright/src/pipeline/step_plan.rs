@@ -115,7 +115,7 @@ impl StepPlan {
         &self.input_gradients
     }
 
-    /// Returns the factors of the losses. Call once, when the step is done.
+    /// Returns the factors of the losses.
     pub(super) fn into_factors(self) -> LossFactors {
         self.factors
     }
