@@ -183,7 +183,8 @@ fn memory_of_profile(profile: &Profile, ranks: u32) -> Option<u64> {
     }
 }
 
-/// Refuses a size whose programs do not fit into memory: the smallest one that the search makes.
+/// Refuses a size whose programs do not fit into memory, judged by the program with the most replicas and, unless their
+/// number is given, without tensor ranks.
 fn check_size(request: &PlanRequest) -> Result<(), Failure> {
     let PlanRequest { ranks, microbatches, data_parallel, tensor_parallel, .. } = *request;
     // All replicas have equal numbers of ranks and microbatches.

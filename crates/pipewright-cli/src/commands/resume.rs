@@ -132,6 +132,9 @@ impl ResumableRun {
         let checkpoint = open(&path)?;
         let model = read_model(&loaded.settings)?;
         let prepared = prepare_settings(scheduled(loaded)?, model)?;
+        if owned.is_some() {
+            prepared.notes.iter().for_each(|note| display::say(note));
+        }
         let description = describe(&prepared);
         if let Some(checkpoint) = &checkpoint {
             require_same(&description, checkpoint)?;

@@ -1,5 +1,8 @@
 //! `pipewright train`: prepares a run and trains it from the first step.
 
+use pipewright_models::CutModel;
+
+use crate::config::Loaded;
 use crate::display;
 use crate::failure::Failure;
 use crate::planning::auto;
@@ -26,7 +29,7 @@ pub(crate) fn run(arguments: &RunArguments) -> Result<(), Failure> {
 }
 
 fn run_with(arguments: &RunArguments, processes: &mut ProcessGroup) -> Result<(), Failure> {
-    let prepared = choose(arguments, processes).and_then(|chosen| {
+    let prepared = choose(arguments, processes)?.and_then(|chosen| {
         let Chosen { scheduled, model, sentences, files } = chosen;
         if processes.is_leader() {
             sentences.iter().for_each(|sentence| display::say(sentence));
@@ -70,19 +73,32 @@ fn run_with(arguments: &RunArguments, processes: &mut ProcessGroup) -> Result<()
     .run(trainer)
 }
 
-/// Loads the settings with their schedule, and plans it if they leave the choice to a plan.
-fn choose(arguments: &RunArguments, processes: &mut ProcessGroup) -> Result<Chosen, Failure> {
-    let loaded = load_settings(arguments.config.as_deref(), &arguments.set)?;
-    let model = read_model(&loaded.settings)?;
-    if processes.is_leader() {
-        loaded.notes.iter().for_each(|note| display::say(note));
-    }
+/// Loads the settings with their schedule, and plans it if they leave the choice to a plan. The inner result
+/// belongs to this process, and the processes compare it afterwards. The outer error belongs to all processes, because they
+/// compare their settings before they measure.
+fn choose(
+    arguments: &RunArguments,
+    processes: &mut ProcessGroup,
+) -> Result<Result<Chosen, Failure>, Failure> {
+    let (loaded, model) = match load(arguments, processes.is_leader()) {
+        Ok(loaded) => loaded,
+        Err(failure) => return Ok(Err(failure)),
+    };
     match loaded.scheduled() {
-        Ok(scheduled) => Ok(Chosen::named(scheduled, model)),
+        Ok(scheduled) => Ok(Ok(Chosen::named(scheduled, model))),
         Err(settings) => {
             let settings = processes.agree(Ok(settings), |settings| shared_settings(settings))?;
             processes.set_deadline(settings.run.deadline());
-            auto::choose(*settings, &model, processes)
+            auto::choose(*settings, &model, processes).map(Ok)
         }
     }
+}
+
+fn load(arguments: &RunArguments, is_leader: bool) -> Result<(Loaded, CutModel), Failure> {
+    let loaded = load_settings(arguments.config.as_deref(), &arguments.set)?;
+    let model = read_model(&loaded.settings)?;
+    if is_leader {
+        loaded.notes.iter().for_each(|note| display::say(note));
+    }
+    Ok((loaded, model))
 }

@@ -13,8 +13,7 @@ use serde_json::{Value, json};
 use crate::failure::{Exit, Failure};
 use crate::output;
 use crate::schedules::drawing::check_size;
-use crate::schedules::file::slice_hint;
-use crate::schedules::file::{locate, read};
+use crate::schedules::file::{locate, read, slice_hint};
 use crate::schedules::memory::check_text;
 use crate::schedules::size::{microbatches, slices};
 use crate::schedules::verdicts::{TransportArguments, Verdicts};
@@ -61,7 +60,12 @@ pub(crate) fn run(arguments: &ValidateArguments) -> Result<(), Failure> {
         }
         // The cells are valid actions, but together they are not a program, so the schedule is unsound.
         Err(error @ CsvError::Rows(_)) => {
-            output::show(&format!("{error}\n"))?;
+            if arguments.format == Format::Json {
+                let violations = [json!({ "text": error.to_string() })];
+                show_json(&json!({ "sound": false, "violations": violations, "omitted": 0 }))?;
+            } else {
+                output::show(&format!("{error}\n"))?;
+            }
             return Err(unsound(file, 1));
         }
     };
@@ -123,7 +127,8 @@ fn show_json(value: &Value) -> Result<(), Failure> {
 fn sound_json(program: &ValidatedProgram) -> Value {
     json!({
         "sound": true, "level": program.level().to_string(), "ranks": program.ranks(),
-        "stages": program.placement().stages(), "microbatches": program.microbatches(), "violations": [],
+        "stages": program.placement().stages(), "slices": program.slices().get(),
+        "microbatches": program.microbatches() / program.slices().get(), "violations": [],
     })
 }
 

@@ -50,6 +50,9 @@ pub(super) fn read(
             generator::refuse_all(&mut section);
             let rows = read_rows(&file).map_err(|error| section.report("schedule", error.into())).ok()?;
             take_sizes(&mut section, pipeline, &file, &rows, mesh.data_parallel);
+            if !section.is_sound() {
+                return None;
+            }
             check_recompute(&mut section, pipeline, rows.placement().stages());
             Some(ProgramSource::Rows(rows))
         }

@@ -50,7 +50,7 @@ pub(crate) fn measure_run(
     let subject = Subject::open(settings, model, processes);
     let subject = processes.all_succeed(subject, Exit::WrongInput)?;
     let link = processes.measure_link(&subject.devices)?;
-    let measured = measure_layers(settings, &subject, time);
+    let measured = measure_layers(settings, model, &subject, time);
     let measured = processes.all_succeed(measured, Exit::RankFailed)?;
     let layers = subject.layers;
     let workload = workload(settings, &layers);
@@ -88,7 +88,6 @@ pub(crate) fn profiled_run<'a>(settings: &Settings, workload: Workload<'a>) -> P
 
 /// The model that a process measures, with its data and devices.
 struct Subject {
-    model: CutModel,
     layers: ModelDesc,
     rows: TokenRows,
     /// The ranks of this process.
@@ -108,12 +107,17 @@ impl Subject {
             }
             TransportChoice::Mpi => (1, run.devices.open_one(processes.rank(), run.precision)),
         };
-        Ok(Self { model: model.clone(), layers, rows, ranks, devices: devices.map_err(Failure::input)? })
+        Ok(Self { layers, rows, ranks, devices: devices.map_err(Failure::input)? })
     }
 }
 
-fn measure_layers(settings: &Settings, subject: &Subject, time: Duration) -> Result<Measured, Failure> {
-    let Subject { model, layers, rows: data, ranks, devices } = subject;
+fn measure_layers(
+    settings: &Settings,
+    model: &CutModel,
+    subject: &Subject,
+    time: Duration,
+) -> Result<Measured, Failure> {
+    let Subject { layers, rows: data, ranks, devices } = subject;
     let (ranks, rows) = (*ranks, settings.pipeline.microbatch_size);
     let layer_states = state_rule(settings).of_layers(model).map_err(Failure::input)?;
     let config = MeasureConfig {

@@ -152,7 +152,7 @@ impl RunFolder {
         }
     }
 
-    /// Writes a file of this folder. After a failure there is no part of it.
+    /// Writes a file of this folder. If it fails, it leaves no part of the file.
     fn write(&self, path: &Path, text: &str) -> Result<(), RunFolderError> {
         self.require()?;
         refuse_special(path).map_err(write_error(path))?;

@@ -60,7 +60,9 @@ impl TransportArguments {
     }
 
     fn communicator(&self, streams: Streams) -> Communicator {
-        let sends = self.eager.map_or(Sends::Rendezvous, |limit| match self.message_bytes.clone() {
+        // With a limit of 0, no message is sent at once.
+        let eager = self.eager.filter(|&limit| limit > 0);
+        let sends = eager.map_or(Sends::Rendezvous, |limit| match self.message_bytes.clone() {
             messages if messages.is_empty() => Sends::Eager,
             messages => Sends::EagerUpTo { limit, messages },
         });

@@ -111,7 +111,7 @@ pub(crate) fn table(plan: &MemoryPlan) -> String {
     shown.truncate(ROWS);
     shown.sort_unstable();
     let mut text = String::new();
-    row(&mut text, "memory", "rank", &["parameters", "gradients", "optimizer", "activations", "in all"]);
+    row(&mut text, "memory", "rank", &["parameters", "gradients", "optimizer", "activations", "total"]);
     for &rank in &shown {
         let [parameters, gradients, optimizer, activations] = cells(&ranks[rank]);
         let total = bytes(ranks[rank].total());

@@ -119,7 +119,7 @@ fn a_run_that_does_not_fit_is_refused_with_what_is_short() {
     assert_eq!(code, Some(3), "{said}");
     assert!(
         printed
-            .contains("\nmemory    rank   parameters    gradients    optimizer  activations       in all\n"),
+            .contains("\nmemory    rank   parameters    gradients    optimizer  activations        total\n"),
         "{printed}"
     );
     assert!(said.contains("error: the run does not fit into memory: its ranks together need "), "{said}");

@@ -552,9 +552,9 @@ fn processes_measure_their_link_and_share_one_plan() {
 #[test]
 fn a_mistake_in_one_process_is_told_before_it_measures() {
     let folder = folder();
-    let run = |arguments: &[&str]| {
+    let run = |arguments: &[&str], mistake: &str| {
         let mut command = mpirun(folder.path());
-        for (separator, more) in [(None, None), (Some(":"), Some("data.path=none.txt"))] {
+        for (separator, more) in [(None, None), (Some(":"), Some(mistake))] {
             command.args(separator).args(["-n", "1"]).arg(pipewright()).args(arguments);
             command.args(["--set", "pipeline.transport=mpi", "--set", "pipeline.ranks=2"]);
             command.args(more.iter().flat_map(|set| ["--set", *set]));
@@ -562,6 +562,12 @@ fn a_mistake_in_one_process_is_told_before_it_measures() {
         command.output().expect("mpirun is installed with MPI")
     };
     let auto = ["train", "small.toml", "--set", "pipeline.schedule=auto"];
-    check_refused(&run(&auto), 2, &["error:", "none.txt"]);
-    check_refused(&run(&["profile", "small.toml", "--time-limit", "1s"]), 2, &["error:", "none.txt"]);
+    let missing = "data.path=none.txt";
+    check_refused(&run(&auto, missing), 2, &["error:", "none.txt"]);
+    let profile = ["profile", "small.toml", "--time-limit", "1s"];
+    check_refused(&run(&profile, missing), 2, &["error:", "none.txt"]);
+    // A mistake that this process finds before it compares anything.
+    let start = Instant::now();
+    check_refused(&run(&auto, "model.nope=1"), 2, &["error:", "nope"]);
+    assert!(start.elapsed() < Duration::from_secs(40), "the processes wait for each other");
 }

@@ -32,6 +32,8 @@ fn every_transport_has_its_verdict() {
     ] {
         succeed(&folder, &[&["validate", "s.csv"], sound].concat());
     }
+    let none = ["validate", "s.csv", "--transport", "rank", "--eager", "0"];
+    refuse(&folder, &none, 3, "error: s.csv: the schedule is not sound on every transport: rank: may hang\n");
     let large = ["validate", "s.csv", "--transport", "pair", "--eager", "1023", "--message-bytes", "1024"];
     refuse(
         &folder,
@@ -57,6 +59,9 @@ fn scripts_get_verdicts_and_violations() {
     assert_eq!(object(&[])["violations"][0]["rank"], 1);
     write(&folder, "s.csv", "0F0,0B0\n1F0,1B0\n");
     assert_eq!(object(&[])["sound"], true);
+    assert_eq!((object(&[])["microbatches"].clone(), object(&[])["slices"].clone()), (json!(1), json!(1)));
+    write(&folder, "s.csv", "0F0,0B0\n0F1,0B1\n");
+    assert_eq!(object(&[])["sound"], false);
     write(&folder, "s.csv", "0F0,0SEND_F0\n1RECV_F0\n");
     assert_eq!(object(&["--transport", "edge"])["violations"][0]["position"], 1);
 }
