@@ -57,7 +57,7 @@ pub enum Groups {
     #[default]
     Single,
     /// Sends and receives that follow each other in a row, without a computation or a wait between them, are one group:
-    /// they run at the same time.
+    /// they run at the same time (NCCL user guide, "Point-to-point communication").
     Consecutive,
 }
 
@@ -85,16 +85,18 @@ impl Streams {
         match self {
             Self::Buffered => "messages are tagged and buffered, as on Pipewright's transports",
             Self::Edge => {
-                "one queue per directed pair of ranks, without tags, as in PyTorch 2.15 with a process group per edge, and \
-                 on Gloo (torch/distributed/pipelining/schedules.py)"
+                "one queue per directed pair of ranks, without tags, as in PyTorch 2.15 with \
+                 `torch.distributed.config.pipeline_per_edge_p2p` (torch/distributed/pipelining/_p2p.py), and on Gloo \
+                 (bench/peer/defer_recv.py)"
             }
             Self::Pair => {
-                "one queue per pair of ranks for both directions, as in NCCL with a communicator per pair: its operations \
-                 run in the order of the calls (NCCL user guide, \"Point-to-point communication\")"
+                "one queue per pair of ranks for both directions, as in NCCL with a communicator per pair: an \
+                 operation blocks the GPU's stream until it ends (NCCL user guide, \"Point To Point Communication \
+                 Functions\")"
             }
             Self::Rank => {
-                "one queue per rank, as in NCCL with one communicator for all: its operations run in the order of the calls \
-                 (NCCL user guide, \"Point-to-point communication\")"
+                "one queue per rank, as in NCCL with one communicator for all: an operation blocks the GPU's stream \
+                 until it ends (NCCL user guide, \"Point To Point Communication Functions\")"
             }
         }
     }

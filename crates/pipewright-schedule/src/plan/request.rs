@@ -37,7 +37,7 @@ pub struct PlanRequest {
     pub microbatch_rows: u32,
     /// The memory of each rank in bytes; `None` for any amount.
     pub memory: Option<u64>,
-    /// The memory for parameters besides the gradients.
+    /// The bytes of the optimizer's state and of the copy in half precision.
     pub state: TrainingState,
     /// The number of replicas; `None` to search it.
     pub data_parallel: Option<u32>,

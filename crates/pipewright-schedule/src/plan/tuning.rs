@@ -33,7 +33,7 @@ pub(super) struct SearchTuning {
     /// more orders in vain; justifying shortens most orders by 1% to 4%.
     pub(super) slower: f64,
     /// The most plans of each number of stages that are kept for later changes: more starts for `polish.rs`, and
-    /// more memory. Twice as many as it takes.
+    /// more memory.
     pub(super) promising: usize,
     /// The most computations of a plan that is kept for later changes. It limits the memory of the kept plans to
     /// about 13 MB for each number of stages.
@@ -100,8 +100,8 @@ pub(super) struct PoolTuning {
 /// The walk that balances cuts.
 #[derive(Debug, Clone)]
 pub(super) struct WalkTuning {
-    /// The share by which a step may be worse, at first. More leaves more of the cuts behind which a better one
-    /// lies, less balances sooner.
+    /// The share by which a step may be worse, at first. A larger share lets the walk cross more bad cuts to reach
+    /// a better one; a smaller share balances sooner.
     pub(super) tolerance: f64,
     /// The part of a delay by which a rank counts as slower: the time by which its longest stage (`F + I`) exceeds
     /// the mean of all stages, for as many microbatches as there are ranks. That many wait for the stage while the

@@ -7,7 +7,7 @@
 //! 2. for some size of a unit, the whole units in the times of all ranks, after their fill, are fewer than the whole
 //!    units in the layers: a layer is on one rank.
 //!
-//! No time is long enough that is shorter than the path of all microbatches through the slowest layer.
+//! A time that is shorter than the path of all microbatches through the slowest layer is also too short.
 
 use crate::plan::bound::bisect::bisect;
 use crate::plan::rank_times::Step;

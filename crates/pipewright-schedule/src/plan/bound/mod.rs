@@ -1,10 +1,9 @@
 //! Lower bounds on the time of a step over all plans of the search space. `plan/README.md` has the proofs.
 //!
 //! For a number of ranks and microbatches, each number of stages per rank has its own bound, and the smallest one
-//! counts.
-//! `any.rs` is valid for every assignment of layers to ranks; `one.rs` is exact for one stage per rank; `idle.rs`
-//! counts the idle time of all ranks with several stages per rank, and `pairs.rs` searches for two stages of each
-//! rank that fit into its time. Most of them test whether a time is long enough, and bisection finds the longest
+//! counts. `any.rs` is valid for every assignment of layers to ranks; `one.rs` is exact for one stage per rank;
+//! `idle.rs` counts the idle time of all ranks with several stages per rank, and `pairs.rs` searches for two stages
+//! of each rank that fit into its time. Most of them test whether a time is long enough, and bisection finds the longest
 //! time that is proved too short. `idle.rs` raises its bound step by step.
 
 mod any;
