@@ -227,6 +227,6 @@ fn stage(
     model: &LlamaConfig,
     range: std::ops::Range<usize>,
 ) -> Result<Stage, pipewright_models::ConfigError> {
-    let is_last = range.end == model.describe(SEQUENCE).layers.len();
+    let is_last = range.end == model.layers();
     Ok(model.init_stage(range, SEED, Device::flex().autodiff())?.into_stage(is_last))
 }

@@ -101,7 +101,7 @@ impl Reader<'_> {
                 self.group(&path);
                 return;
             }
-            path = self.joined(&path, token.text);
+            path = self.join(&path, token.text);
             self.at += 1;
             if !self.is_at("::", 0) {
                 break;
@@ -126,7 +126,7 @@ impl Reader<'_> {
     }
 
     /// Returns `path` with one more segment.
-    fn joined(&self, path: &str, segment: &str) -> String {
+    fn join(&self, path: &str, segment: &str) -> String {
         match segment {
             "crate" => String::new(),
             "self" | "*" => path.to_owned(),

@@ -14,6 +14,8 @@ const CRATES: &[(&str, &[&str])] = &[
     ("crates/pipewright-cli", &["", "config"]),
     ("tools/book", &[]),
     ("tools/layers", &[]),
+    ("tools/prose", &[]),
+    ("bench", &[""]),
 ];
 
 #[test]

@@ -61,7 +61,8 @@ pub fn of_rust(code: &str) -> Vec<Passage> {
         }
         passages.append(&mut comment.finish());
         let text = piece.as_str().replace("\\n", " ").replace('\\', " ");
-        let text = text.trim_matches(['"', '#', 'r', 'b', '\'']).split_whitespace().collect::<Vec<_>>();
+        let text = text.trim_start_matches(['b', 'r']).trim_matches(['"', '#', '\'']);
+        let text = text.split_whitespace().collect::<Vec<_>>();
         if text.len() >= MESSAGE_WORDS {
             passages.push(Passage { kind: Kind::Message, line, text: text.join(" ") });
         }
@@ -139,9 +140,8 @@ mod tests {
 
     #[test]
     fn strings_with_several_words_are_messages() {
-        let code =
-            "let a = ['\"', '\\''];\nlet b = \"a name\";\nlet c = \"the rank \\\n    has // no stage\";\n";
-        check(&of_rust(code), &[(Kind::Message, 3, "the rank has // no stage")]);
+        let code = "let a = ['\"', '\\''];\nlet b = \"a name\";\nlet c = \"beside the rank \\\n    has // no stage or\";\n";
+        check(&of_rust(code), &[(Kind::Message, 3, "beside the rank has // no stage or")]);
     }
 
     #[test]
