@@ -1,5 +1,5 @@
-//! Gathers the text of the built-in sample: the documents and sources of the workspace, in the order of their paths. A crate
-//! that was packaged alone gathers its own sources.
+//! Gathers the text of the built-in sample: the documents and sources of the workspace, in the order of their
+//! paths. A crate that was packaged alone gathers its own sources.
 
 use std::error::Error;
 use std::path::{Path, PathBuf};

@@ -1,7 +1,7 @@
 //! The commands, as clap declares them. The arguments of each command are in the command's file.
 //!
-//! Each paragraph of help is one line in the source, because clap wraps it to the terminal's width. The lines of
-//! examples are short, so that clap does not wrap them.
+//! Each paragraph of help is one line in the source, because clap wraps it to the terminal's width. The lines
+//! of examples are short, so that clap does not wrap them.
 
 use clap::error::{ContextKind, ContextValue};
 use clap::{Parser, Subcommand};
@@ -25,8 +25,8 @@ pub(crate) struct Arguments {
 }
 
 impl Arguments {
-    /// Parses the arguments of the process. If they are wrong, it prints why and ends the process, as [`Parser::parse`] does,
-    /// but it does not repeat a very long value.
+    /// Parses the arguments of the process. If they are wrong, it prints why and ends the process, as
+    /// [`Parser::parse`] does, but it does not repeat a very long value.
     pub(crate) fn parse_shortened() -> Self {
         Self::try_parse().unwrap_or_else(|mut error| {
             if let Some(ContextValue::String(value)) = error.get(ContextKind::InvalidValue) {
@@ -176,7 +176,8 @@ names them.
 Example:
   pipewright profile --set pipeline.ranks=2 -o profile.toml")]
     Profile(profile::ProfileArguments),
-    /// Search the fastest cut, placement, schedule and recomputation, and say how far from the best it can be.
+    /// Search the fastest cut, placement, schedule and recomputation, and say how far from the best it can
+    /// be.
     #[command(after_help = "\
 Plans are judged by `pipewright simulate --profile`. With a configuration, its ranks, microbatches and model apply, and \
 without a profile its costs are estimated. -o \

@@ -1,7 +1,7 @@
 //! Opens a file in the user's browser.
 //!
-//! The variable `BROWSER` names the commands to try, separated by colons; `%s` in a command is replaced by the file. Without the
-//! variable, the desktop's command is used.
+//! The variable `BROWSER` names the commands to try, separated by colons; `%s` in a command is replaced by
+//! the file. Without the variable, the desktop's command is used.
 
 use std::ffi::{OsStr, OsString};
 use std::path::Path;

@@ -1,4 +1,5 @@
-//! Ends the process if a command cannot allocate memory, with a report on standard error of where that happened.
+//! Ends the process if a command cannot allocate memory, with a report on standard error of where that
+//! happened.
 //!
 //! This code does not allocate: it composes the text on the stack.
 
@@ -22,8 +23,8 @@ pub(crate) fn watch() {
     on_exhaustion(end);
 }
 
-/// Tells the handler that ranks are about to run. Allocations fail beyond `limit` bytes, because the system kills a process
-/// that outgrows the machine without a report.
+/// Tells the handler that ranks are about to run. Allocations fail beyond `limit` bytes, because the system
+/// kills a process that outgrows the machine without a report.
 pub(crate) fn watch_run(limit: Option<u64>) {
     IS_RUN.store(true, Ordering::Relaxed);
     if let Some(bytes) = limit {

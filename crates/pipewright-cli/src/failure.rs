@@ -100,8 +100,8 @@ impl Failure {
         self.problems.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
     }
 
-    /// Writes all problems to standard error. The second call, or a call after another process has written them, does
-    /// nothing.
+    /// Writes all problems to standard error. The second call, or a call after another process has written
+    /// them, does nothing.
     pub(crate) fn report(&mut self) {
         if std::mem::replace(&mut self.is_reported, true) {
             return;
@@ -182,7 +182,8 @@ impl From<ConfigError> for Failure {
     }
 }
 
-/// Returns the renderer of problems. It does not wrap messages, so that scripts and editors find the places in them.
+/// Returns the renderer of problems. It does not wrap messages, so that scripts and editors find the places
+/// in them.
 fn handler(is_terminal: bool, has_colour: bool) -> GraphicalReportHandler {
     let mut theme = match (is_terminal, has_colour) {
         (true, true) => GraphicalTheme::unicode(),

@@ -4,10 +4,12 @@ use pipewright::device::{BackEnd, DeviceChoice, describe};
 use rustix::process::{Resource, getrlimit};
 use sysinfo::{Process, ProcessRefreshKind, ProcessesToUpdate, System};
 
-/// The address space that the program's code, libraries and stacks take, which its resident memory does not contain.
+/// The address space that the program's code, libraries and stacks take, which its resident memory does not
+/// contain.
 const MAPPED: u64 = 96 << 20;
 
-/// Returns the memory that this process may use, in bytes: the memory of the machine, or the limit of its control group.
+/// Returns the memory that this process may use, in bytes: the memory of the machine, or the limit of its
+/// control group.
 pub(crate) fn machine_bytes() -> Option<u64> {
     let mut system = System::new();
     system.refresh_memory();
@@ -47,8 +49,8 @@ pub(crate) struct FreeMemory {
     pub(crate) limit: &'static str,
 }
 
-/// Returns the smallest amount that the machine, the control group and the limit of the address space (`ulimit -v`) leave;
-/// `None` if none of them is known.
+/// Returns the smallest amount that the machine, the control group and the limit of the address space
+/// (`ulimit -v`) leave; `None` if none of them is known.
 pub(crate) fn free_memory() -> Option<FreeMemory> {
     let mut system = System::new();
     system.refresh_memory();

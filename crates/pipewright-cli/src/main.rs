@@ -1,7 +1,7 @@
 //! The command `pipewright`: schedules, partitions and training runs from the command line.
 //!
-//! This crate reads arguments and configurations, calls the libraries, and shows their results. Code that users of the
-//! libraries need too belongs in the libraries.
+//! This crate reads arguments and configurations, calls the libraries, and shows their results. Code that
+//! users of the libraries need too belongs in the libraries.
 
 mod arguments;
 mod browser;
@@ -30,13 +30,15 @@ use pipewright::memory::TrackingAllocator;
 use crate::arguments::{Arguments, Command};
 use crate::failure::Failure;
 
-/// Counts the memory of each rank, for the display and `metrics.jsonl`. Mimalloc keeps large blocks for reuse; the
-/// system's allocator returns them at each free and has to clear fresh pages at the next allocation.
+/// Counts the memory of each rank, for the display and `metrics.jsonl`. Mimalloc keeps large blocks for
+/// reuse; the system's allocator returns them at each free and has to clear fresh pages at the next
+/// allocation.
 #[global_allocator]
 static ALLOCATOR: TrackingAllocator<mimalloc::MiMalloc> = TrackingAllocator(mimalloc::MiMalloc);
 
-/// Keeps freed memory in the process. Each step allocates the same gigabytes that the previous step freed. Returning
-/// them to the system between steps costs up to a sixth of the step's time, because the system clears the pages.
+/// Keeps freed memory in the process. Each step allocates the same gigabytes that the previous step freed.
+/// Returning them to the system between steps costs up to a sixth of the step's time, because the system
+/// clears the pages.
 fn keep_freed_memory() {
     /// The option `mi_option_purge_delay` of mimalloc's C interface. The value -1 means never.
     const PURGE_DELAY: libmimalloc_sys::mi_option_t = 15;

@@ -37,8 +37,8 @@ impl OutputFile {
 pub(crate) struct PageOutput {
     #[command(flatten)]
     output: OutputFile,
-    /// Open the page in a browser: $BROWSER, or the browser of the desktop. Without -o, its file has a name that the command
-    /// prints
+    /// Open the page in a browser: $BROWSER, or the browser of the desktop. Without -o, its file has a name
+    /// that the command prints
     #[arg(long)]
     open: bool,
 }
@@ -49,8 +49,8 @@ impl PageOutput {
         self.open
     }
 
-    /// Returns the file of the page: the named one, or `unnamed` if the page is opened or if `flag`, which is given, needs
-    /// a file. `None` is standard output.
+    /// Returns the file of the page: the named one, or `unnamed` if the page is opened or if `flag`, which is
+    /// given, needs a file. `None` is standard output.
     ///
     /// # Errors
     /// When a file is needed, and the page is to be written to standard output.
@@ -102,9 +102,9 @@ pub(crate) fn show(text: &str) -> Result<(), Failure> {
     write(None, &escape(text))
 }
 
-/// Writes `text` to `file` and prints the file's path, or writes it to standard output if there is no file or its name is
-/// `-`. Succeeds even if the reader of standard output closes it early. On a terminal, control characters are shown as
-/// escapes; files and pipes get the data as it is.
+/// Writes `text` to `file` and prints the file's path, or writes it to standard output if there is no file or
+/// its name is `-`. Succeeds even if the reader of standard output closes it early. On a terminal, control
+/// characters are shown as escapes; files and pipes get the data as it is.
 pub(crate) fn write(file: Option<&Path>, text: &str) -> Result<(), Failure> {
     let Some(path) = file.filter(|path| *path != Path::new("-")) else {
         let mut out = std::io::stdout().lock();

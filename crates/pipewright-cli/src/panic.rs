@@ -1,14 +1,15 @@
 //! Turns a panic of the command into one sentence and an exit code.
 //!
-//! A panic of a stage is handled elsewhere: the runtime catches it on the rank's thread and reports it as a failure of
-//! that rank.
+//! A panic of a stage is handled elsewhere: the runtime catches it on the rank's thread and reports it as a
+//! failure of that rank.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Mutex, PoisonError};
 
 use crate::failure::{Exit, Failure};
 
-/// The place where the command's own thread panicked last. A process has one panic hook, so this is a static variable.
+/// The place where the command's own thread panicked last. A process has one panic hook, so this is a static
+/// variable.
 static PLACE: Mutex<Option<String>> = Mutex::new(None);
 
 /// Runs a command and turns a panic in it into a [`Failure`] with [`Exit::Bug`].

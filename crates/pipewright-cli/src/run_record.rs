@@ -1,7 +1,7 @@
 //! Reads what a run has written into its folder: metrics, configuration and timelines.
 //!
-//! The run may still be under way, and other versions may have written it: unknown members of a line are ignored, and
-//! missing ones are `None` or empty. [`crate::run_folder`] writes the folder.
+//! The run may still be under way, and other versions may have written it: unknown members of a line are
+//! ignored, and missing ones are `None` or empty. [`crate::run_folder`] writes the folder.
 
 use std::collections::BTreeMap;
 use std::io::{self, ErrorKind};
@@ -113,8 +113,8 @@ pub(crate) fn require_run(run: &Path) -> Result<(), RunRecordError> {
     if is_run { Ok(()) } else { Err(RunRecordError::NotARun { path: run.to_owned() }) }
 }
 
-/// Returns the metrics of all steps in the order of the file. A last line without a line end is being written, so it
-/// is left out if it is incomplete.
+/// Returns the metrics of all steps in the order of the file. A last line without a line end is being
+/// written, so it is left out if it is incomplete.
 pub(crate) fn metrics(run: &Path) -> Result<Vec<StepMetrics>, RunRecordError> {
     let path = run.join(METRICS);
     let text = match read_regular(&path, LARGEST) {
@@ -142,8 +142,8 @@ pub(crate) fn config_text(run: &Path) -> Result<String, RunRecordError> {
     }
 }
 
-/// Returns the files of all recorded timelines with their steps, in their order. The last step's file may be there
-/// twice, and is then listed once.
+/// Returns the files of all recorded timelines with their steps, in their order. The last step's file may be
+/// there twice, and is then listed once.
 pub(crate) fn timeline_files(run: &Path) -> Result<Vec<(u64, PathBuf)>, RunRecordError> {
     let mut files = kept_timelines(run).map_err(read_error(run))?;
     let last = run.join(TIMELINE);

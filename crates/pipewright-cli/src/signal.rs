@@ -1,8 +1,9 @@
-//! Signals that ask the process to end: SIGINT, SIGTERM, and SIGHUP, which a closed terminal sends. The first signal sets a
-//! flag. A second SIGINT or SIGTERM ends the process immediately, with the cursor below the live display.
+//! Signals that ask the process to end: SIGINT, SIGTERM, and SIGHUP, which a closed terminal sends. The first
+//! signal sets a flag. A second SIGINT or SIGTERM ends the process immediately, with the cursor below the
+//! live display.
 //!
-//! SIGHUP never ends the process immediately: a shell may send it again when its terminal is closed. A process that was
-//! started with SIGHUP ignored, by `nohup` for example, continues to ignore it.
+//! SIGHUP never ends the process immediately: a shell may send it again when its terminal is closed. A
+//! process that was started with SIGHUP ignored, by `nohup` for example, continues to ignore it.
 
 use std::io;
 use std::sync::Arc;
@@ -13,7 +14,8 @@ use signal_hook::{flag, low_level};
 
 use crate::display::screen;
 
-/// The number that a shell adds to a signal's number to form the exit code of a process that the signal ended.
+/// The number that a shell adds to a signal's number to form the exit code of a process that the signal
+/// ended.
 const ENDED_BY_SIGNAL: i32 = 128;
 
 /// Whether the process was asked to end.
@@ -40,8 +42,8 @@ impl Interrupt {
                     low_level::exit(ENDED_BY_SIGNAL + signal);
                 }
             };
-            // SAFETY: the action reads atomics, writes to a file descriptor and ends the process. It does not lock or
-            // allocate.
+            // SAFETY: the action reads atomics, writes to a file descriptor and ends the process. It does not
+            // lock or allocate.
             unsafe { low_level::register(signal, end) }?;
             flag::register(signal, self.flag())?;
         }
@@ -62,8 +64,8 @@ mod hangup {
     /// Returns whether this process ignores the signal.
     pub(super) fn is_ignored() -> bool {
         let mut action = MaybeUninit::<libc::sigaction>::uninit();
-        // SAFETY: a null pointer asks for the present action without changing it, and the result is read only if the call
-        // has filled it in.
+        // SAFETY: a null pointer asks for the present action without changing it, and the result is read only
+        // if the call has filled it in.
         unsafe {
             libc::sigaction(libc::SIGHUP, ptr::null(), action.as_mut_ptr()) == 0
                 && action.assume_init().sa_sigaction == libc::SIG_IGN

@@ -1,10 +1,11 @@
-//! Texts that the user has written, in messages: control characters as escapes, long values shortened, and words quoted for a
-//! shell.
+//! Texts that the user has written, in messages: control characters as escapes, long values shortened, and
+//! words quoted for a shell.
 
 use std::borrow::Cow;
 
-/// Returns the text with control characters as escapes such as `\u{1b}`, except line ends and tabs. Characters that change
-/// the direction of writing count as control characters, because they change the order of what follows.
+/// Returns the text with control characters as escapes such as `\u{1b}`, except line ends and tabs.
+/// Characters that change the direction of writing count as control characters, because they change the order
+/// of what follows.
 pub(crate) fn escape(text: &str) -> Cow<'_, str> {
     if !text.contains(is_hidden) {
         return Cow::Borrowed(text);
@@ -20,7 +21,8 @@ pub(crate) fn escape(text: &str) -> Cow<'_, str> {
     Cow::Owned(escaped)
 }
 
-/// Like [`escape`], for JSON: control characters, which JSON has in strings only, have JSON's own escapes such as `\u202e`.
+/// Like [`escape`], for JSON: control characters, which JSON has in strings only, have JSON's own escapes
+/// such as `\u202e`.
 pub(crate) fn escape_in_json(json: &str) -> Cow<'_, str> {
     if !json.contains(is_hidden) {
         return Cow::Borrowed(json);

@@ -1,7 +1,7 @@
 //! The command `devices`, and runs on a device that is not the processor, through the binary.
 //!
-//! Runs need the feature `wgpu` and a Vulkan adapter that computes on the processor. Without such an adapter they print
-//! a message and pass, unless `PIPEWRIGHT_REQUIRE_DEVICE` is set.
+//! Runs need the feature `wgpu` and a Vulkan adapter that computes on the processor. Without such an adapter
+//! they print a message and pass, unless `PIPEWRIGHT_REQUIRE_DEVICE` is set.
 
 #[expect(dead_code, reason = "the tests of this file use a part of it")]
 mod run;

@@ -6,14 +6,16 @@
 //! P = softmax(S)    out = P v
 //! ```
 //!
-//! A query may see only some of the earlier keys: a run that ends at the query. The start of the run does not decrease
-//! from one query to the next (documents, windows). Scores of keys before the run of a block's first query are not
-//! computed.
+//! A query may see only some of the earlier keys: a run that ends at the query. The start of the run does not
+//! decrease from one query to the next (documents, windows). Scores of keys before the run of a block's first
+//! query are not computed.
 //!
-//! The queries may belong to the last part of each sequence, whose keys and values are given from its beginning on.
+//! The queries may belong to the last part of each sequence, whose keys and values are given from its
+//! beginning on.
 //!
-//! Scores are not kept: the backward pass computes them again from `q`, `k` and each row's normaliser (Dao et al.,
-//! 2022). With `D = sum(g out)` by row: `dP = g vᵀ`, `dS = P (dP - D)`, `dv = Pᵀ g`, `dq = dS k`, `dk = dSᵀ q`.
+//! Scores are not kept: the backward pass computes them again from `q`, `k` and each row's normaliser (Dao et
+//! al., 2022). With `D = sum(g out)` by row: `dP = g vᵀ`, `dS = P (dP - D)`, `dv = Pᵀ g`, `dq = dS k`,
+//! `dk = dSᵀ q`.
 
 use multiversion::multiversion;
 
@@ -23,11 +25,13 @@ pub use super::rotary::Rotary;
 use super::rotary::{turn, turn_back};
 use super::simd::{max, sum};
 
-/// Rows of queries in a block. Smaller blocks waste less work above the diagonal; larger ones make longer products.
+/// Rows of queries in a block. Smaller blocks waste less work above the diagonal; larger ones make longer
+/// products.
 const CHUNK: usize = 64;
 
-/// Sizes of an attention. `q` and the result are `[batch * sequence, heads * head_dim]`, `k` and `v` `[batch *
-/// (earlier + sequence), kv_heads * head_dim]`; each key head serves `heads / kv_heads` neighbouring query heads.
+/// Sizes of an attention. `q` and the result are `[batch * sequence, heads * head_dim]`, `k` and `v`
+/// `[batch * (earlier + sequence), kv_heads * head_dim]`; each key head serves `heads / kv_heads`
+/// neighbouring query heads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Dims {
     /// Sequences.

@@ -18,8 +18,8 @@ pub struct Heads {
 
 /// Returns `softmax(q kᵀ / sqrt(head_dim)) v` for each head, `[heads * head_dim]`.
 ///
-/// `query` is rotated already. `keys` and `values` have a row of `kv_heads * head_dim` for each token that it sees, and the
-/// keys are rotated.
+/// `query` is rotated already. `keys` and `values` have a row of `kv_heads * head_dim` for each token that it
+/// sees, and the keys are rotated.
 #[multiversion(targets = "simd")]
 pub fn attend(query: &[f32], keys: &[f32], values: &[f32], heads: Heads) -> Vec<f32> {
     let Heads { heads, kv_heads, head_dim } = heads;

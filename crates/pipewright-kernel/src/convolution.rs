@@ -1,6 +1,6 @@
-//! The causal depthwise convolution of a state-space block, with the activation after it: in every channel, `u_t =
-//! silu(bias + sum_k w_k v_(t - back))` with `back = taps - 1 - k`. The sum stops at the beginning of the sequence and
-//! of the document.
+//! The causal depthwise convolution of a state-space block, with the activation after it: in every channel,
+//! `u_t = silu(bias + sum_k w_k v_(t - back))` with `back = taps - 1 - k`. The sum stops at the beginning of
+//! the sequence and of the document.
 
 use multiversion::multiversion;
 
@@ -115,7 +115,8 @@ fn activation_backward_rows(inputs: Inputs<'_>, weight: &[f32], gradient: &mut [
     }
 }
 
-/// Writes the gradient of `v` into the same places of `d_v`. `gradient` belongs to the sums before the activation.
+/// Writes the gradient of `v` into the same places of `d_v`. `gradient` belongs to the sums before the
+/// activation.
 pub fn input_gradient(inputs: Inputs<'_>, gradient: &[f32], d_v: &mut [f32]) {
     let weight = by_distance(inputs.dims, inputs.weight);
     input_gradient_rows(inputs, &weight, gradient, d_v);

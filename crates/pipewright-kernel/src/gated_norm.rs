@@ -46,7 +46,8 @@ pub fn forward(inputs: Inputs<'_>) -> (Vec<f32>, Vec<f32>) {
     (out, scales)
 }
 
-/// Returns the gradients of `y` and of the weight, and writes the gradient of `z` into the same places of `d_z`.
+/// Returns the gradients of `y` and of the weight, and writes the gradient of `z` into the same places of
+/// `d_z`.
 #[multiversion(targets = "simd")]
 pub fn backward(
     inputs: Inputs<'_>,

@@ -1,7 +1,7 @@
 //! Rows that are grouped by expert, and products of each group with the expert's matrix.
 //!
-//! A token that chose `count` experts has that many *assignments*. Sorted by expert, the assignments of an expert are
-//! consecutive rows of one matrix, so an expert is a matrix product over only its own rows.
+//! A token that chose `count` experts has that many *assignments*. Sorted by expert, the assignments of an
+//! expert are consecutive rows of one matrix, so an expert is a matrix product over only its own rows.
 
 use std::ops::Range;
 
@@ -10,7 +10,8 @@ use multiversion::multiversion;
 use super::product::{Matrix, add_product, product_into};
 use super::simd::sum;
 
-/// The assignments in the order of their experts; the assignments of one expert are in the order of the tokens.
+/// The assignments in the order of their experts; the assignments of one expert are in the order of the
+/// tokens.
 #[derive(Clone, Debug)]
 pub struct Groups {
     /// The place of each sorted row among the assignments as they were chosen.
@@ -29,8 +30,8 @@ impl Groups {
         Self::among(chosen, &(0..experts).map(Some).collect::<Vec<_>>(), count)
     }
 
-    /// Like [`Groups::new`], for some of the experts: `places` has the place of each expert among these, and `None` for every
-    /// other expert, whose assignments get no rows.
+    /// Like [`Groups::new`], for some of the experts: `places` has the place of each expert among these, and
+    /// `None` for every other expert, whose assignments get no rows.
     pub fn among(chosen: &[usize], places: &[Option<usize>], count: usize) -> Self {
         let held = places.iter().flatten().count();
         let mut starts = vec![0; held + 1];
@@ -78,7 +79,8 @@ impl Groups {
         gathered
     }
 
-    /// Returns the sum of each token's rows, zeros for a token without rows. Row `i` is multiplied by `factors[i]`.
+    /// Returns the sum of each token's rows, zeros for a token without rows. Row `i` is multiplied by
+    /// `factors[i]`.
     pub fn scatter(&self, rows: &[f32], factors: Option<&[f32]>, width: usize) -> Vec<f32> {
         let mut sums = vec![0.0; self.tokens * width];
         for (row, token) in self.tokens().enumerate() {
@@ -88,8 +90,8 @@ impl Groups {
         sums
     }
 
-    /// Multiplies the rows of each expert by its matrix: `[inputs, outputs]`, or the transpose of `[outputs, inputs]`
-    /// if `transposed`.
+    /// Multiplies the rows of each expert by its matrix: `[inputs, outputs]`, or the transpose of
+    /// `[outputs, inputs]` if `transposed`.
     pub fn product(&self, rows: &[f32], matrices: &[&[f32]], size: [usize; 2], transposed: bool) -> Vec<f32> {
         let mut out = vec![0.0; self.rows() * size[1]];
         self.multiply(&mut out, rows, matrices, size, transposed, product_into);

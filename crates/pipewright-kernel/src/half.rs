@@ -1,16 +1,17 @@
-//! Conversion between single precision and the two types of half precision: bfloat16, which has the exponent of single
-//! precision and 8 bits of mantissa, and f16, which has 5 bits of exponent and 11 of mantissa.
+//! Conversion between single precision and the two types of half precision: bfloat16, which has the exponent
+//! of single precision and 8 bits of mantissa, and f16, which has 5 bits of exponent and 11 of mantissa.
 
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
-/// A type of half precision. Its functions take slices, so that their loops are compiled with this crate's optimisation.
+/// A type of half precision. Its functions take slices, so that their loops are compiled with this crate's
+/// optimisation.
 pub trait Half: Copy {
     /// Returns the elements in single precision, exactly.
     fn widened(elements: &[Self]) -> Vec<f32>;
 
-    /// Returns the elements in half precision: each is the closest number, and of two that are equally close the even
-    /// one.
+    /// Returns the elements in half precision: each is the closest number, and of two that are equally close
+    /// the even one.
     fn narrowed(elements: &[f32]) -> Vec<Self>;
 }
 

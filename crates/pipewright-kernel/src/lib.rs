@@ -1,16 +1,17 @@
-//! Arithmetic of the CPU back end on slices of `f32`, in one pass over memory where Burn composes several, and conversion
-//! between `f32` and half precision.
+//! Arithmetic of the CPU back end on slices of `f32`, in one pass over memory where Burn composes several,
+//! and conversion between `f32` and half precision.
 //!
-//! This crate does not depend on tensors, tapes or stages; `pipewright::nn` puts these functions on Burn's tape. It is a
-//! crate of its own so that builds for tests optimise the arithmetic and not what calls it.
+//! This crate does not depend on tensors, tapes or stages; `pipewright::nn` puts these functions on Burn's
+//! tape. It is a crate of its own so that builds for tests optimise the arithmetic and not what calls it.
 //!
-//! Vector instructions are chosen at run time. No result depends on which were chosen: sums run over a fixed number of
-//! lanes, and no multiplication is contracted with an addition. (Matrix products are the exception: their kernels use
-//! what the machine has, as Burn's do.)
+//! Vector instructions are chosen at run time. No result depends on which were chosen: sums run over a fixed
+//! number of lanes, and no multiplication is contracted with an addition. (Matrix products are the exception:
+//! their kernels use what the machine has, as Burn's do.)
 //!
 //! # Panics
 //!
-//! Functions panic if the lengths of their slices do not fit together. The layers that call them compare shapes first.
+//! Functions panic if the lengths of their slices do not fit together. The layers that call them compare
+//! shapes first.
 
 pub mod half;
 mod simd;

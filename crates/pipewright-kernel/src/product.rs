@@ -1,5 +1,5 @@
-//! Matrix products with the `gemm` crate, which Burn's CPU back end uses too. The result goes into uninitialised
-//! memory, or is added to existing values.
+//! Matrix products with the `gemm` crate, which Burn's CPU back end uses too. The result goes into
+//! uninitialised memory, or is added to existing values.
 
 use gemm::Parallelism;
 
@@ -43,8 +43,8 @@ pub fn product(a: Matrix<'_>, b: Matrix<'_>) -> Vec<f32> {
         out.resize(size, 0.0);
         return out;
     }
-    // SAFETY: `out` has room for `rows x columns` elements in rows of `columns`, and without accumulation gemm writes
-    // each of them (its inner dimension is not zero) and reads none.
+    // SAFETY: `out` has room for `rows x columns` elements in rows of `columns`, and without accumulation
+    // gemm writes each of them (its inner dimension is not zero) and reads none.
     unsafe {
         multiply(out.as_mut_ptr(), b.columns, a, b, false);
         out.set_len(size);
@@ -75,8 +75,8 @@ fn assert_fits(len: usize, rows: usize, columns: usize, row_stride: usize) {
 }
 
 /// # Safety
-/// `out` must point to `a.rows` rows of `b.columns` elements, `row_stride` apart, that nothing else uses; with
-/// `accumulate` they must be initialised.
+/// `out` must point to `a.rows` rows of `b.columns` elements, `row_stride` apart, that nothing else uses;
+/// with `accumulate` they must be initialised.
 unsafe fn multiply(out: *mut f32, row_stride: usize, a: Matrix<'_>, b: Matrix<'_>, accumulate: bool) {
     assert_eq!(a.columns, b.rows, "inner dimensions of a product agree");
     let (m, n, k) = (a.rows, b.columns, a.columns);

@@ -1,5 +1,5 @@
-//! Root-mean-square normalisation (Zhang and Sennrich, 2019): `y = x s w` with `s = 1 / sqrt(mean(x²) + epsilon)`, row
-//! by row.
+//! Root-mean-square normalisation (Zhang and Sennrich, 2019): `y = x s w` with
+//! `s = 1 / sqrt(mean(x²) + epsilon)`, row by row.
 
 use std::mem::MaybeUninit;
 

@@ -14,8 +14,8 @@ pub struct Rotary<'a> {
 }
 
 impl<'a> Rotary<'a> {
-    /// Returns the tables of a sequence with so many positions: its own if each sequence has tables, otherwise
-    /// the shared ones.
+    /// Returns the tables of a sequence with so many positions: its own if each sequence has tables,
+    /// otherwise the shared ones.
     pub(crate) fn of(self, positions: usize, head_dim: usize, batch: usize) -> Self {
         let size = positions * head_dim / 2;
         let start = if self.cos.len() > size { batch * size } else { 0 };

@@ -2,7 +2,8 @@
 
 use super::exp::exp;
 
-/// Returns `sum_t w_t sum_e p_te loads_e` and `sum_t w_t (log sum_e exp l_te)²`, for `p` the softmax of the logits.
+/// Returns `sum_t w_t sum_e p_te loads_e` and `sum_t w_t (log sum_e exp l_te)²`, for `p` the softmax of the
+/// logits.
 pub fn forward(logits: &[f32], loads: &[f32], weights: &[f32]) -> [f32; 2] {
     let (mut balance, mut z) = (0f64, 0f64);
     for (logits, weight) in logits.chunks_exact(loads.len()).zip(weights) {

@@ -1,7 +1,8 @@
-//! The choice of experts (Shazeer et al., 2017): probabilities over all experts, the largest of each token, and the
-//! balance of the choices (Fedus et al., 2022).
+//! The choice of experts (Shazeer et al., 2017): probabilities over all experts, the largest of each token,
+//! and the balance of the choices (Fedus et al., 2022).
 //!
-//! Rows are tokens. `probabilities` and `logits` have `experts` columns; `chosen` and the weights have `count` columns.
+//! Rows are tokens. `probabilities` and `logits` have `experts` columns; `chosen` and the weights have
+//! `count` columns.
 
 use multiversion::multiversion;
 
@@ -23,8 +24,8 @@ pub fn softmax(logits: &[f32], experts: usize) -> Vec<f32> {
     probabilities
 }
 
-/// Returns the experts of the `count` largest probabilities of each token, the largest first. If probabilities are
-/// equal, the first expert is taken; NaN is smaller than any number.
+/// Returns the experts of the `count` largest probabilities of each token, the largest first. If
+/// probabilities are equal, the first expert is taken; NaN is smaller than any number.
 pub fn choose(probabilities: &[f32], experts: usize, count: usize) -> Vec<usize> {
     let mut chosen = Vec::with_capacity(probabilities.len() / experts * count);
     for row in probabilities.chunks_exact(experts) {
@@ -64,9 +65,9 @@ fn total(probabilities: &[f32], chosen: &[usize]) -> f32 {
 
 /// Returns the gradient of the logits from the gradient of the weights.
 ///
-/// With `s` the sum of a token's chosen probabilities if they are normalised, otherwise 1, the gradient of a chosen
-/// probability is `(g - sum(g w)) / s`, or `g`. The softmax turns a gradient `d` of the probabilities into
-/// `p (d - sum(d p))`.
+/// With `s` the sum of a token's chosen probabilities if they are normalised, otherwise 1, the gradient of a
+/// chosen probability is `(g - sum(g w)) / s`, or `g`. The softmax turns a gradient `d` of the probabilities
+/// into `p (d - sum(d p))`.
 pub fn backward(
     probabilities: &[f32],
     chosen: &[usize],
@@ -104,8 +105,8 @@ pub fn loads(chosen: &[usize], experts: usize, tokens: usize) -> Vec<f32> {
     counts.into_iter().map(|count| (experts * count) as f32 / tokens as f32).collect()
 }
 
-/// Returns the balance loss `E sum(f P)`, where `P` is the mean probability of an expert. Sums are in f64: the result
-/// is one number per layer and microbatch.
+/// Returns the balance loss `E sum(f P)`, where `P` is the mean probability of an expert. Sums are in f64:
+/// the result is one number per layer and microbatch.
 pub fn balance(probabilities: &[f32], loads: &[f32]) -> f32 {
     let experts = loads.len();
     let mut sums = vec![0f64; experts];

@@ -1,7 +1,7 @@
 //! Shared parts of loops over elements: uninitialised memory, and sums in a fixed number of lanes.
 //!
-//! Functions that loop are compiled once for each kind of vector unit (`#[multiversion]`); what they call is inlined
-//! into each version, so it is `#[inline(always)]`.
+//! Functions that loop are compiled once for each kind of vector unit (`#[multiversion]`); what they call is
+//! inlined into each version, so it is `#[inline(always)]`.
 
 use std::mem::MaybeUninit;
 
@@ -26,7 +26,8 @@ pub(super) unsafe fn written(elements: Vec<MaybeUninit<f32>>) -> Vec<f32> {
     unsafe { Vec::from_raw_parts(elements.as_mut_ptr().cast(), elements.len(), elements.capacity()) }
 }
 
-/// Returns the sum of `term(i)` for `i` below `count`, in [`LANES`] chains that are added pairwise at the end.
+/// Returns the sum of `term(i)` for `i` below `count`, in [`LANES`] chains that are added pairwise at the
+/// end.
 #[inline(always)]
 pub(super) fn sum(count: usize, term: impl Fn(usize) -> f32) -> f32 {
     let mut lanes = [0f32; LANES];

@@ -1,17 +1,19 @@
 //! Cross entropy of a softmax whose vocabulary is cut into parts that are computed one after another.
 //!
-//! Each part adds its logits to two statistics of a row: the logarithm of the sum of the exponentials of all logits so far
-//! (a *normaliser*), and the logit of the target, or 0 as long as no part had it. The loss of a row is their difference
-//! after the last part. The statistics of rows are `[rows, 2]`. Before the first part they are [`NOTHING`].
+//! Each part adds its logits to two statistics of a row: the logarithm of the sum of the exponentials of all
+//! logits so far (a *normaliser*), and the logit of the target, or 0 as long as no part had it. The loss of a
+//! row is their difference after the last part. The statistics of rows are `[rows, 2]`. Before the first part
+//! they are [`NOTHING`].
 
 use super::cross_entropy::{normalise, scaled_probabilities};
 
-/// The statistics of a row before the first part: the logarithm of 0, and no logit. If all logits of a row are masked, they
-/// are minus infinity, and the normaliser stays so. The loss of the row is then not a number, as with a whole vocabulary.
+/// The statistics of a row before the first part: the logarithm of 0, and no logit. If all logits of a row
+/// are masked, they are minus infinity, and the normaliser stays so. The loss of the row is then not a
+/// number, as with a whole vocabulary.
 pub const NOTHING: [f32; 2] = [f32::NEG_INFINITY, 0.0];
 
-/// Returns the statistics after a part from those before it. `places` has the place of each row's target in the part, or
-/// any larger number if another part has it.
+/// Returns the statistics after a part from those before it. `places` has the place of each row's target in
+/// the part, or any larger number if another part has it.
 pub fn forward(logits: &[f32], places: &[usize], earlier: &[f32]) -> Vec<f32> {
     let width = logits.len() / places.len().max(1);
     let mut own = vec![0.0; places.len()];
@@ -31,9 +33,9 @@ fn joined(a: f32, b: f32) -> f32 {
 
 /// Returns the gradients of the logits and of the earlier statistics, from the gradients of the later ones.
 ///
-/// With `L` the later normaliser and `g`, `h` the gradients of a row's statistics: `g exp(logits - L)`, plus `h` at the
-/// target, and `g exp(earlier - L)` and `h`. A row whose logits are all masked up to this part has gradients of 0 if a later
-/// part has a logit that is not: `g` is then 0.
+/// With `L` the later normaliser and `g`, `h` the gradients of a row's statistics: `g exp(logits - L)`, plus
+/// `h` at the target, and `g exp(earlier - L)` and `h`. A row whose logits are all masked up to this part has
+/// gradients of 0 if a later part has a logit that is not: `g` is then 0.
 pub fn backward(
     logits: &[f32],
     places: &[usize],

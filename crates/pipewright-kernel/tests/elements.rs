@@ -1,5 +1,5 @@
-//! Operations whose results are written to memory that is not initialised yet, on sizes that are not a multiple of any
-//! vector's. They are compared with their definitions, and are small enough for Miri.
+//! Operations whose results are written to memory that is not initialised yet, on sizes that are not a
+//! multiple of any vector's. They are compared with their definitions, and are small enough for Miri.
 
 use pipewright_kernel::{cross_entropy, rms_norm, swiglu};
 

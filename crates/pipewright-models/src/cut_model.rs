@@ -18,10 +18,11 @@ use crate::split::Place;
 /// A model whose output head is cut along the vocabulary into parts, each of them a layer. With one part it
 /// is the model itself.
 ///
-/// All parts together compute the loss of the whole head, and have its parameters: a checkpoint has the whole head, and a run
-/// resumes with another number of parts. With several parts, the steps of its pipeline need the targets as a side input
-/// ([`PipelineConfig::targets_for_all`](pipewright::pipeline::PipelineConfig::targets_for_all)). The last stage returns no
-/// logits.
+/// All parts together compute the loss of the whole head, and have its parameters: a checkpoint has the whole
+/// head, and a run resumes with another number of parts. With several parts, the steps of its pipeline need
+/// the targets as a side input
+/// ([`PipelineConfig::targets_for_all`](pipewright::pipeline::PipelineConfig::targets_for_all)). The last
+/// stage returns no logits.
 ///
 /// ```
 /// use pipewright_models::decoder::DecoderConfig;

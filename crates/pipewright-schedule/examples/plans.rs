@@ -132,8 +132,8 @@ fn planned(
     Ok((report, seconds() - start))
 }
 
-/// Returns the time that this process has computed where the system tells it, because others may use the machine;
-/// otherwise the time of the clock.
+/// Returns the time that this process has computed where the system tells it, because others may use the
+/// machine; otherwise the time of the clock.
 fn seconds() -> f64 {
     static START: OnceLock<Instant> = OnceLock::new();
     let text = std::fs::read_to_string("/proc/self/schedstat").unwrap_or_default();
@@ -207,8 +207,8 @@ fn best_cuts(instance: &Instance) -> f64 {
 }
 
 /// Prints the mean gain over interleaved 1F1B with an even split and two stages per rank, and the mean of the
-/// largest gains that the bounds allow, for each kind of model. With `parts`, heads may be cut into as many parts as
-/// there are ranks, or twice as many.
+/// largest gains that the bounds allow, for each kind of model. With `parts`, heads may be cut into as many
+/// parts as there are ranks, or twice as many.
 fn gains(count: u64, each: bool, parts: bool, out: &mut impl Write) -> Result<(), Box<dyn Error>> {
     let mut times = Vec::new();
     let mut gains: Vec<(&str, f64, f64)> = Vec::new();

@@ -1,6 +1,7 @@
 //! The actions of schedules and programs: one cell of a rank's row.
 //!
-//! Actions are small `Copy` values, because a large program holds a hundred million of them. Their text form is in
+//! Actions are small `Copy` values, because a large program holds a hundred million of them. Their text form
+//! is in
 //! [`crate::notation`]. The runtime decides what an action does to tensors.
 
 use crate::ids::{Microbatch, StageIndex};
@@ -167,8 +168,8 @@ impl Action {
         }
     }
 
-    /// Returns the microbatch of the action; for an overlap, the microbatch of its forward; `None` for actions that
-    /// concern a whole stage.
+    /// Returns the microbatch of the action; for an overlap, the microbatch of its forward; `None` for
+    /// actions that concern a whole stage.
     pub fn microbatch(self) -> Option<Microbatch> {
         match self {
             Self::Unshard { .. }

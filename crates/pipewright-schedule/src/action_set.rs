@@ -1,8 +1,8 @@
 //! Sets of actions and tensors: a bit for each kind, stage and microbatch.
 //!
-//! Validation, lowering and simulation look up in constant time whether an action is present or done. A set takes two
-//! bytes for each pair of stage and microbatch. [`crate::schedule`] bounds the number of pairs by the number of
-//! actions.
+//! Validation, lowering and simulation look up in constant time whether an action is present or done. A set
+//! takes two bytes for each pair of stage and microbatch. [`crate::schedule`] bounds the number of pairs by
+//! the number of actions.
 
 use crate::action::{Action, ActionKind};
 use crate::ids::{Microbatch, StageIndex};
@@ -38,8 +38,8 @@ impl ActionSet {
         self.kinds(action.stage(), action.microbatch()) & bit(action.kind()) != 0
     }
 
-    /// Returns the [`bit`]s of the kinds in the set for a stage and microbatch, or for a whole stage; no bits outside
-    /// the sizes.
+    /// Returns the [`bit`]s of the kinds in the set for a stage and microbatch, or for a whole stage; no bits
+    /// outside the sizes.
     #[inline]
     pub(crate) fn kinds(&self, stage: StageIndex, microbatch: Option<Microbatch>) -> u16 {
         match (self.slot(stage, microbatch), microbatch) {
@@ -62,20 +62,22 @@ impl ActionSet {
         fresh
     }
 
-    /// Returns the [`bit`]s of the kinds in the set for each microbatch of `stage`; empty for stages that do not exist.
+    /// Returns the [`bit`]s of the kinds in the set for each microbatch of `stage`; empty for stages that do
+    /// not exist.
     pub(crate) fn of_stage(&self, stage: StageIndex) -> &[u16] {
         let width = self.microbatches as usize;
         self.by_microbatch.get(stage.index() * width..(stage.index() + 1) * width).unwrap_or(&[])
     }
 
-    /// Returns whether an action of one of `kinds` is in the set for any stage. The kinds concern a whole stage.
+    /// Returns whether an action of one of `kinds` is in the set for any stage. The kinds concern a whole
+    /// stage.
     pub(crate) fn contains_any(&self, kinds: &[ActionKind]) -> bool {
         let wanted = kinds.iter().fold(0, |bits, &kind| bits | bit(kind));
         self.by_stage.iter().any(|bits| bits & wanted != 0)
     }
 
-    /// Returns the backward that computes the input gradient of a stage and microbatch: `B` if it is in the set,
-    /// otherwise `I`.
+    /// Returns the backward that computes the input gradient of a stage and microbatch: `B` if it is in the
+    /// set, otherwise `I`.
     #[inline]
     pub(crate) fn input_gradient(&self, stage: StageIndex, microbatch: Microbatch) -> Action {
         let full = Action::Backward { stage, microbatch };
@@ -93,9 +95,9 @@ impl ActionSet {
     }
 }
 
-/// A set of the tensors that cross between stages. A tensor is named by its receive, even if its stages share a rank.
-/// The set takes two bits for each pair of stage and microbatch, so that it stays in cache when a thousand ranks
-/// advance together.
+/// A set of the tensors that cross between stages. A tensor is named by its receive, even if its stages share
+/// a rank. The set takes two bits for each pair of stage and microbatch, so that it stays in cache when a
+/// thousand ranks advance together.
 pub(crate) struct TensorSet {
     stages: u32,
     microbatches: u32,

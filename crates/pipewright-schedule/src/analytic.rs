@@ -1,13 +1,15 @@
-//! Costs that were not measured: estimates from the operations and bytes of a model and the peak rates of a device.
+//! Costs that were not measured: estimates from the operations and bytes of a model and the peak rates of a
+//! device.
 //!
-//! **Model.** A matrix with `p` parameters takes `2 p` operations per token in each of `F`, `I` and `W`. A third
-//! of all other operations, such as the scores of attention, is in `F` and the rest in `I`. A computation
-//! lasts as long as its operations at the peak rate of the arithmetic, or its bytes at the peak rate of the memory,
-//! whichever is longer. The optimizer reads a parameter, its gradient and two moments, and writes all but the gradient.
+//! **Model.** A matrix with `p` parameters takes `2 p` operations per token in each of `F`, `I` and `W`. A
+//! third of all other operations, such as the scores of attention, is in `F` and the rest in `I`. A
+//! computation lasts as long as its operations at the peak rate of the arithmetic, or its bytes at the peak
+//! rate of the memory, whichever is longer. The optimizer reads a parameter, its gradient and two moments,
+//! and writes all but the gradient.
 //!
-//! An estimate assumes that the device reaches its peaks, so its times are too short. Plans depend on the ratios of
-//! times, which are more accurate. If some times were measured, [`fill`] therefore multiplies the estimates of the
-//! others by the ratio of what was measured to its estimate.
+//! An estimate assumes that the device reaches its peaks, so its times are too short. Plans depend on the
+//! ratios of times, which are more accurate. If some times were measured, [`fill`] therefore multiplies the
+//! estimates of the others by the ratio of what was measured to its estimate.
 //!
 //! ```
 //! use pipewright_schedule::analytic::{PeakRates, Workload, estimate};
@@ -143,8 +145,9 @@ pub fn estimate(workload: &Workload<'_>, rates: PeakRates, link: LinkProfile) ->
     profile
 }
 
-/// Replaces the missing figures of a profile by estimates, and adds them to what the profile assumes. It has the
-/// layers of the workload's model. Estimates are for the rows of the profile, which may differ from the workload's.
+/// Replaces the missing figures of a profile by estimates, and adds them to what the profile assumes. It has
+/// the layers of the workload's model. Estimates are for the rows of the profile, which may differ from the
+/// workload's.
 pub fn fill(profile: &mut Profile, missing: &[Missing], workload: &Workload<'_>, rates: PeakRates) {
     let workload = &Workload { rows: profile.rows, ..*workload };
     profile.tokens = Some(workload.tokens);

@@ -19,8 +19,8 @@ use crate::ids::{Rank, StageIndex};
 use crate::recompute::Recompute;
 use crate::words::counted;
 
-/// The largest cost in seconds. It is far above the time of any action, and small enough that sums of costs do not
-/// overflow.
+/// The largest cost in seconds. It is far above the time of any action, and small enough that sums of costs
+/// do not overflow.
 pub const MAX_SECONDS: f64 = 1e12;
 
 /// The costs of a program.
@@ -28,8 +28,8 @@ pub const MAX_SECONDS: f64 = 1e12;
 pub struct Costs {
     /// The times of each stage; a single entry applies to every stage.
     pub stages: Vec<StageCosts>,
-    /// The sizes of each stage; a single entry applies to every stage. If empty, messages take only the latency of
-    /// their link, and memory is counted in activations.
+    /// The sizes of each stage; a single entry applies to every stage. If empty, messages take only the
+    /// latency of their link, and memory is counted in activations.
     pub sizes: Vec<StageSizes>,
     /// The link between any two ranks, in each direction.
     pub link: Link,
@@ -39,17 +39,17 @@ pub struct Costs {
     pub skips: Vec<SkipTransfer>,
     /// The stages that compute their forward again before their backward.
     pub recompute: Recompute,
-    /// The share of `F` and `I` in which tokens attend to keys, from 0 to 1. If microbatches are cut into slices of
-    /// equal length, this share of the time grows from slice to slice, because a slice attends to the keys of the
-    /// slices before it ([`StageCosts::of_slice`]). With 0, all slices take equally long.
+    /// The share of `F` and `I` in which tokens attend to keys, from 0 to 1. If microbatches are cut into
+    /// slices of equal length, this share of the time grows from slice to slice, because a slice attends to
+    /// the keys of the slices before it ([`StageCosts::of_slice`]). With 0, all slices take equally long.
     pub attention: f64,
 }
 
-/// A message that a stage sends directly to a later stage for each microbatch, in addition to the messages between
-/// neighbours.
+/// A message that a stage sends directly to a later stage for each microbatch, in addition to the messages
+/// between neighbours.
 ///
-/// It leaves when the forward of `from` ends, and the forward of `to` waits for it. A gradient of the same size leaves
-/// when the backward of `to` for its inputs ends, and the backward of `from` waits for it.
+/// It leaves when the forward of `from` ends, and the forward of `to` waits for it. A gradient of the same
+/// size leaves when the backward of `to` for its inputs ends, and the backward of `from` waits for it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SkipTransfer {
     /// The stage that sends.
@@ -90,11 +90,12 @@ pub struct StageSizes {
     pub stash: u64,
     /// The gradients of the stage's weights, from the first weight gradient to the end of the step.
     pub gradient: u64,
-    /// The sizes of a forward that is computed again; if they are not known, it keeps nothing, and its backward holds
-    /// the whole activation.
+    /// The sizes of a forward that is computed again; if they are not known, it keeps nothing, and its
+    /// backward holds the whole activation.
     pub recompute: Option<RecomputeSizes>,
-    /// The keys and values of one microbatch, which are part of `activation`. They count only if microbatches are
-    /// cut into slices: then there are also their gradients ([`memory_curve`](crate::simulate::memory_curve)).
+    /// The keys and values of one microbatch, which are part of `activation`. They count only if microbatches
+    /// are cut into slices: then there are also their gradients
+    /// ([`memory_curve`](crate::simulate::memory_curve)).
     pub keys_values: u64,
 }
 
@@ -117,7 +118,8 @@ impl StageSizes {
 /// The connection from one rank to another. It carries one message at a time.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Link {
-    /// The time from the departure of the last byte to its arrival, in seconds. The link is free during this time.
+    /// The time from the departure of the last byte to its arrival, in seconds. The link is free during this
+    /// time.
     pub latency: f64,
     /// Bytes per second, at least 1; infinite if the size of a message does not matter.
     pub bandwidth: f64,
@@ -193,8 +195,8 @@ pub enum CostsError {
 crate::error_text::message_as_debug!(CostsError);
 
 impl StageCosts {
-    /// Makes costs from the times of `F`, `I` and `W` in seconds. `B` takes as long as `I` and `W` together, and
-    /// everything else takes no time.
+    /// Makes costs from the times of `F`, `I` and `W` in seconds. `B` takes as long as `I` and `W` together,
+    /// and everything else takes no time.
     pub fn new(forward: f64, input_backward: f64, weight_backward: f64) -> Self {
         let backward = input_backward + weight_backward;
         Self {
@@ -292,11 +294,11 @@ impl Costs {
 impl FromStr for Costs {
     type Err = CostsError;
 
-    /// Reads `F=1,I=1,W=1,B=2,hop=0.1`, in any order and without regard to case. Defaults: `F`, `I` and `W` are 1, `B`
-    /// is `I + W`, and `hop`, the latency of every link, is 0. If `B` is given, `I` and `W` are half of it each, or
-    /// one of them is what the other leaves, because a lowered program may have both in place of `B`. `F=1:1:2`
-    /// gives each stage a time of its own; the number of entries is compared with the number of stages when the
-    /// costs are used. `attention=0.3` is [`Costs::attention`], by default 0.
+    /// Reads `F=1,I=1,W=1,B=2,hop=0.1`, in any order and without regard to case. Defaults: `F`, `I` and `W`
+    /// are 1, `B` is `I + W`, and `hop`, the latency of every link, is 0. If `B` is given, `I` and `W` are
+    /// half of it each, or one of them is what the other leaves, because a lowered program may have both in
+    /// place of `B`. `F=1:1:2` gives each stage a time of its own; the number of entries is compared with the
+    /// number of stages when the costs are used. `attention=0.3` is [`Costs::attention`], by default 0.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let mut costs = Self::default();
         let [mut forward, mut input, mut weight] = [const { Vec::new() }; 3];

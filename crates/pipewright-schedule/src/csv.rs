@@ -1,12 +1,12 @@
 //! Schedules and programs as CSV: one row per rank, one cell per action, and an empty cell for a bubble.
 //!
-//! PyTorch's pipelining loads and dumps schedules in this format, so that either side can run the schedules of the
-//! other. Writing uses commas, `\n` line ends and no quotes. Reading also accepts what spreadsheets write: a byte-order
-//! mark, `\r\n` line ends, quoted cells, semicolons instead of commas, blanks around a cell, and a missing last line
-//! end. Reading allocates memory in proportion to the text.
+//! PyTorch's pipelining loads and dumps schedules in this format, so that either side can run the schedules
+//! of the other. Writing uses commas, `\n` line ends and no quotes. Reading also accepts what spreadsheets
+//! write: a byte-order mark, `\r\n` line ends, quoted cells, semicolons instead of commas, blanks around a
+//! cell, and a missing last line end. Reading allocates memory in proportion to the text.
 //!
-//! The reader is our own, because a cell may contain a semicolon outside of quotes (`(0F7;7B3)OVERLAP_F_B`) and every
-//! error names its column.
+//! The reader is our own, because a cell may contain a semicolon outside of quotes (`(0F7;7B3)OVERLAP_F_B`)
+//! and every error names its column.
 //!
 //! ```
 //! use pipewright_schedule::csv;
@@ -159,8 +159,8 @@ struct Cell<'a> {
 }
 
 impl<'a> Cell<'a> {
-    /// The first cell of `rest`, which is quoted or an overlap, and so may contain separators; or the byte at which the
-    /// cell goes wrong.
+    /// The first cell of `rest`, which is quoted or an overlap, and so may contain separators; or the byte at
+    /// which the cell goes wrong.
     fn with_separators(rest: &'a str, separator: u8) -> Result<Self, usize> {
         let separator = char::from(separator);
         let start = rest.len() - rest.trim_ascii_start().len();

@@ -1,7 +1,8 @@
 //! The text of an error with its causes, which is also what `Debug` prints for the errors of these crates.
 //!
-//! A program whose `main` returns `Result<(), Box<dyn Error>>` prints its error with `Debug`. So the public errors print
-//! their message there ([`message_as_debug!`](crate::message_as_debug)) instead of the names of their fields.
+//! A program whose `main` returns `Result<(), Box<dyn Error>>` prints its error with `Debug`. So the public
+//! errors print their message there ([`message_as_debug!`](crate::message_as_debug)) instead of the names of
+//! their fields.
 //!
 //! ```
 //! use pipewright_schedule::{ScheduleSpec, generate};
@@ -12,8 +13,8 @@
 
 use std::error::Error;
 
-/// Returns the message of an error, followed by the messages of its causes. A cause that a message already contains is not
-/// repeated.
+/// Returns the message of an error, followed by the messages of its causes. A cause that a message already
+/// contains is not repeated.
 pub fn with_causes(error: &(dyn Error + 'static)) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();

@@ -1,7 +1,7 @@
 //! Estimates of the memory that schedules need, to refuse a size before memory ends.
 //!
-//! The figures are measured on 64-bit machines for all schedules, at their largest ratio of bytes to cells, and
-//! rounded up. A test compares them with the memory of thousands of schedules.
+//! The figures are measured on 64-bit machines for all schedules, at their largest ratio of bytes to cells,
+//! and rounded up. A test compares them with the memory of thousands of schedules.
 
 /// The work that is done with a schedule. Each kind includes those before it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

@@ -1,4 +1,5 @@
-//! The indices of the engine. Each is a type of its own, so that a rank cannot be passed where a stage is expected.
+//! The indices of the engine. Each is a type of its own, so that a rank cannot be passed where a stage is
+//! expected.
 //!
 //! Indices only identify; [`crate::placement`] maps stages to ranks.
 //!
@@ -154,8 +155,8 @@ index_type! {
 }
 
 index_type! {
-    /// The position of a microbatch in the batch, from 0. If microbatches are cut into slices, the number of a slice
-    /// ([`crate::slices`]).
+    /// The position of a microbatch in the batch, from 0. If microbatches are cut into slices, the number of
+    /// a slice ([`crate::slices`]).
     Microbatch
 }
 

@@ -17,8 +17,8 @@ pub enum Level {
     Compute,
     /// Computation, and every send and receive between ranks.
     Comms,
-    /// Computation and messages as in [`Level::Comms`], and the gathering of parameters and the reduction of gradients
-    /// for sharded data parallelism.
+    /// Computation and messages as in [`Level::Comms`], and the gathering of parameters and the reduction of
+    /// gradients for sharded data parallelism.
     Full,
 }
 
@@ -43,9 +43,10 @@ impl fmt::Display for Level {
 }
 
 impl Program {
-    /// Returns the level of the program by the actions that it has: [`Level::Comms`] if any action sends, receives or
-    /// waits for a send, otherwise [`Level::Compute`]; [`Level::Full`] if also every stage gathers its parameters and
-    /// reduces its gradients. A program of one rank needs no messages for it. The program may be unsound at this level.
+    /// Returns the level of the program by the actions that it has: [`Level::Comms`] if any action sends,
+    /// receives or waits for a send, otherwise [`Level::Compute`]; [`Level::Full`] if also every stage
+    /// gathers its parameters and reduces its gradients. A program of one rank needs no messages for it. The
+    /// program may be unsound at this level.
     pub fn level(&self) -> Level {
         let communicates = self.communicates();
         if (communicates || self.ranks() == 1) && self.is_sharded() {

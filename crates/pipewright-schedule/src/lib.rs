@@ -6,9 +6,9 @@
 //! ModelDesc, number of stages --partition--> Partition (layers of each stage)
 //! ```
 //!
-//! A module imports only modules that are declared before it (`tools/layers` checks it). The crate never depends on Burn,
-//! never reads a clock or a file, and never starts a thread. The runtime that executes a [`ValidatedProgram`] is
-//! another crate.
+//! A module imports only modules that are declared before it (`tools/layers` checks it). The crate never
+//! depends on Burn, never reads a clock or a file, and never starts a thread. The runtime that executes a
+//! [`ValidatedProgram`] is another crate.
 
 /// Compiles the code in the crate's README.
 #[cfg(doctest)]

@@ -7,8 +7,8 @@ use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
-/// The kind of a layer that is one of the parts into which the head is cut along the vocabulary. Such layers are the last
-/// ones of a model.
+/// The kind of a layer that is one of the parts into which the head is cut along the vocabulary. Such layers
+/// are the last ones of a model.
 pub const HEAD_PART: &str = "head part";
 
 /// The description of a model: its layers in order.
@@ -34,8 +34,8 @@ pub struct LayerDesc {
     pub activation_bytes: u64,
     /// The bytes of the layer's output, for a microbatch of one row.
     pub output_bytes: u64,
-    /// The bytes of the keys and values that an attention of the layer keeps for later slices, for a microbatch of one row:
-    /// a part of `activation_bytes`. 0 for other layers.
+    /// The bytes of the keys and values that an attention of the layer keeps for later slices, for a
+    /// microbatch of one row: a part of `activation_bytes`. 0 for other layers.
     #[serde(default)]
     pub keys_values_bytes: u64,
 }
@@ -65,8 +65,8 @@ impl LayerDesc {
         Self { path: self.path.clone(), ..other.clone() } == *self
     }
 
-    /// Returns the bytes of the activations that the layer before this one also keeps, if both are in one stage, for a
-    /// microbatch of one row: for two parts of a head, the output of the first, which both need.
+    /// Returns the bytes of the activations that the layer before this one also keeps, if both are in one
+    /// stage, for a microbatch of one row: for two parts of a head, the output of the first, which both need.
     pub fn shared_bytes(&self, before: &Self) -> u64 {
         let are_parts = [self, before].iter().all(|layer| layer.kind == HEAD_PART);
         if are_parts { before.output_bytes.min(self.activation_bytes) } else { 0 }

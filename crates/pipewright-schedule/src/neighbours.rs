@@ -1,7 +1,7 @@
 //! The ranks of each stage's neighbours, looked up once for each stage instead of once for each action.
 //!
-//! Checks and simulations use this table for every action of a large program. [`crate::transfer`] names the messages
-//! between neighbours.
+//! Checks and simulations use this table for every action of a large program. [`crate::transfer`] names the
+//! messages between neighbours.
 
 use crate::action::Action;
 use crate::ids::{Rank, StageIndex};
@@ -35,8 +35,8 @@ impl Neighbours {
         Self { sides: placement.all_stages().map(sides).collect() }
     }
 
-    /// Returns the other rank of the message that `action` sends, receives or waits for; `None` if it does not
-    /// communicate, or if there is no neighbour on another rank.
+    /// Returns the other rank of the message that `action` sends, receives or waits for; `None` if it does
+    /// not communicate, or if there is no neighbour on another rank.
     #[inline]
     pub(crate) fn peer(&self, action: Action) -> Option<Rank> {
         let neighbour = match action {

@@ -1,8 +1,8 @@
-//! The text form of an action, `[stage][action][microbatch]`: `2F0`, `1UNSHARD`, `3SEND_F1`, Reads an overlap, such as
-//! `(0F7;7B3)OVERLAP_F_B`.
+//! The text form of an action, `[stage][action][microbatch]`: `2F0`, `1UNSHARD`, `3SEND_F1`, Reads an
+//! overlap, such as `(0F7;7B3)OVERLAP_F_B`.
 //!
-//! Parsing reads back what printing writes. It matches the whole text, and an error gives the byte at which the text is
-//! wrong: `1F0xyz` is an error, not `1F0`. Rows and files of actions are in [`crate::csv`].
+//! Parsing reads back what printing writes. It matches the whole text, and an error gives the byte at which
+//! the text is wrong: `1F0xyz` is an error, not `1F0`. Rows and files of actions are in [`crate::csv`].
 
 use std::fmt;
 use std::str::FromStr;
@@ -231,7 +231,8 @@ impl<'a> Cursor<'a> {
 
 /// Returns the error for letters that are not the name of an action.
 fn unknown_action(name: &str) -> ParseActionErrorKind {
-    // A cell may hold megabytes, so the error quotes only its start. A name this long is not similar to a known one.
+    // A cell may hold megabytes, so the error quotes only its start. A name this long is not similar to a
+    // known one.
     let name: String = name.chars().take(32).collect();
     let names = ActionKind::ALL.iter().map(|kind| kind.name());
     let suggestion = names

@@ -1,9 +1,9 @@
-//! A forward and a backward that run together, packed into seven bytes so that an [`crate::Action`] stays as small as
-//! one that names a single stage.
+//! A forward and a backward that run together, packed into seven bytes so that an [`crate::Action`] stays as
+//! small as one that names a single stage.
 //!
-//! An overlap names two stages and two microbatches. As four numbers of full size they would double the size of every
-//! action, also of the many that are not overlaps. So a stage has 12 bits and a microbatch 16, which is more than any
-//! pipeline with overlaps needs.
+//! An overlap names two stages and two microbatches. As four numbers of full size they would double the size
+//! of every action, also of the many that are not overlaps. So a stage has 12 bits and a microbatch 16, which
+//! is more than any pipeline with overlaps needs.
 
 use std::fmt;
 
@@ -24,7 +24,8 @@ const PART_BITS: u32 = STAGE_BITS + MICROBATCH_BITS;
 pub struct Overlap([u8; 7]);
 
 impl Overlap {
-    /// Joins a forward and a backward; `None` if a stage is above [`MAX_OVERLAPPED_STAGE`] or a microbatch above
+    /// Joins a forward and a backward; `None` if a stage is above [`MAX_OVERLAPPED_STAGE`] or a microbatch
+    /// above
     /// [`MAX_OVERLAPPED_MICROBATCH`].
     pub fn new(forward: (StageIndex, Microbatch), backward: (StageIndex, Microbatch)) -> Option<Self> {
         let mut bits = 0;

@@ -33,7 +33,8 @@ impl Action {
         rest << KIND_BITS | self.kind() as u64
     }
 
-    /// The action that [`Action::to_bits`] made this number from; `None` if it is not the number of an action.
+    /// The action that [`Action::to_bits`] made this number from; `None` if it is not the number of an
+    /// action.
     pub fn from_bits(bits: u64) -> Option<Self> {
         let kind = bits & ((1 << KIND_BITS) - 1);
         let kind = ActionKind::ALL.into_iter().find(|&known| known as u64 == kind)?;

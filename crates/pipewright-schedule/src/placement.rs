@@ -61,8 +61,8 @@ pub enum PlacementError {
 crate::error_text::message_as_debug!(PlacementError);
 
 impl Placement {
-    /// Places stage `s` on rank `s mod ranks`: the loop of interleaved schedules. With one stage per rank it is the
-    /// plain pipeline.
+    /// Places stage `s` on rank `s mod ranks`: the loop of interleaved schedules. With one stage per rank it
+    /// is the plain pipeline.
     ///
     /// # Errors
     /// When either number is zero, or there are more than [`MAX_STAGES`] stages.
@@ -96,8 +96,8 @@ impl Placement {
         let Some(last) = rank_of.iter().max() else {
             return Err(PlacementError::Empty { ranks: 0, stages_per_rank: 0 });
         };
-        // A rank above the number of stages means that there is a gap. Without this limit, one large number in the
-        // input would allocate memory without bound.
+        // A rank above the number of stages means that there is a gap. Without this limit, one large number
+        // in the input would allocate memory without bound.
         let ranks = last.index().min(rank_of.len()) + 1;
         let mut counts = vec![0u32; ranks];
         for rank in rank_of.iter().filter(|rank| rank.index() < ranks) {

@@ -1,7 +1,7 @@
 //! A profile: the measured costs of a model's layers and of the link between ranks, in seconds and bytes.
 //!
-//! A profile is measured on a device or written by hand. It is plain data, and [`Profile::problems`] lists its
-//! mistakes. [`mod@crate::plan`] searches for the best run at these costs.
+//! A profile is measured on a device or written by hand. It is plain data, and [`Profile::problems`] lists
+//! its mistakes. [`mod@crate::plan`] searches for the best run at these costs.
 //!
 //! ```
 //! use pipewright_schedule::profile::{LayerProfile, LinkProfile, Profile};
@@ -40,7 +40,8 @@ pub struct Profile {
     /// The tokens of a row. Parts of a head send two numbers for each of them; `None` if these do not count.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tokens: Option<u32>,
-    /// The memory that a stage always holds besides parameters and optimizer state, such as tables of positions.
+    /// The memory that a stage always holds besides parameters and optimizer state, such as tables of
+    /// positions.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub stage_bytes: u64,
     /// The memory that a rank always holds besides its stages, such as the workspace of matrix products.
@@ -56,8 +57,8 @@ pub struct Profile {
     pub node: Option<NodeProfile>,
     /// The layers in the order of the model.
     pub layers: Vec<LayerProfile>,
-    /// The figures that were not measured but assumed, such as `link.latency_s` or `head.forward_s`: a section or the
-    /// kind of a layer, and a key.
+    /// The figures that were not measured but assumed, such as `link.latency_s` or `head.forward_s`: a
+    /// section or the kind of a layer, and a key.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub assumed: Vec<String>,
 }
@@ -75,10 +76,12 @@ pub struct DeviceProfile {
     /// The device as a configuration of a run names it, such as `flex` or `cuda:1`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device: Option<String>,
-    /// The precision of the computation as a configuration of a run names it, such as `bf16`; `None` for `f32`.
+    /// The precision of the computation as a configuration of a run names it, such as `bf16`; `None` for
+    /// `f32`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub precision: Option<String>,
-    /// The number of ranks that computed at the same time while the profile was measured. They share caches and memory.
+    /// The number of ranks that computed at the same time while the profile was measured. They share caches
+    /// and memory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ranks: Option<u32>,
     /// The threads of each rank.
@@ -94,8 +97,8 @@ pub struct LinkProfile {
     pub latency_s: f64,
     /// The bandwidth.
     pub bytes_per_s: f64,
-    /// The bytes of gradients per second that a rank copies and adds for sums over replicas, besides their transfer.
-    /// `None` if that takes no time.
+    /// The bytes of gradients per second that a rank copies and adds for sums over replicas, besides their
+    /// transfer. `None` if that takes no time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reduce_bytes_per_s: Option<f64>,
 }
@@ -142,22 +145,22 @@ pub struct LayerProfile {
     /// The size of the tensors that `I` keeps until `W`; `None` for half of `activation_bytes`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub weight_activation_bytes: Option<u64>,
-    /// The size of the optimizer's state; `None` for the share of the parameters that a plan's request has. It
-    /// depends on the run and is not in files.
+    /// The size of the optimizer's state; `None` for the share of the parameters that a plan's request has.
+    /// It depends on the run and is not in files.
     #[serde(skip)]
     pub optimizer_bytes: Option<u64>,
-    /// The most bytes that the layer's operations hold only while they run. An action needs them once, for the layer
-    /// of its stage with the most.
+    /// The most bytes that the layer's operations hold only while they run. An action needs them once, for
+    /// the layer of its stage with the most.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub temporary_bytes: u64,
-    /// The number of sums over tensor-parallel ranks in `F`, each of the size of the layer's input, and as many in `I`;
-    /// `None` for [`TENSOR_SUMS`].
+    /// The number of sums over tensor-parallel ranks in `F`, each of the size of the layer's input, and as
+    /// many in `I`; `None` for [`TENSOR_SUMS`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tensor_sums: Option<u32>,
 }
 
-/// The number of sums over tensor-parallel ranks in `F` of a layer: one after attention and one after the feed-forward
-/// part (Shoeybi et al., "Megatron-LM", 2019).
+/// The number of sums over tensor-parallel ranks in `F` of a layer: one after attention and one after the
+/// feed-forward part (Shoeybi et al., "Megatron-LM", 2019).
 pub const TENSOR_SUMS: u32 = 2;
 /// The largest number of such sums.
 pub const MAX_TENSOR_SUMS: u32 = 1_000;

@@ -1,7 +1,7 @@
 //! A set of ranks that is emptied in ascending order, for algorithms that visit ranks in rounds.
 //!
-//! The set has a bit for each rank. During a round, ranks above the visited one may be added to the set of the current
-//! round, and any rank to the set of the next round.
+//! The set has a bit for each rank. During a round, ranks above the visited one may be added to the set of
+//! the current round, and any rank to the set of the next round.
 
 use crate::ids::Rank;
 
@@ -28,8 +28,8 @@ impl RankSet {
         self.words[rank.index() / 64] |= 1 << (rank.index() % 64);
     }
 
-    /// Removes and returns the lowest rank that is not below the word `from`, and moves `from` to its word. Ranks above
-    /// the removed one may be added between calls.
+    /// Removes and returns the lowest rank that is not below the word `from`, and moves `from` to its word.
+    /// Ranks above the removed one may be added between calls.
     pub(crate) fn take_next(&mut self, from: &mut usize) -> Option<Rank> {
         while let Some(word) = self.words.get_mut(*from) {
             if *word != 0 {

@@ -1,11 +1,12 @@
 //! Recomputation: a forward keeps its inputs only, and the rank computes it again before its backward.
 //!
-//! The second forward fills the bubble before the backward: it runs while the gradients are on their way, when the rank has
-//! nothing else to do. Block by block, it runs with the backward.
+//! The second forward fills the bubble before the backward: it runs while the gradients are on their way,
+//! when the rank has nothing else to do. Block by block, it runs with the backward.
 //!
-//! This saves the activations between the forward and the backward of a microbatch, for the time of another forward.
-//! A forward that its own backward follows at once, with no other computation of the rank in between, is not
-//! recomputed: it would cost time and save nothing. So the last stage of 1F1B is never recomputed.
+//! This saves the activations between the forward and the backward of a microbatch, for the time of another
+//! forward. A forward that its own backward follows at once, with no other computation of the rank in
+//! between, is not recomputed: it would cost time and save nothing. So the last stage of 1F1B is never
+//! recomputed.
 //!
 //! ```
 //! use pipewright_schedule::{Recompute, StageIndex};
@@ -32,8 +33,8 @@ pub enum Recompute {
     None,
     /// Every stage, each as a whole.
     Stage,
-    /// Every stage, block by block: a stage keeps the inputs of each of its blocks, and its backward holds the
-    /// activations of one block at a time.
+    /// Every stage, block by block: a stage keeps the inputs of each of its blocks, and its backward holds
+    /// the activations of one block at a time.
     Block,
     /// These stages, each as a whole.
     Stages(BTreeSet<StageIndex>),
@@ -116,8 +117,8 @@ impl FromStr for Recompute {
     }
 }
 
-/// Returns whether the next computation of the rank after the forward at `position` of its row is the backward of the
-/// same stage and microbatch.
+/// Returns whether the next computation of the rank after the forward at `position` of its row is the
+/// backward of the same stage and microbatch.
 pub fn backward_follows(row: &[Action], position: usize) -> bool {
     let Some(&Action::Forward { stage, microbatch }) = row.get(position) else { return false };
     let next = row[position + 1..].iter().find(|action| action.is_compute());

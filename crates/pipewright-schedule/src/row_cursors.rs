@@ -1,15 +1,16 @@
 //! Cursors over many rows that are read or written in turn, one action at a time.
 //!
-//! With a thousand ranks, consecutive accesses go to different rows on different pages of memory. These are more pages
-//! than the TLB of a processor holds, and more rows than it prefetches, so nearly every access would wait for memory.
-//! So each row has a short buffer, and the buffers are close together in memory. A buffer is filled from its row or
-//! appended to it as a whole, which takes little longer than a single access.
+//! With a thousand ranks, consecutive accesses go to different rows on different pages of memory. These are
+//! more pages than the TLB of a processor holds, and more rows than it prefetches, so nearly every access
+//! would wait for memory. So each row has a short buffer, and the buffers are close together in memory. A
+//! buffer is filled from its row or appended to it as a whole, which takes little longer than a single
+//! access.
 
 use crate::action::Action;
 use crate::ids::Rank;
 
-/// The length of a buffer: long enough that it is rarely refilled, short enough that the buffers of a thousand ranks
-/// stay in cache.
+/// The length of a buffer: long enough that it is rarely refilled, short enough that the buffers of a
+/// thousand ranks stay in cache.
 const PIECE: usize = 64;
 
 /// Cursors that read rows, each from its start to its end. A cell is an action or a bubble.

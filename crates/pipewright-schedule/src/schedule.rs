@@ -112,8 +112,8 @@ impl Schedule {
     /// Makes a schedule from its rows, one for each rank.
     ///
     /// # Errors
-    /// When the number of rows differs from the number of ranks, a cell does not compute, or the sizes are far too
-    /// large for the number of cells.
+    /// When the number of rows differs from the number of ranks, a cell does not compute, or the sizes are
+    /// far too large for the number of cells.
     pub fn new(
         placement: Placement,
         microbatches: u32,
@@ -130,7 +130,8 @@ impl Schedule {
         Ok(Self { placement, microbatches, slices: Slices::ONE, rows })
     }
 
-    /// Makes a schedule from the rows of a generator, which has checked the sizes and makes only compute actions.
+    /// Makes a schedule from the rows of a generator, which has checked the sizes and makes only compute
+    /// actions.
     pub(crate) fn generated(placement: Placement, microbatches: u32, rows: Vec<Vec<Option<Action>>>) -> Self {
         debug_assert_eq!(rows.len(), placement.ranks() as usize);
         Self { placement, microbatches, slices: Slices::ONE, rows }
@@ -159,7 +160,8 @@ impl Schedule {
         &self.placement
     }
 
-    /// Returns the number of microbatches in a step; of all their slices, if they are cut ([`crate::slices`]).
+    /// Returns the number of microbatches in a step; of all their slices, if they are cut
+    /// ([`crate::slices`]).
     pub fn microbatches(&self) -> u32 {
         self.microbatches
     }
@@ -189,8 +191,8 @@ impl Program {
     /// Makes a program from its rows, one for each rank.
     ///
     /// # Errors
-    /// When the number of rows differs from the number of ranks, or the sizes are far too large for the number of
-    /// actions.
+    /// When the number of rows differs from the number of ranks, or the sizes are far too large for the
+    /// number of actions.
     pub fn new(
         placement: Placement,
         microbatches: u32,
@@ -224,7 +226,8 @@ impl Program {
         &self.placement
     }
 
-    /// Returns the number of microbatches in a step; of all their slices, if they are cut ([`crate::slices`]).
+    /// Returns the number of microbatches in a step; of all their slices, if they are cut
+    /// ([`crate::slices`]).
     pub fn microbatches(&self) -> u32 {
         self.microbatches
     }
@@ -274,8 +277,8 @@ impl Program {
         Self { placement: schedule.placement.clone(), microbatches, slices, rows }
     }
 
-    /// Makes a program from the rows that a pass has made. A pass adds at most a few times the number of actions, so
-    /// the sizes are not checked again.
+    /// Makes a program from the rows that a pass has made. A pass adds at most a few times the number of
+    /// actions, so the sizes are not checked again.
     pub(crate) fn lowered(
         placement: Placement,
         (microbatches, slices): (u32, Slices),
@@ -285,8 +288,8 @@ impl Program {
         Self { placement, microbatches, slices, rows }
     }
 
-    /// Applies `pass` to the rows one after another, so that a large program is not held in memory twice. The pass
-    /// keeps the stages and microbatches, so the sizes are not checked again.
+    /// Applies `pass` to the rows one after another, so that a large program is not held in memory twice. The
+    /// pass keeps the stages and microbatches, so the sizes are not checked again.
     pub(crate) fn map_rows(mut self, mut pass: impl FnMut(Rank, Vec<Action>) -> Vec<Action>) -> Self {
         for (rank, row) in (0..).map(Rank::new).zip(&mut self.rows) {
             *row = pass(rank, std::mem::take(row));
@@ -295,8 +298,8 @@ impl Program {
     }
 }
 
-/// Refuses rows that do not match the ranks, and sizes with which a table over stages and microbatches would be much
-/// larger than the actions.
+/// Refuses rows that do not match the ranks, and sizes with which a table over stages and microbatches would
+/// be much larger than the actions.
 pub(crate) fn check_sizes(
     placement: &Placement,
     microbatches: u32,
@@ -310,8 +313,8 @@ pub(crate) fn check_sizes(
         return Err(ScheduleError::TooManyActions { actions });
     }
     let stages = placement.stages();
-    // A sound program has a forward for each pair. The slack admits programs that lack many actions, so that validation
-    // can name the missing ones.
+    // A sound program has a forward for each pair. The slack admits programs that lack many actions, so that
+    // validation can name the missing ones.
     if u64::from(stages) * u64::from(microbatches) > 1024 + 8 * actions {
         return Err(ScheduleError::TooSparse { stages, microbatches, actions });
     }

@@ -1,8 +1,10 @@
-//! The bytes of parameters and optimizer state that a rank holds for its stages, alone or together with other replicas.
+//! The bytes of parameters and optimizer state that a rank holds for its stages, alone or together with other
+//! replicas.
 //!
-//! Of replicas that hold a model together, each has an equal part of the parameters and of the optimizer's state.
-//! Before a stage computes, its parameters are gathered: they are whole until another stage takes their place.
-//! Gradients are not counted here, because they are whole until the last microbatch of their stage.
+//! Of replicas that hold a model together, each has an equal part of the parameters and of the optimizer's
+//! state. Before a stage computes, its parameters are gathered: they are whole until another stage takes
+//! their place. Gradients are not counted here, because they are whole until the last microbatch of their
+//! stage.
 
 /// The bytes that training a stage takes besides its gradients, or of several stages of a rank.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

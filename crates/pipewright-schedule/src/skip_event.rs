@@ -1,8 +1,9 @@
 //! The messages of skip connections in a timeline.
 //!
-//! A program does not contain these messages: the computation that makes their tensors sends them, and the computation
-//! that uses the tensors receives them. So they are not [`Action`](crate::Action)s. A message that goes to a later
-//! stage carries the tensors of the connection (`F`); one that goes to an earlier stage carries their gradients (`B`).
+//! A program does not contain these messages: the computation that makes their tensors sends them, and the
+//! computation that uses the tensors receives them. So they are not [`Action`](crate::Action)s. A message
+//! that goes to a later stage carries the tensors of the connection (`F`); one that goes to an earlier stage
+//! carries their gradients (`B`).
 //!
 //! ```
 //! use pipewright_schedule::skip_event::{SkipAction, SkipMessage};

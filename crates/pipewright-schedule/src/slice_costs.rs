@@ -1,9 +1,9 @@
 //! The costs of a slice: the share of a microbatch's costs that one of its slices takes.
 //!
-//! If slices have equal length, each takes an equal share of the times, the messages and the activations of its
-//! microbatch, except that its time for attention grows with the keys before it. Of `k` slices with `n` tokens each, the
-//! tokens of slice `s` attend to `s n` keys of earlier slices and, in the mean, to `n / 2` keys of their own slice. So
-//! slice `s` has the share `(2 s + 1) / k^2` of the attention of a causal model.
+//! If slices have equal length, each takes an equal share of the times, the messages and the activations of
+//! its microbatch, except that its time for attention grows with the keys before it. Of `k` slices with `n`
+//! tokens each, the tokens of slice `s` attend to `s n` keys of earlier slices and, in the mean, to `n / 2`
+//! keys of their own slice. So slice `s` has the share `(2 s + 1) / k^2` of the attention of a causal model.
 
 use crate::action::Action;
 use crate::costs::{Costs, RecomputeSizes, StageCosts, StageSizes};
@@ -24,8 +24,9 @@ impl Costs {
 }
 
 impl StageCosts {
-    /// Returns the times of one of `slices` slices of equal length. `attention` is the share of `F` and `I` in which tokens
-    /// attend to keys. `B` takes its share of `I` and `W` together, and collectives do not change.
+    /// Returns the times of one of `slices` slices of equal length. `attention` is the share of `F` and `I`
+    /// in which tokens attend to keys. `B` takes its share of `I` and `W` together, and collectives do not
+    /// change.
     pub fn of_slice(self, slices: Slices, slice: Slice, attention: f64) -> Self {
         if slices.is_one() {
             return self;

@@ -1,14 +1,15 @@
-//! Slices of microbatches: a microbatch is cut along its sequence, and its slices pass the pipeline one after the
-//! other.
+//! Slices of microbatches: a microbatch is cut along its sequence, and its slices pass the pipeline one after
+//! the other.
 //!
-//! If microbatches are cut into `k` slices, actions number slices: slice `s` of microbatch `m` has the number `m k +
-//! s`. With `k = 4`, `0F5` is the forward of slice 1 of microbatch 1. With one slice, the numbers of slices and of
-//! microbatches are equal. Tables and traces have the numbers, and pictures the names ([`Slices::name`]).
+//! If microbatches are cut into `k` slices, actions number slices: slice `s` of microbatch `m` has the number
+//! `m k + s`. With `k = 4`, `0F5` is the forward of slice 1 of microbatch 1. With one slice, the numbers of
+//! slices and of microbatches are equal. Tables and traces have the numbers, and pictures the names
+//! ([`Slices::name`]).
 //!
-//! A token of a causal model attends to itself and to the tokens before it. So on each stage the forward of a slice
-//! needs the keys and values of the slices before it, and its backward needs the gradients of its keys and values,
-//! which the slices after it compute. Forwards therefore run in ascending order of the slices, and backwards in
-//! descending order.
+//! A token of a causal model attends to itself and to the tokens before it. So on each stage the forward of a
+//! slice needs the keys and values of the slices before it, and its backward needs the gradients of its keys
+//! and values, which the slices after it compute. Forwards therefore run in ascending order of the slices,
+//! and backwards in descending order.
 //!
 //! ```
 //! use pipewright_schedule::ids::Slice;
@@ -94,8 +95,8 @@ impl Slices {
         amount.div_ceil(self.get() as u64)
     }
 
-    /// Returns the name of the slice with this number: `3.1` for slice 1 of microbatch 3, or `3` for a microbatch
-    /// that is not cut.
+    /// Returns the name of the slice with this number: `3.1` for slice 1 of microbatch 3, or `3` for a
+    /// microbatch that is not cut.
     pub fn name(self, number: Microbatch) -> String {
         match self.place(number) {
             (microbatch, _) if self.is_one() => microbatch.to_string(),

@@ -1,7 +1,7 @@
 //! Timelines: when each rank ran each action, in a predicted or a measured run.
 //!
-//! Simulations and the executor emit the same [`Event`]s, so that measures and pictures work for both. Nothing here
-//! reads a clock.
+//! Simulations and the executor emit the same [`Event`]s, so that measures and pictures work for both.
+//! Nothing here reads a clock.
 
 use std::sync::Arc;
 
@@ -23,8 +23,8 @@ pub struct Event {
     pub end: f64,
 }
 
-/// A span of time that the user's code has named, such as the time in which an exchange of its own was in transit. Spans of
-/// a rank may overlap each other and the rank's actions.
+/// A span of time that the user's code has named, such as the time in which an exchange of its own was in
+/// transit. Spans of a rank may overlap each other and the rank's actions.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Scope {
     /// The rank.
@@ -51,11 +51,11 @@ pub struct Timeline {
 /// How well the clocks of several processes agree in a timeline that is merged from all of them.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ClockSkew {
-    /// The largest error of a time, in seconds: the clock of a process is known to half of the shortest round trip
-    /// between it and the first process.
+    /// The largest error of a time, in seconds: the clock of a process is known to half of the shortest round
+    /// trip between it and the first process.
     pub uncertainty: f64,
-    /// The largest change of the difference between two clocks since the start of the run, in seconds. The timeline is
-    /// corrected for it.
+    /// The largest change of the difference between two clocks since the start of the run, in seconds. The
+    /// timeline is corrected for it.
     pub change: f64,
 }
 
@@ -68,8 +68,8 @@ impl ClockSkew {
 }
 
 impl Timeline {
-    /// Makes a timeline of `ranks` ranks. It omits events of other ranks, and events whose times are not finite or end
-    /// before they start.
+    /// Makes a timeline of `ranks` ranks. It omits events of other ranks, and events whose times are not
+    /// finite or end before they start.
     pub fn new(ranks: u32, mut events: Vec<Event>) -> Self {
         events.retain(|event| event.rank.get() < ranks && event.start.is_finite() && event.end.is_finite());
         events.retain(|event| event.start <= event.end);
@@ -78,7 +78,8 @@ impl Timeline {
         Self { ranks, events, skips, scopes, clock_skew: None, slices: Slices::ONE }
     }
 
-    /// Returns the timeline with the messages of skip connections. Events are left out as in [`Timeline::new`].
+    /// Returns the timeline with the messages of skip connections. Events are left out as in
+    /// [`Timeline::new`].
     #[must_use]
     pub fn with_skips(mut self, mut skips: Vec<SkipEvent>) -> Self {
         skips.retain(|skip| skip.rank.get() < self.ranks && skip.start.is_finite() && skip.end.is_finite());
@@ -88,7 +89,8 @@ impl Timeline {
         self
     }
 
-    /// Returns the timeline with spans that the user's code has named. Spans are left out as in [`Timeline::new`].
+    /// Returns the timeline with spans that the user's code has named. Spans are left out as in
+    /// [`Timeline::new`].
     #[must_use]
     pub fn with_scopes(mut self, mut scopes: Vec<Scope>) -> Self {
         scopes.retain(|scope| {
@@ -142,7 +144,8 @@ impl Timeline {
         &self.events[start..end]
     }
 
-    /// The messages of skip connections, by rank and then by start. No other figure of a timeline counts them.
+    /// The messages of skip connections, by rank and then by start. No other figure of a timeline counts
+    /// them.
     pub fn skips(&self) -> &[SkipEvent] {
         &self.skips
     }
@@ -154,7 +157,8 @@ impl Timeline {
         &self.skips[start..end]
     }
 
-    /// The spans that the user's code has named, by rank and then by start. No figure of a timeline counts them.
+    /// The spans that the user's code has named, by rank and then by start. No figure of a timeline counts
+    /// them.
     pub fn scopes(&self) -> &[Scope] {
         &self.scopes
     }
@@ -188,14 +192,14 @@ impl Timeline {
         (0..self.ranks).map(|rank| idle_share(self.busy(Rank::new(rank)), makespan)).collect()
     }
 
-    /// Returns the mean of [`Timeline::bubble_per_rank`] over the ranks: the bubble of a step that begins and ends with
-    /// a barrier.
+    /// Returns the mean of [`Timeline::bubble_per_rank`] over the ranks: the bubble of a step that begins and
+    /// ends with a barrier.
     pub fn bubble_fraction(&self) -> f64 {
         mean(&self.bubble_per_rank())
     }
 
-    /// Returns the mean share of a rank's own span in which it does not compute. The span is the time from its first
-    /// event to its last. This bubble remains if neighbouring steps fill the idle time at the ends.
+    /// Returns the mean share of a rank's own span in which it does not compute. The span is the time from
+    /// its first event to its last. This bubble remains if neighbouring steps fill the idle time at the ends.
     pub fn span_bubble_fraction(&self) -> f64 {
         let share = |rank| {
             let events = self.events_of(rank);

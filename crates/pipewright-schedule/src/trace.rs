@@ -1,13 +1,13 @@
 //! A timeline in the trace format that Perfetto and `chrome://tracing` open.
 //!
-//! Each rank is a process with a counter of its memory. Its first thread computes. Messages and collectives that run
-//! during the computation are on further threads, because slices of a thread may not overlap. The messages of skip
-//! connections, with the category `skip`, have threads of their own, and so do the spans that the user's code has
-//! named, with the category `scope`. Slices have the name of their sort (`forward`,
-//! `send`), by which viewers group and colour them; the action, its stage and its microbatch are arguments. An arrow
-//! leads from each send to its receive. If the events come from several processes, the trace's `otherData` says how
-//! well their clocks agree. If the actions number slices of microbatches, `otherData` has the number of slices of each
-//! microbatch. The pictures that need no viewer are in [`crate::picture`].
+//! Each rank is a process with a counter of its memory. Its first thread computes. Messages and collectives
+//! that run during the computation are on further threads, because slices of a thread may not overlap. The
+//! messages of skip connections, with the category `skip`, have threads of their own, and so do the spans
+//! that the user's code has named, with the category `scope`. Slices have the name of their sort (`forward`,
+//! `send`), by which viewers group and colour them; the action, its stage and its microbatch are arguments.
+//! An arrow leads from each send to its receive. If the events come from several processes, the trace's
+//! `otherData` says how well their clocks agree. If the actions number slices of microbatches, `otherData`
+//! has the number of slices of each microbatch. The pictures that need no viewer are in [`crate::picture`].
 
 use std::borrow::Cow;
 use std::cell::Cell;
@@ -62,7 +62,8 @@ struct Trace<Events> {
     trace_events: Events,
 }
 
-/// A list that is written once, item by item: all entries of a trace at the same time would take more memory than its text.
+/// A list that is written once, item by item: all entries of a trace at the same time would take more memory
+/// than its text.
 struct Once<Items>(Cell<Option<Items>>);
 
 impl<Items: Iterator<Item = TraceEvent>> Serialize for Once<Items> {
@@ -84,8 +85,8 @@ struct OtherData {
     slices: Option<u32>,
 }
 
-/// An entry of the format. `ph` is its kind: `M` is a name, `X` a slice, `C` a counter, and `s` and `f` are the start
-/// and the end of an arrow.
+/// An entry of the format. `ph` is its kind: `M` is a name, `X` a slice, `C` a counter, and `s` and `f` are
+/// the start and the end of an arrow.
 #[derive(Serialize)]
 struct TraceEvent {
     name: Cow<'static, str>,
@@ -144,8 +145,8 @@ struct Backward {
     backward_microbatch: Option<u32>,
 }
 
-/// One of a rank's threads. The first one computes; the others have the messages and collectives, then the messages of
-/// skip connections, and the last ones the spans that the user's code has named.
+/// One of a rank's threads. The first one computes; the others have the messages and collectives, then the
+/// messages of skip connections, and the last ones the spans that the user's code has named.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Thread {
     rank: Rank,
@@ -208,8 +209,8 @@ fn scope_threads<'a>(timeline: &Timeline, used: impl Iterator<Item = &'a Numbere
     further_threads(timeline, used, Content::Scopes, spans)
 }
 
-/// Returns a thread for each span, after the threads in use. A span has a rank, a start and an end; the spans of a rank
-/// are in the order of their starts.
+/// Returns a thread for each span, after the threads in use. A span has a rank, a start and an end; the spans
+/// of a rank are in the order of their starts.
 fn further_threads<'a>(
     timeline: &Timeline,
     used: impl Iterator<Item = &'a Numbered>,

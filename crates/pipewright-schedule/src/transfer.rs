@@ -1,7 +1,8 @@
 //! Messages between stages: the send and the receive of each, and their ranks.
 //!
-//! The forward send of stage `s` matches the forward receive of stage `s + 1`; the backward send of stage `s` matches
-//! the backward receive of stage `s - 1`. Neighbours on the same rank pass tensors on without a message.
+//! The forward send of stage `s` matches the forward receive of stage `s + 1`; the backward send of stage `s`
+//! matches the backward receive of stage `s - 1`. Neighbours on the same rank pass tensors on without a
+//! message.
 
 use crate::action::Action;
 use crate::ids::Rank;
@@ -17,8 +18,8 @@ pub(crate) struct Transfer {
 }
 
 impl Transfer {
-    /// Returns the message that `action` sends, receives or waits for. `None` if it does not communicate, if its stage
-    /// has no neighbour in that direction, or if the neighbour is on the same rank.
+    /// Returns the message that `action` sends, receives or waits for. `None` if it does not communicate, if
+    /// its stage has no neighbour in that direction, or if the neighbour is on the same rank.
     pub(crate) fn of(placement: &Placement, action: Action) -> Option<Self> {
         match action {
             Action::SendForward { .. } | Action::SendBackward { .. } => Self::sent_by(placement, action),
@@ -40,8 +41,9 @@ impl Transfer {
         }
     }
 
-    /// Returns the receive of a send or of a wait for a send, and the send of a receive. `None` if `action` does not
-    /// communicate or its stage has no neighbour in that direction. The result does not depend on the placement.
+    /// Returns the receive of a send or of a wait for a send, and the send of a receive. `None` if `action`
+    /// does not communicate or its stage has no neighbour in that direction. The result does not depend on
+    /// the placement.
     #[inline]
     pub(crate) fn other_end(action: Action) -> Option<Action> {
         Some(match action {
@@ -61,8 +63,8 @@ impl Transfer {
         })
     }
 
-    /// Returns the message that carries the output of `action` to a neighbouring stage. `action` is a compute action
-    /// and not an overlap.
+    /// Returns the message that carries the output of `action` to a neighbouring stage. `action` is a compute
+    /// action and not an overlap.
     pub(crate) fn after(placement: &Placement, action: Action) -> Option<Self> {
         match action {
             Action::Forward { stage, microbatch } => {

@@ -1,8 +1,8 @@
-//! Tables of interleaved (virtual) pipelines: the stages of each rank, the order of microbatches and chunks, and the
-//! number of forwards before the first backward.
+//! Tables of interleaved (virtual) pipelines: the stages of each rank, the order of microbatches and chunks,
+//! and the number of forwards before the first backward.
 //!
-//! They follow the rules of Megatron-Core. [`mod@crate::generate`] makes whole schedules. With `p` ranks, `v` chunks,
-//! `m` microbatches and groups of `g` microbatches:
+//! They follow the rules of Megatron-Core. [`mod@crate::generate`] makes whole schedules. With `p` ranks, `v`
+//! chunks, `m` microbatches and groups of `g` microbatches:
 //!
 //! - stage ids: chunk `c` of rank `r` is stage `c * p + r`;
 //! - table: the microbatches are taken in groups of `g` (the last may be short), each group through all
@@ -112,8 +112,8 @@ fn is_too_large(ranks: u32, chunks: u32, microbatches: u32) -> bool {
         || u64::from(chunks) * u64::from(microbatches) > MAX_ENTRIES
 }
 
-/// Returns the advice for tables that are too large: fewer of each number that can make them small enough alone. If none
-/// can, fewer of all.
+/// Returns the advice for tables that are too large: fewer of each number that can make them small enough
+/// alone. If none can, fewer of all.
 fn smaller(ranks: u32, chunks: u32, microbatches: u32) -> String {
     let most =
         |limit: u64, divisor: u32| u32::try_from(limit / u64::from(divisor.max(1))).unwrap_or(u32::MAX);

@@ -1,4 +1,5 @@
-//! Compares the estimates of memory with the memory that schedules need, from their generation to their simulation.
+//! Compares the estimates of memory with the memory that schedules need, from their generation to their
+//! simulation.
 
 use std::hint::black_box;
 

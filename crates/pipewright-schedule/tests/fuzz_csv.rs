@@ -98,8 +98,8 @@ fn text(cells: &[Cell]) -> String {
     text
 }
 
-/// The text of the actions among `cells`, each in the row of the rank that owns its stage, so that most texts are
-/// programs.
+/// The text of the actions among `cells`, each in the row of the rank that owns its stage, so that most texts
+/// are programs.
 fn placed(cells: &[Cell]) -> String {
     let ranks = 1 + cells.iter().filter(|cell| matches!(cell, Cell::NewRow)).count() as u8 % 3;
     let mut rows: Vec<String> = (0..ranks).map(|stage| format!("{stage}F0")).collect();

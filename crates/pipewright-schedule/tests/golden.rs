@@ -1,6 +1,7 @@
 //! Agreement with the reference, cell by cell: generators, passes, partitions and the logical simulation.
 //!
-//! Passes, validation and simulation read the schedules from the golden data, so that they are tested on every case.
+//! Passes, validation and simulation read the schedules from the golden data, so that they are tested on
+//! every case.
 
 use pipewright_schedule::csv::{parse_program, parse_schedule, print_program, print_rows, print_schedule};
 use pipewright_schedule::generate::catalogue;
@@ -52,7 +53,8 @@ fn generated_cases() -> Vec<Value> {
     schedules().into_iter().filter(known).collect()
 }
 
-/// Returns whether a case is of a schedule that the reference has for at least as many microbatches as stages alone.
+/// Returns whether a case is of a schedule that the reference has for at least as many microbatches as stages
+/// alone.
 fn is_few_microbatches(case: &Value) -> bool {
     let is_plain = matches!(text(case, "schedule"), Some("gpipe" | "1f1b"));
     is_plain && number(case, "microbatches") < number(case, "ranks")
@@ -183,8 +185,8 @@ fn virtual_pipelines_agree() {
     }
 }
 
-/// Makes a program from rows of cells separated by blanks, in which `.` is a bubble, with its stages on the given
-/// ranks.
+/// Makes a program from rows of cells separated by blanks, in which `.` is a bubble, with its stages on the
+/// given ranks.
 fn peer_program(rows: &[&str], ranks: &[u64], microbatches: u32) -> Program {
     let placement =
         Placement::explicit(ranks.iter().map(|&rank| Rank::new(rank as u32)).collect()).expect("a placement");
@@ -292,7 +294,8 @@ fn placement_follows_from_the_rows() {
     }
 }
 
-/// Writes a row of computations with the actions that passes have added: `6:2R` is a `2RESHARD` after 6 computations.
+/// Writes a row of computations with the actions that passes have added: `6:2R` is a `2RESHARD` after 6
+/// computations.
 fn with_added(compute: &str, added: &str) -> Vec<String> {
     let mut row: Vec<Vec<String>> = vec![Vec::new()];
     row.extend(compute.split(',').map(|cell| vec![cell.to_owned()]));
@@ -343,8 +346,8 @@ fn lookahead_and_deferred_waits_agree() {
     assert_eq!(judged, 536);
 }
 
-/// Checks the rules of PyTorch 2.15 for a row with communication: one later wait for each send, and at most one pending
-/// reduction, whose wait follows.
+/// Checks the rules of PyTorch 2.15 for a row with communication: one later wait for each send, and at most
+/// one pending reduction, whose wait follows.
 fn check_waits(row: &[Action], title: &str) {
     let (mut sends, mut waited, mut pending) = (Vec::new(), 0, None);
     for action in row {
@@ -385,8 +388,9 @@ fn waits_make_every_schedule_readable_for_pytorch() {
     }
 }
 
-/// With `defer_pp_recv=True`, PyTorch 2.15 moves receives and leaves sends, and its messages have no tags. Where two
-/// messages change places, `bench/peer/defer_recv.py` measures wrong gradients; validation refuses exactly these tables.
+/// With `defer_pp_recv=True`, PyTorch 2.15 moves receives and leaves sends, and its messages have no tags.
+/// Where two messages change places, `bench/peer/defer_recv.py` measures wrong gradients; validation refuses
+/// exactly these tables.
 #[test]
 fn deferred_receives_of_pytorch_that_mix_up_messages_are_refused() {
     let mut refused = Vec::new();

@@ -1,4 +1,5 @@
-//! The timed simulation: timelines computed by hand, the closed forms of the papers, and properties of any program.
+//! The timed simulation: timelines computed by hand, the closed forms of the papers, and properties of any
+//! program.
 
 use pipewright_schedule::costs::{Link, SkipTransfer, StageCosts, StageSizes};
 use pipewright_schedule::csv::parse_program;
@@ -55,7 +56,8 @@ fn a_second_forward_fills_the_bubble_before_its_backward() {
     check(&costs("block"), rows, &format!("{late} {other}"));
 }
 
-/// Costs with a skip connection from the first of three stages to the last, which occupies its link for `seconds`.
+/// Costs with a skip connection from the first of three stages to the last, which occupies its link for
+/// `seconds`.
 fn with_skip(seconds: u64) -> Costs {
     let skip = SkipTransfer { from: StageIndex::new(0), to: StageIndex::new(2), bytes: seconds };
     Costs { skips: vec![skip], link: Link { latency: 0.0, bandwidth: 1.0 }, ..Costs::default() }
@@ -71,8 +73,8 @@ fn a_skip_connection_delays_its_user_and_its_source() {
                 1RECV_F0,1F0,1SEND_F0,1RECV_B0,1B0,1SEND_B0\n\
                 2RECV_F0,2F0,2B0,2SEND_B0\n";
     for t in 0..5 {
-        // The last stage's forward begins when two forwards have ended and the message has arrived. The first stage's
-        // backward begins when the middle stage's has ended and the gradient has arrived.
+        // The last stage's forward begins when two forwards have ended and the message has arrived. The first
+        // stage's backward begins when the middle stage's has ended and the gradient has arrived.
         let last_forward = f64::from(2.max(1 + t));
         let expected = last_forward + 3.0 + f64::from(2.max(t)) + 2.0;
         assert_eq!(makespan(rows, &with_skip(t as u64)), expected, "{t} seconds");
@@ -214,7 +216,8 @@ fn check_closed_form(name: &str, stages_per_rank: u32, bubble: f64, peak: u64) {
     check_idle(&LowerConfig::from(Level::Comms), name, stages_per_rank, bubble, peak);
 }
 
-/// Checks the bubble from barrier to barrier and the largest peak in activations, for 8 ranks and 32 microbatches.
+/// Checks the bubble from barrier to barrier and the largest peak in activations, for 8 ranks and 32
+/// microbatches.
 fn check_idle(config: &LowerConfig, name: &str, stages_per_rank: u32, bubble: f64, peak: u64) {
     let stages_per_rank = Some(stages_per_rank);
     let spec = ScheduleSpec { ranks: 8, stages_per_rank, microbatches: 32, ..ScheduleSpec::default() };
@@ -238,9 +241,11 @@ fn closed_forms() {
     check_closed_form("zb-h1", 1, bubble(7.0, 1.0), 8);
     check_closed_form("interleaved-zb-h1", 4, bubble(7.0, 4.0), 32);
     check_closed_form("zbvzerobubble", 2, bubble(7.0, 2.0), 16);
-    // (p - 1) (FB + B - 3 W), as DualPipe's authors give it, where FB is the time that an overlap adds to the critical
-    // path. They assume that F and B together take the time of B; here the next rank continues when F ends. Both give p
-    // - 1. The peak is one activation more than 2 p, because the forward of an overlap starts before its backward ends.
+    // (p - 1) (FB + B - 3 W), as DualPipe's authors give it, where FB is the time that an overlap adds to the
+    // critical path. They assume that F and B together take the time of B; here the next rank continues when
+    // F ends. Both give p
+    // - 1. The peak is one activation more than 2 p, because the forward of an overlap starts before its
+    //   backward ends.
     check_closed_form("dualpipev", 2, bubble(7.0, 2.0), 17);
     check_closed_form("v-half", 2, bubble(17.0, 2.0), 10);
 }

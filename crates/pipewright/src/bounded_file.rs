@@ -1,10 +1,10 @@
-//! Reads whole files up to a limit: a path may lead to an endless device, to a pipe without a writer, or to a file that is
-//! larger than the memory.
+//! Reads whole files up to a limit: a path may lead to an endless device, to a pipe without a writer, or to a
+//! file that is larger than the memory.
 //!
-//! A file that the user names on the command line may be a pipe: [`read`] and [`read_text`]. Any other path must lead to a
-//! regular file: [`read_regular`], [`read_regular_text`] and [`open_regular`], and for writing [`create_regular`]. These check
-//! the path before they open it, and the open file again: another file may have taken the path in between. They never wait
-//! for the other end of a pipe.
+//! A file that the user names on the command line may be a pipe: [`read`] and [`read_text`]. Any other path
+//! must lead to a regular file: [`read_regular`], [`read_regular_text`] and [`open_regular`], and for writing
+//! [`create_regular`]. These check the path before they open it, and the open file again: another file may
+//! have taken the path in between. They never wait for the other end of a pipe.
 
 use std::fmt;
 use std::fs::{File, Metadata, OpenOptions};
@@ -20,7 +20,8 @@ pub const LFS_POINTER: &[u8] = b"version https://git-lfs.github.com/spec/";
 /// Returns the content of a regular file of at most `limit` bytes.
 ///
 /// # Errors
-/// When the path does not lead to a regular file, when the file is larger, or when the system reports an error.
+/// When the path does not lead to a regular file, when the file is larger, or when the system reports an
+/// error.
 pub fn read_regular(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
     read_open(open_regular(path)?, limit)
 }

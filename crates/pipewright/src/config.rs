@@ -75,8 +75,8 @@ pub struct PipelineConfig {
     /// stages on the same ranks, and may have another order and another number of microbatches. Only the
     /// forwards of a program that trains are run. It is the same in all processes.
     pub evaluation: Option<Arc<ValidatedProgram>>,
-    /// Whether every stage gets the targets, as the side input [`TARGETS`](crate::batch::TARGETS) of every batch. Stages that
-    /// compute a part of the loss need them.
+    /// Whether every stage gets the targets, as the side input [`TARGETS`](crate::batch::TARGETS) of every
+    /// batch. Stages that compute a part of the loss need them.
     pub targets_for_all: bool,
     /// Runs around actions, or in their place.
     pub hook: Option<Arc<dyn ActionHook>>,

@@ -1,8 +1,9 @@
-//! The numbers of a run, each a type of its own: ranks of the world, steps of training, and attempts of a pipeline.
+//! The numbers of a run, each a type of its own: ranks of the world, steps of training, and attempts of a
+//! pipeline.
 //!
 //! [`pipewright_schedule::Rank`] is a rank within its pipeline: a row of the program. A [`WorldRank`] counts over all
-//! replicas of the pipeline, and identifies a thread or a process. [`Mesh`](crate::mesh::Mesh) converts one to the
-//! other.
+//! replicas of the pipeline, and identifies a thread or a process. [`Mesh`](crate::mesh::Mesh) converts one
+//! to the other.
 
 use std::fmt;
 
@@ -48,14 +49,15 @@ number_type! {
 }
 
 number_type! {
-    /// A step of training, counted from 1; 0 stands for the time before the first. A restored checkpoint may decrease
-    /// it.
+    /// A step of training, counted from 1; 0 stands for the time before the first. A restored checkpoint may
+    /// decrease it.
     StepNumber: u64
 }
 
 number_type! {
-    /// A command that all ranks of a pipeline run together: a step, or collecting parameters. It never decreases, so it
-    /// tells messages and failures of one command from an earlier one's with the same step number.
+    /// A command that all ranks of a pipeline run together: a step, or collecting parameters. It never
+    /// decreases, so it tells messages and failures of one command from an earlier one's with the same step
+    /// number.
     Attempt: u64
 }
 

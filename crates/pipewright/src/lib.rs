@@ -1,5 +1,5 @@
-//! Pipeline-parallel training on [Burn](burn): a model that is too large for one device is cut into stages, the stages
-//! are placed on ranks, and the ranks run a program that was validated before the first step.
+//! Pipeline-parallel training on [Burn](burn): a model that is too large for one device is cut into stages,
+//! the stages are placed on ranks, and the ranks run a program that was validated before the first step.
 //!
 //! ```text
 //! batch --split--> microbatches --ValidatedProgram--> Executor (one per rank) <--Transport--> its neighbours
@@ -7,14 +7,15 @@
 //!                              optimizer step, losses, Timeline (measured)
 //! ```
 //!
-//! The schedule, its lowering and its validation are in [`pipewright_schedule`]; the layers are the user's. This crate
-//! never prints and never waits without a deadline. ARCHITECTURE.md lists its global state: the allocator of [`memory`] with
-//! the handler of failed allocations, and two locks.
+//! The schedule, its lowering and its validation are in [`pipewright_schedule`]; the layers are the user's.
+//! This crate never prints and never waits without a deadline. ARCHITECTURE.md lists its global state: the
+//! allocator of [`memory`] with the handler of failed allocations, and two locks.
 //!
 //! # A model of your own
 //!
 //! A layer is a Burn module with a typed forward ([`stage::StageModule`]), and a model is a list of them
-//! ([`pipeline::Layers`]). [`Pipeline::builder`](pipeline::Pipeline::builder) cuts it into stages and starts the ranks:
+//! ([`pipeline::Layers`]). [`Pipeline::builder`](pipeline::Pipeline::builder) cuts it into stages and starts
+//! the ranks:
 //!
 //! ```
 //! use burn::module::Module;
@@ -118,8 +119,8 @@
 //! - `processes`: the same pipeline on threads of one process, or in several processes over MPI.
 //! - `own_schedule`: a schedule of your own, from a table.
 //! - `own_weight_gradients`: a layer of your own whose weight gradients wait for `W`, a low-rank adapter.
-//! - `overlapped_exchange`: functions that run actions block by block, so that the exchanges of one microbatch's experts
-//!   run while another microbatch computes.
+//! - `overlapped_exchange`: functions that run actions block by block, so that the exchanges of one
+//!   microbatch's experts run while another microbatch computes.
 //!
 //! # Features
 //!

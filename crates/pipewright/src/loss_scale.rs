@@ -1,9 +1,11 @@
-//! The loss scale of a pipeline in f16, whose numbers begin at 6e-8: gradients are often smaller and would be rounded to
-//! zero. Losses are multiplied by the scale before their backward, and the sums of gradients, which have single precision,
-//! are divided by it. A scale is a power of two, so it changes the exponent of a gradient and not its mantissa.
+//! The loss scale of a pipeline in f16, whose numbers begin at 6e-8: gradients are often smaller and would be
+//! rounded to zero. Losses are multiplied by the scale before their backward, and the sums of gradients,
+//! which have single precision, are divided by it. A scale is a power of two, so it changes the exponent of a
+//! gradient and not its mantissa.
 //!
-//! If a scaled gradient is too large for f16, its sum is not finite. All ranks then skip the update, and the scale is halved.
-//! After enough updates in a row it is doubled. The gradient norm decides, which is the same on all ranks.
+//! If a scaled gradient is too large for f16, its sum is not finite. All ranks then skip the update, and the
+//! scale is halved. After enough updates in a row it is doubled. The gradient norm decides, which is the same
+//! on all ranks.
 
 use std::fmt;
 
@@ -23,7 +25,8 @@ impl Default for LossScaling {
 }
 
 impl LossScaling {
-    /// The smallest scale. A gradient that is not finite with this scale is an error, as in the other precisions.
+    /// The smallest scale. A gradient that is not finite with this scale is an error, as in the other
+    /// precisions.
     pub const SMALLEST: f64 = 1.0;
 
     /// Returns whether the settings are within their bounds.

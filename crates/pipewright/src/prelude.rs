@@ -1,7 +1,7 @@
 //! The items that most programs import: `use pipewright::prelude::*;`.
 //!
-//! It has the types of a model of your own, of its training, and of its checkpoints, and the types of Burn that a layer
-//! names. Layers are in [`crate::nn`] and in `burn::nn`.
+//! It has the types of a model of your own, of its training, and of its checkpoints, and the types of Burn
+//! that a layer names. Layers are in [`crate::nn`] and in `burn::nn`.
 
 pub use burn::module::Module;
 pub use burn::optim::AdamWConfig;

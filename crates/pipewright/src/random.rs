@@ -1,12 +1,12 @@
 //! Random numbers that do not depend on how the model is cut.
 //!
-//! Each layer has a [`RandomStream`] of its own for each microbatch of each step. The stream depends only on the run's
-//! seed, the step, the microbatch and the layer's name. So a layer draws the same numbers under every cut and every
-//! schedule, after a resume, and when its forward is computed a second time.
+//! Each layer has a [`RandomStream`] of its own for each microbatch of each step. The stream depends only on
+//! the run's seed, the step, the microbatch and the layer's name. So a layer draws the same numbers under
+//! every cut and every schedule, after a resume, and when its forward is computed a second time.
 //!
-//! Layers that draw from the generator of their device, such as Burn's own `Dropout`, have the same properties:
-//! `generators.rs` seeds it for each forward. All ranks of a process share this generator, so the forwards of such layers
-//! run one at a time, and ranks that compute a stage together cannot have them.
+//! Layers that draw from the generator of their device, such as Burn's own `Dropout`, have the same
+//! properties: `generators.rs` seeds it for each forward. All ranks of a process share this generator, so the
+//! forwards of such layers run one at a time, and ranks that compute a stage together cannot have them.
 //!
 //! ```
 //! use burn::tensor::{Device, Tensor};
@@ -67,8 +67,8 @@ impl RandomStream {
         Self { generator: Some(ChaCha8Rng::from_seed(*key.hash_with(name).as_bytes())) }
     }
 
-    /// Returns the stream of an evaluation. Layers that use random numbers only in training, such as dropout, are then
-    /// the identity.
+    /// Returns the stream of an evaluation. Layers that use random numbers only in training, such as dropout,
+    /// are then the identity.
     pub fn evaluation() -> Self {
         Self { generator: None }
     }

@@ -1,6 +1,6 @@
-//! Layers that draw from the generator of their device, such as Burn's own dropout, draw the same numbers under every cut,
-//! in every run, and in the second forward of a recomputed stage. The tests take turns, because the generator
-//! belongs to the whole process.
+//! Layers that draw from the generator of their device, such as Burn's own dropout, draw the same numbers
+//! under every cut, in every run, and in the second forward of a recomputed stage. The tests take turns,
+//! because the generator belongs to the whole process.
 
 use std::convert::Infallible;
 use std::sync::atomic::{AtomicUsize, Ordering};

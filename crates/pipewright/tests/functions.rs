@@ -1,4 +1,5 @@
-//! Functions that run actions in place of the runtime: block by block, with values and gradients of their own.
+//! Functions that run actions in place of the runtime: block by block, with values and gradients of their
+//! own.
 
 mod support;
 
@@ -235,7 +236,8 @@ fn a_function_in_place_of_a_block_is_differentiated() {
     }
 }
 
-/// Reverses the rows behind the first block of each stage, and again behind the last one, with their gradients.
+/// Reverses the rows behind the first block of each stage, and again behind the last one, with their
+/// gradients.
 struct Reverses;
 
 fn reversed(values: &Values) -> Values {

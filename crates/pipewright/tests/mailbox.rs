@@ -1,5 +1,5 @@
-//! The local transport's mailbox under the thread interleavings of a model checker: this test compiles the mailbox's
-//! file a second time, with the checker's locks.
+//! The local transport's mailbox under the thread interleavings of a model checker: this test compiles the
+//! mailbox's file a second time, with the checker's locks.
 //!
 //! A thread that sleeps for ever is a deadlock to the checker, which has no clock.
 
@@ -35,8 +35,8 @@ fn later() -> Instant {
     Instant::now() + Duration::from_secs(3600)
 }
 
-/// Returns whether a rank has failed. The checker switches threads before its own operations, never after them; a yield
-/// adds a switch between reading the flag and acting on it.
+/// Returns whether a rank has failed. The checker switches threads before its own operations, never after
+/// them; a yield adds a switch between reading the flag and acting on it.
 fn is_raised(failed: &AtomicBool) -> bool {
     let is_raised = failed.load(Ordering::Acquire);
     thread::sleep(Duration::ZERO);
@@ -75,8 +75,8 @@ fn no_message_and_no_wake_up_is_lost() {
     });
 }
 
-/// A rank waits until a message that it sent has left, as it does for `WAIT_SEND`: it reads a state that another thread
-/// changes before it nudges.
+/// A rank waits until a message that it sent has left, as it does for `WAIT_SEND`: it reads a state that
+/// another thread changes before it nudges.
 #[test]
 fn no_nudge_is_lost() {
     check(|| {
@@ -117,8 +117,8 @@ fn an_abort_wakes_everybody() {
     check(|| abort(Mailbox::wake));
 }
 
-/// The checker finds a missing lock: without it, a rank that has checked the queue but is not yet asleep misses the
-/// signal.
+/// The checker finds a missing lock: without it, a rank that has checked the queue but is not yet asleep
+/// misses the signal.
 #[test]
 #[should_panic(expected = "deadlock")]
 fn without_the_lock_a_wake_up_is_lost() {

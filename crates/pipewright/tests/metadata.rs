@@ -270,8 +270,8 @@ impl StageModule for Random {
     }
 }
 
-/// Returns the losses of steps and of an evaluation that reads the buffers. One rank, so that random numbers are drawn
-/// in one order.
+/// Returns the losses of steps and of an evaluation that reads the buffers. One rank, so that random numbers
+/// are drawn in one order.
 fn with_traces(metadata: Metadata) -> (Vec<Vec<f64>>, Vec<f64>) {
     let device = Device::flex();
     device.seed(7);

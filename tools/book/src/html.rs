@@ -6,8 +6,8 @@ use std::{fs, io};
 
 use crate::markdown::files_below;
 
-/// Returns the links of all pages below `folder` that lead nowhere, each with its page. Addresses with a scheme, such
-/// as `https://`, are not followed.
+/// Returns the links of all pages below `folder` that lead nowhere, each with its page. Addresses with a
+/// scheme, such as `https://`, are not followed.
 ///
 /// # Errors
 /// When a file cannot be read, or the folder has no page.

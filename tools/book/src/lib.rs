@@ -5,8 +5,8 @@
 //! mdbook build && cargo run -p pipewright-book check target/book    # checks the links of the built book
 //! ```
 //!
-//! The tests check that the generated pages are up to date, that every formula agrees with the simulation, that links
-//! and paths lead to something, and that the messages in the chapter on errors exist.
+//! The tests check that the generated pages are up to date, that every formula agrees with the simulation,
+//! that links and paths lead to something, and that the messages in the chapter on errors exist.
 
 pub mod markdown;
 pub mod formula;

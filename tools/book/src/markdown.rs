@@ -15,8 +15,8 @@ pub struct CodeBlock {
     pub text: String,
 }
 
-/// A part of a page: a link's target, the text of inline code, or a line of a shell (with the line at which its block
-/// begins).
+/// A part of a page: a link's target, the text of inline code, or a line of a shell (with the line at which
+/// its block begins).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Span {
     /// The line on which it begins, counted from 1.
@@ -77,7 +77,8 @@ pub fn with_includes(page: &Path) -> io::Result<String> {
     Ok(whole + rest)
 }
 
-/// Returns the part of `text` between the comments `ANCHOR: name` and `ANCHOR_END: name`, or nothing if they are missing.
+/// Returns the part of `text` between the comments `ANCHOR: name` and `ANCHOR_END: name`, or nothing if they
+/// are missing.
 fn between_anchors<'a>(text: &'a str, name: &str) -> &'a str {
     let start = text.split_once(&format!("<!-- ANCHOR: {name} -->"));
     let part = start.and_then(|(_, part)| part.split_once(&format!("<!-- ANCHOR_END: {name} -->")));

@@ -1,4 +1,5 @@
-//! The chapter of the schedules, and its pictures: everything in it follows from the catalogue and the simulation.
+//! The chapter of the schedules, and its pictures: everything in it follows from the catalogue and the
+//! simulation.
 
 use std::error::Error;
 use std::fmt::Write;
@@ -71,7 +72,8 @@ fn schedule(generator: &Generator, (ranks, microbatches): (u32, u32)) -> Result<
     Ok(generate(generator.name, &ScheduleSpec { ranks, microbatches, ..ScheduleSpec::default() })?)
 }
 
-/// Returns the figures of the program that `pipewright train` runs; `None` for a schedule that does not train.
+/// Returns the figures of the program that `pipewright train` runs; `None` for a schedule that does not
+/// train.
 fn trained(generator: &Generator, schedule: &Schedule) -> Result<Option<Summary>, Box<dyn Error>> {
     if !generator.trains {
         return Ok(None);

@@ -1,20 +1,20 @@
 //! Keeps the modules of a crate in layers, so that no modules import each other in a circle.
 //!
-//! The `mod` lines give the order: `lib.rs` declares a module after the modules that it imports. Within a folder the
-//! order of the lines does not matter, but no files import each other in a circle. `tests/layers.rs` checks all crates of
-//! the workspace.
+//! The `mod` lines give the order: `lib.rs` declares a module after the modules that it imports. Within a
+//! folder the order of the lines does not matter, but no files import each other in a circle.
+//! `tests/layers.rs` checks all crates of the workspace.
 //!
 //! Rules:
 //!
-//! - A folder's own file, such as `lower/mod.rs`, imports all modules of the folder. So a module of `lower` that
-//!   imports a name from `crate::lower` makes a circle.
-//! - `lib.rs` and `main.rs` may import every module. The names that they export again are imported from the module that
-//!   defines them.
-//! - A folder whose files may import each other in circles is named as such. The name of one without circles is
-//!   reported. The empty name stands for the crate: then the order of the lines in `main.rs` does not matter, but
-//!   circles do.
-//! - Paths count wherever they are in the code, in `use` lines and elsewhere. Comments, strings, and modules for
-//!   tests do not count.
+//! - A folder's own file, such as `lower/mod.rs`, imports all modules of the folder. So a module of `lower`
+//!   that imports a name from `crate::lower` makes a circle.
+//! - `lib.rs` and `main.rs` may import every module. The names that they export again are imported from the
+//!   module that defines them.
+//! - A folder whose files may import each other in circles is named as such. The name of one without circles
+//!   is reported. The empty name stands for the crate: then the order of the lines in `main.rs` does not
+//!   matter, but circles do.
+//! - Paths count wherever they are in the code, in `use` lines and elsewhere. Comments, strings, and modules
+//!   for tests do not count.
 
 mod source;
 mod tokens;
@@ -53,11 +53,12 @@ struct Edge<'a> {
     target: &'a str,
 }
 
-/// Asserts that the modules of the crate in `crate_dir` are in layers. The modules of the folders `circular` may import
-/// each other in circles.
+/// Asserts that the modules of the crate in `crate_dir` are in layers. The modules of the folders `circular`
+/// may import each other in circles.
 ///
 /// # Panics
-/// When the modules are not in layers, or a folder in `circular` has no circle. The message lists all breaches.
+/// When the modules are not in layers, or a folder in `circular` has no circle. The message lists all
+/// breaches.
 pub fn assert_layers(crate_dir: &Path, circular: &[&str]) {
     let shown = crate_dir.display();
     let sources = read_sources(crate_dir).unwrap_or_else(|error| panic!("{shown}: {error}"));

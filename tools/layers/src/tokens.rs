@@ -1,6 +1,7 @@
 //! Splits Rust code into names and punctuation, without comments and without the contents of strings.
 //!
-//! It handles only as much of the language as paths need. A lifetime is read as a quote and a name, which does no harm.
+//! It handles only as much of the language as paths need. A lifetime is read as a quote and a name, which
+//! does no harm.
 
 /// A name or a punctuation mark, and its line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -62,8 +63,8 @@ fn block_comment(rest: &str) -> usize {
     rest.len()
 }
 
-/// Returns the length in bytes of the string or character with which `rest` begins; `None` if it does not begin with
-/// one.
+/// Returns the length in bytes of the string or character with which `rest` begins; `None` if it does not
+/// begin with one.
 fn string(rest: &str) -> Option<usize> {
     let prefix = ["br", "cr", "r", "b", "c"].into_iter().find(|prefix| {
         let behind = rest.strip_prefix(prefix).unwrap_or_default().trim_start_matches('#');

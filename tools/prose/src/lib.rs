@@ -1,9 +1,9 @@
 //! Counts constructions in comments, messages and documents that are not idiomatic English.
 //!
-//! Many of the project's authors and readers are not native speakers. [`IDIOMS`] are constructions that were translated
-//! from another language word by word, and that a reader has to read twice. Some of them are correct in some sentences,
-//! so they are counted, per 10,000 words, and the test `prose` keeps the rate low. The sources of ten
-//! well-known crates, such as Burn, clap, rayon and serde, have rates from 1 to 7.
+//! Many of the project's authors and readers are not native speakers. [`IDIOMS`] are constructions that were
+//! translated from another language word by word, and that a reader has to read twice. Some of them are
+//! correct in some sentences, so they are counted, per 10,000 words, and the test `prose` keeps the rate low.
+//! The sources of ten well-known crates, such as Burn, clap, rayon and serde, have rates from 1 to 7.
 
 mod passages;
 mod idioms;

@@ -1,4 +1,5 @@
-//! Prints the unidiomatic constructions of Rust and Markdown files, and their rate per 10,000 words; see the library.
+//! Prints the unidiomatic constructions of Rust and Markdown files, and their rate per 10,000 words; see the
+//! library.
 
 use std::io::{self, Write, stdout};
 use std::path::{Path, PathBuf};

@@ -1,4 +1,5 @@
-//! `pipewright check`: checks everything that can be checked without training, and prints a summary of the run.
+//! `pipewright check`: checks everything that can be checked without training, and prints a summary of the
+//! run.
 
 use clap::{Args, ValueEnum};
 

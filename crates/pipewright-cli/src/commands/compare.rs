@@ -1,7 +1,9 @@
-//! `pipewright compare`: the figures of several schedules side by side, and a page with their pictures on one scale.
+//! `pipewright compare`: the figures of several schedules side by side, and a page with their pictures on one
+//! scale.
 //!
-//! The schedules have equal numbers of ranks and microbatches, and train the same model. So a cost is for the whole
-//! share of the model that a rank has, and a stage of a schedule with several stages on a rank has its part of it.
+//! The schedules have equal numbers of ranks and microbatches, and train the same model. So a cost is for the
+//! whole share of the model that a rank has, and a stage of a schedule with several stages on a rank has its
+//! part of it.
 
 use std::path::PathBuf;
 
@@ -32,12 +34,13 @@ pub(crate) struct CompareArguments {
     names: Vec<String>,
     #[command(flatten)]
     size: ScheduleSize,
-    /// The costs of actions for all layers of a rank, in any one unit; a stage of a schedule with several stages on a rank
-    /// has its part. F=1:1:2 gives each stage its own cost, for schedules with that many stages
+    /// The costs of actions for all layers of a rank, in any one unit; a stage of a schedule with several
+    /// stages on a rank has its part. F=1:1:2 gives each stage its own cost, for schedules with that many
+    /// stages
     #[arg(long, value_name = "F=1,I=1,W=1,hop=0.1", conflicts_with = "profile")]
     cost: Option<Costs>,
-    /// The costs of layers and links, from a file that `profile` wrote or that is written by hand; each schedule has its
-    /// best partition
+    /// The costs of layers and links, from a file that `profile` wrote or that is written by hand; each
+    /// schedule has its best partition
     #[arg(long, value_name = "PROFILE.toml")]
     profile: Option<PathBuf>,
     /// The form of the output
@@ -88,8 +91,8 @@ pub(crate) fn run(arguments: &CompareArguments) -> Result<(), Failure> {
     arguments.output.write(&text, || page_of("comparison", "html"))
 }
 
-/// Returns the schedules with their sizes, and refuses sizes that do not fit into memory. Each schedule has the settings that it
-/// knows; every setting must belong to one of them.
+/// Returns the schedules with their sizes, and refuses sizes that do not fit into memory. Each schedule has
+/// the settings that it knows; every setting must belong to one of them.
 fn specs(arguments: &CompareArguments) -> Result<Vec<(&'static str, ScheduleSpec)>, Failure> {
     let mut generators = Vec::new();
     for name in &arguments.names {
@@ -152,8 +155,8 @@ fn costed(name: &str, spec: ScheduleSpec, costs: Costs) -> Result<Figures, Failu
     Ok(figures(Summary::of(&run, steps, &costs), &program, &schedule, run.timeline()))
 }
 
-/// Returns the costs of a stage if the given costs are for a whole rank with `stages` stages. Costs for each stage do not
-/// change.
+/// Returns the costs of a stage if the given costs are for a whole rank with `stages` stages. Costs for each
+/// stage do not change.
 fn shared(costs: Costs, stages: u32) -> Costs {
     let part = |time: f64| time / f64::from(stages.max(1));
     let stage_costs = |costs: &StageCosts| StageCosts {

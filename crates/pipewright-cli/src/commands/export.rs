@@ -20,7 +20,8 @@ pub(crate) struct ExportArguments {
     /// The folder to write; it must be empty or not exist
     #[arg(value_name = "DIR")]
     to: PathBuf,
-    /// The element type of the weights; by default, the type of the model that training started from, or float32
+    /// The element type of the weights; by default, the type of the model that training started from, or
+    /// float32
     #[arg(long, value_enum)]
     dtype: Option<ElementType>,
 }

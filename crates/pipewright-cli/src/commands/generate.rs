@@ -100,7 +100,8 @@ pub(crate) fn run(arguments: &GenerateArguments) -> Result<(), Failure> {
 
 /// Returns the tokens of the prompt, begun as the model's documents begin.
 fn prompt(found: &TrainedModel, text: &str) -> Result<Vec<u32>, Failure> {
-    // Models are trained with the special tokens of their tokenizers, such as the token that begins a document.
+    // Models are trained with the special tokens of their tokenizers, such as the token that begins a
+    // document.
     let encoded = found.codec.encode(text, found.model.vocab_size(), true).map_err(Failure::input)?;
     let bos = found.bos_id.filter(|bos| encoded.first() != Some(bos));
     Ok(bos.into_iter().chain(encoded).collect())

@@ -97,7 +97,8 @@ fn json(checkpoint: &Checkpoint, losses: &[f64]) -> Value {
         "shards": manifest.files,
         "parameters": parameters.collect::<Vec<_>>(),
         "not_finite": flaws.collect::<Vec<_>>(),
-        // Opening the checkpoint compared all bytes with their hashes; a damaged checkpoint ends the command with an error.
+        // Opening the checkpoint compared all bytes with their hashes; a damaged checkpoint ends the command
+        // with an error.
         "verified": true,
     })
 }

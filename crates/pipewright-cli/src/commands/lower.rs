@@ -21,8 +21,8 @@ pub(crate) struct LowerArguments {
     /// The schedule: one row per rank, at any level
     #[arg(value_name = "FILE.csv")]
     file: PathBuf,
-    /// The passes, in the order in which they run: merge-bw, unshard, reduce-grad, send-early (before send-recv),
-    /// send-recv, wait-send and defer-recv (both after send-recv)
+    /// The passes, in the order in which they run: merge-bw, unshard, reduce-grad, send-early (before
+    /// send-recv), send-recv, wait-send and defer-recv (both after send-recv)
     #[arg(long = "pass", value_name = "PASS,..", value_delimiter = ',', required = true)]
     passes: Vec<Pass>,
     /// The rank of each stage, if it does not follow from the rows
@@ -46,12 +46,13 @@ struct PassSettings {
     /// The number of stages of a rank that are gathered at the same time, for unshard
     #[arg(long, value_name = "STAGES")]
     window: Option<NonZeroU32>,
-    /// How many of a rank's next stages are fetched before they are needed, for unshard: full (as many as the window), auto
-    /// (2 on rank 0 and one more on each further rank, up to the window), a number, or one for each rank
+    /// How many of a rank's next stages are fetched before they are needed, for unshard: full (as many as the
+    /// window), auto (2 on rank 0 and one more on each further rank, up to the window), a number, or one for
+    /// each rank
     #[arg(long, value_name = "full|auto|STAGES|STAGES,..")]
     lookahead: Option<UnshardLookahead>,
-    /// Wait for a reduction before the next one of the rank, so that at most one is pending, for reduce-grad; by default,
-    /// directly after each reduction
+    /// Wait for a reduction before the next one of the rank, so that at most one is pending, for reduce-grad;
+    /// by default, directly after each reduction
     #[arg(long)]
     defer_wait: bool,
     /// The number of sends of a rank that may be pending, for wait-send; by default, any number
@@ -102,7 +103,8 @@ fn require_microbatches(rows: &[Vec<Option<Action>>], given: Option<u32>) -> Res
     }
 }
 
-/// Refuses a pass that must run before the messages of the file were added, or that has no messages to work on.
+/// Refuses a pass that must run before the messages of the file were added, or that has no messages to work
+/// on.
 fn check_messages(rows: &[Vec<Option<Action>>], passes: &[Pass]) -> Result<(), String> {
     let has_messages = rows.iter().flatten().flatten().any(|action| action.is_communication());
     let named = |name: &str| passes.iter().any(|pass| pass.name() == name);

@@ -92,7 +92,8 @@ pub(crate) fn run(arguments: &PartitionArguments) -> Result<(), Failure> {
         MethodName::Optimal => Method::Optimal,
         MethodName::Explicit => Method::Explicit { boundaries: arguments.boundaries.clone() },
     };
-    // Boundaries determine the number of stages. A count that does not fit the type exceeds every number of layers.
+    // Boundaries determine the number of stages. A count that does not fit the type exceeds every number of
+    // layers.
     let implied = u32::try_from(arguments.boundaries.len() + 1).unwrap_or(u32::MAX);
     let weights = match &arguments.config {
         Some(config) => weights_of(config, arguments.method)?,

@@ -39,8 +39,8 @@ pub(crate) struct PlanArguments {
     /// Override a key of the configuration with a TOML value
     #[arg(long, value_name = "section.key=value")]
     set: Vec<String>,
-    /// The costs of layers and links, from a file that `profile` wrote or that is written by hand; by default, estimates
-    /// for the model of the configuration
+    /// The costs of layers and links, from a file that `profile` wrote or that is written by hand; by
+    /// default, estimates for the model of the configuration
     #[arg(long, value_name = "PROFILE.toml")]
     profile: Option<PathBuf>,
     /// The number of ranks, over all replicas; by default, as in the configuration
@@ -52,11 +52,13 @@ pub(crate) struct PlanArguments {
     /// The number of replicas; by default, it is searched
     #[arg(long, value_name = "D")]
     data_parallel: Option<u32>,
-    /// The number of tensor-parallel ranks of each stage; by default, it is searched if the profile has a [node]
+    /// The number of tensor-parallel ranks of each stage; by default, it is searched if the profile has a
+    /// [node]
     #[arg(long, value_name = "T")]
     tensor_parallel: Option<u32>,
-    /// The numbers of parts into which the plan may cut the head along the vocabulary, such as 1,4,8; by default, the number
-    /// that the profile or the configuration has, and for a whole head that can be cut also one and two for each rank
+    /// The numbers of parts into which the plan may cut the head along the vocabulary, such as 1,4,8; by
+    /// default, the number that the profile or the configuration has, and for a whole head that can be cut
+    /// also one and two for each rank
     #[arg(long, value_name = "K,..", value_delimiter = ',')]
     head_parts: Vec<u32>,
     /// The memory of a rank, such as 16GiB; by default, as in the profile, or any amount
@@ -120,7 +122,8 @@ impl PlannedRun {
         Ok(Self { settings, model })
     }
 
-    /// Returns the profile of `file`; without one, an estimate at assumed rates. Its layers have the optimizer's state.
+    /// Returns the profile of `file`; without one, an estimate at assumed rates. Its layers have the
+    /// optimizer's state.
     fn profile(&self, file: Option<&Path>) -> Result<Profile, Failure> {
         let Self { settings, model } = self;
         let layers = described(settings, model);
@@ -171,8 +174,9 @@ fn request(
     })
 }
 
-/// Returns the memory of each rank in bytes, if the profile has it. A profile that was measured with another number of ranks
-/// has the share of one of those ranks. The memory of a processor's machine is divided by the number of ranks of the plan.
+/// Returns the memory of each rank in bytes, if the profile has it. A profile that was measured with another
+/// number of ranks has the share of one of those ranks. The memory of a processor's machine is divided by the
+/// number of ranks of the plan.
 fn memory_of_profile(profile: &Profile, ranks: u32) -> Option<u64> {
     let device = profile.device.as_ref()?;
     let memory = device.memory_bytes?;
@@ -183,8 +187,8 @@ fn memory_of_profile(profile: &Profile, ranks: u32) -> Option<u64> {
     }
 }
 
-/// Refuses a size whose programs do not fit into memory, judged by the program with the most replicas and, unless their
-/// number is given, without tensor ranks.
+/// Refuses a size whose programs do not fit into memory, judged by the program with the most replicas and,
+/// unless their number is given, without tensor ranks.
 fn check_size(request: &PlanRequest) -> Result<(), Failure> {
     let PlanRequest { ranks, microbatches, data_parallel, tensor_parallel, .. } = *request;
     // All replicas have equal numbers of ranks and microbatches.
@@ -201,7 +205,8 @@ fn greatest_common_divisor(one: u32, other: u32) -> u32 {
     if other == 0 { one } else { greatest_common_divisor(other, one % other) }
 }
 
-/// Returns that all replicas of a plan form one group, if the groups of the configuration do not divide their number.
+/// Returns that all replicas of a plan form one group, if the groups of the configuration do not divide their
+/// number.
 fn one_group(settings: &Settings, replicas: u32) -> Option<String> {
     let DataParallelMode::Hybrid { shards } = settings.mesh.data_parallel_mode else { return None };
     (settings.mesh.shard_groups().shards(replicas) != shards).then(|| {

@@ -22,8 +22,8 @@ pub(crate) struct ReportArguments {
     /// The folders of the runs
     #[arg(value_name = "RUN_DIR", required = true)]
     runs: Vec<PathBuf>,
-    /// Write the page again whenever the runs have new steps, until they have all their steps; the page loads itself
-    /// again at this interval
+    /// Write the page again whenever the runs have new steps, until they have all their steps; the page loads
+    /// itself again at this interval
     #[arg(long, value_name = "TIME", value_parser = parse_interval, num_args = 0..=1, require_equals = true,
         default_missing_value = "5s")]
     follow: Option<Duration>,
@@ -60,7 +60,8 @@ fn follow(
 ) -> Result<(), Failure> {
     loop {
         std::thread::sleep(interval);
-        // A run that is being written may have a file that ends in the middle; the page stays until the next look.
+        // A run that is being written may have a file that ends in the middle; the page stays until the next
+        // look.
         let Ok(runs) = read() else { continue };
         let is_complete = runs.iter().all(RunSource::is_complete);
         let text = page(&runs, Some(interval).filter(|_| !is_complete));

@@ -1,5 +1,5 @@
-//! `pipewright resume`: resumes a run from its newest checkpoint, or from the checkpoint that a path names. The
-//! settings may be changed.
+//! `pipewright resume`: resumes a run from its newest checkpoint, or from the checkpoint that a path names.
+//! The settings may be changed.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -203,8 +203,8 @@ fn scheduled(loaded: Loaded) -> Result<Scheduled, Failure> {
     })
 }
 
-/// Opens the checkpoint that the path names, or else the newest checkpoint of the run. Returns `None` if the run has no
-/// checkpoint.
+/// Opens the checkpoint that the path names, or else the newest checkpoint of the run. Returns `None` if the
+/// run has no checkpoint.
 fn open(path: &RunPath) -> Result<Option<Arc<Checkpoint>>, Failure> {
     let opened = match &path.checkpoint {
         Some(checkpoint) => Checkpoint::open(checkpoint),

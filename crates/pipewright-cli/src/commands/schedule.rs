@@ -34,7 +34,8 @@ pub(crate) struct ScheduleArguments {
     list: bool,
     #[command(flatten)]
     size: ScheduleSize,
-    /// The costs of actions, for zb-greedy and vocab1f1b, and for the grid and the pictures; the default is 1, but 0 for a hop
+    /// The costs of actions, for zb-greedy and vocab1f1b, and for the grid and the pictures; the default is
+    /// 1, but 0 for a hop
     #[arg(long, value_name = "F=1,I=1,W=1,hop=0.1")]
     cost: Option<Costs>,
     /// The level to lower to: compute, comms (adds sends and receives) or full (adds sharding and reduction)
@@ -191,9 +192,9 @@ fn program(schedule: &Schedule, level: Level) -> Result<Program, Failure> {
     lower(schedule, &LowerConfig::from(level)).map_err(|error| Failure::new(Exit::Bug, error))
 }
 
-/// Returns a program and its predicted run. The time at which a rank can continue depends on messages, so there is always
-/// communication. At the level `compute`, the program is the one that `train` runs, and the run has the schedule's own
-/// computations alone.
+/// Returns a program and its predicted run. The time at which a rank can continue depends on messages, so
+/// there is always communication. At the level `compute`, the program is the one that `train` runs, and the
+/// run has the schedule's own computations alone.
 fn predicted(
     schedule: &Schedule,
     level: Level,

@@ -31,13 +31,13 @@ pub(crate) struct SimulateArguments {
     /// Count every action, including messages, as one tick
     #[arg(long, conflicts_with = "cost")]
     logical: bool,
-    /// The program to simulate, for a schedule without communication: as PyTorch lowers it to a level; by default, the
-    /// program that `train` runs, or with --logical the level comms
+    /// The program to simulate, for a schedule without communication: as PyTorch lowers it to a level; by
+    /// default, the program that `train` runs, or with --logical the level comms
     #[arg(long, value_enum, conflicts_with = "profile")]
     level: Option<SimulatedLevel>,
-    /// The costs of actions, in any one unit; the default is 1, but I + W for B (and halves of B for I and W if it is given)
-    /// and 0 for a hop; F=1:1:2 gives each stage its own cost; attention=0.3 is the share of F and I that grows from slice
-    /// to slice, for seq1f1b
+    /// The costs of actions, in any one unit; the default is 1, but I + W for B (and halves of B for I and W
+    /// if it is given) and 0 for a hop; F=1:1:2 gives each stage its own cost; attention=0.3 is the share of
+    /// F and I that grows from slice to slice, for seq1f1b
     #[arg(long, value_name = "F=1,I=1,W=1,hop=0.1")]
     cost: Option<Costs>,
     #[command(flatten)]
@@ -198,7 +198,8 @@ fn program(arguments: &SimulateArguments) -> Result<TimedProgram, Failure> {
     TimedProgram::made(name, source, &passes(arguments), times)
 }
 
-/// Returns the passes that make the program: for `--level`, for the level of PyTorch's dry run, or for training.
+/// Returns the passes that make the program: for `--level`, for the level of PyTorch's dry run, or for
+/// training.
 fn passes(arguments: &SimulateArguments) -> LowerConfig {
     match arguments.level {
         Some(level) => LowerConfig::from(Level::from(level)),

@@ -74,8 +74,8 @@ fn run_with(arguments: &RunArguments, processes: &mut ProcessGroup) -> Result<()
 }
 
 /// Loads the settings with their schedule, and plans it if they leave the choice to a plan. The inner result
-/// belongs to this process, and the processes compare it afterwards. The outer error belongs to all processes, because they
-/// compare their settings before they measure.
+/// belongs to this process, and the processes compare it afterwards. The outer error belongs to all
+/// processes, because they compare their settings before they measure.
 fn choose(
     arguments: &RunArguments,
     processes: &mut ProcessGroup,

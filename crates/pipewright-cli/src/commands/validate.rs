@@ -24,11 +24,13 @@ pub(crate) struct ValidateArguments {
     /// The schedule: one row per rank
     #[arg(value_name = "FILE.csv")]
     file: PathBuf,
-    /// The level of the file: compute, comms or full; by default, full if it sends or receives and every stage
-    /// gathers its parameters and reduces its gradients, comms if it only sends or receives, else compute
+    /// The level of the file: compute, comms or full; by default, full if it sends or receives and every
+    /// stage gathers its parameters and reduces its gradients, comms if it only sends or receives, else
+    /// compute
     #[arg(long)]
     level: Option<Level>,
-    /// The number of slices of each microbatch, if the actions number slices; by default, microbatches are whole
+    /// The number of slices of each microbatch, if the actions number slices; by default, microbatches are
+    /// whole
     #[arg(long, value_name = "K", value_parser = slices, default_value = "1")]
     slices: Slices,
     #[command(flatten)]

@@ -1,5 +1,5 @@
-//! Checks that compare keys of several sections. They run only if no key has a problem by itself, because they would
-//! compare defaults that the user did not write.
+//! Checks that compare keys of several sections. They run only if no key has a problem by itself, because
+//! they would compare defaults that the user did not write.
 
 use pipewright_schedule::generate::find;
 use pipewright_schedule::lower::ProgramSource;
@@ -13,7 +13,8 @@ use crate::config::problem::ProblemKind;
 use crate::config::section::Section;
 use crate::config::settings::Settings;
 
-/// Refuses settings that contradict each other. `source` is the source of the program, unless a plan chooses it.
+/// Refuses settings that contradict each other. `source` is the source of the program, unless a plan chooses
+/// it.
 pub(super) fn check(
     document: &mut Document,
     surroundings: &Surroundings,
@@ -55,7 +56,8 @@ impl CrossChecks<'_> {
         self.document.problems.is_empty()
     }
 
-    /// Refuses a warm-up that is longer than the run. The problem is reported at the key that was written last.
+    /// Refuses a warm-up that is longer than the run. The problem is reported at the key that was written
+    /// last.
     fn check_warmup(&mut self) {
         let (warmup_steps, steps) = (self.settings.optimizer.warmup_steps, self.settings.run.steps);
         if !self.is_sound() || warmup_steps <= steps {
@@ -70,8 +72,8 @@ impl CrossChecks<'_> {
         self.section("optimizer").report("warmup_steps", kind);
     }
 
-    /// Refuses keys of evaluations that have no effect, or that would evaluate a model on inputs that it does not have in
-    /// training.
+    /// Refuses keys of evaluations that have no effect, or that would evaluate a model on inputs that it does
+    /// not have in training.
     fn check_validation(&mut self) {
         if !self.is_sound() {
             return;

@@ -15,7 +15,8 @@ use crate::config::section::{Bound, Section};
 /// The training data and the validation data.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct DataSettings {
-    /// Absolute patterns of files, as [`pipewright::train::data::DataConfig::path`] takes them, or [`BUILT_IN`] alone.
+    /// Absolute patterns of files, as [`pipewright::train::data::DataConfig::path`] takes them, or
+    /// [`BUILT_IN`] alone.
     pub(crate) path: Vec<String>,
     /// `bytes`, or the absolute path of a `tokenizer.json`.
     pub(crate) tokenizer: String,
@@ -47,7 +48,8 @@ pub(crate) struct DataSettings {
 /// The name of the tokenizer whose tokens are bytes.
 pub(crate) const BYTES: &str = "bytes";
 
-/// The word that selects the text in the binary, [`crate::config::sample::TEXT`], instead of patterns of files.
+/// The word that selects the text in the binary, [`crate::config::sample::TEXT`], instead of patterns of
+/// files.
 pub(crate) const BUILT_IN: &str = "built-in";
 
 impl DataSettings {
@@ -121,7 +123,8 @@ fn is_ids(path: &[String]) -> bool {
     path.iter().any(|pattern| !pattern.starts_with('!') && pattern.ends_with(".jsonl"))
 }
 
-/// Returns the tokenizer in the folder of the model, if there is one. A tokenizer in a form that is not read is a problem.
+/// Returns the tokenizer in the folder of the model, if there is one. A tokenizer in a form that is not read
+/// is a problem.
 fn tokenizer_of(section: &mut Section<'_>, model: &ModelSettings) -> Option<String> {
     /// Other forms of a tokenizer.
     const OTHERS: [&str; 5] = ["tokenizer.model", "spiece.model", "tekken.json", "vocab.json", "vocab.txt"];

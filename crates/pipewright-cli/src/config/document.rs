@@ -48,7 +48,8 @@ impl Document {
 
     /// Returns the entry that was written for a key.
     pub(super) fn entry(&self, section: &str, key: &str) -> Option<&Entry> {
-        // The map's key is a pair of owned strings. There are few look-ups, so copying the strings does not matter.
+        // The map's key is a pair of owned strings. There are few look-ups, so copying the strings does not
+        // matter.
         self.entries.get(&(section.to_owned(), key.to_owned()))
     }
 

@@ -7,7 +7,8 @@ use serde::Serialize;
 use crate::config::problem::ProblemKind;
 use crate::config::section::Section;
 
-/// The settings of generators besides the size of the schedule. A schedule refuses a setting that it does not have.
+/// The settings of generators besides the size of the schedule. A schedule refuses a setting that it does not
+/// have.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct GeneratorSettings {
     /// The number of microbatches that a chunk runs before the next chunk.
@@ -16,7 +17,8 @@ pub(crate) struct GeneratorSettings {
     /// Whether to warm up with two forwards instead of one for each later rank.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub(crate) wide_warmup: bool,
-    /// The number of microbatches whose activations a stage may hold at once: one for all stages, or one for each.
+    /// The number of microbatches whose activations a stage may hold at once: one for all stages, or one for
+    /// each.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) memory_limit: Vec<u32>,
     /// The costs for which the schedule is optimised, as in `pipewright simulate --cost`.

@@ -179,8 +179,8 @@ pub(super) fn suggest_section(section: &str) -> Option<Suggestion> {
     nearest(section, SECTIONS.iter().map(|(name, _)| *name)).map(|name| Suggestion::Name(name.to_owned()))
 }
 
-/// Returns the key that the user probably meant by an unknown key. The first match of these counts: the same key in
-/// another section, a similar key in this section, a similar key in another section.
+/// Returns the key that the user probably meant by an unknown key. The first match of these counts: the same
+/// key in another section, a similar key in this section, a similar key in another section.
 pub(super) fn suggest_key(section: &str, key: &str) -> Option<Suggestion> {
     let elsewhere = |wanted: &str| {
         let owner = SECTIONS.iter().find(|(name, keys)| *name != section && keys.contains(&wanted));

@@ -1,5 +1,5 @@
-//! The `[mesh]` section: the number of replicas of the pipeline, and the number of ranks that compute each stage together.
-//! The replicas train together, each on its share of the batch.
+//! The `[mesh]` section: the number of replicas of the pipeline, and the number of ranks that compute each
+//! stage together. The replicas train together, each on its share of the batch.
 
 use std::num::NonZeroU32;
 
@@ -49,7 +49,8 @@ impl MeshSettings {
         Mesh { pipeline, data: self.data_parallel, shards: self.shards(), tensor: self.tensor_parallel }
     }
 
-    /// Returns the number of ranks of all replicas of a pipeline of this many ranks; the largest number if there are more.
+    /// Returns the number of ranks of all replicas of a pipeline of this many ranks; the largest number if
+    /// there are more.
     pub(crate) fn ranks(&self, pipeline: u32) -> u32 {
         self.mesh(pipeline).ranks().unwrap_or(u32::MAX)
     }
@@ -96,8 +97,8 @@ impl MeshSettings {
         self.shards() > 1
     }
 
-    /// Returns the value of `data_parallel` for another number of replicas: in groups of the same size, if the replicas
-    /// form such groups.
+    /// Returns the value of `data_parallel` for another number of replicas: in groups of the same size, if
+    /// the replicas form such groups.
     pub(crate) fn with_replicas(&self, replicas: u32) -> Value {
         match self.data_parallel_mode {
             DataParallelMode::Hybrid { shards } if self.shard_groups().shards(replicas) == shards => {
@@ -200,8 +201,8 @@ fn replicas(section: &mut Section<'_>) -> (u32, DataParallelMode) {
     }
 }
 
-/// Reads the number of groups, and the number of replicas of each that share the parameters. Returns the number of all
-/// replicas and what each of them holds, unless there is a problem.
+/// Reads the number of groups, and the number of replicas of each that share the parameters. Returns the
+/// number of all replicas and what each of them holds, unless there is a problem.
 fn groups(
     section: &mut Section<'_>,
     mode: DataParallelMode,

@@ -1,11 +1,11 @@
 //! The configuration of a run: strict TOML. All mistakes are reported together, each with its place.
 //!
-//! A file and `--set` arguments become a raw [`document`] of keys with their places. The file of each section reads its
-//! keys through a [`section`] reader, which records mistakes and continues. The result is [`Settings`], which is not
-//! checked again later.
+//! A file and `--set` arguments become a raw [`document`] of keys with their places. The file of each section
+//! reads its keys through a [`section`] reader, which records mistakes and continues. The result is
+//! [`Settings`], which is not checked again later.
 //!
-//! A schedule by name is checked and not generated, and the rows of a schedule's file are read once. `training/prepare.rs`
-//! makes the program and checks what needs other files.
+//! A schedule by name is checked and not generated, and the rows of a schedule's file are read once.
+//! `training/prepare.rs` makes the program and checks what needs other files.
 
 mod cross_checks;
 pub(crate) mod data;

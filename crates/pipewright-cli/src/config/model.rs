@@ -111,8 +111,8 @@ pub(super) fn read(document: &mut Document, surroundings: &Surroundings) -> Mode
     }
 }
 
-/// Removes the section's keys that are written in the file. `--set model.from=DIR` needs this, because the sizes in the
-/// file belong to another model.
+/// Removes the section's keys that are written in the file. `--set model.from=DIR` needs this, because the
+/// sizes in the file belong to another model.
 fn remove_file_keys(document: &mut Document) {
     let in_file = |(key, place): (&str, &Place)| matches!(place, Place::File { .. }).then(|| key.to_owned());
     let keys: Vec<String> = document.written("model").filter_map(in_file).collect();
@@ -224,7 +224,8 @@ fn has_date(value: &Value) -> bool {
     }
 }
 
-/// Returns a value as JSON. Numbers that JSON does not have get the form that version 5 of transformers writes.
+/// Returns a value as JSON. Numbers that JSON does not have get the form that version 5 of transformers
+/// writes.
 fn json_of(value: &Value) -> serde_json::Value {
     let named = |name: &str| json!({"__float__": name});
     match value {
@@ -240,8 +241,8 @@ fn json_of(value: &Value) -> serde_json::Value {
     }
 }
 
-/// The keys that are read here. The model family reads the others: keys that only some families have, and keys without
-/// a default.
+/// The keys that are read here. The model family reads the others: keys that only some families have, and
+/// keys without a default.
 const OWN: [&str; 11] = [
     "from",
     "architecture",

@@ -23,8 +23,8 @@ const SECTION: &str = "[[optimizer.groups]]";
 const PARAMETERS: &str = "parameters";
 const KEYS: [&str; 4] = [PARAMETERS, "learning_rate", "weight_decay", "clip_norm"];
 
-/// Parameters that the optimizer treats in another way than the rest. If several groups have a parameter, the last one
-/// counts, key by key.
+/// Parameters that the optimizer treats in another way than the rest. If several groups have a parameter, the
+/// last one counts, key by key.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct GroupSettings {
     /// Names of groups (`norm`, `bias`, `embedding`), and patterns of paths.

@@ -1,8 +1,8 @@
 //! Turns relative paths and paths that begin with `~` or `$NAME` into absolute paths.
 //!
-//! A relative path in a file is relative to that file's folder. A path after `--set`, and `run.out` in all cases, is
-//! relative to the working folder. Settings hold absolute paths, so that the effective configuration means the same in
-//! any folder.
+//! A relative path in a file is relative to that file's folder. A path after `--set`, and `run.out` in all
+//! cases, is relative to the working folder. Settings hold absolute paths, so that the effective
+//! configuration means the same in any folder.
 
 use std::path::{Path, PathBuf};
 
@@ -40,8 +40,8 @@ impl Surroundings {
         })
     }
 
-    /// Returns the absolute pattern for `text` written at `place`. A leading `!` is kept. A pattern that begins with
-    /// `!**/` is not changed, because it excludes files in any folder.
+    /// Returns the absolute pattern for `text` written at `place`. A leading `!` is kept. A pattern that
+    /// begins with `!**/` is not changed, because it excludes files in any folder.
     pub(super) fn pattern(
         &self,
         key: &'static str,
@@ -75,7 +75,8 @@ impl Surroundings {
         }
     }
 
-    /// Returns the value of a leading `~` or `$NAME`, and the rest of the path without the slash between them.
+    /// Returns the value of a leading `~` or `$NAME`, and the rest of the path without the slash between
+    /// them.
     fn expand(&self, key: &'static str, text: &str) -> Result<Option<(String, String)>, ProblemKind> {
         let (first, rest) = text.split_once('/').unwrap_or((text, ""));
         let name = match first.strip_prefix('$') {

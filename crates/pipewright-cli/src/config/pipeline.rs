@@ -1,5 +1,5 @@
-//! The `[pipeline]` section: the number of ranks, the schedule, and the partition of the model. `schedule.rs` checks that
-//! the schedule exists in these sizes.
+//! The `[pipeline]` section: the number of ranks, the schedule, and the partition of the model. `schedule.rs`
+//! checks that the schedule exists in these sizes.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -38,8 +38,8 @@ pub(crate) struct PipelineSettings {
     /// The first layer of each stage except stage 0, for an explicit partition.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) boundaries: Option<Vec<u32>>,
-    /// The cut by hand that the boundaries come from. It is not written to the effective configuration, which has the
-    /// boundaries.
+    /// The cut by hand that the boundaries come from. It is not written to the effective configuration, which
+    /// has the boundaries.
     #[serde(skip)]
     pub(crate) layout: Option<Layout>,
     /// The number of layers into which the output head is cut along the vocabulary.
@@ -178,8 +178,8 @@ fn read_schedule(section: &mut Section<'_>) -> ScheduleChoice {
     if Path::new(&text).extension().is_some_and(|ending| ending.eq_ignore_ascii_case("csv")) {
         return section.path("schedule").map_or(ScheduleChoice::Named(text), ScheduleChoice::Csv);
     }
-    // An alias becomes the generator's own name. An unknown name is kept, and reported when the size is checked. `auto` is
-    // not a schedule of the engine.
+    // An alias becomes the generator's own name. An unknown name is kept, and reported when the size is
+    // checked. `auto` is not a schedule of the engine.
     ScheduleChoice::Named(
         find(&text).map_or_else(|_unknown| text.to_lowercase(), |known| known.name.to_owned()),
     )

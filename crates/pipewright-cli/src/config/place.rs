@@ -1,4 +1,5 @@
-//! Where a setting was written: a file's line and column, a `--set` argument, or nowhere because it is a default.
+//! Where a setting was written: a file's line and column, a `--set` argument, or nowhere because it is a
+//! default.
 //!
 //! ```text
 //! train.toml:12:9          --set pipeline.ranks=0          the defaults

@@ -1,8 +1,8 @@
 //! Reads a profile: strict TOML, and every mistake with its place.
 //!
-//! The keys are checked here, the values by the profile itself. A key with another unit, such as `forward_ms`, is
-//! reported with the right one. If the model is known, the profile must be of that model, and figures that it lacks are
-//! estimated.
+//! The keys are checked here, the values by the profile itself. A key with another unit, such as
+//! `forward_ms`, is reported with the right one. If the model is known, the profile must be of that model,
+//! and figures that it lacks are estimated.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -267,8 +267,8 @@ fn device_of(profile: &Profile) -> Option<&DeviceProfile> {
     profile.device.as_ref()
 }
 
-/// Reports a profile whose model, device, precision or length of rows differs from the run. Sizes may differ by a hundredth,
-/// because they may be written by hand.
+/// Reports a profile whose model, device, precision or length of rows differs from the run. Sizes may differ
+/// by a hundredth, because they may be written by hand.
 fn check_run(found: &Found, run: &ProfiledRun<'_>, problems: &mut Vec<Problem>) {
     let (profile, layers) = (&found.profile, &run.workload.model.layers);
     let device = device_of(profile).and_then(|device| device.device.as_ref());

@@ -15,8 +15,8 @@ use crate::config::place::Place;
 use crate::config::problem::ProblemKind;
 use crate::config::section::{Bound, Section};
 
-/// The longest deadline in seconds, about three years. A longer one is a mistake, and adding it to an instant could
-/// overflow.
+/// The longest deadline in seconds, about three years. A longer one is a mistake, and adding it to an instant
+/// could overflow.
 const LONGEST_DEADLINE: f64 = 1e8;
 
 /// The largest initial loss scale. Losses in single precision times a larger one would soon be infinite.
@@ -46,7 +46,8 @@ pub(crate) struct RunSettings {
     pub(crate) loss_scale: u64,
     /// The number of updates after which the loss scale is doubled.
     pub(crate) loss_scale_interval: u32,
-    /// The number of steps, spread over the run, whose timelines are kept; 0 keeps only the last step's timeline.
+    /// The number of steps, spread over the run, whose timelines are kept; 0 keeps only the last step's
+    /// timeline.
     pub(crate) timelines: u64,
     /// Whether the metrics are also written as TensorBoard event files.
     pub(crate) tensorboard: bool,
@@ -95,8 +96,8 @@ pub(super) fn read(document: &mut Document, surroundings: &Surroundings) -> RunS
     }
 }
 
-/// Returns whether an argument changes a setting on which the time of a step depends, so that the time that was planned
-/// for the file is of another step.
+/// Returns whether an argument changes a setting on which the time of a step depends, so that the time that
+/// was planned for the file is of another step.
 fn changes_steps(document: &Document) -> bool {
     const KEYS: [(&str, &[&str]); 3] = [
         ("data", &["seq_len", "side", "bos_id", "packed", "restart_positions"]),

@@ -1,5 +1,5 @@
-//! The built-in sample: a small model that learns the text of this project. Both are part of the binary, so that
-//! `train` works in any folder.
+//! The built-in sample: a small model that learns the text of this project. Both are part of the binary, so
+//! that `train` works in any folder.
 
 /// The configuration of the sample.
 pub(super) const CONFIG: &str = include_str!("sample.toml");

@@ -1,5 +1,5 @@
-//! The source of the program that a configuration asks for: a schedule of the catalogue in a size that it has, or the rows
-//! of a file. Nothing is generated here: `training/prepare.rs` makes the program.
+//! The source of the program that a configuration asks for: a schedule of the catalogue in a size that it
+//! has, or the rows of a file. Nothing is generated here: `training/prepare.rs` makes the program.
 
 use std::path::Path;
 
@@ -22,9 +22,9 @@ use crate::config::section::{LARGEST_COUNT, Section};
 use crate::schedules::file::{ScheduleFileError, read_regular};
 use crate::schedules::memory::{check_named, check_text};
 
-/// Checks the schedule of `[pipeline]`, and completes the sizes that follow from it. `model` is the model with the tokens of a
-/// row, if the configuration contains its sizes. Returns the source of the program unless there is a problem or a plan
-/// chooses the schedule.
+/// Checks the schedule of `[pipeline]`, and completes the sizes that follow from it. `model` is the model
+/// with the tokens of a row, if the configuration contains its sizes. Returns the source of the program
+/// unless there is a problem or a plan chooses the schedule.
 pub(super) fn read(
     document: &mut Document,
     surroundings: &Surroundings,
@@ -59,8 +59,8 @@ pub(super) fn read(
     }
 }
 
-/// Returns the layers of the model with its head in parts. Refuses parts of a head that cannot be cut, and parts together
-/// with tensor ranks.
+/// Returns the layers of the model with its head in parts. Refuses parts of a head that cannot be cut, and
+/// parts together with tensor ranks.
 fn cut_head(
     section: &mut Section<'_>,
     parts: u32,
@@ -107,8 +107,8 @@ struct NamedSchedule<'a> {
 }
 
 impl NamedSchedule<'_> {
-    /// Checks that the schedule exists in the size of the section, that it trains, and that the model can be cut into its
-    /// stages.
+    /// Checks that the schedule exists in the size of the section, that it trains, and that the model can be
+    /// cut into its stages.
     fn check(self, section: &mut Section<'_>, pipeline: &mut PipelineSettings) -> Option<ProgramSource> {
         let spec = self.spec(section, pipeline);
         let stages_per_rank = self.check_size(section, pipeline, &spec)?;
@@ -142,7 +142,8 @@ impl NamedSchedule<'_> {
         spec: &ScheduleSpec,
     ) -> Option<u32> {
         let (microbatches, replicas) = (pipeline.microbatches, self.replicas);
-        // A layout has stages of its own, and so do explicit boundaries; a mistake in them is reported as such.
+        // A layout has stages of its own, and so do explicit boundaries; a mistake in them is reported as
+        // such.
         let layers = self.layers.filter(|_| pipeline.layout.is_none() && pipeline.boundaries.is_none());
         let limits = Limits { layers: layers.map(|layers| layers.layers.len() as u32), replicas };
         if !microbatches.is_multiple_of(replicas) {
@@ -189,7 +190,8 @@ fn read_rows(file: &Path) -> Result<Program, ScheduleFileError> {
     parse_program(&text).map_err(|source| ScheduleFileError::Csv { path: file.to_owned(), source })
 }
 
-/// Sets the sizes to the sizes of the rows of a file, which are for one replica. Refuses written sizes that differ.
+/// Sets the sizes to the sizes of the rows of a file, which are for one replica. Refuses written sizes that
+/// differ.
 ///
 /// A schedule from `--set` replaces the schedule and the sizes of the configuration file, and a note says so.
 fn take_sizes(

@@ -70,8 +70,8 @@ impl Loaded {
 }
 
 impl Settings {
-    /// Reads the settings of `file`, or the settings of the built-in sample. `arguments`, of the form `section.key=value`,
-    /// override them.
+    /// Reads the settings of `file`, or the settings of the built-in sample. `arguments`, of the form
+    /// `section.key=value`, override them.
     ///
     /// # Errors
     /// Fails if the file cannot be read, or with every mistake in the file and in the arguments.
@@ -106,7 +106,8 @@ impl Settings {
         Ok(Loaded { settings, notes: document.notes, source })
     }
 
-    /// Returns the effective configuration by dotted key. A schedule in the folder of the run has its file name.
+    /// Returns the effective configuration by dotted key. A schedule in the folder of the run has its file
+    /// name.
     pub(crate) fn by_key(&self) -> BTreeMap<String, String> {
         let table = toml::Table::try_from(self.with_short_schedule());
         let table = table.expect("settings are tables of plain values");
@@ -115,8 +116,8 @@ impl Settings {
         by_key
     }
 
-    /// Returns the effective configuration as TOML, for a file in the folder of the run. A schedule in that folder is
-    /// named by its file name, so that the folder can be moved.
+    /// Returns the effective configuration as TOML, for a file in the folder of the run. A schedule in that
+    /// folder is named by its file name, so that the folder can be moved.
     pub(crate) fn to_toml(&self) -> String {
         toml::to_string(&self.with_short_schedule())
             .expect("settings are tables of plain values, and their paths came from UTF-8 text")

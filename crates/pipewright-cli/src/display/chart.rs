@@ -38,8 +38,8 @@ pub(super) fn sparkline_from(values: &[f64], width: usize, range: RangeInclusive
     means.iter().map(block).collect()
 }
 
-/// Returns the curve of the loss for a terminal of this width, with the loss of guessing each token by how often it
-/// occurs. Nothing is drawn if there are few losses or little room.
+/// Returns the curve of the loss for a terminal of this width, with the loss of guessing each token by how
+/// often it occurs. Nothing is drawn if there are few losses or little room.
 pub(super) fn loss_chart(losses: &[f64], by_frequency: f64, columns: usize) -> Vec<String> {
     // The last column stays empty, because a character there makes some terminals wrap.
     let width = columns.saturating_sub(1 + CHART_LABELS).min(WIDEST_CHART);
@@ -49,8 +49,8 @@ pub(super) fn loss_chart(losses: &[f64], by_frequency: f64, columns: usize) -> V
     chart(losses, width, Some((by_frequency, "by frequency")))
 }
 
-/// Returns a chart whose curve is `width` characters wide, with its largest and smallest value to the left. If `level`
-/// is between them, it is drawn as a dotted line with its name.
+/// Returns a chart whose curve is `width` characters wide, with its largest and smallest value to the left.
+/// If `level` is between them, it is drawn as a dotted line with its name.
 fn chart(values: &[f64], width: usize, level: Option<(f64, &str)>) -> Vec<String> {
     let (points, rows) = (width * POINTS_ACROSS, CHART_LINES * POINTS_DOWN);
     let means = means(values, points);
@@ -60,7 +60,8 @@ fn chart(values: &[f64], width: usize, level: Option<(f64, &str)>) -> Vec<String
     let level_line = level.map(|(level, _)| row_of(level) / POINTS_DOWN);
 
     let mut cells = vec![vec![0; width]; CHART_LINES];
-    // If there are fewer values than points, each value is repeated. Neighbours are joined, so the curve has no gaps.
+    // If there are fewer values than points, each value is repeated. Neighbours are joined, so the curve has
+    // no gaps.
     let value_at = |point: usize| means[point * means.len() / points];
     let mut before = row_of(value_at(0));
     for point in 0..points {
@@ -89,7 +90,8 @@ fn chart(values: &[f64], width: usize, level: Option<(f64, &str)>) -> Vec<String
     cells.iter().enumerate().map(line).collect()
 }
 
-/// Returns the finite values. If there are more than `most`, returns the means of `most` pieces of about equal length.
+/// Returns the finite values. If there are more than `most`, returns the means of `most` pieces of about
+/// equal length.
 fn means(values: &[f64], most: usize) -> Vec<f64> {
     let finite: Vec<f64> = values.iter().copied().filter(|value| value.is_finite()).collect();
     let pieces = finite.len().min(most);

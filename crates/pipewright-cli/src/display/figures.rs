@@ -18,8 +18,8 @@ pub(super) fn per_rank<T: Copy + PartialOrd>(values: &[T], word: impl Fn(T) -> S
     range.unwrap_or_default()
 }
 
-/// Returns the words for the auxiliary losses by name, and for the sum that is minimised; none if there is no auxiliary
-/// loss.
+/// Returns the words for the auxiliary losses by name, and for the sum that is minimised; none if there is no
+/// auxiliary loss.
 pub(super) fn loss_parts(metrics: &Metrics) -> Vec<String> {
     let parts = metrics.auxiliary.iter().map(|(name, loss)| format!("{name} {loss:.4}"));
     parts.chain(metrics.total.map(|total| format!("total {total:.4}"))).collect()
@@ -31,8 +31,8 @@ pub(super) fn loss_scale(metrics: &Metrics) -> Option<String> {
     metrics.loss_scale.map(|scale| format!("loss scale {scale}{skipped}"))
 }
 
-/// Returns the time that a step was expected to take, in milliseconds, after a word for it: the time of the plan, or else the
-/// time that is predicted from earlier steps.
+/// Returns the time that a step was expected to take, in milliseconds, after a word for it: the time of the
+/// plan, or else the time that is predicted from earlier steps.
 pub(super) fn expected_step(metrics: &Metrics) -> Option<(&'static str, f64)> {
     let planned = metrics.planned_step_ms.map(|planned| ("planned", planned));
     planned.or_else(|| metrics.predicted_step_ms.map(|predicted| ("predicted", predicted)))
@@ -103,8 +103,8 @@ pub(super) fn clock(span: Duration) -> String {
     if hours > 0 { format!("{hours}:{minutes:02}:{seconds:02}") } else { format!("{minutes}:{seconds:02}") }
 }
 
-/// Returns the expected time of the `left` remaining steps, from the average time of the `taken` finished steps.
-/// Returns `None` before the first step.
+/// Returns the expected time of the `left` remaining steps, from the average time of the `taken` finished
+/// steps. Returns `None` before the first step.
 pub(super) fn remaining(elapsed: Duration, taken: u64, left: u64) -> Option<Duration> {
     let seconds = elapsed.as_secs_f64() / taken as f64 * left as f64;
     (taken > 0).then(|| Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX))

@@ -1,8 +1,8 @@
-//! The lines of the live display: the header, the progress, the loss, and the speed. A terminal of the usual size also
-//! shows each rank and the curve of the loss.
+//! The lines of the live display: the header, the progress, the loss, and the speed. A terminal of the usual
+//! size also shows each rank and the curve of the loss.
 //!
-//! A line is a list of fields. If a line is wider than the terminal, its least important fields are shortened. If that
-//! is not enough, they are left out until the line fits. A frame therefore never wraps.
+//! A line is a list of fields. If a line is wider than the terminal, its least important fields are
+//! shortened. If that is not enough, they are left out until the line fits. A frame therefore never wraps.
 
 use std::time::Duration;
 
@@ -26,7 +26,8 @@ const WIDEST_BAR: usize = 40;
 const WIDEST_CURVE: usize = 32;
 /// The smallest useful width of the bar and of the curve.
 const NARROWEST: usize = 6;
-/// The smallest terminal that shows each rank, and the number of rows with which it also shows the curve of the loss.
+/// The smallest terminal that shows each rank, and the number of rows with which it also shows the curve of
+/// the loss.
 const USUAL_COLUMNS: usize = 80;
 const ROWS_FOR_RANKS: usize = 12;
 const ROWS_FOR_CHART: usize = 24;
@@ -178,8 +179,8 @@ fn speed(metrics: &Metrics, names_ranks: bool) -> Vec<Field> {
     ]
 }
 
-/// Returns the time of the step with the planned time, or with its prediction if there is no plan, from the longest to
-/// the shortest text.
+/// Returns the time of the step with the planned time, or with its prediction if there is no plan, from the
+/// longest to the shortest text.
 fn step_times(metrics: &Metrics, step: String) -> Vec<String> {
     let mut texts = vec![format!("step time {step}"), step.clone()];
     if let Some((word, expected)) = expected_step(metrics) {

@@ -1,5 +1,5 @@
-//! Plain lines for logs: the first step, the last step, steps whose update was skipped, and at most one other step per
-//! second between them.
+//! Plain lines for logs: the first step, the last step, steps whose update was skipped, and at most one other
+//! step per second between them.
 //!
 //! `metrics.jsonl` contains every step, so the log does not need to repeat them all.
 

@@ -1,5 +1,6 @@
-//! The live display on a terminal. A separate thread draws it. A slow terminal therefore does not delay the training,
-//! the clock in the display advances during a long step, and the display is redrawn after the terminal is resized.
+//! The live display on a terminal. A separate thread draws it. A slow terminal therefore does not delay the
+//! training, the clock in the display advances during a long step, and the display is redrawn after the
+//! terminal is resized.
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -18,7 +19,8 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// The display of one run.
 pub(crate) struct Live {
     picture: Arc<Picture>,
-    /// Dropping the sender stops the thread. `None` after the thread has stopped, or if it could not be started.
+    /// Dropping the sender stops the thread. `None` after the thread has stopped, or if it could not be
+    /// started.
     painter: Option<(Sender<()>, JoinHandle<()>)>,
 }
 

@@ -1,5 +1,5 @@
-//! Writes the libraries' log messages to standard error. The variable `PIPEWRIGHT_LOG` selects the messages, as in
-//! `PIPEWRIGHT_LOG=pipewright=debug`.
+//! Writes the libraries' log messages to standard error. The variable `PIPEWRIGHT_LOG` selects the messages,
+//! as in `PIPEWRIGHT_LOG=pipewright=debug`.
 
 use std::io::{self, Write};
 

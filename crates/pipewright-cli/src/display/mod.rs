@@ -1,4 +1,5 @@
-//! The output on standard error: messages and, during training, a live display on a terminal or plain lines elsewhere.
+//! The output on standard error: messages and, during training, a live display on a terminal or plain lines
+//! elsewhere.
 //!
 //! [`screen`] is the only writer of standard error; everything else composes text. [`Display`] receives the metrics of
 //! each step, `frame` or `lines` turns them into text, and `summary` composes the text at the end of the run.

@@ -17,7 +17,8 @@ pub(crate) struct Overview {
     pub(crate) stages: u32,
     /// The schedule's name, or the name of its file.
     pub(crate) schedule: String,
-    /// Whether the schedule lets weight gradients wait while other microbatches compute, as zero-bubble schedules do.
+    /// Whether the schedule lets weight gradients wait while other microbatches compute, as zero-bubble
+    /// schedules do.
     pub(crate) defers_weights: bool,
     /// The number of microbatches per step, over all replicas.
     pub(crate) microbatches: u32,

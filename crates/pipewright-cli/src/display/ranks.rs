@@ -1,4 +1,5 @@
-//! The lines of the live display that show each rank: the share of the step in which it computes, and its memory.
+//! The lines of the live display that show each rank: the share of the step in which it computes, and its
+//! memory.
 
 use pipewright::train::Metrics;
 
@@ -14,8 +15,8 @@ const NARROWEST: usize = TEXTS + 8;
 const WIDEST_BAR: usize = 24;
 const WIDEST_CURVE: usize = 48;
 
-/// Returns the lines for a width of `width` characters: some ranks on each line, or one curve over all ranks if there
-/// are many. Returns nothing if the metrics do not have the share of each rank.
+/// Returns the lines for a width of `width` characters: some ranks on each line, or one curve over all ranks
+/// if there are many. Returns nothing if the metrics do not have the share of each rank.
 pub(super) fn rank_lines(metrics: &Metrics, width: usize) -> Vec<String> {
     let busy: Vec<f64> = metrics.bubble_per_rank.iter().map(|bubble| 1.0 - bubble).collect();
     if busy.is_empty() || width < NARROWEST {
@@ -43,7 +44,8 @@ fn of_rows(held: &[u64], rows: usize) -> Vec<u64> {
     held.chunks(ranks).filter_map(|ranks| ranks.iter().copied().max()).collect()
 }
 
-/// Returns one line for the shares and one for the memory, with a character for each rank or for a few neighbours.
+/// Returns one line for the shares and one for the memory, with a character for each rank or for a few
+/// neighbours.
 fn over_all_ranks(busy: &[f64], held: &[u64]) -> Vec<String> {
     let range = |values: &[f64], word: &dyn Fn(f64) -> String| {
         let least = values.iter().copied().fold(f64::INFINITY, f64::min);

@@ -1,15 +1,16 @@
-//! The only writer of standard error. It writes permanent text and, on a terminal, a frame of a few lines below the
-//! text. The frame is redrawn in place.
+//! The only writer of standard error. It writes permanent text and, on a terminal, a frame of a few lines
+//! below the text. The frame is redrawn in place.
 //!
-//! Between two writes the cursor is in the first column of the frame's first line. Erasing everything from the cursor on
-//! therefore erases the frame. This also works after the terminal is resized: some terminals cut off long lines and
-//! others wrap them, so the number of rows of the frame is unknown, but all of them keep the cursor at the same
-//! character.
+//! Between two writes the cursor is in the first column of the frame's first line. Erasing everything from
+//! the cursor on therefore erases the frame. This also works after the terminal is resized: some terminals
+//! cut off long lines and others wrap them, so the number of rows of the frame is unknown, but all of them
+//! keep the cursor at the same character.
 //!
-//! Names in texts may come from files, so control characters other than this program's colours are shown as escapes.
+//! Names in texts may come from files, so control characters other than this program's colours are shown as
+//! escapes.
 //!
-//! The screen is global because standard error belongs to the whole process. When an error is printed, the frame stays
-//! on the terminal, and no frame is drawn after it.
+//! The screen is global because standard error belongs to the whole process. When an error is printed, the
+//! frame stays on the terminal, and no frame is drawn after it.
 
 use std::fmt::Write as _;
 use std::io::{IsTerminal, Write as _};
@@ -23,9 +24,9 @@ use crate::text::{escape, escape_all_but_colours};
 
 /// The size if the terminal does not report its own.
 const STANDARD: Size = Size { columns: 80, rows: 24 };
-/// Erases the cursor's line, then everything from its second column to the end of the screen, and returns to the first
-/// column. A terminal that erases everything from its first character may move the text to its scrollback
-/// first, as tmux does (`scroll-on-clear`); each frame would then stay there.
+/// Erases the cursor's line, then everything from its second column to the end of the screen, and returns to
+/// the first column. A terminal that erases everything from its first character may move the text to its
+/// scrollback first, as tmux does (`scroll-on-clear`); each frame would then stay there.
 const CLEAR: &str = "\r\x1b[K\x1b[C\x1b[J\r";
 /// The most lines of a frame.
 const MOST_LINES: usize = 16;
@@ -53,8 +54,8 @@ struct Screen {
     takes_frames: bool,
 }
 
-/// Writes text on separate lines above the frame, unless `--quiet` was given. Control characters are shown as escapes. On a
-/// terminal, long lines are broken between words.
+/// Writes text on separate lines above the frame, unless `--quiet` was given. Control characters are shown as
+/// escapes. On a terminal, long lines are broken between words.
 pub(crate) fn say(words: &str) {
     if is_quiet() {
         return;
@@ -74,7 +75,8 @@ pub(crate) fn log(text: &str) {
     screen().write_above(&escape_all_but_colours(text));
 }
 
-/// Writes an error. The frame stays on the terminal, and no frames follow it. `text` must end with a line end.
+/// Writes an error. The frame stays on the terminal, and no frames follow it. `text` must end with a line
+/// end.
 pub(crate) fn print_error(text: &str) {
     let mut screen = screen();
     screen.leave_frame();
@@ -87,8 +89,8 @@ pub(crate) fn open() {
     screen().takes_frames = true;
 }
 
-/// Replaces the frame. `compose` returns its lines for the terminal's size. Each line must be shorter than the
-/// terminal's width.
+/// Replaces the frame. `compose` returns its lines for the terminal's size. Each line must be shorter than
+/// the terminal's width.
 pub(crate) fn draw(compose: impl FnOnce(Size) -> Vec<String>) {
     let mut screen = screen();
     if !screen.takes_frames || ENDS.load(Ordering::Relaxed) {
@@ -120,8 +122,8 @@ pub(crate) fn has_colour() -> bool {
     is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
 }
 
-/// Moves the cursor below the frame, which is the last one. Does not lock or allocate, so a signal handler may call it
-/// before it ends the process.
+/// Moves the cursor below the frame, which is the last one. Does not lock or allocate, so a signal handler
+/// may call it before it ends the process.
 pub(crate) fn leave_from_signal_handler() {
     ENDS.store(true, Ordering::Relaxed);
     const LINE_ENDS: [u8; MOST_LINES] = [b'\n'; MOST_LINES];
@@ -178,8 +180,8 @@ fn write(text: &str) {
     let _ = std::io::stderr().lock().write_all(text.as_bytes());
 }
 
-/// The flag `--quiet`: only errors are written to standard error. It is global because standard error belongs to the whole
-/// process.
+/// The flag `--quiet`: only errors are written to standard error. It is global because standard error belongs
+/// to the whole process.
 static IS_QUIET: AtomicBool = AtomicBool::new(false);
 
 /// Sets the flag.

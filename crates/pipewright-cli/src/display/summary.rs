@@ -1,4 +1,5 @@
-//! The summary at the end of a run: the losses, the time, the folder of the results, and the commands to run next.
+//! The summary at the end of a run: the losses, the time, the folder of the results, and the commands to run
+//! next.
 
 use std::path::Path;
 use std::time::Duration;
@@ -123,8 +124,8 @@ fn took(first: &Metrics, last: &Metrics) -> String {
     )
 }
 
-/// Returns a sentence with the median time of the steps and the time that was planned. The first step is left out, because
-/// caches and memory are cold then.
+/// Returns a sentence with the median time of the steps and the time that was planned. The first step is left
+/// out, because caches and memory are cold then.
 fn against_plan(steps: &[f64], planned: f64) -> Option<String> {
     let mut steps = steps.get(1..)?.to_vec();
     steps.sort_by(f64::total_cmp);

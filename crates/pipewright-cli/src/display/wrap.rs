@@ -1,7 +1,7 @@
 //! Breaks lines between words, because a terminal breaks a long line inside a word.
 
-/// Returns the text with each line that is wider than `columns` broken between words. The further lines of an indented
-/// line are indented a little more. A word that is wider than a line is not broken.
+/// Returns the text with each line that is wider than `columns` broken between words. The further lines of an
+/// indented line are indented a little more. A word that is wider than a line is not broken.
 pub(super) fn wrap(text: &str, columns: usize) -> String {
     text.split('\n').map(|line| wrap_line(line, columns)).collect::<Vec<_>>().join("\n")
 }
@@ -19,7 +19,8 @@ fn wrap_line(line: &str, columns: usize) -> String {
     wrapped + &rest
 }
 
-/// Returns the place of the space at which a line is broken; `None` if it is narrow enough or has only one word.
+/// Returns the place of the space at which a line is broken; `None` if it is narrow enough or has only one
+/// word.
 fn break_before(line: &str, columns: usize) -> Option<usize> {
     let (limit, _) = line.char_indices().nth(columns)?;
     let begin = line.len() - line.trim_start().len();

@@ -1,6 +1,7 @@
 //! `pipeline.schedule = "auto"`: measures the layers of a run, plans it, and puts the plan into the settings.
 //!
-//! The settings that are written into the folder of the run are the plan's, so a run that resumes does not plan again.
+//! The settings that are written into the folder of the run are the plan's, so a run that resumes does not
+//! plan again.
 
 use std::time::{Duration, Instant};
 

@@ -13,8 +13,9 @@ use crate::output;
 use crate::planning::print::{Recompute, stages_per_rank};
 use crate::schedules::size::depends_on_costs;
 
-/// Writes the configuration of `plan` to `file`: the settings with the choices of the plan, or without settings the
-/// choices alone. A schedule without a name, or with settings, is written to a CSV file in the same folder.
+/// Writes the configuration of `plan` to `file`: the settings with the choices of the plan, or without
+/// settings the choices alone. A schedule without a name, or with settings, is written to a CSV file in the
+/// same folder.
 pub(crate) fn write_plan(file: &Path, plan: &Plan, settings: Option<&Settings>) -> Result<(), Failure> {
     let mut config = match settings {
         Some(settings) => Table::try_from(settings).expect("settings are tables of plain values"),
@@ -70,14 +71,15 @@ pub(crate) fn write_plan(file: &Path, plan: &Plan, settings: Option<&Settings>) 
     output::write(Some(file), &text)
 }
 
-/// Returns the milliseconds of a step that takes as long as planned. A plan is of one batch, so there are none for steps of
-/// several batches.
+/// Returns the milliseconds of a step that takes as long as planned. A plan is of one batch, so there are
+/// none for steps of several batches.
 pub(crate) fn plan_milliseconds(step_s: f64, settings: Option<&Settings>) -> Option<f64> {
     let batches = settings.map_or(1, |settings| settings.run.accumulate.get());
     (batches == 1).then_some(step_s * 1e3)
 }
 
-/// Returns whether the configuration of a plan names its schedule: it has a name, and it depends on its size alone.
+/// Returns whether the configuration of a plan names its schedule: it has a name, and it depends on its size
+/// alone.
 pub(crate) fn is_named(plan: &Plan) -> bool {
     plan.name != SEARCHED && !depends_on_costs(plan.name) && plan.settings == PlanSettings::default()
 }

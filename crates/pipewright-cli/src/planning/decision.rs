@@ -1,5 +1,5 @@
-//! The plan that a run with `pipeline.schedule = "auto"` takes: its choice, the sentences about it, and the settings that it
-//! becomes.
+//! The plan that a run with `pipeline.schedule = "auto"` takes: its choice, the sentences about it, and the
+//! settings that it becomes.
 
 use pipewright_models::CutModel;
 use pipewright_schedule::csv::{parse_schedule, print_schedule};
@@ -66,7 +66,8 @@ struct Choice {
 }
 
 impl Decision {
-    /// Chooses a plan of a report. `source` says where the costs come from, and `files` are for the folder of the run.
+    /// Chooses a plan of a report. `source` says where the costs come from, and `files` are for the folder of
+    /// the run.
     pub(crate) fn new(
         report: &PlanReport,
         settings: &Settings,
@@ -114,8 +115,8 @@ impl Decision {
     }
 }
 
-/// Returns the plan to run. Among the plans that are nearly as fast as the best, it is the one that differs least from the
-/// configuration and has the fewest stages.
+/// Returns the plan to run. Among the plans that are nearly as fast as the best, it is the one that differs
+/// least from the configuration and has the fewest stages.
 fn simplest(report: &PlanReport, microbatch_size: u32) -> &Plan {
     let best = &report.plans[0];
     let near = report.plans.iter().filter(|plan| plan.step_s <= best.step_s * (1.0 + NEAR));

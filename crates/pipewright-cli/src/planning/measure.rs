@@ -36,8 +36,8 @@ pub(crate) struct Measurement {
     pub(crate) layers: ModelDesc,
 }
 
-/// Measures the model of a run with as many ranks at once as the run has. Takes about `time`. Every process of the run
-/// calls it; only the leader measures the link.
+/// Measures the model of a run with as many ranks at once as the run has. Takes about `time`. Every process
+/// of the run calls it; only the leader measures the link.
 pub(crate) fn measure_run(
     settings: &Settings,
     model: &CutModel,

@@ -29,8 +29,8 @@ pub(crate) struct ProfileArguments {
     /// With --profile, the first layer of each stage except stage 0; by default, the best partition
     #[arg(long, value_name = "LAYER,..", value_delimiter = ',', requires = "profile")]
     boundaries: Vec<usize>,
-    /// With --profile, the number of parts into which the head is cut along the vocabulary, each a layer; by default, the
-    /// number that the profile has
+    /// With --profile, the number of parts into which the head is cut along the vocabulary, each a layer; by
+    /// default, the number that the profile has
     #[arg(long, value_name = "K", requires = "profile", value_parser = clap::value_parser!(u32).range(1..=1000))]
     head_parts: Option<u32>,
 }

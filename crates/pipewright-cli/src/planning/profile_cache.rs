@@ -1,5 +1,5 @@
-//! The profile that a run with `pipeline.schedule = "auto"` keeps in its folder, under a name with a hash of everything that
-//! its figures depend on. A run in the same folder reads it instead of measuring again.
+//! The profile that a run with `pipeline.schedule = "auto"` keeps in its folder, under a name with a hash of
+//! everything that its figures depend on. A run in the same folder reads it instead of measuring again.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::Path;
@@ -14,8 +14,8 @@ use crate::planning::measure::{profiled_run, workload};
 use crate::planning::rates::device_name;
 use crate::training::model::described;
 
-/// Returns the name of the profile's file, with a hash of the model, the device, and the settings that change the times
-/// of a layer.
+/// Returns the name of the profile's file, with a hash of the model, the device, and the settings that change
+/// the times of a layer.
 pub(crate) fn profile_file(settings: &Settings, model: &CutModel) -> String {
     const KEYS: [&str; 14] = [
         "data.bos_id",
@@ -43,7 +43,8 @@ pub(crate) fn profile_file(settings: &Settings, model: &CutModel) -> String {
     format!("profile-{:016x}.toml", hasher.finish())
 }
 
-/// Reads a profile that an earlier run has left, with its text. A profile that cannot be used is measured again.
+/// Reads a profile that an earlier run has left, with its text. A profile that cannot be used is measured
+/// again.
 pub(crate) fn read_profile(settings: &Settings, model: &CutModel, file: &Path) -> Option<(Profile, String)> {
     let text = read_regular_text(file, SMALL_TEXT).ok()?;
     let layers = described(settings, model);

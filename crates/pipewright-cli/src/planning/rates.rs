@@ -1,4 +1,5 @@
-//! The rates that are assumed for the devices of a run and the links between its ranks, if they were not measured.
+//! The rates that are assumed for the devices of a run and the links between its ranks, if they were not
+//! measured.
 
 use pipewright::device::found;
 use pipewright_schedule::analytic::{Connection, PeakRates};

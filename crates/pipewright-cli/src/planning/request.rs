@@ -16,8 +16,9 @@ pub(crate) fn training_state(settings: &Settings, model: &CutModel) -> Result<Tr
     state.map_err(Failure::input)
 }
 
-/// Returns the numbers of parts that a plan for `ranks` tries: for a whole head that can be cut, 1, the number of ranks, and
-/// twice that; otherwise none, which leaves the number of the profile. A head that the optimizer updates as a whole is not cut.
+/// Returns the numbers of parts that a plan for `ranks` tries: for a whole head that can be cut, 1, the
+/// number of ranks, and twice that; otherwise none, which leaves the number of the profile. A head that the
+/// optimizer updates as a whole is not cut.
 pub(crate) fn tried_head_parts(
     settings: &Settings,
     model: &CutModel,

@@ -25,8 +25,8 @@ pub(super) fn move_run_aside(path: &Path) -> Result<PathBuf, RunFolderError> {
     Ok(aside)
 }
 
-/// Moves the checkpoints of steps after `done` to a separate folder, and returns a sentence that says so. Otherwise
-/// they would count as the newest checkpoints of the run.
+/// Moves the checkpoints of steps after `done` to a separate folder, and returns a sentence that says so.
+/// Otherwise they would count as the newest checkpoints of the run.
 pub(super) fn move_later_checkpoints(run: &Path, done: u64) -> Result<Option<String>, RunFolderError> {
     let folder = checkpoints_of(run);
     let later: Vec<(u64, PathBuf)> =
@@ -44,8 +44,8 @@ pub(super) fn move_later_checkpoints(run: &Path, done: u64) -> Result<Option<Str
     Ok(Some(format!("moved {count} of steps after {done} to {}", aside.display())))
 }
 
-/// Moves the timeline of the last step to the folder of the timelines of further steps. While the run continues, the last line of the metrics
-/// is of another step than this timeline.
+/// Moves the timeline of the last step to the folder of the timelines of further steps. While the run
+/// continues, the last line of the metrics is of another step than this timeline.
 pub(super) fn keep_last_timeline(run: &Path) -> Result<(), RunFolderError> {
     let (last, folder) = (run.join(TIMELINE), timelines_of(run));
     let metrics = read_regular_text(&run.join(METRICS), LARGEST).unwrap_or_default();
@@ -76,8 +76,8 @@ pub(super) fn move_later_timelines(run: &Path, done: u64) -> Result<Option<Strin
     Ok(Some(format!("moved {count} of steps after {done} to {}", aside.display())))
 }
 
-/// Cuts the metrics after the line of step `done`. Later lines are copied to a separate file before they are cut off. Returns
-/// a sentence that names that file.
+/// Cuts the metrics after the line of step `done`. Later lines are copied to a separate file before they are
+/// cut off. Returns a sentence that names that file.
 pub(super) fn cut_metrics(run: &Path, metrics: &File, done: u64) -> Result<Option<String>, RunFolderError> {
     let path = run.join(METRICS);
     let bytes = read_regular(&path, LARGEST).map_err(write_error(&path))?;

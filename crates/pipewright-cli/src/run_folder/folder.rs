@@ -31,8 +31,8 @@ pub(crate) struct RunFolder {
 }
 
 impl RunFolder {
-    /// Creates the folder, moves an earlier run aside, and writes `config`, the effective configuration, and before it
-    /// `files`, each with its name and text.
+    /// Creates the folder, moves an earlier run aside, and writes `config`, the effective configuration, and
+    /// before it `files`, each with its name and text.
     ///
     /// # Errors
     /// Fails if the folder cannot be written, contains files that a run would overwrite, or cannot be moved.
@@ -57,8 +57,8 @@ impl RunFolder {
         Ok(Self { path: path.to_owned(), metrics, moved, checkpoints: Some(checkpoints), identity })
     }
 
-    /// Resumes the run in the folder after step `done`: moves aside the checkpoints and the metrics of later steps, and
-    /// replaces the run's configuration with `config`.
+    /// Resumes the run in the folder after step `done`: moves aside the checkpoints and the metrics of later
+    /// steps, and replaces the run's configuration with `config`.
     ///
     /// # Errors
     /// Fails if the folder cannot be written.
@@ -191,7 +191,8 @@ pub(crate) fn probe(path: &Path, files: &[(String, String)]) -> Result<(), RunFo
     tried.map_err(|source| RunFolderError::Write { path: path.to_owned(), source })
 }
 
-/// Refuses a folder without a run if a file in it would be overwritten. One of `files` may be there with the same text.
+/// Refuses a folder without a run if a file in it would be overwritten. One of `files` may be there with the
+/// same text.
 fn refuse_foreign_files(path: &Path, files: &[(String, String)]) -> Result<(), RunFolderError> {
     let is_other = |file: &Path, text: &str| match read_regular(file, LARGEST) {
         Ok(found) => found != text.as_bytes(),
@@ -208,7 +209,8 @@ fn refuse_foreign_files(path: &Path, files: &[(String, String)]) -> Result<(), R
     }
 }
 
-/// Replaces the configuration atomically: if the process is killed, either the previous or the given one remains.
+/// Replaces the configuration atomically: if the process is killed, either the previous or the given one
+/// remains.
 fn write_config(run: &Path, config: &str) -> Result<(), RunFolderError> {
     let (path, scratch) = (run.join(CONFIG), run.join(format!(".{CONFIG}")));
     let written = create_regular(&scratch).and_then(|mut file| {

@@ -59,8 +59,8 @@ impl RunLock {
 fn existing_metrics(run: &Path) -> Result<Option<File>, RunFolderError> {
     let path = run.join(METRICS);
     match open_regular_with(&path, File::options().append(true)) {
-        // Nothing else writes to a device or a pipe. It is refused when this process would write to it, and so is a file
-        // that it may not write.
+        // Nothing else writes to a device or a pipe. It is refused when this process would write to it, and
+        // so is a file that it may not write.
         Err(error)
             if matches!(
                 error.kind(),

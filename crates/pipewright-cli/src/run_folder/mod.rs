@@ -1,12 +1,13 @@
-//! The folder of a run's results: `metrics.jsonl`, `config.toml`, `timeline.json`, the timelines of further steps, and
-//! its checkpoints.
+//! The folder of a run's results: `metrics.jsonl`, `config.toml`, `timeline.json`, the timelines of further
+//! steps, and its checkpoints.
 //!
-//! Files of an earlier run are never overwritten. `train` renames the folder of an earlier run: it appends `.1`, `.2`
-//! and so on to the name. `resume` from a checkpoint before the run's last step moves the later lines of the metrics to
-//! `metrics.1.jsonl`, the later checkpoints to `checkpoints.1` and the later timelines to `timelines.1`. If the folder
-//! contains files of the same names that do not belong to a run, the run is refused. The folder of the checkpoints is
-//! locked during a run, and so are the metrics, so two runs never write to the same folder. If the path leads to another folder during the run, for
-//! example because a user moved the folder, nothing more is written, and the folder is never created again.
+//! Files of an earlier run are never overwritten. `train` renames the folder of an earlier run: it appends
+//! `.1`, `.2` and so on to the name. `resume` from a checkpoint before the run's last step moves the later
+//! lines of the metrics to `metrics.1.jsonl`, the later checkpoints to `checkpoints.1` and the later
+//! timelines to `timelines.1`. If the folder contains files of the same names that do not belong to a run,
+//! the run is refused. The folder of the checkpoints is locked during a run, and so are the metrics, so two
+//! runs never write to the same folder. If the path leads to another folder during the run, for example
+//! because a user moved the folder, nothing more is written, and the folder is never created again.
 
 mod aside;
 mod error;

@@ -44,7 +44,8 @@ pub(super) fn timelines_of(run: &Path) -> PathBuf {
     run.join(TIMELINES_FOLDER)
 }
 
-/// Returns the steps of a run whose timelines are kept, each with its file, in their order. No folder means no steps.
+/// Returns the steps of a run whose timelines are kept, each with its file, in their order. No folder means
+/// no steps.
 ///
 /// # Errors
 /// Fails if the folder cannot be read.
@@ -64,8 +65,8 @@ pub(crate) fn kept_timelines(run: &Path) -> io::Result<Vec<(u64, PathBuf)>> {
     Ok(kept)
 }
 
-/// Returns the length of the metrics up to and including the line of step `done`. The metrics end before the first line
-/// that is incomplete or belongs to a later step.
+/// Returns the length of the metrics up to and including the line of step `done`. The metrics end before the
+/// first line that is incomplete or belongs to a later step.
 pub(crate) fn lines_to(metrics: &str, done: u64) -> usize {
     let is_kept = |line: &str| {
         let figures = serde_json::from_str::<serde_json::Value>(line).ok();

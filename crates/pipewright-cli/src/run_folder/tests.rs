@@ -175,7 +175,8 @@ fn a_probe_leaves_no_trace() {
     assert!(matches!(found, Err(RunFolderError::NotAFolder { .. })), "{found:?}");
 }
 
-/// The command locks the checkpoints, and a log of another program the metrics; each refuses the folder of the other.
+/// The command locks the checkpoints, and a log of another program the metrics; each refuses the folder of
+/// the other.
 #[test]
 fn a_run_and_a_log_do_not_write_to_one_folder() {
     let scratch = tempfile::tempdir().expect("a scratch folder");

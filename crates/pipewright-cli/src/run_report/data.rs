@@ -76,7 +76,8 @@ struct Figures {
     /// The share of the time in which ranks do not compute, a mean over the ranks.
     bubble: Option<f64>,
     exposed: Option<f64>,
-    /// The share of the time in which each rank computes: the median over the run, or the share in the last step.
+    /// The share of the time in which each rank computes: the median over the run, or the share in the last
+    /// step.
     utilisation: Vec<f64>,
     peak_bytes: Vec<f64>,
 }

@@ -1,7 +1,9 @@
-//! The page of `pipewright report`: charts and tables of one or more runs, in one file that loads no other file.
+//! The page of `pipewright report`: charts and tables of one or more runs, in one file that loads no other
+//! file.
 //!
-//! The charts are drawn in the browser from the data of this module. A run may have millions of steps, so steps are
-//! joined to groups with their means and ranges. The markup, the style and the scripts are in the folder `page`.
+//! The charts are drawn in the browser from the data of this module. A run may have millions of steps, so
+//! steps are joined to groups with their means and ranges. The markup, the style and the scripts are in the
+//! folder `page`.
 
 mod data;
 mod groups;

@@ -93,8 +93,8 @@ fn cells(name: &str, figures: &Figures, unit: TimeUnit, longest: f64) -> [String
     ]
 }
 
-/// Returns the peak of the rank that holds the most: its bytes if they are known, otherwise its activations, in units of the activations
-/// of all layers of a rank for one microbatch.
+/// Returns the peak of the rank that holds the most: its bytes if they are known, otherwise its activations,
+/// in units of the activations of all layers of a rank for one microbatch.
 fn memory(figures: &Figures) -> String {
     let most = |peaks: &[u64]| peaks.iter().max().copied().unwrap_or(0);
     match &figures.summary.peak_bytes {

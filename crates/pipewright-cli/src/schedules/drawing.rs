@@ -7,8 +7,8 @@ use pipewright_schedule::{Action, Program, Timeline};
 use crate::failure::Failure;
 use crate::output::PageOutput;
 
-/// The largest number of actions that is drawn. A browser cannot show more, and the text of a larger program would fill
-/// the memory.
+/// The largest number of actions that is drawn. A browser cannot show more, and the text of a larger program
+/// would fill the memory.
 const MAX_DRAWN: u64 = 1 << 20;
 
 /// A picture of a timeline.
@@ -31,7 +31,8 @@ pub(crate) struct PictureArguments {
 }
 
 impl PictureArguments {
-    /// Refuses arguments that have no effect on the output. `picture` is the picture that the format draws, if any.
+    /// Refuses arguments that have no effect on the output. `picture` is the picture that the format draws,
+    /// if any.
     pub(crate) fn check(&self, picture: Option<Picture>, output: &PageOutput) -> Result<(), Failure> {
         match picture {
             Some(Picture::Svg | Picture::Html) => Ok(()),

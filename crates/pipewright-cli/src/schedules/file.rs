@@ -1,4 +1,5 @@
-//! Reads the text of schedules in files, locates mistakes in it, and gives a hint if its actions may number slices.
+//! Reads the text of schedules in files, locates mistakes in it, and gives a hint if its actions may number
+//! slices.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -62,8 +63,8 @@ pub(crate) fn locate(file: &Path, error: &CsvError) -> String {
     }
 }
 
-/// Returns a line that names `--slices`, if the program counts whole microbatches but each stage runs its backwards like the
-/// backwards of slices: in groups of one size, each in descending order.
+/// Returns a line that names `--slices`, if the program counts whole microbatches but each stage runs its
+/// backwards like the backwards of slices: in groups of one size, each in descending order.
 pub(crate) fn slice_hint(program: &Program) -> Option<String> {
     let stages = program.placement().stages() as usize;
     let mut backwards: Vec<Vec<u32>> = vec![Vec::new(); stages];

@@ -1,7 +1,7 @@
 //! Weights of layers as a user writes them: decimal numbers, with exact arithmetic.
 //!
-//! A partition compares whole numbers. All weights of a list are therefore multiplied by the same power of ten: `1.5,2`
-//! becomes `15,20`. Sums are divided by that power again.
+//! A partition compares whole numbers. All weights of a list are therefore multiplied by the same power of
+//! ten: `1.5,2` becomes `15,20`. Sums are divided by that power again.
 
 use serde::{Serialize, Serializer};
 
@@ -67,8 +67,8 @@ impl Weights {
     }
 }
 
-/// Returns the digits before and after the decimal point of a number without sign or exponent. Zeros at the end of the
-/// fraction are dropped.
+/// Returns the digits before and after the decimal point of a number without sign or exponent. Zeros at the
+/// end of the fraction are dropped.
 fn split(text: &str) -> Option<(&str, &str)> {
     let (whole, fraction) = text.trim().split_once('.').unwrap_or((text.trim(), ""));
     let are_digits = [whole, fraction].iter().all(|digits| digits.bytes().all(|byte| byte.is_ascii_digit()));
@@ -94,7 +94,8 @@ impl std::fmt::Display for Sum {
 }
 
 impl Serialize for Sum {
-    /// Writes a whole number if the sum is whole, otherwise the nearest number that JSON readers can represent.
+    /// Writes a whole number if the sum is whole, otherwise the nearest number that JSON readers can
+    /// represent.
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let text = self.to_string();
         match text.parse::<u128>() {

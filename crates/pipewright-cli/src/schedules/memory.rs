@@ -27,7 +27,8 @@ pub(crate) struct OutOfMemory {
     free: FreeMemory,
 }
 
-/// Refuses a schedule by name that does not fit. A size that the schedule does not have is refused when it is generated.
+/// Refuses a schedule by name that does not fit. A size that the schedule does not have is refused when it is
+/// generated.
 pub(crate) fn check_named(name: &str, spec: &ScheduleSpec, work: Use) -> Result<(), OutOfMemory> {
     match most_cells(name, spec) {
         Ok(cells) => check_cells(cells, work, free_memory),

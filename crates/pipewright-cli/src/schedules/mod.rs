@@ -1,4 +1,5 @@
-//! Schedules and programs for the commands: where they come from, their sizes and memory, and how they are shown.
+//! Schedules and programs for the commands: where they come from, their sizes and memory, and how they are
+//! shown.
 
 pub(crate) mod comparison;
 pub(crate) mod drawing;

@@ -7,9 +7,9 @@ const MOST_ACTIONS: usize = 300_000;
 /// The most programs.
 const MOST_PROGRAMS: usize = 64;
 
-/// Returns programs for numbers of microbatches up to four times the number of `program`: every number if there are few, else
-/// in equal steps. `make` returns nothing for a number that the schedule does not support. If there is not enough room
-/// for all, the programs with the nearest numbers are kept.
+/// Returns programs for numbers of microbatches up to four times the number of `program`: every number if
+/// there are few, else in equal steps. `make` returns nothing for a number that the schedule does not
+/// support. If there is not enough room for all, the programs with the nearest numbers are kept.
 pub(crate) fn other_sizes(program: &Program, make: impl Fn(u32) -> Option<Program>) -> Vec<Program> {
     let own = program.microbatches() / program.slices().get();
     let most = own.saturating_mul(4);

@@ -30,7 +30,8 @@ struct Buffers {
     live: Vec<Live>,
 }
 
-/// The first and the last action of a rank's row in which the activations of a forward are used, and their buffer.
+/// The first and the last action of a rank's row in which the activations of a forward are used, and their
+/// buffer.
 #[derive(Serialize)]
 struct Live {
     stage: u32,

@@ -23,27 +23,27 @@ pub(crate) struct ScheduleSize {
     /// The number of microbatches in a step
     #[arg(long, value_name = "M")]
     microbatches: Option<u32>,
-    /// The number of microbatches that a chunk runs before the next chunk: from the ranks to the microbatches for
-    /// interleaved1f1b, interleavedzerobubble and interleaved-zb-h1, by default rounds of equal size; up to the ranks for
-    /// group-interleaved, by default the ranks
+    /// The number of microbatches that a chunk runs before the next chunk: from the ranks to the microbatches
+    /// for interleaved1f1b, interleavedzerobubble and interleaved-zb-h1, by default rounds of equal size; up
+    /// to the ranks for group-interleaved, by default the ranks
     #[arg(long, alias = "group", value_name = "G")]
     group_size: Option<u32>,
     /// Warm up with two more forwards for each later rank, for interleaved-zb-h1
     #[arg(long)]
     wide_warmup: bool,
-    /// The number of activations that a stage may hold, one for all stages or one for each, for zb-greedy, by default
-    /// the number of ranks, and for vocab1f1b, by default two more
+    /// The number of activations that a stage may hold, one for all stages or one for each, for zb-greedy, by
+    /// default the number of ranks, and for vocab1f1b, by default two more
     #[arg(long, value_name = "N,..", value_delimiter = ',')]
     memory_limit: Vec<u32>,
-    /// The number of slices into which each microbatch is cut along its sequence, for seq1f1b, by default 2; for a schedule
-    /// from a file whose actions number slices, by default 1
+    /// The number of slices into which each microbatch is cut along its sequence, for seq1f1b, by default 2;
+    /// for a schedule from a file whose actions number slices, by default 1
     #[arg(long, value_name = "K", value_parser = slices)]
     slices: Option<Slices>,
 }
 
 impl ScheduleSize {
-    /// Returns the specification for the schedule called `name`, which must exist. It includes `costs` if the schedule
-    /// depends on them.
+    /// Returns the specification for the schedule called `name`, which must exist. It includes `costs` if the
+    /// schedule depends on them.
     pub(crate) fn spec(&self, name: &str, costs: Option<&Costs>) -> Result<ScheduleSpec, Failure> {
         find(name).map_err(Failure::input)?;
         let missing = |flag: &str| {
@@ -70,7 +70,8 @@ impl ScheduleSize {
         self.slices
     }
 
-    /// Returns a flag that is given, if any, except `--slices`. A schedule from a file does not accept these flags.
+    /// Returns a flag that is given, if any, except `--slices`. A schedule from a file does not accept these
+    /// flags.
     pub(crate) fn any_flag(&self) -> Option<&'static str> {
         let flags = [
             ("--ranks", self.ranks.is_some()),

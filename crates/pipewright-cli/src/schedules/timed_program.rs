@@ -53,7 +53,8 @@ pub(crate) struct EngineTimes {
 }
 
 impl TimedProgram {
-    /// Generates or reads a schedule, lowers it with `passes` unless it communicates, and validates the program.
+    /// Generates or reads a schedule, lowers it with `passes` unless it communicates, and validates the
+    /// program.
     pub(crate) fn of(source: Source, passes: &LowerConfig) -> Result<Self, Failure> {
         let mut times = EngineTimes::default();
         let name = source.name();
@@ -61,8 +62,8 @@ impl TimedProgram {
         Self::made(name, source, passes, times)
     }
 
-    /// Lowers a schedule that is called `name` with `passes` unless it communicates, and validates the program. `times` has
-    /// the time to make the schedule.
+    /// Lowers a schedule that is called `name` with `passes` unless it communicates, and validates the
+    /// program. `times` has the time to make the schedule.
     pub(crate) fn made(
         name: String,
         source: ProgramSource,
@@ -73,8 +74,8 @@ impl TimedProgram {
         Ok(Self { name, unit: TimeUnit::Costs, program, times })
     }
 
-    /// Returns the program of a prediction for a profile, and simulates it again at its costs, to measure the engine.
-    /// `times` has the times of the steps that made it.
+    /// Returns the program of a prediction for a profile, and simulates it again at its costs, to measure the
+    /// engine. `times` has the times of the steps that made it.
     pub(crate) fn of_prediction(
         name: String,
         prediction: &Prediction,
@@ -104,7 +105,8 @@ impl Source {
         }
     }
 
-    /// Generates the schedule, or reads the rows of the file, and adds the time. `work` is what is made of it.
+    /// Generates the schedule, or reads the rows of the file, and adds the time. `work` is what is made of
+    /// it.
     pub(crate) fn read(self, work: Use, times: &mut EngineTimes) -> Result<ProgramSource, Failure> {
         match self {
             Self::Named(name, spec) => {
@@ -162,8 +164,8 @@ pub(crate) fn training() -> LowerConfig {
     LowerConfig::from(TrainingLowering::default())
 }
 
-/// Returns the failure for an error of the simulation. Only costs for another number of stages are a user's mistake: a
-/// sound program always runs to its end.
+/// Returns the failure for an error of the simulation. Only costs for another number of stages are a user's
+/// mistake: a sound program always runs to its end.
 pub(crate) fn refused(error: SimulateError) -> Failure {
     match error {
         SimulateError::Costs(error) => Failure::input(error),

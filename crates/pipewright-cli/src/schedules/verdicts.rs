@@ -1,4 +1,5 @@
-//! Verdicts on a program for the communicators of other systems, as `pipewright validate --transport` prints them.
+//! Verdicts on a program for the communicators of other systems, as `pipewright validate --transport` prints
+//! them.
 
 use std::fmt::Write;
 
@@ -12,15 +13,16 @@ use serde_json::{Map, Value};
 /// The arguments that choose communicators.
 #[derive(Debug, Args)]
 pub(crate) struct TransportArguments {
-    /// Judge the program on a transport: buffered (messages are tagged and buffered), edge (one queue per directed pair of
-    /// ranks), pair (one queue per pair of ranks), rank (one queue per rank), or all of them
+    /// Judge the program on a transport: buffered (messages are tagged and buffered), edge (one queue per
+    /// directed pair of ranks), pair (one queue per pair of ranks), rank (one queue per rank), or all of them
     #[arg(long, value_name = "TRANSPORT", value_parser = transports)]
     transport: Option<Transports>,
-    /// Messages of at most this size are sent without waiting for their receive; messages without a size count as smaller
+    /// Messages of at most this size are sent without waiting for their receive; messages without a size
+    /// count as smaller
     #[arg(long, value_name = "BYTES", requires = "transport")]
     eager: Option<u64>,
-    /// The size of the messages between stage 0 and 1, between stage 1 and 2, and so on; the last size counts for the
-    /// others
+    /// The size of the messages between stage 0 and 1, between stage 1 and 2, and so on; the last size counts
+    /// for the others
     #[arg(long, value_name = "BYTES,...", value_delimiter = ',', requires = "eager")]
     message_bytes: Vec<u64>,
     /// Sends and receives that follow each other start together, as PyTorch's batched exchanges do
@@ -76,7 +78,8 @@ impl Verdicts {
         self.0.iter().all(|(_, verdict)| verdict.is_sound())
     }
 
-    /// Returns the transports on which the program is not sound, each with its verdict, such as `pair: may hang`.
+    /// Returns the transports on which the program is not sound, each with its verdict, such as
+    /// `pair: may hang`.
     pub(crate) fn faults(&self) -> String {
         let faults = self.0.iter().filter(|(_, verdict)| !verdict.is_sound());
         faults

@@ -1,4 +1,5 @@
-//! The arguments that specify a run, and the settings that they load. The commands that prepare a run share them.
+//! The arguments that specify a run, and the settings that they load. The commands that prepare a run share
+//! them.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;

@@ -1,5 +1,5 @@
-//! Finds the run and the checkpoint that a path names. The path is a run's folder, its folder of checkpoints, or one
-//! checkpoint.
+//! Finds the run and the checkpoint that a path names. The path is a run's folder, its folder of checkpoints,
+//! or one checkpoint.
 
 use std::path::{Path, PathBuf};
 
@@ -40,7 +40,8 @@ impl RunPath {
     }
 }
 
-/// Opens the checkpoint that a path names, or else the newest checkpoint of the run, and reads every byte of it.
+/// Opens the checkpoint that a path names, or else the newest checkpoint of the run, and reads every byte of
+/// it.
 pub(crate) fn open(path: &Path) -> Result<Checkpoint, Failure> {
     let checkpoints = checkpoints_of(path);
     let opened = if CheckpointFolder::is_checkpoint(path) {

@@ -1,6 +1,7 @@
 //! The evaluations of a run: when they are due, the best loss so far, and whether the run should end.
 //!
-//! A checkpoint's description has the best loss, so a resumed run compares with it if its evaluations are the same.
+//! A checkpoint's description has the best loss, so a resumed run compares with it if its evaluations are the
+//! same.
 
 use pipewright::checkpoint::Checkpoint;
 use pipewright::pipeline::PipelineError;
@@ -37,7 +38,8 @@ impl Evaluations {
         Self { every, patience, best: stored.map(best_of).unwrap_or_default(), data }
     }
 
-    /// Evaluates after a step if it is due, and puts the loss into the metrics. Returns whether it is the lowest so far.
+    /// Evaluates after a step if it is due, and puts the loss into the metrics. Returns whether it is the
+    /// lowest so far.
     pub(crate) fn after_step(
         &mut self,
         trainer: &mut Trainer,

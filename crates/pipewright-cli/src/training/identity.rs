@@ -1,5 +1,5 @@
-//! The identity of a run. In its checkpoints, it is the model and the data, because everything else may change when the run is
-//! resumed. Among the processes of a run, it is everything that must be equal.
+//! The identity of a run. In its checkpoints, it is the model and the data, because everything else may
+//! change when the run is resumed. Among the processes of a run, it is everything that must be equal.
 
 use std::collections::BTreeSet;
 
@@ -24,8 +24,8 @@ pub(crate) fn describe(prepared: &Prepared) -> Map<String, Value> {
     Map::from_iter([(MODEL.to_owned(), model), (DATA.to_owned(), data)])
 }
 
-/// Returns the fields that must be equal in all processes of a run with this `description`. Paths may differ, because
-/// files may be in different folders on different machines.
+/// Returns the fields that must be equal in all processes of a run with this `description`. Paths may differ,
+/// because files may be in different folders on different machines.
 pub(crate) fn identity(prepared: &Prepared, description: &Map<String, Value>) -> Fields {
     let mut fields = shared_settings(&prepared.settings);
     fields.extend(description.iter().map(|(part, content)| (part.clone(), content.to_string())));
@@ -56,8 +56,8 @@ pub(crate) fn shared_settings(settings: &Settings) -> Fields {
     fields
 }
 
-/// Returns the names and sizes of the files that contain the initial parameters. Their content is not compared, because
-/// that would mean reading gigabytes.
+/// Returns the names and sizes of the files that contain the initial parameters. Their content is not
+/// compared, because that would mean reading gigabytes.
 fn weights(initial: &InitialParameters) -> String {
     let InitialParameters::Directory(folder) = initial else { return String::new() };
     let files = folder.read_dir().into_iter().flatten().flatten();

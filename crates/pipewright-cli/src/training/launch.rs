@@ -1,5 +1,5 @@
-//! Turns a prepared run into a trainer: stages with their parameters, an optimizer, and ranks that wait for the first
-//! step.
+//! Turns a prepared run into a trainer: stages with their parameters, an optimizer, and ranks that wait for
+//! the first step.
 
 use std::sync::Arc;
 
@@ -43,7 +43,8 @@ pub(crate) fn launch_from(
     }
 }
 
-/// Starts this process's ranks with initial parameters: all ranks or, if there are several processes, one rank.
+/// Starts this process's ranks with initial parameters: all ranks or, if there are several processes, one
+/// rank.
 pub(crate) fn launch(
     prepared: Prepared,
     processes: &mut ProcessGroup,
@@ -68,7 +69,8 @@ pub(crate) fn launch(
             1 => "1 process was started".to_owned(),
             several => format!("{several} processes were started"),
         };
-        // The failure is reported before any process ends, because a launcher ends all processes when one fails.
+        // The failure is reported before any process ends, because a launcher ends all processes when one
+        // fails.
         return processes.settle(Err(Failure::input(format!(
             "{started} for {}: start `mpirun -n {ranks} pipewright ...`, or set pipeline.ranks, mesh.data_parallel or \
              mesh.tensor_parallel",
@@ -82,7 +84,8 @@ pub(crate) fn launch(
     }
     let config = pipeline_config(&settings, &model)?;
     let config = PipelineConfig { interrupt: Some(interrupt.flag()), devices, ..config };
-    // Each stage is made on the thread of its rank, in the processor's memory, and then moved to the rank's device.
+    // Each stage is made on the thread of its rank, in the processor's memory, and then moved to the rank's
+    // device.
     let make_stage = move |stage, tensor: &TensorParallel| {
         let place = Place { device: Device::flex().autodiff(), tensor: tensor.clone() };
         let made = model.training_stage(partition.range(stage), &initial, place);
@@ -99,7 +102,8 @@ pub(crate) fn launch(
     })
 }
 
-/// Returns the device of the rank of this process. If the device of any process cannot be used, all processes fail.
+/// Returns the device of the rank of this process. If the device of any process cannot be used, all processes
+/// fail.
 fn own_device(settings: &Settings, world: &mut World) -> Result<Devices, Failure> {
     let run = &settings.run;
     let rank = world.own_ranks().next().unwrap_or_default();
@@ -138,8 +142,8 @@ pub(crate) fn pipeline_config(settings: &Settings, model: &CutModel) -> Result<P
     })
 }
 
-/// Returns the command's failure for an error of the pipeline. The settings and the program are already checked, so
-/// most errors without their own exit code are bugs.
+/// Returns the command's failure for an error of the pipeline. The settings and the program are already
+/// checked, so most errors without their own exit code are bugs.
 pub(crate) fn failure(error: &PipelineError) -> Failure {
     let exit = match error {
         PipelineError::Agreement(error) => return disagreement(error),
@@ -156,7 +160,8 @@ pub(crate) fn failure(error: &PipelineError) -> Failure {
     Failure::new(exit, sentence(error)).loss_of(lost)
 }
 
-/// Notifies the other processes of a failure that only this process knows of, so that they do not wait for it.
+/// Notifies the other processes of a failure that only this process knows of, so that they do not wait for
+/// it.
 pub(crate) fn abandon(trainer: &mut Trainer, failure: Failure) -> Failure {
     trainer.pipeline().abandon(&failure.text());
     failure

@@ -20,7 +20,8 @@ use crate::machine_memory::{device_bytes, machine_bytes};
 use crate::training::optimizer::state_rule;
 use crate::training::prepare::Prepared;
 
-/// The largest number of ranks in the table. If there are more ranks, the table shows the ranks that need the most memory.
+/// The largest number of ranks in the table. If there are more ranks, the table shows the ranks that need the
+/// most memory.
 const ROWS: usize = 16;
 
 /// Plans the memory of a run whose stages have these parameters.
@@ -52,8 +53,9 @@ pub(crate) fn memory_plan(prepared: &Prepared, stages: &[Vec<ParameterSpec>]) ->
     Ok(plan.on_devices(choices, device_bytes))
 }
 
-/// Returns the memory that each rank has if the ranks of a device share it equally; of several devices, the least. Processes
-/// may be on several machines, which are not known here, or all on this one. `None` if the memory of a device is not known.
+/// Returns the memory that each rank has if the ranks of a device share it equally; of several devices, the
+/// least. Processes may be on several machines, which are not known here, or all on this one. `None` if the
+/// memory of a device is not known.
 pub(crate) fn memory_of_rank(settings: &Settings) -> Option<u64> {
     let ranks = all_ranks(settings).map(|rank| (settings.run.devices.choice_of(rank), rank, 0));
     let loads = device_loads(ranks, true, device_bytes).into_iter();
@@ -103,7 +105,8 @@ pub(crate) fn stage_table(placement: &Placement, stages: &[HeldBytes]) -> String
     text
 }
 
-/// Returns the table of the ranks that need the most memory, and lines about the memory of the machine or of the devices.
+/// Returns the table of the ranks that need the most memory, and lines about the memory of the machine or of
+/// the devices.
 pub(crate) fn table(plan: &MemoryPlan) -> String {
     let ranks = plan.memory().ranks();
     let mut shown: Vec<usize> = (0..ranks.len()).collect();

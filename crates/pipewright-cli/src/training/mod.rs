@@ -1,4 +1,5 @@
-//! Training runs for the commands: preparation, launch, the loop of steps, and what is known of a run afterwards.
+//! Training runs for the commands: preparation, launch, the loop of steps, and what is known of a run
+//! afterwards.
 
 pub(crate) mod arguments;
 pub(crate) mod summary;

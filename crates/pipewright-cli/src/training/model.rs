@@ -1,4 +1,5 @@
-//! The model that the settings name, and sentences about its files that the user should know, although the run can start.
+//! The model that the settings name, and sentences about its files that the user should know, although the
+//! run can start.
 
 use std::path::Path;
 
@@ -62,7 +63,8 @@ pub(crate) fn unknown_note(from: &Path) -> Result<Option<String>, Failure> {
     Ok((!unknown.is_empty()).then(note))
 }
 
-/// Checks the weights in a directory. Returns the sentence about the tensors that the model does not use, if there are any.
+/// Checks the weights in a directory. Returns the sentence about the tensors that the model does not use, if
+/// there are any.
 pub(crate) fn check_weights(directory: &Path, model: &ModelConfig) -> Result<Option<String>, Failure> {
     let parameters = model.parameters().map_err(Failure::input)?;
     let unused = hf::check_weights(directory, &parameters).map_err(Failure::input)?;

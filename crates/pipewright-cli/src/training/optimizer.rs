@@ -1,5 +1,5 @@
-//! The optimizer of a run: one algorithm for each parameter, with its learning rate and weight decay, and the groups whose
-//! gradients are clipped together.
+//! The optimizer of a run: one algorithm for each parameter, with its learning rate and weight decay, and the
+//! groups whose gradients are clipped together.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -103,8 +103,8 @@ pub(crate) fn state_rule(settings: &Settings) -> StateRule {
     StateRule { optimizer, precision: settings.run.precision }
 }
 
-/// Refuses an algorithm that updates whole matrices if several ranks compute each stage together, as the launch does.
-/// `stages` are the parameters of each stage.
+/// Refuses an algorithm that updates whole matrices if several ranks compute each stage together, as the
+/// launch does. `stages` are the parameters of each stage.
 pub(crate) fn require_elementwise(settings: &Settings, stages: &[Vec<ParameterSpec>]) -> Result<(), Failure> {
     if settings.mesh.tensor_parallel == 1 {
         return Ok(());

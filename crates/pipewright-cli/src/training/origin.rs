@@ -1,7 +1,8 @@
-//! The folder `model` of a run. It contains the files that an exported model needs from the directory of the original
-//! model.
+//! The folder `model` of a run. It contains the files that an exported model needs from the directory of the
+//! original model.
 //!
-//! The files are copied when the run starts, because that directory may have changed or be deleted before the export.
+//! The files are copied when the run starts, because that directory may have changed or be deleted before the
+//! export.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -44,11 +45,12 @@ pub(crate) fn keep(settings: &Settings) -> Result<(), Failure> {
     })
 }
 
-/// The number of positions that transformers assumes for a Llama. Rotary positions have no limit of their own.
+/// The number of positions that transformers assumes for a Llama. Rotary positions have no limit of their
+/// own.
 const USUAL_LENGTH: u32 = 2048;
 
-/// Returns the keys that the export of a model without an original directory adds: the number of positions, and the tokens that
-/// begin and end a text.
+/// Returns the keys that the export of a model without an original directory adds: the number of positions,
+/// and the tokens that begin and end a text.
 fn fresh_keys(settings: &Settings, model: &FreshModel) -> Map<String, Value> {
     let data = &settings.data;
     let ends = match data.tokenizer.as_str() {

@@ -32,8 +32,8 @@ pub(crate) fn overview(prepared: &Prepared) -> Overview {
     }
 }
 
-/// Returns whether a rank computes anything else between the `I` and the `W` of a microbatch. If a program only splits a
-/// backward so that its gradient leaves earlier, the two follow each other.
+/// Returns whether a rank computes anything else between the `I` and the `W` of a microbatch. If a program
+/// only splits a backward so that its gradient leaves earlier, the two follow each other.
 fn defers_weights(program: &ValidatedProgram) -> bool {
     let waits = |rank| {
         let computed = program.row(rank).iter().filter(|action| action.is_compute());

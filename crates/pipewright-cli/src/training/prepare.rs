@@ -1,5 +1,5 @@
-//! Prepares a run for `train`, `resume` and `check`: turns the arguments into everything that is needed before a rank
-//! starts.
+//! Prepares a run for `train`, `resume` and `check`: turns the arguments into everything that is needed
+//! before a rank starts.
 //!
 //! This module does not write files, does not create or read parameters, and does not change the settings.
 
@@ -155,8 +155,8 @@ fn cuts_of_pattern(model: &CutModel, stages: u32) -> Result<Vec<usize>, Failure>
     Ok(cuts)
 }
 
-/// Makes the program of one replica: generates and lowers the schedule, and proves it sound. Also returns a note about a
-/// schedule of the catalogue with few microbatches.
+/// Makes the program of one replica: generates and lowers the schedule, and proves it sound. Also returns a
+/// note about a schedule of the catalogue with few microbatches.
 fn sound_program(
     source: ProgramSource,
     settings: &Settings,

@@ -1,5 +1,5 @@
-//! The processes of a run: a single process, or the processes that `mpirun` started. Decides which process writes files and
-//! reports to the user, and checks that all processes have prepared the same run.
+//! The processes of a run: a single process, or the processes that `mpirun` started. Decides which process
+//! writes files and reports to the user, and checks that all processes have prepared the same run.
 
 use std::time::Duration;
 
@@ -14,8 +14,8 @@ use crate::failure::{Exit, Failure, sentence};
 /// The time that processes wait for each other before the configuration's own deadline is known.
 const START: Duration = Duration::from_secs(60);
 
-/// The time that the other processes wait before they end with a failure. A launcher ends all processes when one of
-/// them fails, and the leader must report the failure before that.
+/// The time that the other processes wait before they end with a failure. A launcher ends all processes when
+/// one of them fails, and the leader must report the failure before that.
 const TIME_TO_REPORT: Duration = Duration::from_millis(300);
 
 /// The rank of the leader.
@@ -24,7 +24,8 @@ const FIRST: WorldRank = WorldRank::new(0);
 /// The variables that launchers set for their processes: Open MPI and PRRTE, MPICH and Intel MPI.
 const LAUNCHERS: [&str; 3] = ["OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_SIZE"];
 
-/// Returns the failure for processes that do not agree. It is wrong input, unless one of the processes is lost.
+/// Returns the failure for processes that do not agree. It is wrong input, unless one of the processes is
+/// lost.
 pub(crate) fn disagreement(error: &AgreementError) -> Failure {
     match (error, error.silent()) {
         (AgreementError::Failed(step), _) => {
@@ -55,8 +56,8 @@ pub(crate) struct ProcessGroup {
 }
 
 impl ProcessGroup {
-    /// Joins the other processes if a launcher started this one. If the launcher sets none of the variables in
-    /// `LAUNCHERS`, the process joins later, when the configuration selects MPI.
+    /// Joins the other processes if a launcher started this one. If the launcher sets none of the variables
+    /// in `LAUNCHERS`, the process joins later, when the configuration selects MPI.
     pub(crate) fn gather() -> Result<Self, Failure> {
         let is_launched = LAUNCHERS.iter().any(|name| std::env::var_os(name).is_some());
         let mut group = Self { world: None, rank: FIRST, is_leader: true, deadline: START };
@@ -76,8 +77,8 @@ impl ProcessGroup {
         self.rank
     }
 
-    /// Measures the link between two ranks, processes or threads. All processes call it, and only the leader gets a
-    /// result.
+    /// Measures the link between two ranks, processes or threads. All processes call it, and only the leader
+    /// gets a result.
     pub(crate) fn measure_link(&mut self, devices: &Devices) -> Result<Option<LinkSpeed>, Failure> {
         let deadline = self.deadline;
         let measured = match &mut self.world {
@@ -134,7 +135,8 @@ impl ProcessGroup {
         self.deadline = deadline;
     }
 
-    /// Returns `prepared` after all processes have prepared the same. `fields` returns the values that must be equal.
+    /// Returns `prepared` after all processes have prepared the same. `fields` returns the values that must
+    /// be equal.
     pub(crate) fn agree<T>(
         &mut self,
         prepared: Result<T, Failure>,
@@ -143,8 +145,9 @@ impl ProcessGroup {
         self.agree_within(prepared, fields, self.deadline)
     }
 
-    /// Returns the result of work that every process does by itself, after all of them have succeeded. If it failed in
-    /// another process, the failure has the exit code `exit`. The processes may take different times.
+    /// Returns the result of work that every process does by itself, after all of them have succeeded. If it
+    /// failed in another process, the failure has the exit code `exit`. The processes may take different
+    /// times.
     pub(crate) fn all_succeed<T>(&mut self, done: Result<T, Failure>, exit: Exit) -> Result<T, Failure> {
         let is_done = done.is_ok();
         self.agree_within(done, |_| Fields::new(), self.deadline + START).map_err(|mut failure| {
@@ -172,8 +175,8 @@ impl ProcessGroup {
         }
     }
 
-    /// Reports a failure if this process is the leader, and returns the outcome. If the leader is lost, the next
-    /// process becomes the leader. A lost process that was only paused and continues reports nothing.
+    /// Reports a failure if this process is the leader, and returns the outcome. If the leader is lost, the
+    /// next process becomes the leader. A lost process that was only paused and continues reports nothing.
     pub(crate) fn settle<T>(&mut self, outcome: Result<T, Failure>) -> Result<T, Failure> {
         outcome.map_err(|mut failure| {
             match failure.lost() {

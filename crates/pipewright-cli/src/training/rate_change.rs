@@ -1,5 +1,5 @@
-//! The change of the learning rate where a run resumes with another number of steps. A rate that falls over the whole run is
-//! computed again for the new length, so it jumps.
+//! The change of the learning rate where a run resumes with another number of steps. A rate that falls over
+//! the whole run is computed again for the new length, so it jumps.
 
 use pipewright::train::{Decay, LearningRate};
 
@@ -20,9 +20,9 @@ pub(crate) fn rates(settings: &Settings) -> LearningRate {
     }
 }
 
-/// Returns a sentence about the jump of the learning rate after step `done`, with a command for each of the two ways to
-/// continue. `set` are the arguments that change the settings from `before` to `after`. Returns `None` if the rate does not
-/// jump, or if the arguments change the rate itself.
+/// Returns a sentence about the jump of the learning rate after step `done`, with a command for each of the
+/// two ways to continue. `set` are the arguments that change the settings from `before` to `after`. Returns
+/// `None` if the rate does not jump, or if the arguments change the rate itself.
 pub(crate) fn note(before: &Settings, after: &Settings, done: u64, set: &[String]) -> Option<String> {
     let (old, new) = (rates(before), rates(after));
     let is_new_length = LearningRate { steps: new.steps, ..old } == new;
@@ -30,7 +30,8 @@ pub(crate) fn note(before: &Settings, after: &Settings, done: u64, set: &[String
         return None;
     }
     let (last, planned, next) = (old.at(done - 1), old.at(done), new.at(done));
-    // A rate that the run would have had anyway is not a jump. After the last step, the old schedule has no rate.
+    // A rate that the run would have had anyway is not a jump. After the last step, the old schedule has no
+    // rate.
     let expected = if done < old.steps { planned } else { last };
     let ratio = if next > expected { next / expected } else { expected / next };
     if ratio.is_nan() || ratio <= JUMP {
@@ -47,8 +48,8 @@ pub(crate) fn note(before: &Settings, after: &Settings, done: u64, set: &[String
     ))
 }
 
-/// Returns the commands that train a finished run on until step `steps`: over a new schedule, and at the last rate if the
-/// rate falls over the run.
+/// Returns the commands that train a finished run on until step `steps`: over a new schedule, and at the last
+/// rate if the rate falls over the run.
 pub(crate) fn continuations(settings: &Settings, steps: u64) -> String {
     let rate = rates(settings);
     let set = [format!("run.steps={steps}")];

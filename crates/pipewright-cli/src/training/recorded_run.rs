@@ -1,9 +1,9 @@
 //! A run as its folder shows it: the recorded steps, the program that they ran, and its costs.
 //!
 //! The program and the costs come from the timelines, so they are true of the steps even if a file that the
-//! configuration names has changed. The configuration adds what timelines do not show: the schedule's name, the
-//! sizes of activations, and the same schedule for other numbers of microbatches. If it cannot be used, for example
-//! because the model's directory is gone, the page is made without these.
+//! configuration names has changed. The configuration adds what timelines do not show: the schedule's name,
+//! the sizes of activations, and the same schedule for other numbers of microbatches. If it cannot be used,
+//! for example because the model's directory is gone, the page is made without these.
 
 use std::path::Path;
 
@@ -62,8 +62,8 @@ impl RecordedRun {
         let (_, last) = steps.last().expect("a run without timelines is refused");
         let program = program_of(&last[0]).map_err(located)?;
         let count = last.len();
-        // A resumed run may have had another cut or another schedule in earlier steps, so the prediction and the sizes of
-        // the stages are not theirs.
+        // A resumed run may have had another cut or another schedule in earlier steps, so the prediction and
+        // the sizes of the stages are not theirs.
         let recorded = steps.len();
         steps.retain(|(_, replicas)| {
             program_of(&replicas[0]).is_ok_and(|other| computes_the_same(&other, &program))
@@ -120,8 +120,9 @@ fn sizes(settings: &Settings, program: &Program) -> Option<Vec<StageSizes>> {
     Some(program.placement().all_stages().map(size).collect())
 }
 
-/// Returns the programs of the run's schedule for other numbers of microbatches, if the schedule has a name. A run with
-/// recomputation has no other programs: generated programs do not contain the forwards that backwards compute again.
+/// Returns the programs of the run's schedule for other numbers of microbatches, if the schedule has a name.
+/// A run with recomputation has no other programs: generated programs do not contain the forwards that
+/// backwards compute again.
 fn others(settings: &Settings, program: &Program) -> Vec<Program> {
     if settings.pipeline.recompute != Recompute::None {
         return Vec::new();

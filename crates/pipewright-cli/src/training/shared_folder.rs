@@ -1,8 +1,8 @@
-//! Checks before the training that all processes of a run see the folder of its results, as they all write parts of
-//! checkpoints into it.
+//! Checks before the training that all processes of a run see the folder of its results, as they all write
+//! parts of checkpoints into it.
 //!
-//! The leader writes a small file with a unique name into the folder, and all others look for it. The file is removed
-//! afterwards, together with the folders that were created for it.
+//! The leader writes a small file with a unique name into the folder, and all others look for it. The file is
+//! removed afterwards, together with the folders that were created for it.
 
 use std::fs;
 use std::io;
@@ -21,8 +21,8 @@ const LONGEST_LOOK: Duration = Duration::from_secs(10);
 /// The time between two looks.
 const PAUSE: Duration = Duration::from_millis(5);
 
-/// Fails in every process if one of them does not see the leader's folder at its own path `folder`. All processes call
-/// it.
+/// Fails in every process if one of them does not see the leader's folder at its own path `folder`. All
+/// processes call it.
 pub(crate) fn require(processes: &mut ProcessGroup, folder: &Path) -> Result<(), Failure> {
     if !processes.is_several() {
         return Ok(());

@@ -1,6 +1,8 @@
-//! The summary of a prepared run, which `pipewright check` prints as text or as JSON. The book describes the JSON.
+//! The summary of a prepared run, which `pipewright check` prints as text or as JSON. The book describes the
+//! JSON.
 //!
-//! Both have the same content. Sizes in the JSON are in bytes, and numbers of layers, stages and ranks begin with 0.
+//! Both have the same content. Sizes in the JSON are in bytes, and numbers of layers, stages and ranks begin
+//! with 0.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -231,7 +233,8 @@ fn parameters(layers: &[LayerDesc]) -> u64 {
     layers.iter().map(|layer| layer.parameters).fold(0, u64::saturating_add)
 }
 
-/// Returns the kinds of these layers in the order of their first layer, with the number of layers of each kind.
+/// Returns the kinds of these layers in the order of their first layer, with the number of layers of each
+/// kind.
 fn kinds_of(layers: &[LayerDesc]) -> Vec<(&str, usize)> {
     let mut counts: Vec<(&str, usize)> = Vec::new();
     for layer in layers {

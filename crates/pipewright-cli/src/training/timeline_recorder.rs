@@ -1,5 +1,5 @@
-//! Chooses the steps of a run whose timelines are kept: the first one, steps in equal distances, and the slowest so
-//! far.
+//! Chooses the steps of a run whose timelines are kept: the first one, steps in equal distances, and the
+//! slowest so far.
 
 use pipewright_schedule::Timeline;
 
@@ -20,8 +20,8 @@ pub(crate) struct TimelineRecorder {
 }
 
 impl TimelineRecorder {
-    /// Returns the choice for a run of `steps` steps whose first `done` steps are finished. About `kept` timelines are
-    /// kept.
+    /// Returns the choice for a run of `steps` steps whose first `done` steps are finished. About `kept`
+    /// timelines are kept.
     pub(crate) fn new(done: u64, steps: u64, kept: u64) -> Self {
         let every = if kept == 0 { 0 } else { steps.div_ceil(kept).max(1) };
         Self { every, cold_until: done.saturating_add(WARM_UP), slowest: None }

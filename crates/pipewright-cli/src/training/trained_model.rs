@@ -129,7 +129,8 @@ fn no_tokenizer(place: &str) -> Failure {
     ))
 }
 
-/// Returns the section `[data]` of the configuration of a checkpoint's run; `None` if the checkpoint is not in a run.
+/// Returns the section `[data]` of the configuration of a checkpoint's run; `None` if the checkpoint is not
+/// in a run.
 fn data_of_run(checkpoint: &Checkpoint) -> Result<Option<toml::Table>, Failure> {
     let path = std::path::absolute(checkpoint.path()).unwrap_or_else(|_| checkpoint.path().to_owned());
     let config = path.parent().and_then(Path::parent).map(|run| run.join(CONFIG));

@@ -1,8 +1,8 @@
-//! Runs the steps for `train` and `resume`: shows and writes the metrics of each step, and saves checkpoints between
-//! steps and always at the end.
+//! Runs the steps for `train` and `resume`: shows and writes the metrics of each step, and saves checkpoints
+//! between steps and always at the end.
 //!
-//! If there are several processes, only the leader shows and writes metrics. All processes save their ranks' parts of a
-//! checkpoint after the same steps.
+//! If there are several processes, only the leader shows and writes metrics. All processes save their ranks'
+//! parts of a checkpoint after the same steps.
 
 use std::error::Error;
 use std::io;
@@ -45,8 +45,8 @@ pub(crate) struct TrainingLoop<'a> {
 }
 
 impl TrainingLoop<'_> {
-    /// Runs the remaining steps, or stops early at a signal or because the validation loss no longer falls, and saves a
-    /// checkpoint of the last step.
+    /// Runs the remaining steps, or stops early at a signal or because the validation loss no longer falls,
+    /// and saves a checkpoint of the last step.
     pub(crate) fn run(self, mut trainer: Trainer) -> Result<(), Failure> {
         let Self { settings, overview, description, mut evaluations, mut folder, processes, interrupt } =
             self;
@@ -184,7 +184,8 @@ impl Log {
         Ok(())
     }
 
-    /// Returns the failure of a step, below the schedule around the failing action, and draws the step into the folder.
+    /// Returns the failure of a step, below the schedule around the failing action, and draws the step into
+    /// the folder.
     fn failed_step(&self, failed: Option<&StepFailure>, error: &PipelineError) -> Failure {
         let Some(failed) = failed else { return failure(error) };
         let mut context = format!("{failed}\n");
@@ -222,8 +223,8 @@ impl Log {
     }
 }
 
-/// Warns once if a timeline could not be written, because a run is worth more than its timelines. Fails if the run's folder
-/// is gone.
+/// Warns once if a timeline could not be written, because a run is worth more than its timelines. Fails if
+/// the run's folder is gone.
 fn note_timeline(written: Result<(), RunFolderError>, is_noted: &mut bool) -> Result<(), Failure> {
     match written {
         Err(error) if error.is_lost_folder() => Err(write_failure(error)),
@@ -273,7 +274,8 @@ impl Checkpoints {
         let writer = match folder {
             Some(folder) => {
                 let (keep, checkpoints) = (run.keep_checkpoints as usize, folder.take_checkpoints());
-                // A kill may have come before the link to the best checkpoint, and a run may go back to an earlier one.
+                // A kill may have come before the link to the best checkpoint, and a run may go back to an
+                // earlier one.
                 let best = evaluations.lowest().map(|(step, _)| step);
                 checkpoints.set_best(best).map_err(Failure::input)?;
                 CheckpointWriter::start(checkpoints, keep, ranks, run.deadline())
@@ -294,7 +296,8 @@ impl Checkpoints {
         self.note(outcome, self.requested)
     }
 
-    /// Saves a checkpoint after every `run.checkpoint_every` steps, and after a step with the lowest validation loss.
+    /// Saves a checkpoint after every `run.checkpoint_every` steps, and after a step with the lowest
+    /// validation loss.
     fn after_step(&mut self, trainer: &mut Trainer, is_best: bool) -> Result<(), Failure> {
         // Steps are counted from 1, so no step is a multiple of 0.
         let is_due = trainer.steps_done().is_multiple_of(self.every);
@@ -308,8 +311,8 @@ impl Checkpoints {
         self.note(outcome, earlier)
     }
 
-    /// Saves the state of the last step unless it is already saved, and waits for the writer. Returns the path of the
-    /// newest checkpoint.
+    /// Saves the state of the last step unless it is already saved, and waits for the writer. Returns the
+    /// path of the newest checkpoint.
     fn finish(mut self, trainer: &mut Trainer) -> Result<Option<PathBuf>, Failure> {
         if self.requested != Some(trainer.steps_done()) {
             self.save(trainer, false)?;
@@ -339,7 +342,8 @@ impl Checkpoints {
             }
             Err(error) => {
                 let mut failure = Failure::input(self.with_resumption(&error));
-                // Only this process knows of the failure, so it reports the failure even if it is not the leader.
+                // Only this process knows of the failure, so it reports the failure even if it is not the
+                // leader.
                 failure.report();
                 Err(failure)
             }

@@ -55,7 +55,8 @@ fn weights_that_are_cut_short_or_missing_are_found() {
     assert_eq!(code, Some(0), "a configuration alone starts from random weights: {words}");
 }
 
-/// Splits `model.safetensors` into two files with an index. The tensors in `dropped` are left out of their file.
+/// Splits `model.safetensors` into two files with an index. The tensors in `dropped` are left out of their
+/// file.
 fn split(run: &Run, dropped: &str) {
     let bytes = fs::read(run.path("model/model.safetensors")).expect("weights");
     let file = SafeTensors::deserialize(&bytes).expect("a sound file");
@@ -147,17 +148,18 @@ fn memory_follows_from_microbatches_schedule_and_sharding() {
     assert_eq!(column(&[], 0), "25.2 KiB");
     assert_eq!(column(&[], 1), "25.2 KiB");
     assert_eq!(column(&[], 2), "50.5 KiB");
-    // A block keeps 8 tokens x (4 x 16 + 2 scales + 4 x 16 + 2 heads + 3 x 24) floats, and the embedding keeps 8 ids of
-    // 8 bytes. 1F1B holds two microbatches on the first of two ranks; GPipe holds all four.
+    // A block keeps 8 tokens x (4 x 16 + 2 scales + 4 x 16 + 2 heads + 3 x 24) floats, and the embedding
+    // keeps 8 ids of 8 bytes. 1F1B holds two microbatches on the first of two ranks; GPipe holds all four.
     assert_eq!(column(&[], 3), "25.6 KiB");
     assert_eq!(column(&["pipeline.schedule=gpipe"], 3), "51.2 KiB");
     assert_eq!(column(&["pipeline.microbatch_size=2"], 3), "51.2 KiB");
-    // A stage that is recomputed holds the activations of one microbatch. Recomputed by block, it keeps the output of
-    // each layer but the last, 512 bytes, for two microbatches, and the activations of one block.
+    // A stage that is recomputed holds the activations of one microbatch. Recomputed by block, it keeps the
+    // output of each layer but the last, 512 bytes, for two microbatches, and the activations of one block.
     assert_eq!(column(&["pipeline.recompute=stage"], 3), "12.8 KiB");
     assert_eq!(column(&["pipeline.recompute=block"], 3), "8.4 KiB");
-    // SGD without momentum has no state, with momentum one number for each parameter. Muon has one for each of the 2176
-    // elements of a block's matrices, and AdamW's two for the others; Adafactor has one for each row and column.
+    // SGD without momentum has no state, with momentum one number for each parameter. Muon has one for each
+    // of the 2176 elements of a block's matrices, and AdamW's two for the others; Adafactor has one for each
+    // row and column.
     assert_eq!(column(&["optimizer.name=sgd"], 2), "0 B");
     assert_eq!(column(&["optimizer.name=sgd", "optimizer.momentum=0.9"], 2), "25.2 KiB");
     assert_eq!(column(&["optimizer.name=muon"], 2), "33.5 KiB");
@@ -184,9 +186,10 @@ fn each_stage_has_its_bytes() {
         let rows = table.take_while(|line| line.starts_with("stage "));
         rows.map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ")).collect()
     };
-    // The embedding of 128 x 16 and both blocks of 2208 parameters; the norm of 16 and the head of 128 x 16. The blocks
-    // keep 6464 bytes each, the embedding 8 ids of 8 bytes, and 1F1B holds two microbatches on the first rank. The last
-    // stage keeps the normalised rows, their scales and the logits: 8 x (16 + 16 + 1 + 128) floats.
+    // The embedding of 128 x 16 and both blocks of 2208 parameters; the norm of 16 and the head of 128 x 16.
+    // The blocks keep 6464 bytes each, the embedding 8 ids of 8 bytes, and 1F1B holds two microbatches on the
+    // first rank. The last stage keeps the normalised rows, their scales and the logits: 8 x (16 + 16 + 1 +
+    // 128) floats.
     let expected = rows(&[]);
     assert_eq!(expected[0], "stage 0 0 25.2 KiB 25.2 KiB 50.5 KiB 25.6 KiB");
     assert_eq!(expected.len(), 2);

@@ -1,4 +1,5 @@
-//! Tests of the command line for scripts and people: where output is written, exit codes, and the texts of errors.
+//! Tests of the command line for scripts and people: where output is written, exit codes, and the texts of
+//! errors.
 
 use std::fs;
 use std::path::Path;
@@ -38,7 +39,8 @@ pub(super) fn succeed(folder: &TempDir, arguments: &[&str]) -> String {
     text(&output.stdout)
 }
 
-/// Runs a command that fails with `code`, and compares the lines of its standard error that start an error or its help.
+/// Runs a command that fails with `code`, and compares the lines of its standard error that start an error or
+/// its help.
 fn fail(folder: &TempDir, arguments: &[&str], code: i32, expected: &[&str]) {
     let output = run_in(folder.path(), arguments);
     let stderr = text(&output.stderr).replace(&format!("{}/", folder.path().display()), "");

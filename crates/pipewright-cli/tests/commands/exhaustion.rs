@@ -1,5 +1,5 @@
-//! Tests that a run that cannot allocate memory reports where that happened, and ends with the exit code of a failed
-//! rank, and that schedules which do not fit are refused before memory ends.
+//! Tests that a run that cannot allocate memory reports where that happened, and ends with the exit code of a
+//! failed rank, and that schedules which do not fit are refused before memory ends.
 
 use std::fs;
 use std::process::{Command, Output};

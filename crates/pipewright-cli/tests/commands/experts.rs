@@ -1,5 +1,5 @@
-//! A family with experts through the command line: its keys, the parts of its loss, its export, a router that overflows, and
-//! tensor ranks with whole experts.
+//! A family with experts through the command line: its keys, the parts of its loss, its export, a router that
+//! overflows, and tensor ranks with whole experts.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -73,7 +73,8 @@ fn every_part_of_the_loss_is_reported_and_is_the_same_for_every_cut() {
     assert_eq!(train(&["pipeline.ranks=2", "pipeline.schedule=dualpipev"]), one);
 }
 
-/// Returns the parts of the balance loss by layer, and the load of each expert, of each step. Checks that they add up.
+/// Returns the parts of the balance loss by layer, and the load of each expert, of each step. Checks that
+/// they add up.
 fn by_layer(folder: &TempDir) -> Vec<(Value, Value)> {
     let metrics = fs::read_to_string(folder.path().join("out/metrics.jsonl")).expect("metrics");
     let sum = |values: &mut dyn Iterator<Item = &Value>| values.filter_map(Value::as_f64).sum::<f64>();

@@ -1,5 +1,5 @@
-//! Tests of `pipewright generate`: the same tokens with and without a cache, from a run and from what it exports, and bad
-//! input.
+//! Tests of `pipewright generate`: the same tokens with and without a cache, from a run and from what it
+//! exports, and bad input.
 
 use std::fs;
 use std::process::Output;

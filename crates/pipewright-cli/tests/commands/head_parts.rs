@@ -1,5 +1,5 @@
-//! `pipeline.head_parts` through the command line: the layers that it makes, runs that are killed and resume with another
-//! number of parts, the model that such a run leaves, and heads that cannot be cut.
+//! `pipeline.head_parts` through the command line: the layers that it makes, runs that are killed and resume
+//! with another number of parts, the model that such a run leaves, and heads that cannot be cut.
 
 use std::fs;
 use std::path::Path;

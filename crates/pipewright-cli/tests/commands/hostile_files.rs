@@ -1,5 +1,5 @@
-//! Tests of files that are not what they seem: pipes and endless devices instead of a run's files, a full disk, and names
-//! with control characters.
+//! Tests of files that are not what they seem: pipes and endless devices instead of a run's files, a full
+//! disk, and names with control characters.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -16,7 +16,8 @@ fn call(program: &str, arguments: &[&Path]) {
     assert!(status.is_ok_and(|status| status.success()), "{program} {arguments:?}");
 }
 
-/// Replaces a run's file by a special file, and runs the commands that may read it. Each must end with this code.
+/// Replaces a run's file by a special file, and runs the commands that may read it. Each must end with this
+/// code.
 fn check(run: &Run, file: &str, make: impl Fn(&Path), readers: &[(&[&str], i32)]) {
     for (reader, code) in readers {
         let path = run.path("out").join(file);

@@ -12,8 +12,8 @@ fn after_a_step(set: &[&str]) -> BTreeMap<String, Vec<u8>> {
     all.filter(|(name, _)| !name.contains('@')).collect()
 }
 
-/// Checks which parameters have no decay. The gradients of the first step do not depend on the decay, so each parameter must
-/// have the value of a step with decay or of one without.
+/// Checks which parameters have no decay. The gradients of the first step do not depend on the decay, so each
+/// parameter must have the value of a step with decay or of one without.
 fn check(model: &[&str], groups: &str, has_no_decay: impl Fn(&str) -> bool) {
     let with = after_a_step(&[model, &["optimizer.weight_decay=50"]].concat());
     let without = after_a_step(&[model, &["optimizer.weight_decay=0"]].concat());

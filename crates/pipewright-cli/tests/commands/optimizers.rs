@@ -115,8 +115,8 @@ fn muon_updates_the_matrices_of_blocks_and_adamw_the_rest() {
     for (name, values) in &muon {
         assert_eq!(*values != adamw[name], is_hidden(name), "{name}");
     }
-    // The update of a matrix has singular values near 1 times the rate and the scale: 0.2 times the root of the longer
-    // side. The coefficients of the iteration leave them between 0.7 and 1.2.
+    // The update of a matrix has singular values near 1 times the rate and the scale: 0.2 times the root of
+    // the longer side. The coefficients of the iteration leave them between 0.7 and 1.2.
     let name = "model.layers.0.self_attn.q_proj.weight";
     let update: Vec<f64> = muon[name]
         .iter()

@@ -1,4 +1,5 @@
-//! Models whose blocks follow a pattern: bars that cut the stages, side inputs of the rows, and what is refused.
+//! Models whose blocks follow a pattern: bars that cut the stages, side inputs of the rows, and what is
+//! refused.
 
 use std::fs;
 
@@ -50,7 +51,8 @@ fn json(path: impl AsRef<std::path::Path>) -> Vec<Value> {
 
 #[test]
 fn side_inputs_reach_evaluations() {
-    // With these settings a step changes no parameter, so the loss of an evaluation equals the loss of the steps on its rows.
+    // With these settings a step changes no parameter, so the loss of an evaluation equals the loss of the
+    // steps on its rows.
     let frozen = ["optimizer.learning_rate=1e-30", "optimizer.weight_decay=0"].map(str::to_owned);
     let trained = |more: &[String]| {
         let run = Run::new();
@@ -111,8 +113,8 @@ fn what_the_stages_share_is_listed() {
     let run = Run::new();
     let (code, said) = command(&run, "check", &reference());
     assert_eq!(code, Some(0), "{said}");
-    // The second head has a copy of the embedding's table, and the attentions of each stage one of the relations'
-    // table.
+    // The second head has a copy of the embedding's table, and the attentions of each stage one of the
+    // relations' table.
     for table in ["embed_tokens", "relation_bias"] {
         let line =
             format!("shared    model.{table}.weight: one parameter, with a copy in each of stages 0 and 1\n");

@@ -1,5 +1,5 @@
-//! The memory of plans: the tensors of what `plan --memory` proposes hold at most the limit when it runs, as the allocator
-//! counts.
+//! The memory of plans: the tensors of what `plan --memory` proposes hold at most the limit when it runs, as
+//! the allocator counts.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -25,7 +25,8 @@ const MODEL: [&str; 9] = [
 /// The next limit, as a share of what the last plan needs.
 const TIGHTER: f64 = 0.9;
 
-/// The bytes of lists of a rank that are not in a profile. Their size does not depend on the size of the tensors.
+/// The bytes of lists of a rank that are not in a profile. Their size does not depend on the size of the
+/// tensors.
 const LISTS: u64 = 96 << 10;
 
 /// A predicted peak equals the peak of the run within this share.
@@ -112,8 +113,8 @@ fn profiled() -> Run {
     run
 }
 
-/// Checks that the memory of a run with its head in parts is predicted from a profile of the whole head, and from one of
-/// that number of parts.
+/// Checks that the memory of a run with its head in parts is predicted from a profile of the whole head, and
+/// from one of that number of parts.
 fn check_parts(run: &Run, schedule: &str, stages_per_rank: u32, boundaries: &str, parts: u32) {
     let set = [
         format!("pipeline.schedule={schedule}"),

@@ -64,7 +64,8 @@ fn each_kind_of_layer_is_measured_once() {
     }
 }
 
-/// The bytes that a decoder layer keeps for one row, from the list of its tensors: see `describe` of the model.
+/// The bytes that a decoder layer keeps for one row, from the list of its tensors: see `describe` of the
+/// model.
 #[test]
 fn the_memory_that_a_layer_keeps_is_measured() {
     let run = Run::new();
@@ -73,7 +74,8 @@ fn the_memory_that_a_layer_keeps_is_measured() {
     let kept =
         |profile: &Table| layers(profile)[1]["activation_bytes"].as_integer().expect("a number") as f64;
     let row = 32.0 * 4.0;
-    // Eleven tensors of the width or less, three of the inner width; norms and attention add a few numbers a token.
+    // Eleven tensors of the width or less, three of the inner width; norms and attention add a few numbers a
+    // token.
     assert!((6.0 * 64.0 * row..14.0 * 96.0 * row).contains(&kept(&one)), "{}", kept(&one));
     assert!((kept(&two) / kept(&one) - 2.0).abs() < 0.15, "{} and {}", kept(&one), kept(&two));
 }

@@ -20,8 +20,8 @@ fn inspected(run: &Run) -> serde_json::Value {
     serde_json::from_slice(&output.stdout).expect("JSON")
 }
 
-/// Returns all parameters and the optimizer state of the newest checkpoint, for any distribution over shards. An
-/// exported model or later losses would not show the optimizer state.
+/// Returns all parameters and the optimizer state of the newest checkpoint, for any distribution over shards.
+/// An exported model or later losses would not show the optimizer state.
 fn final_state(run: &Run) -> Vec<(String, Vec<u8>)> {
     let newest = inspected(run)["checkpoint"].as_str().expect("a path").to_owned();
     run::tensors(&run.path(&newest))
@@ -36,9 +36,10 @@ const CUTS: &[&[&str]] = &[
     &["pipeline.ranks=4", "pipeline.stages_per_rank=1", "pipeline.schedule=gpipe"],
 ];
 
-/// Trains 40 steps with kills at random moments. After each kill the run resumes with `changes(number of the kill)`.
-/// The result is compared with an undisturbed run. The last kill may happen after the run has saved its last step. In
-/// that case the next resume finds the run finished, and its state is in the shards of the last changes.
+/// Trains 40 steps with kills at random moments. After each kill the run resumes with
+/// `changes(number of the kill)`. The result is compared with an undisturbed run. The last kill may happen
+/// after the run has saved its last step. In that case the next resume finds the run finished, and its state
+/// is in the shards of the last changes.
 fn check_kills(kills: u32, set: &[&str], changes: impl Fn(u32) -> Vec<&'static str>) {
     let whole = Run::new();
     let started = std::time::Instant::now();
@@ -51,8 +52,8 @@ fn check_kills(kills: u32, set: &[&str], changes: impl Fn(u32) -> Vec<&'static s
     let (seed, mut random) = seeded();
     let killed = Run::new();
     let mut under_way = 0;
-    // How many kills meet a run between its steps depends on the machine and its load, so the kills continue until enough
-    // of them did.
+    // How many kills meet a run between its steps depends on the machine and its load, so the kills continue
+    // until enough of them did.
     for kill in 0.. {
         let mut child = if killed.has_config() {
             killed.start("resume", &["out"], &changes(kill))
@@ -141,18 +142,20 @@ fn a_run_of_tensor_ranks_resumes_under_any_mesh() {
 fn a_kill_while_saving_loses_nothing() {
     let run = Run::new();
     let (seed, mut random) = seeded();
-    // The run has too many steps to finish and saves a checkpoint after each, so that kills often happen while saving.
+    // The run has too many steps to finish and saves a checkpoint after each, so that kills often happen
+    // while saving.
     run.train(&["run.checkpoint_every=1", "run.steps=2"]);
     let (mut newest, mut half_written, mut kill) = (2, 0, 0);
-    // How many kills meet a checkpoint half-written depends on the machine and its load, so the test continues until
-    // enough of them did.
+    // How many kills meet a checkpoint half-written depends on the machine and its load, so the test
+    // continues until enough of them did.
     let wanted = kills(15) / 2;
     while half_written < wanted {
         kill += 1;
         assert!(kill <= 40 * wanted, "only {half_written} kills met a checkpoint half-written, seed {seed}");
         let mut child = run.start("resume", &["out"], &["run.steps=1000000"]);
         run.wait_for_step(newest + 1);
-        // A busy machine delays the thread that saves, so the range of the moments grows until the kills meet it.
+        // A busy machine delays the thread that saves, so the range of the moments grows until the kills meet
+        // it.
         let range = 60.0 * (1.0 + f64::from(kill) / 8.0);
         std::thread::sleep(Duration::from_millis((range * random()) as u64));
         child.kill().and_then(|()| child.wait()).expect("the run is ours to kill");

@@ -1,5 +1,5 @@
-//! Tests of updates that ruin the parameters: the run ends, the last good checkpoint stays, and checkpoints of other programs
-//! are not called sound.
+//! Tests of updates that ruin the parameters: the run ends, the last good checkpoint stays, and checkpoints
+//! of other programs are not called sound.
 
 use crate::run::Run;
 

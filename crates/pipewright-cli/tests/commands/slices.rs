@@ -1,4 +1,5 @@
-//! Tests of training with slices of microbatches: figures as with whole ones, resumption between both, and refusals.
+//! Tests of training with slices of microbatches: figures as with whole ones, resumption between both, and
+//! refusals.
 
 use std::fs;
 
@@ -99,8 +100,8 @@ fn check_and_the_trace_know_slices() {
     assert!(page.contains(" 0F3.3 ") && !page.contains(" 0F15 "), "slices are named");
 }
 
-/// A model whose keys and values are a large part of what a step keeps. The activations of both ranks are so large that
-/// `check` prints them with three digits or more.
+/// A model whose keys and values are a large part of what a step keeps. The activations of both ranks are so
+/// large that `check` prints them with three digits or more.
 const LONG: [&str; 9] = [
     "model.vocab_size=128",
     "model.hidden_size=64",

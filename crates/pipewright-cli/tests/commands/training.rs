@@ -1,4 +1,5 @@
-//! Tests of training through the command line: the files, the display, and figures that do not depend on the partition.
+//! Tests of training through the command line: the files, the display, and figures that do not depend on the
+//! partition.
 
 use std::fs;
 use std::path::Path;
@@ -358,7 +359,8 @@ fn recomputation_changes_no_figure() {
     let folder = folder();
     let expected = figures(&folder, &[]);
     let tensor_ranks = "mesh.tensor_parallel=2";
-    // The gradients of two ranks that compute a stage together may arrive before and after the second forward.
+    // The gradients of two ranks that compute a stage together may arrive before and after the second
+    // forward.
     let split = figures(&folder, &[tensor_ranks]);
     for choice in ["stage", "block", "[0]"] {
         let recompute = format!("pipeline.recompute={choice}");
@@ -367,8 +369,8 @@ fn recomputation_changes_no_figure() {
     }
 }
 
-/// A group size, with a short last group, orders the same computations as any other schedule. So does a pipeline that is never
-/// full, which the run says.
+/// A group size, with a short last group, orders the same computations as any other schedule. So does a
+/// pipeline that is never full, which the run says.
 #[test]
 fn groups_and_few_microbatches_train_to_the_same_bits() {
     let folder = folder();

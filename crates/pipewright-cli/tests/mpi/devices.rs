@@ -7,8 +7,8 @@ use pipewright::device::{DeviceChoice, Devices};
 
 use super::{figures, folder, pipewright, processes, with_overrides, words};
 
-/// Returns whether there is an adapter that computes on the processor. A test without one prints a message and passes,
-/// unless `PIPEWRIGHT_REQUIRE_DEVICE` is set.
+/// Returns whether there is an adapter that computes on the processor. A test without one prints a message
+/// and passes, unless `PIPEWRIGHT_REQUIRE_DEVICE` is set.
 #[expect(clippy::print_stdout, reason = "a test that is left out says so")]
 fn is_there() -> bool {
     let device: DeviceChoice = "wgpu:cpu".parse().expect("a device");
@@ -27,7 +27,8 @@ fn a_device_that_fails_in_one_process_ends_all_with_the_action_that_sends() {
     // The mask of an attention over such a row has 6.25 GiB.
     let text = "the quick brown fox jumps over the lazy dog ".repeat(16 * 1024);
     fs::write(folder.path().join("long.txt"), text).expect("the scratch folder takes files");
-    // A second microbatch would let the rank meet the failure in its forward before the thread that sends does.
+    // A second microbatch would let the rank meet the failure in its forward before the thread that sends
+    // does.
     fs::write(folder.path().join("one.csv"), "0F0,,,0B0\n,1F0,1B0,\n")
         .expect("the scratch folder takes files");
     let overrides = [

@@ -1,11 +1,12 @@
-//! Tests of a run in which one process cannot allocate memory: all processes end, and the first message is its report.
+//! Tests of a run in which one process cannot allocate memory: all processes end, and the first message is
+//! its report.
 
 use std::fs;
 
 use super::{folder, mpirun, pipewright, words};
 
-/// A model whose activations of all microbatches need more than a gigabyte in each process, and settings of its runs. GPipe
-/// holds them all at the same time.
+/// A model whose activations of all microbatches need more than a gigabyte in each process, and settings of
+/// its runs. GPipe holds them all at the same time.
 const SETTINGS: [&str; 11] = [
     "model.hidden_size=256",
     "model.intermediate_size=1024",
@@ -20,7 +21,8 @@ const SETTINGS: [&str; 11] = [
     "run.deadline_seconds=60",
 ];
 
-/// The limit of each process's address space in kibibytes: enough for the start and for a part of the microbatches.
+/// The limit of each process's address space in kibibytes: enough for the start and for a part of the
+/// microbatches.
 const LIMIT: u32 = 1 << 20;
 
 #[test]

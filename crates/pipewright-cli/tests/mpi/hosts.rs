@@ -1,8 +1,8 @@
-//! Tests of two machines with two ranks each. The machines are network namespaces of this machine, joined by a virtual
-//! cable.
+//! Tests of two machines with two ranks each. The machines are network namespaces of this machine, joined by
+//! a virtual cable.
 //!
-//! `mpirun` reaches the second machine through a remote shell that the test writes. The ranks communicate only over
-//! TCP.
+//! `mpirun` reaches the second machine through a remote shell that the test writes. The ranks communicate
+//! only over TCP.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -64,7 +64,8 @@ fn on_host(namespace: &str, command: &str) -> String {
     format!("exec ip netns exec {namespace} unshare --uts sh -c 'hostname {namespace}; {command}' sh \"$@\"")
 }
 
-/// Writes the script that `mpirun` calls to reach the second host. Its arguments are a host's name and a command.
+/// Writes the script that `mpirun` calls to reach the second host. Its arguments are a host's name and a
+/// command.
 fn write_remote_shell(path: &Path, namespace: &str) {
     let command = on_host(namespace, r#"exec sh -c "$*""#);
     fs::write(path, format!("#!/bin/sh\nshift\n{command}\n")).expect("a file");

@@ -1,5 +1,5 @@
-//! Tests of training in several processes: they compute the same figures as threads, only one process reports, and all
-//! end when one is lost.
+//! Tests of training in several processes: they compute the same figures as threads, only one process
+//! reports, and all end when one is lost.
 
 #![cfg(feature = "mpi")]
 
@@ -37,7 +37,8 @@ fn mpirun(folder: &Path) -> Command {
     let mut command = Command::new("mpirun");
     command.current_dir(folder);
     command.env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
-    // The `mpirun` of each test has its own folder for session files. Otherwise one test would delete the files of another.
+    // The `mpirun` of each test has its own folder for session files. Otherwise one test would delete the
+    // files of another.
     command.env("OMPI_MCA_orte_tmpdir_base", folder);
     command.env("OMPI_MCA_rmaps_base_oversubscribe", "1").stdin(Stdio::null());
     // The number of seconds after which processes that have not ended fail their test.
@@ -79,7 +80,8 @@ fn schedules() -> Vec<String> {
     names.filter(|name| name != "forwardonly").collect()
 }
 
-/// Trains with threads and with processes, and compares the figures. Returns the number of compared schedules.
+/// Trains with threads and with processes, and compares the figures. Returns the number of compared
+/// schedules.
 fn compare(ranks: u32) -> usize {
     let folder = folder();
     let mut compared = 0;
@@ -360,7 +362,8 @@ fn processes_that_would_run_different_things_are_named() {
 #[test]
 fn a_process_that_does_not_get_to_the_start_is_named() {
     let folder = folder();
-    // The process's configuration is a pipe without a writer: the process sends heartbeats, and its read never ends.
+    // The process's configuration is a pipe without a writer: the process sends heartbeats, and its read
+    // never ends.
     let pipe = Command::new("mkfifo").arg(folder.path().join("pipe.toml")).status();
     assert!(pipe.expect("mkfifo is everywhere").success());
     let mut command = mpirun(folder.path());
@@ -384,9 +387,9 @@ fn several_processes_do_not_each_run_all_ranks() {
     check_refused(&output, 2, &["error:", "set pipeline.transport=mpi"]);
 }
 
-/// Checks that a run of six steps that is resumed twice has the same figures as the uninterrupted run `whole`. The run
-/// starts in the processes of `first`, is saved after two steps, resumes in one process with threads, and resumes after
-/// four steps in two processes with `then`.
+/// Checks that a run of six steps that is resumed twice has the same figures as the uninterrupted run
+/// `whole`. The run starts in the processes of `first`, is saved after two steps, resumes in one process with
+/// threads, and resumes after four steps in two processes with `then`.
 fn check_resume(whole: (u32, &[&str]), first: (u32, &[&str]), then: &str) {
     let run = |folder: &Path, (count, set): (u32, &[&str]), more: &[&str]| {
         let output = processes(folder, count, &[set, more].concat());
@@ -499,8 +502,8 @@ fn check_lost(rank: u32, name: &str, limit: Duration, expected: &str) -> String 
     said
 }
 
-/// Stops one of three ranks. Checks that the report contains the last known place of that rank, and what each of the
-/// others waits for.
+/// Stops one of three ranks. Checks that the report contains the last known place of that rank, and what each
+/// of the others waits for.
 fn check_stopped(stopped: u32) {
     // The time limit is the deadline, one second, and the time that mpirun needs to end a stopped process.
     let expected = format!("rank {stopped} has sent no heartbeat for 3.0 s");

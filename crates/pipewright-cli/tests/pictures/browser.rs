@@ -1,8 +1,8 @@
-//! Controls headless Chromium over its DevTools protocol. The tests send input events instead of calling the page's own
-//! functions.
+//! Controls headless Chromium over its DevTools protocol. The tests send input events instead of calling the
+//! page's own functions.
 //!
-//! The protocol uses two pipes, which are descriptors 3 and 4 of Chromium. Messages are JSON, each followed by a zero
-//! byte.
+//! The protocol uses two pipes, which are descriptors 3 and 4 of Chromium. Messages are JSON, each followed
+//! by a zero byte.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;

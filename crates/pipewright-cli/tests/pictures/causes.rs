@@ -1,5 +1,5 @@
-//! Tests of the causes that the page of `view` gives for bubbles, for predicted and measured timelines of several
-//! schedules, with collectives and waits for sends.
+//! Tests of the causes that the page of `view` gives for bubbles, for predicted and measured timelines of
+//! several schedules, with collectives and waits for sends.
 
 use std::ffi::OsStr;
 use std::path::Path;
@@ -10,10 +10,10 @@ use crate::browser::Browser;
 use crate::made::{Made, pipewright};
 use crate::view_run::trained;
 
-/// Defines `faults(source)`, which returns the bubbles of a timeline that the page does not explain: their tip and their
-/// panel have to name a cause, and their chain of causes has to end. In a prediction every gap has a cause: the chain
-/// begins at the start of the step, and the times in it add up to the time at which it ends. Also defines `kinds(source)`,
-/// which counts the causes.
+/// Defines `faults(source)`, which returns the bubbles of a timeline that the page does not explain: their
+/// tip and their panel have to name a cause, and their chain of causes has to end. In a prediction every gap
+/// has a cause: the chain begins at the start of the step, and the times in it add up to the time at which it
+/// ends. Also defines `kinds(source)`, which counts the causes.
 const FAULTS: &str = "
     window.chainOf = ({ lane, next }) => next < 0 ? criticalPath(lane.source) : chainTo(lane, next);
     window.wordsOf = (bubble) => explainBubble({ ...bubble, chain: chainOf(bubble) }).map(({ textContent }) => textContent);

@@ -1,8 +1,8 @@
-//! Tests of the pictures of `schedule` and `simulate` and of the pages of `view` and `report`, made by the binary and
-//! opened in headless Chromium.
+//! Tests of the pictures of `schedule` and `simulate` and of the pages of `view` and `report`, made by the
+//! binary and opened in headless Chromium.
 //!
-//! If Chromium is not installed, these tests print a note to standard error and pass. Continuous integration sets
-//! `PIPEWRIGHT_REQUIRE_CHROMIUM=1`, so that they fail instead.
+//! If Chromium is not installed, these tests print a note to standard error and pass. Continuous integration
+//! sets `PIPEWRIGHT_REQUIRE_CHROMIUM=1`, so that they fail instead.
 
 mod book;
 mod browser;

@@ -6,8 +6,8 @@ use crate::made::Made;
 const LARGE: &str = "simulate 1f1b --ranks 64 --microbatches 256";
 
 impl Browser {
-    /// Returns the colour of the plot, such as `#7db3e8`, at a time and a fraction of the height of a rank's lane.
-    /// Labels are in the middle of the lane.
+    /// Returns the colour of the plot, such as `#7db3e8`, at a time and a fraction of the height of a rank's
+    /// lane. Labels are in the middle of the lane.
     fn colour(&mut self, seconds: f64, rank: u32, share: f64) -> String {
         let x = format!("gutter + xOf({seconds} / data.quantum)");
         let y =
@@ -157,8 +157,8 @@ fn the_memory_lane_is_shown_on_request() {
     }
 }
 
-/// Compares the columns of some lanes with the shares of their time. Returns the number of columns that differ, and the
-/// number of columns with at least two sorts.
+/// Compares the columns of some lanes with the shares of their time. Returns the number of columns that
+/// differ, and the number of columns with at least two sorts.
 const COLUMNS: &str = "(() => {
     const width = Math.round(plotWidth()), pixels = paint.getImageData(gutter, axisHeight, width, Math.round(plotHeight()));
     const words = new Uint32Array(pixels.data.buffer), bubbles = [theme.bubblePixel, theme.hatchPixel];

@@ -8,8 +8,8 @@ use crate::made::Made;
 /// The time of a frame at 60 Hz, in milliseconds.
 const FRAME: f64 = 16.0;
 
-/// A script that draws the page at several zooms. Reading a pixel waits until the canvas is complete. The result
-/// contains the fastest and the median time in milliseconds for each zoom.
+/// A script that draws the page at several zooms. Reading a pixel waits until the canvas is complete. The
+/// result contains the fastest and the median time in milliseconds for each zoom.
 const SWEEP: &str = "(() => {
     const timed = () => {
         const start = performance.now();
@@ -42,8 +42,8 @@ fn check(name: &str, made: &Made, actions: f64) {
     // During the first sweep the browser compiles the page's script, so its times do not count.
     sweep(&mut browser);
     let mut rows = sweep(&mut browser);
-    // Other programs may use the processor at the same time, so slow results are measured again, and the best median of
-    // each zoom counts.
+    // Other programs may use the processor at the same time, so slow results are measured again, and the best
+    // median of each zoom counts.
     for _ in 0..10 {
         if rows.iter().all(|row| row[2] <= FRAME) {
             break;

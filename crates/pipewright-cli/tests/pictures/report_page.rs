@@ -43,7 +43,8 @@ fn write_run(folder: &Path, name: &str, steps: u64, ranks: &str) {
         .expect("a file");
 }
 
-/// Returns the number of records of a run's event file. Each has a length, two checksums of four bytes, and its data.
+/// Returns the number of records of a run's event file. Each has a length, two checksums of four bytes, and
+/// its data.
 fn tensorboard_records(run: &Path) -> usize {
     let mut files = fs::read_dir(run).expect("a folder").map(|entry| entry.expect("an entry").path());
     let is_events = |path: &std::path::PathBuf| path.to_string_lossy().contains("events.out.tfevents.");

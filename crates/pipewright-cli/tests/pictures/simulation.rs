@@ -1,4 +1,5 @@
-//! Compares the simulation in the page of `view` with the simulation of the schedule crate: every event of every schedule.
+//! Compares the simulation in the page of `view` with the simulation of the schedule crate: every event of
+//! every schedule.
 
 use std::ffi::OsStr;
 
@@ -103,8 +104,8 @@ fn slices_take_their_shares_and_have_names() {
 
 #[test]
 fn messages_of_skip_connections_delay_their_users() {
-    // Worked out by hand: the message of 6 bytes from stage 0 to stage 2 occupies its link for 6 s from the end of 0F0,
-    // the gradient that goes back as well.
+    // Worked out by hand: the message of 6 bytes from stage 0 to stage 2 occupies its link for 6 s from the
+    // end of 0F0, the gradient that goes back as well.
     let made = Made::view("1f1b --ranks 2 --microbatches 2");
     let Some(mut browser) = Browser::open(&made.path(), 800, 600) else { return };
     let costs = "{ stages: [{ F: 1, I: 1, W: 1, B: 2, unshard: 0, reduce: 0 }], outputs: [0], latency: 0.5, bandwidth: 1,
@@ -120,8 +121,8 @@ fn messages_of_skip_connections_delay_their_users() {
     );
 }
 
-/// Returns a condition of a page: for the program with this number of microbatches, its own, it simulates the memory that
-/// the schedule crate has predicted.
+/// Returns a condition of a page: for the program with this number of microbatches, its own, it simulates the
+/// memory that the schedule crate has predicted.
 pub(crate) fn same_memory(microbatches: u32) -> String {
     format!(
         "sourceOfEvents('', simulate(programFor({microbatches}), costsOfWhatIf())).lanes.every(({{ memory }}, rank) => {{
@@ -142,8 +143,8 @@ fn memory_of_the_page_is_that_of_the_crate() {
 
 #[test]
 fn bandwidth_links_and_collectives_delay_as_in_the_crate() {
-    // The rules of links with a bandwidth have no command, so their times are worked out by hand: each message of 10
-    // bytes occupies its link for 2 s and arrives 0.5 s later; gathering takes 3 s.
+    // The rules of links with a bandwidth have no command, so their times are worked out by hand: each
+    // message of 10 bytes occupies its link for 2 s and arrives 0.5 s later; gathering takes 3 s.
     let made = Made::view("1f1b --ranks 2 --microbatches 2");
     let Some(mut browser) = Browser::open(&made.path(), 800, 600) else { return };
     let costs = "{ stages: [{ F: 1, I: 1, W: 1, B: 2, unshard: 3, reduce: 4 }], outputs: [10], latency: 9,

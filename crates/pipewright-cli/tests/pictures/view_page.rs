@@ -56,7 +56,8 @@ fn every_bubble_names_its_cause_and_the_chain_ends_at_the_start() {
         else {
             return;
         };
-        // Every bubble that is not at the end of a rank waits for a message, and each chain leads back to time 0.
+        // Every bubble that is not at the end of a rank waits for a message, and each chain leads back to
+        // time 0.
         let wrong = "bubblesOf(predictedSource).filter(({ lane, next }) => next >= 0 && causeOf(lane, next).via !== 'message').length";
         assert_eq!(browser.number(wrong), 0.0, "{name}");
         let ends = "bubblesOf(predictedSource).filter(({ next }) => next >= 0).map(({ lane, next }) => chainTo(lane, next).at(-1))
@@ -287,7 +288,8 @@ fn a_range_has_sums_for_each_kind() {
     browser.drag(from, to);
     browser.held = 0;
     assert!(browser.holds("view.zoom === 1 && selected.isRange && selected.lanes.length === 2"));
-    // In 8 units, rank 0 runs four forwards and waits for 0B0; rank 1 has the first part of its first backward.
+    // In 8 units, rank 0 runs four forwards and waits for 0B0; rank 1 has the first part of its first
+    // backward.
     let expected = "(() => { const sums = new Map();
         for (const { cells, bars } of ranks.slice(0, 2)) cells.start.forEach((start, at) => {
             const time = Math.min(cells.end[at], selected.to) - Math.max(start, selected.from), [name] = data.kinds[cells.kind[at]];

@@ -169,7 +169,8 @@ impl Run {
     }
 }
 
-/// Returns all tensors of a checkpoint by name. The rows that sharded replicas store in separate files are joined.
+/// Returns all tensors of a checkpoint by name. The rows that sharded replicas store in separate files are
+/// joined.
 pub(crate) fn tensors(checkpoint: &Path) -> Vec<(String, Vec<u8>)> {
     let manifest = fs::read(checkpoint.join("manifest.json")).expect("a manifest");
     let manifest: serde_json::Value = serde_json::from_slice(&manifest).expect("JSON");
@@ -191,7 +192,8 @@ pub(crate) fn signal(child: &Child, name: &str) {
     assert!(status.is_ok_and(|status| status.success()), "the signal is sent");
 }
 
-/// Returns a seed, which is `PIPEWRIGHT_SEED` if that is set, and a generator of numbers from 0 to 1 with that seed.
+/// Returns a seed, which is `PIPEWRIGHT_SEED` if that is set, and a generator of numbers from 0 to 1 with
+/// that seed.
 pub(crate) fn seeded() -> (u64, impl FnMut() -> f64) {
     let given = std::env::var("PIPEWRIGHT_SEED").ok().and_then(|seed| seed.parse().ok());
     let clock = || std::time::UNIX_EPOCH.elapsed().map_or(1, |now| now.subsec_nanos().into());
@@ -208,7 +210,8 @@ pub(crate) fn seeded() -> (u64, impl FnMut() -> f64) {
     (seed, random)
 }
 
-/// Returns whether this process ignores SIGHUP, as `nohup` sets it, and says so. The runs that it starts do the same.
+/// Returns whether this process ignores SIGHUP, as `nohup` sets it, and says so. The runs that it starts do
+/// the same.
 pub(crate) fn ignores_hangup() -> bool {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));

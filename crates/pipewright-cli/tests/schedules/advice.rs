@@ -1,5 +1,5 @@
-//! Checks that what an error advises is accepted by the same command, that few microbatches are said, and that numbers agree
-//! with their nouns.
+//! Checks that what an error advises is accepted by the same command, that few microbatches are said, and
+//! that numbers agree with their nouns.
 
 use crate::{folder, refuse, run, succeed, text, write};
 
@@ -14,7 +14,8 @@ fn advised(stderr: &str, noun: &str) -> Vec<String> {
     numbers.map(|at| words[at + 1].to_owned()).collect()
 }
 
-/// Checks that `schedule` and `simulate` refuse a size, and that both accept each number of microbatches that they advise.
+/// Checks that `schedule` and `simulate` refuse a size, and that both accept each number of microbatches that
+/// they advise.
 fn check_microbatches(name: &str, ranks: &str, microbatches: &str) {
     let folder = folder();
     for command in ["schedule", "simulate"] {

@@ -33,7 +33,8 @@ fn figures_are_those_of_simulate_for_one_model() {
             assert_eq!(schedule[key], alone[key], "{key} of {name}");
         }
     }
-    // Each of 16 microbatches crosses 3 boundaries forward and 3 backward; with two stages on a rank twice as many.
+    // Each of 16 microbatches crosses 3 boundaries forward and 3 backward; with two stages on a rank twice as
+    // many.
     assert_eq!(
         found.iter().map(|it| &it["messages"]).collect::<Vec<_>>(),
         [&json!(96), &json!(96), &json!(192)]

@@ -1,4 +1,5 @@
-//! Tests of the schedule commands through the binary: agreement with the reference, and edge cases for scripts.
+//! Tests of the schedule commands through the binary: agreement with the reference, and edge cases for
+//! scripts.
 
 mod advice;
 mod comparisons;
@@ -33,7 +34,8 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// Runs a command that succeeds, and whose standard error names written files at most. Returns its standard output.
+/// Runs a command that succeeds, and whose standard error names written files at most. Returns its standard
+/// output.
 fn succeed(folder: &TempDir, arguments: &[&str]) -> String {
     let output = run(folder, arguments);
     let stderr = text(&output.stderr);
@@ -42,8 +44,8 @@ fn succeed(folder: &TempDir, arguments: &[&str]) -> String {
     text(&output.stdout)
 }
 
-/// Checks that a command is refused with `code`, and that standard error starts with `words`. Also checks that wrong
-/// input leaves standard output empty and that the refusal is fast.
+/// Checks that a command is refused with `code`, and that standard error starts with `words`. Also checks
+/// that wrong input leaves standard output empty and that the refusal is fast.
 fn refuse(folder: &TempDir, arguments: &[&str], code: i32, words: &str) {
     let start = Instant::now();
     let output = run(folder, arguments);

@@ -147,8 +147,8 @@ fn a_plan_for_a_cluster_has_a_mesh() {
     assert_eq!([&best["ranks"], &best["data_parallel"], &best["tensor_parallel"]], [2, 2, 4]);
     assert_eq!(best["rank_order"], serde_json::json!(["tensor", "pipeline", "data"]));
     let collectives = &best["assumed_collectives"];
-    // Each rank sums half a mebibyte in at least four layers, twice forwards and twice backwards, for each of four
-    // microbatches: it sends a quarter of it to each of three others, twice.
+    // Each rank sums half a mebibyte in at least four layers, twice forwards and twice backwards, for each of
+    // four microbatches: it sends a quarter of it to each of three others, twice.
     let sums = 4.0 * 4.0 * 4.0 * 2.0 * 3.0 * 131_072.0 / 1e11;
     assert!(collectives["tensor_parallel_s"].as_f64().is_some_and(|found| found >= sums), "{collectives}");
     assert!(collectives["data_parallel_s"].as_f64().is_some_and(|found| found > 0.0), "{collectives}");

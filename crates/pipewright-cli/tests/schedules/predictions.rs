@@ -9,9 +9,9 @@ fn simulated(arguments: &[&str]) -> Value {
     serde_json::from_str(&succeed(&folder(), &arguments)).expect("JSON")
 }
 
-/// Simulates a schedule with 8 ranks, 32 microbatches and `F = I = W`. Compares the bubble from barrier to barrier and
-/// the largest peak, relative to that of 1F1B, with the published figures, to their precision. In these, messages follow
-/// whole actions.
+/// Simulates a schedule with 8 ranks, 32 microbatches and `F = I = W`. Compares the bubble from barrier to
+/// barrier and the largest peak, relative to that of 1F1B, with the published figures, to their precision. In
+/// these, messages follow whole actions.
 fn check_published(name: &str, chunks: u32, bubble: f64, peak: f64) {
     let stages_per_rank = chunks.to_string();
     let size = ["--ranks", "8", "--microbatches", "32", "--stages-per-rank", &stages_per_rank];
@@ -40,8 +40,8 @@ fn each_stage_may_cost_its_own() {
         let found = simulated(&["1f1b", "--ranks", "2", "--microbatches", "2", "--cost", cost]);
         found["makespan"].as_f64().expect("a number")
     };
-    // The second rank starts after 1 and is then never idle: 1 + 2 x (3 + 4). The last backward of the first rank
-    // follows the input gradient, which comes 2 before the end, and takes 2.
+    // The second rank starts after 1 and is then never idle: 1 + 2 x (3 + 4). The last backward of the first
+    // rank follows the input gradient, which comes 2 before the end, and takes 2.
     assert_eq!(makespan("F=1:3,B=2:4"), 15.0);
     assert_eq!(makespan("F=1:3"), 12.0, "costs that are left out have their defaults on all stages");
     let arguments = ["simulate", "gpipe", "--ranks", "2", "--microbatches", "2", "--cost", "F=1:2:3"];
@@ -56,8 +56,8 @@ fn each_stage_may_cost_its_own() {
 #[test]
 fn the_keys_of_the_contract_are_there() {
     let found = simulated(&["1f1b", "--ranks", "2", "--microbatches", "2", "--cost", "F=2,I=2,W=2,hop=1"]);
-    // The forward and the backward of one microbatch on both ranks without a weight gradient, two hops, and the time that
-    // the second one adds.
+    // The forward and the backward of one microbatch on both ranks without a weight gradient, two hops, and
+    // the time that the second one adds.
     assert_eq!(found["makespan"], 18.0);
     assert_eq!(found["steps"], 11);
     assert_eq!(found["peak_activations"], serde_json::json!([2, 1]));
@@ -171,8 +171,8 @@ fn unsound_files_are_not_simulated() {
 fn a_backward_that_computes_its_forward_again_takes_longer_and_holds_less() {
     let size = ["1f1b", "--ranks", "2", "--microbatches", "3"];
     let found = simulated(&[&size[..], &["--recompute", "stage"]].concat());
-    // On rank 1 each backward follows its forward at once, so only rank 0 computes three seconds more. Two of them are in
-    // bubbles.
+    // On rank 1 each backward follows its forward at once, so only rank 0 computes three seconds more. Two of
+    // them are in bubbles.
     assert_eq!((simulated(&size)["makespan"].as_f64(), found["makespan"].as_f64()), (Some(11.0), Some(12.0)));
     assert_eq!(found["peak_activations"], serde_json::json!([1, 1]));
     assert_eq!(simulated(&[&size[..], &["--recompute", "1"]].concat())["makespan"], 11.0);

@@ -4,7 +4,8 @@ use serde_json::{Value, json};
 
 use super::{folder, refuse, run, succeed, text, write};
 
-/// Two ranks that both send before they receive, with the first microbatch's gradient against the second one's activation.
+/// Two ranks that both send before they receive, with the first microbatch's gradient against the second
+/// one's activation.
 const BOTH_SEND_FIRST: &str = "0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0B0,0RECV_B1,0B1\n\
                                1RECV_F0,1F0,1B0,1SEND_B0,1RECV_F1,1F1,1B1,1SEND_B1\n";
 

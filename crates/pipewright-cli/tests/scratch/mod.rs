@@ -4,8 +4,8 @@ use std::fs;
 
 use tempfile::TempDir;
 
-/// Returns a configuration that trains very quickly. It ends with `[run]`, so that more keys of that section may
-/// follow.
+/// Returns a configuration that trains very quickly. It ends with `[run]`, so that more keys of that section
+/// may follow.
 pub(crate) fn small(layers: u32, microbatches: u32, steps: u32) -> String {
     format!(
         "\

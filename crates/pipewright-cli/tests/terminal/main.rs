@@ -1,5 +1,5 @@
-//! Tests of the output on a terminal: the live display at several widths, and the screen after a run has ended, failed
-//! or been stopped.
+//! Tests of the output on a terminal: the live display at several widths, and the screen after a run has
+//! ended, failed or been stopped.
 #![cfg(unix)]
 
 mod pty;
@@ -58,7 +58,8 @@ fn the_error_of_a_failing_step_is_the_last_thing_on_the_screen() {
 fn the_error_of_a_full_disk_is_the_last_thing_on_the_screen() {
     for columns in WIDTHS {
         let folder = folder();
-        // A limit of four KiB on the size of files simulates a full disk. Timelines would reach it before the metrics.
+        // A limit of four KiB on the size of files simulates a full disk. Timelines would reach it before the
+        // metrics.
         let mut command = Command::new("sh");
         let binary = assert_cmd::cargo::cargo_bin!("pipewright").display().to_string();
         let script =
@@ -80,7 +81,8 @@ fn the_error_of_a_full_disk_is_the_last_thing_on_the_screen() {
 
 #[test]
 fn the_report_of_exhausted_memory_is_the_last_thing_on_the_screen() {
-    // Parameters of 134 MB and more, with gradients and optimizer state: the first or the second step does not fit.
+    // Parameters of 134 MB and more, with gradients and optimizer state: the first or the second step does
+    // not fit.
     let large =
         ["model.vocab_size=16384", "model.hidden_size=1024", "data.seq_len=16", "pipeline.microbatches=2"];
     let set: String = large.iter().map(|set| format!(" --set {set}")).collect();

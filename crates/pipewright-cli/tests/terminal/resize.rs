@@ -9,8 +9,8 @@ use tempfile::TempDir;
 use crate::pty::Terminal;
 use crate::{WIDTHS, count, folder, joined, train};
 
-/// The widths that a terminal has in turn during a run, each with a word that the display's first line has at this
-/// width, and one that it lacks.
+/// The widths that a terminal has in turn during a run, each with a word that the display's first line has at
+/// this width, and one that it lacks.
 const IN_TURN: [(u16, &str, &str); 6] = [
     (120, "4 layers", "\0"),
     (50, "1f1b", "microbatches"),
@@ -27,8 +27,8 @@ fn folder_of_long_steps() -> TempDir {
     folder
 }
 
-/// Resizes the terminal several times, waits for the display to fit each width, and leaves the terminal `columns` wide
-/// with a display for another width.
+/// Resizes the terminal several times, waits for the display to fit each width, and leaves the terminal
+/// `columns` wide with a display for another width.
 fn resize_in_turn(terminal: &mut Terminal, columns: u16) {
     for (width, present, absent) in IN_TURN {
         terminal.resize(width);

@@ -21,7 +21,8 @@ struct Tmux<'a> {
 }
 
 impl<'a> Tmux<'a> {
-    /// Starts a shell command in a window of this size. Returns `None` if tmux is neither installed nor required.
+    /// Starts a shell command in a window of this size. Returns `None` if tmux is neither installed nor
+    /// required.
     fn start(folder: &'a Path, [columns, rows]: [u16; 2], script: &str) -> Option<Self> {
         if !is_installed() {
             return None;
@@ -100,7 +101,8 @@ fn endless() -> String {
     format!("'{binary}' train small.toml --set run.steps=1000000")
 }
 
-/// Returns whether the lines end with one whole display for a window of 80 columns: its figures and the curve of the loss.
+/// Returns whether the lines end with one whole display for a window of 80 columns: its figures and the curve
+/// of the loss.
 fn has_whole_display(lines: &[String]) -> bool {
     count(lines, "tokens/s") == 1 && count(lines, "┤") == 8
 }
@@ -143,8 +145,8 @@ fn a_window_that_shrinks_and_grows_has_no_frame_in_the_scrollback_for_each_redra
         std::thread::sleep(SEVERAL_FRAMES / 2);
         assert_eq!(tmux.scrolled(), before, "at {size:?}: {:#?}", tmux.lines());
     }
-    // When a window becomes narrower, tmux itself wraps the lines of the display and moves lines that no longer fit. The
-    // window has become narrower twice.
+    // When a window becomes narrower, tmux itself wraps the lines of the display and moves lines that no
+    // longer fit. The window has become narrower twice.
     let lines = tmux.lines();
     assert!(count(&lines, "llama") <= 3 && has_whole_display(&lines[lines.len() - 13..]), "{lines:#?}");
 }

@@ -1,5 +1,5 @@
-//! The gradients of a scan: the states first, from the first chunk to the last, and then the chunks from the last to
-//! the first with the gradient `R` of the state after each of them.
+//! The gradients of a scan: the states first, from the first chunk to the last, and then the chunks from the
+//! last to the first with the gradient `R` of the state after each of them.
 
 use multiversion::multiversion;
 
@@ -92,8 +92,8 @@ impl Scratch {
         self.d_state.fill(0.0);
     }
 
-    /// Adds a chunk's part to the gradients, and turns the gradient of the state after it into the gradient of
-    /// the state before.
+    /// Adds a chunk's part to the gradients, and turns the gradient of the state after it into the gradient
+    /// of the state before.
     fn chunk_backward(
         &mut self,
         inputs: &Inputs<'_>,
@@ -155,8 +155,8 @@ impl Scratch {
         add_product(d_b, channels, rows(&self.given), states(&self.d_state));
     }
 
-    /// Computes the part of the pairs of tokens in the chunk: writes the gradient of `x`, and adds to the gradients
-    /// of scores, running sums and steps.
+    /// Computes the part of the pairs of tokens in the chunk: writes the gradient of `x`, and adds to the
+    /// gradients of scores, running sums and steps.
     fn pairs_backward(
         &mut self,
         inputs: &Inputs<'_>,
@@ -223,8 +223,8 @@ impl Scratch {
         }
     }
 
-    /// Computes the part of the state that passes through the chunk; then the gradients of the running sums become
-    /// gradients of steps and rates.
+    /// Computes the part of the state that passes through the chunk; then the gradients of the running sums
+    /// become gradients of steps and rates.
     fn sums_backward(&mut self, inputs: &Inputs<'_>, group: usize, chunk: Chunk, found: &mut Gradients) {
         let dims = inputs.dims;
         for place in 0..dims.group_heads() {
@@ -251,8 +251,8 @@ impl Scratch {
     }
 }
 
-/// Adds the parts of the state and of the skip to the gradient of a token's `x`. Returns the products of `g` with
-/// `read`, of `x` with `wanted` and of `g` with `x`.
+/// Adds the parts of the state and of the skip to the gradient of a token's `x`. Returns the products of `g`
+/// with `read`, of `x` with `wanted` and of `g` with `x`.
 #[multiversion(targets = "simd")]
 fn row_backward(
     (x, g): (&[f32], &[f32]),

@@ -86,8 +86,8 @@ impl Decays {
     }
 }
 
-/// Writes the weight of token `r` in the result at `t`, `exp(s_t - s_r) (c_t b_r) δ_r`, for the head at `place`.
-/// `scores` are the products `c_t b_r`.
+/// Writes the weight of token `r` in the result at `t`, `exp(s_t - s_r) (c_t b_r) δ_r`, for the head at
+/// `place`. `scores` are the products `c_t b_r`.
 #[multiversion(targets = "simd")]
 pub(super) fn weigh(decays: &Decays, place: usize, len: usize, scores: &[f32], weights: &mut [f32]) {
     let at = place * CHUNK..place * CHUNK + len;
@@ -160,8 +160,8 @@ pub(super) struct Heads {
     pub len: usize,
 }
 
-/// `out[t][head] = factors[head][t] x[t][head]`; a row of `x` begins every `stride` elements, and one of `out` every
-/// `out_stride`.
+/// `out[t][head] = factors[head][t] x[t][head]`; a row of `x` begins every `stride` elements, and one of
+/// `out` every `out_stride`.
 #[multiversion(targets = "simd")]
 pub(super) fn scale_heads(
     of: Heads,

@@ -196,7 +196,8 @@ impl StageModule for DecoderStage {
         Some(2)
     }
 
-    /// Returns a reason if the balance loss of routers is part of the loss: it depends on all tokens of a microbatch together.
+    /// Returns a reason if the balance loss of routers is part of the loss: it depends on all tokens of a
+    /// microbatch together.
     fn refuses_slices(&self) -> Option<String> {
         let path = self.model.layers.iter().flatten().find_map(DecoderBlock::balanced)?;
         Some(format!(

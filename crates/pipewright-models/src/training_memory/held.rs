@@ -33,8 +33,8 @@ impl HeldBytes {
         state.saturating_add(self.activations)
     }
 
-    /// Returns the memory of a rank with these stages, without activations. Gradients are whole until a stage's last
-    /// microbatch, so sharding does not lower their peak.
+    /// Returns the memory of a rank with these stages, without activations. Gradients are whole until a
+    /// stage's last microbatch, so sharding does not lower their peak.
     fn without_activations(stages: &[StateBytes], sharding: Sharding) -> Self {
         let held = sharding.held(stages.iter().copied());
         Self {
@@ -109,16 +109,16 @@ impl TrainingMemory {
         &self.ranks
     }
 
-    /// Returns the bytes of each stage. Its activations are the peak of the stage alone: a rank with several stages may hold
-    /// less than their sum, because they have their peaks at different times.
+    /// Returns the bytes of each stage. Its activations are the peak of the stage alone: a rank with several
+    /// stages may hold less than their sum, because they have their peaks at different times.
     pub fn stages(&self) -> &[HeldBytes] {
         &self.stages
     }
 }
 
 impl TrainingRun<'_> {
-    /// Returns costs with the sizes of the run. A rank runs its actions in the order of its row for any costs, so unit costs
-    /// give the same peaks.
+    /// Returns costs with the sizes of the run. A rank runs its actions in the order of its row for any
+    /// costs, so unit costs give the same peaks.
     fn costs(&self) -> Costs {
         let layers = layers_in(self.model, self.tokens, self.state.precision);
         let size = |stage| StageSizes {
@@ -129,7 +129,8 @@ impl TrainingRun<'_> {
         Costs { sizes, recompute: self.recompute.clone(), ..Costs::default() }
     }
 
-    /// Returns the bytes of a microbatch that a stage keeps if it is recomputed, and the bytes that its backward then holds.
+    /// Returns the bytes of a microbatch that a stage keeps if it is recomputed, and the bytes that its
+    /// backward then holds.
     fn recompute_sizes(&self, layers: &ModelDesc, stage: StageIndex) -> RecomputeSizes {
         // The first layer's inputs are token ids, which its activations include.
         let input =
@@ -146,8 +147,8 @@ impl TrainingRun<'_> {
         RecomputeSizes { kept: kept.saturating_mul(rows), recomputed: recomputed.saturating_mul(rows) }
     }
 
-    /// Returns the bytes of a stage without activations. If parameters are sharded, a replica holds its part of them and of
-    /// the optimizer's state; the parameters of a stage that computes are whole.
+    /// Returns the bytes of a stage without activations. If parameters are sharded, a replica holds its part
+    /// of them and of the optimizer's state; the parameters of a stage that computes are whole.
     fn stage_state(&self, state: StateBytes) -> HeldBytes {
         let shards = u64::from(self.sharding.shards);
         HeldBytes {

@@ -1,11 +1,12 @@
-//! The memory that a training run needs, before it starts: of each stage, of each rank, and compared with the memory of
-//! the machine or of its devices.
+//! The memory that a training run needs, before it starts: of each stage, of each rank, and compared with the
+//! memory of the machine or of its devices.
 //!
-//! Parameters, gradients and the optimizer's state are counted exactly. Activations are the peak of the program's
-//! simulation, with the sizes in bytes that the model's description has. If the activations have their peak before the
-//! first gradient exists, as in GPipe, the sum is a little more than a rank ever holds. Activations of ranks that compute
-//! a stage together are counted as if each rank computed all of them. The temporary tensors of an operation, messages in
-//! transit, data, and a checkpoint that is being written are not counted.
+//! Parameters, gradients and the optimizer's state are counted exactly. Activations are the peak of the
+//! program's simulation, with the sizes in bytes that the model's description has. If the activations have
+//! their peak before the first gradient exists, as in GPipe, the sum is a little more than a rank ever holds.
+//! Activations of ranks that compute a stage together are counted as if each rank computed all of them. The
+//! temporary tensors of an operation, messages in transit, data, and a checkpoint that is being written are
+//! not counted.
 //!
 //! Nothing here asks the system: the caller gives the memory of the machine and of its devices.
 

@@ -56,13 +56,14 @@ pub enum Shortage<'a> {
 }
 
 impl MemoryPlan {
-    /// Plans the memory of a run. `machine` is the memory of this machine in bytes; `None` if it is not known.
+    /// Plans the memory of a run. `machine` is the memory of this machine in bytes; `None` if it is not
+    /// known.
     pub fn new(memory: TrainingMemory, shape: RunShape, machine: Option<u64>) -> Self {
         Self { memory, shape, devices: Vec::new(), machine }
     }
 
-    /// Compares with the memory of devices instead of the machine. `choices` are the devices of all ranks, in their order,
-    /// and `memory_of` returns the memory of a device in bytes, if it is known.
+    /// Compares with the memory of devices instead of the machine. `choices` are the devices of all ranks, in
+    /// their order, and `memory_of` returns the memory of a device in bytes, if it is known.
     pub fn on_devices(
         self,
         choices: impl IntoIterator<Item = DeviceChoice>,
@@ -103,8 +104,8 @@ impl MemoryPlan {
         ranks.max_by_key(|(index, rank)| (rank.total(), usize::MAX - index)).unwrap_or_default()
     }
 
-    /// Returns the bytes that this machine must have: the sum of all ranks, or the bytes of the largest one if each rank is
-    /// a process, because processes may run on other machines.
+    /// Returns the bytes that this machine must have: the sum of all ranks, or the bytes of the largest one
+    /// if each rank is a process, because processes may run on other machines.
     pub fn needed(&self) -> u64 {
         if !self.shape.is_local {
             return self.largest().1.total();
@@ -140,8 +141,9 @@ impl DeviceLoad {
     }
 }
 
-/// Returns the devices of a run, each with its ranks. If ranks are processes (`is_local` is false), ranks with devices of the
-/// same name may be on several machines. So each of them counts alone, and only the rank that needs the most is kept.
+/// Returns the devices of a run, each with its ranks. If ranks are processes (`is_local` is false), ranks
+/// with devices of the same name may be on several machines. So each of them counts alone, and only the rank
+/// that needs the most is kept.
 pub fn device_loads(
     ranks: impl IntoIterator<Item = (DeviceChoice, WorldRank, u64)>,
     is_local: bool,

@@ -1,5 +1,5 @@
-//! The bytes of the tensors of layers and stages in the precision of a run. A model describes its layers in single
-//! precision.
+//! The bytes of the tensors of layers and stages in the precision of a run. A model describes its layers in
+//! single precision.
 
 use pipewright::tensor::Precision;
 use pipewright_schedule::costs::StageSizes;
@@ -14,8 +14,8 @@ pub fn layers_in(model: &CutModel, tokens: usize, precision: Precision) -> Model
 
 /// Returns the sizes of the activations of a stage with these layers, for a microbatch of `rows` rows.
 ///
-/// `I` keeps the inputs and the output gradients of the matrix products for `W`. Together they are about as large as the
-/// activations.
+/// `I` keeps the inputs and the output gradients of the matrix products for `W`. Together they are about as
+/// large as the activations.
 pub fn stage_sizes(layers: &[LayerDesc], rows: u32) -> StageSizes {
     let activation = kept_bytes(layers).saturating_mul(u64::from(rows));
     let keys_values = layers.iter().map(|layer| layer.keys_values_bytes).fold(0, u64::saturating_add);
@@ -30,8 +30,8 @@ pub(super) fn kept_bytes(layers: &[LayerDesc]) -> u64 {
     shared.fold(all, u64::saturating_sub)
 }
 
-/// Returns the description of a model whose stages compute in `precision`. The first layer keeps token ids, and the loss
-/// keeps the outputs of the last one in single precision: neither depends on the precision.
+/// Returns the description of a model whose stages compute in `precision`. The first layer keeps token ids,
+/// and the loss keeps the outputs of the last one in single precision: neither depends on the precision.
 fn in_precision(model: &ModelDesc, precision: Precision) -> ModelDesc {
     let scaled = |bytes: u64| bytes / Precision::F32.bytes() * precision.bytes();
     let layer = |(index, layer): (usize, &LayerDesc)| {

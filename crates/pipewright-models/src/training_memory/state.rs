@@ -24,7 +24,8 @@ pub enum OptimizerState {
     Stateless,
     /// One number for each element of a hidden matrix, and two for other parameters: Muon, with AdamW.
     Muon,
-    /// One number for each row and column of a matrix, and one for each element of other parameters: Adafactor.
+    /// One number for each row and column of a matrix, and one for each element of other parameters:
+    /// Adafactor.
     Adafactor,
 }
 
@@ -100,8 +101,8 @@ impl StateRule {
             .collect()
     }
 
-    /// Returns the bytes for each byte of a model's parameters, for a plan of replicas that share parameters in `groups`
-    /// and gather the parameters of `window` stages at the same time.
+    /// Returns the bytes for each byte of a model's parameters, for a plan of replicas that share parameters
+    /// in `groups` and gather the parameters of `window` stages at the same time.
     ///
     /// # Errors
     /// When the model does not know its parameters.
@@ -116,8 +117,8 @@ impl StateRule {
         Ok(TrainingState { optimizer: share(whole.optimizer), copy: share(whole.copy), groups, window })
     }
 
-    /// Writes the optimizer's state of each layer into a profile of the model. A profile with another number of layers does
-    /// not change: a plan then counts the share of the parameters that the whole model needs.
+    /// Writes the optimizer's state of each layer into a profile of the model. A profile with another number
+    /// of layers does not change: a plan then counts the share of the parameters that the whole model needs.
     ///
     /// # Errors
     /// The errors of [`StateRule::of_layers`].

@@ -33,12 +33,12 @@ impl fmt::Display for Crossing {
     }
 }
 
-/// The sends and the receives of one directed pair of ranks, in the order of their rows. The receives have their
-/// positions.
+/// The sends and the receives of one directed pair of ranks, in the order of their rows. The receives have
+/// their positions.
 type Channel = (Vec<Action>, Vec<(usize, Action)>);
 
-/// Returns the receives of `program` that are not at the place of their send in the order of messages, at most `limit`
-/// of each directed pair of ranks, and the number of all of them. Every send has its receive.
+/// Returns the receives of `program` that are not at the place of their send in the order of messages, at
+/// most `limit` of each directed pair of ranks, and the number of all of them. Every send has its receive.
 pub(super) fn crossings(program: &Program, limit: usize) -> (Vec<Crossing>, u64) {
     let (mut listed, mut total) = (Vec::new(), 0);
     for ((sender, receiver), (sends, receives)) in channels(program) {

@@ -68,8 +68,8 @@ enum Waiting {
     Operation(Rank, Given),
 }
 
-/// Returns the cycle of actions that wait for each other, each for the next one and the last one for the first;
-/// empty if the run has finished.
+/// Returns the cycle of actions that wait for each other, each for the next one and the last one for the
+/// first; empty if the run has finished.
 pub(super) fn cycle(run: &Run<'_>, streams: Streams, ranks: impl Iterator<Item = Rank>) -> Vec<Hold> {
     let Some(mut waiting) = ranks.into_iter().find_map(|rank| first_waiting(run, rank)) else {
         return Vec::new();

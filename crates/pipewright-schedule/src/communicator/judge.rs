@@ -23,8 +23,8 @@ pub struct Verdict {
     pub crossings: Vec<Crossing>,
     /// The number of all receives that get the tensor of another message.
     pub crossed: u64,
-    /// The actions that wait for each other, each for the next one and the last one for the first; empty if the program
-    /// finishes.
+    /// The actions that wait for each other, each for the next one and the last one for the first; empty if
+    /// the program finishes.
     pub cycle: Vec<Hold>,
 }
 
@@ -34,8 +34,8 @@ impl Verdict {
         self.crossed == 0 && self.cycle.is_empty()
     }
 
-    /// Returns the verdict in a few words: `sound`, `may hang`, `crossed`, or `crossed, may hang`. A library may buffer
-    /// more than the communicator promises, so a hang is not certain.
+    /// Returns the verdict in a few words: `sound`, `may hang`, `crossed`, or `crossed, may hang`. A library
+    /// may buffer more than the communicator promises, so a hang is not certain.
     pub fn word(&self) -> &'static str {
         match (self.crossed, self.cycle.is_empty()) {
             (0, true) => "sound",
@@ -66,12 +66,12 @@ impl fmt::Display for Verdict {
     }
 }
 
-/// Judges `program`, which communicates (its level is not [`Level::Compute`]), on `communicator`. At the level `compute`
-/// there are no messages, and the verdict is `sound`.
+/// Judges `program`, which communicates (its level is not [`Level::Compute`]), on `communicator`. At the
+/// level `compute` there are no messages, and the verdict is `sound`.
 ///
 /// # Errors
-/// The violations of the rules that do not depend on the communicator: missing, doubled or misplaced actions, messages
-/// with one end, and parameters that are not gathered. They contain the program.
+/// The violations of the rules that do not depend on the communicator: missing, doubled or misplaced actions,
+/// messages with one end, and parameters that are not gathered. They contain the program.
 pub fn judge(program: &Program, level: Level, communicator: &Communicator) -> Result<Verdict, Violations> {
     let report = check_content(program, level);
     if report.total() > 0 {

@@ -44,8 +44,8 @@ pub enum Sends {
     EagerUpTo {
         /// The largest message that is sent at once, in bytes.
         limit: u64,
-        /// The bytes of the tensors between stage `s` and stage `s + 1`, for each `s`; the last entry also counts for all
-        /// later stages. A gradient has the size of its activation.
+        /// The bytes of the tensors between stage `s` and stage `s + 1`, for each `s`; the last entry also
+        /// counts for all later stages. A gradient has the size of its activation.
         messages: Vec<u64>,
     },
 }
@@ -56,8 +56,8 @@ pub enum Groups {
     /// Each operation is by itself.
     #[default]
     Single,
-    /// Sends and receives that follow each other in a row, without a computation or a wait between them, are one group:
-    /// they run at the same time (NCCL user guide, "Point-to-point communication").
+    /// Sends and receives that follow each other in a row, without a computation or a wait between them, are
+    /// one group: they run at the same time (NCCL user guide, "Point-to-point communication").
     Consecutive,
 }
 

@@ -17,7 +17,8 @@ pub(super) struct Run<'a> {
     communicator: &'a Communicator,
     neighbours: Neighbours,
     ranks: Vec<RankState>,
-    /// The receives and sends that have completed. In buffered mode, the receives whose message has been sent.
+    /// The receives and sends that have completed. In buffered mode, the receives whose message has been
+    /// sent.
     completed: ActionSet,
     /// The ranks that may be able to advance.
     ready: Vec<Rank>,
@@ -106,7 +107,8 @@ impl<'a> Run<'a> {
         self.find(rank, |operation| operation.action == action)
     }
 
-    /// Returns the first operation of `rank` with the same direction and peer as the counterpart of `operation`.
+    /// Returns the first operation of `rank` with the same direction and peer as the counterpart of
+    /// `operation`.
     pub(super) fn counterpart(&self, rank: Rank, operation: &Operation) -> Option<Given> {
         self.find(operation.peer, |other| other.peer == rank && other.direction != operation.direction)
     }
@@ -155,7 +157,8 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Moves `rank` along its row until an action has to wait, and gives its sends and receives to the communicator.
+    /// Moves `rank` along its row until an action has to wait, and gives its sends and receives to the
+    /// communicator.
     fn pass_actions(&mut self, rank: Rank) {
         while let Some((position, action)) = self.next(rank) {
             if self.blocker(action).is_some() {

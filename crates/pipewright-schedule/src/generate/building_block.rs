@@ -1,22 +1,23 @@
-//! Schedules from a building block of six slots a rank, which is repeated for every microbatch and then squeezed.
+//! Schedules from a building block of six slots a rank, which is repeated for every microbatch and then
+//! squeezed.
 //!
-//! Qi et al., "Pipeline Parallelism with Controllable Memory", 2024. There are two stages per rank, placed in a V, and
-//! the backward is split. The paper's B and W are `I` and `W` here.
+//! Qi et al., "Pipeline Parallelism with Controllable Memory", 2024. There are two stages per rank, placed in
+//! a V, and the backward is split. The paper's B and W are `I` and `W` here.
 //!
-//! Notation: `F0`, `I0`, `W0` belong to the stage on the way down, `F1`, `I1`, `W1` to the stage on the way up. A block
-//! gives the slots in which each rank runs `F0`, `F1`, `I1` and `I0` of microbatch 0. The slots of microbatch `j` are
-//! `6 j` later. No two of them share a slot, so two slots in six are left for `W0` and `W1`. The lifetime of an
-//! activation in the block decides the memory: the fewer slots are between `F0` and `I0`, the fewer activations are
-//! alive at once.
+//! Notation: `F0`, `I0`, `W0` belong to the stage on the way down, `F1`, `I1`, `W1` to the stage on the way
+//! up. A block gives the slots in which each rank runs `F0`, `F1`, `I1` and `I0` of microbatch 0. The slots
+//! of microbatch `j` are `6 j` later. No two of them share a slot, so two slots in six are left for `W0` and
+//! `W1`. The lifetime of an activation in the block decides the memory: the fewer slots are between `F0` and
+//! `I0`, the fewer activations are alive at once.
 //!
-//! Squeezing runs the repeated block tick by tick. Every action takes one tick. In each tick a rank runs the first of
-//! these actions that can run:
+//! Squeezing runs the repeated block tick by tick. Every action takes one tick. In each tick a rank runs the
+//! first of these actions that can run:
 //!
 //! 1. the action whose slot is next;
-//! 2. a forward whose slot is later, if memory allows it *and* all forwards with slots in between. So the rest of the
-//!    block always fits, and there is no deadlock;
-//! 3. a backward whose slot is later, once the rank has run all forwards of the way up. Earlier it could delay another
-//!    action;
+//! 2. a forward whose slot is later, if memory allows it *and* all forwards with slots in between. So the
+//!    rest of the block always fits, and there is no deadlock;
+//! 3. a backward whose slot is later, once the rank has run all forwards of the way up. Earlier it could
+//!    delay another action;
 //! 4. the weight gradient that has waited longest.
 //!
 //! Time: four candidates for each action, so linear in the actions.
@@ -37,7 +38,8 @@ const PERIOD: u32 = 6;
 pub(super) struct BuildingBlock {
     /// Returns the slots of microbatch 0 for a number of ranks and a rank, in the order of [`Pass`].
     pub(super) slots: fn(u32, u32) -> [u32; 4],
-    /// Returns the largest number of activations that the repeated block holds on any rank, for a number of ranks.
+    /// Returns the largest number of activations that the repeated block holds on any rank, for a number of
+    /// ranks.
     pub(super) peak: fn(u32) -> u32,
 }
 
@@ -118,8 +120,8 @@ pub(super) fn squeezed(placement: Placement, microbatches: u32, block: BuildingB
     Schedule::generated(placement, microbatches, ranks.into_iter().map(|rank| rank.row).collect())
 }
 
-/// The ranks that may run an action in the next tick. A rank that could run none sleeps until a neighbour has run an
-/// action whose result it needs, so that idle cells take no time.
+/// The ranks that may run an action in the next tick. A rank that could run none sleeps until a neighbour has
+/// run an action whose result it needs, so that idle cells take no time.
 struct Awake {
     ranks: Vec<Rank>,
     is_awake: Vec<bool>,
@@ -234,8 +236,8 @@ mod tests {
     use super::*;
     use crate::generate::{v_half, v_min};
 
-    /// Checks that the slots of a block are disjoint and follow the dependencies, and that the block holds as much as
-    /// `peak` says.
+    /// Checks that the slots of a block are disjoint and follow the dependencies, and that the block holds as
+    /// much as `peak` says.
     fn check(block: BuildingBlock) {
         for ranks in 1..40 {
             let slots: Vec<[u32; 4]> = (0..ranks).map(|rank| (block.slots)(ranks, rank)).collect();
@@ -254,7 +256,8 @@ mod tests {
         }
     }
 
-    /// The largest number of activations that the repeated block holds, if each `W` takes the first free slot.
+    /// The largest number of activations that the repeated block holds, if each `W` takes the first free
+    /// slot.
     fn held(slots: [u32; 4]) -> u32 {
         let end = slots[3] + PERIOD * 12;
         let (mut held, mut waiting, mut peak) = (0, 0, 0);

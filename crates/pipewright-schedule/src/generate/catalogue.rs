@@ -39,8 +39,8 @@ pub fn catalogue() -> &'static [Generator] {
     CATALOGUE
 }
 
-/// Returns the generator of the schedule `name`, which may be an alias. Case, hyphens, underscores, spaces and
-/// the word `Schedule` before the name, as in PyTorch's classes, do not matter.
+/// Returns the generator of the schedule `name`, which may be an alias. Case, hyphens, underscores, spaces
+/// and the word `Schedule` before the name, as in PyTorch's classes, do not matter.
 ///
 /// # Errors
 /// When there is no such schedule; the error suggests the nearest name.
@@ -53,8 +53,8 @@ pub fn find(name: &str) -> Result<&'static Generator, GenerateError> {
 /// Generates the schedule `name`, which is looked up as in [`find`].
 ///
 /// # Errors
-/// When there is no such schedule, when it does not support this size, or when it does not have a given setting. The
-/// error has sizes and settings that the schedule accepts.
+/// When there is no such schedule, when it does not support this size, or when it does not have a given
+/// setting. The error has sizes and settings that the schedule accepts.
 pub fn generate(name: &str, spec: &ScheduleSpec) -> Result<Schedule, GenerateError> {
     generate_within(name, spec, Limits::default())
 }
@@ -71,8 +71,8 @@ pub fn generate_within(name: &str, spec: &ScheduleSpec, limits: Limits) -> Resul
     Ok((generator.generate)(spec, placement.expect("a number of stages that was checked")))
 }
 
-/// Checks whether [`generate_within`] accepts a size and settings, without making the schedule. It takes no time and
-/// allocates only for its errors. Returns the number of stages on each rank.
+/// Checks whether [`generate_within`] accepts a size and settings, without making the schedule. It takes no
+/// time and allocates only for its errors. Returns the number of stages on each rank.
 ///
 /// # Errors
 /// Like [`generate_within`].
@@ -91,8 +91,8 @@ pub fn most_cells(name: &str, spec: &ScheduleSpec) -> Result<u64, GenerateError>
     Ok(generator.most_cells(spec, stages_per_rank, generator.actions) as u64)
 }
 
-/// Returns the nearest numbers of microbatches that all replicas share and that the schedule `name` accepts, for a
-/// number that they cannot share. `spec` has the number for each replica, rounded down.
+/// Returns the nearest numbers of microbatches that all replicas share and that the schedule `name` accepts,
+/// for a number that they cannot share. `spec` has the number for each replica, rounded down.
 pub fn shared_microbatches(name: &str, spec: &ScheduleSpec, limits: Limits) -> Vec<u32> {
     let mut shared = Vec::new();
     for microbatches in [Some(spec.microbatches), spec.microbatches.checked_add(1)].into_iter().flatten() {

@@ -1,9 +1,9 @@
-//! DualPipeV: two stages per rank, placed in a V. A forward of one stage and a backward of the other run as one action,
-//! so that the communication of each overlaps with the computation of the other.
+//! DualPipeV: two stages per rank, placed in a V. A forward of one stage and a backward of the other run as
+//! one action, so that the communication of each overlaps with the computation of the other.
 //!
-//! The guide in `GENERATOR` has the source and the formulas. DualPipe is cut in half to a V, so that no parameter is
-//! held twice. Rank `r` of `p` owns `r`, called chunk 0, and `2 p - 1 - r`, called chunk 1. It needs at least as many
-//! microbatches as stages.
+//! The guide in `GENERATOR` has the source and the formulas. DualPipe is cut in half to a V, so that no
+//! parameter is held twice. Rank `r` of `p` owns `r`, called chunk 0, and `2 p - 1 - r`, called chunk 1. It
+//! needs at least as many microbatches as stages.
 //!
 //! The order of rank `r` for `m` microbatches, where `(F0 B1)` is one overlap:
 //!
@@ -12,8 +12,8 @@
 //! 3. `p - 1 - r` times `I1 W1 F1`;
 //! 4. `m - 2 p + r + 1` times `(F0 B1) (F1 B0)`; the last rank begins with `F0` and `B1` on their own;
 //! 5. `p - 1 - r` times `B1 (F1 B0)`;
-//! 6. `r + 1` times `B1 B0`, whose second half computes only input gradients (it begins with `B1` on odd ranks and with
-//!    `B0` on even ones);
+//! 6. `r + 1` times `B1 B0`, whose second half computes only input gradients (it begins with `B1` on odd
+//!    ranks and with `B0` on even ones);
 //! 7. `p - 1 - r` times `W I0`, where `W` is the weight gradient that has waited longest;
 //! 8. the remaining weight gradients, in the order of their input gradients.
 //!

@@ -24,8 +24,8 @@ pub struct GenerateError {
     pub kind: GenerateErrorKind,
     /// The advice, the smallest change first. If there are several, one is enough.
     pub advice: Vec<Advice>,
-    /// The number of replicas that share the microbatches. The problem counts the microbatches of one of them; the
-    /// message advises numbers for all.
+    /// The number of replicas that share the microbatches. The problem counts the microbatches of one of
+    /// them; the message advises numbers for all.
     pub replicas: u32,
 }
 

@@ -34,8 +34,8 @@ pub struct Generator {
     pub(super) actions: u32,
     /// The number of slices of each microbatch by default.
     pub(super) slices: Slices,
-    /// Refuses sizes and settings that the schedule does not have, for a number of stages on each rank. It allocates
-    /// nothing.
+    /// Refuses sizes and settings that the schedule does not have, for a number of stages on each rank. It
+    /// allocates nothing.
     pub(super) check: fn(&ScheduleSpec, u32) -> Result<(), GenerateErrorKind>,
     /// Makes the schedule for a size and settings that were checked.
     pub(super) generate: fn(&ScheduleSpec, Placement) -> Schedule,
@@ -46,8 +46,8 @@ pub struct Generator {
 pub struct Limits {
     /// The number of layers of the model, which limits the number of stages; `None` if it is not known.
     pub layers: Option<u32>,
-    /// The number of replicas that share the microbatches. A specification counts the microbatches of one replica,
-    /// and messages name the numbers of all of them.
+    /// The number of replicas that share the microbatches. A specification counts the microbatches of one
+    /// replica, and messages name the numbers of all of them.
     pub replicas: u32,
 }
 
@@ -73,9 +73,9 @@ impl Generator {
         [self.name].into_iter().chain(self.aliases.iter().copied())
     }
 
-    /// Refuses a size or a setting that the schedule does not have, and returns the number of stages on each rank. It
-    /// allocates nothing and takes no time. The checks follow the order of causes: stages that the model cannot fill
-    /// are found before microbatches that such stages could not use.
+    /// Refuses a size or a setting that the schedule does not have, and returns the number of stages on each
+    /// rank. It allocates nothing and takes no time. The checks follow the order of causes: stages that the
+    /// model cannot fill are found before microbatches that such stages could not use.
     pub(super) fn check(&self, spec: &ScheduleSpec, layers: Option<u32>) -> Result<u32, GenerateErrorKind> {
         let schedule = self.name;
         let unused = Setting::ALL.into_iter().find(|it| spec.gives(*it) && !self.settings.contains(it));

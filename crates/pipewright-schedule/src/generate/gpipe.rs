@@ -1,7 +1,7 @@
 //! GPipe: all forwards, then all backwards, each in ascending microbatch order.
 //!
-//! The guide in `GENERATOR` has the paper and the formulas. Every stage holds the activations of all microbatches at
-//! once, while 1F1B holds at most the activations of as many microbatches as there are ranks.
+//! The guide in `GENERATOR` has the paper and the formulas. Every stage holds the activations of all
+//! microbatches at once, while 1F1B holds at most the activations of as many microbatches as there are ranks.
 
 use crate::action::Action;
 use crate::generate::generator::Generator;

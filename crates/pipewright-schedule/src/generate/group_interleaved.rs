@@ -1,24 +1,25 @@
-//! Group-interleaved 1F1B: interleaved 1F1B with groups of fewer microbatches than there are ranks, which takes less
-//! memory.
+//! Group-interleaved 1F1B: interleaved 1F1B with groups of fewer microbatches than there are ranks, which
+//! takes less memory.
 //!
-//! The guide in `GENERATOR` has the paper and the formulas. There is any number of stages per rank, placed in a loop.
+//! The guide in `GENERATOR` has the paper and the formulas. There is any number of stages per rank, placed in
+//! a loop.
 //!
-//! Notation: `p` ranks, `v` stages per rank, `m` microbatches in groups of `g`, where `p / 2 <= g <= p` and `m` is a
-//! multiple of `g`. The stages of a rank alternate, each for the `g` microbatches of a group (`interleaving.rs`). Rank
-//! `r` warms up with `(v - 1) g + (p - 1 - r)` forwards, then alternates a forward and a backward, then runs the
-//! remaining backwards.
+//! Notation: `p` ranks, `v` stages per rank, `m` microbatches in groups of `g`, where `p / 2 <= g <= p` and
+//! `m` is a multiple of `g`. The stages of a rank alternate, each for the `g` microbatches of a group
+//! (`interleaving.rs`). Rank `r` warms up with `(v - 1) g + (p - 1 - r)` forwards, then alternates a forward
+//! and a backward, then runs the remaining backwards.
 //!
-//! A group has at least half as many microbatches as there are ranks, for this reason: backward `j` of the last rank,
-//! of a chunk that is not the last one, needs backward `j - g` of rank 0, which comes after forward
-//! `(v - 1) g + (p - 1) + j - g` there. That forward needs forward `(v - 1) g + (p - 1) + j - 2 g` of the last rank,
-//! which has run `(v - 1) g + j` of them before its backward `j`. So the order is free of cycles if and only if
-//! `p - 1 <= 2 g`.
+//! A group has at least half as many microbatches as there are ranks, for this reason: backward `j` of the
+//! last rank, of a chunk that is not the last one, needs backward `j - g` of rank 0, which comes after
+//! forward `(v - 1) g + (p - 1) + j - g` there. That forward needs forward `(v - 1) g + (p - 1) + j - 2 g` of
+//! the last rank, which has run `(v - 1) g + j` of them before its backward `j`. So the order is free of
+//! cycles if and only if `p - 1 <= 2 g`.
 //!
-//! Rank 0 holds at most `(v - 1) g + p` activations of a stage, which is `v p` at `g = p`, as for 1F1B, and about half
-//! as many at `g = p / 2` and large `v`. The price is idle time: a rank waits for `p - g` forwards at each of the
-//! `v - 1` changes of chunk in the warm-up. In the steady state it waits if `g` forwards and backwards take less time
-//! than a gradient needs to pass `p` ranks. If a backward takes as long as two forwards, that is the case for
-//! `3 g < 2 p`.
+//! Rank 0 holds at most `(v - 1) g + p` activations of a stage, which is `v p` at `g = p`, as for 1F1B, and
+//! about half as many at `g = p / 2` and large `v`. The price is idle time: a rank waits for `p - g` forwards
+//! at each of the `v - 1` changes of chunk in the warm-up. In the steady state it waits if `g` forwards and
+//! backwards take less time than a gradient needs to pass `p` ranks. If a backward takes as long as two
+//! forwards, that is the case for `3 g < 2 p`.
 
 use crate::action::Action;
 use crate::generate::error::GenerateErrorKind;
@@ -82,7 +83,8 @@ fn generate(spec: &ScheduleSpec, placement: Placement) -> Schedule {
     Schedule::generated(placement, spec.microbatches, rows)
 }
 
-/// Makes the row of a rank: the warm-up, then a forward and a backward alternately, then the remaining backwards.
+/// Makes the row of a rank: the warm-up, then a forward and a backward alternately, then the remaining
+/// backwards.
 fn forward_backward(cursors: &mut [StageCursor], order: Interleaving, warm_up: u32) -> Vec<Option<Action>> {
     let all = order.all();
     let mut row = Vec::with_capacity(2 * all as usize);

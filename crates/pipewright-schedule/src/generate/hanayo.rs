@@ -1,19 +1,20 @@
 //! Hanayo: waves that run down the ranks and up again, several times for each microbatch.
 //!
-//! The guide in `GENERATOR` has the paper and the formulas. There are `2 w` stages per rank for `w` waves, placed
-//! down the ranks and up again `w` times.
+//! The guide in `GENERATOR` has the paper and the formulas. There are `2 w` stages per rank for `w` waves,
+//! placed down the ranks and up again `w` times.
 //!
-//! The order follows a simulated run in which a forward takes one tick, a backward two, and messages none. A free
-//! rank runs an action that can run. Among several it prefers the kind that it did not run last, then the oldest
-//! microbatch, then the last stage of the model. Stage 0 starts a microbatch while fewer than `2 p` microbatches are in
-//! flight, where `p` is the number of ranks. A microbatch is in flight from its forward to its backward on stage 0.
-//! There is no deadlock, because a microbatch in flight can always continue.
+//! The order follows a simulated run in which a forward takes one tick, a backward two, and messages none. A
+//! free rank runs an action that can run. Among several it prefers the kind that it did not run last, then
+//! the oldest microbatch, then the last stage of the model. Stage 0 starts a microbatch while fewer than
+//! `2 p` microbatches are in flight, where `p` is the number of ranks. A microbatch is in flight from its
+//! forward to its backward on stage 0. There is no deadlock, because a microbatch in flight can always
+//! continue.
 //!
 //! Time: linear in the actions, with a factor logarithmic in the actions that can run on a rank.
 //!
 //! A rank holds at most `2 w min(m, 2 p)` activations of a stage, while 1F1B holds `2 w p`. At 8 ranks and 32
-//! microbatches it holds 23 (1F1B: 16) with one wave and 40 (1F1B: 32) with two, and the bubble is .099 and .141 (1F1B:
-//! .179). At 8 microbatches, where waves help most, the bubble is .368 and .238 (1F1B: .467).
+//! microbatches it holds 23 (1F1B: 16) with one wave and 40 (1F1B: 32) with two, and the bubble is .099 and
+//! .141 (1F1B: .179). At 8 microbatches, where waves help most, the bubble is .368 and .238 (1F1B: .467).
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -95,8 +96,8 @@ struct RankState {
     row: Vec<Option<Action>>,
 }
 
-/// The simulated run of all ranks. Only ranks at which something happens are visited, so that its time follows the
-/// number of actions, not the number of idle cells.
+/// The simulated run of all ranks. Only ranks at which something happens are visited, so that its time
+/// follows the number of actions, not the number of idle cells.
 struct Run<'a> {
     placement: &'a Placement,
     microbatches: u32,

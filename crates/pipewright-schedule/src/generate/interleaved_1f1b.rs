@@ -2,23 +2,23 @@
 //!
 //! The guide in `GENERATOR` has the paper and the formulas.
 //!
-//! Notation: `p` ranks, `v` stages on each rank, `m` microbatches in groups of `g`. The setting `group_size` gives
-//! `g`, from
-//! `p` to `m`; the last group is short if `g` does not divide `m`. Without it there are `max(1, m / p)` groups of
-//! equal size, called rounds, so `m` must be a multiple of their number. The stages of a rank alternate, each for
-//! the `g` microbatches of a group (`interleaving.rs`).
+//! Notation: `p` ranks, `v` stages on each rank, `m` microbatches in groups of `g`. The setting `group_size`
+//! gives `g`, from `p` to `m`; the last group is short if `g` does not divide `m`. Without it there are
+//! `max(1, m / p)` groups of equal size, called rounds, so `m` must be a multiple of their number. The stages
+//! of a rank alternate, each for the `g` microbatches of a group (`interleaving.rs`).
 //!
-//! Rank `r` warms up with `w = min(v m, (v - 1) g + 2 (p - 1 - r))` forwards, then alternates a forward and a backward
-//! while forwards remain, and cools down with the remaining backwards. It holds at most `w + 1` activations of a stage.
+//! Rank `r` warms up with `w = min(v m, (v - 1) g + 2 (p - 1 - r))` forwards, then alternates a forward and a
+//! backward while forwards remain, and cools down with the remaining backwards. It holds at most `w + 1`
+//! activations of a stage.
 //!
-//! If the last group has `s < p` microbatches, that warm-up may be too long: a rank would wait for a forward whose
-//! input needs, through later ranks, a backward that the rank has put after it. `2 (p - 1 - r)` then becomes
-//! `(p - 1 - r) + min(p - 1 - r, s + 1 + g - p)`. This is the longest warm-up of that form without a deadlock, which
-//! the tests check for all small sizes. With `s = 1` and `v = 2` there is none.
+//! If the last group has `s < p` microbatches, that warm-up may be too long: a rank would wait for a forward
+//! whose input needs, through later ranks, a backward that the rank has put after it. `2 (p - 1 - r)` then
+//! becomes `(p - 1 - r) + min(p - 1 - r, s + 1 + g - p)`. This is the longest warm-up of that form without a
+//! deadlock, which the tests check for all small sizes. With `s = 1` and `v = 2` there is none.
 //!
-//! Each action has one cell. The idle cells are: `r` before the first forward; after the warm-up, until the first
-//! gradient can arrive from the last rank; one before each backward of the cool-down, in which other ranks run a
-//! forward.
+//! Each action has one cell. The idle cells are: `r` before the first forward; after the warm-up, until the
+//! first gradient can arrive from the last rank; one before each backward of the cool-down, in which other
+//! ranks run a forward.
 
 use std::iter::repeat_n;
 

@@ -2,10 +2,11 @@
 //!
 //! The guide in `GENERATOR` has the papers and the formulas. The papers' B and W are `I` and `W` here.
 //!
-//! With `p` ranks, `v` stages per rank and groups of `g` microbatches, rank `r` warms up with `(v - 1) g + (p - 1 - r)`
-//! forwards, then repeats `F I`, with a `W` after each `I` once `r` weight gradients are pending. The setting
-//! `wide_warmup` warms up with `(v - 1) g + 2 (p - 1 - r)` forwards instead, which hides the latency of messages and
-//! costs `p - 1 - r` more activations: rank 0 then holds `v p + p - 1`. The bubble is about a `v`th of ZB-H1's.
+//! With `p` ranks, `v` stages per rank and groups of `g` microbatches, rank `r` warms up with
+//! `(v - 1) g + (p - 1 - r)` forwards, then repeats `F I`, with a `W` after each `I` once `r` weight
+//! gradients are pending. The setting `wide_warmup` warms up with `(v - 1) g + 2 (p - 1 - r)` forwards
+//! instead, which hides the latency of messages and costs `p - 1 - r` more activations: rank 0 then holds
+//! `v p + p - 1`. The bubble is about a `v`th of ZB-H1's.
 
 use crate::generate::error::GenerateErrorKind;
 use crate::generate::generator::Generator;

@@ -1,14 +1,15 @@
 //! Interleaved zero bubble (ZB1P): interleaved 1F1B with the backward split, so that weight gradients fill
 //! the cool-down.
 //!
-//! The guide in `GENERATOR` has the paper and the formulas. With `p` ranks, `v` stages per rank and groups of `g`
-//! microbatches as in [`super::interleaved_1f1b`], rank `r` warms up with `min(v m, (v - 1) g + p - 1 - r)` forwards
-//! and keeps up to `r` weight gradients pending (`split_backward.rs`).
+//! The guide in `GENERATOR` has the paper and the formulas. With `p` ranks, `v` stages per rank and groups of
+//! `g` microbatches as in [`super::interleaved_1f1b`], rank `r` warms up with
+//! `min(v m, (v - 1) g + p - 1 - r)` forwards and keeps up to `r` weight gradients pending
+//! (`split_backward.rs`).
 //!
 //! The idle cells agree with the reference, in which each action has one cell: `r` before the first forward,
-//! `p - 1 - r` after the warm-up, and before a forward as many as it waits for the forward of the previous stage. The
-//! reference adds idle cells before full backwards only. This schedule has no full backwards, so its cells do not show
-//! when gradients arrive. The order is sound nevertheless.
+//! `p - 1 - r` after the warm-up, and before a forward as many as it waits for the forward of the previous
+//! stage. The reference adds idle cells before full backwards only. This schedule has no full backwards, so
+//! its cells do not show when gradients arrive. The order is sound nevertheless.
 //! [`super::interleaved_zb_h1`] is the same order without idle cells.
 
 use std::iter::repeat_n;

@@ -1,9 +1,10 @@
 //! The order in which a rank runs its chunks, shared by all interleaved schedules.
 //!
 //! Forwards: chunk 0 for a group of microbatches, chunk 1 for the same group, and so on up to the last chunk,
-//! then chunk 0 for the next group. Backwards: the same with the chunks reversed. The last group is short if the
-//! size of a group does not divide the number of microbatches. Narayanan et al., "Efficient Large-Scale Language
-//! Model Training on GPU Clusters Using Megatron-LM", 2021; [`crate::vpp`] has the same order as a table.
+//! then chunk 0 for the next group. Backwards: the same with the chunks reversed. The last group is short if
+//! the size of a group does not divide the number of microbatches. Narayanan et al., "Efficient Large-Scale
+//! Language Model Training on GPU Clusters Using Megatron-LM", 2021; [`crate::vpp`] has the same order as a
+//! table.
 
 /// The number of chunks of a rank, and of microbatches that a chunk runs before the next chunk.
 #[derive(Debug, Clone, Copy)]

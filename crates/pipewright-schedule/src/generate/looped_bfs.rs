@@ -1,9 +1,9 @@
 //! Looped BFS (breadth first): all microbatches run through one stage before the rank's next stage.
 //!
-//! The guide in `GENERATOR` has the paper, the order and the formulas. Within a stage the backwards run from the last
-//! microbatch to the first, so that the latest activations are used first. Rank `r` of `p` idles `r` cells before its
-//! first forward and `2 (p - 1 - r)` cells before its first backward, the ticks until the first gradient arrives from the
-//! last rank.
+//! The guide in `GENERATOR` has the paper, the order and the formulas. Within a stage the backwards run from
+//! the last microbatch to the first, so that the latest activations are used first. Rank `r` of `p` idles `r`
+//! cells before its first forward and `2 (p - 1 - r)` cells before its first backward, the ticks until the
+//! first gradient arrives from the last rank.
 
 use std::iter::repeat_n;
 

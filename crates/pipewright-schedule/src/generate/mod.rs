@@ -1,11 +1,11 @@
 //! Generates schedules by name: the computations of each rank, in order.
 //!
-//! Each generator has its own file. Its [`Guide`] has the paper, the order, the bubble and the memory, and the book prints
-//! it. The list of generators is in `catalogue.rs`. A size that a schedule does not have is refused with sizes that it has,
-//! which `repair.rs` finds by trying them. [`mod@crate::lower`] adds communication.
-//! Generators share five files: `building_block.rs` (v-half and v-min), `split_backward.rs` (the ZB-H family),
-//! `interleaving.rs` (the order of chunks), `stage_cursor.rs` (a stage's next action) and `search.rs` (the shortest of
-//! several runs).
+//! Each generator has its own file. Its [`Guide`] has the paper, the order, the bubble and the memory, and
+//! the book prints it. The list of generators is in `catalogue.rs`. A size that a schedule does not have is
+//! refused with sizes that it has, which `repair.rs` finds by trying them. [`mod@crate::lower`] adds
+//! communication. Generators share five files: `building_block.rs` (v-half and v-min), `split_backward.rs`
+//! (the ZB-H family), `interleaving.rs` (the order of chunks), `stage_cursor.rs` (a stage's next action) and
+//! `search.rs` (the shortest of several runs).
 //!
 //! ```
 //! use pipewright_schedule::{ScheduleSpec, csv, generate};

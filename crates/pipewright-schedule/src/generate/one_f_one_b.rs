@@ -1,8 +1,9 @@
-//! 1F1B: a forward and a backward alternately, so that no stage holds more microbatches than there are stages.
+//! 1F1B: a forward and a backward alternately, so that no stage holds more microbatches than there are
+//! stages.
 //!
-//! The guide in `GENERATOR` has the papers and the formulas. Stage `s` of `p` warms up with `min(m, p - s)` forwards,
-//! then alternates a backward and a forward while forwards remain, and cools down with the remaining backwards. It holds
-//! the activations of at most `min(m, p - s)` microbatches.
+//! The guide in `GENERATOR` has the papers and the formulas. Stage `s` of `p` warms up with `min(m, p - s)`
+//! forwards, then alternates a backward and a forward while forwards remain, and cools down with the
+//! remaining backwards. It holds the activations of at most `min(m, p - s)` microbatches.
 
 use crate::action::Action;
 use crate::generate::generator::Generator;

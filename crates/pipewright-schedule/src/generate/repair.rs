@@ -1,8 +1,8 @@
 //! Finds sizes and settings that a schedule accepts, near the ones that it refuses.
 //!
-//! A refusal has a cause, and a few changes remove that cause. Each changed size is checked by the function that
-//! refused the first one. If it is refused for another cause, it is changed further. So advice is never a size that
-//! is refused.
+//! A refusal has a cause, and a few changes remove that cause. Each changed size is checked by the function
+//! that refused the first one. If it is refused for another cause, it is changed further. So advice is never
+//! a size that is refused.
 
 use crate::generate::advice::Advice;
 use crate::generate::error::GenerateErrorKind;
@@ -19,8 +19,8 @@ const FARTHEST: u32 = 256;
 /// The most pieces of advice.
 const MOST_ADVICE: usize = 3;
 
-/// Returns changes of `spec` that the generator accepts within the limits, the most useful first. `other` finds the
-/// generator of another schedule.
+/// Returns changes of `spec` that the generator accepts within the limits, the most useful first. `other`
+/// finds the generator of another schedule.
 pub(super) fn advice(
     generator: &Generator,
     spec: &ScheduleSpec,
@@ -78,7 +78,8 @@ impl Repair<'_> {
         self.generator.check(spec, self.layers).err()
     }
 
-    /// Returns an accepted specification that removes all causes for which `spec` is refused, one after the other.
+    /// Returns an accepted specification that removes all causes for which `spec` is refused, one after the
+    /// other.
     fn repaired(&self, spec: ScheduleSpec, changes: u32) -> Option<ScheduleSpec> {
         let Some(kind) = self.refusal(&spec) else { return Some(spec) };
         let changes = changes.checked_sub(1)?;

@@ -10,8 +10,8 @@ pub(super) struct Outcome {
     pub(super) rows: Vec<Vec<Option<Action>>>,
 }
 
-/// Returns the shortest run of all candidates; the first of several. `run` simulates a candidate; it returns nothing if the
-/// run does not end before a tick, so that it can stop when it is longer than the best one.
+/// Returns the shortest run of all candidates; the first of several. `run` simulates a candidate; it returns
+/// nothing if the run does not end before a tick, so that it can stop when it is longer than the best one.
 pub(super) fn shortest<Candidate>(
     candidates: impl IntoIterator<Item = Candidate>,
     run: impl Fn(Candidate, u64) -> Option<Outcome>,

@@ -1,14 +1,14 @@
 //! Seq1F1B: 1F1B over slices of microbatches, which divides both the bubble and the memory of the warm-up.
 //!
 //! The guide in `GENERATOR` has the paper and the formulas. The forwards take all slices in their order. The
-//! backwards take the microbatches in order, and the slices of each in descending order ([`crate::slices`]). The
-//! first backward runs on the last slice of microbatch 0, so the last stage needs `k` forwards before it. Stage
-//! `s` of `p` therefore warms up with
-//! `min(m k, p - s + k - 1)` forwards, then alternates a backward and a forward while forwards remain, and cools
-//! down with the remaining backwards. It holds at most as many slices as it warms up with.
+//! backwards take the microbatches in order, and the slices of each in descending order ([`crate::slices`]).
+//! The first backward runs on the last slice of microbatch 0, so the last stage needs `k` forwards before it.
+//! Stage `s` of `p` therefore warms up with `min(m k, p - s + k - 1)` forwards, then alternates a backward
+//! and a forward while forwards remain, and cools down with the remaining backwards. It holds at most as many
+//! slices as it warms up with.
 //!
-//! The formulas are valid for slices that take equally long. The paper cuts microbatches so that they do: later
-//! slices are shorter, because they attend to more keys. If slices have equal length, their times grow
+//! The formulas are valid for slices that take equally long. The paper cuts microbatches so that they do:
+//! later slices are shorter, because they attend to more keys. If slices have equal length, their times grow
 //! ([`Costs::attention`]).
 //!
 //! [`Costs::attention`]: crate::Costs::attention

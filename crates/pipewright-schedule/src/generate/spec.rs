@@ -21,18 +21,20 @@ pub struct ScheduleSpec {
     pub stages_per_rank: Option<u32>,
     /// The number of microbatches in a step.
     pub microbatches: u32,
-    /// The number of microbatches that a chunk runs before the next chunk, for schedules with this setting; `None` for
-    /// rounds of equal size (interleaved schedules), or for the number of ranks (`group-interleaved`).
+    /// The number of microbatches that a chunk runs before the next chunk, for schedules with this setting;
+    /// `None` for rounds of equal size (interleaved schedules), or for the number of ranks
+    /// (`group-interleaved`).
     pub group_size: Option<u32>,
-    /// Whether to warm up with two forwards instead of one for each later rank, for schedules with this setting.
+    /// Whether to warm up with two forwards instead of one for each later rank, for schedules with this
+    /// setting.
     pub wide_warmup: bool,
     /// The costs for which a schedule with this setting is optimised; `None` for [`Costs::default`].
     pub costs: Option<Costs>,
-    /// The number of microbatches whose activations a stage may hold at once, for schedules with this setting; `None`
-    /// for the number that the schedule has by itself, which its guide says.
+    /// The number of microbatches whose activations a stage may hold at once, for schedules with this
+    /// setting; `None` for the number that the schedule has by itself, which its guide says.
     pub memory_limit: Option<PerStage<u32>>,
-    /// The number of slices into which each microbatch is cut along its sequence, for schedules with this setting; `None`
-    /// for two.
+    /// The number of slices into which each microbatch is cut along its sequence, for schedules with this
+    /// setting; `None` for two.
     pub slices: Option<Slices>,
 }
 
@@ -99,8 +101,8 @@ impl ScheduleSpec {
         }
     }
 
-    /// Returns the number of microbatches in a round. There is one round for each full number of ranks, and rounds have
-    /// equal size.
+    /// Returns the number of microbatches in a round. There is one round for each full number of ranks, and
+    /// rounds have equal size.
     fn microbatches_per_round(&self, schedule: &'static str) -> Result<u32, GenerateErrorKind> {
         let Self { ranks, microbatches, .. } = *self;
         let rounds = microbatches.checked_div(ranks).unwrap_or(1).max(1);
@@ -110,8 +112,9 @@ impl ScheduleSpec {
         Ok(microbatches / rounds)
     }
 
-    /// Checks the costs and the memory limits of a schedule that is optimised for them, and refuses a size whose search for
-    /// the best of several runs of two or three actions for each microbatch would take too long.
+    /// Checks the costs and the memory limits of a schedule that is optimised for them, and refuses a size
+    /// whose search for the best of several runs of two or three actions for each microbatch would take too
+    /// long.
     pub(super) fn check_search(&self, search: Search, stages: u32) -> Result<(), GenerateErrorKind> {
         let Search { schedule, actions, other } = search;
         let microbatches = self.microbatches;

@@ -1,9 +1,9 @@
 //! The rows of the schedules of the ZB-H family: a warm-up, then forward, input backward and weight backward
 //! alternately, then the remaining weight backwards.
 //!
-//! Each kind visits the chunks in the order of `interleaving.rs`, and weight gradients follow the order of the input
-//! gradients. A schedule chooses two numbers for each rank: the forwards of the warm-up, and the largest number of
-//! pending weight gradients.
+//! Each kind visits the chunks in the order of `interleaving.rs`, and weight gradients follow the order of
+//! the input gradients. A schedule chooses two numbers for each rank: the forwards of the warm-up, and the
+//! largest number of pending weight gradients.
 
 use crate::action::Action;
 use crate::generate::interleaving::Interleaving;
@@ -15,8 +15,8 @@ use crate::ids::StageIndex;
 pub(super) struct Phases {
     /// The number of forwards before the first forward that is followed by a backward.
     pub(super) warm_up: u32,
-    /// The largest number of pending weight gradients. Once it is reached, a weight backward follows each input
-    /// backward.
+    /// The largest number of pending weight gradients. Once it is reached, a weight backward follows each
+    /// input backward.
     pub(super) pending: u32,
 }
 

@@ -1,5 +1,5 @@
-//! A cursor in the actions of a stage: the generator chooses the kind of the next action, and the cursor adds the
-//! microbatch.
+//! A cursor in the actions of a stage: the generator chooses the kind of the next action, and the cursor adds
+//! the microbatch.
 //!
 //! It serves generators in which each kind of action of a stage visits the microbatches in ascending order.
 

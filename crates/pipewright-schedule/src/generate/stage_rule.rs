@@ -14,7 +14,8 @@ pub enum StageRule {
     TwoLoops,
     /// Two stages on each rank, placed down the ranks and up again.
     V,
-    /// An even number of stages on each rank, placed down the ranks and up again several times; two by default.
+    /// An even number of stages on each rank, placed down the ranks and up again several times; two by
+    /// default.
     Vs,
 }
 

@@ -1,9 +1,9 @@
 //! Costs as integers, for schedules that are optimised for costs.
 //!
-//! Such a schedule compares sums of times, and many of them are equal by design. With floating point, rounding errors
-//! would decide between them; with integers they stay equal. A tick is a power of ten in seconds, chosen so that the
-//! largest cost has nine digits. So costs that are written as decimals stay exact, and sums over the largest schedule
-//! fit 64 bits.
+//! Such a schedule compares sums of times, and many of them are equal by design. With floating point,
+//! rounding errors would decide between them; with integers they stay equal. A tick is a power of ten in
+//! seconds, chosen so that the largest cost has nine digits. So costs that are written as decimals stay
+//! exact, and sums over the largest schedule fit 64 bits.
 
 use crate::costs::Costs;
 use crate::ids::StageIndex;
@@ -20,12 +20,13 @@ pub(super) struct StageTicks {
     pub(super) weight_backward: u64,
     /// The time from the end of a forward until its output is at the next stage; 0 for the last stage.
     pub(super) output_hop: u64,
-    /// The time from the end of a backward until its gradient is at the previous stage; 0 for the first stage.
+    /// The time from the end of a backward until its gradient is at the previous stage; 0 for the first
+    /// stage.
     pub(super) gradient_hop: u64,
 }
 
-/// Returns the costs of every stage in ticks. Each message takes as long as if it were alone on its link. The costs were
-/// checked.
+/// Returns the costs of every stage in ticks. Each message takes as long as if it were alone on its link. The
+/// costs were checked.
 pub(super) fn ticks(costs: &Costs, placement: &Placement) -> Vec<StageTicks> {
     let all: Vec<[f64; 5]> = placement.all_stages().map(|stage| seconds(costs, placement, stage)).collect();
     let largest = all.iter().flatten().copied().fold(0.0, f64::max);
@@ -51,8 +52,8 @@ fn seconds(costs: &Costs, placement: &Placement, stage: StageIndex) -> [f64; 5] 
     [at.forward, at.input_backward, at.weight_backward, hop(next), hop(previous)]
 }
 
-/// Returns the largest power of ten that keeps `largest`, in seconds, below [`LARGEST`] ticks. Powers are parsed from
-/// decimals, so that they are the same on every machine.
+/// Returns the largest power of ten that keeps `largest`, in seconds, below [`LARGEST`] ticks. Powers are
+/// parsed from decimals, so that they are the same on every machine.
 fn ticks_per_second(largest: f64) -> f64 {
     let power = |exponent: i32| format!("1e{exponent}").parse::<f64>().unwrap_or(1.0);
     if largest == 0.0 {

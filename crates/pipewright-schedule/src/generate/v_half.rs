@@ -1,18 +1,17 @@
 //! V-Half: half the memory of 1F1B, and less than half its bubble.
 //!
-//! The guide in `GENERATOR` has the paper and the formulas. There are two stages per rank, placed in a V, and the
-//! backward is split. `building_block.rs` makes the schedule from the block.
+//! The guide in `GENERATOR` has the paper and the formulas. There are two stages per rank, placed in a V, and
+//! the backward is split. `building_block.rs` makes the schedule from the block.
 //!
-//! The block, with `p` ranks: from rank to rank, `F0` moves two slots on the way down, `F1` one on the way up, `I1` two
-//! on the way down, and `I0` one on the way up. There is one slot at each turning point, and for even `p` three more at
-//! the upper one, so that no two actions share a slot. Rank `r` has `F0` in slot `2 r`, `F1` in `3 p - 2 - r`, `I1` in
-//! `3 p - 1 + e + 2 r` and `I0` in `6 p - 2 + e - r`, where `e` is 3 for even and 0 for odd `p`. On every rank both
-//! activations together live for `6 p - 3 + e` slots. A microbatch starts every six slots, so about `p` activations are
-//! alive at once, half of the `2 p` of 1F1B.
+//! The block, with `p` ranks: from rank to rank, `F0` moves two slots on the way down, `F1` one on the way
+//! up, `I1` two on the way down, and `I0` one on the way up. There is one slot at each turning point, and for
+//! even `p` three more at the upper one, so that no two actions share a slot. Rank `r` has `F0` in slot
+//! `2 r`, `F1` in `3 p - 2 - r`, `I1` in `3 p - 1 + e + 2 r` and `I0` in `6 p - 2 + e - r`, where `e` is 3
+//! for even and 0 for odd `p`. On every rank both activations together live for `6 p - 3 + e` slots. A
+//! microbatch starts every six slots, so about `p` activations are alive at once, half of the `2 p` of 1F1B.
 //!
-//! In units of an action, the ranks idle `3 p - 7` for even `p >= 4` and `3 p - 4` for odd `p >= 3`; with 1F1B they
-//! idle
-//! `6 (p - 1)`.
+//! In units of an action, the ranks idle `3 p - 7` for even `p >= 4` and `3 p - 4` for odd `p >= 3`; with
+//! 1F1B they idle `6 (p - 1)`.
 
 use crate::generate::building_block::{BuildingBlock, squeezed};
 use crate::generate::generator::Generator;

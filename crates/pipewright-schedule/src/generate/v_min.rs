@@ -1,16 +1,17 @@
 //! V-Min: a third of the memory of 1F1B, and about two thirds of its bubble.
 //!
-//! The guide in `GENERATOR` has the paper and the formulas. There are two stages per rank, placed in a V, and the
-//! backward is split. `building_block.rs` makes the schedule from the block.
+//! The guide in `GENERATOR` has the paper and the formulas. There are two stages per rank, placed in a V, and
+//! the backward is split. `building_block.rs` makes the schedule from the block.
 //!
-//! The block, with `p` ranks: all four passes move one slot from rank to rank, the least that dependencies allow. There
-//! is one slot at each turning point, and if `p` is a multiple of 3 two more at the upper one, so that no two actions
-//! share a slot. Rank `r` has `F0` in slot `r`, `F1` in `2 p - 1 - r`, `I1` in `2 p + e + r` and `I0` in
-//! `4 p - 1 + e - r`, where `e` is 0 or 2. On every rank both activations together live for `4 p + 2 e` slots. A
-//! microbatch starts every six slots, so about `2 p / 3` activations are alive at once, a third of the `2 p` of 1F1B.
+//! The block, with `p` ranks: all four passes move one slot from rank to rank, the least that dependencies
+//! allow. There is one slot at each turning point, and if `p` is a multiple of 3 two more at the upper one,
+//! so that no two actions share a slot. Rank `r` has `F0` in slot `r`, `F1` in `2 p - 1 - r`, `I1` in
+//! `2 p + e + r` and `I0` in `4 p - 1 + e - r`, where `e` is 0 or 2. On every rank both activations together
+//! live for `4 p + 2 e` slots. A microbatch starts every six slots, so about `2 p / 3` activations are alive
+//! at once, a third of the `2 p` of 1F1B.
 //!
-//! In units of an action, the ranks idle about `4 p`; with 1F1B they idle `6 (p - 1)`. A block has no slack around
-//! the V: if `F`, `I` and `W` differ in length, ranks idle in the steady state.
+//! In units of an action, the ranks idle about `4 p`; with 1F1B they idle `6 (p - 1)`. A block has no slack
+//! around the V: if `F`, `I` and `W` differ in length, ranks idle in the steady state.
 
 use crate::generate::building_block::{BuildingBlock, squeezed};
 use crate::generate::generator::Generator;

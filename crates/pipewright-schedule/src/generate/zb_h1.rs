@@ -1,7 +1,7 @@
 //! ZB-H1: 1F1B with a split backward, which has a third of the bubble and the same memory.
 //!
-//! The guide in `GENERATOR` has the paper, the order and the formulas. The paper's B and W are `I` and `W` here. Fewer
-//! microbatches than ranks are allowed, but then the pipeline is never full.
+//! The guide in `GENERATOR` has the paper, the order and the formulas. The paper's B and W are `I` and `W`
+//! here. Fewer microbatches than ranks are allowed, but then the pipeline is never full.
 //!
 //! If `F`, `I` and `W` take `f`, `i` and `w` on every stage, the bubble is
 //! `(p - 1) (f + i - w) / (m (f + i + w) + (p - 1) (f + i - w))` for `m >= p` and `w <= i`.

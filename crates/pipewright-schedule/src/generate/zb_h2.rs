@@ -1,11 +1,11 @@
 //! ZB-H2: no rank idles between its first and its last action, at about twice the memory of 1F1B.
 //!
-//! The guide in `GENERATOR` has the paper, the order and the formulas. The paper's B and W are `I` and `W` here. Fewer
-//! microbatches than `2 p - 1` are allowed, but then the pipeline is never full.
+//! The guide in `GENERATOR` has the paper, the order and the formulas. The paper's B and W are `I` and `W`
+//! here. Fewer microbatches than `2 p - 1` are allowed, but then the pipeline is never full.
 //!
-//! With `m >= 2 p - 1` and `F`, `I` and `W` of one length, the ranks run without a gap, each one tick after the
-//! previous one. From barrier to barrier the bubble equals ZB-H1's. With an optimizer that does not wait for all ranks
-//! there is none.
+//! With `m >= 2 p - 1` and `F`, `I` and `W` of one length, the ranks run without a gap, each one tick after
+//! the previous one. From barrier to barrier the bubble equals ZB-H1's. With an optimizer that does not wait
+//! for all ranks there is none.
 
 use crate::action::Action;
 use crate::generate::generator::Generator;

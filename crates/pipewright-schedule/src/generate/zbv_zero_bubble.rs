@@ -1,10 +1,11 @@
 //! ZBV: zero bubble with two stages per rank, placed in a V, and the memory of 1F1B.
 //!
-//! The guide in `GENERATOR` has the paper and the formulas. Rank `r` of `p` owns `r`, called chunk 0, and `2 p - 1 -
-//! r`, called chunk 1.
+//! The guide in `GENERATOR` has the paper and the formulas. Rank `r` of `p` owns `r`, called chunk 0, and
+//! `2 p - 1 - r`, called chunk 1.
 //!
-//! The order of rank `r`. `F0` is the next forward of chunk 0. Each kind of action of a chunk visits the microbatches
-//! 0, 1, 2, ... up to `n = max(m, 2 p - 1)`, where `m` is the number of microbatches of the schedule:
+//! The order of rank `r`. `F0` is the next forward of chunk 0. Each kind of action of a chunk visits the
+//! microbatches 0, 1, 2, ... up to `n = max(m, 2 p - 1)`, where `m` is the number of microbatches of the
+//! schedule:
 //!
 //! 1. `2 (p - r) - 1` times `F0`;
 //! 2. `r` times `F1 F0`;
@@ -14,8 +15,9 @@
 //! 6. `p - r` times `I0 W0`;
 //! 7. the remaining weight gradients, chunk 1 first.
 //!
-//! If `m < 2 p - 1`, actions of microbatches that do not exist are idle cells. There are also `r` idle cells at the
-//! start. Otherwise, with `F`, `I` and `W` of one length, no rank idles between its first and its last action.
+//! If `m < 2 p - 1`, actions of microbatches that do not exist are idle cells. There are also `r` idle cells
+//! at the start. Otherwise, with `F`, `I` and `W` of one length, no rank idles between its first and its last
+//! action.
 
 use std::iter::repeat_n;
 

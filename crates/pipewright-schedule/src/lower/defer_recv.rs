@@ -1,18 +1,19 @@
-//! The pass `defer-recv`: moves each receive directly before the action that uses its tensor, so that earlier actions
-//! do not wait for it.
+//! The pass `defer-recv`: moves each receive directly before the action that uses its tensor, so that earlier
+//! actions do not wait for it.
 //!
-//! The pass `send-recv` places a receive at the moment of its send, which may be long before its use. On transports
-//! that process the messages of a rank one after another, such a receive delays the sends after it.
+//! The pass `send-recv` places a receive at the moment of its send, which may be long before its use. On
+//! transports that process the messages of a rank one after another, such a receive delays the sends after
+//! it.
 //!
-//! Rules: (1) a receive moves directly before the forward or backward that uses its tensor; (2) before a rank sends to
-//! a higher rank, it runs all deferred receives from that rank, so that two ranks do not both send first; (3) if the
-//! order of use is not the order of arrival, the earlier receives from the same rank move together with a receive,
-//! because a transport without tags delivers in order; (4) receives of unused tensors move to the end of the row. A
-//! receive never moves to an earlier position.
+//! Rules: (1) a receive moves directly before the forward or backward that uses its tensor; (2) before a rank
+//! sends to a higher rank, it runs all deferred receives from that rank, so that two ranks do not both send
+//! first; (3) if the order of use is not the order of arrival, the earlier receives from the same rank move
+//! together with a receive, because a transport without tags delivers in order; (4) receives of unused
+//! tensors move to the end of the row. A receive never moves to an earlier position.
 //!
-//! The result needs sends that only start (`wait-send`). If sends block until they are received, two ranks that send to
-//! each other before they receive deadlock, and rule 2 does not prevent cycles of three ranks. If sends do not block, a
-//! later receive only relaxes the order, so a sound program stays sound.
+//! The result needs sends that only start (`wait-send`). If sends block until they are received, two ranks
+//! that send to each other before they receive deadlock, and rule 2 does not prevent cycles of three ranks.
+//! If sends do not block, a later receive only relaxes the order, so a sound program stays sound.
 //!
 //! Time: linear in the program.
 

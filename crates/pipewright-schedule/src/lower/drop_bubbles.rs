@@ -1,11 +1,11 @@
 //! Drops bubbles: turns the cells of each tick into actions in order.
 //!
-//! Rule: the actions of a row keep their order, and empty cells are removed. In the program a rank idles only when it
-//! waits for a tensor.
+//! Rule: the actions of a row keep their order, and empty cells are removed. In the program a rank idles only
+//! when it waits for a tensor.
 //!
-//! A large schedule takes a large part of the memory of lowering, and copying it takes time. So its rows are copied
-//! only for a pass that changes them. If no pass does, sends and receives are added to the schedule directly, and its
-//! bubbles are skipped ([`Computation`]).
+//! A large schedule takes a large part of the memory of lowering, and copying it takes time. So its rows are
+//! copied only for a pass that changes them. If no pass does, sends and receives are added to the schedule
+//! directly, and its bubbles are skipped ([`Computation`]).
 
 use crate::schedule::{Program, Schedule};
 

@@ -1,8 +1,8 @@
 //! The program that runs only the forwards of another: evaluation with the placement of training.
 //!
-//! Rules: (1) each rank runs its forwards in the order in which the program has them, the forwards of overlaps
-//! included; (2) sends and receives are added again; (3) if the program gathers parameters, this one gathers them too,
-//! as many stages of a rank at once as the program holds at most.
+//! Rules: (1) each rank runs its forwards in the order in which the program has them, the forwards of
+//! overlaps included; (2) sends and receives are added again; (3) if the program gathers parameters, this one
+//! gathers them too, as many stages of a rank at once as the program holds at most.
 
 use std::num::NonZeroU32;
 
@@ -36,7 +36,8 @@ pub fn forward_part(program: &ValidatedProgram) -> Result<ValidatedProgram, Lowe
     Ok(validate(lowered, level)?)
 }
 
-/// The largest number of stages of one rank whose parameters are gathered at once; `None` if the program gathers none.
+/// The largest number of stages of one rank whose parameters are gathered at once; `None` if the program
+/// gathers none.
 fn most_gathered(program: &ValidatedProgram) -> Option<NonZeroU32> {
     let on_rank = |rank| {
         let (mut gathered, mut most) = (0u32, 0);

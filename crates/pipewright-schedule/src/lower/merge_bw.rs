@@ -1,9 +1,9 @@
 //! The pass `merge-bw`: merges the halves of a split backward if they are adjacent.
 //!
-//! Rule: an `I` that is directly followed by the `W` of the same stage and microbatch becomes a `B` together with it.
-//! Any action in between, even a wait or a message, keeps them apart, because it was placed there to overlap with `W`.
-//! Merging saves a second pass over the stage's graph and the tensors kept between the halves. Time: linear in the row,
-//! in place.
+//! Rule: an `I` that is directly followed by the `W` of the same stage and microbatch becomes a `B` together
+//! with it. Any action in between, even a wait or a message, keeps them apart, because it was placed there to
+//! overlap with `W`. Merging saves a second pass over the stage's graph and the tensors kept between the
+//! halves. Time: linear in the row, in place.
 
 use crate::action::Action;
 use crate::schedule::Program;

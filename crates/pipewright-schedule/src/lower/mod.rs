@@ -1,9 +1,9 @@
 //! Lowers a schedule to a program: a list of small passes, each with its own file, rules and tests.
 //!
 //! [`lower`] runs the passes in order, [`for_training`] with the settings of training, and [`apply`] runs a list of the
-//! user's choice. [`ProgramSource`] is the way from a name, a schedule or the rows of a file to a proved program. In debug
-//! builds, `lower` validates the program after each pass. Passes take time linear in the program, and take ownership of rows
-//! instead of copying them.
+//! user's choice. [`ProgramSource`] is the way from a name, a schedule or the rows of a file to a proved
+//! program. In debug builds, `lower` validates the program after each pass. Passes take time linear in the
+//! program, and take ownership of rows instead of copying them.
 //!
 //! ```
 //! use pipewright_schedule::{Level, LowerConfig, csv, lower};

@@ -31,15 +31,18 @@ use crate::placement::Placement;
 use crate::schedule::{Program, ScheduleError, check_sizes, infer_sizes};
 use crate::slices::Slices;
 
-/// A pass with its setting, in the order of [`lower`](fn@crate::lower::lower). The documentation of each variant begins with its text form.
+/// A pass with its setting, in the order of [`lower`](fn@crate::lower::lower). The documentation of each
+/// variant begins with its text form.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Pass {
     /// `merge-bw`
     MergeBw,
     /// `unshard`, `unshard=W` with a window of `W` stages, or `unshard=W:L` with a lookahead
-    /// ([`UnshardLookahead`]): `unshard=3:2`, `unshard=3:auto`, `unshard=3:1/2/3` with a number for each rank.
+    /// ([`UnshardLookahead`]): `unshard=3:2`, `unshard=3:auto`, `unshard=3:1/2/3` with a number for each
+    /// rank.
     Unshard(UnshardConfig),
-    /// `reduce-grad`, or with the place of the wait ([`ReduceWait`]): `reduce-grad=deferred`, `reduce-grad=at-end`.
+    /// `reduce-grad`, or with the place of the wait ([`ReduceWait`]): `reduce-grad=deferred`,
+    /// `reduce-grad=at-end`.
     ReduceGrad(ReduceWait),
     /// `send-early`, or `send-early=keep-overlaps` to leave overlaps whole.
     SendEarly(Overlaps),
@@ -192,8 +195,8 @@ pub struct PassInput {
 
 /// Runs `passes` over rows, one after another.
 ///
-/// The first pass drops the bubbles. If it is `send-recv`, a rank skips a sweep for each bubble, so that the order
-/// of messages follows the columns of the file.
+/// The first pass drops the bubbles. If it is `send-recv`, a rank skips a sweep for each bubble, so that the
+/// order of messages follows the columns of the file.
 ///
 /// # Errors
 /// When the rows do not fit together, or a pass fails.

@@ -20,7 +20,8 @@ pub struct LowerConfig {
     pub merge_bw: bool,
     /// Gather parameters before their stage computes; `None` if parameters are not sharded.
     pub unshard: Option<UnshardConfig>,
-    /// Reduce each stage's gradients after its last weight gradient, and wait for the reduction at this place.
+    /// Reduce each stage's gradients after its last weight gradient, and wait for the reduction at this
+    /// place.
     pub reduce_grad: Option<ReduceWait>,
     /// Split computations if another rank waits for the result of a part, so that the result leaves early.
     pub send_early: bool,
@@ -33,15 +34,15 @@ pub struct LowerConfig {
 /// How ranks send and receive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Messages {
-    /// No action waits for a send. The program is sound even if each send blocks until it is received; the runtime's sends
-    /// do not block.
+    /// No action waits for a send. The program is sound even if each send blocks until it is received; the
+    /// runtime's sends do not block.
     Blocking,
     /// A send only starts, and a later action waits for it.
     Waited {
         /// Defer each receive until its tensor is used.
         defer_recv: bool,
-        /// The number of sends of a rank that may be in flight; `None` for any number. With `defer_recv`, a small
-        /// budget may cause a deadlock.
+        /// The number of sends of a rank that may be in flight; `None` for any number. With `defer_recv`, a
+        /// small budget may cause a deadlock.
         budget: Option<NonZeroU32>,
     },
 }
@@ -63,7 +64,8 @@ impl From<Level> for LowerConfig {
 /// Lowers `schedule` to a program.
 ///
 /// # Errors
-/// When the schedule is unsound. Release builds find only mistakes that make a pass fail; validate the result.
+/// When the schedule is unsound. Release builds find only mistakes that make a pass fail; validate the
+/// result.
 pub fn lower(schedule: &Schedule, config: &LowerConfig) -> Result<Program, LowerError> {
     if cfg!(debug_assertions) {
         // So that mistakes of the schedule are not blamed on a pass. This program is dropped.
@@ -72,7 +74,8 @@ pub fn lower(schedule: &Schedule, config: &LowerConfig) -> Result<Program, Lower
     run_passes(Computation::Scheduled(schedule), config)
 }
 
-/// Lowers rows that may gather parameters or reduce gradients already. The passes for what the rows have are left out.
+/// Lowers rows that may gather parameters or reduce gradients already. The passes for what the rows have are
+/// left out.
 ///
 /// # Errors
 /// When the rows are unsound, as [`lower`], or communicate already.

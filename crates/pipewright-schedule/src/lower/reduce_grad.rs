@@ -1,9 +1,10 @@
-//! The pass `reduce-grad`: reduces a stage's gradients over its data-parallel replicas once they are complete.
+//! The pass `reduce-grad`: reduces a stage's gradients over its data-parallel replicas once they are
+//! complete.
 //!
-//! Rules: (1) the `REDUCE_GRAD` of a stage directly follows its last weight gradient (`W`, `B`, or the backward of an
-//! overlap); (2) its `WAIT_REDUCE_GRAD` comes where [`ReduceWait`] says. A later wait lets a reduction overlap with later
-//! computation. A stage without a backward is not reduced. Gradients are summed locally over the microbatches and reduced
-//! once.
+//! Rules: (1) the `REDUCE_GRAD` of a stage directly follows its last weight gradient (`W`, `B`, or the
+//! backward of an overlap); (2) its `WAIT_REDUCE_GRAD` comes where [`ReduceWait`] says. A later wait lets a
+//! reduction overlap with later computation. A stage without a backward is not reduced. Gradients are summed
+//! locally over the microbatches and reduced once.
 
 use std::fmt;
 
@@ -11,14 +12,15 @@ use crate::action::{Action, ActionKind};
 use crate::ids::Rank;
 use crate::schedule::Program;
 
-/// The place at which a rank waits for its reductions. The documentation of each variant begins with its text form.
+/// The place at which a rank waits for its reductions. The documentation of each variant begins with its text
+/// form.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub enum ReduceWait {
     /// `at-once`: directly after each reduction.
     #[default]
     AtOnce,
-    /// `deferred`: directly before the next reduction of the rank; for its last one, at the end of the row. At most one
-    /// reduction of a rank is pending, as with `defer_reduce_grad_wait` of PyTorch 2.15.
+    /// `deferred`: directly before the next reduction of the rank; for its last one, at the end of the row.
+    /// At most one reduction of a rank is pending, as with `defer_reduce_grad_wait` of PyTorch 2.15.
     Deferred,
     /// `at-end`: at the end of the row, in the order of the reductions.
     AtEnd,

@@ -1,14 +1,15 @@
 //! The pass `send-early`: splits computations if another rank waits for the result of a part.
 //!
-//! Rules: (1) an overlap becomes its forward and its backward; (2) `B` of a stage becomes `I` and `W` if the previous
-//! stage is on another rank. A message follows the action that makes its tensor. With this pass before `send-recv`, the
-//! output of an overlap's forward leaves before its backward begins, the forward does not wait for the gradient of the
-//! backward, and a gradient leaves while its sender computes weight gradients. The pass runs after the passes for
-//! replicas, which treat both halves of an overlap together.
+//! Rules: (1) an overlap becomes its forward and its backward; (2) `B` of a stage becomes `I` and `W` if the
+//! previous stage is on another rank. A message follows the action that makes its tensor. With this pass
+//! before `send-recv`, the output of an overlap's forward leaves before its backward begins, the forward does
+//! not wait for the gradient of the backward, and a gradient leaves while its sender computes weight
+//! gradients. The pass runs after the passes for replicas, which treat both halves of an overlap together.
 //!
-//! The computations of a rank, their order, their results and the memory stay the same. The bubble of 1F1B shrinks from
-//! `(p - 1) (F + I + W)` to `(p - 1) (F + I)`. The reference sends after whole actions, so its levels do not use this
-//! pass. With [`Overlaps::Keep`], overlaps stay whole, for hooks that run both halves together.
+//! The computations of a rank, their order, their results and the memory stay the same. The bubble of 1F1B
+//! shrinks from `(p - 1) (F + I + W)` to `(p - 1) (F + I)`. The reference sends after whole actions, so its
+//! levels do not use this pass. With [`Overlaps::Keep`], overlaps stay whole, for hooks that run both halves
+//! together.
 //!
 //! The pass is the inverse of `merge-bw` for such stages. Time: linear in the row.
 

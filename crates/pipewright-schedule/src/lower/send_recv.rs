@@ -1,17 +1,18 @@
 //! The pass `send-recv`: adds the sends and receives between ranks in an order without deadlock.
 //!
-//! The pass repeatedly visits the ranks in ascending order; one round is a sweep. Rules: (1) in a sweep, a rank runs
-//! its next action if the action's input or gradient exists, otherwise it does nothing; (2) if a stage on another rank
-//! needs the result of an action, its send directly follows the action, and at the same moment the receive is appended
-//! to the row of the other rank; (3) stages on the same rank pass tensors on without a message; (4) an overlap waits
-//! for the tensors of both halves, and both sends follow it.
+//! The pass repeatedly visits the ranks in ascending order; one round is a sweep. Rules: (1) in a sweep, a
+//! rank runs its next action if the action's input or gradient exists, otherwise it does nothing; (2) if a
+//! stage on another rank needs the result of an action, its send directly follows the action, and at the same
+//! moment the receive is appended to the row of the other rank; (3) stages on the same rank pass tensors on
+//! without a message; (4) an overlap waits for the tensors of both halves, and both sends follow it.
 //!
-//! So all sends and receives are made in one global order, in which each send is next to its receive. Every pair of
-//! ranks therefore agrees on an order, and the program has no deadlock even if a send blocks until it is received.
+//! So all sends and receives are made in one global order, in which each send is next to its receive. Every
+//! pair of ranks therefore agrees on an order, and the program has no deadlock even if a send blocks until it
+//! is received.
 //!
-//! Waiting ranks cost almost no time: a set holds the ranks to visit, and an action adds the rank that waits for it to
-//! the current sweep or to the next. Time: `n + s p / 64` for `n` actions on `p` ranks in `s` sweeps. Each sweep has at
-//! least one action.
+//! Waiting ranks cost almost no time: a set holds the ranks to visit, and an action adds the rank that waits
+//! for it to the current sweep or to the next. Time: `n + s p / 64` for `n` actions on `p` ranks in `s`
+//! sweeps. Each sweep has at least one action.
 
 use crate::action::Action;
 use crate::action_set::TensorSet;
@@ -94,7 +95,8 @@ struct Sweep<'a, Cell> {
     then: RankSet,
     /// For each waiting rank, the receive of the tensor that it waits for.
     waiting_for: Vec<Option<Action>>,
-    /// All tensors that have been made, named by their receives. Tensors that stay on their rank are included.
+    /// All tensors that have been made, named by their receives. Tensors that stay on their rank are
+    /// included.
     made: TensorSet,
     lowered: RowWriters,
 }

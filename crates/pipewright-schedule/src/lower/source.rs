@@ -2,9 +2,9 @@
 //!
 //! Every caller that runs, predicts or draws a program makes it here, so that all of them have the same one.
 //!
-//! Rules: (1) a name is generated; (2) rows that send or receive are not changed; (3) other rows are proved sound
-//! before they are lowered, so that violations name the places in these rows; (4) lowering adds what the rows do not
-//! have ([`lower_rows`]); (5) the program is proved sound at its level ([`Program::level`]).
+//! Rules: (1) a name is generated; (2) rows that send or receive are not changed; (3) other rows are proved
+//! sound before they are lowered, so that violations name the places in these rows; (4) lowering adds what
+//! the rows do not have ([`lower_rows`]); (5) the program is proved sound at its level ([`Program::level`]).
 
 use thiserror::Error;
 
@@ -85,7 +85,8 @@ impl ProgramSource {
     /// Lowers the source with `passes`. Rows that communicate are not changed.
     ///
     /// # Errors
-    /// When a name has no schedule of its size, when rows are unsound, or when their ranks wait for each other.
+    /// When a name has no schedule of its size, when rows are unsound, or when their ranks wait for each
+    /// other.
     pub fn lowered(self, passes: &LowerConfig) -> Result<Lowered, SourceError> {
         let program = match self {
             Self::Named(name, spec) => lower(&generate(&name, &spec)?, passes)?,
@@ -106,8 +107,8 @@ impl ProgramSource {
 }
 
 impl Lowered {
-    /// Returns what `passes` have made. The level is its own, and at least the level of the passes. If the passes
-    /// gather parameters, rows that gather some of theirs must gather all.
+    /// Returns what `passes` have made. The level is its own, and at least the level of the passes. If the
+    /// passes gather parameters, rows that gather some of theirs must gather all.
     pub(super) fn by(passes: &LowerConfig, program: Program) -> Self {
         let own = program.level();
         let level = match passes.communicate {

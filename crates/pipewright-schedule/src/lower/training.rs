@@ -1,9 +1,11 @@
-//! The settings with which a schedule is lowered for training. The command line, benches, tests and users share them.
+//! The settings with which a schedule is lowered for training. The command line, benches, tests and users
+//! share them.
 //!
-//! Rules, in the order of the passes: (1) if parameters are sharded over the replicas, they are gathered before their
-//! stage computes; (2) if there are several replicas, the gradients of a stage are reduced as soon as they are complete,
-//! and waited for at the end of the row, unless the caller chooses another place; (3) input gradients leave their rank before it computes the weight gradients of
-//! the same backward ([`send_early`](super::send_early)); (4) sends and receives are added.
+//! Rules, in the order of the passes: (1) if parameters are sharded over the replicas, they are gathered
+//! before their stage computes; (2) if there are several replicas, the gradients of a stage are reduced as
+//! soon as they are complete, and waited for at the end of the row, unless the caller chooses another place;
+//! (3) input gradients leave their rank before it computes the weight gradients of the same backward
+//! ([`send_early`](super::send_early)); (4) sends and receives are added.
 
 use std::num::NonZeroU32;
 
@@ -31,16 +33,16 @@ use crate::validate::ValidatedProgram;
 pub struct TrainingLowering {
     /// The number of replicas of the pipeline. Each of them runs the program.
     pub replicas: u32,
-    /// How many stages of a rank are gathered at once, if parameters are sharded over the replicas; `None` if every
-    /// replica holds all parameters. Ignored with one replica.
+    /// How many stages of a rank are gathered at once, if parameters are sharded over the replicas; `None` if
+    /// every replica holds all parameters. Ignored with one replica.
     pub unshard_window: Option<NonZeroU32>,
     /// How many of a rank's next stages are fetched before they are needed, if parameters are sharded.
     pub unshard_lookahead: UnshardLookahead,
     /// Where a rank waits for the reduction of a stage's gradients. Ignored with one replica.
     pub reduce_wait: ReduceWait,
-    /// Whether an overlap stays one action. Set it if a hook runs both halves together. Without such a hook a rank runs
-    /// the halves one after the other, so an overlap becomes its forward and its backward, and the forward's output
-    /// leaves before the backward begins.
+    /// Whether an overlap stays one action. Set it if a hook runs both halves together. Without such a hook a
+    /// rank runs the halves one after the other, so an overlap becomes its forward and its backward, and the
+    /// forward's output leaves before the backward begins.
     pub keep_overlaps: bool,
 }
 

@@ -1,20 +1,20 @@
-//! The pass `unshard`: gathers a stage's sharded parameters before it computes, and drops them when the rank needs
-//! other stages first.
+//! The pass `unshard`: gathers a stage's sharded parameters before it computes, and drops them when the rank
+//! needs other stages first.
 //!
-//! The pass looks at a rank's next compute actions, and at the distinct stages in them, in the order of their next use.
-//! Two numbers bound the gathering: the `window` says how many of these stages may be gathered, and the `lookahead` how
-//! many of them are fetched before they are needed. Rules before each compute action: (1) a gathered stage that is not
-//! one of the next `window` stages is dropped (`RESHARD`), the one that was gathered first comes first; (2) after that,
-//! each of the next `lookahead` stages that is not gathered is gathered (`UNSHARD`), in the order of its next use.
-//! (3) At the end of the row every gathered stage is dropped. (4) Both stages of an overlap count, even if only the
-//! first fits the number.
+//! The pass looks at a rank's next compute actions, and at the distinct stages in them, in the order of their
+//! next use. Two numbers bound the gathering: the `window` says how many of these stages may be gathered, and
+//! the `lookahead` how many of them are fetched before they are needed. Rules before each compute action: (1)
+//! a gathered stage that is not one of the next `window` stages is dropped (`RESHARD`), the one that was
+//! gathered first comes first; (2) after that, each of the next `lookahead` stages that is not gathered is
+//! gathered (`UNSHARD`), in the order of its next use. (3) At the end of the row every gathered stage is
+//! dropped. (4) Both stages of an overlap count, even if only the first fits the number.
 //!
-//! A stage that was fetched stays gathered as long as it is in the window, so a small lookahead delays messages and does
-//! not repeat them. These are the rules of PyTorch 2.15 (`max_active_stages`, `unshard_lookahead`), which refuses a window
-//! of 1 for a program with overlaps of two stages.
+//! A stage that was fetched stays gathered as long as it is in the window, so a small lookahead delays
+//! messages and does not repeat them. These are the rules of PyTorch 2.15 (`max_active_stages`,
+//! `unshard_lookahead`), which refuses a window of 1 for a program with overlaps of two stages.
 //!
-//! The pass keeps each stage of the rank with its next use, in order. An action moves its own stages. Time: the length
-//! of the row times the window.
+//! The pass keeps each stage of the rank with its next use, in order. An action moves its own stages. Time:
+//! the length of the row times the window.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
@@ -44,15 +44,15 @@ impl Default for UnshardConfig {
     }
 }
 
-/// How many of a rank's next stages are fetched, the stage that computes next included. No number may be larger than the
-/// window. The documentation of each variant begins with its text form.
+/// How many of a rank's next stages are fetched, the stage that computes next included. No number may be
+/// larger than the window. The documentation of each variant begins with its text form.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub enum UnshardLookahead {
     /// `full`: as many as the window has.
     #[default]
     Full,
-    /// `auto`: 2 on rank 0, and one more on each further rank, up to the window. A later rank has more time before its
-    /// first tensors arrive.
+    /// `auto`: 2 on rank 0, and one more on each further rank, up to the window. A later rank has more time
+    /// before its first tensors arrive.
     Auto,
     /// `2`: this number on every rank.
     Stages(NonZeroU32),
@@ -183,7 +183,8 @@ struct Gathering {
 }
 
 impl Gathering {
-    /// Appends the drops and gathers before the next compute action; after the last one, the drops of all stages.
+    /// Appends the drops and gathers before the next compute action; after the last one, the drops of all
+    /// stages.
     fn change(&mut self, upcoming: &Upcoming) {
         let is_near = |stage: &StageIndex| upcoming.first(self.window).any(|near| near == *stage);
         let lowered = &mut self.lowered;
@@ -203,7 +204,8 @@ impl Gathering {
     }
 }
 
-/// A place at which a stage computes: twice the number of the action, plus 1 for the second part of an overlap.
+/// A place at which a stage computes: twice the number of the action, plus 1 for the second part of an
+/// overlap.
 type Place = usize;
 
 /// The stages that compute in the rest of a row.
@@ -240,7 +242,8 @@ impl Upcoming {
         }
     }
 
-    /// Returns the next `count` stages, and one more if only the first stage of an overlap would be among them.
+    /// Returns the next `count` stages, and one more if only the first stage of an overlap would be among
+    /// them.
     fn first(&self, count: usize) -> impl Iterator<Item = StageIndex> {
         let action = |index: usize| self.nearest.get(index).map(|(place, _)| place / 2);
         let splits_overlap = action(count).is_some() && action(count - 1) == action(count);

@@ -1,20 +1,21 @@
-//! The pass `wait-send`: makes sends only start, and adds waits for their completion at places where they cost no time.
+//! The pass `wait-send`: makes sends only start, and adds waits for their completion at places where they
+//! cost no time.
 //!
-//! A send with a wait (`WAIT_SEND_F`, `WAIT_SEND_B`) does not block its rank. Its tensor stays allocated until the
-//! wait.
+//! A send with a wait (`WAIT_SEND_F`, `WAIT_SEND_B`) does not block its rank. Its tensor stays allocated
+//! until the wait.
 //!
-//! Rules without a budget: (1) the wait for a forward send directly follows the backward of the same stage and
-//! microbatch, because its gradient proves that the send has arrived; (2) all other waits come at the end of the row,
-//! in the order of the sends. These waits take no time, but keep a boundary's tensor as long as the stage's
-//! activations.
+//! Rules without a budget: (1) the wait for a forward send directly follows the backward of the same stage
+//! and microbatch, because its gradient proves that the send has arrived; (2) all other waits come at the end
+//! of the row, in the order of the sends. These waits take no time, but keep a boundary's tensor as long as
+//! the stage's activations.
 //!
-//! Rules with a budget of `k`: (1) before a send that would be the `k + 1`st in flight, comes the wait for the oldest;
-//! (2) a wait that is due earlier by the rules above comes there; (3) the other waits come at the end. So a rank has at
-//! most `k` sends in flight.
+//! Rules with a budget of `k`: (1) before a send that would be the `k + 1`st in flight, comes the wait for
+//! the oldest; (2) a wait that is due earlier by the rules above comes there; (3) the other waits come at the
+//! end. So a rank has at most `k` sends in flight.
 //!
-//! A send with a later wait blocks less than a blocking send, so a program that is sound with blocking sends stays
-//! sound under any budget. A program with deferred receives ([`super::defer_recv`]) may deadlock under a small budget;
-//! validation finds that.
+//! A send with a later wait blocks less than a blocking send, so a program that is sound with blocking sends
+//! stays sound under any budget. A program with deferred receives ([`super::defer_recv`]) may deadlock under
+//! a small budget; validation finds that.
 
 use std::collections::{HashSet, VecDeque};
 use std::num::NonZeroU32;

@@ -1,8 +1,9 @@
 //! Puts the events of all ranks on one clock.
 //!
-//! The clocks of separate processes agree only to the accuracy of [`Timeline::clock_skew`]. No message arrives before
-//! it is sent. If a timeline shows a message that does, the receiver's clock is behind, and its events are moved later
-//! by the smallest amount that puts every message in order. A timeline of one process does not change.
+//! The clocks of separate processes agree only to the accuracy of [`Timeline::clock_skew`]. No message
+//! arrives before it is sent. If a timeline shows a message that does, the receiver's clock is behind, and
+//! its events are moved later by the smallest amount that puts every message in order. A timeline of one
+//! process does not change.
 //!
 //! Time: linear in the events for each round, and there are at most as many rounds as ranks.
 
@@ -14,7 +15,8 @@ use crate::skip_event::SkipEvent;
 use crate::timeline::{Event, Timeline};
 use crate::transfer::Transfer;
 
-/// The ends of a message: its sender with the start of the send, and its receiver with the end of the receive.
+/// The ends of a message: its sender with the start of the send, and its receiver with the end of the
+/// receive.
 struct Message {
     sender: Rank,
     sent: f64,

@@ -8,15 +8,16 @@ use crate::ids::Slice;
 use crate::timeline::{Event, Timeline};
 use crate::transfer::Transfer;
 
-/// Returns the median costs over several steps of one program. Each timeline contains one replica of one step.
+/// Returns the median costs over several steps of one program. Each timeline contains one replica of one
+/// step.
 ///
-/// The time of a message is the median over the messages whose receiver was waiting when they were sent, because only
-/// then the end of the receive is the arrival. It is the latency of the link, because the sizes of messages are not
-/// measured. The messages of skip connections take as long. An action that did not occur takes no time, but a missing
-/// `B` takes as long as `I` and `W`.
+/// The time of a message is the median over the messages whose receiver was waiting when they were sent,
+/// because only then the end of the receive is the arrival. It is the latency of the link, because the sizes
+/// of messages are not measured. The messages of skip connections take as long. An action that did not occur
+/// takes no time, but a missing `B` takes as long as `I` and `W`.
 ///
-/// If microbatches are cut into slices, the time of a microbatch is the sum of the medians of its slices. The share of
-/// attention is not measured, so all slices take equally long in a simulation.
+/// If microbatches are cut into slices, the time of a microbatch is the sum of the medians of its slices. The
+/// share of attention is not measured, so all slices take equally long in a simulation.
 pub fn costs_of(replicas: &[Timeline]) -> Costs {
     let mut times: HashMap<(u32, ActionKind, Slice), Vec<f64>> = HashMap::new();
     let mut transits = Vec::new();

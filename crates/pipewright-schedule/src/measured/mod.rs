@@ -1,7 +1,9 @@
-//! Measured timelines: reads them, puts their ranks on one clock, and finds the program and the costs that they show.
+//! Measured timelines: reads them, puts their ranks on one clock, and finds the program and the costs that
+//! they show.
 //!
-//! A measured step is compared with a prediction of the same program at the same costs: [`program_of`] returns the
-//! program, and [`costs_of`] the median costs over several steps, for [`crate::simulate::timed()`].
+//! A measured step is compared with a prediction of the same program at the same costs: [`program_of`]
+//! returns the program, and [`costs_of`] the median costs over several steps, for
+//! [`crate::simulate::timed()`].
 
 mod read;
 mod clock;

@@ -1,7 +1,7 @@
 //! Reads the trace format that [`Timeline::chrome_trace`] writes.
 //!
-//! Only slices with an action, the accuracy of the clocks and the number of slices of each microbatch are read.
-//! Counters, names and arrows follow from them.
+//! Only slices with an action, the accuracy of the clocks and the number of slices of each microbatch are
+//! read. Counters, names and arrows follow from them.
 
 use std::num::NonZeroU32;
 

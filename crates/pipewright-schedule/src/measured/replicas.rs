@@ -28,8 +28,8 @@ pub enum MeasuredError {
 
 crate::error_text::message_as_debug!(MeasuredError);
 
-/// Returns the timeline of each replica, with ranks counted from 0 in each. The ranks of a replica are consecutive, and
-/// there are as many replicas as ranks that run stage 0.
+/// Returns the timeline of each replica, with ranks counted from 0 in each. The ranks of a replica are
+/// consecutive, and there are as many replicas as ranks that run stage 0.
 ///
 /// # Errors
 /// When the ranks cannot be distributed evenly.

@@ -4,10 +4,11 @@
 //! E | A*3 | (A M)*2 | A L
 //! ```
 //!
-//! A capital letter is a layer: `E` the embedding, `L` the head, any other letter a layer of that kind. A bar ends a
-//! stage. `*3` repeats the layer or the group before it; a group in parentheses may contain bars. Spaces do not matter.
-//! The embedding comes first and the head last, each exactly once, and no stage is empty. A head that is cut into parts
-//! along the vocabulary is as many layers, each with its own `L` ([`Layout::with_head_parts`]).
+//! A capital letter is a layer: `E` the embedding, `L` the head, any other letter a layer of that kind. A bar
+//! ends a stage. `*3` repeats the layer or the group before it; a group in parentheses may contain bars.
+//! Spaces do not matter. The embedding comes first and the head last, each exactly once, and no stage is
+//! empty. A head that is cut into parts along the vocabulary is as many layers, each with its own `L`
+//! ([`Layout::with_head_parts`]).
 //!
 //! ```
 //! use pipewright_schedule::partition::Layout;

@@ -1,8 +1,8 @@
 //! Cuts a model's layers into stages: contiguous ranges of layers, at least one layer each.
 //!
 //! Each method has its own file: `even` (by number of layers), `weighted` (greedy by weight, as in PyTorch's
-//! reference), `optimal` (the heaviest stage as light as possible) and `explicit` (at given layers). [`Layout`]
-//! reads a cut that is written by hand.
+//! reference), `optimal` (the heaviest stage as light as possible) and `explicit` (at given layers).
+//! [`Layout`] reads a cut that is written by hand.
 //! [`crate::placement`] decides the rank of each stage.
 //!
 //! ```

@@ -1,13 +1,14 @@
 //! The `optimal` method: the cut whose heaviest stage is as light as possible, found exactly.
 //!
-//! The heaviest stage sets the speed of the pipeline. Bisection finds the smallest bound on the weight of a stage under
-//! which the layers fit into the stages. To test a bound, each stage is filled as far as the bound allows, which needs
-//! the fewest stages.
+//! The heaviest stage sets the speed of the pipeline. Bisection finds the smallest bound on the weight of a
+//! stage under which the layers fit into the stages. To test a bound, each stage is filled as far as the
+//! bound allows, which needs the fewest stages.
 //!
-//! Several cuts may reach that bound. The stages are filled one after another. Each takes the number of layers that
-//! brings its weight nearest to its share, which is the remaining weight divided by the number of remaining stages,
-//! provided that the later stages can still keep the bound. Ties go to the number that is nearest to its share of the
-//! layers, then to the larger number. Time `n log w` for `n` layers of total weight `w`.
+//! Several cuts may reach that bound. The stages are filled one after another. Each takes the number of
+//! layers that brings its weight nearest to its share, which is the remaining weight divided by the number of
+//! remaining stages, provided that the later stages can still keep the bound. Ties go to the number that is
+//! nearest to its share of the layers, then to the larger number. Time `n log w` for `n` layers of total
+//! weight `w`.
 
 use crate::partition::stages::Partition;
 
@@ -40,7 +41,8 @@ fn smallest_bound(weights: &[u64], sums: &[u128], stages: usize) -> u128 {
     let mut high = sums[weights.len()];
     while low < high {
         let middle = low + (high - low) / 2;
-        // Fewer stages than wanted are enough, because cutting a stage in two does not make any stage heavier.
+        // Fewer stages than wanted are enough, because cutting a stage in two does not make any stage
+        // heavier.
         if stages_needed(sums, middle)[0] <= stages {
             high = middle;
         } else {
@@ -50,8 +52,8 @@ fn smallest_bound(weights: &[u64], sums: &[u128], stages: usize) -> u128 {
     low
 }
 
-/// Returns, for each layer, the smallest number of stages of weight at most `bound` that hold it and all later layers.
-/// No single layer exceeds `bound`.
+/// Returns, for each layer, the smallest number of stages of weight at most `bound` that hold it and all
+/// later layers. No single layer exceeds `bound`.
 fn stages_needed(sums: &[u128], bound: u128) -> Vec<usize> {
     let layers = sums.len() - 1;
     let mut needed = vec![0; layers + 1];
@@ -65,7 +67,8 @@ fn stages_needed(sums: &[u128], bound: u128) -> Vec<usize> {
     needed
 }
 
-/// Returns the first layer of the stage that follows the one at `start`. `later` stages follow the one at `start`.
+/// Returns the first layer of the stage that follows the one at `start`. `later` stages follow the one at
+/// `start`.
 fn next_start(sums: &[u128], bound: u128, needed: &[usize], start: usize, later: usize) -> usize {
     let layers = sums.len() - 1;
     let stages = later as u128 + 1;

@@ -4,7 +4,8 @@ use std::ops::Range;
 
 use crate::ids::StageIndex;
 
-/// Contiguous ranges of layers, one for each stage, that cover a model without gaps or overlaps. No range is empty.
+/// Contiguous ranges of layers, one for each stage, that cover a model without gaps or overlaps. No range is
+/// empty.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Partition {
     /// The first layer of each stage, ascending, followed by the number of layers.
@@ -12,8 +13,8 @@ pub struct Partition {
 }
 
 impl Partition {
-    /// Makes a partition from the first layer of each stage and the number of layers. The first layers must begin with
-    /// 0 and ascend.
+    /// Makes a partition from the first layer of each stage and the number of layers. The first layers must
+    /// begin with 0 and ascend.
     pub(super) fn from_starts(mut starts: Vec<usize>, layers: usize) -> Self {
         starts.push(layers);
         debug_assert!(
@@ -46,7 +47,8 @@ impl Partition {
         self.starts.windows(2).map(|pair| pair[0]..pair[1])
     }
 
-    /// Returns the sum of `weights`, which has one entry for each layer, over each stage. Missing entries count as 0.
+    /// Returns the sum of `weights`, which has one entry for each layer, over each stage. Missing entries
+    /// count as 0.
     pub fn weights(&self, weights: &[u64]) -> Vec<u128> {
         let weight = |layer| weights.get(layer).map_or(0, |&weight| u128::from(weight));
         self.ranges().map(|range| range.map(weight).sum()).collect()

@@ -1,10 +1,11 @@
 //! The `weighted` method: a greedy cut by weight that equals the cut of PyTorch's reference.
 //!
-//! Layers are added to a stage until its weight reaches its share, or until the remaining layers are needed to give
-//! each later stage one. The share is the remaining weight at the start of the stage divided by the number of remaining
-//! stages. If all weights are 0, the cut is even.
+//! Layers are added to a stage until its weight reaches its share, or until the remaining layers are needed
+//! to give each later stage one. The share is the remaining weight at the start of the stage divided by the
+//! number of remaining stages. If all weights are 0, the cut is even.
 //!
-//! The greedy cut is not optimal: a stage that narrowly misses its share takes the next layer, however heavy it is. See
+//! The greedy cut is not optimal: a stage that narrowly misses its share takes the next layer, however heavy
+//! it is. See
 //! [`super::optimal`].
 
 use crate::partition::even;

@@ -1,4 +1,5 @@
-//! The part of the page of `view` that lists the buffers for activations on each rank, and what each holds when.
+//! The part of the page of `view` that lists the buffers for activations on each rank, and what each holds
+//! when.
 
 use std::fmt::Write;
 

@@ -1,7 +1,7 @@
 //! Shows a run of a lowered program as the computations of its schedule.
 //!
-//! The lowering of training splits backwards and takes overlaps apart, so that messages leave early. The order of a
-//! schedule is easier to see in its own computations.
+//! The lowering of training splits backwards and takes overlaps apart, so that messages leave early. The
+//! order of a schedule is easier to see in its own computations.
 
 use std::iter::Peekable;
 
@@ -12,8 +12,8 @@ use crate::timeline::{Event, Timeline};
 
 /// Returns the timeline with the computations of `schedule` as its events, and without communication.
 ///
-/// `timeline` must be a run of a program that `schedule` was lowered to. The parts of a computation become one event.
-/// Halves of an overlap with idle time between them stay apart: one event would hide the wait.
+/// `timeline` must be a run of a program that `schedule` was lowered to. The parts of a computation become
+/// one event. Halves of an overlap with idle time between them stay apart: one event would hide the wait.
 pub fn computation_of(schedule: &Schedule, timeline: &Timeline) -> Timeline {
     let mut events = Vec::new();
     for rank in (0..timeline.ranks()).map(Rank::new) {
@@ -33,8 +33,8 @@ pub fn computation_of(schedule: &Schedule, timeline: &Timeline) -> Timeline {
     Timeline::new(timeline.ranks(), events).with_slices(timeline.slices())
 }
 
-/// Takes the events of `part` from the run: its own, or the events of both halves of a backward. Other events before
-/// them, such as a forward that is computed again, are dropped.
+/// Takes the events of `part` from the run: its own, or the events of both halves of a backward. Other events
+/// before them, such as a forward that is computed again, are dropped.
 fn run_of(part: Action, run: &mut Peekable<impl Iterator<Item = Event>>) -> Vec<Event> {
     let halves = match part {
         Action::Backward { stage, microbatch } => {

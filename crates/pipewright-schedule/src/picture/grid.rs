@@ -15,9 +15,9 @@ use crate::ids::Rank;
 
 /// Draws rows of cells, for example of a schedule, a program or a simulation. Bubbles are dots.
 ///
-/// The `marked` places, for example the places of violations, get an exclamation mark. A mark after a row's last
-/// cell, where something is missing, has no cell in front of it. Marks that are further right are drawn at the same
-/// place.
+/// The `marked` places, for example the places of violations, get an exclamation mark. A mark after a row's
+/// last cell, where something is missing, has no cell in front of it. Marks that are further right are drawn
+/// at the same place.
 pub fn grid<Row: IntoIterator<Item = Option<Action>>>(
     rows: impl IntoIterator<Item = Row>,
     marked: &[(Rank, usize)],
@@ -72,7 +72,8 @@ fn draw(rows: &[(Rank, Vec<String>)], first: usize) -> String {
     picture
 }
 
-/// Returns the cells of one rank, with their marks. Every cell has room for a mark, so that marks do not shift columns.
+/// Returns the cells of one rank, with their marks. Every cell has room for a mark, so that marks do not
+/// shift columns.
 fn texts(rank: Rank, row: impl IntoIterator<Item = Option<Action>>, marked: &[(Rank, usize)]) -> Vec<String> {
     let is_marked = |position| marked.binary_search(&(rank, position)).is_ok();
     let text = |(position, cell): (usize, Option<Action>)| {

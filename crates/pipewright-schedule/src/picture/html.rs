@@ -1,9 +1,9 @@
 //! The page: a timeline to explore in a browser, in one file that loads no other file.
 //!
-//! It draws the same as [`super::svg()`], to scale, and on request each rank's memory. The wheel scrolls and zooms,
-//! dragging moves, and hovering names the action and highlights its microbatch. A table has the same content for screen
-//! readers. The page's markup, style and scripts are in the folder `page`; this file joins them with the colours, the
-//! legend, the table and the data.
+//! It draws the same as [`super::svg()`], to scale, and on request each rank's memory. The wheel scrolls and
+//! zooms, dragging moves, and hovering names the action and highlights its microbatch. A table has the same
+//! content for screen readers. The page's markup, style and scripts are in the folder `page`; this file joins
+//! them with the colours, the legend, the table and the data.
 
 use std::collections::BTreeSet;
 use std::fmt::Write;
@@ -39,8 +39,8 @@ pub fn html(timeline: &Timeline, settings: &PictureSettings<'_>) -> String {
         .replace("{{light}}", &variables(&LIGHT, chunks.most()))
         .replace("{{dark}}", &variables(&DARK, chunks.most()));
     let script = SCRIPTS.concat().replace("\"{{data}}\"", &page_data(timeline, &chunks, settings));
-    // The title is inserted after everything else but the script, so that nothing in it is replaced. The script has no
-    // title.
+    // The title is inserted after everything else but the script, so that nothing in it is replaced. The
+    // script has no title.
     include_str!("page/page.html")
         .replace("{{style}}", &style)
         .replace("{{legend}}", &(legend(&occurring(timeline), &chunks) + &bubble(timeline)))

@@ -1,8 +1,9 @@
-//! Pictures of schedules and timelines: [`grid()`] and [`TimeGrid`] for a terminal, [`svg()`] for a document, [`html()`] to explore
-//! one timeline in a browser, and [`view()`] to compare a prediction with measured steps and to explain them.
+//! Pictures of schedules and timelines: [`grid()`] and [`TimeGrid`] for a terminal, [`svg()`] for a document,
+//! [`html()`] to explore one timeline in a browser, and [`view()`] to compare a prediction with measured
+//! steps and to explain them.
 //!
-//! All return text that needs no other files to be displayed. The caller handles colours of a terminal, files and
-//! viewers.
+//! All return text that needs no other files to be displayed. The caller handles colours of a terminal, files
+//! and viewers.
 
 mod settings;
 mod grid;

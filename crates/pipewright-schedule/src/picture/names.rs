@@ -5,7 +5,8 @@ use std::fmt;
 use crate::action::Action;
 use crate::slices::Slices;
 
-/// The name of an action. If microbatches are cut into slices, it ends with the microbatch and the slice: `0F3.1`.
+/// The name of an action. If microbatches are cut into slices, it ends with the microbatch and the slice:
+/// `0F3.1`.
 #[derive(Clone, Copy)]
 pub(super) struct Named(pub(super) Action, pub(super) Slices);
 

@@ -1,7 +1,7 @@
 //! The timeline as a compact JavaScript value.
 //!
-//! Times are whole multiples of one quantum, each relative to the previous one. Each property of a rank's events is a
-//! separate list, so that no name is repeated. The script `page/data.js` reads it.
+//! Times are whole multiples of one quantum, each relative to the previous one. Each property of a rank's
+//! events is a separate list, so that no name is repeated. The script `page/data.js` reads it.
 
 use serde::Serialize;
 
@@ -73,7 +73,8 @@ pub(super) struct RankData {
     memory: Vec<(u64, u64)>,
 }
 
-/// Returns the data of the page. It has only numbers and texts of this program, so nothing in it can end the script.
+/// Returns the data of the page. It has only numbers and texts of this program, so nothing in it can end the
+/// script.
 pub(super) fn page_data(timeline: &Timeline, chunks: &Chunks, settings: &PictureSettings<'_>) -> String {
     serde_json::to_string(&page(timeline, chunks, settings)).expect("numbers and texts are JSON")
 }
@@ -202,8 +203,8 @@ fn differences(ascending: &[u64]) -> Vec<u64> {
     before.zip(ascending).map(|(before, &number)| number.saturating_sub(before)).collect()
 }
 
-/// Converts times to multiples of a quantum since the start of a timeline. The quantum is the largest that divides all
-/// times.
+/// Converts times to multiples of a quantum since the start of a timeline. The quantum is the largest that
+/// divides all times.
 pub(super) struct Clock {
     start: f64,
     tick: f64,

@@ -1,7 +1,7 @@
 //! All colours of the drawing and the page, for a light and a dark background.
 //!
-//! Each sort of computation has a hue, and each chunk of a rank a shade of it. Any two sorts differ in every shade for
-//! readers with colour blindness; the tests simulate their vision. Bubbles are hatched.
+//! Each sort of computation has a hue, and each chunk of a rank a shade of it. Any two sorts differ in every
+//! shade for readers with colour blindness; the tests simulate their vision. Bubbles are hatched.
 
 use std::collections::BTreeSet;
 
@@ -30,7 +30,8 @@ impl Sort {
         Self::Collective,
     ];
 
-    /// Returns the sort of actions of one kind. The halves of an overlap have separate sorts; see [`Action::parts`].
+    /// Returns the sort of actions of one kind. The halves of an overlap have separate sorts; see
+    /// [`Action::parts`].
     pub(super) fn of(kind: ActionKind) -> Self {
         match kind {
             ActionKind::Forward => Self::Forward,
@@ -179,8 +180,8 @@ fn luminance([red, green, blue]: [f64; 3]) -> f64 {
 mod tests {
     use super::*;
 
-    /// How eyes perceive the three lights: normal vision, then without red, without green and without blue (Machado,
-    /// Oliveira and Fernandes, 2009, at full severity).
+    /// How eyes perceive the three lights: normal vision, then without red, without green and without blue
+    /// (Machado, Oliveira and Fernandes, 2009, at full severity).
     const EYES: [[[f64; 3]; 3]; 4] = [
         [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]],
         [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],

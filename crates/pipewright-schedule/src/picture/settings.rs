@@ -8,16 +8,16 @@ use crate::simulate::UNIT;
 pub struct PictureSettings<'a> {
     /// The heading.
     pub title: &'a str,
-    /// The bytes of each stage, one entry per stage or one for all. If empty, memory is counted in activations of one
-    /// stage and microbatch, or slice.
+    /// The bytes of each stage, one entry per stage or one for all. If empty, memory is counted in
+    /// activations of one stage and microbatch, or slice.
     pub sizes: &'a [StageSizes],
-    /// Whether each rank has a memory lane below its actions. The page can show and hide it. Without this setting the
-    /// page shows it at first if there is room.
+    /// Whether each rank has a memory lane below its actions. The page can show and hide it. Without this
+    /// setting the page shows it at first if there is room.
     pub memory_lane: bool,
     /// The unit of the times of the timeline.
     pub unit: TimeUnit,
-    /// The time that the whole width of a drawing shows, to compare several; `None` for the timeline's own span. A
-    /// page ignores it.
+    /// The time that the whole width of a drawing shows, to compare several; `None` for the timeline's own
+    /// span. A page ignores it.
     pub span: Option<f64>,
 }
 
@@ -27,7 +27,8 @@ pub enum TimeUnit {
     /// Seconds, as in a measured run. Short times are shown in milliseconds or microseconds.
     #[default]
     Seconds,
-    /// The unit of costs that were given, such as the time of a forward. Times are shown as numbers without a unit.
+    /// The unit of costs that were given, such as the time of a forward. Times are shown as numbers without a
+    /// unit.
     Costs,
 }
 

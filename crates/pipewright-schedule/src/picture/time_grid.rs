@@ -1,10 +1,10 @@
 //! The grid of a timeline: one line per rank, on which time runs to the right, in plain text.
 //!
-//! A column is a step of time, so a computation that takes twice as long is twice as wide, and blanks are bubbles. Rules:
-//! (1) a column is the longest time that all starts and ends are multiples of, unless the shortest computation would have
-//! more than five columns: then it is the shortest computation, and starts and ends are rounded to columns; (2) the name
-//! of a computation is written at its start, and dashes fill the rest if it has several columns; (3) communication, and
-//! computations that take no time, are not shown.
+//! A column is a step of time, so a computation that takes twice as long is twice as wide, and blanks are
+//! bubbles. Rules: (1) a column is the longest time that all starts and ends are multiples of, unless the
+//! shortest computation would have more than five columns: then it is the shortest computation, and starts
+//! and ends are rounded to columns; (2) the name of a computation is written at its start, and dashes fill
+//! the rest if it has several columns; (3) communication, and computations that take no time, are not shown.
 //!
 //! ```
 //! use pipewright_schedule::picture::{TimeGrid, computation_of};

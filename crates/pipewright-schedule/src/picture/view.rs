@@ -1,9 +1,10 @@
 //! The page that compares a predicted step with measured ones and explains both.
 //!
-//! It draws like [`super::html()`], with a lane for each timeline of a rank. In addition it names the cause of every
-//! bubble, highlights the critical path, shows recorded steps with a slider, and simulates the schedule again for other
-//! costs or numbers of microbatches. Its scripts, in the folder `view_page`, continue the scripts of `page`. The
-//! simulation in the page has the rules of [`crate::simulate::timed()`]; a test in a browser compares all their times.
+//! It draws like [`super::html()`], with a lane for each timeline of a rank. In addition it names the cause
+//! of every bubble, highlights the critical path, shows recorded steps with a slider, and simulates the
+//! schedule again for other costs or numbers of microbatches. Its scripts, in the folder `view_page`,
+//! continue the scripts of `page`. The simulation in the page has the rules of [`crate::simulate::timed()`];
+//! a test in a browser compares all their times.
 
 use serde::Serialize;
 
@@ -66,7 +67,8 @@ pub struct View<'a> {
     pub costs: &'a Costs,
     /// The measured steps in their order; none for a schedule that has not run.
     pub steps: &'a [RecordedStep],
-    /// The number of measured steps that are not in `steps` because they ran another program. The page mentions them.
+    /// The number of measured steps that are not in `steps` because they ran another program. The page
+    /// mentions them.
     pub left_out: usize,
     /// The time of whole steps; `None` for a schedule that has not run.
     pub whole_step: Option<WholeStep>,
@@ -94,7 +96,8 @@ struct Contents {
     /// The program, and then the programs of other numbers of microbatches.
     programs: Vec<SizedProgram>,
     costs: CostsData,
-    /// The bytes or units of each stage's activation, stash, gradient, and keys and values, for one microbatch or slice.
+    /// The bytes or units of each stage's activation, stash, gradient, and keys and values, for one
+    /// microbatch or slice.
     sizes: Vec<[u64; 4]>,
 }
 

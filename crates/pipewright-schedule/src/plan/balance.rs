@@ -1,14 +1,14 @@
 //! Cuts and placements that keep the bounds of all ranks small: where the search begins.
 //!
-//! A random walk from a fixed seed. It moves the boundary between two stages, or several boundaries in a row at once,
-//! which hands a layer from a stage to a stage far away; and in free placements, it swaps the ranks of two stages of a
-//! round. It minimises the sum of a high power of the bounds of all ranks, which behaves like their maximum but also
-//! rewards a rank that is lighter than another. The bounds do not know all that a long stage delays, so a rank with one
-//! counts as a little slower. A rank whose parameters, gradients and optimizer state exceed the memory counts as
-//! much slower.
+//! A random walk from a fixed seed. It moves the boundary between two stages, or several boundaries in a row
+//! at once, which hands a layer from a stage to a stage far away; and in free placements, it swaps the ranks
+//! of two stages of a round. It minimises the sum of a high power of the bounds of all ranks, which behaves
+//! like their maximum but also rewards a rank that is lighter than another. The bounds do not know all that a
+//! long stage delays, so a rank with one counts as a little slower. A rank whose parameters, gradients and
+//! optimizer state exceed the memory counts as much slower.
 //!
-//! A change touches few stages, and only the bounds of their ranks are computed again. Messages take the time that they
-//! take where the walk begins.
+//! A change touches few stages, and only the bounds of their ranks are computed again. Messages take the time
+//! that they take where the walk begins.
 
 use std::ops::Range;
 
@@ -47,8 +47,8 @@ enum Change {
 }
 
 impl Layout {
-    /// Changes one thing at random: boundaries, or with `is_free` the ranks of two stages of a round other than the
-    /// first. The result has no empty stage.
+    /// Changes one thing at random: boundaries, or with `is_free` the ranks of two stages of a round other
+    /// than the first. The result has no empty stage.
     pub(super) fn shake(&mut self, ranks: usize, is_free: bool, numbers: &mut Numbers) {
         if let Some(change) = self.draw(ranks, is_free, numbers) {
             self.apply(&change);
@@ -136,8 +136,8 @@ pub(super) struct WalkTask<'a> {
     pub(super) tuning: &'a WalkTuning,
 }
 
-/// Returns a layout near `layout` with balanced ranks. Adds the number of changes that it makes, including the
-/// changes that it takes back, to `changes`, and one for its start.
+/// Returns a layout near `layout` with balanced ranks. Adds the number of changes that it makes, including
+/// the changes that it takes back, to `changes`, and one for its start.
 pub(super) fn balanced(
     task: WalkTask<'_>,
     layout: Layout,

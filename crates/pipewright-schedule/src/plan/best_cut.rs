@@ -12,8 +12,9 @@ use crate::plan::tuning::Tuning;
 use crate::profile::Profile;
 use crate::schedule::Schedule;
 
-/// Returns the first layer of each stage except the first in the fastest cut that is found for `schedule`; `None` if
-/// there are more stages than layers, or if the mesh does not fit the nodes. The boundaries of `choice` are ignored, and memory is not limited.
+/// Returns the first layer of each stage except the first in the fastest cut that is found for `schedule`;
+/// `None` if there are more stages than layers, or if the mesh does not fit the nodes. The boundaries of
+/// `choice` are ignored, and memory is not limited.
 pub fn best_cut(profile: &Profile, schedule: &Schedule, choice: &PlanChoice) -> Option<Vec<usize>> {
     let layers = choice.layers(profile, schedule.ranks()).ok()?;
     let order = Order::of(schedule);

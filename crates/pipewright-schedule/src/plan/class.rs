@@ -1,4 +1,5 @@
-//! The arrangements of stages on ranks that the search knows: loops and Vs, with up to [`MAX_CHUNKS`] stages per rank.
+//! The arrangements of stages on ranks that the search knows: loops and Vs, with up to [`MAX_CHUNKS`] stages
+//! per rank.
 
 use crate::placement::Placement;
 

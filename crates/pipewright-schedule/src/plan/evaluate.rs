@@ -1,9 +1,10 @@
-//! The time of an order, without a timeline: the same number as [`crate::simulate::timed()`] gives for the program that
-//! trains, to the bit, in a fraction of the time.
+//! The time of an order, without a timeline: the same number as [`crate::simulate::timed()`] gives for the
+//! program that trains, to the bit, in a fraction of the time.
 //!
-//! The arithmetic follows the timed simulation operation by operation. After a change of an order, only computations
-//! that end at or after the first possible effect of the change are computed again. Earlier ones depend only on
-//! computations that ended before them. The messages of a link are sent in the order of the sender's row.
+//! The arithmetic follows the timed simulation operation by operation. After a change of an order, only
+//! computations that end at or after the first possible effect of the change are computed again. Earlier ones
+//! depend only on computations that ended before them. The messages of a link are sent in the order of the
+//! sender's row.
 
 use crate::plan::links::{Links, Route};
 use crate::plan::network::Network;
@@ -54,7 +55,8 @@ struct Role {
     again: Option<f64>,
     /// The first of the messages that it receives, one for each microbatch; [`NONE`] if it receives none.
     needs: usize,
-    /// The first of the messages that it sends to another stage, one for each microbatch; [`NONE`] if it sends none.
+    /// The first of the messages that it sends to another stage, one for each microbatch; [`NONE`] if it
+    /// sends none.
     sends: usize,
     /// The rank of that stage.
     receiver: u32,
@@ -110,7 +112,8 @@ impl Evaluator {
         self.time_before(order, loads, network, f64::INFINITY)
     }
 
-    /// Returns the same; `None` also if the time is not below `before`, as soon as the rest of a rank's work shows it.
+    /// Returns the same; `None` also if the time is not below `before`, as soon as the rest of a rank's work
+    /// shows it.
     pub(super) fn time_before(
         &mut self,
         order: &Order,
@@ -124,8 +127,8 @@ impl Evaluator {
         time
     }
 
-    /// Returns the time of an order that differs from the one that is kept in what `changed` says, if it is below
-    /// `before`. For a [`Changed::Row`], `loads` are the loads of the order that is kept.
+    /// Returns the time of an order that differs from the one that is kept in what `changed` says, if it is
+    /// below `before`. For a [`Changed::Row`], `loads` are the loads of the order that is kept.
     pub(super) fn time_changed(
         &mut self,
         order: &Order,
@@ -158,8 +161,8 @@ impl Evaluator {
         (finished && makespan < before).then_some(makespan)
     }
 
-    /// Keeps the order of the last evaluation, which must be complete before a [`Changed::Row`] follows. If it is
-    /// not called, the next evaluation starts from the order that was kept before.
+    /// Keeps the order of the last evaluation, which must be complete before a [`Changed::Row`] follows. If
+    /// it is not called, the next evaluation starts from the order that was kept before.
     pub(super) fn keep_change(&mut self) {
         self.replaced.clear();
         self.has_other_loads = false;
@@ -174,8 +177,8 @@ impl Evaluator {
         &self.ended
     }
 
-    /// Returns the rank and the place of the computation that sends what `cell` needs; `None` if it needs nothing of
-    /// another stage. The last evaluation must have been kept.
+    /// Returns the rank and the place of the computation that sends what `cell` needs; `None` if it needs
+    /// nothing of another stage. The last evaluation must have been kept.
     pub(super) fn sender_of(&self, cell: Cell) -> Option<(usize, usize)> {
         let needs = role_of(&self.roles, cell).needs;
         if needs == NONE {
@@ -315,9 +318,9 @@ impl Evaluator {
         }
     }
 
-    /// Returns the end of the last reduction over replicas. A stage is reduced after its last weight gradient, on a
-    /// channel of its rank that takes one reduction at a time, in the order of the weight gradients in the row of
-    /// the rank.
+    /// Returns the end of the last reduction over replicas. A stage is reduced after its last weight
+    /// gradient, on a channel of its rank that takes one reduction at a time, in the order of the weight
+    /// gradients in the row of the rank.
     fn last_reduction(&self, order: &Order, loads: &[StageLoad]) -> f64 {
         let mut latest = 0.0f64;
         for (rank, row) in order.rows.iter().enumerate() {
@@ -346,7 +349,8 @@ impl Role {
         Self { takes: 0.0, again: None, needs: NONE, sends: NONE, receiver: 0, route: Route::NONE };
 }
 
-/// Returns the time from which a link is free after the kept computations of the rank that sends on it; 0 if none did.
+/// Returns the time from which a link is free after the kept computations of the rank that sends on it; 0 if
+/// none did.
 fn freed(roles: &[[Role; 4]], messages: &[Message], kept: &[Cell], link: u32) -> f64 {
     let sends = |cell: &&Cell| role_of(roles, **cell).route.link == link;
     let last = kept.iter().rev().find(sends);
@@ -358,8 +362,8 @@ fn role_of(roles: &[[Role; 4]], cell: Cell) -> &Role {
     &roles[cell.stage as usize][cell.kind as usize]
 }
 
-/// Returns the time that the cell at `position` of a row takes to compute its forward again; `None` for other cells,
-/// and if that forward is right before it.
+/// Returns the time that the cell at `position` of a row takes to compute its forward again; `None` for other
+/// cells, and if that forward is right before it.
 pub(super) fn recomputes(row: &[Cell], loads: &[StageLoad], position: usize) -> Option<f64> {
     let again = loads[row[position].stage as usize].again?;
     let is_backward = matches!(row[position].kind, Kind::Input | Kind::Backward);

@@ -33,8 +33,8 @@ pub(super) fn explore(search: &mut Search<'_>, shapes: &[Shape], at: usize, boun
     climb_named(search, shapes, at, &named, bound, reserve);
 }
 
-/// Returns the work for the plans of a shape: the work of some plans with the most stages, and at least a part of
-/// what is left. The rest is for other shapes, and for changes of the best plan.
+/// Returns the work for the plans of a shape: the work of some plans with the most stages, and at least a
+/// part of what is left. The rest is for other shapes, and for changes of the best plan.
 fn share(search: &Search<'_>, shape: &Shape) -> u64 {
     let left = search.left();
     let stages = shape.classes.iter().map(|class| class.stages() as u64).max().unwrap_or(1);
@@ -67,8 +67,8 @@ pub(super) fn scout(search: &mut Search<'_>, shapes: &[Shape], at: usize) -> f64
     f64::INFINITY
 }
 
-/// Tries a few rules on the best cuts of each arrangement. Cuts with few stages come first, because their plans take
-/// the least work, and there may be little of it.
+/// Tries a few rules on the best cuts of each arrangement. Cuts with few stages come first, because their
+/// plans take the least work, and there may be little of it.
 fn first_looks(search: &mut Search<'_>, shapes: &[Shape], at: usize, cuts: &[Cut]) {
     let shape = &shapes[at];
     let mut seen: Vec<(Option<Class>, usize)> = Vec::new();
@@ -114,7 +114,8 @@ fn choices(search: &Search<'_>, shape: &Shape, cut: &Cut) -> Vec<Vec<bool>> {
     choices
 }
 
-/// Tries all rules on all cuts that may be better than the best plan, while more than `reserve` of the work is left.
+/// Tries all rules on all cuts that may be better than the best plan, while more than `reserve` of the work
+/// is left.
 fn try_rules(search: &mut Search<'_>, shapes: &[Shape], at: usize, cuts: &[Cut], bound: f64, reserve: u64) {
     let shape = &shapes[at];
     let rules = |cut: &Cut| Rules::all(shape.ranks, cut.layout.rank_of.len() as u32);
@@ -137,8 +138,9 @@ fn try_rules(search: &mut Search<'_>, shapes: &[Shape], at: usize, cuts: &[Cut],
     }
 }
 
-/// Anneals plans with searched orders: makes random changes, and keeps the changes that make the plan faster, or at
-/// first only a little slower. Episodes begin with the best plan and with the cuts that have the lowest bounds in turn.
+/// Anneals plans with searched orders: makes random changes, and keeps the changes that make the plan faster,
+/// or at first only a little slower. Episodes begin with the best plan and with the cuts that have the lowest
+/// bounds in turn.
 fn anneal(search: &mut Search<'_>, shapes: &[Shape], at: usize, cuts: &[Cut], bound: f64, reserve: u64) {
     let shape = &shapes[at];
     let mut numbers = Numbers(2);
@@ -176,8 +178,8 @@ struct State {
     time: f64,
 }
 
-/// Changes a plan at random: sometimes its rules and its recomputation, and always its layout. Half of the time,
-/// that is a small change; otherwise a larger one, after which a short walk balances the ranks again.
+/// Changes a plan at random: sometimes its rules and its recomputation, and always its layout. Half of the
+/// time, that is a small change; otherwise a larger one, after which a short walk balances the ranks again.
 fn changed(search: &mut Search<'_>, shape: &Shape, now: &State, numbers: &mut Numbers) -> State {
     let mut next = now.clone();
     let (ranks, stages) = (shape.ranks as usize, now.recompute.len());

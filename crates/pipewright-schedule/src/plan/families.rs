@@ -73,8 +73,9 @@ fn settings(generator: &Generator, ranks: u32, microbatches: u32) -> Vec<PlanSet
     all
 }
 
-/// Returns the group sizes that are tried in addition to the default: below the number of ranks, divisors of the microbatches,
-/// for the schedule that has them, and the number of ranks if it does not divide the microbatches, for interleaved schedules.
+/// Returns the group sizes that are tried in addition to the default: below the number of ranks, divisors of
+/// the microbatches, for the schedule that has them, and the number of ranks if it does not divide the
+/// microbatches, for interleaved schedules.
 fn group_sizes(ranks: u32, microbatches: u32) -> impl Iterator<Item = u32> {
     let small = (ranks.div_ceil(2)..ranks).filter(move |group| microbatches.is_multiple_of(*group));
     let whole = Some(ranks).filter(|ranks| !microbatches.is_multiple_of(*ranks));

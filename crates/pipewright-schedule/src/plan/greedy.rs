@@ -1,22 +1,24 @@
 //! Searched orders: a simulated run in which each free rank chooses its next computation by rules.
 //!
-//! A rank that is free runs, in this order of preference: (1) a backward whose gradient has arrived, the oldest
-//! microbatch first; (2) a forward whose input has arrived, if memory allows it; (3) a pending weight gradient, the
-//! oldest first. The rules ([`Rules`]) change the choice among forwards, the choice between a forward and a backward,
-//! the gaps that weight gradients fill, and the number of microbatches in flight.
+//! A rank that is free runs, in this order of preference: (1) a backward whose gradient has arrived, the
+//! oldest microbatch first; (2) a forward whose input has arrived, if memory allows it; (3) a pending weight
+//! gradient, the oldest first. The rules ([`Rules`]) change the choice among forwards, the choice between a
+//! forward and a backward, the gaps that weight gradients fill, and the number of microbatches in flight.
 //!
-//! **Memory.** A forward of a stage runs only if its rank then still has room for one microbatch in all later stages of
-//! the rank. There is no deadlock: let `j` be the oldest unfinished microbatch, and let it need a forward of some stage
-//! next. Stages take microbatches in order, so the later stages of that rank hold nothing. Everything that the rank
-//! holds was admitted together with the room for this forward, and a weight gradient can always run and only frees
-//! memory. The room includes what the input backward of one microbatch may add; if it does not fit, weight gradients
-//! run first.
+//! **Memory.** A forward of a stage runs only if its rank then still has room for one microbatch in all later
+//! stages of the rank. There is no deadlock: let `j` be the oldest unfinished microbatch, and let it need a
+//! forward of some stage next. Stages take microbatches in order, so the later stages of that rank hold
+//! nothing. Everything that the rank holds was admitted together with the room for this forward, and a weight
+//! gradient can always run and only frees memory. The room includes what the input backward of one microbatch
+//! may add; if it does not fit, weight gradients run first.
 //!
-//! **Early end.** A rank ends no earlier than its last computation so far plus the rest of its work. It also does
-//! all its forwards and input backwards before the input backwards of all earlier stages begin to follow the last
-//! one of its first stage. The run ends as soon as one of these times shows that it will be too slow.
+//! **Early end.** A rank ends no earlier than its last computation so far plus the rest of its work. It also
+//! does all its forwards and input backwards before the input backwards of all earlier stages begin to follow
+//! the last one of its first stage. The run ends as soon as one of these times shows that it will be too
+//! slow.
 //!
-//! **Time.** Logarithmic in the ranks for each computation, and linear in the stages of a rank for each choice.
+//! **Time.** Logarithmic in the ranks for each computation, and linear in the stages of a rank for each
+//! choice.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -103,7 +105,8 @@ struct StageState {
     /// The numbers of forwards, input backwards and weight backwards that have run.
     forwards: u32,
     inputs: u32,
-    /// The arrivals of inputs and of gradients, by microbatch. Forwards and input backwards take them in order.
+    /// The arrivals of inputs and of gradients, by microbatch. Forwards and input backwards take them in
+    /// order.
     input_at: Vec<f64>,
     gradient_at: Vec<f64>,
     /// The bytes that must be free on the rank when a forward of this stage starts.
@@ -114,8 +117,8 @@ struct RankState {
     free: f64,
     held: u64,
     limit: u64,
-    /// The times of all computations, and of all forwards and input backwards, that have not run, without second
-    /// forwards.
+    /// The times of all computations, and of all forwards and input backwards, that have not run, without
+    /// second forwards.
     work: f64,
     critical: f64,
     /// The shortest time from the end of the rank's last input backward to the end of the step.
@@ -126,7 +129,8 @@ struct RankState {
     row: Vec<Cell>,
 }
 
-/// The moment at which a rank looks for work. Times are not negative, so that their bits have the order of the times.
+/// The moment at which a rank looks for work. Times are not negative, so that their bits have the order of
+/// the times.
 type Wake = Reverse<(u64, u32)>;
 
 struct Run<'a> {
@@ -139,8 +143,8 @@ struct Run<'a> {
     left: usize,
 }
 
-/// Returns the order that the rules make, with its end; `None` if it does not end before `before`, or if the memory of
-/// a rank is too small. Adds the number of computations that were simulated to `work`.
+/// Returns the order that the rules make, with its end; `None` if it does not end before `before`, or if the
+/// memory of a rank is too small. Adds the number of computations that were simulated to `work`.
 pub(super) fn greedy(task: &Task<'_>, rules: Rules, before: f64, work: &mut u64) -> Option<(Order, f64)> {
     let mut run = Run::of(task, rules)?;
     let mut end = 0.0f64;
@@ -281,9 +285,10 @@ impl<'a> Run<'a> {
 
     /// Runs a computation and returns its end.
     ///
-    /// It starts as soon as its tensor had arrived and its rank was free and had computed the forward again. That
-    /// may be in the past: a rank that waits for one message may find at another that a weight gradient must make
-    /// room first. The order of the rank is the same, and so is the time that the simulator gives it.
+    /// It starts as soon as its tensor had arrived and its rank was free and had computed the forward again.
+    /// That may be in the past: a rank that waits for one message may find at another that a weight gradient
+    /// must make room first. The order of the rank is the same, and so is the time that the simulator gives
+    /// it.
     fn perform(&mut self, rank: usize, cell: Cell) -> f64 {
         let stage = &mut self.stages[cell.stage as usize];
         let load = &self.task.loads[cell.stage as usize];
@@ -354,8 +359,9 @@ impl<'a> Run<'a> {
     }
 }
 
-/// Returns for each stage the time from the end of its last input backward to the end of the step, if nothing is in its
-/// way: the input backwards of the stages before it with their messages, and a weight gradient of stage 0.
+/// Returns for each stage the time from the end of its last input backward to the end of the step, if nothing
+/// is in its way: the input backwards of the stages before it with their messages, and a weight gradient of
+/// stage 0.
 fn drains(task: &Task<'_>, rank_of: &[u32]) -> Vec<f64> {
     let mut drains = vec![task.loads[0].weight];
     for stage in 1..rank_of.len() {
@@ -368,8 +374,8 @@ fn drains(task: &Task<'_>, rank_of: &[u32]) -> Vec<f64> {
     drains
 }
 
-/// Returns the bytes that a rank has for activations, and sets the room that a forward of each of its stages needs;
-/// `None` if not even one microbatch fits.
+/// Returns the bytes that a rank has for activations, and sets the room that a forward of each of its stages
+/// needs; `None` if not even one microbatch fits.
 fn rank_limit(task: &Task<'_>, own: &[StageIndex], stages: &mut [StageState]) -> Option<u64> {
     let loads = own.iter().map(|stage| &task.loads[stage.index()]);
     let gradients = loads.clone().map(|load| load.gradient).fold(0, u64::saturating_add);

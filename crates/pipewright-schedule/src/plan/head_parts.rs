@@ -1,19 +1,21 @@
 //! A profile whose head is cut into another number of parts along the vocabulary, each a layer of its own.
 //!
-//! A part adds its share of the vocabulary to running statistics of the loss, and sends the hidden states on with them.
-//! From the figures of the whole head, a part of `k` has
+//! A part adds its share of the vocabulary to running statistics of the loss, and sends the hidden states on
+//! with them. From the figures of the whole head, a part of `k` has
 //!
-//! - a `k`-th of its times, its parameters, their optimizer's state, and what its operations hold only while they run;
-//! - of the activations, and of what `W` needs of them, the normalised hidden states as a whole, a `k`-th of the
-//!   rest, and [`KEPT`] bytes per token; the first part also has the hidden states before the norm, as the head has;
-//! - an output of the size of the hidden states and [`STATISTICS`] bytes per token. The last part has the output of
-//!   the head.
+//! - a `k`-th of its times, its parameters, their optimizer's state, and what its operations hold only while
+//!   they run;
+//! - of the activations, and of what `W` needs of them, the normalised hidden states as a whole, a `k`-th of
+//!   the rest, and [`KEPT`] bytes per token; the first part also has the hidden states before the norm, as
+//!   the head has;
+//! - an output of the size of the hidden states and [`STATISTICS`] bytes per token. The last part has the
+//!   output of the head.
 //!
-//! Parts in one stage, or in stages that follow each other on a rank, hold the same normalised hidden states, which
-//! count once ([`shared_bytes`]).
+//! Parts in one stage, or in stages that follow each other on a rank, hold the same normalised hidden states,
+//! which count once ([`shared_bytes`]).
 //!
-//! If the last layers of a profile are measured parts ([`HEAD_PART`]), the figures of the whole head are their sums,
-//! and the number of parts that was measured keeps its figures.
+//! If the last layers of a profile are measured parts ([`HEAD_PART`]), the figures of the whole head are
+//! their sums, and the number of parts that was measured keeps its figures.
 
 use std::borrow::Cow;
 
@@ -21,8 +23,8 @@ use crate::profile::{HEAD_PART, LayerProfile, Profile};
 
 /// The bytes of the statistics of a token: the largest logit so far, and the sum of exponentials.
 const STATISTICS: u64 = 8;
-/// The bytes of a token that a part keeps besides: the statistics before and after it, the id of the target, and its
-/// place.
+/// The bytes of a token that a part keeps besides: the statistics before and after it, the id of the target,
+/// and its place.
 const KEPT: u64 = 32;
 
 /// Returns the number of parts of the head in a profile.
@@ -57,8 +59,8 @@ pub fn with_head_parts(profile: &Profile, parts: Option<u32>) -> Cow<'_, Profile
     Cow::Owned(Profile { layers, ..profile.clone() })
 }
 
-/// Returns for each layer of a profile the bytes that it keeps and that the layer before it also keeps, if both are
-/// in one stage: for all parts of a head but the first one, the normalised hidden states.
+/// Returns for each layer of a profile the bytes that it keeps and that the layer before it also keeps, if
+/// both are in one stage: for all parts of a head but the first one, the normalised hidden states.
 pub(super) fn shared_bytes(profile: &Profile) -> impl Iterator<Item = u64> {
     let (mut hidden, mut follows) = (0, false);
     profile.each_layer().map(move |layer| {

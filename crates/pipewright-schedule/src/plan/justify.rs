@@ -1,16 +1,17 @@
-//! Justifies an order: moves all computations as late as possible, and then as early as possible (forward-backward
-//! improvement).
+//! Justifies an order: moves all computations as late as possible, and then as early as possible
+//! (forward-backward improvement).
 //!
-//! The late pass visits the computations in decreasing order of their ends. It moves each one to the latest free
-//! time of its rank from which its output still arrives in time. The earlier a computation then starts, the more
-//! urgent it is. The early pass visits them in the order of these starts, and moves each one to the earliest free
-//! time after its inputs arrive. If messages do not wait for each other on a link, no forward is computed again, and
-//! no gradients are summed over replicas, neither pass makes the step longer. Together they often make it shorter
-//! (Li and Willis, "An iterative scheduling technique for resource-constrained project scheduling", 1992; Valls,
-//! Ballestín and Quintanilla, "Justification and RCPSP: a technique that pays", 2005).
+//! The late pass visits the computations in decreasing order of their ends. It moves each one to the latest
+//! free time of its rank from which its output still arrives in time. The earlier a computation then starts,
+//! the more urgent it is. The early pass visits them in the order of these starts, and moves each one to the
+//! earliest free time after its inputs arrive. If messages do not wait for each other on a link, no forward
+//! is computed again, and no gradients are summed over replicas, neither pass makes the step longer. Together
+//! they often make it shorter (Li and Willis, "An iterative scheduling technique for resource-constrained
+//! project scheduling", 1992; Valls, Ballestín and Quintanilla, "Justification and RCPSP: a technique that
+//! pays", 2005).
 //!
-//! The passes ignore queues on links, memory limits and sums over replicas, and a second forward counts as part of its
-//! backward. So the caller evaluates the result.
+//! The passes ignore queues on links, memory limits and sums over replicas, and a second forward counts as
+//! part of its backward. So the caller evaluates the result.
 //!
 //! **Time.** A sort of all computations, and for each of them a search of the gaps of its rank.
 
@@ -76,16 +77,16 @@ struct Item {
     key: f64,
     /// Its time without a second forward.
     takes: f64,
-    /// The order of computations with the same times: in an early pass, a computation comes after all computations
-    /// that it needs, and in a late one before them.
+    /// The order of computations with the same times: in an early pass, a computation comes after all
+    /// computations that it needs, and in a late one before them.
     tie: i64,
     cell: Cell,
 }
 
-/// Orders the computations of a pass. If two have the same key, the shorter one comes first: one that takes no time
-/// finds its place before the other one takes it. This keeps the order of two computations that depend on each
-/// other, because the first one of them in the pass then takes no time. Second forwards do not count in it: in the
-/// given order, a backward right after its forward has no second forward.
+/// Orders the computations of a pass. If two have the same key, the shorter one comes first: one that takes
+/// no time finds its place before the other one takes it. This keeps the order of two computations that
+/// depend on each other, because the first one of them in the pass then takes no time. Second forwards do not
+/// count in it: in the given order, a backward right after its forward has no second forward.
 fn compare(one: &Item, other: &Item) -> Ordering {
     let by_time = one.key.total_cmp(&other.key).then(one.takes.total_cmp(&other.takes));
     by_time.then(one.tie.cmp(&other.tie))
@@ -149,8 +150,8 @@ impl Passes {
         self.stages.len() * self.microbatches
     }
 
-    /// Places all computations in the order of `items`. Returns the start of each one; for a late pass, the time
-    /// from its start to the end of the step.
+    /// Places all computations in the order of `items`. Returns the start of each one; for a late pass, the
+    /// time from its start to the end of the step.
     fn starts(&self, items: &[Item], pass: Pass) -> Vec<f64> {
         let mut starts = vec![0.0; 3 * self.computations_of_kind()];
         let mut ends = starts.clone();
@@ -174,8 +175,9 @@ impl Passes {
         }
     }
 
-    /// Returns the places of the computations that come before `cell` in a pass, with the times of the messages
-    /// between: in an early pass the ones that `cell` needs, in a late pass the ones that need `cell`.
+    /// Returns the places of the computations that come before `cell` in a pass, with the times of the
+    /// messages between: in an early pass the ones that `cell` needs, in a late pass the ones that need
+    /// `cell`.
     fn others(&self, cell: Cell, pass: Pass) -> [Option<(usize, f64)>; 2] {
         let (width, kinds) = (self.microbatches, self.computations_of_kind());
         let (stage, place) = (cell.stage as usize, self.place_of(cell));
@@ -212,8 +214,8 @@ struct Free {
 }
 
 impl Free {
-    /// Reserves `takes` in the first gap at or after `since` that is long enough, or after all computations. Returns
-    /// the start.
+    /// Reserves `takes` in the first gap at or after `since` that is long enough, or after all computations.
+    /// Returns the start.
     fn take(&mut self, since: f64, takes: f64) -> f64 {
         let needed = takes * (1.0 - ROUNDING);
         let first = self.gaps.partition_point(|gap| gap.1 < since + needed);
@@ -308,8 +310,8 @@ mod tests {
         }
     }
 
-    /// Checks a random order by rules. The ranks compute the same as before, and do not wait for each other. Without
-    /// queues on links and without second forwards, the step is not longer.
+    /// Checks a random order by rules. The ranks compute the same as before, and do not wait for each other.
+    /// Without queues on links and without second forwards, the step is not longer.
     fn check_random(seed: u64, ranks: u32, chunks: u32, microbatches: u32) -> Result<(), TestCaseError> {
         let stages = (ranks * chunks) as usize;
         let layers = model(seed, 2 * stages, ranks, 1);

@@ -1,10 +1,10 @@
-//! The layers of a profile, scaled to the microbatches and the mesh of a plan, with sums over the layers before each
-//! one.
+//! The layers of a profile, scaled to the microbatches and the mesh of a plan, with sums over the layers
+//! before each one.
 //!
 //! **Tensor parallelism.** `t` tensor-parallel ranks each have a share of `1 / t` of the computations, the
-//! parameters and the activations of a layer. Only the inputs of its parts stay whole: one for each sum over these
-//! ranks, of the size of the layer's input. The sums take place in `F`, in `I`, and in a forward that is computed
-//! again. This model is assumed, not measured.
+//! parameters and the activations of a layer. Only the inputs of its parts stay whole: one for each sum over
+//! these ranks, of the size of the layer's input. The sums take place in `F`, in `I`, and in a forward that
+//! is computed again. This model is assumed, not measured.
 
 use std::ops::Range;
 
@@ -28,7 +28,8 @@ pub(super) struct Layer {
     pub(super) optimizer_bytes: u64,
     pub(super) activation: u64,
     pub(super) stash: u64,
-    /// The bytes that it keeps in `activation` and `stash` that the layer before it keeps too, if both are in one stage.
+    /// The bytes that it keeps in `activation` and `stash` that the layer before it keeps too, if both are in
+    /// one stage.
     pub(super) shared: u64,
     pub(super) temporary: u64,
     /// The parts of `forward` and `input` in which tensor-parallel ranks add their results.
@@ -52,8 +53,8 @@ pub(super) struct Layers {
 }
 
 impl Layers {
-    /// Scales `profile` to microbatches of `rows` rows and to the tensor-parallel ranks of `network`. Times and sizes
-    /// grow with the rows, except for the optimizer and the parameters.
+    /// Scales `profile` to microbatches of `rows` rows and to the tensor-parallel ranks of `network`. Times
+    /// and sizes grow with the rows, except for the optimizer and the parameters.
     pub(super) fn of(profile: &Profile, rows: u32, network: Network, state: TrainingState) -> Self {
         let scale = f64::from(rows) / f64::from(profile.rows);
         let bytes = |bytes: u64| {
@@ -80,8 +81,8 @@ impl Layers {
         let mut list: Vec<Layer> = profile.each_layer().zip(shared_bytes(profile)).map(layer).collect();
         if network.mesh.tensor > 1 {
             let counts = profile.each_layer().map(|layer| layer.tensor_sums.unwrap_or(TENSOR_SUMS));
-            // The input of the first layer is not known. Its output has the size of hidden states, as other inputs
-            // have.
+            // The input of the first layer is not known. Its output has the size of hidden states, as other
+            // inputs have.
             let mut input = list.first().map_or(0, |layer| layer.output);
             for (layer, sums) in list.iter_mut().zip(counts) {
                 let output = layer.output;
@@ -105,9 +106,9 @@ impl Layers {
         StateBytes { parameters, copy, optimizer: of(|layer| layer.optimizer_bytes) }
     }
 
-    /// Returns the part of a rank's parameters, gradients and optimizer state that belongs to a layer. If replicas hold
-    /// them together, it has the share of the gathered parameters that stages of equal size have, with `chunks`
-    /// stages on the rank.
+    /// Returns the part of a rank's parameters, gradients and optimizer state that belongs to a layer. If
+    /// replicas hold them together, it has the share of the gathered parameters that stages of equal size
+    /// have, with `chunks` stages on the rank.
     pub(super) fn layer_bytes(&self, layer: &Layer, chunks: usize) -> u64 {
         let state = self.state_of(std::slice::from_ref(layer));
         let part = Sharding { window: 0, ..self.sharding }.held([state]).total();

@@ -1,5 +1,5 @@
-//! The links between ranks: the link of each message, and its arrival. A link takes one message at a time, as in the
-//! timed simulation.
+//! The links between ranks: the link of each message, and its arrival. A link takes one message at a time, as
+//! in the timed simulation.
 
 use crate::plan::network::Network;
 use crate::plan::stage_load::StageLoad;
@@ -93,7 +93,8 @@ impl Links {
         })
     }
 
-    /// Sends the output of a stage (direction 0), or the gradient of its input (1), at `now`. Returns the arrival.
+    /// Sends the output of a stage (direction 0), or the gradient of its input (1), at `now`. Returns the
+    /// arrival.
     pub(super) fn send(&mut self, stage: usize, direction: usize, now: f64) -> f64 {
         let route = self.route(stage, direction);
         self.free.get_mut(route.link as usize).map_or(now, |free| route.send(free, now))

@@ -1,5 +1,5 @@
-//! Plans a run: searches how to cut a model into stages, where to place them, and in which order to run them, for the
-//! costs of a [`Profile`](crate::profile::Profile), and proves how much better a plan could be.
+//! Plans a run: searches how to cut a model into stages, where to place them, and in which order to run them,
+//! for the costs of a [`Profile`](crate::profile::Profile), and proves how much better a plan could be.
 //!
 //! `README.md` in this folder describes the search space, the cost of a plan and the proofs of the bounds.
 //!

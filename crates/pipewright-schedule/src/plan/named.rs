@@ -47,8 +47,8 @@ pub(super) fn named(search: &mut Search<'_>, shape: &Shape) -> Vec<Named> {
     named
 }
 
-/// Records why a schedule cannot run at a size. Most schedules refuse some numbers of stages per rank, so any other
-/// reason replaces that one.
+/// Records why a schedule cannot run at a size. Most schedules refuse some numbers of stages per rank, so any
+/// other reason replaces that one.
 fn refuse(search: &mut Search<'_>, name: &'static str, reason: GenerateError) {
     let is_about_stages =
         |reason: &GenerateError| matches!(reason.kind, GenerateErrorKind::StagesPerRank { .. });
@@ -58,8 +58,9 @@ fn refuse(search: &mut Search<'_>, name: &'static str, reason: GenerateError) {
     }
 }
 
-/// Simulates the named schedules: all cuts where there are few, otherwise the best cuts of their arrangement; and the
-/// usual cuts. These are tried however much work was done, so that no plan is slower than a named schedule.
+/// Simulates the named schedules: all cuts where there are few, otherwise the best cuts of their arrangement;
+/// and the usual cuts. These are tried however much work was done, so that no plan is slower than a named
+/// schedule.
 pub(super) fn try_named(search: &mut Search<'_>, shapes: &[Shape], at: usize, cuts: &[Cut], named: &[Named]) {
     let layers = shapes[at].layers.count();
     for it in named {
@@ -122,7 +123,8 @@ fn try_cut(
     if plain.is_some() {
         return plain;
     }
-    // Recomputation in more stages never takes more memory, so if it does not fit in all of them, nothing does.
+    // Recomputation in more stages never takes more memory, so if it does not fit in all of them, nothing
+    // does.
     let all = vec![true; stages];
     let mut best = search.consider(shapes, label, &order, Choice { shape: at, starts, recompute: &all });
     best?;

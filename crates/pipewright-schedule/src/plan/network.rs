@@ -1,13 +1,15 @@
-//! The mesh of all ranks, and the links between them: tensor-parallel ranks within a stage, replicas, and the ranks
-//! of a pipeline.
+//! The mesh of all ranks, and the links between them: tensor-parallel ranks within a stage, replicas, and the
+//! ranks of a pipeline.
 //!
-//! Ranks are numbered so that tensor-parallel ranks are neighbours. Next come either the replicas of a stage or the
-//! ranks of a pipeline ([`MeshOrder`]). A node has ranks with consecutive numbers. Only meshes in which every
-//! pipeline is placed on the nodes in the same way have a network, so that one pipeline can be simulated for all.
+//! Ranks are numbered so that tensor-parallel ranks are neighbours. Next come either the replicas of a stage
+//! or the ranks of a pipeline ([`MeshOrder`]). A node has ranks with consecutive numbers. Only meshes in
+//! which every pipeline is placed on the nodes in the same way have a network, so that one pipeline can be
+//! simulated for all.
 //!
-//! **Collectives.** For sums over tensor-parallel ranks, each rank adds a part and sends the sum to all others
-//! inside the node, as the runtime does; two ranks send everything to each other. Sums over replicas run on a ring
-//! inside each node, and then on rings between the nodes, each with its share. These times are assumed, not measured.
+//! **Collectives.** For sums over tensor-parallel ranks, each rank adds a part and sends the sum to all
+//! others inside the node, as the runtime does; two ranks send everything to each other. Sums over replicas
+//! run on a ring inside each node, and then on rings between the nodes, each with its share. These times are
+//! assumed, not measured.
 
 use crate::profile::{LinkProfile, Profile};
 
@@ -46,8 +48,8 @@ pub(super) struct Network {
 }
 
 impl Network {
-    /// Returns the links of a mesh; `None` if its pipelines are on the nodes in different ways, or if tensor-parallel
-    /// ranks would not share a node.
+    /// Returns the links of a mesh; `None` if its pipelines are on the nodes in different ways, or if
+    /// tensor-parallel ranks would not share a node.
     pub(super) fn of(profile: &Profile, mesh: Mesh) -> Option<Self> {
         let far = profile.link;
         let Some(node) = profile.node else {
@@ -95,7 +97,8 @@ impl Network {
         if self.in_a_row >= self.mesh.ranks { self.near } else { self.far }
     }
 
-    /// Returns the pairs of ranks of a pipeline whose link is not [`Network::usual_link`], but [`Network::near`].
+    /// Returns the pairs of ranks of a pipeline whose link is not [`Network::usual_link`], but
+    /// [`Network::near`].
     pub(super) fn near_pairs(&self) -> impl Iterator<Item = (u32, u32)> {
         let (ranks, row) = (self.mesh.ranks, self.in_a_row.min(self.mesh.ranks));
         let of_rank = move |from: u32| {
@@ -106,13 +109,14 @@ impl Network {
         (0..if differs { ranks } else { 0 }).flat_map(of_rank)
     }
 
-    /// Returns the times of a message of `bytes` between two ranks of a pipeline, inside a node and between nodes.
+    /// Returns the times of a message of `bytes` between two ranks of a pipeline, inside a node and between
+    /// nodes.
     pub(super) fn hop_times(&self, bytes: u64) -> [f64; 2] {
         [self.near, self.far].map(|link| link.latency_s + bytes as f64 / link.bytes_per_s)
     }
 
-    /// Returns the time of a sum of `bytes` over the tensor-parallel ranks. Two ranks send all of them to each
-    /// other; each of more ranks sends every byte but its own share twice.
+    /// Returns the time of a sum of `bytes` over the tensor-parallel ranks. Two ranks send all of them to
+    /// each other; each of more ranks sends every byte but its own share twice.
     pub(super) fn tensor_sum(&self, bytes: u64) -> f64 {
         match self.mesh.tensor {
             ..=1 => 0.0,
@@ -127,8 +131,8 @@ impl Network {
         ring(self.near, bytes as f64, inside) + ring(self.far, bytes as f64 / f64::from(inside), between)
     }
 
-    /// Returns the time in which a rank copies and adds the gradients for a sum over replicas, if the profile has
-    /// it. It has no latency of the link.
+    /// Returns the time in which a rank copies and adds the gradients for a sum over replicas, if the profile
+    /// has it. It has no latency of the link.
     pub(super) fn replica_work(&self, bytes: u64) -> f64 {
         let of = |bytes_per_s| {
             ring(LinkProfile { bytes_per_s, latency_s: 0.0, ..self.far }, bytes as f64, self.mesh.replicas)

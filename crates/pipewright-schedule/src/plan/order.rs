@@ -1,7 +1,8 @@
 //! The computations of all ranks in order, as the search evaluates them: small cells in flat rows.
 //!
-//! The cells agree with the program that trains ([`mod@crate::lower`], `training.rs`): an overlap is its forward and
-//! its backward, and a backward is split if another rank waits for its gradient. Messages follow from the placement.
+//! The cells agree with the program that trains ([`mod@crate::lower`], `training.rs`): an overlap is its
+//! forward and its backward, and a backward is split if another rank waits for its gradient. Messages follow
+//! from the placement.
 
 use crate::action::Action;
 use crate::ids::{Microbatch, StageIndex};

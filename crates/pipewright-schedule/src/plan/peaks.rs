@@ -1,6 +1,7 @@
-//! The peak memory of each rank for an order: the same bytes as [`crate::simulate::peak_memory`] gives for the program that
-//! trains, and what is not in a simulation: what a rank holds all the time, only while an action runs, or between two of
-//! its stages. The memory of a rank depends on the order of its row alone, because a rank computes one thing at a time.
+//! The peak memory of each rank for an order: the same bytes as [`crate::simulate::peak_memory`] gives for
+//! the program that trains, and what is not in a simulation: what a rank holds all the time, only while an
+//! action runs, or between two of its stages. The memory of a rank depends on the order of its row alone,
+//! because a rank computes one thing at a time.
 
 use crate::ids::{Rank, StageIndex};
 use crate::plan::evaluate::{follows_forward, is_followed};
@@ -8,8 +9,8 @@ use crate::plan::order::{Kind, Order};
 use crate::plan::stage_load::{StageLoad, beside, waiting};
 use crate::sharding::Sharding;
 
-/// Returns the peak bytes of each rank: parameters, optimizer state, gradients and activations, and what is held only while
-/// actions run.
+/// Returns the peak bytes of each rank: parameters, optimizer state, gradients and activations, and what is
+/// held only while actions run.
 pub(super) fn peaks(order: &Order, loads: &[StageLoad], sharding: Sharding) -> Vec<u64> {
     let trains = order.rows.iter().flatten().any(|cell| cell.kind != Kind::Forward);
     (0..order.rows.len()).map(|rank| peak(order, loads, sharding, rank, trains)).collect()

@@ -12,8 +12,9 @@ use crate::plan::shape::Shape;
 use crate::plan::tuning::Tuning;
 use crate::profile::{MAX_LAYERS, Profile};
 
-/// Searches the best plans. `keep_going` is asked before each simulation; once it says no, the search ends with what it
-/// has. At least one plan is tried. If it says no while the bound is computed, the bound of the rest is a simpler one.
+/// Searches the best plans. `keep_going` is asked before each simulation; once it says no, the search ends
+/// with what it has. At least one plan is tried. If it says no while the bound is computed, the bound of the
+/// rest is a simpler one.
 ///
 /// # Errors
 /// When the profile or the request has values that cannot be, or when no plan fits into the memory.
@@ -75,7 +76,8 @@ fn no_shape(profile: &Profile, request: &PlanRequest) -> PlanError {
     }
 }
 
-/// Returns the bounds of all shapes. A simple bound is enough for shapes that it shows to be worse than another one.
+/// Returns the bounds of all shapes. A simple bound is enough for shapes that it shows to be worse than
+/// another one.
 fn bounds_of(shapes: &[Shape], search: &mut Search<'_>) -> Vec<f64> {
     let tuning = &search.tuning.bound;
     let others = |shape: &Shape, program: f64| {
@@ -98,16 +100,16 @@ fn bounds_of(shapes: &[Shape], search: &mut Search<'_>) -> Vec<f64> {
     bounds
 }
 
-/// Removes the shapes whose ranks together have too little memory for the parameters, gradients and optimizer state,
-/// unless that is true of all shapes.
+/// Removes the shapes whose ranks together have too little memory for the parameters, gradients and optimizer
+/// state, unless that is true of all shapes.
 fn with_room(shapes: Vec<Shape>, request: &PlanRequest) -> Vec<Shape> {
     let Some(memory) = request.memory else { return shapes };
     let has_room = |shape: &Shape| shape.fixed_bytes() <= u128::from(memory) * u128::from(shape.ranks);
     if shapes.iter().any(has_room) { shapes.into_iter().filter(has_room).collect() } else { shapes }
 }
 
-/// Returns, of the shapes that differ only in the parts of the head, the one with the fewest parts whose bound is
-/// nearly the lowest.
+/// Returns, of the shapes that differ only in the parts of the head, the one with the fewest parts whose
+/// bound is nearly the lowest.
 fn preferred(shapes: &[Shape], bounds: &[f64], same_bound: f64) -> Vec<usize> {
     let is_preferred = |&at: &usize| {
         let alike = || (0..shapes.len()).filter(|&other| shapes[other].is_like(&shapes[at]));
@@ -118,8 +120,8 @@ fn preferred(shapes: &[Shape], bounds: &[f64], same_bound: f64) -> Vec<usize> {
     (0..shapes.len()).filter(is_preferred).collect()
 }
 
-/// Returns the shapes in the order in which they are searched. If there are several, one plan of each that may be the
-/// best is simulated, and the fastest comes first.
+/// Returns the shapes in the order in which they are searched. If there are several, one plan of each that
+/// may be the best is simulated, and the fastest comes first.
 fn by_promise(
     search: &mut Search<'_>,
     shapes: &[Shape],

@@ -1,15 +1,16 @@
 //! The last phase of the search: small changes of the best plans, at random, that keep what helps.
 //!
-//! It begins with the best plans of each number of stages, because a slower plan often becomes the faster one. All
-//! rounds get the same work. In the first round it is divided among all plans, in the next one among the faster
-//! half, and so on until one plan is left.
+//! It begins with the best plans of each number of stages, because a slower plan often becomes the faster
+//! one. All rounds get the same work. In the first round it is divided among all plans, in the next one among
+//! the faster half, and so on until one plan is left.
 //!
-//! A change moves one computation within a block of the critical path, or the boundaries of a few neighbouring
-//! stages by one layer. The critical path is a chain of computations without a gap that ends with the step: each
-//! starts when the one before it on its rank ends, or when its message arrives. A block is a part of it on one rank.
-//! Only a change that puts another computation first or last in a block can shorten the path, as in the job shop
-//! problem (Nowicki and Smutnicki, "A fast taboo search algorithm for the job shop problem", 1996). A change may
-//! make the plan a little slower. The less work is left in the round, the less slower it may become.
+//! A change moves one computation within a block of the critical path, or the boundaries of a few
+//! neighbouring stages by one layer. The critical path is a chain of computations without a gap that ends
+//! with the step: each starts when the one before it on its rank ends, or when its message arrives. A block
+//! is a part of it on one rank. Only a change that puts another computation first or last in a block can
+//! shorten the path, as in the job shop problem (Nowicki and Smutnicki, "A fast taboo search algorithm for
+//! the job shop problem", 1996). A change may make the plan a little slower. The less work is left in the
+//! round, the less slower it may become.
 
 use std::rc::Rc;
 
@@ -54,8 +55,8 @@ struct Polished {
     blocks: Vec<Block>,
 }
 
-/// Changes several plans while there is work left. In each round, all plans get the same work, and the faster half
-/// of them continues. `bound` is the lower bound of all plans.
+/// Changes several plans while there is work left. In each round, all plans get the same work, and the faster
+/// half of them continues. `bound` is the lower bound of all plans.
 pub(super) fn polish(search: &mut Search<'_>, shapes: &[Shape], bound: f64) {
     let mut plans = Vec::new();
     for plan in starts(search) {
@@ -78,8 +79,8 @@ pub(super) fn polish(search: &mut Search<'_>, shapes: &[Shape], bound: f64) {
     }
 }
 
-/// Returns the plans to change: the best one of all, and then the best ones by rules, in turn for each number of
-/// stages.
+/// Returns the plans to change: the best one of all, and then the best ones by rules, in turn for each number
+/// of stages.
 fn starts(search: &Search<'_>) -> Vec<Candidate> {
     let best = search.best.values().min_by(|one, other| one.time.total_cmp(&other.time)).cloned();
     let limit = search.best_time() * search.tuning.polish.near;
@@ -187,7 +188,8 @@ impl Polished {
         may_move(&self.order.rows[rank], from, to).then_some(Change::Move { rank, from, to })
     }
 
-    /// Makes a change if the time is then below `before` and the plan fits into the memory. Returns whether it does.
+    /// Makes a change if the time is then below `before` and the plan fits into the memory. Returns whether
+    /// it does.
     fn make(&mut self, search: &mut Search<'_>, shapes: &[Shape], change: Change, before: f64) -> bool {
         self.apply(change);
         let (changed, loads) = match change {
@@ -237,8 +239,9 @@ impl Change {
     }
 }
 
-/// Returns whether a computation may move to another place of its row: the computations of a microbatch on a stage keep
-/// their order, and so do equal computations of a stage. If ranks then wait for each other, the evaluation finds it.
+/// Returns whether a computation may move to another place of its row: the computations of a microbatch on a
+/// stage keep their order, and so do equal computations of a stage. If ranks then wait for each other, the
+/// evaluation finds it.
 fn may_move(row: &[Cell], from: usize, to: usize) -> bool {
     let moved = row[from];
     let crossed = if from < to { &row[from + 1..=to] } else { &row[to..from] };
@@ -295,8 +298,8 @@ mod tests {
         Profile { link: LinkProfile::new(0.0, f64::INFINITY), layers, ..Profile::default() }
     }
 
-    /// Returns the same model with messages that take as long as some layers, or much longer for half of the seeds,
-    /// so that they wait for each other. Some layers and their messages take no time.
+    /// Returns the same model with messages that take as long as some layers, or much longer for half of the
+    /// seeds, so that they wait for each other. Some layers and their messages take no time.
     fn with_messages(seed: u64, layers: usize) -> Profile {
         let mut profile = profile(seed, layers);
         let mut numbers = Numbers(seed + 1);
@@ -362,8 +365,8 @@ mod tests {
         }
     }
 
-    /// Checks that the computations of each microbatch on each stage, and the computations of each kind, keep their
-    /// order.
+    /// Checks that the computations of each microbatch on each stage, and the computations of each kind, keep
+    /// their order.
     fn check_order(order: &Order) {
         for row in &order.rows {
             for (at, cell) in row.iter().enumerate() {

@@ -26,8 +26,8 @@ use crate::words::counted;
 /// The choices besides the schedule.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PlanChoice {
-    /// The number of parts into which the head is cut along the vocabulary, each a layer of its own; `None` for the
-    /// number that the profile has.
+    /// The number of parts into which the head is cut along the vocabulary, each a layer of its own; `None`
+    /// for the number that the profile has.
     pub head_parts: Option<u32>,
     /// The first layer of each stage except the first.
     pub boundaries: Vec<usize>,
@@ -158,7 +158,8 @@ pub fn predict(
     predict_program(profile, schedule, for_training(schedule, &lowering)?, choice)
 }
 
-/// Does the same for a program that is already lowered. `schedule` is its computation, by which memory is counted.
+/// Does the same for a program that is already lowered. `schedule` is its computation, by which memory is
+/// counted.
 ///
 /// # Errors
 /// When the choice does not fit the schedule, or the schedule cuts microbatches into slices.

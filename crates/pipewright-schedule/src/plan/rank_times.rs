@@ -1,22 +1,27 @@
-//! A lower bound on the time of a step for given layers of each rank: the basis of the cuts and of the proved bound.
+//! A lower bound on the time of a step for given layers of each rank: the basis of the cuts and of the proved
+//! bound.
 //!
-//! Rank `r` owns stage `r` and later ones. Let `first` be the first layer of stage `r`, `m` the number of microbatches,
-//! and `r hop` the time of the messages from rank 0 to rank `r`. Then a step takes at least as long as each of these:
+//! Rank `r` owns stage `r` and later ones. Let `first` be the first layer of stage `r`, `m` the number of
+//! microbatches, and `r hop` the time of the messages from rank 0 to rank `r`. Then a step takes at least as
+//! long as each of these:
 //!
-//! 1. **Fill and work.** `F(0..first) + r hop + m (F + I + W)(layers of the rank)`: the rank cannot start before the
-//!    first microbatch has passed the earlier layers, and then computes one thing at a time.
-//! 2. **Fill, work and drain.** `(F + I)(0..first) + 2 r hop + m (F + I)(layers of the rank) + W(layer 0)`: among all
-//!    forwards and input backwards of the rank, the last in time is an input backward of its first stage, because every
-//!    other one leads to one. It is followed by the input backwards of all earlier layers, and a weight gradient.
-//! 3. **Path.** `(F + I)(all layers) + 2 (p - 1) hop + W(layer 0)`, plus `m - 1` times the larger of `F` and `I` of the
-//!    layers of any one stage: each microbatch passes all ranks and returns, and a stage takes one after another.
+//! 1. **Fill and work.** `F(0..first) + r hop + m (F + I + W)(layers of the rank)`: the rank cannot start
+//!    before the first microbatch has passed the earlier layers, and then computes one thing at a time.
+//! 2. **Fill, work and drain.** `(F + I)(0..first) + 2 r hop + m (F + I)(layers of the rank) + W(layer 0)`:
+//!    among all forwards and input backwards of the rank, the last in time is an input backward of its first
+//!    stage, because every other one leads to one. It is followed by the input backwards of all earlier
+//!    layers, and a weight gradient.
+//! 3. **Path.** `(F + I)(all layers) + 2 (p - 1) hop + W(layer 0)`, plus `m - 1` times the larger of `F` and
+//!    `I` of the layers of any one stage: each microbatch passes all ranks and returns, and a stage takes one
+//!    after another.
 //! 4. **Starvation.** The forward of microbatch `n` (from 0) of a stage starts no earlier than
-//!    `F(layers before) + n slowest` and the time of the messages, where `slowest` is the largest `F` of the stages
-//!    up to this one. The first backward of a stage starts when one microbatch has passed all stages, and the input
-//!    backwards of the stages after it; backward `n` starts `n slowest` later, with the largest of `F` of all stages
-//!    and `I` of this stage and those after it. So for any time `t`, the step takes at least `t` and the work of the
-//!    rank that cannot start before `t`. The earliest starts of the first forwards and of the first backwards of its
-//!    stages are tried for `t`. With the first one of them, this is bound 1.
+//!    `F(layers before) + n slowest` and the time of the messages, where `slowest` is the largest `F` of the
+//!    stages up to this one. The first backward of a stage starts when one microbatch has passed all stages,
+//!    and the input backwards of the stages after it; backward `n` starts `n slowest` later, with the largest
+//!    of `F` of all stages and `I` of this stage and those after it. So for any time `t`, the step takes at
+//!    least `t` and the work of the rank that cannot start before `t`. The earliest starts of the first
+//!    forwards and of the first backwards of its stages are tried for `t`. With the first one of them, this
+//!    is bound 1.
 
 use std::ops::Range;
 
@@ -39,8 +44,8 @@ impl<'a> Step<'a> {
         Self { layers, ranks, microbatches: f64::from(microbatches), hops }
     }
 
-    /// Returns the earliest start of a rank. Its first stage follows `rank` other stages and begins with the layer
-    /// `first`.
+    /// Returns the earliest start of a rank. Its first stage follows `rank` other stages and begins with the
+    /// layer `first`.
     pub(super) fn fill(&self, rank: usize, first: usize) -> f64 {
         self.layers.forward(0..first) + self.hops(rank)
     }
@@ -63,9 +68,9 @@ impl<'a> Step<'a> {
         count as f64 * if self.layers.network.in_a_row > 1 { near.min(far) } else { far }
     }
 
-    /// Returns the earliest start of the first backward of the rank whose last layer comes before `after`, which is
-    /// also the first layer after it. Besides the messages from the first rank to the last one, at least `more_hops`
-    /// messages come before it.
+    /// Returns the earliest start of the first backward of the rank whose last layer comes before `after`,
+    /// which is also the first layer after it. Besides the messages from the first rank to the last one, at
+    /// least `more_hops` messages come before it.
     pub(super) fn first_backward(&self, after: usize, more_hops: usize) -> f64 {
         let end = self.layers.count();
         let hops = self.hops(self.ranks as usize - 1) + self.shortest_hops(more_hops);
@@ -87,7 +92,8 @@ impl<'a> Step<'a> {
         self.layers.forward(all.clone()) + self.layers.input(all) + hops + self.layers.list[0].weight
     }
 
-    /// Returns the bounds 1 and 2 for a rank with this much work for one microbatch: `F + I + W`, and `F + I`.
+    /// Returns the bounds 1 and 2 for a rank with this much work for one microbatch: `F + I + W`, and
+    /// `F + I`.
     pub(super) fn rank_time(&self, rank: usize, first: usize, work: f64, critical: f64) -> f64 {
         let filled = self.fill(rank, first) + self.microbatches * work;
         let drained = self.fill(rank, first) + self.microbatches * critical + self.drain(rank, first);
@@ -104,8 +110,8 @@ impl<'a> Step<'a> {
         hops
     }
 
-    /// Returns the bounds 1 and 2 of a rank, and bound 4 as if forwards arrived at once. `first` is the first layer
-    /// of the rank's first stage.
+    /// Returns the bounds 1 and 2 of a rank, and bound 4 as if forwards arrived at once. `first` is the first
+    /// layer of the rank's first stage.
     pub(super) fn own_time(&self, rank: usize, first: usize, sums: &OwnSums) -> f64 {
         let backward = self.microbatches * (sums.work - sums.forward);
         let forwards_end = self.fill(rank, first) + self.microbatches * sums.forward;
@@ -113,7 +119,8 @@ impl<'a> Step<'a> {
         self.rank_time(rank, first, sums.work, sums.critical).max(starved)
     }
 
-    /// Returns the times of all stages of a cut. `hops` has the times of the messages from the first stage to each one.
+    /// Returns the times of all stages of a cut. `hops` has the times of the messages from the first stage to
+    /// each one.
     pub(super) fn stage_times(&self, hops: &[f64], starts: &[usize]) -> Vec<StageTimes> {
         let of_stage =
             |(stage, range): (usize, &[usize])| StageTimes::of(self, range[0]..range[1], hops, stage);
@@ -122,7 +129,8 @@ impl<'a> Step<'a> {
         times
     }
 
-    /// Returns the bounds 1, 2 and 4 of a rank with these stages. `first` is the first layer of the first one.
+    /// Returns the bounds 1, 2 and 4 of a rank with these stages. `first` is the first layer of the first
+    /// one.
     pub(super) fn time_of_rank<'s>(
         &self,
         rank: usize,
@@ -139,8 +147,8 @@ impl<'a> Step<'a> {
         longest
     }
 
-    /// Returns the bound for a cut: the largest of all. `rank_of` has the rank of each stage; the first stages are
-    /// on the ranks of their number.
+    /// Returns the bound for a cut: the largest of all. `rank_of` has the rank of each stage; the first
+    /// stages are on the ranks of their number.
     pub(super) fn cut_time(&self, rank_of: &[u32], starts: &[usize]) -> f64 {
         let hops = self.hops_before(rank_of);
         let times = self.stage_times(&hops, starts);
@@ -194,8 +202,8 @@ pub(super) struct StageTimes {
     pub(super) forward: f64,
     pub(super) input: f64,
     work: f64,
-    /// The largest `F` of the stages up to this one, and the largest of `F` of all stages and `I` of this stage and
-    /// those after it.
+    /// The largest `F` of the stages up to this one, and the largest of `F` of all stages and `I` of this
+    /// stage and those after it.
     slowest: [f64; 2],
     first_forward: f64,
     first_backward: f64,
@@ -229,8 +237,8 @@ impl StageTimes {
     }
 }
 
-/// Returns the number of microbatches that start at `since` or later, if the first one starts at 0 and each other
-/// one at least `slowest` after the one before it.
+/// Returns the number of microbatches that start at `since` or later, if the first one starts at 0 and each
+/// other one at least `slowest` after the one before it.
 fn left(since: f64, slowest: f64, microbatches: f64) -> f64 {
     if since <= 0.0 {
         return microbatches;
@@ -293,9 +301,10 @@ mod tests {
     fn ranks_wait_for_the_forwards_and_backwards_of_each_stage() {
         // At the first backwards, at 5 and 4, rank 0 has work of 8 left, and rank 1 a forward more.
         check(&[1.0; 4], 2, 2, &[13.0, 13.0]);
-        // Rank 0 has work of 30. At 4, when the first forward of its second stage can start, 28 of it are left. The
-        // first backwards of the first stages of the others start at 23, 22 and 21. Then work of 4 is left in these
-        // stages, and work of 3 in the second ones: the second microbatch, which arrives 10 after the first one.
+        // Rank 0 has work of 30. At 4, when the first forward of its second stage can start, 28 of it are
+        // left. The first backwards of the first stages of the others start at 23, 22 and 21. Then work of 4
+        // is left in these stages, and work of 3 in the second ones: the second microbatch, which arrives 10
+        // after the first one.
         check(&[1.0, 1.0, 1.0, 1.0, 10.0, 1.0, 1.0, 1.0], 4, 2, &[32.0, 30.0, 29.0, 28.0]);
     }
 }

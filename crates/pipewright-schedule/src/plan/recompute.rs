@@ -11,8 +11,8 @@ pub(super) fn every_choice(stages: usize) -> impl Iterator<Item = Vec<bool>> {
     (0..1u32 << stages).map(move |bits| (0..stages).map(|stage| bits >> stage & 1 == 1).collect())
 }
 
-/// Returns a choice with which `order` fits into the memory: on each rank that lacks memory, the stages with the
-/// largest saving recompute, one after another. If nothing helps, all stages of the rank do.
+/// Returns a choice with which `order` fits into the memory: on each rank that lacks memory, the stages with
+/// the largest saving recompute, one after another. If nothing helps, all stages of the rank do.
 pub(super) fn to_fit(layers: &Layers, starts: &[usize], order: &Order, memory: u64) -> Vec<bool> {
     let mut choice = vec![false; starts.len() - 1];
     loop {

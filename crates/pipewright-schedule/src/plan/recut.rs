@@ -1,9 +1,10 @@
-//! Cuts that are found round by round: given the cuts of all other rounds, the best cut of one round is found exactly.
+//! Cuts that are found round by round: given the cuts of all other rounds, the best cut of one round is found
+//! exactly.
 //!
-//! In each round of a loop or a V, every rank takes one stage. With the other rounds fixed, bisection finds the
-//! smallest bound on the time of every rank under which the layers of the round fit, and each rank in turn takes as
-//! many of them as that allows. Rounds are cut again and again, from one end or the other, after random shifts of the
-//! limits between rounds, and the best cut is kept.
+//! In each round of a loop or a V, every rank takes one stage. With the other rounds fixed, bisection finds
+//! the smallest bound on the time of every rank under which the layers of the round fit, and each rank in
+//! turn takes as many of them as that allows. Rounds are cut again and again, from one end or the other,
+//! after random shifts of the limits between rounds, and the best cut is kept.
 
 use std::ops::Range;
 
@@ -107,8 +108,8 @@ impl<'a> Round<'a> {
         Self { step, class, memory, bytes, starts, number, others }
     }
 
-    /// Returns the first layers of the stages of this round, filled from the front or from the back; `None` if no cut
-    /// fits into the memory.
+    /// Returns the first layers of the stages of this round, filled from the front or from the back; `None`
+    /// if no cut fits into the memory.
     fn cut(&self, from_front: bool, halvings: u32) -> Option<Vec<usize>> {
         let fill =
             |time: f64| if from_front { self.filled_from_front(time) } else { self.filled_from_back(time) };

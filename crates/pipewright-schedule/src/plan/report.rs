@@ -65,7 +65,8 @@ pub struct Plan {
 pub struct Collectives {
     /// Sums over tensor-parallel ranks. The rank computes nothing meanwhile.
     pub tensor_s: f64,
-    /// Sums of gradients over replicas, which may take place during computations, and the rank's own work for them.
+    /// Sums of gradients over replicas, which may take place during computations, and the rank's own work for
+    /// them.
     pub replicas_s: f64,
 }
 
@@ -89,12 +90,13 @@ pub struct Outcome {
     pub result: OutcomeKind,
     /// The mesh of its best plan; `None` if it has no plan.
     pub mesh: Option<PlanMesh>,
-    /// The time of its best plan on the mesh of the best plan, in seconds; `None` if the search found no plan there.
+    /// The time of its best plan on the mesh of the best plan, in seconds; `None` if the search found no plan
+    /// there.
     pub on_best_mesh_s: Option<f64>,
 }
 
-/// The division of all ranks, of the batch and of the head in a plan. Times of schedules can be compared if it is
-/// equal.
+/// The division of all ranks, of the batch and of the head in a plan. Times of schedules can be compared if
+/// it is equal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PlanMesh {
     /// The number of ranks of a pipeline, without tensor-parallel ones.
@@ -255,8 +257,8 @@ impl Plan {
         }
     }
 
-    /// Returns a name by which people can tell plans apart: the schedule's name; for a searched order its ranks,
-    /// stages on a rank, and a mark of its computations, such as `searched-4x2-1f3a`.
+    /// Returns a name by which people can tell plans apart: the schedule's name; for a searched order its
+    /// ranks, stages on a rank, and a mark of its computations, such as `searched-4x2-1f3a`.
     pub fn title(&self) -> String {
         if self.name != SEARCHED {
             return self.name.to_owned();

@@ -15,7 +15,8 @@ pub struct TrainingState {
     pub copy: f64,
     /// The replicas that hold parameters and optimizer state together.
     pub groups: ShardGroups,
-    /// The number of stages of a rank whose parameters are gathered at the same time, if replicas hold them together.
+    /// The number of stages of a rank whose parameters are gathered at the same time, if replicas hold them
+    /// together.
     pub window: u32,
 }
 
@@ -41,16 +42,16 @@ pub struct PlanRequest {
     pub state: TrainingState,
     /// The number of replicas; `None` to search it.
     pub data_parallel: Option<u32>,
-    /// The number of tensor-parallel ranks of each stage; `None` to search it, if the profile has nodes. They share
-    /// a node.
+    /// The number of tensor-parallel ranks of each stage; `None` to search it, if the profile has nodes. They
+    /// share a node.
     pub tensor_parallel: Option<u32>,
     /// Whether larger microbatches may be tried.
     pub larger_microbatches: bool,
-    /// The numbers of parts into which the head may be cut along the vocabulary, each part a layer of its own; empty
-    /// for the number that the profile has.
+    /// The numbers of parts into which the head may be cut along the vocabulary, each part a layer of its
+    /// own; empty for the number that the profile has.
     pub head_parts: Vec<u32>,
-    /// The work of the search. A unit is the time in which rules choose a computation. About fifteen million take a
-    /// second. With 0, only named schedules are tried.
+    /// The work of the search. A unit is the time in which rules choose a computation. About fifteen million
+    /// take a second. With 0, only named schedules are tried.
     pub effort: u64,
     /// The number of plans to return.
     pub plans: usize,

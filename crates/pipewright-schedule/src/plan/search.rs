@@ -1,6 +1,7 @@
 //! The search: simulates plans, the most promising first, and keeps the best of each schedule.
 //!
-//! `plan/README.md` describes the phases. Everything is deterministic; only the caller's clock can stop it early.
+//! `plan/README.md` describes the phases. Everything is deterministic; only the caller's clock can stop it
+//! early.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -99,7 +100,8 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Returns whether the best plan is so near to `bound`, the lower bound of all plans, that the search may end.
+    /// Returns whether the best plan is so near to `bound`, the lower bound of all plans, that the search may
+    /// end.
     pub(super) fn is_good_enough(&self, bound: f64) -> bool {
         self.is_near(self.best_time(), bound)
     }
@@ -114,15 +116,15 @@ impl<'a> Search<'a> {
         self.left
     }
 
-    /// Returns whether the search may simulate more while more than `reserve` of the work is left. The first plan is
-    /// tried whatever the caller says.
+    /// Returns whether the search may simulate more while more than `reserve` of the work is left. The first
+    /// plan is tried whatever the caller says.
     pub(super) fn goes_on(&mut self, reserve: u64) -> bool {
         let has_tried = self.simulated > 0 || !self.shortages.is_empty();
         (self.may_try() || !has_tried) && self.left > reserve
     }
 
-    /// Returns whether the caller lets the search continue, even without work. The plans that are tried in any case
-    /// are few.
+    /// Returns whether the caller lets the search continue, even without work. The plans that are tried in
+    /// any case are few.
     pub(super) fn may_try(&mut self) -> bool {
         self.stopped = self.stopped || !(self.keep_going)();
         !self.stopped
@@ -153,8 +155,8 @@ impl<'a> Search<'a> {
         Some(time)
     }
 
-    /// Makes an order by rules and justifies it. Keeps the faster one of the two if it is among the best plans.
-    /// Returns its time if that is below `before`.
+    /// Makes an order by rules and justifies it. Keeps the faster one of the two if it is among the best
+    /// plans. Returns its time if that is below `before`.
     pub(super) fn search_order(
         &mut self,
         shapes: &[Shape],
@@ -193,8 +195,8 @@ impl<'a> Search<'a> {
         (time < before).then_some(time)
     }
 
-    /// Justifies an order. Returns the justified order if it is faster and fits into the memory, and otherwise the
-    /// order itself; with the time without the optimizer.
+    /// Justifies an order. Returns the justified order if it is faster and fits into the memory, and
+    /// otherwise the order itself; with the time without the optimizer.
     fn improved(&mut self, order: Order, loads: &[StageLoad], shape: &Shape) -> Option<(Order, f64)> {
         let layers = &shape.layers;
         let time = self.evaluator.time(&order, loads, &layers.network)?;
@@ -293,8 +295,8 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Returns whether a plan by rules is faster than one of the promising plans with as many stages, or these are few.
-    /// Large plans are not kept.
+    /// Returns whether a plan by rules is faster than one of the promising plans with as many stages, or
+    /// these are few. Large plans are not kept.
     fn may_be_promising(&self, order: &Order, choice: Choice<'_>, time: f64) -> bool {
         let mut alike = self.promising.iter().filter(|other| other.starts.len() == choice.starts.len());
         order.computations() <= self.tuning.search.largest

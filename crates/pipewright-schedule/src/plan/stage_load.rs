@@ -1,11 +1,11 @@
 //! The times and sizes of a stage, from the layers in it.
 //!
-//! A stage that recomputes keeps its input instead of its activations. Before `I` (or `B`) it computes its forward once
-//! more, and its activations exist until the end of `I`. A forward that its own backward follows at once keeps its
-//! activations and is not computed again ([`mod@crate::recompute`]). Each byte of parameters needs a byte of gradients,
-//! from the first weight gradient of the step, and, always, the optimizer's state for it. Replicas may hold
-//! parameters and optimizer state together ([`crate::sharding`]). A stage also holds what does not depend on its
-//! layers, such as tables of positions.
+//! A stage that recomputes keeps its input instead of its activations. Before `I` (or `B`) it computes its
+//! forward once more, and its activations exist until the end of `I`. A forward that its own backward follows
+//! at once keeps its activations and is not computed again ([`mod@crate::recompute`]). Each byte of
+//! parameters needs a byte of gradients, from the first weight gradient of the step, and, always, the
+//! optimizer's state for it. Replicas may hold parameters and optimizer state together ([`crate::sharding`]).
+//! A stage also holds what does not depend on its layers, such as tables of positions.
 
 use crate::costs::{Costs, Link, RecomputeSizes, StageCosts, StageSizes};
 use crate::ids::{Rank, StageIndex};
@@ -41,7 +41,8 @@ pub(super) struct StageLoad {
     pub(super) base: u64,
     /// The memory that its rank always holds besides its stages.
     pub(super) of_rank: u64,
-    /// The memory that is held only while an action runs: by the operations of a layer, and the messages of the action.
+    /// The memory that is held only while an action runs: by the operations of a layer, and the messages of
+    /// the action.
     pub(super) temporary: u64,
     /// The parts of `forward` and `input` in which tensor-parallel ranks add their results.
     pub(super) sums: f64,
@@ -69,7 +70,8 @@ impl StageLoad {
     }
 }
 
-/// Returns what a stage of a rank holds in addition to the stage before it: tensors that both keep count once.
+/// Returns what a stage of a rank holds in addition to the stage before it: tensors that both keep count
+/// once.
 pub(super) fn beside(stage: StageIndex, own: &[StageIndex], loads: &[StageLoad]) -> StageLoad {
     let mut load = loads[stage.index()];
     if own.iter().any(|other| other.index() + 1 == stage.index()) {
@@ -85,8 +87,8 @@ pub(super) fn waiting(own: &[StageIndex], loads: &[StageLoad]) -> u64 {
     turns.map(|pair| loads[pair[0].index()].output).fold(0, u64::saturating_add)
 }
 
-/// Returns the loads of all stages. `starts` has the first layer of each stage and the number of layers at the end;
-/// `recompute` tells for each stage whether it recomputes.
+/// Returns the loads of all stages. `starts` has the first layer of each stage and the number of layers at
+/// the end; `recompute` tells for each stage whether it recomputes.
 pub(super) fn stage_loads(layers: &Layers, starts: &[usize], recompute: &[bool]) -> Vec<StageLoad> {
     let stages = starts.windows(2).zip(recompute);
     stages.map(|(range, &recomputes)| stage_load(layers, range[0], range[1], recomputes)).collect()
@@ -136,8 +138,8 @@ fn stage_load(layers: &Layers, start: usize, end: usize, recomputes: bool) -> St
         load.rebuilt = whole - load.kept;
     }
     if end < layers.count() {
-        // A forward holds its output until that is sent, and a backward the gradient of it that has arrived. If the
-        // forward is computed again, there are both.
+        // A forward holds its output until that is sent, and a backward the gradient of it that has arrived.
+        // If the forward is computed again, there are both.
         let messages = if recomputes { 2 } else { 1 };
         load.temporary = load.temporary.saturating_add(load.output.saturating_mul(messages));
     }

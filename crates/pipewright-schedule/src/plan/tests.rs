@@ -60,7 +60,8 @@ pub(super) fn model(seed: u64, count: usize, ranks: u32, replicas: u32) -> Layer
     Layers::of(&profile, 1, network, state)
 }
 
-/// Checks that the evaluation of an order gives the numbers of the simulator, and that no bound is above them.
+/// Checks that the evaluation of an order gives the numbers of the simulator, and that no bound is above
+/// them.
 fn check(layers: &Layers, order: &Order, layout: &Layout, recompute: &[bool]) -> Result<(), TestCaseError> {
     let loads = stage_loads(layers, &layout.starts, recompute);
     let found = Evaluator::default().time(order, &loads, &layers.network);
@@ -74,8 +75,8 @@ fn check(layers: &Layers, order: &Order, layout: &Layout, recompute: &[bool]) ->
         let early = Evaluator::default().time_before(order, &loads, &layers.network, before);
         prop_assert_eq!(early, found.filter(|&time| time < before), "before {}", before);
     }
-    // Gradients are compared in a test of their own: the simulation makes them before what they need is freed. So is
-    // what an action needs while it runs: here all need the same.
+    // Gradients are compared in a test of their own: the simulation makes them before what they need is
+    // freed. So is what an action needs while it runs: here all need the same.
     let temporary = loads.iter().map(|load| load.temporary).max().unwrap_or(0);
     let loads: Vec<StageLoad> =
         loads.into_iter().map(|load| StageLoad { gradient: 0, temporary, ..load }).collect();

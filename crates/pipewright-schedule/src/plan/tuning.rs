@@ -1,10 +1,12 @@
 //! The numbers that the search and the bounds are tuned with, and what each of them trades.
 //!
-//! None of them changes what is true: a plan has the time of the simulator, and a bound is valid for all plans,
-//! whatever the values. They trade work against smaller gaps. The values of limits follow from the work that they
-//! allow; the others were chosen by trials on the random models of `examples/plans`, unless a field says otherwise.
+//! None of them changes what is true: a plan has the time of the simulator, and a bound is valid for all
+//! plans, whatever the values. They trade work against smaller gaps. The values of limits follow from the
+//! work that they allow; the others were chosen by trials on the random models of `examples/plans`, unless a
+//! field says otherwise.
 
-/// The share by which sums of times may differ by rounding: much more than `f64` needs, and much less than any gap.
+/// The share by which sums of times may differ by rounding: much more than `f64` needs, and much less than
+/// any gap.
 pub(super) const ROUNDING: f64 = 1e-9;
 
 /// All numbers, by the part of the planner that uses them.
@@ -23,39 +25,39 @@ pub(super) struct Tuning {
 /// The phases of the search.
 #[derive(Debug, Clone)]
 pub(super) struct SearchTuning {
-    /// The gap below which the search ends. A smaller one takes all work for gains that nobody measures in a run; it
-    /// is the accuracy of the bounds.
+    /// The gap below which the search ends. A smaller one takes all work for gains that nobody measures in a
+    /// run; it is the accuracy of the bounds.
     pub(super) good_enough: f64,
-    /// The share by which times must differ to count as different. It is above the rounding of sums, so that an
-    /// order that is faster only by rounding does not replace one that needs less memory.
+    /// The share by which times must differ to count as different. It is above the rounding of sums, so that
+    /// an order that is faster only by rounding does not replace one that needs less memory.
     pub(super) rounding: f64,
-    /// The share by which an order by rules may be slower than the limit and is still justified. A larger one justifies
-    /// more orders in vain; justifying shortens most orders by 1% to 4%.
+    /// The share by which an order by rules may be slower than the limit and is still justified. A larger one
+    /// justifies more orders in vain; justifying shortens most orders by 1% to 4%.
     pub(super) slower: f64,
-    /// The most plans of each number of stages that are kept for later changes: more starts for `polish.rs`, and
-    /// more memory.
+    /// The most plans of each number of stages that are kept for later changes: more starts for `polish.rs`,
+    /// and more memory.
     pub(super) promising: usize,
-    /// The most computations of a plan that is kept for later changes. It limits the memory of the kept plans to
-    /// about 13 MB for each number of stages.
+    /// The most computations of a plan that is kept for later changes. It limits the memory of the kept plans
+    /// to about 13 MB for each number of stages.
     pub(super) largest: usize,
-    /// The most computations of a step with one stage per rank. Larger divisions take too much memory, and more time
-    /// than a search has.
+    /// The most computations of a step with one stage per rank. Larger divisions take too much memory, and
+    /// more time than a search has.
     pub(super) most_computations: u128,
-    /// The share by which the bound of a head in more parts must be lower, so that it is preferred: fewer parts have
-    /// fewer messages, which the simple bound hardly counts.
+    /// The share by which the bound of a head in more parts must be lower, so that it is preferred: fewer
+    /// parts have fewer messages, which the simple bound hardly counts.
     pub(super) same_bound: f64,
-    /// The plans of a division get at least one part in this many of the work that is left. More for one division
-    /// leaves less for the others.
+    /// The plans of a division get at least one part in this many of the work that is left. More for one
+    /// division leaves less for the others.
     pub(super) share: u64,
-    /// They get at least the work in which rules make this many plans with the most stages, for each microbatch per
-    /// rank. Fewer leave models with many stages with too few plans by rules.
+    /// They get at least the work in which rules make this many plans with the most stages, for each
+    /// microbatch per rank. Fewer leave models with many stages with too few plans by rules.
     pub(super) plans: u64,
     /// The largest number of stages for which all choices of recomputation are tried: 64 choices.
     pub(super) all_choices: usize,
 }
 
-/// The work that the search is charged for each operation, in choices of the rules. They are ratios of times that
-/// were measured.
+/// The work that the search is charged for each operation, in choices of the rules. They are ratios of times
+/// that were measured.
 #[derive(Debug, Clone)]
 pub(super) struct WorkUnits {
     /// The computations of a given order that are evaluated in the time of one choice.
@@ -71,8 +73,8 @@ pub(super) struct WorkUnits {
 /// The cuts that the search begins with.
 #[derive(Debug, Clone)]
 pub(super) struct PoolTuning {
-    /// The largest number of cuts of an arrangement that are all tried. More take more time than walks that find the
-    /// best.
+    /// The largest number of cuts of an arrangement that are all tried. More take more time than walks that
+    /// find the best.
     pub(super) all_cuts: u64,
     /// The number of walks and of descents that look for balanced cuts of an arrangement.
     pub(super) walks: u64,
@@ -84,14 +86,15 @@ pub(super) struct PoolTuning {
     pub(super) walk_steps: usize,
     /// The most steps of such a walk, so that models with hundreds of stages leave work for plans.
     pub(super) most_walk_steps: usize,
-    /// Such a walk has at most one step for each this many units of the work that is left, so that a small search
-    /// leaves most of it to the plans.
+    /// Such a walk has at most one step for each this many units of the work that is left, so that a small
+    /// search leaves most of it to the plans.
     pub(super) walk_share: u64,
-    /// The steps of all walks in which rounds may visit the ranks in any order, as a multiple of the steps of one
-    /// walk with given ranks.
+    /// The steps of all walks in which rounds may visit the ranks in any order, as a multiple of the steps of
+    /// one walk with given ranks.
     pub(super) free_steps: usize,
-    /// If there are more than the fewest of them, each has at least so many steps for each ordered pair of stages. Many
-    /// short walks find better cuts than a few long ones, but a walk over many stages must not end too early.
+    /// If there are more than the fewest of them, each has at least so many steps for each ordered pair of
+    /// stages. Many short walks find better cuts than a few long ones, but a walk over many stages must not
+    /// end too early.
     pub(super) free_steps_of_pair: usize,
     /// The fewest and the most of these walks.
     pub(super) free_walks: [usize; 2],
@@ -100,18 +103,18 @@ pub(super) struct PoolTuning {
 /// The walk that balances cuts.
 #[derive(Debug, Clone)]
 pub(super) struct WalkTuning {
-    /// The share by which a step may be worse, at first. A larger share lets the walk cross more bad cuts to reach
-    /// a better one; a smaller share balances sooner.
+    /// The share by which a step may be worse, at first. A larger share lets the walk cross more bad cuts to
+    /// reach a better one; a smaller share balances sooner.
     pub(super) tolerance: f64,
-    /// The part of a delay by which a rank counts as slower: the time by which its longest stage (`F + I`) exceeds
-    /// the mean of all stages, for as many microbatches as there are ranks. That many wait for the stage while the
-    /// pipeline fills.
+    /// The part of a delay by which a rank counts as slower: the time by which its longest stage (`F + I`)
+    /// exceeds the mean of all stages, for as many microbatches as there are ranks. That many wait for the
+    /// stage while the pipeline fills.
     pub(super) long_stage: f64,
 }
 
 impl WalkTuning {
-    /// The power of each rank's bound in the sum. A higher one is nearer to the maximum, but rewards lighter ranks
-    /// less. It is a constant, because products replace a power that the compiler knows.
+    /// The power of each rank's bound in the sum. A higher one is nearer to the maximum, but rewards lighter
+    /// ranks less. It is a constant, because products replace a power that the compiler knows.
     pub(super) const POWER: i32 = 24;
 }
 
@@ -143,8 +146,8 @@ pub(super) struct PolishTuning {
     pub(super) most_boundaries: usize,
     /// The farthest that a computation moves within its row.
     pub(super) reach: usize,
-    /// The most changes that are tried in a round, for each computation of the order. The work of large models ends
-    /// first.
+    /// The most changes that are tried in a round, for each computation of the order. The work of large
+    /// models ends first.
     pub(super) tries: usize,
     /// The most plans that are changed. More begin with more variety, and each gets less work.
     pub(super) starts: usize,
@@ -157,15 +160,16 @@ pub(super) struct PolishTuning {
 pub(super) struct BestCutTuning {
     /// The largest number of cuts that are all tried.
     pub(super) all_cuts: u64,
-    /// The steps of the walk to a first cut, for each stage. There is one walk only, so it is longer than the walks
-    /// of a plan.
+    /// The steps of the walk to a first cut, for each stage. There is one walk only, so it is longer than the
+    /// walks of a plan.
     pub(super) walk_steps: usize,
 }
 
 /// The bounds.
 #[derive(Debug, Clone)]
 pub(super) struct BoundTuning {
-    /// The accuracy of the bisections, as a share. The bound is lower than what can be proved by at most that.
+    /// The accuracy of the bisections, as a share. The bound is lower than what can be proved by at most
+    /// that.
     pub(super) accuracy: f64,
     /// The largest number of cuts with one stage per rank that are all tried. More take longer than the
     /// bisection.
@@ -181,13 +185,14 @@ pub(super) struct BoundTuning {
 pub(super) struct IdleTuning {
     /// The most pieces of cuts for which the bound is computed: about a second on one core.
     pub(super) most_pieces: usize,
-    /// The share by which the bound is raised in a step. Larger steps keep more pieces, smaller ones are more steps.
+    /// The share by which the bound is raised in a step. Larger steps keep more pieces, smaller ones are more
+    /// steps.
     pub(super) raise: f64,
-    /// A part contains the cuts whose longest forward is at most this many times its smallest one. Smaller parts prove
-    /// more, and there are more of them.
+    /// A part contains the cuts whose longest forward is at most this many times its smallest one. Smaller
+    /// parts prove more, and there are more of them.
     pub(super) part: f64,
-    /// The first part reaches at least to this share of `F` of all layers, so that there are few parts of cuts with
-    /// short forwards.
+    /// The first part reaches at least to this share of `F` of all layers, so that there are few parts of
+    /// cuts with short forwards.
     pub(super) shortest: f64,
     /// The most changes of the weights of a part. The search usually ends for lack of progress before.
     pub(super) changes: usize,
@@ -197,8 +202,8 @@ pub(super) struct IdleTuning {
     pub(super) half_rate: f64,
     /// The smallest weight, so that a weight can grow again.
     pub(super) smallest_weight: f64,
-    /// The search for weights ends if the bound does not grow by this share within `patience` changes. It is a fifth of
-    /// the accuracy of the bisections.
+    /// The search for weights ends if the bound does not grow by this share within `patience` changes. It is
+    /// a fifth of the accuracy of the bisections.
     pub(super) progress: f64,
     /// The number of these changes.
     pub(super) patience: usize,
@@ -215,7 +220,8 @@ pub(super) struct IdleTuning {
 pub(super) struct PairsTuning {
     /// The most beginnings of cuts that are visited for a time.
     pub(super) visits: usize,
-    /// The most of them that are visited for all times together. With 16 ranks, that takes a tenth of a second.
+    /// The most of them that are visited for all times together. With 16 ranks, that takes a tenth of a
+    /// second.
     pub(super) all_visits: usize,
 }
 

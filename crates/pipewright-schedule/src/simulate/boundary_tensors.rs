@@ -104,8 +104,8 @@ impl BoundaryTensor {
     }
 }
 
-/// The tensors of the skip connections that concern `part`. `ends` gives the stage of the action, and the stage that
-/// uses the tensor, of a connection in the direction of `part`.
+/// The tensors of the skip connections that concern `part`. `ends` gives the stage of the action, and the
+/// stage that uses the tensor, of a connection in the direction of `part`.
 fn by_skip(
     skips: &[SkipTransfer],
     part: Action,

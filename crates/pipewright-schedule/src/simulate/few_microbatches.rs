@@ -15,7 +15,8 @@ use crate::words::counted;
 /// The largest number of cells of a schedule that is simulated for the note.
 const MAX_SIMULATED: usize = 1 << 16;
 
-/// A schedule with one stage on each rank that trains with fewer microbatches, or slices of them, than it has ranks.
+/// A schedule with one stage on each rank that trains with fewer microbatches, or slices of them, than it has
+/// ranks.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct FewMicrobatches {
     /// The number of microbatches, or of all their slices.
@@ -24,12 +25,14 @@ pub struct FewMicrobatches {
     pub ranks: u32,
     /// Whether microbatches are cut into slices.
     pub is_sliced: bool,
-    /// The bubble of the program that `train` runs, as a share of the step from barrier to barrier, if `F`, `I` and
-    /// `W` take equally long and messages take no time; `None` if the schedule is too large to simulate it.
+    /// The bubble of the program that `train` runs, as a share of the step from barrier to barrier, if `F`,
+    /// `I` and `W` take equally long and messages take no time; `None` if the schedule is too large to
+    /// simulate it.
     pub bubble: Option<f64>,
 }
 
-/// Returns the note if a schedule with backwards and one stage on each rank has fewer microbatches than ranks.
+/// Returns the note if a schedule with backwards and one stage on each rank has fewer microbatches than
+/// ranks.
 ///
 /// ```
 /// use pipewright_schedule::simulate::few_microbatches;

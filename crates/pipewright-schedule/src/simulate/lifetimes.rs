@@ -1,17 +1,17 @@
 //! The lifetimes of the activations on a rank, and the number of buffers that they need.
 //!
-//! They serve a runtime that allocates buffers once for a run instead of once for each microbatch. Lifetimes are
-//! positions in the row of the rank, so the result does not depend on costs. Weight gradients and messages are not
-//! included.
+//! They serve a runtime that allocates buffers once for a run instead of once for each microbatch. Lifetimes
+//! are positions in the row of the rank, so the result does not depend on costs. Weight gradients and
+//! messages are not included.
 //!
-//! Rules: (1) the activations of a forward live from the forward to the last backward of its stage and microbatch (`B`,
-//! or the later one of `I` and `W`), and without a backward during the forward only; (2) by microbatch, they live from
-//! the first forward of any of the rank's stages to the last backward of any; (3) in the order of their starts, each
-//! range takes the lowest free slot. A slot is free from the action after its last use, so the halves of an overlap
-//! have different slots.
+//! Rules: (1) the activations of a forward live from the forward to the last backward of its stage and
+//! microbatch (`B`, or the later one of `I` and `W`), and without a backward during the forward only; (2) by
+//! microbatch, they live from the first forward of any of the rank's stages to the last backward of any; (3)
+//! in the order of their starts, each range takes the lowest free slot. A slot is free from the action after
+//! its last use, so the halves of an overlap have different slots.
 //!
-//! For intervals this greedy colouring is optimal: the number of slots is the largest number of ranges that are alive
-//! at once. Time: `n log n` in the length of the row.
+//! For intervals this greedy colouring is optimal: the number of slots is the largest number of ranges that
+//! are alive at once. Time: `n log n` in the length of the row.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};

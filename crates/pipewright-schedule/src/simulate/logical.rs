@@ -1,19 +1,19 @@
 //! The logical simulation: each action takes one tick, as in the dry run of PyTorch's reference.
 //!
-//! In each tick the ranks are visited twice in ascending order. Rules: (1) in the first visit, a rank runs its next
-//! action if it can; (2) a rank that could not run it tries again in the second visit, because a higher rank may have
-//! made the tensor that it needs; (3) otherwise it idles in this tick. Every later visit sees the effect of an action,
-//! even in the same tick.
+//! In each tick the ranks are visited twice in ascending order. Rules: (1) in the first visit, a rank runs
+//! its next action if it can; (2) a rank that could not run it tries again in the second visit, because a
+//! higher rank may have made the tensor that it needs; (3) otherwise it idles in this tick. Every later visit
+//! sees the effect of an action, even in the same tick.
 //!
-//! Conditions: a forward starts after the receive of its input, or after the forward of the previous stage on the same
-//! rank; a backward after the receive of its gradient, or after the backward of the next stage on the same rank; `W`
-//! after its `I`, if the program has one; a send after the computation of its tensor, without waiting for the receive;
-//! a receive after its send; a wait for a send after the receive. Sharding and reduction start at once. An overlap
-//! starts when both its halves can.
+//! Conditions: a forward starts after the receive of its input, or after the forward of the previous stage on
+//! the same rank; a backward after the receive of its gradient, or after the backward of the next stage on
+//! the same rank; `W` after its `I`, if the program has one; a send after the computation of its tensor,
+//! without waiting for the receive; a receive after its send; a wait for a send after the receive. Sharding
+//! and reduction start at once. An overlap starts when both its halves can.
 //!
-//! Idle ranks cost almost no time: a set holds the ranks to visit, and an action adds the rank that waits for it. Time:
-//! `n + t p / 64` for `n` actions on `p` ranks in `t` ticks. Each tick has at least one action, and idle cells are not
-//! stored.
+//! Idle ranks cost almost no time: a set holds the ranks to visit, and an action adds the rank that waits for
+//! it. Time: `n + t p / 64` for `n` actions on `p` ranks in `t` ticks. Each tick has at least one action, and
+//! idle cells are not stored.
 
 use std::cell::OnceCell;
 
@@ -99,7 +99,8 @@ struct Run<'a> {
     program: &'a Program,
     neighbours: Neighbours,
     tick: u32,
-    /// The ranks to visit in the first and the second round of this tick, and in the first round of the next tick.
+    /// The ranks to visit in the first and the second round of this tick, and in the first round of the next
+    /// tick.
     first: RankSet,
     second: RankSet,
     next: RankSet,

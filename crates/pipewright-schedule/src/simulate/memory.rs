@@ -1,17 +1,19 @@
 //! The memory of a rank at each moment of a timeline, simulated or measured.
 //!
-//! Rules: (1) the activation of a forward is allocated when it starts, and freed when the full backward or the input
-//! backward ends; (2) the input backward allocates a stash when it ends, which the weight backward frees when it ends;
-//! (3) a stage's weight gradients are allocated when its first weight backward starts, and stay allocated; (4) in a run
-//! without backwards, a forward frees its activation when it ends; (5) a forward that is in the timeline twice is
-//! computed again: the first one keeps its inputs only ([`StageSizes::recompute`]), the second one allocates the
-//! activation, and the backward after it frees both. Parameters, optimizer state and messages are not included.
+//! Rules: (1) the activation of a forward is allocated when it starts, and freed when the full backward or
+//! the input backward ends; (2) the input backward allocates a stash when it ends, which the weight backward
+//! frees when it ends; (3) a stage's weight gradients are allocated when its first weight backward starts,
+//! and stay allocated; (4) in a run without backwards, a forward frees its activation when it ends; (5) a
+//! forward that is in the timeline twice is computed again: the first one keeps its inputs only
+//! ([`StageSizes::recompute`]), the second one allocates the activation, and the backward after it frees
+//! both. Parameters, optimizer state and messages are not included.
 //!
-//! If microbatches are cut into slices, a slice has its share of the bytes of its microbatch, rounded up. Two rules are
-//! added: (6) the backward of a slice allocates the gradients of the keys and values of the slices before it,
-//! because it attends to them; the gradients of the last slice stay as sums when it ends, and the gradients of each
-//! other slice are added to the sums and freed, together with the sums of its own slice; (7) a forward that is computed
-//! again keeps the keys and values of its slice in addition to its inputs, because later slices attend to them.
+//! If microbatches are cut into slices, a slice has its share of the bytes of its microbatch, rounded up. Two
+//! rules are added: (6) the backward of a slice allocates the gradients of the keys and values of the slices
+//! before it, because it attends to them; the gradients of the last slice stay as sums when it ends, and the
+//! gradients of each other slice are added to the sums and freed, together with the sums of its own slice;
+//! (7) a forward that is computed again keeps the keys and values of its slice in addition to its inputs,
+//! because later slices attend to them.
 //!
 //! [`UNIT`] counts memory in stage activations of one microbatch or slice, as the papers do: one for an activation, one
 //! for a stash and none for gradients.
@@ -37,8 +39,8 @@ pub struct MemoryStep {
     pub held: u64,
 }
 
-/// Returns the memory of `rank` over time, from the first change to the last. `sizes` has one entry for each stage, or
-/// one for all stages; if it is empty, the memory is 0.
+/// Returns the memory of `rank` over time, from the first change to the last. `sizes` has one entry for each
+/// stage, or one for all stages; if it is empty, the memory is 0.
 pub fn memory_curve(timeline: &Timeline, rank: Rank, sizes: &[StageSizes]) -> Vec<MemoryStep> {
     let mut held = Held {
         trains: trains(timeline),
@@ -246,8 +248,8 @@ mod tests {
     #[test]
     fn slices_share_the_bytes_of_their_microbatch() {
         let sizes = StageSizes { activation: 12, keys_values: 4, ..SIZES };
-        // Each slice has 6 bytes of activations. The last slice adds 2 bytes for the gradients of the other one's keys
-        // and values.
+        // Each slice has 6 bytes of activations. The last slice adds 2 bytes for the gradients of the other
+        // one's keys and values.
         let expected = [(0.0, 6), (1.0, 12), (2.0, 112), (2.0, 114), (3.0, 108), (4.0, 102), (4.0, 100)];
         check_slices(2, "0F0,0F1,0B1,0B0\n", sizes, &expected);
         check_slices(1, "0F0,0B0\n", sizes, &[(0.0, 12), (1.0, 112), (2.0, 100)]);
@@ -256,8 +258,8 @@ mod tests {
 
     #[test]
     fn gradients_of_keys_wait_for_their_slice() {
-        // 1 byte of keys and values for each of three slices, from the backward of slice 2 to the slice's own. The
-        // backward of slice 1 has the byte of slice 0 a second time.
+        // 1 byte of keys and values for each of three slices, from the backward of slice 2 to the slice's
+        // own. The backward of slice 1 has the byte of slice 0 a second time.
         let sizes = StageSizes { activation: 0, stash: 0, gradient: 0, keys_values: 3, ..SIZES };
         let rows = "0F0,0F1,0F2,0I2,0F3,0F4,0F5,0I1,0W2,0W1,0B0,0B5,0B4,0B3\n";
         let expected = [(3.0, 2), (7.0, 3), (8.0, 1), (11.0, 0), (11.0, 2), (12.0, 3), (13.0, 1), (14.0, 0)];
@@ -274,8 +276,9 @@ mod tests {
         let sizes = StageSizes { activation: 10, gradient: 0, keys_values: 4, recompute, ..SIZES };
         let curve = memory_curve(run.timeline(), Rank::new(0), &[sizes]);
         let found: Vec<(f64, u64)> = curve.iter().map(|step| (step.time, step.held)).collect();
-        // Slice 0 keeps 1 byte of inputs and 2 of keys and values. Slice 1 is not computed again, because its backward
-        // follows at once; its 5 bytes are an activation, and its backward adds 2 bytes of gradients for slice 0.
+        // Slice 0 keeps 1 byte of inputs and 2 of keys and values. Slice 1 is not computed again, because its
+        // backward follows at once; its 5 bytes are an activation, and its backward adds 2 bytes of gradients
+        // for slice 0.
         assert_eq!(found, [(0.0, 3), (0.5, 8), (1.0, 10), (2.0, 5), (2.0, 9), (3.5, 2), (3.5, 0)]);
     }
 

@@ -1,9 +1,9 @@
 //! Simulates programs: predicts when each rank runs each action, and its memory.
 //!
-//! In [`logical()`], every action takes one tick, which shows the order of events and proves that the program has no
-//! deadlock. In [`timed()`], actions and messages take the times of their costs. Both give a [`crate::Timeline`], the
-//! type of measured runs. [`memory_curve`] computes the memory of a rank from any timeline, and [`lifetimes()`] the
-//! number of buffers for a rank's activations.
+//! In [`logical()`], every action takes one tick, which shows the order of events and proves that the program
+//! has no deadlock. In [`timed()`], actions and messages take the times of their costs. Both give a
+//! [`crate::Timeline`], the type of measured runs. [`memory_curve`] computes the memory of a rank from any
+//! timeline, and [`lifetimes()`] the number of buffers for a rank's activations.
 //!
 //! ```
 //! use pipewright_schedule::simulate::summarize;

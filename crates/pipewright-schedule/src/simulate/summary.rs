@@ -46,8 +46,8 @@ pub fn summarize(program: &Program, costs: &Costs) -> Result<Summary, SimulateEr
 }
 
 impl Summary {
-    /// Returns the figures of a logical run, with a tick as a second. Messages take time of their rank there, so all
-    /// communication is exposed.
+    /// Returns the figures of a logical run, with a tick as a second. Messages take time of their rank there,
+    /// so all communication is exposed.
     pub fn of_logical(run: &LogicalRun<'_>) -> Self {
         let timeline = run.timeline(1.0);
         let ticks = f64::from(run.steps()) * f64::from(timeline.ranks());

@@ -1,27 +1,29 @@
 //! The timed simulation: actions and messages take the times of their costs.
 //!
-//! Rules: (1) a rank computes one action after another, in the order of its row, each as soon as its tensors have
-//! arrived; (2) a send takes no time of the rank: the message waits until its link is free, occupies the link for its
-//! bytes divided by the bandwidth, and arrives after the latency; (3) a receive takes no time either, but the
-//! computation that uses its tensor waits for the arrival; (4) a wait for a send lasts until the arrival; (5) `UNSHARD`
-//! and `REDUCE_GRAD` run one after another on a channel of the rank for collectives, in parallel with the computation;
-//! a stage computes once it is gathered, and `WAIT_REDUCE_GRAD` waits for the reduction; (6) an overlap runs its
-//! forward and then its backward, each with its own tensors, costs and event, and the forward's output leaves when the
-//! forward ends; (7) the messages of skip connections ([`Costs::skips`]) leave when the computation of their tensor
-//! ends, before the sends that follow it; (8) before a backward of a stage that is recomputed
-//! ([`Costs::recompute`]), the rank computes its forward again, unless that forward was the rank's last computation:
-//! while the gradients are on their way, or, if it is recomputed block by block, once they have arrived;
-//! (9) a slice takes its share of the times and bytes of its microbatch
-//! ([`StageCosts::of_slice`](crate::costs::StageCosts::of_slice)). There is one link for each ordered pair of ranks,
-//! and messages are buffered: a send does not wait for its receive.
+//! Rules: (1) a rank computes one action after another, in the order of its row, each as soon as its tensors
+//! have arrived; (2) a send takes no time of the rank: the message waits until its link is free, occupies the
+//! link for its bytes divided by the bandwidth, and arrives after the latency; (3) a receive takes no time
+//! either, but the computation that uses its tensor waits for the arrival; (4) a wait for a send lasts until
+//! the arrival; (5) `UNSHARD` and `REDUCE_GRAD` run one after another on a channel of the rank for
+//! collectives, in parallel with the computation; a stage computes once it is gathered, and
+//! `WAIT_REDUCE_GRAD` waits for the reduction; (6) an overlap runs its forward and then its backward, each
+//! with its own tensors, costs and event, and the forward's output leaves when the forward ends; (7) the
+//! messages of skip connections ([`Costs::skips`]) leave when the computation of their tensor ends, before
+//! the sends that follow it; (8) before a backward of a stage that is recomputed ([`Costs::recompute`]), the
+//! rank computes its forward again, unless that forward was the rank's last computation: while the gradients
+//! are on their way, or, if it is recomputed block by block, once they have arrived; (9) a slice takes its
+//! share of the times and bytes of its microbatch
+//! ([`StageCosts::of_slice`](crate::costs::StageCosts::of_slice)). There is one link for each ordered pair of
+//! ranks, and messages are buffered: a send does not wait for its receive.
 //!
-//! Rule 6 assumes that a rank computes one thing at a time. An overlap then saves time because the messages of each
-//! half travel while the other half computes. With this rule the bubble of DualPipeV at `F = I = W = 1` is `p - 1`, the
-//! published figure. If an output left only after the whole overlap, it would be `2 (p - 1)`, because the critical path
-//! passes the ranks through forwards.
+//! Rule 6 assumes that a rank computes one thing at a time. An overlap then saves time because the messages
+//! of each half travel while the other half computes. With this rule the bubble of DualPipeV at
+//! `F = I = W = 1` is `p - 1`, the published figure. If an output left only after the whole overlap, it would
+//! be `2 (p - 1)`, because the critical path passes the ranks through forwards.
 //!
-//! Each event depends only on earlier ones, so ranks run one at a time, each as far as it can; a message wakes the rank
-//! that waits for it. Time: linear in the program, and for each computation linear in the number of skip connections.
+//! Each event depends only on earlier ones, so ranks run one at a time, each as far as it can; a message
+//! wakes the rank that waits for it. Time: linear in the program, and for each computation linear in the
+//! number of skip connections.
 
 use std::collections::BTreeMap;
 
@@ -44,16 +46,17 @@ pub struct TimedRun {
 }
 
 impl TimedRun {
-    /// Returns all events. An overlap has two events, one for each half. A backward that computes its forward again has
-    /// the event of the forward before its own. The event of a send lasts while the message
+    /// Returns all events. An overlap has two events, one for each half. A backward that computes its forward
+    /// again has the event of the forward before its own. The event of a send lasts while the message
     /// occupies its link, a receive's until the arrival, and a collective's until it is complete. They may
-    /// overlap with computation of the rank. [`Timeline::skips`] has the messages of skip connections between ranks.
+    /// overlap with computation of the rank. [`Timeline::skips`] has the messages of skip connections between
+    /// ranks.
     pub fn timeline(&self) -> &Timeline {
         &self.timeline
     }
 
-    /// Returns the seconds in which each rank does not compute because a message to it or a collective is in flight.
-    /// Waiting for a tensor that has not been computed yet does not count.
+    /// Returns the seconds in which each rank does not compute because a message to it or a collective is in
+    /// flight. Waiting for a tensor that has not been computed yet does not count.
     pub fn exposed(&self) -> &[f64] {
         &self.exposed
     }
@@ -241,8 +244,8 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// When the last tensor that `part` needs from other stages arrives; `None` if it needs none. An error names a
-    /// tensor whose arrival is not known yet.
+    /// When the last tensor that `part` needs from other stages arrives; `None` if it needs none. An error
+    /// names a tensor whose arrival is not known yet.
     fn arrival_for(&self, part: Action) -> Result<Option<Arrival>, BoundaryTensor> {
         let from_neighbour = BoundaryTensor::needed_by(self.program.placement(), part);
         let from_skips = BoundaryTensor::skips_needed_by(&self.costs.skips, part);
@@ -262,8 +265,8 @@ impl<'a> Run<'a> {
         Some(Arrival { issued: 0.0, at })
     }
 
-    /// Gives the output of `part` to the neighbouring stage if that is on the same rank, and sends it over the skip
-    /// connections. Other outputs leave with the program's sends.
+    /// Gives the output of `part` to the neighbouring stage if that is on the same rank, and sends it over
+    /// the skip connections. Other outputs leave with the program's sends.
     fn deliver(&mut self, rank: Rank, part: Action, end: f64) {
         let costs = self.costs;
         let on_rank = Arrival { issued: end, at: end };
@@ -284,8 +287,8 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Adds the events of a skip connection's message from `part`. It occupied its link from the first to the second
-    /// time of `sent`.
+    /// Adds the events of a skip connection's message from `part`. It occupied its link from the first to the
+    /// second time of `sent`.
     fn note_skip(
         &mut self,
         (rank, receiver): (Rank, Rank),
@@ -312,8 +315,8 @@ impl<'a> Run<'a> {
         self.transmit(transfer.sender, transfer.receiver, tensor, bytes, now)
     }
 
-    /// Puts a message on the link from one rank to another as soon as the link is free, and returns when it begins and
-    /// ceases to occupy the link.
+    /// Puts a message on the link from one rank to another as soon as the link is free, and returns when it
+    /// begins and ceases to occupy the link.
     fn transmit(&mut self, from: Rank, to: Rank, tensor: BoundaryTensor, bytes: u64, now: f64) -> (f64, f64) {
         let (occupied, latency) = self.costs.transfer(from, to, self.program.slices().share(bytes));
         let link = self.links.entry((from, to)).or_insert(0.0);
@@ -378,8 +381,8 @@ impl<'a> Run<'a> {
         Ok(TimedRun { timeline, exposed })
     }
 
-    /// Sets the start and the end of a receive. Its message may be sent later than the receive is simulated, so the
-    /// times are known only at the end.
+    /// Sets the start and the end of a receive. Its message may be sent later than the receive is simulated,
+    /// so the times are known only at the end.
     fn set_times_of_receive(&self, event: &mut Event) {
         let is_receive = matches!(event.action, Action::RecvForward { .. } | Action::RecvBackward { .. });
         if let Some(arrival) = is_receive.then(|| self.message_arrival(event.action)).flatten() {

@@ -11,8 +11,8 @@ use crate::validate::{coverage, deadlock, matching, order, peer_order, sharding}
 pub(crate) fn check(program: &Program, level: Level) -> Report {
     let mut report = Report::new();
     let context = check_actions(program, level, &mut report);
-    // Each message has its two ends, and both block. Then a run without deadlock also shows that each pair of ranks
-    // agrees on the order of messages.
+    // Each message has its two ends, and both block. Then a run without deadlock also shows that each pair of
+    // ranks agrees on the order of messages.
     let rendezvous = level != Level::Compute && report.total() == 0 && !context.waits_for_sends();
     let run = deadlock::Run::execute(&context, rendezvous);
     if level != Level::Compute && (!rendezvous || run.is_stuck()) {
@@ -38,7 +38,8 @@ fn check_actions<'a>(program: &'a Program, level: Level, report: &mut Report) ->
     let forward_only = !has_backward(program);
     let context = Context { program, level, present, neighbours, forward_only };
     coverage::check_all(&context, report);
-    // Most programs are sound, and then the walk above has already checked the order, except the order of slices.
+    // Most programs are sound, and then the walk above has already checked the order, except the order of
+    // slices.
     if !in_order || report.total() > 0 || !program.slices().is_one() {
         order::check(&context, report);
     }

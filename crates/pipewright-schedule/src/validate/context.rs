@@ -1,4 +1,5 @@
-//! The data that the families of rules share: the program, the set of its actions, and the neighbours of its stages.
+//! The data that the families of rules share: the program, the set of its actions, and the neighbours of its
+//! stages.
 
 use crate::action::{Action, ActionKind};
 use crate::action_set::{ActionSet, bit};
@@ -33,8 +34,8 @@ pub(super) fn has_backward(program: &Program) -> bool {
     program.rows().iter().flatten().any(backward)
 }
 
-/// Returns the position of `action`, alone or as a part of an overlap, in the row of `rank`; the length of the row if
-/// it is missing. It scans the row, so it serves only to describe violations.
+/// Returns the position of `action`, alone or as a part of an overlap, in the row of `rank`; the length of
+/// the row if it is missing. It scans the row, so it serves only to describe violations.
 pub(super) fn position_of(program: &Program, rank: Rank, action: Action) -> usize {
     let row = program.row(rank);
     row.iter().position(|cell| cell.parts().any(|part| part == action)).unwrap_or(row.len())

@@ -1,9 +1,10 @@
 //! The rules of coverage: every stage runs every microbatch exactly once, on the rank that owns it.
 //!
-//! Rules: (1) stages and microbatches are in range; (2) an action is on the rank that owns its stage; (3) no action
-//! occurs twice, except `UNSHARD` and `RESHARD`; (4) every stage has a forward for every microbatch; (5) unless the
-//! program is forward-only, every stage has for every microbatch either a full backward or both halves of a split one;
-//! (6) there is no communication at the level `compute`. [`super::matching`] checks sends and receives.
+//! Rules: (1) stages and microbatches are in range; (2) an action is on the rank that owns its stage; (3) no
+//! action occurs twice, except `UNSHARD` and `RESHARD`; (4) every stage has a forward for every microbatch;
+//! (5) unless the program is forward-only, every stage has for every microbatch either a full backward or
+//! both halves of a split one; (6) there is no communication at the level `compute`. [`super::matching`]
+//! checks sends and receives.
 
 use crate::action::{Action, ActionKind};
 use crate::action_set::{ActionSet, bit};
@@ -15,8 +16,9 @@ use crate::validate::context::{Context, position_of};
 use crate::validate::order;
 use crate::validate::violation::{Report, ViolationKind};
 
-/// Checks each action by itself (rules 1, 2, 3 and 6). Returns the set of actions, and whether each follows the actions
-/// that it needs on its rank ([`super::order`]); the latter is meaningful only if there is no violation.
+/// Checks each action by itself (rules 1, 2, 3 and 6). Returns the set of actions, and whether each follows
+/// the actions that it needs on its rank ([`super::order`]); the latter is meaningful only if there is no
+/// violation.
 pub(super) fn check_each(
     program: &Program,
     level: Level,

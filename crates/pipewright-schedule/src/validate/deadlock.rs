@@ -2,16 +2,16 @@
 //!
 //! The rows run together without tensors. A rank waits at its next action until that can complete:
 //!
-//! - At the level `compute`, an action completes once the action on another rank that makes its input or its gradient
-//!   has completed.
-//! - At other levels, a send and its receive complete together, when both ranks have reached them. A send with a wait
-//!   (`WAIT_SEND_F`, `WAIT_SEND_B`) completes at once. Its receive completes after the send, and the wait after the
-//!   receive.
+//! - At the level `compute`, an action completes once the action on another rank that makes its input or its
+//!   gradient has completed.
+//! - At other levels, a send and its receive complete together, when both ranks have reached them. A send
+//!   with a wait (`WAIT_SEND_F`, `WAIT_SEND_B`) completes at once. Its receive completes after the send, and
+//!   the wait after the receive.
 //!
-//! Every blocked rank waits for one other rank, so if no rank can advance, some ranks wait in a cycle. Messages without
-//! a counterpart do not block here; [`super::matching`] reports them. Every action completes at most once and is
-//! visited a bounded number of times, so the run takes linear time. Its result does not depend on the order in which
-//! ranks run, because completing an action never blocks another.
+//! Every blocked rank waits for one other rank, so if no rank can advance, some ranks wait in a cycle.
+//! Messages without a counterpart do not block here; [`super::matching`] reports them. Every action completes
+//! at most once and is visited a bounded number of times, so the run takes linear time. Its result does not
+//! depend on the order in which ranks run, because completing an action never blocks another.
 
 use crate::action::Action;
 use crate::action_set::ActionSet;
@@ -37,8 +37,9 @@ pub(super) struct Run<'a> {
 }
 
 impl<'a> Run<'a> {
-    /// Runs all ranks until each is blocked or at its end. `rendezvous` means that every message has exactly its two
-    /// ends and that no send has a wait. Then both ends complete together, and completed actions need not be recorded.
+    /// Runs all ranks until each is blocked or at its end. `rendezvous` means that every message has exactly
+    /// its two ends and that no send has a wait. Then both ends complete together, and completed actions need
+    /// not be recorded.
     pub(super) fn execute(context: &'a Context<'a>, rendezvous: bool) -> Self {
         let ranks = context.program.ranks() as usize;
         let mut run = Self {
@@ -78,8 +79,8 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Does the same as [`Run::advance`] in rendezvous mode, in which a message completes when both its ends are
-    /// reached.
+    /// Does the same as [`Run::advance`] in rendezvous mode, in which a message completes when both its ends
+    /// are reached.
     fn advance_rendezvous(&mut self, rank: Rank) {
         while let Some(action) = self.rows.current(rank) {
             if let Some((peer, counterpart)) =
@@ -142,8 +143,8 @@ impl<'a> Run<'a> {
         })
     }
 
-    /// Returns the rank that must reach the other end of the message of `action`, if any. If both ends are reached, it
-    /// also moves the peer past its end.
+    /// Returns the rank that must reach the other end of the message of `action`, if any. If both ends are
+    /// reached, it also moves the peer past its end.
     fn blocker_of_message(&mut self, rank: Rank, action: Action) -> Option<Rank> {
         let peer = self.context.neighbours.peer(action)?;
         let counterpart = Transfer::other_end(action)?;
@@ -187,8 +188,8 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Reports every cycle of ranks that wait for each other. It follows each blocked rank to the rank that it waits
-    /// for, until a rank repeats.
+    /// Reports every cycle of ranks that wait for each other. It follows each blocked rank to the rank that
+    /// it waits for, until a rank repeats.
     pub(super) fn report_cycles(&self, report: &mut Report) {
         // The walk that first reached each rank; a walk that reaches one of its own ranks has found a cycle.
         let mut walks: Vec<Option<Rank>> = vec![None; self.waits_for.len()];

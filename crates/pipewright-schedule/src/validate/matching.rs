@@ -1,8 +1,8 @@
 //! The rules of messages: every receive has its send, and every send its receive.
 //!
-//! Rules: (1) a result that a neighbouring stage on another rank needs is sent and received; (2) there is no send
-//! without its receive, and no receive without its send; (3) there is no communication at the ends of the model or
-//! between stages of one rank. [`super::peer_order`] checks the order of messages.
+//! Rules: (1) a result that a neighbouring stage on another rank needs is sent and received; (2) there is no
+//! send without its receive, and no receive without its send; (3) there is no communication at the ends of
+//! the model or between stages of one rank. [`super::peer_order`] checks the order of messages.
 
 use crate::action::{Action, ActionKind};
 use crate::action_set::bit;

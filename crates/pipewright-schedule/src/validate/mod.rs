@@ -1,13 +1,13 @@
 //! Proves that a program is sound, or lists its violations.
 //!
-//! Each family of rules has its own file: `coverage` (the required actions are present exactly once, on the right
-//! rank), `order` (on each rank, actions follow the actions that they need), `matching` (every receive has its send),
-//! `peer_order` (each pair of ranks agrees on the order of messages), `deadlock` (all ranks reach their end, even with
-//! unbuffered sends) and `sharding` (gathered parameters, reduced gradients). `check` reports them in this
-//! order.
+//! Each family of rules has its own file: `coverage` (the required actions are present exactly once, on the
+//! right rank), `order` (on each rank, actions follow the actions that they need), `matching` (every receive
+//! has its send), `peer_order` (each pair of ranks agrees on the order of messages), `deadlock` (all ranks
+//! reach their end, even with unbuffered sends) and `sharding` (gathered parameters, reduced gradients).
+//! `check` reports them in this order.
 //!
-//! The level decides which actions are required. Sharding and reduction are allowed at any level, and are checked if
-//! they are present.
+//! The level decides which actions are required. Sharding and reduction are allowed at any level, and are
+//! checked if they are present.
 //!
 //! ```
 //! use pipewright_schedule::{Level, csv, validate};

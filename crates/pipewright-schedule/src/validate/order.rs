@@ -1,14 +1,14 @@
 //! The rules of order on one rank.
 //!
-//! Rules: (1) a forward follows the action that brings its input: the receive, or the forward of the previous stage on
-//! the same rank; (2) a backward follows its stage's forward and the action that brings its gradient; (3) `W` follows
-//! `I`; (4) a send follows the computation of its tensor; (5) a wait follows the action that it waits for; (6) the
-//! forward of a slice follows the forward of the slice before it in its microbatch, and its backward follows the backward
-//! of the slice after it ([`crate::slices`]). The halves of an overlap start together, so neither can provide a
-//! tensor for the other.
+//! Rules: (1) a forward follows the action that brings its input: the receive, or the forward of the previous
+//! stage on the same rank; (2) a backward follows its stage's forward and the action that brings its
+//! gradient; (3) `W` follows `I`; (4) a send follows the computation of its tensor; (5) a wait follows the
+//! action that it waits for; (6) the forward of a slice follows the forward of the slice before it in its
+//! microbatch, and its backward follows the backward of the slice after it ([`crate::slices`]). The halves of
+//! an overlap start together, so neither can provide a tensor for the other.
 //!
-//! If the needed action is nowhere in the program, other families report it as missing. For a send or a wait, this
-//! family reports it.
+//! If the needed action is nowhere in the program, other families report it as missing. For a send or a wait,
+//! this family reports it.
 
 use crate::action::{Action, ActionKind};
 use crate::action_set::{ActionSet, bit};
@@ -40,9 +40,10 @@ pub(super) fn check(context: &Context<'_>, report: &mut Report) {
     }
 }
 
-/// Returns whether `before`, the set of earlier actions, contains the actions that `action` needs on its rank, except
-/// the ones on other slices. `action` is not an overlap. The result is reliable if no action is on a wrong rank or occurs
-/// twice, which the coverage rules check. It may then be false for a correct program, but is never true for a wrong one.
+/// Returns whether `before`, the set of earlier actions, contains the actions that `action` needs on its
+/// rank, except the ones on other slices. `action` is not an overlap. The result is reliable if no action is
+/// on a wrong rank or occurs twice, which the coverage rules check. It may then be false for a correct
+/// program, but is never true for a wrong one.
 #[inline]
 pub(super) fn dependencies_precede(
     action: Action,
@@ -76,7 +77,8 @@ pub(super) fn dependencies_precede(
     }
 }
 
-/// Reports that the neighbouring slice does not come before `action`. If it is nowhere, it is reported as missing.
+/// Reports that the neighbouring slice does not come before `action`. If it is nowhere, it is reported as
+/// missing.
 fn check_slice(
     context: &Context<'_>,
     report: &mut Report,
@@ -108,8 +110,8 @@ fn check_missing(
 }
 
 impl Context<'_> {
-    /// Returns the action on a neighbouring slice of the same microbatch that must come before `action`, which is not an
-    /// overlap.
+    /// Returns the action on a neighbouring slice of the same microbatch that must come before `action`,
+    /// which is not an overlap.
     fn neighbouring_slice(&self, action: Action) -> Option<Action> {
         let slices = self.program.slices();
         match action {
@@ -123,7 +125,8 @@ impl Context<'_> {
         }
     }
 
-    /// Returns the actions, at most two, that must come before `action` on its rank. `action` is not an overlap.
+    /// Returns the actions, at most two, that must come before `action` on its rank. `action` is not an
+    /// overlap.
     #[inline]
     fn needs(&self, action: Action) -> [Option<Action>; 2] {
         match action {
@@ -154,8 +157,8 @@ impl Context<'_> {
         }
     }
 
-    /// Returns the action that brings the input of a forward to its rank; `None` if the input is the batch, or at a
-    /// level without receives.
+    /// Returns the action that brings the input of a forward to its rank; `None` if the input is the batch,
+    /// or at a level without receives.
     fn input(&self, stage: StageIndex, microbatch: Microbatch) -> Option<Action> {
         match self.neighbours.before(stage) {
             Neighbour::None => None,
@@ -166,8 +169,8 @@ impl Context<'_> {
         }
     }
 
-    /// Returns the action that brings the output gradient of a backward to its rank; `None` if the loss provides it, or
-    /// at a level without receives.
+    /// Returns the action that brings the output gradient of a backward to its rank; `None` if the loss
+    /// provides it, or at a level without receives.
     fn gradient(&self, stage: StageIndex, microbatch: Microbatch) -> Option<Action> {
         match self.neighbours.after(stage) {
             Neighbour::None => None,

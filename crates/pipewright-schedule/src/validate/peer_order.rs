@@ -1,5 +1,5 @@
-//! The rule of message order: for each ordered pair of ranks, the receives are in the order of the sends, because a
-//! transport without tags delivers in order.
+//! The rule of message order: for each ordered pair of ranks, the receives are in the order of the sends,
+//! because a transport without tags delivers in order.
 
 use std::collections::BTreeMap;
 
@@ -10,8 +10,8 @@ use crate::transfer::Transfer;
 use crate::validate::context::Context;
 use crate::validate::violation::{Report, ViolationKind};
 
-/// Checks the messages that have both ends. Only the first violation of a pair of ranks is reported, because it causes
-/// the later ones.
+/// Checks the messages that have both ends. Only the first violation of a pair of ranks is reported, because
+/// it causes the later ones.
 pub(super) fn check(context: &Context<'_>, report: &mut Report) {
     let numbers = SendNumbers::new(context);
     let mut received = vec![0; numbers.channels.len()];
@@ -110,7 +110,8 @@ impl SendNumbers {
         self.numbers[slot][direction]
     }
 
-    /// Returns the index of a message's number. Its send is in the program, so its stage and microbatch are in range.
+    /// Returns the index of a message's number. Its send is in the program, so its stage and microbatch are
+    /// in range.
     fn slot(&self, transfer: &Transfer) -> (usize, usize) {
         let direction = usize::from(matches!(transfer.send, Action::SendBackward { .. }));
         let microbatch = transfer.send.microbatch().map_or(0, Microbatch::index);

@@ -1,9 +1,10 @@
 //! The rules of gathered parameters and reduced gradients.
 //!
-//! Rules for each stage that gathers its parameters somewhere (at the level `full`, for every stage): (1) it computes
-//! only while they are gathered; (2) `UNSHARD` and `RESHARD` alternate, beginning with `UNSHARD`. For each stage that
-//! reduces its gradients (at the level `full`, unless the program is forward-only, for every stage): (3) the reduction
-//! follows its last weight gradient; (4) at the level `full`, the reduction and its wait are present.
+//! Rules for each stage that gathers its parameters somewhere (at the level `full`, for every stage): (1) it
+//! computes only while they are gathered; (2) `UNSHARD` and `RESHARD` alternate, beginning with `UNSHARD`.
+//! For each stage that reduces its gradients (at the level `full`, unless the program is forward-only, for
+//! every stage): (3) the reduction follows its last weight gradient; (4) at the level `full`, the reduction
+//! and its wait are present.
 
 use crate::action::{Action, ActionKind};
 use crate::ids::Rank;

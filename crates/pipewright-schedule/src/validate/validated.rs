@@ -44,7 +44,8 @@ impl ValidatedProgram {
         self.program.placement()
     }
 
-    /// Returns the number of microbatches in a step; of all their slices, if they are cut ([`crate::slices`]).
+    /// Returns the number of microbatches in a step; of all their slices, if they are cut
+    /// ([`crate::slices`]).
     pub fn microbatches(&self) -> u32 {
         self.program.microbatches()
     }

@@ -16,8 +16,8 @@ use crate::slices::Slices;
 pub struct Violation {
     /// The rank whose row has the violation.
     pub rank: Rank,
-    /// The position of the action in the row, counted from 0. The position of a missing action is the length of the
-    /// row.
+    /// The position of the action in the row, counted from 0. The position of a missing action is the length
+    /// of the row.
     pub position: usize,
     /// The violation.
     pub kind: ViolationKind,
@@ -233,8 +233,8 @@ pub(crate) fn list_blocked(blocked: &[BlockedRank]) -> String {
     named.join(", ") + more
 }
 
-/// Prints blocked ranks one after another. A thousand ranks may wait in one cycle, so the message names only the first
-/// few.
+/// Prints blocked ranks one after another. A thousand ranks may wait in one cycle, so the message names only
+/// the first few.
 struct Chain<'a>(&'a [BlockedRank]);
 
 impl fmt::Display for Chain<'_> {
@@ -293,8 +293,8 @@ impl std::error::Error for Violations {}
 
 crate::error_text::message_as_debug!(Violations);
 
-/// Collects violations while the rules run. Bad input may break a rule a million times, so only the first violations
-/// are kept and the others are counted.
+/// Collects violations while the rules run. Bad input may break a rule a million times, so only the first
+/// violations are kept and the others are counted.
 pub(crate) struct Report {
     listed: Vec<Violation>,
     omitted: u64,

@@ -1,5 +1,5 @@
-//! A second judge, which shares no code with the crate's: it marks every operation of a program as done that can be, by
-//! the definition of the communicators, until nothing changes.
+//! A second judge, which shares no code with the crate's: it marks every operation of a program as done that
+//! can be, by the definition of the communicators, until nothing changes.
 
 use pipewright_schedule::communicator::{Communicator, Groups, Sends, Streams};
 use pipewright_schedule::{Action, Microbatch, Program, StageIndex};
@@ -144,7 +144,8 @@ fn can_pass(
     })
 }
 
-/// Returns whether an operation has been given, and every operation before it in its stream is done or in its group.
+/// Returns whether an operation has been given, and every operation before it in its stream is done or in its
+/// group.
 fn runs(
     rows: &[Vec<Operation>],
     passed: &[usize],
@@ -167,7 +168,8 @@ fn runs(
     operation.position < passed[rank] && !rows[rank].iter().any(waits_for)
 }
 
-/// Returns the index of the operation that meets `operation` of `rank`: the one with the same number, by direction.
+/// Returns the index of the operation that meets `operation` of `rank`: the one with the same number, by
+/// direction.
 fn counterpart(rows: &[Vec<Operation>], rank: usize, operation: &Operation) -> Option<usize> {
     let number = rows[rank]
         .iter()

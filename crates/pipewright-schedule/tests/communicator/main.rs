@@ -1,5 +1,5 @@
-//! Verdicts on programs for communicators without tags and without buffers, compared with a second judge that shares no
-//! code with the crate's.
+//! Verdicts on programs for communicators without tags and without buffers, compared with a second judge that
+//! shares no code with the crate's.
 
 mod checker;
 
@@ -14,7 +14,8 @@ fn on(streams: Streams) -> Communicator {
     Communicator { streams, ..Communicator::default() }
 }
 
-/// Every communicator, with the sends of each kind; messages after stage 0 are small enough for an eager send.
+/// Every communicator, with the sends of each kind; messages after stage 0 are small enough for an eager
+/// send.
 fn communicators() -> Vec<Communicator> {
     let limited = || Sends::EagerUpTo { limit: 8, messages: vec![9, 8] };
     let sends = || [Sends::Rendezvous, Sends::Eager, limited()];

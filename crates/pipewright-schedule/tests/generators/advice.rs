@@ -105,8 +105,8 @@ proptest! {
     }
 }
 
-/// All small sizes, so that no combination is left to chance: whatever is refused has advice, and the schedules of accepted
-/// sizes can be made.
+/// All small sizes, so that no combination is left to chance: whatever is refused has advice, and the
+/// schedules of accepted sizes can be made.
 #[test]
 fn small_sizes_have_advice() -> Result<(), TestCaseError> {
     let mut refused = 0;

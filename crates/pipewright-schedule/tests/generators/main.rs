@@ -1,5 +1,5 @@
-//! Checks the generators against their papers and their documentation: bubbles, memory, limits, and comparisons with
-//! other schedules.
+//! Checks the generators against their papers and their documentation: bubbles, memory, limits, and
+//! comparisons with other schedules.
 
 mod advice;
 mod timing;

@@ -1,5 +1,5 @@
-//! An independent simulation: the duration and the peak memory of a schedule at given costs. It knows what an action
-//! needs, and nothing about any generator.
+//! An independent simulation: the duration and the peak memory of a schedule at given costs. It knows what an
+//! action needs, and nothing about any generator.
 
 use std::collections::HashMap;
 
@@ -14,7 +14,8 @@ pub(crate) struct Timing {
     pub(crate) makespan: u64,
     /// The longest time for which any rank computes.
     pub(crate) work: u64,
-    /// The peak number of activations of each rank. An activation is held from its forward to its weight gradient.
+    /// The peak number of activations of each rank. An activation is held from its forward to its weight
+    /// gradient.
     pub(crate) peaks: Vec<u32>,
 }
 

@@ -45,8 +45,8 @@ pub(crate) fn random(seed: u64) -> Instance {
     Instance { what, profile, ranks, microbatches }
 }
 
-/// Returns a heterogeneous model: every fourth layer an expert layer ten times as heavy, a head as heavy as four
-/// layers, or half of the layers lighter Mamba layers.
+/// Returns a heterogeneous model: every fourth layer an expert layer ten times as heavy, a head as heavy as
+/// four layers, or half of the layers lighter Mamba layers.
 pub(crate) fn heterogeneous(seed: u64) -> Instance {
     let mut numbers = Numbers(seed ^ 0xabcd);
     let ranks = [4, 8, 16][numbers.between(0, 2) as usize];
@@ -81,8 +81,8 @@ pub(crate) fn deep() -> Instance {
     Instance { what: "deep", profile, ranks: 64, microbatches: 256 }
 }
 
-/// Returns a cluster: a model of 405 billion parameters in 126 layers on 16,384 ranks in nodes of 8. A row has 8,192
-/// tokens of 16,384 channels, and a rank computes 400 TFLOP/s.
+/// Returns a cluster: a model of 405 billion parameters in 126 layers on 16,384 ranks in nodes of 8. A row
+/// has 8,192 tokens of 16,384 channels, and a rank computes 400 TFLOP/s.
 pub(crate) fn cluster() -> Instance {
     let layer = LayerProfile {
         forward_s: 0.13,

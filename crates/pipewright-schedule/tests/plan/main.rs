@@ -58,7 +58,8 @@ fn every_cut(layers: usize, stages: usize) -> Vec<Vec<usize>> {
     cuts.map(|bits| (1..layers).filter(|layer| bits >> (layer - 1) & 1 == 1).collect()).collect()
 }
 
-/// Returns every named schedule of a size with every setting that the planner tries, as a function of the costs.
+/// Returns every named schedule of a size with every setting that the planner tries, as a function of the
+/// costs.
 fn every_spec(instance: &Instance) -> Vec<(&'static str, bool, ScheduleSpec)> {
     let mut specs = Vec::new();
     let (ranks, microbatches) = (instance.ranks, instance.microbatches);
@@ -90,9 +91,9 @@ fn every_spec(instance: &Instance) -> Vec<(&'static str, bool, ScheduleSpec)> {
     specs
 }
 
-/// Returns the time of the best named schedule over all cuts and all choices of recomputation. `size` has the number of
-/// replicas, each of which has the ranks and microbatches of `instance`, the rows of a microbatch and the parts of
-/// the head.
+/// Returns the time of the best named schedule over all cuts and all choices of recomputation. `size` has the
+/// number of replicas, each of which has the ranks and microbatches of `instance`, the rows of a microbatch
+/// and the parts of the head.
 fn by_trying(instance: &Instance, memory: Option<u64>, size: &PlanChoice) -> f64 {
     let layers = instance.profile.layers.len() - 1 + size.head_parts.unwrap_or(1) as usize;
     let mut best = f64::INFINITY;
@@ -127,8 +128,8 @@ fn by_trying(instance: &Instance, memory: Option<u64>, size: &PlanChoice) -> f64
     best
 }
 
-/// Returns the time of the best named schedule over all numbers of replicas and sizes of microbatches too, and its
-/// number of replicas.
+/// Returns the time of the best named schedule over all numbers of replicas and sizes of microbatches too,
+/// and its number of replicas.
 fn by_trying_all_sizes(instance: &Instance, memory: Option<u64>) -> (f64, u32) {
     let Instance { profile, ranks, microbatches, .. } = instance;
     let mut best = (f64::INFINITY, 1);

@@ -1,8 +1,8 @@
 //! The independent checker: runs a program symbolically, with a set of named tensors on each rank.
 //!
-//! It knows what an action consumes and makes, and nothing about the validator's rules. A duplicate fails because its
-//! input has been consumed, a missing receive because its tensor does not arrive, and a crossed order because two ranks
-//! wait for each other.
+//! It knows what an action consumes and makes, and nothing about the validator's rules. A duplicate fails
+//! because its input has been consumed, a missing receive because its tensor does not arrive, and a crossed
+//! order because two ranks wait for each other.
 
 use std::collections::HashSet;
 
@@ -123,7 +123,8 @@ impl World<'_> {
         Ok(true)
     }
 
-    /// Runs an action that is not a message. At the level `compute`, an action waits for tensors from other ranks.
+    /// Runs an action that is not a message. At the level `compute`, an action waits for tensors from other
+    /// ranks.
     fn act(&mut self, rank: usize, action: Action) -> Result<bool, String> {
         let parts: Vec<Action> = action.parts().collect();
         let mut consumed = Vec::new();
@@ -176,8 +177,8 @@ impl World<'_> {
         self.level == Level::Compute && source.is_some_and(|owner| owner != rank)
     }
 
-    /// Returns the items of other slices that an action on a slice uses: the keys and values of every earlier slice, and
-    /// the gradients that the later slices have added up.
+    /// Returns the items of other slices that an action on a slice uses: the keys and values of every earlier
+    /// slice, and the gradients that the later slices have added up.
     fn needs_of_slices(&self, part: Action) -> Vec<Thing> {
         let ((s, m), k) = (numbers(part), self.slices);
         let (first, last) = (m / k * k, m / k * k + k - 1);
@@ -191,8 +192,8 @@ impl World<'_> {
         }
     }
 
-    /// Adds and drops the items of slices: a forward makes keys and values. A backward drops the keys and values of
-    /// its slice, and completes the gradients of the slice before it.
+    /// Adds and drops the items of slices: a forward makes keys and values. A backward drops the keys and
+    /// values of its slice, and completes the gradients of the slice before it.
     fn make_of_slices(&mut self, rank: usize, part: Action) {
         let ((s, m), k) = (numbers(part), self.slices);
         if k == 1 {
@@ -255,7 +256,8 @@ impl World<'_> {
         Ok(())
     }
 
-    /// Moves an output to its next stage if that needs no message: on the same rank, or at the level `compute`.
+    /// Moves an output to its next stage if that needs no message: on the same rank, or at the level
+    /// `compute`.
     fn hand_over(&mut self, rank: usize, part: Action) {
         let (s, m) = numbers(part);
         let (made, arriving, to) = match part {

@@ -1,5 +1,6 @@
-//! Checks that sound programs are accepted and unsound ones refused. Two judges that share no code must agree: the
-//! crate's validator, which applies rules, and the checker here, which runs the program symbolically.
+//! Checks that sound programs are accepted and unsound ones refused. Two judges that share no code must
+//! agree: the crate's validator, which applies rules, and the checker here, which runs the program
+//! symbolically.
 
 mod checker;
 mod mutations;
@@ -25,8 +26,8 @@ fn lowered(schedule: &Schedule, level: Level) -> Program {
         .unwrap_or_else(|error| panic!("{error}\n{}", print_schedule(schedule)))
 }
 
-/// Checks that both judges accept the program of `schedule` at every level, with and without early messages, and that
-/// the logical simulation ends.
+/// Checks that both judges accept the program of `schedule` at every level, with and without early messages,
+/// and that the logical simulation ends.
 fn check_sound(schedule: &Schedule) -> Result<(), TestCaseError> {
     for (level, send_early) in LEVELS.into_iter().flat_map(|level| [(level, false), (level, true)]) {
         let program = lower(schedule, &LowerConfig { send_early, ..LowerConfig::from(level) });

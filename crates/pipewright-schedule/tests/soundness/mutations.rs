@@ -149,7 +149,8 @@ fn later_slice(row: &[Action], at: usize, slices: Slices) -> Option<usize> {
     is_ordered.then(|| row[at + 1..].iter().position(same).map(|distance| at + 1 + distance)).flatten()
 }
 
-/// Returns `action` with a higher stage and microbatch; for an overlap, the stage and microbatch of the forward.
+/// Returns `action` with a higher stage and microbatch; for an overlap, the stage and microbatch of the
+/// forward.
 fn renumbered(action: Action, stages: u32, microbatches: u32) -> Option<Action> {
     let text = action.to_string();
     if let Action::Overlap(overlap) = action {

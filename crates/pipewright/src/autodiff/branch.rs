@@ -1,8 +1,9 @@
 //! Fixes the order in which the gradients of a tensor with several uses are added.
 //!
-//! Burn adds the gradients of a tensor in the order in which its tape runs, which depends on everything that was
-//! computed before. The sum of three floats depends on that order. A branch is a node of its own on the tape that
-//! shares the tensor's storage. With two branches for each use but the last one, every sum has two terms:
+//! Burn adds the gradients of a tensor in the order in which its tape runs, which depends on everything that
+//! was computed before. The sum of three floats depends on that order. A branch is a node of its own on the
+//! tape that shares the tensor's storage. With two branches for each use but the last one, every sum has two
+//! terms:
 //!
 //! ```text
 //! x ─┬─ use 1

@@ -1,9 +1,10 @@
 //! Catches the gradient of a tensor on the tape, for tensors that are not leaves.
 //!
-//! Burn finds the gradient of a parameter by the parameter's node on the tape, which the parameter holds together with
-//! its storage. A stage with sharded parameters frees that storage between a forward and its backward; when the
-//! backward runs, the parameter has other storage and another node. So the stage's module does not compute with a leaf
-//! but with the result of [`catch`]: an operation without arithmetic whose backward stores the gradient in [`Caught`].
+//! Burn finds the gradient of a parameter by the parameter's node on the tape, which the parameter holds
+//! together with its storage. A stage with sharded parameters frees that storage between a forward and its
+//! backward; when the backward runs, the parameter has other storage and another node. So the stage's module
+//! does not compute with a leaf but with the result of [`catch`]: an operation without arithmetic whose
+//! backward stores the gradient in [`Caught`].
 //!
 //! ```text
 //! forward:   anchor (a scalar leaf), storage --catch--> parameter as the module sees it
@@ -39,8 +40,8 @@ impl Caught {
     }
 }
 
-/// Returns `value` as a tensor on the tape of `anchor`, a leaf that requires a gradient. A backward pass stores the
-/// gradient of the result in `caught`.
+/// Returns `value` as a tensor on the tape of `anchor`, a leaf that requires a gradient. A backward pass
+/// stores the gradient of the result in `caught`.
 pub(crate) fn catch<const D: usize>(anchor: &Tensor<1>, value: Tensor<D>, caught: Caught) -> Tensor<D> {
     let value = on_tape_of(value.inner(), anchor);
     let (anchor, value) = (anchor.clone().into_dispatch(), value.into_dispatch());

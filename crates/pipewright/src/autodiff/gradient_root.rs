@@ -1,12 +1,13 @@
 //! The root of the backward pass of a stage that is not the last: it starts from a received gradient.
 //!
-//! Burn starts a backward pass from a scalar. A stage in the middle of a pipeline has no scalar: it has an output whose
-//! gradient arrives later, from another rank. The usual solution, `sum(output * gradient)`, costs a pass over the
-//! output and one over the gradient, and keeps the output in memory until the gradient arrives.
+//! Burn starts a backward pass from a scalar. A stage in the middle of a pipeline has no scalar: it has an
+//! output whose gradient arrives later, from another rank. The usual solution, `sum(output * gradient)`,
+//! costs a pass over the output and one over the gradient, and keeps the output in memory until the gradient
+//! arrives.
 //!
 //! [`gradient_root`] records an operation whose forward is a constant scalar and whose backward ignores the gradient of
-//! that scalar and returns the gradient from its [`GradientSlot`]. It adds no arithmetic and holds no storage of the
-//! output: once the output is sent, the sender holds none of its memory.
+//! that scalar and returns the gradient from its [`GradientSlot`]. It adds no arithmetic and holds no storage
+//! of the output: once the output is sent, the sender holds none of its memory.
 //!
 //! ```text
 //! forward:   output --gradient_root--> root (scalar)      the output leaves the stage
@@ -131,7 +132,8 @@ where
             Some(tensor) => Tensor::<1>::from_dispatch(tensor)
                 .try_into_primitive::<B>()
                 .expect("a received gradient is a float tensor of the stage's own back end, off the tape"),
-            // No later stage used this output: its gradient is zero, and the operations before it need that zero.
+            // No later stage used this output: its gradient is zero, and the operations before it need that
+            // zero.
             None => B::float_zeros(state.shape.clone(), &state.device, FloatDType::from(state.dtype)),
         };
         assert_eq!(

@@ -1,7 +1,8 @@
-//! Records an operation whose backward pass is composed of tensor operations, so that it runs on every device.
+//! Records an operation whose backward pass is composed of tensor operations, so that it runs on every
+//! device.
 //!
-//! The caller computes the result off the tape. [`record`] puts it on the tape with a [`Rule`], which the backward pass
-//! asks for the gradients of the two inputs.
+//! The caller computes the result off the tape. [`record`] puts it on the tape with a [`Rule`], which the
+//! backward pass asks for the gradients of the two inputs.
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -19,13 +20,13 @@ use super::on_tape::on_tape_of;
 
 /// The backward pass of an operation on two inputs.
 pub(crate) trait Rule: Debug + Send + Sync {
-    /// Returns the gradients of the inputs from the gradient of the result, all off the tape. `wanted` says which
-    /// inputs need theirs.
+    /// Returns the gradients of the inputs from the gradient of the result, all off the tape. `wanted` says
+    /// which inputs need theirs.
     fn backward(&self, gradient: Tensor<2>, wanted: [bool; 2]) -> [Option<Tensor<2>>; 2];
 }
 
-/// Returns `result`, which is off the tape, as the result of an operation on `inputs`. If no input is on a tape,
-/// neither is the result.
+/// Returns `result`, which is off the tape, as the result of an operation on `inputs`. If no input is on a
+/// tape, neither is the result.
 pub(crate) fn record(inputs: [Tensor<2>; 2], result: Tensor<2>, rule: Arc<dyn Rule>) -> Tensor<2> {
     let Some(tracked) = inputs.iter().find(|input| input.is_autodiff()).cloned() else { return result };
     let on_tape = |tensor: Tensor<2>| on_tape_of(tensor, &tracked).into_dispatch();

@@ -1,10 +1,10 @@
 //! The comparison of the batches of all processes at the start of a step, and the agreement of all processes.
 //!
-//! A process needs inputs only if it has the first stage, and targets only if it has the last one. The weights of the
-//! microbatches follow from the whole batch, so the processes compare what each of them knows: the rows of each microbatch,
-//! how losses are reduced, and what kind of step they take. A process that does not know something takes it from the
-//! others. [`StepForms`] merges what several ranks say. It keeps at most two values of each part, however many ranks there
-//! are.
+//! A process needs inputs only if it has the first stage, and targets only if it has the last one. The
+//! weights of the microbatches follow from the whole batch, so the processes compare what each of them knows:
+//! the rows of each microbatch, how losses are reduced, and what kind of step they take. A process that does
+//! not know something takes it from the others. [`StepForms`] merges what several ranks say. It keeps at most
+//! two values of each part, however many ranks there are.
 
 use serde::{Deserialize, Serialize};
 
@@ -99,8 +99,8 @@ struct Statements<T> {
 }
 
 impl StepForm {
-    /// Makes the form of a process that has inputs and targets of these sizes. `are_parts` says whether they are parts of
-    /// whole tensors.
+    /// Makes the form of a process that has inputs and targets of these sizes. `are_parts` says whether they
+    /// are parts of whole tensors.
     pub(super) fn new(
         purpose: Purpose,
         sizes: [Option<&[usize]>; 2],
@@ -111,7 +111,8 @@ impl StepForm {
             let by_microbatch = sizes?.iter().map(|&size| size as u64).collect();
             Some(Sizes { by_microbatch, are_parts })
         });
-        // A process with a part of the batch does not know how the others reduce its losses, unless the batch says it.
+        // A process with a part of the batch does not know how the others reduce its losses, unless the batch
+        // says it.
         let is_whole = inputs.is_some() && targets.is_some();
         let says = is_whole || *reduction != Reduction::Rows;
         Self { purpose, inputs, targets, reduction: says.then(|| reduction.clone()), refused: None }
@@ -193,8 +194,9 @@ impl<T: PartialEq> Statements<T> {
     }
 }
 
-/// Returns whether each microbatch has the same share of the inputs and of the targets. Targets may have several rows for
-/// each row of the inputs. Microbatches that the caller has split may have any number of targets.
+/// Returns whether each microbatch has the same share of the inputs and of the targets. Targets may have
+/// several rows for each row of the inputs. Microbatches that the caller has split may have any number of
+/// targets.
 fn are_proportional(inputs: &Sizes, targets: &Sizes) -> bool {
     if !inputs.are_parts || !targets.are_parts {
         return inputs.by_microbatch.len() == targets.by_microbatch.len();

@@ -1,8 +1,9 @@
 //! The gradients of a batch's inputs, which a training step returns if the batch asks for them.
 //!
-//! The inputs of a pipeline may come from another model: an encoder, or a prompt that is trained. The backward of the first
-//! stage computes their gradients, microbatch by microbatch, and [`InputGradients`] joins these to gradients of the whole
-//! inputs. They have the scale of the parameters' gradients: they belong to the loss of the step.
+//! The inputs of a pipeline may come from another model: an encoder, or a prompt that is trained. The
+//! backward of the first stage computes their gradients, microbatch by microbatch, and [`InputGradients`]
+//! joins these to gradients of the whole inputs. They have the scale of the parameters' gradients: they
+//! belong to the loss of the step.
 
 use std::sync::Arc;
 
@@ -129,12 +130,12 @@ impl WantedGradients {
 }
 
 impl InputGradients {
-    /// Returns how the gradients of the inputs of a batch are joined; `specs` say how the inputs were split, by default along
-    /// dimension 0.
+    /// Returns how the gradients of the inputs of a batch are joined; `specs` say how the inputs were split,
+    /// by default along dimension 0.
     ///
     /// # Errors
-    /// When gradients are asked for that do not exist or cannot be joined, or an input requires a gradient that is not asked
-    /// for.
+    /// When gradients are asked for that do not exist or cannot be joined, or an input requires a gradient
+    /// that is not asked for.
     pub(super) fn new(
         wanted: &WantedGradients,
         inputs: &[Values],
@@ -165,8 +166,8 @@ impl InputGradients {
         self.wanted.clone()
     }
 
-    /// Joins the gradients of the replicas of this process, in order. The gradient of an input that the loss does not depend
-    /// on is absent.
+    /// Joins the gradients of the replicas of this process, in order. The gradient of an input that the loss
+    /// does not depend on is absent.
     pub(crate) fn join(
         &self,
         replicas: &[ReplicaGradients],
@@ -242,7 +243,8 @@ fn column(inputs: &[Values], input: usize) -> Result<Values, SplitError> {
     inputs.iter().enumerate().map(value).collect()
 }
 
-/// Returns a gradient in single precision at least, so that dividing it by the loss scale of f16 rounds nothing to zero.
+/// Returns a gradient in single precision at least, so that dividing it by the loss scale of f16 rounds
+/// nothing to zero.
 fn at_least_single(gradient: Value) -> Value {
     match gradient.dtype() {
         DType::F16 | DType::BF16 => gradient.cast(DType::F32),

@@ -37,7 +37,8 @@ pub(super) fn merge_along(microbatches: Vec<Values>, dimension: usize) -> Result
     Ok(merge_by(microbatches, specs)?.concat())
 }
 
-/// Joins the microbatches' outputs as the specs say. Each output becomes one tensor, or one per microbatch with
+/// Joins the microbatches' outputs as the specs say. Each output becomes one tensor, or one per microbatch
+/// with
 /// [`Merge::List`].
 ///
 /// # Errors

@@ -1,8 +1,8 @@
 //! The data of a step, split into microbatches.
 //!
-//! A [`Batch`] has the inputs and targets of each microbatch, the side inputs that every stage may read, and how losses
-//! are reduced. [`Batch::split`] splits whole tensors as a [`SplitRule`] says; [`merge_by`] joins the outputs
-//! again.
+//! A [`Batch`] has the inputs and targets of each microbatch, the side inputs that every stage may read, and
+//! how losses are reduced. [`Batch::split`] splits whole tensors as a [`SplitRule`] says; [`merge_by`] joins
+//! the outputs again.
 
 mod error;
 mod split;

@@ -1,8 +1,9 @@
-//! How the losses of the microbatches make the loss of a step: their mean by rows, their mean by tokens, or their sum.
+//! How the losses of the microbatches make the loss of a step: their mean by rows, their mean by tokens, or
+//! their sum.
 //!
-//! Each loss is multiplied by a factor before its backward, and the sums of gradients are divided by a divisor at the end.
-//! The divisors of batches whose gradients are accumulated add up, so a mean by tokens is the mean over the tokens of all
-//! of them.
+//! Each loss is multiplied by a factor before its backward, and the sums of gradients are divided by a
+//! divisor at the end. The divisors of batches whose gradients are accumulated add up, so a mean by tokens is
+//! the mean over the tokens of all of them.
 
 use burn::tensor::{Int, Tensor};
 use serde::{Deserialize, Serialize};
@@ -37,8 +38,8 @@ pub(crate) struct LossFactors {
     pub is_sum: bool,
     /// The weight of each microbatch in the loss of the step, times the number of microbatches.
     pub shares: Vec<f64>,
-    /// The weight of the batch in a mean over several batches: its rows, or the sum of its weights. It is the number of
-    /// microbatches if losses are added.
+    /// The weight of the batch in a mean over several batches: its rows, or the sum of its weights. It is the
+    /// number of microbatches if losses are added.
     pub weight: f64,
 }
 
@@ -46,8 +47,8 @@ pub(crate) struct LossFactors {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct ReductionUnit {
     kind: std::mem::Discriminant<Reduction>,
-    /// The unit in which the weights of all batches are expressed, so that all rows or tokens of a step have the same
-    /// weight; `None` if losses are added.
+    /// The unit in which the weights of all batches are expressed, so that all rows or tokens of a step have
+    /// the same weight; `None` if losses are added.
     unit: Option<f64>,
 }
 
@@ -82,8 +83,8 @@ impl Reduction {
         Ok(Self::Weights { weights: checked(counts, expected)?, ignored: Some(ignored) })
     }
 
-    /// Returns the factors of a batch whose microbatches have these sizes. `unit` is the unit of the weights of the batches
-    /// that are accumulated with it; by default it is the batch's own.
+    /// Returns the factors of a batch whose microbatches have these sizes. `unit` is the unit of the weights
+    /// of the batches that are accumulated with it; by default it is the batch's own.
     pub(super) fn factors(&self, sizes: &[usize], unit: Option<f64>) -> LossFactors {
         let Some(weights) = self.weights(sizes) else {
             let count = sizes.len();
@@ -102,7 +103,8 @@ impl Reduction {
         LossFactors { losses, divisor, is_sum: false, shares, weight }
     }
 
-    /// Returns the properties that a batch of these sizes has in common with the batches that are accumulated with it.
+    /// Returns the properties that a batch of these sizes has in common with the batches that are accumulated
+    /// with it.
     pub(super) fn unit(&self, sizes: &[usize]) -> ReductionUnit {
         let unit = self.weights(sizes).map(|weights| mean(&weights));
         ReductionUnit { kind: std::mem::discriminant(self), unit }

@@ -10,8 +10,8 @@ use pipewright_schedule::Microbatch;
 
 use crate::tensor::{Boundary, BoundaryError, Value, Values, unpack};
 
-/// The side inputs of a step, by name. A stage looks them up with the index of its microbatch, so a forward that is
-/// computed again finds the same tensors.
+/// The side inputs of a step, by name. A stage looks them up with the index of its microbatch, so a forward
+/// that is computed again finds the same tensors.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct SideInputs(BTreeMap<Arc<str>, Side>);
 
@@ -41,8 +41,8 @@ pub enum SideInputError {
         /// The microbatch.
         microbatch: Microbatch,
     },
-    /// The side input has another type: a tensor instead of a value, a value instead of a tensor, or a value of another
-    /// type.
+    /// The side input has another type: a tensor instead of a value, a value instead of a tensor, or a value
+    /// of another type.
     #[error("side input `{name}` does not have the requested type {expected}")]
     WrongType {
         /// Its name.

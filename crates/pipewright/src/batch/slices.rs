@@ -1,4 +1,5 @@
-//! Cuts microbatches along their sequences, for schedules that run slices, and joins the outputs of the slices.
+//! Cuts microbatches along their sequences, for schedules that run slices, and joins the outputs of the
+//! slices.
 
 use pipewright_schedule::Slices;
 
@@ -33,7 +34,8 @@ pub(super) fn cut(microbatches: &[Values], slices: Slices) -> Result<Vec<Values>
     Ok(all.map(|(values, index)| slice(values, index)).collect())
 }
 
-/// Returns the share of each slice in the targets of its microbatch that are not `ignored`; none counts if all are ignored.
+/// Returns the share of each slice in the targets of its microbatch that are not `ignored`; none counts if
+/// all are ignored.
 pub(super) fn shares(slices_of_targets: &[Values], ignored: i64, slices: Slices) -> Vec<f64> {
     let counts = slices_of_targets.iter().map(|targets| counted_ids(targets, ignored).unwrap_or(0.0));
     let counts: Vec<f64> = counts.collect();

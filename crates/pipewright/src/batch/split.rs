@@ -1,7 +1,8 @@
 //! How a batch is split into microbatches: the dimension of each tensor, and the sizes of the parts.
 //!
-//! A [`SplitRule`] is usually a number of microbatches, which have equally many rows (dimension 0). Specifications say
-//! otherwise for each tensor; they have the nesting of the boundary: a tuple of specifications for a tuple of tensors.
+//! A [`SplitRule`] is usually a number of microbatches, which have equally many rows (dimension 0).
+//! Specifications say otherwise for each tensor; they have the nesting of the boundary: a tuple of
+//! specifications for a tuple of tensors.
 //!
 //! ```
 //! use burn::tensor::{Device, Tensor};
@@ -77,7 +78,8 @@ nested_tuple!(A, B, C, D, E, F);
 
 /// How a batch is split into microbatches. A number converts to [`SplitRule::equal`].
 ///
-/// A size is the size of the dimension in which a tensor is split. All tensors of a batch have the same sizes.
+/// A size is the size of the dimension in which a tensor is split. All tensors of a batch have the same
+/// sizes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SplitRule {
     microbatches: u32,
@@ -100,14 +102,14 @@ impl SplitRule {
         Self::new(microbatches, Sizes::Equal)
     }
 
-    /// Returns the rule for batches that do not divide evenly: every microbatch but the last has the size of the batch
-    /// divided by `microbatches`, rounded up.
+    /// Returns the rule for batches that do not divide evenly: every microbatch but the last has the size of
+    /// the batch divided by `microbatches`, rounded up.
     pub const fn uneven(microbatches: u32) -> Self {
         Self::new(microbatches, Sizes::LastSmaller)
     }
 
-    /// Returns the rule with the sizes of PyTorch's `tensor_split`: the sizes of two microbatches differ by at most one, and
-    /// larger ones come first. So 5 rows in 4 microbatches are 2, 1, 1 and 1.
+    /// Returns the rule with the sizes of PyTorch's `tensor_split`: the sizes of two microbatches differ by
+    /// at most one, and larger ones come first. So 5 rows in 4 microbatches are 2, 1, 1 and 1.
     pub const fn balanced(microbatches: u32) -> Self {
         Self::new(microbatches, Sizes::Balanced)
     }
@@ -121,7 +123,8 @@ impl SplitRule {
         Self { inputs: Some(flat(specs)), ..self }
     }
 
-    /// Sets the [`SplitSpec`] of each tensor of the targets, in the nesting of the targets. Default: along dimension 0.
+    /// Sets the [`SplitSpec`] of each tensor of the targets, in the nesting of the targets. Default: along
+    /// dimension 0.
     pub fn targets(self, specs: impl Nested<SplitSpec>) -> Self {
         Self { targets: Some(flat(specs)), ..self }
     }
@@ -191,8 +194,8 @@ impl From<u32> for SplitRule {
 /// Splits the tensors of a batch as a rule splits inputs. The storage is shared, not copied.
 ///
 /// # Errors
-/// When the batch is empty, there are more or fewer specifications than tensors, a tensor lacks the dimension along
-/// which it is split, sizes differ, or the rule does not accept the size of the batch.
+/// When the batch is empty, there are more or fewer specifications than tensors, a tensor lacks the dimension
+/// along which it is split, sizes differ, or the rule does not accept the size of the batch.
 pub fn split(batch: &[Value], rule: impl Into<SplitRule>) -> Result<Vec<Values>, SplitError> {
     if batch.is_empty() {
         return Err(SplitError::Empty);
@@ -232,7 +235,8 @@ pub(super) fn cut(batch: &[Value], specs: &[SplitSpec], sizes: &[usize]) -> Vec<
     sizes.iter().map(part).collect()
 }
 
-/// Returns the size that all tensors have along the dimension in which they are split; `None` if none is split.
+/// Returns the size that all tensors have along the dimension in which they are split; `None` if none is
+/// split.
 fn common_size(batch: &[Value], specs: &[SplitSpec]) -> Result<Option<usize>, SplitError> {
     let mut expected = None;
     for (tensor, (value, spec)) in batch.iter().zip(specs).enumerate() {
@@ -248,7 +252,8 @@ fn common_size(batch: &[Value], specs: &[SplitSpec]) -> Result<Option<usize>, Sp
     Ok(expected)
 }
 
-/// Returns the size of each microbatch along the first dimension in which a tensor is split; 1 if none is split.
+/// Returns the size of each microbatch along the first dimension in which a tensor is split; 1 if none is
+/// split.
 pub(super) fn sizes_of(parts: &[Values], specs: &[SplitSpec]) -> Vec<usize> {
     let first = specs.iter().enumerate().find_map(|(tensor, spec)| match *spec {
         SplitSpec::Along(dimension) => Some((tensor, dimension)),

@@ -79,19 +79,20 @@ pub(crate) struct BatchTensors {
 }
 
 impl Batch {
-    /// Makes a batch of microbatches that are already split; their numbers of rows may differ. `targets` may be empty
-    /// for an evaluation.
+    /// Makes a batch of microbatches that are already split; their numbers of rows may differ. `targets` may
+    /// be empty for an evaluation.
     pub fn new(inputs: Vec<Values>, targets: Vec<Values>) -> Self {
         let sizes = |microbatches: &[Values]| microbatches.iter().map(rows_of).collect();
         let (input_sizes, target_sizes) = (sizes(&inputs), sizes(&targets));
         Self { is_split: false, ..Self::of_parts((inputs, input_sizes), (targets, target_sizes)) }
     }
 
-    /// Splits a whole batch into microbatches. The rule is their number, which must divide the rows, or a [`SplitRule`] for
-    /// other sizes or dimensions. Each row has the same weight in the loss and the gradients of the step.
+    /// Splits a whole batch into microbatches. The rule is their number, which must divide the rows, or a
+    /// [`SplitRule`] for other sizes or dimensions. Each row has the same weight in the loss and the
+    /// gradients of the step.
     ///
-    /// The inputs may be `()` in a process without the first stage. The targets may be `()` in a process without the last
-    /// stage, for a loss that takes none, and for an evaluation without losses.
+    /// The inputs may be `()` in a process without the first stage. The targets may be `()` in a process
+    /// without the last stage, for a loss that takes none, and for an evaluation without losses.
     ///
     /// ```
     /// use burn::tensor::{Device, Int, Tensor};
@@ -150,8 +151,9 @@ impl Batch {
         Self { inputs, targets, sizes, target_sizes, is_split: true, ..Self::default() }
     }
 
-    /// Makes the targets a side input that every stage may read, under the name [`TARGETS`]. Layers that compute a part of a
-    /// model's output head look their targets up there. They must have been given already. With
+    /// Makes the targets a side input that every stage may read, under the name [`TARGETS`]. Layers that
+    /// compute a part of a model's output head look their targets up there. They must have been given
+    /// already. With
     /// [`PipelineConfig::targets_for_all`](crate::pipeline::PipelineConfig::targets_for_all), every batch has this side
     /// input. A schedule that cuts microbatches into slices cannot have it.
     pub fn with_targets_for_all(self) -> Self {
@@ -183,8 +185,8 @@ impl Batch {
     }
 
     /// Makes a training step return the gradients of all float inputs
-    /// ([`StepSummary::input_gradients`](crate::pipeline::StepSummary::input_gradients)), for example to train a model whose
-    /// outputs are these inputs.
+    /// ([`StepSummary::input_gradients`](crate::pipeline::StepSummary::input_gradients)), for example to
+    /// train a model whose outputs are these inputs.
     ///
     /// ```
     /// # use burn::tensor::{Device, Tensor};
@@ -203,17 +205,17 @@ impl Batch {
         self
     }
 
-    /// Like [`Batch::keep_input_gradients`], for the inputs with these numbers, in the order in which the first stage takes
-    /// them. They must be float tensors.
+    /// Like [`Batch::keep_input_gradients`], for the inputs with these numbers, in the order in which the
+    /// first stage takes them. They must be float tensors.
     pub fn keep_input_gradients_of(mut self, inputs: impl IntoIterator<Item = usize>) -> Self {
         self.wanted = WantedGradients::Of(inputs.into_iter().collect());
         self
     }
 
-    /// Sets the weight of each microbatch in the loss of the step: usually the number of tokens over which its loss is a
-    /// mean. The loss of the step is then the mean over all tokens of the batch, and of all batches whose gradients are
-    /// accumulated. Without weights each microbatch counts by its rows, and a token of a microbatch with few
-    /// valid tokens counts more than others.
+    /// Sets the weight of each microbatch in the loss of the step: usually the number of tokens over which
+    /// its loss is a mean. The loss of the step is then the mean over all tokens of the batch, and of all
+    /// batches whose gradients are accumulated. Without weights each microbatch counts by its rows, and a
+    /// token of a microbatch with few valid tokens counts more than others.
     ///
     /// ```
     /// # use burn::tensor::{Device, Tensor};
@@ -224,15 +226,16 @@ impl Batch {
     /// ```
     ///
     /// # Errors
-    /// When there is another number of weights than of microbatches, one is negative or not finite, or all are 0.
+    /// When there is another number of weights than of microbatches, one is negative or not finite, or all
+    /// are 0.
     pub fn weighted(mut self, weights: impl Into<Vec<f64>>) -> Result<Self, SplitError> {
         self.reduction = Reduction::by_weights(weights.into(), self.known_count())?;
         Ok(self)
     }
 
-    /// Sets the weight of each microbatch to the number of its targets that are not `ignored`: the ids of the first integer
-    /// tensor ([`Batch::weighted`]). The loss must be the mean over the same tokens, and 0 if there are none
-    /// ([`weighted_cross_entropy`](crate::nn::weighted_cross_entropy)).
+    /// Sets the weight of each microbatch to the number of its targets that are not `ignored`: the ids of the
+    /// first integer tensor ([`Batch::weighted`]). The loss must be the mean over the same tokens, and 0 if
+    /// there are none ([`weighted_cross_entropy`](crate::nn::weighted_cross_entropy)).
     ///
     /// # Errors
     /// When the targets have no integer tensor, or all are ignored.
@@ -241,8 +244,8 @@ impl Batch {
         Ok(self)
     }
 
-    /// Adds the weights of tokens as the side input `name`, split along dimension 0, and sets the weight of each microbatch
-    /// to their sum ([`Batch::weighted`]). The loss must be the mean weighted by them.
+    /// Adds the weights of tokens as the side input `name`, split along dimension 0, and sets the weight of
+    /// each microbatch to their sum ([`Batch::weighted`]). The loss must be the mean weighted by them.
     ///
     /// # Errors
     /// As [`Batch::with_split`] and [`Batch::weighted`].
@@ -262,8 +265,8 @@ impl Batch {
         batch.weighted(sums)
     }
 
-    /// Makes the loss of the step the sum of the losses of the microbatches, as PyTorch's `scale_grads=False` does: the
-    /// gradients are the gradients of the sum. Gradients of accumulated batches are added.
+    /// Makes the loss of the step the sum of the losses of the microbatches, as PyTorch's `scale_grads=False`
+    /// does: the gradients are the gradients of the sum. Gradients of accumulated batches are added.
     pub fn summed(mut self) -> Self {
         self.reduction = Reduction::Sum;
         self
@@ -274,7 +277,8 @@ impl Batch {
         self.sizes.len()
     }
 
-    /// Returns the number of microbatches. A process that has neither inputs nor targets does not know it yet.
+    /// Returns the number of microbatches. A process that has neither inputs nor targets does not know it
+    /// yet.
     pub(super) fn known_count(&self) -> Option<usize> {
         Some(self.microbatches()).filter(|&count| count > 0)
     }
@@ -302,8 +306,8 @@ impl Batch {
         self.reduction.unit(&self.sizes)
     }
 
-    /// Returns the factors of the losses. `unit` is the unit of the weights of the batches that are accumulated with this
-    /// one; by default it is the batch's own.
+    /// Returns the factors of the losses. `unit` is the unit of the weights of the batches that are
+    /// accumulated with this one; by default it is the batch's own.
     pub(crate) fn loss_factors(&self, unit: Option<f64>) -> LossFactors {
         self.reduction.factors(&self.sizes, unit)
     }
@@ -316,8 +320,8 @@ impl Batch {
     /// Returns how the gradients that the batch asks for are joined.
     ///
     /// # Errors
-    /// When the batch asks for gradients that do not exist or cannot be joined, or has tensors that require a gradient that
-    /// it does not ask for.
+    /// When the batch asks for gradients that do not exist or cannot be joined, or has tensors that require a
+    /// gradient that it does not ask for.
     pub(crate) fn input_gradients(&self) -> Result<InputGradients, InputGradientError> {
         let gradients = InputGradients::new(&self.wanted, &self.inputs, &self.specs)?;
         let has_tracked_target = self.targets.iter().flatten().any(Value::is_tracked);
@@ -348,8 +352,8 @@ impl Batch {
     /// Cuts the inputs and the targets of each microbatch into slices of equal length, in order.
     ///
     /// # Errors
-    /// When a tensor has no sequence, or one whose length the number of slices does not divide; when the batch has side
-    /// inputs, or weights of microbatches that say nothing of their slices.
+    /// When a tensor has no sequence, or one whose length the number of slices does not divide; when the
+    /// batch has side inputs, or weights of microbatches that say nothing of their slices.
     pub(crate) fn cut_into(mut self, slices: Slices) -> Result<Self, SplitError> {
         if slices.is_one() {
             return Ok(self);
@@ -365,8 +369,8 @@ impl Batch {
         Ok(self)
     }
 
-    /// Returns the share of each slice in the loss of its microbatch: its share in the tokens over which the loss is a
-    /// mean. The batch must be cut.
+    /// Returns the share of each slice in the loss of its microbatch: its share in the tokens over which the
+    /// loss is a mean. The batch must be cut.
     pub(crate) fn slice_shares(&self, slices: Slices) -> Vec<f64> {
         match self.reduction {
             _ if slices.is_one() => vec![1.0; self.microbatches()],

@@ -19,12 +19,12 @@ impl Batch {
         self.with_cut(name, &tensors, by_rows(&tensors))
     }
 
-    /// Like [`Batch::with_split`], with a [`SplitSpec`] for each tensor, in the nesting of the tensors. Microbatches have the
-    /// sizes of the microbatches of the inputs.
+    /// Like [`Batch::with_split`], with a [`SplitSpec`] for each tensor, in the nesting of the tensors.
+    /// Microbatches have the sizes of the microbatches of the inputs.
     ///
     /// # Errors
-    /// When there are more or fewer specs than tensors, a tensor lacks the dimension, or it has another size than all
-    /// microbatches of the inputs together.
+    /// When there are more or fewer specs than tensors, a tensor lacks the dimension, or it has another size
+    /// than all microbatches of the inputs together.
     pub fn with_split_by(
         self,
         name: &str,
@@ -58,7 +58,8 @@ impl Batch {
         Ok(self.with_side(name, Side::Split(parts)))
     }
 
-    /// Adds tensors that every stage may read and that are already split: the tensors of each microbatch, in order.
+    /// Adds tensors that every stage may read and that are already split: the tensors of each microbatch, in
+    /// order.
     ///
     /// # Errors
     /// When there is another number of them than of microbatches.

@@ -15,8 +15,8 @@ pub enum BackEnd {
     Metal,
     /// GPUs through Vulkan, with kernels in SPIR-V.
     Vulkan,
-    /// GPUs through the graphics interface that the system offers, with kernels in WGSL unless the build has `vulkan`
-    /// or `metal`.
+    /// GPUs through the graphics interface that the system offers, with kernels in WGSL unless the build has
+    /// `vulkan` or `metal`.
     Wgpu,
 }
 
@@ -53,7 +53,8 @@ impl BackEnd {
         }
     }
 
-    /// Returns whether its devices are adapters of a graphics interface, which have kinds, and not just numbers.
+    /// Returns whether its devices are adapters of a graphics interface, which have kinds, and not just
+    /// numbers.
     pub(super) fn has_adapters(self) -> bool {
         matches!(self, Self::Metal | Self::Vulkan | Self::Wgpu)
     }

@@ -56,7 +56,8 @@ impl DeviceChoice {
         }
     }
 
-    /// Returns the choice of the first device of the same kind: the numbers of devices do not tell how fast they are.
+    /// Returns the choice of the first device of the same kind: the numbers of devices do not tell how fast
+    /// they are.
     pub fn kind(self) -> Self {
         let resolved = self.resolved();
         let adapter = match resolved.adapter {

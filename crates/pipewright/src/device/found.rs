@@ -112,8 +112,8 @@ fn kinds(devices: &[Device]) -> Vec<Adapter> {
     devices.iter().filter_map(kind).collect()
 }
 
-/// Returns Burn's handle of a device, which need not be there; `None` if the back end is not compiled in or has no such
-/// kind of devices.
+/// Returns Burn's handle of a device, which need not be there; `None` if the back end is not compiled in or
+/// has no such kind of devices.
 fn handle(choice: DeviceChoice) -> Option<Device> {
     match choice.back_end {
         BackEnd::Flex => Some(Device::flex()),

@@ -1,6 +1,8 @@
-//! The devices that ranks compute on: how a configuration names them, which of them exist, and which rank has which.
+//! The devices that ranks compute on: how a configuration names them, which of them exist, and which rank has
+//! which.
 //!
-//! The back ends for devices other than the processor are Cargo features: `cuda`, `rocm`, `metal`, `vulkan`, `wgpu`.
+//! The back ends for devices other than the processor are Cargo features: `cuda`, `rocm`, `metal`, `vulkan`,
+//! `wgpu`.
 //!
 //! ```
 //! use pipewright::device::{DeviceChoice, Devices};

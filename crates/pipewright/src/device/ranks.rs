@@ -9,8 +9,8 @@ use super::error::DeviceError;
 use super::found::open;
 use crate::ids::WorldRank;
 
-/// The devices of the ranks: rank `r` of the world has entry `r` modulo their number. Without entries, each stage stays
-/// on the device on which its module was made.
+/// The devices of the ranks: rank `r` of the world has entry `r` modulo their number. Without entries, each
+/// stage stays on the device on which its module was made.
 #[derive(Clone, Debug, Default)]
 pub struct Devices(Arc<[Device]>);
 

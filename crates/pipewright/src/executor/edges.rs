@@ -83,8 +83,8 @@ pub(super) fn pass_outputs(
     Ok(())
 }
 
-/// Returns the whole outputs of the last stage, which the ranks of its tensor group may have in parts. The first rank of
-/// the group joins them and reports them.
+/// Returns the whole outputs of the last stage, which the ranks of its tensor group may have in parts. The
+/// first rank of the group joins them and reports them.
 fn whole_outputs(
     context: &RankContext,
     connection: &Connection,

@@ -80,7 +80,8 @@ impl TensorGroup {
         self.exchange(vec![own; self.group.members().len()])
     }
 
-    /// Returns the tensors of all ranks, in the order of the group, to the first rank; to the others their own tensors only.
+    /// Returns the tensors of all ranks, in the order of the group, to the first rank; to the others their
+    /// own tensors only.
     pub(super) fn gather_on_first(&self, own: OptionalTensors) -> Result<Vec<OptionalTensors>, Cause> {
         let mut to_ranks = vec![OptionalTensors::new(); self.group.members().len()];
         // A rank's own list stays with it.

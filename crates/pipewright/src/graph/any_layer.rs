@@ -58,7 +58,8 @@ impl GraphLayer for AnyLayer {
     }
 }
 
-/// A layer of a chain, without the types of its tensors. `K` is the trait through which it is called: [`Typed`] or
+/// A layer of a chain, without the types of its tensors. `K` is the trait through which it is called:
+/// [`Typed`] or
 /// [`Untyped`].
 pub(crate) trait ChainLayer<K> {
     fn forward(&self, inputs: Values, context: &StageContext) -> Result<Values, BoundaryError>;

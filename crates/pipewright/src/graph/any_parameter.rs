@@ -1,5 +1,6 @@
-//! Visits to the parameters of a layer whose type is unknown. Burn's visitors have a method per number of dimensions, which a
-//! trait object cannot have. So a parameter passes through `dyn Any`, with its number of dimensions.
+//! Visits to the parameters of a layer whose type is unknown. Burn's visitors have a method per number of
+//! dimensions, which a trait object cannot have. So a parameter passes through `dyn Any`, with its number of
+//! dimensions.
 
 use std::any::Any;
 

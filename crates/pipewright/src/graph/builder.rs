@@ -131,8 +131,8 @@ impl<C> GraphBuilder<C> {
         self
     }
 
-    /// Adds a node that returns one tensor. `inputs` are names of inputs and nodes; the layer gets their tensors in
-    /// this order.
+    /// Adds a node that returns one tensor. `inputs` are names of inputs and nodes; the layer gets their
+    /// tensors in this order.
     pub fn node<'a>(self, name: &str, made_from: C, inputs: impl IntoIterator<Item = &'a str>) -> Self {
         self.node_with_outputs(name, made_from, inputs, 1)
     }
@@ -156,16 +156,16 @@ impl<C> GraphBuilder<C> {
         self
     }
 
-    /// Begins a stage with the node `name`. Nodes that do not depend on it or on later nodes stay in earlier stages, in
-    /// the order in which they were named.
+    /// Begins a stage with the node `name`. Nodes that do not depend on it or on later nodes stay in earlier
+    /// stages, in the order in which they were named.
     pub fn split_before(mut self, name: &str) -> Self {
         self.splits.push(name.to_owned());
         self
     }
 
-    /// Ties two parameters: `path` (such as `head.weight`) is a copy of `original` (such as `embedding.weight`) and is
-    /// stored under the original's path. The copies must start equal. Their gradients are summed, so they stay equal on
-    /// whichever stages they are.
+    /// Ties two parameters: `path` (such as `head.weight`) is a copy of `original` (such as
+    /// `embedding.weight`) and is stored under the original's path. The copies must start equal. Their
+    /// gradients are summed, so they stay equal on whichever stages they are.
     pub fn tie(mut self, path: &str, original: &str) -> Self {
         self.tied.insert(path.to_owned(), original.to_owned());
         self
@@ -174,8 +174,8 @@ impl<C> GraphBuilder<C> {
     /// Returns the graph.
     ///
     /// # Errors
-    /// When a name is used twice, unknown or unused, nodes depend on each other in a cycle, there is no output, or a
-    /// split leaves a stage empty.
+    /// When a name is used twice, unknown or unused, nodes depend on each other in a cycle, there is no
+    /// output, or a split leaves a stage empty.
     pub fn build(self) -> Result<Graph<C>, GraphError> {
         self.check_names()?;
         let order = self.order()?;
@@ -225,8 +225,8 @@ impl<C> GraphBuilder<C> {
         if self.outputs.is_empty() { Err(GraphError::NoOutput) } else { Ok(()) }
     }
 
-    /// Returns the nodes in an order in which each follows the nodes whose values it takes: always the first named node
-    /// whose inputs are available.
+    /// Returns the nodes in an order in which each follows the nodes whose values it takes: always the first
+    /// named node whose inputs are available.
     fn order(&self) -> Result<Vec<usize>, GraphError> {
         let places: HashMap<&str, usize> =
             (0..).zip(&self.nodes).map(|(place, node)| (node.name.as_str(), place)).collect();

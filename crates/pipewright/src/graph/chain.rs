@@ -1,7 +1,7 @@
 //! Consecutive layers in one stage: each layer takes the tensors that the layer before it returns.
 //!
-//! A chain of layers needs no names: a layer is known by its index in the model, so that a parameter has the path
-//! `layers.INDEX.PARAMETER` whatever the cut.
+//! A chain of layers needs no names: a layer is known by its index in the model, so that a parameter has the
+//! path `layers.INDEX.PARAMETER` whatever the cut.
 
 use std::any::Any;
 use std::marker::PhantomData;
@@ -51,7 +51,8 @@ impl<L: Module, K: Clone + Send + std::fmt::Debug + 'static> Chain<L, K> {
         }
     }
 
-    /// Returns the index of a parameter's layer in the stage, and the name that the layer itself gives the parameter.
+    /// Returns the index of a parameter's layer in the stage, and the name that the layer itself gives the
+    /// parameter.
     fn split<'a>(&self, local: &'a str) -> Option<(usize, &'a str)> {
         let (index, rest) = local.strip_prefix("layers.")?.split_once('.')?;
         let index: usize = index.parse().ok()?;

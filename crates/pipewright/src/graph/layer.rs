@@ -12,12 +12,12 @@ use crate::autodiff::branch;
 use crate::stage::{ModulePlace, Skips, Stage, StageBody, StageContext, StageError, any, any_mut, in_layer};
 use crate::tensor::{Boundary, BoundaryError, Value, Values, unpack};
 
-/// A layer of a graph. [`AnyLayer`](super::AnyLayer) is one for layers of different types; an enum of all kinds of layers that the
-/// model has is another.
+/// A layer of a graph. [`AnyLayer`](super::AnyLayer) is one for layers of different types; an enum of all
+/// kinds of layers that the model has is another.
 pub trait GraphLayer: Module + ModuleDisplay + 'static {
-    /// Returns the layer's outputs for one microbatch. `inputs` are the tensors of the nodes that the graph names, in
-    /// that order. [`unpack`](crate::tensor::unpack) and [`pack`](crate::tensor::pack) convert from and to ordinary
-    /// tensors.
+    /// Returns the layer's outputs for one microbatch. `inputs` are the tensors of the nodes that the graph
+    /// names, in that order. [`unpack`](crate::tensor::unpack) and [`pack`](crate::tensor::pack) convert from
+    /// and to ordinary tensors.
     ///
     /// # Errors
     /// When the layer takes other tensors.
@@ -156,8 +156,8 @@ impl Stage {
         Self::of_body(stage, None)
     }
 
-    /// Returns the last stage of a graph. As in [`Stage::with_loss`], `loss` takes the graph's outputs, in the order in
-    /// which they were named.
+    /// Returns the last stage of a graph. As in [`Stage::with_loss`], `loss` takes the graph's outputs, in
+    /// the order in which they were named.
     pub fn of_graph_with_loss<L, O, T, F>(stage: GraphStage<L>, loss: F) -> Self
     where
         L: GraphLayer,

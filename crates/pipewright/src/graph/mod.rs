@@ -1,8 +1,9 @@
 //! Models as graphs of named layers. The stages and their connections follow from the split points.
 //!
-//! A [`Graph`] names the nodes, the values that each node takes, and the nodes before which the model is split. It
-//! holds the *configurations* of the layers, not the layers: each rank makes the layers of its own stages. A skip
-//! connection may cross any number of stages and have any number of uses; its gradients return along the same route.
+//! A [`Graph`] names the nodes, the values that each node takes, and the nodes before which the model is
+//! split. It holds the *configurations* of the layers, not the layers: each rank makes the layers of its own
+//! stages. A skip connection may cross any number of stages and have any number of uses; its gradients return
+//! along the same route.
 //!
 //! ```
 //! use burn::module::Module;
@@ -49,18 +50,19 @@
 //!
 //! # The route of a value
 //!
-//! A value is made in one stage and used there or in later stages. It travels in the messages between neighbouring
-//! stages if that moves it between ranks no more often than a direct message would (once, or never if both stages are
-//! on one rank). Otherwise it is sent directly, in its own message. If several stages already hold the value, the
-//! sender is chosen so that the total number of moves is smallest. The gradient returns along the same route.
+//! A value is made in one stage and used there or in later stages. It travels in the messages between
+//! neighbouring stages if that moves it between ranks no more often than a direct message would (once, or
+//! never if both stages are on one rank). Otherwise it is sent directly, in its own message. If several
+//! stages already hold the value, the sender is chosen so that the total number of moves is smallest. The
+//! gradient returns along the same route.
 //!
 //! Two nodes may hold copies of one parameter ([`GraphBuilder::tie`]).
 //!
 //! # Same bits for every cut
 //!
-//! The gradient of a value with several uses is the sum over the uses in the order of the nodes, for every cut and
-//! every route: `g1 + (g2 + (g3 + ..))`. Later stages pass their partial sums to earlier ones. Inside a layer, Burn's
-//! tape adds.
+//! The gradient of a value with several uses is the sum over the uses in the order of the nodes, for every
+//! cut and every route: `g1 + (g2 + (g3 + ..))`. Later stages pass their partial sums to earlier ones. Inside
+//! a layer, Burn's tape adds.
 
 mod builder;
 mod layer;

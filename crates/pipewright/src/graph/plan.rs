@@ -39,12 +39,12 @@ impl<C> PlacedGraph<'_, C> {
         (0..).zip(&self.plans).flat_map(of_stage).collect()
     }
 
-    /// Returns `costs` with the messages of this graph, for a simulation of the program that it runs: its skip
-    /// connections, and the bytes that each stage sends to the next one ([`StageSizes::output`]). Other sizes are taken
-    /// from `costs`, or 0.
+    /// Returns `costs` with the messages of this graph, for a simulation of the program that it runs: its
+    /// skip connections, and the bytes that each stage sends to the next one ([`StageSizes::output`]). Other
+    /// sizes are taken from `costs`, or 0.
     ///
-    /// `bytes` returns the bytes of a value for one microbatch. A value has the name of its input or node. If a node
-    /// returns several tensors, they are called `node:0`, `node:1`, and so on.
+    /// `bytes` returns the bytes of a value for one microbatch. A value has the name of its input or node. If
+    /// a node returns several tensors, they are called `node:0`, `node:1`, and so on.
     ///
     /// ```
     /// use pipewright::graph::Graph;
@@ -110,8 +110,8 @@ pub(super) struct Parcel {
 #[derive(Clone, Debug)]
 pub(super) struct Plan {
     pub(super) stage: StageIndex,
-    /// The inputs: from the previous stage (the data for the first stage), then direct ones from other stages. Values
-    /// for later stages are passed on unchanged.
+    /// The inputs: from the previous stage (the data for the first stage), then direct ones from other
+    /// stages. Values for later stages are passed on unchanged.
     pub(super) takes: Vec<Parcel>,
     pub(super) steps: Vec<Step>,
     /// The values that start here, in the order in which their gradients are added.
@@ -185,7 +185,8 @@ fn steps_of<C>(graph: &Graph<C>, stage: StageIndex) -> Plan {
     Plan { stage, takes, steps: steps.collect(), sends, gives, outputs, skips: Skips::default(), tied }
 }
 
-/// Returns, for each value, the stage that makes it and the stages that use it. The last stage uses the model's outputs.
+/// Returns, for each value, the stage that makes it and the stages that use it. The last stage uses the
+/// model's outputs.
 fn holders<C>(graph: &Graph<C>, placement: &Placement) -> BTreeMap<ValueId, Vec<Holder>> {
     let mut uses: BTreeMap<ValueId, BTreeMap<StageIndex, usize>> = BTreeMap::new();
     let mut note = |value, stage, count| *uses.entry(value).or_default().entry(stage).or_default() += count;

@@ -1,19 +1,22 @@
-//! Finds the route of a value from the stage that makes it to all that use it, with the fewest moves between ranks.
+//! Finds the route of a value from the stage that makes it to all that use it, with the fewest moves between
+//! ranks.
 //!
 //! # Rules
 //!
-//! The sum of a gradient must be `g1 + (g2 + (g3 + ..))` over all uses, on whichever stages they are, so it is computed
-//! from the last use to the first. One stage at a time *owns* the value: first the stage that makes it. For the next
-//! stage with a use, the owner either
+//! The sum of a gradient must be `g1 + (g2 + (g3 + ..))` over all uses, on whichever stages they are, so it
+//! is computed from the last use to the first. One stage at a time *owns* the value: first the stage that
+//! makes it. For the next stage with a use, the owner either
 //!
-//! - transfers the value: that stage becomes the owner of the remaining uses and returns the sum of their gradients; or
-//! - lends the value, if that stage has a single use: it returns that one gradient, and the owner, which stays the same,
-//!   adds it to the sum of the remaining uses.
+//! - transfers the value: that stage becomes the owner of the remaining uses and returns the sum of their
+//!   gradients; or
+//! - lends the value, if that stage has a single use: it returns that one gradient, and the owner, which
+//!   stays the same, adds it to the sum of the remaining uses.
 //!
-//! Either is one hop. A direct hop costs one move between ranks, or none within a rank; a hop along the neighbours
-//! costs as many moves as there are changes of rank between the stages. [`hops`] finds the hops with the fewest moves
-//! in total, by dynamic programming from the last holder to the first, with one state for each possible owner:
-//! quadratic in the number of holders. If two routes are equal, it takes the transfer, and the one along the neighbours.
+//! Either is one hop. A direct hop costs one move between ranks, or none within a rank; a hop along the
+//! neighbours costs as many moves as there are changes of rank between the stages. [`hops`] finds the hops
+//! with the fewest moves in total, by dynamic programming from the last holder to the first, with one state
+//! for each possible owner: quadratic in the number of holders. If two routes are equal, it takes the
+//! transfer, and the one along the neighbours.
 
 use pipewright_schedule::{Placement, StageIndex};
 

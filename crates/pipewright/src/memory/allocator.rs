@@ -7,7 +7,8 @@ use super::blocks::{self, Block};
 use super::count::of_this_thread;
 use super::exhaustion;
 
-/// An allocator that counts large blocks for the rank of the calling thread. The inner allocator does the allocation.
+/// An allocator that counts large blocks for the rank of the calling thread. The inner allocator does the
+/// allocation.
 pub struct TrackingAllocator<A>(pub A);
 
 /// Records a block that the inner allocator has returned.
@@ -20,8 +21,8 @@ fn note(pointer: *mut u8, bytes: usize) -> *mut u8 {
     pointer
 }
 
-// SAFETY: every call is passed on unchanged, or fails if the process has reached its limit. Counting neither accesses the memory nor unwinds, and its own allocations
-// are not counted.
+// SAFETY: every call is passed on unchanged, or fails if the process has reached its limit. Counting neither
+// accesses the memory nor unwinds, and its own allocations are not counted.
 unsafe impl<A: GlobalAlloc> GlobalAlloc for TrackingAllocator<A> {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         if !blocks::may_grow(0, layout.size()) {

@@ -1,9 +1,9 @@
 //! The table of large blocks of memory, with the rank that holds each.
 //!
-//! A block may be allocated on one rank's thread and freed on another's, and its storage may move from one rank to
-//! another. So each large block has an entry here, by address, with the count that includes it. The thread that frees
-//! the block subtracts it from that count. Small blocks have no entry: they often move between threads, and are small
-//! in total compared with tensors.
+//! A block may be allocated on one rank's thread and freed on another's, and its storage may move from one
+//! rank to another. So each large block has an entry here, by address, with the count that includes it. The
+//! thread that frees the block subtracts it from that count. Small blocks have no entry: they often move
+//! between threads, and are small in total compared with tensors.
 //!
 //! There is one table per process, like the allocator. The table's own allocations are not counted.
 
@@ -56,8 +56,8 @@ pub(super) fn counts(bytes: usize) -> bool {
     bytes >= SMALLEST && !CHANGING.get()
 }
 
-/// Limits the bytes of all blocks of this process together: an allocation beyond `bytes` fails. Systems that promise more
-/// memory than they have would otherwise end the process without a report.
+/// Limits the bytes of all blocks of this process together: an allocation beyond `bytes` fails. Systems that
+/// promise more memory than they have would otherwise end the process without a report.
 pub fn limit_memory(bytes: u64) {
     LIMIT.store(bytes, Ordering::Relaxed);
 }

@@ -71,8 +71,8 @@ impl Count {
 }
 
 thread_local! {
-    /// The count of this thread's rank; null on threads of no rank. It is plain data without a destructor, so the
-    /// allocator may read it at any moment of a thread's life.
+    /// The count of this thread's rank; null on threads of no rank. It is plain data without a destructor, so
+    /// the allocator may read it at any moment of a thread's life.
     static COUNT: Cell<*const Count> = const { Cell::new(ptr::null()) };
 }
 
@@ -82,16 +82,16 @@ pub(super) fn of_this_thread() -> Option<Arc<Count>> {
     if count.is_null() {
         return None;
     }
-    // SAFETY: the pointer points into a living `Arc`, which the guard of `count_this_thread` keeps. The guard resets the
-    // pointer when it is dropped, and cannot outlive the thread's use of the pointer.
+    // SAFETY: the pointer points into a living `Arc`, which the guard of `count_this_thread` keeps. The guard
+    // resets the pointer when it is dropped, and cannot outlive the thread's use of the pointer.
     Some(unsafe {
         Arc::increment_strong_count(count);
         Arc::from_raw(count)
     })
 }
 
-/// Returns the bytes that the rank of this thread holds, and the most that it held since [`restart_peak`]; `None` on a
-/// thread of no rank, and if blocks are not counted.
+/// Returns the bytes that the rank of this thread holds, and the most that it held since [`restart_peak`];
+/// `None` on a thread of no rank, and if blocks are not counted.
 pub(crate) fn held_and_peak() -> Option<(u64, u64)> {
     let count = of_this_thread().filter(|_| blocks::is_in_use())?;
     Some((count.held(), count.peak()))

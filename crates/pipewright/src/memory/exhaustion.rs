@@ -1,7 +1,8 @@
 //! A handler for failed allocations.
 //!
-//! An allocation that fails cannot unwind, and most callers then abort the process. A program can report the failure
-//! first: it registers a function with [`on_exhaustion`], which is called on the thread whose allocation failed.
+//! An allocation that fails cannot unwind, and most callers then abort the process. A program can report the
+//! failure first: it registers a function with [`on_exhaustion`], which is called on the thread whose
+//! allocation failed.
 
 use std::cell::Cell;
 use std::fmt;
@@ -22,8 +23,8 @@ pub struct Exhaustion {
     pub held: u64,
 }
 
-/// Prints, for example, `step 3: rank 1, stage 1, microbatch 0, action 1F0: no memory is left: ...`. A rank that runs no
-/// action makes its stages before step 1, and updates them after its last action of a step.
+/// Prints, for example, `step 3: rank 1, stage 1, microbatch 0, action 1F0: no memory is left: ...`. A rank
+/// that runs no action makes its stages before step 1, and updates them after its last action of a step.
 impl fmt::Display for Exhaustion {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(RankPosition { rank, step, action }) = self.place {
@@ -61,12 +62,13 @@ thread_local! {
     static REPORTING: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Registers a function that is called when [`TrackingAllocator`](super::TrackingAllocator) gets no memory. Only the
-/// first registered function is used. It is called once, on the thread that requested the memory, and ends the process.
-/// Its own allocations may fail, so it should not allocate. Other threads whose allocations fail meanwhile sleep.
+/// Registers a function that is called when [`TrackingAllocator`](super::TrackingAllocator) gets no memory.
+/// Only the first registered function is used. It is called once, on the thread that requested the memory,
+/// and ends the process. Its own allocations may fail, so it should not allocate. Other threads whose
+/// allocations fail meanwhile sleep.
 ///
-/// If the system kills the process, for example because it exceeds its control group's limit, the function is not
-/// called. A limit that is not above the system's prevents that ([`limit_memory`](super::limit_memory)).
+/// If the system kills the process, for example because it exceeds its control group's limit, the function is
+/// not called. A limit that is not above the system's prevents that ([`limit_memory`](super::limit_memory)).
 pub fn on_exhaustion(handler: fn(&Exhaustion) -> !) {
     let _ = HANDLER.set(handler);
 }

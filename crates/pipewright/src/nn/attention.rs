@@ -32,8 +32,9 @@ impl CausalAttention {
         Self::with_angles(sequence, head_dim, device, |_, _| 0.0)
     }
 
-    /// Returns an attention with rotary positions (Su et al., 2021) in Hugging Face's layout: at position `p`, element
-    /// `j` of a head is rotated together with element `j + head_dim / 2`, by the angle `p / theta^(2 j / head_dim)`.
+    /// Returns an attention with rotary positions (Su et al., 2021) in Hugging Face's layout: at position
+    /// `p`, element `j` of a head is rotated together with element `j + head_dim / 2`, by the angle
+    /// `p / theta^(2 j / head_dim)`.
     ///
     /// Angles are single precision, because the checkpoints were trained with such angles.
     ///
@@ -43,8 +44,8 @@ impl CausalAttention {
         Self::rotary_with(sequence, &rotary_frequencies(head_dim, theta), device)
     }
 
-    /// Like [`CausalAttention::rotary`], but with `frequencies[j]` in place of `1 / theta^(2 j / head_dim)`. A head has twice
-    /// as many elements as there are frequencies.
+    /// Like [`CausalAttention::rotary`], but with `frequencies[j]` in place of `1 / theta^(2 j / head_dim)`.
+    /// A head has twice as many elements as there are frequencies.
     ///
     /// # Panics
     /// When `sequence` is 0 or there are no frequencies.
@@ -75,8 +76,8 @@ impl CausalAttention {
         Self { sequence, head_dim, cos: table(f32::cos), sin: table(f32::sin), starts: None }
     }
 
-    /// Returns the same attention over the tokens of some rows: each token sees only its own document, at the positions of
-    /// `scope`.
+    /// Returns the same attention over the tokens of some rows: each token sees only its own document, at the
+    /// positions of `scope`.
     ///
     /// # Panics
     /// When the rows have another length, or a position is not below it.
@@ -102,10 +103,12 @@ impl CausalAttention {
         self.sequence
     }
 
-    /// Returns `softmax(q kᵀ / sqrt(head_dim)) v` for each head; each position attends to itself and earlier positions.
+    /// Returns `softmax(q kᵀ / sqrt(head_dim)) v` for each head; each position attends to itself and earlier
+    /// positions.
     ///
-    /// Shapes: `q [batch * sequence, heads * head_dim]`; `k` and `v` `[batch * sequence, kv_heads * head_dim]`; each
-    /// key head serves `heads / kv_heads` neighbouring query heads; the result has the shape of `q`.
+    /// Shapes: `q [batch * sequence, heads * head_dim]`; `k` and `v`
+    /// `[batch * sequence, kv_heads * head_dim]`; each key head serves `heads / kv_heads` neighbouring query
+    /// heads; the result has the shape of `q`.
     ///
     /// # Panics
     /// When the shapes do not match.
@@ -120,11 +123,13 @@ impl CausalAttention {
         saved.record(tape, (out, normalisers), shape)
     }
 
-    /// Like [`CausalAttention::forward`], but for the queries of a slice of each sequence. `keys` and `values` have a tensor
-    /// for every slice up to this one, in order. The backward keeps these tensors, not a copy of all of them together.
+    /// Like [`CausalAttention::forward`], but for the queries of a slice of each sequence. `keys` and
+    /// `values` have a tensor for every slice up to this one, in order. The backward keeps these tensors, not
+    /// a copy of all of them together.
     ///
-    /// Shapes: `q [batch, length, heads * head_dim]`, where `length` is the length of the slice; each tensor of `keys` and
-    /// `values` `[batch, length of its slice, kv_heads * head_dim]`; the result has the shape of `q`.
+    /// Shapes: `q [batch, length, heads * head_dim]`, where `length` is the length of the slice; each tensor
+    /// of `keys` and `values` `[batch, length of its slice, kv_heads * head_dim]`; the result has the shape
+    /// of `q`.
     ///
     /// # Panics
     /// When the shapes do not match, the slices are longer than the sequences, or the tokens have documents
@@ -249,7 +254,8 @@ pub fn rotary_frequencies(head_dim: usize, theta: f64) -> Vec<f32> {
     (0..head_dim / 2).map(frequency).collect()
 }
 
-/// Returns which keys each query does not see, `[batch, 1, sequence, sequence]`: the same ones for every head.
+/// Returns which keys each query does not see, `[batch, 1, sequence, sequence]`: the same ones for every
+/// head.
 pub(super) fn hidden_by_starts(starts: &[u32], dims: Dims, device: &Device) -> Tensor<4, Bool> {
     let Dims { batch, sequence, .. } = dims;
     let mut hidden = Vec::with_capacity(batch * sequence * sequence);
@@ -307,8 +313,8 @@ impl Saved {
         // The scale of the scores is part of the queries' rotation, so it costs nothing.
         let Dims { sequence, earlier, head_dim, .. } = self.dims;
         let (half, scale) = (head_dim / 2, 1.0 / (head_dim as f32).sqrt());
-        // Each token of rows with documents may have a position of its own. Slices have no such positions, and may be the first part of
-        // the tables.
+        // Each token of rows with documents may have a position of its own. Slices have no such positions,
+        // and may be the first part of the tables.
         let [of_keys, of_queries] = match self.starts {
             Some(_) => [0..cos.len(), 0..cos.len()],
             None => [0..(earlier + sequence) * half, earlier * half..(earlier + sequence) * half],

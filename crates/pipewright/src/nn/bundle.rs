@@ -1,9 +1,9 @@
 //! Any number of weights as one input of an operation on the tape.
 //!
-//! An operation has a fixed number of inputs, and a mixture has as many weights as experts. A chain of operations, one
-//! per weight, ends in a number, the bundle's token, which is the operation's input. The operation's backward pass
-//! fills a slot for each weight. The backward pass of the chain comes later and gives each weight the gradient in its
-//! slot.
+//! An operation has a fixed number of inputs, and a mixture has as many weights as experts. A chain of
+//! operations, one per weight, ends in a number, the bundle's token, which is the operation's input. The
+//! operation's backward pass fills a slot for each weight. The backward pass of the chain comes later and
+//! gives each weight the gradient in its slot.
 
 use std::sync::{Arc, Mutex, PoisonError};
 

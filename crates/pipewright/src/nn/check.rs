@@ -10,8 +10,8 @@ pub(super) fn numbers<const D: usize>(shape: [usize; D], scale: f32) -> Tensor<D
     Tensor::from_data(TensorData::new(values, shape), &Device::flex())
 }
 
-/// Checks that the results and the gradients of all inputs agree, for an upstream gradient that is not uniform. On a
-/// tape with gradient checkpointing, the operation itself is composed of Burn's.
+/// Checks that the results and the gradients of all inputs agree, for an upstream gradient that is not
+/// uniform. On a tape with gradient checkpointing, the operation itself is composed of Burn's.
 pub(super) fn check<const N: usize>(
     inputs: [Tensor<1>; N],
     operation: impl Fn([Tensor<1>; N]) -> Tensor<2>,

@@ -1,8 +1,8 @@
-//! Products and selections with deferred weight gradients, composed of Burn operations for devices that have no
-//! operation of their own in [`pipewright_kernel`].
+//! Products and selections with deferred weight gradients, composed of Burn operations for devices that have
+//! no operation of their own in [`pipewright_kernel`].
 //!
-//! On the tape, Burn computes the gradients of both factors of a product in one go. These operations compute the
-//! gradient of the weight in `W`.
+//! On the tape, Burn computes the gradients of both factors of a product in one go. These operations compute
+//! the gradient of the weight in `W`.
 
 use std::sync::Arc;
 
@@ -48,8 +48,8 @@ pub(super) fn select(
     record([recorded.clone(), recorded], rows, Arc::new(rule))
 }
 
-/// Returns a tensor in half precision in single precision, and any other tensor as it is: statistics, softmax and losses
-/// of half precision are computed in single precision.
+/// Returns a tensor in half precision in single precision, and any other tensor as it is: statistics, softmax
+/// and losses of half precision are computed in single precision.
 pub(crate) fn at_least_single<const D: usize>(tensor: Tensor<D>) -> Tensor<D> {
     if is_half(tensor.dtype()) { tensor.cast(DType::F32) } else { tensor }
 }
@@ -67,7 +67,8 @@ pub(crate) fn add_product(sum: Option<Tensor<2>>, x: Tensor<2>, gradient: Tensor
     }
 }
 
-/// Adds row `i` of `gradient` to row `ids[i]` of `sum`, a table of `shape`. The sum has at least single precision.
+/// Adds row `i` of `gradient` to row `ids[i]` of `sum`, a table of `shape`. The sum has at least single
+/// precision.
 pub(crate) fn add_rows(
     sum: Option<Tensor<2>>,
     ids: Tensor<1, Int>,
@@ -137,8 +138,8 @@ mod tests {
         found.into_data().assert_approx_eq::<f64>(&expected.into_data(), Tolerance::rel_abs(1e-12, 1e-12));
     }
 
-    /// Runs `layer` with and without a collector. The results and the gradients of `x` must agree, and what waits in
-    /// the collector must be the gradient of `weight`.
+    /// Runs `layer` with and without a collector. The results and the gradients of `x` must agree, and what
+    /// waits in the collector must be the gradient of `weight`.
     fn check(
         x: Option<&Tensor<2>>,
         weight: &Tensor<2>,

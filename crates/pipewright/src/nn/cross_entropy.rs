@@ -7,8 +7,8 @@ use super::operation::{CpuTensor, Operation, cpu_tensor, elements, indices, on_c
 
 /// Returns the mean over all rows of the cross entropy between `softmax(logits)` and the target ids, in nats.
 ///
-/// Shapes: logits `[rows, vocabulary]`, targets `[rows]`, result `[1]`. Logits in half precision have a loss in single
-/// precision.
+/// Shapes: logits `[rows, vocabulary]`, targets `[rows]`, result `[1]`. Logits in half precision have a loss
+/// in single precision.
 ///
 /// # Panics
 /// When a target is outside the vocabulary, or the number of targets differs from the number of rows.

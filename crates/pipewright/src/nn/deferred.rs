@@ -1,19 +1,19 @@
 //! Deferred weight gradients: the tasks that a backward pass leaves for `W`.
 //!
-//! A stage runs its forward inside [`Deferred::collect`]. A layer that can defer its weight gradient finds the
-//! collector there and keeps it in its operation. In the backward pass the operation adds a [`WeightTask`] to the
-//! collector instead of computing the gradient. So the action `I` computes input gradients only, and `W` runs the
-//! tasks.
+//! A stage runs its forward inside [`Deferred::collect`]. A layer that can defer its weight gradient finds
+//! the collector there and keeps it in its operation. In the backward pass the operation adds a
+//! [`WeightTask`] to the collector instead of computing the gradient. So the action `I` computes input
+//! gradients only, and `W` runs the tasks.
 //!
-//! The collector is a thread-local variable, because a module's forward has no argument for it. It is set for the
-//! duration of one forward; a nested collector hides the outer one.
+//! The collector is a thread-local variable, because a module's forward has no argument for it. It is set for
+//! the duration of one forward; a nested collector hides the outer one.
 //!
 //! # Sharded weights
 //!
-//! With sharded parameters, a stage has its whole weights only part of the time. The layers of such a stage keep no
-//! weight for their backward pass: they look it up in the stage's [`WeightStore`], which holds it again by then. The
-//! weights are not on the tape either: the collector's anchor, a scalar leaf, is recorded in their place, so that the
-//! backward pass reaches the operation.
+//! With sharded parameters, a stage has its whole weights only part of the time. The layers of such a stage
+//! keep no weight for their backward pass: they look it up in the stage's [`WeightStore`], which holds it
+//! again by then. The weights are not on the tape either: the collector's anchor, a scalar leaf, is recorded
+//! in their place, so that the backward pass reaches the operation.
 
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
@@ -134,8 +134,8 @@ impl Deferred {
         Self { tasks: Arc::default(), parameters, sharded: None }
     }
 
-    /// Returns a collector for a stage that finds its weights in `store`, and whose parameters are `nodes` of the tape
-    /// of `anchor`.
+    /// Returns a collector for a stage that finds its weights in `store`, and whose parameters are `nodes` of
+    /// the tape of `anchor`.
     pub(crate) fn with_sharded_weights(
         self,
         store: WeightStore,
@@ -151,8 +151,8 @@ impl Deferred {
         forward()
     }
 
-    /// Returns the collector of the forward that runs on this thread, if the gradient of `weight` can be deferred. A
-    /// weight that is computed from parameters (as in an adapter) needs its gradient on the tape.
+    /// Returns the collector of the forward that runs on this thread, if the gradient of `weight` can be
+    /// deferred. A weight that is computed from parameters (as in an adapter) needs its gradient on the tape.
     pub(super) fn current<const D: usize>(weight: &Tensor<D>, id: ParamId) -> Option<Self> {
         let current = CURRENT.with_borrow(Clone::clone)?;
         let is_parameter = match &current.sharded {
@@ -180,8 +180,8 @@ impl Deferred {
     }
 }
 
-/// Returns where to record an operation whose input `place` is a weight; `deferred` is the collector if the gradient is
-/// deferred.
+/// Returns where to record an operation whose input `place` is a weight; `deferred` is the collector if the
+/// gradient is deferred.
 pub(super) fn recorded_on<const N: usize>(
     tape: Tape<N>,
     place: usize,

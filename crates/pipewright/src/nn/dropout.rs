@@ -8,8 +8,9 @@ use crate::random::RandomStream;
 /// Sets elements to zero with a probability and scales the others, so that the expected value stays the same
 /// (Srivastava et al., 2014).
 ///
-/// Burn's own `Dropout` draws from the device's generator, which all ranks of a process share; its masks depend on the
-/// cut and on the order in which ranks run. This layer draws from a [`RandomStream`]; in a stage, get it from
+/// Burn's own `Dropout` draws from the device's generator, which all ranks of a process share; its masks
+/// depend on the cut and on the order in which ranks run. This layer draws from a [`RandomStream`]; in a
+/// stage, get it from
 /// [`StageContext::random`](crate::stage::StageContext::random). In an evaluation it is the identity.
 #[derive(Module, Debug)]
 pub struct Dropout {

@@ -30,8 +30,8 @@ impl Embedding {
     /// Returns the row of each id. Shapes: ids `[batch, sequence]`, result `[batch, sequence, width]`.
     ///
     /// # Panics
-    /// When an id is outside the table. Only the CPU back end checks this: on another device the check would have to
-    /// wait for the ids.
+    /// When an id is outside the table. Only the CPU back end checks this: on another device the check would
+    /// have to wait for the ids.
     pub fn forward(&self, ids: Tensor<2, Int>) -> Tensor<3> {
         let [batch, sequence] = ids.dims();
         let weight = self.weight.val();
@@ -40,8 +40,8 @@ impl Embedding {
         select(weight, ids, self.weight.id).reshape([batch, sequence, width])
     }
 
-    /// Like [`Embedding::forward`], but for a table of `ids_in_all` rows that is split over the ranks of `tensor`. The result
-    /// is equal on all ranks.
+    /// Like [`Embedding::forward`], but for a table of `ids_in_all` rows that is split over the ranks of
+    /// `tensor`. The result is equal on all ranks.
     ///
     /// # Panics
     /// As [`Embedding::forward`], and when a rank of the group fails.
@@ -65,8 +65,8 @@ impl Embedding {
     }
 }
 
-/// Returns the places of `ids` in the part `range` of a vocabulary, and 0 or 1 for whether the part has them. The place of
-/// an id that it does not have is arbitrary.
+/// Returns the places of `ids` in the part `range` of a vocabulary, and 0 or 1 for whether the part has them.
+/// The place of an id that it does not have is arbitrary.
 ///
 /// # Panics
 /// When an id is outside the vocabulary. Only the CPU back end checks this.

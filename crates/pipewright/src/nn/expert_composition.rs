@@ -5,9 +5,9 @@ use pipewright_kernel::grouped::Groups;
 
 use super::experts::Expert;
 
-/// Returns the mixture, composed of Burn's operations. An expert that no token chose computes the first token, and its
-/// result is not used. So its parameters have a gradient, which is zero. Choices of experts that are not here have a row of
-/// zeros.
+/// Returns the mixture, composed of Burn's operations. An expert that no token chose computes the first
+/// token, and its result is not used. So its parameters have a gradient, which is zero. Choices of experts
+/// that are not here have a row of zeros.
 pub(super) fn composed(x: Tensor<2>, weights: Tensor<2>, experts: &[&Expert], groups: &Groups) -> Tensor<2> {
     let ([tokens, width], [_, count]) = (x.dims(), weights.dims());
     let device = x.device();

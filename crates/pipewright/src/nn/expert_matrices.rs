@@ -1,7 +1,7 @@
 //! The matrices of a mixture's experts, as one input of an operation on the tape, and their gradients.
 //!
-//! The gradient of a matrix is computed in `W` if its stage can defer it, on the tape if the matrix is tracked, and
-//! otherwise never.
+//! The gradient of a matrix is computed in `W` if its stage can defer it, on the tape if the matrix is
+//! tracked, and otherwise never.
 
 use std::borrow::Cow;
 
@@ -86,8 +86,9 @@ impl Matrices {
         Some(Self { held, parts, bundle })
     }
 
-    /// Returns the tensor through which the tape reaches the matrices: the token of the matrices on the tape. If no matrix is
-    /// on it, this is a matrix whose gradient is deferred, with its collector; the tape then gets no gradient of it.
+    /// Returns the tensor through which the tape reaches the matrices: the token of the matrices on the tape.
+    /// If no matrix is on it, this is a matrix whose gradient is deferred, with its collector; the tape then
+    /// gets no gradient of it.
     pub(super) fn token(&self, experts: &[&Expert]) -> (Tensor<1>, Option<Deferred>) {
         let is_deferred = |held: &HeldMatrix| held.gradient.deferred().is_some();
         match self.held.iter().position(is_deferred).filter(|_| !self.bundle.token.is_tracked()) {

@@ -1,9 +1,9 @@
 //! A mixture of experts: each token goes through the experts that its router chose.
 //!
-//! On the CPU back end the tokens are sorted by expert, so that each expert is a product over its own tokens. The
-//! weight gradients of the experts can be deferred. The gradient of an expert that no token chose is zero: it is not
-//! absent, because an optimizer changes parameters with a zero gradient (momentum, weight decay) and skips those
-//! without one.
+//! On the CPU back end the tokens are sorted by expert, so that each expert is a product over its own tokens.
+//! The weight gradients of the experts can be deferred. The gradient of an expert that no token chose is
+//! zero: it is not absent, because an optimizer changes parameters with a zero gradient (momentum, weight
+//! decay) and skips those without one.
 
 use burn::module::Module;
 use burn::tensor::Tensor;
@@ -18,8 +18,8 @@ use super::relu_squared::relu_squared;
 use super::routing::Routing;
 use super::swiglu::swiglu;
 
-/// A feed-forward layer: `down(silu(gate(x)) * up(x))` with a gate, `down(max(up(x), 0)²)` without. Its layers have no
-/// bias.
+/// A feed-forward layer: `down(silu(gate(x)) * up(x))` with a gate, `down(max(up(x), 0)²)` without. Its
+/// layers have no bias.
 #[derive(Module, Debug)]
 pub struct Expert {
     /// Weight `[width, inner]`.
@@ -57,19 +57,19 @@ pub fn mix_experts(x: Tensor<2>, routing: &Routing, experts: &[Expert]) -> Tenso
     mix_chosen(x, routing.weights(), routing.chosen(), experts)
 }
 
-/// Like [`mix_experts`], but for another router: `chosen` has the experts of each token, one token after the other, and
-/// `weights` `[tokens, choices of a token]` their weights.
+/// Like [`mix_experts`], but for another router: `chosen` has the experts of each token, one token after the
+/// other, and `weights` `[tokens, choices of a token]` their weights.
 ///
 /// # Panics
-/// When there are no experts, weights and choices are not of the tokens, a choice is not of an expert, or an expert has
-/// a bias or a form or shape that differs from the first one's.
+/// When there are no experts, weights and choices are not of the tokens, a choice is not of an expert, or an
+/// expert has a bias or a form or shape that differs from the first one's.
 pub fn mix_chosen(x: Tensor<2>, weights: Tensor<2>, chosen: &[usize], experts: &[Expert]) -> Tensor<2> {
     mix(x, weights, chosen, &experts.iter().map(Some).collect::<Vec<_>>())
 }
 
-/// Like [`mix_chosen`], but for a rank that holds some of the experts; the entries of the others are `None`. A choice of an
-/// expert that the rank does not hold adds nothing. The sum over the ranks of a tensor group is the mixture
-/// ([`TensorParallel::experts`](super::TensorParallel::experts)).
+/// Like [`mix_chosen`], but for a rank that holds some of the experts; the entries of the others are `None`.
+/// A choice of an expert that the rank does not hold adds nothing. The sum over the ranks of a tensor group
+/// is the mixture ([`TensorParallel::experts`](super::TensorParallel::experts)).
 ///
 /// # Panics
 /// When the rank holds no expert, or as [`mix_chosen`].
@@ -99,7 +99,8 @@ fn mix(x: Tensor<2>, weights: Tensor<2>, chosen: &[usize], experts: &[Option<&Ex
     let held: Vec<_> = matrices.held.iter().map(|held| elements(&held.value)).collect();
     let parts = Parts::new(&held, matrices.parts);
     let rows = groups.gather(&elements(&x), width);
-    // The tensors that the backward keeps are rounded first, so that it sees the numbers with which the forward continues.
+    // The tensors that the backward keeps are rounded first, so that it sees the numbers with which the
+    // forward continues.
     let kept = |rows: Vec<f32>| tape.kept(rows, [groups.rows(), inner]);
     let gate = parts.gates.as_ref().map(|gates| kept(groups.product(&rows, gates, [width, inner], false)));
     let up = kept(groups.product(&rows, &parts.ups, [width, inner], false));
@@ -210,8 +211,8 @@ impl Operation<3> for ExpertsBackward {
             let down = (activated, tensor(d_out, width));
             matrices.differentiate(&groups, &inputs.chain([down]).collect::<Vec<_>>());
         }
-        // The token has a gradient, so that the tape continues to the bundle, which takes the gradients out of the
-        // slots.
+        // The token has a gradient, so that the tape continues to the bundle, which takes the gradients out
+        // of the slots.
         let d_token = matrices.slots.filter(|_| for_matrices).map(|_| cpu_tensor(vec![0.0], [1]));
         [d_x, d_weights, d_token]
     }

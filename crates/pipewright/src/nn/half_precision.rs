@@ -1,6 +1,6 @@
-//! Tests of all operations on tensors of half precision: each result is the rounded result of single precision on the
-//! same numbers. The hand-written operations and the compositions are both tested; Burn's tape with checkpointing has only the
-//! latter.
+//! Tests of all operations on tensors of half precision: each result is the rounded result of single
+//! precision on the same numbers. The hand-written operations and the compositions are both tested; Burn's
+//! tape with checkpointing has only the latter.
 
 use std::ops::Range;
 use std::sync::Arc;

@@ -19,8 +19,8 @@ pub struct KeyValueCache {
 }
 
 impl KeyValueCache {
-    /// Returns the cache of an attention with these rotary frequencies, without tokens. A head has twice as many elements
-    /// as there are frequencies.
+    /// Returns the cache of an attention with these rotary frequencies, without tokens. A head has twice as
+    /// many elements as there are frequencies.
     pub fn new(frequencies: Arc<[f32]>) -> Self {
         Self { frequencies, tokens: 0, keys: Vec::new(), values: Vec::new() }
     }
@@ -30,11 +30,11 @@ impl KeyValueCache {
         self.tokens
     }
 
-    /// Appends the keys and values of the next tokens of the sequence, and returns the attention of their queries: each token
-    /// sees itself and all before it. Gradients are not computed.
+    /// Appends the keys and values of the next tokens of the sequence, and returns the attention of their
+    /// queries: each token sees itself and all before it. Gradients are not computed.
     ///
-    /// Shapes: `q [tokens, heads * head_dim]`; `k` and `v` `[tokens, kv_heads * head_dim]`; the result has the shape of `q`.
-    /// The results differ from [`CausalAttention::forward`]'s in rounding only.
+    /// Shapes: `q [tokens, heads * head_dim]`; `k` and `v` `[tokens, kv_heads * head_dim]`; the result has
+    /// the shape of `q`. The results differ from [`CausalAttention::forward`]'s in rounding only.
     ///
     /// # Panics
     /// When the shapes do not match.

@@ -42,8 +42,9 @@ impl Linear {
         self.forward_split_inputs(x, &TensorParallel::default())
     }
 
-    /// Returns `x w + b` for a layer whose inputs are split over the ranks of `tensor`: each rank has its part of the
-    /// inputs and the rows of the weight for them, and all have the whole bias. The result is equal on all ranks.
+    /// Returns `x w + b` for a layer whose inputs are split over the ranks of `tensor`: each rank has its
+    /// part of the inputs and the rows of the weight for them, and all have the whole bias. The result is
+    /// equal on all ranks.
     ///
     /// # Panics
     /// As [`Linear::forward`], and when a rank of the group fails.

@@ -1,9 +1,9 @@
 //! Layers for stages with few passes over memory, whose weight gradients can be deferred.
 //!
 //! [`Linear`] and [`Embedding`] have Burn's parameters, names and initial values. They and [`TiedHead`] defer their
-//! weight gradients: inside a stage, the backward pass computes only the gradients of the inputs. The products for the
-//! weights are computed when the schedule says so (`W`) and are added in place to the sums of the step. Outside a stage
-//! they are ordinary layers.
+//! weight gradients: inside a stage, the backward pass computes only the gradients of the inputs. The
+//! products for the weights are computed when the schedule says so (`W`) and are added in place to the sums
+//! of the step. Outside a stage they are ordinary layers.
 //!
 //! A layer of your own defers its weight gradients as a [`SplitBackward`].
 //!

@@ -1,11 +1,11 @@
 //! Converts tensors for a hand-written operation of the CPU back end, and records the operation on the tape.
 //!
 //! [`on_cpu`] checks whether the operation can run here: single or half precision, the CPU back end, and a tape without
-//! checkpointing or no tape. Otherwise the caller composes Burn operations, so that each operation runs on every
-//! device.
+//! checkpointing or no tape. Otherwise the caller composes Burn operations, so that each operation runs on
+//! every device.
 //!
-//! All arithmetic is in single precision. An operation keeps tensors of half precision as they are for its backward, reads
-//! their [`elements`] in single precision, and its results and gradients are rounded once.
+//! All arithmetic is in single precision. An operation keeps tensors of half precision as they are for its
+//! backward, reads their [`elements`] in single precision, and its results and gradients are rounded once.
 
 use std::borrow::Cow;
 use std::fmt::Debug;
@@ -25,8 +25,8 @@ pub(crate) type CpuTensor = FloatTensor<Flex>;
 
 /// The backward pass of an operation, with the data that it keeps.
 pub(crate) trait Operation<const N: usize>: Clone + Debug + Send + 'static {
-    /// Returns the gradients of the `wanted` inputs from the gradient of the output. They may have single precision: the
-    /// tape gets them in the element types of the inputs.
+    /// Returns the gradients of the `wanted` inputs from the gradient of the output. They may have single
+    /// precision: the tape gets them in the element types of the inputs.
     fn backward(self, gradient: CpuTensor, wanted: [bool; N]) -> [Option<CpuTensor>; N];
 }
 
@@ -86,7 +86,8 @@ pub(crate) fn node_of<const D: usize>(tensor: &Tensor<D>) -> Option<NodeId> {
     node
 }
 
-/// Returns the tensor of the CPU back end, row-major, if it is a tensor of that back end off the tape, in single or half precision.
+/// Returns the tensor of the CPU back end, row-major, if it is a tensor of that back end off the tape, in
+/// single or half precision.
 pub(crate) fn cpu<const D: usize>(tensor: Tensor<D>) -> Option<CpuTensor> {
     if !is_computed_here(tensor.dtype()) {
         return None;
@@ -120,8 +121,8 @@ impl<const N: usize> Tape<N> {
         with_dtype(cpu_tensor(elements, shape), self.result)
     }
 
-    /// Returns the operation's result as a tensor and records its backward pass. `operation` makes the backward pass
-    /// from the result.
+    /// Returns the operation's result as a tensor and records its backward pass. `operation` makes the
+    /// backward pass from the result.
     pub(crate) fn record<const D: usize, O: Operation<N>>(
         self,
         elements: Vec<f32>,
@@ -173,7 +174,8 @@ pub(super) fn tensor_of<E: Element>(elements: Vec<E>, shape: impl Into<Shape>) -
     CpuTensor::from_data(TensorData::new(elements, shape.into()))
 }
 
-/// Returns the elements of a tensor that [`row_major`] returned, in single precision. Elements of half precision are copied.
+/// Returns the elements of a tensor that [`row_major`] returned, in single precision. Elements of half
+/// precision are copied.
 pub(crate) fn elements(tensor: &CpuTensor) -> Cow<'_, [f32]> {
     let range = range_of(tensor);
     match tensor.dtype() {
@@ -194,7 +196,8 @@ pub(super) fn row_major(tensor: CpuTensor) -> CpuTensor {
     if tensor.is_contiguous() { tensor } else { tensor.to_contiguous() }
 }
 
-/// Returns the tensor, in single precision, in storage of exactly its elements, so that the whole storage may be overwritten.
+/// Returns the tensor, in single precision, in storage of exactly its elements, so that the whole storage may
+/// be overwritten.
 pub(crate) fn owned(tensor: CpuTensor) -> CpuTensor {
     let whole = tensor.storage::<f32>().len() == tensor.layout().num_elements();
     if whole && tensor.is_contiguous() { tensor } else { tensor.to_contiguous() }
@@ -231,8 +234,8 @@ impl<O: Operation<N>, const N: usize> Backward<Flex, N> for Recorded<O> {
     }
 }
 
-/// Panics unless the last dimension of an input has the number of features that a layer takes. The runtime reports the
-/// panic as an error of the stage, with the layer's place in the model.
+/// Panics unless the last dimension of an input has the number of features that a layer takes. The runtime
+/// reports the panic as an error of the stage, with the layer's place in the model.
 pub(super) fn takes_features(layer: &str, expected: usize, shape: &[usize]) {
     let found = shape.last().copied().unwrap_or_default();
     assert!(

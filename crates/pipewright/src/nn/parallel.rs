@@ -1,10 +1,11 @@
 //! Layers whose weights are split over the ranks of a tensor group, which compute each stage together.
 //!
-//! A layer that is split by its outputs ("column-parallel") takes the same inputs on every rank, and returns the rank's
-//! part of the outputs. A layer that is split by its inputs ("row-parallel") takes the rank's part of the inputs, and adds
-//! the results of all ranks ([`Linear::forward_split_inputs`](super::Linear::forward_split_inputs)). Between the two, the
-//! ranks compute without communication. [`TensorParallel::enter`] begins such a region: the backward adds there what each
-//! rank's part of the layers contributes to the gradient of the inputs.
+//! A layer that is split by its outputs ("column-parallel") takes the same inputs on every rank, and returns
+//! the rank's part of the outputs. A layer that is split by its inputs ("row-parallel") takes the rank's part
+//! of the inputs, and adds the results of all ranks
+//! ([`Linear::forward_split_inputs`](super::Linear::forward_split_inputs)). Between the two, the ranks
+//! compute without communication. [`TensorParallel::enter`] begins such a region: the backward adds there
+//! what each rank's part of the layers contributes to the gradient of the inputs.
 //!
 //! Sums are added in the order of the ranks, in single precision, so all ranks have the same bits.
 
@@ -21,8 +22,8 @@ use crate::tensor::{Placement, TensorRank, TensorShard, Value, Values};
 
 /// The exchange of tensors between the ranks of a group.
 pub(crate) trait TensorLink: Debug + Send + Sync {
-    /// Sends tensors to each rank of the group, this one included, and returns what each rank has sent to this one. Both lists
-    /// are in the order of the ranks. All ranks of the group must call it.
+    /// Sends tensors to each rank of the group, this one included, and returns what each rank has sent to
+    /// this one. Both lists are in the order of the ranks. All ranks of the group must call it.
     ///
     /// If a rank of the group fails, the call unwinds with the cause as its payload.
     fn exchange(&self, to_ranks: Vec<Values>) -> Vec<Values>;
@@ -30,8 +31,8 @@ pub(crate) trait TensorLink: Debug + Send + Sync {
 
 /// A rank's place in its tensor group, and its connection to the other ranks.
 ///
-/// All ranks of a group must call the same operations in the same order. They do if they have the same stages and run the
-/// same program.
+/// All ranks of a group must call the same operations in the same order. They do if they have the same stages
+/// and run the same program.
 #[derive(Clone, Debug)]
 pub struct TensorParallel {
     rank: TensorRank,
@@ -53,14 +54,14 @@ impl TensorParallel {
         Self { link: Some(link).filter(|_| rank.of > 1), ..Self::unconnected(rank) }
     }
 
-    /// Returns the place of a rank without its connection, to describe what the rank holds. Do not compute with it: sums
-    /// contain only this rank's part.
+    /// Returns the place of a rank without its connection, to describe what the rank holds. Do not compute
+    /// with it: sums contain only this rank's part.
     pub fn unconnected(rank: TensorRank) -> Self {
         Self { rank, link: None, whole_experts: false }
     }
 
-    /// Returns the same rank, which holds whole experts of a mixture if `whole`, and otherwise a shard of each expert
-    /// ([`PipelineConfig::expert_parallel`](crate::pipeline::PipelineConfig::expert_parallel)).
+    /// Returns the same rank, which holds whole experts of a mixture if `whole`, and otherwise a shard of
+    /// each expert ([`PipelineConfig::expert_parallel`](crate::pipeline::PipelineConfig::expert_parallel)).
     pub fn with_whole_experts(self, whole: bool) -> Self {
         Self { whole_experts: whole, ..self }
     }
@@ -90,9 +91,10 @@ impl TensorParallel {
         self.shard(Placement::split(0, self.rank.of)).range(size)
     }
 
-    /// Returns the experts of a mixture of `count` experts that this rank holds: all if it holds a shard of each of them. If it
-    /// holds whole experts, these are neighbours, and the first ranks have one more each if the numbers do not divide. With
-    /// fewer experts than ranks, the last ranks have no expert, which a layer should refuse.
+    /// Returns the experts of a mixture of `count` experts that this rank holds: all if it holds a shard of
+    /// each of them. If it holds whole experts, these are neighbours, and the first ranks have one more each
+    /// if the numbers do not divide. With fewer experts than ranks, the last ranks have no expert, which a
+    /// layer should refuse.
     pub fn experts(&self, count: usize) -> Range<usize> {
         let TensorRank { index, of } = self.rank;
         if self.holds_whole_experts() { part(count, index as usize, of as usize) } else { 0..count }
@@ -113,8 +115,8 @@ impl TensorParallel {
         record([x.clone(), x.clone()], inner_of(x), rule)
     }
 
-    /// Returns the sum of `x` over all ranks, whose gradient is the gradient of each `x`. If any rank's `x` needs a
-    /// gradient, the sum needs one on all ranks, so that all of them run the same backward.
+    /// Returns the sum of `x` over all ranks, whose gradient is the gradient of each `x`. If any rank's `x`
+    /// needs a gradient, the sum needs one on all ranks, so that all of them run the same backward.
     ///
     /// # Panics
     /// When a rank of the group fails.
@@ -122,7 +124,8 @@ impl TensorParallel {
         let Some(link) = self.link() else { return x };
         let (sum, is_tracked) = sum(link.as_ref(), self.rank.of, inner_of(x.clone()), x.is_tracked());
         if is_tracked && !x.is_tracked() {
-            // The trained parameters are on other ranks, such as the experts of a mixture that are not frozen.
+            // The trained parameters are on other ranks, such as the experts of a mixture that are not
+            // frozen.
             on_tape_of(sum, &x).require_grad()
         } else {
             record([x.clone(), x], sum, Arc::new(SameGradient))
@@ -159,8 +162,9 @@ fn tensor_of(value: Value) -> Tensor<2> {
 
 /// Returns the sum of the ranks' `x`, and whether any of them is `marked`.
 ///
-/// With three and more ranks, each rank adds a part of the rows, and the ranks then exchange the sums: a rank sends
-/// `2 (n - 1) / n` of its `x` instead of `n - 1` times all of it. The additions are the same, in the same order.
+/// With three and more ranks, each rank adds a part of the rows, and the ranks then exchange the sums: a rank
+/// sends `2 (n - 1) / n` of its `x` instead of `n - 1` times all of it. The additions are the same, in the
+/// same order.
 fn sum(link: &dyn TensorLink, ranks: u32, x: Tensor<2>, marked: bool) -> (Tensor<2>, bool) {
     let ranks = ranks as usize;
     let mark = |value: Value| if marked { value } else { value.constant() };
@@ -317,7 +321,8 @@ pub(super) mod tests {
         assert_eq!(sent(4, 3), 3 * 3 * ROW);
     }
 
-    /// Parts are rows, which the ranks may share unevenly; with fewer rows than ranks, or two ranks, there is one part.
+    /// Parts are rows, which the ranks may share unevenly; with fewer rows than ranks, or two ranks, there is
+    /// one part.
     #[test]
     fn a_sum_in_parts_has_the_bits_of_the_sum_in_one() {
         for precision in [DType::F32, DType::BF16] {

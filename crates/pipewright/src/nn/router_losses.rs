@@ -1,6 +1,6 @@
-//! The losses of routers over some of the tokens. Each is one operation, so that a router's logits have as few
-//! gradients to add as possible: a sum of two does not depend on their order, which differs with the cut of a model. The
-//! losses of half precision have single precision.
+//! The losses of routers over some of the tokens. Each is one operation, so that a router's logits have as
+//! few gradients to add as possible: a sum of two does not depend on their order, which differs with the cut
+//! of a model. The losses of half precision have single precision.
 
 use std::sync::Arc;
 
@@ -10,11 +10,13 @@ use pipewright_kernel::router_losses::{backward, choice, choice_backward, forwar
 use super::composed::at_least_single;
 use super::operation::{CpuTensor, Operation, cpu_tensor, elements, on_cpu};
 
-/// Returns the balance loss and the loss of the logits, shape `[2]`: the means over tokens of `sum_e p_e loads_e`
-/// (Fedus et al., 2022), with `p` the softmax of a token's logits, and of `(log sum_e exp l_e)²` (Zoph et al., 2022).
+/// Returns the balance loss and the loss of the logits, shape `[2]`: the means over tokens of
+/// `sum_e p_e loads_e` (Fedus et al., 2022), with `p` the softmax of a token's logits, and of
+/// `(log sum_e exp l_e)²` (Zoph et al., 2022).
 ///
-/// `loads` carries no gradient; with `E` times the share of the tokens that chose an expert, the first loss is the
-/// number of a token's choices if all experts are chosen equally often. `weights` has each token's weight in the means.
+/// `loads` carries no gradient; with `E` times the share of the tokens that chose an expert, the first loss
+/// is the number of a token's choices if all experts are chosen equally often. `weights` has each token's
+/// weight in the means.
 ///
 /// Shape: logits `[tokens, experts]`.
 ///
@@ -60,8 +62,8 @@ impl Operation<1> for LossesBackward {
     }
 }
 
-/// Returns the mean over tokens of the binary cross entropy of a score against 1 if the token was chosen and 0 if not,
-/// shape `[1]`. `weights` has each token's weight in the mean.
+/// Returns the mean over tokens of the binary cross entropy of a score against 1 if the token was chosen and
+/// 0 if not, shape `[1]`. `weights` has each token's weight in the mean.
 ///
 /// Shape: scores `[tokens, 1]`.
 ///

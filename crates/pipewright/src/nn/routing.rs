@@ -1,4 +1,5 @@
-//! The router of a mixture of experts: the experts of each token, their weights, and the balance of the choices.
+//! The router of a mixture of experts: the experts of each token, their weights, and the balance of the
+//! choices.
 
 use std::sync::Arc;
 
@@ -40,9 +41,10 @@ enum Probabilities {
 }
 
 impl Routing {
-    /// Chooses `count` experts for each token: the experts with the largest `softmax(logits)`, in single precision over all
-    /// experts. The weight of a chosen expert is its probability, divided by the sum of the token's chosen ones if
-    /// `normalised`. Gradients flow through the weights. If probabilities are equal, the first expert is chosen.
+    /// Chooses `count` experts for each token: the experts with the largest `softmax(logits)`, in single
+    /// precision over all experts. The weight of a chosen expert is its probability, divided by the sum of
+    /// the token's chosen ones if `normalised`. Gradients flow through the weights. If probabilities are
+    /// equal, the first expert is chosen.
     ///
     /// Shape: logits `[tokens, experts]`.
     ///
@@ -69,8 +71,8 @@ impl Routing {
         Self { weights, chosen, experts, is_finite, probabilities }
     }
 
-    /// Like [`Routing::new`], but made of Burn's operations. The choice is made on the host from the probabilities, so that it is
-    /// the same on every device.
+    /// Like [`Routing::new`], but made of Burn's operations. The choice is made on the host from the
+    /// probabilities, so that it is the same on every device.
     fn composed(logits: Tensor<2>, count: usize, normalised: bool) -> Self {
         let [tokens, experts] = logits.dims();
         let precision = logits.dtype();
@@ -98,7 +100,8 @@ impl Routing {
         self.weights.clone()
     }
 
-    /// Returns the chosen experts, `count` for each token, in the order of the weights: the largest probability first.
+    /// Returns the chosen experts, `count` for each token, in the order of the weights: the largest
+    /// probability first.
     pub fn chosen(&self) -> &[usize] {
         &self.chosen
     }
@@ -108,7 +111,8 @@ impl Routing {
         self.experts
     }
 
-    /// Returns how many tokens chose each expert, for [`StageContext::expert_load`](crate::stage::StageContext::expert_load).
+    /// Returns how many tokens chose each expert, for
+    /// [`StageContext::expert_load`](crate::stage::StageContext::expert_load).
     pub fn counts(&self) -> Vec<u64> {
         count_choices(&self.chosen, self.experts)
     }
@@ -118,9 +122,9 @@ impl Routing {
         self.is_finite
     }
 
-    /// Returns the load-balancing loss `E sum(f_e P_e)` over the experts, shape `[1]`. `f_e` is the fraction of the
-    /// tokens that chose expert `e`, which carries no gradient, and `P_e` the mean of its probability. The loss is
-    /// `count` if all experts are chosen equally often.
+    /// Returns the load-balancing loss `E sum(f_e P_e)` over the experts, shape `[1]`. `f_e` is the fraction
+    /// of the tokens that chose expert `e`, which carries no gradient, and `P_e` the mean of its probability.
+    /// The loss is `count` if all experts are chosen equally often.
     pub fn balance_loss(&self) -> Tensor<1> {
         let tokens = self.weights.dims()[0];
         let loads = loads(&self.chosen, self.experts, tokens);

@@ -1,5 +1,5 @@
-//! Attention in which a token sees only some of the earlier tokens: the tokens of its document, of a window, or the
-//! ones that were chosen from a longer row. A bias may depend on relations between tokens.
+//! Attention in which a token sees only some of the earlier tokens: the tokens of its document, of a window,
+//! or the ones that were chosen from a longer row. A bias may depend on relations between tokens.
 
 use std::sync::Arc;
 
@@ -25,16 +25,16 @@ pub struct Relations {
 pub struct ScopedAttention {
     /// Elements of a head, an even number.
     pub head_dim: usize,
-    /// The base of rotary positions (Su et al., 2021) in Hugging Face's layout; `None` for an attention without
-    /// positions.
+    /// The base of rotary positions (Su et al., 2021) in Hugging Face's layout; `None` for an attention
+    /// without positions.
     pub rope_theta: Option<f64>,
     /// How many positions back a token sees, itself included; `None` for all.
     pub window: Option<usize>,
 }
 
 impl ScopedAttention {
-    /// Returns `softmax(q kᵀ / sqrt(head_dim) + bias) v` for each head over the tokens that a token sees. The bias is
-    /// the sum of a head's entries of `table` `[relations, heads]` over the relations that hold.
+    /// Returns `softmax(q kᵀ / sqrt(head_dim) + bias) v` for each head over the tokens that a token sees. The
+    /// bias is the sum of a head's entries of `table` `[relations, heads]` over the relations that hold.
     ///
     /// Shapes as of [`CausalAttention::forward`](super::CausalAttention::forward).
     ///
@@ -104,7 +104,8 @@ impl ScopedAttention {
 #[derive(Clone, Debug)]
 struct Places {
     starts: Arc<[u32]>,
-    /// Of each token, or of the tokens of one row if all rows have the same positions: `[tokens, head_dim / 2]`.
+    /// Of each token, or of the tokens of one row if all rows have the same positions:
+    /// `[tokens, head_dim / 2]`.
     cos: Arc<[f32]>,
     sin: Arc<[f32]>,
 }

@@ -11,17 +11,17 @@ use super::weight_list::{Gradients, WeightList, gradients_of};
 use crate::autodiff::{Rule, inner_of, record};
 use crate::tensor::{Boundary, Value, Values, pack, unpack};
 
-/// A differentiable function of one input and some weights, whose backward pass is split in two: `I` computes the
-/// gradient of the input, and `W` computes the gradients of the weights.
+/// A differentiable function of one input and some weights, whose backward pass is split in two: `I` computes
+/// the gradient of the input, and `W` computes the gradients of the weights.
 ///
 /// A layer calls [`SplitBackward::apply`] in its forward. Inside a stage, the runtime then defers
 /// [`backward_weights`](SplitBackward::backward_weights) until the schedule says `W`; zero-bubble schedules do so to
-/// fill bubbles. Outside a stage, or if a weight is not a parameter of the stage (it may be computed from parameters),
-/// the tape computes all gradients at once. The results are the same.
+/// fill bubbles. Outside a stage, or if a weight is not a parameter of the stage (it may be computed from
+/// parameters), the tape computes all gradients at once. The results are the same.
 ///
-/// All tensors are plain tensors off the tape, on the device of the stage. `I` is the number of dimensions of the
-/// input, and `O` the number of dimensions of the output. Values that need no gradient, such as a frozen matrix or a mask, are fields of the
-/// type that implements the trait.
+/// All tensors are plain tensors off the tape, on the device of the stage. `I` is the number of dimensions of
+/// the input, and `O` the number of dimensions of the output. Values that need no gradient, such as a frozen
+/// matrix or a mask, are fields of the type that implements the trait.
 ///
 /// ```
 /// use burn::module::{Module, Param};
@@ -82,7 +82,8 @@ pub trait SplitBackward<const I: usize, const O: usize>: Send + Sync + 'static {
     /// The tensors that `I` leaves for `W`.
     type Waiting: Send + 'static;
 
-    /// Returns the output, and the tensors to save. It need not save the weights, which the backward pass gets again.
+    /// Returns the output, and the tensors to save. It need not save the weights, which the backward pass
+    /// gets again.
     fn forward(&self, input: Tensor<I>, weights: Self::Weights) -> (Tensor<O>, Self::Saved);
 
     /// Returns the gradient of the input if it is wanted, and the tensors from which
@@ -99,14 +100,14 @@ pub trait SplitBackward<const I: usize, const O: usize>: Send + Sync + 'static {
     /// Returns the gradient of each weight, in its shape.
     fn backward_weights(&self, waiting: Self::Waiting) -> Self::Weights;
 
-    /// Runs the forward with `weights`, and records the backward pass. `weights` is a reference to a parameter, or a
-    /// tuple of references: `(&self.weight, &self.bias)`.
+    /// Runs the forward with `weights`, and records the backward pass. `weights` is a reference to a
+    /// parameter, or a tuple of references: `(&self.weight, &self.bias)`.
     ///
     /// # Panics
-    /// When the output requires a gradient although input and weights are off the tape: then a field of `self` does. In
-    /// the backward pass, when a wanted gradient is missing or the gradient of the input has another shape than the
-    /// input. In a step, a panic is reported with the stage and the action, and so is a weight's gradient of a wrong
-    /// shape.
+    /// When the output requires a gradient although input and weights are off the tape: then a field of
+    /// `self` does. In the backward pass, when a wanted gradient is missing or the gradient of the input has
+    /// another shape than the input. In a step, a panic is reported with the stage and the action, and so is
+    /// a weight's gradient of a wrong shape.
     fn apply<P>(self, input: Tensor<I>, weights: P) -> Tensor<O>
     where
         Self: Sized,

@@ -1,5 +1,5 @@
-//! `y = x Eᵀ`: the head of a model whose output weight is its embedding's table, with a weight gradient that can be
-//! deferred.
+//! `y = x Eᵀ`: the head of a model whose output weight is its embedding's table, with a weight gradient that
+//! can be deferred.
 //!
 //! The head does not share the table's storage: it holds its own copy. The stages declare both copies as
 //! [shared](crate::stage::StageModule::shared_parameters); the pipeline sums their gradients and so keeps them equal.

@@ -7,7 +7,8 @@ use std::sync::Arc;
 pub struct TokenScope {
     /// Tokens of a row.
     pub sequence: usize,
-    /// The document of each token, row by row. Tokens of one document follow each other, and see only each other.
+    /// The document of each token, row by row. Tokens of one document follow each other, and see only each
+    /// other.
     pub documents: Arc<[u32]>,
     /// The position of each token, row by row, ascending in a document.
     pub positions: Arc<[u32]>,

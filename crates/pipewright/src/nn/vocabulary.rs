@@ -1,8 +1,8 @@
 //! The training loss of a language model whose vocabulary is split over the ranks of a tensor group.
 //!
-//! Each rank has the logits of its part of the vocabulary. The ranks exchange three numbers for each row: the largest
-//! logit, the sum of the exponentials relative to it, and the logit of the target or zero. Each rank then computes the
-//! loss, and in the backward the gradient of its own logits.
+//! Each rank has the logits of its part of the vocabulary. The ranks exchange three numbers for each row: the
+//! largest logit, the sum of the exponentials relative to it, and the logit of the target or zero. Each rank
+//! then computes the loss, and in the backward the gradient of its own logits.
 
 use std::sync::Arc;
 
@@ -17,10 +17,12 @@ use crate::autodiff::{Rule, inner_of, record};
 
 /// Returns [`cross_entropy`] of a vocabulary of this size, whose logits are split over the ranks of `tensor`.
 ///
-/// Shapes: logits `[rows, part of the vocabulary]`, targets `[rows]`, result `[1]`, which is equal on all ranks.
+/// Shapes: logits `[rows, part of the vocabulary]`, targets `[rows]`, result `[1]`, which is equal on all
+/// ranks.
 ///
 /// # Panics
-/// When a target is outside the vocabulary, the number of targets differs from the number of rows, or a rank of the group fails.
+/// When a target is outside the vocabulary, the number of targets differs from the number of rows, or a rank
+/// of the group fails.
 pub fn split_cross_entropy(
     logits: Tensor<2>,
     targets: Tensor<1, Int>,
@@ -33,14 +35,15 @@ pub fn split_cross_entropy(
     }
 }
 
-/// Returns [`weighted_cross_entropy`] of a vocabulary of this size, whose logits are split over the ranks of `tensor`.
+/// Returns [`weighted_cross_entropy`] of a vocabulary of this size, whose logits are split over the ranks of
+/// `tensor`.
 ///
-/// Shapes: logits `[rows, part of the vocabulary]`, targets `[rows]`, weights `[rows]`, result `[1]`, which is equal on all
-/// ranks. All ranks have the same targets and weights.
+/// Shapes: logits `[rows, part of the vocabulary]`, targets `[rows]`, weights `[rows]`, result `[1]`, which
+/// is equal on all ranks. All ranks have the same targets and weights.
 ///
 /// # Panics
-/// When the target of a row with a weight is outside the vocabulary, the number of targets or of weights differs from
-/// the number of rows, or a rank of the group fails.
+/// When the target of a row with a weight is outside the vocabulary, the number of targets or of weights
+/// differs from the number of rows, or a rank of the group fails.
 pub fn split_weighted_cross_entropy(
     logits: Tensor<2>,
     targets: Tensor<1, Int>,
@@ -153,8 +156,8 @@ mod tests {
         assert_eq!(found[1].1.to_data(), TensorData::zeros::<f32, _>([2, 4]));
     }
 
-    /// Compares a loss of split logits, `[rows, vocabulary]`, and its gradient with the loss and the gradient of the whole
-    /// vocabulary, three times.
+    /// Compares a loss of split logits, `[rows, vocabulary]`, and its gradient with the loss and the gradient
+    /// of the whole vocabulary, three times.
     fn check(
         [rows, vocabulary]: [usize; 2],
         (ranks, scale): (u32, f32),

@@ -1,10 +1,10 @@
-//! The training loss of a language model whose vocabulary is cut into parts that are computed one after another, each by a
-//! layer of its own.
+//! The training loss of a language model whose vocabulary is cut into parts that are computed one after
+//! another, each by a layer of its own.
 //!
-//! A part adds its logits to the statistics of the parts before it ([`vocabulary_statistics`]), and the statistics after
-//! the last part give the loss ([`statistics_loss`]). No part sees the logits of another one: the statistics are two numbers
-//! of each row. This is the idea of vocabulary parallelism (Yeung, Qi, Lin and Wan, 2024, arXiv:2411.05288) in a form for
-//! stages that compute one after another.
+//! A part adds its logits to the statistics of the parts before it ([`vocabulary_statistics`]), and the
+//! statistics after the last part give the loss ([`statistics_loss`]). No part sees the logits of another
+//! one: the statistics are two numbers of each row. This is the idea of vocabulary parallelism (Yeung, Qi,
+//! Lin and Wan, 2024, arXiv:2411.05288) in a form for stages that compute one after another.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -17,15 +17,16 @@ use super::embedding::local_ids;
 use super::operation::{CpuTensor, Operation, cpu_tensor, elements, indices, on_cpu};
 use crate::autodiff::{Rule, inner_of, record};
 
-/// Returns the statistics of rows after a part of the vocabulary: the logarithm of the sum of the exponentials of all logits
-/// so far, and the logit of the target, or 0 as long as no part had it. `earlier` has the statistics after the part before;
-/// the first part has no statistics before it.
+/// Returns the statistics of rows after a part of the vocabulary: the logarithm of the sum of the
+/// exponentials of all logits so far, and the logit of the target, or 0 as long as no part had it. `earlier`
+/// has the statistics after the part before; the first part has no statistics before it.
 ///
 /// Shapes: logits `[rows, part]`, for the token ids `range`, targets `[rows]`, statistics `[rows, 2]`. The
 /// statistics have at least single precision.
 ///
 /// # Panics
-/// When a target is outside the vocabulary, or the shapes do not fit each other. Only the CPU back end checks the targets.
+/// When a target is outside the vocabulary, or the shapes do not fit each other. Only the CPU back end checks
+/// the targets.
 pub fn vocabulary_statistics(
     logits: Tensor<2>,
     targets: Tensor<1, Int>,
@@ -154,7 +155,8 @@ impl Rule for StatisticsRule {
     fn backward(&self, gradient: Tensor<2>, _wanted: [bool; 2]) -> [Option<Tensor<2>>; 2] {
         let Self { logits, places, presence, earlier, later, precision } = self;
         let [share, of_target] = [0, 1].map(|column| gradient.clone().narrow(1, column, 1));
-        // Infinities have no difference. A share of 0 says that later parts have the logits that are not masked.
+        // Infinities have no difference. A share of 0 says that later parts have the logits that are not
+        // masked.
         let later =
             later.clone().mask_where(share.clone().equal_elem(0.0), later.clone().clamp_min(f32::MIN));
         let scaled = (logits.clone() - later.clone()).exp() * share.clone();

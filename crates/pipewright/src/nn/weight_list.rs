@@ -1,5 +1,5 @@
-//! The parameters of a [`SplitBackward`](super::SplitBackward) layer without their types, and how the gradient of each
-//! is computed.
+//! The parameters of a [`SplitBackward`](super::SplitBackward) layer without their types, and how the
+//! gradient of each is computed.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -102,7 +102,8 @@ pub(super) enum Gradients {
     Unwanted,
 }
 
-/// The gradient of each weight that needs one, between the backward of the layer and the backward of the weight.
+/// The gradient of each weight that needs one, between the backward of the layer and the backward of the
+/// weight.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Slots(Arc<Mutex<Vec<Option<Value>>>>);
 
@@ -116,8 +117,9 @@ impl Slots {
     }
 }
 
-/// Decides how the gradients of `weights` are computed. Also returns the tensor that is recorded on the tape in their
-/// place, through which the backward pass reaches the layer. Gradients are deferred if all of them can be.
+/// Decides how the gradients of `weights` are computed. Also returns the tensor that is recorded on the tape
+/// in their place, through which the backward pass reaches the layer. Gradients are deferred if all of them
+/// can be.
 pub(super) fn gradients_of(weights: &[Weight]) -> (Gradients, Tensor<2>) {
     let tracked: Vec<_> = weights.iter().enumerate().filter(|(_, weight)| weight.is_tracked).collect();
     let device = weights.first().map(|weight| inner_of(weight.tensor.clone()).device()).unwrap_or_default();

@@ -4,17 +4,18 @@ use burn::tensor::{Int, Tensor, activation};
 
 use super::composed::at_least_single;
 
-/// Returns the mean, weighted by `weights`, over all rows of the cross entropy between `softmax(logits)` and the target
-/// ids, in nats; 0 if all weights are 0. Rows of weight 0 do not count, and their targets may be any numbers.
+/// Returns the mean, weighted by `weights`, over all rows of the cross entropy between `softmax(logits)` and
+/// the target ids, in nats; 0 if all weights are 0. Rows of weight 0 do not count, and their targets may be
+/// any numbers.
 ///
-/// Shapes: logits `[rows, vocabulary]`, targets `[rows]`, weights `[rows]`, result `[1]`. The loss has at least single
-/// precision.
+/// Shapes: logits `[rows, vocabulary]`, targets `[rows]`, weights `[rows]`, result `[1]`. The loss has at
+/// least single precision.
 ///
 /// [`split_weighted_cross_entropy`](super::split_weighted_cross_entropy) is the same for logits that are split over the ranks
 /// of a tensor group.
 ///
-/// The loss of a step is the mean over its microbatches. For the mean over all tokens of the batch, each microbatch must
-/// count by its weights: [`Batch::ignoring`](crate::batch::Batch::ignoring),
+/// The loss of a step is the mean over its microbatches. For the mean over all tokens of the batch, each
+/// microbatch must count by its weights: [`Batch::ignoring`](crate::batch::Batch::ignoring),
 /// [`Batch::with_token_weights`](crate::batch::Batch::with_token_weights).
 ///
 /// ```
@@ -39,8 +40,8 @@ pub fn weighted_cross_entropy(logits: Tensor<2>, targets: Tensor<1, Int>, weight
     weighted_sum(losses, weights) / whole
 }
 
-/// Returns the sum of all losses times their weights. A loss of weight 0 adds nothing, even if it is infinite: the target of
-/// such a row is any id, whose logit may be masked.
+/// Returns the sum of all losses times their weights. A loss of weight 0 adds nothing, even if it is
+/// infinite: the target of such a row is any id, whose logit may be masked.
 pub(super) fn weighted_sum<const D: usize>(losses: Tensor<D>, weights: Tensor<D>) -> Tensor<1> {
     (losses.mask_fill(weights.clone().equal_elem(0.0), 0.0) * weights).sum()
 }

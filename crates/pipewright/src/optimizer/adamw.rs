@@ -1,4 +1,5 @@
-//! Adam with decoupled weight decay (Loshchilov and Hutter, 2019), in one pass over parameter, gradient and moments.
+//! Adam with decoupled weight decay (Loshchilov and Hutter, 2019), in one pass over parameter, gradient and
+//! moments.
 
 use burn::backend::Flex;
 use burn::optim::{
@@ -10,8 +11,8 @@ use pipewright_kernel::adamw::{Coefficients, step};
 
 use crate::nn::{CpuTensor, elements, owned};
 
-/// Burn's `AdamW` with the same update and the same state, in place on the CPU back end and composed of Burn's
-/// operations elsewhere.
+/// Burn's `AdamW` with the same update and the same state, in place on the CPU back end and composed of
+/// Burn's operations elsewhere.
 ///
 /// ```
 /// use pipewright::optimizer::AdamW;
@@ -58,8 +59,8 @@ impl AdamW {
 
 /// The state of a parameter, recorded as Burn's.
 ///
-/// It is restored in the processor's memory, and the next step moves it to the device of the parameter. Burn restores
-/// state on the default device of the build. That may be one that the machine does not have.
+/// It is restored in the processor's memory, and the next step moves it to the device of the parameter. Burn
+/// restores state on the default device of the build. That may be one that the machine does not have.
 #[derive(Clone)]
 pub struct AdamWMoments<const D: usize>(AdamWState<D>);
 

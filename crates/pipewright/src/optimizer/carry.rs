@@ -6,7 +6,8 @@ use burn::module::ParamId;
 use burn::optim::{ModuleOptimizer, OptimizerRecord};
 use burn_pack::{Reader, Writer};
 
-/// Returns `optimizer` with the state that `old` has for these parameters. An error of Burn's record is returned as text.
+/// Returns `optimizer` with the state that `old` has for these parameters. An error of Burn's record is
+/// returned as text.
 pub(crate) fn with_state_of(
     optimizer: ModuleOptimizer,
     old: &ModuleOptimizer,

@@ -21,10 +21,11 @@ use crate::tensor::{BoundaryError, Value, unpack};
 
 /// Called in each step that updates: on each rank, once for each of its parameters that has a gradient.
 ///
-/// At that point gradients are summed over microbatches, accumulated batches, replicas and copies of shared parameters.
-/// The norm is computed after it, and clipping follows. The copies of a parameter must stay equal: what a hook makes of a
-/// gradient may depend only on the gradient and its path. A panic in a hook fails the step, and no rank updates. An element
-/// that is infinite or not a number stays so, whatever a hook makes of it: the step fails, or in f16 is skipped.
+/// At that point gradients are summed over microbatches, accumulated batches, replicas and copies of shared
+/// parameters. The norm is computed after it, and clipping follows. The copies of a parameter must stay
+/// equal: what a hook makes of a gradient may depend only on the gradient and its path. A panic in a hook
+/// fails the step, and no rank updates. An element that is infinite or not a number stays so, whatever a hook
+/// makes of it: the step fails, or in f16 is skipped.
 ///
 /// A function that takes a [`ParameterGradient`] is a hook.
 pub trait GradientHook: Send + Sync {
@@ -38,9 +39,9 @@ impl<F: Fn(&mut ParameterGradient<'_>) + Send + Sync> GradientHook for F {
     }
 }
 
-/// The gradient of the loss for one parameter, as the optimizer would get it without
-/// clipping. If parameters are sharded over replicas, it has the rows of this replica. If several ranks compute the stage
-/// together, it has the shard of this rank, and all ranks that hold the shard call the hook for it.
+/// The gradient of the loss for one parameter, as the optimizer would get it without clipping. If parameters
+/// are sharded over replicas, it has the rows of this replica. If several ranks compute the stage together,
+/// it has the shard of this rank, and all ranks that hold the shard call the hook for it.
 #[derive(Debug)]
 pub struct ParameterGradient<'a> {
     stage: StageIndex,
@@ -77,8 +78,8 @@ impl<'a> ParameterGradient<'a> {
         unpack(vec![self.value.clone()])
     }
 
-    /// Replaces the elements of the gradient by the elements that `change` returns for them. Both are in the order of the
-    /// storage, row by row.
+    /// Replaces the elements of the gradient by the elements that `change` returns for them. Both are in the
+    /// order of the storage, row by row.
     pub fn map(&mut self, change: impl FnOnce(Tensor<1>) -> Tensor<1>) {
         let shape = self.shape();
         let flat = self.value.clone().reshaped(&[shape.iter().product()]);

@@ -1,4 +1,5 @@
-//! Groups of parameters with an optimizer and a learning rate of their own, and groups with a largest norm of their own.
+//! Groups of parameters with an optimizer and a learning rate of their own, and groups with a largest norm of
+//! their own.
 
 use std::sync::Arc;
 
@@ -9,8 +10,8 @@ use burn::tensor::{Device, Tensor};
 
 /// A group of parameters, chosen by their global paths, with an optimizer of its own.
 ///
-/// Global paths do not depend on the cut, so neither do groups. If several groups of a pipeline contain a parameter, the
-/// last one counts.
+/// Global paths do not depend on the cut, so neither do groups. If several groups of a pipeline contain a
+/// parameter, the last one counts.
 ///
 /// ```
 /// use pipewright::optimizer::{AdamW, OptimizerGroup};
@@ -37,8 +38,8 @@ pub struct OptimizerGroup {
 type AddGroup = dyn Fn(&OptimizerGroup, ModuleOptimizer, ParamGroup) -> ModuleOptimizer + Send + Sync;
 
 impl OptimizerGroup {
-    /// Makes a group of the parameters for whose global path `contains` returns true. It must return the same in every
-    /// process of a run.
+    /// Makes a group of the parameters for whose global path `contains` returns true. It must return the same
+    /// in every process of a run.
     pub fn new<O: Optimizer>(contains: impl Fn(&str) -> bool + Send + Sync + 'static, optimizer: O) -> Self {
         let add = move |group: &Self, whole: ModuleOptimizer, members| {
             let optimizer = AtRate { rate: group.rate, optimizer: optimizer.clone() };
@@ -53,14 +54,15 @@ impl OptimizerGroup {
         self
     }
 
-    /// Clips the gradient of each parameter alone: each of its elements, or its own norm. Default: none. Clipping by norm
-    /// comes first.
+    /// Clips the gradient of each parameter alone: each of its elements, or its own norm. Default: none.
+    /// Clipping by norm comes first.
     pub fn clip(mut self, clipping: GradientClipping) -> Self {
         self.clipping = Some(clipping);
         self
     }
 
-    /// Adds the group's optimizer to a module's optimizer. `members` are the group's parameters in the module.
+    /// Adds the group's optimizer to a module's optimizer. `members` are the group's parameters in the
+    /// module.
     pub(crate) fn add_to(&self, whole: ModuleOptimizer, members: Vec<ParamId>) -> ModuleOptimizer {
         if members.is_empty() { whole } else { (self.add)(self, whole, ParamGroup::from_ids(members)) }
     }
@@ -73,10 +75,11 @@ impl std::fmt::Debug for OptimizerGroup {
     }
 }
 
-/// A group of parameters, chosen by their global paths, whose gradients together have a largest norm of their own.
+/// A group of parameters, chosen by their global paths, whose gradients together have a largest norm of their
+/// own.
 ///
-/// If several groups of a pipeline contain a parameter, the last one counts. The largest norm of the pipeline then applies
-/// to the parameters that no group contains.
+/// If several groups of a pipeline contain a parameter, the last one counts. The largest norm of the pipeline
+/// then applies to the parameters that no group contains.
 #[derive(Clone)]
 pub struct ClipGroup {
     parameters: Parameters,
@@ -85,8 +88,8 @@ pub struct ClipGroup {
 }
 
 impl ClipGroup {
-    /// Makes a group of the parameters for whose global path `contains` returns true. It must return the same in every
-    /// process of a run.
+    /// Makes a group of the parameters for whose global path `contains` returns true. It must return the same
+    /// in every process of a run.
     pub fn new(contains: impl Fn(&str) -> bool + Send + Sync + 'static, norm: f64) -> Self {
         Self { parameters: Parameters(Arc::new(contains)), norm }
     }

@@ -1,5 +1,5 @@
-//! From gradients to parameters: hooks, groups of parameters with optimizers of their own, and an AdamW with fewer passes
-//! over memory than Burn's. Burn's own optimizers work too.
+//! From gradients to parameters: hooks, groups of parameters with optimizers of their own, and an AdamW with
+//! fewer passes over memory than Burn's. Burn's own optimizers work too.
 
 mod adamw;
 mod carry;

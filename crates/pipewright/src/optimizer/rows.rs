@@ -1,10 +1,11 @@
 //! Checks whether an optimizer can update parameters row by row.
 //!
-//! With sharded parameters, each replica updates its own rows. The result equals the update of the whole parameter only
-//! if the update of an element does not depend on other rows. This is true of SGD, Adam and AdamW. It is not true of
-//! optimizers that use the whole matrix (Muon, Adafactor) or a parameter's norm (Lamb, clipping by the norm of each
-//! parameter). Burn's optimizers do not say which kind they are, and different parameters may have different ones. So
-//! the optimizer is tried on a small copy of the module: on whole parameters, and on two shards.
+//! With sharded parameters, each replica updates its own rows. The result equals the update of the whole
+//! parameter only if the update of an element does not depend on other rows. This is true of SGD, Adam and
+//! AdamW. It is not true of optimizers that use the whole matrix (Muon, Adafactor) or a parameter's norm
+//! (Lamb, clipping by the norm of each parameter). Burn's optimizers do not say which kind they are, and
+//! different parameters may have different ones. So the optimizer is tried on a small copy of the module: on
+//! whole parameters, and on two shards.
 
 use std::ops::Range;
 
@@ -12,16 +13,16 @@ use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::optim::{GradientsParams, ModuleOptimizer};
 use burn::tensor::{Device, Tensor, TensorData};
 
-/// Sizes of the gradients, one for each step: the first step's state must affect the second, and the sizes must reveal
-/// clipping at any threshold.
+/// Sizes of the gradients, one for each step: the first step's state must affect the second, and the sizes
+/// must reveal clipping at any threshold.
 const SCALES: [f32; 3] = [1e-2, 1e15, 1e-2];
 /// Rows of a trial parameter.
 const ROWS: usize = 6;
 /// Elements of a row, if the parameter has a second dimension.
 const WIDTH: usize = 4;
 
-/// Returns the index of a parameter of `module` whose rows depend on each other in the optimizer's update, if one of
-/// the parameters that `is_cut` names is such a parameter.
+/// Returns the index of a parameter of `module` whose rows depend on each other in the optimizer's update, if
+/// one of the parameters that `is_cut` names is such a parameter.
 pub(crate) fn mixes_rows<M: Module>(
     optimizer: &ModuleOptimizer,
     module: &M,
@@ -58,7 +59,8 @@ fn small<const D: usize>(rows: Range<usize>, seed: f32, scale: f32) -> Tensor<D>
     Tensor::from_data(TensorData::new(values, shape), &Device::flex()).slice(rows)
 }
 
-/// Replaces each trained parameter with a small tensor. Other tensors stay and share their storage with the module.
+/// Replaces each trained parameter with a small tensor. Other tensors stay and share their storage with the
+/// module.
 struct Small {
     rows: Range<usize>,
 }

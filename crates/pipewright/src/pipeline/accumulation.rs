@@ -1,4 +1,5 @@
-//! The state that one training step leaves for the next one: gradients that wait for an update, and the loss scale.
+//! The state that one training step leaves for the next one: gradients that wait for an update, and the loss
+//! scale.
 
 use super::error::PipelineError;
 use super::summary::StepSummary;
@@ -31,7 +32,8 @@ impl Accumulation {
         self.loss_scale
     }
 
-    /// Returns the unit of a batch whose own unit is `own`. If gradients wait, it is the unit of their first batch.
+    /// Returns the unit of a batch whose own unit is `own`. If gradients wait, it is the unit of their first
+    /// batch.
     pub(super) fn unit(&self, own: ReductionUnit) -> Result<ReductionUnit, PipelineError> {
         match self.pending {
             Some(pending) if !pending.is_like(own) => Err(PipelineError::MixedReductions),
@@ -39,7 +41,8 @@ impl Accumulation {
         }
     }
 
-    /// Notes the end of a batch. `pending` is the unit of the batches whose gradients wait; `None` after an update.
+    /// Notes the end of a batch. `pending` is the unit of the batches whose gradients wait; `None` after an
+    /// update.
     pub(super) fn end_batch(&mut self, pending: Option<ReductionUnit>) {
         self.pending = pending;
     }

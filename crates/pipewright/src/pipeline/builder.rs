@@ -24,8 +24,8 @@ use crate::transport::World;
 
 /// The settings of a pipeline that is not launched yet; [`Pipeline::builder`] makes one.
 ///
-/// By default the pipeline has one rank in this process that runs `1f1b`. Layers are cut evenly, and a step has two
-/// microbatches per rank. A pipeline that trains needs a loss and an optimizer.
+/// By default the pipeline has one rank in this process that runs `1f1b`. Layers are cut evenly, and a step
+/// has two microbatches per rank. A pipeline that trains needs a loss and an optimizer.
 #[must_use = "a builder does nothing until it launches"]
 pub struct PipelineBuilder {
     layers: Layers,
@@ -93,8 +93,8 @@ impl Pipeline {
 }
 
 impl PipelineBuilder {
-    /// Sets the number of ranks of one pipeline. They are threads of this process unless [`world`](Self::world) sets
-    /// another transport. Default: 1.
+    /// Sets the number of ranks of one pipeline. They are threads of this process unless
+    /// [`world`](Self::world) sets another transport. Default: 1.
     pub fn ranks(mut self, ranks: u32) -> Self {
         self.programs.set_ranks(ranks);
         self
@@ -128,15 +128,16 @@ impl PipelineBuilder {
         self
     }
 
-    /// Sets the passes that lower a schedule to a program. Default: a stage sends as early as it can, replicas reduce a
-    /// stage's gradients as soon as they are complete, and sharded parameters are gathered before their stage computes.
+    /// Sets the passes that lower a schedule to a program. Default: a stage sends as early as it can,
+    /// replicas reduce a stage's gradients as soon as they are complete, and sharded parameters are gathered
+    /// before their stage computes.
     pub fn lower(mut self, config: LowerConfig) -> Self {
         self.programs.set_lower(config);
         self
     }
 
-    /// Sets the schedule of evaluations; only its forwards run. It must place the stages on the same ranks as the
-    /// pipeline's schedule. Default: the pipeline's schedule.
+    /// Sets the schedule of evaluations; only its forwards run. It must place the stages on the same ranks as
+    /// the pipeline's schedule. Default: the pipeline's schedule.
     ///
     /// ```
     /// # use burn::module::Module;
@@ -176,7 +177,8 @@ impl PipelineBuilder {
         self
     }
 
-    /// Sets the method that cuts layers into stages. Default: at the splits of a graph if it has any, otherwise evenly.
+    /// Sets the method that cuts layers into stages. Default: at the splits of a graph if it has any,
+    /// otherwise evenly.
     /// [`Layers::with_weights`] sets the weights of layers.
     pub fn partition(mut self, method: Method) -> Self {
         self.method = Some(method);
@@ -188,19 +190,21 @@ impl PipelineBuilder {
         self.partition(Method::Explicit { boundaries: boundaries.into() })
     }
 
-    /// Sets the seed of the initial parameters, or `None` to leave the random generator unchanged. Default: 0.
+    /// Sets the seed of the initial parameters, or `None` to leave the random generator unchanged. Default:
+    /// 0.
     ///
-    /// The CPU's generator belongs to the whole process. It is seeded before each layer is made, from this seed and the
-    /// layer's index, and continues afterwards from a number that it gave before. So a layer starts with the same
-    /// parameters on every rank and in every replica, if no other thread draws random numbers while the pipeline is
-    /// launched. Without a seed, the function that makes the layers must ensure this.
+    /// The CPU's generator belongs to the whole process. It is seeded before each layer is made, from this
+    /// seed and the layer's index, and continues afterwards from a number that it gave before. So a layer
+    /// starts with the same parameters on every rank and in every replica, if no other thread draws random
+    /// numbers while the pipeline is launched. Without a seed, the function that makes the layers must ensure
+    /// this.
     pub fn seed(mut self, seed: impl Into<Option<u64>>) -> Self {
         self.seed = seed.into();
         self
     }
 
-    /// Sets the loss, a function of the last layer's output and the microbatch's targets. It returns the mean over the
-    /// microbatch (shape `[1]`).
+    /// Sets the loss, a function of the last layer's output and the microbatch's targets. It returns the mean
+    /// over the microbatch (shape `[1]`).
     pub fn loss<O, T, F>(self, loss: F) -> Self
     where
         O: Boundary + 'static,
@@ -237,12 +241,12 @@ impl PipelineBuilder {
         self
     }
 
-    /// Makes and validates the program that the pipeline would run, for example to draw or to simulate it. Starts
-    /// nothing.
+    /// Makes and validates the program that the pipeline would run, for example to draw or to simulate it.
+    /// Starts nothing.
     ///
     /// # Errors
-    /// When the schedule does not exist at this size, cannot be lowered, or has other sizes than the builder was asked
-    /// for.
+    /// When the schedule does not exist at this size, cannot be lowered, or has other sizes than the builder
+    /// was asked for.
     pub fn program(&self) -> Result<ValidatedProgram, BuildError> {
         self.programs.program(&self.config, self.layers.count)
     }
@@ -250,8 +254,8 @@ impl PipelineBuilder {
     /// Starts the ranks of this process and makes their layers on them.
     ///
     /// # Errors
-    /// When a setting of the pipeline is impossible or missing, which is found before a thread starts, or when the
-    /// pipeline does not start.
+    /// When a setting of the pipeline is impossible or missing, which is found before a thread starts, or
+    /// when the pipeline does not start.
     pub fn launch(self) -> Result<Pipeline, BuildError> {
         check_types(&self.layers.types, self.loss_takes)?;
         let program = self.program()?;

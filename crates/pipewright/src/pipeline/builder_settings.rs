@@ -21,19 +21,20 @@ impl PipelineBuilder {
         self.configured(|config| config.optimizer = Some(optimizer))
     }
 
-    /// Adds a group of parameters with an optimizer of its own. If several groups contain a parameter, the last one
-    /// counts.
+    /// Adds a group of parameters with an optimizer of its own. If several groups contain a parameter, the
+    /// last one counts.
     pub fn optimizer_group(self, group: OptimizerGroup) -> Self {
         self.configured(|config| config.optimizer_groups.push(group))
     }
 
-    /// Sets the largest global norm of the gradients; greater gradients are scaled down to it. Default: no limit.
+    /// Sets the largest global norm of the gradients; greater gradients are scaled down to it. Default: no
+    /// limit.
     pub fn clip_norm(self, norm: f64) -> Self {
         self.configured(|config| config.clip_norm = Some(norm))
     }
 
-    /// Adds a group of parameters with a largest norm of its own. [`clip_norm`](Self::clip_norm) then limits the norm of
-    /// the other parameters.
+    /// Adds a group of parameters with a largest norm of its own. [`clip_norm`](Self::clip_norm) then limits
+    /// the norm of the other parameters.
     pub fn clip_group(self, group: ClipGroup) -> Self {
         self.configured(|config| config.clip_groups.push(group))
     }
@@ -53,8 +54,9 @@ impl PipelineBuilder {
         self.configured(|config| config.threads_per_rank = threads)
     }
 
-    /// Sets the devices of the ranks: one for all of them, or a list, from which rank `r` takes entry `r` modulo its
-    /// length. Layers are moved there after they are made. So make layers on the CPU: its generator is the one that the
+    /// Sets the devices of the ranks: one for all of them, or a list, from which rank `r` takes entry `r`
+    /// modulo its length. Layers are moved there after they are made. So make layers on the CPU: its
+    /// generator is the one that the
     /// [`seed`](Self::seed) applies to, and the initial parameters do not depend on the devices. Batches may be on any
     /// device.
     pub fn devices(self, devices: impl Into<Devices>) -> Self {
@@ -86,20 +88,20 @@ impl PipelineBuilder {
         self.configured(|config| config.metadata = metadata)
     }
 
-    /// Sets when the tensors between stages are checked, and what happens if they differ. Default: in the first step, and
-    /// the step fails.
+    /// Sets when the tensors between stages are checked, and what happens if they differ. Default: in the
+    /// first step, and the step fails.
     pub fn check_metadata(self, check: CheckMetadata, on_mismatch: OnMismatch) -> Self {
         self.configured(|config| (config.check_metadata, config.on_mismatch) = (check, on_mismatch))
     }
 
-    /// Sets the stages that keep only their inputs after a forward, and compute it again in their backward. Default:
-    /// none.
+    /// Sets the stages that keep only their inputs after a forward, and compute it again in their backward.
+    /// Default: none.
     pub fn recompute(self, recompute: Recompute) -> Self {
         self.configured(|config| config.recompute = recompute)
     }
 
-    /// Gives every stage the targets, as the side input [`TARGETS`](crate::batch::TARGETS) of every batch. Default: only the
-    /// last stage gets them.
+    /// Gives every stage the targets, as the side input [`TARGETS`](crate::batch::TARGETS) of every batch.
+    /// Default: only the last stage gets them.
     pub fn targets_for_all(self) -> Self {
         self.configured(|config| config.targets_for_all = true)
     }
@@ -109,8 +111,8 @@ impl PipelineBuilder {
         self.configured(|config| config.hook = Some(hook))
     }
 
-    /// Sets all settings of [`Pipeline::launch`](super::Pipeline::launch). It replaces earlier calls of the methods above that set a field of
-    /// the configuration; later calls replace its fields.
+    /// Sets all settings of [`Pipeline::launch`](super::Pipeline::launch). It replaces earlier calls of the
+    /// methods above that set a field of the configuration; later calls replace its fields.
     pub fn config(self, config: PipelineConfig) -> Self {
         self.configured(|own| *own = config)
     }

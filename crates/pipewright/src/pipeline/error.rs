@@ -261,14 +261,15 @@ pub enum PipelineError {
         "gradients of the module as it is wait for an update: take the step that updates before you change it"
     )]
     ChangeBeforeUpdate,
-    /// A layer or a loss calls a pipeline of its process while it runs alone: in its first forward, and in every forward
-    /// if it draws from the generator of its device.
+    /// A layer or a loss calls a pipeline of its process while it runs alone: in its first forward, and in
+    /// every forward if it draws from the generator of its device.
     #[error(
         "a layer or a loss of this process calls a pipeline, and the pipeline's layers may wait for that layer to end: \
          evaluate the other model before the step, and pass its outputs as targets or side inputs"
     )]
     InsideLayer,
-    /// An earlier change of a module failed after some ranks had changed theirs. Freezing parameters is a change.
+    /// An earlier change of a module failed after some ranks had changed theirs. Freezing parameters is a
+    /// change.
     #[error(
         "a module was changed on some ranks only: the parameters no longer belong together; launch the pipeline again"
     )]

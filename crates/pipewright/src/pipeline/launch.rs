@@ -23,11 +23,12 @@ use crate::transport::{LONGEST_WAIT, World};
 const GRACE: Duration = Duration::from_millis(250);
 
 impl Pipeline {
-    /// Starts a rank for each endpoint of `world`. `make` is called for each stage on the thread of the stage's rank.
+    /// Starts a rank for each endpoint of `world`. `make` is called for each stage on the thread of the
+    /// stage's rank.
     ///
     /// # Errors
-    /// When program, world and configuration do not fit together, a stage cannot be made, or two stages have different
-    /// parameters with the same path ([`Cause::EqualPaths`](crate::failure::Cause::EqualPaths)).
+    /// When program, world and configuration do not fit together, a stage cannot be made, or two stages have
+    /// different parameters with the same path ([`Cause::EqualPaths`](crate::failure::Cause::EqualPaths)).
     pub fn launch<F, E>(
         program: ValidatedProgram,
         world: World,
@@ -42,17 +43,19 @@ impl Pipeline {
     }
 
     /// Like [`Pipeline::launch`], for stages that several ranks compute together
-    /// ([`PipelineConfig::tensor_parallel`]). `make` is called on each of these ranks and gets its connection to the others.
-    /// It makes the module of that rank: with the rank's shards of the parameters, which
+    /// ([`PipelineConfig::tensor_parallel`]). `make` is called on each of these ranks and gets its connection
+    /// to the others. It makes the module of that rank: with the rank's shards of the parameters, which
     /// [`StageModule::placement`](crate::stage::StageModule::placement) describes. With
     /// [`PipelineConfig::expert_parallel`], it makes the rank's experts
     /// ([`TensorParallel::experts`]), whose parameters are
     /// [`Placement::ON_ONE_RANK`](crate::tensor::Placement::ON_ONE_RANK). Parameters that several ranks hold must
-    /// start with the same values, so draw them from a seed. Do not share tensors between the modules of two ranks.
+    /// start with the same values, so draw them from a seed. Do not share tensors between the modules of two
+    /// ranks.
     ///
     /// # Errors
-    /// As [`Pipeline::launch`], and when the shards of the ranks do not make up the parameters, or copies differ
-    /// ([`Cause::ShardShape`](crate::failure::Cause::ShardShape), [`Cause::ShardValues`](crate::failure::Cause::ShardValues),
+    /// As [`Pipeline::launch`], and when the shards of the ranks do not make up the parameters, or copies
+    /// differ ([`Cause::ShardShape`](crate::failure::Cause::ShardShape),
+    /// [`Cause::ShardValues`](crate::failure::Cause::ShardValues),
     /// [`Cause::ShardHolders`](crate::failure::Cause::ShardHolders)).
     pub fn launch_split<F, E>(
         program: ValidatedProgram,

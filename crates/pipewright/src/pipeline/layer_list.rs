@@ -14,8 +14,9 @@ use crate::tensor::Values;
 
 /// A model as a list of layers of different types, in the order of the data flow.
 ///
-/// Each layer takes what the layer before it returns; a pipeline does not launch if the types differ. Layers are numbered
-/// and their parameters are named as in [`Layers`](super::Layers). A layer is made on the thread of the rank that has it.
+/// Each layer takes what the layer before it returns; a pipeline does not launch if the types differ. Layers
+/// are numbered and their parameters are named as in [`Layers`](super::Layers). A layer is made on the thread
+/// of the rank that has it.
 ///
 /// ```
 /// use burn::module::Module;
@@ -116,8 +117,8 @@ impl LayerList {
         self.try_layers(count, move |index| Ok::<_, Infallible>(make(index)))
     }
 
-    /// Like [`LayerList::layers`], for layers whose construction may fail, for example because their parameters are read from
-    /// a file.
+    /// Like [`LayerList::layers`], for layers whose construction may fail, for example because their
+    /// parameters are read from a file.
     pub fn try_layers<L, E, F>(mut self, count: usize, make: F) -> Self
     where
         L: StageModule + ModuleDisplay,

@@ -1,4 +1,5 @@
-//! The model that a [`PipelineBuilder`](super::PipelineBuilder) cuts into stages: a list of layers, or a graph of them.
+//! The model that a [`PipelineBuilder`](super::PipelineBuilder) cuts into stages: a list of layers, or a
+//! graph of them.
 //!
 //! [`Layers`] holds the number of layers and the function that makes each. Each rank makes the layers of its own
 //! stages, so no process ever holds the whole model.
@@ -22,10 +23,11 @@ use crate::tensor::Values;
 /// [`Layers::new`] makes layers of one type, [`LayerList`] layers of different types, and [`Layers::graph`] the nodes of a
 /// graph.
 ///
-/// Layers are numbered from 0 in the order of the data flow. The parameter that layer 3 calls `linear.weight` has the
-/// path `layers.3.linear.weight` under every cut, so a run can resume from a checkpoint under any cut. If a layer is an
-/// enum, the path does not contain the variant. A layer's shared parameters ([`StageModule::shared_parameters`]) keep
-/// the paths that the layer gives them. The parameters of a graph have the names of its nodes in their paths.
+/// Layers are numbered from 0 in the order of the data flow. The parameter that layer 3 calls `linear.weight`
+/// has the path `layers.3.linear.weight` under every cut, so a run can resume from a checkpoint under any
+/// cut. If a layer is an enum, the path does not contain the variant. A layer's shared parameters
+/// ([`StageModule::shared_parameters`]) keep the paths that the layer gives them. The parameters of a graph
+/// have the names of its nodes in their paths.
 pub struct Layers {
     pub(super) count: usize,
     /// The cost of each layer, in any unit.
@@ -54,8 +56,8 @@ pub(super) type MakeStage =
     Box<dyn Fn(StageIndex, Option<SharedLoss>) -> Result<Stage, String> + Send + Sync>;
 
 impl Layers {
-    /// Makes `count` layers; `make` returns the layer at a place. `make` is called on the thread of the rank that has
-    /// the layer, once in each replica.
+    /// Makes `count` layers; `make` returns the layer at a place. `make` is called on the thread of the rank
+    /// that has the layer, once in each replica.
     pub fn new<L, F>(count: usize, make: F) -> Self
     where
         L: StageModule + ModuleDisplay,
@@ -64,8 +66,8 @@ impl Layers {
         Self::try_new(count, move |place| Ok::<_, Infallible>(make(place)))
     }
 
-    /// Like [`Layers::new`], for layers whose construction may fail, for example because their parameters are read from a
-    /// file.
+    /// Like [`Layers::new`], for layers whose construction may fail, for example because their parameters are
+    /// read from a file.
     pub fn try_new<L, E, F>(count: usize, make: F) -> Self
     where
         L: StageModule + ModuleDisplay,
@@ -75,8 +77,8 @@ impl Layers {
         Self::chain(count, make, Chain::<_, Typed>::new)
     }
 
-    /// Like [`Layers::try_new`], for an enum of all kinds of layers that the model has, or another type that takes different
-    /// tensors at different places. A [`LayerList`] needs no such type.
+    /// Like [`Layers::try_new`], for an enum of all kinds of layers that the model has, or another type that
+    /// takes different tensors at different places. A [`LayerList`] needs no such type.
     pub fn mixed<L, E, F>(count: usize, make: F) -> Self
     where
         L: GraphLayer,
@@ -86,8 +88,8 @@ impl Layers {
         Self::chain(count, make, Chain::<_, Untyped>::new)
     }
 
-    /// Makes the nodes of a graph; `make` makes a layer from a node's name and content. If the graph has splits, stages
-    /// begin there unless the builder is given a partition.
+    /// Makes the nodes of a graph; `make` makes a layer from a node's name and content. If the graph has
+    /// splits, stages begin there unless the builder is given a partition.
     pub fn graph<C, L, F>(graph: Graph<C>, make: F) -> Self
     where
         C: Send + Sync + 'static,
@@ -125,7 +127,8 @@ impl Layers {
         (self.place)(cut)
     }
 
-    /// Makes stages of consecutive layers; `join` makes a stage from the place of its first layer and its layers.
+    /// Makes stages of consecutive layers; `join` makes a stage from the place of its first layer and its
+    /// layers.
     fn chain<L, E, B, F>(count: usize, make: F, join: fn(usize, Vec<L>) -> B) -> Self
     where
         L: Module + 'static,
@@ -156,8 +159,8 @@ impl From<LayerList> for Layers {
 }
 
 impl<L: StageModule + ModuleDisplay> From<Vec<L>> for Layers {
-    /// Makes layers from existing ones, for models that every process can hold as a whole. Each stage gets a copy of
-    /// its layers.
+    /// Makes layers from existing ones, for models that every process can hold as a whole. Each stage gets a
+    /// copy of its layers.
     fn from(layers: Vec<L>) -> Self {
         let count = layers.len();
         // A module may be sent to another thread, but not shared.
@@ -189,8 +192,8 @@ fn stage_of<B: StageBody<Output = Values>>(body: B, loss: Option<SharedLoss>) ->
     }
 }
 
-/// Returns the layer that `make` makes, with parameters drawn from the seed and the layer's place. They are the same on
-/// every rank, in every order of construction, and in every replica.
+/// Returns the layer that `make` makes, with parameters drawn from the seed and the layer's place. They are
+/// the same on every rank, in every order of construction, and in every replica.
 fn drawn<L: Module, E>(seed: Option<u64>, place: usize, make: impl FnOnce() -> Result<L, E>) -> Result<L, E> {
     let Some(seed) = seed else { return make() };
     // The generator belongs to the whole process, so one layer is drawn at a time.
@@ -201,8 +204,8 @@ fn drawn<L: Module, E>(seed: Option<u64>, place: usize, make: impl FnOnce() -> R
     })
 }
 
-/// Mixes two numbers into one so that every bit of both matters (the finalizer of `SplitMix64`; Steele, Lea and Flood,
-/// 2014).
+/// Mixes two numbers into one so that every bit of both matters (the finalizer of `SplitMix64`; Steele, Lea
+/// and Flood, 2014).
 fn mixed(seed: u64, place: u64) -> u64 {
     let mut bits = seed ^ place.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

@@ -2,8 +2,8 @@
 //!
 //! [`Pipeline::builder`] makes a running pipeline from layers and chooses the settings that the caller leaves out.
 //! [`Pipeline::launch`] takes all settings: it starts a thread for each rank of this process and makes its stages
-//! there. In each step the pipeline then sends each rank its part of the batch, waits for all answers, and merges them
-//! into a summary.
+//! there. In each step the pipeline then sends each rank its part of the batch, waits for all answers, and
+//! merges them into a summary.
 
 mod error;
 mod setup;

@@ -1,5 +1,5 @@
-//! The modules of a running pipeline, between two steps: reading them with their type, changing them, and freezing their
-//! parameters.
+//! The modules of a running pipeline, between two steps: reading them with their type, changing them, and
+//! freezing their parameters.
 
 use std::any::{Any, type_name};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -18,15 +18,16 @@ use crate::stage::{ChangeModule, ModulePlace, ReadModule, Visit, for_stage};
 type OtherType = Arc<Mutex<Option<&'static str>>>;
 
 impl Pipeline {
-    /// Calls `read` with the module at a place, on the thread of its rank, and returns what it returns. The module is a
-    /// Burn module: the module of a stage ([`Stage::new`](crate::stage::Stage::new)), a layer of
+    /// Calls `read` with the module at a place, on the thread of its rank, and returns what it returns. The
+    /// module is a Burn module: the module of a stage ([`Stage::new`](crate::stage::Stage::new)), a layer of
     /// [`Layers`](super::Layers) by its number, or a node of a graph by its name. If parameters are sharded, it has the
     /// whole of them.
     ///
-    /// With several processes, all must call it, and all but the one that has the module get `None`. A process does not know
-    /// the modules of the others: a place that does not exist is `None` in all of them. If there are several replicas, the
-    /// first one reads. If several ranks compute the stage together, `read` is called on each of them, so that it can run the module,
-    /// and the first one returns the result. It has its shards of the parameters.
+    /// With several processes, all must call it, and all but the one that has the module get `None`. A
+    /// process does not know the modules of the others: a place that does not exist is `None` in all of them.
+    /// If there are several replicas, the first one reads. If several ranks compute the stage together,
+    /// `read` is called on each of them, so that it can run the module, and the first one returns the result.
+    /// It has its shards of the parameters.
     ///
     /// ```
     /// # use burn::module::Module;
@@ -56,8 +57,8 @@ impl Pipeline {
     /// ```
     ///
     /// # Errors
-    /// When no module is at this place, it has another type, or a rank fails. If a rank fails, accumulated gradients are
-    /// dropped.
+    /// When no module is at this place, it has another type, or a rank fails. If a rank fails, accumulated
+    /// gradients are dropped.
     pub fn module<M: Module + 'static, R: Send + 'static>(
         &mut self,
         place: impl Into<ModulePlace>,
@@ -83,20 +84,21 @@ impl Pipeline {
         Ok(result)
     }
 
-    /// Replaces the module at a place, as [`Pipeline::module`] finds it, by what `change` returns for it: a module with
-    /// another head, other values, or other layers that take and return the same tensors. Parameters that keep their id
-    /// and shape keep the state of the optimizer; others begin without.
+    /// Replaces the module at a place, as [`Pipeline::module`] finds it, by what `change` returns for it: a
+    /// module with another head, other values, or other layers that take and return the same tensors.
+    /// Parameters that keep their id and shape keep the state of the optimizer; others begin without.
     ///
-    /// `change` is called in every replica and, with several processes, in each that has the module; all processes must
-    /// call this method. It must return the same values everywhere: draw no random numbers in it, or seed them. If several
-    /// ranks compute the stage together, it gets the shards of each rank and returns the new ones.
+    /// `change` is called in every replica and, with several processes, in each that has the module; all
+    /// processes must call this method. It must return the same values everywhere: draw no random numbers in
+    /// it, or seed them. If several ranks compute the stage together, it gets the shards of each rank and
+    /// returns the new ones.
     ///
     /// # Errors
-    /// When no module is at this place, it has another type, two places of the stage would hold one parameter, the ranks that
-    /// compute the stage together cannot hold a parameter as it says, a layer does not compute in the pipeline's precision, or
-    /// accumulated gradients wait for an update; nothing is changed then, and with several processes only those that have the
-    /// module report it. When the parameters that stages share no longer agree, or `change` panics, the pipeline takes no
-    /// further step.
+    /// When no module is at this place, it has another type, two places of the stage would hold one
+    /// parameter, the ranks that compute the stage together cannot hold a parameter as it says, a layer does
+    /// not compute in the pipeline's precision, or accumulated gradients wait for an update; nothing is
+    /// changed then, and with several processes only those that have the module report it. When the
+    /// parameters that stages share no longer agree, or `change` panics, the pipeline takes no further step.
     pub fn change_module<M: Module + 'static>(
         &mut self,
         place: impl Into<ModulePlace>,
@@ -127,13 +129,13 @@ impl Pipeline {
         outcome
     }
 
-    /// Stops training the parameters for whose global path `contains` returns true. They keep their values and the state of
-    /// the optimizer until [`Pipeline::unfreeze`], and their gradients are not computed. Accumulated gradients of these
-    /// parameters are dropped. Returns the number of parameters of this process, over all replicas and tensor ranks, that
-    /// are trained and are now frozen.
+    /// Stops training the parameters for whose global path `contains` returns true. They keep their values
+    /// and the state of the optimizer until [`Pipeline::unfreeze`], and their gradients are not computed.
+    /// Accumulated gradients of these parameters are dropped. Returns the number of parameters of this
+    /// process, over all replicas and tensor ranks, that are trained and are now frozen.
     ///
-    /// All processes must call it, with functions that return the same. A checkpoint has the values of frozen parameters,
-    /// and [`Pipeline::restore`] freezes them again.
+    /// All processes must call it, with functions that return the same. A checkpoint has the values of frozen
+    /// parameters, and [`Pipeline::restore`] freezes them again.
     ///
     /// # Errors
     /// When a rank fails. The pipeline then takes no further step.
@@ -144,8 +146,8 @@ impl Pipeline {
         Ok(self.visit_to_change(Visit::Freeze { contains: Arc::new(contains), freeze: true })?.found)
     }
 
-    /// Trains the parameters again that [`Pipeline::freeze`] has frozen and for whose global path `contains` returns
-    /// true. Returns their number, as [`Pipeline::freeze`] does.
+    /// Trains the parameters again that [`Pipeline::freeze`] has frozen and for whose global path `contains`
+    /// returns true. Returns their number, as [`Pipeline::freeze`] does.
     ///
     /// # Errors
     /// As [`Pipeline::freeze`].
@@ -156,8 +158,8 @@ impl Pipeline {
         Ok(self.visit_to_change(Visit::Freeze { contains: Arc::new(contains), freeze: false })?.found)
     }
 
-    /// Lets all ranks change the modules of their stages. If a rank fails, others may have changed theirs, and the
-    /// pipeline takes no further step.
+    /// Lets all ranks change the modules of their stages. If a rank fails, others may have changed theirs,
+    /// and the pipeline takes no further step.
     fn visit_to_change(&mut self, visit: Visit) -> Result<Visited, PipelineError> {
         let is_refused = self.setup.abort().diverged().is_some();
         let visited = self.visit(visit);

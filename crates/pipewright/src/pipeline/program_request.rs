@@ -186,8 +186,8 @@ impl ProgramRequest {
         Ok(sized(microbatches))
     }
 
-    /// Returns what a named schedule has to fit. Microbatches are counted over all replicas if the user gave such a
-    /// number.
+    /// Returns what a named schedule has to fit. Microbatches are counted over all replicas if the user gave
+    /// such a number.
     fn limits(&self, replicas: u32, layers: usize) -> Limits {
         let is_per_replica = matches!(self.microbatches, Some(Microbatches::PerReplica(_)));
         let replicas = if is_per_replica { 1 } else { replicas.max(1) };

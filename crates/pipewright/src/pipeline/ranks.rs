@@ -33,8 +33,8 @@ pub(super) struct Ranks {
     board: ProgressBoard,
     abort: Abort,
     deadline: Duration,
-    /// How long the pipeline waits without progress on any rank. It is longer than the ranks' own deadline, because
-    /// their errors name the missing message.
+    /// How long the pipeline waits without progress on any rank. It is longer than the ranks' own deadline,
+    /// because their errors name the missing message.
     patience: Duration,
     /// The last step, and the number of the last command that all ranks run together.
     at: StepAttempt,
@@ -128,8 +128,8 @@ impl Ranks {
         StepError { rank: peer, step: self.at.step, action: None, cause: Cause::LostPeer { peer } }
     }
 
-    /// Waits for the answers of all ranks to one command and returns their results in rank order. If any rank failed,
-    /// returns the first cause. All ranks have answered then, and the abort flag is reset.
+    /// Waits for the answers of all ranks to one command and returns their results in rank order. If any rank
+    /// failed, returns the first cause. All ranks have answered then, and the abort flag is reset.
     pub(super) fn await_ranks<R, T>(
         &mut self,
         replies: &Receiver<(WorldRank, R)>,
@@ -168,8 +168,8 @@ impl Ranks {
         })
     }
 
-    /// Treats a rank as failed that has neither made progress nor answered before the deadline. The other ranks are
-    /// stopped. The thread of this rank cannot be stopped and is left running.
+    /// Treats a rank as failed that has neither made progress nor answered before the deadline. The other
+    /// ranks are stopped. The thread of this rank cannot be stopped and is left running.
     fn give_up(&mut self, silent: WorldRank) -> StepError {
         self.end = Some(End::Lost(silent));
         let report = self.board.report();
@@ -186,8 +186,8 @@ impl Ranks {
         self.abort.first().unwrap_or(error)
     }
 
-    /// Returns the error of a pipeline whose parameters have diverged since `step`. If the other processes treated a
-    /// rank of this process as lost, because it was paused, that is the error.
+    /// Returns the error of a pipeline whose parameters have diverged since `step`. If the other processes
+    /// treated a rank of this process as lost, because it was paused, that is the error.
     fn diverged(&self, step: StepNumber) -> PipelineError {
         let is_own = |rank: WorldRank| self.threads.iter().any(|thread| thread.rank == rank);
         match self.abort.diverged_by() {
@@ -199,17 +199,20 @@ impl Ranks {
         }
     }
 
-    /// Prepares the ranks for the next step after a failed one, if they can take one. Returns the error of the failed step.
+    /// Prepares the ranks for the next step after a failed one, if they can take one. Returns the error of
+    /// the failed step.
     pub(super) fn fail(&mut self, error: StepError, any_updated: bool) -> PipelineError {
         if any_updated {
             self.abort.diverge(self.at.step, &error);
         }
         match self.abort.diverged() {
-            // In an earlier step ranks of another process had updated; this process was notified after that step.
+            // In an earlier step ranks of another process had updated; this process was notified after that
+            // step.
             Some(step) if step != self.at.step => return self.diverged(step),
             Some(_) => {}
             None => {
-                // Ranks that finished may hold gradients of this step; the others have dropped the gradients of earlier steps.
+                // Ranks that finished may hold gradients of this step; the others have dropped the gradients
+                // of earlier steps.
                 for thread in &self.threads {
                     let _ = thread.commands.send(Command::Reset);
                 }

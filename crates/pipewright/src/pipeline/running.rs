@@ -1,5 +1,5 @@
-//! A running pipeline, and the road of a step or an evaluation through it: split the batch, check it, agree on it with the
-//! other processes, plan the step, send each rank its input, and merge the reports.
+//! A running pipeline, and the road of a step or an evaluation through it: split the batch, check it, agree
+//! on it with the other processes, plan the step, send each rank its input, and merge the reports.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -66,11 +66,13 @@ impl Pipeline {
         self.setup.microbatches_for(Purpose::Evaluate)
     }
 
-    /// Splits a batch into the program's microbatches along dimension 0, trains on it, and takes one optimizer step.
+    /// Splits a batch into the program's microbatches along dimension 0, trains on it, and takes one
+    /// optimizer step.
     ///
     /// # Errors
-    /// When the batch cannot be split, or a rank fails. A failed step changes no parameter, and the pipeline can take
-    /// the next step. If this is not possible, the next step returns an error ([`PipelineError::Diverged`],
+    /// When the batch cannot be split, or a rank fails. A failed step changes no parameter, and the pipeline
+    /// can take the next step. If this is not possible, the next step returns an error
+    /// ([`PipelineError::Diverged`],
     /// [`Cause::LostPeer`](crate::failure::Cause::LostPeer)).
     pub fn step(
         &mut self,
@@ -90,10 +92,11 @@ impl Pipeline {
         self.train(Ok(batch), Purpose::Update { learning_rate })
     }
 
-    /// Like [`Pipeline::step_batch`], without an update. The gradients are kept, and the gradients of the next steps are
-    /// added to them. The step that updates takes the mean over all rows since the last update, over all their tokens
-    /// ([`Batch::weighted`]), or their sum ([`Batch::summed`]). All batches together are one step, with the random numbers of
-    /// a batch that has all their rows. They may have different numbers of rows. A step that fails drops them.
+    /// Like [`Pipeline::step_batch`], without an update. The gradients are kept, and the gradients of the
+    /// next steps are added to them. The step that updates takes the mean over all rows since the last
+    /// update, over all their tokens ([`Batch::weighted`]), or their sum ([`Batch::summed`]). All batches
+    /// together are one step, with the random numbers of a batch that has all their rows. They may have
+    /// different numbers of rows. A step that fails drops them.
     ///
     /// # Errors
     /// As [`Pipeline::step`].
@@ -102,8 +105,9 @@ impl Pipeline {
     }
 
     /// Runs the forward part of the program on a batch, or the program of evaluations
-    /// ([`PipelineConfig::evaluation`](super::PipelineConfig::evaluation)), without a tape. With targets it returns losses
-    /// too. Parameters and accumulated gradients do not change, but an evaluation that fails drops the gradients.
+    /// ([`PipelineConfig::evaluation`](super::PipelineConfig::evaluation)), without a tape. With targets it
+    /// returns losses too. Parameters and accumulated gradients do not change, but an evaluation that fails
+    /// drops the gradients.
     ///
     /// # Errors
     /// As [`Pipeline::step`].
@@ -128,8 +132,8 @@ impl Pipeline {
         self.evaluate(Ok(batch.keep_outputs()))
     }
 
-    /// Like [`Pipeline::eval_batch`], without outputs unless the batch asks for them ([`Batch::keep_outputs`]). The logits of
-    /// all microbatches of a language model take much memory.
+    /// Like [`Pipeline::eval_batch`], without outputs unless the batch asks for them
+    /// ([`Batch::keep_outputs`]). The logits of all microbatches of a language model take much memory.
     ///
     /// # Errors
     /// As [`Pipeline::step`].
@@ -173,8 +177,8 @@ impl Pipeline {
         evaluation(&self.setup, plan, reports).map_err(|source| PipelineError::Cut { source })
     }
 
-    /// Checks a batch, and compares it with the other processes' batches. A batch that one process cannot use is an error in
-    /// all of them, so that none waits.
+    /// Checks a batch, and compares it with the other processes' batches. A batch that one process cannot use
+    /// is an error in all of them, so that none waits.
     fn agreed(
         &mut self,
         batch: Result<Batch, PipelineError>,
@@ -233,31 +237,34 @@ impl Pipeline {
             self.fail(error, any_updated)
         });
         if !plan.updates() {
-            // Only an update ends a step. Random numbers depend on the step, and a resumed run must draw the same ones.
+            // Only an update ends a step. Random numbers depend on the step, and a resumed run must draw the
+            // same ones.
             self.ranks.return_to(done);
         }
         Ok(reports?.into_iter().flatten().collect())
     }
 
-    /// Drops all gradients after a failed step, and prepares the ranks for the next one. Returns the error of the step.
+    /// Drops all gradients after a failed step, and prepares the ranks for the next one. Returns the error of
+    /// the step.
     pub(super) fn fail(&mut self, error: StepError, any_updated: bool) -> PipelineError {
         self.accumulation.drop_gradients();
         self.ranks.fail(error, any_updated)
     }
 
-    /// Returns where the last step or evaluation failed, in the schedule and on each rank; `None` if it did not fail, or
-    /// was refused before it began.
+    /// Returns where the last step or evaluation failed, in the schedule and on each rank; `None` if it did
+    /// not fail, or was refused before it began.
     pub fn step_failure(&self) -> Option<&StepFailure> {
         self.failure.as_ref()
     }
 
-    /// Returns a function that notifies the ranks of other processes that this process is busy between two steps, so
-    /// that they wait for it longer than the deadline.
+    /// Returns a function that notifies the ranks of other processes that this process is busy between two
+    /// steps, so that they wait for it longer than the deadline.
     pub fn keep_alive(&self) -> impl Fn() + Send + use<> {
         self.ranks.keep_alive()
     }
 
-    /// Notifies the ranks of other processes that this process cannot continue, so that they do not wait for it.
+    /// Notifies the ranks of other processes that this process cannot continue, so that they do not wait for
+    /// it.
     pub fn abandon(&self, reason: &str) {
         self.ranks.abandon(reason);
     }

@@ -4,7 +4,8 @@ use std::borrow::Cow;
 
 use pipewright_schedule::{Schedule, ValidatedProgram};
 
-/// The source of a program: the name of a schedule, a schedule, or a program that is already lowered and validated.
+/// The source of a program: the name of a schedule, a schedule, or a program that is already lowered and
+/// validated.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum ScheduleSource {

@@ -1,7 +1,8 @@
-//! Runs all ranks on one thread, for tests. A seed decides the order in which ranks are polled and messages arrive.
+//! Runs all ranks on one thread, for tests. A seed decides the order in which ranks are polled and messages
+//! arrive.
 //!
-//! Each seed gives one interleaving, which can be repeated. There is no clock: when every rank waits and no message is
-//! in transit, the step fails at once.
+//! Each seed gives one interleaving, which can be repeated. There is no clock: when every rank waits and no
+//! message is in transit, the step fails at once.
 
 use std::fmt::Display;
 use std::time::{Duration, Instant};
@@ -27,7 +28,8 @@ use crate::nn::TensorParallel;
 use crate::stage::Stage;
 use crate::transport::{InFlight, Traffic, World};
 
-/// A pipeline on the calling thread, for tests. It has the executors and the results of a [`Pipeline`](super::Pipeline).
+/// A pipeline on the calling thread, for tests. It has the executors and the results of a
+/// [`Pipeline`](super::Pipeline).
 pub struct SeededPipeline {
     setup: Setup,
     executors: Vec<Executor>,

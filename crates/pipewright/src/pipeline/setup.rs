@@ -1,4 +1,5 @@
-//! The setup of a pipeline, which all its ranks share: checked at launch, and used by each rank to build its stages.
+//! The setup of a pipeline, which all its ranks share: checked at launch, and used by each rank to build its
+//! stages.
 
 use std::fmt::Display;
 use std::sync::Arc;
@@ -80,8 +81,8 @@ impl Setup {
         Ok((Self { program, mesh, evaluation, config: Arc::new(config.clone()), board, abort }, endpoints))
     }
 
-    /// Builds a rank's stages and its executor. `make` is the caller's function from [`Pipeline::launch_split`]. Must be
-    /// called on the rank's own thread.
+    /// Builds a rank's stages and its executor. `make` is the caller's function from
+    /// [`Pipeline::launch_split`]. Must be called on the rank's own thread.
     ///
     /// [`Pipeline::launch_split`]: super::Pipeline::launch_split
     pub(super) fn build<E: Display>(
@@ -128,7 +129,8 @@ impl Setup {
         Ok(Executor::new(context, connection, stages, self.program.microbatches()))
     }
 
-    /// Makes the program of evaluations, if it is the forward part of the program and there was no evaluation before.
+    /// Makes the program of evaluations, if it is the forward part of the program and there was no evaluation
+    /// before.
     pub(super) fn prepare_evaluation(&mut self) -> Result<(), PipelineError> {
         if self.evaluation.is_none() {
             let program = forward_part(&self.program).map_err(PipelineError::NoEvaluation)?;
@@ -189,8 +191,8 @@ impl Setup {
     }
 }
 
-/// Returns the program of evaluations that the configuration gives, or that `program` itself is; `None` if its forward part
-/// is to be made when it is needed.
+/// Returns the program of evaluations that the configuration gives, or that `program` itself is; `None` if
+/// its forward part is to be made when it is needed.
 fn evaluation_program(
     program: &Arc<ValidatedProgram>,
     config: &PipelineConfig,

@@ -14,8 +14,8 @@ use crate::ids::StepNumber;
 use crate::stage::RestoredPaths;
 
 impl Pipeline {
-    /// Returns the parameters of all stages of this process. If they are sharded over several processes, each process
-    /// has only parts of them, so all processes must call it.
+    /// Returns the parameters of all stages of this process. If they are sharded over several processes, each
+    /// process has only parts of them, so all processes must call it.
     ///
     /// # Errors
     /// When a rank fails or no longer answers. Accumulated gradients are dropped then.
@@ -28,9 +28,10 @@ impl Pipeline {
         Ok(by_rank.into_iter().flatten().collect())
     }
 
-    /// Returns the state of all ranks of this process that belong to the first replica or, if parameters are sharded, to
-    /// the first group of replicas that hold all parameters together. The state shares storage with the running model, so
-    /// nothing is copied here. The next update copies the storage that it writes to, unless the state is dropped by then.
+    /// Returns the state of all ranks of this process that belong to the first replica or, if parameters are
+    /// sharded, to the first group of replicas that hold all parameters together. The state shares storage
+    /// with the running model, so nothing is copied here. The next update copies the storage that it writes
+    /// to, unless the state is dropped by then.
     ///
     /// # Errors
     /// When gradients wait for an update, a rank fails, or a rank no longer answers.
@@ -45,21 +46,21 @@ impl Pipeline {
         Ok(ranks)
     }
 
-    /// Restores parameters, optimizer state and the loss scale from a checkpoint, which any cut and schedule may have
-    /// written. Parameters that were frozen ([`Pipeline::freeze`]) are frozen again. The next step is the one after the
-    /// checkpoint's.
+    /// Restores parameters, optimizer state and the loss scale from a checkpoint, which any cut and schedule
+    /// may have written. Parameters that were frozen ([`Pipeline::freeze`]) are frozen again. The next step
+    /// is the one after the checkpoint's.
     ///
     /// # Errors
-    /// When the checkpoint lacks a parameter or has one of another shape, when the optimizer does not accept its state,
-    /// or when a rank no longer answers. The pipeline then takes no further step.
+    /// When the checkpoint lacks a parameter or has one of another shape, when the optimizer does not accept
+    /// its state, or when a rank no longer answers. The pipeline then takes no further step.
     pub fn restore(&mut self, checkpoint: &Arc<Checkpoint>) -> Result<(), PipelineError> {
         self.restore_paths(checkpoint, false).map(drop)
     }
 
-    /// Like [`Pipeline::restore`], for a model that has other parameters than the one that wrote the checkpoint, such as
-    /// adapters or another head. Parameters of the same path are restored. Others of the model keep their values and begin
-    /// without the optimizer's state. Returns the paths that are in one of the two only, as PyTorch's `load_state_dict` with
-    /// `strict=False` does.
+    /// Like [`Pipeline::restore`], for a model that has other parameters than the one that wrote the
+    /// checkpoint, such as adapters or another head. Parameters of the same path are restored. Others of the
+    /// model keep their values and begin without the optimizer's state. Returns the paths that are in one of
+    /// the two only, as PyTorch's `load_state_dict` with `strict=False` does.
     ///
     /// # Errors
     /// As [`Pipeline::restore`], except that the checkpoint may lack parameters.

@@ -12,8 +12,8 @@ use crate::ids::WorldRank;
 use crate::mesh::Mesh;
 use crate::progress::ProgressBoard;
 
-/// A failed step, as [`Pipeline::step_failure`](super::Pipeline::step_failure) returns it. Its text shows the schedule
-/// around the action that failed, and the last actions of each rank:
+/// A failed step, as [`Pipeline::step_failure`](super::Pipeline::step_failure) returns it. Its text shows the
+/// schedule around the action that failed, and the last actions of each rank:
 ///
 /// ```text
 /// the schedule around the failure, which has the mark `!`; each action takes one tick:
@@ -29,13 +29,13 @@ use crate::progress::ProgressBoard;
 pub struct StepFailure {
     /// The first error.
     pub error: StepError,
-    /// The schedule around the action that failed, which has a mark. Each action takes one tick. A failure after the
-    /// program, such as a loss that is not finite, has its mark after the last action.
+    /// The schedule around the action that failed, which has a mark. Each action takes one tick. A failure
+    /// after the program, such as a loss that is not finite, has its mark after the last action.
     pub grid: String,
     /// One line per rank: its last actions, and what it did when the step failed.
     pub report: String,
-    /// The actions of this process's ranks until the failure. The last event of the rank that failed is the action that
-    /// failed. A rank that had finished the step has no events.
+    /// The actions of this process's ranks until the failure. The last event of the rank that failed is the
+    /// action that failed. A rank that had finished the step has no events.
     pub timeline: Timeline,
 }
 
@@ -65,7 +65,8 @@ impl StepFailure {
     }
 }
 
-/// Draws the schedule around the error on the row `rank`. `done` is the number of actions that its rank has done.
+/// Draws the schedule around the error on the row `rank`. `done` is the number of actions that its rank has
+/// done.
 fn grid_of(program: &ValidatedProgram, rank: Rank, error: &StepError, done: usize) -> String {
     let row = program.row(rank);
     // A row may have equal actions, which gather and release a stage several times.

@@ -1,5 +1,5 @@
-//! The road of a batch to the ranks: it is checked and cut into slices ([`CheckedBatch`]), the factors of its losses are
-//! computed ([`StepPlan`]), and each rank gets its share ([`StepInput`]).
+//! The road of a batch to the ranks: it is checked and cut into slices ([`CheckedBatch`]), the factors of its
+//! losses are computed ([`StepPlan`]), and each rank gets its share ([`StepInput`]).
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -120,8 +120,8 @@ impl StepPlan {
         self.factors
     }
 
-    /// Returns the input of each of `ranks`, in their order. Each replica gets its share of the microbatches: the rank of
-    /// the first stage gets the inputs, and the rank of the last stage gets the targets.
+    /// Returns the input of each of `ranks`, in their order. Each replica gets its share of the microbatches:
+    /// the rank of the first stage gets the inputs, and the rank of the last stage gets the targets.
     pub(super) fn inputs_of(
         &self,
         setup: &Setup,
@@ -174,8 +174,8 @@ impl StepPlan {
     }
 }
 
-/// Returns an error if a batch has another number of microbatches than a step. Only the processes with the first and the
-/// last stage need inputs and targets.
+/// Returns an error if a batch has another number of microbatches than a step. Only the processes with the
+/// first and the last stage need inputs and targets.
 fn check_count(
     setup: &Setup,
     ranks: impl Iterator<Item = WorldRank>,

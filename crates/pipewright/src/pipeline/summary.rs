@@ -22,17 +22,18 @@ pub struct StepSummary {
     pub step: StepNumber,
     /// Loss of each microbatch, in microbatch order.
     pub losses: Vec<f64>,
-    /// The weight of each microbatch's loss, times their number: 1 unless microbatches differ in rows, or the batch says
-    /// otherwise ([`Batch::weighted`](crate::batch::Batch::weighted), [`Batch::summed`](crate::batch::Batch::summed)).
+    /// The weight of each microbatch's loss, times their number: 1 unless microbatches differ in rows, or the
+    /// batch says otherwise ([`Batch::weighted`](crate::batch::Batch::weighted),
+    /// [`Batch::summed`](crate::batch::Batch::summed)).
     pub loss_weights: Vec<f64>,
     /// Auxiliary losses by name, without their weights. The microbatches count as for the loss.
     pub auxiliary: BTreeMap<Arc<str>, f64>,
     /// The part of each layer in the auxiliary losses of a name, for losses whose layers are known
-    /// ([`StageContext::auxiliary_loss_of`](crate::stage::StageContext::auxiliary_loss_of)). The parts of a name add up to
-    /// its loss, within rounding.
+    /// ([`StageContext::auxiliary_loss_of`](crate::stage::StageContext::auxiliary_loss_of)). The parts of a
+    /// name add up to its loss, within rounding.
     pub auxiliary_by_layer: BTreeMap<Arc<str>, BTreeMap<Arc<str>, f64>>,
-    /// How many choices of the step's tokens each expert has got, by layer, over all microbatches and replicas
-    /// ([`StageContext::expert_load`](crate::stage::StageContext::expert_load)).
+    /// How many choices of the step's tokens each expert has got, by layer, over all microbatches and
+    /// replicas ([`StageContext::expert_load`](crate::stage::StageContext::expert_load)).
     pub expert_loads: BTreeMap<Arc<str>, Vec<u64>>,
     /// The sum of all auxiliary losses, each with its weight.
     pub weighted_auxiliary: f64,
@@ -41,29 +42,33 @@ pub struct StepSummary {
     /// [`merge_by`](crate::batch::merge_by) joins them.
     pub outputs: Vec<Values>,
     /// The outputs of the stages that the batch asked for
-    /// ([`Batch::keep_outputs_of`](crate::batch::Batch::keep_outputs_of)), of each microbatch in order. A process has the
-    /// outputs of its own stages. Tensors of skip connections follow the tensors for the next stage.
+    /// ([`Batch::keep_outputs_of`](crate::batch::Batch::keep_outputs_of)), of each microbatch in order. A
+    /// process has the outputs of its own stages. Tensors of skip connections follow the tensors for the next
+    /// stage.
     pub stage_outputs: BTreeMap<StageIndex, Vec<Values>>,
     /// The gradient of each input with respect to [`StepSummary::total`], if the batch asked for it
-    /// ([`Batch::keep_input_gradients`](crate::batch::Batch::keep_input_gradients)); empty in processes without the first
-    /// stage. Each has the shape of the whole input; if the input is the same for all microbatches, the gradient is the sum
-    /// over them. It is not clipped. It is absent if the loss does not depend on the input. A process with some of the
-    /// replicas has the rows of their microbatches. Multiply the gradients of accumulated batches by the batch's share in
-    /// the sum of their [`StepSummary::weight`]s.
+    /// ([`Batch::keep_input_gradients`](crate::batch::Batch::keep_input_gradients)); empty in processes
+    /// without the first stage. Each has the shape of the whole input; if the input is the same for all
+    /// microbatches, the gradient is the sum over them. It is not clipped. It is absent if the loss does not
+    /// depend on the input. A process with some of the replicas has the rows of their microbatches. Multiply
+    /// the gradients of accumulated batches by the batch's share in the sum of their
+    /// [`StepSummary::weight`]s.
     pub input_gradients: OptionalTensors,
-    /// The weight of the batch among batches whose gradients are accumulated: its rows, or the sum of its weights. If losses
-    /// are added, it is the number of microbatches.
+    /// The weight of the batch among batches whose gradients are accumulated: its rows, or the sum of its
+    /// weights. If losses are added, it is the number of microbatches.
     pub weight: f64,
     /// Global norm of the gradient of the loss, before clipping; infinite if the update was skipped.
     pub gradient_norm: f64,
-    /// The factor of the losses in the backwards of this step; `None` if losses are not scaled, as in any precision but f16.
+    /// The factor of the losses in the backwards of this step; `None` if losses are not scaled, as in any
+    /// precision but f16.
     pub loss_scale: Option<f64>,
-    /// Whether all ranks skipped the update, because the scaled gradients were too large for f16. Parameters and optimizer
-    /// state do not change, and the next step has half the scale.
+    /// Whether all ranks skipped the update, because the scaled gradients were too large for f16. Parameters
+    /// and optimizer state do not change, and the next step has half the scale.
     pub skipped: bool,
-    /// The actions of each rank with their times, in seconds since the step began in this process. If ranks are
-    /// processes, the first one has the events of all, on one clock ([`Timeline::clock_skew`]), and each other one has
-    /// its own. Ranks that compute stages together have one row, with the events of the first of them.
+    /// The actions of each rank with their times, in seconds since the step began in this process. If ranks
+    /// are processes, the first one has the events of all, on one clock ([`Timeline::clock_skew`]), and each
+    /// other one has its own. Ranks that compute stages together have one row, with the events of the first
+    /// of them.
     pub timeline: Timeline,
     /// The time of each rank's optimizer step.
     pub update: Vec<Duration>,
@@ -71,20 +76,21 @@ pub struct StepSummary {
     pub exposed_communication: Vec<Duration>,
     /// The most bytes that each rank held at once; 0 without [`crate::memory::TrackingAllocator`].
     pub peak_bytes: Vec<u64>,
-    /// The largest number of boundary messages that each rank had in flight at once: sent, with a buffer that the
-    /// transport still used. 0 within one process, where messages are moved. Waits in the program bound it
-    /// ([`wait_send`](pipewright_schedule::lower::wait_send)).
+    /// The largest number of boundary messages that each rank had in flight at once: sent, with a buffer that
+    /// the transport still used. 0 within one process, where messages are moved. Waits in the program bound
+    /// it ([`wait_send`](pipewright_schedule::lower::wait_send)).
     pub sends_in_flight: Vec<u32>,
-    /// The bytes of the tensors that each rank has sent to neighbouring stages on other ranks: activations and gradients.
-    /// Of ranks that compute a stage together, each sends its part.
+    /// The bytes of the tensors that each rank has sent to neighbouring stages on other ranks: activations
+    /// and gradients. Of ranks that compute a stage together, each sends its part.
     pub boundary_bytes: Vec<u64>,
-    /// The parameters whose gradients `I` computed because their layers cannot defer them, in the order of the stages.
-    /// The first step lists them if its program has `W`, and so do the batches that it accumulates; later ones list none. A zero-bubble schedule gains little if
-    /// most elements are in such parameters: use layers of [`crate::nn`], or make your own a
+    /// The parameters whose gradients `I` computed because their layers cannot defer them, in the order of
+    /// the stages. The first step lists them if its program has `W`, and so do the batches that it
+    /// accumulates; later ones list none. A zero-bubble schedule gains little if most elements are in such
+    /// parameters: use layers of [`crate::nn`], or make your own a
     /// [`SplitBackward`](crate::nn::SplitBackward).
     pub undeferred: Vec<UndeferredParameter>,
-    /// Whether [`PipelineConfig::interrupt`](crate::pipeline::PipelineConfig::interrupt) was raised on any rank at the
-    /// end of the step. It is the same in every process.
+    /// Whether [`PipelineConfig::interrupt`](crate::pipeline::PipelineConfig::interrupt) was raised on any
+    /// rank at the end of the step. It is the same in every process.
     pub interrupted: bool,
     /// Time from the call to its return.
     pub wall: Duration,
@@ -95,15 +101,16 @@ pub struct StepSummary {
 pub struct EvalSummary {
     /// Loss of each microbatch, in microbatch order; empty without targets.
     pub losses: Vec<f64>,
-    /// The weight of each microbatch's loss, times their number: 1 unless microbatches differ in rows, or the batch says
-    /// otherwise ([`Batch::weighted`](crate::batch::Batch::weighted), [`Batch::summed`](crate::batch::Batch::summed)).
+    /// The weight of each microbatch's loss, times their number: 1 unless microbatches differ in rows, or the
+    /// batch says otherwise ([`Batch::weighted`](crate::batch::Batch::weighted),
+    /// [`Batch::summed`](crate::batch::Batch::summed)).
     pub loss_weights: Vec<f64>,
     /// Auxiliary losses by name, without their weights. The microbatches count as for the loss.
     pub auxiliary: BTreeMap<Arc<str>, f64>,
     /// The sum of all auxiliary losses, each with its weight.
     pub weighted_auxiliary: f64,
-    /// The last stage's outputs, of each microbatch in order; empty in a process that does not have that stage, and if
-    /// only losses were asked for.
+    /// The last stage's outputs, of each microbatch in order; empty in a process that does not have that
+    /// stage, and if only losses were asked for.
     pub outputs: Vec<Values>,
     /// As in [`StepSummary`].
     pub stage_outputs: BTreeMap<StageIndex, Vec<Values>>,
@@ -115,15 +122,17 @@ pub struct EvalSummary {
 /// ([`Pipeline::restore_matching`](crate::pipeline::Pipeline::restore_matching)).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Unmatched {
-    /// The paths of the model that the checkpoint does not have, of the ranks of this process, in alphabetical order.
+    /// The paths of the model that the checkpoint does not have, of the ranks of this process, in
+    /// alphabetical order.
     pub missing: Vec<Arc<str>>,
-    /// The paths of the checkpoint that the model does not have, in alphabetical order; `None` if other processes have a
-    /// part of the model.
+    /// The paths of the checkpoint that the model does not have, in alphabetical order; `None` if other
+    /// processes have a part of the model.
     pub unused: Option<Vec<Arc<str>>>,
 }
 
 impl StepSummary {
-    /// Returns the gradient of an input ([`StepSummary::input_gradients`]), counted from 0. It is off the tape.
+    /// Returns the gradient of an input ([`StepSummary::input_gradients`]), counted from 0. It is off the
+    /// tape.
     ///
     /// # Errors
     /// When the summary does not have it, or it has another number of dimensions.
@@ -132,7 +141,8 @@ impl StepSummary {
         unpack(vec![gradient.ok_or(BoundaryError::Missing { index: input })?])
     }
 
-    /// Returns the loss of the step: the mean of the losses, in which each microbatch counts by its weight, or their sum.
+    /// Returns the loss of the step: the mean of the losses, in which each microbatch counts by its weight,
+    /// or their sum.
     pub fn loss(&self) -> f64 {
         mean(&self.losses, &self.loss_weights)
     }
@@ -207,7 +217,8 @@ pub(super) fn training(
     })
 }
 
-/// Merges the reports of all ranks into the results of an evaluation. The outputs of the slices of a microbatch are joined.
+/// Merges the reports of all ranks into the results of an evaluation. The outputs of the slices of a
+/// microbatch are joined.
 ///
 /// # Errors
 /// When outputs of slices cannot be joined.
@@ -235,8 +246,8 @@ pub(super) fn evaluation(
     })
 }
 
-/// Joins the gradients of the inputs. The ranks of a tensor group have the same gradients, so the first one of this process
-/// counts.
+/// Joins the gradients of the inputs. The ranks of a tensor group have the same gradients, so the first one
+/// of this process counts.
 fn join_input_gradients(
     setup: &Setup,
     gradients: &InputGradients,
@@ -270,8 +281,8 @@ struct Auxiliaries {
     weighted: f64,
 }
 
-/// Returns the sums of the auxiliary losses. They are added microbatch by microbatch in the order of the layers, which does
-/// not depend on the cut or the schedule.
+/// Returns the sums of the auxiliary losses. They are added microbatch by microbatch in the order of the
+/// layers, which does not depend on the cut or the schedule.
 fn auxiliary(reports: &mut [RankReport]) -> Auxiliaries {
     let mut parts: Vec<AuxiliaryPart> =
         reports.iter_mut().flat_map(|report| std::mem::take(&mut report.auxiliary)).collect();

@@ -8,8 +8,8 @@ use super::sample::PARAMETER_BYTES;
 use crate::transport::LinkSpeed;
 
 impl Measured {
-    /// Returns the profile of a model from measurements of these layers. If there is no measured link, `assumed_link`
-    /// is used; memory that was not measured is estimated.
+    /// Returns the profile of a model from measurements of these layers. If there is no measured link,
+    /// `assumed_link` is used; memory that was not measured is estimated.
     ///
     /// # Panics
     /// When a layer of the model is of a kind that was not measured.

@@ -19,7 +19,8 @@ use crate::transport::World;
 /// How a model is measured.
 #[derive(Clone)]
 pub struct MeasureConfig {
-    /// The settings of training: the optimizer, devices and threads. Replicas, recomputation and hook are replaced.
+    /// The settings of training: the optimizer, devices and threads. Replicas, recomputation and hook are
+    /// replaced.
     pub pipeline: PipelineConfig,
     /// The number of ranks that run at the same time, each of them the same short model.
     pub ranks: u32,
@@ -33,8 +34,8 @@ pub struct MeasureConfig {
     pub time_limit: Duration,
     /// The memory that all ranks may use together; with less than that, one layer of each kind is measured.
     pub memory: Option<u64>,
-    /// For each layer of the model, the bytes of its parameters, of the optimizer's state, and of the copy in half
-    /// precision. If empty, parameters in single precision with two moments.
+    /// For each layer of the model, the bytes of its parameters, of the optimizer's state, and of the copy in
+    /// half precision. If empty, parameters in single precision with two moments.
     pub state_bytes: Vec<u64>,
 }
 
@@ -63,9 +64,9 @@ const WARM_UP: u32 = 2;
 /// The steps that are taken whatever their time.
 const FEWEST_STEPS: u32 = 2;
 
-/// Measures the layers of `model`. `make` builds the stage of a range of layers; the one with the last layer has a loss.
-/// `feed` gets each pipeline and returns a function that takes a step of it, for batches of three microbatches for each
-/// rank.
+/// Measures the layers of `model`. `make` builds the stage of a range of layers; the one with the last layer
+/// has a loss. `feed` gets each pipeline and returns a function that takes a step of it, for batches of three
+/// microbatches for each rank.
 ///
 /// # Errors
 /// As [`Pipeline::launch`] and [`Pipeline::step`].
@@ -93,7 +94,8 @@ where
         parameters.map(|number| number.saturating_mul(STATE_BYTES)).collect()
     };
     let mut collection = Collection::new(&sample, &split, model, state, config.rows);
-    // Recomputation has one figure a layer and needs fewer steps. Each layer is then a stage, which shows what a stage holds.
+    // Recomputation has one figure a layer and needs fewer steps. Each layer is then a stage, which shows
+    // what a stage holds.
     let runs = [
         Run { recompute: Recompute::None, steps: config.steps, time: config.time_limit * 2 / 3 },
         Run { recompute: Recompute::Stage, steps: config.steps / 3, time: config.time_limit / 3 },

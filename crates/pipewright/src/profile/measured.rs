@@ -22,8 +22,8 @@ pub struct Measured {
     pub kinds: Vec<KindFigures>,
     /// The bandwidth of sums of gradients over the ranks as replicas; `None` with one rank.
     pub reduce_bytes_per_s: Option<f64>,
-    /// The bytes that a stage always holds in addition to parameters and optimizer state; `None` if the memory is not counted, or no
-    /// layers of one kind follow each other.
+    /// The bytes that a stage always holds in addition to parameters and optimizer state; `None` if the
+    /// memory is not counted, or no layers of one kind follow each other.
     pub stage_bytes: Option<u64>,
     /// The bytes that a rank always holds in addition to its stages; `None` if the memory is not counted.
     pub rank_bytes: Option<u64>,
@@ -42,8 +42,8 @@ pub struct KindFigures {
     pub weight_backward: Spread,
     /// The time that `I` takes longer if it computes the forward again.
     pub recompute: Option<Spread>,
-    /// The layer's share of the time after the program: the gradient norm and the optimizer, in proportion to the
-    /// parameters.
+    /// The layer's share of the time after the program: the gradient norm and the optimizer, in proportion to
+    /// the parameters.
     pub optimizer_s: f64,
     /// The bytes that the forward keeps until `I`; `None` if the memory is not counted.
     pub activation_bytes: Option<u64>,
@@ -59,11 +59,12 @@ pub(super) struct Collection<'a> {
     /// The same layers, each a stage.
     split: &'a Sample,
     model: &'a ModelDesc,
-    /// The bytes of the parameters of each layer, of its optimizer's state, and of its copy in half precision.
+    /// The bytes of the parameters of each layer, of its optimizer's state, and of its copy in half
+    /// precision.
     state: Vec<u64>,
     rows: u32,
-    /// The mean time of a kind's actions in each step, for one layer. A step takes as long as the sum of its actions, so
-    /// the slow ones among them count too.
+    /// The mean time of a kind's actions in each step, for one layer. A step takes as long as the sum of its
+    /// actions, so the slow ones among them count too.
     times: HashMap<(usize, ActionKind), Vec<f64>>,
     /// The times of `I` with the forward before it.
     recomputing: HashMap<usize, Vec<f64>>,
@@ -80,8 +81,9 @@ pub(super) struct Collection<'a> {
     between_split: Vec<f64>,
 }
 
-/// The bytes by which the tables of Burn's tape grow for a layer and each further microbatch in flight. The measurement has
-/// one microbatch in flight. The number was measured with up to 64 microbatches and four stages per rank.
+/// The bytes by which the tables of Burn's tape grow for a layer and each further microbatch in flight. The
+/// measurement has one microbatch in flight. The number was measured with up to 64 microbatches and four
+/// stages per rank.
 const TAPE_BYTES: u64 = 4 << 10;
 
 impl<'a> Collection<'a> {
@@ -193,9 +195,10 @@ impl<'a> Collection<'a> {
         stage.checked_sub(1).map_or(0, |before| self.output_bytes(before))
     }
 
-    /// Returns the bytes of the normalised hidden states that a part of a head received and that it sent, 0 for other
-    /// layers. All parts keep the same hidden states, and a part that is alone on its rank holds all of them. In the short
-    /// model they are counted once: `F` of the last part keeps them, `W` of the first part frees them.
+    /// Returns the bytes of the normalised hidden states that a part of a head received and that it sent, 0
+    /// for other layers. All parts keep the same hidden states, and a part that is alone on its rank holds
+    /// all of them. In the short model they are counted once: `F` of the last part keeps them, `W` of the
+    /// first part frees them.
     fn hidden_states(&self, layer: usize) -> (u64, u64) {
         let layers = &self.model.layers;
         let is_part = |layer: &LayerDesc| layer.kind == HEAD_PART;
@@ -253,8 +256,8 @@ impl<'a> Collection<'a> {
         })
     }
 
-    /// Returns what the rank holds between steps besides its stages, parameters and optimizer state, and what each stage
-    /// adds to that. The more stages have the same layers, the more the rank holds.
+    /// Returns what the rank holds between steps besides its stages, parameters and optimizer state, and what
+    /// each stage adds to that. The more stages have the same layers, the more the rank holds.
     fn between_steps(&mut self) -> (Option<u64>, Option<u64>) {
         let median = |values: &mut Vec<f64>| Spread::of(std::mem::take(values)).map(|bytes| bytes.median);
         let Some(between) = median(&mut self.between) else { return (None, None) };
@@ -287,8 +290,8 @@ fn idle(timeline: &Timeline) -> f64 {
     (0..timeline.ranks()).map(Rank::new).map(of_rank).fold(f64::INFINITY, f64::min)
 }
 
-/// Returns the bandwidth at which `ranks` replicas sum `bytes` of gradients each in `seconds`, if each rank sends every
-/// byte but its own share twice.
+/// Returns the bandwidth at which `ranks` replicas sum `bytes` of gradients each in `seconds`, if each rank
+/// sends every byte but its own share twice.
 fn bandwidth(ranks: u32, bytes: u64, seconds: f64) -> Option<f64> {
     let traffic = f64::from(2 * (ranks.max(1) - 1)) / f64::from(ranks.max(1)) * bytes as f64;
     (ranks > 1 && bytes > 0 && seconds > 0.0).then(|| (traffic / seconds).clamp(1.0, 1e15))

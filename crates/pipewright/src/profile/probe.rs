@@ -1,5 +1,5 @@
-//! The hook that measures: it waits for the device after each action, so that the action's event has the time of its
-//! computation, and records the bytes that the first rank holds.
+//! The hook that measures: it waits for the device after each action, so that the action's event has the time
+//! of its computation, and records the bytes that the first rank holds.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -28,8 +28,8 @@ pub(super) struct Probe {
 }
 
 impl Probe {
-    /// Makes a probe that has room for the actions of a step. The list must not grow on a rank's thread, because its
-    /// memory would be counted there.
+    /// Makes a probe that has room for the actions of a step. The list must not grow on a rank's thread,
+    /// because its memory would be counted there.
     pub(super) fn new(devices: Devices, actions: usize) -> Self {
         Self { devices, holdings: Mutex::new(Vec::with_capacity(actions)) }
     }

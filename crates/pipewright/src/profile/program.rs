@@ -7,8 +7,8 @@ use pipewright_schedule::{LowerError, ValidatedProgram};
 /// The microbatches of a step.
 pub(super) const MICROBATCHES: u32 = 3;
 
-/// Returns the program that runs `F`, `I` and `W` of all stages, microbatch by microbatch; with `forwards_first`, all
-/// forwards run first, so that no backward follows its own forward at once.
+/// Returns the program that runs `F`, `I` and `W` of all stages, microbatch by microbatch; with
+/// `forwards_first`, all forwards run first, so that no backward follows its own forward at once.
 pub(super) fn program(
     stages: usize,
     replicas: u32,

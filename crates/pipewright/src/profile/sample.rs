@@ -25,8 +25,8 @@ pub(super) struct SampleStage {
 }
 
 impl Sample {
-    /// Takes the first `copies` layers of each kind. Layers are of one kind if their descriptions differ in nothing but
-    /// the path. Layers that follow each other in the model form one stage.
+    /// Takes the first `copies` layers of each kind. Layers are of one kind if their descriptions differ in
+    /// nothing but the path. Layers that follow each other in the model form one stage.
     pub(super) fn of(model: &ModelDesc, copies: usize) -> Self {
         let mut sample = Self { stages: Vec::new(), kinds: Vec::new() };
         let mut taken: Vec<usize> = Vec::new();

@@ -1,24 +1,27 @@
-//! The generators of Burn's back ends, for layers that draw from them: Burn's own `Dropout`, or `Tensor::random` in a
-//! forward.
+//! The generators of Burn's back ends, for layers that draw from them: Burn's own `Dropout`, or
+//! `Tensor::random` in a forward.
 //!
-//! A back end has one generator for the whole process, so what a layer draws from it depends on the layers that other
-//! ranks run at the same time. [`LayerDraws`] makes the numbers of such a layer depend on the seed, the step, the
-//! microbatch and the layer's name only: it seeds the generators before the layer's forward, and until the forward ends,
-//! no other layer of the process that draws from them runs. A second forward of the same microbatch gets the same
-//! numbers. After each such layer, the generators continue from a number that they gave before it. So the program's own
-//! draws between two steps do not repeat, and depend on the program's own seed only.
+//! A back end has one generator for the whole process, so what a layer draws from it depends on the layers
+//! that other ranks run at the same time. [`LayerDraws`] makes the numbers of such a layer depend on the
+//! seed, the step, the microbatch and the layer's name only: it seeds the generators before the layer's
+//! forward, and until the forward ends, no other layer of the process that draws from them runs. A second
+//! forward of the same microbatch gets the same numbers. After each such layer, the generators continue from
+//! a number that they gave before it. So the program's own draws between two steps do not repeat, and depend
+//! on the program's own seed only.
 //!
 //! # Which layers draw
 //!
-//! The first forward of a layer in training and its first forward in an evaluation run alone: the generators are seeded,
-//! and afterwards their next number is not the first one if the layer has drawn. Later forwards of a layer that has not
-//! drawn run at the same time as all others. The processor's generator is then compared before and after the forward
-//! ([`Watch`]). If it has moved, one of the layers that ran at the time may have drawn, and the next forward of each of
-//! them runs alone again. No other thread is stopped for the comparison. It is left out while a layer runs alone or another
-//! thread compares, so a layer may be noticed some forwards later.
+//! The first forward of a layer in training and its first forward in an evaluation run alone: the generators
+//! are seeded, and afterwards their next number is not the first one if the layer has drawn. Later forwards
+//! of a layer that has not drawn run at the same time as all others. The processor's generator is then
+//! compared before and after the forward ([`Watch`]). If it has moved, one of the layers that ran at the time
+//! may have drawn, and the next forward of each of them runs alone again. No other thread is stopped for the
+//! comparison. It is left out while a layer runs alone or another thread compares, so a layer may be noticed
+//! some forwards later.
 //!
-//! Ranks that compute a stage together exchange tensors inside a layer, so none of them may keep the others from running.
-//! Their stages run each segment once without exchanges ([`LayerDraws::probe`]) before its first forward.
+//! Ranks that compute a stage together exchange tensors inside a layer, so none of them may keep the others
+//! from running. Their stages run each segment once without exchanges ([`LayerDraws::probe`]) before its
+//! first forward.
 
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -33,8 +36,8 @@ use crate::device::computes_behind;
 /// Held while the generators are used for one layer.
 static ALONE: Mutex<Watch> = Mutex::new(Watch { seed: 0, first: None, moves: 0 });
 
-/// Calls `run` with the processor's generator seeded with `seed`, while no layer runs alone. Afterwards the generator
-/// continues from a number that it gave before.
+/// Calls `run` with the processor's generator seeded with `seed`, while no layer runs alone. Afterwards the
+/// generator continues from a number that it gave before.
 pub(crate) fn seeded<R>(seed: u64, run: impl FnOnce() -> R) -> R {
     Generators(vec![Device::flex()]).run_seeded(&mut alone(), seed, run)
 }
@@ -54,7 +57,8 @@ struct Watch {
 }
 
 impl Watch {
-    /// Returns the number of times that the generator has moved, if no layer runs alone. The generator stays where it is.
+    /// Returns the number of times that the generator has moved, if no layer runs alone. The generator stays
+    /// where it is.
     fn moves() -> Option<u64> {
         let mut watch = match ALONE.try_lock() {
             Ok(watch) => watch,
@@ -67,8 +71,8 @@ impl Watch {
         Some(watch.moves)
     }
 
-    /// Notes the next number of the generator. If it is not the first one, the generator has moved, and starts again from
-    /// this number.
+    /// Notes the next number of the generator. If it is not the first one, the generator has moved, and
+    /// starts again from this number.
     fn see(&mut self, next: u64) {
         if self.first != Some(next) {
             self.moves += 1;
@@ -134,8 +138,8 @@ pub(crate) struct LayerDraws {
     forgotten: AtomicU64,
 }
 
-/// The forwards after which a layer that no probe has run counts as one that draws. Another thread of the process may have
-/// drawn during some of them.
+/// The forwards after which a layer that no probe has run counts as one that draws. Another thread of the
+/// process may have drawn during some of them.
 const SUSPECTED: u32 = 8;
 
 /// Whether each layer draws, for the layers that have run.
@@ -168,8 +172,8 @@ impl LayerDraws {
         self.is_split.then(|| self.forgotten.load(Ordering::Relaxed))
     }
 
-    /// Calls `run`, which runs layers of a stage that several ranks compute together, to find the layers that draw. The
-    /// ranks exchange no tensors inside the layers.
+    /// Calls `run`, which runs layers of a stage that several ranks compute together, to find the layers that
+    /// draw. The ranks exchange no tensors inside the layers.
     pub(crate) fn probe<R>(run: impl FnOnce() -> R) -> R {
         flagged(&PROBING, run)
     }
@@ -213,8 +217,8 @@ impl LayerDraws {
         Ok(result)
     }
 
-    /// Calls `run` at the same time as other layers. If the processor's generator has moved, the next forward of the layer
-    /// runs alone.
+    /// Calls `run` at the same time as other layers. If the processor's generator has moved, the next forward
+    /// of the layer runs alone.
     fn run_with_others<R>(
         &self,
         known: &Known,
@@ -243,7 +247,8 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The generators that a layer may draw from: the generator of its device's back end, and the processor's, which is the first.
+/// The generators that a layer may draw from: the generator of its device's back end, and the processor's,
+/// which is the first.
 #[derive(Debug)]
 struct Generators(Vec<Device>);
 

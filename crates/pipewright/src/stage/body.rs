@@ -23,8 +23,8 @@ pub(crate) trait StageBody: Module + 'static {
         1
     }
 
-    /// Runs a block. The first takes the inputs of the stage, each other one the tensors of the block before it, and
-    /// the last returns the outputs of the stage.
+    /// Runs a block. The first takes the inputs of the stage, each other one the tensors of the block before
+    /// it, and the last returns the outputs of the stage.
     fn forward_block(
         &self,
         block: usize,
@@ -61,8 +61,8 @@ pub(crate) trait StageBody: Module + 'static {
         Placement::REPLICATED
     }
 
-    /// Returns the dimension along which the ranks of a tensor group have parts of an output of the last stage; `None` if
-    /// every rank has the whole output.
+    /// Returns the dimension along which the ranks of a tensor group have parts of an output of the last
+    /// stage; `None` if every rank has the whole output.
     fn output_split(&self, output: usize) -> Option<usize> {
         let _ = output;
         None
@@ -78,8 +78,8 @@ pub(crate) trait StageBody: Module + 'static {
     fn skips(&self) -> &Skips;
 }
 
-/// Tensors that go directly between stages that are not neighbours, in ascending order of the stages. In a list of
-/// inputs or outputs they follow the tensors of the neighbour, in this order.
+/// Tensors that go directly between stages that are not neighbours, in ascending order of the stages. In a
+/// list of inputs or outputs they follow the tensors of the neighbour, in this order.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Skips {
     pub inputs: Vec<Skip>,

@@ -1,12 +1,13 @@
 //! Tensors that the slices of a microbatch pass to each other on one stage ([`pipewright_schedule::slices`]).
 //!
-//! The forward of a slice keeps tensors, such as the keys and values of an attention, off the tape. The forward of a later
-//! slice gets them as leaves of its own tape, and its backward adds the gradients of these leaves to the sums here.
-//! Backwards run in descending order of the slices. So when the backward of a slice begins, the sums of its tensors are
-//! complete, and it starts from them as it does from the gradients of its outputs.
+//! The forward of a slice keeps tensors, such as the keys and values of an attention, off the tape. The
+//! forward of a later slice gets them as leaves of its own tape, and its backward adds the gradients of these
+//! leaves to the sums here. Backwards run in descending order of the slices. So when the backward of a slice
+//! begins, the sums of its tensors are complete, and it starts from them as it does from the gradients of its
+//! outputs.
 //!
-//! No tensor leaves its rank. The values are dropped after the forward of the last slice, where only tapes still hold
-//! them, and the rest after the backward of the first.
+//! No tensor leaves its rank. The values are dropped after the forward of the last slice, where only tapes
+//! still hold them, and the rest after the backward of the first.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -113,8 +114,8 @@ impl SliceCarry {
 }
 
 impl CarryEnds {
-    /// Stores the sums of the gradients that later slices have computed at the tensors of this one. Returns the scalar from
-    /// which the backward starts; `None` if there are none.
+    /// Stores the sums of the gradients that later slices have computed at the tensors of this one. Returns
+    /// the scalar from which the backward starts; `None` if there are none.
     pub(super) fn start_backward(&mut self) -> Result<Option<Tensor<1>>, StageError> {
         let mut kept = locked(&self.all.0);
         let roots = std::mem::take(&mut self.ends.roots).into_iter();

@@ -108,7 +108,8 @@ pub enum StageError {
         shape: Vec<usize>,
     },
     /// A number inside the stage is infinite or not a number
-    /// ([`StageContext::not_finite`](super::StageContext::not_finite)). The parameters are those before the step.
+    /// ([`StageContext::not_finite`](super::StageContext::not_finite)). The parameters are those before the
+    /// step.
     #[error(
         "{what} is not finite; the parameters are still those before this step: lower the learning rate, clip gradients, \
          or look at the data of this step"
@@ -341,13 +342,15 @@ pub enum StageError {
 pipewright_schedule::message_as_debug!(ElementTypeError, StageError);
 
 impl StageError {
-    /// Makes the error of a function of the caller's that runs an action ([`ActionHook`](crate::hook::ActionHook)).
+    /// Makes the error of a function of the caller's that runs an action
+    /// ([`ActionHook`](crate::hook::ActionHook)).
     pub fn function(message: impl std::fmt::Display) -> Self {
         Self::Function { message: message.to_string() }
     }
 }
 
-/// A tensor of the batch has another element type than the stage computes with, and a conversion would lose something.
+/// A tensor of the batch has another element type than the stage computes with, and a conversion would lose
+/// something.
 #[derive(Clone, PartialEq, thiserror::Error)]
 #[error("{what} has elements of type {found:?}, and the stage computes with {expected:?}: {}", advice(.value.as_deref(), *.expected))]
 pub struct ElementTypeError {

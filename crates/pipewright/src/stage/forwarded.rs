@@ -1,4 +1,5 @@
-//! The results of a forward, and a small part of them, which shows whether a second forward computes something else.
+//! The results of a forward, and a small part of them, which shows whether a second forward computes
+//! something else.
 
 use burn::tensor::Tensor;
 
@@ -26,12 +27,13 @@ const ELEMENTS: usize = 32;
 pub(super) struct Fingerprint(Vec<Vec<u8>>);
 
 impl Fingerprint {
-    /// Reads the results, except tensors on a device: reading them would make the rank wait for its device, whose
-    /// operations may also differ in their last bits from one run to the next.
+    /// Reads the results, except tensors on a device: reading them would make the rank wait for its device,
+    /// whose operations may also differ in their last bits from one run to the next.
     pub(super) fn of(found: &Forwarded) -> Self {
         let losses = found.auxiliary.iter().map(|auxiliary| &auxiliary.loss).chain(&found.loss);
         let losses = losses.map(|loss| Value::of(loss.clone()));
-        // A stage with a loss returns its outputs only if they are asked for; otherwise only the loss is known.
+        // A stage with a loss returns its outputs only if they are asked for; otherwise only the loss is
+        // known.
         let outputs = found.outputs.iter().filter(|_| found.loss.is_none()).flat_map(ends);
         let read = losses.chain(outputs).filter(|value| !computes_behind(&value.device()));
         Self(read.map(|value| value.into_data().as_bytes().to_vec()).collect())

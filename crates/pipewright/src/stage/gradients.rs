@@ -1,5 +1,5 @@
-//! Sums of parameter gradients over the microbatches of a step. The number of a parameter's dimensions is not in the
-//! type.
+//! Sums of parameter gradients over the microbatches of a step. The number of a parameter's dimensions is not
+//! in the type.
 
 use std::sync::Arc;
 
@@ -21,8 +21,8 @@ use crate::nn::{
 use crate::tensor::shard::RowShard;
 use crate::tensor::{Value, ValueKind, Values};
 
-/// One sum for each float parameter of a stage, by the parameter's index. Gradients in half precision are added in single
-/// precision.
+/// One sum for each float parameter of a stage, by the parameter's index. Gradients in half precision are
+/// added in single precision.
 #[derive(Debug)]
 pub(crate) struct GradientSums {
     table: Arc<ParameterTable>,
@@ -89,7 +89,8 @@ impl GradientSums {
         });
     }
 
-    /// Computes a weight gradient that a backward pass deferred and adds it, in place if there is already a sum.
+    /// Computes a weight gradient that a backward pass deferred and adds it, in place if there is already a
+    /// sum.
     ///
     /// # Errors
     /// When a layer of the user's returns a gradient of another shape than its parameter.
@@ -158,11 +159,11 @@ impl GradientSums {
         Ok(())
     }
 
-    /// Returns the sum of squares of each of `parts` parts of each gradient sum, without the parts that have no rows. A sum
-    /// depends on the parameter alone, and not on the other parameters of its rank.
+    /// Returns the sum of squares of each of `parts` parts of each gradient sum, without the parts that have
+    /// no rows. A sum depends on the parameter alone, and not on the other parameters of its rank.
     ///
-    /// The CPU back end adds the squares of a part in f64, in storage order. Another device adds them in f32, in an
-    /// order that depends only on the number of elements; its sums are read in one go.
+    /// The CPU back end adds the squares of a part in f64, in storage order. Another device adds them in f32,
+    /// in an order that depends only on the number of elements; its sums are read in one go.
     pub(crate) fn squares(&self, parts: u32) -> Vec<Vec<f64>> {
         let mut on_device = Vec::new();
         let mut of_parts = |sum: &DispatchTensor| -> Vec<PartSquares> {
@@ -188,8 +189,8 @@ impl GradientSums {
         sums.into_iter().map(|parts| parts.into_iter().map(square).collect()).collect()
     }
 
-    /// Takes the sums out, each multiplied by the factor of its index, keyed for Burn's optimizers. The sums are empty
-    /// afterwards.
+    /// Takes the sums out, each multiplied by the factor of its index, keyed for Burn's optimizers. The sums
+    /// are empty afterwards.
     pub(crate) fn take<M: Module>(&mut self, module: &M, factor: impl Fn(usize) -> f64) -> GradientsParams {
         let mut taker =
             Taker { sums: self.sums.iter_mut().enumerate(), factor, taken: GradientsParams::new() };
@@ -279,7 +280,8 @@ impl PartSquares {
         if is_on_host {
             return Self::Added(sum_squares(&part.into_data().iter::<f32>().collect::<Vec<_>>()));
         }
-        // Burn's sum over all elements adds atomically, in no fixed order; its sums along a dimension have an order.
+        // Burn's sum over all elements adds atomically, in no fixed order; its sums along a dimension have an
+        // order.
         let squares = part.cast(DType::F32).square().reshape([rows, elements_of_row]);
         on_device.push(squares.sum_dim(1).sum_dim(0).reshape([1]));
         Self::OnDevice(on_device.len() - 1)

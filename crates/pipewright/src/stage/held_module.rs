@@ -1,5 +1,5 @@
-//! The module of a stage in training, in the forms in which the stage holds it: with rounded parameters in half
-//! precision, and with the rows of this replica if parameters are sharded over replicas.
+//! The module of a stage in training, in the forms in which the stage holds it: with rounded parameters in
+//! half precision, and with the rows of this replica if parameters are sharded over replicas.
 
 use std::borrow::Cow;
 use std::cell::OnceCell;
@@ -25,8 +25,8 @@ use crate::tensor::{OptionalTensors, Precision};
 pub(super) struct HeldModule<M: StageBody> {
     /// `None` only while the module is changed.
     module: Option<M>,
-    /// The copy of the module with rounded parameters, with which a stage of half precision computes. It is made when it
-    /// is needed, and dropped when the module is changed.
+    /// The copy of the module with rounded parameters, with which a stage of half precision computes. It is
+    /// made when it is needed, and dropped when the module is changed.
     rounded: OnceCell<M>,
     precision: Precision,
     device: Device,
@@ -45,8 +45,8 @@ pub(super) struct Recording<'a, M: Clone> {
 }
 
 impl<M: StageBody> HeldModule<M> {
-    /// Holds `module`, which has the parameters of `table`. `row_shard` is this replica's rows of the parameters, if
-    /// replicas share them, including the parameters in `frozen`.
+    /// Holds `module`, which has the parameters of `table`. `row_shard` is this replica's rows of the
+    /// parameters, if replicas share them, including the parameters in `frozen`.
     pub(super) fn new(
         Moved { module, device, precision }: Moved<M>,
         table: Arc<ParameterTable>,
@@ -101,13 +101,14 @@ impl<M: StageBody> HeldModule<M> {
         module
     }
 
-    /// Returns the module that the last forward has used, if it still exists, and otherwise the module itself.
+    /// Returns the module that the last forward has used, if it still exists, and otherwise the module
+    /// itself.
     pub(super) fn last_computing(&self) -> &M {
         self.rounded.get().unwrap_or_else(|| self.get())
     }
 
-    /// Returns the module with the running statistics that the last forward left. Burn keeps a thread's last update
-    /// separate until the statistics are read, and visiting or mapping the module does not read them.
+    /// Returns the module with the running statistics that the last forward left. Burn keeps a thread's last
+    /// update separate until the statistics are read, and visiting or mapping the module does not read them.
     pub(super) fn settled(&self) -> &M {
         drop(self.get().valid());
         self.get()
@@ -168,14 +169,14 @@ impl<M: StageBody> HeldModule<M> {
         self.shards = Some(shards);
     }
 
-    /// Returns the values of the parameters that are not trained, such as running statistics; `None` for the others, and an
-    /// empty list if all are trained.
+    /// Returns the values of the parameters that are not trained, such as running statistics; `None` for the
+    /// others, and an empty list if all are trained.
     pub(super) fn buffers(&self) -> OptionalTensors {
         self.floats_if(|_, parameter| !parameter.is_trained)
     }
 
-    /// Returns the parameters that a forward may change, with the last changes; an empty list if there are none. Parameters
-    /// that were frozen after the launch were trained before, and may be sharded.
+    /// Returns the parameters that a forward may change, with the last changes; an empty list if there are
+    /// none. Parameters that were frozen after the launch were trained before, and may be sharded.
     pub(super) fn running_statistics(&self) -> OptionalTensors {
         // Between two steps, the rows of sharded parameters count as not trained.
         self.floats_if(|index, parameter| {

@@ -1,4 +1,5 @@
-//! The microbatches whose forward has run on a stage and whose backward has not: what the stage keeps of each.
+//! The microbatches whose forward has run on a stage and whose backward has not: what the stage keeps of
+//! each.
 
 use std::collections::HashMap;
 
@@ -16,7 +17,8 @@ pub(super) struct InFlightTable {
     /// The tensors that the slices of each microbatch pass to each other.
     carries: HashMap<Microbatch, SequenceCarry>,
     forwarded: HashMap<Microbatch, InFlight>,
-    /// Weight gradients of microbatches whose input gradients are done, of each segment from the last to the first.
+    /// Weight gradients of microbatches whose input gradients are done, of each segment from the last to the
+    /// first.
     deferred: HashMap<Microbatch, Vec<Deferred>>,
 }
 
@@ -25,8 +27,8 @@ impl InFlightTable {
         Self { slices, carries: HashMap::new(), forwarded: HashMap::new(), deferred: HashMap::new() }
     }
 
-    /// Gives the forward of a slice access to what the other slices of its microbatch have kept. `tape` is the device with
-    /// the kind of its tape, if it records one.
+    /// Gives the forward of a slice access to what the other slices of its microbatch have kept. `tape` is
+    /// the device with the kind of its tape, if it records one.
     pub(super) fn join_carry(&mut self, context: &mut StageContext, tape: Option<&Device>) {
         if !self.slices.is_one() {
             context.join(self.carries.entry(context.microbatch()).or_default(), tape.cloned());

@@ -1,4 +1,5 @@
-//! A microbatch on its way through a stage: a forward or a backward that has begun, and what stays between the two.
+//! A microbatch on its way through a stage: a forward or a backward that has begun, and what stays between
+//! the two.
 
 use std::any::Any;
 use std::time::Duration;
@@ -17,8 +18,9 @@ use crate::tensor::{OptionalTensors, Values};
 /// The options of a forward.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ForwardTask {
-    /// The weight of the microbatch times the loss scale, by which its loss is multiplied on the tape, and of a slice its
-    /// share of that. It is 1 unless microbatches differ in size, are cut into slices, or losses are scaled.
+    /// The weight of the microbatch times the loss scale, by which its loss is multiplied on the tape, and of
+    /// a slice its share of that. It is 1 unless microbatches differ in size, are cut into slices, or losses
+    /// are scaled.
     pub loss_weight: f64,
     /// The same for auxiliary losses. All slices have equal shares of them.
     pub auxiliary_weight: f64,
@@ -177,8 +179,8 @@ impl ForwardState {
         self.loss.as_ref()
     }
 
-    /// Returns the copy of the module that runs instead of it, which `make` makes at its first use, and the data of the
-    /// forward.
+    /// Returns the copy of the module that runs instead of it, which `make` makes at its first use, and the
+    /// data of the forward.
     pub(super) fn copy_of<M: 'static>(&mut self, make: impl FnOnce() -> M) -> (&M, &Pass) {
         let copy = self.copy.get_or_insert_with(|| Box::new(make()));
         (copy.downcast_ref().expect("a forward runs copies of one module"), &self.pass)
@@ -222,7 +224,8 @@ pub(crate) struct InputGradients {
 pub(crate) struct BackwardState {
     microbatch: Microbatch,
     in_flight: InFlight,
-    /// The gradients of the outputs of the next segment; after the last one, the gradients of the stage's inputs.
+    /// The gradients of the outputs of the next segment; after the last one, the gradients of the stage's
+    /// inputs.
     gradients: OptionalTensors,
     /// The number of gradients that the last segment returned.
     returned: usize,
@@ -262,8 +265,8 @@ impl BackwardState {
         self.recomputed += recomputed;
     }
 
-    /// Returns the block whose backward is next; `None` after the first block. A forward that ran as a whole has block 0
-    /// alone.
+    /// Returns the block whose backward is next; `None` after the first block. A forward that ran as a whole
+    /// has block 0 alone.
     pub(crate) fn next_block(&self) -> Option<usize> {
         self.in_flight.segments.last().map(|run| run.segment.index())
     }

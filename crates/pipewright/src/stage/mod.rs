@@ -1,9 +1,10 @@
 //! Stages: the modules that users write, and the operations that the executor runs on them.
 //!
 //! [`StageModule`] is the typed trait that a user implements. [`Stage`] is such a module without its types. A pipeline
-//! prepares it for its rank, which gives it the state of training: [`Stage`] `--prepare-->` `TrainingStage`, which the
-//! executor sees as `dyn StageRunner`. A forward has one name from the executor to the user's module:
-//! `StageCompute::forward` runs `StageBody::forward`, which runs `StageModule::forward`; blocks run as `forward_block`.
+//! prepares it for its rank, which gives it the state of training: [`Stage`] `--prepare-->` `TrainingStage`,
+//! which the executor sees as `dyn StageRunner`. A forward has one name from the executor to the user's
+//! module: `StageCompute::forward` runs `StageBody::forward`, which runs `StageModule::forward`; blocks run
+//! as `forward_block`.
 //!
 //! | file | content |
 //! |---|---|

@@ -16,8 +16,9 @@ use crate::tensor::{Boundary, BoundaryError, Placement, Value, Values, pack, unp
 
 /// A stage: a contiguous part of the model, with ordinary tensors at both edges.
 ///
-/// The first stage's input is the data of a microbatch; every other stage's input is the output of the previous stage.
-/// Gradients flow back through float outputs only; integer and boolean outputs have no gradient.
+/// The first stage's input is the data of a microbatch; every other stage's input is the output of the
+/// previous stage. Gradients flow back through float outputs only; integer and boolean outputs have no
+/// gradient.
 ///
 /// ```
 /// use burn::module::Module;
@@ -44,8 +45,8 @@ use crate::tensor::{Boundary, BoundaryError, Placement, Value, Values, pack, unp
 /// }
 /// ```
 ///
-/// A layer of a [`Layers`](crate::pipeline::Layers) implements this trait too. There, a stage consists of several
-/// layers and puts the place of each layer in front of its paths.
+/// A layer of a [`Layers`](crate::pipeline::Layers) implements this trait too. There, a stage consists of
+/// several layers and puts the place of each layer in front of its paths.
 pub trait StageModule: Module + 'static {
     /// Tensors that the stage takes.
     type Input: Boundary;
@@ -55,17 +56,18 @@ pub trait StageModule: Module + 'static {
     /// Returns the stage's output for one microbatch. It must depend only on `self`, `input` and `context`.
     fn forward(&self, input: Self::Input, context: &StageContext) -> Self::Output;
 
-    /// Returns the number of blocks: parts of the module that run one after another. If stages are recomputed block by
-    /// block ([`Recompute::Block`](pipewright_schedule::Recompute::Block)), or a hook's function runs them
-    /// ([`ForwardRun::run_block`](crate::hook::ForwardRun::run_block)), [`StageModule::forward_block`] runs them one by one.
-    /// No two blocks use the same parameter.
+    /// Returns the number of blocks: parts of the module that run one after another. If stages are recomputed
+    /// block by block ([`Recompute::Block`](pipewright_schedule::Recompute::Block)), or a hook's function
+    /// runs them ([`ForwardRun::run_block`](crate::hook::ForwardRun::run_block)),
+    /// [`StageModule::forward_block`] runs them one by one. No two blocks use the same parameter.
     fn blocks(&self) -> usize {
         1
     }
 
-    /// Runs one block, counted from 0. The first one takes the tensors of the stage's input, each other one takes the
-    /// tensors that the block before it returns, and the last one returns the tensors of the stage's output. Together they
-    /// compute the result of [`StageModule::forward`]. A module with several blocks must implement it.
+    /// Runs one block, counted from 0. The first one takes the tensors of the stage's input, each other one
+    /// takes the tensors that the block before it returns, and the last one returns the tensors of the
+    /// stage's output. Together they compute the result of [`StageModule::forward`]. A module with several
+    /// blocks must implement it.
     ///
     /// # Errors
     /// When the block takes other tensors.
@@ -81,46 +83,47 @@ pub trait StageModule: Module + 'static {
 
     /// Returns the global path of the parameter that this module knows as `local`.
     ///
-    /// Gradient norms, reports and checkpoints use the global path as the key, so a model must give a parameter the
-    /// same path however the model is cut. A stage that holds layers 4 to 7 as `layers.0` to `layers.3` renames them
-    /// here; see also [`Stage::with_prefix`](super::Stage::with_prefix). A pipeline does not launch if two parameters
-    /// have the same path and do not declare it as shared.
+    /// Gradient norms, reports and checkpoints use the global path as the key, so a model must give a
+    /// parameter the same path however the model is cut. A stage that holds layers 4 to 7 as `layers.0` to
+    /// `layers.3` renames them here; see also [`Stage::with_prefix`](super::Stage::with_prefix). A pipeline
+    /// does not launch if two parameters have the same path and do not declare it as shared.
     fn parameter_path(&self, local: &str) -> String {
         local.to_owned()
     }
 
-    /// Returns whether the parameter that this module knows as `local` has single precision even if the pipeline has half
-    /// precision ([`Precision`](crate::tensor::Precision)). The module casts between its types itself, in both
-    /// directions.
+    /// Returns whether the parameter that this module knows as `local` has single precision even if the
+    /// pipeline has half precision ([`Precision`](crate::tensor::Precision)). The module casts between its
+    /// types itself, in both directions.
     fn stays_in_single_precision(&self, local: &str) -> bool {
         let _ = local;
         false
     }
 
     /// Returns how the ranks of a tensor group hold the parameter that this module knows as `local`
-    /// ([`Pipeline::launch_split`](crate::pipeline::Pipeline::launch_split)). By default every rank holds the whole parameter
-    /// and computes its whole gradient.
+    /// ([`Pipeline::launch_split`](crate::pipeline::Pipeline::launch_split)). By default every rank holds the
+    /// whole parameter and computes its whole gradient.
     fn placement(&self, local: &str) -> Placement {
         let _ = local;
         Placement::REPLICATED
     }
 
-    /// Returns the dimension along which the ranks of a tensor group have parts of an output, in the order of the ranks;
-    /// `None` if every rank has the whole output. Outputs are counted from 0. Only a module of the last stage may split its
-    /// outputs, and its loss gets the parts. The results of a step have the whole outputs. If a module
-    /// has parts and does not say so, the results have the part of the first rank.
+    /// Returns the dimension along which the ranks of a tensor group have parts of an output, in the order of
+    /// the ranks; `None` if every rank has the whole output. Outputs are counted from 0. Only a module of the
+    /// last stage may split its outputs, and its loss gets the parts. The results of a step have the whole
+    /// outputs. If a module has parts and does not say so, the results have the part of the first rank.
     fn output_split(&self, output: usize) -> Option<usize> {
         let _ = output;
         None
     }
 
-    /// Returns why the module cannot run slices of microbatches; `None` if it can. A pipeline whose schedule cuts microbatches
-    /// does not start if a module cannot.
+    /// Returns why the module cannot run slices of microbatches; `None` if it can. A pipeline whose schedule
+    /// cuts microbatches does not start if a module cannot.
     ///
-    /// The forward of a slice gets a part of each sequence: its input has fewer tokens along dimension 1. A module can run
-    /// slices if its forwards of all slices of a microbatch, in ascending order, compute what its forward of the whole
-    /// microbatch computes. A layer that treats each token by itself can without more. A layer whose tokens depend on
-    /// earlier ones takes what it needs of them from [`StageContext::earlier_slices`], and numbers positions from
+    /// The forward of a slice gets a part of each sequence: its input has fewer tokens along dimension 1. A
+    /// module can run slices if its forwards of all slices of a microbatch, in ascending order, compute what
+    /// its forward of the whole microbatch computes. A layer that treats each token by itself can without
+    /// more. A layer whose tokens depend on earlier ones takes what it needs of them from
+    /// [`StageContext::earlier_slices`], and numbers positions from
     /// [`StageContext::slice`]. An auxiliary loss ([`StageContext::auxiliary_loss`]) must be a mean over tokens.
     fn refuses_slices(&self) -> Option<String> {
         Some("it does not say that it can (`StageModule::refuses_slices`)".to_owned())
@@ -128,15 +131,15 @@ pub trait StageModule: Module + 'static {
 
     /// Returns the global paths of the parameters that other stages, or other places of this stage, hold too.
     ///
-    /// Each holder has its own copy and names the path here. The copies must start equal. The pipeline sums their
-    /// gradients and gives every copy the same update.
+    /// Each holder has its own copy and names the path here. The copies must start equal. The pipeline sums
+    /// their gradients and gives every copy the same update.
     fn shared_parameters(&self) -> Vec<String> {
         Vec::new()
     }
 }
 
-/// The stage and the microbatch of a forward, the further inputs that it may read, and the auxiliary losses that it
-/// adds.
+/// The stage and the microbatch of a forward, the further inputs that it may read, and the auxiliary losses
+/// that it adds.
 #[derive(Clone, Debug)]
 pub struct StageContext {
     stage: StageIndex,
@@ -174,7 +177,8 @@ pub(crate) struct ExpertLoad {
 }
 
 impl StageContext {
-    /// Makes the context of `stage` for `microbatch`. The runtime calls it; tests and code without a pipeline may too.
+    /// Makes the context of `stage` for `microbatch`. The runtime calls it; tests and code without a pipeline
+    /// may too.
     pub fn new(stage: StageIndex, microbatch: Microbatch) -> Self {
         Self {
             stage,
@@ -214,8 +218,8 @@ impl StageContext {
         }
     }
 
-    /// Gives the forward access to what the slices of its microbatch have kept. `tape` is the device with the kind of its
-    /// tape, if it records one.
+    /// Gives the forward access to what the slices of its microbatch have kept. `tape` is the device with the
+    /// kind of its tape, if it records one.
     pub(super) fn join(&mut self, carry: &SequenceCarry, tape: Option<Device>) {
         self.carry = Some(carry.part(self.slice, self.slices, tape));
     }
@@ -230,8 +234,8 @@ impl StageContext {
         self.draws = Some(draws.clone());
     }
 
-    /// Calls `run`, the forward of the layer `name` of this stage, with the random numbers of this layer and microbatch in
-    /// the generator of the device.
+    /// Calls `run`, the forward of the layer `name` of this stage, with the random numbers of this layer and
+    /// microbatch in the generator of the device.
     pub(crate) fn run_layer<R>(&self, name: &str, run: impl FnOnce() -> R) -> Result<R, StageError> {
         let Some(draws) = &self.draws else { return Ok(run()) };
         let is_training = self.random.is_some();
@@ -248,8 +252,8 @@ impl StageContext {
         self
     }
 
-    /// Sets the key of the random numbers of a training step. The runtime calls it; tests and code without a pipeline
-    /// may too.
+    /// Sets the key of the random numbers of a training step. The runtime calls it; tests and code without a
+    /// pipeline may too.
     pub fn with_random(mut self, key: StreamKey) -> Self {
         self.random = Some(key);
         self
@@ -260,21 +264,22 @@ impl StageContext {
         self.stage
     }
 
-    /// Returns the microbatch for which the stage runs. Each replica counts its own microbatches from 0; errors and the lists
-    /// of a step's summary count the microbatches of all replicas.
+    /// Returns the microbatch for which the stage runs. Each replica counts its own microbatches from 0;
+    /// errors and the lists of a step's summary count the microbatches of all replicas.
     pub fn microbatch(&self) -> Microbatch {
         self.microbatch
     }
 
-    /// Returns the slice of the microbatch for which the stage runs, and the number of its slices. All slices are equally
-    /// long, so the first token of slice `s` has the position `s` times the length of this forward's input. Without slices,
-    /// the slice is 0 of 1.
+    /// Returns the slice of the microbatch for which the stage runs, and the number of its slices. All slices
+    /// are equally long, so the first token of slice `s` has the position `s` times the length of this
+    /// forward's input. Without slices, the slice is 0 of 1.
     pub fn slice(&self) -> (Slice, Slices) {
         (self.slice, self.slices)
     }
 
-    /// Returns the tensors that the forwards of earlier slices of this microbatch have kept under `name` on this stage, in
-    /// order. There are none in the first slice, and without slices. Their gradients flow back to those slices.
+    /// Returns the tensors that the forwards of earlier slices of this microbatch have kept under `name` on
+    /// this stage, in order. There are none in the first slice, and without slices. Their gradients flow back
+    /// to those slices.
     ///
     /// ```
     /// use burn::tensor::Tensor;
@@ -308,14 +313,16 @@ impl StageContext {
 
     /// Returns the random numbers of the layer `name` for this microbatch and step.
     ///
-    /// Name layers as their parameters are named, by a path that does not depend on the cut (`layers.3.dropout`): the
-    /// numbers depend only on the run's seed, the step, the microbatch and this name. In an evaluation the stream is
+    /// Name layers as their parameters are named, by a path that does not depend on the cut
+    /// (`layers.3.dropout`): the numbers depend only on the run's seed, the step, the microbatch and this
+    /// name. In an evaluation the stream is
     /// [`RandomStream::evaluation`].
     pub fn random(&self, name: &str) -> RandomStream {
         self.random.map_or_else(RandomStream::evaluation, |key| RandomStream::new(key, name))
     }
 
-    /// Returns the side input `name` of this microbatch. [`Batch::with_split`](crate::batch::Batch::with_split) and
+    /// Returns the side input `name` of this microbatch.
+    /// [`Batch::with_split`](crate::batch::Batch::with_split) and
     /// [`with_replicated`](crate::batch::Batch::with_replicated) add side inputs to a step.
     ///
     /// # Errors
@@ -324,7 +331,8 @@ impl StageContext {
         self.side_inputs.tensors(name, self.microbatch, &self.device)
     }
 
-    /// Returns the value `name` that [`Batch::with_value`](crate::batch::Batch::with_value) added to the step.
+    /// Returns the value `name` that [`Batch::with_value`](crate::batch::Batch::with_value) added to the
+    /// step.
     ///
     /// # Errors
     /// When the step has no value of that name, or one of another type.
@@ -332,18 +340,19 @@ impl StageContext {
         self.side_inputs.value(name)
     }
 
-    /// Adds `weight * loss` to the loss of the step. `loss` is a scalar (shape `[1]`), the mean over the microbatch.
+    /// Adds `weight * loss` to the loss of the step. `loss` is a scalar (shape `[1]`), the mean over the
+    /// microbatch.
     ///
-    /// Its gradient flows through this stage and those before it, with the scale of the main loss. The
-    /// report has the mean of `loss`, without the weight, under `name`. Losses of the same name are added, in the order
-    /// of the layers whatever the cut.
+    /// Its gradient flows through this stage and those before it, with the scale of the main loss. The report
+    /// has the mean of `loss`, without the weight, under `name`. Losses of the same name are added, in the
+    /// order of the layers whatever the cut.
     pub fn auxiliary_loss(&self, name: &str, weight: f64, loss: Tensor<1>) {
         self.add_auxiliary(Auxiliary { name: name.into(), layer: None, weight, loss });
     }
 
-    /// Like [`StageContext::auxiliary_loss`], but for a loss of one layer: the report also has the part of each layer
-    /// ([`StepSummary::auxiliary_by_layer`](crate::pipeline::StepSummary::auxiliary_by_layer)). Name the layer as its parameters
-    /// are named, such as `model.layers.3.mlp`.
+    /// Like [`StageContext::auxiliary_loss`], but for a loss of one layer: the report also has the part of
+    /// each layer ([`StepSummary::auxiliary_by_layer`](crate::pipeline::StepSummary::auxiliary_by_layer)).
+    /// Name the layer as its parameters are named, such as `model.layers.3.mlp`.
     pub fn auxiliary_loss_of(&self, layer: &str, name: &str, weight: f64, loss: Tensor<1>) {
         self.add_auxiliary(Auxiliary { name: name.into(), layer: Some(layer.into()), weight, loss });
     }
@@ -352,8 +361,8 @@ impl StageContext {
         self.auxiliary.lock().unwrap_or_else(PoisonError::into_inner).push(auxiliary);
     }
 
-    /// Reports how many tokens of this forward have chosen each expert of `layer`, a mixture. A token counts once for each
-    /// expert that it chose. The report of the step has the sums
+    /// Reports how many tokens of this forward have chosen each expert of `layer`, a mixture. A token counts
+    /// once for each expert that it chose. The report of the step has the sums
     /// ([`StepSummary::expert_loads`](crate::pipeline::StepSummary::expert_loads)).
     pub fn expert_load(&self, layer: &str, choices: Vec<u64>) {
         let load = ExpertLoad { layer: layer.into(), choices };
@@ -365,9 +374,9 @@ impl StageContext {
         std::mem::take(&mut self.loads.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Fails the step because a number inside the stage is infinite or not a number. Without this call the failure
-    /// would only show in the loss. `what` names the number and its layer. The parameters keep their values from before
-    /// the step. An evaluation continues.
+    /// Fails the step because a number inside the stage is infinite or not a number. Without this call the
+    /// failure would only show in the loss. `what` names the number and its layer. The parameters keep their
+    /// values from before the step. An evaluation continues.
     pub fn not_finite(&self, what: &str) {
         let mut first = self.not_finite.lock().unwrap_or_else(PoisonError::into_inner);
         first.get_or_insert_with(|| what.to_owned());

@@ -24,14 +24,14 @@ pub(super) fn parameters_of<M: Module>(module: &M) -> Vec<NamedTensor> {
     find(module).floats
 }
 
-/// Returns the integer and boolean parameters of `module`, which have no gradients, in the order in which Burn visits
-/// them.
+/// Returns the integer and boolean parameters of `module`, which have no gradients, in the order in which
+/// Burn visits them.
 pub(super) fn discrete_of<M: Module>(module: &M) -> Vec<NamedTensor> {
     find(module).discrete
 }
 
-/// Returns the path of a layer of `module` that has running statistics: Burn's batch normalisation. Running statistics
-/// of a user's own layer cannot be told from other parameters that are not trained.
+/// Returns the path of a layer of `module` that has running statistics: Burn's batch normalisation. Running
+/// statistics of a user's own layer cannot be told from other parameters that are not trained.
 pub(super) fn running_statistics_of<M: Module>(module: &M) -> Option<String> {
     find(module).running_statistics
 }
@@ -90,9 +90,9 @@ impl ModuleVisitor for Finder {
     }
 }
 
-/// Replaces the float parameters of `module` with the values that `value` returns. `value` is called with the index of
-/// each parameter in visiting order. Parameters stay on the tape if they were on it. A parameter for which it returns
-/// `None` does not change. After an error the remaining parameters do not change.
+/// Replaces the float parameters of `module` with the values that `value` returns. `value` is called with the
+/// index of each parameter in visiting order. Parameters stay on the tape if they were on it. A parameter for
+/// which it returns `None` does not change. After an error the remaining parameters do not change.
 pub(super) fn filled<M: Module, E>(
     module: M,
     value: impl FnMut(usize, &Value) -> Result<Option<Value>, E>,
@@ -143,9 +143,9 @@ fn in_place_of<const D: usize>(former: &Tensor<D>, value: Tensor<D>) -> Tensor<D
     if former.is_require_grad() { value.require_grad() } else { value }
 }
 
-/// Replaces the integer and boolean parameters of `module` with the values that `value` returns. `value` is called with
-/// the index of each parameter in the order of [`discrete_of`]. After an error the remaining parameters do not
-/// change.
+/// Replaces the integer and boolean parameters of `module` with the values that `value` returns. `value` is
+/// called with the index of each parameter in the order of [`discrete_of`]. After an error the remaining
+/// parameters do not change.
 pub(super) fn with_discrete<M: Module, E>(
     module: M,
     value: impl FnMut(usize, &Value) -> Result<Value, E>,

@@ -1,4 +1,5 @@
-//! The optimizer of a stage: made from the settings of its pipeline, with the groups of the stage's parameters.
+//! The optimizer of a stage: made from the settings of its pipeline, with the groups of the stage's
+//! parameters.
 
 use std::collections::HashSet;
 
@@ -83,7 +84,8 @@ impl StageOptimizer {
         // The module is moved through the optimizer, so that it owns the storage and may write in place.
         module.replace(|module| {
             let gradients = sums.take(&module, |index| factors.of(self.clipped_with[index]));
-            // Burn calls the optimizer of its group for each parameter, or the whole stage's (`optimizer/adamw.rs`).
+            // Burn calls the optimizer of its group for each parameter, or the whole stage's
+            // (`optimizer/adamw.rs`).
             optimizer.step(learning_rate, module, gradients)
         });
         self.optimizer = Some(optimizer);

@@ -11,8 +11,8 @@ use super::error::StageError;
 use super::module_parameters::{NamedTensor, discrete_of, parameters_of};
 use crate::tensor::{Placement, float_type_of};
 
-/// The parameters of a module. Float parameters have an index, in the order in which Burn visits them; the indices of
-/// integer and boolean parameters follow.
+/// The parameters of a module. Float parameters have an index, in the order in which Burn visits them; the
+/// indices of integer and boolean parameters follow.
 #[derive(Debug)]
 pub(super) struct ParameterTable {
     paths: Vec<Arc<str>>,
@@ -33,12 +33,12 @@ pub(super) struct ParameterTable {
 }
 
 impl ParameterTable {
-    /// Lists the parameters of `module`, with these prefixes in front of their paths, the innermost first. Paths that the
-    /// module declares as shared have no prefix.
+    /// Lists the parameters of `module`, with these prefixes in front of their paths, the innermost first.
+    /// Paths that the module declares as shared have no prefix.
     ///
     /// # Errors
-    /// When two places of the module hold one parameter, or the ranks of a tensor group cannot hold a parameter as the
-    /// module says.
+    /// When two places of the module hold one parameter, or the ranks of a tensor group cannot hold a
+    /// parameter as the module says.
     pub(super) fn new<M: StageBody>(
         module: &M,
         prefixes: &[String],
@@ -125,7 +125,8 @@ impl ParameterTable {
         self.index_of(id).map(|index| self.shapes[index].as_slice())
     }
 
-    /// Returns how the ranks of a tensor group hold a parameter. Integer and boolean parameters are not split.
+    /// Returns how the ranks of a tensor group hold a parameter. Integer and boolean parameters are not
+    /// split.
     pub(super) fn placement(&self, index: usize) -> Placement {
         self.placements.get(index).copied().unwrap_or(Placement::REPLICATED)
     }

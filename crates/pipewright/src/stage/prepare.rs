@@ -25,9 +25,10 @@ impl Stage {
         Self::of_body(module, None)
     }
 
-    /// Makes the last stage. `loss` takes the stage's output and the microbatch's targets, and returns a scalar (shape
-    /// `[1]`), the *mean* over the microbatch. The loss of a step is the mean over its microbatches. `loss` must not
-    /// call another pipeline of the process: its first call keeps the generators of the back ends for itself.
+    /// Makes the last stage. `loss` takes the stage's output and the microbatch's targets, and returns a
+    /// scalar (shape `[1]`), the *mean* over the microbatch. The loss of a step is the mean over its
+    /// microbatches. `loss` must not call another pipeline of the process: its first call keeps the
+    /// generators of the back ends for itself.
     pub fn with_loss<M, T, L>(module: M, loss: L) -> Self
     where
         M: StageModule,
@@ -51,12 +52,12 @@ impl Stage {
         Self::of_body(module, Some(Box::new(loss)))
     }
 
-    /// Passes the weight gradients that wait for `W` to `runner` instead of computing them in order, for example to
-    /// interleave them with other work, to time them, or to compute some in another way. `runner` is called in `W` or
-    /// at the end of `B`, and also when a hook's function computes weight gradients
-    /// ([`BackwardRun::run_weights`](crate::hook::BackwardRun::run_weights)): once or more per microbatch, and perhaps with
-    /// no work left. The stage then computes the weight gradients
-    /// that `runner` has not computed or skipped.
+    /// Passes the weight gradients that wait for `W` to `runner` instead of computing them in order, for
+    /// example to interleave them with other work, to time them, or to compute some in another way. `runner`
+    /// is called in `W` or at the end of `B`, and also when a hook's function computes weight gradients
+    /// ([`BackwardRun::run_weights`](crate::hook::BackwardRun::run_weights)): once or more per microbatch,
+    /// and perhaps with no work left. The stage then computes the weight gradients that `runner` has not
+    /// computed or skipped.
     pub fn with_weight_runner(
         mut self,
         runner: impl FnMut(Microbatch, &mut WeightWork) + Send + 'static,
@@ -65,11 +66,12 @@ impl Stage {
         self
     }
 
-    /// Puts `prefix` and a dot in front of every parameter's path, for a module that does not know its place in the
-    /// model: `linear.weight` becomes `blocks.1.linear.weight`. Paths that the module declares as shared do not change.
+    /// Puts `prefix` and a dot in front of every parameter's path, for a module that does not know its place
+    /// in the model: `linear.weight` becomes `blocks.1.linear.weight`. Paths that the module declares as
+    /// shared do not change.
     ///
-    /// Two stages must not use the same path for different parameters. If the prefix depends on the part of the model
-    /// and not on the stage's number, a run can resume from a checkpoint under another cut.
+    /// Two stages must not use the same path for different parameters. If the prefix depends on the part of
+    /// the model and not on the stage's number, a run can resume from a checkpoint under another cut.
     pub fn with_prefix(mut self, prefix: &str) -> Self {
         self.unprepared.add_prefix(prefix);
         self

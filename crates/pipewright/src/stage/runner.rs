@@ -1,6 +1,6 @@
-//! The interface between a stage and the executor, without the types of the user's model: [`StageCompute`] runs
-//! microbatches, [`StageParameters`] gives access to parameters and their gradients. `TrainingStage` implements both, in
-//! `training/compute.rs` and `training/parameters.rs`.
+//! The interface between a stage and the executor, without the types of the user's model: [`StageCompute`]
+//! runs microbatches, [`StageParameters`] gives access to parameters and their gradients. `TrainingStage`
+//! implements both, in `training/compute.rs` and `training/parameters.rs`.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -53,8 +53,8 @@ pub(crate) enum BatchPart {
 
 /// The computation of a stage.
 pub(crate) trait StageCompute: Send {
-    /// Returns tensors of a batch in the element types with which the stage computes. Converts a tensor if nothing is
-    /// lost. Otherwise an input is refused, and a target stays as it is.
+    /// Returns tensors of a batch in the element types with which the stage computes. Converts a tensor if
+    /// nothing is lost. Otherwise an input is refused, and a target stays as it is.
     fn admitted(&self, part: BatchPart, values: Values) -> Result<Values, StageError>;
 
     /// Runs what is left of a forward.
@@ -67,25 +67,28 @@ pub(crate) trait StageCompute: Send {
         replacement: Option<Replacement<'_>>,
     ) -> Result<(), StageError>;
 
-    /// Ends a forward that has run all blocks, and keeps the tensors that its backward needs. An evaluation keeps none.
+    /// Ends a forward that has run all blocks, and keeps the tensors that its backward needs. An evaluation
+    /// keeps none.
     fn finish_forward(&mut self, forward: ForwardState) -> Result<Forwarded, StageError>;
 
-    /// Computes the forward of a microbatch again if the stage has kept only its inputs, so that the backward does not need
-    /// to. Returns whether it did. A forward that is recomputed block by block is left to the backward.
+    /// Computes the forward of a microbatch again if the stage has kept only its inputs, so that the backward
+    /// does not need to. Returns whether it did. A forward that is recomputed block by block is left to the
+    /// backward.
     fn recompute(&mut self, microbatch: Microbatch) -> Result<bool, StageError>;
 
     /// Begins the backward of a microbatch with the gradients of the outputs.
     fn begin_backward(&mut self, microbatch: Microbatch, gradients: OptionalTensors) -> BackwardState;
 
-    /// Runs the backward of the next block: computes the gradients of its inputs. Defers weight gradients until
+    /// Runs the backward of the next block: computes the gradients of its inputs. Defers weight gradients
+    /// until
     /// [`StageCompute::backward_weights`] where possible, and adds the others to the sums.
     fn backward_block(&mut self, backward: &mut BackwardState) -> Result<(), StageError>;
 
     /// Runs the backwards of all blocks that are left, as [`StageCompute::backward_block`] does.
     fn backward(&mut self, backward: &mut BackwardState) -> Result<(), StageError>;
 
-    /// Adds the weight gradients that the microbatch's backward has deferred so far to the sums. `first` may run some of
-    /// them itself. Returns the number of tasks.
+    /// Adds the weight gradients that the microbatch's backward has deferred so far to the sums. `first` may
+    /// run some of them itself. Returns the number of tasks.
     fn backward_weights(
         &mut self,
         microbatch: Microbatch,
@@ -101,19 +104,19 @@ pub(crate) trait StageCompute: Send {
     /// Returns the tensors that come from or go to stages that are not neighbours.
     fn skips(&self) -> &Skips;
 
-    /// Returns the dimension along which the ranks of a tensor group have parts of an output of the last stage; `None` if
-    /// every rank has the whole output.
+    /// Returns the dimension along which the ranks of a tensor group have parts of an output of the last
+    /// stage; `None` if every rank has the whole output.
     fn output_split(&self, output: usize) -> Option<usize>;
 
     /// Returns the device on which the stage computes.
     fn device(&self) -> &Device;
 
-    /// Remembers the values of parameters that the forward changes, such as running statistics, so that [`Self::reset`]
-    /// restores them. If `trains` is false, forgets the values that it remembers.
+    /// Remembers the values of parameters that the forward changes, such as running statistics, so that
+    /// [`Self::reset`] restores them. If `trains` is false, forgets the values that it remembers.
     fn keep_buffers(&mut self, trains: bool);
 
-    /// Drops every microbatch in flight and every gradient, and puts running statistics back, which restores the state before
-    /// the step.
+    /// Drops every microbatch in flight and every gradient, and puts running statistics back, which restores
+    /// the state before the step.
     fn reset(&mut self);
 }
 
@@ -131,12 +134,12 @@ pub(crate) trait StageParameters: Send {
     /// Returns whether the stage has its whole parameters.
     fn is_gathered(&self) -> bool;
 
-    /// Returns every float parameter of the stage, in the order of [`StageParameters::paths`], then the integer and
-    /// boolean parameters.
+    /// Returns every float parameter of the stage, in the order of [`StageParameters::paths`], then the
+    /// integer and boolean parameters.
     fn held(&self) -> Vec<Held>;
 
-    /// Returns the parameters whose gradients [`StageCompute::backward_block`] has computed, each with the number of
-    /// its elements.
+    /// Returns the parameters whose gradients [`StageCompute::backward_block`] has computed, each with the
+    /// number of its elements.
     fn undeferred(&self) -> Vec<(Arc<str>, usize)>;
 
     /// Returns how the ranks of a tensor group hold the parameter at `index` of [`StageParameters::held`].
@@ -145,13 +148,13 @@ pub(crate) trait StageParameters: Send {
     /// Returns the gradient sum of the parameter at `index` of [`StageParameters::paths`].
     fn gradient(&self, index: usize) -> OptionalTensor;
 
-    /// Replaces the gradient sum of the parameter at `index`. After the reduction of a sharded stage, the sum has only this
-    /// replica's rows.
+    /// Replaces the gradient sum of the parameter at `index`. After the reduction of a sharded stage, the sum
+    /// has only this replica's rows.
     fn set_gradient(&mut self, index: usize, gradient: OptionalTensor);
 
-    /// Cuts the rows of each gradient sum that the stage holds into `parts` parts and returns the sum of squares of each
-    /// part, in the order of [`StageParameters::paths`]. Parts without rows are left out. So replicas get the same bits
-    /// whether each has all parts or some.
+    /// Cuts the rows of each gradient sum that the stage holds into `parts` parts and returns the sum of
+    /// squares of each part, in the order of [`StageParameters::paths`]. Parts without rows are left out. So
+    /// replicas get the same bits whether each has all parts or some.
     fn gradient_squares(&self, parts: u32) -> Vec<Vec<f64>>;
 
     /// Returns the rows of each parameter that a sharded stage holds; `None` if it holds no rows or the whole
@@ -187,7 +190,8 @@ pub(crate) trait StageParameters: Send {
     /// Multiplies the gradient sums by their factors, takes one optimizer step with them and clears them.
     fn update(&mut self, factors: &Factors, learning_rate: f64);
 
-    /// Visits the module, whose parameters must be whole. Returns the number of modules or parameters that it found.
+    /// Visits the module, whose parameters must be whole. Returns the number of modules or parameters that it
+    /// found.
     fn visit(&mut self, stage: StageIndex, visit: &Visit) -> Result<usize, StageError>;
 
     /// Waits until the stage's device has computed the parameters.
@@ -199,17 +203,17 @@ pub(crate) trait StageParameters: Send {
     /// Drops the gradient sums.
     fn drop_gradients(&mut self);
 
-    /// Returns the parameters' values, in the order of [`StageParameters::paths`]. A sharded stage returns its part of
-    /// them unless they are gathered.
+    /// Returns the parameters' values, in the order of [`StageParameters::paths`]. A sharded stage returns
+    /// its part of them unless they are gathered.
     fn parameters(&self) -> Vec<TensorData>;
 
     /// Returns the current parameters and optimizer. They share storage with the stage. `rank` is the rank of
     /// the stage in its tensor group.
     fn state(&self, rank: TensorRank) -> StageState;
 
-    /// Restores parameters and optimizer state of `rank` of its tensor group, and freezes the parameters that were frozen. If
-    /// `may_miss`, parameters that the checkpoint does not have keep their values. After an error, some parameters are
-    /// restored and others are not.
+    /// Restores parameters and optimizer state of `rank` of its tensor group, and freezes the parameters that
+    /// were frozen. If `may_miss`, parameters that the checkpoint does not have keep their values. After an
+    /// error, some parameters are restored and others are not.
     fn restore(
         &mut self,
         checkpoint: &Checkpoint,

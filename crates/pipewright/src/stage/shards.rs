@@ -1,13 +1,15 @@
 //! A stage whose parameters are sharded over its replicas.
 //!
-//! While the stage does not compute, the module's parameters are this replica's rows. The optimizer, checkpoints and
-//! reports see these rows. A stage computes with whole parameters: [`Shards::gather`] puts them into the module, and
+//! While the stage does not compute, the module's parameters are this replica's rows. The optimizer,
+//! checkpoints and reports see these rows. A stage computes with whole parameters: [`Shards::gather`] puts
+//! them into the module, and
 //! [`Shards::release`] puts the rows back. Both keep the parameters' ids. Parameters that are not trained (frozen
-//! weights, running statistics) stay whole on every replica: a module may change them itself, and this file could not
-//! detect that.
+//! weights, running statistics) stay whole on every replica: a module may change them itself, and this file
+//! could not detect that.
 //!
-//! A microbatch may be in flight while the module has only its rows. So a forward must not keep any large parameter:
-//! each parameter is on the tape as a [`catch`] of its own, and the backward looks up the matrices and tables of
+//! A microbatch may be in flight while the module has only its rows. So a forward must not keep any large
+//! parameter: each parameter is on the tape as a [`catch`] of its own, and the backward looks up the matrices
+//! and tables of
 //! [`crate::nn`]. Burn's own layers keep the weights that they need, and their memory, until their backward.
 
 use std::collections::{HashMap, HashSet};
@@ -38,7 +40,8 @@ pub(super) struct Shards {
 pub(super) type Catches = Vec<(usize, Caught)>;
 
 impl Shards {
-    /// Reduces the parameters of `module` to the rows of `row_shard`. Parameters in `frozen` were trained before, and count as trained.
+    /// Reduces the parameters of `module` to the rows of `row_shard`. Parameters in `frozen` were trained
+    /// before, and count as trained.
     pub(super) fn cut<M: Module>(module: M, row_shard: RowShard, frozen: &HashSet<ParamId>) -> (M, Self) {
         let found = parameters_of(&module);
         let is_spread = |found: &NamedTensor| found.is_trained || frozen.contains(&found.id);
@@ -59,19 +62,21 @@ impl Shards {
         self.rows.is_some()
     }
 
-    /// Returns whether the parameter at `index` is sharded. Integer and boolean parameters come after the others and
-    /// are not sharded.
+    /// Returns whether the parameter at `index` is sharded. Integer and boolean parameters come after the
+    /// others and are not sharded.
     fn is_spread(&self, index: usize) -> bool {
         self.spread.get(index).copied().unwrap_or(false)
     }
 
-    /// Returns whether this replica contributes its parameter at `index` to the state of all replicas. Every replica
-    /// contributes its rows of sharded parameters; only the first one contributes the parameters that every replica has whole.
+    /// Returns whether this replica contributes its parameter at `index` to the state of all replicas. Every
+    /// replica contributes its rows of sharded parameters; only the first one contributes the parameters that
+    /// every replica has whole.
     pub(super) fn counts(&self, index: usize) -> bool {
         self.is_spread(index) || self.row_shard.index == 0
     }
 
-    /// Returns the replica's rows of each parameter; `None` if it has no rows or the parameter is not sharded.
+    /// Returns the replica's rows of each parameter; `None` if it has no rows or the parameter is not
+    /// sharded.
     pub(super) fn rows<M: Module>(&self, module: &M) -> OptionalTensors {
         let rows = match &self.rows {
             Some(rows) => rows.clone(),
@@ -97,7 +102,8 @@ impl Shards {
         with_values(module, whole)
     }
 
-    /// Lets the layers find the parameters of `module`, a copy of the module with whole parameters, in their backward.
+    /// Lets the layers find the parameters of `module`, a copy of the module with whole parameters, in their
+    /// backward.
     pub(super) fn look_up_in<M: Module>(&self, module: &M) {
         let found = parameters_of(module).into_iter().zip(&self.spread);
         self.store.fill(found.filter(|(_, is_spread)| **is_spread).map(|(found, _)| (found.id, found.value)));
@@ -112,7 +118,8 @@ impl Shards {
         }
     }
 
-    /// Returns the module for one forward, in which gradients are caught, and the collector that belongs to it.
+    /// Returns the module for one forward, in which gradients are caught, and the collector that belongs to
+    /// it.
     pub(super) fn forward<M: Module>(&self, module: M, deferred: Deferred) -> (M, Catches, Deferred) {
         let anchor = Tensor::zeros([1], &device_of(&module)).require_grad();
         let mut catcher = Catcher { anchor, index: 0, catches: Vec::new(), nodes: HashMap::new() };

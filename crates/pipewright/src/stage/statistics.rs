@@ -1,9 +1,9 @@
-//! The running statistics of a stage before its step: to put them back if the step fails, and to see which ones have
-//! changed.
+//! The running statistics of a stage before its step: to put them back if the step fails, and to see which
+//! ones have changed.
 //!
-//! Burn's batch normalisation has them, and so may a layer of the user's. They look like parameters that are frozen, which a
-//! forward leaves as they are, so a step compares their values before and after its forwards. A value that no forward has
-//! replaced still has its storage.
+//! Burn's batch normalisation has them, and so may a layer of the user's. They look like parameters that are
+//! frozen, which a forward leaves as they are, so a step compares their values before and after its forwards.
+//! A value that no forward has replaced still has its storage.
 
 use burn::tensor::Tensor;
 

@@ -73,8 +73,8 @@ impl Tape {
         Ok(FinishedTape { gradients, leaves, carry, deferred, catches })
     }
 
-    /// Frees the tensors that the operations recorded. Burn frees a tape only when its backward runs, so this runs the
-    /// backward, with gradients of zero, and drops the result.
+    /// Frees the tensors that the operations recorded. Burn frees a tape only when its backward runs, so this
+    /// runs the backward, with gradients of zero, and drops the result.
     pub(super) fn discard(self) {
         let Self { loss, outputs, auxiliary, .. } = self;
         let roots = outputs.into_iter().filter_map(|output| output.root.map(|(root, _)| root));

@@ -1,4 +1,5 @@
-//! The ends of a tape: leaves where values come onto it, and roots where values leave it and their gradients come back.
+//! The ends of a tape: leaves where values come onto it, and roots where values leave it and their gradients
+//! come back.
 
 use burn::tensor::{DType, Device, Tensor};
 
@@ -15,8 +16,9 @@ pub(super) struct OutputRoot {
     pub(super) root: Option<(Tensor<1>, GradientSlot)>,
 }
 
-/// Returns an input for the module, and the leaf that collects its gradient if an earlier stage needs it. The input
-/// is put on a tape of the module's kind, because tapes with and without gradient checkpointing do not mix.
+/// Returns an input for the module, and the leaf that collects its gradient if an earlier stage needs it. The
+/// input is put on a tape of the module's kind, because tapes with and without gradient checkpointing do not
+/// mix.
 pub(super) fn as_leaf(input: Value, device: &Device) -> (Value, Option<Tensor<1>>) {
     if input.kind() != ValueKind::Float {
         return (input, None);
@@ -73,8 +75,8 @@ pub(super) fn join(a: Option<Tensor<1>>, b: Option<Tensor<1>>) -> Option<Tensor<
     }
 }
 
-/// Stores each gradient at its output and joins the roots into one, from which the backward pass starts; `None` if no
-/// output on the tape has a gradient.
+/// Stores each gradient at its output and joins the roots into one, from which the backward pass starts;
+/// `None` if no output on the tape has a gradient.
 pub(super) fn fill_roots(
     roots: Vec<OutputRoot>,
     gradients: OptionalTensors,

@@ -13,10 +13,10 @@
 //!
 //! # What a forward keeps
 //!
-//! The inputs become leaves of the tape. The outputs are taken off the tape and returned *by value*. The stage keeps
-//! the leaves, one gradient root per float output (or the loss), and the tensors that the operations recorded for their
-//! own backward. It keeps no output storage unless an operation needs it. A forward that is recomputed keeps its inputs
-//! only (`recompute.rs`).
+//! The inputs become leaves of the tape. The outputs are taken off the tape and returned *by value*. The
+//! stage keeps the leaves, one gradient root per float output (or the loss), and the tensors that the
+//! operations recorded for their own backward. It keeps no output storage unless an operation needs it. A
+//! forward that is recomputed keeps its inputs only (`recompute.rs`).
 
 mod backward;
 mod change;
@@ -76,8 +76,9 @@ struct Trained<M: StageBody> {
 }
 
 impl<M: StageBody> TrainingStage<M> {
-    /// Makes the stage on its device. If the settings share the parameters over replicas, the stage holds its rows only, and
-    /// needs [`StageParameters::gather`](super::runner::StageParameters::gather) before it computes.
+    /// Makes the stage on its device. If the settings share the parameters over replicas, the stage holds its
+    /// rows only, and needs [`StageParameters::gather`](super::runner::StageParameters::gather) before it
+    /// computes.
     ///
     /// # Errors
     /// When the module does not fit the settings.
@@ -105,8 +106,8 @@ impl<M: StageBody> TrainingStage<M> {
         })
     }
 
-    /// Puts `module`, with whole parameters, in place of the stage's. Parameters with the same id and shape keep the
-    /// optimizer's state. After an error the stage is as before.
+    /// Puts `module`, with whole parameters, in place of the stage's. Parameters with the same id and shape
+    /// keep the optimizer's state. After an error the stage is as before.
     fn adopt(&mut self, module: M) -> Result<(), StageError> {
         let frozen = self.module.frozen().clone();
         let mut new = Trained::new(module, &self.prefixes, &self.settings, frozen)?;

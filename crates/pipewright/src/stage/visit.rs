@@ -1,4 +1,5 @@
-//! A visit to the module of a stage between two steps, and [`ModulePlace`]: where the module is in the pipeline.
+//! A visit to the module of a stage between two steps, and [`ModulePlace`]: where the module is in the
+//! pipeline.
 
 use std::any::{Any, type_name};
 use std::sync::Arc;
@@ -58,8 +59,8 @@ impl From<&str> for ModulePlace {
 /// A visit to the module of a stage.
 #[derive(Clone)]
 pub(crate) enum Visit {
-    /// Reads the module at a place, in the first replica. All ranks of a tensor group read theirs, so that they can run
-    /// it, and the first one's result is kept.
+    /// Reads the module at a place, in the first replica. All ranks of a tensor group read theirs, so that
+    /// they can run it, and the first one's result is kept.
     Read { place: ModulePlace, read: Arc<ReadModule>, keep: bool },
     /// Changes the module at a place.
     Change { place: ModulePlace, change: Arc<ChangeModule> },

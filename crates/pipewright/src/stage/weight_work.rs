@@ -14,9 +14,9 @@ use crate::tensor::{Boundary, pack};
 /// [`Stage::with_weight_runner`](super::Stage::with_weight_runner).
 pub(crate) type WeightRunner = Box<dyn FnMut(Microbatch, &mut WeightWork) + Send>;
 
-/// Weight gradients of one microbatch that wait to be computed and added to the stage's sums. Each task computes the
-/// gradient of one product, or the gradients of one [`SplitBackward`](crate::nn::SplitBackward) layer. A function that works on them may also
-/// compute gradients itself, in its own way, and add them.
+/// Weight gradients of one microbatch that wait to be computed and added to the stage's sums. Each task
+/// computes the gradient of one product, or the gradients of one [`SplitBackward`](crate::nn::SplitBackward)
+/// layer. A function that works on them may also compute gradients itself, in its own way, and add them.
 #[derive(Debug)]
 pub struct WeightWork<'a> {
     tasks: VecDeque<WeightTask>,
@@ -31,8 +31,8 @@ impl<'a> WeightWork<'a> {
         Self { tasks: tasks.into(), sums, module, failed: None }
     }
 
-    /// Returns the stage's module if it is an `M`, as [`ForwardRun::module`](crate::hook::ForwardRun::module) does. If
-    /// parameters are sharded, it may have only this replica's rows of them, in single precision.
+    /// Returns the stage's module if it is an `M`, as [`ForwardRun::module`](crate::hook::ForwardRun::module)
+    /// does. If parameters are sharded, it may have only this replica's rows of them, in single precision.
     pub fn module<M: 'static>(&self) -> Option<&'a M> {
         self.module.downcast_ref()
     }
@@ -47,8 +47,8 @@ impl<'a> WeightWork<'a> {
         self.tasks.is_empty()
     }
 
-    /// Runs the next task, in the order in which the backward pass reached the layers: the last layer first. Returns
-    /// `false` if no task was left.
+    /// Runs the next task, in the order in which the backward pass reached the layers: the last layer first.
+    /// Returns `false` if no task was left.
     pub fn run_next(&mut self) -> bool {
         let Some(task) = self.tasks.pop_front() else { return false };
         if let Err(error) = self.sums.add_deferred(task) {
@@ -67,11 +67,12 @@ impl<'a> WeightWork<'a> {
         self.tasks.pop_front().is_some()
     }
 
-    /// Adds a gradient of the microbatch's loss to the sum of a parameter, which is given by its path in the model.
+    /// Adds a gradient of the microbatch's loss to the sum of a parameter, which is given by its path in the
+    /// model.
     ///
     /// # Errors
-    /// When the stage has no parameter of that path, or the gradient is not one float tensor of the parameter's shape.
-    /// The step then fails too.
+    /// When the stage has no parameter of that path, or the gradient is not one float tensor of the
+    /// parameter's shape. The step then fails too.
     pub fn add(&mut self, parameter: &str, gradient: impl Boundary) -> Result<(), StageError> {
         let added = self.sums.add_by_path(parameter, pack(gradient));
         if let Err(error) = &added {

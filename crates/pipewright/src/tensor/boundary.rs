@@ -1,7 +1,7 @@
 //! The types that a stage may take and return: one tensor, or any nesting of tuples of tensors.
 //!
-//! A stage names ordinary tensors as its input and output. [`Boundary`] converts them to and from the [`Values`] that
-//! the runtime moves, so the runtime needs to know nothing about the stage.
+//! A stage names ordinary tensors as its input and output. [`Boundary`] converts them to and from the
+//! [`Values`] that the runtime moves, so the runtime needs to know nothing about the stage.
 //!
 //! ```
 //! use burn::tensor::{Device, Int, Tensor};
@@ -67,7 +67,8 @@ pub fn pack<T: Boundary>(boundary: T) -> Values {
 /// Converts a list of tensors into the boundary type `T`.
 ///
 /// # Errors
-/// When a tensor is missing or left over, or its number of dimensions or its kind is not the one that `T` names.
+/// When a tensor is missing or left over, or its number of dimensions or its kind is not the one that `T`
+/// names.
 pub fn unpack<T: Boundary>(values: Values) -> Result<T, BoundaryError> {
     let mut from = Unpack { values: values.into_iter(), taken: 0 };
     let boundary = T::unpack(&mut from)?;

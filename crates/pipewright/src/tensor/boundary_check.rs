@@ -166,8 +166,8 @@ impl Boundaries {
         compare(values.iter().map(Some), specs, Mismatch::Tensor)
     }
 
-    /// Checks the gradients of the inputs of a microbatch, unless as many were checked as a step has. They have the shapes
-    /// and types of the inputs. An input may have no gradient.
+    /// Checks the gradients of the inputs of a microbatch, unless as many were checked as a step has. They
+    /// have the shapes and types of the inputs. An input may have no gradient.
     pub(crate) fn check_input_gradients(
         &mut self,
         microbatch: Microbatch,
@@ -186,8 +186,8 @@ impl Boundaries {
 }
 
 impl Known {
-    /// Returns the specification to compare a microbatch with, or `None` if the boundary needs no further checks.
-    /// Without given metadata, the first microbatch provides it.
+    /// Returns the specification to compare a microbatch with, or `None` if the boundary needs no further
+    /// checks. Without given metadata, the first microbatch provides it.
     fn specs_to_check(
         &mut self,
         values: &[Value],

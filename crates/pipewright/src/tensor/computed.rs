@@ -4,14 +4,15 @@ use burn::tensor::{Tensor, Transaction};
 
 use super::value::Value;
 
-/// A part of a tensor is read without a copy on the device if the numbers of elements before and after it are multiples of
-/// this one.
+/// A part of a tensor is read without a copy on the device if the numbers of elements before and after it are
+/// multiples of this one.
 const ALIGNMENT: usize = 64;
 
-/// Waits until the device of `tensors` has computed all of them. They are float tensors of one device, off the tape.
+/// Waits until the device of `tensors` has computed all of them. They are float tensors of one device, off
+/// the tape.
 ///
-/// A device reports a failed operation when its result is read, and a wait for the device alone does not report it. So
-/// some elements of each tensor are read, in one go.
+/// A device reports a failed operation when its result is read, and a wait for the device alone does not
+/// report it. So some elements of each tensor are read, in one go.
 ///
 /// # Errors
 /// The back end's message, if the device or an operation that the tensors depend on has failed.
@@ -24,7 +25,8 @@ pub(crate) fn wait_until_computed(tensors: impl IntoIterator<Item = Value>) -> R
     read.try_execute().map(drop).map_err(|error| error.to_string())
 }
 
-/// Returns the first elements of a tensor, at most [`ALIGNMENT`], so that the number of the others is a multiple of
+/// Returns the first elements of a tensor, at most [`ALIGNMENT`], so that the number of the others is a
+/// multiple of
 /// [`ALIGNMENT`]. Returns `None` if the tensor has no elements.
 fn sample(tensor: Value) -> Option<Tensor<1>> {
     let count = tensor.shape().num_elements();

@@ -14,8 +14,8 @@ pub(crate) enum Lossy {
 }
 
 impl Value {
-    /// Returns a float tensor with elements of type `expected`, which must have all numbers of its own type. Types that are
-    /// not plain floats, such as quantised ones, stay as they are.
+    /// Returns a float tensor with elements of type `expected`, which must have all numbers of its own type.
+    /// Types that are not plain floats, such as quantised ones, stay as they are.
     pub(crate) fn into_float(self, expected: DType) -> Result<Self, Lossy> {
         let found = self.dtype();
         let [from, to] = [found, expected].map(digits_and_range);
@@ -27,8 +27,8 @@ impl Value {
         }
     }
 
-    /// Returns an integer tensor with elements of type `expected`. The values are read only if the type is not known to have
-    /// all of them.
+    /// Returns an integer tensor with elements of type `expected`. The values are read only if the type is
+    /// not known to have all of them.
     pub(crate) fn into_int(self, expected: DType) -> Result<Self, Lossy> {
         let found = self.dtype();
         let (Some(from), Some(to)) = (int_range(found), int_range(expected)) else { return Ok(self) };
@@ -85,7 +85,8 @@ pub(crate) fn int_type_of(device: &Device) -> DType {
     device.settings().int_dtype.into()
 }
 
-/// Returns the float type that all tensors of a list have; `None` if they differ, or if none is a plain float.
+/// Returns the float type that all tensors of a list have; `None` if they differ, or if none is a plain
+/// float.
 pub(crate) fn float_type_of<'a>(values: impl Iterator<Item = &'a Value>) -> Option<DType> {
     let floats = values.filter(|value| value.kind() == ValueKind::Float);
     let mut types = floats.map(Value::dtype).filter(|dtype| digits_and_range(*dtype).is_some());

@@ -1,8 +1,8 @@
 //! Which part of a boundary's tensor a message has, if several ranks compute each stage together.
 //!
-//! All ranks of a tensor group have the same tensor at a boundary. Each sends a part of it to the rank of the next stage
-//! that has its place in the group, and these put the parts together. So the ranks send the bytes of one tensor and not of
-//! one tensor each.
+//! All ranks of a tensor group have the same tensor at a boundary. Each sends a part of it to the rank of the
+//! next stage that has its place in the group, and these put the parts together. So the ranks send the bytes
+//! of one tensor and not of one tensor each.
 
 use std::fmt;
 
@@ -23,8 +23,8 @@ pub(crate) struct Layout {
 }
 
 impl Layout {
-    /// Returns the layout of the part of a tensor that `rank` sends. A float tensor is cut along the first dimension
-    /// in which every rank gets a part.
+    /// Returns the layout of the part of a tensor that `rank` sends. A float tensor is cut along the first
+    /// dimension in which every rank gets a part.
     pub(crate) fn of(value: &Value, rank: TensorRank) -> Self {
         let shape = value.shape().to_vec();
         let last = TensorRank { index: rank.of.saturating_sub(1), ..rank };

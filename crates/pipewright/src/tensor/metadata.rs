@@ -1,15 +1,15 @@
 //! Shapes and element types of the tensors that cross a boundary, checked on both sides.
 //!
-//! Messages describe their own tensors, so the runtime does not need metadata to receive them. The runtime compares the
-//! tensors at a boundary with the metadata. If they differ, the error names both stages. Without the check, a layer
-//! would fail.
+//! Messages describe their own tensors, so the runtime does not need metadata to receive them. The runtime
+//! compares the tensors at a boundary with the metadata. If they differ, the error names both stages. Without
+//! the check, a layer would fail.
 //!
 //! [`Metadata::Static`] is given in advance. [`Metadata::Dynamic`] is taken from the first microbatch that crosses the
-//! boundary; no probe run changes gradients, buffers or random states. [`Metadata::Partial`] is given for some
-//! boundaries. Gradients have the metadata of the tensors that they belong to.
+//! boundary; no probe run changes gradients, buffers or random states. [`Metadata::Partial`] is given for
+//! some boundaries. Gradients have the metadata of the tensors that they belong to.
 //!
-//! If ranks are processes, each may know other boundaries. Before they start, they vote: a boundary is static on all ranks
-//! if any process knows it, and two processes that know it differently do not start.
+//! If ranks are processes, each may know other boundaries. Before they start, they vote: a boundary is static
+//! on all ranks if any process knows it, and two processes that know it differently do not start.
 //!
 //! ```
 //! use burn::tensor::DType;
@@ -43,7 +43,8 @@ pub enum Metadata {
     },
     /// Given in advance.
     Static {
-        /// The inputs of stages 1, 2, ..: the tensors from the previous stage, then the tensors of direct skip connections.
+        /// The inputs of stages 1, 2, ..: the tensors from the previous stage, then the tensors of direct
+        /// skip connections.
         stages: Vec<Vec<TensorSpec>>,
     },
     /// Given for the inputs of some stages, and taken from the first microbatch for the others.
@@ -161,8 +162,8 @@ pub enum OnMismatch {
     /// The step fails.
     #[default]
     Fail,
-    /// A warning with both sides is logged, once for each side of a boundary, and the step continues. It still fails if a
-    /// stage cannot take the tensors.
+    /// A warning with both sides is logged, once for each side of a boundary, and the step continues. It
+    /// still fails if a stage cannot take the tensors.
     Warn,
 }
 

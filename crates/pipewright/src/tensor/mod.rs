@@ -1,9 +1,10 @@
 //! Tensors without static types, at the edges of stages.
 //!
-//! A stage is written with ordinary Burn tensors. Between stages the runtime moves [`Values`]: tensors whose number of
-//! dimensions and kind are known at run time. [`Boundary`] converts between the two, [`Metadata`] says what both sides
-//! of a boundary expect, [`Precision`] says in which element type stages compute, `shard` says which rows of a parameter a
-//! replica holds, and [`Placement`] says which shard of it a rank holds that computes stages together with others.
+//! A stage is written with ordinary Burn tensors. Between stages the runtime moves [`Values`]: tensors whose
+//! number of dimensions and kind are known at run time. [`Boundary`] converts between the two, [`Metadata`]
+//! says what both sides of a boundary expect, [`Precision`] says in which element type stages compute,
+//! `shard` says which rows of a parameter a replica holds, and [`Placement`] says which shard of it a rank
+//! holds that computes stages together with others.
 
 mod transfer;
 mod value;

@@ -1,8 +1,9 @@
 //! Where the elements of a parameter are if several ranks compute each stage together.
 //!
-//! The ranks of a tensor group run the same stage on the same microbatch. Each of them holds some parameters whole, and a
-//! shard of every other parameter. A [`Placement`] says so for one parameter, and is the same on all ranks of the group;
-//! the rank's place in the group ([`TensorRank`]) then says which [`TensorShard`] it holds.
+//! The ranks of a tensor group run the same stage on the same microbatch. Each of them holds some parameters
+//! whole, and a shard of every other parameter. A [`Placement`] says so for one parameter, and is the same on
+//! all ranks of the group; the rank's place in the group ([`TensorRank`]) then says which [`TensorShard`] it
+//! holds.
 
 use std::ops::Range;
 
@@ -19,15 +20,15 @@ pub struct TensorRank {
 
 /// How the ranks of a tensor group hold a parameter.
 ///
-/// The parameter is cut into shards along one dimension. If there are fewer shards than ranks, neighbouring ranks hold
-/// copies of the same shard. Or one rank holds the whole parameter, and the modules of the others do not have it. Or the
-/// shards belong to different layers, and one rank computes each of these layers.
+/// The parameter is cut into shards along one dimension. If there are fewer shards than ranks, neighbouring
+/// ranks hold copies of the same shard. Or one rank holds the whole parameter, and the modules of the others
+/// do not have it. Or the shards belong to different layers, and one rank computes each of these layers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Placement {
     /// The dimension along which the parameter is cut.
     pub dimension: usize,
-    /// The number of shards, which divides the number of ranks unless they belong to different layers; 1 if every rank
-    /// holds the whole parameter.
+    /// The number of shards, which divides the number of ranks unless they belong to different layers; 1 if
+    /// every rank holds the whole parameter.
     pub shards: u32,
     /// Whether ranks with the same shard compute equal gradients, or parts of one.
     pub gradient: CopyGradient,
@@ -57,15 +58,15 @@ impl Placement {
     /// One rank holds the whole parameter, such as an expert of a mixture, and the others nothing of it.
     pub const ON_ONE_RANK: Self = Self { on_one_rank: true, ..Self::REPLICATED };
 
-    /// Returns the placement of a parameter that is cut into `shards` along `dimension`. Ranks with the same shard compute
-    /// parts of its gradient.
+    /// Returns the placement of a parameter that is cut into `shards` along `dimension`. Ranks with the same
+    /// shard compute parts of its gradient.
     pub const fn split(dimension: usize, shards: u32) -> Self {
         Self { dimension, shards, ..Self::REPLICATED_PARTIAL }
     }
 
-    /// Returns the placement of the shard `index` of a parameter that is cut into `shards` along `dimension`, if other layers
-    /// have the other shards. All of them give the parameter the same path, on the same stage or on others. One rank computes
-    /// each of their stages.
+    /// Returns the placement of the shard `index` of a parameter that is cut into `shards` along `dimension`,
+    /// if other layers have the other shards. All of them give the parameter the same path, on the same stage
+    /// or on others. One rank computes each of their stages.
     pub const fn of_layer(dimension: usize, index: u32, shards: u32) -> Self {
         Self { dimension, shards, of_layer: Some(index), ..Self::REPLICATED }
     }
@@ -128,8 +129,8 @@ impl TensorShard {
         shape
     }
 
-    /// Returns the elements of the shard from the elements of the whole parameter, which has this shape. Both are in row-major
-    /// order.
+    /// Returns the elements of the shard from the elements of the whole parameter, which has this shape. Both
+    /// are in row-major order.
     pub fn cut(self, elements: Vec<f32>, whole: &[usize]) -> Vec<f32> {
         if self.is_whole() {
             return elements;
@@ -147,7 +148,8 @@ impl TensorShard {
     }
 }
 
-/// Returns the range of a dimension of this size that the shard `index` of `of` has. The last shards may be empty.
+/// Returns the range of a dimension of this size that the shard `index` of `of` has. The last shards may be
+/// empty.
 pub(super) fn range_of_shard(index: u32, of: u32, size: usize) -> Range<usize> {
     let length = size.div_ceil(of as usize);
     let start = (length * index as usize).min(size);

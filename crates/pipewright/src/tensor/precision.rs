@@ -9,13 +9,15 @@ use super::value::{Value, ValueKind};
 
 /// The element type in which stages compute.
 ///
-/// With half precision, a stage computes with a copy of its parameters that is rounded once a step (for sharded
-/// parameters, whenever they are gathered). Products, activations, their gradients, and the tensors between stages have
-/// half precision. Parameters, sums of gradients, their norm, the optimizer's state, checkpoints and losses have single
-/// precision, and so have the statistics of norms, softmax and cross entropy inside the layers of [`nn`](crate::nn).
+/// With half precision, a stage computes with a copy of its parameters that is rounded once a step (for
+/// sharded parameters, whenever they are gathered). Products, activations, their gradients, and the tensors
+/// between stages have half precision. Parameters, sums of gradients, their norm, the optimizer's state,
+/// checkpoints and losses have single precision, and so have the statistics of norms, softmax and cross
+/// entropy inside the layers of [`nn`](crate::nn).
 ///
-/// Only tensors of single precision are rounded: integers and booleans stay, and double precision within a stage. Side inputs stay too, so
-/// that a loss sees them as they were given; a layer casts a float side input to the type of its hidden states.
+/// Only tensors of single precision are rounded: integers and booleans stay, and double precision within a
+/// stage. Side inputs stay too, so that a loss sees them as they were given; a layer casts a float side input
+/// to the type of its hidden states.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Precision {
     /// Single precision: nothing is rounded.
@@ -58,8 +60,8 @@ impl Precision {
         self.half().is_none_or(|half| device.supports_dtype(half))
     }
 
-    /// Returns a tensor as stages compute with it: single precision is rounded. The cast is recorded if the tensor is on
-    /// a tape.
+    /// Returns a tensor as stages compute with it: single precision is rounded. The cast is recorded if the
+    /// tensor is on a tape.
     pub(crate) fn rounded(self, value: Value) -> Value {
         match self.half() {
             Some(half) if value.dtype() == DType::F32 => value.cast(half),
@@ -67,8 +69,8 @@ impl Precision {
         }
     }
 
-    /// Returns a tensor as losses see it: half precision becomes single precision, unless the pipeline itself has single
-    /// precision.
+    /// Returns a tensor as losses see it: half precision becomes single precision, unless the pipeline itself
+    /// has single precision.
     pub(crate) fn widened(self, value: Value) -> Value {
         match self.half() {
             Some(half) if value.kind() == ValueKind::Float && value.dtype() == half => value.cast(DType::F32),

@@ -1,8 +1,8 @@
 //! The rows of a parameter that a replica holds when parameters are sharded, and whose gradients it sums.
 //!
-//! A parameter is cut along its first dimension. A shard is a range of whole rows, which are adjacent in storage, and
-//! has as many dimensions as the parameter. If a parameter has fewer rows than there are replicas, the last replicas
-//! hold no rows of it.
+//! A parameter is cut along its first dimension. A shard is a range of whole rows, which are adjacent in
+//! storage, and has as many dimensions as the parameter. If a parameter has fewer rows than there are
+//! replicas, the last replicas hold no rows of it.
 
 use std::ops::Range;
 use std::str::FromStr;
@@ -38,7 +38,8 @@ impl RowShard {
         range_of_shard(self.index, self.of, rows)
     }
 
-    /// Returns the shard of a float tensor, or `None` if it has no rows. Shares the storage if the back end can.
+    /// Returns the shard of a float tensor, or `None` if it has no rows. Shares the storage if the back end
+    /// can.
     pub(crate) fn cut(self, whole: &Value) -> Option<Value> {
         let Range { start, end } = self.rows(whole.shape()[0]);
         (start < end).then(|| whole.narrow(0, start, end))

@@ -1,7 +1,8 @@
 //! [`Value`]: a tensor whose number of dimensions and kind are known at run time.
 //!
-//! Stages are written with ordinary `Tensor<D, K>` arguments, which [`super::boundary`] converts. Everything between
-//! two stages (executor, transports, splitting into microbatches) moves [`Values`] and never reads their elements.
+//! Stages are written with ordinary `Tensor<D, K>` arguments, which [`super::boundary`] converts. Everything
+//! between two stages (executor, transports, splitting into microbatches) moves [`Values`] and never reads
+//! their elements.
 
 use std::sync::Arc;
 
@@ -165,7 +166,8 @@ impl Value {
             ValueKind::Float => Self::of(Tensor::<1>::from_dispatch(self.tensor).to_device(device)),
             ValueKind::Int => Self::of(Tensor::<1, Int>::from_dispatch(self.tensor).to_device(device)),
             ValueKind::Bool => {
-                // Back ends store booleans in different types, and Burn's copy between back ends does not convert them.
+                // Back ends store booleans in different types, and Burn's copy between back ends does not
+                // convert them.
                 let stored = DType::from(device.settings().bool_dtype);
                 if stored == self.dtype() {
                     Self::of(Tensor::<1, Bool>::from_dispatch(self.tensor).to_device(device))
@@ -237,7 +239,8 @@ impl Value {
         Self::of(Tensor::<1>::from_dispatch(self.tensor).mul_scalar(factor))
     }
 
-    /// Copies a float tensor into its own storage, so that it can be sent without the tensor that it is a part of.
+    /// Copies a float tensor into its own storage, so that it can be sent without the tensor that it is a
+    /// part of.
     pub(crate) fn copied(self) -> Self {
         let constant = self.constant;
         Self { constant, ..self.scaled(1.0) }

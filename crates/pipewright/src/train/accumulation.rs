@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 
 use crate::pipeline::StepSummary;
 
-/// Joins the results of the batches of one step. The last one has the update. The result has the losses of all batches, means of
-/// the auxiliary losses, and the timeline of the last batch. A batch counts by its rows or its tokens.
+/// Joins the results of the batches of one step. The last one has the update. The result has the losses of
+/// all batches, means of the auxiliary losses, and the timeline of the last batch. A batch counts by its rows
+/// or its tokens.
 pub(super) fn joined(earlier: Vec<StepSummary>, last: StepSummary) -> StepSummary {
     if earlier.is_empty() {
         return last;

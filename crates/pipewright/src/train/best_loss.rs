@@ -22,8 +22,8 @@ pub struct BestLoss {
 }
 
 impl BestLoss {
-    /// Records the loss after a step, and returns whether it is lower than all before. A loss that is not a number never
-    /// is.
+    /// Records the loss after a step, and returns whether it is lower than all before. A loss that is not a
+    /// number never is.
     pub fn observe(&mut self, step: u64, loss: f64) -> bool {
         let improves = match self.lowest {
             Some((_, lowest)) => loss < lowest,

@@ -1,5 +1,5 @@
-//! The learning rate over time: a linear warm-up, then constant, or a linear or cosine decay towards 0, which the step after the
-//! last one would have, as in PyTorch and transformers. So the last step still learns.
+//! The learning rate over time: a linear warm-up, then constant, or a linear or cosine decay towards 0, which
+//! the step after the last one would have, as in PyTorch and transformers. So the last step still learns.
 //!
 //! The rate is a pure function of the step, so a resumed run needs no state for it.
 //!
@@ -42,9 +42,9 @@ pub struct LearningRate {
 impl LearningRate {
     /// Returns the rate of step `step`, counted from 0.
     ///
-    /// With `w` warm-up steps of `n`, step `s < w` has `peak * (s + 1) / w`, so that no step is wasted on a rate of 0.
-    /// From `s = w` the rate is `peak * f((s - w) / (n - w))` with `f(x) = 1`, `1 - x` or `(1 + cos(pi x)) / 2`; so the
-    /// last step, `n - 1`, still learns. From step `n` on, `x` stays 1.
+    /// With `w` warm-up steps of `n`, step `s < w` has `peak * (s + 1) / w`, so that no step is wasted on a
+    /// rate of 0. From `s = w` the rate is `peak * f((s - w) / (n - w))` with `f(x) = 1`, `1 - x` or
+    /// `(1 + cos(pi x)) / 2`; so the last step, `n - 1`, still learns. From step `n` on, `x` stays 1.
     pub fn at(&self, step: u64) -> f64 {
         if step < self.warmup_steps {
             return self.peak * ((step + 1) as f64 / self.warmup_steps as f64);

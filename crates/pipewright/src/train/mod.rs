@@ -1,5 +1,5 @@
-//! The training loop: data, learning rate, validation, the [`Trainer`] that feeds a pipeline with them, and the [`RunLog`]
-//! that writes the results.
+//! The training loop: data, learning rate, validation, the [`Trainer`] that feeds a pipeline with them, and
+//! the [`RunLog`] that writes the results.
 
 pub mod data;
 mod learning_rate;

@@ -20,8 +20,8 @@ use crate::train::LearningRate;
 
 /// A learning rate for every step of a run. A function of the step is a schedule.
 pub trait RateSchedule: Send {
-    /// Returns the rate of step `step`, counted from 0. It depends on the step alone: a resumed run asks for the steps from
-    /// the checkpoint on.
+    /// Returns the rate of step `step`, counted from 0. It depends on the step alone: a resumed run asks for
+    /// the steps from the checkpoint on.
     fn at(&self, step: u64) -> f64;
 }
 
@@ -37,8 +37,9 @@ impl RateSchedule for LearningRate {
     }
 }
 
-/// One of Burn's schedulers as a schedule. Burn's compute a rate from the one before it, so the first rate of a resumed run
-/// takes as many steps of the scheduler as the run has taken. Groups of the scheduler are not used: see
+/// One of Burn's schedulers as a schedule. Burn's compute a rate from the one before it, so the first rate of
+/// a resumed run takes as many steps of the scheduler as the run has taken. Groups of the scheduler are not
+/// used: see
 /// [`OptimizerGroup::rate`](crate::optimizer::OptimizerGroup::rate).
 pub struct BurnSchedule {
     initial: ModuleLrScheduler,

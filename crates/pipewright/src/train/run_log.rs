@@ -30,9 +30,11 @@ pub fn timeline_name(step: u64) -> String {
     format!("step-{step:08}.json")
 }
 
-/// Writes the results of a run into a folder: the metrics of each step, timelines, and event files for TensorBoard.
+/// Writes the results of a run into a folder: the metrics of each step, timelines, and event files for
+/// TensorBoard.
 ///
-/// With several processes, only the first one writes a log. Checkpoints may be in the same folder, under `checkpoints`.
+/// With several processes, only the first one writes a log. Checkpoints may be in the same folder, under
+/// `checkpoints`.
 ///
 /// ```
 /// use pipewright::pipeline::{Pipeline, PipelineError};
@@ -107,12 +109,13 @@ pub enum RunLogError {
 pipewright_schedule::message_as_debug!(RunLogError);
 
 impl RunLog {
-    /// Opens the folder of a run whose first `done` steps are finished, and creates it for a run that starts. Lines of later
-    /// steps, which the run takes again, are moved to `metrics.1.jsonl`, or the next free number.
+    /// Opens the folder of a run whose first `done` steps are finished, and creates it for a run that starts.
+    /// Lines of later steps, which the run takes again, are moved to `metrics.1.jsonl`, or the next free
+    /// number.
     ///
     /// # Errors
-    /// When a run that starts finds the results of another one, another process writes to the folder, or the folder
-    /// cannot be written.
+    /// When a run that starts finds the results of another one, another process writes to the folder, or the
+    /// folder cannot be written.
     pub fn open(folder: impl AsRef<Path>, done: u64) -> Result<Self, RunLogError> {
         let folder = folder.as_ref().to_owned();
         let path = folder.join(METRICS_FILE);
@@ -159,8 +162,8 @@ impl RunLog {
         write_regular(&path, text.as_bytes()).map_err(failed("written", &path))
     }
 
-    /// Returns the metrics of a step. `tokens` is the number of tokens, or rows, of its batch. The caller may change them, for
-    /// example add the validation loss.
+    /// Returns the metrics of a step. `tokens` is the number of tokens, or rows, of its batch. The caller may
+    /// change them, for example add the validation loss.
     pub fn metrics(&self, summary: &StepSummary, learning_rate: f64, tokens: u64) -> Metrics {
         Metrics {
             tokens: self.tokens + tokens,
@@ -190,7 +193,8 @@ impl RunLog {
         Ok(())
     }
 
-    /// Writes the timeline of a step next to the timelines of other steps, which `pipewright view` shows together.
+    /// Writes the timeline of a step next to the timelines of other steps, which `pipewright view` shows
+    /// together.
     ///
     /// # Errors
     /// When the file cannot be written.
@@ -230,7 +234,8 @@ impl RunLog {
     }
 }
 
-/// Cuts the metrics after the line of step `done`, and moves later lines to another file. Returns the last line that stays.
+/// Cuts the metrics after the line of step `done`, and moves later lines to another file. Returns the last
+/// line that stays.
 fn keep_lines(path: &Path, file: &File, done: u64) -> Result<Option<Json>, RunLogError> {
     let text = read_regular(path, LARGEST_METRICS).map_err(failed("read", path))?;
     let (mut kept, mut last) = (0, None);

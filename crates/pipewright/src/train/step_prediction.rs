@@ -1,5 +1,5 @@
-//! Predicts the time of a step from the run's own first steps: the program is simulated at the median costs of a few
-//! steps, and the median time of everything outside the program, such as the optimizer, is added.
+//! Predicts the time of a step from the run's own first steps: the program is simulated at the median costs
+//! of a few steps, and the median time of everything outside the program, such as the optimizer, is added.
 //!
 //! Steps that take longer than the prediction lose time to something that the schedule does not explain.
 
@@ -14,7 +14,8 @@ use crate::train::trainer::Metrics;
 const WARM_UP: usize = 1;
 /// The number of steps whose costs are measured.
 const MEASURED: usize = 5;
-/// The largest number of events of a step that is predicted. Larger steps would delay the training noticeably.
+/// The largest number of events of a step that is predicted. Larger steps would delay the training
+/// noticeably.
 const MOST_EVENTS: usize = 200_000;
 
 /// The prediction of the steps that this process takes.

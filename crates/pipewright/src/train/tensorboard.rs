@@ -1,8 +1,9 @@
 //! Writes the metrics of a run as an event file for TensorBoard.
 //!
-//! The file is a sequence of records: the length of the data (8 bytes), its checksum, the data, and its checksum. All
-//! numbers are little-endian. A checksum is a masked CRC-32C, and the data is an `Event` message of TensorBoard in the
-//! encoding of Protocol Buffers. Only the few fields that a scalar needs are written here, so no library is needed.
+//! The file is a sequence of records: the length of the data (8 bytes), its checksum, the data, and its
+//! checksum. All numbers are little-endian. A checksum is a masked CRC-32C, and the data is an `Event`
+//! message of TensorBoard in the encoding of Protocol Buffers. Only the few fields that a scalar needs are
+//! written here, so no library is needed.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -161,7 +162,8 @@ fn write_bytes(message: &mut Vec<u8>, field: u8, bytes: &[u8]) {
     message.extend(bytes);
 }
 
-/// Appends a number in groups of seven bits, the lowest first; all bytes but the last have their highest bit set.
+/// Appends a number in groups of seven bits, the lowest first; all bytes but the last have their highest bit
+/// set.
 fn write_varint(message: &mut Vec<u8>, mut number: u64) {
     while number >= 0x80 {
         message.push(number as u8 | 0x80);
@@ -170,7 +172,8 @@ fn write_varint(message: &mut Vec<u8>, mut number: u64) {
     message.push(number as u8);
 }
 
-/// Returns the CRC-32C of some bytes, bit by bit: a step has about a thousand bytes, so a table would not pay.
+/// Returns the CRC-32C of some bytes, bit by bit: a step has about a thousand bytes, so a table would not
+/// pay.
 fn crc32c(bytes: &[u8]) -> u32 {
     let next = |crc: u32, byte: &u8| {
         (0..8).fold(crc ^ u32::from(*byte), |crc, _| crc >> 1 ^ if crc & 1 == 1 { CASTAGNOLI } else { 0 })
@@ -178,7 +181,8 @@ fn crc32c(bytes: &[u8]) -> u32 {
     !bytes.iter().fold(!0, next)
 }
 
-/// Returns a masked checksum. The mask keeps apart the checksums of a record and of data that contains checksums.
+/// Returns a masked checksum. The mask keeps apart the checksums of a record and of data that contains
+/// checksums.
 fn masked(crc: u32) -> u32 {
     crc.rotate_right(15).wrapping_add(0xa282_ead8)
 }

@@ -1,7 +1,7 @@
 //! Language-model training: each step takes a batch of token rows and returns its metrics.
 //!
-//! A [`Trainer`] holds a running [`Pipeline`], the data and the learning rate. The caller asks for one step at a time
-//! and decides what to show and when to stop.
+//! A [`Trainer`] holds a running [`Pipeline`], the data and the learning rate. The caller asks for one step
+//! at a time and decides what to show and when to stop.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
@@ -46,7 +46,8 @@ pub struct Metrics {
     pub step: u64,
     /// Mean cross entropy per token over the step's batch, in nats.
     pub loss: f64,
-    /// Global norm of the gradient before clipping; infinite, which is null in JSON, if the update was skipped.
+    /// Global norm of the gradient before clipping; infinite, which is null in JSON, if the update was
+    /// skipped.
     pub grad_norm: f64,
     /// The factor of the losses in their backward; left out if losses are not scaled.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -64,7 +65,8 @@ pub struct Metrics {
     pub elapsed_s: f64,
     /// Input tokens of all the run's steps.
     pub tokens: u64,
-    /// The number of passes over the data, with the fraction of the current epoch; left out if it is not known.
+    /// The number of passes over the data, with the fraction of the current epoch; left out if it is not
+    /// known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub epoch: Option<f64>,
     /// Share of the ranks' time in which they did not compute, from the first action to the last.
@@ -74,12 +76,12 @@ pub struct Metrics {
     /// Auxiliary losses by name, each the mean over the batch without its weight; left out if there is none.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub auxiliary: BTreeMap<String, f64>,
-    /// The part of each layer in an auxiliary loss, by name and layer; the parts of a name add up to its loss. Left out if
-    /// there is none.
+    /// The part of each layer in an auxiliary loss, by name and layer; the parts of a name add up to its
+    /// loss. Left out if there is none.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub auxiliary_by_layer: BTreeMap<String, BTreeMap<String, f64>>,
-    /// The share of each expert in the choices of the step's tokens, by layer; the shares of a layer add up to 1. Left out if
-    /// no layer has experts.
+    /// The share of each expert in the choices of the step's tokens, by layer; the shares of a layer add up
+    /// to 1. Left out if no layer has experts.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub expert_load: BTreeMap<String, Vec<f64>>,
     /// The sum that is minimised: `loss` with the weighted auxiliary losses; left out if there is none.
@@ -87,17 +89,18 @@ pub struct Metrics {
     pub total: Option<f64>,
     /// Most bytes that each rank held at once.
     pub peak_bytes: Vec<u64>,
-    /// Mean cross entropy per token of the validation data after the step, in nats; left out if it was not computed.
+    /// Mean cross entropy per token of the validation data after the step, in nats; left out if it was not
+    /// computed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub validation_loss: Option<f64>,
     /// The `bubble_fraction` of each rank.
     pub bubble_per_rank: Vec<f64>,
-    /// The wall time of a step that the run's plan predicts, in milliseconds; left out if the run has no plan. The caller
-    /// sets it.
+    /// The wall time of a step that the run's plan predicts, in milliseconds; left out if the run has no
+    /// plan. The caller sets it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub planned_step_ms: Option<f64>,
-    /// The wall time that was predicted for this step from earlier ones, in milliseconds; left out if there is no
-    /// prediction. The caller sets it.
+    /// The wall time that was predicted for this step from earlier ones, in milliseconds; left out if there
+    /// is no prediction. The caller sets it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub predicted_step_ms: Option<f64>,
 }
@@ -136,7 +139,8 @@ impl Trainer {
         }
     }
 
-    /// Sums the gradients of `batches` batches before each update. The update equals the update of one batch with as many rows.
+    /// Sums the gradients of `batches` batches before each update. The update equals the update of one batch
+    /// with as many rows.
     pub fn accumulating(self, batches: NonZeroU32) -> Self {
         Self { batches, ..self }
     }
@@ -165,8 +169,8 @@ impl Trainer {
         Ok((self.metrics(&report, rate, tokens), report))
     }
 
-    /// Returns the mean cross entropy per token of the validation data, in nats; `None` if there is no validation data.
-    /// All processes of a run must call it after the same step.
+    /// Returns the mean cross entropy per token of the validation data, in nats; `None` if there is no
+    /// validation data. All processes of a run must call it after the same step.
     ///
     /// # Errors
     /// As [`Pipeline::eval`].
@@ -185,7 +189,8 @@ impl Trainer {
         self.earlier + self.began.map_or(Duration::ZERO, |began| began.elapsed())
     }
 
-    /// Returns the current state of the run, with a description for the manifest, to which the elapsed time is added.
+    /// Returns the current state of the run, with a description for the manifest, to which the elapsed time
+    /// is added.
     ///
     /// # Errors
     /// As [`Pipeline::state`].
@@ -195,7 +200,8 @@ impl Trainer {
         Ok(TrainingState { step: self.steps_done, cursor: self.rows.cursor(), description, ranks })
     }
 
-    /// Resumes where the checkpoint was taken. The data must be the data of the checkpoint's run; this is not checked here.
+    /// Resumes where the checkpoint was taken. The data must be the data of the checkpoint's run; this is not
+    /// checked here.
     ///
     /// # Errors
     /// When the data has no such row, or as [`Pipeline::restore`].
@@ -226,7 +232,8 @@ impl Trainer {
 }
 
 impl Metrics {
-    /// Returns the metrics of a step, as if it were the first one of a run. `tokens` is the number of tokens of its batch.
+    /// Returns the metrics of a step, as if it were the first one of a run. `tokens` is the number of tokens
+    /// of its batch.
     pub fn of(report: &StepSummary, learning_rate: f64, tokens: u64) -> Self {
         let seconds = report.wall.as_secs_f64();
         Self {

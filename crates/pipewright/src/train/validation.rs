@@ -14,8 +14,8 @@ pub struct Validation {
 }
 
 impl Validation {
-    /// Makes validation data whose evaluations take the first `batches` batches of `batch_rows` rows; `None` stands for all
-    /// whole batches. Rows after the last whole batch are not used.
+    /// Makes validation data whose evaluations take the first `batches` batches of `batch_rows` rows; `None`
+    /// stands for all whole batches. Rows after the last whole batch are not used.
     ///
     /// # Errors
     /// When there are fewer batches.
@@ -41,7 +41,8 @@ impl Validation {
         self.batches
     }
 
-    /// Returns the mean cross entropy per token in nats. The sums have the same order for every cut of the model.
+    /// Returns the mean cross entropy per token in nats. The sums have the same order for every cut of the
+    /// model.
     pub(super) fn loss(&mut self, pipeline: &mut Pipeline) -> Result<f64, PipelineError> {
         self.rows.seek(Cursor::default()).expect("every data has a first row");
         let mut sum = 0.0;

@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 /// How a wait ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Waited {
-    /// A message arrived, or one that this rank waits for has left ([`Endpoint::is_sent`](super::Endpoint::is_sent)).
+    /// A message arrived, or one that this rank waits for has left
+    /// ([`Endpoint::is_sent`](super::Endpoint::is_sent)).
     Arrived,
     /// The deadline passed.
     TimedOut,

@@ -37,7 +37,8 @@ pub(crate) fn seeded_block(place: usize) -> Block {
     Block { linear: linear.into() }
 }
 
-/// Keeps tests that draw random parameters from running at the same time: the generator belongs to the whole process.
+/// Keeps tests that draw random parameters from running at the same time: the generator belongs to the whole
+/// process.
 pub(crate) fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)

@@ -1,4 +1,5 @@
-//! Every line of code in `docs/from-pytorch.md` compiles. The functions here contain the lines and are not called.
+//! Every line of code in `docs/from-pytorch.md` compiles. The functions here contain the lines and are not
+//! called.
 
 #![expect(dead_code, reason = "the compiler checks the functions, and no test calls them")]
 

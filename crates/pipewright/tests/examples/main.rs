@@ -34,7 +34,8 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Keeps examples from running at the same time: the generator of random numbers belongs to the whole process.
+/// Keeps examples from running at the same time: the generator of random numbers belongs to the whole
+/// process.
 static ALONE: Mutex<()> = Mutex::new(());
 
 /// Returns the text that an example prints.

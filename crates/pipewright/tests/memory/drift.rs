@@ -24,8 +24,8 @@ const WIDTH: usize = 64;
 const ROWS: usize = 4;
 /// Steps after which a run has allocated all that it keeps between steps.
 const WARM_UP: u64 = 10;
-/// The largest difference between the peaks of two steps. It comes from messages that wait for a rank, and from their
-/// lists.
+/// The largest difference between the peaks of two steps. It comes from messages that wait for a rank, and
+/// from their lists.
 const SLACK: u64 = 32 << 10;
 
 #[derive(Module, Debug)]

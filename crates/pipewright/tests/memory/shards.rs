@@ -1,4 +1,5 @@
-//! The bytes that a rank holds with sharded parameters, counted by the allocator: its shards and one gathered stage.
+//! The bytes that a rank holds with sharded parameters, counted by the allocator: its shards and one gathered
+//! stage.
 
 use std::convert::Infallible;
 use std::num::NonZeroU32;
@@ -71,8 +72,8 @@ fn peak(schedule: &str, replicas: u32, mode: DataParallelMode) -> u64 {
     peaks.into_iter().max().expect("a rank")
 }
 
-/// A limit in bytes: a rank's shards, whole tensors of some stages, and room for activations and for the packed
-/// operands of matrix products.
+/// A limit in bytes: a rank's shards, whole tensors of some stages, and room for activations and for the
+/// packed operands of matrix products.
 fn check(schedule: &str, replicas: u32, stages_beside: u64) {
     check_mode(schedule, replicas, DataParallelMode::Sharded, stages_beside);
 }

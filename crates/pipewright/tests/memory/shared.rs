@@ -87,8 +87,8 @@ fn peaks() -> Vec<f64> {
     peaks.iter().map(|&bytes| bytes as f64 / MESSAGE as f64).collect()
 }
 
-/// The peaks are 11.4 and 14.1 messages. If the storage moved to the receiver's count, they would be 6.4 and 20.1: the
-/// inputs of all microbatches are among them until the first backward.
+/// The peaks are 11.4 and 14.1 messages. If the storage moved to the receiver's count, they would be 6.4 and
+/// 20.1: the inputs of all microbatches are among them until the first backward.
 #[test]
 fn a_sender_that_goes_on_using_its_storage_holds_it() {
     let peaks = peaks();

@@ -1,4 +1,5 @@
-//! The memory of stages that run slices of long sequences: what the guide of `seq1f1b` says, and no more with each step.
+//! The memory of stages that run slices of long sequences: what the guide of `seq1f1b` says, and no more with
+//! each step.
 
 use std::convert::Infallible;
 
@@ -21,7 +22,8 @@ const TOKENS: usize = 512;
 const RANKS: u32 = 4;
 const MICROBATCHES: u32 = 8;
 
-/// An attention and a feed-forward layer, whose parameters are small compared with the activations of a long sequence.
+/// An attention and a feed-forward layer, whose parameters are small compared with the activations of a long
+/// sequence.
 #[derive(Module, Debug)]
 struct Block {
     queries: Linear,
@@ -103,7 +105,8 @@ fn ranks_hold_slices_instead_of_whole_microbatches() {
         [whole, sliced].map(|peaks| peaks.into_iter().map(|bytes| bytes as f64).collect::<Vec<_>>());
     // Rank 1 holds 3 microbatches of 4, and rank 2 holds 2.
     let one = whole[1] - whole[2];
-    // With 4 slices they hold (3 + 4 - 1) / 4 = 1.5 and (2 + 4 - 1) / 4 = 1.25 microbatches, and rank 0 holds 1.75 for 4.
+    // With 4 slices they hold (3 + 4 - 1) / 4 = 1.5 and (2 + 4 - 1) / 4 = 1.25 microbatches, and rank 0 holds
+    // 1.75 for 4.
     for (rank, saved) in [(0, 4.0 - 1.75), (1, 3.0 - 1.5), (2, 2.0 - 1.25)] {
         let found = (whole[rank] - sliced[rank]) / one;
         // There are also the gradients of keys and values, and the messages of more slices.

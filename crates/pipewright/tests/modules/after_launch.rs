@@ -1,5 +1,5 @@
-//! Modules of a running pipeline: read with their type, changed, frozen and trained again. Training continues as in plain
-//! Burn does after the same change.
+//! Modules of a running pipeline: read with their type, changed, frozen and trained again. Training continues
+//! as in plain Burn does after the same change.
 
 use std::collections::BTreeMap;
 

@@ -115,7 +115,8 @@ fn predicted_and_measured_timelines_have_the_same_skips() {
         let measured = launch(program, World::local(ranks)).step_batch(brought(0), 1e-2).expect("a step");
         let (predicted, measured) = (predicted.timeline(), measured.timeline);
         let expected = skips_of(predicted);
-        // Each skip connection between ranks sends forwards and gradients of every microbatch, seen at two ends.
+        // Each skip connection between ranks sends forwards and gradients of every microbatch, seen at two
+        // ends.
         let crosses = |skip: &&SkipTransfer| placement.rank_of(skip.from) != placement.rank_of(skip.to);
         let connections = costs.skips.iter().filter(crosses).count();
         assert!(connections > 0, "{schedule}: some go straight to another rank");
@@ -259,8 +260,8 @@ fn an_evaluation_takes_skips_too() {
     }
 }
 
-/// Returns the losses, norms and parameters of a model in `stages` stages whose last layer shares the first one's
-/// weight.
+/// Returns the losses, norms and parameters of a model in `stages` stages whose last layer shares the first
+/// one's weight.
 fn tied(stages: u32) -> Outcome {
     let named = Graph::builder().input("x").node("a", Kind::Mix, ["x"]).node("b", Kind::Mix, ["a"]);
     let named = named.node("c", Kind::Mix, ["b", "a"]).output("c").tie("c.linear.weight", "a.linear.weight");

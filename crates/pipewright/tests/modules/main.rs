@@ -1,4 +1,5 @@
-//! Models and functions of the user's: graphs, layers that defer their weight gradients, hooks, changes after the launch.
+//! Models and functions of the user's: graphs, layers that defer their weight gradients, hooks, changes after
+//! the launch.
 
 mod graph;
 mod shapes;

@@ -1,4 +1,5 @@
-//! Wrong shapes inside a stage: the error names the layer and, if the layer knows it, the shape that it takes.
+//! Wrong shapes inside a stage: the error names the layer and, if the layer knows it, the shape that it
+//! takes.
 
 use burn::module::Module;
 use burn::nn::LinearConfig;

@@ -39,8 +39,8 @@ thread_local! {
 /// The actions in which the convolutions computed their weight gradients.
 type Log = Arc<Mutex<Vec<Action>>>;
 
-/// An adapter, and a convolution whose weights have three and one dimensions. `split` chooses between layers that
-/// defer and plain Burn.
+/// An adapter, and a convolution whose weights have three and one dimensions. `split` chooses between layers
+/// that defer and plain Burn.
 #[derive(Module, Debug)]
 struct Block {
     adapted: Adapted,

@@ -1,5 +1,6 @@
-//! The forms of a batch: splits that do not divide, side inputs along any dimension or already split, losses that are sums or
-//! means over tokens, and the outputs of any stage. Results are compared with plain Burn on the whole batch.
+//! The forms of a batch: splits that do not divide, side inputs along any dimension or already split, losses
+//! that are sums or means over tokens, and the outputs of any stage. Results are compared with plain Burn on
+//! the whole batch.
 
 mod accumulated;
 mod input_gradients;

@@ -47,7 +47,8 @@ fn mean(losses: &[f64]) -> f64 {
     losses.iter().sum::<f64>() / losses.len() as f64
 }
 
-/// Checks that steps are those without an evaluation of its own, and that its outputs and its loss are the same numbers.
+/// Checks that steps are those without an evaluation of its own, and that its outputs and its loss are the
+/// same numbers.
 fn check(
     of: impl Fn() -> PipelineBuilder,
     evaluation: impl Fn(PipelineBuilder) -> PipelineBuilder,

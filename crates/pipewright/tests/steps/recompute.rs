@@ -23,7 +23,8 @@ use crate::support::{self, LAYERS, WIDTH, batch, config, loss, numbers, program,
 const MICROBATCHES: u32 = 8;
 const STEPS: u64 = 3;
 
-/// A layer with everything that a second forward could change: random numbers, running statistics, an auxiliary loss.
+/// A layer with everything that a second forward could change: random numbers, running statistics, an
+/// auxiliary loss.
 #[derive(Module, Debug)]
 struct Block {
     linear: Linear,
@@ -106,7 +107,8 @@ fn step(pipeline: &mut Pipeline, number: u64) -> StepSummary {
     pipeline.step_batch(Batch::new(inputs, targets), 1e-2).expect("a step")
 }
 
-/// The losses, auxiliary losses and gradient norms of a run, and its parameters and running statistics at the end.
+/// The losses, auxiliary losses and gradient norms of a run, and its parameters and running statistics at the
+/// end.
 type Outcome = (Vec<(Vec<f64>, Vec<f64>, f64)>, Vec<(String, TensorData)>);
 
 fn run(schedule: &str, ranks: u32, config: &PipelineConfig) -> Outcome {
@@ -286,7 +288,8 @@ impl StageModule for Sum {
 #[test]
 fn a_forward_that_changes_is_refused() {
     let make = |stage: StageIndex| -> Result<Stage, std::convert::Infallible> {
-        // Not drawn: the generator belongs to the whole process, and other tests compare what they draw from it.
+        // Not drawn: the generator belongs to the whole process, and other tests compare what they draw from
+        // it.
         let weight = Param::from_data(numbers(0, [WIDTH, WIDTH]), &Device::flex().autodiff());
         let linear = Linear { weight, bias: None };
         Ok(match stage.get() {

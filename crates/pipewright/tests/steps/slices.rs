@@ -1,4 +1,5 @@
-//! Microbatches that are cut into slices: a layer whose tokens depend on earlier ones, losses of slices, and refusals.
+//! Microbatches that are cut into slices: a layer whose tokens depend on earlier ones, losses of slices, and
+//! refusals.
 
 use std::sync::Arc;
 
@@ -162,7 +163,8 @@ fn sums_and_uneven_microbatches_keep_their_weights() {
     }
 }
 
-/// Targets with few that count: in microbatch 1 only the targets of the last slices, in microbatch 2 no target.
+/// Targets with few that count: in microbatch 1 only the targets of the last slices, in microbatch 2 no
+/// target.
 fn few_targets(seed: u64) -> Batch {
     let rows = ROWS * MICROBATCHES as usize;
     let id = |place: usize| {

@@ -1,4 +1,5 @@
-//! The trainer's batches: the last rows of an epoch, which do not fill a batch, are followed by rows of the next epoch.
+//! The trainer's batches: the last rows of an epoch, which do not fill a batch, are followed by rows of the
+//! next epoch.
 
 use std::num::NonZeroU32;
 

@@ -41,7 +41,8 @@ fn check(schedule: &str, ranks: u32, microbatches: u32) {
 
 #[test]
 fn one_rank_agrees_with_plain_burn() {
-    // Without clipping, like Burn's own optimizer step. The order of additions differs, so the bits may differ.
+    // Without clipping, like Burn's own optimizer step. The order of additions differs, so the bits may
+    // differ.
     let unclipped = PipelineConfig { clip_norm: None, ..config() };
     let found = run_with(program("gpipe", 1, 4), &unclipped);
     for ((found, _), expected) in found.iter().zip(unpipelined(STEPS, 4)) {

@@ -1,5 +1,5 @@
-//! From gradients to parameters: groups with optimizers and learning rates of their own, groups that are clipped by
-//! themselves, and gradient hooks. Each is compared with plain Burn, or with the formula.
+//! From gradients to parameters: groups with optimizers and learning rates of their own, groups that are
+//! clipped by themselves, and gradient hooks. Each is compared with plain Burn, or with the formula.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};

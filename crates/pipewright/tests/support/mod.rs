@@ -138,8 +138,8 @@ pub(crate) fn config() -> PipelineConfig {
 /// The results of a step: its losses and its gradient norm, to the bit.
 pub(crate) type Step = (Vec<f64>, f64);
 
-/// Loses each message of a step in turn, launched with the same seed. The report says of every rank what it waits for,
-/// if it is not done; one waits for the lost message. Returns the reports on all messages.
+/// Loses each message of a step in turn, launched with the same seed. The report says of every rank what it
+/// waits for, if it is not done; one waits for the lost message. Returns the reports on all messages.
 pub(crate) fn lose_each(launch: impl Fn() -> SeededPipeline, batch: impl Fn() -> Batch) -> String {
     let mut all = String::new();
     for lost in 0.. {
@@ -164,8 +164,8 @@ pub(crate) fn lose_each(launch: impl Fn() -> SeededPipeline, batch: impl Fn() ->
     all
 }
 
-/// Plain Burn, no pipeline: the same microbatches one after another, their gradients summed by Burn's own tape.
-/// Returns each step's losses.
+/// Plain Burn, no pipeline: the same microbatches one after another, their gradients summed by Burn's own
+/// tape. Returns each step's losses.
 pub(crate) fn unpipelined(steps: u64, microbatches: u32) -> Vec<Vec<f64>> {
     let mut module = Mlp::new(0, LAYERS);
     let mut optimizer = optimizer();

@@ -80,8 +80,8 @@ impl ProblemKind {
     }
 }
 
-/// Returns the argument that sets the number of stages on each rank to one that the schedule has, and what else has to
-/// change for it, if the number of stages is the problem.
+/// Returns the argument that sets the number of stages on each rank to one that the schedule has, and what
+/// else has to change for it, if the number of stages is the problem.
 fn set_stages(error: &GenerateError) -> Option<String> {
     let advice = error.advice.first()?;
     let stages = advice.stages_per_rank?;

@@ -19,7 +19,8 @@ pub(crate) enum ProblemKind {
     /// The text is not TOML.
     #[error("not valid TOML: {}", message.replace('\n', ", "))]
     Syntax { message: String },
-    /// The value is TOML, but no type of this program can hold it, such as a whole number of more than 64 bits.
+    /// The value is TOML, but no type of this program can hold it, such as a whole number of more than 64
+    /// bits.
     #[error("the value of `{key}` cannot be held: {message}")]
     Unrepresentable { key: String, message: String },
     /// `--set` was not followed by `section.key=value`.

@@ -32,8 +32,8 @@ impl Bound {
         }
     }
 
-    /// Returns the range in words if it does not have the number, or does not have it after rounding to single precision, in
-    /// which the optimizer computes.
+    /// Returns the range in words if it does not have the number, or does not have it after rounding to
+    /// single precision, in which the optimizer computes.
     pub(in crate::config) fn refuses_single(&self, number: f64) -> Option<String> {
         let rounded = number as f32;
         if !self.holds(number) {

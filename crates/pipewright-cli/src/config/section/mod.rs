@@ -1,8 +1,9 @@
-//! Reads the keys of one section by type. Every getter returns a value and records a problem if the written value is
-//! wrong.
+//! Reads the keys of one section by type. Every getter returns a value and records a problem if the written
+//! value is wrong.
 //!
-//! After a problem the getter returns the default, so that one command reports all problems. Checks that compare
-//! several keys are skipped if there is a problem, because they would compare defaults that the user did not write.
+//! After a problem the getter returns the default, so that one command reports all problems. Checks that
+//! compare several keys are skipped if there is a problem, because they would compare defaults that the user
+//! did not write.
 
 mod bound;
 mod numbers;
@@ -18,7 +19,8 @@ use crate::config::problem::{Problem, ProblemKind, Suggestion};
 
 pub(super) use bound::Bound;
 
-/// The largest count that a configuration may contain: the largest value of a token id and of the engine's indices.
+/// The largest count that a configuration may contain: the largest value of a token id and of the engine's
+/// indices.
 pub(super) const LARGEST_COUNT: u32 = i32::MAX as u32;
 
 /// One section of a document.

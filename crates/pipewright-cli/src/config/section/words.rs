@@ -117,7 +117,8 @@ impl Section<'_> {
         }
     }
 
-    /// Reads a path and makes it absolute: relative to the file's folder, or to the working folder after `--set`.
+    /// Reads a path and makes it absolute: relative to the file's folder, or to the working folder after
+    /// `--set`.
     pub(in crate::config) fn path(&mut self, key: &'static str) -> Option<PathBuf> {
         let text = self.text(key)?;
         match self.surroundings.path(key, &text, &self.place(key)) {
@@ -129,7 +130,8 @@ impl Section<'_> {
         }
     }
 
-    /// Reads patterns of paths, made absolute as in [`Section::path`], or the word that selects the text in the binary.
+    /// Reads patterns of paths, made absolute as in [`Section::path`], or the word that selects the text in
+    /// the binary.
     pub(in crate::config) fn patterns(&mut self, key: &'static str) -> Option<Vec<String>> {
         let texts = self.texts(key)?;
         if texts == [BUILT_IN] {

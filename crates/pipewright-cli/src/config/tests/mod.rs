@@ -11,8 +11,8 @@ use std::path::Path;
 
 use crate::config::{ConfigError, Loaded, Settings, Surroundings};
 
-/// Loads the settings from a file's text in a scratch folder. On failure, returns the problems, one per line, without
-/// the path of the folder.
+/// Loads the settings from a file's text in a scratch folder. On failure, returns the problems, one per line,
+/// without the path of the folder.
 fn load(text: Option<&str>, arguments: &[&str]) -> Result<Settings, String> {
     load_all(text, arguments).map(|loaded| loaded.settings)
 }

@@ -1,8 +1,8 @@
 //! A simulated run of all ranks, in which a list of preferences chooses the actions.
 //!
-//! Actions take the times of their stages, and a result arrives at the neighbouring stage after the time of a message. A
-//! rank chooses whenever one of its actions ends or a tensor arrives. Events are handled in the order of time and then of
-//! ranks, so that a run depends only on its input.
+//! Actions take the times of their stages, and a result arrives at the neighbouring stage after the time of a
+//! message. A rank chooses whenever one of its actions ends or a tensor arrives. Events are handled in the
+//! order of time and then of ranks, so that a run depends only on its input.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -24,7 +24,8 @@ pub(super) struct Task<'a> {
     pub(super) limits: Vec<u32>,
 }
 
-/// An action of a rank: of its first stage, which has layers, or of its second one, which has a part of the head.
+/// An action of a rank: of its first stage, which has layers, or of its second one, which has a part of the
+/// head.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Kind {
     LayerForward,

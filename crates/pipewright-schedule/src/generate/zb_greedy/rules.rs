@@ -73,7 +73,8 @@ impl Rules {
         })
     }
 
-    /// Returns the largest number of forwards before the first backward of a stage with `following` later stages.
+    /// Returns the largest number of forwards before the first backward of a stage with `following` later
+    /// stages.
     pub(super) fn warm_up(self, following: u32) -> u32 {
         match self.warm_up {
             WarmUp::Narrow => following + 1,

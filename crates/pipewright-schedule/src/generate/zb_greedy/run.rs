@@ -1,8 +1,8 @@
 //! A simulated run of all stages, in which rules choose the actions, or in a given order.
 //!
-//! Each stage is a rank. Its actions take the times of its costs, and a result arrives at the neighbouring rank after
-//! the time of a message. A stage chooses whenever one of its actions ends or a tensor arrives. Events are handled in
-//! the order of time and then of stages, so that a run depends only on its input.
+//! Each stage is a rank. Its actions take the times of its costs, and a result arrives at the neighbouring
+//! rank after the time of a message. A stage chooses whenever one of its actions ends or a tensor arrives.
+//! Events are handled in the order of time and then of stages, so that a run depends only on its input.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -49,8 +49,8 @@ struct Stage {
     row: Vec<Option<Action>>,
 }
 
-/// Simulates a step; `None` if it does not end before the tick `before`, or if the given order exceeds the memory limit
-/// of a stage.
+/// Simulates a step; `None` if it does not end before the tick `before`, or if the given order exceeds the
+/// memory limit of a stage.
 pub(super) fn run(task: &Task, plan: Plan<'_>, before: u64) -> Option<Outcome> {
     let mut stages: Vec<Stage> = (0..task.costs.len()).map(|stage| Stage::new(task, stage, plan)).collect();
     let mut wakes: BinaryHeap<Reverse<(u64, usize)>> = BinaryHeap::from([Reverse((0, 0))]);

@@ -49,7 +49,8 @@ struct Rectangle {
     height: f64,
 }
 
-/// Opens the group of a cell or bar, with its title. Returns its place in the lane, or `None` if it takes no time.
+/// Opens the group of a cell or bar, with its title. Returns its place in the lane, or `None` if it takes no
+/// time.
 fn open(
     picture: &mut String,
     drawing: &Drawing<'_>,
@@ -87,8 +88,8 @@ fn halves(event: &Event, cell: Rectangle) -> impl Iterator<Item = (Action, Recta
     event.action.parts().enumerate().map(move |(half, part)| (part, place(half)))
 }
 
-/// Draws the labels of one rank, after its bars, which would cover the cells of overlaps. The pointer finds the
-/// cells below.
+/// Draws the labels of one rank, after its bars, which would cover the cells of overlaps. The pointer finds
+/// the cells below.
 fn push_labels(picture: &mut String, drawing: &Drawing<'_>, rank: Rank) {
     picture.push_str("<g pointer-events=\"none\">");
     for event in drawing.timeline.events_of(rank).iter().filter(|event| event.action.is_compute()) {
@@ -112,7 +113,8 @@ fn push_rect(picture: &mut String, Rectangle { x, y, width, height }: Rectangle,
     .expect("writing to a string does not fail");
 }
 
-/// Draws a thin line of the background's colour around a cell. A thin cell gets none, because the line would hide it.
+/// Draws a thin line of the background's colour around a cell. A thin cell gets none, because the line would
+/// hide it.
 fn push_edge(picture: &mut String, Rectangle { x, y, width, height }: Rectangle) {
     if width > 3.0 {
         write!(
@@ -125,7 +127,8 @@ fn push_edge(picture: &mut String, Rectangle { x, y, width, height }: Rectangle)
     }
 }
 
-/// Draws the longest label that fits: the whole action, a smaller one, one on two lines, or the microbatch alone.
+/// Draws the longest label that fits: the whole action, a smaller one, one on two lines, or the microbatch
+/// alone.
 fn push_label(
     picture: &mut String,
     drawing: &Drawing<'_>,

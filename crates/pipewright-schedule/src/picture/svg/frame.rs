@@ -56,7 +56,8 @@ pub(super) fn push_axis(picture: &mut String, layout: &Layout) {
     }
 }
 
-/// Returns the distance of marks on an axis of length `whole`: 1, 2 or 5 times a power of ten, for 5 to 12 marks.
+/// Returns the distance of marks on an axis of length `whole`: 1, 2 or 5 times a power of ten, for 5 to 12
+/// marks.
 fn round_step(whole: f64) -> f64 {
     if whole <= 0.0 {
         return 0.0;

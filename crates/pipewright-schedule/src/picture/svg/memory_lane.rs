@@ -10,7 +10,8 @@ use crate::timeline::Timeline;
 
 use super::layout::{Drawing, LABEL};
 
-/// The width, in units of the picture, of the shortest step of a lane without details. Shorter steps are merged.
+/// The width, in units of the picture, of the shortest step of a lane without details. Shorter steps are
+/// merged.
 const COARSE: f64 = 4.0;
 /// The same width for a lane with details.
 const FINE: f64 = 0.5;
@@ -59,8 +60,8 @@ pub(super) fn push_memory(
     .expect("writing to a string does not fail");
 }
 
-/// Returns the edge of the area, in tenths of the picture's unit, each point relative to the previous one. One
-/// activation or byte has the height `scale`.
+/// Returns the edge of the area, in tenths of the picture's unit, each point relative to the previous one.
+/// One activation or byte has the height `scale`.
 fn path(steps: &[(f64, u64)], scale: f64) -> String {
     let mut path = String::new();
     let (mut across, mut up) = (0, 0);
@@ -72,8 +73,8 @@ fn path(steps: &[(f64, u64)], scale: f64) -> String {
     path
 }
 
-/// Returns the steps, in which changes within `width` of a step are merged with it. A merged step is as high as its
-/// highest.
+/// Returns the steps, in which changes within `width` of a step are merged with it. A merged step is as high
+/// as its highest.
 fn visible_steps(points: &[(f64, u64)], width: f64) -> Vec<(f64, u64)> {
     let mut steps: Vec<(f64, u64)> = Vec::new();
     let mut current = 0;

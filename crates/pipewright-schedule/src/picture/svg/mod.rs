@@ -1,12 +1,12 @@
 //! The drawing: a self-contained SVG of a timeline, to scale.
 //!
-//! Each rank has one lane. Computation fills its lane, and an overlap has its two halves above each other. Messages and
-//! collectives are thin bars along the lower edge, so that the computation behind them stays visible. The rest of a
-//! lane is a bubble and is hatched. [`super::html()`] can zoom.
+//! Each rank has one lane. Computation fills its lane, and an overlap has its two halves above each other.
+//! Messages and collectives are thin bars along the lower edge, so that the computation behind them stays
+//! visible. The rest of a lane is a bubble and is hatched. [`super::html()`] can zoom.
 //!
-//! If there are few actions, they are drawn one by one, each with a label and a title, which a browser shows on
-//! hovering. If there are many, they are drawn as one path per lane and fill, without titles, so that the file stays
-//! small.
+//! If there are few actions, they are drawn one by one, each with a label and a title, which a browser shows
+//! on hovering. If there are many, they are drawn as one path per lane and fill, without titles, so that the
+//! file stays small.
 
 mod layout;
 mod cells;

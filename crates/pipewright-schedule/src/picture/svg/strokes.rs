@@ -1,7 +1,8 @@
 //! Draws many actions as few paths: one per lane, height and fill.
 //!
-//! A path is a row of horizontal strokes as thick as a lane, in tenths of the picture's unit and each relative to the
-//! previous one: `m24 0h7`. Strokes that are too fine to see are merged, so that the size of a lane is bounded.
+//! A path is a row of horizontal strokes as thick as a lane, in tenths of the picture's unit and each
+//! relative to the previous one: `m24 0h7`. Strokes that are too fine to see are merged, so that the size of
+//! a lane is bounded.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -27,8 +28,8 @@ enum LaneRegion {
     Bar,
 }
 
-/// The common properties of the strokes of one path: their position, and the sort and chunk that determine their
-/// colour.
+/// The common properties of the strokes of one path: their position, and the sort and chunk that determine
+/// their colour.
 type Path = (LaneRegion, Sort, usize);
 
 /// A stroke, in steps from the start of the timeline.
@@ -139,7 +140,8 @@ fn coarse_cells(cells: Vec<Stroke>) -> Vec<Stroke> {
     coarse
 }
 
-/// Returns the longest content of a column: a whole cell, both halves of overlaps, or nothing if it is mostly idle.
+/// Returns the longest content of a column: a whole cell, both halves of overlaps, or nothing if it is mostly
+/// idle.
 fn longest(column: &BTreeMap<Path, i64>, width: i64) -> Vec<Path> {
     let best_of = |part| {
         let of_part = column.iter().filter(move |(path, _)| path.0 == part);

@@ -1,11 +1,12 @@
 //! The bound for every assignment of layers to ranks, also of layers that are not neighbours.
 //!
-//! Sort the ranks by the position of their first layer. At least `r` layers, and `r` messages, come before the first
-//! layer of rank `r`, so it starts no earlier than `F` of the first `r` layers and `r` hops. A time is too short if
+//! Sort the ranks by the position of their first layer. At least `r` layers, and `r` messages, come before
+//! the first layer of rank `r`, so it starts no earlier than `F` of the first `r` layers and `r` hops. A time
+//! is too short if
 //!
 //! 1. the ranks together have less time than there is work, after their fill;
-//! 2. for some size of a unit, the whole units in the times of all ranks, after their fill, are fewer than the whole
-//!    units in the layers: a layer is on one rank.
+//! 2. for some size of a unit, the whole units in the times of all ranks, after their fill, are fewer than
+//!    the whole units in the layers: a layer is on one rank.
 //!
 //! A time that is shorter than the path of all microbatches through the slowest layer is also too short.
 
@@ -39,8 +40,8 @@ fn units(mut items: Vec<f64>, most_parts: u32) -> Vec<Unit> {
     sizes.dedup_by(|one, other| (*one - *other).abs() <= 1e-9 * *other);
     let parts = sizes.iter().flat_map(|&size| (1..=most_parts).map(move |part| size / f64::from(part)));
     let unit = |size: f64| {
-        // Slightly less, so that an item has as many units of its own size as it has parts. Any size is valid. A
-        // quotient that rounding has made too large would break the bound.
+        // Slightly less, so that an item has as many units of its own size as it has parts. Any size is
+        // valid. A quotient that rounding has made too large would break the bound.
         let size = size * (1.0 - 1e-9);
         let whole = |item: &f64| (item / size * (1.0 - 1e-12)).floor();
         Unit { size, needed: items.iter().map(whole).sum() }
@@ -77,8 +78,8 @@ mod tests {
         assert!((expected * 0.999..=expected).contains(&found), "{found} {expected}");
     }
 
-    /// Layers are whole: a rank that starts late has time for fewer of them. Without the fill, 144, 72 and 384 are
-    /// enough.
+    /// Layers are whole: a rank that starts late has time for fewer of them. Without the fill, 144, 72 and
+    /// 384 are enough.
     #[test]
     fn whole_layers_do_not_fill_the_time_of_late_ranks() {
         check(40, 16, 16, 151.0);

@@ -1,15 +1,16 @@
-//! The bound for several stages per rank from the time in which ranks are idle, over all cuts and all orders of the
-//! later rounds.
+//! The bound for several stages per rank from the time in which ranks are idle, over all cuts and all orders
+//! of the later rounds.
 //!
-//! Until any time `t`, a rank computes no more than what has arrived, so a step takes at least `t` and the rest of
-//! the work of the rank (bound 4 of `rank_times.rs`). For a suitable `t` this is a sum over the stages of the rank
-//! (`sizes.rs`), and summed over all ranks it is a sum over the stages of the cut, at most `p T`. The means of
-//! several such sums, with any weights, are at most `p T` too. A table over stages and layers finds the cut with the
-//! smallest mean, and the weights are changed until it hardly grows ([`Cuts::bound`]).
+//! Until any time `t`, a rank computes no more than what has arrived, so a step takes at least `t` and the
+//! rest of the work of the rank (bound 4 of `rank_times.rs`). For a suitable `t` this is a sum over the
+//! stages of the rank (`sizes.rs`), and summed over all ranks it is a sum over the stages of the cut, at most
+//! `p T`. The means of several such sums, with any weights, are at most `p T` too. A table over stages and
+//! layers finds the cut with the smallest mean, and the weights are changed until it hardly grows
+//! ([`Cuts::bound`]).
 //!
-//! The slowest stage sets the pace at which microbatches arrive. So cuts are divided by the longest forward of their
-//! stages, each part has its own bound, and the smallest one counts. In the table, a cut also has a level: the longest
-//! forward of its stages so far, rounded down to one of a few times.
+//! The slowest stage sets the pace at which microbatches arrive. So cuts are divided by the longest forward
+//! of their stages, each part has its own bound, and the smallest one counts. In the table, a cut also has a
+//! level: the longest forward of its stages so far, rounded down to one of a few times.
 
 use std::ops::Range;
 
@@ -18,8 +19,8 @@ use crate::plan::class::Class;
 use crate::plan::rank_times::Step;
 use crate::plan::tuning::{BoundTuning, IdleTuning, ROUNDING};
 
-/// Returns a time that no step with the rounds of `class` is below; `low`, which is a bound already, if the model
-/// has so many layers that this takes too long, or if no layer takes any time.
+/// Returns a time that no step with the rounds of `class` is below; `low`, which is a bound already, if the
+/// model has so many layers that this takes too long, or if no layer takes any time.
 pub(super) fn bound(step: Step<'_>, class: Class, low: f64, tuning: &BoundTuning) -> f64 {
     if low <= 0.0 {
         return low;
@@ -35,8 +36,8 @@ pub(super) fn bound(step: Step<'_>, class: Class, low: f64, tuning: &BoundTuning
     }
 }
 
-/// Returns a time that no step is below; at most `target`. If it is not above `low`, it may be lower than necessary.
-/// `None` if there are too many pieces.
+/// Returns a time that no step is below; at most `target`. If it is not above `low`, it may be lower than
+/// necessary. `None` if there are too many pieces.
 fn least(step: Step<'_>, class: Class, low: f64, target: f64, tuning: &IdleTuning) -> Option<f64> {
     let all = step.layers.forward(0..step.layers.count());
     // The microbatches pass the slowest stage one after another.
@@ -178,7 +179,8 @@ impl<'a> Cuts<'a> {
         }
     }
 
-    /// Returns a lower bound for these cuts, at most `target`. Once it cannot exceed `low`, it is not improved further.
+    /// Returns a lower bound for these cuts, at most `target`. Once it cannot exceed `low`, it is not
+    /// improved further.
     fn bound(&self, low: f64, target: f64) -> f64 {
         let tuning = self.tuning;
         let mut weights: Sizes = [1.0 / TERMS as f64; TERMS];
@@ -282,11 +284,12 @@ mod tests {
         assert!(is_near && found <= optimum, "{found}, expected {expected}, at most {optimum}");
     }
 
-    /// The last stage of each rank receives few forwards before its first backward. An enumeration of all orders gave
-    /// the optima for two and three ranks. With four ranks, there is a plan that takes as long.
+    /// The last stage of each rank receives few forwards before its first backward. An enumeration of all
+    /// orders gave the optima for two and three ranks. With four ranks, there is a plan that takes as long.
     #[test]
     fn ranks_are_idle_before_their_first_backwards() {
-        // Each rank has work of 12. Before its first backward, one rank is idle for 1 of 4, and the other one for 1 of 5.
+        // Each rank has work of 12. Before its first backward, one rank is idle for 1 of 4, and the other one
+        // for 1 of 5.
         check(2, 2, 13.0, 13.0);
         // Single moments prove 8.5, 18.5, 11, 46/3, 59/3 and 26.5; several together prove more.
         check(2, 1, 8.831, 9.0);

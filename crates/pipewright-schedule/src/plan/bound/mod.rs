@@ -1,10 +1,10 @@
 //! Lower bounds on the time of a step over all plans of the search space. `plan/README.md` has the proofs.
 //!
-//! For a number of ranks and microbatches, each number of stages per rank has its own bound, and the smallest one
-//! counts. `any.rs` is valid for every assignment of layers to ranks; `one.rs` is exact for one stage per rank;
-//! `idle.rs` counts the idle time of all ranks with several stages per rank, and `pairs.rs` searches for two stages
-//! of each rank that fit into its time. Most of them test whether a time is long enough, and bisection finds the longest
-//! time that is proved too short. `idle.rs` raises its bound step by step.
+//! For a number of ranks and microbatches, each number of stages per rank has its own bound, and the smallest
+//! one counts. `any.rs` is valid for every assignment of layers to ranks; `one.rs` is exact for one stage per
+//! rank; `idle.rs` counts the idle time of all ranks with several stages per rank, and `pairs.rs` searches
+//! for two stages of each rank that fit into its time. Most of them test whether a time is long enough, and
+//! bisection finds the longest time that is proved too short. `idle.rs` raises its bound step by step.
 
 mod any;
 mod bisect;
@@ -26,8 +26,8 @@ struct Bounded {
     computed: usize,
 }
 
-/// Returns a time that no step with an arrangement of `classes` is below, without the optimizer. The rounds after
-/// the first one may visit the ranks in any order, so a V has the bound of a loop.
+/// Returns a time that no step with an arrangement of `classes` is below, without the optimizer. The rounds
+/// after the first one may visit the ranks in any order, so a V has the bound of a loop.
 pub(super) fn lower_bound(step: Step<'_>, classes: &[Class], tuning: &BoundTuning) -> f64 {
     let any = any::bound(step, tuning);
     let bounded = |&class: &Class| {
@@ -64,9 +64,9 @@ pub(super) fn optimizer_bound(step: Step<'_>) -> f64 {
     (times.sum::<f64>() / f64::from(step.ranks)).max(longest) * (1.0 - ROUNDING)
 }
 
-/// Returns the bound from the sums over replicas: a rank begins the first of its sums after all microbatches of some
-/// layer, and makes one sum after another. The sums of all ranks take at least as long as the sums of equal shares
-/// of the parameters.
+/// Returns the bound from the sums over replicas: a rank begins the first of its sums after all microbatches
+/// of some layer, and makes one sum after another. The sums of all ranks take at least as long as the sums of
+/// equal shares of the parameters.
 pub(super) fn reduction_bound(step: Step<'_>) -> f64 {
     if step.layers.network.mesh.replicas < 2 {
         return 0.0;

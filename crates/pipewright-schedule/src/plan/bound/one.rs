@@ -1,8 +1,9 @@
 //! The bound for one stage per rank, exact up to the assumptions of [`Step::cut_time`].
 //!
-//! If there are few cuts, all are tried. Otherwise each stage in turn takes as many layers as the time allows. That is best: if a stage begins later, it saves `m`
-//! times the work of the layers that it does not have, and starts at most one forward and one input backward of them
-//! later. Its first backward does not start later, because that depends on the layers after the stage.
+//! If there are few cuts, all are tried. Otherwise each stage in turn takes as many layers as the time
+//! allows. That is best: if a stage begins later, it saves `m` times the work of the layers that it does not
+//! have, and starts at most one forward and one input backward of them later. Its first backward does not
+//! start later, because that depends on the layers after the stage.
 
 use crate::plan::bound::bisect::bisect;
 use crate::plan::cuts::{count_cuts, for_each_cut};

@@ -1,13 +1,14 @@
 //! The bound for two stages per rank, over all cuts, and with each stage of the second round on any rank.
 //!
-//! A search over cuts, stage by stage, looks for one whose stages fit into the time `T` of all ranks. If it ends
-//! without one, `T` is too short. It may visit a limited number of beginnings of cuts; if that is not enough,
-//! nothing is proved about `T`. The sizes of the stages of a rank are at most `T` in sum (`terms.rs`), with any of
-//! several weights. So a beginning of a cut needs no continuation if, for one of them,
+//! A search over cuts, stage by stage, looks for one whose stages fit into the time `T` of all ranks. If it
+//! ends without one, `T` is too short. It may visit a limited number of beginnings of cuts; if that is not
+//! enough, nothing is proved about `T`. The sizes of the stages of a rank are at most `T` in sum
+//! (`terms.rs`), with any of several weights. So a beginning of a cut needs no continuation if, for one of
+//! them,
 //!
 //! 1. its sizes, and the smallest possible sum of the sizes of the stages after it, are more than `p T`;
-//! 2. more stages of the second round are longer than some time than there are stages of the first round that leave so
-//!    much.
+//! 2. more stages of the second round are longer than some time than there are stages of the first round that
+//!    leave so much.
 //!
 //! A cut fits if its ranks can have partners for all stages of the second round ([`Fit::has_partners`]).
 
@@ -126,8 +127,8 @@ impl Fit {
         false
     }
 
-    /// Returns whether as many stages of the first round leave the time for a stage of the second round as there are
-    /// stages of that size so far.
+    /// Returns whether as many stages of the first round leave the time for a stage of the second round as
+    /// there are stages of that size so far.
     fn leaves_time(&self, stage: usize) -> bool {
         if stage < self.ranks {
             return true;
@@ -140,8 +141,8 @@ impl Fit {
         })
     }
 
-    /// Returns whether each stage of the second round can be on the rank of another stage of the first round, so that
-    /// both fit for all weights.
+    /// Returns whether each stage of the second round can be on the rank of another stage of the first round,
+    /// so that both fit for all weights.
     fn has_partners(&self) -> bool {
         let mut partner_of: Vec<Option<usize>> = vec![None; self.ranks];
         (0..self.ranks).all(|second| {

@@ -1,18 +1,18 @@
-//! Terms of the stages for the bound of `idle.rs`. Summed over the stages of a rank, each term is at most the time
-//! of the step.
+//! Terms of the stages for the bound of `idle.rs`. Summed over the stages of a rank, each term is at most the
+//! time of the step.
 //!
-//! Each term belongs to a time `t` of every rank. Until then the rank has done no more than what has arrived of its
-//! stages' work, and the rest comes after `t`. So `t` and the rest, summed over the stages of the rank, are at most
-//! the time of the step. The time `t` counts for the first or the last stage of the rank.
+//! Each term belongs to a time `t` of every rank. Until then the rank has done no more than what has arrived
+//! of its stages' work, and the rest comes after `t`. So `t` and the rest, summed over the stages of the
+//! rank, are at most the time of the step. The time `t` counts for the first or the last stage of the rank.
 //!
 //! 1. `t` is the start of the rank's first stage: nothing has been done by then.
-//! 2. `t` is the first backward of the rank's last stage, which all its other backwards follow. The forwards of its
-//!    other stages count as done.
+//! 2. `t` is the first backward of the rank's last stage, which all its other backwards follow. The forwards
+//!    of its other stages count as done.
 //! 3. `t` is a time that all ranks share. There are several.
 //!
-//! Forwards of a stage follow each other no faster than the slowest stage so far takes them. Backwards follow each
-//! other no faster than forwards of the slowest stage of all, or input backwards of the stage itself. Every round
-//! visits all ranks, so each message within a round goes to another rank.
+//! Forwards of a stage follow each other no faster than the slowest stage so far takes them. Backwards follow
+//! each other no faster than forwards of the slowest stage of all, or input backwards of the stage itself.
+//! Every round visits all ranks, so each message within a round goes to another rank.
 
 use std::ops::Range;
 
@@ -60,8 +60,8 @@ impl<'a> SizeTerms<'a> {
         (stage / self.class.ranks as usize, stage % self.class.ranks as usize)
     }
 
-    /// Returns the earliest start of a stage. The first round visits the ranks in order, and each later one visits
-    /// all of them.
+    /// Returns the earliest start of a stage. The first round visits the ranks in order, and each later one
+    /// visits all of them.
     pub(super) fn start(&self, stage: usize, first: usize) -> f64 {
         let others = self.class.ranks as usize - 1;
         match self.round(stage) {

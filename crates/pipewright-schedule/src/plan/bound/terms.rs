@@ -1,18 +1,20 @@
 //! The part of a rank's time that a stage takes: terms whose sum over the stages of a rank no step is below.
 //!
-//! **Idle time of a rank.** Let no backward of a rank begin before `t`. Until `t`, the rank computes forwards only, so
-//! it is idle for at least `t` less the time that its stages can compute forwards until then. Forward `n` (from 0) of
-//! a stage starts no earlier than `F` of the layers before the stage plus `n slowest`, where `slowest` is the
-//! largest `F` of any stage up to this one ([`Arrivals::computed`]). It is at least the `F` of the stage, the `F` of
-//! any layer before its end, and the mean over the stages. There are three such bounds for every rank:
+//! **Idle time of a rank.** Let no backward of a rank begin before `t`. Until `t`, the rank computes forwards
+//! only, so it is idle for at least `t` less the time that its stages can compute forwards until then.
+//! Forward `n` (from 0) of a stage starts no earlier than `F` of the layers before the stage plus
+//! `n slowest`, where `slowest` is the largest `F` of any stage up to this one ([`Arrivals::computed`]). It
+//! is at least the `F` of the stage, the `F` of any layer before its end, and the mean over the stages. There
+//! are three such bounds for every rank:
 //!
 //! 1. the start of its first stage;
 //! 2. with the earliest `t` at which any backward can begin: `F` of all layers, and the messages;
-//! 3. with the earliest `t` at which the backward of its last stage can begin: also `I` of the layers after that stage.
-//!    All other backwards of the rank follow that one. The forwards of its other stages count as computed by then.
+//! 3. with the earliest `t` at which the backward of its last stage can begin: also `I` of the layers after
+//!    that stage. All other backwards of the rank follow that one. The forwards of its other stages count as
+//!    computed by then.
 //!
-//! A mean of the three with any weights is a bound as well. Each term depends on the number of a stage and its layers
-//! alone.
+//! A mean of the three with any weights is a bound as well. Each term depends on the number of a stage and
+//! its layers alone.
 
 use std::ops::Range;
 
@@ -42,17 +44,16 @@ impl<'a> Arrivals<'a> {
         self.slowest[layers.end].max(forward).max(mean)
     }
 
-    /// Returns the most time that a stage of these layers, which starts at `start` at the earliest, computes forwards
-    /// until `until`. `stage` stages come before it.
+    /// Returns the most time that a stage of these layers, which starts at `start` at the earliest, computes
+    /// forwards until `until`. `stage` stages come before it.
     fn computed(&self, stage: usize, layers: &Range<usize>, start: f64, until: f64) -> f64 {
         let forward = self.step.layers.forward(layers.clone());
         arrived(until - start, self.slowest(stage, layers), forward, self.step.microbatches)
     }
 }
 
-/// Returns the most time that a stage computes within `since` of its start, if its computations, which take `each`,
-/// arrive
-/// `pace` after each other.
+/// Returns the most time that a stage computes within `since` of its start, if its computations, which take
+/// `each`, arrive `pace` after each other.
 pub(super) fn arrived(since: f64, pace: f64, each: f64, microbatches: f64) -> f64 {
     if since <= 0.0 {
         return 0.0;

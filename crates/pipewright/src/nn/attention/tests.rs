@@ -67,7 +67,8 @@ fn shapes_are_checked() {
     rotary(4, 2).forward(numbers([6, 4], 1.0), numbers([6, 4], 1.0), numbers([6, 4], 1.0));
 }
 
-/// Checks that the slices of sequences, each with the keys of all slices up to it, make up the whole attention.
+/// Checks that the slices of sequences, each with the keys of all slices up to it, make up the whole
+/// attention.
 fn check_slices(attention: &CausalAttention, batch: usize, heads: usize, kv_heads: usize, lengths: &[usize]) {
     let sequence: usize = lengths.iter().sum();
     let (wide, narrow) = (heads * attention.head_dim, kv_heads * attention.head_dim);

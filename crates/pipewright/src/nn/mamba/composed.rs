@@ -1,5 +1,5 @@
-//! The operation composed of Burn's operations, for devices other than the CPU back end: the same chunks, with all
-//! chunks of all sequences in one product.
+//! The operation composed of Burn's operations, for devices other than the CPU back end: the same chunks,
+//! with all chunks of all sequences in one product.
 
 use burn::tensor::{DType, Device, Tensor, TensorData, activation};
 
@@ -8,8 +8,8 @@ use super::mixer::MambaSizes;
 /// Tokens in a chunk.
 const CHUNK: usize = 64;
 
-/// Like [`mix`](super::operation::mix); `others` are the bias of the convolution, `dt_bias`, `A_log`, `D` and the weight
-/// of the norm. Half precision is computed in single precision.
+/// Like [`mix`](super::operation::mix); `others` are the bias of the convolution, `dt_bias`, `A_log`, `D` and
+/// the weight of the norm. Half precision is computed in single precision.
 pub(super) fn composed(
     sizes: &MambaSizes,
     projected: Tensor<2>,
@@ -136,8 +136,8 @@ fn convolve(
     sum
 }
 
-/// Returns the result of the scan. Shapes: `u [batch, sequence, channels]`, `steps [batch, sequence, heads]`, `rates`
-/// and `skip` `[heads]`, result `[batch, sequence, heads * head_dim]`.
+/// Returns the result of the scan. Shapes: `u [batch, sequence, channels]`, `steps [batch, sequence, heads]`,
+/// `rates` and `skip` `[heads]`, result `[batch, sequence, heads * head_dim]`.
 fn scan(
     sizes: &MambaSizes,
     u: Tensor<3>,

@@ -103,8 +103,8 @@ impl MambaSizes {
 impl Mamba2 {
     /// Mixes sequences of `sequence` rows each. Shapes: `[rows, hidden]` in and out.
     ///
-    /// `documents` has the document of each row. Rows of one document follow each other, and nothing of a document
-    /// reaches another one.
+    /// `documents` has the document of each row. Rows of one document follow each other, and nothing of a
+    /// document reaches another one.
     ///
     /// # Panics
     /// When the shapes do not fit the sizes, or the rows are not whole sequences.

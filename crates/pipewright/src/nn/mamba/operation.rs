@@ -55,7 +55,8 @@ pub(super) fn mix(
     };
     let (y, (out, scales)) = {
         let read = saved.read(&weight);
-        // The tensor that the backward keeps is rounded first, so that it sees the numbers with which the forward continues.
+        // The tensor that the backward keeps is rounded first, so that it sees the numbers with which the
+        // forward continues.
         let y = tape.kept(read.scanned(), [rows, mixer.sizes.width()]);
         let normed = gated_norm::forward(read.norm(&elements(&y)));
         (y, normed)

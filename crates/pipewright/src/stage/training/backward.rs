@@ -12,7 +12,8 @@ use crate::stage::tape::Tape;
 use crate::tensor::OptionalTensors;
 
 impl<M: StageBody> TrainingStage<M> {
-    /// Runs the backward of the next segments, at most `count`. Running statistics then have the values from before.
+    /// Runs the backward of the next segments, at most `count`. Running statistics then have the values from
+    /// before.
     pub(super) fn backward_segments(
         &mut self,
         backward: &mut BackwardState,
@@ -56,8 +57,8 @@ impl<M: StageBody> TrainingStage<M> {
         Ok(true)
     }
 
-    /// Runs the backward of a tape and adds the gradients of parameters to the sums. Returns the gradients of the
-    /// inputs.
+    /// Runs the backward of a tape and adds the gradients of parameters to the sums. Returns the gradients of
+    /// the inputs.
     fn backward_of(
         &mut self,
         microbatch: Microbatch,

@@ -9,7 +9,8 @@ use crate::stage::error::StageError;
 use crate::stage::visit::{ChangeModule, ModulePlace, Visit};
 
 impl<M: StageBody> TrainingStage<M> {
-    /// Visits the module, which has its whole parameters. Returns the number of modules or parameters that it found.
+    /// Visits the module, which has its whole parameters. Returns the number of modules or parameters that it
+    /// found.
     pub(super) fn visit_module(&mut self, stage: StageIndex, visit: &Visit) -> Result<usize, StageError> {
         if !matches!(visit, Visit::Read { .. }) {
             self.draws.forget();

@@ -1,9 +1,9 @@
 //! Runs a segment of a stage's module forward, and records its backward.
 //!
-//! If a stage runs block by block, each block has a tape of its own, and the values between two blocks are off the tape.
-//! So the caller may read and replace them, and the backward runs block by block too (`backward.rs`). Losses and gradients
-//! have the bits of the whole forward, except in half precision, where the values between blocks are rounded, and with
-//! slices, where gradients are added in another order.
+//! If a stage runs block by block, each block has a tape of its own, and the values between two blocks are
+//! off the tape. So the caller may read and replace them, and the backward runs block by block too
+//! (`backward.rs`). Losses and gradients have the bits of the whole forward, except in half precision, where
+//! the values between blocks are rounded, and with slices, where gradients are added in another order.
 
 use burn::tensor::Tensor;
 
@@ -73,7 +73,8 @@ impl<M: StageBody> TrainingStage<M> {
         let loss = match target {
             Some(target) if ends_in_loss => {
                 match self.loss_of(outputs.clone(), Some(target.clone()), context) {
-                    // An evaluation without a loss has the targets `()`, and so has a loss that takes no targets.
+                    // An evaluation without a loss has the targets `()`, and so has a loss that takes no
+                    // targets.
                     Err(StageError::Target(_)) if target.is_empty() => None,
                     loss => loss?,
                 }
@@ -99,8 +100,8 @@ impl<M: StageBody> TrainingStage<M> {
         Ok((forwarded, tape.with(deferred, catches)))
     }
 
-    /// Runs a segment of `module`; after the last one, the loss. The tape is empty if nothing in `module` and no input
-    /// requires a gradient.
+    /// Runs a segment of `module`; after the last one, the loss. The tape is empty if nothing in `module` and
+    /// no input requires a gradient.
     pub(super) fn forward_on_tape(
         &self,
         module: &M,

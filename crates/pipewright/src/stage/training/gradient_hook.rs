@@ -12,8 +12,8 @@ use crate::stage::error::{StageError, panic_message};
 use crate::tensor::Value;
 
 impl<M: StageBody> TrainingStage<M> {
-    /// Calls the hook for each gradient. `factor` makes the mean of the sums. The norm is checked after the hook, so an
-    /// element that is not finite before it is not a number after it.
+    /// Calls the hook for each gradient. `factor` makes the mean of the sums. The norm is checked after the
+    /// hook, so an element that is not finite before it is not a number after it.
     pub(super) fn show_gradients(
         &mut self,
         stage: StageIndex,
@@ -39,8 +39,8 @@ impl<M: StageBody> TrainingStage<M> {
     }
 }
 
-/// Returns `changed` with an element that is not a number wherever `before` is infinite or not a number. Both have
-/// one dimension. Nothing is read from the device.
+/// Returns `changed` with an element that is not a number wherever `before` is infinite or not a number. Both
+/// have one dimension. Nothing is read from the device.
 fn not_finite_where(before: Value, changed: Value) -> Value {
     let is_finite = Tensor::<1>::from_dispatch(before.into_dispatch()).is_finite();
     let changed = Tensor::<1>::from_dispatch(changed.into_dispatch());

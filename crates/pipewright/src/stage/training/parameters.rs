@@ -1,4 +1,5 @@
-//! Access to the parameters of a stage in training: values, gradient sums, the optimizer's update, checkpoints.
+//! Access to the parameters of a stage in training: values, gradient sums, the optimizer's update,
+//! checkpoints.
 
 use std::sync::Arc;
 

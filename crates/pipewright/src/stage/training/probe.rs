@@ -1,7 +1,8 @@
 //! Finds the layers that draw from the generator of their device, on ranks that compute a stage together.
 //!
-//! Each of these ranks runs a segment once by itself before the segment's first forward: without exchanges, so that no
-//! rank waits for another one, and without results. A layer that draws is an error before the first update.
+//! Each of these ranks runs a segment once by itself before the segment's first forward: without exchanges,
+//! so that no rank waits for another one, and without results. A layer that draws is an error before the
+//! first update.
 
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -14,8 +15,8 @@ use crate::stage::microbatch::{ForwardState, Pass};
 use crate::stage::segment::Segment;
 use crate::tensor::Values;
 
-/// The runs of a probe after which a layer that seems to have drawn in each of them counts as one that draws. Another
-/// thread of the process may have drawn during some of them.
+/// The runs of a probe after which a layer that seems to have drawn in each of them counts as one that draws.
+/// Another thread of the process may have drawn during some of them.
 const PROBES: usize = 8;
 
 /// The segments that were probed, in training and in an evaluation, each with the number of its probe
@@ -23,7 +24,8 @@ const PROBES: usize = 8;
 pub(super) type Probes = HashMap<(Segment, bool), u64>;
 
 impl<M: StageBody> TrainingStage<M> {
-    /// Probes a segment before its first forward, and again when it is not known any more which of its layers draw.
+    /// Probes a segment before its first forward, and again when it is not known any more which of its layers
+    /// draw.
     pub(super) fn probe(
         &mut self,
         segment: Segment,

@@ -1,33 +1,34 @@
 //! Recomputation: a forward keeps its inputs only, and its backward computes the forward again.
 //!
-//! The first forward runs a copy of the module whose parameters require no gradient, so nothing is recorded. The copy
-//! shares its storage and its running statistics with the module. The backward runs the module itself on the same
-//! inputs, in the same context, so random streams draw the same numbers, and then runs the backward of that tape. It
-//! reports no loss a second time, and running statistics return to the values before it.
+//! The first forward runs a copy of the module whose parameters require no gradient, so nothing is recorded.
+//! The copy shares its storage and its running statistics with the module. The backward runs the module
+//! itself on the same inputs, in the same context, so random streams draw the same numbers, and then runs the
+//! backward of that tape. It reports no loss a second time, and running statistics return to the values
+//! before it.
 //!
 //! A forward as a whole may run again before the gradients have arrived, while the rank would be idle.
 //!
-//! A stage is recomputed as its forward ran: as a whole, or block by block (`StageBody::blocks`). By block, it keeps the
-//! inputs of each block, and a backward records one block at a time, from the last to the first.
+//! A stage is recomputed as its forward ran: as a whole, or block by block (`StageBody::blocks`). By block,
+//! it keeps the inputs of each block, and a backward records one block at a time, from the last to the first.
 //!
 //! # Which outputs need a gradient
 //!
-//! The next stage needs to know which outputs need a gradient, and a forward that records nothing does not show it. So
-//! the first forward for each combination of inputs with and without a gradient does record, and its tape is discarded.
-//! Later forwards mark the same outputs. If a recomputed forward gives a gradient to another output, that is an error
-//! ([`StageError::RecomputedOutput`]).
+//! The next stage needs to know which outputs need a gradient, and a forward that records nothing does not
+//! show it. So the first forward for each combination of inputs with and without a gradient does record, and
+//! its tape is discarded. Later forwards mark the same outputs. If a recomputed forward gives a gradient to
+//! another output, that is an error ([`StageError::RecomputedOutput`]).
 //!
 //! # Results that must be the same
 //!
-//! A gradient is right only if the second forward computes what the first has computed. On the processor, the losses and
-//! some elements of the outputs of both are compared, and an error ends the step if they differ
+//! A gradient is right only if the second forward computes what the first has computed. On the processor, the
+//! losses and some elements of the outputs of both are compared, and an error ends the step if they differ
 //! ([`StageError::RecomputedResult`]).
 //!
 //! # Burn's gradient checkpointing
 //!
-//! Burn's own strategy (`Device::gradient_checkpointing`) recomputes single operations that are cheap, and keeps the
-//! results of the others. It still keeps a tape for each microbatch. The two can be combined: then the tape that a
-//! backward records is one with gradient checkpointing.
+//! Burn's own strategy (`Device::gradient_checkpointing`) recomputes single operations that are cheap, and
+//! keeps the results of the others. It still keeps a tape for each microbatch. The two can be combined: then
+//! the tape that a backward records is one with gradient checkpointing.
 
 use std::collections::HashMap;
 
@@ -78,8 +79,8 @@ impl<M: StageBody> TrainingStage<M> {
         Ok(Forwarded { outputs, ..forwarded })
     }
 
-    /// Computes the forward of a microbatch again, as a whole, and keeps its tape. Running statistics then have the values
-    /// from before. Returns false if the forward has its tape, or ran block by block.
+    /// Computes the forward of a microbatch again, as a whole, and keeps its tape. Running statistics then
+    /// have the values from before. Returns false if the forward has its tape, or ran block by block.
     pub(super) fn record_early(&mut self, microbatch: Microbatch) -> Result<bool, StageError> {
         let Some(mut in_flight) = self.in_flight.take_if(microbatch, InFlight::is_recomputed_whole) else {
             return Ok(false);

@@ -38,8 +38,8 @@ impl TokenCodec {
         }))
     }
 
-    /// Returns the token ids of a text. With `special`, a tokenizer from a file adds its special tokens, such as the one
-    /// that begins a text.
+    /// Returns the token ids of a text. With `special`, a tokenizer from a file adds its special tokens, such
+    /// as the one that begins a text.
     ///
     /// # Errors
     /// When an id is not below `vocab_size`.
@@ -59,7 +59,8 @@ impl TokenCodec {
         }
     }
 
-    /// Returns the text of token ids. Bytes that are not UTF-8 and ids above 255 become replacement characters.
+    /// Returns the text of token ids. Bytes that are not UTF-8 and ids above 255 become replacement
+    /// characters.
     ///
     /// # Errors
     /// When the tokenizer fails.

@@ -15,14 +15,14 @@ use crate::train::data::{jsonl, text, tokenizer};
 /// The settings of a data source.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DataConfig {
-    /// Files by name or glob pattern: UTF-8 text files, or one file `*.jsonl` whose lines are arrays of `seq_len + 1`
-    /// token ids.
+    /// Files by name or glob pattern: UTF-8 text files, or one file `*.jsonl` whose lines are arrays of
+    /// `seq_len + 1` token ids.
     ///
     /// `**` crosses folders, `*`, `?`, `[ab]` and `{a,b}` do not, and `!` in front of a pattern excludes its
-    /// matches. A pattern skips what version control would skip: hidden files and folders, and what a `.gitignore` at
-    /// or below the pattern's fixed part lists, unless the fixed part names them. Links are not
-    /// followed below the fixed part. A relative pattern starts at the working folder of the process. Files are read in
-    /// the order of their paths, each once.
+    /// matches. A pattern skips what version control would skip: hidden files and folders, and what a
+    /// `.gitignore` at or below the pattern's fixed part lists, unless the fixed part names them. Links are
+    /// not followed below the fixed part. A relative pattern starts at the working folder of the process.
+    /// Files are read in the order of their paths, each once.
     pub path: Vec<String>,
     /// How text becomes token ids.
     pub tokenizer: Tokenizer,
@@ -32,7 +32,8 @@ pub struct DataConfig {
     pub shuffle: bool,
     /// The seed of the order.
     pub seed: u64,
-    /// Where documents begin, and whether a token sees other documents in its row; `None` if rows are not divided into documents.
+    /// Where documents begin, and whether a token sees other documents in its row; `None` if rows are not
+    /// divided into documents.
     pub documents: Option<Documents>,
 }
 
@@ -46,20 +47,20 @@ pub enum Tokenizer {
 }
 
 impl DataConfig {
-    /// Reads all files. `vocab_size` is the number of token ids that the model knows, `batch_rows` the number of rows
-    /// that a step takes.
+    /// Reads all files. `vocab_size` is the number of token ids that the model knows, `batch_rows` the number
+    /// of rows that a step takes.
     ///
-    /// Text of all files is one stream, cut into rows that share one token with the next row: the last target of a
-    /// row is the first input of the next. An incomplete row at the end is left out. The ids are held in memory, in
-    /// one byte each for a vocabulary of up to 256 ids, two up to 65,536, else four. They may take half of the memory
-    /// that is available. While documents are divided or a tokenizer is used, the bytes of the file that is read count
-    /// too.
+    /// Text of all files is one stream, cut into rows that share one token with the next row: the last target
+    /// of a row is the first input of the next. An incomplete row at the end is left out. The ids are held in
+    /// memory, in one byte each for a vocabulary of up to 256 ids, two up to 65,536, else four. They may take
+    /// half of the memory that is available. While documents are divided or a tokenizer is used, the bytes of
+    /// the file that is read count too.
     ///
     /// # Errors
-    /// When a pattern matches no file, a file cannot be read, is not a regular file, is not text in UTF-8 or not an array of
-    /// ids, a row has another length, an id is not below `vocab_size`, there is no token at all, there is too much data
-    /// for the memory, there are fewer rows than a batch takes, or the id that begins documents is not below
-    /// `vocab_size`.
+    /// When a pattern matches no file, a file cannot be read, is not a regular file, is not text in UTF-8 or
+    /// not an array of ids, a row has another length, an id is not below `vocab_size`, there is no token at
+    /// all, there is too much data for the memory, there are fewer rows than a batch takes, or the id that
+    /// begins documents is not below `vocab_size`.
     pub fn open(&self, vocab_size: usize, batch_rows: usize) -> Result<TokenRows, DataError> {
         self.open_within(MemoryBudget::of_machine(), vocab_size, batch_rows)
     }

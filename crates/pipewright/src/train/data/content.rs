@@ -89,7 +89,8 @@ const MAGIC: [(&[u8], &str, &str); 35] = [
     (b"\xfe\xff", "text in UTF-16", UTF8),
 ];
 
-/// Returns what a file with these bytes is if it is not text; `None` if it may be text in UTF-8, or in another encoding.
+/// Returns what a file with these bytes is if it is not text; `None` if it may be text in UTF-8, or in
+/// another encoding.
 ///
 /// Text may begin with the letters of a format, so the first bytes count only in a file that text cannot be.
 pub(super) fn binary(bytes: &[u8]) -> Option<Binary> {
@@ -105,8 +106,9 @@ pub(super) fn binary(bytes: &[u8]) -> Option<Binary> {
     known(bytes).or_else(|| nul.map(|offset| Binary::Nul { offset: offset as u64 })).or(controls)
 }
 
-/// Returns the control characters if there are more than text contains: more than one in a hundred, and not only a few. Tabs,
-/// ends of lines and of pages, and the character that begins a colour of a terminal do not count.
+/// Returns the control characters if there are more than text contains: more than one in a hundred, and not
+/// only a few. Tabs, ends of lines and of pages, and the character that begins a colour of a terminal do not
+/// count.
 fn controls(bytes: &[u8]) -> Option<Binary> {
     const FEW: usize = 3;
     let is_control =
@@ -115,8 +117,8 @@ fn controls(bytes: &[u8]) -> Option<Binary> {
     (count > FEW && count > bytes.len() / 100).then_some(Binary::Controls { count, bytes: bytes.len() })
 }
 
-/// Returns whether a file is a Python pickle in the oldest protocol, which consists of lines of text: it begins with a list, a
-/// table, or the module and the name of a function, and ends with a full stop.
+/// Returns whether a file is a Python pickle in the oldest protocol, which consists of lines of text: it
+/// begins with a list, a table, or the module and the name of a function, and ends with a full stop.
 fn is_pickle_of_text(bytes: &[u8]) -> bool {
     let mut lines = bytes.split(|byte| *byte == b'\n');
     let mut next = || lines.next().unwrap_or_default();

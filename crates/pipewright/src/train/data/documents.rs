@@ -12,13 +12,14 @@ pub const POSITIONS: &str = "position_ids";
 /// Documents in rows of tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Documents {
-    /// The token id that begins a document. It is put before the text of each file. A `.jsonl` file of token ids
-    /// contains it already.
+    /// The token id that begins a document. It is put before the text of each file. A `.jsonl` file of token
+    /// ids contains it already.
     pub bos_id: u32,
-    /// Whether a token sees nothing of the other documents in its row. Batches then have the side input [`DOCUMENTS`].
+    /// Whether a token sees nothing of the other documents in its row. Batches then have the side input
+    /// [`DOCUMENTS`].
     pub packed: bool,
-    /// Whether positions begin again at 0 in each document, if tokens see nothing of the others. Batches then have the
-    /// side input [`POSITIONS`].
+    /// Whether positions begin again at 0 in each document, if tokens see nothing of the others. Batches then
+    /// have the side input [`POSITIONS`].
     pub restart_positions: bool,
 }
 

@@ -75,7 +75,8 @@ fn search(
     }
     let matcher = glob.compile_matcher();
     let walk = WalkBuilder::new(non_empty(start))
-        // The files that a run reads depend on the folder only, not on settings of the user or of folders above it.
+        // The files that a run reads depend on the folder only, not on settings of the user or of folders
+        // above it.
         .parents(false)
         .git_global(false)
         .git_exclude(false)

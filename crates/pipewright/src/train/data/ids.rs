@@ -1,4 +1,5 @@
-//! Token ids in as few bytes as the vocabulary allows, so that the ids of a text take no more memory than the text.
+//! Token ids in as few bytes as the vocabulary allows, so that the ids of a text take no more memory than the
+//! text.
 
 /// Token ids in one, two or four bytes each.
 #[derive(Clone, Debug)]

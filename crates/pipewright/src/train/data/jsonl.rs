@@ -42,7 +42,8 @@ pub(super) fn read(
     Ok(ids)
 }
 
-/// Returns the first line without the byte-order mark that some editors write. A file of another format is refused.
+/// Returns the first line without the byte-order mark that some editors write. A file of another format is
+/// refused.
 fn first_line<'a>(path: &Path, line: &'a [u8]) -> Result<&'a [u8], DataError> {
     if content::is_lfs_pointer(line) {
         return Err(DataError::LfsPointer { path: path.to_owned() });

@@ -1,4 +1,5 @@
-//! The memory that training data may take, so that too much data causes an error and does not end the process.
+//! The memory that training data may take, so that too much data causes an error and does not end the
+//! process.
 
 use std::path::Path;
 

@@ -1,8 +1,8 @@
 //! Training data: text or token files become rows of token ids, and rows become batches.
 //!
-//! Patterns name `files`. A reader for each kind of file (`text`, `jsonl`, `tokenizer`) turns them into compact `ids`,
-//! and [`TokenRows`] returns rows in an `order` that a [`Cursor`] can resume. There are no tensors here: a [`TokenBatch`] is
-//! plain numbers, and the caller copies them to a device.
+//! Patterns name `files`. A reader for each kind of file (`text`, `jsonl`, `tokenizer`) turns them into
+//! compact `ids`, and [`TokenRows`] returns rows in an `order` that a [`Cursor`] can resume. There are no
+//! tensors here: a [`TokenBatch`] is plain numbers, and the caller copies them to a device.
 //!
 //! ```
 //! use pipewright::train::data::{DataConfig, Tokenizer};

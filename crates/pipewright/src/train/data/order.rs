@@ -1,7 +1,8 @@
 //! The order of rows in an epoch: a permutation that depends only on the seed and the number of the epoch.
 //!
-//! The shuffle of Fisher and Yates (Knuth, The Art of Computer Programming, volume 2, algorithm P) over ChaCha8. The
-//! shuffle is written out here, because a resumed run must find the same order with any version of any library.
+//! The shuffle of Fisher and Yates (Knuth, The Art of Computer Programming, volume 2, algorithm P) over
+//! ChaCha8. The shuffle is written out here, because a resumed run must find the same order with any version
+//! of any library.
 
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
@@ -21,8 +22,8 @@ pub(super) fn permutation(seed: u64, epoch: u64, rows: u32) -> Vec<u32> {
     order
 }
 
-/// Returns a number below `bound`, each equally likely. Draws of the incomplete last round of `bound` numbers are
-/// discarded.
+/// Returns a number below `bound`, each equally likely. Draws of the incomplete last round of `bound` numbers
+/// are discarded.
 fn below(random: &mut impl Rng, bound: u32) -> u32 {
     let round = u32::MAX - u32::MAX % bound;
     loop {

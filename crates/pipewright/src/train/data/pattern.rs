@@ -1,4 +1,5 @@
-//! A pattern of paths, split into the folder where the search starts and the glob that paths below it must match.
+//! A pattern of paths, split into the folder where the search starts and the glob that paths below it must
+//! match.
 //!
 //! ```text
 //! src/**/*.rs   ->  start src, glob **/*.rs

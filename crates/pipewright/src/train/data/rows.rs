@@ -42,7 +42,8 @@ pub struct DataIdentity {
     pub shuffle_seed: Option<u64>,
     /// The BLAKE3 hash of the token ids, in hexadecimal.
     pub hash: String,
-    /// Where documents begin, and whether a token sees other documents in its row; left out without documents.
+    /// Where documents begin, and whether a token sees other documents in its row; left out without
+    /// documents.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub documents: Option<Documents>,
 }
@@ -106,17 +107,19 @@ impl TokenRows {
         })
     }
 
-    /// Splits the last `share` of the data off, a number between 0 and 1, and returns both parts. No id is in both. The
-    /// second part is not shuffled. Either may have too few rows for a batch, which the caller checks.
+    /// Splits the last `share` of the data off, a number between 0 and 1, and returns both parts. No id is in
+    /// both. The second part is not shuffled. Either may have too few rows for a batch, which the caller
+    /// checks.
     ///
     /// # Errors
-    /// When a part has more rows than an epoch can number, or when the rows of a text have side inputs, which would not
-    /// belong to the rows of the second part.
+    /// When a part has more rows than an epoch can number, or when the rows of a text have side inputs, which
+    /// would not belong to the rows of the second part.
     pub fn hold_out(mut self, share: f64) -> Result<(Self, Self), DataError> {
         if self.side.is_some() && matches!(self.stride, Stride::Overlapping) {
             return Err(DataError::SideOfText);
         }
-        // Rows of a text may begin anywhere, so any number of ids can be held out; other rows are held out as a whole.
+        // Rows of a text may begin anywhere, so any number of ids can be held out; other rows are held out as
+        // a whole.
         let unit = match self.stride {
             Stride::Disjoint => self.stride.length(self.seq_len),
             Stride::Overlapping => 1,
@@ -157,7 +160,8 @@ impl TokenRows {
 
     /// Returns the next `rows` rows; the first row of the next epoch follows the last row of an epoch.
     ///
-    /// Returns an empty batch if there are no rows, which [`DataConfig::open`] accepts only for empty batches.
+    /// Returns an empty batch if there are no rows, which [`DataConfig::open`] accepts only for empty
+    /// batches.
     pub fn next_batch(&mut self, rows: usize) -> TokenBatch {
         let rows = if self.rows == 0 { 0 } else { rows };
         let mut inputs = Vec::with_capacity(rows * self.seq_len);
@@ -200,8 +204,8 @@ impl TokenRows {
         }
     }
 
-    /// Returns the entropy of the tokens' frequencies, in nats. This is the loss of a prediction that uses only the
-    /// frequency of each token. Reads all ids.
+    /// Returns the entropy of the tokens' frequencies, in nats. This is the loss of a prediction that uses
+    /// only the frequency of each token. Reads all ids.
     pub fn frequency_entropy(&self) -> f64 {
         let all = self.tokens() as f64;
         let part = |count: u64| {

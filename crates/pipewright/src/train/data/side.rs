@@ -1,5 +1,5 @@
-//! The companion of a file of token rows: a safetensors file with a tensor for each side input, whose first dimension
-//! has an entry for each row.
+//! The companion of a file of token rows: a safetensors file with a tensor for each side input, whose first
+//! dimension has an entry for each row.
 
 use std::path::{Path, PathBuf};
 
@@ -66,8 +66,8 @@ impl SideRows {
     /// Reads a file. Numbers may be of the types I64, I32, U8 and BOOL, and must fit 32 bits.
     ///
     /// # Errors
-    /// When the file cannot be read or is not a safetensors file, or when a tensor has numbers of another type or no
-    /// rows.
+    /// When the file cannot be read or is not a safetensors file, or when a tensor has numbers of another
+    /// type or no rows.
     pub fn read(path: &Path) -> Result<Self, SideError> {
         let bytes =
             read_regular(path, LARGEST).map_err(|source| SideError::Io { path: path.to_owned(), source })?;

@@ -1,7 +1,8 @@
 //! Reads text files through a `tokenizer.json` in Hugging Face's format; needs the feature `tokenizers`.
 //!
-//! A file's text is one document. It is tokenized as a whole, because cutting it would change the tokens at the cut, and with the
-//! special tokens that the tokenizer puts around a text, such as the one that begins it. While a file is read, its tokens take many times the memory of its text.
+//! A file's text is one document. It is tokenized as a whole, because cutting it would change the tokens at
+//! the cut, and with the special tokens that the tokenizer puts around a text, such as the one that begins
+//! it. While a file is read, its tokens take many times the memory of its text.
 
 use std::path::{Path, PathBuf};
 
@@ -14,8 +15,8 @@ use crate::train::data::text;
 #[cfg(feature = "tokenizers")]
 const LARGEST_TOKENIZER: u64 = 1 << 29;
 
-/// Bytes of memory that each byte of a file's text takes while the file is tokenized: a token has about four bytes of
-/// text, and the library keeps about a hundred bytes for it.
+/// Bytes of memory that each byte of a file's text takes while the file is tokenized: a token has about four
+/// bytes of text, and the library keeps about a hundred bytes for it.
 const MEMORY_OF_A_BYTE: u64 = 32;
 
 /// A tokenizer that was read from a file. There is none without the feature `tokenizers`.
@@ -90,7 +91,8 @@ impl Encoder {
         Ok(Self { path: path.to_owned(), tokenizer: Box::new(tokenizer) })
     }
 
-    /// Returns the token ids of a text; errors call it `name`. With `special`, the tokenizer adds its special tokens.
+    /// Returns the token ids of a text; errors call it `name`. With `special`, the tokenizer adds its special
+    /// tokens.
     pub(super) fn encode(
         &self,
         text: &str,

@@ -6,8 +6,8 @@
 //! and sends each message that fits to them ([`Way::Posted`](super::calls::Way)). A longer message is
 //! announced, as the first one was, and its size counts from then on.
 //!
-//! **A larger size.** The posted receives are cancelled, and posted again with the larger size when they are done. The rank
-//! gets the size when all of them have it, so no message is longer than its receive.
+//! **A larger size.** The posted receives are cancelled, and posted again with the larger size when they are
+//! done. The rank gets the size when all of them have it, so no message is longer than its receive.
 
 use std::collections::{BTreeMap, VecDeque};
 

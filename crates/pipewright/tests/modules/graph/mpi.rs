@@ -1,5 +1,5 @@
-//! Skip connections between processes: this program starts itself under `mpirun`, and every process compares its
-//! results with the results of threads, to the bit.
+//! Skip connections between processes: this program starts itself under `mpirun`, and every process compares
+//! its results with the results of threads, to the bit.
 
 #[path = "../../mpirun/mod.rs"]
 mod mpirun;
@@ -17,8 +17,8 @@ use pipewright_schedule::Recompute;
 use support::program;
 use unet::{MICROBATCHES, in_stages, launch_with, train, train_on};
 
-/// Schedules and their ranks, which skip connections cross in messages of their own; in more processes there are
-/// replicas.
+/// Schedules and their ranks, which skip connections cross in messages of their own; in more processes there
+/// are replicas.
 const TASKS: [(u32, &str); 5] = [
     (3, "1f1b 3"),
     (4, "1f1b 4"),

@@ -1,5 +1,5 @@
-//! Outputs of the last stage and gradients of inputs in pipelines of tensor ranks equal the results of one rank. Outputs may
-//! be whole on every rank, or split over the ranks.
+//! Outputs of the last stage and gradients of inputs in pipelines of tensor ranks equal the results of one
+//! rank. Outputs may be whole on every rank, or split over the ranks.
 
 use burn::module::{Module, Param};
 use burn::tensor::{Device, Tensor, TensorData, Tolerance};

@@ -136,7 +136,8 @@ fn the_loss_scale_of_f16_is_not_in_the_gradients() {
     found.assert_approx_eq::<f32>(&expected, Tolerance::rel_abs(5e-2, 5e-4));
 }
 
-/// A pipeline whose first stage takes a transposed tensor, a table for all rows, ids, and a tensor that it does not use.
+/// A pipeline whose first stage takes a transposed tensor, a table for all rows, ids, and a tensor that it
+/// does not use.
 fn launch_several() -> Pipeline {
     let make = |stage: StageIndex| -> Result<Stage, std::convert::Infallible> {
         Ok(match stage.get() {

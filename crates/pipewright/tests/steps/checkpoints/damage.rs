@@ -83,8 +83,8 @@ fn a_missing_manifest_is_reported() {
     check_damage(remove, is_missing, &["manifest.json", "missing"]);
 }
 
-/// Returns rank 0 of a pipeline that holds all layers, and rank 1 of another that has taken `steps` steps and holds
-/// half of them.
+/// Returns rank 0 of a pipeline that holds all layers, and rank 1 of another that has taken `steps` steps and
+/// holds half of them.
 fn overlapping_ranks(steps: u64) -> [RankState; 2] {
     let (mut whole, mut halves) = (launch("1f1b", 1, adamw()), launch("1f1b", 2, adamw()));
     take_steps(&mut halves, 0..steps);

@@ -50,7 +50,8 @@ fn a_folder_has_one_owner() {
     CheckpointFolder::own(scratch.path()).expect("no process owns it");
 }
 
-/// Saves step 1, then changes the folder with `change` and saves step 2. Returns the error and the scratch folder.
+/// Saves step 1, then changes the folder with `change` and saves step 2. Returns the error and the scratch
+/// folder.
 fn save_into_a_changed_folder(change: impl Fn(&Path, &Path)) -> (CheckpointError, TempDir) {
     let scratch = folder();
     let [path, aside] = ["checkpoints", "aside"].map(|name| scratch.path().join(name));

@@ -110,8 +110,8 @@ fn a_parameter_of_another_process_ends_the_checkpoint_at_once() {
     assert!(began.elapsed() < DEADLINE);
 }
 
-/// Writes NaN and infinity over the first elements of a file's first tensor, and corrects the manifest, as a program would
-/// that does not look.
+/// Writes NaN and infinity over the first elements of a file's first tensor, and corrects the manifest, as a
+/// program would that does not look.
 fn ruin_file(checkpoint: &Path, numbers: &[f32]) {
     let path = checkpoint.join("rank-0000.safetensors");
     let mut bytes = fs::read(&path).expect("a file");

@@ -1,4 +1,5 @@
-//! The loss scale in f16: updates that are skipped, the scale's way down and up, and its place in checkpoints.
+//! The loss scale in f16: updates that are skipped, the scale's way down and up, and its place in
+//! checkpoints.
 
 use std::sync::Arc;
 
