@@ -28,6 +28,10 @@ const STANDARD: Size = Size { columns: 80, rows: 24 };
 /// the first column. A terminal that erases everything from its first character may move the text to its
 /// scrollback first, as tmux does (`scroll-on-clear`); each frame would then stay there.
 const CLEAR: &str = "\r\x1b[K\x1b[C\x1b[J\r";
+/// While a frame is written, the terminal cuts off long lines instead of wrapping them. A terminal that has become narrower
+/// since the frame was composed would otherwise show more rows than the frame has lines.
+const CUT_LINES: &str = "\x1b[?7l";
+const WRAP_LINES: &str = "\x1b[?7h";
 /// The most lines of a frame.
 const MOST_LINES: usize = 16;
 
@@ -149,7 +153,7 @@ impl Screen {
     fn leave_frame(&mut self) {
         let frame = std::mem::take(&mut self.frame);
         if !frame.is_empty() {
-            write(&format!("{CLEAR}{}\n", frame.join("\n")));
+            write(&format!("{CLEAR}{CUT_LINES}{}{WRAP_LINES}\n", frame.join("\n")));
             LINES_DRAWN.store(0, Ordering::Relaxed);
         }
     }
@@ -157,8 +161,7 @@ impl Screen {
 
 /// Returns the lines, followed by the codes that move the cursor back to the first line.
 fn frame_text(lines: &[String]) -> String {
-    let mut text = lines.join("\n");
-    text.push('\r');
+    let mut text = format!("{CUT_LINES}{}{WRAP_LINES}\r", lines.join("\n"));
     if lines.len() > 1 {
         write!(text, "\x1b[{}A", lines.len() - 1).expect("a string takes all text");
     }

@@ -2,6 +2,7 @@
 //! ended, failed or been stopped.
 #![cfg(unix)]
 
+mod emulator;
 mod pty;
 mod resize;
 #[path = "../scratch/mod.rs"]

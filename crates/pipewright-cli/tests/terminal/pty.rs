@@ -14,6 +14,8 @@ use rustix::process::{ioctl_tiocsctty, setsid};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{Winsize, tcsetwinsize};
 
+use crate::emulator::Emulator;
+
 /// The longest time that a test waits.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// The number of rows of the terminal: enough for all output of a test.
@@ -29,7 +31,7 @@ pub(crate) struct Terminal {
 
 /// The output of the command so far.
 struct Seen {
-    emulator: vt100::Parser,
+    emulator: Emulator,
     bytes: Vec<u8>,
     is_over: bool,
 }
@@ -56,7 +58,7 @@ impl Terminal {
         }
         let child = command.spawn().expect("the binary starts");
         drop((command, inside));
-        let emulator = vt100::Parser::new(ROWS, columns, 0);
+        let emulator = Emulator::new(ROWS, columns);
         let seen = Arc::new(Mutex::new(Seen { emulator, bytes: Vec::new(), is_over: false }));
         let outside = File::from(outside);
         let (reader, shared) = (outside.try_clone().expect("a descriptor"), seen.clone());
@@ -67,7 +69,7 @@ impl Terminal {
     /// Changes the width of the terminal, as if a person resized its window.
     pub(crate) fn resize(&self, columns: u16) {
         let mut seen = self.seen();
-        seen.emulator.screen_mut().set_size(ROWS, columns);
+        seen.emulator.resize(ROWS, columns);
         set_size(&self.outside, columns);
     }
 
