@@ -2,7 +2,9 @@
 
 use burn::tensor::{Bool, Device, Int, Tensor};
 
-use super::{Merge, SplitError, SplitRule, SplitSpec, merge, merge_by, split};
+use pipewright_schedule::Slices;
+
+use super::{Batch, Merge, SplitError, SplitRule, SplitSpec, merge, merge_by, split};
 use crate::tensor::{ValueKind, Values, pack, unpack};
 
 type Nest = (Tensor<2>, (Tensor<3>, Tensor<1, Int>));
@@ -149,4 +151,11 @@ fn outputs_that_differ_do_not_join() {
     let device = Device::flex();
     let parts = vec![pack(Tensor::<2>::zeros([2, 3], &device)), pack(Tensor::<2>::zeros([2, 4], &device))];
     assert!(matches!(merge(parts), Err(SplitError::Unjoinable { tensor: 0, microbatch: 1, .. })));
+}
+
+#[test]
+fn a_whole_microbatch_counts_as_one_slice_even_if_all_its_ids_are_ignored() {
+    let ids = Tensor::<1, Int>::from_data([-1, -1, 3, 4], &Device::flex());
+    let batch = Batch::split((), ids, 2).and_then(|batch| batch.ignoring(-1)).expect("two targets count");
+    assert_eq!(batch.slice_shares(Slices::new(1).expect("not 0")), [1.0, 1.0]);
 }

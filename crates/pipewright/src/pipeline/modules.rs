@@ -96,7 +96,8 @@ impl Pipeline {
     /// # Errors
     /// When no module is at this place, it has another type, two places of the stage would hold one
     /// parameter, the ranks that compute the stage together cannot hold a parameter as it says, a layer does
-    /// not compute in the pipeline's precision, or accumulated gradients wait for an update; nothing is
+    /// not compute in the pipeline's precision or cannot run the schedule's slices, or accumulated gradients
+    /// wait for an update; nothing is
     /// changed then, and with several processes only those that have the module report it. When the
     /// parameters that stages share no longer agree, or `change` panics, the pipeline takes no further step.
     pub fn change_module<M: Module + 'static>(

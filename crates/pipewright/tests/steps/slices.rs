@@ -8,7 +8,7 @@ use burn::tensor::{Device, Int, Tensor, TensorData, Tolerance, activation};
 use pipewright::batch::{Batch, SplitRule};
 use pipewright::hook::{ActionHook, BackwardRun, ForwardRun};
 use pipewright::nn::{Linear, weighted_cross_entropy, weights_of_valid};
-use pipewright::pipeline::{Layers, Pipeline, PipelineBuilder, StepSummary};
+use pipewright::pipeline::{Layers, Pipeline, PipelineBuilder, PipelineConfig, StepSummary};
 use pipewright::stage::{StageContext, StageError, StageModule};
 use pipewright::tensor::unpack;
 use pipewright_schedule::{Recompute, ScheduleSpec, Slices};
@@ -302,6 +302,23 @@ fn settings_that_need_whole_microbatches_are_refused() {
     };
     let recomputed = builder(2, Some(2)).recompute(Recompute::Stage);
     assert_eq!(launch_error(recomputed), beside("recomputation (`recompute`)"));
+    let config = PipelineConfig { targets_for_all: true, ..PipelineConfig::default() };
+    let with_targets = builder(2, Some(2)).config(config).optimizer(optimizer());
+    assert_eq!(launch_error(with_targets), beside("targets for all stages (`targets_for_all`)"));
+}
+
+#[test]
+fn a_module_may_not_change_to_one_that_cannot_run_slices() {
+    let mut pipeline = builder(1, Some(2)).launch().expect("it starts");
+    let forget = |layer: Running| Running { runs_slices: false, ..layer };
+    let error = pipeline.change_module(0, forget).expect_err("it cannot run slices").to_string();
+    assert!(
+        error.contains(
+            "its module cannot run microbatches in 2 slices: of the layer `layers.0`: it has forgotten how"
+        ),
+        "{error}"
+    );
+    pipeline.step_batch(batch(0), 1e-2).expect("the module has not changed");
 }
 
 #[test]
