@@ -62,7 +62,7 @@ pub(crate) fn run(out: &mut impl Write) -> Result<(), Box<dyn Error>> {
     for (ranks, recompute) in [(1, Recompute::None), (2, Recompute::None), (4, Recompute::Stage)] {
         let [first, second, evaluation] = losses(ranks, recompute.clone())?;
         let how = if recompute == Recompute::None { "" } else { ", forwards computed twice" };
-        writeln!(out, "{ranks} rank(s){how}: losses {first:.9} {second:.9}, evaluation {evaluation:.9}")?;
+        writeln!(out, "ranks {ranks}{how}: losses {first:.9} {second:.9}, evaluation {evaluation:.9}")?;
     }
     Ok(())
 }

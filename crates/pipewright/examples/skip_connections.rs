@@ -68,7 +68,7 @@ pub(crate) fn run(out: &mut impl Write) -> Result<(), Box<dyn Error>> {
         }
         let stages = pipeline.program().placement().stages();
         let (first, last) = (losses[0], losses[9]);
-        writeln!(out, "{schedule} on {ranks} rank(s), {stages} stage(s): loss {first:.6}, then {last:.6}")?;
+        writeln!(out, "{schedule}, ranks {ranks}, stages {stages}: loss {first:.6}, then {last:.6}")?;
     }
     Ok(())
 }

@@ -475,7 +475,7 @@ fn wrong_values_are_named_with_their_block() {
     });
     assert!(
         text.ends_with(
-            "0F0: the function left 0 output(s), and the stage returned 1: replace outputs one by one"
+            "0F0: the function left 0 outputs, and the stage returned 1: replace outputs one by one"
         ),
         "{text}"
     );
@@ -518,7 +518,7 @@ fn wrong_gradients_are_named_with_their_block() {
         run.set_gradients(Vec::new());
         run.run_block()
     });
-    assert!(text.ends_with("block 2 of 1I0: 0 gradient(s) arrived for 1 output(s)"), "{text}");
+    assert!(text.ends_with("block 2 of 1I0: 0 gradients arrived for 1 output"), "{text}");
     let text = backward_failure(|run| {
         run.run_block()?;
         let half = Tensor::<2>::zeros([ROWS, WIDTH], (&Device::flex(), DType::F16));
@@ -606,7 +606,7 @@ fn gradients_that_a_function_leaves_out_are_an_error_in_every_step() {
         assert_eq!(
             error.to_string(),
             format!(
-                "step {}: rank 1, stage 1, microbatch 0, action 1I0: the function left 0 gradient(s), and the backward \
+                "step {}: rank 1, stage 1, microbatch 0, action 1I0: the function left 0 gradients, and the backward \
                  returned 1: replace gradients one by one",
                 step + 1
             )

@@ -145,7 +145,7 @@ fn static_metadata_is_checked_from_the_first_microbatch() {
     let config = with(Metadata::Static { stages: vec![two] }, CheckMetadata::FirstStep);
     let error = mismatch(launch("1f1b", &config).expect("it starts").step_batch(brought([1; 4]), 1e-2));
     assert_eq!(error.mismatch, Mismatch::Count);
-    assert_eq!((error.sent.as_str(), error.expected.as_str()), ("1 tensor(s)", "2 tensor(s)"));
+    assert_eq!((error.sent.as_str(), error.expected.as_str()), ("1 tensor", "2 tensors"));
     let wrong = vec![TensorSpec::of_rows(DType::F64, [WIDTH])];
     let config = with(Metadata::Static { stages: vec![wrong] }, CheckMetadata::FirstStep);
     let error = mismatch(launch("1f1b", &config).expect("it starts").step_batch(brought([1; 4]), 1e-2));

@@ -58,3 +58,13 @@ fn messages() {
 fn documents() {
     check(&passages("md", of_markdown), Kind::Document);
 }
+
+/// `pipewright_schedule::words::counted` gives a number its noun.
+#[test]
+fn no_message_leaves_the_plural_open() {
+    for (file, Passage { line, text, .. }) in
+        passages("rs", of_rust).iter().chain(&passages("md", of_markdown))
+    {
+        assert!(!text.contains("(s) "), "{file}:{line}: choose between singular and plural: {text}");
+    }
+}

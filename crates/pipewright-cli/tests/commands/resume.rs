@@ -383,6 +383,17 @@ fn a_run_that_was_killed_before_its_first_checkpoint_starts_again() {
 }
 
 #[test]
+fn a_resumed_run_says_that_its_pipeline_is_never_full() {
+    let run = Run::new();
+    run.train(&["run.steps=1"]);
+    let arguments = ["resume", "out", "--set", "run.steps=2", "--set", "pipeline.ranks=4"];
+    let output = run.command(&[&arguments[..], &["--set", "pipeline.microbatches=2"]].concat());
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(0), "{said}");
+    assert_eq!(said.matches("2 microbatches cannot fill the pipeline of 4 ranks").count(), 1, "{said}");
+}
+
+#[test]
 fn a_run_goes_on_wherever_it_was_moved() {
     let run = Run::new();
     run.train(&["run.steps=4", "run.checkpoint_every=2"]);

@@ -6,6 +6,7 @@
 //! not know something takes it from the others. [`StepForms`] merges what several ranks say. It keeps at most
 //! two values of each part, however many ranks there are.
 
+use pipewright_schedule::words::counted;
 use serde::{Deserialize, Serialize};
 
 use super::reduction::Reduction;
@@ -220,7 +221,7 @@ fn described_purpose(purpose: &Purpose) -> String {
 
 fn described_sizes(what: &str, Sizes { by_microbatch, .. }: &Sizes) -> String {
     let rows: u64 = by_microbatch.iter().sum();
-    format!("{rows} row(s) of {what}, by microbatch {}", shown(by_microbatch))
+    format!("{} of {what}, by microbatch {}", counted(rows, "row"), shown(by_microbatch))
 }
 
 fn described_reduction(reduction: &Reduction) -> String {
@@ -328,21 +329,21 @@ mod tests {
         check(
             &[inputs(13), Batch::default(), targets(12)],
             Err(
-                "rank 0 has 13 row(s) of inputs, by microbatch [3, 2, 2, 2, 2, 2], and rank 2 has 12 row(s) of targets, by \
+                "rank 0 has 13 rows of inputs, by microbatch [3, 2, 2, 2, 2, 2], and rank 2 has 12 rows of targets, by \
                  microbatch [2, 2, 2, 2, 2, 2]",
             ),
         );
         check(
             &[both(13), both(12)],
             Err(
-                "rank 0 has 13 row(s) of inputs, by microbatch [3, 2, 2, 2, 2, 2], and rank 1 has 12 row(s) of inputs, by \
+                "rank 0 has 13 rows of inputs, by microbatch [3, 2, 2, 2, 2, 2], and rank 1 has 12 rows of inputs, by \
                  microbatch [2, 2, 2, 2, 2, 2]",
             ),
         );
         check(
             &[both(12), targets(18)],
             Err(
-                "rank 0 has 12 row(s) of targets, by microbatch [2, 2, 2, 2, 2, 2], and rank 1 has 18 row(s) of targets, by \
+                "rank 0 has 12 rows of targets, by microbatch [2, 2, 2, 2, 2, 2], and rank 1 has 18 rows of targets, by \
                  microbatch [3, 3, 3, 3, 3, 3]",
             ),
         );
@@ -395,7 +396,7 @@ mod tests {
         let forms: Vec<StepForms> = forms.collect();
         let merged = |forms: &[StepForms]| forms.iter().cloned().reduce(StepForms::merge).expect("a rank");
         let expected = merged(&forms).agree().expect_err("they differ");
-        assert!(expected.to_string().contains(", and rank 2 has 12 row(s) of inputs"), "{expected}");
+        assert!(expected.to_string().contains(", and rank 2 has 12 rows of inputs"), "{expected}");
         for middle in 1..forms.len() {
             let (earlier, later) = forms.split_at(middle);
             assert_eq!(merged(earlier).merge(merged(later)).agree(), Err(expected.clone()));

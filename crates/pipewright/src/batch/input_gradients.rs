@@ -5,6 +5,7 @@
 //! joins these to gradients of the whole inputs. They have the scale of the parameters' gradients: they
 //! belong to the loss of the step.
 
+use pipewright_schedule::words::counted;
 use std::sync::Arc;
 
 use burn::tensor::{DType, Tensor};
@@ -48,7 +49,8 @@ pub enum InputGradientError {
     },
     /// The batch has no input with this number.
     #[error(
-        "the gradient of input {input} is asked for, and there are {inputs} input(s), counted from 0: ask for inputs that exist"
+        "the gradient of input {input} is asked for, and the batch has {}, counted from 0: ask for inputs that exist",
+        counted(*.inputs, "input")
     )]
     NoInput {
         /// The number that was asked for.

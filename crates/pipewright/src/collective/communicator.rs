@@ -1,5 +1,6 @@
 //! Collectives that block until a deadline, for code that has a rank's thread to itself.
 
+use pipewright_schedule::words::counted;
 use std::time::{Duration, Instant};
 
 use burn::tensor::{DType, Device, Int, Shape, Tensor};
@@ -80,7 +81,7 @@ pub enum CollectiveError {
         rank: WorldRank,
     },
     /// The members' lists have different lengths.
-    #[error("{own} tensor(s) here and {other} on rank {rank}: all members pass the same number")]
+    #[error("{} here and {other} on rank {rank}: all members pass the same number", counted(*.own, "tensor"))]
     Count {
         /// Tensors here.
         own: usize,
@@ -90,7 +91,7 @@ pub enum CollectiveError {
         rank: WorldRank,
     },
     /// The number of parts is not the number of members.
-    #[error("{found} part(s) for {expected} members: pass one for each")]
+    #[error("{} for {expected} members: pass one for each", counted(*.found, "part"))]
     MemberCount {
         /// Tensors given.
         found: usize,

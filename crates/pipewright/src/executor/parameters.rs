@@ -307,11 +307,11 @@ mod tests {
         assert_eq!(indices, [1, 0, 2]);
         let refused = |second: ListedParameter, shards: &str| {
             let error = check_layers(&[of_layer(0, 0, 0, 2), second]).expect_err("another cut").to_string();
-            let expected = format!("stages 0 and 1 cut the parameter `head` into 2 and {shards} shard(s)");
+            let expected = format!("stages 0 and 1 cut the parameter `head` into 2 and {shards}");
             assert!(error.starts_with(&expected), "{error}");
         };
-        refused(of_layer(0, 1, 1, 3), "3");
-        refused(listed(0, 1, 0, "head", None), "1");
+        refused(of_layer(0, 1, 1, 3), "3 shards");
+        refused(listed(0, 1, 0, "head", None), "1 shard");
         assert!(find_shared(&[of_layer(0, 0, 1, 2), of_layer(1, 1, 1, 2)]).is_err(), "twice the same");
     }
 

@@ -127,8 +127,14 @@ mod tests {
     fn a_parameter_is_on_one_rank_or_on_all() {
         assert_eq!(check_of(Placement::ON_ONE_RANK, &[(&[4], 1)], 3), Ok(()));
         let error = check(Placement::ON_ONE_RANK, &[(&[4], 1), (&[4], 1)]).expect_err("both have it");
-        assert!(error.starts_with("2 tensor rank(s) of stage 2 hold `up.weight`, and 1 should"), "{error}");
+        assert!(
+            error.starts_with("`up.weight` is on 2 tensor ranks of stage 2, and should be on 1"),
+            "{error}"
+        );
         let error = check_of(Placement::REPLICATED, &[(&[4], 1)], 2).expect_err("one does not have it");
-        assert!(error.starts_with("1 tensor rank(s) of stage 2 hold `up.weight`, and 2 should"), "{error}");
+        assert!(
+            error.starts_with("`up.weight` is on 1 tensor rank of stage 2, and should be on 2"),
+            "{error}"
+        );
     }
 }

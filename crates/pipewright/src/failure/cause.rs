@@ -1,5 +1,6 @@
 //! A failed step, and its cause.
 
+use pipewright_schedule::words::counted;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -190,8 +191,9 @@ pub enum Cause {
     },
     /// Layers have shards of one parameter, and cut it in different ways.
     #[error(
-        "stages {} and {} cut the parameter `{parameter}` into {} and {} shard(s): name the same number in \
-         `StageModule::placement` of all layers that have a shard of it", .stages.0, .stages.1, .shards.0, .shards.1
+        "stages {} and {} cut the parameter `{parameter}` into {} and {}: name the same number in \
+         `StageModule::placement` of all layers that have a shard of it",
+        .stages.0, .stages.1, .shards.0, counted(.shards.1, "shard")
     )]
     LayerShards {
         /// The path.
@@ -233,8 +235,9 @@ pub enum Cause {
     },
     /// More or fewer ranks of a tensor group hold a parameter than the placement says.
     #[error(
-        "{} tensor rank(s) of stage {stage} hold `{parameter}`, and {} should: give each rank its part, or name \
-         `Placement::ON_ONE_RANK` in `StageModule::placement` on the one rank that holds it", .ranks.0, .ranks.1
+        "`{parameter}` is on {} of stage {stage}, and should be on {}: give each rank its part, or name \
+         `Placement::ON_ONE_RANK` in `StageModule::placement` on the one rank that holds it",
+        counted(.ranks.0, "tensor rank"), .ranks.1
     )]
     ShardHolders {
         /// The stage.

@@ -15,7 +15,7 @@ use super::operation::{CpuTensor, Operation, cpu_tensor, elements, indices, on_c
 pub fn cross_entropy(logits: Tensor<2>, targets: Tensor<1, Int>) -> Tensor<1> {
     let [rows, vocabulary] = logits.dims();
     let [found] = targets.dims();
-    assert!(found == rows, "cross_entropy takes a target for each of {rows} row(s), got {found}");
+    assert!(found == rows, "cross_entropy takes one target for each row, got {found} for {rows}");
     let Some(([logits], tape)) = on_cpu([logits.clone().into_dispatch()]) else {
         return composed(logits, targets);
     };

@@ -89,8 +89,8 @@ pub enum PipelineError {
     EvaluationPlacement,
     /// The program of evaluations cuts microbatches into another number of slices.
     #[error(
-        "the program of evaluations cuts microbatches into {found} slice(s), and the program into {expected}: use the same \
-         number"
+        "the program of evaluations cuts microbatches into {}, and the program into {expected}: use the same number",
+        counted(.found.get(), "slice")
     )]
     EvaluationSlices {
         /// The slices of the program of evaluations.

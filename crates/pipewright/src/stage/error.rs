@@ -1,5 +1,6 @@
 //! The errors of a stage.
 
+use pipewright_schedule::words::counted;
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
@@ -34,7 +35,8 @@ pub enum StageError {
     ElementType(Box<ElementTypeError>),
     /// A layer of a graph returned a number of tensors that differs from the graph.
     #[error(
-        "the layer `{layer}` returned {found} tensor(s), and the graph says {expected}: see `node_with_outputs`"
+        "the layer `{layer}` returned {}, and the graph says {expected}: see `node_with_outputs`",
+        counted(*.found, "tensor")
     )]
     LayerOutputs {
         /// The layer's node.
@@ -46,9 +48,9 @@ pub enum StageError {
     },
     /// The ranks of a tensor group cannot hold a parameter as its module says.
     #[error(
-        "the parameter `{parameter}` of shape {shape:?} is cut into {shards} shard(s) along dimension {dimension} for \
-         {tensor_ranks} tensor rank(s): the number of shards must divide the number of ranks, a layer's own shard must be one of \
-         them and needs a single rank, and the dimension must exist (`StageModule::placement`)"
+        "the parameter `{parameter}` of shape {shape:?} is cut into {} along dimension {dimension} for {}: the number of shards must divide the number of ranks, a layer's own shard must be one of \
+         them and needs a single rank, and the dimension must exist (`StageModule::placement`)",
+        counted(*.shards, "shard"), counted(*.tensor_ranks, "tensor rank")
     )]
     Placement {
         /// The parameter.
@@ -150,7 +152,7 @@ pub enum StageError {
         parameter: Arc<str>,
     },
     /// The number of gradients differs from the number of outputs.
-    #[error("{gradients} gradient(s) arrived for {outputs} output(s)")]
+    #[error("{} arrived for {}", counted(*.gradients, "gradient"), counted(*.outputs, "output"))]
     GradientCount {
         /// The number of outputs that the forward returned.
         outputs: usize,
@@ -246,7 +248,8 @@ pub enum StageError {
     },
     /// A function that runs an action left another number of outputs than its stage returns.
     #[error(
-        "the function left {found} output(s), and the stage returned {expected}: replace outputs one by one"
+        "the function left {}, and the stage returned {expected}: replace outputs one by one",
+        counted(*.found, "output")
     )]
     OutputCount {
         /// The number of outputs that the function left.
@@ -256,7 +259,8 @@ pub enum StageError {
     },
     /// A function that runs a backward left another number of gradients than the backward returns.
     #[error(
-        "the function left {found} gradient(s), and the backward returned {expected}: replace gradients one by one"
+        "the function left {}, and the backward returned {expected}: replace gradients one by one",
+        counted(*.found, "gradient")
     )]
     GradientsLeft {
         /// The number of gradients that the function left.
@@ -305,7 +309,8 @@ pub enum StageError {
     },
     /// A function gave another number of tensors than the stage has parameters.
     #[error(
-        "the function gave {found} tensor(s), and the stage has {expected} parameter(s): give one for each path"
+        "the function gave {}, and the stage has {}: give one for each path",
+        counted(*.found, "tensor"), counted(*.expected, "parameter")
     )]
     TensorsOfParameters {
         /// The number of tensors.

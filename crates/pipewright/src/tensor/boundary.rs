@@ -18,6 +18,7 @@
 //! ```
 
 use burn::tensor::{Bool, Int, Tensor, kind::Basic};
+use pipewright_schedule::words::counted;
 
 use super::value::{Value, ValueKind, Values};
 
@@ -89,7 +90,8 @@ pub enum BoundaryError {
     },
     /// More tensors arrived than the stage takes.
     #[error(
-        "{left} tensor(s) left over after {taken}: the stage before returns more tensors than this one takes"
+        "{} left over after {taken}: the stage before returns more tensors than this one takes",
+        counted(*.left, "tensor")
     )]
     LeftOver {
         /// Tensors the stage took.

@@ -1,5 +1,6 @@
 //! The checks of the tensors at a stage's boundaries against their [`Metadata`].
 
+use pipewright_schedule::words::counted;
 use std::collections::{HashMap, HashSet};
 use std::fmt;
 
@@ -160,7 +161,7 @@ impl Boundaries {
             return Ok(());
         };
         if values.len() != specs.len() {
-            let [sent, expected] = [values.len(), specs.len()].map(|count| format!("{count} tensor(s)"));
+            let [sent, expected] = [values.len(), specs.len()].map(|count| counted(count, "tensor"));
             return Err(TensorMismatch { mismatch: Mismatch::Count, sent, expected });
         }
         compare(values.iter().map(Some), specs, Mismatch::Tensor)

@@ -36,7 +36,7 @@ fn check_replicas(schedule: &str, ranks: u32, replicas: u32) {
     let program = program(schedule, ranks, MICROBATCHES / replicas);
     let stages = program.placement().stages();
     let (found, expected) = (train(program, World::local(ranks * replicas)), one_stage(replicas));
-    let place = format!("{schedule}, {stages} stages on {ranks} ranks, {replicas} replica(s)");
+    let place = format!("{schedule}, {stages} stages on {ranks} ranks, replicas {replicas}");
     assert_eq!(found.0, expected.0, "{place}");
     assert_eq!(found.1.len(), expected.1.len(), "{place}");
     let differs = found.1.iter().zip(&expected.1).find(|(found, expected)| found != expected);

@@ -148,12 +148,12 @@ fn check_refused(batch_of: fn(u32) -> Batch, expected: &'static str) {
 fn batches_that_do_not_belong_together_are_an_error_with_both_sides() {
     check_refused(
         |rank| batch(part_of(rank), if rank == 3 { 12 } else { 13 }),
-        "rank 0 has 13 row(s) of inputs, by microbatch [4, 3, 3, 3], and rank 3 has 12 row(s) of targets, by microbatch \
+        "rank 0 has 13 rows of inputs, by microbatch [4, 3, 3, 3], and rank 3 has 12 rows of targets, by microbatch \
          [3, 3, 3, 3]: give every process the same batch",
     );
     check_refused(
         |rank| batch(Part::All, if rank == 2 { 14 } else { 13 }),
-        "rank 0 has 13 row(s) of inputs, by microbatch [4, 3, 3, 3], and rank 2 has 14 row(s) of inputs",
+        "rank 0 has 13 rows of inputs, by microbatch [4, 3, 3, 3], and rank 2 has 14 rows of inputs",
     );
     let weighted = |rank: u32| {
         let batch = batch(Part::All, 13).weighted([1.0, 1.0, 1.0, f64::from(1 + rank / 3)]);

@@ -143,7 +143,7 @@ fn packing_and_unpacking_keep_order_and_kind() {
     let (_, _, ids, _): Edge = unpack(values.clone()).expect("the same type");
     assert_eq!(ids.dims(), [2 * ROWS]);
     let error = unpack::<(Tensor<2>, Tensor<1>)>(values.clone()).expect_err("three are left over");
-    assert!(error.to_string().starts_with("3 tensor(s) left over after 2"), "{error}");
+    assert!(error.to_string().starts_with("3 tensors left over after 2"), "{error}");
     let error = unpack::<(Tensor<2>, Tensor<1, Int>)>(values).expect_err("the second is a float");
     assert!(
         error.to_string().starts_with("expected a int tensor of rank 1, found a float tensor of shape"),

@@ -119,7 +119,7 @@ fn other_programs_are_refused() {
     let own = parse_schedule("0F0,0F1\n1F0,1F1\n").expect("a schedule");
     let size = "the schedule has 2 eval_microbatches, and the builder was asked for 3";
     refused(builder("1f1b").eval_schedule(own).eval_microbatches(3), size);
-    let slices = "the program of evaluations cuts microbatches into 2 slice(s), and the program into 1";
+    let slices = "the program of evaluations cuts microbatches into 2 slices, and the program into 1";
     refused(builder("1f1b").eval_schedule("seq1f1b"), slices);
     let mut wrong = builder("1f1b").eval_microbatches(4).launch().expect("it starts");
     let batch_of = |count| pipewright::batch::Batch::split(batch(0, 8), batch(1, 8), count).expect("a batch");

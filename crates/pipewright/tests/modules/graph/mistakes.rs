@@ -86,5 +86,5 @@ fn a_layer_in_the_wrong_place_is_named() {
          takes"
     );
     let error = failure(Kind::Halves, 3).to_string();
-    assert!(error.starts_with("the layer `b` returned 2 tensor(s), and the graph says 3"), "{error}");
+    assert!(error.starts_with("the layer `b` returned 2 tensors, and the graph says 3"), "{error}");
 }

@@ -55,6 +55,6 @@ fn compare(task: &str) {
     let found = train_on(launch_with(program, world, Recompute::Stage));
     assert!(found == (steps, parameters), "{task}: rank {own} differs from threads");
     if own == WorldRank::new(0) {
-        mpirun::report(&format!("{schedule} on {ranks} ranks, {} replica(s)", mesh.data));
+        mpirun::report(&format!("{schedule} on {ranks} ranks, replicas {}", mesh.data));
     }
 }

@@ -252,7 +252,7 @@ fn functions_that_leave_something_out_are_named() {
     wrong(Arc::new(With { unshard: leave, reduce: sum, wait: nothing }), Sharded, not_gathered);
     let few = |run: &mut UnshardRun<'_>| run.set_parameters(Vec::new());
     // Both stages do so, and each has another number of parameters.
-    let expected = "the function gave 0 tensor(s), and the stage has ";
+    let expected = "the function gave 0 tensors, and the stage has ";
     wrong(Arc::new(With { unshard: few, reduce: sum, wait: nothing }), Sharded, expected);
     let rows = |run: &mut UnshardRun<'_>| run.set_parameters(run.rows()?);
     let shape = "which takes a float tensor of shape [";

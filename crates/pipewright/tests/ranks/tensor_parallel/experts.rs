@@ -203,10 +203,10 @@ fn a_module_that_names_another_placement_is_refused() {
     };
     refused(
         |tensor| (tensor.experts(EXPERTS), Placement::REPLICATED),
-        "1 tensor rank(s) of stage 0 hold `layers.0.experts.0.down_proj.weight`, and 2 should",
+        "`layers.0.experts.0.down_proj.weight` is on 1 tensor rank of stage 0, and should be on 2",
     );
     refused(
         |_| (0..EXPERTS, Placement::ON_ONE_RANK),
-        "2 tensor rank(s) of stage 0 hold `layers.0.experts.0.down_proj.weight`, and 1 should",
+        "`layers.0.experts.0.down_proj.weight` is on 2 tensor ranks of stage 0, and should be on 1",
     );
 }

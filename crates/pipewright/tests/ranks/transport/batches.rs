@@ -65,7 +65,7 @@ pub(super) fn train_on_parts() {
     };
     let error =
         pipeline.step_batch(part(5).expect("it splits"), 0.1).map(drop).expect_err("five rows and four");
-    let expected = "rank 0 has 5 row(s) of inputs, by microbatch [3, 2], and rank 1 has 4 row(s) of targets, by \
+    let expected = "rank 0 has 5 rows of inputs, by microbatch [3, 2], and rank 1 has 4 rows of targets, by \
                     microbatch [2, 2]";
     assert!(error.to_string().contains(expected), "{error}");
     let batch = part(7).expect("it splits").keep_input_gradients();

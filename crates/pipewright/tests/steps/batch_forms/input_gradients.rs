@@ -252,7 +252,7 @@ fn gradients_that_would_be_lost_are_refused() {
     assert!(refusal(&mut pipeline, side).starts_with("side input `mask` requires a gradient"));
     assert_eq!(
         refusal(&mut pipeline, split(x(), y()).keep_input_gradients_of([1])),
-        "the gradient of input 1 is asked for, and there are 1 input(s), counted from 0: ask for inputs that exist"
+        "the gradient of input 1 is asked for, and the batch has 1 input, counted from 0: ask for inputs that exist"
     );
     let error =
         pipeline.eval_batch(split(x(), y()).keep_input_gradients()).map(drop).expect_err("no gradients");
