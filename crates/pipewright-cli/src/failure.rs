@@ -8,10 +8,10 @@ use std::process::ExitCode;
 use miette::{Diagnostic, GraphicalReportHandler, GraphicalTheme, LabeledSpan, MietteDiagnostic, SourceCode};
 use pipewright::ids::WorldRank;
 pub(crate) use pipewright_schedule::error_text::with_causes as sentence;
+use pipewright_system::schedule_memory::OutOfMemory;
 
 use crate::config::{ConfigError, Problem};
 use crate::display::screen;
-use crate::schedules::memory::OutOfMemory;
 use crate::text::escape;
 
 /// The most mistakes in a configuration or a profile that are shown. The input may not be such a file at all.

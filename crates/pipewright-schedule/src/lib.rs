@@ -17,6 +17,7 @@ struct Readme;
 
 pub mod error_text;
 pub mod words;
+pub mod bytes;
 pub mod ids;
 pub mod slices;
 pub mod model;

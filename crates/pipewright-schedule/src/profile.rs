@@ -25,6 +25,8 @@ pub const MAX_PROFILE_BYTES: u64 = 1_000_000_000_000_000;
 pub const MAX_PROFILE_ROWS: u32 = 1_000_000;
 /// See [`MAX_PROFILE_ROWS`].
 pub const MAX_PROFILE_TOKENS: u32 = 1_000_000_000;
+/// The name of the processor in [`DeviceProfile::device`]. All ranks share its memory.
+pub const PROCESSOR: &str = "flex";
 /// The largest bandwidth in bytes per second.
 pub const MAX_BYTES_PER_SECOND: f64 = 1e18;
 
@@ -273,6 +275,19 @@ impl Profile {
     /// Returns every layer in the order of the model, with repetitions.
     pub fn each_layer(&self) -> impl Iterator<Item = &LayerProfile> {
         self.layers.iter().flat_map(|layer| std::iter::repeat_n(layer, layer.count as usize))
+    }
+
+    /// Returns the memory of each of `ranks` ranks in bytes, if the profile has it. A profile that was
+    /// measured with another number of ranks has the share of one of those ranks. The memory of a processor's
+    /// machine is divided by `ranks`.
+    pub fn memory_of_rank(&self, ranks: u32) -> Option<u64> {
+        let device = self.device.as_ref()?;
+        let memory = device.memory_bytes?;
+        let is_processor = device.device.as_deref().is_none_or(|name| name == PROCESSOR);
+        match device.ranks.filter(|_| is_processor) {
+            Some(measured) => Some(memory.saturating_mul(measured.into()) / u64::from(ranks.max(1))),
+            None => Some(memory),
+        }
     }
 
     /// Returns all values that a profile cannot have; nothing if it can be used.

@@ -5,6 +5,8 @@ use std::path::Path;
 /// The crates, and their folders whose files import each other in circles.
 const CRATES: &[(&str, &[&str])] = &[
     ("crates/pipewright-schedule", &[]),
+    ("crates/pipewright-system", &[]),
+    ("crates/pipewright-python", &[]),
     ("crates/pipewright-kernel", &["scan"]),
     (
         "crates/pipewright",

@@ -15,6 +15,7 @@ use pipewright_schedule::lower::ProgramSource;
 use pipewright_schedule::picture::{TimeUnit, computation_of};
 use pipewright_schedule::simulate::{Summary, logical, timed};
 use pipewright_schedule::{Action, Costs, Program, Recompute, Schedule, ScheduleSpec, Timeline, generate};
+use pipewright_system::schedule_memory::check_named;
 
 use crate::config;
 use crate::failure::{Exit, Failure};
@@ -22,7 +23,6 @@ use crate::output::{PageOutput, page_of};
 use crate::planning::prediction::ProfileArguments;
 use crate::schedules::comparison::{Compared, Figures, json, page, text};
 use crate::schedules::drawing::check_cells;
-use crate::schedules::memory::check_named;
 use crate::schedules::size::{ScheduleSize, depends_on_costs, is_file_name};
 use crate::schedules::timed_program::{EngineTimes, Source, refused, training};
 

@@ -4,11 +4,11 @@ use std::fmt::Write;
 
 use clap::{Args, ValueEnum};
 use pipewright::device::{BackEnd, FoundDevice, found};
+use pipewright_system::machine_memory::machine_bytes;
 use serde_json::json;
 
 use crate::display::bytes;
 use crate::failure::Failure;
-use crate::machine_memory::machine_bytes;
 use crate::output::OutputFile;
 
 /// The arguments of `pipewright devices`.

@@ -6,14 +6,16 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use pipewright_schedule::csv::{parse_rows, print_program};
 use pipewright_schedule::footprint::Use;
-use pipewright_schedule::lower::{Pass, PassInput, ReduceWait, UnshardLookahead, apply};
+use pipewright_schedule::lower::{
+    Pass, PassInput, ReduceWait, UnshardLookahead, apply, check_messages, check_order,
+};
 use pipewright_schedule::{Action, LowerError, Program, Rank, picture};
+use pipewright_system::schedule_memory::check_text;
 
 use crate::failure::{Exit, Failure};
 use crate::output::OutputFile;
 use crate::schedules::drawing::check_size;
 use crate::schedules::file::{locate, read};
-use crate::schedules::memory::check_text;
 
 /// The arguments of `pipewright lower`.
 #[derive(Debug, Args)]
@@ -70,7 +72,7 @@ enum Format {
 
 /// Runs the command.
 pub(crate) fn run(arguments: &LowerArguments) -> Result<(), Failure> {
-    check_order(&arguments.passes)?;
+    check_order(&arguments.passes).map_err(|error| Failure::input(format!("--pass: {error}")))?;
     let passes = arguments.settings.apply(&arguments.passes)?;
     let file = &arguments.file;
     let text = read(file).map_err(Failure::input)?;
@@ -78,8 +80,7 @@ pub(crate) fn run(arguments: &LowerArguments) -> Result<(), Failure> {
     let rows = parse_rows(&text).map_err(|error| Failure::input(locate(file, &error)))?;
     require_microbatches(&rows, arguments.microbatches)
         .map_err(|message| Failure::input(format!("{}: {message}", file.display())))?;
-    check_messages(&rows, &passes)
-        .map_err(|message| Failure::input(format!("{}: {message}", file.display())))?;
+    check_messages(&rows, &passes).map_err(|error| Failure::input(format!("{}: {error}", file.display())))?;
     let stage_to_rank = (!arguments.stage_to_rank.is_empty())
         .then(|| arguments.stage_to_rank.iter().copied().map(Rank::new).collect());
     let input = PassInput { rows, stage_to_rank, microbatches: arguments.microbatches };
@@ -101,45 +102,6 @@ fn require_microbatches(rows: &[Vec<Option<Action>>], given: Option<u32>) -> Res
         )),
         _ => Ok(()),
     }
-}
-
-/// Refuses a pass that must run before the messages of the file were added, or that has no messages to work
-/// on.
-fn check_messages(rows: &[Vec<Option<Action>>], passes: &[Pass]) -> Result<(), String> {
-    let has_messages = rows.iter().flatten().flatten().any(|action| action.is_communication());
-    let named = |name: &str| passes.iter().any(|pass| pass.name() == name);
-    if has_messages && named("send-early") {
-        return Err("the file has messages already, and the pass send-early must run before they are added; start from \
-                    a file without messages, or leave send-early out"
-            .to_owned());
-    }
-    let idle = ["wait-send", "defer-recv"].into_iter().find(|name| named(name));
-    match idle.filter(|_| !has_messages && !named("send-recv")) {
-        Some(pass) => Err(format!(
-            "the file has no messages, so the pass {pass} has no effect; name send-recv before it, or leave it out"
-        )),
-        None => Ok(()),
-    }
-}
-
-/// Refuses a list that contains a pass twice, or that has an order in which a pass would have no effect.
-fn check_order(passes: &[Pass]) -> Result<(), Failure> {
-    const BEFORE_AND_AFTER: [(&str, &str); 3] =
-        [("send-early", "send-recv"), ("send-recv", "defer-recv"), ("send-recv", "wait-send")];
-    let position = |name: &str| passes.iter().position(|pass| pass.name() == name);
-    let again = passes.iter().enumerate().find(|(index, pass)| position(pass.name()) != Some(*index));
-    if let Some((_, pass)) = again {
-        let name = pass.name();
-        return Err(Failure::input(format!("--pass names {name} twice; a pass runs once, leave one out")));
-    }
-    for (before, after) in BEFORE_AND_AFTER {
-        if let (Some(first), Some(second)) = (position(after), position(before))
-            && first < second
-        {
-            return Err(Failure::input(format!("--pass runs {after} before {before}; name {before} first")));
-        }
-    }
-    Ok(())
 }
 
 impl PassSettings {

@@ -4,14 +4,13 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
-use pipewright::device::BackEnd;
 use pipewright::mesh::DataParallelMode;
 use pipewright_models::CutModel;
-use pipewright_schedule::ScheduleSpec;
 use pipewright_schedule::analytic::estimate;
-use pipewright_schedule::footprint::Use;
+use pipewright_schedule::bytes::parse_bytes;
 use pipewright_schedule::plan::{PlanRequest, TrainingState, plan};
 use pipewright_schedule::profile::Profile;
+use pipewright_system::schedule_memory::check_plan;
 
 use crate::config::{self, Settings};
 use crate::display::say;
@@ -22,13 +21,9 @@ use crate::planning::measure::{profiled_run, workload};
 use crate::planning::print::{json, refused, text};
 use crate::planning::rates::{assumed_link, assumed_rates};
 use crate::planning::request::{training_state, tried_head_parts};
-use crate::schedules::memory::check_named;
 use crate::training::arguments::{load_settings, parse_time};
 use crate::training::model::{described, model_notes, read_model};
 use crate::training::optimizer::state_rule;
-
-/// A schedule with as few actions as any that trains.
-const SMALLEST: &str = "1f1b";
 
 /// The arguments of `pipewright plan`.
 #[derive(Debug, Args)]
@@ -62,7 +57,7 @@ pub(crate) struct PlanArguments {
     #[arg(long, value_name = "K,..", value_delimiter = ',')]
     head_parts: Vec<u32>,
     /// The memory of a rank, such as 16GiB; by default, as in the profile, or any amount
-    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     memory: Option<u64>,
     /// The longest search, such as 20s
     #[arg(long, value_name = "TIME", value_parser = parse_time, default_value = "20s")]
@@ -90,7 +85,7 @@ pub(crate) fn run(arguments: &PlanArguments) -> Result<(), Failure> {
     let settings = run.as_ref().map(|run| &run.settings);
     let profile = profile(arguments, run.as_ref())?;
     let request = request(arguments, &profile, run.as_ref())?;
-    check_size(&request)?;
+    check_plan(&request)?;
     let start = Instant::now();
     let mut keep_going = || start.elapsed() < arguments.time_limit;
     let report = plan(&profile, &request, &mut keep_going).map_err(refused)?;
@@ -152,7 +147,7 @@ fn request(
     let all_ranks = |settings: &Settings| settings.mesh.ranks(settings.pipeline.ranks);
     let ranks = arguments.ranks.or(settings.map(all_ranks)).ok_or_else(|| missing("--ranks"))?;
     let microbatches = arguments.microbatches.or(pipeline.map(|pipeline| pipeline.microbatches));
-    let memory = arguments.memory.or(memory_of_profile(profile, ranks));
+    let memory = arguments.memory.or(profile.memory_of_rank(ranks));
     let state = match run {
         Some(run) => training_state(&run.settings, &run.model)?,
         None => TrainingState::default(),
@@ -172,37 +167,6 @@ fn request(
         head_parts,
         ..PlanRequest::default()
     })
-}
-
-/// Returns the memory of each rank in bytes, if the profile has it. A profile that was measured with another
-/// number of ranks has the share of one of those ranks. The memory of a processor's machine is divided by the
-/// number of ranks of the plan.
-fn memory_of_profile(profile: &Profile, ranks: u32) -> Option<u64> {
-    let device = profile.device.as_ref()?;
-    let memory = device.memory_bytes?;
-    let is_processor = device.device.as_deref().is_none_or(|name| name == BackEnd::Flex.name());
-    match device.ranks.filter(|_| is_processor) {
-        Some(measured) => Some(memory.saturating_mul(measured.into()) / u64::from(ranks.max(1))),
-        None => Some(memory),
-    }
-}
-
-/// Refuses a size whose programs do not fit into memory, judged by the program with the most replicas and,
-/// unless their number is given, without tensor ranks.
-fn check_size(request: &PlanRequest) -> Result<(), Failure> {
-    let PlanRequest { ranks, microbatches, data_parallel, tensor_parallel, .. } = *request;
-    // All replicas have equal numbers of ranks and microbatches.
-    let replicas = data_parallel.unwrap_or_else(|| greatest_common_divisor(ranks, microbatches)).max(1);
-    let spec = ScheduleSpec {
-        ranks: ranks / replicas / tensor_parallel.unwrap_or(1).max(1),
-        microbatches: microbatches / replicas,
-        ..ScheduleSpec::default()
-    };
-    Ok(check_named(SMALLEST, &spec, Use::Plan)?)
-}
-
-fn greatest_common_divisor(one: u32, other: u32) -> u32 {
-    if other == 0 { one } else { greatest_common_divisor(other, one % other) }
 }
 
 /// Returns that all replicas of a plan form one group, if the groups of the configuration do not divide their
@@ -229,43 +193,24 @@ fn profile(arguments: &PlanArguments, run: Option<&PlannedRun>) -> Result<Profil
     }
 }
 
-/// Reads a size such as `16GiB`, `500MB` or `1000`.
-fn parse_size(text: &str) -> Result<u64, String> {
-    const UNITS: [(&str, f64); 9] = [
-        ("kib", 1024.0),
-        ("mib", 1_048_576.0),
-        ("gib", 1_073_741_824.0),
-        ("tib", 1_099_511_627_776.0),
-        ("kb", 1e3),
-        ("mb", 1e6),
-        ("gb", 1e9),
-        ("tb", 1e12),
-        ("b", 1.0),
-    ];
-    let lower = text.trim().to_lowercase();
-    let unit = UNITS.iter().find_map(|(name, bytes)| Some((lower.strip_suffix(name)?, *bytes)));
-    let (number, bytes) = unit.unwrap_or((&lower, 1.0));
-    let value = number.trim().parse::<f64>().ok().map(|number| number * bytes);
-    let value = value.filter(|value| (1.0..=1e18).contains(value));
-    value
-        .map(|value| value as u64)
-        .ok_or_else(|| "write a size such as 16GiB, 500MB or a number of bytes".to_owned())
-}
-
 #[cfg(test)]
 mod tests {
+    use pipewright::device::BackEnd;
+    use pipewright_schedule::profile::PROCESSOR;
+
     use super::*;
 
     #[test]
-    fn sizes_and_times() {
-        assert_eq!(parse_size("16GiB"), Ok(16 << 30));
-        assert_eq!(parse_size("1.5 mb"), Ok(1_500_000));
-        assert_eq!(parse_size("17179869184"), Ok(16 << 30));
+    fn the_processor_of_a_profile_is_the_back_end() {
+        assert_eq!(PROCESSOR, BackEnd::Flex.name());
+    }
+
+    #[test]
+    fn times() {
         assert_eq!(parse_time("20s"), Ok(Duration::from_secs(20)));
         assert_eq!(parse_time("500ms"), Ok(Duration::from_millis(500)));
         assert_eq!(parse_time("2m"), Ok(Duration::from_secs(120)));
-        for wrong in ["", "-1GiB", "nan", "16 gigs", "inf"] {
-            assert!(parse_size(wrong).is_err(), "{wrong}");
+        for wrong in ["", "-1s", "nan", "16 gigs", "inf"] {
             assert!(parse_time(wrong).is_err(), "{wrong}");
         }
     }

@@ -12,15 +12,13 @@ use pipewright_schedule::words::counted;
 use pipewright_schedule::{
     Action, Costs, Level, LowerConfig, Placement, Program, Schedule, Timeline, csv, generate, lower, picture,
 };
+use pipewright_system::schedule_memory::check_named;
 use serde_json::json;
 
 use crate::failure::{Exit, Failure};
 use crate::output::{self, PageOutput, page_of};
 use crate::schedules::drawing::{Picture, PictureArguments, check_cells, check_size, json_rows};
-use crate::schedules::memory::check_named;
-use crate::schedules::size::{
-    ScheduleSize, depends_on_costs, is_file_name, microbatches, own_name, say_few_microbatches,
-};
+use crate::schedules::size::{ScheduleSize, depends_on_costs, is_file_name, own_name, say_few_microbatches};
 use crate::schedules::timed_program::{refused, training};
 
 /// The arguments of `pipewright schedule`.
@@ -145,8 +143,10 @@ fn print(schedule: &Schedule, arguments: &ScheduleArguments, name: &str) -> Resu
     if let Some(picture) = format.picture() {
         let (program, timeline) = predicted(schedule, level, arguments.cost.as_ref())?;
         let name = own_name(name);
-        let (ranks, microbatches) =
-            (counted(schedule.ranks(), "rank"), microbatches(schedule.microbatches(), schedule.slices()));
+        let (ranks, microbatches) = (
+            counted(schedule.ranks(), "rank"),
+            picture::microbatches_in_words(schedule.microbatches(), schedule.slices()),
+        );
         let title = format!("{name}: {ranks}, {microbatches}");
         return Ok(picture.draw(&timeline, &program, (&title, TimeUnit::Costs), &arguments.picture));
     }

@@ -8,14 +8,14 @@ use pipewright_schedule::csv::{CsvError, parse_program};
 use pipewright_schedule::footprint::Use;
 use pipewright_schedule::words::counted;
 use pipewright_schedule::{Level, Program, Slices, ValidatedProgram, Violations, picture, validate};
+use pipewright_system::schedule_memory::check_text;
 use serde_json::{Value, json};
 
 use crate::failure::{Exit, Failure};
 use crate::output;
 use crate::schedules::drawing::check_size;
 use crate::schedules::file::{locate, read, slice_hint};
-use crate::schedules::memory::check_text;
-use crate::schedules::size::{microbatches, slices};
+use crate::schedules::size::slices;
 use crate::schedules::verdicts::{TransportArguments, Verdicts};
 
 /// The arguments of `pipewright validate`.
@@ -172,6 +172,6 @@ fn summary(file: &Path, program: &ValidatedProgram) -> String {
         program.level(),
         counted(program.ranks(), "rank"),
         counted(program.placement().stages(), "stage"),
-        microbatches(program.microbatches(), program.slices())
+        picture::microbatches_in_words(program.microbatches(), program.slices())
     )
 }

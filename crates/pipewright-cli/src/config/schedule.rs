@@ -10,6 +10,7 @@ use pipewright_schedule::generate::{self, Limits, shared_microbatches};
 use pipewright_schedule::lower::ProgramSource;
 use pipewright_schedule::partition::partition;
 use pipewright_schedule::{ModelDesc, Program, ScheduleSpec};
+use pipewright_system::schedule_memory::{check_named, check_text};
 
 use crate::config::document::Document;
 use crate::config::generator;
@@ -20,7 +21,6 @@ use crate::config::place::Place;
 use crate::config::problem::ProblemKind;
 use crate::config::section::{LARGEST_COUNT, Section};
 use crate::schedules::file::{ScheduleFileError, read_regular};
-use crate::schedules::memory::{check_named, check_text};
 
 /// Checks the schedule of `[pipeline]`, and completes the sizes that follow from it. `model` is the model
 /// with the tokens of a row, if the configuration contains its sizes. Returns the source of the program

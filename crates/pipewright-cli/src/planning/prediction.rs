@@ -9,14 +9,14 @@ use pipewright_schedule::plan::{
     PlanChoice, Prediction, best_cut, choice_costs, predict_program, with_head_parts,
 };
 use pipewright_schedule::profile::Profile;
-use pipewright_schedule::simulate::{Summary, logical};
+use pipewright_schedule::simulate::Summary;
 use pipewright_schedule::{
     PartitionError, Recompute, Schedule, ScheduleSpec, StageIndex, ValidatedProgram, generate,
 };
+use pipewright_system::schedule_memory::check_named;
 
 use crate::config;
 use crate::failure::{Exit, Failure};
-use crate::schedules::memory::check_named;
 use crate::schedules::size::{depends_on_costs, say_few_microbatches};
 use crate::schedules::timed_program::{EngineTimes, Source, training};
 
@@ -138,13 +138,7 @@ impl Choices {
     ) -> Result<Predicted, Failure> {
         let prediction = predict_program(&self.profile, &schedule, program, &self.choice(boundaries))
             .map_err(Failure::input)?;
-        let steps = logical(prediction.program.as_program());
-        let steps = steps.map_err(|error| Failure::new(Exit::Bug, error))?.steps();
-        let summary = Summary {
-            makespan: prediction.step_s(),
-            peak_bytes: Some(prediction.peak_bytes.clone()),
-            ..Summary::of(&prediction.run, steps, &prediction.costs)
-        };
+        let summary = prediction.summary().map_err(|error| Failure::new(Exit::Bug, error))?;
         Ok(Predicted { summary, prediction, schedule })
     }
 

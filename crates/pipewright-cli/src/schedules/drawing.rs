@@ -1,15 +1,11 @@
 //! Draws pictures of a program, in the formats that several commands share.
 
 use clap::{Args, ValueEnum};
-use pipewright_schedule::picture::{PictureSettings, TimeUnit, html, svg, with_whole_overlaps};
+use pipewright_schedule::picture::{MAX_CELLS, PictureSettings, TimeUnit, html, svg, with_whole_overlaps};
 use pipewright_schedule::{Action, Program, Timeline};
 
 use crate::failure::Failure;
 use crate::output::PageOutput;
-
-/// The largest number of actions that is drawn. A browser cannot show more, and the text of a larger program
-/// would fill the memory.
-const MAX_DRAWN: u64 = 1 << 20;
 
 /// A picture of a timeline.
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -83,9 +79,9 @@ pub(crate) fn check_size(program: &Program) -> Result<(), Failure> {
 
 /// Refuses pictures with too many cells.
 pub(crate) fn check_cells(cells: u64) -> Result<(), Failure> {
-    if cells > MAX_DRAWN {
+    if cells > MAX_CELLS {
         return Err(Failure::input(format!(
-            "a picture of {cells} cells is too large to draw; use --format csv, or a size with at most {MAX_DRAWN}"
+            "a picture of {cells} cells is too large to draw; use --format csv, or a size with at most {MAX_CELLS}"
         )));
     }
     Ok(())

@@ -7,9 +7,8 @@ use std::path::{Path, PathBuf};
 use pipewright::bounded_file::{read_regular_text, read_text};
 use pipewright_schedule::csv::{CsvError, QUOTED_CELL};
 use pipewright_schedule::{ActionKind, Program};
+use pipewright_system::schedule_memory::OutOfMemory;
 use thiserror::Error;
-
-use crate::schedules::memory::OutOfMemory;
 
 /// The largest file that is read: enough for the largest program that can run.
 const LARGEST_SCHEDULE: u64 = 1 << 30;

@@ -5,7 +5,6 @@ pub(crate) mod comparison;
 pub(crate) mod drawing;
 pub(crate) mod file;
 pub(crate) mod layer_weights;
-pub(crate) mod memory;
 pub(crate) mod other_sizes;
 pub(crate) mod simulation_text;
 pub(crate) mod size;

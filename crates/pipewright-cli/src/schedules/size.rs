@@ -5,7 +5,6 @@ use std::path::Path;
 use clap::Args;
 use pipewright_schedule::generate::{PerStage, Setting, find};
 use pipewright_schedule::simulate::few_microbatches;
-use pipewright_schedule::words::counted;
 use pipewright_schedule::{Costs, Schedule, ScheduleSpec, Slices};
 
 use crate::display::say;
@@ -88,12 +87,6 @@ impl ScheduleSize {
 /// Reads a number of slices.
 pub(crate) fn slices(text: &str) -> Result<Slices, String> {
     text.parse().ok().and_then(Slices::new).ok_or_else(|| "use a whole number, at least 1".to_owned())
-}
-
-/// Returns the number of microbatches and of their slices in words. `numbers` counts all slices.
-pub(crate) fn microbatches(numbers: u32, slices: Slices) -> String {
-    let microbatches = counted(numbers / slices.get(), "microbatch");
-    if slices.is_one() { microbatches } else { format!("{microbatches} of {slices} slices") }
 }
 
 /// Says what the bubble of a schedule is if it has fewer microbatches than ranks.

@@ -6,19 +6,18 @@ use std::time::{Duration, Instant};
 use pipewright_schedule::csv::parse_program;
 use pipewright_schedule::footprint::Use;
 use pipewright_schedule::lower::{ProgramSource, SourceError, TrainingLowering};
-use pipewright_schedule::picture::TimeUnit;
+use pipewright_schedule::picture::{TimeUnit, title};
 use pipewright_schedule::plan::Prediction;
 use pipewright_schedule::simulate::{SimulateError, timed};
-use pipewright_schedule::words::counted;
 use pipewright_schedule::{
     LowerConfig, LowerError, Program, ScheduleSpec, Slices, ValidatedProgram, generate,
 };
+use pipewright_system::schedule_memory::{check_named, check_text};
 use serde::{Serialize, Serializer};
 
 use crate::failure::{Exit, Failure, sentence};
 use crate::schedules::file::{locate, read};
-use crate::schedules::memory::{check_named, check_text};
-use crate::schedules::size::{microbatches, own_name, say_few_microbatches};
+use crate::schedules::size::{own_name, say_few_microbatches};
 
 /// The source of a program.
 pub(crate) enum Source {
@@ -88,11 +87,7 @@ impl TimedProgram {
 
     /// Returns the name of the schedule and its size, on one line.
     pub(crate) fn title(&self) -> String {
-        let (program, name) = (&self.program, &self.name);
-        let ranks = counted(program.ranks(), "rank");
-        let stages = counted(program.placement().stages(), "stage");
-        let microbatches = microbatches(program.microbatches(), program.slices());
-        format!("{name}: {ranks}, {stages}, {microbatches}")
+        title(&self.name, &self.program)
     }
 }
 

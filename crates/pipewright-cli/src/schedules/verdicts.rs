@@ -34,14 +34,9 @@ pub(crate) struct TransportArguments {
 #[derive(Debug, Clone)]
 struct Transports(Vec<Streams>);
 
-fn transports(name: &str) -> Result<Transports, UnknownTransport> {
-    if name == "all" { Ok(Transports(Streams::ALL.to_vec())) } else { Ok(Transports(vec![name.parse()?])) }
+fn transports(name: &str) -> Result<Transports, UnknownStreams> {
+    Streams::parse_choice(name).map(Transports)
 }
-
-/// A value of `--transport` that is neither a kind of streams nor `all`.
-#[derive(Debug, thiserror::Error)]
-#[error("{0}, or all")]
-struct UnknownTransport(#[from] UnknownStreams);
 
 /// The verdicts on one program, by kind of streams.
 pub(crate) struct Verdicts(Vec<(Streams, Verdict)>);
@@ -62,12 +57,7 @@ impl TransportArguments {
     }
 
     fn communicator(&self, streams: Streams) -> Communicator {
-        // With a limit of 0, no message is sent at once.
-        let eager = self.eager.filter(|&limit| limit > 0);
-        let sends = eager.map_or(Sends::Rendezvous, |limit| match self.message_bytes.clone() {
-            messages if messages.is_empty() => Sends::Eager,
-            messages => Sends::EagerUpTo { limit, messages },
-        });
+        let sends = Sends::eager_up_to(self.eager, self.message_bytes.clone());
         let groups = if self.grouped { Groups::Consecutive } else { Groups::Single };
         Communicator { streams, sends, groups }
     }

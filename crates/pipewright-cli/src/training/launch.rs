@@ -14,12 +14,12 @@ use pipewright::train::{ResumeError, Trainer};
 use pipewright::transport::World;
 use pipewright_models::{CutModel, InitialParameters, Place};
 use pipewright_schedule::words::counted;
+use pipewright_system::machine_memory::most_bytes;
 
 use crate::config::Settings;
 use crate::config::pipeline::TransportChoice;
 use crate::exhaustion;
 use crate::failure::{Exit, Failure, sentence};
-use crate::machine_memory::most_bytes;
 use crate::signal::Interrupt;
 use crate::training::optimizer::{Update, update};
 use crate::training::prepare::Prepared;

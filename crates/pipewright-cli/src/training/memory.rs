@@ -10,13 +10,14 @@ use pipewright_models::training_memory::{
 use pipewright_schedule::Placement;
 use pipewright_schedule::sharding::Sharding;
 use pipewright_schedule::words::counted;
+use pipewright_system::machine_memory::machine_bytes;
 use serde_json::{Value, json};
 
 use crate::config::Settings;
 use crate::config::pipeline::TransportChoice;
 use crate::display::bytes;
 use crate::failure::{Exit, Failure};
-use crate::machine_memory::{device_bytes, machine_bytes};
+use crate::machine_memory::device_bytes;
 use crate::training::optimizer::state_rule;
 use crate::training::prepare::Prepared;
 

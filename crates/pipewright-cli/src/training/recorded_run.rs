@@ -11,7 +11,7 @@ use pipewright_models::training_memory::stage_sizes;
 use pipewright_schedule::costs::StageSizes;
 use pipewright_schedule::lower::ProgramSource;
 use pipewright_schedule::measured::{costs_of, join_replicas, on_one_clock, program_of, replicas};
-use pipewright_schedule::picture::{RecordedStep, WholeStep};
+use pipewright_schedule::picture::{RecordedStep, WholeStep, microbatches_in_words};
 use pipewright_schedule::words::counted;
 use pipewright_schedule::{
     Action, Costs, LowerConfig, Program, Recompute, ScheduleSpec, Timeline, ValidatedProgram,
@@ -23,7 +23,6 @@ use crate::failure::Failure;
 use crate::run_folder::CONFIG;
 use crate::run_record::{RecordedTimeline, StepMetrics, median_of, metrics, require_run, timelines};
 use crate::schedules::other_sizes::other_sizes;
-use crate::schedules::size::microbatches;
 use crate::training::arguments::load_settings;
 use crate::training::model::{described, read_model};
 use crate::training::prepare::cut;
@@ -107,7 +106,7 @@ fn title(run: &Path, program: &Program, replicas: usize, settings: Option<&Setti
     let replicas = if replicas > 1 { format!("{replicas} replicas of ") } else { String::new() };
     let (ranks, stages) = (program.ranks(), program.placement().stages());
     let (ranks, stages) = (counted(ranks, "rank"), counted(stages, "stage"));
-    let microbatches = microbatches(program.microbatches(), program.slices());
+    let microbatches = microbatches_in_words(program.microbatches(), program.slices());
     format!("{}{schedule}: {replicas}{ranks}, {stages}, {microbatches}", run.display())
 }
 

@@ -11,12 +11,12 @@ use std::ops::Range;
 use pipewright::train::Validation;
 use pipewright_models::ParameterSpec;
 use pipewright_models::training_memory::{HeldBytes, MemoryPlan};
+use pipewright_schedule::picture::microbatches_in_words;
 use pipewright_schedule::words::counted;
 use pipewright_schedule::{LayerDesc, StageIndex};
 use serde_json::{Map, Value, json};
 
 use crate::config::Settings;
-use crate::schedules::size::microbatches;
 use crate::training::memory::{held_json, memory_json, stage_table, table};
 use crate::training::prepare::Prepared;
 
@@ -79,7 +79,7 @@ impl Summary<'_> {
         self.write_model(&mut text);
         let prepared = self.prepared;
         let (settings, program) = (&prepared.settings, &prepared.program);
-        let size = microbatches(program.microbatches(), program.slices());
+        let size = microbatches_in_words(program.microbatches(), program.slices());
         let ranks = counted(program.ranks(), "rank");
         line(
             &mut text,

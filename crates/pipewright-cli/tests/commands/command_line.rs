@@ -363,22 +363,31 @@ fn passes_and_costs_that_contradict_each_other() {
     let refuse = |further: &[&str], words: &str| {
         fail(&folder, &[&["lower", "s.csv", "--pass"], further].concat(), 2, &[&format!("error: {words}")]);
     };
-    refuse(&["send-recv,send-early"], "--pass runs send-recv before send-early; name send-early first");
-    refuse(&["wait-send,send-recv"], "--pass runs wait-send before send-recv; name send-recv first");
-    refuse(&["defer-recv,send-recv"], "--pass runs defer-recv before send-recv; name send-recv first");
-    refuse(&["merge-bw,merge-bw"], "--pass names merge-bw twice; a pass runs once, leave one out");
+    refuse(
+        &["send-recv,send-early"],
+        "--pass: the passes run send-recv before send-early; name send-early first",
+    );
+    refuse(
+        &["wait-send,send-recv"],
+        "--pass: the passes run wait-send before send-recv; name send-recv first",
+    );
+    refuse(
+        &["defer-recv,send-recv"],
+        "--pass: the passes run defer-recv before send-recv; name send-recv first",
+    );
+    refuse(&["merge-bw,merge-bw"], "--pass: the passes name merge-bw twice; a pass runs once, leave one out");
     refuse(
         &["send-recv,wait-send=2", "--budget", "3"],
         "--budget is given, and --pass has a setting after wait-send= as well; leave one of them out",
     );
     write(&folder, "comms.csv", succeed(&folder, &["lower", "s.csv", "--pass", "send-early,send-recv"]));
-    let message = "error: comms.csv: the file has messages already, and the pass send-early must run before they are \
-                   added; start from a file without messages, or leave send-early out";
+    let message = "error: comms.csv: the rows have messages already, and the pass send-early must run before they are \
+                   added; start from rows without messages, or leave send-early out";
     fail(&folder, &["lower", "comms.csv", "--pass", "send-early"], 2, &[message]);
     for pass in ["wait-send", "wait-send=2", "defer-recv", "merge-bw,defer-recv"] {
         let name = pass.split([',', '=']).find(|name| *name != "merge-bw").expect("a pass");
         let message = format!(
-            "s.csv: the file has no messages, so the pass {name} has no effect; name send-recv before it, or leave it out"
+            "s.csv: the rows have no messages, so the pass {name} has no effect; name send-recv before it, or leave it out"
         );
         refuse(&[pass], &message);
         succeed(&folder, &["lower", "s.csv", "--pass", &format!("send-recv,{pass}")]);

@@ -23,13 +23,17 @@ pub struct Crossing {
     pub send: Action,
 }
 
+impl Crossing {
+    /// Returns what happens at the receive, without its place.
+    pub fn text(&self) -> String {
+        let Self { receive, sender, send, .. } = self;
+        format!("{receive} gets the tensor of {send} from rank {sender}")
+    }
+}
+
 impl fmt::Display for Crossing {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { receiver, position, receive, sender, send } = self;
-        write!(
-            f,
-            "rank {receiver}, position {position}: {receive} gets the tensor of {send} from rank {sender}"
-        )
+        write!(f, "rank {}, position {}: {}", self.receiver, self.position, self.text())
     }
 }
 

@@ -48,12 +48,18 @@ pub enum Reason {
 impl fmt::Display for Hold {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { rank, position, action, reason } = self;
-        write!(f, "rank {rank} at position {position} ({action}) ")?;
-        match reason {
-            Reason::Message(message) => write!(f, "waits for {message}"),
-            Reason::Behind(first) => write!(f, "runs after {first}, which is before it in its stream"),
-            Reason::Counterpart { rank, action } => write!(f, "waits for {action} of rank {rank}"),
-            Reason::NotReached { rank, action } => {
+        write!(f, "rank {rank} at position {position} ({action}) {reason}")
+    }
+}
+
+impl fmt::Display for Reason {
+    /// Completes a sentence whose subject is the action.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Message(message) => write!(f, "waits for {message}"),
+            Self::Behind(first) => write!(f, "runs after {first}, which is before it in its stream"),
+            Self::Counterpart { rank, action } => write!(f, "waits for {action} of rank {rank}"),
+            Self::NotReached { rank, action } => {
                 write!(f, "waits for {action}, which rank {rank} has not reached")
             }
         }

@@ -65,6 +65,14 @@ impl Streams {
     /// All kinds of streams, from the one with the fewest waits to the one with the most.
     pub const ALL: [Self; 4] = [Self::Buffered, Self::Edge, Self::Pair, Self::Rank];
 
+    /// Returns the streams called `name`, or all kinds for `all`.
+    ///
+    /// # Errors
+    /// When no streams have this name.
+    pub fn parse_choice(name: &str) -> Result<Vec<Self>, UnknownStreams> {
+        if name == "all" { Ok(Self::ALL.to_vec()) } else { Ok(vec![name.parse()?]) }
+    }
+
     /// Returns the name on the command line.
     pub fn name(self) -> &'static str {
         match self {
@@ -110,7 +118,7 @@ impl fmt::Display for Streams {
 
 /// A name that no kind of streams has.
 #[derive(Clone, PartialEq, Eq, Error)]
-#[error("`{0}` is not a transport; use buffered, edge, pair or rank")]
+#[error("`{0}` is not a transport; use buffered, edge, pair, rank or all")]
 pub struct UnknownStreams(String);
 
 crate::error_text::message_as_debug!(UnknownStreams);
@@ -127,6 +135,17 @@ impl FromStr for Streams {
 }
 
 impl Sends {
+    /// Returns sends that complete at once if their message has at most `limit` bytes; with no limit or 0,
+    /// none does. `messages` has the sizes as in [`Sends::EagerUpTo`]; if it is empty, all messages are
+    /// smaller than the limit.
+    pub fn eager_up_to(limit: Option<u64>, messages: Vec<u64>) -> Self {
+        match limit.filter(|&limit| limit > 0) {
+            None => Self::Rendezvous,
+            Some(_) if messages.is_empty() => Self::Eager,
+            Some(limit) => Self::EagerUpTo { limit, messages },
+        }
+    }
+
     /// Returns whether a message between `stage` and the next stage is sent at once.
     pub(super) fn is_eager(&self, stage: StageIndex) -> bool {
         match self {

@@ -119,6 +119,11 @@ impl Lowered {
         Self { program, level }
     }
 
+    /// Returns the program without a proof.
+    pub fn into_program(self) -> Program {
+        self.program
+    }
+
     /// Proves the program sound at its level.
     ///
     /// # Errors

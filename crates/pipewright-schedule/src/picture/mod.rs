@@ -6,6 +6,7 @@
 //! and viewers.
 
 mod settings;
+mod title;
 mod grid;
 mod names;
 mod chunks;
@@ -26,7 +27,8 @@ pub use computation::computation_of;
 pub use grid::{grid, grid_around};
 pub use html::html;
 pub use overlaps::with_whole_overlaps;
-pub use settings::{PictureSettings, TimeUnit};
+pub use settings::{MAX_CELLS, PictureSettings, TimeUnit};
 pub use svg::svg;
 pub use time_grid::TimeGrid;
+pub use title::{microbatches_in_words, title};
 pub use view::{RecordedStep, View, WholeStep, view};

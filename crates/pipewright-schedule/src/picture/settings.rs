@@ -3,6 +3,10 @@
 use crate::costs::StageSizes;
 use crate::simulate::UNIT;
 
+/// The largest number of actions in a picture. A browser cannot show more, and the text of a larger program
+/// would fill the memory.
+pub const MAX_CELLS: u64 = 1 << 20;
+
 /// The content of a picture in addition to the timeline.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct PictureSettings<'a> {

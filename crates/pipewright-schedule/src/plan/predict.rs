@@ -18,7 +18,7 @@ use crate::plan::search::optimizer_time;
 use crate::plan::stage_load::{StageLoad, engine_costs, stage_loads};
 use crate::profile::Profile;
 use crate::schedule::Schedule;
-use crate::simulate::{SimulateError, TimedRun, timed};
+use crate::simulate::{SimulateError, Summary, TimedRun, logical, timed};
 use crate::slices::Slices;
 use crate::validate::ValidatedProgram;
 use crate::words::counted;
@@ -142,6 +142,20 @@ impl Prediction {
     /// Returns the time of a step, in seconds.
     pub fn step_s(&self) -> f64 {
         self.run.timeline().makespan() + self.optimizer_s
+    }
+
+    /// Returns the figures of the step: the makespan includes the optimizer, and the peak bytes include
+    /// parameters and optimizer state.
+    ///
+    /// # Errors
+    /// When the logical simulation of the program fails, which that of a sound program does not.
+    pub fn summary(&self) -> Result<Summary, SimulateError> {
+        let steps = logical(self.program.as_program())?.steps();
+        Ok(Summary {
+            makespan: self.step_s(),
+            peak_bytes: Some(self.peak_bytes.clone()),
+            ..Summary::of(&self.run, steps, &self.costs)
+        })
     }
 }
 

@@ -125,7 +125,7 @@ fn names_are_read_and_printed() {
         assert!(!streams.assumption().is_empty());
     }
     let error = "nccl".parse::<Streams>().expect_err("no kind of streams");
-    assert_eq!(error.to_string(), "`nccl` is not a transport; use buffered, edge, pair or rank");
+    assert_eq!(error.to_string(), "`nccl` is not a transport; use buffered, edge, pair, rank or all");
 }
 
 /// Asserts that the verdicts of both judges agree on every communicator.

@@ -7,6 +7,8 @@ use std::fs::{self, File, TryLockError};
 use std::io::{ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
 
+use pipewright_system::bounded_file::open_regular_with;
+
 use super::committed::{
     COMMITTED, REMOVING, SAVING, committed_name, publish, remove_committed, remove_folder,
 };
@@ -14,7 +16,6 @@ use super::error::CheckpointError;
 use super::identity::{FolderIdentity, LOCK};
 use super::manifest::{MANIFEST, Manifest};
 use super::read::Checkpoint;
-use crate::bounded_file::open_regular_with;
 
 /// The link to the best checkpoint, and its name before it replaces an earlier link.
 const BEST: &str = "best";

@@ -10,8 +10,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use pipewright_system::bounded_file::open_regular;
+
 use super::error::CheckpointError;
-use crate::bounded_file::open_regular;
 
 /// The file that the owner of a folder locks.
 pub(super) const LOCK: &str = "lock";

@@ -5,11 +5,11 @@
 use std::io;
 use std::path::Path;
 
+use pipewright_system::bounded_file::{SMALL_TEXT, read_regular};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value as Json};
 
 use super::error::CheckpointError;
-use crate::bounded_file::{SMALL_TEXT, read_regular};
 use crate::tensor::shard::RowShard;
 
 /// The manifest's name in a checkpoint's folder.

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use burn::tensor::{Bytes, DType, Shape, TensorData};
+use pipewright_system::bounded_file::open_regular;
 
 use super::error::CheckpointError;
 use super::finite::NotFinite;
@@ -15,7 +16,6 @@ use super::manifest::{Manifest, StateFile};
 use super::tensor_file::{
     FIELD, FROZEN, Header, INDEX, LOSS_SCALE, SHARDS, STEP, from_stored, hash, hash_tensors, read_header,
 };
-use crate::bounded_file::open_regular;
 use crate::loss_scale::LossScale;
 use crate::tensor::TensorShard;
 use crate::tensor::shard::RowShard;

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use burn::tensor::{BoolStore, DType};
+use pipewright_system::bounded_file::{SMALL_TEXT, read_regular, write_regular};
 use serde::{Deserialize, Serialize};
 
 use super::committed::{committed_name, publish, scratch_name, sync_folder};
@@ -25,7 +26,6 @@ use super::state::{HeldParameter, RankState, StageState};
 use super::tensor_file::{
     self, Accepted, Content, FIELD, FROZEN, INDEX, LOSS_SCALE, Named, SHARDS, STEP, WriteError,
 };
-use crate::bounded_file::{SMALL_TEXT, read_regular, write_regular};
 use crate::ids::WorldRank;
 use crate::loss_scale::LossScale;
 use crate::tensor::ValueKind;

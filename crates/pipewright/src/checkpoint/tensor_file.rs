@@ -9,12 +9,12 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use burn::tensor::{BoolStore, DType, TensorData};
+use pipewright_system::bounded_file::create_regular;
 use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
 
 use super::error::CheckpointError;
 use super::finite::NotFinite;
-use crate::bounded_file::create_regular;
 use crate::tensor::Value;
 
 /// The header text that says which step a file belongs to.

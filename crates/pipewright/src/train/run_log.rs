@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use pipewright_schedule::Timeline;
+use pipewright_system::bounded_file::{open_regular_with, read_regular, write_regular};
 use serde_json::Value as Json;
 
-use crate::bounded_file::{open_regular_with, read_regular, write_regular};
 use crate::pipeline::StepSummary;
 use crate::train::tensorboard::{EventFile, EventFileError};
 use crate::train::trainer::Metrics;

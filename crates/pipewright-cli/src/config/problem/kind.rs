@@ -5,12 +5,12 @@ use std::path::PathBuf;
 use pipewright::device::DeviceError;
 use pipewright_schedule::partition::LayoutError;
 use pipewright_schedule::{GenerateError, LowerError, PartitionError};
+use pipewright_system::schedule_memory::OutOfMemory;
 use thiserror::Error;
 use toml::Value;
 
 use crate::config::problem::{ProfileMismatch, Suggestion};
 use crate::schedules::file::ScheduleFileError;
-use crate::schedules::memory::OutOfMemory;
 use crate::text::shortened;
 
 /// The kind of a mistake.

@@ -144,7 +144,7 @@ fn known(bytes: &[u8]) -> Option<Binary> {
 
 /// Returns whether a file with these bytes is the pointer to a file that Git LFS has not downloaded.
 pub(super) fn is_lfs_pointer(bytes: &[u8]) -> bool {
-    bytes.starts_with(crate::bounded_file::LFS_POINTER)
+    bytes.starts_with(pipewright_system::bounded_file::LFS_POINTER)
 }
 
 #[cfg(test)]

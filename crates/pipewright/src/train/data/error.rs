@@ -3,9 +3,9 @@
 use std::fmt;
 use std::path::PathBuf;
 
+use pipewright_system::bounded_file::Size;
 use thiserror::Error;
 
-use crate::bounded_file::Size;
 use crate::train::data::content::Binary;
 
 /// Why training data cannot be read.

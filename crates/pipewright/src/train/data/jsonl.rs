@@ -3,7 +3,8 @@
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 
-use crate::bounded_file::open_regular;
+use pipewright_system::bounded_file::open_regular;
+
 use crate::train::data::content;
 use crate::train::data::error::{DataError, TokenPlace};
 use crate::train::data::ids::Ids;

@@ -3,10 +3,9 @@
 
 use std::path::{Path, PathBuf};
 
+use pipewright_system::bounded_file::read_regular;
 use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 use thiserror::Error;
-
-use crate::bounded_file::read_regular;
 
 /// Files above this size are refused: side inputs are held in memory.
 const LARGEST: u64 = 1 << 36;

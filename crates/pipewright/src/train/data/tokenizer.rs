@@ -78,14 +78,15 @@ fn beginning(bos: Option<u32>, document: &[u32]) -> Option<u32> {
 impl Encoder {
     /// Reads a `tokenizer.json`.
     pub(super) fn load(path: &Path) -> Result<Self, DataError> {
-        let content = crate::bounded_file::read_regular(path, LARGEST_TOKENIZER)
+        let content = pipewright_system::bounded_file::read_regular(path, LARGEST_TOKENIZER)
             .map_err(|source| DataError::Read { path: path.to_owned(), source })?;
         if crate::train::data::content::is_lfs_pointer(&content) {
             return Err(DataError::LfsPointer { path: path.to_owned() });
         }
         let unusable = |source| DataError::Tokenizer { path: path.to_owned(), source };
-        let mut tokenizer = tokenizers::Tokenizer::from_bytes(crate::bounded_file::without_mark(&content))
-            .map_err(unusable)?;
+        let mut tokenizer =
+            tokenizers::Tokenizer::from_bytes(pipewright_system::bounded_file::without_mark(&content))
+                .map_err(unusable)?;
         // The file may say how its author cut and filled texts. Both would lose or invent tokens here.
         tokenizer.with_padding(None).with_truncation(None).map_err(unusable)?;
         Ok(Self { path: path.to_owned(), tokenizer: Box::new(tokenizer) })

@@ -185,7 +185,7 @@ fn too_large(limit: u64) -> io::Error {
 }
 
 /// A number of bytes, in the largest binary unit that leaves at least 1.
-pub(crate) struct Size(pub(crate) u64);
+pub struct Size(pub u64);
 
 impl fmt::Display for Size {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

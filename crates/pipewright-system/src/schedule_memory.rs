@@ -1,9 +1,10 @@
 //! Refuses schedules that do not fit into the free memory, before anything is allocated for them.
 
-use pipewright_schedule::ScheduleSpec;
 use pipewright_schedule::footprint::{Use, most_bytes};
 use pipewright_schedule::generate::most_cells;
+use pipewright_schedule::plan::PlanRequest;
 use pipewright_schedule::words::counted;
+use pipewright_schedule::{Program, Schedule, ScheduleSpec};
 use thiserror::Error;
 
 use crate::machine_memory::{FreeMemory, free_memory};
@@ -14,6 +15,9 @@ const SMALL: u64 = 32 << 20;
 /// The number of cells of a program for each cell of its schedule, at least, if it has messages.
 const WITH_MESSAGES: u64 = 2;
 
+/// A schedule with as few actions as any that trains.
+const SMALLEST: &str = "1f1b";
+
 /// A schedule that does not fit into the free memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 #[error(
@@ -21,15 +25,21 @@ const WITH_MESSAGES: u64 = 2;
      or give the process more memory",
     counted(*.cells, "cell"), mebibytes(*.needed), mebibytes(.free.bytes), .free.limit
 )]
-pub(crate) struct OutOfMemory {
-    cells: u64,
-    needed: u64,
-    free: FreeMemory,
+pub struct OutOfMemory {
+    /// The most cells of the schedule.
+    pub cells: u64,
+    /// The most bytes that it needs.
+    pub needed: u64,
+    /// The bytes that are free.
+    pub free: FreeMemory,
 }
 
 /// Refuses a schedule by name that does not fit. A size that the schedule does not have is refused when it is
 /// generated.
-pub(crate) fn check_named(name: &str, spec: &ScheduleSpec, work: Use) -> Result<(), OutOfMemory> {
+///
+/// # Errors
+/// When its estimate is larger than the free memory.
+pub fn check_named(name: &str, spec: &ScheduleSpec, work: Use) -> Result<(), OutOfMemory> {
     match most_cells(name, spec) {
         Ok(cells) => check_cells(cells, work, free_memory),
         Err(_refused) => Ok(()),
@@ -37,13 +47,55 @@ pub(crate) fn check_named(name: &str, spec: &ScheduleSpec, work: Use) -> Result<
 }
 
 /// Refuses a schedule of a file that does not fit, by the file's text.
-pub(crate) fn check_text(text: &str, work: Use) -> Result<(), OutOfMemory> {
+///
+/// # Errors
+/// When its estimate is larger than the free memory.
+pub fn check_text(text: &str, work: Use) -> Result<(), OutOfMemory> {
     let is_end = |byte: u8| matches!(byte, b',' | b'\n' | b'\r' | b' ');
     let bytes = text.as_bytes();
     let ends = bytes.windows(2).filter(|pair| !is_end(pair[0]) && is_end(pair[1])).count();
     let cells = ends as u64 + u64::from(bytes.last().is_some_and(|last| !is_end(*last)));
     let cells = if text.contains("SEND_") { cells / WITH_MESSAGES } else { cells };
     check_cells(cells, work, free_memory)
+}
+
+/// Refuses work on a schedule that does not fit.
+///
+/// # Errors
+/// When the estimate of the work is larger than the free memory.
+pub fn check_schedule(schedule: &Schedule, work: Use) -> Result<(), OutOfMemory> {
+    check_cells(schedule.rows().iter().map(|row| row.len() as u64).sum(), work, free_memory)
+}
+
+/// Refuses work on a program that does not fit.
+///
+/// # Errors
+/// When the estimate of the work is larger than the free memory.
+pub fn check_program(program: &Program, work: Use) -> Result<(), OutOfMemory> {
+    let actions: u64 = program.rows().iter().map(|row| row.len() as u64).sum();
+    let cells = if program.communicates() { actions / WITH_MESSAGES } else { actions };
+    check_cells(cells, work, free_memory)
+}
+
+/// Refuses a plan whose programs do not fit into memory, judged by the program with the most replicas and,
+/// unless their number is given, without tensor ranks.
+///
+/// # Errors
+/// When the estimate of the search is larger than the free memory.
+pub fn check_plan(request: &PlanRequest) -> Result<(), OutOfMemory> {
+    let PlanRequest { ranks, microbatches, data_parallel, tensor_parallel, .. } = *request;
+    // All replicas have equal numbers of ranks and microbatches.
+    let replicas = data_parallel.unwrap_or_else(|| greatest_common_divisor(ranks, microbatches)).max(1);
+    let spec = ScheduleSpec {
+        ranks: ranks / replicas / tensor_parallel.unwrap_or(1).max(1),
+        microbatches: microbatches / replicas,
+        ..ScheduleSpec::default()
+    };
+    check_named(SMALLEST, &spec, Use::Plan)
+}
+
+fn greatest_common_divisor(one: u32, other: u32) -> u32 {
+    if other == 0 { one } else { greatest_common_divisor(other, one % other) }
 }
 
 fn check_cells(cells: u64, work: Use, free: impl Fn() -> Option<FreeMemory>) -> Result<(), OutOfMemory> {

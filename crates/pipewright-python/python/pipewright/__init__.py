@@ -1,0 +1,66 @@
+"""Proves, predicts, plans and draws pipeline-parallel training.
+
+>>> import pipewright as pw
+>>> schedule = pw.schedule("1f1b", ranks=4, microbatches=8)
+>>> program = schedule.lower()
+>>> program.validate()
+{}
+>>> timeline = program.simulate(costs=pw.Costs(forward=1, backward=2))
+>>> timeline.makespan, round(timeline.bubble_fraction, 3)
+(30.0, 0.2)
+
+Names and numbers are those of the command line `pipewright`. Long calls release the interpreter's lock and end with
+Ctrl-C.
+"""
+
+from __future__ import annotations
+
+from pipewright._native import (
+    Costs,
+    Plan,
+    Profile,
+    Program,
+    Schedule,
+    Timeline,
+    plan,
+    read_csv,
+    schedule,
+    schedules,
+)
+from pipewright.errors import (
+    CostsError,
+    InternalError,
+    LowerError,
+    OutOfMemoryError,
+    ParseError,
+    PipewrightError,
+    PlanError,
+    ProfileError,
+    ScheduleError,
+    ValidationError,
+    Violation,
+)
+
+__all__ = [
+    "Costs",
+    "CostsError",
+    "InternalError",
+    "LowerError",
+    "OutOfMemoryError",
+    "ParseError",
+    "PipewrightError",
+    "Plan",
+    "PlanError",
+    "Profile",
+    "ProfileError",
+    "Program",
+    "Schedule",
+    "ScheduleError",
+    "Timeline",
+    "ValidationError",
+    "Violation",
+    "plan",
+    "read_csv",
+    "schedule",
+    "schedules",
+]

@@ -1,0 +1,36 @@
+//! The Python package `pipewright`: makes, proves, predicts, plans and draws pipelines from Python.
+//!
+//! The module is `pipewright._native`; `python/pipewright/__init__.py` is the package that users import. Its names and
+//! numbers are the command line's. Nothing is computed here that the crate `pipewright-schedule` does not compute:
+//! this crate reads arguments, releases the interpreter's lock, and turns errors into exceptions.
+
+mod errors;
+mod interrupt;
+mod arguments;
+mod rows;
+mod costs;
+mod profile;
+mod lowering;
+mod proof;
+mod timeline;
+mod prediction;
+mod program;
+mod schedule;
+mod plan;
+
+/// Proves, predicts, plans and draws pipelines.
+#[pyo3::pymodule]
+mod _native {
+    #[pymodule_export]
+    use crate::costs::PyCosts;
+    #[pymodule_export]
+    use crate::plan::{PyPlan, plan};
+    #[pymodule_export]
+    use crate::profile::PyProfile;
+    #[pymodule_export]
+    use crate::program::{PyProgram, read_csv};
+    #[pymodule_export]
+    use crate::schedule::{PySchedule, schedule, schedules};
+    #[pymodule_export]
+    use crate::timeline::PyTimeline;
+}

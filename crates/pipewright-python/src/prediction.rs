@@ -1,0 +1,121 @@
+//! Predictions of programs: at costs of actions, in ticks, and at the costs of a profile.
+
+use std::sync::Arc;
+
+use pipewright_schedule::costs::CostsError;
+use pipewright_schedule::lower::{ProgramSource, SourceError, TrainingLowering};
+use pipewright_schedule::picture::TimeUnit;
+use pipewright_schedule::plan::{PlanChoice, PredictError, Prediction, best_cut, predict_program};
+use pipewright_schedule::profile::Profile;
+use pipewright_schedule::simulate::{SimulateError, Summary, logical, timed};
+use pipewright_schedule::{Costs, Level, LowerConfig, Recompute};
+use pyo3::prelude::*;
+
+use crate::errors::{Raised, value_error};
+use crate::timeline::Predicted;
+
+/// The error of a prediction.
+pub(crate) enum PredictionError {
+    /// The program is unsound.
+    Source(SourceError),
+    /// The costs do not fit the program.
+    Simulate(SimulateError),
+    /// The profile or the choices for it do not fit the program.
+    Profile(PredictError),
+}
+
+impl From<PredictError> for PredictionError {
+    fn from(error: PredictError) -> Self {
+        match error {
+            PredictError::Lower(error) => Self::Source(error.into()),
+            PredictError::Simulate(error) => Self::Simulate(error),
+            error => Self::Profile(error),
+        }
+    }
+}
+
+impl From<SourceError> for PredictionError {
+    fn from(error: SourceError) -> Self {
+        Self::Source(error)
+    }
+}
+
+impl From<SimulateError> for PredictionError {
+    fn from(error: SimulateError) -> Self {
+        Self::Simulate(error)
+    }
+}
+
+impl Raised for PredictionError {
+    fn raised(&self, py: Python<'_>) -> PyErr {
+        match self {
+            Self::Source(error) => error.raised(py),
+            Self::Simulate(error) => error.raised(py),
+            Self::Profile(error) => value_error(error),
+        }
+    }
+}
+
+/// Proves the program of a schedule that is called `name`, and predicts its run at `costs`.
+pub(crate) fn at_costs(
+    name: String,
+    source: ProgramSource,
+    costs: Costs,
+) -> Result<Predicted, PredictionError> {
+    let program = source.program(&LowerConfig::from(TrainingLowering::default()))?.into_program();
+    let run = timed(&program, &costs)?;
+    let summary = Summary::of(&run, logical(&program)?.steps(), &costs);
+    let (timeline, unit) = (run.timeline().clone(), TimeUnit::Costs);
+    Ok(Predicted { name, program: Arc::new(program), costs, timeline, summary, unit })
+}
+
+/// Proves the program, and counts each of its actions as a tick.
+pub(crate) fn in_ticks(name: String, source: ProgramSource) -> Result<Predicted, PredictionError> {
+    let program = source.program(&LowerConfig::from(Level::Comms))?.into_program();
+    let run = logical(&program)?;
+    let (timeline, summary) = (run.timeline(1.0), Summary::of_logical(&run));
+    let (costs, unit) = (Costs::default(), TimeUnit::Costs);
+    Ok(Predicted { name, program: Arc::new(program.clone()), costs, timeline, summary, unit })
+}
+
+/// The choices for a profile.
+pub(crate) struct ProfileChoices {
+    pub(crate) profile: Arc<Profile>,
+    /// The first layer of each stage except the first; `None` for the best cut.
+    pub(crate) boundaries: Option<Vec<usize>>,
+    pub(crate) recompute: Recompute,
+}
+
+/// Proves the program of a schedule that is called `name`, and predicts its run at the costs of a profile.
+pub(crate) fn at_profile(
+    name: String,
+    source: ProgramSource,
+    choices: ProfileChoices,
+) -> Result<Predicted, PredictionError> {
+    let schedule = source.computation().map_err(SourceError::from)?;
+    let program = source.program(&LowerConfig::from(TrainingLowering::default()))?;
+    let ProfileChoices { profile, boundaries, recompute } = choices;
+    let stages = schedule.placement().stages();
+    if let Some(stage) = recompute.largest_stage().filter(|stage| stage.get() >= stages) {
+        return Err(SimulateError::from(CostsError::RecomputedStage { stage, stages }).into());
+    }
+    let mut choice = PlanChoice {
+        recompute: schedule.placement().all_stages().map(|stage| recompute.applies_to(stage)).collect(),
+        microbatch_rows: profile.rows,
+        ..PlanChoice::default()
+    };
+    choice.boundaries = match boundaries {
+        Some(boundaries) => boundaries,
+        None => best_cut(&profile, &schedule, &choice).unwrap_or_default(),
+    };
+    of_prediction(name, predict_program(&profile, &schedule, program, &choice)?)
+}
+
+/// Returns the prediction of a schedule that is called `name` at the costs of a profile.
+pub(crate) fn of_prediction(name: String, prediction: Prediction) -> Result<Predicted, PredictionError> {
+    let summary = prediction.summary()?;
+    let Prediction { program, costs, run, .. } = prediction;
+    let (program, timeline, unit) =
+        (Arc::new(program.into_program()), run.timeline().clone(), TimeUnit::Seconds);
+    Ok(Predicted { name, program, costs, timeline, summary, unit })
+}

@@ -1,0 +1,369 @@
+//! The class `Program`: rows of actions, at any level, which can be lowered, proved and simulated.
+
+use std::sync::Arc;
+
+use pipewright_schedule::csv::{print_program, print_rows};
+use pipewright_schedule::footprint::Use;
+use pipewright_schedule::lower::ProgramSource;
+use pipewright_schedule::picture::title;
+use pipewright_schedule::{Costs, Level, Program, Recompute, Slices};
+use pipewright_system::schedule_memory::check_program;
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use crate::arguments::{named, optional, whole_list};
+use crate::costs::costs_of;
+use crate::errors::{Raised, value_error};
+use crate::interrupt::interruptible;
+use crate::lowering::{Unlowered, check_choice, passes_of, passes_to};
+use crate::prediction::{ProfileChoices, at_costs, at_profile, in_ticks};
+use crate::profile::profile_of;
+use crate::proof::{TransportOptions, prove};
+use crate::rows::{Cells, Sizes, Text, cells_of, texts};
+use crate::timeline::PyTimeline;
+
+/// Rows of actions, one for each rank: a schedule that was read, or a program with communication.
+///
+/// Args:
+///     rows: A list for each rank, with the text of each action, such as `0F0` or `1RECV_F3`. `None` is a cell without
+///         an action.
+///     stage_to_rank: The rank of each stage, if it does not follow from the rows.
+///     microbatches: The number of microbatches, if the rows do not show all of them.
+///     slices: The number of slices of each microbatch, if the actions number slices.
+///
+/// Raises:
+///     ParseError: If a cell is not an action, or the rows do not fit together.
+///
+/// Example:
+///     >>> import pipewright as pw
+///     >>> pw.Program([["0F0", "0B0"], ["1F0", "1B0"]]).lower().csv()
+///     '0F0,0SEND_F0,0RECV_B0,0B0\n1RECV_F0,1F0,1I0,1SEND_B0,1W0\n'
+#[pyclass(frozen, module = "pipewright", name = "Program")]
+#[derive(Debug)]
+pub(crate) struct PyProgram {
+    /// The name in pictures.
+    name: String,
+    program: Arc<Program>,
+    /// The rows with their empty cells, if they were read.
+    cells: Option<Arc<Cells>>,
+}
+
+impl PyProgram {
+    /// Makes the object of a program that was made.
+    pub(crate) fn made(name: &str, program: Program) -> Self {
+        Self { name: name.to_owned(), program: Arc::new(program), cells: None }
+    }
+
+    fn read(py: Python<'_>, name: String, cells: Cells, sizes: Sizes) -> PyResult<Self> {
+        let program = Arc::new(sizes.program(py, &cells)?);
+        Ok(Self { name, program, cells: Some(Arc::new(cells)) })
+    }
+
+    fn cells(&self) -> Cells {
+        match &self.cells {
+            Some(cells) => cells.as_ref().clone(),
+            None => self.program.rows().iter().map(|row| row.iter().copied().map(Some).collect()).collect(),
+        }
+    }
+
+    fn unlowered(&self) -> Unlowered {
+        let (placement, slices) = (self.program.placement().clone(), self.program.slices());
+        Unlowered { cells: self.cells(), placement, microbatches: self.program.microbatches(), slices }
+    }
+
+    /// Returns the level that is named, or the program's own.
+    fn level_of(&self, py: Python<'_>, level: Option<&str>) -> PyResult<Level> {
+        level.map_or_else(|| Ok(self.program.level()), |level| named(py, level))
+    }
+}
+
+/// What a prediction is made at.
+enum At {
+    Costs(Box<Costs>),
+    Profile(ProfileChoices),
+    Ticks,
+}
+
+impl At {
+    /// Reads the arguments of a simulation, and refuses those that have no effect.
+    fn of(
+        py: Python<'_>,
+        costs: Option<&Bound<'_, PyAny>>,
+        profile: Option<&Bound<'_, PyAny>>,
+        boundaries: Option<&Bound<'_, PyAny>>,
+        recompute: &str,
+        logical: bool,
+    ) -> PyResult<Self> {
+        let recompute: Recompute = named(py, recompute)?;
+        if profile.is_none() && boundaries.is_some() {
+            return Err(value_error("boundaries are for a profile; add it, or leave them out"));
+        }
+        if logical {
+            return match (costs, profile, &recompute) {
+                (None, None, Recompute::None) => Ok(Self::Ticks),
+                _ => Err(value_error(
+                    "ticks have no costs; leave costs, profile and recompute out, or logical",
+                )),
+            };
+        }
+        let Some(profile) = profile else {
+            return Ok(Self::Costs(Box::new(Costs { recompute, ..costs_of(costs)?.unwrap_or_default() })));
+        };
+        if costs.is_some() {
+            return Err(value_error("costs and profile are given; leave one of them out"));
+        }
+        if recompute.is_by_block() {
+            let message = "recompute is block, and a profile has no blocks inside its layers; use stage, or a list of stages";
+            return Err(value_error(message));
+        }
+        let boundaries = boundaries.map(|list| whole_list("boundaries", list)).transpose()?;
+        Ok(Self::Profile(ProfileChoices { profile: profile_of(profile)?, boundaries, recompute }))
+    }
+}
+
+/// Reads the sizes that the rows may not show.
+fn sizes_of(
+    stage_to_rank: Option<&Bound<'_, PyAny>>,
+    microbatches: Option<&Bound<'_, PyAny>>,
+    slices: Option<&Bound<'_, PyAny>>,
+) -> PyResult<Sizes> {
+    let ranks = stage_to_rank.map(|ranks| whole_list("stage_to_rank", ranks)).transpose()?;
+    let microbatches = optional("microbatches", microbatches)?;
+    Ok(Sizes { stage_to_rank: ranks, microbatches, slices: slices_of(slices)?.unwrap_or_default() })
+}
+
+/// Reads a number of slices.
+pub(crate) fn slices_of(slices: Option<&Bound<'_, PyAny>>) -> PyResult<Option<Slices>> {
+    let Some(number) = optional("slices", slices)? else { return Ok(None) };
+    Slices::new(number).map(Some).ok_or_else(|| value_error("slices is 0; use a whole number, at least 1"))
+}
+
+/// Reads the schedule of a file or a text: PyTorch's format, with or without communication.
+///
+/// Args:
+///     source: The path of a file, or the text of a schedule, which has a line end.
+///     stage_to_rank: The rank of each stage, if it does not follow from the rows.
+///     microbatches: The number of microbatches, if the rows do not show all of them.
+///     slices: The number of slices of each microbatch, if the actions number slices.
+///
+/// Raises:
+///     ParseError: If it is not a schedule, with the line and the column of the mistake.
+///     OSError: If the file cannot be read.
+#[pyfunction]
+#[pyo3(signature = (source, *, stage_to_rank=None, microbatches=None, slices=None))]
+pub(crate) fn read_csv(
+    py: Python<'_>,
+    source: &Bound<'_, PyAny>,
+    stage_to_rank: Option<&Bound<'_, PyAny>>,
+    microbatches: Option<&Bound<'_, PyAny>>,
+    slices: Option<&Bound<'_, PyAny>>,
+) -> PyResult<PyProgram> {
+    let sizes = sizes_of(stage_to_rank, microbatches, slices)?;
+    let text = Text::of(source)?;
+    let name = text.name();
+    PyProgram::read(py, name, text.cells(py)?, sizes)
+}
+
+#[pymethods]
+impl PyProgram {
+    #[new]
+    #[pyo3(signature = (rows, *, stage_to_rank=None, microbatches=None, slices=None))]
+    fn new(
+        py: Python<'_>,
+        rows: &Bound<'_, PyAny>,
+        stage_to_rank: Option<&Bound<'_, PyAny>>,
+        microbatches: Option<&Bound<'_, PyAny>>,
+        slices: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Self> {
+        let sizes = sizes_of(stage_to_rank, microbatches, slices)?;
+        Self::read(py, "rows".to_owned(), cells_of(rows)?, sizes)
+    }
+
+    /// The rows as lists of texts, one list for each rank. `None` is a cell without an action.
+    #[getter]
+    fn rows(&self) -> Vec<Vec<Option<String>>> {
+        texts(&self.cells())
+    }
+
+    /// The number of ranks.
+    #[getter]
+    fn ranks(&self) -> u32 {
+        self.program.ranks()
+    }
+
+    /// The number of stages.
+    #[getter]
+    fn stages(&self) -> u32 {
+        self.program.placement().stages()
+    }
+
+    /// The number of microbatches of a step.
+    #[getter]
+    fn microbatches(&self) -> u32 {
+        self.program.microbatches() / self.program.slices().get()
+    }
+
+    /// The number of slices of each microbatch.
+    #[getter]
+    fn slices(&self) -> u32 {
+        self.program.slices().get()
+    }
+
+    /// The rank of each stage.
+    #[getter]
+    fn stage_to_rank(&self) -> Vec<u32> {
+        let placement = self.program.placement();
+        placement.all_stages().map(|stage| placement.rank_of(stage).get()).collect()
+    }
+
+    /// How much communication the program has: `compute`, `comms` or `full`.
+    #[getter]
+    fn level(&self) -> String {
+        self.program.level().to_string()
+    }
+
+    /// Returns one line for each rank, in PyTorch's format.
+    fn csv(&self, py: Python<'_>) -> PyResult<String> {
+        let (program, cells) = (Arc::clone(&self.program), self.cells.clone());
+        interruptible(py, move |_| match cells {
+            Some(cells) => print_rows(cells.iter().map(|row| row.iter().copied())),
+            None => print_program(&program),
+        })
+    }
+
+    /// Runs passes, like `pipewright lower`. The result is not proved sound; `validate` proves it.
+    ///
+    /// Args:
+    ///     passes: Names of passes in their order, such as `["unshard=3", "send-recv"]`. Without them, a program with
+    ///         messages does not change, and another one becomes the program that Pipewright trains with.
+    ///     level: Instead of passes, a level to lower to, as PyTorch does: `comms` or `full`.
+    ///
+    /// Raises:
+    ///     LowerError: If there is no such pass, or it would have no effect, or it fails.
+    ///     ValidationError: If the rows are unsound.
+    #[pyo3(signature = (passes=None, *, level=None))]
+    fn lower(
+        &self,
+        py: Python<'_>,
+        passes: Option<&Bound<'_, PyAny>>,
+        level: Option<&str>,
+    ) -> PyResult<Self> {
+        check_choice(passes.is_some(), level.is_some())?;
+        let program = match passes {
+            Some(passes) => {
+                let passes = passes_of(py, passes)?;
+                check_program(&self.program, Use::Lower).map_err(|error| error.raised(py))?;
+                self.unlowered().lowered(py, passes)?
+            }
+            None => {
+                let (config, program) = (passes_to(py, level)?, Arc::clone(&self.program));
+                check_program(&program, Use::Lower).map_err(|error| error.raised(py))?;
+                let lowered = interruptible(py, move |_| {
+                    ProgramSource::Rows(program.as_ref().clone()).lowered(&config)
+                })?;
+                lowered.map_err(|error| error.raised(py))?.into_program()
+            }
+        };
+        Ok(Self::made(&self.name, program))
+    }
+
+    /// Proves that the program is sound, like `pipewright validate`.
+    ///
+    /// Without a transport, messages are tagged and buffered, and both ends of a message may block.
+    ///
+    /// Args:
+    ///     transport: Also judge the program on a communicator: `buffered` (tagged and buffered messages), `edge` (one
+    ///         queue per directed pair of ranks), `pair` (one queue per pair), `rank` (one queue per rank), or `all`.
+    ///     level: The level to prove: `compute`, `comms` or `full`; by default, the program's own.
+    ///     eager: The largest message that is sent without waiting for its receive, in bytes or as `64KiB`. By default,
+    ///         every send waits. Messages without a size count as smaller.
+    ///     message_bytes: The size of the messages between stage 0 and 1, 1 and 2, and so on; the last one counts for
+    ///         the others.
+    ///     grouped: Whether sends and receives that follow each other start together.
+    ///
+    /// Returns:
+    ///     The verdict of each transport, all of them `sound`; empty without a transport.
+    ///
+    /// Raises:
+    ///     ValidationError: If the program is unsound, with every violation as `violations`, or if it is not sound on
+    ///         a transport, with the `verdicts`.
+    #[pyo3(signature = (transport=None, *, level=None, eager=None, message_bytes=None, grouped=false))]
+    fn validate<'py>(
+        &self,
+        py: Python<'py>,
+        transport: Option<&str>,
+        level: Option<&str>,
+        eager: Option<&Bound<'_, PyAny>>,
+        message_bytes: Option<&Bound<'_, PyAny>>,
+        grouped: bool,
+    ) -> PyResult<Bound<'py, PyDict>> {
+        let level = self.level_of(py, level)?;
+        let program = Arc::clone(&self.program);
+        let words = PyDict::new(py);
+        let options = TransportOptions { eager, message_bytes, grouped };
+        let Some(transport) = transport else {
+            options.refuse()?;
+            prove(py, program, level)?;
+            return Ok(words);
+        };
+        for (streams, verdict) in options.judge(py, transport, program, level)? {
+            words.set_item(streams.name(), verdict.word())?;
+        }
+        Ok(words)
+    }
+
+    /// Predicts when each rank runs each action, like `pipewright simulate`. The program is proved sound before, and
+    /// lowered as by `lower()` if it has no messages.
+    ///
+    /// Args:
+    ///     costs: The costs of actions, as `Costs` or as a text such as `F=1,I=1,W=1,hop=0.1`.
+    ///     profile: Instead of costs, the costs of a model's layers, as `Profile`, or the path or the text of one.
+    ///     boundaries: With a profile, the first layer of each stage except the first; by default, the best cut.
+    ///     recompute: The stages that compute their forward again in their backward: `none`, `stage`, `block`, or a list
+    ///         such as `0,2`.
+    ///     logical: Count every action, including messages, as one tick.
+    ///
+    /// Raises:
+    ///     ValidationError: If the program is unsound.
+    ///     CostsError: If the costs do not fit the stages.
+    ///     ProfileError: If the profile has problems.
+    #[pyo3(signature = (costs=None, *, profile=None, boundaries=None, recompute="none", logical=false))]
+    fn simulate(
+        &self,
+        py: Python<'_>,
+        costs: Option<&Bound<'_, PyAny>>,
+        profile: Option<&Bound<'_, PyAny>>,
+        boundaries: Option<&Bound<'_, PyAny>>,
+        recompute: &str,
+        logical: bool,
+    ) -> PyResult<PyTimeline> {
+        let at = At::of(py, costs, profile, boundaries, recompute, logical)?;
+        check_program(&self.program, Use::Simulate).map_err(|error| error.raised(py))?;
+        let (name, program) = (self.name.clone(), Arc::clone(&self.program));
+        let predicted = interruptible(py, move |_| {
+            let source = ProgramSource::Rows(program.as_ref().clone());
+            match at {
+                At::Costs(costs) => at_costs(name, source, *costs),
+                At::Profile(choices) => at_profile(name, source, choices),
+                At::Ticks => in_ticks(name, source),
+            }
+        })?;
+        predicted.map(PyTimeline::from).map_err(|error| error.raised(py))
+    }
+
+    fn _repr_svg_(&self, py: Python<'_>) -> PyResult<Option<String>> {
+        match self.simulate(py, None, None, None, "none", false) {
+            Ok(timeline) => timeline.shown(py),
+            // A notebook shows the text of a program that cannot be drawn.
+            Err(_unsound) => Ok(None),
+        }
+    }
+
+    fn __repr__(&self) -> String {
+        format!("<Program {} at level {}>", title(&self.name, &self.program), self.program.level())
+    }
+
+    fn __eq__(&self, other: &Self) -> bool {
+        self.program == other.program
+    }
+}

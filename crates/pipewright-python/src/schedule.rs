@@ -1,0 +1,251 @@
+//! The class `Schedule`, and the function that makes schedules by name.
+
+use std::sync::Arc;
+
+use pipewright_schedule::csv::print_schedule;
+use pipewright_schedule::footprint::Use;
+use pipewright_schedule::generate::{Generator, PerStage, Setting, catalogue, find};
+use pipewright_schedule::lower::ProgramSource;
+use pipewright_schedule::picture::{computation_of, microbatches_in_words};
+use pipewright_schedule::words::counted;
+use pipewright_schedule::{Costs, GenerateError, Schedule, ScheduleSpec, generate};
+use pipewright_system::schedule_memory::{check_named, check_schedule};
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyInt};
+
+use crate::arguments::{optional, whole, whole_list};
+use crate::costs::costs_of;
+use crate::errors::Raised;
+use crate::interrupt::interruptible;
+use crate::lowering::{Unlowered, check_choice, passes_of, passes_to};
+use crate::prediction::{PredictionError, at_costs};
+use crate::program::{PyProgram, slices_of};
+use crate::rows::texts;
+use crate::timeline::PyTimeline;
+
+/// The order in which each rank computes, without communication.
+///
+/// `pipewright.schedule` makes it. A notebook shows it as a picture.
+#[pyclass(frozen, module = "pipewright", name = "Schedule")]
+#[derive(Debug)]
+pub(crate) struct PySchedule {
+    name: String,
+    schedule: Arc<Schedule>,
+    /// The costs that the schedule was made for, with which it is drawn.
+    costs: Costs,
+}
+
+impl PySchedule {
+    /// Makes the object of a schedule that is called `name`.
+    pub(crate) fn made(name: &str, schedule: Schedule, costs: Costs) -> Self {
+        Self { name: name.to_owned(), schedule: Arc::new(schedule), costs }
+    }
+
+    fn source(&self) -> ProgramSource {
+        ProgramSource::Schedule(self.schedule.as_ref().clone())
+    }
+}
+
+/// Makes a schedule by its name, like `pipewright schedule`.
+///
+/// Args:
+///     name: The name, without regard to case; `pipewright.schedules` lists all.
+///     ranks: The number of ranks in the pipeline.
+///     microbatches: The number of microbatches in a step.
+///     stages_per_rank: The number of stages on each rank; by default, the number that the schedule needs.
+///     group_size: The number of microbatches that a chunk runs before the next chunk, for interleaved schedules.
+///     wide_warmup: Warm up with two more forwards for each later rank, for `interleaved-zb-h1`.
+///     memory_limit: The number of activations that a stage may hold, one for all stages or a list with one for each,
+///         for `zb-greedy` and `vocab1f1b`.
+///     slices: The number of slices into which each microbatch is cut along its sequence, for `seq1f1b`.
+///     costs: The costs of actions, as `Costs` or as a text, for `zb-greedy` and `vocab1f1b`, and for the picture.
+///
+/// Raises:
+///     ScheduleError: If there is no schedule of this name, or none of this size or with this setting.
+///     OutOfMemoryError: If the schedule would not fit into the free memory.
+///
+/// Example:
+///     >>> import pipewright as pw
+///     >>> pw.schedule("gpipe", ranks=2, microbatches=2).csv()
+///     '0F0,0F1,0B0,0B1\n1F0,1F1,1B0,1B1\n'
+#[pyfunction]
+#[pyo3(signature = (
+    name, *, ranks, microbatches, stages_per_rank=None, group_size=None, wide_warmup=false, memory_limit=None,
+    slices=None, costs=None
+))]
+#[expect(clippy::too_many_arguments, reason = "they are keywords in Python")]
+pub(crate) fn schedule(
+    py: Python<'_>,
+    name: &str,
+    ranks: &Bound<'_, PyAny>,
+    microbatches: &Bound<'_, PyAny>,
+    stages_per_rank: Option<&Bound<'_, PyAny>>,
+    group_size: Option<&Bound<'_, PyAny>>,
+    wide_warmup: bool,
+    memory_limit: Option<&Bound<'_, PyAny>>,
+    slices: Option<&Bound<'_, PyAny>>,
+    costs: Option<&Bound<'_, PyAny>>,
+) -> PyResult<PySchedule> {
+    let costs = costs_of(costs)?;
+    let depends_on_costs = find(name).is_ok_and(|generator| generator.settings.contains(&Setting::Costs));
+    let spec = ScheduleSpec {
+        ranks: whole("ranks", ranks)?,
+        stages_per_rank: optional("stages_per_rank", stages_per_rank)?,
+        microbatches: whole("microbatches", microbatches)?,
+        group_size: optional("group_size", group_size)?,
+        wide_warmup,
+        costs: costs.clone().filter(|_| depends_on_costs),
+        memory_limit: memory_limit.map(limits_of).transpose()?,
+        slices: slices_of(slices)?,
+    };
+    let name = name.to_owned();
+    check_named(&name, &spec, Use::Generate).map_err(|error| error.raised(py))?;
+    let made = interruptible(py, move |_| {
+        let schedule = generate(&name, &spec)?;
+        Ok((find(&name)?.name, schedule))
+    })?;
+    let (name, schedule) = made.map_err(|error: GenerateError| error.raised(py))?;
+    Ok(PySchedule::made(name, schedule, costs.unwrap_or_default()))
+}
+
+fn limits_of(limits: &Bound<'_, PyAny>) -> PyResult<PerStage<u32>> {
+    if limits.is_instance_of::<PyInt>() {
+        Ok(PerStage::Same(whole("memory_limit", limits)?))
+    } else {
+        Ok(PerStage::Each(whole_list("memory_limit", limits)?))
+    }
+}
+
+/// Returns all schedules: their name, a summary, and other names, as `pipewright schedule --list` prints them.
+#[pyfunction]
+pub(crate) fn schedules(py: Python<'_>) -> PyResult<Vec<Bound<'_, PyDict>>> {
+    let entry = |generator: &Generator| {
+        let entry = PyDict::new(py);
+        entry.set_item("name", generator.name)?;
+        entry.set_item("summary", generator.summary)?;
+        entry.set_item("aliases", generator.aliases)?;
+        Ok(entry)
+    };
+    catalogue().iter().map(entry).collect()
+}
+
+#[pymethods]
+impl PySchedule {
+    /// The schedule's name.
+    #[getter]
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The rows as lists of texts, one list for each rank. `None` is a cell in which a rank waits.
+    #[getter]
+    fn rows(&self) -> Vec<Vec<Option<String>>> {
+        texts(self.schedule.rows())
+    }
+
+    /// The number of ranks.
+    #[getter]
+    fn ranks(&self) -> u32 {
+        self.schedule.ranks()
+    }
+
+    /// The number of stages.
+    #[getter]
+    fn stages(&self) -> u32 {
+        self.schedule.placement().stages()
+    }
+
+    /// The number of microbatches of a step.
+    #[getter]
+    fn microbatches(&self) -> u32 {
+        self.schedule.microbatches() / self.schedule.slices().get()
+    }
+
+    /// The number of slices of each microbatch.
+    #[getter]
+    fn slices(&self) -> u32 {
+        self.schedule.slices().get()
+    }
+
+    /// The rank of each stage.
+    #[getter]
+    fn stage_to_rank(&self) -> Vec<u32> {
+        let placement = self.schedule.placement();
+        placement.all_stages().map(|stage| placement.rank_of(stage).get()).collect()
+    }
+
+    /// Returns one line for each rank, in PyTorch's format. A cell in which a rank waits is empty.
+    fn csv(&self, py: Python<'_>) -> PyResult<String> {
+        let schedule = Arc::clone(&self.schedule);
+        interruptible(py, move |_| print_schedule(&schedule))
+    }
+
+    /// Adds communication. The result is not proved sound; `Program.validate` proves it.
+    ///
+    /// Args:
+    ///     passes: Names of passes in their order, such as `["unshard=3", "send-recv"]`, like `pipewright lower`. Without
+    ///         them, the program is the one that Pipewright trains with.
+    ///     level: Instead of passes, a level to lower to, as PyTorch does: `compute`, `comms` or `full`.
+    ///
+    /// Raises:
+    ///     LowerError: If there is no such pass, or it would have no effect, or it fails.
+    #[pyo3(signature = (passes=None, *, level=None))]
+    fn lower(
+        &self,
+        py: Python<'_>,
+        passes: Option<&Bound<'_, PyAny>>,
+        level: Option<&str>,
+    ) -> PyResult<PyProgram> {
+        check_choice(passes.is_some(), level.is_some())?;
+        let (source, config) = (self.source(), passes_to(py, level)?);
+        check_schedule(&self.schedule, Use::Lower).map_err(|error| error.raised(py))?;
+        let program = match passes {
+            Some(passes) => {
+                let (passes, schedule) = (passes_of(py, passes)?, self.schedule.as_ref());
+                let (placement, slices) = (schedule.placement().clone(), schedule.slices());
+                let (cells, microbatches) = (schedule.rows().to_vec(), schedule.microbatches());
+                Unlowered { cells, placement, microbatches, slices }.lowered(py, passes)?
+            }
+            None => {
+                let lowered = interruptible(py, move |_| source.lowered(&config))?;
+                lowered.map_err(|error| error.raised(py))?.into_program()
+            }
+        };
+        Ok(PyProgram::made(&self.name, program))
+    }
+
+    /// Returns a drawing of the run at the costs of the schedule, to scale, without communication.
+    #[pyo3(signature = (*, memory_lane=false))]
+    fn svg(&self, py: Python<'_>, memory_lane: bool) -> PyResult<String> {
+        self.drawn(py)?.svg(py, memory_lane)
+    }
+
+    fn _repr_svg_(&self, py: Python<'_>) -> PyResult<Option<String>> {
+        self.drawn(py)?.shown(py)
+    }
+
+    fn __repr__(&self) -> String {
+        let ranks = counted(self.schedule.ranks(), "rank");
+        let microbatches = microbatches_in_words(self.schedule.microbatches(), self.schedule.slices());
+        format!("<Schedule {}: {ranks}, {microbatches}>", self.name)
+    }
+
+    fn __eq__(&self, other: &Self) -> bool {
+        self.schedule == other.schedule
+    }
+}
+
+impl PySchedule {
+    /// Returns the predicted run of the schedule's own computations.
+    fn drawn(&self, py: Python<'_>) -> PyResult<PyTimeline> {
+        let (name, source, costs) = (self.name.clone(), self.source(), self.costs.clone());
+        let schedule = Arc::clone(&self.schedule);
+        check_schedule(&schedule, Use::Simulate).map_err(|error| error.raised(py))?;
+        let predicted = interruptible(py, move |_| {
+            let mut predicted = at_costs(name, source, costs)?;
+            predicted.timeline = computation_of(&schedule, &predicted.timeline);
+            Ok(predicted)
+        })?;
+        predicted.map(PyTimeline::from).map_err(|error: PredictionError| error.raised(py))
+    }
+}

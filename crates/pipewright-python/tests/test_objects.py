@@ -1,0 +1,140 @@
+"""Rows, events, pictures and what the documentation shows."""
+
+import doctest
+import html.parser
+import json
+import pathlib
+import re
+import xml.etree.ElementTree as xml
+
+import pytest
+
+import pipewright as pw
+
+HERE = pathlib.Path(__file__).parent
+PROFILE = HERE / "golden" / "profile.toml"
+
+
+@pytest.fixture(name="program")
+def zbv():
+    return pw.schedule("zbvzerobubble", ranks=4, microbatches=8).lower()
+
+
+def test_rows_keep_empty_cells():
+    rows = [["0F0", None, "0B0"], ["1F0", "1B0", ""]]
+    program = pw.Program(rows)
+    assert program.rows == [["0F0", None, "0B0"], ["1F0", "1B0", None]]
+    assert program.csv() == "0F0,,0B0\n1F0,1B0,\n"
+    assert (program.ranks, program.stages, program.microbatches, program.level) == (2, 2, 1, "compute")
+    assert program == pw.read_csv(program.csv())
+    assert program != pw.read_csv("0F0,0B0\n")
+
+
+def test_sizes_that_rows_do_not_show():
+    program = pw.Program([["0F0"], ["2F0"]], stage_to_rank=[0, 0, 1], microbatches=2)
+    assert (program.stages, program.microbatches, program.stage_to_rank) == (3, 2, [0, 0, 1])
+
+
+def test_passes_by_name(program):
+    schedule = pw.schedule("zbvzerobubble", ranks=4, microbatches=8)
+    assert schedule.lower("send-early,send-recv") == schedule.lower(["send-early", "send-recv"]) == program
+    assert "0UNSHARD" in schedule.lower(["unshard=2", "send-recv"]).csv()
+    assert pw.read_csv(schedule.csv()).lower(["send-early", "send-recv"]) == program
+    assert program.lower() == program
+
+
+def test_names_and_settings_of_schedules():
+    assert pw.schedule("ZBV", ranks=4, microbatches=8).name == "zbvzerobubble"
+    sliced = pw.schedule("seq1f1b", ranks=4, microbatches=8, slices=4)
+    assert (sliced.slices, sliced.microbatches) == (4, 8)
+    assert sliced.lower().validate() == {}
+    limited = pw.schedule("zb-greedy", ranks=4, microbatches=8, memory_limit=4)
+    each = pw.schedule("zb-greedy", ranks=4, microbatches=8, memory_limit=[4, 4, 4, 4])
+    assert limited == each
+    assert limited.lower().simulate().peak_activations == [4, 4, 4, 4]
+
+
+def test_events_are_columns(program):
+    timeline = program.simulate()
+    events = timeline.events
+    assert list(events) == ["rank", "action", "stage", "microbatch", "start", "end"]
+    assert len({len(column) for column in events.values()}) == 1
+    assert max(events["end"]) - min(events["start"]) == timeline.makespan
+    first = {name: column[0] for name, column in events.items()}
+    assert first == {"rank": 0, "action": "0F0", "stage": 0, "microbatch": 0, "start": 0.0, "end": 1.0}
+    pandas = pytest.importorskip("pandas", reason="pandas is not installed, so its table of the events is not tested")
+    assert len(pandas.DataFrame(events)) == len(events["rank"])
+
+
+def test_costs_have_names():
+    assert pw.Costs(forward=1, backward=2) == pw.Costs.parse("F=1,B=2")
+    assert pw.Costs(forward=[1, 1, 2], hop=0.1) == pw.Costs.parse("F=1:1:2,hop=0.1")
+    assert pw.Costs() != pw.Costs(hop=1)
+    assert eval(repr(pw.Costs(forward=1, hop=0.25)), {"Costs": pw.Costs}) == pw.Costs(forward=1, hop=0.25)
+
+
+def test_pictures(program, tmp_path):
+    schedule = pw.schedule("zbvzerobubble", ranks=4, microbatches=8)
+    timeline = program.simulate()
+    for picture in (schedule._repr_svg_(), program._repr_svg_(), timeline._repr_svg_(), timeline.svg(memory_lane=True)):
+        assert xml.fromstring(picture).tag.endswith("svg")
+    assert "4 ranks" in timeline.svg()
+    json.loads(timeline.trace())
+    html.parser.HTMLParser().feed(timeline.html())
+    timeline.view(tmp_path / "x.html")
+    page = (tmp_path / "x.html").read_text()
+    assert page.lower().startswith("<!doctype html>")
+    assert "zbvzerobubble: 4 ranks, 8 stages, 8 microbatches" in page
+
+
+def test_a_notebook_shows_neither_large_nor_unsound_programs():
+    assert pw.schedule("1f1b", ranks=64, microbatches=512)._repr_svg_() is None
+    assert pw.read_csv("0B0,0F0\n")._repr_svg_() is None
+    large = pw.schedule("gpipe", ranks=8, microbatches=40000).lower().simulate()
+    with pytest.raises(ValueError, match="too large to draw"):
+        large.svg()
+
+
+def test_profiles_in_all_forms():
+    profile = pw.Profile(PROFILE)
+    assert profile.layer_count == 13
+    for source in (str(PROFILE), PROFILE.read_text(), profile.to_dict(), json.dumps(profile.to_dict()), profile.to_toml()):
+        assert pw.Profile(source) == profile
+
+
+def test_a_plan_without_further_arguments():
+    plan = pw.plan(PROFILE, ranks=2, memory="8GiB", data_parallel=1)
+    assert plan.microbatches * plan.microbatch_size == 8
+    assert plan.gap < 0.1
+    assert plan.schedule.ranks == plan.ranks == 2
+    assert len(plan.boundaries) == plan.schedule.stages - 1
+    assert "boundaries" in repr(plan)
+
+
+def test_the_documentation_runs(tmp_path, monkeypatch):
+    page = HERE.parents[2] / "docs" / "python.md"
+    if not page.exists():
+        pytest.skip("the tests are not in a clone of the repository, so the book's page is not tested")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "profile.toml").write_text(PROFILE.read_text())
+    (tmp_path / "schedule.csv").write_text("0F0,0B0\n")
+    names = {}
+    for block in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL):
+        exec(block, names)
+    assert (tmp_path / "x.html").exists() and (tmp_path / "plan.html").exists()
+
+
+def test_every_name_has_documentation_whose_examples_run():
+    finder, runner = doctest.DocTestFinder(recurse=False), doctest.DocTestRunner()
+    examples = finder.find(pw, "pipewright")
+    for name in pw.__all__:
+        member = getattr(pw, name)
+        assert member.__doc__, name
+        if isinstance(member, type) and not issubclass(member, (Exception, tuple)):
+            public = [part for part in vars(member) if not part.startswith("_")]
+            assert not [part for part in public if not getattr(member, part).__doc__], name
+        examples += finder.find(member, name)
+    assert sum(len(example.examples) for example in examples) > 10
+    for example in examples:
+        runner.run(example)
+    assert runner.summarize().failed == 0

@@ -1,0 +1,20 @@
+"""Uses the package as its types allow; `mypy --strict` reads this file, and nothing runs it."""
+
+from pathlib import Path
+
+import pipewright as pw
+
+schedule: pw.Schedule = pw.schedule("zbvzerobubble", ranks=4, microbatches=16)
+rows: list[list[str | None]] = schedule.rows
+program: pw.Program = schedule.lower(["send-recv"])
+verdicts: dict[str, str] = program.validate(transport="rank", eager="64KiB")
+timeline: pw.Timeline = program.simulate(costs=pw.Costs(forward=[1.0, 2.0], hop=0.1))
+starts: list[float] = timeline.events["start"]
+timeline.view(Path("x.html"))
+plan: pw.Plan = pw.plan({"layers": []}, ranks=8, memory="80GiB")
+cut: list[int] = plan.boundaries
+
+try:
+    pw.read_csv("x.csv").validate()
+except pw.ValidationError as error:
+    ranks: list[int] = [violation.rank for violation in error.violations]

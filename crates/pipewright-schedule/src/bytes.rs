@@ -1,0 +1,56 @@
+//! Sizes in bytes as people write them.
+
+use thiserror::Error;
+
+/// A text that is not a size.
+#[derive(Clone, PartialEq, Eq, Error)]
+#[error("write a size such as 16GiB, 500MB or a number of bytes")]
+pub struct ParseBytesError;
+
+crate::error_text::message_as_debug!(ParseBytesError);
+
+/// The units with their bytes. A unit that ends with another one comes before it.
+const UNITS: [(&str, f64); 9] = [
+    ("kib", 1024.0),
+    ("mib", 1_048_576.0),
+    ("gib", 1_073_741_824.0),
+    ("tib", 1_099_511_627_776.0),
+    ("kb", 1e3),
+    ("mb", 1e6),
+    ("gb", 1e9),
+    ("tb", 1e12),
+    ("b", 1.0),
+];
+
+/// Reads a size such as `16GiB`, `500MB` or `1000`, from 1 byte to 10^18.
+///
+/// ```
+/// use pipewright_schedule::bytes::parse_bytes;
+/// assert_eq!(parse_bytes("16GiB"), Ok(16 << 30));
+/// ```
+///
+/// # Errors
+/// When the text is not a size.
+pub fn parse_bytes(text: &str) -> Result<u64, ParseBytesError> {
+    let lower = text.trim().to_lowercase();
+    let unit = UNITS.iter().find_map(|(name, bytes)| Some((lower.strip_suffix(name)?, *bytes)));
+    let (number, bytes) = unit.unwrap_or((&lower, 1.0));
+    let value = number.trim().parse::<f64>().ok().map(|number| number * bytes);
+    let value = value.filter(|value| (1.0..=1e18).contains(value));
+    value.map(|value| value as u64).ok_or(ParseBytesError)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes() {
+        assert_eq!(parse_bytes("16GiB"), Ok(16 << 30));
+        assert_eq!(parse_bytes("1.5 mb"), Ok(1_500_000));
+        assert_eq!(parse_bytes("17179869184"), Ok(16 << 30));
+        for wrong in ["", "-1GiB", "nan", "16 gigs", "inf"] {
+            assert_eq!(parse_bytes(wrong), Err(ParseBytesError), "{wrong}");
+        }
+    }
+}
