@@ -1,0 +1,307 @@
+"""Trains one model with PyTorch twice: cut by a plan of Pipewright, and with the layers divided evenly under 1F1B.
+
+The model is a Llama whose head takes as long as several of its layers. Two Gloo processes with one thread each measure its layers
+(`pipewright.torch.profile`), plan, and then take steps of both pipelines in turn, from the same parameters on the same
+batch. The report has the median times of a step and their spread, how much faster the plan is, the largest difference between
+the losses, and the predictions of both step times from the profile.
+
+Not here: the blocks of the model (`llama.py`), and the speed of Pipewright's own runtime (`pipeline.py`).
+"""
+
+import argparse
+import copy
+import json
+import os
+import statistics
+import tempfile
+import time
+import zlib
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+import pipewright as pw
+import pipewright.torch as pt
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+import torch.nn.functional as F
+from llama import INITIAL_STD, LlamaBlock, LlamaConfig, rope_tables
+from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+
+RANKS = 2
+
+# Longer than the whole bench; a rank that waits longer for the other one fails instead of hanging.
+PEER_DEADLINE = timedelta(minutes=10)
+
+
+def main() -> None:
+    """Starts one process for each rank; rank 0 prints the report."""
+    options = parse_options()
+    # Read by the OpenMP runtime when a process starts, so it is set before the ranks are spawned.
+    os.environ["OMP_NUM_THREADS"] = "1"
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    with tempfile.TemporaryDirectory() as folder:
+        mp.spawn(run_rank, args=(options, Path(folder) / "rendezvous"), nprocs=RANKS)
+
+
+def run_rank(rank: int, options: argparse.Namespace, rendezvous: Path) -> None:
+    """What one process does, from joining the group to leaving it."""
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", init_method=rendezvous.as_uri(), rank=rank, world_size=RANKS, timeout=PEER_DEADLINE
+    )
+    layers = make_layers(options)
+    inputs, targets = random_batch(options)
+    profile = pt.profile(
+        layers,
+        inputs[: options.microbatch_size],
+        loss_fn=loss_of,
+        target=targets[: options.microbatch_size],
+        optimizer=make_optimizer,
+        repetitions=options.profile_steps,
+    )
+    plan = pw.plan(profile, ranks=RANKS, microbatches=options.microbatches, data_parallel=1, head_parts=[1])
+    runs = {
+        "default": default_run(rank, copy.deepcopy(layers), options),
+        "planned": planned_run(plan, layers),
+    }
+    report = measure(runs, inputs, targets, options)
+    if rank == 0:
+        report |= predictions(profile, plan, report, options)
+        print(json.dumps(report) if options.json else text(report), flush=True)
+    dist.destroy_process_group()
+
+
+@dataclass
+class Run:
+    """A pipeline of this rank, and the optimizer of its stages."""
+
+    schedule: object
+    stages: list[PipelineStage]
+    optimizer: torch.optim.Optimizer
+
+    def step(self, inputs: Tensor, targets: Tensor) -> tuple[float, float]:
+        """Takes a step that begins on all ranks at the same time; returns its seconds and its mean loss."""
+        holds = {stage.stage_index for stage in self.stages}
+        is_last = self.stages[0].num_stages - 1 in holds
+        losses: list[Tensor] = []
+        dist.barrier()
+        start = time.perf_counter()
+        self.schedule.step(
+            *([inputs] if 0 in holds else []),
+            target=targets if is_last else None,
+            losses=losses if is_last else None,
+            return_outputs=False,
+        )
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        seconds = torch.tensor([time.perf_counter() - start], dtype=torch.float64)
+        loss = torch.tensor([sum(loss.item() for loss in losses) / max(len(losses), 1)], dtype=torch.float64)
+        dist.all_reduce(seconds, op=dist.ReduceOp.MAX)
+        dist.all_reduce(loss)
+        return seconds.item(), loss.item()
+
+
+def default_run(rank: int, layers: list[nn.Module], options: argparse.Namespace) -> Run:
+    """The layers divided evenly by their number, under PyTorch's `Schedule1F1B`."""
+    first, end = (rank * len(layers) // RANKS, (rank + 1) * len(layers) // RANKS)
+    stage = PipelineStage(nn.Sequential(*layers[first:end]), rank, RANKS, torch.device("cpu"))
+    schedule = Schedule1F1B(stage, options.microbatches, loss_fn=loss_of)
+    return Run(schedule, [stage], make_optimizer(list(stage.submod.parameters())))
+
+
+def planned_run(plan: pw.Plan, layers: list[nn.Module]) -> Run:
+    """The plan, executed by PyTorch's runtime."""
+    stages = pt.stages(plan, layers)
+    schedule = pt.schedule(plan, stages, loss_of)
+    parameters = [parameter for stage in stages for parameter in stage.submod.parameters()]
+    return Run(schedule, stages, make_optimizer(parameters))
+
+
+def measure(runs: dict[str, Run], inputs: Tensor, targets: Tensor, options: argparse.Namespace) -> dict[str, object]:
+    """Takes steps of both runs in turn. The first steps are not measured, but their losses are compared."""
+    seconds: dict[str, list[float]] = {name: [] for name in runs}
+    losses: dict[str, list[float]] = {name: [] for name in runs}
+    load = os.getloadavg()[0]
+    for step in range(options.warmup + options.steps):
+        for name, run in runs.items():
+            taken, loss = run.step(inputs, targets)
+            losses[name].append(loss)
+            if step >= options.warmup:
+                seconds[name].append(taken)
+    difference = max(abs(one - other) for one, other in zip(losses["default"], losses["planned"]))
+    ratios = [default / planned for default, planned in zip(seconds["default"], seconds["planned"])]
+    return {
+        "default_s": spread(seconds["default"]),
+        "planned_s": spread(seconds["planned"]),
+        "speedup": spread(ratios),
+        "losses": losses["planned"],
+        "largest_loss_difference": difference,
+        "load": [round(load, 2), round(os.getloadavg()[0], 2)],
+        "torch": torch.__version__,
+    }
+
+
+def predictions(
+    profile: pw.Profile, plan: pw.Plan, report: dict[str, object], options: argparse.Namespace
+) -> dict[str, object]:
+    """The predicted times of both steps, and their shares of the measured medians.
+
+    Each is simulated with the program that PyTorch executes: `Schedule1F1B` never splits a backward.
+    """
+    layers = options.layers + 2
+    default = pw.schedule("1f1b", ranks=RANKS, microbatches=options.microbatches).lower(level="comms")
+    default_s = default.simulate(costs=profile, boundaries=[layers // RANKS]).makespan
+    planned_s = pt.program_for(plan).simulate(costs=profile, boundaries=plan.boundaries).makespan
+    head, block = profile.to_dict()["layers"][-1], profile.to_dict()["layers"][1]
+    return {
+        "plan": {"schedule": plan.name, "boundaries": list(plan.boundaries)},
+        "head_of_block": total(head) / total(block),
+        "predicted_default_s": default_s,
+        "predicted_planned_s": planned_s,
+        "predicted_of_measured": {
+            "default": default_s / report["default_s"]["median"],
+            "planned": planned_s / report["planned_s"]["median"],
+        },
+    }
+
+
+def total(layer: dict[str, float]) -> float:
+    """The time of a layer for a microbatch: forward and backward."""
+    return layer["forward_s"] + layer["input_backward_s"] + layer["weight_backward_s"]
+
+
+class Embedding(nn.Module):
+    """Token ids `[rows, seq_len]` to hidden states `[rows, seq_len, hidden]`."""
+
+    def __init__(self, config: LlamaConfig):
+        super().__init__()
+        self.tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.tokens(ids)
+
+
+class Block(nn.Module):
+    """A block with its tables of positions, so that it maps hidden states to hidden states."""
+
+    def __init__(self, config: LlamaConfig, seq_len: int):
+        super().__init__()
+        self.block = LlamaBlock(config)
+        cos, sin = rope_tables(config, seq_len)
+        self.register_buffer("cos", cos, persistent=False)
+        self.register_buffer("sin", sin, persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.block(x, self.cos, self.sin)
+
+
+class Head(nn.Module):
+    """Hidden states to logits `[rows, seq_len, vocab]`."""
+
+    def __init__(self, config: LlamaConfig):
+        super().__init__()
+        self.norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.linear = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(self.norm(x))
+
+
+def make_layers(options: argparse.Namespace) -> list[nn.Module]:
+    """The layers of the model; each matrix depends on the seed, its layer and its path alone."""
+    config = LlamaConfig(
+        vocab_size=options.vocab_size,
+        hidden_size=options.hidden_size,
+        intermediate_size=options.intermediate_size,
+        num_hidden_layers=options.layers,
+    )
+    blocks = [Block(config, options.seq_len) for _ in range(options.layers)]
+    layers = [Embedding(config), *blocks, Head(config)]
+    for index, layer in enumerate(layers):
+        for path, parameter in layer.named_parameters():
+            if parameter.dim() > 1:
+                generator = torch.Generator().manual_seed(options.seed + zlib.crc32(f"{index}.{path}".encode()))
+                nn.init.normal_(parameter, std=INITIAL_STD, generator=generator)
+    return layers
+
+
+def loss_of(logits: Tensor, target: Tensor) -> Tensor:
+    """The mean cross entropy of a microbatch."""
+    return F.cross_entropy(logits.flatten(0, 1), target.flatten())
+
+
+def make_optimizer(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    """The optimizer of a stage, or of a layer while it is measured."""
+    return torch.optim.AdamW(parameters, lr=3e-4, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1, fused=True)
+
+
+def random_batch(options: argparse.Namespace) -> tuple[Tensor, Tensor]:
+    """Token ids and the ids that follow them, both `[microbatches * rows, seq_len]`."""
+    generator = torch.Generator().manual_seed(options.seed)
+    shape = (options.microbatches * options.microbatch_size, options.seq_len + 1)
+    ids = torch.randint(options.vocab_size, shape, generator=generator)
+    return ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
+
+
+def spread(values: list[float]) -> dict[str, float]:
+    """The median with the quartiles, and the number of values."""
+    quartiles = statistics.quantiles(values, n=4) if len(values) > 1 else [values[0]] * 3
+    return {"median": quartiles[1], "quartile_1": quartiles[0], "quartile_3": quartiles[2], "count": len(values)}
+
+
+def text(report: dict[str, object]) -> str:
+    """The report for people."""
+
+    def line(name: str, unit: str, key: str) -> str:
+        found = report[key]
+        return f"{name:<22} {found['median']:.3f}{unit} ({found['quartile_1']:.3f} to {found['quartile_3']:.3f})"
+
+    share = report["predicted_of_measured"]
+    plan = report["plan"]
+    return "\n".join(
+        [
+            f"PyTorch {report['torch']}, {RANKS} processes, load {report['load'][0]} to {report['load'][1]}",
+            line("default cut and 1F1B", " s", "default_s") + f", predicted {report['predicted_default_s']:.3f} s",
+            line("planned", " s", "planned_s") + f", predicted {report['predicted_planned_s']:.3f} s",
+            f"plan                   {plan['schedule']}, boundaries {plan['boundaries']}; "
+            f"the head takes {report['head_of_block']:.2f} blocks",
+            line("speedup", "", "speedup"),
+            f"predicted / measured   default {share['default']:.3f}, planned {share['planned']:.3f}",
+            f"losses                 {report['losses'][0]:.6f} to {report['losses'][-1]:.6f}, "
+            f"largest difference {report['largest_loss_difference']:.1e}",
+        ]
+    )
+
+
+def parse_options() -> argparse.Namespace:
+    """Reads the command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    number = {"type": positive, "metavar": "N"}
+    parser.add_argument("--layers", default=8, help="blocks between the embedding and the head", **number)
+    parser.add_argument("--hidden-size", default=512, **number)
+    parser.add_argument("--intermediate-size", default=1376, **number)
+    parser.add_argument("--vocab-size", default=20480, help="the size of the head", **number)
+    parser.add_argument("--seq-len", default=256, **number)
+    parser.add_argument("--microbatches", default=8, **number)
+    parser.add_argument("--microbatch-size", default=1, help="rows in a microbatch", **number)
+    parser.add_argument("--steps", default=10, help="steps of each run that are measured", **number)
+    parser.add_argument("--warmup", default=2, type=int, metavar="N", help="steps before those")
+    parser.add_argument("--profile-steps", default=10, help="repetitions of the profile", **number)
+    parser.add_argument("--seed", default=42, type=int, help="of parameters and data")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    return parser.parse_args()
+
+
+def positive(text: str) -> int:
+    """A whole number from 1."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a number from 1")
+    return number
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,49 @@
+"""Pipewright for `torch.distributed.pipelining`, of PyTorch 2.12 to 2.15.
+
+- `program_of` reads a schedule of PyTorch as a program, to validate, simulate or view it.
+- `profile` measures the layers of a model, for `pipewright.plan`.
+- `stages` cuts the model into the stages that a plan gives to this rank, and `schedule` executes the plan on them.
+  `program_for` is the program that it executes.
+- `timeline_of` reads the profiler's traces of all ranks as a timeline. `annotate` names the actions of single-stage
+  schedules in these traces.
+
+```python
+import pipewright as pw
+import pipewright.torch as pt
+
+profile = pt.profile(layers, example, loss_fn=loss_fn, target=target)
+plan = pw.plan(profile, ranks=4, microbatches=16, data_parallel=1)
+stages = pt.stages(plan, layers)
+schedule = pt.schedule(plan, stages, loss_fn)
+schedule.step(inputs, target=targets)          # as with any schedule of PyTorch
+```
+
+Importing this package does not import PyTorch. Each function that needs it checks its version first.
+"""
+
+from pipewright.torch.annotate import annotate
+from pipewright.torch.errors import ChainError, PlanMismatch, TableError, TraceError, UntestedVersion
+from pipewright.torch.profile_keys import Link
+from pipewright.torch.profiling import profile
+from pipewright.torch.reading import program_of
+from pipewright.torch.runtime import program_for, schedule
+from pipewright.torch.stages import stages
+from pipewright.torch.traces import timeline_of
+from pipewright.torch.versions import TESTED
+
+__all__ = [
+    "TESTED",
+    "ChainError",
+    "Link",
+    "PlanMismatch",
+    "TableError",
+    "TraceError",
+    "UntestedVersion",
+    "annotate",
+    "profile",
+    "program_for",
+    "program_of",
+    "schedule",
+    "stages",
+    "timeline_of",
+]

@@ -1,0 +1,43 @@
+"""The exceptions of `pipewright.torch`: each says what was read and what was expected."""
+
+from __future__ import annotations
+
+from pipewright.errors import PipewrightError
+
+__all__ = ["ChainError", "PlanMismatch", "TableError", "TraceError", "UntestedVersion"]
+
+
+class UntestedVersion(PipewrightError, RuntimeError):
+    """PyTorch is missing, or its version was never tried."""
+
+    read: str | None = None
+    """The version; None if PyTorch cannot be imported."""
+    expected: str = ""
+    """The versions that were tried."""
+
+
+class TableError(PipewrightError, ValueError):
+    """A value is not a schedule of PyTorch, or its table has other entries than actions."""
+
+    rank: int | None = None
+    """The rank of the entry, if one entry is wrong."""
+    position: int | None = None
+    """The position of the entry in its row, counted from 0."""
+
+
+class PlanMismatch(PipewrightError, ValueError):
+    """A plan does not fit the stages, the layers or the process group, or PyTorch cannot run it."""
+
+
+class TraceError(PipewrightError, ValueError):
+    """A trace cannot be read as the step of a pipeline."""
+
+    trace: str | None = None
+    """The file of the trace, if one trace is wrong."""
+
+
+class ChainError(PipewrightError, ValueError):
+    """Modules cannot be measured as the layers of a model."""
+
+    layer: int | None = None
+    """The layer, counted from 0, if one layer is wrong."""

@@ -1,0 +1,169 @@
+"""The pipeline actions in a trace of PyTorch's profiler (Kineto's JSON, `export_chrome_trace`).
+
+PyTorch's pipeline runtime names a range of each action `PP:` and the action (`PP:2F0`). The range is the time of the
+processor. It differs from the time of the action in two ways, which this module undoes:
+
+- A receive only starts in the range of `RECV`. The computation that uses the tensor waits for it at its beginning. The
+  wait ends where the first operation of the computation begins.
+- On a GPU, the range has the launches of kernels. The kernels of an action are those whose launch is in its range.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+from bisect import bisect_left
+from dataclasses import dataclass, replace
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from pipewright.torch.errors import TraceError
+
+PREFIX = "PP:"
+
+#: The largest trace that is read, in bytes before and after decompression.
+MAX_BYTES = 4 << 30
+
+_COMPUTATION = re.compile(r"\d+[FBIW]\d+|\(.*\)OVERLAP_F_B")
+_PIPELINE_NAME = re.compile(r"PP:(\(.*\)OVERLAP_F_B|\d+[A-Z_]+\d*)")
+# Ranges of the same names in the trace of a single-stage schedule, whose stage the name lacks.
+_SINGLE_STAGE_NAME = re.compile(r"(Forward|Backward) \d+")
+_MESSAGE_NAMES = ("c10d::", "gloo:", "nccl:")
+
+
+@dataclass(frozen=True)
+class Span:
+    """An action of a rank: its text, and its start and end in microseconds.
+
+    The range of the processor begins at `start`. A computation has its tensors at `ready`; on a GPU, that is the start of
+    its first kernel, and `end` is the end of the last one.
+    """
+
+    action: str
+    start: float
+    ready: float
+    end: float
+
+    @property
+    def is_computation(self) -> bool:
+        """Whether the action computes, as F, B, I and W do."""
+        return _COMPUTATION.fullmatch(self.action) is not None
+
+
+@dataclass(frozen=True)
+class RankTrace:
+    """The trace of one process: the rank that PyTorch has written into it, if any, and its actions by their start."""
+
+    name: str
+    rank: int | None
+    spans: tuple[Span, ...]
+
+
+def read(path: str | PathLike[str]) -> RankTrace:
+    """Reads the trace of one process; its name may end with `.gz`.
+
+    Raises `TraceError` if the file cannot be read, is not a trace, or has no action of a pipeline.
+    """
+    name = str(path)
+    document = _document(Path(path), name)
+    events = document.get("traceEvents") if isinstance(document, dict) else None
+    if not isinstance(events, list):
+        raise TraceError(f"{name}: no list `traceEvents`; a trace of torch.profiler was expected", trace=name)
+    slices = [event for event in events if isinstance(event, dict) and event.get("ph") == "X" and _is_timed(event)]
+    rank = (document.get("distributedInfo") or {}).get("rank")
+    # Times are relative to a start of the trace's own, in nanoseconds since the epoch.
+    base = float(document.get("baseTimeNanoseconds") or 0) / 1e3
+    spans = _spans(slices, name)
+    moved = (replace(span, start=span.start + base, ready=span.ready + base, end=span.end + base) for span in spans)
+    return RankTrace(name, rank if isinstance(rank, int) else None, tuple(moved))
+
+
+def _document(path: Path, name: str) -> Any:
+    try:
+        opened = gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")
+        with opened as file:
+            content = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise TraceError(f"{name}: cannot be read: {error}", trace=name) from error
+    if len(content) > MAX_BYTES:
+        raise TraceError(f"{name}: larger than {MAX_BYTES >> 30} GiB; record fewer steps", trace=name)
+    try:
+        return json.loads(content)
+    except ValueError as error:
+        raise TraceError(f"{name}: not JSON: {error}; a trace of torch.profiler was expected", trace=name) from error
+
+
+def _is_timed(event: dict[str, Any]) -> bool:
+    return all(isinstance(event.get(key), (int, float)) for key in ("ts", "dur")) and isinstance(event.get("name"), str)
+
+
+def _spans(slices: list[dict[str, Any]], name: str) -> list[Span]:
+    ranges = [event for event in slices if event.get("cat") == "user_annotation"]
+    actions = [event for event in ranges if _PIPELINE_NAME.fullmatch(event["name"])]
+    if not actions:
+        single = any(_SINGLE_STAGE_NAME.fullmatch(event["name"]) for event in ranges)
+        reason = "its ranges are those of a single-stage schedule, which do not name stages" if single else "none is named PP:"
+        raise TraceError(
+            f"{name}: no action of a pipeline among {len(ranges)} ranges ({reason}). PyTorch names the actions of its "
+            "multi-stage schedules; for ScheduleGPipe and Schedule1F1B, call pipewright.torch.annotate(schedule) first",
+            trace=name,
+        )
+    actions.sort(key=lambda event: event["ts"])
+    ready_at = _Ready([event for event in slices if event.get("cat") == "cpu_op"])
+    kernels = _Kernels(slices)
+    return [_span(event, ready_at, kernels) for event in actions]
+
+
+def _span(event: dict[str, Any], ready_at: _Ready, kernels: _Kernels) -> Span:
+    start, end = event["ts"], event["ts"] + event["dur"]
+    span = Span(event["name"].removeprefix(PREFIX), start, start, end)
+    launched = kernels.between(start, end, moves_messages=not span.is_computation)
+    if launched is not None:
+        return replace(span, ready=launched[0], end=launched[1])
+    return replace(span, ready=ready_at.first_operation(start, end)) if span.is_computation else span
+
+
+class _Ready:
+    """The starts of the operations that compute, in order."""
+
+    def __init__(self, operations: list[dict[str, Any]]):
+        computing = (event for event in operations if not event["name"].startswith(_MESSAGE_NAMES))
+        self._starts = sorted(event["ts"] for event in computing)
+
+    def first_operation(self, start: float, end: float) -> float:
+        """Returns the start of the first operation in a range; the start of the range if there is none."""
+        index = bisect_left(self._starts, start)
+        return self._starts[index] if index < len(self._starts) and self._starts[index] <= end else start
+
+
+class _Kernels:
+    """The kernels of a GPU by the time of their launch: those that compute, and those that move messages."""
+
+    def __init__(self, slices: list[dict[str, Any]]):
+        launches = {
+            correlation: event["ts"]
+            for event in slices
+            if event.get("cat") in ("cuda_runtime", "cuda_driver") and (correlation := _correlation(event)) is not None
+        }
+        self._by_kind: dict[bool, list[tuple[float, float, float]]] = {False: [], True: []}
+        for event in slices:
+            if event.get("cat") == "kernel" and (launch := launches.get(_correlation(event))) is not None:
+                moves_messages = "nccl" in event["name"].lower()
+                self._by_kind[moves_messages].append((launch, event["ts"], event["ts"] + event["dur"]))
+        for kernels in self._by_kind.values():
+            kernels.sort()
+
+    def between(self, start: float, end: float, *, moves_messages: bool) -> tuple[float, float] | None:
+        """Returns the first start and the last end of the kernels that were launched in a range; None without kernels."""
+        kernels = self._by_kind[moves_messages]
+        first, last = bisect_left(kernels, (start,)), bisect_left(kernels, (end,))
+        launched = kernels[first:last]
+        if not launched:
+            return None
+        return min(kernel[1] for kernel in launched), max(kernel[2] for kernel in launched)
+
+
+def _correlation(event: dict[str, Any]) -> Any:
+    return (event.get("args") or {}).get("correlation")

@@ -1,0 +1,224 @@
+"""Measures the layers of a model one by one, as a pipeline computes them. Imports PyTorch.
+
+All layers run as a chain. The output of each is detached before the next one gets it, so each has a tape of its own and its
+backward can be timed alone. A repetition runs the chain twice: once with the whole backward (`B`), and once with the gradients
+of the inputs alone (`I`). `W` is the difference. In both, the forwards of all layers run first, and the backwards follow
+in reverse, so that a layer does not find its tensors in the caches only because it has just used them.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pipewright.torch.errors import ChainError
+
+
+@dataclass(frozen=True)
+class Loss:
+    """The loss that the last layer computes: its function, and the targets of the microbatch."""
+
+    function: Callable[[Any, Any], Tensor]
+    target: Any
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The sizes of a layer in bytes."""
+
+    output: int
+    parameters: int
+    activations: int
+
+
+class Stopwatch:
+    """Times of calls in seconds. Waits for the device before and after each call."""
+
+    def __init__(self, device: torch.device):
+        self._synchronize = (lambda: None) if device.type == "cpu" else (lambda: torch.accelerator.synchronize(device))
+
+    def time(self, call: Callable[[], Any]) -> tuple[float, Any]:
+        """Returns the time of a call and its result."""
+        self._synchronize()
+        start = time.perf_counter()
+        result = call()
+        self._synchronize()
+        return time.perf_counter() - start, result
+
+
+@dataclass
+class _Run:
+    """The tape of one layer: its inputs that require gradients, and its outputs."""
+
+    inputs: list[Tensor]
+    outputs: list[Tensor]
+
+
+def measure(
+    layers: Sequence[torch.nn.Module],
+    example: tuple[Any, ...],
+    loss: Loss | None,
+    *,
+    repetitions: int,
+    warmup: int,
+) -> list[tuple[float, float, float]]:
+    """Returns for each layer the median times of `F`, `I` and `W` in seconds, for the microbatch `example`.
+
+    The gradients of parameters exist while backwards run, as in all microbatches of a step but the first. They are
+    removed afterwards.
+
+    Raises `ChainError` if the layers are not a chain.
+    """
+    stopwatch = Stopwatch(_device_of(layers, example))
+    samples: list[list[tuple[float, float, float]]] = [[] for _ in layers]
+    for repetition in range(warmup + repetitions):
+        forwards, whole = _timed(layers, example, loss, stopwatch, inputs_only=False)
+        again, inputs = _timed(layers, example, loss, stopwatch, inputs_only=True)
+        if repetition >= warmup:
+            for index, of_layer in enumerate(samples):
+                of_layer.append(((forwards[index] + again[index]) / 2, inputs[index], whole[index]))
+    for layer in layers:
+        layer.zero_grad(set_to_none=True)
+    return [_medians(of_layer) for of_layer in samples]
+
+
+def sizes(layers: Sequence[torch.nn.Module], example: tuple[Any, ...], loss: Loss | None) -> list[Sizes]:
+    """Returns the sizes of each layer for the microbatch `example`.
+
+    Activations are the tensors that the forward saves for the backward, without parameters and without what an earlier
+    layer has saved already.
+    """
+    seen = {tensor.untyped_storage().data_ptr() for layer in layers for tensor in (*layer.parameters(), *layer.buffers())}
+    held: list[Any] = []
+    measured = []
+    values = example
+    for index, layer in enumerate(layers):
+        saved = 0
+
+        def pack(tensor: Tensor) -> Tensor:
+            nonlocal saved
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in seen:
+                seen.add(storage.data_ptr())
+                saved += storage.nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            run, values = _forward(index, layer, values, loss if index == len(layers) - 1 else None)
+        # Storages are compared by address, so none may be freed before the last layer has run.
+        held.append((run, values))
+        parameters = sum(parameter.nbytes for parameter in layer.parameters())
+        measured.append(Sizes(sum(value.nbytes for value in values if isinstance(value, Tensor)), parameters, saved))
+    return measured
+
+
+def optimizer_times(
+    layers: Sequence[torch.nn.Module], make: Callable[[list[torch.nn.Parameter]], Any], *, repetitions: int
+) -> list[float]:
+    """Returns for each layer the median time of an optimizer's step in seconds. Parameters keep their values."""
+    times = []
+    for layer in layers:
+        parameters = [torch.nn.Parameter(parameter.detach().clone()) for parameter in layer.parameters()]
+        if not parameters:
+            times.append(0.0)
+            continue
+        stopwatch = Stopwatch(parameters[0].device)
+        for parameter in parameters:
+            parameter.grad = torch.ones_like(parameter)
+        optimizer = make(parameters)
+        # The first step allocates the optimizer's state.
+        samples = [stopwatch.time(optimizer.step)[0] for _ in range(repetitions + 1)][1:]
+        times.append(statistics.median(samples))
+    return times
+
+
+def _timed(
+    layers: Sequence[torch.nn.Module],
+    example: tuple[Any, ...],
+    loss: Loss | None,
+    stopwatch: Stopwatch,
+    *,
+    inputs_only: bool,
+) -> tuple[list[float], list[float]]:
+    """Returns the times of all forwards and of all backwards."""
+    values = example
+    runs, forwards = [], []
+    for index, layer in enumerate(layers):
+        of_layer = loss if index == len(layers) - 1 else None
+        seconds, (run, values) = stopwatch.time(lambda: _forward(index, layer, values, of_layer))
+        runs.append(run)
+        forwards.append(seconds)
+    backwards = [0.0] * len(layers)
+    for index in reversed(range(len(layers))):
+        backward = _backward(runs.pop(), inputs_only=inputs_only)
+        if backward is not None:
+            backwards[index] = stopwatch.time(backward)[0]
+    return forwards, backwards
+
+
+def _forward(index: int, layer: torch.nn.Module, values: tuple[Any, ...], loss: Loss | None) -> tuple[_Run, tuple[Any, ...]]:
+    """Runs a layer on the detached outputs of the one before it; returns its tape and its outputs."""
+    given = tuple(_leaf(value, is_boundary=index > 0) for value in values)
+    try:
+        output = layer(*given)
+        if loss is not None:
+            output = loss.function(output, loss.target)
+    except Exception as error:
+        raise ChainError(
+            f"layer {index} ({type(layer).__name__}) does not run on {_shapes(given)}, the output of the layer before it: {error}",
+            layer=index,
+        ) from error
+    outputs = output if isinstance(output, tuple) else (output,)
+    tensors = [value for value in outputs if isinstance(value, Tensor)]
+    if len(tensors) != len(outputs):
+        raise ChainError(
+            f"layer {index} ({type(layer).__name__}) returns {[type(value).__name__ for value in outputs]}; a tensor or a tuple of "
+            "tensors was expected, which a pipeline can send",
+            layer=index,
+        )
+    inputs = [value for value in given if isinstance(value, Tensor) and value.requires_grad]
+    return _Run(inputs, tensors), outputs
+
+
+def _leaf(value: Any, *, is_boundary: bool) -> Any:
+    """Returns an input without the tape before it. The inputs of the model require no gradient, others do if they can."""
+    if not isinstance(value, Tensor):
+        return value
+    return value.detach().requires_grad_(is_boundary and value.is_floating_point())
+
+
+def _backward(run: _Run, *, inputs_only: bool) -> Callable[[], Any] | None:
+    """Returns the backward of a layer; None if it computes nothing. The gradients of the outputs are made beforehand."""
+    outputs = [output for output in run.outputs if output.requires_grad]
+    if not outputs or (inputs_only and not run.inputs):
+        return None
+    gradients = [torch.ones_like(output) for output in outputs]
+    if inputs_only:
+        return lambda: torch.autograd.grad(outputs, run.inputs, gradients, allow_unused=True)
+    return lambda: torch.autograd.backward(outputs, gradients)
+
+
+def _medians(samples: list[tuple[float, float, float]]) -> tuple[float, float, float]:
+    forward, inputs, whole = (statistics.median(times) for times in zip(*samples))
+    # A layer without parameters has no `W`; then the two backwards differ by noise alone.
+    return forward, min(inputs, whole), max(whole - inputs, 0.0)
+
+
+def _device_of(layers: Sequence[torch.nn.Module], example: tuple[Any, ...]) -> torch.device:
+    tensors = (tensor for layer in layers for tensor in layer.parameters())
+    first = next(tensors, None)
+    if first is None:
+        first = next((value for value in example if isinstance(value, Tensor)), None)
+    if first is None:
+        raise ChainError("neither the layers nor the example have a tensor")
+    return first.device
+
+
+def _shapes(values: tuple[Any, ...]) -> str:
+    return ", ".join(str(list(value.shape)) if isinstance(value, Tensor) else type(value).__name__ for value in values)

@@ -1,0 +1,163 @@
+"""`schedule`: a runtime of PyTorch that executes a plan.
+
+The plan's computations are lowered to the table that PyTorch's runtime (`_PipelineScheduleRuntime`) executes: messages,
+reductions of gradients, and the waits for both. Before PyTorch gets the table, it is proved sound for the communicator
+of the stages.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pipewright
+from pipewright.torch import tables, versions
+from pipewright.torch.errors import PlanMismatch
+from pipewright.torch.placed import Placed, placed, source_of
+from pipewright.torch.tables import Rows
+from pipewright.torch.versions import Version
+
+#: The passes for a table that PyTorch 2.15 executes. `unshard` comes first if a stage is sharded.
+PASSES = ("reduce-grad", "send-recv", "wait-send")
+
+
+def schedule(
+    plan: Any,
+    stages: Sequence[Any],
+    loss_fn: Callable[..., Any] | None,
+    *,
+    transport: str | None = None,
+    allow_untested: bool = False,
+    **options: Any,
+) -> Any:
+    """Returns a schedule of PyTorch (`_PipelineScheduleRuntime`) that executes a plan on this rank.
+
+    `plan` is a plan, a schedule, or a program with messages, which is executed as it is. `stages` are this rank's
+    `PipelineStage`s, as `pipewright.torch.stages` makes them. `loss_fn(output, target)` returns the mean loss of a microbatch.
+    `options` are those of PyTorch's multi-stage schedules, such as `scale_grads` and `args_chunk_spec`. `step` and `eval` of
+    the result are PyTorch's. `transport` is the communicator for which the table is proved sound; by default,
+    `edge` for Gloo and for one group per edge, and `rank` for others.
+
+    All ranks of the pipeline call this function, because it compares their tables: ranks with different ones would hang.
+
+    Raises `PlanMismatch` if the plan does not fit the stages, differs between ranks, or PyTorch cannot run it,
+    `pipewright.ValidationError` if it is not sound for the communicator, and `UntestedVersion`.
+    """
+    torch, version = versions.load(allow_untested=allow_untested)
+    from torch.distributed.pipelining.schedules import _Action, _PipelineScheduleRuntime
+
+    of_plan = placed(plan)
+    check_stages(of_plan, stages)
+    is_sharded = any(_is_sharded(stage) for stage in stages)
+    program = program_for(plan, unshard=is_sharded)
+    program.validate(transport=transport or transport_of(torch.distributed, stages[0]))
+    rows = rows_for(program, version)
+    check_losses(rows, of_plan.stages - 1)
+    check_equal(torch.distributed, stages[0].group, program)
+    runtime = _PipelineScheduleRuntime(list(stages), of_plan.microbatches, loss_fn=loss_fn, **options)
+    actions = {rank: [_Action.from_str(cell) for cell in row] for rank, row in enumerate(rows)}
+    runtime._prepare_schedule_with_comms(actions, format="compute_comms")
+    return runtime
+
+
+def program_for(plan: Any, *, unshard: bool = False) -> pipewright.Program:
+    """Returns the program that `schedule` executes, to simulate and view it; one that has messages is returned as it is.
+
+    PyTorch before 2.15 executes it without the waits for sends and for reductions. `unshard` gathers the parameters of
+    sharded stages (FSDP) before they compute.
+    """
+    source = source_of(plan)
+    if isinstance(source, pipewright.Program) and tables.communicates(actions_of(source)):
+        return source
+    return source.lower(passes=[*(["unshard"] if unshard else []), *PASSES])
+
+
+def rows_for(program: pipewright.Program, version: Version) -> Rows:
+    """Returns the rows of a program for a version of PyTorch.
+
+    Raises `PlanMismatch` if the version needs a wait for each send, and the program lacks one.
+    """
+    rows = actions_of(program)
+    if not version.has_waits:
+        return tables.without_waits(rows)
+    if unwaited := tables.unwaited_sends(rows):
+        raise PlanMismatch(
+            f"the program has no wait for {len(unwaited)} of its sends, the first is {unwaited[0]}; PyTorch {version.text} needs "
+            'one for each: add the pass "wait-send"'
+        )
+    return rows
+
+
+def actions_of(program: pipewright.Program) -> Rows:
+    """Returns the rows of a program without bubbles."""
+    return [[cell for cell in row if cell] for row in program.rows]
+
+
+def check_stages(of_plan: Placed, stages: Sequence[Any]) -> None:
+    """Checks that `stages` are those that the plan gives to their rank.
+
+    Raises `PlanMismatch` if they are not.
+    """
+    if not stages:
+        raise PlanMismatch("there is no stage; the stages of this rank were expected, as pipewright.torch.stages makes them")
+    for stage in stages:
+        if not all(hasattr(stage, key) for key in ("stage_index", "num_stages", "group_rank", "group_size")):
+            raise PlanMismatch(f"read a {type(stage).__name__}; a torch.distributed.pipelining.PipelineStage was expected")
+    first = stages[0]
+    if first.group_size != of_plan.ranks or first.num_stages != of_plan.stages:
+        raise PlanMismatch(
+            f"the stages are of {first.group_size} ranks with {first.num_stages} stages in total; the plan has "
+            f"{of_plan.ranks} ranks with {of_plan.stages} stages"
+        )
+    found, expected = sorted(stage.stage_index for stage in stages), of_plan.of_rank(first.group_rank)
+    if found != expected:
+        raise PlanMismatch(f"rank {first.group_rank} has the stages {found}; the plan gives it {expected}")
+
+
+def check_losses(rows: Rows, last_stage: int) -> None:
+    """Checks that the last stage runs its forwards in the order of the microbatches.
+
+    PyTorch looks the loss of a microbatch up by the number of losses before it. Raises `PlanMismatch` if the order differs.
+    """
+    forward = f"{last_stage}F"
+    parts = (part for row in rows for cell in row for part in tables.parts_of(cell))
+    order = [int(part.removeprefix(forward)) for part in parts if part.startswith(forward) and part != forward]
+    if order != sorted(order):
+        raise PlanMismatch(
+            f"stage {last_stage} computes the microbatches in the order {order}; PyTorch assigns the losses by this order, so it "
+            "must be ascending: choose another schedule"
+        )
+
+
+def check_equal(distributed: Any, group: Any, program: pipewright.Program) -> None:
+    """Checks that all ranks of a group have the same program, apart from the gathering of parameters.
+
+    Raises `PlanMismatch` on every rank if they differ.
+    """
+    kept = (cell for row in actions_of(program) for cell in (*row, "end") if not cell.endswith("SHARD"))
+    digest = hashlib.sha256(",".join(kept).encode()).hexdigest()
+    digests: list[Any] = [None] * distributed.get_world_size(group)
+    distributed.all_gather_object(digests, digest, group=group)
+    different = [rank for rank, other in enumerate(digests) if other != digests[0]]
+    if different:
+        raise PlanMismatch(
+            f"the ranks {different} execute another program than rank 0; plan on one rank, and give its plan to all of them"
+        )
+
+
+def transport_of(distributed: Any, stage: Any) -> str:
+    """Returns the name of the communicator of a stage's group.
+
+    Gloo has one connection for each pair of ranks and matches messages of one direction in their order, as one group
+    per edge does. Other back ends run the operations of a group in order on each rank.
+    """
+    if getattr(stage, "p2p_per_edge", False) or "gloo" in str(distributed.get_backend(stage.group)):
+        return "edge"
+    return "rank"
+
+
+def _is_sharded(stage: Any) -> bool:
+    from torch.distributed.fsdp import FSDPModule
+
+    return isinstance(stage.submod, FSDPModule)
