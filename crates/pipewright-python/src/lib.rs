@@ -14,6 +14,7 @@ mod lowering;
 mod proof;
 mod timeline;
 mod prediction;
+mod measured;
 mod program;
 mod schedule;
 mod plan;
@@ -23,6 +24,8 @@ mod plan;
 mod _native {
     #[pymodule_export]
     use crate::costs::PyCosts;
+    #[pymodule_export]
+    use crate::measured::read_trace;
     #[pymodule_export]
     use crate::plan::{PyPlan, plan};
     #[pymodule_export]

@@ -66,7 +66,7 @@ pub(crate) fn at_costs(
     let run = timed(&program, &costs)?;
     let summary = Summary::of(&run, logical(&program)?.steps(), &costs);
     let (timeline, unit) = (run.timeline().clone(), TimeUnit::Costs);
-    Ok(Predicted { name, program: Arc::new(program), costs, timeline, summary, unit })
+    Ok(Predicted { name, program: Arc::new(program), costs, timeline, prediction: None, summary, unit })
 }
 
 /// Proves the program, and counts each of its actions as a tick.
@@ -75,7 +75,8 @@ pub(crate) fn in_ticks(name: String, source: ProgramSource) -> Result<Predicted,
     let run = logical(&program)?;
     let (timeline, summary) = (run.timeline(1.0), Summary::of_logical(&run));
     let (costs, unit) = (Costs::default(), TimeUnit::Costs);
-    Ok(Predicted { name, program: Arc::new(program.clone()), costs, timeline, summary, unit })
+    let program = Arc::new(program.clone());
+    Ok(Predicted { name, program, costs, timeline, prediction: None, summary, unit })
 }
 
 /// The choices for a profile.
@@ -117,5 +118,5 @@ pub(crate) fn of_prediction(name: String, prediction: Prediction) -> Result<Pred
     let Prediction { program, costs, run, .. } = prediction;
     let (program, timeline, unit) =
         (Arc::new(program.into_program()), run.timeline().clone(), TimeUnit::Seconds);
-    Ok(Predicted { name, program, costs, timeline, summary, unit })
+    Ok(Predicted { name, program, costs, timeline, prediction: None, summary, unit })
 }

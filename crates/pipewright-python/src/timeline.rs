@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use pipewright_schedule::picture::{
-    MAX_CELLS, PictureSettings, TimeUnit, View, html, svg, title, view, with_whole_overlaps,
+    MAX_CELLS, PictureSettings, RecordedStep, TimeUnit, View, html, svg, title, view, with_whole_overlaps,
 };
 use pipewright_schedule::simulate::Summary;
 use pipewright_schedule::{Costs, Microbatch, Program, Timeline};
@@ -32,7 +32,10 @@ pub(crate) struct Predicted {
     pub(crate) name: String,
     pub(crate) program: Arc<Program>,
     pub(crate) costs: Costs,
+    /// The events: predicted ones, or those of a step that has run.
     pub(crate) timeline: Timeline,
+    /// The prediction of a step that has run, for its page; `None` if `timeline` is the prediction.
+    pub(crate) prediction: Option<Timeline>,
     pub(crate) summary: Summary,
     pub(crate) unit: TimeUnit,
 }
@@ -82,6 +85,8 @@ impl Predicted {
     /// Returns the page that explains the timeline.
     fn page(&self, memory_lane: bool) -> String {
         let title = title(&self.name, &self.program);
+        let step = || RecordedStep { step: 1, timeline: self.timeline.clone() };
+        let steps: Vec<RecordedStep> = self.prediction.iter().map(|_| step()).collect();
         view(&View {
             settings: PictureSettings {
                 title: &title,
@@ -90,10 +95,10 @@ impl Predicted {
                 unit: self.unit,
                 ..PictureSettings::default()
             },
-            predicted: &self.timeline,
+            predicted: self.prediction.as_ref().unwrap_or(&self.timeline),
             program: &self.program,
             costs: &self.costs,
-            steps: &[],
+            steps: &steps,
             left_out: 0,
             whole_step: None,
             other_programs: &[],

@@ -24,6 +24,7 @@ from pipewright._native import (
     Timeline,
     plan,
     read_csv,
+    read_trace,
     schedule,
     schedules,
 )
@@ -61,6 +62,7 @@ __all__ = [
     "Violation",
     "plan",
     "read_csv",
+    "read_trace",
     "schedule",
     "schedules",
 ]

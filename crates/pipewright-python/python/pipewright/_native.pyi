@@ -225,6 +225,7 @@ def read_csv(
     microbatches: SupportsIndex | None = None,
     slices: SupportsIndex | None = None,
 ) -> Program: ...
+def read_trace(text: str) -> Timeline: ...
 def plan(
     profile: _Profile,
     *,

@@ -5,7 +5,7 @@ processor. It differs from the time of the action in two ways, which this module
 
 - A receive only starts in the range of `RECV`. The computation that uses the tensor waits for it at its beginning. The
   wait ends where the first operation of the computation begins.
-- On a GPU, the range has the launches of kernels. The kernels of an action are those whose launch is in its range.
+- On a GPU, the range has the launches of kernels. An action has the kernels whose launch is in its range.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def _spans(slices: list[dict[str, Any]], name: str) -> list[Span]:
     actions = [event for event in ranges if _PIPELINE_NAME.fullmatch(event["name"])]
     if not actions:
         single = any(_SINGLE_STAGE_NAME.fullmatch(event["name"]) for event in ranges)
-        reason = "its ranges are those of a single-stage schedule, which do not name stages" if single else "none is named PP:"
+        reason = "its ranges have the names of a single-stage schedule, which do not name stages" if single else "none is named PP:"
         raise TraceError(
             f"{name}: no action of a pipeline among {len(ranges)} ranges ({reason}). PyTorch names the actions of its "
             "multi-stage schedules; for ScheduleGPipe and Schedule1F1B, call pipewright.torch.annotate(schedule) first",
@@ -139,7 +139,7 @@ class _Ready:
 
 
 class _Kernels:
-    """The kernels of a GPU by the time of their launch: those that compute, and those that move messages."""
+    """The kernels of a GPU by the time of their launch. Kernels that move messages are kept apart."""
 
     def __init__(self, slices: list[dict[str, Any]]):
         launches = {

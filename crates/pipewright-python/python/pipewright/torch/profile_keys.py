@@ -69,8 +69,8 @@ def profile_keys(parts: ProfileParts) -> dict[str, Any]:
 def merge_equal(layers: Iterable[tuple[object, Layers]]) -> list[Layers]:
     """Merges layers of one kind.
 
-    Each layer comes with its kind. The times of all layers of a kind become their mean, and those that follow each
-    other become one entry.
+    Each layer comes with its kind. The times of all layers of a kind become their mean, and layers of a kind that
+    follow each other become one entry.
     """
     given = list(layers)
     by_kind: dict[object, list[Layers]] = {}

@@ -86,7 +86,7 @@ def check(layers: list[Any], example: tuple[Any, ...], repetitions: int) -> None
 
 
 class _Shared:
-    """The processes that measure at the same time: those of a group, or this one alone."""
+    """The processes that measure at the same time: the members of a group, or this process alone."""
 
     def __init__(self, torch: Any, group: Any):
         self._torch, self._group = torch, group

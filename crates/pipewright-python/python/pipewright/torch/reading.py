@@ -44,9 +44,9 @@ def program_of_rows(rows: Rows) -> pipewright.Program:
 
 
 def rows_of_schedule(schedule: Any) -> Rows:
-    """Returns the rows of a schedule object: those with messages if it has them.
+    """Returns the rows of a schedule object, with messages if it has such rows.
 
-    Raises `TableError` if it has none.
+    Raises `TableError` if it has no rows.
     """
     table = getattr(schedule, "pipeline_order_with_comms", None) or schedule.pipeline_order
     if table:

@@ -35,7 +35,7 @@ def schedule(
 
     `plan` is a plan, a schedule, or a program with messages, which is executed as it is. `stages` are this rank's
     `PipelineStage`s, as `pipewright.torch.stages` makes them. `loss_fn(output, target)` returns the mean loss of a microbatch.
-    `options` are those of PyTorch's multi-stage schedules, such as `scale_grads` and `args_chunk_spec`. `step` and `eval` of
+    `options` are keywords of PyTorch's multi-stage schedules, such as `scale_grads` and `args_chunk_spec`. `step` and `eval` of
     the result are PyTorch's. `transport` is the communicator for which the table is proved sound; by default,
     `edge` for Gloo and for one group per edge, and `rank` for others.
 
@@ -95,7 +95,7 @@ def actions_of(program: pipewright.Program) -> Rows:
 
 
 def check_stages(of_plan: Placed, stages: Sequence[Any]) -> None:
-    """Checks that `stages` are those that the plan gives to their rank.
+    """Checks that `stages` are the stages that the plan gives to their rank.
 
     Raises `PlanMismatch` if they are not.
     """

@@ -23,7 +23,7 @@ def stages(
 
     `modules` are the layers of the model in order: a `torch.nn.Sequential` or a list. Each gets the output of the one before it;
     a tuple becomes several arguments. Only the layers of this rank are moved to `device`. `boundaries` are the first layers of
-    all stages except the first; by default, those of the plan, so a schedule without a cut needs them. `group` is the
+    all stages except the first; by default, the plan's, so a schedule without a cut needs them. `group` is the
     process group of the pipeline, by default all processes. Stages that the plan recomputes keep their inputs only, and
     run their forward again in the backward.
 

@@ -50,7 +50,7 @@ def version_of(text: str, *, allow_untested: bool = False) -> Version:
     if minor not in TESTED and not allow_untested:
         raise UntestedVersion(
             f"PyTorch {text} was never tried with this package, which is tested with {EXPECTED}; install one of these, "
-            "or pass allow_untested=True and compare the gradients of a step with those of the model without a pipeline",
+            "or pass allow_untested=True and compare the gradients of a step with the gradients of the model without a pipeline",
             read=text,
             expected=EXPECTED,
         )
