@@ -1,5 +1,6 @@
 //! Measured timelines: reads the traces of a step that has run.
 
+use std::slice;
 use std::sync::Arc;
 
 use pipewright_schedule::error_text::with_causes;
@@ -58,7 +59,7 @@ fn measured(text: &str) -> Result<Predicted, StepError> {
     };
     let step = on_one_clock(step);
     let program = program_of(&step).map_err(|error| StepError::Actions(with_causes(&error)))?;
-    let costs = costs_of(&[step.clone()]);
+    let costs = costs_of(slice::from_ref(&step));
     let not_run = |error: SimulateError| StepError::Actions(with_causes(&error));
     let run = timed(&program, &costs).map_err(not_run)?;
     let summary = Summary {
