@@ -19,6 +19,7 @@
 //! cargo run --release -p pipewright-bench -- hybrid     # a hybrid model on two ranks, cut by its costs
 //! cargo run --release -p pipewright-bench -- peer       # against PyTorch; needs bench/peer/setup.sh
 //! cargo run --release -p pipewright-bench -- families   # Nemotron-H and Qwen3-MoE against transformers; needs bench/peer/setup.sh
+//! cargo run --release -p pipewright-bench -- published runs.toml  # predictions for clusters against published runs
 //! ```
 
 #![expect(clippy::print_stdout, reason = "a bench prints its figures")]
@@ -40,6 +41,7 @@ mod predict;
 mod predicted_run;
 mod processes;
 mod products;
+mod published;
 mod scan;
 mod schedules;
 mod shards;
@@ -98,6 +100,8 @@ enum Bench {
     Peer(peer::Options),
     /// Throughput of Nemotron-H and Qwen3-MoE against PyTorch with transformers, step by step in turn.
     Families(families::Options),
+    /// Predicted steps on clusters against published ones.
+    Published(published::Options),
 }
 
 fn main() -> ExitCode {
@@ -122,6 +126,7 @@ fn main() -> ExitCode {
         Bench::Hybrid(options) => hybrid::run(&options),
         Bench::Peer(options) => peer::run(&options),
         Bench::Families(options) => families::run(&options),
+        Bench::Published(options) => published::run(&options),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

@@ -7,6 +7,7 @@ const CRATES: &[(&str, &[&str])] = &[
     ("crates/pipewright-schedule", &[]),
     ("crates/pipewright-system", &[]),
     ("crates/pipewright-python", &[]),
+    ("crates/pipewright-cluster", &[]),
     ("crates/pipewright-kernel", &["scan"]),
     (
         "crates/pipewright",

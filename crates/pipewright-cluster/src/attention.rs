@@ -1,0 +1,86 @@
+//! The time of attention without its products with parameters, and of the scan of a state space.
+//!
+//! Fused attention computes the pairs that are not masked. Its rate grows with the number of keys, because
+//! the first and the last block of keys of each tile are computed in part (FlashAttention 3,
+//! arXiv 2407.08608, figure 5, has half of the final rate at some hundred keys). Its backward computes the
+//! scores again: 5 products against 2 in the forward.
+//!
+//! Unfused attention computes all pairs with two products per head, and reads and writes the scores for the
+//! softmax and the dropout between them.
+
+use crate::layout::{Layout, Precision, Scores};
+use crate::machine::Machine;
+use crate::model::{Attention, Mixer};
+use crate::operations::AttentionCount;
+use crate::product::Product;
+use crate::setting::Setting;
+
+/// The keys at which fused attention has half of its final rate: at 2,048 keys it has three quarters of the
+/// rate at 16,384 (arXiv 2407.08608, figure 5).
+const HALF_RATE_KEYS: f64 = 700.0;
+/// The time of fused attention with dropout, divided by the time without: it draws a random number per score
+/// in the forward and in the backward. FlashAttention 2's benchmarks differ by about this much.
+const DROPOUT: f64 = 1.25;
+/// The operations of a fused backward, divided by the forward's.
+const BACKWARD_OPERATIONS: f64 = 2.5;
+/// The rate of a fused backward, divided by the forward's (arXiv 2407.08608, figures 5 and 6).
+const BACKWARD_RATE: f64 = 0.8;
+/// The bytes of a score that softmax and dropout read and write in the forward: softmax 2 + 2, dropout
+/// 2 + 2, and its mask 1.
+const FORWARD_SCORE_BYTES: f64 = 9.0;
+/// The same in the backward: the mask and two gradients for dropout, scores and two gradients for softmax.
+const BACKWARD_SCORE_BYTES: f64 = 11.0;
+
+/// The seconds of attention for one microbatch.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct AttentionTime {
+    /// In the forward.
+    pub forward: f64,
+    /// In the backward, without a forward that is computed again.
+    pub backward: f64,
+}
+
+/// Returns the time of a block's mixer without its products with parameters, on one rank.
+pub fn attention_time(mixer: &Mixer, setting: &Setting<'_>) -> AttentionTime {
+    match (mixer, setting.layout.scores) {
+        (Mixer::None, _) => AttentionTime::default(),
+        (Mixer::Attention(attention), Scores::Unfused) => unfused(attention, setting.layout, setting.machine),
+        _ => fused(mixer, setting),
+    }
+}
+
+fn fused(mixer: &Mixer, setting: &Setting<'_>) -> AttentionTime {
+    let (layout, machine) = (setting.layout, setting.machine);
+    let per_token = mixer.pair_operations(u64::from(layout.sequence), AttentionCount::Causal);
+    let operations = per_token * layout.tokens() / f64::from(layout.tensor);
+    let keys = match mixer {
+        Mixer::Attention(attention) => attention.window.unwrap_or(u64::MAX).min(u64::from(layout.sequence)),
+        Mixer::Mamba2(mamba) => mamba.chunk,
+        Mixer::Latent(_) | Mixer::None => u64::from(layout.sequence),
+    } as f64;
+    let rate = machine.half_peak() * machine.constants.attention * keys / (keys + HALF_RATE_KEYS);
+    let dropout = if setting.model.gpt { DROPOUT } else { 1.0 };
+    let forward = operations / rate * dropout;
+    let launch = machine.constants.launch;
+    AttentionTime {
+        forward: forward + launch,
+        backward: forward * BACKWARD_OPERATIONS / BACKWARD_RATE + launch,
+    }
+}
+
+fn unfused(attention: &Attention, layout: &Layout, machine: &Machine) -> AttentionTime {
+    let sequence = f64::from(layout.sequence);
+    let tensor = f64::from(layout.tensor);
+    // All heads of all rows are one batch of products. Its outputs lie next to each other.
+    let pairs_per_row = attention.heads as f64 * sequence / tensor;
+    let rows = layout.tokens() / sequence * pairs_per_row;
+    let head = attention.head_size as f64;
+    let scores = Product { rows, columns: sequence, inner: head, output_bytes: 2.0 };
+    let values = Product { rows, columns: head, inner: sequence, output_bytes: 2.0 };
+    let products = scores.seconds(machine, Precision::Half) + values.seconds(machine, Precision::Half);
+    let moved = |bytes: f64| rows * sequence * bytes / machine.kernel_bandwidth();
+    AttentionTime {
+        forward: products + moved(FORWARD_SCORE_BYTES),
+        backward: 2.0 * products + moved(BACKWARD_SCORE_BYTES),
+    }
+}

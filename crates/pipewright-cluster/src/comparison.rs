@@ -1,0 +1,178 @@
+//! Predictions next to what was measured, for all runs of a file.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+
+use serde::Serialize;
+
+use crate::pipeline::Programs;
+use crate::predict::{PredictError, Prediction, predict};
+use crate::published::{Published, Run};
+use crate::setting::Setting;
+
+/// All rows and their errors.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Comparison {
+    /// One row per run, in the order of the file.
+    pub rows: Vec<Row>,
+    /// The mean of the errors without their signs, as a share.
+    pub mean_error: f64,
+    /// The largest error without its sign, as a share.
+    pub largest_error: f64,
+}
+
+/// A prediction next to what was measured.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Row {
+    /// The model.
+    pub model: String,
+    /// Where the run is published.
+    pub source: String,
+    /// The predicted seconds of a step.
+    pub predicted_step_s: f64,
+    /// The measured seconds of a step.
+    pub measured_step_s: f64,
+    /// The prediction divided by the measurement, minus 1.
+    pub error: f64,
+    /// The predicted memory of the rank that needs most, in GiB.
+    pub predicted_memory_gib: f64,
+    /// Facts that are only in the table.
+    #[serde(skip)]
+    pub details: Details,
+}
+
+/// A row's facts that are only in the table.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Details {
+    /// The measured memory in GiB, if it is published.
+    pub measured_memory_gib: Option<f64>,
+    /// The prediction.
+    pub prediction: Prediction,
+}
+
+/// A run that cannot be predicted.
+#[derive(Clone, PartialEq, thiserror::Error)]
+#[error("run {number} (`{model}`)")]
+pub struct ComparisonError {
+    /// The number of the run, from 1.
+    pub number: usize,
+    /// Its model.
+    pub model: String,
+    /// Why.
+    #[source]
+    pub error: Box<PredictError>,
+}
+
+pipewright_schedule::message_as_debug!(ComparisonError);
+
+const GIB: f64 = 1_073_741_824.0;
+
+/// Predicts all runs of a file.
+///
+/// # Errors
+/// When a run's layout does not fit its model, or its schedule does not exist.
+pub fn compare(published: &Published) -> Result<Comparison, ComparisonError> {
+    let mut programs = Programs::default();
+    let row = |(index, run): (usize, &Run)| {
+        let setting = Setting { model: &run.model, layout: &run.layout, machine: &run.machine };
+        let prediction = predict(&setting, &mut programs);
+        let prediction = prediction.map_err(|error| ComparisonError {
+            number: index + 1,
+            model: run.model.name.clone(),
+            error: Box::new(error),
+        })?;
+        Ok(Row::of(run, prediction))
+    };
+    let rows = published.runs.iter().enumerate().map(row).collect::<Result<Vec<_>, _>>()?;
+    Ok(Comparison::of(rows))
+}
+
+impl Row {
+    fn of(run: &Run, prediction: Prediction) -> Self {
+        Self {
+            model: run.model.name.clone(),
+            source: run.source.clone(),
+            predicted_step_s: prediction.seconds,
+            measured_step_s: run.step_seconds,
+            error: prediction.seconds / run.step_seconds - 1.0,
+            predicted_memory_gib: prediction.peak_memory() / GIB,
+            details: Details { measured_memory_gib: run.memory_gib, prediction },
+        }
+    }
+}
+
+/// The errors of the rows of a source.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct SourceErrors {
+    /// The number of rows.
+    pub rows: usize,
+    /// The mean of the errors without their signs.
+    pub mean: f64,
+    /// The largest of them.
+    pub largest: f64,
+}
+
+fn errors<'a>(rows: impl Iterator<Item = &'a Row>) -> SourceErrors {
+    let errors: Vec<f64> = rows.map(|row| row.error.abs()).collect();
+    let mean = errors.iter().sum::<f64>() / errors.len().max(1) as f64;
+    SourceErrors { rows: errors.len(), mean, largest: errors.into_iter().fold(0.0, f64::max) }
+}
+
+impl Comparison {
+    fn of(rows: Vec<Row>) -> Self {
+        let SourceErrors { mean, largest, .. } = errors(rows.iter());
+        Self { rows, mean_error: mean, largest_error: largest }
+    }
+
+    /// Returns the errors of each source.
+    pub fn by_source(&self) -> BTreeMap<&str, SourceErrors> {
+        let sources: std::collections::BTreeSet<&str> =
+            self.rows.iter().map(|row| row.source.as_str()).collect();
+        let of_source = |source| errors(self.rows.iter().filter(|row| row.source == source));
+        sources.into_iter().map(|source| (source, of_source(source))).collect()
+    }
+
+    /// Returns the table in Markdown: all rows, then the errors of each source.
+    pub fn to_markdown(&self) -> String {
+        let mut text = String::from(
+            "| model | source | predicted s | measured s | error | memory GiB | products | attention | elementwise | tensor | data | bubble | optimizer |\n\
+             |---|---|---|---|---|---|---|---|---|---|---|---|---|\n",
+        );
+        self.rows.iter().for_each(|row| row.print(&mut text));
+        text.push_str("\n| source | rows | mean error | largest error |\n|---|---|---|---|\n");
+        let all = SourceErrors { rows: self.rows.len(), mean: self.mean_error, largest: self.largest_error };
+        for (source, errors) in self.by_source().into_iter().chain([("all", all)]) {
+            let SourceErrors { rows, mean, largest } = errors;
+            let _ = writeln!(text, "| {source} | {rows} | {:.1}% | {:.1}% |", mean * 100.0, largest * 100.0);
+        }
+        text
+    }
+}
+
+impl Row {
+    fn print(&self, text: &mut String) {
+        let Self { model, source, predicted_step_s, measured_step_s, error, .. } = self;
+        let prediction = &self.details.prediction;
+        let share = |seconds: f64| format!("{:.1}%", (seconds / prediction.seconds * 100.0).max(0.0));
+        let measured = self.details.measured_memory_gib;
+        let memory = measured.map_or_else(String::new, |gib| format!(" (measured {gib:.1})"));
+        let parts = &prediction.parts;
+        let shares = [
+            parts.products,
+            parts.attention,
+            parts.elementwise,
+            parts.tensor,
+            parts.data,
+            prediction.bubble,
+            prediction.optimizer,
+        ]
+        .map(share)
+        .join(" | ");
+        let _ = writeln!(
+            text,
+            "| {model} | {source} | {predicted_step_s:.2} | {measured_step_s:.2} | {:+.1}% | {:.1}{memory} | {shares} |",
+            error * 100.0,
+            self.predicted_memory_gib
+        );
+    }
+}

@@ -1,0 +1,34 @@
+//! Predicts the time and memory of training steps on clusters of GPUs that are not at hand.
+//!
+//! ```text
+//! name or cluster file --catalogue--> Machine      config.json --hf_config--> Model
+//! Model, Layout, Machine --stage_time--> seconds of stages --pipeline--> simulated run --predict--> Prediction
+//! file of published runs --published--> runs --comparison--> predictions next to measurements
+//! ```
+//!
+//! The model of costs is physics first: operations and bytes of shapes, divided by what a data sheet says,
+//! times a few constants of the machine ([`machine::Constants`]). The crate never depends on Burn, never
+//! reads a file and never measures.
+
+mod suggest;
+pub mod quantity;
+pub mod model;
+pub mod hf_config;
+pub mod operations;
+pub mod layout;
+pub mod machine;
+pub mod catalogue;
+pub mod setting;
+pub mod parts;
+pub mod product;
+pub mod collective;
+pub mod attention;
+pub mod elementwise;
+pub mod stage_time;
+pub mod cut;
+pub mod pipeline;
+pub mod memory;
+pub mod predict;
+pub mod published;
+pub mod comparison;
+pub mod calibrate;

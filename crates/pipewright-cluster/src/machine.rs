@@ -1,0 +1,243 @@
+//! A machine: the data sheet of a GPU, its links, and the constants of the cost model.
+//!
+//! A data sheet says what the hardware can do at most. The constants say which share of it programs reach.
+//! Each has a meaning and a range, and belongs to a machine, never to a model or a run.
+
+use serde::Deserialize;
+use thiserror::Error;
+
+use crate::quantity::{Dimension, Quantity, QuantityError};
+
+/// A GPU with its links.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Machine {
+    /// The name.
+    pub name: String,
+    /// Short names.
+    pub aliases: Vec<String>,
+    /// Dense operations per second in bf16 and f16; `None` if they are not published.
+    pub bf16: Option<f64>,
+    /// Dense operations per second in FP8; `None` if the machine has no FP8.
+    pub fp8: Option<f64>,
+    /// Bytes of memory.
+    pub memory: f64,
+    /// Bytes per second of memory.
+    pub memory_bandwidth: f64,
+    /// Bytes per second from a GPU to the others of its node, in each direction.
+    pub node_bandwidth: f64,
+    /// Bytes per second from a GPU to other nodes, in each direction.
+    pub network_bandwidth: f64,
+    /// GPUs of a node, or of a domain of fast links.
+    pub gpus_per_node: u32,
+    /// Multiprocessors, among which the tiles of a product are divided.
+    pub multiprocessors: u32,
+    /// Seconds of a message inside a node, in addition to its bytes.
+    pub node_latency: f64,
+    /// Seconds of a message between nodes, in addition to its bytes.
+    pub network_latency: f64,
+    /// The shares that programs reach.
+    pub constants: Constants,
+    /// Where the figures are published.
+    pub source: String,
+}
+
+/// The constants of the cost model.
+#[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Constants {
+    /// The share of the bf16 peak that large products sustain.
+    pub product: f64,
+    /// The share of the FP8 peak that large products sustain, with their scaling.
+    pub product_fp8: f64,
+    /// The share of the bf16 peak that fused attention sustains in its forward.
+    pub attention: f64,
+    /// The share of the memory's bandwidth that elementwise kernels reach.
+    pub memory: f64,
+    /// The share of a link's bandwidth that collectives reach.
+    pub link: f64,
+    /// The share of a tensor group's communication that is hidden behind the product before or after it.
+    pub hidden: f64,
+    /// Seconds between two kernels.
+    pub launch: f64,
+}
+
+/// The name, the range and a fallback of a constant.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct ConstantRange {
+    /// The key in files.
+    pub name: &'static str,
+    /// The smallest value that is plausible.
+    pub least: f64,
+    /// The largest value that is plausible.
+    pub most: f64,
+}
+
+impl Constants {
+    /// The ranges. Products: published rates of cuBLAS on A100 and H100. Attention: FlashAttention 2 and 3
+    /// (arXiv 2307.08691, 2407.08608). Memory: STREAM-like kernels reach 0.7 to 0.93. Links: bus bandwidths
+    /// of nccl-tests against data sheets.
+    pub const RANGES: [ConstantRange; 7] = [
+        ConstantRange { name: "product", least: 0.3, most: 0.9 },
+        ConstantRange { name: "product_fp8", least: 0.3, most: 0.85 },
+        ConstantRange { name: "attention", least: 0.2, most: 0.75 },
+        ConstantRange { name: "memory", least: 0.5, most: 0.93 },
+        ConstantRange { name: "link", least: 0.5, most: 0.95 },
+        ConstantRange { name: "hidden", least: 0.0, most: 0.95 },
+        ConstantRange { name: "launch", least: 0.0, most: 1e-5 },
+    ];
+
+    /// Returns the constants in the order of [`Self::RANGES`].
+    pub fn to_array(self) -> [f64; 7] {
+        let Self { product, product_fp8, attention, memory, link, hidden, launch } = self;
+        [product, product_fp8, attention, memory, link, hidden, launch]
+    }
+
+    /// Makes constants in the order of [`Self::RANGES`].
+    pub fn from_array(values: [f64; 7]) -> Self {
+        let [product, product_fp8, attention, memory, link, hidden, launch] = values;
+        Self { product, product_fp8, attention, memory, link, hidden, launch }
+    }
+
+    fn check(self) -> Result<Self, MachineError> {
+        let out_of_range =
+            |&(value, range): &(f64, ConstantRange)| !(range.least..=range.most).contains(&value);
+        match self.to_array().into_iter().zip(Self::RANGES).find(out_of_range) {
+            Some((value, range)) => Err(MachineError::Constant { value: value.to_string(), range }),
+            None => Ok(self),
+        }
+    }
+}
+
+/// The errors of a machine's description.
+#[derive(Clone, PartialEq, Error)]
+pub enum MachineError {
+    /// A figure is not what its key measures.
+    #[error(transparent)]
+    Quantity(#[from] QuantityError),
+    /// A constant is out of its range.
+    #[error("the constant `{}` is {value}; use a value from {} to {}", .range.name, .range.least, .range.most)]
+    Constant {
+        /// The value, as text.
+        value: String,
+        /// The range.
+        range: ConstantRange,
+    },
+    /// A count is 0.
+    #[error("`{key}` is 0; use at least 1")]
+    Zero {
+        /// The key.
+        key: &'static str,
+    },
+    /// A key that a machine needs is missing.
+    #[error("`{key}` is missing, and no known machine has this name; add it")]
+    Missing {
+        /// The key.
+        key: &'static str,
+    },
+}
+
+pipewright_schedule::message_as_debug!(MachineError);
+
+/// A machine as a file describes it. If a key is missing, its value is that of a known machine.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MachineTable {
+    name: String,
+    #[serde(default)]
+    aliases: Vec<String>,
+    bf16_tflops: Option<Quantity>,
+    fp8_tflops: Option<Quantity>,
+    memory_gb: Option<Quantity>,
+    memory_gb_per_s: Option<Quantity>,
+    node_gb_per_s: Option<Quantity>,
+    network_gb_per_s: Option<Quantity>,
+    gpus_per_node: Option<u32>,
+    multiprocessors: Option<u32>,
+    node_latency_us: Option<Quantity>,
+    network_latency_us: Option<Quantity>,
+    constants: Option<Constants>,
+    source: Option<String>,
+}
+
+/// Bytes of a gigabyte of memory as sold: data sheets call 2^30 bytes a GB.
+const MEMORY_GB: f64 = 1_073_741_824.0;
+
+impl MachineTable {
+    /// Returns the machine's name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Makes the machine. Figures that the table lacks are taken from `known`.
+    ///
+    /// # Errors
+    /// When a figure has a wrong unit or range, or is missing and there is no known machine.
+    pub fn machine(&self, known: Option<&Machine>) -> Result<Machine, MachineError> {
+        let figure = |key, given: &Option<Quantity>, dimension, unit, other: Option<f64>| match given {
+            Some(quantity) => Ok(Some(quantity.value(key, dimension, unit)?)),
+            None => Ok::<_, MachineError>(other),
+        };
+        let needed = |key, given: &Option<Quantity>, dimension, unit, other: Option<f64>| {
+            figure(key, given, dimension, unit, other)?.ok_or(MachineError::Missing { key })
+        };
+        let bandwidth = Dimension::Bandwidth;
+        let count = |key, given: Option<u32>, other: Option<u32>| match given.or(other) {
+            Some(0) => Err(MachineError::Zero { key }),
+            Some(count) => Ok(count),
+            None => Err(MachineError::Missing { key }),
+        };
+        let memory_bandwidth = known.map(|known| known.memory_bandwidth);
+        let node_bandwidth = known.map(|known| known.node_bandwidth);
+        let network = known.map(|known| known.network_bandwidth);
+        let node_latency = known.map_or(5e-6, |known| known.node_latency);
+        let latency = known.map_or(1e-5, |known| known.network_latency);
+        let time = Dimension::Time;
+        let (bf16, fp8) = (known.and_then(|known| known.bf16), known.and_then(|known| known.fp8));
+        Ok(Machine {
+            name: self.name.clone(),
+            aliases: self.aliases.clone(),
+            bf16: figure("bf16_tflops", &self.bf16_tflops, Dimension::Rate, 1e12, bf16)?,
+            fp8: figure("fp8_tflops", &self.fp8_tflops, Dimension::Rate, 1e12, fp8)?,
+            memory: needed(
+                "memory_gb",
+                &self.memory_gb,
+                Dimension::Size,
+                MEMORY_GB,
+                known.map(|known| known.memory),
+            )?,
+            memory_bandwidth: needed(
+                "memory_gb_per_s",
+                &self.memory_gb_per_s,
+                bandwidth,
+                1e9,
+                memory_bandwidth,
+            )?,
+            node_bandwidth: needed("node_gb_per_s", &self.node_gb_per_s, bandwidth, 1e9, node_bandwidth)?,
+            network_bandwidth: needed("network_gb_per_s", &self.network_gb_per_s, bandwidth, 1e9, network)?,
+            gpus_per_node: count(
+                "gpus_per_node",
+                self.gpus_per_node,
+                known.map(|known| known.gpus_per_node),
+            )?,
+            multiprocessors: count(
+                "multiprocessors",
+                self.multiprocessors,
+                Some(known.map_or(132, |known| known.multiprocessors)),
+            )?,
+            node_latency: needed("node_latency_us", &self.node_latency_us, time, 1e-6, Some(node_latency))?,
+            network_latency: needed(
+                "network_latency_us",
+                &self.network_latency_us,
+                time,
+                1e-6,
+                Some(latency),
+            )?,
+            constants: match (self.constants, known) {
+                (Some(constants), _) => constants.check()?,
+                (None, Some(known)) => known.constants,
+                (None, None) => return Err(MachineError::Missing { key: "constants" }),
+            },
+            source: self.source.clone().or(known.map(|known| known.source.clone())).unwrap_or_default(),
+        })
+    }
+}

@@ -1,0 +1,173 @@
+//! The memory of a rank.
+//!
+//! **Parameters** are counted for each rank of a tensor group. Training in 16 bits with AdamW takes 2 bytes for
+//! a parameter, 4 for its gradient, and 12 for the optimizer: a copy of 4 bytes and two moments
+//! (arXiv 2205.05198, section 6). If the optimizer is sharded, replicas divide its 12 bytes. If parameters are
+//! sharded, replicas divide 16 bytes (parameter, gradient and two moments of 4 bytes each), and a rank holds
+//! copies of 2 bytes and gradients of 4 bytes: of the blocks at hand, or, in a pipeline, of all its blocks
+//! until the step ends.
+//!
+//! **Activations** of a block are the tensors that its backward reads. For GPT without recomputation, they are
+//! `s b h (10 + 24 / t + 5 a s / (h t))` bytes (the same paper, equation 2); with sequence parallelism the 10
+//! is divided too, and fused attention or selective recomputation removes the last term.
+
+use crate::layout::{Layout, Precision, Recompute, Scores, Sharding};
+use crate::model::{Block, Division, FeedForward, Matrix, Mixer, Model};
+
+/// The bytes of a rank.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct RankMemory {
+    /// Parameters of blocks, with their copies.
+    pub parameters: f64,
+    /// Gradients of the parameters.
+    pub gradients: f64,
+    /// The state of the optimizer.
+    pub optimizer: f64,
+    /// Activations at their peak.
+    pub activations: f64,
+    /// Logits, their gradient, and the activations that a backward computes again.
+    pub temporary: f64,
+}
+
+impl RankMemory {
+    /// Returns all bytes.
+    pub fn total(&self) -> f64 {
+        self.state() + self.activations + self.temporary
+    }
+
+    /// Returns the bytes of parameters, gradients and the optimizer.
+    pub fn state(&self) -> f64 {
+        self.parameters + self.gradients + self.optimizer
+    }
+}
+
+/// Returns the parameters of a block on one rank of a tensor group.
+pub fn block_parameters(block: &Block, model: &Model, layout: &Layout) -> f64 {
+    let tensor = f64::from(layout.tensor);
+    let of_matrix = |matrix: &Matrix| {
+        let experts = if matrix.of_experts.is_some() { f64::from(layout.expert) } else { 1.0 };
+        let division = if matrix.division == Division::Whole { 1.0 } else { tensor };
+        matrix.parameters() as f64 / (division * experts)
+    };
+    let matrices = block.matrices(model.hidden);
+    let all: u64 = matrices.iter().map(Matrix::parameters).sum();
+    let others = (block.parameters(model) - all) as f64;
+    matrices.iter().map(of_matrix).sum::<f64>() + others
+}
+
+/// Returns the parameters of the embedding's table or of the head, on one rank of a tensor group.
+pub fn table_parameters(model: &Model, layout: &Layout) -> f64 {
+    model.table_parameters() as f64 / f64::from(layout.tensor)
+}
+
+/// Returns the bytes of `parameters` on a rank with their gradients and optimizer. `largest_block` is the
+/// number of parameters of the rank's largest block.
+pub fn state(parameters: f64, largest_block: f64, layout: &Layout) -> RankMemory {
+    let replicas = f64::from(layout.data() * layout.context);
+    let copies = match layout.precision {
+        Precision::Half => 2.0,
+        // Weights in FP8 and their transpose are kept in addition to the weights in 16 bits.
+        Precision::Fp8 => 4.0,
+    };
+    match layout.sharding {
+        Sharding::Replicated | Sharding::Optimizer => {
+            let shards = if layout.sharding == Sharding::Optimizer { replicas } else { 1.0 };
+            RankMemory {
+                parameters: copies * parameters,
+                gradients: 4.0 * parameters,
+                optimizer: 12.0 * parameters / shards,
+                ..RankMemory::default()
+            }
+        }
+        Sharding::Parameters => {
+            let in_pipeline = layout.pipeline > 1;
+            let gathered = if in_pipeline { parameters } else { 2.0 * largest_block };
+            let summed = if in_pipeline { parameters } else { largest_block };
+            RankMemory {
+                parameters: 4.0 * parameters / replicas + 2.0 * gathered,
+                gradients: 4.0 * parameters / replicas + 4.0 * summed,
+                optimizer: 8.0 * parameters / replicas,
+                ..RankMemory::default()
+            }
+        }
+    }
+}
+
+/// Returns the bytes of activations that a block keeps for one microbatch.
+pub fn block_activations(block: &Block, model: &Model, layout: &Layout) -> f64 {
+    let kept = match (layout.recompute, layout.scores) {
+        (Recompute::Full, _) => 2.0 * model.hidden as f64 / layout.sequence_division(),
+        (Recompute::Selective, Scores::Fused) => selected(block, model, layout),
+        (Recompute::None | Recompute::Selective, _) => everything(block, model, layout),
+    };
+    kept * layout.tokens()
+}
+
+/// Returns the bytes of activations of a block with nothing computed again, for one microbatch.
+pub fn whole_block_activations(block: &Block, model: &Model, layout: &Layout) -> f64 {
+    everything(block, model, layout) * layout.tokens()
+}
+
+/// The bytes per token of all tensors of a block that its backward reads.
+fn everything(block: &Block, model: &Model, layout: &Layout) -> f64 {
+    let (tensor, division) = (f64::from(layout.tensor), layout.sequence_division());
+    let input = match layout.precision {
+        Precision::Half => 2.0,
+        Precision::Fp8 => 1.0,
+    };
+    let hidden = model.hidden as f64;
+    let mask = if model.gpt { 1.0 } else { 0.0 };
+    // The input of a norm, its output, and the mask of the dropout after the part.
+    let outer = (2.0 + input + mask) * hidden / division;
+    let mixer = match block.mixer {
+        Mixer::Attention(attention) => {
+            let made = attention.query_width() + 2 * attention.key_width();
+            let keeps_scores = layout.scores == Scores::Unfused && layout.recompute != Recompute::Selective;
+            let scores = if keeps_scores { 5 * attention.heads * u64::from(layout.sequence) } else { 0 };
+            outer + (2.0 * made as f64 + input * attention.query_width() as f64 + scores as f64) / tensor
+        }
+        Mixer::Latent(latent) => {
+            let small = latent.query_rank.unwrap_or(0) + latent.key_value_rank + latent.rotary_size;
+            let made = latent.heads * (2 * (latent.plain_size + latent.rotary_size) + 2 * latent.value_size);
+            outer + 2.0 * small as f64 / division + 2.0 * made as f64 / tensor
+        }
+        Mixer::Mamba2(mamba) => outer + 2.0 * (mamba.projected() + 3 * mamba.inner()) as f64 / tensor,
+        Mixer::None => 0.0,
+    };
+    let dense = |width: f64, products: u64| (2.0 * products as f64 + input) * width / tensor;
+    let feed_forward = match block.feed_forward {
+        FeedForward::Dense(dense_part) => outer + dense(dense_part.inner as f64, dense_part.up_products()),
+        FeedForward::Experts(experts) => {
+            let inner = experts.per_token * experts.expert.inner + experts.shared_inner;
+            let sent = 2.0 * input * (experts.per_token * model.hidden) as f64 / division;
+            outer + sent + dense(inner as f64, experts.expert.up_products())
+        }
+        FeedForward::None => 0.0,
+    };
+    mixer + feed_forward
+}
+
+/// The bytes per token that selective recomputation with fused attention keeps: the input of the block, the
+/// output of attention, and every second output of a product.
+fn selected(block: &Block, model: &Model, layout: &Layout) -> f64 {
+    let (tensor, division) = (f64::from(layout.tensor), layout.sequence_division());
+    let output = |matrix: &Matrix| {
+        let used = matrix.of_experts.map_or(1, |share| share.used) as f64;
+        let division = if matrix.division == Division::Columns { tensor } else { division };
+        used * matrix.output as f64 / division
+    };
+    let outputs: f64 = block.matrices(model.hidden).iter().map(output).sum();
+    let values = match block.mixer {
+        Mixer::Attention(attention) => attention.query_width(),
+        Mixer::Latent(latent) => latent.heads * latent.value_size,
+        Mixer::Mamba2(mamba) => mamba.inner(),
+        Mixer::None => 0,
+    };
+    2.0 * model.hidden as f64 / division + 2.0 * values as f64 / tensor + outputs
+}
+
+/// Returns the bytes of the logits of a microbatch and their gradient, in 2 bytes and in 4, and of the
+/// logarithms of their probabilities.
+pub fn logits(model: &Model, layout: &Layout) -> f64 {
+    16.0 * layout.tokens() * model.vocabulary as f64 / f64::from(layout.tensor)
+}

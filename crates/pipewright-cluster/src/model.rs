@@ -1,0 +1,273 @@
+//! The shapes of a decoder, as far as its costs depend on them.
+//!
+//! A model is an embedding, blocks and a head. A block has a mixer, in which tokens exchange information, and
+//! a feed-forward part. Either may be missing. All sizes are numbers of elements.
+
+/// A decoder.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Model {
+    /// The name in messages and tables.
+    pub name: String,
+    /// The width of the hidden states.
+    pub hidden: u64,
+    /// The number of token ids.
+    pub vocabulary: u64,
+    /// Whether the head uses the table of the embedding.
+    pub tied: bool,
+    /// The blocks, from the first to the last.
+    pub blocks: Vec<Block>,
+    /// The blocks that predict further tokens (multi-token prediction). Each has the shapes of the last block,
+    /// a product that joins two hidden states, and a pass through the head.
+    pub predictors: u32,
+    /// Whether products have biases, norms have an offset, and dropout follows each residual branch, as in
+    /// GPT-3.
+    pub gpt: bool,
+}
+
+/// A block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Block {
+    /// The part in which tokens exchange information.
+    pub mixer: Mixer,
+    /// The part that is computed for each token by itself.
+    pub feed_forward: FeedForward,
+}
+
+/// The part of a block in which tokens exchange information.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mixer {
+    /// Attention with keys and values that groups of heads share.
+    Attention(Attention),
+    /// Attention whose keys and values are made from a small vector per token.
+    Latent(Latent),
+    /// A state space with scalar decay per head.
+    Mamba2(Mamba2),
+    /// No mixer.
+    None,
+}
+
+/// Attention with grouped keys and values.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Attention {
+    /// The heads of queries.
+    pub heads: u64,
+    /// The heads of keys and values.
+    pub key_value_heads: u64,
+    /// The width of a head.
+    pub head_size: u64,
+    /// The number of keys that a token sees; `None` for all before it.
+    pub window: Option<u64>,
+}
+
+/// Latent attention (arXiv 2405.04434).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Latent {
+    /// The heads.
+    pub heads: u64,
+    /// The width of the queries' latent vector; `None` if queries are made from the hidden states.
+    pub query_rank: Option<u64>,
+    /// The width of the latent vector of keys and values.
+    pub key_value_rank: u64,
+    /// The part of a query and a key without positions.
+    pub plain_size: u64,
+    /// The part of a query and a key with rotary positions.
+    pub rotary_size: u64,
+    /// The width of a value.
+    pub value_size: u64,
+}
+
+/// The shapes of a Mamba-2 mixer (arXiv 2405.21060).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Mamba2 {
+    /// The heads.
+    pub heads: u64,
+    /// The width of a head.
+    pub head_size: u64,
+    /// The width of the state for each element of a head.
+    pub state: u64,
+    /// The groups of heads that share `B` and `C`.
+    pub groups: u64,
+    /// The width of the convolution.
+    pub convolution: u64,
+    /// The tokens of a chunk of the scan.
+    pub chunk: u64,
+}
+
+/// The part of a block that is computed for each token by itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FeedForward {
+    /// One or two products into `inner`, and one back.
+    Dense(Dense),
+    /// Experts behind a router.
+    Experts(Experts),
+    /// No feed-forward part.
+    None,
+}
+
+/// A dense feed-forward part.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Dense {
+    /// The width between the products.
+    pub inner: u64,
+    /// Whether a second product gates the first.
+    pub gated: bool,
+}
+
+/// Experts behind a router.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Experts {
+    /// The number of experts.
+    pub count: u64,
+    /// The experts of a token.
+    pub per_token: u64,
+    /// One expert.
+    pub expert: Dense,
+    /// The width of the experts that all tokens pass; 0 for none.
+    pub shared_inner: u64,
+}
+
+impl Attention {
+    /// Returns the width of all queries.
+    pub fn query_width(&self) -> u64 {
+        self.heads * self.head_size
+    }
+
+    /// Returns the width of all keys, which is also the width of all values.
+    pub fn key_width(&self) -> u64 {
+        self.key_value_heads * self.head_size
+    }
+}
+
+impl Mamba2 {
+    /// Returns the width of all heads.
+    pub fn inner(&self) -> u64 {
+        self.heads * self.head_size
+    }
+
+    /// Returns the width of the first product: gate, input, `B`, `C` and the step of each head.
+    pub fn projected(&self) -> u64 {
+        2 * self.inner() + 2 * self.groups * self.state + self.heads
+    }
+}
+
+impl Dense {
+    /// Returns the number of products into the inner width.
+    pub fn up_products(&self) -> u64 {
+        1 + u64::from(self.gated)
+    }
+}
+
+/// A product of a matrix of parameters with the hidden states of tokens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Matrix {
+    /// The width of the input of a token.
+    pub input: u64,
+    /// The width of the output of a token.
+    pub output: u64,
+    /// How ranks of a tensor group divide it.
+    pub division: Division,
+    /// For the matrices of experts, their number and how many of them a token uses.
+    pub of_experts: Option<Share>,
+}
+
+/// How the ranks of a tensor group divide a matrix.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Division {
+    /// By outputs.
+    Columns,
+    /// By inputs.
+    Rows,
+    /// Not at all: each rank has all of it.
+    Whole,
+}
+
+/// The share of the experts that a token uses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Share {
+    /// The experts of a token.
+    pub used: u64,
+    /// All experts.
+    pub of: u64,
+}
+
+impl Block {
+    /// Returns the products of the block with matrices of parameters. Products with the same input are joined.
+    pub fn matrices(&self, hidden: u64) -> Vec<Matrix> {
+        let mut matrices = self.mixer.matrices(hidden);
+        matrices.extend(self.feed_forward.matrices(hidden));
+        matrices
+    }
+}
+
+impl Mixer {
+    /// Returns the products of the mixer.
+    pub fn matrices(&self, hidden: u64) -> Vec<Matrix> {
+        match self {
+            Self::Attention(attention) => vec![
+                columns(hidden, attention.query_width() + 2 * attention.key_width()),
+                rows(attention.query_width(), hidden),
+            ],
+            Self::Latent(latent) => latent.matrices(hidden),
+            Self::Mamba2(mamba) => vec![columns(hidden, mamba.projected()), rows(mamba.inner(), hidden)],
+            Self::None => Vec::new(),
+        }
+    }
+}
+
+impl Latent {
+    fn matrices(&self, hidden: u64) -> Vec<Matrix> {
+        let query_width = self.heads * (self.plain_size + self.rotary_size);
+        let mut matrices = match self.query_rank {
+            Some(rank) => vec![whole(hidden, rank), columns(rank, query_width)],
+            None => vec![columns(hidden, query_width)],
+        };
+        let key_value_width = self.heads * (self.plain_size + self.value_size);
+        matrices.push(whole(hidden, self.key_value_rank + self.rotary_size));
+        matrices.push(columns(self.key_value_rank, key_value_width));
+        matrices.push(rows(self.heads * self.value_size, hidden));
+        matrices
+    }
+}
+
+impl FeedForward {
+    /// Returns the products of the feed-forward part.
+    pub fn matrices(&self, hidden: u64) -> Vec<Matrix> {
+        match self {
+            Self::Dense(dense) => dense.matrices(hidden).to_vec(),
+            Self::Experts(experts) => experts.matrices(hidden),
+            Self::None => Vec::new(),
+        }
+    }
+}
+
+impl Dense {
+    fn matrices(&self, hidden: u64) -> [Matrix; 2] {
+        [columns(hidden, self.up_products() * self.inner), rows(self.inner, hidden)]
+    }
+}
+
+impl Experts {
+    fn matrices(&self, hidden: u64) -> Vec<Matrix> {
+        let share = Share { used: self.per_token, of: self.count };
+        let routed =
+            self.expert.matrices(hidden).map(|of_expert| Matrix { of_experts: Some(share), ..of_expert });
+        let mut matrices = vec![whole(hidden, self.count)];
+        matrices.extend(routed);
+        if self.shared_inner > 0 {
+            matrices.extend(Dense { inner: self.shared_inner, ..self.expert }.matrices(hidden));
+        }
+        matrices
+    }
+}
+
+fn columns(input: u64, output: u64) -> Matrix {
+    Matrix { input, output, division: Division::Columns, of_experts: None }
+}
+
+fn rows(input: u64, output: u64) -> Matrix {
+    Matrix { input, output, division: Division::Rows, of_experts: None }
+}
+
+fn whole(input: u64, output: u64) -> Matrix {
+    Matrix { input, output, division: Division::Whole, of_experts: None }
+}

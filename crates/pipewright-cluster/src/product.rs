@@ -1,0 +1,75 @@
+//! The time of a product of matrices from its shape.
+//!
+//! A product computes tiles of its output, as many at once as there are multiprocessors. On average, half of
+//! them are idle in the last wave, and each tile spends some of its time on its first loads and on its store.
+//! So a product of `m x k` and `k x n` takes
+//!
+//! ```text
+//! 2 (m n + half a wave of tiles) (k + ramp) / sustained rate, or its bytes / bandwidth, whichever is longer
+//! ```
+//!
+//! The mean over the last wave makes the efficiency grow with `m` and never fall, where exact waves would
+//! jump by some percent from one size to the next.
+
+use crate::layout::Precision;
+use crate::machine::Machine;
+
+/// The elements of the output of a tile: 128 x 256, the largest tile of CUTLASS's kernels.
+const TILE: f64 = 128.0 * 256.0;
+/// The steps along `k` that the first loads and the store of a tile are worth.
+const RAMP: f64 = 64.0;
+
+/// A product of `rows x inner` and `inner x columns`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Product {
+    /// `m`.
+    pub rows: f64,
+    /// `n`.
+    pub columns: f64,
+    /// `k`.
+    pub inner: f64,
+    /// The bytes of an element of the output: 2, or 4 for sums of gradients, which are also read.
+    pub output_bytes: f64,
+}
+
+impl Product {
+    /// Returns the operations.
+    pub fn operations(&self) -> f64 {
+        2.0 * self.rows * self.columns * self.inner
+    }
+
+    /// Returns the seconds of the product in `precision` on one GPU.
+    pub fn seconds(&self, machine: &Machine, precision: Precision) -> f64 {
+        let bytes = match precision {
+            Precision::Half => 2.0,
+            Precision::Fp8 => 1.0,
+        };
+        let half_wave = 0.5 * f64::from(machine.multiprocessors) * TILE;
+        let computed = 2.0 * (self.rows * self.columns + half_wave) * (self.inner + RAMP);
+        let inputs = (self.rows + self.columns) * self.inner * bytes;
+        let moved = inputs + self.rows * self.columns * self.output_bytes;
+        let arithmetic = computed / machine.product_rate(precision);
+        arithmetic.max(moved / machine.kernel_bandwidth()) + machine.constants.launch
+    }
+}
+
+impl Machine {
+    /// Returns the operations per second that large products sustain.
+    pub fn product_rate(&self, precision: Precision) -> f64 {
+        match (precision, self.fp8) {
+            (Precision::Fp8, Some(fp8)) => fp8 * self.constants.product_fp8,
+            (Precision::Half | Precision::Fp8, _) => self.half_peak() * self.constants.product,
+        }
+    }
+
+    /// Returns the bytes per second that elementwise kernels reach.
+    pub fn kernel_bandwidth(&self) -> f64 {
+        self.memory_bandwidth * self.constants.memory
+    }
+
+    /// Returns the peak in bf16. If it is not published, it is half of the peak in FP8; with neither, it is
+    /// the peak of the H100 (989 TFLOP/s).
+    pub fn half_peak(&self) -> f64 {
+        self.bf16.or(self.fp8.map(|fp8| fp8 / 2.0)).unwrap_or(9.89e14)
+    }
+}

@@ -1,0 +1,359 @@
+//! Files of published runs: machines, models, and runs with what their authors measured.
+//!
+//! The form is TOML with the arrays `[[machine]]`, `[[model]]` and `[[run]]`. A machine or a model has a name,
+//! which runs refer to. A key that is not known is an error, because a run whose settings are not all known
+//! would be predicted as another run.
+
+use serde::Deserialize;
+use thiserror::Error;
+
+use crate::catalogue::{self, CatalogueError};
+use crate::layout::{Kernels, Layout, Precision, Recompute, Scores, Sharding};
+use crate::machine::{Machine, MachineTable};
+use crate::model::{Attention, Block, Dense, Experts, FeedForward, Mixer, Model};
+use crate::suggest::nearest;
+
+/// The largest file that is read, in bytes.
+pub const MAX_FILE: usize = 16 << 20;
+
+/// The most blocks of a model.
+const MAX_BLOCKS: u32 = 10_000;
+
+/// The content of a file.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Published {
+    /// The runs, in the order of the file.
+    pub runs: Vec<Run>,
+}
+
+/// A published run.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Run {
+    /// Where it is published.
+    pub source: String,
+    /// The machine.
+    pub machine: Machine,
+    /// The model.
+    pub model: Model,
+    /// The configuration.
+    pub layout: Layout,
+    /// The measured seconds of a step.
+    pub step_seconds: f64,
+    /// The measured peak of memory in GiB, if it is published.
+    pub memory_gib: Option<f64>,
+}
+
+/// The errors of a file.
+#[derive(Clone, PartialEq, Error)]
+pub enum PublishedError {
+    /// The text is not TOML of this form.
+    #[error("the file is not a list of machines, models and runs")]
+    Unreadable(#[source] toml::de::Error),
+    /// The file is too large.
+    #[error("the file has more than {MAX_FILE} bytes; divide its runs into several files")]
+    TooLarge,
+    /// A machine is described badly.
+    #[error(transparent)]
+    Machine(#[from] CatalogueError),
+    /// A run is wrong.
+    #[error("run {number} (`{model}`): {kind}")]
+    Run {
+        /// The number of the run, from 1.
+        number: usize,
+        /// Its model.
+        model: String,
+        /// The cause.
+        kind: RunError,
+    },
+}
+
+/// The errors of a run.
+#[derive(Clone, PartialEq, Eq, Error)]
+pub enum RunError {
+    /// The model is not in the file.
+    #[error("the file has no model of this name{hint}; add a [[model]]")]
+    Model {
+        /// The nearest name, if there is one.
+        hint: String,
+    },
+    /// The model has no or too many blocks, or a size of 0.
+    #[error("the model's `{key}` is {value}; use a value from 1 to {most}")]
+    ModelSize {
+        /// The key.
+        key: &'static str,
+        /// Its value.
+        value: u64,
+        /// The largest value.
+        most: u64,
+    },
+    /// The machine is neither in the file nor known.
+    #[error("the file has no machine `{name}`, and none is known by this name{hint}; add a [[machine]]")]
+    Machine {
+        /// The name.
+        name: String,
+        /// The nearest name, if there is one.
+        hint: String,
+    },
+    /// The given number of replicas differs from the mesh.
+    #[error("`dp` is {given}, but the GPUs and the mesh make {replicas} replicas; leave `dp` out")]
+    Replicas {
+        /// The given number.
+        given: u32,
+        /// The number that follows.
+        replicas: u32,
+    },
+    /// Nothing was measured.
+    #[error("there is neither `step_s` nor `tokens_per_s_per_gpu` above 0; give what was measured")]
+    NotMeasured,
+}
+
+pipewright_schedule::message_as_debug!(PublishedError, RunError);
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct FileTable {
+    #[serde(default)]
+    machine: Vec<MachineTable>,
+    #[serde(default)]
+    model: Vec<ModelTable>,
+    #[serde(default)]
+    run: Vec<RunTable>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ModelTable {
+    name: String,
+    layers: u32,
+    hidden: u64,
+    inner: u64,
+    heads: u64,
+    key_value_heads: Option<u64>,
+    head_size: Option<u64>,
+    window: Option<u64>,
+    vocabulary: u64,
+    activation: Activation,
+    gated: bool,
+    tied: bool,
+    experts: Option<u64>,
+    experts_per_token: Option<u64>,
+    expert_inner: Option<u64>,
+    shared_inner: Option<u64>,
+    /// Blocks at the start that are dense although the others have experts.
+    #[serde(default)]
+    dense_layers: u32,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Activation {
+    Gelu,
+    Silu,
+    Relu2,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RunTable {
+    source: String,
+    machine: String,
+    model: String,
+    precision: PrecisionName,
+    gpus: u32,
+    #[serde(default = "one")]
+    tp: u32,
+    #[serde(default = "one")]
+    pp: u32,
+    #[serde(default = "one")]
+    vp: u32,
+    #[serde(default = "one")]
+    cp: u32,
+    #[serde(default = "one")]
+    ep: u32,
+    /// The replicas, which follow from the GPUs and the mesh.
+    dp: Option<u32>,
+    mbs: u32,
+    gbs: u32,
+    seq: u32,
+    schedule: Option<String>,
+    #[serde(default)]
+    recompute: RecomputeName,
+    sequence_parallel: Option<bool>,
+    #[serde(default)]
+    attention: AttentionName,
+    data_parallel: Option<DataName>,
+    compiled: Option<bool>,
+    step_s: Option<f64>,
+    tokens_per_s_per_gpu: Option<f64>,
+    /// The rate that the authors count. It follows from the tokens per second, so it is not compared.
+    #[serde(rename = "model_tflops_per_gpu")]
+    _model_tflops_per_gpu: Option<f64>,
+    memory_gib: Option<f64>,
+}
+
+fn one() -> u32 {
+    1
+}
+
+#[derive(Clone, Copy, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum PrecisionName {
+    #[serde(alias = "fp16")]
+    F16,
+    Bf16,
+    Fp8,
+}
+
+#[derive(Clone, Copy, Default, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum RecomputeName {
+    #[default]
+    None,
+    Selective,
+    Full,
+}
+
+#[derive(Clone, Copy, Default, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum AttentionName {
+    #[default]
+    #[serde(alias = "flash")]
+    Fused,
+    Unfused,
+}
+
+#[derive(Clone, Copy, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum DataName {
+    Replicated,
+    Optimizer,
+    Sharded,
+}
+
+/// Reads the text of a file.
+///
+/// # Errors
+/// When a key is unknown or missing, a run refers to a machine or a model that does not exist, or nothing was
+/// measured.
+pub fn read(text: &str) -> Result<Published, PublishedError> {
+    if text.len() > MAX_FILE {
+        return Err(PublishedError::TooLarge);
+    }
+    let file: FileTable = toml::from_str(text).map_err(PublishedError::Unreadable)?;
+    let machines = file.machine.iter().map(catalogue::of_table).collect::<Result<Vec<_>, _>>()?;
+    let run = |(index, table): (usize, &RunTable)| {
+        let at = |kind| PublishedError::Run { number: index + 1, model: table.model.clone(), kind };
+        table.run(&machines, &file.model).map_err(at)
+    };
+    let runs = file.run.iter().enumerate().map(run).collect::<Result<_, _>>()?;
+    Ok(Published { runs })
+}
+
+impl RunTable {
+    fn run(&self, machines: &[Machine], models: &[ModelTable]) -> Result<Run, RunError> {
+        let model = models.iter().find(|model| model.name == self.model).ok_or_else(|| RunError::Model {
+            hint: nearest(&self.model, models.iter().map(|model| model.name.as_str())),
+        })?;
+        let in_file = machines.iter().find(|machine| machine.name == self.machine).cloned();
+        let machine = in_file.or_else(|| catalogue::by_name(&self.machine).ok()).ok_or_else(|| {
+            let hint = nearest(&self.machine, machines.iter().map(|machine| machine.name.as_str()));
+            RunError::Machine { name: self.machine.clone(), hint }
+        })?;
+        let layout = self.layout();
+        let replicas = layout.data();
+        if let Some(given) = self.dp.filter(|&given| given != replicas) {
+            return Err(RunError::Replicas { given, replicas });
+        }
+        let positive = |value: &f64| value.is_finite() && *value > 0.0;
+        let tokens = layout.step_tokens() / f64::from(layout.gpus.max(1));
+        let by_tokens = self.tokens_per_s_per_gpu.filter(positive).map(|per_second| tokens / per_second);
+        let measured = self.step_s.filter(positive).or(by_tokens).ok_or(RunError::NotMeasured)?;
+        Ok(Run {
+            source: self.source.clone(),
+            machine,
+            model: model.model()?,
+            layout,
+            step_seconds: measured,
+            memory_gib: self.memory_gib,
+        })
+    }
+
+    fn layout(&self) -> Layout {
+        let sharding = match self.data_parallel {
+            Some(DataName::Replicated) => Sharding::Replicated,
+            Some(DataName::Optimizer) | None => Sharding::Optimizer,
+            Some(DataName::Sharded) => Sharding::Parameters,
+        };
+        Layout {
+            gpus: self.gpus,
+            tensor: self.tp,
+            pipeline: self.pp,
+            chunks: self.vp,
+            context: self.cp,
+            expert: self.ep,
+            microbatch: self.mbs,
+            batch: self.gbs,
+            sequence: self.seq,
+            schedule: self.schedule.clone(),
+            precision: match self.precision {
+                PrecisionName::F16 | PrecisionName::Bf16 => Precision::Half,
+                PrecisionName::Fp8 => Precision::Fp8,
+            },
+            recompute: match self.recompute {
+                RecomputeName::None => Recompute::None,
+                RecomputeName::Selective => Recompute::Selective,
+                RecomputeName::Full => Recompute::Full,
+            },
+            sequence_parallel: self.sequence_parallel.unwrap_or(self.tp > 1),
+            scores: match self.attention {
+                AttentionName::Fused => Scores::Fused,
+                AttentionName::Unfused => Scores::Unfused,
+            },
+            sharding,
+            kernels: if self.compiled == Some(false) { Kernels::Separate } else { Kernels::Fused },
+        }
+    }
+}
+
+impl ModelTable {
+    fn model(&self) -> Result<Model, RunError> {
+        let sizes = [
+            ("layers", u64::from(self.layers), u64::from(MAX_BLOCKS)),
+            ("hidden", self.hidden, 1 << 24),
+            ("heads", self.heads, 1 << 16),
+            ("vocabulary", self.vocabulary, 1 << 28),
+        ];
+        if let Some((key, value, most)) =
+            sizes.into_iter().find(|(_, value, most)| !(1..=*most).contains(value))
+        {
+            return Err(RunError::ModelSize { key, value, most });
+        }
+        let dense = FeedForward::Dense(Dense { inner: self.inner, gated: self.gated });
+        let routed = self.experts.filter(|&count| count > 0).map(|count| {
+            FeedForward::Experts(Experts {
+                count,
+                per_token: self.experts_per_token.unwrap_or(1),
+                expert: Dense { inner: self.expert_inner.unwrap_or(self.inner), gated: self.gated },
+                shared_inner: self.shared_inner.unwrap_or(0),
+            })
+        });
+        let mixer = Mixer::Attention(Attention {
+            heads: self.heads,
+            key_value_heads: self.key_value_heads.unwrap_or(self.heads),
+            head_size: self.head_size.unwrap_or(self.hidden / self.heads),
+            window: self.window,
+        });
+        let feed_forward =
+            |layer: u32| if layer < self.dense_layers { dense } else { routed.unwrap_or(dense) };
+        let blocks = (0..self.layers).map(|layer| Block { mixer, feed_forward: feed_forward(layer) });
+        Ok(Model {
+            name: self.name.clone(),
+            hidden: self.hidden,
+            vocabulary: self.vocabulary,
+            tied: self.tied,
+            blocks: blocks.collect(),
+            predictors: 0,
+            gpt: self.activation == Activation::Gelu,
+        })
+    }
+}

@@ -1,0 +1,32 @@
+//! The published runs, and settings made from them.
+
+use pipewright_cluster::comparison::{Comparison, compare};
+use pipewright_cluster::pipeline::Programs;
+use pipewright_cluster::predict::{Prediction, predict};
+use pipewright_cluster::published::{Published, Run, read};
+use pipewright_cluster::setting::Setting;
+
+/// Machines, models and runs.
+pub(crate) const RUNS: &str = include_str!("runs.toml");
+
+/// The published runs.
+pub(crate) fn published() -> Published {
+    read(RUNS).expect("the published runs")
+}
+
+/// The published runs next to their predictions.
+pub(crate) fn comparison() -> Comparison {
+    compare(&published()).expect("predictions")
+}
+
+/// The published run of a model on a machine whose name contains `machine`.
+pub(crate) fn run(model: &str, machine: &str) -> Run {
+    let is_it = |run: &&Run| run.model.name == model && run.machine.name.contains(machine);
+    published().runs.iter().find(is_it).expect("a published run").clone()
+}
+
+/// The prediction of a run.
+pub(crate) fn predicted(run: &Run) -> Prediction {
+    let setting = Setting { model: &run.model, layout: &run.layout, machine: &run.machine };
+    predict(&setting, &mut Programs::default()).expect("a prediction")
+}

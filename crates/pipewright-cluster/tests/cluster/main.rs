@@ -1,0 +1,11 @@
+//! Tests of predictions for clusters.
+
+mod data;
+
+mod bad_input;
+mod configs;
+mod memory;
+mod operations;
+mod pipelines;
+mod properties;
+mod published;
