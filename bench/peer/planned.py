@@ -153,8 +153,8 @@ def predictions(
     """
     layers = options.layers + 2
     default = pw.schedule("1f1b", ranks=RANKS, microbatches=options.microbatches).lower(level="comms")
-    default_s = default.simulate(costs=profile, boundaries=[layers // RANKS]).makespan
-    planned_s = pt.program_for(plan).simulate(costs=profile, boundaries=plan.boundaries).makespan
+    default_s = default.simulate(profile=profile, boundaries=[layers // RANKS]).makespan
+    planned_s = pt.program_for(plan).simulate(profile=profile, boundaries=plan.boundaries).makespan
     head, block = profile.to_dict()["layers"][-1], profile.to_dict()["layers"][1]
     return {
         "plan": {"schedule": plan.name, "boundaries": list(plan.boundaries)},

@@ -128,7 +128,7 @@ def test_traces_without_actions_are_refused(tmp_path):
     path = write(tmp_path / "a", [operation("aten::linear", 2), annotation("Optimizer.step", 1, 2)])
     refused("no action of a pipeline among 1 ranges .none is named PP:.*annotate", [path], path)
     path = write(tmp_path / "a", [annotation("Forward 0", 1, 2), annotation("Backward 0", 2, 3)])
-    refused("those of a single-stage schedule", [path], path)
+    refused("the names of a single-stage schedule", [path], path)
 
 
 def test_traces_without_ranks_are_refused(tmp_path):
