@@ -7,7 +7,7 @@
 use crate::layout::{Kernels, Layout, Precision};
 use crate::model::{Block, Division, FeedForward, Matrix, Mixer, Model};
 
-/// Bytes that the kernels of one microbatch read and write, and the number of kernels.
+/// Bytes that the kernels of one microbatch read and write.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Traffic {
     /// In the forward.
@@ -49,6 +49,8 @@ const SEPARATE: PerElement = PerElement {
 const DROPOUT: Traffic = Traffic { forward: 1.0, backward: 5.0 };
 /// Bytes per element of a cast to FP8 with its transpose: 2 read, 1 + 1 written.
 const CAST: f64 = 4.0;
+/// Bytes per element of tokens that are sorted by expert, and of outputs that are weighted and summed.
+const SORTED: Traffic = Traffic { forward: 10.0, backward: 10.0 };
 /// Bytes per logit in the loss: cast, maximum, exponentials, sum and their backward in four bytes.
 const LOSS: Traffic = Traffic { forward: 26.0, backward: 10.0 };
 /// Bytes per element of the inner width of a Mamba-2 mixer: convolution, step, gate and norm.
@@ -60,52 +62,70 @@ pub fn block_traffic(block: &Block, model: &Model, layout: &Layout) -> Traffic {
         Kernels::Fused => &FUSED,
         Kernels::Separate => &SEPARATE,
     };
-    let (tensor, division) = (f64::from(layout.tensor), layout.sequence_division());
-    let mut traffic = Traffic::default();
-    let mut add = |per_element: Traffic, elements: f64| {
-        traffic.forward += per_element.forward * elements * layout.tokens();
-        traffic.backward += per_element.backward * elements * layout.tokens();
-    };
+    let mut sum = Sum { traffic: Traffic::default(), tokens: layout.tokens() };
     let parts = u8::from(block.mixer != Mixer::None) + u8::from(block.feed_forward != FeedForward::None);
-    let outer = f64::from(parts) * model.hidden as f64 / division;
-    add(bytes.norm, outer);
-    add(bytes.residual, outer);
+    let outer = f64::from(parts) * model.hidden as f64 / layout.sequence_division();
+    sum.add(bytes.norm, outer);
+    sum.add(bytes.residual, outer);
     if model.gpt {
-        add(DROPOUT, outer);
+        sum.add(DROPOUT, outer);
     }
-    match block.mixer {
-        Mixer::Attention(attention) if !model.gpt => {
-            add(bytes.rotary, (attention.query_width() + attention.key_width()) as f64 / tensor);
-        }
-        Mixer::Latent(latent) => {
-            // Parts with and without positions are joined for each head.
-            let joined = latent.heads * (2 * latent.plain_size + 2 * latent.rotary_size + latent.value_size);
-            add(bytes.rotary, joined as f64 / tensor);
-        }
-        Mixer::Mamba2(mamba) => add(MAMBA, mamba.inner() as f64 / tensor),
-        Mixer::Attention(_) | Mixer::None => {}
-    }
-    let activation = |gated: bool| if gated { bytes.gated } else { bytes.plain };
-    match block.feed_forward {
-        FeedForward::Dense(dense) => add(activation(dense.gated), dense.inner as f64 / tensor),
-        FeedForward::Experts(experts) => {
-            let inner = experts.per_token * experts.expert.inner + experts.shared_inner;
-            add(activation(experts.expert.gated), inner as f64 / tensor);
-            // Tokens are sorted by expert, and their outputs are weighted and summed.
-            add(
-                Traffic { forward: 10.0, backward: 10.0 },
-                (experts.per_token * model.hidden) as f64 / division,
-            );
-        }
-        FeedForward::None => {}
-    }
+    sum.add_mixer(block, model, layout, bytes);
+    sum.add_feed_forward(block, model, layout, bytes);
     if layout.precision == Precision::Fp8 {
-        let matrices = block.matrices(model.hidden);
-        let elements = |count: &dyn Fn(&Matrix) -> f64| matrices.iter().map(count).sum::<f64>();
-        add(Traffic { forward: CAST, backward: 0.0 }, elements(&|matrix| cast_input(matrix, tensor)));
-        add(Traffic { forward: 0.0, backward: CAST }, elements(&|matrix| cast_output(matrix, tensor)));
+        let (matrices, tensor) = (block.matrices(model.hidden), f64::from(layout.tensor));
+        let inputs = matrices.iter().map(|matrix| cast_input(matrix, tensor)).sum();
+        let outputs = matrices.iter().map(|matrix| cast_output(matrix, tensor)).sum();
+        sum.add(Traffic { forward: CAST, backward: 0.0 }, inputs);
+        sum.add(Traffic { forward: 0.0, backward: CAST }, outputs);
     }
-    traffic
+    sum.traffic
+}
+
+/// The bytes of operations that are added one after another.
+struct Sum {
+    traffic: Traffic,
+    tokens: f64,
+}
+
+impl Sum {
+    /// Adds an operation on `elements` of each token.
+    fn add(&mut self, per_element: Traffic, elements: f64) {
+        self.traffic.forward += per_element.forward * elements * self.tokens;
+        self.traffic.backward += per_element.backward * elements * self.tokens;
+    }
+
+    fn add_mixer(&mut self, block: &Block, model: &Model, layout: &Layout, bytes: &PerElement) {
+        let tensor = f64::from(layout.tensor);
+        match block.mixer {
+            Mixer::Attention(attention) if !model.gpt => {
+                let rotated = attention.query_width() + attention.key_width();
+                self.add(bytes.rotary, rotated as f64 / tensor);
+            }
+            Mixer::Latent(latent) => {
+                // Parts with and without positions are joined for each head.
+                let keys = latent.plain_size + latent.rotary_size;
+                let joined = latent.heads * (2 * keys + latent.value_size);
+                self.add(bytes.rotary, joined as f64 / tensor);
+            }
+            Mixer::Mamba2(mamba) => self.add(MAMBA, mamba.inner() as f64 / tensor),
+            Mixer::Attention(_) | Mixer::None => {}
+        }
+    }
+
+    fn add_feed_forward(&mut self, block: &Block, model: &Model, layout: &Layout, bytes: &PerElement) {
+        let (tensor, division) = (f64::from(layout.tensor), layout.sequence_division());
+        let activation = |gated: bool| if gated { bytes.gated } else { bytes.plain };
+        match block.feed_forward {
+            FeedForward::Dense(dense) => self.add(activation(dense.gated), dense.inner as f64 / tensor),
+            FeedForward::Experts(experts) => {
+                let inner = experts.per_token * experts.expert.inner + experts.shared_inner;
+                self.add(activation(experts.expert.gated), inner as f64 / tensor);
+                self.add(SORTED, (experts.per_token * model.hidden) as f64 / division);
+            }
+            FeedForward::None => {}
+        }
+    }
 }
 
 /// The elements of an input that is cast by itself. A norm writes the input of a matrix that is divided by

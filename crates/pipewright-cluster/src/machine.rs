@@ -86,6 +86,18 @@ impl Constants {
         ConstantRange { name: "launch", least: 0.0, most: 1e-5 },
     ];
 
+    /// The values that microbenchmarks of recent GPUs measure, for machines without published runs. No
+    /// communication is hidden.
+    pub const EXPECTED: Self = Self {
+        product: 0.70,
+        product_fp8: 0.58,
+        attention: 0.58,
+        memory: 0.78,
+        link: 0.75,
+        hidden: 0.0,
+        launch: 2e-6,
+    };
+
     /// Returns the constants in the order of [`Self::RANGES`].
     pub fn to_array(self) -> [f64; 7] {
         let Self { product, product_fp8, attention, memory, link, hidden, launch } = self;
@@ -173,71 +185,79 @@ impl MachineTable {
     /// # Errors
     /// When a figure has a wrong unit or range, or is missing and there is no known machine.
     pub fn machine(&self, known: Option<&Machine>) -> Result<Machine, MachineError> {
-        let figure = |key, given: &Option<Quantity>, dimension, unit, other: Option<f64>| match given {
-            Some(quantity) => Ok(Some(quantity.value(key, dimension, unit)?)),
-            None => Ok::<_, MachineError>(other),
+        let of_known = |figure: fn(&Machine) -> f64| known.map(figure);
+        let constants = match self.constants {
+            Some(constants) => constants.check()?,
+            None => known.map_or(Constants::EXPECTED, |known| known.constants),
         };
-        let needed = |key, given: &Option<Quantity>, dimension, unit, other: Option<f64>| {
-            figure(key, given, dimension, unit, other)?.ok_or(MachineError::Missing { key })
-        };
-        let bandwidth = Dimension::Bandwidth;
-        let count = |key, given: Option<u32>, other: Option<u32>| match given.or(other) {
-            Some(0) => Err(MachineError::Zero { key }),
-            Some(count) => Ok(count),
-            None => Err(MachineError::Missing { key }),
-        };
-        let memory_bandwidth = known.map(|known| known.memory_bandwidth);
-        let node_bandwidth = known.map(|known| known.node_bandwidth);
-        let network = known.map(|known| known.network_bandwidth);
-        let node_latency = known.map_or(5e-6, |known| known.node_latency);
-        let latency = known.map_or(1e-5, |known| known.network_latency);
-        let time = Dimension::Time;
-        let (bf16, fp8) = (known.and_then(|known| known.bf16), known.and_then(|known| known.fp8));
+        let node_latency = of_known(|known| known.node_latency).or(Some(NODE_LATENCY));
+        let network_latency = of_known(|known| known.network_latency).or(Some(NETWORK_LATENCY));
+        let multiprocessors = known.map_or(MULTIPROCESSORS, |known| known.multiprocessors);
+        let gpus_per_node = known.map(|known| known.gpus_per_node);
         Ok(Machine {
             name: self.name.clone(),
             aliases: self.aliases.clone(),
-            bf16: figure("bf16_tflops", &self.bf16_tflops, Dimension::Rate, 1e12, bf16)?,
-            fp8: figure("fp8_tflops", &self.fp8_tflops, Dimension::Rate, 1e12, fp8)?,
-            memory: needed(
-                "memory_gb",
-                &self.memory_gb,
-                Dimension::Size,
-                MEMORY_GB,
-                known.map(|known| known.memory),
-            )?,
-            memory_bandwidth: needed(
-                "memory_gb_per_s",
-                &self.memory_gb_per_s,
-                bandwidth,
-                1e9,
-                memory_bandwidth,
-            )?,
-            node_bandwidth: needed("node_gb_per_s", &self.node_gb_per_s, bandwidth, 1e9, node_bandwidth)?,
-            network_bandwidth: needed("network_gb_per_s", &self.network_gb_per_s, bandwidth, 1e9, network)?,
-            gpus_per_node: count(
-                "gpus_per_node",
-                self.gpus_per_node,
-                known.map(|known| known.gpus_per_node),
-            )?,
-            multiprocessors: count(
-                "multiprocessors",
-                self.multiprocessors,
-                Some(known.map_or(132, |known| known.multiprocessors)),
-            )?,
-            node_latency: needed("node_latency_us", &self.node_latency_us, time, 1e-6, Some(node_latency))?,
-            network_latency: needed(
-                "network_latency_us",
-                &self.network_latency_us,
-                time,
-                1e-6,
-                Some(latency),
-            )?,
-            constants: match (self.constants, known) {
-                (Some(constants), _) => constants.check()?,
-                (None, Some(known)) => known.constants,
-                (None, None) => return Err(MachineError::Missing { key: "constants" }),
-            },
+            bf16: BF16.value(&self.bf16_tflops, known.and_then(|known| known.bf16))?,
+            fp8: FP8.value(&self.fp8_tflops, known.and_then(|known| known.fp8))?,
+            memory: MEMORY.needed(&self.memory_gb, of_known(|known| known.memory))?,
+            memory_bandwidth: MEMORY_BANDWIDTH
+                .needed(&self.memory_gb_per_s, of_known(|known| known.memory_bandwidth))?,
+            node_bandwidth: NODE.needed(&self.node_gb_per_s, of_known(|known| known.node_bandwidth))?,
+            network_bandwidth: NETWORK
+                .needed(&self.network_gb_per_s, of_known(|known| known.network_bandwidth))?,
+            gpus_per_node: count("gpus_per_node", self.gpus_per_node, gpus_per_node)?,
+            multiprocessors: count("multiprocessors", self.multiprocessors, Some(multiprocessors))?,
+            node_latency: NODE_TIME.needed(&self.node_latency_us, node_latency)?,
+            network_latency: NETWORK_TIME.needed(&self.network_latency_us, network_latency)?,
+            constants,
             source: self.source.clone().or(known.map(|known| known.source.clone())).unwrap_or_default(),
         })
+    }
+}
+
+/// The latency of a message inside a node, if it is not given, in seconds.
+const NODE_LATENCY: f64 = 5e-6;
+/// The latency of a message between nodes, if it is not given, in seconds.
+const NETWORK_LATENCY: f64 = 1e-5;
+/// The multiprocessors, if they are not given: those of the H100.
+const MULTIPROCESSORS: u32 = 132;
+
+/// A key of a table with the unit of a plain number.
+struct Figure {
+    key: &'static str,
+    dimension: Dimension,
+    unit: f64,
+}
+
+const BF16: Figure = Figure { key: "bf16_tflops", dimension: Dimension::Rate, unit: 1e12 };
+const FP8: Figure = Figure { key: "fp8_tflops", dimension: Dimension::Rate, unit: 1e12 };
+const MEMORY: Figure = Figure { key: "memory_gb", dimension: Dimension::Size, unit: MEMORY_GB };
+const MEMORY_BANDWIDTH: Figure =
+    Figure { key: "memory_gb_per_s", dimension: Dimension::Bandwidth, unit: 1e9 };
+const NODE: Figure = Figure { key: "node_gb_per_s", dimension: Dimension::Bandwidth, unit: 1e9 };
+const NETWORK: Figure = Figure { key: "network_gb_per_s", dimension: Dimension::Bandwidth, unit: 1e9 };
+const NODE_TIME: Figure = Figure { key: "node_latency_us", dimension: Dimension::Time, unit: 1e-6 };
+const NETWORK_TIME: Figure = Figure { key: "network_latency_us", dimension: Dimension::Time, unit: 1e-6 };
+
+impl Figure {
+    /// Returns the given value, or else `other`.
+    fn value(&self, given: &Option<Quantity>, other: Option<f64>) -> Result<Option<f64>, MachineError> {
+        match given {
+            Some(quantity) => Ok(Some(quantity.value(self.key, self.dimension, self.unit)?)),
+            None => Ok(other),
+        }
+    }
+
+    /// Like [`Self::value`], for a figure that a machine needs.
+    fn needed(&self, given: &Option<Quantity>, other: Option<f64>) -> Result<f64, MachineError> {
+        self.value(given, other)?.ok_or(MachineError::Missing { key: self.key })
+    }
+}
+
+fn count(key: &'static str, given: Option<u32>, other: Option<u32>) -> Result<u32, MachineError> {
+    match given.or(other) {
+        Some(0) => Err(MachineError::Zero { key }),
+        Some(count) => Ok(count),
+        None => Err(MachineError::Missing { key }),
     }
 }

@@ -55,6 +55,13 @@ pub fn block_parameters(block: &Block, model: &Model, layout: &Layout) -> f64 {
     matrices.iter().map(of_matrix).sum::<f64>() + others
 }
 
+/// Returns the parameters of a block that predicts a further token, on one rank of a tensor group. It uses the
+/// tables of the embedding and the head.
+pub fn predictor_parameters(model: &Model, layout: &Layout) -> f64 {
+    let block = model.blocks.last().map_or(0.0, |block| block_parameters(block, model, layout));
+    block + (2 * model.hidden * model.hidden) as f64 / f64::from(layout.tensor)
+}
+
 /// Returns the parameters of the embedding's table or of the head, on one rank of a tensor group.
 pub fn table_parameters(model: &Model, layout: &Layout) -> f64 {
     model.table_parameters() as f64 / f64::from(layout.tensor)

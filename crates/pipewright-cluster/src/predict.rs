@@ -7,7 +7,8 @@ use crate::collective::Group;
 use crate::cut::cut;
 use crate::layout::{LayoutError, Sharding};
 use crate::memory::{
-    RankMemory, block_activations, block_parameters, logits, state, table_parameters, whole_block_activations,
+    RankMemory, block_activations, block_parameters, logits, predictor_parameters, state, table_parameters,
+    whole_block_activations,
 };
 use crate::operations::AttentionCount;
 use crate::parts::Parts;
@@ -127,8 +128,11 @@ fn stages(setting: &Setting<'_>) -> Stages {
             parameters += table;
         }
         if stage == last {
+            let block = model.blocks.last().map_or(0.0, |block| block_activations(block, model, layout));
+            activation += f64::from(model.predictors) * block;
             time += setting.head();
             (0..model.predictors).for_each(|_| time += setting.predictor());
+            parameters += f64::from(model.predictors) * predictor_parameters(model, layout);
             parameters += if model.tied && last == 0 { 0.0 } else { table };
         }
         // With sequence parallelism, or a scattered message, each rank of a tensor group sends its share.

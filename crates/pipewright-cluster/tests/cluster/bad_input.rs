@@ -2,6 +2,7 @@
 
 use pipewright_cluster::catalogue::{by_name, from_toml, machines};
 use pipewright_cluster::comparison::compare;
+use pipewright_cluster::machine::Constants;
 use pipewright_cluster::published::read;
 use pipewright_schedule::error_text::with_causes;
 
@@ -65,6 +66,19 @@ fn a_cluster_file_changes_a_known_machine() {
     let known = by_name("h100").expect("a machine");
     assert_eq!((machine.memory, machine.network_bandwidth), (40.0 * 1_073_741_824.0, 25e9));
     assert_eq!((machine.bf16, machine.constants), (known.bf16, known.constants));
+}
+
+#[test]
+fn a_machine_of_its_own_has_the_expected_constants() {
+    let sizes = "memory_gb = 96\nmemory_gb_per_s = 4000\nnode_gb_per_s = 900\nnetwork_gb_per_s = 100\ngpus_per_node = 4";
+    let machine = from_toml(&format!("name = \"my own\"\nbf16_tflops = 1000\n{sizes}")).expect("a machine");
+    assert_eq!(machine.constants, Constants::EXPECTED);
+    assert_eq!((machine.bf16, machine.gpus_per_node), (Some(1e15), 4));
+    let constants = "[constants]\nproduct = 1.2\nproduct_fp8 = 0.5\nattention = 0.5\nmemory = 0.8\nlink = 0.8\nhidden = 0\nlaunch = 0";
+    check_cluster(
+        &format!("name = \"my own\"\n{sizes}\n{constants}"),
+        "the constant `product` is 1.2; use a value from 0.3 to 0.9",
+    );
 }
 
 #[test]

@@ -87,3 +87,17 @@ fn a_sharded_optimizer_is_divided_by_the_replicas() {
     run.layout.gpus *= 2;
     assert!((predicted(&run).memory[0].optimizer * 2.0 / before - 1.0).abs() < 1e-9);
 }
+
+/// A block that predicts a further token has as many parameters as a block and a product more.
+#[test]
+fn predictors_take_time_and_memory() {
+    let run = run("llama2-7B", "H100");
+    let mut with = run.clone();
+    with.model.predictors = 1;
+    let (before, after) = (predicted(&run), predicted(&with));
+    let ratio = with.model.parameters() as f64 / run.model.parameters() as f64;
+    let state = after.memory[0].state() / before.memory[0].state();
+    assert!((state / ratio - 1.0).abs() < 1e-4, "{state} and {ratio}");
+    assert!(after.seconds > before.seconds * ratio, "{} and {}", after.seconds, before.seconds);
+    assert!(after.memory[0].activations > before.memory[0].activations);
+}
