@@ -24,6 +24,12 @@
 
 #![expect(clippy::print_stdout, reason = "a bench prints its figures")]
 
+mod model;
+mod products;
+mod size;
+mod statistics;
+mod predicted_run;
+mod processes;
 mod activations;
 mod bound;
 mod checkpoints;
@@ -33,20 +39,14 @@ mod experts;
 mod families;
 mod hybrid;
 mod memory;
-mod model;
 mod overhead;
 mod peer;
 mod ping_pong;
 mod predict;
-mod predicted_run;
-mod processes;
-mod products;
 mod published;
 mod scan;
 mod schedules;
 mod shards;
-mod size;
-mod statistics;
 
 use std::error::Error;
 use std::process::ExitCode;

@@ -130,7 +130,8 @@ impl Reader<'_> {
         match segment {
             "crate" => String::new(),
             "self" | "*" => path.to_owned(),
-            "super" => parent(&self.source.module).to_owned(),
+            "super" if path.is_empty() => parent(&self.source.module).to_owned(),
+            "super" => parent(path).to_owned(),
             _ if path.is_empty() => segment.to_owned(),
             _ => format!("{path}::{segment}"),
         }

@@ -213,6 +213,7 @@ mod tests {
         check("src/lower/mod.rs", "pub use send::send;\nuse crate::lower::error::LowerError;\n", &[], &[]);
         check("src/run.rs", "use crate::{ids::Rank, lower::{self, send::send}};\n", &[], &[]);
         check("src/run.rs", "use crate::run::Run;\n", &[], &[]);
+        check("src/lower/send.rs", "use super::super::ids::Rank;\n", &[], &[]);
     }
 
     #[test]

@@ -10,6 +10,7 @@ use crate::config::document::Document;
 use crate::config::model::ModelSettings;
 use crate::config::paths::Surroundings;
 use crate::config::problem::ProblemKind;
+use crate::config::sample::BUILT_IN;
 use crate::config::section::{Bound, Section};
 
 /// The training data and the validation data.
@@ -47,10 +48,6 @@ pub(crate) struct DataSettings {
 
 /// The name of the tokenizer whose tokens are bytes.
 pub(crate) const BYTES: &str = "bytes";
-
-/// The word that selects the text in the binary, [`crate::config::sample::TEXT`], instead of patterns of
-/// files.
-pub(crate) const BUILT_IN: &str = "built-in";
 
 impl DataSettings {
     /// Returns whether the data is the text in the binary.

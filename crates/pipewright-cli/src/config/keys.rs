@@ -2,7 +2,30 @@
 //!
 //! The types, ranges and defaults are in the file of each section.
 
-use crate::config::problem::Suggestion;
+use std::fmt;
+
+/// The word that the user probably meant.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Suggestion {
+    /// Another name in the same place.
+    Name(String),
+    /// A key of some section.
+    KeyOf {
+        /// The section.
+        section: String,
+        /// The key.
+        key: String,
+    },
+}
+
+impl fmt::Display for Suggestion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Name(name) => write!(f, "`{name}`"),
+            Self::KeyOf { section, key } => write!(f, "`{key}` in [{section}]"),
+        }
+    }
+}
 
 /// The sections in the order in which they are written, each with its keys.
 pub(super) const SECTIONS: &[(&str, &[&str])] = &[

@@ -13,6 +13,7 @@ mod devices;
 mod document;
 pub(crate) mod generator;
 mod keys;
+mod load;
 pub(crate) mod mesh;
 pub(crate) mod model;
 pub(crate) mod optimizer;
@@ -32,9 +33,10 @@ mod settings;
 mod tests;
 
 pub(crate) use keys::nearest;
+pub(crate) use load::{Loaded, Scheduled};
 pub(crate) use paths::Surroundings;
 pub(crate) use problem::{ConfigError, Problem};
-pub(crate) use settings::{Loaded, Scheduled, Settings};
+pub(crate) use settings::Settings;
 
 /// A configuration with every key at its default and a comment on each.
 pub(crate) const TEMPLATE: &str = include_str!("template.toml");

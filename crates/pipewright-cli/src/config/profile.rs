@@ -20,10 +20,10 @@ use pipewright_schedule::profile::{
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
+use crate::config::load::read_source;
 use crate::config::place::{Place, Source};
 use crate::config::problem::{ConfigError, Problem, ProblemKind, ProfileMismatch};
 use crate::config::profile_keys::{Keys, Places, SECTION, missing_problem};
-use crate::config::settings::read_source;
 
 /// The run that a profile must be for.
 pub(crate) struct ProfiledRun<'a> {

@@ -9,3 +9,6 @@ pub(super) const NAME: &str = "the built-in sample";
 
 /// The documents and sources of this project, gathered by the build script.
 pub(crate) const TEXT: &str = include_str!(concat!(env!("OUT_DIR"), "/sample.txt"));
+
+/// The word that selects [`TEXT`] instead of patterns of files.
+pub(super) const BUILT_IN: &str = "built-in";

@@ -1,6 +1,5 @@
 //! The sizes and inputs of a scan, and its chunks.
 
-use super::decays::Heads;
 use crate::product::Matrix;
 
 /// Tokens in a chunk. Smaller chunks waste less work above the diagonal; larger ones make longer products.
@@ -90,6 +89,14 @@ pub(super) struct Chunk {
     pub(super) first: usize,
     pub(super) len: usize,
     pub(super) is_last: bool,
+}
+
+/// How many rows of how many heads a function works on.
+#[derive(Clone, Copy)]
+pub(super) struct Heads {
+    pub heads: usize,
+    pub head_dim: usize,
+    pub len: usize,
 }
 
 /// The inputs of a scan.

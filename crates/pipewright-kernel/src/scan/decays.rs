@@ -2,7 +2,7 @@
 
 use multiversion::multiversion;
 
-use super::chunks::{CHUNK, Chunk, Inputs};
+use super::chunks::{CHUNK, Chunk, Heads, Inputs};
 use crate::exp::exp;
 
 /// The decays of a chunk. Arrays over heads and tokens are `[heads of the group, CHUNK]`.
@@ -150,14 +150,6 @@ pub(super) fn weigh_backward(decays: &Decays, place: usize, len: usize, scores: 
         *d_sum -= f64::from(later * step);
         *d_step += later;
     }
-}
-
-/// How many rows of how many heads a function works on.
-#[derive(Clone, Copy)]
-pub(super) struct Heads {
-    pub heads: usize,
-    pub head_dim: usize,
-    pub len: usize,
 }
 
 /// `out[t][head] = factors[head][t] x[t][head]`; a row of `x` begins every `stride` elements, and one of

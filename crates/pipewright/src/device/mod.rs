@@ -19,6 +19,7 @@ mod choice;
 mod error;
 mod found;
 mod memory;
+mod parse;
 mod ranks;
 
 pub use back_end::BackEnd;

@@ -17,9 +17,7 @@ use super::skip::fetch_skips;
 use super::stages::{At, LocalStages};
 use crate::failure::Cause;
 use crate::message::{AwaitedMessage, Direction, Tag};
-use crate::tensor::{
-    Layout, MetadataError, Mismatch, OptionalTensors, Side, TensorMismatch, TensorRank, Value,
-};
+use crate::tensor::{MetadataError, Mismatch, OptionalTensors, Side, TensorMismatch, TensorRank, Value};
 
 /// A message over a boundary: the stages on both sides, and the microbatch of its tensors.
 #[derive(Clone, Copy)]
@@ -155,7 +153,7 @@ fn send(
 ) {
     let rank = context.tensor_rank();
     let part = |whole: Value| {
-        if rank.of == 1 { whole } else { Layout::of(&whole, rank).cut(whole) }
+        if rank.of == 1 { whole } else { whole.part_for(rank) }
     };
     let parts = tensors.into_iter().map(|tensor| tensor.map(part)).collect();
     let tag = Tag::Boundary { direction, stage, microbatch };
@@ -205,7 +203,7 @@ fn join_parts(
     all: OptionalTensors,
     refused: impl Fn(&Value, String) -> Cause,
 ) -> Result<Value, Cause> {
-    let layout = own.layout().cloned().unwrap_or_else(|| Layout::of(own, rank));
+    let layout = own.layout().cloned().unwrap_or_else(|| own.layout_for(rank));
     for (index, part) in (0..).zip(&all) {
         let expected = layout.for_rank(index).part();
         let fits = |part: &Value| part.shape().to_vec() == expected && part.dtype() == own.dtype();
@@ -269,12 +267,13 @@ mod tests {
     use burn::tensor::{Device, Tensor};
 
     use super::*;
+    use crate::tensor::layout::Layout;
 
     #[test]
     fn a_part_of_another_rank_group_or_shape_is_refused() {
         let whole = || Value::of(Tensor::<3>::ones([1, 6, 4], &Device::flex()));
         let rank = TensorRank { index: 1, of: 2 };
-        let part = |rank| Layout::of(&whole(), rank).cut(whole());
+        let part = |rank| whole().part_for(rank);
         assert_eq!(unexpected(&part(rank), rank), None);
         let check = |part: Value, rank, expected: &str| {
             assert_eq!(unexpected(&part, rank).as_deref(), Some(expected), "{}", described(&part));
@@ -284,7 +283,7 @@ mod tests {
         check(part(TensorRank { index: 1, of: 3 }), rank, along);
         check(whole(), rank, "part 1 of 2 of a tensor, with its layout");
         check(part(rank), TensorRank { index: 0, of: 1 }, "a whole tensor");
-        let layout = Layout { shape: vec![1, 8, 4], ..Layout::of(&whole(), rank) };
+        let layout = Layout { shape: vec![1, 8, 4], ..whole().layout_for(rank) };
         let longer = part(rank).with_layout(layout);
         check(longer, rank, "[1, 4, 4], part 1 of 2 along dimension 1 of [1, 8, 4]");
     }

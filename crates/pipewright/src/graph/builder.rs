@@ -3,10 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
-use pipewright_schedule::{Placement, StageIndex};
-
-use super::layer::GraphStage;
-use super::plan::{PlacedGraph, plans};
+use pipewright_schedule::StageIndex;
 
 /// A model as named layers; `C` is the configuration of a layer. See [the module](super).
 #[derive(Clone, Debug)]
@@ -279,29 +276,6 @@ impl<C> Graph<C> {
     /// Returns the names of the nodes of `stage` in the order in which they run; empty beyond the last stage.
     pub fn nodes_of(&self, stage: StageIndex) -> impl Iterator<Item = &str> {
         self.nodes[self.range(stage)].iter().map(|node| &*node.name)
-    }
-
-    /// Places the stages on ranks, which decides the route of each value.
-    ///
-    /// # Errors
-    /// When the placement has another number of stages.
-    pub fn place(&self, placement: &Placement) -> Result<PlacedGraph<'_, C>, GraphError> {
-        if placement.stages() != self.stages() {
-            return Err(GraphError::Stages { graph: self.stages(), placement: placement.stages() });
-        }
-        Ok(PlacedGraph { graph: self, plans: plans(self, placement) })
-    }
-
-    /// Returns the whole model as one stage, for runs on one device.
-    pub fn whole<L>(&self, make: impl FnMut(&str, &C) -> L) -> GraphStage<L>
-    where
-        L: burn::module::Module,
-        C: Clone,
-    {
-        let whole = Self { splits: Vec::new(), ..self.clone() };
-        let placement = Placement::explicit(vec![0.into()]).expect("one stage on one rank");
-        let plans = plans(&whole, &placement);
-        PlacedGraph { graph: &whole, plans }.stage(StageIndex::new(0), make)
     }
 
     /// Returns the number of nodes.

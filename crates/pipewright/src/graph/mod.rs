@@ -69,6 +69,7 @@ mod layer;
 mod any_parameter;
 mod any_layer;
 mod chain;
+mod placed;
 mod plan;
 mod route;
 
@@ -77,4 +78,4 @@ pub(crate) use any_layer::{Typed, Untyped};
 pub use builder::{Graph, GraphBuilder, GraphError};
 pub(crate) use chain::Chain;
 pub use layer::{GraphLayer, GraphStage};
-pub use plan::PlacedGraph;
+pub use placed::PlacedGraph;

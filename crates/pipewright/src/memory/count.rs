@@ -1,4 +1,4 @@
-//! One rank's count of bytes, and the rank that each thread allocates for.
+//! The count of a rank's bytes, and the count of each thread.
 
 use std::cell::Cell;
 use std::ptr;
@@ -7,15 +7,7 @@ use std::sync::{Arc, OnceLock};
 
 use pipewright_schedule::Action;
 
-use super::blocks;
 use crate::ids::{StepNumber, WorldRank};
-use crate::tensor::Value;
-
-/// One rank's count. All clones add to the same count.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct RankMemory {
-    count: Arc<Count>,
-}
 
 /// The current position of a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,13 +48,18 @@ impl Count {
     }
 
     /// Returns the highest count since [`Count::restart_peak`].
-    fn peak(&self) -> u64 {
+    pub(super) fn peak(&self) -> u64 {
         self.peak.load(Ordering::Relaxed).max(0).unsigned_abs()
     }
 
     /// Resets the peak to the current count.
-    fn restart_peak(&self) {
+    pub(super) fn restart_peak(&self) {
         self.peak.store(self.held.load(Ordering::Relaxed), Ordering::Relaxed);
+    }
+
+    /// Sets the function that returns the rank's position.
+    pub(super) fn locate_by(&self, locate: impl Fn() -> RankPosition + Send + Sync + 'static) {
+        let _ = self.locate.set(Box::new(locate));
     }
 
     pub(super) fn place(&self) -> Option<RankPosition> {
@@ -90,77 +87,21 @@ pub(super) fn of_this_thread() -> Option<Arc<Count>> {
     })
 }
 
-/// Returns the bytes that the rank of this thread holds, and the most that it held since [`restart_peak`];
-/// `None` on a thread of no rank, and if blocks are not counted.
-pub(crate) fn held_and_peak() -> Option<(u64, u64)> {
-    let count = of_this_thread().filter(|_| blocks::is_in_use())?;
-    Some((count.held(), count.peak()))
-}
-
-/// Resets the peak of this thread's rank to its current count.
-pub(crate) fn restart_peak() {
-    if let Some(count) = of_this_thread() {
-        count.restart_peak();
-    }
-}
-
 /// Counts the calling thread's allocations for a rank until it is dropped.
 pub(crate) struct Counted {
     /// Keeps the count alive while the thread points at it.
     _count: Arc<Count>,
 }
 
-impl Drop for Counted {
-    fn drop(&mut self) {
-        COUNT.set(ptr::null());
+impl Counted {
+    pub(super) fn new(count: Arc<Count>) -> Self {
+        COUNT.set(Arc::as_ptr(&count));
+        Self { _count: count }
     }
 }
 
-impl RankMemory {
-    /// Makes an empty count.
-    pub(crate) fn new() -> Self {
-        Self::default()
-    }
-
-    /// Counts the calling thread's allocations until the guard is dropped.
-    pub(crate) fn count_this_thread(&self) -> Counted {
-        COUNT.set(Arc::as_ptr(&self.count));
-        Counted { _count: self.count.clone() }
-    }
-
-    /// Sets the function that returns the rank's position when memory runs out. It must not allocate.
-    pub(crate) fn locate_by(&self, locate: impl Fn() -> RankPosition + Send + Sync + 'static) {
-        let _ = self.count.locate.set(Box::new(locate));
-    }
-
-    /// Removes storage that moves to another thread from this rank's count, unless this rank still uses it.
-    pub(crate) fn give_away<'a>(&self, tensors: impl IntoIterator<Item = &'a Value>) {
-        if blocks::is_in_use() {
-            let moved = tensors.into_iter().filter_map(Value::storage).filter(|storage| !storage.is_shared);
-            moved.for_each(|storage| blocks::give_away(storage.address));
-        }
-    }
-
-    /// Like [`RankMemory::give_away`], but for all elements of a list.
-    pub(crate) fn give_away_list<T>(&self, list: &[T]) {
-        blocks::give_away(list.as_ptr().addr());
-    }
-
-    /// Adds storage that came from another thread to this rank's count, unless it is on another rank's.
-    pub(crate) fn take_over<'a>(&self, tensors: impl IntoIterator<Item = &'a Value>) {
-        if blocks::is_in_use() {
-            let arrived = tensors.into_iter().filter_map(Value::storage);
-            arrived.for_each(|storage| blocks::take_over(storage.address, &self.count));
-        }
-    }
-
-    /// Resets the peak to the current count.
-    pub(crate) fn restart_peak(&self) {
-        self.count.restart_peak();
-    }
-
-    /// Returns the highest count since [`RankMemory::restart_peak`]; 0 if blocks are not counted.
-    pub(crate) fn peak(&self) -> u64 {
-        self.count.peak()
+impl Drop for Counted {
+    fn drop(&mut self) {
+        COUNT.set(ptr::null());
     }
 }

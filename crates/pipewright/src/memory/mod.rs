@@ -18,9 +18,10 @@ mod allocator;
 mod blocks;
 mod count;
 mod exhaustion;
+mod rank_memory;
 
 pub use allocator::TrackingAllocator;
 pub use blocks::limit_memory;
 pub use count::RankPosition;
-pub(crate) use count::{RankMemory, held_and_peak, restart_peak};
 pub use exhaustion::{Exhaustion, on_exhaustion};
+pub(crate) use rank_memory::{RankMemory, held_and_peak, restart_peak};

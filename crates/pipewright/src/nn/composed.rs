@@ -10,7 +10,7 @@ use burn::module::ParamId;
 use burn::tensor::{DType, IndexingUpdateOp, Int, Tensor};
 
 use super::deferred::{Deferred, KeptWeight, RowIds, WeightTask};
-use super::product::Layout;
+use super::layout::Layout;
 use crate::autodiff::{Rule, inner_of, record};
 
 /// Returns `x w` or `x wᵀ`, on the tape of both.

@@ -17,6 +17,7 @@
 
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
+use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use burn::backend::autodiff::NodeId;
@@ -25,8 +26,7 @@ use burn::tensor::{Int, Tensor};
 
 use super::convolution_task::ConvolutionTask;
 use super::operation::{CpuTensor, Tape, cpu, node_of};
-use super::split_backward::SplitTask;
-use crate::tensor::Value;
+use crate::tensor::{Value, Values};
 
 thread_local! {
     static CURRENT: RefCell<Option<Deferred>> = const { RefCell::new(None) };
@@ -43,6 +43,22 @@ pub(crate) enum WeightTask {
     Convolution(ConvolutionTask),
     /// All weights of a layer of the user's.
     Split(SplitTask),
+}
+
+/// The weight gradients of a [`SplitBackward`](super::SplitBackward) layer that have not been computed yet.
+pub(crate) struct SplitTask {
+    /// The layer's type.
+    pub(crate) layer: &'static str,
+    /// The parameters that need a gradient, by the weight's place.
+    pub(crate) wanted: Arc<[Option<ParamId>]>,
+    /// Returns the gradient of each weight, off the tape.
+    pub(crate) compute: Box<dyn FnOnce() -> Values + Send>,
+}
+
+impl fmt::Debug for SplitTask {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SplitTask").field("layer", &self.layer).finish_non_exhaustive()
+    }
 }
 
 /// The rows of a table that a forward selected.

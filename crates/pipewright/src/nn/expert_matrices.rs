@@ -12,7 +12,7 @@ use pipewright_kernel::product::{Matrix, product};
 
 use super::bundle::{Bundle, Slots};
 use super::deferred::{Deferred, KeptWeight, WeightTask};
-use super::experts::Expert;
+use super::expert::Expert;
 use super::operation::{CpuTensor, cpu_tensor, elements, from_cpu, on_cpu};
 
 /// The matrices of all experts by their part.

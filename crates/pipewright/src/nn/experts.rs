@@ -5,46 +5,14 @@
 //! zero: it is not absent, because an optimizer changes parameters with a zero gradient (momentum, weight
 //! decay) and skips those without one.
 
-use burn::module::Module;
 use burn::tensor::Tensor;
 use pipewright_kernel::grouped::{Groups, row_products, scale_rows};
 
 use super::deferred::recorded_on;
-use super::expert_composition::composed;
+use super::expert::{Expert, composed};
 use super::expert_matrices::{KeptMatrices, Matrices, Parts};
-use super::linear::Linear;
 use super::operation::{CpuTensor, Operation, cpu_tensor, elements, on_cpu, with_dtype};
-use super::relu_squared::relu_squared;
 use super::routing::Routing;
-use super::swiglu::swiglu;
-
-/// A feed-forward layer: `down(silu(gate(x)) * up(x))` with a gate, `down(max(up(x), 0)²)` without. Its
-/// layers have no bias.
-#[derive(Module, Debug)]
-pub struct Expert {
-    /// Weight `[width, inner]`.
-    pub gate_proj: Option<Linear>,
-    /// Weight `[width, inner]`.
-    pub up_proj: Linear,
-    /// Weight `[inner, width]`.
-    pub down_proj: Linear,
-}
-
-impl Expert {
-    /// Returns the gate, if there is one, and the layers up and down.
-    pub(super) fn layers(&self) -> Vec<&Linear> {
-        self.gate_proj.iter().chain([&self.up_proj, &self.down_proj]).collect()
-    }
-
-    /// Returns the expert's result for each token. Shapes: `[tokens, width]` in and out.
-    pub fn forward(&self, x: Tensor<2>) -> Tensor<2> {
-        let up = self.up_proj.forward(x.clone());
-        self.down_proj.forward(match &self.gate_proj {
-            Some(gate) => swiglu(gate.forward(x), up),
-            None => relu_squared(up),
-        })
-    }
-}
 
 /// Returns, for each token, the sum over its chosen experts of `weight * expert(x)`.
 ///
@@ -223,12 +191,13 @@ mod tests {
     use std::sync::Arc;
 
     use burn::backend::Flex;
-    use burn::module::{Param, ParamId};
+    use burn::module::{Module, Param, ParamId};
     use burn::tensor::{DType, TensorData, Tolerance};
 
     use super::super::check::numbers;
     use super::super::deferred::{Deferred, WeightTask};
     use super::super::expert_matrices::weight_gradient;
+    use super::super::linear::Linear;
     use super::super::operation::cpu;
     use super::*;
 

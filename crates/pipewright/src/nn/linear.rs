@@ -3,9 +3,10 @@
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
 
+use super::layout::Layout;
 use super::operation::takes_features;
 use super::parallel::TensorParallel;
-use super::product::{Layout, multiply};
+use super::product::multiply;
 
 /// Burn's linear layer, with the same parameters and record paths. Convert one that Burn initialised.
 ///

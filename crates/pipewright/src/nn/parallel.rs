@@ -214,67 +214,12 @@ impl Rule for SameGradient {
     }
 }
 
-/// Ranks on threads of a test.
 #[cfg(test)]
-pub(super) mod tests {
-    use std::sync::atomic::{AtomicUsize, Ordering};
-    use std::sync::{Barrier, Mutex};
-
+mod tests {
     use burn::tensor::DType;
 
-    use super::super::check::numbers;
+    use super::super::check::{counted, numbers, on_ranks};
     use super::*;
-
-    /// The tensors that each rank of a test's group sends to each rank.
-    #[derive(Debug)]
-    struct Shared {
-        tensors: Mutex<Vec<Vec<Values>>>,
-        /// The bytes that all ranks have sent to others.
-        sent: AtomicUsize,
-        barrier: Barrier,
-    }
-
-    #[derive(Debug)]
-    struct Member {
-        shared: Arc<Shared>,
-        index: usize,
-    }
-
-    impl TensorLink for Member {
-        fn exchange(&self, to_ranks: Vec<Values>) -> Vec<Values> {
-            let others = to_ranks.iter().enumerate().filter(|(rank, _)| *rank != self.index);
-            let bytes: usize = others.flat_map(|(_, values)| values).map(Value::bytes).sum();
-            self.shared.sent.fetch_add(bytes, Ordering::Relaxed);
-            self.shared.tensors.lock().expect("no panic")[self.index] = to_ranks;
-            self.shared.barrier.wait();
-            let all = self.shared.tensors.lock().expect("no panic").clone();
-            self.shared.barrier.wait();
-            all.into_iter().map(|mut of_rank| of_rank.swap_remove(self.index)).collect()
-        }
-    }
-
-    /// Runs `rank` on each rank of a group and returns the results.
-    pub(in super::super) fn on_ranks<T: Send>(of: u32, rank: impl Fn(TensorParallel) -> T + Sync) -> Vec<T> {
-        counted(of, rank).0
-    }
-
-    /// Like [`on_ranks`], but with the bytes that all ranks together have sent to others.
-    fn counted<T: Send>(of: u32, rank: impl Fn(TensorParallel) -> T + Sync) -> (Vec<T>, usize) {
-        let tensors = Mutex::new(vec![Vec::new(); of as usize]);
-        let shared =
-            Arc::new(Shared { tensors, sent: AtomicUsize::new(0), barrier: Barrier::new(of as usize) });
-        let results = std::thread::scope(|scope| {
-            let start = |index| {
-                let link = Arc::new(Member { shared: shared.clone(), index: index as usize });
-                let tensor = TensorParallel::new(TensorRank { index, of }, link);
-                let rank = &rank;
-                scope.spawn(move || rank(tensor))
-            };
-            let threads: Vec<_> = (0..of).map(start).collect();
-            threads.into_iter().map(|thread| thread.join().expect("no panic")).collect()
-        });
-        (results, shared.sent.load(Ordering::Relaxed))
-    }
 
     #[test]
     fn a_sum_has_one_gradient_and_an_entrance_the_sum_of_gradients() {

@@ -6,43 +6,8 @@ use pipewright_kernel::product::{Matrix, product};
 
 use super::composed;
 use super::deferred::{Deferred, KeptWeight, WeightTask, recorded_on};
+use super::layout::Layout;
 use super::operation::{CpuTensor, Operation, cpu_tensor, elements, from_cpu, on_cpu};
-
-/// How a product uses its weight.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Layout {
-    /// `x w`, with `w [inputs, outputs]`.
-    Plain,
-    /// `x wᵀ`, with `w [outputs, inputs]`.
-    Transposed,
-}
-
-impl Layout {
-    /// Returns the weight as the matrix `[inputs, outputs]` by which `x` is multiplied.
-    fn factor(self, weight: &[f32], [rows, columns]: [usize; 2]) -> Matrix<'_> {
-        let matrix = Matrix::new(weight, rows, columns);
-        match self {
-            Self::Plain => matrix,
-            Self::Transposed => matrix.transposed(),
-        }
-    }
-
-    /// Returns the number of outputs of a weight of this shape.
-    fn outputs(self, [rows, columns]: [usize; 2]) -> usize {
-        match self {
-            Self::Plain => columns,
-            Self::Transposed => rows,
-        }
-    }
-
-    /// Returns `a` and `b` such that the weight's gradient is `aᵀ b`.
-    pub(super) fn gradient_factors<T>(self, x: T, gradient: T) -> (T, T) {
-        match self {
-            Self::Plain => (x, gradient),
-            Self::Transposed => (gradient, x),
-        }
-    }
-}
 
 /// Returns `x w` or `x wᵀ`. Shapes: `x [rows, inputs]`, result `[rows, outputs]`.
 pub(super) fn multiply(x: Tensor<2>, weight: Tensor<2>, layout: Layout, id: ParamId) -> Tensor<2> {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use burn::module::ParamId;
 use burn::tensor::Tensor;
 
-use super::deferred::{KeptWeight, WeightTask};
+use super::deferred::{KeptWeight, SplitTask, WeightTask};
 use super::weight_list::{Gradients, WeightList, gradients_of};
 use crate::autodiff::{Rule, inner_of, record};
 use crate::tensor::{Boundary, Value, Values, pack, unpack};
@@ -179,7 +179,7 @@ impl<L: SplitBackward<I, O>, const I: usize, const O: usize> Rule for SplitRule<
         let gradient = Tensor::from_dispatch(gradient.into_dispatch());
         let (input, waiting) = self.layer.backward_input(&self.saved, typed(weights), gradient, for_input);
         let input = for_input.then(|| self.checked(input));
-        let task = SplitTask::new::<I, O, L>(self.layer.clone(), waiting, self.wanted.clone());
+        let task = split_task::<I, O, L>(self.layer.clone(), waiting, self.wanted.clone());
         match &self.gradients {
             Gradients::Deferred(deferred) => {
                 deferred.push(WeightTask::Split(task));
@@ -207,33 +207,16 @@ impl<L: SplitBackward<I, O>, const I: usize, const O: usize> SplitRule<L, I, O> 
     }
 }
 
-/// The weight gradients of a [`SplitBackward`] layer that have not been computed yet.
-pub(crate) struct SplitTask {
-    /// The layer's type.
-    pub(crate) layer: &'static str,
-    /// The parameters that need a gradient, by the weight's place.
-    pub(crate) wanted: Arc<[Option<ParamId>]>,
-    /// Returns the gradient of each weight, off the tape.
-    pub(crate) compute: Box<dyn FnOnce() -> Values + Send>,
-}
-
-impl SplitTask {
-    fn new<const I: usize, const O: usize, L: SplitBackward<I, O>>(
-        layer: Arc<L>,
-        waiting: L::Waiting,
-        wanted: Arc<[Option<ParamId>]>,
-    ) -> Self {
-        let compute = move || {
-            let off_tape =
-                |gradient: Value| Value::of(inner_of(Tensor::<2>::from_dispatch(gradient.into_dispatch())));
-            pack(layer.backward_weights(waiting)).into_iter().map(off_tape).collect()
-        };
-        Self { layer: name_of::<L>(), wanted, compute: Box::new(compute) }
-    }
-}
-
-impl fmt::Debug for SplitTask {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SplitTask").field("layer", &self.layer).finish_non_exhaustive()
-    }
+/// Returns the task of computing the gradients of a layer's weights.
+fn split_task<const I: usize, const O: usize, L: SplitBackward<I, O>>(
+    layer: Arc<L>,
+    waiting: L::Waiting,
+    wanted: Arc<[Option<ParamId>]>,
+) -> SplitTask {
+    let compute = move || {
+        let off_tape =
+            |gradient: Value| Value::of(inner_of(Tensor::<2>::from_dispatch(gradient.into_dispatch())));
+        pack(layer.backward_weights(waiting)).into_iter().map(off_tape).collect()
+    };
+    SplitTask { layer: name_of::<L>(), wanted, compute: Box::new(compute) }
 }

@@ -7,8 +7,9 @@
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
 
+use super::layout::Layout;
 use super::operation::takes_features;
-use super::product::{Layout, multiply};
+use super::product::multiply;
 
 /// A linear layer without bias whose weight has the layout of an [`Embedding`](super::Embedding)'s table.
 ///

@@ -130,8 +130,7 @@ impl Rule for LossRule {
 mod tests {
     use burn::tensor::{Device, TensorData, Tolerance};
 
-    use super::super::check::numbers;
-    use super::super::parallel::tests::on_ranks;
+    use super::super::check::{numbers, on_ranks};
     use super::super::weighted_cross_entropy::weights_of_valid;
     use super::*;
 

@@ -30,7 +30,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
 use burn::tensor::{Device, Distribution, Tensor};
 
-use super::StreamKey;
+use super::stream::StreamKey;
 use crate::device::computes_behind;
 
 /// Held while the generators are used for one layer.

@@ -9,7 +9,6 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use super::placement::{Placement, TensorRank};
-use super::value::{Value, ValueKind};
 
 /// The part of a tensor that a message has. It is sent with the tensor and checked by the receiver.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -23,16 +22,6 @@ pub(crate) struct Layout {
 }
 
 impl Layout {
-    /// Returns the layout of the part of a tensor that `rank` sends. A float tensor is cut along the first
-    /// dimension in which every rank gets a part.
-    pub(crate) fn of(value: &Value, rank: TensorRank) -> Self {
-        let shape = value.shape().to_vec();
-        let last = TensorRank { index: rank.of.saturating_sub(1), ..rank };
-        let has_part = |size: &usize| !Placement::split(0, rank.of).shard_of(last).range(*size).is_empty();
-        let dimension = shape.iter().position(has_part).filter(|_| value.kind() == ValueKind::Float);
-        Self { rank, dimension, shape }
-    }
-
     /// Returns the shape of the part.
     pub(crate) fn part(&self) -> Vec<usize> {
         match self.dimension {
@@ -46,15 +35,6 @@ impl Layout {
     /// Returns the same layout for another rank of the group.
     pub(crate) fn for_rank(&self, index: u32) -> Self {
         Self { rank: TensorRank { index, ..self.rank }, ..self.clone() }
-    }
-
-    /// Returns the part of a tensor of this layout, with the layout.
-    pub(crate) fn cut(self, whole: Value) -> Value {
-        let Some(dimension) = self.dimension else { return whole.with_layout(self) };
-        let shard = Placement::split(dimension, self.rank.of).shard_of(self.rank);
-        let range = shard.range(self.shape[dimension]);
-        let part = whole.narrow(dimension, range.start, range.end).copied();
-        part.with_settings_of(&whole).with_layout(self)
     }
 }
 
@@ -73,14 +53,15 @@ mod tests {
     use burn::tensor::{Device, Tensor};
 
     use super::*;
+    use crate::tensor::Value;
 
     #[test]
     fn a_boundary_is_cut_along_the_first_dimension_that_has_a_part_for_every_rank() {
         let rank = TensorRank { index: 1, of: 2 };
         let cut = |shape: [usize; 3]| {
             let whole = Value::of(Tensor::<3>::ones(shape, &Device::flex()));
-            let layout = Layout::of(&whole, rank);
-            let part = layout.clone().cut(whole.constant());
+            let layout = whole.layout_for(rank);
+            let part = whole.constant().part_for(rank);
             assert_eq!(part.shape().to_vec(), layout.part());
             assert!(!part.requires_grad(), "it stays a constant");
             (layout.dimension, layout.part())

@@ -16,14 +16,13 @@ mod precision;
 mod element_type;
 pub(crate) mod shard;
 mod placement;
-mod layout;
+pub(crate) mod layout;
 
 pub use boundary::{Boundary, BoundaryError, Unpack, pack, unpack};
 pub(crate) use boundary_check::{Boundaries, Flow, TensorMismatch};
 pub use boundary_check::{MetadataError, Mismatch, Side};
 pub(crate) use computed::wait_until_computed;
 pub(crate) use element_type::{Lossy, float_type_of, int_type_of};
-pub(crate) use layout::Layout;
 pub use metadata::{CheckMetadata, Dim, Metadata, OnMismatch, TensorSpec};
 pub(crate) use metadata::{Vote, Votes};
 pub use placement::{CopyGradient, Placement, TensorRank, TensorShard};

@@ -11,6 +11,7 @@ use burn::backend::{Dispatch, DispatchTensor, Flex, TensorMetadata};
 use burn::tensor::{Bool, DType, Device, Int, Shape, Tensor, TensorData, kind::Basic};
 
 use super::layout::Layout;
+use super::placement::{Placement, TensorRank};
 use super::transfer::queueing;
 
 /// A float, integer or boolean tensor with any number of dimensions. Cloning shares the storage.
@@ -106,6 +107,25 @@ impl Value {
     /// Returns the tensor as the part of another one.
     pub(crate) fn with_layout(self, layout: Layout) -> Self {
         Self { layout: Some(Box::new(layout)), ..self }
+    }
+
+    /// Returns the layout of the part of the tensor that `rank` sends. A float tensor is cut along the first
+    /// dimension in which every rank gets a part.
+    pub(crate) fn layout_for(&self, rank: TensorRank) -> Layout {
+        let shape = self.shape().to_vec();
+        let last = TensorRank { index: rank.of.saturating_sub(1), ..rank };
+        let has_part = |size: &usize| !Placement::split(0, rank.of).shard_of(last).range(*size).is_empty();
+        let dimension = shape.iter().position(has_part).filter(|_| self.kind() == ValueKind::Float);
+        Layout { rank, dimension, shape }
+    }
+
+    /// Returns the part of the tensor that `rank` sends, with its layout.
+    pub(crate) fn part_for(self, rank: TensorRank) -> Self {
+        let layout = self.layout_for(rank);
+        let Some(dimension) = layout.dimension else { return self.with_layout(layout) };
+        let range = Placement::split(dimension, rank.of).shard_of(rank).range(layout.shape[dimension]);
+        let part = self.narrow(dimension, range.start, range.end).copied();
+        part.with_settings_of(&self).with_layout(layout)
     }
 
     /// Returns the tensor outside a message.

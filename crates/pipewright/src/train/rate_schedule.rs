@@ -16,7 +16,7 @@ use std::sync::{Mutex, PoisonError};
 
 use burn::lr_scheduler::module_lr_scheduler::ModuleLrScheduler;
 
-use crate::train::LearningRate;
+use crate::train::learning_rate::LearningRate;
 
 /// A learning rate for every step of a run. A function of the step is a schedule.
 pub trait RateSchedule: Send {

@@ -13,9 +13,9 @@ use serde_json::{Map, Value as Json};
 
 use crate::checkpoint::{Checkpoint, TrainingState};
 use crate::pipeline::{Pipeline, PipelineError, StepSummary};
-use crate::train::RateSchedule;
 use crate::train::accumulation::joined;
 use crate::train::data::{DataError, TokenRows};
+use crate::train::rate_schedule::RateSchedule;
 use crate::train::token_batch::split;
 use crate::train::validation::Validation;
 

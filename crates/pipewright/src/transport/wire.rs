@@ -19,7 +19,8 @@ use crate::failure::{Cause, FailureNotice, StepError, UpdateFailure};
 use crate::ids::{Attempt, StepNumber, WorldRank};
 use crate::message::{Message, Payload, Tag};
 use crate::progress::Heartbeat;
-use crate::tensor::{Layout, OptionalTensors, Value};
+use crate::tensor::layout::Layout;
+use crate::tensor::{OptionalTensors, Value};
 
 /// Parts of a frame are padded to multiples of this many bytes.
 pub(crate) const BLOCK: usize = 64;

@@ -3,7 +3,7 @@
 use pipewright_schedule::GenerateError;
 
 use crate::config::keys::{SECTIONS, keys_of};
-use crate::config::problem::ProblemKind;
+use crate::config::problem::kind::ProblemKind;
 
 impl ProblemKind {
     /// Returns what to do about the mistake, unless the message already says so.

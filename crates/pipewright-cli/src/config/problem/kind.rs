@@ -9,7 +9,8 @@ use pipewright_system::schedule_memory::OutOfMemory;
 use thiserror::Error;
 use toml::Value;
 
-use crate::config::problem::{ProfileMismatch, Suggestion};
+use crate::config::keys::Suggestion;
+use crate::config::problem::profile_mismatch::ProfileMismatch;
 use crate::schedules::file::ScheduleFileError;
 use crate::text::shortened;
 
@@ -165,7 +166,7 @@ pub(crate) enum ProblemKind {
 
 impl ProblemKind {
     /// Returns the problem of a value that is not of the expected type.
-    pub(in crate::config) fn wrong_type(key: &'static str, expected: &'static str, value: &Value) -> Self {
+    pub(crate) fn wrong_type(key: &'static str, expected: &'static str, value: &Value) -> Self {
         let found = match value {
             Value::String(_) => "a text",
             Value::Integer(_) => "a whole number",

@@ -56,29 +56,6 @@ impl Problem {
     }
 }
 
-/// The word that the user probably meant.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Suggestion {
-    /// Another name in the same place.
-    Name(String),
-    /// A key of some section.
-    KeyOf {
-        /// The section.
-        section: String,
-        /// The key.
-        key: String,
-    },
-}
-
-impl fmt::Display for Suggestion {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Name(name) => write!(f, "`{name}`"),
-            Self::KeyOf { section, key } => write!(f, "`{key}` in [{section}]"),
-        }
-    }
-}
-
 impl miette::Diagnostic for Problem {
     fn help<'a>(&'a self) -> Option<Box<dyn fmt::Display + 'a>> {
         let advice = self.kind.advice()?;

@@ -1,7 +1,7 @@
 //! The ranges of numbers.
 
 /// The numbers that a key takes.
-pub(in crate::config) enum Bound {
+pub(crate) enum Bound {
     /// Above 0.
     Positive,
     /// 0 and above.
@@ -13,7 +13,7 @@ pub(in crate::config) enum Bound {
 }
 
 impl Bound {
-    pub(in crate::config) fn holds(&self, number: f64) -> bool {
+    pub(crate) fn holds(&self, number: f64) -> bool {
         number.is_finite()
             && match self {
                 Self::Positive => number > 0.0,
@@ -23,7 +23,7 @@ impl Bound {
             }
     }
 
-    pub(in crate::config) fn words(&self) -> &'static str {
+    pub(crate) fn words(&self) -> &'static str {
         match self {
             Self::Positive => "a finite number above 0",
             Self::NonNegative => "a finite number, 0 or above",
@@ -34,7 +34,7 @@ impl Bound {
 
     /// Returns the range in words if it does not have the number, or does not have it after rounding to
     /// single precision, in which the optimizer computes.
-    pub(in crate::config) fn refuses_single(&self, number: f64) -> Option<String> {
+    pub(crate) fn refuses_single(&self, number: f64) -> Option<String> {
         let rounded = number as f32;
         if !self.holds(number) {
             Some(self.words().to_owned())

@@ -3,28 +3,29 @@
 use toml::Value;
 
 use crate::config::problem::ProblemKind;
-use crate::config::section::{Bound, LARGEST_COUNT, Section, as_number, shown};
+use crate::config::section::bound::Bound;
+use crate::config::section::reader::{LARGEST_COUNT, Section, as_number, shown};
 
 impl Section<'_> {
     /// Reads a whole number of at least 1.
-    pub(in crate::config) fn count(&mut self, key: &'static str, default: u32) -> u32 {
+    pub(crate) fn count(&mut self, key: &'static str, default: u32) -> u32 {
         self.count_to(key, default, LARGEST_COUNT)
     }
 
     /// Reads a whole number of at least 0; 0 if it is not written.
-    pub(in crate::config) fn count_from_0(&mut self, key: &'static str) -> u32 {
+    pub(crate) fn count_from_0(&mut self, key: &'static str) -> u32 {
         let count = self.whole(key, 0, 0, u64::from(LARGEST_COUNT));
         u32::try_from(count).expect("whole() keeps to its range, which u32 holds")
     }
 
     /// Reads a whole number from 1 to `most`.
-    pub(in crate::config) fn count_to(&mut self, key: &'static str, default: u32, most: u32) -> u32 {
+    pub(crate) fn count_to(&mut self, key: &'static str, default: u32, most: u32) -> u32 {
         let count = self.whole(key, u64::from(default), 1, u64::from(most));
         u32::try_from(count).expect("whole() keeps to its range, which u32 holds")
     }
 
     /// Reads a whole number within `least..=most`.
-    pub(in crate::config) fn whole(&mut self, key: &'static str, default: u64, least: u64, most: u64) -> u64 {
+    pub(crate) fn whole(&mut self, key: &'static str, default: u64, least: u64, most: u64) -> u64 {
         let Some(value) = self.value(key) else { return default };
         let Value::Integer(number) = value else {
             self.report(key, ProblemKind::wrong_type(key, "a whole number", &value));
@@ -41,7 +42,7 @@ impl Section<'_> {
     }
 
     /// Reads a list of whole numbers of at least 1.
-    pub(in crate::config) fn counts(&mut self, key: &'static str) -> Option<Vec<u32>> {
+    pub(crate) fn counts(&mut self, key: &'static str) -> Option<Vec<u32>> {
         const EXPECTED: &str = "a list of whole numbers, such as [4, 8]";
         let value = self.value(key)?;
         let Value::Array(items) = &value else {
@@ -67,7 +68,7 @@ impl Section<'_> {
     }
 
     /// Reads a whole number of at least 1, or a list of them; empty if it is not written.
-    pub(in crate::config) fn count_or_counts(&mut self, key: &'static str) -> Vec<u32> {
+    pub(crate) fn count_or_counts(&mut self, key: &'static str) -> Vec<u32> {
         match self.value(key) {
             None => Vec::new(),
             Some(Value::Array(items)) if items.is_empty() => {
@@ -80,7 +81,7 @@ impl Section<'_> {
     }
 
     /// Reads a number with or without a fraction.
-    pub(in crate::config) fn number(&mut self, key: &'static str, default: f64, bound: &Bound) -> f64 {
+    pub(crate) fn number(&mut self, key: &'static str, default: f64, bound: &Bound) -> f64 {
         let Some(value) = self.value(key) else { return default };
         match as_number(&value) {
             Some(number) if bound.holds(number) => number,
@@ -97,7 +98,7 @@ impl Section<'_> {
     }
 
     /// Like [`Section::number`], for a number that the optimizer rounds to single precision.
-    pub(in crate::config) fn single(&mut self, key: &'static str, default: f64, bound: &Bound) -> f64 {
+    pub(crate) fn single(&mut self, key: &'static str, default: f64, bound: &Bound) -> f64 {
         let number = self.number(key, default, bound);
         if let Some(range) = bound.refuses_single(number) {
             self.report(key, ProblemKind::OutOfRange { key, value: format!("{number:?}"), range });
@@ -106,12 +107,7 @@ impl Section<'_> {
     }
 
     /// Reads two numbers that the optimizer rounds to single precision.
-    pub(in crate::config) fn single_pair(
-        &mut self,
-        key: &'static str,
-        default: [f64; 2],
-        bound: &Bound,
-    ) -> [f64; 2] {
+    pub(crate) fn single_pair(&mut self, key: &'static str, default: [f64; 2], bound: &Bound) -> [f64; 2] {
         let Some(value) = self.value(key) else { return default };
         let numbers = match &value {
             Value::Array(items) => items.iter().map(as_number).collect::<Option<Vec<f64>>>(),

@@ -4,13 +4,13 @@ use std::path::PathBuf;
 
 use toml::Value;
 
-use crate::config::data::BUILT_IN;
 use crate::config::problem::ProblemKind;
-use crate::config::section::Section;
+use crate::config::sample::BUILT_IN;
+use crate::config::section::reader::Section;
 
 impl Section<'_> {
     /// Reads `true` or `false`.
-    pub(in crate::config) fn flag(&mut self, key: &'static str, default: bool) -> bool {
+    pub(crate) fn flag(&mut self, key: &'static str, default: bool) -> bool {
         match self.value(key) {
             None => default,
             Some(Value::Boolean(flag)) => flag,
@@ -22,7 +22,7 @@ impl Section<'_> {
     }
 
     /// Reads a text that is not empty.
-    pub(in crate::config) fn text(&mut self, key: &'static str) -> Option<String> {
+    pub(crate) fn text(&mut self, key: &'static str) -> Option<String> {
         match self.value(key)? {
             Value::String(text) if text.is_empty() => self.report(key, ProblemKind::Empty { key }),
             Value::String(text) => return Some(text),
@@ -32,7 +32,7 @@ impl Section<'_> {
     }
 
     /// Reads one text or a list of texts, none of them empty.
-    pub(in crate::config) fn texts(&mut self, key: &'static str) -> Option<Vec<String>> {
+    pub(crate) fn texts(&mut self, key: &'static str) -> Option<Vec<String>> {
         let value = self.value(key)?;
         let texts = match &value {
             Value::String(text) => Some(vec![text.clone()]),
@@ -50,7 +50,7 @@ impl Section<'_> {
     }
 
     /// Reads a list of the words in `options`; empty if it is not written.
-    pub(in crate::config) fn choices<T: Copy>(&mut self, key: &'static str, options: &[(&str, T)]) -> Vec<T> {
+    pub(crate) fn choices<T: Copy>(&mut self, key: &'static str, options: &[(&str, T)]) -> Vec<T> {
         if let Some(Value::Array(items)) = self.value(key)
             && items.is_empty()
         {
@@ -67,17 +67,12 @@ impl Section<'_> {
     }
 
     /// Reads a value of any type, which the caller checks.
-    pub(in crate::config) fn any(&mut self, key: &'static str) -> Option<Value> {
+    pub(crate) fn any(&mut self, key: &'static str) -> Option<Value> {
         self.value(key)
     }
 
     /// Reads one of the words in `options`.
-    pub(in crate::config) fn choice<T: Copy>(
-        &mut self,
-        key: &'static str,
-        default: T,
-        options: &[(&str, T)],
-    ) -> T {
+    pub(crate) fn choice<T: Copy>(&mut self, key: &'static str, default: T, options: &[(&str, T)]) -> T {
         let Some(text) = self.text(key) else { return default };
         match options.iter().find(|(name, _)| *name == text) {
             Some((_, option)) => *option,
@@ -89,7 +84,7 @@ impl Section<'_> {
     }
 
     /// Reads one of the words in `options`, or a list of whole numbers.
-    pub(in crate::config) fn choice_or_list<T: Clone>(
+    pub(crate) fn choice_or_list<T: Clone>(
         &mut self,
         key: &'static str,
         default: T,
@@ -119,7 +114,7 @@ impl Section<'_> {
 
     /// Reads a path and makes it absolute: relative to the file's folder, or to the working folder after
     /// `--set`.
-    pub(in crate::config) fn path(&mut self, key: &'static str) -> Option<PathBuf> {
+    pub(crate) fn path(&mut self, key: &'static str) -> Option<PathBuf> {
         let text = self.text(key)?;
         match self.surroundings.path(key, &text, &self.place(key)) {
             Ok(path) => Some(path),
@@ -132,7 +127,7 @@ impl Section<'_> {
 
     /// Reads patterns of paths, made absolute as in [`Section::path`], or the word that selects the text in
     /// the binary.
-    pub(in crate::config) fn patterns(&mut self, key: &'static str) -> Option<Vec<String>> {
+    pub(crate) fn patterns(&mut self, key: &'static str) -> Option<Vec<String>> {
         let texts = self.texts(key)?;
         if texts == [BUILT_IN] {
             return Some(texts);

@@ -1,14 +1,11 @@
 //! The mixer: its parameters and sizes.
 
-use std::sync::Arc;
-
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
 use pipewright_kernel::convolution;
 use pipewright_kernel::scan;
 
 use super::super::linear::Linear;
-use super::operation;
 
 /// A Mamba-2 mixer, with its parameters named and shaped as checkpoints name and shape them.
 #[derive(Module, Debug)]
@@ -97,25 +94,5 @@ impl MambaSizes {
         let start = self.width() + self.convolved();
         let limits = (self.limits.0 as f32, self.limits.1 as f32);
         scan::Steps { heads: self.heads, stride: self.projected(), start, limits }
-    }
-}
-
-impl Mamba2 {
-    /// Mixes sequences of `sequence` rows each. Shapes: `[rows, hidden]` in and out.
-    ///
-    /// `documents` has the document of each row. Rows of one document follow each other, and nothing of a
-    /// document reaches another one.
-    ///
-    /// # Panics
-    /// When the shapes do not fit the sizes, or the rows are not whole sequences.
-    pub fn forward(&self, x: Tensor<2>, sequence: usize, documents: Option<&Arc<[u32]>>) -> Tensor<2> {
-        let rows = x.dims()[0];
-        assert!(sequence > 0 && rows.is_multiple_of(sequence), "{rows} rows are not sequences of {sequence}");
-        assert!(
-            documents.is_none_or(|documents| documents.len() == rows),
-            "each of the {rows} rows has a document"
-        );
-        let mixed = operation::mix(self, self.in_proj.forward(x), sequence, documents);
-        self.out_proj.forward(mixed)
     }
 }

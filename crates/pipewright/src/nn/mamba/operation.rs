@@ -16,6 +16,26 @@ use super::mixer::{Mamba2, MambaSizes};
 /// The place of the convolution's weight among the inputs.
 const WEIGHT: usize = 1;
 
+impl Mamba2 {
+    /// Mixes sequences of `sequence` rows each. Shapes: `[rows, hidden]` in and out.
+    ///
+    /// `documents` has the document of each row. Rows of one document follow each other, and nothing of a
+    /// document reaches another one.
+    ///
+    /// # Panics
+    /// When the shapes do not fit the sizes, or the rows are not whole sequences.
+    pub fn forward(&self, x: Tensor<2>, sequence: usize, documents: Option<&Arc<[u32]>>) -> Tensor<2> {
+        let rows = x.dims()[0];
+        assert!(sequence > 0 && rows.is_multiple_of(sequence), "{rows} rows are not sequences of {sequence}");
+        assert!(
+            documents.is_none_or(|documents| documents.len() == rows),
+            "each of the {rows} rows has a document"
+        );
+        let mixed = mix(self, self.in_proj.forward(x), sequence, documents);
+        self.out_proj.forward(mixed)
+    }
+}
+
 /// Returns the mixed channels of `projected`, the result of the input projection.
 ///
 /// # Panics

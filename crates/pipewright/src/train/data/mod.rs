@@ -35,6 +35,7 @@ mod files;
 mod ids;
 mod jsonl;
 mod memory_budget;
+mod open;
 mod order;
 mod pattern;
 mod rows;

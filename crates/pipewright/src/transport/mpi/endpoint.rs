@@ -38,7 +38,7 @@ pub struct MpiEndpoint {
 }
 
 /// This process's rank in a world, and the progress of all its ranks.
-pub(in crate::transport) type Joined = (MpiEndpoint, ProgressBoard);
+pub(crate) type Joined = (MpiEndpoint, ProgressBoard);
 
 /// A world that the MPI thread begins.
 pub(super) struct NewWorld {

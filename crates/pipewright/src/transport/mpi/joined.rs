@@ -23,7 +23,7 @@ const CLOCK_PAUSE: Duration = Duration::from_micros(200);
 
 /// A process that has joined MPI. Clones are the same process.
 #[derive(Clone)]
-pub(in crate::transport) struct MpiProcess(Arc<Inner>);
+pub(crate) struct MpiProcess(Arc<Inner>);
 
 struct Inner {
     rank: u32,
@@ -46,7 +46,7 @@ impl MpiProcess {
     ///
     /// # Errors
     /// When MPI cannot be joined within the deadline.
-    pub(in crate::transport) fn join(deadline: Duration) -> Result<Self, MpiError> {
+    pub(crate) fn join(deadline: Duration) -> Result<Self, MpiError> {
         let (requests, asked) = crossbeam_channel::unbounded();
         let (sender, joined) = crossbeam_channel::bounded(1);
         let in_use = Arc::new(AtomicBool::new(false));
@@ -59,11 +59,11 @@ impl MpiProcess {
         Ok(Self(Arc::new(Inner { rank, ranks, requests: Some(requests), thread: Some(thread), in_use })))
     }
 
-    pub(in crate::transport) fn rank(&self) -> u32 {
+    pub(crate) fn rank(&self) -> u32 {
         self.0.rank
     }
 
-    pub(in crate::transport) fn ranks(&self) -> u32 {
+    pub(crate) fn ranks(&self) -> u32 {
         self.0.ranks
     }
 
@@ -73,7 +73,7 @@ impl MpiProcess {
     /// # Errors
     /// When the list is wrong, the process has a world already, or the others do not ask for it within the
     /// deadline.
-    pub(in crate::transport) fn world(
+    pub(crate) fn world(
         &self,
         members: Vec<u32>,
         deadline: Duration,

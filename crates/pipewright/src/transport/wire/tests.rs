@@ -135,7 +135,7 @@ fn requires_grad_is_sent_with_a_tensor() {
 #[test]
 fn the_layout_of_a_part_is_sent_with_it() {
     let whole = pack(Tensor::<2>::from_floats([[1.0, 2.0], [3.0, 4.0]], &Device::flex())).remove(0);
-    let part = Layout::of(&whole, TensorRank { index: 1, of: 2 }).cut(whole);
+    let part = whole.part_for(TensorRank { index: 1, of: 2 });
     let expected = part.layout().cloned();
     let Payload::Tensors(found) = payload(round(message(Payload::Tensors(vec![Some(part)])))) else {
         panic!("tensors were sent")

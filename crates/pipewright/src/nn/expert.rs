@@ -1,9 +1,40 @@
-//! A mixture of experts, composed of Burn's operations.
+//! One expert of a mixture, and mixtures composed of Burn's operations.
 
+use burn::module::Module;
 use burn::tensor::{Int, Tensor, TensorData};
 use pipewright_kernel::grouped::Groups;
 
-use super::experts::Expert;
+use super::linear::Linear;
+use super::relu_squared::relu_squared;
+use super::swiglu::swiglu;
+
+/// A feed-forward layer: `down(silu(gate(x)) * up(x))` with a gate, `down(max(up(x), 0)²)` without. Its
+/// layers have no bias.
+#[derive(Module, Debug)]
+pub struct Expert {
+    /// Weight `[width, inner]`.
+    pub gate_proj: Option<Linear>,
+    /// Weight `[width, inner]`.
+    pub up_proj: Linear,
+    /// Weight `[inner, width]`.
+    pub down_proj: Linear,
+}
+
+impl Expert {
+    /// Returns the gate, if there is one, and the layers up and down.
+    pub(super) fn layers(&self) -> Vec<&Linear> {
+        self.gate_proj.iter().chain([&self.up_proj, &self.down_proj]).collect()
+    }
+
+    /// Returns the expert's result for each token. Shapes: `[tokens, width]` in and out.
+    pub fn forward(&self, x: Tensor<2>) -> Tensor<2> {
+        let up = self.up_proj.forward(x.clone());
+        self.down_proj.forward(match &self.gate_proj {
+            Some(gate) => swiglu(gate.forward(x), up),
+            None => relu_squared(up),
+        })
+    }
+}
 
 /// Returns the mixture, composed of Burn's operations. An expert that no token chose computes the first
 /// token, and its result is not used. So its parameters have a gradient, which is zero. Choices of experts
