@@ -118,3 +118,48 @@ pub static IDIOMS: LazyLock<Vec<Idiom>> = LazyLock::new(|| {
     ];
     list.iter().map(|(pattern, unless, instead)| Idiom::new(pattern, unless, instead)).collect()
 });
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::passages::Kind;
+
+    /// For each idiom in its order, words that are a use and words that are none.
+    const EXAMPLES: &[(&str, &str)] = &[
+        ("the gradients and those of other ranks", "pass those gradients"),
+        ("the cost and that of the head", "the text that offers it"),
+        ("As [`split`], with weights.", "It splits, as [`split`] does."),
+        ("the file is not there", "is there a file"),
+        ("the rank is here", "here is the rank"),
+        ("the file beside it", "besides the file"),
+        ("stages, two of which wait", "a stage, which waits"),
+        ("the stage has none", "none of the stages"),
+        ("nor does the rank", "neither the rank nor the stage"),
+        ("three stages in all", "in all cases"),
+        ("its messages come on top", "the messages come first"),
+        ("two stages a rank", "a stage, a rank"),
+        ("Whoever waits is not polled.", "Who waits?"),
+        ("What is left is dropped.", "What is left?"),
+        ("Of equal candidates the first.", "Some of the candidates"),
+        ("this is no folder", "there is no folder"),
+        ("the reason stands below", "the rank stands still"),
+        ("the reason lies in the order", "the reason lies elsewhere"),
+        ("the step goes on", "the step goes well"),
+        ("the same holds for ranks", "the rank holds parameters"),
+        ("the rank is told", "the rank is old"),
+        ("the order plays no role", "the order plays"),
+        ("at the latest in step 2", "the latest step"),
+    ];
+
+    #[test]
+    fn every_idiom_finds_its_words_and_no_others() {
+        assert_eq!(EXAMPLES.len(), IDIOMS.len(), "each idiom has examples");
+        for (idiom, (used, plain)) in IDIOMS.iter().zip(EXAMPLES) {
+            let count = |text: &str| {
+                let text = text.to_owned();
+                idiom.uses(&Passage { kind: Kind::Document, line: 1, text }).len()
+            };
+            assert_eq!([count(used), count(plain)], [1, 0], "{used} / {plain}");
+        }
+    }
+}
