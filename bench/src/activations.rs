@@ -139,21 +139,21 @@ fn measure_stages(stages: u32) -> Result<Vec<StageBytes>, Box<dyn Error>> {
     let one_by_one: String =
         (0..stages).map(|stage| row(stage).collect::<Vec<_>>().join(",") + "\n").collect();
     let single = peaks(&one_by_one, stages, 3)?;
-    let of_stage = |stage: usize, parameters: u64| {
+    let bytes_of = |stage: usize, parameters: u64| {
         let activation = (many[stage] - few[stage]) / f64::from(2 * stages);
         let fixed = STATIC * parameters as f64;
         StageBytes { fixed, passing: single[stage] - fixed - activation, activation }
     };
     let parameters = parameters(stages)?.into_iter().enumerate();
-    Ok(parameters.map(|(stage, parameters)| of_stage(stage, parameters)).collect())
+    Ok(parameters.map(|(stage, parameters)| bytes_of(stage, parameters)).collect())
 }
 
 /// Measures the peak bytes of each rank, with one stage per rank.
 fn peaks(schedule: &str, ranks: u32, microbatches: u32) -> Result<Vec<f64>, Box<dyn Error>> {
     let reports = Bench::new(schedule, ranks, microbatches)?.steps(2, 2)?;
-    let of_rank = |rank| {
+    let peak_of = |rank| {
         let peaks = reports.iter().map(|report| report.peak_bytes[rank] as f64).collect();
         Spread::new(peaks).median()
     };
-    Ok((0..ranks as usize).map(of_rank).collect())
+    Ok((0..ranks as usize).map(peak_of).collect())
 }

@@ -152,11 +152,11 @@ impl Run {
             None => 0,
             Some(before) => self.boundaries.get(before).copied().unwrap_or(layers.len()),
         };
-        let of_stage = |stage: &StageIndex| -> u64 {
+        let bytes_of = |stage: &StageIndex| -> u64 {
             let range = start(stage.index())..start(stage.index() + 1);
             layers[range].iter().map(|layer| layer.parameters * STATIC).sum()
         };
-        placement.all_ranks().map(|rank| placement.stages_of(rank).iter().map(of_stage).sum()).collect()
+        placement.all_ranks().map(|rank| placement.stages_of(rank).iter().map(bytes_of).sum()).collect()
     }
 
     /// Returns what a profile predicts.

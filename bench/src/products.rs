@@ -29,7 +29,7 @@ struct Size {
 /// Returns the products of one layer and microbatch: for each weight, the products for the output, the input
 /// gradient and the weight gradient; for each head of the attention, two forward and four backward.
 fn of_layer(weights: &[[usize; 2]]) -> Vec<Size> {
-    let of_weight = |&[inputs, outputs]: &[usize; 2]| {
+    let products_of = |&[inputs, outputs]: &[usize; 2]| {
         let [forward, input] = [[inputs, outputs], [outputs, inputs]].map(|[inner, columns]| Size {
             rows: SEQUENCE,
             inner,
@@ -42,7 +42,7 @@ fn of_layer(weights: &[[usize; 2]]) -> Vec<Size> {
     let narrow = Size { rows: SEQUENCE, inner: SEEN, columns: HEAD, turned: false };
     let attention = [wide, narrow, wide, narrow, narrow, narrow];
     let heads = attention.into_iter().cycle().take(HEADS * attention.len());
-    weights.iter().flat_map(of_weight).chain(heads).collect()
+    weights.iter().flat_map(products_of).chain(heads).collect()
 }
 
 /// The floating point operations per second of all threads together, and the microbatches per second of the

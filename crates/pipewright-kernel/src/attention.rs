@@ -147,7 +147,9 @@ impl<'a> Bias<'a> {
     /// Adds the gradient of a head's entries of the table, from the gradient of a block's scores.
     fn add_gradient(
         self,
-        (dims, batch, head): (Dims, usize, usize),
+        dims: Dims,
+        batch: usize,
+        head: usize,
         rows: Rows<'_>,
         d_scores: &[f32],
         d_table: &mut [f32],
@@ -177,8 +179,7 @@ struct Rows<'a> {
 
 impl<'a> Rows<'a> {
     fn new(inputs: &Inputs<'a>, batch: usize, (first, end): (usize, usize)) -> Self {
-        let of_sequence = |starts: &'a [u32]| &starts[batch * inputs.dims.sequence..];
-        let starts = inputs.starts.map(|starts| &of_sequence(starts)[first..end]);
+        let starts = inputs.starts.map(|starts| &starts[batch * inputs.dims.sequence..][first..end]);
         let low = starts.map_or(0, |starts| starts[0] as usize);
         let earlier = inputs.dims.earlier;
         Self { first, count: end - first, earlier, low, end: earlier + end, starts }
@@ -286,7 +287,7 @@ pub fn backward(inputs: Inputs<'_>, out: &[f32], normalisers: &[f32], gradient: 
                 let normalisers = &normalisers[first..end];
                 softmax_backward(weights, d_scores, (rows, normalisers), (out, gradient), wide, head_dim);
                 if let Some(bias) = bias {
-                    bias.add_gradient((dims, batch, head), rows, d_scores, &mut d_table);
+                    bias.add_gradient(dims, batch, head, rows, d_scores, &mut d_table);
                 }
 
                 let weights = Matrix::new(weights, count, span);

@@ -38,8 +38,8 @@ impl Dims {
 /// Returns the weight `[channels, taps]` as `[taps, channels]`, the latest tap first.
 fn by_distance(dims: Dims, weight: &[f32]) -> Vec<f32> {
     let Dims { channels, taps, .. } = dims;
-    let place = |i: usize| i % channels * taps + taps - 1 - i / channels;
-    (0..channels * taps).map(|i| weight[place(i)]).collect()
+    let tap_of = |i: usize| i % channels * taps + taps - 1 - i / channels;
+    (0..channels * taps).map(|i| weight[tap_of(i)]).collect()
 }
 
 /// The inputs of a convolution.
@@ -155,8 +155,8 @@ pub fn add_weight_gradient(inputs: WeightInputs<'_>, sum: &mut [f32]) {
     let Dims { channels, taps, .. } = inputs.dims;
     let mut by_distance = vec![0f32; channels * taps];
     weight_gradient_rows(inputs, &mut by_distance);
-    for (place, sum) in sum.iter_mut().enumerate() {
-        *sum += by_distance[(taps - 1 - place % taps) * channels + place / taps];
+    for (index, sum) in sum.iter_mut().enumerate() {
+        *sum += by_distance[(taps - 1 - index % taps) * channels + index / taps];
     }
 }
 

@@ -68,8 +68,8 @@ pub fn backward(
             *gate = 1.0 / (1.0 + exp(-z));
             *v = y * z * *gate;
         }
-        for (place, &scale) in scales[row * runs..][..runs].iter().enumerate() {
-            let part = place * run..(place + 1) * run;
+        for (index, &scale) in scales[row * runs..][..runs].iter().enumerate() {
+            let part = index * run..(index + 1) * run;
             let (v, g, weight) = (&v[part.clone()], &g[part.clone()], &weight[part.clone()]);
             let along = scale * scale * sum(run, |i| g[i] * weight[i] * v[i]) / run as f32;
             for (((d, v), g), w) in d_y[part.clone()].iter_mut().zip(v).zip(g).zip(weight) {

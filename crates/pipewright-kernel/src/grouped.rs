@@ -14,7 +14,7 @@ use super::simd::sum;
 /// tokens.
 #[derive(Clone, Debug)]
 pub struct Groups {
-    /// The place of each sorted row among the assignments as they were chosen.
+    /// The index of each sorted row among the assignments as they were chosen.
     assignments: Vec<usize>,
     /// The first row of each expert, and the number of rows at the end.
     starts: Vec<usize>,
@@ -30,21 +30,21 @@ impl Groups {
         Self::among(chosen, &(0..experts).map(Some).collect::<Vec<_>>(), count)
     }
 
-    /// Like [`Groups::new`], for some of the experts: `places` has the place of each expert among these, and
+    /// Like [`Groups::new`], for some of the experts: `indices` has the index of each expert among these, and
     /// `None` for every other expert, whose assignments get no rows.
-    pub fn among(chosen: &[usize], places: &[Option<usize>], count: usize) -> Self {
-        let held = places.iter().flatten().count();
+    pub fn among(chosen: &[usize], indices: &[Option<usize>], count: usize) -> Self {
+        let held = indices.iter().flatten().count();
         let mut starts = vec![0; held + 1];
-        chosen.iter().filter_map(|&expert| places[expert]).for_each(|place| starts[place + 1] += 1);
-        for place in 0..held {
-            starts[place + 1] += starts[place];
+        chosen.iter().filter_map(|&expert| indices[expert]).for_each(|index| starts[index + 1] += 1);
+        for index in 0..held {
+            starts[index + 1] += starts[index];
         }
         let mut next = starts.clone();
         let mut assignments = vec![0; starts[held]];
         for (assignment, &expert) in chosen.iter().enumerate() {
-            if let Some(place) = places[expert] {
-                assignments[next[place]] = assignment;
-                next[place] += 1;
+            if let Some(index) = indices[expert] {
+                assignments[next[index]] = assignment;
+                next[index] += 1;
             }
         }
         Self { assignments, starts, count, tokens: chosen.len() / count }

@@ -127,12 +127,12 @@ mod tests {
     fn check(m: usize, n: usize, k: usize) {
         let (a, b) = (numbers(m * k, 1), numbers(k * n, 2));
         let expected: Vec<f32> = (0..m * n)
-            .map(|place| (0..k).map(|i| a[place / n * k + i] * b[i * n + place % n]).sum())
+            .map(|index| (0..k).map(|i| a[index / n * k + i] * b[i * n + index % n]).sum())
             .collect();
         let (left, right) = (Matrix::new(&a, m, k), Matrix::new(&b, k, n));
         assert_eq!(product(left, right), expected, "{m} {n} {k}");
 
-        let turned: Vec<f32> = (0..m * k).map(|place| a[place % m * k + place / m]).collect();
+        let turned: Vec<f32> = (0..m * k).map(|index| a[index % m * k + index / m]).collect();
         let left = Matrix::new(&turned, k, m).transposed();
         assert_eq!(product(left, right), expected, "{m} {n} {k} transposed");
 

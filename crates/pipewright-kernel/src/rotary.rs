@@ -27,10 +27,10 @@ impl<'a> Rotary<'a> {
 #[multiversion(targets = "simd")]
 pub(crate) fn turn(by: Rotary<'_>, from: &[f32], stride: usize, to: &mut [f32], width: usize) {
     let half = width / 2;
-    for (place, to) in to.chunks_exact_mut(width).enumerate() {
-        let (first, second) = from[place * stride..][..width].split_at(half);
+    for (index, to) in to.chunks_exact_mut(width).enumerate() {
+        let (first, second) = from[index * stride..][..width].split_at(half);
         let (to_first, to_second) = to.split_at_mut(half);
-        let (cos, sin) = (&by.cos[place * half..][..half], &by.sin[place * half..][..half]);
+        let (cos, sin) = (&by.cos[index * half..][..half], &by.sin[index * half..][..half]);
         turn_pairs((first, second), (to_first, to_second), cos, sin, by.scale, 1.0);
     }
 }
@@ -39,10 +39,10 @@ pub(crate) fn turn(by: Rotary<'_>, from: &[f32], stride: usize, to: &mut [f32], 
 #[multiversion(targets = "simd")]
 pub(crate) fn turn_back(by: Rotary<'_>, from: &[f32], width: usize, to: &mut [f32], stride: usize) {
     let half = width / 2;
-    for (place, from) in from.chunks_exact(width).enumerate() {
+    for (index, from) in from.chunks_exact(width).enumerate() {
         let (first, second) = from.split_at(half);
-        let (to_first, to_second) = to[place * stride..][..width].split_at_mut(half);
-        let (cos, sin) = (&by.cos[place * half..][..half], &by.sin[place * half..][..half]);
+        let (to_first, to_second) = to[index * stride..][..width].split_at_mut(half);
+        let (cos, sin) = (&by.cos[index * half..][..half], &by.sin[index * half..][..half]);
         turn_pairs((first, second), (to_first, to_second), cos, sin, by.scale, -1.0);
     }
 }

@@ -33,12 +33,12 @@ pub(super) fn sum(count: usize, term: impl Fn(usize) -> f32) -> f32 {
     let mut lanes = [0f32; LANES];
     let whole = count - count % LANES;
     for start in (0..whole).step_by(LANES) {
-        for (lane, place) in lanes.iter_mut().zip(start..start + LANES) {
-            *lane += term(place);
+        for (lane, index) in lanes.iter_mut().zip(start..start + LANES) {
+            *lane += term(index);
         }
     }
-    for (lane, place) in lanes.iter_mut().zip(whole..count) {
-        *lane += term(place);
+    for (lane, index) in lanes.iter_mut().zip(whole..count) {
+        *lane += term(index);
     }
     fold(lanes, |a, b| a + b)
 }
@@ -78,8 +78,8 @@ mod tests {
     #[test]
     fn every_element_counts_once() {
         for count in [0, 1, 15, 16, 17, 40] {
-            assert_eq!(sum(count, |place| place as f32), (0..count).sum::<usize>() as f32, "{count}");
-            let elements: Vec<f32> = (0..count).map(|place| place as f32).collect();
+            assert_eq!(sum(count, |index| index as f32), (0..count).sum::<usize>() as f32, "{count}");
+            let elements: Vec<f32> = (0..count).map(|index| index as f32).collect();
             let expected = elements.last().copied().unwrap_or(f32::NEG_INFINITY);
             assert_eq!(max(&elements), expected, "{count}");
         }

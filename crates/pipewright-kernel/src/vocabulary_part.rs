@@ -12,15 +12,15 @@ use super::cross_entropy::{normalise, scaled_probabilities};
 /// number, as with a whole vocabulary.
 pub const NOTHING: [f32; 2] = [f32::NEG_INFINITY, 0.0];
 
-/// Returns the statistics after a part from those before it. `places` has the place of each row's target in
+/// Returns the statistics after a part from those before it. `columns` has the column of each row's target in
 /// the part, or any larger number if another part has it.
-pub fn forward(logits: &[f32], places: &[usize], earlier: &[f32]) -> Vec<f32> {
-    let width = logits.len() / places.len().max(1);
-    let mut own = vec![0.0; places.len()];
+pub fn forward(logits: &[f32], columns: &[usize], earlier: &[f32]) -> Vec<f32> {
+    let width = logits.len() / columns.len().max(1);
+    let mut own = vec![0.0; columns.len()];
     normalise(logits, width.max(1), &mut own);
-    let rows = logits.chunks_exact(width.max(1)).zip(places).zip(own).zip(earlier.as_chunks().0);
-    let of_parts = rows.flat_map(|(((row, &place), own), &[normaliser, target])| {
-        [joined(normaliser, own), target + row.get(place).copied().unwrap_or(0.0)]
+    let rows = logits.chunks_exact(width.max(1)).zip(columns).zip(own).zip(earlier.as_chunks().0);
+    let of_parts = rows.flat_map(|(((row, &column), own), &[normaliser, target])| {
+        [joined(normaliser, own), target + row.get(column).copied().unwrap_or(0.0)]
     });
     of_parts.collect()
 }
@@ -38,11 +38,11 @@ fn joined(a: f32, b: f32) -> f32 {
 /// gradients of 0 if a later part has a logit that is not: `g` is then 0.
 pub fn backward(
     logits: &[f32],
-    places: &[usize],
+    columns: &[usize],
     (earlier, later): (&[f32], &[f32]),
     gradient: &[f32],
 ) -> (Vec<f32>, Vec<f32>) {
-    let width = (logits.len() / places.len().max(1)).max(1);
+    let width = (logits.len() / columns.len().max(1)).max(1);
     let normaliser = |(&[after, _], &[share, _]): (&[f32; 2], &[f32; 2])| {
         // Infinities have no difference.
         let after = if share == 0.0 { after.max(f32::MIN) } else { after };
@@ -52,9 +52,10 @@ pub fn backward(
         later.as_chunks().0.iter().zip(gradient.as_chunks().0).map(normaliser).unzip();
     let mut d_logits = scaled_probabilities(logits, &normalisers, &shares);
     let gradients = gradient.as_chunks().0.iter().copied();
-    for ((row, &place), [_, of_target]) in d_logits.chunks_exact_mut(width).zip(places).zip(gradients.clone())
+    for ((row, &column), [_, of_target]) in
+        d_logits.chunks_exact_mut(width).zip(columns).zip(gradients.clone())
     {
-        if let Some(d) = row.get_mut(place) {
+        if let Some(d) = row.get_mut(column) {
             *d += of_target;
         }
     }

@@ -98,8 +98,8 @@ pub fn print_program(program: &Program) -> String {
 pub fn print_rows<Row: IntoIterator<Item = Option<Action>>>(rows: impl IntoIterator<Item = Row>) -> String {
     let mut text = String::new();
     for row in rows {
-        for (place, cell) in row.into_iter().enumerate() {
-            let separator = if place == 0 { "" } else { "," };
+        for (index, cell) in row.into_iter().enumerate() {
+            let separator = if index == 0 { "" } else { "," };
             let cell: &dyn Display = match &cell {
                 Some(action) => action,
                 None => &"",

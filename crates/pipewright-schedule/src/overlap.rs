@@ -90,7 +90,7 @@ mod tests {
     proptest! {
         #[test]
         fn numbers_come_back(any: [u32; 4]) {
-            let numbers = [0, 1, 2, 3].map(|place| any[place] & LARGEST[place]);
+            let numbers = [0, 1, 2, 3].map(|index| any[index] & LARGEST[index]);
             let overlap = joined(numbers).expect("in range");
             let ((a, b), (c, d)) = (overlap.forward(), overlap.backward());
             prop_assert_eq!([a.get(), b.get(), c.get(), d.get()], numbers);
@@ -105,9 +105,9 @@ mod tests {
     #[test]
     fn numbers_have_a_limit() {
         assert!(joined(LARGEST).is_some());
-        for place in 0..4 {
+        for index in 0..4 {
             let mut numbers = [0; 4];
-            numbers[place] = LARGEST[place] + 1;
+            numbers[index] = LARGEST[index] + 1;
             assert_eq!(joined(numbers), None);
         }
     }

@@ -54,7 +54,7 @@ impl StageSizes {
         if slices.is_one() {
             return Self { keys_values: 0, ..self };
         }
-        let of_recompute = |sizes: RecomputeSizes| RecomputeSizes {
+        let sliced = |sizes: RecomputeSizes| RecomputeSizes {
             kept: slices.share(sizes.kept),
             recomputed: slices.share(sizes.recomputed),
         };
@@ -62,7 +62,7 @@ impl StageSizes {
             output: slices.share(self.output),
             activation: slices.share(self.activation),
             stash: slices.share(self.stash),
-            recompute: self.recompute.map(of_recompute),
+            recompute: self.recompute.map(sliced),
             keys_values: slices.share(self.keys_values),
             ..self
         }

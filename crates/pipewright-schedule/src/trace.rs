@@ -150,7 +150,7 @@ struct Backward {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Thread {
     rank: Rank,
-    place: u32,
+    index: u32,
     content: Content,
 }
 
@@ -169,7 +169,7 @@ impl Thread {
 
     /// Returns a number that no other thread of any process has.
     fn number(self, ranks: u32) -> u32 {
-        self.place.saturating_mul(ranks).saturating_add(self.process()).min(LARGEST_NUMBER)
+        self.index.saturating_mul(ranks).saturating_add(self.process()).min(LARGEST_NUMBER)
     }
 }
 
@@ -179,22 +179,22 @@ type Numbered = (Thread, u32);
 /// Returns the thread of each event.
 fn threads(timeline: &Timeline) -> Vec<Numbered> {
     let ranks = timeline.ranks();
-    let of_rank = |rank: Rank| {
+    let threads_of = |rank: Rank| {
         let events = timeline.events_of(rank);
         let is_sequential = events.windows(2).all(|pair| pair[0].end <= pair[1].start);
         let mut further = FreeThreads::default();
         let thread = move |event: &Event| {
-            let place = if is_sequential || event.action.is_compute() {
+            let index = if is_sequential || event.action.is_compute() {
                 0
             } else {
                 1 + further.take(event.start, event.end)
             };
-            Thread { rank, place, content: Content::Actions }
+            Thread { rank, index, content: Content::Actions }
         };
         events.iter().map(thread)
     };
     let numbered = |thread: Thread| (thread, thread.number(ranks));
-    (0..ranks).map(Rank::new).flat_map(of_rank).map(numbered).collect()
+    (0..ranks).map(Rank::new).flat_map(threads_of).map(numbered).collect()
 }
 
 /// Returns the thread of each message of a skip connection, after the threads of the rank's events.
@@ -219,14 +219,14 @@ fn further_threads<'a>(
 ) -> Vec<Numbered> {
     let mut last: HashMap<Rank, u32> = HashMap::new();
     for (thread, _) in used {
-        let places = last.entry(thread.rank).or_default();
-        *places = thread.place.max(*places);
+        let most = last.entry(thread.rank).or_default();
+        *most = thread.index.max(*most);
     }
     let mut further: HashMap<Rank, FreeThreads> = HashMap::new();
     let thread = |(rank, start, end): (Rank, f64, f64)| {
         let first = last.get(&rank).copied().unwrap_or(0) + 1;
-        let place = first + further.entry(rank).or_default().take(start, end);
-        let thread = Thread { rank, place, content };
+        let index = first + further.entry(rank).or_default().take(start, end);
+        let thread = Thread { rank, index, content };
         (thread, thread.number(timeline.ranks()))
     };
     spans.map(thread).collect()
@@ -251,7 +251,7 @@ impl FreeThreads {
 
 /// Returns the names of processes and threads, and their order in the viewer.
 fn names<'a>(ranks: u32, threads: impl Iterator<Item = &'a Numbered>) -> Vec<TraceEvent> {
-    let first = |rank| Thread { rank: Rank::new(rank), place: 0, content: Content::Actions };
+    let first = |rank| Thread { rank: Rank::new(rank), index: 0, content: Content::Actions };
     let all: BTreeSet<Thread> = (0..ranks).map(first).chain(threads.map(|(thread, _)| *thread)).collect();
     let mut names = Vec::new();
     for thread in all {
@@ -259,18 +259,18 @@ fn names<'a>(ranks: u32, threads: impl Iterator<Item = &'a Numbered>) -> Vec<Tra
         let named = (thread, thread.number(ranks));
         let mut push =
             |name, args| names.push(TraceEvent { args: Some(args), ..entry(name, "", "M", named, 0.0) });
-        if thread.place == 0 {
+        if thread.index == 0 {
             push("process_name", Arguments::Name { name: format!("rank {rank}") });
             push("process_sort_index", Arguments::SortIndex { sort_index: rank.get().min(LARGEST_NUMBER) });
         }
-        let name = match (thread.place, thread.content) {
+        let name = match (thread.index, thread.content) {
             (0, _) => format!("rank {rank}"),
-            (place, Content::Actions) => format!("rank {rank}, messages {place}"),
+            (index, Content::Actions) => format!("rank {rank}, messages {index}"),
             (_, Content::Skips) => format!("rank {rank}, skip connections"),
             (_, Content::Scopes) => format!("rank {rank}, scopes"),
         };
         push("thread_name", Arguments::Name { name });
-        push("thread_sort_index", Arguments::SortIndex { sort_index: thread.place.min(LARGEST_NUMBER) });
+        push("thread_sort_index", Arguments::SortIndex { sort_index: thread.index.min(LARGEST_NUMBER) });
     }
     names
 }
@@ -332,7 +332,7 @@ fn category_and_name(kind: ActionKind) -> (&'static str, &'static str) {
 
 /// Returns the memory of a rank over time, as a counter of its process.
 fn counters(timeline: &Timeline, rank: Rank) -> Vec<TraceEvent> {
-    let thread = Thread { rank, place: 0, content: Content::Actions };
+    let thread = Thread { rank, index: 0, content: Content::Actions };
     let named = (thread, thread.number(timeline.ranks()));
     let counter = |time, activations| TraceEvent {
         args: Some(Arguments::Memory { activations }),

@@ -143,11 +143,11 @@ fn smaller(ranks: u32, chunks: u32, microbatches: u32) -> String {
 
 fn table(microbatches: u32, chunks: u32, group: u32) -> Vec<(u32, u32)> {
     let groups = (0..microbatches).step_by(group as usize);
-    let of_group = |first: u32| {
+    let group_of = |first: u32| {
         let end = first.saturating_add(group).min(microbatches);
         (0..chunks).flat_map(move |chunk| (first..end).map(move |microbatch| (microbatch, chunk)))
     };
-    groups.flat_map(of_group).collect()
+    groups.flat_map(group_of).collect()
 }
 
 /// Returns the number of forwards of `rank` before its first backward, if there are so many.

@@ -148,7 +148,7 @@ fn print(schedule: &Schedule, arguments: &ScheduleArguments, name: &str) -> Resu
             picture::microbatches_in_words(schedule.microbatches(), schedule.slices()),
         );
         let title = format!("{name}: {ranks}, {microbatches}");
-        return Ok(picture.draw(&timeline, &program, (&title, TimeUnit::Costs), &arguments.picture));
+        return Ok(picture.draw(&timeline, &program, &title, TimeUnit::Costs, &arguments.picture));
     }
     if arguments.has_time_grid() {
         let (_, timeline) = predicted(schedule, level, arguments.cost.as_ref())?;

@@ -259,7 +259,7 @@ fn print(
     match (arguments.format, arguments.format.picture()) {
         (_, Some(picture)) => {
             let title = timed_program.title();
-            picture.draw(timeline, &timed_program.program, (&title, timed_program.unit), &arguments.picture)
+            picture.draw(timeline, &timed_program.program, &title, timed_program.unit, &arguments.picture)
         }
         (Format::Text, None) => text(&summary(), timed_program, arguments.logical),
         (Format::Json, None) => json(&summary(), timed_program),

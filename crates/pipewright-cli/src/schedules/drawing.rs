@@ -58,7 +58,8 @@ impl Picture {
         self,
         timeline: &Timeline,
         program: &Program,
-        (title, unit): (&str, TimeUnit),
+        title: &str,
+        unit: TimeUnit,
         arguments: &PictureArguments,
     ) -> String {
         let memory_lane = arguments.memory_lane;

@@ -78,7 +78,7 @@ fn every_part_of_the_loss_is_reported_and_is_the_same_for_every_cut() {
 fn by_layer(folder: &TempDir) -> Vec<(Value, Value)> {
     let metrics = fs::read_to_string(folder.path().join("out/metrics.jsonl")).expect("metrics");
     let sum = |values: &mut dyn Iterator<Item = &Value>| values.filter_map(Value::as_f64).sum::<f64>();
-    let of_step = |line: &str| {
+    let numbers_of = |line: &str| {
         let step: Value = serde_json::from_str(line).expect("a line is an object");
         let layers = step["auxiliary_by_layer"]["moe_aux"].as_object().expect("layers");
         let whole = step["auxiliary"]["moe_aux"].as_f64().expect("a number");
@@ -90,7 +90,7 @@ fn by_layer(folder: &TempDir) -> Vec<(Value, Value)> {
         }
         (step["auxiliary_by_layer"].clone(), step["expert_load"].clone())
     };
-    metrics.lines().map(of_step).collect()
+    metrics.lines().map(numbers_of).collect()
 }
 
 #[test]

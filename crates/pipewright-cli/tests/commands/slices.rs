@@ -66,11 +66,11 @@ fn an_evaluation_in_slices_has_the_loss_of_whole_microbatches() {
         let set = [&["run.steps=4", "data.validation_share=0.25", "run.eval_every=2"], set].concat();
         run.train(&set);
         let metrics = fs::read_to_string(run.path("out/metrics.jsonl")).expect("metrics");
-        let of_line = |line: &str| {
+        let number_of = |line: &str| {
             let value: serde_json::Value = serde_json::from_str(line).expect("a line is an object");
             value["validation_loss"].as_f64()
         };
-        metrics.lines().filter_map(of_line).collect::<Vec<f64>>()
+        metrics.lines().filter_map(number_of).collect::<Vec<f64>>()
     };
     let (found, expected) = (validation(&SLICES), validation(&[]));
     assert_eq!((found.len(), expected.len()), (2, 2));

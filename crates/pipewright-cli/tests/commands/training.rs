@@ -244,9 +244,9 @@ fn sharded_replicas_train_as_whole_ones_digit_for_digit() {
             "mesh.reduce_wait=deferred",
         ],
     ] {
-        let of_mode = |mode| figures(&folder, &[overrides, &["mesh.data_parallel=2", mode]].concat());
+        let figures_of = |mode| figures(&folder, &[overrides, &["mesh.data_parallel=2", mode]].concat());
         let [whole, parts] = ["replicated", "sharded"].map(|mode| format!("mesh.data_parallel_mode={mode}"));
-        assert_eq!(of_mode(&parts), of_mode(&whole), "{overrides:?}");
+        assert_eq!(figures_of(&parts), figures_of(&whole), "{overrides:?}");
     }
 }
 

@@ -7,11 +7,11 @@ use crate::run::Run;
 /// Returns a member of each line of the metrics as text; empty where a line does not have it.
 fn members(run: &Run, member: &str) -> Vec<String> {
     let metrics = fs::read_to_string(run.path("out/metrics.jsonl")).expect("metrics");
-    let of_line = |line: &str| {
+    let loss_of = |line: &str| {
         let value: serde_json::Value = serde_json::from_str(line).expect("a line is an object");
         value.get(member).map(ToString::to_string).unwrap_or_default()
     };
-    metrics.lines().map(of_line).collect()
+    metrics.lines().map(loss_of).collect()
 }
 
 /// Trains six steps in a folder of its own, and returns the loss and the validation loss of each.
@@ -42,9 +42,9 @@ fn the_validation_loss_has_the_same_bits_for_every_cut() {
     ] {
         assert_eq!(losses(&[&SHARE[..], set].concat()), expected, "{set:?}");
     }
-    let of_mode = |mode: &str| losses(&[&SHARE[..], &["mesh.data_parallel=2", mode]].concat());
+    let losses_of = |mode: &str| losses(&[&SHARE[..], &["mesh.data_parallel=2", mode]].concat());
     let [whole, parts] = ["replicated", "sharded"].map(|mode| format!("mesh.data_parallel_mode={mode}"));
-    assert_eq!(of_mode(&parts), of_mode(&whole));
+    assert_eq!(losses_of(&parts), losses_of(&whole));
 }
 
 #[test]

@@ -378,8 +378,8 @@ fn ranks_that_were_not_there_are_named() {
     fs::write(folder.path().join("a/metrics.jsonl"), fewer_ranks()).expect("a file");
     report(folder.path(), &["a", "b"]);
     let Some(mut browser) = Browser::open(&folder.path().join("report.html"), 1400, 900) else { return };
-    let of_run = |browser: &mut Browser, run: u32| browser.text(&format!(".run-ranks:nth-child({run})"));
-    let a = of_run(&mut browser, 1);
+    let ranks_of = |browser: &mut Browser, run: u32| browser.text(&format!(".run-ranks:nth-child({run})"));
+    let a = ranks_of(&mut browser, 1);
     for words in [
         "ranks 2 to 3\tonly until step 10",
         "ranks 4 to 5\tnot in this run",
@@ -387,7 +387,7 @@ fn ranks_that_were_not_there_are_named() {
     ] {
         assert!(a.contains(words), "{words}: {a}");
     }
-    let b = of_run(&mut browser, 2);
+    let b = ranks_of(&mut browser, 2);
     assert!(b.contains("ranks 2 to 5\tnot in this run") || b.contains("only"), "{b}");
     let grey = "(() => { const canvas = document.querySelector('.heat canvas'), paint = canvas.getContext('2d');
         return [[0, 0], [0, 3], [15, 1], [15, 3]].map(([x, y]) => [...paint.getImageData(x, y, 1, 1).data].join()); })()";

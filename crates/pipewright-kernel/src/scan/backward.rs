@@ -167,22 +167,22 @@ impl Scratch {
     ) {
         let dims = inputs.dims;
         let (width, channels, len) = (dims.width(), dims.channels(), chunk.len);
-        for place in 0..dims.group_heads() {
-            let column = dims.x(group) + place * dims.head_dim;
+        for index in 0..dims.group_heads() {
+            let column = dims.x(group) + index * dims.head_dim;
             let at_u = chunk.first * channels + column;
             let x = Matrix::strided(&inputs.u[at_u..], len, dims.head_dim, channels);
             let g = &gradient[chunk.first * width + column..];
             let g = Matrix::strided(g, len, dims.head_dim, width);
             let weights = &mut self.weights[..len * len];
             product_into(weights, len, g, x.transposed());
-            let at = place * CHUNK..place * CHUNK + len;
+            let at = index * CHUNK..index * CHUNK + len;
             let pairs = Pairs {
                 weights,
                 d_scores: &mut self.d_scores[..len * len],
                 d_sums: &mut self.d_sums[at.clone()],
                 d_steps: &mut self.d_steps[at],
             };
-            weigh_backward(&self.decays, place, len, &self.scores[..len * len], pairs);
+            weigh_backward(&self.decays, index, len, &self.scores[..len * len], pairs);
             let weights = Matrix::new(&self.weights, len, len);
             product_into(&mut d_u[at_u..], channels, weights.transposed(), g);
         }
@@ -199,12 +199,12 @@ impl Scratch {
     ) {
         let dims = inputs.dims;
         let (width, wide, channels) = (dims.width(), dims.group_width(), dims.channels());
-        for place in 0..dims.group_heads() {
-            let head = group * dims.group_heads() + place;
-            let column = place * dims.head_dim;
+        for index in 0..dims.group_heads() {
+            let head = group * dims.group_heads() + index;
+            let column = index * dims.head_dim;
             let mut at_end = 0f64;
             for t in 0..chunk.len {
-                let here = place * CHUNK + t;
+                let here = index * CHUNK + t;
                 let at_u = (chunk.first + t) * channels + dims.x(group) + column;
                 let x = &inputs.u[at_u..][..dims.head_dim];
                 let g = &gradient[(chunk.first + t) * width + dims.x(group) + column..][..dims.head_dim];
@@ -219,7 +219,7 @@ impl Scratch {
                 at_end += given;
                 self.d_steps[here] += along_wanted * self.decays.leave[here];
             }
-            self.d_sums[place * CHUNK + chunk.len - 1] += at_end;
+            self.d_sums[index * CHUNK + chunk.len - 1] += at_end;
         }
     }
 
@@ -227,24 +227,24 @@ impl Scratch {
     /// become gradients of steps and rates.
     fn sums_backward(&mut self, inputs: &Inputs<'_>, group: usize, chunk: Chunk, found: &mut Gradients) {
         let dims = inputs.dims;
-        for place in 0..dims.group_heads() {
-            let head = group * dims.group_heads() + place;
+        for index in 0..dims.group_heads() {
+            let head = group * dims.group_heads() + index;
             let state = self.state_before(chunk);
-            let end = place * CHUNK + chunk.len - 1;
-            let column = place * dims.head_dim..(place + 1) * dims.head_dim;
+            let end = index * CHUNK + chunk.len - 1;
+            let column = index * dims.head_dim..(index + 1) * dims.head_dim;
             let passed: f64 = (0..dims.state)
                 .map(|row| row * dims.group_width())
                 .map(|row| (&state[row..][column.clone()], &self.d_state[row..][column.clone()]))
                 .map(|(state, d)| f64::from(dot(state, d)))
                 .sum();
-            self.d_sums[end] += passed * f64::from(self.decays.pass[place]);
+            self.d_sums[end] += passed * f64::from(self.decays.pass[index]);
             let steps = &inputs.steps[head * dims.rows() + chunk.first..][..chunk.len];
             let d_steps = &mut found.steps[head * dims.rows() + chunk.first..][..chunk.len];
             let (mut later, mut d_rate) = (0f64, 0f64);
             for t in (0..chunk.len).rev() {
-                later += self.d_sums[place * CHUNK + t];
+                later += self.d_sums[index * CHUNK + t];
                 d_rate += later * f64::from(steps[t]);
-                d_steps[t] = self.d_steps[place * CHUNK + t] + (later * f64::from(inputs.rates[head])) as f32;
+                d_steps[t] = self.d_steps[index * CHUNK + t] + (later * f64::from(inputs.rates[head])) as f32;
             }
             found.rates[head] += d_rate as f32;
         }

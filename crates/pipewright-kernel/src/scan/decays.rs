@@ -19,7 +19,7 @@ pub(super) struct Decays {
     /// `leave` times `δ`: the weight of each token in the state at the chunk's end.
     pub give: Vec<f32>,
     steps: Vec<f32>,
-    /// The place in the chunk of the first token that each token sees.
+    /// The index in the chunk of the first token that each token sees.
     open: [usize; CHUNK],
 }
 
@@ -43,10 +43,10 @@ impl Decays {
         let (rows, heads) = (inputs.dims.rows(), inputs.dims.group_heads());
         let continues = self.open_documents(inputs.documents, chunk);
         let end = chunk.len - 1;
-        for place in 0..heads {
-            let head = group * heads + place;
+        for index in 0..heads {
+            let head = group * heads + index;
             let steps = &inputs.steps[head * rows + chunk.first..][..chunk.len];
-            let at = place * CHUNK..place * CHUNK + chunk.len;
+            let at = index * CHUNK..index * CHUNK + chunk.len;
             self.steps[at.clone()].copy_from_slice(steps);
             let mut sum = 0f64;
             for ((step, high), low) in
@@ -57,14 +57,14 @@ impl Decays {
                 *low = (sum - f64::from(*high)) as f32;
             }
             for (t, step) in steps.iter().enumerate() {
-                let here = place * CHUNK + t;
+                let here = index * CHUNK + t;
                 let enters = continues && self.open[t] == 0;
                 self.enter[here] = if enters { exp(self.high[here]) } else { 0.0 };
                 let stays = t >= self.open[end];
-                self.leave[here] = if stays { exp(self.between(place, end, t)) } else { 0.0 };
+                self.leave[here] = if stays { exp(self.between(index, end, t)) } else { 0.0 };
                 self.give[here] = self.leave[here] * step;
             }
-            self.pass[place] = self.enter[place * CHUNK + end];
+            self.pass[index] = self.enter[index * CHUNK + end];
         }
     }
 
@@ -80,17 +80,17 @@ impl Decays {
     }
 
     #[inline(always)]
-    fn between(&self, place: usize, later: usize, earlier: usize) -> f32 {
-        let (later, earlier) = (place * CHUNK + later, place * CHUNK + earlier);
+    fn between(&self, index: usize, later: usize, earlier: usize) -> f32 {
+        let (later, earlier) = (index * CHUNK + later, index * CHUNK + earlier);
         (self.high[later] - self.high[earlier]) + (self.low[later] - self.low[earlier])
     }
 }
 
 /// Writes the weight of token `r` in the result at `t`, `exp(s_t - s_r) (c_t b_r) δ_r`, for the head at
-/// `place`. `scores` are the products `c_t b_r`.
+/// `index`. `scores` are the products `c_t b_r`.
 #[multiversion(targets = "simd")]
-pub(super) fn weigh(decays: &Decays, place: usize, len: usize, scores: &[f32], weights: &mut [f32]) {
-    let at = place * CHUNK..place * CHUNK + len;
+pub(super) fn weigh(decays: &Decays, index: usize, len: usize, scores: &[f32], weights: &mut [f32]) {
+    let at = index * CHUNK..index * CHUNK + len;
     let (high, low) = (&decays.high[at.clone()], &decays.low[at.clone()]);
     let steps = &decays.steps[at];
     let rows = scores.chunks_exact(len).zip(weights.chunks_exact_mut(len));
@@ -116,10 +116,10 @@ pub(super) struct Pairs<'a> {
     pub d_steps: &'a mut [f32],
 }
 
-/// Runs the backward of [`weigh`]. It computes the weights again, into the place of their gradient.
+/// Runs the backward of [`weigh`]. It computes the weights again, over their gradient.
 #[multiversion(targets = "simd")]
-pub(super) fn weigh_backward(decays: &Decays, place: usize, len: usize, scores: &[f32], pairs: Pairs<'_>) {
-    let at = place * CHUNK..place * CHUNK + len;
+pub(super) fn weigh_backward(decays: &Decays, index: usize, len: usize, scores: &[f32], pairs: Pairs<'_>) {
+    let at = index * CHUNK..index * CHUNK + len;
     let (high, low) = (&decays.high[at.clone()], &decays.low[at.clone()]);
     let steps = &decays.steps[at];
     let Pairs { weights, d_scores, d_sums, d_steps } = pairs;

@@ -28,9 +28,9 @@ pub fn forward(inputs: Inputs<'_>) -> Vec<f32> {
                 product_into(&mut scratch, wide, c, Matrix::new(&state, dims.state, wide));
                 scale_heads(dims.heads_of(chunk), &decays.enter, (&scratch, wide), (y, width));
             }
-            for place in 0..dims.group_heads() {
-                weigh(&decays, place, len, scores, weights);
-                let column = place * dims.head_dim;
+            for index in 0..dims.group_heads() {
+                weigh(&decays, index, len, scores, weights);
+                let column = index * dims.head_dim;
                 let x = Matrix::strided(&x[column..], len, dims.head_dim, channels);
                 add_product(&mut y[column..], width, Matrix::new(weights, len, len), x);
             }

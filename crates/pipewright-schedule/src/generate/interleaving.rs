@@ -26,9 +26,9 @@ impl Interleaving {
     /// Returns the chunk of a rank's forward number `op`, counted from 0.
     pub(super) fn forward(self, op: u32) -> usize {
         let of_group = u64::from(self.group) * u64::from(self.chunks);
-        let (index, place) = (u64::from(op) / of_group, u64::from(op) % of_group);
-        let left = u64::from(self.microbatches) - index * u64::from(self.group);
-        (place / left.min(u64::from(self.group))) as usize
+        let (group, op) = (u64::from(op) / of_group, u64::from(op) % of_group);
+        let left = u64::from(self.microbatches) - group * u64::from(self.group);
+        (op / left.min(u64::from(self.group))) as usize
     }
 
     /// Returns the chunk of a rank's backward number `op`, counted from 0.

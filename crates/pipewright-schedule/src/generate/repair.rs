@@ -160,9 +160,9 @@ impl Repair<'_> {
 
     /// Returns smaller sizes, each with one number that is as large as possible.
     fn smaller(&self, spec: &ScheduleSpec) -> Vec<ScheduleSpec> {
-        let of_microbatches = |microbatches| ScheduleSpec { microbatches, ..spec.clone() };
-        let of_stages = |stages| ScheduleSpec { stages_per_rank: Some(stages), ..spec.clone() };
-        let of_ranks = |ranks| ScheduleSpec { ranks, ..spec.clone() };
+        let with_microbatches = |microbatches| ScheduleSpec { microbatches, ..spec.clone() };
+        let with_stages = |stages| ScheduleSpec { stages_per_rank: Some(stages), ..spec.clone() };
+        let with_ranks = |ranks| ScheduleSpec { ranks, ..spec.clone() };
         let is_small = |spec: &ScheduleSpec| {
             !matches!(
                 self.refusal(spec),
@@ -171,12 +171,12 @@ impl Repair<'_> {
         };
         let mut candidates = Vec::new();
         candidates.extend(
-            largest(spec.microbatches, |number| is_small(&of_microbatches(number))).map(of_microbatches),
+            largest(spec.microbatches, |number| is_small(&with_microbatches(number))).map(with_microbatches),
         );
         if let Some(stages) = spec.stages_per_rank {
-            candidates.extend(largest(stages, |number| is_small(&of_stages(number))).map(of_stages));
+            candidates.extend(largest(stages, |number| is_small(&with_stages(number))).map(with_stages));
         }
-        candidates.extend(largest(spec.ranks, |number| is_small(&of_ranks(number))).map(of_ranks));
+        candidates.extend(largest(spec.ranks, |number| is_small(&with_ranks(number))).map(with_ranks));
         if candidates.iter().all(|candidate| self.refusal(candidate).is_some()) {
             // All numbers are far too large. Smaller ones may have a largest one each.
             let (ranks, microbatches) = (spec.ranks.min(1024), spec.microbatches.min(1024));

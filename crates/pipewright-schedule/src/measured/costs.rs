@@ -39,8 +39,8 @@ pub fn costs_of(replicas: &[Timeline]) -> Costs {
     }
     let slices = replicas.iter().map(Timeline::slices).max().unwrap_or_default();
     let mut median_of = |stage, kind| -> f64 {
-        let of_slice = |slice| times.get_mut(&(stage, kind, Slice::new(slice))).map(|times| median(times));
-        (0..slices.get()).filter_map(of_slice).sum()
+        let time_of = |slice| times.get_mut(&(stage, kind, Slice::new(slice))).map(|times| median(times));
+        (0..slices.get()).filter_map(time_of).sum()
     };
     let stage_costs = |stage| {
         let [forward, input, weight, backward, unshard, reduce] = [
@@ -104,9 +104,10 @@ mod tests {
             let schedule = generate(name, &spec).expect("a schedule");
             let program = for_training(&schedule, &TrainingLowering::default()).expect("a sound program");
             let stages = program.placement().stages();
-            let of_stage = |stage| StageCosts::new(1.0 + f64::from(stage), 2.0, 0.5 * f64::from(stage + 1));
+            let stage_costs =
+                |stage| StageCosts::new(1.0 + f64::from(stage), 2.0, 0.5 * f64::from(stage + 1));
             let costs = Costs {
-                stages: (0..stages).map(of_stage).collect(),
+                stages: (0..stages).map(stage_costs).collect(),
                 link: Link { latency: 0.25, bandwidth: f64::INFINITY },
                 recompute,
                 ..Costs::default()

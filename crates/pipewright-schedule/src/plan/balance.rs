@@ -302,8 +302,8 @@ impl<'a> Walk<'a> {
     fn excess(&self, rank: usize) -> f64 {
         let Some(memory) = self.memory else { return 1.0 };
         let starts = &self.layout.starts;
-        let of_stage = |&stage: &usize| self.bytes[starts[stage + 1]] - self.bytes[starts[stage]];
-        let bytes = self.stages_of[rank].iter().map(of_stage).fold(0, u64::saturating_add);
+        let bytes_of = |&stage: &usize| self.bytes[starts[stage + 1]] - self.bytes[starts[stage]];
+        let bytes = self.stages_of[rank].iter().map(bytes_of).fold(0, u64::saturating_add);
         (bytes as f64 / memory.max(1) as f64).max(1.0)
     }
 }

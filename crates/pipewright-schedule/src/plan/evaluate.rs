@@ -74,12 +74,12 @@ struct Message {
     free: f64,
     /// The evaluation that found these times.
     evaluation: u32,
-    /// The place of the computation that sends it in the row of its rank.
-    place: u32,
+    /// The position of the computation that sends it in the row of its rank.
+    position: u32,
 }
 
 impl Message {
-    const UNKNOWN: Self = Self { sent: f64::INFINITY, arrival: 0.0, free: 0.0, evaluation: 0, place: 0 };
+    const UNKNOWN: Self = Self { sent: f64::INFINITY, arrival: 0.0, free: 0.0, evaluation: 0, position: 0 };
 }
 
 /// When a computation ended.
@@ -177,7 +177,7 @@ impl Evaluator {
         &self.ended
     }
 
-    /// Returns the rank and the place of the computation that sends what `cell` needs; `None` if it needs
+    /// Returns the rank and the position of the computation that sends what `cell` needs; `None` if it needs
     /// nothing of another stage. The last evaluation must have been kept.
     pub(super) fn sender_of(&self, cell: Cell) -> Option<(usize, usize)> {
         let needs = role_of(&self.roles, cell).needs;
@@ -186,8 +186,8 @@ impl Evaluator {
         }
         let stage = cell.stage as usize;
         let sender = if cell.kind == Kind::Forward { stage - 1 } else { stage + 1 };
-        let place = self.messages[needs + cell.microbatch as usize].place as usize;
-        Some((self.rank_of[sender] as usize, place))
+        let position = self.messages[needs + cell.microbatch as usize].position as usize;
+        Some((self.rank_of[sender] as usize, position))
     }
 
     /// Returns the number of computations that ran in the last evaluation.
@@ -269,7 +269,7 @@ impl Evaluator {
                     free = *of_link;
                 }
                 let message =
-                    Message { sent, arrival, free, evaluation: *evaluation, place: position as u32 };
+                    Message { sent, arrival, free, evaluation: *evaluation, position: position as u32 };
                 replaced.push((target, std::mem::replace(&mut messages[target], message)));
                 let receiver = role.receiver as usize;
                 if waits[receiver] == Some(target) {

@@ -46,13 +46,13 @@ pub(super) fn justified(
     items.sort_by(compare);
     let before_end = passes.starts(&items, Pass::Late);
     for item in &mut items {
-        *item = passes.item(item.cell, -before_end[passes.place_of(item.cell)], Pass::Early);
+        *item = passes.item(item.cell, -before_end[passes.index_of(item.cell)], Pass::Early);
     }
     items.sort_unstable_by(compare);
     let starts = passes.starts(&items, Pass::Early);
     let mut rows: Vec<Vec<Item>> = order.rows.iter().map(|row| Vec::with_capacity(row.len())).collect();
     for item in items {
-        let start = starts[passes.place_of(item.cell)];
+        let start = starts[passes.index_of(item.cell)];
         rows[passes.stages[item.cell.stage as usize].rank as usize].push(Item { key: start, ..item });
     }
     let cells = |mut row: Vec<Item>| {
@@ -109,12 +109,12 @@ fn stages(order: &Order, loads: &[StageLoad], network: &Network) -> Vec<Stage> {
     let mut links = Links::default();
     links.set(&rank_of, network);
     links.set_sizes(loads);
-    let of_stage = |(stage, (load, &rank)): (usize, (&StageLoad, &u32))| {
+    let stage_of = |(stage, (load, &rank)): (usize, (&StageLoad, &u32))| {
         let takes = [load.forward, load.input, load.weight, load.input + load.weight];
         let messages = [0, 1].map(|direction| links.route(stage, direction).send(&mut 0.0, 0.0));
         Stage { rank, takes, again: load.again.unwrap_or(0.0), messages }
     };
-    loads.iter().zip(&rank_of).enumerate().map(of_stage).collect()
+    loads.iter().zip(&rank_of).enumerate().map(stage_of).collect()
 }
 
 /// The data that both passes share.
@@ -138,8 +138,8 @@ impl Passes {
         Item { key, takes: self.stages[cell.stage as usize].takes[cell.kind as usize], tie, cell }
     }
 
-    /// Returns the place of a computation in tables of all computations: `F`, `I` or `B`, and `W`.
-    fn place_of(&self, cell: Cell) -> usize {
+    /// Returns the index of a computation in tables of all computations: `F`, `I` or `B`, and `W`.
+    fn index_of(&self, cell: Cell) -> usize {
         let kind = if cell.kind == Kind::Backward { Kind::Input } else { cell.kind };
         self.computations_of_kind() * kind as usize
             + self.microbatches * cell.stage as usize
@@ -161,13 +161,13 @@ impl Passes {
             *shortest = stage.takes.iter().copied().fold(*shortest, f64::min);
         }
         for &Item { cell, takes, .. } in items {
-            let (stage, place) = (&self.stages[cell.stage as usize], self.place_of(cell));
+            let (stage, index) = (&self.stages[cell.stage as usize], self.index_of(cell));
             let others = self.others(cell, pass).into_iter().flatten();
             let since = others.map(|(other, message)| ends[other] + message).fold(0.0, f64::max);
             let is_backward = matches!(cell.kind, Kind::Input | Kind::Backward);
             let takes = if is_backward { takes + stage.again } else { takes };
-            starts[place] = free[stage.rank as usize].take(since, takes);
-            ends[place] = starts[place] + takes;
+            starts[index] = free[stage.rank as usize].take(since, takes);
+            ends[index] = starts[index] + takes;
         }
         match pass {
             Pass::Early => starts,
@@ -175,28 +175,28 @@ impl Passes {
         }
     }
 
-    /// Returns the places of the computations that come before `cell` in a pass, with the times of the
+    /// Returns the indices of the computations that come before `cell` in a pass, with the times of the
     /// messages between: in an early pass the ones that `cell` needs, in a late pass the ones that need
     /// `cell`.
     fn others(&self, cell: Cell, pass: Pass) -> [Option<(usize, f64)>; 2] {
         let (width, kinds) = (self.microbatches, self.computations_of_kind());
-        let (stage, place) = (cell.stage as usize, self.place_of(cell));
+        let (stage, index) = (cell.stage as usize, self.index_of(cell));
         let (has_before, has_after) = (stage > 0, stage + 1 < self.stages.len());
         let output = |stage: usize| self.stages[stage].messages[0];
         let gradient = |stage: usize| self.stages[stage].messages[1];
         match (cell.kind, pass) {
-            (Kind::Forward, Pass::Early) => [has_before.then(|| (place - width, output(stage - 1))), None],
+            (Kind::Forward, Pass::Early) => [has_before.then(|| (index - width, output(stage - 1))), None],
             (Kind::Forward, Pass::Late) => {
-                [has_after.then(|| (place + width, output(stage))), Some((place + kinds, 0.0))]
+                [has_after.then(|| (index + width, output(stage))), Some((index + kinds, 0.0))]
             }
             (Kind::Input | Kind::Backward, Pass::Early) => {
-                [has_after.then(|| (place + width, gradient(stage + 1))), Some((place - kinds, 0.0))]
+                [has_after.then(|| (index + width, gradient(stage + 1))), Some((index - kinds, 0.0))]
             }
             (Kind::Input | Kind::Backward, Pass::Late) => {
-                let weight = (cell.kind == Kind::Input).then_some((place + kinds, 0.0));
-                [has_before.then(|| (place - width, gradient(stage))), weight]
+                let weight = (cell.kind == Kind::Input).then_some((index + kinds, 0.0));
+                [has_before.then(|| (index - width, gradient(stage))), weight]
             }
-            (Kind::Weight, Pass::Early) => [Some((place - kinds, 0.0)), None],
+            (Kind::Weight, Pass::Early) => [Some((index - kinds, 0.0)), None],
             (Kind::Weight, Pass::Late) => [None, None],
         }
     }

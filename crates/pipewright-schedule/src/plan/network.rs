@@ -101,12 +101,12 @@ impl Network {
     /// [`Network::near`].
     pub(super) fn near_pairs(&self) -> impl Iterator<Item = (u32, u32)> {
         let (ranks, row) = (self.mesh.ranks, self.in_a_row.min(self.mesh.ranks));
-        let of_rank = move |from: u32| {
+        let links_of = move |from: u32| {
             let first = from / row * row;
             (first..(first + row).min(ranks)).filter(move |&to| to != from).map(move |to| (from, to))
         };
         let differs = self.near != self.usual_link();
-        (0..if differs { ranks } else { 0 }).flat_map(of_rank)
+        (0..if differs { ranks } else { 0 }).flat_map(links_of)
     }
 
     /// Returns the times of a message of `bytes` between two ranks of a pipeline, inside a node and between

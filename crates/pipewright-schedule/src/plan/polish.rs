@@ -358,8 +358,8 @@ mod tests {
                 }
             };
             let blocks = critical(&order, &evaluator);
-            let of_block = |block: &Block| &order.rows[block.rank][block.first..=block.last];
-            let sum: f64 = blocks.iter().flat_map(of_block).map(takes).sum();
+            let cells_of = |block: &Block| &order.rows[block.rank][block.first..=block.last];
+            let sum: f64 = blocks.iter().flat_map(cells_of).map(takes).sum();
             assert!((sum - time).abs() < 1e-9 * time, "seed {seed}: {sum} of {time}");
             assert!(blocks.iter().all(|block| block.first <= block.last));
         }

@@ -211,19 +211,19 @@ pub fn choice_costs(
 
 /// Returns the times of the collectives of an order.
 fn collectives(order: &Order, loads: &[StageLoad]) -> Collectives {
-    let of_cell = |row: &[Cell], position: usize| {
+    let sums_of = |row: &[Cell], position: usize| {
         let load = &loads[row[position].stage as usize];
         let again = if recomputes(row, loads, position).is_some() { load.sums } else { 0.0 };
         if row[position].kind == Kind::Weight { 0.0 } else { load.sums + again }
     };
-    let tensor = order.rows.iter().map(|row| (0..row.len()).map(|at| of_cell(row, at)).sum());
-    let of_rank = |rank| {
+    let tensor = order.rows.iter().map(|row| (0..row.len()).map(|at| sums_of(row, at)).sum());
+    let sums_of_rank = |rank| {
         let own = order.placement.stages_of(rank).iter();
         own.map(|stage| loads[stage.index()].replica_sums).sum()
     };
     Collectives {
         tensor_s: tensor.fold(0.0, f64::max),
-        replicas_s: order.placement.all_ranks().map(of_rank).fold(0.0, f64::max),
+        replicas_s: order.placement.all_ranks().map(sums_of_rank).fold(0.0, f64::max),
     }
 }
 

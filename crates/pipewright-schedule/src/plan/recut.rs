@@ -137,16 +137,16 @@ impl<'a> Round<'a> {
         let (limits, ranks) = (self.limits(), self.class.ranks as usize);
         let mut cut = Vec::with_capacity(ranks);
         let mut start = limits.start;
-        for place in 0..ranks {
+        for index in 0..ranks {
             cut.push(start);
-            let most = limits.end - (ranks - 1 - place);
-            if !self.fits(place, start..start + 1, time) {
+            let most = limits.end - (ranks - 1 - index);
+            if !self.fits(index, start..start + 1, time) {
                 return None;
             }
             let (mut low, mut high) = (start + 1, most);
             while low < high {
                 let middle = (low + high).div_ceil(2);
-                if self.fits(place, start..middle, time) { low = middle } else { high = middle - 1 }
+                if self.fits(index, start..middle, time) { low = middle } else { high = middle - 1 }
             }
             start = low;
         }
@@ -157,25 +157,25 @@ impl<'a> Round<'a> {
         let (limits, ranks) = (self.limits(), self.class.ranks as usize);
         let mut cut = vec![0; ranks];
         let mut end = limits.end;
-        for place in (0..ranks).rev() {
-            let least = limits.start + place;
-            if !self.fits(place, end - 1..end, time) {
+        for index in (0..ranks).rev() {
+            let least = limits.start + index;
+            if !self.fits(index, end - 1..end, time) {
                 return None;
             }
             let (mut low, mut high) = (least, end - 1);
             while low < high {
                 let middle = usize::midpoint(low, high);
-                if self.fits(place, middle..end, time) { high = middle } else { low = middle + 1 }
+                if self.fits(index, middle..end, time) { high = middle } else { low = middle + 1 }
             }
             end = low;
-            cut[place] = end;
+            cut[index] = end;
         }
         (end == limits.start).then_some(cut)
     }
 
-    /// Returns whether the rank of the round's stage at `place` may have these layers within `time`.
-    fn fits(&self, place: usize, layers: Range<usize>, time: f64) -> bool {
-        let rank = self.class.rank_of(self.number * self.class.ranks as usize + place);
+    /// Returns whether the rank of the round's stage `index` may have these layers within `time`.
+    fn fits(&self, index: usize, layers: Range<usize>, time: f64) -> bool {
+        let rank = self.class.rank_of(self.number * self.class.ranks as usize + index);
         let (work, critical, bytes) = self.others[rank];
         let first = if self.number == 0 { layers.start } else { self.starts[rank] };
         let all = &self.step.layers;

@@ -32,7 +32,7 @@ pub(super) struct Candidate {
     pub(super) rules: Option<Rules>,
     pub(super) starts: Vec<usize>,
     pub(super) recompute: Vec<bool>,
-    /// The place of its shape in the list of shapes.
+    /// The index of its shape in the list of shapes.
     pub(super) shape: usize,
     /// The time of a step.
     pub(super) time: f64,
@@ -316,8 +316,8 @@ impl<'a> Search<'a> {
             self.promising.remove(known);
         }
         let stages = plan.starts.len();
-        let place = self.promising.partition_point(|other| other.time <= plan.time);
-        self.promising.insert(place, plan);
+        let index = self.promising.partition_point(|other| other.time <= plan.time);
+        self.promising.insert(index, plan);
         let mut alike = (0..self.promising.len()).filter(|&at| self.promising[at].starts.len() == stages);
         if let Some(last) = alike.nth(self.tuning.search.promising) {
             self.promising.remove(last);
@@ -367,9 +367,9 @@ fn peak(order: &Order, loads: &[StageLoad], sharding: Sharding) -> u64 {
 
 /// Returns the time of the optimizer, which all ranks begin together.
 pub(super) fn optimizer_time(order: &Order, loads: &[StageLoad]) -> f64 {
-    let of_rank = |rank| {
+    let bytes_of = |rank| {
         let own = order.placement.stages_of(rank).iter();
         own.map(|stage| loads[stage.index()].optimizer).sum::<f64>()
     };
-    order.placement.all_ranks().map(of_rank).fold(0.0, f64::max)
+    order.placement.all_ranks().map(bytes_of).fold(0.0, f64::max)
 }

@@ -78,7 +78,7 @@ fn named_spans_have_threads_after_all_others() {
     let entries = entries(&timeline.with_scopes(scopes));
     let found: Vec<&Value> = entries.iter().filter(|entry| entry["cat"] == "scope").collect();
     // The second span begins during the first one, and the third after it.
-    assert_eq!([0, 1, 2].map(|place| &found[place]["tid"]), [&json!(2), &json!(3), &json!(2)]);
+    assert_eq!([0, 1, 2].map(|index| &found[index]["tid"]), [&json!(2), &json!(3), &json!(2)]);
     let expected = json!({
         "name": "exchange 2", "cat": "scope", "ph": "X", "ts": 1e6, "dur": 1e6, "pid": 1, "tid": 3,
     });
@@ -122,7 +122,7 @@ fn memory_is_counted_for_each_rank() {
 
 #[test]
 fn numbers_fit_31_bits() {
-    let thread = Thread { rank: Rank::new(u32::MAX), place: u32::MAX, content: Content::Skips };
+    let thread = Thread { rank: Rank::new(u32::MAX), index: u32::MAX, content: Content::Skips };
     assert_eq!((thread.process(), thread.number(u32::MAX)), (LARGEST_NUMBER, LARGEST_NUMBER));
     let rows: String = (0..300).map(|stage| format!("{stage}F0\n")).collect();
     let program = parse_program(&rows).expect("a program");

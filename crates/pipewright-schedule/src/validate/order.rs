@@ -26,11 +26,11 @@ pub(super) fn check(context: &Context<'_>, report: &mut Report) {
             for action in cell.parts() {
                 let needs = context.needs(action).into_iter().flatten();
                 for needs in needs.filter(|&needs| !done.contains(needs)) {
-                    check_missing(context, report, (rank, position), action, needs);
+                    check_missing(context, report, rank, position, action, needs);
                 }
                 if let Some(needs) = context.neighbouring_slice(action).filter(|&needs| !done.contains(needs))
                 {
-                    check_slice(context, report, (rank, position), action, needs);
+                    check_slice(context, report, rank, position, action, needs);
                 }
             }
             for action in cell.parts() {
@@ -82,7 +82,8 @@ pub(super) fn dependencies_precede(
 fn check_slice(
     context: &Context<'_>,
     report: &mut Report,
-    (rank, position): (Rank, usize),
+    rank: Rank,
+    position: usize,
     action: Action,
     needs: Action,
 ) {
@@ -96,11 +97,11 @@ fn check_slice(
 fn check_missing(
     context: &Context<'_>,
     report: &mut Report,
-    place: (Rank, usize),
+    rank: Rank,
+    position: usize,
     action: Action,
     needs: Action,
 ) {
-    let (rank, position) = place;
     if context.present.contains(needs) {
         let at = || position_of(context.program, rank, needs);
         report.push(rank, || (position, ViolationKind::TooEarly { action, needs, at: at() }));

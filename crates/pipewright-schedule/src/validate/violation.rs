@@ -240,8 +240,8 @@ struct Chain<'a>(&'a [BlockedRank]);
 impl fmt::Display for Chain<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const NAMED: usize = 16;
-        for (place, blocked) in self.0.iter().take(NAMED).enumerate() {
-            write!(f, "{}{blocked}", if place == 0 { "" } else { ", " })?;
+        for (index, blocked) in self.0.iter().take(NAMED).enumerate() {
+            write!(f, "{}{blocked}", if index == 0 { "" } else { ", " })?;
         }
         match self.0.len().saturating_sub(NAMED) {
             0 => Ok(()),

@@ -68,7 +68,7 @@ fn overlap(forward: Action, backward: Action, placement: &Placement) -> Option<A
 fn actions(placement: &Placement, microbatches: u32, trains: bool, split: &[bool]) -> Vec<Action> {
     let pairs =
         placement.all_stages().flat_map(|stage| (0..microbatches).map(move |m| (stage, Microbatch::new(m))));
-    let of_pair = |((stage, microbatch), &split): ((StageIndex, Microbatch), &bool)| {
+    let actions_of = |((stage, microbatch), &split): ((StageIndex, Microbatch), &bool)| {
         let forward = Action::Forward { stage, microbatch };
         match (trains, split) {
             (false, _) => vec![forward],
@@ -79,7 +79,7 @@ fn actions(placement: &Placement, microbatches: u32, trains: bool, split: &[bool
             }
         }
     };
-    pairs.zip(split).flat_map(of_pair).collect()
+    pairs.zip(split).flat_map(actions_of).collect()
 }
 
 fn is_ready(action: Action, placement: &Placement, slices: Slices, done: &[Action]) -> bool {

@@ -47,15 +47,15 @@ pub(crate) struct LossFactors {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct ReductionUnit {
     kind: std::mem::Discriminant<Reduction>,
-    /// The unit in which the weights of all batches are expressed, so that all rows or tokens of a step have
-    /// the same weight; `None` if losses are added.
-    unit: Option<f64>,
+    /// The weight that counts as 1 in all batches, so that all rows or tokens of a step have the same weight;
+    /// `None` if losses are added.
+    weight: Option<f64>,
 }
 
 impl ReductionUnit {
-    /// Returns the unit of the weights.
-    pub(crate) fn unit(self) -> Option<f64> {
-        self.unit
+    /// Returns the weight that counts as 1.
+    pub(crate) fn weight(self) -> Option<f64> {
+        self.weight
     }
 
     /// Returns whether losses are reduced in the same way.
@@ -106,8 +106,8 @@ impl Reduction {
     /// Returns the properties that a batch of these sizes has in common with the batches that are accumulated
     /// with it.
     pub(super) fn unit(&self, sizes: &[usize]) -> ReductionUnit {
-        let unit = self.weights(sizes).map(|weights| mean(&weights));
-        ReductionUnit { kind: std::mem::discriminant(self), unit }
+        let weight = self.weights(sizes).map(|weights| mean(&weights));
+        ReductionUnit { kind: std::mem::discriminant(self), weight }
     }
 
     /// Returns the weight of each microbatch in the mean; `None` if losses are added.

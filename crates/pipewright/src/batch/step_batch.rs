@@ -84,7 +84,7 @@ impl Batch {
     pub fn new(inputs: Vec<Values>, targets: Vec<Values>) -> Self {
         let sizes = |microbatches: &[Values]| microbatches.iter().map(rows_of).collect();
         let (input_sizes, target_sizes) = (sizes(&inputs), sizes(&targets));
-        Self { is_split: false, ..Self::of_parts((inputs, input_sizes), (targets, target_sizes)) }
+        Self { is_split: false, ..Self::of_parts(inputs, input_sizes, targets, target_sizes) }
     }
 
     /// Splits a whole batch into microbatches. The rule is their number, which must divide the rows, or a
@@ -132,7 +132,7 @@ impl Batch {
         let (inputs, specs) = rule.split_inputs(inputs).map_err(unsplit("inputs"))?;
         let (targets, target_specs) = rule.split_targets(targets).map_err(unsplit("targets"))?;
         let (input_sizes, target_sizes) = (sizes_of(&inputs, &specs), sizes_of(&targets, &target_specs));
-        Ok(Self { specs, ..Self::of_parts((inputs, input_sizes), (targets, target_sizes)) })
+        Ok(Self { specs, ..Self::of_parts(inputs, input_sizes, targets, target_sizes) })
     }
 
     /// Leaves the targets out, so that an evaluation computes no loss.
@@ -143,8 +143,10 @@ impl Batch {
 
     /// Makes a batch of microbatches that have these sizes.
     fn of_parts(
-        (inputs, input_sizes): (Vec<Values>, Vec<usize>),
-        (targets, target_sizes): (Vec<Values>, Vec<usize>),
+        inputs: Vec<Values>,
+        input_sizes: Vec<usize>,
+        targets: Vec<Values>,
+        target_sizes: Vec<usize>,
     ) -> Self {
         let sizes =
             if has_tensors(&inputs) || targets.is_empty() { input_sizes } else { target_sizes.clone() };

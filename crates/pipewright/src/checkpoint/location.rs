@@ -29,12 +29,11 @@ pub(super) struct StoredShard {
     /// The dimension along which the tensor is cut.
     pub(super) dimension: usize,
     /// The range of this dimension that the file has.
-    #[serde(rename = "part")]
-    pub(super) rows: RowShard,
+    pub(super) part: RowShard,
 }
 
 impl StoredShard {
-    pub(super) const WHOLE: Self = Self { dimension: 0, rows: RowShard::WHOLE };
+    pub(super) const WHOLE: Self = Self { dimension: 0, part: RowShard::WHOLE };
 }
 
 /// A shard of a tensor, or a whole one: its rows, in order, in one file or divided among the files of
@@ -84,19 +83,19 @@ impl Location {
         shape: &[usize],
         shard: StoredShard,
     ) -> Result<(), Unfit> {
-        let cut = |shard: StoredShard| (shard.dimension, shard.rows.of);
+        let cut = |shard: StoredShard| (shard.dimension, shard.part.of);
         if cut(shard) != cut(self.shard) {
             return Err(Unfit::Part);
         }
         let is_of_type = dtype == self.dtype;
         let slab = Slab { shape: shape.to_vec(), pieces: Vec::new(), copies: Vec::new() };
-        self.slabs.entry(shard.rows.index).or_insert(slab).add(piece, shape, is_of_type)
+        self.slabs.entry(shard.part.index).or_insert(slab).add(piece, shape, is_of_type)
     }
 
     /// Puts the pieces in order and sets the shape of the whole tensor.
     pub(super) fn join(&mut self) -> Result<(), Torn> {
         self.slabs.values_mut().try_for_each(Slab::join)?;
-        let StoredShard { dimension, rows: RowShard { of, .. } } = self.shard;
+        let StoredShard { dimension, part: RowShard { of, .. } } = self.shard;
         let Some(first) = self.slabs.get(&0).filter(|_| self.slabs.len() == of as usize) else {
             return Err(Torn);
         };
@@ -130,7 +129,7 @@ impl Location {
 
     /// Returns the shards with their ranges in the whole tensor.
     pub(super) fn slabs(&self) -> impl Iterator<Item = (Bounds, &Slab)> {
-        let StoredShard { dimension, rows: RowShard { of, .. } } = self.shard;
+        let StoredShard { dimension, part: RowShard { of, .. } } = self.shard;
         self.slabs.iter().map(move |(&index, slab)| {
             let mut bounds = whole(&self.shape);
             if of > 1 {

@@ -159,7 +159,7 @@ impl Checkpoint {
         shape: &[usize],
         dtype: DType,
     ) -> Result<TensorData, CheckpointError> {
-        self.rows(parameter, shape, dtype, (TensorShard::WHOLE, RowShard::WHOLE))
+        self.rows(parameter, shape, dtype, TensorShard::WHOLE, RowShard::WHOLE)
     }
 
     /// Like [`Checkpoint::parameter`], but reads the rows of one part of a shard; `shape` is the shape of the
@@ -169,7 +169,8 @@ impl Checkpoint {
         parameter: &Arc<str>,
         shape: &[usize],
         dtype: DType,
-        (shard, part): (TensorShard, RowShard),
+        shard: TensorShard,
+        part: RowShard,
     ) -> Result<TensorData, CheckpointError> {
         let path = || self.path.clone();
         let Some(location) = self.tensors.get(&**parameter) else {
@@ -278,7 +279,7 @@ fn frozen_of(path: &Path, header: &Header) -> Result<Vec<String>, CheckpointErro
 fn without_index(name: &str, shards: &BTreeMap<String, StoredShard>) -> String {
     let (parameter, field) = name.split_once(FIELD).map_or((name, None), |(path, field)| (path, Some(field)));
     let is_index =
-        |index: &str| shards.get(parameter).is_some_and(|shard| shard.rows.index.to_string() == index);
+        |index: &str| shards.get(parameter).is_some_and(|shard| shard.part.index.to_string() == index);
     match parameter.rsplit_once(INDEX).filter(|(_, index)| is_index(index)) {
         Some((path, _)) => field.map_or(path.to_owned(), |field| format!("{path}{FIELD}{field}")),
         None => name.to_owned(),

@@ -50,8 +50,8 @@ pub(crate) struct StageState {
 
 /// A parameter, with the keys of its optimizer state.
 pub(crate) struct HeldParameter {
-    /// Its place among the stage's parameters.
-    pub(crate) place: usize,
+    /// Its index among the stage's parameters.
+    pub(crate) index: usize,
     pub(crate) path: Arc<str>,
     pub(crate) id: ParamId,
     /// The shard that the stage holds, or the rows of it that the replica holds.
@@ -68,7 +68,7 @@ impl HeldParameter {
     pub(super) fn stored_shard(&self) -> StoredShard {
         StoredShard {
             dimension: self.shard.dimension,
-            rows: RowShard { index: self.shard.index, of: self.shard.of },
+            part: RowShard { index: self.shard.index, of: self.shard.of },
         }
     }
 }

@@ -44,7 +44,7 @@ impl Devices {
     /// When two ranks have the same device.
     pub fn require_exclusive(&self, ranks: usize) -> Result<(), DeviceError> {
         let own = self.0.iter().take(ranks).enumerate();
-        let devices = own.filter(|&(place, device)| !self.0[..place].contains(device)).count();
+        let devices = own.filter(|&(index, device)| !self.0[..index].contains(device)).count();
         if devices == ranks { Ok(()) } else { Err(DeviceError::Shared { ranks, devices }) }
     }
 }

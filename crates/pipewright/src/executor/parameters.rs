@@ -280,13 +280,13 @@ mod tests {
             counts: tensor == 0 || listed.path == "split",
             ..listed
         };
-        let of_rank = |tensor| {
+        let parameters_of = |tensor| {
             ["whole", "split"]
                 .iter()
                 .enumerate()
                 .map(move |(index, path)| on(tensor, listed(0, 0, index, path, None)))
         };
-        let listed: Vec<ListedParameter> = (0..2).flat_map(of_rank).collect();
+        let listed: Vec<ListedParameter> = (0..2).flat_map(parameters_of).collect();
         let shared = find_shared(&listed).expect("each rank has its own");
         assert!(shared.is_empty());
         let order = norm_order(&listed, &shared);
@@ -296,23 +296,27 @@ mod tests {
 
     #[test]
     fn shards_of_layers_are_one_parameter_and_have_their_order() {
-        let of_layer = |rank, stage, index, shards| ListedParameter {
+        let parameter_of = |rank, stage, index, shards| ListedParameter {
             of_layer: Some((index, shards)),
             ..listed(rank, stage, 0, "head", None)
         };
-        let all = [of_layer(0, 2, 1, 3), of_layer(1, 1, 0, 3), of_layer(1, 3, 2, 3)];
+        let all = [parameter_of(0, 2, 1, 3), parameter_of(1, 1, 0, 3), parameter_of(1, 3, 2, 3)];
         assert!(find_shared(&all).expect("each is a shard of its own").is_empty());
         check_layers(&all).expect("three shards each");
         let indices: Vec<usize> = norm_order(&all, &[]).into_iter().map(|(_, index)| index).collect();
         assert_eq!(indices, [1, 0, 2]);
         let refused = |second: ListedParameter, shards: &str| {
-            let error = check_layers(&[of_layer(0, 0, 0, 2), second]).expect_err("another cut").to_string();
+            let error =
+                check_layers(&[parameter_of(0, 0, 0, 2), second]).expect_err("another cut").to_string();
             let expected = format!("stages 0 and 1 cut the parameter `head` into 2 and {shards}");
             assert!(error.starts_with(&expected), "{error}");
         };
-        refused(of_layer(0, 1, 1, 3), "3 shards");
+        refused(parameter_of(0, 1, 1, 3), "3 shards");
         refused(listed(0, 1, 0, "head", None), "1 shard");
-        assert!(find_shared(&[of_layer(0, 0, 1, 2), of_layer(1, 1, 1, 2)]).is_err(), "twice the same");
+        assert!(
+            find_shared(&[parameter_of(0, 0, 1, 2), parameter_of(1, 1, 1, 2)]).is_err(),
+            "twice the same"
+        );
     }
 
     #[test]

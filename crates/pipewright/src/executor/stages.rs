@@ -267,8 +267,8 @@ impl LocalStages {
     ) -> Self {
         let config = context.config();
         let mut local = vec![None; context.placement().stages() as usize];
-        let stages = stages.into_iter().enumerate().map(|(place, (index, runner))| {
-            local[index.index()] = Some(place);
+        let stages = stages.into_iter().enumerate().map(|(local_index, (index, runner))| {
+            local[index.index()] = Some(local_index);
             let boundaries = Boundaries::new(&config.metadata, config.check_metadata, index, microbatches);
             LocalStage::new(index, runner, boundaries)
         });

@@ -21,7 +21,7 @@ pub(super) fn state(
 ) -> RankState {
     let stages = stages.iter().filter(|_| context.is_in_first_group()).map(|stage| {
         let StageState { mut parameters, optimizer, row_shard } = stage.runner().state(context.tensor_rank());
-        parameters.retain(|parameter| known.counts(context, stage, parameter.place));
+        parameters.retain(|parameter| known.counts(context, stage, parameter.index));
         StageState { parameters, optimizer, row_shard }
     });
     let (rank, memory) = (context.world_rank(), connection.memory().clone());

@@ -178,9 +178,9 @@ impl<C> GraphBuilder<C> {
         let order = self.order()?;
         let Self { inputs, nodes, outputs, splits, tied } = self;
         let values = number(&inputs, &nodes, &order);
-        let places: HashMap<&str, usize> =
-            (0..).zip(&order).map(|(place, &node)| (nodes[node].name.as_str(), place)).collect();
-        let splits = split_places(&splits, &places)?;
+        let indices: HashMap<&str, usize> =
+            (0..).zip(&order).map(|(index, &node)| (nodes[node].name.as_str(), index)).collect();
+        let splits = split_indices(&splits, &indices)?;
         let find = |name: &String, user: &str| values.get(name).cloned().ok_or_else(|| unknown(user, name));
         let outputs = outputs.iter().map(|name| find(name, "the graph's output"));
         let outputs = outputs.collect::<Result<Vec<_>, _>>()?.concat();
@@ -194,8 +194,8 @@ impl<C> GraphBuilder<C> {
         check_used(&inputs, &nodes, &values, taken.iter().flatten().chain(&outputs))?;
         let mut given: Vec<Option<(Named<C>, Vec<ValueId>)>> =
             nodes.into_iter().zip(taken).map(Some).collect();
-        let nodes = order.into_iter().map(|place| {
-            let (node, inputs) = given[place].take().expect("the order names each node once");
+        let nodes = order.into_iter().map(|index| {
+            let (node, inputs) = given[index].take().expect("the order names each node once");
             let outputs = values[&node.name].clone();
             Node { name: node.name.into(), made_from: node.made_from, inputs, outputs }
         });
@@ -225,23 +225,23 @@ impl<C> GraphBuilder<C> {
     /// Returns the nodes in an order in which each follows the nodes whose values it takes: always the first
     /// named node whose inputs are available.
     fn order(&self) -> Result<Vec<usize>, GraphError> {
-        let places: HashMap<&str, usize> =
-            (0..).zip(&self.nodes).map(|(place, node)| (node.name.as_str(), place)).collect();
+        let indices: HashMap<&str, usize> =
+            (0..).zip(&self.nodes).map(|(index, node)| (node.name.as_str(), index)).collect();
         let mut waits_for: Vec<usize> = vec![0; self.nodes.len()];
         let mut users: Vec<Vec<usize>> = vec![Vec::new(); self.nodes.len()];
-        for (place, node) in self.nodes.iter().enumerate() {
+        for (index, node) in self.nodes.iter().enumerate() {
             // Unknown names are reported when values are looked up.
-            for source in node.inputs.iter().filter_map(|name| places.get(node_of(name))) {
-                waits_for[place] += 1;
-                users[*source].push(place);
+            for source in node.inputs.iter().filter_map(|name| indices.get(node_of(name))) {
+                waits_for[index] += 1;
+                users[*source].push(index);
             }
         }
         let mut ready: BTreeSet<usize> =
-            (0..self.nodes.len()).filter(|&place| waits_for[place] == 0).collect();
+            (0..self.nodes.len()).filter(|&index| waits_for[index] == 0).collect();
         let mut order = Vec::with_capacity(self.nodes.len());
-        while let Some(place) = ready.pop_first() {
-            order.push(place);
-            for &user in &users[place] {
+        while let Some(index) = ready.pop_first() {
+            order.push(index);
+            for &user in &users[index] {
                 waits_for[user] -= 1;
                 if waits_for[user] == 0 {
                     ready.insert(user);
@@ -318,21 +318,21 @@ fn number<C>(inputs: &[String], nodes: &[Named<C>], order: &[usize]) -> HashMap<
     let mut ids = (0..).map(ValueId);
     let mut values: HashMap<String, Vec<ValueId>> =
         inputs.iter().cloned().zip(ids.by_ref().map(|id| vec![id])).collect();
-    for node in order.iter().map(|&place| &nodes[place]) {
+    for node in order.iter().map(|&index| &nodes[index]) {
         let outputs: Vec<ValueId> = ids.by_ref().take(node.outputs as usize).collect();
-        values.extend((0..).zip(&outputs).map(|(place, &id)| (format!("{}:{place}", node.name), vec![id])));
+        values.extend((0..).zip(&outputs).map(|(index, &id)| (format!("{}:{index}", node.name), vec![id])));
         values.insert(node.name.clone(), outputs);
     }
     values
 }
 
 /// Returns the first node of each stage but stage 0.
-fn split_places(splits: &[String], places: &HashMap<&str, usize>) -> Result<Vec<usize>, GraphError> {
+fn split_indices(splits: &[String], indices: &HashMap<&str, usize>) -> Result<Vec<usize>, GraphError> {
     let mut found = BTreeSet::new();
     for name in splits {
         let none = || GraphError::SplitAtNoNode { name: name.clone() };
-        let place = *places.get(name.as_str()).ok_or_else(none)?;
-        if place == 0 || !found.insert(place) {
+        let index = *indices.get(name.as_str()).ok_or_else(none)?;
+        if index == 0 || !found.insert(index) {
             return Err(GraphError::EmptyStage { name: name.clone() });
         }
     }

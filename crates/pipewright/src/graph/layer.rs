@@ -117,13 +117,13 @@ impl<L: GraphLayer> StageBody for GraphStage<L> {
 
     fn parameter_path(&self, local: &str) -> String {
         let mut parts = local.splitn(3, '.').skip(1);
-        let place = parts.next().and_then(|place| place.parse::<usize>().ok());
-        let (Some(place), Some(rest)) = (place, parts.next()) else { return local.to_owned() };
-        let rest = match &self.variants[place] {
+        let index = parts.next().and_then(|index| index.parse::<usize>().ok());
+        let (Some(index), Some(rest)) = (index, parts.next()) else { return local.to_owned() };
+        let rest = match &self.variants[index] {
             Some(variant) => rest.strip_prefix(&format!("{variant}.")).unwrap_or(rest),
             None => rest,
         };
-        let path = format!("{}.{rest}", self.plan.steps[place].name);
+        let path = format!("{}.{rest}", self.plan.steps[index].name);
         self.plan.tied.get(&path).cloned().unwrap_or(path)
     }
 

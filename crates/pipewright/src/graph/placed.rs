@@ -28,11 +28,11 @@ impl<C> PlacedGraph<'_, C> {
 
     /// Returns the direct skip connections: source stage, target stage, number of tensors.
     pub fn direct(&self) -> Vec<(StageIndex, StageIndex, usize)> {
-        let of_stage = |(source, plan): (u32, &Plan)| {
+        let skips_of = |(source, plan): (u32, &Plan)| {
             let skips = plan.skips.outputs.clone();
             skips.into_iter().map(move |skip| (StageIndex::new(source), skip.stage, skip.tensors))
         };
-        (0..).zip(&self.plans).flat_map(of_stage).collect()
+        (0..).zip(&self.plans).flat_map(skips_of).collect()
     }
 
     /// Returns `costs` with the messages of this graph, for a simulation of the program that it runs: its
@@ -107,13 +107,13 @@ impl<C> Graph<C> {
 
     /// Returns the name of each value, in the order of their ids.
     fn value_names(&self) -> Vec<String> {
-        let of_node = |node: &Node<C>| -> Vec<String> {
+        let names_of = |node: &Node<C>| -> Vec<String> {
             match node.outputs.len() {
                 1 => vec![node.name.to_string()],
-                outputs => (0..outputs).map(|place| format!("{}:{place}", node.name)).collect(),
+                outputs => (0..outputs).map(|index| format!("{}:{index}", node.name)).collect(),
             }
         };
         let inputs = self.inputs.iter().map(ToString::to_string);
-        inputs.chain(self.nodes.iter().flat_map(of_node)).collect()
+        inputs.chain(self.nodes.iter().flat_map(names_of)).collect()
     }
 }

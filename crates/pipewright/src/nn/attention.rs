@@ -354,8 +354,8 @@ impl Operation<3> for AttentionBackward {
         if let [_, keys, _] = &mut key_shape[..] {
             *keys = saved.dims.earlier + saved.dims.sequence;
         }
-        let of_keys = |d: Vec<f32>| Some(cpu_tensor(d, key_shape.clone()));
-        [Some(cpu_tensor(d.q, query_shape)), of_keys(d.k), of_keys(d.v)]
+        let key_gradient = |d: Vec<f32>| Some(cpu_tensor(d, key_shape.clone()));
+        [Some(cpu_tensor(d.q, query_shape)), key_gradient(d.k), key_gradient(d.v)]
     }
 }
 

@@ -11,21 +11,21 @@ use burn::tensor::{Device, Tensor};
 
 use super::operation::{CpuTensor, Operation, on_cpu};
 
-/// The gradients of the weights, by the place that [`Bundle::add`] was given.
+/// The gradients of the weights, by the index that [`Bundle::add`] was given.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Slots(Arc<Mutex<Vec<Option<CpuTensor>>>>);
 
 impl Slots {
-    pub(super) fn fill(&self, place: usize, gradient: CpuTensor) {
+    pub(super) fn fill(&self, index: usize, gradient: CpuTensor) {
         let mut slots = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if slots.len() <= place {
-            slots.resize(place + 1, None);
+        if slots.len() <= index {
+            slots.resize(index + 1, None);
         }
-        slots[place] = Some(gradient);
+        slots[index] = Some(gradient);
     }
 
-    fn take(&self, place: usize) -> Option<CpuTensor> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).get_mut(place)?.take()
+    fn take(&self, index: usize) -> Option<CpuTensor> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).get_mut(index)?.take()
     }
 }
 
@@ -41,23 +41,23 @@ impl Bundle {
         Self { token: Tensor::zeros([1], &Device::flex()), slots: Slots::default() }
     }
 
-    /// Adds a weight, whose gradient will be in the slot `place`.
-    pub(super) fn add(&mut self, place: usize, weight: Tensor<2>) {
+    /// Adds a weight, whose gradient will be in the slot `index`.
+    pub(super) fn add(&mut self, index: usize, weight: Tensor<2>) {
         let inputs = [self.token.clone().into_dispatch(), weight.into_dispatch()];
         let (_, tape) =
             on_cpu(inputs).expect("the caller has checked that the weight is of the CPU back end");
-        self.token = tape.record(vec![0.0], [1], |_| Link { place, slots: self.slots.clone() });
+        self.token = tape.record(vec![0.0], [1], |_| Link { index, slots: self.slots.clone() });
     }
 }
 
 #[derive(Clone, Debug)]
 struct Link {
-    place: usize,
+    index: usize,
     slots: Slots,
 }
 
 impl Operation<2> for Link {
     fn backward(self, gradient: CpuTensor, _wanted: [bool; 2]) -> [Option<CpuTensor>; 2] {
-        [Some(gradient), self.slots.take(self.place)]
+        [Some(gradient), self.slots.take(self.index)]
     }
 }

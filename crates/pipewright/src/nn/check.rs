@@ -11,8 +11,8 @@ use crate::tensor::{TensorRank, Value, Values};
 /// Returns numbers between `-scale` and `scale` with a long period.
 pub(super) fn numbers<const D: usize>(shape: [usize; D], scale: f32) -> Tensor<D> {
     let count = shape.iter().product();
-    let value = |place: usize| ((place * 7919 + count * 31) % 2003) as f32 / 1001.5 - 1.0;
-    let values: Vec<f32> = (0..count).map(|place| value(place) * scale).collect();
+    let value = |index: usize| ((index * 7919 + count * 31) % 2003) as f32 / 1001.5 - 1.0;
+    let values: Vec<f32> = (0..count).map(|index| value(index) * scale).collect();
     Tensor::from_data(TensorData::new(values, shape), &Device::flex())
 }
 

@@ -49,7 +49,7 @@ pub(crate) enum WeightTask {
 pub(crate) struct SplitTask {
     /// The layer's type.
     pub(crate) layer: &'static str,
-    /// The parameters that need a gradient, by the weight's place.
+    /// The parameters that need a gradient, by the weight's index.
     pub(crate) wanted: Arc<[Option<ParamId>]>,
     /// Returns the gradient of each weight, off the tape.
     pub(crate) compute: Box<dyn FnOnce() -> Values + Send>,
@@ -196,15 +196,15 @@ impl Deferred {
     }
 }
 
-/// Returns where to record an operation whose input `place` is a weight; `deferred` is the collector if the
+/// Returns where to record an operation whose input `index` is a weight; `deferred` is the collector if the
 /// gradient is deferred.
 pub(super) fn recorded_on<const N: usize>(
     tape: Tape<N>,
-    place: usize,
+    index: usize,
     deferred: Option<&Deferred>,
 ) -> Tape<N> {
     match deferred.and_then(|deferred| deferred.sharded.as_ref()) {
-        Some(sharded) => tape.with_parent(place, sharded.anchor.clone()),
+        Some(sharded) => tape.with_parent(index, sharded.anchor.clone()),
         None => tape,
     }
 }

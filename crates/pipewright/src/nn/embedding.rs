@@ -65,8 +65,8 @@ impl Embedding {
     }
 }
 
-/// Returns the places of `ids` in the part `range` of a vocabulary, and 0 or 1 for whether the part has them.
-/// The place of an id that it does not have is arbitrary.
+/// Returns the columns of `ids` in the part `range` of a vocabulary, and 0 or 1 for whether the part has them.
+/// The column of an id that it does not have is arbitrary.
 ///
 /// # Panics
 /// When an id is outside the vocabulary. Only the CPU back end checks this.
@@ -87,8 +87,8 @@ pub(super) fn local_ids(
     let Range { start, end } = range;
     let last = (end - start).saturating_sub(1);
     let is_here = ids.clone().greater_equal_elem(start as i64).bool_and(ids.clone().lower_elem(end as i64));
-    let places = (ids - start as i64).clamp(0i64, last as i64);
-    (places, is_here.int())
+    let columns = (ids - start as i64).clamp(0i64, last as i64);
+    (columns, is_here.int())
 }
 
 /// Returns rows `ids` of `table`; shapes `[ids, width]`, `[rows]`, result `[rows, width]`.

@@ -43,11 +43,11 @@ pub(super) fn composed(x: Tensor<2>, weights: Tensor<2>, experts: &[&Expert], gr
     let ([tokens, width], [_, count]) = (x.dims(), weights.dims());
     let device = x.device();
     let of_row: Vec<usize> = groups.tokens().collect();
-    let mut places = vec![None; tokens * count];
+    let mut indices = vec![None; tokens * count];
     let (mut inputs, mut sizes) = (Vec::new(), Vec::new());
     for range in groups.ranges() {
         for row in range.clone() {
-            places[groups.assignments()[row]] = Some(inputs.len() + row - range.start);
+            indices[groups.assignments()[row]] = Some(inputs.len() + row - range.start);
         }
         let size = range.len().max(1);
         inputs.extend(of_row[range].iter().copied().chain([0]).take(size));
@@ -58,7 +58,7 @@ pub(super) fn composed(x: Tensor<2>, weights: Tensor<2>, experts: &[&Expert], gr
         let size = ids.len();
         Tensor::<1, Int>::from_data(TensorData::new(ids, [size]), &device)
     };
-    let places = places.into_iter().map(|place| place.unwrap_or(inputs.len())).collect();
+    let indices = indices.into_iter().map(|index| index.unwrap_or(inputs.len())).collect();
     let rows = x.select(0, ids(inputs));
     let mut start = 0;
     let mut outputs: Vec<_> = experts
@@ -73,7 +73,7 @@ pub(super) fn composed(x: Tensor<2>, weights: Tensor<2>, experts: &[&Expert], gr
     if groups.rows() < tokens * count {
         outputs.push(outputs[0].clone().narrow(0, 0, 1).zeros_like());
     }
-    let outputs = Tensor::cat(outputs, 0).select(0, ids(places));
+    let outputs = Tensor::cat(outputs, 0).select(0, ids(indices));
     let weights = weights.reshape([tokens * count, 1]).cast(outputs.dtype());
     let weighted = outputs * weights;
     weighted.reshape([tokens, count, width]).sum_dim(1).reshape([tokens, width])

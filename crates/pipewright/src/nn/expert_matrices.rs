@@ -36,7 +36,7 @@ pub(super) struct Matrices {
     pub(super) held: Vec<HeldMatrix>,
     /// The number of layers of an expert.
     pub(super) parts: usize,
-    /// The matrices whose gradients are computed on the tape, at the places of `held`.
+    /// The matrices whose gradients are computed on the tape, at the indices of `held`.
     bundle: Bundle,
 }
 
@@ -92,10 +92,10 @@ impl Matrices {
     pub(super) fn token(&self, experts: &[&Expert]) -> (Tensor<1>, Option<Deferred>) {
         let is_deferred = |held: &HeldMatrix| held.gradient.deferred().is_some();
         match self.held.iter().position(is_deferred).filter(|_| !self.bundle.token.is_tracked()) {
-            Some(place) => {
-                let matrix = experts[place / self.parts].layers()[place % self.parts].weight.val();
+            Some(index) => {
+                let matrix = experts[index / self.parts].layers()[index % self.parts].weight.val();
                 let token = Tensor::from_dispatch(matrix.into_dispatch());
-                (token, self.held[place].gradient.deferred().cloned())
+                (token, self.held[index].gradient.deferred().cloned())
             }
             None => (self.bundle.token.clone(), None),
         }
@@ -135,15 +135,15 @@ impl KeptMatrices {
     pub(super) fn differentiate(&self, groups: &Groups, parts: &[(CpuTensor, CpuTensor)]) {
         for (expert, range) in groups.ranges().enumerate() {
             for (part, (x, gradient)) in parts.iter().enumerate() {
-                let place = self.parts * expert + part;
-                let kept = &self.kept[place];
+                let index = self.parts * expert + part;
+                let kept = &self.kept[index];
                 let [x, gradient] = [x, gradient].map(|rows| rows.narrow(0, range.start, range.len()));
                 match (&kept.gradient, &self.slots) {
                     (Gradient::Later(deferred), _) => {
                         let (x, gradient) = (Box::new(from_cpu(x)), from_cpu(gradient));
                         deferred.push(WeightTask::Product { weight: kept.id, x, gradient });
                     }
-                    (Gradient::OnTape, Some(slots)) => slots.fill(place, weight_gradient(&x, &gradient)),
+                    (Gradient::OnTape, Some(slots)) => slots.fill(index, weight_gradient(&x, &gradient)),
                     _ => {}
                 }
             }

@@ -62,7 +62,7 @@ fn mix(x: Tensor<2>, weights: Tensor<2>, chosen: &[usize], experts: &[Option<&Ex
 
     let sorted: Vec<f32> = {
         let weights = elements(&weights);
-        groups.assignments().iter().map(|&place| weights[place]).collect()
+        groups.assignments().iter().map(|&index| weights[index]).collect()
     };
     let held: Vec<_> = matrices.held.iter().map(|held| elements(&held.value)).collect();
     let parts = Parts::new(&held, matrices.parts);
@@ -94,9 +94,9 @@ fn mix(x: Tensor<2>, weights: Tensor<2>, chosen: &[usize], experts: &[Option<&Ex
 
 /// Groups the choices of the experts that this rank holds; each token has `count` choices.
 fn groups(chosen: &[usize], experts: &[Option<&Expert>], count: usize) -> Groups {
-    let mut places = 0..;
-    let places: Vec<_> = experts.iter().map(|expert| expert.and_then(|_| places.next())).collect();
-    Groups::among(chosen, &places, count)
+    let mut indices = 0..;
+    let indices: Vec<_> = experts.iter().map(|expert| expert.and_then(|_| indices.next())).collect();
+    Groups::among(chosen, &indices, count)
 }
 
 /// Checks that the experts are alike, and returns their inner width.
@@ -150,7 +150,7 @@ impl Operation<3> for ExpertsBackward {
         let d_weights = for_weights.then(|| {
             let mut d_weights = vec![0.0; tokens * count];
             let products = row_products(&elements(&activated), &d_activated, inner);
-            groups.assignments().iter().zip(products).for_each(|(&place, d)| d_weights[place] = d);
+            groups.assignments().iter().zip(products).for_each(|(&index, d)| d_weights[index] = d);
             cpu_tensor(d_weights, [tokens, count])
         });
         scale_rows(&mut d_activated, &weights, inner);
@@ -277,7 +277,7 @@ mod tests {
     #[test]
     fn the_mixtures_of_parts_of_the_experts_add_up() {
         let held = |experts: &[Expert], held: std::ops::Range<usize>| -> Vec<Option<Expert>> {
-            let hold = |(place, expert): (usize, &Expert)| held.contains(&place).then(|| expert.clone());
+            let hold = |(index, expert): (usize, &Expert)| held.contains(&index).then(|| expert.clone());
             experts.iter().enumerate().map(hold).collect()
         };
         for (dtype, gated) in [(DType::F32, true), (DType::F32, false), (DType::F64, true)] {

@@ -194,8 +194,8 @@ fn mamba() {
         Param::initialized(ParamId::new(), tensor.reshape([size]))
     };
     let documents: Arc<[u32]> = [0, 0, 0, 0, 1, 1, 1, 1, 1].into();
-    check(inputs, ResultType::Half, |[x, enter, weight, bias, of_heads, norm, leave]| {
-        let of_heads = |row| vector(of_heads.clone().narrow(0, row, 1));
+    check(inputs, ResultType::Half, |[x, enter, weight, bias, heads, norm, leave]| {
+        let head_vector = |row| vector(heads.clone().narrow(0, row, 1));
         let weight = weight.reshape([channels, 1, sizes.taps]);
         let mixer = Mamba2 {
             in_proj: linear(enter),
@@ -203,9 +203,9 @@ fn mamba() {
                 weight: Param::initialized(ParamId::new(), weight),
                 bias: Some(vector(bias)),
             },
-            dt_bias: of_heads(0),
-            A_log: of_heads(1),
-            D: of_heads(2),
+            dt_bias: head_vector(0),
+            A_log: head_vector(1),
+            D: head_vector(2),
             norm: GroupNormWeight { weight: vector(norm) },
             out_proj: linear(leave),
             sizes,

@@ -101,12 +101,12 @@ pub(crate) fn from_cpu<const D: usize>(tensor: CpuTensor) -> Tensor<D> {
 }
 
 impl<const N: usize> Tape<N> {
-    /// Replaces the input at `place` by `parent`, a tensor on the tape.
-    pub(super) fn with_parent(mut self, place: usize, parent: Tensor<1>) -> Self {
+    /// Replaces the input `index` by `parent`, a tensor on the tape.
+    pub(super) fn with_parent(mut self, index: usize, parent: Tensor<1>) -> Self {
         if let Some(nodes) = &mut self.nodes {
             let parent = parent.try_into_primitive::<Autodiff<Flex, NoCheckpointing>>();
             let parent = parent.expect("the anchor is of the back end of the weights that it stands for");
-            nodes[place] = parent.into_parts().1;
+            nodes[index] = parent.into_parts().1;
         }
         self
     }

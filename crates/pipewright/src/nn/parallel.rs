@@ -272,12 +272,12 @@ mod tests {
     fn a_sum_in_parts_has_the_bits_of_the_sum_in_one() {
         for precision in [DType::F32, DType::BF16] {
             for (ranks, rows) in [(2, 5), (3, 7), (4, 4), (4, 13), (8, 9), (4, 3), (4, 1)] {
-                let of_rank = |rank: u32| {
+                let x_of = |rank: u32| {
                     let x = numbers([rows, 6], 1.0) * (1.1 + f64::from(rank)).powi(5) + f64::from(rank);
                     x.cast(precision)
                 };
-                let found = on_ranks(ranks, |tensor| tensor.sum(of_rank(tensor.rank().index)).into_data());
-                let all = (0..ranks).map(|rank| of_rank(rank).cast(DType::F32));
+                let found = on_ranks(ranks, |tensor| tensor.sum(x_of(tensor.rank().index)).into_data());
+                let all = (0..ranks).map(|rank| x_of(rank).cast(DType::F32));
                 let expected = all.reduce(|sum, x| sum + x).expect("a rank").cast(precision).into_data();
                 assert!(found.iter().all(|found| *found == expected), "{ranks} ranks, {rows} rows");
             }

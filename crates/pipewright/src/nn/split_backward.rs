@@ -159,7 +159,7 @@ struct SplitRule<L: SplitBackward<I, O>, const I: usize, const O: usize> {
     layer: Arc<L>,
     saved: L::Saved,
     weights: Vec<KeptWeight>,
-    /// The parameters that need a gradient, by the weight's place.
+    /// The parameters that need a gradient, by the weight's index.
     wanted: Arc<[Option<ParamId>]>,
     /// The shape of the input.
     shape: [usize; I],

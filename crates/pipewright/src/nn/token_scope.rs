@@ -28,11 +28,11 @@ impl TokenScope {
         let rows = self.documents.chunks(self.sequence).zip(self.positions.chunks(self.sequence));
         for (documents, positions) in rows {
             let mut start = 0;
-            for (place, (document, &position)) in documents.iter().zip(positions).enumerate() {
+            for (index, (document, &position)) in documents.iter().zip(positions).enumerate() {
                 let sees = |start: usize| {
                     documents[start] == *document && ((position - positions[start]) as usize) < window
                 };
-                while start < place && !sees(start) {
+                while start < index && !sees(start) {
                     start += 1;
                 }
                 starts.push(start as u32);

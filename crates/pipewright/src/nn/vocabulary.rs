@@ -70,8 +70,8 @@ fn split(
 ) -> Tensor<1> {
     let [rows, _] = logits.dims();
     assert_eq!(targets.dims(), [rows], "one target a row");
-    let (places, presence) = local_ids(targets, vocabulary, tensor.range(vocabulary));
-    let (places, presence) = (places.unsqueeze_dim::<2>(1), presence.float().unsqueeze_dim::<2>(1));
+    let (columns, presence) = local_ids(targets, vocabulary, tensor.range(vocabulary));
+    let (columns, presence) = (columns.unsqueeze_dim::<2>(1), presence.float().unsqueeze_dim::<2>(1));
     let precision = logits.dtype();
     let values = at_least_single(inner_of(logits.clone()));
     let presence = presence.cast(values.dtype());
@@ -79,7 +79,7 @@ fn split(
     // All logits that this rank has of a row may be masked.
     let largest = values.clone().max_dim(1).clamp_min(f32::MIN);
     let sums = (values.clone() - largest.clone()).exp().sum_dim(1);
-    let target = values.clone().gather(1, places.clone()).mask_fill(presence.clone().equal_elem(0.0), 0.0);
+    let target = values.clone().gather(1, columns.clone()).mask_fill(presence.clone().equal_elem(0.0), 0.0);
     let of_ranks = tensor.all_gather(Tensor::cat(vec![largest, sums, target], 1));
     let column = |index: usize| of_ranks.iter().map(move |rank| rank.clone().narrow(1, index, 1));
     let largest = column(0).reduce(Tensor::max_pair).expect("a group has this rank");
@@ -94,7 +94,7 @@ fn split(
         Some(shares) => weighted_sum(losses, shares.clone()),
     };
     let loss = loss.reshape([1, 1]);
-    let rule = LossRule { logits: values, normalisers, places, presence, shares, precision };
+    let rule = LossRule { logits: values, normalisers, columns, presence, shares, precision };
     record([logits.clone(), logits], loss, Arc::new(rule)).reshape([1])
 }
 
@@ -103,7 +103,7 @@ struct LossRule {
     logits: Tensor<2>,
     /// The logarithm of the sum of the exponentials of all logits of a row.
     normalisers: Tensor<2>,
-    places: Tensor<2, Int>,
+    columns: Tensor<2, Int>,
     presence: Tensor<2>,
     /// The factors of the rows in the loss; `None` if it is their mean.
     shares: Option<Tensor<2>>,
@@ -112,11 +112,11 @@ struct LossRule {
 
 impl Rule for LossRule {
     fn backward(&self, gradient: Tensor<2>, _wanted: [bool; 2]) -> [Option<Tensor<2>>; 2] {
-        let Self { logits, normalisers, places, presence, shares, precision } = self;
+        let Self { logits, normalisers, columns, presence, shares, precision } = self;
         let [rows, _] = logits.dims();
         let probabilities = (logits.clone() - normalisers.clone()).exp();
         let targets = presence.clone().neg();
-        let difference = probabilities.scatter(1, places.clone(), targets, IndexingUpdateOp::Add);
+        let difference = probabilities.scatter(1, columns.clone(), targets, IndexingUpdateOp::Add);
         let gradient = difference * gradient.cast(logits.dtype());
         let gradient = match shares {
             None => gradient / rows as f64,

@@ -44,13 +44,13 @@ pub fn vocabulary_statistics(
     };
     let ids = indices(targets);
     assert!(ids.iter().all(|&id| id < vocabulary), "a target lies outside the vocabulary of {vocabulary}");
-    // The place of an id of an earlier part wraps to one that is larger than all places.
-    let places: Vec<usize> = ids.iter().map(|id| id.wrapping_sub(range.start)).collect();
-    let later = forward(&elements(&logits), &places, &elements(&earlier));
+    // The column of an id of an earlier part wraps to one that is larger than all columns.
+    let columns: Vec<usize> = ids.iter().map(|id| id.wrapping_sub(range.start)).collect();
+    let later = forward(&elements(&logits), &columns, &elements(&earlier));
     let tape = tape.in_single();
     tape.record(later, [rows, 2], |later| StatisticsBackward {
         logits,
-        places,
+        columns,
         earlier,
         later: later.clone(),
     })
@@ -87,17 +87,17 @@ fn nothing(rows: usize, logits: &Tensor<2>) -> Tensor<2> {
 #[derive(Clone, Debug)]
 struct StatisticsBackward {
     logits: CpuTensor,
-    places: Vec<usize>,
+    columns: Vec<usize>,
     earlier: CpuTensor,
     later: CpuTensor,
 }
 
 impl Operation<2> for StatisticsBackward {
     fn backward(self, gradient: CpuTensor, _wanted: [bool; 2]) -> [Option<CpuTensor>; 2] {
-        let Self { logits, places, earlier, later } = &self;
+        let Self { logits, columns, earlier, later } = &self;
         let statistics = (elements(earlier), elements(later));
         let (d_logits, d_earlier) =
-            backward(&elements(logits), places, (&statistics.0, &statistics.1), &elements(&gradient));
+            backward(&elements(logits), columns, (&statistics.0, &statistics.1), &elements(&gradient));
         let like = |values, tensor: &CpuTensor| Some(cpu_tensor(values, tensor.layout().shape().clone()));
         [like(d_logits, logits), like(d_earlier, earlier)]
     }
@@ -121,10 +121,10 @@ fn composed(
     (range, vocabulary): (Range<usize>, usize),
     earlier: Tensor<2>,
 ) -> Tensor<2> {
-    let (places, presence) = local_ids(targets, vocabulary, range);
+    let (columns, presence) = local_ids(targets, vocabulary, range);
     let precision = logits.dtype();
     let values = at_least_single(inner_of(logits.clone()));
-    let places = places.unsqueeze_dim::<2>(1);
+    let columns = columns.unsqueeze_dim::<2>(1);
     let presence = presence.unsqueeze_dim::<2>(1).float().cast(values.dtype());
     let before = inner_of(earlier.clone());
     let [normaliser, target] = [0, 1].map(|column| before.clone().narrow(1, column, 1));
@@ -132,17 +132,18 @@ fn composed(
     let own = (values.clone() - largest.clone()).exp().sum_dim(1).log() + largest;
     let larger = own.clone().max_pair(normaliser.clone()).clamp_min(f32::MIN);
     let joined = ((own - larger.clone()).exp() + (normaliser - larger.clone()).exp()).log() + larger;
-    let of_part = values.clone().gather(1, places.clone());
+    let of_part = values.clone().gather(1, columns.clone());
     let target = target + of_part.mask_fill(presence.clone().equal_elem(0.0), 0.0);
     let later = Tensor::cat(vec![joined.clone(), target], 1);
-    let rule = StatisticsRule { logits: values, places, presence, earlier: before, later: joined, precision };
+    let rule =
+        StatisticsRule { logits: values, columns, presence, earlier: before, later: joined, precision };
     record([logits, earlier], later, Arc::new(rule))
 }
 
 #[derive(Debug)]
 struct StatisticsRule {
     logits: Tensor<2>,
-    places: Tensor<2, Int>,
+    columns: Tensor<2, Int>,
     /// 1 for the rows whose target is in the part, 0 for the others.
     presence: Tensor<2>,
     earlier: Tensor<2>,
@@ -153,7 +154,7 @@ struct StatisticsRule {
 
 impl Rule for StatisticsRule {
     fn backward(&self, gradient: Tensor<2>, _wanted: [bool; 2]) -> [Option<Tensor<2>>; 2] {
-        let Self { logits, places, presence, earlier, later, precision } = self;
+        let Self { logits, columns, presence, earlier, later, precision } = self;
         let [share, of_target] = [0, 1].map(|column| gradient.clone().narrow(1, column, 1));
         // Infinities have no difference. A share of 0 says that later parts have the logits that are not
         // masked.
@@ -161,7 +162,7 @@ impl Rule for StatisticsRule {
             later.clone().mask_where(share.clone().equal_elem(0.0), later.clone().clamp_min(f32::MIN));
         let scaled = (logits.clone() - later.clone()).exp() * share.clone();
         let at_target = of_target.clone() * presence.clone();
-        let d_logits = scaled.scatter(1, places.clone(), at_target, IndexingUpdateOp::Add);
+        let d_logits = scaled.scatter(1, columns.clone(), at_target, IndexingUpdateOp::Add);
         let d_logits = if d_logits.dtype() == *precision { d_logits } else { d_logits.cast(*precision) };
         let before = (earlier.clone().narrow(1, 0, 1) - later).exp() * share;
         [Some(d_logits), Some(Tensor::cat(vec![before, of_target], 1))]
@@ -244,12 +245,12 @@ mod tests {
             || Tensor::from_data(TensorData::new(vec![7i64, 19, 7, 9, 10, 13], [ROWS]), &Device::flex());
         for device in [Device::flex().autodiff(), Device::flex().autodiff().gradient_checkpointing()] {
             let leaf = Tensor::<2>::from_data(masked.to_data(), &device).require_grad();
-            let of_part = |range: Range<usize>, earlier| {
+            let statistics_of = |range: Range<usize>, earlier| {
                 let own = leaf.clone().narrow(1, range.start, range.len());
                 vocabulary_statistics(own, targets(), (range, VOCABULARY), earlier)
             };
-            let first = of_part(0..7, None);
-            let loss = statistics_loss(of_part(7..20, Some(first)));
+            let first = statistics_of(0..7, None);
+            let loss = statistics_loss(statistics_of(7..20, Some(first)));
             let expected = cross_entropy(masked.clone(), targets());
             loss.clone()
                 .inner()
@@ -277,13 +278,13 @@ mod tests {
                 let gradient = leaf.grad(&loss.backward()).expect("it is a leaf").into_data();
                 gradient.try_to_vec::<f32>().expect("single precision")
             });
-            for (place, (part, whole)) in parts.into_iter().zip(whole).enumerate() {
+            for (column, (part, whole)) in parts.into_iter().zip(whole).enumerate() {
                 assert_eq!(
                     (part.is_nan(), whole.is_nan()),
-                    (place < VOCABULARY, place < VOCABULARY),
-                    "{place}"
+                    (column < VOCABULARY, column < VOCABULARY),
+                    "{column}"
                 );
-                assert!(place < VOCABULARY || (part - whole).abs() < 1e-6, "{place}: {part} {whole}");
+                assert!(column < VOCABULARY || (part - whole).abs() < 1e-6, "{column}: {part} {whole}");
             }
         }
     }

@@ -132,8 +132,8 @@ pub(super) fn gradients_of(weights: &[Weight]) -> (Gradients, Tensor<2>) {
     }
     // A chain of operations on two inputs: an operation on the tape has a fixed number of inputs.
     let slots = Slots::default();
-    let token = tracked.into_iter().fold(token.clone(), |chain, (place, weight)| {
-        let link = Link { place, slots: slots.clone() };
+    let token = tracked.into_iter().fold(token.clone(), |chain, (index, weight)| {
+        let link = Link { index, slots: slots.clone() };
         record([chain, weight.tensor.clone()], token.clone(), Arc::new(link))
     });
     (Gradients::OnTape(slots), token)
@@ -142,13 +142,13 @@ pub(super) fn gradients_of(weights: &[Weight]) -> (Gradients, Tensor<2>) {
 /// Gives a weight the gradient in its slot.
 #[derive(Debug)]
 struct Link {
-    place: usize,
+    index: usize,
     slots: Slots,
 }
 
 impl Rule for Link {
     fn backward(&self, gradient: Tensor<2>, _wanted: [bool; 2]) -> [Option<Tensor<2>>; 2] {
-        let own = self.slots.lock().get_mut(self.place).and_then(Option::take);
+        let own = self.slots.lock().get_mut(self.index).and_then(Option::take);
         [Some(gradient), own.map(|own| Tensor::from_dispatch(own.into_dispatch()))]
     }
 }

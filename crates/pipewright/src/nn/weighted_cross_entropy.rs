@@ -80,7 +80,7 @@ mod tests {
     use crate::nn::cross_entropy;
 
     fn logits(rows: usize) -> Tensor<2> {
-        let values: Vec<f32> = (0..rows * 5).map(|place| (place as f32 * 0.7).sin()).collect();
+        let values: Vec<f32> = (0..rows * 5).map(|index| (index as f32 * 0.7).sin()).collect();
         Tensor::from_data(TensorData::new(values, [rows, 5]), &Device::flex().autodiff()).require_grad()
     }
 

@@ -30,8 +30,8 @@ pub(crate) fn mixes_rows<M: Module>(
 ) -> Option<usize> {
     let [whole, upper, lower] =
         [0..ROWS, 0..ROWS / 2, ROWS / 2..ROWS].map(|rows| trained(optimizer.clone(), module.clone(), rows));
-    let same = |place: usize| whole[place] == [upper[place].as_slice(), &lower[place]].concat();
-    (0..whole.len()).find(|&place| is_cut(place) && !same(place))
+    let same = |index: usize| whole[index] == [upper[index].as_slice(), &lower[index]].concat();
+    (0..whole.len()).find(|&index| is_cut(index) && !same(index))
 }
 
 /// Returns the updated values of some rows of each trial parameter.
@@ -55,7 +55,7 @@ fn small<const D: usize>(rows: Range<usize>, seed: f32, scale: f32) -> Tensor<D>
         shape[1] = WIDTH;
     }
     let count = shape.iter().product::<usize>();
-    let values: Vec<f32> = (0..count).map(|place| scale * (place as f32 * 0.7 + seed).sin()).collect();
+    let values: Vec<f32> = (0..count).map(|index| scale * (index as f32 * 0.7 + seed).sin()).collect();
     Tensor::from_data(TensorData::new(values, shape), &Device::flex()).slice(rows)
 }
 

@@ -141,7 +141,7 @@ impl LayerList {
 
     /// Returns the function that makes the layer at a place.
     pub(super) fn into_make(self) -> impl Fn(usize) -> Result<AnyLayer, String> + Send + Sync + 'static {
-        move |place| (self.layers[place].make)()
+        move |index| (self.layers[index].make)()
     }
 }
 

@@ -63,7 +63,7 @@ impl Layers {
         L: StageModule + ModuleDisplay,
         F: Fn(usize) -> L + Send + Sync + 'static,
     {
-        Self::try_new(count, move |place| Ok::<_, Infallible>(make(place)))
+        Self::try_new(count, move |index| Ok::<_, Infallible>(make(index)))
     }
 
     /// Like [`Layers::new`], for layers whose construction may fail, for example because their parameters are
@@ -194,10 +194,10 @@ fn stage_of<B: StageBody<Output = Values>>(body: B, loss: Option<SharedLoss>) ->
 
 /// Returns the layer that `make` makes, with parameters drawn from the seed and the layer's place. They are
 /// the same on every rank, in every order of construction, and in every replica.
-fn drawn<L: Module, E>(seed: Option<u64>, place: usize, make: impl FnOnce() -> Result<L, E>) -> Result<L, E> {
+fn drawn<L: Module, E>(seed: Option<u64>, index: usize, make: impl FnOnce() -> Result<L, E>) -> Result<L, E> {
     let Some(seed) = seed else { return make() };
     // The generator belongs to the whole process, so one layer is drawn at a time.
-    seeded(mixed(seed, place as u64), || {
+    seeded(mixed(seed, index as u64), || {
         let layer = make()?;
         layer.visit(&mut Draw);
         Ok(layer)
@@ -206,8 +206,8 @@ fn drawn<L: Module, E>(seed: Option<u64>, place: usize, make: impl FnOnce() -> R
 
 /// Mixes two numbers into one so that every bit of both matters (the finalizer of `SplitMix64`; Steele, Lea
 /// and Flood, 2014).
-fn mixed(seed: u64, place: u64) -> u64 {
-    let mut bits = seed ^ place.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+fn mixed(seed: u64, index: u64) -> u64 {
+    let mut bits = seed ^ index.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     bits ^ (bits >> 31)

@@ -84,7 +84,7 @@ impl StepPlan {
         unit: ReductionUnit,
         loss_scale: Option<LossScale>,
     ) -> Self {
-        let factors = batch.batch.loss_factors(unit.unit());
+        let factors = batch.batch.loss_factors(unit.weight());
         let divisor = if factors.is_sum { 1.0 } else { factors.divisor };
         let scale = loss_scale.map_or(1.0, |scale| scale.factor);
         let input_gradients = batch.input_gradients.clone().times(1.0 / divisor / scale);

@@ -281,13 +281,13 @@ fn add_means<K: Eq + Hash>(all: &mut HashMap<K, Vec<f64>>, in_step: HashMap<K, V
 
 /// Returns how long the rank that waited least did not compute between its first and its last action.
 fn idle(timeline: &Timeline) -> f64 {
-    let of_rank = |rank| {
+    let idle_of = |rank| {
         let events = timeline.events_of(rank);
         let start = events.first().map_or(0.0, |event| event.start);
         let end = events.iter().map(|event| event.end).fold(start, f64::max);
         end - start - timeline.busy(rank)
     };
-    (0..timeline.ranks()).map(Rank::new).map(of_rank).fold(f64::INFINITY, f64::min)
+    (0..timeline.ranks()).map(Rank::new).map(idle_of).fold(f64::INFINITY, f64::min)
 }
 
 /// Returns the bandwidth at which `ranks` replicas sum `bytes` of gradients each in `seconds`, if each rank

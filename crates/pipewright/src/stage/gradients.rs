@@ -166,7 +166,7 @@ impl GradientSums {
     /// in an order that depends only on the number of elements; its sums are read in one go.
     pub(crate) fn squares(&self, parts: u32) -> Vec<Vec<f64>> {
         let mut on_device = Vec::new();
-        let mut of_parts = |sum: &DispatchTensor| -> Vec<PartSquares> {
+        let mut squares_of = |sum: &DispatchTensor| -> Vec<PartSquares> {
             let sum = Value::from_dispatch(sum.clone());
             if parts == 1 {
                 // A slice of the whole would be a copy on some devices.
@@ -176,7 +176,7 @@ impl GradientSums {
             parts.map(|part| PartSquares::of(part, &mut on_device)).collect()
         };
         let sums: Vec<Vec<PartSquares>> =
-            self.sums.iter().map(|sum| sum.as_ref().map(&mut of_parts).unwrap_or_default()).collect();
+            self.sums.iter().map(|sum| sum.as_ref().map(&mut squares_of).unwrap_or_default()).collect();
         let read: Vec<f64> = if on_device.is_empty() {
             Vec::new()
         } else {

@@ -32,7 +32,7 @@ impl std::fmt::Display for ModulePlace {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Stage(stage) => write!(f, "stage {stage}"),
-            Self::Layer(place) => write!(f, "layer {place}"),
+            Self::Layer(index) => write!(f, "layer {index}"),
             Self::Node(name) => write!(f, "node `{name}`"),
         }
     }
@@ -45,8 +45,8 @@ impl From<StageIndex> for ModulePlace {
 }
 
 impl From<usize> for ModulePlace {
-    fn from(place: usize) -> Self {
-        Self::Layer(place)
+    fn from(index: usize) -> Self {
+        Self::Layer(index)
     }
 }
 

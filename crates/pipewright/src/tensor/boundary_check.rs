@@ -74,8 +74,8 @@ impl fmt::Display for Mismatch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Count => f.write_str("the numbers of tensors differ"),
-            Self::Tensor(place) => write!(f, "tensor {place} differs"),
-            Self::Gradient(place) => write!(f, "the gradient of tensor {place} differs"),
+            Self::Tensor(index) => write!(f, "tensor {index} differs"),
+            Self::Gradient(index) => write!(f, "the gradient of tensor {index} differs"),
         }
     }
 }
@@ -219,11 +219,11 @@ fn compare<'a>(
     mismatch: fn(usize) -> Mismatch,
 ) -> Result<(), TensorMismatch> {
     let there =
-        values.zip(specs).enumerate().filter_map(|(place, (value, spec))| Some((place, value?, spec)));
+        values.zip(specs).enumerate().filter_map(|(index, (value, spec))| Some((index, value?, spec)));
     match there.into_iter().find(|(_, value, spec)| !spec.fits(value)) {
-        Some((place, value, spec)) => {
+        Some((index, value, spec)) => {
             let (sent, expected) = (TensorSpec::of(value, &[]).to_string(), spec.to_string());
-            Err(TensorMismatch { mismatch: mismatch(place), sent, expected })
+            Err(TensorMismatch { mismatch: mismatch(index), sent, expected })
         }
         None => Ok(()),
     }

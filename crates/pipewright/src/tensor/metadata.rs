@@ -203,7 +203,7 @@ impl TensorSpec {
 
     pub(super) fn of(value: &Value, free: &[usize]) -> Self {
         let dim =
-            |(place, &size): (usize, &usize)| if free.contains(&place) { Dim::Any } else { Dim::Fixed(size) };
+            |(index, &size): (usize, &usize)| if free.contains(&index) { Dim::Any } else { Dim::Fixed(size) };
         Self { dtype: value.dtype(), shape: value.shape().iter().enumerate().map(dim).collect() }
     }
 

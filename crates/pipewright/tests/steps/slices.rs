@@ -187,7 +187,7 @@ fn few_targets(seed: u64) -> Batch {
 
 #[test]
 fn slices_count_by_their_targets() {
-    let of_tokens = |builder: PipelineBuilder| {
+    let run_tokens = |builder: PipelineBuilder| {
         builder.loss(|logits: Tensor<3>, targets: Tensor<2, Int>| {
             let targets = targets.flatten::<1>(0, 1);
             let weights = weights_of_valid(targets.clone(), IGNORED);
@@ -196,7 +196,7 @@ fn slices_count_by_their_targets() {
     };
     for slices in [2, 4] {
         let [found, whole] =
-            [Some(slices), None].map(|slices| run(of_tokens(builder(2, slices)), few_targets));
+            [Some(slices), None].map(|slices| run(run_tokens(builder(2, slices)), few_targets));
         check(&format!("{slices} slices"), &found, &whole);
         assert_eq!(found.steps[0].0[2], 0.0, "no target of it counts");
     }
@@ -274,19 +274,19 @@ fn launch_error(builder: PipelineBuilder) -> String {
 #[test]
 fn stages_that_cannot_run_slices_are_refused() {
     let forgets = |layer| Running { runs_slices: layer != 5, ..Running::new(layer) };
-    let of_layers = |layers: Layers, ranks| {
+    let run_layers = |layers: Layers, ranks| {
         let builder = Pipeline::builder(layers).schedule("seq1f1b").optimizer(optimizer());
         builder.spec(spec(ranks, Some(2)))
     };
     let loss = |output: Tensor<3>, target: Tensor<3>| (output - target).mean();
-    let forgets = of_layers(Layers::new(LAYERS, forgets), 2).loss(loss);
+    let forgets = run_layers(Layers::new(LAYERS, forgets), 2).loss(loss);
     assert_eq!(
         launch_error(forgets),
         "step 0: rank 1: the stage cannot be made: stage 1: its module cannot run microbatches in 2 slices: of the layer \
          `layers.5`: it has forgotten how; use a schedule of whole microbatches, such as `1f1b`"
     );
     // Either of two ranks may be the first to refuse.
-    let plain = of_layers(Layers::new(LAYERS, |layer| Mlp::new(layer, 1)), 1).loss(crate::support::loss);
+    let plain = run_layers(Layers::new(LAYERS, |layer| Mlp::new(layer, 1)), 1).loss(crate::support::loss);
     let error = launch_error(plain);
     let silent = "of the layer `layers.0`: it does not say that it can (`StageModule::refuses_slices`)";
     assert!(error.contains(silent), "{error}");

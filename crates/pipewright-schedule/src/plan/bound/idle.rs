@@ -214,8 +214,8 @@ impl<'a> Cuts<'a> {
 
     /// Returns the sums of the cut with the smallest mean, or `None` if there is no cut.
     fn smallest(&self, weights: &Sizes) -> Option<Sizes> {
-        let of_row = |sizes: &Sizes| sizes.iter().zip(weights).map(|(size, weight)| size * weight).sum();
-        let means: Vec<f64> = self.rows.iter().map(of_row).collect();
+        let size_of = |sizes: &Sizes| sizes.iter().zip(weights).map(|(size, weight)| size * weight).sum();
+        let means: Vec<f64> = self.rows.iter().map(size_of).collect();
         let (levels, width) = (self.levels, (self.layers + 1) * self.levels);
         let mut before = vec![f64::INFINITY; width];
         before[0] = 0.0;

@@ -182,16 +182,16 @@ mod tests {
         let mut least = f64::INFINITY;
         for_each_cut(step.layers.count(), class.stages(), &mut |starts| {
             let longest = |seconds: &[usize]| {
-                let of_weights = |weights: [f64; 3]| {
+                let longest_for = |weights: [f64; 3]| {
                     let terms = Terms { step, class, arrivals: &arrivals, weights };
                     let size = |stage: usize| terms.size(stage, starts[stage]..starts[stage + 1]);
-                    let of_rank = |(rank, &second): (usize, &usize)| size(rank) + size(second);
-                    seconds.iter().enumerate().map(of_rank).fold(0.0, f64::max)
+                    let size_of = |(rank, &second): (usize, &usize)| size(rank) + size(second);
+                    seconds.iter().enumerate().map(size_of).fold(0.0, f64::max)
                 };
-                WEIGHTS.into_iter().map(of_weights).fold(0.0, f64::max)
+                WEIGHTS.into_iter().map(longest_for).fold(0.0, f64::max)
             };
             for_each_order(ranks, &mut |order| {
-                let seconds: Vec<usize> = order.iter().map(|place| ranks + place).collect();
+                let seconds: Vec<usize> = order.iter().map(|index| ranks + index).collect();
                 least = least.min(longest(&seconds));
             });
         });

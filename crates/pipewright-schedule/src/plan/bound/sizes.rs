@@ -65,9 +65,9 @@ impl<'a> SizeTerms<'a> {
     pub(super) fn start(&self, stage: usize, first: usize) -> f64 {
         let others = self.class.ranks as usize - 1;
         match self.round(stage) {
-            (0, place) => self.step.fill(place, first),
-            (round, place) => {
-                self.step.fill(others, first) + self.step.shortest_hops((round - 1) * others + place)
+            (0, index) => self.step.fill(index, first),
+            (round, index) => {
+                self.step.fill(others, first) + self.step.shortest_hops((round - 1) * others + index)
             }
         }
     }
@@ -76,8 +76,8 @@ impl<'a> SizeTerms<'a> {
     fn first_backward(&self, stage: usize, end: usize) -> f64 {
         let others = self.class.ranks as usize - 1;
         let later = self.class.chunks as usize - 1;
-        let (round, place) = self.round(stage);
-        let back = (later - round) * others + others - place;
+        let (round, index) = self.round(stage);
+        let back = (later - round) * others + others - index;
         self.step.first_backward(end, later * others + back)
     }
 

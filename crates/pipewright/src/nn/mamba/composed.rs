@@ -82,7 +82,7 @@ impl Masks {
         let mut flags = Vec::new();
         for row in 0..self.batch {
             for chunk in 0..self.chunks() {
-                flags.extend((0..CHUNK).map(|place| holds(row, chunk, chunk * CHUNK + place)));
+                flags.extend((0..CHUNK).map(|index| holds(row, chunk, chunk * CHUNK + index)));
             }
         }
         self.flags([self.batch, 1, self.chunks(), CHUNK, 1], flags)

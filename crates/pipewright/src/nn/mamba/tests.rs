@@ -164,8 +164,8 @@ fn recurrence(sizes: &MambaSizes, inputs: &[Vec<f64>; 7], sequence: usize, docum
             let step = step.clamp(sizes.limits.0, sizes.limits.1);
             for channel in head * head_dim..(head + 1) * head_dim {
                 let mut y = skip[head] * u[channel];
-                for (place, (b, c)) in b.iter().zip(c).enumerate() {
-                    let element = &mut states[channel * state + place];
+                for (index, (b, c)) in b.iter().zip(c).enumerate() {
+                    let element = &mut states[channel * state + index];
                     *element = *element * (-step * rates[head].exp()).exp() + step * u[channel] * b;
                     y += *element * c;
                 }
@@ -197,19 +197,19 @@ fn check_recurrence(sizes: &MambaSizes, batch: usize, sequence: usize, documents
     let value = |inputs: &[Vec<f64>; 7]| -> f64 {
         recurrence(sizes, inputs, sequence, documents).iter().zip(&upstream).map(|(y, g)| y * g).sum()
     };
-    for (place, leaf) in leaves.iter().enumerate() {
+    for (index, leaf) in leaves.iter().enumerate() {
         let gradient: Vec<f64> = leaf.grad(&gradients).expect("it is a leaf").into_data().iter().collect();
         let direction: Vec<f64> =
             (0..gradient.len()).map(|i| ((i * 37 + 11) % 17) as f64 / 8.0 - 1.0).collect();
         let moved = |by: f64| {
             let mut inputs = exact.clone();
-            inputs[place].iter_mut().zip(&direction).for_each(|(x, d)| *x += by * d);
+            inputs[index].iter_mut().zip(&direction).for_each(|(x, d)| *x += by * d);
             value(&inputs)
         };
         let numeric = (moved(1e-5) - moved(-1e-5)) / 2e-5;
         let found: f64 = gradient.iter().zip(&direction).map(|(g, d)| g * d).sum();
         let scale = gradient.iter().map(|g| g * g).sum::<f64>().sqrt();
-        assert!((found - numeric).abs() < 1e-4 * scale.max(1.0), "input {place}: {found} {numeric}");
+        assert!((found - numeric).abs() < 1e-4 * scale.max(1.0), "input {index}: {found} {numeric}");
     }
 }
 

@@ -139,13 +139,13 @@ impl<M: StageBody> StageParameters for TrainingStage<M> {
         let discrete = discrete_of(self.module.get()).into_iter().zip(self.table.discrete());
         let counts = |index| self.module.shards().is_none_or(|shards| shards.counts(index));
         let found = floats.chain(discrete).enumerate().filter(|(index, _)| counts(*index));
-        let parameters = found.map(|(place, (found, path))| {
+        let parameters = found.map(|(index, (found, path))| {
             let NamedTensor { id, value, is_trained, .. } = found;
-            let shard = self.table.placement(place).shard_of(rank);
+            let shard = self.table.placement(index).shard_of(rank);
             // The rows of a sharded parameter have no gradient of their own.
-            let is_trained = is_trained || self.module.is_sharded(place);
+            let is_trained = is_trained || self.module.is_sharded(index);
             let is_frozen = self.module.frozen().contains(&id);
-            HeldParameter { place, path: path.clone(), id, shard, is_frozen, value, is_trained }
+            HeldParameter { index, path: path.clone(), id, shard, is_frozen, value, is_trained }
         });
         let row_shard = self.settings.row_shard;
         StageState { parameters: parameters.collect(), optimizer: self.optimizer.get().cloned(), row_shard }
@@ -185,8 +185,8 @@ impl<M: StageBody> TrainingStage<M> {
                 if keeps(path) {
                     return Ok(None);
                 }
-                let shards = (table.placement(index).shard_of(rank), row_shards[index]);
-                let data = checkpoint.rows(path, shape, held.dtype(), shards)?;
+                let shard = table.placement(index).shard_of(rank);
+                let data = checkpoint.rows(path, shape, held.dtype(), shard, row_shards[index])?;
                 Ok(Some(Value::from_data(data, &held.device())))
             })
         })?;

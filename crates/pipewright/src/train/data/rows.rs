@@ -166,13 +166,13 @@ impl TokenRows {
         let rows = if self.rows == 0 { 0 } else { rows };
         let mut inputs = Vec::with_capacity(rows * self.seq_len);
         let mut targets = Vec::with_capacity(rows * self.seq_len);
-        let places: Vec<usize> = (0..rows).map(|_| self.next_row()).collect();
-        for place in &places {
-            let start = place * self.stride.length(self.seq_len);
+        let numbers: Vec<usize> = (0..rows).map(|_| self.next_row()).collect();
+        for number in &numbers {
+            let start = number * self.stride.length(self.seq_len);
             self.ids.copy(start, self.seq_len, &mut inputs);
             self.ids.copy(start + 1, self.seq_len, &mut targets);
         }
-        let mut side = self.side.as_ref().map(|side| side.of_rows(&places)).unwrap_or_default();
+        let mut side = self.side.as_ref().map(|side| side.of_rows(&numbers)).unwrap_or_default();
         side.extend(self.documents.iter().flat_map(|documents| documents.side_inputs(&inputs, self.seq_len)));
         TokenBatch { inputs, targets, rows, seq_len: self.seq_len, side }
     }

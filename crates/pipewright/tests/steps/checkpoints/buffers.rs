@@ -133,12 +133,12 @@ fn evaluate_on_each(pipeline: &mut Pipeline, replicas: u32) -> Vec<Vec<f64>> {
 /// Returns the running means and variances of a pipeline.
 fn statistics(pipeline: &mut Pipeline) -> Vec<Vec<f32>> {
     let means = |norm: &BatchNorm| [norm.running_mean.value_sync(), norm.running_var.value_sync()];
-    let of_stage = |pipeline: &mut Pipeline, stage| {
+    let buffers_of = |pipeline: &mut Pipeline, stage| {
         pipeline
             .module(StageIndex::new(stage), move |module: &Buffers| means(&module.norm))
             .expect("it exists")
     };
-    let all = [of_stage(pipeline, 0), of_stage(pipeline, 1)].into_iter().flatten().flatten();
+    let all = [buffers_of(pipeline, 0), buffers_of(pipeline, 1)].into_iter().flatten().flatten();
     all.map(|values| values.into_data().iter().collect()).collect()
 }
 
