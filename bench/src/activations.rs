@@ -22,8 +22,7 @@ use pipewright_schedule::costs::{RecomputeSizes, StageSizes};
 use pipewright_schedule::simulate::summarize;
 use pipewright_schedule::{Costs, Recompute, StageIndex};
 
-use crate::model::{Bench, Setup, input_bytes, parameters};
-use crate::size::Size;
+use crate::model::{Bench, Setup, Size, input_bytes, parameters};
 use crate::statistics::Spread;
 
 /// Size of the measurement.

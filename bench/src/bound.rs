@@ -10,8 +10,7 @@ use std::time::Duration;
 use pipewright::transport::World;
 use pipewright_schedule::Rank;
 
-use crate::model::{Bench, Setup};
-use crate::size::Size;
+use crate::model::{Bench, Setup, Size};
 use crate::statistics::Spread;
 
 /// Size of the measurement.

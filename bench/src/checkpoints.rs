@@ -12,8 +12,7 @@ use std::time::{Duration, Instant};
 
 use pipewright::checkpoint::{CheckpointFolder, CheckpointWriter, TrainingState};
 
-use crate::model::Bench;
-use crate::size::Size;
+use crate::model::{Bench, Size};
 use crate::statistics::Spread;
 
 /// The fewest steps that are taken after a checkpoint was written: their median is the time of a step without

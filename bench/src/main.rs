@@ -26,7 +26,6 @@
 
 mod model;
 mod products;
-mod size;
 mod statistics;
 mod predicted_run;
 mod processes;

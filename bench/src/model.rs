@@ -253,3 +253,14 @@ pub(crate) fn tokens([rows, sequence]: [usize; 2], shift: usize) -> Tensor<2, In
     let ids: Vec<i32> = (0..rows).flat_map(|row| (0..sequence).map(move |place| id(row, place))).collect();
     Tensor::from_data(TensorData::new(ids, [rows, sequence]), &Device::flex())
 }
+
+/// The options of the size, which most benches share.
+#[derive(Clone, Copy, clap::Args)]
+pub(crate) struct Size {
+    /// Ranks.
+    #[arg(long, default_value_t = 2)]
+    pub(crate) ranks: u32,
+    /// Microbatches of a step.
+    #[arg(long, default_value_t = 8)]
+    pub(crate) microbatches: u32,
+}

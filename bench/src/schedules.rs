@@ -17,8 +17,7 @@ use std::time::Duration;
 use pipewright_schedule::costs::StageCosts;
 use pipewright_schedule::{Action, Costs, Event, Rank, StageIndex, simulate};
 
-use crate::model::{Bench, side_by_side};
-use crate::size::Size;
+use crate::model::{Bench, Size, side_by_side};
 use crate::statistics::Spread;
 
 /// Size of the measurement.

@@ -16,11 +16,6 @@ pub(crate) enum Layer {
     Head,
 }
 
-/// Returns the number of layers of a model with this number of blocks.
-pub(crate) fn count(blocks: usize) -> usize {
-    blocks + 2
-}
-
 /// Returns the layers of the stage that holds `range` in a model with this number of blocks, in order.
 ///
 /// # Errors
@@ -29,7 +24,7 @@ pub(crate) fn stage_layers(
     range: Range<usize>,
     blocks: usize,
 ) -> Result<impl Iterator<Item = Layer>, ConfigError> {
-    let (Range { start, end }, layers) = (range, count(blocks));
+    let (Range { start, end }, layers) = (range, blocks + 2);
     if start >= end || end > layers {
         return Err(ConfigError::LayerRange { start, end, layers });
     }

@@ -140,7 +140,7 @@ fn tokenizer_of(section: &mut Section<'_>, model: &ModelSettings) -> Option<Stri
 
 /// Reads the files of the validation data, and its share of the data. `validation` may be the share too.
 fn read_validation(section: &mut Section<'_>) -> (Vec<String>, Option<f64>) {
-    let is_number = matches!(section.any("validation"), Some(Value::Float(_) | Value::Integer(_)));
+    let is_number = matches!(section.value("validation"), Some(Value::Float(_) | Value::Integer(_)));
     let mut share = |key| section.is_written(key).then(|| section.number(key, 0.5, &Bound::Share));
     let share_key = share("validation_share");
     let validation_key = if is_number { share("validation") } else { None };

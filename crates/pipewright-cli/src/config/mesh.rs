@@ -174,7 +174,7 @@ pub(super) fn read(document: &mut Document, surroundings: &Surroundings) -> Mesh
 fn lookahead(section: &mut Section<'_>) -> UnshardLookahead {
     const EXPECTED: &str =
         "\"full\", \"auto\", a number of stages from 1, or a list with one for each rank, such as [1, 2]";
-    let Some(value) = section.any(LOOKAHEAD) else { return UnshardLookahead::default() };
+    let Some(value) = section.value(LOOKAHEAD) else { return UnshardLookahead::default() };
     let text = match &value {
         Value::String(text) => text.clone(),
         Value::Array(items) => items.iter().map(ToString::to_string).collect::<Vec<_>>().join("/"),
@@ -191,7 +191,7 @@ fn replicas(section: &mut Section<'_>) -> (u32, DataParallelMode) {
     const MODES: [(&str, DataParallelMode); 2] =
         [("replicated", DataParallelMode::Replicated), ("sharded", DataParallelMode::Sharded)];
     let mode = section.choice(MODE, DataParallelMode::default(), &MODES);
-    match section.any(REPLICAS) {
+    match section.value(REPLICAS) {
         Some(value @ Value::Array(_)) => groups(section, mode, &value).unwrap_or((1, mode)),
         Some(value) if !value.is_integer() => {
             section.report_wrong_type(REPLICAS, "a whole number or a list of two, such as [2, 4]", &value);
@@ -229,7 +229,7 @@ fn groups(
         _ => DataParallelMode::Hybrid { shards },
     };
     // A mode that is not one of the words has been reported.
-    let is_read = section.any(MODE).is_some_and(|written| written.as_str() == Some(word(mode)));
+    let is_read = section.value(MODE).is_some_and(|written| written.as_str() == Some(word(mode)));
     if is_read && word(mode) != word(found) {
         let (written, meant) = (word(mode), word(found));
         section.report(MODE, ProblemKind::OtherMode { written, meant, groups: value.to_string(), replicas });

@@ -48,7 +48,7 @@ pub(crate) fn named_group(text: &str) -> Option<ParameterGroup> {
 /// Reads the list.
 pub(super) fn read(section: &mut Section<'_>) -> Vec<GroupSettings> {
     const EXPECTED: &str = "a list of tables, each below [[optimizer.groups]]";
-    let Some(value) = section.any(GROUPS) else { return Vec::new() };
+    let Some(value) = section.value(GROUPS) else { return Vec::new() };
     let tables = value.as_array().and_then(|items| items.iter().map(Value::as_table).collect());
     let Some(tables): Option<Vec<&Table>> = tables else {
         section.report_wrong_type(GROUPS, EXPECTED, &value);

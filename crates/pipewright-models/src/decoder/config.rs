@@ -6,7 +6,6 @@ use super::rope::RopeScaling;
 use crate::attention::AttentionSizes;
 use crate::error::ConfigError;
 use crate::key_check::{above_zero, divisible, not_below_zero, require, rows, sizes, width};
-use crate::stage_layers;
 
 /// The sizes and constants that families of this form share; they have the names of Hugging Face's
 /// `config.json`.
@@ -102,12 +101,6 @@ impl DecoderConfig {
             }
         }
         frequencies
-    }
-
-    /// Returns the number of layers in the list that is cut into stages: the embedding, the blocks, and the
-    /// norm with the head.
-    pub fn layers(&self) -> usize {
-        stage_layers::count(self.num_hidden_layers)
     }
 
     /// Checks that the sizes make a model.

@@ -152,8 +152,8 @@ fn a_stage_with_shards_is_neither_saved_nor_generates() {
 fn a_layer_that_cannot_be_split_is_named() {
     let refused = |sizes: DecoderConfig, ranks: u32, expected: &str| {
         let rank = TensorParallel::unconnected(TensorRank { index: 0, of: ranks });
-        let layers = 0..sizes.layers();
-        let error = LlamaConfig::from(sizes).outline(layers, &rank).expect_err("it cannot be split");
+        let model = LlamaConfig::from(sizes);
+        let error = model.outline(0..model.layers(), &rank).expect_err("it cannot be split");
         assert_eq!(error.to_string(), expected);
     };
     let sizes = || DecoderConfig { num_key_value_heads: 2, ..DecoderConfig::new(64, 4) };

@@ -6,13 +6,16 @@ use thiserror::Error;
 
 use crate::costs::CostsError;
 use crate::generate::advice::{Advice, Alternatives};
-use crate::generate::limits::MAX_COMPUTE_ACTIONS;
 use crate::generate::settings::Setting;
 use crate::ids::StageIndex;
 use crate::overlap::{MAX_OVERLAPPED_MICROBATCH, MAX_OVERLAPPED_STAGE};
 use crate::placement::MAX_STAGES;
 use crate::slices::Slices;
 use crate::words::counted;
+
+/// The largest number of cells of a generated schedule, idle cells included. Lowering about triples it, and
+/// the result must fit into the memory of a large machine.
+pub const MAX_COMPUTE_ACTIONS: u128 = 1 << 28;
 
 /// A schedule that does not exist at a size or with a setting, and what to use instead.
 ///

@@ -2,9 +2,8 @@
 //!
 //! Each generator's file declares one. The list of them is in [`super::catalogue`].
 
-use crate::generate::error::GenerateErrorKind;
+use crate::generate::error::{GenerateErrorKind, MAX_COMPUTE_ACTIONS};
 use crate::generate::guide::Guide;
-use crate::generate::limits::MAX_COMPUTE_ACTIONS;
 use crate::generate::settings::Setting;
 use crate::generate::spec::ScheduleSpec;
 use crate::generate::stage_rule::StageRule;

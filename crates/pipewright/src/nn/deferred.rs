@@ -23,9 +23,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use burn::backend::autodiff::NodeId;
 use burn::module::ParamId;
 use burn::tensor::{Int, Tensor};
+use pipewright_kernel::convolution::{Dims, WeightInputs, add_weight_gradient};
 
-use super::convolution_task::ConvolutionTask;
-use super::operation::{CpuTensor, Tape, cpu, node_of};
+use super::operation::{CpuTensor, Tape, cpu, elements, node_of};
 use crate::tensor::{Value, Values};
 
 thread_local! {
@@ -43,6 +43,32 @@ pub(crate) enum WeightTask {
     Convolution(ConvolutionTask),
     /// All weights of a layer of the user's.
     Split(SplitTask),
+}
+
+/// The gradient of a convolution's weight that has not been computed yet.
+#[derive(Clone, Debug)]
+pub(crate) struct ConvolutionTask {
+    pub weight: ParamId,
+    pub dims: Dims,
+    /// Rows that hold the convolution's input.
+    pub input: CpuTensor,
+    pub documents: Option<Arc<[u32]>>,
+    /// The gradient of the sums before the activation.
+    pub gradient: CpuTensor,
+}
+
+impl ConvolutionTask {
+    /// Adds the gradient to `sum`, in the layout of the weight.
+    pub(crate) fn add_to(&self, sum: &mut [f32]) {
+        let (input, gradient) = (elements(&self.input), elements(&self.gradient));
+        let inputs = WeightInputs {
+            dims: self.dims,
+            v: &input,
+            documents: self.documents.as_deref(),
+            gradient: &gradient,
+        };
+        add_weight_gradient(inputs, sum);
+    }
 }
 
 /// The weight gradients of a [`SplitBackward`](super::SplitBackward) layer that have not been computed yet.

@@ -17,7 +17,6 @@
 mod attention;
 mod bundle;
 mod composed;
-mod convolution_task;
 mod cross_entropy;
 mod deferred;
 mod dropout;
@@ -55,9 +54,8 @@ pub use attention::{CausalAttention, rotary_frequencies};
 pub(crate) use composed::{
     add_product as add_product_on_device, add_rows as add_rows_on_device, at_least_single,
 };
-pub(crate) use convolution_task::ConvolutionTask;
 pub use cross_entropy::cross_entropy;
-pub(crate) use deferred::{Deferred, RowIds, SplitTask, WeightStore, WeightTask};
+pub(crate) use deferred::{ConvolutionTask, Deferred, RowIds, SplitTask, WeightStore, WeightTask};
 pub use dropout::Dropout;
 pub use embedding::Embedding;
 pub(crate) use embedding::add_rows;

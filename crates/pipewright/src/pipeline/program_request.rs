@@ -93,22 +93,32 @@ impl ProgramRequest {
         layers: usize,
     ) -> Result<ValidatedProgram, BuildError> {
         let replicas = config.data_parallel;
-        let lowered = |source: ProgramSource| source.program(&self.passes(config));
-        let program = match &self.schedule {
-            ScheduleSource::Named(name) => {
-                let limits = self.limits(replicas, layers);
-                let spec = self.size(name, replicas, limits)?;
-                let schedule = generate_within(name, &spec, limits).map_err(no_schedule)?;
-                if let Some(note) = few_microbatches(&schedule) {
-                    tracing::warn!("{note}");
-                }
-                lowered(ProgramSource::Schedule(schedule))?
+        let program = self.lowered(&self.schedule, config, |name| {
+            let limits = self.limits(replicas, layers);
+            let spec = self.size(name, replicas, limits)?;
+            let schedule = generate_within(name, &spec, limits).map_err(no_schedule)?;
+            if let Some(note) = few_microbatches(&schedule) {
+                tracing::warn!("{note}");
             }
-            ScheduleSource::Made(schedule) => lowered(ProgramSource::Rows(drop_bubbles(schedule)))?,
-            ScheduleSource::Program(program) => program.clone(),
-        };
+            Ok(ProgramSource::Schedule(schedule))
+        })?;
         self.check_size(&program, replicas)?;
         Ok(program)
+    }
+
+    /// Returns the program of a schedule. `named` returns the source of one that is given by its name.
+    fn lowered(
+        &self,
+        schedule: &ScheduleSource,
+        config: &PipelineConfig,
+        named: impl FnOnce(&str) -> Result<ProgramSource, BuildError>,
+    ) -> Result<ValidatedProgram, BuildError> {
+        let source = match schedule {
+            ScheduleSource::Named(name) => named(name)?,
+            ScheduleSource::Made(schedule) => ProgramSource::Rows(drop_bubbles(schedule)),
+            ScheduleSource::Program(program) => return Ok(program.clone()),
+        };
+        Ok(source.program(&self.passes(config))?)
     }
 
     /// Returns the passes that lower a schedule to a program.
@@ -141,21 +151,16 @@ impl ProgramRequest {
                 [below, below.saturating_add(replicas)].into_iter().filter(|&count| count > 0).collect();
             return Err(BuildError::Microbatches { microbatches: asked, replicas, shared });
         }
-        let lowered = |source: ProgramSource| source.program(&self.passes(config));
-        let evaluation = match schedule.as_ref().unwrap_or(&self.schedule) {
-            ScheduleSource::Named(name) => {
-                let spec = ScheduleSpec {
-                    ranks: program.ranks(),
-                    stages_per_rank: Some(program.placement().stages() / program.ranks()),
-                    microbatches: asked / replicas,
-                    // Another schedule does not have the settings of the training schedule.
-                    ..if schedule.is_none() { self.spec.clone() } else { ScheduleSpec::default() }
-                };
-                lowered(ProgramSource::Named(name.clone(), Box::new(spec)))?
-            }
-            ScheduleSource::Made(schedule) => lowered(ProgramSource::Rows(drop_bubbles(schedule)))?,
-            ScheduleSource::Program(program) => program.clone(),
-        };
+        let evaluation = self.lowered(schedule.as_ref().unwrap_or(&self.schedule), config, |name| {
+            let spec = ScheduleSpec {
+                ranks: program.ranks(),
+                stages_per_rank: Some(program.placement().stages() / program.ranks()),
+                microbatches: asked / replicas,
+                // Another schedule does not have the settings of the training schedule.
+                ..if schedule.is_none() { self.spec.clone() } else { ScheduleSpec::default() }
+            };
+            Ok(ProgramSource::Named(name.to_owned(), Box::new(spec)))
+        })?;
         let found = (evaluation.microbatches() / evaluation.slices().get()).saturating_mul(replicas);
         match microbatches.filter(|&asked| asked != found) {
             Some(asked) => Err(BuildError::Size { what: "eval_microbatches", asked, found }),

@@ -7,9 +7,7 @@
 //! | `compute.rs` | the actions that the executor runs |
 //! | `forward.rs`, `recompute.rs`, `backward.rs` | how a segment of the module runs forward, once or a second time, and backward |
 //! | `probe.rs` | finds layers that draw from the generator of their device, on ranks that compute together |
-//! | `parameters.rs` | access to parameters |
-//! | `gradient_hook.rs` | the hook for the gradient sums |
-//! | `change.rs` | reading and changing the module between two steps |
+//! | `parameters.rs` | access to parameters, their gradients and the module |
 //!
 //! # What a forward keeps
 //!
@@ -19,10 +17,8 @@
 //! forward that is recomputed keeps its inputs only (`recompute.rs`).
 
 mod backward;
-mod change;
 mod compute;
 mod forward;
-mod gradient_hook;
 mod parameters;
 mod probe;
 mod recompute;
@@ -43,6 +39,7 @@ use super::optimizer::StageOptimizer;
 use super::parameter_table::ParameterTable;
 use super::settings::{Loss, StageParts, StageSettings};
 use super::statistics::StatisticsBefore;
+use super::visit::{ChangeModule, ModulePlace};
 use super::weight_work::WeightRunner;
 use crate::random::LayerDraws;
 
@@ -120,6 +117,27 @@ impl<M: StageBody> TrainingStage<M> {
         (self.module, self.table, self.sums, self.optimizer) = (module, table, sums, optimizer);
         self.pattern = GradientPattern::default();
         Ok(())
+    }
+
+    /// Changes the module at a place. Returns the number of modules that it found.
+    fn change(&mut self, place: &ModulePlace, change: &ChangeModule) -> Result<usize, StageError> {
+        // A copy is changed, so that an error or a panic leaves the module as it is. It shares the storage.
+        let mut module = self.module.settled().clone();
+        let Some((part, name)) = module.part_mut(place) else { return Ok(0) };
+        if change(part, name, self.module.device()) {
+            module.parts_changed();
+            self.adopt(module)?;
+        }
+        Ok(1)
+    }
+
+    /// Freezes or trains parameters. Returns their number.
+    fn freeze(&mut self, contains: &dyn Fn(&str) -> bool, freeze: bool) -> usize {
+        let chosen = self.module.freeze(contains, freeze);
+        // Which outputs need a gradient may change.
+        self.pattern = GradientPattern::default();
+        chosen.iter().for_each(|id| self.sums.drop_sum(*id));
+        chosen.len()
     }
 
     fn has_loss(&self) -> bool {

@@ -106,7 +106,8 @@ impl<'a> Section<'a> {
         value
     }
 
-    pub(super) fn value(&self, key: &'static str) -> Option<Value> {
+    /// Returns a value of any type, which the caller checks.
+    pub(crate) fn value(&self, key: &'static str) -> Option<Value> {
         debug_assert!(keys_of(self.name).is_some_and(|keys| keys.contains(&key)), "{key} is not in SECTIONS");
         self.document.entry(self.name, key).map(|Entry { value, .. }| value.clone())
     }

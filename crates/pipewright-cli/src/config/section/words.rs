@@ -66,11 +66,6 @@ impl Section<'_> {
         found
     }
 
-    /// Reads a value of any type, which the caller checks.
-    pub(crate) fn any(&mut self, key: &'static str) -> Option<Value> {
-        self.value(key)
-    }
-
     /// Reads one of the words in `options`.
     pub(crate) fn choice<T: Copy>(&mut self, key: &'static str, default: T, options: &[(&str, T)]) -> T {
         let Some(text) = self.text(key) else { return default };

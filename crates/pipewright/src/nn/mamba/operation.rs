@@ -7,8 +7,7 @@ use burn::module::{Param, ParamId};
 use burn::tensor::Tensor;
 use pipewright_kernel::{convolution, gated_norm, scan};
 
-use super::super::convolution_task::ConvolutionTask;
-use super::super::deferred::{Deferred, KeptWeight, WeightTask, recorded_on};
+use super::super::deferred::{ConvolutionTask, Deferred, KeptWeight, WeightTask, recorded_on};
 use super::super::operation::{CpuTensor, Operation, cpu_tensor, elements, from_cpu, on_cpu};
 use super::composed::composed;
 use super::mixer::{Mamba2, MambaSizes};

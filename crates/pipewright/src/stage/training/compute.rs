@@ -10,7 +10,7 @@ use crate::nn::Deferred;
 use crate::stage::body::{Skips, StageBody};
 use crate::stage::error::{ElementTypeError, StageError};
 use crate::stage::forwarded::Forwarded;
-use crate::stage::microbatch::{BackwardState, ForwardState};
+use crate::stage::microbatch::{BackwardState, ForwardState, InFlight};
 use crate::stage::runner::{BatchPart, StageCompute};
 use crate::stage::segment::{Replacement, Segment};
 use crate::stage::weight_work::WeightWork;
@@ -70,7 +70,15 @@ impl<M: StageBody> StageCompute for TrainingStage<M> {
     }
 
     fn recompute(&mut self, microbatch: Microbatch) -> Result<bool, StageError> {
-        self.record_early(microbatch)
+        let Some(mut in_flight) = self.in_flight.take_if(microbatch, InFlight::is_recomputed_whole) else {
+            return Ok(false);
+        };
+        let buffers = self.module.buffers();
+        in_flight
+            .record_all(|segment, inputs, pass, first| self.record_again(segment, inputs, pass, first))?;
+        self.in_flight.put(microbatch, in_flight);
+        self.module.restore_buffers(buffers);
+        Ok(true)
     }
 
     fn begin_backward(&mut self, microbatch: Microbatch, gradients: OptionalTensors) -> BackwardState {

@@ -1,17 +1,18 @@
 //! Access to the parameters of a stage in training: values, gradient sums, the optimizer's update,
 //! checkpoints.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use burn::tensor::TensorData;
+use burn::tensor::{Tensor, TensorData};
 use pipewright_schedule::StageIndex;
 
 use super::TrainingStage;
 use crate::checkpoint::{Checkpoint, CheckpointError, HeldParameter, StageState, Target, put_together};
 use crate::device::computes_behind;
-use crate::optimizer::{Factors, GradientHook};
+use crate::optimizer::{Factors, GradientHook, ParameterGradient};
 use crate::stage::body::StageBody;
-use crate::stage::error::StageError;
+use crate::stage::error::{StageError, panic_message};
 use crate::stage::module_parameters::{NamedTensor, discrete_of, filled, parameters_of, with_discrete};
 use crate::stage::runner::{Held, RestoredPaths, StageParameters};
 use crate::stage::shards::Shards;
@@ -108,7 +109,22 @@ impl<M: StageBody> StageParameters for TrainingStage<M> {
         factor: f64,
         hook: &dyn GradientHook,
     ) -> Result<(), StageError> {
-        self.show_gradients(stage, factor, hook)
+        for index in 0..self.table.paths().len() {
+            let Some(sum) = self.sums.get(index) else { continue };
+            let (path, shape) = (self.table.paths()[index].clone(), sum.shape().to_vec());
+            let mut gradient = ParameterGradient::new(stage, &path, sum.clone().scaled(factor));
+            if let Err(panic) = catch_unwind(AssertUnwindSafe(|| hook.change(&mut gradient))) {
+                return Err(StageError::HookPanicked { parameter: path, message: panic_message(&*panic) });
+            }
+            let Some(changed) = gradient.changed() else { continue };
+            let (found, expected) = (changed.shape().to_vec(), shape.iter().product());
+            if found != [expected] {
+                return Err(StageError::HookShape { parameter: path, expected, found });
+            }
+            let changed = not_finite_where(sum.reshaped(&[expected]), changed);
+            self.sums.set(index, Some(changed.reshaped(&shape).scaled(factor.recip())));
+        }
+        Ok(())
     }
 
     fn update(&mut self, factors: &Factors, learning_rate: f64) {
@@ -116,7 +132,19 @@ impl<M: StageBody> StageParameters for TrainingStage<M> {
     }
 
     fn visit(&mut self, stage: StageIndex, visit: &Visit) -> Result<usize, StageError> {
-        self.visit_module(stage, visit)
+        if !matches!(visit, Visit::Read { .. }) {
+            self.draws.forget();
+        }
+        match visit {
+            Visit::Read { place, read, keep } if place.may_be_on(stage) => {
+                let found = self.module.settled().part(place);
+                found.inspect(|(module, name)| read(*module, name, *keep));
+                Ok(usize::from(found.is_some()))
+            }
+            Visit::Change { place, change } if place.may_be_on(stage) => self.change(place, &**change),
+            Visit::Freeze { contains, freeze } => Ok(self.freeze(&**contains, *freeze)),
+            Visit::Read { .. } | Visit::Change { .. } => Ok(0),
+        }
     }
 
     fn await_parameters(&self) -> Result<(), String> {
@@ -223,4 +251,12 @@ impl<M: StageBody> TrainingStage<M> {
         self.optimizer.set(restored);
         Ok(())
     }
+}
+
+/// Returns `changed` with an element that is not a number wherever `before` is infinite or not a number. Both
+/// have one dimension. Nothing is read from the device.
+fn not_finite_where(before: Value, changed: Value) -> Value {
+    let is_finite = Tensor::<1>::from_dispatch(before.into_dispatch()).is_finite();
+    let changed = Tensor::<1>::from_dispatch(changed.into_dispatch());
+    Value::of(changed.mask_fill(is_finite.bool_not(), f32::NAN))
 }

@@ -34,14 +34,13 @@ use std::collections::HashMap;
 
 use burn::module::{ModuleMapper, Param};
 use burn::tensor::Tensor;
-use pipewright_schedule::Microbatch;
 
 use super::TrainingStage;
 use crate::autodiff::{inner_of, on_tape_of};
 use crate::stage::body::StageBody;
 use crate::stage::error::StageError;
 use crate::stage::forwarded::{Fingerprint, Forwarded};
-use crate::stage::microbatch::{ForwardState, InFlight, Pass, Saved};
+use crate::stage::microbatch::{ForwardState, Pass, Saved};
 use crate::stage::segment::Segment;
 use crate::stage::tape::Tape;
 use crate::tensor::{Value, Values};
@@ -77,20 +76,6 @@ impl<M: StageBody> TrainingStage<M> {
             None => marked(forwarded.outputs, marks),
         };
         Ok(Forwarded { outputs, ..forwarded })
-    }
-
-    /// Computes the forward of a microbatch again, as a whole, and keeps its tape. Running statistics then
-    /// have the values from before. Returns false if the forward has its tape, or ran block by block.
-    pub(super) fn record_early(&mut self, microbatch: Microbatch) -> Result<bool, StageError> {
-        let Some(mut in_flight) = self.in_flight.take_if(microbatch, InFlight::is_recomputed_whole) else {
-            return Ok(false);
-        };
-        let buffers = self.module.buffers();
-        in_flight
-            .record_all(|segment, inputs, pass, first| self.record_again(segment, inputs, pass, first))?;
-        self.in_flight.put(microbatch, in_flight);
-        self.module.restore_buffers(buffers);
-        Ok(true)
     }
 
     /// Computes a segment again and records its backward. The results must be the same as the `first` time.
