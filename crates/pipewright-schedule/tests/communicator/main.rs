@@ -2,6 +2,7 @@
 //! shares no code with the crate's.
 
 mod checker;
+mod gloo;
 
 use pipewright_schedule::communicator::{Communicator, Groups, Sends, Streams, judge};
 use pipewright_schedule::csv::{parse_program, print_program};

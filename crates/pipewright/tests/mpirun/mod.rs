@@ -7,6 +7,12 @@ use std::process::{Command, ExitCode};
 /// The environment variable with the task of a process that `mpirun` starts.
 const TASK: &str = "PIPEWRIGHT_TEST_TASK";
 
+/// The start of a task whose messages all wait for their receives.
+pub(crate) const SYNCHRONOUS: &str = "synchronous";
+
+/// The environment variable that asks the transport for it.
+const SYNCHRONOUS_SENDS: &str = "PIPEWRIGHT_TEST_SYNCHRONOUS_SENDS";
+
 /// Returns the task of this process, if `mpirun` has started it.
 pub(crate) fn task() -> Option<String> {
     std::env::var(TASK).ok()
@@ -24,10 +30,12 @@ pub(crate) fn run(tasks: &[(u32, &str)], work: fn(&str)) -> ExitCode {
     }
     let program = std::env::current_exe().expect("this program has a path");
     for (processes, task) in tasks {
+        let synchronous = task.starts_with(SYNCHRONOUS).then_some((SYNCHRONOUS_SENDS, "1"));
         let status = Command::new("mpirun")
             .args(["-n", &processes.to_string()])
             .arg(&program)
             .env(TASK, task)
+            .envs(synchronous)
             // In a container the only user is root, and there are fewer cores than processes.
             .env("OMPI_ALLOW_RUN_AS_ROOT", "1")
             .env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")

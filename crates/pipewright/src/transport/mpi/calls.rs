@@ -159,7 +159,31 @@ pub(super) struct Calls {
     block: ffi::MPI_Datatype,
     rank: WorldRank,
     ranks: u32,
+    /// Whether the messages of ranks wait for their receives, as a test asks for.
+    is_synchronous: bool,
 }
+
+/// A function that starts a send, with its name. Its arguments are the buffer, the number of elements, their
+/// type, the receiver, the tag, the communicator and the request.
+type SendFunction = (
+    &'static str,
+    unsafe extern "C" fn(
+        *const c_void,
+        c_int,
+        ffi::MPI_Datatype,
+        c_int,
+        c_int,
+        ffi::MPI_Comm,
+        *mut ffi::MPI_Request,
+    ) -> c_int,
+);
+
+const STANDARD: SendFunction = ("MPI_Isend", ffi::MPI_Isend);
+const SYNCHRONOUS: SendFunction = ("MPI_Issend", ffi::MPI_Issend);
+
+/// The environment variable with which tests make the messages of ranks wait for their receives, so that no
+/// buffer of an MPI library helps a program to finish. Heartbeats are standard sends: a late one has no receive.
+const SYNCHRONOUS_SENDS: &str = "PIPEWRIGHT_TEST_SYNCHRONOUS_SENDS";
 
 /// Runs `call` and turns its return code into an error unless it is success.
 pub(super) fn checked(function: &'static str, call: impl FnOnce() -> c_int) -> Result<(), MpiError> {
@@ -206,7 +230,9 @@ impl Calls {
             })?;
             checked("MPI_Type_commit", || ffi::MPI_Type_commit(&mut block))?;
         }
-        Ok(Self { communicator, block, rank: WorldRank::new(rank as u32), ranks: ranks as u32 })
+        let is_synchronous = cfg!(feature = "testing") && std::env::var_os(SYNCHRONOUS_SENDS).is_some();
+        let rank = WorldRank::new(rank as u32);
+        Ok(Self { communicator, block, rank, ranks: ranks as u32, is_synchronous })
     }
 
     pub(super) fn rank(&self) -> WorldRank {
@@ -219,21 +245,34 @@ impl Calls {
 
     /// Starts to send a buffer of whole blocks.
     pub(super) fn send(&self, to: WorldRank, buffer: Vec<u8>, way: Way) -> Result<Transfer, MpiError> {
+        self.start_send(STANDARD, to, buffer, way)
+    }
+
+    /// Starts to send a message of a rank, as [`Calls::send`] does; a test may ask for a synchronous send.
+    pub(super) fn send_message(
+        &self,
+        to: WorldRank,
+        buffer: Vec<u8>,
+        way: Way,
+    ) -> Result<Transfer, MpiError> {
+        let send = if self.is_synchronous { SYNCHRONOUS } else { STANDARD };
+        self.start_send(send, to, buffer, way)
+    }
+
+    fn start_send(
+        &self,
+        (name, send): SendFunction,
+        to: WorldRank,
+        buffer: Vec<u8>,
+        way: Way,
+    ) -> Result<Transfer, MpiError> {
         let blocks = blocks(&buffer);
         let (address, peer) = (buffer.as_ptr(), to.get() as c_int);
-        self.start("MPI_Isend", to, buffer, |request| {
+        self.start(name, to, buffer, |request| {
             // SAFETY: the buffer has so many blocks and is kept in the transfer, whose heap memory does not
             // move, until the request is done.
             unsafe {
-                ffi::MPI_Isend(
-                    address.cast(),
-                    blocks,
-                    self.block,
-                    peer,
-                    way as c_int,
-                    self.communicator,
-                    request,
-                )
+                send(address.cast(), blocks, self.block, peer, way as c_int, self.communicator, request)
             }
         })
     }

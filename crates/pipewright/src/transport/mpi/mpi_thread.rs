@@ -237,7 +237,7 @@ impl MpiThread {
         let (to, _, tag) = message;
         let fits = self.room.get(&to).is_some_and(|&bytes| frame.len() <= bytes);
         let way = if fits && is_boundary(tag) { Way::Posted } else { Way::Announced };
-        let transfer = self.calls.send(to, frame, way)?;
+        let transfer = self.calls.send_message(to, frame, way)?;
         self.sending.push(transfer.of(Some(message)));
         Ok(())
     }

@@ -9,6 +9,7 @@ mod longer;
 mod mpirun;
 mod posted;
 mod sends;
+mod synchronous;
 mod worlds;
 
 use std::process::ExitCode;
@@ -33,7 +34,8 @@ fn main() -> ExitCode {
     let others = [(2, EQUAL_PATHS), (2, METADATA), (2, CLOCKS), (4, CLOCKS), (2, UNBOUNDED), (2, BOUNDED)];
     let posted = [(2, PARTS), (2, REUSED), (2, TRAINED), (2, LONGER), (2, LONGER_FRAME)];
     let worlds = [(4, HALVES), (2, NO_WORLDS)];
-    let tasks: Vec<_> = checks.chain(others).chain(posted).chain(worlds).collect();
+    let synchronous = (2..=8).map(|processes| (processes, SYNCHRONOUS)).chain([(2, SYNCHRONOUS_SEND)]);
+    let tasks: Vec<_> = checks.chain(others).chain(posted).chain(worlds).chain(synchronous).collect();
     mpirun::run(&tasks, |task| match task {
         EQUAL_PATHS => refuse_equal_paths(),
         METADATA => vote_on_metadata(),
@@ -47,6 +49,8 @@ fn main() -> ExitCode {
         LONGER_FRAME => longer::refuse_longer_frame(),
         HALVES => worlds::train_in_halves(),
         NO_WORLDS => worlds::refuse_worlds(),
+        SYNCHRONOUS => synchronous::train(),
+        SYNCHRONOUS_SEND => sends::wait_for_synchronous_send(),
         _ => run_checks(),
     })
 }
@@ -63,6 +67,8 @@ const TRAINED: &str = "training with posted receives";
 const LONGER: &str = "longer than its receive";
 const LONGER_FRAME: &str = "a frame longer than its receive";
 const HALVES: &str = "halves";
+const SYNCHRONOUS: &str = "synchronous programs";
+const SYNCHRONOUS_SEND: &str = "synchronous small send";
 const NO_WORLDS: &str = "lists that are not a world";
 
 /// A stage that does not know its place in the model.

@@ -6,11 +6,14 @@ use std::process::Command;
 use std::thread;
 use std::time::Duration;
 
+use pipewright::ids::WorldRank;
+use pipewright::message::Direction;
 use pipewright::pipeline::PipelineConfig;
 use pipewright::transport::World;
 use pipewright_schedule::lower::Messages;
 use pipewright_schedule::{Level, LowerConfig, ScheduleSpec, ValidatedProgram, generate, lower, validate};
 
+use crate::checks::{receive, scalar, tag};
 use crate::linear::{FEATURES, launch, rows};
 use crate::mpirun;
 
@@ -64,4 +67,24 @@ pub(crate) fn count_sends(budget: Option<u32>) {
     if is_sender {
         mpirun::report(&format!("{found} sends in flight, allowed are {budget:?}"));
     }
+}
+
+/// Sends a message of a few bytes to a process that is stopped. MPI copies a standard send of this size; a
+/// synchronous one is in flight until the process continues.
+pub(crate) fn wait_for_synchronous_send() {
+    let world = World::mpi(Duration::from_secs(20)).expect("mpirun started this process");
+    let mut end = world.into_endpoints().pop().expect("a process has a rank");
+    end.begin_step(1);
+    let (sender, receiver) = (WorldRank::new(0), WorldRank::new(1));
+    let tag = tag(Direction::Forward, 1, 0);
+    if end.rank() == receiver {
+        stop();
+        receive(&mut end, sender, tag);
+        return;
+    }
+    thread::sleep(Duration::from_millis(500));
+    end.send(receiver, tag, scalar(1.0));
+    thread::sleep(Duration::from_millis(500));
+    assert!(!end.is_sent(receiver, tag), "the send does not wait for its receive");
+    mpirun::report("a small send that is synchronous waits for its receive");
 }
