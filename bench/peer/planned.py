@@ -62,7 +62,10 @@ def run_rank(rank: int, options: argparse.Namespace, rendezvous: Path) -> None:
         optimizer=make_optimizer,
         repetitions=options.profile_steps,
     )
-    plan = pw.plan(profile, ranks=RANKS, microbatches=options.microbatches, data_parallel=1, head_parts=[1])
+    # Without a limit that ends the search early, both processes find the same plan.
+    plan = pw.plan(
+        profile, ranks=RANKS, microbatches=options.microbatches, data_parallel=1, head_parts=[1], time_limit=600
+    )
     runs = {
         "default": default_run(rank, copy.deepcopy(layers), options),
         "planned": planned_run(plan, layers),
@@ -283,7 +286,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--layers", default=8, help="blocks between the embedding and the head", **number)
     parser.add_argument("--hidden-size", default=512, **number)
     parser.add_argument("--intermediate-size", default=1376, **number)
-    parser.add_argument("--vocab-size", default=20480, help="the size of the head", **number)
+    parser.add_argument("--vocab-size", default=24576, help="the size of the head", **number)
     parser.add_argument("--seq-len", default=256, **number)
     parser.add_argument("--microbatches", default=8, **number)
     parser.add_argument("--microbatch-size", default=1, help="rows in a microbatch", **number)

@@ -1,4 +1,4 @@
-"""Tests of plans and schedules that PyTorch executes: gradients and losses are those of the model without a pipeline.
+"""Tests of plans and schedules that PyTorch executes: gradients and losses are equal to the model without a pipeline.
 
 Ranks are Gloo processes.
 """
@@ -73,7 +73,7 @@ def expected(torch):
 
 
 def check(torch, results):
-    """Compares the results of all ranks with those of the model without a pipeline."""
+    """Compares the results of all ranks with the model without a pipeline."""
     losses, named = expected(torch)
     found = {key: value for _, of_rank in results for key, value in of_rank.items()}
     assert sorted(found) == sorted(named)
