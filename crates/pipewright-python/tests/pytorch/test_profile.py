@@ -1,5 +1,7 @@
 """Tests of profiles: sizes, kinds of layers, times that grow with the work, and layers that are not a chain."""
 
+import time
+
 import pipewright as pw
 import pytest
 from pipewright.torch import ChainError, Link, profile
@@ -56,11 +58,37 @@ def test_the_profile_of_a_model_has_its_sizes(torch):
     assert keys["assumed"] == ["link.latency_s", "link.bytes_per_s"]
 
 
-def test_times_are_those_of_the_actions(torch):
-    embedding, block, head = measured(torch, model(torch, 256), optimizer=torch.optim.SGD)["layers"]
+def test_times_have_the_work_of_their_actions(torch):
+    backwards = []
+
+    class Slow(torch.autograd.Function):
+        """Takes some time in the forward and in the backward, and writes down that its backward ran."""
+
+        @staticmethod
+        def forward(context, x, name, forward_s, backward_s):
+            context.name, context.seconds = name, backward_s
+            time.sleep(forward_s)
+            return x.clone()
+
+        @staticmethod
+        def backward(context, gradient):
+            backwards.append(context.name)
+            time.sleep(context.seconds)
+            return gradient, None, None, None
+
+    class Layer(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.ones(64))
+
+        def forward(self, x):
+            return Slow.apply(x, "input", 0.02, 0.03) * Slow.apply(self.weight, "weight", 0.0, 0.04)
+
+    embedding, slow = measured(torch, [model(torch)[0], Layer()], optimizer=torch.optim.SGD)["layers"]
     assert embedding["input_backward_s"] == 0 and embedding["weight_backward_s"] > 0
-    assert all(head[key] > 2 * block[key] > 0 for key in ("forward_s", "input_backward_s"))
-    assert block["optimizer_s"] > 0 and head["weight_backward_s"] > 0
+    assert slow["forward_s"] >= 0.02 and slow["input_backward_s"] >= 0.03 and slow["optimizer_s"] > 0
+    assert slow["input_backward_s"] + slow["weight_backward_s"] >= 0.07
+    assert backwards.count("input") == 2 * backwards.count("weight"), "I leaves weights out, and B has both"
 
 
 def test_the_loss_is_part_of_the_last_layer(torch):
