@@ -60,11 +60,18 @@ def test_a_rank_that_computes_does_not_wait(tmp_path):
     events = [
         annotation("PP:1RECV_F0", 0, 1),
         annotation("PP:1B1", 1, 20),
+        operation("aten::mm", 1),
         annotation("PP:1F0", 20, 40),
         operation("aten::linear", 22),
     ]
     found = actions(traces.trace_text([write(tmp_path / "a", events)]))
     assert found == [(0, "1B1", 0, 19), (0, "1RECV_F0", 19, 2), (0, "1F0", 21, 18)]
+
+
+def test_a_computation_without_operations_waits_for_its_whole_range(tmp_path):
+    events = [annotation("PP:0RECV_B0", 0, 1), annotation("PP:0I0", 1, 50), operation("aten::mm", 51)]
+    path = write(tmp_path / "a", [*events, annotation("PP:0W0", 50, 60)])
+    assert actions(traces.trace_text([path])) == [(0, "0RECV_B0", 0, 50), (0, "0I0", 50, 0), (0, "0W0", 51, 9)]
 
 
 def test_times_are_relative_to_the_base_of_each_trace(tmp_path):

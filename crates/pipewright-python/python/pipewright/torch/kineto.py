@@ -133,9 +133,15 @@ class _Ready:
         self._starts = sorted(event["ts"] for event in computing)
 
     def first_operation(self, start: float, end: float) -> float:
-        """Returns the start of the first operation in a range; the start of the range if there is none."""
+        """Returns the start of the first operation in a range.
+
+        If there is none, the computation does nothing, as PyTorch's `I` of stage 0, and all of the range is a wait. In a
+        trace without any operation, the waits are not known, and the start of the range is returned.
+        """
+        if not self._starts:
+            return start
         index = bisect_left(self._starts, start)
-        return self._starts[index] if index < len(self._starts) and self._starts[index] <= end else start
+        return min(self._starts[index], end) if index < len(self._starts) else end
 
 
 class _Kernels:
