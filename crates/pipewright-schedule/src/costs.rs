@@ -250,7 +250,7 @@ impl Costs {
     }
 
     /// Returns the bytes of the output of `stage` for one microbatch; 0 if they are not known.
-    pub(crate) fn output_bytes(&self, stage: StageIndex) -> u64 {
+    pub fn output_bytes(&self, stage: StageIndex) -> u64 {
         let last = self.sizes.len().saturating_sub(1);
         self.sizes.get(stage.index().min(last)).map_or(0, |sizes| sizes.output)
     }

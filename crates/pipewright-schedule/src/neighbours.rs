@@ -51,6 +51,22 @@ impl Neighbours {
         if let Neighbour::OtherRank(rank) = neighbour { Some(rank) } else { None }
     }
 
+    /// Returns the receive that brings a tensor to `part`, a part of a computation; `None` if it needs none
+    /// from another rank.
+    #[inline]
+    pub(crate) fn receive_for(&self, part: Action) -> Option<Action> {
+        let (neighbour, receive) = match part {
+            Action::Forward { stage, microbatch } => {
+                (self.before(stage), Action::RecvForward { stage, microbatch })
+            }
+            Action::Backward { stage, microbatch } | Action::InputBackward { stage, microbatch } => {
+                (self.after(stage), Action::RecvBackward { stage, microbatch })
+            }
+            _ => return None,
+        };
+        matches!(neighbour, Neighbour::OtherRank(_)).then_some(receive)
+    }
+
     /// Returns the location of the stage before `stage`.
     #[inline]
     pub(crate) fn before(&self, stage: StageIndex) -> Neighbour {

@@ -16,6 +16,7 @@ use crate::failure::{Exit, Failure};
 use crate::output::OutputFile;
 use crate::schedules::drawing::check_size;
 use crate::schedules::file::{locate, read};
+use crate::schedules::transport::TransportArguments;
 
 /// The arguments of `pipewright lower`.
 #[derive(Debug, Args)]
@@ -24,7 +25,8 @@ pub(crate) struct LowerArguments {
     #[arg(value_name = "FILE.csv")]
     file: PathBuf,
     /// The passes, in the order in which they run: merge-bw, unshard, reduce-grad, send-early (before
-    /// send-recv), send-recv, wait-send and defer-recv (both after send-recv)
+    /// send-recv), send-recv, wait-send and defer-recv (both after send-recv), and order-safe, which orders the
+    /// messages so that the program is sound on --transport
     #[arg(long = "pass", value_name = "PASS,..", value_delimiter = ',', required = true)]
     passes: Vec<Pass>,
     /// The rank of each stage, if it does not follow from the rows
@@ -35,6 +37,8 @@ pub(crate) struct LowerArguments {
     microbatches: Option<u32>,
     #[command(flatten)]
     settings: PassSettings,
+    #[command(flatten)]
+    transport: TransportArguments,
     /// The form of the output
     #[arg(long, value_enum, default_value = "csv")]
     format: Format,
@@ -74,6 +78,7 @@ enum Format {
 pub(crate) fn run(arguments: &LowerArguments) -> Result<(), Failure> {
     check_order(&arguments.passes).map_err(|error| Failure::input(format!("--pass: {error}")))?;
     let passes = arguments.settings.apply(&arguments.passes)?;
+    let passes = on_transport(passes, &arguments.transport)?;
     let file = &arguments.file;
     let text = read(file).map_err(Failure::input)?;
     check_text(&text, Use::Lower)?;
@@ -85,8 +90,8 @@ pub(crate) fn run(arguments: &LowerArguments) -> Result<(), Failure> {
         .then(|| arguments.stage_to_rank.iter().copied().map(Rank::new).collect());
     let input = PassInput { rows, stage_to_rank, microbatches: arguments.microbatches };
     let program = apply(input, &passes).map_err(|error| {
-        let exit =
-            if matches!(error, LowerError::Stuck { .. }) { Exit::CheckFailed } else { Exit::WrongInput };
+        let is_unsound = matches!(error, LowerError::Stuck { .. } | LowerError::Invalid(_));
+        let exit = if is_unsound { Exit::CheckFailed } else { Exit::WrongInput };
         Failure::new(exit, format!("{}: {error}", file.display()))
     })?;
     arguments.output.write(&print(&program, arguments.format)?)
@@ -102,6 +107,24 @@ fn require_microbatches(rows: &[Vec<Option<Action>>], given: Option<u32>) -> Res
         )),
         _ => Ok(()),
     }
+}
+
+/// Returns `passes` with the transport of the command line for `order-safe`.
+fn on_transport(mut passes: Vec<Pass>, transport: &TransportArguments) -> Result<Vec<Pass>, Failure> {
+    let Some(communicator) = transport.single("a program")? else { return Ok(passes) };
+    let is_plain = |pass: &Pass| pass.to_string() == "order-safe";
+    let Some(pass) = passes.iter_mut().find(|pass| pass.name() == "order-safe") else {
+        return Err(Failure::input(
+            "--transport belongs to the pass order-safe, which --pass does not name; leave it out or add the pass",
+        ));
+    };
+    if !is_plain(pass) {
+        return Err(Failure::input(
+            "--transport is given, and --pass has a setting after order-safe= as well; leave one of them out",
+        ));
+    }
+    *pass = Pass::OrderSafe(communicator);
+    Ok(passes)
 }
 
 impl PassSettings {

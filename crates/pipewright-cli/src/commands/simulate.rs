@@ -1,6 +1,7 @@
 //! `pipewright simulate`: predicts when each rank runs each action, and prints how long the prediction took.
 
 use std::path::PathBuf;
+use std::time::Instant;
 
 use clap::{Args, ValueEnum};
 use pipewright_schedule::csv::print_rows;
@@ -16,6 +17,8 @@ use crate::schedules::drawing::{Picture, PictureArguments, check_cells, check_si
 use crate::schedules::simulation_text::{events, json, text};
 use crate::schedules::size::{ScheduleSize, is_file_name, own_name};
 use crate::schedules::timed_program::{EngineTimes, Source, TimedProgram, refused, training};
+use crate::schedules::transport::TransportArguments;
+use crate::schedules::transport_price::{Price, Priced};
 
 /// The arguments of `pipewright simulate`.
 #[derive(Debug, Args)]
@@ -45,6 +48,8 @@ pub(crate) struct SimulateArguments {
     /// The stages that compute their forward again in their backward: none, stage, block, or a list of stages
     #[arg(long, value_name = "none|stage|0,2", default_value = "none", conflicts_with = "logical")]
     recompute: Recompute,
+    #[command(flatten)]
+    transport: TransportArguments,
     /// The form of the output
     #[arg(long, value_enum, default_value = "text")]
     format: Format,
@@ -115,11 +120,13 @@ pub(crate) fn run(arguments: &SimulateArguments) -> Result<(), Failure> {
         return Err(Failure::input(no_grid(arguments)));
     }
     arguments.picture.check(arguments.format.picture(), &arguments.output)?;
+    if arguments.transport.is_given() {
+        return run_on_transport(arguments);
+    }
     if arguments.profile.profile.is_some() {
         return run_profile(arguments);
     }
-    let costs =
-        Costs { recompute: arguments.recompute.clone(), ..arguments.cost.clone().unwrap_or_default() };
+    let costs = costs_of(arguments);
     let mut timed_program = program(arguments)?;
     if !matches!(arguments.format, Format::Text | Format::Json | Format::Csv) {
         check_size(&timed_program.program)?;
@@ -134,9 +141,65 @@ pub(crate) fn run(arguments: &SimulateArguments) -> Result<(), Failure> {
         let run = timed_program.times.simulate(|| timed(program, &costs)).map_err(refused)?;
         let steps = logical(program).map_err(bug)?.steps();
         let summary = || Summary::of(&run, steps, &costs);
-        print(summary, run.timeline(), &timed_program, arguments)
+        print(summary, run.timeline(), &timed_program, None, arguments)
     };
     write(arguments, &printed)
+}
+
+/// Simulates on the transports that the arguments choose.
+fn run_on_transport(arguments: &SimulateArguments) -> Result<(), Failure> {
+    if arguments.logical {
+        return Err(Failure::input(
+            "--logical has no messages that take time, and --transport is about them; leave one out",
+        ));
+    }
+    let (mut timed_program, costs, prediction) = match arguments.profile.profile {
+        Some(_) => {
+            let mut times = EngineTimes::default();
+            let source = source(arguments)?;
+            let name = source.name();
+            let Predicted { prediction, .. } =
+                arguments.profile.predict(source, &arguments.recompute, arguments.needs(), &mut times)?;
+            let timed_program = TimedProgram::of_prediction(name, &prediction, times)?;
+            (timed_program, prediction.costs.clone(), Some(prediction))
+        }
+        None => (program(arguments)?, costs_of(arguments), None),
+    };
+    let optimizer = prediction.as_ref().map_or(0.0, |prediction| prediction.optimizer_s);
+    let priced = Priced { timed_program: &timed_program, costs: &costs, optimizer };
+    let communicators = priced.communicators(&arguments.transport);
+    let [communicator] = communicators.as_slice() else {
+        if !matches!(arguments.format, Format::Text | Format::Json) {
+            return Err(Failure::input(
+                "--transport all prints a table; use --format text or json, or one transport",
+            ));
+        }
+        return write(arguments, &priced.compare(&communicators, arguments.format == Format::Json)?);
+    };
+    if arguments.format.picture().is_some() {
+        check_size(&timed_program.program)?;
+    }
+    let start = Instant::now();
+    let (run, price) = priced.simulate(communicator)?;
+    timed_program.times.simulate += start.elapsed();
+    // A receive holds its rank in the logical simulation, which some transports do not demand.
+    let steps = logical(&timed_program.program).map_or(0, |run| run.steps());
+    let summary = || {
+        let summary = Summary::of(&run, steps, &costs);
+        let makespan = summary.makespan + optimizer;
+        match &prediction {
+            Some(prediction) => {
+                Summary { makespan, peak_bytes: Some(prediction.peak_bytes.clone()), ..summary }
+            }
+            None => summary,
+        }
+    };
+    write(arguments, &print(summary, run.timeline(), &timed_program, Some(&price), arguments))
+}
+
+/// Returns the costs that the arguments give.
+fn costs_of(arguments: &SimulateArguments) -> Costs {
+    Costs { recompute: arguments.recompute.clone(), ..arguments.cost.clone().unwrap_or_default() }
 }
 
 /// Writes the output to where the arguments say.
@@ -179,7 +242,7 @@ fn run_profile(arguments: &SimulateArguments) -> Result<(), Failure> {
     if !matches!(arguments.format, Format::Text | Format::Json | Format::Csv) {
         check_size(&timed_program.program)?;
     }
-    write(arguments, &print(|| summary.clone(), prediction.run.timeline(), &timed_program, arguments))
+    write(arguments, &print(|| summary.clone(), prediction.run.timeline(), &timed_program, None, arguments))
 }
 
 /// Makes the program that is simulated.
@@ -194,6 +257,9 @@ fn program(arguments: &SimulateArguments) -> Result<TimedProgram, Failure> {
         return Err(Failure::input(format!(
             "{name}: the file has messages already, and --level is for a schedule without; leave it out"
         )));
+    }
+    if arguments.transport.is_given() {
+        return TimedProgram::unproved(name, source, &passes(arguments), times);
     }
     TimedProgram::made(name, source, &passes(arguments), times)
 }
@@ -247,13 +313,14 @@ fn print_logical(
         return Ok(picture::grid(rows, &[]));
     }
     let timeline = run.timeline(1.0);
-    Ok(print(|| Summary::of_logical(run), &timeline, timed_program, arguments))
+    Ok(print(|| Summary::of_logical(run), &timeline, timed_program, None, arguments))
 }
 
 fn print(
     summary: impl Fn() -> Summary,
     timeline: &Timeline,
     timed_program: &TimedProgram,
+    price: Option<&Price>,
     arguments: &SimulateArguments,
 ) -> String {
     match (arguments.format, arguments.format.picture()) {
@@ -261,8 +328,8 @@ fn print(
             let title = timed_program.title();
             picture.draw(timeline, &timed_program.program, &title, timed_program.unit, &arguments.picture)
         }
-        (Format::Text, None) => text(&summary(), timed_program, arguments.logical),
-        (Format::Json, None) => json(&summary(), timed_program),
+        (Format::Text, None) => text(&summary(), timed_program, price, arguments.logical),
+        (Format::Json, None) => json(&summary(), timed_program, price),
         (_, None) => events(timeline),
     }
 }

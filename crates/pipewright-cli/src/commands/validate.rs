@@ -16,7 +16,8 @@ use crate::output;
 use crate::schedules::drawing::check_size;
 use crate::schedules::file::{locate, read, slice_hint};
 use crate::schedules::size::slices;
-use crate::schedules::verdicts::{TransportArguments, Verdicts};
+use crate::schedules::transport::TransportArguments;
+use crate::schedules::verdicts::Verdicts;
 
 /// The arguments of `pipewright validate`.
 #[derive(Debug, Args)]
@@ -81,10 +82,12 @@ pub(crate) fn run(arguments: &ValidateArguments) -> Result<(), Failure> {
             "{name}: the schedule has no messages, which a transport could order; {advice}"
         )));
     }
-    match arguments.transport.judge(&program, level) {
-        None => prove(arguments, program, level),
-        Some(Ok(verdicts)) => show_verdicts(arguments, &verdicts),
-        Some(Err(violations)) => refuse(arguments, &violations),
+    if !arguments.transport.is_given() {
+        return prove(arguments, program, level);
+    }
+    match Verdicts::of(&program, level, &arguments.transport.communicators()) {
+        Ok(verdicts) => show_verdicts(arguments, &verdicts),
+        Err(violations) => refuse(arguments, &violations),
     }
 }
 

@@ -9,4 +9,6 @@ pub(crate) mod other_sizes;
 pub(crate) mod simulation_text;
 pub(crate) mod size;
 pub(crate) mod timed_program;
+pub(crate) mod transport;
+pub(crate) mod transport_price;
 pub(crate) mod verdicts;

@@ -11,6 +11,7 @@ use serde::Serialize;
 use crate::display::bytes;
 use crate::schedules::file::slice_hint;
 use crate::schedules::timed_program::{EngineTimes, TimedProgram};
+use crate::schedules::transport_price::Price;
 
 /// The output of `--format json`: the keys of the summary, the buffers for activations, and the times of the
 /// engine.
@@ -18,6 +19,8 @@ use crate::schedules::timed_program::{EngineTimes, TimedProgram};
 struct Report<'a> {
     #[serde(flatten)]
     summary: &'a Summary,
+    #[serde(flatten)]
+    price: Option<&'a Price>,
     /// The buffers for activations on each rank.
     activation_buffers: Vec<Buffers>,
     engine_ms: &'a EngineTimes,
@@ -58,27 +61,40 @@ fn activation_buffers(program: &Program) -> Vec<Buffers> {
 }
 
 /// Returns the summary as JSON.
-pub(crate) fn json(summary: &Summary, timed_program: &TimedProgram) -> String {
+pub(crate) fn json(summary: &Summary, timed_program: &TimedProgram, price: Option<&Price>) -> String {
     let activation_buffers = activation_buffers(&timed_program.program);
-    let report = Report { summary, activation_buffers, engine_ms: &timed_program.times };
+    let report = Report { summary, price, activation_buffers, engine_ms: &timed_program.times };
     serde_json::to_string(&report).expect("numbers can be written as JSON") + "\n"
 }
 
 /// Returns the summary as text. The makespan is in ticks if the simulation counts ticks.
-pub(crate) fn text(summary: &Summary, timed_program: &TimedProgram, counts_ticks: bool) -> String {
+pub(crate) fn text(
+    summary: &Summary,
+    timed_program: &TimedProgram,
+    price: Option<&Price>,
+    counts_ticks: bool,
+) -> String {
     let mut text = timed_program.title() + "\n";
     let mut line = |what: &str, words: String| {
         writeln!(text, "{what:10} {words}").expect("a string takes all text");
     };
     let percent = |fraction: f64| format!("{:.1}%", fraction * 100.0);
     let (barrier, span) = (percent(summary.bubble_fraction), percent(summary.span_bubble_fraction));
-    let time = rounded(summary.makespan);
-    let time = match timed_program.unit {
-        _ if counts_ticks => format!("{} ticks", summary.steps),
-        TimeUnit::Costs => format!("{time} units, {} logical steps", summary.steps),
-        TimeUnit::Seconds => format!("{time} s, {} logical steps", summary.steps),
+    let time = |time: f64| match timed_program.unit {
+        TimeUnit::Costs => format!("{} units", rounded(time)),
+        TimeUnit::Seconds => format!("{} s", rounded(time)),
     };
-    line("makespan", time);
+    line(
+        "makespan",
+        match summary.steps {
+            steps if counts_ticks => format!("{steps} ticks"),
+            0 => time(summary.makespan),
+            steps => format!("{}, {steps} logical steps", time(summary.makespan)),
+        },
+    );
+    if let Some(price) = price {
+        line("transport", price.text(time));
+    }
     line("bubble", format!("{barrier} barrier to barrier, {span} from a rank's first action to its last"));
     line("by rank", list(summary.bubble_per_rank.iter().map(|&fraction| percent(fraction)), " "));
     line("exposed", format!("{} of the time in messages", percent(summary.exposed_comm_fraction)));

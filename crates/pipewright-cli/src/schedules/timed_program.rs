@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use pipewright_schedule::csv::parse_program;
 use pipewright_schedule::footprint::Use;
-use pipewright_schedule::lower::{ProgramSource, SourceError, TrainingLowering};
+use pipewright_schedule::lower::{Lowered, ProgramSource, SourceError, TrainingLowering};
 use pipewright_schedule::picture::{TimeUnit, title};
 use pipewright_schedule::plan::Prediction;
 use pipewright_schedule::simulate::{SimulateError, timed};
@@ -30,7 +30,7 @@ pub(crate) enum Source {
 /// A sound program with communication, and the times of the steps that made it.
 pub(crate) struct TimedProgram {
     /// The name by which the user refers to the schedule.
-    name: String,
+    pub(crate) name: String,
     /// The unit of its simulated times.
     pub(crate) unit: TimeUnit,
     pub(crate) program: Program,
@@ -70,6 +70,17 @@ impl TimedProgram {
         mut times: EngineTimes,
     ) -> Result<Self, Failure> {
         let program = times.prove(&name, source, passes)?.into_program();
+        Ok(Self { name, unit: TimeUnit::Costs, program, times })
+    }
+
+    /// Does the same, but leaves the proof to the transports on which the program is simulated.
+    pub(crate) fn unproved(
+        name: String,
+        source: ProgramSource,
+        passes: &LowerConfig,
+        mut times: EngineTimes,
+    ) -> Result<Self, Failure> {
+        let program = times.lower(&name, source, passes)?.into_program();
         Ok(Self { name, unit: TimeUnit::Costs, program, times })
     }
 
@@ -130,12 +141,16 @@ impl EngineTimes {
         source: ProgramSource,
         passes: &LowerConfig,
     ) -> Result<ValidatedProgram, Failure> {
-        let is_own = matches!(source, ProgramSource::Rows(_));
-        let exit = if is_own { Exit::CheckFailed } else { Exit::Bug };
-        let unsound = |error: SourceError| Failure::new(exit, format!("{name}: {}", sentence(&error)));
-        let lowered = clocked(&mut self.lower, || source.lowered(passes)).map_err(unsound)?;
+        let exit = exit_of(&source);
+        let lowered = self.lower(name, source, passes)?;
         let proved = clocked(&mut self.validate, || lowered.validated());
-        proved.map_err(|violations| unsound(LowerError::from(violations).into()))
+        proved.map_err(|violations| unsound(name, exit, &LowerError::from(violations).into()))
+    }
+
+    /// Lowers a source that is called `name`, and adds the time.
+    fn lower(&mut self, name: &str, source: ProgramSource, passes: &LowerConfig) -> Result<Lowered, Failure> {
+        let exit = exit_of(&source);
+        clocked(&mut self.lower, || source.lowered(passes)).map_err(|error| unsound(name, exit, &error))
     }
 
     /// Generates or parses a schedule, and adds the time.
@@ -152,6 +167,15 @@ impl EngineTimes {
     pub(crate) fn total(&self) -> Duration {
         self.generate + self.lower + self.validate + self.simulate
     }
+}
+
+/// Returns the exit code if a source is unsound: only rows are the user's own.
+fn exit_of(source: &ProgramSource) -> Exit {
+    if matches!(source, ProgramSource::Rows(_)) { Exit::CheckFailed } else { Exit::Bug }
+}
+
+fn unsound(name: &str, exit: Exit, error: &SourceError) -> Failure {
+    Failure::new(exit, format!("{name}: {}", sentence(error)))
 }
 
 /// Returns the passes of the program that `train` runs on one replica.

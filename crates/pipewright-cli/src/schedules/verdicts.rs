@@ -3,67 +3,23 @@
 
 use std::fmt::Write;
 
-use clap::Args;
-use pipewright_schedule::communicator::{
-    Communicator, Groups, Sends, Streams, UnknownStreams, Verdict, judge,
-};
+use pipewright_schedule::communicator::{Communicator, Streams, Verdict, judge};
 use pipewright_schedule::{Level, Program, Violations};
 use serde_json::{Map, Value};
-
-/// The arguments that choose communicators.
-#[derive(Debug, Args)]
-pub(crate) struct TransportArguments {
-    /// Judge the program on a transport: buffered (messages are tagged and buffered), edge (one queue per
-    /// directed pair of ranks), pair (one queue per pair of ranks), rank (one queue per rank), or all of them
-    #[arg(long, value_name = "TRANSPORT", value_parser = transports)]
-    transport: Option<Transports>,
-    /// Messages of at most this size are sent without waiting for their receive; messages without a size
-    /// count as smaller
-    #[arg(long, value_name = "BYTES", requires = "transport")]
-    eager: Option<u64>,
-    /// The size of the messages between stage 0 and 1, between stage 1 and 2, and so on; the last size counts
-    /// for the others
-    #[arg(long, value_name = "BYTES,...", value_delimiter = ',', requires = "eager")]
-    message_bytes: Vec<u64>,
-    /// Sends and receives that follow each other start together, as PyTorch's batched exchanges do
-    #[arg(long, requires = "transport")]
-    grouped: bool,
-}
-
-/// The kinds of streams of `--transport`.
-#[derive(Debug, Clone)]
-struct Transports(Vec<Streams>);
-
-fn transports(name: &str) -> Result<Transports, UnknownStreams> {
-    Streams::parse_choice(name).map(Transports)
-}
 
 /// The verdicts on one program, by kind of streams.
 pub(crate) struct Verdicts(Vec<(Streams, Verdict)>);
 
-impl TransportArguments {
-    pub(crate) fn is_given(&self) -> bool {
-        self.transport.is_some()
-    }
-
-    /// Judges `program` on the chosen communicators; `None` if no transport was given.
+impl Verdicts {
+    /// Judges `program` on communicators.
     ///
     /// # Errors
     /// The violations that do not depend on the communicator.
-    pub(crate) fn judge(&self, program: &Program, level: Level) -> Option<Result<Verdicts, Violations>> {
-        let Transports(streams) = self.transport.as_ref()?;
-        let verdict = |&streams: &Streams| Ok((streams, judge(program, level, &self.communicator(streams))?));
-        Some(streams.iter().map(verdict).collect::<Result<_, _>>().map(Verdicts))
+    pub(crate) fn of(program: &Program, level: Level, on: &[Communicator]) -> Result<Self, Violations> {
+        let verdict = |on: &Communicator| Ok((on.streams, judge(program, level, on)?));
+        on.iter().map(verdict).collect::<Result<_, _>>().map(Self)
     }
 
-    fn communicator(&self, streams: Streams) -> Communicator {
-        let sends = Sends::eager_up_to(self.eager, self.message_bytes.clone());
-        let groups = if self.grouped { Groups::Consecutive } else { Groups::Single };
-        Communicator { streams, sends, groups }
-    }
-}
-
-impl Verdicts {
     pub(crate) fn are_sound(&self) -> bool {
         self.0.iter().all(|(_, verdict)| verdict.is_sound())
     }
@@ -99,16 +55,8 @@ impl Verdicts {
         let why = self
             .0
             .iter()
-            .filter_map(|(streams, verdict)| Some((streams.to_string(), first_reason(verdict)?.into())));
+            .filter_map(|(streams, verdict)| Some((streams.to_string(), verdict.reason()?.into())));
         object.insert("why".to_owned(), Value::Object(why.collect()));
         Value::Object(object)
     }
-}
-
-fn first_reason(verdict: &Verdict) -> Option<String> {
-    let crossing = verdict.crossings.first().map(ToString::to_string);
-    crossing.or_else(|| {
-        let cycle: Vec<String> = verdict.cycle.iter().take(16).map(ToString::to_string).collect();
-        (!cycle.is_empty()).then(|| cycle.join("; "))
-    })
 }

@@ -44,6 +44,15 @@ impl Verdict {
             (_, false) => "crossed, may hang",
         }
     }
+
+    /// Returns the first crossed message, or the cycle of actions, on one line; `None` if the program is sound.
+    pub fn reason(&self) -> Option<String> {
+        let crossing = self.crossings.first().map(ToString::to_string);
+        crossing.or_else(|| {
+            let cycle: Vec<String> = self.cycle.iter().take(HOLDS).map(ToString::to_string).collect();
+            (!cycle.is_empty()).then(|| cycle.join("; "))
+        })
+    }
 }
 
 impl fmt::Display for Verdict {

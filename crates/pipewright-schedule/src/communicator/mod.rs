@@ -47,4 +47,5 @@ mod judge;
 pub use crossing::Crossing;
 pub use hang::{Hold, Reason};
 pub use judge::{Verdict, judge};
+pub(crate) use model::QueueKey;
 pub use model::{Communicator, Groups, Sends, Streams, UnknownStreams};

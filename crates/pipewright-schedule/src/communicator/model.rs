@@ -1,14 +1,16 @@
 //! The communicators that a program can be judged on.
 
+use std::collections::VecDeque;
 use std::fmt;
 use std::str::FromStr;
 
 use thiserror::Error;
 
-use crate::ids::StageIndex;
+use crate::action::Action;
+use crate::ids::{Rank, StageIndex};
 
 /// The properties of a communicator that decide whether a program finishes with the right tensors.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub struct Communicator {
     /// The operations that wait for each other.
     pub streams: Streams,
@@ -33,7 +35,7 @@ pub enum Streams {
 }
 
 /// When a send completes.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub enum Sends {
     /// When its receive runs.
     #[default]
@@ -51,7 +53,7 @@ pub enum Sends {
 }
 
 /// The operations that start together.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub enum Groups {
     /// Each operation is by itself.
     #[default]
@@ -60,6 +62,58 @@ pub enum Groups {
     /// one group: they run at the same time (NCCL user guide, "Point-to-point communication").
     Consecutive,
 }
+
+/// Writes the streams, and after colons the settings that differ from the default: `pair`, `rank:grouped`,
+/// `rank:eager`, or `rank:eager=1024/4096/512` with the limit and then the sizes of the messages.
+impl fmt::Display for Communicator {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.streams.fmt(f)?;
+        match &self.sends {
+            Sends::Rendezvous => {}
+            Sends::Eager => f.write_str(":eager")?,
+            Sends::EagerUpTo { limit, messages } => {
+                write!(f, ":eager={limit}")?;
+                messages.iter().try_for_each(|bytes| write!(f, "/{bytes}"))?;
+            }
+        }
+        match self.groups {
+            Groups::Single => Ok(()),
+            Groups::Consecutive => f.write_str(":grouped"),
+        }
+    }
+}
+
+impl FromStr for Communicator {
+    type Err = UnknownStreams;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let mut settings = text.split(':');
+        let streams = settings.next().unwrap_or_default().parse()?;
+        let mut communicator = Self { streams, ..Self::default() };
+        for setting in settings {
+            match setting {
+                "grouped" => communicator.groups = Groups::Consecutive,
+                "eager" => communicator.sends = Sends::Eager,
+                other => {
+                    communicator.sends = limited(other).ok_or_else(|| UnknownStreams(text.to_owned()))?;
+                }
+            }
+        }
+        Ok(communicator)
+    }
+}
+
+/// Reads `eager=LIMIT/BYTES/...`.
+fn limited(setting: &str) -> Option<Sends> {
+    let numbers = setting.strip_prefix("eager=")?.split('/').map(str::parse);
+    let mut numbers = numbers.collect::<Result<VecDeque<u64>, _>>().ok()?;
+    let limit = numbers.pop_front()?;
+    (!numbers.is_empty()).then(|| Sends::EagerUpTo { limit, messages: numbers.into() })
+}
+
+/// The peer and the direction that a queue of a rank is for, if it is not for all. Operations with equal keys
+/// are in one queue.
+pub(crate) type QueueKey = (Option<Rank>, Option<bool>);
 
 impl Streams {
     /// All kinds of streams, from the one with the fewest waits to the one with the most.
@@ -86,6 +140,15 @@ impl Streams {
     /// Returns whether a receive gets the message of its send, whatever their order.
     pub fn is_tagged(self) -> bool {
         self == Self::Buffered
+    }
+
+    /// Returns the key of the queue of a rank for its sends to `peer`, or for its receives from it.
+    pub(crate) fn key(self, peer: Rank, is_send: bool) -> QueueKey {
+        match self {
+            Self::Buffered | Self::Edge => (Some(peer), Some(is_send)),
+            Self::Pair => (Some(peer), None),
+            Self::Rank => (None, None),
+        }
     }
 
     /// Returns what a verdict on these streams assumes, with its source.
@@ -146,8 +209,16 @@ impl Sends {
         }
     }
 
+    /// Returns whether the message of `send` is sent at once.
+    pub(crate) fn sends_at_once(&self, send: Action) -> bool {
+        self.is_eager(match send {
+            Action::SendBackward { stage, .. } => stage.before().unwrap_or(stage),
+            other => other.stage(),
+        })
+    }
+
     /// Returns whether a message between `stage` and the next stage is sent at once.
-    pub(super) fn is_eager(&self, stage: StageIndex) -> bool {
+    fn is_eager(&self, stage: StageIndex) -> bool {
         match self {
             Self::Rendezvous => false,
             Self::Eager => true,

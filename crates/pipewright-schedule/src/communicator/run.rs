@@ -4,9 +4,9 @@ use std::collections::VecDeque;
 
 use crate::action::Action;
 use crate::action_set::ActionSet;
-use crate::communicator::model::{Communicator, Groups, Streams};
+use crate::communicator::model::{Communicator, Groups, QueueKey, Streams};
 use crate::ids::Rank;
-use crate::neighbours::{Neighbour, Neighbours};
+use crate::neighbours::Neighbours;
 use crate::placement::Placement;
 use crate::schedule::Program;
 use crate::transfer::Transfer;
@@ -37,7 +37,7 @@ struct RankState {
 
 /// A queue of operations with the ranks and directions that it serves.
 struct Stream {
-    key: (Option<Rank>, Option<Direction>),
+    key: QueueKey,
     operations: VecDeque<Operation>,
     /// The eager messages that have arrived and that no receive has taken, by sender. Only for receives.
     arrived: Vec<(Rank, usize)>,
@@ -131,21 +131,7 @@ impl<'a> Run<'a> {
             Action::WaitSendBackward { stage, microbatch } => {
                 Some(Action::SendBackward { stage, microbatch }).filter(is_missing)
             }
-            _ => action.parts().find_map(|part| self.message_of(part).filter(is_missing)),
-        }
-    }
-
-    /// Returns the receive that brings a tensor to a computation.
-    fn message_of(&self, part: Action) -> Option<Action> {
-        let from_other = |neighbour| matches!(neighbour, Neighbour::OtherRank(_));
-        match part {
-            Action::Forward { stage, microbatch } => {
-                from_other(self.neighbours.before(stage)).then_some(Action::RecvForward { stage, microbatch })
-            }
-            Action::Backward { stage, microbatch } | Action::InputBackward { stage, microbatch } => {
-                from_other(self.neighbours.after(stage)).then_some(Action::RecvBackward { stage, microbatch })
-            }
-            _ => None,
+            _ => action.parts().find_map(|part| self.neighbours.receive_for(part).filter(is_missing)),
         }
     }
 
@@ -223,14 +209,14 @@ impl<'a> Run<'a> {
 
     fn can_complete(&self, rank: Rank, stream: &Stream, operation: &Operation) -> bool {
         match operation.direction {
-            Direction::Out if self.is_eager(operation.action) => true,
+            Direction::Out if self.communicator.sends.sends_at_once(operation.action) => true,
             Direction::In if stream.has_arrived(operation.peer) => true,
             _ => self.running_counterpart(rank, operation).is_some_and(|(stream, other)| {
                 match other.direction {
                     // A message that arrived earlier comes first.
                     Direction::In => !stream.has_arrived(rank),
                     // An eager send completes by itself.
-                    Direction::Out => !self.is_eager(other.action),
+                    Direction::Out => !self.communicator.sends.sends_at_once(other.action),
                 }
             }),
         }
@@ -243,14 +229,6 @@ impl<'a> Run<'a> {
         streams.find_map(|stream| Some((stream, stream.running().find(is_it)?)))
     }
 
-    fn is_eager(&self, send: Action) -> bool {
-        let boundary = match send {
-            Action::SendBackward { stage, .. } => stage.before().unwrap_or(stage),
-            other => other.stage(),
-        };
-        self.communicator.sends.is_eager(boundary)
-    }
-
     /// Completes the operation `at` of a stream, and its counterpart.
     fn complete(&mut self, rank: Rank, index: usize, at: usize) {
         let streams = self.communicator.streams;
@@ -258,7 +236,7 @@ impl<'a> Run<'a> {
         let Some(operation) = stream.operations.remove(at) else { return };
         self.completed.insert(operation.action);
         let took_arrived = operation.direction == Direction::In && stream.take_arrived(operation.peer);
-        if operation.direction == Direction::Out && self.is_eager(operation.action) {
+        if operation.direction == Direction::Out && self.communicator.sends.sends_at_once(operation.action) {
             let peer = &mut self.ranks[operation.peer.index()];
             peer.stream(streams, rank, Direction::In).add_arrived(rank);
         } else if !took_arrived {
@@ -275,11 +253,7 @@ impl<'a> Run<'a> {
 impl RankState {
     /// Returns the stream of the operations with `peer` in `direction`.
     fn stream(&mut self, streams: Streams, peer: Rank, direction: Direction) -> &mut Stream {
-        let key = match streams {
-            Streams::Buffered | Streams::Edge => (Some(peer), Some(direction)),
-            Streams::Pair => (Some(peer), None),
-            Streams::Rank => (None, None),
-        };
+        let key = streams.key(peer, direction == Direction::Out);
         let index = self.streams.iter().position(|stream| stream.key == key).unwrap_or_else(|| {
             self.streams.push(Stream { key, operations: VecDeque::new(), arrived: Vec::new() });
             self.streams.len() - 1

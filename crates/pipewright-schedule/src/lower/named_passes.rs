@@ -20,13 +20,14 @@ use std::str::FromStr;
 use thiserror::Error;
 
 use crate::action::Action;
+use crate::communicator::{Communicator, Groups, Sends, Streams};
 use crate::ids::Rank;
 use crate::lower::error::LowerError;
 use crate::lower::reduce_grad::{ReduceWait, reduce_grad};
 use crate::lower::send_early::{Overlaps, send_early};
 use crate::lower::send_recv::send_recv_cells;
 use crate::lower::unshard::{UnshardConfig, UnshardLookahead, unshard};
-use crate::lower::{defer_recv, merge_bw, send_recv, wait_send};
+use crate::lower::{defer_recv, merge_bw, order_safe, send_recv, wait_send};
 use crate::placement::Placement;
 use crate::schedule::{Program, ScheduleError, check_sizes, infer_sizes};
 use crate::slices::Slices;
@@ -52,6 +53,9 @@ pub enum Pass {
     WaitSend(Option<NonZeroU32>),
     /// `defer-recv`
     DeferRecv,
+    /// `order-safe` for one queue per rank, or `order-safe=pair:eager` for another communicator
+    /// ([`Communicator`]).
+    OrderSafe(Communicator),
 }
 
 /// A text that is not a [`Pass`].
@@ -75,8 +79,21 @@ pub enum ParsePassError {
 
 crate::error_text::message_as_debug!(ParsePassError);
 
-const NAMES: [&str; 7] =
-    ["merge-bw", "unshard", "reduce-grad", "send-early", "send-recv", "wait-send", "defer-recv"];
+const NAMES: [&str; 8] = [
+    "merge-bw",
+    "unshard",
+    "reduce-grad",
+    "send-early",
+    "send-recv",
+    "wait-send",
+    "defer-recv",
+    "order-safe",
+];
+
+/// The communicator for which `order-safe` orders messages by default. A program that is sound on it is sound
+/// on the others.
+const STRICTEST: Communicator =
+    Communicator { streams: Streams::Rank, sends: Sends::Rendezvous, groups: Groups::Single };
 
 /// Returns the settings of a pass, for an error message.
 fn settings(pass: &str) -> &'static str {
@@ -85,6 +102,9 @@ fn settings(pass: &str) -> &'static str {
         "reduce-grad" => "use `reduce-grad`, `reduce-grad=deferred` or `reduce-grad=at-end`",
         "send-early" => "use `send-early` or `send-early=keep-overlaps`",
         "wait-send" => "use `wait-send` or `wait-send=2`",
+        "order-safe" => {
+            "use `order-safe`, or `order-safe=edge`, `pair` or `rank`, with `:eager`, `:eager=LIMIT/BYTES` or `:grouped`"
+        }
         _ => "it has none",
     }
 }
@@ -108,6 +128,7 @@ impl Pass {
             Self::SendRecv => "send-recv",
             Self::WaitSend(_) => "wait-send",
             Self::DeferRecv => "defer-recv",
+            Self::OrderSafe(_) => "order-safe",
         }
     }
 
@@ -120,6 +141,7 @@ impl Pass {
             Self::SendRecv => send_recv(program)?,
             Self::WaitSend(budget) => wait_send(program, *budget),
             Self::DeferRecv => defer_recv(program),
+            Self::OrderSafe(communicator) => order_safe(program, communicator)?,
         })
     }
 }
@@ -135,6 +157,7 @@ impl fmt::Display for Pass {
             Self::SendEarly(Overlaps::Keep) => f.write_str("=keep-overlaps"),
             Self::ReduceGrad(wait) if *wait != ReduceWait::default() => write!(f, "={wait}"),
             Self::WaitSend(Some(budget)) => write!(f, "={budget}"),
+            Self::OrderSafe(communicator) if *communicator != STRICTEST => write!(f, "={communicator}"),
             _ => Ok(()),
         }
     }
@@ -176,6 +199,8 @@ fn with_setting(pass: &str, setting: Option<&str>) -> Option<Pass> {
         }
         ("send-recv", None) => Pass::SendRecv,
         ("defer-recv", None) => Pass::DeferRecv,
+        ("order-safe", None) => Pass::OrderSafe(STRICTEST),
+        ("order-safe", Some(communicator)) => Pass::OrderSafe(communicator.parse().ok()?),
         ("wait-send", None) => Pass::WaitSend(None),
         ("wait-send", Some(budget)) => Pass::WaitSend(Some(budget.parse().ok()?)),
         _ => return None,
@@ -256,7 +281,7 @@ mod tests {
 
     #[test]
     fn passes_round_trip() {
-        let all = "unshard=3,unshard=5:2,unshard=3:auto,unshard=3:1/2,merge-bw,send-early,send-early=keep-overlaps,reduce-grad,reduce-grad=deferred,reduce-grad=at-end,send-recv,defer-recv,wait-send,wait-send=2";
+        let all = "unshard=3,unshard=5:2,unshard=3:auto,unshard=3:1/2,merge-bw,send-early,send-early=keep-overlaps,reduce-grad,reduce-grad=deferred,reduce-grad=at-end,send-recv,defer-recv,wait-send,wait-send=2,order-safe,order-safe=buffered,order-safe=pair:eager,order-safe=rank:eager=8/9/8:grouped";
         let printed: Vec<String> =
             Pass::parse_list(all).expect("passes").iter().map(ToString::to_string).collect();
         assert_eq!(printed.join(","), all);
@@ -267,7 +292,7 @@ mod tests {
     fn mistakes_are_named() {
         check_error(
             "sendrecv",
-            "unknown pass `sendrecv`; the passes are merge-bw, unshard, reduce-grad, send-early, send-recv, wait-send, defer-recv",
+            "unknown pass `sendrecv`; the passes are merge-bw, unshard, reduce-grad, send-early, send-recv, wait-send, defer-recv, order-safe",
         );
         check_error(
             "wait-send=0",
@@ -277,6 +302,11 @@ mod tests {
             "unshard=3:some",
             "`3:some` is not a setting of the pass `unshard`; use `unshard`, `unshard=3`, `unshard=3:2`, `unshard=3:auto` \
              or `unshard=3:1/2/3`",
+        );
+        check_error(
+            "order-safe=nccl",
+            "`nccl` is not a setting of the pass `order-safe`; use `order-safe`, or `order-safe=edge`, `pair` or `rank`, \
+             with `:eager`, `:eager=LIMIT/BYTES` or `:grouped`",
         );
         check_error("merge-bw=1", "`1` is not a setting of the pass `merge-bw`; it has none");
     }

@@ -43,8 +43,13 @@ pub enum PassListError {
 /// # Errors
 /// The first mistake.
 pub fn check_order(passes: &[Pass]) -> Result<(), PassListError> {
-    const ORDERS: [(&str, &str); 3] =
-        [("send-early", "send-recv"), ("send-recv", "defer-recv"), ("send-recv", "wait-send")];
+    const ORDERS: [(&str, &str); 5] = [
+        ("send-early", "send-recv"),
+        ("send-recv", "defer-recv"),
+        ("send-recv", "wait-send"),
+        ("send-recv", "order-safe"),
+        ("defer-recv", "order-safe"),
+    ];
     let position = |name: &str| passes.iter().position(|pass| pass.name() == name);
     let again = passes.iter().enumerate().find(|(index, pass)| position(pass.name()) != Some(*index));
     if let Some((_, pass)) = again {
@@ -67,7 +72,7 @@ pub fn check_messages(rows: &[Vec<Option<Action>>], passes: &[Pass]) -> Result<(
     if has_messages && has("send-early") {
         return Err(PassListError::HasMessages);
     }
-    let idle = ["wait-send", "defer-recv"].into_iter().find(|name| has(name));
+    let idle = ["wait-send", "defer-recv", "order-safe"].into_iter().find(|name| has(name));
     match idle.filter(|_| !has_messages && !has("send-recv")) {
         Some(pass) => Err(PassListError::NoMessages { pass }),
         None => Ok(()),

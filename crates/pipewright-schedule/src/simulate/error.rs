@@ -2,8 +2,9 @@
 
 use thiserror::Error;
 
+use crate::communicator::{Streams, Verdict};
 use crate::costs::CostsError;
-use crate::validate::{BlockedRank, list_blocked};
+use crate::validate::{BlockedRank, Violations, list_blocked};
 
 /// The errors of a simulation.
 #[derive(Clone, PartialEq, Eq, Error)]
@@ -22,9 +23,31 @@ pub enum SimulateError {
         /// Every rank that has not reached the end of its row.
         blocked: Vec<BlockedRank>,
     },
+    /// The program is not sound on the communicator.
+    #[error("on the transport {streams}, the program {}", fault(.verdict))]
+    Unsound {
+        /// The queues of the communicator.
+        streams: Streams,
+        /// The messages that are crossed, or the actions that wait for each other.
+        verdict: Box<Verdict>,
+    },
+    /// Actions of the program are missing or misplaced, whatever the communicator.
+    #[error(transparent)]
+    Incomplete(#[from] Violations),
     /// The costs do not fit the program.
     #[error(transparent)]
     Costs(#[from] CostsError),
 }
 
 crate::error_text::message_as_debug!(SimulateError);
+
+/// Returns what is wrong with a program, after its subject.
+fn fault(verdict: &Verdict) -> String {
+    let fault = match (verdict.crossed > 0, verdict.cycle.is_empty()) {
+        (true, true) => "has crossed messages",
+        (true, false) => "has crossed messages and may hang",
+        (false, _) => "may hang",
+    };
+    let reason = verdict.reason().unwrap_or_default();
+    format!("{fault}: {reason}; repair it with the pass order-safe")
+}

@@ -1,7 +1,8 @@
 //! Simulates programs: predicts when each rank runs each action, and its memory.
 //!
 //! In [`logical()`], every action takes one tick, which shows the order of events and proves that the program
-//! has no deadlock. In [`timed()`], actions and messages take the times of their costs. Both give a
+//! has no deadlock. In [`timed()`], actions and messages take the times of their costs, with buffered
+//! messages or, with [`timed_on()`], on the communicator of another system. All give a
 //! [`crate::Timeline`], the type of measured runs. [`memory_curve`] computes the memory of a rank from any
 //! timeline, and [`lifetimes()`] the number of buffers for a rank's activations.
 //!
@@ -22,13 +23,17 @@ mod few_microbatches;
 mod lifetimes;
 pub mod logical;
 mod memory;
+mod queues;
 mod summary;
 mod timed;
+mod timed_run;
 
 pub use error::SimulateError;
 pub use few_microbatches::{FewMicrobatches, few_microbatches};
 pub use lifetimes::{LifetimeOf, Lifetimes, LiveRange, lifetimes};
 pub use logical::{LogicalRun, logical};
 pub use memory::{MemoryStep, UNIT, memory_curve, peak_memory};
+pub use queues::QueueWait;
 pub use summary::{Summary, summarize};
-pub use timed::{TimedRun, timed};
+pub use timed::{timed, timed_on};
+pub use timed_run::TimedRun;

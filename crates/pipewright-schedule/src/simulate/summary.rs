@@ -7,7 +7,8 @@ use crate::schedule::Program;
 use crate::simulate::error::SimulateError;
 use crate::simulate::logical::{LogicalRun, logical};
 use crate::simulate::memory::{UNIT, peak_memory};
-use crate::simulate::timed::{TimedRun, timed};
+use crate::simulate::timed::timed;
+use crate::simulate::timed_run::TimedRun;
 use crate::slices::Slices;
 use crate::timeline::Timeline;
 
@@ -16,7 +17,8 @@ use crate::timeline::Timeline;
 pub struct Summary {
     /// The time from the start of the first action to the end of the last, in seconds.
     pub makespan: f64,
-    /// The number of ticks of the logical simulation.
+    /// The number of ticks of the logical simulation; 0 if that has no end, because a receive holds its rank
+    /// there, and the program is only sound on a communicator on which it does not.
     pub steps: u32,
     /// The mean share of the makespan in which a rank does not compute, from barrier to barrier.
     pub bubble_fraction: f64,

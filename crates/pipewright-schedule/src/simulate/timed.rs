@@ -16,6 +16,10 @@
 //! ([`StageCosts::of_slice`](crate::costs::StageCosts::of_slice)). There is one link for each ordered pair of
 //! ranks, and messages are buffered: a send does not wait for its receive.
 //!
+//! [`timed_on`] replaces rules 2 and 3 by the rules of another communicator ([`super::queues`]), for programs that
+//! are sound on it. Messages of skip connections are not actions of a row: they stay buffered, and have links of
+//! their own.
+//!
 //! Rule 6 assumes that a rank computes one thing at a time. An overlap then saves time because the messages
 //! of each half travel while the other half computes. With this rule the bubble of DualPipeV at
 //! `F = I = W = 1` is `p - 1`, the published figure. If an output left only after the whole overlap, it would
@@ -28,57 +32,64 @@
 use std::collections::BTreeMap;
 
 use crate::action::Action;
+use crate::communicator::{Communicator, Streams, judge};
 use crate::costs::Costs;
 use crate::ids::{Rank, StageIndex};
 use crate::schedule::Program;
 use crate::simulate::boundary_tensors::{Arrival, Arrivals, BoundaryTensor, Route};
 use crate::simulate::error::SimulateError;
+use crate::simulate::queues::{Ended, Operation, Queues};
+use crate::simulate::timed_run::TimedRun;
 use crate::skip_event::{SkipAction, SkipEvent, SkipMessage};
 use crate::timeline::{Event, Timeline};
 use crate::transfer::Transfer;
 use crate::validate::BlockedRank;
 
-/// The predicted run of a program.
-#[derive(Debug, Clone, PartialEq)]
-pub struct TimedRun {
-    timeline: Timeline,
-    exposed: Vec<f64>,
-}
-
-impl TimedRun {
-    /// Returns all events. An overlap has two events, one for each half. A backward that computes its forward
-    /// again has the event of the forward before its own. The event of a send lasts while the message
-    /// occupies its link, a receive's until the arrival, and a collective's until it is complete. They may
-    /// overlap with computation of the rank. [`Timeline::skips`] has the messages of skip connections between
-    /// ranks.
-    pub fn timeline(&self) -> &Timeline {
-        &self.timeline
-    }
-
-    /// Returns the seconds in which each rank does not compute because a message to it or a collective is in
-    /// flight. Waiting for a tensor that has not been computed yet does not count.
-    pub fn exposed(&self) -> &[f64] {
-        &self.exposed
-    }
-
-    /// Returns the mean share of the makespan that is lost to exposed communication.
-    pub fn exposed_fraction(&self) -> f64 {
-        let whole = self.timeline.makespan() * self.exposed.len() as f64;
-        if whole > 0.0 { self.exposed.iter().sum::<f64>() / whole } else { 0.0 }
-    }
-}
-
-/// Simulates `program` at `costs`. The program must communicate wherever a tensor crosses ranks.
+/// Simulates `program` at `costs` with buffered messages. The program must communicate wherever a tensor
+/// crosses ranks.
 ///
 /// # Errors
 /// When the costs do not fit the program, or ranks wait for each other or for an action that is missing.
 pub fn timed(program: &Program, costs: &Costs) -> Result<TimedRun, SimulateError> {
     costs.check(program.placement().stages())?;
-    let mut run = Run::of(program, costs);
-    while let Some(rank) = run.ready.pop() {
-        while run.step(rank) {}
+    Run::of(program, costs, None).simulate()
+}
+
+/// Simulates `program` at `costs` on `communicator`. With [`Streams::Buffered`], the result equals the
+/// result of [`timed`].
+///
+/// ```
+/// use pipewright_schedule::communicator::{Communicator, Streams};
+/// use pipewright_schedule::simulate::timed_on;
+/// use pipewright_schedule::{Costs, csv};
+/// // Rank 1 receives the second activation in front of the first gradient.
+/// let program = "0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0B0,0RECV_B1,0B1\n\
+///                1RECV_F0,1F0,1RECV_F1,1B0,1SEND_B0,1F1,1B1,1SEND_B1\n";
+/// let program = csv::parse_program(program)?;
+/// let makespan = |streams| -> Result<f64, Box<dyn std::error::Error>> {
+///     let communicator = Communicator { streams, ..Communicator::default() };
+///     Ok(timed_on(&program, &"hop=5".parse()?, &communicator)?.timeline().makespan())
+/// };
+/// assert_eq!((makespan(Streams::Buffered)?, makespan(Streams::Pair)?), (19.0, 26.0));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Errors
+/// When the costs do not fit the program, actions of the program are missing or misplaced, or it is not sound
+/// on the communicator.
+pub fn timed_on(
+    program: &Program,
+    costs: &Costs,
+    communicator: &Communicator,
+) -> Result<TimedRun, SimulateError> {
+    let streams = communicator.streams;
+    costs.check(program.placement().stages())?;
+    let verdict = judge(program, program.level(), communicator)?;
+    if !verdict.is_sound() {
+        return Err(SimulateError::Unsound { streams, verdict: Box::new(verdict) });
     }
-    run.finish()
+    let queues = (streams != Streams::Buffered).then(|| Queues::new(communicator, program.rows().len()));
+    Run::of(program, costs, queues).simulate()
 }
 
 /// The state of a rank.
@@ -105,6 +116,10 @@ struct Run<'a> {
     arrivals: Arrivals,
     /// The time from which each link is free.
     links: BTreeMap<(Rank, Rank), f64>,
+    /// The queues of sends and receives; `None` if messages are buffered.
+    queues: Option<Queues<'a>>,
+    /// The arrivals of sent messages, if there are queues: a message may arrive before its receive ends.
+    sent: Option<Arrivals>,
     /// The times at which each stage is gathered, and at which it is reduced.
     gathered: Vec<f64>,
     reduced: Vec<f64>,
@@ -114,7 +129,7 @@ struct Run<'a> {
 }
 
 impl<'a> Run<'a> {
-    fn of(program: &'a Program, costs: &'a Costs) -> Self {
+    fn of(program: &'a Program, costs: &'a Costs, queues: Option<Queues<'a>>) -> Self {
         let placement = program.placement();
         let stages = placement.stages() as usize;
         Self {
@@ -124,6 +139,8 @@ impl<'a> Run<'a> {
             ready: placement.all_ranks().rev().collect(),
             arrivals: Arrivals::none(program, &costs.skips),
             links: BTreeMap::new(),
+            sent: queues.as_ref().map(|_| Arrivals::none(program, &[])),
+            queues,
             gathered: vec![0.0; stages],
             reduced: vec![0.0; stages],
             events: program.rows().iter().map(|row| Vec::with_capacity(row.len())).collect(),
@@ -131,12 +148,24 @@ impl<'a> Run<'a> {
         }
     }
 
+    /// Runs all ranks, each as far as it can.
+    fn simulate(mut self) -> Result<TimedRun, SimulateError> {
+        while let Some(rank) = self.ready.pop() {
+            while self.step(rank) {}
+            self.run_queues(rank);
+        }
+        self.finish()
+    }
+
     /// Runs the next action of `rank`, and returns whether there was one that could run.
     fn step(&mut self, rank: Rank) -> bool {
         let Some(&action) = self.program.row(rank).get(self.ranks[rank.index()].next) else { return false };
-        if !action.is_compute() {
-            self.act(rank, action);
-        } else if let Err(tensor) = self.compute(rank, action) {
+        if self.give(rank, action) {
+            self.ranks[rank.index()].next += 1;
+            return true;
+        }
+        let done = if action.is_compute() { self.compute(rank, action) } else { self.act(rank, action) };
+        if let Err(tensor) = done {
             self.ranks[rank.index()].waits_for = Some(tensor);
             return false;
         }
@@ -144,13 +173,59 @@ impl<'a> Run<'a> {
         true
     }
 
-    /// Runs `action`, which does not compute.
-    fn act(&mut self, rank: Rank, action: Action) {
+    /// Gives `action` to the queues if there are queues and it is a send or a receive, and returns whether it
+    /// is. The times of its event are set when it ends.
+    fn give(&mut self, rank: Rank, action: Action) -> bool {
+        let Some(queues) = &mut self.queues else { return false };
+        let transfer = match action {
+            _ if !is_message(action) => None,
+            action => Transfer::of(self.program.placement(), action),
+        };
+        let Some(transfer) = transfer else {
+            queues.end_group(rank);
+            return false;
+        };
+        // Operations that start together are given when the rank has reached all of them.
+        let is_single_send = transfer.send == action && !queues.are_grouped();
+        let free = self.ranks[rank.index()].free;
+        let given = if is_single_send { self.made_at(rank, transfer).unwrap_or(free) } else { free };
+        let bytes = self.program.slices().share(self.message_bytes(transfer.send));
+        let cost = self.costs.transfer(transfer.sender, transfer.receiver, bytes);
+        let events = &mut self.events[rank.index()];
+        let operation = Operation { rank, action, transfer, given, cost, event: events.len() };
+        events.push(Event { rank, action, start: given, end: given });
+        if let Some(queues) = &mut self.queues {
+            queues.give(operation);
+        }
+        true
+    }
+
+    /// Runs the queues after `rank` has given operations, and wakes the ranks that wait for their
+    /// ends.
+    fn run_queues(&mut self, rank: Rank) {
+        let ended = self.queues.as_mut().map_or_else(Vec::new, |queues| queues.run(rank));
+        for Ended { operation: Operation { rank, action, transfer, event, .. }, times, arrival } in ended {
+            let event = &mut self.events[rank.index()][event];
+            (event.start, event.end) = times;
+            let Some(tensor) = BoundaryTensor::received_by(transfer.receive) else { continue };
+            if action == transfer.receive {
+                self.arrive(tensor, arrival);
+                continue;
+            }
+            if let Some(sent) = &mut self.sent {
+                sent.set(tensor, arrival);
+            }
+            self.wake(rank, tensor);
+        }
+    }
+
+    /// Runs `action`, which does not compute. An error names the tensor of a message that has to be sent first.
+    fn act(&mut self, rank: Rank, action: Action) -> Result<(), BoundaryTensor> {
         let now = self.ranks[rank.index()].free;
         let (start, end) = match action {
             Action::SendForward { .. } | Action::SendBackward { .. } => self.send(rank, action, now),
             Action::WaitSendForward { .. } | Action::WaitSendBackward { .. } => {
-                let arrival = self.message_arrival(action).map_or(now, |arrival| arrival.at);
+                let arrival = self.sent_arrival(action)?.map_or(now, |arrival| arrival.at);
                 self.wait(rank, now, arrival)
             }
             Action::Unshard { stage } => {
@@ -170,6 +245,7 @@ impl<'a> Run<'a> {
             _ => (now, now),
         };
         self.events[rank.index()].push(Event { rank, action, start, end });
+        Ok(())
     }
 
     /// Computes `action`, its halves one after the other, if the arrivals of all its tensors are known.
@@ -308,11 +384,23 @@ impl<'a> Run<'a> {
     fn send(&mut self, rank: Rank, send: Action, now: f64) -> (f64, f64) {
         let Some(transfer) = Transfer::of(self.program.placement(), send) else { return (now, now) };
         let Some(tensor) = BoundaryTensor::received_by(transfer.receive) else { return (now, now) };
-        let first_half = self.ranks[rank.index()].first_half.filter(|&(made, _)| made == tensor);
-        let now = first_half.map_or(now, |(_, end)| end);
-        // A gradient has the size of its output.
-        let bytes = self.costs.output_bytes(if tensor.gradient { tensor.stage } else { send.stage() });
-        self.transmit(transfer.sender, transfer.receiver, tensor, bytes, now)
+        let now = self.made_at(rank, transfer).unwrap_or(now);
+        self.transmit(transfer.sender, transfer.receiver, tensor, self.message_bytes(send), now)
+    }
+
+    /// Returns when the first half of the overlap that `rank` has just computed has made the tensor of a
+    /// message; `None` if another action has made it.
+    fn made_at(&self, rank: Rank, transfer: Transfer) -> Option<f64> {
+        let tensor = BoundaryTensor::received_by(transfer.receive)?;
+        let (made, end) = self.ranks[rank.index()].first_half?;
+        (made == tensor).then_some(end)
+    }
+
+    /// Returns the bytes of the message of `send`. A gradient has the size of its output.
+    fn message_bytes(&self, send: Action) -> u64 {
+        let stage = send.stage();
+        let is_gradient = matches!(send, Action::SendBackward { .. });
+        self.costs.output_bytes(stage.before().filter(|_| is_gradient).unwrap_or(stage))
     }
 
     /// Puts a message on the link from one rank to another as soon as the link is free, and returns when it
@@ -329,18 +417,33 @@ impl<'a> Run<'a> {
     /// Sets when `tensor` arrives, and wakes the rank that waits for it.
     fn arrive(&mut self, tensor: BoundaryTensor, arrival: Arrival) {
         self.arrivals.set(tensor, arrival);
-        let Some(owner) = self.program.placement().owner(tensor.stage) else { return };
-        let waits_for = &mut self.ranks[owner.index()].waits_for;
-        if *waits_for == Some(tensor) {
-            *waits_for = None;
-            self.ready.push(owner);
+        if let Some(owner) = self.program.placement().owner(tensor.stage) {
+            self.wake(owner, tensor);
         }
     }
 
-    /// Returns the arrival of the message that `action` sends, receives or waits for.
-    fn message_arrival(&self, action: Action) -> Option<Arrival> {
-        let transfer = Transfer::of(self.program.placement(), action)?;
-        self.arrivals.get(BoundaryTensor::received_by(transfer.receive)?)
+    /// Wakes `rank` if it waits for `tensor`.
+    fn wake(&mut self, rank: Rank, tensor: BoundaryTensor) {
+        let waits_for = &mut self.ranks[rank.index()].waits_for;
+        if *waits_for == Some(tensor) {
+            *waits_for = None;
+            self.ready.push(rank);
+        }
+    }
+
+    /// Returns the tensor of the message that `action` sends, receives or waits for.
+    fn message(&self, action: Action) -> Option<BoundaryTensor> {
+        BoundaryTensor::received_by(Transfer::of(self.program.placement(), action)?.receive)
+    }
+
+    /// Returns when the message arrives for which `wait` waits; `None` if there is none. An error names a
+    /// tensor that is not sent yet.
+    fn sent_arrival(&self, wait: Action) -> Result<Option<Arrival>, BoundaryTensor> {
+        let Some(tensor) = self.message(wait) else { return Ok(None) };
+        match &self.sent {
+            Some(sent) => sent.get(tensor).map(Some).ok_or(tensor),
+            None => Ok(self.arrivals.get(tensor)),
+        }
     }
 
     /// Makes `rank` wait until `until` for communication.
@@ -372,20 +475,21 @@ impl<'a> Run<'a> {
             return Err(SimulateError::Stuck { blocked });
         }
         let mut events = std::mem::take(&mut self.events).into_iter().flatten().collect::<Vec<_>>();
-        for event in &mut events {
-            self.set_times_of_receive(event);
+        if self.queues.is_none() {
+            events.iter_mut().for_each(|event| self.set_times_of_receive(event));
         }
         let exposed = self.ranks.iter().map(|state| state.exposed).collect();
         let timeline = Timeline::new(self.program.ranks(), events).with_skips(self.skips);
         let timeline = timeline.with_slices(self.program.slices());
-        Ok(TimedRun { timeline, exposed })
+        let queue_waits = self.queues.map_or_else(Vec::new, Queues::into_waits);
+        Ok(TimedRun { timeline, exposed, queue_waits })
     }
 
     /// Sets the start and the end of a receive. Its message may be sent later than the receive is simulated,
     /// so the times are known only at the end.
     fn set_times_of_receive(&self, event: &mut Event) {
         let is_receive = matches!(event.action, Action::RecvForward { .. } | Action::RecvBackward { .. });
-        if let Some(arrival) = is_receive.then(|| self.message_arrival(event.action)).flatten() {
+        if let Some(arrival) = is_receive.then(|| self.arrivals.get(self.message(event.action)?)).flatten() {
             let posted = event.start;
             event.start = posted.max(arrival.issued);
             event.end = posted.max(arrival.at);
@@ -402,4 +506,10 @@ impl<'a> Run<'a> {
         };
         self.program.placement().all_ranks().filter_map(of).collect()
     }
+}
+
+/// Returns whether `action` is a send or a receive.
+fn is_message(action: Action) -> bool {
+    action.is_communication()
+        && !matches!(action, Action::WaitSendForward { .. } | Action::WaitSendBackward { .. })
 }

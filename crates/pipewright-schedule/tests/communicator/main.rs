@@ -2,7 +2,10 @@
 //! shares no code with the crate's.
 
 mod checker;
+mod equations;
 mod gloo;
+mod order_safe;
+mod timing;
 
 use pipewright_schedule::communicator::{Communicator, Groups, Sends, Streams, judge};
 use pipewright_schedule::csv::{parse_program, print_program};

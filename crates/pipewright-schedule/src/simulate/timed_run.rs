@@ -1,0 +1,43 @@
+//! The result of a timed simulation.
+
+use crate::simulate::queues::QueueWait;
+use crate::timeline::Timeline;
+
+/// The predicted run of a program.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TimedRun {
+    pub(super) timeline: Timeline,
+    pub(super) exposed: Vec<f64>,
+    pub(super) queue_waits: Vec<QueueWait>,
+}
+
+impl TimedRun {
+    /// Returns all events. An overlap has two events, one for each half. A backward that computes its forward
+    /// again has the event of the forward before its own. The event of a send lasts while the message
+    /// occupies its link, a receive's until the arrival, and a collective's until it is complete. They may
+    /// overlap with computation of the rank. [`Timeline::skips`] has the messages of skip connections between
+    /// ranks. On a communicator with queues, a message without a buffer has the same times at both ends: from
+    /// when both run and the link is free until the arrival.
+    pub fn timeline(&self) -> &Timeline {
+        &self.timeline
+    }
+
+    /// Returns the seconds in which each rank does not compute because a message to it or a collective is in
+    /// flight. Waiting for a tensor that has not been computed yet does not count.
+    pub fn exposed(&self) -> &[f64] {
+        &self.exposed
+    }
+
+    /// Returns the sends and receives that waited in line, by rank and time; none if messages are buffered. A
+    /// receive whose message is not sent yet holds all operations after it in its queue (head-of-line
+    /// blocking).
+    pub fn queue_waits(&self) -> &[QueueWait] {
+        &self.queue_waits
+    }
+
+    /// Returns the mean share of the makespan that is lost to exposed communication.
+    pub fn exposed_fraction(&self) -> f64 {
+        let whole = self.timeline.makespan() * self.exposed.len() as f64;
+        if whole > 0.0 { self.exposed.iter().sum::<f64>() / whole } else { 0.0 }
+    }
+}
