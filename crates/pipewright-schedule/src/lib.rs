@@ -69,5 +69,5 @@ pub use recompute::Recompute;
 pub use schedule::{Program, Schedule, ScheduleError};
 pub use skip_event::{SkipAction, SkipEvent, SkipMessage};
 pub use slices::Slices;
-pub use timeline::{ClockSkew, Event, Scope, Timeline};
+pub use timeline::{ClockSkew, Event, QueueWait, Scope, Timeline};
 pub use validate::{ValidatedProgram, Violation, ViolationKind, Violations, validate};

@@ -6,6 +6,7 @@
 use std::sync::Arc;
 
 use crate::action::Action;
+use crate::communicator::Communicator;
 use crate::ids::Rank;
 use crate::skip_event::SkipEvent;
 use crate::slices::Slices;
@@ -37,6 +38,22 @@ pub struct Scope {
     pub end: f64,
 }
 
+/// A send or a receive that was given to the communicator, and did not run at once because an operation
+/// before it in its queue had not ended.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct QueueWait {
+    /// The rank.
+    pub rank: Rank,
+    /// The send or the receive that waited.
+    pub action: Action,
+    /// The operation in front of it that ended last.
+    pub behind: Action,
+    /// The time at which the rank gave it to the communicator, in seconds.
+    pub from: f64,
+    /// The time at which it began to run, in seconds.
+    pub until: f64,
+}
+
 /// The events of one step on every rank.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Timeline {
@@ -46,6 +63,8 @@ pub struct Timeline {
     scopes: Vec<Scope>,
     clock_skew: Option<ClockSkew>,
     slices: Slices,
+    communicator: Communicator,
+    queue_waits: Vec<QueueWait>,
 }
 
 /// How well the clocks of several processes agree in a timeline that is merged from all of them.
@@ -75,7 +94,17 @@ impl Timeline {
         events.retain(|event| event.start <= event.end);
         events.sort_by(|a, b| a.rank.cmp(&b.rank).then(a.start.total_cmp(&b.start)));
         let (skips, scopes) = (Vec::new(), Vec::new());
-        Self { ranks, events, skips, scopes, clock_skew: None, slices: Slices::ONE }
+        let (communicator, queue_waits) = (Communicator::default(), Vec::new());
+        Self {
+            ranks,
+            events,
+            skips,
+            scopes,
+            clock_skew: None,
+            slices: Slices::ONE,
+            communicator,
+            queue_waits,
+        }
     }
 
     /// Returns the timeline with the messages of skip connections. Events are left out as in
@@ -115,11 +144,18 @@ impl Timeline {
         Self { slices, ..self }
     }
 
+    /// Returns the timeline of a simulation on a communicator with queues, with what waited in line there.
+    #[must_use]
+    pub fn with_communicator(mut self, communicator: Communicator, mut waits: Vec<QueueWait>) -> Self {
+        waits.sort_by(|a, b| a.rank.cmp(&b.rank).then(a.until.total_cmp(&b.until)));
+        (self.communicator, self.queue_waits) = (communicator, waits);
+        self
+    }
+
     /// Returns the same timeline with other actions.
     pub(crate) fn with_events(&self, events: Vec<Event>) -> Self {
-        let Self { ranks, events, .. } = Self::new(self.ranks, events);
-        let (skips, scopes) = (self.skips.clone(), self.scopes.clone());
-        Self { ranks, events, skips, scopes, clock_skew: self.clock_skew, slices: self.slices }
+        let Self { events, .. } = Self::new(self.ranks, events);
+        Self { events, ..self.clone() }
     }
 
     /// The number of slices of each microbatch.
@@ -161,6 +197,18 @@ impl Timeline {
     /// them.
     pub fn scopes(&self) -> &[Scope] {
         &self.scopes
+    }
+
+    /// The communicator on which the step was simulated. Measured steps have the default one.
+    pub fn communicator(&self) -> &Communicator {
+        &self.communicator
+    }
+
+    /// The sends and receives that waited in line, by rank and time; none if messages are buffered, and in
+    /// measured steps. A receive whose message is not sent yet holds all operations after it in its queue
+    /// (head-of-line blocking).
+    pub fn queue_waits(&self) -> &[QueueWait] {
+        &self.queue_waits
     }
 
     /// Returns the accuracy of the times; `None` if all of them come from one clock.

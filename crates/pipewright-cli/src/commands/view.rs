@@ -4,20 +4,23 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
+use pipewright_schedule::communicator::{Communicator, judge};
+use pipewright_schedule::footprint::Use;
 use pipewright_schedule::generate::find;
 use pipewright_schedule::lower::ProgramSource;
 use pipewright_schedule::picture::{PictureSettings, View, view};
-use pipewright_schedule::simulate::timed;
-use pipewright_schedule::{Costs, GenerateError, GenerateErrorKind, ScheduleSpec, ValidatedProgram};
+use pipewright_schedule::simulate::{SimulateError, TimedRun, timed, timed_on};
+use pipewright_schedule::{Costs, GenerateError, GenerateErrorKind, Program, ScheduleSpec, ValidatedProgram};
 
 use crate::config::nearest;
-use crate::failure::Failure;
+use crate::failure::{Exit, Failure};
 use crate::output::{PageOutput, page_of};
 use crate::run_folder::VIEW;
 use crate::schedules::drawing::check_size;
 use crate::schedules::other_sizes::other_sizes;
 use crate::schedules::size::{ScheduleSize, is_file_name};
-use crate::schedules::timed_program::{Source, TimedProgram, training};
+use crate::schedules::timed_program::{EngineTimes, Source, TimedProgram, training};
+use crate::schedules::transport::TransportArguments;
 use crate::training::recorded_run::RecordedRun;
 
 /// The folder in which runs are by default.
@@ -34,6 +37,8 @@ pub(crate) struct ViewArguments {
     /// The costs of actions in any one unit, for a schedule; a run has measured its own
     #[arg(long, value_name = "F=1,I=1,W=1,hop=0.1")]
     cost: Option<Costs>,
+    #[command(flatten)]
+    transport: TransportArguments,
     /// Show the memory of each rank at first, even if there is little room
     #[arg(long)]
     memory_lane: bool,
@@ -60,7 +65,13 @@ fn run_page(arguments: &ViewArguments) -> Result<String, Failure> {
     }
     let run = RecordedRun::read(&arguments.target)?;
     check_size(&run.program)?;
-    let predicted = timed(&run.program, &run.costs).map_err(Failure::input)?;
+    let name = arguments.target.display().to_string();
+    let communicator = arguments.transport.single("a page")?;
+    let predicted = match &communicator {
+        None => timed(&run.program, &run.costs).map_err(Failure::input)?,
+        Some(communicator) => simulated(&name, &run.program, &run.costs, communicator)?,
+    };
+    let other_programs = sound_on(communicator.as_ref(), run.other_programs);
     Ok(view(&View {
         settings: PictureSettings {
             title: &run.title,
@@ -74,16 +85,28 @@ fn run_page(arguments: &ViewArguments) -> Result<String, Failure> {
         steps: &run.steps,
         left_out: run.left_out,
         whole_step: run.whole_step,
-        other_programs: &run.other_programs,
+        other_programs: &other_programs,
     }))
 }
 
 /// Makes the page of a schedule, which has not run.
 fn schedule_page(arguments: &ViewArguments) -> Result<String, Failure> {
-    let timed_program = TimedProgram::of(source(arguments)?, &training())?;
+    let communicator = arguments.transport.single("a page")?;
+    let source = source(arguments)?;
+    let timed_program = match communicator {
+        None => TimedProgram::of(source, &training())?,
+        Some(_) => {
+            let (name, mut times) = (source.name(), EngineTimes::default());
+            let source = source.read(Use::Simulate, &mut times)?;
+            TimedProgram::unproved(name, source, &training(), times)?
+        }
+    };
     check_size(&timed_program.program)?;
     let costs = arguments.cost.clone().unwrap_or_default();
-    let predicted = timed(&timed_program.program, &costs).map_err(Failure::input)?;
+    let predicted = match &communicator {
+        None => timed(&timed_program.program, &costs).map_err(Failure::input)?,
+        Some(communicator) => simulated(&timed_program.name, &timed_program.program, &costs, communicator)?,
+    };
     let other_programs = match arguments.target.to_str().filter(|name| !is_file_name(name)) {
         Some(name) => {
             let spec = arguments.size.spec(name, arguments.cost.as_ref())?;
@@ -95,6 +118,7 @@ fn schedule_page(arguments: &ViewArguments) -> Result<String, Failure> {
         }
         None => Vec::new(),
     };
+    let other_programs = sound_on(communicator.as_ref(), other_programs);
     Ok(view(&View {
         settings: PictureSettings {
             title: &timed_program.title(),
@@ -110,6 +134,29 @@ fn schedule_page(arguments: &ViewArguments) -> Result<String, Failure> {
         whole_step: None,
         other_programs: &other_programs,
     }))
+}
+
+/// Simulates a program that is called `name` on a communicator.
+fn simulated(
+    name: &str,
+    program: &Program,
+    costs: &Costs,
+    communicator: &Communicator,
+) -> Result<TimedRun, Failure> {
+    timed_on(program, costs, communicator).map_err(|error| match error {
+        SimulateError::Costs(error) => Failure::input(error),
+        error => Failure::new(Exit::CheckFailed, format!("{name}: {error}")),
+    })
+}
+
+/// Returns the programs that are sound on the communicator of the page.
+fn sound_on(communicator: Option<&Communicator>, mut programs: Vec<Program>) -> Vec<Program> {
+    if let Some(communicator) = communicator {
+        programs.retain(|program| {
+            judge(program, program.level(), communicator).is_ok_and(|verdict| verdict.is_sound())
+        });
+    }
+    programs
 }
 
 /// Returns the schedule that the arguments name.

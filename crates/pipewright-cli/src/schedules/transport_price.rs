@@ -143,7 +143,7 @@ impl Priced<'_> {
                     "price": Price::of(*streams, self.step(run), buffered).price,
                     "bubble_fraction": run.timeline().bubble_fraction(),
                     "exposed_comm_fraction": run.exposed_fraction(),
-                    "queue_waits": run.queue_waits().len(),
+                    "queue_waits": run.timeline().queue_waits().len(),
                 }),
                 Err(verdict) => json!({
                     "transport": streams.name(), "verdict": verdict.word(), "why": verdict.reason(),

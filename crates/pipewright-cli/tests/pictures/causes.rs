@@ -229,3 +229,46 @@ fn a_forward_that_is_computed_again_waits_for_the_gradient_of_its_backward() {
             .holds(&format!("{cause}.via === 'message' && nameOfCell({cause}.lane, {cause}.at) === '2B0'"))
     );
 }
+
+/// Two ranks: the gradient waits behind the receive of the second activation.
+const RECEIVE_IN_FRONT: &str = "0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0B0,0RECV_B1,0B1\n\
+                                1RECV_F0,1F0,1RECV_F1,1B0,1SEND_B0,1F1,1B1,1SEND_B1\n";
+
+#[test]
+fn an_operation_in_front_of_a_message_is_a_cause() {
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    let file = folder.path().join("program.csv");
+    std::fs::write(&file, RECEIVE_IN_FRONT).expect("the scratch folder takes files");
+    let view = |arguments: &str| Made::view(&format!("{} --cost hop=5 {arguments}", file.display()));
+    let made = view("--transport pair");
+    let Some(mut browser) = open(&made.path()) else { return };
+    check(&mut browser, "predictedSource", "pair", &["message", "queue"]);
+    let bubble = "bubblesOf(predictedSource).find(({ lane, next }) => lane.rank === 0 && next === 2)";
+    let words = browser.value(&format!("wordsOf({bubble})[2]")).as_str().unwrap_or_default().to_owned();
+    let expected = "That action ends at 9. On rank 1, receive 1RECV_F1 waits in front of 1SEND_B0 on the same \
+                    communicator (head-of-line blocking) until 12. The message arrives at 17.";
+    assert!(words.ends_with(expected), "{words}");
+    let tip = browser.value(&format!("tipOf({bubble})")).as_str().unwrap_or_default().to_owned();
+    assert!(tip.ends_with("; receive 1RECV_F1 waits in front of 1SEND_B0 on the same communicator"), "{tip}");
+    assert!(browser.holds(
+        "document.body.textContent.includes('The prediction runs on the transport pair: one queue per pair')"
+    ));
+    drop(browser);
+    // On edges, the gradient does not wait for the activation.
+    let made = view("--transport edge");
+    let Some(mut browser) = open(&made.path()) else { return };
+    check(&mut browser, "predictedSource", "edge", &["message"]);
+    assert!(
+        browser.holds("kinds(predictedSource).queue === undefined && predictedSource.waits.length === 1")
+    );
+}
+
+#[test]
+fn every_bubble_on_a_transport_has_a_cause() {
+    for (name, transport) in [("1f1b", "pair"), ("zbvzerobubble", "rank"), ("dualpipev", "rank --grouped")] {
+        let made =
+            Made::view(&format!("{name} --ranks 4 --microbatches 8 --cost hop=0.25 --transport {transport}"));
+        let Some(mut browser) = open(&made.path()) else { return };
+        check(&mut browser, "predictedSource", name, &["message", "queue", "end"]);
+    }
+}

@@ -158,3 +158,33 @@ fn bandwidth_links_and_collectives_delay_as_in_the_crate() {
     assert_eq!(of("0WAIT_SEND_F1"), Some((5.0, 8.5)));
     assert_eq!((of("1REDUCE_GRAD"), of("1WAIT_REDUCE_GRAD")), (Some((9.5, 13.5)), Some((9.5, 13.5))));
 }
+
+#[test]
+fn all_events_on_a_transport_are_equal() {
+    let transports = ["edge", "pair", "rank", "rank --eager 1", "pair --eager 1 --grouped", "rank --grouped"];
+    for transport in transports {
+        let made = Made::view(&format!("1f1b --ranks 2 --microbatches 2 --transport {transport}"));
+        let Some(mut browser) = Browser::open(&made.path(), 800, 600) else { return };
+        browser.value("data.view.transport.eager = Array(64).fill(data.view.transport.eager[0]), 0");
+        let folder = tempfile::tempdir().expect("a scratch folder");
+        let file = folder.path().join("program.csv");
+        let file = file.to_str().expect("a path");
+        for name in ["1f1b", "zbvzerobubble", "dualpipev", "interleaved1f1b"] {
+            for pass in [None, Some("wait-send")] {
+                run(&format!("schedule {name} --ranks 4 --microbatches 8 --level comms -o {file}"));
+                if let Some(pass) = pass {
+                    run(&format!("lower {file} --pass {pass} -o {file}"));
+                }
+                let program = std::fs::read_to_string(file).expect("a program");
+                let found = found(
+                    &mut browser,
+                    &program,
+                    "{ stages: [{ F: 0.7, I: 1.3, W: 0.4, B: 1.9, unshard: 0, reduce: 0 }], outputs: [], latency: 0.31, links: {} }",
+                );
+                let arguments = format!("--csv {file} --transport {transport}");
+                let expected = expected(&arguments, "F=0.7,I=1.3,W=0.4,B=1.9,hop=0.31");
+                assert_eq!(found, expected, "{name} {pass:?} {transport}");
+            }
+        }
+    }
+}

@@ -8,8 +8,11 @@
 
 use serde::Serialize;
 
+use crate::action::Action;
+use crate::communicator::{Communicator, Groups, Streams};
 use crate::costs::{Costs, Link};
 use crate::csv::print_program;
+use crate::ids::Microbatch;
 use crate::picture::buffers::buffers;
 use crate::picture::chunks::Chunks;
 use crate::picture::html::{self, legend, table, variables};
@@ -17,16 +20,18 @@ use crate::picture::page_data::{Clock, PageData, RankData, page, ranks};
 use crate::picture::palette::{DARK, LIGHT, Sort, occurring};
 use crate::picture::settings::{PictureSettings, escaped};
 use crate::schedule::Program;
-use crate::timeline::Timeline;
+use crate::timeline::{QueueWait, Timeline};
 
 /// The scripts that follow the page's, in the order in which they use each other.
-const SCRIPTS: [&str; 10] = [
+const SCRIPTS: [&str; 12] = [
     include_str!("view_page/sources.js"),
     include_str!("view_page/causes.js"),
     include_str!("view_page/waits.js"),
+    include_str!("view_page/blocking.js"),
     include_str!("view_page/path.js"),
     include_str!("view_page/range.js"),
     include_str!("view_page/panel.js"),
+    include_str!("view_page/queues.js"),
     include_str!("view_page/simulation.js"),
     include_str!("view_page/whatif.js"),
     include_str!("view_page/search.js"),
@@ -96,6 +101,8 @@ struct Contents {
     /// The program, and then the programs of other numbers of microbatches.
     programs: Vec<SizedProgram>,
     costs: CostsData,
+    /// The communicator of the prediction; `None` if messages are buffered.
+    transport: Option<TransportData>,
     /// The bytes or units of each stage's activation, stash, gradient, and keys and values, for one
     /// microbatch or slice.
     sizes: Vec<[u64; 4]>,
@@ -110,6 +117,9 @@ struct Source {
     makespan: f64,
     /// How well the clocks of several processes agree, in seconds.
     uncertainty: Option<f64>,
+    /// What waited in line: the rank, the operation, the operation in front of it, and the start and the end
+    /// in seconds.
+    waits: Vec<(u32, String, String, f64, f64)>,
     ranks: Vec<RankData>,
 }
 
@@ -118,6 +128,14 @@ struct SizedProgram {
     microbatches: u32,
     /// The rows as CSV.
     program: String,
+}
+
+#[derive(Serialize)]
+struct TransportData {
+    name: &'static str,
+    grouped: bool,
+    /// Whether a message between each stage and the next one is sent at once.
+    eager: Vec<bool>,
 }
 
 #[derive(Serialize)]
@@ -172,11 +190,22 @@ pub fn view(view: &View<'_>) -> String {
     include_str!("view_page/view.html")
         .replace("{{style}}", &style)
         .replace("{{legend}}", &(legend(&sorts, &chunks) + bubble))
-        .replace("{{note}}", &note(view))
+        .replace("{{note}}", &(note(view) + &transport_note(view)))
         .replace("{{buffers}}", &buffers(view.program))
         .replace("{{table}}", &table(measured, &Chunks::of(measured), &view.settings))
         .replace("{{title}}", &escaped(view.settings.title).replace('{', "&#123;"))
         .replace("{{script}}", &script)
+}
+
+/// Returns the sentence about the communicator of the prediction; nothing if messages are buffered.
+fn transport_note(view: &View<'_>) -> String {
+    match view.predicted.communicator().streams {
+        Streams::Buffered => String::new(),
+        streams => format!(
+            "<p id=\"transport\">The prediction runs on the transport {streams}: {}.</p>\n",
+            escaped(streams.assumption())
+        ),
+    }
 }
 
 /// Returns the sentence about the steps that are left out; nothing if the page shows all.
@@ -213,6 +242,7 @@ fn data(view: &View<'_>, chunks: &Chunks) -> ViewData {
             whole_step: view.whole_step,
             programs: all_programs.map(program).collect(),
             costs: costs_data(view.costs),
+            transport: transport_data(view.predicted.communicator(), view.program),
             sizes: sizes
                 .map(|sizes| [sizes.activation, sizes.stash, sizes.gradient, sizes.keys_values])
                 .collect(),
@@ -225,7 +255,21 @@ fn source(step: Option<u64>, timeline: &Timeline, settings: &PictureSettings<'_>
     let clock = Clock::of(timeline);
     let ranks = ranks(timeline, &Chunks::of(timeline), &clock, settings);
     let uncertainty = timeline.clock_skew().map(|skew| skew.uncertainty);
-    Source { step, quantum: clock.quantum(), makespan: timeline.makespan(), uncertainty, ranks }
+    let waits = timeline.queue_waits().iter().map(|QueueWait { rank, action, behind, from, until }| {
+        (rank.get(), action.to_string(), behind.to_string(), *from, *until)
+    });
+    let (quantum, makespan, waits) = (clock.quantum(), timeline.makespan(), waits.collect());
+    Source { step, quantum, makespan, uncertainty, waits, ranks }
+}
+
+fn transport_data(communicator: &Communicator, program: &Program) -> Option<TransportData> {
+    let Communicator { streams, sends, groups } = communicator;
+    let is_eager = |stage| sends.sends_at_once(Action::SendForward { stage, microbatch: Microbatch::new(0) });
+    (*streams != Streams::Buffered).then(|| TransportData {
+        name: streams.name(),
+        grouped: *groups == Groups::Consecutive,
+        eager: program.placement().all_stages().map(is_eager).collect(),
+    })
 }
 
 fn costs_data(costs: &Costs) -> CostsData {

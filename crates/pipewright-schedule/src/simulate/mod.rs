@@ -33,7 +33,6 @@ pub use few_microbatches::{FewMicrobatches, few_microbatches};
 pub use lifetimes::{LifetimeOf, Lifetimes, LiveRange, lifetimes};
 pub use logical::{LogicalRun, logical};
 pub use memory::{MemoryStep, UNIT, memory_curve, peak_memory};
-pub use queues::QueueWait;
 pub use summary::{Summary, summarize};
 pub use timed::{timed, timed_on};
 pub use timed_run::TimedRun;

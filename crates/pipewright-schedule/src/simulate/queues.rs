@@ -18,23 +18,8 @@ use crate::action::Action;
 use crate::communicator::{Communicator, Groups, QueueKey};
 use crate::ids::Rank;
 use crate::simulate::boundary_tensors::Arrival;
+use crate::timeline::QueueWait;
 use crate::transfer::Transfer;
-
-/// A send or a receive that was given to the communicator, and did not run at once because an operation
-/// before it in its queue had not ended.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct QueueWait {
-    /// The rank.
-    pub rank: Rank,
-    /// The send or the receive that waited.
-    pub action: Action,
-    /// The operation in front of it that ended last.
-    pub behind: Action,
-    /// The time at which the rank gave it to the communicator, in seconds.
-    pub from: f64,
-    /// The time at which it began to run, in seconds.
-    pub until: f64,
-}
 
 /// A send or a receive, with its message.
 #[derive(Debug, Clone, Copy)]
@@ -126,6 +111,10 @@ impl<'a> Queues<'a> {
         }
     }
 
+    pub(super) fn communicator(&self) -> &Communicator {
+        self.communicator
+    }
+
     /// Returns whether sends and receives that follow each other start together.
     pub(super) fn are_grouped(&self) -> bool {
         self.communicator.groups == Groups::Consecutive
@@ -164,9 +153,8 @@ impl<'a> Queues<'a> {
         std::mem::take(&mut self.ended)
     }
 
-    /// Returns the operations that have waited in line, by rank and time.
-    pub(super) fn into_waits(mut self) -> Vec<QueueWait> {
-        self.waits.sort_by(|a, b| a.rank.cmp(&b.rank).then(a.until.total_cmp(&b.until)));
+    /// Returns the operations that have waited in line.
+    pub(super) fn into_waits(self) -> Vec<QueueWait> {
         self.waits
     }
 

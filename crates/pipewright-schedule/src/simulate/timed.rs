@@ -481,8 +481,11 @@ impl<'a> Run<'a> {
         let exposed = self.ranks.iter().map(|state| state.exposed).collect();
         let timeline = Timeline::new(self.program.ranks(), events).with_skips(self.skips);
         let timeline = timeline.with_slices(self.program.slices());
-        let queue_waits = self.queues.map_or_else(Vec::new, Queues::into_waits);
-        Ok(TimedRun { timeline, exposed, queue_waits })
+        let timeline = match self.queues {
+            Some(queues) => timeline.with_communicator(queues.communicator().clone(), queues.into_waits()),
+            None => timeline,
+        };
+        Ok(TimedRun { timeline, exposed })
     }
 
     /// Sets the start and the end of a receive. Its message may be sent later than the receive is simulated,

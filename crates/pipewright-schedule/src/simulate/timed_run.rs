@@ -1,6 +1,5 @@
 //! The result of a timed simulation.
 
-use crate::simulate::queues::QueueWait;
 use crate::timeline::Timeline;
 
 /// The predicted run of a program.
@@ -8,7 +7,6 @@ use crate::timeline::Timeline;
 pub struct TimedRun {
     pub(super) timeline: Timeline,
     pub(super) exposed: Vec<f64>,
-    pub(super) queue_waits: Vec<QueueWait>,
 }
 
 impl TimedRun {
@@ -26,13 +24,6 @@ impl TimedRun {
     /// flight. Waiting for a tensor that has not been computed yet does not count.
     pub fn exposed(&self) -> &[f64] {
         &self.exposed
-    }
-
-    /// Returns the sends and receives that waited in line, by rank and time; none if messages are buffered. A
-    /// receive whose message is not sent yet holds all operations after it in its queue (head-of-line
-    /// blocking).
-    pub fn queue_waits(&self) -> &[QueueWait] {
-        &self.queue_waits
     }
 
     /// Returns the mean share of the makespan that is lost to exposed communication.

@@ -20,6 +20,7 @@ fn check(rows: &str, costs: &str, communicator: &Communicator, expected: &str, w
         events.map(|event| format!("{}@{}-{}", event.action, event.start, event.end)).collect();
     assert_eq!(events.join(" "), expected, "{communicator:?}");
     let found: Vec<String> = run
+        .timeline()
         .queue_waits()
         .iter()
         .map(|it| {

@@ -2,7 +2,8 @@
 // Finds why an action did not start earlier, and follows the causes back to the start of the step.
 //
 // An action starts when its rank is free and its tensors have arrived. The later of the two is its cause: the previous
-// action of the rank, what the rank waited for after it (`waits.js`), or the action that made the tensor. The chain of
+// action of the rank, what the rank waited for after it (`waits.js`), or the action that made the tensor. On a communicator
+// with queues, the message may also have waited behind another operation (`blocking.js`). The chain of
 // causes from the end of the step is the critical path: the step would be shorter only if something on it took less time.
 
 // A gap of a measured timeline that is shorter than this share of the median action is the time of the runtime.
@@ -84,10 +85,11 @@ function messageBefore(lane, at, free) {
     latest = made;
     cause = { via: "message", lane: producer.lane, at: producer.at, tensor: producer.tensor };
   }
-  return cause;
+  const inLine = cause && cause.tensor !== "skip connection" ? waitInLine(cause, lane, cause.tensor === "input", lane.cells.start[at]) : null;
+  return inLine ? { ...cause, via: "queue", inLine } : cause;
 }
 
-// Returns the cause of an action's start: `via` is "message" from another rank, "order" after the action before,
+// Returns the cause of an action's start: `via` is "message" from another rank, "queue" if that message waited in line, "order" after the action before,
 // "gather", "sum" or "send" if the rank waited for one of these, "delay" if a gap has no cause in the timeline, or
 // "start" of the step. The action that led to it is `at` of `lane`; without one, the chain ends.
 function causeOf(lane, at) {
@@ -153,7 +155,7 @@ function timesOf(chain) {
     add(data.kinds[kind][0] === "OVERLAP_F_B" ? "overlap" : data.kinds[kind][0], cells.end[at] - cells.start[at]);
     if (cause.via === "order") continue;
     const since = cause.lane ? cause.lane.cells.end[cause.at] : 0;
-    add({ message: "messages", send: "messages", gather: "gather, reduce", sum: "gather, reduce" }[cause.via] ?? "gaps", Math.max(cells.start[at] - since, 0));
+    add({ message: "messages", queue: "messages in line", send: "messages", gather: "gather, reduce", sum: "gather, reduce" }[cause.via] ?? "gaps", Math.max(cells.start[at] - since, 0));
   }
   return times;
 }

@@ -38,6 +38,7 @@ function sentenceOf(lane, at, cause, free) {
   if (cause.via === "delay") return [`No message is missing.${tookTheTime}${ranBetween(lane, free, start)}`];
   const made = cause.lane.cells.end[cause.at], inFlight = start - Math.max(made, free);
   const intro = [`It needs its ${cause.tensor}: the message of `, cellButton(cause.lane, cause.at), ` from ${rankOf(cause.lane)}. `];
+  if (cause.inLine) return [...intro, `That action ends at ${time(made)}. ${sentenceOfWaitInLine(cause.inLine)} The message arrives at ${time(start)}.`];
   if (made < free) return [...intro, `That action ended at ${time(made)}, and the message arrived at ${time(start)}.`];
   return [...intro, `That action ends at ${time(made)}`, inFlight > 0 ? `; the message takes ${time(inFlight)}.` : "."];
 }
@@ -45,7 +46,7 @@ function sentenceOf(lane, at, cause, free) {
 // Returns a bar with the share of each kind of action, of messages and of gaps in the time of a chain.
 function shareBar(times, hasKeys = true) {
   const all = [...times.values()].reduce((sum, time) => sum + time, 0) || 1;
-  const sort = { F: 0, B: 1, I: 2, W: 3, overlap: 1, messages: 4, "gather, reduce": 5, "communication at the end": 5 }, bar = element("div", { className: "shares" });
+  const sort = { F: 0, B: 1, I: 2, W: 3, overlap: 1, messages: 4, "messages in line": 5, "gather, reduce": 5, "communication at the end": 5 }, bar = element("div", { className: "shares" });
   const list = element("ul", { className: "keys" });
   for (const [name, spent] of [...times].sort((one, other) => other[1] - one[1]).filter(([, spent]) => spent > 0)) {
     const fill = name === "gaps" || name === "bubble" ? "var(--hatch)" : `var(--fill-${sort[name]}-0)`;
@@ -62,7 +63,7 @@ function shareBar(times, hasKeys = true) {
 // Returns the chain as a list, from the selection back to the start. Actions of a rank without a pause are one entry.
 function chainList(chain) {
   const runs = runsOf(chain), list = element("ol", { className: "chain" });
-  const how = { message: "after a message from", delay: "after a pause on", start: "at the start of the step",
+  const how = { message: "after a message from", queue: "after a message that waited in line, from", delay: "after a pause on", start: "at the start of the step",
     gather: "after parameters were gathered on", sum: "after gradients were summed over the replicas, at last those of", send: "after a message left" };
   runs.slice(0, mostRuns).forEach(({ lane, first, last, cause }) => {
     const names = first === last ? [cellButton(lane, first)] : [cellButton(lane, first), " to ", cellButton(lane, last)];
@@ -133,11 +134,13 @@ function explainStep(source) {
   const spends = timeAfterLast(source) ? "It and the communication after it spend their time in:" : "It spends its time in:";
   const bubbleEntry = (bubble) => [goTo(`${time(bubble.to - bubble.from)} on ${rankOf(bubble.lane)}`, () => goToBubble(bubble)), ` from ${time(bubble.from)}`];
   const slowEntry = ({ lane, at, loss }) => [cellButton(lane, at), ` on ${rankOf(lane)}: ${time(loss)} longer than the median of its stage in this step, ${time(medianOf(lane, at))}`];
+  const lineEntry = ({ rank, action, behind, from, until }) => [`${time(until - from)} on rank ${rank}: ${endName(behind)} in front of ${action}, until ${time(until)}`];
   return [
     element("h2", {}, `Why it takes ${time(source.end)}`), element("p", { className: "where" }, nameOfSource(source)),
     paragraph(`The critical path is the chain of causes that ends with the step. ${spends}`), shareBar(timesOfStep(source)),
     ...listOf("Longest bubbles", bubbles.map(bubbleEntry), "None: every rank computes all the time."),
     ...source.step ? listOf("Slowest against the medians of this step", slow.map(slowEntry), "None takes 1.2 times the median of its stage and kind.") : [],
+    ...source.waits?.length ? listOf("Longest waits in line (head-of-line blocking)", longestInLine(source).slice(0, mostListed).map(lineEntry), "") : [],
     ...source.uncertainty ? [paragraph(`The clocks of the processes agree within ${time(source.uncertainty / data.quantum)}.`)] : [],
     paragraph("Click an action or a bubble to see its cause. Drag with the Shift key to sum up a range."),
     ...recorded.length ? [element("p", { className: "more" }, aboutTimes)] : [],
@@ -159,6 +162,7 @@ function reasonOf({ lane, next }) {
     return `: ${own}; the step ends ${isLast ? "then" : `when ${end}`}`;
   }
   const cause = causeOf(lane, next), name = nameOfCell(lane, next);
+  if (cause.inLine) return `: ${name} waits for the message of ${nameOfCell(cause.lane, cause.at)} from ${rankOf(cause.lane)}; ${endName(cause.inLine.behind)} waits in front of ${cause.inLine.action} on the same communicator`;
   if (cause.via === "message") return `: ${name} waits for the message of ${nameOfCell(cause.lane, cause.at)} from ${rankOf(cause.lane)}`;
   return cause.waiting ? ` before ${name}: it waits ${purposeOfWait(cause)}` : ` before ${name}: no message is missing, the runtime or the machine took the time`;
 }

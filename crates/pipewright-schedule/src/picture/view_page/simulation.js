@@ -29,6 +29,8 @@ const skipKey = (isGradient, skip, microbatch) => -1 - tensorKey(isGradient, ski
 class Simulation {
   constructor(program, costs) {
     Object.assign(this, { program, costs, slices: data.slices, arrivals: new Map(), links: new Map(), gathered: [], reduced: [] });
+    const { transport } = data.view;
+    Object.assign(this, { transport, delivered: new Map(), queues: transport ? new Queues(transport, program.rows.length) : null });
     this.ranks = program.rows.map(() => ({ next: 0, free: 0, collectives: 0, exposed: 0, waitsFor: null, firstHalf: null, events: [] }));
     this.ready = program.rows.map((_, rank) => rank).reverse();
   }
@@ -37,18 +39,28 @@ class Simulation {
     while (this.ready.length) {
       const rank = this.ready.pop();
       while (this.step(rank));
+      this.runQueues(rank);
     }
     this.ranks.forEach(({ events }) => {
-      events.filter(({ kind }) => kind === "RECV_F" || kind === "RECV_B").forEach((event) => this.setTimesOfReceive(event));
+      if (!this.queues) events.filter(({ kind }) => kind === "RECV_F" || kind === "RECV_B").forEach((event) => this.setTimesOfReceive(event));
       events.sort((one, other) => one.start - other.start);
     });
-    return this.ranks.map(({ events }) => events);
+    return Object.assign(this.ranks.map(({ events }) => events), { waits: this.queues?.waits ?? [] });
   }
 
   // Runs the next action of a rank. Returns whether there was one that could run.
   step(rank) {
     const state = this.ranks[rank], action = this.program.rows[rank][state.next];
     if (!action) return false;
+    if (this.give(rank, action)) {
+      state.next++;
+      return true;
+    }
+    const awaited = this.queues && /^WAIT_SEND/.test(action.kind) ? this.messageOf(action)?.key : undefined;
+    if (awaited !== undefined && !this.delivered.has(awaited)) {
+      state.waitsFor = awaited;
+      return false;
+    }
     if (action.parts || "FBIW".includes(action.kind)) {
       const missing = this.compute(rank, action);
       if (missing !== null) {
@@ -61,6 +73,46 @@ class Simulation {
     }
     state.next++;
     return true;
+  }
+
+  // Returns the message of a send, a receive or a wait for a send; nothing if it stays on its rank.
+  messageOf({ kind, stage, microbatch }) {
+    const isGradient = kind.endsWith("B"), isReceive = kind.startsWith("RECV"), step = isGradient ? -1 : 1;
+    const from = isReceive ? stage - step : stage, to = from + step, [sender, receiver] = [this.program.owner[from], this.program.owner[to]];
+    if (sender === undefined || receiver === undefined || sender === receiver) return undefined;
+    const sizes = this.costs.outputs, boundary = Math.min(from, to);
+    return { key: tensorKey(isGradient, to, microbatch), sender, receiver, boundary, bytes: sizes[Math.min(boundary, sizes.length - 1)] ?? 0 };
+  }
+
+  // Gives a send or a receive to its queue, if there are queues. Returns whether the action is one.
+  give(rank, action) {
+    if (!this.queues) return false;
+    const message = /^(SEND|RECV)_[FB]$/.test(action.kind) ? this.messageOf(action) : undefined;
+    if (!message) {
+      this.queues.endGroup(rank);
+      return false;
+    }
+    const { key, sender, receiver, boundary, bytes } = message, { free, firstHalf, events } = this.ranks[rank];
+    const isSend = action.kind.startsWith("SEND"), isHalf = isSend && !this.transport.grouped && firstHalf?.key === key;
+    const name = sender + " " + receiver, link = this.costs.links?.[name] ?? this.costs, given = isHalf ? firstHalf.end : free;
+    const event = { ...action, start: given, end: given };
+    events.push(event);
+    this.queues.give({ rank, action: nameOfAction(action), isSend, isEager: isSend && this.transport.eager[boundary], peer: isSend ? receiver : sender,
+      key, link: name, given, occupied: Math.ceil(bytes / this.slices) / (link.bandwidth ?? Infinity), latency: link.latency, event });
+    return true;
+  }
+
+  // Runs the queues after a rank has given operations, and wakes the ranks that wait for their ends.
+  runQueues(rank) {
+    if (!this.queues) return;
+    for (const { rank: own, isSend, key, arrival, event: { stage } } of this.queues.run(rank)) {
+      if (!isSend) {
+        this.arrive(key, stage, arrival);
+        continue;
+      }
+      this.delivered.set(key, arrival);
+      this.wake(own, key);
+    }
   }
 
   // Runs an action that does not compute. Returns its start and its end.
@@ -166,15 +218,21 @@ class Simulation {
   // Returns the arrival of the message that a stage sends to its neighbour on another rank.
   sent(isGradient, stage, microbatch) {
     const to = isGradient ? stage - 1 : stage + 1, receiver = this.program.owner[to];
-    return receiver === undefined || receiver === this.program.owner[stage] ? undefined : this.arrivals.get(tensorKey(isGradient, to, microbatch));
+    const arrivals = this.queues ? this.delivered : this.arrivals;
+    return receiver === undefined || receiver === this.program.owner[stage] ? undefined : arrivals.get(tensorKey(isGradient, to, microbatch));
   }
 
   arrive(key, stage, arrival) {
     this.arrivals.set(key, arrival);
-    const state = this.ranks[this.program.owner[stage]];
+    this.wake(this.program.owner[stage], key);
+  }
+
+  // Wakes a rank if it waits for a tensor.
+  wake(rank, key) {
+    const state = this.ranks[rank];
     if (state.waitsFor !== key) return;
     state.waitsFor = null;
-    this.ready.push(this.program.owner[stage]);
+    this.ready.push(rank);
   }
 
   wait(rank, now, until) {

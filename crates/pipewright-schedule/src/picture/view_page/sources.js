@@ -16,9 +16,10 @@ function completeSource(source) {
   return source;
 }
 
-function readSource(name, { step, quantum, makespan, uncertainty, ranks }) {
+function readSource(name, { step, quantum, makespan, uncertainty, waits, ranks }) {
   const scale = quantum / data.quantum, end = makespan / data.quantum;
-  return completeSource({ name, step, uncertainty, end, lanes: findSends(ranks.map((rank, index) => readRank(rank, index, scale))) });
+  const inQuanta = ([rank, action, behind, from, until]) => ({ rank, action, behind, from: from / data.quantum, until: until / data.quantum });
+  return completeSource({ name, step, uncertainty, end, waits: waits.map(inQuanta), lanes: findSends(ranks.map((rank, index) => readRank(rank, index, scale))) });
 }
 
 const predictedSource = readSource("predicted", data.view.predicted);

@@ -58,7 +58,8 @@ function sourceOfEvents(name, events) {
   const trains = events.flat().some(({ kind }) => "BIW".includes(kind));
   const stagesOf = (rank) => [...new Set(events[rank].map(({ stage }) => stage))].sort((one, other) => one - other);
   const end = events.flat().reduce((last, { end }) => Math.max(last, end), 0) / data.quantum;
-  return completeSource({ name, end, lanes: events.map((own, rank) => laneOf(own, stagesOf(rank), trains)) });
+  const inQuanta = (wait) => ({ ...wait, from: wait.from / data.quantum, until: wait.until / data.quantum });
+  return completeSource({ name, end, waits: (events.waits ?? []).map(inQuanta), lanes: events.map((own, rank) => laneOf(own, stagesOf(rank), trains)) });
 }
 
 const isChanged = () => whatIf.latency !== data.view.costs.latency || whatIf.microbatches !== data.view.programs[0].microbatches
