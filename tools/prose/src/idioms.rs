@@ -141,7 +141,7 @@ mod tests {
         ("Whoever waits is not polled.", "Who waits?"),
         ("What is left is dropped.", "What is left?"),
         ("Of equal candidates the first.", "Some of the candidates"),
-        ("this is no folder", "there is no folder"),
+        ("this is no file", "there is no file"),
         ("the reason stands below", "the rank stands still"),
         ("the reason lies in the order", "the reason lies elsewhere"),
         ("the step goes on", "the step goes well"),

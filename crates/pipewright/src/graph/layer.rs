@@ -47,7 +47,7 @@ impl<L: Module> GraphStage<L> {
         Self { layers, plan, variants }
     }
 
-    /// Returns the place of a node among the layers.
+    /// Returns the index of a node among the layers.
     fn node(&self, place: &ModulePlace) -> Option<usize> {
         match place {
             ModulePlace::Node(name) => self.plan.steps.iter().position(|step| step.name == *name),

@@ -1,4 +1,4 @@
-//! What the ranks of a process do with their counts.
+//! The memory of a rank: its count, and tensors that move from one rank's count to another's.
 
 use std::sync::Arc;
 

@@ -1,4 +1,5 @@
-//! Compares an operation with its plain composition, forward and backward, and runs ranks on threads of a test.
+//! Compares an operation with its plain composition, forward and backward, and runs ranks on threads of a
+//! test.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier, Mutex};
