@@ -9,8 +9,9 @@ use crate::errors::type_error;
 
 /// The costs of actions, in any one unit.
 ///
-/// Each time is one number for all stages, or a list with one number per stage. Without `backward`, a whole backward
-/// takes `input_backward + weight_backward`; without these two, each is half of `backward` if that is given, else 1.
+/// Each time is one number for all stages, or a list with one number per stage. Without `backward`, a whole
+/// backward takes `input_backward + weight_backward`; without these two, each is half of `backward` if that
+/// is given, else 1.
 ///
 /// Args:
 ///     forward: The time of `F`, by default 1.

@@ -1,8 +1,8 @@
 //! The Python package `pipewright`: makes, proves, predicts, plans and draws pipelines from Python.
 //!
-//! The module is `pipewright._native`; `python/pipewright/__init__.py` is the package that users import. Its names and
-//! numbers are the command line's. Nothing is computed here that the crate `pipewright-schedule` does not compute:
-//! this crate reads arguments, releases the interpreter's lock, and turns errors into exceptions.
+//! The module is `pipewright._native`; `python/pipewright/__init__.py` is the package that users import. Its
+//! names and numbers are the command line's, because `pipewright-schedule` computes all of them: this crate
+//! reads arguments, releases the interpreter's lock, and turns errors into exceptions.
 
 mod errors;
 mod interrupt;

@@ -45,7 +45,7 @@ impl Unlowered {
     }
 }
 
-/// Returns the passes of a level, or without one those of the program that Pipewright trains with.
+/// Returns the passes of a level, or without a level the passes of the program that Pipewright trains with.
 pub(crate) fn passes_to(py: Python<'_>, level: Option<&str>) -> PyResult<LowerConfig> {
     match level {
         Some(level) => Ok(LowerConfig::from(named::<Level>(py, level)?)),

@@ -21,12 +21,12 @@ use crate::program::PyProgram;
 use crate::schedule::PySchedule;
 use crate::timeline::PyTimeline;
 
-/// The number of microbatches for each rank if their number is not given, as by default on the command line's sample.
+/// The number of microbatches for each rank, if no number of microbatches is given.
 const MICROBATCHES_PER_RANK: u32 = 4;
 
 /// How to cut a model into stages, and in which order each rank computes, with its prediction.
 ///
-/// `pipewright.plan` makes it. The names of the figures are those of `pipewright plan --format json`.
+/// `pipewright.plan` makes it. Its figures have the names of `pipewright plan --format json`.
 #[pyclass(frozen, module = "pipewright", name = "Plan")]
 #[derive(Debug)]
 pub(crate) struct PyPlan {
@@ -51,8 +51,8 @@ struct Searched {
 ///     microbatches: The number of microbatches of a step, over all replicas; by default, four for each rank.
 ///     memory: The memory of a rank, in bytes or as `80GiB`; by default, as in the profile, or any amount.
 ///     data_parallel: The number of replicas; by default, it is searched.
-///     tensor_parallel: The number of tensor-parallel ranks of each stage; by default, it is searched if the profile has
-///         nodes.
+///     tensor_parallel: The number of tensor-parallel ranks of each stage; by default, it is searched if the
+///         profile has nodes.
 ///     head_parts: The numbers of parts into which the plan may cut the head along the vocabulary.
 ///     time_limit: The longest search in seconds.
 ///

@@ -11,7 +11,10 @@ use pipewright_schedule::simulate::{SimulateError, Summary, logical, timed};
 use pipewright_schedule::{Costs, Level, LowerConfig, Recompute};
 use pyo3::prelude::*;
 
+use crate::arguments::{named, whole_list};
+use crate::costs::costs_of;
 use crate::errors::{Raised, value_error};
+use crate::profile::profile_of;
 use crate::timeline::Predicted;
 
 /// The error of a prediction.
@@ -56,6 +59,58 @@ impl Raised for PredictionError {
     }
 }
 
+/// The costs of a prediction.
+pub(crate) enum At {
+    Costs(Box<Costs>),
+    Profile(ProfileChoices),
+    Ticks,
+}
+
+impl At {
+    /// Reads the arguments of a simulation, and refuses arguments without an effect.
+    pub(crate) fn of(
+        py: Python<'_>,
+        costs: Option<&Bound<'_, PyAny>>,
+        profile: Option<&Bound<'_, PyAny>>,
+        boundaries: Option<&Bound<'_, PyAny>>,
+        recompute: &str,
+        logical: bool,
+    ) -> PyResult<Self> {
+        let recompute: Recompute = named(py, recompute)?;
+        if profile.is_none() && boundaries.is_some() {
+            return Err(value_error("boundaries are for a profile; add it, or leave them out"));
+        }
+        if logical {
+            return match (costs, profile, &recompute) {
+                (None, None, Recompute::None) => Ok(Self::Ticks),
+                _ => Err(value_error(
+                    "ticks have no costs; leave costs, profile and recompute out, or logical",
+                )),
+            };
+        }
+        let Some(profile) = profile else {
+            return Ok(Self::Costs(Box::new(Costs { recompute, ..costs_of(costs)?.unwrap_or_default() })));
+        };
+        if costs.is_some() {
+            return Err(value_error("costs and profile are given; leave one of them out"));
+        }
+        if recompute.is_by_block() {
+            let message = "recompute is block, and a profile has no blocks inside its layers; use stage, or a list of stages";
+            return Err(value_error(message));
+        }
+        let boundaries = boundaries.map(|list| whole_list("boundaries", list)).transpose()?;
+        Ok(Self::Profile(ProfileChoices { profile: profile_of(profile)?, boundaries, recompute }))
+    }
+    /// Proves the program of a schedule that is called `name`, and predicts its run.
+    pub(crate) fn predict(self, name: String, source: ProgramSource) -> Result<Predicted, PredictionError> {
+        match self {
+            Self::Costs(costs) => at_costs(name, source, *costs),
+            Self::Profile(choices) => at_profile(name, source, choices),
+            Self::Ticks => in_ticks(name, source),
+        }
+    }
+}
+
 /// Proves the program of a schedule that is called `name`, and predicts its run at `costs`.
 pub(crate) fn at_costs(
     name: String,
@@ -70,7 +125,7 @@ pub(crate) fn at_costs(
 }
 
 /// Proves the program, and counts each of its actions as a tick.
-pub(crate) fn in_ticks(name: String, source: ProgramSource) -> Result<Predicted, PredictionError> {
+fn in_ticks(name: String, source: ProgramSource) -> Result<Predicted, PredictionError> {
     let program = source.program(&LowerConfig::from(Level::Comms))?.into_program();
     let run = logical(&program)?;
     let (timeline, summary) = (run.timeline(1.0), Summary::of_logical(&run));
@@ -81,14 +136,14 @@ pub(crate) fn in_ticks(name: String, source: ProgramSource) -> Result<Predicted,
 
 /// The choices for a profile.
 pub(crate) struct ProfileChoices {
-    pub(crate) profile: Arc<Profile>,
+    profile: Arc<Profile>,
     /// The first layer of each stage except the first; `None` for the best cut.
-    pub(crate) boundaries: Option<Vec<usize>>,
-    pub(crate) recompute: Recompute,
+    boundaries: Option<Vec<usize>>,
+    recompute: Recompute,
 }
 
 /// Proves the program of a schedule that is called `name`, and predicts its run at the costs of a profile.
-pub(crate) fn at_profile(
+fn at_profile(
     name: String,
     source: ProgramSource,
     choices: ProfileChoices,

@@ -13,12 +13,12 @@ use crate::interrupt::interruptible;
 
 /// The measured costs of a model's layers and of the links between ranks, in seconds and bytes.
 ///
-/// The keys are those of the files that `pipewright profile` writes: `link`, `layers`, and `device`, `node`, `rows` and
-/// others if they are known.
+/// It has the keys of the files that `pipewright profile` writes: `link`, `layers`, and `device`, `node`,
+/// `rows` and others if they are known.
 ///
 /// Args:
-///     source: The path of a file, its text in TOML or JSON, or the same keys as a dictionary. A text has a line end or
-///         begins with `{`.
+///     source: The path of a file, its text in TOML or JSON, or the same keys as a dictionary. A text has a
+///         line end or begins with `{`.
 ///
 /// Raises:
 ///     ProfileError: If a key is missing or unknown, or a value cannot be, with every problem as `problems`.

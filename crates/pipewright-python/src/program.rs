@@ -6,18 +6,16 @@ use pipewright_schedule::csv::{print_program, print_rows};
 use pipewright_schedule::footprint::Use;
 use pipewright_schedule::lower::ProgramSource;
 use pipewright_schedule::picture::title;
-use pipewright_schedule::{Costs, Level, Program, Recompute, Slices};
+use pipewright_schedule::{Level, Program, Slices};
 use pipewright_system::schedule_memory::check_program;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::arguments::{named, optional, whole_list};
-use crate::costs::costs_of;
 use crate::errors::{Raised, value_error};
 use crate::interrupt::interruptible;
 use crate::lowering::{Unlowered, check_choice, passes_of, passes_to};
-use crate::prediction::{ProfileChoices, at_costs, at_profile, in_ticks};
-use crate::profile::profile_of;
+use crate::prediction::At;
 use crate::proof::{TransportOptions, prove};
 use crate::rows::{Cells, Sizes, Text, cells_of, texts};
 use crate::timeline::PyTimeline;
@@ -25,8 +23,8 @@ use crate::timeline::PyTimeline;
 /// Rows of actions, one for each rank: a schedule that was read, or a program with communication.
 ///
 /// Args:
-///     rows: A list for each rank, with the text of each action, such as `0F0` or `1RECV_F3`. `None` is a cell without
-///         an action.
+///     rows: A list for each rank, with the text of each action, such as `0F0` or `1RECV_F3`. `None` is a
+///         cell without an action.
 ///     stage_to_rank: The rank of each stage, if it does not follow from the rows.
 ///     microbatches: The number of microbatches, if the rows do not show all of them.
 ///     slices: The number of slices of each microbatch, if the actions number slices.
@@ -74,50 +72,6 @@ impl PyProgram {
     /// Returns the level that is named, or the program's own.
     fn level_of(&self, py: Python<'_>, level: Option<&str>) -> PyResult<Level> {
         level.map_or_else(|| Ok(self.program.level()), |level| named(py, level))
-    }
-}
-
-/// What a prediction is made at.
-enum At {
-    Costs(Box<Costs>),
-    Profile(ProfileChoices),
-    Ticks,
-}
-
-impl At {
-    /// Reads the arguments of a simulation, and refuses those that have no effect.
-    fn of(
-        py: Python<'_>,
-        costs: Option<&Bound<'_, PyAny>>,
-        profile: Option<&Bound<'_, PyAny>>,
-        boundaries: Option<&Bound<'_, PyAny>>,
-        recompute: &str,
-        logical: bool,
-    ) -> PyResult<Self> {
-        let recompute: Recompute = named(py, recompute)?;
-        if profile.is_none() && boundaries.is_some() {
-            return Err(value_error("boundaries are for a profile; add it, or leave them out"));
-        }
-        if logical {
-            return match (costs, profile, &recompute) {
-                (None, None, Recompute::None) => Ok(Self::Ticks),
-                _ => Err(value_error(
-                    "ticks have no costs; leave costs, profile and recompute out, or logical",
-                )),
-            };
-        }
-        let Some(profile) = profile else {
-            return Ok(Self::Costs(Box::new(Costs { recompute, ..costs_of(costs)?.unwrap_or_default() })));
-        };
-        if costs.is_some() {
-            return Err(value_error("costs and profile are given; leave one of them out"));
-        }
-        if recompute.is_by_block() {
-            let message = "recompute is block, and a profile has no blocks inside its layers; use stage, or a list of stages";
-            return Err(value_error(message));
-        }
-        let boundaries = boundaries.map(|list| whole_list("boundaries", list)).transpose()?;
-        Ok(Self::Profile(ProfileChoices { profile: profile_of(profile)?, boundaries, recompute }))
     }
 }
 
@@ -234,8 +188,9 @@ impl PyProgram {
     /// Runs passes, like `pipewright lower`. The result is not proved sound; `validate` proves it.
     ///
     /// Args:
-    ///     passes: Names of passes in their order, such as `["unshard=3", "send-recv"]`. Without them, a program with
-    ///         messages does not change, and another one becomes the program that Pipewright trains with.
+    ///     passes: Names of passes in their order, such as `["unshard=3", "send-recv"]`. Without them, a
+    ///         program with messages does not change, and another one becomes the program that Pipewright
+    ///         trains with.
     ///     level: Instead of passes, a level to lower to, as PyTorch does: `comms` or `full`.
     ///
     /// Raises:
@@ -255,6 +210,11 @@ impl PyProgram {
                 check_program(&self.program, Use::Lower).map_err(|error| error.raised(py))?;
                 self.unlowered().lowered(py, passes)?
             }
+            None if level.is_some() && self.program.communicates() => {
+                return Err(value_error(
+                    "the rows have messages already, and level is for rows without; leave it out",
+                ));
+            }
             None => {
                 let (config, program) = (passes_to(py, level)?, Arc::clone(&self.program));
                 check_program(&program, Use::Lower).map_err(|error| error.raised(py))?;
@@ -272,21 +232,22 @@ impl PyProgram {
     /// Without a transport, messages are tagged and buffered, and both ends of a message may block.
     ///
     /// Args:
-    ///     transport: Also judge the program on a communicator: `buffered` (tagged and buffered messages), `edge` (one
-    ///         queue per directed pair of ranks), `pair` (one queue per pair), `rank` (one queue per rank), or `all`.
+    ///     transport: Also judge the program on a communicator: `buffered` (tagged and buffered messages),
+    ///         `edge` (one queue per directed pair of ranks), `pair` (one queue per pair), `rank` (one queue
+    ///         per rank), or `all`.
     ///     level: The level to prove: `compute`, `comms` or `full`; by default, the program's own.
-    ///     eager: The largest message that is sent without waiting for its receive, in bytes or as `64KiB`. By default,
-    ///         every send waits. Messages without a size count as smaller.
-    ///     message_bytes: The size of the messages between stage 0 and 1, 1 and 2, and so on; the last one counts for
-    ///         the others.
+    ///     eager: The largest message that is sent without waiting for its receive, in bytes or as `64KiB`.
+    ///         By default, every send waits. Messages without a size count as smaller.
+    ///     message_bytes: The size of the messages between stage 0 and 1, 1 and 2, and so on; the last one
+    ///         counts for the others.
     ///     grouped: Whether sends and receives that follow each other start together.
     ///
     /// Returns:
     ///     The verdict of each transport, all of them `sound`; empty without a transport.
     ///
     /// Raises:
-    ///     ValidationError: If the program is unsound, with every violation as `violations`, or if it is not sound on
-    ///         a transport, with the `verdicts`.
+    ///     ValidationError: If the program is unsound, with every violation as `violations`, or if it is not
+    ///         sound on a transport, with the `verdicts`.
     #[pyo3(signature = (transport=None, *, level=None, eager=None, message_bytes=None, grouped=false))]
     fn validate<'py>(
         &self,
@@ -312,15 +273,17 @@ impl PyProgram {
         Ok(words)
     }
 
-    /// Predicts when each rank runs each action, like `pipewright simulate`. The program is proved sound before, and
-    /// lowered as by `lower()` if it has no messages.
+    /// Predicts when each rank runs each action, like `pipewright simulate`. The program is proved sound
+    /// before, and lowered as by `lower()` if it has no messages.
     ///
     /// Args:
     ///     costs: The costs of actions, as `Costs` or as a text such as `F=1,I=1,W=1,hop=0.1`.
-    ///     profile: Instead of costs, the costs of a model's layers, as `Profile`, or the path or the text of one.
-    ///     boundaries: With a profile, the first layer of each stage except the first; by default, the best cut.
-    ///     recompute: The stages that compute their forward again in their backward: `none`, `stage`, `block`, or a list
-    ///         such as `0,2`.
+    ///     profile: Instead of costs, the costs of a model's layers, as `Profile`, or the path or the text of
+    ///         one.
+    ///     boundaries: With a profile, the first layer of each stage except the first; by default, the best
+    ///         cut.
+    ///     recompute: The stages that compute their forward again in their backward: `none`, `stage`,
+    ///         `block`, or a list such as `0,2`.
     ///     logical: Count every action, including messages, as one tick.
     ///
     /// Raises:
@@ -340,14 +303,8 @@ impl PyProgram {
         let at = At::of(py, costs, profile, boundaries, recompute, logical)?;
         check_program(&self.program, Use::Simulate).map_err(|error| error.raised(py))?;
         let (name, program) = (self.name.clone(), Arc::clone(&self.program));
-        let predicted = interruptible(py, move |_| {
-            let source = ProgramSource::Rows(program.as_ref().clone());
-            match at {
-                At::Costs(costs) => at_costs(name, source, *costs),
-                At::Profile(choices) => at_profile(name, source, choices),
-                At::Ticks => in_ticks(name, source),
-            }
-        })?;
+        let predicted =
+            interruptible(py, move |_| at.predict(name, ProgramSource::Rows(program.as_ref().clone())))?;
         predicted.map(PyTimeline::from).map_err(|error| error.raised(py))
     }
 

@@ -53,12 +53,14 @@ impl PySchedule {
 ///     ranks: The number of ranks in the pipeline.
 ///     microbatches: The number of microbatches in a step.
 ///     stages_per_rank: The number of stages on each rank; by default, the number that the schedule needs.
-///     group_size: The number of microbatches that a chunk runs before the next chunk, for interleaved schedules.
+///     group_size: The number of microbatches that a chunk runs before the next chunk, for interleaved
+///         schedules.
 ///     wide_warmup: Warm up with two more forwards for each later rank, for `interleaved-zb-h1`.
-///     memory_limit: The number of activations that a stage may hold, one for all stages or a list with one for each,
-///         for `zb-greedy` and `vocab1f1b`.
+///     memory_limit: The number of activations that a stage may hold, one for all stages or a list with one
+///         for each, for `zb-greedy` and `vocab1f1b`.
 ///     slices: The number of slices into which each microbatch is cut along its sequence, for `seq1f1b`.
-///     costs: The costs of actions, as `Costs` or as a text, for `zb-greedy` and `vocab1f1b`, and for the picture.
+///     costs: The costs of actions, as `Costs` or as a text, for `zb-greedy` and `vocab1f1b`, and for the
+///         picture.
 ///
 /// Raises:
 ///     ScheduleError: If there is no schedule of this name, or none of this size or with this setting.
@@ -116,7 +118,8 @@ fn limits_of(limits: &Bound<'_, PyAny>) -> PyResult<PerStage<u32>> {
     }
 }
 
-/// Returns all schedules: their name, a summary, and other names, as `pipewright schedule --list` prints them.
+/// Returns all schedules: their name, a summary, and other names, as `pipewright schedule --list` prints
+/// them.
 #[pyfunction]
 pub(crate) fn schedules(py: Python<'_>) -> PyResult<Vec<Bound<'_, PyDict>>> {
     let entry = |generator: &Generator| {
@@ -183,8 +186,8 @@ impl PySchedule {
     /// Adds communication. The result is not proved sound; `Program.validate` proves it.
     ///
     /// Args:
-    ///     passes: Names of passes in their order, such as `["unshard=3", "send-recv"]`, like `pipewright lower`. Without
-    ///         them, the program is the one that Pipewright trains with.
+    ///     passes: Names of passes in their order, such as `["unshard=3", "send-recv"]`, like `pipewright
+    ///         lower`. Without them, the program is the one that Pipewright trains with.
     ///     level: Instead of passes, a level to lower to, as PyTorch does: `compute`, `comms` or `full`.
     ///
     /// Raises:

@@ -20,7 +20,7 @@ const MOST_SHOWN: usize = 20_000;
 
 /// A predicted run: when each rank runs each action, and what follows from it.
 ///
-/// `Program.simulate` makes it. The names of the figures are those of `pipewright simulate --format json`.
+/// `Program.simulate` makes it. Its figures have the names of `pipewright simulate --format json`.
 #[pyclass(frozen, module = "pipewright", name = "Timeline")]
 #[derive(Debug)]
 pub(crate) struct PyTimeline(Arc<Predicted>);
@@ -108,8 +108,8 @@ impl Predicted {
 
 #[pymethods]
 impl PyTimeline {
-    /// The time from the start of the first action to the end of the last, in the unit of the costs; in seconds for a
-    /// profile, with the optimizer.
+    /// The time from the start of the first action to the end of the last, in the unit of the costs; in
+    /// seconds for a profile, with the optimizer.
     #[getter]
     fn makespan(&self) -> f64 {
         self.0.summary.makespan
@@ -151,7 +151,7 @@ impl PyTimeline {
         self.0.summary.peak_activations.clone()
     }
 
-    /// The peak bytes of each rank, if the costs are those of a profile.
+    /// The peak bytes of each rank, if the prediction is for a profile.
     #[getter]
     fn peak_bytes(&self) -> Option<Vec<u64>> {
         self.0.summary.peak_bytes.clone()
@@ -199,8 +199,8 @@ impl PyTimeline {
         self.drawn(py, |predicted| predicted.timeline.chrome_trace())
     }
 
-    /// Writes the page that explains the timeline, like `pipewright view`: the cause of each bubble, and simulations of
-    /// other costs.
+    /// Writes the page that explains the timeline, like `pipewright view`: the cause of each bubble, and
+    /// simulations of other costs.
     ///
     /// Raises:
     ///     ValueError: If there are too many actions to draw.

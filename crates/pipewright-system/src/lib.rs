@@ -1,5 +1,4 @@
-//! What the command line and the Python package ask of the operating system: files up to a size, and the free
-//! memory.
+//! Files that are read up to a size, and the memory that is free, for the command line and the Python package.
 //!
 //! The crate does not depend on Burn, so that packages without a runtime build quickly.
 

@@ -9,7 +9,7 @@
 >>> timeline.makespan, round(timeline.bubble_fraction, 3)
 (30.0, 0.2)
 
-Names and numbers are those of the command line `pipewright`. Long calls release the interpreter's lock and end with
+The command line `pipewright` has the same names and numbers. Long calls release the interpreter's lock and end with
 Ctrl-C.
 """
 

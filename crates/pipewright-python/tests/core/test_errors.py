@@ -93,6 +93,7 @@ def test_passes():
     check(pw.LowerError, lambda: pw.read_csv(SOUND).lower(["send-recv"]), "already communicates")
     check(ValueError, lambda: made.lower(level="half"), "unknown level")
     check(ValueError, lambda: made.lower(["send-recv"], level="comms"), "leave one out")
+    check(ValueError, lambda: pw.read_csv(SOUND).lower(level="comms"), "have messages already")
     check(TypeError, lambda: made.lower(3), "passes")
     stuck = pw.read_csv("0F0,1F0,0B0\n2F0,2B0,1B0\n", stage_to_rank=[0, 0, 1])
     check(ValueError, lambda: stuck.lower(["send-recv"]), "")

@@ -2,7 +2,7 @@
 
 Run it with the path of the binary after a change of the command line's numbers:
 
-    python crates/pipewright-python/tests/golden/make.py target/debug/pipewright
+    python crates/pipewright-python/tests/core/golden/make.py target/debug/pipewright
 """
 
 import json

@@ -112,7 +112,7 @@ def test_a_plan_without_further_arguments():
 
 
 def test_the_documentation_runs(tmp_path, monkeypatch):
-    page = HERE.parents[2] / "docs" / "python.md"
+    page = HERE.parents[3] / "docs" / "python.md"
     if not page.exists():
         pytest.skip("the tests are not in a clone of the repository, so the book's page is not tested")
     monkeypatch.chdir(tmp_path)
