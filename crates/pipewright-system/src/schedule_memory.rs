@@ -2,6 +2,7 @@
 
 use pipewright_schedule::footprint::{Use, most_bytes};
 use pipewright_schedule::generate::most_cells;
+use pipewright_schedule::message_as_debug;
 use pipewright_schedule::plan::PlanRequest;
 use pipewright_schedule::words::counted;
 use pipewright_schedule::{Program, Schedule, ScheduleSpec};
@@ -19,7 +20,7 @@ const WITH_MESSAGES: u64 = 2;
 const SMALLEST: &str = "1f1b";
 
 /// A schedule that does not fit into the free memory.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+#[derive(Clone, Copy, PartialEq, Eq, Error)]
 #[error(
     "the schedule has up to {} and needs up to {} of memory, and {} of {} are free; use fewer microbatches, stages or ranks, \
      or give the process more memory",
@@ -33,6 +34,8 @@ pub struct OutOfMemory {
     /// The bytes that are free.
     pub free: FreeMemory,
 }
+
+message_as_debug!(OutOfMemory);
 
 /// Refuses a schedule by name that does not fit. A size that the schedule does not have is refused when it is
 /// generated.

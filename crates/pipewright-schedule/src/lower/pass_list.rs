@@ -6,7 +6,7 @@ use crate::action::Action;
 use crate::lower::named_passes::Pass;
 
 /// The reason why a pass of a list would have no effect.
-#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[derive(Clone, PartialEq, Eq, Error)]
 pub enum PassListError {
     /// A pass is in the list twice.
     #[error("the passes name {pass} twice; a pass runs once, leave one out")]
@@ -37,6 +37,8 @@ pub enum PassListError {
         pass: &'static str,
     },
 }
+
+crate::error_text::message_as_debug!(PassListError);
 
 /// Refuses a list that contains a pass twice, or that has an order in which a pass would have no effect.
 ///
