@@ -13,6 +13,7 @@ __all__ = [
     "Timeline",
     "plan",
     "read_csv",
+    "read_trace",
     "schedule",
     "schedules",
 ]
