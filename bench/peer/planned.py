@@ -66,6 +66,8 @@ def run_rank(rank: int, options: argparse.Namespace, rendezvous: Path) -> None:
     plan = pw.plan(
         profile, ranks=RANKS, microbatches=options.microbatches, data_parallel=1, head_parts=[1], time_limit=600
     )
+    if options.schedule is not None:
+        plan = next((one for one in plan.plans if one.name == options.schedule), plan)
     runs = {
         "default": default_run(rank, copy.deepcopy(layers), options),
         "planned": planned_run(plan, layers),
@@ -294,6 +296,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--warmup", default=2, type=int, metavar="N", help="steps before those")
     parser.add_argument("--profile-steps", default=10, help="repetitions of the profile", **number)
     parser.add_argument("--seed", default=42, type=int, help="of parameters and data")
+    parser.add_argument("--schedule", metavar="NAME", help="take the best plan of this schedule, if it has one, not the best of all")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return parser.parse_args()
 
