@@ -67,7 +67,7 @@ def run_rank(rank: int, options: argparse.Namespace, rendezvous: Path) -> None:
         profile, ranks=RANKS, microbatches=options.microbatches, data_parallel=1, head_parts=[1], time_limit=600
     )
     if options.schedule is not None:
-        plan = next((one for one in plan.plans if one.name == options.schedule), plan)
+        plan = plan_of(plan.plans, options.schedule)
     runs = {
         "default": default_run(rank, copy.deepcopy(layers), options),
         "planned": planned_run(plan, layers),
@@ -107,6 +107,14 @@ class Run:
         dist.all_reduce(seconds, op=dist.ReduceOp.MAX)
         dist.all_reduce(loss)
         return seconds.item(), loss.item()
+
+
+def plan_of(plans: list[pw.Plan], name: str) -> pw.Plan:
+    """The plan whose schedule has a name."""
+    for plan in plans:
+        if plan.name == name:
+            return plan
+    raise SystemExit(f"no plan is of {name}; the best plans are of {', '.join(plan.name for plan in plans)}")
 
 
 def default_run(rank: int, layers: list[nn.Module], options: argparse.Namespace) -> Run:
@@ -296,7 +304,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--warmup", default=2, type=int, metavar="N", help="steps before those")
     parser.add_argument("--profile-steps", default=10, help="repetitions of the profile", **number)
     parser.add_argument("--seed", default=42, type=int, help="of parameters and data")
-    parser.add_argument("--schedule", metavar="NAME", help="take the best plan of this schedule, if it has one, not the best of all")
+    parser.add_argument("--schedule", metavar="NAME", help="take the plan of this schedule among the best ones")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return parser.parse_args()
 
