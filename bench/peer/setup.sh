@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Installs PyTorch and transformers into a virtual environment for `pipeline.py` and `families.py`. Run on request,
-# never by CI.
+# Installs PyTorch and transformers into a virtual environment for `pipeline.py` and `families.py`, and with --systems
+# also torchtitan, Megatron Core and DeepSpeed for `emitted_plans.py`. Run on request, never by CI.
 #
-#   bench/peer/setup.sh
+#   bench/peer/setup.sh [--systems]
 #
 # PIPEWRIGHT_PEER_VENV    the environment's folder (default: bench/.venv)
 # PIPEWRIGHT_PEER_PYTHON  the Python to make it with, 3.11 or later (default: python3)
@@ -40,14 +40,32 @@ TRANSFORMERS_NEEDS=(
     pyyaml==6.0.3 regex==2026.11.15 safetensors==0.8.0 tokenizers==0.23.3 tqdm==4.70.1 truststore==0.10.5
 )
 
+# The systems that execute plans, and the packages that their parsers need besides those above. DeepSpeed's package is
+# built here, without its kernels.
+SYSTEMS=(torchtitan==0.3.0 megatron-core==0.16.1 deepspeed==0.19.8)
+SYSTEMS_NEED=(
+    annotated-types==0.8.0 docstring-parser==0.18.0 einops==0.8.2 hjson==3.1.0 msgpack==1.2.4 ninja==1.13.2
+    psutil==7.2.2 py-cpuinfo==9.0.0 pydantic==2.14.4 pydantic-core==2.50.5 spmd_types==0.2.3
+    torch_checkpointing==0.1.1 torchdata==0.11.0 typeguard==4.6.1 typing-inspection==0.4.5 tyro==1.0.17
+    datasets==4.7.0 dill==0.4.1 httpx==0.28.1 multiprocess==0.70.19 pandas==3.1.1 pillow==13.0.0 pyarrow==26.0.1
+    requests==2.34.2 tensorboard==2.21.0 urllib3==2.8.0 certifi==2026.10.19.post1 charset-normalizer==3.5.3
+    wheel==0.48.0 xxhash==4.1.0 aiohttp==3.14.5
+)
+
 main() {
+    local with_systems=
+    if [[ ${1-} == --systems ]]; then
+        with_systems=yes
+        shift
+    fi
     if [[ $# -gt 0 ]]; then
         sed -n '2,/^$/s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
-        [[ $1 == -h || $1 == --help ]] || die "takes no arguments, got \`$*\`"
+        [[ $1 == -h || $1 == --help ]] || die "takes --systems at most, got \`$*\`"
         exit 0
     fi
     if usable 2>/dev/null; then
         say "$WHAT is ready in $venv, nothing to do"
+        [[ -z $with_systems ]] || install_systems
         exit 0
     fi
     make_environment
@@ -58,6 +76,12 @@ main() {
     fi
     usable || die "$WHAT was installed in $venv but cannot be used; see the message above"
     say "$WHAT is ready in $venv"
+    [[ -z $with_systems ]] || install_systems
+}
+
+install_systems() {
+    install "what the systems need" "${SYSTEMS_NEED[@]}"
+    DS_BUILD_OPS=0 install "torchtitan, Megatron Core and DeepSpeed" --no-build-isolation "${SYSTEMS[@]}"
 }
 
 # Makes the environment, or takes over the one that an interrupted run has left.

@@ -181,11 +181,14 @@ Example:
     #[command(after_help = "\
 Plans are judged by `pipewright simulate --profile`. With a configuration, its ranks, microbatches and model apply, and \
 without a profile its costs are estimated. -o \
-writes a configuration for `train`, and the schedule as a CSV file in the same folder if it has no name. Exits with 3 if nothing \
+writes a configuration for `train`, and the schedule as a CSV file in the same folder if it has no name. --emit writes the files \
+with which torchtitan, Megatron or DeepSpeed executes the plan, and --check predicts such a file. Exits with 3 if nothing \
 fits into the memory.
 
 Example:
-  pipewright plan --profile profile.toml --ranks 4 --microbatches 16")]
+  pipewright plan --profile profile.toml --ranks 4 --microbatches 16
+  pipewright plan --profile profile.toml --ranks 2 --microbatches 8 --emit megatron
+  pipewright plan --profile profile.toml --check megatron/megatron.args")]
     Plan(plan::PlanArguments),
     /// Distribute layers over stages.
     #[command(after_help = "\

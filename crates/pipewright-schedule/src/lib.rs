@@ -51,6 +51,7 @@ pub mod simulate;
 pub mod profile;
 pub mod analytic;
 pub mod plan;
+pub mod emit;
 mod trace;
 pub mod measured;
 pub mod picture;

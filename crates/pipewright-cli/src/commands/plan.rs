@@ -16,7 +16,9 @@ use crate::config::{self, Settings};
 use crate::display::say;
 use crate::failure::Failure;
 use crate::output;
+use crate::planning::checked::{Check, Checked};
 use crate::planning::config::write_plan;
+use crate::planning::emitted::{Emitted, SystemName, Target};
 use crate::planning::measure::{profiled_run, workload};
 use crate::planning::print::{json, refused, text};
 use crate::planning::rates::{assumed_link, assumed_rates};
@@ -68,6 +70,16 @@ pub(crate) struct PlanArguments {
     /// The configuration to write for the best plan
     #[arg(short, long, value_name = "CONFIG.toml")]
     output: Option<PathBuf>,
+    /// Write the files with which another system executes the best plan, or the best that it can run
+    #[arg(long, value_name = "SYSTEM", value_enum)]
+    emit: Option<SystemName>,
+    /// With --emit, the folder of the files; by default, one with the name of the system
+    #[arg(long, value_name = "DIR", requires = "emit")]
+    emit_dir: Option<PathBuf>,
+    /// Predict the plan in a file of another system, and compare it with the best plan for the same ranks and
+    /// batch: options of torchtitan or Megatron, or DeepSpeed's JSON
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["emit", "output", "microbatches", "data_parallel", "tensor_parallel"])]
+    check: Option<PathBuf>,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -84,6 +96,9 @@ pub(crate) fn run(arguments: &PlanArguments) -> Result<(), Failure> {
     let run = if has_config { Some(PlannedRun::load(arguments)?) } else { None };
     let settings = run.as_ref().map(|run| &run.settings);
     let profile = profile(arguments, run.as_ref())?;
+    if let Some(file) = &arguments.check {
+        return check(arguments, file, &profile, run.as_ref());
+    }
     let request = request(arguments, &profile, run.as_ref())?;
     check_plan(&request)?;
     let start = Instant::now();
@@ -94,13 +109,62 @@ pub(crate) fn run(arguments: &PlanArguments) -> Result<(), Failure> {
         let best = report.plans.first().ok_or_else(|| Failure::input("there is no plan to write"))?;
         write_plan(output, best, settings)?;
     }
+    let emitted = arguments.emit.map(|system| {
+        let target = Target {
+            system: system.into(),
+            folder: arguments.emit_dir.as_deref(),
+            precision: settings.map(|settings| settings.run.precision.to_string()),
+        };
+        let start = Instant::now();
+        let mut keep_going = || start.elapsed() < arguments.time_limit;
+        Emitted::of(&report, &profile, &request, &target, &mut keep_going)
+    });
+    let emitted = emitted.transpose()?;
+    if let Some(emitted) = &emitted {
+        emitted.write()?;
+    }
     let replicas = report.plans.first().map(|best| best.data_parallel);
     let note = settings.zip(replicas).and_then(|(settings, replicas)| one_group(settings, replicas));
     let printed = match arguments.format {
-        Format::Text => text(&report, &request, seconds, &profile, note.as_deref()),
-        Format::Json => json(&report, seconds, &profile.assumed, note.as_deref()),
+        Format::Text => {
+            let plan = text(&report, &request, seconds, &profile, note.as_deref());
+            plan + &emitted.as_ref().map(Emitted::text).unwrap_or_default()
+        }
+        Format::Json => {
+            let emit = emitted.as_ref().map(Emitted::json);
+            json(&report, seconds, &profile.assumed, note.as_deref(), emit)
+        }
     };
     output::write(None, &printed)
+}
+
+/// Checks a plan of another system.
+fn check(
+    arguments: &PlanArguments,
+    file: &Path,
+    profile: &Profile,
+    run: Option<&PlannedRun>,
+) -> Result<(), Failure> {
+    let memory_of = |ranks| arguments.memory.or_else(|| profile.memory_of_rank(ranks));
+    let checked = Checked::of(Check {
+        file,
+        profile,
+        ranks: arguments.ranks,
+        memory_of: &memory_of,
+        state: training_state_of(run)?,
+        head_parts: arguments.head_parts.clone(),
+        time_limit: arguments.time_limit,
+    })?;
+    let printed = match arguments.format {
+        Format::Text => checked.text(),
+        Format::Json => checked.json(),
+    };
+    output::write(None, &printed)?;
+    checked.fits()
+}
+
+fn training_state_of(run: Option<&PlannedRun>) -> Result<TrainingState, Failure> {
+    run.map_or(Ok(TrainingState::default()), |run| training_state(&run.settings, &run.model))
 }
 
 /// The run that a configuration describes.
@@ -148,10 +212,7 @@ fn request(
     let ranks = arguments.ranks.or(settings.map(all_ranks)).ok_or_else(|| missing("--ranks"))?;
     let microbatches = arguments.microbatches.or(pipeline.map(|pipeline| pipeline.microbatches));
     let memory = arguments.memory.or(profile.memory_of_rank(ranks));
-    let state = match run {
-        Some(run) => training_state(&run.settings, &run.model)?,
-        None => TrainingState::default(),
-    };
+    let state = training_state_of(run)?;
     let head_parts = match run.filter(|_| arguments.head_parts.is_empty()) {
         Some(run) => tried_head_parts(&run.settings, &run.model, profile, ranks),
         None => arguments.head_parts.clone(),

@@ -10,3 +10,5 @@ pub(crate) mod profile_cache;
 pub(crate) mod profile_text;
 pub(crate) mod rates;
 pub(crate) mod request;
+pub(crate) mod emitted;
+pub(crate) mod checked;

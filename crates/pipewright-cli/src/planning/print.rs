@@ -15,7 +15,7 @@ use crate::failure::{Exit, Failure};
 
 /// The output of `--format json`.
 #[derive(Serialize)]
-struct Report<'a> {
+struct Report<'a, E> {
     plans: Vec<PlanJson<'a>>,
     lower_bound_s: f64,
     gap: f64,
@@ -27,10 +27,14 @@ struct Report<'a> {
     /// The part of the configuration that the plan cannot keep.
     #[serde(skip_serializing_if = "Option::is_none")]
     note: Option<&'a str>,
+    /// The files for another system.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    emit: Option<E>,
 }
 
+/// A plan in JSON.
 #[derive(Serialize)]
-struct PlanJson<'a> {
+pub(crate) struct PlanJson<'a> {
     schedule: &'a str,
     /// A name for people; for a searched order one of its own.
     name: String,
@@ -101,8 +105,14 @@ pub(crate) fn stages_per_rank(plan: &Plan) -> u32 {
     placement.all_ranks().map(|rank| placement.stages_of(rank).len() as u32).max().unwrap_or(1)
 }
 
-/// Returns the report as JSON.
-pub(crate) fn json(report: &PlanReport, seconds: f64, assumed: &[String], note: Option<&str>) -> String {
+/// Returns the report as JSON. `emit` is about the files for another system.
+pub(crate) fn json<E: Serialize>(
+    report: &PlanReport,
+    seconds: f64,
+    assumed: &[String],
+    note: Option<&str>,
+    emit: Option<E>,
+) -> String {
     let report = Report {
         plans: report.plans.iter().map(plan_json).collect(),
         lower_bound_s: report.lower_bound_s,
@@ -112,11 +122,13 @@ pub(crate) fn json(report: &PlanReport, seconds: f64, assumed: &[String], note: 
         stopped: report.stopped,
         assumed,
         note,
+        emit,
     };
     serde_json::to_string(&report).expect("numbers can be written as JSON") + "\n"
 }
 
-fn plan_json(plan: &Plan) -> PlanJson<'_> {
+/// Returns a plan for JSON.
+pub(crate) fn plan_json(plan: &Plan) -> PlanJson<'_> {
     let Plan { name, schedule, settings, .. } = plan;
     let placement = schedule.placement();
     PlanJson {
@@ -238,8 +250,17 @@ fn details(plan: &Plan) -> Vec<String> {
 }
 
 /// Formats a time in the unit that suits it.
-fn time(seconds: f64) -> String {
+pub(crate) fn time(seconds: f64) -> String {
     TimeUnit::Seconds.format(seconds, seconds)
+}
+
+/// Formats how much longer something takes, as a share.
+pub(crate) fn longer(share: f64) -> String {
+    if share < 0.0 {
+        format!("{:.1}% less time", -share * 100.0)
+    } else {
+        format!("{:.1}% longer", share * 100.0)
+    }
 }
 
 /// Describes a plan in a few words.
@@ -316,7 +337,7 @@ fn reason(outcome: &Outcome, best: &Plan) -> String {
 }
 
 /// Returns the bytes of the ranks. A long list is shortened.
-fn memory(peaks: &[u64]) -> String {
+pub(crate) fn memory(peaks: &[u64]) -> String {
     const SHOWN: usize = 16;
     let mut shown: Vec<String> = peaks.iter().take(SHOWN).map(|&peak| bytes(peak)).collect();
     if peaks.len() > SHOWN {

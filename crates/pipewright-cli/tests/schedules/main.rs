@@ -4,6 +4,7 @@
 mod advice;
 mod comparisons;
 mod edges;
+mod emitted;
 mod golden;
 mod plans;
 mod predictions;

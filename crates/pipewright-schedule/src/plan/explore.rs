@@ -17,7 +17,8 @@ use crate::plan::stage_load::stage_loads;
 /// Searches the plans of one shape. `bound` is the lower bound of all plans.
 pub(super) fn explore(search: &mut Search<'_>, shapes: &[Shape], at: usize, bound: f64) {
     let cuts = pool(search, &shapes[at]);
-    let is_hopeful = cuts.first().is_some_and(|cut| cut.bound < search.best_time());
+    let is_hopeful =
+        search.searches_orders() && cuts.first().is_some_and(|cut| cut.bound < search.best_time());
     let budget = share(search, &shapes[at]);
     let reserve = search.left() - budget;
     if is_hopeful {

@@ -23,6 +23,7 @@
 //! # Ok::<(), pipewright_schedule::plan::PlanError>(())
 //! ```
 
+mod system;
 mod request;
 mod tuning;
 mod head_parts;
@@ -66,3 +67,5 @@ pub use report::{
     Shortage,
 };
 pub use request::{PlanRequest, TrainingState};
+pub use system::{Refusal, System};
+pub(crate) use system::{group_size, is_loop};

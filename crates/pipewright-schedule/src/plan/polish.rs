@@ -58,6 +58,9 @@ struct Polished {
 /// Changes several plans while there is work left. In each round, all plans get the same work, and the faster
 /// half of them continues. `bound` is the lower bound of all plans.
 pub(super) fn polish(search: &mut Search<'_>, shapes: &[Shape], bound: f64) {
+    if !search.searches_orders() {
+        return;
+    }
     let mut plans = Vec::new();
     for plan in starts(search) {
         if search.goes_on(0) {

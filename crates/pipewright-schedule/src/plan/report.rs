@@ -5,7 +5,8 @@ use thiserror::Error;
 use crate::csv::print_schedule;
 use crate::ids::Rank;
 use crate::plan::network::MeshOrder;
-use crate::profile::ProfileProblem;
+use crate::plan::system::{Offer, Refusal, System};
+use crate::profile::{Profile, ProfileProblem};
 use crate::schedule::Schedule;
 use crate::words::counted;
 
@@ -255,6 +256,20 @@ impl Plan {
             microbatch_rows: self.microbatch_rows,
             head_parts: self.head_parts,
         }
+    }
+
+    /// Returns why `system` cannot run the plan, which is for the costs of `profile`; `None` if it can.
+    pub fn refusal(&self, system: System, profile: &Profile) -> Option<Refusal> {
+        let is_in_rows = self.mesh_order == MeshOrder::Pipeline && self.schedule.ranks() > 1;
+        system.refusal(&Offer {
+            name: self.name,
+            group_size: self.settings.group_size,
+            placement: self.schedule.placement(),
+            microbatches: self.schedule.microbatches(),
+            recompute: &self.recompute,
+            head_parts: self.head_parts,
+            has_rows_in_nodes: is_in_rows && self.data_parallel > 1 && profile.node.is_some(),
+        })
     }
 
     /// Returns a name by which people can tell plans apart: the schedule's name; for a searched order its

@@ -1,5 +1,6 @@
 //! The input of a plan.
 
+use crate::plan::system::System;
 use crate::sharding::ShardGroups;
 
 /// The bytes of the two moments of AdamW for each byte of parameters.
@@ -50,6 +51,9 @@ pub struct PlanRequest {
     /// The numbers of parts into which the head may be cut along the vocabulary, each part a layer of its
     /// own; empty for the number that the profile has.
     pub head_parts: Vec<u32>,
+    /// The system that is to execute the plan. Only plans that it can run are searched, and heads are not cut
+    /// into parts; `None` for all plans.
+    pub system: Option<System>,
     /// The work of the search. A unit is the time in which rules choose a computation. About fifteen million
     /// take a second. With 0, only named schedules are tried.
     pub effort: u64,
@@ -75,6 +79,7 @@ impl Default for PlanRequest {
             tensor_parallel: None,
             larger_microbatches: true,
             head_parts: Vec::new(),
+            system: None,
             effort: Self::EFFORT,
             plans: 5,
         }

@@ -18,6 +18,7 @@ use crate::plan::report::{PlanSettings, SEARCHED, Shortage};
 use crate::plan::request::PlanRequest;
 use crate::plan::shape::Shape;
 use crate::plan::stage_load::{StageLoad, stage_loads};
+use crate::plan::system::{Offer, System};
 use crate::plan::tuning::Tuning;
 use crate::sharding::Sharding;
 use crate::words::counted;
@@ -111,6 +112,28 @@ impl<'a> Search<'a> {
         time <= bound * (1.0 + self.tuning.search.good_enough)
     }
 
+    /// Returns whether orders without a name are searched.
+    pub(super) fn searches_orders(&self) -> bool {
+        self.request.system.is_none_or(System::runs_searched_orders)
+    }
+
+    /// Returns whether the system that is to execute the plan can run it. The orders of shapes are the
+    /// system's already.
+    fn may_run(&self, shapes: &[Shape], label: Label, placement: &Placement, choice: Choice<'_>) -> bool {
+        let Some(system) = self.request.system else { return true };
+        let shape = &shapes[choice.shape];
+        let offer = Offer {
+            name: label.name,
+            group_size: label.settings.group_size,
+            placement,
+            microbatches: shape.microbatches,
+            recompute: choice.recompute,
+            head_parts: shape.head_parts,
+            has_rows_in_nodes: false,
+        };
+        system.refusal(&offer).is_none()
+    }
+
     /// Returns the work that is left.
     pub(super) fn left(&self) -> u64 {
         self.left
@@ -144,6 +167,9 @@ impl<'a> Search<'a> {
         choice: Choice<'_>,
     ) -> Option<f64> {
         let shape = &shapes[choice.shape];
+        if !self.may_run(shapes, label, &order.placement, choice) {
+            return None;
+        }
         let loads = stage_loads(&shape.layers, choice.starts, choice.recompute);
         if let Some(shortage) = self.shortage(order, &loads, shape.layers.sharding) {
             self.keep_shortage(label.name, shortage, shape, choice);
@@ -166,6 +192,11 @@ impl<'a> Search<'a> {
         before: f64,
     ) -> Option<f64> {
         let shape = &shapes[choice.shape];
+        let label = Label { name: SEARCHED, settings: PlanSettings::default() };
+        if !self.may_run(shapes, label, placement, choice) {
+            self.charge_draw();
+            return None;
+        }
         let loads = stage_loads(&shape.layers, choice.starts, choice.recompute);
         let own =
             |rank: Rank| placement.stages_of(rank).iter().map(|stage| loads[stage.index()].optimizer).sum();
@@ -189,7 +220,6 @@ impl<'a> Search<'a> {
         }
         let (order, time) = self.improved(order, &loads, shape)?;
         let time = time + optimizer_time(&order, &loads);
-        let label = Label { name: SEARCHED, settings: PlanSettings::default() };
         let peak = peak(&order, &loads, shape.layers.sharding);
         self.keep(label, &Rc::new(order), Some(rules), choice, time, peak);
         (time < before).then_some(time)

@@ -9,6 +9,7 @@ use crate::plan::network::{Mesh, MeshOrder, Network};
 use crate::plan::rank_times::Step;
 use crate::plan::report::PlanMesh;
 use crate::plan::request::PlanRequest;
+use crate::plan::system::System;
 use crate::plan::tuning::Tuning;
 use crate::profile::Profile;
 use crate::sharding::Sharding;
@@ -30,7 +31,9 @@ pub(super) struct Shape {
 impl Shape {
     /// Returns all divisions of a request that are small enough.
     pub(super) fn all(profile: &Profile, request: &PlanRequest, tuning: &Tuning) -> Vec<Self> {
-        let asked = request.head_parts.iter().map(|&parts| with_head_parts(profile, Some(parts)));
+        // No other system cuts the head into parts.
+        let parts = if request.system.is_some() { &[1][..] } else { &request.head_parts };
+        let asked = parts.iter().map(|&parts| with_head_parts(profile, Some(parts)));
         let mut profiles: Vec<Cow<'_, Profile>> = asked.collect();
         if profiles.is_empty() {
             profiles.push(Cow::Borrowed(profile));
@@ -106,6 +109,9 @@ impl Shape {
 fn networks(profile: &Profile, request: &PlanRequest) -> Vec<Network> {
     let mut networks: Vec<Network> = Vec::new();
     let tensors = profile.node.map_or_else(|| vec![1], |node| divisors(node.ranks));
+    let has_both = request.system.is_none_or(System::has_pipeline_order) || profile.node.is_none();
+    let orders: &[MeshOrder] =
+        if has_both { &[MeshOrder::Pipeline, MeshOrder::Replicas] } else { &[MeshOrder::Replicas] };
     let is_wanted = |wanted: Option<u32>, found: u32| wanted.is_none_or(|wanted| wanted == found);
     for tensor in tensors.into_iter().filter(|&tensor| is_wanted(request.tensor_parallel, tensor)) {
         if !request.ranks.is_multiple_of(tensor) {
@@ -113,7 +119,7 @@ fn networks(profile: &Profile, request: &PlanRequest) -> Vec<Network> {
         }
         let pipelines = request.ranks / tensor;
         for replicas in divisors(pipelines).into_iter().filter(|&it| is_wanted(request.data_parallel, it)) {
-            for order in [MeshOrder::Pipeline, MeshOrder::Replicas] {
+            for order in orders.iter().copied() {
                 let mesh = Mesh { tensor, replicas, ranks: pipelines / replicas, order };
                 let found = Network::of(profile, mesh);
                 networks.extend(found.filter(|found| !networks.iter().any(|known| known.is_like(found))));

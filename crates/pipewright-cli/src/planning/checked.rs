@@ -1,0 +1,246 @@
+//! A plan of another system, read from its file, predicted, and compared with the best plans.
+
+use std::fmt::Write;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use pipewright::bounded_file::{SMALL_TEXT, read_text};
+use pipewright_schedule::emit::{Limit, ReadPlan, SystemFile, limit_of};
+use pipewright_schedule::plan::{Plan, PlanChoice, PlanRequest, Prediction, TrainingState, plan, predict};
+use pipewright_schedule::profile::Profile;
+use pipewright_schedule::words::counted;
+use serde::Serialize;
+
+use crate::display::bytes;
+use crate::failure::{Exit, Failure, sentence};
+use crate::planning::emitted::best_of_system;
+use crate::planning::print::{PlanJson, longer, memory, plan_json, refused, time, title_of};
+use crate::schedules::file::read_regular;
+
+/// The share by which a plan may take longer than another one and still be as good.
+const AS_GOOD: f64 = 0.01;
+
+/// The file to check, and the costs and limits by which it is judged.
+pub(crate) struct Check<'a> {
+    pub(crate) file: &'a Path,
+    pub(crate) profile: &'a Profile,
+    /// The number of ranks, over all replicas; `None` for the number in the file.
+    pub(crate) ranks: Option<u32>,
+    /// Returns the memory of each of so many ranks in bytes, if it is limited.
+    pub(crate) memory_of: &'a dyn Fn(u32) -> Option<u64>,
+    pub(crate) state: TrainingState,
+    /// The parts of the head that the best plan of all may have.
+    pub(crate) head_parts: Vec<u32>,
+    /// The longest search of each of the two plans to compare with.
+    pub(crate) time_limit: Duration,
+}
+
+/// A checked file.
+pub(crate) struct Checked<'a> {
+    file: &'a Path,
+    read: ReadPlan,
+    prediction: Prediction,
+    limit: Limit,
+    memory: Option<u64>,
+    /// The best plan of all for the same mesh and batch.
+    best: Plan,
+    /// The best one that the system can run.
+    best_of_system: Plan,
+}
+
+/// The output of `--format json`.
+#[derive(Serialize)]
+struct CheckJson<'a> {
+    file: &'a Path,
+    system: &'a str,
+    schedule: &'a str,
+    ranks: u32,
+    stages: u32,
+    microbatches: u32,
+    microbatch_size: u32,
+    data_parallel: u32,
+    tensor_parallel: u32,
+    boundaries: &'a [usize],
+    predicted_step_s: f64,
+    bubble_fraction: f64,
+    peak_bytes: &'a [u64],
+    /// How much longer it takes than the best plan, as a share.
+    longer: f64,
+    limit: LimitJson<'a>,
+    best: PlanJson<'a>,
+    best_of_system: PlanJson<'a>,
+    remarks: &'a [String],
+}
+
+#[derive(Serialize)]
+struct LimitJson<'a> {
+    stage: u32,
+    rank: u32,
+    kind: &'a str,
+    busy_s: f64,
+    mean_s: f64,
+}
+
+impl<'a> Checked<'a> {
+    /// Reads and predicts the file, and searches the plans to compare it with.
+    pub(crate) fn of(check: Check<'a>) -> Result<Self, Failure> {
+        let Check { file, profile, ranks, memory_of, state, head_parts, time_limit } = check;
+        let wrong = |words: String| Failure::input(format!("{}: {words}", file.display()));
+        let text = read_text(file, SMALL_TEXT).map_err(|error| wrong(format!("cannot be read: {error}")))?;
+        let system_file = SystemFile::parse(&text).map_err(|error| wrong(sentence(&error)))?;
+        let table = system_file.table().map(|table| read_regular(&table_path(file, table)));
+        let table = table.transpose().map_err(Failure::input)?;
+        let read = system_file.plan(profile, table.as_deref(), ranks);
+        let mut read = read.map_err(|error| wrong(sentence(&error)))?;
+        read.choice = PlanChoice { state, ..read.choice };
+        let prediction = predict(profile, &read.schedule, &read.choice);
+        let prediction = prediction.map_err(|error| wrong(sentence(&error)))?;
+        let memory = memory_of(read.ranks());
+        let limit = limit_of(profile, &read.choice, &prediction);
+        let request = PlanRequest {
+            ranks: read.ranks(),
+            microbatches: read.microbatches(),
+            microbatch_rows: read.choice.microbatch_rows,
+            memory,
+            state,
+            data_parallel: Some(read.choice.data_parallel),
+            tensor_parallel: Some(read.choice.tensor_parallel),
+            larger_microbatches: false,
+            head_parts,
+            ..PlanRequest::default()
+        };
+        let limited = || {
+            let start = Instant::now();
+            move || start.elapsed() < time_limit
+        };
+        let best_of_system = best_of_system(read.system, profile, &request, &mut limited())?;
+        let report = plan(profile, &request, &mut limited()).map_err(refused)?;
+        let best = report.plans.into_iter().next().filter(|best| best.step_s <= best_of_system.step_s);
+        let best = best.unwrap_or_else(|| best_of_system.clone());
+        Ok(Self { file, read, prediction, limit, memory, best, best_of_system })
+    }
+
+    /// Returns an error if the plan does not fit into the memory.
+    pub(crate) fn fits(&self) -> Result<(), Failure> {
+        let Some(memory) = self.memory else { return Ok(()) };
+        let peaks = self.prediction.peak_bytes.iter().enumerate();
+        match peaks.max_by_key(|(_, peak)| **peak).filter(|(_, peak)| **peak > memory) {
+            None => Ok(()),
+            Some((rank, &peak)) => Err(Failure::new(
+                Exit::CheckFailed,
+                format!(
+                    "{}: rank {rank} needs {} and has {}; recompute, use more ranks, or give it fewer layers",
+                    self.file.display(),
+                    bytes(peak),
+                    bytes(memory)
+                ),
+            )),
+        }
+    }
+
+    fn longer(&self) -> f64 {
+        self.prediction.step_s() / self.best.step_s - 1.0
+    }
+
+    /// Returns the result as text.
+    pub(crate) fn text(&self) -> String {
+        let Self { read, prediction, best, best_of_system, .. } = self;
+        let mut text = String::new();
+        let mut line = |words: String| writeln!(text, "{words}").expect("a string takes all text");
+        line(format!(
+            "{}: {}, {}: {}, {}, {} of {}: {} per step, bubble {:.1}%",
+            self.file.display(),
+            read.system,
+            read.schedule_name,
+            counted(read.ranks(), "rank"),
+            counted(read.schedule.placement().stages(), "stage"),
+            counted(read.microbatches(), "microbatch"),
+            counted(read.choice.microbatch_rows, "row"),
+            time(prediction.step_s()),
+            prediction.run.timeline().bubble_fraction() * 100.0
+        ));
+        line(format!("      boundaries {:?}", read.choice.boundaries));
+        line(format!("      memory by rank {}", memory(&prediction.peak_bytes)));
+        line(self.verdict());
+        line(format!("best we know  {}: {} per step", title_of(best), time(best.step_s)));
+        line(format!("      boundaries {:?}", best.boundaries));
+        if best_of_system.step_s > best.step_s {
+            let share = prediction.step_s() / best_of_system.step_s - 1.0;
+            line(format!(
+                "best that {} runs  {}: {} per step; yours takes {}",
+                read.system,
+                title_of(best_of_system),
+                time(best_of_system.step_s),
+                longer(share)
+            ));
+            line(format!("      boundaries {:?}", best_of_system.boundaries));
+        }
+        for remark in &read.remarks {
+            line(format!("note  {remark}"));
+        }
+        text
+    }
+
+    /// Returns how much longer the plan takes than the best one, and the stage that limits it.
+    fn verdict(&self) -> String {
+        let share = self.longer();
+        if share <= AS_GOOD {
+            return format!("your layout is as good as the best we know: it takes {}", longer(share));
+        }
+        let Limit { rank, stage, kind, .. } = &self.limit;
+        let reason = if self.limit.is_balanced() {
+            "all ranks compute about equally long, so the order of the computations or the messages limit it"
+                .to_owned()
+        } else {
+            format!(
+                "stage {stage} is the limit, most of it the {kind}: rank {rank} computes {}, {:.1}% more than the mean of the ranks",
+                time(self.limit.busy_s),
+                self.limit.excess() * 100.0
+            )
+        };
+        format!("your layout takes {} than the best we know: {reason}", longer(share))
+    }
+
+    /// Returns the result as JSON.
+    pub(crate) fn json(&self) -> String {
+        let Self { read, prediction, limit, .. } = self;
+        let json = CheckJson {
+            file: self.file,
+            system: read.system.name(),
+            schedule: &read.schedule_name,
+            ranks: read.ranks(),
+            stages: read.schedule.placement().stages(),
+            microbatches: read.microbatches(),
+            microbatch_size: read.choice.microbatch_rows,
+            data_parallel: read.choice.data_parallel,
+            tensor_parallel: read.choice.tensor_parallel,
+            boundaries: &read.choice.boundaries,
+            predicted_step_s: prediction.step_s(),
+            bubble_fraction: prediction.run.timeline().bubble_fraction(),
+            peak_bytes: &prediction.peak_bytes,
+            longer: self.longer(),
+            limit: LimitJson {
+                stage: limit.stage.get(),
+                rank: limit.rank.get(),
+                kind: &limit.kind,
+                busy_s: limit.busy_s,
+                mean_s: limit.mean_s,
+            },
+            best: plan_json(&self.best),
+            best_of_system: plan_json(&self.best_of_system),
+            remarks: &read.remarks,
+        };
+        serde_json::to_string(&json).expect("numbers can be written as JSON") + "\n"
+    }
+}
+
+/// Returns the path of a table: as it is written, or next to the file that names it.
+fn table_path(file: &Path, table: &str) -> PathBuf {
+    let written = PathBuf::from(table);
+    if written.exists() {
+        return written;
+    }
+    let folder = file.parent().unwrap_or(Path::new(""));
+    let beside = written.file_name().map(|name| folder.join(name));
+    beside.filter(|path| path.exists()).unwrap_or_else(|| folder.join(table))
+}

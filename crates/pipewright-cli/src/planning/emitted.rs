@@ -1,0 +1,183 @@
+//! The files of a plan for another system: which plan they have, where they are, and what they do not say.
+
+use std::fmt::Write;
+use std::path::{Path, PathBuf};
+
+use clap::ValueEnum;
+use pipewright_schedule::emit::{Emission, EmitRequest, emit};
+use pipewright_schedule::plan::{Plan, PlanReport, PlanRequest, Refusal, System, plan};
+use pipewright_schedule::profile::Profile;
+use serde::Serialize;
+
+use crate::display::say;
+use crate::failure::{Exit, Failure};
+use crate::output;
+use crate::planning::print::{PlanJson, longer, plan_json, refused, time, title_of};
+
+/// A system that executes plans, as an argument.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum SystemName {
+    /// Options, the names of modules and a schedule table for torchtitan 0.3.0
+    Torchtitan,
+    /// Options with a layout for Megatron-LM (Megatron Core 0.16.1)
+    Megatron,
+    /// The configuration and a `PipelineModule` for DeepSpeed 0.19.8
+    Deepspeed,
+}
+
+impl From<SystemName> for System {
+    fn from(name: SystemName) -> Self {
+        match name {
+            SystemName::Torchtitan => Self::Torchtitan,
+            SystemName::Megatron => Self::Megatron,
+            SystemName::Deepspeed => Self::Deepspeed,
+        }
+    }
+}
+
+/// Where and how files are written.
+pub(crate) struct Target<'a> {
+    pub(crate) system: System,
+    /// The folder; `None` for one with the name of the system.
+    pub(crate) folder: Option<&'a Path>,
+    /// The precision of the run; `None` for that of the profile.
+    pub(crate) precision: Option<String>,
+}
+
+/// The plan that a system executes, with its files.
+pub(crate) struct Emitted {
+    plan: Plan,
+    emission: Emission,
+    /// Why the system cannot run the best plan of all.
+    refusal: Option<Refusal>,
+    /// How much longer the plan takes than the best plan, as a share.
+    longer: f64,
+    files: Vec<PathBuf>,
+}
+
+/// The part of the output of `--format json` about the files.
+#[derive(Serialize)]
+pub(crate) struct EmittedJson<'a> {
+    system: &'a str,
+    files: &'a [PathBuf],
+    plan: PlanJson<'a>,
+    /// Why the best plan cannot be run; left out if it can.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    refusal: Option<String>,
+    longer: f64,
+    remarks: Vec<RemarkJson<'a>>,
+}
+
+#[derive(Serialize)]
+struct RemarkJson<'a> {
+    subject: &'a str,
+    text: &'a str,
+}
+
+impl Emitted {
+    /// Makes the files for the best plan of a report. If the system cannot run it, searches the best one that
+    /// it can run.
+    pub(crate) fn of(
+        report: &PlanReport,
+        profile: &Profile,
+        request: &PlanRequest,
+        target: &Target<'_>,
+        keep_going: &mut dyn FnMut() -> bool,
+    ) -> Result<Self, Failure> {
+        let system = target.system;
+        let best = report.plans.first().ok_or_else(|| Failure::input("there is no plan to write"))?;
+        let refusal = best.refusal(system, profile);
+        let plan = match refusal {
+            None => best.clone(),
+            Some(_) => best_of_system(system, profile, request, keep_going)?,
+        };
+        let folder = target.folder.unwrap_or_else(|| Path::new(system.name()));
+        let name = folder.to_str().filter(|name| !name.contains(char::is_whitespace)).ok_or_else(|| {
+            Failure::input(format!(
+                "--emit-dir {}: options are separated by blanks; name a folder without them",
+                folder.display()
+            ))
+        })?;
+        let own = EmitRequest::new(profile);
+        let emit_request = EmitRequest {
+            precision: target.precision.as_deref().unwrap_or(own.precision),
+            shards: request.state.groups.shards(plan.data_parallel),
+            folder: name,
+            ..own
+        };
+        let emission = emit(system, &plan, &emit_request).map_err(|error| Failure::new(Exit::Bug, error))?;
+        let longer = plan.step_s / best.step_s - 1.0;
+        let files = emission.files.iter().map(|file| folder.join(file.name)).collect();
+        Ok(Self { plan, emission, refusal, longer, files })
+    }
+
+    /// Writes the files.
+    pub(crate) fn write(&self) -> Result<(), Failure> {
+        for (path, file) in self.files.iter().zip(&self.emission.files) {
+            if let Some(folder) = path.parent() {
+                std::fs::create_dir_all(folder).map_err(|error| {
+                    Failure::input(format!(
+                        "{}: cannot be made: {error}; choose another --emit-dir",
+                        folder.display()
+                    ))
+                })?;
+            }
+            output::write_file(path, &file.text)?;
+            say(&format!("wrote {}", path.display()));
+        }
+        Ok(())
+    }
+
+    /// Returns what is written, as text.
+    pub(crate) fn text(&self) -> String {
+        let system = self.emission.system;
+        let mut text = String::new();
+        let mut line = |words: String| writeln!(text, "{words}").expect("a string takes all text");
+        let (title, step) = (title_of(&self.plan), time(self.plan.step_s));
+        match &self.refusal {
+            None => line(format!("{system} runs the best plan: {title}: {step} per step")),
+            Some(refusal) => {
+                line(format!("{system} cannot run the best plan: {refusal}"));
+                line(format!(
+                    "the best that {system} runs takes {}: {title}: {step} per step",
+                    longer(self.longer)
+                ));
+                line(format!("      boundaries {:?}", self.plan.boundaries));
+            }
+        }
+        let remarks = &self.emission.remarks;
+        let width = remarks.iter().map(|remark| remark.subject.len()).max().unwrap_or(0);
+        if !remarks.is_empty() {
+            line(format!("what the files for {system} say in another way, or do not say:"));
+        }
+        for remark in remarks {
+            line(format!("      {:width$}  {}", remark.subject, remark.text));
+        }
+        text
+    }
+
+    /// Returns the same for JSON.
+    pub(crate) fn json(&self) -> EmittedJson<'_> {
+        let remarks = self.emission.remarks.iter();
+        EmittedJson {
+            system: self.emission.system.name(),
+            files: &self.files,
+            plan: plan_json(&self.plan),
+            refusal: self.refusal.map(|refusal| refusal.to_string()),
+            longer: self.longer,
+            remarks: remarks.map(|it| RemarkJson { subject: it.subject, text: &it.text }).collect(),
+        }
+    }
+}
+
+/// Searches the best plan that a system can run.
+pub(crate) fn best_of_system(
+    system: System,
+    profile: &Profile,
+    request: &PlanRequest,
+    keep_going: &mut dyn FnMut() -> bool,
+) -> Result<Plan, Failure> {
+    let request = PlanRequest { system: Some(system), plans: 1, ..request.clone() };
+    let report = plan(profile, &request, keep_going).map_err(refused)?;
+    report.plans.into_iter().next().ok_or_else(|| Failure::input("there is no plan to write"))
+}

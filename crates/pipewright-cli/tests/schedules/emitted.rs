@@ -1,0 +1,159 @@
+//! Tests of `plan --emit` and `plan --check` through the binary.
+
+use std::fs;
+
+use serde_json::Value;
+
+use crate::plans::PROFILE;
+use crate::{folder, refuse, run, succeed, text, write};
+
+fn json(output: &str) -> Value {
+    serde_json::from_str(output).expect("JSON")
+}
+
+/// Emits a plan for `system` and checks its file. Returns both outputs.
+fn emit_and_check(system: &str, file: &str, size: &[&str]) -> (Value, Value) {
+    let folder = folder();
+    write(&folder, "p.toml", PROFILE);
+    let json_of = |arguments: &[&str]| {
+        let base = ["plan", "--profile", "p.toml", "--format", "json"];
+        json(&succeed(&folder, &[&base, arguments].concat()))
+    };
+    let emitted = json_of(&[size, &["--emit", system, "--emit-dir", "out/x"]].concat());
+    let written = emitted["emit"]["files"].as_array().expect("files");
+    assert!(written.iter().all(|path| folder.path().join(path.as_str().expect("a path")).exists()));
+    let checked = json_of(&["--check", &format!("out/x/{file}"), "--ranks", size[1]]);
+    (emitted, checked)
+}
+
+#[test]
+fn a_file_is_predicted_as_its_plan() {
+    let files =
+        [("torchtitan", "torchtitan.args"), ("megatron", "megatron.args"), ("deepspeed", "deepspeed.json")];
+    for (system, file) in files {
+        for size in [["--ranks", "2", "--microbatches", "4"], ["--ranks", "4", "--microbatches", "8"]] {
+            let (emitted, checked) = emit_and_check(system, file, &size);
+            let plan = &emitted["emit"]["plan"];
+            for key in ["predicted_step_s", "peak_bytes", "boundaries", "microbatches", "data_parallel"] {
+                assert_eq!(checked[key], plan[key], "{system} {size:?} {key}");
+            }
+            assert_eq!(checked["system"], system);
+            let longer = emitted["emit"]["longer"].as_f64().expect("a share");
+            let best = emitted["plans"][0]["predicted_step_s"].as_f64().expect("a time");
+            let own = plan["predicted_step_s"].as_f64().expect("a time");
+            assert!((own / best - 1.0 - longer).abs() < 1e-9, "{system} {longer}");
+            assert_eq!(emitted["emit"]["refusal"].is_null(), longer == 0.0, "{system} {longer}");
+        }
+    }
+}
+
+const SIZE: [&str; 8] =
+    ["--profile", "p.toml", "--ranks", "4", "--microbatches", "8", "--data-parallel", "1"];
+
+#[test]
+fn the_files_have_the_options_of_the_system() {
+    let folder = folder();
+    write(&folder, "p.toml", PROFILE.replace("[device]\n", "tokens = 64\n[device]\nprecision = \"bf16\"\n"));
+    let read = |name: &str| fs::read_to_string(folder.path().join(name)).expect(name);
+    let plan = |system| succeed(&folder, &[&["plan"], &SIZE[..], &["--emit", system]].concat());
+    let said = plan("megatron");
+    assert!(
+        said.contains("\nMegatron cannot run the best plan: Megatron does not run this schedule; it runs"),
+        "{said}"
+    );
+    assert!(said.contains("\nthe best that Megatron runs takes ") && said.contains("% longer: "), "{said}");
+    assert_eq!(
+        read("megatron/megatron.args"),
+        "\
+--num-layers 8
+--seq-length 64
+--tensor-model-parallel-size 1
+--pipeline-model-parallel-size 4
+--pipeline-model-parallel-layout Ettt|tt|tt|tL
+--micro-batch-size 1
+--global-batch-size 8
+--bf16
+"
+    );
+    assert!(read("megatron/mapping.md").contains("| 3 | 3 | 8 to 9 | `tL` |"));
+    plan("deepspeed");
+    let config = json(&read("deepspeed/deepspeed.json"));
+    assert_eq!(config["pipeline"]["parts"], serde_json::json!([0, 4, 6, 8, 10]));
+    assert_eq!(config["bf16"]["enabled"], true);
+    assert!(read("deepspeed/planned_pipeline.py").contains("class PlannedPipelineModule(PipelineModule)"));
+    let said = plan("torchtitan");
+    let options = read("torchtitan/torchtitan.args");
+    assert!(
+        options.contains("--parallelism.pipeline_parallel_schedule_csv torchtitan/schedule.csv\n"),
+        "{options}"
+    );
+    assert!(options.contains(" tok_embeddings,layers.0") && options.contains(",norm,lm_head\n"), "{options}");
+    assert!(options.ends_with("activation-checkpoint:none\n"), "{options}");
+    assert!(said.contains("      schedule "), "{said}");
+    succeed(&folder, &["validate", "torchtitan/schedule.csv"]);
+}
+
+#[test]
+fn a_check_names_the_stage_that_limits() {
+    let folder = folder();
+    write(&folder, "p.toml", PROFILE);
+    let layout = |layout: &str| {
+        format!(
+            "torchrun pretrain_gpt.py \\\n  --pipeline-model-parallel-size 4 \\\n  --micro-batch-size 1 \\\n  \
+             --global-batch-size 8 \\\n  --pipeline-model-parallel-layout \"{layout}\" --recompute-activations\n"
+        )
+    };
+    let check = |words: &str| {
+        write(&folder, "run.sh", layout(words));
+        succeed(&folder, &["plan", "--profile", "p.toml", "--check", "run.sh"])
+    };
+    let even = check("E(tt|)*3ttL");
+    assert!(even.contains("run.sh: Megatron, 1f1b: 4 ranks, 4 stages, 8 microbatches of 1 row: "), "{even}");
+    assert!(
+        even.contains("\nyour layout takes ")
+            && even.contains(
+                "% longer than the best we know: stage 3 is the limit, most of it the head: rank 3 computes "
+            ),
+        "{even}"
+    );
+    assert!(
+        even.contains("\nbest we know  ") && even.contains("\nbest that Megatron runs  1f1b: "),
+        "{even}"
+    );
+    let good = check("Ettt|tt|tt|tL");
+    assert!(good.contains("than the best we know: "), "{good}");
+    let tight = ["plan", "--profile", "p.toml", "--check", "run.sh", "--memory", "80MiB"];
+    let output = run(&folder, &tight);
+    let stderr = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(3), "{stderr}");
+}
+
+#[test]
+fn mistakes_are_refused() {
+    let folder = folder();
+    write(&folder, "p.toml", PROFILE);
+    let check = |text: &str, words: &str| {
+        write(&folder, "x.args", text);
+        refuse(&folder, &["plan", "--profile", "p.toml", "--check", "x.args"], 2, &format!("error: {words}"));
+    };
+    check("[model]\n", "x.args: read `[model]`, and expected options of torchtitan");
+    check("0F0,0B0\n", "x.args: read a table of actions, which does not say the layers of its stages");
+    check(
+        "--pipeline-model-parallel-size 2\n--micro-batch-size 1\n--pipeline-model-parallel-layout Et|ttL",
+        "x.args: line 3: the stages have 3 blocks, and the profile has 8",
+    );
+    check(
+        "--parallelism.pipeline_parallel_schedule_csv nowhere.csv",
+        "nowhere.csv: cannot read the schedule: ",
+    );
+    refuse(
+        &folder,
+        &["plan", "--profile", "p.toml", "--check", "none.args"],
+        2,
+        "error: none.args: cannot be read: ",
+    );
+    let blanks = [&["plan"], &SIZE[..], &["--emit", "megatron", "--emit-dir", "a b"]].concat();
+    refuse(&folder, &blanks, 2, "error: --emit-dir a b: options are separated by blanks; name a folder");
+    let without = [&["plan"], &SIZE[..], &["--emit-dir", "a"]].concat();
+    refuse(&folder, &without, 2, "error: the following required arguments were not provided");
+}

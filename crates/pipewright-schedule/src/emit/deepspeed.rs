@@ -1,0 +1,110 @@
+//! Writes DeepSpeed's configuration, and a module whose `PipelineModule` has the stages of the plan.
+
+use std::slice::from_ref;
+
+use serde_json::{Map, Value, json};
+
+use crate::emit::emission::{Emission, EmitRequest, EmittedFile};
+use crate::emit::layout::print_layout;
+use crate::emit::mapping::Mapping;
+use crate::emit::model_parts::{ModelParts, StageParts};
+use crate::plan::{MeshOrder, Plan, System};
+
+/// The file of the configuration.
+const CONFIG: &str = "deepspeed.json";
+/// The file of the module. `PipelineModule` takes the name of a method, and no list of layers, so a class of
+/// its own sets the stages.
+const MODULE: EmittedFile = EmittedFile { name: "planned_pipeline.py", text: String::new() };
+
+/// The text of the module.
+const MODULE_TEXT: &str = r#""""A DeepSpeed PipelineModule whose stages have the layers that "parts" in deepspeed.json says.
+
+    PlannedPipelineModule(layers=specs, num_stages=PIPELINE["stages"], loss_fn=loss_fn)
+
+`specs` has one entry per layer of the plan: the embedding, the blocks, and the head with its norm.
+"""
+
+import json
+from pathlib import Path
+
+from deepspeed.pipe import PipelineModule
+
+PIPELINE = json.loads(Path(__file__).with_name("deepspeed.json").read_text())["pipeline"]
+
+
+class PlannedPipelineModule(PipelineModule):
+    def _partition_layers(self, method="parts"):
+        parts = PIPELINE["parts"]
+        if self._num_layers != parts[-1] or self.num_stages != len(parts) - 1:
+            raise ValueError(
+                f"the plan has {parts[-1]} layers in {len(parts) - 1} stages, and the model has "
+                f"{self._num_layers} in {self.num_stages}; give it one entry per layer of the plan"
+            )
+        stage = self._topo.get_coord(self.global_rank).pipe
+        self.parts = parts
+        self._set_bounds(start=parts[stage], stop=parts[stage + 1])
+"#;
+
+/// Returns the files of a plan that DeepSpeed can run.
+pub(super) fn deepspeed(plan: &Plan, request: &EmitRequest<'_>) -> Emission {
+    let parts = ModelParts::of(request.profile);
+    let files = vec![
+        EmittedFile { name: CONFIG, text: config(plan, request, &parts) },
+        EmittedFile { text: MODULE_TEXT.to_owned(), ..MODULE },
+    ];
+    let mut emission = Emission::new(System::Deepspeed, files);
+    remarks(&mut emission, plan);
+    let names = |stage: &StageParts| {
+        let words = print_layout(from_ref(stage));
+        format!("{} entries of `layers` (`{words}`)", words.len())
+    };
+    emission.finish(plan, request, &Mapping { system: System::Deepspeed, names })
+}
+
+fn config(plan: &Plan, request: &EmitRequest<'_>, parts: &ModelParts) -> String {
+    let mut ends = vec![0];
+    ends.extend(&plan.boundaries);
+    ends.push(parts.layers());
+    let most = ends.windows(2).map(|pair| pair[1] - pair[0]).max().unwrap_or(1);
+    let interval = if plan.recompute.contains(&true) { most } else { 0 };
+    let mut config = Map::new();
+    let rows = u64::from(plan.microbatch_rows);
+    config.insert("train_batch_size".into(), json!(rows * u64::from(plan.microbatches())));
+    config.insert("train_micro_batch_size_per_gpu".into(), json!(rows));
+    config.insert("gradient_accumulation_steps".into(), json!(plan.schedule.microbatches()));
+    match request.precision {
+        "bf16" => drop(config.insert("bf16".into(), json!({ "enabled": true }))),
+        "f16" => drop(config.insert("fp16".into(), json!({ "enabled": true }))),
+        _ => {}
+    }
+    let pipeline = json!({
+        "stages": plan.schedule.ranks(),
+        "parts": ends,
+        "activation_checkpoint_interval": interval,
+    });
+    config.insert("pipeline".into(), pipeline);
+    format!("{:#}\n", Value::Object(config))
+}
+
+fn remarks(emission: &mut Emission, plan: &Plan) {
+    let text = "`PipelineModule` takes a method and no layers of stages, so `planned_pipeline.py` has a class that takes them \
+                from `pipeline.parts`; DeepSpeed itself does not read that key";
+    emission.remark("cut", text);
+    if plan.recompute.contains(&true) {
+        let text = "`activation_checkpoint_interval` is the largest number of layers of a stage, so each stage is recomputed as a \
+                    whole, as in the plan";
+        emission.remark("recomputation", text);
+    }
+    if plan.tensor_parallel > 1 {
+        let text = format!(
+            "DeepSpeed's pipelines have no tensor-parallel layers; bring them with the model, and a topology with {} of them",
+            plan.tensor_parallel
+        );
+        emission.remark("tensor-parallel ranks", text);
+    }
+    if plan.mesh_order == MeshOrder::Pipeline && plan.data_parallel > 1 {
+        let text = "the replicas of a stage have consecutive numbers; those of a pipeline have them in the plan. \
+                    The prediction is the same for both without nodes";
+        emission.remark("order of ranks", text);
+    }
+}

@@ -1,0 +1,84 @@
+//! The files that a plan becomes for another system, and what they do not say.
+
+use crate::emit::mapping::{Mapping, Remark};
+use crate::emit::model_parts::ModelParts;
+use crate::plan::{Plan, System};
+use crate::profile::Profile;
+
+/// What a plan does not have, and files need.
+#[derive(Debug, Clone, Copy)]
+pub struct EmitRequest<'a> {
+    /// The profile of the plan.
+    pub profile: &'a Profile,
+    /// The precision of the computation: `f32`, `bf16` or `f16`.
+    pub precision: &'a str,
+    /// The number of replicas that hold parameters and optimizer state together; 1 if each holds all.
+    pub shards: u32,
+    /// The folder of the files, which options name; empty for the current one.
+    pub folder: &'a str,
+}
+
+/// The files for a system.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Emission {
+    /// The system.
+    pub system: System,
+    /// The files. The first one has the options, and is the one that [`SystemFile`](super::SystemFile) reads.
+    pub files: Vec<EmittedFile>,
+    /// What could not be said there.
+    pub remarks: Vec<Remark>,
+}
+
+/// A file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EmittedFile {
+    /// The name, without a folder.
+    pub name: &'static str,
+    /// The content.
+    pub text: String,
+}
+
+impl<'a> EmitRequest<'a> {
+    /// Returns a request for files in the current folder, in the precision of the profile, without shards.
+    pub fn new(profile: &'a Profile) -> Self {
+        let precision = profile.device.as_ref().and_then(|device| device.precision.as_deref());
+        Self { profile, precision: precision.unwrap_or("f32"), shards: 1, folder: "" }
+    }
+}
+
+impl Emission {
+    /// Returns an emission with the file of options, before the file of the mapping is added.
+    pub(super) fn new(system: System, files: Vec<EmittedFile>) -> Self {
+        Self { system, files, remarks: Vec::new() }
+    }
+
+    /// Adds a remark.
+    pub(super) fn remark(&mut self, subject: &'static str, text: impl Into<String>) {
+        self.remarks.push(Remark { subject, text: text.into() });
+    }
+
+    /// Adds the remarks that all systems share, and the file that shows the mapping of layers.
+    pub(super) fn finish(mut self, plan: &Plan, request: &EmitRequest<'_>, mapping: &Mapping) -> Self {
+        let parts = ModelParts::of(request.profile);
+        let missing = [(parts.has_embedding(), "embedding", "first"), (parts.has_head(), "head", "last")];
+        for (has, name, place) in missing {
+            if !has {
+                let text = format!(
+                    "the profile has no layer of the kind `{name}`; it is in the {place} stage, and its costs are taken to be \
+                     in those of the {place} block"
+                );
+                self.remark("layers", text);
+            }
+        }
+        if request.shards > 1 && plan.data_parallel > 1 && self.system != System::Torchtitan {
+            let text = format!(
+                "{} replicas share parameters and optimizer state in the plan; this is not in the file",
+                request.shards
+            );
+            self.remark("replicas", text);
+        }
+        let text = mapping.text(plan, &parts, &self.remarks);
+        self.files.push(EmittedFile { name: "mapping.md", text });
+        self
+    }
+}

@@ -1,0 +1,189 @@
+//! Megatron's layout of layers, the value of `--pipeline-model-parallel-layout`.
+//!
+//! ```text
+//! Ett|(ttt|)*2tt|tL
+//! ```
+//!
+//! `E` is the embedding, `t` a block, `L` the head with the loss; a bar ends a stage. `t*3` repeats a
+//! character, `(tt|)*2` a group without groups inside, and commas do not matter. Stage `s` is on rank
+//! `s mod p` (`megatron/core/transformer/pipeline_parallel_layer_layout.py`).
+
+use crate::emit::model_parts::StageParts;
+use crate::emit::read_error::ReadErrorKind;
+
+/// The largest number of characters of an expanded layout.
+const MOST_LETTERS: usize = 20_000;
+
+/// A character of a layout with its place, counted from 1.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Letter {
+    letter: char,
+    column: usize,
+}
+
+/// Returns the layout of stages, without repetitions.
+pub(super) fn print_layout(stages: &[StageParts]) -> String {
+    let stage = |stage: &StageParts| {
+        let (first, last) = (if stage.embedding { "E" } else { "" }, if stage.head { "L" } else { "" });
+        format!("{first}{}{last}", "t".repeat(stage.blocks.len()))
+    };
+    stages.iter().map(stage).collect::<Vec<_>>().join("|")
+}
+
+/// Reads a layout.
+pub(super) fn parse_layout(text: &str) -> Result<Vec<StageParts>, ReadErrorKind> {
+    let letters = (1..).zip(text.chars()).map(|(column, letter)| Letter { letter, column });
+    let letters: Vec<Letter> = letters.filter(|letter| letter.letter != ',').collect();
+    stages(&with_repeats(&with_groups(&letters)?)?)
+}
+
+/// Expands the groups in parentheses.
+fn with_groups(letters: &[Letter]) -> Result<Vec<Letter>, ReadErrorKind> {
+    let mut expanded = Vec::new();
+    let mut rest = letters;
+    while let Some((&first, after)) = rest.split_first() {
+        if first.letter != '(' {
+            expanded.push(first);
+            rest = after;
+            continue;
+        }
+        let mistake = |what| ReadErrorKind::Repeat { column: first.column, what };
+        let end = after.iter().position(|letter| letter.letter == ')');
+        let end =
+            end.ok_or_else(|| mistake("a parenthesis is not closed; write `)` and a number, such as `)*3`"))?;
+        let group = &after[..end];
+        if group.is_empty() || group.iter().any(|letter| letter.letter == '(') {
+            return Err(mistake("a group is empty, or has a group inside; write it out"));
+        }
+        let (count, after) = repeat(&after[end + 1..])?;
+        let count =
+            count.ok_or_else(|| mistake("a group needs a number of repetitions, such as `(tt|)*3`"))?;
+        extend(&mut expanded, group, count, first.column)?;
+        rest = after;
+    }
+    Ok(expanded)
+}
+
+/// Expands the repetitions of single characters.
+fn with_repeats(letters: &[Letter]) -> Result<Vec<Letter>, ReadErrorKind> {
+    let mut expanded = Vec::new();
+    let mut rest = letters;
+    while let Some((&first, after)) = rest.split_first() {
+        let (count, after) = repeat(after)?;
+        extend(&mut expanded, &[first], count.unwrap_or(1), first.column)?;
+        rest = after;
+    }
+    Ok(expanded)
+}
+
+fn extend(
+    expanded: &mut Vec<Letter>,
+    unit: &[Letter],
+    count: usize,
+    column: usize,
+) -> Result<(), ReadErrorKind> {
+    if unit.len().saturating_mul(count).saturating_add(expanded.len()) > MOST_LETTERS {
+        return Err(ReadErrorKind::Repeat {
+            column,
+            what: "there are too many repetitions; use a smaller number",
+        });
+    }
+    (0..count).for_each(|_| expanded.extend_from_slice(unit));
+    Ok(())
+}
+
+/// Reads `*3` at the start of some letters; without a star, there is no number.
+fn repeat(letters: &[Letter]) -> Result<(Option<usize>, &[Letter]), ReadErrorKind> {
+    let Some((star, rest)) = letters.split_first().filter(|(first, _)| first.letter == '*') else {
+        return Ok((None, letters));
+    };
+    let digits: String =
+        rest.iter().map(|letter| letter.letter).take_while(char::is_ascii_digit).take(10).collect();
+    let what = "a `*` needs a number after it, such as `t*3`";
+    let count =
+        digits.parse().map_err(|_not_a_number| ReadErrorKind::Repeat { column: star.column, what })?;
+    Ok((Some(count), &rest[digits.len()..]))
+}
+
+/// Splits the letters into stages, and checks the order of the model's parts.
+fn stages(letters: &[Letter]) -> Result<Vec<StageParts>, ReadErrorKind> {
+    let mut blocks = 0;
+    let mut stages = vec![StageParts { embedding: false, blocks: 0..0, head: false }];
+    let last_layer = letters.iter().rposition(|letter| letter.letter != '|');
+    let first_layer = letters.iter().position(|letter| letter.letter != '|');
+    for (at, &Letter { letter, column }) in letters.iter().enumerate() {
+        let stage = stages.len() - 1;
+        let wrong = |what: &str| Err(ReadErrorKind::Order { stage, what: what.to_owned() });
+        match letter {
+            'E' if first_layer != Some(at) => {
+                return wrong(
+                    "the layout has an embedding that is not its first layer; write `E` once, as the first",
+                );
+            }
+            'L' if last_layer != Some(at) => {
+                return wrong(
+                    "the layout has a head that is not its last layer; write `L` once, as the last",
+                );
+            }
+            'E' => stages[stage].embedding = true,
+            'L' => stages[stage].head = true,
+            't' => {
+                blocks += 1;
+                stages[stage].blocks.end = blocks;
+            }
+            '|' => stages.push(StageParts { embedding: false, blocks: blocks..blocks, head: false }),
+            letter => return Err(ReadErrorKind::Letter { letter, column }),
+        }
+    }
+    let ends = [
+        (stages.iter().any(|stage| stage.embedding), 0, "embedding; write `E` as its first"),
+        (stages.iter().any(|stage| stage.head), stages.len() - 1, "head; write `L` as its last"),
+    ];
+    match ends.into_iter().find(|(has, ..)| !has) {
+        Some((_, stage, what)) => {
+            Err(ReadErrorKind::Order { stage, what: format!("the layout has no {what} layer") })
+        }
+        None => Ok(stages),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(text: &str, expected: &str) {
+        let stages = parse_layout(text).expect("a layout");
+        assert_eq!(print_layout(&stages), expected, "{text}");
+    }
+
+    fn refuse(text: &str, words: &str) {
+        let error = parse_layout(text).expect_err("a mistake").to_string();
+        assert!(error.contains(words), "{text}: {error}");
+    }
+
+    #[test]
+    fn repetitions_are_written_out() {
+        check("Et|tL", "Et|tL");
+        check("Et*3|(tt|)*2,tL", "Ettt|tt|tt|tL");
+        check("E(t|)*3tL", "Et|t|t|tL");
+        check("E|(t*2|)*2L", "E|tt|tt|L");
+        check("Et||tL", "Et||tL");
+    }
+
+    #[test]
+    fn mistakes_say_where_they_are() {
+        refuse("Ex|tL", "the layout has `x` at character 2");
+        refuse("Et|tm|L", "the layout has `m` at character 5");
+        refuse("Et |tL", "the layout has ` ` at character 3");
+        refuse("t|tL", "stage 0: the layout has no embedding; write `E` as its first layer");
+        refuse("Et|t", "stage 1: the layout has no head");
+        refuse("Et|EtL", "stage 1: the layout has an embedding that is not its first layer");
+        refuse("EL|tL", "stage 0: the layout has a head that is not its last layer");
+        refuse("E(t|tL", "the layout at character 2: a parenthesis is not closed");
+        refuse("E(t|)tL", "a group needs a number");
+        refuse("E()*2tL", "a group is empty");
+        refuse("Et*|L", "a `*` needs a number");
+        refuse("Et*99999999L", "too many repetitions");
+        refuse("", "no embedding");
+    }
+}

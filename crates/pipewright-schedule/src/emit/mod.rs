@@ -1,0 +1,51 @@
+//! Plans in the words of other systems: their options and files, written from a plan and read back.
+//!
+//! [`emit`] writes what torchtitan, Megatron or DeepSpeed takes, with a list of what it could not say there.
+//! [`SystemFile`] reads such a file, also one that a person wrote, and returns a [`ReadPlan`], which
+//! [`predict`](crate::plan::predict) predicts at the costs of a profile. [`limit_of`] names the stage and the
+//! kind of layer that limit it. Nothing here opens a file.
+//!
+//! The forms are those of torchtitan 0.3.0, Megatron-LM with Megatron Core 0.16.1, and DeepSpeed 0.19.8.
+//!
+//! ```
+//! use pipewright_schedule::emit::{EmitRequest, SystemFile, emit};
+//! use pipewright_schedule::plan::{PlanRequest, System, plan};
+//! use pipewright_schedule::profile::{LayerProfile, LinkProfile, Profile};
+//! let block = LayerProfile { kind: "block".into(), count: 8, forward_s: 1e-3, ..LayerProfile::default() };
+//! let profile = Profile { link: LinkProfile::new(0.0, 1e10), layers: vec![block], ..Profile::default() };
+//! let system = System::Megatron;
+//! let request = PlanRequest { ranks: 2, microbatches: 8, system: Some(system), ..PlanRequest::default() };
+//! let best = plan(&profile, &request, &mut || true)?.plans.remove(0);
+//! let emission = emit(system, &best, &EmitRequest::new(&profile))?;
+//! let file = SystemFile::parse(&emission.files[0].text)?;
+//! assert_eq!(file.plan(&profile, None, Some(2))?.choice.boundaries, best.boundaries);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+mod model_parts;
+mod read_error;
+mod read_plan;
+mod options;
+mod mapping;
+mod emission;
+mod layout;
+mod balanced;
+mod megatron;
+mod read_megatron;
+mod torchtitan;
+mod modules;
+mod read_torchtitan;
+mod deepspeed;
+mod read_deepspeed;
+mod write;
+mod system_file;
+mod limit;
+
+pub use emission::{Emission, EmitRequest, EmittedFile};
+pub use limit::{Limit, limit_of};
+pub use mapping::Remark;
+pub use model_parts::{ModelParts, StageParts};
+pub use read_error::{ReadError, ReadErrorKind};
+pub use read_plan::ReadPlan;
+pub use system_file::SystemFile;
+pub use write::emit;

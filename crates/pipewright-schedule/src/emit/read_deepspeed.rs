@@ -1,0 +1,209 @@
+//! Reads DeepSpeed's configuration.
+
+use serde_json::{Map, Value};
+
+use crate::emit::balanced::{balanced, uniform};
+use crate::emit::options::nearest;
+use crate::emit::read_error::{ReadError, ReadErrorKind};
+use crate::emit::read_plan::{ReadPlan, Sizes};
+use crate::generate::{ScheduleSpec, generate};
+use crate::plan::{MeshOrder, PlanChoice, System, with_head_parts};
+use crate::profile::Profile;
+
+const BATCH: &str = "train_batch_size";
+const ROWS: &str = "train_micro_batch_size_per_gpu";
+const MICROBATCHES: &str = "gradient_accumulation_steps";
+const PIPELINE: &str = "pipeline";
+/// The keys that are read. A key that is nearly one of them is a mistake.
+const KNOWN: [&str; 4] = [BATCH, ROWS, MICROBATCHES, PIPELINE];
+/// The keys of `pipeline`: DeepSpeed's, and `parts`.
+const PIPELINE_KEYS: [&str; 8] = [
+    "stages",
+    "parts",
+    "partition",
+    "activation_checkpoint_interval",
+    "seed_layers",
+    "pipe_partitioned",
+    "grad_partitioned",
+    "use_reentrant",
+];
+/// The largest number that is read.
+const MOST: u64 = 1_000_000;
+
+/// Reads a plan for the layers of `profile`, on `ranks` ranks in all.
+pub(super) fn read(text: &str, profile: &Profile, ranks: Option<u32>) -> Result<ReadPlan, ReadError> {
+    let value: Value = serde_json::from_str(text).map_err(|error| ReadErrorKind::Json(error.to_string()))?;
+    let config = value.as_object().ok_or_else(|| ReadErrorKind::Json("it is not an object".to_owned()))?;
+    check_keys(config)?;
+    let none = Map::new();
+    let pipeline = match config.get(PIPELINE) {
+        None => &none,
+        Some(value) => value.as_object().ok_or_else(|| mistake(PIPELINE, value, "an object"))?,
+    };
+    if let Some(key) = pipeline.keys().find(|key| !PIPELINE_KEYS.contains(&key.as_str())) {
+        let near = nearest(key, &PIPELINE_KEYS).map(str::to_owned);
+        return Err(unknown(format!("pipeline.{key}"), near).into());
+    }
+    let missing = |key| ReadErrorKind::MissingKey { system: System::Deepspeed, key };
+    let stages = number(pipeline, "stages")?.ok_or_else(|| missing("pipeline.stages"))?;
+    let sizes = Sizes { pipeline: stages, tensor: 1 };
+    let batch = Batch::read(config, sizes, ranks)?;
+    let profile = with_head_parts(profile, Some(1));
+    let layers = usize::try_from(profile.layer_count()).unwrap_or(usize::MAX);
+    let boundaries = boundaries(pipeline, &profile, layers, stages)?;
+    let mut remarks = Vec::new();
+    let interval = pipeline.get("activation_checkpoint_interval").and_then(Value::as_u64).unwrap_or(0);
+    let most = largest(&boundaries, layers) as u64;
+    if (1..most).contains(&interval) {
+        remarks.push(format!(
+            "checkpoints every {interval} layers are predicted as one checkpoint for each stage, which needs less memory while \
+             the forward runs and more in the backward"
+        ));
+    }
+    let spec = ScheduleSpec { ranks: stages, microbatches: batch.microbatches, ..ScheduleSpec::default() };
+    let schedule = generate("1f1b", &spec).map_err(ReadErrorKind::from)?;
+    let choice = PlanChoice {
+        head_parts: Some(1),
+        boundaries,
+        recompute: vec![interval > 0; stages as usize],
+        data_parallel: batch.replicas,
+        mesh_order: if profile.node.is_some() { MeshOrder::Replicas } else { MeshOrder::default() },
+        microbatch_rows: batch.rows,
+        ..PlanChoice::default()
+    };
+    Ok(ReadPlan { system: System::Deepspeed, schedule, schedule_name: "1f1b".to_owned(), choice, remarks })
+}
+
+fn check_keys(config: &Map<String, Value>) -> Result<(), ReadErrorKind> {
+    if !config.keys().any(|key| KNOWN.contains(&key.as_str())) {
+        let keys: Vec<String> = config.keys().take(3).map(|key| format!("`{key}`")).collect();
+        let found =
+            if keys.is_empty() { "{}".to_owned() } else { format!("JSON with the keys {}", keys.join(", ")) };
+        return Err(ReadErrorKind::NoSystem { found });
+    }
+    let typo = config.keys().filter(|key| !KNOWN.contains(&key.as_str()));
+    let typo = typo.filter_map(|key| Some((key, nearest(key, &KNOWN)?))).next();
+    typo.map_or(Ok(()), |(key, near)| Err(unknown(key.clone(), Some(near.to_owned()))))
+}
+
+fn unknown(key: String, nearest: Option<String>) -> ReadErrorKind {
+    ReadErrorKind::UnknownKey { system: System::Deepspeed, key, nearest }
+}
+
+fn mistake(key: &str, value: &Value, expected: &str) -> ReadErrorKind {
+    ReadErrorKind::Value { key: key.to_owned(), value: value.to_string(), expected: expected.to_owned() }
+}
+
+fn number(object: &Map<String, Value>, key: &str) -> Result<Option<u32>, ReadErrorKind> {
+    let Some(value) = object.get(key) else { return Ok(None) };
+    let number = value.as_u64().filter(|number| (1..=MOST).contains(number));
+    let number = number.and_then(|number| u32::try_from(number).ok());
+    number.map(Some).ok_or_else(|| mistake(key, value, &format!("a whole number from 1 to {MOST}")))
+}
+
+/// The division of a batch.
+struct Batch {
+    rows: u32,
+    microbatches: u32,
+    replicas: u32,
+}
+
+impl Batch {
+    /// Reads the three sizes, one of which may be left out if the number of ranks is known
+    /// (`DeepSpeedConfig._set_batch_related_parameters`).
+    fn read(config: &Map<String, Value>, sizes: Sizes, ranks: Option<u32>) -> Result<Self, ReadError> {
+        let [batch, rows, microbatches] = [BATCH, ROWS, MICROBATCHES].map(|key| number(config, key));
+        let (batch, rows, microbatches) = (batch?, rows?, microbatches?);
+        let whole = |number: u32, by: u32| {
+            let what = format!(
+                "{BATCH} is not {ROWS} times {MICROBATCHES} times the replicas; make them equal, or leave one of them out"
+            );
+            if by > 0 && number.is_multiple_of(by) {
+                Ok(number / by)
+            } else {
+                Err(ReadError::from(ReadErrorKind::Contradiction { what }))
+            }
+        };
+        let stated = match (batch, rows, microbatches) {
+            (Some(batch), Some(rows), Some(microbatches)) => {
+                Some(whole(batch, rows.saturating_mul(microbatches))?)
+            }
+            _ => None,
+        };
+        let replicas = sizes.replicas(ranks, stated)?;
+        let (rows, microbatches) = match (batch, rows, microbatches) {
+            (_, Some(rows), Some(microbatches)) => (rows, microbatches),
+            (Some(batch), Some(rows), None) => (rows, whole(batch, rows.saturating_mul(replicas))?),
+            (Some(batch), None, microbatches) => {
+                let microbatches = microbatches.unwrap_or(1);
+                (whole(batch, microbatches.saturating_mul(replicas))?, microbatches)
+            }
+            (None, Some(rows), None) => (rows, 1),
+            (None, None, _) => {
+                return Err(ReadErrorKind::MissingKey { system: System::Deepspeed, key: ROWS }.into());
+            }
+        };
+        Ok(Self { rows, microbatches, replicas })
+    }
+}
+
+fn boundaries(
+    pipeline: &Map<String, Value>,
+    profile: &Profile,
+    layers: usize,
+    stages: u32,
+) -> Result<Vec<usize>, ReadErrorKind> {
+    let count = stages as usize;
+    if count > layers {
+        return Err(ReadErrorKind::Contradiction {
+            what: format!("{count} stages cannot share the {layers} layers of the profile; use fewer stages"),
+        });
+    }
+    if let Some(parts) = pipeline.get("parts") {
+        return read_parts(parts, layers, count);
+    }
+    let method = pipeline.get("partition").unwrap_or(&Value::Null);
+    match method.as_str() {
+        Some("uniform") => Ok(uniform(layers, count)),
+        Some("parameters") => {
+            let weights: Vec<f64> = profile.each_layer().map(|layer| layer.parameter_bytes as f64).collect();
+            balanced(&weights, count).ok_or_else(|| ReadErrorKind::Contradiction {
+                what: format!("DeepSpeed's method takes too long for {layers} layers; give `pipeline.parts`"),
+            })
+        }
+        _ if method.is_null() => {
+            Err(ReadErrorKind::MissingKey { system: System::Deepspeed, key: "pipeline.parts" })
+        }
+        _ => {
+            let expected =
+                "uniform or parameters, as `partition_method` of `PipelineModule`; or give `pipeline.parts`";
+            Err(mistake("pipeline.partition", method, expected))
+        }
+    }
+}
+
+/// Reads the first layer of each stage, and the number of layers.
+fn read_parts(parts: &Value, layers: usize, stages: usize) -> Result<Vec<usize>, ReadErrorKind> {
+    let expected = format!(
+        "{} ascending numbers from 0 to {layers}, the layers of the profile: the first layer of each of the {stages} stages, and \
+         the end",
+        stages + 1
+    );
+    let wrong = || mistake("pipeline.parts", parts, &expected);
+    let list = parts.as_array().ok_or_else(wrong)?;
+    let read: Option<Vec<usize>> =
+        list.iter().map(|part| part.as_u64().and_then(|part| usize::try_from(part).ok())).collect();
+    let read = read.ok_or_else(wrong)?;
+    let is_complete = read.first() == Some(&0) && read.last() == Some(&layers) && read.len() == stages + 1;
+    if !is_complete || read.windows(2).any(|pair| pair[0] >= pair[1]) {
+        return Err(wrong());
+    }
+    Ok(read[1..stages].to_vec())
+}
+
+/// Returns the number of layers of the largest stage.
+fn largest(boundaries: &[usize], layers: usize) -> usize {
+    let starts = [0].into_iter().chain(boundaries.iter().copied());
+    let ends = boundaries.iter().copied().chain([layers]);
+    starts.zip(ends).map(|(start, end)| end - start).max().unwrap_or(layers)
+}

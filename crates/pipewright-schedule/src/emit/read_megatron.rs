@@ -1,0 +1,264 @@
+//! Reads the options of Megatron-LM.
+
+use crate::emit::layout::parse_layout;
+use crate::emit::model_parts::{ModelParts, StageParts};
+use crate::emit::options::{Options, wrong};
+use crate::emit::read_error::{ReadError, ReadErrorKind};
+use crate::emit::read_plan::{ReadPlan, Sizes};
+use crate::generate::{ScheduleSpec, generate};
+use crate::plan::{MeshOrder, PlanChoice, System};
+use crate::profile::Profile;
+use crate::schedule::Schedule;
+use crate::words::counted;
+
+const PIPELINE: &str = "pipeline-model-parallel-size";
+const TENSOR: &str = "tensor-model-parallel-size";
+const LAYOUT: &str = "pipeline-model-parallel-layout";
+const LAYERS: &str = "num-layers";
+const LAYERS_PER_STAGE: &str = "num-layers-per-virtual-pipeline-stage";
+const STAGES_PER_RANK: &str = "num-virtual-stages-per-pipeline-rank";
+const GROUP: &str = "microbatch-group-size-per-virtual-pipeline-stage";
+const ROWS: &str = "micro-batch-size";
+const BATCH: &str = "global-batch-size";
+const FIRST: &str = "decoder-first-pipeline-num-layers";
+const LAST: &str = "decoder-last-pipeline-num-layers";
+const WITH_EMBEDDING: &str = "account-for-embedding-in-pipeline-split";
+const WITH_HEAD: &str = "account-for-loss-in-pipeline-split";
+const GRANULARITY: &str = "recompute-granularity";
+const METHOD: &str = "recompute-method";
+const RECOMPUTED: &str = "recompute-num-layers";
+const CONTEXT: &str = "context-parallel-size";
+const EXPERT: &str = "expert-model-parallel-size";
+const PIPELINE_ORDER: &str = "use-tp-pp-dp-mapping";
+
+/// The keys that are read. A key that is nearly one of them is a mistake.
+const KNOWN: [&str; 19] = [
+    PIPELINE,
+    TENSOR,
+    LAYOUT,
+    LAYERS,
+    LAYERS_PER_STAGE,
+    STAGES_PER_RANK,
+    GROUP,
+    ROWS,
+    BATCH,
+    FIRST,
+    LAST,
+    WITH_EMBEDDING,
+    WITH_HEAD,
+    GRANULARITY,
+    METHOD,
+    RECOMPUTED,
+    CONTEXT,
+    EXPERT,
+    PIPELINE_ORDER,
+];
+
+/// Returns whether a key is an option of Megatron that says how the model is divided.
+pub(super) fn is_megatron(key: &str) -> bool {
+    [PIPELINE, TENSOR, LAYOUT, LAYERS_PER_STAGE, STAGES_PER_RANK, ROWS, BATCH].contains(&key)
+}
+
+/// Reads a plan for the layers of `profile`, on `ranks` ranks in all.
+pub(super) fn read(options: &Options, profile: &Profile, ranks: Option<u32>) -> Result<ReadPlan, ReadError> {
+    options.check(System::Megatron, &KNOWN, "")?;
+    let parts = ModelParts::of(profile);
+    let sizes = Sizes {
+        pipeline: options.number(PIPELINE, 1)?.unwrap_or(1),
+        tensor: options.number(TENSOR, 1)?.unwrap_or(1),
+    };
+    if let Some(layers) = options.number(LAYERS, 1)?.filter(|&layers| layers as usize != parts.blocks().len())
+    {
+        let (found, profile) = (layers as usize, parts.blocks().len());
+        return Err(ReadErrorKind::BlockCount { found, profile }.at(line(options, LAYERS)));
+    }
+    let stages = stages(options, &parts, sizes.pipeline)?;
+    let boundaries = parts.boundaries(&stages).map_err(|kind| at_layout(options, kind))?;
+    let replicas = sizes.replicas(ranks, None)?;
+    let missing = |key| ReadError::from(ReadErrorKind::MissingKey { system: System::Megatron, key });
+    let rows = options.number(ROWS, 1)?.ok_or_else(|| missing("--micro-batch-size"))?;
+    let microbatches = microbatches(options, rows, replicas)?;
+    let (schedule, schedule_name) = schedule(options, stages.len() as u32, sizes.pipeline, microbatches)?;
+    let mut remarks = other_parallelism(options)?;
+    let recomputes = recompute(options, &stages, &mut remarks)?;
+    let is_in_rows = options.has(PIPELINE_ORDER) || profile.node.is_none();
+    let choice = PlanChoice {
+        head_parts: Some(1),
+        boundaries,
+        recompute: vec![recomputes; stages.len()],
+        data_parallel: replicas,
+        tensor_parallel: sizes.tensor,
+        mesh_order: if is_in_rows { MeshOrder::Pipeline } else { MeshOrder::Replicas },
+        microbatch_rows: rows,
+        ..PlanChoice::default()
+    };
+    Ok(ReadPlan { system: System::Megatron, schedule, schedule_name, choice, remarks })
+}
+
+fn line(options: &Options, key: &str) -> usize {
+    options.find(key).map_or(1, |entry| entry.line)
+}
+
+/// Returns an error about the stages, with the line of the layout if there is one.
+fn at_layout(options: &Options, kind: ReadErrorKind) -> ReadError {
+    match options.find(LAYOUT) {
+        Some(entry) => kind.at(entry.line),
+        None => kind.into(),
+    }
+}
+
+fn stages(options: &Options, parts: &ModelParts, ranks: u32) -> Result<Vec<StageParts>, ReadError> {
+    let Some((layout, line)) = options.word(LAYOUT)? else { return split(options, parts, ranks) };
+    let stages = parse_layout(layout).map_err(|kind| kind.at(line))?;
+    let others = [LAYERS_PER_STAGE, STAGES_PER_RANK, FIRST, LAST, WITH_EMBEDDING, WITH_HEAD];
+    if let Some(other) = others.into_iter().find(|key| options.has(key)) {
+        let what = format!("`--{LAYOUT}` and `--{other}` both cut the model; give one of them");
+        return Err(ReadErrorKind::Contradiction { what }.at(line));
+    }
+    if !stages.len().is_multiple_of(ranks as usize) {
+        return Err(ReadErrorKind::StageCount { stages: stages.len(), ranks }.at(line));
+    }
+    Ok(stages)
+}
+
+/// Cuts the model evenly, as Megatron does without a layout.
+fn split(options: &Options, parts: &ModelParts, ranks: u32) -> Result<Vec<StageParts>, ReadError> {
+    let ends = [usize::from(options.has(WITH_EMBEDDING)), usize::from(options.has(WITH_HEAD))];
+    let counted_layers = parts.blocks().len() + ends[0] + ends[1];
+    let fixed = [options.number(FIRST, 1)?, options.number(LAST, 1)?];
+    let per_rank = chunks(options, counted_layers, ranks)?;
+    let stages = ranks as usize * per_rank;
+    let mut sizes = vec![0; stages];
+    if fixed != [None, None] {
+        if per_rank > 1 {
+            let what =
+                format!("`--{FIRST}` and `--{LAST}` are read for one stage per rank; give `--{LAYOUT}`");
+            return Err(ReadErrorKind::Contradiction { what }.into());
+        }
+        let taken: usize = fixed.iter().flatten().map(|&layers| layers as usize).sum();
+        let others = stages.saturating_sub(fixed.iter().flatten().count());
+        let rest = parts.blocks().len().checked_sub(taken);
+        let each = even(rest.unwrap_or(usize::MAX), others, parts.blocks().len())?;
+        sizes.fill(each);
+        for (place, size) in [(0, fixed[0]), (stages - 1, fixed[1])] {
+            if let Some(size) = size {
+                sizes[place] = size as usize;
+            }
+        }
+    } else {
+        sizes.fill(even(counted_layers, stages, counted_layers)?);
+        sizes[0] -= ends[0];
+        sizes[stages - 1] = sizes[stages - 1].saturating_sub(ends[1]);
+    }
+    let mut next = 0;
+    let stage = |(index, size): (usize, usize)| {
+        let start = next;
+        next += size;
+        StageParts { embedding: index == 0, blocks: start..next, head: index + 1 == stages }
+    };
+    Ok(sizes.into_iter().enumerate().map(stage).collect())
+}
+
+/// Returns the number of stages of a rank.
+fn chunks(options: &Options, layers: usize, ranks: u32) -> Result<usize, ReadError> {
+    match (options.number(STAGES_PER_RANK, 1)?, options.number(LAYERS_PER_STAGE, 1)?) {
+        (Some(chunks), _) => Ok(chunks as usize),
+        (None, Some(each)) => {
+            let own = even(layers, ranks as usize, layers)?;
+            even(own, each as usize, layers)
+        }
+        (None, None) => Ok(1),
+    }
+}
+
+/// Divides layers evenly.
+fn even(layers: usize, parts: usize, all: usize) -> Result<usize, ReadError> {
+    if parts == 0 || layers == 0 || layers > all || !layers.is_multiple_of(parts) {
+        let what = format!(
+            "Megatron divides {} evenly, and these options do not; give `--{LAYOUT}` or other numbers",
+            counted(all, "layer")
+        );
+        return Err(ReadErrorKind::Contradiction { what }.into());
+    }
+    Ok(layers / parts)
+}
+
+/// Returns the microbatches of a replica.
+fn microbatches(options: &Options, rows: u32, replicas: u32) -> Result<u32, ReadError> {
+    let each = rows.saturating_mul(replicas);
+    let batch = options.number(BATCH, 1)?.unwrap_or(each);
+    if !batch.is_multiple_of(each) {
+        let expected = format!("a multiple of {each}, the rows of a microbatch times the replicas");
+        return Err(wrong(BATCH, batch.to_string(), &expected).at(line(options, BATCH)));
+    }
+    Ok(batch / each)
+}
+
+fn schedule(
+    options: &Options,
+    stages: u32,
+    ranks: u32,
+    microbatches: u32,
+) -> Result<(Schedule, String), ReadError> {
+    let group = options.number(GROUP, 1)?;
+    let spec = ScheduleSpec { ranks, microbatches, ..ScheduleSpec::default() };
+    if stages == ranks || ranks == 1 {
+        let stages_per_rank = Some(stages / ranks);
+        let name = if stages == ranks { "1f1b" } else { "interleaved1f1b" };
+        let schedule = generate(name, &ScheduleSpec { stages_per_rank, ..spec });
+        return Ok((schedule.map_err(ReadErrorKind::from)?, name.to_owned()));
+    }
+    let size = group.unwrap_or(ranks);
+    let last = microbatches % size;
+    if size < ranks || size > microbatches || (last > 0 && last < ranks) {
+        let expected = format!(
+            "a number from {ranks}, the ranks, to {microbatches}, the microbatches, whose last group has no fewer than {ranks}"
+        );
+        return Err(wrong(GROUP, size.to_string(), &expected).at(line(options, GROUP)));
+    }
+    let spec = ScheduleSpec { stages_per_rank: Some(stages / ranks), group_size: Some(size), ..spec };
+    let schedule = generate("interleaved1f1b", &spec).map_err(ReadErrorKind::from)?;
+    Ok((schedule, "interleaved1f1b".to_owned()))
+}
+
+/// Returns whether all stages recompute.
+fn recompute(options: &Options, stages: &[StageParts], remarks: &mut Vec<String>) -> Result<bool, ReadError> {
+    let Some((granularity, line)) = options.word(GRANULARITY)? else { return Ok(false) };
+    if granularity == "selective" {
+        remarks.push("selective recomputation is not predicted; the prediction has none".to_owned());
+        return Ok(false);
+    }
+    if granularity != "full" {
+        return Err(wrong(GRANULARITY, granularity.to_owned(), "full or selective").at(line));
+    }
+    let layers = options.number(RECOMPUTED, 1)?.unwrap_or(1) as usize;
+    let most = stages.iter().map(|stage| stage.blocks.len()).max().unwrap_or(0);
+    match options.word(METHOD)? {
+        Some(("uniform", _)) => Ok(true),
+        Some(("block", _)) if layers >= most => Ok(true),
+        Some(("block", _)) => {
+            remarks.push(format!(
+                "{} of each stage recompute; the prediction has no recomputation",
+                counted(layers, "block")
+            ));
+            Ok(false)
+        }
+        Some((other, line)) => Err(wrong(METHOD, other.to_owned(), "uniform or block").at(line)),
+        None => {
+            let key = "--recompute-method";
+            Err(ReadErrorKind::MissingKey { system: System::Megatron, key }.at(line))
+        }
+    }
+}
+
+fn other_parallelism(options: &Options) -> Result<Vec<String>, ReadError> {
+    let mut remarks = Vec::new();
+    for key in [CONTEXT, EXPERT] {
+        if let Some(size) = options.number(key, 1)?.filter(|&size| size > 1) {
+            remarks.push(format!(
+                "`--{key} {size}` is not predicted; the costs of the profile are taken as they are"
+            ));
+        }
+    }
+    Ok(remarks)
+}

@@ -1,0 +1,235 @@
+//! Reads the options of torchtitan.
+
+use crate::csv::parse_schedule;
+use crate::emit::model_parts::{ModelParts, StageParts};
+use crate::emit::modules::{PYTORCH, default_stages, stages_of};
+use crate::emit::options::{CHECKPOINTING, Entry, Options, nearest, wrong};
+use crate::emit::read_error::{ReadError, ReadErrorKind};
+use crate::emit::read_plan::{ReadPlan, Sizes};
+use crate::generate::{ScheduleSpec, generate};
+use crate::placement::Placement;
+use crate::plan::{MeshOrder, PlanChoice, System};
+use crate::profile::Profile;
+use crate::schedule::Schedule;
+
+const DEGREE: &str = "parallelism.pipeline-parallel-degree";
+const SCHEDULE: &str = "parallelism.pipeline-parallel-schedule";
+const TABLE: &str = "parallelism.pipeline-parallel-schedule-csv";
+const ROWS: &str = "parallelism.pipeline-parallel-microbatch-size";
+const MODULES: &str = "parallelism.module-fqns-per-model-part";
+const FIRST: &str = "parallelism.pipeline-parallel-first-stage-less-layers";
+const LAST: &str = "parallelism.pipeline-parallel-last-stage-less-layers";
+const PER_STAGE: &str = "parallelism.pipeline-parallel-layers-per-stage";
+const REPLICATE: &str = "parallelism.data-parallel-replicate-degree";
+const SHARD: &str = "parallelism.data-parallel-shard-degree";
+const TENSOR: &str = "parallelism.tensor-parallel-degree";
+const CONTEXT: &str = "parallelism.context-parallel-degree";
+const EXPERT: &str = "parallelism.expert-parallel-degree";
+const LOCAL_BATCH: &str = "training.local-batch-size";
+const GLOBAL_BATCH: &str = "training.global-batch-size";
+
+/// The options of `[parallelism]` in torchtitan 0.3.0, and the others that are read.
+const KNOWN: [&str; 21] = [
+    DEGREE,
+    SCHEDULE,
+    TABLE,
+    ROWS,
+    MODULES,
+    FIRST,
+    LAST,
+    PER_STAGE,
+    REPLICATE,
+    SHARD,
+    TENSOR,
+    CONTEXT,
+    EXPERT,
+    LOCAL_BATCH,
+    GLOBAL_BATCH,
+    "parallelism.fsdp-reshard-after-forward",
+    "parallelism.enable-fsdp-symm-mem",
+    "parallelism.enable-sequence-parallel",
+    "parallelism.spmd-backend",
+    "parallelism.context-parallel-load-balancer",
+    "parallelism.context-parallel-ptrr-mask-key",
+];
+
+/// The rows of a batch of a replica by default.
+const DEFAULT_BATCH: u32 = 8;
+
+/// Returns whether a key is an option of torchtitan that says how the model is divided.
+pub(super) fn is_torchtitan(key: &str) -> bool {
+    key.starts_with("parallelism.") || key == LOCAL_BATCH
+}
+
+/// Returns the path of the table of computations, if the options name one.
+pub(super) fn table_of(options: &Options) -> Option<&str> {
+    let path = options.find(TABLE)?.values.first()?;
+    Some(path.as_str()).filter(|path| !path.is_empty() && *path != "None")
+}
+
+/// Reads a plan for the layers of `profile`, on `ranks` ranks in all. `table` is the content of the file that
+/// [`table_of`] names.
+pub(super) fn read(
+    options: &Options,
+    profile: &Profile,
+    table: Option<&str>,
+    ranks: Option<u32>,
+) -> Result<ReadPlan, ReadError> {
+    options.check(System::Torchtitan, &KNOWN, "parallelism.")?;
+    let parts = ModelParts::of(profile);
+    let degree = options.number(DEGREE, 1)?.unwrap_or(1);
+    let sizes = Sizes { pipeline: degree, tensor: options.number(TENSOR, 1)?.unwrap_or(1) };
+    let microbatch_rows = options.number(ROWS, 1)?.unwrap_or(1);
+    let batch = options.number(LOCAL_BATCH, 1)?.unwrap_or(DEFAULT_BATCH);
+    if !batch.is_multiple_of(microbatch_rows) {
+        let expected = format!("a multiple of the rows of a microbatch, {microbatch_rows}");
+        return Err(wrong(LOCAL_BATCH, batch.to_string(), &expected).into());
+    }
+    let (name, line) = options.word(SCHEDULE)?.unwrap_or(("1F1B", 1));
+    let known = PYTORCH.iter().find(|(_, pytorch)| pytorch.eq_ignore_ascii_case(name));
+    let &(own, pytorch) = known.ok_or_else(|| {
+        let names = PYTORCH.map(|(_, pytorch)| pytorch);
+        let nearest = nearest(name, &names).map_or(String::new(), |name| format!("; did you mean `{name}`?"));
+        wrong(SCHEDULE, name.to_owned(), &format!("one of {}{nearest}", names.join(", "))).at(line)
+    })?;
+    let stages = stages(options, &parts, own, degree)?;
+    let schedule = match table {
+        Some(table) => read_table(table, own, stages.len(), batch / microbatch_rows, degree)?,
+        None => {
+            let spec = ScheduleSpec {
+                ranks: degree,
+                stages_per_rank: Some(stages.len() as u32 / degree),
+                microbatches: batch / microbatch_rows,
+                ..ScheduleSpec::default()
+            };
+            generate(own, &spec).map_err(ReadErrorKind::from)?
+        }
+    };
+    let (recomputes, remarks) = remarks(options)?;
+    let choice = PlanChoice {
+        head_parts: Some(1),
+        boundaries: parts.boundaries(&stages)?,
+        recompute: vec![recomputes; stages.len()],
+        data_parallel: sizes.replicas(ranks, replicas(options)?)?,
+        tensor_parallel: sizes.tensor,
+        mesh_order: if profile.node.is_some() { MeshOrder::Replicas } else { MeshOrder::default() },
+        microbatch_rows,
+        ..PlanChoice::default()
+    };
+    let schedule_name = if table.is_some() { "the table".to_owned() } else { pytorch.to_owned() };
+    Ok(ReadPlan { system: System::Torchtitan, schedule, schedule_name, choice, remarks })
+}
+
+/// Returns the replicas that the options state. `-1` for the sharded ones is any number.
+fn replicas(options: &Options) -> Result<Option<u32>, ReadError> {
+    let replicated = options.number(REPLICATE, 1)?;
+    match options.word(SHARD)? {
+        Some(("-1", _)) => Ok(None),
+        None => Ok(replicated.filter(|&replicas| replicas > 1)),
+        Some(_) => Ok(Some(replicated.unwrap_or(1).saturating_mul(options.number(SHARD, 1)?.unwrap_or(1)))),
+    }
+}
+
+fn stages(
+    options: &Options,
+    parts: &ModelParts,
+    schedule: &str,
+    degree: u32,
+) -> Result<Vec<StageParts>, ReadError> {
+    let blocks = parts.blocks().len();
+    if let Some(Entry { values, line, .. }) = options.find(MODULES) {
+        let modules: Vec<Vec<String>> = values
+            .iter()
+            .map(|stage| stage.split(',').map(|name| name.trim().to_owned()).collect())
+            .collect();
+        if modules.is_empty() || !modules.len().is_multiple_of(degree as usize) {
+            return Err(ReadErrorKind::StageCount { stages: modules.len(), ranks: degree }.at(*line));
+        }
+        return stages_of(&modules).map_err(|kind| kind.at(*line));
+    }
+    let counted_as = |key| options.number(key, 0).map(|blocks| blocks.unwrap_or(1) as usize);
+    let (first, last) = (counted_as(FIRST)?, counted_as(LAST)?);
+    let count = match options.number(PER_STAGE, 1)? {
+        Some(each) => (blocks + first + last).div_ceil(each as usize),
+        None if ["1f1b", "gpipe"].contains(&schedule) => degree as usize,
+        None => 2 * degree as usize,
+    };
+    if !count.is_multiple_of(degree as usize) {
+        return Err(ReadErrorKind::StageCount { stages: count, ranks: degree }.into());
+    }
+    Ok(default_stages(count, blocks, first, last)?)
+}
+
+/// Reads a table, and checks that torchtitan places the stages as it does.
+fn read_table(
+    table: &str,
+    schedule: &str,
+    stages: usize,
+    microbatches: u32,
+    degree: u32,
+) -> Result<Schedule, ReadError> {
+    let read = parse_schedule(table).map_err(ReadErrorKind::Table)?;
+    let wrong = |what| Err(ReadErrorKind::Contradiction { what }.into());
+    if read.placement().stages() as usize != stages || read.ranks() != degree {
+        return wrong(format!(
+            "the table has {} stages on {} ranks, and the options {stages} on {degree}; make them equal",
+            read.placement().stages(),
+            read.ranks()
+        ));
+    }
+    if read.microbatches() != microbatches {
+        return wrong(format!(
+            "the table has {} microbatches, and the options {microbatches}; make them equal",
+            read.microbatches()
+        ));
+    }
+    let is_v = ["zbvzerobubble", "dualpipev"].contains(&schedule);
+    let chunks = stages as u32 / degree;
+    let placement = if is_v { Placement::v(degree, chunks) } else { Placement::looped(degree, chunks) };
+    let placement = placement.map_err(ReadErrorKind::from)?;
+    let differs =
+        placement.all_stages().find(|&stage| placement.rank_of(stage) != read.placement().rank_of(stage));
+    match differs {
+        Some(stage) => wrong(format!(
+            "the table has stage {stage} on rank {}, and torchtitan makes it on rank {} for the schedule of the options; \
+             name a schedule with the same placement",
+            read.placement().rank_of(stage),
+            placement.rank_of(stage)
+        )),
+        None => Ok(read),
+    }
+}
+
+/// Returns whether all stages recompute, and what is not predicted.
+fn remarks(options: &Options) -> Result<(bool, Vec<String>), ReadError> {
+    let mut remarks = Vec::new();
+    for key in [CONTEXT, EXPERT] {
+        if let Some(size) = options.number(key, 1)?.filter(|&size| size > 1) {
+            remarks.push(format!(
+                "`--{key} {size}` is not predicted; the costs of the profile are taken as they are"
+            ));
+        }
+    }
+    let chosen = options.list.iter().rev().find(|entry| entry.key.starts_with(CHECKPOINTING));
+    let recomputes = match chosen.map(|entry| (&entry.key[CHECKPOINTING.len()..], entry.line)) {
+        Some(("full", _)) => true,
+        Some(("none", _)) => false,
+        Some((other @ ("selective" | "memory-budget"), _)) => {
+            remarks.push(format!(
+                "the checkpointing `{other}` is not predicted; the prediction has no recomputation"
+            ));
+            false
+        }
+        Some((other, line)) => {
+            let key = CHECKPOINTING.trim_end_matches(':').to_owned();
+            let expected = "full, selective, memory-budget or none".to_owned();
+            return Err(ReadErrorKind::Value { key, value: other.to_owned(), expected }.at(line));
+        }
+        None => {
+            remarks
+                .push("no `activation-checkpoint:` is given; the prediction has no recomputation".to_owned());
+            false
+        }
+    };
+    Ok((recomputes, remarks))
+}

@@ -1,0 +1,108 @@
+//! A file of another system: which one it is of, and the plan in it.
+
+use crate::csv::parse_rows;
+use crate::emit::options::{CHECKPOINTING, Options};
+use crate::emit::read_error::{ReadError, ReadErrorKind};
+use crate::emit::read_plan::ReadPlan;
+use crate::emit::{read_deepspeed, read_megatron, read_torchtitan};
+use crate::plan::System;
+use crate::profile::Profile;
+
+/// The longest start of a text that an error shows, in characters.
+const SHOWN: usize = 40;
+
+/// A file whose system is known.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SystemFile {
+    content: Content,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Content {
+    Torchtitan(Options),
+    Megatron(Options),
+    Deepspeed(String),
+}
+
+impl SystemFile {
+    /// Recognises the system of a text by its options or keys.
+    ///
+    /// # Errors
+    /// When the text is of no system, or of two.
+    pub fn parse(text: &str) -> Result<Self, ReadError> {
+        let trimmed = text.trim_start_matches('\u{feff}').trim_start();
+        if trimmed.starts_with('{') {
+            return Ok(Self { content: Content::Deepspeed(trimmed.to_owned()) });
+        }
+        let options = Options::parse(text);
+        let mut system = None;
+        for entry in &options.list {
+            let own = if read_torchtitan::is_torchtitan(&entry.key) || entry.key.starts_with(CHECKPOINTING) {
+                System::Torchtitan
+            } else if read_megatron::is_megatron(&entry.key) {
+                System::Megatron
+            } else {
+                continue;
+            };
+            let expected = *system.get_or_insert(own);
+            if expected != own {
+                let key = format!("--{}", entry.key);
+                return Err(ReadErrorKind::OtherSystem { key, system: own, expected }.at(entry.line));
+            }
+        }
+        match system {
+            Some(System::Torchtitan) => Ok(Self { content: Content::Torchtitan(options) }),
+            Some(_) => Ok(Self { content: Content::Megatron(options) }),
+            None => Err(unknown(trimmed).into()),
+        }
+    }
+
+    /// Returns the system.
+    pub fn system(&self) -> System {
+        match self.content {
+            Content::Torchtitan(_) => System::Torchtitan,
+            Content::Megatron(_) => System::Megatron,
+            Content::Deepspeed(_) => System::Deepspeed,
+        }
+    }
+
+    /// Returns the path of the table of computations that the file names, as it is written there.
+    pub fn table(&self) -> Option<&str> {
+        match &self.content {
+            Content::Torchtitan(options) => read_torchtitan::table_of(options),
+            Content::Megatron(_) | Content::Deepspeed(_) => None,
+        }
+    }
+
+    /// Reads the plan for the layers of `profile`. `table` is the content of the file that
+    /// [`SystemFile::table`] names. `ranks` is the number of ranks over all replicas; without it, there are
+    /// as many replicas as the file says, or one.
+    ///
+    /// # Errors
+    /// When a key or a value is wrong, or the plan does not fit the layers or the ranks.
+    pub fn plan(
+        &self,
+        profile: &Profile,
+        table: Option<&str>,
+        ranks: Option<u32>,
+    ) -> Result<ReadPlan, ReadError> {
+        match &self.content {
+            Content::Torchtitan(options) => read_torchtitan::read(options, profile, table, ranks),
+            Content::Megatron(options) => read_megatron::read(options, profile, ranks),
+            Content::Deepspeed(text) => read_deepspeed::read(text, profile, ranks),
+        }
+    }
+}
+
+/// Returns the error for a text without options: it may be a table alone.
+fn unknown(text: &str) -> ReadErrorKind {
+    let has_actions = |rows: Vec<Vec<_>>| rows.iter().flatten().any(Option::is_some);
+    if parse_rows(text).is_ok_and(has_actions) {
+        return ReadErrorKind::TableAlone;
+    }
+    let first = text.lines().next().unwrap_or_default();
+    let start: String = first.chars().take(SHOWN).collect();
+    let dots = if first.chars().count() > SHOWN { ".." } else { "" };
+    let found = if start.is_empty() { "an empty text".to_owned() } else { format!("`{start}{dots}`") };
+    ReadErrorKind::NoSystem { found }
+}

@@ -1,0 +1,266 @@
+//! The systems that can execute a plan, and what each of them can run.
+//!
+//! - torchtitan 0.3.0 (`distributed/pipeline_parallel.py`) runs any table of computations. It makes the stages
+//!   of a rank itself: in a loop, or in a V with two stages per rank.
+//! - Megatron Core 0.16.1 (`pipeline_parallel/schedules.py`) runs 1F1B with one stage per rank, and
+//!   interleaved 1F1B with several, in a loop. Microbatches run in groups of at least as many as there are
+//!   ranks; so does a last, shorter group.
+//! - DeepSpeed 0.19.8 (`runtime/pipe/schedule.py`, `TrainSchedule`) runs 1F1B with one stage per rank.
+//!
+//! None of them cuts the head along the vocabulary, and each recomputes in all stages or in none.
+
+use std::fmt;
+
+use thiserror::Error;
+
+use crate::placement::Placement;
+
+/// A system that executes plans.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum System {
+    /// PyTorch's trainer for language models.
+    Torchtitan,
+    /// NVIDIA's trainer, Megatron-LM with Megatron Core.
+    Megatron,
+    /// Microsoft's DeepSpeed, with its `PipelineModule`.
+    Deepspeed,
+}
+
+/// The reason why a system cannot run a plan.
+#[derive(Clone, Copy, PartialEq, Eq, Error)]
+pub enum Refusal {
+    /// It has no such schedule.
+    #[error("{system} does not run this schedule; it runs {}", schedules(*.system))]
+    Schedule {
+        /// The system.
+        system: System,
+    },
+    /// It places the stages in another way.
+    #[error(
+        "torchtitan places stages in a loop, or in a V with two stages per rank, and this plan places them otherwise"
+    )]
+    Placement,
+    /// The groups of interleaved microbatches do not have the size that it needs.
+    #[error(
+        "Megatron runs microbatches in groups of at least as many as the ranks, and this plan has a smaller group"
+    )]
+    Group,
+    /// Only some stages recompute.
+    #[error("{system} recomputes in all stages or in none, and this plan in some")]
+    Recompute {
+        /// The system.
+        system: System,
+    },
+    /// The head is cut into parts.
+    #[error("{system} does not cut the head along the vocabulary")]
+    HeadParts {
+        /// The system.
+        system: System,
+    },
+    /// Ranks are numbered in another order.
+    #[error(
+        "{system} numbers the replicas of a stage consecutively, and this plan the ranks of a pipeline, which are on other \
+         nodes then"
+    )]
+    Order {
+        /// The system.
+        system: System,
+    },
+}
+
+crate::error_text::message_as_debug!(Refusal);
+
+/// The parts of a plan on which it depends whether a system can run it.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Offer<'a> {
+    /// The name of the schedule.
+    pub(super) name: &'static str,
+    /// The microbatches of a group, if the schedule has that setting.
+    pub(super) group_size: Option<u32>,
+    /// The stages on the ranks of a replica.
+    pub(super) placement: &'a Placement,
+    /// The microbatches of a replica.
+    pub(super) microbatches: u32,
+    /// For each stage, whether it recomputes its forward.
+    pub(super) recompute: &'a [bool],
+    /// The parts of the head.
+    pub(super) head_parts: u32,
+    /// Whether the ranks of each of several pipelines have consecutive numbers, and that matters because
+    /// there are nodes.
+    pub(super) has_rows_in_nodes: bool,
+}
+
+impl System {
+    /// All systems.
+    pub const ALL: [Self; 3] = [Self::Torchtitan, Self::Megatron, Self::Deepspeed];
+
+    /// Returns the name of the system in lower case, as options have it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Torchtitan => "torchtitan",
+            Self::Megatron => "megatron",
+            Self::Deepspeed => "deepspeed",
+        }
+    }
+
+    /// Returns the system with this name, in any case.
+    pub fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|system| name.eq_ignore_ascii_case(system.name()))
+    }
+
+    /// Returns whether the system has an option to number the ranks of a pipeline consecutively, such as
+    /// Megatron's `--use-tp-pp-dp-mapping`. Without it, the replicas of a stage are neighbours.
+    pub(super) fn has_pipeline_order(self) -> bool {
+        self == Self::Megatron
+    }
+
+    /// Returns whether the system runs orders that no schedule with a name has.
+    pub(super) fn runs_searched_orders(self) -> bool {
+        self == Self::Torchtitan
+    }
+
+    /// Returns why the system cannot run a plan; `None` if it can.
+    pub(super) fn refusal(self, offer: &Offer<'_>) -> Option<Refusal> {
+        let Offer { placement, recompute, .. } = *offer;
+        let system = self;
+        if offer.head_parts > 1 {
+            return Some(Refusal::HeadParts { system });
+        }
+        let runs = match self {
+            Self::Torchtitan => is_loop(placement) || is_v(placement),
+            Self::Megatron => runs_in_megatron(offer),
+            Self::Deepspeed => offer.name == ONE_STAGE && placement.stages() == placement.ranks(),
+        };
+        if !runs {
+            return Some(match self {
+                Self::Torchtitan => Refusal::Placement,
+                Self::Megatron if offer.name == SEVERAL_STAGES && placement.stages() > placement.ranks() => {
+                    Refusal::Group
+                }
+                Self::Megatron | Self::Deepspeed => Refusal::Schedule { system },
+            });
+        }
+        if recompute.iter().any(|recomputes| *recomputes != recompute[0]) {
+            return Some(Refusal::Recompute { system });
+        }
+        (offer.has_rows_in_nodes && !self.has_pipeline_order()).then_some(Refusal::Order { system })
+    }
+}
+
+/// The schedules of Megatron and DeepSpeed, by their names here.
+const ONE_STAGE: &str = "1f1b";
+const SEVERAL_STAGES: &str = "interleaved1f1b";
+
+fn runs_in_megatron(offer: &Offer<'_>) -> bool {
+    let (ranks, microbatches) = (offer.placement.ranks(), offer.microbatches);
+    let has_one_stage = offer.placement.stages() == ranks;
+    match offer.name {
+        ONE_STAGE => has_one_stage,
+        SEVERAL_STAGES if !has_one_stage && ranks > 1 => {
+            let group = group_size(offer.group_size, ranks, microbatches);
+            let last = microbatches % group;
+            (ranks..=microbatches).contains(&group) && (last == 0 || last >= ranks)
+        }
+        _ => false,
+    }
+}
+
+/// Returns the number of microbatches of a group of interleaved 1F1B: the one that is set, or the size of
+/// equal rounds.
+pub(crate) fn group_size(set: Option<u32>, ranks: u32, microbatches: u32) -> u32 {
+    set.unwrap_or_else(|| microbatches / (microbatches / ranks.max(1)).max(1)).max(1)
+}
+
+/// Returns whether stage `s` is on rank `s mod p`.
+pub(crate) fn is_loop(placement: &Placement) -> bool {
+    let (ranks, stages) = (placement.ranks(), placement.stages());
+    stages.is_multiple_of(ranks) && Placement::looped(ranks, stages / ranks).as_ref() == Ok(placement)
+}
+
+/// Returns whether the stages go down the ranks and up again, two on each rank.
+fn is_v(placement: &Placement) -> bool {
+    Placement::v(placement.ranks(), 2).as_ref() == Ok(placement)
+}
+
+fn schedules(system: System) -> &'static str {
+    match system {
+        System::Torchtitan => "any table whose stages are in a loop, or in a V with two stages per rank",
+        System::Megatron => "1F1B with one stage per rank, and interleaved 1F1B with several",
+        System::Deepspeed => "1F1B with one stage per rank",
+    }
+}
+
+impl fmt::Display for System {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Torchtitan => "torchtitan",
+            Self::Megatron => "Megatron",
+            Self::Deepspeed => "DeepSpeed",
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(system: System, name: &'static str, chunks: u32, microbatches: u32, expected: Option<Refusal>) {
+        let placement = Placement::looped(4, chunks).expect("a placement");
+        let offer = Offer {
+            name,
+            group_size: None,
+            placement: &placement,
+            microbatches,
+            recompute: &[false],
+            head_parts: 1,
+            has_rows_in_nodes: false,
+        };
+        assert_eq!(system.refusal(&offer), expected, "{system} {name} {chunks} {microbatches}");
+    }
+
+    #[test]
+    fn each_system_runs_its_schedules() {
+        use System::{Deepspeed, Megatron, Torchtitan};
+        let no = |system| Some(Refusal::Schedule { system });
+        check(Torchtitan, "searched", 3, 8, None);
+        check(Megatron, "1f1b", 1, 3, None);
+        check(Megatron, "interleaved1f1b", 2, 8, None);
+        // Rounds of five microbatches each.
+        check(Megatron, "interleaved1f1b", 2, 10, None);
+        check(Megatron, "interleaved1f1b", 2, 3, Some(Refusal::Group));
+        check(Megatron, "interleaved1f1b", 1, 8, no(Megatron));
+        check(Megatron, "zb-h1", 1, 8, no(Megatron));
+        check(Deepspeed, "1f1b", 1, 8, None);
+        check(Deepspeed, "interleaved1f1b", 2, 8, no(Deepspeed));
+    }
+
+    #[test]
+    fn torchtitan_places_in_a_loop_or_a_v_of_two() {
+        let two = Placement::v(4, 2).expect("a placement");
+        let three = Placement::v(4, 3).expect("a placement");
+        assert!(is_v(&two) && !is_loop(&two) && !is_v(&three) && !is_loop(&three));
+    }
+
+    #[test]
+    fn some_stages_heads_in_parts_and_orders_are_refused() {
+        let placement = Placement::looped(2, 1).expect("a placement");
+        let plain = Offer {
+            name: "1f1b",
+            group_size: None,
+            placement: &placement,
+            microbatches: 4,
+            recompute: &[true, true],
+            head_parts: 1,
+            has_rows_in_nodes: false,
+        };
+        let system = System::Deepspeed;
+        assert_eq!(system.refusal(&plain), None);
+        let some = Offer { recompute: &[true, false], ..plain };
+        assert_eq!(system.refusal(&some), Some(Refusal::Recompute { system }));
+        let parts = Offer { head_parts: 2, ..plain };
+        assert_eq!(system.refusal(&parts), Some(Refusal::HeadParts { system }));
+        let rows = Offer { has_rows_in_nodes: true, ..plain };
+        assert_eq!(system.refusal(&rows), Some(Refusal::Order { system }));
+        assert_eq!(System::Megatron.refusal(&rows), None);
+    }
+}
