@@ -213,7 +213,7 @@ def check_megatron(folder, plan):
 
 
 def check_megatron_order(folder, plan, config, chunks, microbatches, functions):
-    """Compares Megatron's orders with those of the plan's schedule."""
+    """Compares Megatron's orders with the orders of the plan's schedule."""
     get_pp_rank_microbatches, get_schedule_table = functions
     ranks, group = plan["ranks"], config.microbatch_group_size_per_vp_stage
     if chunks > 1:

@@ -40,7 +40,7 @@ pub(crate) struct Target<'a> {
     pub(crate) system: System,
     /// The folder; `None` for one with the name of the system.
     pub(crate) folder: Option<&'a Path>,
-    /// The precision of the run; `None` for that of the profile.
+    /// The precision of the run; `None` for the profile's.
     pub(crate) precision: Option<String>,
 }
 
@@ -148,7 +148,9 @@ impl Emitted {
         let remarks = &self.emission.remarks;
         let width = remarks.iter().map(|remark| remark.subject.len()).max().unwrap_or(0);
         if !remarks.is_empty() {
-            line(format!("what the files for {system} say in another way, or do not say:"));
+            line(format!(
+                "the files for {system} say these parts of the plan in another way, or not at all:"
+            ));
         }
         for remark in remarks {
             line(format!("      {:width$}  {}", remark.subject, remark.text));

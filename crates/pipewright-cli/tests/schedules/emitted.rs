@@ -69,16 +69,16 @@ fn the_files_have_the_options_of_the_system() {
 --seq-length 64
 --tensor-model-parallel-size 1
 --pipeline-model-parallel-size 4
---pipeline-model-parallel-layout Ettt|tt|tt|tL
+--pipeline-model-parallel-layout Ett|ttt|ttt|L
 --micro-batch-size 1
 --global-batch-size 8
 --bf16
 "
     );
-    assert!(read("megatron/mapping.md").contains("| 3 | 3 | 8 to 9 | `tL` |"));
+    assert!(read("megatron/mapping.md").contains("| 2 | 2 | 6 to 8 | `ttt` |\n| 3 | 3 | 9 | `L` |\n"));
     plan("deepspeed");
     let config = json(&read("deepspeed/deepspeed.json"));
-    assert_eq!(config["pipeline"]["parts"], serde_json::json!([0, 4, 6, 8, 10]));
+    assert_eq!(config["pipeline"]["parts"], serde_json::json!([0, 3, 6, 9, 10]));
     assert_eq!(config["bf16"]["enabled"], true);
     assert!(read("deepspeed/planned_pipeline.py").contains("class PlannedPipelineModule(PipelineModule)"));
     let said = plan("torchtitan");
@@ -120,7 +120,7 @@ fn a_check_names_the_stage_that_limits() {
         even.contains("\nbest we know  ") && even.contains("\nbest that Megatron runs  1f1b: "),
         "{even}"
     );
-    let good = check("Ettt|tt|tt|tL");
+    let good = check("Ett|ttt|ttt|L");
     assert!(good.contains("than the best we know: "), "{good}");
     let tight = ["plan", "--profile", "p.toml", "--check", "run.sh", "--memory", "80MiB"];
     let output = run(&folder, &tight);

@@ -11,7 +11,7 @@ pub(super) fn uniform(layers: usize, stages: usize) -> Vec<usize> {
 }
 
 /// Returns the same for `partition_method="parameters"`: the difference between the heaviest and the lightest
-/// stage is small, as DeepSpeed's recurrence finds it. Of equal cuts, the last stage has the fewest layers.
+/// stage is small, as DeepSpeed's recurrence finds it. If several cuts are equal, its last stage has the fewest layers.
 /// `None` if there are too many layers and stages to try.
 pub(super) fn balanced(weights: &[f64], stages: usize) -> Option<Vec<usize>> {
     let layers = weights.len();
@@ -25,7 +25,7 @@ pub(super) fn balanced(weights: &[f64], stages: usize) -> Option<Vec<usize>> {
     for weight in weights {
         sums.push(sums[sums.len() - 1] + weight);
     }
-    // Of the cut of the first `i` layers into `j` stages: its heaviest and lightest stage, and its last start.
+    // For the first `i` layers in `j` stages: the heaviest and the lightest stage, and the last start.
     let none = (f64::INFINITY, f64::NEG_INFINITY, 0);
     let mut best = vec![vec![none; stages + 1]; layers + 1];
     best[0][0] = (0.0, f64::INFINITY, 0);
@@ -66,7 +66,7 @@ mod tests {
 
     #[test]
     fn stages_are_balanced() {
-        // What DeepSpeed 0.19.8's `partition_balanced` returns.
+        // The results of `partition_balanced` in DeepSpeed 0.19.8.
         assert_eq!(balanced(&[1.0; 10], 4), Some(vec![3, 6, 8]));
         assert_eq!(balanced(&[5.0, 1.0, 1.0, 1.0, 1.0, 8.0], 3), Some(vec![1, 5]));
         assert_eq!(balanced(&[4.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 9.0], 4), Some(vec![1, 4, 7]));

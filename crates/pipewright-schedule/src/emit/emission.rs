@@ -5,7 +5,7 @@ use crate::emit::model_parts::ModelParts;
 use crate::plan::{Plan, System};
 use crate::profile::Profile;
 
-/// What a plan does not have, and files need.
+/// The settings of a run that files need and a plan does not have.
 #[derive(Debug, Clone, Copy)]
 pub struct EmitRequest<'a> {
     /// The profile of the plan.
@@ -25,7 +25,7 @@ pub struct Emission {
     pub system: System,
     /// The files. The first one has the options, and is the one that [`SystemFile`](super::SystemFile) reads.
     pub files: Vec<EmittedFile>,
-    /// What could not be said there.
+    /// The parts of the plan that the files say in another way, or not at all.
     pub remarks: Vec<Remark>,
 }
 
@@ -64,8 +64,7 @@ impl Emission {
         for (has, name, place) in missing {
             if !has {
                 let text = format!(
-                    "the profile has no layer of the kind `{name}`; it is in the {place} stage, and its costs are taken to be \
-                     in those of the {place} block"
+                    "the profile has no layer of the kind `{name}`; it is in the {place} stage, and the {place} block is taken to have its costs"
                 );
                 self.remark("layers", text);
             }

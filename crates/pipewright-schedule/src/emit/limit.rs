@@ -7,7 +7,7 @@ use crate::profile::{LayerProfile, Profile};
 /// The share by which a rank may compute longer than the mean without limiting the plan.
 const BALANCED: f64 = 0.02;
 
-/// What limits a plan.
+/// The stage that limits a plan, and its rank.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Limit {
     /// The busiest rank.

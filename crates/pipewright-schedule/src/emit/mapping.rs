@@ -11,7 +11,7 @@ use crate::plan::{Plan, System};
 pub struct Remark {
     /// The part of the plan, such as `recomputation`.
     pub subject: &'static str,
-    /// What the system does.
+    /// The system's way to do it.
     pub text: String,
 }
 
@@ -36,13 +36,14 @@ impl Mapping {
             (0..).zip(parts.stages(&plan.boundaries).iter().zip(starts).zip(ends))
         {
             let rank = placement.rank_of(StageIndex::new(index));
-            line(format!("| {index} | {rank} | {start} to {} | {} |", end - 1, (self.names)(stage)));
+            let layers = if end - start == 1 { start.to_string() } else { format!("{start} to {}", end - 1) };
+            line(format!("| {index} | {rank} | {layers} | {} |", (self.names)(stage)));
         }
         line(String::new());
         if remarks.is_empty() {
-            line(format!("{} says all of the plan.", self.system));
+            line("The files say all of the plan.".to_owned());
         } else {
-            line(format!("| part of the plan | what {} does |", self.system));
+            line(format!("| part of the plan | in {} |", self.system));
             line("|---|---|".to_owned());
             for Remark { subject, text } in remarks {
                 line(format!("| {subject} | {text} |"));

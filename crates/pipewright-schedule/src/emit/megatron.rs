@@ -62,8 +62,8 @@ fn remarks(emission: &mut Emission, plan: &Plan, parts: &ModelParts) {
     if let Some(other) = parts.blocks().iter().find(|kind| **kind != parts.blocks()[0]) {
         let first = &parts.blocks()[0];
         let text = format!(
-            "the layout writes `t` for blocks of all kinds, such as `{first}` and `{other}`; the model's other options say which \
-             block is of which kind"
+            "the layout writes `t` for blocks of all kinds, such as `{first}` and `{other}`; the other options of the model say the \
+             kind of each block"
         );
         emission.remark("layers", text);
     }

@@ -1,11 +1,11 @@
 //! Plans in the words of other systems: their options and files, written from a plan and read back.
 //!
-//! [`emit`] writes what torchtitan, Megatron or DeepSpeed takes, with a list of what it could not say there.
+//! [`emit`] writes the files that torchtitan, Megatron or DeepSpeed takes, and lists the parts of the plan that they lack.
 //! [`SystemFile`] reads such a file, also one that a person wrote, and returns a [`ReadPlan`], which
 //! [`predict`](crate::plan::predict) predicts at the costs of a profile. [`limit_of`] names the stage and the
 //! kind of layer that limit it. Nothing here opens a file.
 //!
-//! The forms are those of torchtitan 0.3.0, Megatron-LM with Megatron Core 0.16.1, and DeepSpeed 0.19.8.
+//! The versions are torchtitan 0.3.0, Megatron-LM with Megatron Core 0.16.1, and DeepSpeed 0.19.8.
 //!
 //! ```
 //! use pipewright_schedule::emit::{EmitRequest, SystemFile, emit};

@@ -30,7 +30,7 @@ const PIPELINE_KEYS: [&str; 8] = [
 /// The largest number that is read.
 const MOST: u64 = 1_000_000;
 
-/// Reads a plan for the layers of `profile`, on `ranks` ranks in all.
+/// Reads a plan for the layers of `profile`, on a total of `ranks` ranks.
 pub(super) fn read(text: &str, profile: &Profile, ranks: Option<u32>) -> Result<ReadPlan, ReadError> {
     let value: Value = serde_json::from_str(text).map_err(|error| ReadErrorKind::Json(error.to_string()))?;
     let config = value.as_object().ok_or_else(|| ReadErrorKind::Json("it is not an object".to_owned()))?;
@@ -109,7 +109,7 @@ struct Batch {
 }
 
 impl Batch {
-    /// Reads the three sizes, one of which may be left out if the number of ranks is known
+    /// Reads the three sizes. One may be left out if the number of ranks is known
     /// (`DeepSpeedConfig._set_batch_related_parameters`).
     fn read(config: &Map<String, Value>, sizes: Sizes, ranks: Option<u32>) -> Result<Self, ReadError> {
         let [batch, rows, microbatches] = [BATCH, ROWS, MICROBATCHES].map(|key| number(config, key));

@@ -112,7 +112,7 @@ pub enum ReadErrorKind {
     },
     /// The stages have more or fewer blocks than the profile.
     #[error(
-        "the stages have {}, and the profile has {profile}; give each block a stage, or use the profile of this model",
+        "the stages have {}, and the profile has {profile}; put each block into a stage, or use the profile of this model",
         counted(*found, "block")
     )]
     BlockCount {

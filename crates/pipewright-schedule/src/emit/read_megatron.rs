@@ -59,7 +59,7 @@ pub(super) fn is_megatron(key: &str) -> bool {
     [PIPELINE, TENSOR, LAYOUT, LAYERS_PER_STAGE, STAGES_PER_RANK, ROWS, BATCH].contains(&key)
 }
 
-/// Reads a plan for the layers of `profile`, on `ranks` ranks in all.
+/// Reads a plan for the layers of `profile`, on a total of `ranks` ranks.
 pub(super) fn read(options: &Options, profile: &Profile, ranks: Option<u32>) -> Result<ReadPlan, ReadError> {
     options.check(System::Megatron, &KNOWN, "")?;
     let parts = ModelParts::of(profile);
@@ -225,7 +225,8 @@ fn schedule(
 fn recompute(options: &Options, stages: &[StageParts], remarks: &mut Vec<String>) -> Result<bool, ReadError> {
     let Some((granularity, line)) = options.word(GRANULARITY)? else { return Ok(false) };
     if granularity == "selective" {
-        remarks.push("selective recomputation is not predicted; the prediction has none".to_owned());
+        remarks
+            .push("selective recomputation is not predicted; the prediction has no recomputation".to_owned());
         return Ok(false);
     }
     if granularity != "full" {

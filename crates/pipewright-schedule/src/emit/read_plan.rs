@@ -5,7 +5,7 @@ use crate::plan::{PlanChoice, System};
 use crate::schedule::Schedule;
 use crate::words::counted;
 
-/// A plan that was read, with what could not be read of it.
+/// A plan that was read.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ReadPlan {
     /// The system that runs it.
@@ -16,7 +16,7 @@ pub struct ReadPlan {
     pub schedule_name: String,
     /// The cut, the recomputation, the mesh and the rows of a microbatch. Its training state is the default.
     pub choice: PlanChoice,
-    /// What the prediction does not count, as sentences.
+    /// The parts of the file that the prediction does not count, as sentences.
     pub remarks: Vec<String>,
 }
 
@@ -40,7 +40,7 @@ pub(super) struct Sizes {
 }
 
 impl Sizes {
-    /// Returns the number of replicas: of `ranks` ranks in all, or `stated`. If neither is known, there is
+    /// Returns the number of replicas: of a total of `ranks` ranks, or `stated`. If neither is known, there is
     /// one.
     pub(super) fn replicas(self, ranks: Option<u32>, stated: Option<u32>) -> Result<u32, ReadError> {
         let model = self.pipeline.saturating_mul(self.tensor).max(1);

@@ -67,7 +67,7 @@ pub(super) fn table_of(options: &Options) -> Option<&str> {
     Some(path.as_str()).filter(|path| !path.is_empty() && *path != "None")
 }
 
-/// Reads a plan for the layers of `profile`, on `ranks` ranks in all. `table` is the content of the file that
+/// Reads a plan for the layers of `profile`, on a total of `ranks` ranks. `table` is the content of the file that
 /// [`table_of`] names.
 pub(super) fn read(
     options: &Options,

@@ -95,8 +95,8 @@ fn remarks(emission: &mut Emission, plan: &Plan, request: &EmitRequest<'_>) {
         emission.remark("precision", text);
     }
     if plan.mesh_order == MeshOrder::Pipeline && plan.data_parallel > 1 {
-        let text = "the replicas of a stage have consecutive numbers; those of a pipeline have them in the plan. \
-                    The prediction is the same for both without nodes";
+        let text = "the replicas of a stage have consecutive numbers, and in the plan the ranks of a pipeline have them. \
+                    Without nodes, the prediction is the same for both";
         emission.remark("order of ranks", text);
     }
 }
