@@ -62,8 +62,10 @@ activation_bytes = 12582912
 """
 BLOCKS = 14
 LAYERS = BLOCKS + 2
-# Ranks, microbatches, memory of a rank. The last one makes stages recompute.
-SIZES = [(2, 8, None), (4, 8, None), (4, 10, None), (4, 16, "150MiB")]
+# Ranks, microbatches, memory of a rank.
+SIZES = [(2, 8, None), (4, 8, None), (4, 10, None)]
+# The memory with which all stages recompute. DeepSpeed's plans need more, because its ranks have one stage each.
+TIGHT = {"torchtitan": (4, 16, "110MiB"), "megatron": (4, 16, "110MiB"), "deepspeed": (4, 16, "145MiB")}
 
 
 def emit(binary, folder, system, size):
@@ -269,6 +271,8 @@ def make_deepspeed_stage(rank, folder, expected):
     from deepspeed.pipe import LayerSpec
 
     sys.stdout = open(os.devnull, "w")
+    # Otherwise DeepSpeed compiles a kernel for sums on the processor, which nothing here needs.
+    deepspeed.ops.__compatible_ops__.clear()
     deepspeed.init_distributed("gloo")
     spec = importlib.util.spec_from_file_location("planned_pipeline", Path(folder) / "planned_pipeline.py")
     planned = importlib.util.module_from_spec(spec)
@@ -290,12 +294,13 @@ def main():
     arguments = parser.parse_args()
     binary = Path(arguments.pipewright).resolve()
     for system in arguments.systems:
-        for size in SIZES:
+        for size in [*SIZES, TIGHT[system]]:
             with tempfile.TemporaryDirectory() as name:
                 folder = Path(name)
                 (folder / "p.toml").write_text(PROFILE)
                 (folder / "binary").symlink_to(binary)
                 plan = emit(str(binary), folder, system, size)
+                expect("recomputation of the plan", plan["recompute"], "none" if size[2] is None else "stage")
                 detail = CHECKS[system](folder, plan)
                 stages = len(plan["boundaries"]) + 1
                 print(f"{system:10}  {size}  {plan['schedule']}, {stages} stages, recompute {plan['recompute']}: {detail}")

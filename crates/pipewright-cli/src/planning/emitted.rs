@@ -180,6 +180,7 @@ pub(crate) fn best_of_system(
     keep_going: &mut dyn FnMut() -> bool,
 ) -> Result<Plan, Failure> {
     let request = PlanRequest { system: Some(system), plans: 1, ..request.clone() };
-    let report = plan(profile, &request, keep_going).map_err(refused)?;
+    let context = || format!("among the plans that {system} runs:\n");
+    let report = plan(profile, &request, keep_going).map_err(|error| refused(error).below(context()))?;
     report.plans.into_iter().next().ok_or_else(|| Failure::input("there is no plan to write"))
 }

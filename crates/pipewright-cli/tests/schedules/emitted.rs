@@ -87,7 +87,7 @@ fn the_files_have_the_options_of_the_system() {
         options.contains("--parallelism.pipeline_parallel_schedule_csv torchtitan/schedule.csv\n"),
         "{options}"
     );
-    assert!(options.contains(" tok_embeddings,layers.0") && options.contains(",norm,lm_head\n"), "{options}");
+    assert!(options.contains(" tok_embeddings,layers.0") && options.contains(" norm,lm_head\n"), "{options}");
     assert!(options.ends_with("activation-checkpoint:none\n"), "{options}");
     assert!(said.contains("      schedule "), "{said}");
     succeed(&folder, &["validate", "torchtitan/schedule.csv"]);
