@@ -22,8 +22,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
-mod model_parts;
 mod read_error;
+mod model_parts;
 mod read_plan;
 mod options;
 mod mapping;
@@ -32,8 +32,8 @@ mod layout;
 mod balanced;
 mod megatron;
 mod read_megatron;
-mod torchtitan;
 mod modules;
+mod torchtitan;
 mod read_torchtitan;
 mod deepspeed;
 mod read_deepspeed;
