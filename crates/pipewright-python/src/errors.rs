@@ -188,6 +188,8 @@ impl Raised for SimulateError {
     fn raised(&self, py: Python<'_>) -> PyErr {
         match self {
             Self::Costs(error) => error.raised(py),
+            Self::Unsound { streams, verdict } => unsound_on(py, &[(*streams, verdict.as_ref().clone())]),
+            Self::Incomplete(violations) => violations.raised(py),
             // Only sound programs are simulated.
             error => internal(py, &error.to_string()),
         }

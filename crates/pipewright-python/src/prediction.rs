@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
+use pipewright_schedule::communicator::Communicator;
 use pipewright_schedule::costs::CostsError;
 use pipewright_schedule::lower::{ProgramSource, SourceError, TrainingLowering};
 use pipewright_schedule::picture::TimeUnit;
 use pipewright_schedule::plan::{PlanChoice, PredictError, Prediction, best_cut, predict_program};
 use pipewright_schedule::profile::Profile;
-use pipewright_schedule::simulate::{SimulateError, Summary, logical, timed};
+use pipewright_schedule::simulate::{SimulateError, Summary, logical, timed, timed_on};
 use pipewright_schedule::{Costs, Level, LowerConfig, Recompute};
 use pyo3::prelude::*;
 
@@ -61,7 +62,7 @@ impl Raised for PredictionError {
 
 /// The costs of a prediction.
 pub(crate) enum At {
-    Costs(Box<Costs>),
+    Costs(Box<Costs>, Option<Communicator>),
     Profile(ProfileChoices),
     Ticks,
 }
@@ -75,8 +76,12 @@ impl At {
         boundaries: Option<&Bound<'_, PyAny>>,
         recompute: &str,
         logical: bool,
+        communicator: Option<Communicator>,
     ) -> PyResult<Self> {
         let recompute: Recompute = named(py, recompute)?;
+        if communicator.is_some() && (logical || profile.is_some()) {
+            return Err(value_error("transport is for costs; leave profile and logical out, or transport"));
+        }
         if profile.is_none() && boundaries.is_some() {
             return Err(value_error("boundaries are for a profile; add it, or leave them out"));
         }
@@ -89,7 +94,8 @@ impl At {
             };
         }
         let Some(profile) = profile else {
-            return Ok(Self::Costs(Box::new(Costs { recompute, ..costs_of(costs)?.unwrap_or_default() })));
+            let costs = Costs { recompute, ..costs_of(costs)?.unwrap_or_default() };
+            return Ok(Self::Costs(Box::new(costs), communicator));
         };
         if costs.is_some() {
             return Err(value_error("costs and profile are given; leave one of them out"));
@@ -101,25 +107,43 @@ impl At {
         let boundaries = boundaries.map(|list| whole_list("boundaries", list)).transpose()?;
         Ok(Self::Profile(ProfileChoices { profile: profile_of(profile)?, boundaries, recompute }))
     }
+
     /// Proves the program of a schedule that is called `name`, and predicts its run.
     pub(crate) fn predict(self, name: String, source: ProgramSource) -> Result<Predicted, PredictionError> {
         match self {
-            Self::Costs(costs) => at_costs(name, source, *costs),
+            Self::Costs(costs, communicator) => at_costs(name, source, *costs, communicator.as_ref()),
             Self::Profile(choices) => at_profile(name, source, choices),
             Self::Ticks => in_ticks(name, source),
         }
     }
 }
 
-/// Proves the program of a schedule that is called `name`, and predicts its run at `costs`.
+/// Proves the program of a schedule that is called `name`, and predicts its run at `costs`, on a communicator
+/// if one is given.
 pub(crate) fn at_costs(
     name: String,
     source: ProgramSource,
     costs: Costs,
+    communicator: Option<&Communicator>,
 ) -> Result<Predicted, PredictionError> {
-    let program = source.program(&LowerConfig::from(TrainingLowering::default()))?.into_program();
-    let run = timed(&program, &costs)?;
-    let summary = Summary::of(&run, logical(&program)?.steps(), &costs);
+    let passes = LowerConfig::from(TrainingLowering::default());
+    let (program, run, steps) = match communicator {
+        Some(communicator) => {
+            // The communicator decides whether the program is sound. A receive holds its rank in the logical
+            // simulation, which some communicators do not demand.
+            let program = source.lowered(&passes)?.into_program();
+            let run = timed_on(&program, &costs, communicator)?;
+            let steps = logical(&program).map_or(0, |run| run.steps());
+            (program, run, steps)
+        }
+        None => {
+            let program = source.program(&passes)?.into_program();
+            let run = timed(&program, &costs)?;
+            let steps = logical(&program)?.steps();
+            (program, run, steps)
+        }
+    };
+    let summary = Summary::of(&run, steps, &costs);
     let (timeline, unit) = (run.timeline().clone(), TimeUnit::Costs);
     Ok(Predicted { name, program: Arc::new(program), costs, timeline, prediction: None, summary, unit })
 }

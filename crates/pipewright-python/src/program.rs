@@ -285,12 +285,19 @@ impl PyProgram {
     ///     recompute: The stages that compute their forward again in their backward: `none`, `stage`,
     ///         `block`, or a list such as `0,2`.
     ///     logical: Count every action, including messages, as one tick.
+    ///     transport: The communicator on which messages wait for each other: `buffered`, `edge`, `pair` or
+    ///         `rank`, as in `validate`.
+    ///     eager, message_bytes, grouped: As in `validate`.
     ///
     /// Raises:
-    ///     ValidationError: If the program is unsound.
+    ///     ValidationError: If the program is unsound, or not sound on the transport.
     ///     CostsError: If the costs do not fit the stages.
     ///     ProfileError: If the profile has problems.
-    #[pyo3(signature = (costs=None, *, profile=None, boundaries=None, recompute="none", logical=false))]
+    #[pyo3(signature = (
+        costs=None, *, profile=None, boundaries=None, recompute="none", logical=false,
+        transport=None, eager=None, message_bytes=None, grouped=false,
+    ))]
+    #[expect(clippy::too_many_arguments, reason = "each is a keyword in Python")]
     fn simulate(
         &self,
         py: Python<'_>,
@@ -299,8 +306,13 @@ impl PyProgram {
         boundaries: Option<&Bound<'_, PyAny>>,
         recompute: &str,
         logical: bool,
+        transport: Option<&str>,
+        eager: Option<&Bound<'_, PyAny>>,
+        message_bytes: Option<&Bound<'_, PyAny>>,
+        grouped: bool,
     ) -> PyResult<PyTimeline> {
-        let at = At::of(py, costs, profile, boundaries, recompute, logical)?;
+        let communicator = TransportOptions { eager, message_bytes, grouped }.one(py, transport)?;
+        let at = At::of(py, costs, profile, boundaries, recompute, logical, communicator)?;
         check_program(&self.program, Use::Simulate).map_err(|error| error.raised(py))?;
         let (name, program) = (self.name.clone(), Arc::clone(&self.program));
         let predicted =
@@ -309,7 +321,7 @@ impl PyProgram {
     }
 
     fn _repr_svg_(&self, py: Python<'_>) -> PyResult<Option<String>> {
-        match self.simulate(py, None, None, None, "none", false) {
+        match self.simulate(py, None, None, None, "none", false, None, None, None, false) {
             Ok(timeline) => timeline.shown(py),
             // A notebook shows the text of a program that cannot be drawn.
             Err(_unsound) => Ok(None),

@@ -48,14 +48,13 @@ impl TransportOptions<'_, '_> {
                 "the program has no messages, which a transport could order; lower it first, such as with lower()",
             ));
         }
-        let (sends, groups) =
-            (self.sends()?, if self.grouped { Groups::Consecutive } else { Groups::Single });
+        let communicators =
+            streams.into_iter().map(|streams| self.communicator(streams)).collect::<PyResult<Vec<_>>>()?;
         let verdicts = interruptible(py, move |_| {
-            let verdict = |streams| {
-                let communicator = Communicator { streams, sends: sends.clone(), groups };
-                Ok((streams, judge(&program, level, &communicator)?))
+            let verdict = |communicator: &Communicator| {
+                Ok((communicator.streams, judge(&program, level, communicator)?))
             };
-            streams.into_iter().map(verdict).collect::<Result<Vec<_>, Violations>>()
+            communicators.iter().map(verdict).collect::<Result<Vec<_>, Violations>>()
         })?;
         let verdicts = verdicts.map_err(|violations| violations.raised(py))?;
         if verdicts.iter().all(|(_, verdict)| verdict.is_sound()) {
@@ -63,6 +62,25 @@ impl TransportOptions<'_, '_> {
         } else {
             Err(unsound_on(py, &verdicts))
         }
+    }
+
+    /// Returns the communicator of the transport called `transport`; `None` without one.
+    pub(crate) fn one(&self, py: Python<'_>, transport: Option<&str>) -> PyResult<Option<Communicator>> {
+        let Some(transport) = transport else {
+            return self.refuse().map(|()| None);
+        };
+        let streams = Streams::parse_choice(transport).map_err(|error| error.raised(py))?;
+        match streams[..] {
+            [streams] => self.communicator(streams).map(Some),
+            _ => {
+                Err(value_error("a simulation runs on one transport; choose one, such as transport=\"rank\""))
+            }
+        }
+    }
+
+    fn communicator(&self, streams: Streams) -> PyResult<Communicator> {
+        let groups = if self.grouped { Groups::Consecutive } else { Groups::Single };
+        Ok(Communicator { streams, sends: self.sends()?, groups })
     }
 
     fn sends(&self) -> PyResult<Sends> {

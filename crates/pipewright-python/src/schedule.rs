@@ -245,7 +245,7 @@ impl PySchedule {
         let schedule = Arc::clone(&self.schedule);
         check_schedule(&schedule, Use::Simulate).map_err(|error| error.raised(py))?;
         let predicted = interruptible(py, move |_| {
-            let mut predicted = at_costs(name, source, costs)?;
+            let mut predicted = at_costs(name, source, costs, None)?;
             predicted.timeline = computation_of(&schedule, &predicted.timeline);
             Ok(predicted)
         })?;

@@ -122,6 +122,10 @@ class Program:
         boundaries: Sequence[SupportsIndex] | None = None,
         recompute: str = "none",
         logical: bool = False,
+        transport: Literal["buffered", "edge", "pair", "rank"] | None = None,
+        eager: _Size | None = None,
+        message_bytes: Sequence[SupportsIndex] | None = None,
+        grouped: bool = False,
     ) -> Timeline: ...
     def _repr_svg_(self) -> str | None: ...
     def __eq__(self, other: object, /) -> bool: ...

@@ -134,6 +134,10 @@ def test_verdicts_on_transports():
     check(ValueError, lambda: program.validate(transport="edge", message_bytes=[3]), "eager")
     check(ValueError, lambda: program.validate(transport="edge", eager="3 gigs"), "16GiB")
     check(ValueError, lambda: pw.read_csv("0F0,0B0\n").validate(transport="edge"), "no messages")
+    check(pw.ValidationError, lambda: program.simulate(transport="pair"), "may hang", verdicts={"pair": "may hang"})
+    check(ValueError, lambda: program.simulate(transport="all"), "one transport")
+    check(ValueError, lambda: program.simulate(transport="pair", logical=True), "transport is for costs")
+    check(ValueError, lambda: program.simulate(grouped=True), "transport")
 
 
 def test_costs():

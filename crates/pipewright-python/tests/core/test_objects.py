@@ -138,3 +138,15 @@ def test_every_name_has_documentation_whose_examples_run():
     for example in examples:
         runner.run(example)
     assert runner.summarize().failed == 0
+
+
+def test_the_order_of_messages_costs_time_on_a_transport():
+    # Rank 1 receives the second activation in front of the first gradient.
+    program = pw.read_csv(
+        "0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0B0,0RECV_B1,0B1\n"
+        "1RECV_F0,1F0,1RECV_F1,1B0,1SEND_B0,1F1,1B1,1SEND_B1\n"
+    )
+    makespans = {name: program.simulate("hop=5", transport=name).makespan for name in ("buffered", "edge", "pair")}
+    assert makespans == {"buffered": 19, "edge": 23, "pair": 26}
+    assert program.simulate("hop=5").makespan == 19
+    assert program.simulate("hop=5", transport="pair", eager="1MiB").makespan < 26
