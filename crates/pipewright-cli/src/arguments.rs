@@ -186,9 +186,7 @@ with which torchtitan, Megatron or DeepSpeed executes the plan, and --check pred
 fits into the memory.
 
 Example:
-  pipewright plan --profile profile.toml --ranks 4 --microbatches 16
-  pipewright plan --profile profile.toml --ranks 2 --microbatches 8 --emit megatron
-  pipewright plan --profile profile.toml --check megatron/megatron.args")]
+  pipewright plan --profile profile.toml --ranks 4 --microbatches 16")]
     Plan(plan::PlanArguments),
     /// Distribute layers over stages.
     #[command(after_help = "\

@@ -178,8 +178,8 @@ fn megatron_files_with_mistakes_are_refused() {
         "line 4: the stages have 8 blocks, and the profile has 10",
     );
     refuse(
-        &with("--pipeline-model-parallel-layout E|t*4|t*6|L|"),
-        "line 4: stage 3: the layout has a head that is not its last layer",
+        &with("--pipeline-model-parallel-layout E|t*4|tL|t*5"),
+        "line 4: stage 2: the layout has a head that is not its last layer",
     );
     refuse(&with("--pipeline-model-parallel-layout Et*4|t*4|ttL"), "line 4: there are 3 stages for 4 ranks");
     refuse(&with("--pipeline-model-parallel-layout Et*4||t*4|ttL"), "line 4: stage 1 has no layer");
@@ -199,7 +199,10 @@ fn megatron_files_with_mistakes_are_refused() {
         &with(&format!("{layout} --recompute-granularity ful")),
         "is `ful`, and expected full or selective",
     );
-    refuse(&MEGATRON.replace("batch-size 8", "batch-size many"), "line 3: `--global-batch-size` is `many`");
+    refuse(
+        &with(layout).replace("batch-size 8", "batch-size many"),
+        "line 3: `--global-batch-size` is `many`",
+    );
 }
 
 const TORCHTITAN: &str = "\
