@@ -9,14 +9,22 @@ use std::collections::BTreeSet;
 use serde_json::{Map, Value};
 use thiserror::Error;
 
+use crate::harmless_keys::HARMLESS;
 use crate::model::{Attention, Block, Dense, Experts, FeedForward, Latent, Mamba2, Mixer, Model};
 
 /// The largest file that is read, in bytes.
 pub const MAX_FILE: usize = 1 << 20;
 /// The most blocks of a model.
 const MAX_BLOCKS: u64 = 10_000;
-/// The largest size of a part.
-const MAX_SIZE: u64 = 1 << 28;
+/// The largest size of a part. Published models have at most some ten thousand.
+const MAX_SIZE: u64 = 1 << 20;
+/// The largest vocabulary.
+const MAX_VOCABULARY: u64 = 1 << 28;
+
+/// The families with biases, norms with an offset, and a feed-forward part without a gate.
+const GPT: [&str; 4] = ["gpt2", "gpt_neox", "gpt_bigcode", "starcoder2"];
+/// The activations of feed-forward parts without a gate in other families.
+const NOT_GATED: [&str; 4] = ["relu2", "gelu_new", "relu", "gelu_fast"];
 
 /// A model and what was not understood.
 #[derive(Debug, Clone, PartialEq)]
@@ -67,84 +75,25 @@ pub enum ConfigError {
         /// The known kinds.
         known: &'static str,
     },
+    /// A list of blocks is empty or too long.
+    #[error("`{key}` has {blocks} blocks; use from 1 to {MAX_BLOCKS}")]
+    Blocks {
+        /// The key.
+        key: &'static str,
+        /// The blocks.
+        blocks: usize,
+    },
+    /// The width of a head would be 0.
+    #[error("{heads} heads are more than the hidden size of {hidden}; use fewer heads, or give `head_dim`")]
+    Heads {
+        /// The heads.
+        heads: u64,
+        /// The width of the hidden states.
+        hidden: u64,
+    },
 }
 
 pipewright_schedule::message_as_debug!(ConfigError);
-
-/// Keys that do not change the costs of training: initial values, constants of formulas, tokens, generation.
-const HARMLESS: &[&str] = &[
-    "architectures",
-    "attention_bias",
-    "attention_dropout",
-    "attn_pdrop",
-    "auto_map",
-    "bias",
-    "bos_token_id",
-    "dtype",
-    "embd_pdrop",
-    "eos_token_id",
-    "final_logit_softcapping",
-    "hidden_dropout",
-    "hidden_dropout_prob",
-    "initializer_factor",
-    "initializer_range",
-    "layer_norm_eps",
-    "layer_norm_epsilon",
-    "max_position_embeddings",
-    "max_window_layers",
-    "mlp_bias",
-    "mlp_hidden_act",
-    "model_type",
-    "n_ctx",
-    "n_positions",
-    "norm_eps",
-    "norm_topk_prob",
-    "output_router_logits",
-    "pad_token_id",
-    "pretraining_tp",
-    "rescale_prenorm_residual",
-    "residual_in_fp32",
-    "resid_pdrop",
-    "rms_norm_eps",
-    "rope_interleave",
-    "rope_parameters",
-    "rope_scaling",
-    "rope_theta",
-    "routed_scaling_factor",
-    "router_aux_loss_coef",
-    "scoring_func",
-    "time_step_floor",
-    "time_step_limit",
-    "time_step_max",
-    "time_step_min",
-    "topk_group",
-    "topk_method",
-    "torch_dtype",
-    "transformers_version",
-    "use_bias",
-    "use_cache",
-    "use_conv_bias",
-    "use_mamba_kernels",
-    "n_group",
-    "num_logits_to_keep",
-    "attn_implementation",
-    "aux_loss_alpha",
-    "seq_aux",
-    "ep_size",
-    "qk_head_dim",
-    "task_specific_params",
-    "summary_type",
-    "summary_use_proj",
-    "summary_activation",
-    "summary_first_dropout",
-    "summary_proj_to_labels",
-    "reorder_and_upcast_attn",
-    "scale_attn_weights",
-    "scale_attn_by_inverse_layer_idx",
-    "mamba_hidden_act",
-    "mamba_proj_bias",
-    "hidden_activation",
-];
 
 /// Reads the text of a `config.json`.
 ///
@@ -195,8 +144,12 @@ impl<'a> Keys<'a> {
     }
 
     fn needed(&mut self, names: &[&str]) -> Result<u64, ConfigError> {
+        self.needed_up_to(names, MAX_SIZE)
+    }
+
+    fn needed_up_to(&mut self, names: &[&str], most: u64) -> Result<u64, ConfigError> {
         let missing = || ConfigError::Missing { names: names.join(", ") };
-        self.size(names, 1, MAX_SIZE)?.ok_or_else(missing)
+        self.size(names, 1, most)?.ok_or_else(missing)
     }
 
     fn flag(&mut self, name: &str) -> Option<bool> {
@@ -217,9 +170,9 @@ impl<'a> Keys<'a> {
     fn model(&mut self) -> Result<Model, ConfigError> {
         let family = self.text(&["model_type"]).unwrap_or("decoder").to_owned();
         let hidden = self.needed(&["hidden_size", "n_embd", "d_model"])?;
-        let vocabulary = self.needed(&["vocab_size"])?;
+        let vocabulary = self.needed_up_to(&["vocab_size"], MAX_VOCABULARY)?;
         let layers = self.size(&["num_hidden_layers", "n_layer", "num_layers"], 1, MAX_BLOCKS)?;
-        let gpt = matches!(family.as_str(), "gpt2" | "gpt_neox" | "gpt_bigcode");
+        let gpt = GPT.contains(&family.as_str());
         let tied = self.flag("tie_word_embeddings").unwrap_or(gpt || family.starts_with("gemma"));
         let blocks = match self.value(&["hybrid_override_pattern"]) {
             Some((_, pattern)) => self.hybrid(hidden, pattern.as_str().unwrap_or_default())?,
@@ -244,6 +197,8 @@ impl<'a> Keys<'a> {
         let kinds = self.value(&["layer_types"]).and_then(|(_, kinds)| kinds.as_array()).cloned();
         let pattern = self.size(&["sliding_window_pattern"], 1, MAX_BLOCKS)?;
         let uses_window = self.flag("use_sliding_window") != Some(false);
+        // The first blocks have no window (Qwen 2).
+        let whole_at_start = self.size(&["max_window_layers"], 0, MAX_SIZE)?.unwrap_or(0);
         let blocks = (0..layers).map(|layer| {
             let is_dense =
                 layer < first_dense || dense_only.contains(&layer) || !(layer + 1).is_multiple_of(every);
@@ -251,7 +206,7 @@ impl<'a> Keys<'a> {
             let is_whole = match (kind, pattern) {
                 (Some(kind), _) => kind == "full_attention",
                 (None, Some(pattern)) => (layer + 1).is_multiple_of(pattern),
-                (None, None) => !uses_window,
+                (None, None) => !uses_window || layer < whole_at_start,
             };
             if let Some(kind) = kind.filter(|kind| !ATTENTION_KINDS.contains(kind)) {
                 let known = "full_attention, sliding_attention";
@@ -269,6 +224,10 @@ impl<'a> Keys<'a> {
 
     /// The blocks of a hybrid: one letter for each, `M` Mamba-2, `*` attention, `-` feed-forward, `E` experts.
     fn hybrid(&mut self, hidden: u64, pattern: &str) -> Result<Vec<Block>, ConfigError> {
+        let blocks = pattern.chars().count();
+        if !(1..=MAX_BLOCKS).contains(&(blocks as u64)) {
+            return Err(ConfigError::Blocks { key: "hybrid_override_pattern", blocks });
+        }
         let attention = self.attention(hidden)?;
         let dense = self.dense(hidden)?;
         let experts = self.experts(dense)?;
@@ -287,7 +246,7 @@ impl<'a> Keys<'a> {
                 known: "M, *, -, and E if there are experts",
             }),
         };
-        pattern.chars().take(MAX_BLOCKS as usize).map(of_letter).collect()
+        pattern.chars().map(of_letter).collect()
     }
 
     fn attention(&mut self, hidden: u64) -> Result<Mixer, ConfigError> {
@@ -306,9 +265,14 @@ impl<'a> Keys<'a> {
         }
         let key_value_heads = self.size(&["num_key_value_heads", "num_kv_heads"], 1, MAX_SIZE)?;
         let head_size = self.size(&["head_dim", "attention_head_dim"], 1, MAX_SIZE)?;
+        if head_size.is_none() && heads > hidden {
+            return Err(ConfigError::Heads { heads, hidden });
+        }
+        // In GPT-BigCode, all heads share the keys and values of one.
+        let others = if self.flag("multi_query") == Some(true) { 1 } else { heads };
         Ok(Mixer::Attention(Attention {
             heads,
-            key_value_heads: key_value_heads.unwrap_or(heads),
+            key_value_heads: key_value_heads.unwrap_or(others),
             head_size: head_size.unwrap_or(hidden / heads),
             window,
         }))
@@ -318,7 +282,8 @@ impl<'a> Keys<'a> {
         let inner = self.size(&["intermediate_size", "n_inner", "ffn_dim"], 1, MAX_SIZE)?;
         let activation =
             self.text(&["hidden_act", "hidden_activation", "activation_function", "mlp_hidden_act"]);
-        let gated = !matches!(activation, Some("relu2" | "gelu_new" | "relu" | "gelu_fast"));
+        let is_gpt = self.text(&["model_type"]).is_some_and(|family| GPT.contains(&family));
+        let gated = !is_gpt && !activation.is_some_and(|activation| NOT_GATED.contains(&activation));
         Ok(Dense { inner: inner.unwrap_or(4 * hidden), gated })
     }
 

@@ -6,11 +6,12 @@
 //! file of published runs --published--> runs --comparison--> predictions next to measurements
 //! ```
 //!
-//! The model of costs is physics first: operations and bytes of shapes, divided by what a data sheet says,
-//! times a few constants of the machine ([`machine::Constants`]). The crate never depends on Burn, never
+//! A time is the operations or bytes of a shape, divided by the product of a data sheet's rate and a constant
+//! of the machine ([`machine::Constants`]). The crate never depends on Burn, never
 //! reads a file and never measures.
 
 mod suggest;
+mod harmless_keys;
 pub mod quantity;
 pub mod model;
 pub mod hf_config;

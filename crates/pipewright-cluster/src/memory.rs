@@ -50,7 +50,7 @@ pub fn block_parameters(block: &Block, model: &Model, layout: &Layout) -> f64 {
         matrix.parameters() as f64 / (division * experts)
     };
     let matrices = block.matrices(model.hidden);
-    let all: u64 = matrices.iter().map(Matrix::parameters).sum();
+    let all: u128 = matrices.iter().map(Matrix::parameters).sum();
     let others = (block.parameters(model) - all) as f64;
     matrices.iter().map(of_matrix).sum::<f64>() + others
 }
@@ -68,7 +68,7 @@ pub fn table_parameters(model: &Model, layout: &Layout) -> f64 {
 }
 
 /// Returns the bytes of `parameters` on a rank with their gradients and optimizer. `largest_block` is the
-/// number of parameters of the rank's largest block.
+/// number of parameters of the model's largest block.
 pub fn state(parameters: f64, largest_block: f64, layout: &Layout) -> RankMemory {
     let replicas = f64::from(layout.data() * layout.context);
     let copies = match layout.precision {

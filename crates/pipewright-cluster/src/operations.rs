@@ -18,24 +18,29 @@ pub enum AttentionCount {
 
 impl Matrix {
     /// Returns the parameters of the matrix, of all experts.
-    pub fn parameters(&self) -> u64 {
-        self.input * self.output * self.of_experts.map_or(1, |share| share.of)
+    pub fn parameters(&self) -> u128 {
+        self.of_one() * self.of_experts.map_or(1, |share| u128::from(share.of))
     }
 
     /// Returns the parameters that one token uses.
-    pub fn active_parameters(&self) -> u64 {
-        self.input * self.output * self.of_experts.map_or(1, |share| share.used)
+    pub fn active_parameters(&self) -> u128 {
+        self.of_one() * self.of_experts.map_or(1, |share| u128::from(share.used))
+    }
+
+    /// The parameters without regard to the number of experts.
+    fn of_one(&self) -> u128 {
+        u128::from(self.input) * u128::from(self.output)
     }
 }
 
 impl Block {
     /// Returns the parameters of the block: matrices, biases and norms.
-    pub fn parameters(&self, model: &Model) -> u64 {
+    pub fn parameters(&self, model: &Model) -> u128 {
         let matrices = self.matrices(model.hidden);
-        let weights: u64 = matrices.iter().map(Matrix::parameters).sum();
+        let weights: u128 = matrices.iter().map(Matrix::parameters).sum();
         let biases = matrices.iter().map(|matrix| matrix.output).sum::<u64>() * u64::from(model.gpt);
         let norms = 2 * model.hidden * (1 + u64::from(model.gpt));
-        weights + biases + norms + self.mixer.other_parameters()
+        weights + u128::from(biases + norms + self.mixer.other_parameters())
     }
 
     /// Returns the operations per token of a training step in scores and weighted values, or in a scan.
@@ -88,27 +93,27 @@ impl Mixer {
 
 impl Model {
     /// Returns the parameters of the table of the embedding, which are as many as the head's.
-    pub fn table_parameters(&self) -> u64 {
-        self.vocabulary * self.hidden
+    pub fn table_parameters(&self) -> u128 {
+        u128::from(self.vocabulary) * u128::from(self.hidden)
     }
 
     /// Returns all parameters. Tables of positions are not included.
-    pub fn parameters(&self) -> u64 {
-        let blocks: u64 = self.blocks.iter().map(|block| block.parameters(self)).sum();
-        let tables = self.table_parameters() * (2 - u64::from(self.tied));
-        let last_norm = self.hidden * (1 + u64::from(self.gpt));
+    pub fn parameters(&self) -> u128 {
+        let blocks: u128 = self.blocks.iter().map(|block| block.parameters(self)).sum();
+        let tables = self.table_parameters() * (2 - u128::from(self.tied));
+        let last_norm = u128::from(self.hidden * (1 + u64::from(self.gpt)));
         blocks + tables + last_norm + self.predictor_parameters()
     }
 
-    fn predictor_parameters(&self) -> u64 {
+    fn predictor_parameters(&self) -> u128 {
         let last = self.blocks.last().map_or(0, |block| block.parameters(self));
-        u64::from(self.predictors) * (last + 2 * self.hidden * self.hidden + 3 * self.hidden)
+        u128::from(self.predictors) * (last + u128::from(2 * self.hidden * self.hidden + 3 * self.hidden))
     }
 
     /// Returns the operations of a training step per token.
     pub fn operations_per_token(&self, sequence: u64, count: AttentionCount) -> f64 {
         let of_block = |block: &Block| {
-            let active: u64 = block.matrices(self.hidden).iter().map(Matrix::active_parameters).sum();
+            let active: u128 = block.matrices(self.hidden).iter().map(Matrix::active_parameters).sum();
             6.0 * active as f64 + block.attention_operations(sequence, count)
         };
         let blocks: f64 = self.blocks.iter().map(of_block).sum();
