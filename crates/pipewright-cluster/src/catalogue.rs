@@ -62,10 +62,8 @@ pub fn by_name(name: &str) -> Result<Machine, CatalogueError> {
     match all.iter().find(|machine| machine.is_called(name)) {
         Some(machine) => Ok(machine.clone()),
         None => {
-            let names = all.iter().flat_map(|machine| {
-                machine.aliases.iter().map(String::as_str).chain([machine.name.as_str()])
-            });
-            Err(CatalogueError::Unknown { name: name.chars().take(64).collect(), hint: nearest(name, names) })
+            let hint = nearest(name, all.iter().flat_map(Machine::names));
+            Err(CatalogueError::Unknown { name: name.chars().take(64).collect(), hint })
         }
     }
 }
@@ -117,6 +115,11 @@ fn known_names() -> String {
 impl Machine {
     /// Returns whether `name` is the machine's name or one of its short names, without regard to case.
     pub fn is_called(&self, name: &str) -> bool {
-        self.aliases.iter().chain([&self.name]).any(|own| own.eq_ignore_ascii_case(name))
+        self.names().any(|own| own.eq_ignore_ascii_case(name))
+    }
+
+    /// Returns the short names and the name.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.aliases.iter().chain([&self.name]).map(String::as_str)
     }
 }

@@ -1,8 +1,8 @@
 //! The time of collectives among ranks of a group.
 //!
 //! **Model.** In a ring, each rank sends `(n - 1) / n` of the whole tensor for a gather or a reduction to
-//! shards, and twice that for a reduction to all. Every step of the ring has a latency; large groups use
-//! trees, whose latency grows with the logarithm. If a group has several ranks in each node, its rings enter
+//! shards, and twice that for a reduction to all. The latency is that of a tree, for groups of any size: it
+//! grows with the logarithm of the ranks. If a group has several ranks in each node, its rings enter
 //! and leave the node through the links of all of them, so the bandwidth between nodes is multiplied by their
 //! number, up to the bandwidth inside the node (as nccl-tests measure on nodes with one link per GPU).
 

@@ -19,6 +19,9 @@ pub struct Comparison {
     pub mean_error: f64,
     /// The largest error without its sign, as a share.
     pub largest_error: f64,
+    /// The keys of the file that no prediction uses, with their places. They are only in the table.
+    #[serde(skip)]
+    pub remarks: Vec<String>,
 }
 
 /// A prediction next to what was measured.
@@ -84,7 +87,7 @@ pub fn compare(published: &Published) -> Result<Comparison, ComparisonError> {
         Ok(Row::of(run, prediction))
     };
     let rows = published.runs.iter().enumerate().map(row).collect::<Result<Vec<_>, _>>()?;
-    Ok(Comparison::of(rows))
+    Ok(Comparison::of(rows, published.remarks.clone()))
 }
 
 impl Row {
@@ -119,9 +122,9 @@ fn errors<'a>(rows: impl Iterator<Item = &'a Row>) -> SourceErrors {
 }
 
 impl Comparison {
-    fn of(rows: Vec<Row>) -> Self {
+    fn of(rows: Vec<Row>, remarks: Vec<String>) -> Self {
         let SourceErrors { mean, largest, .. } = errors(rows.iter());
-        Self { rows, mean_error: mean, largest_error: largest }
+        Self { rows, mean_error: mean, largest_error: largest, remarks }
     }
 
     /// Returns the errors of each source.
@@ -132,11 +135,11 @@ impl Comparison {
         sources.into_iter().map(|source| (source, of_source(source))).collect()
     }
 
-    /// Returns the table in Markdown: all rows, then the errors of each source.
+    /// Returns the table in Markdown: all rows, then the errors of each source, then the keys that are not used.
     pub fn to_markdown(&self) -> String {
         let mut text = String::from(
-            "| model | source | predicted s | measured s | error | memory GiB | products | attention | elementwise | tensor | data | bubble | optimizer |\n\
-             |---|---|---|---|---|---|---|---|---|---|---|---|---|\n",
+            "| model | source | predicted s | measured s | error | memory GiB | products | attention | elementwise | tensor | experts | context | data | bubble | optimizer |\n\
+             |---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|\n",
         );
         self.rows.iter().for_each(|row| row.print(&mut text));
         text.push_str("\n| source | rows | mean error | largest error |\n|---|---|---|---|\n");
@@ -144,6 +147,9 @@ impl Comparison {
         for (source, errors) in self.by_source().into_iter().chain([("all", all)]) {
             let SourceErrors { rows, mean, largest } = errors;
             let _ = writeln!(text, "| {source} | {rows} | {:.1}% | {:.1}% |", mean * 100.0, largest * 100.0);
+        }
+        if !self.remarks.is_empty() {
+            let _ = writeln!(text, "\nNot used: {}.", self.remarks.join(", "));
         }
         text
     }
@@ -162,6 +168,8 @@ impl Row {
             parts.attention,
             parts.elementwise,
             parts.tensor,
+            parts.experts,
+            parts.context,
             parts.data,
             prediction.bubble,
             prediction.optimizer,

@@ -104,7 +104,7 @@ pub enum LayoutError {
     /// The GPUs are not a multiple of the mesh.
     #[error(
         "{gpus} GPUs are not a multiple of {of}, the product of tp = {tensor}, pp = {pipeline} and cp = {context}; use {} GPUs, or another mesh",
-        gpus.next_multiple_of(*.of)
+        near_multiple(*.gpus, *.of)
     )]
     Mesh {
         /// The GPUs.
@@ -121,7 +121,7 @@ pub enum LayoutError {
     /// The rows of a step are not a multiple of the rows that all replicas compute at once.
     #[error(
         "{batch} rows of a step are not a multiple of {of}, the rows of a microbatch on each of {data} replicas; use {} rows",
-        batch.next_multiple_of(*.of)
+        near_multiple(*.batch, *.of)
     )]
     Batch {
         /// The rows of a step.
@@ -157,6 +157,12 @@ pub enum LayoutError {
 
 pipewright_schedule::message_as_debug!(LayoutError);
 
+/// Returns the smallest multiple that is not below `value`, or the one before it if this one is too large.
+fn near_multiple(value: u32, of: u32) -> u32 {
+    let before = || value - value.checked_rem(of).unwrap_or(0);
+    value.checked_next_multiple_of(of).unwrap_or_else(before)
+}
+
 impl Layout {
     /// Returns the number of replicas.
     pub fn data(&self) -> u32 {
@@ -170,7 +176,7 @@ impl Layout {
 
     /// Returns the microbatches of a pipeline.
     pub fn microbatches(&self) -> u32 {
-        (self.batch / (self.data() * self.microbatch).max(1)).max(1)
+        (self.batch / self.data().saturating_mul(self.microbatch).max(1)).max(1)
     }
 
     /// Returns the stages of a pipeline.

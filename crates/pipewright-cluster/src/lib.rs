@@ -30,6 +30,8 @@ pub mod cut;
 pub mod pipeline;
 pub mod memory;
 pub mod predict;
+mod remarks;
+pub mod run_error;
 pub mod published;
 pub mod comparison;
 pub mod calibrate;

@@ -61,7 +61,7 @@ pub struct Constants {
     pub launch: f64,
 }
 
-/// The name, the range and a fallback of a constant.
+/// The name and the range of a constant.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ConstantRange {
     /// The key in files.

@@ -52,6 +52,17 @@ pub enum PipelineError {
     /// The costs do not fit.
     #[error(transparent)]
     Simulate(#[from] SimulateError),
+    /// The simulation would take too long.
+    #[error("{computations} computations are too many to simulate; leave `schedule` out")]
+    TooLarge {
+        /// The forwards and backwards of all stages.
+        computations: u64,
+    },
+    /// The bytes of activations are too many to count.
+    #[error(
+        "the activations of all microbatches have more than 2^64 bytes; use a smaller model, `mbs` or `seq`"
+    )]
+    Activations,
 }
 
 pipewright_schedule::message_as_debug!(PipelineError);
@@ -72,12 +83,23 @@ impl Programs {
     /// Simulates the pipeline of a layout.
     ///
     /// # Errors
-    /// When the layout's schedule does not exist in its size.
+    /// When the layout's schedule does not exist in its size, or its pipeline is too large to simulate
+    /// or to count its activations.
     pub fn run(&mut self, layout: &Layout, costs: &PipelineCosts) -> Result<PipelineRun, PipelineError> {
         let microbatches = layout.microbatches();
-        let computations = 2 * u64::from(layout.stages()) * u64::from(microbatches);
-        if computations > MAX_COMPUTATIONS && layout.schedule.is_none() {
-            return Ok(closed_form(layout, costs));
+        let computations = u64::from(layout.stages()).saturating_mul(2 * u64::from(microbatches));
+        let of_stage = |sizes: &StageSizes| u128::from(sizes.activation) + u128::from(sizes.output);
+        let of_microbatch: u128 = costs.sizes.iter().map(of_stage).sum();
+        // A pipeline that is not simulated keeps fewer microbatches than this.
+        let kept = u128::from(microbatches).min(MAX_COMPUTATIONS.into());
+        if of_microbatch * kept > u64::MAX.into() {
+            return Err(PipelineError::Activations);
+        }
+        if computations > MAX_COMPUTATIONS {
+            return match layout.schedule {
+                None => Ok(closed_form(layout, costs)),
+                Some(_) => Err(PipelineError::TooLarge { computations }),
+            };
         }
         let program = self.program(layout)?.as_program();
         let simulated = Costs {

@@ -2,7 +2,7 @@
 //!
 //! The form is TOML with the arrays `[[machine]]`, `[[model]]` and `[[run]]`. A machine or a model has a name,
 //! which runs refer to. A key that is not known is an error, because a run whose settings are not all known
-//! would be predicted as another run.
+//! would be predicted as another run. Remarks for readers, such as `notes` or `date`, are listed as not used.
 
 use serde::Deserialize;
 use thiserror::Error;
@@ -11,6 +11,8 @@ use crate::catalogue::{self, CatalogueError};
 use crate::layout::{Kernels, Layout, Precision, Recompute, Scores, Sharding};
 use crate::machine::{Machine, MachineTable};
 use crate::model::{Attention, Block, Dense, Experts, FeedForward, Mixer, Model};
+use crate::remarks::{Plain, without_remarks};
+use crate::run_error::RunError;
 use crate::suggest::nearest;
 
 /// The largest file that is read, in bytes.
@@ -18,12 +20,16 @@ pub const MAX_FILE: usize = 16 << 20;
 
 /// The most blocks of a model.
 const MAX_BLOCKS: u32 = 10_000;
+/// The largest width or number of a part of a model.
+const MAX_SIZE: u64 = 1 << 24;
 
 /// The content of a file.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Published {
     /// The runs, in the order of the file.
     pub runs: Vec<Run>,
+    /// The keys that no prediction uses, with their places.
+    pub remarks: Vec<String>,
 }
 
 /// A published run.
@@ -67,47 +73,7 @@ pub enum PublishedError {
     },
 }
 
-/// The errors of a run.
-#[derive(Clone, PartialEq, Eq, Error)]
-pub enum RunError {
-    /// The model is not in the file.
-    #[error("the file has no model of this name{hint}; add a [[model]]")]
-    Model {
-        /// The nearest name, if there is one.
-        hint: String,
-    },
-    /// The model has no or too many blocks, or a size of 0.
-    #[error("the model's `{key}` is {value}; use a value from 1 to {most}")]
-    ModelSize {
-        /// The key.
-        key: &'static str,
-        /// Its value.
-        value: u64,
-        /// The largest value.
-        most: u64,
-    },
-    /// The machine is neither in the file nor known.
-    #[error("the file has no machine `{name}`, and none is known by this name{hint}; add a [[machine]]")]
-    Machine {
-        /// The name.
-        name: String,
-        /// The nearest name, if there is one.
-        hint: String,
-    },
-    /// The given number of replicas differs from the mesh.
-    #[error("`dp` is {given}, but the GPUs and the mesh make {replicas} replicas; leave `dp` out")]
-    Replicas {
-        /// The given number.
-        given: u32,
-        /// The number that follows.
-        replicas: u32,
-    },
-    /// Nothing was measured.
-    #[error("there is neither `step_s` nor `tokens_per_s_per_gpu` above 0; give what was measured")]
-    NotMeasured,
-}
-
-pipewright_schedule::message_as_debug!(PublishedError, RunError);
+pipewright_schedule::message_as_debug!(PublishedError);
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -239,14 +205,15 @@ pub fn read(text: &str) -> Result<Published, PublishedError> {
     if text.len() > MAX_FILE {
         return Err(PublishedError::TooLarge);
     }
-    let file: FileTable = toml::from_str(text).map_err(PublishedError::Unreadable)?;
+    let Plain { text, remarks } = without_remarks(text);
+    let file: FileTable = toml::from_str(&text).map_err(PublishedError::Unreadable)?;
     let machines = file.machine.iter().map(catalogue::of_table).collect::<Result<Vec<_>, _>>()?;
     let run = |(index, table): (usize, &RunTable)| {
         let at = |kind| PublishedError::Run { number: index + 1, model: table.model.clone(), kind };
         table.run(&machines, &file.model).map_err(at)
     };
     let runs = file.run.iter().enumerate().map(run).collect::<Result<_, _>>()?;
-    Ok(Published { runs })
+    Ok(Published { runs, remarks })
 }
 
 impl RunTable {
@@ -256,7 +223,8 @@ impl RunTable {
         })?;
         let in_file = machines.iter().find(|machine| machine.name == self.machine).cloned();
         let machine = in_file.or_else(|| catalogue::by_name(&self.machine).ok()).ok_or_else(|| {
-            let hint = nearest(&self.machine, machines.iter().map(|machine| machine.name.as_str()));
+            let known = catalogue::machines();
+            let hint = nearest(&self.machine, machines.iter().chain(&known).flat_map(Machine::names));
             RunError::Machine { name: self.machine.clone(), hint }
         })?;
         let layout = self.layout();
@@ -316,18 +284,35 @@ impl RunTable {
 }
 
 impl ModelTable {
-    fn model(&self) -> Result<Model, RunError> {
+    fn check_sizes(&self) -> Result<(), RunError> {
         let sizes = [
-            ("layers", u64::from(self.layers), u64::from(MAX_BLOCKS)),
-            ("hidden", self.hidden, 1 << 24),
-            ("heads", self.heads, 1 << 16),
-            ("vocabulary", self.vocabulary, 1 << 28),
+            ("layers", Some(u64::from(self.layers)), 1, u64::from(MAX_BLOCKS)),
+            ("hidden", Some(self.hidden), 1, MAX_SIZE),
+            ("inner", Some(self.inner), 1, MAX_SIZE),
+            ("heads", Some(self.heads), 1, 1 << 16),
+            ("key_value_heads", self.key_value_heads, 1, 1 << 16),
+            ("head_size", self.head_size, 1, MAX_SIZE),
+            ("window", self.window, 1, MAX_SIZE),
+            ("vocabulary", Some(self.vocabulary), 1, 1 << 28),
+            // A model with 0 experts is dense.
+            ("experts", self.experts, 0, MAX_SIZE),
+            ("experts_per_token", self.experts_per_token, 1, MAX_SIZE),
+            ("expert_inner", self.expert_inner, 1, MAX_SIZE),
+            ("shared_inner", self.shared_inner, 0, MAX_SIZE),
         ];
-        if let Some((key, value, most)) =
-            sizes.into_iter().find(|(_, value, most)| !(1..=*most).contains(value))
-        {
-            return Err(RunError::ModelSize { key, value, most });
+        for (key, value, least, most) in sizes {
+            if let Some(value) = value.filter(|value| !(least..=most).contains(value)) {
+                return Err(RunError::ModelSize { key, value, least, most });
+            }
         }
+        if self.head_size.is_none() && self.heads > self.hidden {
+            return Err(RunError::Heads { heads: self.heads, hidden: self.hidden });
+        }
+        Ok(())
+    }
+
+    fn model(&self) -> Result<Model, RunError> {
+        self.check_sizes()?;
         let dense = FeedForward::Dense(Dense { inner: self.inner, gated: self.gated });
         let routed = self.experts.filter(|&count| count > 0).map(|count| {
             FeedForward::Experts(Experts {

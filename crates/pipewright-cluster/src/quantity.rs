@@ -2,6 +2,9 @@
 //!
 //! A key of a cluster file names its unit, such as `memory_gb`. Its value is a number in this unit, or text
 //! with a unit of the same dimension, such as `"80 GiB"`. A unit of another dimension is an error.
+//!
+//! A plain number of `memory_gb` counts gigabytes as they are sold, of 2^30 bytes: 80 is 80 GiB. In text, a
+//! GB is 10^9 bytes: `"80 GB"` is 7% less than 80.
 
 use serde::Deserialize;
 use thiserror::Error;
@@ -70,7 +73,7 @@ pub enum QuantityError {
     OutOfRange {
         /// The key.
         key: &'static str,
-        /// The value, as text.
+        /// The value, as it is written.
         value: String,
     },
 }
@@ -114,7 +117,15 @@ impl Quantity {
         if value.is_finite() && value > 0.0 {
             Ok(value)
         } else {
-            Err(QuantityError::OutOfRange { key, value: value.to_string() })
+            Err(QuantityError::OutOfRange { key, value: self.written() })
+        }
+    }
+
+    /// Returns the number as a file has it, without the factor of its unit.
+    fn written(&self) -> String {
+        match self {
+            Self::Number(number) => number.to_string(),
+            Self::Text(text) => text.chars().take(64).collect(),
         }
     }
 }

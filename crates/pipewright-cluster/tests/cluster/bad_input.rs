@@ -2,8 +2,9 @@
 
 use pipewright_cluster::catalogue::{by_name, from_toml, machines};
 use pipewright_cluster::comparison::compare;
+use pipewright_cluster::layout::{LayoutError, Recompute};
 use pipewright_cluster::machine::Constants;
-use pipewright_cluster::published::read;
+use pipewright_cluster::published::{Published, read};
 use pipewright_schedule::error_text::with_causes;
 
 use crate::data::RUNS;
@@ -51,7 +52,8 @@ fn a_cluster_file_with_units_that_do_not_match_is_refused() {
     );
     check_cluster("name = \"h100\"\nnetwork_gb_per_s = \"50 GB\"", "it must measure bytes per second");
     check_cluster("name = \"h100\"\nbf16_tflops = \"989 TB/s\"", "it must measure operations per second");
-    check_cluster("name = \"h100\"\nmemory_gb = -80", "use a number above 0");
+    check_cluster("name = \"h100\"\nbf16_tflops = -312", "`bf16_tflops` is -312; use a number above 0");
+    check_cluster("name = \"h100\"\nmemory_gb = \"-80 GB\"", "`memory_gb` is -80 GB; use a number above 0");
     check_cluster("name = \"h100\"\ngpus_per_node = 0", "`gpus_per_node` is 0");
     check_cluster("name = \"my own\"\nmemory_gb = 80", "`memory_gb_per_s` is missing");
     check_cluster("name = \"h100\"\nmemory = 80", "unknown field `memory`");
@@ -102,6 +104,101 @@ fn gpus_that_the_mesh_does_not_divide_are_refused() {
 }
 
 #[test]
+fn sizes_of_models_are_bounded() {
+    let check = |key: &str, value: &str, range: &str| {
+        let message =
+            format!("run 1 (`megatron-22B`): the model's `{key}` is {value}; use a value from {range}");
+        check_runs("hidden = 6144\n", &format!("hidden = 6144\n{key} = {value}\n"), &message);
+    };
+    let (size, heads) = ("1 to 16777216", "1 to 65536");
+    check_runs(
+        "inner = 24576",
+        "inner = 9223372036854775807",
+        "`inner` is 9223372036854775807; use a value from 1",
+    );
+    check_runs(
+        "key_value_heads = 64",
+        "key_value_heads = 0",
+        &format!("`key_value_heads` is 0; use a value from {heads}"),
+    );
+    check("window", "0", size);
+    check("head_size", "16777217", size);
+    check("experts", "16777217", "0 to 16777216");
+    check("experts_per_token", "0", size);
+    check("expert_inner", "0", size);
+    check("shared_inner", "16777217", "0 to 16777216");
+    check_runs("hidden = 6144\n", "hidden = 32\n", "64 `heads` are more than its `hidden` of 32");
+}
+
+/// The first run with the largest sizes of a model.
+fn largest(layers: u32) -> Published {
+    let widths = "hidden = 16777216\ninner = 16777216\nhead_size = 16777216\nshared_inner = 16777216\n";
+    let counts = "heads = 65536\nkey_value_heads = 65536\nexperts = 16777216\nexperts_per_token = 16777216\n";
+    let old = "layers = 48\nhidden = 6144\ninner = 24576\nheads = 64\nkey_value_heads = 64\n";
+    assert!(RUNS.contains(old));
+    let text = RUNS.replacen(old, &format!("layers = {layers}\n{widths}{counts}"), 1);
+    let mut published = read(&text).expect("runs");
+    published.runs.truncate(1);
+    published
+}
+
+#[test]
+fn the_largest_model_has_a_prediction() {
+    let row = compare(&largest(1)).expect("a prediction").rows.remove(0);
+    assert!(row.predicted_step_s.is_finite() && row.predicted_memory_gib.is_finite(), "{row:?}");
+}
+
+#[test]
+fn activations_that_are_too_many_to_count_are_refused() {
+    let mut published = largest(10_000);
+    published.runs[0].layout.recompute = Recompute::None;
+    let error = with_causes(&compare(&published).expect_err("an error"));
+    assert!(error.contains("the activations of all microbatches have more than 2^64 bytes"), "{error}");
+}
+
+#[test]
+fn pipelines_that_are_too_large_to_simulate_are_refused() {
+    let (old, new) = ("mbs = 1\ngbs = 64\n", "mbs = 1\ngbs = 4000000000\nschedule = \"interleaved1f1b\"\n");
+    let message = "computations are too many to simulate; leave `schedule` out";
+    check_runs(old, new, message);
+    let without = RUNS.replacen(old, "mbs = 1\ngbs = 4000000000\n", 1);
+    assert!(compare(&read(&without).expect("runs")).is_ok());
+}
+
+#[test]
+fn advice_for_layouts_fits_into_its_type() {
+    let mesh = LayoutError::Mesh { gpus: u32::MAX, of: 64, tensor: 8, pipeline: 8, context: 1 };
+    assert!(mesh.to_string().ends_with("; use 4294967232 GPUs, or another mesh"), "{mesh}");
+    let batch = LayoutError::Batch { batch: u32::MAX, of: 8, data: 8 };
+    assert!(batch.to_string().ends_with("; use 4294967288 rows"), "{batch}");
+}
+
+#[test]
+fn remarks_are_accepted_and_listed() {
+    let run = "[[run]]\nnotes = \"\"\"\nof two lines\"\"\"\ndate = 2024-07-01\nsource_url = \"https://example.com\"\n";
+    let text =
+        RUNS.replacen("[[run]]\n", run, 1).replacen("[[model]]\n", "[[model]]\nsource = \"a paper\"\n", 1);
+    let published = read(&text).expect("runs");
+    let expected = ["`source` of model 1", "`notes` of run 1", "`date` of run 1", "`source_url` of run 1"];
+    assert_eq!(published.remarks, expected);
+    let table = compare(&published).expect("predictions").to_markdown();
+    assert!(table.ends_with(&format!("Not used: {}.\n", expected.join(", "))), "{table}");
+    let line = |text: &str| text.lines().position(|line| line == "vq = 1").expect("a line") + 1;
+    let wrong = text.replacen("vp = 1\n", "vq = 1\n", 1);
+    let error = with_causes(&read(&wrong).expect_err("an error"));
+    assert!(error.contains(&format!("line {}", line(&wrong))), "{error}");
+    check_runs("[[run]]\n", "[[run]]\nnotes = { vq = 1 }\n", "unknown field `notes`");
+}
+
+/// The keys that the description of the files names, in one row.
+#[test]
+fn documented_keys_are_accepted() {
+    let keys = "tp = 8\npp = 1\nvp = 1\ncp = 1\nep = 1\ndp = 1\nmemory_gib = 60.0\nmodel_tflops_per_gpu = 140\ntokens_per_s_per_gpu = 700.0\n";
+    let published = read(&RUNS.replacen("tp = 8\npp = 1\nvp = 1\n", keys, 1)).expect("runs");
+    assert_eq!((published.runs[0].memory_gib, published.remarks), (Some(60.0), Vec::<String>::new()));
+}
+
+#[test]
 fn unknown_keys_and_names_are_named() {
     check_runs("vp = 1\n", "vq = 1\n", "unknown field `vq`");
     check_runs("model = \"megatron-22B\"", "model = \"megatron-22\"", "the nearest name is `megatron-22B`");
@@ -110,6 +207,7 @@ fn unknown_keys_and_names_are_named() {
         "machine = \"H100 80GB SXM\"",
         "the nearest name is `H100 80 GB SXM`",
     );
+    check_runs("machine = \"H100 80 GB SXM\"", "machine = \"h10\"", "the nearest name is `h100`");
     check_runs("step_s = 1.42\n", "", "neither `step_s` nor `tokens_per_s_per_gpu`");
     check_runs("schedule = \"1f1b\"", "schedule = \"1f2b\"", "1f2b");
     check_runs("precision = \"f16\"", "precision = \"f61\"", "f61");
