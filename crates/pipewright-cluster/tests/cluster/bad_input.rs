@@ -7,7 +7,7 @@ use pipewright_cluster::machine::Constants;
 use pipewright_cluster::published::{Published, read};
 use pipewright_schedule::error_text::with_causes;
 
-use crate::data::RUNS;
+use crate::data::{RUNS, published};
 
 /// Checks that the runs with `old` replaced by `new` fail with a message that contains `message`.
 fn check_runs(old: &str, new: &str, message: &str) {
@@ -171,6 +171,9 @@ fn advice_for_layouts_fits_into_its_type() {
     assert!(mesh.to_string().ends_with("; use 4294967232 GPUs, or another mesh"), "{mesh}");
     let batch = LayoutError::Batch { batch: u32::MAX, of: 8, data: 8 };
     assert!(batch.to_string().ends_with("; use 4294967288 rows"), "{batch}");
+    let mut layout = published().runs[0].layout.clone();
+    (layout.gpus, layout.microbatch) = (16, u32::MAX);
+    assert_eq!((layout.data(), layout.microbatches()), (2, 1));
 }
 
 #[test]
