@@ -1,6 +1,6 @@
 //! Runs a program on a communicator, without tensors and without time.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 
 use crate::action::Action;
 use crate::action_set::ActionSet;
@@ -33,14 +33,17 @@ struct RankState {
     group: usize,
     is_ready: bool,
     streams: Vec<Stream>,
+    /// How many operations have been given for each peer and direction.
+    given: Vec<(Rank, Direction, usize)>,
 }
 
 /// A queue of operations with the ranks and directions that it serves.
 struct Stream {
     key: QueueKey,
     operations: VecDeque<Operation>,
-    /// The eager messages that have arrived and that no receive has taken, by sender. Only for receives.
-    arrived: Vec<(Rank, usize)>,
+    /// The eager messages that have arrived and that no receive has taken: the sender, and the message's number
+    /// among those of the sender. Only for receives.
+    arrived: BTreeSet<(Rank, usize)>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -57,6 +60,9 @@ pub(super) struct Operation {
     pub(super) peer: Rank,
     direction: Direction,
     group: usize,
+    /// Its number among the operations with this peer and direction. It meets the operation of the peer that has
+    /// the same number.
+    number: usize,
 }
 
 /// An operation in its stream.
@@ -107,10 +113,9 @@ impl<'a> Run<'a> {
         self.find(rank, |operation| operation.action == action)
     }
 
-    /// Returns the first operation of `rank` with the same direction and peer as the counterpart of
-    /// `operation`.
+    /// Returns the operation that `operation` of `rank` meets.
     pub(super) fn counterpart(&self, rank: Rank, operation: &Operation) -> Option<Given> {
-        self.find(operation.peer, |other| other.peer == rank && other.direction != operation.direction)
+        self.find(operation.peer, |other| other.meets(rank, operation))
     }
 
     fn find(&self, rank: Rank, is_wanted: impl Fn(&Operation) -> bool) -> Option<Given> {
@@ -172,7 +177,8 @@ impl<'a> Run<'a> {
             return true;
         }
         let state = &mut self.ranks[rank.index()];
-        let operation = Operation { action, position, peer, direction, group: state.group };
+        let number = state.next_number(peer, direction);
+        let operation = Operation { action, position, peer, direction, group: state.group, number };
         state.stream(self.communicator.streams, peer, direction).operations.push_back(operation);
         true
     }
@@ -210,23 +216,18 @@ impl<'a> Run<'a> {
     fn can_complete(&self, rank: Rank, stream: &Stream, operation: &Operation) -> bool {
         match operation.direction {
             Direction::Out if self.communicator.sends.sends_at_once(operation.action) => true,
-            Direction::In if stream.has_arrived(operation.peer) => true,
-            _ => self.running_counterpart(rank, operation).is_some_and(|(stream, other)| {
-                match other.direction {
-                    // A message that arrived earlier comes first.
-                    Direction::In => !stream.has_arrived(rank),
-                    // An eager send completes by itself.
-                    Direction::Out => !self.communicator.sends.sends_at_once(other.action),
-                }
+            Direction::In if stream.arrived.contains(&(operation.peer, operation.number)) => true,
+            _ => self.running_counterpart(rank, operation).is_some_and(|other| {
+                // An eager send completes by itself.
+                other.direction == Direction::In || !self.communicator.sends.sends_at_once(other.action)
             }),
         }
     }
 
-    /// Returns the counterpart of `operation` of `rank` with its stream, if it is in a group that runs.
-    fn running_counterpart(&self, rank: Rank, operation: &Operation) -> Option<(&Stream, &Operation)> {
-        let is_it = |other: &&Operation| other.peer == rank && other.direction != operation.direction;
+    /// Returns the operation that `operation` of `rank` meets, if it is in a group that runs.
+    fn running_counterpart(&self, rank: Rank, operation: &Operation) -> Option<&Operation> {
         let mut streams = self.ranks[operation.peer.index()].streams.iter();
-        streams.find_map(|stream| Some((stream, stream.running().find(is_it)?)))
+        streams.find_map(|stream| stream.running().find(|other| other.meets(rank, operation)))
     }
 
     /// Completes the operation `at` of a stream, and its counterpart.
@@ -235,14 +236,15 @@ impl<'a> Run<'a> {
         let stream = &mut self.ranks[rank.index()].streams[index];
         let Some(operation) = stream.operations.remove(at) else { return };
         self.completed.insert(operation.action);
-        let took_arrived = operation.direction == Direction::In && stream.take_arrived(operation.peer);
+        let took_arrived = operation.direction == Direction::In
+            && stream.arrived.remove(&(operation.peer, operation.number));
         if operation.direction == Direction::Out && self.communicator.sends.sends_at_once(operation.action) {
             let peer = &mut self.ranks[operation.peer.index()];
-            peer.stream(streams, rank, Direction::In).add_arrived(rank);
+            peer.stream(streams, rank, Direction::In).arrived.insert((rank, operation.number));
         } else if !took_arrived {
             let state = &mut self.ranks[operation.peer.index()];
             let counterpart = state.stream(streams, rank, operation.direction.opposite());
-            if let Some(action) = counterpart.remove_first(rank, operation.direction.opposite()) {
+            if let Some(action) = counterpart.remove(rank, &operation) {
                 self.completed.insert(action);
             }
         }
@@ -255,10 +257,28 @@ impl RankState {
     fn stream(&mut self, streams: Streams, peer: Rank, direction: Direction) -> &mut Stream {
         let key = streams.key(peer, direction == Direction::Out);
         let index = self.streams.iter().position(|stream| stream.key == key).unwrap_or_else(|| {
-            self.streams.push(Stream { key, operations: VecDeque::new(), arrived: Vec::new() });
+            self.streams.push(Stream { key, operations: VecDeque::new(), arrived: BTreeSet::new() });
             self.streams.len() - 1
         });
         &mut self.streams[index]
+    }
+
+    /// Returns the number of the next operation with `peer` in `direction`, and counts it.
+    fn next_number(&mut self, peer: Rank, direction: Direction) -> usize {
+        let is_it = |given: &&mut (Rank, Direction, usize)| (given.0, given.1) == (peer, direction);
+        if let Some((.., count)) = self.given.iter_mut().find(is_it) {
+            *count += 1;
+            return *count - 1;
+        }
+        self.given.push((peer, direction, 1));
+        0
+    }
+}
+
+impl Operation {
+    /// Returns whether this operation, which is not of `rank`, is the other end of `operation` of `rank`.
+    fn meets(&self, rank: Rank, operation: &Operation) -> bool {
+        self.peer == rank && self.direction != operation.direction && self.number == operation.number
     }
 }
 
@@ -269,27 +289,9 @@ impl Stream {
         self.operations.iter().take_while(move |operation| Some(operation.group) == group)
     }
 
-    fn has_arrived(&self, sender: Rank) -> bool {
-        self.arrived.iter().any(|&(rank, count)| rank == sender && count > 0)
-    }
-
-    fn add_arrived(&mut self, sender: Rank) {
-        match self.arrived.iter_mut().find(|(rank, _)| *rank == sender) {
-            Some((_, count)) => *count += 1,
-            None => self.arrived.push((sender, 1)),
-        }
-    }
-
-    /// Takes an eager message of `sender`, and returns whether there was one.
-    fn take_arrived(&mut self, sender: Rank) -> bool {
-        let arrived = self.arrived.iter_mut().find(|(rank, count)| *rank == sender && *count > 0);
-        arrived.map(|(_, count)| *count -= 1).is_some()
-    }
-
-    /// Removes the first operation with `peer` in `direction`.
-    fn remove_first(&mut self, peer: Rank, direction: Direction) -> Option<Action> {
-        let is_it = |operation: &Operation| operation.peer == peer && operation.direction == direction;
-        let at = self.operations.iter().position(is_it)?;
+    /// Removes the operation that `operation` of `rank` meets.
+    fn remove(&mut self, rank: Rank, operation: &Operation) -> Option<Action> {
+        let at = self.operations.iter().position(|other| other.meets(rank, operation))?;
         self.operations.remove(at).map(|operation| operation.action)
     }
 }

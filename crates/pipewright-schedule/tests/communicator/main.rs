@@ -73,6 +73,18 @@ fn a_group_of_both_directions_runs_at_once() {
     check(exchange, &Communicator { groups: Groups::Consecutive, ..on(Streams::Rank) }, "sound");
 }
 
+/// An eager send of a group completes before a send in front of it that waits. Its message still meets the
+/// receive of its own number.
+#[test]
+fn an_eager_message_does_not_take_the_receive_of_an_earlier_one() {
+    let rows = "0F0,0SEND_F0,0WAIT_SEND_F0,2RECV_F0,2F0,0F1,0SEND_F1,2SEND_F0,0WAIT_SEND_F1,2RECV_F1,2F1,2SEND_F1\n\
+                1RECV_F0,1F0,1SEND_F0,1WAIT_SEND_F0,1RECV_F1,1F1,1SEND_F1,1WAIT_SEND_F1,3RECV_F0,3F0,3RECV_F1,3F1\n";
+    let grouped = Communicator { groups: Groups::Consecutive, ..on(Streams::Edge) };
+    check(rows, &grouped, "sound");
+    let sends = Sends::EagerUpTo { limit: 8, messages: vec![9, 9, 8] };
+    check(rows, &Communicator { sends, ..grouped }, "sound");
+}
+
 #[test]
 fn receives_in_another_order_cross_without_tags() {
     let rows = "0F0,0SEND_F0,0F1,0SEND_F1\n1RECV_F1,1RECV_F0,1F0,1F1\n";
