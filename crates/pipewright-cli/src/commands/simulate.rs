@@ -219,11 +219,12 @@ fn no_grid(arguments: &SimulateArguments) -> String {
         ("--profile", arguments.profile.profile.is_some()),
         ("--cost", arguments.cost.is_some()),
         ("--recompute", arguments.recompute != Recompute::None),
+        ("--transport", arguments.transport.is_given()),
     ];
     let advice = match costs.into_iter().find(|(_, is_given)| *is_given) {
         Some((flag, _)) => {
             format!(
-                "--logical has them, without costs: leave {flag} out and add --logical, or use --format svg"
+                "--logical has them, without costs and transports: leave {flag} out and add --logical, or use --format svg"
             )
         }
         None => "add --logical, or use --format svg".to_owned(),

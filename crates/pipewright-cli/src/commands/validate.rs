@@ -75,6 +75,16 @@ pub(crate) fn run(arguments: &ValidateArguments) -> Result<(), Failure> {
     let uneven = |error| Failure::input(format!("{}: {error}", file.display()));
     let program = program.with_slices(arguments.slices).map_err(uneven)?;
     let level = arguments.level.unwrap_or_else(|| program.level());
+    if arguments.transport.is_given() && arguments.format == Format::Grid {
+        return Err(Failure::input(
+            "--format grid marks violations, and --transport prints verdicts; leave one of them out",
+        ));
+    }
+    if arguments.transport.is_given() && level == Level::Compute && program.communicates() {
+        return Err(Failure::input(
+            "--level compute leaves out the messages, which --transport judges; leave --level out",
+        ));
+    }
     if arguments.transport.is_given() && level == Level::Compute {
         let name = file.display();
         let advice = format!("run `pipewright lower {name} --pass send-recv` first");
@@ -91,7 +101,7 @@ pub(crate) fn run(arguments: &ValidateArguments) -> Result<(), Failure> {
     }
 }
 
-/// Proves `program` sound on every transport.
+/// Proves `program` sound for messages whose both ends block.
 fn prove(arguments: &ValidateArguments, program: Program, level: Level) -> Result<(), Failure> {
     match validate(program, level) {
         Ok(program) if arguments.format == Format::Json => show_json(&sound_json(&program)),

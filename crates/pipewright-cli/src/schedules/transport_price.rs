@@ -48,10 +48,12 @@ impl Price {
     pub(crate) fn text(&self, time: impl Fn(f64) -> String) -> String {
         let Self { transport, buffered_makespan, price } = self;
         let buffered = time(*buffered_makespan);
-        match percent(*price) {
-            price if price == "0.0%" => format!("{transport}: as fast as buffered messages"),
-            price => format!("{transport}: {price} longer than the {buffered} with buffered messages"),
+        let share = percent(price.abs());
+        if share == "0.0%" {
+            return format!("{transport}: as fast as buffered messages");
         }
+        let word = if *price < 0.0 { "shorter" } else { "longer" };
+        format!("{transport}: {share} {word} than the {buffered} with buffered messages")
     }
 }
 
@@ -119,8 +121,7 @@ impl Priced<'_> {
             match outcome {
                 Ok(run) => {
                     let time = unit.format(self.step(run), longest);
-                    let price =
-                        "+".to_owned() + &percent(Price::of(*streams, self.step(run), buffered).price);
+                    let price = signed(Price::of(*streams, self.step(run), buffered).price);
                     let bubble = percent(run.timeline().bubble_fraction());
                     row([streams.name(), "sound", &time, &price, &bubble, &percent(run.exposed_fraction())]);
                 }
@@ -173,6 +174,12 @@ impl Priced<'_> {
             error => Failure::new(Exit::CheckFailed, format!("{}: {error}", self.timed_program.name)),
         }
     }
+}
+
+/// Returns a price with its sign; a price that rounds to 0 has a plus.
+fn signed(price: f64) -> String {
+    let sign = if (price * 1000.0).round() < 0.0 { '-' } else { '+' };
+    format!("{sign}{}", percent(price.abs()))
 }
 
 fn percent(fraction: f64) -> String {

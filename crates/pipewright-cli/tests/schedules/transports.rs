@@ -74,6 +74,11 @@ fn arguments_of_transports_are_checked() {
     let validate = |arguments: &[&'static str]| [&["validate", "s.csv"], arguments].concat();
     let lower = "error: s.csv: the schedule has no messages, which a transport could order; run `pipewright lower s.csv";
     refuse(&folder, &validate(&["--transport", "all"]), 2, lower);
+    let grid = "error: --format grid marks violations, and --transport prints verdicts";
+    refuse(&folder, &validate(&["--transport", "edge", "--format", "grid"]), 2, grid);
+    write(&folder, "s.csv", BOTH_SEND_FIRST);
+    let level = "error: --level compute leaves out the messages, which --transport judges; leave --level out";
+    refuse(&folder, &validate(&["--transport", "edge", "--level", "compute"]), 2, level);
     refuse(&folder, &validate(&["--transport", "nccl"]), 2, "error: invalid value 'nccl' for '--transport");
     refuse(
         &folder,
@@ -157,6 +162,9 @@ fn simulations_on_a_transport_refuse_what_is_not_sound() {
     refuse(&folder, &simulate(&["--transport", "rank", "--logical"]), 2, logical);
     let table = "error: --transport all prints a table; use --format text or json";
     refuse(&folder, &simulate(&["--transport", "all", "--format", "svg"]), 2, table);
+    let grid = "error: --format grid has one column per tick; --logical has them, without costs and transports: leave \
+                --transport out";
+    refuse(&folder, &simulate(&["--transport", "edge", "--format", "grid"]), 2, grid);
     write(&folder, "s.csv", "0F0,0SEND_F0\n1RECV_F0\n");
     refuse(&folder, &simulate(&["--transport", "edge"]), 3, "error: s.csv: unsound program, 1 violation");
 }

@@ -11,9 +11,9 @@
 //! received. A send or a receive is *given* to the communicator when the rank reaches it, and the rank
 //! continues. Each operation belongs to a *stream*, a queue that [`Streams`] defines. A stream runs its
 //! operations one after another, or one group after another ([`Groups`]). A send and a receive complete
-//! together when both run; an eager send ([`Sends`]) completes as soon as it runs. Both GPUs' streams, on
-//! which an operation waits for the computations before it, and a library on a processor, whose calls return
-//! at once, behave in this way.
+//! together when both run; an eager send ([`Sends`]) completes as soon as it runs. GPU streams, on which an
+//! operation waits for the computations before it, and libraries on a processor, whose calls return at once,
+//! both behave in this way.
 //!
 //! **Crossed messages.** Without tags, the k-th send from one rank to another meets the k-th receive there.
 //! If these are not the two ends of one message, the receive gets another tensor: without an error if the

@@ -49,5 +49,7 @@ fn fault(verdict: &Verdict) -> String {
         (false, _) => "may hang",
     };
     let reason = verdict.reason().unwrap_or_default();
-    format!("{fault}: {reason}; repair it with the pass order-safe")
+    format!(
+        "{fault}: {reason}; `pipewright lower FILE.csv --pass order-safe` orders the messages of a file, if an order exists"
+    )
 }

@@ -90,12 +90,12 @@ fn programs_that_are_not_sound_are_refused() {
         "on the transport pair, the program may hang: rank 0 at position 4 (0RECV_B0) runs after 0SEND_F1, which is \
          before it in its stream; rank 0 at position 3 (0SEND_F1) waits for 1RECV_F1 of rank 1; rank 1 at position 4 \
          (1RECV_F1) runs after 1SEND_B0, which is before it in its stream; rank 1 at position 3 (1SEND_B0) waits for \
-         0RECV_B0 of rank 0; repair it with the pass order-safe"
+         0RECV_B0 of rank 0; `pipewright lower FILE.csv --pass order-safe` orders the messages of a file, if an order exists"
     );
     assert_eq!(
         refuse("0F0,0SEND_F0,0F1,0SEND_F1\n1RECV_F1,1RECV_F0,1F0,1F1\n", Streams::Edge),
         "on the transport edge, the program has crossed messages: rank 1, position 0: 1RECV_F1 gets the tensor of \
-         0SEND_F0 from rank 0; repair it with the pass order-safe"
+         0SEND_F0 from rank 0; `pipewright lower FILE.csv --pass order-safe` orders the messages of a file, if an order exists"
     );
     assert!(refuse("0F0,0SEND_F0\n1RECV_F0\n", Streams::Edge).starts_with("unsound program, "));
 }
