@@ -115,6 +115,24 @@ def test_a_compressed_trace_is_read(tmp_path):
     assert len(kineto.read(path).spans) == 2
 
 
+def test_times_keep_their_nanoseconds(tmp_path):
+    base = 1_700_000_000_123_456_789
+    files = [
+        write(tmp_path / "a", [annotation("PP:0F0", 0.001, 10.002)], baseTimeNanoseconds=base),
+        write(tmp_path / "b", [annotation("PP:1F0", 0, 30)], rank=1, baseTimeNanoseconds=base + 11),
+    ]
+    starts = {name: start for _, name, start, _ in actions(traces.trace_text(files))}
+    assert starts == {"0F0": 0, "1F0": pytest.approx(0.010, abs=1e-9)}
+
+
+def test_a_trace_is_read_in_pieces_up_to_the_limit(tmp_path, monkeypatch):
+    path = write(tmp_path / "a", FIRST)
+    monkeypatch.setattr(kineto, "MAX_BYTES", 1 << 45)
+    assert len(kineto.read(path).spans) == 2
+    monkeypatch.setattr(kineto, "MAX_BYTES", path.stat().st_size - 1)
+    refused("larger than 0 GiB; record fewer steps", [path], path)
+
+
 def refused(message, files, trace=None):
     """Checks the error for traces that cannot be read."""
     with pytest.raises(TraceError, match=message) as error:
@@ -129,6 +147,40 @@ def test_files_that_are_not_traces_are_refused(tmp_path):
     refused("not JSON", [path], path)
     path.write_text("[]")
     refused("no list `traceEvents`; a trace of torch.profiler was expected", [path], path)
+
+
+def test_damaged_archives_are_refused(tmp_path):
+    whole = gzip.compress(write(tmp_path / "a", FIRST).read_bytes())
+    path = tmp_path / "a.json.gz"
+    path.write_bytes(whole[: len(whole) // 2])
+    refused("cannot be read: Compressed file ended", [path], path)
+    path.write_bytes(whole[:20] + bytes(255 - byte for byte in whole[20:]))
+    refused("cannot be read: ", [path], path)
+
+
+MALFORMED = {
+    "`distributedInfo` is a list": {"distributedInfo": [0]},
+    "the rank in `distributedInfo` is True": {"distributedInfo": {"rank": True}},
+    "the rank in `distributedInfo` is '0'": {"distributedInfo": {"rank": "0"}},
+    "`baseTimeNanoseconds` is 'x'": {"baseTimeNanoseconds": "x"},
+    "`args` is a list": {"traceEvents": [*FIRST, kernel("gemm", 1, 1, 2, 3)[0] | {"args": [1]}]},
+    r"the correlation of a kernel is \[1\]": {"traceEvents": [*FIRST, *kernel("gemm", [1], 1, 2, 3)]},
+    "a slice has the time nan": {"traceEvents": [*FIRST, annotation("PP:0F1", float("nan"), 3)]},
+    "a slice has the time inf": {"traceEvents": [*FIRST, annotation("PP:0F1", 3, float("inf"))]},
+}
+
+
+@pytest.mark.parametrize("message", MALFORMED)
+def test_traces_with_wrong_values_are_refused(tmp_path, message):
+    path = tmp_path / "a"
+    path.write_text(json.dumps({"traceEvents": FIRST, "distributedInfo": {"rank": 0}} | MALFORMED[message]))
+    refused(message, [path], path)
+
+
+def test_a_trace_that_is_nested_too_deeply_is_refused(tmp_path):
+    path = tmp_path / "a"
+    path.write_text("[" * 100_000)
+    refused("nested too deeply", [path], path)
 
 
 def test_traces_without_actions_are_refused(tmp_path):
@@ -150,5 +202,6 @@ def test_sets_of_traces_that_are_not_those_of_all_ranks_are_refused(tmp_path):
     refused("the files of all ranks were expected", "trace.json")
     refused("both of rank 0; one trace of each rank was expected", [path, path], path)
     refused(r"the mapping has the ranks \[0, 2\]; all ranks from 0 to 1 were expected", {0: path, 2: path})
+    refused(r"the mapping has the ranks \[0, 'a'\]", {0: path, "a": path})
     again = write(tmp_path / "b", [*SECOND, *(event | {"ts": event["ts"] + 50} for event in SECOND)], rank=1)
     refused("different numbers of steps .*a: 1.*b: 2", [path, again])

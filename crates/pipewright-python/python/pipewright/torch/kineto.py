@@ -13,6 +13,7 @@ from __future__ import annotations
 import gzip
 import json
 import re
+import zlib
 from bisect import bisect_left
 from dataclasses import dataclass, replace
 from os import PathLike
@@ -25,6 +26,11 @@ PREFIX = "PP:"
 
 #: The largest trace that is read, in bytes before and after decompression.
 MAX_BYTES = 4 << 30
+
+_CHUNK_BYTES = 1 << 20
+
+#: The largest time in microseconds, and the largest base in nanoseconds: more than 250 years.
+_MAX_TIME = 1 << 63
 
 _COMPUTATION = re.compile(r"\d+[FBIW]\d+|\(.*\)OVERLAP_F_B")
 _PIPELINE_NAME = re.compile(r"PP:(\(.*\)OVERLAP_F_B|\d+[A-Z_]+\d*)")
@@ -54,10 +60,14 @@ class Span:
 
 @dataclass(frozen=True)
 class RankTrace:
-    """The trace of one process: the rank that PyTorch has written into it, if any, and its actions by their start."""
+    """The trace of one process: the rank that PyTorch has written into it, if any, and its actions by their start.
+
+    The times of the actions count from `base_ns`, in nanoseconds since the epoch.
+    """
 
     name: str
     rank: int | None
+    base_ns: int
     spans: tuple[Span, ...]
 
 
@@ -71,32 +81,60 @@ def read(path: str | PathLike[str]) -> RankTrace:
     events = document.get("traceEvents") if isinstance(document, dict) else None
     if not isinstance(events, list):
         raise TraceError(f"{name}: no list `traceEvents`; a trace of torch.profiler was expected", trace=name)
-    slices = [event for event in events if isinstance(event, dict) and event.get("ph") == "X" and _is_timed(event)]
-    rank = (document.get("distributedInfo") or {}).get("rank")
-    # Times are relative to a start of the trace's own, in nanoseconds since the epoch.
-    base = float(document.get("baseTimeNanoseconds") or 0) / 1e3
-    spans = _spans(slices, name)
-    moved = (replace(span, start=span.start + base, ready=span.ready + base, end=span.end + base) for span in spans)
-    return RankTrace(name, rank if isinstance(rank, int) else None, tuple(moved))
+    slices = [event for event in events if isinstance(event, dict) and event.get("ph") == "X" and _is_timed(event, name)]
+    rank = _object(document, "distributedInfo", name).get("rank")
+    if rank is not None and not _is_whole(rank):
+        raise TraceError(f"{name}: the rank in `distributedInfo` is {rank!r}; a whole number was expected", trace=name)
+    base_ns = document.get("baseTimeNanoseconds", 0)
+    if not _is_whole(base_ns):
+        raise TraceError(f"{name}: `baseTimeNanoseconds` is {base_ns!r}; nanoseconds since the epoch were expected", trace=name)
+    return RankTrace(name, rank, base_ns, tuple(_spans(slices, name)))
 
 
 def _document(path: Path, name: str) -> Any:
     try:
-        opened = gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")
-        with opened as file:
-            content = file.read(MAX_BYTES + 1)
-    except OSError as error:
+        return json.loads(_content(path, name))
+    except (OSError, EOFError, zlib.error) as error:
         raise TraceError(f"{name}: cannot be read: {error}", trace=name) from error
-    if len(content) > MAX_BYTES:
-        raise TraceError(f"{name}: larger than {MAX_BYTES >> 30} GiB; record fewer steps", trace=name)
-    try:
-        return json.loads(content)
+    except RecursionError as error:
+        raise TraceError(f"{name}: nested too deeply; a trace of torch.profiler was expected", trace=name) from error
+    except TraceError:
+        raise
     except ValueError as error:
         raise TraceError(f"{name}: not JSON: {error}; a trace of torch.profiler was expected", trace=name) from error
 
 
-def _is_timed(event: dict[str, Any]) -> bool:
-    return all(isinstance(event.get(key), (int, float)) for key in ("ts", "dur")) and isinstance(event.get("name"), str)
+def _content(path: Path, name: str) -> bytearray:
+    content = bytearray()
+    with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            content += chunk
+            if len(content) > MAX_BYTES:
+                raise TraceError(f"{name}: larger than {MAX_BYTES >> 30} GiB; record fewer steps", trace=name)
+    return content
+
+
+def _object(owner: dict[str, Any], key: str, name: str) -> dict[str, Any]:
+    """Returns the object `key` of an object, or an empty object if the key is missing or null."""
+    found = owner.get(key)
+    if found is not None and not isinstance(found, dict):
+        raise TraceError(f"{name}: `{key}` is a {type(found).__name__}; an object was expected", trace=name)
+    return found or {}
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _MAX_TIME
+
+
+def _is_timed(event: dict[str, Any], name: str) -> bool:
+    """Returns whether a slice has a name and times. Raises `TraceError` for a time that is out of range."""
+    times = [event.get(key) for key in ("ts", "dur")]
+    numbers = [time for time in times if isinstance(time, (int, float)) and not isinstance(time, bool)]
+    for time in numbers:
+        # NaN fails every comparison.
+        if not -_MAX_TIME < time < _MAX_TIME:
+            raise TraceError(f"{name}: a slice has the time {time}; microseconds were expected", trace=name)
+    return len(numbers) == len(times) and isinstance(event.get("name"), str)
 
 
 def _spans(slices: list[dict[str, Any]], name: str) -> list[Span]:
@@ -112,7 +150,7 @@ def _spans(slices: list[dict[str, Any]], name: str) -> list[Span]:
         )
     actions.sort(key=lambda event: event["ts"])
     ready_at = _Ready([event for event in slices if event.get("cat") == "cpu_op"])
-    kernels = _Kernels(slices)
+    kernels = _Kernels(slices, name)
     return [_span(event, ready_at, kernels) for event in actions]
 
 
@@ -147,15 +185,15 @@ class _Ready:
 class _Kernels:
     """The kernels of a GPU by the time of their launch. Kernels that move messages are kept apart."""
 
-    def __init__(self, slices: list[dict[str, Any]]):
+    def __init__(self, slices: list[dict[str, Any]], name: str):
         launches = {
             correlation: event["ts"]
             for event in slices
-            if event.get("cat") in ("cuda_runtime", "cuda_driver") and (correlation := _correlation(event)) is not None
+            if event.get("cat") in ("cuda_runtime", "cuda_driver") and (correlation := _correlation(event, name)) is not None
         }
         self._by_kind: dict[bool, list[tuple[float, float, float]]] = {False: [], True: []}
         for event in slices:
-            if event.get("cat") == "kernel" and (launch := launches.get(_correlation(event))) is not None:
+            if event.get("cat") == "kernel" and (launch := launches.get(_correlation(event, name))) is not None:
                 moves_messages = "nccl" in event["name"].lower()
                 self._by_kind[moves_messages].append((launch, event["ts"], event["ts"] + event["dur"]))
         for kernels in self._by_kind.values():
@@ -171,5 +209,8 @@ class _Kernels:
         return min(kernel[1] for kernel in launched), max(kernel[2] for kernel in launched)
 
 
-def _correlation(event: dict[str, Any]) -> Any:
-    return (event.get("args") or {}).get("correlation")
+def _correlation(event: dict[str, Any], name: str) -> int | None:
+    found = _object(event, "args", name).get("correlation")
+    if found is not None and not _is_whole(found):
+        raise TraceError(f"{name}: the correlation of a kernel is {found!r}; a whole number was expected", trace=name)
+    return found

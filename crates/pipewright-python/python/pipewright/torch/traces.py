@@ -44,7 +44,12 @@ def trace_text(traces: TraceFiles, *, step: int = -1) -> str:
     count = next(iter(counts.values()))
     if not -count <= step < count:
         raise TraceError(f"step {step} was asked for, but the traces have {count}; steps are counted from 0")
-    events = [event for rank, trace in enumerate(ranks) for event in _events(rank, steps[trace.name][step])]
+    # Nanoseconds since the epoch are too large to be exact as a float; their differences are not.
+    first_ns = min(trace.base_ns for trace in ranks)
+    events = []
+    for rank, trace in enumerate(ranks):
+        later = (trace.base_ns - first_ns) / 1e3
+        events += [event | {"ts": event["ts"] + later} for event in _events(rank, steps[trace.name][step])]
     origin = min(event["ts"] for event in events)
     for event in events:
         event["ts"] -= origin
@@ -54,7 +59,7 @@ def trace_text(traces: TraceFiles, *, step: int = -1) -> str:
 def steps_of(spans: Iterable[Span]) -> list[list[Span]]:
     """Divides the actions of a rank into steps: each step has every action once.
 
-    The profiler began between two steps. A step that has fewer actions than another one, because the profiler ended within
+    The profiler must start between two steps. A step that has fewer actions than another one, because the profiler ended within
     it, is left out.
     """
     steps: list[list[Span]] = []
@@ -74,8 +79,8 @@ def _by_rank(traces: TraceFiles) -> list[RankTrace]:
         raise TraceError(f"read {traces!r}; the files of all ranks were expected, or a mapping from ranks to files")
     if isinstance(traces, Mapping):
         expected = list(range(len(traces)))
-        if sorted(traces) != expected:
-            raise TraceError(f"the mapping has the ranks {sorted(traces)}; all ranks from 0 to {len(traces) - 1} were expected")
+        if set(traces) != set(expected):
+            raise TraceError(f"the mapping has the ranks {list(traces)}; all ranks from 0 to {len(traces) - 1} were expected")
         return [kineto.read(traces[rank]) for rank in expected]
     ranks = [kineto.read(path) for path in traces]
     if not ranks:
