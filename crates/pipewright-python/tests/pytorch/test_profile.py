@@ -110,6 +110,13 @@ def test_a_profile_is_planned(torch):
     assert plan.predicted_step_s > 0
 
 
+def test_a_layer_may_change_its_input_in_place(torch):
+    layers = [torch.nn.Linear(3, 4), torch.nn.ReLU(inplace=True), torch.nn.Linear(4, 4)]
+    entries = profile(layers, torch.zeros(2, 3), repetitions=1, warmup=0).to_dict()["layers"]
+    assert [entry["kind"] for entry in entries] == ["Linear", "ReLU", "Linear"]
+    assert entries[1]["input_backward_s"] > 0
+
+
 def refused(torch, message, layers, example=None, layer=None, **options):
     """Checks the error for layers that cannot be measured."""
     given = torch.zeros(2, 3, dtype=torch.long) if example is None else example
@@ -122,6 +129,7 @@ def test_layers_that_are_not_a_chain_are_refused(torch):
     layers = model(torch)
     refused(torch, "there are no layers", [])
     refused(torch, "repetitions is 0", layers, repetitions=0)
+    refused(torch, "warmup is -20; a number from 0 was expected", layers, warmup=-20)
     refused(torch, "the example is an empty tuple", layers, ())
     wrong = [layers[0], torch.nn.Linear(7, 7)]
     refused(torch, r"layer 1 \(Linear\) does not run on \[2, 3, 64\], the output of the layer before it", wrong, layer=1)

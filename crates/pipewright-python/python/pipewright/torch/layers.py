@@ -75,7 +75,7 @@ def measure(
 
     Raises `ChainError` if the layers are not a chain.
     """
-    stopwatch = Stopwatch(_device_of(layers, example))
+    stopwatch = Stopwatch(device_of(layers, example))
     samples: list[list[tuple[float, float, float]]] = [[] for _ in layers]
     for repetition in range(warmup + repetitions):
         forwards, whole = _timed(layers, example, loss, stopwatch, inputs_only=False)
@@ -166,7 +166,7 @@ def _forward(index: int, layer: torch.nn.Module, values: tuple[Any, ...], loss: 
     """Runs a layer on the detached outputs of the one before it; returns its tape and its outputs."""
     given = tuple(_leaf(value, is_boundary=index > 0) for value in values)
     try:
-        output = layer(*given)
+        output = layer(*map(_changeable, given))
         if loss is not None:
             output = loss.function(output, loss.target)
     except Exception as error:
@@ -193,6 +193,16 @@ def _leaf(value: Any, *, is_boundary: bool) -> Any:
     return value.detach().requires_grad_(is_boundary and value.is_floating_point())
 
 
+def _changeable(value: Any) -> Any:
+    """Returns an input that a layer may change in place, which PyTorch forbids for leaves and for their views.
+
+    It has the memory of the leaf, and its gradient is the leaf's.
+    """
+    if not isinstance(value, Tensor) or not value.requires_grad:
+        return value
+    return torch.ops.aten._unsafe_view.default(value, value.shape)
+
+
 def _backward(run: _Run, *, inputs_only: bool) -> Callable[[], Any] | None:
     """Returns the backward of a layer; None if it computes nothing. The gradients of the outputs are made beforehand."""
     outputs = [output for output in run.outputs if output.requires_grad]
@@ -210,7 +220,11 @@ def _medians(samples: list[tuple[float, float, float]]) -> tuple[float, float, f
     return forward, min(inputs, whole), max(whole - inputs, 0.0)
 
 
-def _device_of(layers: Sequence[torch.nn.Module], example: tuple[Any, ...]) -> torch.device:
+def device_of(layers: Sequence[torch.nn.Module], example: tuple[Any, ...]) -> torch.device:
+    """Returns the device of the layers, or of the example if no layer has parameters.
+
+    Raises `ChainError` if there is no tensor.
+    """
     tensors = (tensor for layer in layers for tensor in layer.parameters())
     first = next(tensors, None)
     if first is None:

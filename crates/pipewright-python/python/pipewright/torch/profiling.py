@@ -8,6 +8,7 @@ from typing import Any
 
 import pipewright
 from pipewright.torch import versions
+from pipewright.torch.backends import device_of_messages
 from pipewright.torch.errors import ChainError
 from pipewright.torch.profile_keys import Layers, Link, ProfileParts, merge_equal, profile_keys
 from pipewright.torch.stages import layers_of
@@ -47,10 +48,10 @@ def profile(
 
     layers = layers_of(modules)
     given = example if isinstance(example, tuple) else (example,)
-    check(layers, given, repetitions)
+    check(layers, given, repetitions, warmup)
     loss = None if loss_fn is None else measured.Loss(loss_fn, target)
     sizes = measured.sizes(layers, given, loss)
-    shared = _Shared(torch, group)
+    shared = _Shared(torch, group, measured.device_of(layers, given))
     shared.wait()
     times = measured.measure(layers, given, loss, repetitions=repetitions, warmup=warmup)
     updates = [0.0] * len(layers)
@@ -75,12 +76,14 @@ def profile(
     return pipewright.Profile(profile_keys(parts))
 
 
-def check(layers: list[Any], example: tuple[Any, ...], repetitions: int) -> None:
+def check(layers: list[Any], example: tuple[Any, ...], repetitions: int, warmup: int) -> None:
     """Checks what can be checked before anything runs. Raises `ChainError`."""
     if not layers:
         raise ChainError("there are no layers; the layers of a model were expected, in order")
     if repetitions < 1:
         raise ChainError(f"repetitions is {repetitions}; a number from 1 was expected")
+    if warmup < 0:
+        raise ChainError(f"warmup is {warmup}; a number from 0 was expected")
     if not example:
         raise ChainError("the example is an empty tuple; the input of a microbatch was expected")
 
@@ -88,8 +91,8 @@ def check(layers: list[Any], example: tuple[Any, ...], repetitions: int) -> None
 class _Shared:
     """The processes that measure at the same time: the members of a group, or this process alone."""
 
-    def __init__(self, torch: Any, group: Any):
-        self._torch, self._group = torch, group
+    def __init__(self, torch: Any, group: Any, device: Any):
+        self._torch, self._group, self._of_layers = torch, group, device
         dist = torch.distributed
         self.ranks = dist.get_world_size(group) if dist.is_available() and dist.is_initialized() else 1
 
@@ -115,8 +118,8 @@ class _Shared:
         return measure_link(self._group, message_bytes=message_bytes, device=self._device(), repetitions=repetitions)
 
     def _device(self) -> Any:
-        is_gloo = "gloo" in str(self._torch.distributed.get_backend(self._group))
-        return self._torch.device("cpu") if is_gloo else self._torch.accelerator.current_accelerator()
+        """Returns the device of the tensors that the processes exchange."""
+        return device_of_messages(self._torch, self._group, self._of_layers)
 
 
 def _kind(layer: Any, sizes: Any) -> tuple[Any, ...]:
