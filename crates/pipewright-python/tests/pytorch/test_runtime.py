@@ -6,6 +6,7 @@ Ranks are Gloo processes.
 import pipewright as pw
 import pytest
 from pipewright.torch import PlanMismatch, annotate, program_for, program_of, schedule, stages, timeline_of, versions
+from pipewright.torch.agreement import Part, compare
 
 LAYERS, WIDTH, ROWS = 8, 6, 8
 
@@ -101,7 +102,8 @@ def all_of_two_ranks(rank, folder):
     if versions.load()[1].has_waits:
         results["program"] = train(rank, made["1f1b"].lower(passes=PASSES).csv(), [4], {})
     trace(rank, folder)
-    return results | {"recorded": record(rank), "mismatches": mismatches(rank), "differing": differing(rank)}
+    refused = {"mismatches": mismatches(rank), "differing": differing(rank), "failing": failing(rank)}
+    return results | refused | {"recorded": record(rank)}
 
 
 @pytest.fixture(scope="module")
@@ -246,15 +248,48 @@ def differing(rank):
     import torch
 
     plan = pw.schedule(["1f1b", "gpipe"][rank], ranks=2, microbatches=4)
+    same = pw.schedule("1f1b", ranks=2, microbatches=4)
+    tries = [(plan, [4]), (same, [[4], [5]][rank])]
+    return [message_of(lambda: schedule(plan, stages(plan, layers_of(torch), boundaries=cut), loss_fn)) for plan, cut in tries]
+
+
+def message_of(attempt):
+    """The message of the `PlanMismatch` that a call raises."""
     try:
-        schedule(plan, stages(plan, layers_of(torch), boundaries=[4]), loss_fn)
+        attempt()
     except PlanMismatch as error:
         return str(error)
 
 
 def test_ranks_with_different_plans_are_refused(two_ranks):
-    for message in two_ranks["differing"]:
-        assert message.startswith("the ranks [1] execute another program than rank 0; plan on one rank")
+    for tables, cuts in two_ranks["differing"]:
+        assert tables.startswith("the ranks [1] execute another program than rank 0; plan on one rank")
+        assert cuts.startswith("stage 0 ends before layer 4, and stage 1 begins with layer 5, because ranks have different cuts")
+
+
+def test_plans_with_different_cuts_or_recomputation_are_refused():
+    compare([Part(cut=([4], [])), Part(cut=([4], []))])
+    for other in (([5], []), ([4], [1])):
+        with pytest.raises(PlanMismatch, match=r"the plans of the ranks \[1\] have another cut or recomputation than rank 0's"):
+            compare([Part(cut=([4], [])), Part(cut=other)])
+    with pytest.raises(PlanMismatch, match="stage 0 begins with layer 1"):
+        compare([Part(layers={0: range(1, 4)})])
+
+
+def failing(rank):
+    """The message of the error if the plan does not fit the stages of rank 1 alone."""
+    import torch
+
+    plan = pw.schedule("1f1b", ranks=2, microbatches=4)
+    wider = pw.schedule("zbvzerobubble", ranks=2, microbatches=4)
+    of_rank = stages(plan, layers_of(torch), boundaries=[4])
+    return message_of(lambda: schedule([plan, wider][rank], of_rank, loss_fn))
+
+
+def test_an_error_of_one_rank_is_raised_on_all(two_ranks):
+    first, second = two_ranks["failing"]
+    assert second.startswith("the stages are of 2 ranks with 2 stages in total; the plan has 2 ranks with 4 stages")
+    assert first == f"rank 1: {second}"
 
 
 def test_without_a_process_group_the_error_says_so(torch):

@@ -5,7 +5,6 @@ from types import SimpleNamespace
 import pipewright as pw
 import pytest
 from pipewright.torch import PlanMismatch, program_for
-from pipewright.torch import runtime
 from pipewright.torch.stages import ranges, recomputed_stages
 
 
@@ -45,12 +44,6 @@ def test_a_plan_is_executed_as_it_was_searched():
     assert program.validate(transport="edge") == {"edge": "sound"}
     predicted = program.simulate(profile=profile, boundaries=plan.boundaries).makespan
     assert predicted == pytest.approx(plan.predicted_step_s, rel=0.1)
-
-
-@pytest.mark.parametrize("backend, per_edge, expected", [("gloo", False, "edge"), ("nccl", False, "rank"), ("nccl", True, "edge")])
-def test_the_communicator_follows_from_the_group(backend, per_edge, expected):
-    distributed = SimpleNamespace(get_backend=lambda group: backend)
-    assert runtime.transport_of(distributed, SimpleNamespace(group=None, p2p_per_edge=per_edge)) == expected
 
 
 def test_a_recomputed_stage_computes_the_same(torch):

@@ -12,12 +12,13 @@ class Chain(torch.nn.ModuleList):
     """Layers in order. Each gets the output of the one before it; a tuple becomes several arguments.
 
     With `recompute`, a training forward keeps its inputs only, and its backward runs it again. Parameters are named by layer,
-    counted from 0.
+    counted from 0. `first` is the position of the first layer in the model.
     """
 
-    def __init__(self, layers: list[torch.nn.Module], *, recompute: bool = False):
+    def __init__(self, layers: list[torch.nn.Module], *, recompute: bool = False, first: int = 0):
         super().__init__(layers)
         self.recompute = recompute
+        self.of_model = range(first, first + len(layers))
 
     def forward(self, *values: Any) -> Any:
         """Returns the output of the last layer."""

@@ -7,12 +7,13 @@ of the stages.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import pipewright
 from pipewright.torch import tables, versions
+from pipewright.torch.agreement import Part, agree, part_of
+from pipewright.torch.backends import backends_of
 from pipewright.torch.errors import PlanMismatch
 from pipewright.torch.placed import Placed, placed, source_of
 from pipewright.torch.tables import Rows
@@ -39,22 +40,29 @@ def schedule(
     the result are PyTorch's. `transport` is the communicator for which the table is proved sound; by default,
     `edge` for Gloo and for one group per edge, and `rank` for others.
 
-    All ranks of the pipeline call this function, because it compares their tables: ranks with different ones would hang.
+    All ranks of the pipeline call this function, because it compares their tables, cuts and recomputation: ranks with
+    different tables would hang, and ranks with different cuts would train another model. An error that
+    one rank finds in its plan is raised on all of them. A rank without stages has no group in which it could tell the others.
 
-    Raises `PlanMismatch` if the plan does not fit the stages, differs between ranks, or PyTorch cannot run it,
-    `pipewright.ValidationError` if it is not sound for the communicator, and `UntestedVersion`.
+    Raises `PlanMismatch` if the plan does not fit the stages, differs between ranks, or PyTorch cannot run it, or if another
+    rank has an error; `pipewright.ValidationError` if the plan is not sound for the communicator; and `UntestedVersion`.
     """
     torch, version = versions.load(allow_untested=allow_untested)
     from torch.distributed.pipelining.schedules import _Action, _PipelineScheduleRuntime
 
-    of_plan = placed(plan)
-    check_stages(of_plan, stages)
-    is_sharded = any(_is_sharded(stage) for stage in stages)
-    program = program_for(plan, unshard=is_sharded)
-    program.validate(transport=transport or transport_of(torch.distributed, stages[0]))
-    rows = rows_for(program, version)
-    check_losses(rows, of_plan.stages - 1)
-    check_equal(torch.distributed, stages[0].group, program)
+    check_kinds(stages)
+    try:
+        of_plan = placed(plan)
+        check_stages(of_plan, stages)
+        program = program_for(plan, unshard=any(_is_sharded(stage) for stage in stages))
+        program.validate(transport=transport or transport_of(torch.distributed, stages[0]))
+        rows = rows_for(program, version)
+        check_losses(rows, of_plan.stages - 1)
+        part = part_of(plan, actions_of(program), stages)
+    except Exception as error:
+        agree(torch.distributed, stages[0].group, Part(error=str(error) or repr(error)))
+        raise
+    agree(torch.distributed, stages[0].group, part)
     runtime = _PipelineScheduleRuntime(list(stages), of_plan.microbatches, loss_fn=loss_fn, **options)
     actions = {rank: [_Action.from_str(cell) for cell in row] for rank, row in enumerate(rows)}
     runtime._prepare_schedule_with_comms(actions, format="compute_comms")
@@ -94,16 +102,20 @@ def actions_of(program: pipewright.Program) -> Rows:
     return [[cell for cell in row if cell] for row in program.rows]
 
 
-def check_stages(of_plan: Placed, stages: Sequence[Any]) -> None:
-    """Checks that `stages` are the stages that the plan gives to their rank.
-
-    Raises `PlanMismatch` if they are not.
-    """
+def check_kinds(stages: Sequence[Any]) -> None:
+    """Checks that `stages` are one stage of PyTorch or more. Raises `PlanMismatch` if they are not."""
     if not stages:
         raise PlanMismatch("there is no stage; the stages of this rank were expected, as pipewright.torch.stages makes them")
     for stage in stages:
         if not all(hasattr(stage, key) for key in ("stage_index", "num_stages", "group_rank", "group_size")):
             raise PlanMismatch(f"read a {type(stage).__name__}; a torch.distributed.pipelining.PipelineStage was expected")
+
+
+def check_stages(of_plan: Placed, stages: Sequence[Any]) -> None:
+    """Checks that `stages` are the stages that the plan gives to their rank.
+
+    Raises `PlanMismatch` if they are not.
+    """
     first = stages[0]
     if first.group_size != of_plan.ranks or first.num_stages != of_plan.stages:
         raise PlanMismatch(
@@ -130,29 +142,13 @@ def check_losses(rows: Rows, last_stage: int) -> None:
         )
 
 
-def check_equal(distributed: Any, group: Any, program: pipewright.Program) -> None:
-    """Checks that all ranks of a group have the same program, apart from the gathering of parameters.
-
-    Raises `PlanMismatch` on every rank if they differ.
-    """
-    kept = (cell for row in actions_of(program) for cell in (*row, "end") if not cell.endswith("SHARD"))
-    digest = hashlib.sha256(",".join(kept).encode()).hexdigest()
-    digests: list[Any] = [None] * distributed.get_world_size(group)
-    distributed.all_gather_object(digests, digest, group=group)
-    different = [rank for rank, other in enumerate(digests) if other != digests[0]]
-    if different:
-        raise PlanMismatch(
-            f"the ranks {different} execute another program than rank 0; plan on one rank, and give its plan to all of them"
-        )
-
-
 def transport_of(distributed: Any, stage: Any) -> str:
     """Returns the name of the communicator of a stage's group.
 
     Gloo has one connection for each pair of ranks and matches messages of one direction in their order, as one group
     per edge does. Other back ends run the operations of a group in order on each rank.
     """
-    if getattr(stage, "p2p_per_edge", False) or "gloo" in str(distributed.get_backend(stage.group)):
+    if getattr(stage, "p2p_per_edge", False) or backends_of(distributed, stage.group).get(stage.device.type) == "gloo":
         return "edge"
     return "rank"
 

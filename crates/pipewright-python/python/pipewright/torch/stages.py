@@ -41,7 +41,9 @@ def stages(
     recomputed = recomputed_stages(plan, plan_of_stages.stages)
     made = []
     for stage in plan_of_stages.of_rank(rank):
-        module = Chain([layers[layer] for layer in cut[stage]], recompute=recomputed[stage]).to(device)
+        of_stage = cut[stage]
+        chain = Chain([layers[layer] for layer in of_stage], recompute=recomputed[stage], first=of_stage.start)
+        module = chain.to(device)
         made.append(PipelineStage(module, stage, plan_of_stages.stages, torch.device(device), group=group))
     return made
 
