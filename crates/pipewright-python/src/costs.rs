@@ -29,10 +29,18 @@ use crate::errors::type_error;
 ///     >>> pw.Costs(forward=1, backward=2, hop=0.1)
 ///     Costs.parse("F=1,B=2,hop=0.1")
 #[pyclass(frozen, eq, module = "pipewright", name = "Costs")]
-#[derive(Debug, PartialEq)]
+#[derive(Debug)]
 pub(crate) struct PyCosts {
+    /// The text that the costs were read from.
     text: String,
     costs: Costs,
+}
+
+/// Two texts of the same costs are equal.
+impl PartialEq for PyCosts {
+    fn eq(&self, other: &Self) -> bool {
+        self.costs == other.costs
+    }
 }
 
 #[pymethods]

@@ -40,7 +40,8 @@ pub(crate) fn exception(
     made().map_or_else(|error| error, PyErr::from_value)
 }
 
-fn plain(py: Python<'_>, class: &str, error: &(dyn Error + 'static)) -> PyErr {
+/// Returns the exception called `class` for an error without fields.
+pub(crate) fn plain(py: Python<'_>, class: &str, error: &(dyn Error + 'static)) -> PyErr {
     exception(py, class, &with_causes(error), |_| Ok(()))
 }
 

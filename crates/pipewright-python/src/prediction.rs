@@ -14,7 +14,7 @@ use pyo3::prelude::*;
 
 use crate::arguments::{named, whole_list};
 use crate::costs::costs_of;
-use crate::errors::{Raised, value_error};
+use crate::errors::{Raised, plain, value_error};
 use crate::profile::profile_of;
 use crate::timeline::Predicted;
 
@@ -55,7 +55,7 @@ impl Raised for PredictionError {
         match self {
             Self::Source(error) => error.raised(py),
             Self::Simulate(error) => error.raised(py),
-            Self::Profile(error) => value_error(error),
+            Self::Profile(error) => plain(py, "PlanError", error),
         }
     }
 }

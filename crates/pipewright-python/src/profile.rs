@@ -21,7 +21,7 @@ use crate::interrupt::interruptible;
 ///         line end or begins with `{`.
 ///
 /// Raises:
-///     ProfileError: If a key is missing or unknown, or a value cannot be, with every problem as `problems`.
+///     ProfileError: If a key is missing or unknown, or for invalid values, with every problem as `problems`.
 ///     OSError: If the file cannot be read.
 #[pyclass(frozen, eq, module = "pipewright", name = "Profile")]
 #[derive(Debug, PartialEq)]

@@ -8,6 +8,7 @@ use pipewright_schedule::lower::ProgramSource;
 use pipewright_schedule::picture::title;
 use pipewright_schedule::{Level, Program, Slices};
 use pipewright_system::schedule_memory::check_program;
+use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -18,7 +19,7 @@ use crate::lowering::{Unlowered, check_choice, passes_of, passes_to};
 use crate::prediction::At;
 use crate::proof::{TransportOptions, prove};
 use crate::rows::{Cells, Sizes, Text, cells_of, texts};
-use crate::timeline::PyTimeline;
+use crate::timeline::{MOST_SHOWN, PyTimeline};
 
 /// Rows of actions, one for each rank: a schedule that was read, or a program with communication.
 ///
@@ -321,10 +322,15 @@ impl PyProgram {
     }
 
     fn _repr_svg_(&self, py: Python<'_>) -> PyResult<Option<String>> {
+        let actions: usize = self.program.rows().iter().map(Vec::len).sum();
+        if actions > MOST_SHOWN {
+            return Ok(None);
+        }
         match self.simulate(py, None, None, None, "none", false, None, None, None, false) {
             Ok(timeline) => timeline.shown(py),
-            // A notebook shows the text of a program that cannot be drawn.
-            Err(_unsound) => Ok(None),
+            // A notebook shows the text of an unsound program.
+            Err(error) if error.is_instance_of::<PyValueError>(py) => Ok(None),
+            Err(error) => Err(error),
         }
     }
 

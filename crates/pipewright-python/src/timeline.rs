@@ -7,7 +7,7 @@ use pipewright_schedule::picture::{
     MAX_CELLS, PictureSettings, RecordedStep, TimeUnit, View, html, svg, title, view, with_whole_overlaps,
 };
 use pipewright_schedule::simulate::Summary;
-use pipewright_schedule::{Costs, Microbatch, Program, Timeline};
+use pipewright_schedule::{Costs, Program, Timeline};
 use pipewright_system::bounded_file::write_regular;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -16,7 +16,7 @@ use crate::errors::{os_error, value_error};
 use crate::interrupt::interruptible;
 
 /// The largest number of actions that a notebook shows by itself.
-const MOST_SHOWN: usize = 20_000;
+pub(crate) const MOST_SHOWN: usize = 20_000;
 
 /// A predicted run: when each rank runs each action, and what follows from it.
 ///
@@ -157,7 +157,8 @@ impl PyTimeline {
         self.0.summary.peak_bytes.clone()
     }
 
-    /// All figures, with the keys of `pipewright simulate --format json`.
+    /// The figures of `pipewright simulate --format json` under the same keys, without `activation_buffers`,
+    /// `engine_ms` and the price of a transport.
     #[getter]
     fn summary<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let json = serde_json::to_string(&self.0.summary).map_err(value_error)?;
@@ -165,7 +166,8 @@ impl PyTimeline {
     }
 
     /// The events as columns, for `pandas.DataFrame(timeline.events)`: the lists `rank`, `action`, `stage`,
-    /// `microbatch`, `start` and `end`, by rank and then by start.
+    /// `microbatch`, `slice`, `start` and `end`, by rank and then by start. Slices are counted from 0 in each
+    /// microbatch; an action that belongs to no microbatch has `None` for both.
     #[getter]
     fn events<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let events = self.0.timeline.events();
@@ -175,8 +177,13 @@ impl PyTimeline {
             .set_item("action", events.iter().map(|event| event.action.to_string()).collect::<Vec<_>>())?;
         columns
             .set_item("stage", events.iter().map(|event| event.action.stage().get()).collect::<Vec<_>>())?;
-        let numbers = events.iter().map(|event| event.action.microbatch().map(Microbatch::get));
-        columns.set_item("microbatch", numbers.collect::<Vec<_>>())?;
+        let slices = self.0.timeline.slices();
+        let places = events.iter().map(|event| event.action.microbatch().map(|number| slices.place(number)));
+        let (microbatches, slices): (Vec<_>, Vec<_>) = places
+            .map(|place| (place.map(|(microbatch, _)| microbatch.get()), place.map(|(_, slice)| slice.get())))
+            .unzip();
+        columns.set_item("microbatch", microbatches)?;
+        columns.set_item("slice", slices)?;
         columns.set_item("start", events.iter().map(|event| event.start).collect::<Vec<_>>())?;
         columns.set_item("end", events.iter().map(|event| event.end).collect::<Vec<_>>())?;
         Ok(columns)

@@ -36,6 +36,7 @@ class _Events(TypedDict):
     action: list[str]
     stage: list[int]
     microbatch: list[int | None]
+    slice: list[int | None]
     start: list[float]
     end: list[float]
 

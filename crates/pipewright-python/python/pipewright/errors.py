@@ -1,8 +1,8 @@
 """The exceptions of the package, with what they say as fields.
 
 All of them are `PipewrightError`. Wrong input is also a `ValueError`, and a schedule that does not fit into the
-memory is also a `MemoryError`. A file that cannot be read raises Python's own `OSError`, and an argument of a wrong
-type raises `TypeError`.
+memory is also a `MemoryError`. A file that cannot be read raises Python's own `OSError`, and a wrong argument a plain
+`ValueError` or `TypeError`.
 """
 
 from __future__ import annotations
@@ -95,14 +95,14 @@ class CostsError(PipewrightError, ValueError):
 
 
 class ProfileError(PipewrightError, ValueError):
-    """A profile has a value that cannot be, or a key that no profile has."""
+    """A profile has invalid values, or a key that no profile has."""
 
     problems: list[str] = []
     """Every problem."""
 
 
 class PlanError(PipewrightError, ValueError):
-    """There is no plan for a request."""
+    """There is no plan for a request, or a cut does not fit its profile."""
 
     rank: int | None = None
     """The rank that lacks the most memory, if no plan fits."""

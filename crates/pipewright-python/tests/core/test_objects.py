@@ -5,6 +5,7 @@ import html.parser
 import json
 import pathlib
 import re
+import time
 import xml.etree.ElementTree as xml
 
 import pytest
@@ -57,16 +58,24 @@ def test_names_and_settings_of_schedules():
 def test_events_are_columns(program):
     timeline = program.simulate()
     events = timeline.events
-    assert list(events) == ["rank", "action", "stage", "microbatch", "start", "end"]
+    assert list(events) == ["rank", "action", "stage", "microbatch", "slice", "start", "end"]
     assert len({len(column) for column in events.values()}) == 1
     assert max(events["end"]) - min(events["start"]) == timeline.makespan
     first = {name: column[0] for name, column in events.items()}
-    assert first == {"rank": 0, "action": "0F0", "stage": 0, "microbatch": 0, "start": 0.0, "end": 1.0}
+    assert first == {"rank": 0, "action": "0F0", "stage": 0, "microbatch": 0, "slice": 0, "start": 0.0, "end": 1.0}
     pandas = pytest.importorskip("pandas", reason="pandas is not installed, so its table of the events is not tested")
     assert len(pandas.DataFrame(events)) == len(events["rank"])
 
 
+def test_events_of_slices_have_their_microbatch():
+    events = pw.schedule("seq1f1b", ranks=2, microbatches=3, slices=4).lower().simulate().events
+    places = dict(zip(events["action"], zip(events["microbatch"], events["slice"])))
+    assert (places["0F5"], places["1RECV_F11"]) == ((1, 1), (2, 3))
+    assert {microbatch for microbatch, _ in places.values()} <= {0, 1, 2, None}
+
+
 def test_costs_have_names():
+    assert pw.Costs.parse("F=1") == pw.Costs.parse("F=1.0") != pw.Costs.parse("F=2")
     assert pw.Costs(forward=1, backward=2) == pw.Costs.parse("F=1,B=2")
     assert pw.Costs(forward=[1, 1, 2], hop=0.1) == pw.Costs.parse("F=1:1:2,hop=0.1")
     assert pw.Costs() != pw.Costs(hop=1)
@@ -93,6 +102,24 @@ def test_a_notebook_shows_neither_large_nor_unsound_programs():
     large = pw.schedule("gpipe", ranks=8, microbatches=40000).lower().simulate()
     with pytest.raises(ValueError, match="too large to draw"):
         large.svg()
+
+
+def test_a_notebook_does_not_simulate_large_programs():
+    large = pw.schedule("gpipe", ranks=8, microbatches=40000).lower()
+    start = time.perf_counter()
+    assert large._repr_svg_() is None
+    shown_s = time.perf_counter() - start
+    large.simulate()
+    assert shown_s < (time.perf_counter() - start) / 10
+
+
+def test_a_notebook_shows_no_picture_instead_of_an_error_but_can_be_interrupted(monkeypatch):
+    def interrupt(*_arguments, **_fields):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(pw.errors, "ValidationError", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        pw.read_csv("0B0,0F0\n")._repr_svg_()
 
 
 def test_profiles_in_all_forms():
