@@ -42,7 +42,7 @@ pub fn limit_of(profile: &Profile, choice: &PlanChoice, prediction: &Prediction)
     let timeline = prediction.run.timeline();
     let busy: Vec<(Rank, f64)> = placement.all_ranks().map(|rank| (rank, timeline.busy(rank))).collect();
     let mean_s = busy.iter().map(|(_, time)| time).sum::<f64>() / busy.len().max(1) as f64;
-    // Of ranks that are equally busy, the first one.
+    // If several ranks are equally busy, the first one wins.
     let busiest = busy.iter().rev().max_by(|one, other| one.1.total_cmp(&other.1));
     let &(rank, busy_s) = busiest.unwrap_or(&(Rank::new(0), 0.0));
     let layers_of = |stage: StageIndex| {
@@ -62,7 +62,7 @@ fn work_of(layer: &LayerProfile) -> f64 {
     layer.forward_s + layer.input_backward_s + layer.weight_backward_s
 }
 
-/// Returns the kind whose layers together take the longest.
+/// Returns the kind whose layers together take the longest. If several kinds are equal, the first one wins.
 fn heaviest_kind(layers: &[&LayerProfile]) -> String {
     let mut kinds: Vec<(&str, f64)> = Vec::new();
     for layer in layers {
@@ -71,6 +71,20 @@ fn heaviest_kind(layers: &[&LayerProfile]) -> String {
             None => kinds.push((&layer.kind, work_of(layer))),
         }
     }
-    let heaviest = kinds.iter().max_by(|one, other| one.1.total_cmp(&other.1));
+    let heaviest = kinds.iter().rev().max_by(|one, other| one.1.total_cmp(&other.1));
     heaviest.map(|(kind, _)| (*kind).to_owned()).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_of_equal_kinds_is_the_heaviest() {
+        let layer =
+            |kind: &str| LayerProfile { kind: kind.to_owned(), forward_s: 1.0, ..LayerProfile::default() };
+        let layers = [layer("attention"), layer("mlp")];
+        assert_eq!(heaviest_kind(&[&layers[0], &layers[1]]), "attention");
+        assert_eq!(heaviest_kind(&[&layers[0], &layers[1], &layers[1]]), "mlp");
+    }
 }
