@@ -1,7 +1,8 @@
 //! Options as a command line or a script has them: `--key value ..`, `--key=value`, and flags.
 //!
 //! Words are separated by blanks and ends of lines. Quotes group a word, `#` begins a comment, and a `\` at
-//! the end of a line continues it, so that parts of scripts can be read as they are.
+//! the end of a line continues it, so that parts of scripts can be read as they are. A quote that its line
+//! does not close encloses several lines of options, and separates words as a blank does.
 
 use crate::emit::read_error::{ReadError, ReadErrorKind};
 use crate::plan::System;
@@ -19,6 +20,15 @@ pub(super) struct Entry {
     pub(super) line: usize,
 }
 
+impl Entry {
+    /// Returns whether a word on `line` is a value. The words of a script after the values are not, such as the
+    /// end of an array, the start of the next one, or a variable on a line of its own.
+    fn takes(&self, word: &str, line: usize) -> bool {
+        let may_be = line == self.line || self.values.is_empty() || self.key == MODULES;
+        may_be && word != ")" && !word.ends_with("=(")
+    }
+}
+
 /// The options of a text, in order.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Options {
@@ -28,8 +38,11 @@ pub(super) struct Options {
 /// The prefix of torchtitan's choices of activation checkpointing, which have no dashes.
 pub(super) const CHECKPOINTING: &str = "activation-checkpoint:";
 
+/// torchtitan's list of the modules of each stage, the only option whose values may be on several lines.
+pub(super) const MODULES: &str = "parallelism.module-fqns-per-model-part";
+
 impl Options {
-    /// Reads all options of a text. Words before the first one are skipped.
+    /// Reads all options of a text. Skips words that are not values, such as those before the first option.
     pub(super) fn parse(text: &str) -> Self {
         let mut list: Vec<Entry> = Vec::new();
         for (line, word) in words(text) {
@@ -42,7 +55,7 @@ impl Options {
                     None => (option, None),
                 };
                 list.push(Entry { key: key.replace('_', "-"), values: value.into_iter().collect(), line });
-            } else if let Some(last) = list.last_mut() {
+            } else if let Some(last) = list.last_mut().filter(|last| last.takes(&word, line)) {
                 last.values.push(word);
             }
         }
@@ -81,8 +94,8 @@ impl Options {
         for entry in self.list.iter().filter(|entry| !known.contains(&entry.key.as_str())) {
             let near = nearest(&entry.key, known);
             if near.is_some() || (!strict.is_empty() && entry.key.starts_with(strict)) {
-                let nearest = near.map(|key| format!("--{key}"));
-                let key = format!("--{}", entry.key);
+                let nearest = near.map(with_dashes);
+                let key = with_dashes(&entry.key);
                 return Err(ReadErrorKind::UnknownKey { system, key, nearest }.at(entry.line));
             }
         }
@@ -96,8 +109,13 @@ const MOST: u32 = 1_000_000;
 
 /// Returns the error for a value.
 pub(super) fn wrong(key: &str, value: String, expected: &str) -> ReadErrorKind {
+    ReadErrorKind::Value { key: with_dashes(key), value, expected: expected.to_owned() }
+}
+
+/// Returns an option as it is written.
+pub(super) fn with_dashes(key: &str) -> String {
     let dashes = if key.starts_with(CHECKPOINTING) { "" } else { "--" };
-    ReadErrorKind::Value { key: format!("{dashes}{key}"), value, expected: expected.to_owned() }
+    format!("{dashes}{key}")
 }
 
 /// Returns the known key that is similar to another key.
@@ -113,16 +131,16 @@ fn words(text: &str) -> Vec<(usize, String)> {
     for (line, content) in (1..).zip(text.lines()) {
         let mut word: Option<String> = None;
         let mut quote: Option<char> = None;
-        for letter in content.chars() {
+        for (at, letter) in content.char_indices() {
             match quote {
                 Some(end) if letter == end => quote = None,
                 Some(_) => word.get_or_insert_default().push(letter),
-                None if letter == '"' || letter == '\'' => {
+                None if (letter == '"' || letter == '\'') && content[at + 1..].contains(letter) => {
                     word.get_or_insert_default();
                     quote = Some(letter);
                 }
                 None if letter == '#' && word.is_none() => break,
-                None if letter.is_whitespace() || letter == '\\' => {
+                None if letter.is_whitespace() || ['\\', '"', '\''].contains(&letter) => {
                     words.extend(word.take().map(|word| (line, word)));
                 }
                 None => word.get_or_insert_default().push(letter),
@@ -159,6 +177,15 @@ mod tests {
             &[("a", &["1"], 1), ("activation-checkpoint:full", &[], 1)],
         );
         check("--", &[]);
+    }
+
+    #[test]
+    fn words_of_a_script_are_no_values() {
+        check("A=(\n  --a 1\n)\nB_ARGS=(\n  --b\n)\n", &[("a", &["1"], 2), ("b", &[], 5)]);
+        check("run --a 1 \\\n  ${ARGS[@]} \\\n  \"${B[@]}\"\n", &[("a", &["1"], 1)]);
+        check("A=\"--a 1 \\\n  --b \\\n  2\n\"\npython x.py $A", &[("a", &["1"], 1), ("b", &["2"], 2)]);
+        let modules = format!("--{MODULES} x\n y\n z\n)");
+        check(&modules, &[(MODULES, &["x", "y", "z"], 1)]);
     }
 
     #[test]

@@ -5,8 +5,8 @@ use serde_json::{Map, Value};
 use crate::emit::balanced::{balanced, uniform};
 use crate::emit::options::nearest;
 use crate::emit::read_error::{ReadError, ReadErrorKind};
-use crate::emit::read_plan::{ReadPlan, Sizes};
-use crate::generate::{ScheduleSpec, generate};
+use crate::emit::read_plan::{ReadPlan, Sizes, checkpoint_remark, generate_within};
+use crate::generate::ScheduleSpec;
 use crate::plan::{MeshOrder, PlanChoice, System, with_head_parts};
 use crate::profile::Profile;
 
@@ -14,6 +14,7 @@ const BATCH: &str = "train_batch_size";
 const ROWS: &str = "train_micro_batch_size_per_gpu";
 const MICROBATCHES: &str = "gradient_accumulation_steps";
 const PIPELINE: &str = "pipeline";
+const INTERVAL: &str = "activation_checkpoint_interval";
 /// The keys that are read. A key that is nearly one of them is a mistake.
 const KNOWN: [&str; 4] = [BATCH, ROWS, MICROBATCHES, PIPELINE];
 /// The keys of `pipeline`: DeepSpeed's, and `parts`.
@@ -21,7 +22,7 @@ const PIPELINE_KEYS: [&str; 8] = [
     "stages",
     "parts",
     "partition",
-    "activation_checkpoint_interval",
+    INTERVAL,
     "seed_layers",
     "pipe_partitioned",
     "grad_partitioned",
@@ -46,22 +47,15 @@ pub(super) fn read(text: &str, profile: &Profile, ranks: Option<u32>) -> Result<
     }
     let missing = |key| ReadErrorKind::MissingKey { system: System::Deepspeed, key };
     let stages = number(pipeline, "stages")?.ok_or_else(|| missing("pipeline.stages"))?;
-    let sizes = Sizes { pipeline: stages, tensor: 1 };
+    let sizes = Sizes { pipeline: stages, tensor: 1, context: 1 };
     let batch = Batch::read(config, sizes, ranks)?;
     let profile = with_head_parts(profile, Some(1));
     let layers = usize::try_from(profile.layer_count()).unwrap_or(usize::MAX);
     let boundaries = boundaries(pipeline, &profile, layers, stages)?;
-    let mut remarks = Vec::new();
-    let interval = pipeline.get("activation_checkpoint_interval").and_then(Value::as_u64).unwrap_or(0);
-    let most = largest(&boundaries, layers) as u64;
-    if (1..most).contains(&interval) {
-        remarks.push(format!(
-            "checkpoints every {interval} layers are predicted as one checkpoint for each stage, which needs less memory while \
-             the forward runs and more in the backward"
-        ));
-    }
+    let interval = interval(pipeline)?;
+    let remarks = checkpoint_remark(interval, largest(&boundaries, layers) as u64);
     let spec = ScheduleSpec { ranks: stages, microbatches: batch.microbatches, ..ScheduleSpec::default() };
-    let schedule = generate("1f1b", &spec).map_err(ReadErrorKind::from)?;
+    let schedule = generate_within("1f1b", &spec)?;
     let choice = PlanChoice {
         head_parts: Some(1),
         boundaries,
@@ -71,7 +65,15 @@ pub(super) fn read(text: &str, profile: &Profile, ranks: Option<u32>) -> Result<
         microbatch_rows: batch.rows,
         ..PlanChoice::default()
     };
+    let remarks = remarks.into_iter().collect();
     Ok(ReadPlan { system: System::Deepspeed, schedule, schedule_name: "1f1b".to_owned(), choice, remarks })
+}
+
+/// Returns the number of layers of a checkpoint; 0 if nothing is recomputed.
+fn interval(pipeline: &Map<String, Value>) -> Result<u64, ReadErrorKind> {
+    let Some(value) = pipeline.get(INTERVAL) else { return Ok(0) };
+    let expected = "a whole number of layers, or 0 for no recomputation";
+    value.as_u64().ok_or_else(|| mistake(&format!("{PIPELINE}.{INTERVAL}"), value, expected))
 }
 
 fn check_keys(config: &Map<String, Value>) -> Result<(), ReadErrorKind> {

@@ -4,8 +4,8 @@ use crate::emit::layout::parse_layout;
 use crate::emit::model_parts::{ModelParts, StageParts};
 use crate::emit::options::{Options, wrong};
 use crate::emit::read_error::{ReadError, ReadErrorKind};
-use crate::emit::read_plan::{ReadPlan, Sizes};
-use crate::generate::{ScheduleSpec, generate};
+use crate::emit::read_plan::{ReadPlan, Sizes, checkpoint_remark, generate_within};
+use crate::generate::ScheduleSpec;
 use crate::plan::{MeshOrder, PlanChoice, System};
 use crate::profile::Profile;
 use crate::schedule::Schedule;
@@ -24,6 +24,7 @@ const FIRST: &str = "decoder-first-pipeline-num-layers";
 const LAST: &str = "decoder-last-pipeline-num-layers";
 const WITH_EMBEDDING: &str = "account-for-embedding-in-pipeline-split";
 const WITH_HEAD: &str = "account-for-loss-in-pipeline-split";
+const SELECTIVE: &str = "recompute-activations";
 const GRANULARITY: &str = "recompute-granularity";
 const METHOD: &str = "recompute-method";
 const RECOMPUTED: &str = "recompute-num-layers";
@@ -32,7 +33,7 @@ const EXPERT: &str = "expert-model-parallel-size";
 const PIPELINE_ORDER: &str = "use-tp-pp-dp-mapping";
 
 /// The keys that are read. A key that is nearly one of them is a mistake.
-const KNOWN: [&str; 19] = [
+const KNOWN: [&str; 20] = [
     PIPELINE,
     TENSOR,
     LAYOUT,
@@ -46,6 +47,7 @@ const KNOWN: [&str; 19] = [
     LAST,
     WITH_EMBEDDING,
     WITH_HEAD,
+    SELECTIVE,
     GRANULARITY,
     METHOD,
     RECOMPUTED,
@@ -66,20 +68,22 @@ pub(super) fn read(options: &Options, profile: &Profile, ranks: Option<u32>) -> 
     let sizes = Sizes {
         pipeline: options.number(PIPELINE, 1)?.unwrap_or(1),
         tensor: options.number(TENSOR, 1)?.unwrap_or(1),
+        context: options.number(CONTEXT, 1)?.unwrap_or(1),
     };
     if let Some(layers) = options.number(LAYERS, 1)?.filter(|&layers| layers as usize != parts.blocks().len())
     {
-        let (found, profile) = (layers as usize, parts.blocks().len());
-        return Err(ReadErrorKind::BlockCount { found, profile }.at(line(options, LAYERS)));
+        let expected =
+            format!("{}, the blocks of the profile; use the profile of this model", parts.blocks().len());
+        return Err(at(options, LAYERS, wrong(LAYERS, layers.to_string(), &expected)));
     }
     let stages = stages(options, &parts, sizes.pipeline)?;
-    let boundaries = parts.boundaries(&stages).map_err(|kind| at_layout(options, kind))?;
+    let boundaries = parts.boundaries(&stages).map_err(|kind| at(options, LAYOUT, kind))?;
     let replicas = sizes.replicas(ranks, None)?;
     let missing = |key| ReadError::from(ReadErrorKind::MissingKey { system: System::Megatron, key });
     let rows = options.number(ROWS, 1)?.ok_or_else(|| missing("--micro-batch-size"))?;
     let microbatches = microbatches(options, rows, replicas)?;
     let (schedule, schedule_name) = schedule(options, stages.len() as u32, sizes.pipeline, microbatches)?;
-    let mut remarks = other_parallelism(options)?;
+    let mut remarks = other_parallelism(options, sizes)?;
     let recomputes = recompute(options, &stages, &mut remarks)?;
     let is_in_rows = options.has(PIPELINE_ORDER) || profile.node.is_none();
     let choice = PlanChoice {
@@ -95,13 +99,9 @@ pub(super) fn read(options: &Options, profile: &Profile, ranks: Option<u32>) -> 
     Ok(ReadPlan { system: System::Megatron, schedule, schedule_name, choice, remarks })
 }
 
-fn line(options: &Options, key: &str) -> usize {
-    options.find(key).map_or(1, |entry| entry.line)
-}
-
-/// Returns an error about the stages, with the line of the layout if there is one.
-fn at_layout(options: &Options, kind: ReadErrorKind) -> ReadError {
-    match options.find(LAYOUT) {
+/// Returns an error about an option, with its line if it is given.
+fn at(options: &Options, key: &str, kind: ReadErrorKind) -> ReadError {
+    match options.find(key) {
         Some(entry) => kind.at(entry.line),
         None => kind.into(),
     }
@@ -127,7 +127,13 @@ fn split(options: &Options, parts: &ModelParts, ranks: u32) -> Result<Vec<StageP
     let counted_layers = parts.blocks().len() + ends[0] + ends[1];
     let fixed = [options.number(FIRST, 1)?, options.number(LAST, 1)?];
     let per_rank = chunks(options, counted_layers, ranks)?;
-    let stages = ranks as usize * per_rank;
+    let stages = (ranks as usize).saturating_mul(per_rank);
+    if stages > counted_layers {
+        let layers = counted(counted_layers, "layer");
+        let what =
+            format!("{stages} stages cannot share {layers}; use fewer stages, or the profile of this model");
+        return Err(ReadErrorKind::Contradiction { what }.into());
+    }
     let mut sizes = vec![0; stages];
     if fixed != [None, None] {
         if per_rank > 1 {
@@ -136,10 +142,12 @@ fn split(options: &Options, parts: &ModelParts, ranks: u32) -> Result<Vec<StageP
             return Err(ReadErrorKind::Contradiction { what }.into());
         }
         let taken: usize = fixed.iter().flatten().map(|&layers| layers as usize).sum();
-        let others = stages.saturating_sub(fixed.iter().flatten().count());
-        let rest = parts.blocks().len().checked_sub(taken);
-        let each = even(rest.unwrap_or(usize::MAX), others, parts.blocks().len())?;
-        sizes.fill(each);
+        let all = parts.blocks().len();
+        match (stages.checked_sub(fixed.iter().flatten().count()), all.checked_sub(taken)) {
+            (Some(0), Some(0)) => {}
+            (Some(others), Some(rest)) => sizes.fill(even(rest, others, all)?),
+            _ => return Err(uneven(all)),
+        }
         for (place, size) in [(0, fixed[0]), (stages - 1, fixed[1])] {
             if let Some(size) = size {
                 sizes[place] = size as usize;
@@ -173,14 +181,18 @@ fn chunks(options: &Options, layers: usize, ranks: u32) -> Result<usize, ReadErr
 
 /// Divides layers evenly.
 fn even(layers: usize, parts: usize, all: usize) -> Result<usize, ReadError> {
-    if parts == 0 || layers == 0 || layers > all || !layers.is_multiple_of(parts) {
-        let what = format!(
-            "Megatron divides {} evenly, and these options do not; give `--{LAYOUT}` or other numbers",
-            counted(all, "layer")
-        );
-        return Err(ReadErrorKind::Contradiction { what }.into());
+    if parts == 0 || layers == 0 || !layers.is_multiple_of(parts) {
+        return Err(uneven(all));
     }
     Ok(layers / parts)
+}
+
+fn uneven(layers: usize) -> ReadError {
+    let what = format!(
+        "Megatron divides {} evenly, and these options do not; give `--{LAYOUT}` or other numbers",
+        counted(layers, "layer")
+    );
+    ReadErrorKind::Contradiction { what }.into()
 }
 
 /// Returns the microbatches of a replica.
@@ -189,7 +201,7 @@ fn microbatches(options: &Options, rows: u32, replicas: u32) -> Result<u32, Read
     let batch = options.number(BATCH, 1)?.unwrap_or(each);
     if !batch.is_multiple_of(each) {
         let expected = format!("a multiple of {each}, the rows of a microbatch times the replicas");
-        return Err(wrong(BATCH, batch.to_string(), &expected).at(line(options, BATCH)));
+        return Err(at(options, BATCH, wrong(BATCH, batch.to_string(), &expected)));
     }
     Ok(batch / each)
 }
@@ -205,8 +217,14 @@ fn schedule(
     if stages == ranks || ranks == 1 {
         let stages_per_rank = Some(stages / ranks);
         let name = if stages == ranks { "1f1b" } else { "interleaved1f1b" };
-        let schedule = generate(name, &ScheduleSpec { stages_per_rank, ..spec });
-        return Ok((schedule.map_err(ReadErrorKind::from)?, name.to_owned()));
+        let schedule = generate_within(name, &ScheduleSpec { stages_per_rank, ..spec })?;
+        return Ok((schedule, name.to_owned()));
+    }
+    if microbatches < ranks {
+        let what = format!(
+            "interleaved 1F1B needs at least {ranks} microbatches, and there are {microbatches}; increase `--{BATCH}`"
+        );
+        return Err(at(options, BATCH, ReadErrorKind::Contradiction { what }));
     }
     let size = group.unwrap_or(ranks);
     let last = microbatches % size;
@@ -214,29 +232,38 @@ fn schedule(
         let expected = format!(
             "a number from {ranks}, the ranks, to {microbatches}, the microbatches, whose last group has no fewer than {ranks}"
         );
-        return Err(wrong(GROUP, size.to_string(), &expected).at(line(options, GROUP)));
+        return Err(at(options, GROUP, wrong(GROUP, size.to_string(), &expected)));
     }
     let spec = ScheduleSpec { stages_per_rank: Some(stages / ranks), group_size: Some(size), ..spec };
-    let schedule = generate("interleaved1f1b", &spec).map_err(ReadErrorKind::from)?;
+    let schedule = generate_within("interleaved1f1b", &spec)?;
     Ok((schedule, "interleaved1f1b".to_owned()))
 }
 
 /// Returns whether all stages recompute.
 fn recompute(options: &Options, stages: &[StageParts], remarks: &mut Vec<String>) -> Result<bool, ReadError> {
-    let Some((granularity, line)) = options.word(GRANULARITY)? else { return Ok(false) };
-    if granularity == "selective" {
+    let granularity = options.word(GRANULARITY)?;
+    // Megatron lets the older flag decide if both are given.
+    if options.has(SELECTIVE) || granularity.is_some_and(|(granularity, _)| granularity == "selective") {
         remarks
             .push("selective recomputation is not predicted; the prediction has no recomputation".to_owned());
         return Ok(false);
     }
+    let Some((granularity, line)) = granularity else { return Ok(false) };
     if granularity != "full" {
         return Err(wrong(GRANULARITY, granularity.to_owned(), "full or selective").at(line));
     }
     let layers = options.number(RECOMPUTED, 1)?.unwrap_or(1) as usize;
     let most = stages.iter().map(|stage| stage.blocks.len()).max().unwrap_or(0);
     match options.word(METHOD)? {
-        Some(("uniform", _)) => Ok(true),
-        Some(("block", _)) if layers >= most => Ok(true),
+        Some(("uniform", _)) => {
+            remarks.extend(checkpoint_remark(layers as u64, most as u64));
+            Ok(true)
+        }
+        // Each block has a checkpoint of its own.
+        Some(("block", _)) if layers >= most => {
+            remarks.extend(checkpoint_remark(1, most as u64));
+            Ok(true)
+        }
         Some(("block", _)) => {
             remarks.push(format!(
                 "{} of each stage recompute; the prediction has no recomputation",
@@ -252,14 +279,12 @@ fn recompute(options: &Options, stages: &[StageParts], remarks: &mut Vec<String>
     }
 }
 
-fn other_parallelism(options: &Options) -> Result<Vec<String>, ReadError> {
-    let mut remarks = Vec::new();
-    for key in [CONTEXT, EXPERT] {
-        if let Some(size) = options.number(key, 1)?.filter(|&size| size > 1) {
-            remarks.push(format!(
-                "`--{key} {size}` is not predicted; the costs of the profile are taken as they are"
-            ));
-        }
+fn other_parallelism(options: &Options, sizes: Sizes) -> Result<Vec<String>, ReadError> {
+    let mut remarks: Vec<String> = sizes.context_remark(CONTEXT).into_iter().collect();
+    if let Some(size) = options.number(EXPERT, 1)?.filter(|&size| size > 1) {
+        remarks.push(format!(
+            "`--{EXPERT} {size}` is not predicted; the costs of the profile are taken as they are"
+        ));
     }
     Ok(remarks)
 }

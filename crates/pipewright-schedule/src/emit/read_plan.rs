@@ -1,9 +1,13 @@
 //! A plan that was read from a file of another system.
 
 use crate::emit::read_error::{ReadError, ReadErrorKind};
+use crate::generate::{ScheduleSpec, generate, most_cells};
 use crate::plan::{PlanChoice, System};
 use crate::schedule::Schedule;
 use crate::words::counted;
+
+/// The most cells of a schedule that is made for a file. A prediction needs about 1 KiB for each.
+const MOST_CELLS: u64 = 1 << 22;
 
 /// A plan that was read.
 #[derive(Debug, Clone, PartialEq)]
@@ -21,7 +25,7 @@ pub struct ReadPlan {
 }
 
 impl ReadPlan {
-    /// Returns the number of ranks, over all replicas.
+    /// Returns the number of ranks, over all replicas. The ranks that share a sequence count as one.
     pub fn ranks(&self) -> u32 {
         self.schedule.ranks() * self.choice.data_parallel * self.choice.tensor_parallel
     }
@@ -30,20 +34,63 @@ impl ReadPlan {
     pub fn microbatches(&self) -> u32 {
         self.schedule.microbatches() * self.choice.data_parallel
     }
+
+    /// Returns an error if the numbers of ranks and microbatches do not fit 32 bits. The largest number counts
+    /// as too large, because the product of the replicas saturates there.
+    pub(super) fn check_size(&self) -> Result<(), ReadErrorKind> {
+        let PlanChoice { data_parallel, tensor_parallel, .. } = self.choice;
+        let times = |number: u32, by: u32| u64::from(number).saturating_mul(u64::from(by));
+        let ranks = times(self.schedule.ranks(), tensor_parallel).saturating_mul(u64::from(data_parallel));
+        let microbatches = times(self.schedule.microbatches(), data_parallel);
+        for (number, name) in [(ranks, "ranks"), (microbatches, "microbatches")] {
+            if number >= u64::from(u32::MAX) {
+                let what = format!(
+                    "the file has {number} {name} over all replicas, or more, and a plan has fewer than {}; use smaller numbers",
+                    u32::MAX
+                );
+                return Err(ReadErrorKind::Contradiction { what });
+            }
+        }
+        Ok(())
+    }
 }
 
-/// The ranks of a file: of a pipeline, and of a tensor group.
+/// Makes the schedule of a file.
+pub(super) fn generate_within(name: &str, spec: &ScheduleSpec) -> Result<Schedule, ReadErrorKind> {
+    let cells = most_cells(name, spec)?;
+    if cells > MOST_CELLS {
+        let what = format!(
+            "the schedule has up to {cells} cells, and at most {MOST_CELLS} are predicted; use fewer microbatches, stages or ranks"
+        );
+        return Err(ReadErrorKind::Contradiction { what });
+    }
+    Ok(generate(name, spec)?)
+}
+
+/// Returns the remark about checkpoints of so many layers, if the largest stage has more.
+pub(super) fn checkpoint_remark(layers: u64, most: u64) -> Option<String> {
+    (1..most).contains(&layers).then(|| {
+        format!(
+            "checkpoints of {} each are predicted as one checkpoint for each stage, which needs less memory while the forward \
+             runs and more in the backward",
+            counted(layers, "layer")
+        )
+    })
+}
+
+/// The ranks of a file: of a pipeline, of a tensor group, and of a group that shares a sequence.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Sizes {
     pub(super) pipeline: u32,
     pub(super) tensor: u32,
+    pub(super) context: u32,
 }
 
 impl Sizes {
     /// Returns the number of replicas: of a total of `ranks` ranks, or `stated`. If neither is known, there is
     /// one.
     pub(super) fn replicas(self, ranks: Option<u32>, stated: Option<u32>) -> Result<u32, ReadError> {
-        let model = self.pipeline.saturating_mul(self.tensor).max(1);
+        let model = self.pipeline.saturating_mul(self.tensor).saturating_mul(self.context).max(1);
         let Some(ranks) = ranks else { return Ok(stated.unwrap_or(1)) };
         if ranks == 0 || !ranks.is_multiple_of(model) || stated.is_some_and(|stated| stated != ranks / model)
         {
@@ -57,5 +104,16 @@ impl Sizes {
             return Err(ReadErrorKind::Contradiction { what }.into());
         }
         Ok(ranks / model)
+    }
+
+    /// Returns the remark about the ranks that share a sequence, if there are several. `key` is their option.
+    pub(super) fn context_remark(self, key: &str) -> Option<String> {
+        (self.context > 1).then(|| {
+            format!(
+                "`--{key} {}` is not predicted: the ranks that share a sequence count as one rank, and the costs of the profile \
+                 are taken as they are",
+                self.context
+            )
+        })
     }
 }

@@ -3,10 +3,10 @@
 use crate::csv::parse_schedule;
 use crate::emit::model_parts::{ModelParts, StageParts};
 use crate::emit::modules::{PYTORCH, default_stages, stages_of};
-use crate::emit::options::{CHECKPOINTING, Entry, Options, nearest, wrong};
+use crate::emit::options::{CHECKPOINTING, Entry, MODULES, Options, nearest, wrong};
 use crate::emit::read_error::{ReadError, ReadErrorKind};
-use crate::emit::read_plan::{ReadPlan, Sizes};
-use crate::generate::{ScheduleSpec, generate};
+use crate::emit::read_plan::{ReadPlan, Sizes, checkpoint_remark, generate_within};
+use crate::generate::ScheduleSpec;
 use crate::placement::Placement;
 use crate::plan::{MeshOrder, PlanChoice, System};
 use crate::profile::Profile;
@@ -16,7 +16,6 @@ const DEGREE: &str = "parallelism.pipeline-parallel-degree";
 const SCHEDULE: &str = "parallelism.pipeline-parallel-schedule";
 const TABLE: &str = "parallelism.pipeline-parallel-schedule-csv";
 const ROWS: &str = "parallelism.pipeline-parallel-microbatch-size";
-const MODULES: &str = "parallelism.module-fqns-per-model-part";
 const FIRST: &str = "parallelism.pipeline-parallel-first-stage-less-layers";
 const LAST: &str = "parallelism.pipeline-parallel-last-stage-less-layers";
 const PER_STAGE: &str = "parallelism.pipeline-parallel-layers-per-stage";
@@ -28,8 +27,8 @@ const EXPERT: &str = "parallelism.expert-parallel-degree";
 const LOCAL_BATCH: &str = "training.local-batch-size";
 const GLOBAL_BATCH: &str = "training.global-batch-size";
 
-/// The options of `[parallelism]` in torchtitan 0.3.0, and the others that are read.
-const KNOWN: [&str; 21] = [
+/// The options of `[parallelism]` in torchtitan 0.3.0, and the others that are read. A flag with `no-` is false.
+const KNOWN: [&str; 23] = [
     DEGREE,
     SCHEDULE,
     TABLE,
@@ -47,7 +46,9 @@ const KNOWN: [&str; 21] = [
     GLOBAL_BATCH,
     "parallelism.fsdp-reshard-after-forward",
     "parallelism.enable-fsdp-symm-mem",
+    "parallelism.no-enable-fsdp-symm-mem",
     "parallelism.enable-sequence-parallel",
+    "parallelism.no-enable-sequence-parallel",
     "parallelism.spmd-backend",
     "parallelism.context-parallel-load-balancer",
     "parallelism.context-parallel-ptrr-mask-key",
@@ -78,7 +79,11 @@ pub(super) fn read(
     options.check(System::Torchtitan, &KNOWN, "parallelism.")?;
     let parts = ModelParts::of(profile);
     let degree = options.number(DEGREE, 1)?.unwrap_or(1);
-    let sizes = Sizes { pipeline: degree, tensor: options.number(TENSOR, 1)?.unwrap_or(1) };
+    let sizes = Sizes {
+        pipeline: degree,
+        tensor: options.number(TENSOR, 1)?.unwrap_or(1),
+        context: options.number(CONTEXT, 1)?.unwrap_or(1),
+    };
     let microbatch_rows = options.number(ROWS, 1)?.unwrap_or(1);
     let batch = options.number(LOCAL_BATCH, 1)?.unwrap_or(DEFAULT_BATCH);
     if !batch.is_multiple_of(microbatch_rows) {
@@ -102,15 +107,17 @@ pub(super) fn read(
                 microbatches: batch / microbatch_rows,
                 ..ScheduleSpec::default()
             };
-            generate(own, &spec).map_err(ReadErrorKind::from)?
+            generate_within(own, &spec)?
         }
     };
-    let (recomputes, remarks) = remarks(options)?;
+    let data_parallel = replicas(options, sizes, ranks)?;
+    let (recomputes, mut remarks) = remarks(options, sizes, &stages)?;
+    remarks.extend(accumulation(options, batch, data_parallel)?);
     let choice = PlanChoice {
         head_parts: Some(1),
         boundaries: parts.boundaries(&stages)?,
         recompute: vec![recomputes; stages.len()],
-        data_parallel: sizes.replicas(ranks, replicas(options)?)?,
+        data_parallel,
         tensor_parallel: sizes.tensor,
         mesh_order: if profile.node.is_some() { MeshOrder::Replicas } else { MeshOrder::default() },
         microbatch_rows,
@@ -120,14 +127,41 @@ pub(super) fn read(
     Ok(ReadPlan { system: System::Torchtitan, schedule, schedule_name, choice, remarks })
 }
 
-/// Returns the replicas that the options state. `-1` for the sharded ones is any number.
-fn replicas(options: &Options) -> Result<Option<u32>, ReadError> {
-    let replicated = options.number(REPLICATE, 1)?;
-    match options.word(SHARD)? {
-        Some(("-1", _)) => Ok(None),
-        None => Ok(replicated.filter(|&replicas| replicas > 1)),
-        Some(_) => Ok(Some(replicated.unwrap_or(1).saturating_mul(options.number(SHARD, 1)?.unwrap_or(1)))),
+/// Returns the number of replicas. The shard degree is `-1` by default, so that the ranks are divided among the
+/// replicated ones; without a number of ranks, it counts as 1.
+fn replicas(options: &Options, sizes: Sizes, ranks: Option<u32>) -> Result<u32, ReadError> {
+    let replicated = options.number(REPLICATE, 1)?.unwrap_or(1);
+    if options.word(SHARD)?.is_some_and(|(shards, _)| shards != "-1") {
+        let stated = replicated.saturating_mul(options.number(SHARD, 1)?.unwrap_or(1));
+        return sizes.replicas(ranks, Some(stated));
     }
+    let Some(ranks) = ranks else { return Ok(replicated) };
+    let replicas = sizes.replicas(Some(ranks), None)?;
+    if !replicas.is_multiple_of(replicated) {
+        let expected = format!("a divisor of {replicas}, the replicas on {ranks} ranks");
+        return Err(wrong(REPLICATE, replicated.to_string(), &expected).into());
+    }
+    Ok(replicas)
+}
+
+/// Returns the remark about a global batch for which a step runs the pipeline several times. `batch` is the rows
+/// of a replica in one run.
+fn accumulation(options: &Options, batch: u32, replicas: u32) -> Result<Option<String>, ReadError> {
+    let Some((value, line)) = options.word(GLOBAL_BATCH)?.filter(|(rows, _)| *rows != "-1") else {
+        return Ok(None);
+    };
+    let each = u64::from(batch) * u64::from(replicas);
+    let rows = u64::from(options.number(GLOBAL_BATCH, 1)?.unwrap_or(1));
+    if !rows.is_multiple_of(each) {
+        let expected = format!("-1, or a multiple of {each}, the rows of a batch of all replicas");
+        return Err(wrong(GLOBAL_BATCH, value.to_owned(), &expected).at(line));
+    }
+    let runs = rows / each;
+    Ok((runs > 1).then(|| {
+        format!(
+            "a step accumulates the gradients of {runs} runs of the pipeline, and the prediction is for one"
+        )
+    }))
 }
 
 fn stages(
@@ -201,18 +235,21 @@ fn read_table(
 }
 
 /// Returns whether all stages recompute, and what is not predicted.
-fn remarks(options: &Options) -> Result<(bool, Vec<String>), ReadError> {
-    let mut remarks = Vec::new();
-    for key in [CONTEXT, EXPERT] {
-        if let Some(size) = options.number(key, 1)?.filter(|&size| size > 1) {
-            remarks.push(format!(
-                "`--{key} {size}` is not predicted; the costs of the profile are taken as they are"
-            ));
-        }
+fn remarks(options: &Options, sizes: Sizes, stages: &[StageParts]) -> Result<(bool, Vec<String>), ReadError> {
+    let mut remarks: Vec<String> = sizes.context_remark(CONTEXT).into_iter().collect();
+    if let Some(size) = options.number(EXPERT, 1)?.filter(|&size| size > 1) {
+        remarks.push(format!(
+            "`--{EXPERT} {size}` is not predicted; the costs of the profile are taken as they are"
+        ));
     }
     let chosen = options.list.iter().rev().find(|entry| entry.key.starts_with(CHECKPOINTING));
     let recomputes = match chosen.map(|entry| (&entry.key[CHECKPOINTING.len()..], entry.line)) {
-        Some(("full", _)) => true,
+        Some(("full", _)) => {
+            // Each block has a checkpoint of its own.
+            let most = stages.iter().map(|stage| stage.blocks.len() as u64).max().unwrap_or(0);
+            remarks.extend(checkpoint_remark(1, most));
+            true
+        }
         Some(("none", _)) => false,
         Some((other @ ("selective" | "memory-budget"), _)) => {
             remarks.push(format!(

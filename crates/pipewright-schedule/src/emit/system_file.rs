@@ -1,7 +1,7 @@
 //! A file of another system: which one it is of, and the plan in it.
 
 use crate::csv::parse_rows;
-use crate::emit::options::{CHECKPOINTING, Options};
+use crate::emit::options::{CHECKPOINTING, Options, with_dashes};
 use crate::emit::read_error::{ReadError, ReadErrorKind};
 use crate::emit::read_plan::ReadPlan;
 use crate::emit::{read_deepspeed, read_megatron, read_torchtitan};
@@ -30,7 +30,8 @@ impl SystemFile {
     /// # Errors
     /// When the text is of no system, or of two.
     pub fn parse(text: &str) -> Result<Self, ReadError> {
-        let trimmed = text.trim_start_matches('\u{feff}').trim_start();
+        let text = text.trim_start_matches('\u{feff}');
+        let trimmed = text.trim_start();
         if trimmed.starts_with('{') {
             return Ok(Self { content: Content::Deepspeed(trimmed.to_owned()) });
         }
@@ -46,7 +47,7 @@ impl SystemFile {
             };
             let expected = *system.get_or_insert(own);
             if expected != own {
-                let key = format!("--{}", entry.key);
+                let key = with_dashes(&entry.key);
                 return Err(ReadErrorKind::OtherSystem { key, system: own, expected }.at(entry.line));
             }
         }
@@ -79,18 +80,21 @@ impl SystemFile {
     /// as many replicas as the file says, or one.
     ///
     /// # Errors
-    /// When a key or a value is wrong, or the plan does not fit the layers or the ranks.
+    /// When a key or a value is wrong, the plan does not fit the layers or the ranks, or it is too large to be
+    /// predicted.
     pub fn plan(
         &self,
         profile: &Profile,
         table: Option<&str>,
         ranks: Option<u32>,
     ) -> Result<ReadPlan, ReadError> {
-        match &self.content {
+        let plan = match &self.content {
             Content::Torchtitan(options) => read_torchtitan::read(options, profile, table, ranks),
             Content::Megatron(options) => read_megatron::read(options, profile, ranks),
             Content::Deepspeed(text) => read_deepspeed::read(text, profile, ranks),
-        }
+        }?;
+        plan.check_size()?;
+        Ok(plan)
     }
 }
 

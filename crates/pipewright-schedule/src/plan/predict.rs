@@ -65,6 +65,9 @@ impl PlanChoice {
     /// Returns the layers of a profile for this choice, on `ranks` ranks of a pipeline.
     pub(super) fn layers(&self, profile: &Profile, ranks: u32) -> Result<Layers, PredictError> {
         let Self { data_parallel: replicas, tensor_parallel: tensor, mesh_order: order, .. } = *self;
+        if tensor > 1 && profile.node.is_none() {
+            return Err(PredictError::NoNode { tensor });
+        }
         let network = Network::of(profile, Mesh { tensor, replicas, ranks, order });
         let network = network.ok_or(PredictError::Mesh { tensor, replicas, ranks })?;
         Ok(Layers::of(&with_head_parts(profile, self.head_parts), self.microbatch_rows, network, self.state))
@@ -118,6 +121,15 @@ pub enum PredictError {
         replicas: u32,
         /// The number of ranks of a pipeline.
         ranks: u32,
+    },
+    /// There are tensor-parallel ranks, and the profile has no nodes.
+    #[error(
+        "{} need the links inside a node, and the profile has no [node]; add it, with the ranks of a node and their link",
+        counted(*.tensor, "tensor-parallel rank")
+    )]
+    NoNode {
+        /// The number of tensor-parallel ranks of each stage.
+        tensor: u32,
     },
     /// The schedule cuts microbatches into slices, and a profile has no times of slices.
     #[error(

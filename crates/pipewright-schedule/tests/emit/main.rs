@@ -1,6 +1,8 @@
 //! Plans for other systems: what is written and read back is predicted as the plan, and files with mistakes are
 //! refused with what was read and what was expected.
 
+mod handwritten;
+
 use pipewright_schedule::emit::{Emission, EmitRequest, ReadPlan, SystemFile, emit, limit_of};
 use pipewright_schedule::plan::{Plan, PlanChoice, PlanRequest, System, plan, predict};
 use pipewright_schedule::profile::{LayerProfile, LinkProfile, NodeProfile, Profile};
@@ -137,8 +139,13 @@ fn a_profile_without_embedding_and_head_has_them_in_its_ends() {
 
 /// Reads a text for ten blocks.
 fn predict_text(text: &str, table: Option<&str>) -> Result<ReadPlan, String> {
+    read_text(text, table, None)
+}
+
+/// Reads a text for ten blocks, on a total of `ranks` ranks.
+fn read_text(text: &str, table: Option<&str>, ranks: Option<u32>) -> Result<ReadPlan, String> {
     let file = SystemFile::parse(text).map_err(|error| error.to_string())?;
-    file.plan(&profile(10), table, None).map_err(|error| error.to_string())
+    file.plan(&profile(10), table, ranks).map_err(|error| error.to_string())
 }
 
 fn refuse(text: &str, expected: &str) {
@@ -183,7 +190,10 @@ fn megatron_files_with_mistakes_are_refused() {
     );
     refuse(&with("--pipeline-model-parallel-layout Et*4|t*4|ttL"), "line 4: there are 3 stages for 4 ranks");
     refuse(&with("--pipeline-model-parallel-layout Et*4||t*4|ttL"), "line 4: stage 1 has no layer");
-    refuse(&with("--num-layers 12"), "line 4: the stages have 12 blocks, and the profile has 10");
+    refuse(
+        &with("--num-layers 12"),
+        "line 4: `--num-layers` is `12`, and expected 10, the blocks of the profile",
+    );
     refuse(
         &with("--pipeline-model-parallel-layuot x"),
         "line 4: Megatron has no key `--pipeline-model-parallel-layuot`; did you mean \
