@@ -25,7 +25,7 @@ pub struct Emission {
     pub system: System,
     /// The files. The first one has the options, and is the one that [`SystemFile`](super::SystemFile) reads.
     pub files: Vec<EmittedFile>,
-    /// The parts of the plan that the files say in another way, or not at all.
+    /// The parts of the plan that the files express differently or leave out.
     pub remarks: Vec<Remark>,
 }
 

@@ -1,4 +1,4 @@
-//! The page that shows the stages of a plan in the names of another system, and what could not be said there.
+//! The page that shows the stages of a plan in the names of another system, and the parts of the plan that the files leave out.
 
 use std::fmt::Write;
 
@@ -41,7 +41,7 @@ impl Mapping {
         }
         line(String::new());
         if remarks.is_empty() {
-            line("The files say all of the plan.".to_owned());
+            line("The files contain the whole plan.".to_owned());
         } else {
             line(format!("| part of the plan | in {} |", self.system));
             line("|---|---|".to_owned());

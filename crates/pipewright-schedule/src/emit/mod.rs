@@ -1,7 +1,7 @@
 //! Plans in the words of other systems: their options and files, written from a plan and read back.
 //!
 //! [`emit`] writes the files that torchtitan, Megatron or DeepSpeed takes, and lists the parts of the plan that they lack.
-//! [`SystemFile`] reads such a file, also one that a person wrote, and returns a [`ReadPlan`], which
+//! [`SystemFile`] reads such a file, including a handwritten one, and returns a [`ReadPlan`], which
 //! [`predict`](crate::plan::predict) predicts at the costs of a profile. [`limit_of`] names the stage and the
 //! kind of layer that limit it. Nothing here opens a file.
 //!

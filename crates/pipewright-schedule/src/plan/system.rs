@@ -59,8 +59,8 @@ pub enum Refusal {
     },
     /// Ranks are numbered in another order.
     #[error(
-        "{system} numbers the replicas of a stage consecutively, and this plan the ranks of a pipeline, which are on other \
-         nodes then"
+        "{system} numbers the replicas of a stage consecutively, and this plan numbers the ranks of a pipeline consecutively, \
+         so that other ranks would share a node"
     )]
     Order {
         /// The system.
