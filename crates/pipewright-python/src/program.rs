@@ -294,6 +294,7 @@ impl PyProgram {
     ///     ValidationError: If the program is unsound, or not sound on the transport.
     ///     CostsError: If the costs do not fit the stages.
     ///     ProfileError: If the profile has problems.
+    ///     PlanError: If the boundaries or the schedule do not fit the profile.
     #[pyo3(signature = (
         costs=None, *, profile=None, boundaries=None, recompute="none", logical=false,
         transport=None, eager=None, message_bytes=None, grouped=false,
