@@ -101,6 +101,12 @@ pub(crate) fn run(arguments: &PlanArguments) -> Result<(), Failure> {
     }
     let request = request(arguments, &profile, run.as_ref())?;
     check_plan(&request)?;
+    let target = arguments.emit.map(|system| Target {
+        system: system.into(),
+        folder: arguments.emit_dir.as_deref(),
+        precision: settings.map(|settings| settings.run.precision.to_string()),
+    });
+    target.as_ref().map_or(Ok(()), Target::check)?;
     let start = Instant::now();
     let mut keep_going = || start.elapsed() < arguments.time_limit;
     let report = plan(&profile, &request, &mut keep_going).map_err(refused)?;
@@ -109,12 +115,7 @@ pub(crate) fn run(arguments: &PlanArguments) -> Result<(), Failure> {
         let best = report.plans.first().ok_or_else(|| Failure::input("there is no plan to write"))?;
         write_plan(output, best, settings)?;
     }
-    let emitted = arguments.emit.map(|system| {
-        let target = Target {
-            system: system.into(),
-            folder: arguments.emit_dir.as_deref(),
-            precision: settings.map(|settings| settings.run.precision.to_string()),
-        };
+    let emitted = target.map(|target| {
         let start = Instant::now();
         let mut keep_going = || start.elapsed() < arguments.time_limit;
         Emitted::of(&report, &profile, &request, &target, &mut keep_going)
@@ -146,13 +147,14 @@ fn check(
     run: Option<&PlannedRun>,
 ) -> Result<(), Failure> {
     let memory_of = |ranks| arguments.memory.or_else(|| profile.memory_of_rank(ranks));
+    let head_parts_of = |ranks| head_parts(arguments, profile, run, ranks);
     let checked = Checked::of(Check {
         file,
         profile,
         ranks: arguments.ranks,
         memory_of: &memory_of,
         state: training_state_of(run)?,
-        head_parts: arguments.head_parts.clone(),
+        head_parts_of: &head_parts_of,
         time_limit: arguments.time_limit,
     })?;
     let printed = match arguments.format {
@@ -160,7 +162,7 @@ fn check(
         Format::Json => checked.json(),
     };
     output::write(None, &printed)?;
-    checked.fits()
+    checked.finish()
 }
 
 fn training_state_of(run: Option<&PlannedRun>) -> Result<TrainingState, Failure> {
@@ -213,10 +215,6 @@ fn request(
     let microbatches = arguments.microbatches.or(pipeline.map(|pipeline| pipeline.microbatches));
     let memory = arguments.memory.or(profile.memory_of_rank(ranks));
     let state = training_state_of(run)?;
-    let head_parts = match run.filter(|_| arguments.head_parts.is_empty()) {
-        Some(run) => tried_head_parts(&run.settings, &run.model, profile, ranks),
-        None => arguments.head_parts.clone(),
-    };
     Ok(PlanRequest {
         ranks,
         microbatches: microbatches.ok_or_else(|| missing("--microbatches"))?,
@@ -225,9 +223,23 @@ fn request(
         state,
         data_parallel: arguments.data_parallel,
         tensor_parallel: arguments.tensor_parallel,
-        head_parts,
+        head_parts: head_parts(arguments, profile, run, ranks),
         ..PlanRequest::default()
     })
+}
+
+/// Returns the parts of the head that a plan for `ranks` tries: the given ones, or the numbers that the model of a
+/// configuration can have.
+fn head_parts(
+    arguments: &PlanArguments,
+    profile: &Profile,
+    run: Option<&PlannedRun>,
+    ranks: u32,
+) -> Vec<u32> {
+    match run.filter(|_| arguments.head_parts.is_empty()) {
+        Some(run) => tried_head_parts(&run.settings, &run.model, profile, ranks),
+        None => arguments.head_parts.clone(),
+    }
 }
 
 /// Returns that all replicas of a plan form one group, if the groups of the configuration do not divide their

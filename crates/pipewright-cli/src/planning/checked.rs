@@ -1,14 +1,20 @@
 //! A plan of another system, read from its file, predicted, and compared with the best plans.
 
+use std::borrow::Cow;
+use std::cell::Cell;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use pipewright::bounded_file::{SMALL_TEXT, read_text};
 use pipewright_schedule::emit::{Limit, ReadPlan, SystemFile, limit_of};
-use pipewright_schedule::plan::{Plan, PlanChoice, PlanRequest, Prediction, TrainingState, plan, predict};
+use pipewright_schedule::footprint::Use;
+use pipewright_schedule::plan::{
+    Plan, PlanChoice, PlanError, PlanRequest, Prediction, System, TrainingState, plan, predict,
+};
 use pipewright_schedule::profile::Profile;
 use pipewright_schedule::words::counted;
+use pipewright_system::schedule_memory::{check_schedule, check_text};
 use serde::Serialize;
 
 use crate::display::bytes;
@@ -29,8 +35,8 @@ pub(crate) struct Check<'a> {
     /// Returns the memory of each of so many ranks in bytes, if it is limited.
     pub(crate) memory_of: &'a dyn Fn(u32) -> Option<u64>,
     pub(crate) state: TrainingState,
-    /// The parts of the head that the best plan of all may have.
-    pub(crate) head_parts: Vec<u32>,
+    /// Returns the parts of the head that the best plan of all may have on so many ranks.
+    pub(crate) head_parts_of: &'a dyn Fn(u32) -> Vec<u32>,
     /// The longest search of each of the two plans to compare with.
     pub(crate) time_limit: Duration,
 }
@@ -42,7 +48,13 @@ pub(crate) struct Checked<'a> {
     prediction: Prediction,
     limit: Limit,
     memory: Option<u64>,
-    /// The best plan of all for the same mesh and batch.
+    /// The plans to compare with, or why there are none.
+    others: Result<Others, Failure>,
+}
+
+/// The plans to compare a file with, for the same mesh and batch.
+struct Others {
+    /// The best plan of all.
     best: Plan,
     /// The best one that the system can run.
     best_of_system: Plan,
@@ -51,7 +63,7 @@ pub(crate) struct Checked<'a> {
 /// The output of `--format json`.
 #[derive(Serialize)]
 struct CheckJson<'a> {
-    file: &'a Path,
+    file: Cow<'a, str>,
     system: &'a str,
     schedule: &'a str,
     ranks: u32,
@@ -64,11 +76,11 @@ struct CheckJson<'a> {
     predicted_step_s: f64,
     bubble_fraction: f64,
     peak_bytes: &'a [u64],
-    /// How much longer it takes than the best plan, as a share.
-    longer: f64,
+    /// How much longer it takes than the best plan, as a share; null without one.
+    longer: Option<f64>,
     limit: LimitJson<'a>,
-    best: PlanJson<'a>,
-    best_of_system: PlanJson<'a>,
+    best: Option<PlanJson<'a>>,
+    best_of_system: Option<PlanJson<'a>>,
     remarks: &'a [String],
 }
 
@@ -84,14 +96,19 @@ struct LimitJson<'a> {
 impl<'a> Checked<'a> {
     /// Reads and predicts the file, and searches the plans to compare it with.
     pub(crate) fn of(check: Check<'a>) -> Result<Self, Failure> {
-        let Check { file, profile, ranks, memory_of, state, head_parts, time_limit } = check;
+        let Check { file, profile, ranks, memory_of, state, head_parts_of, time_limit } = check;
         let wrong = |words: String| Failure::input(format!("{}: {words}", file.display()));
         let text = read_text(file, SMALL_TEXT).map_err(|error| wrong(format!("cannot be read: {error}")))?;
         let system_file = SystemFile::parse(&text).map_err(|error| wrong(sentence(&error)))?;
         let table = system_file.table().map(|table| read_regular(&table_path(file, table)));
         let table = table.transpose().map_err(Failure::input)?;
+        if let Some(table) = &table {
+            check_text(table, Use::Plan)?;
+        }
         let read = system_file.plan(profile, table.as_deref(), ranks);
         let mut read = read.map_err(|error| wrong(sentence(&error)))?;
+        // Covers the searches too, whose smallest schedule is 1F1B on the same ranks.
+        check_schedule(&read.schedule, Use::Plan)?;
         read.choice = PlanChoice { state, ..read.choice };
         let prediction = predict(profile, &read.schedule, &read.choice);
         let prediction = prediction.map_err(|error| wrong(sentence(&error)))?;
@@ -106,22 +123,25 @@ impl<'a> Checked<'a> {
             data_parallel: Some(read.choice.data_parallel),
             tensor_parallel: Some(read.choice.tensor_parallel),
             larger_microbatches: false,
-            head_parts,
+            head_parts: head_parts_of(read.ranks()),
             ..PlanRequest::default()
         };
-        let limited = || {
-            let start = Instant::now();
-            move || start.elapsed() < time_limit
+        let others = Others::search(read.system, profile, &request, time_limit);
+        // Nothing is printed for wrong input.
+        let others = match others {
+            Err(failure) if failure.exit == Exit::WrongInput => return Err(failure),
+            others => others,
         };
-        let best_of_system = best_of_system(read.system, profile, &request, &mut limited())?;
-        let report = plan(profile, &request, &mut limited()).map_err(refused)?;
-        let best = report.plans.into_iter().next().filter(|best| best.step_s <= best_of_system.step_s);
-        let best = best.unwrap_or_else(|| best_of_system.clone());
-        Ok(Self { file, read, prediction, limit, memory, best, best_of_system })
+        Ok(Self { file, read, prediction, limit, memory, others })
     }
 
-    /// Returns an error if the plan does not fit into the memory.
-    pub(crate) fn fits(&self) -> Result<(), Failure> {
+    /// Returns an error if there are no plans to compare with, or if the plan does not fit into the memory.
+    pub(crate) fn finish(self) -> Result<(), Failure> {
+        let fits = self.fits();
+        self.others.and(fits)
+    }
+
+    fn fits(&self) -> Result<(), Failure> {
         let Some(memory) = self.memory else { return Ok(()) };
         let peaks = self.prediction.peak_bytes.iter().enumerate();
         match peaks.max_by_key(|(_, peak)| **peak).filter(|(_, peak)| **peak > memory) {
@@ -138,13 +158,14 @@ impl<'a> Checked<'a> {
         }
     }
 
-    fn longer(&self) -> f64 {
-        self.prediction.step_s() / self.best.step_s - 1.0
+    /// Returns how much longer the plan takes than another one, as a share.
+    fn longer_than(&self, other: &Plan) -> f64 {
+        self.prediction.step_s() / other.step_s - 1.0
     }
 
     /// Returns the result as text.
     pub(crate) fn text(&self) -> String {
-        let Self { read, prediction, best, best_of_system, .. } = self;
+        let Self { read, prediction, .. } = self;
         let mut text = String::new();
         let mut line = |words: String| writeln!(text, "{words}").expect("a string takes all text");
         line(format!(
@@ -161,19 +182,8 @@ impl<'a> Checked<'a> {
         ));
         line(format!("      boundaries {:?}", read.choice.boundaries));
         line(format!("      memory by rank {}", memory(&prediction.peak_bytes)));
-        line(self.verdict());
-        line(format!("best we know  {}: {} per step", title_of(best), time(best.step_s)));
-        line(format!("      boundaries {:?}", best.boundaries));
-        if best_of_system.step_s > best.step_s {
-            let share = prediction.step_s() / best_of_system.step_s - 1.0;
-            line(format!(
-                "best that {} runs  {}: {} per step; yours takes {}",
-                read.system,
-                title_of(best_of_system),
-                time(best_of_system.step_s),
-                longer(share)
-            ));
-            line(format!("      boundaries {:?}", best_of_system.boundaries));
+        if let Ok(others) = &self.others {
+            self.comparison(others).into_iter().for_each(&mut line);
         }
         for remark in &read.remarks {
             line(format!("note  {remark}"));
@@ -181,9 +191,29 @@ impl<'a> Checked<'a> {
         text
     }
 
+    /// Returns the lines that compare the plan with the best ones.
+    fn comparison(&self, Others { best, best_of_system }: &Others) -> Vec<String> {
+        let mut lines = vec![
+            self.verdict(best),
+            format!("best we know  {}: {} per step", title_of(best), time(best.step_s)),
+            format!("      boundaries {:?}", best.boundaries),
+        ];
+        if best_of_system.step_s > best.step_s {
+            lines.push(format!(
+                "best that {} runs  {}: {} per step; yours takes {}",
+                self.read.system,
+                title_of(best_of_system),
+                time(best_of_system.step_s),
+                longer(self.longer_than(best_of_system))
+            ));
+            lines.push(format!("      boundaries {:?}", best_of_system.boundaries));
+        }
+        lines
+    }
+
     /// Returns how much longer the plan takes than the best one, and the stage that limits it.
-    fn verdict(&self) -> String {
-        let share = self.longer();
+    fn verdict(&self, best: &Plan) -> String {
+        let share = self.longer_than(best);
         if share <= AS_GOOD {
             return format!("your layout is as good as the best we know: it takes {}", longer(share));
         }
@@ -204,8 +234,9 @@ impl<'a> Checked<'a> {
     /// Returns the result as JSON.
     pub(crate) fn json(&self) -> String {
         let Self { read, prediction, limit, .. } = self;
+        let others = self.others.as_ref().ok();
         let json = CheckJson {
-            file: self.file,
+            file: self.file.to_string_lossy(),
             system: read.system.name(),
             schedule: &read.schedule_name,
             ranks: read.ranks(),
@@ -218,7 +249,7 @@ impl<'a> Checked<'a> {
             predicted_step_s: prediction.step_s(),
             bubble_fraction: prediction.run.timeline().bubble_fraction(),
             peak_bytes: &prediction.peak_bytes,
-            longer: self.longer(),
+            longer: others.map(|others| self.longer_than(&others.best)),
             limit: LimitJson {
                 stage: limit.stage.get(),
                 rank: limit.rank.get(),
@@ -226,11 +257,38 @@ impl<'a> Checked<'a> {
                 busy_s: limit.busy_s,
                 mean_s: limit.mean_s,
             },
-            best: plan_json(&self.best),
-            best_of_system: plan_json(&self.best_of_system),
+            best: others.map(|others| plan_json(&others.best)),
+            best_of_system: others.map(|others| plan_json(&others.best_of_system)),
             remarks: &read.remarks,
         };
         serde_json::to_string(&json).expect("numbers can be written as JSON") + "\n"
+    }
+}
+
+impl Others {
+    /// Searches both plans, each for at most `time_limit`.
+    fn search(
+        system: System,
+        profile: &Profile,
+        request: &PlanRequest,
+        time_limit: Duration,
+    ) -> Result<Self, Failure> {
+        let is_stopped = Cell::new(false);
+        let limited = || {
+            let (start, is_stopped) = (Instant::now(), &is_stopped);
+            move || {
+                let goes_on = start.elapsed() < time_limit;
+                is_stopped.set(is_stopped.get() || !goes_on);
+                goes_on
+            }
+        };
+        // A search that was stopped may also report that it tried no schedule.
+        let reason = |failure: Failure| if is_stopped.get() { refused(PlanError::Stopped) } else { failure };
+        let best_of_system = best_of_system(system, profile, request, &mut limited()).map_err(reason)?;
+        let report = plan(profile, request, &mut limited()).map_err(|error| reason(refused(error)))?;
+        let best = report.plans.into_iter().next().filter(|best| best.step_s <= best_of_system.step_s);
+        let best = best.unwrap_or_else(|| best_of_system.clone());
+        Ok(Self { best, best_of_system })
     }
 }
 

@@ -1,5 +1,6 @@
 //! The files of a plan for another system: which plan they have, where they are, and what they do not say.
 
+use std::borrow::Cow;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
@@ -44,6 +45,25 @@ pub(crate) struct Target<'a> {
     pub(crate) precision: Option<String>,
 }
 
+impl Target<'_> {
+    /// Refuses a folder that the options cannot name. Only torchtitan's options name it.
+    pub(crate) fn check(&self) -> Result<(), Failure> {
+        let folder = self.folder();
+        let is_word = folder.to_str().is_some_and(|name| !name.contains(char::is_whitespace));
+        if is_word || self.system != System::Torchtitan {
+            return Ok(());
+        }
+        Err(Failure::input(format!(
+            "--emit-dir {}: options are separated by blanks; name a folder without them",
+            folder.display()
+        )))
+    }
+
+    fn folder(&self) -> &Path {
+        self.folder.unwrap_or_else(|| Path::new(self.system.name()))
+    }
+}
+
 /// The plan that a system executes, with its files.
 pub(crate) struct Emitted {
     plan: Plan,
@@ -59,7 +79,7 @@ pub(crate) struct Emitted {
 #[derive(Serialize)]
 pub(crate) struct EmittedJson<'a> {
     system: &'a str,
-    files: &'a [PathBuf],
+    files: Vec<Cow<'a, str>>,
     plan: PlanJson<'a>,
     /// Why the best plan cannot be run; left out if it can.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -91,18 +111,12 @@ impl Emitted {
             None => best.clone(),
             Some(_) => best_of_system(system, profile, request, keep_going)?,
         };
-        let folder = target.folder.unwrap_or_else(|| Path::new(system.name()));
-        let name = folder.to_str().filter(|name| !name.contains(char::is_whitespace)).ok_or_else(|| {
-            Failure::input(format!(
-                "--emit-dir {}: options are separated by blanks; name a folder without them",
-                folder.display()
-            ))
-        })?;
+        let folder = target.folder();
         let own = EmitRequest::new(profile);
         let emit_request = EmitRequest {
             precision: target.precision.as_deref().unwrap_or(own.precision),
             shards: request.state.groups.shards(plan.data_parallel),
-            folder: name,
+            folder: &folder.to_string_lossy(),
             ..own
         };
         let emission = emit(system, &plan, &emit_request).map_err(|error| Failure::new(Exit::Bug, error))?;
@@ -149,7 +163,7 @@ impl Emitted {
         let width = remarks.iter().map(|remark| remark.subject.len()).max().unwrap_or(0);
         if !remarks.is_empty() {
             line(format!(
-                "the files for {system} say these parts of the plan in another way, or not at all:"
+                "the files for {system} express these parts of the plan differently, or leave them out:"
             ));
         }
         for remark in remarks {
@@ -163,7 +177,7 @@ impl Emitted {
         let remarks = self.emission.remarks.iter();
         EmittedJson {
             system: self.emission.system.name(),
-            files: &self.files,
+            files: self.files.iter().map(|path| path.to_string_lossy()).collect(),
             plan: plan_json(&self.plan),
             refusal: self.refusal.map(|refusal| refusal.to_string()),
             longer: self.longer,

@@ -123,7 +123,21 @@ fn within(kibibytes: u32, folder: &TempDir, command: &str) -> Output {
 #[test]
 fn schedules_that_do_not_fit_are_refused_with_both_numbers() {
     let folder = folder(LARGE);
-    fs::write(folder.path().join("p.toml"), PROFILE).expect("the scratch folder takes files");
+    let rows = |rank: u32| -> String {
+        (0..400_000).map(|microbatch| format!("{rank}F{microbatch},{rank}B{microbatch},")).collect()
+    };
+    let table = format!("{}\n{}\n", rows(0).trim_end_matches(','), rows(1).trim_end_matches(','));
+    let layout = vec!["t"; 64].join("|");
+    let megatron = format!(
+        "--pipeline-model-parallel-size 64 --pipeline-model-parallel-layout E{layout}L --micro-batch-size 1 \
+         --global-batch-size 16384"
+    );
+    let torchtitan =
+        "--parallelism.pipeline_parallel_degree 2 --parallelism.pipeline_parallel_schedule_csv t.csv";
+    let files = [("p.toml", PROFILE), ("t.csv", &table), ("m.args", &megatron), ("t.args", torchtitan)];
+    for (name, content) in files {
+        fs::write(folder.path().join(name), content).expect("the scratch folder takes files");
+    }
     let large = "--ranks 5000 --microbatches 16000";
     for (kibibytes, command) in [
         (3 << 20, format!("simulate gpipe {large}")),
@@ -138,6 +152,8 @@ fn schedules_that_do_not_fit_are_refused_with_both_numbers() {
         (300_000, "schedule 1f1b --ranks 20 --microbatches 3000 --format trace -o t.json".to_owned()),
         (1 << 20, "plan --profile p.toml --ranks 64 --microbatches 16384 --data-parallel 1".to_owned()),
         (1 << 20, "plan --profile p.toml --ranks 61 --microbatches 16384".to_owned()),
+        (1 << 20, "plan --profile p.toml --check m.args".to_owned()),
+        (1 << 20, "plan --profile p.toml --check t.args".to_owned()),
     ] {
         let output = within(kibibytes, &folder, &command);
         let told = String::from_utf8_lossy(&output.stderr);

@@ -152,8 +152,73 @@ fn mistakes_are_refused() {
         2,
         "error: none.args: cannot be read: ",
     );
-    let blanks = [&["plan"], &SIZE[..], &["--emit", "megatron", "--emit-dir", "a b"]].concat();
+    // No plan fits so little memory, so that the folder's name is refused before the search.
+    let blanks = ["--memory", "1KiB", "--emit", "torchtitan", "--emit-dir", "a b"];
+    let blanks = [&["plan"], &SIZE[..], &blanks].concat();
     refuse(&folder, &blanks, 2, "error: --emit-dir a b: options are separated by blanks; name a folder");
+    succeed(&folder, &[&["plan"], &SIZE[..], &["--emit", "megatron", "--emit-dir", "a b"]].concat());
     let without = [&["plan"], &SIZE[..], &["--emit-dir", "a"]].concat();
     refuse(&folder, &without, 2, "error: the following required arguments were not provided");
+}
+
+const FOUR_STAGES: &str = "--pipeline-model-parallel-size 4 --micro-batch-size 1 --global-batch-size 8";
+
+#[cfg(unix)]
+#[test]
+fn names_need_not_be_text() {
+    use std::ffi::OsStr;
+    use std::os::unix::ffi::OsStrExt;
+
+    let folder = folder();
+    write(&folder, "p.toml", PROFILE);
+    let name = OsStr::from_bytes(b"x\xff.args");
+    fs::write(folder.path().join(name), FOUR_STAGES).expect("the scratch folder takes files");
+    let plan = |arguments: &[&OsStr]| {
+        let mut command = assert_cmd::Command::cargo_bin("pipewright").expect("the binary is built");
+        command.current_dir(folder.path()).args(["plan", "--profile", "p.toml", "--format", "json"]);
+        let output = command.args(arguments).output().expect("the binary starts");
+        assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+        json(&text(&output.stdout))
+    };
+    assert_eq!(plan(&["--check".as_ref(), name])["file"], "x\u{fffd}.args");
+    let size = ["--ranks", "4", "--microbatches", "8", "--emit", "megatron", "--emit-dir"];
+    let emitted = plan(&[&size.map(OsStr::new)[..], &[OsStr::from_bytes(b"y\xff")]].concat());
+    assert_eq!(emitted["emit"]["files"][0], "y\u{fffd}/megatron.args");
+}
+
+#[test]
+fn a_file_is_predicted_even_if_no_plan_is_found() {
+    let folder = folder();
+    write(&folder, "p.toml", PROFILE);
+    write(&folder, "x.args", FOUR_STAGES);
+    let arguments = ["plan", "--profile", "p.toml", "--check", "x.args", "--memory", "1MiB"];
+    let output = run(&folder, &arguments);
+    let (stdout, stderr) = (text(&output.stdout), text(&output.stderr));
+    assert_eq!(output.status.code(), Some(3), "{stderr}");
+    assert!(stdout.starts_with("x.args: Megatron, 1f1b: 4 ranks, 4 stages, "), "{stdout}");
+    assert!(stdout.contains("\n      memory by rank ") && !stdout.contains("best we know"), "{stdout}");
+    assert!(stderr.contains("among the plans that Megatron runs:\n"), "{stderr}");
+    let output = run(&folder, &[&arguments[..], &["--format", "json"]].concat());
+    let checked = json(&text(&output.stdout));
+    assert_eq!(checked["peak_bytes"].as_array().map(Vec::len), Some(4), "{checked}");
+    assert!(checked["best"].is_null() && checked["longer"].is_null(), "{checked}");
+    let output = run(&folder, &[&arguments[..5], &["--time-limit", "0s"]].concat());
+    assert_eq!(output.status.code(), Some(3), "{}", text(&output.stderr));
+    assert!(text(&output.stdout).starts_with("x.args: Megatron, 1f1b: "), "{}", text(&output.stdout));
+    // Nothing is printed for wrong input.
+    refuse(&folder, &[&arguments[..5], &["--head-parts", "0"]].concat(), 2, "among the plans that Megatron");
+}
+
+#[test]
+fn the_head_of_a_configuration_is_cut() {
+    let folder = folder();
+    write(
+        &folder,
+        "x.json",
+        "{\"train_micro_batch_size_per_gpu\": 1, \"gradient_accumulation_steps\": 8, \
+                              \"pipeline\": {\"stages\": 4, \"partition\": \"uniform\"}}",
+    );
+    let set = ["plan", "--set", "model.vocab_size=16384", "--format", "json"];
+    let checked = json(&succeed(&folder, &[&set[..], &["--check", "x.json"]].concat()));
+    assert!(checked["best"]["head_parts"].as_u64() > Some(1), "{checked}");
 }
