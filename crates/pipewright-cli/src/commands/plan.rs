@@ -228,8 +228,8 @@ fn request(
     })
 }
 
-/// Returns the parts of the head that a plan for `ranks` tries: the given ones, or the numbers that the model of a
-/// configuration can have.
+/// Returns the parts of the head that a plan for `ranks` tries: the given numbers, or those that the
+/// configuration's model can have.
 fn head_parts(
     arguments: &PlanArguments,
     profile: &Profile,

@@ -1,4 +1,5 @@
-//! The page that shows the stages of a plan in the names of another system, and the parts of the plan that the files leave out.
+//! The page that shows the stages of a plan in the names of another system, and the parts of the plan that the
+//! files leave out.
 
 use std::fmt::Write;
 

@@ -21,8 +21,8 @@ pub(super) struct Entry {
 }
 
 impl Entry {
-    /// Returns whether a word on `line` is a value. The words of a script after the values are not, such as the
-    /// end of an array, the start of the next one, or a variable on a line of its own.
+    /// Returns whether a word on `line` is a value. The words of a script after the values are not, such as
+    /// the end of an array, the start of the next one, or a variable on a line of its own.
     fn takes(&self, word: &str, line: usize) -> bool {
         let may_be = line == self.line || self.values.is_empty() || self.key == MODULES;
         may_be && word != ")" && !word.ends_with("=(")

@@ -35,8 +35,8 @@ impl ReadPlan {
         self.schedule.microbatches() * self.choice.data_parallel
     }
 
-    /// Returns an error if the numbers of ranks and microbatches do not fit 32 bits. The largest number counts
-    /// as too large, because the product of the replicas saturates there.
+    /// Returns an error if the numbers of ranks and microbatches do not fit 32 bits. The largest number
+    /// counts as too large, because the product of the replicas saturates there.
     pub(super) fn check_size(&self) -> Result<(), ReadErrorKind> {
         let PlanChoice { data_parallel, tensor_parallel, .. } = self.choice;
         let times = |number: u32, by: u32| u64::from(number).saturating_mul(u64::from(by));

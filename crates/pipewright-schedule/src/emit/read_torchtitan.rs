@@ -27,7 +27,8 @@ const EXPERT: &str = "parallelism.expert-parallel-degree";
 const LOCAL_BATCH: &str = "training.local-batch-size";
 const GLOBAL_BATCH: &str = "training.global-batch-size";
 
-/// The options of `[parallelism]` in torchtitan 0.3.0, and the others that are read. A flag with `no-` is false.
+/// The options of `[parallelism]` in torchtitan 0.3.0, and the others that are read. A flag with `no-` is
+/// false.
 const KNOWN: [&str; 23] = [
     DEGREE,
     SCHEDULE,
@@ -127,8 +128,8 @@ pub(super) fn read(
     Ok(ReadPlan { system: System::Torchtitan, schedule, schedule_name, choice, remarks })
 }
 
-/// Returns the number of replicas. The shard degree is `-1` by default, so that the ranks are divided among the
-/// replicated ones; without a number of ranks, it counts as 1.
+/// Returns the number of replicas. The shard degree is `-1` by default, so that the ranks are divided among
+/// the replicated ones; without a number of ranks, it counts as 1.
 fn replicas(options: &Options, sizes: Sizes, ranks: Option<u32>) -> Result<u32, ReadError> {
     let replicated = options.number(REPLICATE, 1)?.unwrap_or(1);
     if options.word(SHARD)?.is_some_and(|(shards, _)| shards != "-1") {
@@ -144,8 +145,8 @@ fn replicas(options: &Options, sizes: Sizes, ranks: Option<u32>) -> Result<u32, 
     Ok(replicas)
 }
 
-/// Returns the remark about a global batch for which a step runs the pipeline several times. `batch` is the rows
-/// of a replica in one run.
+/// Returns the remark about a global batch for which a step runs the pipeline several times. `batch` is the
+/// number of rows of a replica in one run.
 fn accumulation(options: &Options, batch: u32, replicas: u32) -> Result<Option<String>, ReadError> {
     let Some((value, line)) = options.word(GLOBAL_BATCH)?.filter(|(rows, _)| *rows != "-1") else {
         return Ok(None);

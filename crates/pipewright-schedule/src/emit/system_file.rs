@@ -80,8 +80,8 @@ impl SystemFile {
     /// as many replicas as the file says, or one.
     ///
     /// # Errors
-    /// When a key or a value is wrong, the plan does not fit the layers or the ranks, or it is too large to be
-    /// predicted.
+    /// When a key or a value is wrong, the plan does not fit the layers or the ranks, or it is too large to
+    /// be predicted.
     pub fn plan(
         &self,
         profile: &Profile,
