@@ -230,7 +230,7 @@ impl PyProgram {
 
     /// Proves that the program is sound, like `pipewright validate`.
     ///
-    /// Without a transport, messages are tagged and buffered, and both ends of a message may block.
+    /// Without a transport, both ends of each message block; a send that has a wait blocks at its wait only.
     ///
     /// Args:
     ///     transport: Also judge the program on a communicator: `buffered` (tagged and buffered messages),
