@@ -90,7 +90,8 @@ fn ticks_are_counted() {
     let choices = [["--profile", "p.toml"], ["--cost", "F=2"], ["--recompute", "stage"]];
     for choice in choices {
         let flag = choice[0];
-        let advice = format!("--logical has them, without costs: leave {flag} out and add --logical");
+        let advice =
+            format!("--logical has them, without costs and transports: leave {flag} out and add --logical");
         refuse_grid(&choice, &advice);
     }
 }
