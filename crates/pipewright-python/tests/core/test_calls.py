@@ -11,6 +11,9 @@ import pytest
 
 import pipewright as pw
 
+# A shell starts background processes with SIGINT ignored, and Python then leaves it ignored.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
 LAYERS = [
     {
         "kind": f"block {index}",
