@@ -18,6 +18,7 @@ use crate::action::Action;
 use crate::communicator::{Communicator, Groups, QueueKey};
 use crate::ids::Rank;
 use crate::simulate::boundary_tensors::Arrival;
+use crate::simulate::links::{Links, Transit};
 use crate::timeline::QueueWait;
 use crate::transfer::Transfer;
 
@@ -50,8 +51,7 @@ pub(super) struct Queues<'a> {
     communicator: &'a Communicator,
     ranks: Vec<RankQueues>,
     queues: Vec<Queue>,
-    /// The time from which each link is free.
-    links: HashMap<(Rank, Rank), f64>,
+    links: Links,
     /// The messages with one end that has run, by their receives.
     halfway: HashMap<Action, Half>,
     /// The queues whose next group may begin.
@@ -103,7 +103,7 @@ impl<'a> Queues<'a> {
             communicator,
             ranks: vec![RankQueues::default(); ranks],
             queues: Vec::new(),
-            links: HashMap::new(),
+            links: Links::default(),
             halfway: HashMap::new(),
             idle: Vec::new(),
             ended: Vec::new(),
@@ -192,8 +192,8 @@ impl<'a> Queues<'a> {
     /// Sends an eager message.
     fn send_at_once(&mut self, send: Running) {
         let operation = send.operation;
-        let (start, left, at) = self.occupy_link(&operation, send.since);
-        let arrival = Arrival { issued: operation.given, at };
+        let Transit { start, left, arrival } = self.occupy_link(&operation, send.since);
+        let arrival = Arrival { issued: operation.given, at: arrival };
         self.end(send, (start, left), arrival, left);
         match self.halfway.remove(&operation.transfer.receive) {
             Some(Half::Waits(receive)) => self.receive_sent(receive, start, arrival),
@@ -208,7 +208,8 @@ impl<'a> Queues<'a> {
             None => _ = self.halfway.insert(receive, Half::Waits(one)),
             Some(Half::Sent { start, arrival }) => self.receive_sent(one, start, arrival),
             Some(Half::Waits(other)) => {
-                let (start, _, at) = self.occupy_link(&one.operation, one.since.max(other.since));
+                let since = one.since.max(other.since);
+                let Transit { start, arrival: at, .. } = self.occupy_link(&one.operation, since);
                 let is_send = one.operation.action != receive;
                 let send = if is_send { one.operation } else { other.operation };
                 for end in [one, other] {
@@ -224,14 +225,10 @@ impl<'a> Queues<'a> {
         self.end(receive, (start.max(receive.since), at), Arrival { at, ..arrival }, at);
     }
 
-    /// Puts a message on its link, and returns when it begins to occupy the link, when it has left, and when
-    /// it arrives.
-    fn occupy_link(&mut self, operation: &Operation, from: f64) -> (f64, f64, f64) {
-        let Operation { transfer, cost: (occupied, latency), .. } = operation;
-        let link = self.links.entry((transfer.sender, transfer.receiver)).or_insert(0.0);
-        let start = link.max(from);
-        *link = start + occupied;
-        (start, *link, *link + latency)
+    /// Puts a message on its link, at `ready` at the earliest.
+    fn occupy_link(&mut self, operation: &Operation, ready: f64) -> Transit {
+        let Operation { transfer, cost, .. } = *operation;
+        self.links.occupy((transfer.sender, transfer.receiver), cost, ready)
     }
 
     /// Ends an operation, whose queue is free of it from `free` on.

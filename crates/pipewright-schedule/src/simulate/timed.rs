@@ -29,8 +29,6 @@
 //! wakes the rank that waits for it. Time: linear in the program, and for each computation linear in the
 //! number of skip connections.
 
-use std::collections::BTreeMap;
-
 use crate::action::Action;
 use crate::communicator::{Communicator, Streams, judge};
 use crate::costs::Costs;
@@ -38,7 +36,9 @@ use crate::ids::{Rank, StageIndex};
 use crate::schedule::Program;
 use crate::simulate::boundary_tensors::{Arrival, Arrivals, BoundaryTensor, Route};
 use crate::simulate::error::SimulateError;
+use crate::simulate::links::{Links, Transit};
 use crate::simulate::queues::{Ended, Operation, Queues};
+use crate::simulate::rank_clock::RankClock;
 use crate::simulate::timed_run::TimedRun;
 use crate::skip_event::{SkipAction, SkipEvent, SkipMessage};
 use crate::timeline::{Event, Timeline};
@@ -96,11 +96,7 @@ pub fn timed_on(
 #[derive(Clone, Default)]
 struct RankState {
     next: usize,
-    /// The time at which the actions before `next` have ended.
-    free: f64,
-    /// The time at which its collectives have ended.
-    collectives: f64,
-    exposed: f64,
+    clock: RankClock,
     waits_for: Option<BoundaryTensor>,
     /// Its last computation.
     computed: Option<Action>,
@@ -114,8 +110,7 @@ struct Run<'a> {
     ranks: Vec<RankState>,
     ready: Vec<Rank>,
     arrivals: Arrivals,
-    /// The time from which each link is free.
-    links: BTreeMap<(Rank, Rank), f64>,
+    links: Links,
     /// The queues of sends and receives; `None` if messages are buffered.
     queues: Option<Queues<'a>>,
     /// The arrivals of sent messages, if there are queues: a message may arrive before its receive ends.
@@ -138,7 +133,7 @@ impl<'a> Run<'a> {
             ranks: vec![RankState::default(); program.ranks() as usize],
             ready: placement.all_ranks().rev().collect(),
             arrivals: Arrivals::none(program, &costs.skips),
-            links: BTreeMap::new(),
+            links: Links::default(),
             sent: queues.as_ref().map(|_| Arrivals::none(program, &[])),
             queues,
             gathered: vec![0.0; stages],
@@ -187,7 +182,7 @@ impl<'a> Run<'a> {
         };
         // Operations that start together are given when the rank has reached all of them.
         let is_single_send = transfer.send == action && !queues.are_grouped();
-        let free = self.ranks[rank.index()].free;
+        let free = self.ranks[rank.index()].clock.now();
         let given = if is_single_send { self.made_at(rank, transfer).unwrap_or(free) } else { free };
         let bytes = self.program.slices().share(self.message_bytes(transfer.send));
         let cost = self.costs.transfer(transfer.sender, transfer.receiver, bytes);
@@ -221,26 +216,26 @@ impl<'a> Run<'a> {
 
     /// Runs `action`, which does not compute. An error names the tensor of a message that has to be sent first.
     fn act(&mut self, rank: Rank, action: Action) -> Result<(), BoundaryTensor> {
-        let now = self.ranks[rank.index()].free;
+        let clock = &mut self.ranks[rank.index()].clock;
+        let now = clock.now();
         let (start, end) = match action {
             Action::SendForward { .. } | Action::SendBackward { .. } => self.send(rank, action, now),
             Action::WaitSendForward { .. } | Action::WaitSendBackward { .. } => {
                 let arrival = self.sent_arrival(action)?.map_or(now, |arrival| arrival.at);
-                self.wait(rank, now, arrival)
+                self.ranks[rank.index()].clock.wait_until(arrival)
             }
             Action::Unshard { stage } => {
-                let times = self.collective(rank, now, self.costs.stage(stage).unshard);
-                self.record(stage, |run| &mut run.gathered, times.1);
+                let times = clock.run_collective(self.costs.stage(stage).unshard);
+                note(&mut self.gathered, stage, times.1);
                 times
             }
             Action::ReduceGrad { stage } => {
-                let times = self.collective(rank, now, self.costs.stage(stage).reduce_grad);
-                self.record(stage, |run| &mut run.reduced, times.1);
+                let times = clock.run_collective(self.costs.stage(stage).reduce_grad);
+                note(&mut self.reduced, stage, times.1);
                 times
             }
             Action::WaitReduceGrad { stage } => {
-                let reduced = self.reduced.get(stage.index()).copied().unwrap_or(now);
-                self.wait(rank, now, reduced)
+                clock.wait_until(self.reduced.get(stage.index()).copied().unwrap_or(now))
             }
             _ => (now, now),
         };
@@ -271,32 +266,18 @@ impl<'a> Run<'a> {
         let again = self.recomputed_by(rank, part);
         let is_early = !self.costs.recompute.is_by_block();
         if let Some(forward) = again {
-            let start = self.wait_for(rank, [parameters, tensors.filter(|_| !is_early)]);
-            let end = start + self.costs.of_part(forward, self.program.slices()).again();
-            self.ranks[rank.index()].free = end;
+            let again = self.costs.of_part(forward, self.program.slices()).again();
+            let clock = &mut self.ranks[rank.index()].clock;
+            let (start, end) = clock.compute([parameters, tensors.filter(|_| !is_early)], again);
             self.events[rank.index()].push(Event { rank, action: forward, start, end });
         }
-        let begin = self.wait_for(rank, [parameters, tensors]);
-        let end = begin + self.duration(part);
+        let duration = self.duration(part);
         let state = &mut self.ranks[rank.index()];
-        (state.free, state.computed) = (end, Some(part));
+        let (start, end) = state.clock.compute([parameters, tensors], duration);
+        state.computed = Some(part);
         self.deliver(rank, part, end);
-        self.events[rank.index()].push(Event { rank, action: part, start: begin, end });
+        self.events[rank.index()].push(Event { rank, action: part, start, end });
         Ok(end)
-    }
-
-    /// Makes `rank` wait for arrivals, and returns the end of its wait.
-    fn wait_for(&mut self, rank: Rank, arrivals: [Option<Arrival>; 2]) -> f64 {
-        let state = &mut self.ranks[rank.index()];
-        let mut latest = Arrival { issued: state.free, at: state.free };
-        for arrival in arrivals.into_iter().flatten() {
-            if arrival.at > latest.at {
-                latest = arrival;
-            }
-        }
-        state.exposed += latest.at - latest.issued.max(state.free);
-        state.free = latest.at;
-        latest.at
     }
 
     /// Returns the forward that a backward computes again.
@@ -406,12 +387,10 @@ impl<'a> Run<'a> {
     /// Puts a message on the link from one rank to another as soon as the link is free, and returns when it
     /// begins and ceases to occupy the link.
     fn transmit(&mut self, from: Rank, to: Rank, tensor: BoundaryTensor, bytes: u64, now: f64) -> (f64, f64) {
-        let (occupied, latency) = self.costs.transfer(from, to, self.program.slices().share(bytes));
-        let link = self.links.entry((from, to)).or_insert(0.0);
-        let start = link.max(now);
-        *link = start + occupied;
-        self.arrive(tensor, Arrival { issued: now, at: start + occupied + latency });
-        (start, start + occupied)
+        let cost = self.costs.transfer(from, to, self.program.slices().share(bytes));
+        let Transit { start, left, arrival } = self.links.occupy((from, to), cost, now);
+        self.arrive(tensor, Arrival { issued: now, at: arrival });
+        (start, left)
     }
 
     /// Sets when `tensor` arrives, and wakes the rank that waits for it.
@@ -446,29 +425,6 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Makes `rank` wait until `until` for communication.
-    fn wait(&mut self, rank: Rank, now: f64, until: f64) -> (f64, f64) {
-        let end = until.max(now);
-        let state = &mut self.ranks[rank.index()];
-        state.exposed += end - now;
-        state.free = end;
-        (now, end)
-    }
-
-    /// Runs a collective in parallel with the computation.
-    fn collective(&mut self, rank: Rank, now: f64, duration: f64) -> (f64, f64) {
-        let state = &mut self.ranks[rank.index()];
-        let start = state.collectives.max(now);
-        state.collectives = start + duration;
-        (start, start + duration)
-    }
-
-    fn record(&mut self, stage: StageIndex, times: fn(&mut Self) -> &mut Vec<f64>, time: f64) {
-        if let Some(noted) = times(self).get_mut(stage.index()) {
-            *noted = time;
-        }
-    }
-
     fn finish(mut self) -> Result<TimedRun, SimulateError> {
         let blocked = self.blocked();
         if !blocked.is_empty() {
@@ -478,7 +434,7 @@ impl<'a> Run<'a> {
         if self.queues.is_none() {
             events.iter_mut().for_each(|event| self.set_times_of_receive(event));
         }
-        let exposed = self.ranks.iter().map(|state| state.exposed).collect();
+        let exposed = self.ranks.iter().map(|state| state.clock.exposed()).collect();
         let timeline = Timeline::new(self.program.ranks(), events).with_skips(self.skips);
         let timeline = timeline.with_slices(self.program.slices());
         let timeline = match self.queues {
@@ -508,6 +464,13 @@ impl<'a> Run<'a> {
             Some(BlockedRank { rank, position: state.next, action, waits_for: owner.unwrap_or(rank) })
         };
         self.program.placement().all_ranks().filter_map(of).collect()
+    }
+}
+
+/// Sets the time of a stage.
+fn note(times: &mut [f64], stage: StageIndex, time: f64) {
+    if let Some(noted) = times.get_mut(stage.index()) {
+        *noted = time;
     }
 }
 
