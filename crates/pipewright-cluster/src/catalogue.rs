@@ -1,5 +1,7 @@
 //! The machines that are known by name.
 
+use std::sync::LazyLock;
+
 use serde::Deserialize;
 use thiserror::Error;
 
@@ -45,12 +47,16 @@ pub enum CatalogueError {
 
 pipewright_schedule::message_as_debug!(CatalogueError);
 
-/// Returns all known machines.
-pub fn machines() -> Vec<Machine> {
+/// The machines of `machines.toml`. A test reads the file, so neither of the two filters removes anything.
+static KNOWN: LazyLock<Vec<Machine>> = LazyLock::new(|| {
     let tables: Result<Tables, _> = toml::from_str(include_str!("machines.toml"));
-    // A test reads the file, so neither of the two filters removes anything.
     let tables = tables.map_or_else(|_| Vec::new(), |tables| tables.machine);
     tables.iter().filter_map(|table| table.machine(None).ok()).collect()
+});
+
+/// Returns all known machines.
+pub fn machines() -> &'static [Machine] {
+    &KNOWN
 }
 
 /// Returns the machine of a name or a short name, without regard to case.
@@ -80,7 +86,7 @@ pub fn meant_by(name: &str) -> Option<Machine> {
     let length = |machine: &Machine| {
         machine.aliases.iter().filter(|alias| words.contains(&alias.as_str())).map(String::len).max()
     };
-    all.into_iter().filter(|machine| length(machine).is_some()).max_by_key(length)
+    all.iter().filter(|machine| length(machine).is_some()).max_by_key(|machine| length(machine)).cloned()
 }
 
 /// Reads a machine from the text of a cluster file: the keys of one machine. If a key is missing,

@@ -5,9 +5,7 @@ use std::collections::HashMap;
 use pipewright_schedule::costs::{Link, StageCosts, StageSizes};
 use pipewright_schedule::lower::{LowerError, ProgramSource, SourceError};
 use pipewright_schedule::simulate::{SimulateError, peak_memory, timed};
-use pipewright_schedule::{
-    Costs, GenerateError, Level, LowerConfig, Placement, ScheduleSpec, ValidatedProgram,
-};
+use pipewright_schedule::{Costs, GenerateError, Level, LowerConfig, ScheduleSpec, ValidatedProgram};
 use thiserror::Error;
 
 use crate::layout::Layout;
@@ -102,6 +100,8 @@ impl Programs {
             };
         }
         let program = self.program(layout)?.as_program();
+        let placement = program.placement();
+        let stages_of = |rank| placement.stages_of(rank).iter().map(|stage| stage.index()).collect();
         let simulated = Costs {
             stages: costs.stages.clone(),
             sizes: costs.sizes.clone(),
@@ -112,7 +112,7 @@ impl Programs {
         Ok(PipelineRun {
             makespan: run.timeline().makespan(),
             activations: peak_memory(run.timeline(), &costs.sizes),
-            stages_of_rank: stages_of_rank(program.placement(), layout),
+            stages_of_rank: placement.all_ranks().map(stages_of).collect(),
         })
     }
 
@@ -134,15 +134,6 @@ impl Programs {
         }
         Ok(&self.made[&key])
     }
-}
-
-fn stages_of_rank(placement: &Placement, layout: &Layout) -> Vec<Vec<usize>> {
-    let mut stages = vec![Vec::new(); layout.pipeline as usize];
-    for stage in 0..placement.stages() {
-        let rank = placement.rank_of(pipewright_schedule::StageIndex::new(stage));
-        stages[rank.index()].push(stage as usize);
-    }
-    stages
 }
 
 /// The run of 1F1B, interleaved if there are several chunks, without a simulation: the work of the busiest

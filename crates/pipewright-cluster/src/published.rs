@@ -224,7 +224,7 @@ impl RunTable {
         let in_file = machines.iter().find(|machine| machine.name == self.machine).cloned();
         let machine = in_file.or_else(|| catalogue::by_name(&self.machine).ok()).ok_or_else(|| {
             let known = catalogue::machines();
-            let hint = nearest(&self.machine, machines.iter().chain(&known).flat_map(Machine::names));
+            let hint = nearest(&self.machine, machines.iter().chain(known).flat_map(Machine::names));
             RunError::Machine { name: self.machine.clone(), hint }
         })?;
         let layout = self.layout();

@@ -180,8 +180,10 @@ fn run_on_transport(arguments: &SimulateArguments) -> Result<(), Failure> {
         check_size(&timed_program.program)?;
     }
     let start = Instant::now();
-    let (run, price) = priced.simulate(communicator)?;
-    timed_program.times.simulate += start.elapsed();
+    let run = priced.simulate(communicator)?;
+    let elapsed = start.elapsed();
+    let price = priced.price(&run, communicator.streams)?;
+    timed_program.times.simulate = elapsed;
     // A receive holds its rank in the logical simulation, which some transports do not demand.
     let steps = logical(&timed_program.program).map_or(0, |run| run.steps());
     let summary = || {

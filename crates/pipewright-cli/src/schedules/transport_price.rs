@@ -4,7 +4,7 @@
 use std::fmt::Write;
 
 use pipewright_schedule::communicator::{Communicator, Streams, Verdict};
-use pipewright_schedule::simulate::{SimulateError, TimedRun, timed_on};
+use pipewright_schedule::simulate::{SimulateError, TimedRun, timed, timed_on};
 use pipewright_schedule::{Costs, Program, StageIndex};
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -68,18 +68,25 @@ impl Priced<'_> {
         arguments.with_sizes(bytes.collect()).communicators()
     }
 
-    /// Simulates the program on `communicator`, and returns the run and its price.
+    /// Simulates the program on `communicator`.
     ///
     /// # Errors
     /// When the program is not sound on the communicator.
-    pub(crate) fn simulate(&self, communicator: &Communicator) -> Result<(TimedRun, Price), Failure> {
-        let run = self.run(communicator).map_err(|error| self.failure(error))?;
-        let buffered = match communicator.streams {
-            Streams::Buffered => self.step(&run),
-            _ => self.run(&Communicator::default()).map_or(f64::NAN, |run| self.step(&run)),
+    pub(crate) fn simulate(&self, communicator: &Communicator) -> Result<TimedRun, Failure> {
+        self.run(communicator).map_err(|error| self.failure(error))
+    }
+
+    /// Returns the price of `run`, which ran on `streams`. A program that is sound with queues is also sound with
+    /// buffered messages.
+    ///
+    /// # Errors
+    /// When the simulation with buffered messages fails.
+    pub(crate) fn price(&self, run: &TimedRun, streams: Streams) -> Result<Price, Failure> {
+        let buffered = match streams {
+            Streams::Buffered => self.step(run),
+            _ => self.step(&timed(self.program(), self.costs).map_err(|error| self.failure(error))?),
         };
-        let price = Price::of(communicator.streams, self.step(&run), buffered);
-        Ok((run, price))
+        Ok(Price::of(streams, self.step(run), buffered))
     }
 
     /// Simulates the program on several communicators, and returns a table of the results, as text or as JSON.

@@ -54,7 +54,7 @@ proptest! {
 fn no_product_exceeds_the_sustained_rate() {
     for machine in machines() {
         let product = Product { rows: 16_384.0, columns: 16_384.0, inner: 16_384.0, output_bytes: 2.0 };
-        let rate = product.operations() / product.seconds(&machine, Precision::Half);
+        let rate = product.operations() / product.seconds(machine, Precision::Half);
         let share = rate / machine.product_rate(Precision::Half);
         assert!((0.95..1.0).contains(&share), "{}: {share}", machine.name);
     }

@@ -59,4 +59,5 @@ pub use guide::{Formula, Guide};
 pub use memory_limit::PerStage;
 pub use settings::Setting;
 pub use spec::ScheduleSpec;
+pub(crate) use spec::rounds;
 pub use stage_rule::StageRule;

@@ -105,7 +105,7 @@ impl ScheduleSpec {
     /// rounds have equal size.
     fn microbatches_per_round(&self, schedule: &'static str) -> Result<u32, GenerateErrorKind> {
         let Self { ranks, microbatches, .. } = *self;
-        let rounds = microbatches.checked_div(ranks).unwrap_or(1).max(1);
+        let rounds = rounds(ranks, microbatches);
         if !microbatches.is_multiple_of(rounds) {
             return Err(GenerateErrorKind::UnevenRounds { schedule, microbatches, rounds });
         }
@@ -146,4 +146,9 @@ pub(super) struct Search {
     pub(super) actions: u32,
     /// A similar schedule that does not search.
     pub(super) other: &'static str,
+}
+
+/// Returns the number of rounds of an interleaved schedule: one for each full number of ranks.
+pub(crate) fn rounds(ranks: u32, microbatches: u32) -> u32 {
+    microbatches.checked_div(ranks).unwrap_or(1).max(1)
 }

@@ -397,9 +397,9 @@ fn peak(order: &Order, loads: &[StageLoad], sharding: Sharding) -> u64 {
 
 /// Returns the time of the optimizer, which all ranks begin together.
 pub(super) fn optimizer_time(order: &Order, loads: &[StageLoad]) -> f64 {
-    let bytes_of = |rank| {
+    let seconds_of = |rank| {
         let own = order.placement.stages_of(rank).iter();
         own.map(|stage| loads[stage.index()].optimizer).sum::<f64>()
     };
-    order.placement.all_ranks().map(bytes_of).fold(0.0, f64::max)
+    order.placement.all_ranks().map(seconds_of).fold(0.0, f64::max)
 }

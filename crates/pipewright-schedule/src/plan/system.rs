@@ -13,6 +13,7 @@ use std::fmt;
 
 use thiserror::Error;
 
+use crate::generate::rounds;
 use crate::placement::Placement;
 
 /// A system that executes plans.
@@ -168,7 +169,7 @@ fn runs_in_megatron(offer: &Offer<'_>) -> bool {
 /// Returns the number of microbatches of a group of interleaved 1F1B: the one that is set, or the size of
 /// equal rounds.
 pub(crate) fn group_size(set: Option<u32>, ranks: u32, microbatches: u32) -> u32 {
-    set.unwrap_or_else(|| microbatches / (microbatches / ranks.max(1)).max(1)).max(1)
+    set.unwrap_or_else(|| microbatches / rounds(ranks, microbatches)).max(1)
 }
 
 /// Returns whether stage `s` is on rank `s mod p`.

@@ -58,6 +58,8 @@ pub(super) struct Queues<'a> {
     idle: Vec<usize>,
     ended: Vec<Ended>,
     waits: Vec<QueueWait>,
+    /// The operations of a group that begins; empty between groups.
+    begun: Vec<Running>,
 }
 
 /// The queues of one rank.
@@ -108,6 +110,7 @@ impl<'a> Queues<'a> {
             idle: Vec::new(),
             ended: Vec::new(),
             waits: Vec::new(),
+            begun: Vec::new(),
         }
     }
 
@@ -162,19 +165,21 @@ impl<'a> Queues<'a> {
     fn begin_group(&mut self, index: usize) {
         let queue = &mut self.queues[index];
         let Some(&(group, _)) = queue.waiting.front().filter(|_| queue.running == 0) else { return };
-        let mut begun = Vec::new();
+        let mut begun = std::mem::take(&mut self.begun);
         while let Some((_, operation)) = queue.waiting.pop_front_if(|(other, _)| *other == group) {
             begun.push(Running { queue: index, since: operation.given.max(queue.free), operation });
         }
         queue.running = begun.len();
         self.note_waits(index, &begun);
-        let is_eager = |running: &Running| {
+        let communicator = self.communicator;
+        let is_eager = |running: &&Running| {
             let Operation { action, transfer, .. } = running.operation;
-            action == transfer.send && self.communicator.sends.sends_at_once(action)
+            action == transfer.send && communicator.sends.sends_at_once(action)
         };
-        let (eager, others): (Vec<_>, Vec<_>) = begun.into_iter().partition(is_eager);
-        eager.into_iter().for_each(|send| self.send_at_once(send));
-        others.into_iter().for_each(|operation| self.meet(operation));
+        begun.iter().filter(is_eager).for_each(|&send| self.send_at_once(send));
+        begun.iter().filter(|one| !is_eager(one)).for_each(|&operation| self.meet(operation));
+        begun.clear();
+        self.begun = begun;
     }
 
     fn note_waits(&mut self, index: usize, begun: &[Running]) {

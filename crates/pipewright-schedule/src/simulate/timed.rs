@@ -172,10 +172,9 @@ impl<'a> Run<'a> {
     /// is. The times of its event are set when it ends.
     fn give(&mut self, rank: Rank, action: Action) -> bool {
         let Some(queues) = &mut self.queues else { return false };
-        let transfer = match action {
-            _ if !is_message(action) => None,
-            action => Transfer::of(self.program.placement(), action),
-        };
+        // A wait for a send has a transfer too.
+        let transfer = Transfer::of(self.program.placement(), action)
+            .filter(|transfer| [transfer.send, transfer.receive].contains(&action));
         let Some(transfer) = transfer else {
             queues.end_group(rank);
             return false;
@@ -472,10 +471,4 @@ fn note(times: &mut [f64], stage: StageIndex, time: f64) {
     if let Some(noted) = times.get_mut(stage.index()) {
         *noted = time;
     }
-}
-
-/// Returns whether `action` is a send or a receive.
-fn is_message(action: Action) -> bool {
-    action.is_communication()
-        && !matches!(action, Action::WaitSendForward { .. } | Action::WaitSendBackward { .. })
 }

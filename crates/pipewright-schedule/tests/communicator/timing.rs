@@ -128,6 +128,9 @@ fn any_times() -> impl Strategy<Value = Times> {
 fn check_agreement(program: &Program, times: Times) -> Result<(), TestCaseError> {
     let costs = costs_of(program, times);
     let buffered = timed(program, &costs).ok();
+    if let Ok(run) = timed_on(program, &costs, &Communicator::default()) {
+        prop_assert_eq!(Some(run.timeline()), buffered.as_ref().map(|run| run.timeline()));
+    }
     for communicator in communicators().into_iter().filter(|it| it.streams != Streams::Buffered) {
         let is_sound = judge(program, Level::Comms, &communicator).is_ok_and(|verdict| verdict.is_sound());
         let run = timed_on(program, &costs, &communicator);
@@ -150,8 +153,13 @@ fn check_agreement(program: &Program, times: Times) -> Result<(), TestCaseError>
         expected.sort();
         prop_assert_eq!(found, expected, "{:?}\n{}", communicator, print_program(program));
         // A communicator with queues never ends earlier than buffered messages.
-        let buffered = buffered.as_ref().map_or(0.0, |run| run.timeline().makespan());
-        prop_assert!(run.timeline().makespan() >= buffered, "{:?}\n{}", communicator, print_program(program));
+        let makespan = buffered.as_ref().map(|run| run.timeline().makespan());
+        prop_assert!(
+            makespan.is_some_and(|buffered| run.timeline().makespan() >= buffered),
+            "{:?}\n{}",
+            communicator,
+            print_program(program)
+        );
     }
     Ok(())
 }
