@@ -1,4 +1,5 @@
-//! Files that are read up to a size, and the memory that is free, for the command line and the Python package.
+//! Files that are read up to a size, the memory that is free, and whether a schedule fits into it, for the other
+//! crates.
 //!
 //! The crate does not depend on Burn, so that packages without a runtime build quickly.
 

@@ -1,6 +1,5 @@
 //! The memory of this machine that the process may use, and what it can still allocate.
 
-use rustix::process::{Resource, getrlimit};
 use sysinfo::{Process, ProcessRefreshKind, ProcessesToUpdate, System};
 
 /// The address space that the program's code, libraries and stacks take, which its resident memory does not
@@ -54,7 +53,7 @@ pub fn free_memory() -> Option<FreeMemory> {
     let process = own.and_then(|pid| system.process(pid));
     let group = process.and_then(Process::cgroup_limits).or(system.cgroup_limits());
     let resident = process.map_or(0, Process::memory);
-    let space = getrlimit(Resource::As).current.map(|limit| limit.saturating_sub(resident + MAPPED));
+    let space = address_space().map(|limit| limit.saturating_sub(resident + MAPPED));
     let machine = Some(system.available_memory()).filter(|bytes| *bytes > 0);
     let machine = machine.map(|bytes| bytes.saturating_add(system.free_swap()));
     [
@@ -65,6 +64,17 @@ pub fn free_memory() -> Option<FreeMemory> {
     .into_iter()
     .filter_map(|(bytes, limit)| Some(FreeMemory { bytes: bytes?, limit }))
     .min_by_key(|free| free.bytes)
+}
+
+/// Returns the limit of the address space, if there is one.
+#[cfg(unix)]
+fn address_space() -> Option<u64> {
+    rustix::process::getrlimit(rustix::process::Resource::As).current
+}
+
+#[cfg(not(unix))]
+fn address_space() -> Option<u64> {
+    None
 }
 
 #[cfg(test)]

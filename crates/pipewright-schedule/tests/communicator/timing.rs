@@ -4,7 +4,7 @@
 use pipewright_schedule::communicator::{Communicator, Groups, Sends, Streams, judge};
 use pipewright_schedule::costs::{Link, StageSizes};
 use pipewright_schedule::csv::print_program;
-use pipewright_schedule::simulate::{timed, timed_on};
+use pipewright_schedule::simulate::{TimedRun, timed, timed_on};
 use pipewright_schedule::{Costs, Level, Program};
 use proptest::prelude::*;
 
@@ -129,7 +129,7 @@ fn check_agreement(program: &Program, times: Times) -> Result<(), TestCaseError>
     let costs = costs_of(program, times);
     let buffered = timed(program, &costs).ok();
     if let Ok(run) = timed_on(program, &costs, &Communicator::default()) {
-        prop_assert_eq!(Some(run.timeline()), buffered.as_ref().map(|run| run.timeline()));
+        prop_assert_eq!(Some(run.timeline()), buffered.as_ref().map(TimedRun::timeline));
     }
     for communicator in communicators().into_iter().filter(|it| it.streams != Streams::Buffered) {
         let is_sound = judge(program, Level::Comms, &communicator).is_ok_and(|verdict| verdict.is_sound());

@@ -5,11 +5,11 @@
 //! joins these to gradients of the whole inputs. They have the scale of the parameters' gradients: they
 //! belong to the loss of the step.
 
-use pipewright_schedule::words::counted;
 use std::sync::Arc;
 
 use burn::tensor::{DType, Tensor};
 use pipewright_schedule::Slices;
+use pipewright_schedule::words::counted;
 
 use super::error::SplitError;
 use super::merge::check_alike;

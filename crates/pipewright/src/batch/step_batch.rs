@@ -374,8 +374,10 @@ impl Batch {
     /// Returns the share of each slice in the loss of its microbatch: its share in the tokens over which the
     /// loss is a mean. The batch must be cut.
     pub(crate) fn slice_shares(&self, slices: Slices) -> Vec<f64> {
+        if slices.is_one() {
+            return vec![1.0; self.microbatches()];
+        }
         match self.reduction {
-            _ if slices.is_one() => vec![1.0; self.microbatches()],
             Reduction::Weights { ignored: Some(ignored), .. } if has_tensors(&self.targets) => {
                 slices::shares(&self.targets, ignored, slices)
             }

@@ -1,9 +1,9 @@
 //! Collectives that block until a deadline, for code that has a rank's thread to itself.
 
-use pipewright_schedule::words::counted;
 use std::time::{Duration, Instant};
 
 use burn::tensor::{DType, Device, Int, Shape, Tensor};
+use pipewright_schedule::words::counted;
 
 use super::exchange::Exchange;
 use super::group::Group;

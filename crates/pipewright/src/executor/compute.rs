@@ -193,8 +193,9 @@ impl Computation<'_> {
         let local_stage = self.stages.get_mut(stage);
         local_stage.undeferred.note_run();
         // A stage whose parameters are frozen has no weight gradients.
-        let has_parameters = !local_stage.runner().undeferred().is_empty();
-        if is_empty && has_parameters && local_stage.take_log_of_empty_w() {
+        let is_new = || !local_stage.is_empty_w_logged() && !local_stage.runner().undeferred().is_empty();
+        if is_empty && is_new() {
+            local_stage.note_log_of_empty_w();
             tracing::info!(
                 "stage {stage} has no layer that defers its weight gradients: `I` computes them, and `W` does nothing; \
                  layers of `pipewright::nn` defer theirs, and so do your own with `SplitBackward`"

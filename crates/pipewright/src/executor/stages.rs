@@ -160,9 +160,14 @@ impl LocalStage {
         tensors.expect("a stage runs only when its skip connections have arrived")
     }
 
-    /// Returns whether nobody has logged that `W` has nothing to compute, and records that it is logged.
-    pub(super) fn take_log_of_empty_w(&mut self) -> bool {
-        !std::mem::replace(&mut self.is_empty_w_logged, true)
+    /// Returns whether it is logged that `W` has nothing to compute.
+    pub(super) fn is_empty_w_logged(&self) -> bool {
+        self.is_empty_w_logged
+    }
+
+    /// Notes that it is logged that `W` has nothing to compute.
+    pub(super) fn note_log_of_empty_w(&mut self) {
+        self.is_empty_w_logged = true;
     }
 
     /// Drops all rows of the stage's parameters except this replica's.

@@ -1,9 +1,9 @@
 //! A failed step, and its cause.
 
-use pipewright_schedule::words::counted;
 use std::sync::Arc;
 use std::time::Duration;
 
+use pipewright_schedule::words::counted;
 use pipewright_schedule::{Action, Microbatch, StageIndex};
 
 use crate::checkpoint::{CheckpointError, NotFinite};

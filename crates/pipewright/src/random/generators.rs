@@ -267,7 +267,8 @@ impl Generators {
         self.0.iter().map(drawn_on).collect()
     }
 
-    /// Calls `run` with seeded generators, which then continue from numbers that they have given.
+    /// Calls `run` with seeded generators, which then continue from numbers that they have given. It waits for
+    /// the devices before `run`.
     fn run_seeded<R>(&self, watch: &mut Watch, seed: u64, run: impl FnOnce() -> R) -> R {
         let before = self.draw();
         watch.see(before[0]);
@@ -278,7 +279,8 @@ impl Generators {
         result
     }
 
-    /// Like [`Generators::run_seeded`], but also returns whether `run` has drawn. It waits for the devices.
+    /// Like [`Generators::run_seeded`], but also returns whether `run` has drawn. It waits for the devices after
+    /// `run` too.
     fn run_watched<R>(&self, watch: &mut Watch, seed: u64, run: impl FnOnce() -> R) -> (R, bool) {
         self.run_seeded(watch, seed, || {
             let first = self.draw();
@@ -327,8 +329,10 @@ mod tests {
             let first = drawn("a", key);
             let is_equal = [drawn("a", key), drawn("a", key)] == [first; 2];
             let others = [drawn("b", key), drawn("a", StreamKey { microbatch: 4, ..key })];
+            // Other draws make numbers differ, and never make them equal.
+            assert!(!others.contains(&first), "another key or name has the same numbers");
             draws.forget();
-            is_equal && !others.contains(&first) && drawn("a", key) == first
+            is_equal && drawn("a", key) == first
         });
     }
 
@@ -356,16 +360,15 @@ mod tests {
 
     #[test]
     fn the_draws_of_the_program_go_on_from_its_seed() {
-        check(|| {
-            let draws = layer_draws();
-            let drawn = || draws.run("a", StreamKey::default(), true, number).expect("it may draw");
-            let after = |seed| {
-                undisturbed(|| Device::flex().seed(seed));
-                drawn();
-                undisturbed(number)
-            };
-            after(1) != after(2) && after(1) != drawn()
-        });
+        let draws = layer_draws();
+        let drawn = || draws.run("a", StreamKey::default(), true, number).expect("it may draw");
+        let after = |seed| {
+            undisturbed(|| Device::flex().seed(seed));
+            drawn();
+            undisturbed(number)
+        };
+        assert_ne!(after(1), after(2));
+        assert_ne!(after(1), drawn());
     }
 
     #[test]
@@ -373,8 +376,8 @@ mod tests {
         check(|| {
             let drawn = || seeded(7, number);
             let [first, between, second] = [drawn(), undisturbed(number), drawn()];
-            // A seed does not start the program's draws again.
-            first == second && undisturbed(number) != between
+            assert_ne!(undisturbed(number), between, "a seed starts the program's draws again");
+            first == second
         });
     }
 

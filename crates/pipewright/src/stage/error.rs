@@ -1,11 +1,11 @@
 //! The errors of a stage.
 
-use pipewright_schedule::words::counted;
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 
 use burn::tensor::DType;
+use pipewright_schedule::words::counted;
 use pipewright_schedule::{Action, Slices};
 
 use crate::tensor::{BoundaryError, Precision};
@@ -48,8 +48,9 @@ pub enum StageError {
     },
     /// The ranks of a tensor group cannot hold a parameter as its module says.
     #[error(
-        "the parameter `{parameter}` of shape {shape:?} is cut into {} along dimension {dimension} for {}: the number of shards must divide the number of ranks, a layer's own shard must be one of \
-         them and needs a single rank, and the dimension must exist (`StageModule::placement`)",
+        "the parameter `{parameter}` of shape {shape:?} is cut into {} along dimension {dimension} for {}: the number of \
+         shards must divide the number of ranks, a layer's own shard must be one of them and needs a single rank, and the \
+         dimension must exist (`StageModule::placement`)",
         counted(*.shards, "shard"), counted(*.tensor_ranks, "tensor rank")
     )]
     Placement {

@@ -1,9 +1,9 @@
 //! The checks of the tensors at a stage's boundaries against their [`Metadata`].
 
-use pipewright_schedule::words::counted;
 use std::collections::{HashMap, HashSet};
 use std::fmt;
 
+use pipewright_schedule::words::counted;
 use pipewright_schedule::{Microbatch, StageIndex};
 
 use super::metadata::{CheckMetadata, Metadata, TensorSpec};

@@ -253,8 +253,9 @@ impl<M: StageBody> TrainingStage<M> {
     }
 }
 
-/// Returns `changed` with an element that is not a number wherever `before` is infinite or not a number. Both
-/// have one dimension. Nothing is read from the device.
+/// Returns `changed` with an element that is not a number wherever `before` is infinite or not a number: the
+/// norm is checked after the hook, which must not hide such an element. Both have one dimension. Nothing is
+/// read from the device.
 fn not_finite_where(before: Value, changed: Value) -> Value {
     let is_finite = Tensor::<1>::from_dispatch(before.into_dispatch()).is_finite();
     let changed = Tensor::<1>::from_dispatch(changed.into_dispatch());

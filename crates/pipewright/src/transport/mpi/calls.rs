@@ -182,7 +182,8 @@ const STANDARD: SendFunction = ("MPI_Isend", ffi::MPI_Isend);
 const SYNCHRONOUS: SendFunction = ("MPI_Issend", ffi::MPI_Issend);
 
 /// The environment variable with which tests make the messages of ranks wait for their receives, so that no
-/// buffer of an MPI library helps a program to finish. Heartbeats are standard sends: a late one has no receive.
+/// buffer of an MPI library helps a program to finish. Other frames are standard sends: a late heartbeat has no
+/// receive.
 const SYNCHRONOUS_SENDS: &str = "PIPEWRIGHT_TEST_SYNCHRONOUS_SENDS";
 
 /// Runs `call` and turns its return code into an error unless it is success.
