@@ -10,7 +10,7 @@ class Interpreter:
     """One rank of a program."""
 
     def __init__(self, mpi, communicator, rows, streams, sizes):
-        self.mpi, self.communicator, self.rows, self.streams = mpi, communicator, rows, streams
+        self.mpi, self.communicator, self.streams = mpi, communicator, streams
         self.row = rows[communicator.Get_rank()]
         self.sizes = sizes
         self.owner = {part[0]: rank for rank, row in enumerate(rows) for cell in row for part in parts(cell)}

@@ -57,9 +57,8 @@ def run(options):
     for ranks in options.ranks:
         with tempfile.TemporaryDirectory() as folder:
             jobs = Path(folder) / "jobs.jsonl"
-            with jobs.open("w") as file:
-                for job in all_jobs(ranks, options.pipewright, Path(folder)):
-                    print(json.dumps(job), file=file)
+            made = list(all_jobs(ranks, options.pipewright, Path(folder)))
+            jobs.write_text("".join(json.dumps(job) + "\n" for job in made))
             command = ["mpirun", "-n", str(ranks), "--oversubscribe", "--allow-run-as-root"]
             command += ["--mca", "mpi_yield_when_idle", "1", sys.executable, __file__, "work"]
             command += [str(jobs), options.out, str(options.deadline)]
@@ -67,6 +66,8 @@ def run(options):
             subprocess.run(command, check=False, stderr=subprocess.DEVNULL)
         done = sum(line["ranks"] == ranks for line in read([options.out]))
         print(f"{ranks} ranks: {done} runs", flush=True)
+        if done != len(made):
+            sys.exit(f"{options.out} has {done} runs of {ranks} ranks, and {len(made)} were made; remove it and run again")
 
 
 def all_jobs(ranks, binary, folder):
@@ -89,7 +90,7 @@ def all_jobs(ranks, binary, folder):
 
 
 def lowered(schedule, ranks, passes, binary, folder):
-    """The rows of a schedule after passes; `None` if there is no such schedule for the number of ranks."""
+    """The rows of a schedule after passes; `None` if the schedule cannot have this number of ranks."""
     compute, program = folder / "compute.csv", folder / "lowered.csv"
     microbatches = 2 * ranks
     size = ["--ranks", str(ranks), "--microbatches", str(microbatches)]

@@ -60,7 +60,7 @@ struct Searched {
 ///     The fastest plan; `Plan.plans` has the best plan of each other schedule.
 ///
 /// Raises:
-///     PlanError: If there is no plan for the request, or none that fits into the memory.
+///     PlanError: If no plan meets the request, or none fits into the memory.
 ///     ProfileError: If the profile has problems.
 #[pyfunction]
 #[pyo3(signature = (

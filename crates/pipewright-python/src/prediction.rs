@@ -154,7 +154,7 @@ fn in_ticks(name: String, source: ProgramSource) -> Result<Predicted, Prediction
     let run = logical(&program)?;
     let (timeline, summary) = (run.timeline(1.0), Summary::of_logical(&run));
     let (costs, unit) = (Costs::default(), TimeUnit::Costs);
-    let program = Arc::new(program.clone());
+    let program = Arc::new(program);
     Ok(Predicted { name, program, costs, timeline, prediction: None, summary, unit })
 }
 

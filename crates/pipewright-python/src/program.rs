@@ -195,7 +195,7 @@ impl PyProgram {
     ///     level: Instead of passes, a level to lower to, as PyTorch does: `comms` or `full`.
     ///
     /// Raises:
-    ///     LowerError: If there is no such pass, or it would have no effect, or it fails.
+    ///     LowerError: If a pass is unknown, has no effect, or fails.
     ///     ValidationError: If the rows are unsound.
     #[pyo3(signature = (passes=None, *, level=None))]
     fn lower(

@@ -63,7 +63,7 @@ impl PySchedule {
 ///         picture.
 ///
 /// Raises:
-///     ScheduleError: If there is no schedule of this name, or none of this size or with this setting.
+///     ScheduleError: If the name is unknown, or the schedule cannot have this size or setting.
 ///     OutOfMemoryError: If the schedule would not fit into the free memory.
 ///
 /// Example:
@@ -191,7 +191,7 @@ impl PySchedule {
     ///     level: Instead of passes, a level to lower to, as PyTorch does: `compute`, `comms` or `full`.
     ///
     /// Raises:
-    ///     LowerError: If there is no such pass, or it would have no effect, or it fails.
+    ///     LowerError: If a pass is unknown, has no effect, or fails.
     #[pyo3(signature = (passes=None, *, level=None))]
     fn lower(
         &self,

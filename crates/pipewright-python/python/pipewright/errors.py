@@ -50,7 +50,7 @@ class PipewrightError(Exception):
 
 
 class ScheduleError(PipewrightError, ValueError):
-    """There is no schedule of this name, or none of this size or with this setting."""
+    """The name of a schedule is unknown, or the schedule cannot have this size or setting."""
 
     suggestion: str | None = None
     """The nearest name of a schedule, if the name is unknown and one is similar."""
@@ -102,7 +102,7 @@ class ProfileError(PipewrightError, ValueError):
 
 
 class PlanError(PipewrightError, ValueError):
-    """There is no plan for a request, or a cut does not fit its profile."""
+    """No plan meets a request, or a cut does not fit its profile."""
 
     rank: int | None = None
     """The rank that lacks the most memory, if no plan fits."""

@@ -173,8 +173,8 @@ class _Ready:
     def first_operation(self, start: float, end: float) -> float:
         """Returns the start of the first operation in a range.
 
-        If there is none, the computation does nothing, as PyTorch's `I` of stage 0, and all of the range is a wait. In a
-        trace without any operation, the waits are not known, and the start of the range is returned.
+        If the range has no operation, the computation does nothing, as PyTorch's `I` of stage 0, and all of the range is
+        a wait. In a trace without any operation, the waits are not known, and the start of the range is returned.
         """
         if not self._starts:
             return start

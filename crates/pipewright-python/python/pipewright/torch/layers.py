@@ -223,7 +223,7 @@ def _medians(samples: list[tuple[float, float, float]]) -> tuple[float, float, f
 def device_of(layers: Sequence[torch.nn.Module], example: tuple[Any, ...]) -> torch.device:
     """Returns the device of the layers, or of the example if no layer has parameters.
 
-    Raises `ChainError` if there is no tensor.
+    Raises `ChainError` if neither the layers nor the example have a tensor.
     """
     tensors = (tensor for layer in layers for tensor in layer.parameters())
     first = next(tensors, None)

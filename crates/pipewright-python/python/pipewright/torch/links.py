@@ -21,7 +21,7 @@ def measure_link(group: Any, *, message_bytes: int, device: torch.device, repeti
     large_elements = max(message_bytes // 4, 1024)
     large = _one_way(group, large_elements, device, repetitions)
     seconds = max(large - small, 1e-9)
-    return Link(latency_s=max(small, 0.0), bytes_per_s=4 * (large_elements - 1) / seconds)
+    return Link(latency_s=small, bytes_per_s=4 * (large_elements - 1) / seconds)
 
 
 def _one_way(group: Any, elements: int, device: torch.device, repetitions: int) -> float:

@@ -29,7 +29,7 @@ class Placed:
     def check_group(self, distributed: Any, group: Any) -> int:
         """Returns this process's rank in a group.
 
-        Raises `PlanMismatch` if there is no process group, or it has another number of processes.
+        Raises `PlanMismatch` if the process group is not initialized, or has another number of processes.
         """
         if not distributed.is_initialized():
             raise PlanMismatch("there is no process group; call torch.distributed.init_process_group in each process first")
@@ -49,7 +49,7 @@ def source_of(plan: Any) -> Any:
     """
     if isinstance(plan, pipewright.Plan):
         for key in ("tensor_parallel", "head_parts"):
-            if (found := getattr(plan, key, 1)) != 1:
+            if (found := getattr(plan, key)) != 1:
                 raise PlanMismatch(f"the plan has {key} {found}; stages are cut between layers only, so plan with {key}=1")
         return plan.schedule
     if isinstance(plan, (pipewright.Schedule, pipewright.Program)):

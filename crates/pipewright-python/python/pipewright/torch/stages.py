@@ -87,9 +87,5 @@ def ranges(boundaries: Sequence[int], layers: int, stages: int) -> list[range]:
 
 def recomputed_stages(plan: Any, stages: int) -> list[bool]:
     """Returns for each stage whether the plan recomputes it."""
-    recompute = getattr(plan, "recompute", None) or "none"
-    if isinstance(recompute, str):
-        if recompute not in ("none", "stage"):
-            raise PlanMismatch(f"the plan recomputes `{recompute}`; PyTorch's stages recompute as a whole or not at all")
-        return [recompute == "stage"] * stages
+    recompute = getattr(plan, "recompute", ())
     return [stage in recompute for stage in range(stages)]
