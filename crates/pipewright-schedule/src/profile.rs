@@ -132,6 +132,10 @@ pub struct LayerProfile {
     pub input_backward_s: f64,
     /// The time of `W`.
     pub weight_backward_s: f64,
+    /// The time of `B`, the backward as a whole: from the time of `I` to that of `I` and `W` together. `None`
+    /// for that sum. It is shorter where a backward in two halves repeats work.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub backward_s: Option<f64>,
     /// The time to recompute the forward before a backward; `None` for the time of `F`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub recompute_s: Option<f64>,
@@ -232,6 +236,7 @@ impl Default for LayerProfile {
             forward_s: 0.0,
             input_backward_s: 0.0,
             weight_backward_s: 0.0,
+            backward_s: None,
             recompute_s: None,
             optimizer_s: 0.0,
             output_bytes: 0,
@@ -263,6 +268,11 @@ impl LayerProfile {
     /// Returns the size of the tensors that `I` keeps until `W`.
     pub fn stash_bytes(&self) -> u64 {
         self.weight_activation_bytes.unwrap_or(self.activation_bytes / 2)
+    }
+
+    /// Returns the time of `B`.
+    pub fn whole_backward_s(&self) -> f64 {
+        self.backward_s.unwrap_or(self.input_backward_s + self.weight_backward_s)
     }
 }
 
@@ -379,6 +389,11 @@ fn check_layer(found: &mut Vec<ProfileProblem>, part: ProfilePart, layer: &Layer
     ];
     for (key, seconds) in times {
         check_seconds(found, part, key, seconds.unwrap_or(0.0));
+    }
+    let (least, most) = (layer.input_backward_s, layer.input_backward_s + layer.weight_backward_s);
+    if let Some(whole) = layer.backward_s.filter(|whole| !(least..=most).contains(whole)) {
+        let expected = format!("a number of seconds from {least} (`I`) to {most} (`I` and `W` together)");
+        found.push(problem(part, "backward_s", whole, expected));
     }
     let sizes = [
         ("output_bytes", Some(layer.output_bytes)),

@@ -226,6 +226,7 @@ impl<P: Fn(Range<usize>) -> Place> Reader<'_, P> {
             forward_s: keys.number("forward_s"),
             input_backward_s: keys.number("input_backward_s"),
             weight_backward_s: keys.number("weight_backward_s"),
+            backward_s: keys.optional_number("backward_s"),
             recompute_s: keys.optional_number("recompute_s"),
             optimizer_s: keys.optional_number("optimizer_s").unwrap_or(0.0),
             output_bytes: keys.whole("output_bytes"),

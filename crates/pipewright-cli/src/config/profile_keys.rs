@@ -28,6 +28,7 @@ pub(super) const SECTIONS: [(&str, &[&str]); 5] = [
             "forward_s",
             "input_backward_s",
             "weight_backward_s",
+            "backward_s",
             "recompute_s",
             "optimizer_s",
             "output_bytes",

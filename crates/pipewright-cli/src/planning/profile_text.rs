@@ -74,6 +74,7 @@ fn layer_text(layer: &LayerProfile, kind: Option<&KindFigures>) -> String {
         ("forward_s", Some(layer.forward_s), kind.map(|kind| kind.forward)),
         ("input_backward_s", Some(layer.input_backward_s), kind.map(|kind| kind.input_backward)),
         ("weight_backward_s", Some(layer.weight_backward_s), kind.map(|kind| kind.weight_backward)),
+        ("backward_s", layer.backward_s, None),
         ("recompute_s", layer.recompute_s, kind.and_then(|kind| kind.recompute)),
         ("optimizer_s", Some(layer.optimizer_s), None),
     ];
@@ -165,6 +166,7 @@ mod tests {
             forward_s: 0.0015,
             input_backward_s: 0.0015,
             weight_backward_s: 0.0015,
+            backward_s: None,
             recompute_s: Some(0.0015),
             optimizer_s: 0.25,
             output_bytes: 4,

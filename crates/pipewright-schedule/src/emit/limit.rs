@@ -59,7 +59,7 @@ pub fn limit_of(profile: &Profile, choice: &PlanChoice, prediction: &Prediction)
 
 /// Returns the time of a layer's forward and backward.
 fn work_of(layer: &LayerProfile) -> f64 {
-    layer.forward_s + layer.input_backward_s + layer.weight_backward_s
+    layer.forward_s + layer.whole_backward_s()
 }
 
 /// Returns the kind whose layers together take the longest. If several kinds are equal, the first one wins.

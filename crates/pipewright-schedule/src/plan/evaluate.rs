@@ -302,8 +302,8 @@ impl Evaluator {
             self.roles.push([
                 Role { takes: load.forward, needs: input, ..forward },
                 Role { takes: load.input, again, needs: gradient, ..backward },
-                Role { takes: load.weight, ..Role::NOTHING },
-                Role { takes: load.input + load.weight, again, needs: gradient, ..backward },
+                Role { takes: load.weight_apart(), ..Role::NOTHING },
+                Role { takes: load.backward(), again, needs: gradient, ..backward },
             ]);
         }
     }
@@ -313,7 +313,8 @@ impl Evaluator {
         self.work.clear();
         self.work.resize(order.rows.len(), 0.0);
         for (load, &rank) in loads.iter().zip(&self.rank_of) {
-            let work = load.forward + load.input + load.weight;
+            // The least: `W` may be apart from its `I`.
+            let work = load.forward + load.backward();
             self.work[rank as usize] += f64::from(order.microbatches) * work;
         }
     }

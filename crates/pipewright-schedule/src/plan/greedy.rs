@@ -194,7 +194,7 @@ impl<'a> Run<'a> {
             let row = Vec::with_capacity(3 * own.len() * task.microbatches as usize);
             let loads = own.iter().map(|&stage| &task.loads[stage]);
             let critical = loads.clone().map(|load| load.forward + load.input).sum::<f64>();
-            let weight = loads.map(|load| load.weight).sum::<f64>();
+            let weight = loads.map(StageLoad::weight_apart).sum::<f64>();
             let microbatches = f64::from(task.microbatches);
             Some(RankState {
                 free: 0.0,
@@ -264,7 +264,7 @@ impl<'a> Run<'a> {
         }
         input.or(forward).or_else(|| {
             let &cell = state.pending.front()?;
-            let takes = self.task.loads[cell.stage as usize].weight;
+            let takes = self.task.loads[cell.stage as usize].weight_apart();
             let fits = is_full || next_arrival - now >= self.rules.filling * takes;
             fits.then_some(cell)
         })
@@ -318,8 +318,8 @@ impl<'a> Run<'a> {
             Kind::Weight => {
                 state.pending.pop_front();
                 state.held = state.held.saturating_sub(load.stash);
-                state.work -= load.weight;
-                (None, 0.0, load.weight)
+                state.work -= load.weight_apart();
+                (None, 0.0, load.weight_apart())
             }
         };
         let ready = state.free + again;
@@ -363,7 +363,7 @@ impl<'a> Run<'a> {
 /// is in its way: the input backwards of the stages before it with their messages, and a weight gradient of
 /// stage 0.
 fn drains(task: &Task<'_>, rank_of: &[u32]) -> Vec<f64> {
-    let mut drains = vec![task.loads[0].weight];
+    let mut drains = vec![task.loads[0].weight_apart()];
     for stage in 1..rank_of.len() {
         let (from, to) = (rank_of[stage], rank_of[stage - 1]);
         let before = &task.loads[stage - 1];

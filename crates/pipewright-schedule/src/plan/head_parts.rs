@@ -127,6 +127,10 @@ impl Common {
             forward_s: seconds(&|part| part.forward_s),
             input_backward_s: seconds(&|part| part.input_backward_s),
             weight_backward_s: seconds(&|part| part.weight_backward_s),
+            backward_s: parts
+                .iter()
+                .any(|part| part.backward_s.is_some())
+                .then(|| seconds(&LayerProfile::whole_backward_s)),
             recompute_s: Some(seconds(&|part| part.recompute_s.unwrap_or(part.forward_s))),
             optimizer_s: seconds(&|part| part.optimizer_s),
             output_bytes: parts.last().map_or(0, |part| part.output_bytes),
@@ -158,6 +162,7 @@ impl Common {
             forward_s: head.forward_s * share,
             input_backward_s: head.input_backward_s * share,
             weight_backward_s: head.weight_backward_s * share,
+            backward_s: head.backward_s.map(|seconds| seconds * share),
             recompute_s: head.recompute_s.map(|seconds| seconds * share),
             optimizer_s: head.optimizer_s * share,
             output_bytes: head.output_bytes,

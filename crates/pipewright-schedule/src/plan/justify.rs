@@ -110,7 +110,7 @@ fn stages(order: &Order, loads: &[StageLoad], network: &Network) -> Vec<Stage> {
     links.set(&rank_of, network);
     links.set_sizes(loads);
     let stage_of = |(stage, (load, &rank)): (usize, (&StageLoad, &u32))| {
-        let takes = [load.forward, load.input, load.weight, load.input + load.weight];
+        let takes = [load.forward, load.input, load.weight_apart(), load.backward()];
         let messages = [0, 1].map(|direction| links.route(stage, direction).send(&mut 0.0, 0.0));
         Stage { rank, takes, again: load.again.unwrap_or(0.0), messages }
     };

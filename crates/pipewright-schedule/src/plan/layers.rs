@@ -19,7 +19,10 @@ use crate::sharding::{Sharding, StateBytes};
 pub(super) struct Layer {
     pub(super) forward: f64,
     pub(super) input: f64,
+    /// The time that `W` adds to `I` in `B`.
     pub(super) weight: f64,
+    /// The time that `W` takes in addition if it is apart from its `I`.
+    pub(super) apart: f64,
     pub(super) recompute: f64,
     pub(super) optimizer: f64,
     pub(super) output: u64,
@@ -64,7 +67,9 @@ impl Layers {
         let layer = |(layer, shared): (&LayerProfile, u64)| Layer {
             forward: layer.forward_s * scale,
             input: layer.input_backward_s * scale,
-            weight: layer.weight_backward_s * scale,
+            weight: (layer.whole_backward_s() - layer.input_backward_s) * scale,
+            apart: (layer.input_backward_s + layer.weight_backward_s - layer.whole_backward_s()).max(0.0)
+                * scale,
             recompute: layer.recompute_s.unwrap_or(layer.forward_s) * scale,
             optimizer: layer.optimizer_s,
             output: bytes(layer.output_bytes),
@@ -138,7 +143,7 @@ impl Layers {
         self.input[range.end] - self.input[range.start]
     }
 
-    /// Returns the time of `F`, `I` and `W` over a range of layers.
+    /// Returns the time of `F` and `B` over a range of layers, the least that a microbatch takes.
     pub(super) fn work(&self, range: Range<usize>) -> f64 {
         self.work[range.end] - self.work[range.start]
     }
@@ -158,6 +163,7 @@ fn divide(layer: &mut Layer, input: u64, sums: u32, network: &Network) {
     layer.forward = layer.forward * share + layer.sums;
     layer.input = layer.input * share + layer.sums;
     layer.weight *= share;
+    layer.apart *= share;
     layer.recompute = layer.recompute * share + layer.sums;
     layer.optimizer *= share;
     layer.parameters = layer.parameters.div_ceil(ranks);

@@ -356,8 +356,8 @@ mod tests {
                 match cell.kind {
                     Kind::Forward => load.forward,
                     Kind::Input => load.input,
-                    Kind::Weight => load.weight,
-                    Kind::Backward => load.input + load.weight,
+                    Kind::Weight => load.weight_apart(),
+                    Kind::Backward => load.backward(),
                 }
             };
             let blocks = critical(&order, &evaluator);

@@ -19,7 +19,10 @@ use crate::sharding::{Sharding, StateBytes};
 pub(super) struct StageLoad {
     pub(super) forward: f64,
     pub(super) input: f64,
+    /// The time that `W` adds to `I` in `B`.
     pub(super) weight: f64,
+    /// The time that `W` takes in addition if it is apart from its `I`.
+    pub(super) apart: f64,
     /// The time to compute a forward again; `None` if the stage does not recompute.
     pub(super) again: Option<f64>,
     pub(super) optimizer: f64,
@@ -64,6 +67,16 @@ impl StageLoad {
         sharding.held(loads.map(|load| load.state)).total().saturating_add(gradients)
     }
 
+    /// Returns the time of a `W` that is apart from its `I`.
+    pub(super) fn weight_apart(&self) -> f64 {
+        self.weight + self.apart
+    }
+
+    /// Returns the time of `B`.
+    pub(super) fn backward(&self) -> f64 {
+        self.input + self.weight
+    }
+
     /// Returns what a forward keeps that is not computed again.
     pub(super) fn activation(&self) -> u64 {
         self.kept.saturating_add(self.rebuilt)
@@ -99,6 +112,7 @@ fn stage_load(layers: &Layers, start: usize, end: usize, recomputes: bool) -> St
         forward: 0.0,
         input: 0.0,
         weight: 0.0,
+        apart: 0.0,
         again: None,
         optimizer: 0.0,
         reduce: 0.0,
@@ -120,6 +134,7 @@ fn stage_load(layers: &Layers, start: usize, end: usize, recomputes: bool) -> St
         load.forward += layer.forward;
         load.input += layer.input;
         load.weight += layer.weight;
+        load.apart += layer.apart;
         load.optimizer += layer.optimizer;
         again += layer.recompute;
         let shared = if position > 0 { layer.shared } else { 0 };
@@ -158,7 +173,8 @@ pub(super) fn engine_costs(layers: &Layers, loads: &[StageLoad]) -> Costs {
     let stages = loads.iter().map(|load| StageCosts {
         reduce_grad: load.reduce,
         recompute: load.again,
-        ..StageCosts::new(load.forward, load.input, load.weight)
+        backward: load.backward(),
+        ..StageCosts::new(load.forward, load.input, load.weight_apart())
     });
     let sizes = loads.iter().map(|load| StageSizes {
         recompute: load.again.map(|_| RecomputeSizes { kept: load.kept, recomputed: load.rebuilt }),

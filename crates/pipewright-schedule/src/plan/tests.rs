@@ -41,7 +41,10 @@ pub(super) fn model(seed: u64, count: usize, ranks: u32, replicas: u32) -> Layer
         recompute_s: Some(number(40) / 8.0),
         ..LayerProfile::default()
     });
-    let layers = layers.collect();
+    let mut layers: Vec<LayerProfile> = layers.collect();
+    for layer in layers.iter_mut().step_by(2) {
+        layer.backward_s = Some(layer.input_backward_s + layer.weight_backward_s / 2.0);
+    }
     let link = LinkProfile::new(number(4) / 16.0, 100.0);
     let node = NodeProfile { ranks: 1 << number(3) as u32, latency_s: number(4) / 64.0, bytes_per_s: 400.0 };
     let order = [MeshOrder::Replicas, MeshOrder::Pipeline][number(1) as usize];

@@ -22,6 +22,19 @@ fn values_that_cannot_be_are_found() {
         |profile| profile.layers[0].recompute_s = Some(f64::NAN),
         &["`recompute_s` of [[layers]] number 1 is NaN, where a number of seconds from 0 to 1e6 is expected"],
     );
+    for whole in [0.9, 3.1] {
+        check(
+            |profile| {
+                let halves = (Some(whole), 1.0, 2.0);
+                let layer = &mut profile.layers[0];
+                (layer.backward_s, layer.input_backward_s, layer.weight_backward_s) = halves;
+            },
+            &[&format!(
+                "`backward_s` of [[layers]] number 1 is {whole}, where a number of seconds from 1 (`I`) to 3 (`I` and `W` \
+                 together) is expected",
+            )],
+        );
+    }
     check(
         |profile| profile.layers[0].output_bytes = u64::MAX,
         &[

@@ -126,6 +126,7 @@ pub(crate) fn block(kind: &str, weight: f64) -> LayerProfile {
         forward_s: 1e-3 * weight,
         input_backward_s: 1.1e-3 * weight,
         weight_backward_s: 0.9e-3 * weight,
+        backward_s: None,
         recompute_s: None,
         optimizer_s: 1e-4 * weight,
         output_bytes: 524_288,

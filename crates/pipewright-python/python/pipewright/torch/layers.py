@@ -1,9 +1,9 @@
 """Measures the layers of a model one by one, as a pipeline computes them. Imports PyTorch.
 
 All layers run as a chain. The output of each is detached before the next one gets it, so each has a tape of its own and its
-backward can be timed alone. A repetition runs the chain twice: once with the whole backward (`B`), and once with the gradients
-of the inputs alone (`I`). `W` is the difference. In both, the forwards of all layers run first, and the backwards follow
-in reverse, so that a layer does not find its tensors in the caches only because it has just used them.
+backward can be timed alone. A repetition runs the chain twice: once with the whole backward (`B`), and once with the two
+halves into which PyTorch's pipeline runtime splits it (`I` and `W`). In both, the forwards of all layers run first, and the
+backwards follow in reverse, so that a layer does not find its tensors in the caches only because it has just used them.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
 
 from pipewright.torch.errors import ChainError
 
@@ -52,10 +53,21 @@ class Stopwatch:
         return time.perf_counter() - start, result
 
 
+@dataclass(frozen=True)
+class Times:
+    """The times of a layer in seconds, or of one repetition."""
+
+    forward: float
+    input_backward: float
+    weight_backward: float
+    backward: float
+
+
 @dataclass
 class _Run:
-    """The tape of one layer: its inputs that require gradients, and its outputs."""
+    """The tape of one layer: its inputs that require gradients, and its outputs that have some."""
 
+    layer: torch.nn.Module
     inputs: list[Tensor]
     outputs: list[Tensor]
 
@@ -67,22 +79,23 @@ def measure(
     *,
     repetitions: int,
     warmup: int,
-) -> list[tuple[float, float, float]]:
-    """Returns for each layer the median times of `F`, `I` and `W` in seconds, for the microbatch `example`.
+) -> list[Times]:
+    """Returns for each layer the median times of `F`, `I`, `W` and `B`, for the microbatch `example`.
 
     The gradients of parameters exist while backwards run, as in all microbatches of a step but the first. They are
     removed afterwards.
 
-    Raises `ChainError` if the layers are not a chain.
+    Raises `ChainError` if the layers are not a chain, or PyTorch cannot split the backward of one.
     """
     stopwatch = Stopwatch(device_of(layers, example))
-    samples: list[list[tuple[float, float, float]]] = [[] for _ in layers]
+    samples: list[list[Times]] = [[] for _ in layers]
     for repetition in range(warmup + repetitions):
-        forwards, whole = _timed(layers, example, loss, stopwatch, inputs_only=False)
-        again, inputs = _timed(layers, example, loss, stopwatch, inputs_only=True)
+        forwards, whole = _timed(layers, example, loss, stopwatch, _whole_backward)
+        again, halves = _timed(layers, example, loss, stopwatch, _split_backward)
         if repetition >= warmup:
             for index, of_layer in enumerate(samples):
-                of_layer.append(((forwards[index] + again[index]) / 2, inputs[index], whole[index]))
+                forward = (forwards[index] + again[index]) / 2
+                of_layer.append(Times(forward, *halves[index], sum(whole[index])))
     for layer in layers:
         layer.zero_grad(set_to_none=True)
     return [_medians(of_layer) for of_layer in samples]
@@ -143,10 +156,9 @@ def _timed(
     example: tuple[Any, ...],
     loss: Loss | None,
     stopwatch: Stopwatch,
-    *,
-    inputs_only: bool,
-) -> tuple[list[float], list[float]]:
-    """Returns the times of all forwards and of all backwards."""
+    backward: Callable[[int, _Run, Stopwatch], tuple[float, float]],
+) -> tuple[list[float], list[tuple[float, float]]]:
+    """Returns the times of all forwards and of all backwards in two parts."""
     values = example
     runs, forwards = [], []
     for index, layer in enumerate(layers):
@@ -154,11 +166,11 @@ def _timed(
         seconds, (run, values) = stopwatch.time(lambda: _forward(index, layer, values, of_layer))
         runs.append(run)
         forwards.append(seconds)
-    backwards = [0.0] * len(layers)
+    backwards = [(0.0, 0.0)] * len(layers)
     for index in reversed(range(len(layers))):
-        backward = _backward(runs.pop(), inputs_only=inputs_only)
-        if backward is not None:
-            backwards[index] = stopwatch.time(backward)[0]
+        run = runs.pop()
+        if run.outputs:
+            backwards[index] = backward(index, run, stopwatch)
     return forwards, backwards
 
 
@@ -175,15 +187,14 @@ def _forward(index: int, layer: torch.nn.Module, values: tuple[Any, ...], loss: 
             layer=index,
         ) from error
     outputs = output if isinstance(output, tuple) else (output,)
-    tensors = [value for value in outputs if isinstance(value, Tensor)]
-    if len(tensors) != len(outputs):
+    if not all(isinstance(value, Tensor) for value in outputs):
         raise ChainError(
             f"layer {index} ({type(layer).__name__}) returns {[type(value).__name__ for value in outputs]}; a tensor or a tuple of "
             "tensors was expected, which a pipeline can send",
             layer=index,
         )
     inputs = [value for value in given if isinstance(value, Tensor) and value.requires_grad]
-    return _Run(inputs, tensors), outputs
+    return _Run(layer, inputs, [value for value in outputs if value.requires_grad]), outputs
 
 
 def _leaf(value: Any, *, is_boundary: bool) -> Any:
@@ -203,21 +214,39 @@ def _changeable(value: Any) -> Any:
     return torch.ops.aten._unsafe_view.default(value, value.shape)
 
 
-def _backward(run: _Run, *, inputs_only: bool) -> Callable[[], Any] | None:
-    """Returns the backward of a layer; None if it computes nothing. The gradients of the outputs are made beforehand."""
-    outputs = [output for output in run.outputs if output.requires_grad]
-    if not outputs or (inputs_only and not run.inputs):
-        return None
+def _whole_backward(_: int, run: _Run, stopwatch: Stopwatch) -> tuple[float, float]:
+    """Times `B`. The gradients of the outputs are made beforehand."""
+    gradients = [torch.ones_like(output) for output in run.outputs]
+    return stopwatch.time(lambda: torch.autograd.backward(run.outputs, gradients))[0], 0.0
+
+
+def _split_backward(index: int, run: _Run, stopwatch: Stopwatch) -> tuple[float, float]:
+    """Times `I` and `W` as PyTorch's runtime computes them: without inputs that require gradients, `W` is the whole backward."""
+    if not run.inputs:
+        return 0.0, _whole_backward(index, run, stopwatch)[0]
+    # PyTorch detaches the outputs in place, which it forbids for views.
+    outputs = [torch.ops.aten._unsafe_view.default(output, output.shape) for output in run.outputs]
     gradients = [torch.ones_like(output) for output in outputs]
-    if inputs_only:
-        return lambda: torch.autograd.grad(outputs, run.inputs, gradients, allow_unused=True)
-    return lambda: torch.autograd.backward(outputs, gradients)
+    run.outputs.clear()
+    try:
+        inputs, (_, groups) = stopwatch.time(
+            lambda: stage_backward_input(outputs, gradients, run.inputs, run.layer.parameters())
+        )
+        weights, _ = stopwatch.time(lambda: stage_backward_weight(run.layer.parameters(), groups))
+    except Exception as error:
+        raise ChainError(
+            f"PyTorch cannot split the backward of layer {index} ({type(run.layer).__name__}) into gradients of inputs and of "
+            f"weights: {error}",
+            layer=index,
+        ) from error
+    return inputs, weights
 
 
-def _medians(samples: list[tuple[float, float, float]]) -> tuple[float, float, float]:
-    forward, inputs, whole = (statistics.median(times) for times in zip(*samples))
-    # A layer without parameters has no `W`; then the two backwards differ by noise alone.
-    return forward, min(inputs, whole), max(whole - inputs, 0.0)
+def _medians(samples: list[Times]) -> Times:
+    def median(key: str) -> float:
+        return statistics.median(getattr(sample, key) for sample in samples)
+
+    return Times(median("forward"), median("input_backward"), median("weight_backward"), median("backward"))
 
 
 def device_of(layers: Sequence[torch.nn.Module], example: tuple[Any, ...]) -> torch.device:

@@ -24,6 +24,7 @@ class Layers:
     forward_s: float
     input_backward_s: float
     weight_backward_s: float
+    backward_s: float
     optimizer_s: float
     output_bytes: int
     parameter_bytes: int
@@ -56,7 +57,10 @@ def profile_keys(parts: ProfileParts) -> dict[str, Any]:
         "memory_bytes": parts.memory_bytes,
         "threads_per_rank": parts.threads,
     }
-    layers = [{**vars(layer), "weight_activation_bytes": layer.activation_bytes} for layer in parts.layers]
+    layers = [
+        {**vars(layer), "backward_s": _whole_backward(layer), "weight_activation_bytes": layer.activation_bytes}
+        for layer in parts.layers
+    ]
     return {
         "rows": parts.rows,
         "assumed": list(parts.assumed),
@@ -64,6 +68,12 @@ def profile_keys(parts: ProfileParts) -> dict[str, Any]:
         "link": vars(parts.link),
         "layers": layers,
     }
+
+
+def _whole_backward(layer: Layers) -> float:
+    """Returns the time of `B`. It repeats nothing, so if it takes longer than its halves, or less than `I`, that is noise."""
+    inputs = layer.input_backward_s
+    return min(max(layer.backward_s, inputs), inputs + layer.weight_backward_s)
 
 
 def merge_equal(layers: Iterable[tuple[object, Layers]]) -> list[Layers]:
@@ -88,7 +98,7 @@ def merge_equal(layers: Iterable[tuple[object, Layers]]) -> list[Layers]:
 
 
 def _mean(layers: Sequence[Layers]) -> Layers:
-    keys = ("forward_s", "input_backward_s", "weight_backward_s", "optimizer_s")
+    keys = ("forward_s", "input_backward_s", "weight_backward_s", "backward_s", "optimizer_s")
     means = {key: sum(getattr(layer, key) for layer in layers) / len(layers) for key in keys}
     # The first layer that saves a tensor counts it, so a later one of the same kind may count less.
     return replace(layers[0], **means, activation_bytes=max(layer.activation_bytes for layer in layers))

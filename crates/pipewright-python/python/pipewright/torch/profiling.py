@@ -57,7 +57,7 @@ def profile(
     updates = [0.0] * len(layers)
     if optimizer is not None:
         updates = measured.optimizer_times(layers, optimizer, repetitions=repetitions)
-    times = shared.means([[*of_layer, update] for of_layer, update in zip(times, updates)])
+    times = shared.means([[*vars(of_layer).values(), update] for of_layer, update in zip(times, updates)])
     entries = [
         (_kind(layer, size), Layers(type(layer).__name__, 1, *seconds, size.output, size.parameters, size.activations))
         for layer, size, seconds in zip(layers, sizes, times)
