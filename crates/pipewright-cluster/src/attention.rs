@@ -49,19 +49,44 @@ pub fn attention_time(mixer: &Mixer, setting: &Setting<'_>) -> AttentionTime {
     }
 }
 
+/// Returns the seconds of the forward and the backward of a block's mixer, without its products with
+/// parameters, at the best rates: endlessly many keys, large products, and no launches.
+pub(crate) fn best_attention_seconds(mixer: &Mixer, setting: &Setting<'_>) -> f64 {
+    let (layout, machine) = (setting.layout, setting.machine);
+    let shared = layout.tokens() / f64::from(layout.tensor);
+    match (mixer, layout.scores) {
+        (Mixer::Attention(attention), Scores::Unfused) => {
+            let pairs = shared * (attention.heads * u64::from(layout.sequence)) as f64;
+            // Two products in the forward, and twice as many in the backward.
+            let operations = 3.0 * 4.0 * pairs * attention.head_size as f64;
+            let moved = pairs * (FORWARD_SCORE_BYTES + BACKWARD_SCORE_BYTES);
+            operations / machine.product_rate(Precision::Half) + moved / machine.kernel_bandwidth()
+        }
+        _ => {
+            let per_token = mixer.pair_operations(u64::from(layout.sequence), AttentionCount::Causal);
+            let operations = per_token * shared * (1.0 + BACKWARD_OPERATIONS / BACKWARD_RATE);
+            let dropout = if setting.model.gpt { DROPOUT } else { 1.0 };
+            operations * dropout / (machine.half_peak() * machine.constants.attention)
+        }
+    }
+}
+
 fn fused(mixer: &Mixer, setting: &Setting<'_>) -> AttentionTime {
     let (layout, machine) = (setting.layout, setting.machine);
     let per_token = mixer.pair_operations(u64::from(layout.sequence), AttentionCount::Causal);
     let operations = per_token * layout.tokens() / f64::from(layout.tensor);
+    // Each kernel has the keys of one rank of the sequence.
+    let own_keys = u64::from(layout.sequence / layout.context);
     let keys = match mixer {
-        Mixer::Attention(attention) => attention.window.unwrap_or(u64::MAX).min(u64::from(layout.sequence)),
+        Mixer::Attention(attention) => attention.window.unwrap_or(u64::MAX).min(own_keys),
         Mixer::Mamba2(mamba) => mamba.chunk,
-        Mixer::Latent(_) | Mixer::None => u64::from(layout.sequence),
+        Mixer::Latent(_) | Mixer::None => own_keys,
     } as f64;
     let rate = machine.half_peak() * machine.constants.attention * keys / (keys + HALF_RATE_KEYS);
     let dropout = if setting.model.gpt { DROPOUT } else { 1.0 };
     let forward = operations / rate * dropout;
-    let launch = machine.constants.launch;
+    let kernels = if matches!(mixer, Mixer::Mamba2(_)) { 1 } else { layout.context };
+    let launch = f64::from(kernels) * machine.constants.launch;
     AttentionTime {
         forward: forward + launch,
         backward: forward * BACKWARD_OPERATIONS / BACKWARD_RATE + launch,

@@ -1,12 +1,29 @@
 //! The time of collectives among ranks of a group.
 //!
-//! **Model.** In a ring, each rank sends `(n - 1) / n` of the whole tensor for a gather or a reduction to
-//! shards, and twice that for a reduction to all. The latency is that of a tree, for groups of any size: it
-//! grows with the logarithm of the ranks. If a group has several ranks in each node, its rings enter
-//! and leave the node through the links of all of them, so the bandwidth between nodes is multiplied by their
-//! number, up to the bandwidth inside the node (as nccl-tests measure on nodes with one link per GPU).
+//! **Algorithms.** A gather gives each rank of `n` a whole tensor of `b` bytes, of which it has a share. A
+//! reduction to shards takes as long. A reduction to all is a reduction to shards and a gather, or a switch
+//! does it. With the latency `a` of a message and the bandwidth `w`:
+//!
+//! | algorithm | seconds of a gather | seconds of a reduction to all |
+//! |---|---|---|
+//! | ring | `(n - 1) a + b (n - 1) / (n w)` | twice |
+//! | tree (recursive doubling) | `ceil(log2 n) a + b (n - 1) / (0.92 n w)` | twice |
+//! | switch that forwards | `a + b (n - 1) / (n w)` | twice |
+//! | switch that reduces | as one that forwards | `2 a + b (n + 1) / (n w)` |
+//!
+//! A tree sends to distant ranks, and reaches 0.92 of the bandwidth of a ring (the factor of NCCL's tuning
+//! for large messages). A switch connects all GPUs of a node, so each rank sends to all others at once. A
+//! switch that reduces adds the tensors of all ranks on their way (NVLink SHARP). The fastest algorithm
+//! counts.
+//!
+//! If a group has several ranks in each node, its rings enter and leave the node through the links of all of
+//! them, so the bandwidth between nodes is multiplied by their number, up to the bandwidth inside the node (as
+//! nccl-tests measure on nodes with one link per GPU).
 
-use crate::machine::Machine;
+use crate::machine::{Machine, Switch};
+
+/// The share of a ring's bandwidth that a tree reaches.
+const TREE_SHARE: f64 = 0.92;
 
 /// A group of ranks that exchange tensors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -43,15 +60,29 @@ impl Group {
             return 0.0;
         }
         let ranks = f64::from(self.ranks);
-        bytes * (ranks - 1.0) / ranks / self.bandwidth(machine) + self.latency(machine)
+        let (hop, transfer) = (self.hop(machine), bytes * (ranks - 1.0) / ranks / self.bandwidth(machine));
+        let ring = (ranks - 1.0) * hop + transfer;
+        let tree = ranks.log2().ceil() * hop + transfer / TREE_SHARE;
+        let fastest = ring.min(tree);
+        if self.has_switch(machine) { fastest.min(hop + transfer) } else { fastest }
     }
 
     /// Returns the seconds in which a tensor of `bytes` is summed over all ranks.
     pub fn all_reduce(&self, machine: &Machine, bytes: f64) -> f64 {
-        2.0 * self.gather(machine, bytes)
+        if self.ranks <= 1 {
+            return 0.0;
+        }
+        let both = 2.0 * self.gather(machine, bytes);
+        if machine.node_switch == Switch::Reduces && self.is_inside_node(machine) {
+            let ranks = f64::from(self.ranks);
+            let by_switch = bytes * (ranks + 1.0) / ranks / self.bandwidth(machine);
+            return both.min(2.0 * self.hop(machine) + by_switch);
+        }
+        both
     }
 
     /// Returns the seconds in which each rank sends `bytes` in total, divided among all ranks of the group.
+    /// The share of the rank itself is not sent.
     pub fn all_to_all(&self, machine: &Machine, bytes: f64) -> f64 {
         if self.ranks <= 1 {
             return 0.0;
@@ -59,11 +90,28 @@ impl Group {
         let (ranks, near) = (f64::from(self.ranks), f64::from(self.ranks_per_node(machine)));
         let inside = bytes * (near - 1.0) / ranks / machine.node_bandwidth;
         let outside = bytes * (ranks - near) / ranks / machine.network_bandwidth;
-        inside.max(outside) / machine.constants.link + self.latency(machine)
+        // A rank posts all its messages at once. Without a switch, they pass the ranks between.
+        let hops = if self.has_switch(machine) { 1.0 } else { ranks.log2().ceil() };
+        inside.max(outside) / machine.constants.link + hops * self.hop(machine)
     }
 
-    fn latency(&self, machine: &Machine) -> f64 {
-        let hop = if self.is_inside_node(machine) { machine.node_latency } else { machine.network_latency };
-        hop * f64::from(self.ranks).log2().ceil()
+    /// Returns the seconds in which each rank passes tensors of `bytes` to its neighbour in a ring, `steps`
+    /// times. Between nodes, a ring has one link.
+    pub fn ring_exchange(&self, machine: &Machine, bytes: f64, steps: f64) -> f64 {
+        if self.ranks <= 1 {
+            return 0.0;
+        }
+        let inside = self.is_inside_node(machine);
+        let bandwidth = if inside { machine.node_bandwidth } else { machine.network_bandwidth };
+        steps * (bytes / (bandwidth * machine.constants.link) + self.hop(machine))
+    }
+
+    fn has_switch(&self, machine: &Machine) -> bool {
+        machine.node_switch != Switch::None && self.is_inside_node(machine)
+    }
+
+    /// The seconds of a message without its bytes.
+    fn hop(&self, machine: &Machine) -> f64 {
+        if self.is_inside_node(machine) { machine.node_latency } else { machine.network_latency }
     }
 }

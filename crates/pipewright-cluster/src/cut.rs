@@ -2,12 +2,14 @@
 
 use std::ops::Range;
 
-/// Returns the blocks of each stage.
+use pipewright_schedule::{Method, partition};
+
+/// Returns the blocks of each stage, with equal numbers.
 ///
 /// If the stages divide the blocks, each has as many. Otherwise the embedding and the head count as a block
 /// each, as in torchtitan, so that the first and the last stage have fewer blocks, and earlier stages have the
 /// rest.
-pub fn cut(blocks: usize, stages: usize) -> Vec<Range<usize>> {
+pub(crate) fn even(blocks: usize, stages: usize) -> Vec<Range<usize>> {
     let stages = stages.max(1);
     if blocks.is_multiple_of(stages) {
         let each = blocks / stages;
@@ -26,12 +28,40 @@ pub fn cut(blocks: usize, stages: usize) -> Vec<Range<usize>> {
     ranges
 }
 
+/// Returns the blocks of each stage such that the stage that takes longest is as short as possible. The
+/// arguments are the seconds of the embedding, of each block and of the head. The first stage has the
+/// embedding and the last one the head, in addition to their blocks; they may have no block.
+pub(crate) fn balanced(embedding: f64, blocks: &[f64], head: f64, stages: usize) -> Vec<Range<usize>> {
+    // The library cuts whole numbers. A picosecond is small against any block.
+    let weight = |seconds: f64| (seconds * 1e12) as u64;
+    let mut weights = vec![weight(embedding)];
+    weights.extend(blocks.iter().map(|&seconds| weight(seconds)));
+    weights.push(weight(head));
+    let block = |layer: usize| layer.saturating_sub(1).min(blocks.len());
+    match partition(&weights, stages as u32, &Method::Optimal) {
+        Ok(cut) => cut.ranges().map(|range| block(range.start)..block(range.end)).collect(),
+        // Only if there are more stages than parts.
+        Err(_) => even(blocks.len(), stages),
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use super::cut;
+    use super::{balanced, even};
 
     fn sizes(blocks: usize, stages: usize) -> Vec<usize> {
-        cut(blocks, stages).into_iter().map(|range| range.len()).collect()
+        even(blocks, stages).into_iter().map(|range| range.len()).collect()
+    }
+
+    #[test]
+    fn a_slow_head_has_fewer_blocks_before_it() {
+        let cut = |head| {
+            let ranges = balanced(0.0, &[1.0; 8], head, 4);
+            ranges.into_iter().map(|range| range.len()).collect::<Vec<_>>()
+        };
+        assert_eq!(cut(0.0), [2, 2, 2, 2]);
+        assert_eq!(cut(2.0), [2, 3, 2, 1]);
+        assert_eq!(cut(9.0)[3], 0);
     }
 
     #[test]

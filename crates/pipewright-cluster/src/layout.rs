@@ -17,8 +17,11 @@ pub struct Layout {
     pub chunks: u32,
     /// The ranks that divide each sequence.
     pub context: u32,
-    /// The ranks that divide the experts; they are replicas.
+    /// The groups of ranks that divide the experts among them.
     pub expert: u32,
+    /// The ranks that divide each expert: those of a tensor group, or 1. With 1, each rank of a tensor group
+    /// has whole experts, and the ranks of `expert` are drawn from tensor groups, too.
+    pub expert_tensor: u32,
     /// The rows of a microbatch.
     pub microbatch: u32,
     /// The rows of a step.
@@ -27,6 +30,8 @@ pub struct Layout {
     pub sequence: u32,
     /// The schedule of the pipeline; `None` for 1F1B, interleaved if there are several chunks.
     pub schedule: Option<String>,
+    /// How blocks are divided among the stages.
+    pub cut: Cut,
     /// The precision of the products.
     pub precision: Precision,
     /// The part of the forward that the backward computes again.
@@ -39,6 +44,19 @@ pub struct Layout {
     pub sharding: Sharding,
     /// How kernels of elementwise operations are made.
     pub kernels: Kernels,
+}
+
+/// How blocks are divided among the stages of a pipeline.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Cut {
+    /// Equal numbers of blocks. If the stages do not divide the blocks, the embedding and the head count as
+    /// a block each.
+    Even,
+    /// The stage that takes longest is as short as possible, by the predicted times of the blocks, the
+    /// embedding and the head.
+    Balanced,
+    /// These numbers of blocks.
+    Given(Vec<u32>),
 }
 
 /// The precision of the products with parameters. Everything else is in a format of 16 bits.
@@ -79,6 +97,8 @@ pub enum Sharding {
     Replicated,
     /// The state of the optimizer.
     Optimizer,
+    /// Gradients and the state of the optimizer.
+    Gradients,
     /// Parameters, gradients and the state of the optimizer.
     Parameters,
 }
@@ -139,6 +159,30 @@ pub enum LayoutError {
         /// The stages.
         stages: u32,
     },
+    /// The given numbers of blocks do not fit the model or the stages.
+    #[error(
+        "the cut has {cut_stages} stages with {cut_blocks} blocks, but there are {stages} stages of pp x vp and {blocks} blocks; give one number for each stage, with this sum"
+    )]
+    Cut {
+        /// The stages of the cut.
+        cut_stages: usize,
+        /// Their blocks.
+        cut_blocks: u64,
+        /// The stages of the pipeline.
+        stages: u32,
+        /// The blocks of the model.
+        blocks: usize,
+    },
+    /// The ranks that divide each expert are neither 1 nor a tensor group.
+    #[error(
+        "each expert is divided among {expert_tensor} ranks; use 1, or the {tensor} ranks of a tensor group"
+    )]
+    ExpertTensor {
+        /// The ranks that divide each expert.
+        expert_tensor: u32,
+        /// The ranks of a tensor group.
+        tensor: u32,
+    },
     /// A part of the model does not divide among ranks.
     #[error(
         "{count} {what} do not divide among {ranks} {group} ranks; use a number of ranks that divides {count}"
@@ -169,9 +213,31 @@ impl Layout {
         (self.gpus / self.gpus_of_replica()).max(1)
     }
 
+    /// Returns the number of ranks that have the same parameters, experts not included.
+    pub fn replicas(&self) -> u32 {
+        self.data().saturating_mul(self.context)
+    }
+
+    /// Returns the number of ranks that have the same experts.
+    pub fn expert_replicas(&self) -> u32 {
+        (self.expert_ranks() / self.expert.max(1)).max(1)
+    }
+
+    /// Returns the number of ranks, or of tensor groups if they divide each expert, among which experts can
+    /// be divided.
+    pub fn expert_ranks(&self) -> u32 {
+        self.replicas().saturating_mul(self.tensor / self.expert_tensor.max(1))
+    }
+
     /// Returns the GPUs of one replica.
     pub fn gpus_of_replica(&self) -> u32 {
         self.tensor.saturating_mul(self.pipeline).saturating_mul(self.context).max(1)
+    }
+
+    /// Returns the name of the schedule.
+    pub fn schedule_name(&self) -> &str {
+        let usual = if self.chunks > 1 { "interleaved1f1b" } else { "1f1b" };
+        self.schedule.as_deref().unwrap_or(usual)
     }
 
     /// Returns the microbatches of a pipeline.
@@ -216,11 +282,21 @@ impl Layout {
         if !batch.is_multiple_of(of) {
             return Err(LayoutError::Batch { batch, of, data });
         }
+        self.check_cut(model)?;
+        self.check_divisions(model)
+    }
+
+    fn check_cut(&self, model: &Model) -> Result<(), LayoutError> {
         let (blocks, stages) = (model.blocks.len(), self.stages());
         if blocks < stages as usize {
             return Err(LayoutError::Stages { blocks, stages });
         }
-        self.check_divisions(model)
+        let Cut::Given(sizes) = &self.cut else { return Ok(()) };
+        let (cut_stages, cut_blocks) = (sizes.len(), sizes.iter().map(|&size| u64::from(size)).sum());
+        if cut_stages != stages as usize || cut_blocks != blocks as u64 {
+            return Err(LayoutError::Cut { cut_stages, cut_blocks, stages, blocks });
+        }
+        Ok(())
     }
 
     fn check_sizes(&self) -> Result<(), LayoutError> {
@@ -231,6 +307,7 @@ impl Layout {
             ("vp", self.chunks),
             ("cp", self.context),
             ("ep", self.expert),
+            ("etp", self.expert_tensor),
             ("mbs", self.microbatch),
             ("gbs", self.batch),
             ("seq", self.sequence),
@@ -250,7 +327,11 @@ impl Layout {
             }
         };
         divides("tokens of a row", u64::from(self.sequence), self.context, "context")?;
-        divides("replicas", u64::from(self.data()), self.expert, "expert")?;
+        let &Self { expert_tensor, tensor, .. } = self;
+        if expert_tensor != 1 && expert_tensor != tensor {
+            return Err(LayoutError::ExpertTensor { expert_tensor, tensor });
+        }
+        divides("replicas", u64::from(self.expert_ranks()), self.expert, "expert")?;
         for block in &model.blocks {
             let heads = match block.mixer {
                 Mixer::Attention(attention) => attention.heads,

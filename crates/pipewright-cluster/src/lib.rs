@@ -3,6 +3,7 @@
 //! ```text
 //! name or cluster file --catalogue--> Machine      config.json --hf_config--> Model
 //! Model, Layout, Machine --stage_time--> seconds of stages --pipeline--> simulated run --predict--> Prediction
+//! Request --search--> the fastest layouts that fit into memory, with their predictions
 //! file of published runs --published--> runs --comparison--> predictions next to measurements
 //! ```
 //!
@@ -26,12 +27,14 @@ pub mod collective;
 pub mod attention;
 pub mod elementwise;
 pub mod stage_time;
-pub mod cut;
-pub mod pipeline;
+mod cut;
 pub mod memory;
+mod units;
+pub mod pipeline;
 pub mod predict;
 mod remarks;
 pub mod run_error;
 pub mod published;
-pub mod comparison;
 pub mod calibrate;
+pub mod search;
+pub mod comparison;

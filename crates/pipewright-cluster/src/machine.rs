@@ -31,6 +31,10 @@ pub struct Machine {
     pub gpus_per_node: u32,
     /// Multiprocessors, among which the tiles of a product are divided.
     pub multiprocessors: u32,
+    /// The switch between the GPUs of a node.
+    pub node_switch: Switch,
+    /// Watts of a GPU at most; `None` if they are not known.
+    pub board_power: Option<f64>,
     /// Seconds of a message inside a node, in addition to its bytes.
     pub node_latency: f64,
     /// Seconds of a message between nodes, in addition to its bytes.
@@ -39,6 +43,19 @@ pub struct Machine {
     pub constants: Constants,
     /// Where the figures are published.
     pub source: String,
+}
+
+/// What connects the GPUs of a node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Switch {
+    /// Links between pairs of GPUs, or a bus.
+    #[default]
+    None,
+    /// A switch that forwards messages from each GPU to each other one at the full bandwidth.
+    Forwards,
+    /// A switch that also adds tensors on their way.
+    Reduces,
 }
 
 /// The constants of the cost model.
@@ -165,6 +182,8 @@ pub struct MachineTable {
     network_gb_per_s: Option<Quantity>,
     gpus_per_node: Option<u32>,
     multiprocessors: Option<u32>,
+    node_switch: Option<Switch>,
+    board_watts: Option<Quantity>,
     node_latency_us: Option<Quantity>,
     network_latency_us: Option<Quantity>,
     constants: Option<Constants>,
@@ -207,6 +226,8 @@ impl MachineTable {
                 .needed(&self.network_gb_per_s, of_known(|known| known.network_bandwidth))?,
             gpus_per_node: count("gpus_per_node", self.gpus_per_node, gpus_per_node)?,
             multiprocessors: count("multiprocessors", self.multiprocessors, Some(multiprocessors))?,
+            node_switch: self.node_switch.or(known.map(|known| known.node_switch)).unwrap_or_default(),
+            board_power: POWER.value(&self.board_watts, known.and_then(|known| known.board_power))?,
             node_latency: NODE_TIME.needed(&self.node_latency_us, node_latency)?,
             network_latency: NETWORK_TIME.needed(&self.network_latency_us, network_latency)?,
             constants,
@@ -236,6 +257,7 @@ const MEMORY_BANDWIDTH: Figure =
     Figure { key: "memory_gb_per_s", dimension: Dimension::Bandwidth, unit: 1e9 };
 const NODE: Figure = Figure { key: "node_gb_per_s", dimension: Dimension::Bandwidth, unit: 1e9 };
 const NETWORK: Figure = Figure { key: "network_gb_per_s", dimension: Dimension::Bandwidth, unit: 1e9 };
+const POWER: Figure = Figure { key: "board_watts", dimension: Dimension::Power, unit: 1.0 };
 const NODE_TIME: Figure = Figure { key: "node_latency_us", dimension: Dimension::Time, unit: 1e-6 };
 const NETWORK_TIME: Figure = Figure { key: "network_latency_us", dimension: Dimension::Time, unit: 1e-6 };
 

@@ -2,14 +2,17 @@
 //!
 //! **Parameters** are counted for each rank of a tensor group. Training in 16 bits with AdamW takes 2 bytes for
 //! a parameter, 4 for its gradient, and 12 for the optimizer: a copy of 4 bytes and two moments
-//! (arXiv 2205.05198, section 6). If the optimizer is sharded, replicas divide its 12 bytes. If parameters are
-//! sharded, replicas divide 16 bytes (parameter, gradient and two moments of 4 bytes each), and a rank holds
+//! (arXiv 2205.05198, section 6). If the optimizer is sharded, replicas divide its 12 bytes. If gradients are
+//! sharded, replicas divide these, too, and each microbatch reduces the gradients of one block after another.
+//! If parameters are sharded, replicas divide 16 bytes (parameter, gradient and two moments of 4 bytes each), and a rank holds
 //! copies of 2 bytes and gradients of 4 bytes: of the blocks at hand, or, in a pipeline, of all its blocks
 //! until the step ends.
 //!
 //! **Activations** of a block are the tensors that its backward reads. For GPT without recomputation, they are
 //! `s b h (10 + 24 / t + 5 a s / (h t))` bytes (the same paper, equation 2); with sequence parallelism the 10
 //! is divided too, and fused attention or selective recomputation removes the last term.
+
+use std::ops::{Add, Mul};
 
 use crate::layout::{Layout, Precision, Recompute, Scores, Sharding};
 use crate::model::{Block, Division, FeedForward, Matrix, Mixer, Model};
@@ -41,25 +44,78 @@ impl RankMemory {
     }
 }
 
+/// Parameters of a rank, by the ranks that have the same ones.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Parameters {
+    /// Parameters that all replicas have.
+    pub shared: f64,
+    /// Parameters of experts, which only ranks with the same experts have.
+    pub experts: f64,
+}
+
+impl Parameters {
+    /// Makes parameters that all replicas have.
+    pub fn shared(shared: f64) -> Self {
+        Self { shared, experts: 0.0 }
+    }
+
+    /// Returns the number of all parameters.
+    pub fn total(&self) -> f64 {
+        self.shared + self.experts
+    }
+
+    /// Returns the parameters of which a rank keeps the state if the ranks that have the same ones divide it.
+    pub fn shard(&self, layout: &Layout) -> f64 {
+        self.shared / f64::from(layout.replicas()) + self.experts / f64::from(layout.expert_replicas())
+    }
+}
+
+impl Add for Parameters {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self { shared: self.shared + other.shared, experts: self.experts + other.experts }
+    }
+}
+
+impl Mul<f64> for Parameters {
+    type Output = Self;
+
+    fn mul(self, factor: f64) -> Self {
+        Self { shared: self.shared * factor, experts: self.experts * factor }
+    }
+}
+
 /// Returns the parameters of a block on one rank of a tensor group.
-pub fn block_parameters(block: &Block, model: &Model, layout: &Layout) -> f64 {
-    let tensor = f64::from(layout.tensor);
-    let of_matrix = |matrix: &Matrix| {
-        let experts = if matrix.of_experts.is_some() { f64::from(layout.expert) } else { 1.0 };
-        let division = if matrix.division == Division::Whole { 1.0 } else { tensor };
-        matrix.parameters() as f64 / (division * experts)
-    };
+pub fn block_parameters(block: &Block, model: &Model, layout: &Layout) -> Parameters {
     let matrices = block.matrices(model.hidden);
     let all: u128 = matrices.iter().map(Matrix::parameters).sum();
-    let others = (block.parameters(model) - all) as f64;
-    matrices.iter().map(of_matrix).sum::<f64>() + others
+    let mut sum = Parameters::shared((block.parameters(model) - all) as f64);
+    for matrix in &matrices {
+        let own = matrix.parameters() as f64 / matrix_division(matrix, layout);
+        match matrix.of_experts {
+            Some(_) => sum.experts += own / f64::from(layout.expert),
+            None => sum.shared += own,
+        }
+    }
+    sum
+}
+
+/// The number of ranks of a tensor group that divide a matrix.
+fn matrix_division(matrix: &Matrix, layout: &Layout) -> f64 {
+    match (matrix.division, matrix.of_experts) {
+        (Division::Whole, _) => 1.0,
+        (Division::Columns | Division::Rows, Some(_)) => f64::from(layout.expert_tensor),
+        (Division::Columns | Division::Rows, None) => f64::from(layout.tensor),
+    }
 }
 
 /// Returns the parameters of a block that predicts a further token, on one rank of a tensor group. It uses the
 /// tables of the embedding and the head.
-pub fn predictor_parameters(model: &Model, layout: &Layout) -> f64 {
-    let block = model.blocks.last().map_or(0.0, |block| block_parameters(block, model, layout));
-    block + (2 * model.hidden * model.hidden) as f64 / f64::from(layout.tensor)
+pub fn predictor_parameters(model: &Model, layout: &Layout) -> Parameters {
+    let last = model.blocks.last();
+    let block = last.map_or_else(Parameters::default, |block| block_parameters(block, model, layout));
+    block + Parameters::shared((2 * model.hidden * model.hidden) as f64 / f64::from(layout.tensor))
 }
 
 /// Returns the parameters of the embedding's table or of the head, on one rank of a tensor group.
@@ -67,37 +123,28 @@ pub fn table_parameters(model: &Model, layout: &Layout) -> f64 {
     model.table_parameters() as f64 / f64::from(layout.tensor)
 }
 
-/// Returns the bytes of `parameters` on a rank with their gradients and optimizer. `largest_block` is the
-/// number of parameters of the model's largest block.
-pub fn state(parameters: f64, largest_block: f64, layout: &Layout) -> RankMemory {
-    let replicas = f64::from(layout.data() * layout.context);
+/// Returns the bytes of `parameters` on a rank with their gradients and optimizer. `largest_block` are the
+/// parameters of the model's largest block.
+pub fn state(parameters: Parameters, largest_block: Parameters, layout: &Layout) -> RankMemory {
+    let (own, shard) = (parameters.total(), parameters.shard(layout));
+    let in_pipeline = layout.pipeline > 1;
     let copies = match layout.precision {
         Precision::Half => 2.0,
         // Weights in FP8 and their transpose are kept in addition to the weights in 16 bits.
         Precision::Fp8 => 4.0,
     };
-    match layout.sharding {
-        Sharding::Replicated | Sharding::Optimizer => {
-            let shards = if layout.sharding == Sharding::Optimizer { replicas } else { 1.0 };
-            RankMemory {
-                parameters: copies * parameters,
-                gradients: 4.0 * parameters,
-                optimizer: 12.0 * parameters / shards,
-                ..RankMemory::default()
-            }
-        }
+    let [parameters, gradients, optimizer] = match layout.sharding {
+        Sharding::Replicated => [copies * own, 4.0 * own, 12.0 * own],
+        Sharding::Optimizer => [copies * own, 4.0 * own, 12.0 * shard],
+        // Each microbatch reduces its gradients, block by block.
+        Sharding::Gradients => [copies * own, 4.0 * (shard + largest_block.total()), 12.0 * shard],
         Sharding::Parameters => {
-            let in_pipeline = layout.pipeline > 1;
-            let gathered = if in_pipeline { parameters } else { 2.0 * largest_block };
-            let summed = if in_pipeline { parameters } else { largest_block };
-            RankMemory {
-                parameters: 4.0 * parameters / replicas + 2.0 * gathered,
-                gradients: 4.0 * parameters / replicas + 4.0 * summed,
-                optimizer: 8.0 * parameters / replicas,
-                ..RankMemory::default()
-            }
+            let gathered = if in_pipeline { own } else { 2.0 * largest_block.total() };
+            let summed = if in_pipeline { own } else { largest_block.total() };
+            [4.0 * shard + 2.0 * gathered, 4.0 * shard + 4.0 * summed, 8.0 * shard]
         }
-    }
+    };
+    RankMemory { parameters, gradients, optimizer, ..RankMemory::default() }
 }
 
 /// Returns the bytes of activations that a block keeps for one microbatch.
@@ -110,6 +157,32 @@ pub fn block_activations(block: &Block, model: &Model, layout: &Layout) -> f64 {
     kept * layout.tokens()
 }
 
+/// Returns the bytes that a block keeps for the gradients of its weights if these are computed later than the
+/// gradients of its inputs: the inputs of products and the gradients of their outputs, for one microbatch. For
+/// GPT they are 32 s b h bytes (arXiv 2401.10241, table 1).
+pub fn block_stash(block: &Block, model: &Model, layout: &Layout) -> f64 {
+    let (tensor, division) = (f64::from(layout.tensor), layout.sequence_division());
+    let bytes = input_bytes(layout);
+    let kept = |matrix: &Matrix| {
+        let (input, output) = match matrix.division {
+            Division::Columns => (division, tensor),
+            Division::Rows => (tensor, division),
+            Division::Whole => (division, division),
+        };
+        let used = matrix.of_experts.map_or(1, |share| share.used) as f64;
+        used * bytes * (matrix.input as f64 / input + matrix.output as f64 / output)
+    };
+    block.matrices(model.hidden).iter().map(kept).sum::<f64>() * layout.tokens()
+}
+
+/// The bytes of an element of a product's input.
+fn input_bytes(layout: &Layout) -> f64 {
+    match layout.precision {
+        Precision::Half => 2.0,
+        Precision::Fp8 => 1.0,
+    }
+}
+
 /// Returns the bytes of activations of a block with nothing computed again, for one microbatch.
 pub fn whole_block_activations(block: &Block, model: &Model, layout: &Layout) -> f64 {
     everything(block, model, layout) * layout.tokens()
@@ -118,10 +191,7 @@ pub fn whole_block_activations(block: &Block, model: &Model, layout: &Layout) ->
 /// The bytes per token of all tensors of a block that its backward reads.
 fn everything(block: &Block, model: &Model, layout: &Layout) -> f64 {
     let (tensor, division) = (f64::from(layout.tensor), layout.sequence_division());
-    let input = match layout.precision {
-        Precision::Half => 2.0,
-        Precision::Fp8 => 1.0,
-    };
+    let input = input_bytes(layout);
     let hidden = model.hidden as f64;
     let mask = if model.gpt { 1.0 } else { 0.0 };
     // The input of a norm, its output, and the mask of the dropout after the part.

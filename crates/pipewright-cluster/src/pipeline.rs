@@ -5,7 +5,9 @@ use std::collections::HashMap;
 use pipewright_schedule::costs::{Link, StageCosts, StageSizes};
 use pipewright_schedule::lower::{LowerError, ProgramSource, SourceError};
 use pipewright_schedule::simulate::{SimulateError, peak_memory, timed};
-use pipewright_schedule::{Costs, GenerateError, Level, LowerConfig, ScheduleSpec, ValidatedProgram};
+use pipewright_schedule::{
+    ActionKind, Costs, GenerateError, Level, LowerConfig, Rank, ScheduleSpec, ValidatedProgram,
+};
 use thiserror::Error;
 
 use crate::layout::Layout;
@@ -13,10 +15,23 @@ use crate::layout::Layout;
 /// The computations above which a pipeline is not simulated: 1,024 ranks with 512 microbatches have as many.
 const MAX_COMPUTATIONS: u64 = 1 << 20;
 
+/// The computations of all programs above which they are forgotten, which bounds their memory.
+const MAX_KEPT: u64 = 1 << 21;
+
 /// The programs that were made, by name and size.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Programs {
     made: HashMap<(String, u32, u32, u32), ValidatedProgram>,
+    /// The computations of these programs.
+    kept: u64,
+    /// The computations above which a pipeline is not simulated.
+    most: u64,
+}
+
+impl Default for Programs {
+    fn default() -> Self {
+        Self::up_to(MAX_COMPUTATIONS)
+    }
 }
 
 /// The costs of the stages of a pipeline.
@@ -39,6 +54,8 @@ pub struct PipelineRun {
     pub activations: Vec<u64>,
     /// The stages of each rank.
     pub stages_of_rank: Vec<Vec<usize>>,
+    /// Whether gradients of weights are computed apart from gradients of inputs.
+    pub splits_backward: bool,
 }
 
 /// The errors of a pipeline.
@@ -78,6 +95,12 @@ impl From<LowerError> for PipelineError {
 }
 
 impl Programs {
+    /// Makes an empty list that simulates pipelines of at most `most` computations. Larger ones have a closed
+    /// form.
+    pub fn up_to(most: u64) -> Self {
+        Self { made: HashMap::new(), kept: 0, most: most.min(MAX_COMPUTATIONS) }
+    }
+
     /// Simulates the pipeline of a layout.
     ///
     /// # Errors
@@ -86,14 +109,16 @@ impl Programs {
     pub fn run(&mut self, layout: &Layout, costs: &PipelineCosts) -> Result<PipelineRun, PipelineError> {
         let microbatches = layout.microbatches();
         let computations = u64::from(layout.stages()).saturating_mul(2 * u64::from(microbatches));
-        let of_stage = |sizes: &StageSizes| u128::from(sizes.activation) + u128::from(sizes.output);
-        let of_microbatch: u128 = costs.sizes.iter().map(of_stage).sum();
+        let kept_bytes = |sizes: &StageSizes| {
+            u128::from(sizes.activation) + u128::from(sizes.output) + u128::from(sizes.stash)
+        };
+        let microbatch_bytes: u128 = costs.sizes.iter().map(kept_bytes).sum();
         // A pipeline that is not simulated keeps fewer microbatches than this.
         let kept = u128::from(microbatches).min(MAX_COMPUTATIONS.into());
-        if of_microbatch * kept > u64::MAX.into() {
+        if microbatch_bytes * kept > u64::MAX.into() {
             return Err(PipelineError::Activations);
         }
-        if computations > MAX_COMPUTATIONS {
+        if computations > self.most {
             return match layout.schedule {
                 None => Ok(closed_form(layout, costs)),
                 Some(_) => Err(PipelineError::TooLarge { computations }),
@@ -109,16 +134,17 @@ impl Programs {
             ..Costs::default()
         };
         let run = timed(program, &simulated)?;
+        let mut first = run.timeline().events_of(Rank::new(0)).iter();
         Ok(PipelineRun {
             makespan: run.timeline().makespan(),
             activations: peak_memory(run.timeline(), &costs.sizes),
             stages_of_rank: placement.all_ranks().map(stages_of).collect(),
+            splits_backward: first.any(|event| event.action.kind() == ActionKind::InputBackward),
         })
     }
 
     fn program(&mut self, layout: &Layout) -> Result<&ValidatedProgram, PipelineError> {
-        let default = if layout.chunks > 1 { "interleaved1f1b" } else { "1f1b" };
-        let name = layout.schedule.clone().unwrap_or_else(|| default.into());
+        let name = layout.schedule_name().to_owned();
         let microbatches = layout.microbatches();
         let key = (name.clone(), layout.pipeline, layout.chunks, microbatches);
         if !self.made.contains_key(&key) {
@@ -130,6 +156,12 @@ impl Programs {
             };
             let program =
                 ProgramSource::Named(name, Box::new(spec)).program(&LowerConfig::from(Level::Comms))?;
+            let computations = u64::from(layout.stages()) * u64::from(microbatches);
+            if self.kept + computations > MAX_KEPT {
+                self.made.clear();
+                self.kept = 0;
+            }
+            self.kept += computations;
             self.made.insert(key.clone(), program);
         }
         Ok(&self.made[&key])
@@ -163,5 +195,6 @@ pub fn closed_form(layout: &Layout, costs: &PipelineCosts) -> PipelineRun {
         makespan: microbatches * busiest + fill + hops,
         activations: activations.collect(),
         stages_of_rank,
+        splits_backward: false,
     }
 }

@@ -18,6 +18,8 @@ use crate::machine::Machine;
 const TILE: f64 = 128.0 * 256.0;
 /// The steps along `k` that the first loads and the store of a tile are worth.
 const RAMP: f64 = 64.0;
+/// The rows that each of several products is padded by: half the height of a tile.
+const PADDING: f64 = 64.0;
 
 /// A product of `rows x inner` and `inner x columns`.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -40,25 +42,42 @@ impl Product {
 
     /// Returns the seconds of the product in `precision` on one GPU.
     pub fn seconds(&self, machine: &Machine, precision: Precision) -> f64 {
+        self.grouped_seconds(1.0, machine, precision)
+    }
+
+    /// Returns the seconds of `groups` such products that run at the same time, as those of experts do. They
+    /// fill waves together. If there are several, each pads its rows to tiles, by half a tile on average.
+    pub fn grouped_seconds(&self, groups: f64, machine: &Machine, precision: Precision) -> f64 {
         let bytes = match precision {
             Precision::Half => 2.0,
             Precision::Fp8 => 1.0,
         };
         let half_wave = 0.5 * f64::from(machine.multiprocessors) * TILE;
-        let computed = 2.0 * (self.rows * self.columns + half_wave) * (self.inner + RAMP);
+        let rows = self.rows + if groups > 1.0 { PADDING } else { 0.0 };
+        let computed = 2.0 * (groups * rows * self.columns + half_wave) * (self.inner + RAMP);
         let inputs = (self.rows + self.columns) * self.inner * bytes;
-        let moved = inputs + self.rows * self.columns * self.output_bytes;
+        let moved = groups * (inputs + self.rows * self.columns * self.output_bytes);
         let arithmetic = computed / machine.product_rate(precision);
-        arithmetic.max(moved / machine.kernel_bandwidth()) + machine.constants.launch
+        arithmetic.max(moved / machine.kernel_bandwidth()) + groups * machine.constants.launch
     }
 }
 
 impl Machine {
     /// Returns the operations per second that large products sustain.
     pub fn product_rate(&self, precision: Precision) -> f64 {
+        let half = self.half_peak() * self.constants.product;
         match (precision, self.fp8) {
-            (Precision::Fp8, Some(fp8)) => fp8 * self.constants.product_fp8,
-            (Precision::Half | Precision::Fp8, _) => self.half_peak() * self.constants.product,
+            (Precision::Fp8, Some(fp8)) => half.max(fp8 * self.constants.product_fp8),
+            (Precision::Half | Precision::Fp8, _) => half,
+        }
+    }
+
+    /// Returns the dense peak of a precision, in operations per second. For FP8 on a machine without FP8, it is
+    /// the peak in bf16.
+    pub fn peak(&self, precision: Precision) -> f64 {
+        match (precision, self.fp8) {
+            (Precision::Fp8, Some(fp8)) => fp8,
+            (Precision::Half | Precision::Fp8, _) => self.half_peak(),
         }
     }
 

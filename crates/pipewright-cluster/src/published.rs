@@ -8,7 +8,7 @@ use serde::Deserialize;
 use thiserror::Error;
 
 use crate::catalogue::{self, CatalogueError};
-use crate::layout::{Kernels, Layout, Precision, Recompute, Scores, Sharding};
+use crate::layout::{Cut, Kernels, Layout, Precision, Recompute, Scores, Sharding};
 use crate::machine::{Machine, MachineTable};
 use crate::model::{Attention, Block, Dense, Experts, FeedForward, Mixer, Model};
 use crate::remarks::{Plain, without_remarks};
@@ -136,6 +136,8 @@ struct RunTable {
     cp: u32,
     #[serde(default = "one")]
     ep: u32,
+    /// The ranks that divide each expert.
+    etp: Option<u32>,
     /// The replicas, which follow from the GPUs and the mesh.
     dp: Option<u32>,
     mbs: u32,
@@ -193,6 +195,7 @@ enum AttentionName {
 enum DataName {
     Replicated,
     Optimizer,
+    Gradients,
     Sharded,
 }
 
@@ -250,19 +253,22 @@ impl RunTable {
         let sharding = match self.data_parallel {
             Some(DataName::Replicated) => Sharding::Replicated,
             Some(DataName::Optimizer) | None => Sharding::Optimizer,
+            Some(DataName::Gradients) => Sharding::Gradients,
             Some(DataName::Sharded) => Sharding::Parameters,
         };
-        Layout {
+        let mut layout = Layout {
             gpus: self.gpus,
             tensor: self.tp,
             pipeline: self.pp,
             chunks: self.vp,
             context: self.cp,
             expert: self.ep,
+            expert_tensor: self.etp.unwrap_or(self.tp),
             microbatch: self.mbs,
             batch: self.gbs,
             sequence: self.seq,
             schedule: self.schedule.clone(),
+            cut: Cut::Even,
             precision: match self.precision {
                 PrecisionName::F16 | PrecisionName::Bf16 => Precision::Half,
                 PrecisionName::Fp8 => Precision::Fp8,
@@ -279,7 +285,12 @@ impl RunTable {
             },
             sharding,
             kernels: if self.compiled == Some(false) { Kernels::Separate } else { Kernels::Fused },
+        };
+        // If the replicas are too few for the experts' ranks, these are drawn from tensor groups, too.
+        if self.etp.is_none() && !layout.replicas().is_multiple_of(self.ep.max(1)) {
+            layout.expert_tensor = 1;
         }
+        layout
     }
 }
 

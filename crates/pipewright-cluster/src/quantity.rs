@@ -20,6 +20,8 @@ pub enum Dimension {
     Bandwidth,
     /// Seconds.
     Time,
+    /// Watts.
+    Power,
 }
 
 impl Dimension {
@@ -29,6 +31,7 @@ impl Dimension {
             Self::Size => "bytes, such as `80 GB`",
             Self::Bandwidth => "bytes per second, such as `50 GB/s` or `400 Gbit/s`",
             Self::Time => "seconds, such as `5 us`",
+            Self::Power => "watts, such as `700 W`",
         }
     }
 }
@@ -96,10 +99,12 @@ const UNITS: &[(&str, Dimension, f64)] = &[
     ("s", Dimension::Time, 1.0),
     ("ms", Dimension::Time, 1e-3),
     ("us", Dimension::Time, 1e-6),
+    ("W", Dimension::Power, 1.0),
+    ("kW", Dimension::Power, 1e3),
 ];
 
 impl Quantity {
-    /// Returns the value in operations, bytes, seconds, or one of the first two per second. `unit` is the
+    /// Returns the value in operations, bytes, seconds, watts, or one of the first two per second. `unit` is the
     /// factor of a plain number.
     ///
     /// # Errors

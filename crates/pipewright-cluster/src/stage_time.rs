@@ -21,6 +21,18 @@ pub struct StageTime {
     pub backward: Parts,
     /// The part of the forward that the backward computes again.
     pub again: Parts,
+    /// The seconds of `backward` that compute gradients of weights. A schedule can compute them later.
+    pub weights: f64,
+    /// The seconds of collectives that are hidden behind gradients of weights. They are exposed if a schedule
+    /// computes gradients of weights later.
+    pub behind_weights: f64,
+}
+
+impl StageTime {
+    /// Returns the seconds of the forward and the backward.
+    pub fn total(&self) -> f64 {
+        (self.forward + self.backward + self.again).total()
+    }
 }
 
 impl std::ops::AddAssign for StageTime {
@@ -28,8 +40,13 @@ impl std::ops::AddAssign for StageTime {
         self.forward = self.forward + other.forward;
         self.backward = self.backward + other.backward;
         self.again = self.again + other.again;
+        self.weights += other.weights;
+        self.behind_weights += other.behind_weights;
     }
 }
+
+/// The further kernels of experts: scores, their largest ones, counts of tokens, and sorting there and back.
+const EXPERT_KERNELS: f64 = 12.0;
 
 /// The products of a block.
 #[derive(Default)]
@@ -52,10 +69,12 @@ impl Setting<'_> {
         let experts = self.expert_communication(block);
         let context = self.context_communication(block);
         let wait = |communication: f64, computation: f64| (communication - computation).max(0.0);
+        let is_routed = matches!(block.feed_forward, FeedForward::Experts(_));
+        let routing = if is_routed { EXPERT_KERNELS * self.machine.constants.launch } else { 0.0 };
         let forward = Parts {
             products: products.forward,
             attention: attention.forward,
-            elementwise: self.moved(traffic.forward),
+            elementwise: self.moved(traffic.forward) + routing,
             tensor: tensor * (1.0 - self.machine.constants.hidden),
             experts,
             context: wait(context, attention.forward),
@@ -64,14 +83,15 @@ impl Setting<'_> {
         let backward = Parts {
             products: products.input + products.weight,
             attention: attention.backward,
-            elementwise: self.moved(traffic.backward),
+            elementwise: self.moved(traffic.backward) + routing,
             tensor: self.exposed_backward(tensor, &products),
             experts,
             context: wait(2.0 * context, attention.backward),
             data: 0.0,
         };
         let again = self.again(&forward, &products);
-        StageTime { forward, backward, again }
+        let weights = products.weight;
+        StageTime { forward, backward, again, weights, behind_weights: self.behind_weights(tensor, weights) }
     }
 
     /// Returns the time of the embedding.
@@ -88,6 +108,7 @@ impl Setting<'_> {
         let [forward, input, weight] = self.product(&head, Precision::Half);
         time.forward.products = forward;
         time.backward.products = input + weight;
+        time.weights = weight;
         time
     }
 
@@ -103,6 +124,7 @@ impl Setting<'_> {
         let [forward, input, weight] = self.product(&joined, self.layout.precision);
         time.forward.products += forward;
         time.backward.products += input + weight;
+        time.weights += weight;
         time
     }
 
@@ -111,7 +133,7 @@ impl Setting<'_> {
         StageTime {
             forward: parts(traffic.forward),
             backward: parts(traffic.backward),
-            again: Parts::default(),
+            ..StageTime::default()
         }
     }
 
@@ -135,21 +157,24 @@ impl Setting<'_> {
     /// The seconds of a product in the forward, and of the products for the gradients of inputs and weights.
     fn product(&self, matrix: &Matrix, precision: Precision) -> [f64; 3] {
         let tensor = f64::from(self.layout.tensor);
-        let (mut rows, mut inner, mut columns) =
-            (self.layout.tokens(), matrix.input as f64, matrix.output as f64);
+        let expert_tensor = f64::from(self.layout.expert_tensor);
+        let mut rows = self.layout.tokens();
+        let (mut groups, mut division) = (1.0, tensor);
+        if let Some(share) = matrix.of_experts {
+            // The tokens of a tensor group are divided among its experts' groups.
+            groups = (share.of as f64 / f64::from(self.layout.expert)).max(1.0);
+            rows *= share.used as f64 * expert_tensor / (groups * tensor);
+            division = expert_tensor;
+        }
+        let (mut inner, mut columns) = (matrix.input as f64, matrix.output as f64);
         match matrix.division {
-            Division::Columns => columns /= tensor,
-            Division::Rows => inner /= tensor,
+            Division::Columns => columns /= division,
+            Division::Rows => inner /= division,
             Division::Whole => rows /= self.layout.sequence_division(),
         }
-        // The experts of a rank are computed one after another, each with its share of the tokens.
-        let mut copies = 1.0;
-        if let Some(share) = matrix.of_experts {
-            copies = share.of as f64 / f64::from(self.layout.expert);
-            rows *= share.used as f64 / copies;
-        }
         let seconds = |rows, inner, columns, output_bytes| {
-            copies * Product { rows, columns, inner, output_bytes }.seconds(self.machine, precision)
+            let product = Product { rows, columns, inner, output_bytes };
+            product.grouped_seconds(groups, self.machine, precision)
         };
         // Gradients of weights are added to sums of four bytes.
         [
@@ -160,11 +185,29 @@ impl Setting<'_> {
     }
 
     /// The seconds of a block's collectives in the tensor group in one forward: a gather before and a
-    /// reduction after each part, or a reduction to all, which takes as long.
+    /// reduction after each part, or a reduction to all. If a tensor group divides each expert, its ranks
+    /// gather all tokens that were sent to their experts.
     fn tensor_communication(&self, block: &Block) -> f64 {
         let group = Group { ranks: self.layout.tensor, stride: 1 };
-        let parts = u8::from(block.mixer != Mixer::None) + u8::from(block.feed_forward != FeedForward::None);
-        f64::from(parts) * group.all_reduce(self.machine, self.hidden_bytes())
+        let hidden = self.hidden_bytes();
+        let exchange = |bytes: f64| {
+            if self.layout.sequence_parallel {
+                2.0 * group.gather(self.machine, bytes)
+            } else {
+                group.all_reduce(self.machine, bytes)
+            }
+        };
+        let mixer = if block.mixer == Mixer::None { 0.0 } else { exchange(hidden) };
+        let feed_forward = match block.feed_forward {
+            FeedForward::Dense(_) => exchange(hidden),
+            FeedForward::Experts(experts) => {
+                let shared = if experts.shared_inner > 0 { exchange(hidden) } else { 0.0 };
+                let divided = self.layout.expert_tensor > 1;
+                shared + if divided { exchange(hidden * experts.per_token as f64) } else { 0.0 }
+            }
+            FeedForward::None => 0.0,
+        };
+        mixer + feed_forward
     }
 
     /// The exposed collectives of the tensor group in a backward. Without sequence parallelism, the sums over
@@ -180,26 +223,43 @@ impl Setting<'_> {
         gathers + (half - products.weight).max(0.0) + (half - products.input).max(0.0)
     }
 
-    /// The seconds in which tokens are sent to the ranks of their experts and back.
+    /// The seconds of the tensor group's collectives in a backward that gradients of weights hide.
+    fn behind_weights(&self, communication: f64, weights: f64) -> f64 {
+        let overlapping = if self.layout.sequence_parallel { communication / 2.0 } else { communication };
+        overlapping.min(weights)
+    }
+
+    /// The seconds in which tokens are sent to the ranks of their experts and back: each token once for each
+    /// of its experts.
     fn expert_communication(&self, block: &Block) -> f64 {
         let FeedForward::Experts(experts) = block.feed_forward else { return 0.0 };
-        let group = Group { ranks: self.layout.expert, stride: self.layout.tensor * self.layout.context };
+        let group = Group { ranks: self.layout.expert, stride: self.layout.expert_tensor };
         let bytes = self.hidden_bytes() * experts.per_token as f64 / self.layout.sequence_division();
         2.0 * group.all_to_all(self.machine, bytes)
     }
 
-    /// The seconds in which keys and values pass around the ranks of a sequence.
+    /// The seconds in which the ranks of a sequence exchange what a mixer needs of other tokens. Keys and
+    /// values pass around a ring, as far as a window reaches. The ranks of a state space exchange its inputs
+    /// and its outputs, so that each rank scans some of the heads for the whole sequence.
     fn context_communication(&self, block: &Block) -> f64 {
-        let width = match block.mixer {
-            Mixer::Attention(attention) => 2 * attention.key_width(),
+        let layout = self.layout;
+        let group = Group { ranks: layout.context, stride: layout.tensor };
+        let bytes = |width: u64| 2.0 * width as f64 * layout.tokens() / f64::from(layout.tensor);
+        let (width, window) = match block.mixer {
+            Mixer::Attention(attention) => (2 * attention.key_width(), attention.window),
             Mixer::Latent(latent) => {
-                latent.heads * (latent.plain_size + latent.rotary_size + latent.value_size)
+                (latent.heads * (latent.plain_size + latent.rotary_size + latent.value_size), None)
             }
-            Mixer::Mamba2(_) | Mixer::None => 0,
+            Mixer::Mamba2(mamba) => {
+                return group.all_to_all(self.machine, bytes(mamba.projected()))
+                    + group.all_to_all(self.machine, bytes(mamba.inner()));
+            }
+            Mixer::None => return 0.0,
         };
-        let group = Group { ranks: self.layout.context, stride: self.layout.tensor };
-        let own = 2.0 * width as f64 * self.layout.tokens() / f64::from(self.layout.tensor);
-        group.gather(self.machine, own * f64::from(self.layout.context))
+        let own = f64::from(layout.sequence) / f64::from(layout.context);
+        let reached = window.map_or(f64::INFINITY, |window| (window as f64 / own).ceil());
+        let steps = reached.min(f64::from(layout.context) - 1.0);
+        group.ring_exchange(self.machine, bytes(width), steps)
     }
 
     fn again(&self, forward: &Parts, products: &Products) -> Parts {

@@ -9,3 +9,4 @@ mod operations;
 mod pipelines;
 mod properties;
 mod published;
+mod search;

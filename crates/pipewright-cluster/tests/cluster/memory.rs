@@ -1,7 +1,9 @@
 //! Memory against figures 1 and 7 of arXiv 2205.05198.
 
 use pipewright_cluster::layout::{Layout, Recompute};
-use pipewright_cluster::memory::{block_activations, block_parameters, state, whole_block_activations};
+use pipewright_cluster::memory::{
+    Parameters, block_activations, block_parameters, state, whole_block_activations,
+};
 use pipewright_cluster::published::Run;
 
 use crate::data::{predicted, run};
@@ -34,9 +36,9 @@ fn parameters_and_optimizer_of_figure_1() {
         let run = run(model, "A100");
         let blocks = &run.model.blocks;
         let parameters: f64 =
-            blocks.iter().map(|block| block_parameters(block, &run.model, &run.layout)).sum();
-        let of_rank = parameters / f64::from(run.layout.pipeline);
-        near(model, state(of_rank, 0.0, &run.layout).state() / GIB, published);
+            blocks.iter().map(|block| block_parameters(block, &run.model, &run.layout).total()).sum();
+        let rank = Parameters::shared(parameters / f64::from(run.layout.pipeline));
+        near(model, state(rank, Parameters::default(), &run.layout).state() / GIB, published);
     }
 }
 

@@ -1,0 +1,61 @@
+//! A time of a step that no layout can be faster than, by the cost model.
+//!
+//! **Derivation.** Each GPU computes its share of the products, of attention and of the bytes of elementwise
+//! operations. No layout makes their sum over all GPUs smaller: tensor, sequence and context parallelism
+//! divide them at best, and recomputation adds to them. The bound takes each at the best rate of the machine:
+//! products at the sustained rate of large products, without idle parts of waves; attention at the rate of
+//! endlessly many keys; bytes at the rate of elementwise kernels, without launches. There is no bubble, and no
+//! communication is exposed. The optimizer reads and writes its bytes of each parameter once on some GPU.
+
+use crate::attention::best_attention_seconds;
+use crate::elementwise::{block_traffic, embedding_traffic, loss_traffic};
+use crate::layout::{Layout, Precision, Recompute};
+use crate::model::{Block, Matrix};
+use crate::predict::OPTIMIZER_TRAFFIC;
+use crate::search::request::Request;
+use crate::setting::Setting;
+
+/// Returns the seconds of a step that no layout of a request can be faster than.
+pub fn lower_bound(request: &Request) -> f64 {
+    let (model, machine) = (&request.model, &request.machine);
+    // One row on one GPU that divides nothing.
+    let layout = Layout {
+        gpus: 1,
+        tensor: 1,
+        pipeline: 1,
+        chunks: 1,
+        context: 1,
+        expert: 1,
+        expert_tensor: 1,
+        microbatch: 1,
+        batch: 1,
+        sequence_parallel: false,
+        recompute: Recompute::None,
+        ..request.smallest_layout()
+    };
+    let setting = Setting { model, layout: &layout, machine };
+    let products = |active: u128, precision: Precision| {
+        6.0 * active as f64 * layout.tokens() / machine.product_rate(precision)
+    };
+    let moved = |bytes: f64| bytes / machine.kernel_bandwidth();
+    let block_seconds = |block: &Block| {
+        let active = block.matrices(model.hidden).iter().map(Matrix::active_parameters).sum();
+        let traffic = block_traffic(block, model, &layout);
+        products(active, layout.precision)
+            + best_attention_seconds(&block.mixer, &setting)
+            + moved(traffic.forward + traffic.backward)
+    };
+    let head_traffic = loss_traffic(model, &layout);
+    let head = products(model.table_parameters(), Precision::Half)
+        + moved(head_traffic.forward + head_traffic.backward);
+    let predictor = model.blocks.last().map_or(0.0, block_seconds)
+        + products(u128::from(2 * model.hidden * model.hidden), layout.precision)
+        + head;
+    let embedding = embedding_traffic(model, &layout);
+    let row = model.blocks.iter().map(block_seconds).sum::<f64>()
+        + moved(embedding.forward + embedding.backward)
+        + head
+        + f64::from(model.predictors) * predictor;
+    let optimizer = moved(OPTIMIZER_TRAFFIC * model.parameters() as f64);
+    (row * f64::from(request.batch) + optimizer) / f64::from(request.gpus.max(1))
+}

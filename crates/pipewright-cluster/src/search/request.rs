@@ -1,0 +1,160 @@
+//! A request to the search.
+
+use crate::layout::{Cut, Kernels, Layout, Precision, Recompute, Scores, Sharding};
+use crate::machine::Machine;
+use crate::model::Model;
+use crate::published::Run;
+use crate::search::error::SearchError;
+
+/// Bytes of a GPU's memory that the driver's context, libraries and the buffers of collectives take: about
+/// 0.5 GiB for the context of CUDA 12, and as much for NCCL's channels.
+const CONTEXT: f64 = 1_073_741_824.0;
+/// The share of a GPU's memory that an allocator loses to fragments. PyTorch's caching allocator with
+/// expandable segments loses a few percent.
+const FRAGMENTS: f64 = 0.03;
+
+/// A model, a machine and a batch for which the fastest layout is sought.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Request {
+    /// The model.
+    pub model: Model,
+    /// The machine.
+    pub machine: Machine,
+    /// All GPUs. With `n` nodes, these are `n` times [`Machine::gpus_per_node`].
+    pub gpus: u32,
+    /// The rows of a step, over all replicas.
+    pub batch: u32,
+    /// The tokens of a row.
+    pub sequence: u32,
+    /// The precision of the products with parameters.
+    pub precision: Precision,
+    /// How scores are computed.
+    pub scores: Scores,
+    /// How kernels of elementwise operations are made.
+    pub kernels: Kernels,
+    /// The parts of the layout that are given. The search chooses the others.
+    pub fixed: Fixed,
+    /// The most bytes that a rank may need; `None` for the machine's memory without the reserve of
+    /// [`Request::memory_limit`].
+    pub memory: Option<f64>,
+    /// The tokens of the training; each plan then has a [`Goal`](crate::search::Goal).
+    pub goal_tokens: Option<f64>,
+    /// The most plans that are returned. They differ in the mesh or the schedule.
+    pub plans: usize,
+    /// The most candidates that are simulated. More find a faster plan where estimates are close to each
+    /// other, and take longer.
+    pub simulations: usize,
+}
+
+/// The parts of a layout that are given; `None` for parts that the search chooses.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Fixed {
+    /// The ranks of a tensor group.
+    pub tensor: Option<u32>,
+    /// The ranks of a pipeline.
+    pub pipeline: Option<u32>,
+    /// The ranks that divide each sequence.
+    pub context: Option<u32>,
+    /// The groups of ranks that divide the experts among them.
+    pub expert: Option<u32>,
+    /// The chunks of a rank of a pipeline.
+    pub chunks: Option<u32>,
+    /// The rows of a microbatch.
+    pub microbatch: Option<u32>,
+    /// The name of the schedule, as in [`pipewright_schedule::generate()`].
+    pub schedule: Option<String>,
+    /// The part of the forward that the backward computes again.
+    pub recompute: Option<Recompute>,
+    /// The tensors that replicas divide among themselves.
+    pub sharding: Option<Sharding>,
+    /// Whether the ranks of a tensor group divide the sequence between their products.
+    pub sequence_parallel: Option<bool>,
+}
+
+impl Request {
+    /// Makes a request that fixes nothing, for the machine's memory, five plans and 200 simulations, with
+    /// fused attention and kernels.
+    pub fn new(
+        model: Model,
+        machine: Machine,
+        gpus: u32,
+        batch: u32,
+        sequence: u32,
+        precision: Precision,
+    ) -> Self {
+        Self {
+            model,
+            machine,
+            gpus,
+            batch,
+            sequence,
+            precision,
+            scores: Scores::Fused,
+            kernels: Kernels::Fused,
+            fixed: Fixed::default(),
+            memory: None,
+            goal_tokens: None,
+            plans: 5,
+            simulations: 200,
+        }
+    }
+
+    /// Makes a request for the model, the machine and the batch of a published run, that fixes nothing.
+    pub fn of_run(run: &Run) -> Self {
+        let Layout { gpus, batch, sequence, precision, scores, kernels, .. } = run.layout;
+        let request = Self::new(run.model.clone(), run.machine.clone(), gpus, batch, sequence, precision);
+        Self { scores, kernels, ..request }
+    }
+
+    /// Returns the most bytes that a rank may need. Unless the request gives it, it is the machine's memory
+    /// without 1 GiB for the context of the driver, libraries and buffers of collectives, and without 3% that
+    /// an allocator loses to fragments.
+    pub fn memory_limit(&self) -> f64 {
+        self.memory.unwrap_or((self.machine.memory * (1.0 - FRAGMENTS) - CONTEXT).max(0.0))
+    }
+
+    /// Checks that all numbers are above 0.
+    pub(crate) fn check(&self) -> Result<(), SearchError> {
+        let positive = |value: f64| value.is_finite() && value > 0.0;
+        let numbers = [
+            ("gpus", Some(f64::from(self.gpus))),
+            ("batch", Some(f64::from(self.batch))),
+            ("sequence", Some(f64::from(self.sequence))),
+            ("plans", Some(self.plans as f64)),
+            ("memory", self.memory),
+            ("goal_tokens", self.goal_tokens),
+        ];
+        for (name, value) in numbers {
+            if let Some(value) = value.filter(|&value| !positive(value)) {
+                return Err(SearchError::OutOfRange { name, value: value.to_string() });
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the layout with the parts that are given, and 1 for other sizes.
+    pub(crate) fn smallest_layout(&self) -> Layout {
+        let Fixed { tensor, pipeline, context, expert, chunks, microbatch, .. } = self.fixed;
+        let tensor = tensor.unwrap_or(1);
+        Layout {
+            gpus: self.gpus,
+            tensor,
+            pipeline: pipeline.unwrap_or(1),
+            chunks: chunks.unwrap_or(1),
+            context: context.unwrap_or(1),
+            expert: expert.unwrap_or(1),
+            expert_tensor: tensor,
+            microbatch: microbatch.unwrap_or(1),
+            batch: self.batch,
+            sequence: self.sequence,
+            schedule: self.fixed.schedule.clone(),
+            cut: Cut::Even,
+            precision: self.precision,
+            recompute: self.fixed.recompute.unwrap_or(Recompute::None),
+            sequence_parallel: self.fixed.sequence_parallel.unwrap_or(tensor > 1),
+            scores: self.scores,
+            sharding: self.fixed.sharding.unwrap_or(Sharding::Optimizer),
+            kernels: self.kernels,
+        }
+    }
+}

@@ -1,0 +1,152 @@
+//! The meshes and microbatches that the search tries.
+
+use crate::layout::Layout;
+use crate::model::{FeedForward, Mixer, Model};
+use crate::search::request::Request;
+
+/// The most rows of a microbatch that the search tries.
+const MOST_ROWS: u32 = 32;
+/// The fewest tokens of a sequence on a rank.
+const FEWEST_TOKENS: u32 = 512;
+
+/// Returns the layouts that differ in what the costs of blocks depend on: tensor, context and expert ranks,
+/// rows of a microbatch and sequence parallelism. Their pipelines are not chosen yet.
+pub(super) fn shapes(request: &Request) -> Vec<Layout> {
+    let mut shapes = Vec::new();
+    for tensor in tensors(request) {
+        for context in contexts(request, tensor) {
+            for (expert, expert_tensor) in experts(request, tensor) {
+                for microbatch in microbatches(request) {
+                    for sequence_parallel in sequence_parallel(request, tensor) {
+                        shapes.push(Layout {
+                            tensor,
+                            context,
+                            expert,
+                            expert_tensor,
+                            microbatch,
+                            sequence_parallel,
+                            ..request.smallest_layout()
+                        });
+                    }
+                }
+            }
+        }
+    }
+    shapes
+}
+
+/// Returns the ranks of pipelines for a layout of [`shapes`].
+pub(super) fn pipelines(request: &Request, shape: &Layout) -> Vec<u32> {
+    let group = shape.tensor * shape.context;
+    let is_possible = |&pipeline: &u32| {
+        let layout = Layout { pipeline, ..shape.clone() };
+        let rows = u64::from(layout.data()) * u64::from(layout.microbatch);
+        pipeline as usize <= request.model.blocks.len()
+            && u64::from(layout.batch).is_multiple_of(rows)
+            && layout.expert_ranks().is_multiple_of(layout.expert)
+    };
+    given_or(request.fixed.pipeline, divisors(request.gpus / group))
+        .into_iter()
+        .filter(|pipeline| request.gpus.is_multiple_of(group.saturating_mul(*pipeline)))
+        .filter(is_possible)
+        .collect()
+}
+
+fn tensors(request: &Request) -> Vec<u32> {
+    let node = request.machine.gpus_per_node;
+    let heads = heads(&request.model);
+    let is_usual = |tensor: &u32| {
+        *tensor <= node
+            && heads.is_multiple_of(u64::from(*tensor))
+            && (node.is_multiple_of(*tensor) || tensor.is_power_of_two())
+    };
+    let usual = divisors(request.gpus).into_iter().filter(is_usual).collect();
+    let divides = |tensor: &u32| *tensor > 0 && request.gpus.is_multiple_of(*tensor);
+    given_or(request.fixed.tensor, usual).into_iter().filter(divides).collect()
+}
+
+fn contexts(request: &Request, tensor: u32) -> Vec<u32> {
+    let (gpus, sequence) = (request.gpus / tensor, request.sequence);
+    let divides =
+        |context: &u32| *context > 0 && gpus.is_multiple_of(*context) && sequence.is_multiple_of(*context);
+    let mut usual = vec![1];
+    usual.extend((1..16).map(|power| 1 << power).take_while(|context| sequence / context >= FEWEST_TOKENS));
+    given_or(request.fixed.context, usual).into_iter().filter(divides).collect()
+}
+
+/// Returns the groups of ranks that divide the experts, with the ranks that divide each expert.
+fn experts(request: &Request, tensor: u32) -> Vec<(u32, u32)> {
+    let counts = request.model.blocks.iter().filter_map(|block| match block.feed_forward {
+        FeedForward::Experts(experts) => Some(experts.count),
+        FeedForward::Dense(_) | FeedForward::None => None,
+    });
+    let Some(count) = counts.reduce(greatest_divisor) else {
+        return given_or(request.fixed.expert, vec![1]).into_iter().map(|expert| (expert, tensor)).collect();
+    };
+    let usual = divisors(request.gpus).into_iter().filter(|&expert| count.is_multiple_of(u64::from(expert)));
+    let ranks = given_or(request.fixed.expert, usual.collect());
+    let with_tensor = |expert: u32| {
+        let mut choices = vec![(expert, tensor)];
+        if tensor > 1 {
+            choices.push((expert, 1));
+        }
+        choices
+    };
+    ranks.into_iter().filter(|&expert| expert > 0).flat_map(with_tensor).collect()
+}
+
+fn microbatches(request: &Request) -> Vec<u32> {
+    let usual = divisors(request.batch).into_iter().filter(|&rows| rows <= MOST_ROWS).collect();
+    given_or(request.fixed.microbatch, usual)
+}
+
+fn sequence_parallel(request: &Request, tensor: u32) -> Vec<bool> {
+    match request.fixed.sequence_parallel {
+        Some(given) => vec![given && tensor > 1],
+        None if tensor > 1 => vec![true, false],
+        None => vec![false],
+    }
+}
+
+/// The largest number that divides the heads of all blocks.
+fn heads(model: &Model) -> u64 {
+    let heads = |mixer: &Mixer| match mixer {
+        Mixer::Attention(attention) => Some(attention.heads),
+        Mixer::Latent(latent) => Some(latent.heads),
+        Mixer::Mamba2(mamba) => Some(mamba.heads),
+        Mixer::None => None,
+    };
+    model.blocks.iter().filter_map(|block| heads(&block.mixer)).reduce(greatest_divisor).unwrap_or(1)
+}
+
+fn greatest_divisor(one: u64, other: u64) -> u64 {
+    if other == 0 { one } else { greatest_divisor(other, one % other) }
+}
+
+fn given_or(given: Option<u32>, usual: Vec<u32>) -> Vec<u32> {
+    given.map_or(usual, |given| vec![given])
+}
+
+/// Returns the divisors of a number, ascending.
+fn divisors(number: u32) -> Vec<u32> {
+    let square = |divisor: u32| u64::from(divisor) * u64::from(divisor);
+    let up_to_root = (1..=number).take_while(|&divisor| square(divisor) <= u64::from(number));
+    let mut all: Vec<u32> = up_to_root.filter(|&divisor| number.is_multiple_of(divisor)).collect();
+    let from_root = all.iter().rev().map(|divisor| number / divisor);
+    let large: Vec<u32> = from_root.filter(|&divisor| square(divisor) > u64::from(number)).collect();
+    all.extend(large);
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::divisors;
+
+    #[test]
+    fn divisors_ascend() {
+        assert_eq!(divisors(1), [1]);
+        assert_eq!(divisors(16), [1, 2, 4, 8, 16]);
+        assert_eq!(divisors(126), [1, 2, 3, 6, 7, 9, 14, 18, 21, 42, 63, 126]);
+        assert_eq!(divisors(u32::MAX).len(), 32);
+    }
+}

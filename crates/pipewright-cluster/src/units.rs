@@ -1,0 +1,148 @@
+//! The costs of the parts of a model for one microbatch on one rank: blocks, the embedding and the head.
+//!
+//! They depend neither on the pipeline nor on the replicas, so layouts that differ only in these share them.
+
+use std::ops::{AddAssign, Range};
+
+use crate::cut::{balanced, even};
+use crate::layout::{Cut, Layout};
+use crate::memory::{
+    Parameters, block_activations, block_parameters, block_stash, predictor_parameters, table_parameters,
+    whole_block_activations,
+};
+use crate::setting::Setting;
+use crate::stage_time::StageTime;
+
+/// The costs of a part of a model.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub(crate) struct Unit {
+    pub(crate) time: StageTime,
+    pub(crate) parameters: Parameters,
+    /// Bytes that a forward keeps for its backward.
+    pub(crate) activation: f64,
+    /// Bytes that a backward keeps if gradients of weights are computed later.
+    pub(crate) stash: f64,
+}
+
+impl AddAssign for Unit {
+    fn add_assign(&mut self, other: Self) {
+        self.time += other.time;
+        self.parameters = self.parameters + other.parameters;
+        self.activation += other.activation;
+        self.stash += other.stash;
+    }
+}
+
+/// The costs of all parts of a model.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Units {
+    /// Blocks that differ from each other.
+    kinds: Vec<Unit>,
+    /// The index in `kinds` of each block of the model.
+    kind_of: Vec<usize>,
+    embedding: Unit,
+    head: Unit,
+    tied: bool,
+    /// The parameters of the embedding's table.
+    table: f64,
+    /// The parameters of the largest block.
+    pub(crate) largest_block: Parameters,
+    /// The most bytes that a block computes again at once.
+    pub(crate) again: f64,
+}
+
+impl Units {
+    /// Computes the costs of the parts of a setting's model.
+    pub(crate) fn of(setting: &Setting<'_>) -> Self {
+        let (model, layout) = (setting.model, setting.layout);
+        let table = table_parameters(model, layout);
+        let mut units = Self {
+            kinds: Vec::new(),
+            kind_of: Vec::with_capacity(model.blocks.len()),
+            embedding: Unit {
+                time: setting.embedding(),
+                parameters: Parameters::shared(table),
+                ..Unit::default()
+            },
+            head: Unit { time: setting.head(), parameters: Parameters::shared(table), ..Unit::default() },
+            tied: model.tied,
+            table,
+            largest_block: Parameters::default(),
+            again: 0.0,
+        };
+        let mut blocks = Vec::new();
+        for block in &model.blocks {
+            let kind = blocks.iter().position(|known| known == block).unwrap_or_else(|| {
+                let unit = Unit {
+                    time: setting.block(block),
+                    parameters: block_parameters(block, model, layout),
+                    activation: block_activations(block, model, layout),
+                    stash: block_stash(block, model, layout),
+                };
+                let again = whole_block_activations(block, model, layout) - unit.activation;
+                units.again = units.again.max(again);
+                if unit.parameters.total() > units.largest_block.total() {
+                    units.largest_block = unit.parameters;
+                }
+                blocks.push(*block);
+                units.kinds.push(unit);
+                blocks.len() - 1
+            });
+            units.kind_of.push(kind);
+        }
+        let last = units.kind_of.last().map_or_else(Unit::default, |&kind| units.kinds[kind]);
+        let predictor =
+            Unit { time: setting.predictor(), parameters: predictor_parameters(model, layout), ..last };
+        (0..model.predictors).for_each(|_| units.head += predictor);
+        units
+    }
+
+    /// Returns the blocks of each stage.
+    pub(crate) fn cut(&self, layout: &Layout) -> Vec<Range<usize>> {
+        let stages = layout.stages() as usize;
+        match &layout.cut {
+            Cut::Even => even(self.kind_of.len(), stages),
+            Cut::Balanced => {
+                let seconds = |unit: &Unit| unit.time.total();
+                let blocks: Vec<f64> = self.kind_of.iter().map(|&kind| seconds(&self.kinds[kind])).collect();
+                balanced(seconds(&self.embedding), &blocks, seconds(&self.head), stages)
+            }
+            Cut::Given(sizes) => {
+                let mut start = 0;
+                let range = |&size: &u32| {
+                    let range = start..start + size as usize;
+                    start = range.end;
+                    range
+                };
+                sizes.iter().map(range).collect()
+            }
+        }
+    }
+
+    /// Returns the costs of each stage.
+    pub(crate) fn stages(&self, cut: &[Range<usize>]) -> Vec<Unit> {
+        let last = cut.len() - 1;
+        let stage = |(stage, range): (usize, &Range<usize>)| {
+            let mut sum = Unit::default();
+            self.kind_of[range.clone()].iter().for_each(|&kind| sum += self.kinds[kind]);
+            if stage == 0 {
+                sum += self.embedding;
+            }
+            if stage == last {
+                sum += self.head;
+                // A tied head on the rank of the embedding has no table of its own.
+                if self.tied && last == 0 {
+                    sum.parameters.shared -= self.table;
+                }
+            }
+            sum
+        };
+        cut.iter().enumerate().map(stage).collect()
+    }
+
+    /// Returns the seconds of one microbatch in all parts of the model.
+    pub(crate) fn seconds(&self) -> f64 {
+        let blocks: f64 = self.kind_of.iter().map(|&kind| self.kinds[kind].time.total()).sum();
+        blocks + self.embedding.time.total() + self.head.time.total()
+    }
+}

@@ -1,0 +1,155 @@
+//! The search for plans.
+
+use pipewright_cluster::layout::{LayoutError, Precision, Recompute};
+use pipewright_cluster::search::{Fixed, Found, Request, SearchError, lower_bound, search};
+
+use crate::data::{predicted, published, run};
+
+/// A request for the model, the machine and the batch of a published run, with few simulations.
+fn request(model: &str, machine: &str) -> Request {
+    Request { simulations: 40, ..Request::of_run(&run(model, machine)) }
+}
+
+fn found(request: &Request) -> Found {
+    search(request).expect("plans")
+}
+
+/// Checks that a search fails with a message that contains `message`.
+fn check_error(request: &Request, message: &str) {
+    let error = search(request).expect_err("an error").to_string();
+    assert!(error.contains(message), "{error}");
+}
+
+#[test]
+fn no_published_run_is_predicted_faster_than_the_plan_that_is_found() {
+    for run in published().runs {
+        let found = found(&Request { simulations: 40, ..Request::of_run(&run) });
+        let (plan, own) = (&found.plans[0], predicted(&run));
+        assert!(
+            plan.prediction.seconds <= own.seconds * (1.0 + 1e-9),
+            "{}: {} and {}",
+            run.model.name,
+            plan.prediction.seconds,
+            own.seconds
+        );
+    }
+}
+
+#[test]
+fn plans_fit_differ_and_are_sorted() {
+    let request = request("llama3-70B", "H100 80");
+    let found = found(&request);
+    assert_eq!(found.plans.len(), 5);
+    let mut kinds = Vec::new();
+    for plan in &found.plans {
+        assert!(plan.prediction.peak_memory() <= request.memory_limit());
+        let layout = &plan.layout;
+        layout.check(&request.model).expect("a layout that fits");
+        kinds.push((layout.tensor, layout.pipeline, layout.context, layout.schedule_name()));
+    }
+    assert!(found.plans.is_sorted_by(|one, other| one.prediction.seconds <= other.prediction.seconds));
+    kinds.sort_unstable();
+    kinds.dedup();
+    assert_eq!(kinds.len(), 5, "{kinds:?}");
+    assert!(found.simulated <= 2 * request.simulations, "{}", found.simulated);
+}
+
+#[test]
+fn shares_sum_to_a_step() {
+    for plan in found(&request("nemotron-22B", "H100")).plans {
+        let sum: f64 = plan.shares.named().iter().map(|(_, share)| share).sum();
+        assert!((sum - 1.0).abs() < 1e-9, "{:?}", plan.shares);
+        assert!(plan.shares.named().iter().all(|&(_, share)| share >= -1e-9), "{:?}", plan.shares);
+    }
+}
+
+#[test]
+fn the_search_is_the_same_each_time() {
+    let request = request("gpt3-5B", "H100");
+    assert_eq!(found(&request), found(&request));
+}
+
+#[test]
+fn no_run_is_faster_than_the_bound() {
+    for run in published().runs {
+        let (bound, own) = (lower_bound(&Request::of_run(&run)), predicted(&run).seconds);
+        assert!(bound < own, "{}: {bound} and {own}", run.model.name);
+        assert!(bound > 0.3 * own, "{}: {bound} and {own}", run.model.name);
+    }
+}
+
+#[test]
+fn more_memory_is_never_slower() {
+    let mut request = request("llama2-70B", "H100");
+    request.memory = Some(40e9);
+    let small = found(&request).plans[0].prediction.seconds;
+    request.memory = Some(80e9);
+    assert!(found(&request).plans[0].prediction.seconds <= small);
+}
+
+#[test]
+fn given_parts_are_kept() {
+    let fixed = Fixed {
+        tensor: Some(2),
+        pipeline: Some(4),
+        chunks: Some(1),
+        microbatch: Some(1),
+        schedule: Some("zb-h1".into()),
+        recompute: Some(Recompute::Full),
+        ..Fixed::default()
+    };
+    let plans = found(&Request { fixed, ..request("llama3-8B", "H100") }).plans;
+    let layout = &plans[0].layout;
+    assert_eq!((layout.tensor, layout.pipeline, layout.chunks, layout.microbatch), (2, 4, 1, 1));
+    assert_eq!((layout.schedule.as_deref(), layout.recompute), (Some("zb-h1"), Recompute::Full));
+}
+
+#[test]
+fn a_goal_gives_days_hours_and_energy() {
+    let request = Request { goal_tokens: Some(1e12), ..request("llama3-8B", "H100") };
+    let plan = &found(&request).plans[0];
+    let goal = plan.goal.expect("a goal");
+    assert_eq!(goal.steps, (1e12 / (256.0 * 8192.0_f64)).ceil());
+    assert!((goal.days * 86_400.0 / (goal.steps * plan.prediction.seconds) - 1.0).abs() < 1e-9);
+    assert!((goal.gpu_hours / (goal.days * 24.0 * 128.0) - 1.0).abs() < 1e-9);
+    let energy = goal.kilowatt_hours.expect("a board power");
+    assert!((energy / (goal.gpu_hours * 0.5) - 1.0).abs() < 1e-9, "{energy}");
+}
+
+#[test]
+fn given_parts_that_do_not_divide_are_refused() {
+    let with = |fixed: Fixed| Request { fixed, ..request("llama3-70B", "H100 80") };
+    let mesh = with(Fixed { tensor: Some(8), pipeline: Some(5), ..Fixed::default() });
+    check_error(&mesh, "64 GPUs are not a multiple of 40");
+    assert!(matches!(search(&mesh), Err(SearchError::Layout(LayoutError::Mesh { .. }))));
+    check_error(&with(Fixed { tensor: Some(0), ..Fixed::default() }), "`tp` is 0");
+    check_error(&with(Fixed { schedule: Some("1f2b".into()), ..Fixed::default() }), "1f2b");
+    check_error(
+        &Request { batch: 127, gpus: 1021, ..request("llama3-70B", "H100 80") },
+        "no mesh divides 1021 GPUs",
+    );
+    check_error(&Request { batch: 0, ..request("llama3-70B", "H100 80") }, "`batch` is 0");
+}
+
+#[test]
+fn a_model_that_fits_nowhere_says_what_is_short() {
+    let request = Request { gpus: 8, batch: 8, ..request("llama3.1-405B", "H100") };
+    let Err(SearchError::Memory { least }) = search(&request) else { panic!("a model that fits") };
+    assert_eq!(least.limit, request.memory_limit());
+    // 16 bytes per parameter on 8 GPUs.
+    assert!(least.needed > 16.0 * 405e9 / 8.0 * 0.9, "{}", least.needed);
+    check_error(&request, "on rank ");
+    check_error(&request, "GiB too much");
+}
+
+#[test]
+fn fp8_is_never_slower() {
+    for run in published().runs.iter().filter(|run| run.machine.fp8.is_some()) {
+        let seconds = |precision: Precision| {
+            let mut run = run.clone();
+            run.layout.precision = precision;
+            predicted(&run).seconds
+        };
+        assert!(seconds(Precision::Fp8) <= seconds(Precision::Half), "{}", run.model.name);
+    }
+}
