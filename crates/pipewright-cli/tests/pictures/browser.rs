@@ -1,82 +1,52 @@
-//! Controls headless Chromium over its DevTools protocol. The tests send input events instead of calling the
-//! page's own functions.
-//!
-//! The protocol uses two pipes, which are descriptors 3 and 4 of Chromium. Messages are JSON, each followed
-//! by a zero byte.
+//! A page in headless Chromium. The tests send input events instead of calling the page's own functions.
 
-use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
-use std::sync::mpsc::{Receiver, channel};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use tempfile::TempDir;
 
-/// The longest time that a test waits for an answer.
-const PATIENCE: Duration = Duration::from_secs(60);
-
-/// Held while Chromium runs. Chromium needs much memory, so only one instance runs at a time.
-static TURN: Mutex<()> = Mutex::new(());
-
-const NAMES: [&str; 3] = ["chromium", "chromium-browser", "google-chrome"];
+use crate::chromium::{Chromium, PATIENCE, Session, Turn};
 
 /// The protocol's numbers of modifier keys.
 pub(crate) const CTRL: u32 = 2;
 pub(crate) const SHIFT: u32 = 8;
 
-/// One page in its own browser.
+/// One page in a window of its own.
 pub(crate) struct Browser {
-    child: Child,
-    requests: ChildStdin,
-    answers: Receiver<Value>,
-    last_id: u64,
-    session: Option<String>,
+    page: Session,
     /// The errors of the page.
     exceptions: Vec<String>,
     /// The modifier keys that are held while the mouse is used.
     pub(crate) held: u32,
-    _profile: TempDir,
-    _turn: MutexGuard<'static, ()>,
+    _turn: Turn,
 }
 
 impl Browser {
     /// Opens a file in a window of this size. Returns `None` if Chromium is neither installed nor required.
     pub(crate) fn open(file: &Path, width: u32, height: u32) -> Option<Self> {
-        let program = program()?;
-        let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-        let profile = tempfile::tempdir().expect("a scratch folder");
-        let mut child = start(program, profile.path());
-        let requests = child.stdin.take().expect("a pipe to Chromium");
-        let answers = listen(child.stdout.take().expect("a pipe from Chromium"));
-        let mut browser = Self {
-            child,
-            requests,
-            answers,
-            last_id: 0,
-            session: None,
-            exceptions: Vec::new(),
-            held: 0,
-            _profile: profile,
-            _turn: turn,
-        };
-        browser.attach();
+        Self::open_at(Turn::shared(), file, width, height)
+    }
+
+    /// Opens a file while no other page is open.
+    pub(crate) fn open_alone(file: &Path, width: u32, height: u32) -> Option<Self> {
+        Self::open_at(Turn::alone(), file, width, height)
+    }
+
+    fn open_at(turn: Turn, file: &Path, width: u32, height: u32) -> Option<Self> {
+        let page = Chromium::shared()?.page();
+        let mut browser = Self { page, exceptions: Vec::new(), held: 0, _turn: turn };
+        browser.enable();
         browser.resize(width, height);
         browser.navigate(file);
         Some(browser)
     }
 
-    fn attach(&mut self) {
-        let targets = self.call("Target.getTargets", json!({}));
-        let target = targets["targetInfos"].as_array().expect("targets").iter();
-        let page = target.clone().find(|target| target["type"] == "page").expect("a page").clone();
-        let attached =
-            self.call("Target.attachToTarget", json!({"targetId": page["targetId"], "flatten": true}));
-        self.session = attached["sessionId"].as_str().map(str::to_owned);
+    fn enable(&mut self) {
         self.call("Runtime.enable", json!({}));
         self.call("Page.enable", json!({}));
+        // Pages of other tests do not take the focus away.
+        self.call("Emulation.setFocusEmulationEnabled", json!({"enabled": true}));
         // A canvas cannot return its texts, so the texts are recorded when they are drawn.
         let record = "const write = CanvasRenderingContext2D.prototype.fillText; window.texts = [];
             CanvasRenderingContext2D.prototype.fillText = function (text, ...at) { texts.push(text); write.call(this, text, ...at); };";
@@ -259,86 +229,11 @@ impl Browser {
     }
 
     fn call(&mut self, method: &str, params: Value) -> Value {
-        self.last_id += 1;
-        let id = self.last_id;
-        let mut request = json!({"id": id, "method": method, "params": params});
-        if let Some(session) = &self.session {
-            request["sessionId"] = json!(session);
-        }
-        write!(self.requests, "{request}\0").expect("Chromium listens");
-        let deadline = Instant::now() + PATIENCE;
-        loop {
-            let left = deadline.saturating_duration_since(Instant::now());
-            let answer = self.answers.recv_timeout(left).unwrap_or_else(|_| panic!("no answer to {method}"));
-            if answer["method"] == "Runtime.exceptionThrown" {
-                self.exceptions.push(answer["params"]["exceptionDetails"].to_string());
+        let exceptions = &mut self.exceptions;
+        self.page.call(method, params, |event| {
+            if event["method"] == "Runtime.exceptionThrown" {
+                exceptions.push(event["params"]["exceptionDetails"].to_string());
             }
-            if answer["id"] == id {
-                assert!(answer["error"].is_null(), "{method}: {}", answer["error"]);
-                return answer["result"].clone();
-            }
-        }
+        })
     }
-}
-
-impl Drop for Browser {
-    fn drop(&mut self) {
-        // Chromium ends on request. If it does not, it is killed.
-        let _closed = write!(self.requests, "{}\0", json!({"id": 0, "method": "Browser.close"}));
-        let deadline = Instant::now() + Duration::from_secs(10);
-        while Instant::now() < deadline && matches!(self.child.try_wait(), Ok(None)) {
-            thread::sleep(Duration::from_millis(20));
-        }
-        let _killed = self.child.kill();
-        let _ended = self.child.wait();
-    }
-}
-
-/// Returns the name of an installed Chromium.
-fn program() -> Option<&'static str> {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let is_installed = |name: &&&str| std::env::split_paths(&path).any(|folder| folder.join(name).is_file());
-    let found = NAMES.iter().find(is_installed).copied();
-    if found.is_none() {
-        let required = std::env::var("PIPEWRIGHT_REQUIRE_CHROMIUM").is_ok_and(|value| value == "1");
-        assert!(!required, "none of {NAMES:?} is installed; install chromium");
-        // The test harness hides what `eprintln!` prints of a test that passes.
-        let _said = writeln!(std::io::stderr(), "SKIPPED: no Chromium to open the page in; install chromium");
-    }
-    found
-}
-
-/// Starts Chromium. A shell sets its pipes to descriptors 3 and 4, because `Command` cannot do that.
-fn start(program: &str, profile: &Path) -> Child {
-    let script = "exec \"$@\" 3<&0 4>&1 </dev/null >/dev/null";
-    Command::new("sh")
-        .args(["-c", script, "sh", program, "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic"])
-        .args(["--no-first-run", "--disable-background-networking", "--disable-component-update"])
-        .args([
-            "--disable-sync",
-            "--disable-dev-shm-usage",
-            "--force-color-profile=srgb",
-            "--remote-debugging-pipe",
-        ])
-        .arg(format!("--user-data-dir={}", profile.display()))
-        .arg("about:blank")
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::null())
-        .spawn()
-        .expect("a shell starts")
-}
-
-/// Reads messages on a separate thread, so that waiting for a message can have a deadline.
-fn listen(from: ChildStdout) -> Receiver<Value> {
-    let (sender, receiver) = channel();
-    thread::spawn(move || {
-        for message in BufReader::new(from).split(0).map_while(Result::ok) {
-            let Ok(message) = serde_json::from_slice(&message) else { return };
-            if sender.send(message).is_err() {
-                return;
-            }
-        }
-    });
-    receiver
 }

@@ -5,6 +5,7 @@
 //! sets `PIPEWRIGHT_REQUIRE_CHROMIUM=1`, so that they fail instead.
 
 mod book;
+mod chromium;
 mod browser;
 mod made;
 mod causes;

@@ -36,7 +36,7 @@ fn sweep(browser: &mut Browser) -> Vec<[f64; 3]> {
 
 /// Checks the times of a page that shows at least this number of actions.
 fn check(name: &str, made: &Made, actions: f64) {
-    let Some(mut browser) = Browser::open(&made.path(), 1400, 800) else { return };
+    let Some(mut browser) = Browser::open_alone(&made.path(), 1400, 800) else { return };
     let shown = browser.number("ranks.reduce((sum, { cells }) => sum + cells.start.length, 0)");
     assert!(shown >= actions, "{name} shows {shown} actions");
     // During the first sweep the browser compiles the page's script, so its times do not count.
