@@ -1,4 +1,5 @@
-//! Predicts the steps of published training runs on clusters, and compares them with what was measured.
+//! Predicts the steps of published training runs on clusters, compares them with what was measured, and names the
+//! plans that the search would have chosen instead.
 //!
 //! The predictions come from data sheets and shapes, so this bench measures nothing on the machine at hand.
 
@@ -31,7 +32,7 @@ const RUNS: &str = include_str!("../../crates/pipewright-cluster/tests/cluster/r
 pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
     let text = options.file.as_deref().map_or_else(|| Ok(RUNS.to_owned()), read)?;
     let published = published::read(&text).map_err(|error| with_causes(&error))?;
-    let comparison = comparison::compare(&published).map_err(|error| with_causes(&error))?;
+    let comparison = comparison::compare_with_plans(&published).map_err(|error| with_causes(&error))?;
     match options.format {
         Format::Table => print!("{}", comparison.to_markdown()),
         Format::Json => println!("{}", serde_json::to_string_pretty(&comparison)?),

@@ -1,6 +1,6 @@
 //! The time of collectives among ranks of a group.
 //!
-//! **Algorithms.** A gather gives each rank of `n` a whole tensor of `b` bytes, of which it has a share. A
+//! **Algorithms.** A tensor of `b` bytes is divided among `n` ranks. A gather gives all of it to each rank. A
 //! reduction to shards takes as long. A reduction to all is a reduction to shards and a gather, or a switch
 //! does it. With the latency `a` of a message and the bandwidth `w`:
 //!
@@ -8,13 +8,12 @@
 //! |---|---|---|
 //! | ring | `(n - 1) a + b (n - 1) / (n w)` | twice |
 //! | tree (recursive doubling) | `ceil(log2 n) a + b (n - 1) / (0.92 n w)` | twice |
-//! | switch that forwards | `a + b (n - 1) / (n w)` | twice |
-//! | switch that reduces | as one that forwards | `2 a + b (n + 1) / (n w)` |
+//! | tree through a switch | `ceil(log2 n) a + b (n - 1) / (n w)` | twice |
+//! | switch that reduces | as a tree through a switch | `2 a + b (n + 1) / (n w)` |
 //!
 //! A tree sends to distant ranks, and reaches 0.92 of the bandwidth of a ring (the factor of NCCL's tuning
-//! for large messages). A switch connects all GPUs of a node, so each rank sends to all others at once. A
-//! switch that reduces adds the tensors of all ranks on their way (NVLink SHARP). The fastest algorithm
-//! counts.
+//! for large messages). A switch connects all GPUs of a node, so no rank is distant. A switch that reduces adds
+//! the tensors of all ranks on their way (NVLink SHARP). The fastest algorithm counts.
 //!
 //! If a group has several ranks in each node, its rings enter and leave the node through the links of all of
 //! them, so the bandwidth between nodes is multiplied by their number, up to the bandwidth inside the node (as
@@ -62,9 +61,8 @@ impl Group {
         let ranks = f64::from(self.ranks);
         let (hop, transfer) = (self.hop(machine), bytes * (ranks - 1.0) / ranks / self.bandwidth(machine));
         let ring = (ranks - 1.0) * hop + transfer;
-        let tree = ranks.log2().ceil() * hop + transfer / TREE_SHARE;
-        let fastest = ring.min(tree);
-        if self.has_switch(machine) { fastest.min(hop + transfer) } else { fastest }
+        let tree_share = if self.has_switch(machine) { 1.0 } else { TREE_SHARE };
+        ring.min(ranks.log2().ceil() * hop + transfer / tree_share)
     }
 
     /// Returns the seconds in which a tensor of `bytes` is summed over all ranks.
@@ -93,6 +91,23 @@ impl Group {
         // A rank posts all its messages at once. Without a switch, they pass the ranks between.
         let hops = if self.has_switch(machine) { 1.0 } else { ranks.log2().ceil() };
         inside.max(outside) / machine.constants.link + hops * self.hop(machine)
+    }
+
+    /// Returns the seconds in which the tokens of a rank, of `bytes` in total, reach their experts or come back.
+    /// Each token has `copies` experts, which are spread evenly. Inside a node, each copy is sent by itself. A
+    /// token is sent once to each other node that has one of its experts, and is copied there (as DeepEP does).
+    /// With `n` nodes, it reaches `n (1 - (1 - 1 / n)^copies)` of them on average.
+    pub fn dispatch(&self, machine: &Machine, bytes: f64, copies: f64) -> f64 {
+        if self.ranks <= 1 || self.is_inside_node(machine) {
+            return self.all_to_all(machine, bytes * copies);
+        }
+        let near = f64::from(self.ranks_per_node(machine));
+        let nodes = f64::from(self.ranks) / near;
+        let reached = nodes * (1.0 - (1.0 - 1.0 / nodes).powf(copies));
+        let outside = bytes * reached * (nodes - 1.0) / nodes / machine.network_bandwidth;
+        let inside = bytes * copies * (near - 1.0) / near / machine.node_bandwidth;
+        let latency = machine.network_latency + machine.node_latency;
+        inside.max(outside) / machine.constants.link + latency
     }
 
     /// Returns the seconds in which each rank passes tensors of `bytes` to its neighbour in a ring, `steps`

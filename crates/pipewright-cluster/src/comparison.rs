@@ -5,9 +5,11 @@ use std::fmt::Write as _;
 
 use serde::Serialize;
 
+pub use crate::chosen::Chosen;
 use crate::pipeline::Programs;
 use crate::predict::{PredictError, Prediction, predict};
 use crate::published::{Published, Run};
+use crate::search::SearchError;
 use crate::setting::Setting;
 
 /// All rows and their errors.
@@ -19,6 +21,8 @@ pub struct Comparison {
     pub mean_error: f64,
     /// The largest error without its sign, as a share.
     pub largest_error: f64,
+    /// The errors of other models of costs over a source of the rows, as their authors publish them.
+    pub other_models: Vec<OtherModel>,
     /// The keys of the file that no prediction uses, with their places. They are only in the table.
     #[serde(skip)]
     pub remarks: Vec<String>,
@@ -39,10 +43,38 @@ pub struct Row {
     pub error: f64,
     /// The predicted memory of the rank that needs most, in GiB.
     pub predicted_memory_gib: f64,
+    /// The plan that the search chooses instead; `None` if nothing was searched or no plan fits.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub chosen: Option<Chosen>,
     /// Facts that are only in the table.
     #[serde(skip)]
     pub details: Details,
 }
+
+/// The errors of another model of costs.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct OtherModel {
+    /// Its name and where its errors are published.
+    pub name: &'static str,
+    /// The source of the runs, as the start of the source of a row.
+    pub source: &'static str,
+    /// The number of runs.
+    pub rows: usize,
+    /// The mean error, as a share.
+    pub mean_error: f64,
+    /// The largest error, as a share.
+    pub largest_error: f64,
+}
+
+/// The errors that authors of other models publish. Calculon's efficiencies are fitted to the machine of these
+/// runs. Its paper has the mean and the largest error; the files of published runs have four of the eight runs.
+const OTHER_MODELS: [OtherModel; 1] = [OtherModel {
+    name: "Calculon (SC 2023)",
+    source: "arXiv 2205.05198",
+    rows: 8,
+    mean_error: 0.0365,
+    largest_error: 0.089,
+}];
 
 /// A row's facts that are only in the table.
 #[derive(Debug, Clone, PartialEq)]
@@ -63,10 +95,22 @@ pub struct ComparisonError {
     pub model: String,
     /// Why.
     #[source]
-    pub error: Box<PredictError>,
+    pub error: Box<CompareError>,
+}
+
+/// Why a run cannot be predicted.
+#[derive(Clone, PartialEq, thiserror::Error)]
+pub enum CompareError {
+    /// Its configuration cannot be predicted.
+    #[error(transparent)]
+    Predict(#[from] PredictError),
+    /// No plan can be searched.
+    #[error(transparent)]
+    Search(#[from] SearchError),
 }
 
 pipewright_schedule::message_as_debug!(ComparisonError);
+pipewright_schedule::message_as_debug!(CompareError);
 
 const GIB: f64 = 1_073_741_824.0;
 
@@ -82,12 +126,29 @@ pub fn compare(published: &Published) -> Result<Comparison, ComparisonError> {
         let prediction = prediction.map_err(|error| ComparisonError {
             number: index + 1,
             model: run.model.name.clone(),
-            error: Box::new(error),
+            error: Box::new(error.into()),
         })?;
         Ok(Row::of(run, prediction))
     };
     let rows = published.runs.iter().enumerate().map(row).collect::<Result<Vec<_>, _>>()?;
     Ok(Comparison::of(rows, published.remarks.clone()))
+}
+
+/// Like [`compare`], with the plan that the search chooses instead of each run.
+///
+/// # Errors
+/// Like [`compare`], and when a run cannot be searched for another reason than its memory.
+pub fn compare_with_plans(published: &Published) -> Result<Comparison, ComparisonError> {
+    let mut comparison = compare(published)?;
+    for (index, (run, row)) in published.runs.iter().zip(&mut comparison.rows).enumerate() {
+        let at = |error| ComparisonError {
+            number: index + 1,
+            model: run.model.name.clone(),
+            error: Box::new(CompareError::Search(error)),
+        };
+        row.chosen = Chosen::instead_of(run, row.predicted_step_s).map_err(at)?;
+    }
+    Ok(comparison)
 }
 
 impl Row {
@@ -99,6 +160,7 @@ impl Row {
             measured_step_s: run.step_seconds,
             error: prediction.seconds / run.step_seconds - 1.0,
             predicted_memory_gib: prediction.peak_memory() / GIB,
+            chosen: None,
             details: Details { measured_memory_gib: run.memory_gib, prediction },
         }
     }
@@ -124,18 +186,21 @@ fn errors<'a>(rows: impl Iterator<Item = &'a Row>) -> SourceErrors {
 impl Comparison {
     fn of(rows: Vec<Row>, remarks: Vec<String>) -> Self {
         let SourceErrors { mean, largest, .. } = errors(rows.iter());
-        Self { rows, mean_error: mean, largest_error: largest, remarks }
+        let is_of = |other: &OtherModel| rows.iter().any(|row| row.source.starts_with(other.source));
+        let other_models = OTHER_MODELS.into_iter().filter(is_of).collect();
+        Self { rows, mean_error: mean, largest_error: largest, other_models, remarks }
     }
 
     /// Returns the errors of each source.
     pub fn by_source(&self) -> BTreeMap<&str, SourceErrors> {
         let sources: std::collections::BTreeSet<&str> =
             self.rows.iter().map(|row| row.source.as_str()).collect();
-        let of_source = |source| errors(self.rows.iter().filter(|row| row.source == source));
-        sources.into_iter().map(|source| (source, of_source(source))).collect()
+        let source_errors = |source| errors(self.rows.iter().filter(|row| row.source == source));
+        sources.into_iter().map(|source| (source, source_errors(source))).collect()
     }
 
-    /// Returns the table in Markdown: all rows, then the errors of each source, then the keys that are not used.
+    /// Returns the table in Markdown: all rows, the errors of each source, the plans that were
+    /// searched, and the keys that are not used.
     pub fn to_markdown(&self) -> String {
         let mut text = String::from(
             "| model | source | predicted s | measured s | error | memory GiB | products | attention | elementwise | tensor | experts | context | data | bubble | optimizer |\n\
@@ -148,8 +213,36 @@ impl Comparison {
             let SourceErrors { rows, mean, largest } = errors;
             let _ = writeln!(text, "| {source} | {rows} | {:.1}% | {:.1}% |", mean * 100.0, largest * 100.0);
         }
+        for OtherModel { name, source, rows, mean_error, largest_error } in &self.other_models {
+            let (mean, largest) = (mean_error * 100.0, largest_error * 100.0);
+            let _ = writeln!(
+                text,
+                "| for comparison, {name} on {source} | {rows} | {mean:.1}% | {largest:.1}% |"
+            );
+        }
+        text.push_str(&self.plans_to_markdown());
         if !self.remarks.is_empty() {
             let _ = writeln!(text, "\nNot used: {}.", self.remarks.join(", "));
+        }
+        text
+    }
+}
+
+impl Comparison {
+    /// The table of the plans that the search chooses; empty if nothing was searched.
+    fn plans_to_markdown(&self) -> String {
+        if self.rows.iter().all(|row| row.chosen.is_none()) {
+            return String::new();
+        }
+        let mut text = String::from(
+            "\n| model | source | chosen mesh | schedule | microbatch | recomputed | divided by replicas | predicted s | gain |\n\
+             |---|---|---|---|---|---|---|---|---|\n",
+        );
+        for Row { model, source, chosen, .. } in &self.rows {
+            let _ = match chosen {
+                Some(chosen) => writeln!(text, "| {model} | {source} | {} |", chosen.cells()),
+                None => writeln!(text, "| {model} | {source} | no plan fits | | | | | | |"),
+            };
         }
         text
     }

@@ -64,7 +64,7 @@ impl Parameters {
         self.shared + self.experts
     }
 
-    /// Returns the parameters of which a rank keeps the state if the ranks that have the same ones divide it.
+    /// Returns the parameters that a rank updates if the ranks with the same parameters divide them.
     pub fn shard(&self, layout: &Layout) -> f64 {
         self.shared / f64::from(layout.replicas()) + self.experts / f64::from(layout.expert_replicas())
     }

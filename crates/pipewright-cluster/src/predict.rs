@@ -7,7 +7,6 @@ use crate::collective::Group;
 use crate::layout::{LayoutError, Sharding};
 use crate::machine::Machine;
 use crate::memory::{Parameters, RankMemory, logits, state};
-use crate::operations::AttentionCount;
 use crate::parts::Parts;
 use crate::pipeline::{PipelineCosts, PipelineError, PipelineRun, Programs};
 use crate::setting::Setting;
@@ -105,8 +104,6 @@ pub(crate) fn predict_with(
     parts.data = data;
     let seconds = run.makespan + data + optimizer;
     let tokens_per_gpu = layout.step_tokens() / seconds / f64::from(layout.gpus);
-    let sequence = u64::from(layout.sequence);
-    let operations = setting.model.operations_per_token(sequence, AttentionCount::Causal);
     Ok(Prediction {
         seconds,
         parts,
@@ -116,7 +113,7 @@ pub(crate) fn predict_with(
         blocks: cut.iter().map(ExactSizeIterator::len).collect(),
         memory: memory(setting, units, &ranks, &run, stages.len() - 1),
         tokens_per_gpu,
-        operations_per_gpu: operations * tokens_per_gpu,
+        operations_per_gpu: units.operations * tokens_per_gpu,
     })
 }
 

@@ -45,7 +45,7 @@ impl Product {
         self.grouped_seconds(1.0, machine, precision)
     }
 
-    /// Returns the seconds of `groups` such products that run at the same time, as those of experts do. They
+    /// Returns the seconds of `groups` such products that run at the same time, as products of experts do. They
     /// fill waves together. If there are several, each pads its rows to tiles, by half a tile on average.
     pub fn grouped_seconds(&self, groups: f64, machine: &Machine, precision: Precision) -> f64 {
         let bytes = match precision {

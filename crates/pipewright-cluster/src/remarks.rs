@@ -23,13 +23,13 @@ pub(crate) struct Plain {
 pub(crate) fn without_remarks(text: &str) -> Plain {
     let mut found = Vec::new();
     if let Ok(file) = DeTable::parse(text) {
-        of_table("", "the file", file.get_ref(), &mut found);
+        add_remarks("", "the file", file.get_ref(), &mut found);
         for (name, value) in file.get_ref() {
             let DeValue::Array(tables) = value.get_ref() else { continue };
             for (index, table) in tables.iter().enumerate() {
                 let DeValue::Table(table) = table.get_ref() else { continue };
                 let name: &str = name.get_ref();
-                of_table(name, &format!("{name} {}", index + 1), table, &mut found);
+                add_remarks(name, &format!("{name} {}", index + 1), table, &mut found);
             }
         }
     }
@@ -44,7 +44,7 @@ pub(crate) fn without_remarks(text: &str) -> Plain {
 }
 
 /// Adds the remarks of the table `name` at `place`.
-fn of_table(name: &str, place: &str, table: &DeTable<'_>, found: &mut Vec<(Range<usize>, String)>) {
+fn add_remarks(name: &str, place: &str, table: &DeTable<'_>, found: &mut Vec<(Range<usize>, String)>) {
     for (key, value) in table {
         let word: &str = key.get_ref();
         let is_remark = REMARKS.contains(&word) || REMARKS_OF_TABLE.contains(&(name, word));

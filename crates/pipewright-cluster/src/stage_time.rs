@@ -229,13 +229,12 @@ impl Setting<'_> {
         overlapping.min(weights)
     }
 
-    /// The seconds in which tokens are sent to the ranks of their experts and back: each token once for each
-    /// of its experts.
+    /// The seconds in which tokens are sent to the ranks of their experts and back.
     fn expert_communication(&self, block: &Block) -> f64 {
         let FeedForward::Experts(experts) = block.feed_forward else { return 0.0 };
         let group = Group { ranks: self.layout.expert, stride: self.layout.expert_tensor };
-        let bytes = self.hidden_bytes() * experts.per_token as f64 / self.layout.sequence_division();
-        2.0 * group.all_to_all(self.machine, bytes)
+        let bytes = self.hidden_bytes() / self.layout.sequence_division();
+        2.0 * group.dispatch(self.machine, bytes, experts.per_token as f64)
     }
 
     /// The seconds in which the ranks of a sequence exchange what a mixer needs of other tokens. Keys and

@@ -10,6 +10,7 @@ use crate::memory::{
     Parameters, block_activations, block_parameters, block_stash, predictor_parameters, table_parameters,
     whole_block_activations,
 };
+use crate::operations::AttentionCount;
 use crate::setting::Setting;
 use crate::stage_time::StageTime;
 
@@ -44,11 +45,13 @@ pub(crate) struct Units {
     head: Unit,
     tied: bool,
     /// The parameters of the embedding's table.
-    table: f64,
+    pub(crate) table: f64,
     /// The parameters of the largest block.
     pub(crate) largest_block: Parameters,
     /// The most bytes that a block computes again at once.
     pub(crate) again: f64,
+    /// The operations of the model in a step, per token, with the pairs of attention that are used.
+    pub(crate) operations: f64,
 }
 
 impl Units {
@@ -69,6 +72,7 @@ impl Units {
             table,
             largest_block: Parameters::default(),
             again: 0.0,
+            operations: model.operations_per_token(u64::from(layout.sequence), AttentionCount::Causal),
         };
         let mut blocks = Vec::new();
         for block in &model.blocks {
@@ -140,9 +144,11 @@ impl Units {
         cut.iter().enumerate().map(stage).collect()
     }
 
-    /// Returns the seconds of one microbatch in all parts of the model.
-    pub(crate) fn seconds(&self) -> f64 {
-        let blocks: f64 = self.kind_of.iter().map(|&kind| self.kinds[kind].time.total()).sum();
-        blocks + self.embedding.time.total() + self.head.time.total()
+    /// Returns the costs of all parts of the model.
+    pub(crate) fn total(&self) -> Unit {
+        let mut sum = self.embedding;
+        self.kind_of.iter().for_each(|&kind| sum += self.kinds[kind]);
+        sum += self.head;
+        sum
     }
 }

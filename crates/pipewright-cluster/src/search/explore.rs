@@ -3,6 +3,7 @@
 use pipewright_schedule::generate::find;
 
 use crate::layout::{Cut, Layout, Recompute, Sharding};
+use crate::memory::{Parameters, state};
 use crate::pipeline::Programs;
 use crate::predict::{Prediction, predict_with};
 use crate::search::bound::lower_bound;
@@ -11,13 +12,15 @@ use crate::search::found::{ClusterPlan, Found};
 use crate::search::request::Request;
 use crate::search::{schedules, space};
 use crate::setting::Setting;
-use crate::units::Units;
+use crate::units::{Unit, Units};
 
-/// Candidates are kept up to this multiple of the fastest estimate.
+/// Candidates are kept up to this multiple of the fastest estimate, if several plans are sought.
 const KEPT: f64 = 1.4;
-/// The share of its estimate that a simulated step takes at least. The closed form of 1F1B is within a few
-/// percent of its simulation.
-const OPTIMISM: f64 = 0.95;
+/// The same if one plan is sought.
+const KEPT_FOR_ONE: f64 = 1.1;
+/// The share of its estimate that a simulated step takes at least. The closed form of 1F1B is within a percent
+/// of its simulation, unless the stages differ much from each other.
+const OPTIMISM: f64 = 0.98;
 /// The most computations of a pipeline that the search simulates. 1F1B has a closed form above.
 const MOST_COMPUTATIONS: u64 = 1 << 17;
 
@@ -35,12 +38,20 @@ pub fn search(request: &Request) -> Result<Found, SearchError> {
     let mut exploration = Exploration {
         request,
         limit: request.memory_limit(),
+        kept: if request.plans == 1 { KEPT_FOR_ONE } else { KEPT },
+        skips_large: true,
         candidates: Vec::new(),
         fastest: f64::INFINITY,
         least: None,
         estimated: 0,
     };
-    space::shapes(request).iter().for_each(|shape| exploration.add_shape(shape));
+    let shapes = space::shapes(request);
+    shapes.iter().for_each(|shape| exploration.add_shape(shape));
+    if exploration.candidates.is_empty() {
+        // All layouts are estimated, to find the one that needs least memory.
+        exploration.skips_large = false;
+        shapes.iter().for_each(|shape| exploration.add_shape(shape));
+    }
     if exploration.estimated == 0 {
         return Err(nothing_to_estimate(request));
     }
@@ -61,6 +72,23 @@ fn nothing_to_estimate(request: &Request) -> SearchError {
     }
 }
 
+/// The costs that layouts share which differ only in their pipelines and replicas.
+struct Shared {
+    recompute: Recompute,
+    units: Units,
+    total: Unit,
+}
+
+/// Returns bytes that the largest rank needs at least: the state of the mean rank, and the activations that it
+/// holds by its schedule.
+fn least_bytes(layout: &Layout, units: &Units, total: &Unit) -> f64 {
+    let ranks = f64::from(layout.pipeline);
+    // A tied table may count once only.
+    let parameters = Parameters { shared: total.parameters.shared - units.table, ..total.parameters };
+    let state = state(parameters * (1.0 / ranks), units.largest_block, layout).state();
+    state + total.activation / ranks * schedules::held(layout)
+}
+
 /// A layout that fits by its estimate.
 struct Candidate {
     layout: Layout,
@@ -72,6 +100,10 @@ struct Candidate {
 struct Exploration<'a> {
     request: &'a Request,
     limit: f64,
+    /// The multiple of the fastest estimate up to which candidates are kept.
+    kept: f64,
+    /// Whether layouts are skipped whose mean rank does not fit.
+    skips_large: bool,
     candidates: Vec<Candidate>,
     /// The fastest estimate.
     fastest: f64,
@@ -79,7 +111,7 @@ struct Exploration<'a> {
     estimated: usize,
 }
 
-/// What distinguishes plans that are returned.
+/// The sizes and the schedule in which plans that are returned differ.
 type Kind<'a> = (u32, u32, u32, u32, &'a str);
 
 fn kind(layout: &Layout) -> Kind<'_> {
@@ -103,11 +135,11 @@ impl<'a> Exploration<'a> {
         let with = |recompute| {
             let layout = Layout { recompute, ..shape.clone() };
             let units = Units::of(&self.setting(&layout));
-            (recompute, units)
+            Shared { recompute, total: units.total(), units }
         };
         // From the fastest and largest to the slowest and smallest.
         let all = [Recompute::None, Recompute::Selective, Recompute::Full];
-        let recomputes: Vec<(Recompute, Units)> = all
+        let recomputes: Vec<Shared> = all
             .into_iter()
             .filter(|&one| self.request.fixed.recompute.is_none_or(|fixed| fixed == one))
             .map(with)
@@ -118,7 +150,7 @@ impl<'a> Exploration<'a> {
             for choice in schedules::choices(pipeline, blocks, fixed.schedule.as_deref(), fixed.chunks) {
                 let layout =
                     Layout { pipeline, chunks: choice.chunks, schedule: choice.schedule, ..shape.clone() };
-                if schedules::has_size(&layout) && layout.check(model).is_ok() {
+                if schedules::has_size(&layout) {
                     self.add_pipeline(layout, &recomputes);
                 }
             }
@@ -126,16 +158,19 @@ impl<'a> Exploration<'a> {
     }
 
     /// Estimates a pipeline with each recomputation and sharding, until one fits that is the fastest.
-    fn add_pipeline(&mut self, mut layout: Layout, recomputes: &[(Recompute, Units)]) {
+    fn add_pipeline(&mut self, mut layout: Layout, recomputes: &[Shared]) {
         let shardings = self.shardings(&layout);
-        for (recompute, units) in recomputes {
+        for Shared { recompute, units, total } in recomputes {
             layout.recompute = *recompute;
-            let work = f64::from(layout.microbatches()) * units.seconds() / f64::from(layout.pipeline);
-            if work > self.fastest * KEPT {
+            let work = f64::from(layout.microbatches()) * total.time.total() / f64::from(layout.pipeline);
+            if work > self.fastest * self.kept || layout.check(&self.request.model).is_err() {
                 return;
             }
             for (index, &sharding) in shardings.iter().enumerate() {
                 layout.sharding = sharding;
+                if self.skips_large && least_bytes(&layout, units, total) > self.limit {
+                    continue;
+                }
                 // A later sharding needs less memory and more time.
                 if self.estimate(&layout, units) && index == 0 {
                     return;
@@ -159,7 +194,7 @@ impl<'a> Exploration<'a> {
         self.estimated += 1;
         let Ok(estimate) = estimate else { return false };
         let fits = self.fits(layout, &estimate);
-        if fits && estimate.seconds <= self.fastest * KEPT {
+        if fits && estimate.seconds <= self.fastest * self.kept {
             self.fastest = self.fastest.min(estimate.seconds);
             self.candidates.push(Candidate { layout: layout.clone(), seconds: estimate.seconds });
         }

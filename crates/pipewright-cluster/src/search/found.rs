@@ -38,7 +38,7 @@ pub struct ClusterPlan {
     pub mfu: f64,
     /// The predicted seconds divided by [`Found::bound_seconds`], minus 1.
     pub gap: f64,
-    /// What the training takes, if the request has a goal.
+    /// The time and the energy of the training, if the request has a goal.
     pub goal: Option<Goal>,
 }
 
@@ -46,11 +46,11 @@ pub struct ClusterPlan {
 /// computation does not hide it.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Shares {
-    /// Products with matrices of parameters, without those that are computed again.
+    /// Products with matrices of parameters, without products that are computed again.
     pub products: f64,
-    /// Scores, softmax and weighted values, or scans, without those that are computed again.
+    /// Scores, softmax and weighted values, or scans, unless they are computed again.
     pub attention: f64,
-    /// Norms, activations, residual sums, casts and the loss, without those that are computed again.
+    /// Norms, activations, residual sums, casts and the loss, unless they are computed again.
     pub elementwise: f64,
     /// Collectives of tensor groups.
     pub tensor: f64,
@@ -68,7 +68,7 @@ pub struct Shares {
     pub optimizer: f64,
 }
 
-/// What a training of a number of tokens takes.
+/// The time and the energy of a training.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Goal {
     /// The tokens.

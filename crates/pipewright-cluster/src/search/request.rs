@@ -100,7 +100,7 @@ impl Request {
     }
 
     /// Makes a request for the model, the machine and the batch of a published run, that fixes nothing.
-    pub fn of_run(run: &Run) -> Self {
+    pub fn for_run(run: &Run) -> Self {
         let Layout { gpus, batch, sequence, precision, scores, kernels, .. } = run.layout;
         let request = Self::new(run.model.clone(), run.machine.clone(), gpus, batch, sequence, precision);
         Self { scores, kernels, ..request }

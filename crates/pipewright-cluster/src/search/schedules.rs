@@ -2,8 +2,11 @@
 //!
 //! A schedule that defers gradients of weights fills the time in which 1F1B waits for gradients. Its estimate
 //! is the work of the busiest rank and the way of the first microbatch to the last rank, which no schedule
-//! avoids. This is at most the simulated time, so that a good candidate is not missed; the simulation decides.
+//! avoids; ZB-H1 also waits `(p - 1) (I - W)` if gradients of inputs take longer than gradients of weights (arXiv
+//! 2401.10241, table 2). This is at most the simulated time, so that a good candidate is not missed. The
+//! simulation decides.
 
+use pipewright_schedule::costs::StageCosts;
 use pipewright_schedule::generate::{StageRule, find};
 
 use crate::layout::Layout;
@@ -24,7 +27,7 @@ pub(super) struct Choice {
 pub(super) fn choices(ranks: u32, blocks: u32, schedule: Option<&str>, chunks: Option<u32>) -> Vec<Choice> {
     let most = blocks / ranks.max(1);
     let is_possible = |count: u32| chunks.is_none_or(|fixed| fixed == count) && count <= most.max(1);
-    let of_rule = |name: &str| match find(name).map(|generator| generator.stages) {
+    let chunk_counts = |name: &str| match find(name).map(|generator| generator.stages) {
         Ok(StageRule::One) => vec![1],
         Ok(StageRule::TwoLoops | StageRule::V) => vec![2],
         Ok(StageRule::Vs) => {
@@ -34,7 +37,7 @@ pub(super) fn choices(ranks: u32, blocks: u32, schedule: Option<&str>, chunks: O
         Err(_) => Vec::new(),
     };
     let named = |name: &str| {
-        let counts = of_rule(name).into_iter().filter(|&count| is_possible(count));
+        let counts = chunk_counts(name).into_iter().filter(|&count| is_possible(count));
         counts.map(|chunks| Choice { schedule: Some(name.to_owned()), chunks }).collect::<Vec<_>>()
     };
     match schedule {
@@ -76,8 +79,20 @@ pub(super) fn has_size(layout: &Layout) -> bool {
     !in_rounds || microbatches.is_multiple_of((microbatches / ranks.max(1)).max(1))
 }
 
-/// Returns the run of a layout's schedule without a simulation. Bytes of activations are those of 1F1B,
-/// except for schedules that need fewer.
+/// Returns the microbatches whose activations a rank holds at least, on average over its chunks: as many as the
+/// first rank of 1F1B, half of them for V-Half, and none for schedules that are not known here.
+pub(super) fn held(layout: &Layout) -> f64 {
+    let of_1f1b = f64::from(layout.pipeline.min(layout.microbatches()));
+    match layout.schedule.as_deref() {
+        None => of_1f1b,
+        Some("v-half") => of_1f1b / 2.0,
+        Some(name) if SPLIT.contains(&name) => of_1f1b,
+        Some(_) => 0.0,
+    }
+}
+
+/// Returns the run of a layout's schedule without a simulation. [`held`] gives its activations, unless the
+/// schedule has a closed form.
 pub(super) fn estimate(layout: &Layout, costs: &PipelineCosts) -> PipelineRun {
     let mut run = closed_form(layout, costs);
     if layout.schedule.is_none() {
@@ -96,15 +111,19 @@ pub(super) fn estimate(layout: &Layout, costs: &PipelineCosts) -> PipelineRun {
     let microbatches = f64::from(layout.microbatches());
     let seconds = |stage: &usize| {
         let stage = &costs.stages[*stage];
-        stage.forward + stage.backward
+        stage.forward + stage.input_backward + stage.weight_backward
     };
     let busiest = run.stages_of_rank.iter().map(|stages| stages.iter().map(seconds).sum::<f64>());
-    let fill: f64 = costs.stages.iter().take(ranks - 1).map(|stage| stage.forward).sum();
+    let is_h1 = matches!(layout.schedule_name(), "zb-h1" | "interleaved-zb-h1");
+    let waits = |stage: &StageCosts| {
+        let gradients = if is_h1 { stage.input_backward - stage.weight_backward } else { 0.0 };
+        stage.forward + gradients.max(0.0)
+    };
+    let fill: f64 = costs.stages.iter().take(ranks - 1).map(waits).sum();
     run.makespan = microbatches * busiest.fold(0.0, f64::max) + fill;
     for (bytes, stages) in run.activations.iter_mut().zip(&run.stages_of_rank) {
         let all: u64 = stages.iter().map(|&stage| costs.sizes[stage].activation).sum();
-        let in_flight = (layout.pipeline / 2).min(layout.microbatches());
-        *bytes = all.saturating_mul(u64::from(in_flight.max(1)));
+        *bytes = (all as f64 * held(layout)) as u64;
     }
     run
 }

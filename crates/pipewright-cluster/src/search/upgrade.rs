@@ -1,4 +1,4 @@
-//! What more hardware would buy: the predicted step with twice the nodes, more memory, or a faster network.
+//! The gain of more hardware: the predicted step with twice the nodes, more memory, or a faster network.
 
 use crate::pipeline::Programs;
 use crate::predict::predict;

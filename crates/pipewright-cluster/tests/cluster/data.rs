@@ -1,6 +1,8 @@
 //! The published runs, and settings made from them.
 
-use pipewright_cluster::comparison::{Comparison, compare};
+use std::sync::LazyLock;
+
+use pipewright_cluster::comparison::{Comparison, compare, compare_with_plans};
 use pipewright_cluster::pipeline::Programs;
 use pipewright_cluster::predict::{Prediction, predict};
 use pipewright_cluster::published::{Published, Run, read};
@@ -13,6 +15,11 @@ pub(crate) const RUNS: &str = include_str!("runs.toml");
 pub(crate) fn published() -> Published {
     read(RUNS).expect("the published runs")
 }
+
+/// The published runs next to their predictions and the plans that the search chooses. They take seconds, so
+/// that tests share them.
+pub(crate) static WITH_PLANS: LazyLock<Comparison> =
+    LazyLock::new(|| compare_with_plans(&published()).expect("predictions"));
 
 /// The published runs next to their predictions.
 pub(crate) fn comparison() -> Comparison {

@@ -9,4 +9,5 @@ mod operations;
 mod pipelines;
 mod properties;
 mod published;
+mod scaling;
 mod search;

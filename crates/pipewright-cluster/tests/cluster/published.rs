@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::data::comparison;
+use crate::data::{WITH_PLANS, comparison};
 
 #[test]
 fn step_times_are_near_the_published_ones() {
@@ -27,16 +27,30 @@ fn errors_are_means_of_the_rows_and_of_each_source() {
 }
 
 #[test]
-fn json_has_exactly_these_keys() {
+fn json_has_these_keys() {
     let json = serde_json::to_value(comparison()).expect("JSON");
     let keys = |value: &Value| value.as_object().expect("an object").keys().cloned().collect::<Vec<_>>();
-    assert_eq!(keys(&json), ["largest_error", "mean_error", "rows"]);
+    assert_eq!(keys(&json), ["largest_error", "mean_error", "other_models", "rows"]);
     let row = &json["rows"][0];
     let expected =
         ["error", "measured_step_s", "model", "predicted_memory_gib", "predicted_step_s", "source"];
     assert_eq!(keys(row), expected);
     let ratio = row["predicted_step_s"].as_f64().unwrap() / row["measured_step_s"].as_f64().unwrap();
     assert!((ratio - 1.0 - row["error"].as_f64().unwrap()).abs() < 1e-12);
+}
+
+#[test]
+fn json_of_plans_has_the_mesh_and_the_gain() {
+    let json = serde_json::to_value(&*WITH_PLANS).expect("JSON");
+    let chosen = &json["rows"][0]["chosen"];
+    for key in ["tp", "pp", "dp", "cp", "ep", "vp", "mbs", "predicted_step_s", "gain"] {
+        assert!(chosen[key].is_number(), "{key}: {chosen}");
+    }
+    for key in ["schedule", "recompute", "data_parallel"] {
+        assert!(chosen[key].is_string(), "{key}: {chosen}");
+    }
+    let calculon = &json["other_models"][0];
+    assert_eq!((calculon["rows"].as_u64(), calculon["mean_error"].as_f64()), (Some(8), Some(0.0365)));
 }
 
 #[test]
@@ -52,6 +66,6 @@ fn parts_of_a_step_sum_to_it() {
 #[test]
 fn the_page_of_the_book_has_the_table() {
     let page = include_str!("../../../../docs/published-runs.md");
-    let table = comparison().to_markdown();
+    let table = WITH_PLANS.to_markdown();
     assert!(page.contains(table.trim_end()), "docs/published-runs.md lacks\n{table}");
 }

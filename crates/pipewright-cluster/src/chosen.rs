@@ -1,0 +1,95 @@
+//! The plan that the search chooses instead of a published run.
+
+use std::fmt::Write as _;
+
+use serde::Serialize;
+
+use crate::layout::Layout;
+use crate::published::Run;
+use crate::search::{Request, SearchError, search};
+
+/// The simulations of each search.
+const SIMULATIONS: usize = 40;
+
+/// The plan that the search chooses for the model, the machine and the batch of a row.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Chosen {
+    /// The ranks of a tensor group.
+    pub tp: u32,
+    /// The ranks of a pipeline.
+    pub pp: u32,
+    /// The replicas.
+    pub dp: u32,
+    /// The ranks that divide each sequence.
+    pub cp: u32,
+    /// The groups of ranks that divide the experts.
+    pub ep: u32,
+    /// The chunks of a rank.
+    pub vp: u32,
+    /// The rows of a microbatch.
+    pub mbs: u32,
+    /// The schedule.
+    pub schedule: String,
+    /// The part of the forward that is computed again: `none`, `selective` or `full`.
+    pub recompute: &'static str,
+    /// The tensors that replicas divide: `replicated`, `optimizer`, `gradients` or `sharded`.
+    pub data_parallel: &'static str,
+    /// The predicted seconds of a step.
+    pub predicted_step_s: f64,
+    /// The predicted seconds of the published run divided by these, minus 1.
+    pub gain: f64,
+}
+
+impl Chosen {
+    /// Searches the plan for a run whose step takes `published` seconds by its prediction. Returns `None` if no
+    /// plan fits into memory.
+    ///
+    /// # Errors
+    /// When the search fails for another reason.
+    pub(crate) fn instead_of(run: &Run, published: f64) -> Result<Option<Self>, SearchError> {
+        let request = Request { plans: 1, simulations: SIMULATIONS, ..Request::for_run(run) };
+        match search(&request) {
+            Ok(found) => Ok(found
+                .plans
+                .first()
+                .map(|plan| Self::new(&plan.layout, plan.prediction.seconds, published))),
+            Err(SearchError::Memory { .. }) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Makes the row's plan from its layout and the predicted seconds of the plan and of the published run.
+    fn new(layout: &Layout, seconds: f64, published: f64) -> Self {
+        Self {
+            tp: layout.tensor,
+            pp: layout.pipeline,
+            dp: layout.data(),
+            cp: layout.context,
+            ep: layout.expert,
+            vp: layout.chunks,
+            mbs: layout.microbatch,
+            schedule: layout.schedule_name().to_owned(),
+            recompute: layout.recompute.name(),
+            data_parallel: layout.sharding.name(),
+            predicted_step_s: seconds,
+            gain: published / seconds - 1.0,
+        }
+    }
+
+    /// Returns the cells of a table, without the outer bars.
+    pub(crate) fn cells(&self) -> String {
+        let Self { tp, pp, dp, cp, ep, vp, mbs, schedule, recompute, data_parallel, .. } = self;
+        let mut mesh = format!("t{tp} p{pp} d{dp}");
+        for (letter, ranks) in [("c", cp), ("e", ep)] {
+            if *ranks > 1 {
+                let _ = write!(mesh, " {letter}{ranks}");
+            }
+        }
+        let chunks = if *vp > 1 { format!(", {vp} chunks") } else { String::new() };
+        format!(
+            "{mesh} | {schedule}{chunks} | {mbs} | {recompute} | {data_parallel} | {:.2} | {:+.1}%",
+            self.predicted_step_s,
+            self.gain * 100.0
+        )
+    }
+}

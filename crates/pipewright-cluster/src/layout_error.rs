@@ -1,0 +1,98 @@
+//! The errors of a layout.
+
+use thiserror::Error;
+
+/// The errors of a layout.
+#[derive(Clone, PartialEq, Eq, Error)]
+pub enum LayoutError {
+    /// A size is 0.
+    #[error("`{name}` is 0; use at least 1")]
+    Zero {
+        /// The size.
+        name: &'static str,
+    },
+    /// The GPUs are not a multiple of the mesh.
+    #[error(
+        "{gpus} GPUs are not a multiple of {of}, the product of tp = {tensor}, pp = {pipeline} and cp = {context}; use {} GPUs, or another mesh",
+        near_multiple(*.gpus, *.of)
+    )]
+    Mesh {
+        /// The GPUs.
+        gpus: u32,
+        /// The GPUs of a replica.
+        of: u32,
+        /// The ranks of a tensor group.
+        tensor: u32,
+        /// The ranks of a pipeline.
+        pipeline: u32,
+        /// The ranks of a sequence.
+        context: u32,
+    },
+    /// The rows of a step are not a multiple of the rows that all replicas compute at once.
+    #[error(
+        "{batch} rows of a step are not a multiple of {of}, the rows of a microbatch on each of {data} replicas; use {} rows",
+        near_multiple(*.batch, *.of)
+    )]
+    Batch {
+        /// The rows of a step.
+        batch: u32,
+        /// The rows of all replicas.
+        of: u32,
+        /// The replicas.
+        data: u32,
+    },
+    /// There are fewer blocks than stages.
+    #[error("{blocks} blocks are fewer than the {stages} stages of pp x vp; use fewer stages")]
+    Stages {
+        /// The blocks of the model.
+        blocks: usize,
+        /// The stages.
+        stages: u32,
+    },
+    /// The given numbers of blocks do not fit the model or the stages.
+    #[error(
+        "the cut has {cut_stages} stages with {cut_blocks} blocks, but there are {stages} stages of pp x vp and {blocks} blocks; give one number for each stage, with this sum"
+    )]
+    Cut {
+        /// The stages of the cut.
+        cut_stages: usize,
+        /// Their blocks.
+        cut_blocks: u64,
+        /// The stages of the pipeline.
+        stages: u32,
+        /// The blocks of the model.
+        blocks: usize,
+    },
+    /// The ranks that divide each expert are neither 1 nor a tensor group.
+    #[error(
+        "each expert is divided among {expert_tensor} ranks; use 1, or the {tensor} ranks of a tensor group"
+    )]
+    ExpertTensor {
+        /// The ranks that divide each expert.
+        expert_tensor: u32,
+        /// The ranks of a tensor group.
+        tensor: u32,
+    },
+    /// A part of the model does not divide among ranks.
+    #[error(
+        "{count} {what} do not divide among {ranks} {group} ranks; use a number of ranks that divides {count}"
+    )]
+    Division {
+        /// The parts.
+        what: &'static str,
+        /// Their number.
+        count: u64,
+        /// The ranks.
+        ranks: u32,
+        /// The kind of group.
+        group: &'static str,
+    },
+}
+
+pipewright_schedule::message_as_debug!(LayoutError);
+
+/// Returns the smallest multiple that is not below `value`, or the one before it if this one is too large.
+fn near_multiple(value: u32, of: u32) -> u32 {
+    let before = || value - value.checked_rem(of).unwrap_or(0);
+    value.checked_next_multiple_of(of).unwrap_or_else(before)
+}

@@ -1,0 +1,223 @@
+//! How costs and memory grow with the sizes of groups, by their formulas.
+
+use pipewright_cluster::catalogue::by_name;
+use pipewright_cluster::collective::Group;
+use pipewright_cluster::layout::{Cut, Layout, LayoutError, Precision, Sharding};
+use pipewright_cluster::machine::{Machine, Switch};
+use pipewright_cluster::memory::{Parameters, block_parameters, state};
+use pipewright_cluster::model::{Dense, Experts, FeedForward, Mamba2, Mixer};
+use pipewright_cluster::product::Product;
+use pipewright_cluster::published::Run;
+use pipewright_cluster::setting::Setting;
+use pipewright_cluster::stage_time::StageTime;
+
+use crate::data::{predicted, run};
+
+const EXPERTS: Experts =
+    Experts { count: 64, per_token: 4, expert: Dense { inner: 2048, gated: true }, shared_inner: 0 };
+
+/// A run on 64 GPUs whose blocks have experts.
+fn with_experts(layout: impl Fn(&mut Layout)) -> Run {
+    let mut run = run("llama3-70B", "H100 80");
+    run.model.blocks.iter_mut().for_each(|block| block.feed_forward = FeedForward::Experts(EXPERTS));
+    (run.layout.tensor, run.layout.pipeline, run.layout.chunks) = (1, 1, 1);
+    (run.layout.expert_tensor, run.layout.sequence_parallel) = (1, false);
+    layout(&mut run.layout);
+    run.layout.check(&run.model).expect("a layout that fits");
+    run
+}
+
+fn block(run: &Run) -> StageTime {
+    let setting = Setting { model: &run.model, layout: &run.layout, machine: &run.machine };
+    setting.block(&run.model.blocks[0])
+}
+
+fn near(one: f64, other: f64) {
+    assert!((one / other - 1.0).abs() < 1e-9, "{one} and {other}");
+}
+
+/// The H100 with links that take no time besides their bytes, at their full bandwidth.
+fn ideal() -> Machine {
+    let mut machine = by_name("h100").expect("a machine");
+    (machine.node_latency, machine.network_latency, machine.constants.link) = (0.0, 0.0, 1.0);
+    machine
+}
+
+#[test]
+fn an_all_to_all_sends_the_share_of_each_other_rank() {
+    let machine = ideal();
+    let inside = Group { ranks: 8, stride: 1 };
+    near(inside.all_to_all(&machine, 8e9), 7e9 / 450e9);
+    // Of 16 ranks in two nodes, 8 are reached through the network.
+    let outside = Group { ranks: 16, stride: 1 };
+    near(outside.all_to_all(&machine, 16e9), 8e9 / 50e9);
+}
+
+/// Of 32 ranks in four nodes, a token with two experts reaches 4 (1 - (3/4)^2) = 1.75 nodes.
+#[test]
+fn tokens_are_sent_once_to_each_node() {
+    let machine = ideal();
+    let group = Group { ranks: 32, stride: 1 };
+    near(group.dispatch(&machine, 1e9, 2.0), 1e9 * 1.75 * 0.75 / 50e9);
+    assert!(group.dispatch(&machine, 1e9, 8.0) < group.all_to_all(&machine, 8e9));
+    let inside = Group { ranks: 8, stride: 1 };
+    near(inside.dispatch(&machine, 1e9, 2.0), inside.all_to_all(&machine, 2e9));
+}
+
+#[test]
+fn tokens_travel_once_for_each_of_their_experts_in_a_node() {
+    let mut run = with_experts(|layout| layout.expert = 8);
+    run.machine = ideal();
+    let bytes = 2.0 * run.layout.tokens() * run.model.hidden as f64 * 4.0;
+    // To the experts and back.
+    near(block(&run).forward.experts, 2.0 * bytes * 7.0 / 8.0 / 450e9);
+    let mut twice = run.clone();
+    twice.model.blocks.iter_mut().for_each(|block| {
+        block.feed_forward = FeedForward::Experts(Experts { per_token: 8, ..EXPERTS });
+    });
+    near(block(&twice).forward.experts, 2.0 * block(&run).forward.experts);
+}
+
+#[test]
+fn a_ring_is_fastest_for_large_tensors_and_a_tree_for_small_ones() {
+    let machine = Machine { node_switch: Switch::None, ..by_name("h100").expect("a machine") };
+    let group = Group { ranks: 512, stride: 1 };
+    let (hop, bandwidth) = (machine.network_latency, group.bandwidth(&machine));
+    let transfer = |bytes: f64| bytes * 511.0 / 512.0 / bandwidth;
+    near(group.gather(&machine, 1e12), 511.0 * hop + transfer(1e12));
+    near(group.gather(&machine, 1e6), 9.0 * hop + transfer(1e6) / 0.92);
+    near(group.all_reduce(&machine, 1e6), 2.0 * group.gather(&machine, 1e6));
+}
+
+#[test]
+fn a_switch_that_reduces_sends_each_byte_once() {
+    let mut machine = ideal();
+    let group = Group { ranks: 8, stride: 1 };
+    near(group.all_reduce(&machine, 8e9), 9e9 / 450e9);
+    machine.node_switch = Switch::Forwards;
+    near(group.all_reduce(&machine, 8e9), 14e9 / 450e9);
+    near(group.gather(&machine, 8e9), 7e9 / 450e9);
+}
+
+#[test]
+fn a_ring_of_a_sequence_has_one_link_between_nodes() {
+    let machine = ideal();
+    let group = Group { ranks: 16, stride: 1 };
+    near(group.ring_exchange(&machine, 1e9, 15.0), 15.0 * 1e9 / 50e9);
+}
+
+#[test]
+fn experts_are_divided_among_their_ranks_only() {
+    let parameters = |expert: u32| {
+        let run = with_experts(|layout| layout.expert = expert);
+        block_parameters(&run.model.blocks[0], &run.model, &run.layout)
+    };
+    near(parameters(1).experts, 64.0 * 3.0 * 8192.0 * 2048.0);
+    near(parameters(8).experts, parameters(1).experts / 8.0);
+    near(parameters(8).shared, parameters(1).shared);
+}
+
+/// With 64 replicas and 8 groups of experts, 8 ranks have the same experts.
+#[test]
+fn only_ranks_with_the_same_experts_divide_their_state() {
+    let run = with_experts(|layout| layout.expert = 8);
+    let parameters = Parameters { shared: 640.0, experts: 80.0 };
+    let memory = state(parameters, Parameters::default(), &run.layout);
+    near(memory.optimizer, 12.0 * (640.0 / 64.0 + 80.0 / 8.0));
+    near(memory.gradients, 4.0 * 720.0);
+    let gradients = Layout { sharding: Sharding::Gradients, ..run.layout };
+    near(state(parameters, Parameters::default(), &gradients).gradients, 4.0 * (10.0 + 10.0));
+}
+
+/// With whole experts on each rank of a tensor group, ranks of experts are drawn from tensor groups.
+#[test]
+fn whole_experts_need_no_exchange_in_tensor_groups() {
+    let divided = with_experts(|layout| {
+        (layout.tensor, layout.expert_tensor, layout.expert, layout.sequence_parallel) = (4, 4, 16, true);
+    });
+    let whole = with_experts(|layout| {
+        (layout.tensor, layout.expert_tensor, layout.expert, layout.sequence_parallel) = (4, 1, 64, true);
+    });
+    assert!(block(&whole).forward.tensor < block(&divided).forward.tensor);
+    // Both have a 64th of the experts on a rank, and whole ones have larger products.
+    let experts = |run: &Run| block_parameters(&run.model.blocks[0], &run.model, &run.layout).experts;
+    near(experts(&whole), experts(&divided));
+    assert!(block(&whole).forward.products <= block(&divided).forward.products);
+    let mut layout = whole.layout.clone();
+    layout.expert = 128;
+    assert!(matches!(layout.check(&whole.model), Err(LayoutError::Division { what: "replicas", .. })));
+    layout.expert_tensor = 2;
+    assert!(matches!(layout.check(&whole.model), Err(LayoutError::ExpertTensor { .. })));
+}
+
+#[test]
+fn products_of_experts_fill_waves_together() {
+    let machine = by_name("h100").expect("a machine");
+    let product = Product { rows: 512.0, columns: 4096.0, inner: 4096.0, output_bytes: 2.0 };
+    let one = product.seconds(&machine, Precision::Half);
+    let eight = product.grouped_seconds(8.0, &machine, Precision::Half);
+    assert!(eight > 4.0 * one && eight < 8.0 * one, "{one} and {eight}");
+}
+
+#[test]
+fn context_parallelism_divides_attention_and_exchanges_keys() {
+    let at = |context: u32, window: Option<u64>| {
+        let mut run = run("llama3-70B", "H100 80");
+        (run.layout.gpus, run.layout.context) = (1024, context);
+        if let Mixer::Attention(attention) = &mut run.model.blocks[0].mixer {
+            attention.window = window;
+        }
+        // A slow network, so that attention does not hide the exchange.
+        run.machine.network_bandwidth /= 100.0;
+        block(&run)
+    };
+    assert_eq!(at(1, None).forward.context, 0.0);
+    let ratio = at(1, None).forward.attention / at(4, None).forward.attention;
+    assert!((3.0..4.0).contains(&ratio), "{ratio}");
+    assert!(at(4, None).forward.context > 0.0);
+    // A window of a quarter of the row reaches one rank of four.
+    assert!(at(4, Some(2048)).forward.context < at(4, None).forward.context / 2.0);
+}
+
+#[test]
+fn a_state_space_exchanges_its_inputs_and_outputs() {
+    let mamba = Mamba2 { heads: 128, head_size: 64, state: 128, groups: 8, convolution: 4, chunk: 256 };
+    let mut run = run("llama3-70B", "H100 80");
+    run.model.blocks[0].mixer = Mixer::Mamba2(mamba);
+    (run.layout.gpus, run.layout.context, run.layout.tensor) = (512, 8, 1);
+    run.machine = ideal();
+    // Computation that takes no time hides nothing.
+    run.machine.constants.attention = 1e9;
+    run.machine.constants.launch = 0.0;
+    let bytes = 2.0 * (mamba.projected() + mamba.inner()) as f64 * run.layout.tokens();
+    let exchange = bytes * 7.0 / 8.0 / 450e9;
+    assert!((block(&run).forward.context / exchange - 1.0).abs() < 1e-3);
+}
+
+#[test]
+fn a_balanced_cut_is_never_slower_for_a_large_head() {
+    let mut run = run("llama3-8B", "H100");
+    (run.layout.pipeline, run.layout.sharding) = (8, Sharding::Optimizer);
+    let even = predicted(&run);
+    run.layout.cut = Cut::Balanced;
+    let balanced = predicted(&run);
+    assert!(balanced.seconds < even.seconds, "{} and {}", balanced.seconds, even.seconds);
+    assert_eq!(balanced.blocks.iter().sum::<usize>(), 32);
+    assert!(balanced.blocks[7] < 4, "{:?}", balanced.blocks);
+    run.layout.cut = Cut::Given(balanced.blocks.iter().map(|&blocks| blocks as u32).collect());
+    assert_eq!(predicted(&run), balanced);
+    run.layout.cut = Cut::Given(vec![4; 7]);
+    let error = run.layout.check(&run.model).expect_err("a cut that does not fit").to_string();
+    assert!(error.starts_with("the cut has 7 stages with 28 blocks"), "{error}");
+}
+
+#[test]
+fn deferred_weight_gradients_fill_the_bubble() {
+    let mut run = run("llama3.1-405B", "H100");
+    let usual = predicted(&run);
+    run.layout.schedule = Some("zb-h1".into());
+    let split = predicted(&run);
+    assert!(split.bubble < 0.75 * usual.bubble, "{} and {}", split.bubble, usual.bubble);
+    // Collectives that gradients of weights hid are exposed.
+    assert!(split.parts.tensor > usual.parts.tensor);
+}
