@@ -66,11 +66,8 @@ fn run_page(arguments: &ViewArguments) -> Result<String, Failure> {
     let run = RecordedRun::read(&arguments.target)?;
     check_size(&run.program)?;
     let name = arguments.target.display().to_string();
-    let communicator = arguments.transport.single("a page")?;
-    let predicted = match &communicator {
-        None => timed(&run.program, &run.costs).map_err(Failure::input)?,
-        Some(communicator) => simulated(&name, &run.program, &run.costs, communicator)?,
-    };
+    let communicator = arguments.transport.single_at("a page", &run.costs, &run.program)?;
+    let predicted = simulated(&name, &run.program, &run.costs, communicator.as_ref())?;
     let other_programs = sound_on(communicator.as_ref(), run.other_programs);
     Ok(view(&View {
         settings: PictureSettings {
@@ -103,10 +100,7 @@ fn schedule_page(arguments: &ViewArguments) -> Result<String, Failure> {
     };
     check_size(&timed_program.program)?;
     let costs = arguments.cost.clone().unwrap_or_default();
-    let predicted = match &communicator {
-        None => timed(&timed_program.program, &costs).map_err(Failure::input)?,
-        Some(communicator) => simulated(&timed_program.name, &timed_program.program, &costs, communicator)?,
-    };
+    let predicted = simulated(&timed_program.name, &timed_program.program, &costs, communicator.as_ref())?;
     let other_programs = match arguments.target.to_str().filter(|name| !is_file_name(name)) {
         Some(name) => {
             let spec = arguments.size.spec(name, arguments.cost.as_ref())?;
@@ -136,13 +130,16 @@ fn schedule_page(arguments: &ViewArguments) -> Result<String, Failure> {
     }))
 }
 
-/// Simulates a program that is called `name` on a communicator.
+/// Simulates a program that is called `name` on a communicator, or with the links of `train`.
 fn simulated(
     name: &str,
     program: &Program,
     costs: &Costs,
-    communicator: &Communicator,
+    communicator: Option<&Communicator>,
 ) -> Result<TimedRun, Failure> {
+    let Some(communicator) = communicator else {
+        return timed(program, costs).map_err(Failure::input);
+    };
     timed_on(program, costs, communicator).map_err(|error| match error {
         SimulateError::Costs(error) => Failure::input(error),
         error => Failure::new(Exit::CheckFailed, format!("{name}: {error}")),

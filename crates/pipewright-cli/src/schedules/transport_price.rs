@@ -5,7 +5,7 @@ use std::fmt::Write;
 
 use pipewright_schedule::communicator::{Communicator, Streams, Verdict};
 use pipewright_schedule::simulate::{SimulateError, TimedRun, timed, timed_on};
-use pipewright_schedule::{Costs, Program, StageIndex};
+use pipewright_schedule::{Costs, Program};
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -60,12 +60,7 @@ impl Price {
 impl Priced<'_> {
     /// Returns the communicators of `arguments`. Messages have the sizes of the costs if no others are given.
     pub(crate) fn communicators(&self, arguments: &TransportArguments) -> Vec<Communicator> {
-        if !arguments.needs_sizes() || self.costs.sizes.is_empty() {
-            return arguments.communicators();
-        }
-        let stages = 0..self.program().placement().stages();
-        let bytes = stages.map(|stage| self.costs.output_bytes(StageIndex::new(stage)));
-        arguments.with_sizes(bytes.collect()).communicators()
+        arguments.communicators_at(self.costs, self.program())
     }
 
     /// Simulates the program on `communicator`.
