@@ -7,8 +7,8 @@ use clap::error::{ContextKind, ContextValue};
 use clap::{Parser, Subcommand};
 
 use crate::commands::{
-    check, compare, completions, devices, export, generate, init, inspect, lower, man, partition, plan,
-    profile, report, resume, schedule, simulate, validate, view, vpp,
+    check, clusters, compare, completions, devices, export, generate, init, inspect, lower, man, partition,
+    plan, profile, report, resume, schedule, simulate, validate, view, vpp,
 };
 use crate::text::shortened;
 use crate::training::arguments::RunArguments;
@@ -188,6 +188,14 @@ fits into the memory.
 Example:
   pipewright plan --profile profile.toml --ranks 4 --microbatches 16")]
     Plan(plan::PlanArguments),
+    /// List the machines that plans know by name, with the source of each figure.
+    #[command(after_help = "\
+With a name, it shows the machine as a file, which can be saved, edited, and given to `plan --cluster`.
+
+Example:
+  pipewright clusters
+  pipewright clusters h100 -o my-cluster.toml")]
+    Clusters(clusters::ClustersArguments),
     /// Distribute layers over stages.
     #[command(after_help = "\
 Example:

@@ -5,6 +5,7 @@
 
 mod arguments;
 mod browser;
+mod clusters;
 mod commands;
 mod config;
 mod display;
@@ -80,6 +81,7 @@ fn run(command: &Command) -> Result<(), Failure> {
         Command::Report(arguments) => commands::report::run(arguments),
         Command::Profile(arguments) => commands::profile::run(arguments),
         Command::Plan(arguments) => commands::plan::run(arguments),
+        Command::Clusters(arguments) => commands::clusters::run(arguments),
         Command::Partition(arguments) => commands::partition::run(arguments),
         Command::Vpp(arguments) => commands::vpp::run(arguments),
         Command::Completions(arguments) => commands::completions::run(arguments, Arguments::command()),

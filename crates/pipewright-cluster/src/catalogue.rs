@@ -2,57 +2,33 @@
 
 use std::sync::LazyLock;
 
-use serde::Deserialize;
 use thiserror::Error;
+use toml::Spanned;
+use toml::de::{DeTable, DeValue};
 
-use crate::machine::{Machine, MachineError, MachineTable};
+use crate::cluster_file;
+use crate::machine::Machine;
 use crate::suggest::nearest;
+use crate::toml_file::{self, TomlFileError};
 
 /// The largest cluster file that is read, in bytes.
-pub const MAX_FILE: usize = 1 << 20;
+pub const MAX_FILE: usize = toml_file::MAX_FILE;
 
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Tables {
-    machine: Vec<MachineTable>,
+/// There is no machine of a name.
+#[derive(Clone, PartialEq, Eq, Error)]
+#[error("there is no machine `{name}`{hint}; known are {}", known_names())]
+pub struct UnknownMachine {
+    /// The name.
+    pub name: String,
+    /// The nearest name, if there is one.
+    pub hint: String,
 }
 
-/// The errors of names and files of machines.
-#[derive(Clone, PartialEq, Error)]
-pub enum CatalogueError {
-    /// There is no such machine.
-    #[error("there is no machine `{name}`{hint}; known are {}", known_names())]
-    Unknown {
-        /// The name.
-        name: String,
-        /// The nearest name, if there is one.
-        hint: String,
-    },
-    /// The file is not the description of a machine.
-    #[error("the file does not describe a machine")]
-    Unreadable(#[source] toml::de::Error),
-    /// The file is too large.
-    #[error("the file has more than {MAX_FILE} bytes; describe one machine")]
-    TooLarge,
-    /// A figure is wrong.
-    #[error("machine `{name}`: {error}")]
-    Machine {
-        /// The machine.
-        name: String,
-        /// The cause.
-        #[source]
-        error: MachineError,
-    },
-}
+pipewright_schedule::message_as_debug!(UnknownMachine);
 
-pipewright_schedule::message_as_debug!(CatalogueError);
-
-/// The machines of `machines.toml`. A test reads the file, so neither of the two filters removes anything.
-static KNOWN: LazyLock<Vec<Machine>> = LazyLock::new(|| {
-    let tables: Result<Tables, _> = toml::from_str(include_str!("machines.toml"));
-    let tables = tables.map_or_else(|_| Vec::new(), |tables| tables.machine);
-    tables.iter().filter_map(|table| table.machine(None).ok()).collect()
-});
+/// The machines of `machines.toml`. A test reads the file, so nothing that is left out here goes unnoticed.
+static KNOWN: LazyLock<Vec<Machine>> =
+    LazyLock::new(|| in_file(include_str!("machines.toml"), |_| None).unwrap_or_default());
 
 /// Returns all known machines.
 pub fn machines() -> &'static [Machine] {
@@ -63,13 +39,13 @@ pub fn machines() -> &'static [Machine] {
 ///
 /// # Errors
 /// When there is none. The message suggests the nearest name.
-pub fn by_name(name: &str) -> Result<Machine, CatalogueError> {
+pub fn by_name(name: &str) -> Result<Machine, UnknownMachine> {
     let all = machines();
     match all.iter().find(|machine| machine.is_called(name)) {
         Some(machine) => Ok(machine.clone()),
         None => {
             let hint = nearest(name, all.iter().flat_map(Machine::names));
-            Err(CatalogueError::Unknown { name: name.chars().take(64).collect(), hint })
+            Err(UnknownMachine { name: name.chars().take(64).collect(), hint })
         }
     }
 }
@@ -94,22 +70,30 @@ pub fn meant_by(name: &str) -> Option<Machine> {
 ///
 /// # Errors
 /// When a key is unknown or missing, or a value has the wrong unit or range.
-pub fn from_toml(text: &str) -> Result<Machine, CatalogueError> {
-    if text.len() > MAX_FILE {
-        return Err(CatalogueError::TooLarge);
-    }
-    let table: MachineTable = toml::from_str(text).map_err(CatalogueError::Unreadable)?;
-    of_table(&table)
+pub fn from_toml(text: &str) -> Result<Machine, TomlFileError> {
+    cluster_file::read(text, meant_by)
 }
 
-/// Makes the machine of a table.
+/// Reads the tables `[[machine]]` of a file. Values that a table lacks are those of the machine that `known`
+/// returns for its name.
 ///
 /// # Errors
-/// When a figure is missing, or has the wrong unit or range.
-pub fn of_table(table: &MachineTable) -> Result<Machine, CatalogueError> {
-    let known = meant_by(table.name());
-    let of_error = |error| CatalogueError::Machine { name: table.name().into(), error };
-    table.machine(known.as_ref()).map_err(of_error)
+/// Like [`from_toml`]. A text that is not TOML has no machines.
+pub(crate) fn in_file(
+    text: &str,
+    known: impl Fn(&str) -> Option<Machine>,
+) -> Result<Vec<Machine>, TomlFileError> {
+    let Ok(file) = DeTable::parse(text) else { return Ok(Vec::new()) };
+    let Some(DeValue::Array(tables)) = file.get_ref().get("machine").map(Spanned::get_ref) else {
+        return Ok(Vec::new());
+    };
+    let machine = |value: &Spanned<DeValue<'_>>| match value.get_ref() {
+        DeValue::Table(table) => {
+            Some(cluster_file::machine(text, &Spanned::new(value.span(), table.clone()), &known))
+        }
+        _ => None,
+    };
+    tables.iter().filter_map(machine).collect()
 }
 
 fn known_names() -> String {

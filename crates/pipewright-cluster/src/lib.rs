@@ -12,14 +12,18 @@
 //! reads a file and never measures.
 
 mod suggest;
-mod harmless_keys;
+pub mod place;
 pub mod quantity;
+pub mod toml_file;
+pub mod vectors;
 pub mod model;
 pub mod hf_config;
 pub mod operations;
 mod layout_error;
 pub mod layout;
 pub mod machine;
+pub mod figure;
+pub mod cluster_file;
 pub mod catalogue;
 pub mod setting;
 pub mod parts;

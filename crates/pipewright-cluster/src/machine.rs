@@ -3,10 +3,7 @@
 //! A data sheet says what the hardware can do at most. The constants say which share of it programs reach.
 //! Each has a meaning and a range, and belongs to a machine, never to a model or a run.
 
-use serde::Deserialize;
-use thiserror::Error;
-
-use crate::quantity::{Dimension, Quantity, QuantityError};
+use std::collections::BTreeMap;
 
 /// A GPU with its links.
 #[derive(Debug, Clone, PartialEq)]
@@ -43,11 +40,12 @@ pub struct Machine {
     pub constants: Constants,
     /// Where the figures are published.
     pub source: String,
+    /// Where single figures are published, by their keys, if `source` does not say so.
+    pub sources: BTreeMap<String, String>,
 }
 
 /// What connects the GPUs of a node.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Switch {
     /// Links between pairs of GPUs, or a bus.
     #[default]
@@ -58,9 +56,22 @@ pub enum Switch {
     Reduces,
 }
 
+impl Switch {
+    /// All kinds.
+    pub const ALL: [Self; 3] = [Self::None, Self::Forwards, Self::Reduces];
+
+    /// Returns its name in files.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Forwards => "forwards",
+            Self::Reduces => "reduces",
+        }
+    }
+}
+
 /// The constants of the cost model.
-#[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Constants {
     /// The share of the bf16 peak that large products sustain.
     pub product: f64,
@@ -126,114 +137,6 @@ impl Constants {
         let [product, product_fp8, attention, memory, link, hidden, launch] = values;
         Self { product, product_fp8, attention, memory, link, hidden, launch }
     }
-
-    fn check(self) -> Result<Self, MachineError> {
-        let out_of_range =
-            |&(value, range): &(f64, ConstantRange)| !(range.least..=range.most).contains(&value);
-        match self.to_array().into_iter().zip(Self::RANGES).find(out_of_range) {
-            Some((value, range)) => Err(MachineError::Constant { value: value.to_string(), range }),
-            None => Ok(self),
-        }
-    }
-}
-
-/// The errors of a machine's description.
-#[derive(Clone, PartialEq, Error)]
-pub enum MachineError {
-    /// A figure is not what its key measures.
-    #[error(transparent)]
-    Quantity(#[from] QuantityError),
-    /// A constant is out of its range.
-    #[error("the constant `{}` is {value}; use a value from {} to {}", .range.name, .range.least, .range.most)]
-    Constant {
-        /// The value, as text.
-        value: String,
-        /// The range.
-        range: ConstantRange,
-    },
-    /// A count is 0.
-    #[error("`{key}` is 0; use at least 1")]
-    Zero {
-        /// The key.
-        key: &'static str,
-    },
-    /// A key that a machine needs is missing.
-    #[error("`{key}` is missing, and no known machine has this name; add it")]
-    Missing {
-        /// The key.
-        key: &'static str,
-    },
-}
-
-pipewright_schedule::message_as_debug!(MachineError);
-
-/// A machine as a file describes it. If a key is missing, its value is that of a known machine.
-#[derive(Debug, Clone, PartialEq, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct MachineTable {
-    name: String,
-    #[serde(default)]
-    aliases: Vec<String>,
-    bf16_tflops: Option<Quantity>,
-    fp8_tflops: Option<Quantity>,
-    memory_gb: Option<Quantity>,
-    memory_gb_per_s: Option<Quantity>,
-    node_gb_per_s: Option<Quantity>,
-    network_gb_per_s: Option<Quantity>,
-    gpus_per_node: Option<u32>,
-    multiprocessors: Option<u32>,
-    node_switch: Option<Switch>,
-    board_watts: Option<Quantity>,
-    node_latency_us: Option<Quantity>,
-    network_latency_us: Option<Quantity>,
-    constants: Option<Constants>,
-    source: Option<String>,
-}
-
-/// Bytes of a gigabyte of memory as sold: data sheets call 2^30 bytes a GB.
-const MEMORY_GB: f64 = 1_073_741_824.0;
-
-impl MachineTable {
-    /// Returns the machine's name.
-    pub fn name(&self) -> &str {
-        &self.name
-    }
-
-    /// Makes the machine. Figures that the table lacks are taken from `known`.
-    ///
-    /// # Errors
-    /// When a figure has a wrong unit or range, or is missing and there is no known machine.
-    pub fn machine(&self, known: Option<&Machine>) -> Result<Machine, MachineError> {
-        let of_known = |figure: fn(&Machine) -> f64| known.map(figure);
-        let constants = match self.constants {
-            Some(constants) => constants.check()?,
-            None => known.map_or(Constants::EXPECTED, |known| known.constants),
-        };
-        let node_latency = of_known(|known| known.node_latency).or(Some(NODE_LATENCY));
-        let network_latency = of_known(|known| known.network_latency).or(Some(NETWORK_LATENCY));
-        let multiprocessors = known.map_or(MULTIPROCESSORS, |known| known.multiprocessors);
-        let gpus_per_node = known.map(|known| known.gpus_per_node);
-        Ok(Machine {
-            name: self.name.clone(),
-            aliases: self.aliases.clone(),
-            bf16: BF16.value(&self.bf16_tflops, known.and_then(|known| known.bf16))?,
-            fp8: FP8.value(&self.fp8_tflops, known.and_then(|known| known.fp8))?,
-            memory: MEMORY.needed(&self.memory_gb, of_known(|known| known.memory))?,
-            memory_bandwidth: MEMORY_BANDWIDTH
-                .needed(&self.memory_gb_per_s, of_known(|known| known.memory_bandwidth))?,
-            node_bandwidth: NODE.needed(&self.node_gb_per_s, of_known(|known| known.node_bandwidth))?,
-            network_bandwidth: NETWORK
-                .needed(&self.network_gb_per_s, of_known(|known| known.network_bandwidth))?,
-            gpus_per_node: count("gpus_per_node", self.gpus_per_node, gpus_per_node)?,
-            multiprocessors: count("multiprocessors", self.multiprocessors, Some(multiprocessors))?,
-            node_switch: self.node_switch.or(known.map(|known| known.node_switch)).unwrap_or_default(),
-            board_power: POWER.value(&self.board_watts, known.and_then(|known| known.board_power))?,
-            node_latency: NODE_TIME.needed(&self.node_latency_us, node_latency)?,
-            network_latency: NETWORK_TIME.needed(&self.network_latency_us, network_latency)?,
-            constants,
-            source: self.source.clone().or(known.map(|known| known.source.clone())).unwrap_or_default(),
-        })
-    }
 }
 
 /// The latency of a message inside a node, if it is not given, in seconds.
@@ -242,44 +145,42 @@ const NODE_LATENCY: f64 = 5e-6;
 const NETWORK_LATENCY: f64 = 1e-5;
 /// The multiprocessors, if they are not given: those of the H100.
 const MULTIPROCESSORS: u32 = 132;
+/// The source of a latency that is not given.
+const ASSUMED_LATENCY: &str = "assumed: 5 us inside a node and 10 us between nodes";
 
-/// A key of a table with the unit of a plain number.
-struct Figure {
-    key: &'static str,
-    dimension: Dimension,
-    unit: f64,
-}
-
-const BF16: Figure = Figure { key: "bf16_tflops", dimension: Dimension::Rate, unit: 1e12 };
-const FP8: Figure = Figure { key: "fp8_tflops", dimension: Dimension::Rate, unit: 1e12 };
-const MEMORY: Figure = Figure { key: "memory_gb", dimension: Dimension::Size, unit: MEMORY_GB };
-const MEMORY_BANDWIDTH: Figure =
-    Figure { key: "memory_gb_per_s", dimension: Dimension::Bandwidth, unit: 1e9 };
-const NODE: Figure = Figure { key: "node_gb_per_s", dimension: Dimension::Bandwidth, unit: 1e9 };
-const NETWORK: Figure = Figure { key: "network_gb_per_s", dimension: Dimension::Bandwidth, unit: 1e9 };
-const POWER: Figure = Figure { key: "board_watts", dimension: Dimension::Power, unit: 1.0 };
-const NODE_TIME: Figure = Figure { key: "node_latency_us", dimension: Dimension::Time, unit: 1e-6 };
-const NETWORK_TIME: Figure = Figure { key: "network_latency_us", dimension: Dimension::Time, unit: 1e-6 };
-
-impl Figure {
-    /// Returns the given value, or else `other`.
-    fn value(&self, given: &Option<Quantity>, other: Option<f64>) -> Result<Option<f64>, MachineError> {
-        match given {
-            Some(quantity) => Ok(Some(quantity.value(self.key, self.dimension, self.unit)?)),
-            None => Ok(other),
+impl Machine {
+    /// Makes a machine whose needed figures are 0.
+    pub(crate) fn unknown(name: &str) -> Self {
+        let assumed = |key: &str, source: &str| (key.to_owned(), source.to_owned());
+        Self {
+            name: name.to_owned(),
+            aliases: Vec::new(),
+            bf16: None,
+            fp8: None,
+            memory: 0.0,
+            memory_bandwidth: 0.0,
+            node_bandwidth: 0.0,
+            network_bandwidth: 0.0,
+            gpus_per_node: 0,
+            multiprocessors: MULTIPROCESSORS,
+            node_latency: NODE_LATENCY,
+            network_latency: NETWORK_LATENCY,
+            node_switch: Switch::default(),
+            board_power: None,
+            constants: Constants::EXPECTED,
+            source: String::new(),
+            sources: BTreeMap::from([
+                assumed("multiprocessors", "assumed: those of the H100"),
+                assumed("node_latency_us", ASSUMED_LATENCY),
+                assumed("network_latency_us", ASSUMED_LATENCY),
+                assumed("node_switch", "assumed: none"),
+                assumed("constants", "assumed: microbenchmarks of recent GPUs"),
+            ]),
         }
     }
 
-    /// Like [`Self::value`], for a figure that a machine needs.
-    fn needed(&self, given: &Option<Quantity>, other: Option<f64>) -> Result<f64, MachineError> {
-        self.value(given, other)?.ok_or(MachineError::Missing { key: self.key })
-    }
-}
-
-fn count(key: &'static str, given: Option<u32>, other: Option<u32>) -> Result<u32, MachineError> {
-    match given.or(other) {
-        Some(0) => Err(MachineError::Zero { key }),
-        Some(count) => Ok(count),
-        None => Err(MachineError::Missing { key }),
+    /// Returns the source of the figure or of the constants with this key.
+    pub fn source_of(&self, key: &str) -> &str {
+        self.sources.get(key).unwrap_or(&self.source)
     }
 }

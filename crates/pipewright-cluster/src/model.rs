@@ -3,6 +3,8 @@
 //! A model is an embedding, blocks and a head. A block has a mixer, in which tokens exchange information, and
 //! a feed-forward part. Either may be missing. All sizes are numbers of elements.
 
+use crate::vectors::Vectors;
+
 /// A decoder.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Model {
@@ -19,8 +21,11 @@ pub struct Model {
     /// The blocks that predict further tokens (multi-token prediction). Each has the shapes of the last block,
     /// a product that joins two hidden states, and a pass through the head.
     pub predictors: u32,
-    /// Whether products have biases, norms have an offset, and dropout follows each residual branch, as in
-    /// GPT-3.
+    /// The rows of the table of learned positions; 0 for none.
+    pub positions: u64,
+    /// The norms and biases of the blocks.
+    pub vectors: Vectors,
+    /// Whether dropout follows each residual branch, and positions are not rotary, as in GPT-3.
     pub gpt: bool,
 }
 

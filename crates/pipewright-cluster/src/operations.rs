@@ -5,7 +5,8 @@
 //! Megatron-Bridge counts half of that, because a token sees only the tokens before it. Norms, activations
 //! and the lookup of the embedding do not count.
 
-use crate::model::{Block, Matrix, Mixer, Model};
+use crate::model::{Attention, Block, Experts, FeedForward, Matrix, Mixer, Model};
+use crate::vectors::{QueryKeyNorm, Vectors};
 
 /// Which products of attention count as operations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,11 +37,24 @@ impl Matrix {
 impl Block {
     /// Returns the parameters of the block: matrices, biases and norms.
     pub fn parameters(&self, model: &Model) -> u128 {
-        let matrices = self.matrices(model.hidden);
-        let weights: u128 = matrices.iter().map(Matrix::parameters).sum();
-        let biases = matrices.iter().map(|matrix| matrix.output).sum::<u64>() * u64::from(model.gpt);
-        let norms = 2 * model.hidden * (1 + u64::from(model.gpt));
-        weights + u128::from(biases + norms + self.mixer.other_parameters())
+        let weights: u128 = self.matrices(model.hidden).iter().map(Matrix::parameters).sum();
+        weights + u128::from(self.other_parameters(model, |experts| experts.count))
+    }
+
+    /// Returns the parameters of the block that one token uses.
+    pub fn active_parameters(&self, model: &Model) -> u128 {
+        let weights: u128 = self.matrices(model.hidden).iter().map(Matrix::active_parameters).sum();
+        weights + u128::from(self.other_parameters(model, |experts| experts.per_token))
+    }
+
+    /// The parameters that are not in matrices, with the biases of `counted` experts.
+    fn other_parameters(&self, model: &Model, counted: fn(&Experts) -> u64) -> u64 {
+        let vectors = &model.vectors;
+        let parts = u64::from(self.mixer != Mixer::None) + u64::from(self.feed_forward != FeedForward::None);
+        let norms = if vectors.shares_norm { parts.min(1) } else { parts * vectors.norms_per_part };
+        norms * model.hidden * vectors.norm_parameters
+            + self.mixer.other_parameters(vectors, model.hidden)
+            + self.feed_forward.other_parameters(vectors, model.hidden, counted)
     }
 
     /// Returns the operations per token of a training step in scores and weighted values, or in a scan.
@@ -78,15 +92,55 @@ impl Mixer {
         }
     }
 
-    /// Returns the parameters that are not in matrices, biases or the block's norms.
-    fn other_parameters(&self) -> u64 {
+    /// The parameters of the mixer that are not in matrices.
+    fn other_parameters(&self, vectors: &Vectors, hidden: u64) -> u64 {
+        let biases = vectors.biases;
+        let bias = |has_bias: bool, width: u64| u64::from(has_bias) * width;
         match self {
             Self::Mamba2(mamba) => {
                 let convolved = mamba.inner() + 2 * mamba.groups * mamba.state;
-                convolved * (mamba.convolution + 1) + 3 * mamba.heads + mamba.inner()
+                let own = convolved * (mamba.convolution + 1) + 3 * mamba.heads + mamba.inner();
+                own + bias(biases.mamba, mamba.projected() + hidden)
             }
-            Self::Latent(latent) => latent.query_rank.unwrap_or(0) + latent.key_value_rank,
-            Self::Attention(_) | Self::None => 0,
+            Self::Latent(latent) => {
+                let small = latent.query_rank.unwrap_or(0) + latent.key_value_rank;
+                small + bias(biases.query_key_value, small + latent.rotary_size) + bias(biases.output, hidden)
+            }
+            Self::Attention(attention) => {
+                attention.norm_parameters(vectors.query_key_norm)
+                    + bias(vectors.sinks, attention.heads)
+                    + bias(biases.query_key_value, attention.query_width() + 2 * attention.key_width())
+                    + bias(biases.output, hidden)
+            }
+            Self::None => 0,
+        }
+    }
+}
+
+impl Attention {
+    fn norm_parameters(&self, norm: QueryKeyNorm) -> u64 {
+        match norm {
+            QueryKeyNorm::None => 0,
+            QueryKeyNorm::Head => 2 * self.head_size,
+            QueryKeyNorm::All => self.query_width() + self.key_width(),
+        }
+    }
+}
+
+impl FeedForward {
+    /// The parameters of the feed-forward part that are not in matrices, and the gate of shared experts.
+    fn other_parameters(&self, vectors: &Vectors, hidden: u64, counted: fn(&Experts) -> u64) -> u64 {
+        let bias = |has_bias: bool, width: u64| u64::from(has_bias) * width;
+        let has_bias = vectors.biases.feed_forward;
+        match self {
+            Self::Dense(dense) => bias(has_bias, dense.up_products() * dense.inner + hidden),
+            Self::Experts(experts) => {
+                let of_one = experts.expert.up_products() * experts.expert.inner + hidden;
+                bias(has_bias, counted(experts) * of_one)
+                    + bias(vectors.biases.router, experts.count)
+                    + bias(vectors.shared_gate && experts.shared_inner > 0, hidden)
+            }
+            Self::None => 0,
         }
     }
 }
@@ -97,15 +151,32 @@ impl Model {
         u128::from(self.vocabulary) * u128::from(self.hidden)
     }
 
-    /// Returns all parameters. Tables of positions are not included.
-    pub fn parameters(&self) -> u128 {
-        let blocks: u128 = self.blocks.iter().map(|block| block.parameters(self)).sum();
-        let tables = self.table_parameters() * (2 - u128::from(self.tied));
-        let last_norm = u128::from(self.hidden * (1 + u64::from(self.gpt)));
-        blocks + tables + last_norm + self.predictor_parameters()
+    /// Returns the parameters of the table of learned positions.
+    pub fn position_parameters(&self) -> u128 {
+        u128::from(self.positions) * u128::from(self.hidden)
     }
 
-    fn predictor_parameters(&self) -> u128 {
+    /// Returns all parameters, with those of the blocks that predict further tokens.
+    pub fn parameters(&self) -> u128 {
+        let blocks: u128 = self.blocks.iter().map(|block| block.parameters(self)).sum();
+        blocks + self.outer_parameters() + self.predictor_parameters()
+    }
+
+    /// Returns the parameters that one token uses: all but those of experts that it does not pass, and of the
+    /// blocks that predict further tokens.
+    pub fn active_parameters(&self) -> u128 {
+        let blocks: u128 = self.blocks.iter().map(|block| block.active_parameters(self)).sum();
+        blocks + self.outer_parameters()
+    }
+
+    /// The parameters outside of blocks: tables and the last norm.
+    fn outer_parameters(&self) -> u128 {
+        let tables = self.table_parameters() * (2 - u128::from(self.tied));
+        tables + self.position_parameters() + u128::from(self.hidden * self.vectors.norm_parameters)
+    }
+
+    /// Returns the parameters of the blocks that predict further tokens. They use the tables of the model.
+    pub fn predictor_parameters(&self) -> u128 {
         let last = self.blocks.last().map_or(0, |block| block.parameters(self));
         u128::from(self.predictors) * (last + u128::from(2 * self.hidden * self.hidden + 3 * self.hidden))
     }

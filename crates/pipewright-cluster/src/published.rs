@@ -7,13 +7,15 @@
 use serde::Deserialize;
 use thiserror::Error;
 
-use crate::catalogue::{self, CatalogueError};
+use crate::catalogue;
 use crate::layout::{Cut, Kernels, Layout, Precision, Recompute, Scores, Sharding};
-use crate::machine::{Machine, MachineTable};
+use crate::machine::Machine;
 use crate::model::{Attention, Block, Dense, Experts, FeedForward, Mixer, Model};
 use crate::remarks::{Plain, without_remarks};
 use crate::run_error::RunError;
 use crate::suggest::nearest;
+use crate::toml_file::TomlFileError;
+use crate::vectors::Vectors;
 
 /// The largest file that is read, in bytes.
 pub const MAX_FILE: usize = 16 << 20;
@@ -60,7 +62,7 @@ pub enum PublishedError {
     TooLarge,
     /// A machine is described badly.
     #[error(transparent)]
-    Machine(#[from] CatalogueError),
+    Machine(#[from] TomlFileError),
     /// A run is wrong.
     #[error("run {number} (`{model}`): {kind}")]
     Run {
@@ -78,8 +80,9 @@ pipewright_schedule::message_as_debug!(PublishedError);
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct FileTable {
-    #[serde(default)]
-    machine: Vec<MachineTable>,
+    /// Machines, which the catalogue reads.
+    #[serde(default, rename = "machine")]
+    _machine: Vec<toml::Table>,
     #[serde(default)]
     model: Vec<ModelTable>,
     #[serde(default)]
@@ -210,7 +213,7 @@ pub fn read(text: &str) -> Result<Published, PublishedError> {
     }
     let Plain { text, remarks } = without_remarks(text);
     let file: FileTable = toml::from_str(&text).map_err(PublishedError::Unreadable)?;
-    let machines = file.machine.iter().map(catalogue::of_table).collect::<Result<Vec<_>, _>>()?;
+    let machines = catalogue::in_file(&text, catalogue::meant_by)?;
     let run = |(index, table): (usize, &RunTable)| {
         let at = |kind| PublishedError::Run { number: index + 1, model: table.model.clone(), kind };
         table.run(&machines, &file.model).map_err(at)
@@ -341,6 +344,7 @@ impl ModelTable {
         });
         let feed_forward =
             |layer: u32| if layer < self.dense_layers { dense } else { routed.unwrap_or(dense) };
+        let gpt = self.activation == Activation::Gelu;
         let blocks = (0..self.layers).map(|layer| Block { mixer, feed_forward: feed_forward(layer) });
         Ok(Model {
             name: self.name.clone(),
@@ -349,7 +353,9 @@ impl ModelTable {
             tied: self.tied,
             blocks: blocks.collect(),
             predictors: 0,
-            gpt: self.activation == Activation::Gelu,
+            positions: 0,
+            vectors: if gpt { Vectors::GPT } else { Vectors::LLAMA },
+            gpt,
         })
     }
 }

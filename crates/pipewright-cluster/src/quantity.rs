@@ -6,8 +6,8 @@
 //! A plain number of `memory_gb` counts gigabytes as they are sold, of 2^30 bytes: 80 is 80 GiB. In text, a
 //! GB is 10^9 bytes: `"80 GB"` is 7% less than 80.
 
-use serde::Deserialize;
 use thiserror::Error;
+use toml::de::DeValue;
 
 /// The dimension of a number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -22,6 +22,10 @@ pub enum Dimension {
     Time,
     /// Watts.
     Power,
+    /// A whole number without a unit.
+    Count,
+    /// A number without a unit.
+    Share,
 }
 
 impl Dimension {
@@ -32,50 +36,65 @@ impl Dimension {
             Self::Bandwidth => "bytes per second, such as `50 GB/s` or `400 Gbit/s`",
             Self::Time => "seconds, such as `5 us`",
             Self::Power => "watts, such as `700 W`",
+            Self::Count | Self::Share => "a number without a unit",
+        }
+    }
+
+    fn expected(self) -> String {
+        match self {
+            Self::Count => "a whole number, such as 8".into(),
+            Self::Share => "a number without a unit, such as 0.7".into(),
+            _ => format!("a number, or a number and a unit of {}", self.noun()),
         }
     }
 }
 
-/// A number in the unit of its key, or text with a unit.
-#[derive(Debug, Clone, PartialEq, Deserialize)]
-#[serde(untagged)]
-pub(crate) enum Quantity {
-    /// A number in the unit of the key.
-    Number(f64),
-    /// A number with its unit.
-    Text(String),
+/// The key of a quantity, and the values that it may have.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Measure {
+    /// The key in files.
+    pub key: &'static str,
+    /// The dimension.
+    pub dimension: Dimension,
+    /// The factor of a plain number in operations, bytes, seconds and watts.
+    pub unit: f64,
+    /// The smallest plausible value, as a plain number.
+    pub least: f64,
+    /// The largest plausible value, as a plain number.
+    pub most: f64,
 }
 
 /// The errors of quantities.
-#[derive(Clone, PartialEq, Eq, Error)]
+#[derive(Clone, PartialEq, Error)]
 pub enum QuantityError {
     /// The unit is unknown, or there is no number.
-    #[error("`{key}` is `{text}`; write a number, or a number and a unit of {}", .dimension.noun())]
+    #[error("`{}` is `{text}`; write {}", .measure.key, .measure.dimension.expected())]
     Unreadable {
         /// The key.
-        key: &'static str,
+        measure: Measure,
         /// The value.
         text: String,
-        /// The dimension of the key.
-        dimension: Dimension,
     },
     /// The unit measures something else.
-    #[error("`{key}` is `{text}`, which measures {}; it must measure {}", .found.noun(), .dimension.noun())]
+    #[error(
+        "`{}` is `{text}`, which measures {}; it must measure {}",
+        .measure.key,
+        .found.noun(),
+        .measure.dimension.noun()
+    )]
     WrongDimension {
         /// The key.
-        key: &'static str,
+        measure: Measure,
         /// The value.
         text: String,
         /// The dimension of the value.
         found: Dimension,
-        /// The dimension of the key.
-        dimension: Dimension,
     },
-    /// The number is not positive and finite.
-    #[error("`{key}` is {value}; use a number above 0")]
+    /// The number is not plausible.
+    #[error("`{}` is {value}; use a number from {} to {}", .measure.key, .measure.least, .measure.most)]
     OutOfRange {
         /// The key.
-        key: &'static str,
+        measure: Measure,
         /// The value, as it is written.
         value: String,
     },
@@ -83,67 +102,114 @@ pub enum QuantityError {
 
 pipewright_schedule::message_as_debug!(QuantityError);
 
-/// The units, their dimension and their factor in operations, bytes and seconds.
+/// The units, their dimension and their factor in operations, bytes, seconds and watts.
 const UNITS: &[(&str, Dimension, f64)] = &[
     ("TFLOP/s", Dimension::Rate, 1e12),
+    ("TFLOPS", Dimension::Rate, 1e12),
     ("PFLOP/s", Dimension::Rate, 1e15),
+    ("PFLOPS", Dimension::Rate, 1e15),
     ("GFLOP/s", Dimension::Rate, 1e9),
+    ("GFLOPS", Dimension::Rate, 1e9),
+    ("B", Dimension::Size, 1.0),
+    ("MB", Dimension::Size, 1e6),
+    ("MiB", Dimension::Size, 1_048_576.0),
     ("GB", Dimension::Size, 1e9),
     ("GiB", Dimension::Size, 1_073_741_824.0),
     ("TB", Dimension::Size, 1e12),
-    ("MB", Dimension::Size, 1e6),
-    ("GB/s", Dimension::Bandwidth, 1e9),
-    ("TB/s", Dimension::Bandwidth, 1e12),
+    ("TiB", Dimension::Size, 1_099_511_627_776.0),
     ("MB/s", Dimension::Bandwidth, 1e6),
+    ("GB/s", Dimension::Bandwidth, 1e9),
+    ("GiB/s", Dimension::Bandwidth, 1_073_741_824.0),
+    ("TB/s", Dimension::Bandwidth, 1e12),
     ("Gbit/s", Dimension::Bandwidth, 1.25e8),
+    ("Gb/s", Dimension::Bandwidth, 1.25e8),
+    ("Tbit/s", Dimension::Bandwidth, 1.25e11),
     ("s", Dimension::Time, 1.0),
     ("ms", Dimension::Time, 1e-3),
     ("us", Dimension::Time, 1e-6),
+    ("ns", Dimension::Time, 1e-9),
     ("W", Dimension::Power, 1.0),
     ("kW", Dimension::Power, 1e3),
 ];
 
-impl Quantity {
-    /// Returns the value in operations, bytes, seconds, watts, or one of the first two per second. `unit` is the
-    /// factor of a plain number.
+/// The most characters of a value that a message repeats.
+const SHOWN: usize = 64;
+
+impl Measure {
+    /// Returns a value of a file in operations, bytes, seconds, watts, or one of the first two per second.
     ///
     /// # Errors
-    /// When the text is not a number with a unit of `dimension`, or the number is not above 0.
-    pub(crate) fn value(
-        &self,
-        key: &'static str,
-        dimension: Dimension,
-        unit: f64,
-    ) -> Result<f64, QuantityError> {
-        let value = match self {
-            Self::Number(number) => number * unit,
-            Self::Text(text) => parse(key, dimension, text)?,
+    /// When the value is not a number with a unit of the dimension, or is not plausible.
+    pub(crate) fn value(self, value: &DeValue<'_>) -> Result<f64, QuantityError> {
+        let unreadable = |text: &str| QuantityError::Unreadable {
+            measure: self,
+            text: text.chars().take(SHOWN).collect(),
         };
-        if value.is_finite() && value > 0.0 {
-            Ok(value)
+        let (number, written) = match value {
+            DeValue::Integer(integer) => {
+                let parsed = i64::from_str_radix(integer.as_str(), integer.radix());
+                let text = integer.to_string();
+                (self.in_base_units(parsed.map_err(|_too_long| unreadable(&text))? as f64), text)
+            }
+            DeValue::Float(float) => {
+                let number: f64 =
+                    float.as_str().parse().map_err(|_not_a_number| unreadable(float.as_str()))?;
+                (self.in_base_units(number), float.as_str().to_owned())
+            }
+            DeValue::String(text) => (self.with_unit(text)?, text.chars().take(SHOWN).collect()),
+            DeValue::Boolean(value) => return Err(unreadable(&value.to_string())),
+            DeValue::Datetime(value) => return Err(unreadable(&value.to_string())),
+            DeValue::Array(_) => return Err(unreadable("a list")),
+            DeValue::Table(_) => return Err(unreadable("a table")),
+        };
+        self.checked(number, written)
+    }
+
+    /// Returns a plain number in operations, bytes, seconds and watts. Small units divide, because 5 / 10^6 is
+    /// the number nearest to 5 us and 5 * 10^-6 is not.
+    fn in_base_units(self, number: f64) -> f64 {
+        if self.unit < 1.0 { number / (1.0 / self.unit).round() } else { number * self.unit }
+    }
+
+    /// Returns a number in operations, bytes, seconds and watts if it is plausible. `written` is its text in
+    /// messages.
+    fn checked(self, number: f64, written: String) -> Result<f64, QuantityError> {
+        let (least, most) = (self.least * self.unit, self.most * self.unit);
+        if self.dimension == Dimension::Count && number.fract() != 0.0 {
+            return Err(QuantityError::Unreadable { measure: self, text: written });
+        }
+        // The product with the unit may be off by one bit at both ends.
+        let slack = 1.0 + 1e-12;
+        if (least / slack..=most * slack).contains(&number) {
+            Ok(number)
         } else {
-            Err(QuantityError::OutOfRange { key, value: self.written() })
+            Err(QuantityError::OutOfRange { measure: self, value: written })
         }
     }
 
-    /// Returns the number as a file has it, without the factor of its unit.
-    fn written(&self) -> String {
-        match self {
-            Self::Number(number) => number.to_string(),
-            Self::Text(text) => text.chars().take(64).collect(),
+    fn with_unit(self, text: &str) -> Result<f64, QuantityError> {
+        let shown = || text.chars().take(SHOWN).collect();
+        let unreadable = || QuantityError::Unreadable { measure: self, text: shown() };
+        if matches!(self.dimension, Dimension::Count | Dimension::Share) {
+            return Err(unreadable());
         }
+        let trimmed = text.trim();
+        let end = trimmed.find(|letter: char| letter.is_whitespace() || letter.is_alphabetic());
+        let (number, unit) = trimmed.split_at(end.ok_or_else(unreadable)?);
+        let number: f64 = number.parse().map_err(|_not_a_number| unreadable())?;
+        let unit = UNITS.iter().find(|(name, ..)| *name == unit.trim());
+        let &(_, found, factor) = unit.ok_or_else(unreadable)?;
+        if found != self.dimension {
+            return Err(QuantityError::WrongDimension { measure: self, text: shown(), found });
+        }
+        Ok(number * factor)
     }
-}
 
-fn parse(key: &'static str, dimension: Dimension, text: &str) -> Result<f64, QuantityError> {
-    let unreadable = || QuantityError::Unreadable { key, text: text.chars().take(64).collect(), dimension };
-    let (number, unit) = text.trim().split_once(' ').ok_or_else(unreadable)?;
-    let number: f64 = number.parse().map_err(|_not_a_number| unreadable())?;
-    let &(_, found, factor) = UNITS.iter().find(|(name, ..)| *name == unit.trim()).ok_or_else(unreadable)?;
-    if found != dimension {
-        return Err(QuantityError::WrongDimension { key, text: text.into(), found, dimension });
+    /// Returns a value as a plain number of the key, with at most 12 digits.
+    pub fn plain(self, value: f64) -> f64 {
+        let plain = value / self.unit;
+        format!("{plain:.11e}").parse().unwrap_or(plain)
     }
-    Ok(number * factor)
 }
 
 #[cfg(test)]
@@ -151,15 +217,18 @@ mod tests {
     use super::*;
 
     fn check(text: &str, dimension: Dimension) -> Result<f64, String> {
-        let value = Quantity::Text(text.into()).value("key", dimension, 1.0);
+        let measure = Measure { key: "key", dimension, unit: 1.0, least: 1.0, most: 1e18 };
+        let value = measure.value(&DeValue::String(text.into()));
         value.map_err(|error| error.to_string())
     }
 
     #[test]
     fn text_has_a_unit_of_the_dimension() {
         assert_eq!(check("80 GB", Dimension::Size), Ok(80e9));
+        assert_eq!(check("80GiB", Dimension::Size), Ok(80.0 * 1_073_741_824.0));
         assert_eq!(check("400 Gbit/s", Dimension::Bandwidth), Ok(50e9));
         assert_eq!(check("0.989 PFLOP/s", Dimension::Rate), Ok(989e12));
+        assert_eq!(check("10.2 kW", Dimension::Power), Ok(10_200.0));
     }
 
     #[test]
@@ -169,9 +238,23 @@ mod tests {
     }
 
     #[test]
+    fn a_count_has_no_unit() {
+        let error = check("8 GB", Dimension::Count).unwrap_err();
+        assert_eq!(error, "`key` is `8 GB`; write a whole number, such as 8");
+    }
+
+    #[test]
     fn unknown_units_and_bad_numbers_are_refused() {
-        for text in ["80", "80 GBs", "eighty GB", "-1 GB", "0 GB", "inf GB"] {
+        for text in ["80", "80 GBs", "eighty GB", "-1 GB", "0 GB", "inf GB", "1e30 GB", ""] {
             assert!(check(text, Dimension::Size).is_err(), "{text}");
         }
+    }
+
+    #[test]
+    fn plain_numbers_have_no_rounding_errors() {
+        let time = Measure { key: "t", dimension: Dimension::Time, unit: 1e-6, least: 0.0, most: 1.0 };
+        assert_eq!(time.plain(5e-6).to_string(), "5");
+        let rate = Measure { key: "r", dimension: Dimension::Rate, unit: 1e12, least: 0.0, most: 1.0 };
+        assert_eq!(rate.plain(1307.4 * 1e12).to_string(), "1307.4");
     }
 }

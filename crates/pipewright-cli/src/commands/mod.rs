@@ -1,6 +1,7 @@
 //! The commands, one file each: the arguments of a command and its calls into the other modules.
 
 pub(crate) mod check;
+pub(crate) mod clusters;
 pub(crate) mod compare;
 pub(crate) mod completions;
 pub(crate) mod devices;

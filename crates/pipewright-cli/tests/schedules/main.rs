@@ -2,6 +2,7 @@
 //! scripts.
 
 mod advice;
+mod clusters;
 mod comparisons;
 mod edges;
 mod emitted;

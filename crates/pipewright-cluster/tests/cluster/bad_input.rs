@@ -1,6 +1,7 @@
 //! Errors of cluster files, layouts and files of runs.
 
 use pipewright_cluster::catalogue::{by_name, from_toml, machines};
+use pipewright_cluster::cluster_file::to_toml;
 use pipewright_cluster::comparison::compare;
 use pipewright_cluster::layout::{LayoutError, Recompute};
 use pipewright_cluster::machine::Constants;
@@ -52,11 +53,61 @@ fn a_cluster_file_with_units_that_do_not_match_is_refused() {
     );
     check_cluster("name = \"h100\"\nnetwork_gb_per_s = \"50 GB\"", "it must measure bytes per second");
     check_cluster("name = \"h100\"\nbf16_tflops = \"989 TB/s\"", "it must measure operations per second");
-    check_cluster("name = \"h100\"\nbf16_tflops = -312", "`bf16_tflops` is -312; use a number above 0");
-    check_cluster("name = \"h100\"\nmemory_gb = \"-80 GB\"", "`memory_gb` is -80 GB; use a number above 0");
-    check_cluster("name = \"h100\"\ngpus_per_node = 0", "`gpus_per_node` is 0");
-    check_cluster("name = \"my own\"\nmemory_gb = 80", "`memory_gb_per_s` is missing");
-    check_cluster("name = \"h100\"\nmemory = 80", "unknown field `memory`");
+    check_cluster("name = \"h100\"\ngpus_per_node = \"8 GB\"", "write a whole number, such as 8");
+}
+
+/// The place of a mistake, what is written there, and what is expected.
+#[test]
+fn mistakes_in_cluster_files_have_a_place() {
+    check_cluster("name = \"h100\"\nbf16_tflops = -312", "line 2, column 15: `bf16_tflops` is -312; use a");
+    check_cluster("name = \"h100\"\nmemory_gb = \"-80 GB\"", "`memory_gb` is -80 GB; use a number from 0.1");
+    check_cluster(
+        "name = \"h100\"\nmemory_gb = 1e12",
+        "`memory_gb` is 1e12; use a number from 0.1 to 100000",
+    );
+    check_cluster("name = \"h100\"\ngpus_per_node = 0", "`gpus_per_node` is 0; use a number from 1");
+    check_cluster("name = \"h100\"\ngpus_per_node = 7.5", "`gpus_per_node` is `7.5`; write a whole number");
+    check_cluster(
+        "name = \"h100\"\nmemory_gb = true",
+        "line 2, column 13: `memory_gb` is `true`; write a number",
+    );
+    check_cluster(
+        "\nname = \"my own\"\nmemory_gb = 80",
+        "`memory_gb_per_s` is missing, and no known machine",
+    );
+    check_cluster("memory_gb = 80", "`name` is missing; add the machine's name");
+    check_cluster("name = 3", "line 1, column 8: `name` is 3; write text in quotes");
+    check_cluster(
+        "name = \"h100\"\nmemory = 80",
+        "line 2, column 1: unknown key `memory`; the nearest name is `memory_gb`; known are bf16_tflops",
+    );
+    check_cluster("name = \"h100\"\n[constants]\nlinks = 1", "line 3, column 1: unknown key `links`");
+    check_cluster("name = \"h100\"\n[sources]\nlinks = \"\"", "unknown key `links`");
+    check_cluster(
+        "name = \"h100\"\nnode_switch = \"yes\"",
+        "write one of \"none\", \"forwards\", \"reduces\"",
+    );
+    check_cluster(
+        "name = \"h100\"\naliases = [3]",
+        "line 2, column 12: `aliases` is 3; write a list of names",
+    );
+    check_cluster("name = \"h100", "line 1, column 13: invalid");
+}
+
+#[test]
+fn a_machine_survives_its_file() {
+    for machine in machines() {
+        assert_eq!(from_toml(&to_toml(machine)).as_ref(), Ok(machine));
+    }
+}
+
+#[test]
+fn figures_of_a_file_have_its_source() {
+    let machine = from_toml("name = \"h100\"\nmemory_gb = 40\nsource = \"a friend\"").expect("a machine");
+    let sources = ["memory_gb", "bf16_tflops", "gpus_per_node"].map(|key| machine.source_of(key));
+    assert_eq!(sources, ["a friend", "NVIDIA H100 SXM data sheet", "NVIDIA H100 SXM data sheet"]);
+    let own = from_toml("name = \"h100\"\nmemory_gb = 40").expect("a machine");
+    assert_eq!(own.source_of("memory_gb"), "the cluster file");
 }
 
 #[test]
@@ -79,7 +130,7 @@ fn a_machine_of_its_own_has_the_expected_constants() {
     let constants = "[constants]\nproduct = 1.2\nproduct_fp8 = 0.5\nattention = 0.5\nmemory = 0.8\nlink = 0.8\nhidden = 0\nlaunch = 0";
     check_cluster(
         &format!("name = \"my own\"\n{sizes}\n{constants}"),
-        "the constant `product` is 1.2; use a value from 0.3 to 0.9",
+        "line 8, column 11: `product` is 1.2; use a number from 0.3 to 0.9",
     );
 }
 

@@ -22,7 +22,7 @@ const LLAMA: &str = r#"{"model_type": "llama", "hidden_size": 4096, "intermediat
 
 #[test]
 fn grouped_attention_and_gated_feed_forward() {
-    let Described { model, ignored } = described(LLAMA);
+    let Described { model, ignored, assumed: _ } = described(LLAMA);
     assert_eq!(model.parameters(), 8_030_261_248);
     assert_eq!(ignored, Vec::<String>::new());
     let attention = Attention { heads: 32, key_value_heads: 8, head_size: 128, window: None };
@@ -43,7 +43,7 @@ fn gpt_has_biases_and_a_tied_head() {
 #[test]
 fn families_of_gpt_have_no_gate() {
     let check = |text: &str, parameters: u128| {
-        let Described { model, ignored } = described(text);
+        let Described { model, ignored, assumed: _ } = described(text);
         assert_eq!((model.parameters(), ignored), (parameters, Vec::new()), "{}", model.name);
     };
     let neox = r#"{"model_type": "gpt_neox", "hidden_size": 6144, "intermediate_size": 24576,
@@ -126,4 +126,123 @@ fn bad_sizes_are_refused() {
     check("\"hidden_size\": 4096", "\"hidden_size\": 16", "32 heads are more than the hidden size of 16");
     let inner = "\"intermediate_size\": 14336";
     check(inner, "\"intermediate_size\": 1048577", "use a whole number from 1 to 1048576");
+}
+
+/// Checks that `LLAMA` with further keys, which replace its own, fails with a message.
+fn check_refused(keys: &str, message: &str) {
+    let (mut object, keys) = (json(LLAMA), json(&format!("{{{keys}}}")));
+    object.as_object_mut().expect("an object").extend(keys.as_object().expect("an object").clone());
+    let error = read(&object.to_string()).expect_err("an error").to_string();
+    assert!(error.contains(message), "{error}");
+}
+
+fn json(text: &str) -> serde_json::Value {
+    serde_json::from_str(text).expect("JSON")
+}
+
+#[test]
+fn contradictions_are_refused() {
+    check_refused(
+        r#""num_key_value_heads": 7"#,
+        "`num_key_value_heads` is 7; use a number that divides the 32 heads",
+    );
+    check_refused(
+        r#""hidden_size": 4100"#,
+        "`hidden_size` is 4100; use a multiple of the 32 heads, or give `head_dim`",
+    );
+    check_refused(
+        r#""num_experts": 8, "num_experts_per_tok": 9"#,
+        "`num_experts_per_tok` is 9; use at most the 8 experts",
+    );
+    check_refused(r#""num_experts": 8"#, "needs one of the keys num_experts_per_tok");
+    check_refused(
+        r#""layer_types": ["full_attention"]"#,
+        "the number of kinds in layer_types` is 1; use as many",
+    );
+    check_refused(
+        r#""first_k_dense_replace": 33"#,
+        "`first_k_dense_replace` is 33; use at most the 32 blocks",
+    );
+    check_refused(
+        r#""mlp_only_layers": [32]"#,
+        "`mlp_only_layers` is [32]; use a list of numbers from 0 to 31",
+    );
+}
+
+#[test]
+fn values_of_another_kind_are_refused() {
+    check_refused(r#""tie_word_embeddings": 1"#, "`tie_word_embeddings` is 1; use true or false");
+    check_refused(r#""hidden_act": 3"#, "`hidden_act` is 3; use text in quotes");
+    check_refused(
+        r#""num_hidden_layers": "32""#,
+        r#"`num_hidden_layers` is "32"; use a whole number from 1"#,
+    );
+    check_refused(
+        r#""layer_types": "full""#,
+        "`layer_types` is \"full\"; use a list of one word for each block",
+    );
+}
+
+#[test]
+fn families_without_costs_are_refused() {
+    check_refused(
+        r#""model_type": "jamba""#,
+        "`model_type` is jamba: the costs of Mamba-1 blocks are not known",
+    );
+    check_refused(r#""model_type": "t5""#, "it has an encoder, and only decoders have costs");
+    let kinds = vec!["\"linear_attention\""; 32].join(", ");
+    check_refused(
+        &format!("\"layer_types\": [{kinds}]"),
+        "the kind of block `linear_attention`, whose costs are not",
+    );
+}
+
+#[test]
+fn families_that_are_not_known_are_named() {
+    let described = described(&LLAMA.replace("\"llama\"", "\"newllama\""));
+    assert_eq!(described.model.parameters(), 8_030_261_248);
+    let expected = "`model_type` newllama is not known: its norms, biases and gates are read as Llama's";
+    assert_eq!(described.assumed, [expected]);
+}
+
+/// Keys that change costs unless they are off.
+#[test]
+fn dropout_is_named_if_it_is_on() {
+    let with =
+        |keys: &str| described(&LLAMA.replace("\"rope_theta\"", &format!("{keys}, \"rope_theta\""))).ignored;
+    assert_eq!(with("\"attention_dropout\": 0.0, \"final_logit_softcapping\": null"), Vec::<String>::new());
+    let on = with("\"attention_dropout\": 0.1, \"final_logit_softcapping\": 30.0");
+    assert_eq!(on, ["attention_dropout", "final_logit_softcapping"]);
+}
+
+/// Nemotron-H's files have a bare `Infinity`, which is not JSON, and in transformers 5 a list of kinds.
+#[test]
+fn files_of_nemotron_h_in_both_forms() {
+    let sizes = r#""model_type": "nemotron_h", "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4,
+        "vocab_size": 100, "mamba_num_heads": 8, "mamba_head_dim": 16, "ssm_state_size": 16, "n_groups": 2,
+        "conv_kernel": 4, "chunk_size": 32, "mlp_hidden_act": "relu2", "time_step_limit": [0.0, Infinity]"#;
+    let old = described(&format!("{{{sizes}, \"hybrid_override_pattern\": \"M*-\"}}"));
+    let kinds = r#""layers_block_type": ["linear_attention", "full_attention", "mlp"]"#;
+    assert_eq!(described(&format!("{{{sizes}, {kinds}}}")), old);
+    assert_eq!(old.model.blocks.len(), 3);
+}
+
+/// A hybrid of Mamba-2 and attention whose blocks all have a feed-forward part (Bamba).
+#[test]
+fn hybrids_with_feed_forward_parts() {
+    let mamba = r#""mamba_n_heads": 64, "mamba_d_head": "auto", "mamba_expand": 1, "mamba_d_state": 16,
+        "mamba_n_groups": 2, "mamba_d_conv": 4, "mamba_chunk_size": 32, "attn_layer_indices": [1]"#;
+    let model = described(&LLAMA.replace("\"rope_theta\"", &format!("{mamba}, \"rope_theta\""))).model;
+    let is_mamba = |block: &Block| matches!(block.mixer, Mixer::Mamba2(mamba) if mamba.head_size == 64);
+    let found: Vec<usize> = (0..32).filter(|&layer| !is_mamba(&model.blocks[layer])).collect();
+    assert_eq!(found, [1]);
+}
+
+#[test]
+fn windows_of_families_that_do_not_say_which_blocks_have_them() {
+    let gemma = LLAMA
+        .replace("\"llama\"", "\"gemma2\"")
+        .replace("\"rope_theta\"", "\"sliding_window\": 16, \"rope_theta\"");
+    let [first, second, ..] = windows(&described(&gemma).model.blocks)[..] else { panic!("blocks") };
+    assert_eq!((first, second), (Some(16), None));
 }

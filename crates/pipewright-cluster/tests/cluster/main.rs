@@ -6,6 +6,7 @@ mod bad_input;
 mod configs;
 mod memory;
 mod operations;
+mod parameters;
 mod pipelines;
 mod properties;
 mod published;

@@ -1,0 +1,77 @@
+//! Tests of `clusters` through the binary.
+
+use serde_json::Value;
+
+use crate::{folder, refuse, succeed, write};
+
+#[test]
+fn known_machines_are_listed_with_the_source_of_each_figure() {
+    let folder = folder();
+    let list = succeed(&folder, &["clusters"]);
+    for name in ["a100", "h100", "h200", "b200", "gb200", "mi300x", "l40s", "4090"] {
+        assert!(
+            list.lines().filter(|line| line.starts_with(&format!("{name} "))).count() == 2,
+            "{name}: {list}"
+        );
+    }
+    let json: Value =
+        serde_json::from_str(&succeed(&folder, &["clusters", "--format", "json"])).expect("JSON");
+    let clusters = json["clusters"].as_array().expect("a list");
+    assert!(clusters.len() >= 9);
+    for cluster in clusters {
+        let figures = cluster["figures"].as_object().expect("figures");
+        assert!(figures.len() >= 10, "{cluster}");
+        for (key, figure) in figures {
+            assert!(figure["value"].as_f64().is_some_and(|value| value > 0.0), "{key}: {cluster}");
+            assert!(figure["source"].as_str().is_some_and(|source| source.len() > 10), "{key}: {cluster}");
+        }
+        assert!(cluster["constants_source"].as_str().is_some_and(|source| source.len() > 10), "{cluster}");
+    }
+}
+
+#[test]
+fn a_machine_is_shown_as_a_file_that_can_be_edited() {
+    let folder = folder();
+    let shown = succeed(&folder, &["clusters", "H100"]);
+    let edited = shown.replace("memory_gb = 80 ", "memory_gb = \"64 GiB\" ");
+    assert_ne!(shown, edited);
+    write(&folder, "mine.toml", &edited);
+    let again = succeed(&folder, &["clusters", "mine.toml"]);
+    assert_eq!(again.replace("memory_gb = 64 ", "memory_gb = 80 "), shown);
+}
+
+#[test]
+fn names_that_are_not_known_suggest_near_ones() {
+    let folder = folder();
+    refuse(
+        &folder,
+        &["clusters", "h10"],
+        2,
+        "error: there is no machine `h10`; the nearest name is `h100`; known are a100, h100, h100-500w, h200, b200, \
+         gb200, mi300x, l40s, 4090; the path of a cluster file ends in .toml",
+    );
+}
+
+#[test]
+fn mistakes_in_a_cluster_file_have_a_place() {
+    let folder = folder();
+    let check = |text: &str, message: &str| {
+        write(&folder, "mine.toml", text);
+        refuse(&folder, &["clusters", "mine.toml"], 2, &format!("error: {message}"));
+    };
+    check(
+        "name = \"h100\"\nmemory_gb = \"80 TFLOP/s\"\n",
+        "mine.toml:2:13: `memory_gb` is `80 TFLOP/s`, which measures operations per second, such as \
+         `989 TFLOP/s`; it must measure bytes, such as `80 GB`",
+    );
+    check(
+        "name = \"h100\"\n\ngpus_per_node = -8\n",
+        "mine.toml:3:17: `gpus_per_node` is -8; use a number from 1",
+    );
+    check(
+        "name = \"h100\"\nmemory = 80\n",
+        "mine.toml:2:1: unknown key `memory`; the nearest name is `memory_gb`",
+    );
+    check("memory_gb = 80\n", "mine.toml:1:1: `name` is missing");
+    refuse(&folder, &["clusters", "none.toml"], 2, "error: none.toml: cannot read the cluster file");
+}

@@ -1,0 +1,138 @@
+//! The figures of a machine's data sheet: their keys in cluster files, units and plausible ranges.
+
+use crate::machine::Machine;
+use crate::quantity::{Dimension, Measure};
+
+/// A figure of a data sheet.
+#[derive(Debug, Clone, Copy)]
+pub struct Figure {
+    /// Its key and values.
+    pub measure: Measure,
+    /// A description for people.
+    pub meaning: &'static str,
+    /// Whether a machine cannot be predicted without it.
+    pub(crate) is_needed: bool,
+    /// Reads it from a machine.
+    pub(crate) get: fn(&Machine) -> Option<f64>,
+    /// Writes it to a machine.
+    pub(crate) set: fn(&mut Machine, f64),
+}
+
+/// Bytes of a gigabyte of memory as sold: data sheets call 2^30 bytes a GB.
+pub(crate) const MEMORY_GB: f64 = 1_073_741_824.0;
+
+impl Figure {
+    /// All figures, in the order of cluster files.
+    pub const ALL: [Self; 11] = [
+        Self {
+            measure: rate("bf16_tflops"),
+            meaning: "dense operations in bf16, 10^12 per second",
+            is_needed: false,
+            get: |machine| machine.bf16,
+            set: |machine, value| machine.bf16 = Some(value),
+        },
+        Self {
+            measure: rate("fp8_tflops"),
+            meaning: "dense operations in FP8, 10^12 per second",
+            is_needed: false,
+            get: |machine| machine.fp8,
+            set: |machine, value| machine.fp8 = Some(value),
+        },
+        Self {
+            measure: Measure {
+                key: "memory_gb",
+                dimension: Dimension::Size,
+                unit: MEMORY_GB,
+                least: 0.1,
+                most: 1e5,
+            },
+            meaning: "memory as sold, in units of 2^30 bytes",
+            is_needed: true,
+            get: |machine| Some(machine.memory),
+            set: |machine, value| machine.memory = value,
+        },
+        Self {
+            measure: bandwidth("memory_gb_per_s"),
+            meaning: "bandwidth of the memory, 10^9 bytes per second",
+            is_needed: true,
+            get: |machine| Some(machine.memory_bandwidth),
+            set: |machine, value| machine.memory_bandwidth = value,
+        },
+        Self {
+            measure: bandwidth("node_gb_per_s"),
+            meaning: "from a GPU to its node, each direction",
+            is_needed: true,
+            get: |machine| Some(machine.node_bandwidth),
+            set: |machine, value| machine.node_bandwidth = value,
+        },
+        Self {
+            measure: bandwidth("network_gb_per_s"),
+            meaning: "from a GPU to other nodes, each direction",
+            is_needed: true,
+            get: |machine| Some(machine.network_bandwidth),
+            set: |machine, value| machine.network_bandwidth = value,
+        },
+        Self {
+            measure: count("gpus_per_node"),
+            meaning: "GPUs that the fast links connect",
+            is_needed: true,
+            get: |machine| Some(f64::from(machine.gpus_per_node)),
+            set: |machine, value| machine.gpus_per_node = value as u32,
+        },
+        Self {
+            measure: count("multiprocessors"),
+            meaning: "multiprocessors of a GPU",
+            is_needed: false,
+            get: |machine| Some(f64::from(machine.multiprocessors)),
+            set: |machine, value| machine.multiprocessors = value as u32,
+        },
+        Self {
+            measure: latency("node_latency_us"),
+            meaning: "latency of a message inside a node",
+            is_needed: false,
+            get: |machine| Some(machine.node_latency),
+            set: |machine, value| machine.node_latency = value,
+        },
+        Self {
+            measure: latency("network_latency_us"),
+            meaning: "latency of a message between nodes",
+            is_needed: false,
+            get: |machine| Some(machine.network_latency),
+            set: |machine, value| machine.network_latency = value,
+        },
+        Self {
+            measure: Measure {
+                key: "board_watts",
+                dimension: Dimension::Power,
+                unit: 1.0,
+                least: 1.0,
+                most: 1e5,
+            },
+            meaning: "power of a GPU at most, without its host",
+            is_needed: false,
+            get: |machine| machine.board_power,
+            set: |machine, value| machine.board_power = Some(value),
+        },
+    ];
+
+    /// Returns the figure of a machine as a plain number of its key, if it is known.
+    pub fn of(&self, machine: &Machine) -> Option<f64> {
+        (self.get)(machine).map(|value| self.measure.plain(value))
+    }
+}
+
+const fn rate(key: &'static str) -> Measure {
+    Measure { key, dimension: Dimension::Rate, unit: 1e12, least: 0.01, most: 1e6 }
+}
+
+const fn bandwidth(key: &'static str) -> Measure {
+    Measure { key, dimension: Dimension::Bandwidth, unit: 1e9, least: 0.001, most: 1e6 }
+}
+
+const fn latency(key: &'static str) -> Measure {
+    Measure { key, dimension: Dimension::Time, unit: 1e-6, least: 0.0, most: 1e6 }
+}
+
+const fn count(key: &'static str) -> Measure {
+    Measure { key, dimension: Dimension::Count, unit: 1.0, least: 1.0, most: 65_536.0 }
+}

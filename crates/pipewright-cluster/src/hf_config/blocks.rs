@@ -1,0 +1,146 @@
+//! The blocks of a configuration: which block has which parts.
+
+use super::error::{ConfigError, MAX_BLOCKS, MAX_SIZE};
+use super::family::Family;
+use super::feed_forward::FeedForwards;
+use super::keys::{Keys, contradiction};
+use super::mixer::{attention, mamba};
+use crate::model::{Attention, Block, FeedForward, Mixer};
+
+/// The keys of the number of blocks.
+const LAYERS: [&str; 4] = ["num_hidden_layers", "n_layer", "n_layers", "num_layers"];
+/// The keys of a list of the kinds of blocks.
+const KINDS: [&str; 2] = ["layer_types", "layers_block_type"];
+/// The kinds of blocks with costs.
+const KNOWN_KINDS: &str = "full_attention, sliding_attention, chunked_attention, mamba";
+
+/// Reads the blocks of a model.
+pub(super) fn blocks(keys: &mut Keys<'_>, family: &Family, hidden: u64) -> Result<Vec<Block>, ConfigError> {
+    let layers = keys.size(&LAYERS, 1, MAX_BLOCKS)?;
+    let model_type = keys.text(&["model_type"])?;
+    if let Some(pattern) = keys.text(&["hybrid_override_pattern"])? {
+        let letters: Vec<String> = pattern.chars().map(String::from).collect();
+        return single_parts(keys, family, hidden, "hybrid_override_pattern", &letters);
+    }
+    let kinds = keys.words(&KINDS)?;
+    match (model_type, kinds) {
+        (Some("nemotron_h"), Some((key, kinds))) => single_parts(keys, family, hidden, &key, &kinds),
+        (Some("mamba2"), _) => {
+            let mixer = Mixer::Mamba2(mamba(keys, hidden)?);
+            let block = Block { mixer, feed_forward: FeedForward::None };
+            Ok(vec![block; counted(layers)? as usize])
+        }
+        (_, kinds) => whole_blocks(keys, family, hidden, counted(layers)?, kinds),
+    }
+}
+
+fn counted(layers: Option<u64>) -> Result<u64, ConfigError> {
+    layers.ok_or_else(|| ConfigError::Missing { names: LAYERS.join(", ") })
+}
+
+/// The blocks of a hybrid, each with one part: `M` Mamba-2, `*` attention, `-` feed-forward, `E` experts.
+fn single_parts(
+    keys: &mut Keys<'_>,
+    family: &Family,
+    hidden: u64,
+    key: &str,
+    kinds: &[impl AsRef<str>],
+) -> Result<Vec<Block>, ConfigError> {
+    let blocks = kinds.len();
+    if !(1..=MAX_BLOCKS).contains(&(blocks as u64)) {
+        return Err(ConfigError::Blocks { key: key.into(), blocks });
+    }
+    let mixer = attention(keys, hidden)?;
+    let parts = FeedForwards::read(keys, family, hidden, blocks as u64)?;
+    let mamba = Mixer::Mamba2(mamba(keys, hidden)?);
+    let of_kind = |kind: &str| match kind {
+        "M" | "mamba" | "linear_attention" => Ok((mamba, FeedForward::None)),
+        "*" | "attention" | "full_attention" => Ok((mixer, FeedForward::None)),
+        "-" | "mlp" => Ok((Mixer::None, FeedForward::Dense(parts.dense))),
+        "E" | "moe" if parts.experts.is_some() => {
+            Ok((Mixer::None, parts.experts.map_or(FeedForward::None, FeedForward::Experts)))
+        }
+        other => Err(ConfigError::Block {
+            key: key.into(),
+            kind: other.chars().take(64).collect(),
+            known: "M, *, -, and E if there are experts",
+        }),
+    };
+    let block = |kind: &_| {
+        let (mixer, feed_forward) = of_kind(AsRef::<str>::as_ref(kind))?;
+        Ok(Block { mixer, feed_forward })
+    };
+    kinds.iter().map(block).collect()
+}
+
+/// The blocks of a model whose blocks all have a mixer and a feed-forward part.
+fn whole_blocks(
+    keys: &mut Keys<'_>,
+    family: &Family,
+    hidden: u64,
+    layers: u64,
+    kinds: Option<(String, Vec<&str>)>,
+) -> Result<Vec<Block>, ConfigError> {
+    if let Some((key, kinds)) = kinds.as_ref().filter(|(_, kinds)| kinds.len() as u64 != layers) {
+        let expected = format!("as many kinds as `num_hidden_layers`, {layers}");
+        return Err(contradiction(&format!("the number of kinds in {key}"), kinds.len() as u64, expected));
+    }
+    let attention = attention(keys, hidden)?;
+    let attention_layers = keys.layer_numbers("attn_layer_indices", layers)?;
+    let is_mamba = |kind: &str| kind == "mamba";
+    let has_mamba = attention_layers.is_some()
+        || kinds.as_ref().is_some_and(|(_, kinds)| kinds.iter().any(|kind| is_mamba(kind)));
+    let mamba = if has_mamba { Some(Mixer::Mamba2(mamba(keys, hidden)?)) } else { None };
+    let parts = FeedForwards::read(keys, family, hidden, layers)?;
+    let windows = Windows::read(keys, family)?;
+    let mixer = |layer: u64| {
+        let kind = kinds.as_ref().and_then(|(key, kinds)| Some((key, *kinds.get(layer as usize)?)));
+        match (kind, &attention_layers) {
+            (Some((_, "full_attention" | "attention")), _) => Ok(without_window(attention)),
+            (Some((_, "sliding_attention" | "chunked_attention")), _) => Ok(attention),
+            (Some((_, "mamba")), _) => Ok(mamba.unwrap_or(attention)),
+            (Some((key, kind)), _) => Err(ConfigError::Block {
+                key: key.clone(),
+                kind: kind.chars().take(64).collect(),
+                known: KNOWN_KINDS,
+            }),
+            (None, Some(layers)) if !layers.contains(&layer) => Ok(mamba.unwrap_or(attention)),
+            (None, _) if windows.is_whole(layer) => Ok(without_window(attention)),
+            (None, _) => Ok(attention),
+        }
+    };
+    let block = |layer| Ok(Block { mixer: mixer(layer)?, feed_forward: parts.of_block(layer) });
+    (0..layers).map(block).collect()
+}
+
+/// The blocks whose attention has a window.
+struct Windows {
+    is_used: bool,
+    /// Every how many blocks one has no window.
+    whole_every: Option<u64>,
+    /// The first blocks, which have no window (Qwen 2).
+    whole_at_start: u64,
+}
+
+impl Windows {
+    fn read(keys: &mut Keys<'_>, family: &Family) -> Result<Self, ConfigError> {
+        let given = keys.size(&["sliding_window_pattern", "_sliding_window_pattern"], 1, MAX_BLOCKS)?;
+        Ok(Self {
+            is_used: keys.flag("use_sliding_window")? != Some(false),
+            whole_every: given.or(family.whole_every),
+            whole_at_start: keys.size(&["max_window_layers"], 0, MAX_SIZE)?.unwrap_or(0),
+        })
+    }
+
+    fn is_whole(&self, layer: u64) -> bool {
+        let by_pattern = self.whole_every.is_some_and(|every| (layer + 1).is_multiple_of(every));
+        !self.is_used || by_pattern || layer < self.whole_at_start
+    }
+}
+
+fn without_window(mixer: Mixer) -> Mixer {
+    match mixer {
+        Mixer::Attention(attention) => Mixer::Attention(Attention { window: None, ..attention }),
+        other => other,
+    }
+}

@@ -1,0 +1,120 @@
+//! The keys of a `config.json`, and which of them are used.
+
+use std::collections::BTreeSet;
+
+use serde_json::{Map, Value};
+
+use super::error::{ConfigError, MAX_SIZE};
+use super::harmless::{HARMLESS, HARMLESS_IF_ZERO};
+
+/// The keys of a configuration, and which of them are used.
+pub(super) struct Keys<'a> {
+    object: &'a Map<String, Value>,
+    /// The values of keys that the file leaves out.
+    defaults: &'static [(&'static str, u64)],
+    used: BTreeSet<String>,
+}
+
+/// A value as messages repeat it.
+fn shortened(value: &Value) -> String {
+    value.to_string().chars().take(64).collect()
+}
+
+impl<'a> Keys<'a> {
+    pub(super) fn new(object: &'a Map<String, Value>) -> Self {
+        Self { object, defaults: &[], used: BTreeSet::new() }
+    }
+
+    /// Sets the values of keys that the file leaves out.
+    pub(super) fn set_defaults(&mut self, defaults: &'static [(&'static str, u64)]) {
+        self.defaults = defaults;
+    }
+
+    /// Marks a key as used.
+    pub(super) fn mark(&mut self, names: &[&str]) {
+        self.used.extend(names.iter().map(|&name| name.to_owned()));
+    }
+
+    /// Returns the first of these keys that is given and not null.
+    pub(super) fn value(&mut self, names: &[&str]) -> Option<(String, &'a Value)> {
+        self.mark(names);
+        let name = names.iter().find(|&&name| self.object.get(name).is_some_and(|value| !value.is_null()))?;
+        Some(((*name).to_owned(), &self.object[*name]))
+    }
+
+    /// Returns a size under the first of its names that is given, or the family's value.
+    pub(super) fn size(&mut self, names: &[&str], least: u64, most: u64) -> Result<Option<u64>, ConfigError> {
+        let Some((key, value)) = self.value(names) else {
+            let default = self.defaults.iter().find(|(name, _)| names.contains(name));
+            return Ok(default.map(|&(_, value)| value));
+        };
+        match value.as_u64().filter(|size| (least..=most).contains(size)) {
+            Some(size) => Ok(Some(size)),
+            None => Err(ConfigError::Size { key, value: shortened(value), least, most }),
+        }
+    }
+
+    pub(super) fn needed(&mut self, names: &[&str]) -> Result<u64, ConfigError> {
+        self.needed_up_to(names, MAX_SIZE)
+    }
+
+    pub(super) fn needed_up_to(&mut self, names: &[&str], most: u64) -> Result<u64, ConfigError> {
+        let missing = || ConfigError::Missing { names: names.join(", ") };
+        self.size(names, 1, most)?.ok_or_else(missing)
+    }
+
+    pub(super) fn flag(&mut self, name: &str) -> Result<Option<bool>, ConfigError> {
+        let Some((key, value)) = self.value(&[name]) else { return Ok(None) };
+        match value.as_bool() {
+            Some(flag) => Ok(Some(flag)),
+            None => Err(wrong(key, value, "true or false")),
+        }
+    }
+
+    pub(super) fn text(&mut self, names: &[&str]) -> Result<Option<&'a str>, ConfigError> {
+        let Some((key, value)) = self.value(names) else { return Ok(None) };
+        match value.as_str() {
+            Some(text) => Ok(Some(text)),
+            None => Err(wrong(key, value, "text in quotes")),
+        }
+    }
+
+    /// Returns a list of blocks' numbers, each below `layers`.
+    pub(super) fn layer_numbers(&mut self, name: &str, layers: u64) -> Result<Option<Vec<u64>>, ConfigError> {
+        let Some((key, value)) = self.value(&[name]) else { return Ok(None) };
+        let expected = || wrong(key.clone(), value, &format!("a list of numbers from 0 to {}", layers - 1));
+        let items = value.as_array().ok_or_else(expected)?;
+        let number = |item: &Value| item.as_u64().filter(|&number| number < layers).ok_or_else(expected);
+        items.iter().map(number).collect::<Result<_, _>>().map(Some)
+    }
+
+    /// Returns a list of one word per block.
+    pub(super) fn words(&mut self, names: &[&str]) -> Result<Option<(String, Vec<&'a str>)>, ConfigError> {
+        let Some((key, value)) = self.value(names) else { return Ok(None) };
+        let words = value.as_array().and_then(|items| items.iter().map(Value::as_str).collect());
+        match words {
+            Some(words) => Ok(Some((key, words))),
+            None => Err(wrong(key, value, "a list of one word for each block")),
+        }
+    }
+
+    /// Returns the keys that are not used and may change costs.
+    pub(super) fn ignored(&self) -> Vec<String> {
+        let is_said = |(key, value): &(&String, &Value)| {
+            let word = key.as_str();
+            let is_off = value.as_f64() == Some(0.0) || value.as_bool() == Some(false);
+            let is_harmless = HARMLESS.contains(&word) || HARMLESS_IF_ZERO.contains(&word) && is_off;
+            !self.used.contains(word) && !key.starts_with('_') && !is_harmless && !value.is_null()
+        };
+        self.object.iter().filter(is_said).map(|(key, _)| key.clone()).collect()
+    }
+}
+
+fn wrong(key: String, value: &Value, expected: &str) -> ConfigError {
+    ConfigError::Value { key, value: shortened(value), expected: expected.into() }
+}
+
+/// Returns the error of a number that contradicts another one.
+pub(super) fn contradiction(key: &str, value: u64, expected: String) -> ConfigError {
+    ConfigError::Value { key: key.into(), value: value.to_string(), expected }
+}

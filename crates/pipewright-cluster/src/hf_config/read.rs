@@ -1,0 +1,147 @@
+//! Reads a `config.json`.
+
+use serde_json::{Map, Value};
+
+use super::blocks::blocks;
+use super::error::{ConfigError, MAX_VOCABULARY};
+use super::family::Family;
+use super::harmless::HARMLESS;
+use super::keys::Keys;
+use crate::model::Model;
+use crate::vectors::{Biases, QueryKeyNorm, Vectors};
+
+/// The largest file that is read, in bytes.
+pub const MAX_FILE: usize = 1 << 20;
+
+/// A model and what was not understood.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Described {
+    /// The model.
+    pub model: Model,
+    /// The keys that the cost model does not use, although they may change costs.
+    pub ignored: Vec<String>,
+    /// What was assumed because the file does not say it, as sentences.
+    pub assumed: Vec<String>,
+}
+
+/// Reads the text of a `config.json`.
+///
+/// # Errors
+/// When it is not JSON, a size is missing, out of range or contradicts another one, or a kind of block has no
+/// cost.
+pub fn read(text: &str) -> Result<Described, ConfigError> {
+    if text.len() > MAX_FILE {
+        return Err(ConfigError::TooLarge);
+    }
+    let not_an_object = |at| ConfigError::NotAnObject { at };
+    let text = with_null_for_infinity(text);
+    let value: Value = serde_json::from_str(&text).map_err(|error| not_an_object(format!(": {error}")))?;
+    let object = value.as_object().ok_or_else(|| not_an_object(String::new()))?;
+    // Models of text and images keep the decoder's keys in a part of their own.
+    let inner = object.get("text_config").and_then(Value::as_object);
+    let mut keys = Keys::new(inner.unwrap_or(object));
+    let model_type = model_type(&mut keys, inner.and(Some(object)))?;
+    let family = Family::named(&model_type);
+    if let Some(why) = family.and_then(|family| family.refused) {
+        return Err(ConfigError::Family { family: model_type, why });
+    }
+    let model =
+        model(&mut keys, &model_type, &family.unwrap_or_else(Family::unknown), inner.and(Some(object)))?;
+    let mut ignored = keys.ignored();
+    if inner.is_some() {
+        let used = ["text_config", "tie_word_embeddings"];
+        let is_said = |key: &&String| !used.contains(&key.as_str()) && !HARMLESS.contains(&key.as_str());
+        ignored.extend(object.keys().filter(is_said).cloned());
+    }
+    let unknown = family.is_none().then(|| {
+        format!("`model_type` {model_type} is not known: its norms, biases and gates are read as Llama's")
+    });
+    Ok(Described { model, ignored, assumed: unknown.into_iter().collect() })
+}
+
+/// Returns the family of the decoder. `outside` is the object around it, if there is one.
+fn model_type(keys: &mut Keys<'_>, outside: Option<&Map<String, Value>>) -> Result<String, ConfigError> {
+    let own = keys.text(&["model_type"])?;
+    let outer = outside.and_then(|object| object.get("model_type")).and_then(Value::as_str);
+    Ok(own.or(outer).unwrap_or("decoder").chars().take(64).collect())
+}
+
+fn model(
+    keys: &mut Keys<'_>,
+    model_type: &str,
+    family: &Family,
+    outside: Option<&Map<String, Value>>,
+) -> Result<Model, ConfigError> {
+    keys.set_defaults(family.defaults);
+    let hidden = keys.needed(&["hidden_size", "n_embd", "d_model"])?;
+    let vocabulary = keys.needed_up_to(&["vocab_size", "padded_vocab_size"], MAX_VOCABULARY)?;
+    let outer = outside.and_then(|object| object.get("tie_word_embeddings")).and_then(Value::as_bool);
+    let tied = keys.flag("tie_word_embeddings")?.or(outer).unwrap_or(family.tied);
+    let positions = match family.more_positions {
+        Some(more) => {
+            let given = keys.size(&["n_positions", "max_position_embeddings"], 1, MAX_VOCABULARY)?;
+            given.map_or(0, |rows| rows + more)
+        }
+        None => 0,
+    };
+    let blocks = blocks(keys, family, hidden)?;
+    let predictors = keys.size(&["num_nextn_predict_layers"], 0, 64)?.unwrap_or(0) as u32;
+    let vectors = vectors(keys, family, model_type)?;
+    let name = model_type.to_owned();
+    Ok(Model { name, hidden, vocabulary, tied, blocks, predictors, positions, vectors, gpt: family.gpt })
+}
+
+/// Reads which products have biases, and which norms there are.
+fn vectors(keys: &mut Keys<'_>, family: &Family, model_type: &str) -> Result<Vectors, ConfigError> {
+    let mut vectors = family.vectors;
+    for name in ["attention_bias", "use_qkv_bias", "add_qkv_bias"] {
+        if let Some(has_bias) = keys.flag(name)? {
+            vectors.biases.query_key_value = has_bias;
+            vectors.biases.output = has_bias && family.output_bias_is_given && name == "attention_bias";
+        }
+    }
+    if let Some(has_bias) = keys.flag("mlp_bias")? {
+        vectors.biases.feed_forward = has_bias;
+    }
+    if let Some(has_bias) = keys.flag("bias")? {
+        let biases = &mut vectors.biases;
+        (biases.query_key_value, biases.output, biases.feed_forward) = (has_bias, has_bias, has_bias);
+    }
+    if let Some(has_bias) = keys.flag("use_bias")? {
+        if family.gpt {
+            vectors.biases = if has_bias { Biases::DENSE } else { Biases::NONE };
+        } else {
+            vectors.biases.mamba = has_bias && ["nemotron_h", "mamba2"].contains(&model_type);
+        }
+    }
+    if keys.flag("use_qk_norm")? == Some(true) {
+        vectors.query_key_norm = QueryKeyNorm::Head;
+    }
+    // The first Falcon has one norm for both parts, the second two.
+    let is_parallel = keys.flag("parallel_attn")? == Some(true);
+    let norms = keys.size(&["num_ln_in_parallel_attn"], 1, 2)?;
+    if is_parallel {
+        let is_second = keys.flag("new_decoder_architecture")? == Some(true);
+        vectors.shares_norm = norms.map_or(!is_second, |norms| norms == 1);
+    }
+    Ok(vectors)
+}
+
+/// Replaces bare `Infinity` and `NaN`, which Python writes and JSON does not have, by `null`.
+fn with_null_for_infinity(text: &str) -> String {
+    let mut replaced = String::with_capacity(text.len());
+    for (index, part) in text.split('"').enumerate() {
+        if index > 0 {
+            replaced.push('"');
+        }
+        // Texts with an escaped quote are rare, and then the words below stay as they are.
+        if index % 2 == 0 && !text.contains("\\\"") {
+            replaced.push_str(
+                &part.replace("-Infinity", "null").replace("Infinity", "null").replace("NaN", "null"),
+            );
+        } else {
+            replaced.push_str(part);
+        }
+    }
+    replaced
+}
