@@ -3,13 +3,14 @@
 //! ```text
 //! name or cluster file --catalogue--> Machine      config.json --hf_config--> Model
 //! Model, Layout, Machine --stage_time--> seconds of stages --pipeline--> simulated run --predict--> Prediction
+//! file of measurements --measured--> Machine with measured rates and times in the place of predicted ones
 //! Request --search--> the fastest layouts that fit into memory, with their predictions
 //! file of published runs --published--> runs --comparison--> predictions next to measurements
 //! ```
 //!
 //! A time is the operations or bytes of a shape, divided by the product of a data sheet's rate and a constant
 //! of the machine ([`machine::Constants`]). The crate never depends on Burn, never
-//! reads a file and never measures.
+//! opens a file and never measures.
 
 mod suggest;
 pub mod place;
@@ -21,6 +22,7 @@ pub mod hf_config;
 pub mod operations;
 mod layout_error;
 pub mod layout;
+pub mod measured_times;
 pub mod machine;
 pub mod figure;
 pub mod cluster_file;
@@ -32,6 +34,7 @@ pub mod collective;
 pub mod attention;
 pub mod elementwise;
 pub mod stage_time;
+pub mod measured;
 mod cut;
 pub mod memory;
 mod units;

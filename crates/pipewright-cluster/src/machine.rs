@@ -5,6 +5,8 @@
 
 use std::collections::BTreeMap;
 
+use crate::measured_times::MeasuredTimes;
+
 /// A GPU with its links.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Machine {
@@ -38,6 +40,8 @@ pub struct Machine {
     pub network_latency: f64,
     /// The shares that programs reach.
     pub constants: Constants,
+    /// Measured times that take the place of predicted ones.
+    pub measured: MeasuredTimes,
     /// Where the figures are published.
     pub source: String,
     /// Where single figures are published, by their keys, if `source` does not say so.
@@ -168,6 +172,7 @@ impl Machine {
             node_switch: Switch::default(),
             board_power: None,
             constants: Constants::EXPECTED,
+            measured: MeasuredTimes::default(),
             source: String::new(),
             sources: BTreeMap::from([
                 assumed("multiprocessors", "assumed: those of the H100"),

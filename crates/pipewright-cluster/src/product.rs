@@ -13,6 +13,7 @@
 
 use crate::layout::Precision;
 use crate::machine::Machine;
+use crate::measured_times::MeasuredProduct;
 
 /// The elements of the output of a tile: 128 x 256, the largest tile of CUTLASS's kernels.
 const TILE: f64 = 128.0 * 256.0;
@@ -47,7 +48,12 @@ impl Product {
 
     /// Returns the seconds of `groups` such products that run at the same time, as products of experts do. They
     /// fill waves together. If there are several, each pads its rows to tiles, by half a tile on average.
+    /// A product whose shape was measured takes the measured time.
     pub fn grouped_seconds(&self, groups: f64, machine: &Machine, precision: Precision) -> f64 {
+        let shape = [self.rows, self.columns, self.inner];
+        if let Some(seconds) = machine.measured.product(shape, precision) {
+            return groups * seconds;
+        }
         let bytes = match precision {
             Precision::Half => 2.0,
             Precision::Fp8 => 1.0,
@@ -63,6 +69,18 @@ impl Product {
 }
 
 impl Machine {
+    /// Returns the smallest ratio of a measured time to what the rates of the machine allow, or 1 if no measured
+    /// time is faster.
+    pub(crate) fn least_measured_ratio(&self) -> f64 {
+        let ratio = |measured: &MeasuredProduct| {
+            let operations = 2.0 * measured.rows * measured.columns * measured.inner;
+            measured.seconds / (operations / self.product_rate(measured.precision))
+        };
+        let products = self.measured.products.iter().map(ratio);
+        let blocks = self.measured.blocks.iter().map(|block| block.forward.min(block.backward));
+        products.chain(blocks).fold(1.0, f64::min)
+    }
+
     /// Returns the operations per second that large products sustain.
     pub fn product_rate(&self, precision: Precision) -> f64 {
         let half = self.half_peak() * self.constants.product;

@@ -45,6 +45,19 @@ impl std::ops::AddAssign for StageTime {
     }
 }
 
+impl StageTime {
+    /// Multiplies the forward and the backward by factors.
+    fn scaled(self, forward: f64, backward: f64) -> Self {
+        Self {
+            forward: self.forward * forward,
+            backward: self.backward * backward,
+            again: self.again * forward,
+            weights: self.weights * backward,
+            behind_weights: self.behind_weights * backward,
+        }
+    }
+}
+
 /// The further kernels of experts: scores, their largest ones, counts of tokens, and sorting there and back.
 const EXPERT_KERNELS: f64 = 12.0;
 
@@ -59,8 +72,16 @@ struct Products {
 }
 
 impl Setting<'_> {
-    /// Returns the time of a block.
+    /// Returns the time of a block. If its kind was measured, the prediction is scaled by what was measured.
     pub fn block(&self, block: &Block) -> StageTime {
+        let predicted = self.predicted_block(block);
+        match self.machine.measured.block(block) {
+            Some(measured) => predicted.scaled(measured.forward, measured.backward),
+            None => predicted,
+        }
+    }
+
+    fn predicted_block(&self, block: &Block) -> StageTime {
         let matrices = block.matrices(self.model.hidden);
         let products = self.products(&matrices);
         let attention = attention_time(&block.mixer, self);

@@ -115,6 +115,15 @@ impl<'a> Reader<'a> {
         measure.value(value.get_ref()).map_err(|error| self.at(value.span().start, error.into()))
     }
 
+    /// Returns the number of a key of a table, if it is there.
+    pub(crate) fn number_in(
+        self,
+        table: &DeTable<'_>,
+        measure: Measure,
+    ) -> Result<Option<f64>, TomlFileError> {
+        table.get(measure.key).map(|value| self.number(measure, value)).transpose()
+    }
+
     /// Returns the text of a key of a table, if it is there.
     pub(crate) fn text_in(self, table: &DeTable<'_>, key: &str) -> Result<Option<String>, TomlFileError> {
         let Some(value) = table.get(key) else { return Ok(None) };

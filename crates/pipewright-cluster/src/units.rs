@@ -64,7 +64,7 @@ impl Units {
             kind_of: Vec::with_capacity(model.blocks.len()),
             embedding: Unit {
                 time: setting.embedding(),
-                parameters: Parameters::shared(table),
+                parameters: Parameters::shared(table + model.position_parameters() as f64),
                 ..Unit::default()
             },
             head: Unit { time: setting.head(), parameters: Parameters::shared(table), ..Unit::default() },

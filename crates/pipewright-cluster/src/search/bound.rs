@@ -57,5 +57,7 @@ pub fn lower_bound(request: &Request) -> f64 {
         + head
         + f64::from(model.predictors) * predictor;
     let optimizer = moved(OPTIMIZER_TRAFFIC * model.parameters() as f64);
+    // Measured times may be faster than the rates.
+    let row = row * machine.least_measured_ratio();
     (row * f64::from(request.batch) + optimizer) / f64::from(request.gpus.max(1))
 }

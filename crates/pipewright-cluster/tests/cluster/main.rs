@@ -4,6 +4,7 @@ mod data;
 
 mod bad_input;
 mod configs;
+mod measured;
 mod memory;
 mod operations;
 mod parameters;

@@ -1,0 +1,418 @@
+//! Files of measurements that replace parts of a prediction.
+//!
+//! ```toml
+//! [products]            # large products of matrices
+//! share = 0.71          # of the peak in bf16
+//! share_fp8 = 0.55      # of the peak in FP8
+//! [attention]
+//! share = 0.6           # of the peak in bf16 that fused attention reaches in its forward
+//! [memory]
+//! gb_per_s = 2900       # that elementwise kernels reach
+//! [node]                # collectives inside a node: bus bandwidth in each direction
+//! gb_per_s = 360
+//! latency_us = 8
+//! [network]             # collectives between nodes, for each GPU
+//! gb_per_s = 41
+//! latency_us = 20
+//! [[product]]           # one product of `rows x inner` and `inner x columns` on one GPU
+//! rows = 8192
+//! columns = 28672
+//! inner = 8192
+//! precision = "bf16"    # or fp8
+//! seconds = 5.6e-3
+//! [[layer]]             # a block of the model for one microbatch on one rank
+//! block = 0             # its number, from 0; all blocks of this kind are meant
+//! rows = 1              # of the microbatch
+//! sequence = 8192       # tokens of a row
+//! tensor_parallel = 8
+//! precision = "bf16"
+//! forward_s = 3.1e-3
+//! backward_s = 6.3e-3   # without what it computes again
+//! ```
+//!
+//! Each part may be left out. A measured product replaces the prediction where a layout has its shape. A
+//! measured block replaces the prediction for its own sizes, and scales it for all others, with the ratio of
+//! measured to predicted time.
+
+use thiserror::Error;
+use toml::de::{DeTable, DeValue};
+
+use crate::layout::{Cut, Kernels, Layout, LayoutError, Precision, Recompute, Scores, Sharding};
+use crate::machine::Machine;
+use crate::measured_times::{MeasuredBlock, MeasuredProduct};
+use crate::model::Model;
+use crate::quantity::{Dimension, Measure};
+use crate::setting::Setting;
+use crate::toml_file::{Key, Reader, TomlFileError, TomlFileErrorKind, Value};
+
+/// The content of a file of measurements.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Measured {
+    /// Rates, each with its place in a machine.
+    rates: Vec<(&'static Rate, f64)>,
+    /// Products of single shapes.
+    products: Vec<MeasuredProduct>,
+    /// Blocks of the model.
+    layers: Vec<MeasuredLayer>,
+}
+
+/// A measured block of a model.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct MeasuredLayer {
+    /// The number of the block, from 0.
+    pub block: usize,
+    /// The rows of the microbatch.
+    pub rows: u32,
+    /// The tokens of a row.
+    pub sequence: u32,
+    /// The ranks of the tensor group.
+    pub tensor: u32,
+    /// The precision of the products.
+    pub precision: Precision,
+    /// Seconds of the forward.
+    pub forward: f64,
+    /// Seconds of the backward, without what it computes again.
+    pub backward: f64,
+}
+
+/// A measured block that does not fit the model.
+#[derive(Clone, PartialEq, Eq, Error)]
+pub enum MeasuredError {
+    /// The model has no block of this number.
+    #[error("[[layer]] is of block {block}, and the model has {blocks}; use a number from 0 to {}", .blocks - 1)]
+    Block {
+        /// The number.
+        block: usize,
+        /// The blocks of the model.
+        blocks: usize,
+    },
+    /// The tensor group does not divide the model.
+    #[error("[[layer]] of block {block} does not fit the model")]
+    Layout {
+        /// The number.
+        block: usize,
+        /// The cause.
+        #[source]
+        error: LayoutError,
+    },
+}
+
+pipewright_schedule::message_as_debug!(MeasuredError);
+
+/// A rate or latency that a file may have.
+#[derive(Debug)]
+struct Rate {
+    table: &'static str,
+    measure: Measure,
+    /// What it is in messages.
+    noun: &'static str,
+    /// Reads what a prediction uses for it.
+    get: fn(&Machine) -> f64,
+    /// Changes what a prediction uses for it.
+    set: fn(&mut Machine, f64),
+}
+
+impl PartialEq for Rate {
+    fn eq(&self, other: &Self) -> bool {
+        (self.table, self.measure.key) == (other.table, other.measure.key)
+    }
+}
+
+const fn share(key: &'static str) -> Measure {
+    Measure { key, dimension: Dimension::Share, unit: 1.0, least: 0.01, most: 1.0 }
+}
+
+const fn bandwidth() -> Measure {
+    Measure { key: "gb_per_s", dimension: Dimension::Bandwidth, unit: 1e9, least: 0.001, most: 1e6 }
+}
+
+const fn latency() -> Measure {
+    Measure { key: "latency_us", dimension: Dimension::Time, unit: 1e-6, least: 0.0, most: 1e6 }
+}
+
+static RATES: [Rate; 8] = [
+    Rate {
+        table: "products",
+        measure: share("share"),
+        noun: "of the bf16 peak in products",
+        get: |machine| machine.constants.product,
+        set: |machine, value| machine.constants.product = value,
+    },
+    Rate {
+        table: "products",
+        measure: share("share_fp8"),
+        noun: "of the FP8 peak in products",
+        get: |machine| machine.constants.product_fp8,
+        set: |machine, value| machine.constants.product_fp8 = value,
+    },
+    Rate {
+        table: "attention",
+        measure: share("share"),
+        noun: "of the bf16 peak in attention",
+        get: |machine| machine.constants.attention,
+        set: |machine, value| machine.constants.attention = value,
+    },
+    Rate {
+        table: "memory",
+        measure: bandwidth(),
+        noun: "GB/s of memory",
+        get: |machine| machine.memory_bandwidth * machine.constants.memory,
+        set: |machine, value| machine.constants.memory = value / machine.memory_bandwidth,
+    },
+    Rate {
+        table: "node",
+        measure: bandwidth(),
+        noun: "GB/s inside a node",
+        get: |machine| machine.node_bandwidth * machine.constants.link,
+        set: |machine, value| machine.node_bandwidth = value / machine.constants.link,
+    },
+    Rate {
+        table: "node",
+        measure: latency(),
+        noun: "us of latency inside a node",
+        get: |machine| machine.node_latency,
+        set: |machine, value| machine.node_latency = value,
+    },
+    Rate {
+        table: "network",
+        measure: bandwidth(),
+        noun: "GB/s between nodes",
+        get: |machine| machine.network_bandwidth * machine.constants.link,
+        set: |machine, value| machine.network_bandwidth = value / machine.constants.link,
+    },
+    Rate {
+        table: "network",
+        measure: latency(),
+        noun: "us of latency between nodes",
+        get: |machine| machine.network_latency,
+        set: |machine, value| machine.network_latency = value,
+    },
+];
+
+const PRECISIONS: [(&str, Precision); 3] =
+    [("bf16", Precision::Half), ("f16", Precision::Half), ("fp8", Precision::Fp8)];
+
+/// Reads the text of a file of measurements.
+///
+/// # Errors
+/// When a key is unknown or missing, or a value has the wrong unit or range.
+pub fn read(text: &str) -> Result<Measured, TomlFileError> {
+    let (reader, table) = Reader::parse(text)?;
+    let mut measured = Measured::default();
+    for (key, value) in table.get_ref() {
+        let word: &str = key.get_ref();
+        match word {
+            "product" => {
+                for (start, table) in tables(reader, word, value)? {
+                    measured.products.push(product(reader, start, table)?);
+                }
+            }
+            "layer" => {
+                for (start, table) in tables(reader, word, value)? {
+                    measured.layers.push(layer(reader, start, table)?);
+                }
+            }
+            _ if RATES.iter().any(|rate| rate.table == word) => rates(reader, word, value, &mut measured)?,
+            _ => {
+                let known = ["products", "attention", "memory", "node", "network", "product", "layer"];
+                return Err(reader.unknown(key, &known));
+            }
+        }
+    }
+    Ok(measured)
+}
+
+/// Reads the table of rates with a name.
+fn rates(
+    reader: Reader<'_>,
+    name: &str,
+    value: &Value<'_>,
+    measured: &mut Measured,
+) -> Result<(), TomlFileError> {
+    let DeValue::Table(table) = value.get_ref() else {
+        return Err(reader.wrong_kind(name, value, "a table"));
+    };
+    let known = || RATES.iter().filter(|rate| rate.table == name);
+    for (key, value) in table {
+        let rate = known().find(|rate| rate.measure.key == key.get_ref().as_ref());
+        let keys = || known().map(|rate| rate.measure.key).collect::<Vec<_>>();
+        let rate = rate.ok_or_else(|| reader.unknown(key, &keys()))?;
+        measured.rates.push((rate, reader.number(rate.measure, value)?));
+    }
+    Ok(())
+}
+
+/// Returns the tables of a list, or one table, with their first bytes.
+fn tables<'a, 'b>(
+    reader: Reader<'_>,
+    name: &str,
+    value: &'b Value<'a>,
+) -> Result<Vec<(usize, &'b DeTable<'a>)>, TomlFileError> {
+    let wrong = |value: &Value<'_>| reader.wrong_kind(name, value, &format!("tables [[{name}]]"));
+    let table = |value: &'b Value<'a>| match value.get_ref() {
+        DeValue::Table(table) => Ok((value.span().start, table)),
+        _ => Err(wrong(value)),
+    };
+    match value.get_ref() {
+        DeValue::Array(items) => items.iter().map(table).collect(),
+        _ => Ok(vec![table(value)?]),
+    }
+}
+
+/// A table whose keys are all numbers, except for its precision.
+struct Row<'a> {
+    reader: Reader<'a>,
+    start: usize,
+    table: &'a DeTable<'a>,
+}
+
+const fn size(key: &'static str, least: f64) -> Measure {
+    Measure { key, dimension: Dimension::Count, unit: 1.0, least, most: 1e9 }
+}
+
+const fn seconds(key: &'static str) -> Measure {
+    Measure { key, dimension: Dimension::Time, unit: 1.0, least: 1e-9, most: 1e5 }
+}
+
+impl Row<'_> {
+    fn check_keys(&self, known: &[&str]) -> Result<(), TomlFileError> {
+        let unknown = |key: &&Key<'_>| !known.contains(&key.get_ref().as_ref());
+        match self.table.keys().find(unknown) {
+            Some(key) => Err(self.reader.unknown(key, known)),
+            None => Ok(()),
+        }
+    }
+
+    fn number(&self, measure: Measure) -> Result<f64, TomlFileError> {
+        let missing = || {
+            let advice = "; add what was measured".to_owned();
+            self.reader.at(self.start, TomlFileErrorKind::Missing { key: measure.key, advice })
+        };
+        self.reader.number_in(self.table, measure)?.ok_or_else(missing)
+    }
+
+    fn precision(&self) -> Result<Precision, TomlFileError> {
+        match self.table.get("precision") {
+            Some(value) => self.reader.word("precision", value, &PRECISIONS),
+            None => Ok(Precision::Half),
+        }
+    }
+}
+
+fn product(reader: Reader<'_>, start: usize, table: &DeTable<'_>) -> Result<MeasuredProduct, TomlFileError> {
+    let row = Row { reader, start, table };
+    row.check_keys(&["rows", "columns", "inner", "precision", "seconds"])?;
+    Ok(MeasuredProduct {
+        rows: row.number(size("rows", 1.0))?,
+        columns: row.number(size("columns", 1.0))?,
+        inner: row.number(size("inner", 1.0))?,
+        precision: row.precision()?,
+        seconds: row.number(seconds("seconds"))?,
+    })
+}
+
+fn layer(reader: Reader<'_>, start: usize, table: &DeTable<'_>) -> Result<MeasuredLayer, TomlFileError> {
+    let row = Row { reader, start, table };
+    row.check_keys(&[
+        "block",
+        "rows",
+        "sequence",
+        "tensor_parallel",
+        "precision",
+        "forward_s",
+        "backward_s",
+    ])?;
+    let or_one = |measure: Measure, default: f64| {
+        Ok::<f64, TomlFileError>(reader.number_in(table, measure)?.unwrap_or(default))
+    };
+    Ok(MeasuredLayer {
+        block: or_one(size("block", 0.0), 0.0)? as usize,
+        rows: or_one(size("rows", 1.0), 1.0)? as u32,
+        sequence: row.number(size("sequence", 1.0))? as u32,
+        tensor: or_one(size("tensor_parallel", 1.0), 1.0)? as u32,
+        precision: row.precision()?,
+        forward: row.number(seconds("forward_s"))?,
+        backward: row.number(seconds("backward_s"))?,
+    })
+}
+
+impl MeasuredLayer {
+    /// The layout in which a block was measured.
+    fn layout(&self) -> Layout {
+        let &Self { rows, sequence, tensor, precision, .. } = self;
+        Layout {
+            gpus: tensor,
+            tensor,
+            pipeline: 1,
+            chunks: 1,
+            context: 1,
+            expert: 1,
+            expert_tensor: tensor,
+            microbatch: rows,
+            batch: rows,
+            sequence,
+            schedule: None,
+            cut: Cut::Even,
+            precision,
+            recompute: Recompute::None,
+            sequence_parallel: tensor > 1,
+            scores: Scores::Fused,
+            sharding: Sharding::Optimizer,
+            kernels: Kernels::Fused,
+        }
+    }
+
+    /// Compares the measured times with those that are predicted for `machine`.
+    fn compared(&self, model: &Model, machine: &Machine) -> Result<MeasuredBlock, MeasuredError> {
+        let number = self.block;
+        let blocks = model.blocks.len();
+        let block = *model.blocks.get(number).ok_or(MeasuredError::Block { block: number, blocks })?;
+        let layout = self.layout();
+        layout.check(model).map_err(|error| MeasuredError::Layout { block: number, error })?;
+        let predicted = Setting { model, layout: &layout, machine }.block(&block);
+        Ok(MeasuredBlock {
+            block,
+            forward: self.forward / predicted.forward.total(),
+            backward: self.backward / predicted.backward.total(),
+        })
+    }
+}
+
+impl Measured {
+    /// Returns the machine with measured rates and times in the place of predicted ones for `model`.
+    ///
+    /// # Errors
+    /// When a measured block does not fit the model.
+    pub fn machine(&self, model: &Model, machine: &Machine) -> Result<Machine, MeasuredError> {
+        let mut changed = machine.clone();
+        self.rates.iter().for_each(|(rate, value)| (rate.set)(&mut changed, *value));
+        changed.measured.products.clone_from(&self.products);
+        let blocks =
+            self.layers.iter().map(|layer| layer.compared(model, &changed)).collect::<Result<_, _>>();
+        changed.measured.blocks = blocks?;
+        Ok(changed)
+    }
+
+    /// Says which parts of predictions for `changed`, which [`Self::machine`] made of `machine`, are measured.
+    pub fn sentences(&self, machine: &Machine, changed: &Machine) -> Vec<String> {
+        let rate = |(rate, value): &(&'static Rate, f64)| {
+            let plain = |value: f64| (rate.measure.plain(value) * 1000.0).round() / 1000.0;
+            format!("{} {} instead of {}", plain(*value), rate.noun, plain((rate.get)(machine)))
+        };
+        let product = |product: &MeasuredProduct| {
+            let MeasuredProduct { rows, columns, inner, .. } = product;
+            format!("the product of {rows} x {inner} and {inner} x {columns}")
+        };
+        let layer = |(layer, block): (&MeasuredLayer, &MeasuredBlock)| {
+            let percent = |factor: f64| format!("{:+.1}%", (factor - 1.0) * 100.0);
+            format!(
+                "blocks such as number {}: forward {}, backward {} against the prediction",
+                layer.block,
+                percent(block.forward),
+                percent(block.backward)
+            )
+        };
+        let layers = self.layers.iter().zip(&changed.measured.blocks).map(layer);
+        self.rates.iter().map(rate).chain(self.products.iter().map(product)).chain(layers).collect()
+    }
+}

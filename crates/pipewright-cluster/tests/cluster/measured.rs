@@ -1,0 +1,132 @@
+//! Measurements that replace parts of a prediction.
+
+use pipewright_cluster::machine::Machine;
+use pipewright_cluster::measured::read;
+use pipewright_cluster::predict::Prediction;
+use pipewright_cluster::published::Run;
+use pipewright_cluster::setting::Setting;
+use pipewright_schedule::error_text::with_causes;
+
+use crate::data::{predicted, run};
+
+/// The prediction of a run with measurements, and what is said about them.
+fn with(run: &Run, text: &str) -> (Prediction, Vec<String>) {
+    let measured = read(text).expect("measurements");
+    let machine = measured.machine(&run.model, &run.machine).expect("a machine");
+    let sentences = measured.sentences(&run.machine, &machine);
+    (predicted(&Run { machine, ..run.clone() }), sentences)
+}
+
+/// Checks that measurements change the prediction of Llama 3 70B as `is_right` says, before and after.
+fn check(text: &str, sentence: &str, is_right: impl Fn(&Prediction, &Prediction) -> bool) {
+    let run = run("llama3-70B", "H100 80");
+    let (after, sentences) = with(&run, text);
+    let before = predicted(&run);
+    assert!(is_right(&before, &after), "{text}: {before:?}\n{after:?}");
+    assert_eq!(sentences, [sentence]);
+}
+
+fn near(one: f64, other: f64) -> bool {
+    (one / other - 1.0).abs() < 1e-9
+}
+
+#[test]
+fn rates_replace_the_constants_of_their_part_alone() {
+    check(
+        "[products]\nshare_fp8 = 0.27",
+        "0.27 of the FP8 peak in products instead of 0.543",
+        |before, after| {
+            after.parts.products > 1.5 * before.parts.products
+                && near(after.parts.attention, before.parts.attention)
+        },
+    );
+    check(
+        "[attention]\nshare = 0.2855",
+        "0.286 of the bf16 peak in attention instead of 0.571",
+        |before, after| {
+            (after.parts.attention / before.parts.attention - 2.0).abs() < 0.01
+                && near(after.parts.products, before.parts.products)
+        },
+    );
+    check("[memory]\ngb_per_s = 1256.25", "1256.25 GB/s of memory instead of 2512.5", |before, after| {
+        after.parts.elementwise > 1.9 * before.parts.elementwise
+    });
+    check("[node]\ngb_per_s = \"100 GB/s\"", "100 GB/s inside a node instead of 341.1", |before, after| {
+        after.parts.tensor > 2.0 * before.parts.tensor
+            && near(after.parts.elementwise, before.parts.elementwise)
+    });
+    check("[network]\nlatency_us = 500", "500 us of latency between nodes instead of 10", |before, after| {
+        after.bubble > before.bubble
+    });
+}
+
+#[test]
+fn what_is_predicted_replaces_itself() {
+    let run = run("llama3-70B", "H100 80");
+    let text = "[products]\nshare_fp8 = 0.543\n[network]\ngb_per_s = 37.9";
+    let (after, sentences) = with(&run, text);
+    assert!(near(after.seconds, predicted(&run).seconds));
+    assert_eq!(sentences.len(), 2);
+}
+
+/// The times of a block in the layout in which it was measured are the measured ones.
+#[test]
+fn a_measured_layer_has_its_times() {
+    let run = run("llama3-70B", "H100 80");
+    let text = "[[layer]]\nsequence = 8192\ntensor_parallel = 4\nprecision = \"fp8\"\nforward_s = 7e-3\nbackward_s = 0.02";
+    let measured = read(text).expect("measurements");
+    let machine = measured.machine(&run.model, &run.machine).expect("a machine");
+    let time = |machine: &Machine| {
+        Setting { model: &run.model, layout: &run.layout, machine }.block(&run.model.blocks[0])
+    };
+    let (before, after) = (time(&run.machine), time(&machine));
+    assert!(near(after.forward.total(), 7e-3) && near(after.backward.total(), 0.02), "{after:?}");
+    let sentences = measured.sentences(&run.machine, &machine);
+    let percent = |after: f64, before: f64| format!("{:+.1}%", (after / before - 1.0) * 100.0);
+    let forward = percent(7e-3, before.forward.total());
+    let backward = percent(0.02, before.backward.total());
+    let expected =
+        format!("blocks such as number 0: forward {forward}, backward {backward} against the prediction");
+    assert_eq!(sentences, [expected]);
+}
+
+#[test]
+fn a_measured_product_has_its_time() {
+    let run = run("llama2-7B", "H100");
+    let text = "[[product]]\nrows = 4096\ncolumns = 4096\ninner = 11008\nprecision = \"fp8\"\nseconds = 0.1";
+    let (after, sentences) = with(&run, text);
+    let microbatches = f64::from(run.layout.microbatches());
+    let forwards = 0.1 * run.model.blocks.len() as f64 * microbatches;
+    let more = after.parts.products - predicted(&run).parts.products;
+    assert!((more / forwards - 1.0).abs() < 0.02, "{more} and {forwards}");
+    assert_eq!(sentences, ["the product of 4096 x 11008 and 11008 x 4096"]);
+}
+
+fn refuse(text: &str, message: &str) {
+    let run = run("llama3-70B", "H100 80");
+    let error = match read(text) {
+        Ok(measured) => with_causes(&measured.machine(&run.model, &run.machine).expect_err("an error")),
+        Err(error) => with_causes(&error),
+    };
+    assert!(error.contains(message), "{error}");
+}
+
+#[test]
+fn mistakes_have_a_place() {
+    refuse("[products]\nshare = 1.2", "line 2, column 9: `share` is 1.2; use a number from 0.01 to 1");
+    refuse("[products]\nshar = 1", "line 2, column 1: unknown key `shar`; the nearest name is `share`");
+    refuse("[product]\nrows = 1", "line 1, column 1: `columns` is missing; add what was measured");
+    refuse("[prodcts]\nshare = 1", "line 1, column 2: unknown key `prodcts`; the nearest name is `products`");
+    refuse("network = 3", "line 1, column 11: `network` is 3; write a table");
+    refuse(
+        "[network]\ngb_per_s = \"50 GB\"",
+        "which measures bytes, such as `80 GB`; it must measure bytes per",
+    );
+    let layer = "[[layer]]\nsequence = 8192\nforward_s = 1\nbackward_s = 1\n";
+    refuse(
+        &format!("{layer}block = 80"),
+        "[[layer]] is of block 80, and the model has 80; use a number from 0 to 79",
+    );
+    refuse(&format!("{layer}tensor_parallel = 7"), "64 heads do not divide among 7 tensor ranks");
+    refuse(&format!("{layer}precision = \"f8\""), "write one of \"bf16\", \"f16\", \"fp8\"");
+}
