@@ -182,11 +182,12 @@ Example:
 Plans are judged by `pipewright simulate --profile`. With a configuration, its ranks, microbatches and model apply, and \
 without a profile its costs are estimated. -o \
 writes a configuration for `train`, and the schedule as a CSV file in the same folder if it has no name. --emit writes the files \
-with which torchtitan, Megatron or DeepSpeed executes the plan, and --check predicts such a file. Exits with 3 if nothing \
-fits into the memory.
+with which torchtitan, Megatron or DeepSpeed executes the plan, and --check predicts such a file. With --cluster, a model's \
+config.json is planned for GPUs that are not at hand, from their data sheets. Exits with 3 if nothing fits into the memory.
 
 Example:
-  pipewright plan --profile profile.toml --ranks 4 --microbatches 16")]
+  pipewright plan --profile profile.toml --ranks 4 --microbatches 16
+  pipewright plan my-model --cluster h100 --nodes 2 --batch 64 --seq-len 4096")]
     Plan(plan::PlanArguments),
     /// List the machines that plans know by name, with the source of each figure.
     #[command(after_help = "\

@@ -1,4 +1,5 @@
-//! `pipewright plan`: searches the best plan for a profile, and writes its configuration.
+//! `pipewright plan`: searches the best plan for a profile, and writes its configuration; or searches the best
+//! plan for a cluster.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -12,6 +13,8 @@ use pipewright_schedule::plan::{PlanRequest, TrainingState, plan};
 use pipewright_schedule::profile::Profile;
 use pipewright_system::schedule_memory::check_plan;
 
+use crate::clusters::arguments::ClusterArguments;
+use crate::clusters::{plan as cluster_plan, plan_json, plan_text};
 use crate::config::{self, Settings};
 use crate::display::say;
 use crate::failure::Failure;
@@ -30,8 +33,9 @@ use crate::training::optimizer::state_rule;
 /// The arguments of `pipewright plan`.
 #[derive(Debug, Args)]
 pub(crate) struct PlanArguments {
-    /// The configuration to plan; without it, the profile alone is planned
-    #[arg(value_name = "CONFIG.toml")]
+    /// The configuration to plan; without it, the profile alone is planned. With --cluster, also a config.json
+    /// or its folder
+    #[arg(value_name = "CONFIG")]
     config: Option<PathBuf>,
     /// Override a key of the configuration with a TOML value
     #[arg(long, value_name = "section.key=value")]
@@ -50,7 +54,7 @@ pub(crate) struct PlanArguments {
     #[arg(long, value_name = "D")]
     data_parallel: Option<u32>,
     /// The number of tensor-parallel ranks of each stage; by default, it is searched if the profile has a
-    /// [node]
+    /// [node], or for a cluster
     #[arg(long, value_name = "T")]
     tensor_parallel: Option<u32>,
     /// The numbers of parts into which the plan may cut the head along the vocabulary, such as 1,4,8; by
@@ -58,10 +62,11 @@ pub(crate) struct PlanArguments {
     /// also one and two for each rank
     #[arg(long, value_name = "K,..", value_delimiter = ',')]
     head_parts: Vec<u32>,
-    /// The memory of a rank, such as 16GiB; by default, as in the profile, or any amount
+    /// The memory of a rank, such as 16GiB; by default, as in the profile, or any amount. For a cluster, that
+    /// of the machine without what a driver and an allocator need
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     memory: Option<u64>,
-    /// The longest search, such as 20s
+    /// The longest search, such as 20s. The search for a cluster has a fixed amount of work instead
     #[arg(long, value_name = "TIME", value_parser = parse_time, default_value = "20s")]
     time_limit: Duration,
     /// The form of the output
@@ -80,6 +85,8 @@ pub(crate) struct PlanArguments {
     /// batch: options of torchtitan or Megatron, or DeepSpeed's JSON
     #[arg(long, value_name = "FILE", conflicts_with_all = ["emit", "output", "microbatches", "data_parallel", "tensor_parallel"])]
     check: Option<PathBuf>,
+    #[command(flatten)]
+    cluster: ClusterArguments,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -92,6 +99,16 @@ enum Format {
 
 /// Runs the command.
 pub(crate) fn run(arguments: &PlanArguments) -> Result<(), Failure> {
+    if let Some(cluster) = &arguments.cluster.cluster {
+        return plan_for_cluster(arguments, cluster);
+    }
+    if let Some(model) = arguments.config.as_deref().filter(|path| is_model(path)) {
+        return Err(Failure::input(format!(
+            "{}: this is a model and not a configuration; name the cluster to plan it for, such as --cluster h100 \
+             --nodes 16",
+            model.display()
+        )));
+    }
     let has_config = arguments.config.is_some() || !arguments.set.is_empty();
     let run = if has_config { Some(PlannedRun::load(arguments)?) } else { None };
     let settings = run.as_ref().map(|run| &run.settings);
@@ -137,6 +154,28 @@ pub(crate) fn run(arguments: &PlanArguments) -> Result<(), Failure> {
         }
     };
     output::write(None, &printed)
+}
+
+/// Plans a model for a cluster that is not at hand.
+fn plan_for_cluster(arguments: &PlanArguments, cluster: &str) -> Result<(), Failure> {
+    let shared = cluster_plan::Shared {
+        config: arguments.config.as_deref(),
+        ranks: arguments.ranks,
+        memory: arguments.memory,
+        data_parallel: arguments.data_parallel,
+        tensor_parallel: arguments.tensor_parallel,
+    };
+    let planned = cluster_plan::plan(cluster, &arguments.cluster, &shared)?;
+    let printed = match arguments.format {
+        Format::Text => plan_text::text(&planned),
+        Format::Json => plan_json::json(&planned),
+    };
+    output::write(None, &printed)
+}
+
+/// Returns whether a path is a `config.json` or a folder.
+fn is_model(path: &Path) -> bool {
+    path.is_dir() || path.extension().is_some_and(|extension| extension == "json")
 }
 
 /// Checks a plan of another system.

@@ -2,6 +2,7 @@
 //! scripts.
 
 mod advice;
+mod cluster_plans;
 mod clusters;
 mod comparisons;
 mod edges;

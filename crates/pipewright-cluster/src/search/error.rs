@@ -22,6 +22,18 @@ pub enum SearchError {
     /// The given parts of the layout do not fit the GPUs, the batch or the model.
     #[error(transparent)]
     Layout(#[from] LayoutError),
+    /// The given replicas do not divide the GPUs.
+    #[error(
+        "{gpus} GPUs are not a multiple of {data} replicas of {of_replica} GPUs; use another number of GPUs or replicas"
+    )]
+    Replicas {
+        /// The GPUs.
+        gpus: u32,
+        /// The replicas.
+        data: u32,
+        /// The GPUs that the other given parts of the mesh need in each replica.
+        of_replica: u32,
+    },
     /// No mesh divides the GPUs, the batch and the model.
     #[error(
         "no mesh divides {gpus} GPUs such that its replicas divide {batch} rows of a step, its stages are at most {blocks} blocks and its tensor groups divide the heads; change the number of GPUs or of rows"

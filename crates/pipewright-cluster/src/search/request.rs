@@ -55,6 +55,8 @@ pub struct Fixed {
     pub pipeline: Option<u32>,
     /// The ranks that divide each sequence.
     pub context: Option<u32>,
+    /// The replicas.
+    pub data: Option<u32>,
     /// The groups of ranks that divide the experts among them.
     pub expert: Option<u32>,
     /// The chunks of a rank of a pipeline.
@@ -113,7 +115,7 @@ impl Request {
         self.memory.unwrap_or((self.machine.memory * (1.0 - FRAGMENTS) - CONTEXT).max(0.0))
     }
 
-    /// Checks that all numbers are above 0.
+    /// Checks that all numbers are above 0, and that the replicas divide the GPUs.
     pub(crate) fn check(&self) -> Result<(), SearchError> {
         let positive = |value: f64| value.is_finite() && value > 0.0;
         let numbers = [
@@ -127,6 +129,12 @@ impl Request {
         for (name, value) in numbers {
             if let Some(value) = value.filter(|&value| !positive(value)) {
                 return Err(SearchError::OutOfRange { name, value: value.to_string() });
+            }
+        }
+        if let Some(data) = self.fixed.data {
+            let of_replica = self.smallest_layout().gpus_of_replica();
+            if data == 0 || !self.gpus.is_multiple_of(data.saturating_mul(of_replica)) {
+                return Err(SearchError::Replicas { gpus: self.gpus, data, of_replica });
             }
         }
         Ok(())

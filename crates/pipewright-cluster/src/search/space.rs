@@ -41,7 +41,8 @@ pub(super) fn pipelines(request: &Request, shape: &Layout) -> Vec<u32> {
     let is_possible = |&pipeline: &u32| {
         let layout = Layout { pipeline, ..shape.clone() };
         let rows = u64::from(layout.data()) * u64::from(layout.microbatch);
-        pipeline as usize <= request.model.blocks.len()
+        request.fixed.data.is_none_or(|data| layout.data() == data)
+            && pipeline as usize <= request.model.blocks.len()
             && u64::from(layout.batch).is_multiple_of(rows)
             && layout.expert_ranks().is_multiple_of(layout.expert)
     };

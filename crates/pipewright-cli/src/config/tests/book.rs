@@ -32,8 +32,13 @@ fn configurations_on_pages_are_valid() {
     for (path, text) in documents() {
         for block in code_blocks(&text).into_iter().filter(|block| block.language == "toml") {
             count += 1;
+            let error = |error: &dyn std::error::Error| error.to_string();
             let result = if block.text.contains("[[layers]]") {
                 problems_of_profile(&block.text)
+            } else if block.text.contains("[[layer]]") {
+                pipewright_cluster::measured::read(&block.text).map(drop).map_err(|wrong| error(&wrong))
+            } else if block.text.contains("gpus_per_node") {
+                pipewright_cluster::catalogue::from_toml(&block.text).map(drop).map_err(|wrong| error(&wrong))
             } else {
                 load(Some(&block.text), &[]).map(drop)
             };

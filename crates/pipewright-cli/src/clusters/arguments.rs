@@ -1,0 +1,167 @@
+//! The arguments of `pipewright plan --cluster`.
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+use pipewright_cluster::layout::{Precision, Recompute, Sharding};
+
+/// The cluster, the batch and the fixed parts of a plan. The help names what each option needs.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Plans for a cluster")]
+pub(crate) struct ClusterArguments {
+    /// Plan for this machine: a name that `pipewright clusters` lists, or a cluster file. Needs a model: a
+    /// config.json, its folder, or a configuration
+    #[arg(long, value_name = "NAME|FILE.toml", conflicts_with_all = ["profile", "set", "microbatches", "head_parts", "check", "emit", "output"])]
+    pub(crate) cluster: Option<String>,
+    /// The model, in place of the first argument
+    #[arg(long, value_name = "CONFIG.json|DIR", requires = "cluster", conflicts_with = "config")]
+    pub(crate) model: Option<PathBuf>,
+    /// The number of nodes; --ranks is the number of GPUs instead
+    #[arg(long, value_name = "N", requires = "cluster", conflicts_with = "ranks")]
+    pub(crate) nodes: Option<u32>,
+    /// The rows of a step, over all replicas
+    #[arg(long, visible_alias = "batch", value_name = "ROWS", requires = "cluster")]
+    pub(crate) global_batch: Option<u32>,
+    /// The tokens of a step, such as 16Mi, in place of --global-batch
+    #[arg(long, value_name = "TOKENS", value_parser = parse_count, requires = "cluster", conflicts_with = "global_batch")]
+    pub(crate) batch_tokens: Option<f64>,
+    /// The tokens of a row
+    #[arg(long, visible_alias = "sequence", value_name = "TOKENS", requires = "cluster")]
+    pub(crate) seq_len: Option<u32>,
+    /// The precision of the products with parameters; the rest is bf16
+    #[arg(long, value_enum, requires = "cluster")]
+    pub(crate) precision: Option<PrecisionName>,
+    /// Add days, GPU hours and energy of a training, such as tokens=15.6T
+    #[arg(long, value_name = "tokens=N", value_parser = parse_goal, requires = "cluster")]
+    pub(crate) goal: Option<f64>,
+    /// Replace predicted rates, links and layers by measured ones
+    #[arg(long, value_name = "FILE.toml", requires = "cluster")]
+    pub(crate) measured: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) fixed: FixedArguments,
+}
+
+/// The parts of a plan that are given. The search chooses the others.
+#[derive(Debug, Args)]
+pub(crate) struct FixedArguments {
+    /// The number of ranks of a pipeline
+    #[arg(long, value_name = "P", requires = "cluster")]
+    pub(crate) pipeline_parallel: Option<u32>,
+    /// The number of ranks that divide each row
+    #[arg(long, value_name = "C", requires = "cluster")]
+    pub(crate) context_parallel: Option<u32>,
+    /// The number of ranks that divide the experts
+    #[arg(long, value_name = "E", requires = "cluster")]
+    pub(crate) expert_parallel: Option<u32>,
+    /// The number of stages on each rank of a pipeline
+    #[arg(long, value_name = "V", requires = "cluster")]
+    pub(crate) stages_per_rank: Option<u32>,
+    /// The rows of a microbatch
+    #[arg(long, value_name = "ROWS", requires = "cluster")]
+    pub(crate) microbatch_size: Option<u32>,
+    /// The schedule of the pipeline
+    #[arg(long, value_name = "NAME", requires = "cluster")]
+    pub(crate) schedule: Option<String>,
+    /// The part of the forward that the backward computes again
+    #[arg(long, value_enum, requires = "cluster")]
+    pub(crate) recompute: Option<RecomputeName>,
+    /// What replicas divide among themselves
+    #[arg(long, value_enum, requires = "cluster")]
+    pub(crate) sharding: Option<ShardingName>,
+}
+
+/// A precision of products.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum PrecisionName {
+    /// bfloat16
+    Bf16,
+    /// FP8 in linear layers, bf16 in the rest
+    Fp8,
+}
+
+impl From<PrecisionName> for Precision {
+    fn from(name: PrecisionName) -> Self {
+        match name {
+            PrecisionName::Bf16 => Self::Half,
+            PrecisionName::Fp8 => Self::Fp8,
+        }
+    }
+}
+
+/// What is recomputed.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum RecomputeName {
+    /// Nothing
+    None,
+    /// Elementwise operations and every second product
+    Selective,
+    /// Whole blocks
+    Full,
+}
+
+impl From<RecomputeName> for Recompute {
+    fn from(name: RecomputeName) -> Self {
+        match name {
+            RecomputeName::None => Self::None,
+            RecomputeName::Selective => Self::Selective,
+            RecomputeName::Full => Self::Full,
+        }
+    }
+}
+
+/// What replicas divide.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum ShardingName {
+    /// Nothing
+    None,
+    /// The state of the optimizer (ZeRO 1)
+    Optimizer,
+    /// Gradients and the state of the optimizer (ZeRO 2)
+    Gradients,
+    /// Parameters, gradients and the state of the optimizer (ZeRO 3, FSDP)
+    Parameters,
+}
+
+impl From<ShardingName> for Sharding {
+    fn from(name: ShardingName) -> Self {
+        match name {
+            ShardingName::None => Self::Replicated,
+            ShardingName::Optimizer => Self::Optimizer,
+            ShardingName::Gradients => Self::Gradients,
+            ShardingName::Parameters => Self::Parameters,
+        }
+    }
+}
+
+/// Reads a goal such as `tokens=15.6T`.
+fn parse_goal(text: &str) -> Result<f64, String> {
+    let number =
+        text.trim().strip_prefix("tokens=").ok_or("write the tokens of the training: tokens=15.6T")?;
+    parse_count(number)
+}
+
+/// Reads a number such as `1024`, `15.6T` or `16Mi`.
+fn parse_count(text: &str) -> Result<f64, String> {
+    const UNITS: [(&str, f64); 7] =
+        [("Ki", 1024.0), ("Mi", 1_048_576.0), ("K", 1e3), ("k", 1e3), ("M", 1e6), ("B", 1e9), ("T", 1e12)];
+    let text = text.trim();
+    let unit = UNITS.iter().find_map(|(name, factor)| Some((text.strip_suffix(name)?, *factor)));
+    let (number, factor) = unit.unwrap_or((text, 1.0));
+    let value = number.trim().parse::<f64>().ok().map(|number| number * factor);
+    let value = value.filter(|value| (1.0..=1e18).contains(value));
+    value.ok_or_else(|| "write a number of tokens such as 4000000, 16Mi, 4M, 300B or 15.6T".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn goals_and_counts() {
+        assert_eq!(parse_goal("tokens=15.6T"), Ok(15.6e12));
+        assert_eq!(parse_count("16Mi"), Ok(16_777_216.0));
+        assert_eq!(parse_count("300B"), Ok(3e11));
+        assert!(["15.6T", "tokens=", "steps=3"].iter().all(|wrong| parse_goal(wrong).is_err()));
+        assert!(["", "-1", "nan", "4 million", "1e30"].iter().all(|wrong| parse_count(wrong).is_err()));
+    }
+}

@@ -1,0 +1,192 @@
+//! Prints plans for a cluster as text.
+
+use std::fmt::Write;
+
+use pipewright_cluster::layout::Layout;
+use pipewright_cluster::search::{ClusterPlan, Goal, Upgrade};
+use pipewright_schedule::words::counted;
+
+use crate::clusters::plan::Planned;
+use crate::clusters::words;
+use crate::display::bytes;
+use crate::planning::print::{memory, time};
+
+/// Returns the plans with what people need to judge them.
+pub(crate) fn text(planned: &Planned) -> String {
+    let mut text = String::new();
+    let mut line = |words: String| writeln!(text, "{words}").expect("a string takes all text");
+    line(title(planned));
+    for (index, plan) in planned.found.plans.iter().enumerate() {
+        line(format!("{}  {}", if index == 0 { "best" } else { "then" }, layout(&plan.layout)));
+        line(format!("      {}", figures(plan, planned.found.memory_limit)));
+        if index == 0 {
+            details(plan).into_iter().for_each(&mut line);
+        }
+    }
+    let found = &planned.found;
+    line(format!(
+        "no plan can take less than {} per step; {} estimated, {} simulated in {:.1} s",
+        time(found.bound_seconds),
+        counted(found.estimated as u64, "layout"),
+        found.simulated,
+        planned.seconds
+    ));
+    planned.upgrades.iter().for_each(|upgrade| line(bought(upgrade)));
+    let notes = [
+        ("measured", &planned.measured),
+        ("in the model's file, and not in the prediction", &planned.ignored),
+        ("assumed", &planned.assumed),
+    ];
+    for (what, items) in notes {
+        if !items.is_empty() {
+            line(format!("{what}: {}", items.join("; ")));
+        }
+    }
+    text
+}
+
+/// Describes the model, the GPUs and the batch.
+fn title(planned: &Planned) -> String {
+    let request = &planned.request;
+    let model = &request.model;
+    let (all, active) = (billions(model.parameters()), billions(model.active_parameters()));
+    let active = if all == active { String::new() } else { format!(", {active} active") };
+    let per_node = request.machine.gpus_per_node;
+    format!(
+        "{}: {all} parameters{active}; {} of {}, {per_node} per node; {} of {} tokens per step, {}",
+        model.name,
+        counted(request.gpus, "GPU"),
+        request.machine.name,
+        counted(request.batch, "row"),
+        request.sequence,
+        words::precision(request.precision)
+    )
+}
+
+fn billions(parameters: u128) -> String {
+    let parameters = parameters as f64;
+    if parameters < 1e9 { format!("{:.1}M", parameters / 1e6) } else { format!("{:.1}B", parameters / 1e9) }
+}
+
+/// Describes a layout. Groups of one rank are left out.
+fn layout(layout: &Layout) -> String {
+    let groups = [
+        ("tensor", layout.tensor),
+        ("pipeline", layout.pipeline),
+        ("data", layout.data()),
+        ("context", layout.context),
+        ("expert", layout.expert),
+    ];
+    let mut mesh: Vec<String> = groups
+        .iter()
+        .filter(|(_, ranks)| *ranks > 1)
+        .map(|(name, ranks)| format!("{name} {ranks}"))
+        .collect();
+    if mesh.is_empty() {
+        mesh.push("one GPU".to_owned());
+    }
+    let schedule = if layout.pipeline > 1 {
+        format!("; {} with {} per rank", layout.schedule_name(), counted(layout.chunks, "stage"))
+    } else {
+        String::new()
+    };
+    let (microbatches, rows) =
+        (counted(layout.microbatches(), "microbatch"), counted(layout.microbatch, "row"));
+    format!(
+        "{}{schedule}; {microbatches} of {rows}; recompute {}; shard {}",
+        mesh.join(" x "),
+        words::recompute(layout.recompute),
+        words::sharding(layout.sharding)
+    )
+}
+
+/// The figures of a plan.
+fn figures(plan: &ClusterPlan, memory_limit: f64) -> String {
+    let prediction = &plan.prediction;
+    format!(
+        "{} per step, {:.0} tokens/s per GPU, {:.0} model TFLOP/s, MFU {:.1}%, {} of {} memory, {:.1}% above the bound",
+        time(prediction.seconds),
+        prediction.tokens_per_gpu,
+        prediction.operations_per_gpu / 1e12,
+        plan.mfu * 100.0,
+        bytes(prediction.peak_memory() as u64),
+        bytes(memory_limit as u64),
+        plan.gap * 100.0
+    )
+}
+
+/// The lines about the best plan.
+fn details(plan: &ClusterPlan) -> Vec<String> {
+    let shares = plan.shares.named().into_iter().filter(|(_, share)| *share >= 0.0005);
+    let shares: Vec<String> = shares.map(|(name, share)| format!("{name} {:.1}%", share * 100.0)).collect();
+    let peaks: Vec<u64> = plan.prediction.memory.iter().map(|rank| rank.total() as u64).collect();
+    let mut lines =
+        vec![format!("      {}", shares.join(", ")), format!("      memory by rank {}", memory(&peaks))];
+    if plan.layout.pipeline > 1 {
+        lines.push(format!("      blocks by stage {}", runs(&plan.prediction.blocks)));
+    }
+    lines.extend(plan.goal.as_ref().map(goal));
+    lines
+}
+
+/// Writes a list of numbers with runs of equal ones as `3x16`.
+fn runs(numbers: &[usize]) -> String {
+    let runs = numbers.chunk_by(|one, other| one == other);
+    let words = runs.map(|run| match run.len() {
+        1 => run[0].to_string(),
+        length => format!("{length}x{}", run[0]),
+    });
+    words.collect::<Vec<_>>().join(", ")
+}
+
+fn goal(goal: &Goal) -> String {
+    let energy = goal.kilowatt_hours.map_or_else(
+        || "energy not known: the machine has no `board_watts`".to_owned(),
+        |hours| format!("{} MWh of the GPUs at full power", significant(hours / 1000.0)),
+    );
+    format!(
+        "      {:.2}T tokens: {} steps, {} days, {} GPU hours, {energy}",
+        goal.tokens / 1e12,
+        goal.steps,
+        significant(goal.days),
+        significant(goal.gpu_hours)
+    )
+}
+
+/// Writes a number with at least three digits.
+fn significant(number: f64) -> String {
+    let decimals = (2.0 - number.abs().max(1e-3).log10().floor()).clamp(0.0, 5.0) as usize;
+    format!("{number:.decimals$}")
+}
+
+/// Says what a change of the hardware buys.
+fn bought(upgrade: &Upgrade) -> String {
+    let name = upgrade.change.name();
+    match &upgrade.plan {
+        Some(plan) => format!(
+            "{name}: {:.2} times as fast, {} per step with {}",
+            upgrade.speedup,
+            time(plan.prediction.seconds),
+            layout(&plan.layout)
+        ),
+        None => format!("{name}: no plan divides twice the GPUs"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn equal_numbers_are_written_once() {
+        assert_eq!(runs(&[15, 16, 16, 15]), "15, 2x16, 15");
+    }
+
+    #[test]
+    fn numbers_have_three_digits() {
+        let check = |number: f64, text: &str| assert_eq!(significant(number), text);
+        check(30_812_345.0, "30812345");
+        check(46.234, "46.2");
+        check(0.012_34, "0.0123");
+    }
+}
