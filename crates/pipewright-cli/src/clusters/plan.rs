@@ -175,12 +175,16 @@ fn with_measurements(
 /// from.
 fn assumptions(machine: &Machine) -> Vec<String> {
     let keys = Figure::ALL.iter().map(|figure| figure.measure.key).chain(["node_switch"]);
-    let mut assumed: Vec<String> = keys
-        .filter_map(|key| {
-            let assumption = machine.source_of(key).strip_prefix("assumed: ")?;
-            Some(format!("{key}: {assumption}"))
-        })
-        .collect();
+    let mut groups: Vec<(&str, Vec<&str>)> = Vec::new();
+    for key in keys {
+        let Some(assumption) = machine.source_of(key).strip_prefix("assumed: ") else { continue };
+        match groups.iter_mut().find(|(known, _)| *known == assumption) {
+            Some((_, keys)) => keys.push(key),
+            None => groups.push((assumption, vec![key])),
+        }
+    }
+    let group = |(assumption, keys): &(&str, Vec<&str>)| format!("{}: {assumption}", keys.join(", "));
+    let mut assumed: Vec<String> = groups.iter().map(group).collect();
     let constants = machine.source_of("constants");
     assumed.push(format!("shares that programs reach: {}", constants.trim_start_matches("assumed: ")));
     assumed

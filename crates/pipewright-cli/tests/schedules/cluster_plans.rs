@@ -87,7 +87,7 @@ fn the_text_names_what_is_assumed_and_what_is_not_predicted() {
         "\ntwice the nodes: ",
         "\ntwice the memory: ",
         "\nin the model's file, and not in the prediction: altup_num_inputs\n",
-        "\nassumed: node_latency_us: 5 us inside a node and 10 us between nodes; network_latency_us: ",
+        "\nassumed: node_latency_us, network_latency_us: 5 us inside a node and 10 us between nodes; shares",
         "shares that programs reach: fitted to NeMo's and Megatron-Bridge's performance summaries\n",
     ] {
         assert!(plan.contains(words), "{words}\n{plan}");
@@ -140,7 +140,7 @@ fn measurements_replace_predictions_and_are_named() {
         number(&after["plans"][0]["costs"]["products"])
             > 1.3 * number(&before["plans"][0]["costs"]["products"])
     );
-    let said = ["0.4 of the bf16 peak in products instead of 0.678", "41 GB/s between nodes instead of 37.9"];
+    let said = ["41 GB/s between nodes instead of 37.9", "0.4 of the bf16 peak in products instead of 0.678"];
     assert_eq!(after["measured"].as_array().map(Vec::as_slice), Some(&said.map(Value::from)[..]));
     write(&folder, "m.toml", "[network]\ngb_per_s = \"41 GB\"\n");
     refuse(
@@ -171,7 +171,7 @@ fn bad_input_is_refused() {
         "16 GPUs are not a multiple of 32, the product of tp = 32, pp = 1 and cp = 1; use 32 GPUs, or another mesh",
     );
     check(&planned(&["--data-parallel", "3"]), "16 GPUs are not a multiple of 3 replicas of 1 GPUs");
-    check(&planned(&["--schedule", "1f2b"]), "there is no schedule named `1f2b`");
+    check(&planned(&["--schedule", "1f2b"]), "unknown schedule `1f2b`; did you mean `1f1b`?");
     let of = |cluster| {
         ["plan", "config.json", "--cluster", cluster, "--nodes", "1", "--seq-len", "8", "--batch", "8"]
     };
