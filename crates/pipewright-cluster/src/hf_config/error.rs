@@ -2,8 +2,8 @@
 
 use thiserror::Error;
 
-use super::read::MAX_FILE;
-
+/// The largest file that is read, in bytes.
+pub const MAX_FILE: usize = 1 << 20;
 /// The most blocks of a model.
 pub(super) const MAX_BLOCKS: u64 = 10_000;
 /// The largest size of a part. Published models have at most some ten thousand.

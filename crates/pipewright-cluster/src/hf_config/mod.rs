@@ -13,6 +13,6 @@ mod feed_forward;
 mod blocks;
 mod read;
 
-pub use error::ConfigError;
+pub use error::{ConfigError, MAX_FILE};
 pub use family::known_families;
-pub use read::{Described, MAX_FILE, read};
+pub use read::{Described, read};

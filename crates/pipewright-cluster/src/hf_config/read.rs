@@ -3,15 +3,12 @@
 use serde_json::{Map, Value};
 
 use super::blocks::blocks;
-use super::error::{ConfigError, MAX_VOCABULARY};
+use super::error::{ConfigError, MAX_FILE, MAX_VOCABULARY};
 use super::family::Family;
 use super::harmless::HARMLESS;
 use super::keys::Keys;
 use crate::model::Model;
 use crate::vectors::{Biases, QueryKeyNorm, Vectors};
-
-/// The largest file that is read, in bytes.
-pub const MAX_FILE: usize = 1 << 20;
 
 /// A model and what was not understood.
 #[derive(Debug, Clone, PartialEq)]
