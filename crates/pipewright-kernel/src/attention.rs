@@ -19,8 +19,9 @@
 
 use multiversion::multiversion;
 
+use super::element::Element;
 use super::exp::exp;
-use super::product::{Matrix, add_product, product_into};
+use super::product::Matrix;
 pub use super::rotary::Rotary;
 use super::rotary::{turn, turn_back};
 use super::simd::{max, sum};
@@ -86,17 +87,18 @@ impl Dims {
     }
 }
 
-/// The inputs of an attention.
+/// The inputs of an attention. The operands of products have the type `T`: rotated queries and keys, weights
+/// and the gradients of scores are rounded to it.
 #[derive(Clone, Copy, Debug)]
-pub struct Inputs<'a> {
+pub struct Inputs<'a, T = f32> {
     /// Sizes.
     pub dims: Dims,
     /// Queries, before their rotation.
-    pub q: &'a [f32],
+    pub q: &'a [T],
     /// Keys, before their rotation.
-    pub k: &'a [f32],
+    pub k: &'a [T],
     /// Values.
-    pub v: &'a [f32],
+    pub v: &'a [T],
     /// For the queries; includes the scale of the scores.
     pub turn_q: Rotary<'a>,
     /// For the keys.
@@ -178,7 +180,7 @@ struct Rows<'a> {
 }
 
 impl<'a> Rows<'a> {
-    fn new(inputs: &Inputs<'a>, batch: usize, (first, end): (usize, usize)) -> Self {
+    fn new<T>(inputs: &Inputs<'a, T>, batch: usize, (first, end): (usize, usize)) -> Self {
         let starts = inputs.starts.map(|starts| &starts[batch * inputs.dims.sequence..][first..end]);
         let low = starts.map_or(0, |starts| starts[0] as usize);
         let earlier = inputs.dims.earlier;
@@ -200,14 +202,15 @@ impl<'a> Rows<'a> {
 }
 
 /// Returns the result, and `log sum exp` of each row of scores, `[batch, heads, sequence]`.
-pub fn forward(inputs: Inputs<'_>) -> (Vec<f32>, Vec<f32>) {
+pub fn forward<T: Element>(inputs: Inputs<'_, T>) -> (Vec<f32>, Vec<f32>) {
     let Inputs { dims, q, k, v, turn_q, turn_k, bias, .. } = inputs;
     let Dims { sequence, head_dim, .. } = dims;
     let (wide, narrow) = (dims.query_width(), dims.key_width());
     let mut out = vec![0f32; dims.batch * sequence * wide];
     let mut normalisers = vec![0f32; dims.batch * dims.heads * sequence];
     let mut scores = vec![0f32; CHUNK.min(sequence) * dims.keys()];
-    let (mut queries, mut keys) = (vec![0f32; sequence * head_dim], vec![0f32; dims.keys() * head_dim]);
+    let mut rounded = Vec::new();
+    let [mut queries, mut keys] = [sequence, dims.keys()].map(|rows| vec![T::rounded(0.0); rows * head_dim]);
     for (batch, key_head) in dims.key_heads() {
         let key_start = dims.key_start(batch, key_head);
         let (turn_q, turn_k) =
@@ -227,9 +230,9 @@ pub fn forward(inputs: Inputs<'_>) -> (Vec<f32>, Vec<f32>) {
                 }
                 softmax(scores, rows, &mut normalisers[first..end]);
                 let out = &mut out[start + first * wide..];
-                let weights = Matrix::new(scores, end - first, rows.span());
+                let weights = Matrix::new(T::all_rounded(scores, &mut rounded), end - first, rows.span());
                 let values = Matrix::strided(&values[rows.low * narrow..], rows.span(), head_dim, narrow);
-                product_into(out, wide, weights, values);
+                T::product_into(out, wide, weights, values);
             }
         }
     }
@@ -249,15 +252,21 @@ pub struct Gradients {
 }
 
 /// Returns the gradients of the inputs.
-pub fn backward(inputs: Inputs<'_>, out: &[f32], normalisers: &[f32], gradient: &[f32]) -> Gradients {
+pub fn backward<T: Element>(
+    inputs: Inputs<'_, T>,
+    out: &[T],
+    normalisers: &[f32],
+    gradient: &[T],
+) -> Gradients {
     let Inputs { dims, q, k, v, turn_q, turn_k, bias, .. } = inputs;
     let Dims { sequence, head_dim, .. } = dims;
     let (wide, narrow) = (dims.query_width(), dims.key_width());
     let (mut d_q, mut d_k, mut d_v) = (vec![0f32; q.len()], vec![0f32; k.len()], vec![0f32; v.len()]);
     let mut d_table = vec![0f32; bias.map_or(0, |bias| bias.table.len())];
-    let head = |rows| vec![0f32; rows * head_dim];
-    let (mut queries, mut d_queries) = (head(sequence), head(sequence));
-    let (mut keys, mut d_keys) = (head(dims.keys()), head(dims.keys()));
+    let sizes = [sequence, dims.keys()].map(|rows| rows * head_dim);
+    let [mut queries, mut keys] = sizes.map(|size| vec![T::rounded(0.0); size]);
+    let [mut d_queries, mut d_keys] = sizes.map(|size| vec![0f32; size]);
+    let mut rounded = Vec::new();
     let chunk = || vec![0f32; CHUNK.min(sequence) * dims.keys()];
     let (mut weights, mut d_scores) = (chunk(), chunk());
     for (batch, key_head) in dims.key_heads() {
@@ -282,7 +291,7 @@ pub fn backward(inputs: Inputs<'_>, out: &[f32], normalisers: &[f32], gradient: 
                     bias.add(dims, batch, head, rows, weights);
                 }
                 let values = Matrix::strided(values, span, head_dim, narrow);
-                product_into(d_scores, span, g, values.transposed());
+                T::product_into(d_scores, span, g, values.transposed());
                 let (out, gradient) = (&out[here.clone()], &gradient[here]);
                 let normalisers = &normalisers[first..end];
                 softmax_backward(weights, d_scores, (rows, normalisers), (out, gradient), wide, head_dim);
@@ -290,13 +299,13 @@ pub fn backward(inputs: Inputs<'_>, out: &[f32], normalisers: &[f32], gradient: 
                     bias.add_gradient(dims, batch, head, rows, d_scores, &mut d_table);
                 }
 
-                let weights = Matrix::new(weights, count, span);
-                add_product(&mut d_v[key_start + low * narrow..], narrow, weights.transposed(), g);
-                let d_scores = Matrix::new(d_scores, count, span);
+                let weights = Matrix::new(T::all_rounded(weights, &mut rounded), count, span);
+                T::add_product(&mut d_v[key_start + low * narrow..], narrow, weights.transposed(), g);
+                let d_scores = Matrix::new(T::all_rounded(d_scores, &mut rounded), count, span);
                 let keys = Matrix::new(&keys[low * head_dim..], span, head_dim);
-                product_into(&mut d_queries[first * head_dim..], head_dim, d_scores, keys);
+                T::product_into(&mut d_queries[first * head_dim..], head_dim, d_scores, keys);
                 let queries = Matrix::new(&queries[first * head_dim..], count, head_dim);
-                add_product(&mut d_keys[low * head_dim..], head_dim, d_scores.transposed(), queries);
+                T::add_product(&mut d_keys[low * head_dim..], head_dim, d_scores.transposed(), queries);
             }
             turn_back(turn_q, &d_queries, head_dim, &mut d_q[start..], wide);
         }
@@ -306,11 +315,11 @@ pub fn backward(inputs: Inputs<'_>, out: &[f32], normalisers: &[f32], gradient: 
 }
 
 /// Computes the scores of a block of queries.
-fn score(scores: &mut [f32], queries: &[f32], keys: &[f32], head_dim: usize, rows: Rows<'_>) {
+fn score<T: Element>(scores: &mut [f32], queries: &[T], keys: &[T], head_dim: usize, rows: Rows<'_>) {
     let Rows { first, count, low, .. } = rows;
     let queries = Matrix::new(&queries[first * head_dim..], count, head_dim);
     let keys = Matrix::new(&keys[low * head_dim..], rows.span(), head_dim);
-    product_into(scores, rows.span(), queries, keys.transposed());
+    T::product_into(scores, rows.span(), queries, keys.transposed());
 }
 
 /// Turns scores into weights; the weight of a key that a query does not see is 0.
@@ -335,11 +344,11 @@ fn softmax(scores: &mut [f32], rows: Rows<'_>, normalisers: &mut [f32]) {
 
 /// Turns scores into weights `P` again, and `dP` into `dS`, both in place.
 #[multiversion(targets = "simd")]
-fn softmax_backward(
+fn softmax_backward<T: Element>(
     scores: &mut [f32],
     d_weights: &mut [f32],
     (rows, normalisers): (Rows<'_>, &[f32]),
-    (out, gradient): (&[f32], &[f32]),
+    (out, gradient): (&[T], &[T]),
     stride: usize,
     head_dim: usize,
 ) {
@@ -347,7 +356,7 @@ fn softmax_backward(
     let both = scores.chunks_exact_mut(span).zip(d_weights.chunks_exact_mut(span));
     for (row, ((scores, d_weights), normaliser)) in both.zip(normalisers).enumerate() {
         let (out, gradient) = (&out[row * stride..][..head_dim], &gradient[row * stride..][..head_dim]);
-        let along = sum(head_dim, |i| out[i] * gradient[i]);
+        let along = sum(head_dim, |i| out[i].single() * gradient[i].single());
         let [before, seen, after] = rows.split(row, scores);
         let [d_before, d_seen, d_after] = rows.split(row, d_weights);
         for (score, d) in seen.iter_mut().zip(d_seen) {

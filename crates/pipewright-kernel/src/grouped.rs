@@ -7,7 +7,8 @@ use std::ops::Range;
 
 use multiversion::multiversion;
 
-use super::product::{Matrix, add_product, product_into};
+use super::element::Element;
+use super::product::Matrix;
 use super::simd::sum;
 
 /// The assignments in the order of their experts; the assignments of one expert are in the order of the
@@ -71,7 +72,7 @@ impl Groups {
     }
 
     /// Copies the row of each assignment's token.
-    pub fn gather(&self, rows: &[f32], width: usize) -> Vec<f32> {
+    pub fn gather<T: Copy>(&self, rows: &[T], width: usize) -> Vec<T> {
         let mut gathered = Vec::with_capacity(self.rows() * width);
         for token in self.tokens() {
             gathered.extend_from_slice(&rows[token * width..][..width]);
@@ -92,32 +93,38 @@ impl Groups {
 
     /// Multiplies the rows of each expert by its matrix: `[inputs, outputs]`, or the transpose of
     /// `[outputs, inputs]` if `transposed`.
-    pub fn product(&self, rows: &[f32], matrices: &[&[f32]], size: [usize; 2], transposed: bool) -> Vec<f32> {
+    pub fn product<T: Element>(
+        &self,
+        rows: &[T],
+        matrices: &[&[T]],
+        size: [usize; 2],
+        transposed: bool,
+    ) -> Vec<f32> {
         let mut out = vec![0.0; self.rows() * size[1]];
-        self.multiply(&mut out, rows, matrices, size, transposed, product_into);
+        self.multiply(&mut out, rows, matrices, size, transposed, T::product_into);
         out
     }
 
     /// Like [`Groups::product`], but adds to `out`.
-    pub fn add_product(
+    pub fn add_product<T: Element>(
         &self,
         out: &mut [f32],
-        rows: &[f32],
-        matrices: &[&[f32]],
+        rows: &[T],
+        matrices: &[&[T]],
         size: [usize; 2],
         transposed: bool,
     ) {
-        self.multiply(out, rows, matrices, size, transposed, add_product);
+        self.multiply(out, rows, matrices, size, transposed, T::add_product);
     }
 
-    fn multiply(
+    fn multiply<T>(
         &self,
         out: &mut [f32],
-        rows: &[f32],
-        matrices: &[&[f32]],
+        rows: &[T],
+        matrices: &[&[T]],
         [inputs, outputs]: [usize; 2],
         transposed: bool,
-        multiply: impl Fn(&mut [f32], usize, Matrix<'_>, Matrix<'_>),
+        multiply: impl Fn(&mut [f32], usize, Matrix<'_, T>, Matrix<'_, T>),
     ) {
         for (Range { start, end }, matrix) in self.ranges().zip(matrices) {
             if start == end {

@@ -1,8 +1,13 @@
 //! Conversion between single precision and the two types of half precision: bfloat16, which has the exponent
 //! of single precision and 8 bits of mantissa, and f16, which has 5 bits of exponent and 11 of mantissa.
 
+use std::mem::MaybeUninit;
+
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
+use multiversion::multiversion;
+
+use super::simd::{fresh, written};
 
 /// A type of half precision. Its functions take slices, so that their loops are compiled with this crate's
 /// optimisation.
@@ -17,16 +22,42 @@ pub trait Half: Copy {
 
 impl Half for bf16 {
     fn widened(elements: &[Self]) -> Vec<f32> {
-        elements.iter().map(|element| f32::from_bits(u32::from(element.to_bits()) << 16)).collect()
+        let mut widened = fresh(elements.len());
+        widen_all(elements, &mut widened);
+        // SAFETY: an element was written for each of `elements`, which are as many.
+        unsafe { written(widened) }
     }
 
     fn narrowed(elements: &[f32]) -> Vec<Self> {
-        elements.iter().map(|&element| narrow(element)).collect()
+        let mut narrowed = fresh(elements.len());
+        narrow_all(elements, &mut narrowed);
+        // SAFETY: an element was written for each of `elements`, which are as many.
+        unsafe { written(narrowed) }
     }
 }
 
+#[multiversion(targets = "simd")]
+fn widen_all(elements: &[bf16], widened: &mut [MaybeUninit<f32>]) {
+    for (to, &element) in widened.iter_mut().zip(elements) {
+        to.write(widen(element));
+    }
+}
+
+#[multiversion(targets = "simd")]
+fn narrow_all(elements: &[f32], narrowed: &mut [MaybeUninit<bf16>]) {
+    for (to, &element) in narrowed.iter_mut().zip(elements) {
+        to.write(narrow(element));
+    }
+}
+
+#[inline(always)]
+pub(crate) fn widen(element: bf16) -> f32 {
+    f32::from_bits(u32::from(element.to_bits()) << 16)
+}
+
 /// Has no branch, so that the compiler makes vector instructions of the loop over it.
-fn narrow(element: f32) -> bf16 {
+#[inline(always)]
+pub(crate) fn narrow(element: f32) -> bf16 {
     let bits = element.to_bits();
     // Half of the last place, less one if that place is even: the carry then rounds to the closest number.
     let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16;

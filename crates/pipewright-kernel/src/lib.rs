@@ -1,5 +1,6 @@
 //! Arithmetic of the CPU back end on slices of `f32`, in one pass over memory where Burn composes several,
-//! and conversion between `f32` and half precision.
+//! and conversion between `f32` and half precision. Some operations also read and write bfloat16
+//! ([`element::Element`]); their arithmetic is in single precision.
 //!
 //! This crate does not depend on tensors, tapes or stages; `pipewright::nn` puts these functions on Burn's
 //! tape. It is a crate of its own so that builds for tests optimise the arithmetic and not what calls it.
@@ -13,10 +14,12 @@
 //! Functions panic if the lengths of their slices do not fit together. The layers that call them compare
 //! shapes first.
 
-pub mod half;
 mod simd;
+pub mod half;
 mod exp;
 pub mod product;
+pub mod bf16_product;
+pub mod element;
 pub mod adamw;
 pub mod squares;
 pub mod rms_norm;
@@ -33,3 +36,4 @@ pub mod routing;
 pub mod router_losses;
 pub mod grouped;
 pub mod scan;
+pub mod peak;

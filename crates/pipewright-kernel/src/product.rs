@@ -6,24 +6,24 @@ use gemm::Parallelism;
 /// Products with fewer multiplications stay on one thread, as in Burn's CPU back end.
 const PARALLEL_FROM: usize = 192 * 192 * 192;
 
-/// A matrix in a slice, with strides in elements.
+/// A matrix in a slice, with strides in elements. One of the strides is 1.
 #[derive(Clone, Copy, Debug)]
-pub struct Matrix<'a> {
-    data: &'a [f32],
-    rows: usize,
-    columns: usize,
-    row_stride: usize,
-    column_stride: usize,
+pub struct Matrix<'a, T = f32> {
+    pub(crate) data: &'a [T],
+    pub(crate) rows: usize,
+    pub(crate) columns: usize,
+    pub(crate) row_stride: usize,
+    pub(crate) column_stride: usize,
 }
 
-impl<'a> Matrix<'a> {
+impl<'a, T> Matrix<'a, T> {
     /// Returns a matrix of `rows` rows of `columns` elements in row-major order.
-    pub fn new(data: &'a [f32], rows: usize, columns: usize) -> Self {
+    pub fn new(data: &'a [T], rows: usize, columns: usize) -> Self {
         Self::strided(data, rows, columns, columns)
     }
 
     /// Returns a matrix whose rows begin `row_stride` elements apart.
-    pub fn strided(data: &'a [f32], rows: usize, columns: usize, row_stride: usize) -> Self {
+    pub fn strided(data: &'a [T], rows: usize, columns: usize, row_stride: usize) -> Self {
         assert_fits(data.len(), rows, columns, row_stride);
         Self { data, rows, columns, row_stride, column_stride: 1 }
     }
@@ -33,6 +33,19 @@ impl<'a> Matrix<'a> {
         let Self { data, rows, columns, row_stride, column_stride } = self;
         Self { data, rows: columns, columns: rows, row_stride: column_stride, column_stride: row_stride }
     }
+
+    /// Returns the same matrix of other elements, in a slice of the same length.
+    pub(crate) fn with_data<U>(self, data: &[U]) -> Matrix<'_, U> {
+        assert_eq!(data.len(), self.data.len(), "each element has another in its place");
+        let Self { rows, columns, row_stride, column_stride, .. } = self;
+        Matrix { data, rows, columns, row_stride, column_stride }
+    }
+}
+
+/// Returns whether a product of `rows x inner` and `inner x columns` elements is computed by several threads.
+pub(crate) fn is_parallel(rows: usize, columns: usize, inner: usize) -> bool {
+    // With one thread, the query for the pool's size would be wasted.
+    rows * columns * inner >= PARALLEL_FROM && rayon::current_num_threads() > 1
 }
 
 /// Computes `a b` into new memory, in row-major order.
@@ -66,7 +79,7 @@ pub fn add_product(out: &mut [f32], row_stride: usize, a: Matrix<'_>, b: Matrix<
     unsafe { multiply(out.as_mut_ptr(), row_stride, a, b, true) };
 }
 
-fn assert_fits(len: usize, rows: usize, columns: usize, row_stride: usize) {
+pub(crate) fn assert_fits(len: usize, rows: usize, columns: usize, row_stride: usize) {
     let end = || (rows - 1).checked_mul(row_stride)?.checked_add(columns);
     let fits = rows == 0
         || columns == 0
@@ -81,9 +94,7 @@ unsafe fn multiply(out: *mut f32, row_stride: usize, a: Matrix<'_>, b: Matrix<'_
     assert_eq!(a.columns, b.rows, "inner dimensions of a product agree");
     let (m, n, k) = (a.rows, b.columns, a.columns);
     let stride = |stride: usize| stride as isize;
-    // With one thread, the query for the pool's size would be wasted.
-    let parallel = m * n * k >= PARALLEL_FROM && rayon::current_num_threads() > 1;
-    let parallelism = if parallel { Parallelism::Rayon(0) } else { Parallelism::None };
+    let parallelism = if is_parallel(m, n, k) { Parallelism::Rayon(0) } else { Parallelism::None };
     // SAFETY: `a` and `b` were bounded when they were made, `out` by the caller.
     unsafe {
         gemm::gemm(

@@ -5,10 +5,11 @@ use std::mem::MaybeUninit;
 
 use multiversion::multiversion;
 
+use super::element::Element;
 use super::simd::{fresh, sum, written};
 
 /// Returns the result, and `s` of each row for the backward pass. A row has as many elements as `weight`.
-pub fn forward(x: &[f32], weight: &[f32], epsilon: f32) -> (Vec<f32>, Vec<f32>) {
+pub fn forward<T: Element>(x: &[T], weight: &[T], epsilon: f32) -> (Vec<T>, Vec<f32>) {
     let mut y = fresh(x.len());
     let mut scales = vec![0.0; x.len() / weight.len()];
     forward_rows(x, weight, epsilon, &mut y, &mut scales);
@@ -17,15 +18,21 @@ pub fn forward(x: &[f32], weight: &[f32], epsilon: f32) -> (Vec<f32>, Vec<f32>) 
 }
 
 #[multiversion(targets = "simd")]
-fn forward_rows(x: &[f32], weight: &[f32], epsilon: f32, y: &mut [MaybeUninit<f32>], scales: &mut [f32]) {
+fn forward_rows<T: Element>(
+    x: &[T],
+    weight: &[T],
+    epsilon: f32,
+    y: &mut [MaybeUninit<T>],
+    scales: &mut [f32],
+) {
     let width = weight.len();
     assert_eq!(x.len(), scales.len() * width, "rows are whole");
     for ((x, y), kept) in x.chunks_exact(width).zip(y.chunks_exact_mut(width)).zip(scales) {
-        let mean_square = sum(width, |i| x[i] * x[i]) / width as f32;
+        let mean_square = sum(width, |i| x[i].single() * x[i].single()) / width as f32;
         let scale = 1.0 / (mean_square + epsilon).sqrt();
         *kept = scale;
         for ((y, x), w) in y.iter_mut().zip(x).zip(weight) {
-            y.write(x * scale * w);
+            y.write(T::rounded(x.single() * scale * w.single()));
         }
     }
 }
@@ -33,7 +40,7 @@ fn forward_rows(x: &[f32], weight: &[f32], epsilon: f32, y: &mut [MaybeUninit<f3
 /// Gradients of `x` and of the weight.
 ///
 /// `dx = s (g w - x s² mean(g w x))`, and `dw` is the sum of `g x s` over rows.
-pub fn backward(x: &[f32], weight: &[f32], scales: &[f32], gradient: &[f32]) -> (Vec<f32>, Vec<f32>) {
+pub fn backward<T: Element>(x: &[T], weight: &[T], scales: &[f32], gradient: &[T]) -> (Vec<T>, Vec<f32>) {
     let mut dx = fresh(x.len());
     let mut dw = vec![0.0; weight.len()];
     backward_rows(x, weight, scales, gradient, &mut dx, &mut dw);
@@ -42,25 +49,25 @@ pub fn backward(x: &[f32], weight: &[f32], scales: &[f32], gradient: &[f32]) -> 
 }
 
 #[multiversion(targets = "simd")]
-fn backward_rows(
-    x: &[f32],
-    weight: &[f32],
+fn backward_rows<T: Element>(
+    x: &[T],
+    weight: &[T],
     scales: &[f32],
-    gradient: &[f32],
-    dx: &mut [MaybeUninit<f32>],
+    gradient: &[T],
+    dx: &mut [MaybeUninit<T>],
     dw: &mut [f32],
 ) {
     let width = weight.len();
     assert_eq!((x.len(), gradient.len()), (scales.len() * width, x.len()), "rows are whole");
     let rows = x.chunks_exact(width).zip(gradient.chunks_exact(width)).zip(dx.chunks_exact_mut(width));
     for (((x, g), dx), &scale) in rows.zip(scales) {
-        let mean = sum(width, |i| g[i] * weight[i] * x[i]) / width as f32;
+        let mean = sum(width, |i| g[i].single() * weight[i].single() * x[i].single()) / width as f32;
         let along = scale * scale * mean;
         for (((dx, x), g), w) in dx.iter_mut().zip(x).zip(g).zip(weight) {
-            dx.write(scale * (g * w - x * along));
+            dx.write(T::rounded(scale * (g.single() * w.single() - x.single() * along)));
         }
         for ((dw, x), g) in dw.iter_mut().zip(x).zip(g) {
-            *dw += g * x * scale;
+            *dw += g.single() * x.single() * scale;
         }
     }
 }

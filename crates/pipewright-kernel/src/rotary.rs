@@ -2,6 +2,8 @@
 
 use multiversion::multiversion;
 
+use super::element::Element;
+
 /// Cosines and sines, `head_dim / 2` for each position, times a scale.
 #[derive(Clone, Copy, Debug)]
 pub struct Rotary<'a> {
@@ -25,7 +27,7 @@ impl<'a> Rotary<'a> {
 
 /// Rotates a head, whose rows are `stride` apart in `from`, into rows of `width`.
 #[multiversion(targets = "simd")]
-pub(crate) fn turn(by: Rotary<'_>, from: &[f32], stride: usize, to: &mut [f32], width: usize) {
+pub(crate) fn turn<T: Element>(by: Rotary<'_>, from: &[T], stride: usize, to: &mut [T], width: usize) {
     let half = width / 2;
     for (index, to) in to.chunks_exact_mut(width).enumerate() {
         let (first, second) = from[index * stride..][..width].split_at(half);
@@ -49,9 +51,9 @@ pub(crate) fn turn_back(by: Rotary<'_>, from: &[f32], width: usize, to: &mut [f3
 
 /// Rotates pairs by the angles of `cos` and `sin`; `sign` is 1 forward and -1 backward.
 #[inline(always)]
-fn turn_pairs(
-    (first, second): (&[f32], &[f32]),
-    (to_first, to_second): (&mut [f32], &mut [f32]),
+fn turn_pairs<T: Element>(
+    (first, second): (&[T], &[T]),
+    (to_first, to_second): (&mut [T], &mut [T]),
     cos: &[f32],
     sin: &[f32],
     scale: f32,
@@ -59,8 +61,8 @@ fn turn_pairs(
 ) {
     let to = to_first.iter_mut().zip(to_second);
     for (((a, b), (to_a, to_b)), (cos, sin)) in first.iter().zip(second).zip(to).zip(cos.iter().zip(sin)) {
-        let (a, b, sin) = (a * scale, b * scale, sin * sign);
-        *to_a = a * cos - b * sin;
-        *to_b = b * cos + a * sin;
+        let (a, b, sin) = (a.single() * scale, b.single() * scale, sin * sign);
+        *to_a = T::rounded(a * cos - b * sin);
+        *to_b = T::rounded(b * cos + a * sin);
     }
 }

@@ -9,7 +9,7 @@ use std::mem::MaybeUninit;
 pub(super) const LANES: usize = 16;
 
 /// Allocates uninitialised memory for `len` elements.
-pub(super) fn fresh(len: usize) -> Vec<MaybeUninit<f32>> {
+pub(super) fn fresh<T>(len: usize) -> Vec<MaybeUninit<T>> {
     let mut elements = Vec::with_capacity(len);
     // SAFETY: the capacity is allocated, and uninitialised elements need no value.
     unsafe { elements.set_len(len) };
@@ -20,7 +20,7 @@ pub(super) fn fresh(len: usize) -> Vec<MaybeUninit<f32>> {
 ///
 /// # Safety
 /// Every element must have been written.
-pub(super) unsafe fn written(elements: Vec<MaybeUninit<f32>>) -> Vec<f32> {
+pub(super) unsafe fn written<T>(elements: Vec<MaybeUninit<T>>) -> Vec<T> {
     let mut elements = std::mem::ManuallyDrop::new(elements);
     // SAFETY: the same allocation, of the same layout; the caller says that the elements have values.
     unsafe { Vec::from_raw_parts(elements.as_mut_ptr().cast(), elements.len(), elements.capacity()) }

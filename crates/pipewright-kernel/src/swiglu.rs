@@ -4,6 +4,7 @@ use std::mem::MaybeUninit;
 
 use multiversion::multiversion;
 
+use super::element::Element;
 use super::exp::exp;
 use super::simd::{fresh, written};
 
@@ -13,7 +14,7 @@ fn sigmoid(x: f32) -> f32 {
 }
 
 /// Returns `silu(gate) up`. Both have the same length.
-pub fn forward(gate: &[f32], up: &[f32]) -> Vec<f32> {
+pub fn forward<T: Element>(gate: &[T], up: &[T]) -> Vec<T> {
     let mut y = fresh(gate.len());
     forward_elements(gate, up, &mut y);
     // SAFETY: an element of `y` was written for each of `gate`, which are as many.
@@ -21,15 +22,16 @@ pub fn forward(gate: &[f32], up: &[f32]) -> Vec<f32> {
 }
 
 #[multiversion(targets = "simd")]
-fn forward_elements(gate: &[f32], up: &[f32], y: &mut [MaybeUninit<f32>]) {
+fn forward_elements<T: Element>(gate: &[T], up: &[T], y: &mut [MaybeUninit<T>]) {
     assert_eq!(gate.len(), up.len(), "gate and up are as long");
-    for ((y, &gate), up) in y.iter_mut().zip(gate).zip(up) {
-        y.write(gate * sigmoid(gate) * up);
+    for ((y, gate), up) in y.iter_mut().zip(gate).zip(up) {
+        let (gate, up) = (gate.single(), up.single());
+        y.write(T::rounded(gate * sigmoid(gate) * up));
     }
 }
 
 /// Gradients of `gate` and `up`: `g up σ (1 + gate (1 - σ))` and `g gate σ`.
-pub fn backward(gate: &[f32], up: &[f32], gradient: &[f32]) -> (Vec<f32>, Vec<f32>) {
+pub fn backward<T: Element>(gate: &[T], up: &[T], gradient: &[T]) -> (Vec<T>, Vec<T>) {
     let (mut d_gate, mut d_up) = (fresh(gate.len()), fresh(gate.len()));
     backward_elements(gate, up, gradient, &mut d_gate, &mut d_up);
     // SAFETY: an element of both was written for each of `gate`, which are as many.
@@ -37,18 +39,19 @@ pub fn backward(gate: &[f32], up: &[f32], gradient: &[f32]) -> (Vec<f32>, Vec<f3
 }
 
 #[multiversion(targets = "simd")]
-fn backward_elements(
-    gate: &[f32],
-    up: &[f32],
-    gradient: &[f32],
-    d_gate: &mut [MaybeUninit<f32>],
-    d_up: &mut [MaybeUninit<f32>],
+fn backward_elements<T: Element>(
+    gate: &[T],
+    up: &[T],
+    gradient: &[T],
+    d_gate: &mut [MaybeUninit<T>],
+    d_up: &mut [MaybeUninit<T>],
 ) {
     assert_eq!((gate.len(), gate.len()), (up.len(), gradient.len()), "all are as long");
     let inputs = gate.iter().zip(up).zip(gradient);
-    for (((&gate, up), g), (d_gate, d_up)) in inputs.zip(d_gate.iter_mut().zip(d_up)) {
+    for (((gate, up), g), (d_gate, d_up)) in inputs.zip(d_gate.iter_mut().zip(d_up)) {
+        let [gate, up, g] = [gate, up, g].map(|element| element.single());
         let s = sigmoid(gate);
-        d_gate.write(g * up * s * (1.0 + gate * (1.0 - s)));
-        d_up.write(g * gate * s);
+        d_gate.write(T::rounded(g * up * s * (1.0 + gate * (1.0 - s))));
+        d_up.write(T::rounded(g * gate * s));
     }
 }

@@ -4,11 +4,13 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 use burn::backend::Flex;
-use burn::tensor::{Bool, Device, Int, Tensor, TensorData, activation};
-use pipewright_kernel::attention::{Dims, Inputs, Rotary, backward, forward};
+use burn::tensor::{Bool, Device, Int, Tensor, TensorData, activation, bf16};
+use pipewright_kernel::attention::{Dims, Gradients, Inputs, Rotary, backward, forward};
 
 use super::composed::at_least_single;
-use super::operation::{CpuTensor, Operation, Tape, cpu_tensor, elements, on_cpu, row_major};
+use super::operation::{
+    CpuTensor, Operation, ReadElement, Tape, are_multiplied_in_bf16, cpu_tensor, elements, on_cpu, row_major,
+};
 use super::token_scope::TokenScope;
 
 /// An attention over sequences of one length, with its tables of positions.
@@ -119,8 +121,8 @@ impl CausalAttention {
         let Some(tables) = self.cpu_tables() else { return self.composed(q, k, v, dims) };
         let Some(([q, k, v], tape)) = on_cpu(inputs) else { return self.composed(q, k, v, dims) };
         let saved = Saved { dims, q, k: vec![k], v: vec![v], tables, starts: self.starts.clone() };
-        let (out, normalisers) = saved.with_inputs(forward);
-        saved.record(tape, (out, normalisers), shape)
+        let results = saved.forward();
+        saved.record(tape, results, shape)
     }
 
     /// Like [`CausalAttention::forward`], but for the queries of a slice of each sequence. `keys` and
@@ -145,7 +147,7 @@ impl CausalAttention {
         };
         let Some(([q, k, v], tape)) = on_cpu(inputs) else { return self.composed(q, k, v, dims) };
         let saved = Saved { dims, q, k: vec![k], v: vec![v], tables, starts: None };
-        let results = saved.with_inputs(forward);
+        let results = saved.forward();
         Saved { k: keys, v: values, ..saved }.record(tape, results, shape)
     }
 
@@ -272,8 +274,8 @@ fn each_on_cpu(tensors: &[Tensor<3>]) -> Option<Vec<CpuTensor>> {
 }
 
 /// Returns the elements of slices `[batch, length, width]` of the same sequences, joined along the sequences.
-fn joined(slices: &[CpuTensor], batch: usize) -> Cow<'_, [f32]> {
-    let parts: Vec<_> = slices.iter().map(elements).collect();
+fn joined<T: ReadElement>(slices: &[CpuTensor], batch: usize) -> Cow<'_, [T]> {
+    let parts: Vec<_> = slices.iter().map(T::read).collect();
     if let [_] = parts[..] {
         return parts.into_iter().next().expect("there is one");
     }
@@ -306,10 +308,28 @@ struct Saved {
 }
 
 impl Saved {
-    fn with_inputs<R>(&self, pass: impl FnOnce(Inputs<'_>) -> R) -> R {
+    fn forward(&self) -> (Vec<f32>, Vec<f32>) {
+        if self.is_in_bf16() { self.with_inputs(forward::<bf16>) } else { self.with_inputs(forward::<f32>) }
+    }
+
+    fn backward<T: ReadElement>(
+        &self,
+        out: &CpuTensor,
+        normalisers: &[f32],
+        gradient: &CpuTensor,
+    ) -> Gradients {
+        let (out, gradient) = (T::read(out), T::read(gradient));
+        self.with_inputs(|inputs| backward(inputs, &out, normalisers, &gradient))
+    }
+
+    fn is_in_bf16(&self) -> bool {
+        are_multiplied_in_bf16([&self.q].into_iter().chain(&self.k).chain(&self.v))
+    }
+
+    fn with_inputs<T: ReadElement, R>(&self, pass: impl FnOnce(Inputs<'_, T>) -> R) -> R {
         let [cos, sin] = self.tables.each_ref().map(elements);
         let (q, [k, v]) =
-            (elements(&self.q), [&self.k, &self.v].map(|slices| joined(slices, self.dims.batch)));
+            (T::read(&self.q), [&self.k, &self.v].map(|slices| joined::<T>(slices, self.dims.batch)));
         // The scale of the scores is part of the queries' rotation, so it costs nothing.
         let Dims { sequence, earlier, head_dim, .. } = self.dims;
         let (half, scale) = (head_dim / 2, 1.0 / (head_dim as f32).sqrt());
@@ -346,8 +366,11 @@ struct AttentionBackward {
 impl Operation<3> for AttentionBackward {
     fn backward(self, gradient: CpuTensor, _wanted: [bool; 3]) -> [Option<CpuTensor>; 3] {
         let Self { saved, out, normalisers } = &self;
-        let (out, gradient) = (elements(out), elements(&gradient));
-        let d = saved.with_inputs(|inputs| backward(inputs, &out, normalisers, &gradient));
+        let d = if saved.is_in_bf16() {
+            saved.backward::<bf16>(out, normalisers, &gradient)
+        } else {
+            saved.backward::<f32>(out, normalisers, &gradient)
+        };
         let query_shape = saved.q.layout().shape().clone();
         let mut key_shape = saved.k[0].layout().shape().clone();
         // Slices have a dimension for the batch.

@@ -6,27 +6,122 @@
 use std::borrow::Cow;
 
 use burn::module::ParamId;
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Tensor, bf16};
 use pipewright_kernel::grouped::Groups;
-use pipewright_kernel::product::{Matrix, product};
 
 use super::bundle::{Bundle, Slots};
 use super::deferred::{Deferred, KeptWeight, WeightTask};
 use super::expert::Expert;
-use super::operation::{CpuTensor, cpu_tensor, elements, from_cpu, on_cpu};
+use super::matrix::{Operand, product};
+use super::operation::{
+    CpuTensor, are_multiplied_in_bf16, cpu_tensor, elements, from_cpu, on_cpu, range_of, tensor_of,
+    with_dtype,
+};
 
-/// The matrices of all experts by their part.
+/// A layer of an expert.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Part {
+    Gate,
+    Up,
+    Down,
+}
+
+/// The matrices of all experts as products read them: the layers of the first expert, of the second, and so on.
 pub(super) struct Parts<'a> {
-    pub(super) gates: Option<Vec<&'a [f32]>>,
-    pub(super) ups: Vec<&'a [f32]>,
-    pub(super) downs: Vec<&'a [f32]>,
+    held: Held<'a>,
+    /// The number of layers of an expert.
+    parts: usize,
+}
+
+enum Held<'a> {
+    Single(Vec<Cow<'a, [f32]>>),
+    Bf16(Vec<&'a [bf16]>),
 }
 
 impl<'a> Parts<'a> {
-    /// `held` are the matrices of the first expert, of the second, and so on, `parts` each.
-    pub(super) fn new(held: &'a [Cow<'_, [f32]>], parts: usize) -> Self {
-        let part = |part: usize| held.iter().skip(part).step_by(parts).map(AsRef::as_ref).collect();
-        Self { gates: (parts == 3).then(|| part(0)), ups: part(parts - 2), downs: part(parts - 1) }
+    /// Products read bfloat16 as it is if all matrices and the experts' inputs, of type `input`, have this
+    /// type and the processor multiplies it. Otherwise they read single precision.
+    pub(super) fn new(held: &[&'a CpuTensor], parts: usize, input: DType) -> Self {
+        let held = if input == DType::BF16 && are_multiplied_in_bf16(held.iter().copied()) {
+            Held::Bf16(held.iter().map(|matrix| &matrix.storage()[range_of(matrix)]).collect())
+        } else {
+            Held::Single(held.iter().map(|matrix| elements(matrix)).collect())
+        };
+        Self { held, parts }
+    }
+
+    pub(super) fn has_gates(&self) -> bool {
+        self.parts == 3
+    }
+
+    /// Returns the row of each assignment's token, in the form of [`Parts::operand`].
+    pub(super) fn gather(&self, groups: &Groups, rows: &CpuTensor, width: usize) -> CpuTensor {
+        let shape = [groups.rows(), width];
+        match &self.held {
+            Held::Single(_) => cpu_tensor(groups.gather(&elements(rows), width), shape),
+            Held::Bf16(_) => {
+                let rows = with_dtype(rows.clone(), DType::BF16);
+                tensor_of(groups.gather::<bf16>(&rows.storage()[range_of(&rows)], width), shape)
+            }
+        }
+    }
+
+    /// Returns rows in the precision in which products read them.
+    pub(super) fn operand(&self, rows: Vec<f32>, shape: [usize; 2]) -> CpuTensor {
+        let rows = cpu_tensor(rows, shape);
+        match &self.held {
+            Held::Single(_) => rows,
+            Held::Bf16(_) => with_dtype(rows, DType::BF16),
+        }
+    }
+
+    /// Multiplies the rows of each expert by a matrix of its, or by the transpose. The size is the inputs and
+    /// outputs of the product.
+    pub(super) fn product(
+        &self,
+        groups: &Groups,
+        rows: &CpuTensor,
+        (part, is_transposed): (Part, bool),
+        size: [usize; 2],
+    ) -> Vec<f32> {
+        match &self.held {
+            Held::Single(held) => {
+                groups.product(&elements(rows), &self.of_part(held, part), size, is_transposed)
+            }
+            Held::Bf16(held) => {
+                let rows = &rows.storage::<bf16>()[range_of(rows)];
+                groups.product(rows, &self.of_part(held, part), size, is_transposed)
+            }
+        }
+    }
+
+    /// Like [`Parts::product`] with the transposed matrices, but adds to `out`.
+    pub(super) fn add_transposed(
+        &self,
+        out: &mut [f32],
+        groups: &Groups,
+        rows: &CpuTensor,
+        part: Part,
+        size: [usize; 2],
+    ) {
+        match &self.held {
+            Held::Single(held) => {
+                groups.add_product(out, &elements(rows), &self.of_part(held, part), size, true);
+            }
+            Held::Bf16(held) => {
+                let rows = &rows.storage::<bf16>()[range_of(rows)];
+                groups.add_product(out, rows, &self.of_part(held, part), size, true);
+            }
+        }
+    }
+
+    fn of_part<'b, T>(&self, held: &'b [impl AsRef<[T]>], part: Part) -> Vec<&'b [T]> {
+        let index = match part {
+            Part::Gate => 0,
+            Part::Up => self.parts - 2,
+            Part::Down => self.parts - 1,
+        };
+        held.iter().skip(index).step_by(self.parts).map(AsRef::as_ref).collect()
     }
 }
 
@@ -154,8 +249,5 @@ impl KeptMatrices {
 /// Returns `xᵀ gradient`.
 pub(super) fn weight_gradient(x: &CpuTensor, gradient: &CpuTensor) -> CpuTensor {
     let dims = |tensor: &CpuTensor| [tensor.layout().shape()[0], tensor.layout().shape()[1]];
-    let ([rows, inputs], [_, outputs]) = (dims(x), dims(gradient));
-    let (x, gradient) = (elements(x), elements(gradient));
-    let gradient = Matrix::new(&gradient, rows, outputs);
-    cpu_tensor(product(Matrix::new(&x, rows, inputs).transposed(), gradient), [inputs, outputs])
+    product(Operand::new(x, dims(x)).transposed(), Operand::new(gradient, dims(gradient)))
 }

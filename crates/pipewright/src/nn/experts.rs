@@ -5,12 +5,12 @@
 //! zero: it is not absent, because an optimizer changes parameters with a zero gradient (momentum, weight
 //! decay) and skips those without one.
 
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Tensor};
 use pipewright_kernel::grouped::{Groups, row_products, scale_rows};
 
 use super::deferred::recorded_on;
 use super::expert::{Expert, composed};
-use super::expert_matrices::{KeptMatrices, Matrices, Parts};
+use super::expert_matrices::{KeptMatrices, Matrices, Part, Parts};
 use super::operation::{CpuTensor, Operation, cpu_tensor, elements, on_cpu, with_dtype};
 use super::routing::Routing;
 
@@ -64,21 +64,21 @@ fn mix(x: Tensor<2>, weights: Tensor<2>, chosen: &[usize], experts: &[Option<&Ex
         let weights = elements(&weights);
         groups.assignments().iter().map(|&index| weights[index]).collect()
     };
-    let held: Vec<_> = matrices.held.iter().map(|held| elements(&held.value)).collect();
-    let parts = Parts::new(&held, matrices.parts);
-    let rows = groups.gather(&elements(&x), width);
+    let held: Vec<_> = matrices.held.iter().map(|held| &held.value).collect();
+    let parts = Parts::new(&held, matrices.parts, x.dtype());
+    let rows = parts.gather(&groups, &x, width);
     // The tensors that the backward keeps are rounded first, so that it sees the numbers with which the
     // forward continues.
     let kept = |rows: Vec<f32>| tape.kept(rows, [groups.rows(), inner]);
-    let gate = parts.gates.as_ref().map(|gates| kept(groups.product(&rows, gates, [width, inner], false)));
-    let up = kept(groups.product(&rows, &parts.ups, [width, inner], false));
+    let enter = |part| kept(parts.product(&groups, &rows, (part, false), [width, inner]));
+    let gate = parts.has_gates().then(|| enter(Part::Gate));
+    let up = enter(Part::Up);
     let activated = kept(match &gate {
         Some(gate) => pipewright_kernel::swiglu::forward(&elements(gate), &elements(&up)),
         None => pipewright_kernel::relu_squared::forward(&elements(&up)),
     });
-    let out = groups.product(&elements(&activated), &parts.downs, [inner, width], false);
+    let out = parts.product(&groups, &activated, (Part::Down, false), [inner, width]);
     let out = groups.scatter(&out, Some(&sorted), width);
-    drop(held);
     tape.record(out, [tokens, width], |_| ExpertsBackward {
         sizes: [tokens, width, inner],
         count,
@@ -142,11 +142,10 @@ impl Operation<3> for ExpertsBackward {
         let Self { sizes: [tokens, width, inner], count, x, weights, gate, up, activated, groups, matrices } =
             self;
         let held: Vec<_> = matrices.kept.iter().map(|kept| kept.weight.get_on_cpu()).collect();
-        let held: Vec<_> = held.iter().map(elements).collect();
-        let parts = Parts::new(&held, matrices.parts);
-        let mut d_out = groups.gather(&elements(&gradient), width);
+        let parts = Parts::new(&held.iter().collect::<Vec<_>>(), matrices.parts, x.dtype());
+        let d_out = parts.gather(&groups, &gradient, width);
         // The gradient of the activated rows, before the weight of the row.
-        let mut d_activated = groups.product(&d_out, &parts.downs, [width, inner], true);
+        let mut d_activated = parts.product(&groups, &d_out, (Part::Down, true), [width, inner]);
         let d_weights = for_weights.then(|| {
             let mut d_weights = vec![0.0; tokens * count];
             let products = row_products(&elements(&activated), &d_activated, inner);
@@ -163,20 +162,22 @@ impl Operation<3> for ExpertsBackward {
             None => (None, pipewright_kernel::relu_squared::backward(&elements(&up), &d_activated)),
         };
         drop((gate, up, d_activated));
+        let operand = |d| parts.operand(d, [groups.rows(), inner]);
+        let (d_gate, d_up) = (d_gate.map(operand), operand(d_up));
         let d_x = for_x.then(|| {
-            let mut d_rows = groups.product(&d_up, &parts.ups, [inner, width], true);
-            if let (Some(d_gate), Some(gates)) = (&d_gate, &parts.gates) {
-                groups.add_product(&mut d_rows, d_gate, gates, [inner, width], true);
+            let mut d_rows = parts.product(&groups, &d_up, (Part::Up, true), [inner, width]);
+            if let Some(d_gate) = &d_gate {
+                parts.add_transposed(&mut d_rows, &groups, d_gate, Part::Gate, [inner, width]);
             }
             cpu_tensor(groups.scatter(&d_rows, None, width), [tokens, width])
         });
         if for_matrices {
-            scale_rows(&mut d_out, &weights, width);
-            let (rows, dtype) = (groups.rows(), x.dtype());
-            let tensor = |elements, width| with_dtype(cpu_tensor(elements, [rows, width]), dtype);
-            let x = tensor(groups.gather(&elements(&x), width), width);
-            let inputs = d_gate.into_iter().chain([d_up]).map(|d| (x.clone(), tensor(d, inner)));
-            let down = (activated, tensor(d_out, width));
+            let mut d_out = with_dtype(d_out, DType::F32);
+            scale_rows(d_out.storage_mut(), &weights, width);
+            let rounded = |rows| with_dtype(rows, x.dtype());
+            let gathered = rounded(parts.gather(&groups, &x, width));
+            let inputs = d_gate.into_iter().chain([d_up]).map(|d| (gathered.clone(), rounded(d)));
+            let down = (activated, rounded(d_out));
             matrices.differentiate(&groups, &inputs.chain([down]).collect::<Vec<_>>());
         }
         // The token has a gradient, so that the tape continues to the bundle, which takes the gradients out

@@ -1,6 +1,7 @@
 //! The layout of a product's weight.
 
-use pipewright_kernel::product::Matrix;
+use super::matrix::Operand;
+use super::operation::CpuTensor;
 
 /// How a product uses its weight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -13,11 +14,11 @@ pub(super) enum Layout {
 
 impl Layout {
     /// Returns the weight as the matrix `[inputs, outputs]` by which `x` is multiplied.
-    pub(super) fn factor(self, weight: &[f32], [rows, columns]: [usize; 2]) -> Matrix<'_> {
-        let matrix = Matrix::new(weight, rows, columns);
+    pub(super) fn factor(self, weight: &CpuTensor, shape: [usize; 2]) -> Operand<'_> {
+        let operand = Operand::new(weight, shape);
         match self {
-            Self::Plain => matrix,
-            Self::Transposed => matrix.transposed(),
+            Self::Plain => operand,
+            Self::Transposed => operand.transposed(),
         }
     }
 

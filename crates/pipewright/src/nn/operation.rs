@@ -4,8 +4,10 @@
 //! checkpointing or no tape. Otherwise the caller composes Burn operations, so that each operation runs on
 //! every device.
 //!
-//! All arithmetic is in single precision. An operation keeps tensors of half precision as they are for its
+//! All sums are in single precision. An operation keeps tensors of half precision as they are for its
 //! backward, reads their [`elements`] in single precision, and its results and gradients are rounded once.
+//! Operations for which a copy in single precision takes too long read bfloat16 as it is ([`in_bf16`],
+//! [`ReadElement`]).
 
 use std::borrow::Cow;
 use std::fmt::Debug;
@@ -18,6 +20,7 @@ use burn::backend::autodiff::ops::{Backward, NodeGuard, Ops, OpsKind};
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Autodiff, DispatchTensor, Flex, TensorMetadata};
 use burn::tensor::{DType, Element, Int, Shape, Tensor, TensorData, bf16, f16};
+use pipewright_kernel::bf16_product::is_available;
 use pipewright_kernel::half::Half;
 
 /// A tensor of the CPU back end without a tape.
@@ -118,7 +121,12 @@ impl<const N: usize> Tape<N> {
 
     /// Returns a tensor that the operation keeps, in the element type of the result.
     pub(super) fn kept(&self, elements: Vec<f32>, shape: impl Into<Shape>) -> CpuTensor {
-        with_dtype(cpu_tensor(elements, shape), self.result)
+        self.rounded(cpu_tensor(elements, shape))
+    }
+
+    /// Returns a tensor in the element type of the result.
+    pub(super) fn rounded(&self, tensor: CpuTensor) -> CpuTensor {
+        with_dtype(tensor, self.result)
     }
 
     /// Returns the operation's result as a tensor and records its backward pass. `operation` makes the
@@ -182,6 +190,40 @@ pub(crate) fn elements(tensor: &CpuTensor) -> Cow<'_, [f32]> {
         DType::BF16 => Cow::Owned(bf16::widened(&tensor.storage()[range])),
         DType::F16 => Cow::Owned(f16::widened(&tensor.storage()[range])),
         _ => Cow::Borrowed(&tensor.storage::<f32>()[range]),
+    }
+}
+
+/// Returns whether tensors are operands of products in bfloat16 that the processor has instructions for.
+/// Elsewhere, an operation of several products reads single precision and does not round between them.
+pub(super) fn are_multiplied_in_bf16<'a>(tensors: impl IntoIterator<Item = &'a CpuTensor>) -> bool {
+    tensors.into_iter().all(|tensor| tensor.dtype() == DType::BF16) && is_available()
+}
+
+/// Returns the elements of tensors that [`row_major`] returned if all of them are bfloat16, so that an
+/// operation need not copy them to single precision.
+pub(crate) fn in_bf16<const N: usize>(tensors: [&CpuTensor; N]) -> Option<[&[bf16]; N]> {
+    let are_bf16 = tensors.iter().all(|tensor| tensor.dtype() == DType::BF16);
+    are_bf16.then(|| tensors.map(|tensor| &tensor.storage()[range_of(tensor)]))
+}
+
+/// An element type in which an operation reads the tensors that [`row_major`] returned.
+pub(super) trait ReadElement: pipewright_kernel::element::Element + Element {
+    /// Returns the elements; copies them if they have another type.
+    fn read(tensor: &CpuTensor) -> Cow<'_, [Self]>;
+}
+
+impl ReadElement for f32 {
+    fn read(tensor: &CpuTensor) -> Cow<'_, [Self]> {
+        elements(tensor)
+    }
+}
+
+impl ReadElement for bf16 {
+    fn read(tensor: &CpuTensor) -> Cow<'_, [Self]> {
+        match in_bf16([tensor]) {
+            Some([elements]) => Cow::Borrowed(elements),
+            None => Cow::Owned(Self::narrowed(&elements(tensor))),
+        }
     }
 }
 

@@ -2,12 +2,12 @@
 
 use burn::module::ParamId;
 use burn::tensor::Tensor;
-use pipewright_kernel::product::{Matrix, product};
 
 use super::composed;
 use super::deferred::{Deferred, KeptWeight, WeightTask, recorded_on};
 use super::layout::Layout;
-use super::operation::{CpuTensor, Operation, cpu_tensor, elements, from_cpu, on_cpu};
+use super::matrix::{Operand, product};
+use super::operation::{CpuTensor, Operation, from_cpu, on_cpu};
 
 /// Returns `x w` or `x wᵀ`. Shapes: `x [rows, inputs]`, result `[rows, outputs]`.
 pub(super) fn multiply(x: Tensor<2>, weight: Tensor<2>, layout: Layout, id: ParamId) -> Tensor<2> {
@@ -18,14 +18,11 @@ pub(super) fn multiply(x: Tensor<2>, weight: Tensor<2>, layout: Layout, id: Para
         return composed::product(x, weight, layout, id, deferred);
     };
     let outputs = layout.outputs(shape);
-    let y = {
-        let (x, weight) = (elements(&x), elements(&weight));
-        product(Matrix::new(&x, rows, inputs), layout.factor(&weight, shape))
-    };
+    let y = tape.rounded(product(Operand::new(&x, [rows, inputs]), layout.factor(&weight, shape)));
     let weight = KeptWeight::new(from_cpu(weight), id, deferred.as_ref());
     let tape = recorded_on(tape, 1, deferred.as_ref());
     let sizes = Sizes { rows, inputs, outputs, shape };
-    tape.record(y, [rows, outputs], |_| ProductBackward { x, weight, layout, id, sizes, deferred })
+    tape.record_tensor(y, |_| ProductBackward { x, weight, layout, id, sizes, deferred })
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -53,9 +50,8 @@ impl Operation<2> for ProductBackward {
         let Sizes { rows, inputs, outputs, shape } = sizes;
         let d_x = for_x.then(|| {
             let weight = weight.get_on_cpu();
-            let (g, weight) = (elements(&gradient), elements(&weight));
             let factor = layout.factor(&weight, shape);
-            cpu_tensor(product(Matrix::new(&g, rows, outputs), factor.transposed()), [rows, inputs])
+            product(Operand::new(&gradient, [rows, outputs]), factor.transposed())
         });
         let d_weight = match deferred {
             Some(deferred) => {
@@ -66,10 +62,9 @@ impl Operation<2> for ProductBackward {
                 None
             }
             None => for_weight.then(|| {
-                let (x, g) = (elements(&x), elements(&gradient));
-                let (x, g) = (Matrix::new(&x, rows, inputs), Matrix::new(&g, rows, outputs));
+                let (x, g) = (Operand::new(&x, [rows, inputs]), Operand::new(&gradient, [rows, outputs]));
                 let (a, b) = layout.gradient_factors(x, g);
-                cpu_tensor(product(a.transposed(), b), shape)
+                product(a.transposed(), b)
             }),
         };
         [d_x, d_weight]

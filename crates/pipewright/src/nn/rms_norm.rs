@@ -2,9 +2,12 @@
 
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
+use pipewright_kernel::rms_norm::{backward, forward};
 
 use super::composed::at_least_single;
-use super::operation::{CpuTensor, Operation, cpu_tensor, elements, on_cpu, takes_features};
+use super::operation::{
+    CpuTensor, Operation, cpu_tensor, elements, in_bf16, on_cpu, takes_features, tensor_of,
+};
 
 /// [`rms_norm`] with its weight, named as checkpoints name it.
 #[derive(Module, Debug)]
@@ -37,8 +40,18 @@ pub fn rms_norm(x: Tensor<2>, weight: Tensor<1>, epsilon: f64) -> Tensor<2> {
     takes_features("RmsNorm", weight.dims()[0], &shape);
     let inputs = [x.clone().into_dispatch(), weight.clone().into_dispatch()];
     let Some(([x, weight], tape)) = on_cpu(inputs) else { return composed(x, weight, epsilon) };
-    let (y, scales) = pipewright_kernel::rms_norm::forward(&elements(&x), &elements(&weight), epsilon as f32);
-    tape.record(y, shape, |_| RmsNormBackward { x, weight, scales })
+    let epsilon = epsilon as f32;
+    let (y, scales) = match in_bf16([&x, &weight]) {
+        Some([x, weight]) => {
+            let (y, scales) = forward(x, weight, epsilon);
+            (tensor_of(y, shape), scales)
+        }
+        None => {
+            let (y, scales) = forward(&elements(&x), &elements(&weight), epsilon);
+            (tape.kept(y, shape), scales)
+        }
+    };
+    tape.record_tensor(y, |_| RmsNormBackward { x, weight, scales })
 }
 
 fn composed(x: Tensor<2>, weight: Tensor<1>, epsilon: f64) -> Tensor<2> {
@@ -58,14 +71,19 @@ struct RmsNormBackward {
 impl Operation<2> for RmsNormBackward {
     fn backward(self, gradient: CpuTensor, _wanted: [bool; 2]) -> [Option<CpuTensor>; 2] {
         let Self { x, weight, scales } = &self;
-        let (dx, dw) = pipewright_kernel::rms_norm::backward(
-            &elements(x),
-            &elements(weight),
-            scales,
-            &elements(&gradient),
-        );
+        let shape = x.layout().shape().clone();
+        let (dx, dw) = match in_bf16([x, weight, &gradient]) {
+            Some([x, weight, gradient]) => {
+                let (dx, dw) = backward(x, weight, scales, gradient);
+                (tensor_of(dx, shape), dw)
+            }
+            None => {
+                let (dx, dw) = backward(&elements(x), &elements(weight), scales, &elements(&gradient));
+                (cpu_tensor(dx, shape), dw)
+            }
+        };
         let width = dw.len();
-        [Some(cpu_tensor(dx, [scales.len(), width])), Some(cpu_tensor(dw, [width]))]
+        [Some(dx), Some(cpu_tensor(dw, [width]))]
     }
 }
 

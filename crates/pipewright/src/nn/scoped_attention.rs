@@ -3,12 +3,14 @@
 
 use std::sync::Arc;
 
-use burn::tensor::{DType, Tensor, TensorData, activation};
-use pipewright_kernel::attention::{Bias, Dims, Inputs, Rotary, backward, forward};
+use burn::tensor::{DType, Tensor, TensorData, activation, bf16};
+use pipewright_kernel::attention::{Bias, Dims, Gradients, Inputs, Rotary, backward, forward};
 
 use super::attention::{hidden_by_starts, repeat_heads};
 use super::composed::at_least_single;
-use super::operation::{CpuTensor, Operation, cpu_tensor, elements, on_cpu};
+use super::operation::{
+    CpuTensor, Operation, ReadElement, are_multiplied_in_bf16, cpu_tensor, elements, on_cpu,
+};
 use super::token_scope::TokenScope;
 
 /// Relations between the tokens of each row.
@@ -69,7 +71,7 @@ impl ScopedAttention {
             return composed([q, k, v], bias, dims, &places);
         };
         let saved = Saved { dims, q, k, v, table, relations, places };
-        let (out, normalisers) = saved.with_inputs(forward);
+        let (out, normalisers) = saved.forward();
         tape.record(out, shape, |out| ScopedBackward { saved, out: out.clone(), normalisers })
     }
 
@@ -143,8 +145,27 @@ struct Saved {
 }
 
 impl Saved {
-    fn with_inputs<R>(&self, pass: impl FnOnce(Inputs<'_>) -> R) -> R {
-        let [q, k, v, table] = [&self.q, &self.k, &self.v, &self.table].map(elements);
+    fn forward(&self) -> (Vec<f32>, Vec<f32>) {
+        if self.is_in_bf16() { self.with_inputs(forward::<bf16>) } else { self.with_inputs(forward::<f32>) }
+    }
+
+    fn backward<T: ReadElement>(
+        &self,
+        out: &CpuTensor,
+        normalisers: &[f32],
+        gradient: &CpuTensor,
+    ) -> Gradients {
+        let (out, gradient) = (T::read(out), T::read(gradient));
+        self.with_inputs(|inputs| backward(inputs, &out, normalisers, &gradient))
+    }
+
+    fn is_in_bf16(&self) -> bool {
+        are_multiplied_in_bf16([&self.q, &self.k, &self.v])
+    }
+
+    fn with_inputs<T: ReadElement, R>(&self, pass: impl FnOnce(Inputs<'_, T>) -> R) -> R {
+        let [q, k, v] = [&self.q, &self.k, &self.v].map(T::read);
+        let table = elements(&self.table);
         let turn_k = Rotary { cos: &self.places.cos, sin: &self.places.sin, scale: 1.0 };
         // The scale of the scores is part of the queries' rotation, so it costs nothing.
         let turn_q = Rotary { scale: 1.0 / (self.dims.head_dim as f32).sqrt(), ..turn_k };
@@ -176,8 +197,11 @@ struct ScopedBackward {
 impl Operation<4> for ScopedBackward {
     fn backward(self, gradient: CpuTensor, _wanted: [bool; 4]) -> [Option<CpuTensor>; 4] {
         let Self { saved, out, normalisers } = &self;
-        let (out, gradient) = (elements(out), elements(&gradient));
-        let d = saved.with_inputs(|inputs| backward(inputs, &out, normalisers, &gradient));
+        let d = if saved.is_in_bf16() {
+            saved.backward::<bf16>(out, normalisers, &gradient)
+        } else {
+            saved.backward::<f32>(out, normalisers, &gradient)
+        };
         let like = |d: Vec<f32>, tensor: &CpuTensor| Some(cpu_tensor(d, tensor.layout().shape().clone()));
         let table = if d.table.is_empty() { None } else { like(d.table, &saved.table) };
         [like(d.q, &saved.q), like(d.k, &saved.k), like(d.v, &saved.v), table]

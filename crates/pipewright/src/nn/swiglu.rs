@@ -1,8 +1,9 @@
 //! The gated activation of the feed-forward layer (Shazeer, 2020).
 
 use burn::tensor::{Tensor, activation};
+use pipewright_kernel::swiglu::{backward, forward};
 
-use super::operation::{CpuTensor, Operation, cpu_tensor, elements, on_cpu};
+use super::operation::{CpuTensor, Operation, cpu_tensor, elements, in_bf16, on_cpu, tensor_of};
 
 /// Returns `silu(gate) * up`, with `silu(x) = x / (1 + exp(-x))`. All shapes are the same.
 ///
@@ -14,8 +15,11 @@ pub fn swiglu(gate: Tensor<2>, up: Tensor<2>) -> Tensor<2> {
     assert!(shape == of_up, "swiglu takes two tensors of one shape, got {shape:?} and {of_up:?}");
     let inputs = [gate.clone().into_dispatch(), up.clone().into_dispatch()];
     let Some(([gate, up], tape)) = on_cpu(inputs) else { return composed(gate, up) };
-    let y = pipewright_kernel::swiglu::forward(&elements(&gate), &elements(&up));
-    tape.record(y, shape, |_| SwigluBackward { gate, up, shape })
+    let y = match in_bf16([&gate, &up]) {
+        Some([gate, up]) => tensor_of(forward(gate, up), shape),
+        None => tape.kept(forward(&elements(&gate), &elements(&up)), shape),
+    };
+    tape.record_tensor(y, |_| SwigluBackward { gate, up, shape })
 }
 
 fn composed(gate: Tensor<2>, up: Tensor<2>) -> Tensor<2> {
@@ -32,8 +36,11 @@ struct SwigluBackward {
 impl Operation<2> for SwigluBackward {
     fn backward(self, gradient: CpuTensor, _wanted: [bool; 2]) -> [Option<CpuTensor>; 2] {
         let Self { gate, up, shape } = &self;
-        let (d_gate, d_up) =
-            pipewright_kernel::swiglu::backward(&elements(gate), &elements(up), &elements(&gradient));
+        if let Some([gate, up, gradient]) = in_bf16([gate, up, &gradient]) {
+            let (d_gate, d_up) = backward(gate, up, gradient);
+            return [d_gate, d_up].map(|d| Some(tensor_of(d, *shape)));
+        }
+        let (d_gate, d_up) = backward(&elements(gate), &elements(up), &elements(&gradient));
         [d_gate, d_up].map(|d| Some(cpu_tensor(d, *shape)))
     }
 }

@@ -7,7 +7,6 @@ use burn::backend::{Dispatch, DispatchTensor, TensorMetadata, ops::FloatTensorOp
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::optim::GradientsParams;
 use burn::tensor::{DType, Device, FloatDType, Gradients, Tensor};
-use pipewright_kernel::product::{Matrix, add_product, product};
 use pipewright_kernel::squares::sum_squares;
 
 use super::error::StageError;
@@ -15,8 +14,8 @@ use super::parameter_table::ParameterTable;
 use super::shards::Catches;
 use crate::autodiff::inner_of;
 use crate::nn::{
-    ConvolutionTask, CpuTensor, RowIds, SplitTask, WeightTask, add_product_on_device, add_rows,
-    add_rows_on_device, cpu, cpu_tensor, elements, from_cpu, owned,
+    ConvolutionTask, CpuTensor, Operand, RowIds, SplitTask, WeightTask, add_product, add_product_on_device,
+    add_rows, add_rows_on_device, cpu, cpu_tensor, elements, from_cpu, owned, product_in_single,
 };
 use crate::tensor::shard::RowShard;
 use crate::tensor::{Value, ValueKind, Values};
@@ -247,11 +246,10 @@ fn add_product_on_cpu(
     [inputs, outputs]: [usize; 2],
 ) -> CpuTensor {
     let rows = x.layout().num_elements() / inputs;
-    let (x, gradient) = (elements(x), elements(gradient));
-    let x = Matrix::new(&x, rows, inputs).transposed();
-    let gradient = Matrix::new(&gradient, rows, outputs);
-    let Some(mut sum) = sum else { return cpu_tensor(product(x, gradient), [inputs, outputs]) };
-    add_product(sum.storage_mut(), outputs, x, gradient);
+    let x = Operand::new(x, [rows, inputs]).transposed();
+    let gradient = Operand::new(gradient, [rows, outputs]);
+    let Some(mut sum) = sum else { return product_in_single(x, gradient) };
+    add_product(&mut sum, x, gradient);
     sum
 }
 

@@ -1,0 +1,124 @@
+//! The products, with the instruction or without it.
+
+use half::bf16;
+
+#[cfg(target_arch = "x86_64")]
+use super::blocked::{Instructions, Target, multiply};
+#[cfg(target_arch = "x86_64")]
+use super::tile::Output;
+use crate::half::Half;
+use crate::product::{self, Matrix, assert_fits};
+
+/// Returns whether the processor has the instruction. Without it, the functions of this module widen their
+/// operands.
+pub fn is_available() -> bool {
+    #[cfg(target_arch = "x86_64")]
+    return Instructions::detect().is_some();
+    #[cfg(not(target_arch = "x86_64"))]
+    return false;
+}
+
+/// Computes `a b` into new memory, in row-major order. Each element is rounded once.
+pub fn product(a: Matrix<'_, bf16>, b: Matrix<'_, bf16>) -> Vec<bf16> {
+    #[cfg(target_arch = "x86_64")]
+    if let Some(instructions) = Instructions::detect() {
+        // SAFETY: the function writes each element.
+        return unsafe { written(instructions, a, b, Output::Rounded) };
+    }
+    bf16::narrowed(&product_in_single(a, b))
+}
+
+/// Computes `a b` into new memory in single precision, in row-major order.
+pub fn product_in_single(a: Matrix<'_, bf16>, b: Matrix<'_, bf16>) -> Vec<f32> {
+    #[cfg(target_arch = "x86_64")]
+    if let Some(instructions) = Instructions::detect() {
+        // SAFETY: the function writes each element.
+        return unsafe { written(instructions, a, b, Output::Single) };
+    }
+    widened(a, b, product::product)
+}
+
+/// Computes `out = a b`, in rows that begin `row_stride` elements apart.
+pub fn product_into(out: &mut [f32], row_stride: usize, a: Matrix<'_, bf16>, b: Matrix<'_, bf16>) {
+    #[cfg(target_arch = "x86_64")]
+    if let Some(instructions) = Instructions::detect() {
+        return into_rows(instructions, out, row_stride, a, b, Output::Single);
+    }
+    widened(a, b, |a, b| product::product_into(out, row_stride, a, b));
+}
+
+/// Computes `out += a b`, in rows that begin `row_stride` elements apart.
+pub fn add_product(out: &mut [f32], row_stride: usize, a: Matrix<'_, bf16>, b: Matrix<'_, bf16>) {
+    #[cfg(target_arch = "x86_64")]
+    if let Some(instructions) = Instructions::detect() {
+        return into_rows(instructions, out, row_stride, a, b, Output::Added);
+    }
+    widened(a, b, |a, b| product::add_product(out, row_stride, a, b));
+}
+
+/// Returns `a b` in new memory.
+///
+/// # Safety
+/// The output that `output` makes must write each element and read none.
+#[cfg(target_arch = "x86_64")]
+unsafe fn written<T>(
+    instructions: Instructions,
+    a: Matrix<'_, bf16>,
+    b: Matrix<'_, bf16>,
+    output: fn(*mut T) -> Output,
+) -> Vec<T> {
+    let size = a.rows * b.columns;
+    let mut out = Vec::with_capacity(size);
+    let target = Target { output: output(out.as_mut_ptr()), row_stride: b.columns };
+    // SAFETY: `out` has room for each element, and each is written, as the caller says.
+    unsafe {
+        multiply(instructions, a, b, target);
+        out.set_len(size);
+    }
+    out
+}
+
+#[cfg(target_arch = "x86_64")]
+fn into_rows(
+    instructions: Instructions,
+    out: &mut [f32],
+    row_stride: usize,
+    a: Matrix<'_, bf16>,
+    b: Matrix<'_, bf16>,
+    output: fn(*mut f32) -> Output,
+) {
+    assert_fits(out.len(), a.rows, b.columns, row_stride);
+    let target = Target { output: output(out.as_mut_ptr()), row_stride };
+    // SAFETY: the assertion bounds every element of the result.
+    unsafe { multiply(instructions, a, b, target) };
+}
+
+/// Calls `multiply` with the operands in single precision.
+fn widened<R>(
+    a: Matrix<'_, bf16>,
+    b: Matrix<'_, bf16>,
+    multiply: impl FnOnce(Matrix<'_>, Matrix<'_>) -> R,
+) -> R {
+    let (left, right) = (bf16::widened(a.data), bf16::widened(b.data));
+    multiply(a.with_data(&left), b.with_data(&right))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The path of processors without the instruction has the bits of single precision.
+    #[test]
+    fn widened_operands_are_multiplied_in_single_precision() {
+        let numbers = |count: usize, seed: usize| -> Vec<f32> {
+            (0..count).map(|i| ((i * 37 + seed * 11) % 257) as f32 / 32.0 - 4.0).collect()
+        };
+        let (m, n, k) = (9, 21, 70);
+        let (a, b) = (numbers(m * k, 1), numbers(n * k, 2));
+        let [half_a, half_b] = [&a, &b].map(|numbers| bf16::narrowed(numbers));
+        let [a, b] = [&half_a, &half_b].map(|numbers| bf16::widened(numbers));
+        let found =
+            widened(Matrix::new(&half_a, m, k), Matrix::new(&half_b, n, k).transposed(), product::product);
+        assert_eq!(found, product::product(Matrix::new(&a, m, k), Matrix::new(&b, n, k).transposed()));
+    }
+}

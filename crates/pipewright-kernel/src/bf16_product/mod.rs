@@ -1,0 +1,40 @@
+//! Matrix products of bfloat16 operands with sums in single precision, by the instruction `vdpbf16ps` of
+//! AVX512-BF16. It multiplies 32 pairs of elements at once and adds each two neighbouring products to a sum in
+//! single precision: twice the rate of products in single precision.
+//!
+//! ```text
+//! left   [rows, inner]     packed in panels of 14 rows:    for each pair of the inner dimension, a word per row
+//! right  [inner, columns]  packed in panels of 32 columns: for each pair of the inner dimension, a word per column
+//! tile   14 x 32 sums in registers, over the whole inner dimension
+//! ```
+//!
+//! A word holds two neighbouring elements of the inner dimension. Packing reads operands in either
+//! orientation, so no product needs a transposed copy: `x w`, `g wᵀ` and `xᵀ g` read `x`, `w` and `g` as they
+//! are.
+//!
+//! # Bits
+//!
+//! Each element of a result is one sum in the order of the inner dimension, whatever the sizes, the number of
+//! threads and the position of the element. So a row has the same bits in every product with the same right
+//! operand. The instruction adds first the odd and then the even element of a pair, rounds each sum to nearest even
+//! (subject to the next point), and has no mode: subnormal operands count as zero, and so do subnormal results
+//! (Intel's Instruction Set Extensions Programming Reference, `VDPBF16PS`). Infinities and NaN are as in
+//! single precision.
+//!
+//! On a processor without the instruction, operands are widened and multiplied in single precision
+//! ([`product`](crate::product)). The results then have other last bits.
+//!
+//! # Why not a library
+//!
+//! The `gemm` crate, which computes the products in single precision, has no products of bfloat16. oneDNN has
+//! them, and is a library in C++ that every build would need.
+
+#[cfg(target_arch = "x86_64")]
+mod pack;
+#[cfg(target_arch = "x86_64")]
+mod tile;
+#[cfg(target_arch = "x86_64")]
+mod blocked;
+mod functions;
+
+pub use functions::{add_product, is_available, product, product_in_single, product_into};

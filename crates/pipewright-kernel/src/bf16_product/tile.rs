@@ -1,0 +1,144 @@
+//! One tile of a result: the sums of up to 14 rows and 32 columns, which stay in registers.
+
+use std::arch::x86_64::*;
+
+use half::bf16;
+
+use super::pack::low_bits;
+
+/// Rows of a panel of the left operand: 28 registers of sums, 2 of the right operand and 1 of the left.
+pub(super) const ROWS: usize = 14;
+/// Columns of a panel of the right operand: two registers of sums.
+pub(super) const COLUMNS: usize = 32;
+
+/// Where the elements of a result go, in row-major order.
+#[derive(Clone, Copy)]
+pub(super) enum Output {
+    /// Rounded to the nearest, of two that are equally close to the even one.
+    Rounded(*mut bf16),
+    Single(*mut f32),
+    /// Added to what is there.
+    Added(*mut f32),
+}
+
+impl Output {
+    /// Returns the output from the element `offset` on.
+    ///
+    /// # Safety
+    /// The element must be one of the result's.
+    pub(super) unsafe fn at(self, offset: usize) -> Self {
+        // SAFETY: as the caller says.
+        unsafe {
+            match self {
+                Self::Rounded(start) => Self::Rounded(start.add(offset)),
+                Self::Single(start) => Self::Single(start.add(offset)),
+                Self::Added(start) => Self::Added(start.add(offset)),
+            }
+        }
+    }
+}
+
+/// A tile and its packed operands.
+#[derive(Clone, Copy)]
+pub(super) struct Tile {
+    /// Pairs of the inner dimension.
+    pub(super) pairs: usize,
+    /// `rows` words for each pair.
+    pub(super) left: *const u32,
+    /// [`COLUMNS`] words for each pair.
+    pub(super) right: *const u32,
+    /// The tile's first element.
+    pub(super) output: Output,
+    /// The distance between two rows of the output.
+    pub(super) stride: usize,
+    /// From 1 to [`ROWS`].
+    pub(super) rows: usize,
+    /// From 1 to [`COLUMNS`].
+    pub(super) columns: usize,
+}
+
+impl Tile {
+    /// Computes the tile.
+    ///
+    /// # Safety
+    /// The operands must have as many words as their fields say. Rows and columns of the output must be
+    /// memory that nothing else uses; if they are added to, they must be initialised.
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
+    pub(super) unsafe fn compute(self) {
+        // SAFETY: as the caller says, with the number of rows as a constant.
+        unsafe {
+            match self.rows {
+                1 => self.rows::<1>(),
+                2 => self.rows::<2>(),
+                3 => self.rows::<3>(),
+                4 => self.rows::<4>(),
+                5 => self.rows::<5>(),
+                6 => self.rows::<6>(),
+                7 => self.rows::<7>(),
+                8 => self.rows::<8>(),
+                9 => self.rows::<9>(),
+                10 => self.rows::<10>(),
+                11 => self.rows::<11>(),
+                12 => self.rows::<12>(),
+                13 => self.rows::<13>(),
+                _ => self.rows::<ROWS>(),
+            }
+        }
+    }
+
+    /// # Safety
+    /// As [`Tile::compute`], for a tile of `N` rows.
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
+    unsafe fn rows<const N: usize>(self) {
+        let mut sums = [[_mm512_setzero_ps(); 2]; N];
+        let (mut left, mut right) = (self.left, self.right);
+        for _ in 0..self.pairs {
+            // SAFETY: both operands have words for this pair. The two types of registers have the same bits.
+            unsafe {
+                let [low, high] = [right, right.add(COLUMNS / 2)]
+                    .map(|words| std::mem::transmute::<__m512i, __m512bh>(_mm512_loadu_si512(words.cast())));
+                for (row, [low_sum, high_sum]) in sums.iter_mut().enumerate() {
+                    let pair = _mm512_set1_epi32(left.add(row).read().cast_signed());
+                    let pair = std::mem::transmute::<__m512i, __m512bh>(pair);
+                    *low_sum = _mm512_dpbf16_ps(*low_sum, pair, low);
+                    *high_sum = _mm512_dpbf16_ps(*high_sum, pair, high);
+                }
+                (left, right) = (left.add(N), right.add(COLUMNS));
+            }
+        }
+        // SAFETY: as the caller says.
+        unsafe { self.write(sums) };
+    }
+
+    /// # Safety
+    /// As [`Tile::compute`], for a tile of `N` rows.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
+    unsafe fn write<const N: usize>(self, sums: [[__m512; 2]; N]) {
+        let mask = low_bits(self.columns);
+        let masks = [mask as __mmask16, (mask >> 16) as __mmask16];
+        for (row, sums) in sums.into_iter().enumerate() {
+            for (half, (sum, mask)) in sums.into_iter().zip(masks).enumerate() {
+                let offset = row * self.stride + half * COLUMNS / 2;
+                // SAFETY: the mask ends at the last column, and masked elements are not accessed; without a
+                // column none is, so the pointer may be beyond the row.
+                unsafe {
+                    match self.output {
+                        Output::Rounded(start) => {
+                            let rounded = std::mem::transmute::<__m256bh, __m256i>(_mm512_cvtneps_pbh(sum));
+                            _mm256_mask_storeu_epi16(start.wrapping_add(offset).cast(), mask, rounded);
+                        }
+                        Output::Single(start) => {
+                            _mm512_mask_storeu_ps(start.wrapping_add(offset), mask, sum);
+                        }
+                        Output::Added(start) => {
+                            let start = start.wrapping_add(offset);
+                            let added = _mm512_add_ps(_mm512_maskz_loadu_ps(mask, start), sum);
+                            _mm512_mask_storeu_ps(start, mask, added);
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
