@@ -30,12 +30,14 @@ pub struct RankMemory {
     pub activations: f64,
     /// Logits, their gradient, and the activations that a backward computes again.
     pub temporary: f64,
+    /// Tensors that collectives and messages are sending or receiving.
+    pub buffers: f64,
 }
 
 impl RankMemory {
     /// Returns all bytes.
     pub fn total(&self) -> f64 {
-        self.state() + self.activations + self.temporary
+        self.state() + self.activations + self.temporary + self.buffers
     }
 
     /// Returns the bytes of parameters, gradients and the optimizer.
@@ -241,6 +243,23 @@ fn selected(block: &Block, model: &Model, layout: &Layout) -> f64 {
         Mixer::None => 0,
     };
     2.0 * model.hidden as f64 / division + 2.0 * values as f64 / tensor + outputs
+}
+
+/// Returns the bytes of tensors that collectives and messages are sending or receiving. With sequence
+/// parallelism, the hidden states of one product and their gradient are gathered. In a pipeline, two tensors
+/// arrive and two leave. Tokens of experts and their outputs have a buffer on each side of their exchange. The
+/// buffers of the library that sends them are not included.
+pub fn buffers(model: &Model, layout: &Layout) -> f64 {
+    let hidden = 2.0 * layout.tokens() * model.hidden as f64;
+    let gathered = if layout.sequence_parallel { 2.0 * hidden } else { 0.0 };
+    let passed = if layout.pipeline > 1 { 4.0 * hidden / f64::from(layout.tensor) } else { 0.0 };
+    let copies = |block: &Block| match block.feed_forward {
+        FeedForward::Experts(experts) => experts.per_token as f64,
+        FeedForward::Dense(_) | FeedForward::None => 0.0,
+    };
+    let copies = model.blocks.iter().map(copies).fold(0.0, f64::max);
+    let sent = if layout.expert > 1 { 2.0 * hidden * copies / layout.sequence_division() } else { 0.0 };
+    gathered + passed + sent
 }
 
 /// Returns the bytes of the logits of a microbatch and their gradient, in 2 bytes and in 4, and of the

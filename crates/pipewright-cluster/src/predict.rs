@@ -6,7 +6,7 @@ use thiserror::Error;
 use crate::collective::Group;
 use crate::layout::{LayoutError, Sharding};
 use crate::machine::Machine;
-use crate::memory::{Parameters, RankMemory, logits, state};
+use crate::memory::{Parameters, RankMemory, buffers, logits, state};
 use crate::parts::Parts;
 use crate::pipeline::{PipelineCosts, PipelineError, PipelineRun, Programs};
 use crate::setting::Setting;
@@ -196,11 +196,13 @@ fn memory(
     last: usize,
 ) -> Vec<RankMemory> {
     let logits = logits(setting.model, setting.layout);
+    let buffers = buffers(setting.model, setting.layout);
     let rank = |index: usize| {
         let head = if run.stages_of_rank[index].contains(&last) { logits } else { 0.0 };
         RankMemory {
             activations: run.activations[index] as f64,
             temporary: head.max(units.again),
+            buffers,
             ..state(ranks[index].parameters, units.largest_block, setting.layout)
         }
     };

@@ -1,7 +1,8 @@
 //! The search for plans.
 
 use pipewright_cluster::layout::{LayoutError, Precision, Recompute};
-use pipewright_cluster::search::{Fixed, Found, Request, SearchError, lower_bound, search};
+use pipewright_cluster::model::{Dense, Experts, FeedForward};
+use pipewright_cluster::search::{Change, Fixed, Found, Request, SearchError, lower_bound, search, upgrades};
 
 use crate::data::{WITH_PLANS, predicted, published, run};
 
@@ -97,6 +98,37 @@ fn given_parts_are_kept() {
     let layout = &plans[0].layout;
     assert_eq!((layout.tensor, layout.pipeline, layout.chunks, layout.microbatch), (2, 4, 1, 1));
     assert_eq!((layout.schedule.as_deref(), layout.recompute), (Some("zb-h1"), Recompute::Full));
+}
+
+#[test]
+fn upgrades_are_never_slower_on_as_many_gpus() {
+    let request = Request { simulations: 8, plans: 1, ..request("llama2-70B", "H100") };
+    let best = &found(&request).plans[0];
+    let upgrades = upgrades(&request, best);
+    let changes: Vec<Change> = upgrades.iter().map(|upgrade| upgrade.change).collect();
+    assert_eq!(changes, Change::ALL);
+    for upgrade in &upgrades {
+        let plan = upgrade.plan.as_ref().expect("a plan");
+        let ratio = best.prediction.seconds / plan.prediction.seconds;
+        assert!((upgrade.speedup / ratio - 1.0).abs() < 1e-12 && ratio >= 1.0, "{upgrade:?}");
+    }
+    let nodes = &upgrades[0];
+    assert_eq!(nodes.plan.as_ref().map(|plan| plan.layout.gpus), Some(128));
+    assert!((1.5..2.0).contains(&nodes.speedup), "{}", nodes.speedup);
+}
+
+/// Each of 32 blocks has 128 experts, and a token uses eight of them.
+#[test]
+fn experts_are_divided_among_ranks() {
+    let mut request = request("llama3-8B", "H100 96");
+    let expert = Dense { inner: 1536, gated: true };
+    let experts = Experts { count: 128, per_token: 8, expert, shared_inner: 0 };
+    request.model.blocks.iter_mut().for_each(|block| block.feed_forward = FeedForward::Experts(experts));
+    (request.plans, request.simulations) = (1, 8);
+    let plan = &found(&request).plans[0];
+    assert!(plan.layout.expert > 1, "{:?}", plan.layout);
+    plan.layout.check(&request.model).expect("a layout that fits");
+    assert!(plan.shares.experts > 0.0);
 }
 
 #[test]
