@@ -1,7 +1,7 @@
 //! How a model is trained: the mesh, the batch, and what is recomputed, sharded and fused.
 
 pub use crate::layout_error::LayoutError;
-use crate::model::{FeedForward, Mixer, Model};
+use crate::model::{Block, FeedForward, Mixer, Model};
 
 /// The configuration of a training run.
 #[derive(Debug, Clone, PartialEq)]
@@ -215,7 +215,8 @@ impl Layout {
 
     fn check_cut(&self, model: &Model) -> Result<(), LayoutError> {
         let (blocks, stages) = (model.blocks.len(), self.stages());
-        if blocks < stages as usize {
+        // The embedding and the head may have stages of their own.
+        if blocks == 0 || blocks + 2 < stages as usize {
             return Err(LayoutError::Stages { blocks, stages });
         }
         let Cut::Given(sizes) = &self.cut else { return Ok(()) };
@@ -255,7 +256,8 @@ impl Layout {
         };
         divides("tokens of a row", u64::from(self.sequence), self.context, "context")?;
         let &Self { expert_tensor, tensor, .. } = self;
-        if expert_tensor != 1 && expert_tensor != tensor {
+        let is_routed = |block: &Block| matches!(block.feed_forward, FeedForward::Experts(_));
+        if expert_tensor != 1 && expert_tensor != tensor && model.blocks.iter().any(is_routed) {
             return Err(LayoutError::ExpertTensor { expert_tensor, tensor });
         }
         divides("replicas", u64::from(self.expert_ranks()), self.expert, "expert")?;

@@ -41,7 +41,7 @@ pub enum LayoutError {
         /// The replicas.
         data: u32,
     },
-    /// There are fewer blocks than stages.
+    /// There are fewer blocks than stages, with the embedding and the head as a block each.
     #[error("{blocks} blocks are fewer than the {stages} stages of pp x vp; use fewer stages")]
     Stages {
         /// The blocks of the model.

@@ -20,16 +20,16 @@ pub enum AttentionCount {
 impl Matrix {
     /// Returns the parameters of the matrix, of all experts.
     pub fn parameters(&self) -> u128 {
-        self.of_one() * self.of_experts.map_or(1, |share| u128::from(share.of))
+        self.one_parameters() * self.of_experts.map_or(1, |share| u128::from(share.of))
     }
 
     /// Returns the parameters that one token uses.
     pub fn active_parameters(&self) -> u128 {
-        self.of_one() * self.of_experts.map_or(1, |share| u128::from(share.used))
+        self.one_parameters() * self.of_experts.map_or(1, |share| u128::from(share.used))
     }
 
-    /// The parameters without regard to the number of experts.
-    fn of_one(&self) -> u128 {
+    /// The parameters of one matrix, without regard to the number of experts.
+    fn one_parameters(&self) -> u128 {
         u128::from(self.input) * u128::from(self.output)
     }
 }
@@ -183,14 +183,14 @@ impl Model {
 
     /// Returns the operations of a training step per token.
     pub fn operations_per_token(&self, sequence: u64, count: AttentionCount) -> f64 {
-        let of_block = |block: &Block| {
+        let block_operations = |block: &Block| {
             let active: u128 = block.matrices(self.hidden).iter().map(Matrix::active_parameters).sum();
             6.0 * active as f64 + block.attention_operations(sequence, count)
         };
-        let blocks: f64 = self.blocks.iter().map(of_block).sum();
+        let blocks: f64 = self.blocks.iter().map(block_operations).sum();
         let head = 6.0 * self.table_parameters() as f64;
         let joined = 12.0 * (self.hidden * self.hidden) as f64;
-        let predictor = self.blocks.last().map_or(0.0, of_block) + joined + head;
+        let predictor = self.blocks.last().map_or(0.0, block_operations) + joined + head;
         blocks + head + f64::from(self.predictors) * predictor
     }
 }

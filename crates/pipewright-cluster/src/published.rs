@@ -235,7 +235,9 @@ impl RunTable {
         })?;
         let layout = self.layout();
         let replicas = layout.data();
-        if let Some(given) = self.dp.filter(|&given| given != replicas) {
+        // Some authors count the ranks of a sequence as replicas.
+        let is_right = |given: u32| given == replicas || given == layout.replicas();
+        if let Some(given) = self.dp.filter(|&given| !is_right(given)) {
             return Err(RunError::Replicas { given, replicas });
         }
         let positive = |value: &f64| value.is_finite() && *value > 0.0;

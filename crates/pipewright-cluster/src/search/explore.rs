@@ -211,7 +211,8 @@ impl<'a> Exploration<'a> {
         needed <= self.limit
     }
 
-    /// Simulates candidates in turns: the fastest estimate of each kind, then the second one of each, and so on.
+    /// Simulates candidates in turns: the fastest estimate of each kind, then the second one of each, and so
+    /// on.
     fn simulate(mut self) -> Result<Found, SearchError> {
         let kinds = self.by_kind();
         let mut programs = Programs::up_to(MOST_COMPUTATIONS);

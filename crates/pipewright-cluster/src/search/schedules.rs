@@ -2,8 +2,8 @@
 //!
 //! A schedule that defers gradients of weights fills the time in which 1F1B waits for gradients. Its estimate
 //! is the work of the busiest rank and the way of the first microbatch to the last rank, which no schedule
-//! avoids; ZB-H1 also waits `(p - 1) (I - W)` if gradients of inputs take longer than gradients of weights (arXiv
-//! 2401.10241, table 2). This is at most the simulated time, so that a good candidate is not missed. The
+//! avoids; ZB-H1 also waits `(p - 1) (I - W)` if gradients of inputs take longer than gradients of weights
+//! (arXiv 2401.10241, table 2). This is at most the simulated time, so that a good candidate is not missed. The
 //! simulation decides.
 
 use pipewright_schedule::costs::StageCosts;

@@ -244,6 +244,28 @@ fn remarks_are_accepted_and_listed() {
     check_runs("[[run]]\n", "[[run]]\nnotes = { vq = 1 }\n", "unknown field `notes`");
 }
 
+/// Replicas with and without the ranks of a sequence.
+#[test]
+fn both_counts_of_replicas_are_accepted() {
+    for replicas in [1, 2] {
+        let keys = format!("tp = 4\npp = 1\nvp = 1\ncp = 2\ndp = {replicas}\n");
+        read(&RUNS.replacen("tp = 8\npp = 1\nvp = 1\n", &keys, 1)).expect("runs");
+    }
+}
+
+/// 48 blocks, the embedding and the head.
+#[test]
+fn the_embedding_and_the_head_may_have_stages() {
+    let mut run = published().runs[0].clone();
+    (run.layout.gpus, run.layout.tensor, run.layout.pipeline) = (50, 1, 50);
+    run.layout.sequence_parallel = false;
+    let prediction = crate::data::predicted(&run);
+    assert_eq!((prediction.blocks[0], prediction.blocks[1], prediction.blocks[49]), (0, 1, 0));
+    (run.layout.gpus, run.layout.pipeline) = (51, 51);
+    let error = run.layout.check(&run.model).expect_err("an error").to_string();
+    assert!(error.starts_with("48 blocks are fewer than the 51 stages"), "{error}");
+}
+
 /// The keys that the description of the files names, in one row.
 #[test]
 fn documented_keys_are_accepted() {
