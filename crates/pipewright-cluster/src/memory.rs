@@ -1,12 +1,12 @@
 //! The memory of a rank.
 //!
-//! **Parameters** are counted for each rank of a tensor group. Training in 16 bits with AdamW takes 2 bytes for
-//! a parameter, 4 for its gradient, and 12 for the optimizer: a copy of 4 bytes and two moments
-//! (arXiv 2205.05198, section 6). If the optimizer is sharded, replicas divide its 12 bytes. If gradients are
+//! **Parameters** are counted for each rank of a tensor group. Training in 16 bits with AdamW takes 2 bytes
+//! for a parameter, 4 for its gradient, and 12 for the optimizer: a copy of 4 bytes and two moments (arXiv
+//! 2205.05198, section 6). If the optimizer is sharded, replicas divide its 12 bytes. If gradients are
 //! sharded, replicas divide these, too, and each microbatch reduces the gradients of one block after another.
-//! If parameters are sharded, replicas divide 16 bytes (parameter, gradient and two moments of 4 bytes each), and a rank holds
-//! copies of 2 bytes and gradients of 4 bytes: of the blocks at hand, or, in a pipeline, of all its blocks
-//! until the step ends.
+//! If parameters are sharded, replicas divide 16 bytes (parameter, gradient and two moments of 4 bytes each),
+//! and a rank holds copies of 2 bytes and gradients of 4 bytes: of the blocks at hand, or, in a pipeline, of
+//! all its blocks until the step ends.
 //!
 //! **Activations** of a block are the tensors that its backward reads. For GPT without recomputation, they are
 //! `s b h (10 + 24 / t + 5 a s / (h t))` bytes (the same paper, equation 2); with sequence parallelism the 10

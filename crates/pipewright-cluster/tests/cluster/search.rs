@@ -77,9 +77,12 @@ fn no_run_is_faster_than_the_bound() {
 #[test]
 fn more_memory_is_never_slower() {
     let mut request = request("llama2-70B", "H100");
-    request.memory = Some(40e9);
-    let small = found(&request).plans[0].prediction.seconds;
+    request.memory = Some(30e9);
+    let plans = found(&request).plans;
+    assert!(plans.iter().all(|plan| plan.prediction.peak_memory() <= 30e9));
+    let small = plans[0].prediction.seconds;
     request.memory = Some(80e9);
+    assert!(found(&request).plans[0].prediction.peak_memory() > 30e9);
     assert!(found(&request).plans[0].prediction.seconds <= small);
 }
 
