@@ -188,8 +188,9 @@ pub fn closed_form(layout: &Layout, costs: &PipelineCosts) -> PipelineRun {
         chunks_in_flight.min(chunks * layout.microbatches() as usize) as u64
     };
     let activations = (0..ranks).map(|rank| {
-        let all: u64 = stages_of_rank[rank].iter().map(|&stage| costs.sizes[stage].activation).sum();
-        in_flight(rank) * all / chunks as u64
+        let bytes = stages_of_rank[rank].iter().map(|&stage| costs.sizes[stage].activation);
+        let all = bytes.fold(0, u64::saturating_add);
+        in_flight(rank).saturating_mul(all) / chunks as u64
     });
     PipelineRun {
         makespan: microbatches * busiest + fill + hops,

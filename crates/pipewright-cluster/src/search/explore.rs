@@ -215,6 +215,10 @@ impl<'a> Exploration<'a> {
     /// on.
     fn simulate(mut self) -> Result<Found, SearchError> {
         let kinds = self.by_kind();
+        if !kinds.is_empty() {
+            // Only simulations count from here on.
+            self.least = None;
+        }
         let mut programs = Programs::up_to(MOST_COMPUTATIONS);
         let (mut plans, mut simulated): (Vec<ClusterPlan>, usize) = (Vec::new(), 0);
         let most = kinds.iter().map(Vec::len).max().unwrap_or(0);
@@ -240,10 +244,8 @@ impl<'a> Exploration<'a> {
                 estimated: self.estimated,
                 simulated,
             }),
-            (true, Some(least), _) if least.needed > self.limit => {
-                Err(SearchError::Memory { least: Box::new(least) })
-            }
-            (true, _, schedule) => {
+            (true, Some(least), _) => Err(SearchError::Memory { least: Box::new(least) }),
+            (true, None, schedule) => {
                 Err(SearchError::Schedule { schedule: schedule.clone().unwrap_or_default() })
             }
         }

@@ -122,8 +122,8 @@ pub(super) fn estimate(layout: &Layout, costs: &PipelineCosts) -> PipelineRun {
     let fill: f64 = costs.stages.iter().take(ranks - 1).map(waits).sum();
     run.makespan = microbatches * busiest.fold(0.0, f64::max) + fill;
     for (bytes, stages) in run.activations.iter_mut().zip(&run.stages_of_rank) {
-        let all: u64 = stages.iter().map(|&stage| costs.sizes[stage].activation).sum();
-        *bytes = (all as f64 * held(layout)) as u64;
+        let all: f64 = stages.iter().map(|&stage| costs.sizes[stage].activation as f64).sum();
+        *bytes = (all * held(layout)) as u64;
     }
     run
 }

@@ -173,6 +173,16 @@ fn a_model_that_fits_nowhere_says_what_is_short() {
 }
 
 #[test]
+fn bytes_that_are_too_many_to_count_do_not_fit() {
+    let mut request = Request { gpus: 2, batch: 1 << 20, ..request("llama3.1-405B", "H100") };
+    request.model.hidden = 1 << 24;
+    let dense = Dense { inner: 1 << 24, gated: true };
+    request.model.blocks.iter_mut().for_each(|block| block.feed_forward = FeedForward::Dense(dense));
+    request.sequence = 1 << 30;
+    assert!(matches!(search(&request), Err(SearchError::Memory { .. })));
+}
+
+#[test]
 fn fp8_is_never_slower() {
     for run in published().runs.iter().filter(|run| run.machine.fp8.is_some()) {
         let seconds = |precision: Precision| {
