@@ -29,6 +29,8 @@ struct Report<'a> {
 struct ModelJson<'a> {
     name: &'a str,
     parameters: f64,
+    /// Those of the blocks that predict further tokens, which are not in `parameters`.
+    predictor_parameters: f64,
     active_parameters: f64,
 }
 
@@ -112,7 +114,8 @@ pub(crate) fn json(planned: &Planned) -> String {
     let report = Report {
         model: ModelJson {
             name: &model.name,
-            parameters: model.parameters() as f64,
+            parameters: (model.parameters() - model.predictor_parameters()) as f64,
+            predictor_parameters: model.predictor_parameters() as f64,
             active_parameters: model.active_parameters() as f64,
         },
         cluster: ClusterJson {

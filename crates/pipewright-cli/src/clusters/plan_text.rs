@@ -49,11 +49,18 @@ pub(crate) fn text(planned: &Planned) -> String {
 fn title(planned: &Planned) -> String {
     let request = &planned.request;
     let model = &request.model;
-    let (all, active) = (billions(model.parameters()), billions(model.active_parameters()));
-    let active = if all == active { String::new() } else { format!(", {active} active") };
+    let predictors = model.predictor_parameters();
+    let (all, active) = (billions(model.parameters() - predictors), billions(model.active_parameters()));
+    let mut parameters = format!("{all} parameters");
+    if all != active {
+        parameters.push_str(&format!(", {active} active"));
+    }
+    if predictors > 0 {
+        parameters.push_str(&format!(", {} more that predict further tokens", billions(predictors)));
+    }
     let per_node = request.machine.gpus_per_node;
     format!(
-        "{}: {all} parameters{active}; {} of {}, {per_node} per node; {} of {} tokens per step, {}",
+        "{}: {parameters}; {} of {}, {per_node} per node; {} of {} tokens per step, {}",
         model.name,
         counted(request.gpus, "GPU"),
         request.machine.name,
@@ -153,8 +160,11 @@ fn goal(goal: &Goal) -> String {
     )
 }
 
-/// Writes a number with at least three digits.
+/// Writes a number with at least three digits, and millions as such.
 fn significant(number: f64) -> String {
+    if number >= 1e6 {
+        return format!("{} million", significant(number / 1e6));
+    }
     let decimals = (2.0 - number.abs().max(1e-3).log10().floor()).clamp(0.0, 5.0) as usize;
     format!("{number:.decimals$}")
 }
@@ -185,7 +195,8 @@ mod tests {
     #[test]
     fn numbers_have_three_digits() {
         let check = |number: f64, text: &str| assert_eq!(significant(number), text);
-        check(30_812_345.0, "30812345");
+        check(30_812_345.0, "30.8 million");
+        check(812_345.0, "812345");
         check(46.234, "46.2");
         check(0.012_34, "0.0123");
     }

@@ -26,6 +26,7 @@ pub(super) fn blocks(keys: &mut Keys<'_>, family: &Family, hidden: u64) -> Resul
     match (model_type, kinds) {
         (Some("nemotron_h"), Some((key, kinds))) => single_parts(keys, family, hidden, &key, &kinds),
         (Some("mamba2"), _) => {
+            keys.mark(&["hidden_act"]);
             let mixer = Mixer::Mamba2(mamba(keys, hidden)?);
             let block = Block { mixer, feed_forward: FeedForward::None };
             Ok(vec![block; counted(layers)? as usize])

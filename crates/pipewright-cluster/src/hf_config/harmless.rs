@@ -14,6 +14,7 @@ pub(super) const HARMLESS: &[&str] = &[
     "bos_token_id",
     "cache_implementation",
     "chunk_size_feed_forward",
+    "classifier_dropout",
     "clip_qkv",
     "dtype",
     "embedding_multiplier",
@@ -45,6 +46,7 @@ pub(super) const HARMLESS: &[&str] = &[
     "model_max_length",
     "model_type",
     "moe_router_dtype",
+    "moe_shared_expert_overlap",
     "n_ctx",
     "n_group",
     "n_positions",
@@ -114,9 +116,10 @@ pub(super) const HARMLESS: &[&str] = &[
     "use_cache",
     "use_conv_bias",
     "use_mamba_kernels",
+    "use_parallel_residual",
 ];
 
-/// Keys that do not change the costs if they are 0 or false: dropout, caps of logits, biases of positions.
+/// Keys that do not change the costs if they are 0 or false: dropout, caps of logits, other forms of attention.
 pub(super) const HARMLESS_IF_ZERO: &[&str] = &[
     "alibi",
     "attention_dropout",
@@ -129,6 +132,12 @@ pub(super) const HARMLESS_IF_ZERO: &[&str] = &[
     "final_logit_softcapping",
     "hidden_dropout",
     "hidden_dropout_prob",
+    "is_encoder_decoder",
     "resid_pdrop",
     "residual_dropout",
+    "use_bidirectional_attention",
 ];
+
+/// Dropout of GPT, which its costs include.
+pub(super) const DROPOUT_OF_GPT: &[&str] =
+    &["attention_dropout", "attn_pdrop", "embd_pdrop", "hidden_dropout", "resid_pdrop", "residual_dropout"];

@@ -21,7 +21,8 @@ pub(super) fn attention(keys: &mut Keys<'_>, hidden: u64) -> Result<Mixer, Confi
             value_size: keys.needed(&["v_head_dim"])?,
         }));
     }
-    let window = keys.size(&WINDOW, 1, MAX_SIZE)?;
+    // Some files have 0 for no window.
+    let window = keys.size(&WINDOW, 0, MAX_SIZE)?.filter(|&window| window > 0);
     Ok(Mixer::Attention(Attention {
         heads,
         key_value_heads: key_value_heads(keys, heads)?,

@@ -5,7 +5,7 @@ use serde_json::{Map, Value};
 use super::blocks::blocks;
 use super::error::{ConfigError, MAX_FILE, MAX_VOCABULARY};
 use super::family::Family;
-use super::harmless::HARMLESS;
+use super::harmless::{DROPOUT_OF_GPT, HARMLESS};
 use super::keys::Keys;
 use crate::model::Model;
 use crate::vectors::{Biases, QueryKeyNorm, Vectors};
@@ -70,6 +70,9 @@ fn model(
     outside: Option<&Map<String, Value>>,
 ) -> Result<Model, ConfigError> {
     keys.set_defaults(family.defaults);
+    if family.gpt {
+        keys.mark(DROPOUT_OF_GPT);
+    }
     let hidden = keys.needed(&["hidden_size", "n_embd", "d_model"])?;
     let vocabulary = keys.needed_up_to(&["vocab_size", "padded_vocab_size"], MAX_VOCABULARY)?;
     let outer = outside.and_then(|object| object.get("tie_word_embeddings")).and_then(Value::as_bool);

@@ -205,6 +205,19 @@ fn families_that_are_not_known_are_named() {
     assert_eq!(described.assumed, [expected]);
 }
 
+#[test]
+fn a_window_of_0_is_no_window() {
+    let text = LLAMA.replace("\"rope_theta\"", "\"sliding_window\": 0, \"rope_theta\"");
+    assert_eq!(windows(&described(&text).model.blocks), [None; 32]);
+}
+
+#[test]
+fn dropout_of_gpt_is_predicted() {
+    let text = r#"{"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "vocab_size": 50257,
+        "resid_pdrop": 0.1, "attn_pdrop": 0.1, "is_encoder_decoder": false}"#;
+    assert_eq!(described(text).ignored, Vec::<String>::new());
+}
+
 /// Keys that change costs unless they are off.
 #[test]
 fn dropout_is_named_if_it_is_on() {
