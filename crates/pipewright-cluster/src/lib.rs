@@ -34,6 +34,7 @@ pub mod collective;
 pub mod attention;
 pub mod elementwise;
 pub mod stage_time;
+mod measured_rates;
 pub mod measured;
 mod cut;
 pub mod memory;

@@ -39,6 +39,7 @@ use toml::de::{DeTable, DeValue};
 
 use crate::layout::{Cut, Kernels, Layout, LayoutError, Precision, Recompute, Scores, Sharding};
 use crate::machine::Machine;
+use crate::measured_rates::{RATES, Rate};
 use crate::measured_times::{MeasuredBlock, MeasuredProduct};
 use crate::model::Model;
 use crate::quantity::{Dimension, Measure};
@@ -98,96 +99,6 @@ pub enum MeasuredError {
 }
 
 pipewright_schedule::message_as_debug!(MeasuredError);
-
-/// A rate or latency that a file may have.
-#[derive(Debug)]
-struct Rate {
-    table: &'static str,
-    measure: Measure,
-    /// What it is in messages.
-    noun: &'static str,
-    /// Reads what a prediction uses for it.
-    get: fn(&Machine) -> f64,
-    /// Changes what a prediction uses for it.
-    set: fn(&mut Machine, f64),
-}
-
-impl PartialEq for Rate {
-    fn eq(&self, other: &Self) -> bool {
-        (self.table, self.measure.key) == (other.table, other.measure.key)
-    }
-}
-
-const fn share(key: &'static str) -> Measure {
-    Measure { key, dimension: Dimension::Share, unit: 1.0, least: 0.01, most: 1.0 }
-}
-
-const fn bandwidth() -> Measure {
-    Measure { key: "gb_per_s", dimension: Dimension::Bandwidth, unit: 1e9, least: 0.001, most: 1e6 }
-}
-
-const fn latency() -> Measure {
-    Measure { key: "latency_us", dimension: Dimension::Time, unit: 1e-6, least: 0.0, most: 1e6 }
-}
-
-static RATES: [Rate; 8] = [
-    Rate {
-        table: "products",
-        measure: share("share"),
-        noun: "of the bf16 peak in products",
-        get: |machine| machine.constants.product,
-        set: |machine, value| machine.constants.product = value,
-    },
-    Rate {
-        table: "products",
-        measure: share("share_fp8"),
-        noun: "of the FP8 peak in products",
-        get: |machine| machine.constants.product_fp8,
-        set: |machine, value| machine.constants.product_fp8 = value,
-    },
-    Rate {
-        table: "attention",
-        measure: share("share"),
-        noun: "of the bf16 peak in attention",
-        get: |machine| machine.constants.attention,
-        set: |machine, value| machine.constants.attention = value,
-    },
-    Rate {
-        table: "memory",
-        measure: bandwidth(),
-        noun: "GB/s of memory",
-        get: |machine| machine.memory_bandwidth * machine.constants.memory,
-        set: |machine, value| machine.constants.memory = value / machine.memory_bandwidth,
-    },
-    Rate {
-        table: "node",
-        measure: bandwidth(),
-        noun: "GB/s inside a node",
-        get: |machine| machine.node_bandwidth * machine.constants.link,
-        set: |machine, value| machine.node_bandwidth = value / machine.constants.link,
-    },
-    Rate {
-        table: "node",
-        measure: latency(),
-        noun: "us of latency inside a node",
-        get: |machine| machine.node_latency,
-        set: |machine, value| machine.node_latency = value,
-    },
-    Rate {
-        table: "network",
-        measure: bandwidth(),
-        noun: "GB/s between nodes",
-        get: |machine| machine.network_bandwidth * machine.constants.link,
-        set: |machine, value| machine.network_bandwidth = value / machine.constants.link,
-    },
-    Rate {
-        table: "network",
-        measure: latency(),
-        noun: "us of latency between nodes",
-        get: |machine| machine.network_latency,
-        set: |machine, value| machine.network_latency = value,
-    },
-];
 
 const PRECISIONS: [(&str, Precision); 3] =
     [("bf16", Precision::Half), ("f16", Precision::Half), ("fp8", Precision::Fp8)];

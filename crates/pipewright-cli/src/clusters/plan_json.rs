@@ -1,5 +1,7 @@
 //! Prints plans for a cluster as JSON. The keys are those of other plans where they mean the same.
 
+use std::collections::BTreeMap;
+
 use pipewright_cluster::search::{ClusterPlan, Upgrade};
 use serde::Serialize;
 
@@ -71,24 +73,10 @@ struct PlanJson<'a> {
     /// The same, as in other plans.
     peak_bytes: Vec<u64>,
     gap: f64,
-    costs: Costs,
+    /// Seconds of the busiest rank by what they are spent on. Their sum is the step.
+    costs: BTreeMap<&'static str, f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     goal: Option<GoalJson>,
-}
-
-/// Seconds of the busiest rank by what they are spent on. Their sum is the step.
-#[derive(Serialize)]
-struct Costs {
-    products: f64,
-    attention: f64,
-    elementwise: f64,
-    tensor: f64,
-    experts: f64,
-    context: f64,
-    data: f64,
-    recompute: f64,
-    bubble: f64,
-    optimizer: f64,
 }
 
 #[derive(Serialize)]
@@ -176,7 +164,7 @@ fn plan_json(plan: &ClusterPlan) -> PlanJson<'_> {
         memory_bytes: memory.clone(),
         peak_bytes: memory,
         gap: plan.gap,
-        costs: costs(plan),
+        costs: plan.shares.named().map(|(name, share)| (name, share * prediction.seconds)).into(),
         goal: plan.goal.as_ref().map(|goal| GoalJson {
             tokens: goal.tokens,
             steps: goal.steps,
@@ -184,22 +172,6 @@ fn plan_json(plan: &ClusterPlan) -> PlanJson<'_> {
             gpu_hours: goal.gpu_hours,
             kilowatt_hours: goal.kilowatt_hours,
         }),
-    }
-}
-
-fn costs(plan: &ClusterPlan) -> Costs {
-    let (shares, seconds) = (plan.shares, plan.prediction.seconds);
-    Costs {
-        products: shares.products * seconds,
-        attention: shares.attention * seconds,
-        elementwise: shares.elementwise * seconds,
-        tensor: shares.tensor * seconds,
-        experts: shares.experts * seconds,
-        context: shares.context * seconds,
-        data: shares.data * seconds,
-        recompute: shares.recompute * seconds,
-        bubble: shares.bubble * seconds,
-        optimizer: shares.optimizer * seconds,
     }
 }
 
