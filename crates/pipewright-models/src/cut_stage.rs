@@ -55,11 +55,7 @@ pub(crate) fn training_stage<F: ModelFamily, S: ParameterSource>(
     };
     let is_last = layers.end == count_layers(config, head);
     let stage = build_stage(config, head, layers, source, place)?;
-    Ok(if is_last {
-        Stage::with_loss(stage, |statistics, _: Tensor<2, Int>| loss(statistics))
-    } else {
-        Stage::new(stage)
-    })
+    Ok(if is_last { Stage::with_loss(stage, loss) } else { Stage::new(stage) })
 }
 
 /// Returns the parameters of the stage that holds `layers`; see [`ModelFamily::outline`].
@@ -114,11 +110,11 @@ fn build_stage<F: ModelFamily, S: ParameterSource>(
     Ok(stage)
 }
 
-/// Returns the mean cross entropy in nats from what the last part returns.
-fn loss(statistics: Values) -> Tensor<1> {
+/// Returns the mean cross entropy in nats from what the last part returns, and the target ids.
+fn loss(statistics: Values, targets: Tensor<2, Int>) -> Tensor<1> {
     let statistics: Tensor<3> = unpack(statistics).expect("the last part returns the statistics");
     let [rows, sequence, numbers] = statistics.dims();
-    statistics_loss(statistics.reshape([rows * sequence, numbers]))
+    statistics_loss(statistics.reshape([rows * sequence, numbers]), targets.flatten(0, 1))
 }
 
 impl<M: TrainingModule> CutStage<M> {

@@ -1,14 +1,20 @@
 //! The training loss of a language model.
 
-use burn::tensor::{Int, Tensor, activation};
+use burn::tensor::{Int, Tensor};
 
-use super::composed::at_least_single;
-use super::operation::{CpuTensor, Operation, cpu_tensor, elements, indices, on_cpu};
+use super::operation::{CpuTensor, Operation, cpu_tensor, elements, on_cpu};
+use super::targets::{CountedRows, with_weights};
+use super::weighted_cross_entropy::weighted_cross_entropy;
+use crate::autodiff::on_tape_of;
 
 /// Returns the mean over all rows of the cross entropy between `softmax(logits)` and the target ids, in nats.
+/// Rows whose target is [`IGNORED`](super::IGNORED) do not count; the result is 0 if no row counts.
 ///
 /// Shapes: logits `[rows, vocabulary]`, targets `[rows]`, result `[1]`. Logits in half precision have a loss
 /// in single precision.
+///
+/// For the mean over all tokens of a step, each microbatch must count by its targets:
+/// [`Batch::ignoring`](crate::batch::Batch::ignoring).
 ///
 /// # Panics
 /// When a target is outside the vocabulary, or the number of targets differs from the number of rows.
@@ -19,33 +25,62 @@ pub fn cross_entropy(logits: Tensor<2>, targets: Tensor<1, Int>) -> Tensor<1> {
     let Some(([logits], tape)) = on_cpu([logits.clone().into_dispatch()]) else {
         return composed(logits, targets);
     };
-    let targets = indices(targets);
-    assert!(
-        targets.iter().all(|&id| id < vocabulary),
-        "a target lies outside the vocabulary of {vocabulary}"
-    );
-    let (loss, normalisers) =
-        pipewright_kernel::cross_entropy::forward(&elements(&logits), &targets, vocabulary);
-    tape.in_single().record(vec![loss], [1], |_| CrossEntropyBackward { logits, targets, normalisers })
+    let CountedRows { targets, rows: counted } = CountedRows::of(targets, vocabulary);
+    let counted = counted.map(|counted| (counted, [rows, vocabulary]));
+    let logits = match &counted {
+        None => logits,
+        Some((counted, _)) => selected(&logits, counted, vocabulary),
+    };
+    let (loss, normalisers) = if targets.is_empty() {
+        (0.0, Vec::new())
+    } else {
+        pipewright_kernel::cross_entropy::forward(&elements(&logits), &targets, vocabulary)
+    };
+    tape.in_single().record(vec![loss], [1], |_| CrossEntropyBackward {
+        logits,
+        targets,
+        normalisers,
+        counted,
+    })
+}
+
+/// Returns the rows of the logits that count.
+fn selected(logits: &CpuTensor, rows: &[usize], vocabulary: usize) -> CpuTensor {
+    let logits = elements(logits);
+    let values: Vec<f32> =
+        rows.iter().flat_map(|row| &logits[row * vocabulary..][..vocabulary]).copied().collect();
+    cpu_tensor(values, [rows.len(), vocabulary])
 }
 
 fn composed(logits: Tensor<2>, targets: Tensor<1, Int>) -> Tensor<1> {
-    activation::log_softmax(at_least_single(logits), 1).gather(1, targets.unsqueeze_dim(1)).mean().neg()
+    let (targets, weights) = with_weights(targets);
+    let weights = on_tape_of(weights, &logits);
+    weighted_cross_entropy(logits, targets, weights)
 }
 
 #[derive(Clone, Debug)]
 struct CrossEntropyBackward {
+    /// The logits of the rows that count.
     logits: CpuTensor,
     targets: Vec<usize>,
     normalisers: Vec<f32>,
+    /// The rows that count, and the shape of all logits; `None` if all rows count.
+    counted: Option<(Vec<usize>, [usize; 2])>,
 }
 
 impl Operation<1> for CrossEntropyBackward {
     fn backward(self, gradient: CpuTensor, _wanted: [bool; 1]) -> [Option<CpuTensor>; 1] {
-        let Self { logits, targets, normalisers } = &self;
+        let Self { logits, targets, normalisers, counted } = &self;
         let gradient = elements(&gradient)[0];
         let d = pipewright_kernel::cross_entropy::backward(&elements(logits), targets, normalisers, gradient);
-        [Some(cpu_tensor(d, logits.layout().shape().clone()))]
+        let Some((counted, [rows, vocabulary])) = counted else {
+            return [Some(cpu_tensor(d, logits.layout().shape().clone()))];
+        };
+        let mut whole = vec![0.0; rows * vocabulary];
+        for (row, d) in counted.iter().zip(d.chunks_exact((*vocabulary).max(1))) {
+            whole[row * vocabulary..][..*vocabulary].copy_from_slice(d);
+        }
+        [Some(cpu_tensor(whole, [*rows, *vocabulary]))]
     }
 }
 
@@ -54,6 +89,7 @@ mod tests {
     use burn::tensor::{Device, TensorData};
 
     use super::super::check::{check, numbers};
+    use super::super::targets::IGNORED;
     use super::*;
 
     fn check_at(scale: f32) {
@@ -74,6 +110,50 @@ mod tests {
     #[test]
     fn large_logits_stay_finite() {
         check_at(300.0);
+    }
+
+    /// Compares a loss with ignored targets with the loss of the other rows, and with its composition.
+    fn check_ignoring(targets: &[i64]) {
+        let ids = |ids: Vec<i64>| {
+            let count = ids.len();
+            Tensor::<1, Int>::from_data(TensorData::new(ids, [count]), &Device::flex())
+        };
+        let rows = targets.len();
+        let counted: Vec<usize> = (0..rows).filter(|row| targets[*row] != IGNORED).collect();
+        let of_counted = |x: Tensor<2>| {
+            let parts = counted.iter().map(|&row| x.clone().narrow(0, row, 1)).collect();
+            cross_entropy(Tensor::cat(parts, 0), ids(counted.iter().map(|&row| targets[row]).collect()))
+        };
+        let loss =
+            |[x]: [Tensor<1>; 1]| cross_entropy(x.reshape([rows, 20]), ids(targets.to_vec())).unsqueeze();
+        let composition =
+            |[x]: [Tensor<1>; 1]| composed(x.reshape([rows, 20]), ids(targets.to_vec())).unsqueeze();
+        check([numbers([rows * 20], 3.0)], loss, |[x]| of_counted(x.reshape([rows, 20])).unsqueeze());
+        check([numbers([rows * 20], 3.0)], loss, composition);
+    }
+
+    #[test]
+    fn ignored_targets_do_not_count() {
+        check_ignoring(&[0, IGNORED, 2, IGNORED, IGNORED, 3]);
+        check_ignoring(&[IGNORED, 19]);
+    }
+
+    #[test]
+    fn without_any_target_the_loss_and_its_gradient_are_0() {
+        let device = Device::flex().autodiff();
+        let logits = numbers([2, 5], 1.0).to_data();
+        let logits = Tensor::<2>::from_data(logits, &device).require_grad();
+        let loss = cross_entropy(logits.clone(), Tensor::from_data([IGNORED, IGNORED], &device));
+        assert_eq!(loss.clone().inner().into_scalar::<f32>(), 0.0);
+        let gradient = logits.grad(&loss.backward()).expect("it is a leaf");
+        assert_eq!(gradient.into_data(), TensorData::zeros::<f32, _>([2, 5]));
+    }
+
+    #[test]
+    #[should_panic(expected = "outside the vocabulary of 3")]
+    fn a_negative_target_that_is_not_ignored_is_refused() {
+        let device = Device::flex();
+        cross_entropy(Tensor::zeros([1, 3], &device), Tensor::from_data([-1], &device));
     }
 
     #[test]

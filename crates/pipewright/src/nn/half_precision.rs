@@ -130,7 +130,7 @@ fn losses_have_single_precision() {
             let own = logits.clone().narrow(1, range.start, range.len());
             vocabulary_statistics(own, targets(), (range, 20), earlier)
         };
-        statistics_loss(part(12..20, Some(part(0..12, None)))).unsqueeze()
+        statistics_loss(part(12..20, Some(part(0..12, None))), targets()).unsqueeze()
     });
     check([numbers([7, 5], 3.0)], ResultType::Single, |[logits]| {
         Routing::new(logits, 2, true).balance_loss().unsqueeze()

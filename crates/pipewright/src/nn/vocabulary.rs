@@ -12,10 +12,11 @@ use super::composed::at_least_single;
 use super::cross_entropy::cross_entropy;
 use super::embedding::local_ids;
 use super::parallel::TensorParallel;
+use super::targets::with_weights;
 use super::weighted_cross_entropy::{WeightedRows, weighted_cross_entropy, weighted_sum};
 use crate::autodiff::{Rule, inner_of, record};
 
-/// Returns [`cross_entropy`] of a vocabulary of this size, whose logits are split over the ranks of `tensor`.
+/// Returns [`cross_entropy`], with the same ignored targets, of a vocabulary of this size, whose logits are split over the ranks of `tensor`.
 ///
 /// Shapes: logits `[rows, part of the vocabulary]`, targets `[rows]`, result `[1]`, which is equal on all
 /// ranks.
@@ -29,10 +30,11 @@ pub fn split_cross_entropy(
     vocabulary: usize,
     tensor: &TensorParallel,
 ) -> Tensor<1> {
-    match tensor.ranks() {
-        1 => cross_entropy(logits, targets),
-        _ => split(logits, targets, None, vocabulary, tensor),
+    if tensor.ranks() == 1 {
+        return cross_entropy(logits, targets);
     }
+    let (targets, weights) = with_weights(targets);
+    split_weighted_cross_entropy(logits, targets, weights, vocabulary, tensor)
 }
 
 /// Returns [`weighted_cross_entropy`] of a vocabulary of this size, whose logits are split over the ranks of
@@ -57,14 +59,14 @@ pub fn split_weighted_cross_entropy(
     let [rows, _] = logits.dims();
     let WeightedRows { targets, weights, whole } = WeightedRows::of(rows, targets, inner_of(weights));
     let shares = (weights / whole).unsqueeze_dim::<2>(1);
-    split(logits, targets, Some(shares), vocabulary, tensor)
+    split(logits, targets, shares, vocabulary, tensor)
 }
 
-/// Returns the sum of the losses of all rows times their `shares`, `[rows, 1]`, or without shares their mean.
+/// Returns the sum of the losses of all rows times their `shares`, `[rows, 1]`.
 fn split(
     logits: Tensor<2>,
     targets: Tensor<1, Int>,
-    shares: Option<Tensor<2>>,
+    shares: Tensor<2>,
     vocabulary: usize,
     tensor: &TensorParallel,
 ) -> Tensor<1> {
@@ -88,12 +90,8 @@ fn split(
     let target = column(2).reduce(|sum, part| sum + part).expect("a group has this rank");
     let normalisers = largest + sum.log();
     let losses = normalisers.clone() - target;
-    let shares = shares.map(|shares| shares.cast(losses.dtype()));
-    let loss = match &shares {
-        None => losses.mean(),
-        Some(shares) => weighted_sum(losses, shares.clone()),
-    };
-    let loss = loss.reshape([1, 1]);
+    let shares = shares.cast(losses.dtype());
+    let loss = weighted_sum(losses, shares.clone()).reshape([1, 1]);
     let rule = LossRule { logits: values, normalisers, columns, presence, shares, precision };
     record([logits.clone(), logits], loss, Arc::new(rule)).reshape([1])
 }
@@ -105,23 +103,18 @@ struct LossRule {
     normalisers: Tensor<2>,
     columns: Tensor<2, Int>,
     presence: Tensor<2>,
-    /// The factors of the rows in the loss; `None` if it is their mean.
-    shares: Option<Tensor<2>>,
+    /// The factors of the rows in the loss.
+    shares: Tensor<2>,
     precision: DType,
 }
 
 impl Rule for LossRule {
     fn backward(&self, gradient: Tensor<2>, _wanted: [bool; 2]) -> [Option<Tensor<2>>; 2] {
         let Self { logits, normalisers, columns, presence, shares, precision } = self;
-        let [rows, _] = logits.dims();
         let probabilities = (logits.clone() - normalisers.clone()).exp();
         let targets = presence.clone().neg();
         let difference = probabilities.scatter(1, columns.clone(), targets, IndexingUpdateOp::Add);
-        let gradient = difference * gradient.cast(logits.dtype());
-        let gradient = match shares {
-            None => gradient / rows as f64,
-            Some(shares) => gradient * shares.clone(),
-        };
+        let gradient = difference * gradient.cast(logits.dtype()) * shares.clone();
         [Some(if *precision == gradient.dtype() { gradient } else { gradient.cast(*precision) }), None]
     }
 }
@@ -251,6 +244,19 @@ mod tests {
         let weights = || weights_of_valid(ids(), -100);
         let found = split_weighted_cross_entropy(logits(), ids(), weights(), 5, &alone);
         assert_eq!(found.into_data(), weighted_cross_entropy(logits(), ids(), weights()).into_data());
+    }
+
+    #[test]
+    fn ignored_targets_do_not_count_without_weights() {
+        let targets = [0, -100, 9, -100, 3];
+        for ranks in [2, 4] {
+            check(
+                [5, 10],
+                (ranks, 1.0),
+                |logits| cross_entropy(logits, ids(&targets)),
+                |logits, tensor| split_cross_entropy(logits, ids(&targets), 10, tensor),
+            );
+        }
     }
 
     #[test]

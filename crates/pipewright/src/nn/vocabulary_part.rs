@@ -15,14 +15,17 @@ use pipewright_kernel::vocabulary_part::{NOTHING, backward, forward};
 use super::composed::at_least_single;
 use super::embedding::local_ids;
 use super::operation::{CpuTensor, Operation, cpu_tensor, elements, indices, on_cpu};
-use crate::autodiff::{Rule, inner_of, record};
+use super::targets::{IGNORED, with_weights};
+use super::weighted_cross_entropy::{WeightedRows, weighted_sum};
+use crate::autodiff::{Rule, inner_of, on_tape_of, record};
 
 /// Returns the statistics of rows after a part of the vocabulary: the logarithm of the sum of the
 /// exponentials of all logits so far, and the logit of the target, or 0 as long as no part had it. `earlier`
 /// has the statistics after the part before; the first part has no statistics before it.
 ///
 /// Shapes: logits `[rows, part]`, for the token ids `range`, targets `[rows]`, statistics `[rows, 2]`. The
-/// statistics have at least single precision.
+/// statistics have at least single precision. A target that is ignored ([`IGNORED`](super::IGNORED)) counts as
+/// 0, and its row does not count in [`statistics_loss`].
 ///
 /// # Panics
 /// When a target is outside the vocabulary, or the shapes do not fit each other. Only the CPU back end checks
@@ -38,6 +41,7 @@ pub fn vocabulary_statistics(
     assert_eq!(width, range.len(), "one logit for each token id of the part");
     let earlier = earlier.unwrap_or_else(|| nothing(rows, &logits));
     assert_eq!(earlier.dims(), [rows, 2], "two statistics a row");
+    let (targets, _) = with_weights(targets);
     let operands = [logits.clone().into_dispatch(), earlier.clone().into_dispatch()];
     let Some(([logits, earlier], tape)) = on_cpu(operands) else {
         return composed(logits, targets, (range, vocabulary), earlier);
@@ -56,24 +60,42 @@ pub fn vocabulary_statistics(
     })
 }
 
-/// Returns the mean loss of rows, in nats, from their statistics after the last part of the vocabulary.
+/// Returns the mean loss of the rows whose targets are not ignored ([`IGNORED`](super::IGNORED)), in nats, from
+/// their statistics after the last part of the vocabulary; 0 if all are ignored.
 ///
 /// The loss of a row is the difference of its two statistics, for a loss that weighs rows.
 ///
-/// Shapes: statistics `[rows, 2]`, result `[1]`.
-pub fn statistics_loss(statistics: Tensor<2>) -> Tensor<1> {
+/// Shapes: statistics `[rows, 2]`, targets `[rows]`, result `[1]`.
+///
+/// # Panics
+/// When the number of targets differs from the number of rows.
+pub fn statistics_loss(statistics: Tensor<2>, targets: Tensor<1, Int>) -> Tensor<1> {
     let [rows, _] = statistics.dims();
+    assert_eq!(targets.dims(), [rows], "one target a row");
     let Some(([values], tape)) = on_cpu([statistics.clone().into_dispatch()]) else {
-        return (statistics.clone().narrow(1, 0, 1) - statistics.narrow(1, 1, 1)).mean();
+        return composed_loss(statistics, targets);
     };
+    let counts: Vec<bool> = targets.into_data().iter::<i64>().map(|id| id != IGNORED).collect();
+    let count = counts.iter().filter(|counts| **counts).count().max(1);
     // The mean is computed in f64, as in `cross_entropy`.
     let losses = elements(&values)
         .as_chunks()
         .0
         .iter()
-        .map(|&[all, target]| f64::from(all) - f64::from(target))
+        .zip(&counts)
+        .filter(|(_, counts)| **counts)
+        .map(|(&[all, target], _)| f64::from(all) - f64::from(target))
         .sum::<f64>();
-    tape.record(vec![(losses / rows as f64) as f32], [1], |_| LossBackward { rows })
+    tape.record(vec![(losses / count as f64) as f32], [1], |_| LossBackward { counts, count })
+}
+
+fn composed_loss(statistics: Tensor<2>, targets: Tensor<1, Int>) -> Tensor<1> {
+    let [rows, _] = statistics.dims();
+    let losses = (statistics.clone().narrow(1, 0, 1) - statistics.narrow(1, 1, 1)).reshape([rows]);
+    let (targets, weights) = with_weights(targets);
+    let weights = on_tape_of(weights.cast(losses.dtype()), &losses);
+    let WeightedRows { weights, whole, .. } = WeightedRows::of(rows, targets, weights);
+    weighted_sum(losses, weights) / whole
 }
 
 /// Returns the statistics before the first part.
@@ -105,13 +127,17 @@ impl Operation<2> for StatisticsBackward {
 
 #[derive(Clone, Debug)]
 struct LossBackward {
-    rows: usize,
+    /// Whether each row counts.
+    counts: Vec<bool>,
+    /// The number of rows that count, at least 1.
+    count: usize,
 }
 
 impl Operation<1> for LossBackward {
     fn backward(self, gradient: CpuTensor, _wanted: [bool; 1]) -> [Option<CpuTensor>; 1] {
-        let share = elements(&gradient)[0] / self.rows as f32;
-        [Some(cpu_tensor([share, -share].repeat(self.rows), [self.rows, 2]))]
+        let share = elements(&gradient)[0] / self.count as f32;
+        let of_row = |counts: &bool| if *counts { [share, -share] } else { [0.0; 2] };
+        [Some(cpu_tensor(self.counts.iter().flat_map(of_row).collect(), [self.counts.len(), 2]))]
     }
 }
 
@@ -199,7 +225,9 @@ mod tests {
         for starts in [&[0][..], &[0, 7, 14], &[0, 1, 2, 19]] {
             check(
                 [numbers([ROWS * VOCABULARY], scale)],
-                |[x]| statistics_loss(statistics(&x.reshape([ROWS, VOCABULARY]), starts)).unsqueeze(),
+                |[x]| {
+                    statistics_loss(statistics(&x.reshape([ROWS, VOCABULARY]), starts), targets()).unsqueeze()
+                },
                 |[x]| cross_entropy(x.reshape([ROWS, VOCABULARY]), targets()).unsqueeze(),
             );
         }
@@ -212,6 +240,24 @@ mod tests {
         check_at(300.0);
     }
 
+    #[test]
+    fn ignored_targets_do_not_count() {
+        let ids = [0, IGNORED, IGNORED, IGNORED, 10, 13];
+        let masked = || Tensor::<1, Int>::from_data(ids, &Device::flex());
+        let statistics = |logits: &Tensor<2>| {
+            let part = |range: Range<usize>| logits.clone().narrow(1, range.start, range.len());
+            let first = vocabulary_statistics(part(0..7), masked(), (0..7, VOCABULARY), None);
+            vocabulary_statistics(part(7..20), masked(), (7..20, VOCABULARY), Some(first))
+        };
+        for loss in [statistics_loss, composed_loss] {
+            check(
+                [numbers([ROWS * VOCABULARY], 3.0)],
+                |[x]| loss(statistics(&x.reshape([ROWS, VOCABULARY])), masked()).unsqueeze(),
+                |[x]| cross_entropy(x.reshape([ROWS, VOCABULARY]), masked()).unsqueeze(),
+            );
+        }
+    }
+
     /// The gradients of the statistics differ from row to row, as in a weighted loss.
     #[test]
     fn rows_with_weights() {
@@ -221,13 +267,13 @@ mod tests {
             |[x]| {
                 let found = statistics(&x.reshape([ROWS, VOCABULARY]), &[0, 7, 14]);
                 let losses = found.clone().narrow(1, 0, 1) - found.narrow(1, 1, 1);
-                let weights = crate::autodiff::on_tape_of(weights(), &losses);
+                let weights = on_tape_of(weights(), &losses);
                 let whole = weights.clone().sum();
                 ((losses.reshape([ROWS]) * weights).sum() / whole).unsqueeze()
             },
             |[x]| {
                 let x = x.reshape([ROWS, VOCABULARY]);
-                let weights = crate::autodiff::on_tape_of(weights(), &x);
+                let weights = on_tape_of(weights(), &x);
                 weighted_cross_entropy(x, targets(), weights).unsqueeze()
             },
         );
@@ -250,7 +296,7 @@ mod tests {
                 vocabulary_statistics(own, targets(), (range, VOCABULARY), earlier)
             };
             let first = statistics_of(0..7, None);
-            let loss = statistics_loss(statistics_of(7..20, Some(first)));
+            let loss = statistics_loss(statistics_of(7..20, Some(first)), targets());
             let expected = cross_entropy(masked.clone(), targets());
             loss.clone()
                 .inner()
@@ -269,8 +315,10 @@ mod tests {
         for device in [Device::flex().autodiff(), Device::flex().autodiff().gradient_checkpointing()] {
             let leaf = || Tensor::<2>::from_data(masked.clone(), &device).require_grad();
             let (parts, whole) = (leaf(), leaf());
-            let losses =
-                [statistics_loss(statistics(&parts, &[0, 7, 14])), cross_entropy(whole.clone(), targets())];
+            let losses = [
+                statistics_loss(statistics(&parts, &[0, 7, 14]), targets()),
+                cross_entropy(whole.clone(), targets()),
+            ];
             assert!(
                 losses.clone().map(|loss| loss.into_scalar::<f32>().is_nan()).iter().all(|is_nan| *is_nan)
             );
