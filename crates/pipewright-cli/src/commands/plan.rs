@@ -218,7 +218,7 @@ impl PlannedRun {
     fn load(arguments: &PlanArguments) -> Result<Self, Failure> {
         let settings = load_settings(arguments.config.as_deref(), &arguments.set)?.settings;
         let model = read_model(&settings)?;
-        model_notes(&settings, model.model())?.iter().for_each(|note| say(note));
+        model_notes(&settings)?.iter().for_each(|note| say(note));
         Ok(Self { settings, model })
     }
 

@@ -2,11 +2,13 @@
 
 use std::path::PathBuf;
 
+use pipewright::train::data::{ChatTemplate, Date, LongRecords, RecordKeys, TrainOn};
 use pipewright_models::hf;
 use serde::Serialize;
 use toml::Value;
 
 use crate::config::document::Document;
+use crate::config::keys::nearest;
 use crate::config::model::ModelSettings;
 use crate::config::paths::Surroundings;
 use crate::config::problem::ProblemKind;
@@ -44,6 +46,25 @@ pub(crate) struct DataSettings {
     pub(crate) packed: bool,
     /// Whether positions begin again in each document.
     pub(crate) restart_positions: bool,
+    /// The names of the keys of records, if some have other names.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) keys: Option<RecordKeys>,
+    /// The name of a chat template, or the absolute path of a file with one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) chat_template: Option<String>,
+    /// The tokens of chats and completions that count in the loss, if it is not the default.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) train_on: Option<TrainOn>,
+    /// What becomes of chats and completions that do not fit into a row.
+    #[serde(skip_serializing_if = "is_default")]
+    pub(crate) long_records: LongRecords,
+    /// The date that chat templates ask for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) date: Option<Date>,
+}
+
+fn is_default(long: &LongRecords) -> bool {
+    *long == LongRecords::default()
 }
 
 /// The name of the tokenizer whose tokens are bytes.
@@ -74,8 +95,8 @@ pub(super) fn read(
         vec![BUILT_IN.to_owned()]
     };
     let tokenizer = match section.text("tokenizer") {
-        None if section.is_written("tokenizer") || is_ids(&path) => BYTES.to_owned(),
-        None => tokenizer_of(&mut section, model).unwrap_or_else(|| BYTES.to_owned()),
+        None if section.is_written("tokenizer") => BYTES.to_owned(),
+        None => tokenizer_of(&mut section, model, may_be_ids(&path)).unwrap_or_else(|| BYTES.to_owned()),
         Some(name) if name == BYTES => name,
         Some(_) => {
             section.path("tokenizer").map_or_else(String::new, |path| path.to_string_lossy().into_owned())
@@ -85,6 +106,9 @@ pub(super) fn read(
     let (shuffle, side) = (section.flag("shuffle", true), section.path("side"));
     let (validation, validation_share) = read_validation(&mut section);
     let validation_side = section.path("validation_side");
+    let (keys, chat_template) = (read_keys(&mut section), read_chat_template(&mut section));
+    let (train_on, long_records) = read_loss(&mut section);
+    let date = read_date(&mut section);
     let bos_id = section.is_written("bos_id").then(|| section.count_from_0("bos_id"));
     let (packed, restart_positions) =
         (section.flag("packed", false), section.flag("restart_positions", false));
@@ -94,7 +118,7 @@ pub(super) fn read(
         }
     };
     require(
-        packed && bos_id.is_none(),
+        packed && bos_id.is_none() && !may_be_records(&path),
         "packed",
         "`bos_id`",
         "write `bos_id`, the token id that begins each document",
@@ -112,17 +136,102 @@ pub(super) fn read(
         bos_id,
         packed,
         restart_positions,
+        keys,
+        chat_template,
+        train_on,
+        long_records,
+        date,
     }
 }
 
-/// Returns whether the data is rows of token ids, which need no tokenizer.
-fn is_ids(path: &[String]) -> bool {
-    path.iter().any(|pattern| !pattern.starts_with('!') && pattern.ends_with(".jsonl"))
+/// Reads the name of a chat template, or the path of a file with one.
+fn read_chat_template(section: &mut Section<'_>) -> Option<String> {
+    let text = section.text("chat_template")?;
+    if ChatTemplate::NAMES.contains(&text.as_str()) {
+        return Some(text);
+    }
+    // A word without a folder or an ending is a misspelt name.
+    if !text.contains(['/', '.', '~', '$']) {
+        section.report_unknown_word("chat_template", &text, ChatTemplate::NAMES.into_iter());
+        return None;
+    }
+    section.path("chat_template").map(|path| path.to_string_lossy().into_owned())
+}
+
+/// Reads which tokens count in the loss, and what becomes of long records.
+fn read_loss(section: &mut Section<'_>) -> (Option<TrainOn>, LongRecords) {
+    let parts =
+        [("all", TrainOn::All), ("assistant", TrainOn::Assistant), ("completion", TrainOn::Completion)];
+    let train_on =
+        section.is_written("train_on").then(|| section.choice("train_on", TrainOn::Assistant, &parts));
+    let long = [("refuse", LongRecords::Refuse), ("cut", LongRecords::Cut), ("skip", LongRecords::Skip)];
+    (train_on, section.choice("long_records", LongRecords::default(), &long))
+}
+
+/// Reads the date that chat templates ask for.
+fn read_date(section: &mut Section<'_>) -> Option<Date> {
+    let text = section.text("date")?;
+    let date = text.parse();
+    if date.is_err() {
+        let range = "a date such as \"2024-07-26\"".to_owned();
+        section.report("date", ProblemKind::OutOfRange { key: "date", value: text, range });
+    }
+    date.ok()
+}
+
+/// Reads the names of the keys of records, as in `keys = { text = "content" }`.
+fn read_keys(section: &mut Section<'_>) -> Option<RecordKeys> {
+    const KEY: &str = "keys";
+    const EXPECTED: &str = "a table of names, such as { text = \"content\" }";
+    let value = section.value(KEY)?;
+    let Some(table) = value.as_table() else {
+        section.report_wrong_type(KEY, EXPECTED, &value);
+        return None;
+    };
+    let mut keys = RecordKeys::default();
+    for (key, name) in table {
+        match name.as_str() {
+            None => {
+                section.report_wrong_type(KEY, EXPECTED, &value);
+            }
+            Some("") => section.report(KEY, ProblemKind::Empty { key: KEY }),
+            Some(name) if keys.rename(key, name) => {}
+            Some(_) => {
+                let known = RecordKeys::KEYS;
+                let suggestion = nearest(key, known.into_iter());
+                let suggestion = known.into_iter().find(|known| Some(*known) == suggestion);
+                let (key, known) = (key.clone(), known.to_vec());
+                section
+                    .report(KEY, ProblemKind::UnknownKeyOf { key, section: "data.keys", known, suggestion });
+            }
+        }
+    }
+    Some(keys)
+}
+
+/// Returns whether the data may be token ids, which need no tokenizer.
+fn may_be_ids(path: &[String]) -> bool {
+    has_ending(path, &[".jsonl", ".ndjson", ".bin"])
+}
+
+/// Returns whether the data may be chats, which are packed without an id that begins them.
+fn may_be_records(path: &[String]) -> bool {
+    has_ending(path, &[".jsonl", ".ndjson", ".json", ".parquet"])
+}
+
+/// Returns whether a pattern of files has one of these endings, perhaps with the ending of a packing.
+fn has_ending(path: &[String], endings: &[&str]) -> bool {
+    let unpacked = |pattern: &str| {
+        let packed = [".gz", ".zst"].into_iter().find_map(|packing| pattern.strip_suffix(packing));
+        packed.unwrap_or(pattern).to_owned()
+    };
+    let named = path.iter().filter(|pattern| !pattern.starts_with('!'));
+    named.map(|pattern| unpacked(pattern)).any(|name| endings.iter().any(|ending| name.ends_with(ending)))
 }
 
 /// Returns the tokenizer in the folder of the model, if there is one. A tokenizer in a form that is not read
-/// is a problem.
-fn tokenizer_of(section: &mut Section<'_>, model: &ModelSettings) -> Option<String> {
+/// is a problem, except that data that may be ids is read first.
+fn tokenizer_of(section: &mut Section<'_>, model: &ModelSettings, may_be_ids: bool) -> Option<String> {
     /// Other forms of a tokenizer.
     const OTHERS: [&str; 5] = ["tokenizer.model", "spiece.model", "tekken.json", "vocab.json", "vocab.txt"];
     let ModelSettings::From { from } = model else { return None };
@@ -132,6 +241,9 @@ fn tokenizer_of(section: &mut Section<'_>, model: &ModelSettings) -> Option<Stri
         return Some(own.to_string_lossy().into_owned());
     }
     if let Some(file) = OTHERS.into_iter().find(|name| folder.join(name).exists()) {
+        if may_be_ids {
+            return Some(folder.join(file).to_string_lossy().into_owned());
+        }
         let folder = folder.to_owned();
         section.report("tokenizer", ProblemKind::OtherTokenizer { key: "tokenizer", folder, file });
     }

@@ -112,6 +112,11 @@ pub(super) const SECTIONS: &[(&str, &[&str])] = &[
             "bos_id",
             "packed",
             "restart_positions",
+            "keys",
+            "chat_template",
+            "train_on",
+            "long_records",
+            "date",
         ],
     ),
     (

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use pipewright::train::Validation;
 use pipewright::train::data::{
-    DOCUMENTS, DataConfig, DataError, Documents, POSITIONS, SideRows, TokenRows, Tokenizer,
+    ChatTemplate, DOCUMENTS, DataConfig, DataError, Documents, POSITIONS, SideRows, TokenRows, Tokenizer,
 };
 use pipewright_models::ModelConfig;
 
@@ -53,23 +53,36 @@ fn open_files(settings: &Settings, model: &ModelConfig) -> Result<(TokenRows, Op
     Ok((training, Some(held_out)))
 }
 
-fn data_config(settings: &Settings) -> DataConfig {
-    let DataSettings { path, tokenizer, seq_len, shuffle, bos_id, packed, restart_positions, .. } =
-        &settings.data;
+/// Returns the settings of the data source.
+pub(crate) fn data_config(settings: &Settings) -> DataConfig {
+    let data = &settings.data;
+    let chat_template = data.chat_template.clone().map(|name| {
+        if ChatTemplate::NAMES.contains(&name.as_str()) {
+            ChatTemplate::Named(name)
+        } else {
+            ChatTemplate::File(name.into())
+        }
+    });
     DataConfig {
-        path: path.clone(),
-        tokenizer: match tokenizer.as_str() {
+        path: data.path.clone(),
+        tokenizer: match data.tokenizer.as_str() {
             BYTES => Tokenizer::Bytes,
             file => Tokenizer::File(file.into()),
         },
-        seq_len: *seq_len as usize,
-        shuffle: *shuffle,
+        seq_len: data.seq_len as usize,
+        shuffle: data.shuffle,
         seed: settings.run.seed,
-        documents: bos_id.map(|bos_id| Documents {
+        documents: data.bos_id.map(|bos_id| Documents {
             bos_id,
-            packed: *packed,
-            restart_positions: *restart_positions,
+            packed: data.packed,
+            restart_positions: data.restart_positions,
         }),
+        keys: data.keys.clone().unwrap_or_default(),
+        chat_template,
+        train_on: data.train_on,
+        long_records: data.long_records,
+        packs_examples: data.packed,
+        date: data.date,
     }
 }
 

@@ -38,7 +38,8 @@ pub(crate) fn identity(prepared: &Prepared, description: &Map<String, Value>) ->
 
 /// Returns the settings that must be equal in all processes.
 pub(crate) fn shared_settings(settings: &Settings) -> Fields {
-    const MAY_DIFFER: [&str; 11] = [
+    const MAY_DIFFER: [&str; 12] = [
+        "data.chat_template",
         "data.path",
         "data.side",
         "data.tokenizer",

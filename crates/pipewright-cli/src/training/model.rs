@@ -3,6 +3,7 @@
 
 use std::path::Path;
 
+use pipewright::train::data::TokenRows;
 use pipewright_models::training_memory::layers_in;
 use pipewright_models::{CutModel, ModelConfig, hf};
 use pipewright_schedule::ModelDesc;
@@ -30,23 +31,32 @@ pub(crate) fn described(settings: &Settings, model: &CutModel) -> ModelDesc {
     layers_in(model, settings.data.seq_len as usize, settings.run.precision)
 }
 
-/// Returns the sentences about the `config.json` and the tokenizer of the model that the settings name.
-pub(crate) fn model_notes(settings: &Settings, model: &ModelConfig) -> Result<Vec<String>, Failure> {
+/// Returns the sentences about the `config.json` of the model that the settings name.
+pub(crate) fn model_notes(settings: &Settings) -> Result<Vec<String>, Failure> {
     let ModelSettings::From { from } = &settings.model else { return Ok(Vec::new()) };
-    let place = from.display();
     let mut notes: Vec<String> = unknown_note(from)?.into_iter().collect();
     if hf::is_config_alone(from) {
+        let place = from.display();
         notes.push(format!("{place}: there are no weights: training starts from random ones (`run.seed`)"));
     }
-    let is_text = !settings.data.path.iter().any(|path| path.ends_with(".jsonl"));
-    if is_text && settings.data.tokenizer == BYTES && model.vocab_size() > BYTE_TOKENS {
-        notes.push(format!(
-            "warning: {place}: the text is trained as bytes, and the model has {} token ids: name its tokenizer \
-             (`data.tokenizer`)",
-            model.vocab_size()
-        ));
-    }
     Ok(notes)
+}
+
+/// Returns the sentence about text that is trained as bytes although the model has more token ids.
+pub(crate) fn tokenizer_note(settings: &Settings, model: &ModelConfig, rows: &TokenRows) -> Option<String> {
+    let ModelSettings::From { from } = &settings.model else { return None };
+    // The text in the binary is of no file.
+    let sources = rows.sources();
+    let is_text = sources.is_empty() || sources.iter().any(|source| source.format.is_text());
+    let is_note = is_text && settings.data.tokenizer == BYTES && model.vocab_size() > BYTE_TOKENS;
+    is_note.then(|| {
+        format!(
+            "warning: {}: the text is trained as bytes, and the model has {} token ids: name its tokenizer \
+             (`data.tokenizer`)",
+            from.display(),
+            model.vocab_size()
+        )
+    })
 }
 
 /// Returns the sentence about the keys of a `config.json` that are not known, if there are any.

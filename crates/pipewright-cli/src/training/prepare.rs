@@ -21,7 +21,7 @@ use crate::config::pipeline::{PartitionChoice, TransportChoice};
 use crate::config::{Scheduled, Settings};
 use crate::failure::{Exit, Failure, sentence};
 use crate::training::data::{open_data, require_one_beginning};
-use crate::training::model::{check_weights, model_notes};
+use crate::training::model::{check_weights, model_notes, tokenizer_note};
 use crate::training::optimizer::update;
 
 /// A run, with all checks done that do not need training.
@@ -69,7 +69,8 @@ impl Prepared {
 pub(crate) fn prepare(scheduled: Scheduled, model: CutModel) -> Result<Prepared, Failure> {
     let mut prepared = prepare_settings(scheduled, model)?;
     let model = prepared.model.model();
-    prepared.notes.extend(model_notes(&prepared.settings, model)?);
+    prepared.notes.extend(model_notes(&prepared.settings)?);
+    prepared.notes.extend(tokenizer_note(&prepared.settings, model, &prepared.rows));
     if let InitialParameters::Directory(directory) = &prepared.initial {
         prepared.notes.extend(check_weights(directory, model)?);
     }

@@ -9,6 +9,7 @@ use std::fmt::Write;
 use std::ops::Range;
 
 use pipewright::train::Validation;
+use pipewright::train::data::{DataSource, TokenRows};
 use pipewright_models::ParameterSpec;
 use pipewright_models::training_memory::{HeldBytes, MemoryPlan};
 use pipewright_schedule::picture::microbatches_in_words;
@@ -159,6 +160,17 @@ fn write_data(text: &mut String, prepared: &Prepared) {
         counted(step_rows, "row")
     );
     line(text, "data", &words);
+    if !rows.sources().is_empty() {
+        line(text, "data", &format!("from {}", sources(rows)));
+    }
+    if let Some(targets) = rows.counted_targets() {
+        line(text, "data", &format!("{targets} of the tokens count in the loss as targets"));
+    }
+}
+
+/// Returns the kinds of files of the data.
+fn sources(rows: &TokenRows) -> String {
+    rows.sources().iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
 }
 
 /// Returns how the validation data is used.
@@ -207,7 +219,13 @@ fn data_json(prepared: &Prepared) -> Value {
         "rows_per_step": step_rows,
         "batches_per_step": prepared.settings.run.accumulate.get(),
         "steps_per_epoch": rows.rows() / step_rows,
+        "counted_targets": rows.counted_targets(),
+        "sources": rows.sources().iter().map(source_json).collect::<Vec<Value>>(),
     })
+}
+
+fn source_json(source: &DataSource) -> Value {
+    json!({ "format": source.format.to_string(), "packing": source.packing, "files": source.files })
 }
 
 /// Returns how the validation data is used; null if the run has no validation data.

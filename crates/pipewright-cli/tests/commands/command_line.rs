@@ -192,6 +192,7 @@ stage 0   on rank 0: layers 0 to 2 (1 embedding, 2 decoder), 6464 parameters
 stage 1   on rank 1: layers 3 to 3 (1 head), 2064 parameters
 schedule  1f1b: 2 ranks, 2 microbatches, proved sound
 data      264 tokens, 32 rows, 16 steps of 2 rows an epoch
+data      from 1 file of text
 ";
     let found = succeed(&folder, &["check", "small.toml"]);
     let (summary, run) = found.split_at(found.find("run ").expect("a line on the run"));

@@ -18,6 +18,7 @@ mod profile;
 mod plan_memory;
 mod real_files;
 mod resume;
+mod chats;
 mod folders;
 mod ruined;
 #[cfg(unix)]

@@ -188,10 +188,56 @@ fn other_forms_of_models_and_data_are_named() {
     check_refused(&folder, &["model.from=meta-llama/Llama-3.2-1B"], "hf download meta-llama/Llama-3.2-1B");
     write(&folder, "m.gguf", "GGUF");
     check_refused(&folder, &["model.from=m.gguf"], "this is a GGUF file");
-    write(&folder, "ids.bin", [72u16, 105, 300].map(u16::to_le_bytes).concat());
-    check_refused(&folder, &["data.path=ids.bin"], "ids.bin: byte 1 is 0");
-    write(&folder, "a.parquet", b"PAR1\x15\0\x15\0");
-    check_refused(&folder, &["data.path=a.parquet"], "the file is a Parquet file, not text: export");
-    write(&folder, "a.txt.gz", b"\x1f\x8b\x08\0\0");
-    check_refused(&folder, &["data.path=a.txt.gz"], "the file is a gzip archive, not text: unpack it");
+    write(&folder, "a.pickle", b"\x80\x04\x95\x0f\0\0");
+    check_refused(&folder, &["data.path=a.pickle"], "the file is a Python pickle, not text: export");
+    write(&folder, "a.txt", b"\x1f\x8b\x08\0\0");
+    check_refused(
+        &folder,
+        &["data.path=a.txt"],
+        "the file is a gzip archive, not text: let its name end in `.gz`",
+    );
+}
+
+#[test]
+fn data_of_every_format_is_recognised_and_said() {
+    let folder = folder();
+    let sentence = "{\"body\": \"the quick fox jumps over the lazy dog\", \"id\": 1}\n".repeat(12);
+    write(&folder, "a.jsonl", &sentence);
+    let keys = "data.keys={ text = \"body\" }";
+    let train = ["train", "small.toml", "--set", "data.path=a.jsonl", "--set", keys];
+    succeed(&folder, &train);
+    let output = succeed(&folder, &["check", "small.toml", "--set", "data.path=a.jsonl", "--set", keys]);
+    assert!(output.contains("data      from 1 file of JSON lines with texts"), "{output}");
+    // A resumed run knows the names of the keys.
+    succeed(&folder, &["resume", "out", "--set", "run.steps=3"]);
+    let ids: Vec<u8> = (0..200u16).map(|id| id % 128).flat_map(u16::to_le_bytes).collect();
+    write(&folder, "ids.bin", &ids);
+    write(&folder, "b.txt", "to be or not to be");
+    let both = "data.path=[\"ids.bin\", \"b.txt\"]";
+    let output = succeed(&folder, &["check", "small.toml", "--format", "json", "--set", both]);
+    let summary: Value = serde_json::from_str(&output).expect("JSON");
+    let text = json!({ "format": "text", "packing": "plain", "files": 1 });
+    let short = json!({ "format": "token ids of 16 bits", "packing": "plain", "files": 1 });
+    assert_eq!(summary["data"]["sources"], json!([text, short]));
+    check_refused(
+        &folder,
+        &["data.path=a.jsonl"],
+        "a.jsonl:1: the record has the keys `body`, `id`, and none of the keys",
+    );
+    check_refused(
+        &folder,
+        &["data.path=a.jsonl", "data.keys={ txt = \"body\" }"],
+        "unknown key `txt` in data.keys",
+    );
+    check_refused(&folder, &["data.path=a.jsonl", "data.keys={ text = 3 }"], "a table of names");
+    write(&folder, "long.bin", [ids, 128u16.to_le_bytes().to_vec()].concat());
+    check_refused(
+        &folder,
+        &["data.path=long.bin"],
+        "long.bin: token 200: token id 128 lies beyond the vocabulary of 128",
+    );
+    if !cfg!(feature = "parquet") {
+        write(&folder, "a.parquet", b"PAR1\x15\0\x15\0");
+        check_refused(&folder, &["data.path=a.parquet"], "cargo build --release --features parquet");
+    }
 }

@@ -80,7 +80,7 @@ impl Run<'_> {
             seq_len: reference.expected.seq_len,
             shuffle: false,
             seed: 0,
-            documents: None,
+            ..DataConfig::default()
         };
         let rows = rows.open(model.vocab_size(), batch).expect("the data can be read");
         let steps = self.steps as u64;

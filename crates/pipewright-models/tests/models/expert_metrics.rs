@@ -44,7 +44,7 @@ fn step(family: &str, keys: &Value, ranks: u32) -> Metrics {
         seq_len: SEQUENCE,
         shuffle: false,
         seed: 0,
-        documents: None,
+        ..DataConfig::default()
     };
     let rows = rows.open(256, 2).expect("the data can be read");
     let rate = LearningRate { peak: 0.0, decay: Decay::Constant, warmup_steps: 0, steps: 1 };

@@ -99,7 +99,7 @@ impl Reference {
             seq_len,
             shuffle: false,
             seed: 0,
-            documents: None,
+            ..DataConfig::default()
         };
         let mut rows = rows.open(self.config.vocab_size, batch).expect("the data can be read");
         if let Some(side) = self.side() {

@@ -201,7 +201,7 @@ fn train_program(
         seq_len,
         shuffle: false,
         seed: 0,
-        documents: None,
+        ..DataConfig::default()
     };
     let mut rows = rows.open(reference.config.vocab_size(), batch).expect("the data can be read");
     let first = rows.next_batch(batch).inputs;

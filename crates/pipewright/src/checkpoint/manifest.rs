@@ -5,6 +5,7 @@
 use std::io;
 use std::path::Path;
 
+use pipewright_data::Cursor;
 use pipewright_system::bounded_file::{SMALL_TEXT, read_regular};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value as Json};
@@ -30,15 +31,6 @@ const SEVERAL_SHARDS: u32 = 4;
 /// The text between the manifest's content and its hash, and the text after the hash.
 const BEFORE_HASH: &str = ",\n  \"hash\": \"";
 const BEHIND_HASH: &str = "\"\n}\n";
-
-/// The position in the training data: the next row. Resuming needs only the cursor, the data and the seed.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Cursor {
-    /// The number of complete passes over the data.
-    pub epoch: u64,
-    /// The position in the epoch's order, counted from 0; the number of rows at an epoch's very end.
-    pub index: u64,
-}
 
 /// The content of a manifest.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

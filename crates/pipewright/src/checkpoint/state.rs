@@ -7,10 +7,10 @@ use std::sync::Arc;
 
 use burn::module::ParamId;
 use burn::optim::ModuleOptimizer;
+use pipewright_data::Cursor;
 use serde_json::{Map, Value as Json};
 
 use super::location::StoredShard;
-use super::manifest::Cursor;
 use crate::ids::WorldRank;
 use crate::loss_scale::LossScale;
 use crate::memory::RankMemory;

@@ -1,7 +1,6 @@
 //! The training loop: data, learning rate, validation, the [`Trainer`] that feeds a pipeline with them, and
 //! the [`RunLog`] that writes the results.
 
-pub mod data;
 mod learning_rate;
 mod rate_schedule;
 mod best_loss;
@@ -15,6 +14,7 @@ mod step_prediction;
 
 pub use best_loss::*;
 pub use learning_rate::*;
+pub use pipewright_data as data;
 pub use rate_schedule::*;
 pub use run_log::*;
 pub use step_prediction::*;

@@ -3,16 +3,23 @@
 use burn::tensor::{Device, Int, Tensor, TensorData};
 
 use crate::batch::{Batch, SplitError};
+use crate::nn::IGNORED;
 use crate::pipeline::{PipelineError, split_whole};
-use crate::train::data::{SideTensor, TokenBatch};
+use pipewright_data::{IGNORED_TARGET, SideTensor, TokenBatch};
 
-/// Splits rows with their side inputs into microbatches.
-pub(super) fn split(batch: TokenBatch, microbatches: u32) -> Result<Batch, PipelineError> {
+const _: () = assert!(IGNORED_TARGET as i64 == IGNORED);
+
+/// Splits rows with their side inputs into microbatches. With `ignores`, some targets do not count, and each
+/// microbatch counts by the others.
+pub(super) fn split(batch: TokenBatch, microbatches: u32, ignores: bool) -> Result<Batch, PipelineError> {
     let shape = [batch.rows, batch.seq_len];
     // Every rank moves its microbatches to its own device.
     let device = Device::flex();
     let tensor = |ids| Tensor::<2, Int>::from_data(TensorData::new::<i32, _>(ids, shape), &device);
-    let step = split_whole(tensor(batch.inputs), tensor(batch.targets), microbatches)?;
+    let mut step = split_whole(tensor(batch.inputs), tensor(batch.targets), microbatches)?;
+    if ignores {
+        step = step.ignoring(IGNORED).map_err(|source| PipelineError::Split { what: "targets", source })?;
+    }
     with_side(step, batch.side, &device)
         .map_err(|source| PipelineError::Split { what: "side inputs", source })
 }

@@ -11,13 +11,14 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 use serde_json::{Map, Value as Json};
 
+use crate::batch::Batch;
 use crate::checkpoint::{Checkpoint, TrainingState};
 use crate::pipeline::{Pipeline, PipelineError, StepSummary};
 use crate::train::accumulation::joined;
-use crate::train::data::{DataError, TokenRows};
 use crate::train::rate_schedule::RateSchedule;
 use crate::train::token_batch::split;
 use crate::train::validation::Validation;
+use pipewright_data::{DataError, TokenRows};
 
 /// The member of a checkpoint's description that holds the elapsed seconds.
 const ELAPSED: &str = "elapsed_s";
@@ -44,7 +45,7 @@ pub struct Trainer {
 pub struct Metrics {
     /// Counted from 1.
     pub step: u64,
-    /// Mean cross entropy per token over the step's batch, in nats.
+    /// Mean cross entropy per token over the step's batch, in nats: over the targets that count in the loss.
     pub loss: f64,
     /// Global norm of the gradient before clipping; infinite, which is null in JSON, if the update was
     /// skipped.
@@ -159,14 +160,19 @@ impl Trainer {
         let rate = self.learning_rate.at(self.steps_done);
         let mut earlier = Vec::new();
         for _ in 1..self.batches.get() {
-            let batch = split(self.rows.next_batch(self.batch_rows), self.pipeline.microbatches())?;
+            let batch = self.next_batch()?;
             earlier.push(self.pipeline.accumulate(batch)?);
         }
-        let batch = split(self.rows.next_batch(self.batch_rows), self.pipeline.microbatches())?;
+        let batch = self.next_batch()?;
         let report = joined(earlier, self.pipeline.step_batch(batch, rate)?);
         self.steps_done += 1;
         let tokens = self.batches.get() as usize * self.batch_rows * self.rows.seq_len();
         Ok((self.metrics(&report, rate, tokens), report))
+    }
+
+    fn next_batch(&mut self) -> Result<Batch, PipelineError> {
+        let ignores = self.rows.ignores_targets();
+        split(self.rows.next_batch(self.batch_rows), self.pipeline.microbatches(), ignores)
     }
 
     /// Returns the mean cross entropy per token of the validation data, in nats; `None` if there is no

@@ -2,8 +2,8 @@
 
 use crate::checkpoint::Cursor;
 use crate::pipeline::{Pipeline, PipelineError};
-use crate::train::data::{DataError, TokenRows};
 use crate::train::token_batch::split;
+use pipewright_data::{DataError, IGNORED_TARGET, TokenBatch, TokenRows};
 
 /// Rows that a model is not trained on. Every evaluation takes the same ones.
 #[derive(Debug)]
@@ -45,11 +45,46 @@ impl Validation {
     /// model.
     pub(super) fn loss(&mut self, pipeline: &mut Pipeline) -> Result<f64, PipelineError> {
         self.rows.seek(Cursor::default()).expect("every data has a first row");
-        let mut sum = 0.0;
+        let ignores = self.rows.ignores_targets();
+        let (mut sum, mut weights) = (0.0, 0.0);
         for _ in 0..self.batches {
-            let batch = split(self.rows.next_batch(self.batch_rows), pipeline.eval_microbatches())?;
-            sum += pipeline.eval_losses(batch)?.loss();
+            let rows = self.rows.next_batch(self.batch_rows);
+            // Batches without ignored targets have as many targets each.
+            let weight = if ignores { counted(&rows) } else { 1.0 };
+            let batch = split(rows, pipeline.eval_microbatches(), ignores)?;
+            sum += weight * pipeline.eval_losses(batch)?.loss();
+            weights += weight;
         }
-        Ok(sum / self.batches as f64)
+        Ok(sum / weights)
+    }
+}
+
+/// Returns the number of targets of a batch that count in the loss.
+fn counted(batch: &TokenBatch) -> f64 {
+    batch.targets.iter().filter(|target| **target != IGNORED_TARGET).count() as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use pipewright_data::DataConfig;
+
+    #[test]
+    fn validation_data_has_whole_batches() {
+        let config = DataConfig { seq_len: 4, ..DataConfig::default() };
+        let rows = || config.open_text("abcdefghijklmnopqrstuvwxyz", 256, 2).expect("good data");
+        let batches = |batch_rows, batches| {
+            let made = Validation::new(rows(), batch_rows, batches);
+            made.map(|validation| validation.batches()).map_err(|error| error.to_string())
+        };
+        assert_eq!(batches(2, None), Ok(3));
+        assert_eq!(batches(4, None), Ok(1));
+        assert_eq!(batches(2, Some(2)), Ok(2));
+        let few = "the validation data has 6 rows of seq_len 4, and a batch takes 7; give more validation data or a larger \
+                   share, a shorter seq_len, or fewer or smaller microbatches";
+        assert_eq!(batches(7, None), Err(few.to_owned()));
+        let many = "an evaluation takes 4 batches of 2 rows, and the validation data has 3; ask for at most 3 batches, or \
+                    give more validation data";
+        assert_eq!(batches(2, Some(4)), Err(many.to_owned()));
     }
 }

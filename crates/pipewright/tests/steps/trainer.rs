@@ -61,7 +61,7 @@ fn rows() -> TokenRows {
         seq_len: SEQUENCE,
         shuffle: false,
         seed: 0,
-        documents: None,
+        ..DataConfig::default()
     };
     config.open_text(TEXT, VOCABULARY, BATCH_ROWS).expect("the text has enough rows")
 }

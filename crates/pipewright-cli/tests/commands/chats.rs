@@ -1,0 +1,209 @@
+//! Training on chats through the command line: the losses and gradient norms of transformers, which weighs
+//! tokens by the targets of the step that count, for every family, schedule, mesh and accumulation.
+
+use std::fs;
+use std::path::Path;
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+use super::command_line::{run_in, text};
+
+/// Returns a file of the references that `make_masked_references.py` makes.
+fn reference(name: &str) -> String {
+    let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("../pipewright-models/tests/data");
+    data.join(name).display().to_string()
+}
+
+/// Writes a configuration that trains a model on the chats of the reference.
+fn folder(model: &str) -> TempDir {
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    let chats = reference("masked/chats.jsonl");
+    let config = format!(
+        "[model]\n{model}\n[data]\npath = \"{chats}\"\ntokenizer = \"bytes\"\nchat_template = \"phi3\"\nseq_len = 127\n\
+         shuffle = false\n[pipeline]\nmicrobatches = 8\n[optimizer]\nlearning_rate = 2e-3\n[run]\nsteps = 2\nout = \"out\"\n"
+    );
+    fs::write(folder.path().join("chats.toml"), config).expect("the scratch folder takes files");
+    folder
+}
+
+/// Trains with overrides. Returns the loss and the gradient norm of each step.
+fn train(folder: &TempDir, set: &[&str]) -> Vec<[f64; 2]> {
+    let set = set.iter().flat_map(|set| ["--set", set]);
+    let _ = fs::remove_dir_all(folder.path().join("out"));
+    let output = run_in(folder.path(), &["train", "chats.toml"].into_iter().chain(set).collect::<Vec<_>>());
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    let metrics = fs::read_to_string(folder.path().join("out/metrics.jsonl")).expect("the metrics");
+    let step = |line: &str| {
+        let line: Value = serde_json::from_str(line).expect("JSON");
+        ["loss", "grad_norm"].map(|key| line[key].as_f64().expect("a number"))
+    };
+    metrics.lines().map(step).collect()
+}
+
+fn assert_near(found: &[[f64; 2]], expected: &[[f64; 2]], place: &str) {
+    assert_eq!(found.len(), expected.len());
+    for (step, (found, expected)) in found.iter().zip(expected).enumerate() {
+        let error = |index: usize| ((found[index] - expected[index]) / expected[index]).abs();
+        assert!(
+            error(0) <= 5e-6 && error(1) <= 5e-5,
+            "{place}, step {step}: {found:?}, expected {expected:?}"
+        );
+    }
+}
+
+/// Compares a model with transformers, whose losses of masked chats the reference has.
+fn check_reference(model: &str, steps: usize, set: &[&str]) {
+    let expected = fs::read_to_string(reference("masked/expected.json")).expect("the reference");
+    let expected: Value = serde_json::from_str(&expected).expect("JSON");
+    let step = |step: &Value| ["loss", "grad_norm"].map(|key| step[key].as_f64().expect("a number"));
+    let expected: Vec<[f64; 2]> =
+        expected["models"][model].as_array().expect("the steps").iter().take(steps).map(step).collect();
+    let folder = folder(&format!("from = \"{}\"", reference(model)));
+    let steps = format!("run.steps={steps}");
+    assert_near(&train(&folder, &[set, &[&steps]].concat()), &expected, &format!("{model}, {set:?}"));
+}
+
+#[test]
+fn families_train_on_answers_as_in_transformers() {
+    for model in ["llama-tiny", "llama-tied-tiny", "llama31-tiny", "qwen2-tiny", "qwen3-tiny"] {
+        check_reference(model, 4, &[]);
+    }
+}
+
+#[test]
+fn every_schedule_and_mesh_weighs_tokens_as_transformers_does() {
+    let ways: &[&[&str]] = &[
+        &[
+            "pipeline.schedule=gpipe",
+            "pipeline.ranks=4",
+            "pipeline.microbatches=4",
+            "pipeline.microbatch_size=2",
+        ],
+        &["pipeline.schedule=zbv", "pipeline.stages_per_rank=2"],
+        &["pipeline.schedule=interleaved1f1b", "pipeline.stages_per_rank=2"],
+        &["pipeline.schedule=seq1f1b", "pipeline.slices=2", "data.seq_len=128"],
+        &["pipeline.head_parts=2"],
+        &["mesh.data_parallel=2"],
+        &["mesh.data_parallel=2", "mesh.data_parallel_mode=sharded"],
+        &["mesh.tensor_parallel=2"],
+        &["run.accumulate=2", "pipeline.microbatches=4"],
+        &["run.accumulate=4", "pipeline.microbatches=2", "mesh.data_parallel=2"],
+        &["pipeline.recompute=stage"],
+    ];
+    for set in ways {
+        check_reference("qwen3-tiny", 2, set);
+    }
+}
+
+/// Compares microbatches of one row with microbatches of four, for families that transformers does not have
+/// or whose balance loss depends on the microbatches.
+fn check_split(model: &str) {
+    let folder = folder(model);
+    let whole = train(&folder, &["pipeline.microbatches=2", "pipeline.microbatch_size=4"]);
+    assert_near(&train(&folder, &[]), &whole, model);
+}
+
+#[test]
+fn every_family_weighs_the_tokens_of_microbatches_alike() {
+    let sizes = "vocab_size = 256\nhidden_size = 16\nintermediate_size = 24\nnum_attention_heads = 2";
+    let mamba = "mamba_num_heads = 2\nmamba_head_dim = 8\nssm_state_size = 8";
+    let nemotron = "architecture = \"nemotron_h\"\nhybrid_override_pattern = \"M*-\"";
+    let experts = "num_hidden_layers = 2\nnum_experts = 4";
+    check_split(&format!("architecture = \"qwen3_moe\"\n{sizes}\n{experts}"));
+    check_split(&format!("{nemotron}\n{sizes}\n{mamba}"));
+    check_split(&format!("architecture = \"hybrid\"\npattern = \"AMD\"\n{sizes}\n{mamba}"));
+    check_split(&format!("architecture = \"hybrid\"\npattern = \"AD\"\nmtp_loss_weight = 0.0\n{sizes}"));
+}
+
+/// Packing puts several chats into a row, and each counts as if it were alone.
+#[test]
+fn packed_chats_have_the_loss_of_chats_in_rows_of_their_own() {
+    let sizes = "vocab_size = 256\nhidden_size = 16\nintermediate_size = 24\nnum_attention_heads = 2\nnum_hidden_layers = 2";
+    let folder = folder(sizes);
+    // All chats are in one step.
+    let alone = train(&folder, &["run.steps=1", "pipeline.microbatches=32"]);
+    let output = run_in(
+        folder.path(),
+        &[
+            "check",
+            "chats.toml",
+            "--format",
+            "json",
+            "--set",
+            "pipeline.microbatches=1",
+            "--set",
+            "data.packed=true",
+            "--set",
+            "data.seq_len=384",
+        ],
+    );
+    let summary: Value =
+        serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{}", text(&output.stderr)));
+    let rows = summary["data"]["rows"].as_u64().expect("a number");
+    assert!((6..12).contains(&rows), "{rows} rows");
+    let microbatches = format!("pipeline.microbatches={rows}");
+    let packed = train(&folder, &["run.steps=1", "data.packed=true", "data.seq_len=384", &microbatches]);
+    assert_near(&packed, &alone, "packed");
+}
+
+#[test]
+fn validation_counts_by_targets_and_a_run_resumes() {
+    let folder = folder(&format!("from = \"{}\"", reference("qwen3-tiny")));
+    let chats = format!("data.validation={}", reference("masked/chats.jsonl"));
+    let set = ["run.eval_every=1", "optimizer.learning_rate=1e-30", "run.checkpoint_every=1", &chats];
+    let losses = |microbatches: &str| {
+        train(&folder, &[&set[..], &[microbatches]].concat());
+        let metrics = fs::read_to_string(folder.path().join("out/metrics.jsonl")).expect("the metrics");
+        let first: Value = serde_json::from_str(metrics.lines().next().expect("a step")).expect("JSON");
+        first["validation_loss"].as_f64().expect("a number")
+    };
+    // 16 batches of two chats, and one batch of all of them.
+    let (small, whole) = (losses("pipeline.microbatches=2"), losses("pipeline.microbatches=32"));
+    assert!(((small - whole) / whole).abs() < 1e-6, "{small} {whole}");
+    let output = run_in(folder.path(), &["resume", "out", "--set", "run.steps=3"]);
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    let other =
+        run_in(folder.path(), &["resume", "out", "--set", "run.steps=4", "--set", "data.train_on=all"]);
+    assert!(
+        text(&other.stderr).contains("the checkpoint is of another model or of other data"),
+        "{}",
+        text(&other.stderr)
+    );
+}
+
+#[test]
+fn rows_are_shown_with_what_counts() {
+    let folder = folder("vocab_size = 256");
+    let show = |arguments: &[&str]| {
+        let output = run_in(folder.path(), &[&["data", "show"], arguments].concat());
+        assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+        text(&output.stdout)
+    };
+    let shown = show(&["chats.toml", "--rows", "2"]);
+    let first = "row 1 of 32: 47 tokens, 9 targets in the loss\n\u{2039}<|user|>\n\u{4e16}\u{754c} is<|end|>\n<|assistant|>\n\u{203a}\
+                 be<|end|>\u{2039}\n\u{203a}\n\nrow 2 of 32: ";
+    assert!(shown.starts_with(first), "{shown}");
+    let packed = show(&["chats.toml", "--rows", "1", "--set", "data.packed=true"]);
+    assert!(packed.contains("\n---\n\u{2039}<|user|>"), "{packed}");
+    fs::write(folder.path().join("a[b].txt"), "to be or not to be").expect("the scratch folder takes files");
+    let text = show(&["a[b].txt", "--set", "data.seq_len=4", "--set", "data.shuffle=false", "--rows", "9"]);
+    assert!(text.starts_with("row 1 of 4: 5 tokens, 4 targets in the loss\nto be\n\nrow 2 of 4: "), "{text}");
+}
+
+#[test]
+fn settings_of_chats_are_checked() {
+    let folder = folder("vocab_size = 256");
+    let refused = |set: &str, part: &str| {
+        let output = run_in(folder.path(), &["check", "chats.toml", "--set", set]);
+        let said = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{said}");
+        assert!(said.contains(part), "{said}\nhas not: {part}");
+    };
+    refused("data.chat_template=chatmi", "did you mean `chatml`?");
+    refused("data.chat_template=no/such.jinja", "no/such.jinja: cannot be read");
+    refused("data.train_on=answers", "`train_on` is \"answers\"");
+    refused("data.long_records=drop", "`long_records` is \"drop\"");
+    refused("data.date=today", "where a date such as \"2024-07-26\" is expected");
+    refused("data.seq_len=20", "chats.jsonl:1: the record has ");
+}

@@ -1,0 +1,99 @@
+//! The errors of chats and their templates.
+
+use std::path::PathBuf;
+
+use thiserror::Error;
+
+use crate::named_templates::names;
+
+/// Why a chat template cannot be used.
+#[derive(Error)]
+pub enum TemplateError {
+    /// There is no template.
+    #[error(
+        "the data has chats, and there is no chat template next to the tokenizer: write `chat_template` in [data], a file or one \
+         of {}",
+        names()
+    )]
+    Missing,
+    /// No template has this name.
+    #[error("there is no chat template named {name:?}; name one of {}, or a file", names())]
+    Unknown {
+        /// The name.
+        name: String,
+    },
+    /// A file cannot be read.
+    #[error("{}: cannot be read", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// The system's reason.
+        source: std::io::Error,
+    },
+    /// The settings of a tokenizer are not JSON.
+    #[error("{}: not JSON", path.display())]
+    Json {
+        /// The file.
+        path: PathBuf,
+        /// The parser's reason.
+        source: serde_json::Error,
+    },
+    /// The template is malformed.
+    #[error("the chat template is malformed{}: {reason}; correct it, or name another with `data.chat_template`", in_line(*line))]
+    Malformed {
+        /// The line, counted from 1.
+        line: Option<usize>,
+        /// The parser's reason.
+        reason: String,
+    },
+}
+
+/// Why a chat cannot be rendered.
+#[derive(Error)]
+pub enum ChatProblem {
+    /// The template fails.
+    #[error("the chat template fails{}: {reason}", in_line(*line))]
+    Template {
+        /// The line, counted from 1.
+        line: Option<usize>,
+        /// The message of the template.
+        reason: String,
+    },
+    /// The text has noncharacters of Unicode.
+    #[error(
+        "the chat contains the noncharacter U+FDD0 or U+FDD1, or `generation` blocks of the template are nested; remove them"
+    )]
+    Marks,
+    /// The texts of the first messages are not the beginning of the text of all of them.
+    #[error(
+        "the text of the first {messages} messages is not how the text of all of them begins, so the assistant's part cannot be \
+         found: write `train_on = \"completion\"` or \"all\" in [data], or name a template with `generation` blocks"
+    )]
+    PrefixesDisagree {
+        /// The number of messages.
+        messages: usize,
+    },
+    /// The messages are not a list of tables with roles.
+    #[error("message {message} is not a table with `role` and `content`; correct the record")]
+    NoMessage {
+        /// The message, counted from 1.
+        message: usize,
+    },
+    /// There are no messages.
+    #[error("the chat has no messages; remove the record")]
+    Empty,
+    /// No token of the record counts in the loss.
+    #[error(
+        "no token of the record counts in the loss ({counts}); remove the record, or write `train_on = \"all\"` in [data]"
+    )]
+    NoTarget {
+        /// The tokens that count.
+        counts: &'static str,
+    },
+}
+
+pipewright_schedule::message_as_debug!(TemplateError, ChatProblem);
+
+fn in_line(line: Option<usize>) -> String {
+    line.map_or_else(String::new, |line| format!(" in line {line}"))
+}

@@ -1,0 +1,91 @@
+//! The settings of a data source.
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use crate::chat_template_choice::ChatTemplate;
+use crate::date::Date;
+use crate::documents::Documents;
+use crate::record::RecordKeys;
+use crate::train_on::{LongRecords, TrainOn};
+
+/// The settings of a data source.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DataConfig {
+    /// Files by name or glob pattern. The name and the content of a file together say what it is:
+    ///
+    /// - text in UTF-8;
+    /// - `*.jsonl` with a record per line ([`RecordKeys`]): texts, chats, completions or instructions; or with
+    ///   arrays of `seq_len + 1` token ids, which are rows;
+    /// - `*.parquet` with such records;
+    /// - `*.bin` with the token ids of nanoGPT (16 bits, no header), llm.c, or Megatron (with an `*.idx`).
+    ///
+    /// Each may be compressed, with `.gz` or `.zst` behind its name. Anything else is an error.
+    ///
+    /// `**` crosses folders, `*`, `?`, `[ab]` and `{a,b}` do not, and `!` in front of a pattern excludes its
+    /// matches. A pattern skips what version control would skip: hidden files and folders, and what a
+    /// `.gitignore` at or below the pattern's fixed part lists, unless the fixed part names them. Links are
+    /// not followed below the fixed part. A relative pattern starts at the working folder of the process.
+    /// Files are read in the order of their paths, each once.
+    pub path: Vec<String>,
+    /// How text becomes token ids.
+    pub tokenizer: Tokenizer,
+    /// Tokens per row that the model receives; the row itself has one more.
+    pub seq_len: usize,
+    /// Whether each epoch has its own order of rows, drawn from `seed` and the epoch's number alone.
+    pub shuffle: bool,
+    /// The seed of the order.
+    pub seed: u64,
+    /// Where documents begin, and whether a token sees other documents in its row; `None` if rows are not
+    /// divided into documents.
+    pub documents: Option<Documents>,
+    /// The names of the keys of records.
+    #[serde(default)]
+    pub keys: RecordKeys,
+    /// The template of chats; `None` for the one next to the tokenizer.
+    #[serde(default)]
+    pub chat_template: Option<ChatTemplate>,
+    /// The tokens of chats and completions that count in the loss. By default, the answers of chats and the
+    /// completions.
+    #[serde(default)]
+    pub train_on: Option<TrainOn>,
+    /// The treatment of chats and completions that do not fit into a row.
+    #[serde(default)]
+    pub long_records: LongRecords,
+    /// Whether several chats or completions share a row, without seeing each other.
+    #[serde(default)]
+    pub packs_examples: bool,
+    /// The date that chat templates ask for.
+    #[serde(default)]
+    pub date: Option<Date>,
+}
+
+impl Default for DataConfig {
+    /// Bytes in rows of 256 tokens, shuffled with the seed 0. There are no files.
+    fn default() -> Self {
+        Self {
+            path: Vec::new(),
+            tokenizer: Tokenizer::Bytes,
+            seq_len: 256,
+            shuffle: true,
+            seed: 0,
+            documents: None,
+            keys: RecordKeys::default(),
+            chat_template: None,
+            train_on: None,
+            long_records: LongRecords::default(),
+            packs_examples: false,
+            date: None,
+        }
+    }
+}
+
+/// How text becomes token ids.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Tokenizer {
+    /// Each byte is a token, with ids from 0 to 255.
+    Bytes,
+    /// A `tokenizer.json`; needs the feature `tokenizers`.
+    File(PathBuf),
+}

@@ -1,0 +1,126 @@
+//! Opens data files, which may be compressed, as streams of their content.
+//!
+//! The name and the first bytes must agree: a file is gzip or zstd if its name ends in `.gz` or `.zst` and
+//! its content begins as the format does.
+
+use std::io::{self, BufRead, BufReader, Read};
+use std::path::{Path, PathBuf};
+
+use flate2::bufread::MultiGzDecoder;
+use pipewright_system::bounded_file::open_regular;
+
+use crate::error::DataError;
+use crate::memory_budget::MemoryBudget;
+use crate::packing::Packing;
+use crate::zstd_frames::ZstdFrames;
+
+/// The bytes of a file that are looked at to recognise it.
+const HEAD: usize = 1 << 16;
+
+/// An open data file.
+pub(crate) struct DataFile {
+    path: PathBuf,
+    packing: Packing,
+    content: BufReader<Box<dyn Read>>,
+}
+
+impl DataFile {
+    /// Opens a file.
+    pub(crate) fn open(path: &Path) -> Result<Self, DataError> {
+        let unreadable = |source| DataError::Read { path: path.to_owned(), source };
+        let mut file = BufReader::with_capacity(HEAD, open_regular(path).map_err(unreadable)?);
+        let packing = Packing::of_name(path);
+        if !packing.begins(file.fill_buf().map_err(unreadable)?) {
+            return Err(DataError::NotPacked { path: path.to_owned(), packing });
+        }
+        let content: Box<dyn Read> = match packing {
+            Packing::Plain => Box::new(file),
+            Packing::Gzip => Box::new(MultiGzDecoder::new(file)),
+            Packing::Zstd => Box::new(ZstdFrames::new(file)),
+        };
+        Ok(Self { path: path.to_owned(), packing, content: BufReader::with_capacity(HEAD, content) })
+    }
+
+    /// Returns the path.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Returns how the file is compressed.
+    pub(crate) fn packing(&self) -> Packing {
+        self.packing
+    }
+
+    /// Returns the ending of the name, in lower case, without the ending of the packing.
+    pub(crate) fn ending(&self) -> Option<String> {
+        let path = match self.packing {
+            Packing::Plain => self.path.as_path(),
+            Packing::Gzip | Packing::Zstd => Path::new(self.path.file_stem()?),
+        };
+        Some(path.extension()?.to_str()?.to_lowercase())
+    }
+
+    /// Returns the first bytes of the content, at most as many as are buffered.
+    pub(crate) fn head(&mut self) -> Result<&[u8], DataError> {
+        // Borrows end with the error, which needs the path.
+        if let Err(source) = self.content.fill_buf() {
+            return Err(self.failed(source));
+        }
+        Ok(self.content.buffer())
+    }
+
+    /// Returns the error of a read: a compressed file is damaged, and others are unreadable.
+    pub(crate) fn failed(&self, source: io::Error) -> DataError {
+        let path = self.path.clone();
+        match self.packing {
+            Packing::Plain => DataError::Read { path, source },
+            packing => DataError::Damaged { path, packing, source },
+        }
+    }
+
+    /// Reads a line with its end, or up to `limit + 1` bytes of it, into `line`. Returns the number of bytes;
+    /// 0 at the end of the file.
+    pub(crate) fn read_line(&mut self, limit: u64, line: &mut Vec<u8>) -> Result<u64, DataError> {
+        line.clear();
+        let read = self.content.by_ref().take(limit.saturating_add(1)).read_until(b'\n', line);
+        read.map(|bytes| bytes as u64).map_err(|source| self.failed(source))
+    }
+
+    /// Fills `bytes`.
+    pub(crate) fn read_exact(&mut self, bytes: &mut [u8]) -> Result<(), DataError> {
+        self.content.read_exact(bytes).map_err(|source| self.failed(source))
+    }
+
+    /// Replaces the content of `bytes` with the next `count` bytes, or with as many as there are.
+    pub(crate) fn read_up_to(&mut self, count: u64, bytes: &mut Vec<u8>) -> Result<usize, DataError> {
+        bytes.clear();
+        let read = self.content.by_ref().take(count).read_to_end(bytes);
+        read.map_err(|source| self.failed(source))
+    }
+
+    /// Appends the rest of the content to `bytes`, if the budget has room for it.
+    pub(crate) fn append(&mut self, bytes: &mut Vec<u8>, budget: &MemoryBudget) -> Result<(), DataError> {
+        if self.packing == Packing::Plain {
+            self.reserve(bytes, budget)?;
+        }
+        // A file may be longer than the system reports, such as a file in /proc.
+        let read = self.content.by_ref().take(budget.left().saturating_add(1)).read_to_end(bytes);
+        let read = read.map_err(|source| self.failed(source))?;
+        budget.require(&self.path, read as u64)
+    }
+
+    /// Makes room for a file of the size that the system reports.
+    fn reserve(&self, bytes: &mut Vec<u8>, budget: &MemoryBudget) -> Result<(), DataError> {
+        let size = std::fs::metadata(&self.path).map_err(|source| self.failed(source))?.len();
+        budget.require(&self.path, size)?;
+        // Growing by a half at a time avoids copying the bytes of earlier files for every further file.
+        let room = usize::try_from(size).ok().map(|size| size.max(bytes.len() / 2));
+        if bytes.capacity() - bytes.len() < usize::try_from(size).unwrap_or(usize::MAX) {
+            let reserved = room.is_some_and(|room| bytes.try_reserve_exact(room).is_ok());
+            if !reserved {
+                return Err(DataError::Memory { path: self.path.clone(), bytes: size, left: budget.left() });
+            }
+        }
+        Ok(())
+    }
+}

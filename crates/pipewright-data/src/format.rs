@@ -1,0 +1,139 @@
+//! The formats of data files, which are recognised by the name and the content together.
+//!
+//! | ending | content |
+//! |---|---|
+//! | `.jsonl`, `.ndjson` | a record or an array of token ids per line |
+//! | `.json` | the same; JSON in another form is refused |
+//! | `.parquet` | a record per row |
+//! | `.bin` | token ids, with an `.idx` next to it if they are Megatron's |
+//! | any other | text; JSON and binary formats are refused |
+
+use std::fmt;
+
+use serde::de::IgnoredAny;
+
+use crate::container::DataFile;
+use crate::content;
+use crate::error::DataError;
+use crate::packing::Packing;
+use crate::record::RecordKind;
+
+/// The content of a data file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Format {
+    /// Text in UTF-8.
+    Text,
+    /// An array of token ids per line.
+    IdLines,
+    /// A JSON object per line.
+    Lines(RecordKind),
+    /// The rows of a Parquet file.
+    Parquet(RecordKind),
+    /// Token ids of 16 bits without a header, as nanoGPT writes them.
+    Ids16,
+    /// Token ids with the header of llm.c.
+    LlmC,
+    /// Token ids with an index, as Megatron writes them.
+    Megatron,
+}
+
+impl Format {
+    /// Returns whether a tokenizer turns the content into ids.
+    pub fn is_text(self) -> bool {
+        matches!(self, Self::Text | Self::Lines(_) | Self::Parquet(_))
+    }
+}
+
+impl fmt::Display for Format {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Text => f.write_str("text"),
+            Self::IdLines => f.write_str("lines of token ids"),
+            Self::Lines(kind) => write!(f, "JSON lines with {kind}"),
+            Self::Parquet(kind) => write!(f, "Parquet with {kind}"),
+            Self::Ids16 => f.write_str("token ids of 16 bits"),
+            Self::LlmC => f.write_str("token ids with llm.c's header"),
+            Self::Megatron => f.write_str("Megatron's token ids"),
+        }
+    }
+}
+
+/// A kind of data file, and how many files of it there are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DataSource {
+    /// The format.
+    pub format: Format,
+    /// How the files are compressed.
+    pub packing: Packing,
+    /// The number of files.
+    pub files: usize,
+}
+
+impl fmt::Display for DataSource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { format, packing, files } = self;
+        write!(f, "{files} {} of {format}", if *files == 1 { "file" } else { "files" })?;
+        match packing {
+            Packing::Plain => Ok(()),
+            packing => write!(f, ", {packing}"),
+        }
+    }
+}
+
+/// The reader that a file needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Layout {
+    Text,
+    Lines,
+    Parquet,
+    Binary,
+}
+
+/// Returns the reader that a file needs.
+pub(crate) fn layout_of(file: &mut DataFile) -> Result<Layout, DataError> {
+    let ending = file.ending();
+    let path = file.path().to_owned();
+    let head = file.head()?;
+    if content::is_lfs_pointer(head) {
+        return Err(DataError::LfsPointer { path });
+    }
+    match ending.as_deref() {
+        Some("jsonl" | "ndjson") => Ok(Layout::Lines),
+        Some("json") if begins_with_lines(head, 1) => Ok(Layout::Lines),
+        Some("json") if content::binary(head).is_none() => Err(DataError::JsonNotLines { path }),
+        Some("parquet") if head.starts_with(b"PAR1") => Ok(Layout::Parquet),
+        Some("parquet") => Err(DataError::NotOfItsName { path, ending: "parquet", format: "a Parquet file" }),
+        Some("bin") => Ok(Layout::Binary),
+        Some("idx") => Err(DataError::IndexAlone { path }),
+        _ if begins_with_lines(head, 2) => Err(DataError::LinesNamedText { path }),
+        _ => Ok(Layout::Text),
+    }
+}
+
+/// Returns whether content begins with `count` lines of JSON, each an object or an array of token ids.
+fn begins_with_lines(head: &[u8], count: usize) -> bool {
+    let head = head.strip_prefix(b"\xef\xbb\xbf").unwrap_or(head);
+    let is_record = |line: &&[u8]| {
+        let line = line.trim_ascii();
+        match line.first() {
+            Some(b'{') => serde_json::from_slice::<IgnoredAny>(line).is_ok() || is_cut(line, head),
+            Some(b'[') => serde_json::from_slice::<Vec<u64>>(line).is_ok() || is_cut(line, head),
+            _ => false,
+        }
+    };
+    let mut lines = head.split(|byte| *byte == b'\n').filter(|line| !line.trim_ascii().is_empty());
+    let records = lines.by_ref().take(count).take_while(is_record).count();
+    records == count
+}
+
+/// Returns whether a line continues after the head: it is too long to be looked at.
+fn is_cut(line: &[u8], head: &[u8]) -> bool {
+    head.ends_with(line) && line.len() > (1 << 15)
+}
+
+/// Refuses a text that is JSON as a whole.
+pub(crate) fn refuse_json(file: &DataFile, text: &str) -> Result<(), DataError> {
+    let begins = text.trim_start_matches('\u{feff}').trim_start();
+    let is_json = begins.starts_with(['{', '[']) && serde_json::from_str::<IgnoredAny>(begins).is_ok();
+    if is_json { Err(DataError::JsonNotLines { path: file.path().to_owned() }) } else { Ok(()) }
+}

@@ -1,0 +1,64 @@
+//! The memory that training data may take, so that too much data causes an error and does not end the
+//! process.
+
+use std::path::Path;
+
+use crate::error::DataError;
+
+/// The limit if the system does not report the available memory.
+const FALLBACK: u64 = 16 << 30;
+
+/// The memory that is left for data.
+#[derive(Debug)]
+pub(crate) struct MemoryBudget {
+    left: u64,
+}
+
+impl MemoryBudget {
+    /// Returns half of the available memory: the model, its gradients and its optimizer need the rest.
+    pub(crate) fn of_machine() -> Self {
+        let available = [available_to_system(), available_to_group()].into_iter().flatten().min();
+        Self { left: available.unwrap_or(2 * FALLBACK) / 2 }
+    }
+
+    /// Returns a budget of `bytes`.
+    #[cfg(test)]
+    pub(crate) fn of(bytes: u64) -> Self {
+        Self { left: bytes }
+    }
+
+    /// Returns the number of bytes that are left.
+    pub(crate) fn left(&self) -> u64 {
+        self.left
+    }
+
+    /// Returns an error if fewer than `bytes` are left for the file `path`.
+    pub(crate) fn require(&self, path: &Path, bytes: u64) -> Result<(), DataError> {
+        if bytes <= self.left {
+            return Ok(());
+        }
+        Err(DataError::Memory { path: path.to_owned(), bytes, left: self.left })
+    }
+
+    /// Subtracts `bytes` for the file `path`.
+    pub(crate) fn take(&mut self, path: &Path, bytes: u64) -> Result<(), DataError> {
+        self.require(path, bytes)?;
+        self.left -= bytes;
+        Ok(())
+    }
+}
+
+/// Returns the memory that processes can use without swapping, as Linux reports it.
+fn available_to_system() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1 << 10)
+}
+
+/// Returns the memory that is left below the limit of a container.
+fn available_to_group() -> Option<u64> {
+    let number = |name: &str| {
+        std::fs::read_to_string(Path::new("/sys/fs/cgroup").join(name)).ok()?.trim().parse::<u64>().ok()
+    };
+    Some(number("memory.max")?.saturating_sub(number("memory.current")?))
+}

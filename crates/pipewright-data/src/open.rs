@@ -1,0 +1,87 @@
+//! How the settings of a data source become [`TokenRows`].
+
+use std::path::PathBuf;
+
+use crate::collector::{Collected, Collector};
+use crate::config::DataConfig;
+use crate::error::DataError;
+use crate::files;
+use crate::memory_budget::MemoryBudget;
+use crate::rows::TokenRows;
+
+impl DataConfig {
+    /// Reads all files. `vocab_size` is the number of token ids that the model knows, `batch_rows` the number
+    /// of rows that a step takes.
+    ///
+    /// Text of all files is one stream, cut into rows that share one token with the next row: the last target
+    /// of a row is the first input of the next. An incomplete row at the end is left out. The ids are held in
+    /// memory, in one byte each for a vocabulary of up to 256 ids, two up to 65,536, else four. They may take
+    /// half of the memory that is available. While documents are divided or a tokenizer is used, the bytes of
+    /// the file that is read count too.
+    ///
+    /// # Errors
+    /// When a pattern matches no file, a file cannot be read, is not a regular file, is damaged, is none of
+    /// the formats of [`DataConfig::path`], rows of ids are mixed with other data, a row has another length, an id is not below `vocab_size`, there is no token at
+    /// all, there is too much data for the memory, there are fewer rows than a batch takes, or the id that
+    /// begins documents is not below `vocab_size`.
+    pub fn open(&self, vocab_size: usize, batch_rows: usize) -> Result<TokenRows, DataError> {
+        self.open_within(MemoryBudget::of_machine(), vocab_size, batch_rows)
+    }
+
+    pub(crate) fn open_within(
+        &self,
+        mut budget: MemoryBudget,
+        vocab_size: usize,
+        batch_rows: usize,
+    ) -> Result<TokenRows, DataError> {
+        let budget = &mut budget;
+        let bos = self.bos(vocab_size)?;
+        let files = files::find(&self.path)?;
+        let mut collector = Collector::new(self, bos, vocab_size, budget);
+        for file in &files {
+            collector.read(file)?;
+        }
+        let first = files.into_iter().next().unwrap_or_default();
+        self.rows(collector.finish(), batch_rows, first)
+    }
+
+    /// Opens a text in memory instead of files, like [`DataConfig::open`]. `path` is ignored.
+    ///
+    /// # Errors
+    /// As [`DataConfig::open`].
+    pub fn open_text(
+        &self,
+        text: &str,
+        vocab_size: usize,
+        batch_rows: usize,
+    ) -> Result<TokenRows, DataError> {
+        let name = PathBuf::from("the text in memory");
+        let bos = self.bos(vocab_size)?;
+        let mut budget = MemoryBudget::of_machine();
+        let mut collector = Collector::new(self, bos, vocab_size, &mut budget);
+        collector.read_memory(text, &name)?;
+        self.rows(collector.finish(), batch_rows, name)
+    }
+
+    /// Returns the id that begins documents, if there is one.
+    fn bos(&self, vocab_size: usize) -> Result<Option<u32>, DataError> {
+        match self.documents.map(|documents| documents.bos_id) {
+            Some(bos) if bos as usize >= vocab_size => {
+                Err(DataError::BeginningBeyondVocabulary { bos, vocab_size })
+            }
+            bos => Ok(bos),
+        }
+    }
+
+    fn rows(&self, collected: Collected, batch_rows: usize, first: PathBuf) -> Result<TokenRows, DataError> {
+        let rows = TokenRows::new(collected, self)?;
+        if rows.tokens() == 0 {
+            return Err(DataError::Empty { path: first });
+        }
+        if self.packs_examples && self.documents.is_none() && !rows.ignores_targets() {
+            return Err(DataError::PackedWithoutBeginning { path: first });
+        }
+        rows.require_batch(batch_rows)?;
+        Ok(rows)
+    }
+}

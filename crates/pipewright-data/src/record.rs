@@ -1,0 +1,87 @@
+//! The kinds of records in data files, and the names of their keys.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// The names of the keys of records.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct RecordKeys {
+    /// The key of a text, which is a document.
+    pub text: String,
+    /// The key of a chat: a list of messages with `role` and `content`.
+    pub messages: String,
+    /// The key of the prompt of a completion.
+    pub prompt: String,
+    /// The key of a completion.
+    pub completion: String,
+    /// The key of an instruction, which becomes the user's message of a chat.
+    pub instruction: String,
+    /// The key of the input of an instruction, which may be missing.
+    pub input: String,
+    /// The key of the answer to an instruction.
+    pub output: String,
+}
+
+impl Default for RecordKeys {
+    fn default() -> Self {
+        let [text, messages, prompt, completion, instruction, input, output] = Self::KEYS.map(str::to_owned);
+        Self { text, messages, prompt, completion, instruction, input, output }
+    }
+}
+
+impl RecordKeys {
+    /// The keys that can have other names.
+    pub const KEYS: [&str; 7] =
+        ["text", "messages", "prompt", "completion", "instruction", "input", "output"];
+
+    /// Gives a key another name. Returns false if there is no such key.
+    pub fn rename(&mut self, key: &str, name: &str) -> bool {
+        let renamed = match key {
+            "text" => &mut self.text,
+            "messages" => &mut self.messages,
+            "prompt" => &mut self.prompt,
+            "completion" => &mut self.completion,
+            "instruction" => &mut self.instruction,
+            "input" => &mut self.input,
+            "output" => &mut self.output,
+            _ => return false,
+        };
+        name.clone_into(renamed);
+        true
+    }
+
+    /// Returns the names of all keys that are read.
+    pub(crate) fn names(&self) -> [&str; 8] {
+        let Self { text, messages, prompt, completion, instruction, input, output } = self;
+        [text, messages, prompt, completion, instruction, input, output, TOOLS]
+    }
+}
+
+/// The key of the tools of a chat, which templates may describe.
+pub(crate) const TOOLS: &str = "tools";
+
+/// The content of a record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RecordKind {
+    /// A text.
+    Text,
+    /// A chat.
+    Chat,
+    /// A prompt and its completion.
+    Completion,
+    /// An instruction and its output.
+    Instruction,
+}
+
+impl fmt::Display for RecordKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Text => "texts",
+            Self::Chat => "chats",
+            Self::Completion => "prompts and completions",
+            Self::Instruction => "instructions and outputs",
+        })
+    }
+}

@@ -1,0 +1,26 @@
+//! Tests of reading data, from files to batches.
+
+mod chats;
+mod formats;
+mod rows;
+
+use crate::{DataConfig, TokenRows};
+
+/// Opens files with these names and contents. Returns an error as its message, without the folder.
+fn open_files(
+    files: &[(&str, &[u8])],
+    vocab_size: usize,
+    batch_rows: usize,
+    change: impl FnOnce(&mut DataConfig),
+) -> Result<TokenRows, String> {
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    let root = folder.path().to_str().expect("UTF-8");
+    for (name, content) in files {
+        std::fs::write(folder.path().join(name), content).expect("a file");
+    }
+    let path = files.iter().map(|(name, _)| format!("{root}/{name}")).collect();
+    let mut config = DataConfig { path, seq_len: 4, shuffle: false, seed: 1, ..DataConfig::default() };
+    change(&mut config);
+    // The debug form has the causes.
+    config.open(vocab_size, batch_rows).map_err(|error| format!("{error:?}").replace(&format!("{root}/"), ""))
+}

@@ -1,0 +1,110 @@
+//! Turns texts into token ids through a `tokenizer.json` in Hugging Face's format; needs the feature
+//! `tokenizers`.
+//!
+//! The text of a document is tokenized as a whole, because cutting it would change the tokens at
+//! the cut, and with the special tokens that the tokenizer puts around a text, such as the one that begins
+//! it. Meanwhile its tokens take many times the memory of its text.
+
+use std::path::Path;
+#[cfg(feature = "tokenizers")]
+use std::path::PathBuf;
+
+use crate::error::DataError;
+
+/// The largest `tokenizer.json` that is read. For a large vocabulary it has some 30 MB.
+#[cfg(feature = "tokenizers")]
+const LARGEST_TOKENIZER: u64 = 1 << 29;
+
+/// Bytes of memory that each byte of a text takes while it is tokenized: a token has about four
+/// bytes of text, and the library keeps about a hundred bytes for it.
+pub(crate) const MEMORY_OF_A_BYTE: u64 = 32;
+
+/// Token ids, with the first byte of the text that each stands for and the first one behind it.
+pub(crate) struct PlacedTokens {
+    pub(crate) ids: Vec<u32>,
+    pub(crate) places: Vec<(usize, usize)>,
+}
+
+/// A tokenizer that was read from a file. There is none without the feature `tokenizers`.
+#[cfg(feature = "tokenizers")]
+#[derive(Debug)]
+pub(crate) struct Encoder {
+    path: PathBuf,
+    tokenizer: Box<tokenizers::Tokenizer>,
+}
+
+/// A tokenizer that was read from a file. There is none without the feature `tokenizers`.
+#[cfg(not(feature = "tokenizers"))]
+#[derive(Debug)]
+pub(crate) enum Encoder {}
+
+#[cfg(feature = "tokenizers")]
+impl Encoder {
+    /// Reads a `tokenizer.json`.
+    pub(crate) fn load(path: &Path) -> Result<Self, DataError> {
+        let content = pipewright_system::bounded_file::read_regular(path, LARGEST_TOKENIZER)
+            .map_err(|source| DataError::Read { path: path.to_owned(), source })?;
+        if crate::content::is_lfs_pointer(&content) {
+            return Err(DataError::LfsPointer { path: path.to_owned() });
+        }
+        let unusable = |source| DataError::Tokenizer { path: path.to_owned(), source };
+        let mut tokenizer =
+            tokenizers::Tokenizer::from_bytes(pipewright_system::bounded_file::without_mark(&content))
+                .map_err(unusable)?;
+        // The file may say how its author cut and filled texts. Both would lose or invent tokens here.
+        tokenizer.with_padding(None).with_truncation(None).map_err(unusable)?;
+        Ok(Self { path: path.to_owned(), tokenizer: Box::new(tokenizer) })
+    }
+
+    /// Returns the token ids of a text; errors call it `name`. With `special`, the tokenizer adds its special
+    /// tokens.
+    pub(crate) fn encode(&self, text: &str, name: &Path, special: bool) -> Result<Vec<u32>, DataError> {
+        let encoding = self.tokenizer.encode_fast(text, special);
+        let encoding = encoding.map_err(|source| DataError::Tokenize { path: name.to_owned(), source })?;
+        Ok(encoding.get_ids().to_vec())
+    }
+
+    /// Returns the token ids of a text, and the bytes of the text that each of them stands for; none for a
+    /// token that the tokenizer has added.
+    pub(crate) fn encode_with_places(
+        &self,
+        text: &str,
+        name: &Path,
+        special: bool,
+    ) -> Result<PlacedTokens, DataError> {
+        let encoding = self.tokenizer.encode(text, special);
+        let encoding = encoding.map_err(|source| DataError::Tokenize { path: name.to_owned(), source })?;
+        Ok(PlacedTokens { ids: encoding.get_ids().to_vec(), places: encoding.get_offsets().to_vec() })
+    }
+
+    /// Returns the text of token ids, perhaps with special tokens.
+    pub(crate) fn decode(&self, ids: &[u32], has_special: bool) -> Result<String, DataError> {
+        let decoded = self.tokenizer.decode(ids, !has_special);
+        decoded.map_err(|source| DataError::Detokenize { path: self.path.clone(), source })
+    }
+}
+
+#[cfg(not(feature = "tokenizers"))]
+impl Encoder {
+    /// Reports that this build cannot read tokenizers.
+    pub(crate) fn load(path: &Path) -> Result<Self, DataError> {
+        Err(DataError::TokenizersNotCompiledIn { path: path.to_owned() })
+    }
+
+    pub(crate) fn encode(&self, _text: &str, _name: &Path, _special: bool) -> Result<Vec<u32>, DataError> {
+        match *self {}
+    }
+
+    pub(crate) fn encode_with_places(
+        &self,
+        _text: &str,
+        _name: &Path,
+        _special: bool,
+    ) -> Result<PlacedTokens, DataError> {
+        match *self {}
+    }
+
+    pub(crate) fn decode(&self, _ids: &[u32], _has_special: bool) -> Result<String, DataError> {
+        match *self {}
+    }
+}
