@@ -7,8 +7,8 @@ use clap::error::{ContextKind, ContextValue};
 use clap::{Parser, Subcommand};
 
 use crate::commands::{
-    check, clusters, compare, completions, devices, export, generate, init, inspect, lower, man, partition,
-    plan, profile, report, resume, schedule, simulate, validate, view, vpp,
+    check, clusters, compare, completions, data, devices, export, generate, init, inspect, lower, man,
+    partition, plan, profile, report, resume, schedule, simulate, validate, view, vpp,
 };
 use crate::text::shortened;
 use crate::training::arguments::RunArguments;
@@ -89,6 +89,9 @@ Example:
     /// Check everything that can be checked without training.
     #[command(after_help = "Example:\n  pipewright check --set pipeline.ranks=4 --format json")]
     Check(check::CheckArguments),
+    /// Show the training data.
+    #[command(after_help = "Example:\n  pipewright data show --rows 1")]
+    Data(data::DataArguments),
     /// List the devices that this build can use on this machine.
     #[command(after_help = "\
 `run.device` and `run.devices` take the names in the first column. The build contains the back ends that were chosen with \

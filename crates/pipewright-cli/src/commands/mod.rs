@@ -4,6 +4,7 @@ pub(crate) mod check;
 pub(crate) mod clusters;
 pub(crate) mod compare;
 pub(crate) mod completions;
+pub(crate) mod data;
 pub(crate) mod devices;
 pub(crate) mod export;
 pub(crate) mod generate;

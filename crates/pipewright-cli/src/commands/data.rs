@@ -1,0 +1,170 @@
+//! `pipewright data show`: prints rows of the training data as a person reads them.
+
+use std::fmt::Write as _;
+use std::io::{ErrorKind, IsTerminal, Write as _};
+use std::path::{Path, PathBuf};
+
+use anstyle::Style;
+use clap::{Args, Subcommand};
+use pipewright::train::data::{RowPart, TokenCodec, TokenRows};
+use pipewright_schedule::words::counted;
+
+use crate::config::Settings;
+use crate::failure::Failure;
+use crate::text::escape;
+use crate::training::arguments::load_settings;
+use crate::training::data::{data_config, open_training};
+use crate::training::model::read_model;
+
+/// The arguments of `pipewright data`.
+#[derive(Debug, Args)]
+pub(crate) struct DataArguments {
+    #[command(subcommand)]
+    command: DataCommand,
+}
+
+#[derive(Debug, Subcommand)]
+enum DataCommand {
+    /// Print rows of the training data, in the order in which a run takes them.
+    #[command(after_help = "\
+Tokens that do not count in the loss are dim, or stand between \u{2039} and \u{203a} if the output is not a terminal. Special tokens \
+are visible. A row of several records has a line between them.
+
+Example:
+  pipewright data show --rows 1")]
+    Show(ShowArguments),
+}
+
+#[derive(Debug, Args)]
+struct ShowArguments {
+    /// A configuration, or a file of data; by default, the built-in sample
+    #[arg(value_name = "CONFIG.toml|FILE")]
+    file: Option<PathBuf>,
+    /// How many rows to print
+    #[arg(long, value_name = "N", default_value_t = 3)]
+    rows: usize,
+    /// Override a key with a TOML value; a value that is not TOML is taken as text
+    #[arg(long, value_name = "section.key=value")]
+    set: Vec<String>,
+}
+
+/// Runs the command.
+pub(crate) fn run(arguments: &DataArguments) -> Result<(), Failure> {
+    let DataCommand::Show(arguments) = &arguments.command;
+    let settings = settings(arguments)?;
+    let model = read_model(&settings)?;
+    let mut rows = open_training(&settings, model.model())?;
+    let codec = TokenCodec::open(&data_config(&settings).tokenizer).map_err(Failure::input)?;
+    let out = std::io::stdout();
+    let has_colour = out.is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+    let text = shown(&mut rows, arguments.rows, &codec, &Marks::new(has_colour))?;
+    match out.lock().write_all(text.as_bytes()) {
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => {
+            Err(Failure::input(format!("standard output cannot be written: {error}")))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Returns the settings of a configuration. A file of data takes the place of the sample's data.
+fn settings(arguments: &ShowArguments) -> Result<Settings, Failure> {
+    let is_config = |path: &Path| path.extension().is_some_and(|ending| ending == "toml");
+    let mut set = vec!["pipeline.microbatches=1".to_owned(), "pipeline.ranks=1".to_owned()];
+    let config = match &arguments.file {
+        Some(path) if !is_config(path) => {
+            // The path is taken as it is, not as a pattern.
+            let pattern = globset::escape(&path.to_string_lossy());
+            set.push(format!("data.path={}", toml::Value::String(pattern)));
+            None
+        }
+        config => config.as_deref(),
+    };
+    let set: Vec<String> =
+        if config.is_some() { arguments.set.clone() } else { [&set, &arguments.set[..]].concat() };
+    Ok(load_settings(config, &set)?.settings)
+}
+
+/// The signs around tokens that do not count.
+struct Marks {
+    open: String,
+    close: String,
+}
+
+impl Marks {
+    fn new(has_colour: bool) -> Self {
+        let dim = Style::new().dimmed();
+        if has_colour {
+            Self { open: dim.render().to_string(), close: dim.render_reset().to_string() }
+        } else {
+            Self { open: "\u{2039}".to_owned(), close: "\u{203a}".to_owned() }
+        }
+    }
+}
+
+/// Returns the next `count` rows as text.
+fn shown(rows: &mut TokenRows, count: usize, codec: &TokenCodec, marks: &Marks) -> Result<String, Failure> {
+    let (mut text, all) = (String::new(), rows.rows());
+    let write = |text: &mut String, words: std::fmt::Arguments<'_>| {
+        text.write_fmt(words).expect("a string takes all text");
+    };
+    for number in 1..=count.min(all) {
+        let parts = rows.next_row_parts();
+        let tokens = parts.iter().map(|part| part.ids.len()).sum::<usize>();
+        let targets = parts.iter().flat_map(|part| &part.counts[1..]).filter(|counts| **counts).count();
+        write(
+            &mut text,
+            format_args!(
+                "row {number} of {all}: {}, {} in the loss\n",
+                counted(tokens, "token"),
+                counted(targets, "target")
+            ),
+        );
+        for (index, part) in parts.iter().enumerate() {
+            if index > 0 {
+                text.push_str("---\n");
+            }
+            text.push_str(&marked(part, codec, marks)?);
+            text.push('\n');
+        }
+        text.push('\n');
+    }
+    Ok(text)
+}
+
+/// Returns the text of a record, with the tokens that do not count marked.
+fn marked(part: &RowPart, codec: &TokenCodec, marks: &Marks) -> Result<String, Failure> {
+    let (mut text, mut start) = (String::new(), 0);
+    for run in part.counts.chunk_by(|before, after| before == after) {
+        let ids = &part.ids[start..start + run.len()];
+        start += run.len();
+        let words = codec.decode_all(ids).map_err(Failure::input)?;
+        let words = escape(&words);
+        if run[0] || words.is_empty() {
+            text.push_str(&words);
+        } else {
+            text.extend([&marks.open, words.as_ref(), &marks.close]);
+        }
+    }
+    Ok(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use pipewright::train::data::Tokenizer;
+
+    use super::*;
+
+    #[test]
+    fn tokens_that_do_not_count_are_dim_on_a_terminal_and_in_signs_elsewhere() {
+        let codec = TokenCodec::open(&Tokenizer::Bytes).expect("bytes need no file");
+        let part = RowPart {
+            ids: b"to\x1bbe".map(u32::from).to_vec(),
+            counts: vec![false, false, false, true, true],
+        };
+        let check = |has_colour, expected: &str| {
+            assert_eq!(marked(&part, &codec, &Marks::new(has_colour)).ok().as_deref(), Some(expected));
+        };
+        check(false, "\u{2039}to\\u{1b}\u{203a}be");
+        check(true, "\u{1b}[2mto\\u{1b}\u{1b}[0mbe");
+    }
+}
