@@ -181,7 +181,7 @@ fn rows_are_shown_with_what_counts() {
         text(&output.stdout)
     };
     let shown = show(&["chats.toml", "--rows", "2"]);
-    let first = "row 1 of 32: 47 tokens, 9 targets in the loss\n\u{2039}<|user|>\n\u{4e16}\u{754c} is<|end|>\n<|assistant|>\n\u{203a}\
+    let first = "row 1 of 32: 50 tokens, 9 targets in the loss\n\u{2039}<|user|>\n\u{4e16}\u{754c} is<|end|>\n<|assistant|>\n\u{203a}\
                  be<|end|>\u{2039}\n\u{203a}\n\nrow 2 of 32: ";
     assert!(shown.starts_with(first), "{shown}");
     let packed = show(&["chats.toml", "--rows", "1", "--set", "data.packed=true"]);
