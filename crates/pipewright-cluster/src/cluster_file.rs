@@ -1,7 +1,7 @@
 //! Machines as TOML: the keys of [`Figure::ALL`], `name`, `aliases`, `source`, and the tables `[constants]`
 //! and `[sources]`.
 //!
-//! A file describes one machine. If its name is that of a known machine, or has its short name as a word,
+//! A file describes one machine. If a known machine has the same name, or its short name is a word of the name,
 //! keys that are missing have the known machine's values.
 
 use std::collections::BTreeMap;

@@ -48,7 +48,7 @@ pub struct Machine {
     pub sources: BTreeMap<String, String>,
 }
 
-/// What connects the GPUs of a node.
+/// The connection of the GPUs of a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Switch {
     /// Links between pairs of GPUs, or a bus.

@@ -273,7 +273,7 @@ impl MeasuredLayer {
         }
     }
 
-    /// Compares the measured times with those that are predicted for `machine`.
+    /// Compares the measured times with the predicted times for `machine`.
     fn compared(&self, model: &Model, machine: &Machine) -> Result<MeasuredBlock, MeasuredError> {
         let number = self.block;
         let blocks = model.blocks.len();

@@ -11,7 +11,7 @@ pub(crate) struct Rate {
     pub(crate) table: &'static str,
     /// Its key and values.
     pub(crate) measure: Measure,
-    /// What it is in messages.
+    /// Its unit and part in messages.
     pub(crate) noun: &'static str,
     /// Reads what a prediction uses for it.
     pub(crate) get: fn(&Machine) -> f64,

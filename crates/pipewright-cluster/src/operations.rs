@@ -156,13 +156,13 @@ impl Model {
         u128::from(self.positions) * u128::from(self.hidden)
     }
 
-    /// Returns all parameters, with those of the blocks that predict further tokens.
+    /// Returns all parameters, including the blocks that predict further tokens.
     pub fn parameters(&self) -> u128 {
         let blocks: u128 = self.blocks.iter().map(|block| block.parameters(self)).sum();
         blocks + self.outer_parameters() + self.predictor_parameters()
     }
 
-    /// Returns the parameters that one token uses: all but those of experts that it does not pass, and of the
+    /// Returns the parameters that one token uses: all except experts that it does not pass, and the
     /// blocks that predict further tokens.
     pub fn active_parameters(&self) -> u128 {
         let blocks: u128 = self.blocks.iter().map(|block| block.active_parameters(self)).sum();

@@ -1,4 +1,4 @@
-//! Where something stands in a text file.
+//! Positions in text files.
 
 use std::fmt;
 
@@ -12,7 +12,7 @@ pub struct Place {
 }
 
 impl Place {
-    /// Returns the place of a byte of a text. Bytes behind the end stand at the end.
+    /// Returns the place of a byte of a text. Bytes behind the end have the place of the end.
     pub(crate) fn of(text: &str, byte: usize) -> Self {
         let before = text.get(..byte).unwrap_or(text);
         let line_start = before.rfind('\n').map_or(0, |end| end + 1);

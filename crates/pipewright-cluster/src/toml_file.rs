@@ -17,11 +17,11 @@ pub const MAX_FILE: usize = 1 << 20;
 pub struct TomlFileError {
     /// Where it is written.
     pub place: Place,
-    /// What is wrong.
+    /// The kind of mistake.
     pub kind: TomlFileErrorKind,
 }
 
-/// What is wrong in a file.
+/// A kind of mistake in a file.
 #[derive(Clone, PartialEq, Error)]
 pub enum TomlFileErrorKind {
     /// The text is not TOML.
@@ -115,7 +115,7 @@ impl<'a> Reader<'a> {
         measure.value(value.get_ref()).map_err(|error| self.at(value.span().start, error.into()))
     }
 
-    /// Returns the number of a key of a table, if it is there.
+    /// Returns the number of a key of a table, if the table has it.
     pub(crate) fn number_in(
         self,
         table: &DeTable<'_>,
@@ -124,7 +124,7 @@ impl<'a> Reader<'a> {
         table.get(measure.key).map(|value| self.number(measure, value)).transpose()
     }
 
-    /// Returns the text of a key of a table, if it is there.
+    /// Returns the text of a key of a table, if the table has it.
     pub(crate) fn text_in(self, table: &DeTable<'_>, key: &str) -> Result<Option<String>, TomlFileError> {
         let Some(value) = table.get(key) else { return Ok(None) };
         match value.get_ref() {

@@ -35,15 +35,15 @@ pub enum QueryKeyNorm {
 /// The products with a bias.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Biases {
-    /// Those that make queries, keys and values.
+    /// The products that make queries, keys and values.
     pub query_key_value: bool,
-    /// The one behind attention.
+    /// The product behind attention.
     pub output: bool,
-    /// Those of feed-forward parts and of experts.
+    /// The products of feed-forward parts and experts.
     pub feed_forward: bool,
-    /// The one that routes tokens to experts.
+    /// The product that routes tokens to experts.
     pub router: bool,
-    /// Those of Mamba-2 mixers.
+    /// The products of Mamba-2 mixers.
     pub mamba: bool,
 }
 

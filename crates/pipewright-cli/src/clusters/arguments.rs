@@ -65,7 +65,7 @@ pub(crate) struct FixedArguments {
     /// The part of the forward that the backward computes again
     #[arg(long, value_enum, requires = "cluster")]
     pub(crate) recompute: Option<RecomputeName>,
-    /// What replicas divide among themselves
+    /// The tensors that replicas divide among themselves
     #[arg(long, value_enum, requires = "cluster")]
     pub(crate) sharding: Option<ShardingName>,
 }
@@ -88,7 +88,7 @@ impl From<PrecisionName> for Precision {
     }
 }
 
-/// What is recomputed.
+/// A part of the forward that the backward computes again.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub(crate) enum RecomputeName {
     /// Nothing
@@ -109,7 +109,7 @@ impl From<RecomputeName> for Recompute {
     }
 }
 
-/// What replicas divide.
+/// The tensors that replicas divide.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub(crate) enum ShardingName {
     /// Nothing

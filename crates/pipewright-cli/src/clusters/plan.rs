@@ -35,17 +35,17 @@ pub(crate) struct Shared<'a> {
 /// A finished search and what people need to judge it.
 #[derive(Debug)]
 pub(crate) struct Planned {
-    /// What was asked for.
+    /// The request.
     pub(crate) request: Request,
     /// The plans.
     pub(crate) found: Found,
-    /// What more hardware would buy.
+    /// The gain from more hardware.
     pub(crate) upgrades: Vec<Upgrade>,
     /// Seconds of the search, with that for more hardware.
     pub(crate) seconds: f64,
     /// The keys of the model's file that change nothing in the prediction, although they may change costs.
     pub(crate) ignored: Vec<String>,
-    /// What is assumed about the model and the machine.
+    /// Assumptions about the model and the machine.
     pub(crate) assumed: Vec<String>,
     /// The parts of the prediction that are measured.
     pub(crate) measured: Vec<String>,

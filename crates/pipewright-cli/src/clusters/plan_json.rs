@@ -1,4 +1,4 @@
-//! Prints plans for a cluster as JSON. The keys are those of other plans where they mean the same.
+//! Prints plans for a cluster as JSON. Keys that other plans have mean the same here.
 
 use std::collections::BTreeMap;
 
@@ -31,7 +31,7 @@ struct Report<'a> {
 struct ModelJson<'a> {
     name: &'a str,
     parameters: f64,
-    /// Those of the blocks that predict further tokens, which are not in `parameters`.
+    /// The parameters of the blocks that predict further tokens. They are not in `parameters`.
     predictor_parameters: f64,
     active_parameters: f64,
 }

@@ -188,7 +188,7 @@ fn bad_input_is_refused() {
     );
 }
 
-/// What is short, by how much and on which rank.
+/// The error names the missing bytes and the rank.
 #[test]
 fn a_model_that_does_not_fit_is_refused_with_what_is_short() {
     let folder = with_model();

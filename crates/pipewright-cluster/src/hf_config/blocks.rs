@@ -31,6 +31,18 @@ pub(super) fn blocks(keys: &mut Keys<'_>, family: &Family, hidden: u64) -> Resul
             let block = Block { mixer, feed_forward: FeedForward::None };
             Ok(vec![block; counted(layers)? as usize])
         }
+        // In transformers 5, the list of a hybrid says `linear_attention` for Mamba-2.
+        (Some("granitemoehybrid"), Some((key, kinds))) => {
+            let renamed = |kind| if kind == "linear_attention" { "mamba" } else { kind };
+            let kinds = kinds.into_iter().map(renamed).collect();
+            whole_blocks(keys, family, hidden, counted(layers)?, Some((key, kinds)))
+        }
+        // Without a list of blocks with attention, Bamba has only Mamba-2.
+        (Some("bamba"), None) if !keys.has("attn_layer_indices") => {
+            let layers = counted(layers)?;
+            let kinds = vec!["mamba"; layers as usize];
+            whole_blocks(keys, family, hidden, layers, Some(("layer_types".into(), kinds)))
+        }
         (_, kinds) => whole_blocks(keys, family, hidden, counted(layers)?, kinds),
     }
 }

@@ -48,7 +48,7 @@ pub enum ConfigError {
         key: String,
         /// Its value, shortened.
         value: String,
-        /// What is expected.
+        /// The expected value.
         expected: String,
     },
     /// A kind of block has no cost.

@@ -1,4 +1,4 @@
-//! What a family of models does without saying so in its `config.json`.
+//! The properties of families of models that their `config.json` does not state.
 //!
 //! The numbers of parameters that follow from this table are compared with published ones and with
 //! transformers' own models in `tests/cluster/parameters.rs`.
@@ -47,7 +47,6 @@ const LLAMA: Family = Family {
         "kimi_k2",
         "smollm3",
         "ernie4_5",
-        "dots1",
         "seed_oss",
         "helium",
         "nemotron_h",
@@ -82,7 +81,7 @@ const FAMILIES: &[Family] = &[
         output_bias_is_given: false,
         ..LLAMA
     },
-    Family { names: &["qwen3", "qwen3_moe"], vectors: HEAD_NORM, ..LLAMA },
+    Family { names: &["qwen3", "qwen3_moe", "dots1"], vectors: HEAD_NORM, ..LLAMA },
     Family { names: &["gemma"], gated: Some(true), tied: true, ..LLAMA },
     Family {
         names: &["gemma2"],

@@ -134,6 +134,7 @@ pub(super) const HARMLESS_IF_ZERO: &[&str] = &[
     "hidden_dropout_prob",
     "is_encoder_decoder",
     "resid_pdrop",
+    "qk_layernorm",
     "residual_dropout",
     "use_bidirectional_attention",
 ];

@@ -30,6 +30,11 @@ impl<'a> Keys<'a> {
         self.defaults = defaults;
     }
 
+    /// Returns whether a key is given and not null.
+    pub(super) fn has(&self, name: &str) -> bool {
+        self.object.get(name).is_some_and(|value| !value.is_null())
+    }
+
     /// Marks a key as used.
     pub(super) fn mark(&mut self, names: &[&str]) {
         self.used.extend(names.iter().map(|&name| name.to_owned()));
@@ -38,7 +43,7 @@ impl<'a> Keys<'a> {
     /// Returns the first of these keys that is given and not null.
     pub(super) fn value(&mut self, names: &[&str]) -> Option<(String, &'a Value)> {
         self.mark(names);
-        let name = names.iter().find(|&&name| self.object.get(name).is_some_and(|value| !value.is_null()))?;
+        let name = names.iter().find(|&&name| self.has(name))?;
         Some(((*name).to_owned(), &self.object[*name]))
     }
 

@@ -17,7 +17,7 @@ pub struct Described {
     pub model: Model,
     /// The keys that the cost model does not use, although they may change costs.
     pub ignored: Vec<String>,
-    /// What was assumed because the file does not say it, as sentences.
+    /// Assumptions about parts that the file does not state, as sentences.
     pub assumed: Vec<String>,
 }
 
@@ -94,11 +94,14 @@ fn model(
 /// Reads which products have biases, and which norms there are.
 fn vectors(keys: &mut Keys<'_>, family: &Family, model_type: &str) -> Result<Vectors, ConfigError> {
     let mut vectors = family.vectors;
-    for name in ["attention_bias", "use_qkv_bias", "add_qkv_bias"] {
+    for name in ["attention_bias", "use_qkv_bias", "add_qkv_bias", "qkv_bias"] {
         if let Some(has_bias) = keys.flag(name)? {
             vectors.biases.query_key_value = has_bias;
             vectors.biases.output = has_bias && family.output_bias_is_given && name == "attention_bias";
         }
+    }
+    if let Some(has_bias) = keys.flag("attention_out_bias")? {
+        vectors.biases.output = has_bias;
     }
     if let Some(has_bias) = keys.flag("mlp_bias")? {
         vectors.biases.feed_forward = has_bias;
@@ -114,7 +117,8 @@ fn vectors(keys: &mut Keys<'_>, family: &Family, model_type: &str) -> Result<Vec
             vectors.biases.mamba = has_bias && ["nemotron_h", "mamba2"].contains(&model_type);
         }
     }
-    if keys.flag("use_qk_norm")? == Some(true) {
+    // In Llama 4, these norms have no parameters.
+    if keys.flag("use_qk_norm")? == Some(true) && model_type != "llama4_text" {
         vectors.query_key_norm = QueryKeyNorm::Head;
     }
     // The first Falcon has one norm for both parts, the second two.
