@@ -49,7 +49,7 @@ fn backward_elements<T: Element>(
     assert_eq!((gate.len(), gate.len()), (up.len(), gradient.len()), "all are as long");
     let inputs = gate.iter().zip(up).zip(gradient);
     for (((gate, up), g), (d_gate, d_up)) in inputs.zip(d_gate.iter_mut().zip(d_up)) {
-        let [gate, up, g] = [gate, up, g].map(|element| element.single());
+        let (gate, up, g) = (gate.single(), up.single(), g.single());
         let s = sigmoid(gate);
         d_gate.write(T::rounded(g * up * s * (1.0 + gate * (1.0 - s))));
         d_up.write(T::rounded(g * gate * s));

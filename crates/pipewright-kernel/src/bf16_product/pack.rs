@@ -92,24 +92,27 @@ impl<'a> Vectors<'a> {
     /// `into` must point to the strip's first word.
     #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
     unsafe fn pack_interleaved(self, strip: Strip, into: *mut u32) {
-        let read = low_bits(strip.present) as __mmask16;
-        let row = |index: usize| {
-            if index == self.depth {
-                return _mm512_setzero_si512();
-            }
-            let at = index * self.depth_stride + strip.first;
-            // SAFETY: the index is below the depth, the mask ends at the last vector, and masked elements are
-            // not accessed; without a vector none is, so the pointer may be beyond the data.
-            let elements =
-                unsafe { _mm256_maskz_loadu_epi16(read, self.data.as_ptr().wrapping_add(at).cast()) };
-            _mm512_cvtepu16_epi32(elements)
-        };
         for pair in 0..self.pairs() {
-            let (even, odd) = (row(2 * pair), row(2 * pair + 1));
+            let (even, odd) = (self.elements(strip, 2 * pair), self.elements(strip, 2 * pair + 1));
             let words = _mm512_or_si512(even, _mm512_slli_epi32::<16>(odd));
             // SAFETY: the pair is one of the vector's, and the mask ends at the strip's last word.
             unsafe { _mm512_mask_storeu_epi32(into.add(pair * strip.width).cast(), strip.stored, words) };
         }
+    }
+
+    /// Returns an element of each vector of a strip, widened to a word. The element behind the last is zero.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+    fn elements(self, strip: Strip, index: usize) -> __m512i {
+        if index == self.depth {
+            return _mm512_setzero_si512();
+        }
+        let read = low_bits(strip.present) as __mmask16;
+        let at = index * self.depth_stride + strip.first;
+        // SAFETY: the index is below the depth, the mask ends at the last vector, and masked elements are not
+        // accessed; without a vector none is, so the pointer may be beyond the data.
+        let elements = unsafe { _mm256_maskz_loadu_epi16(read, self.data.as_ptr().wrapping_add(at).cast()) };
+        _mm512_cvtepu16_epi32(elements)
     }
 }
 

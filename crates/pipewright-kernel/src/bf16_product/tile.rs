@@ -93,10 +93,13 @@ impl Tile {
         let mut sums = [[_mm512_setzero_ps(); 2]; N];
         let (mut left, mut right) = (self.left, self.right);
         for _ in 0..self.pairs {
+            // Without closures: builds without optimisation at link time do not inline functions of the
+            // standard library that call them.
             // SAFETY: both operands have words for this pair. The two types of registers have the same bits.
             unsafe {
-                let [low, high] = [right, right.add(COLUMNS / 2)]
-                    .map(|words| std::mem::transmute::<__m512i, __m512bh>(_mm512_loadu_si512(words.cast())));
+                let low = std::mem::transmute::<__m512i, __m512bh>(_mm512_loadu_si512(right.cast()));
+                let high = _mm512_loadu_si512(right.add(COLUMNS / 2).cast());
+                let high = std::mem::transmute::<__m512i, __m512bh>(high);
                 for (row, [low_sum, high_sum]) in sums.iter_mut().enumerate() {
                     let pair = _mm512_set1_epi32(left.add(row).read().cast_signed());
                     let pair = std::mem::transmute::<__m512i, __m512bh>(pair);
