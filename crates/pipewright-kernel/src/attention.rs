@@ -17,6 +17,7 @@
 //! al., 2022). With `D = sum(g out)` by row: `dP = g vᵀ`, `dS = P (dP - D)`, `dv = Pᵀ g`, `dq = dS k`,
 //! `dk = dSᵀ q`.
 
+use half::bf16;
 use multiversion::multiversion;
 
 use super::element::Element;
@@ -201,8 +202,20 @@ impl<'a> Rows<'a> {
     }
 }
 
+// Functions for each element type, not generic ones, so that their loops are compiled with this crate's
+// optimisation.
+
 /// Returns the result, and `log sum exp` of each row of scores, `[batch, heads, sequence]`.
-pub fn forward<T: Element>(inputs: Inputs<'_, T>) -> (Vec<f32>, Vec<f32>) {
+pub fn forward(inputs: Inputs<'_>) -> (Vec<f32>, Vec<f32>) {
+    forward_in(inputs)
+}
+
+/// Like [`forward`], with products of bfloat16.
+pub fn forward_bf16(inputs: Inputs<'_, bf16>) -> (Vec<f32>, Vec<f32>) {
+    forward_in(inputs)
+}
+
+fn forward_in<T: Element>(inputs: Inputs<'_, T>) -> (Vec<f32>, Vec<f32>) {
     let Inputs { dims, q, k, v, turn_q, turn_k, bias, .. } = inputs;
     let Dims { sequence, head_dim, .. } = dims;
     let (wide, narrow) = (dims.query_width(), dims.key_width());
@@ -252,7 +265,21 @@ pub struct Gradients {
 }
 
 /// Returns the gradients of the inputs.
-pub fn backward<T: Element>(
+pub fn backward(inputs: Inputs<'_>, out: &[f32], normalisers: &[f32], gradient: &[f32]) -> Gradients {
+    backward_in(inputs, out, normalisers, gradient)
+}
+
+/// Like [`backward`], with products of bfloat16.
+pub fn backward_bf16(
+    inputs: Inputs<'_, bf16>,
+    out: &[bf16],
+    normalisers: &[f32],
+    gradient: &[bf16],
+) -> Gradients {
+    backward_in(inputs, out, normalisers, gradient)
+}
+
+fn backward_in<T: Element>(
     inputs: Inputs<'_, T>,
     out: &[T],
     normalisers: &[f32],

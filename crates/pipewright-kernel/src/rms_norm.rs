@@ -3,13 +3,26 @@
 
 use std::mem::MaybeUninit;
 
+use half::bf16;
 use multiversion::multiversion;
 
 use super::element::Element;
 use super::simd::{fresh, sum, written};
 
+// Functions for each element type, not generic ones, so that their loops are compiled with this crate's
+// optimisation.
+
 /// Returns the result, and `s` of each row for the backward pass. A row has as many elements as `weight`.
-pub fn forward<T: Element>(x: &[T], weight: &[T], epsilon: f32) -> (Vec<T>, Vec<f32>) {
+pub fn forward(x: &[f32], weight: &[f32], epsilon: f32) -> (Vec<f32>, Vec<f32>) {
+    forward_in(x, weight, epsilon)
+}
+
+/// Like [`forward`], on bfloat16.
+pub fn forward_bf16(x: &[bf16], weight: &[bf16], epsilon: f32) -> (Vec<bf16>, Vec<f32>) {
+    forward_in(x, weight, epsilon)
+}
+
+fn forward_in<T: Element>(x: &[T], weight: &[T], epsilon: f32) -> (Vec<T>, Vec<f32>) {
     let mut y = fresh(x.len());
     let mut scales = vec![0.0; x.len() / weight.len()];
     forward_rows(x, weight, epsilon, &mut y, &mut scales);
@@ -40,7 +53,21 @@ fn forward_rows<T: Element>(
 /// Gradients of `x` and of the weight.
 ///
 /// `dx = s (g w - x s² mean(g w x))`, and `dw` is the sum of `g x s` over rows.
-pub fn backward<T: Element>(x: &[T], weight: &[T], scales: &[f32], gradient: &[T]) -> (Vec<T>, Vec<f32>) {
+pub fn backward(x: &[f32], weight: &[f32], scales: &[f32], gradient: &[f32]) -> (Vec<f32>, Vec<f32>) {
+    backward_in(x, weight, scales, gradient)
+}
+
+/// Like [`backward`], on bfloat16. The gradient of the weight has single precision.
+pub fn backward_bf16(
+    x: &[bf16],
+    weight: &[bf16],
+    scales: &[f32],
+    gradient: &[bf16],
+) -> (Vec<bf16>, Vec<f32>) {
+    backward_in(x, weight, scales, gradient)
+}
+
+fn backward_in<T: Element>(x: &[T], weight: &[T], scales: &[f32], gradient: &[T]) -> (Vec<T>, Vec<f32>) {
     let mut dx = fresh(x.len());
     let mut dw = vec![0.0; weight.len()];
     backward_rows(x, weight, scales, gradient, &mut dx, &mut dw);

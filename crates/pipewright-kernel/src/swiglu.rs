@@ -2,6 +2,7 @@
 
 use std::mem::MaybeUninit;
 
+use half::bf16;
 use multiversion::multiversion;
 
 use super::element::Element;
@@ -13,8 +14,20 @@ fn sigmoid(x: f32) -> f32 {
     1.0 / (1.0 + exp(-x))
 }
 
+// Functions for each element type, not generic ones, so that their loops are compiled with this crate's
+// optimisation.
+
 /// Returns `silu(gate) up`. Both have the same length.
-pub fn forward<T: Element>(gate: &[T], up: &[T]) -> Vec<T> {
+pub fn forward(gate: &[f32], up: &[f32]) -> Vec<f32> {
+    forward_in(gate, up)
+}
+
+/// Like [`forward`], on bfloat16.
+pub fn forward_bf16(gate: &[bf16], up: &[bf16]) -> Vec<bf16> {
+    forward_in(gate, up)
+}
+
+fn forward_in<T: Element>(gate: &[T], up: &[T]) -> Vec<T> {
     let mut y = fresh(gate.len());
     forward_elements(gate, up, &mut y);
     // SAFETY: an element of `y` was written for each of `gate`, which are as many.
@@ -31,7 +44,16 @@ fn forward_elements<T: Element>(gate: &[T], up: &[T], y: &mut [MaybeUninit<T>]) 
 }
 
 /// Gradients of `gate` and `up`: `g up σ (1 + gate (1 - σ))` and `g gate σ`.
-pub fn backward<T: Element>(gate: &[T], up: &[T], gradient: &[T]) -> (Vec<T>, Vec<T>) {
+pub fn backward(gate: &[f32], up: &[f32], gradient: &[f32]) -> (Vec<f32>, Vec<f32>) {
+    backward_in(gate, up, gradient)
+}
+
+/// Like [`backward`], on bfloat16.
+pub fn backward_bf16(gate: &[bf16], up: &[bf16], gradient: &[bf16]) -> (Vec<bf16>, Vec<bf16>) {
+    backward_in(gate, up, gradient)
+}
+
+fn backward_in<T: Element>(gate: &[T], up: &[T], gradient: &[T]) -> (Vec<T>, Vec<T>) {
     let (mut d_gate, mut d_up) = (fresh(gate.len()), fresh(gate.len()));
     backward_elements(gate, up, gradient, &mut d_gate, &mut d_up);
     // SAFETY: an element of both was written for each of `gate`, which are as many.

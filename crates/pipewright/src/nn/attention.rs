@@ -5,7 +5,9 @@ use std::sync::Arc;
 
 use burn::backend::Flex;
 use burn::tensor::{Bool, Device, Int, Tensor, TensorData, activation, bf16};
-use pipewright_kernel::attention::{Dims, Gradients, Inputs, Rotary, backward, forward};
+use pipewright_kernel::attention::{
+    Dims, Gradients, Inputs, Rotary, backward, backward_bf16, forward, forward_bf16,
+};
 
 use super::composed::at_least_single;
 use super::operation::{
@@ -309,17 +311,17 @@ struct Saved {
 
 impl Saved {
     fn forward(&self) -> (Vec<f32>, Vec<f32>) {
-        if self.is_in_bf16() { self.with_inputs(forward::<bf16>) } else { self.with_inputs(forward::<f32>) }
+        if self.is_in_bf16() { self.with_inputs(forward_bf16) } else { self.with_inputs(forward) }
     }
 
-    fn backward<T: ReadElement>(
-        &self,
-        out: &CpuTensor,
-        normalisers: &[f32],
-        gradient: &CpuTensor,
-    ) -> Gradients {
-        let (out, gradient) = (T::read(out), T::read(gradient));
-        self.with_inputs(|inputs| backward(inputs, &out, normalisers, &gradient))
+    fn backward(&self, out: &CpuTensor, normalisers: &[f32], gradient: &CpuTensor) -> Gradients {
+        if self.is_in_bf16() {
+            let (out, gradient) = (bf16::read(out), bf16::read(gradient));
+            self.with_inputs(|inputs| backward_bf16(inputs, &out, normalisers, &gradient))
+        } else {
+            let (out, gradient) = (elements(out), elements(gradient));
+            self.with_inputs(|inputs| backward(inputs, &out, normalisers, &gradient))
+        }
     }
 
     fn is_in_bf16(&self) -> bool {
@@ -366,11 +368,7 @@ struct AttentionBackward {
 impl Operation<3> for AttentionBackward {
     fn backward(self, gradient: CpuTensor, _wanted: [bool; 3]) -> [Option<CpuTensor>; 3] {
         let Self { saved, out, normalisers } = &self;
-        let d = if saved.is_in_bf16() {
-            saved.backward::<bf16>(out, normalisers, &gradient)
-        } else {
-            saved.backward::<f32>(out, normalisers, &gradient)
-        };
+        let d = saved.backward(out, normalisers, &gradient);
         let query_shape = saved.q.layout().shape().clone();
         let mut key_shape = saved.k[0].layout().shape().clone();
         // Slices have a dimension for the batch.

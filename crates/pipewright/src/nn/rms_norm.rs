@@ -2,7 +2,7 @@
 
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
-use pipewright_kernel::rms_norm::{backward, forward};
+use pipewright_kernel::rms_norm::{backward, backward_bf16, forward, forward_bf16};
 
 use super::composed::at_least_single;
 use super::operation::{
@@ -43,7 +43,7 @@ pub fn rms_norm(x: Tensor<2>, weight: Tensor<1>, epsilon: f64) -> Tensor<2> {
     let epsilon = epsilon as f32;
     let (y, scales) = match in_bf16([&x, &weight]) {
         Some([x, weight]) => {
-            let (y, scales) = forward(x, weight, epsilon);
+            let (y, scales) = forward_bf16(x, weight, epsilon);
             (tensor_of(y, shape), scales)
         }
         None => {
@@ -74,7 +74,7 @@ impl Operation<2> for RmsNormBackward {
         let shape = x.layout().shape().clone();
         let (dx, dw) = match in_bf16([x, weight, &gradient]) {
             Some([x, weight, gradient]) => {
-                let (dx, dw) = backward(x, weight, scales, gradient);
+                let (dx, dw) = backward_bf16(x, weight, scales, gradient);
                 (tensor_of(dx, shape), dw)
             }
             None => {

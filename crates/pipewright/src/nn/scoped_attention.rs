@@ -4,7 +4,9 @@
 use std::sync::Arc;
 
 use burn::tensor::{DType, Tensor, TensorData, activation, bf16};
-use pipewright_kernel::attention::{Bias, Dims, Gradients, Inputs, Rotary, backward, forward};
+use pipewright_kernel::attention::{
+    Bias, Dims, Gradients, Inputs, Rotary, backward, backward_bf16, forward, forward_bf16,
+};
 
 use super::attention::{hidden_by_starts, repeat_heads};
 use super::composed::at_least_single;
@@ -146,17 +148,17 @@ struct Saved {
 
 impl Saved {
     fn forward(&self) -> (Vec<f32>, Vec<f32>) {
-        if self.is_in_bf16() { self.with_inputs(forward::<bf16>) } else { self.with_inputs(forward::<f32>) }
+        if self.is_in_bf16() { self.with_inputs(forward_bf16) } else { self.with_inputs(forward) }
     }
 
-    fn backward<T: ReadElement>(
-        &self,
-        out: &CpuTensor,
-        normalisers: &[f32],
-        gradient: &CpuTensor,
-    ) -> Gradients {
-        let (out, gradient) = (T::read(out), T::read(gradient));
-        self.with_inputs(|inputs| backward(inputs, &out, normalisers, &gradient))
+    fn backward(&self, out: &CpuTensor, normalisers: &[f32], gradient: &CpuTensor) -> Gradients {
+        if self.is_in_bf16() {
+            let (out, gradient) = (bf16::read(out), bf16::read(gradient));
+            self.with_inputs(|inputs| backward_bf16(inputs, &out, normalisers, &gradient))
+        } else {
+            let (out, gradient) = (elements(out), elements(gradient));
+            self.with_inputs(|inputs| backward(inputs, &out, normalisers, &gradient))
+        }
     }
 
     fn is_in_bf16(&self) -> bool {
@@ -197,11 +199,7 @@ struct ScopedBackward {
 impl Operation<4> for ScopedBackward {
     fn backward(self, gradient: CpuTensor, _wanted: [bool; 4]) -> [Option<CpuTensor>; 4] {
         let Self { saved, out, normalisers } = &self;
-        let d = if saved.is_in_bf16() {
-            saved.backward::<bf16>(out, normalisers, &gradient)
-        } else {
-            saved.backward::<f32>(out, normalisers, &gradient)
-        };
+        let d = saved.backward(out, normalisers, &gradient);
         let like = |d: Vec<f32>, tensor: &CpuTensor| Some(cpu_tensor(d, tensor.layout().shape().clone()));
         let table = if d.table.is_empty() { None } else { like(d.table, &saved.table) };
         [like(d.q, &saved.q), like(d.k, &saved.k), like(d.v, &saved.v), table]

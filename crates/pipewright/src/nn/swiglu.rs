@@ -1,7 +1,7 @@
 //! The gated activation of the feed-forward layer (Shazeer, 2020).
 
 use burn::tensor::{Tensor, activation};
-use pipewright_kernel::swiglu::{backward, forward};
+use pipewright_kernel::swiglu::{backward, backward_bf16, forward, forward_bf16};
 
 use super::operation::{CpuTensor, Operation, cpu_tensor, elements, in_bf16, on_cpu, tensor_of};
 
@@ -16,7 +16,7 @@ pub fn swiglu(gate: Tensor<2>, up: Tensor<2>) -> Tensor<2> {
     let inputs = [gate.clone().into_dispatch(), up.clone().into_dispatch()];
     let Some(([gate, up], tape)) = on_cpu(inputs) else { return composed(gate, up) };
     let y = match in_bf16([&gate, &up]) {
-        Some([gate, up]) => tensor_of(forward(gate, up), shape),
+        Some([gate, up]) => tensor_of(forward_bf16(gate, up), shape),
         None => tape.kept(forward(&elements(&gate), &elements(&up)), shape),
     };
     tape.record_tensor(y, |_| SwigluBackward { gate, up, shape })
@@ -37,7 +37,7 @@ impl Operation<2> for SwigluBackward {
     fn backward(self, gradient: CpuTensor, _wanted: [bool; 2]) -> [Option<CpuTensor>; 2] {
         let Self { gate, up, shape } = &self;
         if let Some([gate, up, gradient]) = in_bf16([gate, up, &gradient]) {
-            let (d_gate, d_up) = backward(gate, up, gradient);
+            let (d_gate, d_up) = backward_bf16(gate, up, gradient);
             return [d_gate, d_up].map(|d| Some(tensor_of(d, *shape)));
         }
         let (d_gate, d_up) = backward(&elements(gate), &elements(up), &elements(&gradient));
