@@ -80,7 +80,9 @@ def measure(
     repetitions: int,
     warmup: int,
 ) -> list[Times]:
-    """Returns for each layer the median times of `F`, `I`, `W` and `B`, for the microbatch `example`.
+    """Returns for each layer the mean times of `F`, `I`, `W` and `B`, for the microbatch `example`.
+
+    A step is a sum of many actions, so slow ones count as well, and a median would leave them out.
 
     The gradients of parameters exist while backwards run, as in all microbatches of a step but the first. They are
     removed afterwards.
@@ -98,7 +100,7 @@ def measure(
                 of_layer.append(Times(forward, *halves[index], sum(whole[index])))
     for layer in layers:
         layer.zero_grad(set_to_none=True)
-    return [_medians(of_layer) for of_layer in samples]
+    return [_means(of_layer) for of_layer in samples]
 
 
 def sizes(layers: Sequence[torch.nn.Module], example: tuple[Any, ...], loss: Loss | None) -> list[Sizes]:
@@ -242,11 +244,8 @@ def _split_backward(index: int, run: _Run, stopwatch: Stopwatch) -> tuple[float,
     return inputs, weights
 
 
-def _medians(samples: list[Times]) -> Times:
-    def median(key: str) -> float:
-        return statistics.median(getattr(sample, key) for sample in samples)
-
-    return Times(median("forward"), median("input_backward"), median("weight_backward"), median("backward"))
+def _means(samples: list[Times]) -> Times:
+    return Times(*(statistics.fmean(times) for times in zip(*(vars(sample).values() for sample in samples))))
 
 
 def device_of(layers: Sequence[torch.nn.Module], example: tuple[Any, ...]) -> torch.device:
