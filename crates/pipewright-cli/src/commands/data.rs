@@ -53,7 +53,7 @@ pub(crate) fn run(arguments: &DataArguments) -> Result<(), Failure> {
     let DataCommand::Show(arguments) = &arguments.command;
     let settings = settings(arguments)?;
     let model = read_model(&settings)?;
-    let mut rows = open_training(&settings, model.model())?;
+    let mut rows = open_training(&settings, model.model(), 1)?;
     let codec = TokenCodec::open(&data_config(&settings).tokenizer).map_err(Failure::input)?;
     let out = std::io::stdout();
     let has_colour = out.is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());

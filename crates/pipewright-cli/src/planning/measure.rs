@@ -98,7 +98,7 @@ struct Subject {
 impl Subject {
     fn open(settings: &Settings, model: &CutModel, processes: &ProcessGroup) -> Result<Self, Failure> {
         let layers = described(settings, model);
-        let rows = open_training(settings, model.model())?;
+        let rows = open_training(settings, model.model(), settings.pipeline.rows())?;
         let run = &settings.run;
         let (ranks, devices) = match settings.pipeline.transport {
             TransportChoice::Local => {

@@ -18,7 +18,7 @@ pub(crate) fn open_data(
     model: &ModelConfig,
 ) -> Result<(TokenRows, Option<Validation>), Failure> {
     let data = &settings.data;
-    let (rows, mut held_out) = open_files(settings, model)?;
+    let (rows, mut held_out) = open_files(settings, model, settings.pipeline.rows())?;
     if !data.validation.is_empty() {
         let config = DataConfig { path: data.validation.clone(), shuffle: false, ..data_config(settings) };
         let opened = config.open(model.vocab_size(), 0).map_err(Failure::input)?;
@@ -30,26 +30,34 @@ pub(crate) fn open_data(
     Ok((rows, validation.map_err(Failure::input)?))
 }
 
-/// Returns the training data. Files of validation data are not read.
-pub(crate) fn open_training(settings: &Settings, model: &ModelConfig) -> Result<TokenRows, Failure> {
-    open_files(settings, model).map(|(training, _)| training)
+/// Returns the training data, at least `batch_rows` rows. Files of validation data are not read.
+pub(crate) fn open_training(
+    settings: &Settings,
+    model: &ModelConfig,
+    batch_rows: usize,
+) -> Result<TokenRows, Failure> {
+    open_files(settings, model, batch_rows).map(|(training, _)| training)
 }
 
 /// Opens the files of `data.path`. Returns the training data, and the part that is held out for validation.
-fn open_files(settings: &Settings, model: &ModelConfig) -> Result<(TokenRows, Option<TokenRows>), Failure> {
+fn open_files(
+    settings: &Settings,
+    model: &ModelConfig,
+    batch_rows: usize,
+) -> Result<(TokenRows, Option<TokenRows>), Failure> {
     let (data, vocab_size) = (&settings.data, model.vocab_size());
     let config = data_config(settings);
     // Which part of the data is too short is only known when a share of it is held out.
-    let batch_rows = if data.validation_share.is_some() { 0 } else { settings.pipeline.rows() };
+    let least = if data.validation_share.is_some() { 0 } else { batch_rows };
     let opened = if data.is_built_in() {
-        config.open_text(sample::TEXT, vocab_size, batch_rows)
+        config.open_text(sample::TEXT, vocab_size, least)
     } else {
-        config.open(vocab_size, batch_rows)
+        config.open(vocab_size, least)
     };
     let rows = with_side(opened.map_err(Failure::input)?, data.side.as_deref(), settings, model)?;
     let Some(share) = data.validation_share else { return Ok((rows, None)) };
     let (training, held_out) = rows.hold_out(share).map_err(Failure::input)?;
-    training.require_batch(settings.pipeline.rows()).map_err(Failure::input)?;
+    training.require_batch(batch_rows).map_err(Failure::input)?;
     Ok((training, Some(held_out)))
 }
 

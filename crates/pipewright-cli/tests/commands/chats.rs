@@ -186,6 +186,9 @@ fn rows_are_shown_with_what_counts() {
     assert!(shown.starts_with(first), "{shown}");
     let packed = show(&["chats.toml", "--rows", "1", "--set", "data.packed=true"]);
     assert!(packed.contains("\n---\n\u{2039}<|user|>"), "{packed}");
+    // Rows can be looked at before there are enough for a step.
+    let few = show(&["chats.toml", "--rows", "1", "--set", "pipeline.microbatches=100"]);
+    assert!(few.starts_with("row 1 of 32: "), "{few}");
     fs::write(folder.path().join("a[b].txt"), "to be or not to be").expect("the scratch folder takes files");
     let text = show(&["a[b].txt", "--set", "data.seq_len=4", "--set", "data.shuffle=false", "--rows", "9"]);
     assert!(text.starts_with("row 1 of 4: 5 tokens, 4 targets in the loss\nto be\n\nrow 2 of 4: "), "{text}");
