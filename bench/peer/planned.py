@@ -2,8 +2,9 @@
 
 The model is a Llama whose head takes as long as several of its layers. Two Gloo processes with one thread each measure its layers
 (`pipewright.torch.profile`), plan, and then take steps of both pipelines in turn, from the same parameters on the same
-batch. The report has the median times of a step and their spread, how much faster the plan is, the largest difference between
-the losses, and the predictions of both step times from the profile.
+batch. They measure the layers again between the steps, because the clock rate of a machine changes: a step is predicted from
+the profiles before and after it. The report has the median times of a step and their spread, how much faster the plan is, the
+largest difference between the losses, and the predicted times over the measured ones.
 
 Not here: the blocks of the model (`llama.py`), and the speed of Pipewright's own runtime (`pipeline.py`).
 """
@@ -58,7 +59,7 @@ def run_rank(rank: int, options: argparse.Namespace, rendezvous: Path) -> None:
     )
     layers = make_layers(options)
     inputs, targets = random_batch(options)
-    profile = measured_profile(layers, inputs, targets, options)
+    profile = measured_profile(layers, inputs, targets, options.profile_steps, options)
     # Without a limit that ends the search early, both processes find the same plan.
     plan = pw.plan(
         profile, ranks=RANKS, microbatches=options.microbatches, data_parallel=1, head_parts=[1], time_limit=600
@@ -69,16 +70,20 @@ def run_rank(rank: int, options: argparse.Namespace, rendezvous: Path) -> None:
         "default": default_run(rank, copy.deepcopy(layers), options),
         "planned": planned_run(plan, layers),
     }
-    report = measure(runs, inputs, targets, options)
-    # Once more, because the clock rate of a machine changes while the steps run.
-    profiles = [profile, measured_profile(layers, inputs, targets, options)]
+    measured = Measured(options.warmup)
+    for _ in range(options.warmup + options.steps):
+        measured.profiles.append(measured_profile(layers, inputs, targets, options.profiles_between, options))
+        measured.take_step(runs, inputs, targets)
+    measured.profiles.append(measured_profile(layers, inputs, targets, options.profiles_between, options))
     if rank == 0:
-        report |= predictions(profiles, plan, report, options)
+        report = measured.report() | predictions(profile, measured, plan, options)
         print(json.dumps(report) if options.json else text(report), flush=True)
     dist.destroy_process_group()
 
 
-def measured_profile(layers: list[nn.Module], inputs: Tensor, targets: Tensor, options: argparse.Namespace) -> pw.Profile:
+def measured_profile(
+    layers: list[nn.Module], inputs: Tensor, targets: Tensor, repetitions: int, options: argparse.Namespace
+) -> pw.Profile:
     """The profile of the layers, which all processes measure at the same time."""
     return pt.profile(
         layers,
@@ -86,7 +91,7 @@ def measured_profile(layers: list[nn.Module], inputs: Tensor, targets: Tensor, o
         loss_fn=loss_of,
         target=targets[: options.microbatch_size],
         optimizer=make_optimizer,
-        repetitions=options.profile_steps,
+        repetitions=repetitions,
     )
 
 
@@ -144,54 +149,74 @@ def planned_run(plan: pw.Plan, layers: list[nn.Module]) -> Run:
     return Run(schedule, stages, make_optimizer(parameters))
 
 
-def measure(runs: dict[str, Run], inputs: Tensor, targets: Tensor, options: argparse.Namespace) -> dict[str, object]:
-    """Takes steps of both runs in turn. The first steps are not measured, but their losses are compared."""
-    seconds: dict[str, list[float]] = {name: [] for name in runs}
-    losses: dict[str, list[float]] = {name: [] for name in runs}
-    load = os.getloadavg()[0]
-    for step in range(options.warmup + options.steps):
+class Measured:
+    """The steps of both runs, which are taken in turn, and the profiles before and after each of them.
+
+    The first steps are not measured, but their losses are compared.
+    """
+
+    def __init__(self, warmup: int):
+        self.warmup = warmup
+        self.profiles: list[pw.Profile] = []
+        self.load = os.getloadavg()[0]
+        self._seconds: dict[str, list[float]] = {"default": [], "planned": []}
+        self._losses: dict[str, list[float]] = {"default": [], "planned": []}
+
+    def take_step(self, runs: dict[str, Run], inputs: Tensor, targets: Tensor) -> None:
+        """Takes a step of each run."""
         for name, run in runs.items():
             taken, loss = run.step(inputs, targets)
-            losses[name].append(loss)
-            if step >= options.warmup:
-                seconds[name].append(taken)
-    difference = max(abs(one - other) for one, other in zip(losses["default"], losses["planned"]))
-    ratios = [default / planned for default, planned in zip(seconds["default"], seconds["planned"])]
-    return {
-        "default_s": spread(seconds["default"]),
-        "planned_s": spread(seconds["planned"]),
-        "speedup": spread(ratios),
-        "losses": losses["planned"],
-        "largest_loss_difference": difference,
-        "load": [round(load, 2), round(os.getloadavg()[0], 2)],
-        "torch": torch.__version__,
-    }
+            self._seconds[name].append(taken)
+            self._losses[name].append(loss)
+
+    def seconds(self, name: str) -> list[float]:
+        """The times of the measured steps of a run."""
+        return self._seconds[name][self.warmup :]
+
+    def profiles_of_steps(self) -> list[tuple[pw.Profile, pw.Profile]]:
+        """The profile before and the profile after each measured step."""
+        kept = self.profiles[self.warmup :]
+        return list(zip(kept, kept[1:]))
+
+    def report(self) -> dict[str, object]:
+        """What was measured."""
+        default, planned = self._losses["default"], self._losses["planned"]
+        ratios = [one / other for one, other in zip(self.seconds("default"), self.seconds("planned"))]
+        return {
+            "default_s": spread(self.seconds("default")),
+            "planned_s": spread(self.seconds("planned")),
+            "speedup": spread(ratios),
+            "losses": planned,
+            "largest_loss_difference": max(abs(one - other) for one, other in zip(default, planned)),
+            "load": [round(self.load, 2), round(os.getloadavg()[0], 2)],
+            "torch": torch.__version__,
+        }
 
 
-def predictions(
-    profiles: list[pw.Profile], plan: pw.Plan, report: dict[str, object], options: argparse.Namespace
-) -> dict[str, object]:
-    """The predicted times of both steps, means over the profiles, and their shares of the measured medians.
+def predictions(profile: pw.Profile, measured: Measured, plan: pw.Plan, options: argparse.Namespace) -> dict[str, object]:
+    """The predicted times of both steps over the measured ones.
 
-    Each is simulated with the program that PyTorch executes: `Schedule1F1B` never splits a backward.
+    A step is predicted by the mean over the profiles before and after it. It is simulated with the program that PyTorch
+    executes: `Schedule1F1B` never splits a backward.
     """
-    layers = options.layers + 2
     default = pw.schedule("1f1b", ranks=RANKS, microbatches=options.microbatches).lower(level="comms")
-    planned = pt.program_for(plan)
-    default_s = statistics.fmean(default.simulate(profile=it, boundaries=[layers // RANKS]).makespan for it in profiles)
-    planned_s = statistics.fmean(planned.simulate(profile=it, boundaries=plan.boundaries).makespan for it in profiles)
-    profile = profiles[0]
+    programs = {
+        "default": (default, [(options.layers + 2) // RANKS]),
+        "planned": (pt.program_for(plan), plan.boundaries),
+    }
+    shares = {}
+    for name, (program, boundaries) in programs.items():
+        predicted = [
+            statistics.fmean(program.simulate(profile=it, boundaries=boundaries).makespan for it in pair)
+            for pair in measured.profiles_of_steps()
+        ]
+        shares[name] = spread([one / other for one, other in zip(predicted, measured.seconds(name))])
     head, block = profile.to_dict()["layers"][-1], profile.to_dict()["layers"][1]
     return {
         "plan": {"schedule": plan.name, "boundaries": list(plan.boundaries)},
         "head_of_block": total(head) / total(block),
         "split_of_whole": (block["input_backward_s"] + block["weight_backward_s"]) / block["backward_s"],
-        "predicted_default_s": default_s,
-        "predicted_planned_s": planned_s,
-        "predicted_of_measured": {
-            "default": default_s / report["default_s"]["median"],
-            "planned": planned_s / report["planned_s"]["median"],
-        },
+        "predicted_of_measured": shares,
     }
 
 
@@ -282,21 +307,20 @@ def spread(values: list[float]) -> dict[str, float]:
 def text(report: dict[str, object]) -> str:
     """The report for people."""
 
-    def line(name: str, unit: str, key: str) -> str:
-        found = report[key]
+    def line(name: str, unit: str, found: dict[str, float]) -> str:
         return f"{name:<22} {found['median']:.3f}{unit} ({found['quartile_1']:.3f} to {found['quartile_3']:.3f})"
 
-    share = report["predicted_of_measured"]
-    plan = report["plan"]
+    plan, shares = report["plan"], report["predicted_of_measured"]
     return "\n".join(
         [
             f"PyTorch {report['torch']}, {RANKS} processes, load {report['load'][0]} to {report['load'][1]}",
-            line("default cut and 1F1B", " s", "default_s") + f", predicted {report['predicted_default_s']:.3f} s",
-            line("planned", " s", "planned_s") + f", predicted {report['predicted_planned_s']:.3f} s",
+            line("default cut and 1F1B", " s", report["default_s"]),
+            line("planned", " s", report["planned_s"]),
             f"plan                   {plan['schedule']}, boundaries {plan['boundaries']}; "
             f"the head takes {report['head_of_block']:.2f} blocks",
-            line("speedup", "", "speedup"),
-            f"predicted / measured   default {share['default']:.3f}, planned {share['planned']:.3f}",
+            line("speedup", "", report["speedup"]),
+            line("predicted / default", "", shares["default"]),
+            line("predicted / planned", "", shares["planned"]),
             f"I and W of a block     {report['split_of_whole']:.2f} of its whole backward",
             f"losses                 {report['losses'][0]:.6f} to {report['losses'][-1]:.6f}, "
             f"largest difference {report['largest_loss_difference']:.1e}",
@@ -317,7 +341,10 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--microbatch-size", default=1, help="rows in a microbatch", **number)
     parser.add_argument("--steps", default=10, help="steps of each run that are measured", **number)
     parser.add_argument("--warmup", default=2, type=int, metavar="N", help="steps before those")
-    parser.add_argument("--profile-steps", default=20, help="repetitions of the profile", **number)
+    parser.add_argument("--profile-steps", default=20, help="repetitions of the profile of the plan", **number)
+    parser.add_argument(
+        "--profiles-between", default=4, help="repetitions of each profile between two steps", **number
+    )
     parser.add_argument("--seed", default=42, type=int, help="of parameters and data")
     parser.add_argument("--schedule", metavar="NAME", help="take the plan of this schedule among the best ones")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
