@@ -32,7 +32,7 @@ pub struct Chosen {
     pub schedule: String,
     /// The part of the forward that is computed again: `none`, `selective` or `full`.
     pub recompute: &'static str,
-    /// The tensors that replicas divide: `replicated`, `optimizer`, `gradients` or `sharded`.
+    /// The tensors that replicas divide: `none`, `optimizer`, `gradients` or `parameters`.
     pub data_parallel: &'static str,
     /// The predicted seconds of a step.
     pub predicted_step_s: f64,

@@ -111,8 +111,18 @@ pub enum Kernels {
     Separate,
 }
 
+impl Precision {
+    /// Returns its name in files and options.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Half => "bf16",
+            Self::Fp8 => "fp8",
+        }
+    }
+}
+
 impl Recompute {
-    /// Returns its name in files of runs.
+    /// Returns its name in files and options.
     pub fn name(self) -> &'static str {
         match self {
             Self::None => "none",
@@ -123,13 +133,13 @@ impl Recompute {
 }
 
 impl Sharding {
-    /// Returns its name in files of runs.
+    /// Returns its name in files and options.
     pub fn name(self) -> &'static str {
         match self {
-            Self::Replicated => "replicated",
+            Self::Replicated => "none",
             Self::Optimizer => "optimizer",
             Self::Gradients => "gradients",
-            Self::Parameters => "sharded",
+            Self::Parameters => "parameters",
         }
     }
 }

@@ -196,10 +196,12 @@ enum AttentionName {
 #[derive(Clone, Copy, Deserialize)]
 #[serde(rename_all = "lowercase")]
 enum DataName {
-    Replicated,
+    #[serde(alias = "replicated")]
+    None,
     Optimizer,
     Gradients,
-    Sharded,
+    #[serde(alias = "sharded")]
+    Parameters,
 }
 
 /// Reads the text of a file.
@@ -256,10 +258,10 @@ impl RunTable {
 
     fn layout(&self) -> Layout {
         let sharding = match self.data_parallel {
-            Some(DataName::Replicated) => Sharding::Replicated,
+            Some(DataName::None) => Sharding::Replicated,
             Some(DataName::Optimizer) | None => Sharding::Optimizer,
             Some(DataName::Gradients) => Sharding::Gradients,
-            Some(DataName::Sharded) => Sharding::Parameters,
+            Some(DataName::Parameters) => Sharding::Parameters,
         };
         let mut layout = Layout {
             gpus: self.gpus,

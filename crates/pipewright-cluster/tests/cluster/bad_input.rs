@@ -3,7 +3,7 @@
 use pipewright_cluster::catalogue::{by_name, from_toml, machines};
 use pipewright_cluster::cluster_file::to_toml;
 use pipewright_cluster::comparison::compare;
-use pipewright_cluster::layout::{LayoutError, Recompute};
+use pipewright_cluster::layout::{LayoutError, Recompute, Sharding};
 use pipewright_cluster::machine::Constants;
 use pipewright_cluster::published::{Published, read};
 use pipewright_schedule::error_text::with_causes;
@@ -272,6 +272,20 @@ fn documented_keys_are_accepted() {
     let keys = "tp = 8\npp = 1\nvp = 1\ncp = 1\nep = 1\ndp = 1\nmemory_gib = 60.0\nmodel_tflops_per_gpu = 140\ntokens_per_s_per_gpu = 700.0\n";
     let published = read(&RUNS.replacen("tp = 8\npp = 1\nvp = 1\n", keys, 1)).expect("runs");
     assert_eq!((published.runs[0].memory_gib, published.remarks), (Some(60.0), Vec::<String>::new()));
+}
+
+/// The names of the command line, and the further names that files may have.
+#[test]
+fn shardings_are_read_by_their_names() {
+    let check = |name: &str, sharding: Sharding| {
+        let text = RUNS.replacen("vp = 1\n", &format!("vp = 1\ndata_parallel = \"{name}\"\n"), 1);
+        assert_eq!(read(&text).expect("runs").runs[0].layout.sharding, sharding, "{name}");
+    };
+    for sharding in [Sharding::Replicated, Sharding::Optimizer, Sharding::Gradients, Sharding::Parameters] {
+        check(sharding.name(), sharding);
+    }
+    check("replicated", Sharding::Replicated);
+    check("sharded", Sharding::Parameters);
 }
 
 #[test]
