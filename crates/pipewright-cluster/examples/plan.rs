@@ -34,7 +34,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     );
     found.plans.iter().for_each(print);
     for upgrade in upgrades(&request, &found.plans[0]) {
-        println!("{}: {:.2} times as fast", upgrade.change.name(), upgrade.speedup);
+        let gain = upgrade.gain.map(|gain| format!("{:.2} times as fast", gain.speedup));
+        println!("{}: {}", upgrade.change.name(), gain.unwrap_or_else(|error| format!("no plan: {error}")));
     }
     Ok(())
 }

@@ -91,8 +91,11 @@ struct GoalJson {
 #[derive(Serialize)]
 struct UpgradeJson<'a> {
     change: &'static str,
-    speedup: f64,
+    speedup: Option<f64>,
     plan: Option<PlanJson<'a>>,
+    /// Why there is no plan.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reason: Option<String>,
 }
 
 /// Returns the plans as JSON.
@@ -178,7 +181,8 @@ fn plan_json(plan: &ClusterPlan) -> PlanJson<'_> {
 fn upgrade_json(upgrade: &Upgrade) -> UpgradeJson<'_> {
     UpgradeJson {
         change: upgrade.change.name(),
-        speedup: upgrade.speedup,
-        plan: upgrade.plan.as_ref().map(plan_json),
+        speedup: upgrade.gain.as_ref().ok().map(|gain| gain.speedup),
+        plan: upgrade.gain.as_ref().ok().map(|gain| plan_json(&gain.plan)),
+        reason: upgrade.gain.as_ref().err().map(ToString::to_string),
     }
 }

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use pipewright_cluster::layout::Layout;
-use pipewright_cluster::search::{ClusterPlan, Goal, Upgrade};
+use pipewright_cluster::search::{ClusterPlan, Gain, Goal, Upgrade};
 use pipewright_schedule::words::counted;
 
 use crate::clusters::plan::Planned;
@@ -172,14 +172,13 @@ fn significant(number: f64) -> String {
 /// Says what a change of the hardware buys.
 fn bought(upgrade: &Upgrade) -> String {
     let name = upgrade.change.name();
-    match &upgrade.plan {
-        Some(plan) => format!(
-            "{name}: {:.2} times as fast, {} per step with {}",
-            upgrade.speedup,
+    match &upgrade.gain {
+        Ok(Gain { plan, speedup }) => format!(
+            "{name}: {speedup:.2} times as fast, {} per step with {}",
             time(plan.prediction.seconds),
             layout(&plan.layout)
         ),
-        None => format!("{name}: no plan divides twice the GPUs"),
+        Err(error) => format!("{name}: no plan: {error}"),
     }
 }
 

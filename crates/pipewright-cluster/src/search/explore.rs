@@ -22,7 +22,7 @@ const KEPT_FOR_ONE: f64 = 1.1;
 /// of its simulation, unless the stages differ much from each other.
 const OPTIMISM: f64 = 0.98;
 /// The most computations of a pipeline that the search simulates. 1F1B has a closed form above.
-const MOST_COMPUTATIONS: u64 = 1 << 17;
+pub(super) const MOST_COMPUTATIONS: u64 = 1 << 17;
 
 /// Finds the fastest layouts that fit into memory.
 ///

@@ -36,4 +36,4 @@ pub use error::{LeastMemory, SearchError};
 pub use explore::search;
 pub use found::{ClusterPlan, Found, Goal, Shares};
 pub use request::{Fixed, Request};
-pub use upgrade::{Change, Upgrade, upgrades};
+pub use upgrade::{Change, Gain, Upgrade, upgrades};

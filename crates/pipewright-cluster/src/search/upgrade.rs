@@ -2,7 +2,8 @@
 
 use crate::pipeline::Programs;
 use crate::predict::predict;
-use crate::search::explore::search;
+use crate::search::error::SearchError;
+use crate::search::explore::{MOST_COMPUTATIONS, search};
 use crate::search::found::ClusterPlan;
 use crate::search::request::Request;
 use crate::setting::Setting;
@@ -23,10 +24,18 @@ pub enum Change {
 pub struct Upgrade {
     /// The change.
     pub change: Change,
-    /// The fastest plan that the search found after the change; `None` if no mesh divides twice the GPUs.
-    pub plan: Option<ClusterPlan>,
+    /// The fastest plan that the search found after the change, or why it found none: the given parts of the
+    /// layout may not divide twice the GPUs.
+    pub gain: Result<Gain, SearchError>,
+}
+
+/// The plan after a change of the hardware.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Gain {
+    /// The fastest plan that the search found.
+    pub plan: ClusterPlan,
     /// The factor by which a step becomes faster: the seconds before, divided by the seconds after. With twice
-    /// the nodes, 2 means that a training takes half as long and as many GPU hours. 1 if there is no plan.
+    /// the nodes, 2 means that a training takes half as long and as many GPU hours.
     pub speedup: f64,
 }
 
@@ -59,23 +68,56 @@ impl Change {
 /// search with a quarter of the simulations. After a change that leaves the GPUs, no plan is slower than
 /// `best`.
 pub fn upgrades(request: &Request, best: &ClusterPlan) -> Vec<Upgrade> {
-    let upgrade = |change: Change| {
-        let changed = change.apply(request);
-        let searched = search(&changed).ok().and_then(|found| found.plans.into_iter().next());
-        let plans = [searched, same_layout(&changed, best)];
-        let seconds = |plan: &ClusterPlan| plan.prediction.seconds;
-        let fastest =
-            plans.into_iter().flatten().min_by(|one, other| seconds(one).total_cmp(&seconds(other)));
-        let speedup = fastest.as_ref().map_or(1.0, |plan| seconds(best) / seconds(plan));
-        Upgrade { change, plan: fastest, speedup }
-    };
+    let upgrade = |change| Upgrade { change, gain: gain(&change.apply(request), best) };
     Change::ALL.into_iter().map(upgrade).collect()
 }
 
-/// Returns the layout of a plan on a changed machine, unless the number of GPUs changed.
+/// Returns the fastest plan of a changed request, and how much faster it is than `best`.
+fn gain(changed: &Request, best: &ClusterPlan) -> Result<Gain, SearchError> {
+    let seconds = |plan: &ClusterPlan| plan.prediction.seconds;
+    let searched = search(changed).map(|mut found| found.plans.swap_remove(0));
+    let plan = match (searched, same_layout(changed, best)) {
+        (Ok(searched), Some(same)) if seconds(&same) < seconds(&searched) => same,
+        (Ok(searched), _) => searched,
+        (Err(_), Some(same)) => same,
+        (Err(error), None) => return Err(error),
+    };
+    Ok(Gain { speedup: seconds(best) / seconds(&plan), plan })
+}
+
+/// Returns the layout of a plan on a changed machine, unless the number of GPUs changed. Its pipeline is
+/// simulated up to the same size as in the search, so that both times can be compared.
 fn same_layout(request: &Request, plan: &ClusterPlan) -> Option<ClusterPlan> {
     let layout = (plan.layout.gpus == request.gpus).then(|| plan.layout.clone())?;
     let setting = Setting { model: &request.model, layout: &layout, machine: &request.machine };
-    let prediction = predict(&setting, &mut Programs::default()).ok()?;
+    let prediction = predict(&setting, &mut Programs::up_to(MOST_COMPUTATIONS)).ok()?;
     Some(ClusterPlan::new(request, layout, prediction))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::catalogue::by_name;
+    use crate::hf_config;
+    use crate::layout::Precision;
+    use crate::search::request::Fixed;
+
+    /// 64 ranks and 2,048 microbatches are more than the search simulates.
+    #[test]
+    fn a_plan_is_as_fast_as_before_on_the_same_machine() {
+        let model = hf_config::read(include_str!("../../tests/cluster/llama_405b.json")).expect("a model");
+        let machine = by_name("h100").expect("a machine");
+        let fixed = Fixed { pipeline: Some(63), chunks: Some(1), ..Fixed::default() };
+        let request = Request {
+            fixed,
+            plans: 1,
+            simulations: 1,
+            ..Request::new(model.model, machine, 504, 2048, 8192, Precision::Half)
+        };
+        let best = search(&request).expect("a plan").plans.remove(0);
+        assert!(
+            u64::from(best.layout.stages()) * 2 * u64::from(best.layout.microbatches()) > MOST_COMPUTATIONS
+        );
+        assert_eq!(same_layout(&request, &best), Some(best));
+    }
 }

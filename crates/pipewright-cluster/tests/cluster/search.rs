@@ -2,7 +2,9 @@
 
 use pipewright_cluster::layout::{LayoutError, Precision, Recompute};
 use pipewright_cluster::model::{Dense, Experts, FeedForward};
-use pipewright_cluster::search::{Change, Fixed, Found, Request, SearchError, lower_bound, search, upgrades};
+use pipewright_cluster::search::{
+    Change, Fixed, Found, Gain, Request, SearchError, lower_bound, search, upgrades,
+};
 
 use crate::data::{WITH_PLANS, predicted, published, run};
 
@@ -111,13 +113,27 @@ fn upgrades_are_never_slower_on_as_many_gpus() {
     let changes: Vec<Change> = upgrades.iter().map(|upgrade| upgrade.change).collect();
     assert_eq!(changes, Change::ALL);
     for upgrade in &upgrades {
-        let plan = upgrade.plan.as_ref().expect("a plan");
+        let Gain { plan, speedup } = upgrade.gain.as_ref().expect("a plan");
         let ratio = best.prediction.seconds / plan.prediction.seconds;
-        assert!((upgrade.speedup / ratio - 1.0).abs() < 1e-12 && ratio >= 1.0, "{upgrade:?}");
+        assert!((speedup / ratio - 1.0).abs() < 1e-12 && ratio >= 1.0, "{upgrade:?}");
     }
-    let nodes = &upgrades[0];
-    assert_eq!(nodes.plan.as_ref().map(|plan| plan.layout.gpus), Some(128));
+    let nodes = upgrades[0].gain.as_ref().expect("a plan");
+    assert_eq!(nodes.plan.layout.gpus, 128);
     assert!((1.5..2.0).contains(&nodes.speedup), "{}", nodes.speedup);
+}
+
+/// 128 replicas of 1 GPU leave no rows for 256 replicas, and a fixed mesh has no second size.
+#[test]
+fn an_upgrade_without_a_plan_has_its_reason() {
+    let fixed =
+        Fixed { tensor: Some(1), pipeline: Some(1), context: Some(1), data: Some(128), ..Fixed::default() };
+    let request = Request { fixed, simulations: 8, plans: 1, ..request("llama3-8B", "H100 96") };
+    let best = &found(&request).plans[0];
+    let upgrades = upgrades(&request, best);
+    let gains: Vec<bool> = upgrades.iter().map(|upgrade| upgrade.gain.is_ok()).collect();
+    assert_eq!(gains, [false, true, true]);
+    let error = upgrades[0].gain.as_ref().expect_err("an error").to_string();
+    assert!(error.contains("256 GPUs"), "{error}");
 }
 
 /// Each of 32 blocks has 128 experts, and a token uses eight of them.
