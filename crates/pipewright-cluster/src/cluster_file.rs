@@ -10,15 +10,13 @@ use std::fmt::Write as _;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use crate::figure::Figure;
+use crate::figure::{Figure, sourced_keys};
 use crate::machine::{Constants, Machine, Switch};
 use crate::quantity::{Dimension, Measure};
 use crate::toml_file::{Key, Reader, TomlFileError, TomlFileErrorKind, Value};
 
 /// The keys that are not figures.
 const OTHER_KEYS: [&str; 6] = ["name", "aliases", "node_switch", "source", "constants", "sources"];
-/// The keys that have a source and are not figures.
-const SOURCED: [&str; 2] = ["node_switch", "constants"];
 
 /// Reads the text of a cluster file. `known` returns the machine that a name means.
 ///
@@ -148,11 +146,6 @@ impl Reader<'_> {
         };
         sources.iter().map(source).collect()
     }
-}
-
-/// The keys that have a source.
-fn sourced_keys() -> impl Iterator<Item = &'static str> {
-    Figure::ALL.iter().map(|figure| figure.measure.key).chain(SOURCED)
 }
 
 /// Sets where each figure comes from: `given` and `source` are from the file, and figures that are not in the

@@ -121,6 +121,33 @@ impl Figure {
     }
 }
 
+/// The keys that have a source and are not figures.
+const SOURCED: [&str; 2] = ["node_switch", "constants"];
+
+/// The keys that have a source, in the order of cluster files.
+pub(crate) fn sourced_keys() -> impl Iterator<Item = &'static str> {
+    Figure::ALL.iter().map(|figure| figure.measure.key).chain(SOURCED)
+}
+
+impl Machine {
+    /// Returns each source with the keys of its figures, in the order of cluster files. `node_switch` and
+    /// `constants` are keys, too. Figures that are not known are left out.
+    pub fn keys_by_source(&self) -> Vec<(&str, Vec<&'static str>)> {
+        let mut groups: Vec<(&str, Vec<&'static str>)> = Vec::new();
+        let is_unknown = |key: &str| {
+            Figure::ALL.iter().any(|figure| figure.measure.key == key && figure.of(self).is_none())
+        };
+        for key in sourced_keys().filter(|key| !is_unknown(key)) {
+            let source = self.source_of(key);
+            match groups.iter_mut().find(|(known, _)| *known == source) {
+                Some((_, keys)) => keys.push(key),
+                None => groups.push((source, vec![key])),
+            }
+        }
+        groups
+    }
+}
+
 const fn rate(key: &'static str) -> Measure {
     Measure { key, dimension: Dimension::Rate, unit: 1e12, least: 0.01, most: 1e6 }
 }

@@ -290,13 +290,14 @@ impl MeasuredLayer {
 }
 
 impl Measured {
-    /// Returns the machine with measured rates and times in the place of predicted ones for `model`.
+    /// Returns the machine with measured rates and times that replace the predicted ones for `model`. Figures
+    /// and constants that are replaced have the source "measured".
     ///
     /// # Errors
     /// When a measured block does not fit the model.
     pub fn machine(&self, model: &Model, machine: &Machine) -> Result<Machine, MeasuredError> {
         let mut changed = machine.clone();
-        self.rates.iter().for_each(|(rate, value)| (rate.set)(&mut changed, *value));
+        self.rates.iter().for_each(|(rate, value)| rate.apply(&mut changed, *value));
         changed.measured.products.clone_from(&self.products);
         let blocks =
             self.layers.iter().map(|layer| layer.compared(model, &changed)).collect::<Result<_, _>>();

@@ -11,12 +11,37 @@ pub(crate) struct Rate {
     pub(crate) table: &'static str,
     /// Its key and values.
     pub(crate) measure: Measure,
+    /// The part of the machine that it replaces.
+    replaces: Replaced,
     /// Its unit and part in messages.
     pub(crate) noun: &'static str,
     /// Reads what a prediction uses for it.
     pub(crate) get: fn(&Machine) -> f64,
     /// Changes what a prediction uses for it.
-    pub(crate) set: fn(&mut Machine, f64),
+    set: fn(&mut Machine, f64),
+}
+
+/// The part of a machine that a rate replaces.
+#[derive(Debug, Clone, Copy)]
+enum Replaced {
+    /// The figure with this key.
+    Figure(&'static str),
+    /// The constant with this name.
+    Constant(&'static str),
+}
+
+impl Rate {
+    /// Replaces what a prediction uses by a measured value, and the source of the figure or of the constants.
+    pub(crate) fn apply(&self, machine: &mut Machine, value: f64) {
+        (self.set)(machine, value);
+        let (key, source) = match self.replaces {
+            Replaced::Figure(key) => (key, "measured".to_owned()),
+            Replaced::Constant(name) => {
+                ("constants", format!("{}; `{name}` is measured", machine.source_of("constants")))
+            }
+        };
+        machine.sources.insert(key.to_owned(), source);
+    }
 }
 
 impl PartialEq for Rate {
@@ -42,6 +67,7 @@ pub(crate) static RATES: [Rate; 8] = [
     Rate {
         table: "products",
         measure: share("share"),
+        replaces: Replaced::Constant("product"),
         noun: "of the bf16 peak in products",
         get: |machine| machine.constants.product,
         set: |machine, value| machine.constants.product = value,
@@ -49,6 +75,7 @@ pub(crate) static RATES: [Rate; 8] = [
     Rate {
         table: "products",
         measure: share("share_fp8"),
+        replaces: Replaced::Constant("product_fp8"),
         noun: "of the FP8 peak in products",
         get: |machine| machine.constants.product_fp8,
         set: |machine, value| machine.constants.product_fp8 = value,
@@ -56,6 +83,7 @@ pub(crate) static RATES: [Rate; 8] = [
     Rate {
         table: "attention",
         measure: share("share"),
+        replaces: Replaced::Constant("attention"),
         noun: "of the bf16 peak in attention",
         get: |machine| machine.constants.attention,
         set: |machine, value| machine.constants.attention = value,
@@ -63,6 +91,7 @@ pub(crate) static RATES: [Rate; 8] = [
     Rate {
         table: "memory",
         measure: bandwidth(),
+        replaces: Replaced::Constant("memory"),
         noun: "GB/s of memory",
         get: |machine| machine.memory_bandwidth * machine.constants.memory,
         set: |machine, value| machine.constants.memory = value / machine.memory_bandwidth,
@@ -70,6 +99,7 @@ pub(crate) static RATES: [Rate; 8] = [
     Rate {
         table: "node",
         measure: bandwidth(),
+        replaces: Replaced::Figure("node_gb_per_s"),
         noun: "GB/s inside a node",
         get: |machine| machine.node_bandwidth * machine.constants.link,
         set: |machine, value| machine.node_bandwidth = value / machine.constants.link,
@@ -77,6 +107,7 @@ pub(crate) static RATES: [Rate; 8] = [
     Rate {
         table: "node",
         measure: latency(),
+        replaces: Replaced::Figure("node_latency_us"),
         noun: "us of latency inside a node",
         get: |machine| machine.node_latency,
         set: |machine, value| machine.node_latency = value,
@@ -84,6 +115,7 @@ pub(crate) static RATES: [Rate; 8] = [
     Rate {
         table: "network",
         measure: bandwidth(),
+        replaces: Replaced::Figure("network_gb_per_s"),
         noun: "GB/s between nodes",
         get: |machine| machine.network_bandwidth * machine.constants.link,
         set: |machine, value| machine.network_bandwidth = value / machine.constants.link,
@@ -91,6 +123,7 @@ pub(crate) static RATES: [Rate; 8] = [
     Rate {
         table: "network",
         measure: latency(),
+        replaces: Replaced::Figure("network_latency_us"),
         noun: "us of latency between nodes",
         get: |machine| machine.network_latency,
         set: |machine, value| machine.network_latency = value,

@@ -69,6 +69,20 @@ fn what_is_predicted_replaces_itself() {
     assert_eq!(sentences.len(), 2);
 }
 
+#[test]
+fn measured_figures_are_not_assumed() {
+    let run = run("llama3-70B", "H100 80");
+    let text = "[network]\nlatency_us = 20\n[products]\nshare = 0.6\n[memory]\ngb_per_s = 2600";
+    let machine = read(text).expect("measurements").machine(&run.model, &run.machine).expect("a machine");
+    let keys = machine.keys_by_source();
+    let of =
+        |source: &str| keys.iter().find(|(own, _)| own.starts_with(source)).map(|(_, keys)| keys.clone());
+    assert_eq!(of("measured"), Some(vec!["network_latency_us"]));
+    assert_eq!(of("assumed"), Some(vec!["node_latency_us"]));
+    let constants = machine.source_of("constants");
+    assert!(constants.ends_with("summaries; `memory` is measured; `product` is measured"), "{constants}");
+}
+
 /// The times of a block in the layout in which it was measured are the measured ones.
 #[test]
 fn a_measured_layer_has_its_times() {
