@@ -40,6 +40,18 @@ impl RankMemory {
         self.state() + self.activations + self.temporary + self.buffers
     }
 
+    /// Returns the names of the parts with their bytes, in a fixed order.
+    pub fn named(&self) -> [(&'static str, f64); 6] {
+        [
+            ("parameters", self.parameters),
+            ("gradients", self.gradients),
+            ("optimizer", self.optimizer),
+            ("activations", self.activations),
+            ("temporary", self.temporary),
+            ("buffers", self.buffers),
+        ]
+    }
+
     /// Returns the bytes of parameters, gradients and the optimizer.
     pub fn state(&self) -> f64 {
         self.parameters + self.gradients + self.optimizer

@@ -22,6 +22,22 @@ const UNITS: [(&str, f64); 9] = [
     ("b", 1.0),
 ];
 
+/// Writes a size in the unit that leaves one to three digits before the decimal point.
+///
+/// ```
+/// use pipewright_schedule::bytes::bytes_text;
+/// assert_eq!((bytes_text(1536), bytes_text(80 << 30)), ("1.5 KiB".to_owned(), "80.0 GiB".to_owned()));
+/// ```
+pub fn bytes_text(bytes: u64) -> String {
+    const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
+    let (mut size, mut unit) = (bytes as f64, 0);
+    while size >= 1000.0 && unit + 1 < UNITS.len() {
+        size /= 1024.0;
+        unit += 1;
+    }
+    if unit == 0 { format!("{bytes} B") } else { format!("{size:.1} {}", UNITS[unit]) }
+}
+
 /// Reads a size such as `16GiB`, `500MB` or `1000`, from 1 byte to 10^18.
 ///
 /// ```

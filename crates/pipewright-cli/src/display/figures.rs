@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use pipewright::train::Metrics;
+pub(crate) use pipewright_schedule::bytes::bytes_text as bytes;
 
 /// The largest number of ranks that are shown one by one. For more ranks, the range is shown.
 pub(super) const RANKS_SHOWN: usize = 8;
@@ -46,17 +47,6 @@ pub(super) fn longer_by(time: f64, other: f64) -> String {
 /// Formats a fraction as a percentage.
 pub(super) fn percent(share: f64) -> String {
     format!("{:.1}%", share * 100.0)
-}
-
-/// Formats a number of bytes in the unit that leaves one to three digits before the decimal point.
-pub(crate) fn bytes(bytes: u64) -> String {
-    const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
-    let (mut size, mut unit) = (bytes as f64, 0);
-    while size >= 1000.0 && unit + 1 < UNITS.len() {
-        size /= 1024.0;
-        unit += 1;
-    }
-    if unit == 0 { format!("{bytes} B") } else { format!("{size:.1} {}", UNITS[unit]) }
 }
 
 /// Formats a count with at least three significant digits, such as `950`, `1.05M` or `70.6B`.

@@ -170,7 +170,7 @@ fn bad_input_is_refused() {
         &planned(&["--tensor-parallel", "32"]),
         "16 GPUs are not a multiple of 32, the product of tp = 32, pp = 1 and cp = 1; use 32 GPUs, or another mesh",
     );
-    check(&planned(&["--data-parallel", "3"]), "16 GPUs are not a multiple of 3 replicas of 1 GPUs");
+    check(&planned(&["--data-parallel", "3"]), "16 GPUs are not a multiple of 3 replicas of 1 GPU;");
     check(&planned(&["--schedule", "1f2b"]), "unknown schedule `1f2b`; did you mean `1f1b`?");
     let of = |cluster| {
         ["plan", "config.json", "--cluster", cluster, "--nodes", "1", "--seq-len", "8", "--batch", "8"]

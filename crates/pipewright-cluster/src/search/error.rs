@@ -1,12 +1,12 @@
 //! The errors of the search.
 
 use pipewright_schedule::GenerateError;
+use pipewright_schedule::bytes::bytes_text;
+use pipewright_schedule::words::counted;
 use thiserror::Error;
 
 use crate::layout::{Layout, LayoutError};
-
-/// The bytes of a GiB.
-const GIB: f64 = 1_073_741_824.0;
+use crate::memory::RankMemory;
 
 /// The errors of the search.
 #[derive(Clone, PartialEq, Error)]
@@ -24,7 +24,8 @@ pub enum SearchError {
     Layout(#[from] LayoutError),
     /// The given replicas do not divide the GPUs.
     #[error(
-        "{gpus} GPUs are not a multiple of {data} replicas of {of_replica} GPUs; use another number of GPUs or replicas"
+        "{} are not a multiple of {} of {}; use another number of GPUs or replicas",
+        counted(*.gpus, "GPU"), counted(*.data, "replica"), counted(*.of_replica, "GPU")
     )]
     Replicas {
         /// The GPUs.
@@ -36,7 +37,8 @@ pub enum SearchError {
     },
     /// No mesh divides the GPUs, the batch and the model.
     #[error(
-        "no mesh divides {gpus} GPUs such that its replicas divide {batch} rows of a step, its stages are at most {blocks} blocks and its tensor groups divide the heads; change the number of GPUs or of rows"
+        "no mesh{} divides {gpus} GPUs such that its replicas divide {batch} rows of a step, its stages are at most {blocks} blocks and its tensor groups divide the heads; change the number of GPUs or of rows{}",
+        with(.given), if .given.is_empty() { "" } else { ", or a given part of the layout" }
     )]
     NoMesh {
         /// The GPUs.
@@ -45,22 +47,38 @@ pub enum SearchError {
         batch: u32,
         /// The blocks of the model.
         blocks: usize,
+        /// The given parts of the layout, such as `dp = 32`.
+        given: Vec<String>,
+    },
+    /// The experts of a model without experts are to be divided.
+    #[error("ep is {expert}, and the model has no experts; leave it out")]
+    NoExperts {
+        /// The groups of ranks.
+        expert: u32,
     },
     /// There is no schedule of the given name.
     #[error(transparent)]
     UnknownSchedule(#[from] GenerateError),
     /// The given schedule exists in no size that the mesh and the batch allow.
     #[error(
-        "no plan with the schedule `{schedule}` can be simulated; leave the schedule out, or use another batch"
+        "no mesh that divides the GPUs and the batch has a plan with the schedule `{schedule}`, whose ranks have {chunks} of at least one block; leave the schedule out, or use another batch or mesh"
     )]
     Schedule {
         /// The schedule.
         schedule: String,
+        /// The stages of a rank that the schedule allows.
+        chunks: &'static str,
     },
     /// No layout fits into memory.
     #[error(
-        "no plan fits into {:.1} GiB per GPU: the smallest needs {:.1} GiB on rank {} of its pipeline, {:.1} GiB too much, with {}; use more GPUs, fewer rows per step, or GPUs with more memory",
-        .least.limit / GIB, .least.needed / GIB, .least.rank, (.least.needed - .least.limit) / GIB, sizes(&.least.layout)
+        "no plan fits into {} per GPU: the smallest needs {} on rank {} of its pipeline, {} too much, with {}; {}; {}use more GPUs, fewer rows per step, or GPUs with more memory",
+        bytes_text(.least.limit as u64),
+        bytes_text(.least.needed() as u64),
+        .least.rank,
+        bytes_text((.least.needed() - .least.limit) as u64),
+        sizes(&.least.layout),
+        largest_parts(&.least.memory),
+        if .least.has_given_parts { "leave out given parts of the layout, or " } else { "" }
     )]
     Memory {
         /// The layout that needs least.
@@ -78,9 +96,31 @@ pub struct LeastMemory {
     /// The rank of a pipeline that needs most.
     pub rank: usize,
     /// The bytes of this rank.
-    pub needed: f64,
+    pub memory: RankMemory,
     /// The bytes that a rank may need.
     pub limit: f64,
+    /// Whether the request gives parts of the layout.
+    pub has_given_parts: bool,
+}
+
+impl LeastMemory {
+    /// Returns all bytes of the rank.
+    pub fn needed(&self) -> f64 {
+        self.memory.total()
+    }
+}
+
+/// Names the two largest parts of a rank's memory.
+fn largest_parts(memory: &RankMemory) -> String {
+    let mut parts = memory.named();
+    parts.sort_by(|(_, one), (_, other)| other.total_cmp(one));
+    let part = |(name, bytes): (&str, f64)| format!("{name} {}", bytes_text(bytes as u64));
+    format!("its largest parts are {} and {}", part(parts[0]), part(parts[1]))
+}
+
+/// Returns a list with "with" before it, if it has items.
+fn with(items: &[String]) -> String {
+    if items.is_empty() { String::new() } else { format!(" with {}", items.join(", ")) }
 }
 
 /// Returns the sizes of a mesh and its microbatch.

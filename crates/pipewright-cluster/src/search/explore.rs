@@ -9,7 +9,7 @@ use crate::predict::{Prediction, predict_with};
 use crate::search::bound::lower_bound;
 use crate::search::error::{LeastMemory, SearchError};
 use crate::search::found::{ClusterPlan, Found};
-use crate::search::request::Request;
+use crate::search::request::{Fixed, Request};
 use crate::search::{schedules, space};
 use crate::setting::Setting;
 use crate::units::{Unit, Units};
@@ -53,23 +53,31 @@ pub fn search(request: &Request) -> Result<Found, SearchError> {
         shapes.iter().for_each(|shape| exploration.add_shape(shape));
     }
     if exploration.estimated == 0 {
-        return Err(nothing_to_estimate(request));
+        return Err(nothing_to_estimate(request, &shapes));
     }
     exploration.simulate()
 }
 
 /// Returns why a request has no layout.
-fn nothing_to_estimate(request: &Request) -> SearchError {
-    let is_free = request.fixed == crate::search::request::Fixed::default();
-    match (request.smallest_layout().check(&request.model), &request.fixed.schedule) {
-        (Err(error), _) if !is_free => error.into(),
-        (Ok(()), Some(schedule)) => SearchError::Schedule { schedule: schedule.clone() },
+fn nothing_to_estimate(request: &Request, shapes: &[Layout]) -> SearchError {
+    if let Err(error) = request.check_given() {
+        return error.into();
+    }
+    let has_mesh = shapes.iter().any(|shape| !space::pipelines(request, shape).is_empty());
+    match &request.fixed.schedule {
+        Some(schedule) if has_mesh => no_schedule(schedule),
         _ => SearchError::NoMesh {
             gpus: request.gpus,
             batch: request.batch,
             blocks: request.model.blocks.len(),
+            given: request.given_sizes(),
         },
     }
+}
+
+/// Returns that a schedule has no plan.
+fn no_schedule(schedule: &str) -> SearchError {
+    SearchError::Schedule { schedule: schedule.to_owned(), chunks: schedules::chunks_text(schedule) }
 }
 
 /// The costs that layouts share which differ only in their pipelines and replicas.
@@ -204,9 +212,15 @@ impl<'a> Exploration<'a> {
     /// Returns whether a prediction fits into memory, and keeps the one that needs least.
     fn fits(&mut self, layout: &Layout, prediction: &Prediction) -> bool {
         let needed = prediction.peak_memory();
-        if self.least.as_ref().is_none_or(|least| needed < least.needed) {
+        if self.least.as_ref().is_none_or(|least| needed < least.needed()) {
             let rank = prediction.memory.iter().position(|rank| rank.total() == needed).unwrap_or(0);
-            self.least = Some(LeastMemory { layout: layout.clone(), rank, needed, limit: self.limit });
+            self.least = Some(LeastMemory {
+                layout: layout.clone(),
+                rank,
+                memory: prediction.memory[rank],
+                limit: self.limit,
+                has_given_parts: self.request.fixed != Fixed::default(),
+            });
         }
         needed <= self.limit
     }
@@ -245,9 +259,7 @@ impl<'a> Exploration<'a> {
                 simulated,
             }),
             (true, Some(least), _) => Err(SearchError::Memory { least: Box::new(least) }),
-            (true, None, schedule) => {
-                Err(SearchError::Schedule { schedule: schedule.clone().unwrap_or_default() })
-            }
+            (true, None, schedule) => Err(no_schedule(schedule.as_deref().unwrap_or_default())),
         }
     }
 

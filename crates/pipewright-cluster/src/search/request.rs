@@ -1,8 +1,8 @@
 //! A request to the search.
 
-use crate::layout::{Cut, Kernels, Layout, Precision, Recompute, Scores, Sharding};
+use crate::layout::{Cut, Kernels, Layout, LayoutError, Precision, Recompute, Scores, Sharding};
 use crate::machine::Machine;
-use crate::model::Model;
+use crate::model::{Block, FeedForward, Model};
 use crate::published::Run;
 use crate::search::error::SearchError;
 
@@ -115,7 +115,8 @@ impl Request {
         self.memory.unwrap_or((self.machine.memory * (1.0 - FRAGMENTS) - CONTEXT).max(0.0))
     }
 
-    /// Checks that all numbers are above 0, and that the replicas divide the GPUs.
+    /// Checks that all numbers are above 0, that the replicas divide the GPUs, and that a model whose experts are
+    /// to be divided has some.
     pub(crate) fn check(&self) -> Result<(), SearchError> {
         let positive = |value: f64| value.is_finite() && value > 0.0;
         let numbers = [
@@ -131,13 +132,60 @@ impl Request {
                 return Err(SearchError::OutOfRange { name, value: value.to_string() });
             }
         }
+        let is_routed = |block: &Block| matches!(block.feed_forward, FeedForward::Experts(_));
+        if let Some(expert) = self.fixed.expert.filter(|&expert| expert > 1)
+            && !self.model.blocks.iter().any(is_routed)
+        {
+            return Err(SearchError::NoExperts { expert });
+        }
         if let Some(data) = self.fixed.data {
             let of_replica = self.smallest_layout().gpus_of_replica();
-            if data == 0 || !self.gpus.is_multiple_of(data.saturating_mul(of_replica)) {
+            if data == 0 {
+                return Err(LayoutError::Zero { name: "dp" }.into());
+            }
+            if !self.gpus.is_multiple_of(data.saturating_mul(of_replica)) {
                 return Err(SearchError::Replicas { gpus: self.gpus, data, of_replica });
             }
         }
         Ok(())
+    }
+
+    /// Checks the parts of the layout that are given, whatever the other parts are.
+    pub(crate) fn check_given(&self) -> Result<(), LayoutError> {
+        let Fixed { tensor, pipeline, context, data, .. } = self.fixed;
+        let smallest = self.smallest_layout();
+        let of_replica = smallest.gpus_of_replica();
+        let is_mesh_given = tensor.is_some() && pipeline.is_some() && context.is_some();
+        if is_mesh_given || !self.gpus.is_multiple_of(of_replica) {
+            // Ranks of tensor groups may also divide experts.
+            return Layout { expert_tensor: 1, ..smallest }.check(&self.model);
+        }
+        // As few GPUs as the given parts need, and as many rows as they have at once, unless they are too many.
+        let of = |data: u32, expert: u32, batch: u32| Layout {
+            gpus: of_replica.saturating_mul(data),
+            expert,
+            expert_tensor: 1,
+            batch,
+            ..smallest.clone()
+        };
+        let expert = smallest.expert;
+        of(data.unwrap_or(1), 1, self.batch).check(&self.model)?;
+        of(expert, expert, smallest.microbatch.saturating_mul(expert)).check(&self.model)
+    }
+
+    /// Returns the given sizes of the layout by their short names, such as `dp = 32`.
+    pub(crate) fn given_sizes(&self) -> Vec<String> {
+        let Fixed { tensor, pipeline, context, data, expert, chunks, microbatch, .. } = self.fixed;
+        let sizes = [
+            ("tp", tensor),
+            ("pp", pipeline),
+            ("dp", data),
+            ("cp", context),
+            ("ep", expert),
+            ("vp", chunks),
+            ("mbs", microbatch),
+        ];
+        sizes.into_iter().filter_map(|(name, size)| Some(format!("{name} = {}", size?))).collect()
     }
 
     /// Returns the layout with the parts that are given, and 1 for other sizes.

@@ -55,6 +55,16 @@ pub(super) fn choices(ranks: u32, blocks: u32, schedule: Option<&str>, chunks: O
     }
 }
 
+/// Returns the stages of a rank that a schedule allows, for messages.
+pub(super) fn chunks_text(schedule: &str) -> &'static str {
+    match find(schedule).map(|generator| generator.stages) {
+        Ok(StageRule::One) => "1 stage",
+        Ok(StageRule::TwoLoops | StageRule::V) => "2 stages",
+        Ok(StageRule::Vs) => "an even number of stages",
+        Ok(StageRule::Loops) | Err(_) => "2 or more stages",
+    }
+}
+
 /// Returns the numbers of chunks with which stages have nearly equal numbers of blocks, from 2, or the given
 /// one.
 fn loops(ranks: u32, blocks: u32, chunks: Option<u32>) -> Vec<u32> {

@@ -183,9 +183,43 @@ fn a_model_that_fits_nowhere_says_what_is_short() {
     let Err(SearchError::Memory { least }) = search(&request) else { panic!("a model that fits") };
     assert_eq!(least.limit, request.memory_limit());
     // 16 bytes per parameter on 8 GPUs.
-    assert!(least.needed > 16.0 * 405e9 / 8.0 * 0.9, "{}", least.needed);
+    assert!(least.needed() > 16.0 * 405e9 / 8.0 * 0.9, "{}", least.needed());
     check_error(&request, "on rank ");
     check_error(&request, "GiB too much");
+    check_error(&request, "; its largest parts are optimizer ");
+    check_error(&request, "GiB; use more GPUs");
+    let fixed = Fixed { recompute: Some(Recompute::None), ..Fixed::default() };
+    check_error(
+        &Request { fixed, ..request.clone() },
+        "; leave out given parts of the layout, or use more GPUs",
+    );
+    check_error(&Request { memory: Some(1024.0), ..request }, "no plan fits into 1.0 KiB per GPU");
+}
+
+/// Each error names a part that is given.
+#[test]
+fn errors_of_given_parts_name_them() {
+    let many = |fixed: Fixed| Request { gpus: 40_000, batch: 64, fixed, ..request("llama3-70B", "H100 80") };
+    let replicas = |data| Fixed { data: Some(data), ..Fixed::default() };
+    check_error(&many(replicas(32)), "no mesh with dp = 32 divides 40000 GPUs");
+    check_error(&many(replicas(0)), "`dp` is 0");
+    check_error(&many(replicas(3)), "40000 GPUs are not a multiple of 3 replicas of 1 GPU;");
+    check_error(&many(replicas(5)), "64 rows of a step are not a multiple of 5");
+    check_error(
+        &many(Fixed { microbatch: Some(3), ..Fixed::default() }),
+        "64 rows of a step are not a multiple of 3",
+    );
+    check_error(
+        &many(Fixed { tensor: Some(5), ..Fixed::default() }),
+        "64 heads do not divide among 5 tensor ranks",
+    );
+    let prime = Request { gpus: 1021, batch: 127, ..many(Fixed { chunks: Some(2), ..Fixed::default() }) };
+    check_error(&prime, "no mesh with vp = 2 divides 1021 GPUs");
+    let few = |fixed: Fixed| Request { gpus: 64, ..many(fixed) };
+    let expert = few(Fixed { expert: Some(2), ..Fixed::default() });
+    check_error(&expert, "ep is 2, and the model has no experts; leave it out");
+    let chunks = few(Fixed { schedule: Some("zb-h1".into()), chunks: Some(2), ..Fixed::default() });
+    check_error(&chunks, "the schedule `zb-h1`, whose ranks have 1 stage of at least one block");
 }
 
 #[test]
