@@ -45,12 +45,12 @@ impl<'a, T> Matrix<'a, T> {
 /// Returns whether a product of `rows x inner` and `inner x columns` elements is computed by several threads.
 pub(crate) fn is_parallel(rows: usize, columns: usize, inner: usize) -> bool {
     // With one thread, the query for the pool's size would be wasted.
-    rows * columns * inner >= PARALLEL_FROM && rayon::current_num_threads() > 1
+    rows.saturating_mul(columns).saturating_mul(inner) >= PARALLEL_FROM && rayon::current_num_threads() > 1
 }
 
 /// Computes `a b` into new memory, in row-major order.
 pub fn product(a: Matrix<'_>, b: Matrix<'_>) -> Vec<f32> {
-    let size = a.rows * b.columns;
+    let size = product_size(a, b);
     let mut out = Vec::with_capacity(size);
     if a.columns == 0 {
         out.resize(size, 0.0);
@@ -77,6 +77,16 @@ pub fn add_product(out: &mut [f32], row_stride: usize, a: Matrix<'_>, b: Matrix<
     assert_fits(out.len(), a.rows, b.columns, row_stride);
     // SAFETY: the assertion bounds every element of the result.
     unsafe { multiply(out.as_mut_ptr(), row_stride, a, b, true) };
+}
+
+/// Returns the number of elements of `a b`. Matrices without elements may have any number of rows, so the number
+/// is not bounded by their memory.
+///
+/// # Panics
+/// When the number is too large for a `usize`, or the inner dimensions differ.
+pub(crate) fn product_size<T>(a: Matrix<'_, T>, b: Matrix<'_, T>) -> usize {
+    assert_eq!(a.columns, b.rows, "inner dimensions of a product agree");
+    a.rows.checked_mul(b.columns).expect("a product has at most usize::MAX elements")
 }
 
 pub(crate) fn assert_fits(len: usize, rows: usize, columns: usize, row_stride: usize) {
@@ -166,6 +176,13 @@ mod tests {
         check(3, 5, 2);
         check(17, 9, 33);
         check(4, 4, 0);
+    }
+
+    #[test]
+    #[should_panic(expected = "at most usize::MAX elements")]
+    fn a_size_that_wraps_is_refused() {
+        let (rows, columns) = (1 << (usize::BITS - 1), 2);
+        product(Matrix::new(&[], rows, 0), Matrix::new(&[], 0, columns));
     }
 
     #[test]

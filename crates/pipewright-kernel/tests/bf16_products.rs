@@ -121,6 +121,18 @@ fn empty_products_are_zero() {
 }
 
 #[test]
+#[should_panic(expected = "at most usize::MAX elements")]
+fn a_size_that_wraps_is_refused() {
+    product(Matrix::new(&[], 1 << (usize::BITS - 1), 0), Matrix::new(&[], 0, 2));
+}
+
+#[test]
+fn any_number_of_rows_may_have_no_columns() {
+    let (rows, none) = (Matrix::new(&[], usize::MAX, 0), Matrix::new(&[], 0, 0));
+    assert_eq!((product(rows, none), product_in_single(none, rows.transposed())), (vec![], vec![]));
+}
+
+#[test]
 fn every_number_of_rows_has_its_tile() {
     (1..=14).for_each(|m| check([m, 34, 5], 1));
 }

@@ -53,6 +53,9 @@ unsafe impl Sync for Work<'_> {}
 /// they must be initialised.
 pub(super) unsafe fn multiply(_: Instructions, a: Matrix<'_, bf16>, b: Matrix<'_, bf16>, target: Target) {
     assert_eq!(a.columns, b.rows, "inner dimensions of a product agree");
+    if a.rows == 0 || b.columns == 0 {
+        return;
+    }
     let (rows, right) = (Vectors::rows_of(a), Vectors::columns_of(b));
     let pairs = right.pairs();
     // SAFETY: the processor has the instructions.

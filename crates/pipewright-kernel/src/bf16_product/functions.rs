@@ -7,7 +7,7 @@ use super::blocked::{Instructions, Target, multiply};
 #[cfg(target_arch = "x86_64")]
 use super::tile::Output;
 use crate::half::Half;
-use crate::product::{self, Matrix, assert_fits};
+use crate::product::{self, Matrix, assert_fits, product_size};
 
 /// Returns whether the processor has the instruction. Without it, the functions of this module widen their
 /// operands.
@@ -67,7 +67,7 @@ unsafe fn written<T>(
     b: Matrix<'_, bf16>,
     output: fn(*mut T) -> Output,
 ) -> Vec<T> {
-    let size = a.rows * b.columns;
+    let size = product_size(a, b);
     let mut out = Vec::with_capacity(size);
     let target = Target { output: output(out.as_mut_ptr()), row_stride: b.columns };
     // SAFETY: `out` has room for each element, and each is written, as the caller says.
