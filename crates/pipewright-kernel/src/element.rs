@@ -11,7 +11,7 @@ pub trait Element: Copy {
     /// Returns the number in single precision, exactly.
     fn single(self) -> f32;
 
-    /// Returns the closest number of this type, of two that are equally close the even one.
+    /// Returns the closest number of this type; ties go to the even one.
     fn rounded(single: f32) -> Self;
 
     /// Returns the closest numbers of this type, in `room` if they are not the same numbers.

@@ -15,8 +15,8 @@ pub trait Half: Copy {
     /// Returns the elements in single precision, exactly.
     fn widened(elements: &[Self]) -> Vec<f32>;
 
-    /// Returns the elements in half precision: each is the closest number, and of two that are equally close
-    /// the even one.
+    /// Returns the elements in half precision: each is the closest number; ties go to the even
+    /// one.
     fn narrowed(elements: &[f32]) -> Vec<Self>;
 }
 

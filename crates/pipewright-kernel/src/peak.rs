@@ -1,13 +1,6 @@
 //! The highest rate of multiplications and additions that this processor's instructions reach on registers.
 //! Benches compare products with it.
 
-#[cfg(target_arch = "x86_64")]
-use std::arch::x86_64::*;
-use std::hint::black_box;
-
-/// Independent sums: more than the instructions take cycles, times those that start in a cycle.
-const SUMS: usize = 24;
-
 /// Multiplies and adds numbers in single precision, `rounds` times in each of several registers. Returns the
 /// number of operations, a multiplication and an addition counting as two; `None` on a processor without
 /// AVX-512.
@@ -15,8 +8,8 @@ pub fn run_single(rounds: usize) -> Option<f64> {
     #[cfg(target_arch = "x86_64")]
     if is_x86_feature_detected!("avx512f") {
         // SAFETY: the processor has the instructions.
-        unsafe { multiply_single(rounds) };
-        return Some((rounds * SUMS * 16 * 2) as f64);
+        unsafe { instructions::multiply_single(rounds) };
+        return Some((rounds * instructions::SUMS * 16 * 2) as f64);
     }
     let _ = rounds;
     None
@@ -27,43 +20,51 @@ pub fn run_bf16(rounds: usize) -> Option<f64> {
     #[cfg(target_arch = "x86_64")]
     if is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bf16") {
         // SAFETY: the processor has the instructions.
-        unsafe { multiply_bf16(rounds) };
-        return Some((rounds * SUMS * 32 * 2) as f64);
+        unsafe { instructions::multiply_bf16(rounds) };
+        return Some((rounds * instructions::SUMS * 32 * 2) as f64);
     }
     let _ = rounds;
     None
 }
 
 #[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512f")]
-fn multiply_single(rounds: usize) {
-    let [a, b] = [0.5, 0.25].map(|x| _mm512_set1_ps(black_box(x)));
-    let mut sums = [_mm512_setzero_ps(); SUMS];
-    for _ in 0..rounds {
-        for sum in &mut sums {
-            *sum = _mm512_fmadd_ps(a, b, *sum);
-        }
-    }
-    black_box(sums);
-}
+mod instructions {
+    use std::arch::x86_64::*;
+    use std::hint::black_box;
 
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512f,avx512bf16")]
-fn multiply_bf16(rounds: usize) {
-    let [a, b] = [0.5, 0.25].map(|x| _mm512_cvtneps_pbh(_mm512_set1_ps(black_box(x))));
-    // Two halves that are equal.
-    let [a, b] = [a, b].map(|half| {
-        // SAFETY: the types have the same bits.
-        unsafe {
-            let half = std::mem::transmute::<__m256bh, __m256i>(half);
-            std::mem::transmute::<__m512i, __m512bh>(_mm512_broadcast_i64x4(half))
+    /// Independent sums: more than the cycles that an instruction takes times the instructions that start in a
+    /// cycle.
+    pub(super) const SUMS: usize = 24;
+
+    #[target_feature(enable = "avx512f")]
+    pub(super) fn multiply_single(rounds: usize) {
+        let [a, b] = [0.5, 0.25].map(|x| _mm512_set1_ps(black_box(x)));
+        let mut sums = [_mm512_setzero_ps(); SUMS];
+        for _ in 0..rounds {
+            for sum in &mut sums {
+                *sum = _mm512_fmadd_ps(a, b, *sum);
+            }
         }
-    });
-    let mut sums = [_mm512_setzero_ps(); SUMS];
-    for _ in 0..rounds {
-        for sum in &mut sums {
-            *sum = _mm512_dpbf16_ps(*sum, a, b);
-        }
+        black_box(sums);
     }
-    black_box(sums);
+
+    #[target_feature(enable = "avx512f,avx512bf16")]
+    pub(super) fn multiply_bf16(rounds: usize) {
+        let [a, b] = [0.5, 0.25].map(|x| _mm512_cvtneps_pbh(_mm512_set1_ps(black_box(x))));
+        // Two halves that are equal.
+        let [a, b] = [a, b].map(|half| {
+            // SAFETY: the types have the same bits.
+            unsafe {
+                let half = std::mem::transmute::<__m256bh, __m256i>(half);
+                std::mem::transmute::<__m512i, __m512bh>(_mm512_broadcast_i64x4(half))
+            }
+        });
+        let mut sums = [_mm512_setzero_ps(); SUMS];
+        for _ in 0..rounds {
+            for sum in &mut sums {
+                *sum = _mm512_dpbf16_ps(*sum, a, b);
+            }
+        }
+        black_box(sums);
+    }
 }

@@ -3,11 +3,13 @@
 use half::bf16;
 
 #[cfg(target_arch = "x86_64")]
-use super::blocked::{Instructions, Target, multiply};
-#[cfg(target_arch = "x86_64")]
-use super::tile::Output;
+use super::{
+    blocked::Instructions,
+    results::{into_rows, new_memory},
+    tile::Output,
+};
 use crate::half::Half;
-use crate::product::{self, Matrix, assert_fits, product_size};
+use crate::product::{self, Matrix};
 
 /// Returns whether the processor has the instruction. Without it, the functions of this module widen their
 /// operands.
@@ -23,7 +25,7 @@ pub fn product(a: Matrix<'_, bf16>, b: Matrix<'_, bf16>) -> Vec<bf16> {
     #[cfg(target_arch = "x86_64")]
     if let Some(instructions) = Instructions::detect() {
         // SAFETY: the function writes each element.
-        return unsafe { written(instructions, a, b, Output::Rounded) };
+        return unsafe { new_memory(instructions, a, b, Output::Rounded) };
     }
     bf16::narrowed(&product_in_single(a, b))
 }
@@ -33,7 +35,7 @@ pub fn product_in_single(a: Matrix<'_, bf16>, b: Matrix<'_, bf16>) -> Vec<f32> {
     #[cfg(target_arch = "x86_64")]
     if let Some(instructions) = Instructions::detect() {
         // SAFETY: the function writes each element.
-        return unsafe { written(instructions, a, b, Output::Single) };
+        return unsafe { new_memory(instructions, a, b, Output::Single) };
     }
     widened(a, b, product::product)
 }
@@ -42,7 +44,7 @@ pub fn product_in_single(a: Matrix<'_, bf16>, b: Matrix<'_, bf16>) -> Vec<f32> {
 pub fn product_into(out: &mut [f32], row_stride: usize, a: Matrix<'_, bf16>, b: Matrix<'_, bf16>) {
     #[cfg(target_arch = "x86_64")]
     if let Some(instructions) = Instructions::detect() {
-        return into_rows(instructions, out, row_stride, a, b, Output::Single);
+        return into_rows(instructions, (out, row_stride), a, b, Output::Single);
     }
     widened(a, b, |a, b| product::product_into(out, row_stride, a, b));
 }
@@ -51,46 +53,9 @@ pub fn product_into(out: &mut [f32], row_stride: usize, a: Matrix<'_, bf16>, b: 
 pub fn add_product(out: &mut [f32], row_stride: usize, a: Matrix<'_, bf16>, b: Matrix<'_, bf16>) {
     #[cfg(target_arch = "x86_64")]
     if let Some(instructions) = Instructions::detect() {
-        return into_rows(instructions, out, row_stride, a, b, Output::Added);
+        return into_rows(instructions, (out, row_stride), a, b, Output::Added);
     }
     widened(a, b, |a, b| product::add_product(out, row_stride, a, b));
-}
-
-/// Returns `a b` in new memory.
-///
-/// # Safety
-/// The output that `output` makes must write each element and read none.
-#[cfg(target_arch = "x86_64")]
-unsafe fn written<T>(
-    instructions: Instructions,
-    a: Matrix<'_, bf16>,
-    b: Matrix<'_, bf16>,
-    output: fn(*mut T) -> Output,
-) -> Vec<T> {
-    let size = product_size(a, b);
-    let mut out = Vec::with_capacity(size);
-    let target = Target { output: output(out.as_mut_ptr()), row_stride: b.columns };
-    // SAFETY: `out` has room for each element, and each is written, as the caller says.
-    unsafe {
-        multiply(instructions, a, b, target);
-        out.set_len(size);
-    }
-    out
-}
-
-#[cfg(target_arch = "x86_64")]
-fn into_rows(
-    instructions: Instructions,
-    out: &mut [f32],
-    row_stride: usize,
-    a: Matrix<'_, bf16>,
-    b: Matrix<'_, bf16>,
-    output: fn(*mut f32) -> Output,
-) {
-    assert_fits(out.len(), a.rows, b.columns, row_stride);
-    let target = Target { output: output(out.as_mut_ptr()), row_stride };
-    // SAFETY: the assertion bounds every element of the result.
-    unsafe { multiply(instructions, a, b, target) };
 }
 
 /// Calls `multiply` with the operands in single precision.

@@ -16,10 +16,10 @@
 //!
 //! Each element of a result is one sum in the order of the inner dimension, whatever the sizes, the number of
 //! threads and the position of the element. So a row has the same bits in every product with the same right
-//! operand. The instruction adds first the odd and then the even element of a pair, rounds each sum to nearest even
-//! (subject to the next point), and has no mode: subnormal operands count as zero, and so do subnormal results
-//! (Intel's Instruction Set Extensions Programming Reference, `VDPBF16PS`). Infinities and NaN are as in
-//! single precision.
+//! operand. The instruction adds first the odd and then the even element of a pair, and rounds each sum to the
+//! nearest number, ties to even. It ignores the processor's rounding mode. Subnormal operands and results count
+//! as zero (Intel's Instruction Set Extensions Programming Reference, `VDPBF16PS`). Infinities and NaN are as in
+//! single precision. [`add_product`] adds the finished sum to the old value.
 //!
 //! On a processor without the instruction, operands are widened and multiplied in single precision
 //! ([`product`](crate::product)). The results then have other last bits.
@@ -35,6 +35,8 @@ mod pack;
 mod tile;
 #[cfg(target_arch = "x86_64")]
 mod blocked;
+#[cfg(target_arch = "x86_64")]
+mod results;
 mod functions;
 
 pub use functions::{add_product, is_available, product, product_in_single, product_into};

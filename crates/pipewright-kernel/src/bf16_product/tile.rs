@@ -14,10 +14,10 @@ pub(super) const COLUMNS: usize = 32;
 /// Where the elements of a result go, in row-major order.
 #[derive(Clone, Copy)]
 pub(super) enum Output {
-    /// Rounded to the nearest, of two that are equally close to the even one.
+    /// Rounded to the closest number; ties go to the even one.
     Rounded(*mut bf16),
     Single(*mut f32),
-    /// Added to what is there.
+    /// Added to the existing elements.
     Added(*mut f32),
 }
 
@@ -68,20 +68,20 @@ impl Tile {
         // SAFETY: as the caller says, with the number of rows as a constant.
         unsafe {
             match self.rows {
-                1 => self.rows::<1>(),
-                2 => self.rows::<2>(),
-                3 => self.rows::<3>(),
-                4 => self.rows::<4>(),
-                5 => self.rows::<5>(),
-                6 => self.rows::<6>(),
-                7 => self.rows::<7>(),
-                8 => self.rows::<8>(),
-                9 => self.rows::<9>(),
-                10 => self.rows::<10>(),
-                11 => self.rows::<11>(),
-                12 => self.rows::<12>(),
-                13 => self.rows::<13>(),
-                _ => self.rows::<ROWS>(),
+                1 => self.compute_rows::<1>(),
+                2 => self.compute_rows::<2>(),
+                3 => self.compute_rows::<3>(),
+                4 => self.compute_rows::<4>(),
+                5 => self.compute_rows::<5>(),
+                6 => self.compute_rows::<6>(),
+                7 => self.compute_rows::<7>(),
+                8 => self.compute_rows::<8>(),
+                9 => self.compute_rows::<9>(),
+                10 => self.compute_rows::<10>(),
+                11 => self.compute_rows::<11>(),
+                12 => self.compute_rows::<12>(),
+                13 => self.compute_rows::<13>(),
+                _ => self.compute_rows::<ROWS>(),
             }
         }
     }
@@ -89,7 +89,7 @@ impl Tile {
     /// # Safety
     /// As [`Tile::compute`], for a tile of `N` rows.
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
-    unsafe fn rows<const N: usize>(self) {
+    unsafe fn compute_rows<const N: usize>(self) {
         let mut sums = [[_mm512_setzero_ps(); 2]; N];
         let (mut left, mut right) = (self.left, self.right);
         for _ in 0..self.pairs {

@@ -1,0 +1,41 @@
+//! The memory of a result: allocated for it, or rows of existing memory.
+
+use half::bf16;
+
+use super::blocked::{Instructions, Target, multiply};
+use super::tile::Output;
+use crate::product::{Matrix, assert_fits, product_size};
+use crate::simd::{fresh, written};
+
+/// Returns `a b` in row-major order.
+///
+/// # Safety
+/// The output that `output` makes must write each element and read none.
+pub(super) unsafe fn new_memory<T>(
+    instructions: Instructions,
+    a: Matrix<'_, bf16>,
+    b: Matrix<'_, bf16>,
+    output: fn(*mut T) -> Output,
+) -> Vec<T> {
+    let mut out = fresh::<T>(product_size(a, b));
+    let target = Target { output: output(out.as_mut_ptr().cast()), row_stride: b.columns };
+    // SAFETY: `out` has an element for each of the result, and each is written, as the caller says.
+    unsafe {
+        multiply(instructions, a, b, target);
+        written(out)
+    }
+}
+
+/// Computes `a b` in rows of `out` that begin `row_stride` elements apart.
+pub(super) fn into_rows<T>(
+    instructions: Instructions,
+    (out, row_stride): (&mut [T], usize),
+    a: Matrix<'_, bf16>,
+    b: Matrix<'_, bf16>,
+    output: fn(*mut T) -> Output,
+) {
+    assert_fits(out.len(), a.rows, b.columns, row_stride);
+    let target = Target { output: output(out.as_mut_ptr()), row_stride };
+    // SAFETY: the assertion bounds every element of the result.
+    unsafe { multiply(instructions, a, b, target) };
+}
