@@ -38,5 +38,7 @@ mod blocked;
 #[cfg(target_arch = "x86_64")]
 mod results;
 mod functions;
+#[cfg(feature = "testing")]
+pub mod testing;
 
 pub use functions::{add_product, is_available, product, product_in_single, product_into};
