@@ -2,6 +2,7 @@
 //! gradients the ranks sum. The checks are the same as in `pipelined.rs`.
 
 use pipewright::tensor::Precision;
+use pipewright_kernel::bf16_product::testing::run_without_instruction;
 
 use crate::pipelined_run::Model;
 
@@ -42,4 +43,9 @@ fn recomputation_changes_no_bit() {
 fn half_precision_has_the_same_bits_for_every_cut() {
     // Three times the difference that bfloat16 makes in PyTorch: `data/measure_bfloat16.py`.
     LLAMA_TIED.check_in(Precision::Bf16, &[2], 8, 3.0 * 3.7e-4);
+}
+
+#[test]
+fn half_precision_without_the_instruction_has_the_same_tolerance() {
+    run_without_instruction("tied::half_precision_has_the_same_bits_for_every_cut");
 }

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use burn::module::{Param, ParamId};
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+use pipewright_kernel::bf16_product::testing::run_without_instruction;
 
 use super::check::numbers;
 use super::{
@@ -235,4 +236,9 @@ fn mixtures_of_experts() {
     };
     check(inputs.clone(), ResultType::Half, |inputs| mix(inputs, true));
     check(inputs, ResultType::Half, |inputs| mix(inputs, false));
+}
+
+#[test]
+fn operations_without_the_instruction() {
+    run_without_instruction("nn::half_precision");
 }

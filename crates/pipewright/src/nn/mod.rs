@@ -48,6 +48,8 @@ mod weight_list;
 mod weighted_cross_entropy;
 
 #[cfg(test)]
+mod bf16_products;
+#[cfg(test)]
 mod check;
 #[cfg(test)]
 mod half_precision;

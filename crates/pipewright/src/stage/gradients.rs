@@ -321,7 +321,27 @@ impl<F: Fn(usize) -> f64> ModuleVisitor for Taker<'_, F> {
 
 #[cfg(test)]
 mod tests {
+    use burn::tensor::TensorData;
+    use pipewright_kernel::bf16_product::is_available;
+
     use super::*;
+
+    /// The instruction counts subnormal numbers as zero; single precision does not.
+    #[test]
+    fn deferred_gradients_of_bf16_are_products_of_bf16() {
+        let bf16 = |number: f32| {
+            let number = Tensor::<2>::from_data(TensorData::new(vec![number; 4], [2, 2]), &Device::flex());
+            cpu(number.cast(DType::BF16)).expect("on the CPU")
+        };
+        let (subnormal, large) = (bf16(1e-39), bf16(1e20));
+        for sum in [None, Some(cpu_tensor(vec![0.0; 4], [2, 2]))] {
+            for (x, gradient) in [(&subnormal, &large), (&large, &subnormal)] {
+                let product = add_product_on_cpu(sum.clone(), x, gradient, [2, 2]);
+                let is_zero = elements(&product).iter().all(|&x| x == 0.0);
+                assert_eq!(is_zero, is_available(), "{product:?}");
+            }
+        }
+    }
 
     #[test]
     fn squares_do_not_depend_on_a_slice_or_its_neighbours() {
