@@ -74,7 +74,7 @@ pub(crate) fn run(out: &mut impl Write) -> Result<(), Box<dyn Error>> {
 
     // Any function of the step works. This one rises over three steps and then falls to 0 along half a cosine.
     let steps = 30;
-    let rate = LearningRate { peak: 0.01, decay: Decay::Cosine, warmup_steps: 3, steps };
+    let rate = LearningRate { decay: Decay::Cosine, warmup_steps: 3, steps, ..LearningRate::constant(0.01) };
     let inputs = Tensor::<2>::random([32, 8], Distribution::Default, &Device::flex());
     for step in 0..steps {
         let summary = pipeline.step(inputs.clone(), inputs.clone().flip([1]), rate.at(step))?;

@@ -22,7 +22,7 @@ pub(super) fn check(
     source: Option<&ProgramSource>,
 ) {
     let mut checks = CrossChecks { document, surroundings, settings };
-    checks.check_warmup();
+    checks.check_rate();
     checks.check_validation();
     checks.check_lookahead();
     if let Some(slices) = source.map(slices_of).filter(|slices| !slices.is_one()) {
@@ -56,20 +56,36 @@ impl CrossChecks<'_> {
         self.document.problems.is_empty()
     }
 
-    /// Refuses a warm-up that is longer than the run. The problem is reported at the key that was written
-    /// last.
-    fn check_warmup(&mut self) {
-        let (warmup_steps, steps) = (self.settings.optimizer.warmup_steps, self.settings.run.steps);
-        if !self.is_sound() || warmup_steps <= steps {
+    /// Refuses phases of the learning rate that are longer than the run.
+    fn check_rate(&mut self) {
+        if !self.is_sound() {
             return;
         }
-        let kind = ProblemKind::LongWarmup { warmup_steps, steps };
+        let (optimizer, steps) = (&self.settings.optimizer, self.settings.run.steps);
+        let (warmup_steps, restart_at) = (optimizer.warmup_steps, optimizer.restart_at);
+        let decay_steps = optimizer.decay_steps.unwrap_or(0);
+        let since_restart = steps.saturating_sub(restart_at);
+        let after_warmup = since_restart.saturating_sub(warmup_steps);
+        if restart_at > 0 && restart_at >= steps {
+            self.report_too_long("restart_at", ProblemKind::LateRestart { restart_at, steps });
+        } else if warmup_steps > steps {
+            self.report_too_long("warmup_steps", ProblemKind::LongWarmup { warmup_steps, steps });
+        } else if warmup_steps > since_restart {
+            let kind = ProblemKind::LongSecondWarmup { warmup_steps, restart_at, steps };
+            self.report_too_long("warmup_steps", kind);
+        } else if decay_steps > after_warmup {
+            self.report_too_long("decay_steps", ProblemKind::LongDecay { decay_steps, steps: after_warmup });
+        }
+    }
+
+    /// Reports a phase that does not fit into the run, at the key that was written last.
+    fn report_too_long(&mut self, key: &'static str, kind: ProblemKind) {
         let is_argument = |section: &Section<'_>, key| matches!(section.place(key), Place::Set { .. });
-        let is_warmup_argument = is_argument(&self.section("optimizer"), "warmup_steps");
-        if is_argument(&self.section("run"), "steps") && !is_warmup_argument {
+        let is_phase_argument = is_argument(&self.section("optimizer"), key);
+        if is_argument(&self.section("run"), "steps") && !is_phase_argument {
             return self.section("run").report("steps", kind);
         }
-        self.section("optimizer").report("warmup_steps", kind);
+        self.section("optimizer").report(key, kind);
     }
 
     /// Refuses keys of evaluations that have no effect, or that would evaluate a model on inputs that it does

@@ -158,6 +158,7 @@ pub(super) const SECTIONS: &[(&str, &[&str])] = &[
         &[
             "name",
             "learning_rate",
+            "min_learning_rate",
             "betas",
             "eps",
             "momentum",
@@ -168,6 +169,8 @@ pub(super) const SECTIONS: &[(&str, &[&str])] = &[
             "clip_value",
             "schedule",
             "warmup_steps",
+            "decay_steps",
+            "restart_at",
             "groups",
         ],
     ),

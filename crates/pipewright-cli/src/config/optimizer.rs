@@ -17,6 +17,9 @@ pub(crate) struct OptimizerSettings {
     pub(crate) name: OptimizerName,
     /// The highest learning rate.
     pub(crate) learning_rate: f64,
+    /// The rate to which schedules fall that depend on the length of the run; others have none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) min_learning_rate: Option<f64>,
     /// AdamW, Adam: the decay rates of the first and second moment.
     pub(crate) betas: [f64; 2],
     /// AdamW, Adam: the number that is added to the square root of the second moment.
@@ -39,6 +42,11 @@ pub(crate) struct OptimizerSettings {
     pub(crate) schedule: Decay,
     /// The number of steps over which the learning rate rises.
     pub(crate) warmup_steps: u64,
+    /// WSD: the number of steps over which the learning rate falls, if it is written.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) decay_steps: Option<u64>,
+    /// The step at which the schedule begins again; 0 for none.
+    pub(crate) restart_at: u64,
     /// Parameters with settings of their own.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) groups: Vec<GroupSettings>,
@@ -81,15 +89,17 @@ impl OptimizerName {
 
 /// Reads the section.
 pub(super) fn read(document: &mut Document, surroundings: &Surroundings) -> OptimizerSettings {
-    const DECAYS: [(&str, Decay); 3] =
-        [("constant", Decay::Constant), ("cosine", Decay::Cosine), ("linear", Decay::Linear)];
     let groups = ParameterGroup::ALL.map(|group| (group.name(), group));
     let mut section = Section::new(document, surroundings, "optimizer");
     let name = section.choice("name", OptimizerName::AdamW, &OptimizerName::ALL);
     let (momentum, nesterov) = read_momentum(&mut section, name);
+    let learning_rate = section.single("learning_rate", 3e-4, &Bound::Positive);
+    let schedule =
+        section.choice("schedule", Decay::Constant, &Decay::ALL.map(|decay| (decay.name(), decay)));
     OptimizerSettings {
         name,
-        learning_rate: section.single("learning_rate", 3e-4, &Bound::Positive),
+        learning_rate,
+        min_learning_rate: read_lowest(&mut section, schedule, learning_rate),
         betas: section.single_pair("betas", [0.9, 0.95], &Bound::Fraction),
         eps: section.single("eps", 1e-8, &Bound::Positive),
         momentum,
@@ -98,9 +108,46 @@ pub(super) fn read(document: &mut Document, surroundings: &Surroundings) -> Opti
         no_decay: section.choices("no_decay", &groups),
         clip_norm: section.single("clip_norm", 1.0, &Bound::NonNegative),
         clip_value: section.single("clip_value", 0.0, &Bound::NonNegative),
-        schedule: section.choice("schedule", Decay::Constant, &DECAYS),
+        schedule,
         warmup_steps: section.whole("warmup_steps", 0, 0, i64::MAX as u64),
+        decay_steps: read_decay_steps(&mut section, schedule),
+        restart_at: section.whole("restart_at", 0, 0, i64::MAX as u64),
         groups: optimizer_groups::read(&mut section),
+    }
+}
+
+/// Reads the rate to which a schedule falls. A resumed run may change its schedule and cannot remove a key, so the key
+/// is allowed where it has no effect.
+fn read_lowest(section: &mut Section<'_>, schedule: Decay, highest: f64) -> Option<f64> {
+    const KEY: &str = "min_learning_rate";
+    let lowest = section.single(KEY, 0.0, &Bound::NonNegative);
+    if !schedule.has_lowest() {
+        note_no_effect(section, KEY, schedule);
+        return None;
+    }
+    if lowest > highest {
+        section.report(KEY, ProblemKind::LowestAboveHighest { lowest, highest });
+    }
+    Some(lowest)
+}
+
+/// Reads the number of steps over which WSD falls.
+fn read_decay_steps(section: &mut Section<'_>, schedule: Decay) -> Option<u64> {
+    const KEY: &str = "decay_steps";
+    if !section.is_written(KEY) {
+        return None;
+    }
+    let steps = section.whole(KEY, 1, 1, i64::MAX as u64);
+    if schedule != Decay::Wsd {
+        note_no_effect(section, KEY, schedule);
+        return None;
+    }
+    Some(steps)
+}
+
+fn note_no_effect(section: &mut Section<'_>, key: &'static str, schedule: Decay) {
+    if section.is_written(key) {
+        section.note(format!("`optimizer.{key}` has no effect with `schedule = \"{}\"`", schedule.name()));
     }
 }
 

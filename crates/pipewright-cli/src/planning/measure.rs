@@ -7,7 +7,7 @@ use pipewright::device::Devices;
 use pipewright::pipeline::{Pipeline, PipelineConfig};
 use pipewright::profile::{MeasureConfig, Measured, measure};
 use pipewright::train::data::TokenRows;
-use pipewright::train::{Decay, LearningRate, Trainer};
+use pipewright::train::{LearningRate, Trainer};
 use pipewright_models::{CutModel, InitialParameters};
 use pipewright_schedule::ModelDesc;
 use pipewright_schedule::analytic::Workload;
@@ -132,7 +132,7 @@ fn measure_layers(
     let feed = |pipeline: Pipeline| {
         let rows_per_step = (MICROBATCHES * ranks * rows) as usize;
         // A rate of 0 leaves the parameters as they are, and takes the optimizer as long.
-        let rate = LearningRate { peak: 0.0, decay: Decay::Constant, warmup_steps: 0, steps: u64::MAX };
+        let rate = LearningRate::constant(0.0);
         let mut trainer = Trainer::new(pipeline, data.clone(), rows_per_step, rate);
         move || trainer.step().map(|(_, summary)| summary)
     };

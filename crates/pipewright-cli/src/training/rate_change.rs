@@ -9,23 +9,30 @@ use crate::text::quoted;
 /// The smallest ratio of two rates that counts as a jump.
 const JUMP: f64 = 1.1;
 
+/// WSD falls over one in so many steps of a run, unless the number is written.
+const DEFAULT_DECAY: u64 = 10;
+
 /// Returns the learning rates of a run.
 pub(crate) fn rates(settings: &Settings) -> LearningRate {
     let optimizer = &settings.optimizer;
     LearningRate {
         peak: optimizer.learning_rate,
+        lowest: optimizer.min_learning_rate.unwrap_or(0.0),
         decay: optimizer.schedule,
         warmup_steps: optimizer.warmup_steps,
+        decay_steps: optimizer.decay_steps.unwrap_or_else(|| settings.run.steps.div_ceil(DEFAULT_DECAY)),
+        restart_at: optimizer.restart_at,
         steps: settings.run.steps,
     }
 }
 
 /// Returns a sentence about the jump of the learning rate after step `done`, with a command for each of the
-/// two ways to continue. `set` are the arguments that change the settings from `before` to `after`. Returns
+/// three ways to continue. `set` are the arguments that change the settings from `before` to `after`. Returns
 /// `None` if the rate does not jump, or if the arguments change the rate itself.
 pub(crate) fn note(before: &Settings, after: &Settings, done: u64, set: &[String]) -> Option<String> {
     let (old, new) = (rates(before), rates(after));
-    let is_new_length = LearningRate { steps: new.steps, ..old } == new;
+    let is_new_length = LearningRate { steps: new.steps, decay_steps: new.decay_steps, ..old } == new
+        && before.optimizer.decay_steps == after.optimizer.decay_steps;
     if done == 0 || !is_new_length {
         return None;
     }
@@ -41,32 +48,36 @@ pub(crate) fn note(before: &Settings, after: &Settings, done: u64, set: &[String
         "note: the learning rate changes from {last:.1e} in step {done} to {next:.1e} in step {}, because `schedule = \"{}\"` \
          is computed over {} steps instead of {}: {}",
         done + 1,
-        name(new.decay),
+        new.decay.name(),
         new.steps,
         old.steps,
-        ways(after, last, set)
+        ways(after, done, last, set)
     ))
 }
 
-/// Returns the commands that train a finished run on until step `steps`: over a new schedule, and at the last
-/// rate if the rate falls over the run.
+/// Returns the commands that train a finished run on until step `steps`. If the rate falls over the run, they are those
+/// for a schedule over the new length, for a schedule that begins again, and for the last rate.
 pub(crate) fn continuations(settings: &Settings, steps: u64) -> String {
     let rate = rates(settings);
     let set = [format!("run.steps={steps}")];
     match rate.decay {
-        Decay::Constant => command(settings, &set),
-        _ => ways(settings, rate.at(rate.steps.saturating_sub(1)), &set),
+        Decay::Constant | Decay::InverseSqrt => command(settings, &set),
+        Decay::Cosine | Decay::Linear | Decay::Wsd => {
+            ways(settings, rate.steps, rate.at(rate.steps.saturating_sub(1)), &set)
+        }
     }
 }
 
-/// Returns the commands of the two ways to continue.
-fn ways(settings: &Settings, last: f64, set: &[String]) -> String {
+/// Returns the commands of the three ways to continue after `done` steps.
+fn ways(settings: &Settings, done: u64, last: f64, set: &[String]) -> String {
+    let again = command(settings, &[set, &[format!("optimizer.restart_at={done}")]].concat());
     let constant = [r"optimizer.schedule=constant".to_owned(), format!("optimizer.learning_rate={last:e}")];
     let at_last = command(settings, &[set, &constant].concat());
     let groups = settings.optimizer.groups.iter().any(|group| group.learning_rate.is_some());
     let groups = if groups { " (and lower the rates of the groups)" } else { "" };
     format!(
-        "for this schedule over the new length: {}; to continue at the last rate: {at_last}{groups}",
+        "for this schedule over the new length: {}; to begin it again: {again}; to continue at the last rate: \
+         {at_last}{groups}",
         command(settings, set)
     )
 }
@@ -79,14 +90,6 @@ fn command(settings: &Settings, set: &[String]) -> String {
     };
     let out = quoted(&settings.run.out.to_string_lossy());
     format!("pipewright resume {out}{}", set.iter().map(shown).collect::<String>())
-}
-
-fn name(decay: Decay) -> &'static str {
-    match decay {
-        Decay::Constant => "constant",
-        Decay::Cosine => "cosine",
-        Decay::Linear => "linear",
-    }
 }
 
 #[cfg(test)]
@@ -112,18 +115,25 @@ mod tests {
     }
 
     #[test]
-    fn a_jump_is_noted_with_two_commands() {
+    fn a_jump_is_noted_with_three_commands() {
         const COSINE: &[&str] = &["optimizer.schedule=cosine", "run.steps=100"];
         let jump = [
             "changes from 2.5e-7 in step 100 to 2.5e-4 in step 101",
             "`schedule = \"cosine\"` is computed over 150 steps instead of 100",
             "over the new length: pipewright resume /out --set run.steps=150;",
+            "begin it again: pipewright resume /out --set run.steps=150 --set optimizer.restart_at=100;",
             "at the last rate: pipewright resume /out --set run.steps=150 --set optimizer.schedule=constant --set \
              optimizer.learning_rate=2.467",
         ];
         check(COSINE, &["run.steps=150"], 100, &jump);
         check(COSINE, &["run.steps=150"], 50, &["changes from 5.2e-4 in step 50 to 7.5e-4 in step 51"]);
         check(COSINE, &["run.steps=60"], 50, &["changes from 5.2e-4 in step 50 to 6.7e-5 in step 51"]);
+        check(
+            &["optimizer.schedule=wsd", "run.steps=100"],
+            &["run.steps=150"],
+            100,
+            &["to 1.0e-3 in step 101"],
+        );
         check(
             &["optimizer.schedule=linear", "run.steps=10"],
             &["run.steps=20"],
@@ -140,15 +150,20 @@ mod tests {
         check(COSINE, &["run.steps=101"], 10, &[]);
         check(COSINE, &["run.steps=150"], 0, &[]);
         check(&["optimizer.schedule=constant", "run.steps=100"], &["run.steps=150"], 100, &[]);
+        check(&["optimizer.schedule=inverse_sqrt", "run.steps=100"], &["run.steps=150"], 100, &[]);
+        // WSD has not begun to fall.
+        check(&["optimizer.schedule=wsd", "run.steps=100"], &["run.steps=150"], 90, &[]);
         // The user has asked for another rate.
         check(COSINE, &["run.steps=150", "optimizer.schedule=constant"], 100, &[]);
         check(COSINE, &["run.steps=150", "optimizer.learning_rate=1e-5"], 100, &[]);
+        check(COSINE, &["run.steps=150", "optimizer.restart_at=100"], 100, &[]);
     }
 
     #[test]
     fn a_finished_run_has_a_command_for_each_way() {
         let falls = continuations(&settings(&["optimizer.schedule=linear", "run.steps=10"]), 20);
         assert!(falls.contains("--set run.steps=20 --set optimizer.schedule=constant"), "{falls}");
+        assert!(falls.contains("--set run.steps=20 --set optimizer.restart_at=10;"), "{falls}");
         let stays = continuations(&settings(&["optimizer.schedule=constant", "run.steps=10"]), 20);
         assert_eq!(stays, "pipewright resume /out --set run.steps=20");
     }

@@ -10,6 +10,7 @@ mod validation;
 mod slices;
 mod optimizers;
 mod optimizer_groups;
+mod learning_rates;
 mod experts;
 mod head_parts;
 mod patterns;

@@ -7,7 +7,7 @@ use pipewright::optimizer::AdamW;
 use pipewright::pipeline::{Pipeline, PipelineConfig};
 use pipewright::stage::Stage;
 use pipewright::train::data::{DataConfig, Tokenizer};
-use pipewright::train::{Decay, LearningRate, Metrics, Trainer};
+use pipewright::train::{LearningRate, Metrics, Trainer};
 use pipewright::transport::World;
 use pipewright_models::hf::HfError;
 use pipewright_models::{ModelConfig, ModelFamily, TrainingModule, hf};
@@ -83,8 +83,7 @@ impl Run<'_> {
             ..DataConfig::default()
         };
         let rows = rows.open(model.vocab_size(), batch).expect("the data can be read");
-        let steps = self.steps as u64;
-        let rate = LearningRate { peak: 2e-3, decay: Decay::Constant, warmup_steps: 0, steps };
+        let rate = LearningRate::constant(2e-3);
         let mut trainer = Trainer::new(self.launch(reference, model, devices), rows, batch, rate);
         (0..self.steps).map(|_| trainer.step().expect("a step").0).collect()
     }

@@ -4,7 +4,7 @@ use burn::tensor::Device;
 use pipewright::optimizer::AdamW;
 use pipewright::pipeline::{Pipeline, PipelineConfig};
 use pipewright::train::data::{DataConfig, Tokenizer};
-use pipewright::train::{Decay, LearningRate, Metrics, Trainer};
+use pipewright::train::{LearningRate, Metrics, Trainer};
 use pipewright::transport::World;
 use pipewright_models::decoder::DecoderConfig;
 use pipewright_models::{CutModel, InitialParameters, ModelConfig};
@@ -47,7 +47,7 @@ fn step(family: &str, keys: &Value, ranks: u32) -> Metrics {
         ..DataConfig::default()
     };
     let rows = rows.open(256, 2).expect("the data can be read");
-    let rate = LearningRate { peak: 0.0, decay: Decay::Constant, warmup_steps: 0, steps: 1 };
+    let rate = LearningRate::constant(0.0);
     let (metrics, _) = Trainer::new(pipeline, rows, 2, rate).step().expect("a step");
     metrics
 }

@@ -15,7 +15,7 @@ use pipewright::pipeline::{Pipeline, PipelineConfig};
 use pipewright::stage::{StageContext, StageModule};
 use pipewright::tensor::Precision;
 use pipewright::train::data::{DataConfig, SideRows, Tokenizer};
-use pipewright::train::{Decay, LearningRate, Trainer};
+use pipewright::train::{LearningRate, Trainer};
 use pipewright::transport::World;
 use pipewright_models::hf::{self, HfError};
 use pipewright_models::hybrid::{HybridConfig, HybridInput, HybridOutput, HybridStage, Pattern};
@@ -106,12 +106,7 @@ impl Reference {
             self.config.check_side(&side, seq_len).expect("the model takes it");
             rows = rows.with_side(side).expect("it has as many rows");
         }
-        let rate = LearningRate {
-            peak: learning_rate,
-            decay: Decay::Constant,
-            warmup_steps: 0,
-            steps: steps as u64,
-        };
+        let rate = LearningRate::constant(learning_rate);
         let pipeline = self.launch(program(schedule, ranks, microbatches, config.data_parallel), config);
         let mut trainer = Trainer::new(pipeline, rows, batch, rate);
         let step = |_| {

@@ -11,9 +11,9 @@ use pipewright::nn::TensorParallel;
 use pipewright::optimizer::AdamW;
 use pipewright::pipeline::{Pipeline, PipelineConfig};
 use pipewright::tensor::{Precision, unpack};
+use pipewright::train::LearningRate;
 use pipewright::train::Trainer;
 use pipewright::train::data::{Cursor, DataConfig, Tokenizer};
-use pipewright::train::{Decay, LearningRate};
 use pipewright::transport::World;
 use pipewright_models::{CutModel, InitialParameters, ModelConfig, Place};
 use pipewright_schedule::generate::catalogue;
@@ -206,12 +206,7 @@ fn train_program(
     let mut rows = rows.open(reference.config.vocab_size(), batch).expect("the data can be read");
     let first = rows.next_batch(batch).inputs;
     rows.seek(Cursor { epoch: 0, index: 0 }).expect("the first row");
-    let rate = LearningRate {
-        peak: reference.expected.lr,
-        decay: Decay::Constant,
-        warmup_steps: 0,
-        steps: steps as u64,
-    };
+    let rate = LearningRate::constant(reference.expected.lr);
     let mut trainer = Trainer::new(launch(reference, program, config), rows, batch, rate);
     let step = |_| {
         let (metrics, _) = trainer.step().expect("a step");

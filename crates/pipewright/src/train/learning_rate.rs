@@ -1,29 +1,60 @@
-//! The learning rate over time: a linear warm-up, then constant, or a linear or cosine decay towards 0, which
-//! the step after the last one would have, as in PyTorch and transformers. So the last step still learns.
+//! The learning rate over time: a linear warm-up, then a constant rate or one that falls. A decay reaches its lowest
+//! rate at the step after the last one, as in PyTorch and transformers, so the last step still learns.
 //!
 //! The rate is a pure function of the step, so a resumed run needs no state for it.
 //!
 //! ```
 //! use pipewright::train::{Decay, LearningRate};
 //!
-//! let rate = LearningRate { peak: 0.4, decay: Decay::Linear, warmup_steps: 2, steps: 6 };
+//! let rate = LearningRate { decay: Decay::Linear, warmup_steps: 2, steps: 6, ..LearningRate::constant(0.4) };
 //! let rates: Vec<f64> = (0..7).map(|step| rate.at(step)).collect();
 //! assert_eq!(rates, [0.2, 0.4, 0.4, 0.30000000000000004, 0.2, 0.1, 0.0]);
 //! ```
 
 use serde::{Deserialize, Serialize};
 
+/// The time scale of [`Decay::InverseSqrt`] without a warm-up, as in transformers.
+const INVERSE_SQRT_STEPS: u64 = 10_000;
+
 /// The fall of the learning rate after the warm-up.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[serde(rename_all = "snake_case")]
 pub enum Decay {
     /// The rate stays constant.
     #[default]
     Constant,
-    /// Half a cosine from the peak to 0.
+    /// Half a cosine from the peak to the lowest rate.
     Cosine,
-    /// A line from the peak to 0.
+    /// A line from the peak to the lowest rate.
     Linear,
+    /// The peak, and a line to the lowest rate over the last steps ("warm-up, stable, decay").
+    Wsd,
+    /// The inverse square root of the step. It does not depend on the length of the run.
+    InverseSqrt,
+}
+
+impl Decay {
+    /// All decays.
+    pub const ALL: [Self; 5] = [Self::Constant, Self::Cosine, Self::Linear, Self::Wsd, Self::InverseSqrt];
+
+    /// Returns the name, such as `inverse_sqrt`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Constant => "constant",
+            Self::Cosine => "cosine",
+            Self::Linear => "linear",
+            Self::Wsd => "wsd",
+            Self::InverseSqrt => "inverse_sqrt",
+        }
+    }
+
+    /// Returns whether the rate falls to the lowest rate at the end of the run.
+    pub fn has_lowest(self) -> bool {
+        match self {
+            Self::Cosine | Self::Linear | Self::Wsd => true,
+            Self::Constant | Self::InverseSqrt => false,
+        }
+    }
 }
 
 /// A learning rate for every step of a run.
@@ -31,32 +62,63 @@ pub enum Decay {
 pub struct LearningRate {
     /// The highest rate.
     pub peak: f64,
+    /// The rate to which cosine, linear and WSD fall.
+    pub lowest: f64,
     /// How the rate falls after the warm-up.
     pub decay: Decay,
     /// Steps over which the rate rises; 0 starts at the peak.
     pub warmup_steps: u64,
-    /// Steps of the whole run, warm-up included. The decay would reach 0 at this step.
+    /// WSD: the steps over which the rate falls, at the end of the run.
+    pub decay_steps: u64,
+    /// The step at which the warm-up and the decay begin again; 0 for none. The steps before it have the rates of
+    /// a run that ends there.
+    pub restart_at: u64,
+    /// Steps of the whole run, warm-up included. The decay would reach its lowest rate at this step.
     pub steps: u64,
 }
 
 impl LearningRate {
+    /// Returns a rate that stays at `peak`, without a warm-up.
+    pub fn constant(peak: f64) -> Self {
+        let (decay, steps) = (Decay::Constant, u64::MAX);
+        Self { peak, lowest: 0.0, decay, warmup_steps: 0, decay_steps: 0, restart_at: 0, steps }
+    }
+
     /// Returns the rate of step `step`, counted from 0.
     ///
     /// With `w` warm-up steps of `n`, step `s < w` has `peak * (s + 1) / w`, so that no step is wasted on a
-    /// rate of 0. From `s = w` the rate is `peak * f((s - w) / (n - w))` with `f(x) = 1`, `1 - x` or
-    /// `(1 + cos(pi x)) / 2`; so the last step, `n - 1`, still learns. From step `n` on, `x` stays 1.
+    /// rate of 0. From `s = w` on, the rate is `lowest + (peak - lowest) * f(x)`. For `x = (s - w) / (n - w)`, `f(x)`
+    /// is `1 - x` or `(1 + cos(pi x)) / 2`; so the last step, `n - 1`, still learns. WSD has `f(x) = 1 - x` for
+    /// `x = (s - (n - d)) / d` with `d` decay steps, and the peak before. From step `n` on, `x` stays 1.
+    /// The inverse square root is `peak * sqrt(t / (s - w + t))`, where `t` is `w`, or 10,000 without a warm-up.
     pub fn at(&self, step: u64) -> f64 {
+        let (step, steps) = match step.checked_sub(self.restart_at) {
+            Some(since) => (since, self.steps.saturating_sub(self.restart_at)),
+            None => (step, self.restart_at),
+        };
         if step < self.warmup_steps {
             return self.peak * ((step + 1) as f64 / self.warmup_steps as f64);
         }
-        let past = (step - self.warmup_steps) as f64;
-        let span = self.steps.saturating_sub(self.warmup_steps) as f64;
-        let progress = if past < span { past / span } else { 1.0 };
-        match self.decay {
-            Decay::Constant => self.peak,
-            Decay::Linear => self.peak * (1.0 - progress),
-            Decay::Cosine => self.peak * 0.5 * (1.0 + (std::f64::consts::PI * progress).cos()),
-        }
+        let falls_from = match self.decay {
+            Decay::Wsd => steps.saturating_sub(self.decay_steps).max(self.warmup_steps),
+            _ => self.warmup_steps,
+        };
+        let past = step.saturating_sub(falls_from) as f64;
+        let span = steps.saturating_sub(falls_from).max(1) as f64;
+        let progress = if step < steps { past / span } else { 1.0 };
+        let share = match self.decay {
+            Decay::Constant => return self.peak,
+            Decay::Linear | Decay::Wsd => 1.0 - progress,
+            Decay::Cosine => 0.5 * (1.0 + (std::f64::consts::PI * progress).cos()),
+            Decay::InverseSqrt => return self.peak * self.inverse_sqrt(past),
+        };
+        self.lowest + (self.peak - self.lowest) * share
+    }
+
+    /// Returns the share of the peak `past` steps after the warm-up.
+    fn inverse_sqrt(&self, past: f64) -> f64 {
+        let scale = if self.warmup_steps == 0 { INVERSE_SQRT_STEPS } else { self.warmup_steps } as f64;
+        (scale / (past + scale)).sqrt()
     }
 }
 
@@ -64,42 +126,83 @@ impl LearningRate {
 mod tests {
     use super::*;
 
-    fn check(decay: Decay, warmup_steps: u64, steps: u64, expected: &[f64]) {
-        let rate = LearningRate { peak: 1.0, decay, warmup_steps, steps };
+    fn rate(decay: Decay, warmup_steps: u64, steps: u64) -> LearningRate {
+        LearningRate { decay, warmup_steps, steps, ..LearningRate::constant(1.0) }
+    }
+
+    #[track_caller]
+    fn check(rate: LearningRate, expected: &[f64]) {
         for (step, expected) in (0..).zip(expected) {
             let found = rate.at(step);
-            assert!((found - expected).abs() < 1e-12, "{rate:?} at {step}: {found}, not {expected}");
+            assert!((found - expected).abs() < 1e-9, "{rate:?} at {step}: {found}, not {expected}");
         }
     }
 
     #[test]
     fn constant() {
-        check(Decay::Constant, 0, 2, &[1.0, 1.0, 1.0]);
-        check(Decay::Constant, 4, 5, &[0.25, 0.5, 0.75, 1.0, 1.0, 1.0]);
+        check(rate(Decay::Constant, 0, 2), &[1.0, 1.0, 1.0]);
+        check(rate(Decay::Constant, 4, 5), &[0.25, 0.5, 0.75, 1.0, 1.0, 1.0]);
+        check(LearningRate::constant(0.5), &[0.5; 4]);
     }
 
     #[test]
     fn cosine() {
-        check(Decay::Cosine, 0, 2, &[1.0, 0.5, 0.0, 0.0]);
-        check(Decay::Cosine, 1, 4, &[1.0, 1.0, 0.75, 0.25, 0.0]);
+        check(rate(Decay::Cosine, 0, 2), &[1.0, 0.5, 0.0, 0.0]);
+        check(rate(Decay::Cosine, 1, 4), &[1.0, 1.0, 0.75, 0.25, 0.0]);
+        let lowest = LearningRate { lowest: 0.2, ..rate(Decay::Cosine, 1, 4) };
+        check(lowest, &[1.0, 1.0, 0.8, 0.4, 0.2, 0.2]);
     }
 
     #[test]
     fn linear() {
-        check(Decay::Linear, 2, 6, &[0.5, 1.0, 1.0, 0.75, 0.5, 0.25, 0.0, 0.0]);
+        check(rate(Decay::Linear, 2, 6), &[0.5, 1.0, 1.0, 0.75, 0.5, 0.25, 0.0, 0.0]);
+        let lowest = LearningRate { lowest: 0.5, ..rate(Decay::Linear, 0, 2) };
+        check(lowest, &[1.0, 0.75, 0.5, 0.5]);
+    }
+
+    /// The expected rates after the warm-up are those of transformers' `get_wsd_schedule` with a linear decay.
+    #[test]
+    fn wsd() {
+        let wsd = |decay_steps, lowest| LearningRate { decay_steps, lowest, ..rate(Decay::Wsd, 2, 8) };
+        check(wsd(4, 0.0), &[0.5, 1.0, 1.0, 1.0, 1.0, 0.75, 0.5, 0.25, 0.0, 0.0]);
+        check(wsd(2, 0.1), &[0.5, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.55, 0.1, 0.1]);
+        // Longer than what the warm-up leaves.
+        check(wsd(100, 0.0), &[0.5, 1.0, 1.0, 5.0 / 6.0, 4.0 / 6.0]);
+        // Without steps of decay, the rate falls after the run.
+        check(wsd(0, 0.0), &[0.5, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.0]);
+    }
+
+    /// The expected rates after the warm-up are those of transformers' `get_inverse_sqrt_schedule`.
+    #[test]
+    fn inverse_sqrt() {
+        check(rate(Decay::InverseSqrt, 2, 4), &[0.5, 1.0, 1.0, 0.816496581, 0.707106781, 0.632455532]);
+        let long = rate(Decay::InverseSqrt, 0, 4);
+        assert!((long.at(30_000) - 0.5).abs() < 1e-12, "{}", long.at(30_000));
+    }
+
+    #[test]
+    fn a_restart_begins_the_warmup_and_the_decay_again() {
+        let restarted = LearningRate { restart_at: 3, ..rate(Decay::Linear, 1, 6) };
+        check(restarted, &[1.0, 1.0, 0.5, 1.0, 1.0, 0.5, 0.0]);
+        // The steps before it are those of a run that ends there.
+        let first = rate(Decay::Linear, 1, 3);
+        assert!((0..3).all(|step| first.at(step) == restarted.at(step)));
     }
 
     #[test]
     fn a_run_shorter_than_its_warmup() {
-        check(Decay::Cosine, 4, 2, &[0.25, 0.5, 0.75, 1.0, 0.0]);
+        check(rate(Decay::Cosine, 4, 2), &[0.25, 0.5, 0.75, 1.0, 0.0]);
     }
 
     #[test]
     fn the_largest_numbers() {
-        check(Decay::Linear, u64::MAX, u64::MAX, &[1.0 / u64::MAX as f64]);
-        assert_eq!(
-            LearningRate { peak: 1.0, decay: Decay::Cosine, warmup_steps: 0, steps: 0 }.at(u64::MAX),
-            0.0
-        );
+        check(rate(Decay::Linear, u64::MAX, u64::MAX), &[1.0 / u64::MAX as f64]);
+        for decay in Decay::ALL {
+            let most = LearningRate { decay_steps: u64::MAX, restart_at: u64::MAX, ..rate(decay, 0, 0) };
+            for step in [0, 1, u64::MAX - 1, u64::MAX] {
+                assert!((0.0..=1.0).contains(&most.at(step)), "{decay:?} at {step}: {}", most.at(step));
+            }
+        }
+        assert_eq!(rate(Decay::Cosine, 0, 0).at(u64::MAX), 0.0);
     }
 }

@@ -11,7 +11,7 @@ use pipewright::nn::{Embedding, Linear, cross_entropy};
 use pipewright::pipeline::{Layers, Pipeline};
 use pipewright::stage::{StageContext, StageModule};
 use pipewright::train::data::{DataConfig, TokenRows, Tokenizer};
-use pipewright::train::{Decay, LearningRate, Trainer};
+use pipewright::train::{LearningRate, Trainer};
 
 const VOCABULARY: usize = 128;
 const SEQUENCE: usize = 4;
@@ -67,7 +67,7 @@ fn rows() -> TokenRows {
 }
 
 fn trainer() -> Trainer {
-    let rate = LearningRate { peak: RATE, decay: Decay::Constant, warmup_steps: 0, steps: 8 };
+    let rate = LearningRate::constant(RATE);
     Trainer::new(launch(), rows(), BATCH_ROWS, rate)
 }
 

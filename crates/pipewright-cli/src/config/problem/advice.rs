@@ -46,9 +46,12 @@ impl ProblemKind {
             Self::NotOfFile { key, found, .. } => {
                 format!("remove `{key}`, which follows from the file, or write `{key} = {found}`")
             }
-            Self::LongWarmup { .. } => {
+            Self::LongWarmup { .. } | Self::LongSecondWarmup { .. } => {
                 "lower `warmup_steps` in [optimizer], or raise `steps` in [run]".into()
             }
+            Self::LongDecay { .. } => "lower `decay_steps` in [optimizer], or raise `steps` in [run]".into(),
+            Self::LateRestart { .. } => "lower `restart_at` in [optimizer], or raise `steps` in [run]".into(),
+            Self::LowestAboveHighest { .. } => "lower `min_learning_rate`, or raise `learning_rate`".into(),
             Self::Without { advice, .. } => (*advice).into(),
             Self::LayoutStages { stages, .. } => format!("separate {stages} stages with bars"),
             Self::Twice { key, other, .. } => format!("remove `{key}` or `{other}`"),

@@ -73,6 +73,21 @@ pub(crate) enum ProblemKind {
         "`warmup_steps` is {warmup_steps}, and the run has {steps} steps: the learning rate never reaches its highest"
     )]
     LongWarmup { warmup_steps: u64, steps: u64 },
+    /// The learning rate would still rise when the run ends, after its schedule has begun again.
+    #[error(
+        "`warmup_steps` is {warmup_steps}, and `restart_at` is {restart_at} of {steps} steps: the learning rate never reaches \
+         its highest again"
+    )]
+    LongSecondWarmup { warmup_steps: u64, restart_at: u64, steps: u64 },
+    /// The learning rate would fall over more steps than the run has after its warm-up.
+    #[error("`decay_steps` is {decay_steps}, which is more than the run has after its warm-up, {steps}")]
+    LongDecay { decay_steps: u64, steps: u64 },
+    /// The schedule would begin again after the run.
+    #[error("`restart_at` is {restart_at}, and the run has {steps} steps")]
+    LateRestart { restart_at: u64, steps: u64 },
+    /// The learning rate would rise instead of fall.
+    #[error("`min_learning_rate` is {lowest:e}, which is above `learning_rate`, {highest:e}")]
+    LowestAboveHighest { lowest: f64, highest: f64 },
     /// A key has an effect only together with another one.
     #[error("`{key}` has no effect without {other}")]
     Without { key: &'static str, other: &'static str, advice: &'static str },

@@ -151,6 +151,35 @@ fn a_warm_up_that_outlasts_the_run() {
 }
 
 #[test]
+fn a_learning_rate_that_does_not_fit_into_the_run() {
+    let wsd = "optimizer.schedule=wsd";
+    check_set(
+        &[wsd, "optimizer.decay_steps=91", "optimizer.warmup_steps=10"],
+        &[
+            "--set optimizer.decay_steps=91: `decay_steps` is 91, which is more than the run has after its warm-up, 90",
+        ],
+    );
+    check_set(&[wsd, "optimizer.decay_steps=90", "optimizer.warmup_steps=10"], &[]);
+    let late = "`restart_at` is 100, and the run has 100 steps";
+    check_set(&["optimizer.restart_at=100"], &[&format!("--set optimizer.restart_at=100: {late}")]);
+    check_set(
+        &["optimizer.restart_at=99", "optimizer.warmup_steps=2"],
+        &[
+            "--set optimizer.warmup_steps=2: `warmup_steps` is 2, and `restart_at` is 99 of 100 steps: the learning rate \
+           never reaches its highest again",
+        ],
+    );
+    check_set(
+        &[wsd, "optimizer.min_learning_rate=1e-3"],
+        &[
+            "--set optimizer.min_learning_rate=1e-3: `min_learning_rate` is 1e-3, which is above `learning_rate`, 3e-4",
+        ],
+    );
+    // A resumed run may change its schedule, so keys of the one before are no mistake.
+    check_set(&["optimizer.min_learning_rate=1", "optimizer.decay_steps=5000"], &[]);
+}
+
+#[test]
 fn evaluations_that_contradict_the_data() {
     let refuse = |arguments: &[&str], place: &str, message: &str| {
         check_set(arguments, &[&format!("--set {place}: {message}")]);

@@ -134,7 +134,10 @@ fn words() {
         "optimizer.name=adams",
         "`name` is \"adams\", where adamw, adam, sgd, muon, adafactor is expected",
     );
-    refuse("optimizer.schedule=step", "`schedule` is \"step\", where constant, cosine, linear is expected");
+    refuse(
+        "optimizer.schedule=step",
+        "`schedule` is \"step\", where constant, cosine, linear, wsd, inverse_sqrt is expected",
+    );
     refuse("run.out=", "`out` is empty");
     refuse("data.path=[]", "`path` is empty");
     refuse("data.path=$NOWHERE/*.rs", "`path` begins with $NOWHERE, which is not set in the environment");
