@@ -2,12 +2,13 @@
 
 use std::num::NonZeroU32;
 use std::path::PathBuf;
+use std::str::FromStr;
 
 use clap::{Args, ValueEnum};
 use pipewright_schedule::csv::{parse_rows, print_program};
 use pipewright_schedule::footprint::Use;
 use pipewright_schedule::lower::{
-    Pass, PassInput, ReduceWait, UnshardLookahead, apply, check_messages, check_order,
+    ParsePassError, Pass, PassInput, ReduceWait, UnshardLookahead, apply, check_messages, check_order,
 };
 use pipewright_schedule::{Action, LowerError, Program, Rank, picture};
 use pipewright_system::schedule_memory::check_text;
@@ -28,7 +29,7 @@ pub(crate) struct LowerArguments {
     /// send-recv), send-recv, wait-send and defer-recv (both after send-recv), and order-safe, which orders the
     /// messages so that the program is sound on --transport
     #[arg(long = "pass", value_name = "PASS,..", value_delimiter = ',', required = true)]
-    passes: Vec<Pass>,
+    passes: Vec<ListedPass>,
     /// The rank of each stage, if it does not follow from the rows
     #[arg(long, value_name = "RANK,..", value_delimiter = ',')]
     stage_to_rank: Vec<u32>,
@@ -44,6 +45,28 @@ pub(crate) struct LowerArguments {
     format: Format,
     #[command(flatten)]
     output: OutputFile,
+}
+
+/// A pass of `--pass`.
+#[derive(Clone, Debug)]
+struct ListedPass {
+    pass: Pass,
+    /// The text of the pass. A pass alone does not tell whether its default was written out.
+    text: String,
+}
+
+impl ListedPass {
+    fn has_setting(&self) -> bool {
+        self.text.contains('=')
+    }
+}
+
+impl FromStr for ListedPass {
+    type Err = ParsePassError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        Ok(Self { pass: text.parse()?, text: text.to_owned() })
+    }
 }
 
 /// The settings of individual passes.
@@ -76,9 +99,7 @@ enum Format {
 
 /// Runs the command.
 pub(crate) fn run(arguments: &LowerArguments) -> Result<(), Failure> {
-    check_order(&arguments.passes).map_err(|error| Failure::input(format!("--pass: {error}")))?;
-    let passes = arguments.settings.apply(&arguments.passes)?;
-    let passes = on_transport(passes, &arguments.transport)?;
+    let passes = passes(arguments)?;
     let file = &arguments.file;
     let text = read(file).map_err(Failure::input)?;
     check_text(&text, Use::Lower)?;
@@ -109,68 +130,58 @@ fn require_microbatches(rows: &[Vec<Option<Action>>], given: Option<u32>) -> Res
     }
 }
 
-/// Returns `passes` with the transport of the command line for `order-safe`.
-fn on_transport(mut passes: Vec<Pass>, transport: &TransportArguments) -> Result<Vec<Pass>, Failure> {
-    let Some(communicator) = transport.single("a program")? else { return Ok(passes) };
-    let is_plain = |pass: &Pass| pass.to_string() == "order-safe";
-    let Some(pass) = passes.iter_mut().find(|pass| pass.name() == "order-safe") else {
-        return Err(Failure::input(
-            "--transport belongs to the pass order-safe, which --pass does not name; leave it out or add the pass",
-        ));
-    };
-    if !is_plain(pass) {
-        return Err(Failure::input(
-            "--transport is given, and --pass has a setting after order-safe= as well; leave one of them out",
-        ));
+/// Returns the passes with the settings and the transport of the command line.
+fn passes(arguments: &LowerArguments) -> Result<Vec<Pass>, Failure> {
+    let LowerArguments { passes: listed, settings, transport, .. } = arguments;
+    let communicator = transport.single("a program")?;
+    let mut passes: Vec<Pass> = listed.iter().map(|listed| listed.pass.clone()).collect();
+    check_order(&passes).map_err(|error| Failure::input(format!("--pass: {error}")))?;
+    let streams = communicator.as_ref().map(|communicator| communicator.streams);
+    let flags = [
+        ("unshard", settings.window.map(|window| format!("--window {window}"))),
+        ("unshard", settings.lookahead.as_ref().map(|lookahead| format!("--lookahead {lookahead}"))),
+        ("reduce-grad", settings.defer_wait.then(|| "--defer-wait".to_owned())),
+        ("wait-send", settings.budget.map(|budget| format!("--budget {budget}"))),
+        ("order-safe", streams.map(|streams| format!("--transport {streams}"))),
+    ];
+    for (pass, flag) in flags {
+        flag.map_or(Ok(()), |flag| check_flag(&flag, pass, listed))?;
     }
-    *pass = Pass::OrderSafe(communicator);
+    passes.iter_mut().for_each(|pass| settings.apply(pass));
+    if let (Some(communicator), Some(pass)) =
+        (communicator, passes.iter_mut().find(|pass| pass.name() == "order-safe"))
+    {
+        *pass = Pass::OrderSafe(communicator);
+    }
     Ok(passes)
 }
 
-impl PassSettings {
-    /// Returns `passes` with these settings.
-    fn apply(&self, passes: &[Pass]) -> Result<Vec<Pass>, Failure> {
-        self.check(passes)?;
-        let with = |pass| match pass {
-            Pass::Unshard(mut config) => {
-                config.window = self.window.unwrap_or(config.window);
-                config.lookahead = self.lookahead.clone().unwrap_or(config.lookahead);
-                Pass::Unshard(config)
-            }
-            Pass::ReduceGrad(_) if self.defer_wait => Pass::ReduceGrad(ReduceWait::Deferred),
-            Pass::WaitSend(budget) => Pass::WaitSend(self.budget.or(budget)),
-            other => other,
-        };
-        Ok(passes.iter().cloned().map(with).collect())
-    }
-
-    /// Refuses a setting whose pass is not in the list, or whose pass already has that setting in the list.
-    fn check(&self, passes: &[Pass]) -> Result<(), Failure> {
-        let flags = [
-            ("--window", "unshard", self.window.is_some()),
-            ("--lookahead", "unshard", self.lookahead.is_some()),
-            ("--defer-wait", "reduce-grad", self.defer_wait),
-            ("--budget", "wait-send", self.budget.is_some()),
-        ];
-        let without_pass = |&(_, pass, is_given): &(&str, &str, bool)| {
-            is_given && !passes.iter().any(|candidate| candidate.name() == pass)
-        };
-        if let Some((flag, pass, _)) = flags.into_iter().find(without_pass) {
-            return Err(Failure::input(format!(
-                "{flag} belongs to the pass {pass}, which --pass does not name; leave it out or add the pass"
-            )));
+/// Refuses a flag with its value if its pass is not in the list, or has a setting there.
+fn check_flag(flag: &str, pass: &str, passes: &[ListedPass]) -> Result<(), Failure> {
+    match passes.iter().find(|listed| listed.pass.name() == pass) {
+        None => Err(Failure::input(format!(
+            "{flag} belongs to the pass {pass}, which --pass does not name; leave it out or add the pass"
+        ))),
+        Some(listed) if listed.has_setting() => {
+            Err(Failure::input(format!("{flag} and --pass {} are given; leave one setting out", listed.text)))
         }
-        let set_twice = |&(_, pass, is_given): &(&str, &str, bool)| {
-            let listed = passes.iter().find(|listed| listed.name() == pass);
-            // A pass is printed with the settings that differ from its defaults.
-            let plain = pass.parse::<Pass>().ok();
-            is_given && listed.is_some_and(|listed| Some(listed) != plain.as_ref())
-        };
-        match flags.into_iter().find(set_twice) {
-            Some((flag, pass, _)) => Err(Failure::input(format!(
-                "{flag} is given, and --pass has a setting after {pass}= as well; leave one of them out"
-            ))),
-            None => Ok(()),
+        Some(_) => Ok(()),
+    }
+}
+
+impl PassSettings {
+    /// Puts these settings into a pass.
+    fn apply(&self, pass: &mut Pass) {
+        match pass {
+            Pass::Unshard(config) => {
+                config.window = self.window.unwrap_or(config.window);
+                if let Some(lookahead) = &self.lookahead {
+                    config.lookahead = lookahead.clone();
+                }
+            }
+            Pass::ReduceGrad(wait) if self.defer_wait => *wait = ReduceWait::Deferred,
+            Pass::WaitSend(budget) => *budget = self.budget.or(*budget),
+            _ => {}
         }
     }
 }

@@ -379,7 +379,7 @@ fn passes_and_costs_that_contradict_each_other() {
     refuse(&["merge-bw,merge-bw"], "--pass: the passes name merge-bw twice; a pass runs once, leave one out");
     refuse(
         &["send-recv,wait-send=2", "--budget", "3"],
-        "--budget is given, and --pass has a setting after wait-send= as well; leave one of them out",
+        "--budget 3 and --pass wait-send=2 are given; leave one setting out",
     );
     write(&folder, "comms.csv", succeed(&folder, &["lower", "s.csv", "--pass", "send-early,send-recv"]));
     let message = "error: comms.csv: the rows have messages already, and the pass send-early must run before they are \

@@ -311,7 +311,12 @@ fn passes_that_cannot_run() {
         refuse(&folder, &[&["lower", file, "--pass"], further].concat(), code, words);
     };
     lower("s.csv", &["sendrecv"], 2, "error: invalid value 'sendrecv' for '--pass <PASS,..>': unknown pass");
-    lower("s.csv", &["merge-bw", "--budget", "2"], 2, "error: --budget belongs to the pass wait-send, which");
+    lower(
+        "s.csv",
+        &["merge-bw", "--budget", "2"],
+        2,
+        "error: --budget 2 belongs to the pass wait-send, which",
+    );
     lower("s.csv", &["wait-send", "--budget", "0"], 2, "error: invalid value '0'");
     lower("s.csv", &["merge-bw", "--stage-to-rank", "0,7"], 2, "error: s.csv: rank 1 owns no stage");
     lower("s.csv", &["merge-bw", "--microbatches", "4000000000"], 2, "error: s.csv: 2 stages and 4000000000");

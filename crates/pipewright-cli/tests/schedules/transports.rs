@@ -190,9 +190,12 @@ fn order_safe_repairs_a_program_for_a_transport() {
     refuse(&folder, &lower(&["order-safe=nccl"]), 2, "error: invalid value 'order-safe=nccl'");
     let all = "error: --transport all compares transports, and a program has one";
     refuse(&folder, &lower(&["order-safe", "--transport", "all"]), 2, all);
-    let twice = "error: --transport is given, and --pass has a setting after order-safe= as well";
-    refuse(&folder, &lower(&["order-safe=edge", "--transport", "pair"]), 2, twice);
-    let other = "error: --transport belongs to the pass order-safe, which --pass does not name";
+    // `rank` is the default of the pass.
+    for pass in ["order-safe=edge", "order-safe=rank"] {
+        let twice = format!("error: --transport pair and --pass {pass} are given; leave one setting out");
+        refuse(&folder, &lower(&[pass, "--transport", "pair"]), 2, &twice);
+    }
+    let other = "error: --transport pair belongs to the pass order-safe, which --pass does not name";
     refuse(&folder, &lower(&["wait-send", "--transport", "pair"]), 2, other);
     write(&folder, "s.csv", "0F0,0B0,0F1,0B1\n1F0,1B0,1F1,1B1\n");
     let idle = "error: s.csv: the rows have no messages, so the pass order-safe has no effect";
