@@ -224,7 +224,7 @@ fn listen(from: ChildStdout, sessions: Sessions) {
             // A page that is being closed no longer listens.
             let _heard = sender.map(|sender| sender.send(message));
         }
-        // Whoever waits for an answer fails at once.
+        // A pending request fails at once.
         lock(&sessions).clear();
     });
 }
