@@ -10,9 +10,12 @@ fn known_machines_are_listed_with_the_source_of_each_figure() {
     let list = succeed(&folder, &["clusters"]);
     for name in ["a100", "h100", "h200", "b200", "gb200", "mi300x", "l40s", "4090"] {
         assert!(
-            list.lines().filter(|line| line.starts_with(&format!("{name} "))).count() == 2,
+            list.lines().filter(|line| line.starts_with(&format!("{name} "))).count() == 3,
             "{name}: {list}"
         );
+    }
+    for title in ["node switch", "network latency us", "collectives", "launch us"] {
+        assert!(list.contains(title), "{title}: {list}");
     }
     let json: Value =
         serde_json::from_str(&succeed(&folder, &["clusters", "--format", "json"])).expect("JSON");
