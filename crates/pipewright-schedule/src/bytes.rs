@@ -1,4 +1,6 @@
-//! Sizes in bytes as people write them.
+//! Sizes in bytes, and other numbers with units, as people write them.
+
+use std::ops::RangeInclusive;
 
 use thiserror::Error;
 
@@ -48,12 +50,26 @@ pub fn bytes_text(bytes: u64) -> String {
 /// # Errors
 /// When the text is not a size.
 pub fn parse_bytes(text: &str) -> Result<u64, ParseBytesError> {
+    parse_with_unit(text, &UNITS, 1.0..=1e18).map(|value| value as u64).ok_or(ParseBytesError)
+}
+
+/// Reads a number in one of `units`, such as `1.5 GiB`, without regard to case. A number without a unit counts
+/// as it is. The names of the units are in lower case, and a name that ends with another one comes before it.
+///
+/// Returns `None` for any other text, and for values outside `range`.
+///
+/// ```
+/// use pipewright_schedule::bytes::parse_with_unit;
+/// let units = [("ms", 1e-3), ("s", 1.0)];
+/// assert_eq!(parse_with_unit("250 ms", &units, 0.0..=60.0), Some(0.25));
+/// assert_eq!(parse_with_unit("2 minutes", &units, 0.0..=60.0), None);
+/// ```
+pub fn parse_with_unit(text: &str, units: &[(&str, f64)], range: RangeInclusive<f64>) -> Option<f64> {
     let lower = text.trim().to_lowercase();
-    let unit = UNITS.iter().find_map(|(name, bytes)| Some((lower.strip_suffix(name)?, *bytes)));
-    let (number, bytes) = unit.unwrap_or((&lower, 1.0));
-    let value = number.trim().parse::<f64>().ok().map(|number| number * bytes);
-    let value = value.filter(|value| (1.0..=1e18).contains(value));
-    value.map(|value| value as u64).ok_or(ParseBytesError)
+    let unit = units.iter().find_map(|(name, factor)| Some((lower.strip_suffix(name)?, *factor)));
+    let (number, factor) = unit.unwrap_or((&lower, 1.0));
+    let value = number.trim().parse::<f64>().ok()? * factor;
+    range.contains(&value).then_some(value)
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 use pipewright_cluster::layout::{Precision, Recompute, Sharding};
+use pipewright_schedule::bytes::parse_with_unit;
 
 /// The cluster, the batch and the fixed parts of a plan. The help names what each option needs.
 #[derive(Debug, Args)]
@@ -11,7 +12,7 @@ use pipewright_cluster::layout::{Precision, Recompute, Sharding};
 pub(crate) struct ClusterArguments {
     /// Plan for this machine: a name that `pipewright clusters` lists, or a cluster file. Needs a model: a
     /// config.json, its folder, or a configuration
-    #[arg(long, value_name = "NAME|FILE.toml", conflicts_with_all = ["profile", "set", "microbatches", "head_parts", "check", "emit", "output"])]
+    #[arg(long, value_name = "NAME|FILE.toml")]
     pub(crate) cluster: Option<String>,
     /// The model, in place of the first argument
     #[arg(long, value_name = "CONFIG.json|DIR", requires = "cluster", conflicts_with = "config")]
@@ -24,7 +25,7 @@ pub(crate) struct ClusterArguments {
     pub(crate) global_batch: Option<u32>,
     /// The tokens of a step, such as 16Mi, in place of --global-batch
     #[arg(long, value_name = "TOKENS", value_parser = parse_count, requires = "cluster", conflicts_with = "global_batch")]
-    pub(crate) batch_tokens: Option<f64>,
+    pub(crate) batch_tokens: Option<u64>,
     /// The tokens of a row
     #[arg(long, visible_alias = "sequence", value_name = "TOKENS", requires = "cluster")]
     pub(crate) seq_len: Option<u32>,
@@ -33,7 +34,7 @@ pub(crate) struct ClusterArguments {
     pub(crate) precision: Option<PrecisionName>,
     /// Add days, GPU hours and energy of a training, such as tokens=15.6T
     #[arg(long, value_name = "tokens=N", value_parser = parse_goal, requires = "cluster")]
-    pub(crate) goal: Option<f64>,
+    pub(crate) goal: Option<u64>,
     /// Replace predicted rates, links and layers by measured ones
     #[arg(long, value_name = "FILE.toml", requires = "cluster")]
     pub(crate) measured: Option<PathBuf>,
@@ -134,21 +135,25 @@ impl From<ShardingName> for Sharding {
 }
 
 /// Reads a goal such as `tokens=15.6T`.
-fn parse_goal(text: &str) -> Result<f64, String> {
+fn parse_goal(text: &str) -> Result<u64, String> {
     let number =
         text.trim().strip_prefix("tokens=").ok_or("write the tokens of the training: tokens=15.6T")?;
     parse_count(number)
 }
 
-/// Reads a number such as `1024`, `15.6T` or `16Mi`.
-fn parse_count(text: &str) -> Result<f64, String> {
-    const UNITS: [(&str, f64); 7] =
-        [("Ki", 1024.0), ("Mi", 1_048_576.0), ("K", 1e3), ("k", 1e3), ("M", 1e6), ("B", 1e9), ("T", 1e12)];
-    let text = text.trim();
-    let unit = UNITS.iter().find_map(|(name, factor)| Some((text.strip_suffix(name)?, *factor)));
-    let (number, factor) = unit.unwrap_or((text, 1.0));
-    let value = number.trim().parse::<f64>().ok().map(|number| number * factor);
-    let value = value.filter(|value| (1.0..=1e18).contains(value));
+/// Reads a number such as `1024`, `15.6T` or `16Mi`, and rounds it to a whole one.
+fn parse_count(text: &str) -> Result<u64, String> {
+    const UNITS: [(&str, f64); 8] = [
+        ("ki", 1024.0),
+        ("mi", 1_048_576.0),
+        ("gi", 1_073_741_824.0),
+        ("ti", 1_099_511_627_776.0),
+        ("k", 1e3),
+        ("m", 1e6),
+        ("b", 1e9),
+        ("t", 1e12),
+    ];
+    let value = parse_with_unit(text, &UNITS, 1.0..=1e18).map(|value| value.round() as u64);
     value.ok_or_else(|| "write a number of tokens such as 4000000, 16Mi, 4M, 300B or 15.6T".to_owned())
 }
 
@@ -158,10 +163,13 @@ mod tests {
 
     #[test]
     fn goals_and_counts() {
-        assert_eq!(parse_goal("tokens=15.6T"), Ok(15.6e12));
-        assert_eq!(parse_count("16Mi"), Ok(16_777_216.0));
-        assert_eq!(parse_count("300B"), Ok(3e11));
+        assert_eq!(parse_goal("tokens=15.6T"), Ok(15_600_000_000_000));
+        assert_eq!(parse_count("16Mi"), Ok(16 << 20));
+        assert_eq!(parse_count("1Gi"), Ok(1 << 30));
+        assert_eq!(parse_count("0.5Ti"), Ok(1 << 39));
+        assert_eq!(parse_count("4.1M"), Ok(4_100_000));
+        assert_eq!(parse_count("300B"), Ok(300_000_000_000));
         assert!(["15.6T", "tokens=", "steps=3"].iter().all(|wrong| parse_goal(wrong).is_err()));
-        assert!(["", "-1", "nan", "4 million", "1e30"].iter().all(|wrong| parse_count(wrong).is_err()));
+        assert!(["", "0", "-1", "nan", "4 million", "1e30"].iter().all(|wrong| parse_count(wrong).is_err()));
     }
 }

@@ -1,11 +1,14 @@
 //! The model of a plan for a cluster: a `config.json`, or the model of a configuration for `train`.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use pipewright_cluster::hf_config::{self, Described};
-use pipewright_system::bounded_file::{SMALL_TEXT, read_text};
+use pipewright_models::hf;
+use pipewright_system::bounded_file::read_text;
 
+use crate::config::model::ModelSettings;
 use crate::failure::Failure;
+use crate::training::arguments::load_settings;
 
 /// A model, and what its file says about the run.
 #[derive(Debug)]
@@ -18,54 +21,63 @@ pub(crate) struct PlannedModel {
     pub(crate) batch: Option<u32>,
 }
 
-/// Reads the model that a path means: a `config.json`, a folder with one, or a configuration for `train`.
+/// Reads the model that a path means: a `config.json`, a folder with one, or a configuration for `train`, which
+/// `set` overrides. `set` alone overrides the built-in sample.
 ///
 /// # Errors
-/// When the file cannot be read, or does not describe a model.
-pub(crate) fn read(path: &Path) -> Result<PlannedModel, Failure> {
-    if path.extension().is_some_and(|extension| extension == "toml") {
-        return of_configuration(path);
+/// When a file cannot be read, or does not describe a model, or the configuration has a mistake.
+pub(crate) fn read(path: Option<&Path>, set: &[String]) -> Result<PlannedModel, Failure> {
+    match (path, set.first()) {
+        (None, None) => {
+            Err(Failure::input("--cluster needs a model; name a config.json, its folder, or a configuration"))
+        }
+        (Some(path), Some(key)) if !is_configuration(path) => Err(Failure::input(format!(
+            "--set {key}: {} is a model, and has no keys of a configuration; leave --set out, or name a configuration",
+            path.display()
+        ))),
+        (Some(path), None) if !is_configuration(path) => {
+            Ok(PlannedModel { described: of_model(path)?, sequence: None, batch: None })
+        }
+        (path, _) => of_configuration(path, set),
     }
-    Ok(PlannedModel { described: of_json(&json_file(path))?, sequence: None, batch: None })
 }
 
-fn json_file(path: &Path) -> PathBuf {
-    if path.is_dir() { path.join("config.json") } else { path.to_owned() }
+fn is_configuration(path: &Path) -> bool {
+    path.extension().is_some_and(|extension| extension == "toml")
+}
+
+/// Reads a `config.json`, or the `config.json` of a folder: the cache folder of a model has it in a snapshot.
+fn of_model(path: &Path) -> Result<Described, Failure> {
+    if path.is_dir() {
+        return of_json(&hf::resolve(path).map_err(Failure::input)?.join("config.json"));
+    }
+    of_json(path)
 }
 
 fn of_json(path: &Path) -> Result<Described, Failure> {
     let shown = path.display();
-    let text = read_text(path, hf_config::MAX_FILE as u64)
-        .map_err(|error| Failure::input(format!("{shown}: cannot read the model: {error}")))?;
+    let text = read_text(path, hf_config::MAX_FILE as u64).map_err(|error| {
+        Failure::input(format!(
+            "{shown}: cannot read the model: {error}; name a config.json, its folder, or a configuration"
+        ))
+    })?;
     hf_config::read(&text).map_err(|error| Failure::input(format!("{shown}: {error}")))
 }
 
-/// Reads the model of a configuration: the `config.json` of `model.from`, or the keys of `[model]`, which have
-/// the same names.
-fn of_configuration(path: &Path) -> Result<PlannedModel, Failure> {
-    let shown = path.display();
-    let failed = |error: &dyn std::fmt::Display| Failure::input(format!("{shown}: {error}"));
-    let text = read_text(path, SMALL_TEXT).map_err(|error| failed(&error))?;
-    let table: toml::Table = toml::from_str(&text).map_err(|error| failed(&error.message()))?;
-    let section = |name: &str| table.get(name).and_then(toml::Value::as_table);
-    let model = section("model")
-        .ok_or_else(|| failed(&"there is no [model]; name a configuration for `train`, or a config.json"))?;
-    let described = match model.get("from").and_then(toml::Value::as_str) {
-        Some(from) => of_json(&json_file(&path.parent().unwrap_or(Path::new("")).join(from)))?,
-        None => {
-            let mut keys = model.clone();
-            if let Some(architecture) = keys.remove("architecture") {
-                keys.insert("model_type".to_owned(), architecture);
-            }
-            let keys = serde_json::to_string(&keys).map_err(|error| failed(&error))?;
-            hf_config::read(&keys).map_err(|error| failed(&format!("[model]: {error}")))?
+/// Reads the model, the rows and the batch of a configuration. A model of `model.from` may be of a family that
+/// `train` does not know.
+fn of_configuration(path: Option<&Path>, set: &[String]) -> Result<PlannedModel, Failure> {
+    let settings = load_settings(path, set)?.settings;
+    let described = match &settings.model {
+        ModelSettings::From { from } => of_model(from)?,
+        ModelSettings::Fresh(model) => {
+            let keys = model.config().to_json().to_string();
+            hf_config::read(&keys).map_err(|error| Failure::input(format!("[model]: {error}")))?
         }
     };
-    let number = |name: &str, key: &str| {
-        let value = section(name)?.get(key)?.as_integer()?;
-        u32::try_from(value).ok()
-    };
-    let rows = number("pipeline", "microbatches")
-        .and_then(|count| count.checked_mul(number("pipeline", "microbatch_size").unwrap_or(1)));
-    Ok(PlannedModel { described, sequence: number("data", "seq_len"), batch: rows })
+    let rows = settings.pipeline.rows();
+    let batch = u32::try_from(rows).map_err(|_| {
+        Failure::input(format!("the step of the configuration has {rows} rows; use at most {}", u32::MAX))
+    })?;
+    Ok(PlannedModel { described, sequence: Some(settings.data.seq_len), batch: Some(batch) })
 }

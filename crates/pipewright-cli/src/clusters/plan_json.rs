@@ -2,11 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use pipewright_cluster::search::{ClusterPlan, Upgrade};
+use pipewright_cluster::memory::RankMemory;
+use pipewright_cluster::search::ClusterPlan;
 use serde::Serialize;
 
-use crate::clusters::plan::Planned;
-use crate::clusters::words;
+use crate::clusters::plan::{Bought, Planned};
 
 #[derive(Serialize)]
 struct Report<'a> {
@@ -18,7 +18,7 @@ struct Report<'a> {
     search_s: f64,
     estimated: usize,
     simulated: usize,
-    memory_limit_bytes: f64,
+    memory_limit_bytes: u64,
     upgrades: Vec<UpgradeJson<'a>>,
     /// The parts of the prediction that are measured.
     measured: &'a [String],
@@ -30,10 +30,10 @@ struct Report<'a> {
 #[derive(Serialize)]
 struct ModelJson<'a> {
     name: &'a str,
-    parameters: f64,
+    parameters: u128,
     /// The parameters of the blocks that predict further tokens. They are not in `parameters`.
-    predictor_parameters: f64,
-    active_parameters: f64,
+    predictor_parameters: u128,
+    active_parameters: u128,
 }
 
 #[derive(Serialize)]
@@ -60,6 +60,8 @@ struct PlanJson<'a> {
     tensor_parallel: u32,
     context_parallel: u32,
     expert_parallel: u32,
+    /// The ranks that divide each expert; without meaning if the model has no experts.
+    expert_tensor_parallel: u32,
     sequence_parallel: bool,
     recompute: &'static str,
     sharding: &'static str,
@@ -68,10 +70,12 @@ struct PlanJson<'a> {
     model_tflops_per_gpu: f64,
     mfu: f64,
     bubble_fraction: f64,
-    /// Bytes of each rank of a pipeline.
+    /// The bytes of each rank of a pipeline at its peak, under the key that plans for clusters have.
     memory_bytes: Vec<u64>,
-    /// The same, as in other plans.
+    /// The same bytes, under the key that all plans have.
     peak_bytes: Vec<u64>,
+    /// The parts of these bytes.
+    memory_parts: Vec<BTreeMap<&'static str, u64>>,
     gap: f64,
     /// Seconds of the busiest rank by what they are spent on. Their sum is the step.
     costs: BTreeMap<&'static str, f64>,
@@ -81,8 +85,8 @@ struct PlanJson<'a> {
 
 #[derive(Serialize)]
 struct GoalJson {
-    tokens: f64,
-    steps: f64,
+    tokens: u64,
+    steps: u64,
     days: f64,
     gpu_hours: f64,
     kilowatt_hours: Option<f64>,
@@ -95,7 +99,7 @@ struct UpgradeJson<'a> {
     plan: Option<PlanJson<'a>>,
     /// Why there is no plan.
     #[serde(skip_serializing_if = "Option::is_none")]
-    reason: Option<String>,
+    reason: Option<&'a str>,
 }
 
 /// Returns the plans as JSON.
@@ -105,15 +109,15 @@ pub(crate) fn json(planned: &Planned) -> String {
     let report = Report {
         model: ModelJson {
             name: &model.name,
-            parameters: (model.parameters() - model.predictor_parameters()) as f64,
-            predictor_parameters: model.predictor_parameters() as f64,
-            active_parameters: model.active_parameters() as f64,
+            parameters: model.parameters() - model.predictor_parameters(),
+            predictor_parameters: model.predictor_parameters(),
+            active_parameters: model.active_parameters(),
         },
         cluster: ClusterJson {
             name: &request.machine.name,
             gpus: request.gpus,
             gpus_per_node: request.machine.gpus_per_node,
-            precision: words::precision(request.precision),
+            precision: request.precision.name(),
             global_batch: request.batch,
             seq_len: request.sequence,
         },
@@ -123,8 +127,8 @@ pub(crate) fn json(planned: &Planned) -> String {
         search_s: planned.seconds,
         estimated: found.estimated,
         simulated: found.simulated,
-        memory_limit_bytes: found.memory_limit,
-        upgrades: planned.upgrades.iter().map(upgrade_json).collect(),
+        memory_limit_bytes: found.memory_limit as u64,
+        upgrades: planned.upgrades.iter().map(bought_json).collect(),
         measured: &planned.measured,
         ignored: &planned.ignored,
         assumed: &planned.assumed,
@@ -156,9 +160,10 @@ fn plan_json(plan: &ClusterPlan) -> PlanJson<'_> {
         tensor_parallel: layout.tensor,
         context_parallel: layout.context,
         expert_parallel: layout.expert,
+        expert_tensor_parallel: layout.expert_tensor,
         sequence_parallel: layout.sequence_parallel,
-        recompute: words::recompute(layout.recompute),
-        sharding: words::sharding(layout.sharding),
+        recompute: layout.recompute.name(),
+        sharding: layout.sharding.name(),
         predicted_step_s: prediction.seconds,
         tokens_per_s_per_gpu: prediction.tokens_per_gpu,
         model_tflops_per_gpu: prediction.operations_per_gpu / 1e12,
@@ -166,11 +171,13 @@ fn plan_json(plan: &ClusterPlan) -> PlanJson<'_> {
         bubble_fraction: plan.shares.bubble,
         memory_bytes: memory.clone(),
         peak_bytes: memory,
+        memory_parts: prediction.memory.iter().map(parts).collect(),
         gap: plan.gap,
-        costs: plan.shares.named().map(|(name, share)| (name, share * prediction.seconds)).into(),
+        // A sum with 0 is never -0.
+        costs: plan.shares.named().map(|(name, share)| (name, share * prediction.seconds + 0.0)).into(),
         goal: plan.goal.as_ref().map(|goal| GoalJson {
-            tokens: goal.tokens,
-            steps: goal.steps,
+            tokens: goal.tokens as u64,
+            steps: goal.steps as u64,
             days: goal.days,
             gpu_hours: goal.gpu_hours,
             kilowatt_hours: goal.kilowatt_hours,
@@ -178,11 +185,17 @@ fn plan_json(plan: &ClusterPlan) -> PlanJson<'_> {
     }
 }
 
-fn upgrade_json(upgrade: &Upgrade) -> UpgradeJson<'_> {
+/// Returns the parts of a rank's memory in bytes.
+fn parts(memory: &RankMemory) -> BTreeMap<&'static str, u64> {
+    memory.named().map(|(name, bytes)| (name, bytes as u64)).into()
+}
+
+fn bought_json(bought: &Bought) -> UpgradeJson<'_> {
+    let gain = bought.gain.as_ref();
     UpgradeJson {
-        change: upgrade.change.name(),
-        speedup: upgrade.gain.as_ref().ok().map(|gain| gain.speedup),
-        plan: upgrade.gain.as_ref().ok().map(|gain| plan_json(&gain.plan)),
-        reason: upgrade.gain.as_ref().err().map(ToString::to_string),
+        change: bought.change.name(),
+        speedup: gain.ok().map(|gain| gain.speedup),
+        plan: gain.ok().map(|gain| plan_json(&gain.plan)),
+        reason: gain.err().map(String::as_str),
     }
 }

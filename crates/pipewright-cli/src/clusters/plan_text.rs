@@ -2,13 +2,13 @@
 
 use std::fmt::Write;
 
-use pipewright_cluster::layout::Layout;
-use pipewright_cluster::search::{ClusterPlan, Gain, Goal, Upgrade};
+use pipewright_cluster::model::Model;
+use pipewright_cluster::search::{ClusterPlan, Gain, Goal};
 use pipewright_schedule::words::counted;
 
-use crate::clusters::plan::Planned;
-use crate::clusters::words;
-use crate::display::bytes;
+use crate::clusters::layout_text::{layout, memory_parts};
+use crate::clusters::plan::{Bought, Planned};
+use crate::display::{bytes, short_count};
 use crate::planning::print::{memory, time};
 
 /// Returns the plans with what people need to judge them.
@@ -17,7 +17,8 @@ pub(crate) fn text(planned: &Planned) -> String {
     let mut line = |words: String| writeln!(text, "{words}").expect("a string takes all text");
     line(title(planned));
     for (index, plan) in planned.found.plans.iter().enumerate() {
-        line(format!("{}  {}", if index == 0 { "best" } else { "then" }, layout(&plan.layout)));
+        let layout = layout(&plan.layout, &planned.request.model);
+        line(format!("{}  {layout}", if index == 0 { "best" } else { "then" }));
         line(format!("      {}", figures(plan, planned.found.memory_limit)));
         if index == 0 {
             details(plan).into_iter().for_each(&mut line);
@@ -31,7 +32,7 @@ pub(crate) fn text(planned: &Planned) -> String {
         found.simulated,
         planned.seconds
     ));
-    planned.upgrades.iter().for_each(|upgrade| line(bought(upgrade)));
+    planned.upgrades.iter().for_each(|upgrade| line(bought(upgrade, &planned.request.model)));
     let notes = [
         ("measured", &planned.measured),
         ("in the model's file, and not in the prediction", &planned.ignored),
@@ -50,13 +51,14 @@ fn title(planned: &Planned) -> String {
     let request = &planned.request;
     let model = &request.model;
     let predictors = model.predictor_parameters();
-    let (all, active) = (billions(model.parameters() - predictors), billions(model.active_parameters()));
+    let count = |parameters: u128| short_count(u64::try_from(parameters).unwrap_or(u64::MAX));
+    let (all, active) = (count(model.parameters() - predictors), count(model.active_parameters()));
     let mut parameters = format!("{all} parameters");
     if all != active {
         parameters.push_str(&format!(", {active} active"));
     }
     if predictors > 0 {
-        parameters.push_str(&format!(", {} more that predict further tokens", billions(predictors)));
+        parameters.push_str(&format!(", {} more that predict further tokens", count(predictors)));
     }
     let per_node = request.machine.gpus_per_node;
     format!(
@@ -66,44 +68,7 @@ fn title(planned: &Planned) -> String {
         request.machine.name,
         counted(request.batch, "row"),
         request.sequence,
-        words::precision(request.precision)
-    )
-}
-
-fn billions(parameters: u128) -> String {
-    let parameters = parameters as f64;
-    if parameters < 1e9 { format!("{:.1}M", parameters / 1e6) } else { format!("{:.1}B", parameters / 1e9) }
-}
-
-/// Describes a layout. Groups of one rank are left out.
-fn layout(layout: &Layout) -> String {
-    let groups = [
-        ("tensor", layout.tensor),
-        ("pipeline", layout.pipeline),
-        ("data", layout.data()),
-        ("context", layout.context),
-        ("expert", layout.expert),
-    ];
-    let mut mesh: Vec<String> = groups
-        .iter()
-        .filter(|(_, ranks)| *ranks > 1)
-        .map(|(name, ranks)| format!("{name} {ranks}"))
-        .collect();
-    if mesh.is_empty() {
-        mesh.push("one GPU".to_owned());
-    }
-    let schedule = if layout.pipeline > 1 {
-        format!("; {} with {} per rank", layout.schedule_name(), counted(layout.chunks, "stage"))
-    } else {
-        String::new()
-    };
-    let (microbatches, rows) =
-        (counted(layout.microbatches(), "microbatch"), counted(layout.microbatch, "row"));
-    format!(
-        "{}{schedule}; {microbatches} of {rows}; recompute {}; shard {}",
-        mesh.join(" x "),
-        words::recompute(layout.recompute),
-        words::sharding(layout.sharding)
+        request.precision.name()
     )
 }
 
@@ -126,9 +91,15 @@ fn figures(plan: &ClusterPlan, memory_limit: f64) -> String {
 fn details(plan: &ClusterPlan) -> Vec<String> {
     let shares = plan.shares.named().into_iter().filter(|(_, share)| *share >= 0.0005);
     let shares: Vec<String> = shares.map(|(name, share)| format!("{name} {:.1}%", share * 100.0)).collect();
-    let peaks: Vec<u64> = plan.prediction.memory.iter().map(|rank| rank.total() as u64).collect();
+    let ranks = &plan.prediction.memory;
+    let peaks: Vec<u64> = ranks.iter().map(|rank| rank.total() as u64).collect();
     let mut lines =
         vec![format!("      {}", shares.join(", ")), format!("      memory by rank {}", memory(&peaks))];
+    let largest =
+        ranks.iter().enumerate().max_by(|(_, one), (_, other)| one.total().total_cmp(&other.total()));
+    lines.extend(
+        largest.map(|(rank, largest)| format!("      memory of rank {rank}: {}", memory_parts(largest))),
+    );
     if plan.layout.pipeline > 1 {
         lines.push(format!("      blocks by stage {}", runs(&plan.prediction.blocks)));
     }
@@ -147,17 +118,32 @@ fn runs(numbers: &[usize]) -> String {
 }
 
 fn goal(goal: &Goal) -> String {
-    let energy = goal.kilowatt_hours.map_or_else(
-        || "energy not known: the machine has no `board_watts`".to_owned(),
-        |hours| format!("{} MWh of the GPUs at full power", significant(hours / 1000.0)),
-    );
+    let energy = match goal.kilowatt_hours {
+        None => "energy not known: the machine has no `board_watts`".to_owned(),
+        Some(hours) if hours < 1000.0 => {
+            format!("{} kWh of the GPUs at full power", significant(hours))
+        }
+        Some(hours) => format!("{} MWh of the GPUs at full power", significant(hours / 1000.0)),
+    };
+    let tokens = goal.tokens as u64;
     format!(
-        "      {:.2}T tokens: {} steps, {} days, {} GPU hours, {energy}",
-        goal.tokens / 1e12,
-        goal.steps,
-        significant(goal.days),
+        "      {} {}: {}, {}, {} GPU hours, {energy}",
+        short_count(tokens),
+        if tokens == 1 { "token" } else { "tokens" },
+        counted(goal.steps as u64, "step"),
+        span(goal.days),
         significant(goal.gpu_hours)
     )
+}
+
+/// Writes a number of days in days, hours or a smaller unit.
+fn span(days: f64) -> String {
+    let hours = 24.0 * days;
+    match hours {
+        24.0.. => format!("{} days", significant(days)),
+        1.0.. => format!("{} hours", significant(hours)),
+        _ => time(3600.0 * hours),
+    }
 }
 
 /// Writes a number with at least three digits, and millions as such.
@@ -170,15 +156,15 @@ fn significant(number: f64) -> String {
 }
 
 /// Says what a change of the hardware buys.
-fn bought(upgrade: &Upgrade) -> String {
-    let name = upgrade.change.name();
-    match &upgrade.gain {
+fn bought(bought: &Bought, model: &Model) -> String {
+    let name = bought.change.name();
+    match &bought.gain {
         Ok(Gain { plan, speedup }) => format!(
             "{name}: {speedup:.2} times as fast, {} per step with {}",
             time(plan.prediction.seconds),
-            layout(&plan.layout)
+            layout(&plan.layout, model)
         ),
-        Err(error) => format!("{name}: no plan: {error}"),
+        Err(reason) => format!("{name}: no plan: {reason}"),
     }
 }
 
@@ -198,5 +184,10 @@ mod tests {
         check(812_345.0, "812345");
         check(46.234, "46.2");
         check(0.012_34, "0.0123");
+    }
+
+    #[test]
+    fn spans_have_a_unit_that_suits() {
+        assert_eq!([3.5, 0.5, 0.0001].map(span), ["3.50 days", "12.0 hours", "8.640 s"]);
     }
 }

@@ -14,6 +14,7 @@ use pipewright_schedule::profile::Profile;
 use pipewright_system::schedule_memory::check_plan;
 
 use crate::clusters::arguments::ClusterArguments;
+use crate::clusters::request::PlanOptions;
 use crate::clusters::{plan as cluster_plan, plan_json, plan_text};
 use crate::config::{self, Settings};
 use crate::display::say;
@@ -66,9 +67,9 @@ pub(crate) struct PlanArguments {
     /// of the machine without what a driver and an allocator need
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     memory: Option<u64>,
-    /// The longest search, such as 20s. The search for a cluster has a fixed amount of work instead
-    #[arg(long, value_name = "TIME", value_parser = parse_time, default_value = "20s")]
-    time_limit: Duration,
+    /// The longest search; by default, 20s. The search for a cluster has a fixed amount of work instead
+    #[arg(long, value_name = "TIME", value_parser = parse_time)]
+    time_limit: Option<Duration>,
     /// The form of the output
     #[arg(long, value_enum, default_value = "text")]
     format: Format,
@@ -89,6 +90,16 @@ pub(crate) struct PlanArguments {
     cluster: ClusterArguments,
 }
 
+/// The longest search if no other limit is given.
+const TIME_LIMIT: Duration = Duration::from_secs(20);
+
+impl PlanArguments {
+    /// Returns the longest search.
+    fn time_limit(&self) -> Duration {
+        self.time_limit.unwrap_or(TIME_LIMIT)
+    }
+}
+
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum Format {
     /// The best plans, and why other schedules lost
@@ -104,9 +115,9 @@ pub(crate) fn run(arguments: &PlanArguments) -> Result<(), Failure> {
     }
     if let Some(model) = arguments.config.as_deref().filter(|path| is_model(path)) {
         return Err(Failure::input(format!(
-            "{}: this is a model and not a configuration; name the cluster to plan it for, such as --cluster h100 \
-             --nodes 16",
-            model.display()
+            "{path}: this is a model and not a configuration; name the cluster to plan it for, such as `pipewright plan \
+             {path} --cluster h100 --nodes 16 --global-batch 1024 --seq-len 8192`",
+            path = model.display()
         )));
     }
     let has_config = arguments.config.is_some() || !arguments.set.is_empty();
@@ -125,7 +136,7 @@ pub(crate) fn run(arguments: &PlanArguments) -> Result<(), Failure> {
     });
     target.as_ref().map_or(Ok(()), Target::check)?;
     let start = Instant::now();
-    let mut keep_going = || start.elapsed() < arguments.time_limit;
+    let mut keep_going = || start.elapsed() < arguments.time_limit();
     let report = plan(&profile, &request, &mut keep_going).map_err(refused)?;
     let seconds = start.elapsed().as_secs_f64();
     if let Some(output) = &arguments.output {
@@ -134,7 +145,7 @@ pub(crate) fn run(arguments: &PlanArguments) -> Result<(), Failure> {
     }
     let emitted = target.map(|target| {
         let start = Instant::now();
-        let mut keep_going = || start.elapsed() < arguments.time_limit;
+        let mut keep_going = || start.elapsed() < arguments.time_limit();
         Emitted::of(&report, &profile, &request, &target, &mut keep_going)
     });
     let emitted = emitted.transpose()?;
@@ -158,19 +169,55 @@ pub(crate) fn run(arguments: &PlanArguments) -> Result<(), Failure> {
 
 /// Plans a model for a cluster that is not at hand.
 fn plan_for_cluster(arguments: &PlanArguments, cluster: &str) -> Result<(), Failure> {
-    let shared = cluster_plan::Shared {
+    refuse_options_without_effect(arguments)?;
+    let planned = cluster_plan::plan(&PlanOptions {
+        machine: cluster,
+        cluster: &arguments.cluster,
         config: arguments.config.as_deref(),
+        set: &arguments.set,
         ranks: arguments.ranks,
         memory: arguments.memory,
         data_parallel: arguments.data_parallel,
         tensor_parallel: arguments.tensor_parallel,
-    };
-    let planned = cluster_plan::plan(cluster, &arguments.cluster, &shared)?;
+    })?;
     let printed = match arguments.format {
         Format::Text => plan_text::text(&planned),
         Format::Json => plan_json::json(&planned),
     };
     output::write(None, &printed)
+}
+
+/// Refuses options that a plan for a cluster does not have.
+fn refuse_options_without_effect(arguments: &PlanArguments) -> Result<(), Failure> {
+    let options = [
+        ("--profile", arguments.profile.is_some(), "give measurements with --measured"),
+        ("--microbatches", arguments.microbatches.is_some(), "use --global-batch and --microbatch-size"),
+        ("--head-parts", !arguments.head_parts.is_empty(), "leave it out, because the head is not cut"),
+        (
+            "--time-limit",
+            arguments.time_limit.is_some(),
+            "leave it out, because the search has a fixed amount of work",
+        ),
+        ("--output", arguments.output.is_some(), "keep the plans with `--format json > FILE`"),
+        (
+            "--emit",
+            arguments.emit.is_some(),
+            "leave --cluster out and plan a profile, such as `pipewright plan --profile PROFILE.toml --ranks 16 \
+             --microbatches 64 --emit megatron`",
+        ),
+        (
+            "--check",
+            arguments.check.is_some(),
+            "leave --cluster out and check the file against a profile, such as `pipewright plan --profile PROFILE.toml \
+             --check plan.yaml`",
+        ),
+    ];
+    match options.into_iter().find(|(_, is_given, _)| *is_given) {
+        Some((flag, _, advice)) => {
+            Err(Failure::input(format!("{flag} has no effect on a plan for a cluster; {advice}")))
+        }
+        None => Ok(()),
+    }
 }
 
 /// Returns whether a path is a `config.json` or a folder.
@@ -194,7 +241,7 @@ fn check(
         memory_of: &memory_of,
         state: training_state_of(run)?,
         head_parts_of: &head_parts_of,
-        time_limit: arguments.time_limit,
+        time_limit: arguments.time_limit(),
     })?;
     let printed = match arguments.format {
         Format::Text => checked.text(),

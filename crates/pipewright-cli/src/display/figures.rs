@@ -50,8 +50,8 @@ pub(super) fn percent(share: f64) -> String {
 }
 
 /// Formats a count with at least three significant digits, such as `950`, `1.05M` or `70.6B`.
-pub(super) fn short_count(count: u64) -> String {
-    const UNITS: [&str; 4] = ["", "k", "M", "B"];
+pub(crate) fn short_count(count: u64) -> String {
+    const UNITS: [&str; 5] = ["", "k", "M", "B", "T"];
     let (mut size, mut unit) = (count as f64, 0);
     while size >= 999.5 && unit + 1 < UNITS.len() {
         size /= 1000.0;
@@ -126,6 +126,7 @@ mod tests {
         check(26_494_464, "26.5M", "26,494,464");
         check(999_600, "1.00M", "999,600");
         check(70_553_706_496, "70.6B", "70,553,706,496");
+        check(15_600_000_000_000, "15.6T", "15,600,000,000,000");
     }
 
     #[test]

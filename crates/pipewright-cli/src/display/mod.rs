@@ -18,7 +18,7 @@ mod summary;
 mod undeferred;
 mod wrap;
 
-pub(crate) use figures::bytes;
+pub(crate) use figures::{bytes, short_count};
 pub(crate) use overview::Overview;
 pub(crate) use progress::Display;
 pub(crate) use screen::{say, set_quiet};

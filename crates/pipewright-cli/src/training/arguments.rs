@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
+use pipewright_schedule::bytes::parse_with_unit;
 
 use crate::config::{Loaded, Settings, Surroundings};
 use crate::failure::Failure;
@@ -30,11 +31,6 @@ pub(crate) fn load_settings(file: Option<&Path>, set: &[String]) -> Result<Loade
 
 /// Reads a time such as `20s`, `500ms` or `2m`.
 pub(crate) fn parse_time(text: &str) -> Result<Duration, String> {
-    let lower = text.trim().to_lowercase();
-    let units = [("ms", 1e-3), ("s", 1.0), ("m", 60.0)];
-    let unit = units.iter().find_map(|(name, seconds)| Some((lower.strip_suffix(name)?, *seconds)));
-    let (number, seconds) = unit.unwrap_or((&lower, 1.0));
-    let value = number.trim().parse::<f64>().ok().map(|number| number * seconds);
-    let value = value.filter(|value| (0.0..=1e6).contains(value));
-    value.map(Duration::from_secs_f64).ok_or_else(|| "write a time such as 20s, 500ms or 2m".to_owned())
+    let seconds = parse_with_unit(text, &[("ms", 1e-3), ("s", 1.0), ("m", 60.0)], 0.0..=1e6);
+    seconds.map(Duration::from_secs_f64).ok_or_else(|| "write a time such as 20s, 500ms or 2m".to_owned())
 }

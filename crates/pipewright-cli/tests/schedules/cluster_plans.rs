@@ -1,27 +1,36 @@
 //! Tests of `plan --cluster` through the binary.
 
+use std::fs;
+
+use assert_cmd::Command;
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::{folder, refuse, run, succeed, text, write};
+use crate::{folder, refuse, succeed, text, write};
 
-const LLAMA: &str = r#"{"model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
+/// The shapes of Llama 3 8B.
+pub(crate) const LLAMA: &str = r#"{"model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
     "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256, "tie_word_embeddings": false}"#;
 
+const MIXTRAL: &str = r#"{"model_type": "mixtral", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
+    "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 32000, "num_local_experts": 8,
+    "num_experts_per_tok": 2, "tie_word_embeddings": false}"#;
+
 /// A folder with Llama 3 8B.
-fn with_model() -> TempDir {
+pub(crate) fn with_model() -> TempDir {
     let folder = folder();
     write(&folder, "config.json", LLAMA);
     folder
 }
 
 /// The arguments of a plan for Llama 3 8B on two nodes, and more.
-fn planned<'a>(more: &[&'a str]) -> Vec<&'a str> {
+pub(crate) fn planned<'a>(more: &[&'a str]) -> Vec<&'a str> {
     let usual =
         ["plan", "config.json", "--cluster", "h100", "--nodes", "2", "--batch", "64", "--seq-len", "8192"];
     [&usual[..], more].concat()
 }
 
+/// Runs a plan with JSON as output.
 fn json(folder: &TempDir, arguments: &[&str]) -> Value {
     let output = succeed(folder, &[arguments, &["--format", "json"]].concat());
     serde_json::from_str(&output).expect("JSON")
@@ -50,9 +59,7 @@ fn a_plan_has_all_figures_and_their_parts_sum_to_the_step() {
         let tokens = 64.0 * 8192.0 / step / 16.0;
         assert!((size("tokens_per_s_per_gpu") / tokens - 1.0).abs() < 1e-9);
         assert!((0.2..0.7).contains(&size("mfu")), "{plan}");
-        let memory = plan["memory_bytes"].as_array().expect("a list");
-        assert_eq!(memory.len() as f64, size("ranks"));
-        assert!(memory.iter().all(|bytes| number(bytes) <= number(&report["memory_limit_bytes"])));
+        check_memory(plan, number(&report["memory_limit_bytes"]));
     }
     let goal = &plans[0]["goal"];
     let steps = (15.6e12_f64 / (64.0 * 8192.0)).ceil();
@@ -69,19 +76,50 @@ fn a_plan_has_all_figures_and_their_parts_sum_to_the_step() {
     assert_eq!(changes, ["twice the nodes", "twice the memory", "twice the network's bandwidth"]);
 }
 
+/// Checks that each rank of a plan fits, and that its memory is the sum of the parts.
+fn check_memory(plan: &Value, limit: f64) {
+    let peaks = plan["peak_bytes"].as_array().expect("a list");
+    let parts = plan["memory_parts"].as_array().expect("a list");
+    assert_eq!([peaks.len() as f64, parts.len() as f64], [number(&plan["ranks"]); 2]);
+    for (peak, parts) in peaks.iter().zip(parts) {
+        let parts = parts.as_object().expect("parts");
+        let names = ["activations", "buffers", "gradients", "optimizer", "parameters", "temporary"];
+        assert_eq!(parts.keys().map(String::as_str).collect::<Vec<_>>(), names);
+        let sum: f64 = parts.values().map(number).sum();
+        assert!((sum - number(peak)).abs() <= 6.0 && number(peak) <= limit, "{plan}");
+    }
+    assert_eq!(plan["memory_bytes"], plan["peak_bytes"]);
+}
+
+/// Counts and bytes are integers, and no number is `-0.0`.
+#[test]
+fn numbers_in_json_have_their_types() {
+    let folder = with_model();
+    let goal = ["--goal", "tokens=15.6T", "--format", "json", "--pipeline-parallel", "2"];
+    let text = succeed(&folder, &planned(&goal));
+    assert!(!text.contains("-0.0"), "{text}");
+    let report: Value = serde_json::from_str(&text).expect("JSON");
+    assert!(report["memory_limit_bytes"].is_u64(), "{report}");
+    let best = &report["plans"][0];
+    let lists = ["peak_bytes", "boundaries"].map(|key| &best[key][0]);
+    let goal = ["tokens", "steps"].map(|key| &best["goal"][key]);
+    assert!(lists.into_iter().chain(goal).all(Value::is_u64), "{best}");
+}
+
 #[test]
 fn the_text_names_what_is_assumed_and_what_is_not_predicted() {
     let folder = with_model();
     write(&folder, "config.json", LLAMA.replace("{", "{\"altup_num_inputs\": 4, "));
     let plan = succeed(&folder, &planned(&["--goal", "tokens=1T"]));
     for words in [
-        "llama: 8.0B parameters; 16 GPUs of H100 80 GB SXM, 8 per node; 64 rows of 8192 tokens per step, bf16\n",
+        "llama: 8.03B parameters; 16 GPUs of H100 80 GB SXM, 8 per node; 64 rows of 8192 tokens per step, bf16\n",
         "\nbest  ",
         "\nthen  ",
         " tokens/s per GPU, ",
         "MFU ",
         "      products ",
         "      memory by rank ",
+        "      memory of rank 0: parameters 15.0 GiB, gradients ",
         "      1.00T tokens: 1907349 steps, ",
         "\nno plan can take less than ",
         "\ntwice the nodes: ",
@@ -108,6 +146,28 @@ fn the_forms_of_a_request_agree() {
         "[model]\nfrom = \".\"\n[data]\nseq_len = 8192\n[pipeline]\nmicrobatches = 32\nmicrobatch_size = 2\n";
     write(&folder, "run.toml", toml);
     check(&["run.toml"]);
+    write(&folder, "run.toml", toml.replace("8192", "64"));
+    check(&["run.toml", "--set", "data.seq_len=8192"]);
+}
+
+/// A folder of a configuration may be the cache folder of a model, and in the home folder, as for `check`.
+#[test]
+fn folders_of_configurations_are_found() {
+    let folder = folder();
+    let snapshot = folder.path().join("cache/models--llama/snapshots/1234");
+    fs::create_dir_all(&snapshot).expect("a folder");
+    fs::write(snapshot.join("config.json"), LLAMA).expect("a file");
+    write(&folder, "run.toml", "[model]\nfrom = \"~/cache/models--llama\"\n");
+    let cluster = ["--cluster", "h100", "--nodes", "1"];
+    let mut command = Command::cargo_bin("pipewright").expect("the binary is built");
+    command.current_dir(folder.path()).env("HOME", folder.path()).args(["plan", "run.toml"]).args(cluster);
+    let output = command.output().expect("the binary starts");
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    let plan = succeed(
+        &folder,
+        &[&["plan", "cache/models--llama", "--batch", "8", "--seq-len", "256"], &cluster[..]].concat(),
+    );
+    assert!(plan.starts_with("llama: 8.03B parameters; 8 GPUs of "), "{plan}");
 }
 
 #[test]
@@ -120,13 +180,66 @@ fn given_parts_of_the_plan_are_kept() {
         ("--stages-per-rank", "2", "stages_per_rank"),
     ];
     let flags: Vec<&str> = given.iter().flat_map(|&(flag, value, _)| [flag, value]).collect();
-    let words = ["--recompute", "full", "--sharding", "optimizer"];
+    let words = ["--recompute", "full", "--sharding", "optimizer", "--schedule", "dualpipev"];
     let report = json(&with_model(), &planned(&[&flags[..], &words].concat()));
     for plan in report["plans"].as_array().expect("plans") {
         for (_, value, key) in given {
             assert_eq!(plan[key].to_string(), value, "{key}");
         }
-        assert_eq!([&plan["recompute"], &plan["sharding"]], ["full", "optimizer"]);
+        let words = ["recompute", "sharding", "schedule"].map(|key| &plan[key]);
+        assert_eq!(words, ["full", "optimizer", "dualpipev"]);
+    }
+}
+
+/// The text and JSON have the ranks of each expert and sequence parallelism, which the search chooses.
+#[test]
+fn experts_and_contexts_are_divided_as_given() {
+    let folder = folder();
+    write(&folder, "config.json", MIXTRAL);
+    let given = ["--tensor-parallel", "2", "--context-parallel", "2", "--expert-parallel", "2"];
+    let report = json(&folder, &planned(&given));
+    let best = &report["plans"][0];
+    for key in ["tensor_parallel", "context_parallel", "expert_parallel"] {
+        assert_eq!(best[key], 2, "{key}");
+    }
+    let plan = succeed(&folder, &planned(&given));
+    let expert_ranks = number(&best["expert_tensor_parallel"]);
+    let words = [
+        " x context 2 x expert 2",
+        if best["sequence_parallel"] == true { ", sequence parallel" } else { "" },
+        if expert_ranks == 1.0 { ", each expert on 1 rank" } else { ", each expert on 2 ranks" },
+    ];
+    assert!(words.iter().all(|words| plan.contains(words)), "{words:?}: {plan}");
+}
+
+#[test]
+fn the_memory_of_a_rank_can_be_given() {
+    let folder = with_model();
+    let report = json(&folder, &planned(&["--memory", "40GiB"]));
+    assert_eq!(report["memory_limit_bytes"], 40_u64 << 30);
+    assert!(number(&report["plans"][0]["peak_bytes"][0]) <= (40_u64 << 30) as f64);
+}
+
+#[test]
+fn products_in_fp8_take_less_time() {
+    let folder = with_model();
+    let products = |precision| {
+        let report = json(&folder, &planned(&["--precision", precision]));
+        assert_eq!(report["cluster"]["precision"], precision);
+        number(&report["plans"][0]["costs"]["products"])
+    };
+    assert!(products("fp8") < 0.8 * products("bf16"));
+}
+
+/// A schedule is named also where a pipeline has one rank, and small goals have units that suit.
+#[test]
+fn a_plan_of_one_rank_names_its_schedule() {
+    let plan = succeed(
+        &with_model(),
+        &planned(&["--schedule", "dualpipev", "--pipeline-parallel", "1", "--goal", "tokens=1"]),
+    );
+    for words in ["; dualpipev with 2 stages per rank; ", "\n      1 token: 1 step, "] {
+        assert!(plan.contains(words), "{words}: {plan}");
     }
 }
 
@@ -142,6 +255,9 @@ fn measurements_replace_predictions_and_are_named() {
     );
     let said = ["41 GB/s between nodes instead of 37.9", "0.4 of the bf16 peak in products instead of 0.678"];
     assert_eq!(after["measured"].as_array().map(Vec::as_slice), Some(&said.map(Value::from)[..]));
+    write(&folder, "m.toml", "[node]\nlatency_us = 8\n");
+    let assumed = json(&folder, &planned(&["--measured", "m.toml"]))["assumed"].to_string();
+    assert!(assumed.contains("\"network_latency_us: 5 us inside a node"), "{assumed}");
     write(&folder, "m.toml", "[network]\ngb_per_s = \"41 GB\"\n");
     refuse(
         &folder,
@@ -151,58 +267,12 @@ fn measurements_replace_predictions_and_are_named() {
     );
 }
 
-#[test]
-fn bad_input_is_refused() {
-    let folder = with_model();
-    let check =
-        |arguments: &[&str], message: &str| refuse(&folder, arguments, 2, &format!("error: {message}"));
-    check(&["plan", "config.json"], "config.json: this is a model and not a configuration; name the cluster");
-    check(&["plan", "--cluster", "h100"], "--cluster needs a model; name a config.json");
-    let model = ["plan", "config.json", "--cluster", "h100"];
-    check(&model, "--seq-len is missing; give it, such as --seq-len 8192");
-    check(&[&model[..], &["--seq-len", "8192"]].concat(), "--global-batch is missing");
-    check(&[&model[..], &["--seq-len", "8192", "--batch", "64"]].concat(), "--nodes is missing");
-    check(
-        &[&model[..], &["--seq-len", "8192", "--batch-tokens", "100000", "--nodes", "1"]].concat(),
-        "--batch-tokens 100000 is not a whole number of rows of 8192 tokens; use --batch-tokens 98304",
-    );
-    check(
-        &planned(&["--tensor-parallel", "32"]),
-        "16 GPUs are not a multiple of 32, the product of tp = 32, pp = 1 and cp = 1; use 32 GPUs, or another mesh",
-    );
-    check(&planned(&["--data-parallel", "3"]), "16 GPUs are not a multiple of 3 replicas of 1 GPU;");
-    check(&planned(&["--schedule", "1f2b"]), "unknown schedule `1f2b`; did you mean `1f1b`?");
-    let of = |cluster| {
-        ["plan", "config.json", "--cluster", cluster, "--nodes", "1", "--seq-len", "8", "--batch", "8"]
-    };
-    check(&of("h10"), "there is no machine `h10`; the nearest name is `h100`");
-    check(
-        &[&of("a100")[..], &["--precision", "fp8"]].concat(),
-        "--precision fp8: A100 80 GB SXM (Selene) has no rate",
-    );
-    check(&["plan", "none.json", "--cluster", "h100"], "none.json: cannot read the model");
-    write(&folder, "bad.json", LLAMA.replace("\"num_key_value_heads\": 8", "\"num_key_value_heads\": 7"));
-    check(
-        &["plan", "bad.json", "--cluster", "h100"],
-        "bad.json: `num_key_value_heads` is 7; use a number that",
-    );
-}
-
-/// The error names the missing bytes and the rank.
-#[test]
-fn a_model_that_does_not_fit_is_refused_with_what_is_short() {
-    let folder = with_model();
-    let output = run(
-        &folder,
-        &["plan", "config.json", "--cluster", "4090", "--ranks", "1", "--seq-len", "8192", "--batch", "1"],
-    );
-    let stderr = text(&output.stderr);
-    assert_eq!(output.status.code(), Some(3), "{stderr}");
-    assert!(stderr.starts_with("error: no plan fits into 22.3 GiB per GPU: the smallest needs "), "{stderr}");
-    assert!(
-        stderr.contains(" GiB on rank 0 of its pipeline, ") && stderr.contains(" GiB too much, with "),
-        "{stderr}"
-    );
+/// Checks the output of the first command of the page.
+fn check_example(page: &str, output: &str) {
+    let blocks = pipewright_book::markdown::code_blocks(page);
+    let example = blocks.into_iter().find(|block| block.language == "text").expect("an example").text;
+    let begin: Vec<&str> = output.lines().take(example.lines().count()).collect();
+    assert_eq!(example.lines().collect::<Vec<_>>(), begin);
 }
 
 /// The commands of the page of the book, in its order.
@@ -210,7 +280,7 @@ fn a_model_that_does_not_fit_is_refused_with_what_is_short() {
 fn the_commands_of_the_book_work() {
     let folder = with_model();
     let path = pipewright_book::root().join("docs/cluster-plans.md");
-    let page = std::fs::read_to_string(path).expect("the page");
+    let page = fs::read_to_string(path).expect("the page");
     let block = |word: &str| {
         let blocks = pipewright_book::markdown::code_blocks(&page);
         blocks
@@ -223,9 +293,12 @@ fn the_commands_of_the_book_work() {
     write(&folder, "group.toml", block("of our group"));
     let commands = pipewright_book::markdown::shell_lines(&page);
     assert!(commands.len() >= 6, "{}", commands.len());
-    for command in &commands {
+    for (index, command) in commands.iter().enumerate() {
         let arguments: Vec<&str> = command.text.split_whitespace().skip(1).collect();
-        succeed(&folder, &arguments);
+        let output = succeed(&folder, &arguments);
+        if index == 0 {
+            check_example(&page, &output);
+        }
     }
     let own = succeed(&folder, &["clusters", "group.toml"]);
     assert!(own.contains("network_gb_per_s = 25 ") && own.contains("memory_gb_per_s = 3350 "), "{own}");

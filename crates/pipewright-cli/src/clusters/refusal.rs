@@ -1,0 +1,155 @@
+//! The errors of the search, in the words of the command line.
+
+use pipewright_cluster::layout::LayoutError;
+use pipewright_cluster::search::{LeastMemory, Request, SearchError};
+use pipewright_schedule::words::counted;
+
+use crate::clusters::layout_text::{layout, memory_parts};
+use crate::clusters::request::PlanOptions;
+use crate::display::bytes;
+use crate::failure::{Exit, Failure, sentence};
+
+/// The words for what the user gave.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Words<'a> {
+    /// The options of the command.
+    pub(super) options: &'a PlanOptions<'a>,
+    /// The request that the options mean.
+    pub(super) request: &'a Request,
+}
+
+impl Words<'_> {
+    /// Returns the failure of a search. A plan that does not fit is a check that failed. Anything else is wrong
+    /// input.
+    pub(super) fn refused(&self, error: SearchError) -> Failure {
+        let exit = match error {
+            SearchError::Memory { .. } => Exit::CheckFailed,
+            _ => Exit::WrongInput,
+        };
+        Failure::new(exit, self.sentence(&error))
+    }
+
+    /// Returns what an error of the search says, with the options that the user knows.
+    pub(super) fn sentence(&self, error: &SearchError) -> String {
+        match error {
+            SearchError::Layout(LayoutError::Mesh { gpus, of, .. }) => self.mesh(*gpus, u64::from(*of)),
+            SearchError::Replicas { gpus, data, of_replica } => {
+                self.mesh(*gpus, u64::from(*data) * u64::from(*of_replica))
+            }
+            SearchError::Layout(LayoutError::Batch { batch, of, data }) => self.batch(*batch, *of, *data),
+            SearchError::Layout(LayoutError::Stages { blocks, stages }) => format!(
+                "{} ({}) are more than the {} of the model, its embedding and its head; use fewer stages",
+                counted(*stages, "stage"),
+                self.given(&["--pipeline-parallel", "--stages-per-rank"]),
+                counted(*blocks as u64, "block"),
+            ),
+            SearchError::Layout(LayoutError::Division { what, count, ranks, group }) => format!(
+                "{count} {what} cannot be divided among the ranks of --{group}-parallel {ranks}; use a number that \
+                 divides {count}"
+            ),
+            SearchError::NoMesh { gpus, .. } => self.no_mesh(*gpus),
+            SearchError::NoExperts { expert } => {
+                format!("--expert-parallel {expert}: the model has no experts; leave it out")
+            }
+            SearchError::Memory { least } => self.memory(least),
+            _ => sentence(error),
+        }
+    }
+
+    /// Returns the flags that are given, with their values.
+    fn given(&self, flags: &[&str]) -> String {
+        let sizes = self.options.sizes_by_flag().into_iter();
+        let given = sizes.filter(|(flag, _)| flags.contains(flag));
+        let given = given.filter_map(|(flag, size)| Some(format!("{flag} {}", size?)));
+        given.collect::<Vec<_>>().join(", ")
+    }
+
+    /// Says that the mesh does not divide the GPUs, with the next number that it divides.
+    fn mesh(&self, gpus: u32, of: u64) -> String {
+        let (flag, unit) = match self.options.cluster.nodes {
+            Some(_) => ("--nodes", u64::from(self.request.machine.gpus_per_node)),
+            None => ("--ranks", 1),
+        };
+        let near = common_multiple(of, unit).and_then(|step| next(gpus, step));
+        let advice = near.map_or_else(String::new, |near| format!("use {flag} {}, or ", near / unit));
+        format!(
+            "{} cannot be divided into a mesh of {of} ({}); {advice}use another mesh",
+            counted(gpus, "GPU"),
+            self.given(&MESH),
+        )
+    }
+
+    /// Says that the replicas do not divide the rows, with the next number that they divide.
+    fn batch(&self, batch: u32, of: u32, data: u32) -> String {
+        let advice =
+            next(batch, of.into()).map_or_else(String::new, |near| match self.options.cluster.batch_tokens {
+                Some(tokens) => format!("use --batch-tokens {}, or ", tokens / u64::from(batch) * near),
+                None => format!("use --global-batch {near}, or "),
+            });
+        format!(
+            "{} of a step cannot be divided among {} with {} in each microbatch; {advice}use another mesh",
+            counted(batch, "row"),
+            counted(data, "replica"),
+            counted(of / data.max(1), "row"),
+        )
+    }
+
+    /// Says that no mesh divides the GPUs.
+    fn no_mesh(&self, gpus: u32) -> String {
+        let given = self.given(&PARTS);
+        let (with, other) = match given.as_str() {
+            "" => (String::new(), ""),
+            given => (format!(" with {given}"), ", or a given part of the mesh"),
+        };
+        format!(
+            "no mesh{with} divides {} such that its replicas divide {} of a step, its stages are at most {} and its \
+             tensor groups divide the heads; change the number of GPUs or of rows{other}",
+            counted(gpus, "GPU"),
+            counted(self.request.batch, "row"),
+            counted(self.request.model.blocks.len() as u64, "block"),
+        )
+    }
+
+    /// Says that no plan fits into memory, and what is short.
+    fn memory(&self, least: &LeastMemory) -> String {
+        let given = if least.has_given_parts { "fewer given parts of the plan, " } else { "" };
+        format!(
+            "no plan fits into {} per GPU: the smallest ({}) needs {} on rank {} of its pipeline, {} too much ({}); use \
+             {given}more GPUs, fewer rows per step, or GPUs with more memory",
+            bytes(least.limit as u64),
+            layout(&least.layout, &self.request.model),
+            bytes(least.needed() as u64),
+            least.rank,
+            bytes((least.needed() - least.limit) as u64),
+            memory_parts(&least.memory),
+        )
+    }
+}
+
+/// The sizes that are parts of a plan.
+const PARTS: [&str; 7] = [
+    "--tensor-parallel",
+    "--pipeline-parallel",
+    "--data-parallel",
+    "--context-parallel",
+    "--expert-parallel",
+    "--stages-per-rank",
+    "--microbatch-size",
+];
+
+/// The sizes whose product divides the GPUs.
+const MESH: [&str; 4] = ["--tensor-parallel", "--pipeline-parallel", "--data-parallel", "--context-parallel"];
+
+/// Returns the smallest multiple of `of` that is not below `value`, if it is a possible size.
+fn next(value: u32, of: u64) -> Option<u64> {
+    u64::from(value).checked_next_multiple_of(of).filter(|&near| near <= u64::from(u32::MAX))
+}
+
+/// Returns the least common multiple of two numbers above 0, unless it is too large.
+fn common_multiple(one: u64, other: u64) -> Option<u64> {
+    let (mut divisor, mut rest) = (one, other);
+    while rest > 0 {
+        (divisor, rest) = (rest, divisor % rest);
+    }
+    (one / divisor).checked_mul(other)
+}

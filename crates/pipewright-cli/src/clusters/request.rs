@@ -1,0 +1,195 @@
+//! The sizes of a plan that the user gives: GPUs, rows and fixed parts.
+
+use std::path::Path;
+
+use pipewright_cluster::layout::Precision;
+use pipewright_cluster::machine::Machine;
+use pipewright_cluster::search::Fixed;
+
+use crate::clusters::arguments::ClusterArguments;
+use crate::failure::Failure;
+
+/// The options of `plan --cluster`.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct PlanOptions<'a> {
+    /// The name of the machine, or the path of its file.
+    pub(crate) machine: &'a str,
+    /// The options that only plans for clusters have.
+    pub(crate) cluster: &'a ClusterArguments,
+    /// The model, a folder or a configuration.
+    pub(crate) config: Option<&'a Path>,
+    /// The keys of the configuration that are overridden.
+    pub(crate) set: &'a [String],
+    /// All GPUs.
+    pub(crate) ranks: Option<u32>,
+    /// The most bytes of a rank.
+    pub(crate) memory: Option<u64>,
+    /// The replicas.
+    pub(crate) data_parallel: Option<u32>,
+    /// The ranks of a tensor group.
+    pub(crate) tensor_parallel: Option<u32>,
+}
+
+/// The numbers that every search needs.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Sizes {
+    /// All GPUs.
+    pub(super) gpus: u32,
+    /// The rows of a step.
+    pub(super) batch: u32,
+    /// The tokens of a row.
+    pub(super) sequence: u32,
+}
+
+impl PlanOptions<'_> {
+    /// Returns the path of the model or of the configuration.
+    pub(super) fn path(&self) -> Option<&Path> {
+        self.cluster.model.as_deref().or(self.config)
+    }
+
+    /// Returns the sizes that may be given, by their flags.
+    pub(super) fn sizes_by_flag(&self) -> [(&'static str, Option<u32>); 11] {
+        let (cluster, fixed) = (self.cluster, &self.cluster.fixed);
+        [
+            ("--nodes", cluster.nodes),
+            ("--ranks", self.ranks),
+            ("--global-batch", cluster.global_batch),
+            ("--seq-len", cluster.seq_len),
+            ("--tensor-parallel", self.tensor_parallel),
+            ("--pipeline-parallel", fixed.pipeline_parallel),
+            ("--data-parallel", self.data_parallel),
+            ("--context-parallel", fixed.context_parallel),
+            ("--expert-parallel", fixed.expert_parallel),
+            ("--stages-per-rank", fixed.stages_per_rank),
+            ("--microbatch-size", fixed.microbatch_size),
+        ]
+    }
+
+    /// Refuses sizes of 0.
+    pub(super) fn check(&self) -> Result<(), Failure> {
+        match self.sizes_by_flag().into_iter().find(|&(_, size)| size == Some(0)) {
+            Some((flag, _)) => Err(Failure::input(format!("{flag} is 0; use at least 1"))),
+            None => Ok(()),
+        }
+    }
+
+    /// Returns the sizes of the request. `sequence` and `batch` come from the configuration.
+    ///
+    /// # Errors
+    /// When sizes are missing or too large, or the tokens of the batch are not whole rows.
+    pub(super) fn sizes(
+        &self,
+        machine: &Machine,
+        sequence: Option<u32>,
+        batch: Option<u32>,
+    ) -> Result<Sizes, Failure> {
+        let cluster = self.cluster;
+        let tokens = cluster.batch_tokens.map(Batch::Tokens);
+        let batch = tokens.or(cluster.global_batch.or(batch).map(Batch::Rows));
+        match (self.gpus(machine)?, cluster.seq_len.or(sequence), batch) {
+            (Some(gpus), Some(sequence), Some(batch)) => {
+                Ok(Sizes { gpus, batch: batch.rows(sequence)?, sequence })
+            }
+            (gpus, sequence, batch) => Err(self.missing(gpus.is_none(), batch.is_none(), sequence.is_none())),
+        }
+    }
+
+    /// Names all missing sizes, with a command that has them.
+    fn missing(&self, gpus: bool, batch: bool, sequence: bool) -> Failure {
+        let cluster = self.cluster;
+        // The flag, its value, and an example if it is missing.
+        let sizes = [
+            ("--nodes", cluster.nodes.map(u64::from), gpus.then_some(16)),
+            ("--ranks", self.ranks.map(u64::from), None),
+            ("--global-batch", cluster.global_batch.map(u64::from), batch.then_some(1024)),
+            ("--batch-tokens", cluster.batch_tokens, None),
+            ("--seq-len", cluster.seq_len.map(u64::from), sequence.then_some(8192)),
+        ];
+        let missing: Vec<&str> =
+            sizes.iter().filter(|(.., example)| example.is_some()).map(|(flag, ..)| *flag).collect();
+        let (are, them) = if missing.len() == 1 { ("is", "it") } else { ("are", "them") };
+        let model = self.path().unwrap_or(Path::new("config.json")).display();
+        let mut command = format!("pipewright plan {model} --cluster {}", self.machine);
+        for (flag, given, example) in sizes {
+            if let Some(value) = given.or(example) {
+                command.push_str(&format!(" {flag} {value}"));
+            }
+        }
+        Failure::input(format!("{} {are} missing; give {them}, such as `{command}`", missing.join(", ")))
+    }
+
+    fn gpus(&self, machine: &Machine) -> Result<Option<u32>, Failure> {
+        let Some(nodes) = self.cluster.nodes else { return Ok(self.ranks) };
+        let per_node = machine.gpus_per_node;
+        nodes.checked_mul(per_node).map(Some).ok_or_else(|| {
+            let most = u32::MAX / per_node;
+            Failure::input(format!("--nodes {nodes}: there are too many GPUs; use at most {most}"))
+        })
+    }
+
+    /// Returns the precision of the products.
+    ///
+    /// # Errors
+    /// When the machine has no rate for it.
+    pub(super) fn precision(&self, machine: &Machine) -> Result<Precision, Failure> {
+        let precision = self.cluster.precision.map_or(Precision::Half, Precision::from);
+        if precision == Precision::Fp8 && machine.fp8.is_none() {
+            let name = &machine.name;
+            return Err(Failure::input(format!(
+                "--precision fp8: {name} has no rate for FP8; use bf16, or a cluster file with fp8_tflops"
+            )));
+        }
+        Ok(precision)
+    }
+
+    /// Returns the fixed parts of a plan.
+    pub(super) fn fixed(&self) -> Fixed {
+        let given = &self.cluster.fixed;
+        Fixed {
+            tensor: self.tensor_parallel,
+            pipeline: given.pipeline_parallel,
+            context: given.context_parallel,
+            data: self.data_parallel,
+            expert: given.expert_parallel,
+            chunks: given.stages_per_rank,
+            microbatch: given.microbatch_size,
+            schedule: given.schedule.clone(),
+            recompute: given.recompute.map(Into::into),
+            sharding: given.sharding.map(Into::into),
+            sequence_parallel: None,
+        }
+    }
+}
+
+/// The batch of a step as the user gives it.
+enum Batch {
+    Rows(u32),
+    Tokens(u64),
+}
+
+impl Batch {
+    /// Returns the number of rows.
+    ///
+    /// # Errors
+    /// When the tokens are too many, or are not whole rows.
+    fn rows(self, sequence: u32) -> Result<u32, Failure> {
+        let tokens = match self {
+            Self::Rows(rows) => return Ok(rows),
+            Self::Tokens(tokens) => tokens,
+        };
+        let (length, most) = (u64::from(sequence), u64::from(u32::MAX));
+        if tokens / length > most {
+            return Err(Failure::input(format!(
+                "--batch-tokens {tokens} is more than {most} rows of {sequence} tokens; use at most {}",
+                most * length
+            )));
+        }
+        if !tokens.is_multiple_of(length) {
+            let near = ((tokens + length / 2) / length).clamp(1, most) * length;
+            return Err(Failure::input(format!(
+                "--batch-tokens {tokens} is not a whole number of rows of {sequence} tokens; use --batch-tokens {near}"
+            )));
+        }
+        Ok((tokens / length) as u32)
+    }
+}

@@ -1,0 +1,27 @@
+//! Reads the TOML files of machines and measurements.
+
+use std::path::Path;
+
+use pipewright_cluster::toml_file::{MAX_FILE, TomlFileError};
+use pipewright_system::bounded_file::read_text;
+
+use crate::failure::Failure;
+
+/// Reads a file. `what` and `advice` are for the error of a file that cannot be read.
+///
+/// # Errors
+/// When the file cannot be read, or has a mistake; the error has the file, the line and the column.
+pub(super) fn read<T>(
+    path: &Path,
+    what: &str,
+    advice: &str,
+    parse: fn(&str) -> Result<T, TomlFileError>,
+) -> Result<T, Failure> {
+    let shown = path.display();
+    let text = read_text(path, MAX_FILE as u64)
+        .map_err(|error| Failure::input(format!("{shown}: cannot read {what}: {error}; {advice}")))?;
+    parse(&text).map_err(|error| {
+        let place = error.place;
+        Failure::input(format!("{shown}:{}:{}: {}", place.line, place.column, error.kind))
+    })
+}
