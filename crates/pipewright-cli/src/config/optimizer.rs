@@ -17,7 +17,7 @@ pub(crate) struct OptimizerSettings {
     pub(crate) name: OptimizerName,
     /// The highest learning rate.
     pub(crate) learning_rate: f64,
-    /// The rate to which schedules fall that depend on the length of the run; others have none.
+    /// The rate to which the learning rate falls, if its schedule depends on the length of the run.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) min_learning_rate: Option<f64>,
     /// AdamW, Adam: the decay rates of the first and second moment.

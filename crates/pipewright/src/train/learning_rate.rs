@@ -160,7 +160,7 @@ mod tests {
         check(lowest, &[1.0, 0.75, 0.5, 0.5]);
     }
 
-    /// The expected rates after the warm-up are those of transformers' `get_wsd_schedule` with a linear decay.
+    /// Transformers' `get_wsd_schedule` with a linear decay has the same rates after the warm-up.
     #[test]
     fn wsd() {
         let wsd = |decay_steps, lowest| LearningRate { decay_steps, lowest, ..rate(Decay::Wsd, 2, 8) };
@@ -172,7 +172,7 @@ mod tests {
         check(wsd(0, 0.0), &[0.5, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.0]);
     }
 
-    /// The expected rates after the warm-up are those of transformers' `get_inverse_sqrt_schedule`.
+    /// Transformers' `get_inverse_sqrt_schedule` has the same rates after the warm-up.
     #[test]
     fn inverse_sqrt() {
         check(rate(Decay::InverseSqrt, 2, 4), &[0.5, 1.0, 1.0, 0.816496581, 0.707106781, 0.632455532]);
@@ -184,7 +184,7 @@ mod tests {
     fn a_restart_begins_the_warmup_and_the_decay_again() {
         let restarted = LearningRate { restart_at: 3, ..rate(Decay::Linear, 1, 6) };
         check(restarted, &[1.0, 1.0, 0.5, 1.0, 1.0, 0.5, 0.0]);
-        // The steps before it are those of a run that ends there.
+        // The steps before it have the rates of a run that ends there.
         let first = rate(Decay::Linear, 1, 3);
         assert!((0..3).all(|step| first.at(step) == restarted.at(step)));
     }
