@@ -10,7 +10,7 @@ use crate::planning::auto::choose_without_profile;
 use crate::planning::decision::Chosen;
 use crate::run_folder;
 use crate::text::escape_in_json;
-use crate::training::arguments::{RunArguments, load_settings};
+use crate::training::arguments::RunArguments;
 use crate::training::memory::{memory_plan, require_fit};
 use crate::training::model::read_model;
 use crate::training::optimizer::{require_elementwise, require_whole};
@@ -37,7 +37,7 @@ enum Format {
 
 /// Runs the command.
 pub(crate) fn run(arguments: &CheckArguments) -> Result<(), Failure> {
-    let loaded = load_settings(arguments.run.config.as_deref(), &arguments.run.set)?;
+    let loaded = arguments.run.load()?;
     loaded.notes.iter().for_each(|note| say(note));
     let model = read_model(&loaded.settings)?;
     let chosen = match loaded.scheduled() {

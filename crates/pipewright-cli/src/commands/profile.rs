@@ -13,7 +13,7 @@ use crate::failure::{Exit, Failure};
 use crate::output::OutputFile;
 use crate::planning::measure::{Measurement, measure_run};
 use crate::planning::profile_text::{of_spread, profile_text};
-use crate::training::arguments::{RunArguments, load_settings, parse_time};
+use crate::training::arguments::{RunArguments, parse_time};
 use crate::training::identity::shared_settings;
 use crate::training::model::read_model;
 use crate::training::process_group::ProcessGroup;
@@ -47,7 +47,7 @@ pub(crate) fn run(arguments: &ProfileArguments) -> Result<(), Failure> {
 }
 
 fn run_with(arguments: &ProfileArguments, processes: &mut ProcessGroup) -> Result<(), Failure> {
-    let loaded = load_settings(arguments.run.config.as_deref(), &arguments.run.set);
+    let loaded = arguments.run.load();
     let loaded = processes.agree(loaded, |loaded| shared_settings(&loaded.settings))?;
     let settings = &loaded.settings;
     processes.join_for(settings.pipeline.transport)?;

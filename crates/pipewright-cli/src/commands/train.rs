@@ -9,7 +9,7 @@ use crate::planning::auto;
 use crate::planning::decision::Chosen;
 use crate::run_folder::{self, RunFolder};
 use crate::signal::Interrupt;
-use crate::training::arguments::{RunArguments, load_settings};
+use crate::training::arguments::RunArguments;
 use crate::training::evaluations::Evaluations;
 use crate::training::identity::{describe, identity, shared_settings};
 use crate::training::launch::{abandon, launch};
@@ -95,7 +95,7 @@ fn choose(
 }
 
 fn load(arguments: &RunArguments, is_leader: bool) -> Result<(Loaded, CutModel), Failure> {
-    let loaded = load_settings(arguments.config.as_deref(), &arguments.set)?;
+    let loaded = arguments.load()?;
     let model = read_model(&loaded.settings)?;
     if is_leader {
         loaded.notes.iter().for_each(|note| display::say(note));

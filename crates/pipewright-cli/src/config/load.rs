@@ -13,6 +13,21 @@ use crate::config::problem::ConfigError;
 use crate::config::settings::Settings;
 use crate::config::{cross_checks, data, mesh, model, optimizer, pipeline, run, sample, schedule};
 
+/// The configuration whose keys the arguments override.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Base<'a> {
+    /// A file.
+    File(&'a Path),
+    /// The built-in sample.
+    Sample,
+    /// The built-in configuration for a model and data that the arguments name.
+    FineTuning,
+}
+
+/// The name of the built-in configuration for a fine-tuning in messages, and its text.
+const FINE_TUNING: (&str, &str) =
+    ("the built-in configuration for fine-tuning", include_str!("fine_tuning.toml"));
+
 /// A configuration as it was read.
 #[derive(Debug)]
 pub(crate) struct Loaded {
@@ -44,19 +59,19 @@ impl Loaded {
 }
 
 impl Settings {
-    /// Reads the settings of `file`, or the settings of the built-in sample. `arguments`, of the form
-    /// `section.key=value`, override them.
+    /// Reads the settings of `base`. `arguments`, of the form `section.key=value`, override them.
     ///
     /// # Errors
     /// Fails if the file cannot be read, or with every mistake in the file and in the arguments.
     pub(crate) fn load(
-        file: Option<&Path>,
+        base: Base<'_>,
         arguments: &[String],
         surroundings: &Surroundings,
     ) -> Result<Loaded, ConfigError> {
-        let text = match file {
-            Some(file) => read_source(file, "configuration")?,
-            None => Source { name: sample::NAME.to_owned(), text: sample::CONFIG.to_owned() },
+        let text = match base {
+            Base::File(file) => read_source(file, "configuration")?,
+            Base::Sample => Source { name: sample::NAME.to_owned(), text: sample::CONFIG.to_owned() },
+            Base::FineTuning => Source { name: FINE_TUNING.0.to_owned(), text: FINE_TUNING.1.to_owned() },
         };
         let mut document = Document::new(Some(text), arguments);
         let model = model::read(&mut document, surroundings);

@@ -33,7 +33,7 @@ mod settings;
 mod tests;
 
 pub(crate) use keys::nearest;
-pub(crate) use load::{Loaded, Scheduled};
+pub(crate) use load::{Base, Loaded, Scheduled};
 pub(crate) use paths::Surroundings;
 pub(crate) use problem::{ConfigError, Problem};
 pub(crate) use settings::Settings;

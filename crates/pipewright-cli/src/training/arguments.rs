@@ -7,7 +7,7 @@ use std::time::Duration;
 use clap::Args;
 use pipewright_schedule::bytes::parse_with_unit;
 
-use crate::config::{Loaded, Settings, Surroundings};
+use crate::config::{Base, Loaded, Settings, Surroundings};
 use crate::failure::Failure;
 
 /// The configuration of a run.
@@ -15,18 +15,40 @@ use crate::failure::Failure;
 pub(crate) struct RunArguments {
     /// The configuration file; by default, the built-in sample
     #[arg(value_name = "CONFIG.toml")]
-    pub(crate) config: Option<PathBuf>,
+    config: Option<PathBuf>,
+    /// Fine-tune the model in this Hugging Face directory, without a configuration file
+    #[arg(long, value_name = "DIR", requires = "data", conflicts_with = "config")]
+    from: Option<String>,
+    /// The files for --from: text, chats, completions or token ids, as in `data.path`; may be repeated
+    #[arg(long, value_name = "PATH", requires = "from", conflicts_with = "config")]
+    data: Vec<String>,
     /// Override a key with a TOML value; a value that is not TOML is taken as text
     #[arg(long, value_name = "section.key=value")]
-    pub(crate) set: Vec<String>,
+    set: Vec<String>,
+}
+
+impl RunArguments {
+    /// Loads the settings: those of the file, of the built-in sample, or for the model and the data that the
+    /// arguments name. `--set` arguments override them.
+    pub(crate) fn load(&self) -> Result<Loaded, Failure> {
+        let Some(model) = &self.from else { return load_settings(self.config.as_deref(), &self.set) };
+        let quoted = |text: &String| toml::Value::String(text.clone());
+        let data = toml::Value::Array(self.data.iter().map(quoted).collect());
+        let named = [format!("model.from={}", quoted(model)), format!("data.path={data}")];
+        load(Base::FineTuning, &[&named, &self.set[..]].concat())
+    }
 }
 
 /// Loads the settings from a file, or the settings of the built-in sample. `--set` arguments override them.
 pub(crate) fn load_settings(file: Option<&Path>, set: &[String]) -> Result<Loaded, Failure> {
+    load(file.map_or(Base::Sample, Base::File), set)
+}
+
+fn load(base: Base<'_>, set: &[String]) -> Result<Loaded, Failure> {
     let surroundings = Surroundings::of_process().map_err(|error| {
         Failure::input(format!("the working folder cannot be found: {error}; go to another"))
     })?;
-    Ok(Settings::load(file, set, &surroundings)?)
+    Ok(Settings::load(base, set, &surroundings)?)
 }
 
 /// Reads a time such as `20s`, `500ms` or `2m`.

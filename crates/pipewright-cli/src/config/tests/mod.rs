@@ -9,7 +9,7 @@ mod whole;
 
 use std::path::Path;
 
-use crate::config::{ConfigError, Loaded, Settings, Surroundings};
+use crate::config::{Base, ConfigError, Loaded, Settings, Surroundings};
 
 /// Loads the settings from a file's text in a scratch folder. On failure, returns the problems, one per line,
 /// without the path of the folder.
@@ -28,7 +28,7 @@ fn load_all(text: Option<&str>, arguments: &[&str]) -> Result<Loaded, String> {
     let surroundings =
         Surroundings { working_folder: Path::new(env!("CARGO_MANIFEST_DIR")).to_owned(), variable: |_| None };
     let file = text.is_some().then_some(file.as_path());
-    let loaded = Settings::load(file, &arguments, &surroundings);
+    let loaded = Settings::load(file.map_or(Base::Sample, Base::File), &arguments, &surroundings);
     loaded.map_err(|error| match error {
         ConfigError::Problems(problems) => {
             let prefix = format!("{}/", folder.path().display());

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use super::{check, check_set, load};
-use crate::config::{Settings, Surroundings, TEMPLATE};
+use crate::config::{Base, Settings, Surroundings, TEMPLATE};
 
 #[test]
 fn the_template_holds_the_defaults() {
@@ -96,8 +96,8 @@ fn all_problems_at_once() {
 #[test]
 fn a_file_that_cannot_be_read() {
     let surroundings = Surroundings { working_folder: "/".into(), variable: |_| None };
-    let error =
-        Settings::load(Some(Path::new("no-such.toml")), &[], &surroundings).expect_err("there is no file");
+    let error = Settings::load(Base::File(Path::new("no-such.toml")), &[], &surroundings)
+        .expect_err("there is no file");
     assert_eq!(error.to_string(), "no-such.toml: cannot read the configuration");
     assert!(std::error::Error::source(&error).is_some());
 }
