@@ -41,7 +41,7 @@ pub(crate) struct Units {
     kinds: Vec<Unit>,
     /// The index in `kinds` of each block of the model.
     kind_of: Vec<usize>,
-    embedding: Unit,
+    pub(crate) embedding: Unit,
     head: Unit,
     tied: bool,
     /// The parameters of the embedding's table.
@@ -99,6 +99,26 @@ impl Units {
             Unit { time: setting.predictor(), parameters: predictor_parameters(model, layout), ..last };
         (0..model.predictors).for_each(|_| units.head += predictor);
         units
+    }
+
+    /// Returns the number of blocks of the model.
+    pub(crate) fn blocks(&self) -> usize {
+        self.kind_of.len()
+    }
+
+    /// Returns the fewest parameters and bytes of activations that a block has, without its other costs.
+    pub(crate) fn smallest_block(&self) -> Unit {
+        let smaller = |one: Unit, other: &Unit| Unit {
+            parameters: Parameters {
+                shared: one.parameters.shared.min(other.parameters.shared),
+                experts: one.parameters.experts.min(other.parameters.experts),
+            },
+            activation: one.activation.min(other.activation),
+            ..Unit::default()
+        };
+        self.kinds.split_first().map_or_else(Unit::default, |(first, others)| {
+            others.iter().fold(Unit { time: StageTime::default(), stash: 0.0, ..*first }, smaller)
+        })
     }
 
     /// Returns the blocks of each stage.

@@ -59,6 +59,12 @@ pub enum SearchError {
     /// There is no schedule of the given name.
     #[error(transparent)]
     UnknownSchedule(#[from] GenerateError),
+    /// The given schedule only computes forwards.
+    #[error("the schedule `{schedule}` has no backward; use one that trains, or leave the schedule out")]
+    NoBackward {
+        /// The schedule.
+        schedule: &'static str,
+    },
     /// The given schedule exists in no size that the mesh and the batch allow.
     #[error(
         "no mesh that divides the GPUs and the batch has a plan with the schedule `{schedule}`, whose ranks have {chunks} of at least one block; leave the schedule out, or use another batch or mesh"

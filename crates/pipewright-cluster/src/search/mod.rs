@@ -5,7 +5,7 @@
 //! ```
 //!
 //! Each layout that divides the GPUs, the batch and the model is estimated without a simulation, unless the
-//! time of its computation alone is above the estimates so far. The fastest candidates are then simulated with
+//! time of its computation alone is above the estimates that fit for certain. The fastest candidates are then simulated with
 //! both cuts. Only plans whose predicted memory fits are returned. The search reads no clock and no file, so
 //! the same request always finds the same plans.
 //!

@@ -1,5 +1,7 @@
 //! A request to the search.
 
+use pipewright_schedule::generate::find;
+
 use crate::layout::{Cut, Kernels, Layout, LayoutError, Precision, Recompute, Scores, Sharding};
 use crate::machine::Machine;
 use crate::model::{Block, FeedForward, Model};
@@ -148,6 +150,19 @@ impl Request {
             }
         }
         Ok(())
+    }
+
+    /// Returns the request with the generator's name of a given schedule.
+    pub(crate) fn with_generator_name(&self) -> Result<Self, SearchError> {
+        let mut named = self.clone();
+        if let Some(name) = &self.fixed.schedule {
+            let generator = find(name)?;
+            if !generator.has_backward() {
+                return Err(SearchError::NoBackward { schedule: generator.name });
+            }
+            named.fixed.schedule = Some(generator.name.to_owned());
+        }
+        Ok(named)
     }
 
     /// Checks the parts of the layout that are given, whatever the other parts are.

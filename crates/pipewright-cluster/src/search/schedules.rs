@@ -23,7 +23,8 @@ pub(super) struct Choice {
     pub(super) chunks: u32,
 }
 
-/// Returns the schedules for a pipeline of `ranks` ranks and a model of `blocks` blocks.
+/// Returns the schedules for a pipeline of `ranks` ranks and a model of `blocks` blocks. `schedule` is the name
+/// of a generator.
 pub(super) fn choices(ranks: u32, blocks: u32, schedule: Option<&str>, chunks: Option<u32>) -> Vec<Choice> {
     let most = blocks / ranks.max(1);
     let is_possible = |count: u32| chunks.is_none_or(|fixed| fixed == count) && count <= most.max(1);
@@ -36,19 +37,24 @@ pub(super) fn choices(ranks: u32, blocks: u32, schedule: Option<&str>, chunks: O
         Ok(StageRule::Loops) => loops(ranks, blocks, chunks),
         Err(_) => Vec::new(),
     };
-    let named = |name: &str| {
-        let counts = chunk_counts(name).into_iter().filter(|&count| is_possible(count));
-        counts.map(|chunks| Choice { schedule: Some(name.to_owned()), chunks }).collect::<Vec<_>>()
+    let with_counts = |schedule: Option<&str>, counts: Vec<u32>| {
+        let possible = counts.into_iter().filter(|&count| is_possible(count));
+        let choice = |chunks| Choice { schedule: schedule.map(str::to_owned), chunks };
+        possible.map(choice).collect::<Vec<Choice>>()
     };
+    let named = |name: &str| with_counts(Some(name), chunk_counts(name));
     match schedule {
+        Some("1f1b") => with_counts(None, vec![1]),
+        Some("interleaved1f1b") => {
+            with_counts(None, loops(ranks, blocks, chunks).into_iter().filter(|&count| count > 1).collect())
+        }
         Some(name) => named(name),
         None if ranks == 1 => vec![Choice { schedule: None, chunks: chunks.unwrap_or(1) }],
         None => {
             let mut counts = loops(ranks, blocks, chunks);
             counts.push(1);
             counts.dedup();
-            let usual = counts.into_iter().filter(|&count| is_possible(count));
-            let mut all: Vec<Choice> = usual.map(|chunks| Choice { schedule: None, chunks }).collect();
+            let mut all = with_counts(None, counts);
             all.extend(SPLIT.into_iter().flat_map(named));
             all
         }
@@ -89,16 +95,28 @@ pub(super) fn has_size(layout: &Layout) -> bool {
     !in_rounds || microbatches.is_multiple_of((microbatches / ranks.max(1)).max(1))
 }
 
-/// Returns the microbatches whose activations a rank holds at least, on average over its chunks: as many as the
-/// first rank of 1F1B, half of them for V-Half, and none for schedules that are not known here.
-pub(super) fn held(layout: &Layout) -> f64 {
-    let of_1f1b = f64::from(layout.pipeline.min(layout.microbatches()));
-    match layout.schedule.as_deref() {
-        None => of_1f1b,
-        Some("v-half") => of_1f1b / 2.0,
-        Some(name) if SPLIT.contains(&name) => of_1f1b,
-        Some(_) => 0.0,
+/// Returns the microbatches whose activations a rank holds at its peak at least, on average over its chunks, by
+/// the formulas of the generators' guides. With ZB-H1, each rank holds one activation less than the one before
+/// it. A rank of a schedule that is not listed holds at least one microbatch of one chunk.
+pub(super) fn held(layout: &Layout, rank: u32) -> f64 {
+    let (ranks, microbatches, chunks) = (layout.pipeline, layout.microbatches(), f64::from(layout.chunks));
+    let of_1f1b = f64::from(ranks.min(microbatches));
+    let is_steady = microbatches >= ranks.saturating_mul(2);
+    match layout.schedule_name() {
+        "gpipe" | "loopedbfs" => f64::from(microbatches),
+        "1f1b" | "zb-h1" => f64::from(microbatches.min(ranks - rank)),
+        "interleaved1f1b" | "interleaved-zb-h1" => of_1f1b - f64::from(rank) / chunks,
+        "zbvzerobubble" if is_steady => of_1f1b,
+        "v-half" if is_steady && ranks > 2 => f64::from(ranks + 2 - ranks % 2) / 2.0,
+        "zbvzerobubble" | "v-half" => of_1f1b / 2.0,
+        _ => 1.0 / chunks,
     }
+}
+
+/// Returns whether the memory of an estimate is that of the simulation. Other estimates are at most as large:
+/// they lack the tensors that are kept for gradients of weights, and [`held`] is a lower bound.
+pub(super) fn is_exact(layout: &Layout) -> bool {
+    layout.schedule.is_none()
 }
 
 /// Returns the run of a layout's schedule without a simulation. [`held`] gives its activations, unless the
@@ -131,9 +149,71 @@ pub(super) fn estimate(layout: &Layout, costs: &PipelineCosts) -> PipelineRun {
     };
     let fill: f64 = costs.stages.iter().take(ranks - 1).map(waits).sum();
     run.makespan = microbatches * busiest.fold(0.0, f64::max) + fill;
-    for (bytes, stages) in run.activations.iter_mut().zip(&run.stages_of_rank) {
+    for (rank, (bytes, stages)) in run.activations.iter_mut().zip(&run.stages_of_rank).enumerate() {
         let all: f64 = stages.iter().map(|&stage| costs.sizes[stage].activation as f64).sum();
-        *bytes = (all * held(layout)) as u64;
+        *bytes = (all * held(layout, rank as u32)) as u64;
     }
     run
+}
+
+#[cfg(test)]
+mod tests {
+    use pipewright_schedule::costs::{Link, StageSizes};
+    use pipewright_schedule::generate::catalogue;
+
+    use super::*;
+    use crate::layout::Precision;
+    use crate::pipeline::Programs;
+    use crate::search::Request;
+    use crate::{catalogue::by_name, hf_config};
+
+    /// A layout of one replica.
+    fn layout(choice: Choice, pipeline: u32, microbatches: u32) -> Layout {
+        let model =
+            hf_config::read(include_str!("../../tests/cluster/llama_405b.json")).expect("a model").model;
+        let machine = by_name("h100").expect("a machine");
+        let request = Request::new(model, machine, pipeline, microbatches, 8192, Precision::Half);
+        let Choice { schedule, chunks } = choice;
+        Layout { pipeline, chunks, schedule, ..request.smallest_layout() }
+    }
+
+    /// Estimates the activations of each rank and simulates them, if the schedule exists in this size.
+    fn activations(layout: &Layout) -> Option<(Vec<u64>, Vec<u64>)> {
+        let stages = layout.stages() as usize;
+        let costs = PipelineCosts {
+            stages: vec![StageCosts::new(1.0, 1.0, 1.0); stages],
+            sizes: vec![StageSizes { activation: 1_000_000, ..StageSizes::default() }; stages],
+            link: Link { latency: 0.0, bandwidth: 1e12 },
+        };
+        let simulated = Programs::default().run(layout, &costs).ok()?;
+        Some((estimate(layout, &costs).activations, simulated.activations))
+    }
+
+    #[test]
+    fn no_estimate_needs_more_memory_than_the_simulation() {
+        const SIZES: [(u32, u32); 7] = [(2, 2), (2, 8), (3, 12), (4, 4), (4, 6), (5, 20), (8, 40)];
+        let mut compared = 0;
+        for generator in catalogue().iter().filter(|generator| generator.has_backward()) {
+            for (ranks, microbatches) in SIZES {
+                for choice in choices(ranks, 4 * ranks, Some(generator.name), None) {
+                    let layout = layout(choice, ranks, microbatches);
+                    let Some((estimated, simulated)) = activations(&layout) else { continue };
+                    compared += 1;
+                    let fits = |(estimate, run): (&u64, &u64)| estimate <= run;
+                    let is_least = estimated.iter().zip(&simulated).all(fits);
+                    assert!(is_least, "{layout:?}: {estimated:?} and {simulated:?}");
+                }
+            }
+        }
+        assert!(compared > 100, "{compared}");
+    }
+
+    #[test]
+    fn the_memory_of_v_half_is_near_the_simulated_one() {
+        let v_half = || Choice { schedule: Some("v-half".to_owned()), chunks: 2 };
+        for (ranks, microbatches) in [(3, 12), (4, 16), (8, 40)] {
+            let (estimated, simulated) = activations(&layout(v_half(), ranks, microbatches)).expect("a run");
+            assert_eq!(estimated.iter().max(), simulated.iter().max(), "{ranks} ranks");
+        }
+    }
 }

@@ -1,9 +1,10 @@
 //! The search for plans.
 
+use pipewright_cluster::catalogue::by_name;
 use pipewright_cluster::layout::{LayoutError, Precision, Recompute};
 use pipewright_cluster::model::{Dense, Experts, FeedForward};
 use pipewright_cluster::search::{
-    Change, Fixed, Found, Gain, Request, SearchError, lower_bound, search, upgrades,
+    Change, ClusterPlan, Fixed, Found, Gain, Request, SearchError, lower_bound, search, upgrades,
 };
 
 use crate::data::{WITH_PLANS, predicted, published, run};
@@ -220,6 +221,60 @@ fn errors_of_given_parts_name_them() {
     check_error(&expert, "ep is 2, and the model has no experts; leave it out");
     let chunks = few(Fixed { schedule: Some("zb-h1".into()), chunks: Some(2), ..Fixed::default() });
     check_error(&chunks, "the schedule `zb-h1`, whose ranks have 1 stage of at least one block");
+}
+
+/// Returns the fastest plan of a request with a schedule, and the fastest one with its name of a free search.
+fn with_schedule_and_free(request: &Request, schedule: &str, name: &str) -> [ClusterPlan; 2] {
+    let fixed = |schedule| Fixed { schedule, ..request.fixed.clone() };
+    let given = Request { plans: 1, fixed: fixed(Some(schedule.to_owned())), ..request.clone() };
+    let free = Request { plans: 100, fixed: fixed(None), ..request.clone() };
+    let mut plans = found(&free).plans;
+    plans.retain(|plan| plan.layout.schedule_name() == name);
+    [found(&given).plans.remove(0), plans.remove(0)]
+}
+
+/// The model fits only if replicas divide more than the optimizer's state, or if scores are computed again.
+#[test]
+fn a_given_schedule_has_the_plan_of_the_free_search() {
+    let fixed = Fixed { tensor: Some(8), pipeline: Some(8), microbatch: Some(1), ..Fixed::default() };
+    let request = Request { fixed, ..request("gpt3-175B", "A100") };
+    for (schedule, name) in [("PipeDream", "1f1b"), ("interleaved", "interleaved1f1b"), ("ZB_H1", "zb-h1")] {
+        let [given, free] = with_schedule_and_free(&request, schedule, name);
+        assert_eq!(given, free, "{schedule}");
+        assert_ne!(given.layout.recompute, Recompute::None, "{schedule}");
+    }
+}
+
+/// Estimates of schedules with a split backward fit although their simulations do not. They hide no other layout.
+#[test]
+fn one_plan_is_as_fast_as_the_first_of_several() {
+    let machine = by_name("h100").expect("a machine");
+    let request = Request {
+        machine,
+        gpus: 8192,
+        batch: 512,
+        precision: Precision::Half,
+        simulations: 50,
+        ..request("llama3.1-405B", "H100")
+    };
+    let seconds = |plans| found(&Request { plans, ..request.clone() }).plans[0].prediction.seconds;
+    assert_eq!(seconds(1), seconds(5));
+}
+
+/// Schedules whose activations are not known before they are simulated.
+#[test]
+fn a_schedule_without_an_estimate_of_its_memory_has_a_plan() {
+    let fixed = Fixed { pipeline: Some(8), tensor: Some(8), ..Fixed::default() };
+    let request = Request { fixed, plans: 1, ..request("gpt3-175B", "A100") };
+    for schedule in ["hanayo", "dualpipev", "gpipe"] {
+        let fixed = Fixed { schedule: Some(schedule.into()), ..request.fixed.clone() };
+        let request = Request { fixed, ..request.clone() };
+        let plan = &found(&request).plans[0];
+        assert_eq!(plan.layout.schedule_name(), schedule);
+        assert!(plan.prediction.peak_memory() <= request.memory_limit());
+    }
+    let forward = Fixed { schedule: Some("ForwardOnly".into()), ..request.fixed.clone() };
+    check_error(&Request { fixed: forward, ..request }, "the schedule `forwardonly` has no backward");
 }
 
 #[test]
