@@ -4,9 +4,8 @@ use std::fmt::Write as _;
 
 use serde::Serialize;
 
-use crate::layout::Layout;
 use crate::published::Run;
-use crate::search::{Request, SearchError, search};
+use crate::search::{ClusterPlan, Request, SearchError, search_from};
 
 /// The simulations of each search.
 const SIMULATIONS: usize = 40;
@@ -24,12 +23,18 @@ pub struct Chosen {
     pub cp: u32,
     /// The groups of ranks that divide the experts.
     pub ep: u32,
+    /// The ranks that divide each expert: a tensor group, or 1.
+    pub etp: u32,
     /// The chunks of a rank.
     pub vp: u32,
     /// The rows of a microbatch.
     pub mbs: u32,
     /// The schedule.
     pub schedule: String,
+    /// The blocks of each stage.
+    pub cut: Vec<usize>,
+    /// Whether the ranks of a tensor group divide the sequence between their products.
+    pub sequence_parallel: bool,
     /// The part of the forward that is computed again: `none`, `selective` or `full`.
     pub recompute: &'static str,
     /// The tensors that replicas divide: `none`, `optimizer`, `gradients` or `parameters`.
@@ -41,38 +46,36 @@ pub struct Chosen {
 }
 
 impl Chosen {
-    /// Searches the plan for a run whose step takes `published` seconds by its prediction. Returns `None` if no
-    /// plan fits into memory.
+    /// Searches the plan for a run whose step takes `published` seconds by its prediction. The plan is not slower
+    /// than the run if the run fits into memory.
     ///
     /// # Errors
-    /// When the search fails for another reason.
-    pub(crate) fn instead_of(run: &Run, published: f64) -> Result<Option<Self>, SearchError> {
+    /// When the search fails, for example because no plan fits into memory.
+    pub(crate) fn instead_of(run: &Run, published: f64) -> Result<Self, SearchError> {
         let request = Request { plans: 1, simulations: SIMULATIONS, ..Request::for_run(run) };
-        match search(&request) {
-            Ok(found) => Ok(found
-                .plans
-                .first()
-                .map(|plan| Self::new(&plan.layout, plan.prediction.seconds, published))),
-            Err(SearchError::Memory { .. }) => Ok(None),
-            Err(error) => Err(error),
-        }
+        let found = search_from(&request, &run.layout)?;
+        Ok(Self::new(&found.plans[0], published))
     }
 
-    /// Makes the row's plan from its layout and the predicted seconds of the plan and of the published run.
-    fn new(layout: &Layout, seconds: f64, published: f64) -> Self {
+    /// Makes the row's plan from a plan and the predicted seconds of the published run.
+    fn new(plan: &ClusterPlan, published: f64) -> Self {
+        let ClusterPlan { layout, prediction, .. } = plan;
         Self {
             tp: layout.tensor,
             pp: layout.pipeline,
             dp: layout.data(),
             cp: layout.context,
             ep: layout.expert,
+            etp: layout.expert_tensor,
             vp: layout.chunks,
             mbs: layout.microbatch,
             schedule: layout.schedule_name().to_owned(),
+            cut: prediction.blocks.clone(),
+            sequence_parallel: layout.sequence_parallel,
             recompute: layout.recompute.name(),
             data_parallel: layout.sharding.name(),
-            predicted_step_s: seconds,
-            gain: published / seconds - 1.0,
+            predicted_step_s: prediction.seconds,
+            gain: published / prediction.seconds - 1.0,
         }
     }
 

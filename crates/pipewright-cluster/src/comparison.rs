@@ -3,13 +3,13 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
+use pipewright_schedule::error_text::with_causes;
 use serde::Serialize;
 
 pub use crate::chosen::Chosen;
 use crate::pipeline::Programs;
 use crate::predict::{PredictError, Prediction, predict};
 use crate::published::{Published, Run};
-use crate::search::SearchError;
 use crate::setting::Setting;
 
 /// All rows and their errors.
@@ -43,9 +43,12 @@ pub struct Row {
     pub error: f64,
     /// The predicted memory of the rank that needs most, in GiB.
     pub predicted_memory_gib: f64,
-    /// The plan that the search chooses instead; `None` if nothing was searched or no plan fits.
+    /// The plan that the search chooses instead; `None` if nothing was searched or no plan was found.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub chosen: Option<Chosen>,
+    /// Why the search found no plan.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub no_plan: Option<String>,
     /// Facts that are only in the table.
     #[serde(skip)]
     pub details: Details,
@@ -95,22 +98,10 @@ pub struct ComparisonError {
     pub model: String,
     /// Why.
     #[source]
-    pub error: Box<CompareError>,
-}
-
-/// Why a run cannot be predicted.
-#[derive(Clone, PartialEq, thiserror::Error)]
-pub enum CompareError {
-    /// Its configuration cannot be predicted.
-    #[error(transparent)]
-    Predict(#[from] PredictError),
-    /// No plan can be searched.
-    #[error(transparent)]
-    Search(#[from] SearchError),
+    pub error: Box<PredictError>,
 }
 
 pipewright_schedule::message_as_debug!(ComparisonError);
-pipewright_schedule::message_as_debug!(CompareError);
 
 const GIB: f64 = 1_073_741_824.0;
 
@@ -126,7 +117,7 @@ pub fn compare(published: &Published) -> Result<Comparison, ComparisonError> {
         let prediction = prediction.map_err(|error| ComparisonError {
             number: index + 1,
             model: run.model.name.clone(),
-            error: Box::new(error.into()),
+            error: Box::new(error),
         })?;
         Ok(Row::of(run, prediction))
     };
@@ -134,19 +125,17 @@ pub fn compare(published: &Published) -> Result<Comparison, ComparisonError> {
     Ok(Comparison::of(rows, published.remarks.clone()))
 }
 
-/// Like [`compare`], with the plan that the search chooses instead of each run.
+/// Like [`compare`], with the plan that the search chooses instead of each run, or why it finds none.
 ///
 /// # Errors
-/// Like [`compare`], and when a run cannot be searched for another reason than its memory.
+/// Like [`compare`].
 pub fn compare_with_plans(published: &Published) -> Result<Comparison, ComparisonError> {
     let mut comparison = compare(published)?;
-    for (index, (run, row)) in published.runs.iter().zip(&mut comparison.rows).enumerate() {
-        let at = |error| ComparisonError {
-            number: index + 1,
-            model: run.model.name.clone(),
-            error: Box::new(CompareError::Search(error)),
-        };
-        row.chosen = Chosen::instead_of(run, row.predicted_step_s).map_err(at)?;
+    for (run, row) in published.runs.iter().zip(&mut comparison.rows) {
+        match Chosen::instead_of(run, row.predicted_step_s) {
+            Ok(chosen) => row.chosen = Some(chosen),
+            Err(error) => row.no_plan = Some(with_causes(&error)),
+        }
     }
     Ok(comparison)
 }
@@ -161,6 +150,7 @@ impl Row {
             error: prediction.seconds / run.step_seconds - 1.0,
             predicted_memory_gib: prediction.peak_memory() / GIB,
             chosen: None,
+            no_plan: None,
             details: Details { measured_memory_gib: run.memory_gib, prediction },
         }
     }
@@ -229,19 +219,22 @@ impl Comparison {
 }
 
 impl Comparison {
-    /// The table of the plans that the search chooses; empty if nothing was searched.
+    /// The table of the plans that the search chooses, or why there is none; empty if nothing was searched.
     fn plans_to_markdown(&self) -> String {
-        if self.rows.iter().all(|row| row.chosen.is_none()) {
+        if self.rows.iter().all(|row| row.chosen.is_none() && row.no_plan.is_none()) {
             return String::new();
         }
         let mut text = String::from(
             "\n| model | source | chosen mesh | schedule | microbatch | recomputed | divided by replicas | predicted s | gain |\n\
              |---|---|---|---|---|---|---|---|---|\n",
         );
-        for Row { model, source, chosen, .. } in &self.rows {
+        for Row { model, source, chosen, no_plan, .. } in &self.rows {
             let _ = match chosen {
                 Some(chosen) => writeln!(text, "| {model} | {source} | {} |", chosen.cells()),
-                None => writeln!(text, "| {model} | {source} | no plan fits | | | | | | |"),
+                None => {
+                    let reason = no_plan.as_deref().unwrap_or_default();
+                    writeln!(text, "| {model} | {source} | no plan: {reason} | | | | | | |")
+                }
             };
         }
         text

@@ -3,7 +3,7 @@
 use crate::layout::{Cut, Layout, Recompute, Sharding};
 use crate::memory::{Parameters, state};
 use crate::pipeline::Programs;
-use crate::predict::{Prediction, predict_with};
+use crate::predict::{Prediction, predict, predict_with};
 use crate::search::bound::lower_bound;
 use crate::search::error::{LeastMemory, SearchError};
 use crate::search::found::{ClusterPlan, Found};
@@ -31,13 +31,32 @@ pub(super) const MOST_COMPUTATIONS: u64 = 1 << 17;
 pub fn search(request: &Request) -> Result<Found, SearchError> {
     request.check()?;
     let request = &request.with_generator_name()?;
+    find_plans(request, None)
+}
+
+/// Like [`search`], but starts from a known layout of the request's GPUs and batch. If the layout fits into
+/// memory, the search finds no slower plan, also where the search tries no such layout.
+///
+/// # Errors
+/// Like [`search`], unless the known layout fits.
+pub fn search_from(request: &Request, known: &Layout) -> Result<Found, SearchError> {
+    request.check()?;
+    let request = &request.with_generator_name()?;
+    let setting = Setting { model: &request.model, layout: known, machine: &request.machine };
+    let prediction = predict(&setting, &mut Programs::default()).ok();
+    let fitting = prediction.filter(|prediction| prediction.peak_memory() <= request.memory_limit());
+    find_plans(request, fitting.map(|prediction| ClusterPlan::new(request, known.clone(), prediction)))
+}
+
+/// Finds plans for a request that was checked, and starts from a plan that fits.
+fn find_plans(request: &Request, known: Option<ClusterPlan>) -> Result<Found, SearchError> {
     let shapes = space::shapes(request);
-    let quick = Exploration::of(request, &shapes, Pruning::Quick);
+    let quick = Exploration::of(request, &shapes, Pruning::Quick, known);
     if let Ok(found) = quick.simulate() {
         return Ok(found);
     }
     // A layout that was left out may fit, and the error has the one that needs least memory.
-    let complete = Exploration::of(request, &shapes, Pruning::None);
+    let complete = Exploration::of(request, &shapes, Pruning::None, None);
     if complete.estimated == 0 {
         return Err(nothing_to_estimate(request, &shapes));
     }
@@ -119,8 +138,11 @@ struct Exploration<'a> {
     request: &'a Request,
     limit: f64,
     pruning: Pruning,
+    /// The plan from which the search starts.
+    known: Option<ClusterPlan>,
     candidates: Vec<Candidate>,
-    /// The fastest estimate whose memory is exact. Others may not fit in the simulation.
+    /// The seconds of the known plan, or of the fastest estimate whose memory is exact. Others may not fit in
+    /// the simulation.
     fastest: f64,
     least: Option<LeastMemory>,
     estimated: usize,
@@ -135,13 +157,15 @@ fn kind(layout: &Layout) -> Kind<'_> {
 
 impl<'a> Exploration<'a> {
     /// Estimates the layouts of all shapes.
-    fn of(request: &'a Request, shapes: &[Layout], pruning: Pruning) -> Self {
+    fn of(request: &'a Request, shapes: &[Layout], pruning: Pruning, known: Option<ClusterPlan>) -> Self {
+        let fastest = known.as_ref().map_or(f64::INFINITY, |plan| plan.prediction.seconds);
         let mut exploration = Self {
             request,
             limit: request.memory_limit(),
             pruning,
+            known,
             candidates: Vec::new(),
-            fastest: f64::INFINITY,
+            fastest,
             least: None,
             estimated: 0,
         };
@@ -270,7 +294,7 @@ impl<'a> Exploration<'a> {
             self.least = None;
         }
         let mut programs = Programs::up_to(MOST_COMPUTATIONS);
-        let (mut plans, mut simulated): (Vec<ClusterPlan>, usize) = (Vec::new(), 0);
+        let (mut plans, mut simulated) = (Vec::from_iter(self.known.take()), 0);
         let most = kinds.iter().map(Vec::len).max().unwrap_or(0);
         for turn in 0..most {
             for candidate in kinds.iter().filter_map(|kind| kind.get(turn)) {
@@ -368,7 +392,7 @@ mod tests {
         let machine = by_name("h100").expect("a machine");
         let mut request = Request::new(model, machine, 2048, 512, 8192, Precision::Half);
         request.fixed = Fixed { tensor: Some(1), context: Some(1), microbatch: Some(1), ..Fixed::default() };
-        let exploration = Exploration::of(&request, &[], Pruning::None);
+        let exploration = Exploration::of(&request, &[], Pruning::None, None);
         let mut compared = 0;
         for pipeline in [1, 2, 4, 8, 16, 32, 64, 128] {
             for choice in schedules::choices(pipeline, 126, None, None) {

@@ -33,7 +33,7 @@ mod upgrade;
 
 pub use bound::lower_bound;
 pub use error::{LeastMemory, SearchError};
-pub use explore::search;
+pub use explore::{search, search_from};
 pub use found::{ClusterPlan, Found, Goal, Shares};
 pub use request::{Fixed, Request};
 pub use upgrade::{Change, Gain, Upgrade, upgrades};

@@ -43,8 +43,9 @@ pub struct Request {
     pub goal_tokens: Option<f64>,
     /// The most plans that are returned. They differ in the mesh or the schedule.
     pub plans: usize,
-    /// The most candidates that are simulated. More find a faster plan where estimates are close to each
-    /// other, and take longer.
+    /// The number of simulations after which the search ends once it has a plan. Each candidate takes one or
+    /// two, for its cuts. More simulations find a faster plan where estimates are close to each other, and
+    /// take longer.
     pub simulations: usize,
 }
 
