@@ -30,9 +30,11 @@
 //! backward_s = 6.3e-3   # without what it computes again
 //! ```
 //!
-//! Each part may be left out. A measured product replaces the prediction where a layout has its shape. A
-//! measured block replaces the prediction for its own sizes, and scales it for all others, with the ratio of
-//! measured to predicted time.
+//! Each part may be left out. A measured product replaces the prediction where a rank of a layout has its shape.
+//! Products with the same input are one product: queries, keys and values, and the gate and up projections of a
+//! feed-forward part. [`unused_products`] names the products that a layout does not have. A measured block
+//! replaces the prediction for its own sizes, and scales it for all others, with the ratio of measured to
+//! predicted time. If a kind of block was measured in several sizes, the nearest ones count.
 
 use thiserror::Error;
 use toml::de::{DeTable, DeValue};
@@ -40,7 +42,7 @@ use toml::de::{DeTable, DeValue};
 use crate::layout::{Cut, Kernels, Layout, LayoutError, Precision, Recompute, Scores, Sharding};
 use crate::machine::Machine;
 use crate::measured_rates::{RATES, Rate};
-use crate::measured_times::{MeasuredBlock, MeasuredProduct};
+use crate::measured_times::{MeasuredBlock, MeasuredProduct, MeasuredSizes};
 use crate::model::Model;
 use crate::quantity::{Dimension, Measure};
 use crate::setting::Setting;
@@ -62,14 +64,8 @@ pub struct Measured {
 pub struct MeasuredLayer {
     /// The number of the block, from 0.
     pub block: usize,
-    /// The rows of the microbatch.
-    pub rows: u32,
-    /// The tokens of a row.
-    pub sequence: u32,
-    /// The ranks of the tensor group.
-    pub tensor: u32,
-    /// The precision of the products.
-    pub precision: Precision,
+    /// The sizes in which it was measured.
+    pub sizes: MeasuredSizes,
     /// Seconds of the forward.
     pub forward: f64,
     /// Seconds of the backward, without what it computes again.
@@ -86,6 +82,16 @@ pub enum MeasuredError {
         block: usize,
         /// The blocks of the model.
         blocks: usize,
+    },
+    /// Two blocks of the same kind were measured in the same sizes.
+    #[error(
+        "[[layer]] of block {block} measures the same kind of block in the same sizes as block {other}; keep one of them"
+    )]
+    Twice {
+        /// The number.
+        block: usize,
+        /// The number of the block that was measured before it.
+        other: usize,
     },
     /// The tensor group does not divide the model.
     #[error("[[layer]] of block {block} does not fit the model")]
@@ -115,12 +121,22 @@ pub fn read(text: &str) -> Result<Measured, TomlFileError> {
         match word {
             "product" => {
                 for (start, table) in tables(reader, word, value)? {
-                    measured.products.push(product(reader, start, table)?);
+                    let product = product(reader, start, table)?;
+                    if measured.products.iter().any(|other| other.is_like(&product)) {
+                        return Err(reader.at(start, TomlFileErrorKind::Twice { table: "product" }));
+                    }
+                    measured.products.push(product);
                 }
             }
             "layer" => {
                 for (start, table) in tables(reader, word, value)? {
-                    measured.layers.push(layer(reader, start, table)?);
+                    let layer = layer(reader, start, table)?;
+                    let is_same =
+                        |other: &MeasuredLayer| (other.block, other.sizes) == (layer.block, layer.sizes);
+                    if measured.layers.iter().any(is_same) {
+                        return Err(reader.at(start, TomlFileErrorKind::Twice { table: "layer" }));
+                    }
+                    measured.layers.push(layer);
                 }
             }
             _ if RATES.iter().any(|rate| rate.table == word) => rates(reader, word, value, &mut measured)?,
@@ -238,10 +254,12 @@ fn layer(reader: Reader<'_>, start: usize, table: &DeTable<'_>) -> Result<Measur
     };
     Ok(MeasuredLayer {
         block: or_one(size("block", 0.0), 0.0)? as usize,
-        rows: or_one(size("rows", 1.0), 1.0)? as u32,
-        sequence: row.number(size("sequence", 1.0))? as u32,
-        tensor: or_one(size("tensor_parallel", 1.0), 1.0)? as u32,
-        precision: row.precision()?,
+        sizes: MeasuredSizes {
+            rows: or_one(size("rows", 1.0), 1.0)? as u32,
+            sequence: row.number(size("sequence", 1.0))? as u32,
+            tensor: or_one(size("tensor_parallel", 1.0), 1.0)? as u32,
+            precision: row.precision()?,
+        },
         forward: row.number(seconds("forward_s"))?,
         backward: row.number(seconds("backward_s"))?,
     })
@@ -250,7 +268,7 @@ fn layer(reader: Reader<'_>, start: usize, table: &DeTable<'_>) -> Result<Measur
 impl MeasuredLayer {
     /// The layout in which a block was measured.
     fn layout(&self) -> Layout {
-        let &Self { rows, sequence, tensor, precision, .. } = self;
+        let MeasuredSizes { rows, sequence, tensor, precision } = self.sizes;
         Layout {
             gpus: tensor,
             tensor,
@@ -283,6 +301,7 @@ impl MeasuredLayer {
         let predicted = Setting { model, layout: &layout, machine }.block(&block);
         Ok(MeasuredBlock {
             block,
+            sizes: self.sizes,
             forward: self.forward / predicted.forward.total(),
             backward: self.backward / predicted.backward.total(),
         })
@@ -294,14 +313,21 @@ impl Measured {
     /// and constants that are replaced have the source "measured".
     ///
     /// # Errors
-    /// When a measured block does not fit the model.
+    /// When a measured block does not fit the model, or one kind of block was measured twice in the same sizes.
     pub fn machine(&self, model: &Model, machine: &Machine) -> Result<Machine, MeasuredError> {
         let mut changed = machine.clone();
         self.rates.iter().for_each(|(rate, value)| rate.apply(&mut changed, *value));
         changed.measured.products.clone_from(&self.products);
-        let blocks =
-            self.layers.iter().map(|layer| layer.compared(model, &changed)).collect::<Result<_, _>>();
-        changed.measured.blocks = blocks?;
+        let mut blocks: Vec<MeasuredBlock> = Vec::with_capacity(self.layers.len());
+        for layer in &self.layers {
+            let block = layer.compared(model, &changed)?;
+            let is_same = |other: &MeasuredBlock| (other.block, other.sizes) == (block.block, block.sizes);
+            if let Some(index) = blocks.iter().position(is_same) {
+                return Err(MeasuredError::Twice { block: layer.block, other: self.layers[index].block });
+            }
+            blocks.push(block);
+        }
+        changed.measured.blocks = blocks;
         Ok(changed)
     }
 
@@ -310,10 +336,6 @@ impl Measured {
         let rate = |(rate, value): &(&'static Rate, f64)| {
             let plain = |value: f64| (rate.measure.plain(value) * 1000.0).round() / 1000.0;
             format!("{} {} instead of {}", plain(*value), rate.noun, plain((rate.get)(machine)))
-        };
-        let product = |product: &MeasuredProduct| {
-            let MeasuredProduct { rows, columns, inner, .. } = product;
-            format!("the product of {rows} x {inner} and {inner} x {columns}")
         };
         let layer = |(layer, block): (&MeasuredLayer, &MeasuredBlock)| {
             let percent = |factor: f64| format!("{:+.1}%", (factor - 1.0) * 100.0);
@@ -325,6 +347,25 @@ impl Measured {
             )
         };
         let layers = self.layers.iter().zip(&changed.measured.blocks).map(layer);
-        self.rates.iter().map(rate).chain(self.products.iter().map(product)).chain(layers).collect()
+        self.rates.iter().map(rate).chain(self.products.iter().map(product_sentence)).chain(layers).collect()
     }
+}
+
+/// Names a product by its shape.
+fn product_sentence(product: &MeasuredProduct) -> String {
+    let MeasuredProduct { rows, columns, inner, .. } = product;
+    format!("the product of {rows} x {inner} and {inner} x {columns}")
+}
+
+/// Names the measured products of a setting's machine that no rank of its layout computes.
+pub fn unused_products(setting: &Setting<'_>) -> Vec<String> {
+    let shapes = setting.product_shapes();
+    let is_used = |product: &&MeasuredProduct| {
+        let shape = [product.rows, product.columns, product.inner];
+        shapes.iter().any(|&(other, precision)| {
+            [other.rows, other.columns, other.inner] == shape && precision == product.precision
+        })
+    };
+    let products = &setting.machine.measured.products;
+    products.iter().filter(|product| !is_used(product)).map(product_sentence).collect()
 }

@@ -69,16 +69,17 @@ impl Product {
 }
 
 impl Machine {
-    /// Returns the smallest ratio of a measured time to what the rates of the machine allow, or 1 if no measured
-    /// time is faster.
+    /// Returns the smallest ratio of a measured step to what the rates of the machine allow, or 1 if no measured
+    /// time is faster. The factors of measured blocks multiply times that measured products may have made
+    /// smaller.
     pub(crate) fn least_measured_ratio(&self) -> f64 {
         let ratio = |measured: &MeasuredProduct| {
             let operations = 2.0 * measured.rows * measured.columns * measured.inner;
             measured.seconds / (operations / self.product_rate(measured.precision))
         };
-        let products = self.measured.products.iter().map(ratio);
+        let products = self.measured.products.iter().map(ratio).fold(1.0, f64::min);
         let blocks = self.measured.blocks.iter().map(|block| block.forward.min(block.backward));
-        products.chain(blocks).fold(1.0, f64::min)
+        products * blocks.fold(1.0, f64::min)
     }
 
     /// Returns the operations per second that large products sustain.

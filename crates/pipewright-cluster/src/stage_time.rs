@@ -75,7 +75,7 @@ impl Setting<'_> {
     /// Returns the time of a block. If its kind was measured, the prediction is scaled by what was measured.
     pub fn block(&self, block: &Block) -> StageTime {
         let predicted = self.predicted_block(block);
-        match self.machine.measured.block(block) {
+        match self.machine.measured.block(block, self.layout) {
             Some(measured) => predicted.scaled(measured.forward, measured.backward),
             None => predicted,
         }
@@ -123,10 +123,7 @@ impl Setting<'_> {
     /// Returns the time of the last norm, the head and the loss.
     pub fn head(&self) -> StageTime {
         let mut time = self.only_moved(loss_traffic(self.model, self.layout));
-        let (hidden, vocabulary) = (self.model.hidden, self.model.vocabulary);
-        let head =
-            Matrix { input: hidden, output: vocabulary, division: Division::Columns, of_experts: None };
-        let [forward, input, weight] = self.product(&head, Precision::Half);
+        let [forward, input, weight] = self.product(&self.head_matrix(), Precision::Half);
         time.forward.products = forward;
         time.backward.products = input + weight;
         time.weights = weight;
@@ -139,10 +136,7 @@ impl Setting<'_> {
         if let Some(last) = self.model.blocks.last() {
             time += self.block(last);
         }
-        let hidden = self.model.hidden;
-        let joined =
-            Matrix { input: 2 * hidden, output: hidden, division: Division::Columns, of_experts: None };
-        let [forward, input, weight] = self.product(&joined, self.layout.precision);
+        let [forward, input, weight] = self.product(&self.joining_matrix(), self.layout.precision);
         time.forward.products += forward;
         time.backward.products += input + weight;
         time.weights += weight;
@@ -175,8 +169,50 @@ impl Setting<'_> {
         sum
     }
 
+    /// The matrix of the head.
+    fn head_matrix(&self) -> Matrix {
+        let (input, output) = (self.model.hidden, self.model.vocabulary);
+        Matrix { input, output, division: Division::Columns, of_experts: None }
+    }
+
+    /// The matrix that joins the hidden states of two tokens to predict a further one.
+    fn joining_matrix(&self) -> Matrix {
+        let hidden = self.model.hidden;
+        Matrix { input: 2 * hidden, output: hidden, division: Division::Columns, of_experts: None }
+    }
+
+    /// Returns the shapes of all products with parameters on one rank, with their precision.
+    pub fn product_shapes(&self) -> Vec<(Product, Precision)> {
+        let precision = self.layout.precision;
+        let mut kinds: Vec<&Block> = Vec::new();
+        for block in &self.model.blocks {
+            if !kinds.contains(&block) {
+                kinds.push(block);
+            }
+        }
+        let mut matrices: Vec<(Matrix, Precision)> = Vec::new();
+        for block in kinds {
+            matrices.extend(block.matrices(self.model.hidden).into_iter().map(|matrix| (matrix, precision)));
+        }
+        matrices.push((self.head_matrix(), Precision::Half));
+        if self.model.predictors > 0 {
+            matrices.push((self.joining_matrix(), precision));
+        }
+        let shapes = |(matrix, precision): &(Matrix, Precision)| {
+            self.shapes(matrix).1.map(|product| (product, *precision))
+        };
+        matrices.iter().flat_map(shapes).collect()
+    }
+
     /// The seconds of a product in the forward, and of the products for the gradients of inputs and weights.
     fn product(&self, matrix: &Matrix, precision: Precision) -> [f64; 3] {
+        let (groups, products) = self.shapes(matrix);
+        products.map(|product| product.grouped_seconds(groups, self.machine, precision))
+    }
+
+    /// The product of a matrix in the forward, and the products for the gradients of inputs and weights, with
+    /// the number of such products that run at the same time.
+    fn shapes(&self, matrix: &Matrix) -> (f64, [Product; 3]) {
         let tensor = f64::from(self.layout.tensor);
         let expert_tensor = f64::from(self.layout.expert_tensor);
         let mut rows = self.layout.tokens();
@@ -193,16 +229,14 @@ impl Setting<'_> {
             Division::Rows => inner /= division,
             Division::Whole => rows /= self.layout.sequence_division(),
         }
-        let seconds = |rows, inner, columns, output_bytes| {
-            let product = Product { rows, columns, inner, output_bytes };
-            product.grouped_seconds(groups, self.machine, precision)
-        };
+        let product = |rows, inner, columns, output_bytes| Product { rows, columns, inner, output_bytes };
         // Gradients of weights are added to sums of four bytes.
-        [
-            seconds(rows, inner, columns, 2.0),
-            seconds(rows, columns, inner, 2.0),
-            seconds(inner, rows, columns, 8.0),
-        ]
+        let products = [
+            product(rows, inner, columns, 2.0),
+            product(rows, columns, inner, 2.0),
+            product(inner, rows, columns, 8.0),
+        ];
+        (groups, products)
     }
 
     /// The seconds of a block's collectives in the tensor group in one forward: a gather before and a

@@ -48,6 +48,12 @@ pub enum TomlFileErrorKind {
         /// Why it is needed, and what to do.
         advice: String,
     },
+    /// A table has the same sizes as one before it.
+    #[error("this [[{table}]] has the sizes of one before it; keep one of them")]
+    Twice {
+        /// The name of the table.
+        table: &'static str,
+    },
     /// A value is of another kind.
     #[error("`{key}` is {found}; write {expected}")]
     Kind {

@@ -1,9 +1,12 @@
 //! Measurements that replace parts of a prediction.
 
+use pipewright_cluster::layout::{Layout, Precision};
 use pipewright_cluster::machine::Machine;
-use pipewright_cluster::measured::read;
+use pipewright_cluster::measured::{read, unused_products};
 use pipewright_cluster::predict::Prediction;
+use pipewright_cluster::product::Product;
 use pipewright_cluster::published::Run;
+use pipewright_cluster::search::{Request, lower_bound};
 use pipewright_cluster::setting::Setting;
 use pipewright_schedule::error_text::with_causes;
 
@@ -116,6 +119,76 @@ fn a_measured_product_has_its_time() {
     assert_eq!(sentences, ["the product of 4096 x 11008 and 11008 x 4096"]);
 }
 
+/// Two measurements of the same kind of block. Each layout has the times of the nearest one.
+#[test]
+fn the_nearest_measured_layer_counts() {
+    let run = run("llama3-70B", "H100 80");
+    let layer = |tensor: u32, rows: u32, precision: &str, seconds: f64| {
+        format!(
+            "[[layer]]\nrows = {rows}\nsequence = 8192\ntensor_parallel = {tensor}\n\
+             precision = \"{precision}\"\nforward_s = {seconds}\nbackward_s = {seconds}\n"
+        )
+    };
+    let text =
+        [layer(8, 1, "fp8", 1.0), layer(4, 1, "fp8", 2.0), layer(4, 4, "fp8", 3.0), layer(4, 1, "bf16", 4.0)];
+    let machine =
+        read(&text.concat()).expect("measurements").machine(&run.model, &run.machine).expect("a machine");
+    let check = |tensor: u32, rows: u32, precision: Precision, expected: f64| {
+        let layout =
+            Layout { tensor, expert_tensor: tensor, microbatch: rows, precision, ..run.layout.clone() };
+        let time =
+            Setting { model: &run.model, layout: &layout, machine: &machine }.block(&run.model.blocks[0]);
+        assert!(near(time.forward.total(), expected), "{tensor}, {rows}: {}", time.forward.total());
+    };
+    check(8, 1, Precision::Fp8, 1.0);
+    check(4, 1, Precision::Fp8, 2.0);
+    check(4, 4, Precision::Fp8, 3.0);
+    check(4, 1, Precision::Half, 4.0);
+}
+
+#[test]
+fn products_that_a_layout_does_not_have_are_named() {
+    let run = run("llama2-7B", "H100");
+    let product = |rows: u32, columns: u32, inner: u32| {
+        format!(
+            "[[product]]\nrows = {rows}\ncolumns = {columns}\ninner = {inner}\nprecision = \"fp8\"\nseconds = 0.1\n"
+        )
+    };
+    // The gate and up projections are one product of 22,016 columns.
+    let text = [product(4096, 4096, 11008), product(4096, 22016, 4096), product(4096, 11008, 11008)].concat();
+    let machine = read(&text).expect("measurements").machine(&run.model, &run.machine).expect("a machine");
+    let unused = unused_products(&Setting { model: &run.model, layout: &run.layout, machine: &machine });
+    assert_eq!(unused, ["the product of 4096 x 11008 and 11008 x 11008"]);
+}
+
+/// A measured block scales measured products, too. All take a third of their predictions.
+#[test]
+fn no_measured_run_is_faster_than_the_bound() {
+    let run = run("llama2-7B", "H100");
+    let layout = Layout { tensor: 8, expert_tensor: 8, sequence_parallel: true, ..run.layout.clone() };
+    let setting = |layout| Setting { model: &run.model, layout, machine: &run.machine };
+    let mut text = String::new();
+    for (product, precision) in setting(&run.layout).product_shapes() {
+        let Product { rows, columns, inner, .. } = product;
+        let (seconds, precision) = (product.seconds(&run.machine, precision) / 3.0, precision.name());
+        let table = format!(
+            "[[product]]\nrows = {rows}\ncolumns = {columns}\ninner = {inner}\nprecision = \"{precision}\"\n"
+        );
+        if !text.contains(&table) {
+            text.push_str(&format!("{table}seconds = {seconds:e}\n"));
+        }
+    }
+    let block = setting(&layout).block(&run.model.blocks[0]);
+    let (forward, backward) = (block.forward.total() / 3.0, block.backward.total() / 3.0);
+    text.push_str(&format!(
+        "[[layer]]\nsequence = 4096\ntensor_parallel = 8\nprecision = \"fp8\"\nforward_s = {forward:e}\nbackward_s = {backward:e}\n"
+    ));
+    let machine = read(&text).expect("measurements").machine(&run.model, &run.machine).expect("a machine");
+    let run = Run { machine, ..run };
+    let (bound, own) = (lower_bound(&Request::for_run(&run)), predicted(&run).seconds);
+    assert!(bound <= own, "{bound} and {own}");
+}
+
 fn refuse(text: &str, message: &str) {
     let run = run("llama3-70B", "H100 80");
     let error = match read(text) {
@@ -137,6 +210,16 @@ fn mistakes_have_a_place() {
         "which measures bytes, such as `80 GB`; it must measure bytes per",
     );
     let layer = "[[layer]]\nsequence = 8192\nforward_s = 1\nbackward_s = 1\n";
+    refuse(
+        &layer.repeat(2),
+        "line 5, column 1: this [[layer]] has the sizes of one before it; keep one of them",
+    );
+    let product = "[[product]]\nrows = 8\ncolumns = 8\ninner = 8\nseconds = 1\n";
+    refuse(&product.repeat(2), "line 6, column 1: this [[product]] has the sizes of one before it");
+    refuse(
+        &format!("{layer}{layer}block = 1"),
+        "[[layer]] of block 1 measures the same kind of block in the same sizes as block 0; keep one of them",
+    );
     refuse(
         &format!("{layer}block = 80"),
         "[[layer]] is of block 80, and the model has 80; use a number from 0 to 79",
