@@ -70,8 +70,13 @@ impl Reader<'_> {
             );
             return Err(missing(figure.measure.key, advice));
         }
+        if machine.bf16.is_none() && machine.fp8.is_none() {
+            let advice = ", and so is `fp8_tflops`; add one of them".to_owned();
+            return Err(missing("bf16_tflops", advice));
+        }
         let source = self.text_in(table, "source")?;
         set_sources(&mut machine, table, source, given);
+        machine.assume_half_peak();
         Ok(machine)
     }
 

@@ -14,7 +14,8 @@ pub struct Machine {
     pub name: String,
     /// Short names.
     pub aliases: Vec<String>,
-    /// Dense operations per second in bf16 and f16; `None` if they are not published.
+    /// Dense operations per second in bf16 and f16. A machine of a file has them: if they are not given, they
+    /// are assumed to be half of those in FP8.
     pub bf16: Option<f64>,
     /// Dense operations per second in FP8; `None` if the machine has no FP8.
     pub fp8: Option<f64>,
@@ -181,6 +182,14 @@ impl Machine {
                 assumed("node_switch", "assumed: none"),
                 assumed("constants", "assumed: microbenchmarks of recent GPUs"),
             ]),
+        }
+    }
+
+    /// Sets the peak in bf16 to half of the peak in FP8 if only the latter is known.
+    pub(crate) fn assume_half_peak(&mut self) {
+        if let (None, Some(fp8)) = (self.bf16, self.fp8) {
+            self.bf16 = Some(fp8 / 2.0);
+            self.sources.insert("bf16_tflops".to_owned(), "assumed: half of the peak in FP8".to_owned());
         }
     }
 

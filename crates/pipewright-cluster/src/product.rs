@@ -105,9 +105,9 @@ impl Machine {
         self.memory_bandwidth * self.constants.memory
     }
 
-    /// Returns the peak in bf16. If it is not published, it is half of the peak in FP8; with neither, it is
-    /// the peak of the H100 (989 TFLOP/s).
+    /// Returns the peak in bf16, or half of the peak in FP8 if the former is not known. With neither, it is 0, and
+    /// products take infinitely long; files without both are refused.
     pub fn half_peak(&self) -> f64 {
-        self.bf16.or(self.fp8.map(|fp8| fp8 / 2.0)).unwrap_or(9.89e14)
+        self.bf16.or(self.fp8.map(|fp8| fp8 / 2.0)).unwrap_or(0.0)
     }
 }

@@ -121,6 +121,19 @@ fn a_cluster_file_changes_a_known_machine() {
     assert_eq!((machine.bf16, machine.constants), (known.bf16, known.constants));
 }
 
+/// No other machine's peak is used for a machine that is not known.
+#[test]
+fn a_machine_of_its_own_needs_a_peak() {
+    let sizes = "name = \"my own\"\nmemory_gb = 96\nmemory_gb_per_s = 4000\nnode_gb_per_s = 900\nnetwork_gb_per_s = 100\ngpus_per_node = 4";
+    check_cluster(
+        sizes,
+        "line 1, column 1: `bf16_tflops` is missing, and so is `fp8_tflops`; add one of them",
+    );
+    let machine = from_toml(&format!("{sizes}\nfp8_tflops = 1000")).expect("a machine");
+    assert_eq!((machine.bf16, machine.half_peak()), (Some(5e14), 5e14));
+    assert_eq!(machine.source_of("bf16_tflops"), "assumed: half of the peak in FP8");
+}
+
 #[test]
 fn a_machine_of_its_own_has_the_expected_constants() {
     let sizes = "memory_gb = 96\nmemory_gb_per_s = 4000\nnode_gb_per_s = 900\nnetwork_gb_per_s = 100\ngpus_per_node = 4";
