@@ -326,7 +326,29 @@ impl ModelTable {
         if self.head_size.is_none() && self.heads > self.hidden {
             return Err(RunError::Heads { heads: self.heads, hidden: self.hidden });
         }
-        Ok(())
+        self.check_relations()
+    }
+
+    /// Checks the sizes that limit each other.
+    fn check_relations(&self) -> Result<(), RunError> {
+        let contradiction = |key, value, expected| Err(RunError::Contradiction { key, value, expected });
+        let Self { heads, layers, .. } = *self;
+        if let Some(shared) = self.key_value_heads.filter(|&shared| !heads.is_multiple_of(shared)) {
+            let expected = format!("a number that divides the {heads} heads of queries");
+            return contradiction("key_value_heads", shared, expected);
+        }
+        if self.dense_layers > layers {
+            let expected = format!("at most the {layers} `layers`");
+            return contradiction("dense_layers", u64::from(self.dense_layers), expected);
+        }
+        let Some(experts) = self.experts.filter(|&count| count > 0) else { return Ok(()) };
+        match self.experts_per_token {
+            None => Err(RunError::ExpertsPerToken { experts }),
+            Some(used) if used > experts => {
+                contradiction("experts_per_token", used, format!("at most the {experts} `experts`"))
+            }
+            Some(_) => Ok(()),
+        }
     }
 
     fn model(&self) -> Result<Model, RunError> {

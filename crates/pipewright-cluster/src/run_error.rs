@@ -33,6 +33,22 @@ pub enum RunError {
         /// The width of the hidden states.
         hidden: u64,
     },
+    /// A model with experts does not say how many of them a token uses.
+    #[error("the model has {experts} `experts` and no `experts_per_token`; add the number that a token uses")]
+    ExpertsPerToken {
+        /// The experts.
+        experts: u64,
+    },
+    /// A number of the model contradicts another one.
+    #[error("the model's `{key}` is {value}; use {expected}")]
+    Contradiction {
+        /// The key.
+        key: &'static str,
+        /// Its value.
+        value: u64,
+        /// The expected values.
+        expected: String,
+    },
     /// The machine is neither in the file nor known.
     #[error("the file has no machine `{name}`, and none is known by this name{hint}; add a [[machine]]")]
     Machine {

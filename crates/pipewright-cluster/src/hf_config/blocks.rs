@@ -69,7 +69,7 @@ fn single_parts(
     let of_kind = |kind: &str| match kind {
         "M" | "mamba" | "linear_attention" => Ok((mamba, FeedForward::None)),
         "*" | "attention" | "full_attention" => Ok((mixer, FeedForward::None)),
-        "-" | "mlp" => Ok((Mixer::None, FeedForward::Dense(parts.dense))),
+        "-" | "mlp" => Ok((Mixer::None, parts.dense()?)),
         "E" | "moe" if parts.experts.is_some() => {
             Ok((Mixer::None, parts.experts.map_or(FeedForward::None, FeedForward::Experts)))
         }
@@ -122,7 +122,7 @@ fn whole_blocks(
             (None, _) => Ok(attention),
         }
     };
-    let block = |layer| Ok(Block { mixer: mixer(layer)?, feed_forward: parts.of_block(layer) });
+    let block = |layer| Ok(Block { mixer: mixer(layer)?, feed_forward: parts.of_block(layer)? });
     (0..layers).map(block).collect()
 }
 

@@ -12,6 +12,8 @@ pub(super) struct Family {
     pub(super) names: &'static [&'static str],
     /// Whether a second product gates the first in feed-forward parts; `None` if the activation decides.
     pub(super) gated: Option<bool>,
+    /// Whether feed-forward parts are four times as wide as the hidden states, unless the file says otherwise.
+    pub(super) four_times: bool,
     /// Whether the head uses the table of the embedding, unless the file says otherwise.
     pub(super) tied: bool,
     /// Whether dropout follows each residual branch, and positions are not rotary.
@@ -26,6 +28,8 @@ pub(super) struct Family {
     pub(super) whole_every: Option<u64>,
     /// The values of keys that published files leave out.
     pub(super) defaults: &'static [(&'static str, u64)],
+    /// The values of keys that all models of the family share and no file has.
+    pub(super) fixed: &'static [(&'static str, u64)],
     /// Why models of this form have no costs.
     pub(super) refused: Option<&'static str>,
 }
@@ -55,6 +59,7 @@ const LLAMA: Family = Family {
         "minicpm3",
     ],
     gated: None,
+    four_times: false,
     tied: false,
     gpt: false,
     output_bias_is_given: true,
@@ -62,6 +67,7 @@ const LLAMA: Family = Family {
     vectors: Vectors::LLAMA,
     whole_every: None,
     defaults: &[],
+    fixed: &[],
     refused: None,
 };
 
@@ -122,7 +128,7 @@ const FAMILIES: &[Family] = &[
         names: &["llama4_text"],
         gated: Some(true),
         whole_every: Some(4),
-        defaults: &[("n_shared_experts", 1)],
+        fixed: &[("n_shared_experts", 1)],
         ..LLAMA
     },
     Family {
@@ -143,6 +149,7 @@ const FAMILIES: &[Family] = &[
     Family {
         names: &["falcon"],
         gated: Some(false),
+        four_times: true,
         tied: true,
         vectors: Vectors { norm_parameters: 2, ..Vectors::LLAMA },
         ..LLAMA
@@ -167,6 +174,7 @@ const FAMILIES: &[Family] = &[
 const GPT: Family = Family {
     names: &["gpt2"],
     gated: Some(false),
+    four_times: true,
     tied: true,
     gpt: true,
     more_positions: Some(0),

@@ -8,10 +8,13 @@ use crate::model::{Dense, Experts, FeedForward};
 /// The activations of feed-forward parts without a gate, in families whose form the activation decides.
 const NOT_GATED: [&str; 5] = ["relu2", "gelu_new", "relu", "gelu_fast", "xielu"];
 
+/// The keys of the width of a part without experts.
+const INNER: [&str; 4] = ["intermediate_size", "n_inner", "ffn_hidden_size", "ffn_dim"];
+
 /// The feed-forward parts of a model, and the blocks that have which.
 pub(super) struct FeedForwards {
-    /// The part without experts.
-    pub(super) dense: Dense,
+    /// The part without experts; `None` if the file does not say how wide it is.
+    dense: Option<Dense>,
     /// The part with experts.
     pub(super) experts: Option<Experts>,
     /// The first blocks, which have no experts.
@@ -34,8 +37,10 @@ impl FeedForwards {
         hidden: u64,
         layers: u64,
     ) -> Result<Self, ConfigError> {
-        let dense = dense(keys, family, hidden)?;
-        let experts = experts(keys, dense)?;
+        let given = keys.size(&INNER, 1, MAX_SIZE)?;
+        let usual = given.or(if family.four_times { Some(4 * hidden) } else { None });
+        let gated = is_gated(keys, family)?;
+        let experts = experts(keys, usual, gated)?;
         let first_dense = keys.size(&["first_k_dense_replace"], 0, MAX_BLOCKS)?.unwrap_or(0);
         if first_dense > layers {
             let expected = format!("at most the {layers} blocks");
@@ -47,9 +52,9 @@ impl FeedForwards {
         let from_one = keys.size(&names, 1, MAX_BLOCKS)?;
         // Llama 4 and Granite have a key of their own for blocks without experts.
         let without = if experts.is_some() { "intermediate_size_mlp" } else { "shared_intermediate_size" };
-        let inner = keys.size(&[without], 1, MAX_SIZE)?.unwrap_or(dense.inner);
+        let inner = keys.size(&[without], 1, MAX_SIZE)?.or(usual);
         Ok(Self {
-            dense: Dense { inner, ..dense },
+            dense: inner.map(|inner| Dense { inner, gated }),
             experts,
             first_dense,
             every: from_zero.or(from_one).unwrap_or(1),
@@ -59,28 +64,37 @@ impl FeedForwards {
         })
     }
 
+    /// Returns the part without experts.
+    pub(super) fn dense(&self) -> Result<FeedForward, ConfigError> {
+        self.dense.map(FeedForward::Dense).ok_or_else(missing_inner)
+    }
+
     /// Returns the feed-forward part of a block.
-    pub(super) fn of_block(&self, layer: u64) -> FeedForward {
+    pub(super) fn of_block(&self, layer: u64) -> Result<FeedForward, ConfigError> {
         let by_rule = layer >= self.first_dense
             && (layer + self.phase).is_multiple_of(self.every)
             && !self.dense_only.contains(&layer);
         let has_experts = self.listed.as_ref().map_or(by_rule, |listed| listed.contains(&layer));
         match self.experts.filter(|_| has_experts) {
-            Some(experts) => FeedForward::Experts(experts),
-            None => FeedForward::Dense(self.dense),
+            Some(experts) => Ok(FeedForward::Experts(experts)),
+            None => self.dense(),
         }
     }
 }
 
-fn dense(keys: &mut Keys<'_>, family: &Family, hidden: u64) -> Result<Dense, ConfigError> {
-    let inner = keys.size(&["intermediate_size", "n_inner", "ffn_hidden_size", "ffn_dim"], 1, MAX_SIZE)?;
+fn missing_inner() -> ConfigError {
+    ConfigError::Missing { names: INNER.join(", ") }
+}
+
+fn is_gated(keys: &mut Keys<'_>, family: &Family) -> Result<bool, ConfigError> {
     let names = ["hidden_act", "hidden_activation", "activation_function", "mlp_hidden_act", "activation"];
     let activation = keys.text(&names)?;
     let by_activation = !activation.is_some_and(|activation| NOT_GATED.contains(&activation));
-    Ok(Dense { inner: inner.unwrap_or(4 * hidden), gated: family.gated.unwrap_or(by_activation) })
+    Ok(family.gated.unwrap_or(by_activation))
 }
 
-fn experts(keys: &mut Keys<'_>, dense: Dense) -> Result<Option<Experts>, ConfigError> {
+/// Reads the experts. `usual` is the width of a part without experts.
+fn experts(keys: &mut Keys<'_>, usual: Option<u64>, gated: bool) -> Result<Option<Experts>, ConfigError> {
     let names = ["n_routed_experts", "num_experts", "num_local_experts", "moe_num_experts"];
     let Some(count) = keys.size(&names, 0, MAX_SIZE)?.filter(|&count| count > 0) else {
         // The other keys of experts have no meaning.
@@ -93,11 +107,12 @@ fn experts(keys: &mut Keys<'_>, dense: Dense) -> Result<Option<Experts>, ConfigE
         let expected = format!("at most the {count} experts");
         return Err(contradiction("num_experts_per_tok", per_token, expected));
     }
-    let inner = keys.size(&["moe_intermediate_size"], 1, MAX_SIZE)?.unwrap_or(dense.inner);
+    let given = keys.size(&["moe_intermediate_size"], 1, MAX_SIZE)?;
+    let inner = given.or(usual).ok_or_else(missing_inner)?;
     Ok(Some(Experts {
         count,
         per_token,
-        expert: Dense { inner, ..dense },
+        expert: Dense { inner, gated },
         shared_inner: shared_inner(keys, inner)?,
     }))
 }

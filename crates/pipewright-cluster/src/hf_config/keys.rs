@@ -5,14 +5,19 @@ use std::collections::BTreeSet;
 use serde_json::{Map, Value};
 
 use super::error::{ConfigError, MAX_SIZE};
+use super::family::Family;
 use super::harmless::{HARMLESS, HARMLESS_IF_ZERO};
 
 /// The keys of a configuration, and which of them are used.
 pub(super) struct Keys<'a> {
     object: &'a Map<String, Value>,
-    /// The values of keys that the file leaves out.
+    /// The values of keys that the file may leave out.
     defaults: &'static [(&'static str, u64)],
+    /// The values of keys that no file of the family has.
+    fixed: &'static [(&'static str, u64)],
     used: BTreeSet<String>,
+    /// The defaults that were used.
+    filled: BTreeSet<(&'static str, u64)>,
 }
 
 /// A value as messages repeat it.
@@ -22,12 +27,17 @@ fn shortened(value: &Value) -> String {
 
 impl<'a> Keys<'a> {
     pub(super) fn new(object: &'a Map<String, Value>) -> Self {
-        Self { object, defaults: &[], used: BTreeSet::new() }
+        Self { object, defaults: &[], fixed: &[], used: BTreeSet::new(), filled: BTreeSet::new() }
     }
 
-    /// Sets the values of keys that the file leaves out.
-    pub(super) fn set_defaults(&mut self, defaults: &'static [(&'static str, u64)]) {
-        self.defaults = defaults;
+    /// Sets the values that a family has for keys that the file leaves out.
+    pub(super) fn set_family(&mut self, family: &Family) {
+        (self.defaults, self.fixed) = (family.defaults, family.fixed);
+    }
+
+    /// Returns the keys that have the values of their family because the file leaves them out.
+    pub(super) fn filled(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        self.filled.iter().copied()
     }
 
     /// Returns whether a key is given and not null.
@@ -50,8 +60,10 @@ impl<'a> Keys<'a> {
     /// Returns a size under the first of its names that is given, or the family's value.
     pub(super) fn size(&mut self, names: &[&str], least: u64, most: u64) -> Result<Option<u64>, ConfigError> {
         let Some((key, value)) = self.value(names) else {
-            let default = self.defaults.iter().find(|(name, _)| names.contains(name));
-            return Ok(default.map(|&(_, value)| value));
+            let is_named = |(name, _): &&(&str, u64)| names.contains(name);
+            let default = self.defaults.iter().find(is_named);
+            self.filled.extend(default);
+            return Ok(default.or(self.fixed.iter().find(is_named)).map(|&(_, value)| value));
         };
         match value.as_u64().filter(|size| (least..=most).contains(size)) {
             Some(size) => Ok(Some(size)),

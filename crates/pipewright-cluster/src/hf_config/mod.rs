@@ -6,8 +6,8 @@
 
 mod error;
 mod harmless;
-mod keys;
 mod family;
+mod keys;
 mod mixer;
 mod feed_forward;
 mod blocks;

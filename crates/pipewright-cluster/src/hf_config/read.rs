@@ -1,5 +1,7 @@
 //! Reads a `config.json`.
 
+use std::borrow::Cow;
+
 use serde_json::{Map, Value};
 
 use super::blocks::blocks;
@@ -37,7 +39,8 @@ pub fn read(text: &str) -> Result<Described, ConfigError> {
     // Models of text and images keep the decoder's keys in a part of their own.
     let inner = object.get("text_config").and_then(Value::as_object);
     let mut keys = Keys::new(inner.unwrap_or(object));
-    let model_type = model_type(&mut keys, inner.and(Some(object)))?;
+    let given_type = model_type(&mut keys, inner.and(Some(object)))?;
+    let model_type = given_type.clone().unwrap_or_else(|| UNNAMED.to_owned());
     let family = Family::named(&model_type);
     if let Some(why) = family.and_then(|family| family.refused) {
         return Err(ConfigError::Family { family: model_type, why });
@@ -50,17 +53,34 @@ pub fn read(text: &str) -> Result<Described, ConfigError> {
         let is_said = |key: &&String| !used.contains(&key.as_str()) && !HARMLESS.contains(&key.as_str());
         ignored.extend(object.keys().filter(is_said).cloned());
     }
-    let unknown = family.is_none().then(|| {
-        format!("`model_type` {model_type} is not known: its norms, biases and gates are read as Llama's")
-    });
-    Ok(Described { model, ignored, assumed: unknown.into_iter().collect() })
+    let mut assumed: Vec<String> = keys.filled().map(|key| filled_sentence(key, &model.name)).collect();
+    match (&given_type, family) {
+        (None, _) => assumed
+            .push("`model_type` is missing: the norms, biases and gates are read as Llama's".to_owned()),
+        (Some(name), None) => assumed.push(format!(
+            "`model_type` {name} is not known: its norms, biases and gates are read as Llama's"
+        )),
+        (Some(_), Some(_)) => {}
+    }
+    Ok(Described { model, ignored, assumed })
 }
 
-/// Returns the family of the decoder. `outside` is the object around it, if there is one.
-fn model_type(keys: &mut Keys<'_>, outside: Option<&Map<String, Value>>) -> Result<String, ConfigError> {
+/// The name of a model whose file has no `model_type`.
+const UNNAMED: &str = "decoder";
+
+/// Says that a key has the value of its family.
+fn filled_sentence((key, value): (&str, u64), family: &str) -> String {
+    format!("`{key}` is missing: it is {value}, as in other models of the family {family}")
+}
+
+/// Returns the family of the decoder, if the file names it. `outside` is the object around it, if there is one.
+fn model_type(
+    keys: &mut Keys<'_>,
+    outside: Option<&Map<String, Value>>,
+) -> Result<Option<String>, ConfigError> {
     let own = keys.text(&["model_type"])?;
     let outer = outside.and_then(|object| object.get("model_type")).and_then(Value::as_str);
-    Ok(own.or(outer).unwrap_or("decoder").chars().take(64).collect())
+    Ok(own.or(outer).map(|name| name.chars().take(64).collect()))
 }
 
 fn model(
@@ -69,7 +89,7 @@ fn model(
     family: &Family,
     outside: Option<&Map<String, Value>>,
 ) -> Result<Model, ConfigError> {
-    keys.set_defaults(family.defaults);
+    keys.set_family(family);
     if family.gpt {
         keys.mark(DROPOUT_OF_GPT);
     }
@@ -131,21 +151,33 @@ fn vectors(keys: &mut Keys<'_>, family: &Family, model_type: &str) -> Result<Vec
     Ok(vectors)
 }
 
-/// Replaces bare `Infinity` and `NaN`, which Python writes and JSON does not have, by `null`.
-fn with_null_for_infinity(text: &str) -> String {
-    let mut replaced = String::with_capacity(text.len());
-    for (index, part) in text.split('"').enumerate() {
-        if index > 0 {
-            replaced.push('"');
-        }
-        // Texts with an escaped quote are rare, and then the words below stay as they are.
-        if index % 2 == 0 && !text.contains("\\\"") {
-            replaced.push_str(
-                &part.replace("-Infinity", "null").replace("Infinity", "null").replace("NaN", "null"),
-            );
-        } else {
-            replaced.push_str(part);
-        }
+/// Replaces bare `Infinity` and `NaN`, which Python writes and JSON does not have, by `null`. Texts in quotes stay
+/// as they are.
+fn with_null_for_infinity(text: &str) -> Cow<'_, str> {
+    if !text.contains("Infinity") && !text.contains("NaN") {
+        return Cow::Borrowed(text);
     }
-    replaced
+    let mut replaced = String::with_capacity(text.len());
+    let mut rest = text;
+    while !rest.is_empty() {
+        let (bare, quoted) = rest.split_at(rest.find('"').unwrap_or(rest.len()));
+        replaced
+            .push_str(&bare.replace("-Infinity", "null").replace("Infinity", "null").replace("NaN", "null"));
+        let (quoted, behind) = quoted.split_at(quoted_bytes(quoted));
+        replaced.push_str(quoted);
+        rest = behind;
+    }
+    Cow::Owned(replaced)
+}
+
+/// Returns the bytes of the text in quotes at the start of `text`, with its quotes, or all bytes if it does not
+/// end.
+fn quoted_bytes(text: &str) -> usize {
+    let mut is_escaped = false;
+    let ends = |&(_, letter): &(usize, char)| {
+        let ends = letter == '"' && !is_escaped;
+        is_escaped = letter == '\\' && !is_escaped;
+        ends
+    };
+    text.char_indices().skip(1).find(ends).map_or(text.len(), |(end, _)| end + 1)
 }

@@ -194,6 +194,21 @@ fn sizes_of_models_are_bounded() {
     check_runs("hidden = 6144\n", "hidden = 32\n", "64 `heads` are more than its `hidden` of 32");
 }
 
+#[test]
+fn sizes_of_models_that_contradict_each_other_are_refused() {
+    let check = |keys: &str, message: &str| {
+        check_runs("hidden = 6144\n", &format!("hidden = 6144\n{keys}\n"), message);
+    };
+    check("experts = 8", "the model has 8 `experts` and no `experts_per_token`; add the number that a token");
+    check("experts = 8\nexperts_per_token = 9", "`experts_per_token` is 9; use at most the 8 `experts`");
+    check("dense_layers = 49", "`dense_layers` is 49; use at most the 48 `layers`");
+    check_runs(
+        "key_value_heads = 64",
+        "key_value_heads = 48",
+        "`key_value_heads` is 48; use a number that divides the 64 heads of queries",
+    );
+}
+
 /// The first run with the largest sizes of a model.
 fn largest(layers: u32) -> Published {
     let widths = "hidden = 16777216\ninner = 16777216\nhead_size = 16777216\nshared_inner = 16777216\n";

@@ -206,6 +206,54 @@ fn families_that_are_not_known_are_named() {
 }
 
 #[test]
+fn a_file_without_a_family_is_named() {
+    let described = described(&LLAMA.replace(r#""model_type": "llama", "#, ""));
+    assert_eq!(described.model.name, "decoder");
+    let expected = "`model_type` is missing: the norms, biases and gates are read as Llama's";
+    assert_eq!(described.assumed, [expected]);
+}
+
+/// Gemma 3's files leave out sizes that all models of the family share.
+#[test]
+fn sizes_of_the_family_are_named() {
+    let text = LLAMA.replace("\"llama\"", "\"gemma3_text\"").replace("\"num_key_value_heads\": 8,", "");
+    let expected = [
+        "`head_dim` is missing: it is 256, as in other models of the family gemma3_text",
+        "`num_key_value_heads` is missing: it is 4, as in other models of the family gemma3_text",
+    ];
+    assert_eq!(described(&text).assumed, expected);
+}
+
+/// Only GPT's and Falcon's families have a usual width.
+#[test]
+fn the_width_of_feed_forward_parts_is_needed() {
+    let width = "\"intermediate_size\": 14336, ";
+    let check = |text: String| {
+        let error = read(&text).expect_err("an error").to_string();
+        assert!(error.contains("needs one of the keys intermediate_size, n_inner"), "{error}");
+    };
+    check(LLAMA.replace(width, ""));
+    check(LLAMA.replace(width, "\"num_experts\": 8, \"num_experts_per_tok\": 2, "));
+    let experts = "\"num_experts\": 8, \"num_experts_per_tok\": 2, \"moe_intermediate_size\": 64, ";
+    check(LLAMA.replace(width, &format!("{experts}\"mlp_only_layers\": [3], ")));
+    let all = described(&LLAMA.replace(width, experts)).model;
+    assert!(all.blocks.iter().all(|block| matches!(block.feed_forward, FeedForward::Experts(_))));
+    let falcon = described(&LLAMA.replace(width, "").replace("\"llama\"", "\"falcon\"")).model;
+    assert_eq!(falcon.blocks[0].feed_forward, FeedForward::Dense(Dense { inner: 16_384, gated: false }));
+}
+
+/// Words in quotes stay as they are, also behind escaped quotes.
+#[test]
+fn only_bare_infinity_is_replaced() {
+    let keys = r#""_said \\\" Infinity": "-Infinity \\", "time_step_limit": [0.0, Infinity, -Infinity, NaN], "rope_theta""#;
+    let described = described(&LLAMA.replace("\"rope_theta\"", keys));
+    assert_eq!(described.model.parameters(), 8_030_261_248);
+    let tail = r#""NaN_key": "Infinity \" NaN", "rope_theta""#;
+    let described = self::described(&LLAMA.replace("\"rope_theta\"", tail));
+    assert_eq!(described.ignored, ["NaN_key"]);
+}
+
+#[test]
 fn a_window_of_0_is_no_window() {
     let text = LLAMA.replace("\"rope_theta\"", "\"sliding_window\": 0, \"rope_theta\"");
     assert_eq!(windows(&described(&text).model.blocks), [None; 32]);
