@@ -1,6 +1,7 @@
 //! The memory of a rank.
 //!
-//! **Parameters** are counted for each rank of a tensor group. Training in 16 bits with AdamW takes 2 bytes
+//! **Parameters** are counted for each rank of a tensor group. Heads of keys and values that are fewer than the
+//! ranks have a copy on each rank ([`Block::with_copies`]). Training in 16 bits with AdamW takes 2 bytes
 //! for a parameter, 4 for its gradient, and 12 for the optimizer: a copy of 4 bytes and two moments (arXiv
 //! 2205.05198, section 6). If the optimizer is sharded, replicas divide its 12 bytes. If gradients are
 //! sharded, replicas divide these, too, and each microbatch reduces the gradients of one block after another.
@@ -102,6 +103,7 @@ impl Mul<f64> for Parameters {
 
 /// Returns the parameters of a block on one rank of a tensor group.
 pub fn block_parameters(block: &Block, model: &Model, layout: &Layout) -> Parameters {
+    let block = &block.with_copies(layout.tensor);
     let matrices = block.matrices(model.hidden);
     let all: u128 = matrices.iter().map(Matrix::parameters).sum();
     let mut sum = Parameters::shared((block.parameters(model) - all) as f64);
@@ -163,6 +165,7 @@ pub fn state(parameters: Parameters, largest_block: Parameters, layout: &Layout)
 
 /// Returns the bytes of activations that a block keeps for one microbatch.
 pub fn block_activations(block: &Block, model: &Model, layout: &Layout) -> f64 {
+    let block = &block.with_copies(layout.tensor);
     let kept = match (layout.recompute, layout.scores) {
         (Recompute::Full, _) => 2.0 * model.hidden as f64 / layout.sequence_division(),
         (Recompute::Selective, Scores::Fused) => selected(block, model, layout),
@@ -175,6 +178,7 @@ pub fn block_activations(block: &Block, model: &Model, layout: &Layout) -> f64 {
 /// gradients of its inputs: the inputs of products and the gradients of their outputs, for one microbatch. For
 /// GPT they are 32 s b h bytes (arXiv 2401.10241, table 1).
 pub fn block_stash(block: &Block, model: &Model, layout: &Layout) -> f64 {
+    let block = &block.with_copies(layout.tensor);
     let (tensor, division) = (f64::from(layout.tensor), layout.sequence_division());
     let bytes = input_bytes(layout);
     let kept = |matrix: &Matrix| {
@@ -199,7 +203,7 @@ fn input_bytes(layout: &Layout) -> f64 {
 
 /// Returns the bytes of activations of a block with nothing computed again, for one microbatch.
 pub fn whole_block_activations(block: &Block, model: &Model, layout: &Layout) -> f64 {
-    everything(block, model, layout) * layout.tokens()
+    everything(&block.with_copies(layout.tensor), model, layout) * layout.tokens()
 }
 
 /// The bytes per token of all tensors of a block that its backward reads.

@@ -196,6 +196,22 @@ pub struct Share {
 }
 
 impl Block {
+    /// Returns the block whose shares are those of the ranks of a tensor group. If heads of keys and values, or
+    /// groups of Mamba-2, are fewer than the ranks, several ranks have the same one, so there are as many copies
+    /// as ranks.
+    pub fn with_copies(&self, ranks: u32) -> Self {
+        let ranks = u64::from(ranks);
+        let mixer = match self.mixer {
+            Mixer::Attention(attention) => Mixer::Attention(Attention {
+                key_value_heads: attention.key_value_heads.max(ranks),
+                ..attention
+            }),
+            Mixer::Mamba2(mamba) => Mixer::Mamba2(Mamba2 { groups: mamba.groups.max(ranks), ..mamba }),
+            Mixer::Latent(_) | Mixer::None => self.mixer,
+        };
+        Self { mixer, ..*self }
+    }
+
     /// Returns the products of the block with matrices of parameters. Products with the same input are joined.
     pub fn matrices(&self, hidden: u64) -> Vec<Matrix> {
         let mut matrices = self.mixer.matrices(hidden);

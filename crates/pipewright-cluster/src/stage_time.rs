@@ -82,6 +82,7 @@ impl Setting<'_> {
     }
 
     fn predicted_block(&self, block: &Block) -> StageTime {
+        let block = &block.with_copies(self.layout.tensor);
         let matrices = block.matrices(self.model.hidden);
         let products = self.products(&matrices);
         let attention = attention_time(&block.mixer, self);
@@ -184,8 +185,9 @@ impl Setting<'_> {
     /// Returns the shapes of all products with parameters on one rank, with their precision.
     pub fn product_shapes(&self) -> Vec<(Product, Precision)> {
         let precision = self.layout.precision;
-        let mut kinds: Vec<&Block> = Vec::new();
+        let mut kinds: Vec<Block> = Vec::new();
         for block in &self.model.blocks {
+            let block = block.with_copies(self.layout.tensor);
             if !kinds.contains(&block) {
                 kinds.push(block);
             }

@@ -4,7 +4,7 @@ use pipewright_cluster::catalogue::by_name;
 use pipewright_cluster::collective::Group;
 use pipewright_cluster::layout::{Cut, Layout, LayoutError, Precision, Sharding};
 use pipewright_cluster::machine::{Machine, Switch};
-use pipewright_cluster::memory::{Parameters, block_parameters, state};
+use pipewright_cluster::memory::{Parameters, block_activations, block_parameters, state};
 use pipewright_cluster::model::{Dense, Experts, FeedForward, Mamba2, Mixer};
 use pipewright_cluster::product::Product;
 use pipewright_cluster::published::Run;
@@ -41,6 +41,40 @@ fn ideal() -> Machine {
     let mut machine = by_name("h100").expect("a machine");
     (machine.node_latency, machine.network_latency, machine.constants.link) = (0.0, 0.0, 1.0);
     machine
+}
+
+/// Of 64 heads of queries, 8 ranks have 8 each. With 2 heads of keys and values, each rank has one of them, as
+/// with 8, and with 16, each has two.
+#[test]
+fn a_rank_has_a_head_of_keys_and_values_at_least() {
+    let sizes = |key_value_heads: u64| {
+        let mut run = run("llama3-70B", "H100 80");
+        (run.layout.tensor, run.layout.expert_tensor, run.layout.gpus) = (8, 8, 128);
+        for block in &mut run.model.blocks {
+            let Mixer::Attention(attention) = &mut block.mixer else { panic!("attention") };
+            attention.key_value_heads = key_value_heads;
+        }
+        let (block_of_run, layout) = (&run.model.blocks[0], &run.layout);
+        let parameters = block_parameters(block_of_run, &run.model, layout).total();
+        (block(&run), parameters, block_activations(block_of_run, &run.model, layout))
+    };
+    assert_eq!(sizes(2), sizes(8));
+    let (few, more) = (sizes(8), sizes(16));
+    assert_eq!(more.1 - few.1, 2.0 * 128.0 * 8192.0);
+    assert!(more.2 > few.2 && more.0.forward.products > few.0.forward.products);
+}
+
+#[test]
+fn a_rank_has_a_group_of_mamba_at_least() {
+    let sizes = |groups: u64| {
+        let mut run = run("llama3-70B", "H100 80");
+        (run.layout.tensor, run.layout.expert_tensor, run.layout.gpus) = (8, 8, 128);
+        let mamba = Mamba2 { heads: 256, head_size: 64, state: 128, groups, convolution: 4, chunk: 256 };
+        run.model.blocks.iter_mut().for_each(|block| block.mixer = Mixer::Mamba2(mamba));
+        (block(&run), block_parameters(&run.model.blocks[0], &run.model, &run.layout))
+    };
+    assert_eq!(sizes(1), sizes(8));
+    assert_ne!(sizes(8), sizes(16));
 }
 
 #[test]
