@@ -1,5 +1,6 @@
 //! The machines that are known by name.
 
+use std::ops::Range;
 use std::sync::LazyLock;
 
 use thiserror::Error;
@@ -8,13 +9,13 @@ use toml::de::{DeTable, DeValue};
 
 use crate::cluster_file;
 use crate::machine::Machine;
-use crate::suggest::nearest;
+use crate::suggest::{nearest, nearest_hint};
 use crate::toml_file::{self, TomlFileError};
 
 /// The largest cluster file that is read, in bytes.
 pub const MAX_FILE: usize = toml_file::MAX_FILE;
 
-/// There is no machine of a name.
+/// The error of a name that no known machine has.
 #[derive(Clone, PartialEq, Eq, Error)]
 #[error("there is no machine `{name}`{hint}; known are {}", known_names())]
 pub struct UnknownMachine {
@@ -28,7 +29,7 @@ pipewright_schedule::message_as_debug!(UnknownMachine);
 
 /// The machines of `machines.toml`. A test reads the file, so nothing that is left out here goes unnoticed.
 static KNOWN: LazyLock<Vec<Machine>> =
-    LazyLock::new(|| in_file(include_str!("machines.toml"), |_| None).unwrap_or_default());
+    LazyLock::new(|| in_file(include_str!("machines.toml"), |_| Vec::new()).unwrap_or_default());
 
 /// Returns all known machines.
 pub fn machines() -> &'static [Machine] {
@@ -44,44 +45,71 @@ pub fn by_name(name: &str) -> Result<Machine, UnknownMachine> {
     match all.iter().find(|machine| machine.is_called(name)) {
         Some(machine) => Ok(machine.clone()),
         None => {
-            let hint = nearest(name, all.iter().flat_map(Machine::names));
+            let hint = match meant_by(name).as_slice() {
+                [meant] => nearest_hint(&meant.aliases[0]),
+                _ => nearest(name, all.iter().flat_map(Machine::names)),
+            };
             Err(UnknownMachine { name: name.chars().take(64).collect(), hint })
         }
     }
 }
 
-/// Returns the known machine that a name of a data sheet means: the machine of this name, or the one whose
-/// short name is a word of it. If several short names are words, the longest one counts.
-pub fn meant_by(name: &str) -> Option<Machine> {
+/// Returns the known machines that a name of a data sheet means: the machine of this name, or those with a short
+/// name whose words follow each other in the name. A short name that is a part of a longer one does not count:
+/// `H100-500W` means the machine with 500 watts alone.
+pub fn meant_by(name: &str) -> Vec<Machine> {
     let all = machines();
     if let Some(machine) = all.iter().find(|machine| machine.is_called(name)) {
-        return Some(machine.clone());
+        return vec![machine.clone()];
     }
-    let name = name.to_lowercase();
-    let words: Vec<&str> = name.split(|letter: char| !letter.is_alphanumeric()).collect();
-    let length = |machine: &Machine| {
-        machine.aliases.iter().filter(|alias| words.contains(&alias.as_str())).map(String::len).max()
+    let words = words(name);
+    let mut mentions: Vec<(Range<usize>, &Machine)> = Vec::new();
+    for machine in all {
+        for alias in &machine.aliases {
+            let alias = self::words(alias);
+            let is_here = |&start: &usize| words[start..].starts_with(&alias);
+            mentions
+                .extend((0..words.len()).filter(is_here).map(|start| (start..start + alias.len(), machine)));
+        }
+    }
+    let is_part = |one: &Range<usize>| {
+        let is_around = |(other, _): &&(Range<usize>, &Machine)| {
+            other.len() > one.len() && other.start <= one.start && one.end <= other.end
+        };
+        mentions.iter().any(|mention| is_around(&mention))
     };
-    all.iter().filter(|machine| length(machine).is_some()).max_by_key(|machine| length(machine)).cloned()
+    let mut meant: Vec<Machine> = Vec::new();
+    for (range, machine) in &mentions {
+        if !is_part(range) && meant.iter().all(|known| known.name != machine.name) {
+            meant.push((*machine).clone());
+        }
+    }
+    meant
+}
+
+/// Returns the words of a name in lower case.
+fn words(name: &str) -> Vec<String> {
+    let parts = name.split(|letter: char| !letter.is_alphanumeric());
+    parts.filter(|word| !word.is_empty()).map(str::to_lowercase).collect()
 }
 
 /// Reads a machine from the text of a cluster file: the keys of one machine. If a key is missing,
 /// its value is that of the known machine that the name means.
 ///
 /// # Errors
-/// When a key is unknown or missing, or a value has the wrong unit or range.
+/// When a key is unknown or missing, a value has the wrong unit or range, or the name means several machines.
 pub fn from_toml(text: &str) -> Result<Machine, TomlFileError> {
     cluster_file::read(text, meant_by)
 }
 
-/// Reads the tables `[[machine]]` of a file. Values that a table lacks are those of the machine that `known`
+/// Reads the tables `[[machine]]` of a file. Values that a table lacks are those of the one machine that `known`
 /// returns for its name.
 ///
 /// # Errors
 /// Like [`from_toml`]. A text that is not TOML has no machines.
 pub(crate) fn in_file(
     text: &str,
-    known: impl Fn(&str) -> Option<Machine>,
+    known: impl Fn(&str) -> Vec<Machine>,
 ) -> Result<Vec<Machine>, TomlFileError> {
     let Ok(file) = DeTable::parse(text) else { return Ok(Vec::new()) };
     let Some(DeValue::Array(tables)) = file.get_ref().get("machine").map(Spanned::get_ref) else {

@@ -1,8 +1,8 @@
 //! Machines as TOML: the keys of [`Figure::ALL`], `name`, `aliases`, `source`, and the tables `[constants]`
 //! and `[sources]`.
 //!
-//! A file describes one machine. If a known machine has the same name, or its short name is a word of the name,
-//! keys that are missing have the known machine's values.
+//! A file describes one machine. If a known machine has the same name, or the words of its short name are in the
+//! name, keys that are missing have the known machine's values.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -18,14 +18,11 @@ use crate::toml_file::{Key, Reader, TomlFileError, TomlFileErrorKind, Value};
 /// The keys that are not figures.
 const OTHER_KEYS: [&str; 6] = ["name", "aliases", "node_switch", "source", "constants", "sources"];
 
-/// Reads the text of a cluster file. `known` returns the machine that a name means.
+/// Reads the text of a cluster file. `known` returns the machines that a name means.
 ///
 /// # Errors
-/// When a key is unknown or missing, or a value has the wrong unit or range.
-pub(crate) fn read(
-    text: &str,
-    known: impl FnOnce(&str) -> Option<Machine>,
-) -> Result<Machine, TomlFileError> {
+/// When a key is unknown or missing, a value has the wrong unit or range, or the name means several machines.
+pub(crate) fn read(text: &str, known: impl FnOnce(&str) -> Vec<Machine>) -> Result<Machine, TomlFileError> {
     let (_, table) = Reader::parse(text)?;
     machine(text, &table, known)
 }
@@ -37,7 +34,7 @@ pub(crate) fn read(
 pub(crate) fn machine(
     text: &str,
     table: &Spanned<DeTable<'_>>,
-    known: impl FnOnce(&str) -> Option<Machine>,
+    known: impl FnOnce(&str) -> Vec<Machine>,
 ) -> Result<Machine, TomlFileError> {
     Reader { text }.machine(table, known)
 }
@@ -46,16 +43,24 @@ impl Reader<'_> {
     fn machine(
         self,
         table: &Spanned<DeTable<'_>>,
-        known: impl FnOnce(&str) -> Option<Machine>,
+        known: impl FnOnce(&str) -> Vec<Machine>,
     ) -> Result<Machine, TomlFileError> {
         let start = table.span().start;
         let table = table.get_ref();
         let missing = |key, advice| self.at(start, TomlFileErrorKind::Missing { key, advice });
         let no_name = || missing("name", "; add the machine's name, such as `name = \"h100\"`".into());
         let name = self.text_in(table, "name")?.ok_or_else(no_name)?;
-        let known = known(&name);
+        let mut known = known(&name);
+        if known.len() > 1 {
+            let place = table.get("name").map_or(start, |value| value.span().start);
+            let machines = known.into_iter().map(|machine| format!("`{}`", machine.name)).collect();
+            return Err(self.at(place, TomlFileErrorKind::SeveralMachines { name, machines }));
+        }
+        let known = known.pop();
         let is_known = known.is_some();
         let mut machine = known.unwrap_or_else(|| Machine::unknown(&name));
+        let has_all = machine.known_keys().all(|key| table.contains_key(key));
+        machine.based_on = (is_known && !has_all).then(|| machine.name.clone());
         machine.name = name;
         machine.aliases = Vec::new();
         let given = self.sources(table)?;

@@ -130,14 +130,19 @@ pub(crate) fn sourced_keys() -> impl Iterator<Item = &'static str> {
 }
 
 impl Machine {
+    /// Returns the keys that have a source, without figures that are not known.
+    pub(crate) fn known_keys(&self) -> impl Iterator<Item = &'static str> {
+        let is_unknown = |key: &str| {
+            Figure::ALL.iter().any(|figure| figure.measure.key == key && figure.of(self).is_none())
+        };
+        sourced_keys().filter(move |key| !is_unknown(key))
+    }
+
     /// Returns each source with the keys of its figures, in the order of cluster files. `node_switch` and
     /// `constants` are keys, too. Figures that are not known are left out.
     pub fn keys_by_source(&self) -> Vec<(&str, Vec<&'static str>)> {
         let mut groups: Vec<(&str, Vec<&'static str>)> = Vec::new();
-        let is_unknown = |key: &str| {
-            Figure::ALL.iter().any(|figure| figure.measure.key == key && figure.of(self).is_none())
-        };
-        for key in sourced_keys().filter(|key| !is_unknown(key)) {
+        for key in self.known_keys() {
             let source = self.source_of(key);
             match groups.iter_mut().find(|(known, _)| *known == source) {
                 Some((_, keys)) => keys.push(key),

@@ -43,6 +43,8 @@ pub struct Machine {
     pub constants: Constants,
     /// Measured times that take the place of predicted ones.
     pub measured: MeasuredTimes,
+    /// The known machine whose figures count where a file gives none; `None` if the file gives all.
+    pub based_on: Option<String>,
     /// Where the figures are published.
     pub source: String,
     /// Where single figures are published, by their keys, if `source` does not say so.
@@ -174,6 +176,7 @@ impl Machine {
             board_power: None,
             constants: Constants::EXPECTED,
             measured: MeasuredTimes::default(),
+            based_on: None,
             source: String::new(),
             sources: BTreeMap::from([
                 assumed("multiprocessors", "assumed: those of the H100"),

@@ -9,7 +9,12 @@ pub(crate) fn nearest<'a>(unknown: &str, known: impl IntoIterator<Item = &'a str
         (strsim::damerau_levenshtein(&own, &sought), own.chars().count(), name)
     });
     let near = distances.filter(|&(distance, length, _)| distance <= 1 + length / 4 && distance < length);
-    near.min().map_or_else(String::new, |(_, _, name)| format!("; the nearest name is `{name}`"))
+    near.min().map_or_else(String::new, |(_, _, name)| nearest_hint(name))
+}
+
+/// Returns the hint that a name is the nearest one.
+pub(crate) fn nearest_hint(name: &str) -> String {
+    format!("; the nearest name is `{name}`")
 }
 
 fn letters(name: &str) -> String {

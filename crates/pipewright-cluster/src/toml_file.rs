@@ -48,6 +48,14 @@ pub enum TomlFileErrorKind {
         /// Why it is needed, and what to do.
         advice: String,
     },
+    /// The name of a machine means several known machines.
+    #[error("`name` is `{name}`, which means {}; use the words of one of them", .machines.join(" and "))]
+    SeveralMachines {
+        /// The name.
+        name: String,
+        /// The names of the machines, in quotes.
+        machines: Vec<String>,
+    },
     /// A table has the same sizes as one before it.
     #[error("this [[{table}]] has the sizes of one before it; keep one of them")]
     Twice {

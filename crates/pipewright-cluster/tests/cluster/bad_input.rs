@@ -46,6 +46,36 @@ fn unknown_machines_suggest_near_ones() {
 }
 
 #[test]
+fn a_name_with_more_words_suggests_the_machine_that_it_means() {
+    let check = |name: &str, expected: &str| {
+        let error = by_name(name).expect_err("an error").to_string();
+        assert!(error.contains(&format!("; the nearest name is `{expected}`;")), "{error}");
+    };
+    check("A100-80GB", "a100");
+    check("H200 SXM", "h200");
+    check("gb-200", "gb200");
+}
+
+#[test]
+fn a_cluster_file_has_the_figures_of_the_machine_that_its_name_means() {
+    let check = |name: &str, meant: &str| {
+        let machine = from_toml(&format!("name = \"{name}\"")).expect("a machine");
+        let known = by_name(meant).expect("a machine");
+        assert_eq!((machine.board_power, machine.memory), (known.board_power, known.memory), "{name}");
+        assert_eq!(machine.based_on, Some(known.name), "{name}");
+    };
+    check("H100-500W of our group", "h100-500w");
+    check("our H100, 500W", "h100-500w");
+    check("our H100", "h100");
+    check("GB200 and more GB200", "gb200");
+    check_cluster(
+        "\nname = \"B200 and H100 mix\"",
+        "line 2, column 8: `name` is `B200 and H100 mix`, which means `H100 80 GB SXM` and `B200 180 GB`; use",
+    );
+    assert_eq!(by_name("h100").expect("a machine").based_on, None);
+}
+
+#[test]
 fn a_cluster_file_with_units_that_do_not_match_is_refused() {
     check_cluster(
         "name = \"h100\"\nmemory_gb = \"80 GB/s\"",
