@@ -204,7 +204,7 @@ pub fn to_toml(machine: &Machine) -> String {
         }
     }
     let switch = format!("node_switch = \"{}\"", machine.node_switch.name());
-    let _ = writeln!(text, "{switch:32} # between the GPUs of a node: none, forwards or reduces");
+    let _ = writeln!(text, "{switch:32} # between the GPUs of a node: none, mesh, forwards or reduces");
     text.push_str("\n# Shares of these figures that programs reach.\n[constants]\n");
     for (range, value) in Constants::RANGES.iter().zip(machine.constants.to_array()) {
         let assignment = format!("{} = {value}", range.name);

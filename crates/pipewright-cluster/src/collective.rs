@@ -12,8 +12,10 @@
 //! | switch that reduces | as a tree through a switch | `2 a + b (n + 1) / (n w)` |
 //!
 //! A tree sends to distant ranks, and reaches 0.92 of the bandwidth of a ring (the factor of NCCL's tuning
-//! for large messages). A switch connects all GPUs of a node, so no rank is distant. A switch that reduces adds
-//! the tensors of all ranks on their way (NVLink SHARP). The fastest algorithm counts.
+//! for large messages). A switch connects all GPUs of a node, so no rank is distant; links between all pairs of
+//! GPUs count as a switch. A switch that reduces adds the tensors of all ranks on their way (NVLink SHARP). The
+//! fastest algorithm counts. With links between all pairs, a group of `r` of `g` GPUs uses `(r - 1) / (g - 1)` of
+//! the links of each, and a message between two GPUs uses one.
 //!
 //! If a group has several ranks in each node, its rings enter and leave the node through the links of all of
 //! them, so the bandwidth between nodes is multiplied by their number, up to the bandwidth inside the node (as
@@ -46,8 +48,9 @@ impl Group {
 
     /// Returns the bytes per second of a ring.
     pub fn bandwidth(&self, machine: &Machine) -> f64 {
-        let inside = machine.node_bandwidth;
-        let outside = machine.network_bandwidth * f64::from(self.ranks_per_node(machine));
+        let near = self.ranks_per_node(machine);
+        let inside = machine.bandwidth_among(near);
+        let outside = machine.network_bandwidth * f64::from(near);
         let bandwidth = if self.is_inside_node(machine) { inside } else { outside.min(inside) };
         bandwidth * machine.constants.link
     }
@@ -86,7 +89,7 @@ impl Group {
             return 0.0;
         }
         let (ranks, near) = (f64::from(self.ranks), f64::from(self.ranks_per_node(machine)));
-        let inside = bytes * (near - 1.0) / ranks / machine.node_bandwidth;
+        let inside = bytes * (near - 1.0) / ranks / machine.bandwidth_among(self.ranks_per_node(machine));
         let outside = bytes * (ranks - near) / ranks / machine.network_bandwidth;
         // A rank posts all its messages at once. Without a switch, they pass the ranks between.
         let hops = if self.has_switch(machine) { 1.0 } else { ranks.log2().ceil() };
@@ -105,7 +108,8 @@ impl Group {
         let nodes = f64::from(self.ranks) / near;
         let reached = nodes * (1.0 - (1.0 - 1.0 / nodes).powf(copies));
         let outside = bytes * reached * (nodes - 1.0) / nodes / machine.network_bandwidth;
-        let inside = bytes * copies * (near - 1.0) / near / machine.node_bandwidth;
+        let own = machine.bandwidth_among(self.ranks_per_node(machine));
+        let inside = bytes * copies * (near - 1.0) / near / own;
         let latency = machine.network_latency + machine.node_latency;
         inside.max(outside) / machine.constants.link + latency
     }
@@ -117,7 +121,7 @@ impl Group {
             return 0.0;
         }
         let inside = self.is_inside_node(machine);
-        let bandwidth = if inside { machine.node_bandwidth } else { machine.network_bandwidth };
+        let bandwidth = if inside { machine.bandwidth_among(2) } else { machine.network_bandwidth };
         steps * (bytes / (bandwidth * machine.constants.link) + self.hop(machine))
     }
 

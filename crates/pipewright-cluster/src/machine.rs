@@ -54,9 +54,11 @@ pub struct Machine {
 /// The connection of the GPUs of a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Switch {
-    /// Links between pairs of GPUs, or a bus.
+    /// A bus, or links in an order that is not known.
     #[default]
     None,
+    /// No switch, and a link between each two GPUs. A GPU reaches its full bandwidth only with all others at once.
+    Mesh,
     /// A switch that forwards messages from each GPU to each other one at the full bandwidth.
     Forwards,
     /// A switch that also adds tensors on their way.
@@ -65,12 +67,13 @@ pub enum Switch {
 
 impl Switch {
     /// All kinds.
-    pub const ALL: [Self; 3] = [Self::None, Self::Forwards, Self::Reduces];
+    pub const ALL: [Self; 4] = [Self::None, Self::Mesh, Self::Forwards, Self::Reduces];
 
     /// Returns its name in files.
     pub fn name(self) -> &'static str {
         match self {
             Self::None => "none",
+            Self::Mesh => "mesh",
             Self::Forwards => "forwards",
             Self::Reduces => "reduces",
         }
@@ -193,6 +196,16 @@ impl Machine {
         if let (None, Some(fp8)) = (self.bf16, self.fp8) {
             self.bf16 = Some(fp8 / 2.0);
             self.sources.insert("bf16_tflops".to_owned(), "assumed: half of the peak in FP8".to_owned());
+        }
+    }
+
+    /// Returns the bytes per second from a GPU to `ranks - 1` others of its node, in each direction.
+    pub(crate) fn bandwidth_among(&self, ranks: u32) -> f64 {
+        match self.node_switch {
+            Switch::Mesh if (2..self.gpus_per_node).contains(&ranks) => {
+                self.node_bandwidth * f64::from(ranks - 1) / f64::from(self.gpus_per_node - 1)
+            }
+            Switch::Mesh | Switch::None | Switch::Forwards | Switch::Reduces => self.node_bandwidth,
         }
     }
 

@@ -134,7 +134,7 @@ fn pipeline_costs(setting: &Setting<'_>, stages: &[Unit]) -> PipelineCosts {
         ..StageSizes::default()
     };
     let inside = layout.gpus <= machine.gpus_per_node;
-    let bandwidth = if inside { machine.node_bandwidth } else { machine.network_bandwidth };
+    let bandwidth = if inside { machine.bandwidth_among(2) } else { machine.network_bandwidth };
     let latency = if inside { machine.node_latency } else { machine.network_latency };
     PipelineCosts {
         stages: stages.iter().map(costs).collect(),

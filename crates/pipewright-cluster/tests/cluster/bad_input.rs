@@ -115,7 +115,7 @@ fn mistakes_in_cluster_files_have_a_place() {
     check_cluster("name = \"h100\"\n[sources]\nlinks = \"\"", "unknown key `links`");
     check_cluster(
         "name = \"h100\"\nnode_switch = \"yes\"",
-        "write one of \"none\", \"forwards\", \"reduces\"",
+        "write one of \"none\", \"mesh\", \"forwards\", \"reduces\"",
     );
     check_cluster(
         "name = \"h100\"\naliases = [3]",

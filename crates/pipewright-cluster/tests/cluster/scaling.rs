@@ -123,6 +123,24 @@ fn a_ring_is_fastest_for_large_tensors_and_a_tree_for_small_ones() {
     near(group.all_reduce(&machine, 1e6), 2.0 * group.gather(&machine, 1e6));
 }
 
+/// The MI300X has 7 links of 64 GB/s, one to each other GPU of its node.
+#[test]
+fn few_ranks_of_a_mesh_use_few_links() {
+    let mut machine = by_name("mi300x").expect("a machine");
+    (machine.node_latency, machine.network_latency, machine.constants.link) = (0.0, 0.0, 1.0);
+    for (ranks, links) in [(2, 1.0), (4, 3.0), (8, 7.0)] {
+        let group = Group { ranks, stride: 1 };
+        let count = f64::from(ranks);
+        near(group.bandwidth(&machine), links * 64e9);
+        near(group.gather(&machine, 8e9), 8e9 * (count - 1.0) / count / (links * 64e9));
+        near(group.all_to_all(&machine, 8e9), 8e9 / count / 64e9);
+        near(group.ring_exchange(&machine, 8e9, 1.0), 8e9 / 64e9);
+    }
+    // Eight ranks in each of two nodes, and one in each of eight.
+    near(Group { ranks: 16, stride: 1 }.bandwidth(&machine), 400e9);
+    near(Group { ranks: 8, stride: 8 }.bandwidth(&machine), 50e9);
+}
+
 #[test]
 fn a_switch_that_reduces_sends_each_byte_once() {
     let mut machine = ideal();
