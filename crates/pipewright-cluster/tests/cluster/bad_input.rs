@@ -4,7 +4,7 @@ use pipewright_cluster::catalogue::{by_name, from_toml, machines};
 use pipewright_cluster::cluster_file::to_toml;
 use pipewright_cluster::comparison::compare;
 use pipewright_cluster::layout::{LayoutError, Recompute, Sharding};
-use pipewright_cluster::machine::Constants;
+use pipewright_cluster::machine::{Constants, Machine};
 use pipewright_cluster::published::{Published, read};
 use pipewright_schedule::error_text::with_causes;
 
@@ -34,6 +34,17 @@ fn known_machines_are_complete_and_have_sources() {
     let expected = ["a100", "h100", "h100-500w", "h200", "b200", "gb200", "mi300x", "l40s", "4090"];
     assert_eq!(names, expected);
     assert!(machines.iter().all(|machine| machine.source.len() > 20));
+    let of_sources = |source: &str| {
+        let is_of = |machine: &&Machine| machine.source_of("constants").starts_with(source);
+        machines.iter().filter(is_of).count()
+    };
+    assert_eq!(
+        (of_sources("fitted to"), of_sources("assumed: "), of_sources("those of the H100")),
+        (3, 5, 1)
+    );
+    let b200 = by_name("b200").expect("a machine");
+    assert_eq!(b200.constants, Constants::EXPECTED);
+    assert!(machines.iter().all(|machine| machine.source_of("node_latency_us").starts_with("assumed: 5 us")));
 }
 
 #[test]
