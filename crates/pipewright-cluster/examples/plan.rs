@@ -7,11 +7,11 @@
 use std::error::Error;
 
 use pipewright_cluster::layout::Precision;
+use pipewright_cluster::quantity::GIB;
 use pipewright_cluster::search::{ClusterPlan, Request, search, upgrades};
 use pipewright_cluster::{catalogue, hf_config};
 
 const LLAMA: &str = include_str!("../tests/cluster/llama_405b.json");
-const GIB: f64 = 1_073_741_824.0;
 
 fn main() -> Result<(), Box<dyn Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();

@@ -1,7 +1,7 @@
 //! The figures of a machine's data sheet: their keys in cluster files, units and plausible ranges.
 
 use crate::machine::Machine;
-use crate::quantity::{Dimension, Measure};
+use crate::quantity::{Dimension, GIB, Measure};
 
 /// A figure of a data sheet.
 #[derive(Debug, Clone, Copy)]
@@ -18,102 +18,97 @@ pub struct Figure {
     pub(crate) set: fn(&mut Machine, f64),
 }
 
-/// Bytes of a gigabyte of memory as sold: data sheets call 2^30 bytes a GB.
-pub(crate) const MEMORY_GB: f64 = 1_073_741_824.0;
-
 impl Figure {
     /// All figures, in the order of cluster files.
     pub const ALL: [Self; 11] = [
-        Self {
-            measure: rate("bf16_tflops"),
-            meaning: "dense operations in bf16, 10^12 per second",
-            is_needed: false,
-            get: |machine| machine.bf16,
-            set: |machine, value| machine.bf16 = Some(value),
-        },
-        Self {
-            measure: rate("fp8_tflops"),
-            meaning: "dense operations in FP8, 10^12 per second",
-            is_needed: false,
-            get: |machine| machine.fp8,
-            set: |machine, value| machine.fp8 = Some(value),
-        },
-        Self {
-            measure: Measure {
-                key: "memory_gb",
-                dimension: Dimension::Size,
-                unit: MEMORY_GB,
-                least: 0.1,
-                most: 1e5,
-            },
-            meaning: "memory as sold, in units of 2^30 bytes",
-            is_needed: true,
-            get: |machine| Some(machine.memory),
-            set: |machine, value| machine.memory = value,
-        },
-        Self {
-            measure: bandwidth("memory_gb_per_s"),
-            meaning: "bandwidth of the memory, 10^9 bytes per second",
-            is_needed: true,
-            get: |machine| Some(machine.memory_bandwidth),
-            set: |machine, value| machine.memory_bandwidth = value,
-        },
-        Self {
-            measure: bandwidth("node_gb_per_s"),
-            meaning: "from a GPU to its node, each direction",
-            is_needed: true,
-            get: |machine| Some(machine.node_bandwidth),
-            set: |machine, value| machine.node_bandwidth = value,
-        },
-        Self {
-            measure: bandwidth("network_gb_per_s"),
-            meaning: "from a GPU to other nodes, each direction",
-            is_needed: true,
-            get: |machine| Some(machine.network_bandwidth),
-            set: |machine, value| machine.network_bandwidth = value,
-        },
-        Self {
-            measure: count("gpus_per_node"),
-            meaning: "GPUs that the fast links connect",
-            is_needed: true,
-            get: |machine| Some(f64::from(machine.gpus_per_node)),
-            set: |machine, value| machine.gpus_per_node = value as u32,
-        },
-        Self {
-            measure: count("multiprocessors"),
-            meaning: "multiprocessors of a GPU",
-            is_needed: false,
-            get: |machine| Some(f64::from(machine.multiprocessors)),
-            set: |machine, value| machine.multiprocessors = value as u32,
-        },
-        Self {
-            measure: latency("node_latency_us"),
-            meaning: "latency of a message inside a node",
-            is_needed: false,
-            get: |machine| Some(machine.node_latency),
-            set: |machine, value| machine.node_latency = value,
-        },
-        Self {
-            measure: latency("network_latency_us"),
-            meaning: "latency of a message between nodes",
-            is_needed: false,
-            get: |machine| Some(machine.network_latency),
-            set: |machine, value| machine.network_latency = value,
-        },
-        Self {
-            measure: Measure {
-                key: "board_watts",
-                dimension: Dimension::Power,
-                unit: 1.0,
-                least: 1.0,
-                most: 1e5,
-            },
-            meaning: "power of a GPU at most, without its host",
-            is_needed: false,
-            get: |machine| machine.board_power,
-            set: |machine, value| machine.board_power = Some(value),
-        },
+        Self::optional(
+            rate("bf16_tflops"),
+            "dense operations in bf16, 10^12 per second",
+            |machine| machine.bf16,
+            |machine, value| machine.bf16 = Some(value),
+        ),
+        Self::optional(
+            rate("fp8_tflops"),
+            "dense operations in FP8, 10^12 per second",
+            |machine| machine.fp8,
+            |machine, value| machine.fp8 = Some(value),
+        ),
+        Self::needed(
+            // Data sheets call 2^30 bytes a GB.
+            Measure { key: "memory_gb", dimension: Dimension::Size, unit: GIB, least: 0.1, most: 1e5 },
+            "memory as sold, in units of 2^30 bytes",
+            |machine| Some(machine.memory),
+            |machine, value| machine.memory = value,
+        ),
+        Self::needed(
+            bandwidth("memory_gb_per_s"),
+            "bandwidth of the memory, 10^9 bytes per second",
+            |machine| Some(machine.memory_bandwidth),
+            |machine, value| machine.memory_bandwidth = value,
+        ),
+        Self::needed(
+            bandwidth("node_gb_per_s"),
+            "from a GPU to its node, each direction",
+            |machine| Some(machine.node_bandwidth),
+            |machine, value| machine.node_bandwidth = value,
+        ),
+        Self::needed(
+            bandwidth("network_gb_per_s"),
+            "from a GPU to other nodes, each direction",
+            |machine| Some(machine.network_bandwidth),
+            |machine, value| machine.network_bandwidth = value,
+        ),
+        Self::needed(
+            count("gpus_per_node"),
+            "GPUs that the fast links connect",
+            |machine| Some(f64::from(machine.gpus_per_node)),
+            |machine, value| machine.gpus_per_node = value as u32,
+        ),
+        Self::optional(
+            count("multiprocessors"),
+            "multiprocessors of a GPU",
+            |machine| Some(f64::from(machine.multiprocessors)),
+            |machine, value| machine.multiprocessors = value as u32,
+        ),
+        Self::optional(
+            latency("node_latency_us"),
+            "latency of a message inside a node",
+            |machine| Some(machine.node_latency),
+            |machine, value| machine.node_latency = value,
+        ),
+        Self::optional(
+            latency("network_latency_us"),
+            "latency of a message between nodes",
+            |machine| Some(machine.network_latency),
+            |machine, value| machine.network_latency = value,
+        ),
+        Self::optional(
+            Measure { key: "board_watts", dimension: Dimension::Power, unit: 1.0, least: 1.0, most: 1e5 },
+            "power of a GPU at most, without its host",
+            |machine| machine.board_power,
+            |machine, value| machine.board_power = Some(value),
+        ),
     ];
+
+    /// Makes a figure without which a machine cannot be predicted.
+    const fn needed(
+        measure: Measure,
+        meaning: &'static str,
+        get: fn(&Machine) -> Option<f64>,
+        set: fn(&mut Machine, f64),
+    ) -> Self {
+        Self { measure, meaning, is_needed: true, get, set }
+    }
+
+    /// Makes a figure that a file may leave out.
+    const fn optional(
+        measure: Measure,
+        meaning: &'static str,
+        get: fn(&Machine) -> Option<f64>,
+        set: fn(&mut Machine, f64),
+    ) -> Self {
+        Self { is_needed: false, ..Self::needed(measure, meaning, get, set) }
+    }
 
     /// Returns the figure of a machine as a plain number of its key, if it is known.
     pub fn of(&self, machine: &Machine) -> Option<f64> {

@@ -335,7 +335,13 @@ impl Measured {
     pub fn sentences(&self, machine: &Machine, changed: &Machine) -> Vec<String> {
         let rate = |(rate, value): &(&'static Rate, f64)| {
             let plain = |value: f64| (rate.measure.plain(value) * 1000.0).round() / 1000.0;
-            format!("{} {} instead of {}", plain(*value), rate.noun, plain((rate.get)(machine)))
+            let most = (rate.most)(machine);
+            let above = if *value > most {
+                format!(", which is above the data sheet's {}", plain(most))
+            } else {
+                String::new()
+            };
+            format!("{} {} instead of {}{above}", plain(*value), rate.noun, plain((rate.get)(machine)))
         };
         let layer = |(layer, block): (&MeasuredLayer, &MeasuredBlock)| {
             let percent = |factor: f64| format!("{:+.1}%", (factor - 1.0) * 100.0);

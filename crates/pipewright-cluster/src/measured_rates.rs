@@ -17,6 +17,8 @@ pub(crate) struct Rate {
     pub(crate) noun: &'static str,
     /// Reads what a prediction uses for it.
     pub(crate) get: fn(&Machine) -> f64,
+    /// The most that the machine's data sheet allows; infinite for latencies.
+    pub(crate) most: fn(&Machine) -> f64,
     /// Changes what a prediction uses for it.
     set: fn(&mut Machine, f64),
 }
@@ -70,6 +72,7 @@ pub(crate) static RATES: [Rate; 8] = [
         replaces: Replaced::Constant("product"),
         noun: "of the bf16 peak in products",
         get: |machine| machine.constants.product,
+        most: |_| 1.0,
         set: |machine, value| machine.constants.product = value,
     },
     Rate {
@@ -78,6 +81,7 @@ pub(crate) static RATES: [Rate; 8] = [
         replaces: Replaced::Constant("product_fp8"),
         noun: "of the FP8 peak in products",
         get: |machine| machine.constants.product_fp8,
+        most: |_| 1.0,
         set: |machine, value| machine.constants.product_fp8 = value,
     },
     Rate {
@@ -86,6 +90,7 @@ pub(crate) static RATES: [Rate; 8] = [
         replaces: Replaced::Constant("attention"),
         noun: "of the bf16 peak in attention",
         get: |machine| machine.constants.attention,
+        most: |_| 1.0,
         set: |machine, value| machine.constants.attention = value,
     },
     Rate {
@@ -94,6 +99,7 @@ pub(crate) static RATES: [Rate; 8] = [
         replaces: Replaced::Constant("memory"),
         noun: "GB/s of memory",
         get: |machine| machine.memory_bandwidth * machine.constants.memory,
+        most: |machine| machine.memory_bandwidth,
         set: |machine, value| machine.constants.memory = value / machine.memory_bandwidth,
     },
     Rate {
@@ -102,6 +108,7 @@ pub(crate) static RATES: [Rate; 8] = [
         replaces: Replaced::Figure("node_gb_per_s"),
         noun: "GB/s inside a node",
         get: |machine| machine.node_bandwidth * machine.constants.link,
+        most: |machine| machine.node_bandwidth,
         set: |machine, value| machine.node_bandwidth = value / machine.constants.link,
     },
     Rate {
@@ -110,6 +117,7 @@ pub(crate) static RATES: [Rate; 8] = [
         replaces: Replaced::Figure("node_latency_us"),
         noun: "us of latency inside a node",
         get: |machine| machine.node_latency,
+        most: |_| f64::INFINITY,
         set: |machine, value| machine.node_latency = value,
     },
     Rate {
@@ -118,6 +126,7 @@ pub(crate) static RATES: [Rate; 8] = [
         replaces: Replaced::Figure("network_gb_per_s"),
         noun: "GB/s between nodes",
         get: |machine| machine.network_bandwidth * machine.constants.link,
+        most: |machine| machine.network_bandwidth,
         set: |machine, value| machine.network_bandwidth = value / machine.constants.link,
     },
     Rate {
@@ -126,6 +135,7 @@ pub(crate) static RATES: [Rate; 8] = [
         replaces: Replaced::Figure("network_latency_us"),
         noun: "us of latency between nodes",
         get: |machine| machine.network_latency,
+        most: |_| f64::INFINITY,
         set: |machine, value| machine.network_latency = value,
     },
 ];

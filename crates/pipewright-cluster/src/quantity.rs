@@ -102,6 +102,9 @@ pub enum QuantityError {
 
 pipewright_schedule::message_as_debug!(QuantityError);
 
+/// The bytes of a GiB.
+pub const GIB: f64 = 1_073_741_824.0;
+
 /// The units, their dimension and their factor in operations, bytes, seconds and watts.
 const UNITS: &[(&str, Dimension, f64)] = &[
     ("TFLOP/s", Dimension::Rate, 1e12),
@@ -114,12 +117,12 @@ const UNITS: &[(&str, Dimension, f64)] = &[
     ("MB", Dimension::Size, 1e6),
     ("MiB", Dimension::Size, 1_048_576.0),
     ("GB", Dimension::Size, 1e9),
-    ("GiB", Dimension::Size, 1_073_741_824.0),
+    ("GiB", Dimension::Size, GIB),
     ("TB", Dimension::Size, 1e12),
     ("TiB", Dimension::Size, 1_099_511_627_776.0),
     ("MB/s", Dimension::Bandwidth, 1e6),
     ("GB/s", Dimension::Bandwidth, 1e9),
-    ("GiB/s", Dimension::Bandwidth, 1_073_741_824.0),
+    ("GiB/s", Dimension::Bandwidth, GIB),
     ("TB/s", Dimension::Bandwidth, 1e12),
     ("Gbit/s", Dimension::Bandwidth, 1.25e8),
     ("Gb/s", Dimension::Bandwidth, 1.25e8),
@@ -194,10 +197,15 @@ impl Measure {
             return Err(unreadable());
         }
         let trimmed = text.trim();
-        let end = trimmed.find(|letter: char| letter.is_whitespace() || letter.is_alphabetic());
-        let (number, unit) = trimmed.split_at(end.ok_or_else(unreadable)?);
-        let number: f64 = number.parse().map_err(|_not_a_number| unreadable())?;
-        let unit = UNITS.iter().find(|(name, ..)| *name == unit.trim());
+        // The longest number, because an exponent has a letter: `1e3 GB`.
+        let ends = trimmed.char_indices().map(|(start, letter)| start + letter.len_utf8()).take(SHOWN);
+        let split = |end: usize| {
+            let (number, unit) = trimmed.split_at(end);
+            Some((number.trim_end().parse::<f64>().ok()?, unit.trim()))
+        };
+        let (number, unit) =
+            ends.collect::<Vec<_>>().into_iter().rev().find_map(split).ok_or_else(unreadable)?;
+        let unit = UNITS.iter().find(|(name, ..)| *name == unit);
         let &(_, found, factor) = unit.ok_or_else(unreadable)?;
         if found != self.dimension {
             return Err(QuantityError::WrongDimension { measure: self, text: shown(), found });
@@ -225,7 +233,9 @@ mod tests {
     #[test]
     fn text_has_a_unit_of_the_dimension() {
         assert_eq!(check("80 GB", Dimension::Size), Ok(80e9));
-        assert_eq!(check("80GiB", Dimension::Size), Ok(80.0 * 1_073_741_824.0));
+        assert_eq!(check("1e3 GB", Dimension::Size), Ok(1e12));
+        assert_eq!(check("1.5E+1GB", Dimension::Size), Ok(15e9));
+        assert_eq!(check("80GiB", Dimension::Size), Ok(80.0 * GIB));
         assert_eq!(check("400 Gbit/s", Dimension::Bandwidth), Ok(50e9));
         assert_eq!(check("0.989 PFLOP/s", Dimension::Rate), Ok(989e12));
         assert_eq!(check("10.2 kW", Dimension::Power), Ok(10_200.0));

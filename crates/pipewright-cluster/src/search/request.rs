@@ -6,11 +6,12 @@ use crate::layout::{Cut, Kernels, Layout, LayoutError, Precision, Recompute, Sco
 use crate::machine::Machine;
 use crate::model::{Block, FeedForward, Model};
 use crate::published::Run;
+use crate::quantity::GIB;
 use crate::search::error::SearchError;
 
 /// Bytes of a GPU's memory that the driver's context, libraries and the buffers of collectives take: about
 /// 0.5 GiB for the context of CUDA 12, and as much for NCCL's channels.
-const CONTEXT: f64 = 1_073_741_824.0;
+const CONTEXT: f64 = GIB;
 /// The share of a GPU's memory that an allocator loses to fragments. PyTorch's caching allocator with
 /// expandable segments loses a few percent.
 const FRAGMENTS: f64 = 0.03;

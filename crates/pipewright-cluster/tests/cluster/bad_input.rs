@@ -6,6 +6,7 @@ use pipewright_cluster::comparison::compare;
 use pipewright_cluster::layout::{LayoutError, Recompute, Sharding};
 use pipewright_cluster::machine::{Constants, Machine};
 use pipewright_cluster::published::{Published, read};
+use pipewright_cluster::quantity::GIB;
 use pipewright_schedule::error_text::with_causes;
 
 use crate::data::{RUNS, published};
@@ -158,7 +159,7 @@ fn a_cluster_file_changes_a_known_machine() {
     );
     let machine = machine.expect("a machine");
     let known = by_name("h100").expect("a machine");
-    assert_eq!((machine.memory, machine.network_bandwidth), (40.0 * 1_073_741_824.0, 25e9));
+    assert_eq!((machine.memory, machine.network_bandwidth), (40.0 * GIB, 25e9));
     assert_eq!((machine.bf16, machine.constants), (known.bf16, known.constants));
 }
 

@@ -5,10 +5,9 @@ use pipewright_cluster::memory::{
     Parameters, block_activations, block_parameters, state, whole_block_activations,
 };
 use pipewright_cluster::published::Run;
+use pipewright_cluster::quantity::GIB;
 
 use crate::data::{predicted, run};
-
-const GIB: f64 = 1_073_741_824.0;
 
 /// A row of figure 1: the model, its chunks, its microbatch, and GiB of parameters and optimizer, of all
 /// activations, and of activations with sequence parallelism and selective recomputation.
