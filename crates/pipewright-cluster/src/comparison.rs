@@ -10,6 +10,7 @@ pub use crate::chosen::Chosen;
 use crate::pipeline::Programs;
 use crate::predict::{PredictError, Prediction, predict};
 use crate::published::{Published, Run};
+use crate::quantity::GIB;
 use crate::setting::Setting;
 
 /// All rows and their errors.
@@ -102,8 +103,6 @@ pub struct ComparisonError {
 }
 
 pipewright_schedule::message_as_debug!(ComparisonError);
-
-const GIB: f64 = 1_073_741_824.0;
 
 /// Predicts all runs of a file.
 ///
@@ -245,7 +244,7 @@ impl Row {
     fn print(&self, text: &mut String) {
         let Self { model, source, predicted_step_s, measured_step_s, error, .. } = self;
         let prediction = &self.details.prediction;
-        let share = |seconds: f64| format!("{:.1}%", (seconds / prediction.seconds * 100.0).max(0.0));
+        let share = |seconds: f64| format!("{:.1}%", seconds / prediction.seconds * 100.0);
         let measured = self.details.measured_memory_gib;
         let memory = measured.map_or_else(String::new, |gib| format!(" (measured {gib:.1})"));
         let parts = &prediction.parts;

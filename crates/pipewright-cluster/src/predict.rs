@@ -1,5 +1,7 @@
 //! The prediction of a training step: its time, its parts, and the memory of each rank.
 
+use std::ops::Range;
+
 use pipewright_schedule::costs::{Link, StageCosts, StageSizes};
 use thiserror::Error;
 
@@ -66,18 +68,21 @@ pipewright_schedule::message_as_debug!(PredictError);
 /// When the layout does not fit the model, or its schedule does not exist in its size.
 pub fn predict(setting: &Setting<'_>, programs: &mut Programs) -> Result<Prediction, PredictError> {
     setting.layout.check(setting.model)?;
-    predict_with(setting, &Units::of(setting), |costs| Ok(programs.run(setting.layout, costs)?))
+    let units = Units::of(setting);
+    let cut = units.cut(setting.layout);
+    predict_with(setting, &units, &cut, |costs| Ok(programs.run(setting.layout, costs)?))
 }
 
-/// Predicts a step from the costs of the model's parts and the run of the pipeline. The layout was checked.
+/// Predicts a step from the costs of the model's parts, the blocks of each stage and the run of the pipeline. The
+/// layout was checked.
 pub(crate) fn predict_with(
     setting: &Setting<'_>,
     units: &Units,
+    cut: &[Range<usize>],
     run: impl FnOnce(&PipelineCosts) -> Result<PipelineRun, PredictError>,
 ) -> Result<Prediction, PredictError> {
     let layout = setting.layout;
-    let cut = units.cut(layout);
-    let stages = units.stages(&cut);
+    let stages = units.stages(cut);
     let run = run(&pipeline_costs(setting, &stages))?;
     let rank = |stages_of_rank: &Vec<usize>| {
         let mut sum = Unit::default();
@@ -100,7 +105,8 @@ pub(crate) fn predict_with(
     if run.splits_backward {
         parts.tensor += busiest.behind_weights * microbatches;
     }
-    let bubble = run.makespan - parts.total();
+    // Without a wait, the difference of both sums may be a rounding error below 0.
+    let bubble = (run.makespan - parts.total()).max(0.0);
     parts.data = data;
     let seconds = run.makespan + data + optimizer;
     let tokens_per_gpu = layout.step_tokens() / seconds / f64::from(layout.gpus);

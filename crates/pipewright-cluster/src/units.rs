@@ -57,6 +57,12 @@ pub(crate) struct Units {
 impl Units {
     /// Computes the costs of the parts of a setting's model.
     pub(crate) fn of(setting: &Setting<'_>) -> Self {
+        let sequence = u64::from(setting.layout.sequence);
+        Self::with_operations(setting, setting.model.operations_per_token(sequence, AttentionCount::Causal))
+    }
+
+    /// Like [`Self::of`], with the operations of the model per token, which all layouts share.
+    pub(crate) fn with_operations(setting: &Setting<'_>, operations: f64) -> Self {
         let (model, layout) = (setting.model, setting.layout);
         let table = table_parameters(model, layout);
         let mut units = Self {
@@ -72,7 +78,7 @@ impl Units {
             table,
             largest_block: Parameters::default(),
             again: 0.0,
-            operations: model.operations_per_token(u64::from(layout.sequence), AttentionCount::Causal),
+            operations,
         };
         let mut blocks = Vec::new();
         for block in &model.blocks {

@@ -2,6 +2,7 @@
 
 use crate::layout::{Cut, Layout, Recompute, Sharding};
 use crate::memory::{Parameters, state};
+use crate::operations::AttentionCount;
 use crate::pipeline::Programs;
 use crate::predict::{Prediction, predict, predict_with};
 use crate::search::bound::lower_bound;
@@ -45,7 +46,8 @@ pub fn search_from(request: &Request, known: &Layout) -> Result<Found, SearchErr
     let setting = Setting { model: &request.model, layout: known, machine: &request.machine };
     let prediction = predict(&setting, &mut Programs::default()).ok();
     let fitting = prediction.filter(|prediction| prediction.peak_memory() <= request.memory_limit());
-    find_plans(request, fitting.map(|prediction| ClusterPlan::new(request, known.clone(), prediction)))
+    let bound = lower_bound(request);
+    find_plans(request, fitting.map(|prediction| ClusterPlan::new(request, bound, known.clone(), prediction)))
 }
 
 /// Finds plans for a request that was checked, and starts from a plan that fits.
@@ -137,6 +139,9 @@ struct Candidate {
 struct Exploration<'a> {
     request: &'a Request,
     limit: f64,
+    bound_seconds: f64,
+    /// The operations of the model per token.
+    operations: f64,
     pruning: Pruning,
     /// The plan from which the search starts.
     known: Option<ClusterPlan>,
@@ -162,6 +167,10 @@ impl<'a> Exploration<'a> {
         let mut exploration = Self {
             request,
             limit: request.memory_limit(),
+            bound_seconds: lower_bound(request),
+            operations: request
+                .model
+                .operations_per_token(u64::from(request.sequence), AttentionCount::Causal),
             pruning,
             known,
             candidates: Vec::new(),
@@ -189,6 +198,10 @@ impl<'a> Exploration<'a> {
         Setting { model: &self.request.model, layout, machine: &self.request.machine }
     }
 
+    fn units(&self, layout: &Layout) -> Units {
+        Units::with_operations(&self.setting(layout), self.operations)
+    }
+
     /// Estimates all pipelines of a layout whose pipeline is not chosen.
     fn add_shape(&mut self, shape: &Layout) {
         let pipelines = space::pipelines(self.request, shape);
@@ -197,7 +210,7 @@ impl<'a> Exploration<'a> {
         }
         let with = |recompute| {
             let layout = Layout { recompute, ..shape.clone() };
-            let units = Units::of(&self.setting(&layout));
+            let units = self.units(&layout);
             Shared { recompute, total: units.total(), units }
         };
         // From the fastest and largest to the slowest and smallest.
@@ -255,8 +268,8 @@ impl<'a> Exploration<'a> {
 
     /// Estimates a layout, and returns whether it fits.
     fn estimate(&mut self, layout: &Layout, units: &Units) -> bool {
-        let estimate =
-            predict_with(&self.setting(layout), units, |costs| Ok(schedules::estimate(layout, costs)));
+        let run = |costs: &_| Ok(schedules::estimate(layout, costs));
+        let estimate = predict_with(&self.setting(layout), units, &units.cut(layout), run);
         self.estimated += 1;
         let Ok(estimate) = estimate else { return false };
         let fits = self.fits(layout, &estimate);
@@ -314,7 +327,7 @@ impl<'a> Exploration<'a> {
             (false, ..) => Ok(Found {
                 plans,
                 memory_limit: self.limit,
-                bound_seconds: lower_bound(self.request),
+                bound_seconds: self.bound_seconds,
                 estimated: self.estimated,
                 simulated,
             }),
@@ -344,20 +357,23 @@ impl<'a> Exploration<'a> {
         programs: &mut Programs,
         simulated: &mut usize,
     ) -> Vec<ClusterPlan> {
-        let units = Units::of(&self.setting(layout));
+        let units = self.units(layout);
         let balanced = Layout { cut: Cut::Balanced, ..layout.clone() };
-        let mut layouts = vec![layout.clone()];
-        if units.cut(layout) != units.cut(&balanced) {
-            layouts.push(balanced);
+        let [even_cut, balanced_cut] = [layout, &balanced].map(|layout| units.cut(layout));
+        let is_other = even_cut != balanced_cut;
+        let mut layouts = vec![(layout.clone(), even_cut)];
+        if is_other {
+            layouts.push((balanced, balanced_cut));
         }
         let mut plans = Vec::new();
-        for layout in layouts {
+        for (layout, cut) in layouts {
             *simulated += 1;
-            let run = predict_with(&self.setting(&layout), &units, |costs| Ok(programs.run(&layout, costs)?));
+            let run = |costs: &_| Ok(programs.run(&layout, costs)?);
+            let run = predict_with(&self.setting(&layout), &units, &cut, run);
             // A schedule that does not exist in this size has no plan.
             let Ok(prediction) = run else { continue };
             if self.fits(&layout, &prediction) {
-                plans.push(ClusterPlan::new(self.request, layout, prediction));
+                plans.push(ClusterPlan::new(self.request, self.bound_seconds, layout, prediction));
             }
         }
         plans
@@ -402,7 +418,7 @@ mod tests {
                 let setting = exploration.setting(&layout);
                 let units = Units::of(&setting);
                 let run = |costs: &_| Ok(schedules::estimate(&layout, costs));
-                let estimate = predict_with(&setting, &units, run).expect("an estimate");
+                let estimate = predict_with(&setting, &units, &units.cut(&layout), run).expect("an estimate");
                 let least = least_bytes(&layout, &units, &units.total());
                 assert!(
                     least <= estimate.peak_memory(),

@@ -3,7 +3,6 @@
 use crate::layout::Layout;
 use crate::parts::Parts;
 use crate::predict::Prediction;
-use crate::search::bound::lower_bound;
 use crate::search::request::Request;
 
 /// The result of a search.
@@ -13,7 +12,7 @@ pub struct Found {
     pub plans: Vec<ClusterPlan>,
     /// The most bytes that a rank of a plan may need.
     pub memory_limit: f64,
-    /// Seconds of a step that no plan can be faster than ([`lower_bound`]).
+    /// Seconds of a step that no plan can be faster than ([`lower_bound`](crate::search::lower_bound)).
     pub bound_seconds: f64,
     /// The layouts that were estimated.
     pub estimated: usize,
@@ -131,13 +130,12 @@ impl Goal {
 }
 
 impl ClusterPlan {
-    /// Makes the plan of a layout from its prediction.
-    pub fn new(request: &Request, layout: Layout, prediction: Prediction) -> Self {
-        let bound = lower_bound(request);
+    /// Makes the plan of a layout from its prediction and the [`Found::bound_seconds`] of its request.
+    pub(crate) fn new(request: &Request, bound_seconds: f64, layout: Layout, prediction: Prediction) -> Self {
         Self {
             shares: Shares::of(&prediction),
             mfu: prediction.operations_per_gpu / request.machine.peak(request.precision),
-            gap: prediction.seconds / bound - 1.0,
+            gap: prediction.seconds / bound_seconds - 1.0,
             goal: request.goal_tokens.map(|tokens| Goal::of(tokens, request, prediction.seconds)),
             layout,
             prediction,

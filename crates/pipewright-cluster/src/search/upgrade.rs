@@ -2,6 +2,7 @@
 
 use crate::pipeline::Programs;
 use crate::predict::predict;
+use crate::search::bound::lower_bound;
 use crate::search::error::SearchError;
 use crate::search::explore::{MOST_COMPUTATIONS, search};
 use crate::search::found::ClusterPlan;
@@ -91,7 +92,7 @@ fn same_layout(request: &Request, plan: &ClusterPlan) -> Option<ClusterPlan> {
     let layout = (plan.layout.gpus == request.gpus).then(|| plan.layout.clone())?;
     let setting = Setting { model: &request.model, layout: &layout, machine: &request.machine };
     let prediction = predict(&setting, &mut Programs::up_to(MOST_COMPUTATIONS)).ok()?;
-    Some(ClusterPlan::new(request, layout, prediction))
+    Some(ClusterPlan::new(request, lower_bound(request), layout, prediction))
 }
 
 #[cfg(test)]
