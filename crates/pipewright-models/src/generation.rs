@@ -20,6 +20,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+use std::collections::HashSet;
+
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 use thiserror::Error;
@@ -52,11 +54,17 @@ impl Default for Request<'_> {
     }
 }
 
-/// How tokens are chosen from the model's probabilities.
+/// How tokens are chosen from the model's probabilities. The settings have their effects in this order: penalty,
+/// temperature, top-k, top-p, as in transformers.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sampling {
+    /// The logit of each token of the prompt or the text so far is divided by this if it is positive, and
+    /// multiplied otherwise (Keskar et al., 2019). Above 1, tokens are repeated less; 1 has no effect.
+    pub repetition_penalty: f64,
     /// Logits are divided by this. 0 always takes the most probable token; of equal ones the first.
     pub temperature: f64,
+    /// Only so many of the most probable tokens count; 0 for all. Of equal ones the first count.
+    pub top_k: usize,
     /// Only the most probable tokens count that together have at least this probability (Holtzman et al.,
     /// 2020).
     pub top_p: f64,
@@ -67,7 +75,7 @@ pub struct Sampling {
 impl Default for Sampling {
     /// The model's own probabilities, and seed 0.
     fn default() -> Self {
-        Self { temperature: 1.0, top_p: 1.0, seed: 0 }
+        Self { repetition_penalty: 1.0, temperature: 1.0, top_k: 0, top_p: 1.0, seed: 0 }
     }
 }
 
@@ -147,7 +155,7 @@ pub fn generate(
     let mut is_ended = false;
     let end = prompt.saturating_add(request.tokens);
     while all.len() < end && !is_ended {
-        let logits = match &mut cached {
+        let mut logits = match &mut cached {
             Some(cached) => cached.extend(&all[known..]),
             None => model.next_token(&all)?,
         };
@@ -155,6 +163,7 @@ pub fn generate(
         if logits.iter().any(|logit| !logit.is_finite()) {
             return Err(GenerateError::NotFinite { tokens: known });
         }
+        request.sampling.penalize(&mut logits, &all);
         let token = request.sampling.choose(&logits, &mut random);
         is_ended = request.ends.contains(&token);
         if !is_ended {
@@ -166,7 +175,8 @@ pub fn generate(
 }
 
 fn check(request: &Request<'_>) -> Result<(), GenerateError> {
-    let Request { tokens, sampling: Sampling { temperature, top_p, .. }, longest, .. } = *request;
+    let Request { tokens, sampling, longest, .. } = *request;
+    let Sampling { repetition_penalty, temperature, top_p, .. } = sampling;
     let prompt = request.prompt.len();
     if prompt == 0 {
         return Err(GenerateError::EmptyPrompt);
@@ -178,6 +188,10 @@ fn check(request: &Request<'_>) -> Result<(), GenerateError> {
     if !(temperature.is_finite() && temperature >= 0.0) {
         return refuse("temperature", temperature, "a finite number, 0 or above");
     }
+    // Single precision holds logits that are multiplied by such numbers.
+    if !(1e-3..=1e3).contains(&repetition_penalty) {
+        return refuse("repetition penalty", repetition_penalty, "a number from 0.001 to 1000");
+    }
     if !(top_p > 0.0 && top_p <= 1.0) {
         return refuse("top-p", top_p, "a number above 0 and at most 1");
     }
@@ -185,6 +199,19 @@ fn check(request: &Request<'_>) -> Result<(), GenerateError> {
 }
 
 impl Sampling {
+    /// Lowers the logits of the tokens so far. Each counts once, however often it occurs.
+    fn penalize(&self, logits: &mut [f32], tokens: &[u32]) {
+        if self.repetition_penalty == 1.0 {
+            return;
+        }
+        let penalty = self.repetition_penalty as f32;
+        let seen: HashSet<u32> = tokens.iter().copied().collect();
+        for token in seen {
+            let logit = &mut logits[token as usize];
+            *logit = if *logit > 0.0 { *logit / penalty } else { *logit * penalty };
+        }
+    }
+
     /// Chooses a token by its logit. There is at least one, and all are finite.
     fn choose(&self, logits: &[f32], random: &mut impl Rng) -> u32 {
         let best = (0..logits.len()).rev().max_by(|&a, &b| logits[a].total_cmp(&logits[b]));
@@ -196,6 +223,14 @@ impl Sampling {
         let weight = |logit: f32| ((f64::from(logit) - largest) / self.temperature).exp();
         let mut candidates: Vec<(usize, f64)> =
             logits.iter().map(|&logit| weight(logit)).enumerate().collect();
+        let keeps_k = 0 < self.top_k && self.top_k < candidates.len();
+        if keeps_k || self.top_p < 1.0 {
+            // The sort is stable: of equal candidates the first counts.
+            candidates.sort_by(|a, b| b.1.total_cmp(&a.1));
+        }
+        if keeps_k {
+            candidates.truncate(self.top_k);
+        }
         if self.top_p < 1.0 {
             keep_most_probable(&mut candidates, self.top_p);
         }
@@ -213,10 +248,9 @@ impl Sampling {
     }
 }
 
-/// Keeps the smallest number of most probable candidates that together have the share `top_p`.
+/// Keeps the smallest number of candidates that together have the share `top_p`. They are sorted, the most probable
+/// first.
 fn keep_most_probable(candidates: &mut Vec<(usize, f64)>, top_p: f64) {
-    // The sort is stable: of equal candidates the first counts.
-    candidates.sort_by(|a, b| b.1.total_cmp(&a.1));
     let wanted = top_p * candidates.iter().map(|(_, weight)| weight).sum::<f64>();
     let mut sum = 0.0;
     let enough = candidates.iter().position(|(_, weight)| {
@@ -254,6 +288,12 @@ mod tests {
         check(Sampling { top_p: 0.6, ..plain }, &[2.0 / 3.0, 1.0 / 3.0, 0.0, 0.0]);
         check(Sampling { top_p: 0.5, seed: 3, ..plain }, &[1.0, 0.0, 0.0, 0.0]);
         check(Sampling { temperature: 0.0, ..plain }, &[1.0, 0.0, 0.0, 0.0]);
+        check(Sampling { top_k: 1, ..plain }, &[1.0, 0.0, 0.0, 0.0]);
+        // Of the two equal tokens the first counts.
+        check(Sampling { top_k: 3, ..plain }, &[4.0 / 7.0, 2.0 / 7.0, 1.0 / 7.0, 0.0]);
+        check(Sampling { top_k: 9, ..plain }, &[0.5, 0.25, 0.125, 0.125]);
+        // The share counts among the three tokens.
+        check(Sampling { top_k: 3, top_p: 0.8, ..plain }, &[2.0 / 3.0, 1.0 / 3.0, 0.0, 0.0]);
         check(Sampling { temperature: 1e-300, ..plain }, &[1.0, 0.0, 0.0, 0.0]);
     }
 
@@ -262,6 +302,25 @@ mod tests {
         let greedy = Sampling { temperature: 0.0, ..Sampling::default() };
         let mut random = ChaCha8Rng::seed_from_u64(0);
         assert_eq!(greedy.choose(&[-1.0, 2.0, 2.0, -3.0], &mut random), 1);
+    }
+
+    #[test]
+    fn tokens_so_far_are_penalized_once() {
+        let penalized = |repetition_penalty, tokens: &[u32]| {
+            let mut logits = [2.0, -2.0, 0.0, 1.0];
+            Sampling { repetition_penalty, ..Sampling::default() }.penalize(&mut logits, tokens);
+            logits
+        };
+        assert_eq!(penalized(2.0, &[0, 1, 0, 2]), [1.0, -4.0, 0.0, 1.0]);
+        assert_eq!(penalized(0.5, &[3, 1]), [2.0, -1.0, 0.0, 2.0]);
+        assert_eq!(penalized(1.0, &[0, 1]), [2.0, -2.0, 0.0, 1.0]);
+        let sampling = Sampling { repetition_penalty: 2.0, ..Sampling::default() };
+        let request = Request { prompt: &[3], tokens: 5, sampling, ..Request::default() };
+        // The model repeats the token after three others. The penalty leaves 4.5 of its logit, which is still the largest.
+        assert_eq!(found(request, 0.0), Ok((vec![1, 2, 3, 0, 1], false)));
+        // Added to all logits, 20 makes 14.5 of it, and 20 of a token that was not seen.
+        let strong = Request { tokens: 3, ..request };
+        assert_eq!(found(strong, 20.0), Ok((vec![1, 2, 0], false)));
     }
 
     /// Predicts a fixed token after each token.
@@ -310,6 +369,10 @@ mod tests {
         refused(request, f32::INFINITY, "the model's output after 1 tokens is not finite");
         let sampling = Sampling { top_p: 0.0, ..Sampling::default() };
         refused(Request { sampling, ..request }, 0.0, "the top-p is 0: give");
+        for repetition_penalty in [0.0, -1.0, 1e9, f64::NAN] {
+            let sampling = Sampling { repetition_penalty, ..Sampling::default() };
+            refused(Request { sampling, ..request }, 0.0, "the repetition penalty is ");
+        }
         let generate_at = |temperature| {
             let sampling = Sampling { temperature, ..Sampling::default() };
             generate(&Fixed(vec![0.0; 4]), &Request { sampling, ..request }, &mut |_| {}).map(drop)

@@ -29,9 +29,15 @@ pub(crate) struct GenerateArguments {
     /// The divisor of the logits: below 1 for more probable tokens; 0 always takes the most probable one
     #[arg(long, value_name = "T", default_value_t = 1.0, allow_negative_numbers = true)]
     temperature: f64,
+    /// Choose among this number of the most probable tokens; 0: all
+    #[arg(long, value_name = "K", default_value_t = 0)]
+    top_k: usize,
     /// Choose among the most probable tokens that together have at least this probability
     #[arg(long, value_name = "P", default_value_t = 1.0, allow_negative_numbers = true)]
     top_p: f64,
+    /// Above 1: take tokens of the prompt and the text so far less often
+    #[arg(long, value_name = "R", default_value_t = 1.0, allow_negative_numbers = true)]
+    repetition_penalty: f64,
     /// The seed of the choice: the same seed gives the same text
     #[arg(long, value_name = "S", default_value_t = 0)]
     seed: u64,
@@ -69,7 +75,9 @@ pub(crate) fn run(arguments: &GenerateArguments) -> Result<(), Failure> {
         tokens: arguments.tokens,
         ends: &found.ends,
         sampling: Sampling {
+            repetition_penalty: arguments.repetition_penalty,
             temperature: arguments.temperature,
+            top_k: arguments.top_k,
             top_p: arguments.top_p,
             seed: arguments.seed,
         },

@@ -107,6 +107,19 @@ fn a_seed_repeats_a_text() {
 }
 
 #[test]
+fn settings_of_the_choice() {
+    let run = trained(&[]);
+    let greedy = json(&run, "out", &GREEDY);
+    let sampled = ["--prompt", "the quick ", "--tokens", "12", "--top-k", "1"];
+    assert_eq!(json(&run, "out", &sampled)["tokens"], greedy["tokens"]);
+    let penalized = json(&run, "out", &[&GREEDY[..], &["--repetition-penalty", "1000"]].concat());
+    let tokens: Vec<u64> =
+        penalized["tokens"].as_array().expect("a list").iter().filter_map(Value::as_u64).collect();
+    let once: std::collections::BTreeSet<u64> = tokens.iter().copied().collect();
+    assert_eq!(once.len(), tokens.len(), "no token twice: {tokens:?}");
+}
+
+#[test]
 fn a_text_ends_where_the_model_ends_it() {
     let run = trained(&[]);
     assert_eq!(run.command(&["export", "out", "exported"]).status.code(), Some(0));
@@ -171,6 +184,12 @@ fn bad_input() {
         "the temperature is -1: give a finite number",
     );
     refuse(&run, "out", &["--prompt", "a", "--top-p", "0"], "the top-p is 0: give a number above 0");
+    refuse(
+        &run,
+        "out",
+        &["--prompt", "a", "--repetition-penalty", "0"],
+        "the repetition penalty is 0: give a number from 0.001 to 1000",
+    );
     refuse(&run, "nowhere", &["--prompt", "a"], "nowhere: there is no model here");
     fs::create_dir(run.path("empty")).expect("a folder");
     refuse(&run, "empty", &["--prompt", "a"], "empty: there is no model here");
