@@ -6,6 +6,7 @@ use pipewright_cluster::hf_config::{self, Described};
 use pipewright_models::hf;
 use pipewright_system::bounded_file::read_text;
 
+use crate::clusters::toml_file::unreadable;
 use crate::config::model::ModelSettings;
 use crate::failure::Failure;
 use crate::training::arguments::load_settings;
@@ -36,7 +37,8 @@ pub(crate) fn read(path: Option<&Path>, set: &[String]) -> Result<PlannedModel, 
             path.display()
         ))),
         (Some(path), None) if !is_configuration(path) => {
-            Ok(PlannedModel { described: of_model(path)?, sequence: None, batch: None })
+            let advice = "name a config.json, its folder, or a configuration";
+            Ok(PlannedModel { described: of_model(path, advice)?, sequence: None, batch: None })
         }
         (path, _) => of_configuration(path, set),
     }
@@ -47,21 +49,16 @@ fn is_configuration(path: &Path) -> bool {
 }
 
 /// Reads a `config.json`, or the `config.json` of a folder: the cache folder of a model has it in a snapshot.
-fn of_model(path: &Path) -> Result<Described, Failure> {
-    if path.is_dir() {
-        return of_json(&hf::resolve(path).map_err(Failure::input)?.join("config.json"));
-    }
-    of_json(path)
-}
-
-fn of_json(path: &Path) -> Result<Described, Failure> {
-    let shown = path.display();
-    let text = read_text(path, hf_config::MAX_FILE as u64).map_err(|error| {
-        Failure::input(format!(
-            "{shown}: cannot read the model: {error}; name a config.json, its folder, or a configuration"
-        ))
-    })?;
-    hf_config::read(&text).map_err(|error| Failure::input(format!("{shown}: {error}")))
+/// `advice` is for a file that does not exist.
+fn of_model(path: &Path, advice: &str) -> Result<Described, Failure> {
+    let file = if path.is_dir() {
+        hf::resolve(path).map_err(Failure::input)?.join("config.json")
+    } else {
+        path.to_owned()
+    };
+    let text = read_text(&file, hf_config::MAX_FILE as u64)
+        .map_err(|error| unreadable(&file, "the model", &error, advice))?;
+    hf_config::read(&text).map_err(|error| Failure::input(format!("{}: {error}", file.display())))
 }
 
 /// Reads the model, the rows and the batch of a configuration. A model of `model.from` may be of a family that
@@ -69,7 +66,7 @@ fn of_json(path: &Path) -> Result<Described, Failure> {
 fn of_configuration(path: Option<&Path>, set: &[String]) -> Result<PlannedModel, Failure> {
     let settings = load_settings(path, set)?.settings;
     let described = match &settings.model {
-        ModelSettings::From { from } => of_model(from)?,
+        ModelSettings::From { from } => of_model(from, "correct model.from")?,
         ModelSettings::Fresh(model) => {
             let keys = model.config().to_json().to_string();
             hf_config::read(&keys).map_err(|error| Failure::input(format!("[model]: {error}")))?

@@ -14,7 +14,10 @@ use crate::planning::print::{memory, time};
 /// Returns the plans with what people need to judge them.
 pub(crate) fn text(planned: &Planned) -> String {
     let mut text = String::new();
-    let mut line = |words: String| writeln!(text, "{words}").expect("a string takes all text");
+    // The names of models and machines may have line ends.
+    let mut line = |words: String| {
+        writeln!(text, "{}", words.replace('\n', "\\n")).expect("a string takes all text");
+    };
     line(title(planned));
     for (index, plan) in planned.found.plans.iter().enumerate() {
         let layout = layout(&plan.layout, &planned.request.model);
@@ -62,12 +65,12 @@ fn title(planned: &Planned) -> String {
     }
     let per_node = request.machine.gpus_per_node;
     format!(
-        "{}: {parameters}; {} of {}, {per_node} per node; {} of {} tokens per step, {}",
+        "{}: {parameters}; {} of {}, {per_node} per node; {} of {} per step, {}",
         model.name,
         counted(request.gpus, "GPU"),
         request.machine.name,
         counted(request.batch, "row"),
-        request.sequence,
+        counted(request.sequence, "token"),
         request.precision.name()
     )
 }
@@ -164,7 +167,7 @@ fn bought(bought: &Bought, model: &Model) -> String {
             time(plan.prediction.seconds),
             layout(&plan.layout, model)
         ),
-        Err(reason) => format!("{name}: no plan: {reason}"),
+        Err(reason) => format!("{name}: {reason}"),
     }
 }
 

@@ -113,9 +113,13 @@ impl Words<'_> {
     /// Says that no plan fits into memory, and what is short.
     fn memory(&self, least: &LeastMemory) -> String {
         let given = if least.has_given_parts { "fewer given parts of the plan, " } else { "" };
+        let memory = match self.options.memory {
+            Some(_) => "a larger --memory",
+            None => "GPUs with more memory",
+        };
         format!(
             "no plan fits into {} per GPU: the smallest ({}) needs {} on rank {} of its pipeline, {} too much ({}); use \
-             {given}more GPUs, fewer rows per step, or GPUs with more memory",
+             {given}more GPUs, fewer rows per step, or {memory}",
             bytes(least.limit as u64),
             layout(&least.layout, &self.request.model),
             bytes(least.needed() as u64),

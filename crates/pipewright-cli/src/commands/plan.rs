@@ -180,11 +180,10 @@ fn plan_for_cluster(arguments: &PlanArguments, cluster: &str) -> Result<(), Fail
         data_parallel: arguments.data_parallel,
         tensor_parallel: arguments.tensor_parallel,
     })?;
-    let printed = match arguments.format {
-        Format::Text => plan_text::text(&planned),
-        Format::Json => plan_json::json(&planned),
-    };
-    output::write(None, &printed)
+    match arguments.format {
+        Format::Text => output::show(&plan_text::text(&planned)),
+        Format::Json => output::write(None, &plan_json::json(&planned)),
+    }
 }
 
 /// Refuses options that a plan for a cluster does not have.

@@ -231,6 +231,19 @@ fn products_in_fp8_take_less_time() {
     assert!(products("fp8") < 0.8 * products("bf16"));
 }
 
+/// Names from files cannot break lines or colour the terminal.
+#[test]
+fn control_characters_of_names_are_escapes() {
+    let folder = with_model();
+    write(&folder, "config.json", LLAMA.replace("\"llama\"", r#""ll\u001b[31ma\nma""#));
+    write(&folder, "group.toml", r#"name = "our\n\u001b H100""#);
+    let cluster = ["--cluster", "group.toml", "--nodes", "1", "--batch", "8", "--seq-len", "1"];
+    let plan = succeed(&folder, &[&["plan", "config.json"], &cluster[..]].concat());
+    let title = r"ll\u{1b}[31ma\nma: 8.03B parameters; 8 GPUs of our\n\u{1b} H100, 8 per node; 8 rows of 1 token per step, bf16";
+    assert_eq!(plan.lines().next(), Some(title));
+    assert!(!plan.contains('\u{1b}'), "{plan}");
+}
+
 /// A schedule is named also where a pipeline has one rank, and small goals have units that suit.
 #[test]
 fn a_plan_of_one_rank_names_its_schedule() {

@@ -1,5 +1,7 @@
 //! Requests to `plan --cluster` that are refused, with the options that the user knows.
 
+use std::fs;
+
 use crate::cluster_plans::{LLAMA, planned, with_model};
 use crate::{refuse, run, text, write};
 
@@ -149,6 +151,15 @@ fn models_machines_and_schedules_that_are_not_known_are_refused() {
         "--precision fp8: A100 80 GB SXM (Selene) has no rate",
     );
     check(&["plan", "none.json", "--cluster", "h100"], "none.json: cannot read the model");
+    fs::create_dir(folder.path().join("none.toml")).expect("a folder");
+    check(
+        &of("none.toml"),
+        "none.toml: cannot read the cluster file: Is a directory (os error 21); name a file",
+    );
+    write(&folder, "run.toml", "[model]\nfrom = \"none\"\n");
+    let missing = run(&folder, &["plan", "run.toml", "--cluster", "h100", "--nodes", "1"]);
+    let stderr = text(&missing.stderr);
+    assert!(stderr.ends_with("No such file or directory (os error 2); correct model.from\n"), "{stderr}");
     write(&folder, "bad.json", LLAMA.replace("\"num_key_value_heads\": 8", "\"num_key_value_heads\": 7"));
     check(
         &["plan", "bad.json", "--cluster", "h100"],
@@ -172,4 +183,6 @@ fn a_model_that_does_not_fit_is_refused_with_what_is_short() {
     for words in [" GiB on rank 0 of its pipeline, ", " GiB too much (parameters ", "; use more GPUs, "] {
         assert!(stderr.contains(words), "{words}: {stderr}");
     }
+    let small = "error: no plan fits into 1.0 KiB per GPU: ";
+    refuse(&folder, &planned(&["--memory", "1KiB"]), 3, small);
 }
