@@ -182,13 +182,12 @@ impl<'a> Collector<'a> {
 
     fn read_parquet(&mut self, file: &mut DataFile) -> Result<Format, DataError> {
         let path = file.path().to_owned();
-        let mut bytes = Vec::new();
-        file.append(&mut bytes, self.budget)?;
-        let rows = parquet_rows::rows(&path, bytes, &self.config.keys.names())?;
+        let (rows, held) = parquet_rows::rows(file, &self.config.keys.names(), self.budget)?;
         let mut kind = None;
         for (number, row) in (1..).zip(rows) {
             kind = Some(self.push_record(&path, RecordPlace::Row(number), &row?, kind)?);
         }
+        self.budget.give_back(held);
         kind.map(Format::Parquet).ok_or_else(|| DataError::Empty { path: path.clone() })
     }
 

@@ -246,6 +246,14 @@ pub enum DataError {
         /// The decoder's reason.
         source: std::io::Error,
     },
+    /// A Parquet file is compressed in a way that is not read.
+    #[error("{}: its columns are compressed with {codec}; write the file with snappy, gzip, zstd or without compression", path.display())]
+    ParquetCodec {
+        /// The file.
+        path: PathBuf,
+        /// The compression.
+        codec: String,
+    },
     /// A Parquet file is damaged, ends early, or has a feature that is not read.
     #[error(
         "{}: the Parquet file cannot be read to its end, so nothing of it is used; copy or download it again", path.display()

@@ -46,6 +46,11 @@ impl MemoryBudget {
         self.left -= bytes;
         Ok(())
     }
+
+    /// Adds `bytes` that were taken and are free again.
+    pub(crate) fn give_back(&mut self, bytes: u64) {
+        self.left = self.left.saturating_add(bytes);
+    }
 }
 
 /// Returns the memory that processes can use without swapping, as Linux reports it.

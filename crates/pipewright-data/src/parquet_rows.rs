@@ -1,47 +1,102 @@
-//! Reads the rows of a Parquet file as records; needs the feature `parquet`. Columns without a meaning for
-//! training are not read.
-
-use std::path::Path;
+//! Reads the rows of a Parquet file as records; needs the feature `parquet`. If a column has a known name,
+//! the columns with other names are not read.
 
 use minijinja::Value;
 
+use crate::container::DataFile;
 use crate::error::DataError;
+use crate::memory_budget::MemoryBudget;
 
 /// The rows of a file.
 pub(crate) type Rows = Box<dyn Iterator<Item = Result<Value, DataError>>>;
 
 /// Reports that this build cannot read Parquet.
 #[cfg(not(feature = "parquet"))]
-pub(crate) fn rows(path: &Path, _content: Vec<u8>, _names: &[&str]) -> Result<Rows, DataError> {
-    Err(DataError::ParquetNotCompiledIn { path: path.to_owned() })
+pub(crate) fn rows(
+    file: &mut DataFile,
+    _names: &[&str],
+    _budget: &mut MemoryBudget,
+) -> Result<(Rows, u64), DataError> {
+    Err(DataError::ParquetNotCompiledIn { path: file.path().to_owned() })
 }
 
-/// Returns the rows of the file `path` with this content, with the columns in `names` only.
+/// Returns the rows of a file, with the columns in `names` only, and the bytes that they hold of the budget:
+/// the content of a compressed file is in memory as a whole.
 #[cfg(feature = "parquet")]
-pub(crate) fn rows(path: &Path, content: Vec<u8>, names: &[&str]) -> Result<Rows, DataError> {
-    let path = path.to_owned();
-    let damaged = move |source| DataError::Parquet { path: path.clone(), source: Box::new(source) };
-    let rows = reading::rows(content, names).map_err(&damaged)?;
-    Ok(Box::new(rows.map(move |row| row.map_err(&damaged))))
+pub(crate) fn rows(
+    file: &mut DataFile,
+    names: &[&str],
+    budget: &mut MemoryBudget,
+) -> Result<(Rows, u64), DataError> {
+    let path = file.path().to_owned();
+    if file.packing() == crate::packing::Packing::Plain {
+        let file = pipewright_system::bounded_file::open_regular(&path)
+            .map_err(|source| DataError::Read { path: path.clone(), source })?;
+        return Ok((reading::rows(path, file, names)?, 0));
+    }
+    let mut content = Vec::new();
+    file.append(&mut content, budget)?;
+    let held = content.len() as u64;
+    budget.take(&path, held)?;
+    Ok((reading::rows(path, bytes::Bytes::from(content), names)?, held))
 }
 
 #[cfg(feature = "parquet")]
 mod reading {
+    use std::fmt;
+    use std::path::PathBuf;
     use std::sync::Arc;
 
-    use bytes::Bytes;
     use minijinja::Value;
+    use minijinja::value::{Object, ObjectRepr};
+    use parquet::basic::Compression;
     use parquet::errors::ParquetError;
-    use parquet::file::reader::{FileReader, SerializedFileReader};
+    use parquet::file::metadata::ParquetMetaData;
+    use parquet::file::reader::{ChunkReader, FileReader, SerializedFileReader};
     use parquet::record::reader::RowIter;
     use parquet::record::{Field, Row};
     use parquet::schema::types::{GroupTypeBuilder, Type};
 
-    pub(crate) fn rows(
-        content: Vec<u8>,
+    use super::Rows;
+    use crate::error::DataError;
+
+    /// Returns the rows of the file `path` with this content, with the columns in `names` only.
+    pub(super) fn rows(
+        path: PathBuf,
+        content: impl ChunkReader + 'static,
         names: &[&str],
-    ) -> Result<impl Iterator<Item = Result<Value, ParquetError>> + use<>, ParquetError> {
-        let reader = SerializedFileReader::new(Bytes::from(content))?;
+    ) -> Result<Rows, DataError> {
+        let damaged = {
+            let path = path.clone();
+            move |source| DataError::Parquet { path: path.clone(), source: Box::new(source) }
+        };
+        let reader = SerializedFileReader::new(content).map_err(&damaged)?;
+        if let Some(codec) = other_codec(reader.metadata()) {
+            return Err(DataError::ParquetCodec { path, codec });
+        }
+        let rows = projected(reader, names).map_err(&damaged)?;
+        Ok(Box::new(rows.map(move |row| row.map(|row| of_row(&row)).map_err(&damaged))))
+    }
+
+    /// Returns the name of a compression that this build does not read, if the file has one.
+    fn other_codec(metadata: &ParquetMetaData) -> Option<String> {
+        let columns = metadata.row_groups().iter().flat_map(|group| group.columns());
+        let is_read = |codec: &Compression| {
+            matches!(
+                codec,
+                Compression::UNCOMPRESSED | Compression::SNAPPY | Compression::GZIP(_) | Compression::ZSTD(_)
+            )
+        };
+        columns
+            .map(|column| column.compression())
+            .find(|codec| !is_read(codec))
+            .map(|codec| codec.to_string())
+    }
+
+    fn projected(
+        reader: SerializedFileReader<impl ChunkReader + 'static>,
+        names: &[&str],
+    ) -> Result<RowIter<'static>, ParquetError> {
         let schema = reader.metadata().file_metadata().schema();
         let columns: Vec<Arc<Type>> =
             schema.get_fields().iter().filter(|column| names.contains(&column.name())).cloned().collect();
@@ -49,15 +104,15 @@ mod reading {
         let projection = (!columns.is_empty())
             .then(|| GroupTypeBuilder::new(schema.name()).with_fields(columns).build())
             .transpose()?;
-        let rows = RowIter::from_file_into(Box::new(reader)).project(projection)?;
-        Ok(rows.map(|row| row.map(|row| of_row(&row))))
+        RowIter::from_file_into(Box::new(reader)).project(projection)
     }
 
     fn of_row(row: &Row) -> Value {
         Value::from_pairs(row.get_column_iter().map(|(name, field)| (name.clone(), of_field(field))))
     }
 
-    /// Returns the value of a field. Dates, times and decimals become texts.
+    /// Returns the value of a field. Bytes are a text if they are UTF-8, because many writers do not annotate
+    /// the columns of their texts.
     fn of_field(field: &Field) -> Value {
         match field {
             Field::Null => Value::from(()),
@@ -70,15 +125,37 @@ mod reading {
             Field::UShort(value) => Value::from(*value),
             Field::UInt(value) => Value::from(*value),
             Field::ULong(value) => Value::from(*value),
+            Field::Float16(value) => Value::from(f32::from(*value)),
             Field::Float(value) => Value::from(*value),
             Field::Double(value) => Value::from(*value),
             Field::Str(value) => Value::from(value.as_str()),
+            Field::Bytes(value) => std::str::from_utf8(value.data())
+                .map_or_else(|_| Value::from_bytes(value.data().to_vec()), Value::from),
             Field::Group(row) => of_row(row),
             Field::ListInternal(list) => list.elements().iter().map(of_field).collect(),
             Field::MapInternal(map) => {
                 Value::from_pairs(map.entries().iter().map(|(key, value)| (of_field(key), of_field(value))))
             }
-            other => Value::from(other.to_string()),
+            Field::Decimal(_)
+            | Field::Date(_)
+            | Field::TimeMillis(_)
+            | Field::TimeMicros(_)
+            | Field::TimestampMillis(_)
+            | Field::TimestampMicros(_) => Value::from_object(Written(field.to_string())),
+        }
+    }
+
+    /// A date, a time or a decimal number. A template writes it, and it is not a text for training.
+    #[derive(Debug)]
+    struct Written(String);
+
+    impl Object for Written {
+        fn repr(self: &Arc<Self>) -> ObjectRepr {
+            ObjectRepr::Plain
+        }
+
+        fn render(self: &Arc<Self>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str(&self.0)
         }
     }
 }

@@ -39,7 +39,17 @@ pub(crate) fn text_of(record: &Value, key: &str) -> Result<String, RecordProblem
     value
         .as_str()
         .map(str::to_owned)
-        .ok_or_else(|| RecordProblem::NotText { key: key.to_owned(), found: value.kind().to_string() })
+        .ok_or_else(|| RecordProblem::NotText { key: key.to_owned(), found: type_of(&value) })
+}
+
+/// Returns the type of a value in words.
+fn type_of(value: &Value) -> String {
+    match value.kind() {
+        // Only Parquet has them.
+        ValueKind::Plain => "date, time or decimal".to_owned(),
+        ValueKind::Bytes => "bytes that are not UTF-8".to_owned(),
+        kind => kind.to_string(),
+    }
 }
 
 /// Returns the messages in a list.

@@ -281,7 +281,7 @@ mod parquet_files {
     use std::sync::Arc;
 
     use parquet::basic::{Compression, ZstdLevel};
-    use parquet::data_type::{ByteArray, ByteArrayType, Int32Type};
+    use parquet::data_type::{ByteArray, ByteArrayType, DataType, Int32Type};
     use parquet::file::properties::WriterProperties;
     use parquet::file::writer::SerializedFileWriter;
     use parquet::schema::parser::parse_message_type;
@@ -344,6 +344,71 @@ mod parquet_files {
         }
         let row = "a.parquet: row 2: `text` is not a text but a value of the type none";
         check_refused("a.parquet", &file(&["a", "null"], Compression::SNAPPY), row);
+    }
+
+    /// Returns a file with one column `text` of this type, with a value for each row.
+    fn column<T: DataType>(kind: &str, values: &[T::T]) -> Vec<u8> {
+        let schema = format!("message schema {{ REQUIRED {kind}; }}");
+        let schema = Arc::new(parse_message_type(&schema).expect("a schema"));
+        let mut bytes = Vec::new();
+        let mut writer = SerializedFileWriter::new(&mut bytes, schema, Arc::default()).expect("a writer");
+        let mut group = writer.next_row_group().expect("a group");
+        let mut column = group.next_column().expect("it is written").expect("a column");
+        column.typed::<T>().write_batch(values, None, None).expect("it is written");
+        column.close().expect("it is written");
+        group.close().expect("it is written");
+        writer.close().expect("it is written");
+        bytes
+    }
+
+    #[test]
+    fn a_column_without_annotation_is_text_if_its_bytes_are_utf_8() {
+        let texts = ["to ", "b\u{e9} or not"].map(ByteArray::from);
+        let file = column::<ByteArrayType>("BYTE_ARRAY text", &texts);
+        check(&[("a.parquet", &file)], &letters("to b\u{e9} or not"), &["1 file of Parquet with texts"]);
+        let file =
+            column::<ByteArrayType>("BYTE_ARRAY text", &["a".into(), ByteArray::from(b"\xff\xfe".to_vec())]);
+        let bytes = "a.parquet: row 2: `text` is not a text but a value of the type bytes that are not UTF-8";
+        check_refused("a.parquet", &file, bytes);
+    }
+
+    #[test]
+    fn dates_and_decimal_numbers_are_no_texts() {
+        for kind in ["INT32 text (DATE)", "INT32 text (TIME_MILLIS)", "INT32 text (DECIMAL(9, 2))"] {
+            let file = column::<Int32Type>(kind, &[20_000, 20_001]);
+            let part = "a.parquet: row 1: `text` is not a text but a value of the type date, time or decimal";
+            check_refused("a.parquet", &file, part);
+        }
+    }
+
+    #[test]
+    fn an_unknown_compression_is_named() {
+        let mut file = column::<ByteArrayType>("BYTE_ARRAY text (UTF8)", &["to be or not".into()]);
+        // The name of the column, and the fields of the compression (0: none) and of the number of values.
+        let place = file.windows(7).position(|bytes| bytes == b"text\x15\x00\x16").expect("the metadata");
+        file[place + 5] = 10;
+        let part = "a.parquet: its columns are compressed with LZ4; write the file with snappy, gzip, zstd or without";
+        check_refused("a.parquet", &file, part);
+    }
+
+    #[test]
+    fn the_content_of_a_compressed_file_is_part_of_the_memory_for_data() {
+        let texts: Vec<String> = (0..2000).map(|number| format!("{number:05}")).collect();
+        let file = file(&texts.iter().map(String::as_str).collect::<Vec<_>>(), Compression::UNCOMPRESSED);
+        let packed = gzip(&file);
+        let folder = tempfile::tempdir().expect("a scratch folder");
+        let open = |name: &str, content: &[u8]| {
+            let path = folder.path().join(name);
+            std::fs::write(&path, content).expect("a file");
+            let path = vec![path.to_str().expect("UTF-8").to_owned()];
+            let config = crate::DataConfig { path, seq_len: 4, ..crate::DataConfig::default() };
+            // The ids have 10,000 bytes.
+            let budget = crate::memory_budget::MemoryBudget::of(file.len() as u64 + 5000);
+            config.open_within(budget, 256, 1).map(drop).map_err(|error| error.to_string())
+        };
+        assert_eq!(open("a.parquet", &file), Ok(()), "it is read in parts");
+        let error = open("a.parquet.gz", &packed).expect_err("the content and the ids are too much");
+        assert!(error.contains("reading this file takes"), "{error}");
     }
 
     /// Returns a file with a chat of a question and an answer in each of two rows.
