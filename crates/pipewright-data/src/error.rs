@@ -312,6 +312,23 @@ pub enum DataError {
         /// The reason.
         reason: String,
     },
+    /// A file begins as llm.c's do, and its header cannot be used.
+    #[error("{}: not a file of token ids of llm.c: {reason}; write it again with ids of 16 bits", path.display())]
+    TokenHeader {
+        /// The file.
+        path: PathBuf,
+        /// The reason.
+        reason: String,
+    },
+    /// A file without a header has ids of more than 16 bits.
+    #[error(
+        "{}: the file looks like token ids of 32 bits without a header, and a `.bin` file without a header has ids of 16 bits; \
+         write it with llm.c's header, or put Megatron's `.idx` next to it", path.display()
+    )]
+    WideIds {
+        /// The file.
+        path: PathBuf,
+    },
     /// An index lists a sequence that the file does not have.
     #[error(
         "{}: the file ends before sequence {sequence} of {}; copy or download both again", path.display(), index.display()

@@ -116,22 +116,63 @@ pub(crate) fn read(
     if let Some(binary) = content::other_than_ids(head) {
         return Err(DataError::NotText { path, binary });
     }
-    let number = |at: usize| {
-        head.get(at..at + 4).map(|bytes| u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]))
-    };
-    let header =
-        LLM_C.iter().find(|(magic, version, _)| number(0) == Some(*magic) && number(4) == Some(*version));
-    match (header, number(8)) {
-        (Some(&(.., kind)), Some(count)) if head.len() >= LLM_C_HEADER => {
-            file.read_exact(&mut [0; LLM_C_HEADER])?;
-            let found = read_all(file, kind, &mut sink)?;
-            if found != u64::from(count) {
-                return Err(DataError::OtherCount { path, stated: count.into(), found });
-            }
-            Ok(Format::LlmC)
+    if let Some(header) =
+        LlmC::of(head).map_err(|reason| DataError::TokenHeader { path: path.clone(), reason })?
+    {
+        file.read_exact(&mut [0; LLM_C_HEADER])?;
+        let found = read_all(file, header.kind, &mut sink)?;
+        if found != header.count {
+            return Err(DataError::OtherCount { path, stated: header.count, found });
         }
-        _ => read_all(file, IdType::U16, &mut sink).map(|_| Format::Ids16),
+        return Ok(Format::LlmC);
     }
+    if looks_wide(head, vocab_size) {
+        return Err(DataError::WideIds { path });
+    }
+    read_all(file, IdType::U16, &mut sink).map(|_| Format::Ids16)
+}
+
+/// A header of llm.c.
+struct LlmC {
+    kind: IdType,
+    /// The number of ids.
+    count: u64,
+}
+
+impl LlmC {
+    /// Returns the header that the first bytes of a file are; `None` if they do not begin with a magic number.
+    fn of(head: &[u8]) -> Result<Option<Self>, String> {
+        let numbers = head.as_chunks().0;
+        let number = |index: usize| numbers.get(index).copied().map(u32::from_le_bytes);
+        let Some(&(_, known, kind)) = LLM_C.iter().find(|(magic, ..)| number(0) == Some(*magic)) else {
+            return Ok(None);
+        };
+        match (number(1), number(2)) {
+            (Some(version), _) if version != known => {
+                Err(format!("its version is {version}, and only {known} is known for its magic number"))
+            }
+            (Some(_), Some(count)) if head.len() >= LLM_C_HEADER => {
+                Ok(Some(Self { kind, count: count.into() }))
+            }
+            _ => Err(format!("it has {} bytes, and a header has {LLM_C_HEADER}", head.len())),
+        }
+    }
+}
+
+/// Returns whether the first bytes of a file without a header look like ids of 32 or 64 bits. As ids of 16
+/// bits, every second one is then the upper half of an id below the vocabulary size, while the others vary.
+fn looks_wide(head: &[u8], vocab_size: usize) -> bool {
+    /// Fewer ids may look so by chance.
+    const FEWEST: usize = 4;
+    let pairs: &[[u8; 4]] = head.as_chunks().0;
+    let halves = |pair: &[u8; 4]| {
+        let [a, b, c, d] = *pair;
+        (u16::from_le_bytes([a, b]), u16::from_le_bytes([c, d]))
+    };
+    let largest = vocab_size.saturating_sub(1) >> 16;
+    let is_upper = |pair: &[u8; 4]| usize::from(halves(pair).1) <= largest;
+    let varies = pairs.windows(2).any(|two| halves(&two[0]).0 != halves(&two[1]).0);
+    pairs.len() >= FEWEST && varies && pairs.iter().all(is_upper)
 }
 
 /// Reads ids up to the end of the file. Returns their number.
@@ -170,6 +211,9 @@ fn read_megatron(file: &mut DataFile, index: &Path, sink: &mut Sink<'_>) -> Resu
     let Index { kind, sequences } = Index::parse(&bytes).map_err(malformed)?;
     let mut content = Vec::new();
     file.append(&mut content, sink.budget)?;
+    // They are in memory next to the ids that are read from them.
+    let held = (content.len() + bytes.len() + size_of_val(sequences.as_slice())) as u64;
+    sink.budget.take(file.path(), held)?;
     for (number, (start, length)) in sequences.into_iter().enumerate() {
         let end = start.checked_add(length.saturating_mul(kind.width()));
         let Some(sequence) = end.and_then(|end| content.get(start..end)) else {
@@ -181,6 +225,7 @@ fn read_megatron(file: &mut DataFile, index: &Path, sink: &mut Sink<'_>) -> Resu
         };
         sink.push(sequence, kind)?;
     }
+    sink.budget.give_back(held);
     Ok(())
 }
 

@@ -224,6 +224,34 @@ fn ids_with_the_header_of_llm_c() {
     check_refused("a.bin", &fewer, "the header says 6 token ids, and the file has 5");
 }
 
+#[test]
+fn a_header_of_llm_c_that_is_not_known_is_refused() {
+    let header = |version: u32, length: usize| {
+        let mut bytes = [20_240_520, version, 2].map(u32::to_le_bytes).concat();
+        bytes.resize(length, 1);
+        bytes
+    };
+    let part =
+        "a.bin: not a file of token ids of llm.c: its version is 2, and only 1 is known for its magic number";
+    check_refused("a.bin", &header(2, 1028), part);
+    check_refused("a.bin", &header(1, 100), "it has 100 bytes, and a header has 1024; write it again");
+    check_refused("a.bin", &header(1, 12), "it has 12 bytes, and a header has 1024");
+}
+
+#[test]
+fn wide_ids_without_a_header_are_refused() {
+    let ids = [1u32, 2, 299, 4, 0, 6];
+    let part = "a.bin: the file looks like token ids of 32 bits without a header";
+    check_refused("a.bin", &ids.map(u32::to_le_bytes).concat(), part);
+    check_refused("a.bin", &ids.map(|id| u64::from(id).to_le_bytes()).concat(), part);
+    let open = |ids: &[u8], vocab_size| open(&[("a.bin", ids)], vocab_size).map(|rows| rows.tokens());
+    let large = [70_000u32, 2, 65_536, 4, 131_000, 6].map(u32::to_le_bytes).concat();
+    assert!(open(&large, 131_072).expect_err("they are wide").contains(part));
+    assert_eq!(open(&large, 65_536), Ok(12), "1 is not an upper half in such a vocabulary");
+    // Every second id is 0 here too, and the others are all the same.
+    assert_eq!(open(&[5u16, 0, 5, 0, 5, 0, 5, 0, 5].map(u16::to_le_bytes).concat(), 300), Ok(9));
+}
+
 /// Returns an index of Megatron for sequences of these lengths and first bytes.
 fn index(code: u8, sequences: &[(i64, i32)]) -> Vec<u8> {
     let mut bytes = b"MMIDIDX\0\0".to_vec();
