@@ -33,11 +33,16 @@ impl DataFile {
         if !packing.begins(file.fill_buf().map_err(unreadable)?) {
             return Err(DataError::NotPacked { path: path.to_owned(), packing });
         }
-        let content: Box<dyn Read> = match packing {
+        let mut content: Box<dyn Read> = match packing {
             Packing::Plain => Box::new(file),
             Packing::Gzip => Box::new(MultiGzDecoder::new(file)),
             Packing::Zstd => Box::new(ZstdFrames::new(file)),
         };
+        // A decoder may return little at a time, such as a short first member of several.
+        let mut head = Vec::new();
+        let read = content.by_ref().take(HEAD as u64).read_to_end(&mut head);
+        read.map_err(|source| failed(path, packing, source))?;
+        let content: Box<dyn Read> = Box::new(io::Cursor::new(head).chain(content));
         Ok(Self { path: path.to_owned(), packing, content: BufReader::with_capacity(HEAD, content) })
     }
 
@@ -60,7 +65,8 @@ impl DataFile {
         Some(path.extension()?.to_str()?.to_lowercase())
     }
 
-    /// Returns the first bytes of the content, at most as many as are buffered.
+    /// Returns the next bytes of the content, as many as are buffered; before anything is read, the first
+    /// [`HEAD`] bytes.
     pub(crate) fn head(&mut self) -> Result<&[u8], DataError> {
         // Borrows end with the error, which needs the path.
         if let Err(source) = self.content.fill_buf() {
@@ -69,13 +75,8 @@ impl DataFile {
         Ok(self.content.buffer())
     }
 
-    /// Returns the error of a read: a compressed file is damaged, and others are unreadable.
-    pub(crate) fn failed(&self, source: io::Error) -> DataError {
-        let path = self.path.clone();
-        match self.packing {
-            Packing::Plain => DataError::Read { path, source },
-            packing => DataError::Damaged { path, packing, source },
-        }
+    fn failed(&self, source: io::Error) -> DataError {
+        failed(&self.path, self.packing, source)
     }
 
     /// Reads a line with its end, or up to `limit + 1` bytes of it, into `line`. Returns the number of bytes;
@@ -122,5 +123,14 @@ impl DataFile {
             }
         }
         Ok(())
+    }
+}
+
+/// Returns the error of a read: a compressed file is damaged, and others are unreadable.
+fn failed(path: &Path, packing: Packing, source: io::Error) -> DataError {
+    let path = path.to_owned();
+    match packing {
+        Packing::Plain => DataError::Read { path, source },
+        packing => DataError::Damaged { path, packing, source },
     }
 }

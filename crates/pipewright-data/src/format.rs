@@ -113,27 +113,46 @@ pub(crate) fn layout_of(file: &mut DataFile) -> Result<Layout, DataError> {
 /// Returns whether content begins with `count` lines of JSON, each an object or an array of token ids.
 fn begins_with_lines(head: &[u8], count: usize) -> bool {
     let head = head.strip_prefix(b"\xef\xbb\xbf").unwrap_or(head);
-    let is_record = |line: &&[u8]| {
-        let line = line.trim_ascii();
-        match line.first() {
-            Some(b'{') => serde_json::from_slice::<IgnoredAny>(line).is_ok() || is_cut(line, head),
-            Some(b'[') => serde_json::from_slice::<Vec<u64>>(line).is_ok() || is_cut(line, head),
-            _ => false,
-        }
+    let lines = head.split(|byte| *byte == b'\n').filter(|line| !line.trim_ascii().is_empty());
+    lines.take(count).take_while(|line| is_record(line) || is_cut_record(line, head)).count() == count
+}
+
+/// Returns whether a line is an object or an array of token ids.
+fn is_record(line: &[u8]) -> bool {
+    let line = line.trim_ascii();
+    match line.first() {
+        Some(b'{') => serde_json::from_slice::<IgnoredAny>(line).is_ok(),
+        Some(b'[') => serde_json::from_slice::<Vec<u64>>(line).is_ok(),
+        _ => false,
+    }
+}
+
+/// Returns whether a line begins as a record does and continues after the head, because it is long. An array
+/// of objects is not a record.
+fn is_cut_record(line: &[u8], head: &[u8]) -> bool {
+    let is_cut = head.ends_with(line) && line.len() > (1 << 15);
+    let line = line.trim_ascii_start();
+    let begins = match line.strip_prefix(b"[") {
+        Some(rest) => rest.trim_ascii_start().first().is_some_and(u8::is_ascii_digit),
+        None => line.starts_with(b"{"),
     };
-    let mut lines = head.split(|byte| *byte == b'\n').filter(|line| !line.trim_ascii().is_empty());
-    let records = lines.by_ref().take(count).take_while(is_record).count();
-    records == count
+    is_cut && begins
 }
 
-/// Returns whether a line continues after the head: it is too long to be looked at.
-fn is_cut(line: &[u8], head: &[u8]) -> bool {
-    head.ends_with(line) && line.len() > (1 << 15)
-}
-
-/// Refuses a text that is JSON as a whole.
+/// Refuses a text that is JSON as a whole, or whose first lines are records.
 pub(crate) fn refuse_json(file: &DataFile, text: &str) -> Result<(), DataError> {
     let begins = text.trim_start_matches('\u{feff}').trim_start();
-    let is_json = begins.starts_with(['{', '[']) && serde_json::from_str::<IgnoredAny>(begins).is_ok();
+    if !begins.starts_with(['{', '[']) {
+        return Ok(());
+    }
+    // The first lines may be longer than the head that `layout_of` looks at.
+    let mut lines = begins.lines().filter(|line| !line.trim().is_empty());
+    if let (Some(first), Some(second)) = (lines.next(), lines.next())
+        && is_record(first.as_bytes())
+        && is_record(second.as_bytes())
+    {
+        return Err(DataError::LinesNamedText { path: file.path().to_owned() });
+    }
+    let is_json = serde_json::from_str::<IgnoredAny>(begins).is_ok();
     if is_json { Err(DataError::JsonNotLines { path: file.path().to_owned() }) } else { Ok(()) }
 }

@@ -195,6 +195,30 @@ fn what_is_not_text_is_no_text() {
 }
 
 #[test]
+fn long_lines_of_json_are_recognised() {
+    let record = format!("{{\"text\": \"{}\"}}", "a".repeat(100_000));
+    let list = "this is JSON without a record per line, and not text";
+    check_refused("a.json", format!("[{record},{record}]").as_bytes(), list);
+    check_refused("a.json", format!("[ {record},\n{record}]").as_bytes(), list);
+    check_refused("a.txt", format!("[{record},{record}]").as_bytes(), list);
+    let lines = "the lines are JSON, and not text; let the name end in .jsonl";
+    check_refused("a.txt", format!("{record}\n{record}\n{{\"text\": 1,\n").as_bytes(), lines);
+    let rows = open(&[("a.json", format!("{record}\n{record}\n").as_bytes())], 300);
+    assert_eq!(rows.map(|rows| rows.tokens()), Ok(200_000));
+}
+
+#[test]
+fn the_format_is_recognised_whatever_the_compressed_pieces_are() {
+    let pieces = [b"{\"text\":".as_slice(), b" \"a\"}\n{\"text\": \"b\"}\n"];
+    let members = pieces.map(gzip).concat();
+    check_refused("a.txt.gz", &members, "the lines are JSON, and not text");
+    let frames = pieces.map(zstd).concat();
+    check_refused("a.txt.zst", &frames, "the lines are JSON, and not text");
+    let ids = [1u32, 2, 299, 4, 0, 6].map(|id| gzip(&id.to_le_bytes())).concat();
+    check_refused("a.bin.gz", &ids, "looks like token ids of 32 bits");
+}
+
+#[test]
 fn ids_of_16_bits() {
     let ids: Vec<u8> = [1u16, 2, 299, 4, 0].into_iter().flat_map(u16::to_le_bytes).collect();
     check(&[("a.bin", &ids)], &[1, 2, 299, 4, 0], &["1 file of token ids of 16 bits"]);
