@@ -68,9 +68,9 @@ impl ChatRenderer {
             .map_err(|error| TemplateError::Malformed { line: error.line(), reason: reason_of(&error) })
     }
 
-    /// Returns a special token of the tokenizer, such as `eos_token`, if it has one.
-    pub(crate) fn special_token(config: &DataConfig, name: &str) -> Result<Option<String>, TemplateError> {
-        Ok(special_tokens(&tokenizer_settings(config)?).remove(name))
+    /// Returns the token of the tokenizer that ends a text, if it has one.
+    pub(crate) fn end_token(config: &DataConfig) -> Result<Option<String>, TemplateError> {
+        Ok(special_tokens(&tokenizer_settings(config)?).remove("eos_token"))
     }
 
     /// Compiles a template. `date` is the date of `strftime_now`.

@@ -74,7 +74,7 @@ impl<'a> DocumentText<'a> {
         path: &Path,
         record: RecordPlace,
     ) -> Result<(Vec<u32>, Vec<bool>), DataError> {
-        let PlacedTokens { mut ids, places } = match self.tokenizer {
+        let PlacedTokens { mut ids, mut places } = match self.tokenizer {
             Tokenizer::Bytes => PlacedTokens {
                 ids: text.bytes().map(u32::from).collect(),
                 places: (0..text.len()).map(|byte| (byte, byte + 1)).collect(),
@@ -85,14 +85,15 @@ impl<'a> DocumentText<'a> {
             }
         };
         self.check(&ids, path, |token| place(Some(record), TokenPlace::Token(token)))?;
-        let mut counts = Vec::with_capacity(ids.len() + 1);
-        for (start, end) in places {
-            let overlaps = |part: &Range<usize>| start < part.end && end > part.start;
-            // A token that the tokenizer has added counts if the one before it does.
-            let is_counted =
-                if start == end { counts.last() == Some(&true) } else { counted.iter().any(overlaps) };
-            counts.push(is_counted);
+        // The tokenizer may add the token that ends a text, which the text of a completion has already.
+        if let ([.., before, last], Some((start, end))) = (ids.as_slice(), places.last())
+            && before == last
+            && start == end
+        {
+            ids.pop();
+            places.pop();
         }
+        let mut counts = counted_tokens(&places, counted);
         if let Some(bos) = self.bos.filter(|bos| is_document && ids.first() != Some(bos)) {
             ids.insert(0, bos);
             counts.insert(0, false);
@@ -126,6 +127,24 @@ impl<'a> DocumentText<'a> {
             }
         }
     }
+}
+
+/// Returns whether each token is in one of the parts of the text that count, which are in order. A token that
+/// the tokenizer has added has no place in the text, and counts if the one before it does.
+fn counted_tokens(places: &[(usize, usize)], parts: &[Range<usize>]) -> Vec<bool> {
+    let (mut counts, mut parts) = (Vec::with_capacity(places.len() + 1), parts);
+    for &(start, end) in places {
+        if start == end {
+            counts.push(counts.last() == Some(&true));
+            continue;
+        }
+        // Tokens are in the order of the text, but several of one letter have the same place.
+        while parts.first().is_some_and(|part| part.end <= start) {
+            parts = &parts[1..];
+        }
+        counts.push(parts.first().is_some_and(|part| end > part.start));
+    }
+    counts
 }
 
 /// Returns the tokenizer of a file, which is read if it was not read before.

@@ -16,6 +16,8 @@ pub(crate) struct ExampleText<'a> {
     config: &'a DataConfig,
     /// The chat template, which is read for the first chat.
     renderer: Option<ChatRenderer>,
+    /// The token that ends a text, which is read for the first completion; empty if there is none.
+    end: Option<String>,
 }
 
 /// Why a record has no text.
@@ -38,7 +40,7 @@ impl<P: Into<RecordProblem>> From<P> for NoText {
 
 impl<'a> ExampleText<'a> {
     pub(crate) fn new(config: &'a DataConfig) -> Self {
-        Self { config, renderer: None }
+        Self { config, renderer: None, end: None }
     }
 
     /// Returns which tokens count in the loss of records of this kind.
@@ -90,12 +92,15 @@ impl<'a> ExampleText<'a> {
     fn of_completion(&mut self, record: &Value) -> Result<MarkedText, NoText> {
         let keys = &self.config.keys;
         let (prompt, completion) = (text_of(record, &keys.prompt)?, text_of(record, &keys.completion)?);
-        let end = ChatRenderer::special_token(self.config, "eos_token")?.unwrap_or_default();
-        let end = if completion.ends_with(&end) { String::new() } else { end };
         let start = match self.train_on(RecordKind::Completion) {
             TrainOn::All => 0,
             TrainOn::Assistant | TrainOn::Completion => prompt.len(),
         };
+        let end = match &mut self.end {
+            Some(end) => end,
+            empty => empty.insert(ChatRenderer::end_token(self.config)?.unwrap_or_default()),
+        };
+        let end = if completion.ends_with(end.as_str()) { "" } else { end.as_str() };
         let text = format!("{prompt}{completion}{end}");
         let counted = std::iter::once(start..text.len()).collect();
         Ok(MarkedText { text, counted })

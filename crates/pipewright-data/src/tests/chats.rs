@@ -311,9 +311,13 @@ mod with_a_tokenizer {
             "unk_token": "?"}}"#;
 
     fn targets(lines: &str, settings: &str) -> (Vec<i32>, Vec<i32>) {
+        targets_of(TOKENIZER, lines, settings)
+    }
+
+    fn targets_of(tokenizer: &str, lines: &str, settings: &str) -> (Vec<i32>, Vec<i32>) {
         let files: &[(&str, &[u8])] = &[
             ("a.jsonl", lines.as_bytes()),
-            ("tokenizer.json", TOKENIZER.as_bytes()),
+            ("tokenizer.json", tokenizer.as_bytes()),
             ("tokenizer_config.json", settings.as_bytes()),
         ];
         let mut rows = open_files(files, 8, 1, |config| {
@@ -344,5 +348,25 @@ mod with_a_tokenizer {
         let lines = r#"{"prompt": "to be ", "completion": "or not"}"#;
         let (inputs, targets) = targets(lines, r#"{"eos_token": "</s>"}"#);
         assert_eq!((inputs, targets), (vec![1, 3, 4, 5, 6, 0], vec![-100, -100, 5, 6, 2, -100]));
+    }
+
+    #[test]
+    fn the_token_that_ends_a_text_is_not_doubled() {
+        let both = TOKENIZER.replacen(
+            r#"{"Sequence": {"id": "A", "type_id": 0}}],"#,
+            r#"{"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": "</s>", "type_id": 0}}],"#,
+            1,
+        );
+        let both = both.replace(
+            r#"{"id": "<s>", "ids": [1], "tokens": ["<s>"]}"#,
+            r#"{"id": "<s>", "ids": [1], "tokens": ["<s>"]}, "</s>": {"id": "</s>", "ids": [2], "tokens": ["</s>"]}"#,
+        );
+        for completion in ["or not", "or not</s>"] {
+            let lines = format!(r#"{{"prompt": "to be ", "completion": "{completion}"}}"#);
+            for settings in [r#"{"eos_token": "</s>"}"#, "{}"] {
+                let expected = (vec![1, 3, 4, 5, 6, 0], vec![-100, -100, 5, 6, 2, -100]);
+                assert_eq!(targets_of(&both, &lines, settings), expected, "{lines}, {settings}");
+            }
+        }
     }
 }
