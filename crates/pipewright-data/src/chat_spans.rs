@@ -1,9 +1,9 @@
 //! Finds the parts of a chat that count in the loss.
 //!
-//! If the template has `generation` blocks, they are what the assistant writes. Otherwise the text of the
-//! messages before an answer, with the beginning of the answer, is compared with the text of the messages up
-//! to the answer: the rest is the answer. This needs texts of first messages that are the beginning of the
-//! whole text, which is checked.
+//! If the template has `generation` blocks, they are what the assistant writes; those of a completion begin
+//! behind the text of the messages before it. Otherwise the text of the messages before an answer, with the
+//! beginning of the answer, is compared with the text of the messages up to the answer: the rest is the
+//! answer. This needs texts of first messages that are the beginning of the whole text, which is checked.
 
 use std::ops::Range;
 
@@ -48,8 +48,9 @@ impl Chat<'_> {
                     .collect::<Result<_, _>>()?
             }
             TrainOn::Completion if renderer.has_generation() => {
-                let before = messages[..prompt].iter().filter(|message| is_answer(message)).count();
-                generated.into_iter().skip(before).collect()
+                // Blocks may include the beginning of an answer.
+                let start = self.end_of(renderer, &text, prompt, &[false, true])?;
+                generated.into_iter().filter(|block| block.start >= start).collect()
             }
             // A chat that ends with a question has no completion.
             TrainOn::Completion if !messages.last().is_some_and(is_answer) => Vec::new(),
@@ -66,29 +67,35 @@ impl Chat<'_> {
         whole: &str,
         range: Range<usize>,
     ) -> Result<Range<usize>, ChatProblem> {
-        let Self { messages, tools, .. } = *self;
-        let render = |count: usize, prompt: bool| renderer.render(&messages[..count], tools, prompt);
-        let end = if range.end == messages.len() {
+        let end = if range.end == self.messages.len() {
             whole.len()
         } else {
-            let text = render(range.end, false)?.text;
-            if !whole.starts_with(&text) {
-                return Err(ChatProblem::PrefixesDisagree { messages: range.end });
-            }
-            text.len()
+            self.end_of(renderer, whole, range.end, &[false])?
         };
-        let is_beginning = |text: &str| text.len() <= end && whole.starts_with(text);
-        if range.start == 0 {
-            return Ok(0..end);
-        }
         // A template may have no beginning of an answer, or one that differs from an answer's.
-        for prompt in [true, false] {
-            let before = render(range.start, prompt)?.text;
-            if is_beginning(&before) {
-                return Ok(before.len()..end);
+        let start = self.end_of(renderer, &whole[..end], range.start, &[true, false])?;
+        Ok(start..end)
+    }
+
+    /// Returns the first byte of `whole` behind the text of the first `count` messages. `prompts` says in
+    /// which order their texts with and without the beginning of an answer are tried.
+    fn end_of(
+        &self,
+        renderer: &ChatRenderer,
+        whole: &str,
+        count: usize,
+        prompts: &[bool],
+    ) -> Result<usize, ChatProblem> {
+        if count == 0 {
+            return Ok(0);
+        }
+        for &prompt in prompts {
+            let before = renderer.render(&self.messages[..count], self.tools, prompt)?.text;
+            if whole.starts_with(&before) {
+                return Ok(before.len());
             }
         }
-        Err(ChatProblem::PrefixesDisagree { messages: range.start })
+        Err(ChatProblem::PrefixesDisagree { messages: count })
     }
 }
 

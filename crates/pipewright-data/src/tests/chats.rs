@@ -158,6 +158,27 @@ fn without_generation_blocks_the_first_messages_are_compared() {
 }
 
 #[test]
+fn a_completion_has_the_generation_blocks_behind_its_prompt() {
+    let check = |answer: &str, expected: &str| {
+        let source = format!(
+            "{{% for m in messages %}}{{% if m.role == 'user' %}}u:{{{{ m.content }}}};{{% else %}}{answer}{{% endif %}}{{% endfor %}}\
+             {{% if add_generation_prompt %}}a:{{% endif %}}"
+        );
+        let train_on = |config: &mut DataConfig| config.train_on = Some(TrainOn::Completion);
+        let mut rows = with_file(&source, train_on).expect("good data");
+        assert_eq!(first_row(&mut rows).1, expected, "{source}");
+    };
+    let block = |text: &str| format!("{{% generation %}}{text}{{% endgeneration %}}");
+    check(&format!("a:{}", block("{{ m.content }};")), "D;");
+    let two = format!("a:{},{}", block("<{{ m.content }}>"), block("{{ m.content }};"));
+    check(&two, "<D>|D;");
+    // Only the last answer has a block.
+    check(&format!("{{% if loop.last %}}a:{}{{% else %}}a:B;{{% endif %}}", block("{{ m.content }};")), "D;");
+    // The block includes the beginning of the answer.
+    check(&block("a:{{ m.content }};"), "a:D;");
+}
+
+#[test]
 fn completions_and_instructions() {
     let lines = r#"{"prompt": "to be ", "completion": "or not"}"#;
     let mut rows = open(lines, "chatml", |_| {}).expect("good data");
