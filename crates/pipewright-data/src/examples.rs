@@ -123,9 +123,12 @@ impl ExampleRows {
         self.in_order().fold((0, 0), |(ids, targets), range| (ids + range.len(), targets + counted(&range)))
     }
 
-    /// Returns all ids in the order of the rows.
-    pub(crate) fn ids(&self) -> impl Iterator<Item = u32> {
-        self.in_order().flat_map(|range| self.examples.ids[range].iter().copied())
+    /// Returns the ids that count as targets, in the order of the rows.
+    pub(crate) fn targets(&self) -> impl Iterator<Item = u32> {
+        let Examples { ids, counts, .. } = &*self.examples;
+        // No token predicts the first id of an example.
+        let targets = self.in_order().flat_map(|range| range.skip(1));
+        targets.filter(|id| counts[*id]).map(|id| ids[id])
     }
 
     /// Returns the BLAKE3 hash of the rows, in hexadecimal.

@@ -263,17 +263,17 @@ impl TokenRows {
         }
     }
 
-    /// Returns the entropy of the tokens' frequencies, in nats. This is the loss of a prediction that uses
-    /// only the frequency of each token. Reads all ids.
+    /// Returns the entropy of the targets' frequencies, in nats. This is the loss of a prediction that uses
+    /// only the frequency of each token. Targets that do not count in the loss are left out. Reads all ids.
     pub fn frequency_entropy(&self) -> f64 {
-        let all = self.tokens() as f64;
+        let counts = match &self.content {
+            Content::Ids { ids, .. } => ids.counts(),
+            Content::Examples(examples) => counts(examples.targets()),
+        };
+        let all = counts.iter().sum::<u64>() as f64;
         let part = |count: u64| {
             let share = count as f64 / all;
             -share * share.ln()
-        };
-        let counts = match &self.content {
-            Content::Ids { ids, .. } => ids.counts(),
-            Content::Examples(examples) => counts(examples.ids()),
         };
         counts.into_iter().map(part).sum()
     }

@@ -150,6 +150,14 @@ fn the_entropy_of_the_frequencies() {
     assert!((entropy(b"aabcaabc") - 1.5 * 2f64.ln()).abs() < 1e-12);
 }
 
+#[test]
+fn only_targets_that_count_are_in_the_entropy_of_the_frequencies() {
+    let lines = b"{\"prompt\": \"xyz\", \"completion\": \"ab\"}\n{\"prompt\": \"\", \"completion\": \"zab\"}";
+    let rows = open("a.jsonl", lines, 4, 256).expect("good data");
+    // Nothing predicts the `z` that begins the second record.
+    assert!((rows.frequency_entropy() - 2f64.ln()).abs() < 1e-12, "{}", rows.frequency_entropy());
+}
+
 /// Returns the first id of each of the next rows.
 fn firsts(rows: &mut TokenRows, count: usize) -> Vec<i32> {
     let batch = rows.next_batch(count);
