@@ -1,4 +1,5 @@
 //! Cross entropy of a softmax against target ids: `mean over rows of (log sum exp(logits) - logits[target])`.
+//! Rows with the target [`NOTHING`] do not count.
 
 use std::mem::MaybeUninit;
 
@@ -7,36 +8,88 @@ use multiversion::multiversion;
 use super::exp::exp;
 use super::simd::{fresh, max, sum, written};
 
-/// Returns the mean loss in nats, and `log sum exp` of each row for the backward pass.
+/// The target of a row that does not count.
+pub const NOTHING: usize = usize::MAX;
+
+/// Returns the mean loss of the rows that count, in nats, and `log sum exp` of each of them for the backward
+/// pass. If no row counts, the loss is 0.
 ///
 /// The mean is computed in f64: it is one number per microbatch, and the loss that training reports.
+///
+/// # Panics
+/// When a target other than [`NOTHING`] is not below `vocabulary`.
 pub fn forward(logits: &[f32], targets: &[usize], vocabulary: usize) -> (f32, Vec<f32>) {
     let mut normalisers = vec![0.0; targets.len()];
-    normalise(logits, vocabulary, &mut normalisers);
+    normalise_counted(logits, targets, vocabulary, &mut normalisers);
     let rows = logits.chunks_exact(vocabulary).zip(targets).zip(&normalisers);
+    let counted = rows.filter(|((_, target), _)| **target != NOTHING);
     let total: f64 =
-        rows.map(|((row, &target), &normaliser)| f64::from(normaliser) - f64::from(row[target])).sum();
-    ((total / targets.len() as f64) as f32, normalisers)
+        counted.map(|((row, &target), &normaliser)| f64::from(normaliser) - f64::from(row[target])).sum();
+    ((total / counted_rows(targets)) as f32, normalisers)
+}
+
+/// Returns the number of rows that count; at least 1.
+fn counted_rows(targets: &[usize]) -> f64 {
+    targets.iter().filter(|target| **target != NOTHING).count().max(1) as f64
+}
+
+#[multiversion(targets = "simd")]
+fn normalise_counted(logits: &[f32], targets: &[usize], vocabulary: usize, normalisers: &mut [f32]) {
+    for ((row, &target), normaliser) in logits.chunks_exact(vocabulary).zip(targets).zip(normalisers) {
+        if target != NOTHING {
+            *normaliser = normaliser_of(row);
+        }
+    }
 }
 
 #[multiversion(targets = "simd")]
 pub(super) fn normalise(logits: &[f32], vocabulary: usize, normalisers: &mut [f32]) {
     for (row, normaliser) in logits.chunks_exact(vocabulary).zip(normalisers) {
-        // If all logits of a row are masked, its sum is 0.
-        let largest = max(row).max(f32::MIN);
-        *normaliser = sum(vocabulary, |i| exp(row[i] - largest)).ln() + largest;
+        *normaliser = normaliser_of(row);
     }
 }
 
-/// Returns the gradient of the logits: `g (softmax - one_hot) / rows`.
+/// Returns `log sum exp` of a row.
+#[inline(always)]
+fn normaliser_of(row: &[f32]) -> f32 {
+    // If all logits of a row are masked, its sum is 0.
+    let largest = max(row).max(f32::MIN);
+    sum(row.len(), |i| exp(row[i] - largest)).ln() + largest
+}
+
+/// Returns the gradient of the logits: `g (softmax - one_hot) / rows` in the rows that count, and 0 in the
+/// others.
+///
+/// # Panics
+/// When a target other than [`NOTHING`] is not below the size of the vocabulary.
 pub fn backward(logits: &[f32], targets: &[usize], normalisers: &[f32], gradient: f32) -> Vec<f32> {
-    let vocabulary = logits.len() / targets.len().max(1);
-    let share = gradient / targets.len() as f32;
-    let mut d_logits = scaled_probabilities(logits, normalisers, &vec![share; targets.len()]);
-    for (row, &target) in d_logits.chunks_exact_mut(vocabulary.max(1)).zip(targets) {
-        row[target] -= share;
+    let share = gradient / counted_rows(targets) as f32;
+    let mut d_logits = fresh(logits.len());
+    differences(logits, targets, normalisers, share, &mut d_logits);
+    // SAFETY: there are a target and a normaliser for each row of `logits`, whose elements were written.
+    unsafe { written(d_logits) }
+}
+
+/// Writes `share (softmax - one_hot)` of the rows that count, and zeros into the others.
+#[multiversion(targets = "simd")]
+fn differences(
+    logits: &[f32],
+    targets: &[usize],
+    normalisers: &[f32],
+    share: f32,
+    d_logits: &mut [MaybeUninit<f32>],
+) {
+    let width = whole_rows(logits, targets.len());
+    assert_eq!(targets.len(), normalisers.len(), "one normaliser a row");
+    let rows = logits.chunks_exact(width).zip(d_logits.chunks_exact_mut(width));
+    for (((logits, d_logits), &target), &normaliser) in rows.zip(targets).zip(normalisers) {
+        if target == NOTHING {
+            d_logits.fill(MaybeUninit::new(0.0));
+            continue;
+        }
+        write_scaled(logits, normaliser, share, d_logits);
+        d_logits[target].write(exp(logits[target] - normaliser) * share - share);
     }
-    d_logits
 }
 
 /// Returns `share exp(logits - normaliser)`, with a normaliser and a share for each row.
@@ -49,13 +102,29 @@ pub(super) fn scaled_probabilities(logits: &[f32], normalisers: &[f32], shares: 
 
 #[multiversion(targets = "simd")]
 fn probabilities(logits: &[f32], normalisers: &[f32], shares: &[f32], d_logits: &mut [MaybeUninit<f32>]) {
-    let width = (logits.len() / normalisers.len().max(1)).max(1);
-    assert_eq!(logits.len(), normalisers.len() * width, "rows are whole");
+    let width = whole_rows(logits, normalisers.len());
     assert_eq!(normalisers.len(), shares.len(), "one share a row");
     let rows = logits.chunks_exact(width).zip(d_logits.chunks_exact_mut(width));
-    for (((logits, d_logits), normaliser), share) in rows.zip(normalisers).zip(shares) {
-        for (d, logit) in d_logits.iter_mut().zip(logits) {
-            d.write(exp(logit - normaliser) * share);
-        }
+    for (((logits, d_logits), &normaliser), &share) in rows.zip(normalisers).zip(shares) {
+        write_scaled(logits, normaliser, share, d_logits);
+    }
+}
+
+/// Returns the width of a row, at least 1.
+///
+/// # Panics
+/// When the rows are not whole.
+#[inline(always)]
+fn whole_rows(logits: &[f32], rows: usize) -> usize {
+    let width = (logits.len() / rows.max(1)).max(1);
+    assert_eq!(logits.len(), rows * width, "rows are whole");
+    width
+}
+
+/// Writes `share exp(logits - normaliser)` of a row.
+#[inline(always)]
+fn write_scaled(logits: &[f32], normaliser: f32, share: f32, scaled: &mut [MaybeUninit<f32>]) {
+    for (d, logit) in scaled.iter_mut().zip(logits) {
+        d.write(exp(logit - normaliser) * share);
     }
 }

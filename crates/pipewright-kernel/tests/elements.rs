@@ -71,3 +71,25 @@ fn cross_entropy_is_its_definition() {
     let one_hot = |i: usize| if targets[i / WIDTH] == i % WIDTH { 1.0 } else { 0.0 };
     check(&d_logits, |i| 2.0 * (f64::from(logits[i]).exp() / sum(i) - one_hot(i)) / ROWS as f64);
 }
+
+#[test]
+fn rows_without_a_target_do_not_count_in_the_cross_entropy() {
+    let mut logits = numbers(WIDTH * ROWS, 7);
+    // Such a row may have any logits.
+    logits[WIDTH..WIDTH + 3].copy_from_slice(&[f32::NAN, f32::INFINITY, 1e30]);
+    let targets = [1, cross_entropy::NOTHING, 0];
+    let counted = [&logits[..WIDTH], &logits[2 * WIDTH..]].concat();
+    let (loss, normalisers) = cross_entropy::forward(&logits, &targets, WIDTH);
+    let (expected, expected_normalisers) = cross_entropy::forward(&counted, &[1, 0], WIDTH);
+    assert_eq!(
+        (loss, normalisers[0], normalisers[2]),
+        (expected, expected_normalisers[0], expected_normalisers[1])
+    );
+    let d_logits = cross_entropy::backward(&logits, &targets, &normalisers, 2.0);
+    let d_counted = cross_entropy::backward(&counted, &[1, 0], &expected_normalisers, 2.0);
+    assert_eq!(d_logits, [&d_counted[..WIDTH], &[0.0; WIDTH], &d_counted[WIDTH..]].concat());
+    let none = [cross_entropy::NOTHING; ROWS];
+    let (loss, normalisers) = cross_entropy::forward(&logits, &none, WIDTH);
+    assert_eq!(loss, 0.0);
+    assert_eq!(cross_entropy::backward(&logits, &none, &normalisers, 2.0), [0.0; WIDTH * ROWS]);
+}

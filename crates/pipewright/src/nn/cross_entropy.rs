@@ -3,8 +3,8 @@
 use burn::tensor::{Int, Tensor};
 
 use super::operation::{CpuTensor, Operation, cpu_tensor, elements, on_cpu};
-use super::targets::{CountedRows, with_weights};
-use super::weighted_cross_entropy::weighted_cross_entropy;
+use super::targets::{IGNORED, target_indices};
+use super::weighted_cross_entropy::{weighted_cross_entropy, weights_of_valid};
 use crate::autodiff::on_tape_of;
 
 /// Returns the mean over all rows of the cross entropy between `softmax(logits)` and the target ids, in nats.
@@ -25,62 +25,30 @@ pub fn cross_entropy(logits: Tensor<2>, targets: Tensor<1, Int>) -> Tensor<1> {
     let Some(([logits], tape)) = on_cpu([logits.clone().into_dispatch()]) else {
         return composed(logits, targets);
     };
-    let CountedRows { targets, rows: counted } = CountedRows::of(targets, vocabulary);
-    let counted = counted.map(|counted| (counted, [rows, vocabulary]));
-    let logits = match &counted {
-        None => logits,
-        Some((counted, _)) => selected(&logits, counted, vocabulary),
-    };
-    let (loss, normalisers) = if targets.is_empty() {
-        (0.0, Vec::new())
-    } else {
-        pipewright_kernel::cross_entropy::forward(&elements(&logits), &targets, vocabulary)
-    };
-    tape.in_single().record(vec![loss], [1], |_| CrossEntropyBackward {
-        logits,
-        targets,
-        normalisers,
-        counted,
-    })
-}
-
-/// Returns the rows of the logits that count.
-fn selected(logits: &CpuTensor, rows: &[usize], vocabulary: usize) -> CpuTensor {
-    let logits = elements(logits);
-    let values: Vec<f32> =
-        rows.iter().flat_map(|row| &logits[row * vocabulary..][..vocabulary]).copied().collect();
-    cpu_tensor(values, [rows.len(), vocabulary])
+    let targets = target_indices(targets, vocabulary);
+    let (loss, normalisers) =
+        pipewright_kernel::cross_entropy::forward(&elements(&logits), &targets, vocabulary);
+    tape.in_single().record(vec![loss], [1], |_| CrossEntropyBackward { logits, targets, normalisers })
 }
 
 fn composed(logits: Tensor<2>, targets: Tensor<1, Int>) -> Tensor<1> {
-    let (targets, weights) = with_weights(targets);
-    let weights = on_tape_of(weights, &logits);
+    let weights = on_tape_of(weights_of_valid(targets.clone(), IGNORED), &logits);
     weighted_cross_entropy(logits, targets, weights)
 }
 
 #[derive(Clone, Debug)]
 struct CrossEntropyBackward {
-    /// The logits of the rows that count.
     logits: CpuTensor,
     targets: Vec<usize>,
     normalisers: Vec<f32>,
-    /// The rows that count, and the shape of all logits; `None` if all rows count.
-    counted: Option<(Vec<usize>, [usize; 2])>,
 }
 
 impl Operation<1> for CrossEntropyBackward {
     fn backward(self, gradient: CpuTensor, _wanted: [bool; 1]) -> [Option<CpuTensor>; 1] {
-        let Self { logits, targets, normalisers, counted } = &self;
+        let Self { logits, targets, normalisers } = &self;
         let gradient = elements(&gradient)[0];
         let d = pipewright_kernel::cross_entropy::backward(&elements(logits), targets, normalisers, gradient);
-        let Some((counted, [rows, vocabulary])) = counted else {
-            return [Some(cpu_tensor(d, logits.layout().shape().clone()))];
-        };
-        let mut whole = vec![0.0; rows * vocabulary];
-        for (row, d) in counted.iter().zip(d.chunks_exact((*vocabulary).max(1))) {
-            whole[row * vocabulary..][..*vocabulary].copy_from_slice(d);
-        }
-        [Some(cpu_tensor(whole, [*rows, *vocabulary]))]
+        [Some(cpu_tensor(d, logits.layout().shape().clone()))]
     }
 }
 
@@ -89,7 +57,6 @@ mod tests {
     use burn::tensor::{Device, TensorData};
 
     use super::super::check::{check, numbers};
-    use super::super::targets::IGNORED;
     use super::*;
 
     fn check_at(scale: f32) {

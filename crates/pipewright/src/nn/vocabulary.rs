@@ -12,8 +12,8 @@ use super::composed::at_least_single;
 use super::cross_entropy::cross_entropy;
 use super::embedding::local_ids;
 use super::parallel::TensorParallel;
-use super::targets::with_weights;
-use super::weighted_cross_entropy::{WeightedRows, weighted_cross_entropy, weighted_sum};
+use super::targets::IGNORED;
+use super::weighted_cross_entropy::{WeightedRows, weighted_cross_entropy, weighted_sum, weights_of_valid};
 use crate::autodiff::{Rule, inner_of, record};
 
 /// Returns [`cross_entropy`], with the same ignored targets, of a vocabulary of this size, whose logits are split over the ranks of `tensor`.
@@ -33,7 +33,7 @@ pub fn split_cross_entropy(
     if tensor.ranks() == 1 {
         return cross_entropy(logits, targets);
     }
-    let (targets, weights) = with_weights(targets);
+    let weights = weights_of_valid(targets.clone(), IGNORED);
     split_weighted_cross_entropy(logits, targets, weights, vocabulary, tensor)
 }
 
@@ -124,7 +124,6 @@ mod tests {
     use burn::tensor::{Device, TensorData, Tolerance};
 
     use super::super::check::{numbers, on_ranks};
-    use super::super::weighted_cross_entropy::weights_of_valid;
     use super::*;
 
     /// Masked logits are the lowest number, or minus infinity.

@@ -15,8 +15,8 @@ use pipewright_kernel::vocabulary_part::{NOTHING, backward, forward};
 use super::composed::at_least_single;
 use super::embedding::local_ids;
 use super::operation::{CpuTensor, Operation, cpu_tensor, elements, indices, on_cpu};
-use super::targets::{IGNORED, with_weights};
-use super::weighted_cross_entropy::{WeightedRows, weighted_sum};
+use super::targets::{IGNORED, with_0_for_ignored};
+use super::weighted_cross_entropy::{WeightedRows, weighted_sum, weights_of_valid};
 use crate::autodiff::{Rule, inner_of, on_tape_of, record};
 
 /// Returns the statistics of rows after a part of the vocabulary: the logarithm of the sum of the
@@ -41,7 +41,7 @@ pub fn vocabulary_statistics(
     assert_eq!(width, range.len(), "one logit for each token id of the part");
     let earlier = earlier.unwrap_or_else(|| nothing(rows, &logits));
     assert_eq!(earlier.dims(), [rows, 2], "two statistics a row");
-    let (targets, _) = with_weights(targets);
+    let targets = with_0_for_ignored(targets);
     let operands = [logits.clone().into_dispatch(), earlier.clone().into_dispatch()];
     let Some(([logits, earlier], tape)) = on_cpu(operands) else {
         return composed(logits, targets, (range, vocabulary), earlier);
@@ -92,7 +92,7 @@ pub fn statistics_loss(statistics: Tensor<2>, targets: Tensor<1, Int>) -> Tensor
 fn composed_loss(statistics: Tensor<2>, targets: Tensor<1, Int>) -> Tensor<1> {
     let [rows, _] = statistics.dims();
     let losses = (statistics.clone().narrow(1, 0, 1) - statistics.narrow(1, 1, 1)).reshape([rows]);
-    let (targets, weights) = with_weights(targets);
+    let weights = weights_of_valid(targets.clone(), IGNORED);
     let weights = on_tape_of(weights.cast(losses.dtype()), &losses);
     let WeightedRows { weights, whole, .. } = WeightedRows::of(rows, targets, weights);
     weighted_sum(losses, weights) / whole
