@@ -9,6 +9,9 @@ pub const DOCUMENTS: &str = "doc_ids";
 /// The side input with the position of each token.
 pub const POSITIONS: &str = "position_ids";
 
+/// The side input with the number of tokens of each row that do not only fill it.
+pub const VALID_TOKENS: &str = "row_valid_token_counts";
+
 /// Documents in rows of tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Documents {

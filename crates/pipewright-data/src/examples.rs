@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use crate::documents::{DOCUMENTS, POSITIONS};
+use crate::documents::{DOCUMENTS, POSITIONS, VALID_TOKENS};
 use crate::side::SideTensor;
 
 /// The target of a token that does not count in the loss, as in PyTorch.
@@ -151,7 +151,7 @@ impl ExampleRows {
     /// Returns the inputs and targets of some rows of `seq_len` tokens, each of them filled up.
     pub(crate) fn filled(&self, rows: &[usize], seq_len: usize) -> Filled {
         let mut filled = Filled::default();
-        let (mut documents, mut positions) = (Vec::new(), Vec::new());
+        let (mut documents, mut positions, mut valid) = (Vec::new(), Vec::new(), Vec::new());
         for (number, &row) in rows.iter().enumerate() {
             for (document, &example) in (0..).zip(&self.rows[row]) {
                 let range = self.examples.range(example);
@@ -166,16 +166,22 @@ impl ExampleRows {
             }
             let end = (number + 1) * seq_len;
             let rest = end - filled.inputs.len();
+            valid.push((seq_len - rest) as i32);
             filled.inputs.resize(end, 0);
             filled.targets.resize(end, IGNORED_TARGET);
             documents.resize(end, self.rows[row].len() as i32);
             positions.extend(0..rest as i32);
         }
+        filled.side.push(SideTensor {
+            name: VALID_TOKENS.to_owned(),
+            shape: vec![rows.len()],
+            values: valid,
+        });
         if self.is_packed {
             let shape = vec![rows.len(), seq_len];
             let tensor =
                 |name: &str, values| SideTensor { name: name.to_owned(), shape: shape.clone(), values };
-            filled.side = vec![tensor(DOCUMENTS, documents), tensor(POSITIONS, positions)];
+            filled.side.extend([tensor(DOCUMENTS, documents), tensor(POSITIONS, positions)]);
         }
         filled
     }
@@ -235,7 +241,7 @@ mod tests {
         let found = rows(false).filled(&[2, 0], 4);
         assert_eq!(found.inputs, [8, 0, 0, 0, 1, 2, 0, 0]);
         assert_eq!(found.targets, [9, -100, -100, -100, -100, 3, -100, -100]);
-        assert!(found.side.is_empty());
+        assert_eq!((found.side.len(), found.side[0].values.as_slice()), (1, &[1, 2][..]));
         assert_eq!(rows(false).tokens(), (9, 5));
     }
 
@@ -246,8 +252,13 @@ mod tests {
         let found = rows.filled(&[0, 1], 4);
         assert_eq!(found.inputs, [1, 2, 8, 0, 4, 5, 6, 0]);
         assert_eq!(found.targets, [-100, 3, 9, -100, 5, 6, 7, -100]);
-        assert_eq!(found.side[0].values, [0, 0, 1, 2, 0, 0, 0, 1]);
-        assert_eq!(found.side[1].values, [0, 1, 0, 0, 0, 1, 2, 0]);
+        let side = found.side.iter().map(|side| (side.name.as_str(), side.values.as_slice()));
+        let expected: [(&str, &[i32]); 3] = [
+            (VALID_TOKENS, &[3, 3]),
+            (DOCUMENTS, &[0, 0, 1, 2, 0, 0, 0, 1]),
+            (POSITIONS, &[0, 1, 0, 0, 0, 1, 2, 0]),
+        ];
+        assert!(side.eq(expected), "{:?}", found.side);
     }
 
     #[test]

@@ -52,6 +52,7 @@ pub mod init;
 pub mod next_token;
 pub mod training_module;
 mod documents;
+mod valid_tokens;
 
 mod mamba;
 

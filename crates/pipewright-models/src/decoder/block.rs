@@ -50,11 +50,12 @@ impl DecoderBlock {
         self.mlp.balanced()
     }
 
-    /// Maps hidden states `[batch * sequence, hidden]` to hidden states of the same shape. `attend` takes
+    /// Maps hidden states `[rows * sequence, hidden]` to hidden states of the same shape. `attend` takes
     /// queries, keys and values of this rank's heads and returns what the queries attend to.
     pub(super) fn forward(
         &self,
         hidden: Tensor<2>,
+        rows: usize,
         attend: impl FnOnce([Tensor<2>; 3]) -> Tensor<2>,
         tensor: &TensorParallel,
         context: &StageContext,
@@ -62,7 +63,7 @@ impl DecoderBlock {
         let attended = self.self_attn.forward(self.input_layernorm.forward(hidden.clone()), tensor, attend);
         let hidden = hidden + attended;
         let normalised = self.post_attention_layernorm.forward(hidden.clone());
-        let transformed = self.mlp.forward(normalised, tensor, context);
+        let transformed = self.mlp.forward(normalised, rows, tensor, context);
         hidden + transformed
     }
 }

@@ -2,7 +2,7 @@
 
 use burn::module::Module;
 use burn::tensor::Tensor;
-use pipewright::nn::{Expert, Linear, Routing, TensorParallel, mix_held, swiglu};
+use pipewright::nn::{Expert, Linear, Routing, TensorParallel, mix_held, router_losses, swiglu};
 use pipewright::stage::StageContext;
 
 use super::config::DecoderConfig;
@@ -11,6 +11,7 @@ use super::mixture::MixtureConfig;
 use crate::experts::ExpertSizes;
 use crate::parameter::{Builder, ParameterSource, SplitLinear};
 use crate::split::require_parts;
+use crate::valid_tokens::{mean_weights, valid_choices, valid_loads, valid_tokens};
 
 /// The name of the router's balance loss in reports.
 const BALANCE: &str = "moe_aux";
@@ -122,11 +123,18 @@ impl FeedForward {
     }
 
     /// Shapes: `[tokens, hidden]` in and out.
-    pub(super) fn forward(&self, x: Tensor<2>, tensor: &TensorParallel, context: &StageContext) -> Tensor<2> {
+    /// The tokens are those of `rows` rows.
+    pub(super) fn forward(
+        &self,
+        x: Tensor<2>,
+        rows: usize,
+        tensor: &TensorParallel,
+        context: &StageContext,
+    ) -> Tensor<2> {
         if let (Some(gate), Some(choice)) = (&self.gate, &self.choice) {
             // The choice of experts is sensitive to rounding, so the router keeps its precision.
             let logits = gate.forward(x.clone().cast(gate.weight.dtype()));
-            let routing = choice.routing(logits, context);
+            let routing = choice.routing(logits, rows, context);
             assert_eq!(routing.experts(), self.experts.len(), "the routing is of these experts");
             let weights = tensor.enter(routing.weights());
             return tensor.sum(mix_held(tensor.enter(x), weights, routing.chosen(), &self.experts));
@@ -141,16 +149,29 @@ impl FeedForward {
 }
 
 impl Choice {
-    /// Chooses the experts, and adds the balance loss to the step's.
-    fn routing(&self, logits: Tensor<2>, context: &StageContext) -> Routing {
-        let routing = Routing::new(logits, self.count, self.normalised);
+    /// Chooses the experts, and adds the balance loss of the valid tokens to the step's.
+    fn routing(&self, logits: Tensor<2>, rows: usize, context: &StageContext) -> Routing {
+        let [tokens, _] = logits.dims();
+        let routing = Routing::new(logits.clone(), self.count, self.normalised);
         if !routing.is_finite() {
             context.not_finite(&format!("a probability of the router `{}.gate`", self.path));
         }
+        let valid = valid_tokens(context, [rows, tokens / rows.max(1)]);
+        let choices = match &valid {
+            None => routing.counts(),
+            Some(valid) => valid_choices(routing.chosen(), routing.experts(), valid),
+        };
         if let Some((share, weight)) = self.balance {
-            context.auxiliary_loss_of(&self.path, BALANCE, weight, routing.balance_loss() * share);
+            let loss = match &valid {
+                None => routing.balance_loss(),
+                Some(valid) => {
+                    let loads = valid_loads(&choices, valid);
+                    router_losses(logits, loads, mean_weights(valid)).narrow(0, 0, 1)
+                }
+            };
+            context.auxiliary_loss_of(&self.path, BALANCE, weight, loss * share);
         }
-        context.expert_load(&self.path, routing.counts());
+        context.expert_load(&self.path, choices);
         routing
     }
 }

@@ -109,7 +109,7 @@ impl DecoderStage {
                             attend_to_slices(attention, [q, k, v], [batch, sequence], index, context)
                         }
                     };
-                    hidden = block.forward(hidden, attend, &self.split.tensor, context);
+                    hidden = block.forward(hidden, batch, attend, &self.split.tensor, context);
                 }
             }
             Layer::Head => hidden = self.logits(hidden),
@@ -246,7 +246,7 @@ impl CachedModel for CachedDecoder<'_> {
         let mut hidden = hidden.reshape([count, width]);
         for (block, cache) in model.layers.iter().flatten().zip(&mut self.caches) {
             let attend = |[q, k, v]: [Tensor<2>; 3]| cache.attend(q, k, v);
-            hidden = block.forward(hidden, attend, &split.tensor, &context);
+            hidden = block.forward(hidden, 1, attend, &split.tensor, &context);
         }
         let logits = self.stage.logits(hidden.narrow(0, count - 1, 1));
         last_row(logits.unsqueeze())

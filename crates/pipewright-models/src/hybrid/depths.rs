@@ -7,6 +7,7 @@ use pipewright::stage::StageContext;
 
 use super::experts::one_gradient;
 use super::tokens::Tokens;
+use crate::valid_tokens::mean_weights;
 
 /// How a block chooses its tokens.
 #[derive(Clone, Debug)]
@@ -39,7 +40,7 @@ impl Depths {
         let indices = choose(&on_host, tokens, length);
         let mut was_chosen = vec![0f32; tokens.len()];
         indices.iter().for_each(|&index| was_chosen[index] = 1.0);
-        let loss = choice_loss(scores.clone(), was_chosen.into(), tokens.mean_weights());
+        let loss = choice_loss(scores.clone(), was_chosen.into(), mean_weights(&tokens.valid));
         context.auxiliary_loss_of(&self.path, "mod_aux", self.weight, loss.mul_scalar(self.share));
         let x = one_gradient(x);
 

@@ -1,7 +1,5 @@
 //! Blocks of experts with their two losses.
 
-use std::sync::Arc;
-
 use burn::module::Module;
 use burn::tensor::Tensor;
 use pipewright::nn::{Expert, Linear, Routing, TensorParallel, mix_held, router_losses};
@@ -13,6 +11,7 @@ use super::tokens::Tokens;
 use crate::experts::ExpertSizes;
 use crate::parameter::{Builder, ParameterSource};
 use crate::split::require_parts;
+use crate::valid_tokens::{mean_weights, valid_choices, valid_loads};
 
 #[derive(Module, Debug)]
 pub(super) struct ExpertMixer {
@@ -85,8 +84,9 @@ impl ExpertMixer {
         if !routing.is_finite() {
             context.not_finite(&format!("a probability of the router `{path}`"));
         }
-        let counts = counts(&routing, tokens);
-        let losses = router_losses(logits, loads(&counts, tokens), tokens.mean_weights()).mul_scalar(*share);
+        let counts = valid_choices(routing.chosen(), routing.experts(), &tokens.valid);
+        let loads = valid_loads(&counts, &tokens.valid);
+        let losses = router_losses(logits, loads, mean_weights(&tokens.valid)).mul_scalar(*share);
         let layer = path.strip_suffix(".router").unwrap_or(path);
         context.auxiliary_loss_of(layer, "moe_aux", *balance, losses.clone().narrow(0, 0, 1));
         context.auxiliary_loss_of(layer, "moe_z", *z, losses.narrow(0, 1, 1));
@@ -108,21 +108,4 @@ impl ExpertMixer {
 /// on the cut, and so would the last bits of their sum.
 pub(super) fn one_gradient(x: Tensor<2>) -> Tensor<2> {
     x.mul_scalar(1.0)
-}
-
-/// Returns how many valid tokens chose each expert.
-fn counts(routing: &Routing, tokens: &Tokens) -> Vec<u64> {
-    let choices = routing.chosen().len() / tokens.len().max(1);
-    let mut counts = vec![0; routing.experts()];
-    for (choice, &expert) in routing.chosen().iter().enumerate() {
-        counts[expert] += u64::from(tokens.valid[choice / choices]);
-    }
-    counts
-}
-
-/// Returns the number of experts times the share of the valid tokens that chose each.
-fn loads(counts: &[u64], tokens: &Tokens) -> Arc<[f32]> {
-    let valid = tokens.valid.iter().filter(|valid| **valid).count().max(1);
-    let experts = counts.len() as u64;
-    counts.iter().map(|&count| (experts * count) as f32 / valid as f32).collect()
 }

@@ -5,10 +5,8 @@ use pipewright::train::data::{SideError, SideRows, SideTensor};
 
 use super::config::HybridConfig;
 
-pub use pipewright::train::data::DOCUMENTS;
+pub use pipewright::train::data::{DOCUMENTS, VALID_TOKENS as COUNTS};
 
-/// The side input with the number of valid tokens of each row.
-pub const COUNTS: &str = "row_valid_token_counts";
 /// The side input with the relations between tokens.
 pub const RELATIONS: &str = "chunk_relation_mask";
 /// The side input with the platform of each row.

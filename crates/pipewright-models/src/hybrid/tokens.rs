@@ -9,8 +9,9 @@ use pipewright::nn::{Relations, TokenScope};
 use pipewright::stage::StageContext;
 
 use super::config::HybridConfig;
-use super::side_inputs::{COUNTS, RELATIONS};
+use super::side_inputs::RELATIONS;
 use crate::documents::{given_scope, side};
+use crate::valid_tokens::given_counts;
 
 /// The tokens of a microbatch, or the tokens that a block sees.
 #[derive(Clone, Debug)]
@@ -70,13 +71,6 @@ impl Tokens {
             relations,
         }
     }
-
-    /// Returns `1 / valid tokens` for a valid token and 0 for another: the weights of a mean over valid
-    /// tokens.
-    pub(super) fn mean_weights(&self) -> Arc<[f32]> {
-        let share = 1.0 / self.valid.iter().filter(|valid| **valid).count().max(1) as f32;
-        self.valid.iter().map(|&valid| if valid { share } else { 0.0 }).collect()
-    }
 }
 
 /// Returns ids as numbers on the host.
@@ -89,12 +83,7 @@ pub(super) fn host(ids: &Tensor<2, Int>) -> Vec<i64> {
 /// # Panics
 /// When a number is 0, or larger than the number of a row's tokens.
 pub(super) fn counts(context: &StageContext, rows: usize, sequence: usize) -> Vec<usize> {
-    let Some(counts) = side::<Tensor<1, Int>>(context, COUNTS) else { return vec![sequence; rows] };
-    let counts: Vec<i64> = counts.into_data().iter::<i64>().collect();
-    assert_eq!(counts.len(), rows, "`{COUNTS}` has a number for each row");
-    let fits = counts.iter().all(|count| (1..=sequence as i64).contains(count));
-    assert!(fits, "`{COUNTS}`: {counts:?} are not all from 1 to {sequence}");
-    counts.into_iter().map(|count| count as usize).collect()
+    given_counts(context, rows, sequence).unwrap_or_else(|| vec![sequence; rows])
 }
 
 /// Returns how many of the row's ids up to each token are `bos`.

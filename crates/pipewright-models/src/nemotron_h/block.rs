@@ -78,7 +78,7 @@ impl Block {
             Mixer::Mamba(mixer) => mixer.forward(x, attention.sequence(), documents),
             Mixer::Attention(mixer) => mixer.forward(x, tensor, |qkv| attend(attention, self.head_dim, qkv)),
             Mixer::Mlp(mixer) => mixer.forward(x, tensor),
-            Mixer::Experts(mixer) => mixer.forward(x, tensor, context),
+            Mixer::Experts(mixer) => mixer.forward(x, attention.sequence(), tensor, context),
         };
         hidden + mixed
     }

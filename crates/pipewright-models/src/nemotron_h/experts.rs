@@ -10,6 +10,7 @@ use super::config::{Experts, NemotronHConfig};
 use crate::experts::ExpertSizes;
 use crate::parameter::{Builder, ParameterKind, ParameterSource};
 use crate::split::require_parts;
+use crate::valid_tokens::{valid_choices, valid_tokens};
 
 /// Added to the sum of a token's scores before they are divided by it.
 const EPSILON: f64 = 1e-20;
@@ -78,7 +79,13 @@ impl ExpertMixer {
     }
 
     /// Shapes: `[tokens, hidden]` in and out.
-    pub(super) fn forward(&self, x: Tensor<2>, tensor: &TensorParallel, context: &StageContext) -> Tensor<2> {
+    pub(super) fn forward(
+        &self,
+        x: Tensor<2>,
+        sequence: usize,
+        tensor: &TensorParallel,
+        context: &StageContext,
+    ) -> Tensor<2> {
         let router = Linear { weight: self.gate.weight.clone(), bias: None };
         // The choice of experts is sensitive to rounding, so the router keeps its precision.
         let scores = activation::sigmoid(router.forward(x.clone().cast(router.weight.dtype())));
@@ -91,7 +98,11 @@ impl ExpertMixer {
         let chosen = self.choice.choose(&found, &correction);
         let [tokens, experts] = scores.dims();
         let layer = self.path.strip_suffix(".gate").unwrap_or(&self.path);
-        context.expert_load(layer, count_choices(&chosen, experts));
+        let load = match valid_tokens(context, [tokens / sequence.max(1), sequence]) {
+            None => count_choices(&chosen, experts),
+            Some(valid) => valid_choices(&chosen, experts, &valid),
+        };
+        context.expert_load(layer, load);
         let ids: Vec<i64> = chosen.iter().map(|&expert| expert as i64).collect();
         let ids = TensorData::new(ids, [tokens, self.choice.count]);
         let mut weights = scores.clone().gather(1, Tensor::<2, Int>::from_data(ids, &scores.device()));

@@ -16,8 +16,14 @@ use serde_json::{Value, json};
 const EXPERTS: usize = 4;
 const SEQUENCE: usize = 8;
 
-/// Trains a small model of a family for one step on this number of ranks.
+/// Trains a small model of a family on a text for one step on this number of ranks.
 fn step(family: &str, keys: &Value, ranks: u32) -> Metrics {
+    let text = "the experts of a layer share the tokens of a row ".repeat(4);
+    step_on(family, keys, ranks, ("text.txt", &text, SEQUENCE))
+}
+
+/// Like [`step`], on a file with this content, in rows of this number of tokens.
+fn step_on(family: &str, keys: &Value, ranks: u32, (name, content, seq_len): (&str, &str, usize)) -> Metrics {
     let mut sizes = DecoderConfig::new(256, 4);
     (sizes.hidden_size, sizes.intermediate_size, sizes.initializer_range) = (32, 48, 0.2);
     let mut keys = keys.as_object().expect("an object").clone();
@@ -28,7 +34,7 @@ fn step(family: &str, keys: &Value, ranks: u32) -> Metrics {
     let spec = ScheduleSpec { ranks, microbatches: 2, ..ScheduleSpec::default() };
     let schedule = generate("1f1b", &spec).expect("a schedule");
     let program = for_training(&schedule, &TrainingLowering::default()).expect("it is sound");
-    let stages = partition(&model.describe(SEQUENCE).weights(), ranks, &Method::Optimal).expect("it divides");
+    let stages = partition(&model.describe(seq_len).weights(), ranks, &Method::Optimal).expect("it divides");
     let make = move |stage| {
         model.training_stage(stages.range(stage), &InitialParameters::Seed(3), Device::flex().autodiff())
     };
@@ -36,12 +42,12 @@ fn step(family: &str, keys: &Value, ranks: u32) -> Metrics {
     let pipeline = Pipeline::launch(program, World::local(ranks), &config, make).expect("it starts");
 
     let folder = tempfile::tempdir().expect("a scratch folder");
-    let text = folder.path().join("text.txt");
-    std::fs::write(&text, "the experts of a layer share the tokens of a row ".repeat(4)).expect("a file");
+    let text = folder.path().join(name);
+    std::fs::write(&text, content).expect("a file");
     let rows = DataConfig {
         path: vec![text.display().to_string()],
         tokenizer: Tokenizer::Bytes,
-        seq_len: SEQUENCE,
+        seq_len,
         shuffle: false,
         seed: 0,
         ..DataConfig::default()
@@ -92,4 +98,28 @@ fn mixtures_report_their_balance_losses_if_these_count() {
     check("qwen3_moe", &keys, &["model.layers.0.mlp", "model.layers.1.mlp"], &["moe_aux"]);
     let keys = json!({"num_experts": EXPERTS});
     check("qwen3_moe", &keys, &["model.layers.0.mlp", "model.layers.1.mlp"], &[]);
+}
+
+/// Rows of more tokens have more filling, and every metric is the same.
+fn check_filling(family: &str, keys: &Value) {
+    let lines = r#"{"prompt": "the experts ", "completion": "of a layer"}
+{"prompt": "a ", "completion": "row"}"#;
+    let [short, long] = [24, 40].map(|seq_len| step_on(family, keys, 1, ("a.jsonl", lines, seq_len)));
+    assert_eq!(short.expert_load, long.expert_load, "{family}");
+    let near = |a: f64, b: f64| (a - b).abs() <= 1e-6 * a.abs();
+    assert!(near(short.loss.into(), long.loss.into()), "{family}: {} {}", short.loss, long.loss);
+    for (name, loss) in &short.auxiliary {
+        assert!(near(*loss, long.auxiliary[name]), "{family}: {name} {loss} {}", long.auxiliary[name]);
+    }
+}
+
+#[test]
+fn filling_counts_in_no_metric_of_experts() {
+    check_filling("qwen3_moe", &json!({"num_experts": EXPERTS, "output_router_logits": true}));
+    check_filling("hybrid", &json!({"pattern": "AEDE", "num_experts": EXPERTS}));
+    let keys = json!({
+        "layers_block_type": ["attention", "moe"], "n_routed_experts": EXPERTS,
+        "moe_shared_expert_intermediate_size": 8,
+    });
+    check_filling("nemotron_h", &keys);
 }

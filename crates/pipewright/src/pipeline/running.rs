@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use pipewright_schedule::ValidatedProgram;
+use pipewright_schedule::{Slices, ValidatedProgram};
 
 use super::accumulation::Accumulation;
 use super::error::PipelineError;
@@ -64,6 +64,11 @@ impl Pipeline {
     /// Returns the number of microbatches of an evaluation, over all replicas.
     pub fn eval_microbatches(&self) -> u32 {
         self.setup.microbatches_for(Purpose::Evaluate)
+    }
+
+    /// Returns the number of slices of a microbatch.
+    pub(crate) fn slices(&self) -> Slices {
+        self.setup.slices()
     }
 
     /// Splits a batch into the program's microbatches along dimension 0, trains on it, and takes one

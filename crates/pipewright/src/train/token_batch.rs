@@ -5,13 +5,22 @@ use burn::tensor::{Device, Int, Tensor, TensorData};
 use crate::batch::{Batch, SplitError};
 use crate::nn::IGNORED;
 use crate::pipeline::{PipelineError, split_whole};
-use pipewright_data::{IGNORED_TARGET, SideTensor, TokenBatch};
+use pipewright_data::{IGNORED_TARGET, SideTensor, TokenBatch, VALID_TOKENS};
+use pipewright_schedule::Slices;
 
 const _: () = assert!(IGNORED_TARGET as i64 == IGNORED);
 
 /// Splits rows with their side inputs into microbatches. With `ignores`, some targets do not count, and each
-/// microbatch counts by the others.
-pub(super) fn split(batch: TokenBatch, microbatches: u32, ignores: bool) -> Result<Batch, PipelineError> {
+/// microbatch counts by the others; schedules of slices then run without the numbers of valid tokens.
+pub(super) fn split(
+    mut batch: TokenBatch,
+    (microbatches, slices): (u32, Slices),
+    ignores: bool,
+) -> Result<Batch, PipelineError> {
+    if ignores && !slices.is_one() {
+        // Side inputs are not cut into slices.
+        batch.side.retain(|side| side.name != VALID_TOKENS);
+    }
     let shape = [batch.rows, batch.seq_len];
     // Every rank moves its microbatches to its own device.
     let device = Device::flex();

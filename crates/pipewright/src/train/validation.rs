@@ -51,7 +51,7 @@ impl Validation {
             let rows = self.rows.next_batch(self.batch_rows);
             // Batches without ignored targets have as many targets each.
             let weight = if ignores { counted(&rows) } else { 1.0 };
-            let batch = split(rows, pipeline.eval_microbatches(), ignores)?;
+            let batch = split(rows, (pipeline.eval_microbatches(), pipeline.slices()), ignores)?;
             sum += weight * pipeline.eval_losses(batch)?.loss();
             weights += weight;
         }
