@@ -39,8 +39,10 @@ pub enum TemplateError {
         source: serde_json::Error,
     },
     /// The template is malformed.
-    #[error("the chat template is malformed{}: {reason}; correct it, or name another with `data.chat_template`", in_line(*line))]
+    #[error("the chat template {template} is malformed{}: {reason}; correct it, or name another with `data.chat_template`", in_line(*line))]
     Malformed {
+        /// The template: its name or file.
+        template: String,
         /// The line, counted from 1.
         line: Option<usize>,
         /// The parser's reason.
@@ -78,6 +80,12 @@ pub enum ChatProblem {
     NoMessage {
         /// The message, counted from 1.
         message: usize,
+    },
+    /// The messages are not a list.
+    #[error("the chat is a {found} and not a list of messages with `role` and `content`; correct the record")]
+    NotAList {
+        /// The type of the value.
+        found: String,
     },
     /// There are no messages.
     #[error("the chat has no messages; remove the record")]

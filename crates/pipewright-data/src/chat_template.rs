@@ -56,16 +56,23 @@ impl ChatRenderer {
     pub fn of(config: &DataConfig) -> Result<Self, TemplateError> {
         let folder = folder_of(config);
         let settings = tokenizer_settings(config)?;
-        let source = match &config.chat_template {
-            Some(ChatTemplate::Named(name)) => named(name)?,
-            Some(ChatTemplate::File(file)) => text_of(file)?,
+        let in_file = |file: &Path| Ok((text_of(file)?, file.display().to_string()));
+        let (source, template) = match &config.chat_template {
+            Some(ChatTemplate::Named(name)) => (named(name)?, name.clone()),
+            Some(ChatTemplate::File(file)) => in_file(file)?,
             None => match folder.map(|folder| folder.join(TEMPLATE_FILE)).filter(|file| file.exists()) {
-                Some(file) => text_of(&file)?,
-                None => template_in(&settings).ok_or(TemplateError::Missing)?,
+                Some(file) => in_file(&file)?,
+                None => {
+                    let path = folder.unwrap_or(Path::new("")).join(TOKENIZER_CONFIG);
+                    let source = template_in(&settings).ok_or(TemplateError::Missing)?;
+                    (source, format!("in {}", path.display()))
+                }
             },
         };
-        Self::new(&source, special_tokens(&settings), config.date)
-            .map_err(|error| TemplateError::Malformed { line: error.line(), reason: reason_of(&error) })
+        Self::new(&source, special_tokens(&settings), config.date).map_err(|error| {
+            let (line, reason) = (error.line(), reason_of(&error));
+            TemplateError::Malformed { template, line, reason }
+        })
     }
 
     /// Returns the token of the tokenizer that ends a text, if it has one.

@@ -5,6 +5,7 @@ use std::path::Path;
 use crate::config::Tokenizer;
 use crate::error::{DataError, TokenPlace};
 use crate::tokenizer::Encoder;
+use crate::vocabulary;
 
 /// A tokenizer that is ready for use.
 ///
@@ -47,24 +48,19 @@ impl TokenCodec {
         let name = Path::new("the text");
         match &self.0 {
             Kind::File(encoder) => {
-                let ids = encoder.encode(text, name, special)?;
-                match (0..).zip(&ids).find(|(_, id)| **id as usize >= vocab_size) {
-                    None => Ok(ids),
-                    Some((token, &id)) => {
-                        let (path, place, id) = (name.to_owned(), TokenPlace::Token(token), u64::from(id));
-                        Err(DataError::BeyondVocabulary { path, place, id, vocab_size })
-                    }
-                }
-            }
-            Kind::Bytes => match text.bytes().position(|byte| usize::from(byte) >= vocab_size) {
-                None => Ok(text.bytes().map(u32::from).collect()),
-                Some(offset) => Err(DataError::BeyondVocabulary {
+                let encoded = encoder.encode(text, special);
+                let ids = encoded.map_err(|source| DataError::Tokenize {
                     path: name.to_owned(),
-                    place: TokenPlace::Byte(offset as u64),
-                    id: u64::from(text.as_bytes()[offset]),
-                    vocab_size,
-                }),
-            },
+                    record: None,
+                    source,
+                })?;
+                vocabulary::check(ids.iter().map(|id| u64::from(*id)), vocab_size, name, TokenPlace::Token)?;
+                Ok(ids)
+            }
+            Kind::Bytes => {
+                vocabulary::check(text.bytes().map(u64::from), vocab_size, name, TokenPlace::Byte)?;
+                Ok(text.bytes().map(u32::from).collect())
+            }
         }
     }
 

@@ -22,13 +22,14 @@ use crate::record::RecordKind;
 use crate::record_content;
 use crate::record_error::{RecordError, RecordPlace, RecordProblem};
 use crate::stride::Stride;
-use crate::train_on::LongRecords;
-use crate::{parquet_rows, text, token_files};
+use crate::train_on::{LongRecordCount, LongRecords};
+use crate::{parquet_rows, text, token_files, vocabulary};
 
 /// The content of the files of a data source.
 pub(crate) struct Collected {
     pub(crate) content: CollectedContent,
     pub(crate) sources: Vec<DataSource>,
+    pub(crate) long_records: LongRecordCount,
 }
 
 /// The token ids of a data source.
@@ -67,6 +68,7 @@ pub(crate) struct Collector<'a> {
     /// The form of the data so far, with the file that decided it.
     form: Option<(Form, PathBuf)>,
     sources: Vec<DataSource>,
+    long_records: LongRecordCount,
 }
 
 impl<'a> Collector<'a> {
@@ -87,6 +89,12 @@ impl<'a> Collector<'a> {
             examples: Examples::default(),
             form: None,
             sources: Vec::new(),
+            long_records: LongRecordCount {
+                treatment: config.long_records,
+                long: 0,
+                records: 0,
+                seq_len: config.seq_len,
+            },
         }
     }
 
@@ -97,7 +105,7 @@ impl<'a> Collector<'a> {
             Form::Rows => CollectedContent::Ids(self.ids, Stride::Disjoint),
             Form::Examples => CollectedContent::Examples(self.examples),
         };
-        Collected { content, sources: self.sources }
+        Collected { content, sources: self.sources, long_records: self.long_records }
     }
 
     /// Reads a file.
@@ -122,11 +130,16 @@ impl<'a> Collector<'a> {
 
     /// Reads a text in memory, which errors call `name`.
     pub(crate) fn read_memory(&mut self, text: &str, name: &Path) -> Result<(), DataError> {
+        self.begin(Form::Stream, name)?;
         self.texts.push(text, &mut self.ids, self.budget, name, None)
     }
 
-    /// Checks that the rows of a file are made like the rows of earlier files.
+    /// Checks that the rows of a file are made like the rows of earlier files, and can be packed if they are
+    /// to be.
     fn begin(&mut self, form: Form, path: &Path) -> Result<(), DataError> {
+        if form != Form::Examples && self.config.packs_examples && self.config.documents.is_none() {
+            return Err(DataError::PackedWithoutBeginning { path: path.to_owned() });
+        }
         let (expected, first) = self.form.get_or_insert_with(|| (form, path.to_owned()));
         if *expected == form {
             return Ok(());
@@ -232,7 +245,10 @@ impl<'a> Collector<'a> {
             })?;
         let (mut ids, mut counts) = self.texts.encode_marked(&text, is_document, self.budget, path, place)?;
         let (found, seq_len) = (ids.len(), self.config.seq_len);
-        if found > seq_len + 1 {
+        self.long_records.records += 1;
+        let is_long = found > seq_len + 1;
+        if is_long {
+            self.long_records.long += 1;
             match self.config.long_records {
                 LongRecords::Refuse => return Err(refuse(RecordProblem::Long { found, seq_len })),
                 LongRecords::Skip => return Ok(()),
@@ -244,7 +260,11 @@ impl<'a> Collector<'a> {
         }
         // No token predicts the first one.
         if !counts.iter().skip(1).any(|counts| *counts) {
-            return Err(refuse(example_text::no_target(self.example_texts.train_on(kind))));
+            return Err(refuse(if is_long {
+                RecordProblem::NothingLeft { seq_len }
+            } else {
+                example_text::no_target(self.example_texts.train_on(kind))
+            }));
         }
         self.budget.take(path, (ids.len() * Examples::BYTES_PER_ID) as u64)?;
         self.examples.push(&ids, &counts);
@@ -258,10 +278,7 @@ impl<'a> Collector<'a> {
         if row.len() != seq_len + 1 {
             return Err(DataError::RowLength { path: path.to_owned(), line, found: row.len(), seq_len });
         }
-        if let Some(&id) = row.iter().find(|id| **id >= vocab_size as u64) {
-            let (path, place) = (path.to_owned(), TokenPlace::Line(line));
-            return Err(DataError::BeyondVocabulary { path, place, id, vocab_size });
-        }
+        vocabulary::check(row.iter().copied(), vocab_size, path, |_| TokenPlace::Line(line))?;
         self.budget.take(path, (row.len() * self.ids.width()) as u64)?;
         // Every id is below vocab_size, which fits.
         row.iter().for_each(|id| self.ids.push(*id as u32));

@@ -9,7 +9,8 @@ use crate::error::{DataError, TokenPlace};
 use crate::ids::Ids;
 use crate::memory_budget::MemoryBudget;
 use crate::record_error::RecordPlace;
-use crate::tokenizer::{Encoder, MEMORY_OF_A_BYTE, PlacedTokens};
+use crate::tokenizer::{EncodeError, Encoder, MEMORY_OF_A_BYTE, PlacedTokens};
+use crate::vocabulary;
 
 /// A tokenizer with the id that begins each document.
 pub(crate) struct DocumentText<'a> {
@@ -54,7 +55,8 @@ impl<'a> DocumentText<'a> {
             Tokenizer::File(tokenizer) => {
                 budget.require(path, MEMORY_OF_A_BYTE.saturating_mul(bytes))?;
                 let encoder = loaded(&mut self.encoder, tokenizer)?;
-                let document = encoder.encode(text, path, true)?;
+                let document =
+                    encoder.encode(text, true).map_err(|source| not_encoded(path, record, source))?;
                 self.check(&document, path, |token| place(record, TokenPlace::Token(token)))?;
                 // The tokenizer may have put the id there already.
                 let bos = self.bos.filter(|bos| document.first() != Some(bos));
@@ -81,7 +83,8 @@ impl<'a> DocumentText<'a> {
             },
             Tokenizer::File(tokenizer) => {
                 budget.require(path, MEMORY_OF_A_BYTE.saturating_mul(text.len() as u64))?;
-                loaded(&mut self.encoder, tokenizer)?.encode_with_places(text, path, is_document)?
+                let encoded = loaded(&mut self.encoder, tokenizer)?.encode_with_places(text, is_document);
+                encoded.map_err(|source| not_encoded(path, Some(record), source))?
             }
         };
         self.check(&ids, path, |token| place(Some(record), TokenPlace::Token(token)))?;
@@ -108,24 +111,13 @@ impl<'a> DocumentText<'a> {
         path: &Path,
         record: Option<RecordPlace>,
     ) -> Result<(), DataError> {
-        let vocab_size = self.vocab_size;
-        let Some(offset) = text.bytes().position(|byte| usize::from(byte) >= vocab_size) else {
-            return Ok(());
-        };
-        let (path, place) = (path.to_owned(), place(record, TokenPlace::Byte(offset as u64)));
-        Err(DataError::BeyondVocabulary { path, place, id: text.as_bytes()[offset].into(), vocab_size })
+        let bytes = text.bytes().map(u64::from);
+        vocabulary::check(bytes, self.vocab_size, path, |offset| place(record, TokenPlace::Byte(offset)))
     }
 
     /// Checks that all ids are below the vocabulary size.
     fn check(&self, ids: &[u32], path: &Path, place: impl Fn(u64) -> TokenPlace) -> Result<(), DataError> {
-        let vocab_size = self.vocab_size;
-        match (0..).zip(ids).find(|(_, id)| **id as usize >= vocab_size) {
-            None => Ok(()),
-            Some((token, &id)) => {
-                let (path, place) = (path.to_owned(), place(token));
-                Err(DataError::BeyondVocabulary { path, place, id: id.into(), vocab_size })
-            }
-        }
+        vocabulary::check(ids.iter().map(|id| u64::from(*id)), self.vocab_size, path, place)
     }
 }
 
@@ -153,6 +145,10 @@ fn loaded<'e>(encoder: &'e mut Option<Encoder>, path: &Path) -> Result<&'e Encod
         Some(encoder) => Ok(encoder),
         empty => Ok(empty.insert(Encoder::load(path)?)),
     }
+}
+
+fn not_encoded(path: &Path, record: Option<RecordPlace>, source: EncodeError) -> DataError {
+    DataError::Tokenize { path: path.to_owned(), record, source }
 }
 
 /// Returns the place of a record, or the place in the file if there are no records.

@@ -9,7 +9,7 @@ use thiserror::Error;
 use crate::chat_error::TemplateError;
 use crate::content::Binary;
 use crate::packing::Packing;
-use crate::record_error::RecordError;
+use crate::record_error::{RecordError, RecordPlace};
 
 /// Why training data cannot be read.
 #[derive(Error)]
@@ -100,6 +100,19 @@ pub enum DataError {
     Empty {
         /// The first file.
         path: PathBuf,
+    },
+    /// No chat or completion fits into a row, and long ones are left out.
+    #[error(
+        "{}: all {records} records have more tokens than the {} of a row of seq_len {seq_len}, and are skipped; raise \
+         seq_len, or write `long_records = \"cut\"` in [data]", path.display(), seq_len + 1
+    )]
+    AllSkipped {
+        /// The first file.
+        path: PathBuf,
+        /// The number of records.
+        records: u64,
+        /// Tokens per row that the model receives.
+        seq_len: usize,
     },
     /// There are fewer rows than a step takes.
     #[error(
@@ -383,11 +396,23 @@ pub enum DataError {
         /// The tokenizer's file.
         path: PathBuf,
     },
+    /// A tokenizer is in a form that is not read.
+    #[error(
+        "{}: the tokenizer is in a form that is not read; write a `tokenizer.json` \
+         (`AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)` of transformers), or `tokenizer = \"bytes\"` in [data]",
+        path.display()
+    )]
+    OtherTokenizer {
+        /// The file.
+        path: PathBuf,
+    },
     /// A text could not be turned into tokens.
-    #[error("{}: the tokenizer cannot turn the file into tokens", path.display())]
+    #[error("{}{}: the tokenizer cannot turn the text into tokens", path.display(), in_record(*record))]
     Tokenize {
         /// The text's file.
         path: PathBuf,
+        /// The place of the text in the file, if the file has records.
+        record: Option<RecordPlace>,
         /// The tokenizer's reason.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
@@ -460,4 +485,8 @@ impl fmt::Display for TokenPlace {
             Self::Row(row) => write!(f, " row {row}"),
         }
     }
+}
+
+fn in_record(record: Option<RecordPlace>) -> String {
+    record.map_or_else(String::new, |record| record.to_string())
 }

@@ -24,7 +24,7 @@ pub(crate) struct Lines<'a> {
     file: &'a mut DataFile,
     /// The longest accepted array in bytes, and the number of tokens that a row takes.
     longest_array: (u64, usize),
-    /// The longest accepted record in bytes.
+    /// The longest accepted record in bytes: the memory that is left for data.
     longest_record: u64,
     text: Vec<u8>,
     number: u64,
@@ -69,8 +69,8 @@ impl<'a> Lines<'a> {
     fn long(&self, is_record: bool, limit: u64) -> DataError {
         let (path, line) = (self.file.path().to_owned(), self.number);
         if is_record {
-            // The limit is the memory that is left.
-            return DataError::Memory { path, bytes: limit.saturating_add(1), left: limit };
+            let (place, problem) = (RecordPlace::Line(line), RecordProblem::Memory { left: limit });
+            return RecordError { path, place, problem }.into();
         }
         DataError::LongLine { path, line, limit, seq_len: self.longest_array.1 }
     }

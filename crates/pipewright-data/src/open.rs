@@ -8,6 +8,7 @@ use crate::error::DataError;
 use crate::files;
 use crate::memory_budget::MemoryBudget;
 use crate::rows::TokenRows;
+use crate::train_on::{LongRecordCount, LongRecords};
 
 impl DataConfig {
     /// Reads all files. `vocab_size` is the number of token ids that the model knows, `batch_rows` the number
@@ -74,12 +75,13 @@ impl DataConfig {
     }
 
     fn rows(&self, collected: Collected, batch_rows: usize, first: PathBuf) -> Result<TokenRows, DataError> {
+        let LongRecordCount { treatment, long, records, seq_len } = collected.long_records;
+        if treatment == LongRecords::Skip && records > 0 && long == records {
+            return Err(DataError::AllSkipped { path: first, records, seq_len });
+        }
         let rows = TokenRows::new(collected, self)?;
         if rows.tokens() == 0 {
             return Err(DataError::Empty { path: first });
-        }
-        if self.packs_examples && self.documents.is_none() && !rows.ignores_targets() {
-            return Err(DataError::PackedWithoutBeginning { path: first });
         }
         rows.require_batch(batch_rows)?;
         Ok(rows)

@@ -54,11 +54,10 @@ fn type_of(value: &Value) -> String {
 
 /// Returns the messages in a list.
 pub(crate) fn messages_of(list: &Value) -> Result<Vec<Value>, ChatProblem> {
-    let messages: Vec<Value> = if list.kind() == ValueKind::Seq {
-        list.try_iter().into_iter().flatten().collect()
-    } else {
-        Vec::new()
-    };
+    if list.kind() != ValueKind::Seq {
+        return Err(ChatProblem::NotAList { found: type_of(list) });
+    }
+    let messages: Vec<Value> = list.try_iter().into_iter().flatten().collect();
     let is_message =
         |message: &Value| message.kind() == ValueKind::Map && get(message, "role").as_str().is_some();
     match messages.iter().position(|message| !is_message(message)) {

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::path::PathBuf;
 
+use pipewright_system::bounded_file::Size;
 use thiserror::Error;
 
 use crate::chat_error::ChatProblem;
@@ -98,6 +99,24 @@ pub enum RecordProblem {
         found: usize,
         /// Tokens per row that the model receives.
         seq_len: usize,
+    },
+    /// The prompt of a record fills a row, and its end is left out.
+    #[error(
+        "after the cut to the {} tokens of a row of seq_len {seq_len}, nothing of the record counts in the loss; raise \
+         seq_len, or write `long_records = \"skip\"` in [data]", seq_len + 1
+    )]
+    NothingLeft {
+        /// Tokens per row that the model receives.
+        seq_len: usize,
+    },
+    /// A record is larger than the memory that is left for data.
+    #[error(
+        "the record has more than the {} of the memory for data that are left (half of what this machine has available); \
+         give less data, or use a machine with more memory", Size(*left)
+    )]
+    Memory {
+        /// The bytes that are left.
+        left: u64,
     },
     /// The value of a key is not a text.
     #[error(

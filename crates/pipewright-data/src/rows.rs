@@ -15,6 +15,7 @@ use crate::ids::{Ids, counts};
 use crate::order::permutation;
 use crate::side::{SideError, SideRows, SideTensor};
 use crate::stride::Stride;
+use crate::train_on::LongRecordCount;
 
 /// All rows of a data source, and the place of the next row. A clone shares the token ids and side inputs.
 #[derive(Clone, Debug)]
@@ -32,6 +33,7 @@ pub struct TokenRows {
     documents: Option<Documents>,
     /// The files by kind.
     sources: Arc<[DataSource]>,
+    long_records: Option<LongRecordCount>,
 }
 
 /// The token ids of rows.
@@ -80,7 +82,7 @@ pub struct TokenBatch {
 
 impl TokenRows {
     pub(crate) fn new(collected: Collected, config: &DataConfig) -> Result<Self, DataError> {
-        let Collected { content, sources } = collected;
+        let Collected { content, sources, long_records } = collected;
         let seq_len = config.seq_len;
         let (content, rows) = match content {
             CollectedContent::Ids(ids, stride) => {
@@ -104,6 +106,7 @@ impl TokenRows {
             side: None,
             documents: config.documents,
             sources: sources.into(),
+            long_records: Some(long_records).filter(|count| count.long > 0),
         })
     }
 
@@ -228,6 +231,12 @@ impl TokenRows {
     /// Returns the kinds of files that the rows are from; none for a text in memory.
     pub fn sources(&self) -> &[DataSource] {
         &self.sources
+    }
+
+    /// Returns how many chats and completions do not fit into a row, if there are any. They are cut or left
+    /// out.
+    pub fn long_records(&self) -> Option<LongRecordCount> {
+        self.long_records
     }
 
     /// Returns the number of rows per epoch.

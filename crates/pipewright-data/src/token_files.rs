@@ -19,6 +19,7 @@ use crate::format::Format;
 use crate::ids::Ids;
 use crate::memory_budget::MemoryBudget;
 use crate::packing::Packing;
+use crate::vocabulary;
 
 /// The magic numbers and versions of llm.c's files, with the type of their ids.
 const LLM_C: [(u32, u32, IdType); 2] = [(20_240_520, 1, IdType::U16), (20_240_801, 7, IdType::U32)];
@@ -85,16 +86,12 @@ impl Sink<'_> {
     /// Appends ids, if all of them are below the vocabulary size.
     fn push(&mut self, bytes: &[u8], kind: IdType) -> Result<(), DataError> {
         self.budget.take(self.path, (bytes.len() / kind.width() * self.ids.width()) as u64)?;
-        for bytes in bytes.chunks_exact(kind.width()) {
-            let id = kind.id(bytes);
-            if id >= self.vocab_size as u64 {
-                let (path, place) = (self.path.to_owned(), TokenPlace::Token(self.read));
-                return Err(DataError::BeyondVocabulary { path, place, id, vocab_size: self.vocab_size });
-            }
-            // It is below the vocabulary size, which fits.
-            self.ids.push(id as u32);
-            self.read += 1;
-        }
+        let ids = || bytes.chunks_exact(kind.width()).map(|bytes| kind.id(bytes));
+        let place = |index| TokenPlace::Token(self.read + index);
+        vocabulary::check(ids(), self.vocab_size, self.path, place)?;
+        // Ids are below the vocabulary size, which fits.
+        ids().for_each(|id| self.ids.push(id as u32));
+        self.read += (bytes.len() / kind.width()) as u64;
         Ok(())
     }
 }

@@ -25,6 +25,20 @@ pub(crate) struct PlacedTokens {
     pub(crate) places: Vec<(usize, usize)>,
 }
 
+/// The tokenizer's reason why a text has no ids.
+pub(crate) type EncodeError = Box<dyn std::error::Error + Send + Sync>;
+
+/// Refuses a file with a tokenizer in a form that is not read.
+fn refuse_other_forms(path: &Path) -> Result<(), DataError> {
+    /// Forms that are JSON too.
+    const OTHERS: [&str; 2] = ["tekken.json", "vocab.json"];
+    let is_json = path.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("json"));
+    if is_json && !OTHERS.iter().any(|other| path.ends_with(other)) {
+        return Ok(());
+    }
+    Err(DataError::OtherTokenizer { path: path.to_owned() })
+}
+
 /// A tokenizer that was read from a file. There is none without the feature `tokenizers`.
 #[cfg(feature = "tokenizers")]
 #[derive(Debug)]
@@ -42,6 +56,7 @@ pub(crate) enum Encoder {}
 impl Encoder {
     /// Reads a `tokenizer.json`.
     pub(crate) fn load(path: &Path) -> Result<Self, DataError> {
+        refuse_other_forms(path)?;
         let content = pipewright_system::bounded_file::read_regular(path, LARGEST_TOKENIZER)
             .map_err(|source| DataError::Read { path: path.to_owned(), source })?;
         if crate::content::is_lfs_pointer(&content) {
@@ -56,24 +71,15 @@ impl Encoder {
         Ok(Self { path: path.to_owned(), tokenizer: Box::new(tokenizer) })
     }
 
-    /// Returns the token ids of a text; errors call it `name`. With `special`, the tokenizer adds its special
-    /// tokens.
-    pub(crate) fn encode(&self, text: &str, name: &Path, special: bool) -> Result<Vec<u32>, DataError> {
-        let encoding = self.tokenizer.encode_fast(text, special);
-        let encoding = encoding.map_err(|source| DataError::Tokenize { path: name.to_owned(), source })?;
-        Ok(encoding.get_ids().to_vec())
+    /// Returns the token ids of a text. With `special`, the tokenizer adds its special tokens.
+    pub(crate) fn encode(&self, text: &str, special: bool) -> Result<Vec<u32>, EncodeError> {
+        Ok(self.tokenizer.encode_fast(text, special)?.get_ids().to_vec())
     }
 
     /// Returns the token ids of a text, and the bytes of the text that each of them stands for; none for a
     /// token that the tokenizer has added.
-    pub(crate) fn encode_with_places(
-        &self,
-        text: &str,
-        name: &Path,
-        special: bool,
-    ) -> Result<PlacedTokens, DataError> {
-        let encoding = self.tokenizer.encode(text, special);
-        let encoding = encoding.map_err(|source| DataError::Tokenize { path: name.to_owned(), source })?;
+    pub(crate) fn encode_with_places(&self, text: &str, special: bool) -> Result<PlacedTokens, EncodeError> {
+        let encoding = self.tokenizer.encode(text, special)?;
         Ok(PlacedTokens { ids: encoding.get_ids().to_vec(), places: encoding.get_offsets().to_vec() })
     }
 
@@ -88,19 +94,19 @@ impl Encoder {
 impl Encoder {
     /// Reports that this build cannot read tokenizers.
     pub(crate) fn load(path: &Path) -> Result<Self, DataError> {
+        refuse_other_forms(path)?;
         Err(DataError::TokenizersNotCompiledIn { path: path.to_owned() })
     }
 
-    pub(crate) fn encode(&self, _text: &str, _name: &Path, _special: bool) -> Result<Vec<u32>, DataError> {
+    pub(crate) fn encode(&self, _text: &str, _special: bool) -> Result<Vec<u32>, EncodeError> {
         match *self {}
     }
 
     pub(crate) fn encode_with_places(
         &self,
         _text: &str,
-        _name: &Path,
         _special: bool,
-    ) -> Result<PlacedTokens, DataError> {
+    ) -> Result<PlacedTokens, EncodeError> {
         match *self {}
     }
 

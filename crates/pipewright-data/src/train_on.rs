@@ -1,5 +1,7 @@
 //! The tokens of chats and completions that count in the loss.
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
 
 /// The tokens of a chat or a completion that count in the loss.
@@ -36,4 +38,29 @@ pub enum LongRecords {
     Cut,
     /// It is left out.
     Skip,
+}
+
+/// The number of chats and completions that do not fit into a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct LongRecordCount {
+    /// The treatment of these records.
+    pub treatment: LongRecords,
+    /// The number of records that do not fit.
+    pub long: u64,
+    /// The number of all records.
+    pub records: u64,
+    /// Tokens per row that the model receives.
+    pub seq_len: usize,
+}
+
+impl fmt::Display for LongRecordCount {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { treatment, long, records, seq_len } = self;
+        let treatment = match treatment {
+            LongRecords::Refuse => "refused",
+            LongRecords::Cut => "cut",
+            LongRecords::Skip => "skipped",
+        };
+        write!(f, "{long} of {records} records do not fit into a row of seq_len {seq_len}: {treatment}")
+    }
 }

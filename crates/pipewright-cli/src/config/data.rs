@@ -118,7 +118,7 @@ pub(super) fn read(
         }
     };
     require(
-        packed && bos_id.is_none() && !may_be_records(&path),
+        packed && bos_id.is_none() && path == [BUILT_IN],
         "packed",
         "`bos_id`",
         "write `bos_id`, the token id that begins each document",
@@ -212,11 +212,6 @@ fn read_keys(section: &mut Section<'_>) -> Option<RecordKeys> {
 /// Returns whether the data may be token ids, which need no tokenizer.
 fn may_be_ids(path: &[String]) -> bool {
     has_ending(path, &[".jsonl", ".ndjson", ".bin"])
-}
-
-/// Returns whether the data may be chats, which are packed without an id that begins them.
-fn may_be_records(path: &[String]) -> bool {
-    has_ending(path, &[".jsonl", ".ndjson", ".json", ".parquet"])
 }
 
 /// Returns whether a pattern of files has one of these endings, perhaps with the ending of a packing.

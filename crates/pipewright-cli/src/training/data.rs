@@ -5,6 +5,7 @@ use std::path::Path;
 use pipewright::train::Validation;
 use pipewright::train::data::{
     ChatTemplate, DOCUMENTS, DataConfig, DataError, Documents, POSITIONS, SideRows, TokenRows, Tokenizer,
+    VALID_TOKENS,
 };
 use pipewright_models::ModelConfig;
 
@@ -104,9 +105,18 @@ fn with_side(
     let Some(side) = side else { return Ok(rows) };
     let side = SideRows::read(side).map_err(Failure::input)?;
     model.check_side(&side, settings.data.seq_len as usize).map_err(Failure::input)?;
-    let made = [DOCUMENTS, POSITIONS].into_iter().find(|name| settings.data.packed && side.has(name));
-    if let Some(name) = made {
-        let problem = "is made from the token ids if `data.packed` is true: remove it from the file, or unset `data.packed`";
+    let (packed, filled) = (settings.data.packed, rows.ignores_targets());
+    let documents = "is made from the token ids if `data.packed` is true: remove it from the file, or unset `data.packed`";
+    let made = [
+        (DOCUMENTS, packed, documents),
+        (POSITIONS, packed, documents),
+        (
+            VALID_TOKENS,
+            filled,
+            "is counted for chats and completions, whose rows are filled: remove it from the file",
+        ),
+    ];
+    if let Some((name, _, problem)) = made.into_iter().find(|(name, is_made, _)| *is_made && side.has(name)) {
         return Err(Failure::input(side.error(name, problem.to_owned())));
     }
     rows.with_side(side).map_err(Failure::input)

@@ -80,7 +80,7 @@ pub(crate) fn prepare(scheduled: Scheduled, model: CutModel) -> Result<Prepared,
 /// Prepares the run that the settings specify. The weights of a model directory are not checked.
 pub(crate) fn prepare_settings(scheduled: Scheduled, model: CutModel) -> Result<Prepared, Failure> {
     let Scheduled { settings, source } = scheduled;
-    let (program, notes) = sound_program(source, &settings)?;
+    let (program, mut notes) = sound_program(source, &settings)?;
     // A group without parameters is found here, before the folder of the results changes.
     update(&settings.optimizer, model.model())?;
     let layers = model.describe(settings.data.seq_len as usize);
@@ -89,6 +89,9 @@ pub(crate) fn prepare_settings(scheduled: Scheduled, model: CutModel) -> Result<
     require_slices(&program, &model)?;
     require_one_beginning(&settings.data, model.model())?;
     let (rows, validation) = open_data(&settings, model.model())?;
+    notes.extend(rows.long_records().map(|count| format!("data: {count}")));
+    let held_out = validation.as_ref().and_then(|validation| validation.rows().long_records());
+    notes.extend(held_out.map(|count| format!("validation data: {count}")));
     let initial = match &settings.model {
         ModelSettings::From { from } if !hf::is_config_alone(from) => {
             InitialParameters::Directory(from.clone())

@@ -220,6 +220,7 @@ fn data_json(prepared: &Prepared) -> Value {
         "batches_per_step": prepared.settings.run.accumulate.get(),
         "steps_per_epoch": rows.rows() / step_rows,
         "counted_targets": rows.counted_targets(),
+        "long_records": rows.long_records(),
         "sources": rows.sources().iter().map(source_json).collect::<Vec<Value>>(),
     })
 }

@@ -113,7 +113,11 @@ fn every_family_weighs_the_tokens_of_microbatches_alike() {
     check_split(&format!("architecture = \"qwen3_moe\"\n{sizes}\n{experts}"));
     check_split(&format!("{nemotron}\n{sizes}\n{mamba}"));
     check_split(&format!("architecture = \"hybrid\"\npattern = \"AMD\"\n{sizes}\n{mamba}"));
-    check_split(&format!("architecture = \"hybrid\"\npattern = \"AD\"\nmtp_loss_weight = 0.0\n{sizes}"));
+    // The loss of the second head and the balance losses are means over a microbatch.
+    let auxiliary = "mtp_loss_weight = 0.0\nmoe_aux_loss_weight = 0.0\nmoe_router_z_loss_weight = 0.0";
+    check_split(&format!(
+        "architecture = \"hybrid\"\npattern = \"AEDE\"\nnum_experts = 4\nnum_experts_per_tok = 2\nmoe_intermediate_size = 8\n{auxiliary}\n{sizes}"
+    ));
 }
 
 /// Packing puts several chats into a row, and each counts as if it were alone.
@@ -209,4 +213,22 @@ fn settings_of_chats_are_checked() {
     refused("data.long_records=drop", "`long_records` is \"drop\"");
     refused("data.date=today", "where a date such as \"2024-07-26\" is expected");
     refused("data.seq_len=20", "chats.jsonl:1: the record has ");
+    refused(
+        "data.tokenizer=a/tokenizer.model",
+        "a/tokenizer.model: the tokenizer is in a form that is not read; write a",
+    );
+}
+
+#[test]
+fn a_run_says_how_many_records_are_cut() {
+    let folder = folder("vocab_size = 256");
+    let long = "{\"prompt\": \"a\", \"completion\": \"to be or not to be\"}\n";
+    let short = "{\"prompt\": \"a\", \"completion\": \"b\"}\n";
+    fs::write(folder.path().join("a.jsonl"), [long, &short.repeat(9)].concat()).expect("a file");
+    let set = ["data.path=a.jsonl", "data.seq_len=12", "data.long_records=skip", "pipeline.microbatches=1"];
+    let set = set.iter().flat_map(|set| ["--set", set]);
+    let output = run_in(folder.path(), &["train", "chats.toml"].into_iter().chain(set).collect::<Vec<_>>());
+    let note = "data: 1 of 10 records do not fit into a row of seq_len 12: skipped\n";
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    assert!(text(&output.stderr).contains(note), "{}", text(&output.stderr));
 }

@@ -210,6 +210,25 @@ fn records_may_be_longer_than_a_row() {
     assert_eq!((cut.rows(), first_row(&mut cut)), (2, ("abcd".to_owned(), "cde".to_owned())));
     let mut skipped = open(LongRecords::Skip).expect("good data");
     assert_eq!((skipped.rows(), first_row(&mut skipped)), (1, ("ab".to_owned(), "c".to_owned())));
+    let found = |rows: &TokenRows| rows.long_records().map(|count| count.to_string());
+    let words = "1 of 2 records do not fit into a row of seq_len 4: ";
+    assert_eq!(found(&cut), Some(format!("{words}cut")));
+    assert_eq!(found(&skipped), Some(format!("{words}skipped")));
+}
+
+#[test]
+fn nothing_may_be_left_of_long_records() {
+    let check = |lines: &str, long, expected: &str| {
+        let rows = open(lines, "chatml", |config| (config.seq_len, config.long_records) = (4, long));
+        assert_eq!(rows.map(|rows| rows.rows()), Err(expected.to_owned()));
+    };
+    let line = "{\"prompt\": \"abcde\", \"completion\": \"fg\"}";
+    let cut = "a.jsonl:2: after the cut to the 5 tokens of a row of seq_len 4, nothing of the record counts in the loss; \
+               raise seq_len, or write `long_records = \"skip\"` in [data]";
+    check(&format!("{{\"prompt\": \"a\", \"completion\": \"b\"}}\n{line}"), LongRecords::Cut, cut);
+    let skipped = "a.jsonl: all 2 records have more tokens than the 5 of a row of seq_len 4, and are skipped; raise \
+                   seq_len, or write `long_records = \"cut\"` in [data]";
+    check(&format!("{line}\n{line}"), LongRecords::Skip, skipped);
 }
 
 #[test]
@@ -222,7 +241,8 @@ fn packed_records_share_rows() {
     assert_eq!(batch.targets, [-100, 99, 100, 102, -100]);
     let side: Vec<(&str, &[i32])> =
         batch.side.iter().map(|side| (side.name.as_str(), side.values.as_slice())).collect();
-    assert_eq!(side, [("doc_ids", &[0, 0, 0, 1, 2][..]), ("position_ids", &[0, 1, 2, 0, 0])]);
+    let counts = ("row_valid_token_counts", &[4][..]);
+    assert_eq!(side, [counts, ("doc_ids", &[0, 0, 0, 1, 2]), ("position_ids", &[0, 1, 2, 0, 0])]);
     let text = open_files(&[("a.txt", b"to be or not")], 256, 1, |config| config.packs_examples = true);
     let error = text.map(|rows| rows.rows()).expect_err("documents are not known");
     assert!(error.contains("write `bos_id` in [data], the token id that begins each document"), "{error}");
@@ -258,7 +278,7 @@ fn chats_that_cannot_be_used() {
         "a.jsonl:2: no token of the record counts in the loss (the assistant's answers count)",
     );
     check_refused(&second("[]"), "chatml", "a.jsonl:2: the chat has no messages; remove the record");
-    check_refused(&second("\"A\""), "chatml", "a.jsonl:2: the chat has no messages");
+    check_refused(&second("\"A\""), "chatml", "a.jsonl:2: the chat is a string and not a list of messages");
     check_refused(
         &second(r#"[{"role": "user", "content": "A"}, "B"]"#),
         "chatml",
@@ -300,7 +320,7 @@ fn templates_that_cannot_be_used() {
         let error = with_file(source, |_| {}).map(|rows| rows.rows()).expect_err(part);
         assert!(error.contains(part), "{error}\nhas not: {part}");
     };
-    check("{% for m in messages %}\n{{ m.content }", "the chat template is malformed in line 2: ");
+    check("{% for m in messages %}\n{{ m.content }", "the chat template t.jinja is malformed in line 2: ");
     check(
         "a\n{{ messages | nothing }}",
         "a.jsonl:1: the chat template fails in line 2: unknown filter: filter nothing is unknown",
