@@ -9,21 +9,22 @@ use std::path::{Path, PathBuf};
 use minijinja::Value;
 
 use crate::config::DataConfig;
-use crate::container::DataFile;
-use crate::document_text::DocumentText;
-use crate::error::{DataError, TokenPlace};
-use crate::example_text::{self, ExampleText, NoText};
+use crate::container::data_file::DataFile;
+use crate::encoding::document_text::DocumentText;
+use crate::encoding::example_text::{self, ExampleText, NoText};
+use crate::encoding::record_content;
+use crate::error::{DataError, FormatError, TokenPlace};
 use crate::examples::Examples;
-use crate::format::{self, DataSource, Format, Layout};
+use crate::formats::format::{self, DataSource, Format, Layout};
+use crate::formats::lines::{Line, Lines};
+use crate::formats::{parquet_rows, text, token_files};
 use crate::ids::Ids;
-use crate::lines::{Line, Lines};
 use crate::memory_budget::MemoryBudget;
-use crate::record::RecordKind;
-use crate::record_content;
 use crate::record_error::{RecordError, RecordPlace, RecordProblem};
+use crate::settings::record::RecordKind;
+use crate::settings::train_on::{LongRecordCount, LongRecords};
 use crate::stride::Stride;
-use crate::train_on::{LongRecordCount, LongRecords};
-use crate::{parquet_rows, text, token_files, vocabulary};
+use crate::vocabulary;
 
 /// The content of the files of a data source.
 pub(crate) struct Collected {
@@ -145,7 +146,8 @@ impl<'a> Collector<'a> {
             return Ok(());
         }
         let (path, first) = (path.to_owned(), first.clone());
-        Err(DataError::MixedForms { path, found: form.in_words(), first, expected: expected.in_words() })
+        Err(FormatError::MixedForms { path, found: form.in_words(), first, expected: expected.in_words() }
+            .into())
     }
 
     fn read_text(&mut self, file: &mut DataFile) -> Result<Format, DataError> {
@@ -276,7 +278,9 @@ impl<'a> Collector<'a> {
         self.begin(Form::Rows, path)?;
         let (seq_len, vocab_size) = (self.config.seq_len, self.vocab_size);
         if row.len() != seq_len + 1 {
-            return Err(DataError::RowLength { path: path.to_owned(), line, found: row.len(), seq_len });
+            return Err(
+                FormatError::RowLength { path: path.to_owned(), line, found: row.len(), seq_len }.into()
+            );
         }
         vocabulary::check(row.iter().copied(), vocab_size, path, |_| TokenPlace::Line(line))?;
         self.budget.take(path, (row.len() * self.ids.width()) as u64)?;

@@ -4,11 +4,11 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use crate::chat_template_choice::ChatTemplate;
-use crate::date::Date;
 use crate::documents::Documents;
-use crate::record::RecordKeys;
-use crate::train_on::{LongRecords, TrainOn};
+use crate::settings::chat_template_choice::ChatTemplate;
+use crate::settings::date::Date;
+use crate::settings::record::RecordKeys;
+use crate::settings::train_on::{LongRecords, TrainOn};
 
 /// The settings of a data source.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -5,10 +5,10 @@ use std::path::PathBuf;
 use crate::collector::{Collected, Collector};
 use crate::config::DataConfig;
 use crate::error::DataError;
-use crate::files;
+use crate::files::find::find;
 use crate::memory_budget::MemoryBudget;
 use crate::rows::TokenRows;
-use crate::train_on::{LongRecordCount, LongRecords};
+use crate::settings::train_on::{LongRecordCount, LongRecords};
 
 impl DataConfig {
     /// Reads all files. `vocab_size` is the number of token ids that the model knows, `batch_rows` the number
@@ -37,7 +37,7 @@ impl DataConfig {
     ) -> Result<TokenRows, DataError> {
         let budget = &mut budget;
         let bos = self.bos(vocab_size)?;
-        let files = files::find(&self.path)?;
+        let files = find(&self.path)?;
         let mut collector = Collector::new(self, bos, vocab_size, budget);
         for file in &files {
             collector.read(file)?;

@@ -6,8 +6,8 @@ use std::path::PathBuf;
 use pipewright_system::bounded_file::Size;
 use thiserror::Error;
 
-use crate::chat_error::ChatProblem;
-use crate::record::RecordKind;
+use crate::chat::error::ChatProblem;
+use crate::settings::record::RecordKind;
 
 /// A record that cannot be used.
 #[derive(Error)]

@@ -10,12 +10,12 @@ use crate::cursor::Cursor;
 use crate::documents::Documents;
 use crate::error::DataError;
 use crate::examples::{ExampleRows, Filled, RowPart};
-use crate::format::DataSource;
+use crate::formats::format::DataSource;
 use crate::ids::{Ids, counts};
 use crate::order::permutation;
+use crate::settings::train_on::LongRecordCount;
 use crate::side::{SideError, SideRows, SideTensor};
 use crate::stride::Stride;
-use crate::train_on::LongRecordCount;
 
 /// All rows of a data source, and the place of the next row. A clone shares the token ids and side inputs.
 #[derive(Clone, Debug)]

@@ -6,7 +6,7 @@ use minijinja::Value;
 use serde::Deserialize;
 
 use super::open_files;
-use crate::chat_template::ChatRenderer;
+use crate::chat::template::ChatRenderer;
 use crate::{ChatTemplate, DataConfig, LongRecords, TokenRows, TrainOn};
 
 /// What transformers renders. `tests/data/make_chats.py` writes it.
@@ -51,8 +51,9 @@ fn templates_render_as_transformers_renders_them() {
         let Rendered { template, chat, prompt, text, generated, error } = expected;
         let renderer = renderers.entry(template).or_insert_with(|| {
             let own = file(&format!("tests/data/templates/{template}.jinja"));
-            let source =
-                own.or_else(|| file(&format!("src/templates/{template}.jinja"))).expect("a template");
+            let source = own
+                .or_else(|| file(&format!("src/settings/templates/{template}.jinja")))
+                .expect("a template");
             ChatRenderer::new(&source, reference.tokens.clone(), date).expect("it compiles")
         });
         let Chat { messages, tools } = &reference.chats[*chat];

@@ -1,4 +1,4 @@
-"""Renders chats with the chat templates of this folder and of `src/templates` as transformers does.
+"""Renders chats with the chat templates of this folder and of `src/settings/templates` as transformers does.
 
 The output, `chats.json`, has the texts, the bytes of them that are in `generation` blocks, and the messages of the
 exceptions that templates raise:
@@ -16,7 +16,7 @@ import transformers
 from transformers.utils import chat_template_utils
 
 HERE = Path(__file__).parent
-FOLDERS = [HERE / "../../src/templates", HERE / "templates"]
+FOLDERS = [HERE / "../../src/settings/templates", HERE / "templates"]
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
 DATE = datetime.datetime(2024, 7, 6)
 

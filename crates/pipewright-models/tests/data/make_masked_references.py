@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 from transformers.utils.chat_template_utils import render_jinja_template
 
 HERE = Path(__file__).parent
-TEMPLATE = HERE / "../../../pipewright-data/src/templates/phi3.jinja"
+TEMPLATE = HERE / "../../../pipewright-data/src/settings/templates/phi3.jinja"
 MODELS = ["llama-tiny", "llama-tied-tiny", "llama31-tiny", "qwen2-tiny", "qwen3-tiny"]
 BATCH, STEPS, SEQ_LEN = 8, 4, 127
 WORDS = ["to", "be", "or", "not", "that", "is", "the", "question", "whether", "nobler", "in", "mind", "Ü", "世界"]

@@ -107,7 +107,7 @@ fn check_filling(family: &str, keys: &Value) {
     let [short, long] = [24, 40].map(|seq_len| step_on(family, keys, 1, ("a.jsonl", lines, seq_len)));
     assert_eq!(short.expert_load, long.expert_load, "{family}");
     let near = |a: f64, b: f64| (a - b).abs() <= 1e-6 * a.abs();
-    assert!(near(short.loss.into(), long.loss.into()), "{family}: {} {}", short.loss, long.loss);
+    assert!(near(short.loss, long.loss), "{family}: {} {}", short.loss, long.loss);
     for (name, loss) in &short.auxiliary {
         assert!(near(*loss, long.auxiliary[name]), "{family}: {name} {loss} {}", long.auxiliary[name]);
     }

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use thiserror::Error;
 
-use crate::named_templates::names;
+use crate::settings::named_templates::names;
 
 /// Why a chat template cannot be used.
 #[derive(Error)]

@@ -9,10 +9,10 @@ use std::path::{Path, PathBuf};
 use flate2::bufread::MultiGzDecoder;
 use pipewright_system::bounded_file::open_regular;
 
-use crate::error::DataError;
+use crate::container::zstd_frames::ZstdFrames;
+use crate::error::{DataError, FileError};
 use crate::memory_budget::MemoryBudget;
 use crate::packing::Packing;
-use crate::zstd_frames::ZstdFrames;
 
 /// The bytes of a file that are looked at to recognise it.
 const HEAD: usize = 1 << 16;
@@ -27,11 +27,11 @@ pub(crate) struct DataFile {
 impl DataFile {
     /// Opens a file.
     pub(crate) fn open(path: &Path) -> Result<Self, DataError> {
-        let unreadable = |source| DataError::Read { path: path.to_owned(), source };
+        let unreadable = |source| DataError::from(FileError::Read { path: path.to_owned(), source });
         let mut file = BufReader::with_capacity(HEAD, open_regular(path).map_err(unreadable)?);
         let packing = Packing::of_name(path);
         if !packing.begins(file.fill_buf().map_err(unreadable)?) {
-            return Err(DataError::NotPacked { path: path.to_owned(), packing });
+            return Err(FileError::NotPacked { path: path.to_owned(), packing }.into());
         }
         let mut content: Box<dyn Read> = match packing {
             Packing::Plain => Box::new(file),
@@ -130,7 +130,7 @@ impl DataFile {
 fn failed(path: &Path, packing: Packing, source: io::Error) -> DataError {
     let path = path.to_owned();
     match packing {
-        Packing::Plain => DataError::Read { path, source },
-        packing => DataError::Damaged { path, packing, source },
+        Packing::Plain => DataError::from(FileError::Read { path, source }),
+        packing => DataError::from(FileError::Damaged { path, packing, source }),
     }
 }

@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use globset::{Glob, GlobSet, GlobSetBuilder};
 use ignore::WalkBuilder;
 
-use crate::error::DataError;
-use crate::pattern::{Pattern, compile};
+use crate::error::{DataError, FileError};
+use crate::files::pattern::{Pattern, compile};
 
 /// Returns all files that the patterns name, each once, in the order of their paths.
 pub(crate) fn find(patterns: &[String]) -> Result<Vec<PathBuf>, DataError> {
@@ -21,7 +21,7 @@ pub(crate) fn find(patterns: &[String]) -> Result<Vec<PathBuf>, DataError> {
             None => {
                 let path = file(&pattern.start)?;
                 if excluded.is_match(&path) {
-                    return Err(DataError::Excluded { path });
+                    return Err(FileError::Excluded { path }.into());
                 }
                 found.insert(path);
             }
@@ -29,11 +29,11 @@ pub(crate) fn find(patterns: &[String]) -> Result<Vec<PathBuf>, DataError> {
         }
         if found.len() == before && !found.iter().any(|path| matches(&pattern, path)) {
             let start = std::path::absolute(&pattern.start).unwrap_or(pattern.start);
-            return Err(DataError::NoMatch { pattern: text.clone(), start });
+            return Err(FileError::NoMatch { pattern: text.clone(), start }.into());
         }
     }
     if found.is_empty() {
-        return Err(DataError::NoPath);
+        return Err(FileError::NoPath.into());
     }
     Ok(found.into_iter().collect())
 }
@@ -44,22 +44,24 @@ fn exclusions(patterns: &[String]) -> Result<GlobSet, DataError> {
     for pattern in patterns.iter().filter_map(|text| text.strip_prefix('!')) {
         excluded.add(compile(pattern, pattern)?);
     }
-    excluded.build().map_err(|error| DataError::Pattern {
-        pattern: error.glob().unwrap_or_default().to_owned(),
-        reason: error.kind().to_string(),
+    excluded.build().map_err(|error| {
+        DataError::from(FileError::Pattern {
+            pattern: error.glob().unwrap_or_default().to_owned(),
+            reason: error.kind().to_string(),
+        })
     })
 }
 
 /// Returns the path, if it leads to a regular file.
 fn file(path: &Path) -> Result<PathBuf, DataError> {
     match std::fs::metadata(path) {
-        Ok(metadata) if metadata.is_dir() => Err(DataError::Folder { path: path.to_owned() }),
+        Ok(metadata) if metadata.is_dir() => Err(FileError::Folder { path: path.to_owned() }.into()),
         Ok(metadata) if metadata.is_file() => Ok(path.to_owned()),
-        Ok(_) => Err(DataError::NotRegular { path: path.to_owned() }),
+        Ok(_) => Err(FileError::NotRegular { path: path.to_owned() }.into()),
         Err(source) if source.kind() == std::io::ErrorKind::NotFound => {
-            Err(DataError::Missing { path: path.to_owned() })
+            Err(FileError::Missing { path: path.to_owned() }.into())
         }
-        Err(source) => Err(DataError::Read { path: path.to_owned(), source }),
+        Err(source) => Err(FileError::Read { path: path.to_owned(), source }.into()),
     }
 }
 
@@ -118,7 +120,7 @@ fn unreadable(start: &Path, error: ignore::Error) -> DataError {
     };
     let message = error.to_string();
     let source = error.into_io_error().unwrap_or_else(|| std::io::Error::other(message));
-    DataError::Read { path, source }
+    DataError::from(FileError::Read { path, source })
 }
 
 #[cfg(test)]

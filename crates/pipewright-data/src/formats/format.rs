@@ -12,11 +12,11 @@ use std::fmt;
 
 use serde::de::IgnoredAny;
 
-use crate::container::DataFile;
+use crate::container::data_file::DataFile;
 use crate::content;
-use crate::error::DataError;
+use crate::error::{DataError, FileError, FormatError};
 use crate::packing::Packing;
-use crate::record::RecordKind;
+use crate::settings::record::RecordKind;
 
 /// The content of a data file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -95,17 +95,19 @@ pub(crate) fn layout_of(file: &mut DataFile) -> Result<Layout, DataError> {
     let path = file.path().to_owned();
     let head = file.head()?;
     if content::is_lfs_pointer(head) {
-        return Err(DataError::LfsPointer { path });
+        return Err(FileError::LfsPointer { path }.into());
     }
     match ending.as_deref() {
         Some("jsonl" | "ndjson") => Ok(Layout::Lines),
         Some("json") if begins_with_lines(head, 1) => Ok(Layout::Lines),
-        Some("json") if content::binary(head).is_none() => Err(DataError::JsonNotLines { path }),
+        Some("json") if content::binary(head).is_none() => Err(FormatError::JsonNotLines { path }.into()),
         Some("parquet") if head.starts_with(b"PAR1") => Ok(Layout::Parquet),
-        Some("parquet") => Err(DataError::NotOfItsName { path, ending: "parquet", format: "a Parquet file" }),
+        Some("parquet") => {
+            Err(FormatError::NotOfItsName { path, ending: "parquet", format: "a Parquet file" }.into())
+        }
         Some("bin") => Ok(Layout::Binary),
-        Some("idx") => Err(DataError::IndexAlone { path }),
-        _ if begins_with_lines(head, 2) => Err(DataError::LinesNamedText { path }),
+        Some("idx") => Err(FormatError::IndexAlone { path }.into()),
+        _ if begins_with_lines(head, 2) => Err(FormatError::LinesNamedText { path }.into()),
         _ => Ok(Layout::Text),
     }
 }
@@ -151,8 +153,8 @@ pub(crate) fn refuse_json(file: &DataFile, text: &str) -> Result<(), DataError> 
         && is_record(first.as_bytes())
         && is_record(second.as_bytes())
     {
-        return Err(DataError::LinesNamedText { path: file.path().to_owned() });
+        return Err(FormatError::LinesNamedText { path: file.path().to_owned() }.into());
     }
     let is_json = serde_json::from_str::<IgnoredAny>(begins).is_ok();
-    if is_json { Err(DataError::JsonNotLines { path: file.path().to_owned() }) } else { Ok(()) }
+    if is_json { Err(FormatError::JsonNotLines { path: file.path().to_owned() }.into()) } else { Ok(()) }
 }

@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use crate::config::Tokenizer;
-use crate::error::{DataError, TokenPlace};
-use crate::tokenizer::Encoder;
+use crate::encoding::tokenizer::Encoder;
+use crate::error::{DataError, TokenPlace, TokenizerError};
 use crate::vocabulary;
 
 /// A tokenizer that is ready for use.
@@ -49,10 +49,8 @@ impl TokenCodec {
         match &self.0 {
             Kind::File(encoder) => {
                 let encoded = encoder.encode(text, special);
-                let ids = encoded.map_err(|source| DataError::Tokenize {
-                    path: name.to_owned(),
-                    record: None,
-                    source,
+                let ids = encoded.map_err(|source| {
+                    DataError::from(TokenizerError::Encode { path: name.to_owned(), record: None, source })
                 })?;
                 vocabulary::check(ids.iter().map(|id| u64::from(*id)), vocab_size, name, TokenPlace::Token)?;
                 Ok(ids)

@@ -3,13 +3,13 @@
 use std::ops::Range;
 use std::path::Path;
 
-use crate::chat_spans::MarkedText;
+use crate::chat::spans::MarkedText;
 use crate::config::Tokenizer;
-use crate::error::{DataError, TokenPlace};
+use crate::encoding::tokenizer::{EncodeError, Encoder, MEMORY_OF_A_BYTE, PlacedTokens};
+use crate::error::{DataError, TokenPlace, TokenizerError};
 use crate::ids::Ids;
 use crate::memory_budget::MemoryBudget;
 use crate::record_error::RecordPlace;
-use crate::tokenizer::{EncodeError, Encoder, MEMORY_OF_A_BYTE, PlacedTokens};
 use crate::vocabulary;
 
 /// A tokenizer with the id that begins each document.
@@ -148,7 +148,7 @@ fn loaded<'e>(encoder: &'e mut Option<Encoder>, path: &Path) -> Result<&'e Encod
 }
 
 fn not_encoded(path: &Path, record: Option<RecordPlace>, source: EncodeError) -> DataError {
-    DataError::Tokenize { path: path.to_owned(), record, source }
+    DataError::from(TokenizerError::Encode { path: path.to_owned(), record, source })
 }
 
 /// Returns the place of a record, or the place in the file if there are no records.

@@ -9,7 +9,9 @@ use std::path::Path;
 #[cfg(feature = "tokenizers")]
 use std::path::PathBuf;
 
-use crate::error::DataError;
+#[cfg(feature = "tokenizers")]
+use crate::error::FileError;
+use crate::error::{DataError, TokenizerError};
 
 /// The largest `tokenizer.json` that is read. For a large vocabulary it has some 30 MB.
 #[cfg(feature = "tokenizers")]
@@ -36,7 +38,7 @@ fn refuse_other_forms(path: &Path) -> Result<(), DataError> {
     if is_json && !OTHERS.iter().any(|other| path.ends_with(other)) {
         return Ok(());
     }
-    Err(DataError::OtherTokenizer { path: path.to_owned() })
+    Err(TokenizerError::OtherForm { path: path.to_owned() }.into())
 }
 
 /// A tokenizer that was read from a file. There is none without the feature `tokenizers`.
@@ -58,11 +60,11 @@ impl Encoder {
     pub(crate) fn load(path: &Path) -> Result<Self, DataError> {
         refuse_other_forms(path)?;
         let content = pipewright_system::bounded_file::read_regular(path, LARGEST_TOKENIZER)
-            .map_err(|source| DataError::Read { path: path.to_owned(), source })?;
+            .map_err(|source| DataError::from(FileError::Read { path: path.to_owned(), source }))?;
         if crate::content::is_lfs_pointer(&content) {
-            return Err(DataError::LfsPointer { path: path.to_owned() });
+            return Err(FileError::LfsPointer { path: path.to_owned() }.into());
         }
-        let unusable = |source| DataError::Tokenizer { path: path.to_owned(), source };
+        let unusable = |source| DataError::from(TokenizerError::Malformed { path: path.to_owned(), source });
         let mut tokenizer =
             tokenizers::Tokenizer::from_bytes(pipewright_system::bounded_file::without_mark(&content))
                 .map_err(unusable)?;
@@ -86,7 +88,7 @@ impl Encoder {
     /// Returns the text of token ids, perhaps with special tokens.
     pub(crate) fn decode(&self, ids: &[u32], has_special: bool) -> Result<String, DataError> {
         let decoded = self.tokenizer.decode(ids, !has_special);
-        decoded.map_err(|source| DataError::Detokenize { path: self.path.clone(), source })
+        decoded.map_err(|source| DataError::from(TokenizerError::Decode { path: self.path.clone(), source }))
     }
 }
 
@@ -95,7 +97,7 @@ impl Encoder {
     /// Reports that this build cannot read tokenizers.
     pub(crate) fn load(path: &Path) -> Result<Self, DataError> {
         refuse_other_forms(path)?;
-        Err(DataError::TokenizersNotCompiledIn { path: path.to_owned() })
+        Err(TokenizerError::NotCompiledIn { path: path.to_owned() }.into())
     }
 
     pub(crate) fn encode(&self, _text: &str, _special: bool) -> Result<Vec<u32>, EncodeError> {

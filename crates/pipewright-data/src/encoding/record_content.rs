@@ -3,9 +3,9 @@
 use minijinja::Value;
 use minijinja::value::ValueKind;
 
-use crate::chat_error::ChatProblem;
-use crate::record::{RecordKeys, RecordKind};
+use crate::chat::error::ChatProblem;
 use crate::record_error::RecordProblem;
+use crate::settings::record::{RecordKeys, RecordKind};
 
 /// Returns what a record contains. If it has the keys of several kinds, the first of them wins: chats,
 /// completions, instructions, texts.

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use crate::named_templates::TEMPLATES;
+use crate::settings::named_templates::TEMPLATES;
 
 /// A chat template.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

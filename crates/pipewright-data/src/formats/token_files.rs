@@ -12,10 +12,10 @@
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
-use crate::container::DataFile;
+use crate::container::data_file::DataFile;
 use crate::content;
-use crate::error::{DataError, TokenPlace};
-use crate::format::Format;
+use crate::error::{DataError, FileError, FormatError, TokenPlace};
+use crate::formats::format::Format;
 use crate::ids::Ids;
 use crate::memory_budget::MemoryBudget;
 use crate::packing::Packing;
@@ -111,20 +111,20 @@ pub(crate) fn read(
     }
     let head = file.head()?;
     if let Some(binary) = content::other_than_ids(head) {
-        return Err(DataError::NotText { path, binary });
+        return Err(FileError::NotText { path, binary }.into());
     }
-    if let Some(header) =
-        LlmC::of(head).map_err(|reason| DataError::TokenHeader { path: path.clone(), reason })?
+    if let Some(header) = LlmC::of(head)
+        .map_err(|reason| DataError::from(FormatError::TokenHeader { path: path.clone(), reason }))?
     {
         file.read_exact(&mut [0; LLM_C_HEADER])?;
         let found = read_all(file, header.kind, &mut sink)?;
         if found != header.count {
-            return Err(DataError::OtherCount { path, stated: header.count, found });
+            return Err(FormatError::OtherCount { path, stated: header.count, found }.into());
         }
         return Ok(Format::LlmC);
     }
     if looks_wide(head, vocab_size) {
-        return Err(DataError::WideIds { path });
+        return Err(FormatError::WideIds { path }.into());
     }
     read_all(file, IdType::U16, &mut sink).map(|_| Format::Ids16)
 }
@@ -178,7 +178,7 @@ fn read_all(file: &mut DataFile, kind: IdType, sink: &mut Sink<'_>) -> Result<u6
     loop {
         let read = file.read_up_to(1 << 16, &mut piece)?;
         if read % kind.width() != 0 {
-            return Err(DataError::HalfId { path: file.path().to_owned(), width: kind.width() });
+            return Err(FormatError::HalfId { path: file.path().to_owned(), width: kind.width() }.into());
         }
         if read == 0 {
             return Ok(sink.read);
@@ -204,7 +204,7 @@ fn index_of(path: &Path) -> Option<PathBuf> {
 fn read_megatron(file: &mut DataFile, index: &Path, sink: &mut Sink<'_>) -> Result<(), DataError> {
     let mut bytes = Vec::new();
     DataFile::open(index)?.append(&mut bytes, sink.budget)?;
-    let malformed = |reason| DataError::Index { path: index.to_owned(), reason };
+    let malformed = |reason| DataError::from(FormatError::Index { path: index.to_owned(), reason });
     let Index { kind, sequences } = Index::parse(&bytes).map_err(malformed)?;
     let mut content = Vec::new();
     file.append(&mut content, sink.budget)?;
@@ -214,11 +214,12 @@ fn read_megatron(file: &mut DataFile, index: &Path, sink: &mut Sink<'_>) -> Resu
     for (number, (start, length)) in sequences.into_iter().enumerate() {
         let end = start.checked_add(length.saturating_mul(kind.width()));
         let Some(sequence) = end.and_then(|end| content.get(start..end)) else {
-            return Err(DataError::BeyondFile {
+            return Err(FormatError::BeyondFile {
                 path: file.path().to_owned(),
                 sequence: number + 1,
                 index: index.to_owned(),
-            });
+            }
+            .into());
         };
         sink.push(sequence, kind)?;
     }

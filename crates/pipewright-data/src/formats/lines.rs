@@ -6,9 +6,9 @@ use std::path::Path;
 use minijinja::Value;
 use serde::de::DeserializeOwned;
 
-use crate::container::DataFile;
+use crate::container::data_file::DataFile;
 use crate::content;
-use crate::error::DataError;
+use crate::error::{DataError, FileError, FormatError};
 use crate::record_error::{RecordError, RecordPlace, RecordProblem};
 
 /// A line with content.
@@ -72,7 +72,7 @@ impl<'a> Lines<'a> {
             let (place, problem) = (RecordPlace::Line(line), RecordProblem::Memory { left: limit });
             return RecordError { path, place, problem }.into();
         }
-        DataError::LongLine { path, line, limit, seq_len: self.longest_array.1 }
+        DataError::from(FormatError::LongLine { path, line, limit, seq_len: self.longest_array.1 })
     }
 }
 
@@ -80,13 +80,15 @@ impl<'a> Lines<'a> {
 /// refused.
 fn first_line<'a>(path: &Path, line: &'a [u8]) -> Result<&'a [u8], DataError> {
     match content::binary(line) {
-        Some(binary) => Err(DataError::NotText { path: path.to_owned(), binary }),
+        Some(binary) => Err(FileError::NotText { path: path.to_owned(), binary }.into()),
         None => Ok(line.strip_prefix(b"\xef\xbb\xbf").unwrap_or(line)),
     }
 }
 
 fn ids(path: &Path, line: u64, text: &[u8]) -> Result<Vec<u64>, DataError> {
-    parsed(text).map_err(|(column, reason)| DataError::Line { path: path.to_owned(), line, column, reason })
+    parsed(text).map_err(|(column, reason)| {
+        DataError::from(FormatError::Line { path: path.to_owned(), line, column, reason })
+    })
 }
 
 fn record(path: &Path, line: u64, text: &[u8]) -> Result<Value, DataError> {

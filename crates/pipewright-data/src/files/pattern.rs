@@ -10,7 +10,7 @@ use std::path::PathBuf;
 
 use globset::{Glob, GlobBuilder};
 
-use crate::error::DataError;
+use crate::error::{DataError, FileError};
 
 /// A parsed pattern.
 #[derive(Debug)]
@@ -48,10 +48,9 @@ impl Pattern {
 
 /// Compiles a glob whose wildcards other than `**` stay within one component.
 pub(crate) fn compile(pattern: &str, glob: &str) -> Result<Glob, DataError> {
-    GlobBuilder::new(glob)
-        .literal_separator(true)
-        .build()
-        .map_err(|error| DataError::Pattern { pattern: pattern.to_owned(), reason: error.kind().to_string() })
+    GlobBuilder::new(glob).literal_separator(true).build().map_err(|error| {
+        DataError::from(FileError::Pattern { pattern: pattern.to_owned(), reason: error.kind().to_string() })
+    })
 }
 
 /// Returns the name that a component without wildcards matches; `[x]` and `\x` match the letter itself.

@@ -9,9 +9,9 @@ use std::ops::Range;
 
 use minijinja::Value;
 
-use crate::chat_error::ChatProblem;
-use crate::chat_template::{ChatRenderer, RenderedChat};
-use crate::train_on::TrainOn;
+use crate::chat::error::ChatProblem;
+use crate::chat::template::{ChatRenderer, RenderedChat};
+use crate::settings::train_on::TrainOn;
 
 /// A text with the bytes of it that count in the loss.
 #[derive(Debug, PartialEq, Eq)]

@@ -15,12 +15,12 @@ use minijinja_contrib::pycompat::unknown_method_callback;
 use pipewright_system::bounded_file::{SMALL_TEXT, read_regular_text};
 use serde_json::Value as Json;
 
-use crate::chat_error::{ChatProblem, TemplateError};
-use crate::chat_template_choice::ChatTemplate;
+use crate::chat::error::{ChatProblem, TemplateError};
+use crate::chat::python_json::tojson;
 use crate::config::{DataConfig, Tokenizer};
-use crate::date::Date;
-use crate::named_templates::TEMPLATES;
-use crate::python_json::tojson;
+use crate::settings::chat_template_choice::ChatTemplate;
+use crate::settings::date::Date;
+use crate::settings::named_templates::TEMPLATES;
 
 /// The name of a template in its own file.
 const TEMPLATE_FILE: &str = "chat_template.jinja";

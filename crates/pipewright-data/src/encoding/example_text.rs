@@ -2,14 +2,14 @@
 
 use minijinja::Value;
 
-use crate::chat_error::{ChatProblem, TemplateError};
-use crate::chat_spans::{Chat, MarkedText};
-use crate::chat_template::ChatRenderer;
+use crate::chat::error::{ChatProblem, TemplateError};
+use crate::chat::spans::{Chat, MarkedText};
+use crate::chat::template::ChatRenderer;
 use crate::config::DataConfig;
-use crate::record::{RecordKind, TOOLS};
-use crate::record_content::{chat_of_instruction, get, messages_of, text_of};
+use crate::encoding::record_content::{chat_of_instruction, get, messages_of, text_of};
 use crate::record_error::RecordProblem;
-use crate::train_on::TrainOn;
+use crate::settings::record::{RecordKind, TOOLS};
+use crate::settings::train_on::TrainOn;
 
 /// Makes the texts of records.
 pub(crate) struct ExampleText<'a> {

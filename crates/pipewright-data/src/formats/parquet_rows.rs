@@ -3,7 +3,7 @@
 
 use minijinja::Value;
 
-use crate::container::DataFile;
+use crate::container::data_file::DataFile;
 use crate::error::DataError;
 use crate::memory_budget::MemoryBudget;
 
@@ -17,7 +17,7 @@ pub(crate) fn rows(
     _names: &[&str],
     _budget: &mut MemoryBudget,
 ) -> Result<(Rows, u64), DataError> {
-    Err(DataError::ParquetNotCompiledIn { path: file.path().to_owned() })
+    Err(crate::error::FormatError::ParquetNotCompiledIn { path: file.path().to_owned() }.into())
 }
 
 /// Returns the rows of a file, with the columns in `names` only, and the bytes that they hold of the budget:
@@ -30,8 +30,9 @@ pub(crate) fn rows(
 ) -> Result<(Rows, u64), DataError> {
     let path = file.path().to_owned();
     if file.packing() == crate::packing::Packing::Plain {
-        let file = pipewright_system::bounded_file::open_regular(&path)
-            .map_err(|source| DataError::Read { path: path.clone(), source })?;
+        let file = pipewright_system::bounded_file::open_regular(&path).map_err(|source| {
+            DataError::from(crate::error::FileError::Read { path: path.clone(), source })
+        })?;
         return Ok((reading::rows(path, file, names)?, 0));
     }
     let mut content = Vec::new();
@@ -57,8 +58,8 @@ mod reading {
     use parquet::record::{Field, Row};
     use parquet::schema::types::{GroupTypeBuilder, Type};
 
-    use super::Rows;
-    use crate::error::DataError;
+    use crate::error::{DataError, FormatError};
+    use crate::formats::parquet_rows::Rows;
 
     /// Returns the rows of the file `path` with this content, with the columns in `names` only.
     pub(super) fn rows(
@@ -68,11 +69,13 @@ mod reading {
     ) -> Result<Rows, DataError> {
         let damaged = {
             let path = path.clone();
-            move |source| DataError::Parquet { path: path.clone(), source: Box::new(source) }
+            move |source| {
+                DataError::from(FormatError::Parquet { path: path.clone(), source: Box::new(source) })
+            }
         };
         let reader = SerializedFileReader::new(content).map_err(&damaged)?;
         if let Some(codec) = other_codec(reader.metadata()) {
-            return Err(DataError::ParquetCodec { path, codec });
+            return Err(FormatError::ParquetCodec { path, codec }.into());
         }
         let rows = projected(reader, names).map_err(&damaged)?;
         Ok(Box::new(rows.map(move |row| row.map(|row| of_row(&row)).map_err(&damaged))))

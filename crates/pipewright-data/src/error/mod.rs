@@ -1,0 +1,11 @@
+//! The errors of reading training data, with the file and the place in it.
+
+mod file;
+mod format;
+mod tokenizer;
+mod data;
+
+pub use data::{DataError, TokenPlace};
+pub use file::FileError;
+pub use format::FormatError;
+pub use tokenizer::TokenizerError;
