@@ -3,7 +3,7 @@
 use half::bf16;
 
 use crate::bf16_product;
-use crate::half::{Half, narrow, widen};
+use crate::half::{narrow, narrow_into, widen};
 use crate::product::{self, Matrix};
 
 /// An element of memory. Arithmetic is in single precision, in registers.
@@ -19,6 +19,9 @@ pub trait Element: Copy {
 
     /// Computes `out = a b`, in rows that begin `row_stride` elements apart.
     fn product_into(out: &mut [f32], row_stride: usize, a: Matrix<'_, Self>, b: Matrix<'_, Self>);
+
+    /// Like [`Element::product_into`], with results rounded to this type.
+    fn rounded_product_into(out: &mut [Self], row_stride: usize, a: Matrix<'_, Self>, b: Matrix<'_, Self>);
 
     /// Computes `out += a b`, in rows that begin `row_stride` elements apart.
     fn add_product(out: &mut [f32], row_stride: usize, a: Matrix<'_, Self>, b: Matrix<'_, Self>);
@@ -43,6 +46,10 @@ impl Element for f32 {
         product::product_into(out, row_stride, a, b);
     }
 
+    fn rounded_product_into(out: &mut [f32], row_stride: usize, a: Matrix<'_>, b: Matrix<'_>) {
+        product::product_into(out, row_stride, a, b);
+    }
+
     fn add_product(out: &mut [f32], row_stride: usize, a: Matrix<'_>, b: Matrix<'_>) {
         product::add_product(out, row_stride, a, b);
     }
@@ -60,12 +67,16 @@ impl Element for bf16 {
     }
 
     fn all_rounded<'a>(single: &'a [f32], room: &'a mut Vec<Self>) -> &'a [Self] {
-        *room = Self::narrowed(single);
+        narrow_into(single, room);
         room
     }
 
     fn product_into(out: &mut [f32], row_stride: usize, a: Matrix<'_, Self>, b: Matrix<'_, Self>) {
         bf16_product::product_into(out, row_stride, a, b);
+    }
+
+    fn rounded_product_into(out: &mut [Self], row_stride: usize, a: Matrix<'_, Self>, b: Matrix<'_, Self>) {
+        bf16_product::rounded_product_into(out, row_stride, a, b);
     }
 
     fn add_product(out: &mut [f32], row_stride: usize, a: Matrix<'_, Self>, b: Matrix<'_, Self>) {

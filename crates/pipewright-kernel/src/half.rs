@@ -15,8 +15,7 @@ pub trait Half: Copy {
     /// Returns the elements in single precision, exactly.
     fn widened(elements: &[Self]) -> Vec<f32>;
 
-    /// Returns the elements in half precision: each is the closest number; ties go to the even
-    /// one.
+    /// Returns the elements in half precision: each is the closest number; ties go to the even one.
     fn narrowed(elements: &[f32]) -> Vec<Self>;
 }
 
@@ -34,6 +33,16 @@ impl Half for bf16 {
         // SAFETY: an element was written for each of `elements`, which are as many.
         unsafe { written(narrowed) }
     }
+}
+
+/// Replaces the elements of `narrowed` by `elements` in half precision, in the same memory if it is large
+/// enough.
+pub(crate) fn narrow_into(elements: &[f32], narrowed: &mut Vec<bf16>) {
+    narrowed.clear();
+    narrowed.reserve(elements.len());
+    narrow_all(elements, &mut narrowed.spare_capacity_mut()[..elements.len()]);
+    // SAFETY: an element was written for each of `elements`.
+    unsafe { narrowed.set_len(elements.len()) };
 }
 
 #[multiversion(targets = "simd")]
@@ -93,6 +102,14 @@ mod tests {
             assert_eq!(narrow.to_bits(), expected.to_bits(), "{number}");
             assert_eq!(wide.to_bits(), expected.to_f32().to_bits(), "{number}");
         }
+    }
+
+    #[test]
+    fn memory_of_narrowed_numbers_is_used_again() {
+        let mut narrowed = vec![bf16::ZERO; 5];
+        let start = narrowed.as_ptr();
+        narrow_into(&[1.5, 2.0, 1e-3], &mut narrowed);
+        assert_eq!((narrowed.as_ptr(), &narrowed), (start, &bf16::narrowed(&[1.5, 2.0, 1e-3])));
     }
 
     #[test]

@@ -22,10 +22,12 @@ impl<'a, T> Matrix<'a, T> {
         Self::strided(data, rows, columns, columns)
     }
 
-    /// Returns a matrix whose rows begin `row_stride` elements apart.
+    /// Returns a matrix whose rows begin `row_stride` elements apart. The slice may have more elements.
     pub fn strided(data: &'a [T], rows: usize, columns: usize, row_stride: usize) -> Self {
         assert_fits(data.len(), rows, columns, row_stride);
-        Self { data, rows, columns, row_stride, column_stride: 1 }
+        // Without the elements behind the matrix, which a conversion of all elements would include.
+        let end = if rows == 0 || columns == 0 { 0 } else { (rows - 1) * row_stride + columns };
+        Self { data: &data[..end], rows, columns, row_stride, column_stride: 1 }
     }
 
     /// Swaps rows and columns without moving elements.
@@ -183,6 +185,13 @@ mod tests {
     fn a_size_that_wraps_is_refused() {
         let (rows, columns) = (1 << (usize::BITS - 1), 2);
         product(Matrix::new(&[], rows, 0), Matrix::new(&[], 0, columns));
+    }
+
+    #[test]
+    fn a_matrix_ends_with_its_last_element() {
+        let lengths = [[2, 3], [1, 9], [0, 3], [3, 0]]
+            .map(|[rows, columns]| Matrix::strided(&[0.0; 20], rows, columns, 5).data.len());
+        assert_eq!(lengths, [8, 9, 0, 0]);
     }
 
     #[test]

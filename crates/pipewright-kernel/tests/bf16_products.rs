@@ -5,8 +5,10 @@ use std::io::Write;
 use std::sync::Once;
 
 use half::bf16;
-use pipewright_kernel::bf16_product::testing::{is_hidden, run_without_instruction};
-use pipewright_kernel::bf16_product::{add_product, is_available, product, product_in_single, product_into};
+use pipewright_kernel::bf16_product::testing::run_without_instruction;
+use pipewright_kernel::bf16_product::{
+    add_product, is_available, product, product_in_single, product_into, rounded_product_into,
+};
 use pipewright_kernel::product::Matrix;
 use rayon::ThreadPoolBuilder;
 
@@ -65,6 +67,8 @@ fn check([m, n, k]: [usize; 3], gap: usize) {
         add_product(&mut sums, stride, a.matrix(), b.matrix());
         let mut set = vec![0.5; m * stride];
         product_into(&mut set, stride, a.matrix(), b.matrix());
+        let mut set_rounded = vec![bf16::ONE; m * stride];
+        rounded_product_into(&mut set_rounded, stride, a.matrix(), b.matrix());
         for index in 0..m * n {
             let (row, column) = (index / n, index % n);
             let case = format!("{m} {n} {k}, {left} {right}: [{row}, {column}]");
@@ -81,11 +85,14 @@ fn check([m, n, k]: [usize; 3], gap: usize) {
             }
             assert_eq!(rounded[index].to_bits(), bf16::from_f32(found).to_bits(), "{case}");
             assert_eq!(set[row * stride + column], found, "{case}");
+            assert_eq!(set_rounded[row * stride + column], rounded[index], "{case}");
             let added = sums[row * stride + column];
             assert!((added - (found + 0.5)).abs() <= bound as f32 + f32::EPSILON, "{case}: {added}");
         }
         let gaps = sums.chunks(stride.max(1)).chain(set.chunks(stride.max(1)));
         assert!(gaps.flat_map(|row| &row[n.min(row.len())..]).all(|&gap| gap == 0.5), "{m} {n} {k}");
+        let mut gaps = set_rounded.chunks(stride.max(1)).flat_map(|row| &row[n.min(row.len())..]);
+        assert!(gaps.all(|&gap| gap == bf16::ONE), "{m} {n} {k}");
     }
 }
 
@@ -106,6 +113,8 @@ fn has_instruction() -> bool {
 #[test]
 #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
 fn the_instruction_is_available_if_the_kernel_lists_it() {
+    use pipewright_kernel::bf16_product::testing::is_hidden;
+
     let file = std::fs::read_to_string("/proc/cpuinfo").expect("Linux describes the processor");
     let flags = file.lines().find(|line| line.starts_with("flags")).expect("processors have flags");
     let has = |flag: &str| flags.split_whitespace().any(|listed| listed == flag);
@@ -163,7 +172,13 @@ fn every_number_of_rows_has_its_tile() {
 
 #[test]
 fn rows_have_the_same_bits_on_any_number_of_threads() {
-    let (m, n, k) = (300, 200, 150);
+    rows_are_equal([300, 200, 150]);
+    // Fewer panels of columns than threads.
+    rows_are_equal([2400, 20, 160]);
+}
+
+/// Compares a product of `[m, k]` and `[k, n]` on several threads and in parts.
+fn rows_are_equal([m, n, k]: [usize; 3]) {
     let (a, b) = (Operand::new([m, k], 0, false, 3), Operand::new([k, n], 0, false, 4));
     let on_threads = |threads: usize, compute: &(dyn Fn() -> Vec<f32> + Sync)| {
         let pool = ThreadPoolBuilder::new().num_threads(threads).build().expect("threads");

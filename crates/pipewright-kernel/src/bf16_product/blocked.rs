@@ -1,9 +1,12 @@
 //! A whole product: packs the operands and computes all tiles.
 
+use std::ops::Range;
+
 use half::bf16;
 use rayon::prelude::*;
 
 use super::pack::Vectors;
+use super::scratch::Scratch;
 use super::tile::{COLUMNS, Output, ROWS, Tile};
 use crate::product::{Matrix, is_parallel};
 
@@ -38,16 +41,17 @@ pub(super) struct Target {
     pub(super) row_stride: usize,
 }
 
-/// A product whose left operand is packed.
+/// A product and memory for its packed left operand.
 struct Work<'a> {
-    left: Vec<u32>,
-    rows: usize,
+    /// The first of as many words as the left operand's vectors have pairs.
+    left: *mut u32,
+    rows: Vectors<'a>,
     right: Vectors<'a>,
-    pairs: usize,
     target: Target,
 }
 
-// SAFETY: threads share the operands for reading, and write different columns of the target.
+// SAFETY: threads share the operands for reading, and write different panels of the packed operand and
+// different tiles of the target.
 unsafe impl Sync for Work<'_> {}
 
 /// Computes `a b`.
@@ -61,77 +65,125 @@ pub(super) unsafe fn multiply(_: Instructions, a: Matrix<'_, bf16>, b: Matrix<'_
         return;
     }
     let (rows, right) = (Vectors::rows_of(a), Vectors::columns_of(b));
-    let pairs = right.pairs();
-    // SAFETY: the processor has the instructions.
-    let left = unsafe { pack_left(rows) };
-    let panels = right.count.div_ceil(COLUMNS);
-    let in_cache = (GROUP_BYTES / size_of::<u32>() / COLUMNS / pairs.max(1)).max(1);
-    let work = Work { left, rows: rows.count, right, pairs, target };
-    // SAFETY: the processor has the instructions, and each group is computed once.
-    let compute = |group: usize, size: usize| unsafe {
-        work.columns(group * size, size.min(panels - group * size));
-    };
+    let mut left = Scratch::new(rows.count * rows.pairs());
+    let work = Work { left: left.as_mut_ptr(), rows, right, target };
+    let panels = rows.count.div_ceil(ROWS);
+    // SAFETY: the processor has the instructions, and each panel is packed once.
+    let pack = |panel| unsafe { work.pack_left(panel) };
+    // SAFETY: the processor has the instructions, the left operand is packed, and each block is computed
+    // once.
+    let compute = |block| unsafe { work.compute(block) };
     if is_parallel(a.rows, b.columns, a.columns) {
-        // Several groups for each thread, so that threads that are interrupted do less.
-        let size = in_cache.min(panels.div_ceil(4 * rayon::current_num_threads()));
-        (0..panels.div_ceil(size)).into_par_iter().for_each(|group| compute(group, size));
+        (0..panels).into_par_iter().for_each(pack);
+        let blocks: Vec<_> = work.blocks(rayon::current_num_threads()).collect();
+        blocks.into_par_iter().for_each(compute);
     } else {
-        (0..panels.div_ceil(in_cache)).for_each(|group| compute(group, in_cache));
+        (0..panels).for_each(pack);
+        work.blocks(1).for_each(compute);
     }
 }
 
-/// Packs all rows of the left operand, in panels of [`ROWS`]; the last one may have fewer.
-///
-/// # Safety
-/// The processor must have the instructions.
-unsafe fn pack_left(rows: Vectors<'_>) -> Vec<u32> {
-    let (count, pairs) = (rows.count, rows.pairs());
-    let mut words = Vec::<u32>::with_capacity(count * pairs);
-    for first in (0..count).step_by(ROWS) {
-        // SAFETY: panels before this one have a word for each pair of the rows before `first`.
-        unsafe {
-            let into = words.as_mut_ptr().add(first * pairs);
-            rows.pack(first, ROWS.min(count - first), into);
-        }
-    }
-    // SAFETY: each word of each row was written.
-    unsafe { words.set_len(count * pairs) };
-    words
+/// A part of the result, in panels of the operands.
+struct Block {
+    rows: Range<usize>,
+    columns: Range<usize>,
 }
 
 impl Work<'_> {
-    /// Computes the columns of some panels of the right operand.
+    /// Returns the blocks of the result. A thread packs the columns of a block for this block alone.
+    fn blocks(&self, threads: usize) -> impl Iterator<Item = Block> {
+        let in_cache = (GROUP_BYTES / size_of::<u32>() / COLUMNS / self.right.pairs().max(1)).max(1);
+        // Several blocks for each thread, so that threads that are interrupted compute fewer.
+        let parts = if threads == 1 { 1 } else { 4 * threads };
+        let [row_panels, panels] = [self.rows.count.div_ceil(ROWS), self.right.count.div_ceil(COLUMNS)];
+        let columns = in_cache.min(panels.div_ceil(parts));
+        // Rows are split only if there are fewer groups of columns than threads.
+        let rows = row_panels.div_ceil(threads.div_ceil(panels.div_ceil(columns)));
+        let ranges =
+            |count: usize, size: usize| (0..count).step_by(size).map(move |i| i..count.min(i + size));
+        ranges(panels, columns).flat_map(move |columns| {
+            ranges(row_panels, rows).map(move |rows| Block { rows, columns: columns.clone() })
+        })
+    }
+
+    /// Packs [`ROWS`] rows of the left operand; the last panel may have fewer.
     ///
     /// # Safety
-    /// The processor must have the instructions, and the target the columns of the panels.
-    unsafe fn columns(&self, first: usize, panels: usize) {
-        let (pairs, panel_words) = (self.pairs, self.pairs * COLUMNS);
-        let mut words = Vec::<u32>::with_capacity(panels * panel_words);
-        for panel in 0..panels {
-            // SAFETY: the memory has a panel at this index.
-            unsafe {
-                let into = words.as_mut_ptr().add(panel * panel_words);
-                self.right.pack((first + panel) * COLUMNS, COLUMNS, into);
-            }
+    /// The processor must have the instructions, and no other thread may use the panel.
+    unsafe fn pack_left(&self, panel: usize) {
+        let first = panel * ROWS;
+        // SAFETY: panels before this one have a word for each pair of the rows before `first`.
+        unsafe {
+            let into = self.left.add(first * self.rows.pairs());
+            self.rows.pack(first, ROWS.min(self.rows.count - first), into);
         }
-        for row in (0..self.rows).step_by(ROWS) {
-            for panel in 0..panels {
-                let column = (first + panel) * COLUMNS;
+    }
+
+    /// Computes a block.
+    ///
+    /// # Safety
+    /// The processor must have the instructions, the left operand must be packed, and the target must have
+    /// the block's elements, which no other thread may use.
+    unsafe fn compute(&self, Block { rows, columns }: Block) {
+        let pairs = self.rows.pairs();
+        let mut words = Scratch::new(columns.len() * COLUMNS * pairs);
+        let words = words.as_mut_ptr();
+        for (index, panel) in columns.clone().enumerate() {
+            // SAFETY: the memory has a panel at this index.
+            unsafe { self.right.pack(panel * COLUMNS, COLUMNS, words.add(index * COLUMNS * pairs)) };
+        }
+        for row in rows.map(|panel| panel * ROWS) {
+            for (index, column) in columns.clone().map(|panel| panel * COLUMNS).enumerate() {
                 // SAFETY: both operands are packed, and the target has the rows and columns of the tile, which
                 // this thread alone uses.
                 unsafe {
                     let tile = Tile {
                         pairs,
-                        left: self.left.as_ptr().add(row * pairs),
-                        right: words.as_ptr().add(panel * panel_words),
+                        left: self.left.add(row * pairs),
+                        right: words.add(index * COLUMNS * pairs),
                         output: self.target.output.at(row * self.target.row_stride + column),
                         stride: self.target.row_stride,
-                        rows: ROWS.min(self.rows - row),
+                        rows: ROWS.min(self.rows.count - row),
                         columns: COLUMNS.min(self.right.count - column),
                     };
                     tile.compute();
                 }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Returns the number of blocks of rows and of columns.
+    fn blocks([m, n, k]: [usize; 3], threads: usize) -> [usize; 2] {
+        let (a, b) = (vec![bf16::ONE; m * k], vec![bf16::ONE; k * n]);
+        let (rows, right) =
+            (Vectors::rows_of(Matrix::new(&a, m, k)), Vectors::columns_of(Matrix::new(&b, k, n)));
+        let target = Target { output: Output::Single(std::ptr::null_mut()), row_stride: n };
+        let work = Work { left: std::ptr::null_mut(), rows, right, target };
+        let mut counts = vec![0; m.div_ceil(ROWS) * n.div_ceil(COLUMNS)];
+        let (mut of_rows, mut of_columns) = (0, 0);
+        for Block { rows, columns } in work.blocks(threads) {
+            of_rows += usize::from(columns.start == 0);
+            of_columns += usize::from(rows.start == 0);
+            rows.for_each(|row| columns.clone().for_each(|i| counts[row * n.div_ceil(COLUMNS) + i] += 1));
+        }
+        assert!(counts.iter().all(|&count| count == 1), "each tile is in one block");
+        [of_rows, of_columns]
+    }
+
+    #[test]
+    fn each_thread_has_a_block() {
+        assert_eq!(blocks([100, 320, 8], 1), [1, 1]);
+        // A group of columns is 256 KiB: 4 panels of 1,024 elements.
+        assert_eq!(blocks([100, 320, 1024], 1), [1, 3]);
+        assert_eq!(blocks([100, 320, 8], 2), [1, 5]);
+        assert_eq!(blocks([100, 320, 8], 3), [1, 10]);
+        // Two panels of columns for six threads.
+        assert_eq!(blocks([100, 64, 8], 6), [3, 2]);
+        assert_eq!(blocks([10, 20, 8], 6), [1, 1]);
     }
 }

@@ -9,7 +9,7 @@ use super::{
     tile::Output,
 };
 use crate::half::Half;
-use crate::product::{self, Matrix};
+use crate::product::{self, Matrix, assert_fits};
 
 /// Returns whether the processor has the instruction. Without it, the functions of this module widen their
 /// operands.
@@ -47,6 +47,19 @@ pub fn product_into(out: &mut [f32], row_stride: usize, a: Matrix<'_, bf16>, b: 
         return into_rows(instructions, (out, row_stride), a, b, Output::Single);
     }
     widened(a, b, |a, b| product::product_into(out, row_stride, a, b));
+}
+
+/// Like [`product_into`], with each element rounded once.
+pub fn rounded_product_into(out: &mut [bf16], row_stride: usize, a: Matrix<'_, bf16>, b: Matrix<'_, bf16>) {
+    #[cfg(target_arch = "x86_64")]
+    if let Some(instructions) = Instructions::detect() {
+        return into_rows(instructions, (out, row_stride), a, b, Output::Rounded);
+    }
+    let columns = b.columns;
+    assert_fits(out.len(), a.rows, columns, row_stride);
+    for (row, elements) in product(a, b).chunks_exact(columns.max(1)).enumerate() {
+        out[row * row_stride..][..columns].copy_from_slice(elements);
+    }
 }
 
 /// Computes `out += a b`, in rows that begin `row_stride` elements apart.

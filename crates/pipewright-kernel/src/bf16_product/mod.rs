@@ -34,6 +34,8 @@ mod pack;
 #[cfg(target_arch = "x86_64")]
 mod tile;
 #[cfg(target_arch = "x86_64")]
+mod scratch;
+#[cfg(target_arch = "x86_64")]
 mod blocked;
 #[cfg(target_arch = "x86_64")]
 mod results;
@@ -41,4 +43,6 @@ mod functions;
 #[cfg(feature = "testing")]
 pub mod testing;
 
-pub use functions::{add_product, is_available, product, product_in_single, product_into};
+pub use functions::{
+    add_product, is_available, product, product_in_single, product_into, rounded_product_into,
+};

@@ -48,7 +48,7 @@ impl<'a> Vectors<'a> {
         for lane in (0..width).step_by(LANES) {
             let strip = Strip {
                 first: first + lane,
-                present: self.count.saturating_sub(first + lane).min(LANES),
+                present: self.count.saturating_sub(first + lane).min(LANES).min(width - lane),
                 stored: low_bits((width - lane).min(LANES)) as __mmask16,
                 width,
             };
