@@ -5,11 +5,13 @@
 
 use std::ops::Range;
 
+use half::bf16;
 use multiversion::multiversion;
 
 use super::element::Element;
 use super::product::Matrix;
 use super::simd::sum;
+use super::swiglu;
 
 /// The assignments in the order of their experts; the assignments of one expert are in the order of the
 /// tokens.
@@ -91,40 +93,55 @@ impl Groups {
         sums
     }
 
+    // Generic functions: their loops over tokens and experts call functions on elements that are compiled
+    // with this crate's optimisation.
+
     /// Multiplies the rows of each expert by its matrix: `[inputs, outputs]`, or the transpose of
     /// `[outputs, inputs]` if `transposed`.
-    pub fn product<T: Element>(
+    pub fn product<'m, T: Element + 'm>(
         &self,
         rows: &[T],
-        matrices: &[&[T]],
+        matrices: impl IntoIterator<Item = &'m [T]>,
         size: [usize; 2],
         transposed: bool,
     ) -> Vec<f32> {
         let mut out = vec![0.0; self.rows() * size[1]];
-        self.multiply(&mut out, rows, matrices, size, transposed, T::product_into);
+        self.multiply(&mut out, (rows, matrices), size, transposed, T::product_into);
+        out
+    }
+
+    /// Like [`Groups::product`], with results rounded to the type of the operands.
+    pub fn rounded_product<'m, T: Element + 'm>(
+        &self,
+        rows: &[T],
+        matrices: impl IntoIterator<Item = &'m [T]>,
+        size: [usize; 2],
+        transposed: bool,
+    ) -> Vec<T> {
+        let mut out = vec![T::rounded(0.0); self.rows() * size[1]];
+        self.multiply(&mut out, (rows, matrices), size, transposed, T::rounded_product_into);
         out
     }
 
     /// Like [`Groups::product`], but adds to `out`.
-    pub fn add_product<T: Element>(
+    pub fn add_product<'m, T: Element + 'm>(
         &self,
         out: &mut [f32],
         rows: &[T],
-        matrices: &[&[T]],
+        matrices: impl IntoIterator<Item = &'m [T]>,
         size: [usize; 2],
         transposed: bool,
     ) {
-        self.multiply(out, rows, matrices, size, transposed, T::add_product);
+        self.multiply(out, (rows, matrices), size, transposed, T::add_product);
     }
 
-    fn multiply<T>(
+    fn multiply<'m, O, T: 'm>(
         &self,
-        out: &mut [f32],
-        rows: &[T],
-        matrices: &[&[T]],
+        out: &mut [O],
+        (rows, matrices): (&[T], impl IntoIterator<Item = &'m [T]>),
         [inputs, outputs]: [usize; 2],
         transposed: bool,
-        multiply: impl Fn(&mut [f32], usize, Matrix<'_, T>, Matrix<'_, T>),
+        multiply: impl Fn(&mut [O], usize, Matrix<'_, T>, Matrix<'_, T>),
     ) {
         for (Range { start, end }, matrix) in self.ranges().zip(matrices) {
             if start == end {
@@ -148,23 +165,62 @@ fn add_scaled(sums: &mut [f32], row: &[f32], factor: f32) {
     }
 }
 
-/// Multiplies row `i` by `factors[i]`.
-#[multiversion(targets = "simd")]
-pub fn scale_rows(rows: &mut [f32], factors: &[f32], width: usize) {
-    for (row, factor) in rows.chunks_exact_mut(width).zip(factors) {
-        row.iter_mut().for_each(|element| *element *= factor);
+/// The rows of an expert, in the element type of its products' operands.
+pub trait ExpertElement: Element {
+    /// Returns the gradients of `gate` and `up`: [`swiglu::backward`].
+    fn swiglu_backward(gate: &[Self], up: &[Self], gradient: &[f32]) -> (Vec<Self>, Vec<Self>);
+
+    /// Returns the scalar product of each pair of rows.
+    fn row_products(a: &[Self], b: &[f32], width: usize) -> Vec<f32>;
+
+    /// Multiplies row `i` by `factors[i]`.
+    fn scale_rows(rows: &mut [Self], factors: &[f32], width: usize);
+}
+
+impl ExpertElement for f32 {
+    fn swiglu_backward(gate: &[Self], up: &[Self], gradient: &[f32]) -> (Vec<Self>, Vec<Self>) {
+        swiglu::backward(gate, up, gradient)
+    }
+
+    fn row_products(a: &[Self], b: &[f32], width: usize) -> Vec<f32> {
+        row_products(a, b, width)
+    }
+
+    fn scale_rows(rows: &mut [Self], factors: &[f32], width: usize) {
+        scale_rows(rows, factors, width);
     }
 }
 
-/// Returns the scalar product of each pair of rows.
+impl ExpertElement for bf16 {
+    fn swiglu_backward(gate: &[Self], up: &[Self], gradient: &[f32]) -> (Vec<Self>, Vec<Self>) {
+        swiglu::backward_bf16_from_single(gate, up, gradient)
+    }
+
+    fn row_products(a: &[Self], b: &[f32], width: usize) -> Vec<f32> {
+        row_products(a, b, width)
+    }
+
+    fn scale_rows(rows: &mut [Self], factors: &[f32], width: usize) {
+        scale_rows(rows, factors, width);
+    }
+}
+
 #[multiversion(targets = "simd")]
-pub fn row_products(a: &[f32], b: &[f32], width: usize) -> Vec<f32> {
+fn scale_rows<T: Element>(rows: &mut [T], factors: &[f32], width: usize) {
+    for (row, factor) in rows.chunks_exact_mut(width).zip(factors) {
+        row.iter_mut().for_each(|element| *element = T::rounded(element.single() * factor));
+    }
+}
+
+#[multiversion(targets = "simd")]
+fn row_products<T: Element>(a: &[T], b: &[f32], width: usize) -> Vec<f32> {
     let rows = a.chunks_exact(width).zip(b.chunks_exact(width));
-    rows.map(|(a, b)| sum(width, |i| a[i] * b[i])).collect()
+    rows.map(|(a, b)| sum(width, |i| a[i].single() * b[i])).collect()
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::half::Half;
     use super::*;
 
     #[test]
@@ -198,11 +254,38 @@ mod tests {
         let matrices: [&[f32]; 3] = [&[1.0, 2.0], &[f32::NAN; 2], &[10.0, 20.0]];
         // Sorted rows: token 1, then tokens 0 and 2.
         let rows = [5.0, 6.0, 7.0];
-        assert_eq!(groups.product(&rows, &matrices, [1, 2], false), [5.0, 10.0, 60.0, 120.0, 70.0, 140.0]);
+        assert_eq!(groups.product(&rows, matrices, [1, 2], false), [5.0, 10.0, 60.0, 120.0, 70.0, 140.0]);
         let pairs = [1.0, 1.0, 1.0, 0.0, 0.0, 1.0];
-        assert_eq!(groups.product(&pairs, &matrices, [2, 1], true), [3.0, 10.0, 20.0]);
+        assert_eq!(groups.product(&pairs, matrices, [2, 1], true), [3.0, 10.0, 20.0]);
         let mut out = vec![1.0; 3];
-        groups.add_product(&mut out, &pairs, &matrices, [2, 1], true);
+        groups.add_product(&mut out, &pairs, matrices, [2, 1], true);
         assert_eq!(out, [4.0, 11.0, 21.0]);
+    }
+    #[test]
+    fn rows_of_bf16_are_the_rounded_rows() {
+        let numbers = |seed: usize| -> Vec<f32> {
+            (0..21).map(|i| ((i * 37 + seed * 11) % 257) as f32 / 128.0 - 1.0).collect()
+        };
+        let (b, factors) = (numbers(1), numbers(2));
+        let [gate, up] = [3, 4].map(|seed| bf16::narrowed(&numbers(seed)));
+        let [wide_gate, wide_up] = [&gate, &up].map(|rows| bf16::widened(rows));
+        let (d_gate, d_up) = bf16::swiglu_backward(&gate, &up, &b);
+        let (wide_d_gate, wide_d_up) = f32::swiglu_backward(&wide_gate, &wide_up, &b);
+        assert_eq!([d_gate, d_up], [wide_d_gate, wide_d_up].map(|d| bf16::narrowed(&d)));
+        assert_eq!(bf16::row_products(&gate, &b, 7), f32::row_products(&wide_gate, &b, 7));
+        let (mut rows, mut wide_rows) = (up, wide_up);
+        bf16::scale_rows(&mut rows, &factors, 7);
+        f32::scale_rows(&mut wide_rows, &factors, 7);
+        assert_eq!(rows, bf16::narrowed(&wide_rows));
+    }
+
+    #[test]
+    fn rounded_products_are_rounded_once() {
+        let groups = Groups::new(&[1, 0, 1], 2, 1);
+        let rows = bf16::narrowed(&[1.5, -2.25, 0.3, 4.1, 7.7, -0.9]);
+        let matrices = [bf16::narrowed(&[0.7, 1.9]), bf16::narrowed(&[-0.4, 3.3])];
+        let matrices = || matrices.iter().map(Vec::as_slice);
+        let single = groups.product(&rows, matrices(), [2, 1], false);
+        assert_eq!(groups.rounded_product(&rows, matrices(), [2, 1], false), bf16::narrowed(&single));
     }
 }

@@ -39,7 +39,7 @@ pub(crate) fn turn<T: Element>(by: Rotary<'_>, from: &[T], stride: usize, to: &m
 
 /// Applies the transpose of the rotation, from rows of `width` to rows that are `stride` apart.
 #[multiversion(targets = "simd")]
-pub(crate) fn turn_back(by: Rotary<'_>, from: &[f32], width: usize, to: &mut [f32], stride: usize) {
+pub(crate) fn turn_back<T: Element>(by: Rotary<'_>, from: &[f32], width: usize, to: &mut [T], stride: usize) {
     let half = width / 2;
     for (index, from) in from.chunks_exact(width).enumerate() {
         let (first, second) = from.split_at(half);
@@ -51,8 +51,8 @@ pub(crate) fn turn_back(by: Rotary<'_>, from: &[f32], width: usize, to: &mut [f3
 
 /// Rotates pairs by the angles of `cos` and `sin`; `sign` is 1 forward and -1 backward.
 #[inline(always)]
-fn turn_pairs<T: Element>(
-    (first, second): (&[T], &[T]),
+fn turn_pairs<F: Element, T: Element>(
+    (first, second): (&[F], &[F]),
     (to_first, to_second): (&mut [T], &mut [T]),
     cos: &[f32],
     sin: &[f32],
@@ -64,5 +64,33 @@ fn turn_pairs<T: Element>(
         let (a, b, sin) = (a.single() * scale, b.single() * scale, sin * sign);
         *to_a = T::rounded(a * cos - b * sin);
         *to_b = T::rounded(b * cos + a * sin);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use half::bf16;
+
+    use super::*;
+    use crate::half::Half;
+
+    #[test]
+    fn bf16_is_the_rounded_result() {
+        let numbers = |count: usize, seed: usize| -> Vec<f32> {
+            (0..count).map(|i| ((i * 37 + seed * 11) % 257) as f32 / 128.0 - 1.0).collect()
+        };
+        let (cos, sin) = (numbers(9, 1), numbers(9, 2));
+        let by = Rotary { cos: &cos, sin: &sin, scale: 0.7 };
+        // Three positions of a head of 6 elements, in rows of 11.
+        let rows = bf16::narrowed(&numbers(33, 3));
+        let (mut narrow, mut wide) = (vec![bf16::ZERO; 18], vec![0.0; 18]);
+        turn(by, &rows, 11, &mut narrow, 6);
+        turn(by, &bf16::widened(&rows), 11, &mut wide, 6);
+        assert_eq!(narrow, bf16::narrowed(&wide));
+        let from = numbers(18, 4);
+        let (mut narrow, mut wide) = (vec![bf16::ZERO; 33], vec![0.0; 33]);
+        turn_back(by, &from, 6, &mut narrow, 11);
+        turn_back(by, &from, 6, &mut wide, 11);
+        assert_eq!(narrow, bf16::narrowed(&wide));
     }
 }

@@ -53,7 +53,12 @@ pub fn backward_bf16(gate: &[bf16], up: &[bf16], gradient: &[bf16]) -> (Vec<bf16
     backward_in(gate, up, gradient)
 }
 
-fn backward_in<T: Element>(gate: &[T], up: &[T], gradient: &[T]) -> (Vec<T>, Vec<T>) {
+/// Like [`backward_bf16`], from a gradient in single precision.
+pub fn backward_bf16_from_single(gate: &[bf16], up: &[bf16], gradient: &[f32]) -> (Vec<bf16>, Vec<bf16>) {
+    backward_in(gate, up, gradient)
+}
+
+fn backward_in<T: Element, G: Element>(gate: &[T], up: &[T], gradient: &[G]) -> (Vec<T>, Vec<T>) {
     let (mut d_gate, mut d_up) = (fresh(gate.len()), fresh(gate.len()));
     backward_elements(gate, up, gradient, &mut d_gate, &mut d_up);
     // SAFETY: an element of both was written for each of `gate`, which are as many.
@@ -61,10 +66,10 @@ fn backward_in<T: Element>(gate: &[T], up: &[T], gradient: &[T]) -> (Vec<T>, Vec
 }
 
 #[multiversion(targets = "simd")]
-fn backward_elements<T: Element>(
+fn backward_elements<T: Element, G: Element>(
     gate: &[T],
     up: &[T],
-    gradient: &[T],
+    gradient: &[G],
     d_gate: &mut [MaybeUninit<T>],
     d_up: &mut [MaybeUninit<T>],
 ) {

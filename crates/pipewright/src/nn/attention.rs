@@ -4,15 +4,12 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 use burn::backend::Flex;
-use burn::tensor::{Bool, Device, Int, Tensor, TensorData, activation, bf16};
-use pipewright_kernel::attention::{
-    Dims, Gradients, Inputs, Rotary, backward, backward_bf16, forward, forward_bf16,
-};
+use burn::tensor::{Bool, Device, Int, Tensor, TensorData, activation};
+use pipewright_kernel::attention::{Dims, Inputs, Rotary};
 
+use super::attention_passes::AttentionInputs;
 use super::composed::at_least_single;
-use super::operation::{
-    CpuTensor, Operation, ReadElement, Tape, are_multiplied_in_bf16, cpu_tensor, elements, on_cpu, row_major,
-};
+use super::operation::{CpuTensor, Operation, ReadElement, Tape, elements, on_cpu, row_major};
 use super::token_scope::TokenScope;
 
 /// An attention over sequences of one length, with its tables of positions.
@@ -123,8 +120,8 @@ impl CausalAttention {
         let Some(tables) = self.cpu_tables() else { return self.composed(q, k, v, dims) };
         let Some(([q, k, v], tape)) = on_cpu(inputs) else { return self.composed(q, k, v, dims) };
         let saved = Saved { dims, q, k: vec![k], v: vec![v], tables, starts: self.starts.clone() };
-        let results = saved.forward();
-        saved.record(tape, results, shape)
+        let results = saved.forward(shape);
+        saved.record(tape, results)
     }
 
     /// Like [`CausalAttention::forward`], but for the queries of a slice of each sequence. `keys` and
@@ -149,8 +146,8 @@ impl CausalAttention {
         };
         let Some(([q, k, v], tape)) = on_cpu(inputs) else { return self.composed(q, k, v, dims) };
         let saved = Saved { dims, q, k: vec![k], v: vec![v], tables, starts: None };
-        let results = saved.forward();
-        Saved { k: keys, v: values, ..saved }.record(tape, results, shape)
+        let results = saved.forward(shape);
+        Saved { k: keys, v: values, ..saved }.record(tape, results)
     }
 
     fn slice_dims(&self, q: &Tensor<3>, keys: &[Tensor<3>], values: &[Tensor<3>]) -> Dims {
@@ -309,23 +306,9 @@ struct Saved {
     starts: Option<Arc<[u32]>>,
 }
 
-impl Saved {
-    fn forward(&self) -> (Vec<f32>, Vec<f32>) {
-        if self.is_in_bf16() { self.with_inputs(forward_bf16) } else { self.with_inputs(forward) }
-    }
-
-    fn backward(&self, out: &CpuTensor, normalisers: &[f32], gradient: &CpuTensor) -> Gradients {
-        if self.is_in_bf16() {
-            let (out, gradient) = (bf16::read(out), bf16::read(gradient));
-            self.with_inputs(|inputs| backward_bf16(inputs, &out, normalisers, &gradient))
-        } else {
-            let (out, gradient) = (elements(out), elements(gradient));
-            self.with_inputs(|inputs| backward(inputs, &out, normalisers, &gradient))
-        }
-    }
-
-    fn is_in_bf16(&self) -> bool {
-        are_multiplied_in_bf16([&self.q].into_iter().chain(&self.k).chain(&self.v))
+impl AttentionInputs for Saved {
+    fn operands(&self) -> impl Iterator<Item = &CpuTensor> {
+        [&self.q].into_iter().chain(&self.k).chain(&self.v)
     }
 
     fn with_inputs<T: ReadElement, R>(&self, pass: impl FnOnce(Inputs<'_, T>) -> R) -> R {
@@ -346,15 +329,13 @@ impl Saved {
         let starts = self.starts.as_deref();
         pass(Inputs { dims: self.dims, q: &q, k: &k, v: &v, turn_q, turn_k, starts, bias: None })
     }
+}
 
+impl Saved {
     /// Records the pass that computed these results.
-    fn record<const D: usize>(
-        self,
-        tape: Tape<3>,
-        (out, normalisers): (Vec<f32>, Vec<f32>),
-        shape: [usize; D],
-    ) -> Tensor<D> {
-        tape.record(out, shape, |out| AttentionBackward { saved: self, out: out.clone(), normalisers })
+    fn record<const D: usize>(self, tape: Tape<3>, (out, normalisers): (CpuTensor, Vec<f32>)) -> Tensor<D> {
+        let out = tape.rounded(out);
+        tape.record_tensor(out, |out| AttentionBackward { saved: self, out: out.clone(), normalisers })
     }
 }
 
@@ -368,15 +349,15 @@ struct AttentionBackward {
 impl Operation<3> for AttentionBackward {
     fn backward(self, gradient: CpuTensor, _wanted: [bool; 3]) -> [Option<CpuTensor>; 3] {
         let Self { saved, out, normalisers } = &self;
-        let d = saved.backward(out, normalisers, &gradient);
         let query_shape = saved.q.layout().shape().clone();
         let mut key_shape = saved.k[0].layout().shape().clone();
         // Slices have a dimension for the batch.
         if let [_, keys, _] = &mut key_shape[..] {
             *keys = saved.dims.earlier + saved.dims.sequence;
         }
-        let key_gradient = |d: Vec<f32>| Some(cpu_tensor(d, key_shape.clone()));
-        [Some(cpu_tensor(d.q, query_shape)), key_gradient(d.k), key_gradient(d.v)]
+        let shapes = [query_shape, key_shape.clone(), key_shape];
+        let (gradients, _) = saved.backward((out, normalisers), &gradient, shapes);
+        gradients.map(Some)
     }
 }
 

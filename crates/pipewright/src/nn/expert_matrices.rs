@@ -6,17 +6,14 @@
 use std::borrow::Cow;
 
 use burn::module::ParamId;
-use burn::tensor::{DType, Tensor, bf16};
+use burn::tensor::Tensor;
 use pipewright_kernel::grouped::Groups;
 
 use super::bundle::{Bundle, Slots};
 use super::deferred::{Deferred, KeptWeight, WeightTask};
 use super::expert::Expert;
 use super::matrix::{Operand, product};
-use super::operation::{
-    CpuTensor, are_multiplied_in_bf16, cpu_tensor, elements, from_cpu, on_cpu, range_of, tensor_of,
-    with_dtype,
-};
+use super::operation::{CpuTensor, ReadElement, from_cpu, on_cpu};
 
 /// A layer of an expert.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,73 +23,44 @@ pub(super) enum Part {
     Down,
 }
 
-/// The matrices of all experts as products read them: the layers of the first expert, of the second, and so on.
-pub(super) struct Parts<'a> {
-    held: Held<'a>,
+/// The matrices of all experts as products read them.
+pub(super) struct Parts<'a, T: ReadElement> {
+    /// The layers of the first expert, of the second, and so on.
+    held: Vec<Cow<'a, [T]>>,
     /// The number of layers of an expert.
     parts: usize,
 }
 
-enum Held<'a> {
-    Single(Vec<Cow<'a, [f32]>>),
-    Bf16(Vec<&'a [bf16]>),
-}
-
-impl<'a> Parts<'a> {
-    /// Products read bfloat16 as it is if all matrices and the experts' inputs, of type `input`, have this
-    /// type and the processor multiplies it. Otherwise they read single precision.
-    pub(super) fn new(held: &[&'a CpuTensor], parts: usize, input: DType) -> Self {
-        let held = if input == DType::BF16 && are_multiplied_in_bf16(held.iter().copied()) {
-            Held::Bf16(held.iter().map(|matrix| &matrix.storage()[range_of(matrix)]).collect())
-        } else {
-            Held::Single(held.iter().map(|matrix| elements(matrix)).collect())
-        };
-        Self { held, parts }
+impl<'a, T: ReadElement> Parts<'a, T> {
+    pub(super) fn new(held: impl IntoIterator<Item = &'a CpuTensor>, parts: usize) -> Self {
+        Self { held: held.into_iter().map(T::read).collect(), parts }
     }
 
     pub(super) fn has_gates(&self) -> bool {
         self.parts == 3
     }
 
-    /// Returns the row of each assignment's token, in the form of [`Parts::operand`].
-    pub(super) fn gather(&self, groups: &Groups, rows: &CpuTensor, width: usize) -> CpuTensor {
-        let shape = [groups.rows(), width];
-        match &self.held {
-            Held::Single(_) => cpu_tensor(groups.gather(&elements(rows), width), shape),
-            Held::Bf16(_) => {
-                let rows = with_dtype(rows.clone(), DType::BF16);
-                tensor_of(groups.gather::<bf16>(&rows.storage()[range_of(&rows)], width), shape)
-            }
-        }
-    }
-
-    /// Returns rows in the precision in which products read them.
-    pub(super) fn operand(&self, rows: Vec<f32>, shape: [usize; 2]) -> CpuTensor {
-        let rows = cpu_tensor(rows, shape);
-        match &self.held {
-            Held::Single(_) => rows,
-            Held::Bf16(_) => with_dtype(rows, DType::BF16),
-        }
-    }
-
-    /// Multiplies the rows of each expert by a matrix of its, or by the transpose. The size is the inputs and
-    /// outputs of the product.
+    /// Multiplies the rows of each expert by the expert's matrix, or by its transpose. The size is the inputs
+    /// and outputs of the product.
     pub(super) fn product(
         &self,
         groups: &Groups,
-        rows: &CpuTensor,
+        rows: &[T],
         (part, is_transposed): (Part, bool),
         size: [usize; 2],
     ) -> Vec<f32> {
-        match &self.held {
-            Held::Single(held) => {
-                groups.product(&elements(rows), &self.of_part(held, part), size, is_transposed)
-            }
-            Held::Bf16(held) => {
-                let rows = &rows.storage::<bf16>()[range_of(rows)];
-                groups.product(rows, &self.of_part(held, part), size, is_transposed)
-            }
-        }
+        groups.product(rows, self.of_part(part), size, is_transposed)
+    }
+
+    /// Like [`Parts::product`], with results in the type of the operands.
+    pub(super) fn rounded_product(
+        &self,
+        groups: &Groups,
+        rows: &[T],
+        (part, is_transposed): (Part, bool),
+        size: [usize; 2],
+    ) -> Vec<T> {
+        groups.rounded_product(rows, self.of_part(part), size, is_transposed)
     }
 
     /// Like [`Parts::product`] with the transposed matrices, but adds to `out`.
@@ -100,28 +68,20 @@ impl<'a> Parts<'a> {
         &self,
         out: &mut [f32],
         groups: &Groups,
-        rows: &CpuTensor,
+        rows: &[T],
         part: Part,
         size: [usize; 2],
     ) {
-        match &self.held {
-            Held::Single(held) => {
-                groups.add_product(out, &elements(rows), &self.of_part(held, part), size, true);
-            }
-            Held::Bf16(held) => {
-                let rows = &rows.storage::<bf16>()[range_of(rows)];
-                groups.add_product(out, rows, &self.of_part(held, part), size, true);
-            }
-        }
+        groups.add_product(out, rows, self.of_part(part), size, true);
     }
 
-    fn of_part<'b, T>(&self, held: &'b [impl AsRef<[T]>], part: Part) -> Vec<&'b [T]> {
+    fn of_part(&self, part: Part) -> impl Iterator<Item = &[T]> {
         let index = match part {
             Part::Gate => 0,
             Part::Up => self.parts - 2,
             Part::Down => self.parts - 1,
         };
-        held.iter().skip(index).step_by(self.parts).map(AsRef::as_ref).collect()
+        self.held.iter().skip(index).step_by(self.parts).map(AsRef::as_ref)
     }
 }
 

@@ -5,14 +5,19 @@
 //! zero: it is not absent, because an optimizer changes parameters with a zero gradient (momentum, weight
 //! decay) and skips those without one.
 
-use burn::tensor::{DType, Tensor};
-use pipewright_kernel::grouped::{Groups, row_products, scale_rows};
+use burn::tensor::{Tensor, bf16};
+use pipewright_kernel::grouped::{ExpertElement, Groups};
+use pipewright_kernel::relu_squared;
 
 use super::deferred::recorded_on;
 use super::expert::{Expert, composed};
 use super::expert_matrices::{KeptMatrices, Matrices, Part, Parts};
-use super::operation::{CpuTensor, Operation, cpu_tensor, elements, on_cpu, with_dtype};
+use super::operation::{
+    CpuTensor, Operation, ReadElement, Tape, are_multiplied_in_bf16, cpu_tensor, elements, on_cpu, tensor_of,
+    with_dtype,
+};
 use super::routing::Routing;
+use super::swiglu;
 
 /// Returns, for each token, the sum over its chosen experts of `weight * expert(x)`.
 ///
@@ -64,32 +69,13 @@ fn mix(x: Tensor<2>, weights: Tensor<2>, chosen: &[usize], experts: &[Option<&Ex
         let weights = elements(&weights);
         groups.assignments().iter().map(|&index| weights[index]).collect()
     };
-    let held: Vec<_> = matrices.held.iter().map(|held| &held.value).collect();
-    let parts = Parts::new(&held, matrices.parts, x.dtype());
-    let rows = parts.gather(&groups, &x, width);
-    // The tensors that the backward keeps are rounded first, so that it sees the numbers with which the
-    // forward continues.
-    let kept = |rows: Vec<f32>| tape.kept(rows, [groups.rows(), inner]);
-    let enter = |part| kept(parts.product(&groups, &rows, (part, false), [width, inner]));
-    let gate = parts.has_gates().then(|| enter(Part::Gate));
-    let up = enter(Part::Up);
-    let activated = kept(match &gate {
-        Some(gate) => pipewright_kernel::swiglu::forward(&elements(gate), &elements(&up)),
-        None => pipewright_kernel::relu_squared::forward(&elements(&up)),
-    });
-    let out = parts.product(&groups, &activated, (Part::Down, false), [inner, width]);
-    let out = groups.scatter(&out, Some(&sorted), width);
-    tape.record(out, [tokens, width], |_| ExpertsBackward {
-        sizes: [tokens, width, inner],
-        count,
-        x,
-        weights: sorted,
-        gate,
-        up,
-        activated,
-        groups,
-        matrices: matrices.kept(),
-    })
+    let mixture = Mixture { sizes: [tokens, width, inner], count, x, weights: sorted, groups };
+    let operands = matrices.held.iter().map(|held| &held.value).chain([&mixture.x]);
+    if are_multiplied_in_bf16(operands) {
+        mixture.forward::<bf16>(matrices, tape)
+    } else {
+        mixture.forward::<f32>(matrices, tape)
+    }
 }
 
 /// Groups the choices of the experts that this rank holds; each token has `count` choices.
@@ -116,8 +102,9 @@ fn check_experts(experts: &[&Expert], width: usize) -> usize {
     inner
 }
 
+/// The inputs of a mixture, without its matrices.
 #[derive(Clone, Debug)]
-struct ExpertsBackward {
+struct Mixture {
     /// Tokens, width, inner width.
     sizes: [usize; 3],
     /// The number of choices of a token.
@@ -125,45 +112,82 @@ struct ExpertsBackward {
     x: CpuTensor,
     /// The weight of each sorted row.
     weights: Vec<f32>,
+    groups: Groups,
+}
+
+impl Mixture {
+    /// Computes the mixture, with products of operands of the type `T`.
+    fn forward<T: ReadElement + ExpertElement>(self, matrices: Matrices, tape: Tape<3>) -> Tensor<2> {
+        let Self { sizes: [tokens, width, inner], x, weights, groups, .. } = &self;
+        let parts = Parts::<T>::new(matrices.held.iter().map(|held| &held.value), matrices.parts);
+        let rows = groups.gather(&T::read(x), *width);
+        // The tensors that the backward keeps are rounded first, so that it sees the numbers with which the
+        // forward continues.
+        let enter = |part| {
+            let rows = parts.rounded_product(groups, &rows, (part, false), [*width, *inner]);
+            tape.rounded(tensor_of(rows, [groups.rows(), *inner]))
+        };
+        let gate = parts.has_gates().then(|| enter(Part::Gate));
+        let up = enter(Part::Up);
+        let activated = tape.rounded(match &gate {
+            Some(gate) => swiglu::activated(gate, &up),
+            None => cpu_tensor(relu_squared::forward(&elements(&up)), [groups.rows(), *inner]),
+        });
+        let out = parts.product(groups, &T::read(&activated), (Part::Down, false), [*inner, *width]);
+        let out = groups.scatter(&out, Some(weights), *width);
+        let shape = [*tokens, *width];
+        // Matrices in single precision may be copies.
+        drop((parts, rows));
+        tape.record(out, shape, |_| {
+            let matrices = matrices.kept();
+            ExpertsBackward { mixture: self, gate, up, activated, matrices }
+        })
+    }
+}
+
+#[derive(Clone, Debug)]
+struct ExpertsBackward {
+    mixture: Mixture,
     /// Shape `[rows, inner width]`, as are the next two.
     gate: Option<CpuTensor>,
     up: CpuTensor,
     activated: CpuTensor,
-    groups: Groups,
     matrices: KeptMatrices,
 }
 
 impl Operation<3> for ExpertsBackward {
-    fn backward(
+    fn backward(self, gradient: CpuTensor, wanted: [bool; 3]) -> [Option<CpuTensor>; 3] {
+        let held: Vec<_> = self.matrices.kept.iter().map(|kept| kept.weight.get_on_cpu()).collect();
+        if are_multiplied_in_bf16(held.iter().chain([&self.mixture.x])) {
+            self.backward_in::<bf16>(&held, &gradient, wanted)
+        } else {
+            self.backward_in::<f32>(&held, &gradient, wanted)
+        }
+    }
+}
+
+impl ExpertsBackward {
+    /// Returns the gradients, from products of operands of the type `T`.
+    fn backward_in<T: ReadElement + ExpertElement>(
         self,
-        gradient: CpuTensor,
+        held: &[CpuTensor],
+        gradient: &CpuTensor,
         [for_x, for_weights, for_matrices]: [bool; 3],
     ) -> [Option<CpuTensor>; 3] {
-        let Self { sizes: [tokens, width, inner], count, x, weights, gate, up, activated, groups, matrices } =
-            self;
-        let held: Vec<_> = matrices.kept.iter().map(|kept| kept.weight.get_on_cpu()).collect();
-        let parts = Parts::new(&held.iter().collect::<Vec<_>>(), matrices.parts, x.dtype());
-        let d_out = parts.gather(&groups, &gradient, width);
+        let Self { mixture, gate, up, activated, matrices } = self;
+        let Mixture { sizes: [tokens, width, inner], count, x, weights, groups } = mixture;
+        let parts = Parts::<T>::new(held, matrices.parts);
+        let mut d_out = groups.gather(&T::read(gradient), width);
         // The gradient of the activated rows, before the weight of the row.
         let mut d_activated = parts.product(&groups, &d_out, (Part::Down, true), [width, inner]);
         let d_weights = for_weights.then(|| {
             let mut d_weights = vec![0.0; tokens * count];
-            let products = row_products(&elements(&activated), &d_activated, inner);
+            let products = T::row_products(&T::read(&activated), &d_activated, inner);
             groups.assignments().iter().zip(products).for_each(|(&index, d)| d_weights[index] = d);
             cpu_tensor(d_weights, [tokens, count])
         });
-        scale_rows(&mut d_activated, &weights, inner);
-        let (d_gate, d_up) = match &gate {
-            Some(gate) => {
-                let (d_gate, d_up) =
-                    pipewright_kernel::swiglu::backward(&elements(gate), &elements(&up), &d_activated);
-                (Some(d_gate), d_up)
-            }
-            None => (None, pipewright_kernel::relu_squared::backward(&elements(&up), &d_activated)),
-        };
-        drop((gate, up, d_activated));
-        let operand = |d| parts.operand(d, [groups.rows(), inner]);
-        let (d_gate, d_up) = (d_gate.map(operand), operand(d_up));
+        f32::scale_rows(&mut d_activated, &weights, inner);
+        let (d_gate, d_up) = activation_gradients::<T>(gate, up, d_activated);
         let d_x = for_x.then(|| {
             let mut d_rows = parts.product(&groups, &d_up, (Part::Up, true), [inner, width]);
             if let Some(d_gate) = &d_gate {
@@ -172,18 +196,33 @@ impl Operation<3> for ExpertsBackward {
             cpu_tensor(groups.scatter(&d_rows, None, width), [tokens, width])
         });
         if for_matrices {
-            let mut d_out = with_dtype(d_out, DType::F32);
-            scale_rows(d_out.storage_mut(), &weights, width);
-            let rounded = |rows| with_dtype(rows, x.dtype());
-            let gathered = rounded(parts.gather(&groups, &x, width));
-            let inputs = d_gate.into_iter().chain([d_up]).map(|d| (gathered.clone(), rounded(d)));
-            let down = (activated, rounded(d_out));
+            T::scale_rows(&mut d_out, &weights, width);
+            let rounded =
+                |rows, width: usize| with_dtype(tensor_of::<T>(rows, [groups.rows(), width]), x.dtype());
+            let gathered = rounded(groups.gather(&T::read(&x), width), width);
+            let inputs = d_gate.into_iter().chain([d_up]).map(|d| (gathered.clone(), rounded(d, inner)));
+            let down = (activated, rounded(d_out, width));
             matrices.differentiate(&groups, &inputs.chain([down]).collect::<Vec<_>>());
         }
         // The token has a gradient, so that the tape continues to the bundle, which takes the gradients out
         // of the slots.
         let d_token = matrices.slots.filter(|_| for_matrices).map(|_| cpu_tensor(vec![0.0], [1]));
         [d_x, d_weights, d_token]
+    }
+}
+
+/// Returns the gradients of the rows before the activation, if there are gates, of these first.
+fn activation_gradients<T: ReadElement + ExpertElement>(
+    gate: Option<CpuTensor>,
+    up: CpuTensor,
+    gradient: Vec<f32>,
+) -> (Option<Vec<T>>, Vec<T>) {
+    match gate {
+        Some(gate) => {
+            let (d_gate, d_up) = T::swiglu_backward(&T::read(&gate), &T::read(&up), &gradient);
+            (Some(d_gate), d_up)
+        }
+        None => (None, T::from_single(relu_squared::backward(&elements(&up), &gradient))),
     }
 }
 

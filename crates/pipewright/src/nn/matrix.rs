@@ -51,17 +51,24 @@ fn both_in_bf16<'a>(a: Operand<'a>, b: Operand<'a>) -> Option<[Matrix<'a, bf16>;
 pub(crate) fn product(a: Operand<'_>, b: Operand<'_>) -> CpuTensor {
     match both_in_bf16(a, b) {
         Some([left, right]) => tensor_of(bf16_product::product(left, right), [a.rows(), b.columns()]),
-        None => product_in_single(a, b),
+        None => widened_product(a, b),
     }
 }
 
 /// Returns `a b` in single precision.
 pub(crate) fn product_in_single(a: Operand<'_>, b: Operand<'_>) -> CpuTensor {
-    let product = match both_in_bf16(a, b) {
-        Some([left, right]) => bf16_product::product_in_single(left, right),
-        None => single::product(a.matrix(&elements(a.tensor)), b.matrix(&elements(b.tensor))),
-    };
-    cpu_tensor(product, [a.rows(), b.columns()])
+    match both_in_bf16(a, b) {
+        Some([left, right]) => {
+            cpu_tensor(bf16_product::product_in_single(left, right), [a.rows(), b.columns()])
+        }
+        None => widened_product(a, b),
+    }
+}
+
+/// Returns `a b` in single precision, from operands that are read in single precision.
+fn widened_product(a: Operand<'_>, b: Operand<'_>) -> CpuTensor {
+    let (left, right) = (elements(a.tensor), elements(b.tensor));
+    cpu_tensor(single::product(a.matrix(&left), b.matrix(&right)), [a.rows(), b.columns()])
 }
 
 /// Adds `a b` to a sum in single precision, which has the whole of its storage.

@@ -15,6 +15,7 @@
 //! [`split_weighted_cross_entropy`] are compositions everywhere.
 
 mod attention;
+mod attention_passes;
 mod bundle;
 mod composed;
 mod cross_entropy;

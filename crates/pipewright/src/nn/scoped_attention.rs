@@ -3,16 +3,13 @@
 
 use std::sync::Arc;
 
-use burn::tensor::{DType, Tensor, TensorData, activation, bf16};
-use pipewright_kernel::attention::{
-    Bias, Dims, Gradients, Inputs, Rotary, backward, backward_bf16, forward, forward_bf16,
-};
+use burn::tensor::{DType, Tensor, TensorData, activation};
+use pipewright_kernel::attention::{Bias, Dims, Inputs, Rotary};
 
 use super::attention::{hidden_by_starts, repeat_heads};
+use super::attention_passes::AttentionInputs;
 use super::composed::at_least_single;
-use super::operation::{
-    CpuTensor, Operation, ReadElement, are_multiplied_in_bf16, cpu_tensor, elements, on_cpu,
-};
+use super::operation::{CpuTensor, Operation, ReadElement, cpu_tensor, elements, on_cpu};
 use super::token_scope::TokenScope;
 
 /// Relations between the tokens of each row.
@@ -73,8 +70,9 @@ impl ScopedAttention {
             return composed([q, k, v], bias, dims, &places);
         };
         let saved = Saved { dims, q, k, v, table, relations, places };
-        let (out, normalisers) = saved.forward();
-        tape.record(out, shape, |out| ScopedBackward { saved, out: out.clone(), normalisers })
+        let (out, normalisers) = saved.forward(shape);
+        let out = tape.rounded(out);
+        tape.record_tensor(out, |out| ScopedBackward { saved, out: out.clone(), normalisers })
     }
 
     fn dims(&self, [q, k, v]: [&Tensor<2>; 3], scope: &TokenScope) -> Dims {
@@ -146,23 +144,9 @@ struct Saved {
     places: Places,
 }
 
-impl Saved {
-    fn forward(&self) -> (Vec<f32>, Vec<f32>) {
-        if self.is_in_bf16() { self.with_inputs(forward_bf16) } else { self.with_inputs(forward) }
-    }
-
-    fn backward(&self, out: &CpuTensor, normalisers: &[f32], gradient: &CpuTensor) -> Gradients {
-        if self.is_in_bf16() {
-            let (out, gradient) = (bf16::read(out), bf16::read(gradient));
-            self.with_inputs(|inputs| backward_bf16(inputs, &out, normalisers, &gradient))
-        } else {
-            let (out, gradient) = (elements(out), elements(gradient));
-            self.with_inputs(|inputs| backward(inputs, &out, normalisers, &gradient))
-        }
-    }
-
-    fn is_in_bf16(&self) -> bool {
-        are_multiplied_in_bf16([&self.q, &self.k, &self.v])
+impl AttentionInputs for Saved {
+    fn operands(&self) -> impl Iterator<Item = &CpuTensor> {
+        [&self.q, &self.k, &self.v].into_iter()
     }
 
     fn with_inputs<T: ReadElement, R>(&self, pass: impl FnOnce(Inputs<'_, T>) -> R) -> R {
@@ -199,10 +183,11 @@ struct ScopedBackward {
 impl Operation<4> for ScopedBackward {
     fn backward(self, gradient: CpuTensor, _wanted: [bool; 4]) -> [Option<CpuTensor>; 4] {
         let Self { saved, out, normalisers } = &self;
-        let d = saved.backward(out, normalisers, &gradient);
-        let like = |d: Vec<f32>, tensor: &CpuTensor| Some(cpu_tensor(d, tensor.layout().shape().clone()));
-        let table = if d.table.is_empty() { None } else { like(d.table, &saved.table) };
-        [like(d.q, &saved.q), like(d.k, &saved.k), like(d.v, &saved.v), table]
+        let shape = |tensor: &CpuTensor| tensor.layout().shape().clone();
+        let shapes = [&saved.q, &saved.k, &saved.v].map(shape);
+        let ([q, k, v], table) = saved.backward((out, normalisers), &gradient, shapes);
+        let table = (!table.is_empty()).then(|| cpu_tensor(table, shape(&saved.table)));
+        [Some(q), Some(k), Some(v), table]
     }
 }
 

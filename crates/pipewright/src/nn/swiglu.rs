@@ -15,11 +15,17 @@ pub fn swiglu(gate: Tensor<2>, up: Tensor<2>) -> Tensor<2> {
     assert!(shape == of_up, "swiglu takes two tensors of one shape, got {shape:?} and {of_up:?}");
     let inputs = [gate.clone().into_dispatch(), up.clone().into_dispatch()];
     let Some(([gate, up], tape)) = on_cpu(inputs) else { return composed(gate, up) };
-    let y = match in_bf16([&gate, &up]) {
-        Some([gate, up]) => tensor_of(forward_bf16(gate, up), shape),
-        None => tape.kept(forward(&elements(&gate), &elements(&up)), shape),
-    };
+    let y = tape.rounded(activated(&gate, &up));
     tape.record_tensor(y, |_| SwigluBackward { gate, up, shape })
+}
+
+/// Returns `silu(gate) * up`, in bfloat16 if both are, and otherwise in single precision.
+pub(super) fn activated(gate: &CpuTensor, up: &CpuTensor) -> CpuTensor {
+    let shape = gate.layout().shape().clone();
+    match in_bf16([gate, up]) {
+        Some([gate, up]) => tensor_of(forward_bf16(gate, up), shape),
+        None => cpu_tensor(forward(&elements(gate), &elements(up)), shape),
+    }
 }
 
 fn composed(gate: Tensor<2>, up: Tensor<2>) -> Tensor<2> {

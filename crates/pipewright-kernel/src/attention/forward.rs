@@ -1,0 +1,60 @@
+//! The forward pass.
+
+use half::bf16;
+
+use super::super::element::Element;
+use super::super::product::Matrix;
+use super::super::rotary::turn;
+use super::inputs::{Dims, Inputs};
+use super::rows::Rows;
+use super::softmax::{score, softmax};
+
+// Functions for each element type, not generic ones, so that their loops are compiled with this crate's
+// optimisation.
+
+/// Returns the result, and `log sum exp` of each row of scores, `[batch, heads, sequence]`.
+pub fn forward(inputs: Inputs<'_>) -> (Vec<f32>, Vec<f32>) {
+    forward_in(inputs)
+}
+
+/// Like [`forward`], with products of bfloat16.
+pub fn forward_bf16(inputs: Inputs<'_, bf16>) -> (Vec<bf16>, Vec<f32>) {
+    forward_in(inputs)
+}
+
+fn forward_in<T: Element>(inputs: Inputs<'_, T>) -> (Vec<T>, Vec<f32>) {
+    let Inputs { dims, q, k, v, turn_q, turn_k, bias, .. } = inputs;
+    let Dims { sequence, head_dim, .. } = dims;
+    let (wide, narrow) = (dims.query_width(), dims.key_width());
+    let mut out = vec![T::rounded(0.0); dims.batch * sequence * wide];
+    let mut normalisers = vec![0f32; dims.batch * dims.heads * sequence];
+    let mut scores = vec![0f32; dims.most_scores()];
+    let mut rounded = Vec::new();
+    let [mut queries, mut keys] = [sequence, dims.keys()].map(|rows| vec![T::rounded(0.0); rows * head_dim]);
+    for (batch, key_head) in dims.key_heads() {
+        let key_start = dims.key_start(batch, key_head);
+        let (turn_q, turn_k) =
+            (turn_q.of(sequence, head_dim, batch), turn_k.of(dims.keys(), head_dim, batch));
+        turn(turn_k, &k[key_start..], narrow, &mut keys, head_dim);
+        let values = &v[key_start..];
+        for head in dims.query_heads(key_head) {
+            let start = dims.query_start(batch, head);
+            turn(turn_q, &q[start..], wide, &mut queries, head_dim);
+            let normalisers = &mut normalisers[(batch * dims.heads + head) * sequence..][..sequence];
+            for block in dims.chunks() {
+                let rows = Rows::new(&inputs, batch, block.clone());
+                let scores = &mut scores[..rows.count * rows.span()];
+                score(scores, &queries, &keys, head_dim, rows);
+                if let Some(bias) = bias {
+                    bias.add(dims, batch, head, rows, scores);
+                }
+                let out = &mut out[start + block.start * wide..];
+                softmax(scores, rows, &mut normalisers[block]);
+                let weights = Matrix::new(T::all_rounded(scores, &mut rounded), rows.count, rows.span());
+                let values = Matrix::strided(&values[rows.low * narrow..], rows.span(), head_dim, narrow);
+                T::rounded_product_into(out, wide, weights, values);
+            }
+        }
+    }
+    (out, normalisers)
+}

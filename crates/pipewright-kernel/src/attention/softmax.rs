@@ -1,0 +1,95 @@
+//! Scores and weights of a block of queries.
+
+use multiversion::multiversion;
+
+use super::super::element::Element;
+use super::super::exp::exp;
+use super::super::product::Matrix;
+use super::super::simd::{max, sum};
+use super::rows::Rows;
+
+/// Computes the scores of a block of queries.
+pub(super) fn score<T: Element>(
+    scores: &mut [f32],
+    queries: &[T],
+    keys: &[T],
+    head_dim: usize,
+    rows: Rows<'_>,
+) {
+    let Rows { first, count, low, .. } = rows;
+    let queries = Matrix::new(&queries[first * head_dim..], count, head_dim);
+    let keys = Matrix::new(&keys[low * head_dim..], rows.span(), head_dim);
+    T::product_into(scores, rows.span(), queries, keys.transposed());
+}
+
+/// Turns scores into weights; the weight of a key that a query does not see is 0.
+#[multiversion(targets = "simd")]
+pub(super) fn softmax(scores: &mut [f32], rows: Rows<'_>, normalisers: &mut [f32]) {
+    for (row, (scores, normaliser)) in scores.chunks_exact_mut(rows.span()).zip(normalisers).enumerate() {
+        let [before, seen, after] = rows.split(row, scores);
+        let largest = max(seen);
+        for score in seen.iter_mut() {
+            *score = exp(*score - largest);
+        }
+        let total = sum(seen.len(), |i| seen[i]);
+        let share = 1.0 / total;
+        for score in seen.iter_mut() {
+            *score *= share;
+        }
+        before.fill(0.0);
+        after.fill(0.0);
+        *normaliser = largest + total.ln();
+    }
+}
+
+/// Turns scores into weights `P` again, and `dP` into `dS`, both in place.
+#[multiversion(targets = "simd")]
+pub(super) fn softmax_backward<T: Element>(
+    scores: &mut [f32],
+    d_weights: &mut [f32],
+    (rows, normalisers): (Rows<'_>, &[f32]),
+    (out, gradient): (&[T], &[T]),
+    stride: usize,
+    head_dim: usize,
+) {
+    let span = rows.span();
+    let both = scores.chunks_exact_mut(span).zip(d_weights.chunks_exact_mut(span));
+    for (row, ((scores, d_weights), normaliser)) in both.zip(normalisers).enumerate() {
+        let (out, gradient) = (&out[row * stride..][..head_dim], &gradient[row * stride..][..head_dim]);
+        let along = sum(head_dim, |i| out[i].single() * gradient[i].single());
+        let [before, seen, after] = rows.split(row, scores);
+        let [d_before, d_seen, d_after] = rows.split(row, d_weights);
+        for (score, d) in seen.iter_mut().zip(d_seen) {
+            *score = exp(*score - normaliser);
+            *d = *score * (*d - along);
+        }
+        for hidden in [before, after, d_before, d_after] {
+            hidden.fill(0.0);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use half::bf16;
+
+    use super::super::super::half::Half;
+    use super::*;
+
+    #[test]
+    fn bf16_is_read_as_the_numbers_that_it_stands_for() {
+        let numbers = |count: usize, seed: usize| -> Vec<f32> {
+            (0..count).map(|i| ((i * 37 + seed * 11) % 257) as f32 / 128.0 - 1.0).collect()
+        };
+        // Three queries over their own and two earlier keys; heads of 4 elements in rows of 7.
+        let rows = Rows { first: 0, count: 3, earlier: 2, low: 0, end: 5, starts: None };
+        let (scores, d_weights, normalisers) = (numbers(15, 1), numbers(15, 2), numbers(3, 3));
+        let [out, gradient] = [4, 5].map(|seed| bf16::narrowed(&numbers(18, seed)));
+        let mut narrow = (scores.clone(), d_weights.clone());
+        softmax_backward(&mut narrow.0, &mut narrow.1, (rows, &normalisers), (&out, &gradient), 7, 4);
+        let [out, gradient] = [&out, &gradient].map(|numbers| bf16::widened(numbers));
+        let mut wide = (scores, d_weights);
+        softmax_backward(&mut wide.0, &mut wide.1, (rows, &normalisers), (&out, &gradient), 7, 4);
+        assert_eq!(narrow, wide);
+    }
+}
