@@ -1,5 +1,5 @@
-//! Measures the matrix products of a layer of the bench model, each against the highest rate of its
-//! instructions on this processor.
+//! Measures the matrix products of a layer of the bench model with its weights, each against the highest rate
+//! of its instructions on this processor.
 //!
 //! Products of single precision and of bfloat16, and the instructions alone, are measured in turn on one
 //! thread. The best of many short repetitions counts: others on the machine make a repetition slower, never faster.
@@ -33,7 +33,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// The rounds of a measurement of the instructions: about 0.2 ms.
+/// The rounds of a measurement of the instructions: about 0.1 ms.
 const ROUNDS: usize = 20_000;
 
 fn measure(&Options { rows, milliseconds }: &Options) {
@@ -47,14 +47,14 @@ fn measure(&Options { rows, milliseconds }: &Options) {
     shapes.sort_unstable();
     let (mut operations, mut seconds) = (0.0, [0.0; 2]);
     for shapes in shapes.chunk_by(|a, b| a == b) {
-        for (name, rates) in of_weight(rows, shapes[0], time) {
+        for (name, rates) in measure_weight(rows, shapes[0], time) {
             print(&format!("{name} {} x {}", shapes[0][0], shapes[0][1]), rates, peaks);
             let work = (2 * rows * shapes[0][0] * shapes[0][1] * shapes.len()) as f64 / 1e9;
             operations += work;
             seconds.iter_mut().zip(rates).for_each(|(seconds, rate)| *seconds += work / rate);
         }
     }
-    print("all products of a layer", seconds.map(|seconds| operations / seconds), peaks);
+    print("all products with weights", seconds.map(|seconds| operations / seconds), peaks);
 }
 
 /// Prints rates in 10⁹ operations per second, and their shares of `peaks` that are known.
@@ -82,7 +82,11 @@ fn alternate(time: Duration, best: &mut [f64; 2], mut functions: [&mut dyn FnMut
 }
 
 /// Returns the rates of the three products of a weight `[inputs, outputs]`.
-fn of_weight(rows: usize, [inputs, outputs]: [usize; 2], time: Duration) -> [(&'static str, [f64; 2]); 3] {
+fn measure_weight(
+    rows: usize,
+    [inputs, outputs]: [usize; 2],
+    time: Duration,
+) -> [(&'static str, [f64; 2]); 3] {
     let numbers = |count: usize| (0..count).map(|i| (i % 31) as f32 / 16.0 - 1.0).collect::<Vec<_>>();
     let (x, w, g) = (numbers(rows * inputs), numbers(inputs * outputs), numbers(rows * outputs));
     let [half_x, half_w, half_g] = [&x, &w, &g].map(|numbers| bf16::narrowed(numbers));
