@@ -51,6 +51,7 @@ impl Words<'_> {
             SearchError::NoExperts { expert } => {
                 format!("--expert-parallel {expert}: the model has no experts; leave it out")
             }
+            SearchError::Schedule { schedule, chunks } => self.no_schedule(schedule, chunks),
             SearchError::Memory { least } => self.memory(least),
             _ => sentence(error),
         }
@@ -86,21 +87,37 @@ impl Words<'_> {
                 Some(tokens) => format!("use --batch-tokens {}, or ", tokens / u64::from(batch) * near),
                 None => format!("use --global-batch {near}, or "),
             });
+        let (among, other) = match data {
+            0 | 1 => (String::new(), "microbatch size"),
+            _ => (format!(" on each of {data} replicas"), "mesh"),
+        };
         format!(
-            "{} of a step cannot be divided among {} with {} in each microbatch; {advice}use another mesh",
+            "{} of a step cannot be divided into microbatches of {}{among}; {advice}use another {other}",
             counted(batch, "row"),
-            counted(data, "replica"),
             counted(of / data.max(1), "row"),
+        )
+    }
+
+    /// Returns the given parts of a plan as "with ...", and what else the advice is to change.
+    fn with_given(&self) -> (String, &'static str) {
+        match self.given(&PARTS).as_str() {
+            "" => (String::new(), ""),
+            given => (format!(" with {given}"), ", or a given part of the plan"),
+        }
+    }
+
+    /// Says that a schedule has no plan.
+    fn no_schedule(&self, schedule: &str, chunks: &str) -> String {
+        let (with, other) = self.with_given();
+        format!(
+            "no mesh{with} that divides the GPUs and the batch has a plan with --schedule {schedule}, whose ranks have \
+             {chunks} of at least one block; leave --schedule out, or change the batch{other}"
         )
     }
 
     /// Says that no mesh divides the GPUs.
     fn no_mesh(&self, gpus: u32) -> String {
-        let given = self.given(&PARTS);
-        let (with, other) = match given.as_str() {
-            "" => (String::new(), ""),
-            given => (format!(" with {given}"), ", or a given part of the mesh"),
-        };
+        let (with, other) = self.with_given();
         format!(
             "no mesh{with} divides {} such that its replicas divide {} of a step, its stages are at most {} and its \
              tensor groups divide the heads; change the number of GPUs or of rows{other}",

@@ -78,6 +78,26 @@ fn meshes_that_do_not_divide_are_refused_with_their_options() {
     );
 }
 
+/// Rows are divided among replicas and microbatches, and a schedule has its numbers of stages.
+#[test]
+fn batches_and_schedules_that_do_not_fit_are_refused_with_their_options() {
+    check(
+        &planned(&["--microbatch-size", "7", "--data-parallel", "4"]),
+        "64 rows of a step cannot be divided into microbatches of 7 rows on each of 4 replicas; use --global-batch 84, or \
+         use another mesh",
+    );
+    check(
+        &planned(&["--microbatch-size", "128"]),
+        "64 rows of a step cannot be divided into microbatches of 128 rows; use --global-batch 128, or use another \
+         microbatch size",
+    );
+    check(
+        &planned(&["--schedule", "dualpipev", "--stages-per-rank", "3"]),
+        "no mesh with --stages-per-rank 3 that divides the GPUs and the batch has a plan with --schedule dualpipev, whose \
+         ranks have 2 stages of at least one block; leave --schedule out, or change the batch, or a given part of the plan",
+    );
+}
+
 #[test]
 fn sizes_of_0_are_refused() {
     for flag in
