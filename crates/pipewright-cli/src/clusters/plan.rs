@@ -7,7 +7,8 @@ use pipewright_cluster::hf_config::Described;
 use pipewright_cluster::machine::Machine;
 use pipewright_cluster::measured;
 use pipewright_cluster::model::Model;
-use pipewright_cluster::search::{Change, Found, Gain, Request, Upgrade, search, upgrades};
+use pipewright_cluster::search::{Change, ClusterPlan, Found, Gain, Request, Upgrade, search, upgrades};
+use pipewright_cluster::setting::Setting;
 
 use crate::clusters::machine::machine;
 use crate::clusters::model::{self, PlannedModel};
@@ -52,7 +53,7 @@ pub(crate) fn plan(options: &PlanOptions<'_>) -> Result<Planned, Failure> {
     let Sizes { gpus, batch, sequence } = options.sizes(&machine, sequence, batch)?;
     let precision = options.precision(&machine)?;
     let Described { model, ignored, mut assumed } = described;
-    let (machine, measured) = match &options.cluster.measured {
+    let (machine, mut measured) = match &options.cluster.measured {
         Some(file) => with_measurements(file, &model, machine)?,
         None => (machine, Vec::new()),
     };
@@ -64,6 +65,7 @@ pub(crate) fn plan(options: &PlanOptions<'_>) -> Result<Planned, Failure> {
     let start = Instant::now();
     let words = Words { options, request: &request };
     let found = search(&request).map_err(|error| words.refused(error))?;
+    measured.extend(found.plans.first().map_or_else(Vec::new, |best| unused(&request, best)));
     let upgrades = found.plans.first().map_or_else(Vec::new, |best| upgrades(&request, best));
     let bought = |upgrade: Upgrade| Bought {
         change: upgrade.change,
@@ -72,6 +74,13 @@ pub(crate) fn plan(options: &PlanOptions<'_>) -> Result<Planned, Failure> {
     let upgrades = upgrades.into_iter().map(bought).collect();
     let seconds = start.elapsed().as_secs_f64();
     Ok(Planned { request, found, upgrades, seconds, ignored, assumed, measured })
+}
+
+/// Says which measured products the best plan does not use.
+fn unused(request: &Request, best: &ClusterPlan) -> Vec<String> {
+    let setting = Setting { model: &request.model, layout: &best.layout, machine: &request.machine };
+    let products = measured::unused_products(&setting).into_iter();
+    products.map(|product| format!("the best plan does not use {product}")).collect()
 }
 
 /// Returns the machine with the measurements of a file, and which they are.
@@ -93,8 +102,8 @@ fn with_measurements(
     Ok((changed, sentences))
 }
 
-/// Returns the figures of a machine that are not published, with what is assumed, and where the constants come
-/// from.
+/// Returns the figures of a machine that are not published, with what is assumed, the machine that has the
+/// figures that a file does not give, and where the constants come from.
 fn assumptions(machine: &Machine) -> Vec<String> {
     const ASSUMED: &str = "assumed: ";
     let group = |(source, keys): (&str, Vec<&str>)| {
@@ -103,6 +112,9 @@ fn assumptions(machine: &Machine) -> Vec<String> {
         Some(format!("{}: {assumption}", keys.join(", ")))
     };
     let mut assumed: Vec<String> = machine.keys_by_source().into_iter().filter_map(group).collect();
+    if let Some(known) = &machine.based_on {
+        assumed.push(format!("figures that the file does not give: from {known}"));
+    }
     let constants = machine.source_of("constants");
     assumed.push(format!("shares that programs reach: {}", constants.trim_start_matches(ASSUMED)));
     assumed

@@ -268,6 +268,11 @@ fn measurements_replace_predictions_and_are_named() {
     );
     let said = ["41 GB/s between nodes instead of 37.9", "0.4 of the bf16 peak in products instead of 0.678"];
     assert_eq!(after["measured"].as_array().map(Vec::as_slice), Some(&said.map(Value::from)[..]));
+    let product = "[[product]]\nrows = 3\ncolumns = 5\ninner = 7\nseconds = 1\n";
+    write(&folder, "m.toml", product);
+    let said = succeed(&folder, &planned(&["--measured", "m.toml"]));
+    let unused = "the best plan does not use the product of 3 x 7 and 7 x 5";
+    assert!(said.contains(unused), "{said}");
     write(&folder, "m.toml", "[node]\nlatency_us = 8\n");
     let assumed = json(&folder, &planned(&["--measured", "m.toml"]))["assumed"].to_string();
     assert!(assumed.contains("\"network_latency_us: 5 us inside a node"), "{assumed}");
@@ -313,6 +318,20 @@ fn the_commands_of_the_book_work() {
             check_example(&page, &output);
         }
     }
+    let group = [
+        "plan",
+        "config.json",
+        "--cluster",
+        "group.toml",
+        "--nodes",
+        "4",
+        "--batch",
+        "64",
+        "--seq-len",
+        "8192",
+    ];
+    let plan = succeed(&folder, &group);
+    assert!(plan.contains("figures that the file does not give: from H100 80 GB SXM"), "{plan}");
     let own = succeed(&folder, &["clusters", "group.toml"]);
     assert!(own.contains("network_gb_per_s = 25 ") && own.contains("memory_gb_per_s = 3350 "), "{own}");
 }
