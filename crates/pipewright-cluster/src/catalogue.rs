@@ -54,8 +54,8 @@ pub fn by_name(name: &str) -> Result<Machine, UnknownMachine> {
     }
 }
 
-/// Returns the known machines that a name of a data sheet means: the machine of this name, or those with a short
-/// name whose words follow each other in the name. A short name that is a part of a longer one does not count:
+/// Returns the known machines that a name of a data sheet means: the machine of this name, or all machines
+/// that have a short name whose words follow each other in the name. A short name that is a part of a longer one does not count:
 /// `H100-500W` means the machine with 500 watts alone.
 pub fn meant_by(name: &str) -> Vec<Machine> {
     let all = machines();
@@ -93,8 +93,8 @@ fn words(name: &str) -> Vec<String> {
     parts.filter(|word| !word.is_empty()).map(str::to_lowercase).collect()
 }
 
-/// Reads a machine from the text of a cluster file: the keys of one machine. If a key is missing,
-/// its value is that of the known machine that the name means.
+/// Reads a machine from the text of a cluster file: the keys of one machine. If the name means a known
+/// machine, missing keys have its values.
 ///
 /// # Errors
 /// When a key is unknown or missing, a value has the wrong unit or range, or the name means several machines.
@@ -102,8 +102,8 @@ pub fn from_toml(text: &str) -> Result<Machine, TomlFileError> {
     cluster_file::read(text, meant_by)
 }
 
-/// Reads the tables `[[machine]]` of a file. Values that a table lacks are those of the one machine that `known`
-/// returns for its name.
+/// Reads the tables `[[machine]]` of a file. If `known` returns one machine for the name of a table, the machine has the
+/// values that the table lacks.
 ///
 /// # Errors
 /// Like [`from_toml`]. A text that is not TOML has no machines.

@@ -3,7 +3,7 @@
 //! ```text
 //! name or cluster file --catalogue--> Machine      config.json --hf_config--> Model
 //! Model, Layout, Machine --stage_time--> seconds of stages --pipeline--> simulated run --predict--> Prediction
-//! file of measurements --measured--> Machine with measured rates and times in the place of predicted ones
+//! file of measurements --measured--> Machine with measured rates and times that replace predicted ones
 //! Request --search--> the fastest layouts that fit into memory, with their predictions
 //! file of published runs --published--> runs --comparison--> predictions next to measurements
 //! ```

@@ -14,8 +14,8 @@ pub struct Machine {
     pub name: String,
     /// Short names.
     pub aliases: Vec<String>,
-    /// Dense operations per second in bf16 and f16. A machine of a file has them: if they are not given, they
-    /// are assumed to be half of those in FP8.
+    /// Dense operations per second in bf16 and f16. A machine of a file has this peak: if it is not given, it is
+    /// assumed to be half of the peak in FP8.
     pub bf16: Option<f64>,
     /// Dense operations per second in FP8; `None` if the machine has no FP8.
     pub fp8: Option<f64>,
@@ -41,7 +41,7 @@ pub struct Machine {
     pub network_latency: f64,
     /// The shares that programs reach.
     pub constants: Constants,
-    /// Measured times that take the place of predicted ones.
+    /// Measured times that replace predicted ones.
     pub measured: MeasuredTimes,
     /// The known machine whose figures count where a file gives none; `None` if the file gives all.
     pub based_on: Option<String>,

@@ -83,8 +83,7 @@ impl MeasuredTimes {
     }
 
     /// Returns the factors of the forward and the backward of a block, if its kind was measured. If it was
-    /// measured several times, the sizes nearest to those of the layout count: first the precision, then the
-    /// others.
+    /// measured several times, the sizes nearest to the layout count: first the precision, then the others.
     pub(crate) fn block(&self, block: &Block, layout: &Layout) -> Option<&MeasuredBlock> {
         let of_kind = self.blocks.iter().filter(|measured| measured.block == *block);
         let with_distance = of_kind.map(|measured| (measured.sizes.distance(layout), measured));

@@ -196,9 +196,8 @@ pub struct Share {
 }
 
 impl Block {
-    /// Returns the block whose shares are those of the ranks of a tensor group. If heads of keys and values, or
-    /// groups of Mamba-2, are fewer than the ranks, several ranks have the same one, so there are as many copies
-    /// as ranks.
+    /// Returns the block as the ranks of a tensor group divide it. If it has fewer heads of keys and values, or
+    /// groups of Mamba-2, than there are ranks, each rank has a copy of one of them.
     pub fn with_copies(&self, ranks: u32) -> Self {
         let ranks = u64::from(ranks);
         let mixer = match self.mixer {

@@ -151,8 +151,8 @@ fn pipeline_costs(setting: &Setting<'_>, stages: &[Unit]) -> PipelineCosts {
 
 /// The seconds of gathers and reductions of replicas that computation does not hide. Gradients are reduced
 /// while the last microbatch's backward runs. Parameters are gathered while the first forward runs, if the
-/// optimizer is sharded. If gradients are sharded, each microbatch reduces them. If parameters are sharded and
-/// there is no pipeline, each microbatch gathers them before its forward and its backward, and reduces its
+/// optimizer is sharded. If gradients are sharded, each microbatch reduces them. If parameters are sharded
+/// without a pipeline, each microbatch gathers them before its forward and its backward, and reduces its
 /// gradients.
 fn exposed_data(setting: &Setting<'_>, parameters: Parameters, busiest: &StageTime) -> f64 {
     let layout = setting.layout;

@@ -13,7 +13,7 @@ const REMARKS_OF_TABLE: [(&str, &str); 3] = [("", "source"), ("", "title"), ("mo
 
 /// A text without its remarks.
 pub(crate) struct Plain {
-    /// The text with spaces in the place of remarks, so that errors name the lines of the file.
+    /// The text, in which spaces replace remarks so that errors name the lines of the file.
     pub(crate) text: String,
     /// The remarks' keys with their places, in the order of the file.
     pub(crate) remarks: Vec<String>,

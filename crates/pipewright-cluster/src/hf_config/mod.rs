@@ -1,8 +1,8 @@
 //! A model from its `config.json` alone.
 //!
 //! Families differ in the names of keys, less in their shapes, so a key is looked up under all names that are
-//! in use. `family.rs` has the properties that families do not state in their files. Whatever the file says and the
-//! cost model does not use is listed, so that nobody trusts a prediction for a part that was ignored.
+//! in use. `family.rs` has the properties that families do not state in their files. Keys that the cost
+//! model does not use are listed, because the prediction ignores them although they may change costs.
 
 mod error;
 mod harmless;

@@ -121,8 +121,8 @@ fn first_blocks(layout: &Layout, blocks: u32) -> u32 {
 /// The layouts that are not estimated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Pruning {
-    /// Those whose first or mean rank does not fit, and those whose computation alone takes longer than an
-    /// estimate that fits.
+    /// Layouts whose first or mean rank does not fit, or whose computation alone takes longer than an estimate
+    /// that fits.
     Quick,
     /// No layouts.
     None,

@@ -12,7 +12,7 @@ use pipewright_schedule::generate::{StageRule, find};
 use crate::layout::Layout;
 use crate::pipeline::{PipelineCosts, PipelineRun, closed_form};
 
-/// The schedules besides 1F1B and interleaved 1F1B. All of them compute gradients of weights apart.
+/// The schedules in addition to 1F1B and interleaved 1F1B. All of them compute gradients of weights apart.
 const SPLIT: [&str; 4] = ["zb-h1", "interleaved-zb-h1", "zbvzerobubble", "v-half"];
 
 /// A schedule with the chunks of a rank.
@@ -113,7 +113,7 @@ pub(super) fn held(layout: &Layout, rank: u32) -> f64 {
     }
 }
 
-/// Returns whether the memory of an estimate is that of the simulation. Other estimates are at most as large:
+/// Returns whether an estimate has the same memory as the simulation. Other estimates are at most as large:
 /// they lack the tensors that are kept for gradients of weights, and [`held`] is a lower bound.
 pub(super) fn is_exact(layout: &Layout) -> bool {
     layout.schedule.is_none()

@@ -36,7 +36,7 @@ fn near(one: f64, other: f64) {
     assert!((one / other - 1.0).abs() < 1e-9, "{one} and {other}");
 }
 
-/// The H100 with links that take no time besides their bytes, at their full bandwidth.
+/// The H100 with links without latency, at their full bandwidth.
 fn ideal() -> Machine {
     let mut machine = by_name("h100").expect("a machine");
     (machine.node_latency, machine.network_latency, machine.constants.link) = (0.0, 0.0, 1.0);
