@@ -145,7 +145,9 @@ fn passes(arguments: &LowerArguments) -> Result<Vec<Pass>, Failure> {
         ("order-safe", streams.map(|streams| format!("--transport {streams}"))),
     ];
     for (pass, flag) in flags {
-        flag.map_or(Ok(()), |flag| check_flag(&flag, pass, listed))?;
+        if let Some(flag) = flag {
+            check_flag(&flag, pass, listed)?;
+        }
     }
     passes.iter_mut().for_each(|pass| settings.apply(pass));
     if let (Some(communicator), Some(pass)) =

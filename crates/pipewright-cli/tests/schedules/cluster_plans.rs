@@ -137,8 +137,8 @@ fn the_text_names_what_is_assumed_and_what_is_not_predicted() {
 fn the_forms_of_a_request_agree() {
     let folder = with_model();
     let first = |arguments: &[&str]| json(&folder, arguments)["plans"][0].clone();
-    let expected = first(&planned(&[]));
-    let cluster = ["--cluster", "H100", "--ranks", "16"];
+    let expected = first(&planned(&["--pipeline-parallel", "1"]));
+    let cluster = ["--cluster", "H100", "--ranks", "16", "--pipeline-parallel", "1"];
     let check = |arguments: &[&str]| assert_eq!(first(&[&["plan"], arguments, &cluster].concat()), expected);
     check(&["--model", ".", "--batch-tokens", "512Ki", "--sequence", "8192"]);
     check(&["./config.json", "--global-batch", "64", "--seq-len", "8192", "--precision", "bf16"]);
@@ -224,7 +224,7 @@ fn the_memory_of_a_rank_can_be_given() {
 fn products_in_fp8_take_less_time() {
     let folder = with_model();
     let products = |precision| {
-        let report = json(&folder, &planned(&["--precision", precision]));
+        let report = json(&folder, &planned(&["--precision", precision, "--pipeline-parallel", "1"]));
         assert_eq!(report["cluster"]["precision"], precision);
         number(&report["plans"][0]["costs"]["products"])
     };
