@@ -28,7 +28,9 @@ fn known_machines_are_listed_with_the_source_of_each_figure() {
             assert!(figure["value"].as_f64().is_some_and(|value| value > 0.0), "{key}: {cluster}");
             assert!(figure["source"].as_str().is_some_and(|source| source.len() > 10), "{key}: {cluster}");
         }
-        assert!(cluster["constants_source"].as_str().is_some_and(|source| source.len() > 10), "{cluster}");
+        for key in ["node_switch_source", "constants_source"] {
+            assert!(cluster[key].as_str().is_some_and(|source| source.len() > 10), "{key}: {cluster}");
+        }
     }
 }
 

@@ -317,6 +317,9 @@ fn passes_that_cannot_run() {
         2,
         "error: --budget 2 belongs to the pass wait-send, which",
     );
+    // 3 is the default of the pass.
+    let twice = "error: --window 5 and --pass unshard=3 are given; leave one setting out";
+    lower("s.csv", &["unshard=3", "--window", "5"], 2, twice);
     lower("s.csv", &["wait-send", "--budget", "0"], 2, "error: invalid value '0'");
     lower("s.csv", &["merge-bw", "--stage-to-rank", "0,7"], 2, "error: s.csv: rank 1 owns no stage");
     lower("s.csv", &["merge-bw", "--microbatches", "4000000000"], 2, "error: s.csv: 2 stages and 4000000000");
