@@ -249,9 +249,9 @@ fn control_characters_of_names_are_escapes() {
 fn a_plan_of_one_rank_names_its_schedule() {
     let plan = succeed(
         &with_model(),
-        &planned(&["--schedule", "dualpipev", "--pipeline-parallel", "1", "--goal", "tokens=1"]),
+        &planned(&["--schedule", "zb-h1", "--pipeline-parallel", "1", "--goal", "tokens=1"]),
     );
-    for words in ["; dualpipev with 2 stages per rank; ", "\n      1 token: 1 step, "] {
+    for words in ["; zb-h1 with 1 stage per rank; ", "\n      1 token: 1 step, "] {
         assert!(plan.contains(words), "{words}: {plan}");
     }
 }
