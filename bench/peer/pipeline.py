@@ -62,6 +62,8 @@ def run_rank(rank: int, options: argparse.Namespace, rendezvous: Path) -> None:
     stages = [LlamaStage(options.model, options.seq_len, index, options.stages) for index in indices]
     for stage in stages:
         initialise(stage, options.seed)
+        if options.precision == "bf16":
+            stage.to(torch.bfloat16)
         if options.compile:
             for block in stage.layers.values():
                 block.compile()
@@ -112,11 +114,16 @@ def make_accumulate(stages: list[LlamaStage], rank: int, options: argparse.Names
 
     # The mean over microbatches is taken here, which saves the schedule a pass over all gradients.
     def loss_fn(logits: Tensor, target: Tensor) -> Tensor:
-        return F.cross_entropy(logits.flatten(0, 1), target.flatten()) / options.microbatches
+        return F.cross_entropy(logits.flatten(0, 1).float(), target.flatten()) / options.microbatches
 
     if options.ranks == 1:
-        return make_unpipelined(stages[0], inputs, targets, loss_fn, options)
-    return make_pipelined(stages, rank, inputs, targets, loss_fn, options)
+        accumulate = make_unpipelined(stages[0], inputs, targets, loss_fn, options)
+    else:
+        accumulate = make_pipelined(stages, rank, inputs, targets, loss_fn, options)
+    if options.precision == "autocast":
+        # Around a whole step: within it, each weight is converted once. A backward has the types of its forward.
+        return torch.autocast("cpu", dtype=torch.bfloat16)(accumulate)
+    return accumulate
 
 
 def make_unpipelined(
@@ -148,8 +155,11 @@ def make_pipelined(
     indices = stage_indices(rank, options)
     is_first, is_last = 0 in indices, options.stages - 1 in indices
     rows, model = options.microbatch_size, options.model
-    hidden = torch.empty(rows, options.seq_len, model.hidden_size, requires_grad=True)
-    logits = torch.empty(rows, options.seq_len, model.vocab_size, requires_grad=True)
+    # Autocast adds the results of its products, in bfloat16, to hidden states in single precision.
+    hidden_type = torch.bfloat16 if options.precision == "bf16" else torch.float32
+    logits_type = torch.float32 if options.precision == "f32" else torch.bfloat16
+    hidden = torch.empty(rows, options.seq_len, model.hidden_size, dtype=hidden_type, requires_grad=True)
+    logits = torch.empty(rows, options.seq_len, model.vocab_size, dtype=logits_type, requires_grad=True)
     parts = [
         PipelineStage(
             stage,
@@ -192,7 +202,7 @@ def clip_global_norm(parameters: list[Tensor], options: argparse.Namespace) -> f
     """Scales all gradients by `min(1, clip / norm)` for the norm over every rank, which is returned."""
     norm = get_total_norm([parameter.grad for parameter in parameters], foreach=True)
     if options.ranks > 1:
-        square = norm.square()
+        square = norm.float().square()
         dist.all_reduce(square)
         norm = square.sqrt()
     clip_grads_with_norm_(parameters, options.clip_norm, norm, foreach=True)
@@ -210,6 +220,7 @@ def report(record: dict[str, list[float]], options: argparse.Namespace) -> dict[
         "ranks": options.ranks,
         "threads_per_rank": options.threads,
         "compiled": options.compile,
+        "precision": options.precision,
         "microbatches": options.microbatches,
         "microbatch_size": options.microbatch_size,
         "seq_len": options.seq_len,
@@ -248,6 +259,12 @@ def parse_options() -> argparse.Namespace:
     for field, default in asdict(LlamaConfig()).items():
         kind = positive if isinstance(default, int) else float
         parser.add_argument(f"--{field.replace('_', '-')}", default=default, type=kind, metavar="N")
+    parser.add_argument(
+        "--precision",
+        default="f32",
+        choices=["f32", "autocast", "bf16"],
+        help="bf16: parameters and optimizer too",
+    )
     parser.add_argument("--compile", action="store_true", help="compile each block (needs a C++ compiler)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args()

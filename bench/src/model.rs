@@ -1,4 +1,5 @@
-//! The bench model: a Llama of 8 layers, hidden 512, sequences of 256, one row per microbatch, f32, AdamW.
+//! The bench model: a Llama of 8 layers, hidden 512, sequences of 256, one row per microbatch, AdamW, and f32
+//! unless a bench sets another precision.
 
 use std::error::Error;
 use std::num::NonZeroU32;
@@ -9,6 +10,7 @@ use pipewright::mesh::DataParallelMode;
 use pipewright::optimizer::AdamW;
 use pipewright::pipeline::StepSummary;
 use pipewright::pipeline::{Pipeline, PipelineConfig};
+use pipewright::tensor::Precision;
 use pipewright::transport::World;
 use pipewright_models::decoder::DecoderConfig;
 use pipewright_models::llama::LlamaConfig;
@@ -61,6 +63,7 @@ pub(crate) struct Setup<'a> {
     pub(crate) window: NonZeroU32,
     /// The stages that compute their forward again.
     pub(crate) recompute: &'a Recompute,
+    pub(crate) precision: Precision,
     /// Whether to lower the schedule for training. Otherwise messages follow whole actions, for one replica.
     pub(crate) send_early: bool,
 }
@@ -78,6 +81,7 @@ impl<'a> Setup<'a> {
             mode: DataParallelMode::Replicated,
             window: UnshardConfig::default().window,
             recompute: &Recompute::None,
+            precision: Precision::F32,
             send_early: true,
         }
     }
@@ -135,6 +139,7 @@ impl Bench {
             data_parallel: setup.replicas,
             data_parallel_mode: setup.mode,
             recompute: setup.recompute.clone(),
+            precision: setup.precision,
             ..PipelineConfig::default()
         };
         let pipeline = Pipeline::launch(program, world, &config, make)?;

@@ -6,7 +6,8 @@
 //! The two sides alternate, so that changes in the speed of the machine affect both.
 
 use std::error::Error;
-use std::path::PathBuf;
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::model::{Bench, SEQUENCE};
@@ -86,10 +87,17 @@ fn peer_rate(options: &Options) -> Result<f64, Box<dyn Error>> {
         PeerSchedule::OneFOneB => "1f1b",
         PeerSchedule::Zbv => "zbv",
     };
-    let output = Command::new(&options.python)
-        .args([SCRIPT, "--schedule", schedule, "--warmup", "2", "--steps", &steps, "--json"])
+    rate(&options.python, &["--schedule", schedule, "--warmup", "2", "--steps", &steps])
+}
+
+/// Runs PyTorch's side with these arguments, and returns its tokens per second.
+pub(crate) fn rate(python: &Path, arguments: &[impl AsRef<OsStr>]) -> Result<f64, Box<dyn Error>> {
+    let output = Command::new(python)
+        .arg(SCRIPT)
+        .args(arguments)
+        .arg("--json")
         .output()
-        .map_err(|error| format!("{}: {error}; run bench/peer/setup.sh first", options.python.display()))?;
+        .map_err(|error| format!("{}: {error}; run bench/peer/setup.sh first", python.display()))?;
     if !output.status.success() {
         return Err(format!("PyTorch failed: {}", String::from_utf8_lossy(&output.stderr)).into());
     }
