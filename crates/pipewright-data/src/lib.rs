@@ -55,6 +55,7 @@ mod tests;
 
 pub use chat::error::{ChatProblem, TemplateError};
 pub use chat::template::{ChatRenderer, RenderedChat};
+pub use chat::turns::{ChatMessage, ChatRole};
 pub use config::{DataConfig, Tokenizer};
 pub use content::Binary;
 pub use cursor::Cursor;

@@ -1,5 +1,7 @@
 //! `pipewright generate`: samples text from a trained model.
 
+mod chat;
+
 use std::path::PathBuf;
 use std::time::Instant;
 
@@ -8,9 +10,11 @@ use clap::Args;
 use pipewright_models::generation::{Generated, Request, Sampling, generate};
 use serde_json::json;
 
+use crate::commands::generate::chat::{Answer, Chat};
 use crate::display::say;
 use crate::failure::Failure;
 use crate::output;
+use crate::training::data::chat_template;
 use crate::training::model::{check_weights, unknown_note};
 use crate::training::trained_model::{self, Origin, TrainedModel};
 
@@ -20,9 +24,18 @@ pub(crate) struct GenerateArguments {
     /// The folder of a run, for its newest checkpoint, a checkpoint, or a Hugging Face directory
     #[arg(value_name = "RUN_DIR|MODEL_DIR")]
     model: PathBuf,
-    /// The text that the generated text follows
-    #[arg(long, value_name = "TEXT")]
-    prompt: String,
+    /// The text that the generated text follows; with --chat a message, and without it all lines of standard input
+    #[arg(long, value_name = "TEXT", required_unless_present = "chat")]
+    prompt: Option<String>,
+    /// Answer messages: the chat template of the model renders them
+    #[arg(long)]
+    chat: bool,
+    /// The instructions for a chat
+    #[arg(long, value_name = "TEXT", requires = "chat")]
+    system: Option<String>,
+    /// A chat template by name or file, in place of the model's own
+    #[arg(long, value_name = "NAME|FILE", requires = "chat")]
+    chat_template: Option<String>,
     /// The number of tokens to generate
     #[arg(long, value_name = "N", default_value_t = 100)]
     tokens: usize,
@@ -59,50 +72,90 @@ struct Times {
     whole: f64,
 }
 
+/// A text that was generated.
+struct Outcome {
+    prompt: Vec<u32>,
+    generated: Generated,
+    text: String,
+    times: Times,
+}
+
 /// Runs the command.
 pub(crate) fn run(arguments: &GenerateArguments) -> Result<(), Failure> {
-    if arguments.prompt.is_empty() {
+    if arguments.prompt.as_deref() == Some("") {
         return Err(Failure::input("`--prompt` is empty: give at least one character"));
     }
-    let found = trained_model::open(&arguments.model, arguments.tokenizer.as_deref())?;
+    if arguments.json && arguments.prompt.is_none() {
+        return Err(Failure::input("`--json` is for one answer: give the message as `--prompt`"));
+    }
+    let mut found = trained_model::open(&arguments.model, arguments.tokenizer.as_deref())?;
     if let Origin::Directory(directory) = &found.origin {
         let notes = [unknown_note(directory)?, check_weights(directory, &found.model)?];
         notes.iter().flatten().for_each(|note| say(note));
     }
-    let prompt = prompt(&found, &arguments.prompt)?;
-    let request = Request {
-        prompt: &prompt,
-        tokens: arguments.tokens,
-        ends: &found.ends,
-        sampling: Sampling {
-            repetition_penalty: arguments.repetition_penalty,
-            temperature: arguments.temperature,
-            top_k: arguments.top_k,
-            top_p: arguments.top_p,
-            seed: arguments.seed,
-        },
-        longest: longest(&found),
-        uses_cache: !arguments.no_cache,
-    };
+    if let Some(template) = &arguments.chat_template {
+        found.chat.chat_template = Some(chat_template(template));
+    }
     let model = found.model.whole(found.origin.source(), &Device::flex()).map_err(Failure::input)?;
+    let request = arguments.request(&found);
     let start = Instant::now();
     let mut first = None;
-    let generated = generate(&*model, &request, &mut |_| {
+    let mut each = |_| {
         first.get_or_insert_with(|| start.elapsed().as_secs_f64());
-    });
-    let generated = generated.map_err(Failure::input)?;
+    };
+    let (prompt, generated, text) = match (&arguments.prompt, arguments.chat) {
+        (Some(text), false) => {
+            let prompt = prompt(&found, text)?;
+            let request = Request { prompt: &prompt, ..request };
+            let generated = generate(&*model, &request, &mut each).map_err(Failure::input)?;
+            let text = found.codec.decode(&generated.tokens).map_err(Failure::input)?;
+            (prompt, generated, text)
+        }
+        (message, _) => {
+            let mut chat = Chat::new(&found, &*model, request, arguments.system.as_deref())?;
+            let Some(message) = message else { return chat.converse() };
+            let Answer { prompt, generated, text } = chat.answer(message, &mut each)?;
+            (prompt, generated, text)
+        }
+    };
     let whole = start.elapsed().as_secs_f64();
     let times = Times { first: first.unwrap_or(whole), whole };
-    let text = found.codec.decode(&generated.tokens).map_err(Failure::input)?;
+    report(arguments, &found, &Outcome { prompt, generated, text, times })
+}
+
+impl GenerateArguments {
+    /// Returns the request without its prompt.
+    fn request<'a>(&self, found: &'a TrainedModel) -> Request<'a> {
+        Request {
+            prompt: &[],
+            tokens: self.tokens,
+            ends: &found.ends,
+            sampling: Sampling {
+                repetition_penalty: self.repetition_penalty,
+                temperature: self.temperature,
+                top_k: self.top_k,
+                top_p: self.top_p,
+                seed: self.seed,
+            },
+            longest: longest(found),
+            uses_cache: !self.no_cache,
+        }
+    }
+}
+
+/// Prints the text and how fast it was generated. The text of an answer stands alone, others follow their prompt.
+fn report(arguments: &GenerateArguments, found: &TrainedModel, outcome: &Outcome) -> Result<(), Failure> {
+    let Outcome { prompt, generated, text, times } = outcome;
     let length = prompt.len() + generated.tokens.len();
     if let Some(trained) = found.trained_length.filter(|trained| length > *trained) {
         say(&format!("the text has {length} tokens, and the model was trained on rows of {trained}"));
     }
     if arguments.json {
-        return print_json(arguments, &found, &prompt, &text, &generated, &times);
+        return print_json(arguments, found, outcome);
     }
-    output::write(None, &format!("{}{text}\n", arguments.prompt))?;
-    say(&summary(&found, &prompt, &generated, &times));
+    let before = if arguments.chat { "" } else { arguments.prompt.as_deref().unwrap_or_default() };
+    output::write(None, &format!("{before}{text}\n"))?;
+    say(&summary(found, prompt, generated, times));
     Ok(())
 }
 
@@ -129,14 +182,8 @@ fn tokens_per_second(generated: &Generated, times: &Times) -> f64 {
     generated.tokens.len() as f64 / times.whole.max(f64::MIN_POSITIVE)
 }
 
-fn print_json(
-    arguments: &GenerateArguments,
-    found: &TrainedModel,
-    prompt: &[u32],
-    text: &str,
-    generated: &Generated,
-    times: &Times,
-) -> Result<(), Failure> {
+fn print_json(arguments: &GenerateArguments, found: &TrainedModel, outcome: &Outcome) -> Result<(), Failure> {
+    let Outcome { prompt, generated, text, times } = outcome;
     let json = json!({
         "model": family(found),
         "prompt": arguments.prompt,

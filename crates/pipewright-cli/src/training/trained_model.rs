@@ -5,12 +5,13 @@ use std::path::{Path, PathBuf};
 
 use pipewright::bounded_file::{SMALL_TEXT, read_regular_text};
 use pipewright::checkpoint::{Checkpoint, CheckpointFolder};
-use pipewright::train::data::{TokenCodec, Tokenizer};
+use pipewright::train::data::{DataConfig, TokenCodec, Tokenizer};
 use pipewright_models::{ModelConfig, ModelSource, hf};
 
 use crate::config::data::BYTES;
 use crate::failure::{Failure, sentence};
 use crate::run_folder::{CONFIG, checkpoints_of};
+use crate::training::data::chat_template;
 use crate::training::identity::MODEL;
 use crate::training::{checkpoint_path, origin};
 
@@ -24,6 +25,8 @@ pub(crate) struct TrainedModel {
     pub(crate) model: ModelConfig,
     pub(crate) origin: Origin,
     pub(crate) codec: TokenCodec,
+    /// The tokenizer, the chat template and the date of the training data; nothing else of it.
+    pub(crate) chat: DataConfig,
     /// The token that begins each document of the training data.
     pub(crate) bos_id: Option<u32>,
     /// The tokens that end a text.
@@ -75,6 +78,7 @@ fn of_directory(path: &Path, tokenizer: Option<&str>) -> Result<TrainedModel, Fa
     };
     Ok(TrainedModel {
         codec: TokenCodec::open(&tokenizer).map_err(Failure::input)?,
+        chat: DataConfig { tokenizer, ..DataConfig::default() },
         ends: hf::end_tokens(path).map_err(Failure::input)?,
         bos_id: None,
         trained_length: None,
@@ -110,6 +114,12 @@ fn of_checkpoint(checkpoint: Checkpoint, tokenizer: Option<&str>) -> Result<Trai
     let ends = kept.as_deref().map_or(Ok(Vec::new()), hf::end_tokens);
     Ok(TrainedModel {
         codec: TokenCodec::open(&tokenizer).map_err(Failure::input)?,
+        chat: DataConfig {
+            tokenizer,
+            chat_template: text("chat_template").map(chat_template),
+            date: text("date").and_then(|date| date.parse().ok()),
+            ..DataConfig::default()
+        },
         ends: ends.map_err(Failure::input)?,
         bos_id: number("bos_id").and_then(|id| u32::try_from(id).ok()),
         trained_length: number("seq_len").and_then(|length| usize::try_from(length).ok()),

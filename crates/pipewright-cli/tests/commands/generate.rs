@@ -172,6 +172,88 @@ fn a_text_goes_through_the_tokenizer_of_the_run() {
     assert_eq!(json(&run, "exported", &arguments)["text"], of_run["text"]);
 }
 
+/// A tiny template with a line for each message.
+const LINES: &str = "{% for m in messages %}{{ m.role }}: {{ m.content }};\n{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}";
+
+/// Sends lines to a chat, and returns its output.
+fn converse(run: &Run, arguments: &[&str], lines: &str) -> Output {
+    let mut command = std::process::Command::new(assert_cmd::cargo::cargo_bin!("pipewright"));
+    command.current_dir(run.path("")).args(["generate", "out", "--chat"]).args(arguments);
+    command.stdin(std::process::Stdio::piped()).stdout(std::process::Stdio::piped());
+    let mut child = command.stderr(std::process::Stdio::piped()).spawn().expect("the binary starts");
+    let mut input = child.stdin.take().expect("a pipe");
+    // The command may end before it has read everything.
+    let _ = std::io::Write::write_all(&mut input, lines.as_bytes());
+    drop(input);
+    child.wait_with_output().expect("its output is short")
+}
+
+#[test]
+fn a_chat_is_rendered_by_its_template() {
+    let run = trained(&[]);
+    fs::write(run.path("lines.jinja"), LINES).expect("a file");
+    let greedy = ["--tokens", "6", "--temperature", "0", "--chat-template", "lines.jinja"];
+    let message = |text: &str, more: &[&str]| {
+        json(&run, "out", &[&greedy[..], &["--chat", "--prompt", text], more].concat())
+    };
+    let text_of = |found: &Value| {
+        let ids = found["prompt_tokens"].as_array().expect("ids").iter();
+        ids.map(|id| char::from(id.as_u64().expect("an id") as u8)).collect::<String>()
+    };
+    let first = message("two", &[]);
+    assert_eq!(text_of(&first), "user: two;\nassistant: ");
+    let instructed = message("two", &["--system", "brief"]);
+    assert_eq!(text_of(&instructed), "system: brief;\nuser: two;\nassistant: ");
+    // The answer continues this text.
+    let plain = ["--tokens", "6", "--temperature", "0", "--prompt", "user: two;\nassistant: "];
+    assert_eq!(json(&run, "out", &plain)["tokens"], first["tokens"]);
+    // Without --json, the answer alone is printed.
+    let output = generate(&run, "out", &[&greedy[..], &["--chat", "--prompt", "two"]].concat());
+    assert_eq!(
+        String::from_utf8_lossy(&output.stdout),
+        format!("{}\n", first["text"].as_str().expect("a text"))
+    );
+}
+
+#[test]
+fn a_chat_has_a_turn_for_each_line() {
+    let run = trained(&[]);
+    fs::write(run.path("lines.jinja"), LINES).expect("a file");
+    let greedy = ["--tokens", "6", "--temperature", "0", "--chat-template", "lines.jinja"];
+    let output = converse(&run, &greedy, "two\n\n  three  \n");
+    assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+    let plain = |prompt: &str| {
+        let arguments = ["--tokens", "6", "--temperature", "0", "--prompt", prompt];
+        json(&run, "out", &arguments)["text"].as_str().expect("a text").to_owned()
+    };
+    let first = plain("user: two;\nassistant: ");
+    let second = plain(&format!("user: two;\nassistant: {first};\nuser: three;\nassistant: "));
+    assert_eq!(String::from_utf8_lossy(&output.stdout), format!("{first}\n{second}\n"));
+}
+
+#[test]
+fn bad_chats() {
+    let run = trained(&[]);
+    let chat = ["--chat", "--prompt", "two"];
+    refuse(&run, "out", &chat, "there is no chat template next to the tokenizer");
+    refuse(
+        &run,
+        "out",
+        &[&chat[..], &["--chat-template", "no-such"]].concat(),
+        "there is no chat template named \"no-such\"; name one of chatml, ",
+    );
+    fs::write(run.path("refuses.jinja"), "\n{{ raise_exception('no questions') }}").expect("a file");
+    let refuses = ["--chat-template", "refuses.jinja"];
+    refuse(&run, "out", &[&chat[..], &refuses].concat(), "the chat template fails in line 2: no questions");
+    refuse(&run, "out", &["--chat", "--json"], "`--json` is for one answer");
+    refuse(&run, "out", &["--tokens", "3"], "--prompt <TEXT>");
+    refuse(&run, "out", &["--prompt", "a", "--system", "b"], "--chat");
+    fs::write(run.path("lines.jinja"), LINES).expect("a file");
+    let long = converse(&run, &["--chat-template", "lines.jinja"], &"x".repeat((1 << 20) + 1));
+    assert_eq!(long.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&long.stderr).contains("a line has more than 1 MiB"));
+}
+
 #[test]
 fn bad_input() {
     let run = trained(&[]);

@@ -11,8 +11,8 @@ use crate::settings::named_templates::names;
 pub enum TemplateError {
     /// There is no template.
     #[error(
-        "the data has chats, and there is no chat template next to the tokenizer: write `chat_template` in [data], a file or one \
-         of {}",
+        "there is no chat template next to the tokenizer: name a file or one of {}, as `chat_template` in [data], or with \
+         `generate --chat-template`",
         names()
     )]
     Missing,

@@ -4,3 +4,4 @@ pub(crate) mod error;
 pub(crate) mod python_json;
 pub(crate) mod template;
 pub(crate) mod spans;
+pub(crate) mod turns;

@@ -45,6 +45,22 @@ impl FromStr for Date {
     }
 }
 
+impl Date {
+    /// Returns the date so many days after 1970-01-01; `None` after the year 9999.
+    pub fn days_after_1970(days: u64) -> Option<Self> {
+        let mut left = u32::try_from(days).ok()?;
+        for year in 1970..=9999 {
+            for month in 1..=12 {
+                match left.checked_sub(days_of(year, month)) {
+                    Some(rest) => left = rest,
+                    None => return Some(Self { year, month, day: left + 1 }),
+                }
+            }
+        }
+        None
+    }
+}
+
 impl TryFrom<String> for Date {
     type Error = String;
 

@@ -1,0 +1,153 @@
+//! `pipewright generate --chat`: a model answers messages, which its chat template renders.
+
+use std::io::{BufRead, ErrorKind, IsTerminal, Read, Write};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use pipewright::train::data::{ChatMessage, ChatRenderer, ChatRole, DataConfig, Date};
+use pipewright_models::generation::{Generated, Request, generate};
+use pipewright_models::next_token::NextToken;
+
+use crate::failure::Failure;
+use crate::output;
+use crate::training::trained_model::TrainedModel;
+
+/// The largest size of a message on standard input, in bytes.
+const LONGEST_MESSAGE: u64 = 1 << 20;
+const SECONDS_OF_A_DAY: u64 = 86_400;
+
+/// A chat with a model.
+pub(super) struct Chat<'a> {
+    found: &'a TrainedModel,
+    model: &'a dyn NextToken,
+    renderer: ChatRenderer,
+    /// The request without its prompt and the tokens that end an answer.
+    request: Request<'a>,
+    ends: Vec<u32>,
+    messages: Vec<ChatMessage>,
+}
+
+/// The answer to a message.
+pub(super) struct Answer {
+    /// The tokens of the whole chat before the answer.
+    pub(super) prompt: Vec<u32>,
+    pub(super) generated: Generated,
+    pub(super) text: String,
+}
+
+impl<'a> Chat<'a> {
+    /// Begins a chat with instructions for it.
+    pub(super) fn new(
+        found: &'a TrainedModel,
+        model: &'a dyn NextToken,
+        request: Request<'a>,
+        system: Option<&str>,
+    ) -> Result<Self, Failure> {
+        // A template may ask for the date. A person asks today.
+        let date = found.chat.date.or_else(today);
+        let renderer =
+            ChatRenderer::of(&DataConfig { date, ..found.chat.clone() }).map_err(Failure::input)?;
+        let mut ends = request.ends.to_vec();
+        ends.extend(end_token(found, &renderer));
+        let system = system.map(|text| ChatMessage { role: ChatRole::System, content: text.to_owned() });
+        Ok(Self { found, model, renderer, request, ends, messages: system.into_iter().collect() })
+    }
+
+    /// Answers a message. Passes each token of the answer to `each`.
+    pub(super) fn answer(&mut self, message: &str, each: &mut dyn FnMut(u32)) -> Result<Answer, Failure> {
+        self.messages.push(ChatMessage { role: ChatRole::User, content: message.to_owned() });
+        let text = self.renderer.prompt(&self.messages).map_err(Failure::input)?;
+        let codec = &self.found.codec;
+        let prompt = codec.encode(&text, self.found.model.vocab_size(), false).map_err(Failure::input)?;
+        let request = Request { prompt: &prompt, ends: &self.ends, ..self.request };
+        let generated = generate(self.model, &request, each).map_err(Failure::input)?;
+        let text = codec.decode(&generated.tokens).map_err(Failure::input)?;
+        self.messages.push(ChatMessage { role: ChatRole::Assistant, content: text.clone() });
+        Ok(Answer { prompt, generated, text })
+    }
+
+    /// Answers each line of standard input until it ends.
+    pub(super) fn converse(&mut self) -> Result<(), Failure> {
+        let mut input = std::io::stdin().lock();
+        let is_terminal = input.is_terminal();
+        loop {
+            if is_terminal {
+                ask();
+            }
+            let Some(message) = read_message(&mut input)? else { return Ok(()) };
+            if message.trim().is_empty() {
+                continue;
+            }
+            let mut shown = ShownText::default();
+            let codec = &self.found.codec;
+            let answer = self.answer(message.trim(), &mut |token| {
+                shown.tokens.push(token);
+                if let Ok(text) = codec.decode(&shown.tokens) {
+                    shown.show(&text);
+                }
+            })?;
+            shown.finish(&answer.text)?;
+        }
+    }
+}
+
+/// What of an answer is on standard output.
+#[derive(Default)]
+struct ShownText {
+    tokens: Vec<u32>,
+    /// The number of bytes of the answer's text.
+    len: usize,
+}
+
+impl ShownText {
+    /// Shows what is new in the text of the tokens so far. A character whose bytes are not all there waits.
+    fn show(&mut self, text: &str) {
+        let new = text.get(self.len..).filter(|new| !new.ends_with(char::REPLACEMENT_CHARACTER));
+        // An output that fails is reported at the end of the answer.
+        if let Some(new) = new.filter(|new| output::write(None, new).is_ok()) {
+            self.len += new.len();
+        }
+    }
+
+    /// Shows the rest of the answer and ends its line.
+    fn finish(&self, text: &str) -> Result<(), Failure> {
+        output::write(None, &format!("{}\n", text.get(self.len..).unwrap_or_default()))
+    }
+}
+
+/// Returns the token that ends an answer by the template, if the tokenizer has one for it. Models whose settings lack
+/// it would go on with the next question.
+fn end_token(found: &TrainedModel, renderer: &ChatRenderer) -> Option<u32> {
+    let end = renderer.end_of_answer()?;
+    let first = *found.codec.encode(&end, found.model.vocab_size(), false).ok()?.first()?;
+    found.codec.decode_all(&[first]).is_ok_and(|text| text.trim() == end).then_some(first)
+}
+
+/// Returns the date in UTC.
+fn today() -> Option<Date> {
+    let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).ok()?;
+    Date::days_after_1970(since_1970.as_secs() / SECONDS_OF_A_DAY)
+}
+
+/// Asks for a message on a terminal.
+fn ask() {
+    let mut screen = std::io::stderr().lock();
+    // Without the mark, the terminal still reads a message.
+    let _ = screen.write_all(b"> ").and_then(|()| screen.flush());
+}
+
+/// Reads a line of standard input; `None` at its end.
+fn read_message(input: &mut impl BufRead) -> Result<Option<String>, Failure> {
+    let mut line = Vec::new();
+    let read = input.take(LONGEST_MESSAGE + 1).read_until(b'\n', &mut line);
+    let refused = |reason: &str| Failure::input(format!("standard input: {reason}"));
+    match read {
+        Ok(0) => return Ok(None),
+        Ok(read) if read as u64 > LONGEST_MESSAGE => {
+            return Err(refused("a line has more than 1 MiB; send shorter messages"));
+        }
+        Ok(_) => {}
+        Err(error) if error.kind() == ErrorKind::Interrupted => return Ok(None),
+        Err(error) => return Err(refused(&format!("cannot be read: {error}"))),
+    }
+    String::from_utf8(line).map(Some).map_err(|_| refused("a line is not UTF-8; send text"))
+}
