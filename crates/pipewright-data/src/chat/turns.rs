@@ -8,13 +8,13 @@ use crate::chat::template::ChatRenderer;
 /// A message of a chat.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ChatMessage {
-    /// Who writes the message.
+    /// The writer of the message.
     pub role: ChatRole,
     /// The text.
     pub content: String,
 }
 
-/// Who writes a message.
+/// The writer of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ChatRole {
     /// The instructions for the whole chat.

@@ -305,7 +305,7 @@ fn chats_that_cannot_be_used() {
     assert!(
         error
             .expect_err("no template")
-            .contains("there is no chat template next to the tokenizer: write `chat_template`")
+            .contains("there is no chat template next to the tokenizer: name a file or one of chatml")
     );
     let mixed = format!("{good}{{\"text\": \"A\"}}");
     check_refused(

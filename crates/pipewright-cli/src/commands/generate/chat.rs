@@ -90,7 +90,7 @@ impl<'a> Chat<'a> {
     }
 }
 
-/// What of an answer is on standard output.
+/// The part of an answer that is on standard output.
 #[derive(Default)]
 struct ShownText {
     tokens: Vec<u32>,
@@ -115,7 +115,7 @@ impl ShownText {
 }
 
 /// Returns the token that ends an answer by the template, if the tokenizer has one for it. Models whose settings lack
-/// it would go on with the next question.
+/// it would write the next question too.
 fn end_token(found: &TrainedModel, renderer: &ChatRenderer) -> Option<u32> {
     let end = renderer.end_of_answer()?;
     let first = *found.codec.encode(&end, found.model.vocab_size(), false).ok()?.first()?;
