@@ -7,7 +7,7 @@ use super::body::StageBody;
 use super::error::StageError;
 use super::module::{StageContext, StageModule};
 use super::runner::StageRunner;
-use super::settings::{Loss, StageParts, StageSettings};
+use super::settings::{BasePaths, Loss, StageParts, StageSettings};
 use super::training::TrainingStage;
 use super::weight_work::{WeightRunner, WeightWork};
 use crate::tensor::{Boundary, unpack};
@@ -77,8 +77,20 @@ impl Stage {
         self
     }
 
+    /// Makes the parameters whose global path `is_base` accepts the base of an adapter, which comes from files
+    /// of its own. They are frozen from the start: their gradients are not computed, and neither the norm of
+    /// the gradients nor the optimizer knows them. Checkpoints do not contain them, and a restore keeps their
+    /// values. [`Pipeline::unfreeze`](crate::pipeline::Pipeline::unfreeze) does not train them.
+    ///
+    /// All stages of a pipeline must make the same parameters their base.
+    pub fn with_base(mut self, is_base: impl Fn(&str) -> bool + Send + 'static) -> Self {
+        self.unprepared.set_base(Box::new(is_base));
+        self
+    }
+
     pub(crate) fn of_body<M: StageBody>(body: M, loss: Option<Loss<M::Output>>) -> Self {
-        Self { unprepared: Box::new(StageParts { body, loss, prefixes: Vec::new(), weight_runner: None }) }
+        let parts = StageParts { body, loss, prefixes: Vec::new(), weight_runner: None, is_base: None };
+        Self { unprepared: Box::new(parts) }
     }
 
     /// Prepares the stage for the rank on which it runs.
@@ -99,6 +111,8 @@ trait Unprepared: Send {
 
     fn set_weight_runner(&mut self, runner: WeightRunner);
 
+    fn set_base(&mut self, is_base: BasePaths);
+
     fn prepare(self: Box<Self>, settings: StageSettings) -> Result<Box<dyn StageRunner>, StageError>;
 }
 
@@ -109,6 +123,10 @@ impl<M: StageBody> Unprepared for StageParts<M> {
 
     fn set_weight_runner(&mut self, runner: WeightRunner) {
         self.weight_runner = Some(runner);
+    }
+
+    fn set_base(&mut self, is_base: BasePaths) {
+        self.is_base = Some(is_base);
     }
 
     fn prepare(self: Box<Self>, settings: StageSettings) -> Result<Box<dyn StageRunner>, StageError> {

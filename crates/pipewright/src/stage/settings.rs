@@ -49,4 +49,9 @@ pub(super) struct StageParts<M: StageBody> {
     /// The prefixes of the parameters' paths, the innermost first.
     pub(super) prefixes: Vec<String>,
     pub(super) weight_runner: Option<WeightRunner>,
+    /// Accepts the paths of the parameters that are the base of an adapter; `None` if there are none.
+    pub(super) is_base: Option<BasePaths>,
 }
+
+/// Accepts the global paths of the parameters that are the base of an adapter.
+pub(crate) type BasePaths = Box<dyn Fn(&str) -> bool + Send>;

@@ -37,7 +37,7 @@ use super::held_module::{HeldModule, Moved};
 use super::in_flight::InFlightTable;
 use super::optimizer::StageOptimizer;
 use super::parameter_table::ParameterTable;
-use super::settings::{Loss, StageParts, StageSettings};
+use super::settings::{BasePaths, Loss, StageParts, StageSettings};
 use super::statistics::StatisticsBefore;
 use super::visit::{ChangeModule, ModulePlace};
 use super::weight_work::WeightRunner;
@@ -55,6 +55,8 @@ pub(super) struct TrainingStage<M: StageBody> {
     loss: Option<Loss<M::Output>>,
     /// The user's function that computes weight gradients instead of the stage.
     weight_runner: Option<WeightRunner>,
+    /// Accepts the paths of the base of an adapter.
+    is_base: Option<BasePaths>,
     in_flight: InFlightTable,
     /// Runs the layers. Some of them may draw from the generator of their device.
     draws: Arc<LayerDraws>,
@@ -80,13 +82,13 @@ impl<M: StageBody> TrainingStage<M> {
     /// # Errors
     /// When the module does not fit the settings.
     pub(super) fn new(parts: StageParts<M>, settings: StageSettings) -> Result<Self, StageError> {
-        let StageParts { body, loss, prefixes, weight_runner } = parts;
+        let StageParts { body, loss, prefixes, weight_runner, is_base } = parts;
         if settings.must_have_loss && loss.is_none() {
             return Err(StageError::NoLoss);
         }
         let trained = Trained::new(body, &prefixes, &settings, HashSet::new())?;
         let Trained { module, table, sums, optimizer } = trained;
-        Ok(Self {
+        let mut stage = Self {
             draws: Arc::new(LayerDraws::new(module.device(), settings.tensor_ranks > 1)),
             in_flight: InFlightTable::new(settings.slices),
             settings: StageSettings { device: Some(module.device().clone()), ..settings },
@@ -97,10 +99,24 @@ impl<M: StageBody> TrainingStage<M> {
             optimizer,
             loss,
             weight_runner,
+            is_base,
             probes: Probes::default(),
             pattern: GradientPattern::default(),
             statistics: StatisticsBefore::default(),
-        })
+        };
+        stage.freeze_base();
+        Ok(stage)
+    }
+
+    /// Freezes the base of the adapter, if the stage has one.
+    fn freeze_base(&mut self) {
+        if let Some(is_base) = &self.is_base {
+            self.module.freeze(is_base, true);
+        }
+    }
+
+    fn is_base(&self, path: &str) -> bool {
+        self.is_base.as_ref().is_some_and(|is_base| is_base(path))
     }
 
     /// Puts `module`, with whole parameters, in place of the stage's. Parameters with the same id and shape
@@ -115,6 +131,7 @@ impl<M: StageBody> TrainingStage<M> {
         new.optimizer.take_state_of(&self.optimizer, &kept)?;
         let Trained { module, table, sums, optimizer } = new;
         (self.module, self.table, self.sums, self.optimizer) = (module, table, sums, optimizer);
+        self.freeze_base();
         self.pattern = GradientPattern::default();
         Ok(())
     }
@@ -131,9 +148,11 @@ impl<M: StageBody> TrainingStage<M> {
         Ok(1)
     }
 
-    /// Freezes or trains parameters. Returns their number.
+    /// Freezes or trains parameters. Returns their number. The base of an adapter stays frozen.
     fn freeze(&mut self, contains: &dyn Fn(&str) -> bool, freeze: bool) -> usize {
-        let chosen = self.module.freeze(contains, freeze);
+        let is_base = &self.is_base;
+        let can_change = |path: &str| !is_base.as_ref().is_some_and(|is_base| is_base(path));
+        let chosen = self.module.freeze(&|path| can_change(path) && contains(path), freeze);
         // Which outputs need a gradient may change.
         self.pattern = GradientPattern::default();
         chosen.iter().for_each(|id| self.sums.drop_sum(*id));

@@ -1,6 +1,7 @@
 //! Access to the parameters of a stage in training: values, gradient sums, the optimizer's update,
 //! checkpoints.
 
+use std::collections::HashSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
@@ -166,7 +167,8 @@ impl<M: StageBody> StageParameters for TrainingStage<M> {
         let floats = parameters_of(self.module.settled()).into_iter().zip(self.table.paths());
         let discrete = discrete_of(self.module.get()).into_iter().zip(self.table.discrete());
         let counts = |index| self.module.shards().is_none_or(|shards| shards.counts(index));
-        let found = floats.chain(discrete).enumerate().filter(|(index, _)| counts(*index));
+        let found = floats.chain(discrete).enumerate();
+        let found = found.filter(|(index, (_, path))| counts(*index) && !self.is_base(path));
         let parameters = found.map(|(index, (found, path))| {
             let NamedTensor { id, value, is_trained, .. } = found;
             let shard = self.table.placement(index).shard_of(rank);
@@ -187,12 +189,14 @@ impl<M: StageBody> StageParameters for TrainingStage<M> {
     ) -> Result<RestoredPaths, CheckpointError> {
         self.module.release();
         self.module.settled();
-        let keeps = |path: &str| may_miss && !checkpoint.has(path);
+        let table = self.table.clone();
+        let all = || table.paths().iter().chain(table.discrete()).cloned();
+        let base: HashSet<Arc<str>> = all().filter(|path| self.is_base(path)).collect();
+        let keeps = |path: &str| base.contains(path) || (may_miss && !checkpoint.has(path));
         self.restore_values(checkpoint, rank, &keeps)?;
         self.restore_optimizer(checkpoint, rank)?;
         self.freeze(&|path| checkpoint.is_frozen(path), true);
-        let paths = self.table.paths().iter().chain(self.table.discrete()).cloned();
-        let (missing, restored) = paths.partition(|path| keeps(path));
+        let (missing, restored) = all().filter(|path| !base.contains(path)).partition(|path| keeps(path));
         Ok(RestoredPaths { restored, missing })
     }
 }
