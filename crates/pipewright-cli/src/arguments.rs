@@ -71,10 +71,10 @@ Example:
     /// Verify a checkpoint and show what is in it.
     #[command(after_help = "Example:\n  pipewright inspect runs/sample --format json")]
     Inspect(inspect::InspectArguments),
-    /// Write a checkpoint's model as a Hugging Face directory.
+    /// Write a checkpoint's model as a Hugging Face directory, or its adapters for PEFT.
     #[command(after_help = "\
 The directory also receives the tokenizer of the run, and the generation settings and further keys of the model that \
-`model.from` named.
+`model.from` named. The export of a run that trained adapters is a PEFT directory, or with --merge the whole model.
 
 Example:
   pipewright export runs/sample my-model")]

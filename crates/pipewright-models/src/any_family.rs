@@ -12,13 +12,16 @@ use pipewright::train::data::{SideError, SideRows};
 use pipewright_schedule::ModelDesc;
 use serde_json::Value;
 
+use crate::adapter::{AdaptedSource, Adapter};
 use crate::cut_stage;
 use crate::error::ConfigError;
 use crate::family::ModelFamily;
 use crate::head_form::{CutHead, HeadForm};
-use crate::hf::{self, ExportOptions, HfError, WeightType};
+use crate::hf::{self, ExportOptions, HfError, Stored, WeightType};
+use crate::lora::{LoraConfig, is_of_adapter};
+use crate::merged::MergedSource;
 use crate::next_token::NextToken;
-use crate::parameter::{Outline, ParameterSpec};
+use crate::parameter::{Outline, ParameterSource, ParameterSpec};
 use crate::parameter_group::{self, ParameterGroup};
 use crate::split::Place;
 
@@ -38,6 +41,19 @@ pub enum ModelSource<'a> {
     Directory(&'a Path),
     /// A checkpoint.
     Checkpoint(&'a Checkpoint),
+    /// The adapters of a checkpoint, merged into their base.
+    Adapted(AdaptedCheckpoint<'a>),
+}
+
+/// A checkpoint of a run that trained adapters, with the weights that they change.
+#[derive(Clone, Copy, Debug)]
+pub struct AdaptedCheckpoint<'a> {
+    /// The checkpoint, which has the adapters alone.
+    pub checkpoint: &'a Checkpoint,
+    /// The settings of the adapters.
+    pub lora: &'a LoraConfig,
+    /// The Hugging Face directory of the base.
+    pub base: &'a Path,
 }
 
 /// A model of any family. [`ModelConfig`](crate::ModelConfig) and [`CutModel`](crate::CutModel) describe the
@@ -51,11 +67,14 @@ pub(crate) trait AnyFamily {
     fn cuts(&self) -> Option<Vec<usize>>;
     /// Returns the last norm and the head, if the head can be cut.
     fn head(&self) -> Option<HeadForm>;
+    /// Returns whether the linear layers of the blocks can have adapters.
+    fn adapts(&self) -> bool;
     fn outline(
         &self,
         head: Option<&CutHead>,
         layers: Range<usize>,
         tensor: &TensorParallel,
+        lora: Option<&LoraConfig>,
     ) -> Result<Vec<ParameterSpec>, ConfigError>;
     fn training_stage(
         &self,
@@ -64,12 +83,27 @@ pub(crate) trait AnyFamily {
         initial: &InitialParameters,
         place: &Place,
     ) -> Result<Stage, HfError>;
+    /// Like [`AnyFamily::training_stage`], for a model with adapters.
+    fn adapted_stage(
+        &self,
+        head: Option<&CutHead>,
+        layers: Range<usize>,
+        initial: &InitialParameters,
+        adapter: &Adapter,
+        place: &Place,
+    ) -> Result<Stage, HfError>;
     fn group_paths(&self, groups: &[ParameterGroup]) -> Result<Vec<String>, ConfigError>;
     fn refuses_slices(&self) -> Result<Option<String>, ConfigError>;
     fn whole(&self, source: ModelSource<'_>, device: &Device) -> Result<Box<dyn NextToken>, HfError>;
     fn export(
         &self,
         checkpoint: &Checkpoint,
+        options: &ExportOptions<'_>,
+        dir: &Path,
+    ) -> Result<WeightType, HfError>;
+    fn export_merged(
+        &self,
+        adapted: AdaptedCheckpoint<'_>,
         options: &ExportOptions<'_>,
         dir: &Path,
     ) -> Result<WeightType, HfError>;
@@ -104,13 +138,18 @@ impl<F: ModelFamily<Stage: 'static>> AnyFamily for F {
         ModelFamily::head(self)
     }
 
+    fn adapts(&self) -> bool {
+        F::ADAPTS
+    }
+
     fn outline(
         &self,
         head: Option<&CutHead>,
         layers: Range<usize>,
         tensor: &TensorParallel,
+        lora: Option<&LoraConfig>,
     ) -> Result<Vec<ParameterSpec>, ConfigError> {
-        cut_stage::outline(self, head, layers, tensor)
+        cut_stage::outline(self, head, layers, tensor, lora)
     }
 
     fn training_stage(
@@ -131,6 +170,27 @@ impl<F: ModelFamily<Stage: 'static>> AnyFamily for F {
         }
     }
 
+    fn adapted_stage(
+        &self,
+        head: Option<&CutHead>,
+        layers: Range<usize>,
+        initial: &InitialParameters,
+        adapter: &Adapter,
+        place: &Place,
+    ) -> Result<Stage, HfError> {
+        let stage = match initial {
+            InitialParameters::Seed(seed) => {
+                let mut source = AdaptedSource::new(self.initial(*seed), adapter)?;
+                cut_stage::training_stage(self, head, layers, &mut source, place)?
+            }
+            InitialParameters::Directory(directory) => {
+                let mut source = AdaptedSource::new(hf::open_weights(directory, self)?, adapter)?;
+                cut_stage::training_stage(self, head, layers, &mut source, place)?
+            }
+        };
+        Ok(stage.with_base(|path| !is_of_adapter(path)))
+    }
+
     fn group_paths(&self, groups: &[ParameterGroup]) -> Result<Vec<String>, ConfigError> {
         Ok(parameter_group::group_paths(&outlined(self)?, groups))
     }
@@ -145,6 +205,9 @@ impl<F: ModelFamily<Stage: 'static>> AnyFamily for F {
         Ok(Box::new(match source {
             ModelSource::Directory(directory) => hf::load_stage(directory, &config, layers, device)?,
             ModelSource::Checkpoint(checkpoint) => hf::restore_stage(checkpoint, &config, layers, device)?,
+            ModelSource::Adapted(adapted) => {
+                config.build_stage(layers, &mut merged(&config, adapted)?, &device.into())?
+            }
         }))
     }
 
@@ -156,6 +219,24 @@ impl<F: ModelFamily<Stage: 'static>> AnyFamily for F {
     ) -> Result<WeightType, HfError> {
         hf::export(checkpoint, self, options, dir)
     }
+
+    fn export_merged(
+        &self,
+        adapted: AdaptedCheckpoint<'_>,
+        options: &ExportOptions<'_>,
+        dir: &Path,
+    ) -> Result<WeightType, HfError> {
+        hf::export_from(&mut merged(self, adapted)?, self, options, dir)
+    }
+}
+
+/// Returns the parameters of a model with the adapters of a checkpoint merged into them.
+fn merged<F: ModelFamily>(
+    config: &F,
+    AdaptedCheckpoint { checkpoint, lora, base }: AdaptedCheckpoint<'_>,
+) -> Result<impl ParameterSource<Error = HfError>, HfError> {
+    let specs = cut_stage::outline(config, None, 0..config.layers(), &TensorParallel::default(), Some(lora))?;
+    Ok(MergedSource::new(hf::open_weights(base, config)?, Stored(checkpoint), lora, &specs))
 }
 
 /// Returns the module of the whole model, without the values of its parameters.

@@ -3,9 +3,11 @@
 
 use burn::module::Module;
 use burn::tensor::Tensor;
-use pipewright::nn::{Linear, RmsNorm, TensorParallel};
+use pipewright::nn::{RmsNorm, TensorParallel};
+use pipewright::stage::StageContext;
 
 use crate::parameter::{Builder, ParameterSource, SplitLinear};
+use crate::projection::Projection;
 use crate::split::head_shards;
 
 /// The sizes of an attention.
@@ -41,10 +43,10 @@ impl AttentionBias {
 /// consist of them.
 #[derive(Module, Debug)]
 pub(crate) struct Attention {
-    q_proj: Linear,
-    k_proj: Linear,
-    v_proj: Linear,
-    o_proj: Linear,
+    q_proj: Projection,
+    k_proj: Projection,
+    v_proj: Projection,
+    o_proj: Projection,
     /// The normalisations of a head's queries and keys, in a family that has them.
     q_norm: Option<RmsNorm>,
     k_norm: Option<RmsNorm>,
@@ -63,7 +65,7 @@ impl Attention {
         let (queries, keys) = (heads * head_dim, key_heads * head_dim);
         let [heads, key_heads] = head_shards(path, heads, key_heads, builder.tensor_ranks())?;
         let mut linear = |bias, name: &str, sizes, split| {
-            builder.split_linear(bias, &format!("{path}.{name}"), sizes, split)
+            builder.projection(bias, &format!("{path}.{name}"), sizes, split)
         };
         let (heads, key_heads) =
             (SplitLinear::Outputs { shards: heads }, SplitLinear::Outputs { shards: key_heads });
@@ -87,12 +89,13 @@ impl Attention {
         x: Tensor<2>,
         tensor: &TensorParallel,
         attend: impl FnOnce([Tensor<2>; 3]) -> Tensor<2>,
+        context: &StageContext,
     ) -> Tensor<2> {
         let x = tensor.enter(x);
-        let q = normalised(self.q_proj.forward(x.clone()), self.q_norm.as_ref());
-        let k = normalised(self.k_proj.forward(x.clone()), self.k_norm.as_ref());
-        let v = self.v_proj.forward(x);
-        self.o_proj.forward_split_inputs(attend([q, k, v]), tensor)
+        let q = normalised(self.q_proj.forward(x.clone(), context), self.q_norm.as_ref());
+        let k = normalised(self.k_proj.forward(x.clone(), context), self.k_norm.as_ref());
+        let v = self.v_proj.forward(x, context);
+        self.o_proj.forward_split_inputs(attend([q, k, v]), tensor, context)
     }
 }
 

@@ -6,11 +6,13 @@ use pipewright::nn::TensorParallel;
 use pipewright::stage::Stage;
 use pipewright_schedule::ModelDesc;
 
+use crate::adapter::Adapter;
 use crate::any_family::InitialParameters;
 use crate::cut_stage::NO_SLICES;
 use crate::error::ConfigError;
 use crate::head_form::CutHead;
 use crate::hf::HfError;
+use crate::lora::is_of_adapter;
 use crate::model_config::ModelConfig;
 use crate::parameter::ParameterSpec;
 use crate::split::Place;
@@ -39,12 +41,14 @@ pub struct CutModel {
     model: ModelConfig,
     /// The head, if it has several parts.
     head: Option<CutHead>,
+    /// The adapters, if only these are trained.
+    adapter: Option<Adapter>,
 }
 
 impl From<ModelConfig> for CutModel {
     /// Returns the model with its head in one part.
     fn from(model: ModelConfig) -> Self {
-        Self { model, head: None }
+        Self { model, head: None, adapter: None }
     }
 }
 
@@ -61,7 +65,46 @@ impl CutModel {
         let families = ModelConfig::families_with_parts;
         let form =
             model.family().head().ok_or_else(|| ConfigError::WholeHead { parts, families: families() })?;
-        Ok(Self { head: Some(CutHead::new(form, parts)?), model })
+        Ok(Self { head: Some(CutHead::new(form, parts)?), model, adapter: None })
+    }
+
+    /// Returns the model with adapters, which are trained in place of its own parameters.
+    ///
+    /// # Errors
+    /// When the family cannot have adapters, or a target is not one of the model's layers.
+    pub fn with_adapter(self, adapter: Adapter) -> Result<Self, ConfigError> {
+        adapter.lora.require_targets(&self.model.adaptable_layers()?)?;
+        Ok(Self { adapter: Some(adapter), ..self })
+    }
+
+    /// Returns the model, with its adapters, with its head in so many parts.
+    ///
+    /// # Errors
+    /// As [`CutModel::new`].
+    pub fn with_parts(&self, parts: u32) -> Result<Self, ConfigError> {
+        Ok(Self { adapter: self.adapter.clone(), ..Self::new(self.model.clone(), parts)? })
+    }
+
+    /// Returns the adapters, if only these are trained.
+    pub fn adapter(&self) -> Option<&Adapter> {
+        self.adapter.as_ref()
+    }
+
+    /// Returns whether training changes a parameter, given by its path: all of them, or those of the
+    /// adapters.
+    pub fn is_trained(&self, parameter: &str) -> bool {
+        self.adapter.is_none() || is_of_adapter(parameter)
+    }
+
+    /// Returns the parameters of the whole model that training changes.
+    ///
+    /// # Errors
+    /// As [`ModelConfig::parameters`].
+    pub fn trained_parameters(&self) -> Result<Vec<ParameterSpec>, ConfigError> {
+        match &self.adapter {
+            Some(adapter) => self.model.adapter_parameters(&adapter.lora),
+            None => self.model.parameters(),
+        }
     }
 
     /// Returns the model with its head in one part.
@@ -108,20 +151,26 @@ impl CutModel {
         layers: Range<usize>,
         tensor: &TensorParallel,
     ) -> Result<Vec<ParameterSpec>, ConfigError> {
-        self.model.family().outline(self.head.as_ref(), layers, tensor)
+        let lora = self.adapter.as_ref().map(|adapter| &adapter.lora);
+        self.model.family().outline(self.head.as_ref(), layers, tensor, lora)
     }
 
-    /// Builds the stage that holds `layers`, for training. The last stage computes the loss.
+    /// Builds the stage that holds `layers`, for training. The last stage computes the loss. With adapters,
+    /// the parameters of the model are their base ([`Stage::with_base`]).
     ///
     /// # Errors
-    /// As [`CutModel::outline`], and when the files of [`InitialParameters::Directory`] cannot be read or do
-    /// not fit the model.
+    /// As [`CutModel::outline`], and when the files of [`InitialParameters::Directory`] or of the adapters
+    /// cannot be read or do not fit the model.
     pub fn training_stage(
         &self,
         layers: Range<usize>,
         initial: &InitialParameters,
         place: impl Into<Place>,
     ) -> Result<Stage, HfError> {
-        self.model.family().training_stage(self.head.as_ref(), layers, initial, &place.into())
+        let (family, head, place) = (self.model.family(), self.head.as_ref(), &place.into());
+        match &self.adapter {
+            Some(adapter) => family.adapted_stage(head, layers, initial, adapter, place),
+            None => family.training_stage(head, layers, initial, place),
+        }
     }
 }

@@ -18,6 +18,7 @@ use pipewright::tensor::{BoundaryError, Placement, Values, pack, unpack};
 use crate::error::ConfigError;
 use crate::family::ModelFamily;
 use crate::head_form::CutHead;
+use crate::lora::LoraConfig;
 use crate::parameter::{Builder, Outline, ParameterKind, ParameterSource, ParameterSpec};
 use crate::split::Place;
 use crate::training_module::TrainingModule;
@@ -58,17 +59,20 @@ pub(crate) fn training_stage<F: ModelFamily, S: ParameterSource>(
     Ok(if is_last { Stage::with_loss(stage, loss) } else { Stage::new(stage) })
 }
 
-/// Returns the parameters of the stage that holds `layers`; see [`ModelFamily::outline`].
+/// Returns the parameters of the stage that holds `layers`, with adapters; see [`ModelFamily::outline`].
 pub(crate) fn outline<F: ModelFamily>(
     config: &F,
     head: Option<&CutHead>,
     layers: Range<usize>,
     tensor: &TensorParallel,
+    lora: Option<&LoraConfig>,
 ) -> Result<Vec<ParameterSpec>, ConfigError> {
-    let Some(head) = head else { return config.outline(layers, tensor) };
-    let mut outline = Outline::default();
+    let mut outline = Outline::with(lora);
     let place = Place { device: Device::flex(), tensor: tensor.clone() };
-    build_stage(config, head, layers, &mut outline, &place)?;
+    match head {
+        Some(head) => drop(build_stage(config, head, layers, &mut outline, &place)?),
+        None => drop(config.build_stage(layers, &mut outline, &place)?),
+    }
     Ok(outline.specs)
 }
 

@@ -40,6 +40,7 @@ impl<F: DecoderFamily> ModelFamily for F {
     const ARCHITECTURE: &'static str = F::CLASS;
     const TABLE: &'static KeyTable = F::KEY_TABLE;
     const ABSENT: &'static [(&'static str, u32)] = F::ABSENT_KEYS;
+    const ADAPTS: bool = true;
     type Stage = DecoderStage;
 
     fn of_sizes(sizes: DecoderConfig) -> Self {

@@ -221,6 +221,36 @@ pub enum ConfigError {
         /// The number of ranks.
         ranks: u32,
     },
+    /// The family's layers cannot have adapters.
+    #[error(
+        "`{family}` cannot have adapters: its layers are not all linear layers of a decoder; use a model of one of the families \
+         {}, or remove the section [adapter]", .families.join(", ")
+    )]
+    NoLora {
+        /// The family.
+        family: String,
+        /// The families whose layers can have adapters.
+        families: Vec<&'static str>,
+    },
+    /// A target is not a layer of the model.
+    #[error(
+        "`adapter.targets`: `{target}` is not a linear layer of the model: write names of {}, or \"all-linear\"", .names.join(", ")
+    )]
+    LoraTarget {
+        /// The target.
+        target: String,
+        /// The names of the layers that can have an adapter.
+        names: Vec<String>,
+    },
+    /// Several ranks compute the layers of an adapter with dropout.
+    #[error(
+        "`adapter.dropout` needs layers that one rank computes, and {ranks} tensor ranks compute each: set `adapter.dropout` to 0 \
+         or `mesh.tensor_parallel` to 1"
+    )]
+    LoraDropout {
+        /// The number of ranks.
+        ranks: u32,
+    },
     /// The range of layers is not a stage of the model.
     #[error("layers {start}..{end} are not a stage of a model of {layers} layers")]
     LayerRange {
@@ -301,6 +331,9 @@ impl ConfigError {
             Self::LayerRange { .. }
             | Self::Split { .. }
             | Self::FewExperts { .. }
+            | Self::NoLora { .. }
+            | Self::LoraTarget { .. }
+            | Self::LoraDropout { .. }
             | Self::WholeHead { .. }
             | Self::TiedHead { .. }
             | Self::HeadParts { .. }

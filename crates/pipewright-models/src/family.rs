@@ -35,6 +35,8 @@ pub trait ModelFamily: Clone + Send + Sync + Sized + Serialize + DeserializeOwne
     /// Older names of keys, each with the name that it stands for. If a file has both, the older one counts,
     /// as in transformers.
     const RENAMED: &'static [(&'static str, &'static str)] = &[];
+    /// Whether the linear layers of the blocks can have adapters.
+    const ADAPTS: bool = false;
     /// The module of a stage.
     type Stage: TrainingModule + NextToken;
 

@@ -9,6 +9,7 @@ use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 use crate::error::ConfigError;
+use crate::lora::layer_of_first;
 use crate::parameter::{ParameterKind, ParameterSource, ParameterSpec};
 
 /// Draws matrices and tables from a normal distribution around zero, and sets scales to one and biases to
@@ -35,6 +36,18 @@ impl ParameterSource for SeededInit {
             }
         })
     }
+}
+
+/// Returns the first values of a parameter of an adapter: zeros for the second matrix, so that the adapter adds
+/// nothing, and uniform numbers for the first one. Their bound is that of PEFT, the root of `1 / inputs`.
+pub(crate) fn adapter_values(seed: u64, spec: &ParameterSpec) -> Vec<f32> {
+    let len = spec.shape.iter().product();
+    if layer_of_first(&spec.path).is_none() {
+        return vec![0.0; len];
+    }
+    let bound = (spec.shape[0] as f64).sqrt().recip();
+    let mut random = stream(seed, &spec.path);
+    (0..len).map(|_| (symmetric(random.next_u32()) * bound) as f32).collect()
 }
 
 /// Returns the random bits of a parameter.
@@ -148,6 +161,21 @@ mod tests {
         check(moment(4), 3.0, 0.15);
         let inside = numbers.iter().filter(|x| x.abs() < 1.0).count() as f64 / numbers.len() as f64;
         check(inside, 0.6827, 0.005);
+    }
+
+    #[test]
+    fn an_adapter_starts_with_uniform_numbers_and_zeros() {
+        let of = |name: &str, shape: [usize; 2]| {
+            let (path, kind) = (format!("model.layers.0.mlp.up_proj.{name}.weight"), ParameterKind::Matrix);
+            adapter_values(3, &ParameterSpec { path, shape: shape.to_vec(), kind })
+        };
+        assert_eq!(of("lora_B", [4, 9]), [0.0; 36]);
+        let first = of("lora_A", [400, 50]);
+        let bound = 0.05;
+        assert!(first.iter().all(|x| x.abs() <= bound));
+        let variance = first.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>() / first.len() as f64;
+        let expected = f64::from(bound).powi(2) / 3.0;
+        assert!((variance / expected - 1.0).abs() < 0.02, "{variance} for {expected}");
     }
 
     #[test]

@@ -39,8 +39,10 @@ mod config_key;
 mod stage_layers;
 mod split;
 
+pub mod lora;
 pub mod parameter;
 pub mod parameter_group;
+mod projection;
 mod attention;
 mod cost;
 mod experts;
@@ -72,6 +74,8 @@ pub mod qwen3_moe;
 
 pub mod hf;
 
+pub mod adapter;
+mod merged;
 mod any_family;
 pub mod model_config;
 mod family_lookup;
@@ -80,12 +84,14 @@ pub mod training_memory;
 
 pub mod generation;
 
-pub use any_family::{InitialParameters, ModelSource};
+pub use adapter::{Adapter, AdapterStart};
+pub use any_family::{AdaptedCheckpoint, InitialParameters, ModelSource};
 pub use config_key::{KeyTable, KeyUse};
 pub use cut_model::CutModel;
 pub use error::{ConfigError, RefusedKey, SplitModel};
 pub use family::ModelFamily;
 pub use head_form::HeadForm;
+pub use lora::{LoraConfig, LoraTargets};
 pub use model_config::ModelConfig;
 pub use parameter::{ParameterKind, ParameterSource, ParameterSpec, parameter_specs};
 pub use parameter_group::ParameterGroup;

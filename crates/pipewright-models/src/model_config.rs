@@ -12,14 +12,15 @@ use pipewright::train::data::{SideError, SideRows};
 use pipewright_schedule::ModelDesc;
 use serde_json::Value;
 
-use crate::any_family::{AnyFamily, ModelSource};
+use crate::any_family::{AdaptedCheckpoint, AnyFamily, ModelSource};
 use crate::config_key::KeyTable;
 use crate::decoder::DecoderConfig;
 use crate::error::ConfigError;
 use crate::family::ModelFamily;
-use crate::hf::{ExportOptions, HfError, WeightType};
+use crate::hf::{self, Described, ExportOptions, HfError, Stored, WeightType};
 use crate::hybrid::HybridConfig;
 use crate::llama::LlamaConfig;
+use crate::lora::{LoraConfig, LoraTargets, is_of_adapter, layer_of_first};
 use crate::nemotron_h::NemotronHConfig;
 use crate::next_token::NextToken;
 use crate::parameter::ParameterSpec;
@@ -38,6 +39,8 @@ pub(crate) struct Family {
     pub(crate) table: &'static KeyTable,
     /// The values of keys that a file leaves out.
     pub(crate) absent: &'static [(&'static str, u32)],
+    /// Whether the linear layers of its blocks can have adapters.
+    pub(crate) adapts: bool,
     /// Reads a parsed `config.json`.
     pub(crate) from_json: fn(Value) -> Result<ModelConfig, ConfigError>,
     /// Makes the `config.json` of a model of these sizes.
@@ -51,6 +54,7 @@ impl Family {
             class: F::ARCHITECTURE,
             table: F::TABLE,
             absent: F::ABSENT,
+            adapts: F::ADAPTS,
             from_json: |json| F::from_json(json).map(Into::into),
             of_sizes: |sizes| F::of_sizes(sizes).to_json(),
         }
@@ -145,7 +149,46 @@ impl ModelConfig {
     /// # Errors
     /// As [`ModelFamily::outline`].
     pub fn parameters(&self) -> Result<Vec<ParameterSpec>, ConfigError> {
-        self.family().outline(None, 0..self.layers(), &TensorParallel::default())
+        self.family().outline(None, 0..self.layers(), &TensorParallel::default(), None)
+    }
+
+    /// Returns the paths of the linear layers that can have an adapter.
+    ///
+    /// # Errors
+    /// When the family cannot have adapters, or as [`ModelFamily::outline`].
+    pub fn adaptable_layers(&self) -> Result<Vec<String>, ConfigError> {
+        if !self.family().adapts() {
+            let families = FAMILIES.iter().filter(|family| family.adapts).map(|family| family.name).collect();
+            let family = self.to_json()["model_type"].as_str().unwrap_or_default().to_owned();
+            return Err(ConfigError::NoLora { family, families });
+        }
+        let (dropout, rslora, targets) = (0.0, false, LoraTargets::AllLinear);
+        let specs = self.adapter_parameters(&LoraConfig { rank: 1, alpha: 1.0, dropout, rslora, targets })?;
+        let layers = specs.iter().filter_map(|spec| layer_of_first(&spec.path));
+        Ok(layers.map(str::to_owned).collect())
+    }
+
+    /// Returns the parameters of these adapters on the model.
+    ///
+    /// # Errors
+    /// As [`ModelFamily::outline`].
+    pub fn adapter_parameters(&self, lora: &LoraConfig) -> Result<Vec<ParameterSpec>, ConfigError> {
+        let layers = 0..self.layers();
+        let mut specs = self.family().outline(None, layers, &TensorParallel::default(), Some(lora))?;
+        specs.retain(|spec| is_of_adapter(&spec.path));
+        Ok(specs)
+    }
+
+    /// Reads the settings of the adapters in a PEFT directory, and checks that they fit the model.
+    ///
+    /// # Errors
+    /// When a file is missing, cut short or not what its name says, when the adapters compute something that
+    /// adapters here do not, when they do not fit the model's layers, or as
+    /// [`ModelConfig::adaptable_layers`].
+    pub fn read_adapter(&self, dir: &Path) -> Result<LoraConfig, HfError> {
+        let lora = hf::read_adapter(dir, &self.adaptable_layers()?)?;
+        hf::AdapterWeights::open(dir)?.require(&self.adapter_parameters(&lora)?)?;
+        Ok(lora)
     }
 
     /// Returns the global paths of the parameters of these groups.
@@ -171,6 +214,38 @@ impl ModelConfig {
     /// As [`hf::load_stage`](crate::hf::load_stage) and [`hf::restore_stage`](crate::hf::restore_stage).
     pub fn whole(&self, source: ModelSource<'_>, device: &Device) -> Result<Box<dyn NextToken>, HfError> {
         self.family().whole(source, device)
+    }
+
+    /// Writes the adapters of a checkpoint as a PEFT directory into `dir`, which must be empty or not exist.
+    /// The directory names `base` as the model that the adapters change.
+    ///
+    /// # Errors
+    /// When the checkpoint does not have these adapters of the model, or when the system reports an error.
+    pub fn export_adapter(
+        &self,
+        checkpoint: &Checkpoint,
+        lora: &LoraConfig,
+        base: Option<&Path>,
+        dir: &Path,
+    ) -> Result<(), HfError> {
+        let (specs, layers) = (self.adapter_parameters(lora)?, self.adaptable_layers()?);
+        let adapted = specs.iter().filter_map(|spec| layer_of_first(&spec.path)).map(str::to_owned);
+        let targets = LoraTargets::short_names(&adapted.collect(), &layers);
+        let described = Described { lora, targets: &targets, base };
+        hf::write_adapter(dir, described, &specs, &mut Stored(checkpoint))
+    }
+
+    /// Writes a model with the adapters of a checkpoint merged into it as a Hugging Face directory.
+    ///
+    /// # Errors
+    /// When the checkpoint or the base does not belong to the model, or as [`hf::export`](crate::hf::export).
+    pub fn export_merged(
+        &self,
+        adapted: AdaptedCheckpoint<'_>,
+        options: &ExportOptions<'_>,
+        dir: &Path,
+    ) -> Result<WeightType, HfError> {
+        self.family().export_merged(adapted, options, dir)
     }
 
     /// Writes the model of a checkpoint as a Hugging Face directory; see [`hf::export`](crate::hf::export).

@@ -15,12 +15,19 @@ use pipewright::stage::StageModule;
 use pipewright::tensor::{Placement, TensorShard};
 
 use crate::error::ConfigError;
+use crate::lora::LoraConfig;
 use crate::split::{Place, SplitStage};
 
 /// The source of the values of a stage's parameters.
 pub trait ParameterSource {
     /// The error of getting a parameter, or of a stage that the model does not have.
     type Error: From<ConfigError>;
+
+    /// Returns the settings of the adapters that the model's layers have; `None` if they have none. The
+    /// source has the parameters of the adapters too.
+    fn lora(&self) -> Option<&LoraConfig> {
+        None
+    }
 
     /// Returns the elements of a parameter, row-major in `spec.shape`.
     ///
@@ -104,6 +111,11 @@ impl<'a, S: ParameterSource> Builder<'a, S> {
     /// Returns this rank's position among the ranks that compute the stage together.
     pub(crate) fn tensor(&self) -> &TensorParallel {
         &self.place.tensor
+    }
+
+    /// Returns the settings of the adapters, if the model has some.
+    pub(crate) fn lora(&self) -> Option<&LoraConfig> {
+        self.source.lora()
     }
 
     /// Returns the number of ranks that compute the stage together.
@@ -216,10 +228,23 @@ pub(crate) struct Outline {
     /// The parameters so far, in the order of the requests. A table that two layers of one stage hold is
     /// listed twice.
     pub(crate) specs: Vec<ParameterSpec>,
+    /// The adapters of the model.
+    pub(crate) lora: Option<LoraConfig>,
+}
+
+impl Outline {
+    /// Returns the outline of a model with these adapters.
+    pub(crate) fn with(lora: Option<&LoraConfig>) -> Self {
+        Self { lora: lora.cloned(), ..Self::default() }
+    }
 }
 
 impl ParameterSource for Outline {
     type Error = ConfigError;
+
+    fn lora(&self) -> Option<&LoraConfig> {
+        self.lora.as_ref()
+    }
 
     fn parameter(&mut self, spec: &ParameterSpec) -> Result<Vec<f32>, ConfigError> {
         self.specs.push(spec.clone());
@@ -297,8 +322,8 @@ impl<M: StageModule, F: FnMut(ParameterSpec, Placement, &dyn Fn() -> TensorData)
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         let kind = match self.owners.last().map(String::as_str) {
             Some("Struct:TiedHead" | "Struct:RelationCopy") => return,
-            Some("Struct:Linear" | "Struct:Router") if D == 2 => ParameterKind::Matrix,
-            Some("Struct:Linear" | "Struct:Router") => ParameterKind::Bias,
+            Some("Struct:Linear" | "Struct:Projection" | "Struct:Router") if D == 2 => ParameterKind::Matrix,
+            Some("Struct:Linear" | "Struct:Projection" | "Struct:Router") => ParameterKind::Bias,
             Some("Struct:Embedding") => ParameterKind::Table,
             _ => ParameterKind::Scale,
         };

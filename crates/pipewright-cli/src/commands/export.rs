@@ -1,14 +1,18 @@
-//! `pipewright export`: writes a checkpoint's model as a Hugging Face directory.
+//! `pipewright export`: writes a checkpoint's model as a Hugging Face directory, or its adapters as a PEFT
+//! directory.
 
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
+use pipewright::checkpoint::Checkpoint;
 use pipewright_models::hf::{ExportOptions, WeightType};
-use pipewright_models::{ModelConfig, hf};
+use pipewright_models::{AdaptedCheckpoint, ModelConfig, hf};
 
 use crate::display;
 use crate::failure::{Failure, sentence};
 use crate::training::identity::MODEL;
+use crate::training::run_adapter::StoredAdapter;
+use crate::training::trained_model::base_of_run;
 use crate::training::{checkpoint_path, origin};
 
 /// The arguments of `pipewright export`.
@@ -24,6 +28,12 @@ pub(crate) struct ExportArguments {
     /// float32
     #[arg(long, value_enum)]
     dtype: Option<ElementType>,
+    /// Add the adapters that the run trained to their base, and write the whole model
+    #[arg(long)]
+    merge: bool,
+    /// The folder of the base of the adapters, if it is not where the run found it
+    #[arg(long, value_name = "DIR", requires = "merge")]
+    base: Option<PathBuf>,
 }
 
 /// The element types of weights in files.
@@ -58,11 +68,29 @@ pub(crate) fn run(arguments: &ExportArguments) -> Result<(), Failure> {
     };
     let model = ModelConfig::from_json(model)
         .map_err(|error| Failure::input(format!("{place}: the checkpoint's model: {}", sentence(&error))))?;
+    let adapter = StoredAdapter::of(&checkpoint)?;
+    if adapter.is_none() && arguments.merge {
+        return Err(Failure::input(format!(
+            "{place}: the run trained the whole model and has no adapters: leave out --merge"
+        )));
+    }
+    let (step, to) = (checkpoint.step(), arguments.to.display());
+    if let Some(adapter) = adapter.as_ref().filter(|_| !arguments.merge) {
+        write_adapter(arguments, &checkpoint, &model, adapter)?;
+        return Ok(());
+    }
     let origin = origin::of_checkpoint(&checkpoint);
     let options =
         ExportOptions { origin: origin.as_deref(), weight_type: arguments.dtype.map(WeightType::from) };
-    let kind = model.export(&checkpoint, &options, &arguments.to).map_err(Failure::input)?;
-    let (step, to) = (checkpoint.step(), arguments.to.display());
+    let kind = match &adapter {
+        Some(adapter) => {
+            let base = adapter.base(arguments.base.as_deref(), base_of_run(&checkpoint)?)?;
+            let adapted = AdaptedCheckpoint { checkpoint: &checkpoint, lora: &adapter.lora, base: &base };
+            model.export_merged(adapted, &options, &arguments.to)
+        }
+        None => model.export(&checkpoint, &options, &arguments.to),
+    };
+    let kind = kind.map_err(Failure::input)?;
     let tokenizer = if arguments.to.join(hf::TOKENIZER).is_file() {
         "with its tokenizer"
     } else {
@@ -72,5 +100,27 @@ pub(crate) fn run(arguments: &ExportArguments) -> Result<(), Failure> {
         display::say(&format!("warning: {flaws}"));
     }
     display::say(&format!("wrote the model of step {step} in {} to {to}, {tokenizer}", kind.name()));
+    Ok(())
+}
+
+/// Writes the adapters of a checkpoint as a PEFT directory.
+fn write_adapter(
+    arguments: &ExportArguments,
+    checkpoint: &Checkpoint,
+    model: &ModelConfig,
+    adapter: &StoredAdapter,
+) -> Result<(), Failure> {
+    if arguments.dtype.is_some() {
+        return Err(Failure::input(
+            "adapters are written as float32: leave out --dtype, or write the whole model with --merge",
+        ));
+    }
+    let base = base_of_run(checkpoint)?;
+    let written = model.export_adapter(checkpoint, &adapter.lora, base.as_deref(), &arguments.to);
+    written.map_err(Failure::input)?;
+    let (step, to) = (checkpoint.step(), arguments.to.display());
+    display::say(&format!(
+        "wrote the adapters of step {step} to {to}, for PEFT and `adapter.path`; --merge writes the whole model"
+    ));
     Ok(())
 }

@@ -98,6 +98,7 @@ pub(super) const SECTIONS: &[(&str, &[&str])] = &[
             "mtp_block",
         ],
     ),
+    ("adapter", &["kind", "rank", "alpha", "dropout", "rslora", "targets", "path"]),
     (
         "data",
         &[

@@ -11,7 +11,7 @@ use crate::config::paths::Surroundings;
 use crate::config::place::Source;
 use crate::config::problem::ConfigError;
 use crate::config::settings::Settings;
-use crate::config::{cross_checks, data, mesh, model, optimizer, pipeline, run, sample, schedule};
+use crate::config::{adapter, cross_checks, data, mesh, model, optimizer, pipeline, run, sample, schedule};
 
 /// The configuration whose keys the arguments override.
 #[derive(Clone, Copy, Debug)]
@@ -75,6 +75,7 @@ impl Settings {
         };
         let mut document = Document::new(Some(text), arguments);
         let model = model::read(&mut document, surroundings);
+        let adapter = adapter::read(&mut document, surroundings, &model);
         let data = data::read(&mut document, surroundings, &model);
         let fresh = match &model {
             ModelSettings::Fresh(model) if document.problems.is_empty() => {
@@ -87,7 +88,7 @@ impl Settings {
         let source = schedule::read(&mut document, surroundings, &mut pipeline, fresh, &mesh);
         let optimizer = optimizer::read(&mut document, surroundings);
         let run = run::read(&mut document, surroundings);
-        let settings = Self { model, data, pipeline, mesh, optimizer, run };
+        let settings = Self { model, adapter, data, pipeline, mesh, optimizer, run };
         cross_checks::check(&mut document, surroundings, &settings, source.as_ref());
         if !document.problems.is_empty() {
             return Err(ConfigError::Problems(document.problems));

@@ -7,6 +7,7 @@
 //! A schedule by name is checked and not generated, and the rows of a schedule's file are read once.
 //! `training/prepare.rs` makes the program and checks what needs other files.
 
+pub(crate) mod adapter;
 mod cross_checks;
 pub(crate) mod data;
 mod devices;

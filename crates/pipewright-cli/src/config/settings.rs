@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
+use crate::config::adapter::AdapterSettings;
 use crate::config::data::DataSettings;
 use crate::config::mesh::MeshSettings;
 use crate::config::model::ModelSettings;
@@ -18,6 +19,9 @@ use crate::config::run::RunSettings;
 pub(crate) struct Settings {
     /// The model to train.
     pub(crate) model: ModelSettings,
+    /// The adapters, if these are trained in place of the model's own parameters.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) adapter: Option<AdapterSettings>,
     /// The training data.
     pub(crate) data: DataSettings,
     /// How the model is distributed over ranks, and how a step runs.

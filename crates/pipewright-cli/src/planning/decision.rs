@@ -109,7 +109,7 @@ impl Decision {
         };
         settings.mesh.data_parallel = choice.data_parallel;
         settings.run.planned_step_ms = plan_milliseconds(choice.step_s, Some(&settings));
-        let model = CutModel::new(model.model().clone(), choice.head_parts).map_err(Failure::input)?;
+        let model = model.with_parts(choice.head_parts).map_err(Failure::input)?;
         let scheduled = Scheduled { settings, source: ProgramSource::Schedule(schedule) };
         Ok(Chosen { scheduled, model, sentences, files })
     }

@@ -23,7 +23,7 @@ use crate::training::launch::{failure, pipeline_config};
 use crate::training::memory::memory_of_rank;
 use crate::training::model::described;
 use crate::training::optimizer::state_rule;
-use crate::training::prepare::require_whole_layers;
+use crate::training::prepare::{require_all_trained, require_whole_layers};
 use crate::training::process_group::ProcessGroup;
 
 /// The microbatches of a measured step, for each rank.
@@ -45,6 +45,7 @@ pub(crate) fn measure_run(
     time: Duration,
 ) -> Result<Measurement, Failure> {
     require_whole_layers(&settings.mesh)?;
+    require_all_trained(model)?;
     let transport = settings.pipeline.transport;
     processes.join_for(transport)?;
     let subject = Subject::open(settings, model, processes);

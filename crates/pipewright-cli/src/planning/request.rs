@@ -8,9 +8,11 @@ use crate::config::Settings;
 use crate::config::optimizer::OptimizerName;
 use crate::failure::Failure;
 use crate::training::optimizer::state_rule;
+use crate::training::prepare::require_all_trained;
 
 /// Returns the bytes of training state per byte of parameters.
 pub(crate) fn training_state(settings: &Settings, model: &CutModel) -> Result<TrainingState, Failure> {
+    require_all_trained(model)?;
     let mesh = &settings.mesh;
     let state = state_rule(settings).per_byte(model, mesh.shard_groups(), mesh.unshard_window);
     state.map_err(Failure::input)
@@ -30,6 +32,6 @@ pub(crate) fn tried_head_parts(
     if settings.pipeline.head_parts > 1 || profile.node.is_some() || is_whole {
         return Vec::new();
     }
-    let can_be = |parts: &u32| CutModel::new(model.model().clone(), *parts).is_ok();
+    let can_be = |parts: &u32| model.with_parts(*parts).is_ok();
     [1, ranks, ranks.saturating_mul(2)].into_iter().filter(can_be).collect()
 }

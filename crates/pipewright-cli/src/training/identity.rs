@@ -1,4 +1,4 @@
-//! The identity of a run. In its checkpoints, it is the model and the data, because everything else may
+//! The identity of a run. In its checkpoints, it is the model, the adapters and the data, because everything else may
 //! change when the run is resumed. Among the processes of a run, it is everything that must be equal.
 
 use std::collections::BTreeSet;
@@ -11,6 +11,7 @@ use serde_json::{Map, Value, json};
 use crate::config::Settings;
 use crate::failure::Failure;
 use crate::training::prepare::Prepared;
+use crate::training::run_adapter::ADAPTER;
 
 /// The key of the description that holds the content of the model's `config.json`.
 pub(crate) const MODEL: &str = "model";
@@ -21,7 +22,8 @@ pub(crate) const LOSS: &str = "loss";
 /// Returns the description of a run. Reads all data once.
 pub(crate) fn describe(prepared: &Prepared) -> Map<String, Value> {
     let (model, data) = (prepared.model.model().to_json(), json!(prepared.rows.identity()));
-    Map::from_iter([(MODEL.to_owned(), model), (DATA.to_owned(), data)])
+    let adapter = prepared.adapter.clone().map(|adapter| (ADAPTER.to_owned(), adapter));
+    [(MODEL.to_owned(), model), (DATA.to_owned(), data)].into_iter().chain(adapter).collect()
 }
 
 /// Returns the fields that must be equal in all processes of a run with this `description`. Paths may differ,
@@ -38,7 +40,8 @@ pub(crate) fn identity(prepared: &Prepared, description: &Map<String, Value>) ->
 
 /// Returns the settings that must be equal in all processes.
 pub(crate) fn shared_settings(settings: &Settings) -> Fields {
-    const MAY_DIFFER: [&str; 12] = [
+    const MAY_DIFFER: [&str; 13] = [
+        "adapter.path",
         "data.chat_template",
         "data.path",
         "data.side",
@@ -73,17 +76,19 @@ fn weights(initial: &InitialParameters) -> String {
     files.join(", ")
 }
 
-/// Refuses a checkpoint whose model or data differs from the description `run`.
+/// Refuses a checkpoint whose model, adapters or data differ from the description `run`.
 pub(crate) fn require_same(run: &Map<String, Value>, checkpoint: &Checkpoint) -> Result<(), Failure> {
     let stored = &checkpoint.manifest().description;
-    let differences: Vec<String> =
-        [MODEL, DATA].iter().flat_map(|part| differences(part, run.get(*part), stored.get(*part))).collect();
+    let differences: Vec<String> = [MODEL, ADAPTER, DATA]
+        .iter()
+        .flat_map(|part| differences(part, run.get(*part), stored.get(*part)))
+        .collect();
     if differences.is_empty() {
         return Ok(());
     }
     let place = checkpoint.path().display();
     Err(Failure::input(format!(
-        "{place}: the checkpoint is of another model or of other data, so the run cannot resume from it: {}; resume \
+        "{place}: the checkpoint is of another model, of other adapters or of other data, so the run cannot resume from it: {}; resume \
          without that change, or start a new run",
         differences.join(", ")
     )))

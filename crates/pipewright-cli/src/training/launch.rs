@@ -33,8 +33,11 @@ pub(crate) fn launch_from(
     processes: &mut ProcessGroup,
     interrupt: &Interrupt,
 ) -> Result<Trainer, Failure> {
-    // The checkpoint contains all parameters, so the weights of a model directory need not be read.
-    prepared.initial = InitialParameters::Seed(prepared.settings.run.seed);
+    // Unless only adapters are trained, the checkpoint contains all parameters, so the weights of a model
+    // directory need not be read.
+    if prepared.model.adapter().is_none() {
+        prepared.initial = InitialParameters::Seed(prepared.settings.run.seed);
+    }
     let mut trainer = launch(prepared, processes, interrupt)?;
     match trainer.resume(checkpoint) {
         Ok(()) => Ok(trainer),
@@ -118,7 +121,7 @@ fn own_device(settings: &Settings, world: &mut World) -> Result<Devices, Failure
 /// Returns the settings of a pipeline besides the devices.
 pub(crate) fn pipeline_config(settings: &Settings, model: &CutModel) -> Result<PipelineConfig, Failure> {
     let clip_norm = settings.optimizer.clip_norm;
-    let Update { optimizer, groups, clip_groups } = update(&settings.optimizer, model.model())?;
+    let Update { optimizer, groups, clip_groups } = update(&settings.optimizer, model)?;
     Ok(PipelineConfig {
         seed: settings.run.seed,
         optimizer: Some(optimizer),

@@ -17,6 +17,7 @@ pub(crate) mod prepare;
 pub(crate) mod process_group;
 pub(crate) mod rate_change;
 pub(crate) mod recorded_run;
+pub(crate) mod run_adapter;
 pub(crate) mod shared_folder;
 pub(crate) mod timeline_recorder;
 pub(crate) mod trained_model;

@@ -5,11 +5,12 @@ use std::path::Path;
 
 use pipewright::train::data::TokenRows;
 use pipewright_models::training_memory::layers_in;
-use pipewright_models::{CutModel, ModelConfig, hf};
+use pipewright_models::{Adapter, AdapterStart, CutModel, LoraConfig, ModelConfig, ParameterSpec, hf};
 use pipewright_schedule::ModelDesc;
 use pipewright_schedule::words::counted;
 
 use crate::config::Settings;
+use crate::config::adapter::{AdapterSettings, AdapterSource};
 use crate::config::data::BYTES;
 use crate::config::model::ModelSettings;
 use crate::failure::Failure;
@@ -23,7 +24,60 @@ pub(crate) fn read_model(settings: &Settings) -> Result<CutModel, Failure> {
         ModelSettings::From { from } => ModelConfig::read(from).map_err(Failure::input)?,
         ModelSettings::Fresh(model) => model.config(),
     };
-    CutModel::new(model, settings.pipeline.head_parts).map_err(Failure::input)
+    let adapter =
+        settings.adapter.as_ref().map(|adapter| read_adapter(settings, adapter, &model)).transpose()?;
+    let model = CutModel::new(model, settings.pipeline.head_parts).map_err(Failure::input)?;
+    match adapter {
+        Some(adapter) => model.with_adapter(adapter).map_err(Failure::input),
+        None => Ok(model),
+    }
+}
+
+/// Returns the adapters that the settings name: new ones, or those of a PEFT directory.
+fn read_adapter(
+    settings: &Settings,
+    adapter: &AdapterSettings,
+    model: &ModelConfig,
+) -> Result<Adapter, Failure> {
+    if let ModelSettings::From { from } = &settings.model
+        && hf::is_config_alone(from)
+    {
+        return Err(Failure::input(format!(
+            "{}: there are no weights, and adapters change a trained model: name a folder with weights (`model.from`), or \
+             remove the section [adapter]",
+            from.display()
+        )));
+    }
+    Ok(match &adapter.source {
+        AdapterSource::From { path, dropout } => {
+            let lora = model.read_adapter(path).map_err(Failure::input)?;
+            let lora = LoraConfig { dropout: dropout.unwrap_or(lora.dropout), ..lora };
+            Adapter { lora, start: AdapterStart::Directory(path.clone()) }
+        }
+        new @ AdapterSource::New { .. } => {
+            let lora = new.new_lora().expect("these are the settings of new adapters");
+            Adapter { lora, start: AdapterStart::Seed(settings.run.seed) }
+        }
+    })
+}
+
+/// Returns the sentence about the number of trained parameters of a model with adapters.
+pub(crate) fn adapter_note(model: &CutModel, all: u64) -> Result<Option<String>, Failure> {
+    let Some(adapter) = model.adapter() else { return Ok(None) };
+    let specs = model.trained_parameters().map_err(Failure::input)?;
+    let trained = elements(&specs);
+    let layers = counted(specs.len() / 2, "layer");
+    let share = trained as f64 / (all + trained).max(1) as f64 * 100.0;
+    Ok(Some(format!(
+        "adapter: lora of rank {} on {layers}: {} trained, {share:.2}% of all",
+        adapter.lora.rank,
+        counted(trained, "parameter")
+    )))
+}
+
+/// Returns the number of elements of parameters.
+pub(crate) fn elements(specs: &[ParameterSpec]) -> u64 {
+    specs.iter().map(|spec| spec.shape.iter().product::<usize>() as u64).sum()
 }
 
 /// Returns the layers of the model of a run, with their sizes in the precision of the run.

@@ -14,7 +14,7 @@ use globset::{Glob, GlobSet, GlobSetBuilder};
 use pipewright::optimizer::{AdamW, ClipGroup, OptimizerGroup};
 use pipewright::stage::StageError;
 use pipewright_models::training_memory::{OptimizerState, StateRule, is_hidden_matrix};
-use pipewright_models::{ModelConfig, ParameterGroup, ParameterSpec};
+use pipewright_models::{CutModel, ParameterGroup, ParameterSpec};
 
 use crate::config::Settings;
 use crate::config::optimizer::{OptimizerName, OptimizerSettings};
@@ -49,9 +49,9 @@ enum Algorithm {
 /// Returns the optimizer and the groups of a model's parameters.
 ///
 /// # Errors
-/// When no parameter of the model belongs to a group.
-pub(crate) fn update(settings: &OptimizerSettings, model: &ModelConfig) -> Result<Update, Failure> {
-    let specs = model.parameters().map_err(Failure::input)?;
+/// When no trained parameter of the model belongs to a group.
+pub(crate) fn update(settings: &OptimizerSettings, model: &CutModel) -> Result<Update, Failure> {
+    let specs = model.trained_parameters().map_err(Failure::input)?;
     let no_decay = paths_of(model, &settings.no_decay)?;
     let groups =
         settings.groups.iter().map(|group| members(group, model, &specs)).collect::<Result<Vec<_>, _>>()?;
@@ -157,14 +157,16 @@ fn algorithm_of(name: OptimizerName, spec: &ParameterSpec) -> OptimizerName {
     }
 }
 
-fn paths_of(model: &ModelConfig, groups: &[ParameterGroup]) -> Result<HashSet<String>, Failure> {
-    Ok(model.group_paths(groups).map_err(Failure::input)?.into_iter().collect())
+/// Returns the paths of the trained parameters of some groups.
+fn paths_of(model: &CutModel, groups: &[ParameterGroup]) -> Result<HashSet<String>, Failure> {
+    let paths = model.model().group_paths(groups).map_err(Failure::input)?;
+    Ok(paths.into_iter().filter(|path| model.is_trained(path)).collect())
 }
 
 /// Returns the paths of a group's parameters.
 fn members(
     group: &GroupSettings,
-    model: &ModelConfig,
+    model: &CutModel,
     specs: &[ParameterSpec],
 ) -> Result<HashSet<String>, Failure> {
     let mut members = HashSet::new();
@@ -179,8 +181,9 @@ fn members(
         };
         if found.is_empty() {
             let example = specs.first().map_or("", |spec| spec.path.as_str());
+            let what = if model.adapter().is_some() { "trained parameter" } else { "parameter" };
             return Err(Failure::input(format!(
-                "optimizer.groups: `{text}` matches no parameter of the model; parameters have paths such as `{example}`"
+                "optimizer.groups: `{text}` matches no {what} of the model; parameters have paths such as `{example}`"
             )));
         }
         members.extend(found);

@@ -14,6 +14,7 @@ use pipewright_schedule::partition::{Method, Partition, partition};
 use pipewright_schedule::simulate::few_microbatches;
 use pipewright_schedule::words::counted;
 use pipewright_schedule::{Level, LowerConfig, ModelDesc, ValidatedProgram};
+use serde_json::Value;
 
 use crate::config::mesh::MeshSettings;
 use crate::config::model::ModelSettings;
@@ -21,8 +22,9 @@ use crate::config::pipeline::{PartitionChoice, TransportChoice};
 use crate::config::{Scheduled, Settings};
 use crate::failure::{Exit, Failure, sentence};
 use crate::training::data::{open_data, require_one_beginning};
-use crate::training::model::{check_weights, model_notes, tokenizer_note};
+use crate::training::model::{adapter_note, check_weights, model_notes, tokenizer_note};
 use crate::training::optimizer::update;
+use crate::training::run_adapter;
 
 /// A run, with all checks done that do not need training.
 pub(crate) struct Prepared {
@@ -32,6 +34,8 @@ pub(crate) struct Prepared {
     pub(crate) model: CutModel,
     /// The model's initial parameters.
     pub(crate) initial: InitialParameters,
+    /// What checkpoints say about the adapters, if these are trained.
+    pub(crate) adapter: Option<Value>,
     /// The model's layers.
     pub(crate) layers: ModelDesc,
     /// The program that the ranks run.
@@ -82,8 +86,9 @@ pub(crate) fn prepare_settings(scheduled: Scheduled, model: CutModel) -> Result<
     let Scheduled { settings, source } = scheduled;
     let (program, mut notes) = sound_program(source, &settings)?;
     // A group without parameters is found here, before the folder of the results changes.
-    update(&settings.optimizer, model.model())?;
+    update(&settings.optimizer, &model)?;
     let layers = model.describe(settings.data.seq_len as usize);
+    notes.extend(adapter_note(&model, layers.layers.iter().map(|layer| layer.parameters).sum())?);
     let partition = cut(&settings, &model, &layers, program.placement().stages())?;
     require_split(&settings.mesh, &model, &partition)?;
     require_slices(&program, &model)?;
@@ -98,6 +103,10 @@ pub(crate) fn prepare_settings(scheduled: Scheduled, model: CutModel) -> Result<
         }
         ModelSettings::From { .. } | ModelSettings::Fresh(_) => InitialParameters::Seed(settings.run.seed),
     };
+    let adapter = match (model.adapter(), &settings.model) {
+        (Some(adapter), ModelSettings::From { from }) => Some(run_adapter::describe(adapter, from)?),
+        _ => None,
+    };
     let devices = match settings.pipeline.transport {
         TransportChoice::Local => {
             let ranks = settings.mesh.ranks(program.ranks());
@@ -110,6 +119,7 @@ pub(crate) fn prepare_settings(scheduled: Scheduled, model: CutModel) -> Result<
         settings,
         model,
         initial,
+        adapter,
         layers,
         program,
         partition,
@@ -215,6 +225,17 @@ fn require_slices(program: &ValidatedProgram, model: &CutModel) -> Result<(), Fa
         ))),
         _ => Ok(()),
     }
+}
+
+/// Refuses adapters, for a command that costs the training of all parameters.
+pub(crate) fn require_all_trained(model: &CutModel) -> Result<(), Failure> {
+    if model.adapter().is_none() {
+        return Ok(());
+    }
+    Err(Failure::input(
+        "`profile`, `plan` and the schedule `auto` know the costs of training all parameters, and the section [adapter] trains \
+         adapters alone: set adapter.kind=none, or name a schedule",
+    ))
 }
 
 /// Refuses several ranks for each stage, for a command that measures layers.

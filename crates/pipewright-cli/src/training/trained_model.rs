@@ -6,13 +6,14 @@ use std::path::{Path, PathBuf};
 use pipewright::bounded_file::{SMALL_TEXT, read_regular_text};
 use pipewright::checkpoint::{Checkpoint, CheckpointFolder};
 use pipewright::train::data::{DataConfig, TokenCodec, Tokenizer};
-use pipewright_models::{ModelConfig, ModelSource, hf};
+use pipewright_models::{AdaptedCheckpoint, LoraConfig, ModelConfig, ModelSource, hf};
 
 use crate::config::data::BYTES;
 use crate::failure::{Failure, sentence};
 use crate::run_folder::{CONFIG, checkpoints_of};
 use crate::training::data::chat_template;
 use crate::training::identity::MODEL;
+use crate::training::run_adapter::StoredAdapter;
 use crate::training::{checkpoint_path, origin};
 
 /// The file of a Hugging Face directory that describes the model.
@@ -39,6 +40,8 @@ pub(crate) struct TrainedModel {
 pub(crate) enum Origin {
     Directory(PathBuf),
     Checkpoint(Box<Checkpoint>),
+    /// Adapters in a checkpoint, and the folder of their base.
+    Adapted(Box<(Checkpoint, LoraConfig, PathBuf)>),
 }
 
 impl Origin {
@@ -46,6 +49,10 @@ impl Origin {
         match self {
             Self::Directory(directory) => ModelSource::Directory(directory),
             Self::Checkpoint(checkpoint) => ModelSource::Checkpoint(checkpoint),
+            Self::Adapted(adapted) => {
+                let (checkpoint, lora, base) = &**adapted;
+                ModelSource::Adapted(AdaptedCheckpoint { checkpoint, lora, base })
+            }
         }
     }
 }
@@ -97,7 +104,8 @@ fn of_checkpoint(checkpoint: Checkpoint, tokenizer: Option<&str>) -> Result<Trai
     let model = ModelConfig::from_json(model)
         .map_err(|error| Failure::input(format!("{place}: the checkpoint's model: {}", sentence(&error))))?;
     let kept = origin::of_checkpoint(&checkpoint);
-    let data = data_of_run(&checkpoint)?;
+    let mut config = config_of_run(&checkpoint)?.unwrap_or_default();
+    let data = table_of(&mut config, "data");
     let text = |key: &str| data.as_ref().and_then(|data| data.get(key)?.as_str());
     let number = |key: &str| data.as_ref().and_then(|data| data.get(key)?.as_integer());
     let tokenizer = match (tokenizer, text("tokenizer")) {
@@ -112,6 +120,13 @@ fn of_checkpoint(checkpoint: Checkpoint, tokenizer: Option<&str>) -> Result<Trai
         (None, None) => return Err(no_tokenizer(&place)),
     };
     let ends = kept.as_deref().map_or(Ok(Vec::new()), hf::end_tokens);
+    let origin = match StoredAdapter::of(&checkpoint)? {
+        Some(adapter) => {
+            let base = adapter.base(None, base_of(&mut config))?;
+            Origin::Adapted(Box::new((checkpoint, adapter.lora, base)))
+        }
+        None => Origin::Checkpoint(Box::new(checkpoint)),
+    };
     Ok(TrainedModel {
         codec: TokenCodec::open(&tokenizer).map_err(Failure::input)?,
         chat: DataConfig {
@@ -124,7 +139,7 @@ fn of_checkpoint(checkpoint: Checkpoint, tokenizer: Option<&str>) -> Result<Trai
         bos_id: number("bos_id").and_then(|id| u32::try_from(id).ok()),
         trained_length: number("seq_len").and_then(|length| usize::try_from(length).ok()),
         model,
-        origin: Origin::Checkpoint(Box::new(checkpoint)),
+        origin,
     })
 }
 
@@ -139,9 +154,25 @@ fn no_tokenizer(place: &str) -> Failure {
     ))
 }
 
-/// Returns the section `[data]` of the configuration of a checkpoint's run; `None` if the checkpoint is not
-/// in a run.
-fn data_of_run(checkpoint: &Checkpoint) -> Result<Option<toml::Table>, Failure> {
+/// Returns the folder of the base of a run's adapters, which its configuration names.
+pub(crate) fn base_of_run(checkpoint: &Checkpoint) -> Result<Option<PathBuf>, Failure> {
+    Ok(config_of_run(checkpoint)?.as_mut().and_then(base_of))
+}
+
+fn base_of(config: &mut toml::Table) -> Option<PathBuf> {
+    Some(table_of(config, "model")?.get("from")?.as_str()?.into())
+}
+
+/// Takes a section out of a configuration.
+fn table_of(config: &mut toml::Table, section: &str) -> Option<toml::Table> {
+    match config.remove(section) {
+        Some(toml::Value::Table(table)) => Some(table),
+        _ => None,
+    }
+}
+
+/// Returns the configuration of a checkpoint's run; `None` if the checkpoint is not in a run.
+fn config_of_run(checkpoint: &Checkpoint) -> Result<Option<toml::Table>, Failure> {
     let path = std::path::absolute(checkpoint.path()).unwrap_or_else(|_| checkpoint.path().to_owned());
     let config = path.parent().and_then(Path::parent).map(|run| run.join(CONFIG));
     let Some(config) = config.filter(|config| config.is_file()) else { return Ok(None) };
@@ -150,9 +181,5 @@ fn data_of_run(checkpoint: &Checkpoint) -> Result<Option<toml::Table>, Failure> 
         Failure::input(format!("{}: the configuration of the run cannot be read: {reason}", config.display()))
     };
     let text = read_regular_text(&config, SMALL_TEXT).map_err(|error| unreadable(&error))?;
-    let mut table: toml::Table = text.parse().map_err(|error| unreadable(&error))?;
-    Ok(match table.remove("data") {
-        Some(toml::Value::Table(data)) => Some(data),
-        _ => None,
-    })
+    text.parse().map(Some).map_err(|error| unreadable(&error))
 }

@@ -170,7 +170,8 @@ fn validation_counts_by_targets_and_a_run_resumes() {
     let other =
         run_in(folder.path(), &["resume", "out", "--set", "run.steps=4", "--set", "data.train_on=all"]);
     assert!(
-        text(&other.stderr).contains("the checkpoint is of another model or of other data"),
+        text(&other.stderr)
+            .contains("the checkpoint is of another model, of other adapters or of other data"),
         "{}",
         text(&other.stderr)
     );

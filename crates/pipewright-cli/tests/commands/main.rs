@@ -21,6 +21,7 @@ mod real_files;
 mod resume;
 mod chats;
 mod fine_tuning;
+mod adapters;
 mod folders;
 mod ruined;
 #[cfg(unix)]

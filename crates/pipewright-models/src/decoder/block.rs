@@ -60,7 +60,8 @@ impl DecoderBlock {
         tensor: &TensorParallel,
         context: &StageContext,
     ) -> Tensor<2> {
-        let attended = self.self_attn.forward(self.input_layernorm.forward(hidden.clone()), tensor, attend);
+        let attended =
+            self.self_attn.forward(self.input_layernorm.forward(hidden.clone()), tensor, attend, context);
         let hidden = hidden + attended;
         let normalised = self.post_attention_layernorm.forward(hidden.clone());
         let transformed = self.mlp.forward(normalised, rows, tensor, context);

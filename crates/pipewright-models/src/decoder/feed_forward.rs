@@ -10,6 +10,7 @@ use super::form::BlockForm;
 use super::mixture::MixtureConfig;
 use crate::experts::ExpertSizes;
 use crate::parameter::{Builder, ParameterSource, SplitLinear};
+use crate::projection::Projection;
 use crate::split::require_parts;
 use crate::valid_tokens::{mean_weights, valid_choices, valid_loads, valid_tokens};
 
@@ -20,9 +21,9 @@ const BALANCE: &str = "moe_aux";
 /// A dense layer has the three projections, a mixture the router and the experts.
 #[derive(Module, Debug)]
 pub(super) struct FeedForward {
-    gate_proj: Option<Linear>,
-    up_proj: Option<Linear>,
-    down_proj: Option<Linear>,
+    gate_proj: Option<Projection>,
+    up_proj: Option<Projection>,
+    down_proj: Option<Projection>,
     /// The router.
     gate: Option<Linear>,
     /// One entry for each expert; `None` if only another rank holds it.
@@ -72,9 +73,8 @@ impl FeedForward {
     ) -> Result<Self, S::Error> {
         let (hidden, inner) = (config.hidden_size, config.intermediate_size);
         let shards = builder.tensor_ranks();
-        let mut linear = |name, sizes, split| {
-            builder.split_linear(bias, &format!("{path}.{name}"), sizes, split).map(Some)
-        };
+        let mut linear =
+            |name, sizes, split| builder.projection(bias, &format!("{path}.{name}"), sizes, split).map(Some);
         let outputs = SplitLinear::Outputs { shards };
         Ok(Self {
             gate_proj: linear("gate_proj", [hidden, inner], outputs)?,
@@ -143,8 +143,8 @@ impl FeedForward {
             unreachable!("a feed-forward layer without experts is built with three projections")
         };
         let x = tensor.enter(x);
-        let gate = gate.forward(x.clone());
-        down.forward_split_inputs(swiglu(gate, up.forward(x)), tensor)
+        let gate = gate.forward(x.clone(), context);
+        down.forward_split_inputs(swiglu(gate, up.forward(x, context)), tensor, context)
     }
 }
 

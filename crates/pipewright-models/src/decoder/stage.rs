@@ -14,6 +14,7 @@ use super::block::DecoderBlock;
 use super::config::DecoderConfig;
 use crate::documents::given_scope;
 use crate::error::SplitModel;
+use crate::lora::is_of_adapter;
 use crate::next_token::{CachedModel, NextToken, device_of, ids, last_row};
 use crate::split::SplitStage;
 use crate::stage_layers::Layer;
@@ -206,9 +207,9 @@ impl StageModule for DecoderStage {
         ))
     }
 
-    /// Returns true for the routers of mixtures of experts.
+    /// Returns true for the routers of mixtures of experts, and for adapters.
     fn stays_in_single_precision(&self, local: &str) -> bool {
-        local.ends_with(".mlp.gate.weight")
+        local.ends_with(".mlp.gate.weight") || is_of_adapter(local)
     }
 
     /// Returns the path of the embedding's table. A tied head on another stage holds a copy of it.

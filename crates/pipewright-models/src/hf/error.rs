@@ -194,6 +194,57 @@ pub enum HfError {
         /// The type in the file.
         found: Dtype,
     },
+    /// A folder does not have an adapter of PEFT.
+    #[error(
+        "{}: there is no PEFT adapter here: name a folder with adapter_config.json and adapter_model.safetensors, which \
+         `save_pretrained` of PEFT and `pipewright export` write", dir.display()
+    )]
+    NoAdapter {
+        /// The folder, or the file without tensors.
+        dir: PathBuf,
+    },
+    /// An adapter asks for something that adapters here do not compute.
+    #[error("{}: `{key}` is {value}: {advice}", path.display())]
+    AdapterKey {
+        /// The file.
+        path: PathBuf,
+        /// The key.
+        key: String,
+        /// Its value.
+        value: String,
+        /// What to do.
+        advice: &'static str,
+    },
+    /// A tensor of an adapter belongs to no layer of the model.
+    #[error(
+        "{}: tensor `{tensor}` is not a matrix of an adapter on one of the {layers} linear layers of this model, such as \
+         `{example}`: name the adapter of this model", path.display()
+    )]
+    AdapterTensor {
+        /// The file.
+        path: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// The number of the model's layers that can have an adapter.
+        layers: usize,
+        /// The path of one of them.
+        example: String,
+    },
+    /// A tensor of an adapter does not fit its layer.
+    #[error(
+        "{}: tensor `{tensor}` has shape {found:?}, and its layer, with the rank in adapter_config.json, needs {expected:?}: \
+         name the adapter of this model", path.display()
+    )]
+    AdapterShape {
+        /// The file.
+        path: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// The shape that fits.
+        expected: Vec<usize>,
+        /// The shape in the file.
+        found: Vec<usize>,
+    },
     /// The target folder has content, which is never overwritten.
     #[error("{}: the folder is not empty; choose one that does not exist", dir.display())]
     NotEmpty {

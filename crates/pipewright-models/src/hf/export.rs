@@ -11,7 +11,7 @@ use super::read::Stored;
 use super::weight_type::WeightType;
 use super::write::{DEFAULT_SHARD_BYTES, Writer};
 use crate::family::ModelFamily;
-use crate::parameter::parameter_specs;
+use crate::parameter::{ParameterSource, parameter_specs};
 use crate::split::Place;
 
 /// The choices of an export.
@@ -37,6 +37,16 @@ pub fn export<F: ModelFamily>(
     options: &ExportOptions<'_>,
     dir: &Path,
 ) -> Result<WeightType, HfError> {
+    export_from(&mut Stored(checkpoint), config, options, dir)
+}
+
+/// Like [`export`], with the parameters of any source.
+pub(crate) fn export_from<F: ModelFamily, S: ParameterSource<Error = HfError>>(
+    source: &mut S,
+    config: &F,
+    options: &ExportOptions<'_>,
+    dir: &Path,
+) -> Result<WeightType, HfError> {
     let types = match (options.weight_type, options.origin) {
         (Some(kind), _) => WeightTypes::all(kind),
         (None, Some(origin)) => WeightTypes::read(origin)?,
@@ -44,7 +54,7 @@ pub fn export<F: ModelFamily>(
     };
     let place = Place::from(Device::flex());
     let layers = config.layers();
-    let layer = |index| config.build_stage(index..index + 1, &mut Stored(checkpoint), &place);
+    let mut layer = |index| config.build_stage(index..index + 1, source, &place);
     let mut specs = Vec::new();
     for index in 0..layers {
         specs.extend(parameter_specs(&layer(index)?));

@@ -78,6 +78,25 @@ impl SafetensorsFile {
         self.metadata.tensors().into_keys().collect()
     }
 
+    /// Returns the element type and the shape of a tensor as text, followed by its first and last bytes, at
+    /// most `most` each.
+    pub(super) fn sample(&mut self, tensor: &str, most: usize) -> Result<Vec<u8>, HfError> {
+        let Some(info) = self.metadata.info(tensor) else {
+            return Err(HfError::MissingTensor { path: self.path.clone(), tensor: tensor.to_owned() });
+        };
+        let mut sample = format!("{} {:?}", info.dtype, info.shape).into_bytes();
+        let (start, end) = info.data_offsets;
+        let length = most.min(end - start);
+        for offset in [start, end - length] {
+            let mut bytes = vec![0; length];
+            let position = SeekFrom::Start(self.data + offset as u64);
+            let read = self.file.seek(position).and_then(|_| self.file.read_exact(&mut bytes));
+            read.map_err(HfError::io("read", &self.path))?;
+            sample.extend(bytes);
+        }
+        Ok(sample)
+    }
+
     /// Returns the element type of a tensor, if it can be read.
     pub(super) fn element_type(&self, tensor: &str) -> Option<WeightType> {
         WeightType::of_dtype(self.metadata.info(tensor)?.dtype)

@@ -64,8 +64,9 @@ impl fmt::Display for OtherForm {
             ),
             Self::Adapter { base } => write!(
                 f,
-                "this is a PEFT adapter, which has only differences from {}: merge them (`model.merge_and_unload()` of PEFT, then \
-                 `save_pretrained`) and name the merged model",
+                "this is a PEFT adapter, which has only differences from {}: to train it on, name that model as `model.from` and \
+                 this folder as `adapter.path`; otherwise merge them (`model.merge_and_unload()` of PEFT, then `save_pretrained`) and \
+                 name the merged model",
                 base.as_ref().map_or_else(|| "another model".to_owned(), |base| format!("`{base}`"))
             ),
             Self::Consolidated => write!(

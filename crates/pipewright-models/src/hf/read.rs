@@ -106,7 +106,7 @@ pub fn restore_stage<F: ModelFamily>(
 }
 
 /// The parameters of a checkpoint as a source for a stage: paths and layouts are the same in both.
-pub(super) struct Stored<'a>(pub(super) &'a Checkpoint);
+pub(crate) struct Stored<'a>(pub(crate) &'a Checkpoint);
 
 impl ParameterSource for Stored<'_> {
     type Error = HfError;

@@ -84,6 +84,13 @@ impl Weights {
         Ok((tensor, file))
     }
 
+    /// Returns the file that has the tensor of this name, which is one of [`Weights::tensors`].
+    pub(super) fn file_of(&self, tensor: &str) -> Result<String, HfError> {
+        let file = self.files[tensor].clone();
+        self.require_plain_name(tensor, &file)?;
+        Ok(file)
+    }
+
     /// Returns the names of all tensors.
     pub(super) fn tensors(&self) -> impl Iterator<Item = &str> {
         self.files.keys().map(String::as_str)

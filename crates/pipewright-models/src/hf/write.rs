@@ -288,7 +288,7 @@ fn header(tensors: &[Typed]) -> Result<(Vec<u8>, u64), serde_json::Error> {
     Ok((header, offset as u64))
 }
 
-fn require_vacant(dir: &Path) -> Result<(), HfError> {
+pub(super) fn require_vacant(dir: &Path) -> Result<(), HfError> {
     match fs::read_dir(dir).map(|mut entries| entries.next().is_none()) {
         Ok(true) => Ok(()),
         Ok(false) => Err(HfError::NotEmpty { dir: dir.to_owned() }),
@@ -299,14 +299,14 @@ fn require_vacant(dir: &Path) -> Result<(), HfError> {
 
 /// A folder that is removed unless it is renamed.
 #[derive(Debug)]
-struct Scratch {
+pub(super) struct Scratch {
     path: PathBuf,
     renamed: bool,
 }
 
 impl Scratch {
     /// Creates a folder next to `target`, so that the rename stays within one file system.
-    fn create(target: &Path) -> Result<Self, HfError> {
+    pub(super) fn create(target: &Path) -> Result<Self, HfError> {
         let parent = target.parent().unwrap_or(target);
         fs::create_dir_all(parent).map_err(HfError::io("create", parent))?;
         let name = target.file_name().unwrap_or_default().to_string_lossy();
@@ -321,7 +321,11 @@ impl Scratch {
         unreachable!("a folder cannot contain 2^64 others")
     }
 
-    fn write_json(&self, name: &str, json: &Value) -> Result<(), HfError> {
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub(super) fn write_json(&self, name: &str, json: &Value) -> Result<(), HfError> {
         let path = self.path.join(name);
         let written = File::create(&path).and_then(|mut file| {
             file.write_all(format!("{json:#}\n").as_bytes())?;
@@ -330,7 +334,7 @@ impl Scratch {
         written.map_err(HfError::io("write", &path))
     }
 
-    fn rename_to(&mut self, target: &Path) -> Result<(), HfError> {
+    pub(super) fn rename_to(&mut self, target: &Path) -> Result<(), HfError> {
         // Not every system renames onto an empty folder.
         match fs::remove_dir(target) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),

@@ -33,6 +33,7 @@ pub(super) struct Block {
 
 /// The names of the variants are in Burn's parameter paths and not in the checkpoint's; see
 /// [`crate::parameter`].
+#[expect(clippy::large_enum_variant, reason = "a block has one mixer, and its parameters are elsewhere")]
 #[derive(Module, Debug)]
 enum Mixer {
     Mamba(Mamba2),
@@ -133,11 +134,14 @@ impl Block {
             let x = self.norm.forward(x);
             match &self.mixer {
                 Mixer::Mamba(mixer) => mixer.forward(x, tokens.scope.sequence, Some(&tokens.scope.documents)),
-                Mixer::Attention(mixer) => mixer.forward(x, tensor, |qkv| {
-                    let table = self.relation.as_ref().map(|table| table.weight.val());
-                    let relations = tokens.relations.as_ref().zip(table);
-                    self.attention.forward(qkv, &tokens.scope, relations)
-                }),
+                Mixer::Attention(mixer) => {
+                    let attend = |qkv| {
+                        let table = self.relation.as_ref().map(|table| table.weight.val());
+                        let relations = tokens.relations.as_ref().zip(table);
+                        self.attention.forward(qkv, &tokens.scope, relations)
+                    };
+                    mixer.forward(x, tensor, attend, context)
+                }
                 Mixer::Mlp(mixer) => tensor.sum(mixer.forward(tensor.enter(x))),
                 Mixer::Experts(mixer) => mixer.forward(x, tokens, tensor, context),
             }

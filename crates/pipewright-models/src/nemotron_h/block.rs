@@ -26,6 +26,7 @@ pub(super) struct Block {
 
 /// The names of the variants are in Burn's parameter paths and not in a Hugging Face directory; see
 /// [`crate::parameter`].
+#[expect(clippy::large_enum_variant, reason = "a block has one mixer, and its parameters are elsewhere")]
 #[derive(Module, Debug)]
 enum Mixer {
     Mamba(Mamba2),
@@ -76,7 +77,9 @@ impl Block {
         let x = self.norm.forward(hidden.clone());
         let mixed = match &self.mixer {
             Mixer::Mamba(mixer) => mixer.forward(x, attention.sequence(), documents),
-            Mixer::Attention(mixer) => mixer.forward(x, tensor, |qkv| attend(attention, self.head_dim, qkv)),
+            Mixer::Attention(mixer) => {
+                mixer.forward(x, tensor, |qkv| attend(attention, self.head_dim, qkv), context)
+            }
             Mixer::Mlp(mixer) => mixer.forward(x, tensor),
             Mixer::Experts(mixer) => mixer.forward(x, attention.sequence(), tensor, context),
         };

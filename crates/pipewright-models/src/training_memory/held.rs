@@ -11,7 +11,7 @@ use pipewright_schedule::{
 use crate::cut_model::CutModel;
 use crate::parameter::ParameterSpec;
 use crate::training_memory::sizes::{kept_bytes, layers_in, stage_sizes};
-use crate::training_memory::state::StateRule;
+use crate::training_memory::state::{StateRule, gradient_bytes};
 
 /// The most bytes that a rank or a stage holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -35,15 +35,22 @@ impl HeldBytes {
 
     /// Returns the memory of a rank with these stages, without activations. Gradients are whole until a
     /// stage's last microbatch, so sharding does not lower their peak.
-    fn without_activations(stages: &[StateBytes], sharding: Sharding) -> Self {
-        let held = sharding.held(stages.iter().copied());
+    fn without_activations(stages: &[StageState], sharding: Sharding) -> Self {
+        let held = sharding.held(stages.iter().map(|stage| stage.bytes));
         Self {
             parameters: held.parameters.saturating_add(held.copy),
-            gradients: stages.iter().map(|stage| stage.parameters).fold(0, u64::saturating_add),
+            gradients: stages.iter().map(|stage| stage.gradients).fold(0, u64::saturating_add),
             optimizer: held.optimizer,
             activations: 0,
         }
     }
+}
+
+/// The bytes of a stage's parameters with the optimizer's state, and of the gradients.
+#[derive(Clone, Copy, Debug)]
+struct StageState {
+    bytes: StateBytes,
+    gradients: u64,
 }
 
 /// A training run, as far as its memory depends on it.
@@ -89,14 +96,19 @@ impl TrainingMemory {
         let costs = run.costs();
         let simulation = timed(run.program.as_program(), &costs)?;
         let timeline = simulation.timeline();
-        let states: Vec<StateBytes> = stages.iter().map(|specs| run.state.of(specs)).collect();
+        let is_trained = |path: &str| run.model.is_trained(path);
+        let state = |specs: &Vec<ParameterSpec>| StageState {
+            bytes: run.state.of(specs, is_trained),
+            gradients: gradient_bytes(specs, is_trained),
+        };
+        let states: Vec<StageState> = stages.iter().map(state).collect();
         let rank_bytes = |(rank, activations): (Rank, u64)| {
             let own = placement.stages_of(rank).iter().map(|stage| states[stage.index()]);
-            let own: Vec<StateBytes> = own.collect();
+            let own: Vec<StageState> = own.collect();
             HeldBytes { activations, ..HeldBytes::without_activations(&own, run.sharding) }
         };
         let peaks = peak_memory(timeline, &costs.sizes);
-        let stage_bytes = |(stage, state): (StageIndex, &StateBytes)| HeldBytes {
+        let stage_bytes = |(stage, state): (StageIndex, &StageState)| HeldBytes {
             activations: stage_peak(timeline, placement, &costs.sizes, stage),
             ..run.stage_state(*state)
         };
@@ -149,11 +161,11 @@ impl TrainingRun<'_> {
 
     /// Returns the bytes of a stage without activations. If parameters are sharded, a replica holds its part
     /// of them and of the optimizer's state; the parameters of a stage that computes are whole.
-    fn stage_state(&self, state: StateBytes) -> HeldBytes {
+    fn stage_state(&self, StageState { bytes: state, gradients }: StageState) -> HeldBytes {
         let shards = u64::from(self.sharding.shards);
         HeldBytes {
             parameters: state.parameters.div_ceil(shards).saturating_add(state.copy),
-            gradients: state.parameters,
+            gradients,
             optimizer: state.optimizer.div_ceil(shards),
             activations: 0,
         }
@@ -183,7 +195,8 @@ mod tests {
             let rule = StateRule { optimizer: OptimizerState::TwoMoments, precision };
             let stage = |elements: usize| {
                 let (path, kind) = (String::new(), ParameterKind::Matrix);
-                rule.of(&[ParameterSpec { path, shape: vec![elements], kind }])
+                let specs = [ParameterSpec { path, shape: vec![elements], kind }];
+                StageState { bytes: rule.of(&specs, |_| true), gradients: gradient_bytes(&specs, |_| true) }
             };
             HeldBytes::without_activations(&[10, 30, 20].map(stage), Sharding { shards, window })
         };

@@ -75,10 +75,12 @@ pub struct StateRule {
 }
 
 impl StateRule {
-    /// Returns the bytes for these parameters, without their gradients.
-    pub fn of(&self, specs: &[ParameterSpec]) -> StateBytes {
+    /// Returns the bytes for these parameters, without their gradients. The optimizer has a state for those
+    /// whose paths `is_trained` accepts.
+    pub fn of(&self, specs: &[ParameterSpec], is_trained: impl Fn(&str) -> bool) -> StateBytes {
         let elements = specs.iter().map(|spec| product(&spec.shape)).fold(0, u64::saturating_add);
-        let state = specs.iter().map(|spec| self.optimizer.bytes(spec));
+        let trained = specs.iter().filter(|spec| is_trained(&spec.path));
+        let state = trained.map(|spec| self.optimizer.bytes(spec));
         StateBytes {
             parameters: elements.saturating_mul(ELEMENT),
             copy: match self.precision {
@@ -97,7 +99,10 @@ impl StateRule {
         // The sequence length affects only costs.
         let layers = 0..model.describe(1).layers.len();
         layers
-            .map(|layer| Ok(self.of(&model.outline(layer..layer + 1, &TensorParallel::default())?)))
+            .map(|layer| {
+                let specs = model.outline(layer..layer + 1, &TensorParallel::default())?;
+                Ok(self.of(&specs, |path| model.is_trained(path)))
+            })
             .collect()
     }
 
@@ -112,7 +117,7 @@ impl StateRule {
         groups: ShardGroups,
         window: u32,
     ) -> Result<TrainingState, ConfigError> {
-        let whole = self.of(&model.model().parameters()?);
+        let whole = self.of(&model.model().parameters()?, |_| true);
         let share = |bytes: u64| bytes as f64 / whole.parameters.max(1) as f64;
         Ok(TrainingState { optimizer: share(whole.optimizer), copy: share(whole.copy), groups, window })
     }
@@ -133,6 +138,12 @@ impl StateRule {
         }
         Ok(())
     }
+}
+
+/// Returns the bytes of the gradients of the parameters whose paths `is_trained` accepts.
+pub(super) fn gradient_bytes(specs: &[ParameterSpec], is_trained: impl Fn(&str) -> bool) -> u64 {
+    let trained = specs.iter().filter(|spec| is_trained(&spec.path));
+    trained.map(|spec| product(&spec.shape).saturating_mul(ELEMENT)).fold(0, u64::saturating_add)
 }
 
 /// Returns the number of elements of a shape.

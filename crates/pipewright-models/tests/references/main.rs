@@ -11,5 +11,6 @@ mod head_parts;
 mod nemotron_h;
 mod hybrid;
 mod tensor_parallel;
+mod lora;
 mod reference;
 mod pipelined_run;

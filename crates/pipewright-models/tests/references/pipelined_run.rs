@@ -232,6 +232,10 @@ fn train_program(
 fn launch(reference: &Reference, program: ValidatedProgram, config: &PipelineConfig) -> Pipeline {
     let count = program.placement().stages();
     let model = CutModel::new(reference.config.clone(), reference.cut.head_parts).expect("it can be cut");
+    let model = match reference.adapter.clone() {
+        Some(adapter) => model.with_adapter(adapter).expect("it has these layers"),
+        None => model,
+    };
     let weights = model.describe(reference.expected.seq_len).weights();
     let stages = partition(&weights, count, &reference.cut.method).expect("it divides");
     let initial = InitialParameters::Directory(reference.dir.clone());

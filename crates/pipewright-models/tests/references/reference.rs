@@ -6,7 +6,7 @@ use std::fs::read_to_string;
 use std::path::{Path, PathBuf};
 
 use burn::tensor::Tensor;
-use pipewright_models::ModelConfig;
+use pipewright_models::{Adapter, AdapterStart, ModelConfig};
 use pipewright_schedule::Method;
 use serde::Deserialize;
 
@@ -15,6 +15,8 @@ pub(crate) struct Reference {
     pub(crate) config: ModelConfig,
     pub(crate) expected: Expected,
     pub(crate) cut: Cut,
+    /// The adapters, if only these are trained.
+    pub(crate) adapter: Option<Adapter>,
 }
 
 /// How the model is cut into stages.
@@ -63,6 +65,18 @@ impl Default for Tolerance {
     }
 }
 
+impl Expected {
+    fn read(dir: &Path) -> Self {
+        let text = read_to_string(dir.join("expected.json")).expect("the file can be read");
+        serde_json::from_str(&text).expect("it is JSON")
+    }
+}
+
+/// Returns a folder of test data.
+pub(crate) fn folder(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data").join(name)
+}
+
 /// The results of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
 pub(crate) struct Step {
@@ -94,12 +108,21 @@ pub(crate) struct BalancedStep {
 
 impl Reference {
     pub(crate) fn load(model: &str) -> Self {
-        let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data").join(model);
+        let dir = folder(model);
         let config = ModelConfig::read(&dir).expect("it is of a known family");
-        let text = read_to_string(dir.join("expected.json")).expect("the file can be read");
-        let expected = serde_json::from_str(&text).expect("it is JSON");
+        let expected = Expected::read(&dir);
         let cut = Cut { head_parts: 1, method: Method::Optimal };
-        Self { dir, config, expected, cut }
+        Self { dir, config, expected, cut, adapter: None }
+    }
+
+    /// Loads a model with the adapter of PEFT that the folder `lora` has for it, and the results of training
+    /// the adapter.
+    pub(crate) fn load_adapted(model: &str) -> Self {
+        let dir = folder("lora").join(model);
+        let base = Self::load(model);
+        let lora = base.config.read_adapter(&dir).expect("it fits the model");
+        let expected = Expected::read(&dir);
+        Self { expected, adapter: Some(Adapter { lora, start: AdapterStart::Directory(dir) }), ..base }
     }
 
     pub(crate) fn tokens(&self) -> PathBuf {

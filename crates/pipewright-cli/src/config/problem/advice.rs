@@ -68,6 +68,7 @@ impl ProblemKind {
             ),
             Self::Empty { key } => format!("give `{key}` a value, or leave it out"),
             Self::BesideFrom { key } => format!("remove `{key}`, or remove `from`"),
+            Self::BesidePath { key } => format!("remove `{key}`, or remove `path`"),
             Self::NoTraining { key, .. } => format!("write for example `{key} = \"1f1b\"`"),
             Self::BesideSlices { key } => {
                 format!("leave `{key}` out, or write for example `schedule = \"1f1b\"` in [pipeline]")

@@ -128,6 +128,9 @@ pub(crate) enum ProblemKind {
     /// A key is written together with `from`, which determines its value.
     #[error("`{key}` is written next to `from`, and with `from` the model follows from its config.json")]
     BesideFrom { key: String },
+    /// A key is written together with `path`, which determines its value.
+    #[error("`{key}` is written next to `path`, and with `path` it follows from adapter_config.json")]
+    BesidePath { key: &'static str },
     /// No model has these sizes.
     #[error(transparent)]
     Model(#[from] pipewright_models::ConfigError),

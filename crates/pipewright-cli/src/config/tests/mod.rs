@@ -1,5 +1,6 @@
 //! Tests that turn text into settings. Tests of the binary check how the errors look on a terminal.
 
+mod adapter;
 mod book;
 mod combinations;
 mod model;

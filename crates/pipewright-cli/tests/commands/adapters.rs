@@ -1,0 +1,334 @@
+//! Adapters through the command line: what `check` and `train` say about them, the losses of PEFT, and
+//! settings and files that are refused.
+
+use std::fs;
+use std::path::Path;
+
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use super::command_line::{run_in, text};
+
+/// Returns a folder of the references of the models.
+fn reference(name: &str) -> String {
+    let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("../pipewright-models/tests/data");
+    data.join(name).display().to_string()
+}
+
+/// Writes a configuration that trains the adapter of the reference on a tiny Qwen3.
+fn folder() -> TempDir {
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    let base = reference("qwen3-tiny");
+    let config = format!(
+        "[model]\nfrom = \"{base}\"\n[adapter]\nkind = \"lora\"\npath = \"{}\"\n[data]\npath = \"{base}/tokens.jsonl\"\nseq_len = 64\n\
+         shuffle = false\n[pipeline]\nmicrobatches = 8\n[optimizer]\nlearning_rate = 5e-3\n[run]\nsteps = 4\nout = \"out\"\n",
+        reference("lora/qwen3-tiny")
+    );
+    fs::write(folder.path().join("lora.toml"), config).expect("the scratch folder takes files");
+    folder
+}
+
+/// Runs a command with overrides. Returns the exit code, standard output, and standard error on one line.
+fn command(folder: &TempDir, arguments: &[&str], set: &[&str]) -> (Option<i32>, String, String) {
+    let set = set.iter().flat_map(|set| ["--set", set]);
+    let output = run_in(folder.path(), &arguments.iter().copied().chain(set).collect::<Vec<_>>());
+    let said = text(&output.stderr).split_whitespace().collect::<Vec<_>>().join(" ");
+    (output.status.code(), text(&output.stdout), said)
+}
+
+/// Runs a command that succeeds. Returns standard output, and standard error on one line.
+fn succeed(folder: &TempDir, arguments: &[&str], set: &[&str]) -> (String, String) {
+    let (code, out, said) = command(folder, arguments, set);
+    assert_eq!(code, Some(0), "{said}");
+    (out, said)
+}
+
+/// Returns the loss and the gradient norm of each step.
+fn figures(folder: &TempDir) -> Vec<[f64; 2]> {
+    let metrics = fs::read_to_string(folder.path().join("out/metrics.jsonl")).expect("the metrics");
+    let figure = |line: &str| {
+        let line: Value = serde_json::from_str(line).expect("JSON");
+        ["loss", "grad_norm"].map(|key| line[key].as_f64().expect("a number"))
+    };
+    metrics.lines().map(figure).collect()
+}
+
+/// The settings of new adapters on the queries in place of those of the reference.
+const NEW: [&str; 2] = ["adapter.kind=lora", "adapter.targets=[\"q_proj\"]"];
+
+/// Writes the configuration without its adapters, which arguments add.
+fn folder_without_path() -> TempDir {
+    let folder = folder();
+    let file = folder.path().join("lora.toml");
+    let config = fs::read_to_string(&file).expect("it was written");
+    fs::write(file, without_adapter(&config)).expect("the scratch folder takes files");
+    folder
+}
+
+/// Returns a configuration without the keys of the adapters.
+fn without_adapter(config: &str) -> String {
+    let is_own = |line: &&str| !line.starts_with("kind = ") && !line.ends_with("lora/qwen3-tiny\"");
+    config.lines().filter(is_own).collect::<Vec<_>>().join("\n")
+}
+
+#[test]
+fn the_binary_trains_as_peft_does() {
+    let expected = fs::read_to_string(reference("lora/qwen3-tiny/expected.json")).expect("the reference");
+    let expected: Value = serde_json::from_str(&expected).expect("JSON");
+    let folder = folder();
+    succeed(&folder, &["train", "lora.toml"], &["pipeline.schedule=zb-h1"]);
+    let figures = figures(&folder);
+    assert_eq!(figures.len(), 4);
+    for (found, expected) in figures.iter().zip(expected["expected"].as_array().expect("the steps")) {
+        for (found, key, tolerance) in [(found[0], "loss", 5e-6), (found[1], "grad_norm", 5e-5)] {
+            let expected = expected[key].as_f64().expect("a number");
+            assert!((found - expected).abs() <= tolerance * expected, "{key}: {found} for {expected}");
+        }
+    }
+}
+
+#[test]
+fn check_counts_what_is_trained() {
+    let folder = folder_without_path();
+    let bytes = |set: &[&str]| {
+        let (out, said) = succeed(&folder, &["check", "lora.toml", "--format", "json"], set);
+        let json: Value = serde_json::from_str(&out).expect("JSON");
+        let ranks = json["memory"]["ranks"].as_array().expect("a list").clone();
+        let sum = |key: &str| ranks.iter().map(|rank| rank[key].as_u64().expect("bytes")).sum::<u64>();
+        ([sum("parameters"), sum("gradients"), sum("optimizer")], json["model"]["trained"].clone(), said)
+    };
+    let ([all, gradients, optimizer], trained, _) = bytes(&[]);
+    assert_eq!((gradients, optimizer), (all, 2 * all));
+    assert_eq!(trained, json!(all / 4));
+    // 8 layers, each with matrices of 64 x 8 and 8 x 96.
+    let own = 8 * 8 * (64 + 96);
+    let ([with, gradients, optimizer], trained, said) = bytes(&NEW);
+    assert_eq!([with, gradients, optimizer], [all + 4 * own, 4 * own, 8 * own]);
+    assert_eq!(trained, json!(own));
+    assert!(said.contains("adapter: lora of rank 8 on 8 layers: 10240 parameters trained, 2.8"), "{said}");
+}
+
+#[test]
+fn settings_that_do_not_fit_are_refused() {
+    let folder = folder_without_path();
+    let refused = |set: &[&str], expected: &str| {
+        for subcommand in ["check", "train"] {
+            let (code, _, said) = command(&folder, &[subcommand, "lora.toml"], set);
+            assert!(code == Some(2) && said.contains(expected), "{code:?} {said}");
+        }
+    };
+    let with = |more: &[&'static str]| [&NEW, more].concat();
+    refused(
+        &["adapter.kind=lora", "adapter.targets=[\"q_proj\", \"query\"]"],
+        "`adapter.targets`: `query` is not a linear layer of the model: write names of down_proj, gate_proj, k_proj",
+    );
+    refused(&["adapter.rank=4"], "`rank` has no effect without `kind = \"lora\"`");
+    refused(
+        &with(&["adapter.dropout=0.1", "mesh.tensor_parallel=2"]),
+        "`adapter.dropout` needs layers that one rank computes, and 2 tensor ranks compute each",
+    );
+    refused(
+        &with(&["pipeline.schedule=auto"]),
+        "the schedule `auto` know the costs of training all parameters",
+    );
+    refused(
+        &with(&["optimizer.groups=[{ parameters = [\"norm\"], weight_decay = 0.0 }]"]),
+        "`norm` matches no trained parameter of the model; parameters have paths such as `model.layers.0.self_attn.q_proj.lora_A.weight`",
+    );
+    let other = format!("model.from={}", reference("nemotron-h-tiny"));
+    refused(&with(&[Box::leak(other.into_boxed_str())]), "`nemotron_h` cannot have adapters");
+}
+
+#[test]
+fn adapters_that_do_not_fit_are_refused() {
+    let folder = folder_without_path();
+    let source = reference("lora/qwen3-tiny");
+    let dir = folder.path().join("adapter");
+    fs::create_dir(&dir).expect("the scratch folder takes folders");
+    let path = format!("adapter.path={}", dir.display());
+    let copy = || {
+        for name in ["adapter_config.json", "adapter_model.safetensors"] {
+            fs::copy(Path::new(&source).join(name), dir.join(name)).expect("it can be copied");
+        }
+    };
+    let refused = |expected: &str| {
+        let (code, _, said) = command(&folder, &["train", "lora.toml"], &["adapter.kind=lora", &path]);
+        assert!(code == Some(2) && said.contains(expected), "{code:?} {said}");
+        assert!(!folder.path().join("out").exists());
+    };
+    let change = |key: &str, value: Value| {
+        copy();
+        let file = dir.join("adapter_config.json");
+        let mut config: Value =
+            serde_json::from_str(&fs::read_to_string(&file).expect("it was copied")).expect("JSON");
+        config[key] = value;
+        fs::write(file, config.to_string()).expect("it can be written");
+    };
+    refused("there is no PEFT adapter here");
+    for (key, value) in [
+        ("lora_bias", json!(true)),
+        ("layers_to_transform", json!([0])),
+        ("rank_pattern", json!({ "q_proj": 2 })),
+        ("modules_to_save", json!(["lm_head"])),
+        ("use_dora", json!(true)),
+        ("bias", json!("all")),
+        ("a_key_of_a_later_version", json!(1)),
+        ("init_lora_weights", json!("pissa_niter_4")),
+        ("peft_type", json!("IA3")),
+    ] {
+        change(key, value.clone());
+        refused(&format!("adapter_config.json: `{key}` is {value}: "));
+    }
+    change("r", json!("four"));
+    refused("`r` is missing or of another type");
+    change("r", json!(5));
+    refused(
+        "tensor `base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight` has shape [4, 64], and \
+         its layer, with the rank in adapter_config.json, needs [5, 64]",
+    );
+    copy();
+    let bytes = fs::read(dir.join("adapter_model.safetensors")).expect("it was copied");
+    fs::write(dir.join("adapter_model.safetensors"), &bytes[..bytes.len() - 4]).expect("it can be written");
+    refused("copy or download it again");
+    copy();
+    let llama = Path::new(&reference("lora/llama-tiny")).join("adapter_model.safetensors");
+    fs::copy(llama, dir.join("adapter_model.safetensors")).expect("it can be copied");
+    refused("has shape [6, ");
+}
+
+/// Takes a step on the rows after the first `rows` rows of the data. Returns the figures before its update.
+fn step_after(folder: &TempDir, rows: usize, set: &[&str]) -> [f64; 2] {
+    let data =
+        fs::read_to_string(Path::new(&reference("qwen3-tiny")).join("tokens.jsonl")).expect("the data");
+    let rest: Vec<&str> = data.lines().skip(rows).collect();
+    let file = folder.path().join("rest.jsonl");
+    fs::write(&file, rest.join("\n")).expect("the scratch folder takes files");
+    let rest = format!("data.path={}", file.display());
+    succeed(
+        folder,
+        &["train", "lora.toml"],
+        &[&[rest.as_str(), "run.steps=1", "run.out=next"], set].concat(),
+    );
+    let metrics = fs::read_to_string(folder.path().join("next/metrics.jsonl")).expect("the metrics");
+    let line: Value = serde_json::from_str(metrics.lines().next().expect("a step")).expect("JSON");
+    ["loss", "grad_norm"].map(|key| line[key].as_f64().expect("a number"))
+}
+
+/// Returns the names and shapes of the tensors of a file.
+fn tensors(file: &Path) -> Vec<(String, Vec<usize>)> {
+    let bytes = fs::read(file).expect("the file");
+    let file = safetensors::SafeTensors::deserialize(&bytes).expect("a sound file");
+    let mut tensors: Vec<_> =
+        file.tensors().into_iter().map(|(name, view)| (name, view.shape().to_vec())).collect();
+    tensors.sort_unstable();
+    tensors
+}
+
+#[test]
+fn an_export_has_the_form_of_peft_and_trains_on() {
+    let folder = folder();
+    succeed(&folder, &["train", "lora.toml"], &["run.steps=2"]);
+    let (_, said) = succeed(&folder, &["export", "out", "adapter"], &[]);
+    assert!(said.contains("wrote the adapters of step 2 to adapter"), "{said}");
+    let (written, golden) = (folder.path().join("adapter"), reference("lora/qwen3-tiny"));
+    let golden = Path::new(&golden);
+    assert_eq!(
+        tensors(&written.join("adapter_model.safetensors")),
+        tensors(&golden.join("adapter_model.safetensors"))
+    );
+    let config = |dir: &Path| -> Value {
+        let text = fs::read_to_string(dir.join("adapter_config.json")).expect("the configuration");
+        serde_json::from_str(&text).expect("JSON")
+    };
+    let (found, expected) = (config(&written), config(golden));
+    for (key, value) in found.as_object().expect("an object") {
+        let is_base = key == "base_model_name_or_path";
+        assert_eq!(
+            value,
+            &if is_base { json!(reference("qwen3-tiny")) } else { expected[key].clone() },
+            "{key}"
+        );
+    }
+    let whole = self::folder();
+    succeed(&whole, &["train", "lora.toml"], &["run.steps=3"]);
+    let path = format!("adapter.path={}", written.display());
+    assert_eq!(step_after(&folder, 16, &[&path]), figures(&whole)[2]);
+}
+
+#[test]
+fn a_merged_model_computes_what_the_adapted_one_does() {
+    let folder = folder();
+    succeed(&folder, &["train", "lora.toml"], &[]);
+    let generate = |of: &str| {
+        let how = ["--prompt", "a", "--tokens", "12", "--temperature", "0", "--tokenizer", "bytes", "--json"];
+        let (out, _) = succeed(&folder, &[&["generate", of], &how[..]].concat(), &[]);
+        let json: Value = serde_json::from_str(&out).expect("JSON");
+        json["tokens"].clone()
+    };
+    let (_, said) = succeed(&folder, &["export", "out", "merged", "--merge"], &[]);
+    assert!(said.contains("wrote the model of step 4 in float32 to merged"), "{said}");
+    assert_eq!(generate("merged"), generate("out"));
+    succeed(&folder, &["export", "out", "adapter"], &[]);
+    let path = format!("adapter.path={}", folder.path().join("adapter").display());
+    let [adapted, _] = step_after(&folder, 32, &[&path]);
+    let from = format!("model.from={}", folder.path().join("merged").display());
+    let [merged, _] = step_after(&folder_without_path(), 32, &[&from]);
+    assert!((adapted - merged).abs() <= 2e-6 * adapted, "{adapted} {merged}");
+    let [base, _] = step_after(&folder_without_path(), 32, &[]);
+    assert!((base - merged).abs() > 1e-3 * merged, "{base} {merged}");
+}
+
+#[test]
+fn checkpoints_have_adapters_alone_and_resume_to_the_bit_under_another_cut() {
+    let (folder, whole) = (folder(), folder());
+    succeed(&whole, &["train", "lora.toml"], &[]);
+    succeed(&folder, &["train", "lora.toml"], &["run.steps=2", "pipeline.schedule=zb-h1"]);
+    let (out, _) = succeed(&folder, &["inspect", "out"], &[]);
+    assert!(out.contains("q_proj.lora_A.weight") && !out.contains("q_proj.weight"), "{out}");
+    let set = ["run.steps=4", "pipeline.ranks=4", "pipeline.schedule=1f1b"];
+    succeed(&folder, &["resume", "out"], &set);
+    assert_eq!(figures(&folder), figures(&whole));
+    let bytes = |folder: &TempDir| -> u64 {
+        let checkpoint = folder.path().join("out/checkpoints/step-00000004");
+        let files = fs::read_dir(checkpoint).expect("the checkpoint").flatten();
+        files.map(|file| file.metadata().expect("a file").len()).sum()
+    };
+    let base =
+        fs::metadata(Path::new(&reference("qwen3-tiny")).join("model.safetensors")).expect("it exists");
+    assert!(bytes(&folder) < base.len() / 2, "{} {}", bytes(&folder), base.len());
+}
+
+#[test]
+fn a_run_of_other_adapters_or_another_base_is_refused() {
+    let folder = folder();
+    succeed(&folder, &["train", "lora.toml"], &["run.steps=2"]);
+    let refused = |arguments: &[&str], set: &[&str], expected: &str| {
+        let (code, _, said) = command(&folder, arguments, set);
+        assert!(code == Some(2) && said.contains(expected), "{code:?} {said}");
+    };
+    // A base of the same shapes: one weight differs.
+    let other = folder.path().join("base");
+    fs::create_dir(&other).expect("the scratch folder takes folders");
+    let base = reference("qwen3-tiny");
+    let base = Path::new(&base);
+    fs::copy(base.join("config.json"), other.join("config.json")).expect("it can be copied");
+    let mut bytes = fs::read(base.join("model.safetensors")).expect("the weights");
+    *bytes.last_mut().expect("it has bytes") ^= 1;
+    fs::write(other.join("model.safetensors"), bytes).expect("it can be written");
+    let from = format!("model.from={}", other.display());
+    refused(&["resume", "out"], &["run.steps=4", &from], "adapter.base_weights was");
+    let dir = other.display().to_string();
+    refused(
+        &["export", "out", "merged", "--merge", "--base", &dir],
+        &[],
+        "these are other weights than those",
+    );
+    let none = ["run.steps=4", "adapter.kind=none"];
+    let config = folder.path().join("out/config.toml");
+    let text = fs::read_to_string(&config).expect("the configuration");
+    fs::write(&config, without_adapter(&text)).expect("it can be written");
+    refused(&["resume", "out"], &none, "adapter.kind was \"lora\" and is absent");
+    refused(&["resume", "out"], &["run.steps=4", "adapter.kind=lora"], "adapter.rank was 4 and is 8");
+    refused(&["export", "out", "x", "--dtype", "bfloat16"], &[], "adapters are written as float32");
+    assert!(!folder.path().join("x").exists() && !folder.path().join("merged").exists());
+}

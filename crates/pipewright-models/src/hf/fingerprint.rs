@@ -1,0 +1,29 @@
+//! A fingerprint of the weights in a model directory, which shows whether an adapter is used with the base that
+//! it was trained on.
+
+use std::path::Path;
+
+use super::error::HfError;
+use super::weights::Weights;
+
+/// The bytes that are read of each end of a tensor: reading all would take as long as loading the model.
+const SAMPLE: usize = 4096;
+/// The number of hexadecimal digits.
+const DIGITS: usize = 32;
+
+/// Returns a hash of the names, element types and shapes of all tensors in `dir`, and of the first and last 4 KiB
+/// of each. It does not depend on how the tensors are distributed over files.
+///
+/// # Errors
+/// When a file is missing, cut short or not a safetensors file, or cannot be read.
+pub fn fingerprint(dir: &Path) -> Result<String, HfError> {
+    let mut weights = Weights::open(dir)?;
+    let mut hasher = blake3::Hasher::new();
+    let tensors: Vec<String> = weights.tensors().map(str::to_owned).collect();
+    for tensor in tensors {
+        let file = weights.file_of(&tensor)?;
+        hasher.update(tensor.as_bytes());
+        hasher.update(&weights.file(file)?.sample(&tensor, SAMPLE)?);
+    }
+    Ok(hasher.finalize().to_hex()[..DIGITS].to_owned())
+}

@@ -1,0 +1,193 @@
+//! Reads the adapters of a PEFT directory: `adapter_config.json` and `adapter_model.safetensors`.
+//!
+//! The tensors say which layers have an adapter. They have the paths of this crate behind a prefix.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use pipewright::bounded_file::SMALL_TEXT;
+use serde_json::{Map, Value};
+
+use super::error::HfError;
+use super::file::SafetensorsFile;
+use super::json_file::{parse, read_bytes};
+use super::layout::{file_shape, from_file};
+use super::other_form::ADAPTER;
+use crate::lora::{LoraConfig, LoraTargets, is_of_adapter};
+use crate::parameter::{ParameterSource, ParameterSpec};
+
+/// The file with the weights of an adapter.
+pub(super) const ADAPTER_WEIGHTS: &str = "adapter_model.safetensors";
+/// The beginning of the names of tensors.
+pub(super) const PREFIX: &str = "base_model.model.";
+
+/// Keys that say where an adapter comes from or how it was made, which does not change what it computes.
+const HARMLESS: [&str; 20] = [
+    "arrow_config",
+    "auto_mapping",
+    "base_model_name_or_path",
+    "corda_config",
+    "ensure_weight_tying",
+    "eva_config",
+    "inference_mode",
+    "init_lora_weights",
+    "layers_pattern",
+    "loftq_config",
+    "lora_ga_config",
+    "megatron_config",
+    "megatron_core",
+    "peft_version",
+    "qalora_group_size",
+    "revision",
+    "runtime_config",
+    "target_modules",
+    "task_type",
+    "exclude_modules",
+];
+/// The keys that are read.
+const READ: [&str; 5] = ["peft_type", "r", "lora_alpha", "lora_dropout", "use_rslora"];
+/// The beginnings of values of `init_lora_weights` with which PEFT changes the weights of the base too.
+const CHANGE_BASE: [&str; 5] = ["pissa", "olora", "corda", "loftq", "lora_ga"];
+
+/// Reads the settings of the adapters in `dir`. `layers` are the paths of the model's layers that can have an
+/// adapter.
+///
+/// # Errors
+/// When a file is missing, cut short or not what its name says, when the configuration asks for anything that
+/// the adapters here do not compute, or when a tensor belongs to no adapter of one of the layers.
+pub(crate) fn read_adapter(dir: &Path, layers: &[String]) -> Result<LoraConfig, HfError> {
+    let path = dir.join(ADAPTER);
+    if !path.is_file() {
+        return Err(HfError::NoAdapter { dir: dir.to_owned() });
+    }
+    let keys: Map<String, Value> = parse(&path, &read_bytes(&path, SMALL_TEXT)?)?;
+    require_supported(&path, &keys)?;
+    let missing = |key: &'static str| HfError::AdapterKey {
+        path: path.clone(),
+        key: key.to_owned(),
+        value: "missing or of another type".to_owned(),
+        advice: "write the adapter again with `save_pretrained` of PEFT",
+    };
+    let rank = keys.get("r").and_then(Value::as_u64).and_then(|rank| u32::try_from(rank).ok());
+    let number = |key: &str| keys.get(key).and_then(Value::as_f64).filter(|number| number.is_finite());
+    Ok(LoraConfig {
+        rank: rank.filter(|&rank| rank > 0).ok_or_else(|| missing("r"))?,
+        alpha: number("lora_alpha").ok_or_else(|| missing("lora_alpha"))?,
+        dropout: number("lora_dropout").filter(|share| (0.0..1.0).contains(share)).unwrap_or(0.0),
+        rslora: keys.get("use_rslora").and_then(Value::as_bool).unwrap_or(false),
+        targets: targets_of(&AdapterWeights::open(dir)?, layers)?,
+    })
+}
+
+/// Refuses what the adapters here do not compute. Keys of later versions of PEFT are accepted as long as they
+/// are switched off.
+fn require_supported(path: &Path, keys: &Map<String, Value>) -> Result<(), HfError> {
+    let refused = |key: &str, advice| {
+        let value = keys.get(key).map_or_else(|| "missing".to_owned(), Value::to_string);
+        Err(HfError::AdapterKey { path: path.to_owned(), key: key.to_owned(), value, advice })
+    };
+    if keys.get("peft_type").and_then(Value::as_str) != Some("LORA") {
+        return refused("peft_type", "only LORA is supported");
+    }
+    let start = keys.get("init_lora_weights").and_then(Value::as_str).unwrap_or_default().to_lowercase();
+    if CHANGE_BASE.iter().any(|name| start.starts_with(name)) {
+        return refused(
+            "init_lora_weights",
+            "the adapter belongs to changed weights of the base: convert it with `save_pretrained(DIR, \
+             path_initial_model_for_weight_conversion=...)` of PEFT",
+        );
+    }
+    let is_off = |value: &Value| match value {
+        Value::Null | Value::Bool(false) => true,
+        Value::String(text) => text == "none" || text.is_empty(),
+        Value::Array(items) => items.is_empty(),
+        Value::Object(keys) => keys.is_empty(),
+        Value::Bool(true) | Value::Number(_) => false,
+    };
+    let known = |key: &str| READ.contains(&key) || HARMLESS.contains(&key);
+    let other = keys.iter().find(|(key, value)| !known(key) && !is_off(value));
+    other.map_or(Ok(()), |(key, _)| {
+        refused(
+            key,
+            "this is not supported: train the adapter without it, or merge it into its model with PEFT",
+        )
+    })
+}
+
+/// Returns the layers that the tensors belong to, as short as they can be named.
+fn targets_of(weights: &AdapterWeights, layers: &[String]) -> Result<LoraTargets, HfError> {
+    let mut adapted = BTreeSet::new();
+    for tensor in weights.file.tensors() {
+        let path = tensor.strip_prefix(PREFIX).filter(|path| is_of_adapter(path));
+        let layer =
+            path.and_then(|path| path.strip_suffix(".weight")?.rsplit_once('.')).map(|(layer, _)| layer);
+        match layer.filter(|layer| layers.iter().any(|known| known == layer)) {
+            Some(layer) => drop(adapted.insert(layer.to_owned())),
+            None => {
+                return Err(HfError::AdapterTensor {
+                    path: weights.path.clone(),
+                    tensor: tensor.clone(),
+                    layers: layers.len(),
+                    example: layers.first().cloned().unwrap_or_default(),
+                });
+            }
+        }
+    }
+    if adapted.is_empty() {
+        return Err(HfError::NoAdapter { dir: weights.path.clone() });
+    }
+    if adapted.len() == layers.len() {
+        return Ok(LoraTargets::AllLinear);
+    }
+    Ok(LoraTargets::Named(LoraTargets::short_names(&adapted, layers)))
+}
+
+/// The weights of an adapter in a PEFT directory, as a source of parameters.
+pub(crate) struct AdapterWeights {
+    path: PathBuf,
+    file: SafetensorsFile,
+}
+
+impl AdapterWeights {
+    /// Opens the file with the weights.
+    pub(crate) fn open(dir: &Path) -> Result<Self, HfError> {
+        let path = dir.join(ADAPTER_WEIGHTS);
+        if !path.exists() {
+            return Err(HfError::NoAdapter { dir: dir.to_owned() });
+        }
+        Ok(Self { file: SafetensorsFile::open(path.clone())?, path })
+    }
+
+    /// Checks that the file has these parameters of adapters.
+    pub(crate) fn require(&self, specs: &[ParameterSpec]) -> Result<(), HfError> {
+        specs.iter().try_for_each(|spec| {
+            let check = self.file.check(&name_of(spec), &file_shape(spec));
+            check.map_err(|error| match error {
+                HfError::Shape { path, tensor, expected, found } => {
+                    HfError::AdapterShape { path, tensor, expected, found }
+                }
+                error => error,
+            })
+        })
+    }
+}
+
+/// Returns the name of a parameter's tensor.
+pub(super) fn name_of(spec: &ParameterSpec) -> String {
+    format!("{PREFIX}{}", spec.path)
+}
+
+impl ParameterSource for AdapterWeights {
+    type Error = HfError;
+
+    fn parameter(&mut self, spec: &ParameterSpec) -> Result<Vec<f32>, HfError> {
+        let tensor = name_of(spec);
+        let values = self.file.read(&tensor, &file_shape(spec))?;
+        match values.iter().position(|value| !value.is_finite()) {
+            None => Ok(from_file(spec, values)),
+            Some(element) => {
+                Err(HfError::NotFinite { path: self.path.clone(), tensor, value: values[element] })
+            }
+        }
+    }
+}

@@ -1,0 +1,148 @@
+//! The settings of low-rank adapters (LoRA; Hu et al., 2021, <https://arxiv.org/abs/2106.09685>), and the
+//! layers that have one.
+//!
+//! A linear layer `y = x w + b` with an adapter computes `x w + b + scale * dropout(x) a b'`, with `a [inputs,
+//! rank]` and `b' [rank, outputs]`. Only `a` and `b'` are trained. They are the parameters `lora_A.weight`
+//! and `lora_B.weight` of the layer, as PEFT names them.
+
+use std::collections::BTreeSet;
+
+use globset::Glob;
+use serde::{Deserialize, Serialize};
+
+use crate::error::ConfigError;
+
+/// The names of an adapter's two matrices in the path of a parameter.
+const MATRICES: [&str; 2] = [".lora_A.", ".lora_B."];
+
+/// The settings of a model's adapters.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct LoraConfig {
+    /// The number of columns of `a` and rows of `b'`.
+    pub rank: u32,
+    /// The factor of the adapter's output, before it is divided.
+    pub alpha: f64,
+    /// The probability with which an element of the adapter's input is dropped in training.
+    pub dropout: f64,
+    /// Whether `alpha` is divided by the root of the rank instead of the rank (Kalajdzievski, 2023,
+    /// <https://arxiv.org/abs/2312.03732>).
+    pub rslora: bool,
+    /// The layers that have an adapter.
+    pub targets: LoraTargets,
+}
+
+/// The linear layers that have an adapter.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum LoraTargets {
+    /// All linear layers of the blocks: of attention and feed-forward. PEFT calls this `all-linear`.
+    AllLinear,
+    /// The layers with these names, with these paths, or whose paths match these patterns. `q_proj` is the
+    /// layer of this name in every block; a text with `*`, `?`, `[` or `{` is a pattern of the whole path.
+    Named(Vec<String>),
+}
+
+impl LoraConfig {
+    /// Returns the factor of the adapter's output.
+    pub fn scale(&self) -> f64 {
+        let rank = f64::from(self.rank);
+        self.alpha / if self.rslora { rank.sqrt() } else { rank }
+    }
+
+    /// Returns whether the linear layer at a path has an adapter.
+    pub(crate) fn adapts(&self, layer: &str) -> bool {
+        match &self.targets {
+            LoraTargets::AllLinear => true,
+            LoraTargets::Named(targets) => targets.iter().any(|target| is_target(target, layer)),
+        }
+    }
+
+    /// Checks that each target is the name of one of the model's `layers`, given as paths.
+    pub(crate) fn require_targets(&self, layers: &[String]) -> Result<(), ConfigError> {
+        let LoraTargets::Named(targets) = &self.targets else { return Ok(()) };
+        let unknown = |target: &&String| !layers.iter().any(|layer| is_target(target, layer));
+        targets.iter().find(unknown).map_or(Ok(()), |target| {
+            let names = layers.iter().map(|layer| name_of(layer).to_owned()).collect::<BTreeSet<_>>();
+            Err(ConfigError::LoraTarget { target: target.clone(), names: names.into_iter().collect() })
+        })
+    }
+}
+
+impl LoraTargets {
+    /// Returns the targets that mean these layers of a model and no others of its `layers`: their names if
+    /// these suffice, and otherwise their paths.
+    pub(crate) fn short_names(adapted: &BTreeSet<String>, layers: &[String]) -> Vec<String> {
+        let names: BTreeSet<String> = adapted.iter().map(|layer| name_of(layer).to_owned()).collect();
+        let named = layers.iter().filter(|layer| names.contains(name_of(layer))).count();
+        let shortest = if named == adapted.len() { &names } else { adapted };
+        shortest.iter().cloned().collect()
+    }
+}
+
+/// Returns the last part of a layer's path.
+pub(crate) fn name_of(layer: &str) -> &str {
+    layer.rsplit('.').next().unwrap_or(layer)
+}
+
+/// Returns whether a target means the layer at a path. A name means the path that ends in it, as in PEFT.
+fn is_target(target: &str, layer: &str) -> bool {
+    if target.contains(['*', '?', '[', '{']) {
+        return Glob::new(target).is_ok_and(|glob| glob.compile_matcher().is_match(layer));
+    }
+    layer.strip_suffix(target).is_some_and(|before| before.is_empty() || before.ends_with('.'))
+}
+
+/// Returns whether a parameter belongs to an adapter.
+pub fn is_of_adapter(parameter: &str) -> bool {
+    MATRICES.iter().any(|matrix| parameter.contains(matrix))
+}
+
+/// Returns the path of the layer that an adapter's first matrix belongs to; `None` for other parameters.
+pub(crate) fn layer_of_first(parameter: &str) -> Option<&str> {
+    parameter.strip_suffix(".lora_A.weight")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LAYERS: [&str; 3] =
+        ["model.layers.0.self_attn.q_proj", "model.layers.1.self_attn.q_proj", "model.layers.1.mlp.up_proj"];
+
+    fn config(targets: &[&str]) -> LoraConfig {
+        let targets = LoraTargets::Named(targets.iter().map(|&target| target.to_owned()).collect());
+        LoraConfig { rank: 8, alpha: 16.0, dropout: 0.0, rslora: false, targets }
+    }
+
+    fn check(target: &str, expected: &[usize]) {
+        let config = config(&[target]);
+        let found: Vec<usize> = (0..LAYERS.len()).filter(|&index| config.adapts(LAYERS[index])).collect();
+        assert_eq!(found, expected, "{target}");
+    }
+
+    #[test]
+    fn targets_are_names_paths_and_patterns() {
+        check("q_proj", &[0, 1]);
+        check("mlp.up_proj", &[2]);
+        check("proj", &[]);
+        check("model.layers.1.self_attn.q_proj", &[1]);
+        check("*.layers.1.*", &[1, 2]);
+        check("*.{up,down}_proj", &[2]);
+    }
+
+    #[test]
+    fn an_unknown_target_is_named_with_the_known_ones() {
+        let layers = LAYERS.map(str::to_owned);
+        assert!(config(&["q_proj", "*.up_proj"]).require_targets(&layers).is_ok());
+        let error = config(&["q_proj", "query"]).require_targets(&layers).expect_err("it is unknown");
+        let text = error.to_string();
+        assert!(text.contains("`query`") && text.contains("q_proj, up_proj"), "{text}");
+    }
+
+    #[test]
+    fn the_scale_divides_by_the_rank_or_its_root() {
+        let plain = config(&[]);
+        assert_eq!(plain.scale(), 2.0);
+        assert_eq!(LoraConfig { rank: 16, rslora: true, ..plain }.scale(), 4.0);
+    }
+}

@@ -1,0 +1,93 @@
+//! The parameters of a model with its adapters merged into them: `w + scale * a b` for each layer with an
+//! adapter.
+
+use std::collections::HashSet;
+
+use pipewright::tensor::TensorShard;
+
+use crate::hf::HfError;
+use crate::lora::{LoraConfig, layer_of_first};
+use crate::parameter::{ParameterKind, ParameterSource, ParameterSpec};
+
+/// The parameters of a base with adapters merged into them.
+pub(crate) struct MergedSource<'a, S, A> {
+    base: S,
+    adapter: A,
+    lora: &'a LoraConfig,
+    /// The paths of the layers with an adapter.
+    layers: HashSet<String>,
+}
+
+impl<'a, S, A> MergedSource<'a, S, A> {
+    /// Merges the parameters in `adapter`, which are `specs`, into those in `base`.
+    pub(crate) fn new(base: S, adapter: A, lora: &'a LoraConfig, specs: &[ParameterSpec]) -> Self {
+        let layers = specs.iter().filter_map(|spec| layer_of_first(&spec.path)).map(str::to_owned);
+        Self { base, adapter, lora, layers: layers.collect() }
+    }
+}
+
+impl<S, A> ParameterSource for MergedSource<'_, S, A>
+where
+    S: ParameterSource<Error = HfError>,
+    A: ParameterSource<Error = HfError>,
+{
+    type Error = HfError;
+
+    fn parameter(&mut self, spec: &ParameterSpec) -> Result<Vec<f32>, HfError> {
+        let mut values = self.base.parameter(spec)?;
+        let layer = spec.path.strip_suffix(".weight").filter(|layer| self.layers.contains(*layer));
+        let (Some(layer), &[inputs, outputs]) = (layer, spec.shape.as_slice()) else { return Ok(values) };
+        let rank = self.lora.rank as usize;
+        let mut matrix = |name: &str, shape: [usize; 2]| {
+            let (path, kind) = (format!("{layer}.{name}.weight"), ParameterKind::Matrix);
+            self.adapter.parameter(&ParameterSpec { path, shape: shape.to_vec(), kind })
+        };
+        let (first, second) = (matrix("lora_A", [inputs, rank])?, matrix("lora_B", [rank, outputs])?);
+        let scale = self.lora.scale() as f32;
+        for (row, low) in values.chunks_exact_mut(outputs).zip(first.chunks_exact(rank)) {
+            for (column, value) in row.iter_mut().enumerate() {
+                let products = low.iter().enumerate().map(|(index, x)| x * second[index * outputs + column]);
+                *value += scale * products.sum::<f32>();
+            }
+        }
+        Ok(values)
+    }
+
+    fn shard_of(&mut self, spec: &ParameterSpec, shard: TensorShard) -> Result<Vec<f32>, HfError> {
+        Ok(shard.cut(self.parameter(spec)?, &spec.shape))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lora::LoraTargets;
+
+    /// Returns the elements 0, 1, 2 and so on.
+    struct Counted;
+
+    impl ParameterSource for Counted {
+        type Error = HfError;
+
+        fn parameter(&mut self, spec: &ParameterSpec) -> Result<Vec<f32>, HfError> {
+            Ok((0..spec.shape.iter().product::<usize>()).map(|index| index as f32).collect())
+        }
+    }
+
+    #[test]
+    fn a_layer_gets_the_product_of_its_matrices() {
+        let lora =
+            LoraConfig { rank: 2, alpha: 4.0, dropout: 0.0, rslora: false, targets: LoraTargets::AllLinear };
+        let spec = |path: &str, shape: [usize; 2]| ParameterSpec {
+            path: path.to_owned(),
+            shape: shape.to_vec(),
+            kind: ParameterKind::Matrix,
+        };
+        let adapted = [spec("a.q_proj.lora_A.weight", [2, 2])];
+        let mut merged = MergedSource::new(Counted, Counted, &lora, &adapted);
+        let mut values = |path| merged.parameter(&spec(path, [2, 3])).expect("the sources have everything");
+        // [[0, 1], [2, 3]] x [[0, 1, 2], [3, 4, 5]] = [[3, 4, 5], [9, 14, 19]], times 2.
+        assert_eq!(values("a.q_proj.weight"), [6.0, 9.0, 12.0, 21.0, 32.0, 43.0]);
+        assert_eq!(values("a.k_proj.weight"), [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]);
+    }
+}

@@ -1,0 +1,109 @@
+//! A linear layer of a block, which may have a low-rank adapter ([`LoraConfig`](crate::lora::LoraConfig)).
+//!
+//! Both matrices of the adapter are linear layers of `pipewright::nn`, so every schedule can defer their
+//! gradients. The base's gradient is not computed if its stage freezes it.
+
+#![expect(
+    non_snake_case,
+    reason = "the fields `lora_A` and `lora_B` are the names of the parameters in PEFT"
+)]
+
+use burn::module::{Module, Param};
+use burn::tensor::Tensor;
+use pipewright::nn::{Dropout, Linear, TensorParallel};
+use pipewright::stage::StageContext;
+use pipewright::tensor::Placement;
+
+use crate::error::ConfigError;
+use crate::parameter::{Builder, ParameterKind, ParameterSource, SplitLinear};
+
+/// A linear layer with an adapter, or without one. Fields have the names in a Hugging Face directory, because
+/// parameter paths consist of them.
+#[derive(Module, Debug)]
+pub(crate) struct Projection {
+    weight: Param<Tensor<2>>,
+    bias: Option<Param<Tensor<1>>>,
+    /// The adapter's first matrix, `[inputs, rank]`.
+    lora_A: Option<Linear>,
+    /// The adapter's second matrix, `[rank, outputs]`.
+    lora_B: Option<Linear>,
+    #[module(skip)]
+    adapter: Option<Adaptation>,
+}
+
+/// How a layer uses its adapter.
+#[derive(Clone, Debug)]
+struct Adaptation {
+    /// The path of the layer, which names its random numbers.
+    path: String,
+    scale: f64,
+    dropout: f64,
+}
+
+impl<S: ParameterSource> Builder<'_, S> {
+    /// Builds a linear layer that is split, like [`Builder::split_linear`], with an adapter if the source has
+    /// one for it.
+    pub(crate) fn projection(
+        &mut self,
+        bias: bool,
+        path: &str,
+        [inputs, outputs]: [usize; 2],
+        split: SplitLinear,
+    ) -> Result<Projection, S::Error> {
+        let Linear { weight, bias } = self.split_linear(bias, path, [inputs, outputs], split)?;
+        let mut projection = Projection { weight, bias, lora_A: None, lora_B: None, adapter: None };
+        let Some(lora) = self.lora().filter(|lora| lora.adapts(path)) else { return Ok(projection) };
+        let (rank, ranks) = (lora.rank as usize, self.tensor_ranks());
+        let adapter = Adaptation { path: path.to_owned(), scale: lora.scale(), dropout: lora.dropout };
+        if ranks > 1 && adapter.dropout > 0.0 {
+            return Err(ConfigError::LoraDropout { ranks }.into());
+        }
+        let (first, second) = match split {
+            // Each rank computes what its outputs contribute to the gradient of the first matrix.
+            SplitLinear::Outputs { shards } => (Placement::REPLICATED_PARTIAL, Placement::split(1, shards)),
+            // The ranks add the results of the first matrix, so all have the whole gradient of the second one.
+            SplitLinear::Inputs => (Placement::split(0, ranks), Placement::REPLICATED),
+            SplitLinear::OneRank => (Placement::ON_ONE_RANK, Placement::ON_ONE_RANK),
+        };
+        let mut matrix = |name: &str, shape, placement| {
+            let layer = format!("{path}.{name}");
+            let weight = self.placed(&layer, "weight", shape, ParameterKind::Matrix, placement);
+            weight.map(|weight| Some(Linear { weight, bias: None }))
+        };
+        projection.lora_A = matrix("lora_A", [inputs, rank], first)?;
+        projection.lora_B = matrix("lora_B", [rank, outputs], second)?;
+        projection.adapter = Some(adapter);
+        Ok(projection)
+    }
+}
+
+impl Projection {
+    /// Returns `x w + b`, with the adapter's output. Every rank has all inputs and some of the outputs.
+    /// Shapes: `x [tokens, inputs]`, result `[tokens, outputs]`.
+    pub(crate) fn forward(&self, x: Tensor<2>, context: &StageContext) -> Tensor<2> {
+        // One rank holds all inputs.
+        self.forward_split_inputs(x, &TensorParallel::default(), context)
+    }
+
+    /// Like [`Projection::forward`], for a layer whose inputs are split over the ranks of `tensor`. The
+    /// result is equal on all ranks.
+    pub(crate) fn forward_split_inputs(
+        &self,
+        x: Tensor<2>,
+        tensor: &TensorParallel,
+        context: &StageContext,
+    ) -> Tensor<2> {
+        let base = Linear { weight: self.weight.clone(), bias: self.bias.clone() };
+        let y = base.forward_split_inputs(x.clone(), tensor);
+        let (Some(first), Some(second), Some(adapter)) = (&self.lora_A, &self.lora_B, &self.adapter) else {
+            return y;
+        };
+        // In half precision, the matrices of an adapter keep single precision.
+        let x = x.cast(first.weight.dtype());
+        let stream = context.random(&adapter.path);
+        let low = first.forward_split_inputs(Dropout::new(adapter.dropout).forward(x, stream), tensor);
+        let added = second.forward(low) * adapter.scale;
+        let precision = y.dtype();
+        y + added.cast(precision)
+    }
+}

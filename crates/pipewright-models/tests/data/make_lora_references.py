@@ -1,0 +1,98 @@
+"""Makes the folder `lora` beside this file: adapters of PEFT on tiny models of this folder, and how PEFT trains them.
+
+Each folder has the adapter before its training, as PEFT writes it, and the results of 30 steps. To make it again:
+
+    pip install torch==2.15.0 transformers==5.23.0 peft==0.21.2
+    python make_lora_references.py
+
+With the folders of a base and of an adapter, it prints the first logits of the adapted model after the last token of the first
+row of `tokens.jsonl`, and with that of a merged model too, the largest difference between the logits of the two:
+
+    python make_lora_references.py BASE ADAPTER [MERGED]
+"""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import peft
+import torch
+import transformers
+from peft import LoraConfig, PeftModel, get_peft_model
+from transformers import AutoModelForCausalLM
+
+HERE = Path(__file__).parent
+BATCH, SEQ_LEN, STEPS, RATE = 8, 64, 30, 5e-3
+NOTE = (
+    "LoRA by PEFT, dropout 0, on a frozen base in f32; AdamW lr=0.005 betas=(0.9,0.95) eps=1e-8 weight_decay=0.1 on the adapters "
+    "(decoupled); global grad-norm clip 1.0 of the adapters; loss = mean token cross entropy over the whole batch. Rows of the base's "
+    "tokens.jsonl in order, again and again, `batch` rows a step: inputs are row[:-1], targets row[1:]."
+)
+ADAPTERS = {
+    "qwen3-tiny": LoraConfig(r=4, lora_alpha=8, target_modules="all-linear", task_type="CAUSAL_LM"),
+    "llama-tiny": LoraConfig(r=6, lora_alpha=5, use_rslora=True, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM"),
+}
+
+
+def base(folder):
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+
+
+def rows_of(folder):
+    return [json.loads(line) for line in (folder / "tokens.jsonl").read_text().splitlines()]
+
+
+def train(model, rows):
+    """The loss and the gradient norm before clipping of each step, and the first logits after the last token of the first row."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=RATE, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
+    steps = []
+    for step in range(STEPS):
+        batch = torch.tensor([rows[(step * BATCH + row) % len(rows)] for row in range(BATCH)])
+        logits = model(input_ids=batch[:, :-1]).logits
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(trained, 1.0)
+        optimizer.step()
+        steps.append({"loss": loss.item(), "grad_norm": norm.item()})
+    with torch.no_grad():
+        logits = model(input_ids=torch.tensor(rows[:BATCH])[:, :-1]).logits
+    return steps, logits[0, -1, :16].tolist()
+
+
+def make(name, config):
+    torch.manual_seed(17)
+    model = get_peft_model(base(HERE / name), config)
+    folder = HERE / "lora" / name
+    shutil.rmtree(folder, ignore_errors=True)
+    model.save_pretrained(folder)
+    (folder / "README.md").unlink()
+    (folder / "adapter_model.safetensors").chmod(0o644)
+    described = json.loads((folder / "adapter_config.json").read_text())
+    described |= {"base_model_name_or_path": name, "target_modules": sorted(described["target_modules"])}
+    (folder / "adapter_config.json").write_text(json.dumps(described, indent=2) + "\n")
+    steps, logits = train(model.train(), rows_of(HERE / name))
+    expected = {"note": NOTE, "peft": peft.__version__, "transformers": transformers.__version__, "batch": BATCH}
+    expected |= {"seq_len": SEQ_LEN, "lr": RATE, "expected": steps, "final_last_logits_first16": logits}
+    (folder / "expected.json").write_text(json.dumps(expected, indent=1) + "\n")
+
+
+def compare(folder, adapter, merged=None):
+    """Prints the logits of an adapter, and how far those of the merged model are from them."""
+    ids = torch.tensor(rows_of(Path(folder))[:1])[:, :-1]
+    with torch.no_grad():
+        adapted = PeftModel.from_pretrained(base(folder), adapter).eval()(input_ids=ids).logits
+        print(json.dumps(adapted[0, -1, :16].tolist()))
+        if merged:
+            print("largest difference:", (base(merged).eval()(input_ids=ids).logits - adapted).abs().max().item())
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    if len(sys.argv) > 1:
+        compare(*sys.argv[1:])
+    else:
+        for name, config in ADAPTERS.items():
+            make(name, config)
