@@ -1,4 +1,4 @@
-//! Numbers with their nouns in messages.
+//! Words of messages: numbers with their nouns, and the known name that is nearest to an unknown one.
 
 use std::fmt::Display;
 
@@ -25,9 +25,54 @@ fn plural(noun: &str) -> String {
     }
 }
 
+/// Returns the known name that is nearest to an unknown one. `most` returns how many letters may differ from
+/// a known name with a number of letters. A name is not near if all letters differ. Two neighbours in the
+/// wrong order count as one letter. Case, spaces and punctuation do not matter. If several names are equally
+/// near, the shortest one wins, and then the first one in the order of letters.
+///
+/// ```
+/// use pipewright_schedule::words::nearest;
+/// let names = ["h100", "mi300x", "gb200"];
+/// assert_eq!(nearest("m300ix", names, |letters| 1 + letters / 4), Some("mi300x"));
+/// assert_eq!(nearest("tpu", names, |letters| 1 + letters / 4), None);
+/// ```
+pub fn nearest<'a>(
+    unknown: &str,
+    known: impl IntoIterator<Item = &'a str>,
+    most: impl Fn(usize) -> usize,
+) -> Option<&'a str> {
+    let sought = letters(unknown);
+    let distances = known.into_iter().map(|name| {
+        let own = letters(name);
+        (strsim::damerau_levenshtein(&own, &sought), own.chars().count(), name)
+    });
+    let near = distances.filter(|&(distance, length, _)| distance <= most(length) && distance < length);
+    near.min().map(|(_, _, name)| name)
+}
+
+fn letters(name: &str) -> String {
+    name.chars().filter(|letter| letter.is_alphanumeric()).flat_map(char::to_lowercase).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_name_is_near_if_few_letters_differ() {
+        let check = |unknown: &str, expected: Option<&str>| {
+            let known = ["h100", "H100 80 GB SXM", "mi300x", "gb200"];
+            assert_eq!(nearest(unknown, known, |letters| 1 + letters / 4), expected, "{unknown}");
+        };
+        check("h10", Some("h100"));
+        check("H-100", Some("h100"));
+        check("hl00", Some("h100"));
+        check("m300ix", Some("mi300x"));
+        check("H100 80GB SXM", Some("H100 80 GB SXM"));
+        check("x99y", None);
+        check("", None);
+        check("tpu", None);
+    }
 
     #[test]
     fn nouns_follow_their_number() {

@@ -4,6 +4,8 @@
 
 use std::fmt;
 
+use pipewright_schedule::words;
+
 /// The word that the user probably meant.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Suggestion {
@@ -227,13 +229,7 @@ pub(super) fn suggest_key(section: &str, key: &str) -> Option<Suggestion> {
 
 /// Returns the candidate that `name` probably misspells: at most a third of the letters differ.
 pub(crate) fn nearest<'a>(name: &str, candidates: impl Iterator<Item = &'a str>) -> Option<&'a str> {
-    let name = name.to_lowercase();
-    let distance = |candidate: &str| strsim::damerau_levenshtein(&name, candidate);
-    candidates
-        .map(|candidate| (distance(candidate), candidate))
-        .filter(|(distance, candidate)| *distance <= (candidate.chars().count() / 3).max(1))
-        .min_by_key(|(distance, _)| *distance)
-        .map(|(_, candidate)| candidate)
+    words::nearest(name, candidates, |letters| (letters / 3).max(1))
 }
 
 #[cfg(test)]

@@ -11,6 +11,7 @@ use crate::generate::{
     zb_h2, zbv_zero_bubble,
 };
 use crate::schedule::Schedule;
+use crate::words::nearest;
 
 /// Every generator, in the order in which a user reads them.
 const CATALOGUE: &[Generator] = &[
@@ -128,14 +129,9 @@ fn normal(name: &str) -> String {
 
 fn unknown_schedule(name: &str) -> GenerateError {
     let name: String = name.chars().take(64).collect();
-    let sought = normal(&name);
-    let known =
-        CATALOGUE.iter().flat_map(|generator| generator.names().map(move |known| (known, generator.name)));
-    let suggestion = known
-        .map(|(known, meant)| (strsim::damerau_levenshtein(&normal(known), &sought), known.len(), meant))
-        .filter(|&(distance, length, _)| distance <= 1 + length / 4)
-        .min()
-        .map(|(_, _, meant)| meant);
+    let names = CATALOGUE.iter().flat_map(Generator::names);
+    let nearest = nearest(&normal(&name), names, |letters| 1 + letters / 4);
+    let suggestion = nearest.and_then(|name| find(name).ok()).map(|generator| generator.name);
     let known = CATALOGUE.iter().map(|generator| generator.name).collect();
     GenerateErrorKind::UnknownSchedule { name, suggestion, known }.into()
 }
