@@ -36,11 +36,11 @@
 //! replaces the prediction for its own sizes, and scales it for all others, with the ratio of measured to
 //! predicted time. If a kind of block was measured in several sizes, the nearest ones count.
 
-use thiserror::Error;
 use toml::de::{DeTable, DeValue};
 
-use crate::layout::{Cut, Kernels, Layout, LayoutError, Precision, Recompute, Scores, Sharding};
+use crate::layout::Precision;
 use crate::machine::Machine;
+pub use crate::measured_layer::{MeasuredError, MeasuredLayer};
 use crate::measured_rates::{RATES, Rate};
 use crate::measured_times::{MeasuredBlock, MeasuredProduct, MeasuredSizes};
 use crate::model::Model;
@@ -58,53 +58,6 @@ pub struct Measured {
     /// Blocks of the model.
     layers: Vec<MeasuredLayer>,
 }
-
-/// A measured block of a model.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct MeasuredLayer {
-    /// The number of the block, from 0.
-    pub block: usize,
-    /// The sizes in which it was measured.
-    pub sizes: MeasuredSizes,
-    /// Seconds of the forward.
-    pub forward: f64,
-    /// Seconds of the backward, without what it computes again.
-    pub backward: f64,
-}
-
-/// A measured block that does not fit the model.
-#[derive(Clone, PartialEq, Eq, Error)]
-pub enum MeasuredError {
-    /// The model has no block of this number.
-    #[error("[[layer]] is of block {block}, and the model has {blocks}; use a number from 0 to {}", .blocks - 1)]
-    Block {
-        /// The number.
-        block: usize,
-        /// The blocks of the model.
-        blocks: usize,
-    },
-    /// Two blocks of the same kind were measured in the same sizes.
-    #[error(
-        "[[layer]] of block {block} measures the same kind of block in the same sizes as block {other}; keep one of them"
-    )]
-    Twice {
-        /// The number.
-        block: usize,
-        /// The number of the block that was measured before it.
-        other: usize,
-    },
-    /// The tensor group does not divide the model.
-    #[error("[[layer]] of block {block} does not fit the model")]
-    Layout {
-        /// The number.
-        block: usize,
-        /// The cause.
-        #[source]
-        error: LayoutError,
-    },
-}
-
-pipewright_schedule::message_as_debug!(MeasuredError);
 
 const PRECISIONS: [(&str, Precision); 3] =
     [("bf16", Precision::Half), ("f16", Precision::Half), ("fp8", Precision::Fp8)];
@@ -263,49 +216,6 @@ fn layer(reader: Reader<'_>, start: usize, table: &DeTable<'_>) -> Result<Measur
         forward: row.number(seconds("forward_s"))?,
         backward: row.number(seconds("backward_s"))?,
     })
-}
-
-impl MeasuredLayer {
-    /// The layout in which a block was measured.
-    fn layout(&self) -> Layout {
-        let MeasuredSizes { rows, sequence, tensor, precision } = self.sizes;
-        Layout {
-            gpus: tensor,
-            tensor,
-            pipeline: 1,
-            chunks: 1,
-            context: 1,
-            expert: 1,
-            expert_tensor: tensor,
-            microbatch: rows,
-            batch: rows,
-            sequence,
-            schedule: None,
-            cut: Cut::Even,
-            precision,
-            recompute: Recompute::None,
-            sequence_parallel: tensor > 1,
-            scores: Scores::Fused,
-            sharding: Sharding::Optimizer,
-            kernels: Kernels::Fused,
-        }
-    }
-
-    /// Compares the measured times with the predicted times for `machine`.
-    fn compared(&self, model: &Model, machine: &Machine) -> Result<MeasuredBlock, MeasuredError> {
-        let number = self.block;
-        let blocks = model.blocks.len();
-        let block = *model.blocks.get(number).ok_or(MeasuredError::Block { block: number, blocks })?;
-        let layout = self.layout();
-        layout.check(model).map_err(|error| MeasuredError::Layout { block: number, error })?;
-        let predicted = Setting { model, layout: &layout, machine }.block(&block);
-        Ok(MeasuredBlock {
-            block,
-            sizes: self.sizes,
-            forward: self.forward / predicted.forward.total(),
-            backward: self.backward / predicted.backward.total(),
-        })
-    }
 }
 
 impl Measured {

@@ -10,20 +10,15 @@ use thiserror::Error;
 use crate::catalogue;
 use crate::layout::{Cut, Kernels, Layout, Precision, Recompute, Scores, Sharding};
 use crate::machine::Machine;
-use crate::model::{Attention, Block, Dense, Experts, FeedForward, Mixer, Model};
+use crate::model::Model;
+use crate::published_model::ModelTable;
 use crate::remarks::{Plain, without_remarks};
 use crate::run_error::RunError;
 use crate::suggest::nearest;
 use crate::toml_file::TomlFileError;
-use crate::vectors::Vectors;
 
 /// The largest file that is read, in bytes.
 pub const MAX_FILE: usize = 16 << 20;
-
-/// The most blocks of a model.
-const MAX_BLOCKS: u32 = 10_000;
-/// The largest width or number of a part of a model.
-const MAX_SIZE: u64 = 1 << 24;
 
 /// The content of a file.
 #[derive(Debug, Clone, PartialEq)]
@@ -87,38 +82,6 @@ struct FileTable {
     model: Vec<ModelTable>,
     #[serde(default)]
     run: Vec<RunTable>,
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct ModelTable {
-    name: String,
-    layers: u32,
-    hidden: u64,
-    inner: u64,
-    heads: u64,
-    key_value_heads: Option<u64>,
-    head_size: Option<u64>,
-    window: Option<u64>,
-    vocabulary: u64,
-    activation: Activation,
-    gated: bool,
-    tied: bool,
-    experts: Option<u64>,
-    experts_per_token: Option<u64>,
-    expert_inner: Option<u64>,
-    shared_inner: Option<u64>,
-    /// Blocks at the start that are dense although the others have experts.
-    #[serde(default)]
-    dense_layers: u32,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "lowercase")]
-enum Activation {
-    Gelu,
-    Silu,
-    Relu2,
 }
 
 #[derive(Deserialize)]
@@ -298,90 +261,5 @@ impl RunTable {
             layout.expert_tensor = 1;
         }
         layout
-    }
-}
-
-impl ModelTable {
-    fn check_sizes(&self) -> Result<(), RunError> {
-        let sizes = [
-            ("layers", Some(u64::from(self.layers)), 1, u64::from(MAX_BLOCKS)),
-            ("hidden", Some(self.hidden), 1, MAX_SIZE),
-            ("inner", Some(self.inner), 1, MAX_SIZE),
-            ("heads", Some(self.heads), 1, 1 << 16),
-            ("key_value_heads", self.key_value_heads, 1, 1 << 16),
-            ("head_size", self.head_size, 1, MAX_SIZE),
-            ("window", self.window, 1, MAX_SIZE),
-            ("vocabulary", Some(self.vocabulary), 1, 1 << 28),
-            // A model with 0 experts is dense.
-            ("experts", self.experts, 0, MAX_SIZE),
-            ("experts_per_token", self.experts_per_token, 1, MAX_SIZE),
-            ("expert_inner", self.expert_inner, 1, MAX_SIZE),
-            ("shared_inner", self.shared_inner, 0, MAX_SIZE),
-        ];
-        for (key, value, least, most) in sizes {
-            if let Some(value) = value.filter(|value| !(least..=most).contains(value)) {
-                return Err(RunError::ModelSize { key, value, least, most });
-            }
-        }
-        if self.head_size.is_none() && self.heads > self.hidden {
-            return Err(RunError::Heads { heads: self.heads, hidden: self.hidden });
-        }
-        self.check_relations()
-    }
-
-    /// Checks the sizes that limit each other.
-    fn check_relations(&self) -> Result<(), RunError> {
-        let contradiction = |key, value, expected| Err(RunError::Contradiction { key, value, expected });
-        let Self { heads, layers, .. } = *self;
-        if let Some(shared) = self.key_value_heads.filter(|&shared| !heads.is_multiple_of(shared)) {
-            let expected = format!("a number that divides the {heads} heads of queries");
-            return contradiction("key_value_heads", shared, expected);
-        }
-        if self.dense_layers > layers {
-            let expected = format!("at most the {layers} `layers`");
-            return contradiction("dense_layers", u64::from(self.dense_layers), expected);
-        }
-        let Some(experts) = self.experts.filter(|&count| count > 0) else { return Ok(()) };
-        match self.experts_per_token {
-            None => Err(RunError::ExpertsPerToken { experts }),
-            Some(used) if used > experts => {
-                contradiction("experts_per_token", used, format!("at most the {experts} `experts`"))
-            }
-            Some(_) => Ok(()),
-        }
-    }
-
-    fn model(&self) -> Result<Model, RunError> {
-        self.check_sizes()?;
-        let dense = FeedForward::Dense(Dense { inner: self.inner, gated: self.gated });
-        let routed = self.experts.filter(|&count| count > 0).map(|count| {
-            FeedForward::Experts(Experts {
-                count,
-                per_token: self.experts_per_token.unwrap_or(1),
-                expert: Dense { inner: self.expert_inner.unwrap_or(self.inner), gated: self.gated },
-                shared_inner: self.shared_inner.unwrap_or(0),
-            })
-        });
-        let mixer = Mixer::Attention(Attention {
-            heads: self.heads,
-            key_value_heads: self.key_value_heads.unwrap_or(self.heads),
-            head_size: self.head_size.unwrap_or(self.hidden / self.heads),
-            window: self.window,
-        });
-        let feed_forward =
-            |layer: u32| if layer < self.dense_layers { dense } else { routed.unwrap_or(dense) };
-        let gpt = self.activation == Activation::Gelu;
-        let blocks = (0..self.layers).map(|layer| Block { mixer, feed_forward: feed_forward(layer) });
-        Ok(Model {
-            name: self.name.clone(),
-            hidden: self.hidden,
-            vocabulary: self.vocabulary,
-            tied: self.tied,
-            blocks: blocks.collect(),
-            predictors: 0,
-            positions: 0,
-            vectors: if gpt { Vectors::GPT } else { Vectors::LLAMA },
-            gpt,
-        })
     }
 }

@@ -1,13 +1,13 @@
-//! Estimates all layouts, and simulates the fastest ones that fit.
+//! Estimates layouts, and simulates the fastest ones that fit.
 
 use crate::layout::{Cut, Layout, Recompute, Sharding};
-use crate::memory::{Parameters, state};
 use crate::operations::AttentionCount;
 use crate::pipeline::Programs;
-use crate::predict::{Prediction, predict, predict_with};
+use crate::predict::{Prediction, predict_with};
 use crate::search::bound::lower_bound;
 use crate::search::error::{LeastMemory, SearchError};
 use crate::search::found::{ClusterPlan, Found};
+use crate::search::least_bytes::least_bytes;
 use crate::search::request::{Fixed, Request};
 use crate::search::{schedules, space};
 use crate::setting::Setting;
@@ -23,70 +23,6 @@ const OPTIMISM: f64 = 0.98;
 /// The most computations of a pipeline that the search simulates. 1F1B has a closed form above.
 pub(super) const MOST_COMPUTATIONS: u64 = 1 << 17;
 
-/// Finds the fastest layouts that fit into memory.
-///
-/// # Errors
-/// When a number of the request is 0, the given parts of the layout do not fit, no mesh divides the GPUs, or
-/// no layout fits into memory. The last error has the layout that needs least, its largest rank and the bytes
-/// that are missing.
-pub fn search(request: &Request) -> Result<Found, SearchError> {
-    request.check()?;
-    let request = &request.with_generator_name()?;
-    find_plans(request, None)
-}
-
-/// Like [`search`], but starts from a known layout of the request's GPUs and batch. If the layout fits into
-/// memory, the search finds no slower plan, also where the search tries no such layout.
-///
-/// # Errors
-/// Like [`search`], unless the known layout fits.
-pub fn search_from(request: &Request, known: &Layout) -> Result<Found, SearchError> {
-    request.check()?;
-    let request = &request.with_generator_name()?;
-    let setting = Setting { model: &request.model, layout: known, machine: &request.machine };
-    let prediction = predict(&setting, &mut Programs::default()).ok();
-    let fitting = prediction.filter(|prediction| prediction.peak_memory() <= request.memory_limit());
-    let bound = lower_bound(request);
-    find_plans(request, fitting.map(|prediction| ClusterPlan::new(request, bound, known.clone(), prediction)))
-}
-
-/// Finds plans for a request that was checked, and starts from a plan that fits.
-fn find_plans(request: &Request, known: Option<ClusterPlan>) -> Result<Found, SearchError> {
-    let shapes = space::shapes(request);
-    let quick = Exploration::of(request, &shapes, Pruning::Quick, known);
-    if let Ok(found) = quick.simulate() {
-        return Ok(found);
-    }
-    // A layout that was left out may fit, and the error has the one that needs least memory.
-    let complete = Exploration::of(request, &shapes, Pruning::None, None);
-    if complete.estimated == 0 {
-        return Err(nothing_to_estimate(request, &shapes));
-    }
-    complete.simulate()
-}
-
-/// Returns why a request has no layout.
-fn nothing_to_estimate(request: &Request, shapes: &[Layout]) -> SearchError {
-    if let Err(error) = request.check_given() {
-        return error.into();
-    }
-    let has_mesh = shapes.iter().any(|shape| !space::pipelines(request, shape).is_empty());
-    match &request.fixed.schedule {
-        Some(schedule) if has_mesh => no_schedule(schedule),
-        _ => SearchError::NoMesh {
-            gpus: request.gpus,
-            batch: request.batch,
-            blocks: request.model.blocks.len(),
-            given: request.given_sizes(),
-        },
-    }
-}
-
-/// Returns that a schedule has no plan.
-fn no_schedule(schedule: &str) -> SearchError {
-    SearchError::Schedule { schedule: schedule.to_owned(), chunks: schedules::chunks_text(schedule) }
-}
-
 /// The costs that layouts share which differ only in their pipelines and replicas.
 struct Shared {
     recompute: Recompute,
@@ -94,33 +30,9 @@ struct Shared {
     total: Unit,
 }
 
-/// Returns bytes that the largest rank needs at least: the state of the mean rank, or what the first rank needs
-/// for the embedding and as many of the smallest blocks as it has.
-fn least_bytes(layout: &Layout, units: &Units, total: &Unit) -> f64 {
-    // A tied table may count once only.
-    let parameters = Parameters { shared: total.parameters.shared - units.table, ..total.parameters };
-    let state = |parameters: Parameters| state(parameters, units.largest_block, layout).state();
-    let blocks = f64::from(first_blocks(layout, units.blocks() as u32));
-    let smallest = units.smallest_block();
-    let first = state(units.embedding.parameters + smallest.parameters * blocks)
-        + smallest.activation * blocks * schedules::held(layout, 0);
-    state(parameters * (1.0 / f64::from(layout.pipeline))).max(first)
-}
-
-/// Returns the blocks of the first rank with an even cut, or one or two fewer.
-fn first_blocks(layout: &Layout, blocks: u32) -> u32 {
-    let (stages, chunks) = (layout.stages(), layout.chunks);
-    if blocks.is_multiple_of(stages) {
-        return blocks / stages * chunks;
-    }
-    // The embedding counts as a block. With several chunks, the rank may also have the head.
-    let others = if chunks > 1 { 2 } else { 1 };
-    ((blocks + 2) / stages * chunks).saturating_sub(others)
-}
-
 /// The layouts that are not estimated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Pruning {
+pub(super) enum Pruning {
     /// Layouts whose first or mean rank does not fit, or whose computation alone takes longer than an estimate
     /// that fits.
     Quick,
@@ -136,7 +48,7 @@ struct Candidate {
 }
 
 /// The layouts that were estimated.
-struct Exploration<'a> {
+pub(super) struct Exploration<'a> {
     request: &'a Request,
     limit: f64,
     bound_seconds: f64,
@@ -149,8 +61,9 @@ struct Exploration<'a> {
     /// The seconds of the known plan, or of the fastest estimate whose memory is exact. Others may not fit in
     /// the simulation.
     fastest: f64,
+    /// The layout that needs least memory of those that do not fit.
     least: Option<LeastMemory>,
-    estimated: usize,
+    pub(super) estimated: usize,
 }
 
 /// The sizes and the schedule in which plans that are returned differ.
@@ -162,7 +75,12 @@ fn kind(layout: &Layout) -> Kind<'_> {
 
 impl<'a> Exploration<'a> {
     /// Estimates the layouts of all shapes.
-    fn of(request: &'a Request, shapes: &[Layout], pruning: Pruning, known: Option<ClusterPlan>) -> Self {
+    pub(super) fn of(
+        request: &'a Request,
+        shapes: &[Layout],
+        pruning: Pruning,
+        known: Option<ClusterPlan>,
+    ) -> Self {
         let fastest = known.as_ref().map_or(f64::INFINITY, |plan| plan.prediction.seconds);
         let mut exploration = Self {
             request,
@@ -282,9 +200,12 @@ impl<'a> Exploration<'a> {
         fits
     }
 
-    /// Returns whether a prediction fits into memory, and keeps the one that needs least.
+    /// Returns whether a prediction fits into memory. If it does not, it is kept if it needs least so far.
     fn fits(&mut self, layout: &Layout, prediction: &Prediction) -> bool {
         let needed = prediction.peak_memory();
+        if needed <= self.limit {
+            return true;
+        }
         if self.least.as_ref().is_none_or(|least| needed < least.needed()) {
             let rank = prediction.memory.iter().position(|rank| rank.total() == needed).unwrap_or(0);
             self.least = Some(LeastMemory {
@@ -295,17 +216,13 @@ impl<'a> Exploration<'a> {
                 has_given_parts: self.request.fixed != Fixed::default(),
             });
         }
-        needed <= self.limit
+        false
     }
 
     /// Simulates candidates in turns: the fastest estimate of each kind, then the second one of each, and so
     /// on.
-    fn simulate(mut self) -> Result<Found, SearchError> {
+    pub(super) fn simulate(mut self) -> Result<Found, SearchError> {
         let kinds = self.by_kind();
-        if !kinds.is_empty() {
-            // The memory of estimates may be too small, so only simulations count from here on.
-            self.least = None;
-        }
         let mut programs = Programs::up_to(MOST_COMPUTATIONS);
         let (mut plans, mut simulated) = (Vec::from_iter(self.known.take()), 0);
         let most = kinds.iter().map(Vec::len).max().unwrap_or(0);
@@ -332,7 +249,7 @@ impl<'a> Exploration<'a> {
                 simulated,
             }),
             (true, Some(least), _) => Err(SearchError::Memory { least: Box::new(least) }),
-            (true, None, schedule) => Err(no_schedule(schedule.as_deref().unwrap_or_default())),
+            (true, None, schedule) => Err(schedules::without_plan(schedule.as_deref().unwrap_or_default())),
         }
     }
 
@@ -391,43 +308,4 @@ fn keep(plans: &mut Vec<ClusterPlan>, plan: ClusterPlan) {
     }
     let index = plans.partition_point(|known| seconds(known) <= seconds(&plan));
     plans.insert(index, plan);
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::catalogue::by_name;
-    use crate::hf_config;
-    use crate::layout::Precision;
-
-    /// 126 blocks, which few pipelines divide. Activations are the largest part of the memory.
-    #[test]
-    fn no_estimate_needs_less_than_the_least_bytes() {
-        let model =
-            hf_config::read(include_str!("../../tests/cluster/llama_405b.json")).expect("a model").model;
-        let machine = by_name("h100").expect("a machine");
-        let mut request = Request::new(model, machine, 2048, 512, 8192, Precision::Half);
-        request.fixed = Fixed { tensor: Some(1), context: Some(1), microbatch: Some(1), ..Fixed::default() };
-        let exploration = Exploration::of(&request, &[], Pruning::None, None);
-        let mut compared = 0;
-        for pipeline in [1, 2, 4, 8, 16, 32, 64, 128] {
-            for choice in schedules::choices(pipeline, 126, None, None) {
-                let sharding = Sharding::Parameters;
-                let schedules::Choice { schedule, chunks } = choice;
-                let layout = Layout { pipeline, chunks, schedule, sharding, ..request.smallest_layout() };
-                let setting = exploration.setting(&layout);
-                let units = Units::of(&setting);
-                let run = |costs: &_| Ok(schedules::estimate(&layout, costs));
-                let estimate = predict_with(&setting, &units, &units.cut(&layout), run).expect("an estimate");
-                let least = least_bytes(&layout, &units, &units.total());
-                assert!(
-                    least <= estimate.peak_memory(),
-                    "{layout:?}: {least} and {}",
-                    estimate.peak_memory()
-                );
-                compared += 1;
-            }
-        }
-        assert!(compared > 50, "{compared}");
-    }
 }

@@ -28,12 +28,14 @@ mod bound;
 mod found;
 mod space;
 mod schedules;
+mod least_bytes;
 mod explore;
+mod plans;
 mod upgrade;
 
 pub use bound::lower_bound;
 pub use error::{LeastMemory, SearchError};
-pub use explore::{search, search_from};
 pub use found::{ClusterPlan, Found, Goal, Shares};
+pub use plans::{search, search_from};
 pub use request::{Fixed, Request};
 pub use upgrade::{Change, Gain, Upgrade, upgrades};

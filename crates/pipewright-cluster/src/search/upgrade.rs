@@ -4,8 +4,9 @@ use crate::pipeline::Programs;
 use crate::predict::predict;
 use crate::search::bound::lower_bound;
 use crate::search::error::SearchError;
-use crate::search::explore::{MOST_COMPUTATIONS, search};
+use crate::search::explore::MOST_COMPUTATIONS;
 use crate::search::found::ClusterPlan;
+use crate::search::plans::search;
 use crate::search::request::Request;
 use crate::setting::Setting;
 

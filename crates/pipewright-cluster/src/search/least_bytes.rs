@@ -1,0 +1,71 @@
+//! The bytes that a layout needs at least, which is known before its stages are cut.
+
+use crate::layout::Layout;
+use crate::memory::{Parameters, state};
+use crate::search::schedules;
+use crate::units::{Unit, Units};
+
+/// Returns bytes that the largest rank needs at least: the state of the mean rank, or what the first rank needs
+/// for the embedding and as many of the smallest blocks as it has.
+pub(super) fn least_bytes(layout: &Layout, units: &Units, total: &Unit) -> f64 {
+    // A tied table may count once only.
+    let parameters = Parameters { shared: total.parameters.shared - units.table, ..total.parameters };
+    let state = |parameters: Parameters| state(parameters, units.largest_block, layout).state();
+    let blocks = f64::from(first_blocks(layout, units.blocks() as u32));
+    let smallest = units.smallest_block();
+    let first = state(units.embedding.parameters + smallest.parameters * blocks)
+        + smallest.activation * blocks * schedules::held(layout, 0);
+    state(parameters * (1.0 / f64::from(layout.pipeline))).max(first)
+}
+
+/// Returns the blocks of the first rank with an even cut, or one or two fewer.
+fn first_blocks(layout: &Layout, blocks: u32) -> u32 {
+    let (stages, chunks) = (layout.stages(), layout.chunks);
+    if blocks.is_multiple_of(stages) {
+        return blocks / stages * chunks;
+    }
+    // The embedding counts as a block. With several chunks, the rank may also have the head.
+    let others = if chunks > 1 { 2 } else { 1 };
+    ((blocks + 2) / stages * chunks).saturating_sub(others)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::catalogue::by_name;
+    use crate::hf_config;
+    use crate::layout::{Precision, Sharding};
+    use crate::predict::predict_with;
+    use crate::search::request::{Fixed, Request};
+    use crate::setting::Setting;
+
+    /// 126 blocks, which few pipelines divide. Activations are the largest part of the memory.
+    #[test]
+    fn no_estimate_needs_less_than_the_least_bytes() {
+        let model =
+            hf_config::read(include_str!("../../tests/cluster/llama_405b.json")).expect("a model").model;
+        let machine = by_name("h100").expect("a machine");
+        let mut request = Request::new(model, machine, 2048, 512, 8192, Precision::Half);
+        request.fixed = Fixed { tensor: Some(1), context: Some(1), microbatch: Some(1), ..Fixed::default() };
+        let mut compared = 0;
+        for pipeline in [1, 2, 4, 8, 16, 32, 64, 128] {
+            for choice in schedules::choices(pipeline, 126, None, None) {
+                let sharding = Sharding::Parameters;
+                let schedules::Choice { schedule, chunks } = choice;
+                let layout = Layout { pipeline, chunks, schedule, sharding, ..request.smallest_layout() };
+                let setting = Setting { model: &request.model, layout: &layout, machine: &request.machine };
+                let units = Units::of(&setting);
+                let run = |costs: &_| Ok(schedules::estimate(&layout, costs));
+                let estimate = predict_with(&setting, &units, &units.cut(&layout), run).expect("an estimate");
+                let least = least_bytes(&layout, &units, &units.total());
+                assert!(
+                    least <= estimate.peak_memory(),
+                    "{layout:?}: {least} and {}",
+                    estimate.peak_memory()
+                );
+                compared += 1;
+            }
+        }
+        assert!(compared > 50, "{compared}");
+    }
+}

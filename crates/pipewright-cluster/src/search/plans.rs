@@ -1,0 +1,71 @@
+//! The search: a quick exploration of the layouts, and a complete one if the first finds no plan.
+
+use crate::layout::Layout;
+use crate::pipeline::Programs;
+use crate::predict::predict;
+use crate::search::bound::lower_bound;
+use crate::search::error::SearchError;
+use crate::search::explore::{Exploration, Pruning};
+use crate::search::found::{ClusterPlan, Found};
+use crate::search::request::Request;
+use crate::search::{schedules, space};
+use crate::setting::Setting;
+
+/// Finds the fastest layouts that fit into memory.
+///
+/// # Errors
+/// When a number of the request is 0, the given parts of the layout do not fit, no mesh divides the GPUs, or
+/// no layout fits into memory. The last error has the layout that needs least, its largest rank and the bytes
+/// that are missing.
+pub fn search(request: &Request) -> Result<Found, SearchError> {
+    request.check()?;
+    let request = &request.with_generator_name()?;
+    find_plans(request, None)
+}
+
+/// Like [`search`], but starts from a known layout of the request's GPUs and batch. If the layout fits into
+/// memory, the first plan is not slower, even if the search does not try such a layout by itself.
+///
+/// # Errors
+/// Like [`search`], unless the known layout fits.
+pub fn search_from(request: &Request, known: &Layout) -> Result<Found, SearchError> {
+    request.check()?;
+    let request = &request.with_generator_name()?;
+    let setting = Setting { model: &request.model, layout: known, machine: &request.machine };
+    let prediction = predict(&setting, &mut Programs::default()).ok();
+    let fitting = prediction.filter(|prediction| prediction.peak_memory() <= request.memory_limit());
+    let bound = lower_bound(request);
+    find_plans(request, fitting.map(|prediction| ClusterPlan::new(request, bound, known.clone(), prediction)))
+}
+
+/// Finds plans for a request that was checked, and starts from a plan that fits.
+fn find_plans(request: &Request, known: Option<ClusterPlan>) -> Result<Found, SearchError> {
+    let shapes = space::shapes(request);
+    let quick = Exploration::of(request, &shapes, Pruning::Quick, known);
+    if let Ok(found) = quick.simulate() {
+        return Ok(found);
+    }
+    // A layout that was left out may fit, and the error has the one that needs least memory.
+    let complete = Exploration::of(request, &shapes, Pruning::None, None);
+    if complete.estimated == 0 {
+        return Err(nothing_to_estimate(request, &shapes));
+    }
+    complete.simulate()
+}
+
+/// Returns why a request has no layout.
+fn nothing_to_estimate(request: &Request, shapes: &[Layout]) -> SearchError {
+    if let Err(error) = request.check_given() {
+        return error.into();
+    }
+    let has_mesh = shapes.iter().any(|shape| !space::pipelines(request, shape).is_empty());
+    match &request.fixed.schedule {
+        Some(schedule) if has_mesh => schedules::without_plan(schedule),
+        _ => SearchError::NoMesh {
+            gpus: request.gpus,
+            batch: request.batch,
+            blocks: request.model.blocks.len(),
+            given: request.given_sizes(),
+        },
+    }
+}
