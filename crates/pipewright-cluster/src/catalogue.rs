@@ -55,8 +55,8 @@ pub fn by_name(name: &str) -> Result<Machine, UnknownMachine> {
 }
 
 /// Returns the known machines that a name of a data sheet means: the machine of this name, or all machines
-/// that have a short name whose words follow each other in the name. A short name that is a part of a longer one does not count:
-/// `H100-500W` means the machine with 500 watts alone.
+/// that have a short name whose words follow each other in the name. A short name that is a part of a longer
+/// one does not count: `H100-500W` means the machine with 500 watts alone.
 pub fn meant_by(name: &str) -> Vec<Machine> {
     let all = machines();
     if let Some(machine) = all.iter().find(|machine| machine.is_called(name)) {
@@ -73,10 +73,10 @@ pub fn meant_by(name: &str) -> Vec<Machine> {
         }
     }
     let is_part = |one: &Range<usize>| {
-        let is_around = |(other, _): &&(Range<usize>, &Machine)| {
+        let is_around = |other: &Range<usize>| {
             other.len() > one.len() && other.start <= one.start && one.end <= other.end
         };
-        mentions.iter().any(|mention| is_around(&mention))
+        mentions.iter().any(|(other, _)| is_around(other))
     };
     let mut meant: Vec<Machine> = Vec::new();
     for (range, machine) in &mentions {
@@ -102,8 +102,8 @@ pub fn from_toml(text: &str) -> Result<Machine, TomlFileError> {
     cluster_file::read(text, meant_by)
 }
 
-/// Reads the tables `[[machine]]` of a file. If `known` returns one machine for the name of a table, the machine has the
-/// values that the table lacks.
+/// Reads the tables `[[machine]]` of a file. If `known` returns one machine for the name of a table, the table's
+/// machine has its values for missing keys.
 ///
 /// # Errors
 /// Like [`from_toml`]. A text that is not TOML has no machines.
