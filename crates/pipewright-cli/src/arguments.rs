@@ -8,7 +8,7 @@ use clap::{Parser, Subcommand};
 
 use crate::commands::{
     check, clusters, compare, completions, data, devices, export, generate, init, inspect, lower, man,
-    partition, plan, profile, report, resume, schedule, simulate, validate, view, vpp,
+    partition, plan, profile, report, resume, schedule, simulate, tokenize, validate, view, vpp,
 };
 use crate::text::shortened;
 use crate::training::arguments::RunArguments;
@@ -94,6 +94,15 @@ Example:
     /// Show the training data.
     #[command(after_help = "Example:\n  pipewright data show --rows 1")]
     Data(data::DataArguments),
+    /// Turn data files into token ids once, for runs that read them as they need them.
+    #[command(after_help = "\
+`data.path` takes the file, and the run has the same rows as with the files themselves. Name the same tokenizer, chat \
+template and begin of documents in the configuration: a file of others is refused.
+
+Example:
+  pipewright tokenize '*.txt' --tokenizer bytes -o text.pwtok
+  pipewright train small.toml --set data.path=text.pwtok")]
+    Tokenize(tokenize::TokenizeArguments),
     /// List the devices that this build can use on this machine.
     #[command(after_help = "\
 `run.device` and `run.devices` take the names in the first column. The build contains the back ends that were chosen with \

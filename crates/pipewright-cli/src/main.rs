@@ -71,6 +71,7 @@ fn run(command: &Command) -> Result<(), Failure> {
         Command::Generate(arguments) => commands::generate::run(arguments),
         Command::Check(arguments) => commands::check::run(arguments),
         Command::Data(arguments) => commands::data::run(arguments),
+        Command::Tokenize(arguments) => commands::tokenize::run(arguments),
         Command::Devices(arguments) => commands::devices::run(arguments),
         Command::Init(arguments) => commands::init::run(arguments),
         Command::Schedule(arguments) => commands::schedule::run(arguments),

@@ -3,293 +3,309 @@
 //! The ids of texts and of binary files are one stream, which is cut into rows at any place. An array of ids
 //! in a line is a row. Chats and completions are rows whose targets do not all count. A data source has one
 //! of these forms.
+//!
+//! Texts and records wait in a queue until they are enough to be encoded on all cores. Everything that depends
+//! on the order, also which error is reported, is decided in the order of the files.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use minijinja::Value;
+use rayon::prelude::*;
 
+use crate::collected::{Collected, Known};
 use crate::config::DataConfig;
+use crate::container::counted::ReadBytes;
 use crate::container::data_file::DataFile;
 use crate::encoding::document_text::DocumentText;
-use crate::encoding::example_text::{self, ExampleText, NoText};
+use crate::encoding::example_text::ExampleText;
 use crate::encoding::record_content;
-use crate::error::{DataError, FormatError, TokenPlace};
-use crate::examples::Examples;
+use crate::error::DataError;
 use crate::formats::format::{self, DataSource, Format, Layout};
-use crate::formats::lines::{Line, Lines};
+use crate::formats::lines::Lines;
 use crate::formats::{parquet_rows, text, token_files};
-use crate::ids::Ids;
+use crate::gathered::{Drain, Form, Gathered};
 use crate::memory_budget::MemoryBudget;
+use crate::queue::{Parsed, SourceFile, Unparsed};
 use crate::record_error::{RecordError, RecordPlace, RecordProblem};
 use crate::settings::record::RecordKind;
-use crate::settings::train_on::{LongRecordCount, LongRecords};
-use crate::stride::Stride;
-use crate::vocabulary;
+use crate::storage::examples::RowPart;
 
-/// The content of the files of a data source.
-pub(crate) struct Collected {
-    pub(crate) content: CollectedContent,
-    pub(crate) sources: Vec<DataSource>,
-    pub(crate) long_records: LongRecordCount,
-}
-
-/// The token ids of a data source.
-pub(crate) enum CollectedContent {
-    Ids(Ids, Stride),
-    Examples(Examples),
-}
-
-/// How the rows of a file are made.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Form {
-    Stream,
-    Rows,
-    Examples,
-}
-
-impl Form {
-    fn in_words(self) -> &'static str {
-        match self {
-            Self::Stream => "text or ids that are cut into rows",
-            Self::Rows => "lines of token ids, which are rows",
-            Self::Examples => "chats or completions, which are rows",
-        }
-    }
-}
+/// The bytes of text that each thread encodes at a time.
+const BATCH_PER_THREAD: u64 = 1 << 19;
 
 /// The state of reading.
 pub(crate) struct Collector<'a> {
     config: &'a DataConfig,
-    budget: &'a mut MemoryBudget,
     texts: DocumentText<'a>,
     example_texts: ExampleText<'a>,
     vocab_size: usize,
-    ids: Ids,
-    examples: Examples,
-    /// The form of the data so far, with the file that decided it.
-    form: Option<(Form, PathBuf)>,
-    sources: Vec<DataSource>,
-    long_records: LongRecordCount,
+    files: Vec<SourceFile>,
+    /// Content that waits to be encoded, with the number of its file; and the bytes of all of it.
+    queue: Vec<(usize, Unparsed)>,
+    queued_bytes: u64,
+    gathered: Gathered<'a>,
+    /// The bytes that were read from files. Parquet files that are read in parts are not counted.
+    read: ReadBytes,
+}
+
+/// Ids that are ready to be appended.
+enum Encoded {
+    Document(Vec<u32>),
+    Row(u64, Vec<u64>),
+    Example(RecordPlace, RecordKind, RowPart),
 }
 
 impl<'a> Collector<'a> {
-    /// `bos` is the id that begins each text.
+    /// `bos` is the id that begins each text. With `drain`, everything is passed on instead of being kept in
+    /// memory, for rows of any length.
     pub(crate) fn new(
         config: &'a DataConfig,
         bos: Option<u32>,
         vocab_size: usize,
         budget: &'a mut MemoryBudget,
+        drain: Option<&'a mut dyn Drain>,
     ) -> Self {
         Self {
             config,
-            budget,
             texts: DocumentText::new(&config.tokenizer, bos, vocab_size),
             example_texts: ExampleText::new(config),
             vocab_size,
-            ids: Ids::new(vocab_size),
-            examples: Examples::default(),
-            form: None,
-            sources: Vec::new(),
-            long_records: LongRecordCount {
-                treatment: config.long_records,
-                long: 0,
-                records: 0,
-                seq_len: config.seq_len,
-            },
+            files: Vec::new(),
+            queue: Vec::new(),
+            queued_bytes: 0,
+            gathered: Gathered::new(config, vocab_size, budget, drain),
+            read: ReadBytes::default(),
         }
     }
 
-    /// Returns everything that was read.
-    pub(crate) fn finish(self) -> Collected {
-        let content = match self.form.map_or(Form::Stream, |(form, _)| form) {
-            Form::Stream => CollectedContent::Ids(self.ids, Stride::Overlapping),
-            Form::Rows => CollectedContent::Ids(self.ids, Stride::Disjoint),
-            Form::Examples => CollectedContent::Examples(self.examples),
-        };
-        Collected { content, sources: self.sources, long_records: self.long_records }
+    /// Returns everything that was read, and stayed in memory.
+    pub(crate) fn finish(mut self) -> Result<Collected, DataError> {
+        self.flush()?;
+        let sources = self.sources();
+        let (content, long_records) = self.gathered.finish()?;
+        Ok(Collected { content, sources, long_records, known: Known::default() })
+    }
+
+    /// Passes on what is left. Returns the form of the data, whether it has chats of a template, and the kinds of
+    /// its files.
+    pub(crate) fn finish_drained(mut self) -> Result<(Form, bool, Vec<DataSource>), DataError> {
+        self.flush()?;
+        Ok((self.gathered.form(), self.example_texts.has_chats(), self.sources()))
+    }
+
+    /// Returns the kinds of the files.
+    fn sources(&self) -> Vec<DataSource> {
+        let mut sources: Vec<DataSource> = Vec::new();
+        for SourceFile { packing, format, .. } in &self.files {
+            let (packing, Some(format)) = (*packing, *format) else { continue };
+            match sources.iter_mut().find(|source| (source.format, source.packing) == (format, packing)) {
+                Some(source) => source.files += 1,
+                None => sources.push(DataSource { format, packing, files: 1 }),
+            }
+        }
+        sources
     }
 
     /// Reads a file.
     pub(crate) fn read(&mut self, path: &Path) -> Result<(), DataError> {
-        let mut file = DataFile::open(path)?;
-        let format = match format::layout_of(&mut file)? {
-            Layout::Text => self.read_text(&mut file)?,
-            Layout::Lines => self.read_lines(&mut file)?,
-            Layout::Parquet => self.read_parquet(&mut file)?,
-            Layout::Binary => {
-                self.begin(Form::Stream, path)?;
-                token_files::read(&mut file, &mut self.ids, self.vocab_size, self.budget)?
-            }
-        };
-        let packing = file.packing();
-        match self.sources.iter_mut().find(|source| (source.format, source.packing) == (format, packing)) {
-            Some(source) => source.files += 1,
-            None => self.sources.push(DataSource { format, packing, files: 1 }),
+        let read = self.read_file(path);
+        if read.is_err() {
+            // An error in what waits comes first.
+            self.flush()?;
         }
-        Ok(())
+        read
+    }
+
+    fn read_file(&mut self, path: &Path) -> Result<(), DataError> {
+        let mut file = DataFile::open_counted(path, &self.read)?;
+        let layout = format::layout_of(&mut file)?;
+        self.files.push(SourceFile { path: path.to_owned(), packing: file.packing(), format: None });
+        match layout {
+            Layout::Text => self.read_text(&mut file),
+            Layout::Lines => self.read_lines(&mut file),
+            Layout::Parquet => self.read_parquet(&mut file),
+            Layout::Binary => {
+                self.flush()?;
+                self.gathered.begin(Form::Stream, path)?;
+                let format = token_files::read(
+                    &mut file,
+                    &mut self.gathered.ids,
+                    self.vocab_size,
+                    self.gathered.budget,
+                )?;
+                self.set_format(format);
+                self.gathered.drain(self.read.get())
+            }
+        }
     }
 
     /// Reads a text in memory, which errors call `name`.
     pub(crate) fn read_memory(&mut self, text: &str, name: &Path) -> Result<(), DataError> {
-        self.begin(Form::Stream, name)?;
-        self.texts.push(text, &mut self.ids, self.budget, name, None)
+        self.gathered.begin(Form::Stream, name)?;
+        self.texts.prepare()?;
+        self.gathered
+            .budget
+            .require(name, self.texts.memory_of(text.len() as u64, self.gathered.ids.width().bytes()))?;
+        let ids = self.texts.encode(text, name, None)?;
+        self.gathered.push_document(ids, name)
     }
 
-    /// Checks that the rows of a file are made like the rows of earlier files, and can be packed if they are
-    /// to be.
-    fn begin(&mut self, form: Form, path: &Path) -> Result<(), DataError> {
-        if form != Form::Examples && self.config.packs_examples && self.config.documents.is_none() {
-            return Err(DataError::PackedWithoutBeginning { path: path.to_owned() });
+    fn set_format(&mut self, format: Format) {
+        if let Some(file) = self.files.last_mut() {
+            file.format = Some(format);
         }
-        let (expected, first) = self.form.get_or_insert_with(|| (form, path.to_owned()));
-        if *expected == form {
-            return Ok(());
-        }
-        let (path, first) = (path.to_owned(), first.clone());
-        Err(FormatError::MixedForms { path, found: form.in_words(), first, expected: expected.in_words() }
-            .into())
     }
 
-    fn read_text(&mut self, file: &mut DataFile) -> Result<Format, DataError> {
+    fn read_text(&mut self, file: &mut DataFile) -> Result<(), DataError> {
         let path = file.path().to_owned();
-        self.begin(Form::Stream, &path)?;
-        if let Some(bytes) = self.texts.bytes_are_ids(&mut self.ids) {
+        if self.texts.bytes_are_ids(&mut self.gathered.ids).is_some() {
+            self.flush()?;
+            self.gathered.begin(Form::Stream, &path)?;
+            let bytes = self.gathered.ids.bytes();
             let start = bytes.len();
-            file.append(bytes, self.budget)?;
-            self.budget.take(&path, (bytes.len() - start) as u64)?;
+            file.append(bytes, self.gathered.budget)?;
+            self.gathered.budget.take(&path, (bytes.len() - start) as u64)?;
             let text = text::utf8(&path, &bytes[start..])?;
             format::refuse_json(file, text)?;
             self.texts.check_bytes(text, &path, None)?;
-            return Ok(Format::Text);
+            self.set_format(Format::Text);
+            return self.gathered.drain(self.read.get());
         }
         let mut bytes = Vec::new();
-        file.append(&mut bytes, self.budget)?;
+        file.append(&mut bytes, self.gathered.budget)?;
         let text = text::utf8(&path, &bytes)?;
         format::refuse_json(file, text)?;
-        self.texts.push(text, &mut self.ids, self.budget, &path, None)?;
-        Ok(Format::Text)
+        self.push(Unparsed::Text(text.to_owned()))
     }
 
-    fn read_lines(&mut self, file: &mut DataFile) -> Result<Format, DataError> {
-        let mut format = None;
-        let mut lines = Lines::new(file, self.config.seq_len, self.budget.left());
-        let path = lines.path().to_owned();
+    fn read_lines(&mut self, file: &mut DataFile) -> Result<(), DataError> {
+        let mut lines = Lines::new(file, self.config.seq_len, self.gathered.budget.left());
+        let mut is_empty = true;
         while let Some((number, line)) = lines.next()? {
-            let place = RecordPlace::Line(number);
-            let found = match line {
-                Line::Ids(row) => {
-                    if format.is_some_and(|format| format != Format::IdLines) {
-                        return Err(refused(&path, place, RecordProblem::RecordsAndIds));
-                    }
-                    self.push_row(&path, number, &row)?;
-                    Format::IdLines
-                }
-                Line::Record(record) => Format::Lines(match format {
-                    None => self.push_record(&path, place, &record, None)?,
-                    Some(Format::Lines(kind)) => self.push_record(&path, place, &record, Some(kind))?,
-                    Some(_) => return Err(refused(&path, place, RecordProblem::RecordsAndIds)),
-                }),
-            };
-            format = Some(found);
+            self.push(Unparsed::Line(number, line))?;
+            is_empty = false;
         }
-        format.ok_or(DataError::Empty { path })
+        if is_empty { Err(DataError::Empty { path: lines.path().to_owned() }) } else { Ok(()) }
     }
 
-    fn read_parquet(&mut self, file: &mut DataFile) -> Result<Format, DataError> {
-        let path = file.path().to_owned();
-        let (rows, held) = parquet_rows::rows(file, &self.config.keys.names(), self.budget)?;
-        let mut kind = None;
+    fn read_parquet(&mut self, file: &mut DataFile) -> Result<(), DataError> {
+        let (rows, held) = parquet_rows::rows(file, &self.config.keys.names(), self.gathered.budget)?;
+        let mut is_empty = true;
         for (number, row) in (1..).zip(rows) {
-            kind = Some(self.push_record(&path, RecordPlace::Row(number), &row?, kind)?);
+            self.push(Unparsed::Row(number, row?))?;
+            is_empty = false;
         }
-        self.budget.give_back(held);
-        kind.map(Format::Parquet).ok_or_else(|| DataError::Empty { path: path.clone() })
+        self.flush()?;
+        self.gathered.budget.give_back(held);
+        if is_empty { Err(DataError::Empty { path: file.path().to_owned() }) } else { Ok(()) }
     }
 
-    /// Appends the content of a record, which must be of the kind of the records before it. Returns its kind.
-    fn push_record(
-        &mut self,
-        path: &Path,
-        place: RecordPlace,
-        record: &Value,
-        expected: Option<RecordKind>,
-    ) -> Result<RecordKind, DataError> {
-        let refuse = |problem| refused(path, place, problem);
-        let keys = &self.config.keys;
-        let kind = record_content::kind_of(record, keys).map_err(refuse)?;
-        if let Some(expected) = expected.filter(|expected| *expected != kind) {
-            return Err(refuse(RecordProblem::OtherKind { expected, found: kind }));
+    /// Puts content of the last file into the queue, which is encoded when it is long enough.
+    fn push(&mut self, content: Unparsed) -> Result<(), DataError> {
+        let bytes = content.bytes();
+        let one = self.texts.memory_of(1, self.gathered.ids.width().bytes()).max(1);
+        let limit =
+            (BATCH_PER_THREAD * rayon::current_num_threads() as u64).min(self.gathered.budget.left() / one);
+        if self.queued_bytes + bytes > limit {
+            self.flush()?;
         }
-        if kind == RecordKind::Text {
-            self.begin(Form::Stream, path)?;
-            let text = record_content::text_of(record, &keys.text).map_err(refuse)?;
-            self.texts.push(&text, &mut self.ids, self.budget, path, Some(place))?;
-        } else {
-            self.begin(Form::Examples, path)?;
-            self.push_example(path, place, record, kind)?;
-        }
-        Ok(kind)
+        self.queue.push((self.files.len() - 1, content));
+        self.queued_bytes += bytes;
+        Ok(())
     }
 
-    /// Appends a chat or a completion.
-    fn push_example(
-        &mut self,
-        path: &Path,
-        place: RecordPlace,
-        record: &Value,
-        kind: RecordKind,
-    ) -> Result<(), DataError> {
-        let refuse = |problem| refused(path, place, problem);
-        let (text, is_document) =
-            self.example_texts.of_record(record, kind).map_err(|error| match error {
-                NoText::Template(error) => error.into(),
-                NoText::Record(problem) => refuse(problem),
-            })?;
-        let (mut ids, mut counts) = self.texts.encode_marked(&text, is_document, self.budget, path, place)?;
-        let (found, seq_len) = (ids.len(), self.config.seq_len);
-        self.long_records.records += 1;
-        let is_long = found > seq_len + 1;
-        if is_long {
-            self.long_records.long += 1;
-            match self.config.long_records {
-                LongRecords::Refuse => return Err(refuse(RecordProblem::Long { found, seq_len })),
-                LongRecords::Skip => return Ok(()),
-                LongRecords::Cut => {
-                    ids.truncate(seq_len + 1);
-                    counts.truncate(seq_len + 1);
+    /// Encodes everything that waits, and appends it. The first error in the order of the files counts.
+    fn flush(&mut self) -> Result<(), DataError> {
+        let (queue, bytes) = (std::mem::take(&mut self.queue), std::mem::take(&mut self.queued_bytes));
+        let Some((first, _)) = queue.first() else { return Ok(()) };
+        let memory = self.texts.memory_of(bytes, self.gathered.ids.width().bytes());
+        self.gathered.budget.require(&self.files[*first].path, memory)?;
+        let (files, keys) = (&self.files, &self.config.keys);
+        let parsed: Vec<(usize, Result<Parsed, DataError>)> = queue
+            .into_par_iter()
+            .map(|(file, content)| (file, content.parse(&files[file].path, keys)))
+            .collect();
+        let (mut accepted, mut failed) = (Vec::with_capacity(parsed.len()), None);
+        for (file, parsed) in parsed {
+            match parsed.and_then(|parsed| self.accept(file, parsed)) {
+                Ok(parsed) => accepted.push((file, parsed)),
+                Err(error) => {
+                    failed = Some(error);
+                    break;
                 }
             }
         }
-        // No token predicts the first one.
-        if !counts.iter().skip(1).any(|counts| *counts) {
-            return Err(refuse(if is_long {
-                RecordProblem::NothingLeft { seq_len }
-            } else {
-                example_text::no_target(self.example_texts.train_on(kind))
-            }));
+        let encoded: Vec<(usize, Result<Encoded, DataError>)> = accepted
+            .into_par_iter()
+            .map(|(file, parsed)| (file, self.encode(&self.files[file].path, parsed)))
+            .collect();
+        for (file, encoded) in encoded {
+            let path = self.files[file].path.clone();
+            self.append(&path, encoded?)?;
         }
-        self.budget.take(path, (ids.len() * Examples::BYTES_PER_ID) as u64)?;
-        self.examples.push(&ids, &counts);
-        Ok(())
+        failed.map_or(Ok(()), Err)?;
+        self.gathered.drain(self.read.get())
     }
 
-    /// Appends a row of ids.
-    fn push_row(&mut self, path: &Path, line: u64, row: &[u64]) -> Result<(), DataError> {
-        self.begin(Form::Rows, path)?;
-        let (seq_len, vocab_size) = (self.config.seq_len, self.vocab_size);
-        if row.len() != seq_len + 1 {
-            return Err(
-                FormatError::RowLength { path: path.to_owned(), line, found: row.len(), seq_len }.into()
-            );
+    /// Checks that content fits to the content before it, and prepares its encoding.
+    fn accept(&mut self, file: usize, parsed: Parsed) -> Result<Parsed, DataError> {
+        let (format, path) = (parsed.format(), self.files[file].path.clone());
+        let refuse = |place, problem| Err(RecordError { path: path.clone(), place, problem }.into());
+        match (self.files[file].format, format, &parsed) {
+            (None, ..) => {}
+            (Some(before), ..) if before == format => {}
+            (
+                Some(Format::Lines(expected) | Format::Parquet(expected)),
+                _,
+                &Parsed::Record(place, _, found),
+            ) => {
+                return refuse(place, RecordProblem::OtherKind { expected, found });
+            }
+            (_, _, Parsed::Record(place, ..)) => return refuse(*place, RecordProblem::RecordsAndIds),
+            (_, _, Parsed::Ids(line, _)) => {
+                return refuse(RecordPlace::Line(*line), RecordProblem::RecordsAndIds);
+            }
+            (_, _, Parsed::Text(_)) => {}
         }
-        vocabulary::check(row.iter().copied(), vocab_size, path, |_| TokenPlace::Line(line))?;
-        self.budget.take(path, (row.len() * self.ids.width()) as u64)?;
-        // Every id is below vocab_size, which fits.
-        row.iter().for_each(|id| self.ids.push(*id as u32));
-        Ok(())
+        self.files[file].format = Some(format);
+        match &parsed {
+            Parsed::Text(_) => self.gathered.begin(Form::Stream, &path)?,
+            Parsed::Ids(..) => return self.gathered.begin(Form::Rows, &path).map(|()| parsed),
+            Parsed::Record(_, _, RecordKind::Text) => self.gathered.begin(Form::Stream, &path)?,
+            Parsed::Record(_, record, kind) => {
+                self.gathered.begin(Form::Examples, &path)?;
+                self.example_texts.prepare(record, *kind)?;
+            }
+        }
+        self.texts.prepare()?;
+        Ok(parsed)
     }
-}
 
-fn refused(path: &Path, place: RecordPlace, problem: RecordProblem) -> DataError {
-    RecordError { path: path.to_owned(), place, problem }.into()
+    fn encode(&self, path: &Path, parsed: Parsed) -> Result<Encoded, DataError> {
+        match parsed {
+            Parsed::Ids(line, ids) => Ok(Encoded::Row(line, ids)),
+            Parsed::Text(text) => self.texts.encode(&text, path, None).map(Encoded::Document),
+            Parsed::Record(place, record, kind) => {
+                let refuse = |problem| RecordError { path: path.to_owned(), place, problem };
+                if kind == RecordKind::Text {
+                    let text = record_content::text_of(&record, &self.config.keys.text).map_err(refuse)?;
+                    return self.texts.encode(&text, path, Some(place)).map(Encoded::Document);
+                }
+                let (text, is_document) = self.example_texts.of_record(&record, kind).map_err(refuse)?;
+                let part = self.texts.encode_marked(&text, is_document, path, place)?;
+                Ok(Encoded::Example(place, kind, part))
+            }
+        }
+    }
+
+    fn append(&mut self, path: &Path, encoded: Encoded) -> Result<(), DataError> {
+        match encoded {
+            Encoded::Document(ids) => self.gathered.push_document(ids, path),
+            Encoded::Row(line, ids) => self.gathered.push_row(path, line, &ids),
+            Encoded::Example(place, kind, part) => {
+                let train_on = self.example_texts.train_on(kind);
+                let pushed = self.gathered.push_example(path, train_on, part)?;
+                pushed.map_err(|problem| RecordError { path: path.to_owned(), place, problem }.into())
+            }
+        }
+    }
 }

@@ -21,7 +21,9 @@ pub struct DataConfig {
     /// - `*.parquet` with such records;
     /// - `*.bin` with the token ids of nanoGPT (16 bits, no header), llm.c, or Megatron (with an `*.idx`).
     ///
-    /// Each may be compressed, with `.gz` or `.zst` behind its name. Anything else is an error.
+    /// - a `*.pwtok` alone, which [`DataConfig::tokenize`] makes of such files.
+    ///
+    /// The others may be compressed, with `.gz` or `.zst` behind its name. Anything else is an error.
     ///
     /// `**` crosses folders, `*`, `?`, `[ab]` and `{a,b}` do not, and `!` in front of a pattern excludes its
     /// matches. A pattern skips what version control would skip: hidden files and folders, and what a

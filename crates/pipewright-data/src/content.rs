@@ -56,7 +56,7 @@ const UTF8: &str = "save it as UTF-8";
 const WEIGHTS: &str = "it has weights, which `model.from` reads from their folder";
 
 /// The first bytes of formats, with their names and what to do.
-const MAGIC: [(&[u8], &str, &str); 35] = [
+const MAGIC: [(&[u8], &str, &str); 36] = [
     (b"\x1f\x8b", "a gzip archive", "let its name end in `.gz`"),
     (b"PK\x03\x04", "a zip archive", UNPACK),
     (b"PK\x05\x06", "a zip archive", UNPACK),
@@ -78,6 +78,7 @@ const MAGIC: [(&[u8], &str, &str); 35] = [
     (b"\x80\x03", "a Python pickle", EXPORT),
     (b"\x80\x04", "a Python pickle", EXPORT),
     (b"\x80\x05", "a Python pickle", EXPORT),
+    (b"\x89PWTOK\r\n", "a file of `pipewright tokenize`", "let its name end in `.pwtok`"),
     (b"GGUF", "a GGUF file", WEIGHTS),
     (b"%PDF-", "a PDF file", EXPORT),
     (b"{\\rtf", "an RTF document", EXPORT),

@@ -2,13 +2,15 @@
 
 use std::path::PathBuf;
 
-use crate::collector::{Collected, Collector};
+use crate::collected::Collected;
+use crate::collector::Collector;
 use crate::config::DataConfig;
-use crate::error::DataError;
+use crate::error::{DataError, TokenizedError};
 use crate::files::find::find;
 use crate::memory_budget::MemoryBudget;
 use crate::rows::TokenRows;
 use crate::settings::train_on::{LongRecordCount, LongRecords};
+use crate::tokenized::opened;
 
 impl DataConfig {
     /// Reads all files. `vocab_size` is the number of token ids that the model knows, `batch_rows` the number
@@ -18,7 +20,7 @@ impl DataConfig {
     /// of a row is the first input of the next. An incomplete row at the end is left out. The ids are held in
     /// memory, in one byte each for a vocabulary of up to 256 ids, two up to 65,536, else four. They may take
     /// half of the memory that is available. While documents are divided or a tokenizer is used, the bytes of
-    /// the file that is read count too.
+    /// the file that is read count too. The ids of a `*.pwtok` stay in the file.
     ///
     /// # Errors
     /// When a pattern matches no file, a file cannot be read, is not a regular file, is damaged, is none of
@@ -38,12 +40,19 @@ impl DataConfig {
         let budget = &mut budget;
         let bos = self.bos(vocab_size)?;
         let files = find(&self.path)?;
-        let mut collector = Collector::new(self, bos, vocab_size, budget);
+        if let Some(tokenized) = files.iter().find(|file| opened::is_tokenized(file)) {
+            if files.len() > 1 {
+                return Err(TokenizedError::NotAlone { path: tokenized.clone() }.into());
+            }
+            let collected = opened::open(tokenized, self, vocab_size)?;
+            return self.rows(collected, batch_rows, tokenized.clone());
+        }
+        let mut collector = Collector::new(self, bos, vocab_size, budget, None);
         for file in &files {
             collector.read(file)?;
         }
         let first = files.into_iter().next().unwrap_or_default();
-        self.rows(collector.finish(), batch_rows, first)
+        self.rows(collector.finish()?, batch_rows, first)
     }
 
     /// Opens a text in memory instead of files, like [`DataConfig::open`]. `path` is ignored.
@@ -59,13 +68,13 @@ impl DataConfig {
         let name = PathBuf::from("the text in memory");
         let bos = self.bos(vocab_size)?;
         let mut budget = MemoryBudget::of_machine();
-        let mut collector = Collector::new(self, bos, vocab_size, &mut budget);
+        let mut collector = Collector::new(self, bos, vocab_size, &mut budget, None);
         collector.read_memory(text, &name)?;
-        self.rows(collector.finish(), batch_rows, name)
+        self.rows(collector.finish()?, batch_rows, name)
     }
 
     /// Returns the id that begins documents, if there is one.
-    fn bos(&self, vocab_size: usize) -> Result<Option<u32>, DataError> {
+    pub(crate) fn bos(&self, vocab_size: usize) -> Result<Option<u32>, DataError> {
         match self.documents.map(|documents| documents.bos_id) {
             Some(bos) if bos as usize >= vocab_size => {
                 Err(DataError::BeginningBeyondVocabulary { bos, vocab_size })

@@ -1,20 +1,22 @@
 //! Rows of token ids, returned in batches, epoch after epoch.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use serde::Serialize;
 
-use crate::collector::{Collected, CollectedContent};
+use crate::collected::{Collected, CollectedContent, Frequencies, Known, Totals};
 use crate::config::DataConfig;
 use crate::cursor::Cursor;
 use crate::documents::Documents;
 use crate::error::DataError;
-use crate::examples::{ExampleRows, Filled, RowPart};
+use crate::example_rows::{ExampleRows, Filled};
 use crate::formats::format::DataSource;
-use crate::ids::{Ids, counts};
 use crate::order::permutation;
 use crate::settings::train_on::LongRecordCount;
 use crate::side::{SideError, SideRows, SideTensor};
+use crate::storage::examples::RowPart;
+use crate::storage::ids::Ids;
 use crate::stride::Stride;
 
 /// All rows of a data source, and the place of the next row. A clone shares the token ids and side inputs.
@@ -34,13 +36,14 @@ pub struct TokenRows {
     /// The files by kind.
     sources: Arc<[DataSource]>,
     long_records: Option<LongRecordCount>,
+    known: Known,
 }
 
 /// The token ids of rows.
 #[derive(Clone, Debug)]
 enum Content {
-    /// A list of ids that is cut into rows.
-    Ids { ids: Arc<Ids>, stride: Stride },
+    /// A range of a list of ids that is cut into rows.
+    Ids { ids: Arc<Ids>, range: Range<usize>, stride: Stride },
     /// Chats and completions.
     Examples(ExampleRows),
 }
@@ -82,17 +85,17 @@ pub struct TokenBatch {
 
 impl TokenRows {
     pub(crate) fn new(collected: Collected, config: &DataConfig) -> Result<Self, DataError> {
-        let Collected { content, sources, long_records } = collected;
+        let Collected { content, sources, long_records, known } = collected;
         let seq_len = config.seq_len;
         let (content, rows) = match content {
             CollectedContent::Ids(ids, stride) => {
                 let rows = stride.rows(ids.len(), seq_len)?;
-                (Content::Ids { ids: Arc::new(ids), stride }, rows)
+                (Content::Ids { range: 0..ids.len(), ids: Arc::new(ids), stride }, rows)
             }
-            CollectedContent::Examples(examples) => {
-                let rows = ExampleRows::new(examples, seq_len, config.packs_examples);
-                let count = u32::try_from(rows.len());
-                let count = count.map_err(|_| DataError::ManyRows { found: rows.len() })?;
+            CollectedContent::Examples(examples, chosen) => {
+                let rows = ExampleRows::new(examples, chosen, seq_len, config.packs_examples);
+                // Examples are numbered with as many bits.
+                let count = rows.len() as u32;
                 (Content::Examples(rows), count)
             }
         };
@@ -107,6 +110,7 @@ impl TokenRows {
             documents: config.documents,
             sources: sources.into(),
             long_records: Some(long_records).filter(|count| count.long > 0),
+            known,
         })
     }
 
@@ -119,7 +123,7 @@ impl TokenRows {
     /// would not belong to the rows of the second part.
     pub fn hold_out(mut self, share: f64) -> Result<(Self, Self), DataError> {
         let (content, rows, first) = match &mut self.content {
-            Content::Ids { ids, stride } => {
+            Content::Ids { range, stride, ids } => {
                 if self.side.is_some() && matches!(stride, Stride::Overlapping) {
                     return Err(DataError::SideOfText);
                 }
@@ -129,11 +133,13 @@ impl TokenRows {
                     Stride::Disjoint => stride.length(self.seq_len),
                     Stride::Overlapping => 1,
                 };
-                let first = kept(ids.len() / unit, share);
-                let held = Arc::make_mut(ids).split_off(first * unit);
-                self.rows = stride.rows(ids.len(), self.seq_len)?;
+                let first = kept(range.len() / unit, share);
+                let held = range.start + first * unit..range.end;
+                range.end = held.start;
+                self.rows = stride.rows(range.len(), self.seq_len)?;
                 let rows = stride.rows(held.len(), self.seq_len)?;
-                (Content::Ids { ids: Arc::new(held), stride: *stride }, rows, first)
+                self.known.hash = None;
+                (Content::Ids { ids: ids.clone(), range: held, stride: *stride }, rows, first)
             }
             Content::Examples(examples) => {
                 let first = kept(examples.len(), share);
@@ -143,7 +149,7 @@ impl TokenRows {
             }
         };
         let side = self.side.as_mut().map(|side| Arc::new(Arc::make_mut(side).split_off(first)));
-        (self.cursor, self.order) = (Cursor::default(), None);
+        (self.cursor, self.order, self.known.totals) = (Cursor::default(), None, None);
         let held = Self { content, rows, shuffle: None, side, ..self.clone() };
         Ok((self, held))
     }
@@ -173,19 +179,25 @@ impl TokenRows {
     ///
     /// Returns an empty batch if there are no rows, which [`DataConfig::open`] accepts only for empty
     /// batches.
-    pub fn next_batch(&mut self, rows: usize) -> TokenBatch {
+    ///
+    /// # Errors
+    /// When the data is in a file that is read as it is needed, and the file cannot be read.
+    pub fn next_batch(&mut self, rows: usize) -> Result<TokenBatch, DataError> {
         let rows = if self.rows == 0 { 0 } else { rows };
         let numbers: Vec<usize> = (0..rows).map(|_| self.next_row()).collect();
         let seq_len = self.seq_len;
         let Filled { inputs, targets, side: own } = match &self.content {
-            Content::Examples(examples) => examples.filled(&numbers, seq_len),
-            Content::Ids { ids, stride } => {
+            Content::Examples(examples) => examples.filled(&numbers, seq_len)?,
+            Content::Ids { ids, range, stride } => {
                 let mut inputs = Vec::with_capacity(rows * seq_len);
                 let mut targets = Vec::with_capacity(rows * seq_len);
+                let mut row = Vec::new();
                 for number in &numbers {
-                    let start = number * stride.length(seq_len);
-                    ids.copy(start, seq_len, &mut inputs);
-                    ids.copy(start + 1, seq_len, &mut targets);
+                    let start = range.start + number * stride.length(seq_len);
+                    row.clear();
+                    ids.copy(start, seq_len + 1, &mut row)?;
+                    inputs.extend(&row[..seq_len]);
+                    targets.extend(&row[1..]);
                 }
                 let documents = self.documents.iter();
                 let side = documents.flat_map(|documents| documents.side_inputs(&inputs, seq_len)).collect();
@@ -194,23 +206,26 @@ impl TokenRows {
         };
         let mut side = self.side.as_ref().map(|side| side.of_rows(&numbers)).unwrap_or_default();
         side.extend(own);
-        TokenBatch { inputs, targets, rows, seq_len, side }
+        Ok(TokenBatch { inputs, targets, rows, seq_len, side })
     }
 
     /// Returns the next row as its documents, to be shown: one of a list of ids, and the chats or completions of
     /// other rows.
-    pub fn next_row_parts(&mut self) -> Vec<RowPart> {
+    ///
+    /// # Errors
+    /// As [`TokenRows::next_batch`].
+    pub fn next_row_parts(&mut self) -> Result<Vec<RowPart>, DataError> {
         if self.rows == 0 {
-            return Vec::new();
+            return Ok(Vec::new());
         }
         let (row, seq_len) = (self.next_row(), self.seq_len);
         match &self.content {
             Content::Examples(examples) => examples.parts(row),
-            Content::Ids { ids, stride } => {
+            Content::Ids { ids, range, stride } => {
                 let mut row_ids = Vec::with_capacity(seq_len + 1);
-                ids.copy(row * stride.length(seq_len), seq_len + 1, &mut row_ids);
+                ids.copy(range.start + row * stride.length(seq_len), seq_len + 1, &mut row_ids)?;
                 let ids = row_ids.into_iter().map(i32::cast_unsigned).collect();
-                vec![RowPart { ids, counts: vec![true; seq_len + 1] }]
+                Ok(vec![RowPart { ids, counts: vec![true; seq_len + 1] }])
             }
         }
     }
@@ -220,12 +235,12 @@ impl TokenRows {
         matches!(self.content, Content::Examples(_))
     }
 
-    /// Returns the number of targets that count in the loss, if some do not.
-    pub fn counted_targets(&self) -> Option<usize> {
-        match &self.content {
-            Content::Ids { .. } => None,
-            Content::Examples(examples) => Some(examples.tokens().1),
-        }
+    /// Returns the number of targets that count in the loss, if some do not. May read all ids.
+    ///
+    /// # Errors
+    /// As [`TokenRows::next_batch`].
+    pub fn counted_targets(&self) -> Result<Option<usize>, DataError> {
+        self.ignores_targets().then(|| Ok(self.totals()?.targets)).transpose()
     }
 
     /// Returns the kinds of files that the rows are from; none for a text in memory.
@@ -252,39 +267,50 @@ impl TokenRows {
     /// Returns the number of token ids, including ids that do not fill a row.
     pub fn tokens(&self) -> usize {
         match &self.content {
-            Content::Ids { ids, .. } => ids.len(),
-            Content::Examples(examples) => examples.tokens().0,
+            Content::Ids { range, .. } => range.len(),
+            Content::Examples(examples) => examples.tokens(),
         }
     }
 
-    /// Returns the properties that must not change when a run resumes at a cursor. Reads all ids.
-    pub fn identity(&self) -> DataIdentity {
-        DataIdentity {
+    /// Returns the properties that must not change when a run resumes at a cursor. May read all ids.
+    ///
+    /// # Errors
+    /// As [`TokenRows::next_batch`].
+    pub fn identity(&self) -> Result<DataIdentity, DataError> {
+        let hash = match (&self.content, self.known.hash) {
+            (Content::Ids { .. }, Some(hash)) => hash.to_hex().to_string(),
+            (Content::Ids { ids, range, .. }, None) => ids.hash(range)?,
+            (Content::Examples(examples), hash) => examples.hash(hash)?,
+        };
+        Ok(DataIdentity {
             tokens: self.tokens(),
             rows: self.rows(),
             seq_len: self.seq_len,
             shuffle_seed: self.shuffle,
-            hash: match &self.content {
-                Content::Ids { ids, .. } => ids.hash(),
-                Content::Examples(examples) => examples.hash(),
-            },
+            hash,
             documents: self.documents,
-        }
+        })
     }
 
     /// Returns the entropy of the targets' frequencies, in nats. This is the loss of a prediction that uses
-    /// only the frequency of each token. Targets that do not count in the loss are left out. Reads all ids.
-    pub fn frequency_entropy(&self) -> f64 {
-        let counts = match &self.content {
-            Content::Ids { ids, .. } => ids.counts(),
-            Content::Examples(examples) => counts(examples.targets()),
-        };
-        let all = counts.iter().sum::<u64>() as f64;
-        let part = |count: u64| {
-            let share = count as f64 / all;
-            -share * share.ln()
-        };
-        counts.into_iter().map(part).sum()
+    /// only the frequency of each token. Targets that do not count in the loss are left out. May read all ids.
+    ///
+    /// # Errors
+    /// As [`TokenRows::next_batch`].
+    pub fn frequency_entropy(&self) -> Result<f64, DataError> {
+        Ok(self.totals()?.frequency_entropy)
+    }
+
+    fn totals(&self) -> Result<Totals, DataError> {
+        if let Some(totals) = self.known.totals {
+            return Ok(totals);
+        }
+        let mut frequencies = Frequencies::default();
+        match &self.content {
+            Content::Ids { ids, range, .. } => ids.each(range, |id| frequencies.count(id))?,
+            Content::Examples(examples) => examples.each_target(|id| frequencies.count(id))?,
+        }
+        Ok(frequencies.totals())
     }
 
     /// Returns the number of tokens that were fed to the model since the beginning of the first epoch.

@@ -108,7 +108,7 @@ fn shown(rows: &mut TokenRows, count: usize, codec: &TokenCodec, marks: &Marks) 
         text.write_fmt(words).expect("a string takes all text");
     };
     for number in 1..=count.min(all) {
-        let parts = rows.next_row_parts();
+        let parts = rows.next_row_parts().map_err(Failure::input)?;
         let tokens = parts.iter().map(|part| part.ids.len()).sum::<usize>();
         let targets = parts.iter().flat_map(|part| &part.counts[1..]).filter(|counts| **counts).count();
         write(

@@ -19,6 +19,7 @@ pub(crate) mod report;
 pub(crate) mod resume;
 pub(crate) mod schedule;
 pub(crate) mod simulate;
+pub(crate) mod tokenize;
 pub(crate) mod train;
 pub(crate) mod validate;
 pub(crate) mod view;

@@ -55,7 +55,7 @@ fn run_with(arguments: &ResumeArguments, processes: &mut ProcessGroup) -> Result
         processes.set_deadline(found.prepared.settings.run.deadline());
     });
     let found = processes.agree(found, ResumableRun::identity)?;
-    let overview = overview(&found.prepared);
+    let overview = overview(&found.prepared)?;
     let introduction = found.introduction();
     if processes.is_leader() {
         display::say(&introduction);
@@ -135,7 +135,7 @@ impl ResumableRun {
         if owned.is_some() {
             prepared.notes.iter().for_each(|note| display::say(note));
         }
-        let description = describe(&prepared);
+        let description = describe(&prepared)?;
         if let Some(checkpoint) = &checkpoint {
             require_same(&description, checkpoint)?;
             require_numbers(checkpoint)?;

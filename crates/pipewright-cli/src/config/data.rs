@@ -211,7 +211,7 @@ fn read_keys(section: &mut Section<'_>) -> Option<RecordKeys> {
 
 /// Returns whether the data may be token ids, which need no tokenizer.
 fn may_be_ids(path: &[String]) -> bool {
-    has_ending(path, &[".jsonl", ".ndjson", ".bin"])
+    has_ending(path, &[".jsonl", ".ndjson", ".bin", ".pwtok"])
 }
 
 /// Returns whether a pattern of files has one of these endings, perhaps with the ending of a packing.

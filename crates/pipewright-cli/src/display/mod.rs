@@ -15,6 +15,7 @@ mod progress;
 mod ranks;
 pub(crate) mod screen;
 mod summary;
+mod tokenize_bar;
 mod undeferred;
 mod wrap;
 
@@ -23,3 +24,4 @@ pub(crate) use overview::Overview;
 pub(crate) use progress::Display;
 pub(crate) use screen::{say, set_quiet};
 pub(crate) use summary::{Ending, Reason};
+pub(crate) use tokenize_bar::TokenizeBar;

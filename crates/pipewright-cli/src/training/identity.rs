@@ -19,11 +19,13 @@ const DATA: &str = "data";
 /// The key of the description that holds the last step's loss.
 pub(crate) const LOSS: &str = "loss";
 
-/// Returns the description of a run. Reads all data once.
-pub(crate) fn describe(prepared: &Prepared) -> Map<String, Value> {
-    let (model, data) = (prepared.model.model().to_json(), json!(prepared.rows.identity()));
+/// Returns the description of a run, and identifies its validation data. May read all data once.
+pub(crate) fn describe(prepared: &Prepared) -> Result<Map<String, Value>, Failure> {
+    prepared.identify_validation().map_err(Failure::input)?;
+    let data = prepared.rows.identity().map_err(Failure::input)?;
+    let (model, data) = (prepared.model.model().to_json(), json!(data));
     let adapter = prepared.adapter.clone().map(|adapter| (ADAPTER.to_owned(), adapter));
-    [(MODEL.to_owned(), model), (DATA.to_owned(), data)].into_iter().chain(adapter).collect()
+    Ok([(MODEL.to_owned(), model), (DATA.to_owned(), data)].into_iter().chain(adapter).collect())
 }
 
 /// Returns the fields that must be equal in all processes of a run with this `description`. Paths may differ,

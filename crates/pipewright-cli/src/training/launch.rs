@@ -150,6 +150,7 @@ pub(crate) fn pipeline_config(settings: &Settings, model: &CutModel) -> Result<P
 pub(crate) fn failure(error: &PipelineError) -> Failure {
     let exit = match error {
         PipelineError::Agreement(error) => return disagreement(error),
+        PipelineError::Data(_) => Exit::WrongInput,
         // A stage is made from the user's files, so a failure to make it is wrong input.
         PipelineError::Step(step) if matches!(step.cause, Cause::Build { .. } | Cause::Restore { .. }) => {
             Exit::WrongInput

@@ -6,15 +6,16 @@ use pipewright_schedule::{Action, ValidatedProgram};
 
 use crate::config::pipeline::ScheduleChoice;
 use crate::display::Overview;
+use crate::failure::Failure;
 use crate::text::escape;
 use crate::training::prepare::Prepared;
 
-/// Returns the overview of a run. Reads all data once.
-pub(crate) fn overview(prepared: &Prepared) -> Overview {
+/// Returns the overview of a run. May read all data once.
+pub(crate) fn overview(prepared: &Prepared) -> Result<Overview, Failure> {
     let Prepared { settings, model, layers, program, rows, .. } = prepared;
     let replicas = settings.mesh.data_parallel;
     let file_name = |path: &Path| path.file_name().map(|name| name.to_string_lossy().into_owned());
-    Overview {
+    Ok(Overview {
         model: model.model().to_json()["model_type"].as_str().map_or("model".into(), escape).into_owned(),
         layers: layers.layers.len(),
         parameters: layers.layers.iter().map(|layer| layer.parameters).sum(),
@@ -28,8 +29,8 @@ pub(crate) fn overview(prepared: &Prepared) -> Overview {
         defers_weights: defers_weights(program),
         microbatches: settings.pipeline.microbatches,
         device: settings.run.devices.to_string(),
-        frequency_loss: rows.frequency_entropy(),
-    }
+        frequency_loss: rows.frequency_entropy().map_err(Failure::input)?,
+    })
 }
 
 /// Returns whether a rank computes anything else between the `I` and the `W` of a microbatch. If a program

@@ -7,7 +7,7 @@ use std::cell::OnceCell;
 
 use pipewright::device::Devices;
 use pipewright::train::Validation;
-use pipewright::train::data::{DataIdentity, TokenRows};
+use pipewright::train::data::{DataError, DataIdentity, TokenRows};
 use pipewright_models::{CutModel, InitialParameters, ParameterSpec, hf};
 use pipewright_schedule::lower::{ProgramSource, SourceError};
 use pipewright_schedule::partition::{Method, Partition, partition};
@@ -46,7 +46,9 @@ pub(crate) struct Prepared {
     pub(crate) rows: TokenRows,
     /// The validation data, if the run has some.
     pub(crate) validation: Option<Validation>,
-    /// The identity of the validation data, once it was asked for.
+    /// The number of targets that count in the loss, if some do not.
+    pub(crate) counted_targets: Option<usize>,
+    /// The identity of the validation data, once it was read.
     validation_identity: OnceCell<DataIdentity>,
     /// Sentences about the schedule and the files of the model that the user should know.
     pub(crate) notes: Vec<String>,
@@ -55,10 +57,18 @@ pub(crate) struct Prepared {
 }
 
 impl Prepared {
-    /// Returns the identity of the validation data. The first call reads all of it.
+    /// Reads the validation data for its identity.
+    pub(crate) fn identify_validation(&self) -> Result<(), DataError> {
+        if let (Some(validation), None) = (&self.validation, self.validation_identity.get()) {
+            let identity = validation.rows().identity()?;
+            self.validation_identity.get_or_init(|| identity);
+        }
+        Ok(())
+    }
+
+    /// Returns the identity of the validation data, after [`Prepared::identify_validation`].
     pub(crate) fn validation_identity(&self) -> Option<&DataIdentity> {
-        let validation = self.validation.as_ref()?;
-        Some(self.validation_identity.get_or_init(|| validation.rows().identity()))
+        self.validation_identity.get()
     }
 
     /// Returns the parameters of each stage, with the shapes of the first tensor rank's shards.
@@ -114,7 +124,7 @@ pub(crate) fn prepare_settings(scheduled: Scheduled, model: CutModel) -> Result<
         }
         TransportChoice::Mpi => Devices::default(),
     };
-    let validation_identity = OnceCell::new();
+    let counted_targets = rows.counted_targets().map_err(Failure::input)?;
     Ok(Prepared {
         settings,
         model,
@@ -125,7 +135,8 @@ pub(crate) fn prepare_settings(scheduled: Scheduled, model: CutModel) -> Result<
         partition,
         rows,
         validation,
-        validation_identity,
+        counted_targets,
+        validation_identity: OnceCell::new(),
         notes,
         devices,
     })

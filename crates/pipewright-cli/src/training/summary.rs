@@ -173,7 +173,7 @@ fn write_data(text: &mut String, prepared: &Prepared) {
     if !rows.sources().is_empty() {
         line(text, "data", &format!("from {}", sources(rows)));
     }
-    if let Some(targets) = rows.counted_targets() {
+    if let Some(targets) = prepared.counted_targets {
         line(text, "data", &format!("{targets} of the tokens count in the loss as targets"));
     }
 }
@@ -229,7 +229,7 @@ fn data_json(prepared: &Prepared) -> Value {
         "rows_per_step": step_rows,
         "batches_per_step": prepared.settings.run.accumulate.get(),
         "steps_per_epoch": rows.rows() / step_rows,
-        "counted_targets": rows.counted_targets(),
+        "counted_targets": prepared.counted_targets,
         "long_records": rows.long_records(),
         "sources": rows.sources().iter().map(source_json).collect::<Vec<Value>>(),
     })

@@ -20,6 +20,7 @@ mod plan_memory;
 mod real_files;
 mod resume;
 mod chats;
+mod tokenize;
 mod fine_tuning;
 mod adapters;
 mod folders;

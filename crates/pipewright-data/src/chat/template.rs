@@ -54,25 +54,23 @@ impl ChatRenderer {
     /// # Errors
     /// When there is no template, a file cannot be read, or the template is malformed.
     pub fn of(config: &DataConfig) -> Result<Self, TemplateError> {
-        let folder = folder_of(config);
-        let settings = tokenizer_settings(config)?;
-        let in_file = |file: &Path| Ok((text_of(file)?, file.display().to_string()));
-        let (source, template) = match &config.chat_template {
-            Some(ChatTemplate::Named(name)) => (named(name)?, name.clone()),
-            Some(ChatTemplate::File(file)) => in_file(file)?,
-            None => match folder.map(|folder| folder.join(TEMPLATE_FILE)).filter(|file| file.exists()) {
-                Some(file) => in_file(&file)?,
-                None => {
-                    let path = folder.unwrap_or(Path::new("")).join(TOKENIZER_CONFIG);
-                    let source = template_in(&settings).ok_or(TemplateError::Missing)?;
-                    (source, format!("in {}", path.display()))
-                }
-            },
-        };
-        Self::new(&source, special_tokens(&settings), config.date).map_err(|error| {
+        let Source { text, template, tokens } = Source::find(config)?;
+        Self::new(&text, tokens, config.date).map_err(|error| {
             let (line, reason) = (error.line(), reason_of(&error));
             TemplateError::Malformed { template, line, reason }
         })
+    }
+
+    /// Returns a text that tells templates apart, with the special tokens and the date that they write.
+    ///
+    /// # Errors
+    /// When there is no template, or a file cannot be read.
+    pub(crate) fn fingerprint(config: &DataConfig) -> Result<String, TemplateError> {
+        let Source { text, tokens, .. } = Source::find(config)?;
+        let mut hasher = blake3::Hasher::new();
+        hasher.update(text.as_bytes());
+        hasher.update(format!("{tokens:?} {:?}", config.date).as_bytes());
+        Ok(hasher.finalize().to_hex()[..16].to_owned())
     }
 
     /// Returns the token of the tokenizer that ends a text, if it has one.
@@ -134,6 +132,37 @@ impl ChatRenderer {
         ];
         let text = template.render(Value::from_pairs(tokens.chain(own))).map_err(failed)?;
         without_marks(&text)
+    }
+}
+
+/// The text of a template.
+struct Source {
+    text: String,
+    /// The template in messages.
+    template: String,
+    /// The special tokens of the tokenizer.
+    tokens: BTreeMap<String, String>,
+}
+
+impl Source {
+    /// Reads the template that the settings name.
+    fn find(config: &DataConfig) -> Result<Self, TemplateError> {
+        let folder = folder_of(config);
+        let settings = tokenizer_settings(config)?;
+        let in_file = |file: &Path| Ok((text_of(file)?, file.display().to_string()));
+        let (source, template) = match &config.chat_template {
+            Some(ChatTemplate::Named(name)) => (named(name)?, name.clone()),
+            Some(ChatTemplate::File(file)) => in_file(file)?,
+            None => match folder.map(|folder| folder.join(TEMPLATE_FILE)).filter(|file| file.exists()) {
+                Some(file) => in_file(&file)?,
+                None => {
+                    let path = folder.unwrap_or(Path::new("")).join(TOKENIZER_CONFIG);
+                    let source = template_in(&settings).ok_or(TemplateError::Missing)?;
+                    (source, format!("in {}", path.display()))
+                }
+            },
+        };
+        Ok(Self { text: source, template, tokens: special_tokens(&settings) })
     }
 }
 

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use flate2::bufread::MultiGzDecoder;
 use pipewright_system::bounded_file::open_regular;
 
+use crate::container::counted::{Counted, ReadBytes};
 use crate::container::zstd_frames::ZstdFrames;
 use crate::error::{DataError, FileError};
 use crate::memory_budget::MemoryBudget;
@@ -27,8 +28,14 @@ pub(crate) struct DataFile {
 impl DataFile {
     /// Opens a file.
     pub(crate) fn open(path: &Path) -> Result<Self, DataError> {
+        Self::open_counted(path, &ReadBytes::default())
+    }
+
+    /// Opens a file, and adds the bytes that are read from it to `read`.
+    pub(crate) fn open_counted(path: &Path, read: &ReadBytes) -> Result<Self, DataError> {
         let unreadable = |source| DataError::from(FileError::Read { path: path.to_owned(), source });
-        let mut file = BufReader::with_capacity(HEAD, open_regular(path).map_err(unreadable)?);
+        let file = Counted { reader: open_regular(path).map_err(unreadable)?, read: read.clone() };
+        let mut file = BufReader::with_capacity(HEAD, file);
         let packing = Packing::of_name(path);
         if !packing.begins(file.fill_buf().map_err(unreadable)?) {
             return Err(FileError::NotPacked { path: path.to_owned(), packing }.into());

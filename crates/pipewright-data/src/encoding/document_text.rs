@@ -7,15 +7,15 @@ use crate::chat::spans::MarkedText;
 use crate::config::Tokenizer;
 use crate::encoding::tokenizer::{EncodeError, Encoder, MEMORY_OF_A_BYTE, PlacedTokens};
 use crate::error::{DataError, TokenPlace, TokenizerError};
-use crate::ids::Ids;
-use crate::memory_budget::MemoryBudget;
 use crate::record_error::RecordPlace;
+use crate::storage::examples::RowPart;
+use crate::storage::ids::{IdBuffer, Width};
 use crate::vocabulary;
 
 /// A tokenizer with the id that begins each document.
 pub(crate) struct DocumentText<'a> {
     tokenizer: &'a Tokenizer,
-    /// The tokenizer of a file, which is read for the first text.
+    /// The tokenizer of a file, which is read for the first text; `None` for bytes.
     encoder: Option<Encoder>,
     bos: Option<u32>,
     vocab_size: usize,
@@ -27,65 +27,67 @@ impl<'a> DocumentText<'a> {
     }
 
     /// Returns the bytes of `ids`, if the bytes of a text are its ids.
-    pub(crate) fn bytes_are_ids<'i>(&self, ids: &'i mut Ids) -> Option<&'i mut Vec<u8>> {
-        match (self.tokenizer, self.bos, ids) {
-            (Tokenizer::Bytes, None, Ids::One(bytes)) => Some(bytes),
+    pub(crate) fn bytes_are_ids<'i>(&self, ids: &'i mut IdBuffer) -> Option<&'i mut Vec<u8>> {
+        match (self.tokenizer, self.bos, ids.width()) {
+            (Tokenizer::Bytes, None, Width::One) => Some(ids.bytes()),
             _ => None,
         }
     }
 
-    /// Appends the ids of a text, in which errors name the file and the record.
-    pub(crate) fn push(
-        &mut self,
+    /// Reads the tokenizer's file, if it is not read yet. Texts are encoded only afterwards.
+    pub(crate) fn prepare(&mut self) -> Result<(), DataError> {
+        if let (Tokenizer::File(path), None) = (self.tokenizer, &self.encoder) {
+            self.encoder = Some(Encoder::load(path)?);
+        }
+        Ok(())
+    }
+
+    /// Returns the bytes of memory that a text of so many bytes takes while it is encoded, for ids of `width`
+    /// bytes.
+    pub(crate) fn memory_of(&self, bytes: u64, width: usize) -> u64 {
+        match self.tokenizer {
+            Tokenizer::Bytes => bytes.saturating_mul(1 + width as u64),
+            Tokenizer::File(_) => MEMORY_OF_A_BYTE.saturating_mul(bytes),
+        }
+    }
+
+    /// Returns the ids of a document, in which errors name the file and the record.
+    pub(crate) fn encode(
+        &self,
         text: &str,
-        ids: &mut Ids,
-        budget: &mut MemoryBudget,
         path: &Path,
         record: Option<RecordPlace>,
-    ) -> Result<(), DataError> {
-        let before = ids.len();
-        let bytes = text.len() as u64;
-        match self.tokenizer {
-            Tokenizer::Bytes => {
-                self.check_bytes(text, path, record)?;
-                // The text and its ids are in memory at the same time.
-                budget.require(path, bytes.saturating_mul(1 + ids.width() as u64))?;
-                ids.push_document(self.bos, text.bytes().map(u32::from));
-            }
-            Tokenizer::File(tokenizer) => {
-                budget.require(path, MEMORY_OF_A_BYTE.saturating_mul(bytes))?;
-                let encoder = loaded(&mut self.encoder, tokenizer)?;
-                let document =
-                    encoder.encode(text, true).map_err(|source| not_encoded(path, record, source))?;
-                self.check(&document, path, |token| place(record, TokenPlace::Token(token)))?;
-                // The tokenizer may have put the id there already.
-                let bos = self.bos.filter(|bos| document.first() != Some(bos));
-                ids.push_document(bos, document);
-            }
+    ) -> Result<Vec<u32>, DataError> {
+        let Some(encoder) = &self.encoder else {
+            self.check_bytes(text, path, record)?;
+            return Ok(self.bos.into_iter().chain(text.bytes().map(u32::from)).collect());
+        };
+        let mut ids = encoder.encode(text, true).map_err(|source| not_encoded(path, record, source))?;
+        self.check(&ids, path, |token| place(record, TokenPlace::Token(token)))?;
+        // The tokenizer may have put the id there already.
+        if let Some(bos) = self.bos.filter(|bos| ids.first() != Some(bos)) {
+            ids.insert(0, bos);
         }
-        budget.take(path, ((ids.len() - before) * ids.width()) as u64)
+        Ok(ids)
     }
 
     /// Returns the ids of a text in which some bytes count in the loss, and whether each id does. With
     /// `is_document`, the special tokens of a document are added.
     pub(crate) fn encode_marked(
-        &mut self,
+        &self,
         MarkedText { text, counted }: &MarkedText,
         is_document: bool,
-        budget: &MemoryBudget,
         path: &Path,
         record: RecordPlace,
-    ) -> Result<(Vec<u32>, Vec<bool>), DataError> {
-        let PlacedTokens { mut ids, mut places } = match self.tokenizer {
-            Tokenizer::Bytes => PlacedTokens {
+    ) -> Result<RowPart, DataError> {
+        let PlacedTokens { mut ids, mut places } = match &self.encoder {
+            None => PlacedTokens {
                 ids: text.bytes().map(u32::from).collect(),
                 places: (0..text.len()).map(|byte| (byte, byte + 1)).collect(),
             },
-            Tokenizer::File(tokenizer) => {
-                budget.require(path, MEMORY_OF_A_BYTE.saturating_mul(text.len() as u64))?;
-                let encoded = loaded(&mut self.encoder, tokenizer)?.encode_with_places(text, is_document);
-                encoded.map_err(|source| not_encoded(path, Some(record), source))?
-            }
+            Some(encoder) => encoder
+                .encode_with_places(text, is_document)
+                .map_err(|source| not_encoded(path, Some(record), source))?,
         };
         self.check(&ids, path, |token| place(Some(record), TokenPlace::Token(token)))?;
         // The tokenizer may add the token that ends a text, which the text of a completion has already.
@@ -101,7 +103,7 @@ impl<'a> DocumentText<'a> {
             ids.insert(0, bos);
             counts.insert(0, false);
         }
-        Ok((ids, counts))
+        Ok(RowPart { ids, counts })
     }
 
     /// Checks that all bytes are below the vocabulary size.
@@ -137,14 +139,6 @@ fn counted_tokens(places: &[(usize, usize)], parts: &[Range<usize>]) -> Vec<bool
         counts.push(parts.first().is_some_and(|part| end > part.start));
     }
     counts
-}
-
-/// Returns the tokenizer of a file, which is read if it was not read before.
-fn loaded<'e>(encoder: &'e mut Option<Encoder>, path: &Path) -> Result<&'e Encoder, DataError> {
-    match encoder {
-        Some(encoder) => Ok(encoder),
-        empty => Ok(empty.insert(Encoder::load(path)?)),
-    }
 }
 
 fn not_encoded(path: &Path, record: Option<RecordPlace>, source: EncodeError) -> DataError {

@@ -20,24 +20,6 @@ pub(crate) struct ExampleText<'a> {
     end: Option<String>,
 }
 
-/// Why a record has no text.
-pub(crate) enum NoText {
-    Template(TemplateError),
-    Record(RecordProblem),
-}
-
-impl From<TemplateError> for NoText {
-    fn from(error: TemplateError) -> Self {
-        Self::Template(error)
-    }
-}
-
-impl<P: Into<RecordProblem>> From<P> for NoText {
-    fn from(problem: P) -> Self {
-        Self::Record(problem.into())
-    }
-}
-
 impl<'a> ExampleText<'a> {
     pub(crate) fn new(config: &'a DataConfig) -> Self {
         Self { config, renderer: None, end: None }
@@ -52,14 +34,40 @@ impl<'a> ExampleText<'a> {
         self.config.train_on.unwrap_or(default)
     }
 
-    /// Returns the text of a record, and whether it is a document, to which the tokenizer adds its special
-    /// tokens. The template of a chat writes its own.
+    /// Reads the chat template or the end of a text, if a record of this kind needs it and it is not read yet.
+    pub(crate) fn prepare(&mut self, record: &Value, kind: RecordKind) -> Result<(), TemplateError> {
+        if self.is_plain_completion(record, kind) {
+            if self.end.is_none() {
+                self.end = Some(ChatRenderer::end_token(self.config)?.unwrap_or_default());
+            }
+        } else if self.renderer.is_none() {
+            self.renderer = Some(ChatRenderer::of(self.config)?);
+        }
+        Ok(())
+    }
+
+    /// Returns whether records so far needed the chat template.
+    pub(crate) fn has_chats(&self) -> bool {
+        self.renderer.is_some()
+    }
+
+    /// Returns whether a record is a completion of texts, which are not messages.
+    fn is_plain_completion(&self, record: &Value, kind: RecordKind) -> bool {
+        kind == RecordKind::Completion && get(record, &self.config.keys.prompt).as_str().is_some()
+    }
+
+    /// Returns the text of a record for which it is prepared, and whether it is a document, to which the
+    /// tokenizer adds its special tokens. The template of a chat writes its own.
     pub(crate) fn of_record(
-        &mut self,
+        &self,
         record: &Value,
         kind: RecordKind,
-    ) -> Result<(MarkedText, bool), NoText> {
-        let (config, keys) = (self.config, &self.config.keys);
+    ) -> Result<(MarkedText, bool), RecordProblem> {
+        let keys = &self.config.keys;
+        let Some(renderer) = self.renderer.as_ref().filter(|_| !self.is_plain_completion(record, kind))
+        else {
+            return Ok((self.of_completion(record)?, true));
+        };
         let (messages, prompt) = match kind {
             RecordKind::Text | RecordKind::Chat => {
                 let messages = messages_of(&get(record, &keys.messages))?;
@@ -68,39 +76,27 @@ impl<'a> ExampleText<'a> {
             }
             RecordKind::Instruction => (chat_of_instruction(record, keys)?, 1),
             RecordKind::Completion => {
-                let (prompt, completion) = (get(record, &keys.prompt), get(record, &keys.completion));
-                if prompt.as_str().is_some() {
-                    return Ok((self.of_completion(record)?, true));
-                }
-                let mut messages = messages_of(&prompt)?;
+                let mut messages = messages_of(&get(record, &keys.prompt))?;
                 let count = messages.len();
-                messages.extend(messages_of(&completion)?);
+                messages.extend(messages_of(&get(record, &keys.completion))?);
                 (messages, count)
             }
         };
-        let train_on = self.train_on(kind);
-        let renderer = match &mut self.renderer {
-            Some(renderer) => renderer,
-            empty => empty.insert(ChatRenderer::of(config)?),
-        };
         let tools = Some(get(record, TOOLS)).filter(|tools| !tools.is_undefined()).unwrap_or(Value::from(()));
         let chat = Chat { messages: &messages, tools: &tools, prompt };
-        Ok((chat.marked(renderer, train_on)?, false))
+        Ok((chat.marked(renderer, self.train_on(kind))?, false))
     }
 
     /// Returns the text of a prompt and its completion, with the token of the tokenizer that ends a text.
-    fn of_completion(&mut self, record: &Value) -> Result<MarkedText, NoText> {
+    fn of_completion(&self, record: &Value) -> Result<MarkedText, RecordProblem> {
         let keys = &self.config.keys;
         let (prompt, completion) = (text_of(record, &keys.prompt)?, text_of(record, &keys.completion)?);
         let start = match self.train_on(RecordKind::Completion) {
             TrainOn::All => 0,
             TrainOn::Assistant | TrainOn::Completion => prompt.len(),
         };
-        let end = match &mut self.end {
-            Some(end) => end,
-            empty => empty.insert(ChatRenderer::end_token(self.config)?.unwrap_or_default()),
-        };
-        let end = if completion.ends_with(end.as_str()) { "" } else { end.as_str() };
+        let end = self.end.as_deref().unwrap_or_default();
+        let end = if completion.ends_with(end) { "" } else { end };
         let text = format!("{prompt}{completion}{end}");
         let counted = std::iter::once(start..text.len()).collect();
         Ok(MarkedText { text, counted })

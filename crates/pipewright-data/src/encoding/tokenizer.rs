@@ -9,12 +9,10 @@ use std::path::Path;
 #[cfg(feature = "tokenizers")]
 use std::path::PathBuf;
 
-#[cfg(feature = "tokenizers")]
-use crate::error::FileError;
-use crate::error::{DataError, TokenizerError};
+use crate::config::Tokenizer;
+use crate::error::{DataError, FileError, TokenizerError};
 
 /// The largest `tokenizer.json` that is read. For a large vocabulary it has some 30 MB.
-#[cfg(feature = "tokenizers")]
 const LARGEST_TOKENIZER: u64 = 1 << 29;
 
 /// Bytes of memory that each byte of a text takes while it is tokenized: a token has about four
@@ -39,6 +37,29 @@ fn refuse_other_forms(path: &Path) -> Result<(), DataError> {
         return Ok(());
     }
     Err(TokenizerError::OtherForm { path: path.to_owned() }.into())
+}
+
+/// The number of tokens if bytes are tokens.
+pub(crate) const BYTES: usize = 256;
+
+/// Returns the number of tokens of a tokenizer.
+pub(crate) fn vocabulary(tokenizer: &Tokenizer) -> Result<usize, DataError> {
+    match tokenizer {
+        Tokenizer::Bytes => Ok(BYTES),
+        Tokenizer::File(path) => Ok(Encoder::load(path)?.vocabulary()),
+    }
+}
+
+/// Returns a text that tells tokenizers apart: the beginning of the hash of the file.
+pub(crate) fn fingerprint(tokenizer: &Tokenizer) -> Result<String, DataError> {
+    match tokenizer {
+        Tokenizer::Bytes => Ok("bytes".to_owned()),
+        Tokenizer::File(path) => {
+            let content = pipewright_system::bounded_file::read_regular(path, LARGEST_TOKENIZER)
+                .map_err(|source| FileError::Read { path: path.to_owned(), source })?;
+            Ok(blake3::hash(&content).to_hex()[..16].to_owned())
+        }
+    }
 }
 
 /// A tokenizer that was read from a file. There is none without the feature `tokenizers`.
@@ -85,6 +106,11 @@ impl Encoder {
         Ok(PlacedTokens { ids: encoding.get_ids().to_vec(), places: encoding.get_offsets().to_vec() })
     }
 
+    /// Returns the number of tokens, with the special ones.
+    pub(crate) fn vocabulary(&self) -> usize {
+        self.tokenizer.get_vocab_size(true)
+    }
+
     /// Returns the text of token ids, perhaps with special tokens.
     pub(crate) fn decode(&self, ids: &[u32], has_special: bool) -> Result<String, DataError> {
         let decoded = self.tokenizer.decode(ids, !has_special);
@@ -98,6 +124,10 @@ impl Encoder {
     pub(crate) fn load(path: &Path) -> Result<Self, DataError> {
         refuse_other_forms(path)?;
         Err(TokenizerError::NotCompiledIn { path: path.to_owned() }.into())
+    }
+
+    pub(crate) fn vocabulary(&self) -> usize {
+        match *self {}
     }
 
     pub(crate) fn encode(&self, _text: &str, _special: bool) -> Result<Vec<u32>, EncodeError> {

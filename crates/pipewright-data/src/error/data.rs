@@ -8,6 +8,7 @@ use thiserror::Error;
 
 use super::file::FileError;
 use super::format::FormatError;
+use super::tokenized::TokenizedError;
 use super::tokenizer::TokenizerError;
 use crate::chat::error::TemplateError;
 use crate::record_error::RecordError;
@@ -24,6 +25,9 @@ pub enum DataError {
     /// A tokenizer cannot be used.
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),
+    /// A file of token ids cannot be written or read.
+    #[error(transparent)]
+    Tokenized(#[from] TokenizedError),
     /// All files together hold no token.
     #[error("{}: the data is empty; name files that hold text", path.display())]
     Empty {

@@ -8,6 +8,12 @@ use thiserror::Error;
 /// Why the content of a data file does not have the form that its reader expects.
 #[derive(Error)]
 pub enum FormatError {
+    /// Rows of ids are to be tokenized.
+    #[error("{}: its lines are token ids, which need no tokenizer; name the file in `data.path`", path.display())]
+    RowsOfIds {
+        /// The file.
+        path: PathBuf,
+    },
     /// A line of a `.jsonl` file is not an array of ids.
     #[error("{}:{line}:{column}: not an array of token ids: {reason}; write lines such as [12, 7, 255]", path.display())]
     Line {

@@ -3,9 +3,11 @@
 mod file;
 mod format;
 mod tokenizer;
+mod tokenized;
 mod data;
 
 pub use data::{DataError, TokenPlace};
 pub use file::FileError;
 pub use format::FormatError;
+pub use tokenized::TokenizedError;
 pub use tokenizer::TokenizerError;

@@ -35,6 +35,8 @@ pub enum Format {
     LlmC,
     /// Token ids with an index, as Megatron writes them.
     Megatron,
+    /// Token ids of `pipewright tokenize`.
+    Tokenized,
 }
 
 impl Format {
@@ -54,6 +56,7 @@ impl fmt::Display for Format {
             Self::Ids16 => f.write_str("token ids of 16 bits"),
             Self::LlmC => f.write_str("token ids with llm.c's header"),
             Self::Megatron => f.write_str("Megatron's token ids"),
+            Self::Tokenized => f.write_str("token ids of `pipewright tokenize`"),
         }
     }
 }

@@ -43,7 +43,7 @@ impl<'a> Lines<'a> {
     }
 
     /// Returns the next line that has content, with its number, which counts from 1.
-    pub(crate) fn next(&mut self) -> Result<Option<(u64, Line)>, DataError> {
+    pub(crate) fn next(&mut self) -> Result<Option<(u64, Vec<u8>)>, DataError> {
         loop {
             let is_record = self.file.head()?.trim_ascii_start().starts_with(b"{");
             let limit = if is_record { self.longest_record } else { self.longest_array.0 };
@@ -52,16 +52,13 @@ impl<'a> Lines<'a> {
                 return Ok(None);
             }
             self.number += 1;
-            let (path, line) = (self.file.path(), self.number);
-            let text = if line == 1 { first_line(path, &self.text)? } else { &self.text };
+            let text = if self.number == 1 { first_line(self.file.path(), &self.text)? } else { &self.text };
             if read > limit {
                 return Err(self.long(is_record, limit));
             }
             let text = text.trim_ascii_end();
-            match text.trim_ascii_start().first() {
-                None => {}
-                Some(b'[') => return Ok(Some((line, Line::Ids(ids(path, line, text)?)))),
-                Some(_) => return Ok(Some((line, Line::Record(record(path, line, text)?)))),
+            if !text.trim_ascii_start().is_empty() {
+                return Ok(Some((self.number, text.to_vec())));
             }
         }
     }
@@ -73,6 +70,14 @@ impl<'a> Lines<'a> {
             return RecordError { path, place, problem }.into();
         }
         DataError::from(FormatError::LongLine { path, line, limit, seq_len: self.longest_array.1 })
+    }
+}
+
+/// Parses a line that has content.
+pub(crate) fn parse(path: &Path, line: u64, text: &[u8]) -> Result<Line, DataError> {
+    match text.trim_ascii_start().first() {
+        Some(b'[') => ids(path, line, text).map(Line::Ids),
+        _ => record(path, line, text).map(Line::Record),
     }
 }
 

@@ -16,9 +16,9 @@ use crate::container::data_file::DataFile;
 use crate::content;
 use crate::error::{DataError, FileError, FormatError, TokenPlace};
 use crate::formats::format::Format;
-use crate::ids::Ids;
 use crate::memory_budget::MemoryBudget;
 use crate::packing::Packing;
+use crate::storage::ids::IdBuffer;
 use crate::vocabulary;
 
 /// The magic numbers and versions of llm.c's files, with the type of their ids.
@@ -76,7 +76,7 @@ impl IdType {
 /// The ids of a file as they are read.
 struct Sink<'a> {
     path: &'a Path,
-    ids: &'a mut Ids,
+    ids: &'a mut IdBuffer,
     vocab_size: usize,
     budget: &'a mut MemoryBudget,
     read: u64,
@@ -85,7 +85,7 @@ struct Sink<'a> {
 impl Sink<'_> {
     /// Appends ids, if all of them are below the vocabulary size.
     fn push(&mut self, bytes: &[u8], kind: IdType) -> Result<(), DataError> {
-        self.budget.take(self.path, (bytes.len() / kind.width() * self.ids.width()) as u64)?;
+        self.budget.take(self.path, (bytes.len() / kind.width() * self.ids.width().bytes()) as u64)?;
         let ids = || bytes.chunks_exact(kind.width()).map(|bytes| kind.id(bytes));
         let place = |index| TokenPlace::Token(self.read + index);
         vocabulary::check(ids(), self.vocab_size, self.path, place)?;
@@ -99,7 +99,7 @@ impl Sink<'_> {
 /// Appends the ids of a `.bin` file.
 pub(crate) fn read(
     file: &mut DataFile,
-    ids: &mut Ids,
+    ids: &mut IdBuffer,
     vocab_size: usize,
     budget: &mut MemoryBudget,
 ) -> Result<Format, DataError> {

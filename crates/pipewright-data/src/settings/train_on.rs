@@ -17,6 +17,15 @@ pub enum TrainOn {
 }
 
 impl TrainOn {
+    /// Returns the value of `train_on` in a configuration.
+    pub(crate) fn key(self) -> &'static str {
+        match self {
+            Self::All => "all",
+            Self::Assistant => "assistant",
+            Self::Completion => "completion",
+        }
+    }
+
     /// Returns the tokens that count, in words.
     pub(crate) fn in_words(self) -> &'static str {
         match self {

@@ -93,7 +93,7 @@ fn open(lines: &str, template: &str, change: impl FnOnce(&mut DataConfig)) -> Re
 /// Returns the inputs of the first row as text without its filling, and what of it counts, with `|` between
 /// the parts.
 fn first_row(rows: &mut TokenRows) -> (String, String) {
-    let batch = rows.next_batch(1);
+    let batch = rows.next_batch(1).expect("it is in memory");
     let text = |ids: &[i32]| String::from_utf8(ids.iter().map(|id| *id as u8).collect()).expect("UTF-8");
     let length = batch.inputs.iter().position(|id| *id == 0).unwrap_or(batch.inputs.len());
     let parts = batch.targets.split(|id| *id == crate::IGNORED_TARGET).filter(|part| !part.is_empty());
@@ -237,7 +237,7 @@ fn packed_records_share_rows() {
     let lines = "{\"prompt\": \"ab\", \"completion\": \"cd\"}\n{\"prompt\": \"e\", \"completion\": \"f\"}";
     let pack = |config: &mut DataConfig| (config.seq_len, config.packs_examples) = (5, true);
     let mut rows = open(lines, "chatml", pack).expect("good data");
-    let batch = rows.next_batch(1);
+    let batch = rows.next_batch(1).expect("it is in memory");
     assert_eq!((rows.rows(), batch.inputs), (1, vec![97, 98, 99, 101, 0]));
     assert_eq!(batch.targets, [-100, 99, 100, 102, -100]);
     let side: Vec<(&str, &[i32])> =
@@ -254,11 +254,18 @@ fn a_share_of_the_records_is_held_out() {
     let lines: Vec<String> =
         (0..5).map(|row| format!("{{\"prompt\": \"{row}\", \"completion\": \"x\"}}")).collect();
     let rows = open(&lines.join("\n"), "chatml", |_| {}).expect("good data");
-    let whole = rows.identity();
+    let whole = rows.identity().expect("it is in memory");
     let (mut training, mut held) = rows.hold_out(0.4).expect("it divides");
-    assert_eq!((training.rows(), held.rows(), held.counted_targets()), (3, 2, Some(2)));
+    assert_eq!(
+        (training.rows(), held.rows(), held.counted_targets().expect("it is in memory")),
+        (3, 2, Some(2))
+    );
     assert_eq!((first_row(&mut training).0, first_row(&mut held).0), ("0".to_owned(), "3".to_owned()));
-    assert!(training.identity() != whole && training.identity().hash != held.identity().hash);
+    assert!(
+        training.identity().expect("it is in memory") != whole
+            && training.identity().expect("it is in memory").hash
+                != held.identity().expect("it is in memory").hash
+    );
 }
 
 fn check_refused(lines: &str, template: &str, part: &str) {
@@ -368,7 +375,7 @@ mod with_a_tokenizer {
             (config.seq_len, config.tokenizer) = (6, Tokenizer::File(folder.join("tokenizer.json")));
         })
         .expect("good data");
-        let batch = rows.next_batch(1);
+        let batch = rows.next_batch(1).expect("it is in memory");
         (batch.inputs, batch.targets)
     }
 

@@ -29,7 +29,7 @@ fn check(files: &[(&str, &[u8])], ids: &[i32], sources: &[&str]) {
     let found: Vec<String> = rows.sources().iter().map(ToString::to_string).collect();
     assert_eq!(found, sources);
     assert_eq!(rows.tokens(), ids.len());
-    let batch = rows.next_batch(1);
+    let batch = rows.next_batch(1).expect("it is in memory");
     assert_eq!((batch.inputs.as_slice(), batch.targets.as_slice()), (&ids[..4], &ids[1..5]));
 }
 
@@ -51,7 +51,10 @@ fn texts_in_lines_are_documents_of_one_stream() {
         config.documents = Some(crate::Documents { bos_id: 299, packed: false, restart_positions: false });
     };
     let mut rows = open_files(&[("a.jsonl", lines)], 300, 1, change).expect("good data");
-    assert_eq!((rows.tokens(), rows.next_batch(1).inputs), (9, vec![299, 97, 98, 99]));
+    assert_eq!(
+        (rows.tokens(), rows.next_batch(1).expect("it is in memory").inputs),
+        (9, vec![299, 97, 98, 99])
+    );
 }
 
 #[test]
@@ -219,6 +222,14 @@ fn the_format_is_recognised_whatever_the_compressed_pieces_are() {
 }
 
 #[test]
+fn the_first_error_in_the_order_of_the_files_counts() {
+    let bad: &[u8] = b"{\"text\": \"a\"}\n{\"text\": 1}\n{\"text\": \"b\"}";
+    let error = open(&[("a.jsonl", bad), ("b.txt", b"\xff\xfe")], 300).map(|rows| rows.tokens());
+    let error = error.expect_err("the second line is refused");
+    assert!(error.starts_with("a.jsonl:2: `text` is not a text"), "{error}");
+}
+
+#[test]
 fn ids_of_16_bits() {
     let ids: Vec<u8> = [1u16, 2, 299, 4, 0].into_iter().flat_map(u16::to_le_bytes).collect();
     check(&[("a.bin", &ids)], &[1, 2, 299, 4, 0], &["1 file of token ids of 16 bits"]);
@@ -300,7 +311,7 @@ fn sequences_of_megatron_come_in_the_order_of_the_index() {
     let wide: Vec<u8> = [1i32, 2, 299, 4, 5, 6].into_iter().flat_map(i32::to_le_bytes).collect();
     let mut rows = open_megatron(&wide, &index(4, &[(8, 4), (0, 2)])).expect("good data");
     assert_eq!(rows.sources()[0].to_string(), "1 file of Megatron's token ids");
-    let batch = rows.next_batch(1);
+    let batch = rows.next_batch(1).expect("it is in memory");
     assert_eq!((rows.tokens(), batch.inputs, batch.targets[3]), (6, vec![299, 4, 5, 6], 1));
     let refused = |bin: &[u8], index: &[u8], part: &str| {
         let error = open_megatron(bin, index).map(|rows| rows.rows()).expect_err(part);
@@ -499,7 +510,7 @@ mod parquet_files {
             (rows.rows(), rows.sources()[0].to_string().as_str()),
             (2, "1 file of Parquet with chats")
         );
-        let batch = rows.next_batch(2);
+        let batch = rows.next_batch(2).expect("it is in memory");
         let targets = |text: &str| text.bytes().map(i32::from).collect::<Vec<_>>();
         let counted: Vec<i32> = batch.targets.into_iter().filter(|id| *id != IGNORED_TARGET).collect();
         assert_eq!(counted, targets("B<|end|>D<|end|>"));

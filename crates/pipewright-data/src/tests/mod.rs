@@ -3,6 +3,7 @@
 mod chats;
 mod formats;
 mod rows;
+mod tokenized;
 
 use crate::{DataConfig, TokenRows};
 

@@ -29,7 +29,7 @@ fn check_refused(name: &str, content: &[u8], seq_len: usize, vocab_size: usize, 
 fn text_rows_share_a_token() {
     let mut rows = open("a.txt", b"abcdefghijk", 4, 256).expect("good data");
     assert_eq!((rows.rows(), rows.tokens()), (2, 11));
-    let batch = rows.next_batch(2);
+    let batch = rows.next_batch(2).expect("it is in memory");
     assert_eq!(batch.inputs, b"abcdefgh".map(i32::from));
     assert_eq!(batch.targets, b"bcdefghi".map(i32::from));
 }
@@ -48,14 +48,14 @@ fn rows_of_ids_come_in_order() {
     let mut rows = open_with("a.jsonl", lines.join("\n").as_bytes(), 256, 8, |config| config.seq_len = 2)
         .expect("good data");
     for step in 0..12 {
-        let batch = rows.next_batch(8);
+        let batch = rows.next_batch(8).expect("it is in memory");
         let expected: Vec<i32> = (step * 8..step * 8 + 8).flat_map(|row| [row, 255]).collect();
         assert_eq!(batch.inputs, expected);
         let expected: Vec<i32> = (step * 8..step * 8 + 8).flat_map(|row| [255, row + 100]).collect();
         assert_eq!(batch.targets, expected);
     }
     assert_eq!(rows.cursor(), Cursor { epoch: 0, index: 96 });
-    assert_eq!(rows.next_batch(1).inputs, [0, 255], "the next epoch begins");
+    assert_eq!(rows.next_batch(1).expect("it is in memory").inputs, [0, 255], "the next epoch begins");
 }
 
 #[test]
@@ -71,8 +71,14 @@ fn a_text_in_memory_gives_the_rows_of_a_file() {
         ..DataConfig::default()
     };
     let mut of_text = config.open_text(text, 256, 2).expect("good data");
-    assert_eq!(of_text.identity().hash, of_file.identity().hash);
-    assert_eq!(of_text.next_batch(5), of_file.next_batch(5));
+    assert_eq!(
+        of_text.identity().expect("it is in memory").hash,
+        of_file.identity().expect("it is in memory").hash
+    );
+    assert_eq!(
+        of_text.next_batch(5).expect("it is in memory"),
+        of_file.next_batch(5).expect("it is in memory")
+    );
     let error = config.open_text("abcde", 256, 2).expect_err("two rows are asked for").to_string();
     assert!(error.starts_with("the data has 1 rows of seq_len 4"), "{error}");
     let error = config.open_text("ab\u{e9}d", 128, 1).expect_err("a small vocabulary").to_string();
@@ -91,7 +97,7 @@ fn a_text_begins_with_the_id_of_a_document() {
     for (vocab_size, bos) in [(256, 0), (257, 256), (70_000, 69_999)] {
         let mut rows = with_documents("a.txt", b"abcdefghij", vocab_size, bos).expect("good data");
         assert_eq!((rows.rows(), rows.tokens()), (2, 11));
-        let batch = rows.next_batch(1);
+        let batch = rows.next_batch(1).expect("it is in memory");
         assert_eq!(batch.inputs, [bos as i32, 97, 98, 99]);
         let side: Vec<(&str, &[i32])> =
             batch.side.iter().map(|side| (side.name.as_str(), side.values.as_slice())).collect();
@@ -105,7 +111,7 @@ fn a_text_begins_with_the_id_of_a_document() {
 #[test]
 fn rows_of_ids_contain_the_beginnings() {
     let mut rows = with_documents("a.jsonl", b"[5, 7, 1, 7, 2]\n[7, 1, 2, 3, 7]", 256, 7).expect("good data");
-    let batch = rows.next_batch(2);
+    let batch = rows.next_batch(2).expect("it is in memory");
     assert_eq!(batch.inputs, [5, 7, 1, 7, 7, 1, 2, 3]);
     assert_eq!(batch.side[0].values, [0, 1, 1, 2, 1, 1, 1, 1]);
     assert_eq!(batch.side[1].values, [0, 0, 1, 0, 0, 1, 2, 3]);
@@ -116,10 +122,14 @@ fn a_share_is_held_out_from_the_end() {
     let rows = open("a.txt", b"abcdefghijklmnopqrst", 4, 256).expect("good data");
     let (mut training, mut held) = rows.hold_out(0.45).expect("it divides");
     assert_eq!((training.tokens(), training.rows(), held.tokens(), held.rows()), (11, 2, 9, 2));
-    assert_eq!(training.next_batch(2).targets, b"bcdefghi".map(i32::from));
-    assert_eq!(held.next_batch(2).inputs, b"lmnopqrs".map(i32::from));
+    assert_eq!(training.next_batch(2).expect("it is in memory").targets, b"bcdefghi".map(i32::from));
+    assert_eq!(held.next_batch(2).expect("it is in memory").inputs, b"lmnopqrs".map(i32::from));
     let shorter = open("a.txt", b"abcdefghijk", 4, 256).expect("good data");
-    assert_eq!(training.identity(), shorter.identity(), "it is as if the text were shorter");
+    assert_eq!(
+        training.identity().expect("it is in memory"),
+        shorter.identity().expect("it is in memory"),
+        "it is as if the text were shorter"
+    );
 
     let lines: Vec<String> = (0..10).map(|row| format!("[{row}, 1]")).collect();
     let change = |config: &mut DataConfig| (config.seq_len, config.shuffle) = (1, true);
@@ -135,16 +145,18 @@ fn a_share_is_held_out_from_the_end() {
 fn what_was_dealt_out_is_counted() {
     let mut rows = open("a.txt", b"abcdefghijklm", 4, 256).expect("good data");
     assert_eq!((rows.tokens_seen(), rows.epochs_seen()), (0, 0.0));
-    rows.next_batch(3);
+    rows.next_batch(3).expect("it is in memory");
     assert_eq!((rows.tokens_seen(), rows.epochs_seen()), (12, 1.0));
-    rows.next_batch(4);
+    rows.next_batch(4).expect("it is in memory");
     assert_eq!(rows.tokens_seen(), 28);
     assert!((rows.epochs_seen() - 7.0 / 3.0).abs() < 1e-12);
 }
 
 #[test]
 fn the_entropy_of_the_frequencies() {
-    let entropy = |text: &[u8]| open("a.txt", text, 2, 256).expect("good data").frequency_entropy();
+    let entropy = |text: &[u8]| {
+        open("a.txt", text, 2, 256).expect("good data").frequency_entropy().expect("it is in memory")
+    };
     assert_eq!(entropy(b"aaaaaaaa"), 0.0);
     assert!((entropy(b"abababab") - 2f64.ln()).abs() < 1e-12);
     assert!((entropy(b"aabcaabc") - 1.5 * 2f64.ln()).abs() < 1e-12);
@@ -155,12 +167,16 @@ fn only_targets_that_count_are_in_the_entropy_of_the_frequencies() {
     let lines = b"{\"prompt\": \"xyz\", \"completion\": \"ab\"}\n{\"prompt\": \"\", \"completion\": \"zab\"}";
     let rows = open("a.jsonl", lines, 4, 256).expect("good data");
     // Nothing predicts the `z` that begins the second record.
-    assert!((rows.frequency_entropy() - 2f64.ln()).abs() < 1e-12, "{}", rows.frequency_entropy());
+    assert!(
+        (rows.frequency_entropy().expect("it is in memory") - 2f64.ln()).abs() < 1e-12,
+        "{}",
+        rows.frequency_entropy().expect("it is in memory")
+    );
 }
 
 /// Returns the first id of each of the next rows.
 fn firsts(rows: &mut TokenRows, count: usize) -> Vec<i32> {
-    let batch = rows.next_batch(count);
+    let batch = rows.next_batch(count).expect("it is in memory");
     batch.inputs.chunks(batch.seq_len).map(|row| row[0]).collect()
 }
 
@@ -328,7 +344,7 @@ fn a_tokenizer_file_gives_the_ids() {
             (config.tokenizer, config.seq_len) = (Tokenizer::File(Path::new(&path).to_owned()), 5);
         })
     };
-    let batch = read(tokenizer, 301).expect("good data").next_batch(1);
+    let batch = read(tokenizer, 301).expect("good data").next_batch(1).expect("it is in memory");
     assert_eq!((batch.inputs, batch.targets), (vec![0, 1, 2, 300, 0], vec![1, 2, 300, 0, 1]));
     let beyond = "a.txt: token 3: token id 300 lies beyond the vocabulary of 300; raise vocab_size, or correct the data";
     assert_eq!(read(tokenizer, 300).expect_err("a small vocabulary"), beyond);
@@ -364,7 +380,7 @@ fn a_tokenizer_adds_its_special_tokens_to_each_document_once() {
                 bos.map(|bos_id| Documents { bos_id, packed: false, restart_positions: false });
             (config.tokenizer, config.seq_len) = (Tokenizer::File(Path::new(&tokenizer).to_owned()), 5);
         });
-        let batch = read.expect("good data").next_batch(1);
+        let batch = read.expect("good data").next_batch(1).expect("it is in memory");
         batch.inputs.into_iter().chain(batch.targets.last().copied()).collect::<Vec<i32>>()
     };
     assert_eq!(read(None), [1, 2, 3, 1, 3, 2]);
@@ -393,7 +409,7 @@ fn a_tokenizer_that_cuts_and_fills_texts_gives_all_of_their_tokens() {
 #[test]
 fn a_byte_order_mark_begins_a_file_of_ids() {
     let mut rows = open("a.jsonl", b"\xef\xbb\xbf[1, 2, 3]\n[4, 5, 6]\n", 2, 256).expect("good data");
-    assert_eq!(rows.next_batch(2).inputs, [1, 2, 4, 5]);
+    assert_eq!(rows.next_batch(2).expect("it is in memory").inputs, [1, 2, 4, 5]);
     assert!(open("a.jsonl", b"\xef\xbb\xbf\n[1, 2, 3]\n[4, 5, 6]", 2, 256).is_ok());
 }
 
@@ -410,5 +426,5 @@ fn what_is_not_text_is_refused_with_what_it_is() {
     check("a.txt", pointer, "this is a Git LFS pointer");
     check("a.jsonl", pointer, "this is a Git LFS pointer");
     let mut rows = open("a.txt", "ж 世界🦀".as_bytes(), 2, 256).expect("text in any language");
-    assert_eq!(rows.next_batch(2).inputs[..2], [0xd0, 0xb6]);
+    assert_eq!(rows.next_batch(2).expect("it is in memory").inputs[..2], [0xd0, 0xb6]);
 }

@@ -204,7 +204,7 @@ fn train_program(
         ..DataConfig::default()
     };
     let mut rows = rows.open(reference.config.vocab_size(), batch).expect("the data can be read");
-    let first = rows.next_batch(batch).inputs;
+    let first = rows.next_batch(batch).expect("it is in memory").inputs;
     rows.seek(Cursor { epoch: 0, index: 0 }).expect("the first row");
     let rate = LearningRate::constant(reference.expected.lr);
     let mut trainer = Trainer::new(launch(reference, program, config), rows, batch, rate);

@@ -1,5 +1,6 @@
 //! Why a pipeline does not start, or does not take a step.
 
+use pipewright_data::DataError;
 use pipewright_schedule::words::counted;
 use pipewright_schedule::{Level, LowerError, Slices, StageIndex};
 
@@ -14,6 +15,9 @@ use crate::transport::AgreementError;
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum PipelineError {
+    /// The training data cannot be read.
+    #[error(transparent)]
+    Data(#[from] DataError),
     /// The program has several ranks but no communication.
     #[error("the program is at level `{level}`, without communication: lower it to `comms` or `full` first")]
     NotLowered {

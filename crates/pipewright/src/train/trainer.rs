@@ -172,7 +172,7 @@ impl Trainer {
 
     fn next_batch(&mut self) -> Result<Batch, PipelineError> {
         let ignores = self.rows.ignores_targets();
-        let rows = self.rows.next_batch(self.batch_rows);
+        let rows = self.rows.next_batch(self.batch_rows)?;
         split(rows, (self.pipeline.microbatches(), self.pipeline.slices()), ignores)
     }
 

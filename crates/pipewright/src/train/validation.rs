@@ -48,7 +48,7 @@ impl Validation {
         let ignores = self.rows.ignores_targets();
         let (mut sum, mut weights) = (0.0, 0.0);
         for _ in 0..self.batches {
-            let rows = self.rows.next_batch(self.batch_rows);
+            let rows = self.rows.next_batch(self.batch_rows)?;
             // Batches without ignored targets have as many targets each.
             let weight = if ignores { counted(&rows) } else { 1.0 };
             let batch = split(rows, (pipeline.eval_microbatches(), pipeline.slices()), ignores)?;

@@ -1,0 +1,147 @@
+//! `pipewright tokenize`: turns data files into one file of token ids, which a run reads as it needs them.
+
+use std::path::{Path, PathBuf};
+
+use clap::{Args, ValueEnum};
+use pipewright::train::data::{
+    ChatTemplate, DataConfig, Date, Documents, RecordKeys, Tokenized, Tokenizer, TrainOn,
+};
+use pipewright_models::hf;
+use pipewright_schedule::words::counted;
+
+use crate::config::data::BYTES;
+use crate::display::{self, TokenizeBar};
+use crate::failure::Failure;
+
+/// The arguments of `pipewright tokenize`.
+#[derive(Debug, Args)]
+pub(crate) struct TokenizeArguments {
+    /// Files of data, or patterns of them, as in `data.path`
+    #[arg(value_name = "PATH", required = true)]
+    paths: Vec<String>,
+    /// A folder with a tokenizer.json, the file itself, or `bytes`
+    #[arg(long, value_name = "DIR")]
+    tokenizer: String,
+    /// The file to write; its name ends in `.pwtok`
+    #[arg(short, long, value_name = "FILE")]
+    output: PathBuf,
+    /// The chat template: a name or a file; by default, the one next to the tokenizer
+    #[arg(long, value_name = "NAME|FILE")]
+    chat_template: Option<String>,
+    /// The tokens of chats and completions that count in the loss, if it is not the default
+    #[arg(long, value_enum)]
+    train_on: Option<Counted>,
+    /// The token id that begins each document, as `data.bos_id`
+    #[arg(long, value_name = "ID")]
+    bos_id: Option<u32>,
+    /// The date that chat templates ask for, such as 2024-07-26
+    #[arg(long, value_name = "DATE")]
+    date: Option<Date>,
+    /// Another name of a key of records, as in `data.keys`
+    #[arg(long, value_name = "KEY=NAME")]
+    key: Vec<String>,
+}
+
+/// What counts in the loss.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Counted {
+    /// All tokens
+    All,
+    /// The answers of the assistant
+    Assistant,
+    /// The completion; of a chat, its last message
+    Completion,
+}
+
+impl From<Counted> for TrainOn {
+    fn from(counted: Counted) -> Self {
+        match counted {
+            Counted::All => Self::All,
+            Counted::Assistant => Self::Assistant,
+            Counted::Completion => Self::Completion,
+        }
+    }
+}
+
+/// Runs the command.
+pub(crate) fn run(arguments: &TokenizeArguments) -> Result<(), Failure> {
+    let output = &arguments.output;
+    if output.extension().is_none_or(|ending| ending != "pwtok") {
+        return Err(Failure::input(format!(
+            "{}: the name of the file must end in `.pwtok`, by which `data.path` knows it",
+            output.display()
+        )));
+    }
+    let config = config(arguments)?;
+    let mut bar = TokenizeBar::new();
+    let tokenized = config.tokenize(output, &mut |progress| bar.show(progress));
+    bar.finish();
+    display::say(&summary(&tokenized.map_err(Failure::input)?, output));
+    Ok(())
+}
+
+/// Returns the settings of the data.
+fn config(arguments: &TokenizeArguments) -> Result<DataConfig, Failure> {
+    // The name of a file that exists is not a pattern.
+    let pattern = |path: &String| {
+        if Path::new(path).is_file() { globset::escape(path) } else { path.clone() }
+    };
+    let template = |name: &String| {
+        if ChatTemplate::NAMES.contains(&name.as_str()) {
+            ChatTemplate::Named(name.clone())
+        } else {
+            ChatTemplate::File(name.into())
+        }
+    };
+    let documents = |bos_id| Documents { bos_id, packed: false, restart_positions: false };
+    Ok(DataConfig {
+        path: arguments.paths.iter().map(pattern).collect(),
+        tokenizer: tokenizer(&arguments.tokenizer),
+        documents: arguments.bos_id.map(documents),
+        keys: keys(&arguments.key)?,
+        chat_template: arguments.chat_template.as_ref().map(template),
+        train_on: arguments.train_on.map(TrainOn::from),
+        date: arguments.date,
+        ..DataConfig::default()
+    })
+}
+
+fn tokenizer(name: &str) -> Tokenizer {
+    let path = Path::new(name);
+    if name == BYTES {
+        Tokenizer::Bytes
+    } else if path.is_dir() {
+        Tokenizer::File(path.join(hf::TOKENIZER))
+    } else {
+        Tokenizer::File(path.to_owned())
+    }
+}
+
+fn keys(written: &[String]) -> Result<RecordKeys, Failure> {
+    let mut keys = RecordKeys::default();
+    for written in written {
+        let is_known = written.split_once('=').is_some_and(|(key, name)| keys.rename(key, name));
+        if !is_known {
+            return Err(Failure::input(format!(
+                "--key {written}: not the new name of a key; write for example --key text=content, with one of {}",
+                RecordKeys::KEYS.join(", ")
+            )));
+        }
+    }
+    Ok(keys)
+}
+
+/// Returns what the file contains.
+fn summary(tokenized: &Tokenized, output: &Path) -> String {
+    let Tokenized { sources, tokens, examples, targets, width, .. } = tokenized;
+    let sources = sources.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
+    let records = examples.map_or_else(String::new, |examples| {
+        format!(" in {}, {targets} of them targets in the loss", counted(examples as usize, "record"))
+    });
+    format!(
+        "{}: {}{records}, {} each, from {sources}",
+        output.display(),
+        counted(*tokens as usize, "token"),
+        counted(*width, "byte")
+    )
+}

@@ -1,0 +1,228 @@
+//! Chats and completions as rows of token ids, in which some targets do not count.
+//!
+//! An example of `n` ids takes `n - 1` places of a row: its last id is a target only. A row has one example,
+//! or several that are packed, and its rest is filled with the id 0 and targets that do not count.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use crate::documents::{DOCUMENTS, POSITIONS, VALID_TOKENS};
+use crate::error::DataError;
+use crate::first_fit::first_fit;
+use crate::side::SideTensor;
+use crate::storage::examples::{Examples, RowPart};
+
+/// The target of a token that does not count in the loss, as in PyTorch.
+pub const IGNORED_TARGET: i32 = -100;
+
+/// Rows of examples. A clone shares them.
+#[derive(Clone, Debug)]
+pub(crate) struct ExampleRows {
+    examples: Arc<Examples>,
+    /// The examples of all rows, row by row.
+    members: Arc<[u32]>,
+    /// The first member of each row, and the number of members.
+    starts: Arc<[u32]>,
+    /// The rows of the list that these are.
+    range: Range<usize>,
+    /// The most ids of an example that are used.
+    longest: usize,
+    /// Whether rows say which tokens belong to which example.
+    is_packed: bool,
+}
+
+/// The inputs, targets and side inputs of rows.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Filled {
+    pub(crate) inputs: Vec<i32>,
+    pub(crate) targets: Vec<i32>,
+    pub(crate) side: Vec<SideTensor>,
+}
+
+impl ExampleRows {
+    /// Puts each of the `chosen` examples into a row of its own, or with `is_packed` into the first row with
+    /// enough free places. Longer examples than a row takes are cut.
+    pub(crate) fn new(examples: Examples, chosen: Vec<u32>, seq_len: usize, is_packed: bool) -> Self {
+        let places = |example: &u32| (examples.ids(*example) - 1).min(seq_len);
+        let (members, starts): (Vec<u32>, Vec<u32>) = if is_packed {
+            let rows = first_fit(chosen.iter().map(places), seq_len);
+            let mut starts = vec![0];
+            starts.extend(rows.iter().scan(0, |end, row| {
+                *end += row.len() as u32;
+                Some(*end)
+            }));
+            (rows.into_iter().flatten().map(|index| chosen[index as usize]).collect(), starts)
+        } else {
+            let starts = (0..=chosen.len() as u32).collect();
+            (chosen, starts)
+        };
+        let range = 0..starts.len() - 1;
+        Self {
+            examples: Arc::new(examples),
+            members: members.into(),
+            starts: starts.into(),
+            range,
+            longest: seq_len + 1,
+            is_packed,
+        }
+    }
+
+    /// Returns the number of rows.
+    pub(crate) fn len(&self) -> usize {
+        self.range.len()
+    }
+
+    /// Takes the rows from `row` on out of the list.
+    pub(crate) fn split_off(&mut self, row: usize) -> Self {
+        let middle = self.range.start + row;
+        let held = Self { range: middle..self.range.end, ..self.clone() };
+        self.range.end = middle;
+        held
+    }
+
+    /// Returns the examples of a row.
+    fn members(&self, row: usize) -> &[u32] {
+        let row = self.range.start + row;
+        &self.members[self.starts[row] as usize..self.starts[row + 1] as usize]
+    }
+
+    /// Returns the examples of all rows, in the order of the rows.
+    fn all_members(&self) -> &[u32] {
+        &self.members[self.starts[self.range.start] as usize..self.starts[self.range.end] as usize]
+    }
+
+    fn read(&self, example: u32) -> Result<RowPart, DataError> {
+        let mut part = self.examples.read(example)?;
+        part.truncate(self.longest);
+        Ok(part)
+    }
+
+    /// Returns the content of a row.
+    pub(crate) fn parts(&self, row: usize) -> Result<Vec<RowPart>, DataError> {
+        self.members(row).iter().map(|example| self.read(*example)).collect()
+    }
+
+    /// Returns the number of ids.
+    pub(crate) fn tokens(&self) -> usize {
+        self.all_members().iter().map(|example| self.examples.ids(*example).min(self.longest)).sum()
+    }
+
+    /// Passes on the ids that count as targets, in the order of the rows.
+    pub(crate) fn each_target(&self, mut target: impl FnMut(u32)) -> Result<(), DataError> {
+        for example in self.all_members() {
+            self.read(*example)?.targets().for_each(&mut target);
+        }
+        Ok(())
+    }
+
+    /// Returns the BLAKE3 hash of the rows, in hexadecimal. `content` is the hash of all examples, if it is
+    /// known.
+    pub(crate) fn hash(&self, content: Option<blake3::Hash>) -> Result<String, DataError> {
+        let content = content.map_or_else(|| self.examples.hash(), Ok)?;
+        let mut hasher = blake3::Hasher::new();
+        hasher.update(content.as_bytes());
+        hasher.update(&(self.longest as u64).to_le_bytes());
+        for row in 0..self.len() {
+            let members = self.members(row);
+            hasher.update(&(members.len() as u32).to_le_bytes());
+            members.iter().for_each(|member| {
+                hasher.update(&member.to_le_bytes());
+            });
+        }
+        Ok(hasher.finalize().to_hex().to_string())
+    }
+
+    /// Returns the inputs and targets of some rows of `seq_len` tokens, each of them filled up.
+    pub(crate) fn filled(&self, rows: &[usize], seq_len: usize) -> Result<Filled, DataError> {
+        let mut filled = Filled::default();
+        let (mut documents, mut positions, mut valid) = (Vec::new(), Vec::new(), Vec::new());
+        for (number, &row) in rows.iter().enumerate() {
+            for (document, &example) in (0..).zip(self.members(row)) {
+                let RowPart { ids, counts } = self.read(example)?;
+                let places = ids.len() - 1;
+                // Ids are below a vocabulary size that fits a signed index.
+                filled.inputs.extend(ids[..places].iter().map(|id| *id as i32));
+                let target = |(id, counts): (&u32, &bool)| if *counts { *id as i32 } else { IGNORED_TARGET };
+                filled.targets.extend(ids[1..].iter().zip(&counts[1..]).map(target));
+                documents.extend(std::iter::repeat_n(document, places));
+                positions.extend(0..places as i32);
+            }
+            let end = (number + 1) * seq_len;
+            let rest = end - filled.inputs.len();
+            valid.push((seq_len - rest) as i32);
+            filled.inputs.resize(end, 0);
+            filled.targets.resize(end, IGNORED_TARGET);
+            documents.resize(end, self.members(row).len() as i32);
+            positions.extend(0..rest as i32);
+        }
+        let tensor = |name: &str, shape, values| SideTensor { name: name.to_owned(), shape, values };
+        filled.side.push(tensor(VALID_TOKENS, vec![rows.len()], valid));
+        if self.is_packed {
+            let shape = vec![rows.len(), seq_len];
+            filled
+                .side
+                .extend([tensor(DOCUMENTS, shape.clone(), documents), tensor(POSITIONS, shape, positions)]);
+        }
+        Ok(filled)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::storage::examples::ExampleBuffer;
+
+    fn rows(is_packed: bool) -> ExampleRows {
+        let mut examples = ExampleBuffer::new(256);
+        let mut push = |ids: &[u32], counts: &[bool]| {
+            examples.push(&RowPart { ids: ids.to_vec(), counts: counts.to_vec() });
+        };
+        push(&[1, 2, 3], &[true, false, true]);
+        push(&[4, 5, 6, 7], &[false, true, true, true]);
+        push(&[8, 9], &[false, true]);
+        ExampleRows::new(examples.into(), vec![0, 1, 2], 4, is_packed)
+    }
+
+    /// Returns the numbers of ids and of targets that count.
+    fn tokens(rows: &ExampleRows) -> (usize, usize) {
+        let mut targets = 0;
+        rows.each_target(|_| targets += 1).expect("it is in memory");
+        (rows.tokens(), targets)
+    }
+
+    #[test]
+    fn a_row_is_filled_with_targets_that_do_not_count() {
+        let found = rows(false).filled(&[2, 0], 4).expect("it is in memory");
+        assert_eq!(found.inputs, [8, 0, 0, 0, 1, 2, 0, 0]);
+        assert_eq!(found.targets, [9, -100, -100, -100, -100, 3, -100, -100]);
+        assert_eq!((found.side.len(), found.side[0].values.as_slice()), (1, &[1, 2][..]));
+        assert_eq!(tokens(&rows(false)), (9, 5));
+    }
+
+    #[test]
+    fn packed_examples_are_told_apart() {
+        let rows = rows(true);
+        assert_eq!(rows.len(), 2);
+        let found = rows.filled(&[0, 1], 4).expect("it is in memory");
+        assert_eq!(found.inputs, [1, 2, 8, 0, 4, 5, 6, 0]);
+        assert_eq!(found.targets, [-100, 3, 9, -100, 5, 6, 7, -100]);
+        let side = found.side.iter().map(|side| (side.name.as_str(), side.values.as_slice()));
+        let expected: [(&str, &[i32]); 3] = [
+            (VALID_TOKENS, &[3, 3]),
+            (DOCUMENTS, &[0, 0, 1, 2, 0, 0, 0, 1]),
+            (POSITIONS, &[0, 1, 0, 0, 0, 1, 2, 0]),
+        ];
+        assert!(side.eq(expected), "{:?}", found.side);
+    }
+
+    #[test]
+    fn rows_that_differ_have_other_hashes() {
+        let (mut packed, alone) = (rows(true), rows(false));
+        let hash = |rows: &ExampleRows| rows.hash(None).expect("it is in memory");
+        let whole = hash(&packed);
+        assert_ne!(whole, hash(&alone));
+        let last = packed.split_off(1);
+        assert!(hash(&packed) != whole && hash(&last) != hash(&packed));
+        assert_eq!((tokens(&packed), tokens(&last)), ((5, 2), (4, 3)));
+    }
+}

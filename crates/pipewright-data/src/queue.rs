@@ -1,0 +1,104 @@
+//! Texts and records that wait to be encoded together.
+
+use std::path::{Path, PathBuf};
+
+use minijinja::Value;
+use minijinja::value::ValueKind;
+
+use crate::encoding::record_content;
+use crate::error::DataError;
+use crate::formats::format::Format;
+use crate::formats::lines::{self, Line};
+use crate::packing::Packing;
+use crate::record_error::{RecordError, RecordPlace};
+use crate::settings::record::{RecordKeys, RecordKind};
+
+/// A file that is read.
+pub(crate) struct SourceFile {
+    pub(crate) path: PathBuf,
+    pub(crate) packing: Packing,
+    /// The format, which the first record decides.
+    pub(crate) format: Option<Format>,
+}
+
+/// A text or a record as it was read.
+pub(crate) enum Unparsed {
+    /// The text of a whole file.
+    Text(String),
+    /// A line of a `.jsonl` file, with its number.
+    Line(u64, Vec<u8>),
+    /// A row of a Parquet file, with its number.
+    Row(u64, Value),
+}
+
+/// The content of a file or of a record.
+pub(crate) enum Parsed {
+    Text(String),
+    /// The ids of a line.
+    Ids(u64, Vec<u64>),
+    Record(RecordPlace, Value, RecordKind),
+}
+
+impl Unparsed {
+    /// Returns the number of bytes of the text, as far as it is known.
+    pub(crate) fn bytes(&self) -> u64 {
+        match self {
+            Self::Text(text) => text.len() as u64,
+            Self::Line(_, line) => line.len() as u64,
+            Self::Row(_, record) => bytes_of(record),
+        }
+    }
+
+    /// Parses a line, and recognises the kind of a record.
+    pub(crate) fn parse(self, path: &Path, keys: &RecordKeys) -> Result<Parsed, DataError> {
+        let (place, record) = match self {
+            Self::Text(text) => return Ok(Parsed::Text(text)),
+            Self::Row(row, record) => (RecordPlace::Row(row), record),
+            Self::Line(number, line) => match lines::parse(path, number, &line)? {
+                Line::Ids(ids) => return Ok(Parsed::Ids(number, ids)),
+                Line::Record(record) => (RecordPlace::Line(number), record),
+            },
+        };
+        let kind = record_content::kind_of(&record, keys);
+        let kind = kind.map_err(|problem| RecordError { path: path.to_owned(), place, problem })?;
+        Ok(Parsed::Record(place, record, kind))
+    }
+}
+
+impl Parsed {
+    /// Returns the format of a file with this content.
+    pub(crate) fn format(&self) -> Format {
+        match *self {
+            Self::Text(_) => Format::Text,
+            Self::Ids(..) => Format::IdLines,
+            Self::Record(RecordPlace::Line(_), _, kind) => Format::Lines(kind),
+            Self::Record(RecordPlace::Row(_), _, kind) => Format::Parquet(kind),
+        }
+    }
+}
+
+/// Returns the number of bytes of a value, in which numbers and the like count as one machine word.
+fn bytes_of(value: &Value) -> u64 {
+    let items = || value.try_iter().into_iter().flatten();
+    let content: u64 = match value.kind() {
+        ValueKind::String => value.as_str().map_or(0, |text| text.len() as u64),
+        ValueKind::Seq => items().map(|item| bytes_of(&item)).sum(),
+        ValueKind::Map => items().map(|key| value.get_item(&key).map_or(0, |item| bytes_of(&item))).sum(),
+        _ => 0,
+    };
+    content + size_of::<u64>() as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_texts_of_a_row_count() {
+        let row: Value =
+            serde_json::from_str(r#"{"messages": [{"role": "user", "content": "to be"}], "id": 3}"#)
+                .expect("JSON");
+        // Six values: the row, the list, the message, two texts and the number.
+        assert_eq!(Unparsed::Row(1, row).bytes(), 4 + 5 + 6 * 8);
+    }
+}

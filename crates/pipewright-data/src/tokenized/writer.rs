@@ -1,0 +1,158 @@
+//! Writes a file of token ids: under another name next to it, which becomes the file's when it is complete
+//! and on the disk.
+
+use std::fs::File;
+use std::io::{self, BufWriter, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+
+use pipewright_system::bounded_file::create_regular;
+
+use super::header::{Header, LENGTH};
+use crate::collected::Frequencies;
+use crate::error::TokenizedError;
+use crate::settings::train_on::TrainOn;
+use crate::storage::examples::{ExampleBuffer, RowPart};
+use crate::storage::ids::{IdBuffer, Width};
+
+/// A file that is not complete yet. It is removed if it never is.
+pub(crate) struct TokenWriter {
+    path: PathBuf,
+    unfinished: Unfinished,
+    file: BufWriter<File>,
+    width: Width,
+    hasher: blake3::Hasher,
+    frequencies: Frequencies,
+    largest_id: u32,
+    bytes: u64,
+    tokens: u64,
+    /// The number of bytes of each example.
+    sizes: Vec<u32>,
+}
+
+/// The name of the file while it is written.
+struct Unfinished(PathBuf);
+
+impl Drop for Unfinished {
+    fn drop(&mut self) {
+        // After a success, no file has this name.
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+/// The properties of the content that the writer does not see.
+pub(crate) struct Settings {
+    pub(crate) vocab_size: usize,
+    pub(crate) tokenizer: String,
+    pub(crate) template: Option<String>,
+    pub(crate) train_on: Option<TrainOn>,
+    pub(crate) bos_id: Option<u32>,
+    pub(crate) has_examples: bool,
+}
+
+impl TokenWriter {
+    /// Begins the file `path`.
+    pub(crate) fn create(path: &Path, vocab_size: usize) -> Result<Self, TokenizedError> {
+        let mut name = path.as_os_str().to_owned();
+        name.push(format!(".{}.tmp", std::process::id()));
+        let name = PathBuf::from(name);
+        let failed = |source| TokenizedError::Write { path: path.to_owned(), source };
+        let mut file = BufWriter::with_capacity(1 << 20, create_regular(&name).map_err(failed)?);
+        let unfinished = Unfinished(name);
+        file.write_all(&[0; LENGTH]).map_err(failed)?;
+        Ok(Self {
+            path: path.to_owned(),
+            unfinished,
+            file,
+            width: Width::of(vocab_size),
+            hasher: blake3::Hasher::new(),
+            frequencies: Frequencies::default(),
+            largest_id: 0,
+            bytes: 0,
+            tokens: 0,
+            sizes: Vec::new(),
+        })
+    }
+
+    /// Returns the number of ids that were written.
+    pub(crate) fn tokens(&self) -> u64 {
+        self.tokens
+    }
+
+    /// Writes ids and examples, and leaves both lists empty.
+    pub(crate) fn write(
+        &mut self,
+        ids: &mut IdBuffer,
+        examples: &mut ExampleBuffer,
+    ) -> Result<(), TokenizedError> {
+        let bytes = std::mem::take(ids.bytes());
+        let Self { frequencies, largest_id, tokens, .. } = self;
+        self.width.each(&bytes, |id| {
+            frequencies.count(id);
+            *largest_id = (*largest_id).max(id);
+            *tokens += 1;
+        });
+        self.append(&bytes)?;
+        let (bytes, sizes) = examples.take();
+        let mut rest = bytes.as_slice();
+        for size in sizes {
+            let (example, behind) = rest.split_at(size as usize);
+            rest = behind;
+            let part = RowPart::of_bytes(example, self.width);
+            part.targets().for_each(|id| self.frequencies.count(id));
+            self.largest_id = part.ids.iter().copied().fold(self.largest_id, u32::max);
+            self.tokens += part.ids.len() as u64;
+            let size = u32::try_from(size);
+            self.sizes.push(size.map_err(|_| TokenizedError::LongExample { path: self.path.clone() })?);
+        }
+        self.append(&bytes)
+    }
+
+    fn append(&mut self, bytes: &[u8]) -> Result<(), TokenizedError> {
+        self.hasher.update(bytes);
+        self.bytes += bytes.len() as u64;
+        self.file.write_all(bytes).map_err(|source| self.failed(source))
+    }
+
+    fn failed(&self, source: io::Error) -> TokenizedError {
+        TokenizedError::Write { path: self.path.clone(), source }
+    }
+
+    /// Writes the header, and gives the file its name when everything is on the disk.
+    pub(crate) fn finish(mut self, settings: Settings) -> Result<Header, TokenizedError> {
+        let totals = self.frequencies.totals();
+        let header = Header {
+            vocab_size: settings.vocab_size as u64,
+            tokenizer: settings.tokenizer,
+            template: settings.template,
+            train_on: settings.train_on,
+            bos_id: settings.bos_id,
+            examples: settings.has_examples.then_some(self.sizes.len() as u64),
+            bytes: self.bytes,
+            tokens: self.tokens,
+            targets: totals.targets as u64,
+            frequency_entropy: totals.frequency_entropy.to_bits(),
+            largest_id: self.largest_id,
+            hash: self.hasher.finalize().to_hex().to_string(),
+        };
+        let written = self.end(&header);
+        written.map_err(|source| self.failed(source))?;
+        Ok(header)
+    }
+
+    fn end(&mut self, header: &Header) -> io::Result<()> {
+        for size in &self.sizes {
+            self.file.write_all(&size.to_le_bytes())?;
+        }
+        self.file.seek(SeekFrom::Start(0))?;
+        self.file.write_all(&header.to_bytes())?;
+        self.file.flush()?;
+        self.file.get_ref().sync_all()?;
+        std::fs::rename(&self.unfinished.0, &self.path)?;
+        if cfg!(unix) {
+            // The new name is in the folder, which has its own buffer.
+            let folder = self.path.parent().filter(|folder| !folder.as_os_str().is_empty());
+            File::open(folder.unwrap_or(Path::new(".")))?.sync_all()?;
+        }
+        Ok(())
+    }
+}
