@@ -75,6 +75,10 @@ impl<'a> Vectors<'a> {
             let mut words = [_mm512_setzero_si512(); LANES];
             for (lane, words) in words.iter_mut().enumerate().take(strip.present) {
                 let at = (strip.first + lane) * self.stride + 2 * start;
+                // The processor does not predict accesses to so many short rows, so the next strip's are requested
+                // here. The address may be beyond the data, where a prefetch has no effect.
+                let next = self.data.as_ptr().wrapping_add(at + LANES * self.stride);
+                _mm_prefetch::<_MM_HINT_T0>(next.cast());
                 // SAFETY: the vector exists, the mask ends at its last element, and masked elements are not
                 // accessed.
                 *words = unsafe { _mm512_maskz_loadu_epi16(read, self.data.as_ptr().add(at).cast()) };
