@@ -19,7 +19,7 @@ pub(crate) struct MergedSource<'a, S, A> {
 }
 
 impl<'a, S, A> MergedSource<'a, S, A> {
-    /// Merges the parameters in `adapter`, which are `specs`, into those in `base`.
+    /// Merges the parameters `specs` of `adapter` into the parameters of `base`.
     pub(crate) fn new(base: S, adapter: A, lora: &'a LoraConfig, specs: &[ParameterSpec]) -> Self {
         let layers = specs.iter().filter_map(|spec| layer_of_first(&spec.path)).map(str::to_owned);
         Self { base, adapter, lora, layers: layers.collect() }

@@ -22,6 +22,9 @@ pub(crate) struct RunArguments {
     /// The files for --from: text, chats, completions or token ids, as in `data.path`; may be repeated
     #[arg(long, value_name = "PATH", requires = "from", conflicts_with = "config")]
     data: Vec<String>,
+    /// Train adapters in place of the parameters of the model of --from, as `adapter.kind = "lora"` does
+    #[arg(long, requires = "from")]
+    lora: bool,
     /// Override a key with a TOML value; a value that is not TOML is taken as text
     #[arg(long, value_name = "section.key=value")]
     set: Vec<String>,
@@ -34,7 +37,8 @@ impl RunArguments {
         let Some(model) = &self.from else { return load_settings(self.config.as_deref(), &self.set) };
         let quoted = |text: &String| toml::Value::String(text.clone());
         let data = toml::Value::Array(self.data.iter().map(quoted).collect());
-        let named = [format!("model.from={}", quoted(model)), format!("data.path={data}")];
+        let mut named = vec![format!("model.from={}", quoted(model)), format!("data.path={data}")];
+        named.extend(self.lora.then(|| "adapter.kind=lora".to_owned()));
         load(Base::FineTuning, &[&named, &self.set[..]].concat())
     }
 }

@@ -39,8 +39,8 @@ impl StoredAdapter {
         Ok(Some(Self { lora, fingerprint }))
     }
 
-    /// Returns the folder of the base: the given one, or the one in the configuration of the run. Its weights
-    /// must be those that the adapters were trained on.
+    /// Returns the folder of the base: the given one, or the one in the configuration of the run. The adapters
+    /// must have been trained on its weights.
     pub(crate) fn base(&self, given: Option<&Path>, of_run: Option<PathBuf>) -> Result<PathBuf, Failure> {
         const ADVICE: &str = "name the folder of the model that the adapters were trained on with --base DIR";
         let Some(base) = given.map(Path::to_owned).or(of_run) else {
@@ -53,7 +53,7 @@ impl StoredAdapter {
         })?;
         if found != self.fingerprint {
             return Err(Failure::input(format!(
-                "{}: these are other weights than those that the adapters were trained on: {ADVICE}",
+                "{}: the adapters were trained on other weights: {ADVICE}",
                 base.display()
             )));
         }

@@ -53,7 +53,7 @@ fn figures(folder: &TempDir) -> Vec<[f64; 2]> {
     metrics.lines().map(figure).collect()
 }
 
-/// The settings of new adapters on the queries in place of those of the reference.
+/// The settings of new adapters on the queries, in place of the adapters of the reference.
 const NEW: [&str; 2] = ["adapter.kind=lora", "adapter.targets=[\"q_proj\"]"];
 
 /// Writes the configuration without its adapters, which arguments add.
@@ -83,6 +83,24 @@ fn the_binary_trains_as_peft_does() {
         for (found, key, tolerance) in [(found[0], "loss", 5e-6), (found[1], "grad_norm", 5e-5)] {
             let expected = expected[key].as_f64().expect("a number");
             assert!((found - expected).abs() <= tolerance * expected, "{key}: {found} for {expected}");
+        }
+    }
+}
+
+/// Slices, a head in parts and recomputation change the order of sums at most.
+#[test]
+fn other_ways_to_run_train_alike() {
+    let folder = folder();
+    succeed(&folder, &["train", "lora.toml"], &["run.steps=2"]);
+    let expected = figures(&folder);
+    for set in [
+        &["pipeline.schedule=seq1f1b", "pipeline.slices=2"][..],
+        &["pipeline.head_parts=2", "pipeline.schedule=zbvzerobubble"],
+        &["pipeline.recompute=block", "run.accumulate=2", "pipeline.microbatches=4"],
+    ] {
+        succeed(&folder, &["train", "lora.toml"], &[set, &["run.steps=2"]].concat());
+        for (found, expected) in figures(&folder).iter().flatten().zip(expected.iter().flatten()) {
+            assert!((found - expected).abs() <= 5e-6 * expected, "{set:?}: {found} for {expected}");
         }
     }
 }
@@ -321,7 +339,7 @@ fn a_run_of_other_adapters_or_another_base_is_refused() {
     refused(
         &["export", "out", "merged", "--merge", "--base", &dir],
         &[],
-        "these are other weights than those",
+        "the adapters were trained on other weights",
     );
     let none = ["run.steps=4", "adapter.kind=none"];
     let config = folder.path().join("out/config.toml");

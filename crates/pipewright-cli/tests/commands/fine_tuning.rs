@@ -42,6 +42,16 @@ fn a_model_is_fine_tuned_without_a_configuration() {
 }
 
 #[test]
+fn adapters_are_trained_without_a_configuration_too() {
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    let more = [&["--lora"][..], &SHORT, &["--set", "adapter.rank=2"]].concat();
+    let (code, words) = fine_tune(folder.path(), "train", &more);
+    assert!(code == Some(0) && words.contains("adapter: lora of rank 2 on 56 layers"), "{words}");
+    let output = run_in(folder.path(), &["train", "--lora"]);
+    assert!(output.status.code() == Some(2) && text(&output.stderr).contains("--from"));
+}
+
+#[test]
 fn several_files_are_one_set_of_data() {
     let folder = tempfile::tempdir().expect("a scratch folder");
     for name in ["a \"quoted\" name.txt", "b.txt"] {

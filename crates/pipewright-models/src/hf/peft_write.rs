@@ -17,7 +17,7 @@ use super::write::{Scratch, require_vacant};
 use crate::lora::LoraConfig;
 use crate::parameter::{ParameterSource, ParameterSpec};
 
-/// What a directory says about its adapters.
+/// The description of the adapters in a directory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Described<'a> {
     /// The settings.

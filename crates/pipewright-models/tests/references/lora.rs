@@ -86,7 +86,7 @@ fn masks_and_first_values_do_not_depend_on_the_cut() {
     assert_eq!(run("1f1b", 4, &recompute), one_rank);
     let reference = Reference::load_adapted("qwen3-tiny");
     assert_ne!(one_rank[1].grad_norm, reference.expected.steps[1].grad_norm, "nothing is dropped");
-    // New adapters add zero, so the first loss is that of the base.
+    // New adapters add zero, so the first loss is the base's.
     assert!((one_rank[0].loss - reference.expected.steps[0].loss).abs() < 1e-6 * one_rank[0].loss);
 }
 

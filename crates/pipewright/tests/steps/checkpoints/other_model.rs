@@ -6,11 +6,12 @@ use burn::optim::AdamWConfig;
 use burn::tensor::{Device, Tensor};
 use pipewright::mesh::DataParallelMode;
 use pipewright::nn::Linear;
-use pipewright::pipeline::{Layers, Pipeline, PipelineBuilder};
+use pipewright::pipeline::{Layers, Pipeline, PipelineBuilder, PipelineConfig};
 use pipewright::stage::{StageContext, StageModule};
+use pipewright::transport::World;
 
 use super::{MICROBATCHES, folder, newest, parameters, save, take_steps};
-use crate::support::{WIDTH, loss};
+use crate::support::{WIDTH, config, loss, program, stage};
 
 /// A linear layer, with or without an adapter.
 #[derive(Module, Debug)]
@@ -133,4 +134,48 @@ fn save_of(pipeline: &mut Pipeline, folder: &std::path::Path, writers: u32) {
     let mut writer = CheckpointWriter::start(owned, 1, writers, super::DEADLINE).expect("a writer");
     writer.save(super::state(pipeline, 2)).expect("it is saved");
     writer.wait().expect("it is written");
+}
+
+/// Launches stages whose weights are the base, so that only biases are trained.
+fn launch_on_base(schedule: &str, ranks: u32, config: &PipelineConfig) -> Pipeline {
+    let program = program(schedule, ranks, MICROBATCHES);
+    let stages = program.placement().stages();
+    let make =
+        move |index| stage(index, stages).map(|stage| stage.with_base(|path| path.ends_with("weight")));
+    let world = World::local(ranks * config.data_parallel);
+    Pipeline::launch(program, world, config, make).expect("it starts")
+}
+
+#[test]
+fn a_base_is_neither_trained_nor_stored() {
+    let is_base = |(path, _): &(std::sync::Arc<str>, Vec<u32>)| path.ends_with("weight");
+    let mut whole = launch_on_base("zb-h1", 2, &config());
+    let first = parameters(&mut whole);
+    take_steps(&mut whole, 0..4);
+    let trained = parameters(&mut whole);
+    for (before, after) in first.iter().zip(&trained) {
+        assert_eq!(before.1 == after.1, is_base(before), "{}", before.0);
+    }
+    let sharded =
+        PipelineConfig { data_parallel: 2, data_parallel_mode: DataParallelMode::Sharded, ..config() };
+    for (own, other) in [(config(), config()), (sharded.clone(), config()), (config(), sharded)] {
+        let folder = folder();
+        let mut pipeline = launch_on_base("1f1b", 2, &own);
+        take_steps(&mut pipeline, 0..2);
+        assert_eq!(pipeline.unfreeze(|_| true).expect("every rank answers"), 0, "the base stays frozen");
+        save(&mut pipeline, 2, folder.path(), 1).expect("it is saved");
+        let checkpoint = newest(folder.path());
+        assert!(checkpoint.parameters().all(|stored| stored.path.ends_with("bias")));
+        assert_eq!(checkpoint.frozen().count(), 0);
+        let mut resumed = launch_on_base("zb-h1", 4, &other);
+        assert!(resumed.restore_matching(&checkpoint).expect("it is restored").missing.is_empty());
+        take_steps(&mut resumed, 2..4);
+        let near = |(found, expected): (&u32, &u32)| {
+            let (found, expected) = (f32::from_bits(*found), f32::from_bits(*expected));
+            (found - expected).abs() <= 1e-5
+        };
+        for (found, expected) in parameters(&mut resumed).iter().zip(&trained) {
+            assert!(found.0 == expected.0 && found.1.iter().zip(&expected.1).all(near), "{}", found.0);
+        }
+    }
 }
