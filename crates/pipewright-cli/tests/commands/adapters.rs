@@ -97,12 +97,27 @@ fn other_ways_to_run_train_alike() {
         &["pipeline.schedule=seq1f1b", "pipeline.slices=2"][..],
         &["pipeline.head_parts=2", "pipeline.schedule=zbvzerobubble"],
         &["pipeline.recompute=block", "run.accumulate=2", "pipeline.microbatches=4"],
+        &["mesh.data_parallel=2", "mesh.data_parallel_mode=sharded"],
     ] {
         succeed(&folder, &["train", "lora.toml"], &[set, &["run.steps=2"]].concat());
         for (found, expected) in figures(&folder).iter().flatten().zip(expected.iter().flatten()) {
             assert!((found - expected).abs() <= 5e-6 * expected, "{set:?}: {found} for {expected}");
         }
     }
+    // The last run was sharded; one pipeline resumes it, in half precision too.
+    succeed(
+        &folder,
+        &["resume", "out"],
+        &["run.steps=3", "mesh.data_parallel=1", "mesh.data_parallel_mode=replicated"],
+    );
+    succeed(
+        &folder,
+        &["train", "lora.toml"],
+        &["run.steps=2", "run.precision=bf16", "mesh.data_parallel=2", "mesh.data_parallel_mode=sharded"],
+    );
+    succeed(&folder, &["resume", "out"], &["run.steps=3"]);
+    let (found, expected) = (figures(&folder)[1][0], expected[1][0]);
+    assert!(found != expected && (found - expected).abs() <= 4e-3 * expected, "{found} for {expected}");
 }
 
 #[test]
@@ -124,6 +139,8 @@ fn check_counts_what_is_trained() {
     assert_eq!([with, gradients, optimizer], [all + 4 * own, 4 * own, 8 * own]);
     assert_eq!(trained, json!(own));
     assert!(said.contains("adapter: lora of rank 8 on 8 layers: 10240 parameters trained, 2.8"), "{said}");
+    let ([half, ..], ..) = bytes(&[&NEW[..], &["run.precision=bf16"]].concat());
+    assert_eq!(half, all / 2 + 4 * own);
 }
 
 #[test]

@@ -78,14 +78,22 @@ impl StateRule {
     /// Returns the bytes for these parameters, without their gradients. The optimizer has a state for those
     /// whose paths `is_trained` accepts.
     pub fn of(&self, specs: &[ParameterSpec], is_trained: impl Fn(&str) -> bool) -> StateBytes {
-        let elements = specs.iter().map(|spec| product(&spec.shape)).fold(0, u64::saturating_add);
-        let trained = specs.iter().filter(|spec| is_trained(&spec.path));
-        let state = trained.map(|spec| self.optimizer.bytes(spec));
+        let (trained, frozen): (Vec<_>, Vec<_>) = specs.iter().partition(|spec| is_trained(&spec.path));
+        let elements = |specs: &[&ParameterSpec]| {
+            specs.iter().map(|spec| product(&spec.shape)).fold(0, u64::saturating_add)
+        };
+        let (all, base) = (elements(&trained), elements(&frozen));
+        let state = trained.iter().map(|spec| self.optimizer.bytes(spec));
         StateBytes {
-            parameters: elements.saturating_mul(ELEMENT),
+            // The base of adapters is held in the precision in which it computes.
+            parameters: all
+                .saturating_mul(ELEMENT)
+                .saturating_add(base.saturating_mul(self.precision.bytes())),
             copy: match self.precision {
                 Precision::F32 => 0,
-                half => elements.saturating_mul(half.bytes()),
+                // Adapters compute in single precision.
+                _ if base > 0 => 0,
+                half => all.saturating_mul(half.bytes()),
             },
             optimizer: state.fold(0, u64::saturating_add),
         }

@@ -101,6 +101,23 @@ impl<M: StageBody> HeldModule<M> {
         module
     }
 
+    /// Rounds the parameters whose paths `contains` accepts to the precision in which the stage computes, so
+    /// that the computing copy shares their storage.
+    pub(super) fn round(&mut self, contains: &dyn Fn(&str) -> bool) {
+        let Some(half) = self.precision.half() else { return };
+        let table = self.table.clone();
+        self.replace(|module| {
+            let (module, outcome) = filled(module, |index, held| {
+                let is_rounded = contains(&table.paths()[index])
+                    && held.dtype() == DType::F32
+                    && !table.stays_single(index);
+                Ok(is_rounded.then(|| held.clone().cast(half)))
+            });
+            outcome.unwrap_or_else(|never: Infallible| match never {});
+            module
+        });
+    }
+
     /// Returns the module that the last forward has used, if it still exists, and otherwise the module
     /// itself.
     pub(super) fn last_computing(&self) -> &M {

@@ -108,10 +108,12 @@ impl<M: StageBody> TrainingStage<M> {
         Ok(stage)
     }
 
-    /// Freezes the base of the adapter, if the stage has one.
+    /// Freezes the base of the adapter, if the stage has one. In half precision it is rounded once: no update
+    /// needs its other digits.
     fn freeze_base(&mut self) {
         if let Some(is_base) = &self.is_base {
             self.module.freeze(is_base, true);
+            self.module.round(is_base);
         }
     }
 

@@ -3,11 +3,12 @@
 use burn::module::Module;
 use burn::nn::LinearConfig;
 use burn::optim::AdamWConfig;
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{DType, Device, Tensor};
 use pipewright::mesh::DataParallelMode;
 use pipewright::nn::Linear;
 use pipewright::pipeline::{Layers, Pipeline, PipelineBuilder, PipelineConfig};
 use pipewright::stage::{StageContext, StageModule};
+use pipewright::tensor::Precision;
 use pipewright::transport::World;
 
 use super::{MICROBATCHES, folder, newest, parameters, save, take_steps};
@@ -142,40 +143,47 @@ fn launch_on_base(schedule: &str, ranks: u32, config: &PipelineConfig) -> Pipeli
     let stages = program.placement().stages();
     let make =
         move |index| stage(index, stages).map(|stage| stage.with_base(|path| path.ends_with("weight")));
-    let world = World::local(ranks * config.data_parallel);
-    Pipeline::launch(program, world, config, make).expect("it starts")
+    Pipeline::launch(program, World::local(ranks), config, make).expect("it starts")
 }
 
 #[test]
 fn a_base_is_neither_trained_nor_stored() {
-    let is_base = |(path, _): &(std::sync::Arc<str>, Vec<u32>)| path.ends_with("weight");
-    let mut whole = launch_on_base("zb-h1", 2, &config());
-    let first = parameters(&mut whole);
-    take_steps(&mut whole, 0..4);
-    let trained = parameters(&mut whole);
-    for (before, after) in first.iter().zip(&trained) {
-        assert_eq!(before.1 == after.1, is_base(before), "{}", before.0);
-    }
-    let sharded =
-        PipelineConfig { data_parallel: 2, data_parallel_mode: DataParallelMode::Sharded, ..config() };
-    for (own, other) in [(config(), config()), (sharded.clone(), config()), (config(), sharded)] {
+    for precision in [Precision::F32, Precision::Bf16] {
+        let config = PipelineConfig { precision, ..config() };
+        let mut whole = launch_on_base("zb-h1", 2, &config);
+        let first = parameters(&mut whole);
+        take_steps(&mut whole, 0..4);
+        let trained = parameters(&mut whole);
+        for ((path, before), (_, after)) in first.iter().zip(&trained) {
+            assert_eq!(before == after, path.ends_with("weight"), "{path}");
+        }
         let folder = folder();
-        let mut pipeline = launch_on_base("1f1b", 2, &own);
+        let mut pipeline = launch_on_base("1f1b", 2, &config);
         take_steps(&mut pipeline, 0..2);
         assert_eq!(pipeline.unfreeze(|_| true).expect("every rank answers"), 0, "the base stays frozen");
         save(&mut pipeline, 2, folder.path(), 1).expect("it is saved");
         let checkpoint = newest(folder.path());
         assert!(checkpoint.parameters().all(|stored| stored.path.ends_with("bias")));
         assert_eq!(checkpoint.frozen().count(), 0);
-        let mut resumed = launch_on_base("zb-h1", 4, &other);
+        let mut resumed = launch_on_base("zb-h1", 4, &config);
         assert!(resumed.restore_matching(&checkpoint).expect("it is restored").missing.is_empty());
         take_steps(&mut resumed, 2..4);
-        let near = |(found, expected): (&u32, &u32)| {
-            let (found, expected) = (f32::from_bits(*found), f32::from_bits(*expected));
-            (found - expected).abs() <= 1e-5
-        };
-        for (found, expected) in parameters(&mut resumed).iter().zip(&trained) {
-            assert!(found.0 == expected.0 && found.1.iter().zip(&expected.1).all(near), "{}", found.0);
-        }
+        assert_eq!(parameters(&mut resumed), trained);
     }
+}
+
+/// The bytes of a base in half precision are those of its computing copy.
+#[test]
+fn a_base_is_held_in_the_precision_in_which_it_computes() {
+    let types = |precision| {
+        let mut pipeline = launch_on_base("1f1b", 2, &PipelineConfig { precision, ..config() });
+        let all = pipeline.parameters().expect("every rank answers");
+        let of = |ending: &str| {
+            let own = all.iter().filter(|parameter| parameter.path.ends_with(ending));
+            own.map(|parameter| parameter.data.dtype()).collect::<std::collections::HashSet<_>>()
+        };
+        [of("weight"), of("bias")]
+    };
+    assert_eq!(types(Precision::F32), [[DType::F32].into(), [DType::F32].into()]);
+    assert_eq!(types(Precision::Bf16), [[DType::BF16].into(), [DType::F32].into()]);
 }
