@@ -133,12 +133,17 @@ fn shown(rows: &mut TokenRows, count: usize, codec: &TokenCodec, marks: &Marks) 
 
 /// Returns the text of a record, with the tokens that do not count marked.
 fn marked(part: &RowPart, codec: &TokenCodec, marks: &Marks) -> Result<String, Failure> {
-    let (mut text, mut start) = (String::new(), 0);
-    for run in part.counts.chunk_by(|before, after| before == after) {
-        let ids = &part.ids[start..start + run.len()];
-        start += run.len();
-        let words = codec.decode_all(ids).map_err(Failure::input)?;
-        let words = escape(&words);
+    let runs: Vec<&[bool]> = part.counts.chunk_by(|before, after| before == after).collect();
+    let mut rest = part.ids.as_slice();
+    let ids = runs.iter().map(|run| {
+        let (ids, behind) = rest.split_at(run.len());
+        rest = behind;
+        ids
+    });
+    let texts = codec.decode_runs(ids).map_err(Failure::input)?;
+    let mut text = String::new();
+    for (run, words) in runs.iter().zip(&texts) {
+        let words = escape(words);
         if run[0] || words.is_empty() {
             text.push_str(&words);
         } else {

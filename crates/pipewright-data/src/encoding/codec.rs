@@ -73,6 +73,29 @@ impl TokenCodec {
         }
     }
 
+    /// Returns the texts of consecutive runs of token ids, with special tokens. A tokenizer may leave out the
+    /// space at the beginning of a text, so the text of a run is the text that it adds to the runs before it.
+    ///
+    /// # Errors
+    /// When the tokenizer fails.
+    pub fn decode_runs<'i>(
+        &self,
+        runs: impl IntoIterator<Item = &'i [u32]>,
+    ) -> Result<Vec<String>, DataError> {
+        let (mut ids, mut before, mut texts) = (Vec::new(), String::new(), Vec::new());
+        for run in runs {
+            ids.extend(run);
+            let whole = self.decode_all(&ids)?;
+            texts.push(match whole.strip_prefix(&before) {
+                Some(added) => added.to_owned(),
+                // The run before ends inside a character.
+                None => self.decode_all(run)?,
+            });
+            before = whole;
+        }
+        Ok(texts)
+    }
+
     /// Returns the text of token ids. Bytes that are not UTF-8 and ids above 255 become replacement
     /// characters.
     ///

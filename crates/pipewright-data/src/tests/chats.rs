@@ -345,7 +345,7 @@ fn templates_that_cannot_be_used() {
 #[cfg(feature = "tokenizers")]
 mod with_a_tokenizer {
     use super::*;
-    use crate::Tokenizer;
+    use crate::{TokenCodec, Tokenizer};
 
     /// A tokenizer of words that puts `<s>` (id 1) before a text. `ab` is one token across two messages.
     const TOKENIZER: &str = r#"{"version": "1.0", "pre_tokenizer": {"type": "WhitespaceSplit"},
@@ -417,5 +417,18 @@ mod with_a_tokenizer {
                 assert_eq!(targets_of(&both, &lines, settings), expected, "{lines}, {settings}");
             }
         }
+    }
+
+    #[test]
+    fn runs_of_tokens_keep_the_spaces_between_them() {
+        let folder = tempfile::tempdir().expect("a scratch folder");
+        let path = folder.path().join("tokenizer.json");
+        std::fs::write(&path, TOKENIZER).expect("a file");
+        let codec = TokenCodec::open(&Tokenizer::File(path)).expect("a tokenizer");
+        let runs: [&[u32]; 3] = [&[1, 3], &[4], &[5, 6]];
+        assert_eq!(codec.decode_runs(runs).expect("they are known"), ["<s> to", " be", " or not"]);
+        let bytes = TokenCodec::open(&Tokenizer::Bytes).expect("bytes need no file");
+        let runs: [&[u32]; 2] = [&[0x61, 0xc3], &[0xa9, 0x62]];
+        assert_eq!(bytes.decode_runs(runs).expect("they are bytes"), ["a\u{fffd}", "\u{fffd}b"]);
     }
 }
