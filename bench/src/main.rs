@@ -2,28 +2,26 @@
 //! machine changes between runs.
 //!
 //! ```text
-//! cargo run --release -p pipewright-bench -- bound      # 1F1B on two ranks against the bound of the
-//! schedule cargo run --release -p pipewright-bench -- memory     # peak resident size with 8 and with 64
-//! microbatches cargo run --release -p pipewright-bench -- activations  # measured peaks of activations
-//! against the simulation cargo run --release -p pipewright-bench -- overhead   # time per action with stages
-//! that do nothing cargo run --release -p pipewright-bench -- epilogue   # time after the program, on 2 to
-//! 128 ranks that do nothing cargo run --release -p pipewright-bench -- checkpoints # the cost of saving,
-//! against a step cargo run --release -p pipewright-bench -- engine     # the schedule engine's time per
-//! action cargo run --release -p pipewright-bench -- schedules  # each schedule against one rank, and against
-//! its simulation cargo run --release -p pipewright-bench -- predict    # predictions of a profile against
-//! runs that it has not seen cargo run --release -p pipewright-bench -- experts    # a mixture of experts
-//! against a dense layer of the same work cargo run --release -p pipewright-bench -- products   # the
-//! products of a layer against the rate of the instructions cargo run --release -p pipewright-bench -- scan
-//! # Mamba-2's scan in chunks against its recurrence cargo run --release -p pipewright-bench -- shards     #
-//! memory of a rank with sharded parameters cargo run --release -p pipewright-bench --features mpi --
-//! processes  # two processes against two threads cargo run --release -p pipewright-bench --features mpi --
-//! ping-pong  # messages over MPI, with and without posted receives cargo run --release -p pipewright-bench
-//! -- hybrid     # a hybrid model on two ranks, cut by its costs cargo run --release -p pipewright-bench --
-//! peer       # against PyTorch; needs bench/peer/setup.sh cargo run --release -p pipewright-bench --
-//! precision --peer  # f32 and bfloat16, and PyTorch's; needs bench/peer/setup.sh cargo run --release -p
-//! pipewright-bench -- families   # Nemotron-H and Qwen3-MoE against transformers; needs bench/peer/setup.sh
-//! cargo run --release -p pipewright-bench -- published runs.toml  # predictions for clusters against
-//! published runs
+//! cargo run --release -p pipewright-bench -- bound      # 1F1B on two ranks against the bound of the schedule
+//! cargo run --release -p pipewright-bench -- memory     # peak resident size with 8 and with 64 microbatches
+//! cargo run --release -p pipewright-bench -- activations  # measured peaks of activations against the simulation
+//! cargo run --release -p pipewright-bench -- overhead   # time per action with stages that do nothing
+//! cargo run --release -p pipewright-bench -- epilogue   # time after the program, on 2 to 128 ranks that do nothing
+//! cargo run --release -p pipewright-bench -- checkpoints # the cost of saving, against a step
+//! cargo run --release -p pipewright-bench -- engine     # the schedule engine's time per action
+//! cargo run --release -p pipewright-bench -- schedules  # each schedule against one rank, and against its simulation
+//! cargo run --release -p pipewright-bench -- predict    # predictions of a profile against runs that it has not seen
+//! cargo run --release -p pipewright-bench -- experts    # a mixture of experts against a dense layer of the same work
+//! cargo run --release -p pipewright-bench -- products   # the products of a layer against the rate of the instructions
+//! cargo run --release -p pipewright-bench -- scan       # Mamba-2's scan in chunks against its recurrence
+//! cargo run --release -p pipewright-bench -- shards     # memory of a rank with sharded parameters
+//! cargo run --release -p pipewright-bench --features mpi -- processes  # two processes against two threads
+//! cargo run --release -p pipewright-bench --features mpi -- ping-pong  # messages over MPI, with and without posted receives
+//! cargo run --release -p pipewright-bench -- hybrid     # a hybrid model on two ranks, cut by its costs
+//! cargo run --release -p pipewright-bench -- peer       # against PyTorch; needs bench/peer/setup.sh
+//! cargo run --release -p pipewright-bench -- precision --peer  # f32, bfloat16, and PyTorch; needs setup.sh
+//! cargo run --release -p pipewright-bench -- families   # Nemotron-H and Qwen3-MoE against transformers; needs bench/peer/setup.sh
+//! cargo run --release -p pipewright-bench -- published runs.toml  # predictions for clusters against published runs
 //! ```
 
 #![expect(clippy::print_stdout, reason = "a bench prints its figures")]

@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 
 use pipewright::tensor::Precision;
 use pipewright::transport::World;
+use pipewright_schedule::words::counted;
 
 use crate::model::{Bench, Setup};
 use crate::peer;
@@ -55,12 +56,12 @@ pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
             if options.peer {
                 figures.peer.push(peer_rates(&options.python, ranks, options)?);
             }
-            println!("{ranks} rank(s), turn {turn}: {}", figures.latest());
+            println!("{}, turn {turn}: {}", counted(ranks.get(), "rank"), figures.latest());
         }
         all.push((ranks, figures));
     }
     println!("tokens per second, {} microbatches, one thread per rank:", options.microbatches);
-    all.iter().for_each(|(ranks, figures)| println!("{ranks} rank(s)\n{figures}"));
+    all.iter().for_each(|(ranks, figures)| println!("{}\n{figures}", counted(ranks.get(), "rank")));
     Ok(())
 }
 

@@ -63,7 +63,7 @@ pub struct Sampling {
     pub repetition_penalty: f64,
     /// Logits are divided by this. 0 always takes the most probable token; of equal ones the first.
     pub temperature: f64,
-    /// Only so many of the most probable tokens count; 0 for all. Of equal ones the first count.
+    /// The number of most probable tokens that count; 0 for all. Of equal tokens the first ones count.
     pub top_k: usize,
     /// Only the most probable tokens count that together have at least this probability (Holtzman et al.,
     /// 2020).

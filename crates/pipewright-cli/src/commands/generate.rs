@@ -7,6 +7,7 @@ use std::time::Instant;
 
 use burn::tensor::Device;
 use clap::Args;
+use pipewright::train::data::ChatTemplate;
 use pipewright_models::generation::{Generated, Request, Sampling, generate};
 use serde_json::json;
 
@@ -14,7 +15,6 @@ use crate::commands::generate::chat::{Answer, Chat};
 use crate::display::say;
 use crate::failure::Failure;
 use crate::output;
-use crate::training::data::chat_template;
 use crate::training::model::{check_weights, unknown_note};
 use crate::training::trained_model::{self, Origin, TrainedModel};
 
@@ -24,7 +24,8 @@ pub(crate) struct GenerateArguments {
     /// The folder of a run, for its newest checkpoint, a checkpoint, or a Hugging Face directory
     #[arg(value_name = "RUN_DIR|MODEL_DIR")]
     model: PathBuf,
-    /// The text that the generated text follows; with --chat a message, and without it all lines of standard input
+    /// The text that the generated text follows; with --chat a message, and without one each line of standard
+    /// input is a message
     #[arg(long, value_name = "TEXT", required_unless_present = "chat")]
     prompt: Option<String>,
     /// Answer messages: the chat template of the model renders them
@@ -36,9 +37,9 @@ pub(crate) struct GenerateArguments {
     /// A chat template by name or file, in place of the model's own
     #[arg(long, value_name = "NAME|FILE", requires = "chat")]
     chat_template: Option<String>,
-    /// The number of tokens to generate
-    #[arg(long, value_name = "N", default_value_t = 100)]
-    tokens: usize,
+    /// The number of tokens to generate, at most: 100, or 1000 for an answer
+    #[arg(long, value_name = "N")]
+    tokens: Option<usize>,
     /// The divisor of the logits: below 1 for more probable tokens; 0 always takes the most probable one
     #[arg(long, value_name = "T", default_value_t = 1.0, allow_negative_numbers = true)]
     temperature: f64,
@@ -64,6 +65,10 @@ pub(crate) struct GenerateArguments {
     #[arg(long)]
     json: bool,
 }
+
+/// The limits of tokens without `--tokens`.
+const LONGEST_TEXT: usize = 100;
+const LONGEST_ANSWER: usize = 1000;
 
 /// The times of a generation in seconds.
 struct Times {
@@ -94,7 +99,7 @@ pub(crate) fn run(arguments: &GenerateArguments) -> Result<(), Failure> {
         notes.iter().flatten().for_each(|note| say(note));
     }
     if let Some(template) = &arguments.chat_template {
-        found.chat.chat_template = Some(chat_template(template));
+        found.chat.chat_template = Some(ChatTemplate::of(template));
     }
     let model = found.model.whole(found.origin.source(), &Device::flex()).map_err(Failure::input)?;
     let request = arguments.request(&found);
@@ -128,7 +133,7 @@ impl GenerateArguments {
     fn request<'a>(&self, found: &'a TrainedModel) -> Request<'a> {
         Request {
             prompt: &[],
-            tokens: self.tokens,
+            tokens: self.tokens.unwrap_or(if self.chat { LONGEST_ANSWER } else { LONGEST_TEXT }),
             ends: &found.ends,
             sampling: Sampling {
                 repetition_penalty: self.repetition_penalty,

@@ -11,7 +11,7 @@ use crate::config::paths::Surroundings;
 use crate::config::problem::ProblemKind;
 use crate::config::section::{Bound, Section};
 
-/// A larger rank than any layer is wide is a mistake.
+/// The largest rank: no layer is as wide.
 const LARGEST_RANK: u32 = 1 << 16;
 /// The word for all linear layers, as in PEFT.
 const ALL_LINEAR: &str = "all-linear";
@@ -110,7 +110,7 @@ pub(super) fn read(
     Some(AdapterSettings { kind, source })
 }
 
-/// Reports keys of adapters that there are not.
+/// Reports keys that have no effect without adapters.
 fn report_without_kind(section: &mut Section<'_>) {
     const KEYS: [&str; 6] = ["rank", "alpha", "dropout", "rslora", "targets", "path"];
     for key in KEYS.into_iter().filter(|key| section.is_written(key)).collect::<Vec<_>>() {

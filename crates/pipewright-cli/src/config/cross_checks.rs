@@ -1,6 +1,7 @@
 //! Checks that compare keys of several sections. They run only if no key has a problem by itself, because
 //! they would compare defaults that the user did not write.
 
+use pipewright::train::Decay;
 use pipewright_schedule::generate::find;
 use pipewright_schedule::lower::ProgramSource;
 use pipewright_schedule::{Recompute, Slices};
@@ -63,7 +64,7 @@ impl CrossChecks<'_> {
         }
         let (optimizer, steps) = (&self.settings.optimizer, self.settings.run.steps);
         let (warmup_steps, restart_at) = (optimizer.warmup_steps, optimizer.restart_at);
-        let decay_steps = optimizer.decay_steps.unwrap_or(0);
+        let decay_steps = optimizer.decay_steps.filter(|_| optimizer.schedule == Decay::Wsd).unwrap_or(0);
         let since_restart = steps.saturating_sub(restart_at);
         let after_warmup = since_restart.saturating_sub(warmup_steps);
         if restart_at > 0 && restart_at >= steps {
@@ -74,7 +75,10 @@ impl CrossChecks<'_> {
             let kind = ProblemKind::LongSecondWarmup { warmup_steps, restart_at, steps };
             self.report_too_long("warmup_steps", kind);
         } else if decay_steps > after_warmup {
-            self.report_too_long("decay_steps", ProblemKind::LongDecay { decay_steps, steps: after_warmup });
+            self.report_too_long(
+                "decay_steps",
+                ProblemKind::LongDecay { decay_steps, restart_at, steps: after_warmup },
+            );
         }
     }
 

@@ -147,12 +147,11 @@ pub(super) fn read(
 /// Reads the name of a chat template, or the path of a file with one.
 fn read_chat_template(section: &mut Section<'_>) -> Option<String> {
     let text = section.text("chat_template")?;
-    if ChatTemplate::NAMES.contains(&text.as_str()) {
-        return Some(text);
-    }
-    // A word without a folder or an ending is a misspelt name.
-    if !text.contains(['/', '.', '~', '$']) {
-        section.report_unknown_word("chat_template", &text, ChatTemplate::NAMES.into_iter());
+    if let ChatTemplate::Named(name) = ChatTemplate::of(&text) {
+        if ChatTemplate::NAMES.contains(&name.as_str()) {
+            return Some(name);
+        }
+        section.report_unknown_word("chat_template", &name, ChatTemplate::NAMES.into_iter());
         return None;
     }
     section.path("chat_template").map(|path| path.to_string_lossy().into_owned())

@@ -17,7 +17,7 @@ pub(crate) struct OptimizerSettings {
     pub(crate) name: OptimizerName,
     /// The highest learning rate.
     pub(crate) learning_rate: f64,
-    /// The rate to which the learning rate falls, if its schedule depends on the length of the run.
+    /// The rate to which the learning rate falls, if it is written.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) min_learning_rate: Option<f64>,
     /// AdamW, Adam: the decay rates of the first and second moment.
@@ -116,16 +116,17 @@ pub(super) fn read(document: &mut Document, surroundings: &Surroundings) -> Opti
     }
 }
 
-/// Reads the rate to which a schedule falls. A resumed run may change its schedule and cannot remove a key, so the key
-/// is allowed where it has no effect.
+/// Reads the rate to which a schedule falls. A resumed run may change its schedule and change back, so the key is kept
+/// where it has no effect.
 fn read_lowest(section: &mut Section<'_>, schedule: Decay, highest: f64) -> Option<f64> {
     const KEY: &str = "min_learning_rate";
+    if !section.is_written(KEY) {
+        return None;
+    }
     let lowest = section.single(KEY, 0.0, &Bound::NonNegative);
     if !schedule.has_lowest() {
         note_no_effect(section, KEY, schedule);
-        return None;
-    }
-    if lowest > highest {
+    } else if lowest > highest {
         section.report(KEY, ProblemKind::LowestAboveHighest { lowest, highest });
     }
     Some(lowest)
@@ -140,15 +141,12 @@ fn read_decay_steps(section: &mut Section<'_>, schedule: Decay) -> Option<u64> {
     let steps = section.whole(KEY, 1, 1, i64::MAX as u64);
     if schedule != Decay::Wsd {
         note_no_effect(section, KEY, schedule);
-        return None;
     }
     Some(steps)
 }
 
 fn note_no_effect(section: &mut Section<'_>, key: &'static str, schedule: Decay) {
-    if section.is_written(key) {
-        section.note(format!("`optimizer.{key}` has no effect with `schedule = \"{}\"`", schedule.name()));
-    }
+    section.note(format!("`optimizer.{key}` has no effect with `schedule = \"{}\"`", schedule.name()));
 }
 
 /// Reads the settings of algorithms with momentum, which others refuse.

@@ -16,10 +16,10 @@ pub(crate) struct RunArguments {
     /// The configuration file; by default, the built-in sample
     #[arg(value_name = "CONFIG.toml")]
     config: Option<PathBuf>,
-    /// Fine-tune the model in this Hugging Face directory, without a configuration file
+    /// Fine-tune the model in this Hugging Face directory (`model.from`), without a configuration file
     #[arg(long, value_name = "DIR", requires = "data", conflicts_with = "config")]
     from: Option<String>,
-    /// The files for --from: text, chats, completions or token ids, as in `data.path`; may be repeated
+    /// The data for --from (`data.path`): text, chats, completions or token ids; may be repeated
     #[arg(long, value_name = "PATH", requires = "from", conflicts_with = "config")]
     data: Vec<String>,
     /// Train adapters in place of the parameters of the model of --from, as `adapter.kind = "lora"` does

@@ -62,19 +62,10 @@ fn open_files(
     Ok((training, Some(held_out)))
 }
 
-/// Returns the chat template with this name, or in this file. A word without a folder or an ending is a name.
-pub(crate) fn chat_template(name: &str) -> ChatTemplate {
-    if ChatTemplate::NAMES.contains(&name) || !name.contains(['/', '.']) {
-        ChatTemplate::Named(name.to_owned())
-    } else {
-        ChatTemplate::File(name.into())
-    }
-}
-
 /// Returns the settings of the data source.
 pub(crate) fn data_config(settings: &Settings) -> DataConfig {
     let data = &settings.data;
-    let chat_template = data.chat_template.as_deref().map(chat_template);
+    let chat_template = data.chat_template.as_deref().map(ChatTemplate::of);
     DataConfig {
         path: data.path.clone(),
         tokenizer: match data.tokenizer.as_str() {

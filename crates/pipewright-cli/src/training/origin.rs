@@ -5,6 +5,7 @@
 //! export.
 
 use std::fs;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use pipewright::bounded_file::{refuse_special, require_regular};
@@ -19,6 +20,8 @@ use crate::failure::Failure;
 
 /// The name of the folder.
 const MODEL: &str = "model";
+/// The files with the special tokens and the chat template of a tokenizer, which are next to it.
+const BESIDE_TOKENIZER: [&str; 2] = ["tokenizer_config.json", "chat_template.jinja"];
 
 /// Copies the model's original configuration and the tokenizer into the folder of a run that starts.
 ///
@@ -33,16 +36,42 @@ pub(crate) fn keep(settings: &Settings) -> Result<(), Failure> {
     if settings.data.tokenizer == BYTES {
         return Ok(());
     }
-    let target = folder.join(hf::TOKENIZER);
     let tokenizer = Path::new(&settings.data.tokenizer);
-    let copied = require_regular(tokenizer).and_then(|_| {
+    copy(tokenizer, &folder, hf::TOKENIZER)?;
+    // Those of the model's directory belong to its own tokenizer.
+    for name in BESIDE_TOKENIZER {
+        let file = tokenizer.with_file_name(name);
+        if file.is_file() {
+            copy(&file, &folder, name)?;
+        } else {
+            remove(&folder.join(name))?;
+        }
+    }
+    Ok(())
+}
+
+/// Copies a file of the tokenizer into the folder.
+fn copy(file: &Path, folder: &Path, name: &str) -> Result<(), Failure> {
+    let target = folder.join(name);
+    let copied = require_regular(file).and_then(|_| {
         refuse_special(&target)?;
-        fs::create_dir_all(&folder)?;
-        fs::copy(tokenizer, &target)
+        fs::create_dir_all(folder)?;
+        fs::copy(file, &target)
     });
     copied.map(drop).map_err(|error| {
-        Failure::input(format!("{}: the tokenizer cannot be copied here: {error}", target.display()))
+        let (file, target) = (file.display(), target.display());
+        Failure::input(format!("{target}: {file}, a file of the tokenizer, cannot be copied here: {error}"))
     })
+}
+
+/// Removes a file, if it exists.
+fn remove(file: &Path) -> Result<(), Failure> {
+    match fs::remove_file(file) {
+        Err(error) if error.kind() != ErrorKind::NotFound => {
+            Err(Failure::input(format!("{}: the file cannot be removed: {error}", file.display())))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// The number of positions that transformers assumes for a Llama. Rotary positions have no limit of their

@@ -9,9 +9,6 @@ use crate::text::quoted;
 /// The smallest ratio of two rates that counts as a jump.
 const JUMP: f64 = 1.1;
 
-/// WSD falls over one in so many steps of a run, unless the number is written.
-const DEFAULT_DECAY: u64 = 10;
-
 /// Returns the learning rates of a run.
 pub(crate) fn rates(settings: &Settings) -> LearningRate {
     let optimizer = &settings.optimizer;
@@ -20,19 +17,18 @@ pub(crate) fn rates(settings: &Settings) -> LearningRate {
         lowest: optimizer.min_learning_rate.unwrap_or(0.0),
         decay: optimizer.schedule,
         warmup_steps: optimizer.warmup_steps,
-        decay_steps: optimizer.decay_steps.unwrap_or_else(|| settings.run.steps.div_ceil(DEFAULT_DECAY)),
+        decay_steps: optimizer.decay_steps,
         restart_at: optimizer.restart_at,
         steps: settings.run.steps,
     }
 }
 
-/// Returns a sentence about the jump of the learning rate after step `done`, with a command for each of the
-/// three ways to continue. `set` are the arguments that change the settings from `before` to `after`. Returns
+/// Returns a sentence about the jump of the learning rate after step `done`, with a command for each way
+/// to continue. `set` are the arguments that change the settings from `before` to `after`. Returns
 /// `None` if the rate does not jump, or if the arguments change the rate itself.
 pub(crate) fn note(before: &Settings, after: &Settings, done: u64, set: &[String]) -> Option<String> {
     let (old, new) = (rates(before), rates(after));
-    let is_new_length = LearningRate { steps: new.steps, decay_steps: new.decay_steps, ..old } == new
-        && before.optimizer.decay_steps == after.optimizer.decay_steps;
+    let is_new_length = LearningRate { steps: new.steps, ..old } == new;
     if done == 0 || !is_new_length {
         return None;
     }
@@ -51,7 +47,7 @@ pub(crate) fn note(before: &Settings, after: &Settings, done: u64, set: &[String
         new.decay.name(),
         new.steps,
         old.steps,
-        ways(after, done, last, set)
+        ways(after, [done, new.steps], last, set)
     ))
 }
 
@@ -63,21 +59,28 @@ pub(crate) fn continuations(settings: &Settings, steps: u64) -> String {
     match rate.decay {
         Decay::Constant | Decay::InverseSqrt => command(settings, &set),
         Decay::Cosine | Decay::Linear | Decay::Wsd => {
-            ways(settings, rate.steps, rate.at(rate.steps.saturating_sub(1)), &set)
+            ways(settings, [rate.steps, steps], rate.at(rate.steps.saturating_sub(1)), &set)
         }
     }
 }
 
-/// Returns the commands of the three ways to continue after `done` steps.
-fn ways(settings: &Settings, done: u64, last: f64, set: &[String]) -> String {
-    let again = command(settings, &[set, &[format!("optimizer.restart_at={done}")]].concat());
+/// Returns the commands of the ways to continue after `done` of `steps` steps. The schedule cannot begin again if its
+/// warm-up and its decay are longer than the rest of the run.
+fn ways(settings: &Settings, [done, steps]: [u64; 2], last: f64, set: &[String]) -> String {
+    let rate = rates(settings);
+    let phases = rate.warmup_steps.saturating_add(rate.decay_steps.unwrap_or(0));
+    let again = if phases <= steps.saturating_sub(done) {
+        let again = command(settings, &[set, &[format!("optimizer.restart_at={done}")]].concat());
+        format!("; to begin it again: {again}")
+    } else {
+        String::new()
+    };
     let constant = [r"optimizer.schedule=constant".to_owned(), format!("optimizer.learning_rate={last:e}")];
     let at_last = command(settings, &[set, &constant].concat());
     let groups = settings.optimizer.groups.iter().any(|group| group.learning_rate.is_some());
     let groups = if groups { " (and lower the rates of the groups)" } else { "" };
     format!(
-        "for this schedule over the new length: {}; to begin it again: {again}; to continue at the last rate: \
-         {at_last}{groups}",
+        "for this schedule over the new length: {}{again}; to continue at the last rate: {at_last}{groups}",
         command(settings, set)
     )
 }
@@ -164,6 +167,10 @@ mod tests {
         let falls = continuations(&settings(&["optimizer.schedule=linear", "run.steps=10"]), 20);
         assert!(falls.contains("--set run.steps=20 --set optimizer.schedule=constant"), "{falls}");
         assert!(falls.contains("--set run.steps=20 --set optimizer.restart_at=10;"), "{falls}");
+        // The second warm-up would not end.
+        let set = ["optimizer.schedule=linear", "run.steps=10", "optimizer.warmup_steps=9"];
+        let short = continuations(&settings(&set), 15);
+        assert!(short.contains("run.steps=15;") && !short.contains("restart_at"), "{short}");
         let stays = continuations(&settings(&["optimizer.schedule=constant", "run.steps=10"]), 20);
         assert_eq!(stays, "pipewright resume /out --set run.steps=20");
     }

@@ -5,13 +5,12 @@ use std::path::{Path, PathBuf};
 
 use pipewright::bounded_file::{SMALL_TEXT, read_regular_text};
 use pipewright::checkpoint::{Checkpoint, CheckpointFolder};
-use pipewright::train::data::{DataConfig, TokenCodec, Tokenizer};
+use pipewright::train::data::{ChatTemplate, DataConfig, TokenCodec, Tokenizer};
 use pipewright_models::{AdaptedCheckpoint, LoraConfig, ModelConfig, ModelSource, hf};
 
 use crate::config::data::BYTES;
 use crate::failure::{Failure, sentence};
 use crate::run_folder::{CONFIG, checkpoints_of};
-use crate::training::data::chat_template;
 use crate::training::identity::MODEL;
 use crate::training::run_adapter::StoredAdapter;
 use crate::training::{checkpoint_path, origin};
@@ -131,7 +130,7 @@ fn of_checkpoint(checkpoint: Checkpoint, tokenizer: Option<&str>) -> Result<Trai
         codec: TokenCodec::open(&tokenizer).map_err(Failure::input)?,
         chat: DataConfig {
             tokenizer,
-            chat_template: text("chat_template").map(chat_template),
+            chat_template: text("chat_template").map(ChatTemplate::of),
             date: text("date").and_then(|date| date.parse().ok()),
             ..DataConfig::default()
         },

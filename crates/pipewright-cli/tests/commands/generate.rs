@@ -231,6 +231,22 @@ fn a_chat_has_a_turn_for_each_line() {
     assert_eq!(String::from_utf8_lossy(&output.stdout), format!("{first}\n{second}\n"));
 }
 
+/// The template and the special tokens are those of the tokenizer, which need not be the model's.
+#[cfg(feature = "tokenizers")]
+#[test]
+fn a_run_keeps_the_template_of_its_tokenizer() {
+    let run = Run::new();
+    fs::create_dir(run.path("words")).expect("a folder");
+    fs::write(run.path("words/tokenizer.json"), WORDS).expect("a file");
+    let template = "{{ bos_token }} {% for m in messages %}{{ m.content }} {% endfor %}";
+    fs::write(run.path("words/chat_template.jinja"), template).expect("a file");
+    fs::write(run.path("words/tokenizer_config.json"), "{\"bos_token\": \"brown\"}").expect("a file");
+    run.train(&["run.steps=3", "data.tokenizer=words/tokenizer.json", "data.seq_len=2"]);
+    fs::remove_dir_all(run.path("words")).expect("the run has copies");
+    let found = json(&run, "out", &["--chat", "--prompt", "the fox", "--tokens", "2"]);
+    assert_eq!(found["prompt_tokens"], serde_json::json!([2, 0, 3]));
+}
+
 #[test]
 fn bad_chats() {
     let run = trained(&[]);

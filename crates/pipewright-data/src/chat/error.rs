@@ -39,7 +39,7 @@ pub enum TemplateError {
         source: serde_json::Error,
     },
     /// The template is malformed.
-    #[error("the chat template {template} is malformed{}: {reason}; correct it, or name another with `data.chat_template`", in_line(*line))]
+    #[error("the chat template {template} is malformed{}: {reason}; correct it, or name another as `chat_template` in [data], or with `generate --chat-template`", in_line(*line))]
     Malformed {
         /// The template: its name or file.
         template: String,

@@ -26,4 +26,14 @@ impl ChatTemplate {
         }
         names
     };
+
+    /// Returns the template that a text means: a file if the text has a folder, an ending or a variable, and a name
+    /// otherwise, also an unknown one.
+    pub fn of(text: &str) -> Self {
+        if text.contains(['/', '.', '~', '$']) {
+            Self::File(text.into())
+        } else {
+            Self::Named(text.to_owned())
+        }
+    }
 }

@@ -16,6 +16,9 @@ use serde::{Deserialize, Serialize};
 /// The time scale of [`Decay::InverseSqrt`] without a warm-up, as in transformers.
 const INVERSE_SQRT_STEPS: u64 = 10_000;
 
+/// The decay of WSD takes the number of steps, divided by this, unless its steps are given.
+const DEFAULT_DECAY: u64 = 10;
+
 /// The fall of the learning rate after the warm-up.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -68,8 +71,9 @@ pub struct LearningRate {
     pub decay: Decay,
     /// Steps over which the rate rises; 0 starts at the peak.
     pub warmup_steps: u64,
-    /// WSD: the steps over which the rate falls, at the end of the run.
-    pub decay_steps: u64,
+    /// WSD: the steps over which the rate falls at the end; `None` for a tenth of the steps, which are counted from
+    /// the restart if there is one.
+    pub decay_steps: Option<u64>,
     /// The step at which the warm-up and the decay begin again; 0 for none. The steps before it have the rates of
     /// a run that ends there.
     pub restart_at: u64,
@@ -81,7 +85,7 @@ impl LearningRate {
     /// Returns a rate that stays at `peak`, without a warm-up.
     pub fn constant(peak: f64) -> Self {
         let (decay, steps) = (Decay::Constant, u64::MAX);
-        Self { peak, lowest: 0.0, decay, warmup_steps: 0, decay_steps: 0, restart_at: 0, steps }
+        Self { peak, lowest: 0.0, decay, warmup_steps: 0, decay_steps: None, restart_at: 0, steps }
     }
 
     /// Returns the rate of step `step`, counted from 0.
@@ -100,7 +104,10 @@ impl LearningRate {
             return self.peak * ((step + 1) as f64 / self.warmup_steps as f64);
         }
         let falls_from = match self.decay {
-            Decay::Wsd => steps.saturating_sub(self.decay_steps).max(self.warmup_steps),
+            Decay::Wsd => {
+                let decay_steps = self.decay_steps.unwrap_or_else(|| steps.div_ceil(DEFAULT_DECAY));
+                steps.saturating_sub(decay_steps).max(self.warmup_steps)
+            }
             _ => self.warmup_steps,
         };
         let past = step.saturating_sub(falls_from) as f64;
@@ -163,13 +170,20 @@ mod tests {
     /// Transformers' `get_wsd_schedule` with a linear decay has the same rates after the warm-up.
     #[test]
     fn wsd() {
-        let wsd = |decay_steps, lowest| LearningRate { decay_steps, lowest, ..rate(Decay::Wsd, 2, 8) };
+        let wsd = |decay_steps, lowest| {
+            let decay_steps = Some(decay_steps);
+            LearningRate { decay_steps, lowest, ..rate(Decay::Wsd, 2, 8) }
+        };
         check(wsd(4, 0.0), &[0.5, 1.0, 1.0, 1.0, 1.0, 0.75, 0.5, 0.25, 0.0, 0.0]);
         check(wsd(2, 0.1), &[0.5, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.55, 0.1, 0.1]);
         // Longer than what the warm-up leaves.
         check(wsd(100, 0.0), &[0.5, 1.0, 1.0, 5.0 / 6.0, 4.0 / 6.0]);
         // Without steps of decay, the rate falls after the run.
         check(wsd(0, 0.0), &[0.5, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.0]);
+        // A tenth of 18 steps, and of the 8 steps after a restart.
+        let default = LearningRate { restart_at: 18, ..rate(Decay::Wsd, 0, 26) };
+        let rates = [15, 16, 17, 18, 24, 25, 26].map(|step| default.at(step));
+        assert_eq!(rates, [1.0, 1.0, 0.5, 1.0, 1.0, 1.0, 0.0]);
     }
 
     /// Transformers' `get_inverse_sqrt_schedule` has the same rates after the warm-up.
@@ -201,7 +215,8 @@ mod tests {
     fn the_largest_numbers() {
         check(rate(Decay::Linear, u64::MAX, u64::MAX), &[1.0 / u64::MAX as f64]);
         for decay in Decay::ALL {
-            let most = LearningRate { decay_steps: u64::MAX, restart_at: u64::MAX, ..rate(decay, 0, 0) };
+            let most =
+                LearningRate { decay_steps: Some(u64::MAX), restart_at: u64::MAX, ..rate(decay, 0, 0) };
             for step in [0, 1, u64::MAX - 1, u64::MAX] {
                 assert!((0.0..=1.0).contains(&most.at(step)), "{decay:?} at {step}: {}", most.at(step));
             }

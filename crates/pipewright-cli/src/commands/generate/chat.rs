@@ -1,12 +1,14 @@
 //! `pipewright generate --chat`: a model answers messages, which its chat template renders.
 
-use std::io::{BufRead, ErrorKind, IsTerminal, Read, Write};
+use std::io::{BufRead, IsTerminal, Read, Write};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use pipewright::train::data::{ChatMessage, ChatRenderer, ChatRole, DataConfig, Date};
 use pipewright_models::generation::{Generated, Request, generate};
 use pipewright_models::next_token::NextToken;
+use pipewright_schedule::words::counted;
 
+use crate::display::say;
 use crate::failure::Failure;
 use crate::output;
 use crate::training::trained_model::TrainedModel;
@@ -58,7 +60,16 @@ impl<'a> Chat<'a> {
         let text = self.renderer.prompt(&self.messages).map_err(Failure::input)?;
         let codec = &self.found.codec;
         let prompt = codec.encode(&text, self.found.model.vocab_size(), false).map_err(Failure::input)?;
-        let request = Request { prompt: &prompt, ends: &self.ends, ..self.request };
+        let room = self.request.longest.map_or(usize::MAX, |longest| longest.saturating_sub(prompt.len()));
+        if room == 0 {
+            return Err(Failure::input(format!(
+                "the chat has {} tokens, and the model has positions for {} (`max_position_embeddings`): begin a new chat",
+                prompt.len(),
+                self.request.longest.unwrap_or_default()
+            )));
+        }
+        let tokens = self.request.tokens.min(room);
+        let request = Request { prompt: &prompt, tokens, ends: &self.ends, ..self.request };
         let generated = generate(self.model, &request, each).map_err(Failure::input)?;
         let text = codec.decode(&generated.tokens).map_err(Failure::input)?;
         self.messages.push(ChatMessage { role: ChatRole::Assistant, content: text.clone() });
@@ -86,6 +97,10 @@ impl<'a> Chat<'a> {
                 }
             })?;
             shown.finish(&answer.text)?;
+            if !answer.generated.is_ended {
+                let tokens = counted(answer.generated.tokens.len(), "token");
+                say(&format!("the answer is cut after {tokens}: --tokens is the limit"));
+            }
         }
     }
 }
@@ -99,7 +114,7 @@ struct ShownText {
 }
 
 impl ShownText {
-    /// Shows what is new in the text of the tokens so far. A character whose bytes are not all there waits.
+    /// Shows what is new in the text of the tokens so far. An incomplete character is shown with its last byte.
     fn show(&mut self, text: &str) {
         let new = text.get(self.len..).filter(|new| !new.ends_with(char::REPLACEMENT_CHARACTER));
         // An output that fails is reported at the end of the answer.
@@ -118,8 +133,12 @@ impl ShownText {
 /// it would write the next question too.
 fn end_token(found: &TrainedModel, renderer: &ChatRenderer) -> Option<u32> {
     let end = renderer.end_of_answer()?;
-    let first = *found.codec.encode(&end, found.model.vocab_size(), false).ok()?.first()?;
-    found.codec.decode_all(&[first]).is_ok_and(|text| text.trim() == end).then_some(first)
+    let codec = &found.codec;
+    let first = *codec.encode(&end, found.model.vocab_size(), false).ok()?.first()?;
+    // Only special tokens are left out of a text.
+    let is_special = codec.decode(&[first]).ok()?.is_empty();
+    let text = codec.decode_all(&[first]).ok()?;
+    (is_special && !text.is_empty() && end.starts_with(&text)).then_some(first)
 }
 
 /// Returns the date in UTC.
@@ -142,11 +161,10 @@ fn read_message(input: &mut impl BufRead) -> Result<Option<String>, Failure> {
     let refused = |reason: &str| Failure::input(format!("standard input: {reason}"));
     match read {
         Ok(0) => return Ok(None),
-        Ok(read) if read as u64 > LONGEST_MESSAGE => {
+        Ok(_) if line.len() as u64 > LONGEST_MESSAGE && !line.ends_with(b"\n") => {
             return Err(refused("a line has more than 1 MiB; send shorter messages"));
         }
         Ok(_) => {}
-        Err(error) if error.kind() == ErrorKind::Interrupted => return Ok(None),
         Err(error) => return Err(refused(&format!("cannot be read: {error}"))),
     }
     String::from_utf8(line).map(Some).map_err(|_| refused("a line is not UTF-8; send text"))

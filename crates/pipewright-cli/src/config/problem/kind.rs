@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use pipewright::device::DeviceError;
 use pipewright_schedule::partition::LayoutError;
+use pipewright_schedule::words::counted;
 use pipewright_schedule::{GenerateError, LowerError, PartitionError};
 use pipewright_system::schedule_memory::OutOfMemory;
 use thiserror::Error;
@@ -80,8 +81,12 @@ pub(crate) enum ProblemKind {
     )]
     LongSecondWarmup { warmup_steps: u64, restart_at: u64, steps: u64 },
     /// The learning rate would fall over more steps than the run has after its warm-up.
-    #[error("`decay_steps` is {decay_steps}, which is more than the run has after its warm-up, {steps}")]
-    LongDecay { decay_steps: u64, steps: u64 },
+    #[error(
+        "`decay_steps` is {decay_steps}, and after {}the warm-up, the run has {}",
+        if *restart_at > 0 { format!("`restart_at` = {restart_at} and ") } else { String::new() },
+        counted(*steps, "step")
+    )]
+    LongDecay { decay_steps: u64, restart_at: u64, steps: u64 },
     /// The schedule would begin again after the run.
     #[error("`restart_at` is {restart_at}, and the run has {steps} steps")]
     LateRestart { restart_at: u64, steps: u64 },

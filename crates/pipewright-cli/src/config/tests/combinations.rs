@@ -155,11 +155,15 @@ fn a_learning_rate_that_does_not_fit_into_the_run() {
     let wsd = "optimizer.schedule=wsd";
     check_set(
         &[wsd, "optimizer.decay_steps=91", "optimizer.warmup_steps=10"],
-        &[
-            "--set optimizer.decay_steps=91: `decay_steps` is 91, which is more than the run has after its warm-up, 90",
-        ],
+        &["--set optimizer.decay_steps=91: `decay_steps` is 91, and after the warm-up, the run has 90 steps"],
     );
     check_set(&[wsd, "optimizer.decay_steps=90", "optimizer.warmup_steps=10"], &[]);
+    check_set(
+        &[wsd, "optimizer.decay_steps=2", "optimizer.restart_at=99"],
+        &[
+            "--set optimizer.decay_steps=2: `decay_steps` is 2, and after `restart_at` = 99 and the warm-up, the run has 1 step",
+        ],
+    );
     let late = "`restart_at` is 100, and the run has 100 steps";
     check_set(&["optimizer.restart_at=100"], &[&format!("--set optimizer.restart_at=100: {late}")]);
     check_set(
