@@ -102,7 +102,8 @@ impl Projection {
         let x = x.cast(first.weight.dtype());
         let stream = context.random(&adapter.path);
         let low = first.forward_split_inputs(Dropout::new(adapter.dropout).forward(x, stream), tensor);
-        let added = second.forward(low) * adapter.scale;
+        // The narrow tensor is scaled, because it is the smallest.
+        let added = second.forward(low * adapter.scale);
         let precision = y.dtype();
         y + added.cast(precision)
     }
