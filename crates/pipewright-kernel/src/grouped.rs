@@ -10,6 +10,7 @@ use multiversion::multiversion;
 
 use super::element::Element;
 use super::product::Matrix;
+use super::relu_squared;
 use super::simd::sum;
 use super::swiglu;
 
@@ -170,6 +171,9 @@ pub trait ExpertElement: Element {
     /// Returns the gradients of `gate` and `up`: [`swiglu::backward`].
     fn swiglu_backward(gate: &[Self], up: &[Self], gradient: &[f32]) -> (Vec<Self>, Vec<Self>);
 
+    /// Returns the gradient of `up`: [`relu_squared::backward`].
+    fn relu_squared_backward(up: &[Self], gradient: &[f32]) -> Vec<Self>;
+
     /// Returns the scalar product of each pair of rows.
     fn row_products(a: &[Self], b: &[f32], width: usize) -> Vec<f32>;
 
@@ -180,6 +184,10 @@ pub trait ExpertElement: Element {
 impl ExpertElement for f32 {
     fn swiglu_backward(gate: &[Self], up: &[Self], gradient: &[f32]) -> (Vec<Self>, Vec<Self>) {
         swiglu::backward(gate, up, gradient)
+    }
+
+    fn relu_squared_backward(up: &[Self], gradient: &[f32]) -> Vec<Self> {
+        relu_squared::backward(up, gradient)
     }
 
     fn row_products(a: &[Self], b: &[f32], width: usize) -> Vec<f32> {
@@ -194,6 +202,10 @@ impl ExpertElement for f32 {
 impl ExpertElement for bf16 {
     fn swiglu_backward(gate: &[Self], up: &[Self], gradient: &[f32]) -> (Vec<Self>, Vec<Self>) {
         swiglu::backward_bf16_from_single(gate, up, gradient)
+    }
+
+    fn relu_squared_backward(up: &[Self], gradient: &[f32]) -> Vec<Self> {
+        relu_squared::backward_bf16_from_single(up, gradient)
     }
 
     fn row_products(a: &[Self], b: &[f32], width: usize) -> Vec<f32> {
@@ -272,6 +284,8 @@ mod tests {
         let (d_gate, d_up) = bf16::swiglu_backward(&gate, &up, &b);
         let (wide_d_gate, wide_d_up) = f32::swiglu_backward(&wide_gate, &wide_up, &b);
         assert_eq!([d_gate, d_up], [wide_d_gate, wide_d_up].map(|d| bf16::narrowed(&d)));
+        let d_up = f32::relu_squared_backward(&wide_up, &b);
+        assert_eq!(bf16::relu_squared_backward(&up, &b), bf16::narrowed(&d_up));
         assert_eq!(bf16::row_products(&gate, &b, 7), f32::row_products(&wide_gate, &b, 7));
         let (mut rows, mut wide_rows) = (up, wide_up);
         bf16::scale_rows(&mut rows, &factors, 7);

@@ -1,15 +1,44 @@
 //! The squared rectifier (So et al., 2021): `max(x, 0)²`.
 
+use half::bf16;
 use multiversion::multiversion;
 
+use super::element::Element;
+
+// Functions for each element type, not generic ones, so that their loops are compiled with this crate's
+// optimisation.
+
 /// Returns `max(x, 0)²` of each element.
-#[multiversion(targets = "simd")]
 pub fn forward(x: &[f32]) -> Vec<f32> {
-    x.iter().map(|x| x.max(0.0) * x.max(0.0)).collect()
+    forward_in(x)
+}
+
+/// Like [`forward`], on bfloat16.
+pub fn forward_bf16(x: &[bf16]) -> Vec<bf16> {
+    forward_in(x)
+}
+
+#[multiversion(targets = "simd")]
+fn forward_in<T: Element>(x: &[T]) -> Vec<T> {
+    x.iter().map(|x| T::rounded(x.single().max(0.0) * x.single().max(0.0))).collect()
 }
 
 /// Returns the gradient of `x`: `2 g max(x, 0)`.
-#[multiversion(targets = "simd")]
 pub fn backward(x: &[f32], gradient: &[f32]) -> Vec<f32> {
-    x.iter().zip(gradient).map(|(x, g)| 2.0 * g * x.max(0.0)).collect()
+    backward_in(x, gradient)
+}
+
+/// Like [`backward`], on bfloat16.
+pub fn backward_bf16(x: &[bf16], gradient: &[bf16]) -> Vec<bf16> {
+    backward_in(x, gradient)
+}
+
+/// Like [`backward_bf16`], from a gradient in single precision.
+pub fn backward_bf16_from_single(x: &[bf16], gradient: &[f32]) -> Vec<bf16> {
+    backward_in(x, gradient)
+}
+
+#[multiversion(targets = "simd")]
+fn backward_in<T: Element, G: Element>(x: &[T], gradient: &[G]) -> Vec<T> {
+    x.iter().zip(gradient).map(|(x, g)| T::rounded(2.0 * g.single() * x.single().max(0.0))).collect()
 }

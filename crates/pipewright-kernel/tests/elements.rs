@@ -3,7 +3,7 @@
 
 use half::bf16;
 use pipewright_kernel::half::Half;
-use pipewright_kernel::{cross_entropy, rms_norm, swiglu};
+use pipewright_kernel::{cross_entropy, relu_squared, rms_norm, swiglu};
 
 const WIDTH: usize = 5;
 const ROWS: usize = 3;
@@ -77,6 +77,15 @@ fn swiglu_of_bf16_is_rounded_once() {
     let expected = (bf16::narrowed(&d_gate), bf16::narrowed(&d_up));
     assert_eq!(swiglu::backward_bf16(&gate, &up, &g), expected);
     assert_eq!(swiglu::backward_bf16_from_single(&gate, &up, &wide_g), expected);
+}
+
+#[test]
+fn relu_squared_of_bf16_is_rounded_once() {
+    let [(x, wide_x), (g, wide_g)] = [1, 3].map(|seed| both_precisions(WIDTH * ROWS, seed));
+    assert_eq!(relu_squared::forward_bf16(&x), bf16::narrowed(&relu_squared::forward(&wide_x)));
+    let expected = bf16::narrowed(&relu_squared::backward(&wide_x, &wide_g));
+    assert_eq!(relu_squared::backward_bf16(&x, &g), expected);
+    assert_eq!(relu_squared::backward_bf16_from_single(&x, &wide_g), expected);
 }
 
 #[test]

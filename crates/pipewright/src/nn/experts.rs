@@ -7,7 +7,6 @@
 
 use burn::tensor::{Tensor, bf16};
 use pipewright_kernel::grouped::{ExpertElement, Groups};
-use pipewright_kernel::relu_squared;
 
 use super::deferred::recorded_on;
 use super::expert::{Expert, composed};
@@ -16,6 +15,7 @@ use super::operation::{
     CpuTensor, Operation, ReadElement, Tape, are_multiplied_in_bf16, cpu_tensor, elements, on_cpu, tensor_of,
     with_dtype,
 };
+use super::relu_squared;
 use super::routing::Routing;
 use super::swiglu;
 
@@ -131,7 +131,7 @@ impl Mixture {
         let up = enter(Part::Up);
         let activated = tape.rounded(match &gate {
             Some(gate) => swiglu::activated(gate, &up),
-            None => cpu_tensor(relu_squared::forward(&elements(&up)), [groups.rows(), *inner]),
+            None => relu_squared::activated(&up),
         });
         let out = parts.product(groups, &T::read(&activated), (Part::Down, false), [*inner, *width]);
         let out = groups.scatter(&out, Some(weights), *width);
@@ -222,7 +222,7 @@ fn activation_gradients<T: ReadElement + ExpertElement>(
             let (d_gate, d_up) = T::swiglu_backward(&T::read(&gate), &T::read(&up), &gradient);
             (Some(d_gate), d_up)
         }
-        None => (None, T::from_single(relu_squared::backward(&elements(&up), &gradient))),
+        None => (None, T::relu_squared_backward(&T::read(&up), &gradient)),
     }
 }
 

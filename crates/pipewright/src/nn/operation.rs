@@ -210,18 +210,11 @@ pub(crate) fn in_bf16<const N: usize>(tensors: [&CpuTensor; N]) -> Option<[&[bf1
 pub(super) trait ReadElement: pipewright_kernel::element::Element + Element {
     /// Returns the elements; copies them if they have another type.
     fn read(tensor: &CpuTensor) -> Cow<'_, [Self]>;
-
-    /// Returns the closest numbers of this type, in the same memory if they are the same numbers.
-    fn from_single(single: Vec<f32>) -> Vec<Self>;
 }
 
 impl ReadElement for f32 {
     fn read(tensor: &CpuTensor) -> Cow<'_, [Self]> {
         elements(tensor)
-    }
-
-    fn from_single(single: Vec<f32>) -> Vec<Self> {
-        single
     }
 }
 
@@ -231,10 +224,6 @@ impl ReadElement for bf16 {
             Some([elements]) => Cow::Borrowed(elements),
             None => Cow::Owned(Self::narrowed(&elements(tensor))),
         }
-    }
-
-    fn from_single(single: Vec<f32>) -> Vec<Self> {
-        Self::narrowed(&single)
     }
 }
 

@@ -1,15 +1,25 @@
 //! The squared rectifier (So et al., 2021).
 
 use burn::tensor::{Tensor, activation};
+use pipewright_kernel::relu_squared::{backward, backward_bf16, forward, forward_bf16};
 
-use super::operation::{CpuTensor, Operation, cpu_tensor, elements, on_cpu};
+use super::operation::{CpuTensor, Operation, cpu_tensor, elements, in_bf16, on_cpu, tensor_of};
 
 /// Returns `max(x, 0)²`, element by element. The result has the shape of `x`.
 pub fn relu_squared(x: Tensor<2>) -> Tensor<2> {
     let shape = x.dims();
     let Some(([x], tape)) = on_cpu([x.clone().into_dispatch()]) else { return composed(x) };
-    let y = pipewright_kernel::relu_squared::forward(&elements(&x));
-    tape.record(y, shape, |_| ReluSquaredBackward { x, shape })
+    let y = tape.rounded(activated(&x));
+    tape.record_tensor(y, |_| ReluSquaredBackward { x, shape })
+}
+
+/// Returns `max(x, 0)²`, in bfloat16 if `x` is, and otherwise in single precision.
+pub(super) fn activated(x: &CpuTensor) -> CpuTensor {
+    let shape = x.layout().shape().clone();
+    match in_bf16([x]) {
+        Some([x]) => tensor_of(forward_bf16(x), shape),
+        None => cpu_tensor(forward(&elements(x)), shape),
+    }
 }
 
 fn composed(x: Tensor<2>) -> Tensor<2> {
@@ -24,8 +34,11 @@ struct ReluSquaredBackward {
 
 impl Operation<1> for ReluSquaredBackward {
     fn backward(self, gradient: CpuTensor, _wanted: [bool; 1]) -> [Option<CpuTensor>; 1] {
-        let d = pipewright_kernel::relu_squared::backward(&elements(&self.x), &elements(&gradient));
-        [Some(cpu_tensor(d, self.shape))]
+        let Self { x, shape } = &self;
+        [Some(match in_bf16([x, &gradient]) {
+            Some([x, gradient]) => tensor_of(backward_bf16(x, gradient), *shape),
+            None => cpu_tensor(backward(&elements(x), &elements(&gradient)), *shape),
+        })]
     }
 }
 
