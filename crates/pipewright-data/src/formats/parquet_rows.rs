@@ -52,7 +52,7 @@ mod reading {
     use minijinja::value::{Object, ObjectRepr};
     use parquet::basic::Compression;
     use parquet::errors::ParquetError;
-    use parquet::file::metadata::ParquetMetaData;
+    use parquet::file::metadata::{ColumnChunkMetaData, ParquetMetaData, RowGroupMetaData};
     use parquet::file::reader::{ChunkReader, FileReader, SerializedFileReader};
     use parquet::record::reader::RowIter;
     use parquet::record::{Field, Row};
@@ -83,7 +83,7 @@ mod reading {
 
     /// Returns the name of a compression that this build does not read, if the file has one.
     fn other_codec(metadata: &ParquetMetaData) -> Option<String> {
-        let columns = metadata.row_groups().iter().flat_map(|group| group.columns());
+        let columns = metadata.row_groups().iter().flat_map(RowGroupMetaData::columns);
         let is_read = |codec: &Compression| {
             matches!(
                 codec,
@@ -91,7 +91,7 @@ mod reading {
             )
         };
         columns
-            .map(|column| column.compression())
+            .map(ColumnChunkMetaData::compression)
             .find(|codec| !is_read(codec))
             .map(|codec| codec.to_string())
     }
