@@ -40,6 +40,7 @@ pub mod measured;
 mod cut;
 pub mod memory;
 mod units;
+mod in_flight;
 pub mod pipeline;
 pub mod predict;
 mod remarks;

@@ -10,6 +10,7 @@ use pipewright_schedule::{
 };
 use thiserror::Error;
 
+use crate::in_flight;
 use crate::layout::Layout;
 
 /// The computations above which a pipeline is not simulated: 1,024 ranks with 512 microbatches have as many.
@@ -68,7 +69,9 @@ pub enum PipelineError {
     #[error(transparent)]
     Simulate(#[from] SimulateError),
     /// The simulation would take too long.
-    #[error("{computations} computations are too many to simulate; leave `schedule` out")]
+    #[error(
+        "{computations} computations are too many to simulate; use fewer microbatches or stages, or leave `schedule` out"
+    )]
     TooLarge {
         /// The forwards and backwards of all stages.
         computations: u64,
@@ -108,7 +111,7 @@ impl Programs {
     /// or to count its activations.
     pub fn run(&mut self, layout: &Layout, costs: &PipelineCosts) -> Result<PipelineRun, PipelineError> {
         let microbatches = layout.microbatches();
-        let computations = u64::from(layout.stages()).saturating_mul(2 * u64::from(microbatches));
+        let computations = computations(layout);
         let kept_bytes = |sizes: &StageSizes| {
             u128::from(sizes.activation) + u128::from(sizes.output) + u128::from(sizes.stash)
         };
@@ -168,9 +171,14 @@ impl Programs {
     }
 }
 
+/// Returns the forwards and backwards of a layout's pipeline.
+pub(crate) fn computations(layout: &Layout) -> u64 {
+    u64::from(layout.stages()).saturating_mul(2 * u64::from(layout.microbatches()))
+}
+
 /// The run of 1F1B, interleaved if there are several chunks, without a simulation: the work of the busiest
 /// rank, the way of the first microbatch to the last rank and back, and the messages of that way (arXiv
-/// 2104.04473, section 2.2). The first rank holds the activations of `v p + p - 1` chunks.
+/// 2104.04473, section 2.2). The activations are those of the simulation.
 pub fn closed_form(layout: &Layout, costs: &PipelineCosts) -> PipelineRun {
     let (ranks, chunks) = (layout.pipeline as usize, layout.chunks as usize);
     let microbatches = f64::from(layout.microbatches());
@@ -182,15 +190,9 @@ pub fn closed_form(layout: &Layout, costs: &PipelineCosts) -> PipelineRun {
     let fill: f64 = (0..ranks.saturating_sub(1)).map(seconds).sum();
     let hop = costs.sizes[0].output as f64 / costs.link.bandwidth + costs.link.latency;
     let hops = 2.0 * (ranks as f64 - 1.0) * hop;
-    let in_flight = |rank: usize| {
-        let chunks_in_flight =
-            if chunks > 1 { 2 * (ranks - rank - 1) + (chunks - 1) * ranks + 1 } else { ranks - rank };
-        chunks_in_flight.min(chunks * layout.microbatches() as usize) as u64
-    };
-    let activations = (0..ranks).map(|rank| {
-        let bytes = stages_of_rank[rank].iter().map(|&stage| costs.sizes[stage].activation);
-        let all = bytes.fold(0, u64::saturating_add);
-        in_flight(rank).saturating_mul(all) / chunks as u64
+    let activations = (0..layout.pipeline).zip(&stages_of_rank).map(|(rank, stages)| {
+        let chunks: Vec<u64> = stages.iter().map(|&stage| costs.sizes[stage].activation).collect();
+        in_flight::peak(layout, rank, &chunks)
     });
     PipelineRun {
         makespan: microbatches * busiest + fill + hops,

@@ -280,7 +280,8 @@ fn activations_that_are_too_many_to_count_are_refused() {
 #[test]
 fn pipelines_that_are_too_large_to_simulate_are_refused() {
     let (old, new) = ("mbs = 1\ngbs = 64\n", "mbs = 1\ngbs = 4000000000\nschedule = \"interleaved1f1b\"\n");
-    let message = "computations are too many to simulate; leave `schedule` out";
+    let message =
+        "computations are too many to simulate; use fewer microbatches or stages, or leave `schedule` out";
     check_runs(old, new, message);
     let without = RUNS.replacen(old, "mbs = 1\ngbs = 4000000000\n", 1);
     assert!(compare(&read(&without).expect("runs")).is_ok());
