@@ -1,8 +1,8 @@
 //! Machines as TOML: the keys of [`Figure::ALL`], `name`, `aliases`, `source`, and the tables `[constants]`
 //! and `[sources]`.
 //!
-//! A file describes one machine. If a known machine has the same name, or the words of its short name are in the
-//! name, keys that are missing have the known machine's values.
+//! A file describes one machine. If a known machine has the same name, or the words of its short name are in
+//! the name, keys that are missing have the known machine's values.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -59,7 +59,7 @@ impl Reader<'_> {
         let known = known.pop();
         let is_known = known.is_some();
         let mut machine = known.unwrap_or_else(|| Machine::unknown(&name));
-        let has_all = machine.known_keys().all(|key| table.contains_key(key));
+        let has_all = machine.known_keys().all(|key| gives(table, key));
         machine.based_on = (is_known && !has_all).then(|| machine.name.clone());
         machine.name = name;
         machine.aliases = Vec::new();
@@ -158,6 +158,27 @@ impl Reader<'_> {
     }
 }
 
+/// Returns the constants that a file gives.
+fn given_constants(table: &DeTable<'_>) -> Vec<&'static str> {
+    let Some(DeValue::Table(given)) = table.get("constants").map(Spanned::get_ref) else { return Vec::new() };
+    let names = Constants::RANGES.iter().map(|range| range.name);
+    names.filter(|name| given.contains_key(*name)).collect()
+}
+
+/// Returns whether a file gives a figure, or all constants.
+fn gives(table: &DeTable<'_>, key: &str) -> bool {
+    match key {
+        "constants" => given_constants(table).len() == Constants::RANGES.len(),
+        _ => table.contains_key(key),
+    }
+}
+
+/// Returns the source of the constants if a file gives some of them. `known` is the source of the other constants.
+fn source_of_constants(table: &DeTable<'_>, known: &str, own: &str) -> Option<String> {
+    let names: Vec<String> = given_constants(table).iter().map(|name| format!("`{name}`")).collect();
+    (!names.is_empty()).then(|| format!("{known}; {} from {own}", names.join(", ")))
+}
+
 /// Sets where each figure comes from: `given` and `source` are from the file, and figures that are not in the
 /// file keep the source of the known machine.
 fn set_sources(
@@ -168,11 +189,13 @@ fn set_sources(
 ) {
     let own = source.unwrap_or_else(|| "the cluster file".into());
     let mut sources = BTreeMap::new();
+    let of_constants = source_of_constants(table, machine.source_of("constants"), &own);
     for key in sourced_keys() {
-        let of_key = match given.get(key) {
-            Some(text) => text,
-            None if table.contains_key(key) => &own,
-            None => machine.source_of(key),
+        let of_key = match (given.get(key), &of_constants) {
+            (Some(text), _) => text,
+            (None, _) if gives(table, key) => &own,
+            (None, Some(mixed)) if key == "constants" => mixed,
+            (None, _) => machine.source_of(key),
         };
         // A figure that is not known has no source.
         if *of_key != own && !of_key.is_empty() {

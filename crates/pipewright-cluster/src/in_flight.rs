@@ -1,25 +1,42 @@
 //! The activations that a rank of 1F1B holds at its peak, without a simulation.
 //!
 //! Interleaved 1F1B with `p` ranks, `v` chunks on each and `m` microbatches has `max(1, m / p)` rounds of `g`
-//! microbatches. A rank runs the forwards of a round in its first chunk, then in its second one, and so on, and
-//! the backwards from its last chunk to its first one. Rank `r` starts with `w = min(v m, (v - 1) g + 2 (p - 1 -
-//! r))` forwards, then alternates a forward and a backward (arXiv 2104.04473, section 2.2). So it holds most
-//! after one of the forwards that stand before a backward: then `w + i + 1` forwards and `i` backwards have run.
+//! microbatches. A rank runs the forwards of a round in its first chunk, then in its second one, and so on,
+//! and the backwards from its last chunk to its first one. Rank `r` starts with `w` forwards,
+//!
+//! ```text
+//! w = min(v m, (v - 1) g + 2 (p - 1 - r))
+//! ```
+//!
+//! and then alternates a forward and a backward (arXiv 2104.04473, section 2.2). So it holds most after one of
+//! the forwards that stand before a backward: then `w + i + 1` forwards and `i` backwards have run.
 
 use crate::layout::Layout;
 
-/// Returns the most bytes that a rank holds at once. `chunks` are the bytes of a microbatch in each of its
-/// chunks.
-pub(crate) fn peak(layout: &Layout, rank: u32, chunks: &[u64]) -> u64 {
-    let (ranks, microbatches) = (u64::from(layout.pipeline), u64::from(layout.microbatches()));
-    let followers = ranks - 1 - u64::from(rank);
-    if let [bytes] = chunks {
-        return bytes.saturating_mul(microbatches.min(followers + 1));
+/// Returns the most bytes that a rank of 1F1B holds at once, interleaved if it has several chunks. `chunks`
+/// are the bytes of a microbatch in each of its chunks.
+pub(crate) fn of_1f1b(layout: &Layout, rank: u32, chunks: &[u64]) -> u64 {
+    let followers = u64::from(layout.pipeline - 1 - rank);
+    match chunks {
+        [bytes] => bytes.saturating_mul(u64::from(layout.microbatches()).min(followers + 1)),
+        _ => peak(layout, 2 * followers, chunks),
     }
+}
+
+/// Returns the bytes that a rank of interleaved ZB-H1 holds at least: its rounds are those of interleaved
+/// 1F1B, with `p - 1 - r` instead of `2 (p - 1 - r)` further forwards. Tensors for gradients of weights are
+/// not included.
+pub(crate) fn of_interleaved_zb_h1(layout: &Layout, rank: u32, chunks: &[u64]) -> u64 {
+    peak(layout, u64::from(layout.pipeline - 1 - rank), chunks)
+}
+
+/// Returns the most bytes of a rank that starts with a round in all chunks but one, and `further` forwards.
+fn peak(layout: &Layout, further: u64, chunks: &[u64]) -> u64 {
+    let (ranks, microbatches) = (u64::from(layout.pipeline), u64::from(layout.microbatches()));
     let round = microbatches.div_ceil((microbatches / ranks).max(1));
     let count = chunks.len() as u64;
     let all = count * microbatches;
-    let warm_up = ((count - 1) * round + 2 * followers).min(all);
+    let warm_up = ((count - 1) * round + further).min(all);
     let forwards = Visits::new(chunks.iter().copied(), round);
     let backwards = Visits::new(chunks.iter().rev().copied(), round);
     let held = |done: u64| {

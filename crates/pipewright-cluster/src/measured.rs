@@ -30,11 +30,11 @@
 //! backward_s = 6.3e-3   # without what it computes again
 //! ```
 //!
-//! Each part may be left out. A measured product replaces the prediction where a rank of a layout has its shape.
-//! Products with the same input are one product: queries, keys and values, and the gate and up projections of a
-//! feed-forward part. [`unused_products`] names the products that a layout does not have. A measured block
-//! replaces the prediction for its own sizes, and scales it for all others, with the ratio of measured to
-//! predicted time. If a kind of block was measured in several sizes, the nearest ones count.
+//! Each part may be left out. A measured product replaces the prediction where a rank of a layout has its
+//! shape. Products with the same input are one product: queries, keys and values, and the gate and up
+//! projections of a feed-forward part. [`unused_products`] names the products that a layout does not have. A
+//! measured block replaces the prediction for its own sizes, and scales it for all others, with the ratio of
+//! measured to predicted time. If a kind of block was measured in several sizes, the nearest ones count.
 
 use toml::de::{DeTable, DeValue};
 
@@ -241,8 +241,9 @@ impl Measured {
         Ok(changed)
     }
 
-    /// Says which parts of predictions for `changed`, which [`Self::machine`] made of `machine`, are measured.
-    pub fn sentences(&self, machine: &Machine, changed: &Machine) -> Vec<String> {
+    /// Says which parts of predictions for `changed`, which [`Self::machine`] made of `machine` for `model`,
+    /// are measured, and which of them are faster than the data sheet allows.
+    pub fn sentences(&self, model: &Model, machine: &Machine, changed: &Machine) -> Vec<String> {
         let rate = |(rate, value): &(&'static Rate, f64)| {
             let plain = |value: f64| (rate.measure.plain(value) * 1000.0).round() / 1000.0;
             let most = (rate.most)(machine);
@@ -253,18 +254,30 @@ impl Measured {
             };
             format!("{} {} instead of {}{above}", plain(*value), rate.noun, plain((rate.get)(machine)))
         };
+        let product = |product: &MeasuredProduct| {
+            format!("{}{}", product_sentence(product), too_fast(product.share_of_peak(machine)))
+        };
         let layer = |(layer, block): (&MeasuredLayer, &MeasuredBlock)| {
             let percent = |factor: f64| format!("{:+.1}%", (factor - 1.0) * 100.0);
             format!(
-                "blocks such as number {}: forward {}, backward {} against the prediction",
+                "blocks such as number {}: forward {}, backward {} against the prediction{}",
                 layer.block,
                 percent(block.forward),
-                percent(block.backward)
+                percent(block.backward),
+                too_fast(layer.share_of_peak(&block.block, model, machine))
             )
         };
         let layers = self.layers.iter().zip(&changed.measured.blocks).map(layer);
-        self.rates.iter().map(rate).chain(self.products.iter().map(product_sentence)).chain(layers).collect()
+        self.rates.iter().map(rate).chain(self.products.iter().map(product)).chain(layers).collect()
     }
+}
+
+/// Says that a measurement is faster than the data sheet's peak, if its share of the peak is above 1.
+fn too_fast(share: f64) -> String {
+    if share <= 1.0 {
+        return String::new();
+    }
+    format!(", which is {:.0}% of the data sheet's peak", share * 100.0)
 }
 
 /// Names a product by its shape.

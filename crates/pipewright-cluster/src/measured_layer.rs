@@ -5,7 +5,7 @@ use thiserror::Error;
 use crate::layout::{Cut, Kernels, Layout, LayoutError, Recompute, Scores, Sharding};
 use crate::machine::Machine;
 use crate::measured_times::{MeasuredBlock, MeasuredSizes};
-use crate::model::Model;
+use crate::model::{Block, Matrix, Model};
 use crate::setting::Setting;
 
 /// A measured block of a model.
@@ -95,5 +95,16 @@ impl MeasuredLayer {
             forward: self.forward / predicted.forward.total(),
             backward: self.backward / predicted.backward.total(),
         })
+    }
+
+    /// Returns the share of the peak that the products with parameters reach in the forward or the backward,
+    /// whichever is larger. The backward has twice the products of the forward.
+    pub(crate) fn share_of_peak(&self, block: &Block, model: &Model, machine: &Machine) -> f64 {
+        let MeasuredSizes { rows, sequence, tensor, precision } = self.sizes;
+        let active: u128 = block.matrices(model.hidden).iter().map(Matrix::active_parameters).sum();
+        let tokens = f64::from(rows) * f64::from(sequence);
+        let operations = 2.0 * active as f64 * tokens / f64::from(tensor);
+        let seconds = self.forward.min(self.backward / 2.0);
+        operations / seconds / machine.peak(precision)
     }
 }

@@ -192,7 +192,7 @@ pub fn closed_form(layout: &Layout, costs: &PipelineCosts) -> PipelineRun {
     let hops = 2.0 * (ranks as f64 - 1.0) * hop;
     let activations = (0..layout.pipeline).zip(&stages_of_rank).map(|(rank, stages)| {
         let chunks: Vec<u64> = stages.iter().map(|&stage| costs.sizes[stage].activation).collect();
-        in_flight::peak(layout, rank, &chunks)
+        in_flight::of_1f1b(layout, rank, &chunks)
     });
     PipelineRun {
         makespan: microbatches * busiest + fill + hops,

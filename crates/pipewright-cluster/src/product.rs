@@ -68,14 +68,25 @@ impl Product {
     }
 }
 
+impl MeasuredProduct {
+    /// Returns the operations.
+    fn operations(&self) -> f64 {
+        2.0 * self.rows * self.columns * self.inner
+    }
+
+    /// Returns the share of the peak that the product reaches.
+    pub(crate) fn share_of_peak(&self, machine: &Machine) -> f64 {
+        self.operations() / self.seconds / machine.peak(self.precision)
+    }
+}
+
 impl Machine {
     /// Returns the smallest ratio of a measured step to what the rates of the machine allow, or 1 if no measured
     /// time is faster. The factors of measured blocks multiply times that measured products may have made
     /// smaller.
     pub(crate) fn least_measured_ratio(&self) -> f64 {
         let ratio = |measured: &MeasuredProduct| {
-            let operations = 2.0 * measured.rows * measured.columns * measured.inner;
-            measured.seconds / (operations / self.product_rate(measured.precision))
+            measured.seconds / (measured.operations() / self.product_rate(measured.precision))
         };
         let products = self.measured.products.iter().map(ratio).fold(1.0, f64::min);
         let blocks = self.measured.blocks.iter().map(|block| block.forward.min(block.backward));

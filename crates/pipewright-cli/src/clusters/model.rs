@@ -10,6 +10,7 @@ use crate::clusters::toml_file::unreadable;
 use crate::config::model::ModelSettings;
 use crate::failure::Failure;
 use crate::training::arguments::load_settings;
+use crate::training::prepare::without_adapter_costs;
 
 /// A model, and what its file says about the run.
 #[derive(Debug)]
@@ -22,11 +23,11 @@ pub(crate) struct PlannedModel {
     pub(crate) batch: Option<u32>,
 }
 
-/// Reads the model that a path means: a `config.json`, a folder with one, or a configuration for `train`, which
-/// `set` overrides. `set` alone overrides the built-in sample.
+/// Reads the model that a path means: a `config.json`, a folder with one, or a configuration for `train`,
+/// which `set` overrides. `set` alone overrides the built-in sample.
 ///
 /// # Errors
-/// When a file cannot be read, or does not describe a model, or the configuration has a mistake.
+/// When a file cannot be read, or does not describe a model, or the configuration has a mistake or trains adapters.
 pub(crate) fn read(path: Option<&Path>, set: &[String]) -> Result<PlannedModel, Failure> {
     match (path, set.first()) {
         (None, None) => {
@@ -61,10 +62,13 @@ fn of_model(path: &Path, advice: &str) -> Result<Described, Failure> {
     hf_config::read(&text).map_err(|error| Failure::input(format!("{}: {error}", file.display())))
 }
 
-/// Reads the model, the rows and the batch of a configuration. A model of `model.from` may be of a family that
-/// `train` does not know.
+/// Reads the model, the rows and the batch of a configuration. A model of `model.from` may be of a family
+/// that `train` does not know.
 fn of_configuration(path: Option<&Path>, set: &[String]) -> Result<PlannedModel, Failure> {
     let settings = load_settings(path, set)?.settings;
+    if settings.adapter.is_some() {
+        return Err(without_adapter_costs());
+    }
     let described = match &settings.model {
         ModelSettings::From { from } => of_model(from, "correct model.from")?,
         ModelSettings::Fresh(model) => {

@@ -98,7 +98,7 @@ fn with_measurements(
             pipewright_schedule::error_text::with_causes(&error)
         ))
     })?;
-    let sentences = measured.sentences(&machine, &changed);
+    let sentences = measured.sentences(model, &machine, &changed);
     Ok((changed, sentences))
 }
 

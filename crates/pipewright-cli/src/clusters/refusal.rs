@@ -1,6 +1,7 @@
 //! The errors of the search, in the words of the command line.
 
 use pipewright_cluster::layout::LayoutError;
+use pipewright_cluster::pipeline::PipelineError;
 use pipewright_cluster::search::{LeastMemory, Request, SearchError};
 use pipewright_schedule::words::counted;
 
@@ -47,11 +48,15 @@ impl Words<'_> {
                 "{count} {what} cannot be divided among the ranks of --{group}-parallel {ranks}; use a number that \
                  divides {count}"
             ),
+            SearchError::MeshSize { gpus, mesh } => self.mesh_size(*gpus, *mesh),
             SearchError::NoMesh { gpus, .. } => self.no_mesh(*gpus),
             SearchError::NoExperts { expert } => {
                 format!("--expert-parallel {expert}: the model has no experts; leave it out")
             }
             SearchError::Schedule { schedule, chunks } => self.no_schedule(schedule, chunks),
+            SearchError::Pipeline { schedule, error: PipelineError::TooLarge { computations } } => {
+                self.too_large(schedule, *computations)
+            }
             SearchError::Memory { least } => self.memory(least),
             _ => sentence(error),
         }
@@ -115,15 +120,42 @@ impl Words<'_> {
         )
     }
 
+    /// Says that the given mesh has another number of GPUs.
+    fn mesh_size(&self, gpus: u32, mesh: u32) -> String {
+        let per_node = self.request.machine.gpus_per_node;
+        let advice = match self.options.cluster.nodes {
+            None => format!("use --ranks {mesh}"),
+            Some(_) if mesh.is_multiple_of(per_node) => format!("use --nodes {}", mesh / per_node),
+            Some(_) => format!("use --ranks {mesh} instead of --nodes"),
+        };
+        format!(
+            "the given mesh ({}) has {}, not {gpus}; {advice}, or leave a part of the mesh out",
+            self.given(&MESH),
+            counted(mesh, "GPU"),
+        )
+    }
+
+    /// Says that the pipelines of a schedule are too large to simulate.
+    fn too_large(&self, schedule: &str, computations: u64) -> String {
+        let advice = match self.request.fixed.schedule {
+            Some(_) => "or leave --schedule out",
+            None => "or --schedule 1f1b",
+        };
+        format!(
+            "no plan can be simulated: a pipeline with the schedule {schedule} has {computations} forwards and \
+             backwards, which are too many; use fewer microbatches or stages, {advice}"
+        )
+    }
+
     /// Says that no mesh divides the GPUs.
     fn no_mesh(&self, gpus: u32) -> String {
         let (with, other) = self.with_given();
         format!(
-            "no mesh{with} divides {} such that its replicas divide {} of a step, its stages are at most {} and its \
+            "no mesh{with} divides {} such that its replicas divide {} of a step, it has at most {} and its \
              tensor groups divide the heads; change the number of GPUs or of rows{other}",
             counted(gpus, "GPU"),
             counted(self.request.batch, "row"),
-            counted(self.request.model.blocks.len() as u64, "block"),
+            counted(self.request.model.blocks.len() as u64, "stage"),
         )
     }
 

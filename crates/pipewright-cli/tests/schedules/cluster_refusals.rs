@@ -74,7 +74,35 @@ fn meshes_that_do_not_divide_are_refused_with_their_options() {
     let nodes = ["--nodes", "5000", "--batch", "64", "--seq-len", "8192", "--data-parallel", "32"];
     check(
         &[&["plan", "config.json", "--cluster", "h100"], &nodes[..]].concat(),
-        "no mesh with --data-parallel 32 divides 40000 GPUs such that its replicas divide 64 rows of a step, its stages",
+        "no mesh with --data-parallel 32 divides 40000 GPUs such that its replicas divide 64 rows of a step, it has at \
+         most 32 stages and its tensor groups",
+    );
+}
+
+/// The advice is a number of GPUs that the mesh has.
+#[test]
+fn a_complete_mesh_has_all_gpus() {
+    let mesh = |data: &str, advice: &str| {
+        let sizes = ["--tensor-parallel", "1", "--pipeline-parallel", "1", "--context-parallel", "1"];
+        let message = format!(
+            "the given mesh (--tensor-parallel 1, --pipeline-parallel 1, --data-parallel {data}, --context-parallel 1) \
+             has {data} GPUs, not 16; {advice}, or leave a part of the mesh out"
+        );
+        check(&planned(&[&sizes[..], &["--data-parallel", data]].concat()), &message);
+    };
+    mesh("8", "use --nodes 1");
+    mesh("4", "use --ranks 4 instead of --nodes");
+}
+
+/// A schedule without a formula has a limit.
+#[test]
+fn schedules_that_are_too_large_to_simulate_are_refused() {
+    let sizes = ["--ranks", "2", "--pipeline-parallel", "2", "--batch", "65536", "--seq-len", "8"];
+    let parts = ["--microbatch-size", "1", "--schedule", "v-half"];
+    check(
+        &[&["plan", "config.json", "--cluster", "h100"], &sizes[..], &parts].concat(),
+        "no plan can be simulated: a pipeline with the schedule v-half has 524288 forwards and backwards, which are too \
+         many; use fewer microbatches or stages, or leave --schedule out",
     );
 }
 
@@ -154,6 +182,19 @@ fn mistakes_in_a_configuration_have_a_place() {
         2,
         "error: --set data.seq_len=8: config.json is a model, and has no keys of a configuration; leave --set out",
     );
+}
+
+/// A plan has the costs of training all parameters.
+#[test]
+fn a_configuration_with_adapters_is_refused() {
+    let folder = with_model();
+    write(&folder, "run.toml", "[model]\nfrom = \".\"\n[adapter]\nkind = \"lora\"\n[data]\nseq_len = 64\n");
+    let message = "error: `profile`, `plan` and the schedule `auto` know the costs of training all parameters, and the \
+                   section [adapter] trains adapters alone: set adapter.kind=none";
+    let plan = ["plan", "run.toml", "--cluster", "h100", "--nodes", "1"];
+    refuse(&folder, &plan, 2, message);
+    let without = run(&folder, &[&plan[..], &["--set", "adapter.kind=none"]].concat());
+    assert!(without.status.success(), "{}", text(&without.stderr));
 }
 
 #[test]

@@ -108,7 +108,9 @@ fn experts(keys: &mut Keys<'_>, usual: Option<u64>, gated: bool) -> Result<Optio
         return Err(contradiction("num_experts_per_tok", per_token, expected));
     }
     let given = keys.size(&["moe_intermediate_size"], 1, MAX_SIZE)?;
-    let inner = given.or(usual).ok_or_else(missing_inner)?;
+    // Mixtral's experts have the width of a part without experts.
+    let missing = || ConfigError::Missing { names: format!("moe_intermediate_size, {}", INNER.join(", ")) };
+    let inner = given.or(usual).ok_or_else(missing)?;
     Ok(Some(Experts {
         count,
         per_token,

@@ -7,6 +7,7 @@ use thiserror::Error;
 
 use crate::layout::{Layout, LayoutError};
 use crate::memory::RankMemory;
+use crate::pipeline::PipelineError;
 
 /// The errors of the search.
 #[derive(Clone, PartialEq, Error)]
@@ -35,9 +36,18 @@ pub enum SearchError {
         /// The GPUs that the other given parts of the mesh need in each replica.
         of_replica: u32,
     },
+    /// The given mesh has another number of GPUs.
+    #[error("the given mesh has {mesh}, not {gpus}; use {mesh}, or leave a part of the mesh out",
+        mesh = counted(*.mesh, "GPU"))]
+    MeshSize {
+        /// The GPUs of the request.
+        gpus: u32,
+        /// The GPUs of the given mesh.
+        mesh: u32,
+    },
     /// No mesh divides the GPUs, the batch and the model.
     #[error(
-        "no mesh{} divides {gpus} GPUs such that its replicas divide {batch} rows of a step, its stages are at most {blocks} blocks and its tensor groups divide the heads; change the number of GPUs or of rows{}",
+        "no mesh{} divides {gpus} GPUs such that its replicas divide {batch} rows of a step, it has at most {blocks} stages and its tensor groups divide the heads; change the number of GPUs or of rows{}",
         with(.given), if .given.is_empty() { "" } else { ", or a given part of the layout" }
     )]
     NoMesh {
@@ -56,7 +66,7 @@ pub enum SearchError {
         /// The groups of ranks.
         expert: u32,
     },
-    /// There is no schedule of the given name.
+    /// No schedule has the given name.
     #[error(transparent)]
     UnknownSchedule(#[from] GenerateError),
     /// The given schedule only computes forwards.
@@ -74,6 +84,15 @@ pub enum SearchError {
         schedule: String,
         /// The stages of a rank that the schedule allows.
         chunks: &'static str,
+    },
+    /// No pipeline can be simulated, and none fits without a simulation.
+    #[error("no plan can be simulated; the pipeline with the schedule `{schedule}` failed")]
+    Pipeline {
+        /// The schedule of the first pipeline that failed.
+        schedule: String,
+        /// The cause.
+        #[source]
+        error: PipelineError,
     },
     /// No layout fits into memory.
     #[error(

@@ -1,12 +1,14 @@
-//! Estimates layouts, and simulates the fastest ones that fit.
+//! Estimates layouts, and keeps those that fit.
+
+use std::ops::Range;
 
 use crate::layout::{Cut, Layout, Recompute, Sharding};
 use crate::operations::AttentionCount;
-use crate::pipeline::Programs;
+use crate::pipeline::{PipelineError, computations};
 use crate::predict::{Prediction, predict_with};
 use crate::search::bound::lower_bound;
-use crate::search::error::{LeastMemory, SearchError};
-use crate::search::found::{ClusterPlan, Found};
+use crate::search::error::LeastMemory;
+use crate::search::found::ClusterPlan;
 use crate::search::least_bytes::least_bytes;
 use crate::search::request::{Fixed, Request};
 use crate::search::{schedules, space};
@@ -17,9 +19,6 @@ use crate::units::{Unit, Units};
 const KEPT: f64 = 1.4;
 /// The same if one plan is sought.
 const KEPT_FOR_ONE: f64 = 1.1;
-/// The share of its estimate that a simulated step takes at least. The closed form of 1F1B is within a percent
-/// of its simulation, unless the stages differ much from each other.
-const OPTIMISM: f64 = 0.98;
 /// The most computations of a pipeline that the search simulates. 1F1B has a closed form above.
 pub(super) const MOST_COMPUTATIONS: u64 = 1 << 17;
 
@@ -33,44 +32,44 @@ struct Shared {
 /// The layouts that are not estimated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Pruning {
-    /// Layouts whose first or mean rank does not fit, or whose computation alone takes longer than an estimate
-    /// that fits.
+    /// Layouts whose first or mean rank does not fit, whose computation alone takes longer than an estimate
+    /// that fits, that compute more or send more than a layout that fits, or whose blocks are cut by their
+    /// time although an even cut does not fit.
     Quick,
     /// No layouts.
     None,
 }
 
-/// A layout that fits by its estimate.
-struct Candidate {
-    layout: Layout,
+/// An estimated layout.
+pub(super) struct Candidate {
+    pub(super) layout: Layout,
     /// The estimated seconds of a step.
-    seconds: f64,
+    pub(super) seconds: f64,
+    /// The estimated bytes of the largest rank.
+    pub(super) needed: f64,
 }
 
 /// The layouts that were estimated.
 pub(super) struct Exploration<'a> {
-    request: &'a Request,
-    limit: f64,
-    bound_seconds: f64,
+    pub(super) request: &'a Request,
+    pub(super) limit: f64,
+    pub(super) bound_seconds: f64,
     /// The operations of the model per token.
     operations: f64,
-    pruning: Pruning,
+    pub(super) pruning: Pruning,
     /// The plan from which the search starts.
-    known: Option<ClusterPlan>,
-    candidates: Vec<Candidate>,
+    pub(super) known: Option<ClusterPlan>,
+    pub(super) candidates: Vec<Candidate>,
     /// The seconds of the known plan, or of the fastest estimate whose memory is exact. Others may not fit in
     /// the simulation.
     fastest: f64,
-    /// The layout that needs least memory of those that do not fit.
-    least: Option<LeastMemory>,
+    /// The layout that needs least memory of those that do not fit by a simulation, or by an exact estimate.
+    pub(super) least: Option<LeastMemory>,
+    /// Layouts that do not fit by an estimate that may be too small, unless layouts are left out.
+    pub(super) too_large: Vec<Candidate>,
+    /// The first pipeline that cannot be simulated.
+    pub(super) failed: Option<(String, PipelineError)>,
     pub(super) estimated: usize,
-}
-
-/// The sizes and the schedule in which plans that are returned differ.
-type Kind<'a> = (u32, u32, u32, u32, &'a str);
-
-fn kind(layout: &Layout) -> Kind<'_> {
-    (layout.tensor, layout.pipeline, layout.context, layout.expert, layout.schedule_name())
 }
 
 impl<'a> Exploration<'a> {
@@ -94,6 +93,8 @@ impl<'a> Exploration<'a> {
             candidates: Vec::new(),
             fastest,
             least: None,
+            too_large: Vec::new(),
+            failed: None,
             estimated: 0,
         };
         shapes.iter().for_each(|shape| exploration.add_shape(shape));
@@ -109,14 +110,14 @@ impl<'a> Exploration<'a> {
         }
     }
 
-    fn setting<'b>(&self, layout: &'b Layout) -> Setting<'b>
+    pub(super) fn setting<'b>(&self, layout: &'b Layout) -> Setting<'b>
     where
         'a: 'b,
     {
         Setting { model: &self.request.model, layout, machine: &self.request.machine }
     }
 
-    fn units(&self, layout: &Layout) -> Units {
+    pub(super) fn units(&self, layout: &Layout) -> Units {
         Units::with_operations(&self.setting(layout), self.operations)
     }
 
@@ -151,11 +152,18 @@ impl<'a> Exploration<'a> {
         }
     }
 
-    /// Estimates a pipeline with each recomputation and sharding, until one fits that is the fastest.
+    /// Estimates a pipeline with each recomputation and sharding. The quick exploration ends with the first
+    /// one that fits if no other can be faster.
     fn add_pipeline(&mut self, mut layout: Layout, recomputes: &[Shared]) {
         if layout.check(&self.request.model).is_err() {
             return;
         }
+        let computations = computations(&layout);
+        if layout.schedule.is_some() && computations > MOST_COMPUTATIONS {
+            self.fails(&layout, PipelineError::TooLarge { computations });
+            return;
+        }
+        let is_quick = self.pruning == Pruning::Quick;
         let shardings = self.shardings(&layout);
         for Shared { recompute, units, total } in recomputes {
             layout.recompute = *recompute;
@@ -165,15 +173,24 @@ impl<'a> Exploration<'a> {
             }
             for (index, &sharding) in shardings.iter().enumerate() {
                 layout.sharding = sharding;
-                if self.pruning == Pruning::Quick && least_bytes(&layout, units, total) > self.limit {
+                if is_quick && least_bytes(&layout, units, total) > self.limit {
                     continue;
                 }
+                let fits = self.estimate(&layout, units, &units.cut(&layout));
                 // A later recomputation or sharding needs less memory and more time.
-                if self.estimate(&layout, units) && index == 0 && schedules::is_exact(&layout) {
+                if is_quick && fits && index == 0 && schedules::is_exact(&layout) {
                     return;
+                }
+                if !is_quick && let Some((balanced, cut)) = balanced(&layout, units) {
+                    self.estimate(&balanced, units, &cut);
                 }
             }
         }
+    }
+
+    /// Keeps the cause if this is the first pipeline that cannot be simulated.
+    pub(super) fn fails(&mut self, layout: &Layout, error: PipelineError) {
+        self.failed.get_or_insert_with(|| (layout.schedule_name().to_owned(), error));
     }
 
     fn shardings(&self, layout: &Layout) -> Vec<Sharding> {
@@ -184,24 +201,34 @@ impl<'a> Exploration<'a> {
         }
     }
 
-    /// Estimates a layout, and returns whether it fits.
-    fn estimate(&mut self, layout: &Layout, units: &Units) -> bool {
+    /// Estimates a layout with its cut, and returns whether it fits.
+    fn estimate(&mut self, layout: &Layout, units: &Units, cut: &[Range<usize>]) -> bool {
         let run = |costs: &_| Ok(schedules::estimate(layout, costs));
-        let estimate = predict_with(&self.setting(layout), units, &units.cut(layout), run);
+        let estimate = predict_with(&self.setting(layout), units, cut, run);
         self.estimated += 1;
         let Ok(estimate) = estimate else { return false };
-        let fits = self.fits(layout, &estimate);
-        if fits && estimate.seconds <= self.slowest_kept() {
-            if schedules::is_exact(layout) {
-                self.fastest = self.fastest.min(estimate.seconds);
-            }
-            self.candidates.push(Candidate { layout: layout.clone(), seconds: estimate.seconds });
+        let (seconds, needed) = (estimate.seconds, estimate.peak_memory());
+        let candidate = || Candidate { layout: layout.clone(), seconds, needed };
+        if schedules::is_exact(layout) && !self.fits(layout, &estimate) {
+            return false;
         }
-        fits
+        if needed > self.limit {
+            if self.pruning == Pruning::None {
+                self.too_large.push(candidate());
+            }
+            return false;
+        }
+        if seconds <= self.slowest_kept() {
+            if schedules::is_exact(layout) {
+                self.fastest = self.fastest.min(seconds);
+            }
+            self.candidates.push(candidate());
+        }
+        true
     }
 
     /// Returns whether a prediction fits into memory. If it does not, it is kept if it needs least so far.
-    fn fits(&mut self, layout: &Layout, prediction: &Prediction) -> bool {
+    pub(super) fn fits(&mut self, layout: &Layout, prediction: &Prediction) -> bool {
         let needed = prediction.peak_memory();
         if needed <= self.limit {
             return true;
@@ -218,94 +245,11 @@ impl<'a> Exploration<'a> {
         }
         false
     }
-
-    /// Simulates candidates in turns: the fastest estimate of each kind, then the second one of each, and so
-    /// on.
-    pub(super) fn simulate(mut self) -> Result<Found, SearchError> {
-        let kinds = self.by_kind();
-        let mut programs = Programs::up_to(MOST_COMPUTATIONS);
-        let (mut plans, mut simulated) = (Vec::from_iter(self.known.take()), 0);
-        let most = kinds.iter().map(Vec::len).max().unwrap_or(0);
-        for turn in 0..most {
-            for candidate in kinds.iter().filter_map(|kind| kind.get(turn)) {
-                let slowest =
-                    plans.get(self.request.plans - 1).map_or(f64::INFINITY, |plan| plan.prediction.seconds);
-                let is_enough = simulated >= self.request.simulations && !plans.is_empty();
-                if is_enough || candidate.seconds * OPTIMISM > slowest {
-                    continue;
-                }
-                for plan in self.plans_of(&candidate.layout, &mut programs, &mut simulated) {
-                    keep(&mut plans, plan);
-                }
-            }
-        }
-        plans.truncate(self.request.plans);
-        match (plans.is_empty(), self.least, &self.request.fixed.schedule) {
-            (false, ..) => Ok(Found {
-                plans,
-                memory_limit: self.limit,
-                bound_seconds: self.bound_seconds,
-                estimated: self.estimated,
-                simulated,
-            }),
-            (true, Some(least), _) => Err(SearchError::Memory { least: Box::new(least) }),
-            (true, None, schedule) => Err(schedules::without_plan(schedule.as_deref().unwrap_or_default())),
-        }
-    }
-
-    /// Returns the candidates of each kind, the fastest estimates first, and the fastest kinds first.
-    fn by_kind(&mut self) -> Vec<Vec<Candidate>> {
-        let mut candidates = std::mem::take(&mut self.candidates);
-        candidates.sort_by(|one, other| one.seconds.total_cmp(&other.seconds));
-        let mut kinds: Vec<Vec<Candidate>> = Vec::new();
-        for candidate in candidates {
-            match kinds.iter_mut().find(|known| kind(&known[0].layout) == kind(&candidate.layout)) {
-                Some(known) => known.push(candidate),
-                None => kinds.push(vec![candidate]),
-            }
-        }
-        kinds
-    }
-
-    /// Simulates a layout with both cuts, and returns the plans that fit.
-    fn plans_of(
-        &mut self,
-        layout: &Layout,
-        programs: &mut Programs,
-        simulated: &mut usize,
-    ) -> Vec<ClusterPlan> {
-        let units = self.units(layout);
-        let balanced = Layout { cut: Cut::Balanced, ..layout.clone() };
-        let [even_cut, balanced_cut] = [layout, &balanced].map(|layout| units.cut(layout));
-        let is_other = even_cut != balanced_cut;
-        let mut layouts = vec![(layout.clone(), even_cut)];
-        if is_other {
-            layouts.push((balanced, balanced_cut));
-        }
-        let mut plans = Vec::new();
-        for (layout, cut) in layouts {
-            *simulated += 1;
-            let run = |costs: &_| Ok(programs.run(&layout, costs)?);
-            let run = predict_with(&self.setting(&layout), &units, &cut, run);
-            // A schedule that does not exist in this size has no plan.
-            let Ok(prediction) = run else { continue };
-            if self.fits(&layout, &prediction) {
-                plans.push(ClusterPlan::new(self.request, self.bound_seconds, layout, prediction));
-            }
-        }
-        plans
-    }
 }
 
-/// Adds a plan in the order of time, unless a plan of the same kind is as fast.
-fn keep(plans: &mut Vec<ClusterPlan>, plan: ClusterPlan) {
-    let seconds = |plan: &ClusterPlan| plan.prediction.seconds;
-    if let Some(same) = plans.iter().position(|known| kind(&known.layout) == kind(&plan.layout)) {
-        if seconds(&plans[same]) <= seconds(&plan) {
-            return;
-        }
-        plans.remove(same);
-    }
-    let index = plans.partition_point(|known| seconds(known) <= seconds(&plan));
-    plans.insert(index, plan);
+/// Returns a layout with its blocks cut by their time, unless its even cut is the same.
+pub(super) fn balanced(layout: &Layout, units: &Units) -> Option<(Layout, Vec<Range<usize>>)> {
+    let balanced = Layout { cut: Cut::Balanced, ..layout.clone() };
+    let cut = units.cut(&balanced);
+    (cut != units.cut(layout)).then_some((balanced, cut))
 }

@@ -11,10 +11,13 @@ pub(super) fn least_bytes(layout: &Layout, units: &Units, total: &Unit) -> f64 {
     // A tied table may count once only.
     let parameters = Parameters { shared: total.parameters.shared - units.table, ..total.parameters };
     let state = |parameters: Parameters| state(parameters, units.largest_block, layout).state();
-    let blocks = f64::from(first_blocks(layout, units.blocks() as u32));
+    let blocks = units.blocks() as u32;
+    let own = first_blocks(layout, blocks);
+    // Without a formula for each chunk, each counts as the smallest one.
+    let held = if schedules::is_exact(layout) { own } else { fewest_blocks(layout, blocks) * layout.chunks };
     let smallest = units.smallest_block();
-    let first = state(units.embedding.parameters + smallest.parameters * blocks)
-        + smallest.activation * blocks * schedules::held(layout, 0);
+    let first = state(units.embedding.parameters + smallest.parameters * f64::from(own))
+        + smallest.activation * f64::from(held) * schedules::held(layout, 0);
     state(parameters * (1.0 / f64::from(layout.pipeline))).max(first)
 }
 
@@ -27,6 +30,16 @@ fn first_blocks(layout: &Layout, blocks: u32) -> u32 {
     // The embedding counts as a block. With several chunks, the rank may also have the head.
     let others = if chunks > 1 { 2 } else { 1 };
     ((blocks + 2) / stages * chunks).saturating_sub(others)
+}
+
+/// Returns the fewest blocks of a stage with an even cut.
+fn fewest_blocks(layout: &Layout, blocks: u32) -> u32 {
+    let stages = layout.stages();
+    if blocks.is_multiple_of(stages) {
+        return blocks / stages;
+    }
+    // The embedding or the head counts as a block.
+    ((blocks + 2) / stages).saturating_sub(1)
 }
 
 #[cfg(test)]

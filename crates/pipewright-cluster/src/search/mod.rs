@@ -5,9 +5,10 @@
 //! ```
 //!
 //! Each layout that divides the GPUs, the batch and the model is estimated without a simulation, unless the
-//! time of its computation alone is above the estimates that fit for certain. The fastest candidates are then simulated with
-//! both cuts. Only plans whose predicted memory fits are returned. The search reads no clock and no file, so
-//! the same request always finds the same plans.
+//! time of its computation alone is above the estimates that fit for certain. The fastest candidates are then
+//! simulated with both cuts. If none fits, all layouts are estimated with both cuts. Only plans whose
+//! predicted memory fits are returned. The search reads no clock and no file, so the same request always
+//! finds the same plans.
 //!
 //! ```
 //! use pipewright_cluster::layout::Precision;
@@ -30,6 +31,7 @@ mod space;
 mod schedules;
 mod least_bytes;
 mod explore;
+mod simulate;
 mod plans;
 mod upgrade;
 

@@ -8,6 +8,7 @@ use crate::search::error::SearchError;
 use crate::search::explore::{Exploration, Pruning};
 use crate::search::found::{ClusterPlan, Found};
 use crate::search::request::Request;
+use crate::search::simulate::WithoutPlan;
 use crate::search::{schedules, space};
 use crate::setting::Setting;
 
@@ -47,10 +48,11 @@ fn find_plans(request: &Request, known: Option<ClusterPlan>) -> Result<Found, Se
     }
     // A layout that was left out may fit, and the error has the one that needs least memory.
     let complete = Exploration::of(request, &shapes, Pruning::None, None);
-    if complete.estimated == 0 {
-        return Err(nothing_to_estimate(request, &shapes));
-    }
-    complete.simulate()
+    complete.simulate().map_err(|without| match *without {
+        WithoutPlan { least: Some(least), .. } => SearchError::Memory { least: Box::new(least) },
+        WithoutPlan { failed: Some((schedule, error)), .. } => SearchError::Pipeline { schedule, error },
+        WithoutPlan { least: None, failed: None } => nothing_to_estimate(request, &shapes),
+    })
 }
 
 /// Returns why a request has no layout.

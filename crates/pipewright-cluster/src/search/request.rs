@@ -119,8 +119,8 @@ impl Request {
         self.memory.unwrap_or((self.machine.memory * (1.0 - FRAGMENTS) - CONTEXT).max(0.0))
     }
 
-    /// Checks that all numbers are above 0, that the replicas divide the GPUs, and that a model whose experts are
-    /// to be divided has some.
+    /// Checks that all numbers are above 0, that the replicas divide the GPUs, that a given mesh has all
+    /// GPUs, and that a model whose experts are to be divided has some.
     pub(crate) fn check(&self) -> Result<(), SearchError> {
         let positive = |value: f64| value.is_finite() && value > 0.0;
         let numbers = [
@@ -149,6 +149,12 @@ impl Request {
             }
             if !self.gpus.is_multiple_of(data.saturating_mul(of_replica)) {
                 return Err(SearchError::Replicas { gpus: self.gpus, data, of_replica });
+            }
+            let Fixed { tensor, pipeline, context, .. } = self.fixed;
+            let is_mesh_given = tensor.is_some() && pipeline.is_some() && context.is_some();
+            let mesh = data.saturating_mul(of_replica);
+            if is_mesh_given && mesh != self.gpus {
+                return Err(SearchError::MeshSize { gpus: self.gpus, mesh });
             }
         }
         Ok(())

@@ -152,6 +152,26 @@ fn figures_of_a_file_have_its_source() {
     assert_eq!(own.source_of("memory_gb"), "the cluster file");
 }
 
+/// The other six constants are those of the known machine.
+#[test]
+fn a_file_with_one_constant_does_not_give_all() {
+    let text = |constants: &str| {
+        let known = to_toml(&by_name("h100").expect("a machine"));
+        let figures = known.split("\n# Shares").next().expect("figures").to_owned();
+        format!("{figures}\n[constants]\n{constants}")
+    };
+    let known = by_name("h100").expect("a machine");
+    let of_known = known.source_of("constants");
+    let machine = from_toml(&text("memory = 0.8\nlink = 0.7")).expect("a machine");
+    let own = &machine.source;
+    assert_eq!(machine.source_of("constants"), format!("{of_known}; `memory`, `link` from {own}"));
+    assert_eq!(machine.based_on.as_ref(), Some(&known.name));
+    let all =
+        "product = 0.7\nproduct_fp8 = 0.5\nattention = 0.5\nmemory = 0.8\nlink = 0.8\nhidden = 0\nlaunch = 0";
+    let machine = from_toml(&text(all)).expect("a machine");
+    assert_eq!((machine.source_of("constants"), &machine.based_on), (machine.source.as_str(), &None));
+}
+
 #[test]
 fn a_cluster_file_changes_a_known_machine() {
     let machine = from_toml(

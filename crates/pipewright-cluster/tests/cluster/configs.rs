@@ -228,14 +228,16 @@ fn sizes_of_the_family_are_named() {
 #[test]
 fn the_width_of_feed_forward_parts_is_needed() {
     let width = "\"intermediate_size\": 14336, ";
-    let check = |text: String| {
+    let check = |text: String, keys: &str| {
         let error = read(&text).expect_err("an error").to_string();
-        assert!(error.contains("needs one of the keys intermediate_size, n_inner"), "{error}");
+        assert!(error.contains(&format!("needs one of the keys {keys}")), "{error}");
     };
-    check(LLAMA.replace(width, ""));
-    check(LLAMA.replace(width, "\"num_experts\": 8, \"num_experts_per_tok\": 2, "));
+    let dense = "intermediate_size, n_inner";
+    check(LLAMA.replace(width, ""), dense);
+    let no_width = "\"num_experts\": 8, \"num_experts_per_tok\": 2, ";
+    check(LLAMA.replace(width, no_width), "moe_intermediate_size, intermediate_size, n_inner");
     let experts = "\"num_experts\": 8, \"num_experts_per_tok\": 2, \"moe_intermediate_size\": 64, ";
-    check(LLAMA.replace(width, &format!("{experts}\"mlp_only_layers\": [3], ")));
+    check(LLAMA.replace(width, &format!("{experts}\"mlp_only_layers\": [3], ")), dense);
     let all = described(&LLAMA.replace(width, experts)).model;
     assert!(all.blocks.iter().all(|block| matches!(block.feed_forward, FeedForward::Experts(_))));
     let falcon = described(&LLAMA.replace(width, "").replace("\"llama\"", "\"falcon\"")).model;

@@ -13,3 +13,4 @@ mod properties;
 mod published;
 mod scaling;
 mod search;
+mod search_memory;

@@ -16,7 +16,7 @@ use crate::data::{predicted, run};
 fn with(run: &Run, text: &str) -> (Prediction, Vec<String>) {
     let measured = read(text).expect("measurements");
     let machine = measured.machine(&run.model, &run.machine).expect("a machine");
-    let sentences = measured.sentences(&run.machine, &machine);
+    let sentences = measured.sentences(&run.model, &run.machine, &machine);
     (predicted(&Run { machine, ..run.clone() }), sentences)
 }
 
@@ -103,7 +103,7 @@ fn a_measured_layer_has_its_times() {
     };
     let (before, after) = (time(&run.machine), time(&machine));
     assert!(near(after.forward.total(), 7e-3) && near(after.backward.total(), 0.02), "{after:?}");
-    let sentences = measured.sentences(&run.machine, &machine);
+    let sentences = measured.sentences(&run.model, &run.machine, &machine);
     let percent = |after: f64, before: f64| format!("{:+.1}%", (after / before - 1.0) * 100.0);
     let forward = percent(7e-3, before.forward.total());
     let backward = percent(0.02, before.backward.total());
@@ -122,6 +122,32 @@ fn a_measured_product_has_its_time() {
     let more = after.parts.products - predicted(&run).parts.products;
     assert!((more / forwards - 1.0).abs() < 0.02, "{more} and {forwards}");
     assert_eq!(sentences, ["the product of 4096 x 11008 and 11008 x 4096"]);
+}
+
+/// They are accepted, because a data sheet may be wrong.
+#[test]
+fn measurements_above_the_peak_are_named() {
+    let run = run("llama2-7B", "H100");
+    let peak = run.machine.peak(Precision::Fp8);
+    let seconds = 2.0 * 4096.0 * 4096.0 * 11008.0 / peak;
+    let product = |share: f64| {
+        let seconds = seconds / share;
+        format!(
+            "[[product]]\nrows = 4096\ncolumns = 4096\ninner = 11008\nprecision = \"fp8\"\nseconds = {seconds:e}"
+        )
+    };
+    let shape = "the product of 4096 x 11008 and 11008 x 4096";
+    assert_eq!(with(&run, &product(0.99)).1, [shape]);
+    assert_eq!(with(&run, &product(3.25)).1, [format!("{shape}, which is 325% of the data sheet's peak")]);
+    // 202 million parameters in four matrices of 4096 x 4096 and three of 4096 x 11008.
+    let forward = 2.0 * 202_375_168.0 * 4096.0 / peak;
+    let layer = |forward: f64, backward: f64| {
+        let sizes = "[[layer]]\nsequence = 4096\nprecision = \"fp8\"";
+        with(&run, &format!("{sizes}\nforward_s = {forward:e}\nbackward_s = {backward:e}")).1.remove(0)
+    };
+    assert!(layer(forward * 1.01, forward * 2.02).ends_with("against the prediction"));
+    assert!(layer(forward / 2.0, forward * 4.0).ends_with(", which is 200% of the data sheet's peak"));
+    assert!(layer(forward * 2.0, forward).ends_with(", which is 200% of the data sheet's peak"));
 }
 
 /// Two measurements of the same kind of block. Each layout has the times of the nearest one.

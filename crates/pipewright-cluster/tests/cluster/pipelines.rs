@@ -6,8 +6,8 @@ use pipewright_schedule::costs::{Link, StageCosts, StageSizes};
 
 use crate::data::run;
 
-/// A layout of one replica, and the costs of its stages, which take equally long. `activation` returns the bytes of
-/// a stage.
+/// A layout of one replica, and the costs of its stages, which take equally long. `activation` returns the
+/// bytes of a stage.
 fn pipeline(
     ranks: u32,
     chunks: u32,
@@ -45,7 +45,8 @@ fn the_closed_form_agrees_with_the_simulation() {
     }
 }
 
-/// Rounds of more microbatches than ranks, one round of fewer, and chunks that keep different numbers of bytes.
+/// Rounds of more microbatches than ranks, one round of fewer, and chunks that keep different numbers of
+/// bytes.
 #[test]
 fn the_closed_form_holds_the_activations_of_the_simulation() {
     let falls = |stage| 1_000_000 / (u64::from(stage) + 1);
