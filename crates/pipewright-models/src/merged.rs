@@ -44,11 +44,13 @@ where
         };
         let (first, second) = (matrix("lora_A", [inputs, rank])?, matrix("lora_B", [rank, outputs])?);
         let scale = self.lora.scale() as f32;
+        let mut added = vec![0.0; outputs];
         for (row, low) in values.chunks_exact_mut(outputs).zip(first.chunks_exact(rank)) {
-            for (column, value) in row.iter_mut().enumerate() {
-                let products = low.iter().enumerate().map(|(index, x)| x * second[index * outputs + column]);
-                *value += scale * products.sum::<f32>();
+            added.fill(0.0);
+            for (x, second) in low.iter().zip(second.chunks_exact(outputs)) {
+                added.iter_mut().zip(second).for_each(|(sum, y)| *sum += x * y);
             }
+            row.iter_mut().zip(&added).for_each(|(value, sum)| *value += scale * sum);
         }
         Ok(values)
     }

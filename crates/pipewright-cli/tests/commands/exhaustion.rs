@@ -85,7 +85,7 @@ fn folder(config: &str) -> TempDir {
 fn memory_may_end_before_the_first_action_and_after_the_last() {
     let places = [
         (400_000, "step 0: rank ", ", while its stages are made: "),
-        (800_000, "step 1: rank ", ": in the update or in a copy"),
+        (1_000_000, "step 1: rank ", ": in the update or in a copy"),
     ];
     for (kibibytes, step, place) in places {
         let output = train_within(&folder(WIDE), kibibytes);
