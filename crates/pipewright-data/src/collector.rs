@@ -18,6 +18,7 @@ use crate::container::data_file::DataFile;
 use crate::encoding::document_text::DocumentText;
 use crate::encoding::example_text::ExampleText;
 use crate::encoding::record_content;
+use crate::encoding::tokenizer::Encoder;
 use crate::error::DataError;
 use crate::formats::format::{self, DataSource, Format, Layout};
 use crate::formats::lines::Lines;
@@ -77,6 +78,11 @@ impl<'a> Collector<'a> {
         }
     }
 
+    /// Encodes with a tokenizer whose file is read already.
+    pub(crate) fn with_encoder(self, encoder: Option<Encoder>) -> Self {
+        Self { texts: self.texts.with_encoder(encoder), ..self }
+    }
+
     /// Returns everything that was read, and stayed in memory.
     pub(crate) fn finish(mut self) -> Result<Collected, DataError> {
         self.flush()?;
@@ -85,11 +91,12 @@ impl<'a> Collector<'a> {
         Ok(Collected { content, sources, long_records, known: Known::default() })
     }
 
-    /// Passes on what is left. Returns the form of the data, whether it has chats of a template, and the kinds of
-    /// its files.
-    pub(crate) fn finish_drained(mut self) -> Result<(Form, bool, Vec<DataSource>), DataError> {
+    /// Passes on what is left. Returns the form of the data, the fingerprint of the chat template if
+    /// there are chats, and the kinds of its files.
+    pub(crate) fn finish_drained(mut self) -> Result<(Form, Option<String>, Vec<DataSource>), DataError> {
         self.flush()?;
-        Ok((self.gathered.form(), self.example_texts.has_chats(), self.sources()))
+        let template = self.example_texts.template_fingerprint().map(str::to_owned);
+        Ok((self.gathered.form(), template, self.sources()))
     }
 
     /// Returns the kinds of the files.

@@ -2,10 +2,9 @@
 
 use std::path::Path;
 
-use crate::chat::template::ChatRenderer;
 use crate::collector::Collector;
-use crate::config::DataConfig;
-use crate::encoding::tokenizer::{fingerprint, vocabulary};
+use crate::config::{DataConfig, Tokenizer};
+use crate::encoding::tokenizer::{BYTES, BYTES_FINGERPRINT, Encoder};
 use crate::error::DataError;
 use crate::files::find::find;
 use crate::formats::format::DataSource;
@@ -78,7 +77,13 @@ impl DataConfig {
         output: &Path,
         progress: &mut (dyn FnMut(TokenizeProgress) + Sync),
     ) -> Result<Tokenized, DataError> {
-        let vocab_size = vocabulary(&self.tokenizer)?;
+        // The tokenizer is read once, so its fingerprint is right even if its file changes during the work.
+        let encoder = match &self.tokenizer {
+            Tokenizer::Bytes => None,
+            Tokenizer::File(path) => Some(Encoder::load(path)?),
+        };
+        let vocab_size = encoder.as_ref().map_or(BYTES, Encoder::vocabulary);
+        let tokenizer = encoder.as_ref().map_or(BYTES_FINGERPRINT, Encoder::fingerprint).to_owned();
         let bos = self.bos(vocab_size)?;
         let files = find(&self.path)?;
         let size = |path: &std::path::PathBuf| std::fs::metadata(path).map_or(0, |metadata| metadata.len());
@@ -86,18 +91,19 @@ impl DataConfig {
         let writer = TokenWriter::create(output, vocab_size)?;
         let mut output = Output { writer, bytes, progress };
         let mut budget = MemoryBudget::of_machine();
-        let mut collector = Collector::new(self, bos, vocab_size, &mut budget, Some(&mut output));
+        let mut collector =
+            Collector::new(self, bos, vocab_size, &mut budget, Some(&mut output)).with_encoder(encoder);
         for file in &files {
             collector.read(file)?;
         }
-        let (form, has_chats, sources) = collector.finish_drained()?;
+        let (form, template, sources) = collector.finish_drained()?;
         if output.writer.tokens() == 0 {
             return Err(DataError::Empty { path: files.into_iter().next().unwrap_or_default() });
         }
         let header = output.writer.finish(Settings {
             vocab_size,
-            tokenizer: fingerprint(&self.tokenizer)?,
-            template: has_chats.then(|| ChatRenderer::fingerprint(self)).transpose()?,
+            tokenizer,
+            template,
             train_on: self.train_on,
             bos_id: bos,
             has_examples: form == Form::Examples,

@@ -46,6 +46,7 @@ pub struct ChatRenderer {
     /// The special tokens by the names that templates have for them, such as `bos_token`.
     tokens: BTreeMap<String, String>,
     has_generation: bool,
+    fingerprint: String,
 }
 
 impl ChatRenderer {
@@ -65,12 +66,14 @@ impl ChatRenderer {
     ///
     /// # Errors
     /// When there is no template, or a file cannot be read.
-    pub(crate) fn fingerprint(config: &DataConfig) -> Result<String, TemplateError> {
+    pub(crate) fn fingerprint_of(config: &DataConfig) -> Result<String, TemplateError> {
         let Source { text, tokens, .. } = Source::find(config)?;
-        let mut hasher = blake3::Hasher::new();
-        hasher.update(text.as_bytes());
-        hasher.update(format!("{tokens:?} {:?}", config.date).as_bytes());
-        Ok(hasher.finalize().to_hex()[..16].to_owned())
+        Ok(fingerprint(&text, &tokens, config.date))
+    }
+
+    /// Returns the text of [`ChatRenderer::fingerprint_of`] for what this renderer has read.
+    pub(crate) fn fingerprint(&self) -> &str {
+        &self.fingerprint
     }
 
     /// Returns the token of the tokenizer that ends a text, if it has one.
@@ -84,6 +87,7 @@ impl ChatRenderer {
         tokens: BTreeMap<String, String>,
         date: Option<Date>,
     ) -> Result<Self, Error> {
+        let fingerprint = fingerprint(source, &tokens, date);
         let (source, has_generation) = with_marks(source);
         let mut environment = Environment::new();
         environment.set_syntax(SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()?);
@@ -103,7 +107,7 @@ impl ChatRenderer {
                 .map_err(|reason| Error::new(ErrorKind::InvalidOperation, reason))
         });
         environment.add_template_owned(NAME, source)?;
-        Ok(Self { environment, tokens, has_generation })
+        Ok(Self { environment, tokens, has_generation, fingerprint })
     }
 
     /// Returns whether the template marks what an assistant writes.
@@ -164,6 +168,13 @@ impl Source {
         };
         Ok(Self { text: source, template, tokens: special_tokens(&settings) })
     }
+}
+
+fn fingerprint(source: &str, tokens: &BTreeMap<String, String>, date: Option<Date>) -> String {
+    let mut hasher = blake3::Hasher::new();
+    hasher.update(source.as_bytes());
+    hasher.update(format!("{tokens:?} {date:?}").as_bytes());
+    hasher.finalize().to_hex()[..16].to_owned()
 }
 
 /// The filter that stands for the tag `generation`.

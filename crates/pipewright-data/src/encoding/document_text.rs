@@ -26,6 +26,11 @@ impl<'a> DocumentText<'a> {
         Self { tokenizer, encoder: None, bos, vocab_size }
     }
 
+    /// Encodes with a tokenizer whose file is read already.
+    pub(crate) fn with_encoder(self, encoder: Option<Encoder>) -> Self {
+        Self { encoder, ..self }
+    }
+
     /// Returns the bytes of `ids`, if the bytes of a text are its ids.
     pub(crate) fn bytes_are_ids<'i>(&self, ids: &'i mut IdBuffer) -> Option<&'i mut Vec<u8>> {
         match (self.tokenizer, self.bos, ids.width()) {

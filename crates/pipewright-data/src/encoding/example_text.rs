@@ -46,9 +46,9 @@ impl<'a> ExampleText<'a> {
         Ok(())
     }
 
-    /// Returns whether records so far needed the chat template.
-    pub(crate) fn has_chats(&self) -> bool {
-        self.renderer.is_some()
+    /// Returns the fingerprint of the chat template, if a record so far needed it.
+    pub(crate) fn template_fingerprint(&self) -> Option<&str> {
+        self.renderer.as_ref().map(ChatRenderer::fingerprint)
     }
 
     /// Returns whether a record is a completion of texts, which are not messages.

@@ -41,25 +41,23 @@ fn refuse_other_forms(path: &Path) -> Result<(), DataError> {
 
 /// The number of tokens if bytes are tokens.
 pub(crate) const BYTES: usize = 256;
-
-/// Returns the number of tokens of a tokenizer.
-pub(crate) fn vocabulary(tokenizer: &Tokenizer) -> Result<usize, DataError> {
-    match tokenizer {
-        Tokenizer::Bytes => Ok(BYTES),
-        Tokenizer::File(path) => Ok(Encoder::load(path)?.vocabulary()),
-    }
-}
+/// The fingerprint if bytes are tokens.
+pub(crate) const BYTES_FINGERPRINT: &str = "bytes";
 
 /// Returns a text that tells tokenizers apart: the beginning of the hash of the file.
 pub(crate) fn fingerprint(tokenizer: &Tokenizer) -> Result<String, DataError> {
     match tokenizer {
-        Tokenizer::Bytes => Ok("bytes".to_owned()),
+        Tokenizer::Bytes => Ok(BYTES_FINGERPRINT.to_owned()),
         Tokenizer::File(path) => {
             let content = pipewright_system::bounded_file::read_regular(path, LARGEST_TOKENIZER)
                 .map_err(|source| FileError::Read { path: path.to_owned(), source })?;
-            Ok(blake3::hash(&content).to_hex()[..16].to_owned())
+            Ok(fingerprint_of(&content))
         }
     }
+}
+
+fn fingerprint_of(content: &[u8]) -> String {
+    blake3::hash(content).to_hex()[..16].to_owned()
 }
 
 /// A tokenizer that was read from a file. There is none without the feature `tokenizers`.
@@ -68,6 +66,7 @@ pub(crate) fn fingerprint(tokenizer: &Tokenizer) -> Result<String, DataError> {
 pub(crate) struct Encoder {
     path: PathBuf,
     tokenizer: Box<tokenizers::Tokenizer>,
+    fingerprint: String,
 }
 
 /// A tokenizer that was read from a file. There is none without the feature `tokenizers`.
@@ -91,7 +90,8 @@ impl Encoder {
                 .map_err(unusable)?;
         // The file may say how its author cut and filled texts. Both would lose or invent tokens here.
         tokenizer.with_padding(None).with_truncation(None).map_err(unusable)?;
-        Ok(Self { path: path.to_owned(), tokenizer: Box::new(tokenizer) })
+        let fingerprint = fingerprint_of(&content);
+        Ok(Self { path: path.to_owned(), tokenizer: Box::new(tokenizer), fingerprint })
     }
 
     /// Returns the token ids of a text. With `special`, the tokenizer adds its special tokens.
@@ -111,6 +111,11 @@ impl Encoder {
         self.tokenizer.get_vocab_size(true)
     }
 
+    /// Returns the [`fingerprint`] of the bytes that were read.
+    pub(crate) fn fingerprint(&self) -> &str {
+        &self.fingerprint
+    }
+
     /// Returns the text of token ids, perhaps with special tokens.
     pub(crate) fn decode(&self, ids: &[u32], has_special: bool) -> Result<String, DataError> {
         let decoded = self.tokenizer.decode(ids, !has_special);
@@ -127,6 +132,10 @@ impl Encoder {
     }
 
     pub(crate) fn vocabulary(&self) -> usize {
+        match *self {}
+    }
+
+    pub(crate) fn fingerprint(&self) -> &str {
         match *self {}
     }
 

@@ -221,3 +221,42 @@ fn the_progress_reaches_the_end() {
     let last = last.expect("there is progress");
     assert_eq!((last.read, last.tokens), (last.bytes, tokenized.tokens));
 }
+
+/// Tokenizes with `settings`, while the file `name` of the folder gets another content, and then opens the
+/// result with its first content.
+#[cfg(feature = "tokenizers")]
+fn check_change_during_work(
+    files: &[(&str, &str)],
+    (name, content): (&str, &str),
+    settings: impl FnOnce(&mut DataConfig, PathBuf),
+) {
+    let (folder, mut config) = folder(files, |config| config.seq_len = 8);
+    let (output, changed) = (folder.path().join("data.pwtok"), folder.path().join(name));
+    std::fs::write(&changed, content).expect("a file");
+    settings(&mut config, changed.clone());
+    let write = |content: &str| std::fs::write(&changed, content).expect("a file");
+    let other = content.replace("to", "two");
+    assert_ne!(other, content);
+    config.tokenize(&output, &mut |_| write(&other)).expect("it is tokenized");
+    config.long_records = LongRecords::Cut;
+    let open =
+        || reading(&config, &output).open(256, 0).map(|rows| rows.rows()).map_err(|error| error.to_string());
+    assert!(open().expect_err("it is another file").contains("the file was made with another `"));
+    write(content);
+    open().expect("these are the settings");
+}
+
+#[test]
+#[cfg(feature = "tokenizers")]
+fn the_fingerprints_of_the_files_that_were_used_are_written() {
+    const WORDS: &str = r#"{"version": "1.0", "pre_tokenizer": {"type": "WhitespaceSplit"},
+        "model": {"type": "WordLevel", "vocab": {"?": 0, "to": 1, "be": 2}, "unk_token": "?"}}"#;
+    check_change_during_work(TEXTS, ("tokenizer.json", WORDS), |config, path| {
+        config.tokenizer = crate::Tokenizer::File(path);
+    });
+    const TEMPLATE: &str = "to {% for message in messages %}{{ message.content }}{% endfor %}";
+    check_change_during_work(CHATS, ("template.jinja", TEMPLATE), |config, path| {
+        config.chat_template = Some(ChatTemplate::File(path));
+        config.train_on = Some(TrainOn::All);
+    });
+}

@@ -115,7 +115,7 @@ fn check_settings(header: &Header, config: &DataConfig, path: &Path) -> Result<(
         return Err(differs("tokenizer", header.tokenizer.clone(), tokenizer));
     }
     if let Some(own) = &header.template {
-        match ChatRenderer::fingerprint(config) {
+        match ChatRenderer::fingerprint_of(config) {
             Ok(given) if given != *own => return Err(differs("chat_template", own.clone(), given)),
             // The text is rendered already.
             Ok(_) | Err(TemplateError::Missing) => {}
