@@ -107,8 +107,10 @@ impl ExampleRows {
         self.all_members().iter().map(|example| self.examples.ids(*example).min(self.longest)).sum()
     }
 
-    /// Passes on the ids that count as targets, in the order of the rows.
+    /// Passes on the ids that count as targets, in the order of the rows. Checks the whole content of a file
+    /// first.
     pub(crate) fn each_target(&self, mut target: impl FnMut(u32)) -> Result<(), DataError> {
+        self.examples.verify()?;
         for example in self.all_members() {
             self.read(*example)?.targets().for_each(&mut target);
         }

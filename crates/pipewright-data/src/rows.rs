@@ -181,18 +181,26 @@ impl TokenRows {
     /// batches.
     ///
     /// # Errors
-    /// When the data is in a file that is read as it is needed, and the file cannot be read.
+    /// When the data is in a file that is read as it is needed, and the file cannot be read or an id in it is
+    /// damaged. The cursor then stays at the first of these rows.
     pub fn next_batch(&mut self, rows: usize) -> Result<TokenBatch, DataError> {
         let rows = if self.rows == 0 { 0 } else { rows };
+        let first = self.cursor;
         let numbers: Vec<usize> = (0..rows).map(|_| self.next_row()).collect();
+        self.batch(&numbers).inspect_err(|_| self.cursor = first)
+    }
+
+    /// Reads the rows with these numbers.
+    fn batch(&self, numbers: &[usize]) -> Result<TokenBatch, DataError> {
+        let rows = numbers.len();
         let seq_len = self.seq_len;
         let Filled { inputs, targets, side: own } = match &self.content {
-            Content::Examples(examples) => examples.filled(&numbers, seq_len)?,
+            Content::Examples(examples) => examples.filled(numbers, seq_len)?,
             Content::Ids { ids, range, stride } => {
                 let mut inputs = Vec::with_capacity(rows * seq_len);
                 let mut targets = Vec::with_capacity(rows * seq_len);
                 let mut row = Vec::new();
-                for number in &numbers {
+                for number in numbers {
                     let start = range.start + number * stride.length(seq_len);
                     row.clear();
                     ids.copy(start, seq_len + 1, &mut row)?;
@@ -204,7 +212,7 @@ impl TokenRows {
                 Filled { inputs, targets, side }
             }
         };
-        let mut side = self.side.as_ref().map(|side| side.of_rows(&numbers)).unwrap_or_default();
+        let mut side = self.side.as_ref().map(|side| side.of_rows(numbers)).unwrap_or_default();
         side.extend(own);
         Ok(TokenBatch { inputs, targets, rows, seq_len, side })
     }
@@ -218,7 +226,14 @@ impl TokenRows {
         if self.rows == 0 {
             return Ok(Vec::new());
         }
-        let (row, seq_len) = (self.next_row(), self.seq_len);
+        let first = self.cursor;
+        let row = self.next_row();
+        self.row_parts(row).inspect_err(|_| self.cursor = first)
+    }
+
+    /// Reads a row as its documents.
+    fn row_parts(&self, row: usize) -> Result<Vec<RowPart>, DataError> {
+        let seq_len = self.seq_len;
         match &self.content {
             Content::Examples(examples) => examples.parts(row),
             Content::Ids { ids, range, stride } => {
@@ -307,7 +322,11 @@ impl TokenRows {
         }
         let mut frequencies = Frequencies::default();
         match &self.content {
-            Content::Ids { ids, range, .. } => ids.each(range, |id| frequencies.count(id))?,
+            Content::Ids { ids, range, .. } => {
+                // A damaged id could be larger than the memory has room for frequencies.
+                ids.verify()?;
+                ids.each(range, |id| frequencies.count(id))?;
+            }
             Content::Examples(examples) => examples.each_target(|id| frequencies.count(id))?,
         }
         Ok(frequencies.totals())

@@ -53,13 +53,37 @@ pub enum TokenizedError {
         /// The number of bytes of the file.
         found: u64,
     },
-    /// The parts of the file do not have the lengths that it says.
+    /// The records of the file do not have the lengths that were written.
     #[error(
         "{}: the lengths of its records contradict its header; copy the file or tokenize the data again", path.display()
     )]
     Damaged {
         /// The file.
         path: PathBuf,
+    },
+    /// The content of the file is not what was written.
+    #[error(
+        "{}: the file is damaged: the hash of its token ids is not the one in its header; copy the file or tokenize the data again",
+        path.display()
+    )]
+    Content {
+        /// The file.
+        path: PathBuf,
+    },
+    /// A token id that was read is larger than all that were written.
+    #[error(
+        "{}: the file is damaged: token {token} has the id {id}, and the largest in its header is {largest}; copy the file or \
+         tokenize the data again", path.display()
+    )]
+    Id {
+        /// The file.
+        path: PathBuf,
+        /// The token, counted from 0.
+        token: u64,
+        /// Its id.
+        id: u32,
+        /// The largest id that the header states.
+        largest: u32,
     },
     /// A file was made with another setting.
     #[error(

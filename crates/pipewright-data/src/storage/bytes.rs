@@ -7,9 +7,10 @@ use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
 use std::ops::Range;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use crate::error::{DataError, FileError};
+use crate::error::{DataError, FileError, TokenizedError};
 
 /// Bytes in memory, or in a file.
 #[derive(Debug)]
@@ -28,6 +29,17 @@ pub(crate) struct FileBytes {
     start: u64,
     /// The number of its bytes.
     length: usize,
+    expected: Expected,
+    /// Whether the hash of all bytes was compared with the expected one.
+    is_verified: AtomicBool,
+}
+
+/// The properties of the content that the header of a file states.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Expected {
+    /// The BLAKE3 hash of all bytes.
+    pub(crate) hash: blake3::Hash,
+    pub(crate) largest_id: u32,
 }
 
 impl Bytes {
@@ -70,12 +82,60 @@ impl Bytes {
         }
         Ok(())
     }
+
+    /// Returns the BLAKE3 hash of a range.
+    ///
+    /// # Errors
+    /// As [`Bytes::with`].
+    pub(crate) fn hash(&self, range: Range<usize>) -> Result<blake3::Hash, DataError> {
+        let mut hasher = blake3::Hasher::new();
+        self.pieces(range, |bytes| {
+            hasher.update(bytes);
+        })?;
+        Ok(hasher.finalize())
+    }
+
+    /// Compares the hash of all bytes of a file with the one in its header. Only the first call reads the
+    /// file.
+    ///
+    /// # Errors
+    /// When the hashes differ, and as [`Bytes::with`].
+    pub(crate) fn verify(&self) -> Result<(), DataError> {
+        let Self::File(part) = self else { return Ok(()) };
+        if part.is_verified.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        if self.hash(0..part.length)? != part.expected.hash {
+            return Err(TokenizedError::Content { path: part.path.clone() }.into());
+        }
+        part.is_verified.store(true, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Checks ids that were read: none of a file is above the largest that its header states, which is below
+    /// the size of the model's vocabulary. `before` returns the number of ids before them.
+    ///
+    /// # Errors
+    /// With the first id that is above it.
+    pub(crate) fn check_ids(
+        &self,
+        ids: impl IntoIterator<Item = u32>,
+        before: impl FnOnce() -> u64,
+    ) -> Result<(), DataError> {
+        let Self::File(part) = self else { return Ok(()) };
+        let largest = part.expected.largest_id;
+        let above = (0..).zip(ids).find(|(_, id)| *id > largest);
+        above.map_or(Ok(()), |(index, id)| {
+            let (path, token) = (part.path.clone(), before() + index);
+            Err(TokenizedError::Id { path, token, id, largest }.into())
+        })
+    }
 }
 
 impl FileBytes {
     /// Returns the `length` bytes of the file at `path` from `start` on.
-    pub(crate) fn new(path: PathBuf, file: File, start: u64, length: usize) -> Self {
-        Self { path, file: Mutex::new(file), start, length }
+    pub(crate) fn new(path: PathBuf, file: File, start: u64, length: usize, expected: Expected) -> Self {
+        Self { path, file: Mutex::new(file), start, length, expected, is_verified: AtomicBool::new(false) }
     }
 
     fn read(&self, range: Range<usize>) -> io::Result<Vec<u8>> {

@@ -123,17 +123,27 @@ impl Examples {
     }
 
     /// Returns an example.
+    ///
+    /// # Errors
+    /// When it cannot be read, or an id is larger than its file states.
     pub(crate) fn read(&self, example: u32) -> Result<RowPart, DataError> {
-        self.bytes.with(self.places(example), |bytes| RowPart::of_bytes(bytes, self.width))
+        let part = self.bytes.with(self.places(example), |bytes| RowPart::of_bytes(bytes, self.width))?;
+        let before = || (0..example).map(|example| self.ids(example) as u64).sum();
+        self.bytes.check_ids(part.ids.iter().copied(), before)?;
+        Ok(part)
     }
 
     /// Returns the BLAKE3 hash of all examples.
     pub(crate) fn hash(&self) -> Result<blake3::Hash, DataError> {
-        let mut hasher = blake3::Hasher::new();
-        self.bytes.pieces(0..self.bytes.len(), |bytes| {
-            hasher.update(bytes);
-        })?;
-        Ok(hasher.finalize())
+        self.bytes.hash(0..self.bytes.len())
+    }
+
+    /// Checks that the examples of a file are the ones that were written.
+    ///
+    /// # Errors
+    /// When the content is damaged or cannot be read.
+    pub(crate) fn verify(&self) -> Result<(), DataError> {
+        self.bytes.verify()
     }
 }
 

@@ -116,12 +116,20 @@ impl Ids {
 
     /// Returns the BLAKE3 hash of the ids of a range, in hexadecimal. The same ids in another width have
     /// another hash.
+    ///
+    /// # Errors
+    /// As [`Ids::verify`].
     pub(crate) fn hash(&self, range: &Range<usize>) -> Result<String, DataError> {
-        let mut hasher = blake3::Hasher::new();
-        self.bytes.pieces(self.places(range), |bytes| {
-            hasher.update(bytes);
-        })?;
-        Ok(hasher.finalize().to_hex().to_string())
+        self.verify()?;
+        Ok(self.bytes.hash(self.places(range))?.to_hex().to_string())
+    }
+
+    /// Checks that the ids of a file are the ones that were written.
+    ///
+    /// # Errors
+    /// When the content is damaged or cannot be read.
+    pub(crate) fn verify(&self) -> Result<(), DataError> {
+        self.bytes.verify()
     }
 
     /// Passes on the ids of a range.
@@ -130,11 +138,16 @@ impl Ids {
     }
 
     /// Appends `count` ids from `start` on to `into`.
+    ///
+    /// # Errors
+    /// When the ids cannot be read, or one is larger than its file states.
     pub(crate) fn copy(&self, start: usize, count: usize, into: &mut Vec<i32>) -> Result<(), DataError> {
+        let first = into.len();
         into.reserve(count);
         // Ids are below a vocabulary size that fits a signed index, which every reader checks.
         let copy = |bytes: &[u8]| self.width.each(bytes, |id| into.push(id as i32));
-        self.bytes.with(self.places(&(start..start + count)), copy)
+        self.bytes.with(self.places(&(start..start + count)), copy)?;
+        self.bytes.check_ids(into[first..].iter().map(|id| id.cast_unsigned()), || start as u64)
     }
 }
 

@@ -144,7 +144,7 @@ fn a_damaged_file_is_refused() {
     refused(|bytes| bytes.push(0), "bytes, and its header says ");
     refused(|bytes| bytes.truncate(100), "data.pwtok: the header is damaged: it ends early");
     refused(|bytes| bytes[30] ^= 1, "data.pwtok: the header is damaged: its checksum differs");
-    refused(|bytes| bytes[8] = 9, "data.pwtok: its version is 9, and this program reads version 1");
+    refused(|bytes| bytes[8] = 9, "data.pwtok: its version is 9, and this program reads version 2");
     refused(|bytes| bytes[1] = 0, "the name ends in .pwtok");
     refused(
         |bytes| {
@@ -153,6 +153,74 @@ fn a_damaged_file_is_refused() {
         },
         "the lengths of its records contradict its header",
     );
+    refused(
+        |bytes| {
+            // Three sizes end the file, and their sum stays the same.
+            let sizes = bytes.len() - 12;
+            bytes[sizes] += 2;
+            bytes[sizes + 4] -= 2;
+        },
+        "the lengths of its records contradict its header",
+    );
+}
+
+/// Opens a file in which the byte `byte` of the token ids is `id`, for a model with 128 ids.
+fn open_damaged(
+    files: &[(&str, &str)],
+    byte: usize,
+    id: u8,
+    change: impl FnOnce(&mut DataConfig),
+) -> (TempDir, TokenRows) {
+    let (folder, config) = folder(files, change);
+    let (_, file) = tokenize(&config, folder.path()).expect("it is tokenized");
+    let mut bytes = std::fs::read(&file).expect("the file");
+    assert_ne!(bytes[4096 + byte], id);
+    bytes[4096 + byte] = id;
+    std::fs::write(&file, bytes).expect("the file");
+    let rows = reading(&config, &file).open(128, 1).expect("the header and the sizes are whole");
+    (folder, rows)
+}
+
+#[test]
+fn a_damaged_id_above_the_vocabulary_is_an_error_of_the_batch() {
+    let check = |files: &[(&str, &str)], byte: usize, part: &str| {
+        let (_folder, mut rows) = open_damaged(files, byte, 200, |config| config.seq_len = 50);
+        let mut parts = rows.clone();
+        let error = (0..rows.rows()).find_map(|_| rows.next_batch(1).err()).expect("an id is damaged");
+        assert!(error.to_string().contains(part), "{error}\nhas not: {part}");
+        let error = (0..rows.rows()).find_map(|_| parts.next_row_parts().err()).expect("an id is damaged");
+        assert!(error.to_string().contains(part), "{error}\nhas not: {part}");
+    };
+    let whole = "data.pwtok: the file is damaged: token 33 has the id 200, and the largest in its header is 119; copy the";
+    check(TEXTS, 33, whole);
+    // The first record has 46 ids and 6 bytes of bits.
+    check(CHATS, 46 + 6 + 2, "data.pwtok: the file is damaged: token 48 has the id 200, and the largest in");
+}
+
+#[test]
+fn a_damaged_id_in_the_vocabulary_is_an_error_of_each_pass_over_the_data() {
+    let check = |rows: &TokenRows, has_hash: bool| {
+        let part = "data.pwtok: the file is damaged: the hash of its token ids is not the one in its header; copy the";
+        let passes = [
+            rows.frequency_entropy().err(),
+            rows.ignores_targets().then(|| rows.counted_targets().err()).flatten(),
+            has_hash.then(|| rows.identity().err()).flatten(),
+        ];
+        let expected = 1 + usize::from(rows.ignores_targets()) + usize::from(has_hash);
+        assert_eq!(passes.iter().flatten().count(), expected);
+        passes.iter().flatten().for_each(|error| assert!(error.to_string().contains(part), "{error}"));
+    };
+    let (_folder, rows) = open_damaged(TEXTS, 33, b'a', |_| {});
+    let (first, second) = rows.hold_out(0.4).expect("it divides");
+    // The damaged id is in one part only.
+    check(&first, true);
+    check(&second, true);
+    let (_folder, rows) = open_damaged(CHATS, 1, b'a', |config| config.seq_len = 60);
+    let (first, second) = rows.hold_out(0.4).expect("it divides");
+    check(&first, false);
+    check(&second, false);
+    let skip = |config: &mut DataConfig| (config.seq_len, config.long_records) = (40, LongRecords::Skip);
+    check(&open_damaged(CHATS, 1, b'a', skip).1, false);
 }
 
 #[test]
@@ -161,10 +229,19 @@ fn a_file_that_becomes_shorter_is_an_error_of_the_batch() {
         let (folder, config) = folder(files, |config| config.seq_len = 45);
         let (_, file) = tokenize(&config, folder.path()).expect("it is tokenized");
         let mut rows = reading(&config, &file).open(256, 1).expect("good data");
+        let expected = batches(&mut rows.clone());
+        let whole = std::fs::read(&file).expect("the file");
+        rows.next_batch(1).expect("it can be read");
+        let cursor = rows.cursor();
         let shortened = std::fs::OpenOptions::new().write(true).open(&file).expect("the file");
         shortened.set_len(4100).expect("it becomes shorter");
         let error = rows.next_batch(1).expect_err("the row is gone").to_string();
         assert!(error.ends_with("data.pwtok: cannot be read"), "{error}");
+        rows.next_row_parts().expect_err("the row is gone");
+        assert_eq!(rows.cursor(), cursor);
+        // Writing keeps the file that is open.
+        std::fs::write(&file, whole).expect("the file");
+        assert_eq!(rows.next_batch(1).expect("it can be read"), expected[1]);
     }
 }
 

@@ -12,7 +12,7 @@ use crate::storage::ids::Width;
 pub(crate) const MAGIC: [u8; 8] = *b"\x89PWTOK\r\n";
 /// The number of bytes of the header.
 pub(crate) const LENGTH: usize = 4096;
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 /// The place of the JSON, behind the magic bytes, the version and its length.
 const JSON: usize = MAGIC.len() + 8;
 /// The place of the checksum.
@@ -44,6 +44,8 @@ pub(crate) struct Header {
     pub(crate) largest_id: u32,
     /// The BLAKE3 hash of the content, in hexadecimal.
     pub(crate) hash: String,
+    /// The BLAKE3 hash of the numbers of bytes of the examples, in hexadecimal.
+    pub(crate) sizes_hash: String,
 }
 
 impl Header {
@@ -119,6 +121,7 @@ mod tests {
             frequency_entropy: 1.5f64.to_bits(),
             largest_id: 299,
             hash: "0".repeat(64),
+            sizes_hash: "1".repeat(64),
         }
     }
 

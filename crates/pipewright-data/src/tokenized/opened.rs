@@ -16,7 +16,7 @@ use crate::error::{DataError, FileError, FormatError, TokenPlace, TokenizedError
 use crate::formats::format::{DataSource, Format};
 use crate::packing::Packing;
 use crate::settings::train_on::{LongRecordCount, LongRecords, TrainOn};
-use crate::storage::bytes::{Bytes, FileBytes};
+use crate::storage::bytes::{Bytes, Expected, FileBytes};
 use crate::storage::examples::{Examples, ids_in};
 use crate::storage::ids::Ids;
 use crate::stride::Stride;
@@ -47,10 +47,16 @@ pub(crate) fn open(path: &Path, config: &DataConfig, vocab_size: usize) -> Resul
         return Err(TokenizedError::Length { path: path.to_owned(), expected, found }.into());
     }
     check_settings(&header, config, path)?;
-    let sizes = read_sizes(&mut file, &header).map_err(unreadable)?;
-    let bytes = Bytes::File(FileBytes::new(path.to_owned(), file, LENGTH as u64, header.bytes as usize));
+    let sizes = read_sizes(&mut file, &header).map_err(unreadable)?.ok_or_else(|| damaged(path))?;
+    let hash = blake3::Hash::from_hex(&header.hash).map_err(|error| TokenizedError::Header {
+        path: path.to_owned(),
+        reason: format!("the hash of its token ids is malformed: {error}"),
+    })?;
+    let expected = Expected { hash, largest_id: header.largest_id };
+    let content_bytes = header.bytes as usize;
+    let bytes = Bytes::File(FileBytes::new(path.to_owned(), file, LENGTH as u64, content_bytes, expected));
     let known = Known {
-        hash: blake3::Hash::from_hex(&header.hash).ok(),
+        hash: Some(hash),
         totals: Some(Totals {
             targets: header.targets as usize,
             frequency_entropy: f64::from_bits(header.frequency_entropy),
@@ -73,12 +79,21 @@ pub(crate) fn open(path: &Path, config: &DataConfig, vocab_size: usize) -> Resul
     Ok(collected)
 }
 
-/// Reads the numbers of bytes of the examples.
-fn read_sizes(file: &mut File, header: &Header) -> std::io::Result<Vec<u64>> {
+/// Returns the error of a file whose records have other lengths than its header says.
+fn damaged(path: &Path) -> TokenizedError {
+    TokenizedError::Damaged { path: path.to_owned() }
+}
+
+/// Reads the numbers of bytes of the examples. Returns `None` if they have another hash than the header says.
+fn read_sizes(file: &mut File, header: &Header) -> std::io::Result<Option<Vec<u64>>> {
     file.seek(SeekFrom::Start(LENGTH as u64 + header.bytes))?;
     let mut bytes = vec![0; header.examples.unwrap_or(0) as usize * size_of::<u32>()];
     file.read_exact(&mut bytes)?;
-    Ok(bytes.as_chunks().0.iter().map(|size| u32::from_le_bytes(*size).into()).collect())
+    if blake3::hash(&bytes).to_hex().as_str() != header.sizes_hash {
+        return Ok(None);
+    }
+    let sizes = bytes.as_chunks().0.iter().map(|size| u32::from_le_bytes(*size).into()).collect();
+    Ok(Some(sizes))
 }
 
 /// Returns the content, whose parts are as long as the header says.
@@ -88,18 +103,17 @@ fn content(
     sizes: &[u64],
     path: &Path,
 ) -> Result<CollectedContent, TokenizedError> {
-    let damaged = || TokenizedError::Damaged { path: path.to_owned() };
     let width = header.width();
     if header.examples.is_none() {
         let is_whole = header.tokens.checked_mul(width.bytes() as u64) == Some(header.bytes);
         let ids = CollectedContent::Ids(Ids::new(width, bytes), Stride::Overlapping);
-        return if is_whole { Ok(ids) } else { Err(damaged()) };
+        return if is_whole { Ok(ids) } else { Err(damaged(path)) };
     }
     let has_target = |size: &u64| ids_in(*size as usize, width) > 1;
     let sum = sizes.iter().try_fold(0u64, |sum, size| sum.checked_add(*size));
-    let count = u32::try_from(sizes.len()).map_err(|_| damaged())?;
+    let count = u32::try_from(sizes.len()).map_err(|_| damaged(path))?;
     if sum != Some(header.bytes) || !sizes.iter().all(has_target) {
-        return Err(damaged());
+        return Err(damaged(path));
     }
     let examples = Examples::new(width, bytes, sizes.iter().copied());
     Ok(CollectedContent::Examples(examples, (0..count).collect()))
@@ -163,7 +177,9 @@ fn check_ids(
             }
         }
     }
-    let (token, id) = beyond.unwrap_or((0, header.largest_id));
+    let Some((token, id)) = beyond else {
+        return Err(TokenizedError::Content { path: path.to_owned() }.into());
+    };
     let (path, place) = (path.to_owned(), TokenPlace::Token(token));
     Err(DataError::BeyondVocabulary { path, place, id: id.into(), vocab_size })
 }

@@ -120,6 +120,7 @@ impl TokenWriter {
     /// Writes the header, and gives the file its name when everything is on the disk.
     pub(crate) fn finish(mut self, settings: Settings) -> Result<Header, TokenizedError> {
         let totals = self.frequencies.totals();
+        let sizes: Vec<u8> = self.sizes.iter().copied().flat_map(u32::to_le_bytes).collect();
         let header = Header {
             vocab_size: settings.vocab_size as u64,
             tokenizer: settings.tokenizer,
@@ -133,16 +134,15 @@ impl TokenWriter {
             frequency_entropy: totals.frequency_entropy.to_bits(),
             largest_id: self.largest_id,
             hash: self.hasher.finalize().to_hex().to_string(),
+            sizes_hash: blake3::hash(&sizes).to_hex().to_string(),
         };
-        let written = self.end(&header);
+        let written = self.end(&header, &sizes);
         written.map_err(|source| self.failed(source))?;
         Ok(header)
     }
 
-    fn end(&mut self, header: &Header) -> io::Result<()> {
-        for size in &self.sizes {
-            self.file.write_all(&size.to_le_bytes())?;
-        }
+    fn end(&mut self, header: &Header, sizes: &[u8]) -> io::Result<()> {
+        self.file.write_all(sizes)?;
         self.file.seek(SeekFrom::Start(0))?;
         self.file.write_all(&header.to_bytes())?;
         self.file.flush()?;
